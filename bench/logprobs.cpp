@@ -1,7 +1,7 @@
 // Log-probability kernels against the limits of the machine, which the same program measures next
 // to each result, with the same memory and number of threads:
 //
-//     row_moments            the rate at which the logits' memory can be read
+//     softmax_partials            the rate at which the logits' memory can be read
 //     gradients in place     the rate of an update loop in that memory
 //     other gradients        the rate of a copy with non-temporal stores
 //
@@ -95,23 +95,23 @@ void sizes(benchmark::internal::Benchmark* cases) {
 void statistics(benchmark::State& state, bool weighted) {
   const Arguments a(state);
   Logits logits(a.columns, a.narrow);
-  std::vector<RowMoments> out(static_cast<size_t>(logits.rows()));
+  std::vector<SoftmaxPartial> out(static_cast<size_t>(logits.rows()));
   const double limit = measured_read_rate(logits.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
-    row_moments(logits.ref(), {a.columns, 1, weighted, a.threads}, out);
+    softmax_partials(logits.ref(), {a.columns, 1, weighted, a.threads}, out);
   });
   report(state, logits.bytes(), seconds, logits.rows(), limit);
 }
-BENCHMARK_CAPTURE(statistics, moments, false)->Apply(sizes);
-BENCHMARK_CAPTURE(statistics, moments_for_entropy, true)->Apply(sizes);
+BENCHMARK_CAPTURE(statistics, partials, false)->Apply(sizes);
+BENCHMARK_CAPTURE(statistics, partials_for_entropy, true)->Apply(sizes);
 
 void cross_statistics(benchmark::State& state) {
   const Arguments a(state);
   Logits student(a.columns, a.narrow), teacher(a.columns, a.narrow, 2);
-  std::vector<CrossMoments> out(static_cast<size_t>(student.rows()));
+  std::vector<CrossPartial> out(static_cast<size_t>(student.rows()));
   const double limit = measured_read_rate(student.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
-    row_cross_moments(student.ref(), teacher.ref(), a.columns, a.threads, out);
+    softmax_cross_partials(student.ref(), teacher.ref(), a.columns, a.threads, out);
   });
   report(state, 2 * student.bytes(), seconds, student.rows(), limit);
 }
@@ -120,16 +120,16 @@ BENCHMARK(cross_statistics)->Apply(sizes);
 /// Inputs with one target per row: log-probabilities alone or with entropies.
 struct Gradients {
   std::vector<RowNormalizer> normalizers;
-  std::vector<RowSlope> slopes;
+  std::vector<GradientCoefficients> coefficients;
   std::vector<int32_t> ids;
   std::vector<float> weights;
 
   Gradients(int64_t rows, bool entropy)
       : normalizers(static_cast<size_t>(rows), {9.0F, 3.4F}),
-        slopes(static_cast<size_t>(rows), {-1.0F, entropy ? -0.01F : 0.0F}),
+        coefficients(static_cast<size_t>(rows), {-1.0F, entropy ? -0.01F : 0.0F}),
         ids(static_cast<size_t>(rows), 3),
         weights(static_cast<size_t>(rows), 1.0F) {}
-  RowPicks picks() const { return {ids, weights, 1, 0}; }
+  RowTokenIds token_ids() const { return {ids, weights, 1, 0}; }
 };
 
 void gradient_in_place(benchmark::State& state, bool entropy) {
@@ -138,8 +138,8 @@ void gradient_in_place(benchmark::State& state, bool entropy) {
   const Gradients g(logits.rows(), entropy);
   const double limit = measured_update_rate(logits.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
-    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
-                 logits.ref());
+    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.coefficients,
+                 g.token_ids(), logits.ref());
   });
   report(state, 2 * logits.bytes(), seconds, logits.rows(), limit);
 }
@@ -152,8 +152,8 @@ void gradient_out_of_place(benchmark::State& state, bool entropy) {
   const Gradients g(logits.rows(), entropy);
   const double limit = measured_copy_rate(logits.memory(), out.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
-    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
-                 out.ref());
+    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.coefficients,
+                 g.token_ids(), out.ref());
   });
   report(state, 2 * logits.bytes(), seconds, logits.rows(), limit);
 }
@@ -181,13 +181,13 @@ void forward_and_backward(benchmark::State& state) {
   const Arguments a(state);
   Logits logits(a.columns, a.narrow);
   const Gradients g(logits.rows(), true);
-  std::vector<RowMoments> out(static_cast<size_t>(logits.rows()));
+  std::vector<SoftmaxPartial> out(static_cast<size_t>(logits.rows()));
   const double read = measured_read_rate(logits.memory(), a.threads);
   const double update = measured_update_rate(logits.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
-    row_moments(logits.ref(), {a.columns, 1, true, a.threads}, out);
-    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.slopes, g.picks(),
-                 logits.ref());
+    softmax_partials(logits.ref(), {a.columns, 1, true, a.threads}, out);
+    row_gradient(logits.ref(), {a.columns, 1, a.threads}, g.normalizers, g.coefficients,
+                 g.token_ids(), logits.ref());
   });
   const double bytes = 3 * logits.bytes();
   const double least = logits.bytes() / read + 2 * logits.bytes() / update;
@@ -202,9 +202,9 @@ void short_rows(benchmark::State& state) {
   std::minstd_rand random(1);
   std::normal_distribution<float> normal;
   for (float& z : memory.span()) z = normal(random);
-  std::vector<RowMoments> out(static_cast<size_t>(rows));
+  std::vector<SoftmaxPartial> out(static_cast<size_t>(rows));
   const double seconds = time_iterations(state, 1, [&] {
-    row_moments(std::as_const(memory).matrix(rows, columns), {columns, 1, false, 1}, out);
+    softmax_partials(std::as_const(memory).matrix(rows, columns), {columns, 1, false, 1}, out);
   });
   report(state, static_cast<double>(memory.size()) * sizeof(float), seconds, rows, 0);
 }

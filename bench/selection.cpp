@@ -3,8 +3,8 @@
 //
 // Limit for one core: a pass reads 2 or 4 bytes per element from memory, at measured_read_rate.
 // Instructions come second: a pass for the largest alone is a load and a comparison per 16
-// elements; moments add an exponential, about 16 instructions. So f32 should reach the read rate,
-// and bf16, whose elements arrive twice as fast, somewhat less with moments. Candidates above the
+// elements; partials add an exponential, about 16 instructions. So f32 should reach the read rate,
+// and bf16, whose elements arrive twice as fast, somewhat less with partials. Candidates above the
 // threshold cost M · ln(columns / run) appends per row and a few rounds of pruning: 2 to 5 µs per
 // row, as long as reading 32 K columns of bf16 at 20 GB/s; for 152 K that is little.
 //
@@ -91,15 +91,15 @@ void row_top_64(benchmark::State& state) {
   const auto rows = static_cast<size_t>(logits.rows());
   std::vector<float> values(rows * length);
   std::vector<int32_t> ids(values.size()), last(rows);
-  std::vector<RowMoments> moments(state.range(3) != 0 ? rows : 0);
+  std::vector<SoftmaxPartial> partials(state.range(3) != 0 ? rows : 0);
   measure(state, logits, [&] {
-    row_top(logits.ref(), {state.range(0)}, {values, ids, last, length}, moments);
+    row_top(logits.ref(), {state.range(0)}, {values, ids, last, length}, partials);
   });
 }
-void moments_alone(benchmark::State& state) {
+void partials_alone(benchmark::State& state) {
   Logits logits = logits_of(state);
-  std::vector<RowMoments> moments(static_cast<size_t>(logits.rows()));
-  measure(state, logits, [&] { row_moments(logits.ref(), {state.range(0)}, moments); });
+  std::vector<SoftmaxPartial> partials(static_cast<size_t>(logits.rows()));
+  measure(state, logits, [&] { softmax_partials(logits.ref(), {state.range(0)}, partials); });
 }
 
 /// First or second round of a search over key digits: 24 bits for f32, 8 for bf16.
@@ -125,8 +125,8 @@ void cases(benchmark::internal::Benchmark* all, const char* last,
       for (const int64_t size : {1, 4})
         for (const int64_t choice : choices) all->Args({columns, narrow, size, choice});
 }
-BENCHMARK(row_top_64)->Apply([](auto* b) { cases(b, "moments", {0, 1}); });
-BENCHMARK(moments_alone)->Apply([](auto* b) { cases(b, "moments", {1}); });
+BENCHMARK(row_top_64)->Apply([](auto* b) { cases(b, "partials", {0, 1}); });
+BENCHMARK(partials_alone)->Apply([](auto* b) { cases(b, "partials", {1}); });
 BENCHMARK(digit_round)->Apply([](auto* b) { cases(b, "round", {0, 1}); });
 
 }  // namespace

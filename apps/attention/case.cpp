@@ -128,7 +128,7 @@ void AttentionCase::check_counts(Verification& checks) const {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     const PlanCount mine = count(plan_, pass, workload_.heads, setup_.types);
     const auto expect = [&](const char* what, int64_t counted, int64_t expected) {
-      check.add(static_cast<double>(counted), static_cast<double>(expected), [&] {
+      check.add(counted, expected, [&] {
         return fmt::format("{}, rank {}, {}: {} counted, {} expected", name_of(pass), plan_.rank,
                            what, counted, expected);
       });
@@ -152,7 +152,7 @@ void AttentionCase::check_counts(Verification& checks) const {
 void AttentionCase::overwrite(std::byte value) {
   std::set<int> inputs;
   for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::d_out})
-    inputs.insert(plan_.arrays[static_cast<size_t>(own(kind))].storage);
+    inputs.insert(plan_.arrays[own(kind)].storage);
   for (const PlanArray& array : plan_.arrays) {
     if (inputs.contains(array.storage)) continue;
     if (!setup_.with_backward && array.kind > ArrayKind::stats) continue;
@@ -259,7 +259,7 @@ void AttentionCase::complete(AttentionResult& row) const {
     row.ranks.push_back({kernel[r], wait[r], copy[r], pairs[r], bytes[r], messages[r]});
     row.messages = std::max(row.messages, messages[r]);
     row.bytes_sent = std::max(row.bytes_sent, bytes[r]);
-    row.wire_bytes += static_cast<double>(bytes[r]);
+    row.wire_bytes += bytes[r];
   }
   row.transient_bytes = all_reduce_value(world, counted.transient_bytes, ReduceOp::max);
 }

@@ -30,7 +30,7 @@ struct Choice {
 void check_size(const AttentionWorkload& workload, const AttentionOptions& o,
                 const Choice& choice) {
   const PlannedRequest asked{choice.schedule, "explained", o.cp, workload.tokens()};
-  check_plan_size(asked, most_kept_entries, [&](int ranks) {
+  check_plan_size(asked, max_kept_entries, [&](int ranks) {
     LayoutOptions options = o.layout_options();
     options.cp = ranks;
     const WorkloadLayout placed(workload, choice.layout, options);
@@ -57,7 +57,7 @@ PlanRow row_of(const Plan& plan, const AttentionProblem& problem, const ElementT
     const auto calls = std::ranges::count_if(rank.steps(times.pass), [](const Step& step) {
       return std::holds_alternative<step::Compute>(step);
     });
-    const auto pairs = static_cast<double>(counted.pairs);
+    const double pairs = counted.pairs;
     row.kernel_calls = std::max<int64_t>(row.kernel_calls, calls);
     row.messages = std::max(row.messages, counted.messages);
     row.sent = std::max(row.sent, counted.bytes_sent);

@@ -69,7 +69,7 @@ std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint6
 }
 
 std::vector<float> random_sinks(int64_t heads, uint64_t seed) {
-  std::vector<float> sinks(static_cast<size_t>(heads));
+  std::vector<float> sinks(heads);
   fill_token_row({seed, TokenTensor::sinks, false}, 0, sinks);
   return sinks;
 }
@@ -136,13 +136,13 @@ std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions&
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs) {
   constexpr int64_t most = 32;
   const auto stride = [](int64_t count) { return std::max<int64_t>(1, ceil_div(count, most)); };
-  std::vector<float> q(static_cast<size_t>(workload.width(InputTensor::q)));
-  std::vector<float> k(static_cast<size_t>(workload.width(InputTensor::k)));
-  const auto dim = static_cast<size_t>(workload.heads.head_dim);
-  const auto group = static_cast<size_t>(workload.heads.group());
+  std::vector<float> q(workload.width(InputTensor::q));
+  std::vector<float> k(workload.width(InputTensor::k));
+  const size_t dim = workload.heads.head_dim;
+  const size_t group = workload.heads.group();
   double squares = 0, scores = 0;
   for (int64_t d = 0; d < workload.documents(); d += stride(workload.documents())) {
-    const int64_t first = workload.offsets[static_cast<size_t>(d)], length = workload.length(d);
+    const int64_t first = workload.offsets[d], length = workload.length(d);
     const DocumentMask mask(workload.mask, d, length);
     for (int64_t i = length - 1; i >= 0; i -= stride(length)) {
       inputs.row(InputTensor::q, first + i, q);
@@ -169,7 +169,7 @@ std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard&
   std::vector<TokenRow> rows;
   for (const Fragment& f : shard.fragments) {
     const int64_t document = f.segment.value();
-    const int64_t first = workload.offsets[static_cast<size_t>(document)] + f.start.value();
+    const int64_t first = workload.offsets[document] + f.start.value();
     for (int64_t i = 0; i < f.length; ++i)
       rows.push_back({first + i * f.stride, f.local_begin.value() + i, document});
   }
@@ -178,13 +178,13 @@ std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard&
 
 void fill_rows(const AttentionWorkload& workload, const TensorRows& inputs, InputTensor tensor,
                const Shard& shard, MatrixRef to) {
-  std::vector<float> row(static_cast<size_t>(to.cols), std::numeric_limits<float>::quiet_NaN());
+  std::vector<float> row(to.cols, std::numeric_limits<float>::quiet_NaN());
   const auto put = [&](int64_t at) {
     for (int64_t c = 0; c < to.cols; ++c) {
       if (to.type == DType::f32)
-        to.as<float>()(at, c) = row[static_cast<size_t>(c)];
+        to.as<float>()(at, c) = row[c];
       else
-        to.as<bf16>()(at, c) = to_bf16(row[static_cast<size_t>(c)]);
+        to.as<bf16>()(at, c) = to_bf16(row[c]);
     }
   };
   for (int64_t at = 0; at < to.rows; ++at) put(at);

@@ -81,8 +81,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
 void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkload& workload,
                  int cycle) {
   const AttentionOptions& o = s.o;
-  const auto inputs = s.file ? rows_of(*s.file, workload.type)
-                             : random_rows(workload, static_cast<uint64_t>(o.seed));
+  const auto inputs = s.file ? rows_of(*s.file, workload.type) : random_rows(workload, o.seed);
   const AttentionExpectation expected{
       *inputs, s.file && s.file->reference ? &*s.file->reference : nullptr, o.check_pairs};
   const bool many = o.schedule.all() || o.layout.all();

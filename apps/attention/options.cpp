@@ -22,7 +22,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t most_tokens = int64_t{1} << 30;
+constexpr int64_t max_tokens = int64_t{1} << 30;
 
 DType type_of(const std::string& name) {
   return name == "bf16" ? DType::bf16 : DType::f32;
@@ -137,9 +137,9 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
                                                    {"--max", o.sweep.max},
                                                    {"--capacity", o.capacity}};
   for (const auto& [option, size] : sizes)
-    if (size > most_tokens / o.batch)
+    if (size > max_tokens / o.batch)
       errors.add("{} {} times --batch {}: at most {} tokens, {} {}", option, size, o.batch,
-                 most_tokens, option, most_tokens / o.batch);
+                 max_tokens, option, max_tokens / o.batch);
 }
 
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
@@ -150,7 +150,7 @@ void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
                                                       {"--kv-heads", o.kv_heads, 4096},
                                                       {"--head-dim", o.head_dim, 1024},
                                                       {"--threads", o.threads, 1024},
-                                                      {"--cp", o.cp, most_ranks}};
+                                                      {"--cp", o.cp, max_ranks}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
   check_mask_options(o.mask, errors);

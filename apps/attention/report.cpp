@@ -152,7 +152,7 @@ std::string parts_text(const AttentionResult& result) {
   });
   text += table.header();
   for (const int rank : shown_ranks(result.cp, 64))
-    text += as_comment(table.row({rank, &result.ranks.at(static_cast<size_t>(rank))}));
+    text += as_comment(table.row({rank, &result.ranks.at(rank)}));
   return text;
 }
 

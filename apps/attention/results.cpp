@@ -44,13 +44,12 @@ void write_results(OutputFile& output, AttentionCase& of, const std::string& inp
   header.input_sha256 = input_sha256;
   header.provenance = provenance;
   AttentionResultRows mine;
-  mine.tokens.assign(static_cast<size_t>(of.shard().slots), -1);
+  mine.tokens.assign(of.shard().slots, -1);
   Buffer<float> lse(of.shard().slots * header.heads);
   for (const TokenRow& own : token_rows(workload, of.shard())) {
-    mine.tokens[static_cast<size_t>(own.row)] = own.token;
+    mine.tokens[own.row] = own.token;
     for (int64_t h = 0; h < header.heads; ++h)
-      lse[own.row * header.heads + h] =
-          static_cast<float>(all_lse[static_cast<size_t>(own.token * header.heads + h)]);
+      lse[own.row * header.heads + h] = static_cast<float>(all_lse[own.token * header.heads + h]);
   }
   const AsFloat out(executor.matrix(ArrayKind::out), of.stream()),
       d_q(executor.matrix(ArrayKind::d_q), of.stream()), d_k(executor.d_keys(), of.stream()),

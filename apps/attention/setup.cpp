@@ -44,7 +44,7 @@ int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
   int64_t bytes = plan_bytes(plan), copies = 0;
   for (int kind = 0; kind < array_kinds; ++kind)
     if (setup.with_backward || kind <= own(ArrayKind::stats))
-      bytes += stored_bytes(plan.arrays[static_cast<size_t>(kind)], workload.heads, setup.types);
+      bytes += stored_bytes(plan.arrays[kind], workload.heads, setup.types);
   copies = count(plan, Pass::forward, workload.heads, setup.types).transient_bytes;
   if (setup.with_backward)
     copies =
@@ -62,8 +62,7 @@ RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProble
   if (setup.memory_bytes == 0 || bytes <= setup.memory_bytes) return plan;
   const double share = static_cast<double>(setup.memory_bytes) / static_cast<double>(bytes);
   throw_usage("schedule {}: needs {} a rank, and {} are available; about {:.0f} tokens fit",
-              setup.schedule.name, si_text(static_cast<double>(bytes), "B"),
-              si_text(static_cast<double>(setup.memory_bytes), "B"),
+              setup.schedule.name, si_text(bytes, "B"), si_text(setup.memory_bytes, "B"),
               std::floor(share * static_cast<double>(workload.tokens())));
 }
 

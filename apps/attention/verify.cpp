@@ -101,7 +101,7 @@ class Verifier {
   /// Visible pairs of a token as a key or as a query.
   int64_t pairs_of(const TokenRow& own, bool as_key) const {
     const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
-    const int64_t position = own.token - workload_.offsets[static_cast<size_t>(own.document)];
+    const int64_t position = own.token - workload_.offsets[own.document];
     return as_key ? mask.queries_of(position) : mask.keys_of(position);
   }
   std::shared_ptr<const Rows> rows_of(bool keys, bool answered) const {
@@ -134,7 +134,7 @@ class Verifier {
     array.where = [this, rows](size_t r) {
       const TokenRow& own = rows->all[r];
       return fmt::format(", document {} position {}", own.document,
-                         own.token - workload_.offsets[static_cast<size_t>(own.document)]);
+                         own.token - workload_.offsets[own.document]);
     };
     return array;
   }
@@ -147,7 +147,7 @@ class Verifier {
     array.columns = array.width();
     array.read = read_rows(array.columns, [&got, rows](size_t r, std::span<double> to) {
       for (size_t c = 0; c < to.size(); ++c)
-        to[c] = static_cast<double>(got.at(rows->all[r].row, static_cast<int64_t>(c)));
+        to[c] = static_cast<double>(got.at(rows->all[r].row, c));
     });
     const auto largest = std::make_shared<std::vector<double>>(static_cast<size_t>(heads), 0.0);
     array.expect = [this, of, rows, recompute, largest](ResultArray::Batch batch) {
@@ -159,7 +159,7 @@ class Verifier {
         ExpectedRow& row = all.emplace_back();
         row.values.assign(width, 0);
         if (is_known) std::ranges::copy(part(want.values, b, width), row.values.begin());
-        const auto token = static_cast<size_t>(rows->all[batch[b]].token);
+        const size_t token = rows->all[batch[b]].token;
         const auto compared = answers(of).empty() ? std::span<const double>(row.values)
                                                   : part(answers(of), token, width);
         for (size_t h = 0; h < largest->size(); ++h) {
@@ -182,7 +182,7 @@ class Verifier {
       std::vector<int64_t> tokens;
       for (; end < batch.size() && rows.all[batch[end]].document == document; ++end)
         if (batch[end] < rows.recomputed) tokens.push_back(rows.all[batch[end]].token);
-      const auto d = static_cast<size_t>(document);
+      const size_t d = document;
       if (!tokens.empty())
         f(DocumentRange{workload_.offsets[d], workload_.offsets[d + 1], document}, tokens);
     }
@@ -230,7 +230,7 @@ class Verifier {
     array.shape.push_back(workload_.heads.heads);
     array.columns = array.width();
     array.read = read_rows(array.columns, [this, rows](size_t r, std::span<double> to) {
-      std::ranges::copy(part(lse_, static_cast<size_t>(rows->all[r].token), heads_), to.begin());
+      std::ranges::copy(part(lse_, rows->all[r].token, heads_), to.begin());
     });
     array.expect = [this, rows, recompute](ResultArray::Batch batch) {
       const std::span<const double> want = recompute(batch);
@@ -292,7 +292,7 @@ class Verifier {
       for (size_t h = 0; h < heads_; ++h) {
         double out_squares = 0, d_out_squares = 0;
         for (size_t i = h * dim_; i < (h + 1) * dim_; ++i) {
-          const auto o = static_cast<double>(out_.at(own.row, static_cast<int64_t>(i)));
+          const auto o = static_cast<double>(out_.at(own.row, i));
           const auto g = static_cast<double>(d_out[i]);
           out_squares += o * o;
           d_out_squares += g * g;
@@ -319,10 +319,10 @@ class Verifier {
       array.rows.push_back(h);
     const std::vector<int64_t> shown = array.rows;
     array.read = read_rows(1, [this, shown](size_t r, std::span<double> to) {
-      to[0] = case_.executor().d_sinks().at(static_cast<size_t>(shown[r]));
+      to[0] = case_.executor().d_sinks().at(shown[r]);
     });
     array.expect = expect_rows([this, shown, &stored, squares = sink_term_squares()](size_t r) {
-      const auto h = static_cast<size_t>(shown[r]);
+      const size_t h = shown[r];
       double sum = 0;
       for (size_t at = h; at < lse_.size(); at += heads_)
         sum -= std::exp(static_cast<double>(workload_.sinks[h]) - lse_[at]) * delta_[at];
@@ -347,13 +347,12 @@ class Verifier {
 
 std::vector<double> AttentionCase::statistics(int64_t plane) {
   const int64_t heads = workload_.heads.heads;
-  std::vector<double> all(static_cast<size_t>(workload_.tokens() * heads), 0.0);
-  const PlanArray& stats = plan_.arrays[static_cast<size_t>(plan_.stats)];
+  std::vector<double> all(workload_.tokens() * heads, 0.0);
+  const PlanArray& stats = plan_.arrays[plan_.stats];
   const HostCopy mine(executor_->final_stats(plane), stream());
   for (const TokenRow& at : token_rows(workload_, shard_of(layout(), stats.rows)))
     for (int64_t h = 0; h < stats.heads.count; ++h)
-      all[static_cast<size_t>(at.token * heads + stats.heads.begin + h)] =
-          static_cast<double>(mine.at(at.row, h));
+      all[at.token * heads + stats.heads.begin + h] = static_cast<double>(mine.at(at.row, h));
   HostStream host;
   world()
       .all_reduce(all.data(), std::ssize(all), DType::f64, ReduceOp::sum, host,

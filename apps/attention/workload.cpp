@@ -28,13 +28,13 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
   workload.heads = o.head_shape();
   workload.type = o.types().activations;
   workload.offsets = {0};
-  std::vector<int64_t> lengths(static_cast<size_t>(o.batch), size);
+  std::vector<int64_t> lengths(o.batch, size);
   workload.origin = fmt::format("{} x {} tokens", o.batch, size);
   if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
   for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
   workload.mask = o.mask.of(lengths);
   workload.pairs();  // throws when they cannot be counted
-  if (o.sinks) workload.sinks = random_sinks(o.heads, static_cast<uint64_t>(o.seed));
+  if (o.sinks) workload.sinks = random_sinks(o.heads, o.seed);
   return workload;
 }
 
@@ -48,7 +48,7 @@ void check_queries(const AttentionWorkload& workload, const AttentionFile& file)
   const int64_t heads = workload.heads.heads;
   for (int64_t d = 0; d < workload.documents(); ++d) {
     const DocumentMask mask(workload.mask, d, workload.length(d));
-    const int64_t first = workload.offsets[static_cast<size_t>(d)];
+    const int64_t first = workload.offsets[d];
     for (int64_t q = 0; q < workload.length(d); ++q) {
       const int64_t keys = mask.keys_of(q);
       if (keys == 0 && !workload.sinks.empty())
@@ -57,7 +57,7 @@ void check_queries(const AttentionWorkload& workload, const AttentionFile& file)
             "one",
             q, d);
       for (int64_t h = 0; answered && keys > 0 && h < heads; ++h)
-        if (std::isinf(file.reference->lse[static_cast<size_t>((first + q) * heads + h)]))
+        if (std::isinf(file.reference->lse[(first + q) * heads + h]))
           throw_usage(
               "{}: /reference/lse[{}, {}] is -inf, but the query at position {} of document {} "
               "sees {} keys; it must be finite",
@@ -75,7 +75,7 @@ MaskRule mask_of(const AttentionFile& file, const std::string& path) {
     lengths.push_back(file.offsets[d + 1] - file.offsets[d]);
   for (size_t at = 0; at < file.regions.size(); at += attention_region_columns) {
     const int64_t* const row = &file.regions[at];
-    documents[static_cast<size_t>(row[0])].push_back(
+    documents[row[0]].push_back(
         {row[1], row[2], row[3], row[4], static_cast<RegionKind>(row[5]), row[6]});
   }
   try {

@@ -29,9 +29,7 @@ struct AttentionWorkload {
 
   int64_t documents() const { return std::ssize(offsets) - 1; }
   int64_t tokens() const { return offsets.back(); }
-  int64_t length(int64_t d) const {
-    return offsets[static_cast<size_t>(d) + 1] - offsets[static_cast<size_t>(d)];
-  }
+  int64_t length(int64_t d) const { return offsets[d + 1] - offsets[d]; }
   int64_t longest() const;
   /// Visible (query, key) pairs of all documents, times the query heads.
   int64_t pairs() const;

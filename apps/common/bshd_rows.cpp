@@ -85,9 +85,7 @@ void add_tables_of_rows(BshdBatch& batch, const BshdArrays& arrays, int64_t chun
   LengthTable real{arrays.rows, 1, {}}, slots = real;
   for (const ThdBatch& stream : streams_of_ids(arrays, chunks))
     for (int64_t row = 0; row < arrays.rows / chunks; ++row) {
-      const auto mask =
-          std::span(stream.padding_mask)
-              .subspan(static_cast<size_t>(row * arrays.slots), static_cast<size_t>(arrays.slots));
+      const auto mask = std::span(stream.padding_mask).subspan(row * arrays.slots, arrays.slots);
       const int64_t tokens = count_real_tokens(mask);
       real.cells.push_back(tokens > 0 ? tokens : arrays.sentinel);
       slots.cells.push_back(tokens > 0 ? arrays.slots : arrays.sentinel);
@@ -116,7 +114,7 @@ void check_padding_of_rows(const BshdArrays& arrays) {
 }
 
 std::vector<uint8_t> real_slots(const BshdArrays& arrays) {
-  std::vector<uint8_t> real(static_cast<size_t>(arrays.rows * arrays.slots), 0);
+  std::vector<uint8_t> real(arrays.rows * arrays.slots, 0);
   if (!arrays.seq_lens) {
     std::transform(arrays.ids.begin(), arrays.ids.end(), real.begin(),
                    [&](int64_t id) { return static_cast<uint8_t>(id != *arrays.pad_id ? 1 : 0); });
@@ -127,7 +125,7 @@ std::vector<uint8_t> real_slots(const BshdArrays& arrays) {
   for (int64_t row = 0; row < arrays.rows; ++row) {
     int64_t begin = row * arrays.slots;
     for (int64_t i = 0; i < arrays.segments_per_row; ++i) {
-      const auto cell = static_cast<size_t>(row * arrays.segments_per_row + i);
+      const size_t cell = row * arrays.segments_per_row + i;
       if (lengths[cell] == arrays.sentinel) continue;
       std::fill_n(real.begin() + begin, lengths[cell], uint8_t{1});
       begin += slots[cell];
@@ -144,7 +142,7 @@ void check_labels(const BshdArrays& arrays) {
     throw_usage("row {}, slot {} {}", slot / arrays.slots, slot % arrays.slots, rolled_label_text);
 }
 
-int64_t most_documents_of_row(const BshdArrays& arrays) {
+int64_t max_documents_of_row(const BshdArrays& arrays) {
   int64_t most = 0;
   for (int64_t row = 0; row < arrays.rows; ++row)
     most = std::max(most, documents_of_row(arrays, row));

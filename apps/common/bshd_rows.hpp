@@ -38,6 +38,6 @@ std::vector<uint8_t> real_slots(const BshdArrays& arrays);
 void check_labels(const BshdArrays& arrays);
 
 /// Maximum number of segments with tokens in a row.
-int64_t most_documents_of_row(const BshdArrays& arrays);
+int64_t max_documents_of_row(const BshdArrays& arrays);
 
 }  // namespace gyre

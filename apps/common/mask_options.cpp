@@ -21,7 +21,7 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
                          std::span<const int64_t> offsets) {
   if (mask.plain_causal()) return options;
   options.pairs = [&mask, offsets](int64_t document, int64_t queries) {
-    const auto d = static_cast<size_t>(document);
+    const size_t d = document;
     return DocumentMask(mask, document, offsets[d + 1] - offsets[d]).pairs(queries);
   };
   return options;

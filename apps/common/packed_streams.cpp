@@ -55,14 +55,14 @@ void add_tree(SegmentLists& segments, std::span<const PrefixNode> tree, int64_t 
 
 TokenSource tokens_of(const Documents& documents) {
   return [&documents](int64_t document, int64_t position) {
-    return documents.tokens[static_cast<size_t>(documents.begin(document) + position)];
+    return documents.tokens[documents.begin(document) + position];
   };
 }
 
 TokenSource tokens_of(const PrefixForest& forest, const Documents& documents) {
   return [&](int64_t tree, int64_t at) {
     const auto [document, position] = forest.source(tree, at);
-    return documents.tokens[static_cast<size_t>(documents.begin(document) + position)];
+    return documents.tokens[documents.begin(document) + position];
   };
 }
 
@@ -118,7 +118,7 @@ void check_slots_fit(int64_t slots, int64_t memory_bytes) {
   if (memory_bytes == 0 || slots <= memory_bytes / bytes_of_slot) return;
   throw_usage("--gen: {} slots need {} at least, and {} are available; at most {} slots fit", slots,
               si_text(static_cast<double>(bytes_of_slot) * static_cast<double>(slots), "B"),
-              si_text(static_cast<double>(memory_bytes), "B"), memory_bytes / bytes_of_slot);
+              si_text(memory_bytes, "B"), memory_bytes / bytes_of_slot);
 }
 
 std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
@@ -144,20 +144,19 @@ std::string generate_streams(const std::string& spec, const std::string& packer,
 Documents unpack(const PackedHeader& header, const PackedSlots& slots) {
   if (header.hidden_size > 0)
     throw_usage("packed embeddings of width {} cannot be unpacked into tokens", header.hidden_size);
-  std::vector<std::span<const int32_t>> parts(static_cast<size_t>(header.documents));
+  std::vector<std::span<const int32_t>> parts(header.documents);
   std::vector<bool> seen(parts.size(), false);
   const std::vector<int64_t> offsets = header.slot_offsets();
   for (int64_t b = 0; b < header.bin_count(); ++b) {
     const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
     for (size_t i = 0; i + 1 < real.size(); ++i) {
-      const auto document = static_cast<size_t>(header.documents_of(b)[i]);
+      const size_t document = header.documents_of(b)[i];
       if (seen[document])
         throw_usage("document {} is in two segments, the second of them segment {} of bin {}",
                     document, i, b);
       seen[document] = true;
-      const auto begin = static_cast<size_t>(offsets[static_cast<size_t>(b)] + padded[i]);
-      parts[document] =
-          std::span(slots.ids).subspan(begin, static_cast<size_t>(real[i + 1] - real[i]));
+      const size_t begin = offsets[b] + padded[i];
+      parts[document] = std::span(slots.ids).subspan(begin, real[i + 1] - real[i]);
     }
   }
   Documents documents;

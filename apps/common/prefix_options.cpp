@@ -58,7 +58,7 @@ PrefixForest forest_of(const PrefixTables& tables) {
   forest.tree_offsets = tables.tree_offsets;
   forest.documents = tables.documents;
   for (int64_t t = 0; t < tables.trees(); ++t) {
-    const auto first = static_cast<size_t>(tables.tree_offsets[static_cast<size_t>(t)]);
+    const size_t first = tables.tree_offsets[t];
     int64_t begin = 0;
     for (const StoredNode& stored : tables.tree(t)) {
       PrefixNode node;
@@ -68,7 +68,7 @@ PrefixForest forest_of(const PrefixTables& tables) {
       node.first_document = stored.first_document;
       node.documents = stored.documents;
       for (int64_t a = stored.parent; a >= 0;) {
-        PrefixNode& ancestor = forest.nodes[first + static_cast<size_t>(a)];
+        PrefixNode& ancestor = forest.nodes[first + a];
         if (a == stored.parent) node.position = ancestor.position + ancestor.length;
         ++ancestor.descendants;
         a = ancestor.parent;

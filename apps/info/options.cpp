@@ -6,8 +6,8 @@
 namespace gyre {
 namespace {
 
-constexpr double least_seconds = 1e-3, most_seconds = 60;
-constexpr int most_head_dim = 512;
+constexpr double least_seconds = 1e-3, max_seconds = 60;
+constexpr int max_head_dim = 512;
 
 }  // namespace
 
@@ -30,8 +30,8 @@ void declare_options(CLI::App& app, InfoOptions& o) {
 void check_options(InfoOptions& o, int ranks) {
   const InfoOptions usual;
   ConfigErrors errors;
-  if (!(o.seconds >= least_seconds && o.seconds <= most_seconds))
-    errors.add("--seconds {}: {} to {}", o.seconds, least_seconds, most_seconds);
+  if (!(o.seconds >= least_seconds && o.seconds <= max_seconds))
+    errors.add("--seconds {}: {} to {}", o.seconds, least_seconds, max_seconds);
   else if (o.quick && o.seconds != usual.seconds)
     errors.add("--seconds {}: --quick measures nothing", o.seconds);
   if (o.quick && o.threads != usual.threads)
@@ -42,7 +42,7 @@ void check_options(InfoOptions& o, int ranks) {
     errors.add("--json {0}: gyre-machine/1 is one document of many lines; such as --json {1}",
                o.json, o.json.substr(0, o.json.size() - 1));
   o.head_dims = parse_numbers("--model-head-dims", o.head_dim_list,
-                              {"elements of a head", 1, most_head_dim, "64,128"}, errors);
+                              {"elements of a head", 1, max_head_dim, "64,128"}, errors);
   if (!o.model && o.head_dim_list != usual.head_dim_list)
     errors.add("--model-head-dims {}: without --model, none are measured", o.head_dim_list);
   if (o.model && ranks < 2)

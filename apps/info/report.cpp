@@ -14,8 +14,8 @@
 namespace gyre {
 namespace {
 
-constexpr size_t most_columns = 112;  // of a line
-constexpr size_t most_ranks = 32;
+constexpr size_t max_columns = 112;  // of a line
+constexpr size_t max_ranks = 32;
 
 std::string known(const std::string& text) {
   return text.empty() ? "n/a" : text;
@@ -24,8 +24,8 @@ std::string known(const std::string& text) {
 /// "  label        text"; a long text is broken at blanks.
 std::string line(const std::string& label, const std::string& text) {
   std::string lines = fmt::format("  {:<19}", label), rest = text;
-  while (rest.size() > most_columns - 21) {
-    const size_t blank = rest.rfind(' ', most_columns - 21);
+  while (rest.size() > max_columns - 21) {
+    const size_t blank = rest.rfind(' ', max_columns - 21);
     if (blank == std::string::npos) break;
     lines += rest.substr(0, blank) + "\n" + std::string(21, ' ');
     rest = rest.substr(blank + 1);
@@ -35,7 +35,7 @@ std::string line(const std::string& label, const std::string& text) {
 
 /// "48 KiB", "1.5 MiB", "24 GiB".
 std::string binary_size(int64_t bytes) {
-  double value = static_cast<double>(bytes);
+  double value = bytes;
   const char* unit = "B";
   for (const char* next : {"KiB", "MiB", "GiB"}) {
     if (value < 1024) break;
@@ -100,11 +100,11 @@ std::string rank_table(const RunReport& report) {
   });
   const std::vector<RankPlacement>& ranks = report.machine.identity.ranks;
   std::vector<Row> rows;
-  for (size_t i = 0; i < std::min(most_ranks, ranks.size()); ++i)
+  for (size_t i = 0; i < std::min(max_ranks, ranks.size()); ++i)
     rows.push_back({ranks[i], report.ranks[i].device});
   std::string text = table.text(rows);
-  if (ranks.size() > most_ranks)
-    text += fmt::format("# and {} more ranks, all of them in --json\n", ranks.size() - most_ranks);
+  if (ranks.size() > max_ranks)
+    text += fmt::format("# and {} more ranks, all of them in --json\n", ranks.size() - max_ranks);
   return text;
 }
 

@@ -30,12 +30,11 @@ class RandomInputs final : public LogprobsInputs {
 
   void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(vocab_size_ - first, 0, std::ssize(to));
-    const auto own = to.first(static_cast<size_t>(valid));
+    const auto own = to.first(valid);
     fill_token_row({seed_, tensor}, token, own, first);
     for (float& z : own) z *= scale_;
     for (const int64_t column : peaks(token))
-      if (column >= first && column < first + valid)
-        own[static_cast<size_t>(column - first)] += height_;
+      if (column >= first && column < first + valid) own[column - first] += height_;
     if (round_)
       for (float& z : own) z = to_float(to_bf16(z));
     std::fill(to.begin() + valid, to.end(), nan_of<float>);
@@ -43,14 +42,12 @@ class RandomInputs final : public LogprobsInputs {
   int32_t target(int64_t token) const override {
     const uint64_t bits = token_bits(ids_, token, first_target);
     if (peaks_ > 0 && bits % 4 != 0)
-      return static_cast<int32_t>(
-          peak(token, static_cast<int64_t>((bits >> 2) % static_cast<uint64_t>(peaks_))));
+      return static_cast<int32_t>(peak(token, (bits >> 2) % static_cast<uint64_t>(peaks_)));
     return static_cast<int32_t>(bits / 4 % static_cast<uint64_t>(vocab_size_));
   }
   void ids(int64_t token, std::span<int32_t> to) const override {
     for (int64_t k = 0; k < std::ssize(to); ++k)
-      to[static_cast<size_t>(k)] =
-          static_cast<int32_t>(k < peaks_ ? peak(token, k) : column(token, first_other + k));
+      to[k] = static_cast<int32_t>(k < peaks_ ? peak(token, k) : column(token, first_other + k));
   }
   float gradient(int64_t token, int64_t i) const override {
     if (has_no_gradient(token)) return 0;
@@ -60,7 +57,7 @@ class RandomInputs final : public LogprobsInputs {
   }
   void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(vocab_size_ - first, 0, std::ssize(to));
-    const auto own = to.first(static_cast<size_t>(valid));
+    const auto own = to.first(valid);
     if (has_no_gradient(token))
       std::ranges::fill(own, 0.0F);
     else
@@ -107,23 +104,21 @@ class FileInputs final : public LogprobsInputs {
     if (!round_) return;
     for (float& z : to) z = to_float(to_bf16(z));
   }
-  int32_t target(int64_t token) const override { return file_.targets[static_cast<size_t>(token)]; }
+  int32_t target(int64_t token) const override { return file_.targets[token]; }
   float teacher_value(int64_t token, int64_t k, int64_t id) const override {
     if (!file_.has_teacher_values) return LogprobsInputs::teacher_value(token, k, id);
-    const float value = file_.teacher_values[static_cast<size_t>(token * file_.picks + k)];
+    const float value = file_.teacher_values[token * file_.picks + k];
     return round_ ? to_float(to_bf16(value)) : value;
   }
   void ids(int64_t token, std::span<int32_t> to) const override {
     std::copy_n(file_.ids.begin() + token * file_.picks, to.size(), to.begin());
   }
-  float gradient(int64_t token, int64_t) const override {
-    return file_.d_value[static_cast<size_t>(token)];
-  }
+  float gradient(int64_t token, int64_t) const override { return file_.d_value[token]; }
   void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(file_.vocab_size - first, 0, std::ssize(to));
-    const auto own = to.first(static_cast<size_t>(valid));
+    const auto own = to.first(valid);
     if (file_.d_logprobs.empty())
-      std::ranges::fill(own, file_.d_value[static_cast<size_t>(token)]);
+      std::ranges::fill(own, file_.d_value[token]);
     else
       std::copy_n(file_.d_logprobs.begin() + token * file_.vocab_size + first, valid, own.begin());
     for (float& g : own)
@@ -150,8 +145,7 @@ class FileInputs final : public LogprobsInputs {
     };
     const auto any_logit = [&](const std::vector<float>& logits) {
       for (int64_t i = 0; i < std::ssize(logits); ++i)
-        if (i % file_.columns < file_.vocab_size && differs(logits[static_cast<size_t>(i)]))
-          return true;
+        if (i % file_.columns < file_.vocab_size && differs(logits[i])) return true;
       return false;
     };
     const auto add = [&](const std::string& input, bool narrowed) {
@@ -265,7 +259,7 @@ namespace {
 
 void store_row(std::span<const float> from, MatrixRef to, int64_t row) {
   for (int64_t c = 0; c < to.cols; ++c) {
-    const float z = from[static_cast<size_t>(c)];
+    const float z = from[c];
     if (to.type == DType::f32)
       to.as<float>()(row, c) = z;
     else
@@ -285,11 +279,11 @@ void fill_rows(MatrixRef matrix, Stream& stream,
                const std::function<void(int64_t row, std::span<float> to)>& make_row) {
   if (matrix.rows * matrix.cols == 0) return;
   const bool on_host = stream.space() == MemorySpace::host;
-  std::vector<float> row(static_cast<size_t>(matrix.cols));
-  constexpr int64_t most_bytes = int64_t{1} << 24;
+  std::vector<float> row(matrix.cols);
+  constexpr int64_t max_bytes = int64_t{1} << 24;
   const int64_t row_bytes = matrix.cols * static_cast<int64_t>(size_of(matrix.type));
   const int64_t most =
-      on_host ? matrix.rows : std::clamp<int64_t>(most_bytes / row_bytes, 1, matrix.rows);
+      on_host ? matrix.rows : std::clamp<int64_t>(max_bytes / row_bytes, 1, matrix.rows);
   LogitMatrix copy(on_host ? 0 : most, matrix.cols, matrix.type);
   GYRE_CHECK(on_host || matrix.stride == matrix.cols, "rows of {} elements, {} apart", matrix.cols,
              matrix.stride);
@@ -301,7 +295,7 @@ void fill_rows(MatrixRef matrix, Stream& stream,
       store_row(row, here, r);
     }
     if (on_host) continue;
-    stream.copy(there.data, here.data, static_cast<size_t>(there.rows * row_bytes));
+    stream.copy(there.data, here.data, there.rows * row_bytes);
     stream.synchronize();
   }
 }
@@ -310,7 +304,7 @@ void fill_rows_of_tokens(std::span<const int64_t> tokens, MatrixRef to, Stream& 
                          const std::function<void(int64_t token, std::span<float> to)>& make_row) {
   GYRE_CHECK(std::ssize(tokens) == to.rows, "{} tokens for {} rows", tokens.size(), to.rows);
   fill_rows(to, stream, [&](int64_t r, std::span<float> row) {
-    const int64_t token = tokens[static_cast<size_t>(r)];
+    const int64_t token = tokens[r];
     if (token < 0)
       std::ranges::fill(row, nan_of<float>);
     else
@@ -332,12 +326,12 @@ void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<con
 }
 
 ConstMatrixRef HostRow::read(ConstMatrixRef matrix, int64_t row, Stream& stream) {
-  const auto element = static_cast<int64_t>(size_of(matrix.type));
+  const int64_t element = size_of(matrix.type);
   const std::byte* from = matrix.data + row * matrix.stride * element;
   if (stream.space() == MemorySpace::host) return {from, matrix.type, 1, matrix.cols, matrix.cols};
   const int64_t bytes = matrix.cols * element;
   if (copy_.size() < bytes) copy_ = Buffer<std::byte>(bytes);
-  stream.copy(copy_.data(), from, static_cast<size_t>(bytes));
+  stream.copy(copy_.data(), from, bytes);
   stream.synchronize();
   return {copy_.data(), matrix.type, 1, matrix.cols, matrix.cols};
 }

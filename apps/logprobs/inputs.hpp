@@ -38,9 +38,7 @@ struct LogprobsWorkload {
 
   int64_t tokens() const { return offsets.back(); }
   int64_t sequences() const { return std::ssize(offsets) - 1; }
-  int64_t length(int64_t i) const {
-    return offsets[static_cast<size_t>(i) + 1] - offsets[static_cast<size_t>(i)];
-  }
+  int64_t length(int64_t i) const { return offsets[i + 1] - offsets[i]; }
   int64_t longest() const;
 };
 

@@ -53,14 +53,14 @@ SentTraffic LogprobsOp::reduce_scatter_of(const Communicator& group, int64_t byt
 }
 
 std::vector<double> LogprobsOp::whole_row(int64_t token, TokenTensor tensor) const {
-  std::vector<float> row(static_cast<size_t>(vocab().vocab_size));
+  std::vector<float> row(vocab().vocab_size);
   c_.inputs.row(tensor, token, 0, row);
   return {row.begin(), row.end()};
 }
 
 void LogprobsOp::check_same_bits(std::span<const float> results, Communicator& group,
                                  Verification& checks) const {
-  const auto mine = static_cast<int64_t>(checksum_of(bytes_of(results)));
+  const int64_t mine = checksum_of(bytes_of(results));
   const std::vector<int64_t> all = all_gather_value(group, mine);
   Check& check = checks.check(label(Pass::forward) + ": same bits on all ranks", 0);
   for (size_t r = 0; r < all.size(); ++r) {
@@ -74,17 +74,15 @@ void LogprobsOp::check_same_bits(std::span<const float> results, Communicator& g
 std::vector<double> RowGradientTerms::scales() const {
   std::vector<double> added(logprobs.size(), 0), all;
   for (size_t k = 0; k < ids.size(); ++k)
-    if (ids[k] >= 0 && ids[k] < std::ssize(added))
-      added[static_cast<size_t>(ids[k])] += std::abs(weights[k]);
+    if (ids[k] >= 0 && ids[k] < std::ssize(added)) added[ids[k]] += std::abs(weights[k]);
   for (size_t v = 0; v < logprobs.size(); ++v)
     all.push_back(logit_gradient_scale(logprobs[v], a, b, added[v]));
   return all;
 }
 
 void LogprobsOp::read_row(ConstMatrixRef matrix, size_t row, std::span<double> to) {
-  const ConstMatrixRef here = host_row(matrix, static_cast<int64_t>(row));
-  for (int64_t c = 0; c < here.cols; ++c)
-    to[static_cast<size_t>(c)] = static_cast<double>(here.at(0, c));
+  const ConstMatrixRef here = host_row(matrix, row);
+  for (int64_t c = 0; c < here.cols; ++c) to[c] = static_cast<double>(here.at(0, c));
 }
 
 ResultArray LogprobsOp::gradient_array(const char* name, std::span<const int64_t> tokens,
@@ -103,13 +101,13 @@ ResultArray LogprobsOp::gradient_array(const char* name, std::span<const int64_t
 std::optional<double> LogprobsOp::answer(const std::string& name, int64_t place) const {
   const std::vector<double>* answers = c_.inputs.answers(name);
   if (answers == nullptr) return std::nullopt;
-  return answers->at(static_cast<size_t>(place));
+  return answers->at(place);
 }
 
 std::span<const double> LogprobsOp::answer_row(const std::string& name, int64_t token) const {
   const std::vector<double>* answers = c_.inputs.answers(name);
   if (answers == nullptr) return {};
-  const auto width = static_cast<size_t>(vocab().vocab_size);
+  const size_t width = vocab().vocab_size;
   return std::span(*answers).subspan(static_cast<size_t>(token) * width, width);
 }
 
@@ -119,7 +117,7 @@ std::vector<double> LogprobsOp::answers_to(const ResultArray& array) {
       whole ? std::vector<std::string>{array.name} : array.sum_of;
   const auto answered = [&](const std::string& part) { return c_.inputs.answers(part) != nullptr; };
   if (parts.empty() || !std::ranges::all_of(parts, answered)) return {};
-  std::vector<double> sum(static_cast<size_t>(h5::elements_of(array.shape)), 0);
+  std::vector<double> sum(h5::elements_of(array.shape), 0);
   for (const std::string& part : parts) {
     c_.compared.insert(part);
     for (size_t i = 0; i < sum.size(); ++i) sum[i] += c_.inputs.answers(part)->at(i);

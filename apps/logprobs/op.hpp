@@ -142,7 +142,7 @@ class RowsOp : public LogprobsOp {
 
  protected:
   virtual std::vector<std::span<float>> outputs() { return {}; }
-  int64_t token(int64_t r) const { return rows_.tokens()[static_cast<size_t>(r)]; }
+  int64_t token(int64_t r) const { return rows_.tokens()[r]; }
   std::vector<double> row_of(size_t r) const { return whole_row(rows_.tokens()[r]); }
 
   LogprobsRows& rows_;

@@ -53,7 +53,7 @@ std::unique_ptr<LogprobsOp> LogprobsRun::make(LogprobsContext& context) const {
 int64_t LogprobsRun::planned_bytes(const LogprobsWorkload& problem, const LogprobsOptions& o,
                                    int rank) const {
   const MemoryCase run{problem, o, rank % o.tp};
-  const auto picks = static_cast<double>(std::max(problem.picks, problem.top));
+  const double picks = std::max(problem.picks, problem.top);
   // A few arrays of one or `picks` numbers per token, and their copies from all ranks.
   const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
   if (operation.bytes_without_logits) return saturated(small + operation.bytes_without_logits(run));
@@ -76,9 +76,8 @@ std::string LogprobsRun::why_not(const LogprobsWorkload& problem, const Logprobs
   if (memory_bytes == 0 || bytes <= memory_bytes) return "";
   const double share = static_cast<double>(memory_bytes) / static_cast<double>(bytes);
   const double fit = std::floor(share * static_cast<double>(problem.tokens()));
-  return fmt::format("needs {} a rank, and {} are available; {}",
-                     si_text(static_cast<double>(bytes), "B"),
-                     si_text(static_cast<double>(memory_bytes), "B"),
+  return fmt::format("needs {} a rank, and {} are available; {}", si_text(bytes, "B"),
+                     si_text(memory_bytes, "B"),
                      fit > 0 ? fmt::format("about {:.0f} tokens fit", fit)
                              : std::string("not even one token fits: take more ranks"));
 }

@@ -19,9 +19,9 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t most_tokens = int64_t{1} << 30;
-constexpr int64_t most_columns = std::numeric_limits<int32_t>::max();
-constexpr double most_scale = 1e6, most_logit = 1e30;
+constexpr int64_t max_tokens = int64_t{1} << 30;
+constexpr int64_t max_columns = std::numeric_limits<int32_t>::max();
+constexpr double max_scale = 1e6, max_logit = 1e30;
 
 std::vector<std::string> operation_names() {
   std::vector<std::string> names{"all"};
@@ -153,11 +153,11 @@ void check_sizes(const LogprobsOptions& o, ConfigErrors& errors) {
   if (o.sequences > fewest)
     errors.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
   const std::tuple<const char*, int64_t, int64_t> limits[] = {
-      {"--tokens", o.sweep.tokens, most_tokens},
-      {"--max", o.sweep.max, most_tokens},
-      {"--capacity", o.capacity, most_tokens},
-      {"--vocab", o.vocab, most_columns},
-      {"--padded", o.padded, most_columns},
+      {"--tokens", o.sweep.tokens, max_tokens},
+      {"--max", o.sweep.max, max_tokens},
+      {"--capacity", o.capacity, max_tokens},
+      {"--vocab", o.vocab, max_columns},
+      {"--padded", o.padded, max_columns},
       {"--picks", o.picks, 65536},
       {"--hidden", o.hidden, 1 << 20},
       {"--list-length", o.list_length, 1 << 20},
@@ -167,14 +167,14 @@ void check_sizes(const LogprobsOptions& o, ConfigErrors& errors) {
 }
 
 bool is_temperature(double t) {
-  return t >= least_temperature && t <= most_temperature;
+  return t >= least_temperature && t <= max_temperature;
 }
 
 void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!is_temperature(o.temperature))
     errors.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
-               least_temperature, most_temperature,
-               o.temperature > 1 ? most_temperature : least_temperature);
+               least_temperature, max_temperature,
+               o.temperature > 1 ? max_temperature : least_temperature);
   if (o.top_k > o.vocab)
     errors.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
   if (!(o.top_p > 0 && o.top_p <= 1))
@@ -186,17 +186,17 @@ void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!(o.logit_scale >= 0) || !std::isfinite(o.logit_scale))
     errors.add("--logit-scale {} must be at least 0 and finite", o.logit_scale);
   if (!std::isfinite(o.peak_height)) errors.add("--peak-height {} must be finite", o.peak_height);
-  if (o.logit_scale > most_scale)
-    errors.add("--logit-scale {}: at most {}", o.logit_scale, most_scale);
+  if (o.logit_scale > max_scale)
+    errors.add("--logit-scale {}: at most {}", o.logit_scale, max_scale);
   // Normal numbers rarely exceed 8. The check keeps scaled logits far from the limits of f32.
   const double largest =
       (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
-  if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > most_logit)
+  if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > max_logit)
     errors.add(
         "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
         "most "
         "{:.3g}",
-        o.logit_scale, o.peak_height, o.temperature, largest, most_logit);
+        o.logit_scale, o.peak_height, o.temperature, largest, max_logit);
   if (o.peaks > 65536) errors.add("--peaks {}: at most 65536", o.peaks);
   if (!(o.zero_fraction >= 0 && o.zero_fraction <= 1))
     errors.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
@@ -205,7 +205,7 @@ void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
 
 /// Up to three grids of `ranks` ranks that are nearest to the requested one.
 std::string grid_hint(const LogprobsOptions& o, int ranks) {
-  std::vector<int> all(static_cast<size_t>(ranks));
+  std::vector<int> all(ranks);
   std::iota(all.begin(), all.end(), 1);
   std::vector<std::string> some;
   for (const GridShape& grid : nearest_grids({1, o.cp, o.tp}, ranks, all))
@@ -220,9 +220,9 @@ void check_shards(const LogprobsOptions& o, ConfigErrors& errors) {
     errors.add("--shards {} is {} shards, but --tp is {}; give {}", o.shards, sizes.size(), o.tp,
                o.tp);
   int64_t columns = 0;
-  for (const int64_t size : sizes) columns += std::min(size, most_columns + 1 - columns);
-  if (columns > most_columns)
-    errors.add("--shards {}: at most {} columns in all", o.shards, most_columns);
+  for (const int64_t size : sizes) columns += std::min(size, max_columns + 1 - columns);
+  if (columns > max_columns)
+    errors.add("--shards {}: at most {} columns in all", o.shards, max_columns);
   if (o.input.empty() && columns < o.vocab)
     errors.add("--shards {} are {} columns for --vocab {}; at least {}", o.shards, columns, o.vocab,
                o.vocab);

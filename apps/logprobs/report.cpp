@@ -234,13 +234,12 @@ std::string rates_text(const MachineRates& rates) {
     return fmt::format(
         "# a rank's GPU memory, all ranks at once, arrays of {}: fill {}, copy {} (read and "
         "written); shares are of these\n",
-        si_text(static_cast<double>(rates.array_bytes), "B"), text(rates.fill, "B/s"),
-        text(rates.copy, "B/s"));
+        si_text(rates.array_bytes, "B"), text(rates.fill, "B/s"), text(rates.copy, "B/s"));
   return fmt::format(
       "# a rank's memory, all ranks at once, arrays of {}: read {}, update in place {}, copy {}; "
       "f32 FMAs {}\n",
-      si_text(static_cast<double>(rates.array_bytes), "B"), text(rates.read, "B/s"),
-      text(rates.update, "B/s"), text(rates.copy, "B/s"), text(rates.flops, "FLOP/s"));
+      si_text(rates.array_bytes, "B"), text(rates.read, "B/s"), text(rates.update, "B/s"),
+      text(rates.copy, "B/s"), text(rates.flops, "FLOP/s"));
 }
 
 std::string smallness_text(const MachineRates& rates, int64_t tokens) {
@@ -248,7 +247,7 @@ std::string smallness_text(const MachineRates& rates, int64_t tokens) {
   return fmt::format(
       "# note: {} tokens are {} of logits a rank: times are those of starting calls and of "
       "messages, and say nothing about memory\n",
-      tokens, si_text(static_cast<double>(rates.array_bytes), "B"));
+      tokens, si_text(rates.array_bytes, "B"));
 }
 
 std::string details_text(const LogprobsResult& row) {

@@ -25,9 +25,9 @@ LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs
       targets_(rows()),
       ids_(rows() * problem.picks) {
   fill_logits(inputs, TokenTensor::logits, tokens_, first_column_, logits_.ref(), stream_);
-  const auto picks = static_cast<size_t>(problem.picks);
+  const size_t picks = problem.picks;
   for (int64_t r = 0; r < rows(); ++r) {
-    const int64_t token = tokens_[static_cast<size_t>(r)];
+    const int64_t token = tokens_[r];
     targets_[r] = token < 0 ? 0 : inputs.target(token);
     const auto own = ids_.span().subspan(static_cast<size_t>(r) * picks, picks);
     if (token < 0)

@@ -51,8 +51,7 @@ void check_encoder_gradients(const std::vector<std::vector<float>>& frames, Comm
       for (size_t e = 0; e < frames[i].size(); ++e)
         item.push_back(expected_gradient(convention, world.rank(), world.size(), i, e));
     }
-    check.add(static_cast<double>(encoder.size()), static_cast<double>(expected.size()),
-              [] { return "items"; });
+    check.add(encoder.size(), expected.size(), [] { return "items"; });
     for (size_t i = 0; i < std::min(encoder.size(), expected.size()); ++i)
       check.add_all(encoder[i], expected[i], fmt::format("audio {}", first + i));
   }

@@ -49,13 +49,12 @@ void add_stream(ConvertedBatch& batch, std::vector<int32_t> real, std::vector<in
 std::vector<float> encode_frames(const SalmArrays& batch, std::span<const float> samples,
                                  int64_t length) {
   const int64_t frames = length / batch.window;
-  std::vector<float> out(static_cast<size_t>(frames * batch.hidden), 0);
+  std::vector<float> out(frames * batch.hidden, 0);
   for (int64_t f = 0; f < frames; ++f)
     for (int64_t k = 0; k < batch.window; ++k)
       for (int64_t h = 0; h < batch.hidden; ++h)
-        out[static_cast<size_t>(f * batch.hidden + h)] +=
-            samples[static_cast<size_t>(f * batch.window + k)] *
-            batch.encoder[static_cast<size_t>(k * batch.hidden + h)];
+        out[f * batch.hidden + h] +=
+            samples[f * batch.window + k] * batch.encoder[k * batch.hidden + h];
   return out;
 }
 
@@ -93,9 +92,7 @@ std::vector<std::vector<float>> encode_and_compare(const SalmArrays& batch, Comm
   Check& check = checks.check("encodings", 0);
   for (size_t i = 0; i < audio.lengths.size(); ++i) {
     const auto alone = encode_frames(
-        batch,
-        std::span(audio.samples)
-            .subspan(i * static_cast<size_t>(audio.width), static_cast<size_t>(audio.width)),
+        batch, std::span(audio.samples).subspan(i * static_cast<size_t>(audio.width), audio.width),
         audio.lengths[i]);
     for (const auto* gathered : {&padded[i], &ragged[i]})
       check.add_all(*gathered, alone, fmt::format("audio {}", i));
@@ -138,8 +135,8 @@ void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& c
       continue;
     }
     const std::vector<std::byte>& slots = converted.slots.extras.at(name).bytes;
-    const auto width = static_cast<size_t>(stored.extra.item_bytes);
-    const auto row_slots = static_cast<size_t>(batch.slots);
+    const size_t width = stored.extra.item_bytes;
+    const size_t row_slots = batch.slots;
     if (slots.size() != from.size()) {
       check.add_failure(fmt::format("{}: {} bytes, not {}", name, slots.size(), from.size()));
       continue;
@@ -158,11 +155,10 @@ void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& c
 
 /// Checks the documents of rows without tables: the ids before the padding at the end of each row.
 void check_documents(Check& check, const BshdArrays& batch, const PackedHeader& header) {
-  std::vector<int64_t> expected, tokens(static_cast<size_t>(batch.rows), 0);
+  std::vector<int64_t> expected, tokens(batch.rows, 0);
   for (int64_t row = 0; row < batch.rows; ++row) {
     int64_t end = batch.slots;
-    while (end > 0 && batch.ids[static_cast<size_t>(row * batch.slots + end - 1)] == *batch.pad_id)
-      --end;
+    while (end > 0 && batch.ids[row * batch.slots + end - 1] == *batch.pad_id) --end;
     expected.push_back(end);
   }
   const std::vector<int64_t> first = header.slot_offsets();
@@ -170,9 +166,9 @@ void check_documents(Check& check, const BshdArrays& batch, const PackedHeader& 
     const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
     for (size_t i = 0; i + 1 < real.size(); ++i) {
       if (real[i + 1] == real[i]) continue;
-      const int64_t slot = first[static_cast<size_t>(b)] + padded[i];
-      tokens[static_cast<size_t>(slot / batch.slots)] += real[i + 1] - real[i];
-      check.add(static_cast<double>(slot % batch.slots), 0,
+      const int64_t slot = first[b] + padded[i];
+      tokens[slot / batch.slots] += real[i + 1] - real[i];
+      check.add(slot % batch.slots, 0,
                 [&] { return fmt::format("begin of stream {} segment {}", b, i); });
     }
   }
@@ -200,7 +196,7 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
   const ChunkBounds stacked = stack_chunk_bounds(streams);
   for (size_t c = 0; c < streams.size(); ++c) {
     const ThdBatch& stream = streams[c];
-    const auto chunk = static_cast<int64_t>(c);
+    const int64_t chunk = c;
     const auto real = strip_sentinels(stacked.cu_seqlens.row(chunk));
     const auto padded =
         stacked.cu_seqlens_padded ? strip_sentinels(stacked.cu_seqlens_padded->row(chunk)) : real;

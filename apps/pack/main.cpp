@@ -22,13 +22,11 @@ using namespace gyre;
 void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSource& tokens,
                  AppContext& context, Backend& backend, RunReport& report) {
   const std::vector<int64_t> parts = split_bins(header, context.world.size());
-  const int64_t first = parts[static_cast<size_t>(context.world.rank())];
-  const int64_t last = parts[static_cast<size_t>(context.world.rank()) + 1];
+  const int64_t first = parts[context.world.rank()];
+  const int64_t last = parts[context.world.rank() + 1];
   run_agreed(context.world, "slots", [&] {
     const std::vector<int64_t> slots = header.slot_offsets();
-    if (o.input.empty())
-      check_slots_fit(slots[static_cast<size_t>(last)] - slots[static_cast<size_t>(first)],
-                      memory_for_rank(context));
+    if (o.input.empty()) check_slots_fit(slots[last] - slots[first], memory_for_rank(context));
   });
   const bool check = o.check != "none", on_gpu = backend.on_gpu();
   PackedSlots slots, expected;

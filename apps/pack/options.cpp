@@ -123,7 +123,7 @@ void check_options(const PackOptions& o) {
     errors.add("--repad and --rows work on the host: --backend cpu");
   if (o.unpack && o.backend.on_gpu()) errors.add("--unpack works on the host: --backend cpu");
   for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
-    if (value > most_ranks) errors.add("{} {}: at most {}", option, value, most_ranks);
+    if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   errors.throw_if_any("impossible configuration");
 }
 

@@ -16,7 +16,7 @@ namespace {
 /// Ratio of the largest cost to its lower bound, the larger of the mean and the longest document's
 /// cost. If it is 1, no packing into as many bins can be better.
 double over_bound(const PackingResult& row) {
-  const auto n = static_cast<double>(row.longest);
+  const double n = row.longest;
   const double bound = std::max(row.measures.mean_cost, n * (n + 1) / 2);
   return bound > 0 ? row.measures.max_cost / bound : 1;
 }
@@ -52,7 +52,7 @@ std::string ranks_text(const PackingResult& row, int dp) {
     std::vector<double> sums;
     for (const std::vector<int64_t>& bins : dealt) {
       sums.push_back(0);
-      for (int64_t bin : bins) sums.back() += costs[static_cast<size_t>(bin)];
+      for (int64_t bin : bins) sums.back() += costs[bin];
     }
     return 1 + imbalance(sums);
   };
@@ -74,7 +74,7 @@ const Table<PackingResult>& packing_table() {
       {"eff", "%", 7, 2, [](const Row& r) { return 100 * r.measures.efficiency; }},
       {"pad", "%", 6, 2,
        [](const Row& r) {
-         const auto all = static_cast<double>(r.measures.tokens + r.measures.padding);
+         const double all = r.measures.tokens + r.measures.padding;
          return all > 0 ? 100 * static_cast<double>(r.measures.padding) / all : 0;
        }},
       Column<Row>{"balance", "", 8, 4, [](const Row& r) { return r.measures.balance; }}.extra(),
@@ -126,7 +126,7 @@ void check_lengths(const PackJob& job, const Documents& documents) {
   throw_usage(
       "{} of {} tokens takes {} slots, a bin has {}{}; --capacity {} would hold all, "
       "--oversize own-bin gives each a bin of its own, {}",
-      documents.count() > 0 ? documents.label(job.documents[static_cast<size_t>(oversized->item)])
+      documents.count() > 0 ? documents.label(job.documents[oversized->item])
                             : fmt::format("document {}", oversized->item),
       oversized->length, slots, job.options.capacity, oversized->others_text(), slots,
       documents.count() > 0 ? "gyre-import --max-tokens cuts documents"
@@ -185,12 +185,12 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
   for (size_t b = 0; b < bins.size(); ++b) {
     int64_t slots = 0, longest = 0;
     for (int64_t item : bins[b]) {
-      ++times[static_cast<size_t>(item)];
-      const int64_t length = round_up(lengths[static_cast<size_t>(item)], multiple);
+      ++times[item];
+      const int64_t length = round_up(lengths[item], multiple);
       slots += length;
       longest = std::max(longest, length);
     }
-    fits.add(static_cast<double>(std::max<int64_t>(0, slots - std::max(capacity, longest))), 0,
+    fits.add(std::max<int64_t>(0, slots - std::max(capacity, longest)), 0,
              [&] { return fmt::format("{} bin {}: {} slots", algorithm, b, slots); });
   }
   for (size_t i = 0; i < times.size(); ++i)

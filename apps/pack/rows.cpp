@@ -47,8 +47,7 @@ DocumentRows make_rows(std::span<const int64_t> lengths, const RowPackOptions& o
   made.row.items = std::ssize(lengths) - std::ssize(made.packing.dropped);
   made.row.measures = measure_bins(bins, lengths, options.row, options.cp > 1 ? 2 * options.cp : 1);
   for (const Bin& bin : bins)
-    for (const int64_t item : bin)
-      made.row.longest = std::max(made.row.longest, lengths[static_cast<size_t>(item)]);
+    for (const int64_t item : bin) made.row.longest = std::max(made.row.longest, lengths[item]);
   made.row.time_ms.median = std::nan("");
   return made;
 }
@@ -61,35 +60,34 @@ void check_rows(const DocumentRows& rows, std::span<const int64_t> lengths,
   Check& contents = checks.check("contents of rows", 0);
   const int64_t unit = options.cp > 1 ? 2 * options.cp : 1;
   std::vector<int64_t> times(lengths.size(), 0), expected(lengths.size(), 1);
-  for (const int64_t dropped : rows.packing.dropped) expected[static_cast<size_t>(dropped)] = 0;
+  for (const int64_t dropped : rows.packing.dropped) expected[dropped] = 0;
   for (size_t r = 0; r < rows.packing.rows.size(); ++r) {
     const PackedRow& row = rows.packing.rows[r];
     int64_t begin = 0;
     for (size_t i = 0; i < row.samples.size(); ++i) {
-      const int64_t document = row.samples[i], length = lengths[static_cast<size_t>(document)];
+      const int64_t document = row.samples[i], length = lengths[document];
       const auto cell = r * static_cast<size_t>(arrays.segments_per_row) + i;
       const int64_t slots = (*arrays.seq_lens_padded)[cell];
       const auto where = [&] { return fmt::format("row {} segment {}", r, i); };
-      ++times[static_cast<size_t>(document)];
-      full.add(static_cast<double>((*arrays.seq_lens)[cell]), static_cast<double>(length), where);
-      full.add(static_cast<double>(slots % unit), 0, where);
+      ++times[document];
+      full.add((*arrays.seq_lens)[cell], length, where);
+      full.add(slots % unit, 0, where);
       for (int64_t p = 0; p < slots; ++p) {
         const auto t = r * static_cast<size_t>(arrays.slots) + static_cast<size_t>(begin + p);
         const int64_t id = p < length ? tokens(document, p) : 0;
         const int64_t label = p + 1 < length ? tokens(document, p + 1) : ignored_label;
-        contents.add(static_cast<double>(arrays.ids[t]), static_cast<double>(id), where);
-        contents.add(static_cast<double>(arrays.labels[t]), static_cast<double>(label), where);
-        contents.add(static_cast<double>(arrays.positions[t]), static_cast<double>(p), where);
+        contents.add(arrays.ids[t], id, where);
+        contents.add(arrays.labels[t], label, where);
+        contents.add(arrays.positions[t], p, where);
       }
       begin += slots;
     }
-    full.add(static_cast<double>(begin), static_cast<double>(options.row),
-             [&] { return fmt::format("row {}", r); });
+    full.add(begin, options.row, [&] { return fmt::format("row {}", r); });
   }
   once.add_all(times, expected, "document");
   const ThdBatch stream = to_thd(batch_of(arrays), {.tail = Tail::keep, .slot_multiple = unit});
-  full.add(static_cast<double>(count_real_tokens(stream.padding_mask)),
-           static_cast<double>(rows.row.measures.tokens), [] { return "tokens of the stream"; });
+  full.add(count_real_tokens(stream.padding_mask), rows.row.measures.tokens,
+           [] { return "tokens of the stream"; });
 }
 
 void write_rows(const std::string& path, const BshdArrays& arrays, const Provenance& provenance,

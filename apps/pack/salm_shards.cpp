@@ -34,8 +34,8 @@ void check_salm_shards(const SalmPacked& packed, int cp, Verification& checks) {
     for (const int64_t slot : slots_of(packed, cp, rank)) {
       const auto row = packed.embeddings.begin() + slot * packed.hidden;
       embeddings.insert(embeddings.end(), row, row + packed.hidden);
-      labels.push_back(packed.labels[static_cast<size_t>(slot)]);
-      positions.push_back(packed.positions[static_cast<size_t>(slot)]);
+      labels.push_back(packed.labels[slot]);
+      positions.push_back(packed.positions[slot]);
     }
     check.add_all(shard.embeddings, embeddings, fmt::format("rank {} embeddings", rank));
     check.add_all(shard.labels, labels, fmt::format("rank {} labels", rank));

@@ -19,15 +19,14 @@ void check_rounded(Check& check, const RoundedStream& stream, const std::vector<
   int64_t needed = 0;
   for (size_t i = 0; i < lengths.size(); ++i) {
     const auto where = [&] { return fmt::format("stream {} segment {}", bin, i); };
-    check.add(stream.cu_seqlens[i + 1] - stream.cu_seqlens[i], static_cast<double>(lengths[i]),
-              where);
-    check.add(stream.cu_seqlens_padded[i], static_cast<double>(needed), where);
+    check.add(stream.cu_seqlens[i + 1] - stream.cu_seqlens[i], lengths[i], where);
+    check.add(stream.cu_seqlens_padded[i], needed, where);
     needed += (lengths[i] + options.multiple - 1) / options.multiple * options.multiple;
   }
   const int64_t unit = options.stream_multiple;
   const int64_t slots =
       options.stream_slots > 0 ? options.stream_slots : (needed + unit - 1) / unit * unit;
-  check.add(stream.cu_seqlens_padded.back(), static_cast<double>(slots),
+  check.add(stream.cu_seqlens_padded.back(), slots,
             [&] { return fmt::format("slots of stream {}", bin); });
 }
 
@@ -37,12 +36,12 @@ struct Gapless {
 };
 Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, int64_t bin) {
   const auto real = header.cu_seqlens(bin), padded = header.cu_seqlens_padded(bin);
-  const int64_t first = header.slot_offsets()[static_cast<size_t>(bin)];
+  const int64_t first = header.slot_offsets()[bin];
   Gapless stream;
   for (size_t i = 0; i + 1 < real.size(); ++i)
     for (int64_t t = first + padded[i]; t < first + padded[i] + real[i + 1] - real[i]; ++t) {
-      stream.ids.push_back(slots.ids[static_cast<size_t>(t)]);
-      stream.labels.push_back(slots.labels[static_cast<size_t>(t)]);
+      stream.ids.push_back(slots.ids[t]);
+      stream.labels.push_back(slots.labels[t]);
     }
   return stream;
 }
@@ -51,11 +50,11 @@ Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, in
 void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t bin,
                  std::span<const int32_t> to, PackedSlots& repadded) {
   const auto real = header.cu_seqlens(bin), from = header.cu_seqlens_padded(bin);
-  const int64_t first = header.slot_offsets()[static_cast<size_t>(bin)];
+  const int64_t first = header.slot_offsets()[bin];
   for (const auto& [name, extra] : slots.extras) {
     ExtraSlots& moved = repadded.extras[name];
     const int64_t width = moved.item_bytes = extra.item_bytes, begin = std::ssize(moved.bytes);
-    moved.bytes.resize(static_cast<size_t>(begin + to.back() * width));
+    moved.bytes.resize(begin + to.back() * width);
     for (size_t i = 0; i + 1 < real.size(); ++i)
       std::copy_n(extra.bytes.begin() + (first + from[i]) * width, (real[i + 1] - real[i]) * width,
                   moved.bytes.begin() + begin + to[i] * width);
@@ -67,7 +66,7 @@ void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlot
                         bool held, size_t there, size_t here) {
   for (const auto& [name, extra] : slots.extras) {
     const std::vector<std::byte>& moved = repadded.extras.at(name).bytes;
-    const auto width = static_cast<size_t>(extra.item_bytes);
+    const size_t width = extra.item_bytes;
     for (size_t k = 0; k < width; ++k)
       check.add(static_cast<double>(moved[here * width + k]),
                 held ? static_cast<double>(extra.bytes[there * width + k]) : 0, [&, &name = name] {
@@ -87,12 +86,12 @@ void check_repadded(Check& check, const PackedHeader& header, const PackedSlots&
     for (size_t i = 0; i + 1 < to.size(); ++i)
       for (int64_t p = 0; p < to[i + 1] - to[i]; ++p) {
         const bool held = p < real[i + 1] - real[i];
-        const auto there = static_cast<size_t>(old_first[static_cast<size_t>(b)] + from[i] + p);
-        const auto here = static_cast<size_t>(new_first[static_cast<size_t>(b)] + to[i] + p);
+        const size_t there = old_first[b] + from[i] + p;
+        const size_t here = new_first[b] + to[i] + p;
         const auto where = [&] { return fmt::format("bin {} segment {} slot {}", b, i, p); };
         check.add(repadded.slots.ids[here], held ? slots.ids[there] : 0, where);
         check.add(repadded.slots.labels[here], held ? slots.labels[there] : ignored_label, where);
-        check.add(repadded.slots.positions[here], static_cast<double>(p), where);
+        check.add(repadded.slots.positions[here], p, where);
         check_moved_extras(check, slots, repadded.slots, held, there, here);
       }
   }

@@ -16,7 +16,7 @@ bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConf
                 int ranks, ConfigErrors& errors) {
   for (const auto& [option, value] :
        {std::pair{"--dp", grid.dp}, {"--cp", grid.cp}, {"--tp", grid.tp}})
-    if (value > most_ranks) errors.add("{} {}: at most {}", option, value, most_ranks);
+    if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   if (!errors.empty()) return false;
   check_tensor_parallel(config, grid.tp, errors);
   const bool possible = errors.empty();

@@ -30,19 +30,15 @@ struct DocumentRow {
   std::string name;
   int64_t tokens = 0, bytes = 0;
   DocumentScore score;
-  double bits_per_byte() const {
-    return ratio(-score.logprob * bits_per_nat, static_cast<double>(bytes));
-  }
-  double bits_per_token() const {
-    return ratio(-score.logprob * bits_per_nat, static_cast<double>(score.predictions));
-  }
+  double bits_per_byte() const { return ratio(-score.logprob * bits_per_nat, bytes); }
+  double bits_per_token() const { return ratio(-score.logprob * bits_per_nat, score.predictions); }
 };
 
 std::vector<DocumentRow> document_rows(const Documents& documents,
                                        std::span<const DocumentScore> scores) {
   std::vector<DocumentRow> rows;
   for (int64_t d = 0; d < documents.count(); ++d) {
-    const auto i = static_cast<size_t>(d);
+    const size_t i = d;
     const std::string name =
         documents.names.empty() ? fmt::format("document {}", d) : documents.names[i];
     rows.push_back({name, documents.length(d), bytes_of_document(documents, d), scores[i]});
@@ -57,7 +53,7 @@ const Table<DocumentRow>& document_table() {
       {"bits/token", "", 10, 3, [](const DocumentRow& r) { return r.bits_per_token(); }},
       {"entropy", "bits", 8, 3,
        [](const DocumentRow& r) {
-         return ratio(r.score.entropy * bits_per_nat, static_cast<double>(r.score.predictions));
+         return ratio(r.score.entropy * bits_per_nat, r.score.predictions);
        }},
       {"document", "", 0, 0, [](const DocumentRow& r) { return r.name; }, Align::left},
   });
@@ -126,9 +122,9 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
     logprob += row.score.logprob;
     entropy += row.score.entropy;
     result.predictions += row.score.predictions;
-    if (row.score.predictions > 0) bytes += static_cast<double>(row.bytes);
+    if (row.score.predictions > 0) bytes += row.bytes;
   }
-  const auto n = static_cast<double>(result.predictions);
+  const double n = result.predictions;
   result.bits_per_byte = ratio(-logprob * bits_per_nat, bytes);
   result.bits_per_token = ratio(-logprob * bits_per_nat, n);
   result.mean_entropy_bits = ratio(entropy * bits_per_nat, n);
@@ -138,10 +134,10 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 void add_figures(RunReport& report, const ScoringResult& result, const Compression& compression,
                  int64_t vocab_size) {
   // Rounding may put the entropy of a uniform distribution slightly above log2(vocab_size).
-  const double most_entropy = std::log2(static_cast<double>(vocab_size)) + 1e-3;
+  const double max_entropy = std::log2(vocab_size) + 1e-3;
   report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", result.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},
-                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}, most_entropy}};
+                 {"mean_entropy", compression.mean_entropy_bits, "bit", {}, max_entropy}};
 }
 
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
@@ -166,7 +162,7 @@ std::string compression_text(const Documents& documents, std::span<const Documen
     return has_bytes ? r.bits_per_byte() : r.bits_per_token();
   };
   const auto shown = std::min<size_t>(static_cast<size_t>(std::max(0, top)), rows.size());
-  std::partial_sort(rows.begin(), rows.begin() + static_cast<std::ptrdiff_t>(shown), rows.end(),
+  std::partial_sort(rows.begin(), rows.begin() + shown, rows.end(),
                     [&](const DocumentRow& a, const DocumentRow& b) { return cost(a) > cost(b); });
   if (shown == 0) return text;
   text += fmt::format("# the {} documents that cost most:\n{}", shown, document_table().header());
@@ -230,20 +226,20 @@ int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
 /// the same.
 struct Load {
   int64_t slots = 0;                           ///< in all bins, with padding of layouts
-  int64_t most_slots = 0;                      ///< of a rank in its largest bin
+  int64_t max_slots = 0;                       ///< of a rank in its largest bin
   int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention in its largest bin
-  double most_pairs = 0, pairs = 0;            ///< busiest rank; sum over dp and cp
-  int64_t most_sent = 0, messages = 0;         ///< of attention, busiest rank
+  double max_pairs = 0, pairs = 0;             ///< busiest rank; sum over dp and cp
+  int64_t max_sent = 0, messages = 0;          ///< of attention, busiest rank
   double sent = 0;                             ///< bytes, sum over dp and cp
 };
 
 /// Adds bin `bin` to the counts of its cp ranks.
 void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
                         std::vector<PlanCount>& ranks, Load& load) {
-  const BinLayout of_bin = plan.layout_of(plan.bins[static_cast<size_t>(bin)]);
+  const BinLayout of_bin = plan.layout_of(plan.bins[bin]);
   const AttentionProblem problem = plan.problem(of_bin, config);
   load.slots += of_bin.layout.padded_slots;
-  load.most_slots = std::max(load.most_slots, of_bin.layout.slots_of_rank());
+  load.max_slots = std::max(load.max_slots, of_bin.layout.slots_of_rank());
   for (size_t r = 0; r < ranks.size(); ++r) {
     const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
     add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
@@ -255,16 +251,16 @@ Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
   Load load;
   for (const std::vector<int64_t>& bins : plan.bins_of_replica) {
     if (bins.empty()) continue;
-    std::vector<PlanCount> ranks(static_cast<size_t>(plan.setup.grid.cp));
+    std::vector<PlanCount> ranks(plan.setup.grid.cp);
     for (const int64_t bin : bins) add_bin_of_replica(plan, config, bin, ranks, load);
     for (const PlanCount& rank : ranks) {
-      const auto pairs = static_cast<double>(rank.pairs);
+      const double pairs = rank.pairs;
       const int64_t sent = rank.bytes_sent * config.num_hidden_layers;
-      load.most_pairs = std::max(load.most_pairs, pairs);
+      load.max_pairs = std::max(load.max_pairs, pairs);
       load.pairs += pairs;
-      load.most_sent = std::max(load.most_sent, sent);
+      load.max_sent = std::max(load.max_sent, sent);
       load.messages = std::max(load.messages, rank.messages * config.num_hidden_layers);
-      load.sent += static_cast<double>(sent);
+      load.sent += sent;
       load.transient_bytes = std::max(load.transient_bytes, rank.transient_bytes);
     }
   }
@@ -286,7 +282,7 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   const GridShape& grid = plan.setup.grid;
   const Load load = load_of(plan, c);
   const double mean_pairs = load.pairs / grid.dp / grid.cp;
-  const int64_t activations = activation_bytes(c, grid.tp, load.most_slots) + load.own_bytes;
+  const int64_t activations = activation_bytes(c, grid.tp, load.max_slots) + load.own_bytes;
   constexpr double mib = 1048576;
   std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
                                  plan.setup.layout->name, plan.setup.schedule->name);
@@ -298,12 +294,12 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   text += fmt::format(
       "#   FLOPs of a pass {:.4g}  attention pairs of a head "
       "and layer {}  imbalance {:.2f} %\n",
-      plan.flops(c), plan.pairs, mean_pairs > 0 ? 100 * (load.most_pairs / mean_pairs - 1) : 0);
+      plan.flops(c), plan.pairs, mean_pairs > 0 ? 100 * (load.max_pairs / mean_pairs - 1) : 0);
   text += fmt::format(
       "#   attention sends in a pass, busiest rank {:.4g} MB, "
       "at most {} messages; all ranks "
       "{:.4g} MB\n",
-      static_cast<double>(load.most_sent) / 1e6, load.messages, load.sent * grid.tp / 1e6);
+      static_cast<double>(load.max_sent) / 1e6, load.messages, load.sent * grid.tp / 1e6);
   text += fmt::format(
       "#   memory of a rank: weights {:.1f} MiB, activations of "
       "the largest bin {:.1f} MiB, "

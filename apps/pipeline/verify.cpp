@@ -29,7 +29,7 @@ void append(std::vector<double>& all, const std::vector<double>& more) {
 
 std::vector<double> broadcast_values(Communicator& world, std::vector<double> values, int64_t count,
                                      int root) {
-  values.resize(static_cast<size_t>(count));
+  values.resize(count);
   HostStream stream;
   world
       .broadcast(writable_bytes_of(std::span<double>(values)), root, stream,
@@ -109,9 +109,8 @@ class TimedTwin {
   }
   ReferenceScores score_all(const TwinSample& sample) {
     work_ += work_of(sample.tokens);
-    return score_document_reference(
-        config_, weights_,
-        documents_.document(sample.document).first(static_cast<size_t>(sample.tokens)));
+    return score_document_reference(config_, weights_,
+                                    documents_.document(sample.document).first(sample.tokens));
   }
 
   const Documents& documents_;
@@ -143,12 +142,11 @@ ResultArray ScoringCase::score_array(const char* name, double tolerance,
   array.rows = std::move(rows);
   array.read = read_rows(
       1, [&got, rows = array.rows, first = scores_->begin](size_t r, std::span<double> to) {
-        to[0] = static_cast<double>(got[static_cast<size_t>(rows[r] - first)]);
+        to[0] = static_cast<double>(got[rows[r] - first]);
       });
   array.where = [this, rows = array.rows](size_t r) {
     const auto document = std::ranges::upper_bound(offsets_, rows[r]) - offsets_.begin() - 1;
-    return ", " +
-           place_of(in_.documents, document, rows[r] - offsets_[static_cast<size_t>(document)]);
+    return ", " + place_of(in_.documents, document, rows[r] - offsets_[document]);
   };
   return array;
 }
@@ -183,21 +181,21 @@ void ScoringCase::verify_hidden(Verification& checks) {
   std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.token < b.token; });
   std::vector<Rows> ranges;
   for (const Row& row : rows) ranges.push_back({row.token, 1});
-  const auto width = static_cast<size_t>(config_.hidden_size);
+  const size_t width = config_.hidden_size;
   const int64_t longest = in_.documents.longest();
   for (int64_t l = 0; l < hidden_shape(config_).entries; ++l) {
     const Buffer<double> expected = read_reference_hidden(world_, in_.input, l, ranges);
     Check& hidden =
         checks.check(fmt::format("hidden[{}]", l), hidden_tolerance(shape_of(l, longest)));
     // Tensor-parallel ranks have the same rows; each shows some of them.
-    const auto shares = static_cast<size_t>(grid_.shape().tp);
-    for (auto r = static_cast<size_t>(grid_.tp_rank()); r < rows.size(); r += shares) {
+    const size_t shares = grid_.shape().tp;
+    for (size_t r = grid_.tp_rank(); r < rows.size(); r += shares) {
       const auto want = expected.span().subspan(r * width, width);
       const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
       const double rms = std::sqrt(squares / static_cast<double>(width));
       for (size_t i = 0; i < width; ++i)
         hidden.add(
-            static_cast<double>(rows[r].x[static_cast<size_t>(l)][i]), want[i],
+            static_cast<double>(rows[r].x[l][i]), want[i],
             [&] {
               return fmt::format("/reference/hidden[{}, {}, {}], {}", l, rows[r].token, i,
                                  place_of(in_.documents, rows[r].document, rows[r].position));
@@ -216,8 +214,8 @@ void ScoringCase::verify_by_twin(Verification& checks) {
   std::vector<ReferenceScores> scores(samples.size());
   std::vector<int64_t> lengths(samples.size(), 0);  // scored tokens
   TimedTwin twin(in_.documents, config_, weights, in_.check_seconds);
-  const auto ranks = static_cast<size_t>(world_.size());
-  for (auto i = static_cast<size_t>(world_.rank()); i < samples.size(); i += ranks) {
+  const size_t ranks = world_.size();
+  for (size_t i = world_.rank(); i < samples.size(); i += ranks) {
     scores[i] = twin.score(samples[i]);
     lengths[i] = samples[i].tokens;
   }
@@ -235,8 +233,7 @@ void ScoringCase::verify_by_twin(Verification& checks) {
     const int64_t count = std::max<int64_t>(0, lengths[i] - 1);
     append(all_logprobs, broadcast_values(world_, std::move(scores[i].logprob), count, owner));
     append(all_entropies, broadcast_values(world_, std::move(scores[i].entropy), count, owner));
-    for (int64_t p = 0; p < count; ++p)
-      numbers.push_back(offsets_[static_cast<size_t>(samples[i].document)] + p);
+    for (int64_t p = 0; p < count; ++p) numbers.push_back(offsets_[samples[i].document] + p);
     longest = std::max(longest, lengths[i]);
     tokens += lengths[i];
     documents += lengths[i] > 0 ? 1 : 0;

@@ -136,17 +136,17 @@ void check_options(PredictOptions& o, int ranks) {
   const std::tuple<const char*, int, int> limits[] = {
       {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
       {"--head-dim", o.head_dim, 1024}, {"--batch", o.batch, 4096},
-      {"--dp", o.dp, most_ranks},       {"--tp", o.tp, most_ranks}};
+      {"--dp", o.dp, max_ranks},        {"--tp", o.tp, max_ranks}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
   if (o.model.empty()) check_heads(o, errors);
   check_mask_options(o.mask, errors);
-  o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, most_ranks, "8,16,32"}, errors);
-  constexpr int64_t most_of_grid = int64_t{1} << 24;
+  o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, max_ranks, "8,16,32"}, errors);
+  constexpr int64_t max_of_grid = int64_t{1} << 24;
   for (const int cp : o.cps)
-    if (const int64_t ranks_of_grid = int64_t{o.dp} * cp * o.tp; ranks_of_grid > most_of_grid)
+    if (const int64_t ranks_of_grid = int64_t{o.dp} * cp * o.tp; ranks_of_grid > max_of_grid)
       errors.add("--dp {} --cp {} --tp {} are {} ranks; at most {}", o.dp, cp, o.tp, ranks_of_grid,
-                 most_of_grid);
+                 max_of_grid);
   schedule_choices().check(o.schedule, errors);
   layout_choices().check(o.layout, errors);
   const bool many = o.schedule.all() || o.layout.all() || o.cps.size() > 1 ||

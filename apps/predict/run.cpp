@@ -99,8 +99,7 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
     return all;
   }
   for (const int64_t size : o.sweep.sizes())
-    add(std::vector<int64_t>(static_cast<size_t>(o.batch), size),
-        fmt::format("{} x {} tokens", o.batch, size));
+    add(std::vector<int64_t>(o.batch, size), fmt::format("{} x {} tokens", o.batch, size));
   return all;
 }
 
@@ -123,7 +122,7 @@ std::string PredictedRow::algorithms() const {
 
 std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks) {
   const PlannedRequest asked{c.schedule, "predicted", c.cp, c.documents.tokens()};
-  check_plan_size(asked, most_streamed_entries, [&](int ranks) {
+  check_plan_size(asked, max_streamed_entries, [&](int ranks) {
     const PredictedCase smaller{c.options, c.documents, ranks, c.schedule, c.layout, c.machine};
     const PaddedLayout placed = layout_of(smaller);
     return estimated_entries(c.schedule, problem_of(smaller, placed));
@@ -135,10 +134,9 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
   std::vector<PredictedRow> rows;
   for (PassPrediction& prediction :
        predict({c.schedule, problem, types, {0, c.options.tp}}, c.machine)) {
-    checks.check("pairs of all plans", 0)
-        .add(static_cast<double>(prediction.pairs), static_cast<double>(pairs), [&] {
-          return fmt::format("{} under {}, cp {}", c.schedule.name, c.layout.name, c.cp);
-        });
+    checks.check("pairs of all plans", 0).add(prediction.pairs, pairs, [&] {
+      return fmt::format("{} under {}, cp {}", c.schedule.name, c.layout.name, c.cp);
+    });
     if (!c.options.wants(prediction.pass)) continue;
     PredictedRow row;
     row.schedule = c.schedule.name;
@@ -166,7 +164,7 @@ std::string predicted_trace(const PredictedCase& c) {
   const PaddedLayout placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);
   const Plan plan = plan_all(c.schedule, problem);
-  std::vector<RankTrace> ranks(static_cast<size_t>(c.cp));
+  std::vector<RankTrace> ranks(c.cp);
   double begin = 0;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     if (!c.options.wants(pass)) continue;

@@ -91,7 +91,7 @@ std::vector<Corpus> corpora_of(const PredictOptions& o, Communicator& world) {
   }
   for (const int64_t size : o.sweep.sizes()) {
     all.push_back({{0}, {}, size, fmt::format("{} x {} tokens", o.batch, size)});
-    all.back().add(std::vector<int64_t>(static_cast<size_t>(o.batch), size));
+    all.back().add(std::vector<int64_t>(o.batch, size));
   }
   return all;
 }
@@ -119,10 +119,9 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
                    job.config, setup, bin);
   check_scoring_size(row.plan, corpus.offsets, job.config, true);
   row.prediction = predict_scoring(row.plan, job.config, o.types(), job.machine);
-  checks.check("pairs of all plans", 0)
-      .add(static_cast<double>(row.prediction.pairs), static_cast<double>(row.plan.pairs), [&] {
-        return fmt::format("{} under {}, {}", schedule.name, layout.name, to_string(setup.grid));
-      });
+  checks.check("pairs of all plans", 0).add(row.prediction.pairs, row.plan.pairs, [&] {
+    return fmt::format("{} under {}, {}", schedule.name, layout.name, to_string(setup.grid));
+  });
   row.flops = row.plan.flops(job.config);
   row.key = {{"grid", to_string(row.grid())},
              {"layout", layout.name},

@@ -16,7 +16,7 @@ namespace {
 
 /// Refuses masks that the shards of this format cannot keep.
 void check_mask(const BshdArrays& arrays, const BatchJob& job) {
-  const int64_t documents = most_documents_of_row(arrays);
+  const int64_t documents = max_documents_of_row(arrays);
   check_mask_contract(job.cp > 1, job.mask, documents);
   if (job.options.format == "bshd" && job.cp > 1 && documents > 1)
     throw_usage(
@@ -63,20 +63,20 @@ BatchResult result_of(const BatchJob& job, int64_t stream, const std::vector<Ran
   row.format = job.options.format;
   row.stream = stream;
   row.slots = parts[0].slots;
-  row.least_tokens = row.most_tokens = parts[0].tokens;
-  row.least_labels = row.most_labels = parts[0].loss.tokens;
-  int64_t pairs = 0, most_pairs = 0;
+  row.least_tokens = row.max_tokens = parts[0].tokens;
+  row.least_labels = row.max_labels = parts[0].loss.tokens;
+  int64_t pairs = 0, max_pairs = 0;
   for (const RankPart& part : parts) {
     row.least_tokens = std::min(row.least_tokens, part.tokens);
-    row.most_tokens = std::max(row.most_tokens, part.tokens);
+    row.max_tokens = std::max(row.max_tokens, part.tokens);
     row.least_labels = std::min(row.least_labels, part.loss.tokens);
-    row.most_labels = std::max(row.most_labels, part.loss.tokens);
+    row.max_labels = std::max(row.max_labels, part.loss.tokens);
     row.hidden_pairs += part.hidden_pairs;
     pairs += part.pairs;
-    most_pairs = std::max(most_pairs, part.pairs);
+    max_pairs = std::max(max_pairs, part.pairs);
   }
   if (pairs > 0)
-    row.pair_ratio = static_cast<double>(most_pairs) * job.cp / static_cast<double>(pairs);
+    row.pair_ratio = static_cast<double>(max_pairs) * job.cp / static_cast<double>(pairs);
   set_losses(row, parts);
   return row;
 }
@@ -86,7 +86,7 @@ double whole_mean_loss(const BshdArrays& arrays, int64_t stream, int64_t streams
   const int64_t count = arrays.rows / streams * arrays.slots;
   double loss = 0, tokens = 0;
   for (int64_t t = stream * count; t < (stream + 1) * count; ++t) {
-    const int64_t label = arrays.labels[static_cast<size_t>(t)];
+    const int64_t label = arrays.labels[t];
     if (label != ignored_label) loss += static_cast<double>(static_cast<float>(label)), ++tokens;
   }
   return tokens > 0 ? loss / tokens : 0;
@@ -129,9 +129,9 @@ const Table<BatchResult>& batch_table() {
       {"stream", "", 6, 0, [](const Row& r) { return r.stream; }},
       {"slots", "rank", 9, 0, [](const Row& r) { return r.slots; }},
       {"tokens_min", "rank", 10, 0, [](const Row& r) { return r.least_tokens; }},
-      {"tokens_max", "rank", 10, 0, [](const Row& r) { return r.most_tokens; }},
+      {"tokens_max", "rank", 10, 0, [](const Row& r) { return r.max_tokens; }},
       {"labels_min", "rank", 10, 0, [](const Row& r) { return r.least_labels; }},
-      {"labels_max", "rank", 10, 0, [](const Row& r) { return r.most_labels; }},
+      {"labels_max", "rank", 10, 0, [](const Row& r) { return r.max_labels; }},
       {"pairs", "max/mean", 9, 4, [](const Row& r) { return r.pair_ratio; }},
       {"hidden", "pairs", 9, 0, [](const Row& r) { return r.hidden_pairs; }},
       {"mean_loss", "", 10, 3, [](const Row& r) { return r.mean_loss; }},
@@ -189,7 +189,7 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
   std::vector<BatchResult> results;
   Check& loss = mine.check("mean loss of shards", 1e-12);
   for (size_t s = 0; s < streams.size(); ++s) {
-    const auto stream = static_cast<int64_t>(s);
+    const int64_t stream = s;
     BatchResult row = result_of(job, stream, all_parts(streams[s], job.cp, world));
     const double whole = whole_mean_loss(arrays, stream, std::ssize(streams));
     loss.add(

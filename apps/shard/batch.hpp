@@ -40,10 +40,10 @@ struct BatchJob {
 struct BatchResult : MeasuredRow {
   std::string format;
   int64_t stream = 0;
-  int64_t slots = 0;                          ///< per rank
-  int64_t least_tokens = 0, most_tokens = 0;  ///< real tokens of a rank
-  int64_t least_labels = 0, most_labels = 0;  ///< supervised tokens of a rank
-  double pair_ratio = 1;                      ///< visible (query, key) pairs, max / mean over ranks
+  int64_t slots = 0;                         ///< per rank
+  int64_t least_tokens = 0, max_tokens = 0;  ///< real tokens of a rank
+  int64_t least_labels = 0, max_labels = 0;  ///< supervised tokens of a rank
+  double pair_ratio = 1;                     ///< visible (query, key) pairs, max / mean over ranks
   int64_t hidden_pairs = 0;  ///< causally visible pairs with a padding key, which the key mask
                              ///< has to hide
   double mean_loss = 0;      ///< Σ loss / Σ labels, where the stand-in loss is the label's id

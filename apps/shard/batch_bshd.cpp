@@ -64,19 +64,16 @@ void check_shard(Check& check, const Rows<T>& rows, const BshdShard<T>& shard, c
     for (int64_t t = 0; t < count; ++t) {
       const int64_t slot = swapped_slot(0, width, job.cp, rank, t);
       const bool given = slot < arrays.slots;
-      const auto here = static_cast<size_t>(b * count + t);
-      const auto there = static_cast<size_t>(b * arrays.slots + slot);
+      const size_t here = b * count + t;
+      const size_t there = b * arrays.slots + slot;
       const auto where = [&] { return fmt::format("rank {} row {} slot {}", rank, b, slot); };
       check.add(shard.key_mask[here], given ? static_cast<double>(rows.mask[there]) : 0, where);
       check.add(static_cast<double>(shard.targets[here]),
                 static_cast<double>(given ? arrays.labels[there] : ignored_label), where);
       for (int64_t h = 0; h < hidden; ++h)
         check.add(
-            static_cast<double>(
-                shard.inputs[here * static_cast<size_t>(hidden) + static_cast<size_t>(h)]),
-            given ? static_cast<double>(
-                        rows.inputs()[there * static_cast<size_t>(hidden) + static_cast<size_t>(h)])
-                  : 0,
+            static_cast<double>(shard.inputs[here * static_cast<size_t>(hidden) + h]),
+            given ? static_cast<double>(rows.inputs()[there * static_cast<size_t>(hidden) + h]) : 0,
             where);
     }
 }
@@ -91,14 +88,14 @@ void check_positions(Check& check, const BshdArrays& arrays, const Layout& layou
     std::vector<int64_t> padded(begin, begin + arrays.slots);
     const int64_t last = padded.empty() ? -1 : padded.back();
     pad_positions(padded, layout.padded_slots, kind_of(kind));
-    std::vector<int64_t> mine(static_cast<size_t>(layout.slots_of_rank()));
+    std::vector<int64_t> mine(layout.slots_of_rank());
     shard_rows<int64_t>(layout, rank, padded, mine);
     for (size_t t = 0; t < mine.size(); ++t) {
       const int64_t slot =
           swapped_slot(0, layout.padded_slots, layout.cp(), rank, static_cast<int64_t>(t));
       const int64_t expected =
           slot < arrays.slots ? begin[slot] : padded_position(kind, last, slot - arrays.slots);
-      check.add(static_cast<double>(mine[t]), static_cast<double>(expected),
+      check.add(mine[t], expected,
                 [&] { return fmt::format("rank {} row {} slot {}", rank, row, slot); });
     }
   }
@@ -106,10 +103,10 @@ void check_positions(Check& check, const BshdArrays& arrays, const Layout& layou
 
 /// Checks that extras of slots are cut like the rows and padded with zeros. Others stay whole.
 void check_extras(Check& check, const BshdArrays& arrays, const Layout& layout, int rank) {
-  const auto slots = static_cast<size_t>(arrays.slots);
+  const size_t slots = arrays.slots;
   for (const auto& [name, stored] : arrays.extras) {
     if (stored.extra.aligned != Extra::Aligned::slots) continue;
-    const auto width = static_cast<size_t>(stored.extra.item_bytes);
+    const size_t width = stored.extra.item_bytes;
     std::vector<std::byte> mine(static_cast<size_t>(layout.slots_of_rank()) * width);
     for (size_t row = 0; row < static_cast<size_t>(arrays.rows); ++row) {
       const auto given = std::span(*stored.extra.bytes).subspan(row * slots * width, slots * width);
@@ -141,10 +138,10 @@ RankPart counted(const Rows<T>& rows, const BshdShard<T>& shard, int rank) {
   for (int64_t b = 0; b < rows.arrays.rows; ++b) {
     std::vector<int64_t> keys(static_cast<size_t>(n) + 1, 0);  // real keys before each slot
     for (size_t t = 0; t < static_cast<size_t>(n); ++t)
-      keys[t + 1] = keys[t] + rows.mask[static_cast<size_t>(b * n) + t];
+      keys[t + 1] = keys[t] + rows.mask[(b * n) + t];
     for (size_t t = 0; t < index.size(); ++t) {
       if (shard.key_mask[static_cast<size_t>(b) * index.size() + t] == 0) continue;
-      const int64_t seen = keys[static_cast<size_t>(index[t]) + 1];
+      const int64_t seen = keys[index[t] + 1];
       part.pairs += seen;
       part.hidden_pairs += index[t] + 1 - seen;
     }

@@ -42,23 +42,22 @@ void check_index(Check& check, const PartView& view) {
 void check_contents(Check& check, const PartView& view) {
   const CpBatch& part = view.part;
   const PositionIds& positions = *view.batch.positions;
-  const auto slots = static_cast<size_t>(std::ssize(part.index));
-  const auto all = static_cast<size_t>(view.arrays.rows * view.arrays.slots);
+  const size_t slots = std::ssize(part.index);
+  const size_t all = view.arrays.rows * view.arrays.slots;
   const auto compare = [&](double actual, double expected, const char* array, size_t t) {
     check.add(actual, expected, [&] { return fmt::format("{} {}[{}]", view.name, array, t); });
   };
-  const auto hidden = static_cast<size_t>(std::max<int64_t>(1, view.arrays.hidden));
+  const size_t hidden = std::max<int64_t>(1, view.arrays.hidden);
   for (size_t t = 0; t < slots; ++t) {
     if (part.index[t] >= part.bounds().slots()) continue;  // padding of the layout
     const size_t from = view.whole(part.index[t]);
-    compare(static_cast<double>(part.labels[t]), static_cast<double>(view.arrays.labels[from]),
-            "labels", t);
+    compare(part.labels[t], view.arrays.labels[from], "labels", t);
     compare(part.padding_mask[t], 1 - view.real[from], "padding_mask", t);
     for (size_t axis = 0; axis < static_cast<size_t>(positions.axes); ++axis)
-      compare(static_cast<double>(part.positions.values[axis * slots + t]),
-              static_cast<double>(positions.values[axis * all + from]), "positions", t);
+      compare(part.positions.values[axis * slots + t], positions.values[axis * all + from],
+              "positions", t);
     if (const auto* ids = std::get_if<TokenIds>(&part.inputs))
-      compare(static_cast<double>((*ids)[t]), static_cast<double>(view.arrays.ids[from]), "ids", t);
+      compare((*ids)[t], view.arrays.ids[from], "ids", t);
     else
       for (size_t h = 0; h < hidden; ++h)
         compare(std::get<TokenEmbeddings>(part.inputs).values[t * hidden + h],
@@ -77,7 +76,7 @@ Extra loss_mask_of(const std::vector<int64_t>& labels) {
 void check_slot_extra(Check& check, const PartView& view, const std::string& name,
                       const Extra& whole) {
   const std::vector<std::byte>& mine = *view.part.extras.at(name).bytes;
-  const auto width = static_cast<size_t>(whole.item_bytes);
+  const size_t width = whole.item_bytes;
   const size_t slots = view.rows * static_cast<size_t>(view.arrays.slots);  // slots of the stream
   if (mine.size() != view.part.index.size() * width)
     return check.add_failure(fmt::format("{} {} of {} bytes", view.name, name, mine.size()));
@@ -105,7 +104,7 @@ void check_extras(Check& check, const PartView& view) {
       continue;
     }
     std::span<const std::byte> expected = *whole.bytes;
-    const auto width = static_cast<size_t>(whole.item_bytes);
+    const size_t width = whole.item_bytes;
     if (whole.aligned == Extra::Aligned::rows)
       expected = expected.subspan(view.first_row * width, view.rows * width);
     compare_bytes(check, *view.part.extras.at(name).bytes, expected, where());
@@ -120,8 +119,8 @@ void check_local_bounds(Check& check, const PartView& view) {
   for (int64_t i = 0; i < local.segments(); ++i) {
     int64_t tokens = 0;
     for (int64_t t = local.begin(i); t < local.begin(i) + local.slot_length(i); ++t)
-      tokens += view.real[view.whole(part.index[static_cast<size_t>(t)])];
-    check.add(static_cast<double>(local.real_length(i)), static_cast<double>(tokens),
+      tokens += view.real[view.whole(part.index[t])];
+    check.add(local.real_length(i), tokens,
               [&] { return fmt::format("{} segment {}", view.name, i); });
   }
 }
@@ -132,11 +131,10 @@ void check_rotary_rows(Check& check, const PartView& view) {
   if (!part.local) return;
   const SegmentBounds local = part.local->view(), bounds = part.bounds();
   for (int64_t i = 0; i < local.segments(); ++i) {
-    auto t = static_cast<size_t>(local.begin(i));
+    size_t t = local.begin(i);
     for (const PositionRange& range : rope_slices(local.slot_length(i), part.cp_size, part.cp_rank))
       for (int64_t position = range.begin; position < range.end; ++position, ++t)
-        check.add(static_cast<double>(position),
-                  static_cast<double>(part.index[t] - bounds.begin(i)),
+        check.add(position, part.index[t] - bounds.begin(i),
                   [&] { return fmt::format("{} local slot {}", view.name, t); });
   }
 }
@@ -152,7 +150,7 @@ RankPart counted(const CpBatch& part) {
   for (size_t t = 0; t < part.index.size(); ++t) {
     const int32_t slot = part.index[t];
     if (part.padding_mask[t] != 0) continue;
-    counts.pairs += slot - part.bounds().begin(segment[static_cast<size_t>(slot)]) + 1;
+    counts.pairs += slot - part.bounds().begin(segment[slot]) + 1;
   }
   return counts;
 }
@@ -189,8 +187,7 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
   for (Check* check : {&contents, &extras, index, local, rotary})
     if (check != nullptr) check->add_nothing();  // a rank may have no part or no token
   // More chunks than rows are refused below.
-  StreamParts streams(
-      static_cast<size_t>(std::min(job.options.chunks, std::max<int64_t>(1, arrays.rows))));
+  StreamParts streams(std::min(job.options.chunks, std::max<int64_t>(1, arrays.rows)));
   for (const int rank : ranks_of(world, job.cp)) {
     const CpOptions options = cp_options(arrays, job, rank);
     std::vector<CpBatch> parts;

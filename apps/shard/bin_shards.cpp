@@ -17,7 +17,7 @@ BinShards::Array BinShards::make_array(const std::vector<T>& values, int64_t row
   Array array{
       Buffer<std::byte>(std::ssize(values) * static_cast<int64_t>(sizeof(T)), stream_.space()),
       row * static_cast<int64_t>(sizeof(T)), RowFill::of(fill)};
-  stream_.copy(array.stream.data(), values.data(), static_cast<size_t>(array.stream.size()));
+  stream_.copy(array.stream.data(), values.data(), array.stream.size());
   stream_.synchronize();
   return array;
 }
@@ -44,7 +44,7 @@ PackedSlots BinShards::make_slots(int64_t rows, Make make) const {
     if (array.row_bytes == 0) return;
     using T = typename std::remove_reference_t<decltype(to)>::value_type;
     Buffer<std::byte> out(rows * array.row_bytes, stream_.space());
-    const auto bytes = static_cast<size_t>(out.size());
+    const size_t bytes = out.size();
     stream_.fill(out.data(), unwritten, bytes);
     make(array, out);
     to.resize(bytes / sizeof(T));
@@ -98,7 +98,7 @@ std::vector<int32_t> BinShards::shifted_ids(Communicator& comm, std::span<const 
   Buffer<int32_t> local(slots, stream_.space()), out(slots, stream_.space());
   shard_array(ids_, comm.rank(), local.data());
   shards_->shift_left(comm, bounds, local.data(), out.data(), fill);
-  std::vector<int32_t> shifted(static_cast<size_t>(slots));
+  std::vector<int32_t> shifted(slots);
   stream_.copy(shifted.data(), out.data(), shifted.size() * sizeof(int32_t));
   stream_.synchronize();
   return shifted;

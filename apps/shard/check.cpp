@@ -16,7 +16,7 @@ namespace gyre {
 namespace {
 
 /// The matrix of needed keys is cp x cp, so it is not made for more ranks.
-constexpr int most_ranks_for_matrix = 1024;
+constexpr int max_ranks_for_matrix = 1024;
 
 /// The arrays of a shard by name, except embeddings.
 constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> arrays[] = {
@@ -62,7 +62,7 @@ void check_extras(Check& check, const Layout& layout, int rank, const PackedSlot
   const std::vector<int32_t> index = shard_index(layout, rank);
   for (const auto& [name, extra] : bin.extras) {
     const std::vector<std::byte>& held = mine.extras.at(name).bytes;
-    const auto width = static_cast<size_t>(extra.item_bytes);
+    const size_t width = extra.item_bytes;
     if (held.size() != index.size() * width) {
       check.add_failure(fmt::format("extra {} of rank {}: {} bytes", name, rank, held.size()));
       continue;
@@ -82,8 +82,8 @@ void check_extras(Check& check, const Layout& layout, int rank, const PackedSlot
 PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
                      const PackedSlots& from) {
   const auto padded = header.cu_seqlens_padded(bin);
-  const auto hidden = static_cast<size_t>(header.hidden_size);
-  const auto slots = static_cast<size_t>(to.padded.back());
+  const size_t hidden = header.hidden_size;
+  const size_t slots = to.padded.back();
   if (std::equal(padded.begin(), padded.end(), to.padded.begin())) return from;
   PackedSlots moved;
   if (hidden == 0) moved.ids.assign(slots, 0);
@@ -95,19 +95,17 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
     moved.extras[name] = {extra.item_bytes, std::vector<std::byte>(bytes)};
   }
   for (size_t i = 0; i + 1 < padded.size(); ++i) {
-    const auto begin = static_cast<size_t>(padded[i]), there = static_cast<size_t>(to.padded[i]);
-    const auto room = static_cast<size_t>(padded[i + 1] - padded[i]);
+    const size_t begin = padded[i], there = to.padded[i];
+    const size_t room = padded[i + 1] - padded[i];
     for (size_t k = 0; k < room; ++k) {
       if (hidden == 0) moved.ids[there + k] = from.ids[begin + k];
       moved.labels[there + k] = from.labels[begin + k];
     }
-    for (int32_t k = 0; k < to.padded[i + 1] - to.padded[i]; ++k)
-      moved.positions[there + static_cast<size_t>(k)] = k;
-    std::copy_n(from.embeddings.begin() + static_cast<std::ptrdiff_t>(begin * hidden),
-                room * hidden,
-                moved.embeddings.begin() + static_cast<std::ptrdiff_t>(there * hidden));
+    for (int32_t k = 0; k < to.padded[i + 1] - to.padded[i]; ++k) moved.positions[there + k] = k;
+    std::copy_n(from.embeddings.begin() + (begin * hidden), room * hidden,
+                moved.embeddings.begin() + (there * hidden));
     for (auto& [name, extra] : moved.extras) {
-      const auto width = static_cast<size_t>(extra.item_bytes);
+      const size_t width = extra.item_bytes;
       std::copy_n(from.extras.at(name).bytes.data() + begin * width, room * width,
                   extra.bytes.data() + there * width);
     }
@@ -156,7 +154,7 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
   const int64_t hidden = plan.header().hidden_size;
   Check& round_trip = checks.check("round trip", 0);
   Check& pairs = checks.check("pairs", 0);
-  Check* keys = plan.cp() <= most_ranks_for_matrix ? &checks.check("keys needed", 0) : nullptr;
+  Check* keys = plan.cp() <= max_ranks_for_matrix ? &checks.check("keys needed", 0) : nullptr;
   Check* extras = all.extras.empty() ? nullptr : &checks.check("extras", 0);
   if (plan.no_slots())
     for (Check* check : {&round_trip, &pairs, keys, extras})
@@ -175,13 +173,12 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
     for (int64_t i = 0; i < bounds.view().segments(); ++i)
       expected += bounds.view().real_length(i) * (bounds.view().real_length(i) + 1) / 2;
     const auto where = [&] { return fmt::format("bin {}", b); };
-    pairs.add(static_cast<double>(cost.pairs()), static_cast<double>(expected), where);
+    pairs.add(cost.pairs(), expected, where);
     if (keys == nullptr) continue;
     const auto traffic = kv_traffic(layout);
     for (size_t r = 0; r < traffic.size(); ++r)
-      keys->add(
-          static_cast<double>(std::accumulate(traffic[r].begin(), traffic[r].end(), int64_t{0})),
-          static_cast<double>(cost.ranks[r].kv_needed), where);
+      keys->add(std::accumulate(traffic[r].begin(), traffic[r].end(), int64_t{0}),
+                cost.ranks[r].kv_needed, where);
   }
 }
 
@@ -201,7 +198,7 @@ void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Place& p
     compare_slots(gathered, shards.gathered(place.comm), bin, b);
     if (shifted == nullptr) continue;
     const std::vector<int32_t> bounds = plan.bounds(b).padded;
-    std::vector<int32_t> expected(static_cast<size_t>(layout.slots_of_rank()));
+    std::vector<int32_t> expected(layout.slots_of_rank());
     shard_rows<int32_t>(layout, place.comm.rank(),
                         shift_left<int32_t>(bounds, bin.ids, ignored_label), expected, 1,
                         ignored_label);
@@ -283,10 +280,9 @@ void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::s
     const PackedSlots bin = bin_of(plan, slots, b);
     const Layout& layout = plan.layout(b);
     PackedSlots restored = blank_like(bin);
-    const int64_t begin = shards.slot_offsets[static_cast<size_t>(b)];
+    const int64_t begin = shards.slot_offsets[b];
     for (int r = 0; r < plan.cp(); ++r) {
-      const PackedSlots held =
-          part_of(rows[static_cast<size_t>(r)], begin, layout.shard(r).slots, hidden);
+      const PackedSlots held = part_of(rows[r], begin, layout.shard(r).slots, hidden);
       restore_slots(layout, r, held, hidden, restored);
       check_extras(check, layout, r, held, bin);
     }

@@ -49,9 +49,9 @@ void for_each_run(const std::vector<SlotView>& slots, F f) {
   const int64_t n = std::ssize(slots), points = std::min(n, samples);
   int64_t begin = 0;
   for (int64_t i = 0; i < points; ++i) {
-    const SlotView& view = slots[static_cast<size_t>(i * n / points)];
+    const SlotView& view = slots[i * n / points];
     const int64_t next = (i + 1) * n / points;
-    if (i + 1 < points && slots[static_cast<size_t>(next)] == view) continue;
+    if (i + 1 < points && slots[next] == view) continue;
     f(begin, next, view);
     begin = next;
   }
@@ -97,7 +97,7 @@ std::string pair_bars(const Layout& layout, const LayoutCost& cost, double x, do
   const double scale = bars_width / widest / std::max(1.0, mean);
   std::string svg = rect(x, y, bars_width, mask_size, "#f2f2f2");
   for (int r = 0; r < layout.cp(); ++r) {
-    const double pairs = static_cast<double>(cost.ranks[static_cast<size_t>(r)].pairs);
+    const double pairs = cost.ranks[r].pairs;
     const double top = y + height * r;
     svg += rect(x, top + 0.1 * height, std::min(bars_width, pairs * scale), 0.8 * height,
                 color(r, layout.cp()));
@@ -117,11 +117,8 @@ std::string need_matrix(const Layout& layout, const LayoutCost& cost, double x, 
   std::string svg = rect(x, y, matrix_size, matrix_size, "#f2f2f2");
   for (int r = 0; r < layout.cp(); ++r)
     for (int s = 0; s < layout.cp(); ++s) {
-      const double all = static_cast<double>(cost.ranks[static_cast<size_t>(s)].real_tokens);
-      const double share =
-          r == s ? 0
-                 : static_cast<double>(traffic[static_cast<size_t>(r)][static_cast<size_t>(s)]) /
-                       std::max(1.0, all);
+      const double all = cost.ranks[s].real_tokens;
+      const double share = r == s ? 0 : static_cast<double>(traffic[r][s]) / std::max(1.0, all);
       if (r == s)
         svg += rect(x + cell * s, y + cell * r, cell, cell, color(r, layout.cp()));
       else if (share > 0)

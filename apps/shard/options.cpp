@@ -87,7 +87,7 @@ void check_options(const ShardOptions& o) {
                                       {"--kv-heads", o.kv_heads},
                                       {"--head-dim", o.head_dim},
                                       {"--cp", o.cp}})
-    if (value > most_ranks) errors.add("{} {}: at most {}", option, value, most_ranks);
+    if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   if (!(o.tflops > 0)) errors.add("--tflops {} must be positive", o.tflops);
   if (!(o.gbytes_per_s > 0)) errors.add("--gbps {} must be positive", o.gbytes_per_s);
   if (o.ulysses && (!o.layout.all() || !o.output.empty() || !o.svg.empty() || o.repad))

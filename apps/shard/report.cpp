@@ -18,7 +18,7 @@ namespace {
 
 /// Sums over bins: first over this rank's bins, later over all.
 struct Totals {
-  double mean_pairs = 0, most_pairs = 0, worst_ratio = 1;
+  double mean_pairs = 0, max_pairs = 0, worst_ratio = 1;
   double slots = 0, real_tokens = 0, runs = 0;
   double needed = 0, needed_most = 0, ring = 0;
   double compute_s = 0, communicate_s = 0, step_s = 0, planning_s = 0;
@@ -47,14 +47,14 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   for (const RankCost& rank : cost.ranks) {
     needed += static_cast<double>(rank.kv_needed);
     most = std::max(most, static_cast<double>(rank.kv_needed));
-    real += static_cast<double>(rank.real_tokens);
+    real += rank.real_tokens;
   }
   t.mean_pairs += static_cast<double>(cost.pairs()) / cp;
-  t.most_pairs += static_cast<double>(cost.max_pairs());
+  t.max_pairs += cost.max_pairs();
   t.worst_ratio = std::max(t.worst_ratio, cost.pair_ratio());
-  t.slots += static_cast<double>(cost.slots);
+  t.slots += cost.slots;
   t.real_tokens += real;
-  t.runs += static_cast<double>(count_runs(layout));
+  t.runs += count_runs(layout);
   t.needed += needed / cp;
   t.needed_most += most;
   t.ring += (cp - 1) * static_cast<double>(cost.slots);
@@ -69,7 +69,7 @@ LayoutCost cost_of(const Layout& layout, const MaskRule& mask) {
   if (mask.plain_causal()) return cost;
   const AttentionProblem problem{&layout, {}, mask, {}};
   for (int r = 0; r < layout.cp(); ++r) {
-    RankCost& rank = cost.ranks[static_cast<size_t>(r)];
+    RankCost& rank = cost.ranks[r];
     rank.pairs = rank.kv_needed = 0;
     for (const Fragment& f : layout.shard(r).fragments) {
       const DocumentMask document(mask, f.segment.value(),
@@ -90,7 +90,7 @@ double ratio(double a, double b, double otherwise) {
 
 void sum_over(Communicator& world, Totals& t) {
   for (double* x :
-       {&t.mean_pairs, &t.most_pairs, &t.slots, &t.real_tokens, &t.runs, &t.needed, &t.needed_most,
+       {&t.mean_pairs, &t.max_pairs, &t.slots, &t.real_tokens, &t.runs, &t.needed, &t.needed_most,
         &t.ring, &t.compute_s, &t.communicate_s, &t.step_s, &t.planning_s})
     *x = all_reduce_value(world, *x, ReduceOp::sum);
   t.worst_ratio = all_reduce_value(world, t.worst_ratio, ReduceOp::max);
@@ -175,7 +175,7 @@ ShardingResult plan_layout(ShardingPlan& plan, const AttentionShape& shape, Comm
   const PackedHeader& header = plan.header();
   const TimeModel time = shape.time_model();
   Totals totals;
-  rank_costs.assign(static_cast<size_t>(plan.cp()), {});
+  rank_costs.assign(plan.cp(), {});
   run_agreed(world, "planning", [&] {
     for (int64_t b = world.rank(); b < header.bin_count(); b += world.size()) {
       const Layout& layout = plan.layout(b);
@@ -199,7 +199,7 @@ ShardingResult plan_layout(ShardingPlan& plan, const AttentionShape& shape, Comm
   row.slots = static_cast<int64_t>(totals.slots);
   row.padding = 1 - ratio(totals.real_tokens, totals.slots * plan.cp(), 1);
   row.run_length = ratio(totals.real_tokens, totals.runs, 0);
-  row.pair_ratio = ratio(totals.most_pairs, totals.mean_pairs, 1);
+  row.pair_ratio = ratio(totals.max_pairs, totals.mean_pairs, 1);
   row.worst_ratio = totals.worst_ratio;
   row.needed = ratio(totals.needed, totals.ring, 0);
   row.needed_most = ratio(totals.needed_most, totals.ring, 0);
@@ -232,9 +232,9 @@ std::string rank_costs_text(const std::string& layout, const std::vector<RankCos
     mean += static_cast<double>(cost.pairs) / static_cast<double>(costs.size());
   std::string text = fmt::format("# {}, by rank:\n{}", layout, table.header());
   for (size_t r = 0; r < costs.size(); ++r)
-    text += as_comment(table.row(
-        {static_cast<int64_t>(r), costs[r], ratio(static_cast<double>(costs[r].pairs), mean, 1),
-         static_cast<double>(costs[r].kv_needed) * shape.kv_token_bytes()}));
+    text +=
+        as_comment(table.row({static_cast<int64_t>(r), costs[r], ratio(costs[r].pairs, mean, 1),
+                              static_cast<double>(costs[r].kv_needed) * shape.kv_token_bytes()}));
   return text;
 }
 

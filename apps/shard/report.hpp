@@ -67,7 +67,7 @@ class ShardingPlan {
   const LayoutKind& kind() const { return kind_; }
   int cp() const { return options_.cp; }
   /// Index of the bin's first slot among the packed slots of all bins.
-  int64_t first_slot(int64_t bin) const { return slot_offsets_[static_cast<size_t>(bin)]; }
+  int64_t first_slot(int64_t bin) const { return slot_offsets_[bin]; }
   bool no_slots() const { return slot_offsets_.back() == 0; }
   BinBounds bounds(int64_t bin) const;
   /// The mask of a bin: causal, or that of its documents' trees.

@@ -105,8 +105,7 @@ void slice_bin(ExchangeStep& step, const BinView& bin) {
   step.row().slots += width;
   step.row().padding += pad;
   std::vector<int64_t> ids, positions = bin.positions;
-  for (int64_t t = begin; t < begin + width; ++t)
-    ids.push_back(t < n ? bin.ids[static_cast<size_t>(t)] : 0);
+  for (int64_t t = begin; t < begin + width; ++t) ids.push_back(t < n ? bin.ids[t] : 0);
   for (int64_t i = 0; i < pad; ++i) positions.push_back(i);
   std::vector<int32_t> real = bin.bounds, padded = bin.bounds;
   if (pad > 0) real.push_back(padded.back()), padded.push_back(static_cast<int32_t>(n + pad));
@@ -170,7 +169,7 @@ std::vector<float> exchanged(ExchangeStep& step, const std::vector<float>& x,
 
 /// Slots [begin, begin + count).
 std::vector<int32_t> slots_from(int64_t begin, int64_t count) {
-  std::vector<int32_t> slots(static_cast<size_t>(count));
+  std::vector<int32_t> slots(count);
   for (size_t t = 0; t < slots.size(); ++t)
     slots[t] = static_cast<int32_t>(begin) + static_cast<int32_t>(t);
   return slots;
@@ -209,8 +208,8 @@ void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vect
   // A rank sends each tensor except its own part.
   const double slots =
       static_cast<double>(std::ssize(mine)) * static_cast<double>(d) * sizeof(float);
-  const auto q_heads = static_cast<double>(heads.heads);
-  const auto kv_heads = static_cast<double>(heads.kv_heads * copies);
+  const double q_heads = heads.heads;
+  const double kv_heads = heads.kv_heads * copies;
   step.add_formula(static_cast<double>(ranks - 1) * slots * (3 * q_heads + 3 * kv_heads));
   step.row().slots += std::ssize(mine);
 }
@@ -244,7 +243,7 @@ void exchange_swapped(ExchangeStep& step, const UlyssesHeads& heads, const BinVi
 
 BinView bin_view(const PackedHeader& header, const PackedSlots& slots, int64_t b) {
   const auto padded = header.cu_seqlens_padded(b);
-  const int64_t first = header.slot_offsets()[static_cast<size_t>(b)], count = padded.back();
+  const int64_t first = header.slot_offsets()[b], count = padded.back();
   const auto part = [&](const std::vector<int32_t>& all) {
     return std::vector<int64_t>(all.begin() + first, all.begin() + first + count);
   };

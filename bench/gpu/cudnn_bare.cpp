@@ -44,8 +44,7 @@ class Bare final : public BareCudnn {
                   {d_v, a.d_v}};
     forward_ = take(make(false, false));
     Graph backward = make(true, ordered);
-    ordered_ =
-        ordered && backward.problem.is_good() && backward.workspace <= most_ordered_workspace;
+    ordered_ = ordered && backward.problem.is_good() && backward.workspace <= max_ordered_workspace;
     backward_ = take(ordered_ == ordered ? std::move(backward) : make(true, false));
   }
   ~Bare() override { (void)fe::detail::destroy_handle(handle_); }

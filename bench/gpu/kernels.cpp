@@ -198,7 +198,7 @@ void rows_of(Bench& b, int64_t columns) {
   Buffer<bf16> gradient(rows * columns, MemorySpace::device);
   const auto kernels = make_cuda_row_kernels(b.stream);
   std::vector<RowNormalizer> normalizers(static_cast<size_t>(rows), {4, 2});
-  std::vector<RowSlope> slopes(static_cast<size_t>(rows), {0.5F, 0.25F});
+  std::vector<GradientCoefficients> coefficients(static_cast<size_t>(rows), {0.5F, 0.25F});
   std::vector<int32_t> ids(static_cast<size_t>(rows));
   std::vector<float> weights(static_cast<size_t>(rows), 1);
   for (size_t i = 0; i < ids.size(); ++i)
@@ -209,7 +209,7 @@ void rows_of(Bench& b, int64_t columns) {
   records->start(rows, ids);
   RowPass pass;
   pass.columns = columns;
-  const RowPicks picks = {ids, weights, 1, 0};
+  const RowTokenIds token_ids = {ids, weights, 1, 0};
   const MatrixRef from = logits.matrix(rows, columns), to = gradient.matrix(rows, columns);
   const auto read = static_cast<double>(2 * rows * columns);
   b.suite.measure(
@@ -227,7 +227,8 @@ void rows_of(Bench& b, int64_t columns) {
           records->merge(b.network, b.stream, "scores", {found, logprob, entropy});
         },
         read},
-       {"gradient", [&] { kernels->gradient(from, pass, normalizers, slopes, picks, to); },
+       {"gradient",
+        [&] { kernels->gradient(from, pass, normalizers, coefficients, token_ids, to); },
         2 * read}});
 }
 

@@ -115,7 +115,7 @@ HostCopy::HostCopy(const ConstMatrixRef& from, Stream& stream) : matrix_(from) {
   stream.synchronize();
   if (stream.space() == MemorySpace::host) return;
   const size_t bytes = extent_of(from);
-  copy_ = Buffer<std::byte>(static_cast<int64_t>(bytes));
+  copy_ = Buffer<std::byte>(bytes);
   stream.copy(copy_.data(), from.data, bytes);
   stream.synchronize();
   matrix_.data = copy_.data();
@@ -124,7 +124,7 @@ HostCopy::HostCopy(const ConstMatrixRef& from, Stream& stream) : matrix_(from) {
 HostFill::HostFill(const MatrixRef& to, Stream& stream) : to_(to), stream_(stream), matrix_(to) {
   GYRE_CHECK(to.cols == to.stride, "{} of {} columns are to be filled in", to.cols, to.stride);
   if (stream.space() == MemorySpace::host) return;
-  staging_ = Buffer<std::byte>(static_cast<int64_t>(extent_of(to)));
+  staging_ = Buffer<std::byte>(extent_of(to));
   matrix_.data = staging_.data();
 }
 

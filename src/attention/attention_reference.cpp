@@ -275,7 +275,7 @@ class QuerySampler {
 
   void finish(SampledQuery& query, int64_t head, QueryResults& results) {
     OnlineRow& row = query.heads[at(head)];
-    const auto dim = static_cast<double>(dim_);
+    const double dim = dim_;
     double lse = row.sum > 0 ? row.max + std::log(row.sum) : -infinity_of<double>;
     if (!rows_.sinks.empty()) lse = log_add(lse, static_cast<double>(rows_.sinks[at(head)]));
     // exp(x - lse) = w · factor
@@ -328,8 +328,7 @@ class KeySampler {
         d_out = rows_.d_out(document_.begin + position);
       }
       for (int64_t head = 0; head < rows_.heads.heads; ++head)
-        add(static_cast<int64_t>(i), head, q + head * dim(), d_out + head * dim(), lse[head],
-            delta[head]);
+        add(i, head, q + head * dim(), d_out + head * dim(), lse[head], delta[head]);
     }
   }
 

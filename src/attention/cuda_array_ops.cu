@@ -161,7 +161,7 @@ __global__ void __launch_bounds__(array_threads)
   if (lane == 0) delta.at(at.row, at.head) = static_cast<float>(sum);
 }
 
-constexpr int most_sink_parts = 256;
+constexpr int max_sink_parts = 256;
 
 /// Threads of a block along the head axis: a power of two.
 __host__ __device__ constexpr int sink_width(int64_t heads) {
@@ -171,7 +171,7 @@ __host__ __device__ constexpr int sink_width(int64_t heads) {
 }
 unsigned sink_parts(int64_t rows, int64_t heads) {
   return static_cast<unsigned>(
-      std::min<int64_t>(most_sink_parts, ceil_div(rows, array_threads / sink_width(heads))));
+      std::min<int64_t>(max_sink_parts, ceil_div(rows, array_threads / sink_width(heads))));
 }
 
 /// Writes partial [gridDim.x][heads]: sums over every gridDim.x-th group of rows.
@@ -296,7 +296,7 @@ class CudaArrayOps final : public ArrayOps {
     if (rows * heads == 0) return;
     const unsigned parts = sink_parts(rows, heads);
     if (sink_parts_.size() < parts * heads)
-      sink_parts_ = Buffer<double>(most_sink_parts * heads, MemorySpace::device);
+      sink_parts_ = Buffer<double>(max_sink_parts * heads, MemorySpace::device);
     const dim3 grid(parts, blocks_for(heads, sink_width(heads)));
     launch({grid, array_threads, stream_}, sum_sink_parts, Stats(lse), Stats(delta), sinks,
            sink_parts_.data());
@@ -324,7 +324,7 @@ std::vector<CopyTable> copy_tables(std::span<const RowCopy> copies) {
   for (const RowCopy& c : copies) {
     if (c.rows * c.planes * c.width == 0) continue;
     const bool alone = adds && !written.take(c);
-    const bool full = !tables.empty() && tables.back().count == most_copies;
+    const bool full = !tables.empty() && tables.back().count == max_copies;
     if (tables.empty() || alone || full) {
       tables.emplace_back();
       written.clear();

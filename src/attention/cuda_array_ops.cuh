@@ -27,9 +27,9 @@ struct DeviceCopy {
   bool from_narrow, via_narrow, to_narrow, add;
 };
 
-inline constexpr int most_copies = 64;
+inline constexpr int max_copies = 64;
 struct CopyTable {
-  DeviceCopy copies[most_copies];
+  DeviceCopy copies[max_copies];
   int32_t count;
   int32_t blocks;
 };
@@ -42,7 +42,7 @@ inline constexpr int lines_of_a_block = 32;  ///< all of one copy
 /// Index of the copy that a block works on.
 GYRE_HOST_DEVICE inline int copy_of_block(const CopyTable& table, int block) {
   int index = 0;
-  for (int step = most_copies / 2; step > 0; step /= 2)
+  for (int step = max_copies / 2; step > 0; step /= 2)
     if (index + step < table.count && table.copies[index + step].first_block <= block)
       index += step;
   return index;

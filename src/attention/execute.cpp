@@ -41,7 +41,7 @@ AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& head
         for (const auto* messages : {&exchange->sends, &exchange->recvs})
           for (const Message& m : *messages)
             for (const Slice& slice : m.slices) use(slice.array);
-        if (exchange->carrier != Carrier::messages) group.subgroup(exchange->group);
+        if (exchange->transport != Transport::messages) group.subgroup(exchange->group);
       }
       if (const auto* clear = std::get_if<step::Clear>(&s)) use(clear->array);
     }
@@ -60,8 +60,7 @@ MatrixRef AttentionExecutor::columns(int index, int64_t p, HeadRange part) {
   const int64_t width = row_elements(a.kind, a.heads.count, heads_.head_dim);
   const int64_t plane_width = width / planes_of(a.kind);
   const int64_t dim = a.kind == ArrayKind::stats ? 1 : heads_.head_dim;
-  const MatrixRef all{data_[static_cast<size_t>(index)].data(), types_.stored(a.kind), a.tokens(),
-                      width, width};
+  const MatrixRef all{data_[index].data(), types_.stored(a.kind), a.tokens(), width, width};
   return all.columns_from(p * plane_width + (part.begin - a.heads.begin) * dim, part.count * dim);
 }
 
@@ -79,8 +78,8 @@ std::span<std::byte> AttentionExecutor::place(const Slice& slice) {
   const PlanArray& a = array(slice.array);
   const auto row = static_cast<size_t>(row_elements(a.kind, a.heads.count, heads_.head_dim)) *
                    size_of(types_.stored(a.kind));
-  return data_[static_cast<size_t>(slice.array)].subspan(static_cast<size_t>(slice.row) * row,
-                                                         static_cast<size_t>(slice.rows) * row);
+  return data_[slice.array].subspan(static_cast<size_t>(slice.row) * row,
+                                    static_cast<size_t>(slice.rows) * row);
 }
 
 RowPlace AttentionExecutor::in_array(const Slice& slice) {
@@ -153,7 +152,7 @@ void AttentionExecutor::clear(int index) {
 
 void AttentionExecutor::clear_deferred(int index) {
   if (deferred_clears_.erase(index) == 0) return;
-  const auto data = data_[static_cast<size_t>(index)];
+  const auto data = data_[index];
   stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
   if (array(index).kind == ArrayKind::stats)
     ops_->fill(plane(index, 0).as<float>(), -infinity_of<float>);
@@ -272,13 +271,13 @@ void AttentionExecutor::register_gathered_arrays() {
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const Step& s : plan_.steps(pass)) {
       const auto* gather = std::get_if<step::Exchange>(&s);
-      if (gather == nullptr || gather->carrier != Carrier::all_gather) continue;
+      if (gather == nullptr || gather->transport != Transport::all_gather) continue;
       const Slice &sent = gather->sends.front().slices.front(),
                   &received = gather->recvs.front().slices.front();
       const bool copied = copies_of(*gather, plan_, heads_, types_).sent > 0;
       if (copied || array(sent.array).storage == array(received.array).storage) continue;
       for (const int index : {sent.array, received.array}) {
-        const auto memory = data_[static_cast<size_t>(index)];
+        const auto memory = data_[index];
         auto& most = used[{gather->group, array(index).storage}];
         if (sent.row == 0 && memory.size() > most.size()) most = memory;
       }

@@ -137,7 +137,7 @@ class AttentionExecutor {
     MarkPtr end = {};  ///< set when the transfer is found to be complete
   };
 
-  const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
+  const PlanArray& array(int index) const { return plan_.arrays[index]; }
   MatrixRef matrix_of(int index);
   /// Plane `p` of an array, all heads.
   MatrixRef plane(int index, int64_t p);

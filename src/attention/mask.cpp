@@ -101,7 +101,7 @@ MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const
     throw_usage("a mask of {} documents for {}", documents_.size(), lengths.size());
   for (size_t d = 0; d < documents_.size(); ++d) {
     std::vector<Region>& regions = documents_[d];
-    const auto document = static_cast<int64_t>(d);
+    const int64_t document = d;
     for (size_t i = 0; i < regions.size(); ++i) {
       check_region(regions[i], document, i, lengths[d]);
       regions[i].window = std::min(regions[i].window, lengths[d]);
@@ -116,7 +116,7 @@ MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const
 std::span<const Region> MaskTable::of(int64_t document) const {
   GYRE_CHECK(document >= 0 && document < documents(), "document {} of a mask of {}", document,
              documents());
-  return documents_[static_cast<size_t>(document)];
+  return documents_[document];
 }
 
 int64_t MaskTable::regions() const {
@@ -191,14 +191,14 @@ int64_t DocumentMask::reach() const {
   return whole_.window > 0 ? std::min(whole_.window, length_) : length_;
 }
 
-int64_t DocumentMask::most_keys() const {
+int64_t DocumentMask::max_keys() const {
   if (regions_.data() == &whole_) return reach();
   int64_t most = 0;
   for (int64_t q = 0; q < length_; ++q) most = std::max(most, keys_of(q));
   return most;
 }
 
-int64_t DocumentMask::most_queries() const {
+int64_t DocumentMask::max_queries() const {
   if (regions_.data() == &whole_) return reach();
   int64_t most = 0;
   for (int64_t k = 0; k < length_; ++k) most = std::max(most, queries_of(k));
@@ -222,7 +222,7 @@ int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t h
   bool fits = true;
   for (const int64_t of_document : pairs) {
     fits = fits && !__builtin_add_overflow(sum, of_document, &sum);
-    about += static_cast<double>(of_document);
+    about += of_document;
   }
   if (fits && !__builtin_mul_overflow(sum, heads, &product)) return product;
   const int64_t most = fits ? std::numeric_limits<int64_t>::max() / sum : 0;
@@ -236,7 +236,7 @@ int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t h
 int64_t pairs_of_heads(std::span<const int64_t> offsets, const MaskRule& mask, int64_t heads) {
   std::vector<int64_t> pairs;
   for (size_t d = 0; d + 1 < offsets.size(); ++d)
-    pairs.push_back(visible_pairs(offsets[d + 1] - offsets[d], mask, static_cast<int64_t>(d)));
+    pairs.push_back(visible_pairs(offsets[d + 1] - offsets[d], mask, d));
   return pairs_of_heads(pairs, offsets.back(), heads);
 }
 

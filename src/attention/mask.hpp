@@ -77,7 +77,7 @@ enum class MaskKind { causal, full, regions };
 
 /// A mask: one rule for documents of any length, or a table. Causal with a window w > 0: the query
 /// at position p sees positions p - w + 1 .. p, itself and the w - 1 before it. Windows are cut to
-/// most_positions.
+/// max_positions.
 struct MaskRule {
   MaskKind kind = MaskKind::causal;
   int64_t window = 0;                      ///< 0: no window; causal masks only
@@ -85,7 +85,7 @@ struct MaskRule {
 
   MaskRule() = default;
   MaskRule(MaskKind kind_, int64_t window_ = 0)
-      : kind(kind_), window(std::min(window_, most_positions)) {}
+      : kind(kind_), window(std::min(window_, max_positions)) {}
   explicit MaskRule(MaskTable table_);
 
   /// Whether every document has the same mask: causal without a window.
@@ -113,13 +113,13 @@ class DocumentMask {
   int64_t keys_of(int64_t query) const;
   int64_t queries_of(int64_t key) const;
   /// Largest number of keys that a query sees, and of queries that see a key.
-  int64_t most_keys() const;
-  int64_t most_queries() const;
+  int64_t max_keys() const;
+  int64_t max_queries() const;
   /// Visible pairs of the first `queries` queries, O(regions).
   int64_t pairs(int64_t queries) const;
 
  private:
-  /// For simple masks: equals both most_keys() and most_queries().
+  /// For simple masks: equals both max_keys() and max_queries().
   int64_t reach() const;
 
   int64_t length_;

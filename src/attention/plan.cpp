@@ -14,9 +14,9 @@ const char* name_of(ArrayKind kind) {
   return names[static_cast<size_t>(kind)];
 }
 
-const char* name_of(Carrier carrier) {
+const char* name_of(Transport transport) {
   constexpr std::array names = {"messages", "allgather", "reduce_scatter", "alltoall"};
-  return names.at(static_cast<size_t>(carrier));
+  return names.at(static_cast<size_t>(transport));
 }
 
 int64_t PlanArray::tokens() const {
@@ -103,13 +103,13 @@ class Counter {
   void operator()(const step::Exchange& s) {
     for (const Message& m : s.sends) {
       if (m.peer == plan_.rank) continue;
-      if (s.carrier == Carrier::messages) ++count_.messages;
+      if (s.transport == Transport::messages) ++count_.messages;
       for (const Slice& slice : m.slices) {
         touch(slice.array);
         count_.bytes_sent += wire_bytes(slice);
       }
     }
-    if (s.carrier != Carrier::messages) ++count_.messages;
+    if (s.transport != Transport::messages) ++count_.messages;
     for (const Message& m : s.recvs)
       for (const Slice& slice : m.slices) {
         touch(slice.array);
@@ -119,7 +119,7 @@ class Counter {
     const int64_t copies = made.sent + made.received;
     if (copies > 0) copies_[s.id] = copies;
     copies_now_ += copies;
-    most_copies_ = std::max(most_copies_, copies_now_);
+    max_copies_ = std::max(max_copies_, copies_now_);
   }
   void operator()(const step::Wait& s) {
     const auto found = copies_.find(s.id);
@@ -143,13 +143,13 @@ class Counter {
 
   PlanCount result() const {
     PlanCount total = count_;
-    total.transient_bytes = most_copies_;
+    total.transient_bytes = max_copies_;
     for (const auto& [storage, bytes] : storages_) total.transient_bytes += bytes;
     return total;
   }
 
  private:
-  const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
+  const PlanArray& array(int index) const { return plan_.arrays[index]; }
   HeadRange query_heads(const step::Compute& s) const {
     return query_heads_of(array(s.q).heads, s.kv_heads, heads_);
   }
@@ -158,8 +158,8 @@ class Counter {
   }
   void touch(int index) {
     // Early exit: arrays may have as many runs of rows as there are tokens.
-    if (index < array_kinds || touched_[static_cast<size_t>(index)]) return;
-    touched_[static_cast<size_t>(index)] = true;
+    if (index < array_kinds || touched_[index]) return;
+    touched_[index] = true;
     const PlanArray& a = array(index);
     int64_t& bytes = storages_[a.storage];
     bytes = std::max(bytes, stored_bytes(a, heads_, types_));
@@ -172,7 +172,7 @@ class Counter {
   std::map<int, int64_t> copies_;    ///< [exchange] bytes of copies in progress
   std::map<int, int64_t> storages_;  ///< bytes
   std::vector<bool> touched_;        ///< [array]
-  int64_t copies_now_ = 0, most_copies_ = 0;
+  int64_t copies_now_ = 0, max_copies_ = 0;
 };
 
 }  // namespace
@@ -191,7 +191,7 @@ bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const Elemen
 MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
                         const HeadShape& heads, const ElementTypes& types) {
   const auto array = [&](const Slice& slice) -> const PlanArray& {
-    return plan.arrays[static_cast<size_t>(slice.array)];
+    return plan.arrays[slice.array];
   };
   const auto lies = [&](const Slice& slice) {
     return travels_as_it_lies(array(slice), slice, types);
@@ -207,21 +207,21 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
     return total;
   };
   const auto copied = [&](const Slice& slice) { return slice.add || !lies(slice); };
-  switch (exchange.carrier) {
-    case Carrier::messages:
+  switch (exchange.transport) {
+    case Transport::messages:
       return {sum(exchange.sends, copied), sum(exchange.recvs, copied)};
-    case Carrier::all_to_all: {
+    case Transport::all_to_all: {
       const auto all = [](const Slice&) { return true; };
       return {sum(exchange.sends, all), sum(exchange.recvs, all)};
     }
-    case Carrier::all_gather: {
+    case Transport::all_gather: {
       const Slice& sent = exchange.sends.front().slices.front();
       return {lies(sent) ? 0 : bytes(sent), 0};
     }
-    case Carrier::reduce_scatter: {
+    case Transport::reduce_scatter: {
       const Slice &sent = exchange.sends.front().slices.front(),
                   &summed = exchange.recvs.front().slices.front();
-      const auto blocks = static_cast<int64_t>(exchange.group.size());
+      const int64_t blocks = std::ssize(exchange.group);
       return {lies(sent) ? 0 : blocks * bytes(sent), bytes(summed)};
     }
   }
@@ -259,7 +259,7 @@ int64_t plan_bytes(const RankPlan& plan) {
 }
 
 std::string name_of_keys(const RankPlan& plan, const step::Compute& compute) {
-  const std::vector<RankRows>& rows = plan.arrays[static_cast<size_t>(compute.kv)].rows;
+  const std::vector<RankRows>& rows = plan.arrays[compute.kv].rows;
   const bool one = !rows.empty() && std::all_of(rows.begin(), rows.end(), [&](const RankRows& run) {
     return run.rank == rows[0].rank;
   });

@@ -96,8 +96,8 @@ struct Message {
 ///     reduce_scatter  Input: an array with one block per member. Member r gets the sum of block r,
 ///                     added to one slice. The own block must be 0
 ///     all_to_all      any messages
-enum class Carrier { messages, all_gather, reduce_scatter, all_to_all };
-const char* name_of(Carrier carrier);
+enum class Transport { messages, all_gather, reduce_scatter, all_to_all };
+const char* name_of(Transport transport);
 
 namespace step {
 
@@ -107,7 +107,7 @@ struct Exchange {
   int id = 0;        ///< unique within a list
   std::string what;  ///< "KV", "dKV", "all-gather KV": for traces and errors
   std::vector<Message> sends, recvs;
-  Carrier carrier = Carrier::messages;
+  Transport transport = Transport::messages;
   std::vector<int> group = {};  ///< ranks of a collective, ascending
 };
 struct Wait {

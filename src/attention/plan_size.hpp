@@ -10,8 +10,8 @@
 namespace gyre {
 
 /// Limits on entries: all plans kept in memory; plans made one rank at a time (minutes).
-inline constexpr int64_t most_kept_entries = int64_t{30} << 20;
-inline constexpr int64_t most_streamed_entries = int64_t{1} << 30;
+inline constexpr int64_t max_kept_entries = int64_t{30} << 20;
+inline constexpr int64_t max_streamed_entries = int64_t{1} << 30;
 
 /// Estimated number of arrays, steps, messages, slices and rectangles in the plans of all ranks:
 /// the maximum of three ranks, times the number of ranks. Throws the refusals of the schedule.

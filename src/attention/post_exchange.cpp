@@ -42,8 +42,8 @@ class AttentionExecutor::Staging {
            (received_ && slice.add);
   }
   std::span<std::byte> piece(const Slice& slice) {
-    const auto reserved_bytes = static_cast<size_t>(reserved(slice));
-    const std::span<std::byte> mine = left_.first(static_cast<size_t>(bytes(slice)));
+    const size_t reserved_bytes = reserved(slice);
+    const std::span<std::byte> mine = left_.first(bytes(slice));
     left_ = left_.subspan(reserved_bytes);
     return mine;
   }
@@ -53,9 +53,7 @@ class AttentionExecutor::Staging {
     return wire_bytes(executor_.array(slice.array).kind, slice, executor_.heads_, executor_.types_);
   }
   /// Every piece is padded to whole floats.
-  int64_t reserved(const Slice& slice) const {
-    return round_up(bytes(slice), static_cast<int64_t>(sizeof(float)));
-  }
+  int64_t reserved(const Slice& slice) const { return round_up(bytes(slice), sizeof(float)); }
 
   const AttentionExecutor& executor_;
   bool received_;
@@ -99,13 +97,13 @@ AttentionExecutor::Posting AttentionExecutor::library_parts_of(const step::Excha
     const auto bytes = wire_bytes(array(slice.array).kind, slice, heads_, types_);
     if (bytes % static_cast<int64_t>(sizeof(float)) != 0)
       throw_usage("{}: a part of {} bytes; the library's {} takes whole numbers of {} bytes",
-                  s.what, bytes, name_of(s.carrier), sizeof(float));
-    const std::span<std::byte> piece = left.first(static_cast<size_t>(bytes));
+                  s.what, bytes, name_of(s.transport), sizeof(float));
+    const std::span<std::byte> piece = left.first(bytes);
     left = left.subspan(piece.size());
     return piece;
   };
   Posting posting;
-  if (s.carrier == Carrier::all_to_all) {
+  if (s.transport == Transport::all_to_all) {
     const auto slices_of = [&](const std::vector<Message>& messages, int peer) {
       const auto found = std::ranges::find(messages, peer, &Message::peer);
       return peer == plan_.rank || found == messages.end() ? std::span<const Slice>()
@@ -124,7 +122,7 @@ AttentionExecutor::Posting AttentionExecutor::library_parts_of(const step::Excha
     return posting;
   }
   const Slice &sent = s.sends.front().slices.front(), &received = s.recvs.front().slices.front();
-  const bool gathers = s.carrier == Carrier::all_gather;
+  const bool gathers = s.transport == Transport::all_gather;
   const Slice from = gathers ? sent : whole(sent);
   posting.sends.push_back(
       {plan_.rank, copied.sent > 0 ? pack(from, next(out, from), posting.copies) : place(from)});
@@ -140,7 +138,7 @@ AttentionExecutor::Posting AttentionExecutor::library_parts_of(const step::Excha
 std::span<std::byte> AttentionExecutor::stage(int64_t bytes, Pending& pending) {
   if (bytes == 0) return {};
   pending.staging.push_back(workspace_.take_staging(bytes));
-  return std::as_writable_bytes(pending.staging.back().span()).first(static_cast<size_t>(bytes));
+  return std::as_writable_bytes(pending.staging.back().span()).first(bytes);
 }
 
 std::span<const std::byte> AttentionExecutor::pack(const Slice& slice, std::span<std::byte> to,
@@ -154,7 +152,7 @@ std::span<const std::byte> AttentionExecutor::pack(const Slice& slice, std::span
 WorkPtr AttentionExecutor::submit(const step::Exchange& s, const Posting& posting) {
   const std::vector<SendSlice>& sends = posting.sends;
   const std::vector<RecvSlice>& recvs = posting.recvs;
-  if (s.carrier == Carrier::messages) return group_.exchange(sends, recvs, stream_, s.what);
+  if (s.transport == Transport::messages) return group_.exchange(sends, recvs, stream_, s.what);
   Communicator& group = group_.subgroup(s.group);
   const auto sizes = [](const auto& parts) {
     std::vector<int64_t> bytes;
@@ -166,8 +164,8 @@ WorkPtr AttentionExecutor::submit(const step::Exchange& s, const Posting& postin
                        sends.back().data.data() + sends.back().data.size());
   const std::span to(recvs.front().data.data(),
                      recvs.back().data.data() + recvs.back().data.size());
-  if (s.carrier == Carrier::all_gather) return group.all_gather(from, to, stream_, s.what);
-  if (s.carrier == Carrier::all_to_all)
+  if (s.transport == Transport::all_gather) return group.all_gather(from, to, stream_, s.what);
+  if (s.transport == Transport::all_to_all)
     return group.all_to_all_v(from, sizes(sends), to, sizes(recvs), stream_, s.what);
   const DType type = types_.on_wire(array(s.sends.front().slices.front().array).kind);
   return group.reduce_scatter(from.data(), to.data(),
@@ -178,7 +176,7 @@ WorkPtr AttentionExecutor::submit(const step::Exchange& s, const Posting& postin
 void AttentionExecutor::post(const step::Exchange& s, int step) {
   Pending pending{&s};
   Posting posting =
-      s.carrier == Carrier::messages ? messages_of(s, pending) : library_parts_of(s, pending);
+      s.transport == Transport::messages ? messages_of(s, pending) : library_parts_of(s, pending);
   add_local_copies(s, posting.copies);
   ops_->copy(posting.copies);
   if (trace_ != nullptr) {

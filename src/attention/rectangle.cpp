@@ -123,7 +123,7 @@ std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const 
                                  Trim trimming) {
   check_mask(rule);
   // For a simple rule, one document of unlimited length serves all segments.
-  const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, most_positions);
+  const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, max_positions);
   std::vector<Fragment> sorted;
   const std::span<const Fragment> in_order = by_segment(keys.fragments, sorted);
   std::vector<Rectangle> rectangles;

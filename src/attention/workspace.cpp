@@ -8,7 +8,7 @@ namespace gyre {
 namespace {
 
 Buffer<float> buffer_of_bytes(int64_t bytes, MemorySpace space) {
-  return Buffer<float>(ceil_div(bytes, static_cast<int64_t>(sizeof(float))), space);
+  return Buffer<float>(ceil_div(bytes, sizeof(float)), space);
 }
 int64_t bytes_of(const Buffer<float>& buffer) {
   return buffer.size() * static_cast<int64_t>(sizeof(float));
@@ -30,7 +30,7 @@ std::span<std::byte> AttentionWorkspace::storage(int id, int64_t bytes) {
     buffer = {};  // release first: both may not fit together
     buffer = buffer_of_bytes(bytes, space_);
   }
-  return std::as_writable_bytes(buffer.span()).first(static_cast<size_t>(bytes));
+  return std::as_writable_bytes(buffer.span()).first(bytes);
 }
 
 Buffer<float> AttentionWorkspace::take_staging(int64_t bytes) {

@@ -113,7 +113,7 @@ MatrixView<float> chosen(const Call& call, std::span<const int32_t> targets) {
   const auto rows = std::ssize(targets);
   Buffer<int64_t> columns(rows), here(rows);
   for (int64_t r = 0; r < rows; ++r) {
-    const int64_t column = column_of(call, targets[static_cast<size_t>(r)]);
+    const int64_t column = column_of(call, targets[r]);
     columns[r] = std::max<int64_t>(column, 0);
     here[r] = column < 0 ? 0 : 1;
   }
@@ -171,7 +171,7 @@ void backward_of_entropy(const Call& call, ConstMatrixRef logits, std::span<cons
   Buffer<float> factors(t.p.rows);
   for (int64_t r = 0; r < t.p.rows; ++r) {
     t.entropy[r] = -t.entropy[r];
-    factors[r] = -g[static_cast<size_t>(r)];
+    factors[r] = -g[r];
   }
   apply(RowMap::subtract, t.logp, t.entropy.span(), terms, threads);
   apply(Zip::multiply, t.p, terms, terms, threads);

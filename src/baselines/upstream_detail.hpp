@@ -51,8 +51,7 @@ BasicMatrixRef<Byte> rows_of(BasicMatrixRef<Byte> x, Rows rows) {
 
 template <class T>
 std::span<T> rows_of(std::span<T> x, Rows rows, int64_t of_row = 1) {
-  return x.subspan(static_cast<size_t>(rows.begin * of_row),
-                   static_cast<size_t>(rows.count * of_row));
+  return x.subspan(rows.begin * of_row, rows.count * of_row);
 }
 
 inline void check(const Shape& shape, const Communicator& tp, ConstMatrixRef logits) {

@@ -21,7 +21,7 @@ using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
 using U = hn::RebindToUnsigned<F>;
 using Half = hn::Rebind<uint16_t, F>;
-constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
+constexpr int64_t max_lanes = HWY_MAX_BYTES / sizeof(float);
 
 int64_t lanes() {
   return static_cast<int64_t>(hn::Lanes(F()));
@@ -31,8 +31,8 @@ int64_t lanes() {
 HWY_INLINE V load(const float* from, int64_t count, float fill = 0) {
   const F f;
   if (count >= lanes()) return hn::LoadU(f, from);
-  HWY_ALIGN float padded[most_lanes];
-  std::fill_n(padded, most_lanes, fill);
+  HWY_ALIGN float padded[max_lanes];
+  std::fill_n(padded, max_lanes, fill);
   std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(float));
   return hn::Load(f, padded);
 }
@@ -40,7 +40,7 @@ HWY_INLINE V load(const float* from, int64_t count, float fill = 0) {
 HWY_INLINE void store(V v, float* to, int64_t count) {
   const F f;
   if (count >= lanes()) return hn::StoreU(v, f, to);
-  HWY_ALIGN float padded[most_lanes];
+  HWY_ALIGN float padded[max_lanes];
   hn::Store(v, f, padded);
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(float));
 }
@@ -106,7 +106,7 @@ float max_row(const float* a, int64_t count) {
 template <class Term>
 HWY_INLINE double sum_of(int64_t count, Term term) {
   const F f;
-  const int64_t n = lanes(), run = 256 * most_lanes;
+  const int64_t n = lanes(), run = 256 * max_lanes;
   double total = 0;
   for (int64_t begin = 0; begin < count; begin += run) {
     const int64_t end = std::min(begin + run, count);
@@ -275,7 +275,7 @@ void to_float(MatrixView<const int64_t> a, MatrixView<float> out, int threads) {
 
 void clear(MatrixRef out, int threads) {
   for_each_row(out, threads, [&](int64_t r) {
-    const auto size = static_cast<int64_t>(size_of(out.type));
+    const int64_t size = size_of(out.type);
     std::fill_n(out.data + r * out.stride * size, out.cols * size, std::byte{0});
   });
 }

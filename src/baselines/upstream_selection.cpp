@@ -90,10 +90,10 @@ void keep_nucleus(FilterScratch& scratch, const SamplingFilter& filter, std::spa
   const int64_t count = std::ssize(items);
   sort_by_value(items, scratch.spare.span());
   const bool limited = filter.top_k > 0 && filter.top_k < count;
-  const uint32_t bar = limited ? key_in(items[static_cast<size_t>(count - filter.top_k)]) : 0;
+  const uint32_t bar = limited ? key_in(items[count - filter.top_k]) : 0;
   const MatrixView<float> e = scratch.exponentials.matrix(1, count);
   for (int64_t i = 0; i < count; ++i) {
-    const Item item = items[static_cast<size_t>(i)];
+    const Item item = items[i];
     e(0, i) = key_in(item) < bar ? -infinity : value_in(item);
   }
   const float max = e(0, count - 1);
@@ -105,7 +105,7 @@ void keep_nucleus(FilterScratch& scratch, const SamplingFilter& filter, std::spa
   for (int64_t i = 0; i < count; ++i) {
     // False for the largest element and with NaN; true for all elements that top_k has removed.
     const bool beyond = sum - scratch.cumulative[i] >= limit;
-    kept[place_in(items[static_cast<size_t>(i)])] = beyond ? 0 : 1;
+    kept[place_in(items[i])] = beyond ? 0 : 1;
   }
 }
 
@@ -115,11 +115,10 @@ void filter_rows(MatrixView<const float> z, const SamplingFilter& filter, int th
   std::vector<FilterScratch> scratches;
   for (int t = 0; t < std::max(1, threads); ++t) scratches.emplace_back(z.cols);
   for_each_row(threads, z, 10, [&](int64_t r, int thread) {
-    FilterScratch& scratch = scratches[static_cast<size_t>(thread)];
+    FilterScratch& scratch = scratches[thread];
     for (int64_t c = 0; c < z.cols; ++c)
       scratch.items[c] = item_of(z(r, c), static_cast<uint32_t>(c));
-    const auto row =
-        kept.span().subspan(static_cast<size_t>(r * z.cols), static_cast<size_t>(z.cols));
+    const auto row = kept.span().subspan(r * z.cols, z.cols);
     if (filter.top_p == 1)
       keep_largest(scratch.items.span(), std::min(filter.top_k, z.cols), row);
     else
@@ -181,7 +180,7 @@ void local_top(MatrixView<const float> z, int64_t first_id, int threads, MatrixV
   std::vector<Buffer<Item>> scratches;
   for (int t = 0; t < std::max(1, threads); ++t) scratches.emplace_back(z.cols);
   for_each_row(threads, z, 3, [&](int64_t r, int thread) {
-    Buffer<Item>& items = scratches[static_cast<size_t>(thread)];
+    Buffer<Item>& items = scratches[thread];
     for (int64_t c = 0; c < z.cols; ++c) items[c] = top_item(z(r, c), first_id + c);
     largest_first(items.span(), length);
     for (int64_t i = 0; i < values.cols; ++i) {
@@ -226,7 +225,7 @@ void FilteredLogprob::forward(ConstMatrixRef logits, std::span<const int32_t> ta
   if (own_.size() == 0) own_ = Buffer<float>(rows);
   const int64_t first = exchange_.first_row(tp_.rank());
   for (int64_t r = 0; r < rows; ++r) {
-    const int32_t id = targets[static_cast<size_t>(first + r)];
+    const int32_t id = targets[first + r];
     own_[r] = id >= 0 && id < vocab_size ? logp(r, id) : -infinity;
   }
   tp_.all_gather_v(bytes_of(std::as_const(own_).span()), writable_bytes_of(logprob),
@@ -245,10 +244,9 @@ std::vector<int64_t> FilteredLogprob::bytes_of_rows() const {
 
 std::vector<int32_t> FilteredLogprob::survivors(Stream& stream) const {
   const int64_t rows = exchange_.rows(), vocab_size = shape_.vocab.vocab_size;
-  std::vector<int32_t> own(static_cast<size_t>(rows), static_cast<int32_t>(vocab_size)),
-      all(static_cast<size_t>(shape_.tokens));
+  std::vector<int32_t> own(rows, static_cast<int32_t>(vocab_size)), all(shape_.tokens);
   for (int64_t r = 0; r < rows && kept_.size() > 0; ++r)
-    own[static_cast<size_t>(r)] = static_cast<int32_t>(
+    own[r] = static_cast<int32_t>(
         std::count(kept_.data() + r * vocab_size, kept_.data() + (r + 1) * vocab_size, 1));
   tp_.all_gather_v(bytes_of(std::span<const int32_t>(own)), writable_bytes_of(std::span(all)),
                    bytes_of_rows(), stream, "numbers of survivors")
@@ -266,11 +264,11 @@ void FilteredLogprob::backward(std::span<const int32_t> targets, std::span<const
   const MatrixView<float> gradient = all.columns_from(0, vocab_size);
   Buffer<float> g(rows);
   for (int64_t r = 0; r < rows; ++r)
-    g[r] = d_logprob[static_cast<size_t>(first + r)] / static_cast<float>(filter_.temperature);
+    g[r] = d_logprob[first + r] / static_cast<float>(filter_.temperature);
   apply(Map::negate, scratch_.tensor(shifted, rows, vocab_size), gradient, threads);
   apply(RowMap::multiply, gradient, g.span(), gradient, threads);
   for (int64_t r = 0; r < rows; ++r) {
-    if (own_[r] != -infinity) gradient(r, targets[static_cast<size_t>(first + r)]) += g[r];
+    if (own_[r] != -infinity) gradient(r, targets[first + r]) += g[r];
   }
   clear(MatrixRef(all.columns_from(vocab_size, padded - vocab_size)), threads);
   if (d_logits.type == DType::f32) return exchange_.to_vocab(all, stream, d_logits);
@@ -299,17 +297,17 @@ void TopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> values,
     tp_.all_gather(bytes_of(std::as_const(own_ids).span()), writable_bytes_of(all_ids.span()),
                    stream, "ids of the largest logits")
         ->wait();
-    std::vector<Item> items(static_cast<size_t>(of_rank * tp_.size()));
+    std::vector<Item> items(of_rank * tp_.size());
     for (int64_t r = 0; r < rows.count; ++r) {
       for (int64_t i = 0; i < std::ssize(items); ++i) {
         const int64_t at = i / of_rank * entries + r * of_rank + i % of_rank;
-        items[static_cast<size_t>(i)] = top_item(all[at], all_ids[at]);
+        items[i] = top_item(all[at], all_ids[at]);
       }
       largest_first(items, length);
       for (int64_t i = 0; i < length; ++i) {
-        const auto to = static_cast<size_t>((rows.begin + r) * length + i);
-        values[to] = value_in(items[static_cast<size_t>(i)]);
-        ids[to] = id_in(items[static_cast<size_t>(i)]);
+        const size_t to = (rows.begin + r) * length + i;
+        values[to] = value_in(items[i]);
+        ids[to] = id_in(items[i]);
       }
     }
   });

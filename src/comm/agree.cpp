@@ -95,7 +95,7 @@ std::vector<int64_t> run_agreed_before(Communicator& comm, std::string_view what
   const auto failed = [&](int64_t of_rank) { return code_of(of_rank) != 0; };
   for (size_t r = 0; r < all.size(); ++r) {
     const int64_t code = code_of(all[r]);
-    const auto expected = static_cast<uint32_t>(status_of(static_cast<uint64_t>(code), {}));
+    const auto expected = static_cast<uint32_t>(status_of(code, {}));
     if (!is_exit_code(code) || static_cast<uint32_t>(all[r]) != expected)
       throw_runtime("{}: rank {} says that its status is {:#x}, which no rank can", what, r,
                     static_cast<uint64_t>(all[r]));
@@ -164,7 +164,7 @@ std::string broadcast_string(Communicator& comm, std::string value, int root) {
   comm.broadcast(writable_bytes_of(std::span<int64_t>(&length, 1)), root, stream,
                  "length of a text")
       ->wait();
-  value.resize(static_cast<size_t>(length));
+  value.resize(length);
   comm.broadcast(writable_bytes_of(std::span<char>(value)), root, stream, "text")->wait();
   return value;
 }

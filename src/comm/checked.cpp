@@ -29,8 +29,8 @@ std::vector<uint64_t> checksums_of(Bytes data, std::span<const int64_t> bytes) {
   std::vector<uint64_t> sums;
   size_t begin = 0;
   for (const int64_t size : bytes) {
-    sums.push_back(checksum_of(data.subspan(begin, static_cast<size_t>(size))));
-    begin += static_cast<size_t>(size);
+    sums.push_back(checksum_of(data.subspan(begin, size)));
+    begin += size;
   }
   return sums;
 }
@@ -87,23 +87,24 @@ void compare(const std::string& what, const std::vector<uint64_t>& here,
 
 }  // namespace
 
-CheckedCommunicator::CheckedCommunicator(std::unique_ptr<Communicator> carrier)
-    : CheckedCommunicator(std::move(carrier), std::make_shared<bool>(true)) {}
+CheckedCommunicator::CheckedCommunicator(std::unique_ptr<Communicator> transport)
+    : CheckedCommunicator(std::move(transport), std::make_shared<bool>(true)) {}
 
-CheckedCommunicator::CheckedCommunicator(std::unique_ptr<Communicator> carrier,
+CheckedCommunicator::CheckedCommunicator(std::unique_ptr<Communicator> transport,
                                          std::shared_ptr<bool> checking)
-    : carrier_(std::move(carrier)), checking_(std::move(checking)) {
-  GYRE_CHECK(carrier_->space() == MemorySpace::host, "checksums of messages need host memory");
+    : transport_(std::move(transport)), checking_(std::move(checking)) {
+  GYRE_CHECK(transport_->space() == MemorySpace::host, "checksums of messages need host memory");
 }
 
 std::unique_ptr<Communicator> CheckedCommunicator::split(int color) {
-  return std::unique_ptr<Communicator>(new CheckedCommunicator(carrier_->split(color), checking_));
+  return std::unique_ptr<Communicator>(
+      new CheckedCommunicator(transport_->split(color), checking_));
 }
 
 WorkPtr CheckedCommunicator::do_exchange(std::span<const SendSlice> sends,
                                          std::span<const RecvSlice> recvs, Stream& stream,
                                          std::string_view what) {
-  if (!*checking_) return carrier_->exchange(sends, recvs, stream, what);
+  if (!*checking_) return transport_->exchange(sends, recvs, stream, what);
   struct Sums {
     std::vector<RecvSlice> slices;
     std::map<int, uint64_t> sent, received;
@@ -119,8 +120,8 @@ WorkPtr CheckedCommunicator::do_exchange(std::span<const SendSlice> sends,
   for (auto& [peer, sum] : sums->received)
     recv_sums.push_back({peer, writable_bytes_of(std::span<uint64_t>(&sum, 1))});
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(carrier_->exchange(sends, recvs, stream, what));
-  work->add(carrier_->exchange(send_sums, recv_sums, stream, what));
+  work->add(transport_->exchange(sends, recvs, stream, what));
+  work->add(transport_->exchange(send_sums, recv_sums, stream, what));
   work->then([sums](const std::string& step) {
     for (const auto& [peer, sum] : checksums_of(sums->slices))
       if (sum != sums->received.at(peer)) fail(step, fmt::format("what rank {} sent", peer));
@@ -131,7 +132,7 @@ WorkPtr CheckedCommunicator::do_exchange(std::span<const SendSlice> sends,
 WorkPtr CheckedCommunicator::do_all_gather_v(Bytes send, std::span<std::byte> recv,
                                              std::span<const int64_t> recv_bytes, Stream& stream,
                                              std::string_view what) {
-  if (!*checking_) return carrier_->all_gather_v(send, recv, recv_bytes, stream, what);
+  if (!*checking_) return transport_->all_gather_v(send, recv, recv_bytes, stream, what);
   struct Sums {
     std::vector<int64_t> bytes;
     std::vector<uint64_t> mine, all;
@@ -141,8 +142,8 @@ WorkPtr CheckedCommunicator::do_all_gather_v(Bytes send, std::span<std::byte> re
   sums->mine = {checksum_of(send)};
   sums->all.resize(recv_bytes.size());
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(carrier_->all_gather_v(send, recv, recv_bytes, stream, what));
-  work->add(carrier_->all_gather(read(sums->mine), write(sums->all), stream, what));
+  work->add(transport_->all_gather_v(send, recv, recv_bytes, stream, what));
+  work->add(transport_->all_gather(read(sums->mine), write(sums->all), stream, what));
   work->then([sums, recv](const std::string& step) {
     compare(step, checksums_of(recv, sums->bytes), sums->all);
   });
@@ -153,7 +154,8 @@ WorkPtr CheckedCommunicator::do_all_to_all_v(Bytes send, std::span<const int64_t
                                              std::span<std::byte> recv,
                                              std::span<const int64_t> recv_bytes, Stream& stream,
                                              std::string_view what) {
-  if (!*checking_) return carrier_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what);
+  if (!*checking_)
+    return transport_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what);
   struct Sums {
     std::vector<int64_t> bytes;
     std::vector<uint64_t> sent, received;
@@ -163,8 +165,8 @@ WorkPtr CheckedCommunicator::do_all_to_all_v(Bytes send, std::span<const int64_t
   sums->sent = checksums_of(send, send_bytes);
   sums->received.resize(recv_bytes.size());
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(carrier_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what));
-  work->add(carrier_->all_to_all(read(sums->sent), write(sums->received), stream, what));
+  work->add(transport_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what));
+  work->add(transport_->all_to_all(read(sums->sent), write(sums->received), stream, what));
   work->then([sums, recv](const std::string& step) {
     compare(step, checksums_of(recv, sums->bytes), sums->received);
   });
@@ -174,12 +176,12 @@ WorkPtr CheckedCommunicator::do_all_to_all_v(Bytes send, std::span<const int64_t
 WorkPtr CheckedCommunicator::do_reduce_scatter(const void* send, void* recv, int64_t count,
                                                DType type, ReduceOp op, Stream& stream,
                                                std::string_view what) {
-  if (!*checking_) return carrier_->reduce_scatter(send, recv, count, type, op, stream, what);
+  if (!*checking_) return transport_->reduce_scatter(send, recv, count, type, op, stream, what);
   const auto again =
       std::make_shared<std::vector<std::byte>>(static_cast<size_t>(count) * size_of(type));
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(carrier_->reduce_scatter(send, recv, count, type, op, stream, what));
-  work->add(carrier_->reduce_scatter(send, again->data(), count, type, op, stream, what));
+  work->add(transport_->reduce_scatter(send, recv, count, type, op, stream, what));
+  work->add(transport_->reduce_scatter(send, again->data(), count, type, op, stream, what));
   work->then([again, recv](const std::string& step) {
     if (std::memcmp(again->data(), recv, again->size()) != 0) fail(step, "a part of a sum");
   });
@@ -188,13 +190,13 @@ WorkPtr CheckedCommunicator::do_reduce_scatter(const void* send, void* recv, int
 
 WorkPtr CheckedCommunicator::do_all_reduce(void* data, int64_t count, DType type, ReduceOp op,
                                            Stream& stream, std::string_view what) {
-  if (!*checking_) return carrier_->all_reduce(data, count, type, op, stream, what);
+  if (!*checking_) return transport_->all_reduce(data, count, type, op, stream, what);
   const auto again =
       std::make_shared<std::vector<std::byte>>(static_cast<size_t>(count) * size_of(type));
   std::memcpy(again->data(), data, again->size());
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(carrier_->all_reduce(data, count, type, op, stream, what));
-  work->add(carrier_->all_reduce(again->data(), count, type, op, stream, what));
+  work->add(transport_->all_reduce(data, count, type, op, stream, what));
+  work->add(transport_->all_reduce(again->data(), count, type, op, stream, what));
   work->then([again, data](const std::string& step) {
     if (std::memcmp(again->data(), data, again->size()) != 0) fail(step, "a part of a sum");
   });
@@ -203,11 +205,11 @@ WorkPtr CheckedCommunicator::do_all_reduce(void* data, int64_t count, DType type
 
 WorkPtr CheckedCommunicator::do_broadcast(std::span<std::byte> data, int root, Stream& stream,
                                           std::string_view what) {
-  if (!*checking_) return carrier_->broadcast(data, root, stream, what);
+  if (!*checking_) return transport_->broadcast(data, root, stream, what);
   const auto sum = std::make_shared<std::vector<uint64_t>>(1, checksum_of(data));
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(carrier_->broadcast(data, root, stream, what));
-  work->add(carrier_->broadcast(write(*sum), root, stream, what));
+  work->add(transport_->broadcast(data, root, stream, what));
+  work->add(transport_->broadcast(write(*sum), root, stream, what));
   work->then([sum, data, root](const std::string& step) {
     if (checksum_of(data) != sum->front()) fail(step, fmt::format("what rank {} sent", root));
   });
@@ -215,7 +217,7 @@ WorkPtr CheckedCommunicator::do_broadcast(std::span<std::byte> data, int root, S
 }
 
 WorkPtr CheckedCommunicator::do_barrier(Stream& stream, std::string_view what) {
-  return carrier_->barrier(stream, what);
+  return transport_->barrier(stream, what);
 }
 
 }  // namespace gyre

@@ -16,21 +16,21 @@ namespace gyre {
 /// traffic() counts neither checksums nor second reductions.
 class CheckedCommunicator final : public Communicator {
  public:
-  explicit CheckedCommunicator(std::unique_ptr<Communicator> carrier);
+  explicit CheckedCommunicator(std::unique_ptr<Communicator> transport);
 
   /// Turns the checks on (the initial state) or off; off, messages pass at full speed. All ranks
   /// switch between the same operations, while none is in flight. Also applies to communicators
   /// made by split().
   void check_messages(bool on) { *checking_ = on; }
 
-  int rank() const override { return carrier_->rank(); }
-  int size() const override { return carrier_->size(); }
-  MemorySpace space() const override { return carrier_->space(); }
-  std::string_view backend() const override { return carrier_->backend(); }
+  int rank() const override { return transport_->rank(); }
+  int size() const override { return transport_->size(); }
+  MemorySpace space() const override { return transport_->space(); }
+  std::string_view backend() const override { return transport_->backend(); }
   std::unique_ptr<Communicator> split(int color) override;
-  void sleep_between_polls(double seconds) override { carrier_->sleep_between_polls(seconds); }
-  double next_event() const override { return carrier_->next_event(); }
-  const Communicator& carrier() const override { return carrier_->carrier(); }
+  void sleep_between_polls(double seconds) override { transport_->sleep_between_polls(seconds); }
+  double next_event() const override { return transport_->next_event(); }
+  const Communicator& transport() const override { return transport_->transport(); }
 
  protected:
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream&,
@@ -50,9 +50,9 @@ class CheckedCommunicator final : public Communicator {
   WorkPtr do_barrier(Stream&, std::string_view what) override;
 
  private:
-  CheckedCommunicator(std::unique_ptr<Communicator> carrier, std::shared_ptr<bool> checking);
+  CheckedCommunicator(std::unique_ptr<Communicator> transport, std::shared_ptr<bool> checking);
 
-  std::unique_ptr<Communicator> carrier_;
+  std::unique_ptr<Communicator> transport_;
   std::shared_ptr<bool> checking_;
 };
 

@@ -74,9 +74,9 @@ class Staging {
   explicit Staging(std::span<std::byte> free) : free_(free) {}
 
   std::span<std::byte> take(int64_t bytes) {
-    const auto all = static_cast<size_t>(round_up(bytes, alignment));
+    const size_t all = round_up(bytes, alignment);
     GYRE_CHECK(all <= free_.size(), "{} bytes of a staging area with {} left", all, free_.size());
-    const std::span<std::byte> taken = free_.first(static_cast<size_t>(bytes));
+    const std::span<std::byte> taken = free_.first(bytes);
     free_ = free_.subspan(all);
     return taken;
   }

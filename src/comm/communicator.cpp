@@ -26,7 +26,7 @@ void require_all_ranks(const Communicator& comm, std::string_view what) {
 }
 
 int64_t size_in_bytes(std::span<const std::byte> data) {
-  return static_cast<int64_t>(data.size());
+  return std::ssize(data);
 }
 
 }  // namespace
@@ -77,7 +77,7 @@ WorkPtr Communicator::exchange(std::span<const SendSlice> sends, std::span<const
 
 WorkPtr Communicator::all_gather(std::span<const std::byte> send, std::span<std::byte> recv,
                                  Stream& stream, std::string_view what) {
-  const std::vector<int64_t> bytes(static_cast<size_t>(size()), size_in_bytes(send));
+  const std::vector<int64_t> bytes(size(), size_in_bytes(send));
   return all_gather_v(send, recv, bytes, stream, what);
 }
 
@@ -85,8 +85,7 @@ WorkPtr Communicator::all_gather_v(std::span<const std::byte> send, std::span<st
                                    std::span<const int64_t> recv_bytes, Stream& stream,
                                    std::string_view what) {
   require_all_ranks(*this, what);
-  GYRE_CHECK(std::ssize(recv_bytes) == size() &&
-                 recv_bytes[static_cast<size_t>(rank())] == size_in_bytes(send),
+  GYRE_CHECK(std::ssize(recv_bytes) == size() && recv_bytes[rank()] == size_in_bytes(send),
              "{}: sizes do not match on rank {}", what, rank());
   GYRE_CHECK(total(recv_bytes) == size_in_bytes(recv), "{}: {} bytes for a buffer of {}", what,
              total(recv_bytes), recv.size());
@@ -98,7 +97,7 @@ WorkPtr Communicator::all_to_all(std::span<const std::byte> send, std::span<std:
                                  Stream& stream, std::string_view what) {
   GYRE_CHECK(std::ssize(send) % size() == 0, "{}: {} bytes for {} ranks", what, send.size(),
              size());
-  const std::vector<int64_t> bytes(static_cast<size_t>(size()), std::ssize(send) / size());
+  const std::vector<int64_t> bytes(size(), std::ssize(send) / size());
   return all_to_all_v(send, bytes, recv, bytes, stream, what);
 }
 
@@ -109,7 +108,7 @@ WorkPtr Communicator::all_to_all_v(std::span<const std::byte> send,
   require_all_ranks(*this, what);
   GYRE_CHECK(total(send_bytes) == size_in_bytes(send) && total(recv_bytes) == size_in_bytes(recv),
              "{}: block sizes do not add up to the buffers", what);
-  const auto me = static_cast<size_t>(rank());
+  const size_t me = rank();
   GYRE_CHECK(send_bytes[me] == recv_bytes[me], "{}: own block has two sizes", what);
   count(total(send_bytes) - send_bytes[me], size() > 1 ? 1 : 0);
   return do_all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what);

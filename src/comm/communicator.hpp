@@ -93,7 +93,7 @@ class Communicator {
   /// Adds `sent` to the traffic when recorded operations run again.
   void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }
   /// Communicator that transports the bytes: this one, or the one that a decorator wraps.
-  virtual const Communicator& carrier() const { return *this; }
+  virtual const Communicator& transport() const { return *this; }
 
   /// Grouped point-to-point: all slices form one operation. Slices to one peer travel as one
   /// message, in their order. A message has the same length at both ends; its slices may differ.

@@ -9,7 +9,7 @@ namespace gyre {
 namespace {
 
 constexpr int threads = 256;
-constexpr int most_copies = 128;  // per launch: 3 KiB of its 4 KiB of parameters
+constexpr int max_copies = 128;  // per launch: 3 KiB of its 4 KiB of parameters
 constexpr int64_t bytes_of_block = int64_t{64} << 10;
 
 struct SpanCopy {
@@ -18,7 +18,7 @@ struct SpanCopy {
   int64_t bytes;
 };
 struct SpanTable {
-  SpanCopy copies[most_copies];
+  SpanCopy copies[max_copies];
 };
 
 /// Copies bytes [begin, end) of a copy.
@@ -59,8 +59,8 @@ void cuda_copy_spans(std::span<const CoalescedExchange::Copy> copies, CUstream_s
                                     cudaMemcpyDeviceToDevice, stream));
     return;
   }
-  for (size_t begin = 0; begin < copies.size(); begin += most_copies) {
-    const auto some = copies.subspan(begin, std::min<size_t>(most_copies, copies.size() - begin));
+  for (size_t begin = 0; begin < copies.size(); begin += max_copies) {
+    const auto some = copies.subspan(begin, std::min<size_t>(max_copies, copies.size() - begin));
     SpanTable table;
     int64_t longest = 0;
     for (size_t i = 0; i < some.size(); ++i) {
@@ -68,9 +68,9 @@ void cuda_copy_spans(std::span<const CoalescedExchange::Copy> copies, CUstream_s
       table.copies[i] = {some[i].from.data(), some[i].to.data(), bytes};
       longest = std::max(longest, bytes);
     }
-    constexpr int64_t most_parts = 1024;  // of a copy, per launch
+    constexpr int64_t max_parts = 1024;  // of a copy, per launch
     const auto parts =
-        static_cast<unsigned>(std::min(most_parts, ceil_div(longest, bytes_of_block)));
+        static_cast<unsigned>(std::min(max_parts, ceil_div(longest, bytes_of_block)));
     launch({dim3(parts, static_cast<unsigned>(some.size())), threads, stream}, copy_spans, table);
   }
 }

@@ -73,7 +73,7 @@ std::string uuid_text(const std::array<unsigned char, 16>& uuid) {
 }
 
 std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
-  std::vector<Claim> claims(static_cast<size_t>(host.size()));
+  std::vector<Claim> claims(host.size());
   HostStream stream;
   host.all_gather(bytes_of(std::span<const Claim>(&mine, 1)),
                   writable_bytes_of(std::span<Claim>(claims)), stream, "devices of all ranks")

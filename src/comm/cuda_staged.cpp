@@ -288,7 +288,7 @@ std::shared_ptr<Engine> make_engine(Communicator& host, Reach reach) {
   return engine;
 }
 std::vector<int> all_ranks(const Communicator& host) {
-  std::vector<int> ranks(static_cast<size_t>(host.size()));
+  std::vector<int> ranks(host.size());
   std::iota(ranks.begin(), ranks.end(), 0);
   return ranks;
 }

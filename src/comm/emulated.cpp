@@ -220,7 +220,7 @@ class EmulatedCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color) override {
     drain();
     const std::unique_ptr<Communicator> part = real_.split(color);
-    const auto me = static_cast<size_t>(rank());
+    const size_t me = rank();
     const auto gather = [&](int mine) {
       const std::vector<int64_t> all = all_gather_value(*part, int64_t{mine});
       return std::vector<int>(all.begin(), all.end());
@@ -238,11 +238,11 @@ class EmulatedCommunicator final : public Communicator {
     std::map<int, int64_t> delayed;  // bytes, by peer
     std::set<int> expected;
     for (const RecvSlice& recv : recvs) {
-      peers.push_back(places_.world_ranks[static_cast<size_t>(recv.peer)]);
+      peers.push_back(places_.world_ranks[recv.peer]);
       if (is_far(recv.peer)) expected.insert(recv.peer);
     }
     for (const SendSlice& send : sends) {
-      peers.push_back(places_.world_ranks[static_cast<size_t>(send.peer)]);
+      peers.push_back(places_.world_ranks[send.peer]);
       if (is_far(send.peer)) delayed[send.peer] += std::ssize(send.data);
     }
     auto work = std::make_unique<DelayedExchange>(link_, what, std::move(peers));
@@ -279,9 +279,7 @@ class EmulatedCommunicator final : public Communicator {
   }
 
  private:
-  bool is_far(int peer) const {
-    return places_.nodes[static_cast<size_t>(peer)] != places_.nodes[static_cast<size_t>(rank())];
-  }
+  bool is_far(int peer) const { return places_.nodes[peer] != places_.nodes[rank()]; }
   WorkPtr driving(WorkPtr work, std::string_view what) const {
     return std::make_unique<DrivingWork>(link_, std::move(work), what, places_.world_ranks);
   }
@@ -335,7 +333,7 @@ std::unique_ptr<Communicator> emulate_network(Communicator& real, const NetworkM
         "least 0, above 0 and at least 1",
         model.latency_s, model.bytes_per_s, model.ranks_per_node);
   Places places;
-  places.world_ranks.resize(static_cast<size_t>(real.size()));
+  places.world_ranks.resize(real.size());
   std::iota(places.world_ranks.begin(), places.world_ranks.end(), 0);
   for (const int rank : places.world_ranks) places.nodes.push_back(rank / model.ranks_per_node);
   return std::make_unique<EmulatedCommunicator>(real, std::move(places),

@@ -28,8 +28,8 @@ class Mirror {
 
   /// Submits the copy to the device.
   void upload() {
-    device_ = Buffer<std::byte>(static_cast<int64_t>(end_), MemorySpace::device);
-    pinned_ = Buffer<std::byte>(static_cast<int64_t>(end_), MemorySpace::pinned);
+    device_ = Buffer<std::byte>(end_, MemorySpace::device);
+    pinned_ = Buffer<std::byte>(end_, MemorySpace::pinned);
     if (sources_.empty()) return;
     for (const auto& [begin, from] : sources_) std::ranges::copy(from, pinned_.data() + begin);
     const auto& [last, data] = sources_.back();

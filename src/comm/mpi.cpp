@@ -219,8 +219,7 @@ class MpiCommunicator final : public Communicator {
       std::map<int, std::vector<Part>> parts;
       for (const auto& slice : slices)
         parts[slice.peer].push_back({slice.data.data(), to_int(std::ssize(slice.data), what)});
-      for (const auto& [peer, all] : parts)
-        peers.push_back(world_ranks_[static_cast<size_t>(peer)]);
+      for (const auto& [peer, all] : parts) peers.push_back(world_ranks_[peer]);
       return parts;
     };
     const auto incoming = parts_of(recvs), outgoing = parts_of(sends);
@@ -335,13 +334,13 @@ std::unique_ptr<Communicator> make_mpi_communicator(MPI_Comm world) {
   check_mpi(MPI_Comm_dup(world, &copy), "MPI_Comm_dup");
   int size = 1;
   MPI_Comm_size(copy, &size);
-  std::vector<int> world_ranks(static_cast<size_t>(size));
+  std::vector<int> world_ranks(size);
   std::iota(world_ranks.begin(), world_ranks.end(), 0);
   return std::make_unique<MpiCommunicator>(copy, std::move(world_ranks));
 }
 
 MPI_Comm mpi_handle(const Communicator& comm) {
-  const auto* mpi = dynamic_cast<const MpiCommunicator*>(&comm.carrier());
+  const auto* mpi = dynamic_cast<const MpiCommunicator*>(&comm.transport());
   GYRE_CHECK(mpi != nullptr, "a communicator of backend '{}' has no MPI handle", comm.backend());
   return mpi->handle();
 }

@@ -106,7 +106,7 @@ class NcclWork final : public Work {
 /// Fills in the world ranks of a new channel's members; `mine` is this rank's. Collective.
 void learn_world_ranks(Channel& channel, int mine) {
   Buffer<int32_t> ranks(channel.size, MemorySpace::device);
-  channel.world_ranks.resize(static_cast<size_t>(channel.size));
+  channel.world_ranks.resize(channel.size);
   int32_t* own = ranks.data() + channel.rank;
   const cudaStream_t stream = channel.stream();
   GYRE_CHECK_CUDA(cudaMemcpyAsync(own, &mine, sizeof(mine), cudaMemcpyHostToDevice, stream));
@@ -190,7 +190,7 @@ class NcclCommunicator final : public Communicator {
       std::vector<SendSlice> sends;
       size_t begin = 0;
       for (int peer = 0; peer < size(); ++peer) {
-        const auto bytes = static_cast<size_t>(send_bytes[static_cast<size_t>(peer)]);
+        const size_t bytes = send_bytes[peer];
         sends.push_back({peer, send.subspan(begin, bytes)});
         begin += bytes;
       }
@@ -230,7 +230,7 @@ class NcclCommunicator final : public Communicator {
   }
 
  private:
-  int world_rank(int peer) const { return channel_->world_ranks[static_cast<size_t>(peer)]; }
+  int world_rank(int peer) const { return channel_->world_ranks[peer]; }
 
   /// Runs `issue`, which submits an operation to the communication stream, after the work already
   /// on `stream`.
@@ -269,7 +269,7 @@ class NcclCommunicator final : public Communicator {
     std::vector<RecvSlice> blocks;
     size_t begin = 0;
     for (int peer = 0; peer < std::ssize(recv_bytes); ++peer) {
-      const auto bytes = static_cast<size_t>(recv_bytes[static_cast<size_t>(peer)]);
+      const size_t bytes = recv_bytes[peer];
       blocks.push_back({peer, recv.subspan(begin, bytes)});
       begin += bytes;
     }
@@ -303,7 +303,7 @@ DeviceClaim claim_device() {
 void require_devices(Communicator& host) {
   DeviceClaim mine;
   run_agreed(host, "preparing the GPU", [&] { mine = claim_device(); });
-  std::vector<DeviceClaim> claims(static_cast<size_t>(host.size()));
+  std::vector<DeviceClaim> claims(host.size());
   HostStream stream;
   host.all_gather(bytes_of(std::span<const DeviceClaim>(&mine, 1)),
                   writable_bytes_of(std::span<DeviceClaim>(claims)), stream, "devices of the ranks")
@@ -344,8 +344,8 @@ ncclUniqueId share_unique_id(Communicator& host) {
   return id;
 }
 
-/// Recorded operations with registered buffers of 4 ranks on one H200 never ended (NCCL 2.30.7), and
-/// took twice the time on 2. NCCL reads the variable when it records its first operation.
+/// Recorded operations with registered buffers of 4 ranks on one H200 never ended (NCCL 2.30.7),
+/// and took twice the time on 2. NCCL reads the variable when it records its first operation.
 void leave_recorded_buffers_unregistered() {
   setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
 }

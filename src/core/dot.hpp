@@ -14,7 +14,7 @@ double dot(const A* a, const B* b, int64_t n) {
   int64_t i = 0;
   for (; i + lanes <= n; i += lanes)
     for (int64_t l = 0; l < lanes; ++l)
-      sums[static_cast<size_t>(l)] += static_cast<double>(a[i + l]) * static_cast<double>(b[i + l]);
+      sums[l] += static_cast<double>(a[i + l]) * static_cast<double>(b[i + l]);
   for (; i < n; ++i) sums[0] += static_cast<double>(a[i]) * static_cast<double>(b[i]);
   return ((sums[0] + sums[4]) + (sums[2] + sums[6])) + ((sums[1] + sums[5]) + (sums[3] + sums[7]));
 }

@@ -36,10 +36,10 @@ using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 ..
 using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
 /// Maximum number of slots of a stream: segment boundaries are 32-bit.
-inline constexpr int64_t most_slots = std::numeric_limits<int32_t>::max();
+inline constexpr int64_t max_slots = std::numeric_limits<int32_t>::max();
 
 /// A bound above any document length: the end of an endless document, and the largest window.
-inline constexpr int64_t most_positions = int64_t{1} << 40;
+inline constexpr int64_t max_positions = int64_t{1} << 40;
 
 /// a / b, rounded down or up; b > 0, a of any sign.
 GYRE_HOST_DEVICE constexpr int64_t floor_div(int64_t a, int64_t b) {

@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-constexpr int most_levels = 32;
+constexpr int max_levels = 32;
 
 /// Text of the error without the exception's name in front.
 std::string_view reason_of(const Json::exception& error) {
@@ -21,8 +21,8 @@ std::string_view reason_of(const Json::exception& error) {
 
 Json parse_json(const std::string& source, std::string_view text, std::string_view wanted) {
   const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
-    if (depth > most_levels)
-      throw_usage("{}: more than {} levels of brackets; wanted: {}", source, most_levels, wanted);
+    if (depth > max_levels)
+      throw_usage("{}: more than {} levels of brackets; wanted: {}", source, max_levels, wanted);
     return true;
   };
   try {

@@ -19,7 +19,7 @@ struct OptionField {
   std::vector<std::string> words;
 
   std::string text_of(int64_t number) const {
-    return words.empty() ? std::to_string(number) : words[static_cast<size_t>(number)];
+    return words.empty() ? std::to_string(number) : words[number];
   }
 };
 

@@ -13,12 +13,9 @@ struct DocumentView {
   std::span<const int32_t> tokens;
   std::span<const int64_t> offsets;
   int64_t size() const { return std::ssize(offsets) - 1; }
-  int64_t length(int64_t i) const {
-    return offsets[static_cast<size_t>(i) + 1] - offsets[static_cast<size_t>(i)];
-  }
+  int64_t length(int64_t i) const { return offsets[i + 1] - offsets[i]; }
   std::span<const int32_t> document(int64_t i) const {
-    return tokens.subspan(static_cast<size_t>(offsets[static_cast<size_t>(i)]),
-                          static_cast<size_t>(length(i)));
+    return tokens.subspan(offsets[i], length(i));
   }
 };
 

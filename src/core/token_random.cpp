@@ -52,7 +52,7 @@ void fill_token_rows(const TokenRandom& random, std::span<const int64_t> tokens,
                      int64_t first) {
   GYRE_CHECK(std::ssize(tokens) == rows.rows, "{} tokens for {} rows", tokens.size(), rows.rows);
   for (int64_t r = 0; r < rows.rows; ++r) {
-    const int64_t token = tokens[static_cast<size_t>(r)];
+    const int64_t token = tokens[r];
     if (token < 0) continue;
     if (rows.type == DType::f32) {
       fill_token_row(random, token, {rows.as<float>().row(r), static_cast<size_t>(rows.cols)},

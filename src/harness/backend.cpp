@@ -158,7 +158,7 @@ void Backend::check_messages(bool on) {
 
 int64_t Backend::memory_bytes() const {
   if (!on_gpu()) return memory_for_rank(state_->context);
-  const auto rank = static_cast<size_t>(state_->context.world.rank());
+  const size_t rank = state_->context.world.rank();
   return cuda_memory_available() / state_->devices[rank].sharers;
 }
 
@@ -166,7 +166,7 @@ void Backend::describe(RunReport& report) const {
   if (!on_gpu()) return;
   bool shared = false;
   for (const RankDevice& device : state_->devices) {
-    RankInfo& rank = report.ranks[static_cast<size_t>(device.rank)];
+    RankInfo& rank = report.ranks[device.rank];
     rank.device = to_string(device);
     rank.device_uuid = device.uuid;
     shared = shared || device.sharers > 1;

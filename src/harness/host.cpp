@@ -12,7 +12,7 @@ namespace {
 
 int64_t ranks_here(const AppContext& context) {
   const auto& peers = context.mpi.peers();
-  const std::string& host = peers[static_cast<size_t>(context.world.rank())].host;
+  const std::string& host = peers[context.world.rank()].host;
   return std::count_if(peers.begin(), peers.end(),
                        [&](const PeerProcess& peer) { return peer.host == host; });
 }

@@ -76,7 +76,7 @@ class Measurement {
     if (!expected) return;
     Check& check = checks_.check(case_.counters(pass_), 0);
     const auto add = [&](const char* what, int64_t counted, int64_t wanted) {
-      check.add(static_cast<double>(counted), static_cast<double>(wanted), [&] {
+      check.add(counted, wanted, [&] {
         return fmt::format("rank {}, {}: {} counted, {} expected", world_.rank(), what, counted,
                            wanted);
       });

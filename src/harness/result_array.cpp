@@ -15,7 +15,7 @@ namespace {
 
 std::vector<size_t> rows_to_compare(const ResultArray& array) {
   if (!array.answers.empty() || array.samples_itself) return real_rows(array.rows);
-  return sample_of(array.rows, std::min(array.sample_rows, array.most_rows));
+  return sample_of(array.rows, std::min(array.sample_rows, array.max_rows));
 }
 
 /// Size of a row for batches, which must be equal on all ranks if reading is collective.
@@ -28,17 +28,16 @@ void note_sample(const ResultArray& array, size_t compared, Check& check) {
   if (array.samples_itself)
     check.add_sample(array.sampled.first, array.sampled.second);
   else if (array.answers.empty() && array.shown && array.of_tokens)
-    check.add_sample(static_cast<int64_t>(compared), std::ssize(real_rows(array.rows)));
+    check.add_sample(compared, std::ssize(real_rows(array.rows)));
 }
 
 void compare_batch(const ResultArray& array, ResultArray::Batch batch, Check& check) {
-  const auto width = static_cast<size_t>(array.width()),
-             columns = static_cast<size_t>(array.columns);
+  const size_t width = array.width(), columns = array.columns;
   std::vector<double> got(batch.size() * columns);
   array.read(batch, got);
   const std::vector<ExpectedRow> expected = array.expect(batch);
   for (size_t b = 0; array.shown && b < batch.size(); ++b) {
-    const auto row = static_cast<size_t>(array.rows[batch[b]]);
+    const size_t row = array.rows[batch[b]];
     compare_row(array, batch[b], std::span(got).subspan(b * columns, columns), expected[b],
                 array.answers.empty() ? nullptr : array.answers.data() + row * width, check);
   }
@@ -64,7 +63,7 @@ std::string ResultArray::place(size_t row, int64_t column, bool answered) const 
 std::vector<size_t> spread_sample(int64_t count, int64_t step) {
   std::vector<size_t> some;
   for (int64_t i = 0; i < count; ++i) {
-    const auto block = static_cast<uint64_t>(i / step);
+    const uint64_t block = i / step;
     const uint64_t chosen = (block * splitmix64_golden >> 32) % static_cast<uint64_t>(step);
     if (i % step == static_cast<int64_t>(chosen) || i == 0 || i + 1 == count)
       some.push_back(static_cast<size_t>(i));
@@ -89,9 +88,8 @@ std::vector<size_t> sample_of(std::span<const int64_t> rows, int64_t count) {
 
 void for_each_batch(std::span<const size_t> rows, int64_t width,
                     const std::function<void(ResultArray::Batch)>& body, int64_t most) {
-  constexpr int64_t most_elements = int64_t{1} << 21;
-  const auto count = static_cast<size_t>(
-      std::clamp<int64_t>(most_elements / std::max<int64_t>(1, width), 1, most));
+  constexpr int64_t max_elements = int64_t{1} << 21;
+  const size_t count = std::clamp<int64_t>(max_elements / std::max<int64_t>(1, width), 1, most);
   for (size_t begin = 0; begin < rows.size(); begin += count)
     body(rows.subspan(begin, std::min(count, rows.size() - begin)));
 }
@@ -140,7 +138,7 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
   // `defined` is infinite where the definition is; `want` is expected, or is the file's answer.
   const auto compare = [&](size_t at, double value, double want, double defined, double scale,
                            bool answered, const char* which = "") {
-    const auto column = static_cast<int64_t>(at);
+    const int64_t column = at;
     if (expected.undefined && !answered && std::isnan(defined) && std::isnan(value))
       return check.add_nothing();
     const bool other = value != want && at < width && array.is_as_right &&

@@ -41,8 +41,8 @@ struct ResultArray {
   int64_t first = 0;     ///< first column here, as a column of the whole array
   int64_t columns = 1;   ///< columns of a row here, including padding
   /// Without answers, about `sample_rows` of this rank's rows are compared, spread over all of them
-  /// (spread_sample), or about `most_rows` if that is less.
-  int64_t sample_rows = all_rows, most_rows = all_rows;
+  /// (spread_sample), or about `max_rows` if that is less.
+  int64_t sample_rows = all_rows, max_rows = all_rows;
   int64_t batch_rows = all_rows;  ///< maximum rows of a batch
   /// `rows` are already the sample; `sampled` is {sampled tokens, all tokens}.
   bool samples_itself = false;
@@ -77,7 +77,7 @@ struct ResultArray {
 template <class Read>
 std::function<void(ResultArray::Batch, std::span<double>)> read_rows(int64_t columns, Read read) {
   return [columns, read](ResultArray::Batch batch, std::span<double> to) {
-    const auto length = static_cast<size_t>(columns);
+    const size_t length = columns;
     for (size_t b = 0; b < batch.size(); ++b) read(batch[b], to.subspan(b * length, length));
   };
 }

@@ -147,14 +147,13 @@ class Routes {
       : comm_(comm), block_(total, comm.rank(), comm.size()) {
     run_agreed(comm, "looking for the tokens of results", [&] { sort(tokens, total); });
     std::vector<int64_t> sorted;
-    for (const int64_t row : rows_) sorted.push_back(tokens[static_cast<size_t>(row)]);
+    for (const int64_t row : rows_) sorted.push_back(tokens[row]);
     counts_in_.resize(counts_out_.size());
     HostStream stream;
     comm.all_to_all(bytes_of(std::span<const int64_t>(counts_out_)),
                     writable_bytes_of(std::span(counts_in_)), stream, "counting rows of results")
         ->wait();
-    arrived_.resize(
-        static_cast<size_t>(std::accumulate(counts_in_.begin(), counts_in_.end(), int64_t{0})));
+    arrived_.resize(std::accumulate(counts_in_.begin(), counts_in_.end(), int64_t{0}));
     move<int64_t>(sorted, arrived_, 1);
     run_agreed(comm, "checking who has which results", [&] { check_coverage(total); });
   }
@@ -177,32 +176,30 @@ class Routes {
  private:
   /// Sorts the rows by destination rank.
   void sort(const std::vector<int64_t>& tokens, int64_t total) {
-    counts_out_.assign(static_cast<size_t>(comm_.size()), 0);
+    counts_out_.assign(comm_.size(), 0);
     for (int64_t row = 0; row < std::ssize(tokens); ++row) {
-      const int64_t token = tokens[static_cast<size_t>(row)];
+      const int64_t token = tokens[row];
       if (token < 0) continue;
       GYRE_CHECK(token < total, "row {} holds token {}, but there are {}", row, token, total);
       rows_.push_back(row);
     }
-    std::stable_sort(rows_.begin(), rows_.end(), [&](int64_t a, int64_t b) {
-      return tokens[static_cast<size_t>(a)] < tokens[static_cast<size_t>(b)];
-    });
+    std::stable_sort(rows_.begin(), rows_.end(),
+                     [&](int64_t a, int64_t b) { return tokens[a] < tokens[b]; });
     int rank = 0;
     for (const int64_t row : rows_) {
-      while (tokens[static_cast<size_t>(row)] >= Block(total, rank, comm_.size()).end) ++rank;
-      ++counts_out_[static_cast<size_t>(rank)];
+      while (tokens[row] >= Block(total, rank, comm_.size()).end) ++rank;
+      ++counts_out_[rank];
     }
   }
   void check_coverage(int64_t total) const {
-    std::vector<bool> there(static_cast<size_t>(block_.size()), false);
+    std::vector<bool> there(block_.size(), false);
     for (const int64_t token : arrived_) {
-      const auto place = static_cast<size_t>(token - block_.begin);
+      const size_t place = token - block_.begin;
       GYRE_CHECK(!there[place], "token {} comes from two rows", token);
       there[place] = true;
     }
     for (int64_t i = 0; i < block_.size(); ++i)
-      GYRE_CHECK(there[static_cast<size_t>(i)], "token {} of {} comes from no rank",
-                 block_.begin + i, total);
+      GYRE_CHECK(there[i], "token {} of {} comes from no rank", block_.begin + i, total);
   }
   template <class T>
   void move(const std::vector<T>& out, std::vector<T>& in, int64_t width) const {

@@ -17,7 +17,7 @@ std::vector<T> read_if(const OptionalDataset& dataset) {
   return dataset ? dataset->read_all<T>() : std::vector<T>();
 }
 
-constexpr int64_t most_index = int64_t{1} << 31;
+constexpr int64_t max_index = int64_t{1} << 31;
 
 /// Adds an error for the first of `values` [rows, columns] neither in [0, limit) nor in `also`.
 void check_cells(ConfigErrors& errors, const char* dataset, const std::vector<int64_t>& values,
@@ -166,8 +166,7 @@ BshdArrays read_bshd(Communicator& comm, const std::string& path) {
     check_cells(reader.errors(), "/bshd/input_ids", batch.ids, batch.slots, batch.vocab_size, {});
     check_cells(reader.errors(), "/bshd/labels", batch.labels, batch.slots, batch.vocab_size,
                 {ignored_label});
-    check_cells(reader.errors(), "/bshd/position_ids", batch.positions, batch.slots, most_index,
-                {});
+    check_cells(reader.errors(), "/bshd/position_ids", batch.positions, batch.slots, max_index, {});
     check_finite(reader.errors(), "/bshd/inputs_embeds", batch.embeddings);
     reader.throw_if_any();
   });

@@ -32,8 +32,8 @@ std::vector<std::string> decode(std::string_view encoded) {
     std::ptrdiff_t length = 0;
     std::memcpy(&length, encoded.data(), sizeof(length));
     encoded.remove_prefix(sizeof(length));
-    texts.emplace_back(encoded.substr(0, static_cast<size_t>(length)));
-    encoded.remove_prefix(static_cast<size_t>(length));
+    texts.emplace_back(encoded.substr(0, length));
+    encoded.remove_prefix(length);
   }
   return texts;
 }
@@ -61,10 +61,10 @@ int64_t set_transfer_limit_bytes(int64_t bytes) {
 
 std::vector<std::byte> all_gather_bytes(Communicator& comm, std::span<const std::byte> mine) {
   const std::vector<int64_t> sizes = all_gather_value(comm, std::ssize(mine));
-  const auto ranks = static_cast<size_t>(comm.size());
+  const size_t ranks = comm.size();
   std::vector<int64_t> begins(ranks, 0);
   std::partial_sum(sizes.begin(), sizes.end() - 1, begins.begin() + 1);
-  std::vector<std::byte> all(static_cast<size_t>(begins.back() + sizes.back()));
+  std::vector<std::byte> all(begins.back() + sizes.back());
 
   HostStream stream;
   const int64_t part = std::max<int64_t>(1, transfer_limit_bytes() / comm.size());
@@ -74,10 +74,10 @@ std::vector<std::byte> all_gather_bytes(Communicator& comm, std::span<const std:
     const int64_t skip = round * part;
     std::vector<int64_t> counts;
     for (int64_t size : sizes) counts.push_back(std::clamp<int64_t>(size - skip, 0, part));
-    received.resize(static_cast<size_t>(std::accumulate(counts.begin(), counts.end(), int64_t{0})));
-    const auto my_count = static_cast<size_t>(counts[static_cast<size_t>(comm.rank())]);
-    const auto my_part = my_count == 0 ? std::span<const std::byte>()
-                                       : mine.subspan(static_cast<size_t>(skip), my_count);
+    received.resize(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+    const size_t my_count = counts[comm.rank()];
+    const auto my_part =
+        my_count == 0 ? std::span<const std::byte>() : mine.subspan(skip, my_count);
     comm.all_gather_v(my_part, received, counts, stream, "gathering file data")->wait();
     const std::byte* from = received.data();
     for (size_t r = 0; r < ranks; ++r) {

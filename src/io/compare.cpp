@@ -40,8 +40,8 @@ std::string index_text(int64_t flat, const h5::Shape& shape) {
 }
 
 /// Calls visit(index of the first element, slab) for blocks of whole rows of a dataset.
-template <class Visit>
-void for_each_block(const h5::Shape& shape, const Visit& visit) {
+template <class KeyRange>
+void for_each_block(const h5::Shape& shape, const KeyRange& visit) {
   const int64_t total = h5::elements_of(shape);
   if (total == 0) return;
   h5::Slab block{h5::Shape(shape.size(), 0), shape};
@@ -106,7 +106,7 @@ template <class T>
 std::vector<T> read_block(const h5::Dataset& dataset, const h5::Slab& block) {
   const int64_t count = h5::elements_of(block.count);
   std::vector<T> values;
-  dataset.make_room(count, sizeof(T), [&] { values.resize(static_cast<size_t>(count)); });
+  dataset.make_room(count, sizeof(T), [&] { values.resize(count); });
   if constexpr (std::is_same_v<T, double>)
     dataset.read<double>(std::span(&block, 1), values);
   else
@@ -143,8 +143,7 @@ void compare_numbers(const h5::Dataset& a, const h5::Dataset& b, const CompareOp
 void compare_texts(const h5::Dataset& a, const h5::Dataset& b, TensorComparison& result) {
   const std::vector<std::string> x = a.read_texts(), y = b.read_texts();
   for (size_t i = 0; i < x.size(); ++i) {
-    if (x[i] == y[i] || !record(result, a.shape(), static_cast<int64_t>(i), {infinity, infinity}))
-      continue;
+    if (x[i] == y[i] || !record(result, a.shape(), i, {infinity, infinity})) continue;
     result.worst_a = x[i];
     result.worst_b = y[i];
   }
@@ -183,7 +182,7 @@ std::string values_beside(const std::string& path) {
 /// equal values is sorted, and a row's last run, which may be cut off, becomes -1.
 std::vector<double> without_order(std::vector<double> ids, const std::vector<double>& values,
                                   int64_t entries) {
-  for (size_t row = 0; row < ids.size(); row += static_cast<size_t>(entries)) {
+  for (size_t row = 0; row < ids.size(); row += entries) {
     const size_t end = row + static_cast<size_t>(entries);
     for (size_t begin = row, next = row; begin < end; begin = next) {
       ++next;  // also after a NaN, which equals nothing
@@ -219,7 +218,7 @@ bool compare_ids(const Place& in_a, const Place& in_b, const std::string& path,
   result.elements = a.elements();
   for (size_t i = 0; i < x.size(); ++i) {
     const ElementError error = error_of(x[i], y[i], true, {});
-    if (!record(result, a.shape(), static_cast<int64_t>(i), error)) continue;
+    if (!record(result, a.shape(), i, error)) continue;
     result.worst_a = value_text(x[i], a.type());
     result.worst_b = value_text(y[i], b.type());
   }

@@ -224,11 +224,10 @@ class Walk {
     const bool variable = H5Tis_variable_str(type.get()) > 0;
     const auto width = variable ? 8 : static_cast<int64_t>(H5Tget_size(type.get()));
     const int64_t count = elements_of(shape);
-    if ((!is_number(kind) && kind != H5T_STRING) || count == 0 ||
-        count > most_content_bytes / width)
+    if ((!is_number(kind) && kind != H5T_STRING) || count == 0 || count > max_content_bytes / width)
       return;
     if (variable) return add_texts(type.get(), space.get(), static_cast<size_t>(count), what, read);
-    std::vector<char> bytes(static_cast<size_t>(count * width));
+    std::vector<char> bytes(count * width);
     check(read(type.get(), H5P_DEFAULT, bytes.data()), "read " + what);
     add(bytes.data(), bytes.size());
   }
@@ -236,7 +235,7 @@ class Walk {
   template <class Read>
   void add_texts(hid_t type, hid_t space, size_t count, const std::string& what, const Read& read) {
     const std::vector<std::string> texts =
-        detail::read_texts(what, type, space, count, most_content_bytes,
+        detail::read_texts(what, type, space, count, max_content_bytes,
                            [&](hid_t memory_type, hid_t transfer_list, void* buffer) {
                              check(read(memory_type, transfer_list, buffer), "read " + what);
                            });
@@ -257,7 +256,7 @@ std::string recorded_digest(hid_t file, const std::string& path) {
   const Handle space(H5Aget_space(attribute.get()), H5Sclose);
   if (H5Tget_class(type.get()) != H5T_STRING || H5Sget_simple_extent_npoints(space.get()) != 1)
     throw_runtime("attribute '{}' of '{}' is no text", content_attribute, path);
-  return detail::read_texts(path, type.get(), space.get(), 1, most_content_bytes,
+  return detail::read_texts(path, type.get(), space.get(), 1, max_content_bytes,
                             [&](hid_t memory_type, hid_t, void* buffer) {
                               check(H5Aread(attribute.get(), memory_type, buffer), what);
                             })[0];
@@ -285,8 +284,8 @@ void check_content_digest(hid_t file, const std::string& path) {
 }
 
 void record_content_digest(const std::string& path, const std::string& name) {
-  const auto bytes = static_cast<int64_t>(std::filesystem::file_size(path));
-  if (bytes > most_content_bytes) return;
+  const int64_t bytes = std::filesystem::file_size(path);
+  if (bytes > max_content_bytes) return;
   const Reading scope("recording what is in " + name, name);
   reserve_space(path, bytes + attribute_bytes);
   Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);

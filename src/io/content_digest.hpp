@@ -13,7 +13,7 @@ namespace gyre::h5 {
 inline constexpr const char* content_attribute = "content_sha256";
 
 /// Larger files have no digest, and larger values of a dataset are left out of it.
-inline constexpr int64_t most_content_bytes = int64_t{1} << 26;
+inline constexpr int64_t max_content_bytes = int64_t{1} << 26;
 
 /// Digest of an open file, 64 hexadecimal digits. `path` names the file in errors. Throws a runtime
 /// error if something cannot be read. Serial.
@@ -25,7 +25,7 @@ bool has_content_digest(hid_t file, const std::string& path);
 /// Throws a runtime error unless the attribute exists and equals the digest of the contents.
 void check_content_digest(hid_t file, const std::string& path);
 
-/// Adds the attribute to a complete, closed file of at most `most_content_bytes`, after reserving
+/// Adds the attribute to a complete, closed file of at most `max_content_bytes`, after reserving
 /// disk space. `name` names the file in errors. Serial.
 void record_content_digest(const std::string& path, const std::string& name);
 

@@ -109,7 +109,7 @@ const std::vector<DecoderKey>& keys() {
       same("query_pre_attn_scalar", "head_dim",
            [](const ModelConfig& c) { return static_cast<double>(c.head_dim); }),
       same("attention_multiplier", "1 / sqrt(head_dim)",
-           [](const ModelConfig& c) { return 1 / std::sqrt(static_cast<double>(c.head_dim)); }),
+           [](const ModelConfig& c) { return 1 / std::sqrt(c.head_dim); }),
       number("final_logit_softcapping", 0),
       number("attn_logit_softcapping", 0),
       number("logit_scale", 1),

@@ -52,7 +52,7 @@ void check_tokens(ConfigErrors& errors, const Documents& documents) {
 }  // namespace
 
 std::string Documents::label(int64_t i) const {
-  const auto index = static_cast<size_t>(i);
+  const size_t index = i;
   if (index < names.size()) return fmt::format("document {} ('{}')", i, names[index]);
   return fmt::format("document {}", i);
 }
@@ -119,9 +119,7 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
   const int64_t count = total * (comm.rank() + 1) / comm.size() - mine;
   const h5::Slab share{{mine}, {count}};
   file.dataset(tokens_path)
-      .write<int32_t>(std::span(&share, 1),
-                      std::span(documents.tokens)
-                          .subspan(static_cast<size_t>(mine), static_cast<size_t>(count)));
+      .write<int32_t>(std::span(&share, 1), std::span(documents.tokens).subspan(mine, count));
   file.close();
 }
 

@@ -29,11 +29,11 @@ struct Documents {
 
   int64_t count() const { return std::ssize(offsets) - 1; }
   int64_t total() const { return offsets.back(); }
-  int64_t begin(int64_t i) const { return offsets[static_cast<size_t>(i)]; }
-  int64_t length(int64_t i) const { return offsets[static_cast<size_t>(i) + 1] - begin(i); }
+  int64_t begin(int64_t i) const { return offsets[i]; }
+  int64_t length(int64_t i) const { return offsets[i + 1] - begin(i); }
   int64_t longest() const;  ///< tokens of the longest document; 0 without documents
   std::span<const int32_t> document(int64_t i) const {
-    return std::span(tokens).subspan(static_cast<size_t>(begin(i)), static_cast<size_t>(length(i)));
+    return std::span(tokens).subspan(begin(i), length(i));
   }
   /// "document 3 ('src/main.cpp')", for messages.
   std::string label(int64_t i) const;

@@ -115,7 +115,7 @@ class Dataset {
   template <class T>
   std::vector<T> read_all() const {
     std::vector<T> out;
-    make_room(elements(), sizeof(T), [&] { out.resize(static_cast<size_t>(elements())); });
+    make_room(elements(), sizeof(T), [&] { out.resize(elements()); });
     read_shares(dtype_of<T>, out.data());
     return out;
   }

@@ -140,7 +140,7 @@ std::string Dataset::transfer_round(bool writing, hid_t type, std::span<const Sl
                                     void* data) const {
   const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
   const Handle file_space = select(id_.get(), slabs, where);
-  const auto count = static_cast<hsize_t>(elements_of_all(slabs));
+  const hsize_t count = elements_of_all(slabs);
   const Handle memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose);
   if (count == 0) H5Sselect_none(memory_space.get());
   const Handle list = comm_ == nullptr ? Handle() : collective_transfer();
@@ -153,7 +153,7 @@ std::string Dataset::transfer_round(bool writing, hid_t type, std::span<const Sl
 
 template <class T>
 void Dataset::read_words(std::span<const Slab> slabs, T* out, int64_t size) const {
-  std::vector<uint16_t> words(static_cast<size_t>(size));
+  std::vector<uint16_t> words(size);
   transfer(false, Element{H5T_NATIVE_UINT16, sizeof(uint16_t)}, slabs, words.data(), size);
   std::transform(words.begin(), words.end(), out,
                  [](uint16_t word) { return static_cast<T>(to_float(bf16{word})); });
@@ -213,7 +213,7 @@ void Dataset::compare_written(Element element, std::span<const Slab> slabs, cons
     });
     detail::check(result, fmt::format("flush '{}'", file_));
   });
-  std::vector<std::byte> read(static_cast<size_t>(size * element.width));
+  std::vector<std::byte> read(size * element.width);
   transfer(false, element, slabs, read.data(), size);
   run(comm_, "comparing", [&] {
     if (!read.empty() && std::memcmp(read.data(), data, read.size()) != 0)
@@ -246,7 +246,7 @@ void Dataset::read_shares(int64_t width, const ReadSlab& read, void* data) const
   Slab share{Shape(shape_.size(), 0), shape_};
   share.start[0] = mine;
   share.count[0] = next - mine;
-  std::vector<std::byte> bytes(static_cast<size_t>((next - mine) * row * width));
+  std::vector<std::byte> bytes((next - mine) * row * width);
   read(std::span(&share, 1), bytes.data(), (next - mine) * row);
   const std::vector<std::byte> all = all_gather_bytes(*comm_, bytes);
   std::copy(all.begin(), all.end(), static_cast<std::byte*>(data));
@@ -254,7 +254,7 @@ void Dataset::read_shares(int64_t width, const ReadSlab& read, void* data) const
 
 void Dataset::read_shares(DType type, void* data) const {
   read_shares(
-      static_cast<int64_t>(size_of(type)),
+      size_of(type),
       [&](std::span<const Slab> slab, void* to, int64_t size) {
         transfer(false, type, slab, to, size);
       },
@@ -297,8 +297,7 @@ std::vector<std::byte> Dataset::read_all_bytes() const {
   const StoredType stored = stored_type();
   const Handle type = detail::type_of(stored);
   std::vector<std::byte> out;
-  make_room(elements(), stored.bytes,
-            [&] { out.resize(static_cast<size_t>(elements() * stored.bytes)); });
+  make_room(elements(), stored.bytes, [&] { out.resize(elements() * stored.bytes); });
   read_shares(
       stored.bytes,
       [&](std::span<const Slab> slab, void* to, int64_t size) {
@@ -311,7 +310,7 @@ std::vector<std::byte> Dataset::read_all_bytes() const {
 std::vector<std::string> Dataset::read_texts_here() const {
   const Handle type(H5Dget_type(id_.get()), H5Tclose);
   const Handle space(H5Dget_space(id_.get()), H5Sclose);
-  const auto count = static_cast<size_t>(elements());
+  const size_t count = elements();
   if (count == 0) return {};
   const std::string what = fmt::format("dataset '{}' of '{}'", path_, file_);
   const Reading scope("reading " + what, file_);

@@ -81,7 +81,7 @@ int64_t bytes_in_file(int64_t width, const Shape& shape, Checksum checksum) {
   if (elements_of(shape) == 0 || shape.empty() || checksum == Checksum::none)
     return object_overhead + elements_of(shape) * width;
   const std::vector<hsize_t> chunk = chunk_of(shape, width);
-  const auto rows = static_cast<int64_t>(chunk[0]);
+  const int64_t rows = chunk[0];
   return object_overhead +
          ceil_div(shape[0], rows) * (elements_of(shape) / shape[0] * rows * width + chunk_overhead);
 }
@@ -157,10 +157,10 @@ std::string to_string(const AttributeValue& value) {
   if (const auto* truth = std::get_if<bool>(&value)) return *truth ? "true" : "false";
   if (const auto* whole = std::get_if<int64_t>(&value)) return fmt::format("{}", *whole);
   if (const auto* real = std::get_if<double>(&value)) return fmt::format("{:g}", *real);
-  constexpr size_t most_text = 60;
+  constexpr size_t max_text = 60;
   if (const auto* text = std::get_if<std::string>(&value))
-    return text->size() > most_text ? fmt::format("'{}...'", text->substr(0, most_text))
-                                    : fmt::format("'{}'", *text);
+    return text->size() > max_text ? fmt::format("'{}...'", text->substr(0, max_text))
+                                   : fmt::format("'{}'", *text);
   if (const auto* other = std::get_if<Unreadable>(&value)) return other->what;
   return "not there";
 }
@@ -328,8 +328,7 @@ void File::create_dataset(const std::string& path, hid_t type, int64_t width, co
 
 void File::create_dataset(const std::string& path, DType type, const Shape& shape,
                           Checksum checksum) {
-  create_dataset(path, detail::native_type(type), static_cast<int64_t>(size_of(type)), shape,
-                 checksum);
+  create_dataset(path, detail::native_type(type), size_of(type), shape, checksum);
 }
 
 void File::create_dataset(const std::string& path, const StoredType& type, const Shape& shape,

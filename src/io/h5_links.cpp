@@ -10,7 +10,7 @@
 namespace gyre::h5 {
 namespace {
 
-constexpr int most_links = 32;  // per path; more indicate a cycle
+constexpr int max_links = 32;  // per path; more indicate a cycle
 
 /// Components of a path in reverse order, without empty ones and ".": "/a/./b" -> "b", "a".
 std::vector<std::string> names_of(const std::string& path) {
@@ -37,7 +37,7 @@ bool has_link(hid_t object, const std::string& name, const std::string& what) {
 
 std::string value_of(hid_t group, const std::string& name, const H5L_info_t& info,
                      const std::string& what) {
-  require_memory("the link of " + what, static_cast<int64_t>(info.u.val_size), 1);
+  require_memory("the link of " + what, info.u.val_size, 1);
   std::string value(info.u.val_size + 1, '\0');
   detail::check(H5Lget_val(group, name.c_str(), value.data(), info.u.val_size, H5P_DEFAULT), what);
   return value;
@@ -69,13 +69,13 @@ Handle File::find(const std::string& path) const {
   const Reading scope(what, path_);
   Handle object = open_object(id_.get(), "/", what);
   std::vector<std::string> names = names_of(path);
-  std::string link;        // last link followed
-  size_t behind_link = 0;  // components left when its target is reached
+  std::string link;       // last link followed
+  size_t after_link = 0;  // components left when its target is reached
   int followed = 0;
   while (!names.empty()) {
     const std::string name = names.back();
     if (!has_link(object.get(), name, what)) {
-      if (link.empty() || names.size() <= behind_link) return {};
+      if (link.empty() || names.size() <= after_link) return {};
       throw_usage("'{}' of '{}' is behind the link {}, which leads to nothing", path, path_, link);
     }
     names.pop_back();
@@ -89,9 +89,9 @@ Handle File::find(const std::string& path) const {
     if (info.type != H5L_TYPE_SOFT) refuse_foreign_link(path, path_, info, value);
     const std::string target = value.c_str();
     link = fmt::format("'{}' -> '{}'", name, target);
-    if (++followed > most_links)
+    if (++followed > max_links)
       throw_usage("'{}' of '{}' is behind the link {}, which leads in a circle", path, path_, link);
-    behind_link = names.size();
+    after_link = names.size();
     const std::vector<std::string> more = names_of(target);
     names.insert(names.end(), more.begin(), more.end());
     if (target.starts_with('/')) object = open_object(id_.get(), "/", what);
@@ -147,9 +147,9 @@ void File::list_datasets(const std::string& group, const std::string& front,
   H5O_info_t info;
   detail::check(H5Oget_info2(here.get(), &info, H5O_INFO_BASIC), what);
   if (std::find(above.begin(), above.end(), info.addr) != above.end()) return;
-  if (std::ssize(above) == most_group_levels)
+  if (std::ssize(above) == max_group_levels)
     throw_usage("what '{}' of '{}' holds is behind {} groups; at most {} are read", group, path_,
-                most_group_levels, most_group_levels - 1);
+                max_group_levels, max_group_levels - 1);
   above.push_back(info.addr);
   for (const std::string& name : links_of(group)) {
     const H5I_type_t kind = kind_of(group + "/" + name);

@@ -155,7 +155,7 @@ std::string missing_filter(hid_t dataset) {
 
 Shape shape_of(hid_t space, const std::string& what) {
   if (H5Sget_simple_extent_type(space) == H5S_NULL) return {0};
-  std::vector<hsize_t> extents(static_cast<size_t>(check(H5Sget_simple_extent_ndims(space), what)));
+  std::vector<hsize_t> extents(check(H5Sget_simple_extent_ndims(space), what));
   check(H5Sget_simple_extent_dims(space, extents.data(), nullptr), what);
   const bool empty = std::find(extents.begin(), extents.end(), hsize_t{0}) != extents.end();
   int64_t elements = 1;
@@ -173,8 +173,8 @@ Handle text_type(hid_t like) {
   return type;
 }
 
-TextMemory::TextMemory(int64_t most_bytes)
-    : list_(H5Pcreate(H5P_DATASET_XFER), H5Pclose), left_(most_bytes) {
+TextMemory::TextMemory(int64_t max_bytes)
+    : list_(H5Pcreate(H5P_DATASET_XFER), H5Pclose), left_(max_bytes) {
   check(H5Pset_vlen_mem_manager(list_.get(), allocate, this, release, this), "limit texts");
 }
 
@@ -182,7 +182,7 @@ void* TextMemory::allocate(size_t bytes, void* self) {
   auto& memory = *static_cast<TextMemory*>(self);
   memory.exceeded_ = memory.exceeded_ || static_cast<int64_t>(bytes) > memory.left_;
   if (memory.exceeded_) return nullptr;
-  memory.left_ -= static_cast<int64_t>(bytes);
+  memory.left_ -= bytes;
   void* block = std::malloc(bytes);
   if (block != nullptr) memory.blocks_.insert(block);
   return block;

@@ -15,7 +15,7 @@
 namespace gyre::h5 {
 
 /// Objects nested deeper are not listed: each is opened from the root.
-inline constexpr std::ptrdiff_t most_group_levels = 64;
+inline constexpr std::ptrdiff_t max_group_levels = 64;
 
 }  // namespace gyre::h5
 
@@ -61,7 +61,7 @@ Handle text_type(hid_t like = -1);
 /// per text. After a successful read, the caller frees it by H5Dvlen_reclaim.
 class TextMemory {
  public:
-  explicit TextMemory(int64_t most_bytes);
+  explicit TextMemory(int64_t max_bytes);
   TextMemory(const TextMemory&) = delete;
   TextMemory& operator=(const TextMemory&) = delete;
   /// Transfer property list for H5Dread.
@@ -80,18 +80,18 @@ class TextMemory {
   std::set<void*> blocks_;
 };
 
-/// Reads `count` texts of at most `most_bytes` in all through `read(memory type, transfer list,
+/// Reads `count` texts of at most `max_bytes` in all through `read(memory type, transfer list,
 /// buffer)`, which wraps H5Dread or H5Aread. Throws a runtime error that names `what` if they
 /// exceed the limit or memory. (H5Aread cannot be limited.)
 template <class Read>
 std::vector<std::string> read_texts(const std::string& what, hid_t file_type, hid_t space,
-                                    size_t count, int64_t most_bytes, const Read& read) {
+                                    size_t count, int64_t max_bytes, const Read& read) {
   const bool variable = H5Tis_variable_str(file_type) > 0;
   const size_t each = sizeof(std::string) + (variable ? sizeof(char*) : H5Tget_size(file_type));
-  require_memory(what, static_cast<int64_t>(count), static_cast<int64_t>(each));
+  require_memory(what, count, each);
   std::vector<std::string> texts;
   texts.reserve(count);
-  TextMemory text_memory(most_bytes);
+  TextMemory text_memory(max_bytes);
   if (variable) {
     const Handle memory = text_type(file_type);
     std::vector<char*> pointers(count, nullptr);
@@ -100,7 +100,7 @@ std::vector<std::string> read_texts(const std::string& what, hid_t file_type, hi
     } catch (const Error&) {
       text_memory.free_all();
       if (!text_memory.is_exceeded()) throw;
-      throw_runtime("{} claims texts of more than {} bytes: the file is damaged", what, most_bytes);
+      throw_runtime("{} claims texts of more than {} bytes: the file is damaged", what, max_bytes);
     }
     for (const char* pointer : pointers) texts.emplace_back(pointer == nullptr ? "" : pointer);
     H5Dvlen_reclaim(memory.get(), space, H5P_DEFAULT, pointers.data());

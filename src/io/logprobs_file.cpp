@@ -32,9 +32,9 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
                f.vocab_size);
   if (!(f.top_p > 0 && f.top_p <= 1))
     errors.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
-  if (!(f.temperature >= least_temperature && f.temperature <= most_temperature))
+  if (!(f.temperature >= least_temperature && f.temperature <= max_temperature))
     errors.add("temperature of '/logprobs' is {}; it must be from {} to {}", f.temperature,
-               least_temperature, most_temperature);
+               least_temperature, max_temperature);
 }
 
 /// Without ids, K is taken from the first array of largest logits; values and ids must agree on it.
@@ -167,7 +167,7 @@ void check_logits(ConfigErrors& errors, const std::string& name, const LogprobsF
   for (int64_t t = 0; t < f.tokens(); ++t) {
     bool some = false;
     for (int64_t v = 0; v < f.vocab_size; ++v) {
-      const float z = logits[static_cast<size_t>(t * f.columns + v)];
+      const float z = logits[t * f.columns + v];
       some = some || std::isfinite(z);
       if (z < std::numeric_limits<float>::infinity()) continue;
       return errors.add("{}[{}, {}] is {}; it must be finite or -inf", name, t, v, z);
@@ -223,17 +223,16 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
 void check_coverage(Communicator& comm, const LogprobsPart& part) {
   const int64_t rows = part.shape[0];
   const int64_t width = h5::elements_of(part.shape) / std::max<int64_t>(1, rows);
-  std::vector<int64_t> columns(static_cast<size_t>(rows), 0);
+  std::vector<int64_t> columns(rows, 0);
   for (const int64_t row : part.rows)
-    if (row >= 0) columns.at(static_cast<size_t>(row)) += part.columns;
+    if (row >= 0) columns.at(row) += part.columns;
   HostStream stream;
   comm.all_reduce(columns.data(), rows, DType::i64, ReduceOp::sum, stream, "rows of results")
       ->wait();
   run_agreed(comm, "checking who has which results", [&] {
     for (int64_t row = 0; row < rows; ++row)
-      GYRE_CHECK(columns[static_cast<size_t>(row)] == width,
-                 "{}[{}]: {} elements come from ranks, of {}", part.name, row,
-                 columns[static_cast<size_t>(row)], width);
+      GYRE_CHECK(columns[row] == width, "{}[{}]: {} elements come from ranks, of {}", part.name,
+                 row, columns[row], width);
   });
 }
 

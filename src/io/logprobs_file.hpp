@@ -17,7 +17,7 @@ inline constexpr const char* logprobs_schema = "gyre/logprobs";
 inline constexpr const char* logprobs_results_schema = "gyre/logprobs-results";
 
 /// Keep logits within f32; the gradient of the entropy is divided by the temperature's square.
-inline constexpr double least_temperature = 1e-15, most_temperature = 1e30;
+inline constexpr double least_temperature = 1e-15, max_temperature = 1e30;
 
 /// Hidden states and the weight of a head, whose product is the logits: logits[t, v] = Σ_d
 /// hidden[t, d] · head[v, d].

@@ -22,8 +22,8 @@ std::string path_of_extra(const std::string& name) {
 }
 
 /// Calls visit(name, item_bytes) for each extra aligned to slots.
-template <class Visit>
-void for_each_slot_extra(const PackedHeader& header, const Visit& visit) {
+template <class KeyRange>
+void for_each_slot_extra(const PackedHeader& header, const KeyRange& visit) {
   for (const auto& [name, stored] : header.extras)
     if (stored.extra.aligned == Extra::Aligned::slots) visit(name, stored.extra.item_bytes);
 }
@@ -137,7 +137,7 @@ void check_labels(ConfigErrors& errors, const PackedHeader& header, const Packed
   size_t begin = 0;
   for (int64_t b = first; b < last; ++b) {
     const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
-    std::vector<uint8_t> padding(static_cast<size_t>(padded.back()), 1);
+    std::vector<uint8_t> padding(padded.back(), 1);
     for (size_t i = 0; i + 1 < real.size(); ++i)
       std::fill_n(padding.begin() + padded[i], real[i + 1] - real[i], uint8_t{0});
     const int64_t slot = find_rolled_label(std::span(slots.ids).subspan(begin, padding.size()),
@@ -178,8 +178,7 @@ h5::Slab slots_of(const h5::Shape& item, int64_t begin, int64_t count) {
 template <class T>
 std::vector<T> read_rows(const h5::Dataset& dataset, int64_t begin, int64_t count, int64_t row) {
   std::vector<T> values;
-  dataset.make_room(count * row, sizeof(T),
-                    [&] { values.resize(static_cast<size_t>(count * row)); });
+  dataset.make_room(count * row, sizeof(T), [&] { values.resize(count * row); });
   h5::Slab slab{{begin}, {count}};
   if (dataset.shape().size() == 2) slab = {{begin, 0}, {count, row}};
   dataset.read<T>(std::span(&slab, count > 0 ? 1 : 0), std::span<T>(values));
@@ -189,9 +188,9 @@ std::vector<T> read_rows(const h5::Dataset& dataset, int64_t begin, int64_t coun
 }  // namespace
 
 std::span<const int32_t> PackedHeader::bounds(const std::vector<int32_t>& all, int64_t b) const {
-  const int64_t begin = bins.bin_offsets[static_cast<size_t>(b)] + b;
-  const int64_t end = bins.bin_offsets[static_cast<size_t>(b) + 1] + b + 1;
-  return std::span(all).subspan(static_cast<size_t>(begin), static_cast<size_t>(end - begin));
+  const int64_t begin = bins.bin_offsets[b] + b;
+  const int64_t end = bins.bin_offsets[b + 1] + b + 1;
+  return std::span(all).subspan(begin, end - begin);
 }
 
 std::vector<int64_t> PackedHeader::slot_offsets() const {
@@ -203,9 +202,9 @@ std::vector<int64_t> PackedHeader::slot_offsets() const {
 
 void check_packed(ConfigErrors& errors, const PackedHeader& header) {
   const size_t before = errors.messages().size();
-  if (header.slot_multiple < 1 || header.slot_multiple > most_slots)
+  if (header.slot_multiple < 1 || header.slot_multiple > max_slots)
     errors.add("slot_multiple of '{}' is {}; it must be 1 to {}", packed_group,
-               header.slot_multiple, most_slots);
+               header.slot_multiple, max_slots);
   if (header.bins.bin_capacity < 0)
     errors.add("bin_capacity of '{}' is {}; it must be at least 0", packed_group,
                header.bins.bin_capacity);
@@ -239,8 +238,8 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
   int64_t begin = 0, all = 0;
   const std::vector<int64_t> counts = all_gather_value(comm, count);
   for (int r = 0; r < comm.size(); ++r) {
-    if (r < comm.rank()) begin += counts[static_cast<size_t>(r)];
-    all += counts[static_cast<size_t>(r)];
+    if (r < comm.rank()) begin += counts[r];
+    all += counts[r];
   }
   run_agreed(comm, "checking packed streams", [&] {
     ConfigErrors errors;
@@ -307,8 +306,8 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
   SlotParts parts;
   run_agreed(comm, "opening the slots of " + path, [&] { parts = open_slots(file, header); });
   const std::vector<int64_t> offsets = header.slot_offsets();
-  const int64_t begin = offsets[static_cast<size_t>(first)];
-  const int64_t count = offsets[static_cast<size_t>(last)] - begin;
+  const int64_t begin = offsets[first];
+  const int64_t count = offsets[last] - begin;
   PackedSlots slots;
   slots.labels = read_rows<int32_t>(*parts.labels, begin, count, 1);
   slots.positions = read_rows<int32_t>(*parts.positions, begin, count, 1);
@@ -319,8 +318,7 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
     const h5::Dataset dataset = file.dataset(path_of_extra(name));
     const h5::Slab items = slots_of(header.extras.at(name).item, begin, count);
     ExtraSlots extra{item_bytes, {}};
-    dataset.make_room(count, item_bytes,
-                      [&] { extra.bytes.resize(static_cast<size_t>(count * item_bytes)); });
+    dataset.make_room(count, item_bytes, [&] { extra.bytes.resize(count * item_bytes); });
     dataset.read_bytes(std::span(&items, 1), extra.bytes);
     slots.extras.emplace(name, std::move(extra));
   });

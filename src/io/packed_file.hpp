@@ -45,8 +45,8 @@ struct PackedHeader {
   }
   /// Document, or tree, of each segment of bin b.
   std::span<const int64_t> documents_of(int64_t b) const {
-    const auto begin = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b)]);
-    const auto end = static_cast<size_t>(bins.bin_offsets[static_cast<size_t>(b) + 1]);
+    const size_t begin = bins.bin_offsets[b];
+    const size_t end = bins.bin_offsets[b + 1];
     return std::span(bins.document).subspan(begin, end - begin);
   }
   /// First slot of each bin, and the number of slots at the end: [bins + 1].

@@ -31,12 +31,11 @@ std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first, 
   }
   // Depth first: the parent is the previous node or one of its ancestors.
   int64_t above = static_cast<int64_t>(n) - 1, begin = tree[n - 1].first_document;
-  for (; above >= 0 && above != node.parent; above = tree[static_cast<size_t>(above)].parent)
-    begin = tree[static_cast<size_t>(above)].first_document +
-            tree[static_cast<size_t>(above)].documents;
+  for (; above >= 0 && above != node.parent; above = tree[above].parent)
+    begin = tree[above].first_document + tree[above].documents;
   if (above < 0)
     return fmt::format("parent {}; node {} and those above it can be", node.parent, n - 1);
-  const StoredNode& parent = tree[static_cast<size_t>(above)];
+  const StoredNode& parent = tree[above];
   const int64_t end = parent.first_document + parent.documents;
   if (node.documents < 1 || node.first_document < begin ||
       node.first_document > end - node.documents)
@@ -48,8 +47,8 @@ std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first, 
 }  // namespace
 
 std::span<const StoredNode> PrefixTables::tree(int64_t t) const {
-  const auto begin = static_cast<size_t>(tree_offsets[static_cast<size_t>(t)]);
-  const auto end = static_cast<size_t>(tree_offsets[static_cast<size_t>(t) + 1]);
+  const size_t begin = tree_offsets[t];
+  const size_t end = tree_offsets[t + 1];
   return std::span(nodes).subspan(begin, end - begin);
 }
 
@@ -74,10 +73,10 @@ void check_prefixes(ConfigErrors& errors, const PrefixTables& tables) {
   std::vector<bool> seen(tables.documents.size(), false);
   for (size_t i = 0; i < tables.documents.size(); ++i) {
     const int64_t document = tables.documents[i];
-    if (document < 0 || document >= count || seen[static_cast<size_t>(document)])
+    if (document < 0 || document >= count || seen[document])
       return errors.add("{}[{}] is {}; each of 0 to {} is listed once", documents_path, i, document,
                         count - 1);
-    seen[static_cast<size_t>(document)] = true;
+    seen[document] = true;
   }
 }
 

@@ -119,7 +119,7 @@ const Modifier modifiers[] = {
     {"z_loss", 0},
 };
 
-constexpr size_t most_notes = 8;  // per file
+constexpr size_t max_notes = 8;  // per file
 
 std::function<void(const std::string&)>& note_handler() {
   static std::function<void(const std::string&)> handler;
@@ -243,7 +243,7 @@ class NameCheck {
     for (const std::string& place : places_) names.push_back(last_of(place));
     const std::string meant = nearest(last_of(name), names);
     const auto place = std::find(names.begin(), names.end(), meant) - names.begin();
-    return meant.empty() ? "" : places_[static_cast<size_t>(place)];
+    return meant.empty() ? "" : places_[place];
   }
   static std::string last_of(const std::string& place) {
     return place.substr(place.find_last_of("/@") + 1);
@@ -285,10 +285,10 @@ void check_names(const h5::File& file, const std::string& schema,
   check.errors().throw_if_any(fmt::format("'{}' breaks the schema {}:", file.path(), schema));
   if (!note_handler()) return;
   const std::vector<std::string>& notes = check.notes();
-  for (size_t i = 0; i < std::min(notes.size(), most_notes); ++i) note_handler()(notes[i]);
-  if (notes.size() > most_notes)
+  for (size_t i = 0; i < std::min(notes.size(), max_notes); ++i) note_handler()(notes[i]);
+  if (notes.size() > max_notes)
     note_handler()(
-        fmt::format("{}: {} more names are not read", file.path(), notes.size() - most_notes));
+        fmt::format("{}: {} more names are not read", file.path(), notes.size() - max_notes));
 }
 
 void set_note_handler(std::function<void(const std::string&)> handler) {

@@ -194,7 +194,7 @@ std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& pa
   parts.header.slot_offsets = parts.slot_offsets->read_all<int64_t>();
   run_agreed(comm, "checking the shards of " + path,
              [&] { check_header(file, parts.header, header); });
-  std::vector<ShardRows> rows(static_cast<size_t>(header.cp));
+  std::vector<ShardRows> rows(header.cp);
   const auto cut = [](const auto& all, size_t row, int64_t width, auto& to) {
     const auto begin = all.begin() + static_cast<int64_t>(row) * width;
     to.assign(begin, begin + width);

@@ -27,7 +27,7 @@ namespace gyre::h5 {
 namespace {
 
 /// Larger files are not read in full, nor are datasets that claim to be larger.
-constexpr int64_t most_bytes = most_content_bytes;
+constexpr int64_t max_bytes = max_content_bytes;
 
 /// Exit codes of the child for damaged contents and for a file that is not read; sanitizers use
 /// neither.
@@ -35,10 +35,10 @@ constexpr int refused = 97, unusable = 98;
 
 /// Additional memory that the child may use: what it reads is bounded, but HDF5 allocates, and
 /// fills, whatever a damaged file claims.
-constexpr int64_t most_memory = int64_t{1} << 30;
+constexpr int64_t max_memory = int64_t{1} << 30;
 
-/// Visit of all objects of a file. HDF5 calls the functions below, which must not throw.
-struct Visit {
+/// KeyRange of all objects of a file. HDF5 calls the functions below, which must not throw.
+struct KeyRange {
   const std::string& path;
   bool whole;           // whether elements are read as well
   std::string object;   // the current one
@@ -49,14 +49,14 @@ struct Visit {
 /// buffer)`. A failed read is ignored: the program reports it if it reads the object. Claims of
 /// gigabytes are refused, since the read would not end. A negative result ends the visit.
 template <class Read>
-herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, const std::string& what,
-                     const Read& read) {
+herr_t read_elements(KeyRange& visit, const Handle& type, const Handle& space,
+                     const std::string& what, const Read& read) {
   const Handle memory(H5Tget_native_type(type.get(), H5T_DIR_ASCEND), H5Tclose);
   const hssize_t count = H5Sget_simple_extent_npoints(space.get());
-  const auto width = static_cast<int64_t>(H5Tget_size(memory.get()));
-  if (!memory.valid() || count < 1 || width < 1 || count > most_bytes / width) return 0;
-  std::vector<char> buffer(static_cast<size_t>(count * width));
-  const detail::TextMemory text_memory(most_bytes);
+  const int64_t width = H5Tget_size(memory.get());
+  if (!memory.valid() || count < 1 || width < 1 || count > max_bytes / width) return 0;
+  std::vector<char> buffer(count * width);
+  const detail::TextMemory text_memory(max_bytes);
   if (read(memory.get(), text_memory.transfer_list(), buffer.data()) >= 0) {
     if (H5Tdetect_class(memory.get(), H5T_STRING) > 0 ||
         H5Tdetect_class(memory.get(), H5T_VLEN) > 0)  // it is slow for numbers
@@ -70,7 +70,7 @@ herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, cons
 }
 
 herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* data) {
-  auto& visit = *static_cast<Visit*>(data);
+  auto& visit = *static_cast<KeyRange*>(data);
   const Handle attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
   if (!attribute.valid()) return 0;
   return read_elements(
@@ -81,10 +81,10 @@ herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* d
 }
 
 herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* data) {
-  auto& visit = *static_cast<Visit*>(data);
+  auto& visit = *static_cast<KeyRange*>(data);
   visit.object = std::string("/") + (std::strcmp(name, ".") == 0 ? "" : name);
   // Each object is opened from the root: the time would be cubic in the depth.
-  if (std::ranges::count(visit.object, '/') > most_group_levels) return 1;
+  if (std::ranges::count(visit.object, '/') > max_group_levels) return 1;
   const Handle object(H5Oopen(file, name, H5P_DEFAULT), H5Oclose);
   if (!object.valid()) return 0;
   H5Aiterate2(object.get(), H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, read_attribute, data);
@@ -104,17 +104,17 @@ herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* d
 /// their checksum are a runtime error.
 void read_objects(hid_t file, const std::string& path, bool whole) {
   if (whole && has_content_digest(file, path)) return check_content_digest(file, path);
-  Visit visit{path, whole, "/", ""};
+  KeyRange visit{path, whole, "/", ""};
   if (H5Ovisit2(file, H5_INDEX_NAME, H5_ITER_INC, read_object, &visit, H5O_INFO_BASIC) > 0)
     throw_usage("'{}' of '{}' is behind {} groups; at most {} are read", visit.object, path,
-                most_group_levels, most_group_levels - 1);
+                max_group_levels, max_group_levels - 1);
   if (!visit.failure.empty()) throw_runtime("{}", visit.failure);
 }
 
 void limit_memory() {
   int64_t pages = 0;
   std::ifstream("/proc/self/statm") >> pages;
-  const auto most = static_cast<rlim_t>(pages * sysconf(_SC_PAGESIZE) + most_memory);
+  const rlim_t most = pages * sysconf(_SC_PAGESIZE) + max_memory;
   rlimit limit{};
   if (pages == 0 || getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur <= most) return;
   limit.rlim_cur = most;
@@ -179,7 +179,7 @@ void try_reading(const std::string& path) {
   if (survived.contains(identity)) return;
   const SharedText error;
   const pid_t parent = getpid(), child = fork();
-  if (child == 0) read_everything(parent, path, status.st_size <= most_bytes, error.text());
+  if (child == 0) read_everything(parent, path, status.st_size <= max_bytes, error.text());
   if (child < 0)
     throw_runtime("cannot start a process to read '{}' in: {}", path, std::strerror(errno));
   int result = 0;

@@ -5,8 +5,8 @@
 namespace gyre {
 namespace {
 
-ScoreOptions with_picks(ScoreOptions options, int64_t picks) {
-  options.picks = picks;
+ScoreOptions with_token_ids(ScoreOptions options, int64_t token_ids) {
+  options.token_ids = token_ids;
   options.entropy = false;
   return options;
 }
@@ -24,10 +24,10 @@ BranchingScores::BranchingScores(int64_t rows, std::vector<Branch> branches,
                                  Communicator& tp)
     : rows_(rows),
       branches_(std::move(branches)),
-      of_rows_(rows, vocab, with_picks(options, 1), tp) {
+      of_rows_(rows, vocab, with_token_ids(options, 1), tp) {
   for (const Branch& branch : branches_) {
     GYRE_CHECK(branch.row >= 0 && branch.row < rows, "a branch at row {} of {}", branch.row, rows);
-    of_branches_.emplace_back(1, vocab, with_picks(options, std::ssize(branch.ids)), tp);
+    of_branches_.emplace_back(1, vocab, with_token_ids(options, std::ssize(branch.ids)), tp);
     branch_ids_ += std::ssize(branch.ids);
   }
 }
@@ -36,7 +36,7 @@ double BranchingScores::forward(ConstMatrixRef logits, std::span<const int32_t> 
                                 std::span<float> logprob) {
   GYRE_CHECK(std::ssize(logprob) == predictions(), "{} log-probabilities of {}", logprob.size(),
              predictions());
-  auto at = static_cast<size_t>(rows_);
+  size_t at = rows_;
   double waited = of_rows_.forward(logits, ids, stream, logprob.first(at), {});
   for (size_t b = 0; b < branches_.size(); ++b) {
     const Branch& branch = branches_[b];
@@ -56,7 +56,7 @@ void BranchingScores::backward(ConstMatrixRef logits, std::span<const int32_t> i
   const auto columns = d_logits.cols,
              bytes = columns * static_cast<int64_t>(size_of(d_logits.type));
   std::vector<Buffer<std::byte>> gradients;
-  auto at = static_cast<size_t>(rows_);
+  size_t at = rows_;
   for (size_t b = 0; b < branches_.size(); ++b) {
     const Branch& branch = branches_[b];
     gradients.emplace_back(bytes, stream.space());
@@ -65,10 +65,9 @@ void BranchingScores::backward(ConstMatrixRef logits, std::span<const int32_t> i
                              {gradients[b].data(), d_logits.type, 1, columns, columns});
     at += branch.ids.size();
   }
-  of_rows_.backward(logits, ids, d_logprob.first(static_cast<size_t>(rows_)), {}, d_logits);
+  of_rows_.backward(logits, ids, d_logprob.first(rows_), {}, d_logits);
   for (size_t b = 0; b < branches_.size(); ++b)
-    stream.copy(row_of(d_logits, branches_[b].row).data, gradients[b].data(),
-                static_cast<size_t>(bytes));
+    stream.copy(row_of(d_logits, branches_[b].row).data, gradients[b].data(), bytes);
   stream.synchronize();
 }
 

@@ -10,10 +10,10 @@ namespace gyre {
 double CrossRecords::merge(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                            Communicator& arrays, Stream& stream, std::string_view what,
                            const CrossScores& out) {
-  const std::span<const CrossMoments> own = make(student, teacher, columns);
+  const std::span<const CrossPartial> own = make(student, teacher, columns);
   return merge_gathered(
-      ranks_, own, ranks_ == 1 ? std::span<CrossMoments>() : all(), arrays, stream, what,
-      [&](std::span<const CrossMoments> records) { merge_records(records, out); });
+      ranks_, own, ranks_ == 1 ? std::span<CrossPartial>() : all(), arrays, stream, what,
+      [&](std::span<const CrossPartial> records) { merge_records(records, out); });
 }
 
 namespace {
@@ -24,23 +24,23 @@ class HostCrossRecords final : public CrossRecords {
       : CrossRecords(ranks, threads), kernels_(kernels) {}
 
  protected:
-  std::span<const CrossMoments> make(ConstMatrixRef student, ConstMatrixRef teacher,
+  std::span<const CrossPartial> make(ConstMatrixRef student, ConstMatrixRef teacher,
                                      int64_t columns) override {
-    if (own_.size() != student.rows) own_ = Buffer<CrossMoments>(student.rows);
-    kernels_.cross_moments(student, teacher, columns, threads_, own_.span());
+    if (own_.size() != student.rows) own_ = Buffer<CrossPartial>(student.rows);
+    kernels_.cross_partials(student, teacher, columns, threads_, own_.span());
     return own_.span();
   }
-  std::span<CrossMoments> all() override {
-    if (all_.size() != ranks_ * own_.size()) all_ = Buffer<CrossMoments>(ranks_ * own_.size());
+  std::span<CrossPartial> all() override {
+    if (all_.size() != ranks_ * own_.size()) all_ = Buffer<CrossPartial>(ranks_ * own_.size());
     return all_.span();
   }
-  void merge_records(std::span<const CrossMoments> records, const CrossScores& out) override {
+  void merge_records(std::span<const CrossPartial> records, const CrossScores& out) override {
     const int64_t rows = own_.size();
     const double nanoseconds = 30 * static_cast<double>(ranks_ + 2);
     for_each_part(threads_, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         const CrossTotal row(records.data() + i, rows, ranks_);
-        const auto at = static_cast<size_t>(i);
+        const size_t at = i;
         out.students[at] = row.student();
         out.teachers[at] = row.teacher();
         out.value[at] = row.value();
@@ -50,7 +50,7 @@ class HostCrossRecords final : public CrossRecords {
 
  private:
   RowKernels& kernels_;
-  Buffer<CrossMoments> own_, all_;
+  Buffer<CrossPartial> own_, all_;
 };
 
 }  // namespace

@@ -1,5 +1,5 @@
 #pragma once
-// Per-row records for soft cross entropies, 20 bytes each (CrossMoments), in the memory space of
+// Per-row records for soft cross entropies, 20 bytes each (CrossPartial), in the memory space of
 // the logits; like score_records.hpp.
 
 #include <cmath>
@@ -31,9 +31,9 @@ struct CrossTotal {
   double student_sum = 0, teacher_sum = 0, cross = 0;
 
   /// `records`: the row's record of rank 0; records of consecutive ranks are `distance` apart.
-  GYRE_HOST_DEVICE CrossTotal(const CrossMoments* records, int64_t distance, int ranks) {
+  GYRE_HOST_DEVICE CrossTotal(const CrossPartial* records, int64_t distance, int ranks) {
     for (int r = 0; r < ranks; ++r) {
-      const CrossMoments& part = records[r * distance];
+      const CrossPartial& part = records[r * distance];
       if (student_max < part.student_max) student_max = part.student_max;
       if (teacher_max < part.teacher_max) teacher_max = part.teacher_max;
     }
@@ -50,7 +50,7 @@ struct CrossTotal {
   }
 
  private:
-  GYRE_HOST_DEVICE void add(const CrossMoments& part) {
+  GYRE_HOST_DEVICE void add(const CrossPartial& part) {
     constexpr float nothing = -std::numeric_limits<float>::infinity();
     const auto of_teacher = static_cast<double>(part.teacher_sum);
     const double shift = static_cast<double>(part.student_max) - static_cast<double>(student_max);
@@ -79,11 +79,11 @@ class CrossRecords {
 
  protected:
   /// Computes this rank's records [rows].
-  virtual std::span<const CrossMoments> make(ConstMatrixRef student, ConstMatrixRef teacher,
+  virtual std::span<const CrossPartial> make(ConstMatrixRef student, ConstMatrixRef teacher,
                                              int64_t columns) = 0;
   /// Returns the buffer for the records of all ranks [ranks, rows].
-  virtual std::span<CrossMoments> all() = 0;
-  virtual void merge_records(std::span<const CrossMoments> records, const CrossScores& out) = 0;
+  virtual std::span<CrossPartial> all() = 0;
+  virtual void merge_records(std::span<const CrossPartial> records, const CrossScores& out) = 0;
 
   int ranks_, threads_;
 };

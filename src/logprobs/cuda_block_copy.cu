@@ -14,7 +14,7 @@ using rows::block_threads;
 /// Number of units that a thread loads before it stores the first.
 constexpr int pieces_of_thread = 4;
 /// Grid limit per dimension; grid-stride loops cover the rest.
-constexpr int64_t most_blocks = 1024;
+constexpr int64_t max_blocks = 1024;
 
 /// Dimension x covers the units of a row, dimension y the rows. A thread loads all its units before
 /// it stores the first; bytes after the last whole unit are copied one by one.
@@ -49,8 +49,8 @@ void start(const BlockCopy& block, Stream& stream) {
   while (wide > 1 && wide / 2 >= pieces) wide /= 2;  // short rows share a block
   const int high = block_threads / wide;
   const int64_t columns = ceil_div(pieces, int64_t{wide} * pieces_of_thread);
-  const dim3 grid(static_cast<unsigned>(std::min(columns, most_blocks)),
-                  static_cast<unsigned>(std::min(ceil_div(block.rows, high), most_blocks)));
+  const dim3 grid(static_cast<unsigned>(std::min(columns, max_blocks)),
+                  static_cast<unsigned>(std::min(ceil_div(block.rows, high), max_blocks)));
   launch(
       {grid, dim3(static_cast<unsigned>(wide), static_cast<unsigned>(high)), cuda_handle(stream)},
       copy_rows<Unit>, block);

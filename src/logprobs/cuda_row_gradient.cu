@@ -65,22 +65,22 @@ __device__ EachLane<Element> each_lane(const Element& element) {
 /// Like each_lane for elements that survive, 0 for others. The column of the cut is computed once
 /// per vector, and no element needs a branch.
 struct SlopeOfSurvivors {
-  SlopeOf slope;
+  SlopeOf coefficient;
   RowSurvivors kept;
   template <int lanes>
   __device__ Lanes<lanes> operator()(int64_t column, const Lanes<lanes>& z) const {
     const auto cut = static_cast<int>(min(max(kept.cut - column, int64_t{0}), int64_t{lanes}));
     Lanes<lanes> out;
     for (int i = 0; i < lanes; ++i) {
-      const float s = slope(z.x[i]);
+      const float s = coefficient(z.x[i]);
       out.x[i] = survives({kept.threshold, cut}, z.x[i], i) ? s : 0.0F;
     }
     return out;
   }
 };
 
-__device__ RowSlope slope_of_row(const GradientTask& task, int64_t row) {
-  return task.slopes == nullptr ? RowSlope{} : task.slopes[row];
+__device__ GradientCoefficients slope_of_row(const GradientTask& task, int64_t row) {
+  return task.coefficients == nullptr ? GradientCoefficients{} : task.coefficients[row];
 }
 
 /// One warp per row: determines its kind and which ids lie in its columns.
@@ -90,23 +90,23 @@ __global__ void __launch_bounds__(block_threads)
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_warps + threadIdx.x / warp_lanes;
   if (row >= rows) return;
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  const DevicePicks& picks = task.picks;
-  const int64_t first = row * picks.per_row, end = first + picks.per_row;
+  const DeviceTokenIds& token_ids = task.token_ids;
+  const int64_t first = row * token_ids.per_row, end = first + token_ids.per_row;
   int mine = 0;
-  for (int64_t k = first + lane; k < end; k += warp_lanes) mine |= picks.weights[k] != 0;
+  for (int64_t k = first + lane; k < end; k += warp_lanes) mine |= token_ids.weights[k] != 0;
   const bool weighted = __any_sync(all_lanes, mine) != 0;
-  const RowSlope slope = slope_of_row(task, row);
-  const bool sloped = slope.a != 0 || slope.b != 0;
+  const GradientCoefficients coefficient = slope_of_row(task, row);
+  const bool sloped = coefficient.a != 0 || coefficient.b != 0;
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[row];
   RowKind kind = kind_of(normalizer, sloped, sloped || weighted);
-  // Filtered columns must be distinguished even if the slopes are 0.
+  // Filtered columns must be distinguished even if the coefficients are 0.
   if (task.survivors != nullptr && kind == RowKind::zeros && weighted) kind = RowKind::values;
   if (lane == 0) task.kinds[row] = kind;
-  const SlopeOf op(normalizer, task.pass.scale, slope);
+  const SlopeOf op(normalizer, task.pass.scale, coefficient);
   for (int64_t k = first + lane; k < end; k += warp_lanes) {
     int64_t column = weighted && kind != RowKind::nans
-                         ? column_of(picks.ids[k], picks.first_column, task.pass.columns)
+                         ? column_of(token_ids.ids[k], token_ids.first_column, task.pass.columns)
                          : -1;
     float base = 0;
     if (column >= 0 && kind == RowKind::values) {
@@ -114,24 +114,24 @@ __global__ void __launch_bounds__(block_threads)
       if (task.survivors != nullptr && !survives(task.survivors[row], z, column)) column = -1;
       base = op(z);
     }
-    picks.columns[k] = static_cast<int32_t>(column);
-    picks.bases[k] = base;
+    token_ids.columns[k] = static_cast<int32_t>(column);
+    token_ids.bases[k] = base;
   }
 }
 
 /// One thread per id. Of several ids in one column, the last writes the sum, in order of the ids.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
-    behind_gradient(T* out, int64_t stride, int64_t count, DevicePicks picks) {
+    after_gradient(T* out, int64_t stride, int64_t count, DeviceTokenIds token_ids) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
-  if (k >= count || picks.columns[k] < 0) return;
-  const int64_t row = k / picks.per_row, first = row * picks.per_row;
-  const int32_t column = picks.columns[k];
-  for (int64_t other = k + 1; other < first + picks.per_row; ++other)
-    if (picks.columns[other] == column) return;
-  float sum = picks.bases[k];
+  if (k >= count || token_ids.columns[k] < 0) return;
+  const int64_t row = k / token_ids.per_row, first = row * token_ids.per_row;
+  const int32_t column = token_ids.columns[k];
+  for (int64_t other = k + 1; other < first + token_ids.per_row; ++other)
+    if (token_ids.columns[other] == column) return;
+  float sum = token_ids.bases[k];
   for (int64_t other = first; other <= k; ++other)
-    if (picks.columns[other] == column) sum += picks.weights[other];
+    if (token_ids.columns[other] == column) sum += token_ids.weights[other];
   store_one(out + row * stride + column, sum);
 }
 
@@ -145,13 +145,13 @@ __global__ void __launch_bounds__(block_threads)
   To* to = out + mine.row * out_stride;
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
-  const SlopeOf slope(normalizer, task.pass.scale, slope_of_row(task, mine.row));
+  const SlopeOf coefficient(normalizer, task.pass.scale, slope_of_row(task, mine.row));
   if (task.survivors == nullptr)
     write_part(mine, task.pass.columns, 0, kind,
-               each_lane([&](int64_t, float z) { return slope(z); }), to, from);
+               each_lane([&](int64_t, float z) { return coefficient(z); }), to, from);
   else
-    write_part(mine, task.pass.columns, 0, kind, SlopeOfSurvivors{slope, task.survivors[mine.row]},
-               to, from);
+    write_part(mine, task.pass.columns, 0, kind,
+               SlopeOfSurvivors{coefficient, task.survivors[mine.row]}, to, from);
 }
 
 template <class From, class To>
@@ -215,12 +215,12 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class T>
 __global__ void __launch_bounds__(block_threads)
-    gather(const T* logits, int64_t stride, int64_t columns, int64_t count, DevicePicks picks,
-           float* values) {
+    gather(const T* logits, int64_t stride, int64_t columns, int64_t count,
+           DeviceTokenIds token_ids, float* values) {
   const int64_t k = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (k >= count) return;
-  const int64_t column = column_of(picks.ids[k], picks.first_column, columns);
-  if (column >= 0) values[k] = to_float(logits[k / picks.per_row * stride + column]);
+  const int64_t column = column_of(token_ids.ids[k], token_ids.first_column, columns);
+  if (column >= 0) values[k] = to_float(logits[k / token_ids.per_row * stride + column]);
 }
 
 /// One block per part of a row.
@@ -232,7 +232,7 @@ Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
 
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
                      MatrixRef out) {
-  const int64_t picks = out.rows * task.picks.per_row;
+  const int64_t token_ids = out.rows * task.token_ids.per_row;
   const int64_t parts = parts_of(out.cols, written_columns);
   with_elements(logits, [&](auto from) {
     using From = typename decltype(from)::Type;
@@ -242,8 +242,8 @@ void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientT
       using To = typename decltype(to)::Type;
       launch(over_parts(stream, out), gradient<From, To>, from.view.data, from.view.stride,
              out.cols, parts, task, to.view.data, to.view.stride);
-      launch({blocks_of(parts_of(picks, block_threads)), block_threads, stream},
-             behind_gradient<To>, to.view.data, to.view.stride, picks, task.picks);
+      launch({blocks_of(parts_of(token_ids, block_threads)), block_threads, stream},
+             after_gradient<To>, to.view.data, to.view.stride, token_ids, task.token_ids);
     });
   });
 }
@@ -296,12 +296,12 @@ void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMat
 }
 
 void launch_gather(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
-                   const DevicePicks& picks, float* values) {
-  const int64_t count = logits.rows * picks.per_row;
+                   const DeviceTokenIds& token_ids, float* values) {
+  const int64_t count = logits.rows * token_ids.per_row;
   with_elements(logits, [&](auto z) {
     launch({blocks_of(parts_of(count, block_threads)), block_threads, stream},
-           gather<typename decltype(z)::Type>, z.view.data, z.view.stride, columns, count, picks,
-           values);
+           gather<typename decltype(z)::Type>, z.view.data, z.view.stride, columns, count,
+           token_ids, values);
   });
 }
 

@@ -9,7 +9,7 @@
 #include "logprobs/cuda_row_launch.hpp"
 #include "logprobs/cuda_row_memory.hpp"
 #include "logprobs/cuda_score_records.hpp"
-#include "logprobs/picked_columns.hpp"
+#include "logprobs/token_columns.hpp"
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
@@ -40,29 +40,30 @@ class CudaRowKernels final : public RowKernels {
 
   MemorySpace space() const override { return MemorySpace::device; }
 
-  void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) override {
+  void partials(ConstMatrixRef logits, const RowScan& scan,
+                std::span<SoftmaxPartial> out) override {
     check_rows(logits, scan.columns, out.size());
     Places places;
-    const int64_t results = places.add<RowMoments>(logits.rows);
+    const int64_t results = places.add<SoftmaxPartial>(logits.rows);
     const int64_t parts = places.add<rows::PartSums>(parts_of_rows(logits.rows, scan.columns));
     std::byte* const scratch = scratch_.at_least(places.bytes());
-    auto* const on_device = reinterpret_cast<RowMoments*>(scratch + results);
-    rows::launch_moments(handle(), logits, scan, reinterpret_cast<rows::PartSums*>(scratch + parts),
-                         on_device);
+    auto* const on_device = reinterpret_cast<SoftmaxPartial*>(scratch + results);
+    rows::launch_partials(handle(), logits, scan,
+                          reinterpret_cast<rows::PartSums*>(scratch + parts), on_device);
     fetch(on_device, out);
   }
 
-  void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int,
-                     std::span<CrossMoments> out) override {
+  void cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int,
+                      std::span<CrossPartial> out) override {
     check_rows(student, columns, out.size());
     check_rows(teacher, columns, out.size());
     Places places;
-    const int64_t results = places.add<CrossMoments>(student.rows);
+    const int64_t results = places.add<CrossPartial>(student.rows);
     const int64_t parts = places.add<rows::CrossSums>(parts_of_rows(student.rows, columns));
     std::byte* const scratch = scratch_.at_least(places.bytes());
-    auto* const on_device = reinterpret_cast<CrossMoments*>(scratch + results);
-    rows::launch_cross_moments(handle(), student, teacher, columns,
-                               reinterpret_cast<rows::CrossSums*>(scratch + parts), on_device);
+    auto* const on_device = reinterpret_cast<CrossPartial*>(scratch + results);
+    rows::launch_cross_partials(handle(), student, teacher, columns,
+                                reinterpret_cast<rows::CrossSums*>(scratch + parts), on_device);
     fetch(on_device, out);
   }
 
@@ -79,16 +80,17 @@ class CudaRowKernels final : public RowKernels {
   }
 
   void gradient(ConstMatrixRef logits, const RowPass& pass,
-                std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
-                const RowPicks& picks, MatrixRef d_logits) override {
+                std::span<const RowNormalizer> normalizers,
+                std::span<const GradientCoefficients> coefficients, const RowTokenIds& token_ids,
+                MatrixRef d_logits) override {
     check_output(logits, d_logits, pass.columns, normalizers.size());
-    check_picks(picks, logits.rows);
-    GYRE_CHECK(slopes.size() == normalizers.size(), "{} slopes", slopes.size());
+    check_token_ids(token_ids, logits.rows);
+    GYRE_CHECK(coefficients.size() == normalizers.size(), "{} coefficients", coefficients.size());
     rows::GradientTask task;
     task.pass = pass;
-    std::tie(task.normalizers, task.slopes, task.picks.ids, task.picks.weights) =
-        uploads_.send(normalizers, slopes, picks.ids, picks.weights);
-    launch_gradient(logits, picks, task, d_logits);
+    std::tie(task.normalizers, task.coefficients, task.token_ids.ids, task.token_ids.weights) =
+        uploads_.send(normalizers, coefficients, token_ids.ids, token_ids.weights);
+    launch_gradient(logits, token_ids, task, d_logits);
   }
 
   void log_softmax(ConstMatrixRef logits, const RowPass& pass,
@@ -124,56 +126,60 @@ class CudaRowKernels final : public RowKernels {
   void filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                          std::span<const RowNormalizer> normalizers,
                          std::span<const RowSurvivors> survivors, std::span<const float> a,
-                         const RowPicks& picks, MatrixRef d_logits) override {
+                         const RowTokenIds& token_ids, MatrixRef d_logits) override {
     check_output(logits, d_logits, pass.columns, normalizers.size());
-    check_picks(picks, logits.rows);
-    GYRE_CHECK(picks.per_row == 1 && survivors.size() == normalizers.size() &&
+    check_token_ids(token_ids, logits.rows);
+    GYRE_CHECK(token_ids.per_row == 1 && survivors.size() == normalizers.size() &&
                    a.size() == normalizers.size(),
-               "{} picks a row, {} survivors, {} slopes", picks.per_row, survivors.size(),
-               a.size());
-    std::vector<RowSlope> slopes;
-    for (const float slope : a) slopes.push_back({slope, 0});
+               "{} token_ids a row, {} survivors, {} coefficients", token_ids.per_row,
+               survivors.size(), a.size());
+    std::vector<GradientCoefficients> coefficients;
+    for (const float coefficient : a) coefficients.push_back({coefficient, 0});
     rows::GradientTask task;
     task.pass = pass;
-    std::tie(task.normalizers, task.slopes, task.survivors, task.picks.ids, task.picks.weights) =
-        uploads_.send(normalizers, std::span<const RowSlope>(slopes), survivors, picks.ids,
-                      picks.weights);
-    launch_gradient(logits, picks, task, d_logits);
+    std::tie(task.normalizers, task.coefficients, task.survivors, task.token_ids.ids,
+             task.token_ids.weights) =
+        uploads_.send(normalizers, std::span<const GradientCoefficients>(coefficients), survivors,
+                      token_ids.ids, token_ids.weights);
+    launch_gradient(logits, token_ids, task, d_logits);
   }
 
-  void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits, int) override {
-    check_picks(picks, d_logits.rows);
+  void scatter_token_weights(const RowTokenIds& token_ids, int64_t columns, MatrixRef d_logits,
+                             int) override {
+    check_token_ids(token_ids, d_logits.rows);
     GYRE_CHECK(0 <= columns && columns <= d_logits.cols, "{} of {} columns", columns,
                d_logits.cols);
     rows::GradientTask task;
     task.pass = {columns, 1, 1};
-    std::tie(task.picks.ids, task.picks.weights) = uploads_.send(picks.ids, picks.weights);
-    // Without slopes, no logits are read.
-    launch_gradient({nullptr, d_logits.type, d_logits.rows, d_logits.cols, 0}, picks, task,
+    std::tie(task.token_ids.ids, task.token_ids.weights) =
+        uploads_.send(token_ids.ids, token_ids.weights);
+    // Without coefficients, no logits are read.
+    launch_gradient({nullptr, d_logits.type, d_logits.rows, d_logits.cols, 0}, token_ids, task,
                     d_logits);
   }
 
-  void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
-                    int64_t first_column, int64_t columns, std::span<float> values) override {
+  void gather_token_logits(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
+                           int64_t first_column, int64_t columns,
+                           std::span<float> values) override {
     GYRE_CHECK(0 <= columns && columns <= logits.cols && ids.size() == values.size() &&
                    std::cmp_equal(ids.size(), logits.rows * per_row),
                "{} of {} columns, {} ids and {} values of {} rows of {}", columns, logits.cols,
                ids.size(), values.size(), logits.rows, per_row);
-    rows::DevicePicks picks;
-    std::tie(picks.ids) = uploads_.send(ids);
-    picks.per_row = per_row;
-    picks.first_column = first_column;
+    rows::DeviceTokenIds token_ids;
+    std::tie(token_ids.ids) = uploads_.send(ids);
+    token_ids.per_row = per_row;
+    token_ids.first_column = first_column;
     Places places;
     places.add<float>(std::ssize(ids));
     auto* const on_device = reinterpret_cast<float*>(scratch_.at_least(places.bytes()));
-    rows::launch_gather(handle(), logits, columns, picks, on_device);
+    rows::launch_gather(handle(), logits, columns, token_ids, on_device);
     const float* const found = results_.fetch(on_device, std::ssize(ids));
     for (size_t k = 0; k < ids.size(); ++k)
       if (rows::column_of(ids[k], first_column, columns) >= 0) values[k] = found[k];
   }
 
   void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-           std::span<RowMoments> moments) override;
+           std::span<SoftmaxPartial> partials) override;
 
   void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows, int,
               std::span<int64_t> masses) override {
@@ -221,18 +227,18 @@ class CudaRowKernels final : public RowKernels {
     return rows * rows::parts_of(columns, rows::part_columns);
   }
 
-  void launch_gradient(ConstMatrixRef logits, const RowPicks& picks, rows::GradientTask& task,
-                       MatrixRef d_logits) {
-    const auto count = std::ssize(picks.ids);
+  void launch_gradient(ConstMatrixRef logits, const RowTokenIds& token_ids,
+                       rows::GradientTask& task, MatrixRef d_logits) {
+    const auto count = std::ssize(token_ids.ids);
     Places places;
     const int64_t kinds = places.add<rows::RowKind>(d_logits.rows);
     const int64_t columns = places.add<int32_t>(count), bases = places.add<float>(count);
     std::byte* const scratch = scratch_.at_least(places.bytes());
     task.kinds = reinterpret_cast<rows::RowKind*>(scratch + kinds);
-    task.picks.columns = reinterpret_cast<int32_t*>(scratch + columns);
-    task.picks.bases = reinterpret_cast<float*>(scratch + bases);
-    task.picks.per_row = picks.per_row;
-    task.picks.first_column = picks.first_column;
+    task.token_ids.columns = reinterpret_cast<int32_t*>(scratch + columns);
+    task.token_ids.bases = reinterpret_cast<float*>(scratch + bases);
+    task.token_ids.per_row = token_ids.per_row;
+    task.token_ids.first_column = token_ids.first_column;
     rows::launch_gradient(handle(), logits, task, d_logits);
   }
 
@@ -241,7 +247,7 @@ class CudaRowKernels final : public RowKernels {
   T* cleared(int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
     std::byte* const memory = scratch_.at_least(bytes);
-    stream_.fill(memory, std::byte{0}, static_cast<size_t>(bytes));
+    stream_.fill(memory, std::byte{0}, bytes);
     return reinterpret_cast<T*>(memory);
   }
 
@@ -251,7 +257,7 @@ class CudaRowKernels final : public RowKernels {
   }
 
   void select_rows(ConstMatrixRef logits, const RowScan& scan, const rows::SelectionShape& shape,
-                   const RowTop& top, std::span<RowMoments> moments);
+                   const RowTop& top, std::span<SoftmaxPartial> partials);
 
   Stream& stream_;
   Uploads uploads_;
@@ -260,8 +266,8 @@ class CudaRowKernels final : public RowKernels {
 };
 
 void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-                         std::span<RowMoments> moments) {
-  check_row_top(logits, scan, top, moments);
+                         std::span<SoftmaxPartial> partials) {
+  check_row_top(logits, scan, top, partials);
   const int64_t length = top.length;
   const rows::SelectionShape shape = rows::selection_shape(scan.columns, length);
   const int64_t entries = shape.parts * shape.part_length +
@@ -269,31 +275,29 @@ void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTo
                           (shape.merge_spills ? shape.merge_capacity : 0) + length;
   const int64_t rows_at_once = std::max<int64_t>(
       1, selection_scratch_bytes / (entries * static_cast<int64_t>(sizeof(uint64_t))));
-  const auto element = static_cast<int64_t>(size_of(logits.type));
+  const int64_t element = size_of(logits.type);
   for (int64_t r = 0; r < logits.rows; r += rows_at_once) {
     const int64_t count = std::min(rows_at_once, logits.rows - r);
     const auto part = [&](auto span, int64_t width) {
-      return span.empty()
-                 ? span
-                 : span.subspan(static_cast<size_t>(r * width), static_cast<size_t>(count * width));
+      return span.empty() ? span : span.subspan(r * width, count * width);
     };
     select_rows(
         {logits.data + r * logits.stride * element, logits.type, count, logits.cols, logits.stride},
         scan, shape, {part(top.values, length), part(top.ids, length), part(top.last, 1), length},
-        part(moments, 1));
+        part(partials, 1));
   }
 }
 
 void CudaRowKernels::select_rows(ConstMatrixRef logits, const RowScan& scan,
                                  const rows::SelectionShape& shape, const RowTop& top,
-                                 std::span<RowMoments> moments) {
+                                 std::span<SoftmaxPartial> partials) {
   const int64_t rows = logits.rows, parts = rows * shape.parts;
   // Results come first, so that one copy fetches them.
   Places places;
   const int64_t values = places.add<float>(std::ssize(top.values));
   const int64_t ids = places.add<int32_t>(std::ssize(top.ids));
   const int64_t last = places.add<int32_t>(std::ssize(top.last));
-  const int64_t results_of_rows = places.add<RowMoments>(std::ssize(moments));
+  const int64_t results_of_rows = places.add<SoftmaxPartial>(std::ssize(partials));
   const int64_t results = places.bytes();
   const int64_t lists = places.add<uint64_t>(parts * shape.part_length);
   const int64_t lasts = places.add<int32_t>(parts);
@@ -310,7 +314,7 @@ void CudaRowKernels::select_rows(ConstMatrixRef logits, const RowScan& scan,
   task.values = at(values, task.values);
   task.ids = top.ids.empty() ? nullptr : at(ids, task.ids);
   task.last = top.last.empty() ? nullptr : at(last, task.last);
-  task.moments = moments.empty() ? nullptr : at(results_of_rows, task.moments);
+  task.partials = partials.empty() ? nullptr : at(results_of_rows, task.partials);
   task.lists = at(lists, task.lists);
   task.lasts = at(lasts, task.lasts);
   task.sums = at(sums, task.sums);
@@ -324,7 +328,7 @@ void CudaRowKernels::select_rows(ConstMatrixRef logits, const RowScan& scan,
   take(values, top.values);
   take(ids, top.ids);
   take(last, top.last);
-  take(results_of_rows, moments);
+  take(results_of_rows, partials);
 }
 
 }  // namespace

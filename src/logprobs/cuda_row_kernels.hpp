@@ -7,7 +7,7 @@
 //     small arrays             one copy per direction through pinned memory, kept for the next pass
 //
 // Memory bound: a pass reads 2 or 4 bytes per element (statistics, largest elements with or without
-// moments, digit sums); a gradient also writes as many. Rows without gradient are only written.
+// partials, digit sums); a gradient also writes as many. Rows without gradient are only written.
 // Loads and stores have 16 bytes wherever the rows of a call are aligned alike, and use streaming
 // cache hints. Exponentials: one per element. A GPU with 16 per clock and multiprocessor, and 132
 // multiprocessors at 1.7 GHz, computes 3.6 T/s; 4.8 TB/s deliver 2.4 T/s bf16 elements. Memory is

@@ -12,18 +12,18 @@ struct CUstream_st;
 namespace gyre::rows {
 
 /// Writes parts [rows, parts_of(columns, part_columns)].
-void launch_part_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                         PartSums* parts);
+void launch_part_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                          PartSums* parts);
 /// Writes out [rows]; `parts` is scratch, as in the functions below.
-void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                    PartSums* parts, RowMoments* out);
-void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
-                          int64_t columns, CrossSums* parts, CrossMoments* out);
+void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                     PartSums* parts, SoftmaxPartial* out);
+void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
+                           int64_t columns, CrossSums* parts, CrossPartial* out);
 void launch_sums(CUstream_st* stream, ConstMatrixRef values, int64_t columns, double* parts,
                  double* out);
 
 /// Ids with weights, each [rows, per_row]; `columns` and `bases` are scratch of that size.
-struct DevicePicks {
+struct DeviceTokenIds {
   const int32_t* ids = nullptr;
   const float* weights = nullptr;
   int64_t per_row = 0, first_column = 0;
@@ -31,14 +31,14 @@ struct DevicePicks {
   float* bases = nullptr;
 };
 
-/// Inputs of a gradient: `slopes`, null if there are only weights; with `survivors`, filtered.
-/// `kinds` [rows] is scratch.
+/// Inputs of a gradient: `coefficients`, null if there are only weights; with `survivors`,
+/// filtered. `kinds` [rows] is scratch.
 struct GradientTask {
   RowPass pass;
   const RowNormalizer* normalizers = nullptr;
-  const RowSlope* slopes = nullptr;
+  const GradientCoefficients* coefficients = nullptr;
   const RowSurvivors* survivors = nullptr;
-  DevicePicks picks;
+  DeviceTokenIds token_ids;
   RowKind* kinds = nullptr;
 };
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
@@ -54,7 +54,7 @@ void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMat
                            const RowNormalizer* teachers, const float* gradients, MatrixRef out);
 /// Writes values [rows, per_row] for ids in these columns; leaves others unchanged.
 void launch_gather(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
-                   const DevicePicks& picks, float* values);
+                   const DeviceTokenIds& token_ids, float* values);
 
 /// Sizes of the lists in blocks.
 struct SelectionShape {
@@ -71,15 +71,15 @@ SelectionShape selection_shape(int64_t columns, int64_t length);
 
 /// Outputs of the selection for some rows, then its scratch.
 struct SelectionTask {
-  float* values = nullptr;         ///< [rows, length]
-  int32_t* ids = nullptr;          ///< [rows, length]
-  int32_t* last = nullptr;         ///< [rows]
-  RowMoments* moments = nullptr;   ///< [rows], or null
-  uint64_t* lists = nullptr;       ///< [rows, parts, part_length]
-  int32_t* lasts = nullptr;        ///< [rows, parts]
-  PartSums* sums = nullptr;        ///< [rows, parts], with moments
-  uint64_t* part_room = nullptr;   ///< [rows, parts, part_capacity], with part_spills
-  uint64_t* merge_room = nullptr;  ///< [rows, merge_capacity], with merge_spills
+  float* values = nullptr;             ///< [rows, length]
+  int32_t* ids = nullptr;              ///< [rows, length]
+  int32_t* last = nullptr;             ///< [rows]
+  SoftmaxPartial* partials = nullptr;  ///< [rows], or null
+  uint64_t* lists = nullptr;           ///< [rows, parts, part_length]
+  int32_t* lasts = nullptr;            ///< [rows, parts]
+  PartSums* sums = nullptr;            ///< [rows, parts], with partials
+  uint64_t* part_room = nullptr;       ///< [rows, parts, part_capacity], with part_spills
+  uint64_t* merge_room = nullptr;      ///< [rows, merge_capacity], with merge_spills
 };
 void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                       const SelectionShape& shape, const SelectionTask& task);

@@ -59,15 +59,14 @@ class Uploads {
   template <class... T>
   std::tuple<const T*...> send(std::span<const T>... arrays) {
     Places places;
-    const std::array<int64_t, sizeof...(T)> begins{
-        places.add<T>(static_cast<int64_t>(arrays.size()))...};
+    const std::array<int64_t, sizeof...(T)> begins{places.add<T>(std::ssize(arrays))...};
     Slot& slot = slots_[next_++ % slots_.size()];
     slot.wait();
     std::byte* const host = slot.host.at_least(places.bytes());
     std::byte* const device = device_.at_least(places.bytes());
     size_t i = 0;
     ((std::copy(arrays.begin(), arrays.end(), reinterpret_cast<T*>(host + begins[i++]))), ...);
-    stream_.copy(device, host, static_cast<size_t>(places.bytes()));
+    stream_.copy(device, host, places.bytes());
     slot.copied.record(cuda_handle(stream_));
     slot.used = true;
     const std::byte* const arrived = device;
@@ -103,7 +102,7 @@ class Download {
   const T* fetch(const T* from, int64_t count) {
     const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
     std::byte* const to = memory_.at_least(bytes);
-    stream_.copy(to, from, static_cast<size_t>(bytes));
+    stream_.copy(to, from, bytes);
     stream_.synchronize();
     return reinterpret_cast<const T*>(to);
   }

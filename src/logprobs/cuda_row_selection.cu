@@ -14,7 +14,7 @@ namespace {
 constexpr int select_threads = 128;
 constexpr int64_t select_columns = 32768;  // columns per part
 constexpr int64_t run_columns = 2048;      // columns offered between two calls of make_room()
-constexpr int64_t most_shared_entries = 12288;
+constexpr int64_t max_shared_entries = 12288;
 
 /// Shared memory of a block, besides the candidates.
 struct SelectionRoom {
@@ -292,10 +292,10 @@ __global__ void __launch_bounds__(select_threads)
   }
   const int times = count_in_row(lists, task.lasts + row * shape.parts, shape, last, room.scratch);
   if (threadIdx.x == 0 && task.last != nullptr) task.last[row] = last == ~0U ? 0 : times;
-  if (threadIdx.x == 0 && task.moments != nullptr) {
+  if (threadIdx.x == 0 && task.partials != nullptr) {
     PartSums total;
     for (int64_t p = 0; p < shape.parts; ++p) total.add(task.sums[row * shape.parts + p], scale);
-    task.moments[row] = moments_of(total, weighted);
+    task.partials[row] = partials_of(total, weighted);
   }
 }
 
@@ -314,8 +314,8 @@ SelectionShape selection_shape(int64_t columns, int64_t length) {
   shape.part_length = std::min(length, select_columns);
   shape.part_capacity = capacity_for(shape.part_length);
   shape.merge_capacity = capacity_for(length);
-  shape.part_spills = shape.part_capacity > most_shared_entries;
-  shape.merge_spills = shape.merge_capacity > most_shared_entries;
+  shape.part_spills = shape.part_capacity > max_shared_entries;
+  shape.merge_spills = shape.merge_capacity > max_shared_entries;
   return shape;
 }
 
@@ -328,7 +328,7 @@ void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan&
   with_elements(logits, [&](auto z) {
     using T = typename decltype(z)::Type;
     auto select = select_in_parts<T, false, false>;
-    if (task.moments != nullptr)
+    if (task.partials != nullptr)
       select = scan.weighted ? select_in_parts<T, true, true> : select_in_parts<T, true, false>;
     launch({blocks_of(logits.rows * shape.parts), select_threads, stream,
             shared(shape.part_capacity, shape.part_spills)},

@@ -1,4 +1,4 @@
-// Row moments: a block sums a part of a row, then one thread sums the parts of a row.
+// Row partials: a block sums a part of a row, then one thread sums the parts of a row.
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -8,8 +8,8 @@ namespace {
 
 template <class T, bool weighted>
 __global__ void __launch_bounds__(block_threads)
-    moments_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts, float scale,
-                     PartSums* out) {
+    partials_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts, float scale,
+                      PartSums* out) {
   const PartOfRow mine(parts, columns, part_columns);
   ThreadSums<weighted> sums{scale};
   const T* row = logits + mine.row * stride;
@@ -21,11 +21,11 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 __global__ void __launch_bounds__(block_threads)
-    moments_of_rows(const PartSums* sums, int64_t rows, int64_t parts, float scale, bool weighted,
-                    RowMoments* out) {
+    partials_of_rows(const PartSums* sums, int64_t rows, int64_t parts, float scale, bool weighted,
+                     SoftmaxPartial* out) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (row >= rows) return;
-  out[row] = moments_of(sums + row * parts, parts, scale, weighted);
+  out[row] = partials_of(sums + row * parts, parts, scale, weighted);
 }
 
 // Reserves registers for all loads of a group; with fewer, bf16 would be loaded one pair at a time.
@@ -50,12 +50,12 @@ __global__ void __launch_bounds__(block_threads, 3)
 }
 
 __global__ void __launch_bounds__(block_threads)
-    cross_moments_of_rows(const CrossSums* sums, int64_t rows, int64_t parts, CrossMoments* out) {
+    cross_moments_of_rows(const CrossSums* sums, int64_t rows, int64_t parts, CrossPartial* out) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (row >= rows) return;
   CrossSums total;
   for (int64_t p = 0; p < parts; ++p) total.add(sums[row * parts + p]);
-  out[row] = moments_of(total);
+  out[row] = partials_of(total);
 }
 
 template <class T>
@@ -89,27 +89,27 @@ __global__ void __launch_bounds__(block_threads)
 
 }  // namespace
 
-void launch_part_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                         PartSums* parts) {
+void launch_part_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                          PartSums* parts) {
   const int64_t count = parts_of(scan.columns, part_columns);
   const Launch shape{blocks_of(logits.rows * count), block_threads, stream};
   with_elements(logits, [&](auto z) {
     using T = typename decltype(z)::Type;
-    launch(shape, scan.weighted ? moments_of_parts<T, true> : moments_of_parts<T, false>,
+    launch(shape, scan.weighted ? partials_of_parts<T, true> : partials_of_parts<T, false>,
            z.view.data, z.view.stride, scan.columns, count, base_2(scan.scale), parts);
   });
 }
 
-void launch_moments(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                    PartSums* parts, RowMoments* out) {
-  launch_part_moments(stream, logits, scan, parts);
-  launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, moments_of_rows,
+void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                     PartSums* parts, SoftmaxPartial* out) {
+  launch_part_partials(stream, logits, scan, parts);
+  launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, partials_of_rows,
          parts, logits.rows, parts_of(scan.columns, part_columns), base_2(scan.scale),
          scan.weighted, out);
 }
 
-void launch_cross_moments(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
-                          int64_t columns, CrossSums* parts, CrossMoments* out) {
+void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
+                           int64_t columns, CrossSums* parts, CrossPartial* out) {
   const int64_t count = parts_of(columns, part_columns);
   const Launch shape{blocks_of(student.rows * count), block_threads, stream};
   with_elements(student, [&](auto s) {

@@ -31,35 +31,35 @@ __global__ void __launch_bounds__(block_threads)
               RowTotal* totals) {
   const int64_t row = thread_number();
   if (row >= rows) return;
-  totals[row].add(rows::moments_of(sums + row * parts, parts, rows::base_2(scale), weighted),
+  totals[row].add(rows::partials_of(sums + row * parts, parts, rows::base_2(scale), weighted),
                   static_cast<double>(scale));
 }
 
 __global__ void __launch_bounds__(block_threads)
-    write_moments(const RowTotal* totals, int64_t rows, int64_t moments, float* out) {
+    write_partials(const RowTotal* totals, int64_t rows, int64_t partials, float* out) {
   const int64_t row = thread_number();
   if (row >= rows) return;
-  const RowMoments total = totals[row].moments();
-  out[row * moments] = total.max;
-  out[row * moments + 1] = total.sum;
-  if (moments == 3) out[row * moments + 2] = total.weighted;
+  const SoftmaxPartial total = totals[row].partials();
+  out[row * partials] = total.max;
+  out[row * partials + 1] = total.sum;
+  if (partials == 3) out[row * partials + 2] = total.weighted;
 }
 
 /// Arguments of the merge of all ranks' records.
 struct Merge {
-  const float* records = nullptr;  // [ranks, rows · (moments + picks)]
-  int64_t rows = 0, moments = 0, picks = 0;
+  const float* records = nullptr;  // [ranks, rows · (partials + token_ids)]
+  int64_t rows = 0, partials = 0, token_ids = 0;
   int ranks = 0;
   double scale = 1;
   const int64_t* offsets = nullptr;  // partition offsets, [ranks + 1]
   int64_t vocab_size = 0;
-  const int32_t* ids = nullptr;  // [rows, picks]
+  const int32_t* ids = nullptr;  // [rows, token_ids]
   double* log_sums = nullptr;    // [rows]
   RowNormalizer* normalizers = nullptr;
   float* entropy = nullptr;  // null: not requested
   float* logprob = nullptr;
 
-  __device__ int64_t block() const { return rows * (moments + picks); }
+  __device__ int64_t block() const { return rows * (partials + token_ids); }
 };
 
 __global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
@@ -67,8 +67,8 @@ __global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
   if (row >= m.rows) return;
   RowTotal total;
   for (int r = 0; r < m.ranks; ++r) {
-    const float* part = m.records + r * m.block() + row * m.moments;
-    total.add({part[0], part[1], m.moments == 3 ? part[2] : 0}, m.scale);
+    const float* part = m.records + r * m.block() + row * m.partials;
+    total.add({part[0], part[1], m.partials == 3 ? part[2] : 0}, m.scale);
   }
   const double log_sum = std::log(total.sum);
   m.log_sums[row] = log_sum;
@@ -78,13 +78,13 @@ __global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
 
 __global__ void __launch_bounds__(block_threads) score_ids(Merge m) {
   const int64_t k = thread_number();
-  if (k >= m.rows * m.picks) return;
+  if (k >= m.rows * m.token_ids) return;
   const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
-  const int64_t row = k / m.picks;
+  const int64_t row = k / m.token_ids;
   RowTotal total;
   total.max = m.normalizers[row].max;
   m.logprob[k] = owner < 0 ? 0
-                           : total.logprob(m.records[owner * m.block() + m.rows * m.moments + k],
+                           : total.logprob(m.records[owner * m.block() + m.rows * m.partials + k],
                                            m.scale, m.log_sums[row]);
 }
 
@@ -102,15 +102,16 @@ class CudaScoreRecords final : public ScoreRecords {
   }
 
   void start(int64_t rows, std::span<const int32_t> ids) override {
-    GYRE_CHECK(std::ssize(ids) == rows * shape_.picks, "{} ids of {} x {}", ids.size(), rows,
-               shape_.picks);
+    GYRE_CHECK(std::ssize(ids) == rows * shape_.token_ids, "{} ids of {} x {}", ids.size(), rows,
+               shape_.token_ids);
     rows_ = rows;
     std::tie(ids_there_) = ids_.send(ids);
     totals_ = at_least<RowTotal>(totals_memory_, rows);
     own_ = at_least<float>(own_memory_, rows * shape_.width());
     launch(over_all(rows, handle()), clear, totals_, rows);
     // Ids that no tile contains keep a logit of 0.
-    stream_.fill(own_ + rows * shape_.moments(), std::byte{0}, bytes<float>(rows * shape_.picks));
+    stream_.fill(own_ + rows * shape_.partials(), std::byte{0},
+                 bytes<float>(rows * shape_.token_ids));
   }
 
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
@@ -119,20 +120,21 @@ class CudaScoreRecords final : public ScoreRecords {
                logits.cols);
     const int64_t parts = rows::parts_of(columns, rows::part_columns);
     auto* const sums = at_least<rows::PartSums>(parts_memory_, logits.rows * parts);
-    rows::launch_part_moments(handle(), logits, {columns, shape_.scale, shape_.entropy}, sums);
+    rows::launch_part_partials(handle(), logits, {columns, shape_.scale, shape_.entropy}, sums);
     launch(over_all(logits.rows, handle()), add_parts, sums, logits.rows, parts, shape_.scale,
            shape_.entropy, totals_ + row);
-    const int64_t first = row * shape_.picks;
-    rows::DevicePicks picks;
-    picks.ids = ids_there_ + first;
-    picks.per_row = shape_.picks;
-    picks.first_column = shape_.first_id() + column;
-    rows::launch_gather(handle(), logits, columns, picks, own_ + rows_ * shape_.moments() + first);
+    const int64_t first = row * shape_.token_ids;
+    rows::DeviceTokenIds token_ids;
+    token_ids.ids = ids_there_ + first;
+    token_ids.per_row = shape_.token_ids;
+    token_ids.first_column = shape_.first_id() + column;
+    rows::launch_gather(handle(), logits, columns, token_ids,
+                        own_ + rows_ * shape_.partials() + first);
   }
 
  protected:
   std::span<const float> own() override {
-    launch(over_all(rows_, handle()), write_moments, totals_, rows_, shape_.moments(), own_);
+    launch(over_all(rows_, handle()), write_partials, totals_, rows_, shape_.partials(), own_);
     return {own_, static_cast<size_t>(rows_ * shape_.width())};
   }
   std::span<float> all() override {
@@ -143,15 +145,15 @@ class CudaScoreRecords final : public ScoreRecords {
     Places places;
     const int64_t normalizers = places.add<RowNormalizer>(rows_);
     const int64_t entropy = places.add<float>(std::ssize(out.entropy));
-    const int64_t logprob = places.add<float>(rows_ * shape_.picks);
+    const int64_t logprob = places.add<float>(rows_ * shape_.token_ids);
     const int64_t results = places.bytes();
     const int64_t log_sums = places.add<double>(rows_);
     std::byte* const room = results_memory_.at_least(places.bytes());
     Merge m;
     m.records = records.data();
     m.rows = rows_;
-    m.moments = shape_.moments();
-    m.picks = shape_.picks;
+    m.partials = shape_.partials();
+    m.token_ids = shape_.token_ids;
     m.ranks = shape_.vocab.ranks();
     m.scale = static_cast<double>(shape_.scale);
     m.offsets = offsets_;
@@ -162,7 +164,7 @@ class CudaScoreRecords final : public ScoreRecords {
     m.entropy = out.entropy.empty() ? nullptr : reinterpret_cast<float*>(room + entropy);
     m.logprob = reinterpret_cast<float*>(room + logprob);
     launch(over_all(rows_, handle()), merge_rows, m);
-    launch(over_all(rows_ * shape_.picks, handle()), score_ids, m);
+    launch(over_all(rows_ * shape_.token_ids, handle()), score_ids, m);
     const std::byte* const found = results_.fetch(static_cast<const std::byte*>(room), results);
     take(found, normalizers, out.normalizers);
     take(found, entropy, out.entropy);
@@ -193,9 +195,9 @@ class CudaScoreRecords final : public ScoreRecords {
   Download results_;
 };
 
-/// Merges records [ranks, rows] of CrossMoments.
+/// Merges records [ranks, rows] of CrossPartial.
 __global__ void __launch_bounds__(block_threads)
-    merge_crosses(const CrossMoments* records, int64_t rows, int ranks, RowNormalizer* students,
+    merge_crosses(const CrossPartial* records, int64_t rows, int ranks, RowNormalizer* students,
                   RowNormalizer* teachers, float* value) {
   const int64_t row = thread_number();
   if (row >= rows) return;
@@ -211,25 +213,25 @@ class CudaCrossRecords final : public CrossRecords {
       : CrossRecords(ranks, threads), stream_(stream), results_(stream) {}
 
  protected:
-  std::span<const CrossMoments> make(ConstMatrixRef student, ConstMatrixRef teacher,
+  std::span<const CrossPartial> make(ConstMatrixRef student, ConstMatrixRef teacher,
                                      int64_t columns) override {
     rows_ = student.rows;
     Places places;
-    const int64_t own = places.add<CrossMoments>(rows_);
+    const int64_t own = places.add<CrossPartial>(rows_);
     const int64_t sums =
         places.add<rows::CrossSums>(rows_ * rows::parts_of(columns, rows::part_columns));
     std::byte* const memory = own_memory_.at_least(places.bytes());
-    auto* const to = reinterpret_cast<CrossMoments*>(memory + own);
-    rows::launch_cross_moments(handle(), student, teacher, columns,
-                               reinterpret_cast<rows::CrossSums*>(memory + sums), to);
+    auto* const to = reinterpret_cast<CrossPartial*>(memory + own);
+    rows::launch_cross_partials(handle(), student, teacher, columns,
+                                reinterpret_cast<rows::CrossSums*>(memory + sums), to);
     return {to, static_cast<size_t>(rows_)};
   }
-  std::span<CrossMoments> all() override {
+  std::span<CrossPartial> all() override {
     const int64_t count = ranks_ * rows_;
-    auto* const memory = all_memory_.at_least(count * static_cast<int64_t>(sizeof(CrossMoments)));
-    return {reinterpret_cast<CrossMoments*>(memory), static_cast<size_t>(count)};
+    auto* const memory = all_memory_.at_least(count * static_cast<int64_t>(sizeof(CrossPartial)));
+    return {reinterpret_cast<CrossPartial*>(memory), static_cast<size_t>(count)};
   }
-  void merge_records(std::span<const CrossMoments> records, const CrossScores& out) override {
+  void merge_records(std::span<const CrossPartial> records, const CrossScores& out) override {
     Places places;
     const int64_t students = places.add<RowNormalizer>(rows_);
     const int64_t teachers = places.add<RowNormalizer>(rows_);

@@ -37,7 +37,7 @@ void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
 /// excludes.
 DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
   using Limits = std::numeric_limits<float>;
-  const auto columns = static_cast<double>(s_.vocab_.vocab_size);
+  const double columns = s_.vocab_.vocab_size;
   const double left_out = (1 - s_.options_.filter.top_p) * total / 2;
   const double rounding = columns * std::exp2(-fraction_bits_for(s_.vocab_.vocab_size));
   uint32_t low = 0;
@@ -62,13 +62,13 @@ void FilteredScores::Forward::search() {
     std::erase_if(active, [](const DigitRow* row) { return row->bits == 0; });
   }
   const Buffer<DigitCounts> counts = gather_counts();
-  std::vector<int64_t> ties(static_cast<size_t>(ranks_));
+  std::vector<int64_t> ties(ranks_);
   for (size_t i = 0; i < rows_.size(); ++i) finish_by_digits(rows_[i], i, counts, ties);
 }
 
 /// Runs one round for all active rows.
 void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
-  const auto count = static_cast<int64_t>(active.size());
+  const int64_t count = std::ssize(active);
   const int bits = fraction_bits_for(s_.vocab_.vocab_size);
   std::vector<MassRow> rows;
   for (const DigitRow* row : active)
@@ -79,8 +79,7 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
   wait(s_.tp_.all_reduce(masses.data(), masses.size(), DType::i64, ReduceOp::sum, stream_,
                          "probabilities by digits"));
   for (int64_t i = 0; i < count; ++i)
-    descend(masses.data() + i * digit_sums, first, s_.options_.filter.top_p,
-            *active[static_cast<size_t>(i)]);
+    descend(masses.data() + i * digit_sums, first, s_.options_.filter.top_p, *active[i]);
 }
 
 /// Gathers the counts of all ranks, [ranks, rows].
@@ -92,7 +91,7 @@ Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
     queries.push_back({row.token, 0, own_columns(), value_of_key(row.low, s_.type_)});
   std::vector<int64_t> asked;  // rows whose target equals the threshold
   for (int64_t i = 0; i < count; ++i) {
-    const ColumnQuery& whole = queries[static_cast<size_t>(i)];
+    const ColumnQuery& whole = queries[i];
     if (owner(whole.row) != mine_ || records_.scalars(mine_, whole.row).target != whole.value)
       continue;
     asked.push_back(i);
@@ -101,7 +100,7 @@ Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
   std::vector<ColumnCounts> found(queries.size());
   s_.kernels_.count_columns(logits_, queries, s_.options_.threads, found);
   for (int64_t i = 0; i < count; ++i) {
-    const ColumnCounts& mine = found[static_cast<size_t>(i)];
+    const ColumnCounts& mine = found[i];
     own[i] = {static_cast<int32_t>(mine.above), static_cast<int32_t>(mine.equal), 0};
   }
   for (size_t i = 0; i < asked.size(); ++i)
@@ -123,20 +122,19 @@ void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
   ValueGroup group{value_of_key(row.low, s_.type_), 0};
   for (int64_t r = 0; r < ranks_; ++r) {
     cut.above += at(r).above;
-    ties[static_cast<size_t>(r)] = at(r).equal;
+    ties[r] = at(r).equal;
     group.count += at(r).equal;
   }
   GYRE_CHECK(group.count > 0 && row.equal % group.count == 0,
              "token {}: a mass of {} for {} columns of equal value", row.token, row.equal,
              group.count);
   cut.mass = static_cast<double>(row.above);
-  add_group(group, static_cast<double>(row.equal / group.count),
+  add_group(group, row.equal / group.count,
             s_.options_.filter.top_p * static_cast<double>(row.total), cut);
   cut.mass = std::ldexp(cut.mass, -fraction_bits_for(s_.vocab_.vocab_size));
   const int rank = owner(row.token);
   finish(
-      row.token, cut, [&](int64_t r) { return ties[static_cast<size_t>(r)]; },
-      rank < 0 ? 0 : at(rank).behind);
+      row.token, cut, [&](int64_t r) { return ties[r]; }, rank < 0 ? 0 : at(rank).behind);
 }
 
 }  // namespace gyre

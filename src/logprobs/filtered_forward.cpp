@@ -17,7 +17,7 @@ template <class Body>
 void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body body) {
   const double nanoseconds = 10 * static_cast<double>(ranks * std::min<int64_t>(length, 32));
   for_each_part(threads, tokens, nanoseconds, [&](int64_t begin, int64_t end, int) {
-    std::vector<int64_t> scratch(static_cast<size_t>(ranks));
+    std::vector<int64_t> scratch(ranks);
     for (int64_t t = begin; t < end; ++t) body(t, std::span<int64_t>(scratch));
   });
 }
@@ -25,7 +25,7 @@ void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body b
 }  // namespace
 
 bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& cut) {
-  const auto count = static_cast<double>(group.count);
+  const double count = group.count;
   const double room = std::ceil((limit - cut.mass) / weight);
   cut.above += cut.ties;
   cut.threshold = group.value;
@@ -52,37 +52,37 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   const RowScan scan{own_columns(), s_.scale(), false, s_.options_.threads};
   const bool filtered = s_.by_count() || s_.by_mass(), summed = !s_.by_count();
   Buffer<float> values(tokens * length);
-  Buffer<RowMoments> moments(summed ? tokens : 0);
+  Buffer<SoftmaxPartial> partials(summed ? tokens : 0);
   Buffer<int32_t> last(filtered ? tokens : 0);
   // Only the cut of top-p distinguishes ties, which needs their ids.
   ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
   if (filtered) {
     s_.kernels_.top(logits_, scan, {values.span(), ids_.span(), last.span(), length},
-                    moments.span());
+                    partials.span());
   } else {
-    s_.kernels_.moments(logits_, scan, moments.span());
-    for (int64_t t = 0; t < tokens; ++t) values[t] = moments[t].max;
+    s_.kernels_.partials(logits_, scan, partials.span());
+    for (int64_t t = 0; t < tokens; ++t) values[t] = partials[t].max;
   }
   own.set_values(values.span());
   Buffer<float> target(tokens);
   std::fill_n(target.data(), tokens, -infinity_of<float>);
-  s_.kernels_.gather_picks(logits_, targets_, 1, s_.vocab_.begin(mine_), own_columns(),
-                           target.span());
+  s_.kernels_.gather_token_logits(logits_, targets_, 1, s_.vocab_.begin(mine_), own_columns(),
+                                  target.span());
   for (int64_t t = 0; t < tokens; ++t)
-    own.scalars(t) = {summed ? moments[t].sum : 0, filtered ? last[t] : 0, target[t], 0};
+    own.scalars(t) = {summed ? partials[t].sum : 0, filtered ? last[t] : 0, target[t], 0};
   if (s_.by_mass()) count_behind(own, values.span());
 }
 
 /// Sets `behind` for tokens with their target in this shard; values [tokens, length].
 void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const float> values) {
-  const auto length = static_cast<size_t>(s_.length_);
+  const size_t length = s_.length_;
   std::vector<ColumnQuery> queries;  // for rows whose lists are too short
   for (int64_t t = 0; t < s_.tokens_; ++t) {
     if (owner(t) != mine_) continue;
     ListScalars& scalars = own.scalars(t);
     bool more = false;
     scalars.behind =
-        behind_in_list(t, values.subspan(static_cast<size_t>(t) * length, length), scalars, more);
+        after_in_list(t, values.subspan(static_cast<size_t>(t) * length, length), scalars, more);
     if (more) queries.push_back({t, target_column(t) + 1, own_columns(), scalars.target});
   }
   if (queries.empty()) return;
@@ -95,8 +95,8 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
 /// Number of this shard's columns after the target's that equal it. Sets `more` if the list does
 /// not contain all of them. Returns 0 if the target is below the list's last value, where the
 /// number is not needed.
-int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
-                                                const ListScalars& scalars, bool& more) const {
+int32_t FilteredScores::Forward::after_in_list(int64_t t, std::span<const float> list,
+                                               const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
   if (scalars.target < list.back() || scalars.target == -infinity_of<float>) return 0;
   int32_t in_list = 0, behind = 0;
@@ -110,13 +110,12 @@ int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float
 }
 
 void FilteredScores::Forward::walk() {
-  std::vector<char> too_short(static_cast<size_t>(s_.tokens_));
-  for_each_row(s_.options_.threads, s_.tokens_, ranks_, s_.length_, [&](int64_t t, auto scratch) {
-    too_short[static_cast<size_t>(t)] = walk_row(t, scratch) ? 0 : 1;
-  });
+  std::vector<char> too_short(s_.tokens_);
+  for_each_row(s_.options_.threads, s_.tokens_, ranks_, s_.length_,
+               [&](int64_t t, auto scratch) { too_short[t] = walk_row(t, scratch) ? 0 : 1; });
   for (int64_t t = 0; t < s_.tokens_; ++t) {
-    if (too_short[static_cast<size_t>(t)] == 0) continue;
-    std::vector<int64_t> heads(static_cast<size_t>(ranks_));
+    if (too_short[t] == 0) continue;
+    std::vector<int64_t> heads(ranks_);
     const ListWalk lists(records_, t, columns_, heads);
     rows_.push_back(digit_row(t, lists.max(), total_mass(t, lists.max()), lists.bound()));
   }
@@ -210,7 +209,7 @@ void FilteredScores::Forward::finish_nan(int64_t t) {
   s_.normalizers_[t] = {nan, nan};
   s_.survivors_[t] = {std::numeric_limits<float>::lowest(), 0};
   s_.kept_[t] = 0;
-  logprob_[static_cast<size_t>(t)] = nan;
+  logprob_[t] = nan;
 }
 
 /// First column of this shard whose ties survive. `own`: ties in the shard; `higher`: ties on
@@ -225,14 +224,14 @@ int32_t FilteredScores::Forward::column_of_cut(int64_t t, const FilterCut& cut, 
   for (int64_t i = 0; i < s_.length_; ++i)
     if (records_.value(mine_, t, i) == cut.threshold) ++in_list, end = i + 1;
   if (in_list == own) return ids_[t * s_.length_ + end - kept];
-  cut_ties_[static_cast<size_t>(t)] = kept;
+  cut_ties_[t] = kept;
   return 0;
 }
 
 void FilteredScores::Forward::find_cuts() {
   std::vector<TieQuery> queries;
   for (int64_t t = 0; t < s_.tokens_; ++t)
-    if (const int64_t n = cut_ties_[static_cast<size_t>(t)]; n > 0)
+    if (const int64_t n = cut_ties_[t]; n > 0)
       queries.push_back({t, s_.survivors_[t].threshold, n});
   if (queries.empty()) return;
   std::vector<int64_t> found(queries.size());

@@ -56,7 +56,7 @@ class FilteredScores::Forward {
         ranks_(scores.tp_.size()),
         mine_(scores.tp_.rank()),
         records_(scores.tokens_, scores.length_, scores.type_, ranks_),
-        cut_ties_(static_cast<size_t>(scores.tokens_)) {
+        cut_ties_(scores.tokens_) {
     for (int r = 0; r < ranks_; ++r) columns_.push_back(s_.vocab_.valid(r));
   }
 
@@ -70,12 +70,10 @@ class FilteredScores::Forward {
   }
 
  private:
-  int64_t own_columns() const { return columns_[static_cast<size_t>(mine_)]; }
+  int64_t own_columns() const { return columns_[mine_]; }
   double scale() const { return static_cast<double>(s_.scale()); }
-  int64_t target_column(int64_t t) const {
-    return targets_[static_cast<size_t>(t)] - s_.vocab_.begin(mine_);
-  }
-  int owner(int64_t t) const { return s_.vocab_.owner(targets_[static_cast<size_t>(t)]); }
+  int64_t target_column(int64_t t) const { return targets_[t] - s_.vocab_.begin(mine_); }
+  int owner(int64_t t) const { return s_.vocab_.owner(targets_[t]); }
   void wait(const WorkPtr& work) {
     const Stopwatch watch;
     work->wait();
@@ -85,8 +83,8 @@ class FilteredScores::Forward {
   void gather();
   void make_records(ListRecords& own);
   void count_behind(ListRecords& own, std::span<const float> values);
-  int32_t behind_in_list(int64_t t, std::span<const float> list, const ListScalars& scalars,
-                         bool& more) const;
+  int32_t after_in_list(int64_t t, std::span<const float> list, const ListScalars& scalars,
+                        bool& more) const;
   void walk();
   bool walk_row(int64_t t, std::span<int64_t> scratch);
   double total_mass(int64_t t, float max) const;
@@ -142,7 +140,7 @@ void FilteredScores::Forward::finish(int64_t t, const FilterCut& cut, Ties ties_
     }
   }
   const double x = (static_cast<double>(target) - static_cast<double>(cut.max)) * scale();
-  logprob_[static_cast<size_t>(t)] = survives ? static_cast<float>(x - log_sum) : none;
+  logprob_[t] = survives ? static_cast<float>(x - log_sum) : none;
 }
 
 }  // namespace gyre

@@ -20,9 +20,9 @@ namespace gyre {
 
 /// Per-row data of a rank besides its list.
 struct ListScalars {
-  float sum;       ///< RowMoments::sum, relative to the first value of the list; 0 if not needed
-  int32_t last;    ///< number of occurrences of the list's last value
-  float target;    ///< logit of the target, on its owner
+  float sum;     ///< SoftmaxPartial::sum, relative to the first value of the list; 0 if not needed
+  int32_t last;  ///< number of occurrences of the list's last value
+  float target;  ///< logit of the target, on its owner
   int32_t behind;  ///< number of columns after the target's, on its owner, that equal it
 };
 
@@ -36,7 +36,7 @@ class ListRecords {
         bytes_(ranks * block_bytes(tokens, length, type)) {}
 
   static int64_t block_bytes(int64_t tokens, int64_t length, DType type) {
-    const auto value = static_cast<int64_t>(size_of(type));
+    const int64_t value = size_of(type);
     return round_up(tokens * (static_cast<int64_t>(sizeof(ListScalars)) + length * value), 4);
   }
   std::span<std::byte> bytes() { return bytes_.span(); }
@@ -87,7 +87,7 @@ class ListWalk {
       : lists_(lists), token_(token), heads_(heads) {
     std::fill(heads.begin(), heads.end(), 0);
     for (int64_t r = 0; r < ranks(); ++r)
-      if (columns[static_cast<size_t>(r)] > lists.length()) bound_ = std::max(bound_, last(r));
+      if (columns[r] > lists.length()) bound_ = std::max(bound_, last(r));
   }
 
   /// Maximum of the row; NaN if it contains NaN.
@@ -104,7 +104,7 @@ class ListWalk {
   bool next(ValueGroup& group) {
     float value = none;
     for (int64_t r = 0; r < ranks(); ++r)
-      if (const int64_t head = heads_[static_cast<size_t>(r)]; head < lists_.length())
+      if (const int64_t head = heads_[r]; head < lists_.length())
         value = std::max(value, lists_.value(r, token_, head));
     too_short_ = value < bound_;
     if (too_short_ || value == none) return false;
@@ -123,7 +123,7 @@ class ListWalk {
   float last(int64_t rank) const { return lists_.value(rank, token_, lists_.length() - 1); }
   /// Number of occurrences on a rank; advances the rank's head.
   int64_t take(int64_t rank, float value) {
-    int64_t& head = heads_[static_cast<size_t>(rank)];
+    int64_t& head = heads_[rank];
     const int64_t before = head;
     while (head < lists_.length() && lists_.value(rank, token_, head) == value) ++head;
     return last(rank) == value ? lists_.scalars(rank, token_).last : head - before;

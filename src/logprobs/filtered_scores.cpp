@@ -79,7 +79,7 @@ void FilteredScores::backward(ConstMatrixRef logits, std::span<const int32_t> ta
   const int rank = tp_.rank();
   Buffer<float> a(tokens_), weights(tokens_);
   for (int64_t t = 0; t < tokens_; ++t) {
-    weights[t] = scale() * d_logprob[static_cast<size_t>(t)];
+    weights[t] = scale() * d_logprob[t];
     a[t] = -weights[t];
   }
   kernels_.filtered_gradient(logits, {vocab_.valid(rank), scale(), options_.threads},

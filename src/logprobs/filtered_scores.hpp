@@ -3,7 +3,7 @@
 // sharded over ranks: no rank ever holds a full row.
 //
 // A filter is a threshold: columns above it survive, and some of those equal to it (SamplingFilter
-// in reference.hpp defines which). One pass computes each rank's moments and its M largest logits.
+// in reference.hpp defines which). One pass computes each rank's partials and its M largest logits.
 // One all-gather of M values and 16 bytes per token then lets every rank find the same threshold:
 //
 //     walk down the values of all ranks' lists and accumulate their probabilities (relative to the

@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t most_tokens = std::numeric_limits<int32_t>::max();  // row indices are int32
+constexpr int64_t max_tokens = std::numeric_limits<int32_t>::max();  // row indices are int32
 
 }  // namespace
 FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& vocab,
@@ -26,8 +26,8 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
   constexpr std::string_view what = "fused linear layer";
   const auto check = [&] {
     check_tokens(options.tokens);
-    if (options.tokens > most_tokens)
-      throw_usage("{} tokens; the most are {}", options.tokens, most_tokens);
+    if (options.tokens > max_tokens)
+      throw_usage("{} tokens; the most are {}", options.tokens, max_tokens);
     if (options.hidden < 1) throw_usage("a hidden size of {}; at least 1", options.hidden);
     if (options.tile_rows < 0 || options.tile_columns < 0)
       throw_usage("tiles of {} x {}; at least 1 x 1, or 0: by size", options.tile_rows,
@@ -55,16 +55,17 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
   entropy_ = Buffer<float>(options_.entropy ? options_.tokens : 0);
 }
 
-int64_t FusedLinear::dealt_row(int rank) const {
+int64_t FusedLinear::assigned_row(int rank) const {
   return first_dealt(options_.tokens, tp_.size(), rank);
 }
 
 int64_t FusedLinear::first_row(int rank) const {
-  return options_.sharded ? dealt_row(rank) : 0;
+  return options_.sharded ? assigned_row(rank) : 0;
 }
 
 int64_t FusedLinear::rows() const {
-  return options_.sharded ? dealt_row(tp_.rank() + 1) - dealt_row(tp_.rank()) : options_.tokens;
+  return options_.sharded ? assigned_row(tp_.rank() + 1) - assigned_row(tp_.rank())
+                          : options_.tokens;
 }
 
 float FusedLinear::scale() const {
@@ -94,8 +95,9 @@ WorkPtr FusedLinear::gather_x(ConstMatrixRef x, Stream& stream) {
   const auto bytes = options_.tokens * static_cast<int64_t>(row);
   if (x_.size() != bytes) x_ = Buffer<std::byte>(bytes, ops_.space());
   const auto block = [&](int rank) {
-    return x_.span().subspan(static_cast<size_t>(dealt_row(rank)) * row,
-                             static_cast<size_t>(dealt_row(rank + 1) - dealt_row(rank)) * row);
+    return x_.span().subspan(
+        static_cast<size_t>(assigned_row(rank)) * row,
+        static_cast<size_t>(assigned_row(rank + 1) - assigned_row(rank)) * row);
   };
   const std::span<std::byte> own = block(tp_.rank());
   ops_.copy(x, {own.data(), x.type, x.rows, x.cols, x.cols});
@@ -135,14 +137,14 @@ double FusedLinear::forward(ConstMatrixRef x, ConstMatrixRef weight,
   const WorkPtr arriving = gather_x(x, stream);
   records_->start(options_.tokens, targets);
   const std::unique_ptr<LinearTile> tile = make_tile(x.type, weight.type);
-  const int64_t own = dealt_row(tp_.rank()), end = dealt_row(tp_.rank() + 1);
+  const int64_t own = assigned_row(tp_.rank()), end = assigned_row(tp_.rank() + 1);
   score(*tile, all_x(x), weight, own, end, *arriving);
   const Stopwatch arrival;
   arriving->wait_on_stream();
   double waited = arrival.seconds();
   score(*tile, all_x(x), weight, 0, own, *arriving);
   score(*tile, all_x(x), weight, end, options_.tokens, *arriving);
-  waited += records_->merge(arrays_, stream, "moments and logits of targets",
+  waited += records_->merge(arrays_, stream, "partials and logits of targets",
                             {normalizers_.span(), logprob, entropy});
   arriving->wait();
   std::ranges::copy(entropy, entropy_.data());

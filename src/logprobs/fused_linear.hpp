@@ -6,7 +6,7 @@
 //               G = dZ               dX = G W            dW = G^T X
 //
 //     forward   for each rank's rows of X, own rows first, others as they arrive
-//                 for each tile of columns: Z tile; its moments are added to those of its rows
+//                 for each tile of columns: Z tile; its partials are added to those of its rows
 //               one all-gather of 12 (16 with entropies) bytes per token (score_records.hpp)
 //     backward  for each batch of ranks whose rows fill a tile, own rows last
 //                 for each tile: Z tile again; G from the kept values; dX += G W; dW += G^T X
@@ -95,7 +95,7 @@ class FusedLinear {
   class Backward;
 
   /// First row of a rank when rows are distributed; d_x always is.
-  int64_t dealt_row(int rank) const;
+  int64_t assigned_row(int rank) const;
   bool exchanges_x() const { return options_.sharded && tp_.size() > 1; }
   float scale() const;
   void check_inputs(ConstMatrixRef x, ConstMatrixRef weight,

@@ -29,7 +29,7 @@ class FusedLinear::Backward {
         tile_(layer.make_tile(in.x.type, in.weight.type)),
         d_x_(layer.options_.tile_rows * layer.options_.hidden, layer.ops_.space()),
         normalizers_(layer.options_.tile_rows),
-        slopes_(layer.options_.tile_rows),
+        coefficients_(layer.options_.tile_rows),
         weights_(layer.options_.tile_rows),
         ids_(layer.options_.tile_rows) {}
 
@@ -48,7 +48,7 @@ class FusedLinear::Backward {
   int ranks() const { return layer_.tp_.size(); }
   int peer(int step) const { return (layer_.tp_.rank() + step + ranks()) % ranks(); }
   int64_t rows_of_rank(int rank) const {
-    return layer_.dealt_row(rank + 1) - layer_.dealt_row(rank);
+    return layer_.assigned_row(rank + 1) - layer_.assigned_row(rank);
   }
   bool active(int64_t token) const;
   void list(Batch& batch);
@@ -70,7 +70,7 @@ class FusedLinear::Backward {
   std::vector<int32_t> tokens_, places_;
   Buffer<int32_t> token_list_, place_list_;
   Buffer<RowNormalizer> normalizers_;
-  Buffer<RowSlope> slopes_;
+  Buffer<GradientCoefficients> coefficients_;
   Buffer<float> weights_;
   Buffer<int32_t> ids_;
   Batch travelling_;
@@ -81,7 +81,7 @@ class FusedLinear::Backward {
 };
 
 bool FusedLinear::Backward::active(int64_t token) const {
-  const auto at = static_cast<size_t>(token);
+  const size_t at = token;
   return in_.d_logprob[at] != 0 || (!in_.d_entropy.empty() && in_.d_entropy[at] != 0);
 }
 
@@ -89,7 +89,8 @@ bool FusedLinear::Backward::active(int64_t token) const {
 void FusedLinear::Backward::list(Batch& batch) {
   batch.begin = std::ssize(tokens_);
   for (int step = batch.first_step; step < batch.end_step; ++step)
-    for (int64_t t = layer_.dealt_row(peer(step)); t < layer_.dealt_row(peer(step) + 1); ++t) {
+    for (int64_t t = layer_.assigned_row(peer(step)); t < layer_.assigned_row(peer(step) + 1);
+         ++t) {
       if (active(t)) {
         tokens_.push_back(static_cast<int32_t>(t));
         places_.push_back(static_cast<int32_t>(batch.rows));
@@ -101,9 +102,9 @@ void FusedLinear::Backward::list(Batch& batch) {
 
 double FusedLinear::Backward::run(MatrixView<float> sum) {
   const int64_t hidden = layer_.options_.hidden;
-  const int64_t most_rows = ceil_div(layer_.options_.tokens, ranks());
+  const int64_t max_rows = ceil_div(layer_.options_.tokens, ranks());
   const auto steps = static_cast<int>(std::clamp<int64_t>(
-      layer_.options_.tile_rows / std::max<int64_t>(1, most_rows), 1, std::max(1, ranks() - 1)));
+      layer_.options_.tile_rows / std::max<int64_t>(1, max_rows), 1, std::max(1, ranks() - 1)));
   std::vector<Batch> batches;
   for (int step = 1; step < ranks(); step += steps)
     batches.push_back({step, std::min(ranks(), step + steps)});
@@ -117,7 +118,7 @@ double FusedLinear::Backward::run(MatrixView<float> sum) {
     return 0;
   }
   std::array<Buffer<float>, 2> parts;
-  for (Buffer<float>& part : parts) part = Buffer<float>(steps * most_rows * hidden, ops_.space());
+  for (Buffer<float>& part : parts) part = Buffer<float>(steps * max_rows * hidden, ops_.space());
   received_ = Buffer<float>(steps * sum.rows * hidden, ops_.space());
   size_t turn = 0;
   for (const Batch& batch : batches) {
@@ -149,17 +150,18 @@ void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
   const LinearOptions& options = layer_.options_;
   const auto scale = static_cast<double>(layer_.scale());
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t token = tokens_[static_cast<size_t>(begin + i)];
-    const auto at = static_cast<size_t>(token);
+    const int64_t token = tokens_[begin + i];
+    const size_t at = token;
     const auto g = static_cast<double>(in_.d_logprob[at]);
     const double h = in_.d_entropy.empty() ? 0 : static_cast<double>(in_.d_entropy[at]);
     normalizers_[i] = layer_.normalizers_[token];
-    slopes_[i] = slope_of(g, h, h == 0 ? 0 : static_cast<double>(layer_.entropy_[token]), scale);
+    coefficients_[i] =
+        slope_of(g, h, h == 0 ? 0 : static_cast<double>(layer_.entropy_[token]), scale);
     weights_[i] = static_cast<float>(scale * g);
     ids_[i] = in_.targets[at];
   }
   const MatrixView<float> d_x = d_x_.matrix(count, options.hidden);
-  const auto rows = static_cast<size_t>(count);
+  const size_t rows = count;
   tile_->load_listed(in_.x, token_list_.data() + begin, count);
   bool first = true;
   const int64_t first_id = layer_.vocab_.begin(layer_.tp_.rank());
@@ -167,7 +169,7 @@ void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
     const MatrixView<float> z = tile_->logits(weight);
     ops_.row_kernels().gradient(
         z, {z.cols, layer_.scale(), options.threads}, normalizers_.span().first(rows),
-        slopes_.span().first(rows),
+        coefficients_.span().first(rows),
         {ids_.span().first(rows), weights_.span().first(rows), 1, first_id + column},
         tile_->gradient());
     tile_->add_d_x(d_x, !first);
@@ -182,7 +184,7 @@ void FusedLinear::Backward::post(const Batch& batch, MatrixView<float> part) {
   wait();
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
-  const auto hidden = static_cast<size_t>(part.cols);
+  const size_t hidden = part.cols;
   const auto own = static_cast<size_t>(rows_of_rank(layer_.tp_.rank())) * hidden;
   std::span<const float> rest(part.data, static_cast<size_t>(part.rows) * hidden);
   for (int step = batch.first_step; step < batch.end_step; ++step) {
@@ -235,7 +237,7 @@ double FusedLinear::backward(ConstMatrixRef x, ConstMatrixRef weight,
   if (!accumulate) ops_.fill_zero(d_weight);
   Backward pass(*this, {all_x(x), weight, targets, d_logprob, d_entropy}, d_weight, stream);
   if (options_.sharded || tp_.size() == 1) return pass.run(d_x);
-  const int64_t own_rows = dealt_row(tp_.rank() + 1) - dealt_row(tp_.rank());
+  const int64_t own_rows = assigned_row(tp_.rank() + 1) - assigned_row(tp_.rank());
   Buffer<float> memory(own_rows * d_x.cols, ops_.space());
   const MatrixView<float> own = memory.matrix(own_rows, d_x.cols);
   const double waited = pass.run(own);
@@ -246,7 +248,7 @@ double FusedLinear::share_d_x(MatrixView<const float> own, Stream& stream,
                               MatrixView<float> d_x) const {
   std::vector<int64_t> bytes;
   for (int r = 0; r < tp_.size(); ++r)
-    bytes.push_back((dealt_row(r + 1) - dealt_row(r)) * d_x.cols *
+    bytes.push_back((assigned_row(r + 1) - assigned_row(r)) * d_x.cols *
                     static_cast<int64_t>(sizeof(float)));
   const bool dense = d_x.stride == d_x.cols;
   Buffer<float> copy(dense ? 0 : d_x.rows * d_x.cols, ops_.space());

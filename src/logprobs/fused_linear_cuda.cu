@@ -12,7 +12,7 @@ namespace {
 
 constexpr int block_threads = 256;
 /// Grid limit per dimension; grid-stride loops cover the rest.
-constexpr int64_t most_blocks = 1024;
+constexpr int64_t max_blocks = 1024;
 
 enum class Move { store, add };
 
@@ -52,8 +52,8 @@ __global__ void zero_rows(MatrixView<float> to) {
 }
 
 Launch shape_of(int64_t rows, int64_t cols, Stream& stream) {
-  const int64_t wide = std::min(ceil_div(cols, block_threads), most_blocks);
-  return {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(std::min(rows, most_blocks))),
+  const int64_t wide = std::min(ceil_div(cols, block_threads), max_blocks);
+  return {dim3(static_cast<unsigned>(wide), static_cast<unsigned>(std::min(rows, max_blocks))),
           block_threads, cuda_handle(stream)};
 }
 

@@ -24,7 +24,7 @@ std::vector<int32_t> columns(std::span<const double> logits) {
 /// ascending id.
 auto by_rank(std::span<const double> logits, bool high_ids_first) {
   return [logits, high_ids_first](int32_t a, int32_t b) {
-    const double x = logits[static_cast<size_t>(a)], y = logits[static_cast<size_t>(b)];
+    const double x = logits[a], y = logits[b];
     if (std::isnan(x) != std::isnan(y)) return std::isnan(x);
     if (x > y || x < y) return x > y;
     return high_ids_first ? a > b : a < b;
@@ -33,7 +33,7 @@ auto by_rank(std::span<const double> logits, bool high_ids_first) {
 
 std::vector<double> gathered(std::span<const double> row, std::span<const int32_t> ids) {
   std::vector<double> values;
-  for (const int32_t id : ids) values.push_back(row[static_cast<size_t>(id)]);
+  for (const int32_t id : ids) values.push_back(row[id]);
   return values;
 }
 
@@ -64,7 +64,7 @@ TokenScore score_row_reference(std::span<const double> logits, int64_t target, d
     score.entropy -= p * logprobs[v];
   }
   if (mass == 0) score.entropy = std::numeric_limits<double>::quiet_NaN();
-  if (has(logits, target)) score.logprob = logprobs[static_cast<size_t>(target)];
+  if (has(logits, target)) score.logprob = logprobs[target];
   return score;
 }
 
@@ -83,7 +83,7 @@ std::vector<double> score_gradient_reference(std::span<const double> logits,
     if (h != 0) gradient[v] -= h * p * (logprobs[v] + entropy);
   }
   for (size_t k = 0; k < ids.size(); ++k)
-    if (has(logits, ids[k])) gradient[static_cast<size_t>(ids[k])] += g[k];
+    if (has(logits, ids[k])) gradient[ids[k]] += g[k];
   for (double& x : gradient) x /= temperature;
   return gradient;
 }
@@ -132,13 +132,13 @@ SurvivorsReference::SurvivorsReference(std::span<const double> logits, const Sam
   if (filter.top_k > 0 && filter.top_k < std::ssize(logits)) {
     const auto last = order_.begin() + (filter.top_k - 1);
     std::nth_element(order_.begin(), last, order_.end(), by_rank(logits, true));
-    const double kth = logits[static_cast<size_t>(*last)];
-    std::erase_if(order_, [&](int32_t v) { return logits[static_cast<size_t>(v)] < kth; });
+    const double kth = logits[*last];
+    std::erase_if(order_, [&](int32_t v) { return logits[v] < kth; });
   }
   std::sort(order_.begin(), order_.end(), by_rank(logits, true));
   for (const double z : logits) max_ = std::max(max_, z);
   for (const int32_t v : order_) {
-    const double z = logits[static_cast<size_t>(v)];
+    const double z = logits[v];
     sums_.push_back(sums_.back() +
                     (z == -infinity_of<double> ? 0 : std::exp((z - max_) / temperature_)));
   }
@@ -148,7 +148,7 @@ SurvivorsReference::SurvivorsReference(std::span<const double> logits, const Sam
   // Number of columns up to a sum of `limit`; at least one, because the largest always survives.
   const auto before = [&](double limit) {
     int64_t n = 1;
-    while (n < all && sums_[static_cast<size_t>(n)] < limit * sums_.back()) ++n;
+    while (n < all && sums_[n] < limit * sums_.back()) ++n;
     return n;
   };
   usual_ = before(filter.top_p);
@@ -165,7 +165,7 @@ int64_t SurvivorsReference::rank(int64_t id) const {
 
 /// Returns NaN if the row is no distribution.
 double SurvivorsReference::log_sum(int64_t survivors) const {
-  const double sum = sums_[static_cast<size_t>(survivors)];
+  const double sum = sums_[survivors];
   return sum > 0 ? std::log(sum) : std::numeric_limits<double>::quiet_NaN();
 }
 
@@ -173,14 +173,14 @@ double SurvivorsReference::logprob(int64_t id, int64_t survivors) const {
   const double log_sum = SurvivorsReference::log_sum(survivors);
   if (!has(logits_, id)) return -infinity_of<double>;
   if (rank(id) >= survivors && !std::isnan(log_sum)) return -infinity_of<double>;
-  return (logits_[static_cast<size_t>(id)] - max_) / temperature_ - log_sum;
+  return (logits_[id] - max_) / temperature_ - log_sum;
 }
 
 std::vector<double> SurvivorsReference::logprobs(int64_t survivors) const {
   const double log_sum = SurvivorsReference::log_sum(survivors);
   std::vector<double> all(logits_.size(), std::isnan(log_sum) ? log_sum : -infinity_of<double>);
-  for (const int32_t v : ranked().first(static_cast<size_t>(survivors)))
-    all[static_cast<size_t>(v)] = (logits_[static_cast<size_t>(v)] - max_) / temperature_ - log_sum;
+  for (const int32_t v : ranked().first(survivors))
+    all[v] = (logits_[v] - max_) / temperature_ - log_sum;
   return all;
 }
 
@@ -191,7 +191,7 @@ int64_t SurvivorsReference::nearest(int64_t id, double value) const {
                 high = survives ? most_ : std::min(most_, place);
   if (low > high || std::isnan(value)) return usual_;
   if (!survives) return std::clamp(usual_, low, high);
-  const double sum = std::exp((logits_[static_cast<size_t>(id)] - max_) / temperature_ - value);
+  const double sum = std::exp((logits_[id] - max_) / temperature_ - value);
   const auto end = sums_.begin() + high;
   const auto above = std::lower_bound(sums_.begin() + low, end, sum);  // at most the last
   const bool is_first = above == sums_.begin() + low;
@@ -200,21 +200,19 @@ int64_t SurvivorsReference::nearest(int64_t id, double value) const {
 
 /// Rank at which the group of logits equal to the first doubtful one begins.
 int64_t SurvivorsReference::first_doubtful() const {
-  const auto value = [&](int64_t i) {
-    return logits_[static_cast<size_t>(order_[static_cast<size_t>(i)])];
-  };
+  const auto value = [&](int64_t i) { return logits_[order_[i]]; };
   int64_t first = fewest_;
   while (first > 0 && fewest_ < most_ && value(first - 1) == value(fewest_)) --first;
   return first;
 }
 
 std::span<const int32_t> SurvivorsReference::doubtful() const {
-  const auto at = [&](int64_t i) { return order_[static_cast<size_t>(i)]; };
-  const auto value = [&](int64_t i) { return logits_[static_cast<size_t>(at(i))]; };
+  const auto at = [&](int64_t i) { return order_[i]; };
+  const auto value = [&](int64_t i) { return logits_[at(i)]; };
   int64_t end = most_;
   while (fewest_ < most_ && end < std::ssize(order_) && value(end) == value(most_ - 1)) ++end;
   const int64_t first = first_doubtful();
-  return std::span(order_).subspan(static_cast<size_t>(first), static_cast<size_t>(end - first));
+  return std::span(order_).subspan(first, end - first);
 }
 
 int64_t SurvivorsReference::with_doubtful(int64_t kept) const {
@@ -224,8 +222,7 @@ int64_t SurvivorsReference::with_doubtful(int64_t kept) const {
 std::vector<bool> filter_reference(std::span<const double> logits, const SamplingFilter& filter) {
   const SurvivorsReference survivors(logits, filter);
   std::vector<bool> kept(logits.size(), false);
-  for (const int32_t v : survivors.ranked().first(static_cast<size_t>(survivors.usual())))
-    kept[static_cast<size_t>(v)] = true;
+  for (const int32_t v : survivors.ranked().first(survivors.usual())) kept[v] = true;
   return kept;
 }
 
@@ -241,8 +238,8 @@ std::vector<double> filtered_gradient_reference(std::span<const double> logits, 
   const std::vector<double> logprobs = survivors.logprobs(survivors.usual());
   std::vector<double> gradient;
   for (const double x : logprobs) gradient.push_back(-g * std::exp(x) / filter.temperature);
-  if (has(logits, target) && logprobs[static_cast<size_t>(target)] != -infinity_of<double>)
-    gradient[static_cast<size_t>(target)] += g / filter.temperature;
+  if (has(logits, target) && logprobs[target] != -infinity_of<double>)
+    gradient[target] += g / filter.temperature;
   return gradient;
 }
 
@@ -251,8 +248,7 @@ std::vector<TopEntry> top_k_reference(std::span<const double> logits, int64_t k)
   const auto end = order.begin() + std::min(k, std::ssize(order));
   std::partial_sort(order.begin(), end, order.end(), by_rank(logits, false));
   std::vector<TopEntry> top;
-  for (auto id = order.begin(); id != end; ++id)
-    top.push_back({logits[static_cast<size_t>(*id)], *id});
+  for (auto id = order.begin(); id != end; ++id) top.push_back({logits[*id], *id});
   return top;
 }
 
@@ -278,7 +274,7 @@ std::vector<double> distillation_gradient_reference(std::span<const double> stud
   const std::vector<double> of_places =
       score_gradient_reference(gathered(student, ids), places, g, 0);
   std::vector<double> gradient(student.size(), 0);
-  for (size_t k = 0; k < ids.size(); ++k) gradient[static_cast<size_t>(ids[k])] += of_places[k];
+  for (size_t k = 0; k < ids.size(); ++k) gradient[ids[k]] += of_places[k];
   return gradient;
 }
 

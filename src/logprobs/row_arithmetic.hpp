@@ -77,7 +77,7 @@ GYRE_HOST_DEVICE inline int64_t past_alignment(const void* address, int64_t size
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) / size % lanes;
 }
 
-// ---- moments ----
+// ---- partials ----
 
 /// Rescales sums of 2^y and y 2^y with y = (z - max) · scale from maximum `from` to `to`.
 template <class T>
@@ -143,22 +143,22 @@ GYRE_HOST_DEVICE inline float sum_of(double sum) {
   return sum < 1 ? 1.0F : static_cast<float>(sum);
 }
 
-GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums& row, bool weighted) {
+GYRE_HOST_DEVICE inline SoftmaxPartial partials_of(const PartSums& row, bool weighted) {
   if (row.sum != row.sum) return {nan_value, nan_value, weighted ? nan_value : 0};
   if (row.sum == 0) return {minus_infinity, 0, 0};
   const double product = row.weighted * ln_2;
   return {row.max, sum_of(row.sum), weighted ? static_cast<float>(product > 0 ? 0 : product) : 0};
 }
 
-/// Moments of a row from its parts, added in order.
-GYRE_HOST_DEVICE inline RowMoments moments_of(const PartSums* row, int64_t parts, float scale,
-                                              bool weighted) {
+/// Partials of a row from its parts, added in order.
+GYRE_HOST_DEVICE inline SoftmaxPartial partials_of(const PartSums* row, int64_t parts, float scale,
+                                                   bool weighted) {
   PartSums total;
   for (int64_t p = 0; p < parts; ++p) total.add(row[p], scale);
-  return moments_of(total, weighted);
+  return partials_of(total, weighted);
 }
 
-// ---- cross moments ----
+// ---- cross partials ----
 
 /// Sums of a student's and a teacher's row, or parts of them, relative to the maxima. `cross` is
 /// f64 even in a thread: a term that a later maximum makes negligible may be large before.
@@ -239,10 +239,10 @@ struct CrossSums {
   }
 };
 
-GYRE_HOST_DEVICE inline CrossMoments moments_of(const CrossSums& row) {
+GYRE_HOST_DEVICE inline CrossPartial partials_of(const CrossSums& row) {
   if (row.student_sum != row.student_sum || row.teacher_sum != row.teacher_sum)
     return {nan_value, nan_value, nan_value, nan_value, nan_value};
-  CrossMoments out{minus_infinity, 0, minus_infinity, 0, 0};
+  CrossPartial out{minus_infinity, 0, minus_infinity, 0, 0};
   if (row.student_sum > 0) {
     out.student_max = row.student_max;
     out.student_sum = sum_of(row.student_sum);
@@ -267,7 +267,7 @@ GYRE_HOST_DEVICE inline bool usable(const RowNormalizer& row) {
 /// Values of a row's valid columns.
 enum class RowKind : int32_t { zeros, nans, values };
 
-/// `needed`: whether any slope or weight of the row is not 0.
+/// `needed`: whether any coefficient or weight of the row is not 0.
 GYRE_HOST_DEVICE inline RowKind kind_of(const RowNormalizer& row, bool sloped, bool needed) {
   if (!needed) return RowKind::zeros;
   if (!usable(row)) return RowKind::nans;
@@ -294,10 +294,11 @@ struct SlopeOf {
   Distribution row;
   float a, b;  // b: for the base-2 logarithm
 
-  GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale, const RowSlope& slope)
+  GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale,
+                           const GradientCoefficients& coefficient)
       : row(normalizer, scale),
-        a(slope.a),
-        b(static_cast<float>(static_cast<double>(slope.b) * ln_2)) {}
+        a(coefficient.a),
+        b(static_cast<float>(static_cast<double>(coefficient.b) * ln_2)) {}
   GYRE_HOST_DEVICE float operator()(float z) const {
     const float y = row.exponent(z);
     return power_of_2(y) * (a + b * y);

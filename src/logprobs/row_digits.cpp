@@ -17,7 +17,7 @@ namespace gyre::HWY_NAMESPACE {
 namespace {
 
 using U = hn::RebindToUnsigned<F>;
-constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
+constexpr int64_t max_lanes = HWY_MAX_BYTES / sizeof(float);
 
 /// Buckets of a vector of values, as indices of digit_sums.
 template <class T>
@@ -46,8 +46,8 @@ HWY_INLINE void add_vector(V v, const MassScan& scan, float unit, int64_t* masse
   const auto last = hn::Set(u, static_cast<uint32_t>(digit_buckets - 1));
   if (!scan.all && hn::AllTrue(u, hn::Gt(bucket, last))) return;
   const V x = hn::Mul(hn::Sub(v, hn::Set(f, scan.max)), hn::Set(f, scan.scale));
-  HWY_ALIGN float mass[most_lanes];
-  HWY_ALIGN uint32_t at[most_lanes];
+  HWY_ALIGN float mass[max_lanes];
+  HWY_ALIGN uint32_t at[max_lanes];
   hn::Store(hn::Mul(exp_f32(f, x), hn::Set(f, unit)), f, mass);
   hn::Store(bucket, u, at);
   for (size_t k = 0; k < hn::Lanes(f); ++k)
@@ -58,14 +58,14 @@ template <class T>
 HWY_INLINE void add_row(const T* row, int64_t columns, T nothing, const MassScan& scan,
                         int64_t* sums) {
   const F f;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   int64_t masses[tables * digit_sums] = {};
   const auto unit = static_cast<float>(int64_t{1} << scan.fraction_bits);
   int64_t c = 0;
   for (; c + n <= columns; c += n) add_vector<T>(load(f, row + c), scan, unit, masses);
   if (c < columns) {
     // Uses the same arithmetic as above: a vector padded with values of mass 0.
-    HWY_ALIGN T tail[most_lanes];
+    HWY_ALIGN T tail[max_lanes];
     std::fill(std::copy(row + c, row + columns, tail), tail + n, nothing);
     add_vector<T>(load(f, tail), scan, unit, masses);
   }
@@ -77,13 +77,13 @@ template <class T>
 HWY_INLINE void count_row(const T* row, int64_t begin, int64_t end, float value, int64_t* above,
                           int64_t* equal) {
   const F f;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   const V limit = hn::Set(f, value);
   int64_t c = begin;
   for (; c + n <= end; c += n) {
     const V v = load(f, row + c);
-    *above += static_cast<int64_t>(hn::CountTrue(f, hn::Gt(v, limit)));
-    *equal += static_cast<int64_t>(hn::CountTrue(f, hn::Eq(v, limit)));
+    *above += hn::CountTrue(f, hn::Gt(v, limit));
+    *equal += hn::CountTrue(f, hn::Eq(v, limit));
   }
   for (; c < end; ++c) {
     *above += to_float(row[c]) > value ? 1 : 0;

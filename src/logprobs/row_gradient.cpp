@@ -11,9 +11,9 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "logprobs/picked_columns.hpp"
 #include "logprobs/row_lanes-inl.hpp"
 #include "logprobs/row_output.hpp"
+#include "logprobs/token_columns.hpp"
 
 // A row's constants are folded into those of the exponential. With an origin near the row's
 // normaliser, p = C 2^y for a C between 0.7 and 1.4, and a C 2^y takes as many instructions as 2^y.
@@ -44,14 +44,14 @@ struct Base {
 template <bool shifted, bool sloped>
 class Slope {
  public:
-  HWY_INLINE Slope(F f, const Base& base, const RowSlope& slope)
+  HWY_INLINE Slope(F f, const Base& base, const GradientCoefficients& coefficient)
       : exponential_(f, base.scale, base.origin),
         polynomial_(f, static_cast<float>(std::exp2(base.excess) *
-                                          (sloped ? 1.0 : static_cast<double>(slope.a)))),
+                                          (sloped ? 1.0 : static_cast<double>(coefficient.a)))),
         max_(hn::Set(f, base.row.max - base.origin.shift)),
-        factor_(hn::Set(f, slope.b * base.natural_scale)),
-        constant_(hn::Set(f, static_cast<float>(static_cast<double>(slope.a) -
-                                                static_cast<double>(slope.b) *
+        factor_(hn::Set(f, coefficient.b * base.natural_scale)),
+        constant_(hn::Set(f, static_cast<float>(static_cast<double>(coefficient.a) -
+                                                static_cast<double>(coefficient.b) *
                                                     static_cast<double>(base.row.log_sum)))) {}
   HWY_INLINE V operator()(V z) const {
     const F f;
@@ -123,26 +123,26 @@ class Logarithm {
 // Kernels of one row, which dispatch on the element types.
 
 template <bool sloped, class From, class To>
-void slope_row(const Base& base, const RowSlope& slope, int64_t count, bool stream, const From* z,
-               To* to) {
+void slope_row(const Base& base, const GradientCoefficients& coefficient, int64_t count,
+               bool stream, const From* z, To* to) {
   const F f;
   // With two types, conversions are the bound; the second variant would not be faster.
   if constexpr (std::is_same_v<From, To>)
     if (HWY_NATIVE_FMA && base.origin.shift == 0)
-      return map_row(f, Slope<false, sloped>(f, base, slope), count, stream, to, z);
-  map_row(f, Slope<true, sloped>(f, base, slope), count, stream, to, z);
+      return map_row(f, Slope<false, sloped>(f, base, coefficient), count, stream, to, z);
+  map_row(f, Slope<true, sloped>(f, base, coefficient), count, stream, to, z);
 }
 
 void gradient_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
-                  const RowNormalizer& row, const RowSlope& slope, const MatrixRef& out,
-                  bool stream) {
+                  const RowNormalizer& row, const GradientCoefficients& coefficient,
+                  const MatrixRef& out, bool stream) {
   const Base base(row, pass.scale);
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     with_row(out, r, [&](auto* to) HWY_ATTR {
-      if (slope.b != 0)
-        slope_row<true>(base, slope, pass.columns, stream, z, to);
+      if (coefficient.b != 0)
+        slope_row<true>(base, coefficient, pass.columns, stream, z, to);
       else
-        slope_row<false>(base, slope, pass.columns, stream, z, to);
+        slope_row<false>(base, coefficient, pass.columns, stream, z, to);
     });
   });
 }
@@ -227,30 +227,31 @@ constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
 /// Replaces the logits `values` by p (a + b log p).
 void differentiate(std::span<float> values, float scale, const RowNormalizer& row,
-                   const RowSlope& slope) {
+                   const GradientCoefficients& coefficient) {
   if (values.empty()) return;
   const auto count = std::ssize(values);
   const MatrixView<float> matrix(values.data(), 1, count);
   HWY_DYNAMIC_DISPATCH(gradient_row)
-  (ConstMatrixRef(matrix), 0, {count, scale, 1}, row, slope, matrix, false);
+  (ConstMatrixRef(matrix), 0, {count, scale, 1}, row, coefficient, matrix, false);
 }
 
 }  // namespace
 
 void row_gradient(ConstMatrixRef logits, const RowPass& pass,
-                  std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
-                  const RowPicks& picks, MatrixRef d_logits) {
+                  std::span<const RowNormalizer> normalizers,
+                  std::span<const GradientCoefficients> coefficients, const RowTokenIds& token_ids,
+                  MatrixRef d_logits) {
   check(logits, d_logits, pass.columns, normalizers.size());
-  check_picks(picks, logits.rows);
-  GYRE_CHECK(slopes.size() == normalizers.size(), "{} slopes", slopes.size());
+  check_token_ids(token_ids, logits.rows);
+  GYRE_CHECK(coefficients.size() == normalizers.size(), "{} coefficients", coefficients.size());
   const RowOutput out = output_at(d_logits, logits);
   const auto gradient = HWY_DYNAMIC_DISPATCH(gradient_row);
   for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
-    PickedColumns picked(picks, pass.columns);
+    TokenColumns picked(token_ids, pass.columns);
     for (int64_t r = begin; r < end; ++r) {
-      const RowNormalizer& row = normalizers[static_cast<size_t>(r)];
-      const RowSlope& slope = slopes[static_cast<size_t>(r)];
-      const bool weighted = picked.start(r), sloped = slope.a != 0 || slope.b != 0;
+      const RowNormalizer& row = normalizers[r];
+      const GradientCoefficients& coefficient = coefficients[r];
+      const bool weighted = picked.start(r), sloped = coefficient.a != 0 || coefficient.b != 0;
       clear(out, r, pass.columns, logits.cols);
       if (!sloped && !weighted) {
         clear(out, r, 0, pass.columns);
@@ -264,8 +265,8 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
         if (weighted)
           picked.keep([](int64_t) { return true; },
                       [&](int64_t column) { return logits.at(r, column); });
-        differentiate(picked.values(), pass.scale, row, slope);
-        gradient(logits, r, pass, row, slope, out.matrix, out.stream);
+        differentiate(picked.values(), pass.scale, row, coefficient);
+        gradient(logits, r, pass, row, coefficient, out.matrix, out.stream);
         picked.put(d_logits);
       }
     }
@@ -281,7 +282,7 @@ void row_log_softmax(ConstMatrixRef logits, const RowPass& pass,
   const float padding = exponentiate ? 0 : -std::numeric_limits<float>::infinity();
   for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const RowNormalizer& row = normalizers[static_cast<size_t>(r)];
+      const RowNormalizer& row = normalizers[r];
       fill(to, r, pass.columns, logits.cols, padding);
       if (!usable(row))
         fill(to, r, 0, pass.columns, nan_value);
@@ -302,7 +303,7 @@ void row_log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, 
   const auto gradient = HWY_DYNAMIC_DISPATCH(centred_row);
   for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const auto at = static_cast<size_t>(r);
+      const size_t at = r;
       clear(out, r, pass.columns, logits.cols);
       if (usable(normalizers[at]))
         gradient(logits, d_logprobs, r, pass, normalizers[at], sums[at], out.matrix, out.stream);
@@ -324,7 +325,7 @@ void row_cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const Ro
   const auto gradient = HWY_DYNAMIC_DISPATCH(cross_gradient_row);
   for_each_row_part(pass.threads, student.rows, student.cols, [&](int64_t begin, int64_t end) {
     for (int64_t r = begin; r < end; ++r) {
-      const auto at = static_cast<size_t>(r);
+      const size_t at = r;
       clear(out, r, pass.columns, student.cols);
       if (gradients[at] == 0)
         clear(out, r, 0, pass.columns);
@@ -340,18 +341,19 @@ void row_cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const Ro
 void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                            std::span<const RowNormalizer> normalizers,
                            std::span<const RowSurvivors> survivors, std::span<const float> a,
-                           const RowPicks& picks, MatrixRef d_logits) {
+                           const RowTokenIds& token_ids, MatrixRef d_logits) {
   check(logits, d_logits, pass.columns, normalizers.size());
-  check_picks(picks, logits.rows);
-  GYRE_CHECK(picks.per_row == 1 && survivors.size() == normalizers.size() &&
+  check_token_ids(token_ids, logits.rows);
+  GYRE_CHECK(token_ids.per_row == 1 && survivors.size() == normalizers.size() &&
                  a.size() == normalizers.size(),
-             "{} picks a row, {} survivors, {} slopes", picks.per_row, survivors.size(), a.size());
+             "{} token_ids a row, {} survivors, {} coefficients", token_ids.per_row,
+             survivors.size(), a.size());
   const RowOutput out = output_at(d_logits, logits);
   const auto gradient = HWY_DYNAMIC_DISPATCH(filtered_row);
   for_each_row_part(pass.threads, logits.rows, logits.cols, [&](int64_t begin, int64_t end) {
-    PickedColumns picked(picks, pass.columns);
+    TokenColumns picked(token_ids, pass.columns);
     for (int64_t r = begin; r < end; ++r) {
-      const auto at = static_cast<size_t>(r);
+      const size_t at = r;
       const bool weighted = picked.start(r);
       clear(out, r, pass.columns, logits.cols);
       if (a[at] == 0 && !weighted) {

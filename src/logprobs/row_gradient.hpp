@@ -29,7 +29,7 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
-#include "logprobs/row_picks.hpp"
+#include "logprobs/token_ids.hpp"
 
 namespace gyre {
 
@@ -39,7 +39,7 @@ struct RowNormalizer {
   float log_sum = 0;
 };
 
-struct RowSlope {
+struct GradientCoefficients {
   float a = 0;
   float b = 0;
 };
@@ -51,10 +51,11 @@ struct RowPass {
 };
 
 /// d_logits [rows, cols] <- dz for logits [rows, cols], each f32 or bf16 with any stride;
-/// normalizers, slopes [rows]. The bits do not depend on the number of threads.
+/// normalizers, coefficients [rows]. The bits do not depend on the number of threads.
 void row_gradient(ConstMatrixRef logits, const RowPass& pass,
-                  std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
-                  const RowPicks& picks, MatrixRef d_logits);
+                  std::span<const RowNormalizer> normalizers,
+                  std::span<const GradientCoefficients> coefficients, const RowTokenIds& token_ids,
+                  MatrixRef d_logits);
 
 /// out [rows, cols] <- log p_v, or p_v if `exponentiate`. Padding columns get -inf or 0. `out` may
 /// be the logits' memory, as in the functions below.
@@ -82,11 +83,11 @@ struct RowSurvivors {
   int32_t cut = 0;
 };
 
-/// Like row_gradient with b = 0 and one id per row (picks.per_row = 1), but p_v and the gradient
-/// are 0 for columns that do not survive, even at the id.
+/// Like row_gradient with b = 0 and one id per row (token_ids.per_row = 1), but p_v and the
+/// gradient are 0 for columns that do not survive, even at the id.
 void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                            std::span<const RowNormalizer> normalizers,
                            std::span<const RowSurvivors> survivors, std::span<const float> a,
-                           const RowPicks& picks, MatrixRef d_logits);
+                           const RowTokenIds& token_ids, MatrixRef d_logits);
 
 }  // namespace gyre

@@ -23,20 +23,22 @@ class CpuRowKernels final : public RowKernels {
  public:
   MemorySpace space() const override { return MemorySpace::host; }
 
-  void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) override {
-    row_moments(logits, scan, out);
+  void partials(ConstMatrixRef logits, const RowScan& scan,
+                std::span<SoftmaxPartial> out) override {
+    softmax_partials(logits, scan, out);
   }
-  void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int threads,
-                     std::span<CrossMoments> out) override {
-    row_cross_moments(student, teacher, columns, threads, out);
+  void cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int threads,
+                      std::span<CrossPartial> out) override {
+    softmax_cross_partials(student, teacher, columns, threads, out);
   }
   void sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) override {
     row_sums(values, columns, threads, out);
   }
   void gradient(ConstMatrixRef logits, const RowPass& pass,
-                std::span<const RowNormalizer> normalizers, std::span<const RowSlope> slopes,
-                const RowPicks& picks, MatrixRef d_logits) override {
-    row_gradient(logits, pass, normalizers, slopes, picks, d_logits);
+                std::span<const RowNormalizer> normalizers,
+                std::span<const GradientCoefficients> coefficients, const RowTokenIds& token_ids,
+                MatrixRef d_logits) override {
+    row_gradient(logits, pass, normalizers, coefficients, token_ids, d_logits);
   }
   void log_softmax(ConstMatrixRef logits, const RowPass& pass,
                    std::span<const RowNormalizer> normalizers, bool exponentiate,
@@ -57,20 +59,21 @@ class CpuRowKernels final : public RowKernels {
   void filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                          std::span<const RowNormalizer> normalizers,
                          std::span<const RowSurvivors> survivors, std::span<const float> a,
-                         const RowPicks& picks, MatrixRef d_logits) override {
-    row_filtered_gradient(logits, pass, normalizers, survivors, a, picks, d_logits);
+                         const RowTokenIds& token_ids, MatrixRef d_logits) override {
+    row_filtered_gradient(logits, pass, normalizers, survivors, a, token_ids, d_logits);
   }
-  void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits,
-                     int threads) override {
-    gyre::scatter_picks(picks, columns, d_logits, threads);
+  void scatter_token_weights(const RowTokenIds& token_ids, int64_t columns, MatrixRef d_logits,
+                             int threads) override {
+    gyre::scatter_token_weights(token_ids, columns, d_logits, threads);
   }
-  void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
-                    int64_t first_column, int64_t columns, std::span<float> values) override {
-    gyre::gather_picks(logits, ids, per_row, first_column, columns, values);
+  void gather_token_logits(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
+                           int64_t first_column, int64_t columns,
+                           std::span<float> values) override {
+    gyre::gather_token_logits(logits, ids, per_row, first_column, columns, values);
   }
   void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-           std::span<RowMoments> moments) override {
-    row_top(logits, scan, top, moments);
+           std::span<SoftmaxPartial> partials) override {
+    row_top(logits, scan, top, partials);
   }
 
   void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows, int threads,

@@ -1,6 +1,6 @@
 #pragma once
 // Passes over the rows of a shard, on the host or on a device. row_statistics.hpp,
-// row_gradient.hpp, row_picks.hpp, row_selection.hpp and row_digits.hpp define the passes and
+// row_gradient.hpp, token_ids.hpp, row_selection.hpp and row_digits.hpp define the passes and
 // implement them for the host; cuda_row_kernels.hpp implements them for a device.
 //
 //     matrices of logits, gradients, log-probabilities     in the kernels' memory space
@@ -51,15 +51,16 @@ class RowKernels {
   /// Memory space of the matrices: host or device.
   virtual MemorySpace space() const = 0;
 
-  // Equivalents of the functions row_moments, row_cross_moments, row_gradient and so on.
-  virtual void moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) = 0;
-  virtual void cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
-                             int threads, std::span<CrossMoments> out) = 0;
+  // Equivalents of the functions softmax_partials, softmax_cross_partials, row_gradient and so on.
+  virtual void partials(ConstMatrixRef logits, const RowScan& scan,
+                        std::span<SoftmaxPartial> out) = 0;
+  virtual void cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                              int threads, std::span<CrossPartial> out) = 0;
   virtual void sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) = 0;
   virtual void gradient(ConstMatrixRef logits, const RowPass& pass,
                         std::span<const RowNormalizer> normalizers,
-                        std::span<const RowSlope> slopes, const RowPicks& picks,
-                        MatrixRef d_logits) = 0;
+                        std::span<const GradientCoefficients> coefficients,
+                        const RowTokenIds& token_ids, MatrixRef d_logits) = 0;
   virtual void log_softmax(ConstMatrixRef logits, const RowPass& pass,
                            std::span<const RowNormalizer> normalizers, bool exponentiate,
                            MatrixRef out) = 0;
@@ -73,13 +74,14 @@ class RowKernels {
   virtual void filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                                  std::span<const RowNormalizer> normalizers,
                                  std::span<const RowSurvivors> survivors, std::span<const float> a,
-                                 const RowPicks& picks, MatrixRef d_logits) = 0;
-  virtual void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits,
-                             int threads) = 0;
-  virtual void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
-                            int64_t first_column, int64_t columns, std::span<float> values) = 0;
+                                 const RowTokenIds& token_ids, MatrixRef d_logits) = 0;
+  virtual void scatter_token_weights(const RowTokenIds& token_ids, int64_t columns,
+                                     MatrixRef d_logits, int threads) = 0;
+  virtual void gather_token_logits(ConstMatrixRef logits, std::span<const int32_t> ids,
+                                   int64_t per_row, int64_t first_column, int64_t columns,
+                                   std::span<float> values) = 0;
   virtual void top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-                   std::span<RowMoments> moments) = 0;
+                   std::span<SoftmaxPartial> partials) = 0;
 
   // Passes over selected rows; `columns` is the number of valid columns, the first of each row.
 

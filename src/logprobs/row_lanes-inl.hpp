@@ -158,7 +158,7 @@ HWY_INLINE void store_part(F f, const Pair& x, T* to, int64_t count) {
 template <class T>
 HWY_INLINE void prefetch_pair(F f, const T* from, int64_t bytes_ahead) {
   const char* at = reinterpret_cast<const char*>(from) + bytes_ahead;
-  const auto bytes = static_cast<int64_t>(2 * hn::Lanes(f) * sizeof(T));
+  const int64_t bytes = 2 * hn::Lanes(f) * sizeof(T);
   for (int64_t i = 0; i < bytes; i += line_bytes) hwy::Prefetch(at + i);
 }
 
@@ -220,10 +220,10 @@ template <class Op, class To, class... From>
 void map_row(F f, const Op& op, int64_t count, bool stream, To* to, const From*... from) {
   constexpr bool evens_first = even_odd<To, From...>;
   [[maybe_unused]] constexpr int64_t bytes_ahead = 12288;
-  const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
+  const int64_t n = 2 * hn::Lanes(f);
   int64_t i = 0;
   if (stream) {
-    constexpr auto vector_bytes = static_cast<uintptr_t>(hn::MaxLanes(F()) * sizeof(float));
+    constexpr uintptr_t vector_bytes = hn::MaxLanes(F()) * sizeof(float);
     const auto off = reinterpret_cast<uintptr_t>(to) % vector_bytes;
     i = std::min(count, static_cast<int64_t>((vector_bytes - off) % vector_bytes / sizeof(To)));
     if (i > 0) store_part<evens_first>(f, apply(op, load_part<evens_first>(f, from, i)...), to, i);

@@ -35,7 +35,7 @@ struct Candidates {
   int64_t at_bar = 0;  ///< elements so far that equal the bar and are no candidates
 };
 
-constexpr int64_t most_columns = 1024;  ///< columns per scan
+constexpr int64_t max_columns = 1024;  ///< columns per scan
 
 // Keys are integers in the order of the values: both zeros have key 0, any NaN has nan_key.
 constexpr int32_t nan_key = std::numeric_limits<int32_t>::max();
@@ -94,8 +94,8 @@ HWY_INLINE void append(F f, V v, int64_t column, Candidates& c) {
   hn::StoreU(hn::Compress(v, wanted), f, c.values + c.count);
   hn::StoreU(hn::Compress(hn::Iota(i, static_cast<int32_t>(column)), hn::RebindMask(i, wanted)), i,
              c.ids + c.count);
-  c.count += static_cast<int64_t>(hn::CountTrue(f, wanted));
-  c.at_bar += static_cast<int64_t>(hn::CountTrue(f, hn::Eq(v, bar)));
+  c.count += hn::CountTrue(f, wanted);
+  c.at_bar += hn::CountTrue(f, hn::Eq(v, bar));
 }
 
 HWY_INLINE void append(float x, int64_t column, Candidates& c) {
@@ -106,7 +106,7 @@ HWY_INLINE void append(float x, int64_t column, Candidates& c) {
   c.count += at_bar || x < c.bar ? 0 : 1;
 }
 
-/// Appends the elements of columns [begin, end), at most most_columns, that are above the bar,
+/// Appends the elements of columns [begin, end), at most max_columns, that are above the bar,
 /// including NaN. The arrays must have room for all of them and one more vector.
 ///
 /// Once the bar has risen, about one group of vectors in ten has an element above it. A first loop
@@ -114,9 +114,9 @@ HWY_INLINE void append(float x, int64_t column, Candidates& c) {
 template <class T>
 HWY_INLINE void scan(const T* row, int64_t begin, int64_t end, Candidates& c) {
   const F f;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   const V bar = hn::Set(f, c.bar);
-  int64_t groups[most_columns / 4];
+  int64_t groups[max_columns / 4];
   int64_t count = 0, at = begin;
   for (; at + 4 * n <= end; at += 4 * n) {
     groups[count] = at;
@@ -160,7 +160,7 @@ struct KeyRange {
 HWY_INLINE KeyRange make_keys(const Candidates& c) {
   const F f;
   const I i;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   auto least = hn::Set(i, nan_key), most = hn::Set(i, lowest_key);
   for (int64_t at = 0; at < c.count; at += n) {
     const V v = hn::LoadU(f, c.values + at);
@@ -178,7 +178,7 @@ HWY_INLINE KeyRange make_keys(const Candidates& c) {
 
 HWY_INLINE int64_t count_above(const Candidates& c, int32_t key) {
   const I i;
-  const auto n = static_cast<int64_t>(hn::Lanes(i));
+  const int64_t n = hn::Lanes(i);
   const auto limit = hn::Set(i, key), one = hn::Set(i, 1);
   auto count = hn::Zero(i);
   for (int64_t at = 0; at < c.count; at += n)
@@ -190,7 +190,7 @@ HWY_INLINE int64_t count_above(const Candidates& c, int32_t key) {
 HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
   const F f;
   const I i;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   const auto limit = hn::Set(i, key);
   const int64_t before = c.count;
   int64_t dropped = 0;
@@ -201,7 +201,7 @@ HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
     const auto ids = hn::LoadU(i, c.ids + at);
     auto kept = hn::Gt(keys, limit);
     const auto ties = hn::Eq(keys, limit);
-    const auto found = static_cast<int64_t>(hn::CountTrue(i, ties));
+    const int64_t found = hn::CountTrue(i, ties);
     if (found <= equal) {
       kept = hn::Or(kept, ties);
       equal -= found;
@@ -220,7 +220,7 @@ HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
     }
     hn::StoreU(hn::Compress(v, hn::RebindMask(f, kept)), f, c.values + c.count);
     hn::StoreU(hn::Compress(ids, kept), i, c.ids + c.count);
-    c.count += static_cast<int64_t>(hn::CountTrue(i, kept));
+    c.count += hn::CountTrue(i, kept);
   }
   // The bar is unchanged if the candidates equal to it are still needed.
   const float bar = value_of(key);
@@ -253,7 +253,7 @@ void prune(int64_t length, int64_t most, Candidates& c) {
 void rank_candidates(const Candidates& c, int32_t* order) {
   constexpr int64_t quadratic = 512;  // above this, sorting is faster than all comparisons
   const I i;
-  const auto n = static_cast<int64_t>(hn::Lanes(i));
+  const int64_t n = hn::Lanes(i);
   make_keys(c);
   if (c.count > quadratic) {
     std::iota(order, order + c.count, 0);
@@ -288,10 +288,10 @@ HWY_EXPORT(prune);
 HWY_EXPORT(rank_candidates);
 
 constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
-/// Columns per computation of moments, 256 KB of f32, so that the scan reads them from L2. Shorter
-/// blocks would fit in L1, but row_moments reads the first 4096 columns of a call twice.
+/// Columns per computation of partials, 256 KB of f32, so that the scan reads them from L2. Shorter
+/// blocks would fit in L1, but softmax_partials reads the first 4096 columns of a call twice.
 constexpr int64_t block = 65536;
-constexpr int64_t run = most_columns;  // columns scanned with one bar
+constexpr int64_t run = max_columns;   // columns scanned with one bar
 constexpr int64_t widest_vector = 64;  // lanes, an upper bound
 
 /// Scratch arrays of one thread.
@@ -315,37 +315,37 @@ class RowSelector {
   }
 
   /// Fills row r of the results.
-  void select(int64_t r, Room& room, RowMoments* moments) const {
+  void select(int64_t r, Room& room, SoftmaxPartial* partials) const {
     Candidates c{room.values.data(), room.ids.data(), room.keys.data()};
     const auto scale = static_cast<double>(scan_.scale);
     RowTotal total;
     for (int64_t begin = 0; begin < scan_.columns; begin += block) {
       const int64_t end = std::min(scan_.columns, begin + block);
-      if (moments != nullptr) total.add(block_moments(r, begin, end), scale);
+      if (partials != nullptr) total.add(block_partials(r, begin, end), scale);
       for (int64_t at = begin; at < end; at += run) {
         scan_run(r, at, std::min(end, at + run), c);
         if (c.count > room.limit)
           HWY_DYNAMIC_DISPATCH(prune)(top_.length, top_.length + top_.length / 4 + 8, c);
       }
     }
-    if (moments != nullptr)
-      *moments = {total.max, static_cast<float>(total.sum),
-                  scan_.weighted ? static_cast<float>(total.weighted) : 0};
+    if (partials != nullptr)
+      *partials = {total.max, static_cast<float>(total.sum),
+                   scan_.weighted ? static_cast<float>(total.weighted) : 0};
     const int64_t infinite = c.bar == minus_infinity ? c.at_bar : 0;
     if (c.count > top_.length) HWY_DYNAMIC_DISPATCH(prune)(top_.length, top_.length, c);
     write(r, c, room.order.data(), infinite);
   }
 
  private:
-  RowMoments block_moments(int64_t r, int64_t begin, int64_t end) const {
-    const auto size = static_cast<int64_t>(size_of(logits_.type));
-    RowMoments moments;
+  SoftmaxPartial block_partials(int64_t r, int64_t begin, int64_t end) const {
+    const int64_t size = size_of(logits_.type);
+    SoftmaxPartial partials;
     RowScan scan = scan_;
     scan.columns = end - begin;
-    row_moments({logits_.data + (r * logits_.stride + begin) * size, logits_.type, 1, end - begin,
-                 end - begin},
-                scan, {&moments, 1});
-    return moments;
+    softmax_partials({logits_.data + (r * logits_.stride + begin) * size, logits_.type, 1,
+                      end - begin, end - begin},
+                     scan, {&partials, 1});
+    return partials;
   }
 
   void scan_run(int64_t r, int64_t begin, int64_t end, Candidates& c) const {
@@ -374,7 +374,7 @@ class RowSelector {
     const float last = values[length - 1];
     int64_t count = last == c.bar ? c.at_bar : 0;
     for (int64_t k = 0; k < c.count; ++k) count += c.values[k] == last ? 1 : 0;
-    top_.last[static_cast<size_t>(r)] = static_cast<int32_t>(count);
+    top_.last[r] = static_cast<int32_t>(count);
   }
 
   ConstMatrixRef logits_;
@@ -385,21 +385,21 @@ class RowSelector {
 }  // namespace
 
 void check_row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-                   std::span<const RowMoments> moments) {
+                   std::span<const SoftmaxPartial> partials) {
   const int64_t length = top.length;
   GYRE_CHECK(length >= 1 && scan.columns <= logits.cols, "the {} largest of {} of {} columns",
              length, scan.columns, logits.cols);
   GYRE_CHECK(std::ssize(top.values) == logits.rows * length &&
                  (top.ids.empty() || top.ids.size() == top.values.size()) &&
                  (top.last.empty() || std::ssize(top.last) == logits.rows) &&
-                 (moments.empty() || std::ssize(moments) == logits.rows),
-             "results of {} rows: {} values, {} ids, {} last, {} moments", logits.rows,
-             top.values.size(), top.ids.size(), top.last.size(), moments.size());
+                 (partials.empty() || std::ssize(partials) == logits.rows),
+             "results of {} rows: {} values, {} ids, {} last, {} partials", logits.rows,
+             top.values.size(), top.ids.size(), top.last.size(), partials.size());
 }
 
 void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-             std::span<RowMoments> moments) {
-  check_row_top(logits, scan, top, moments);
+             std::span<SoftmaxPartial> partials) {
+  check_row_top(logits, scan, top, partials);
   const int64_t length = top.length;
   std::vector<Room> rooms;
   for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
@@ -409,8 +409,7 @@ void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
   for_each_part(scan.threads, logits.rows, nanoseconds,
                 [&](int64_t begin, int64_t end, int thread) {
                   for (int64_t r = begin; r < end; ++r)
-                    selector.select(r, rooms[static_cast<size_t>(thread)],
-                                    moments.empty() ? nullptr : &moments[static_cast<size_t>(r)]);
+                    selector.select(r, rooms[thread], partials.empty() ? nullptr : &partials[r]);
                 });
 }
 

@@ -2,7 +2,7 @@
 // Selection of the largest logits of a shard's rows, in one pass.
 //
 //     bar = -inf; kept = {}
-//     for each block of the row                    moments first, read from memory
+//     for each block of the row                    partials first, read from memory
 //       for each run of it                         read from L2
 //         append the elements above bar to kept    few, once bar has risen
 //         if kept is long: bar = a value with M elements or a few more above it;
@@ -15,7 +15,7 @@
 //
 // Equal values are ordered by ascending id, so the result does not depend on the blocks. In random
 // data, about M / i elements of run i are above the bar. The bound is therefore memory: 2 or 4
-// bytes read per element; with moments, also one exponential per element.
+// bytes read per element; with partials, also one exponential per element.
 
 #include <cstdint>
 #include <span>
@@ -36,13 +36,13 @@ struct RowTop {
 
 /// Throws an internal error if shapes and lengths do not match.
 void check_row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-                   std::span<const RowMoments> moments);
+                   std::span<const SoftmaxPartial> partials);
 
 /// Selects the `length` largest of the first scan.columns elements of each row and, unless
-/// `moments` is empty, computes the moments [rows] of row_moments in the same pass (summed in other
-/// blocks, so their last bits may differ). NaN ranks as the largest. Vectorised with run-time
-/// dispatch. The bits do not depend on scan.threads.
+/// `partials` is empty, computes the partials [rows] of softmax_partials in the same pass (summed
+/// in other blocks, so their last bits may differ). NaN ranks as the largest. Vectorised with
+/// run-time dispatch. The bits do not depend on scan.threads.
 void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
-             std::span<RowMoments> moments);
+             std::span<SoftmaxPartial> partials);
 
 }  // namespace gyre

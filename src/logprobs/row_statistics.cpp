@@ -51,7 +51,7 @@ BlockSums sum_block(F f, const T* z, int64_t count, const Sums& sums) {
   const Exp2Scale<F>& scale = exponential.scale;
   const Exp2Polynomial<F> polynomial(f);
   const V reference = hn::Set(f, sums.reference - sums.origin.shift);
-  const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
+  const int64_t n = 2 * hn::Lanes(f);
   const int64_t pairs = count / n * n;
   Terms<weighted> a{hn::Zero(f), hn::Zero(f)}, b = a;
   BlockSums block;
@@ -111,7 +111,7 @@ bool add_block(F f, const T* z, int64_t count, Sums& sums, bool& clamped) {
 }
 
 template <bool weighted, class T>
-RowMoments scan_row(const T* z, int64_t count, float scale) {
+SoftmaxPartial scan_row(const T* z, int64_t count, float scale) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   const F f;
   Sums sums;
@@ -125,8 +125,9 @@ RowMoments scan_row(const T* z, int64_t count, float scale) {
           weighted ? static_cast<float>(sums.weighted_to_max(scale)) : 0};
 }
 
-/// Moments of row r, of either type.
-void moments_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row, RowMoments& out) {
+/// Partials of row r, of either type.
+void partials_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row,
+                     SoftmaxPartial& out) {
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     out = row.weighted ? scan_row<true>(z, row.columns, row.scale)
                        : scan_row<false>(z, row.columns, row.scale);
@@ -135,7 +136,7 @@ void moments_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row,
 
 template <class T>
 double sum_of_block(F f, const T* values, int64_t count) {
-  const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
+  const int64_t n = 2 * hn::Lanes(f);
   V a = hn::Zero(f), b = a;
   int64_t i = 0;
   for (; i + n <= count; i += n) {
@@ -164,21 +165,20 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace gyre {
-HWY_EXPORT(moments_of_row);
+HWY_EXPORT(partials_of_row);
 HWY_EXPORT(sum_of_row);
 
-void row_moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out) {
+void softmax_partials(ConstMatrixRef logits, const RowScan& scan, std::span<SoftmaxPartial> out) {
   check_rows(logits, scan.columns, out.size());
-  const auto moments = HWY_DYNAMIC_DISPATCH(moments_of_row);
+  const auto partials = HWY_DYNAMIC_DISPATCH(partials_of_row);
   for_each_row(scan.threads, logits.rows, scan.columns,
-               [&](int64_t r) { moments(logits, r, scan, out[static_cast<size_t>(r)]); });
+               [&](int64_t r) { partials(logits, r, scan, out[r]); });
 }
 
 void row_sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) {
   check_rows(values, columns, out.size());
   const auto sum = HWY_DYNAMIC_DISPATCH(sum_of_row);
-  for_each_row(threads, values.rows, columns,
-               [&](int64_t r) { out[static_cast<size_t>(r)] = sum(values, r, columns); });
+  for_each_row(threads, values.rows, columns, [&](int64_t r) { out[r] = sum(values, r, columns); });
 }
 
 }  // namespace gyre

@@ -13,7 +13,7 @@
 //
 // m and log s are kept apart, because their sum would lose small differences under a large common
 // offset. Terms of -inf logits are selected away, never multiplied (0 · log 0 = 0). A NaN or +inf
-// makes all moments of its row NaN, and with them all results of the row.
+// makes all partials of its row NaN, and with them all results of the row.
 //
 // Example, logits 0 1 2 on one rank and 3 4 on another:
 //     max 2, sum 1 + e^-1 + e^-2 = 1.503, weighted -e^-1 - 2 e^-2 = -0.639
@@ -39,9 +39,9 @@
 
 namespace gyre {
 
-/// Moments of one row of a shard, 12 bytes. A shard without columns, or with only -inf, has max =
+/// Partials of one row of a shard, 12 bytes. A shard without columns, or with only -inf, has max =
 /// -inf and sum = weighted = 0.
-struct RowMoments {
+struct SoftmaxPartial {
   float max = 0;
   float sum = 0;
   float weighted = 0;
@@ -57,21 +57,21 @@ struct RowScan {
 /// logits [rows, >= scan.columns], f32 or bf16, any stride; out [rows]. The bits do not depend on
 /// the number of threads; those of max and sum also not on `weighted`. If max is finite, `sum` is
 /// at least 1 and `weighted` at most 0.
-void row_moments(ConstMatrixRef logits, const RowScan& scan, std::span<RowMoments> out);
+void softmax_partials(ConstMatrixRef logits, const RowScan& scan, std::span<SoftmaxPartial> out);
 
-/// Moments of a student's and a teacher's row of one token, 20 bytes:
+/// Partials of a student's and a teacher's row of one token, 20 bytes:
 ///     cross = Σ exp(T_v - teacher_max) (S_v - student_max)
 /// Over all shards, with s_S, s_T and u merged from student_sum, teacher_sum and cross,
 ///     CE = -Σ p^T_v log q^S_v = log s_S - u / s_T
 /// A column where the teacher has -inf adds nothing to cross; one where only the student has -inf
 /// makes cross -inf and CE +inf.
-struct CrossMoments {
+struct CrossPartial {
   float student_max = 0, student_sum = 0, teacher_max = 0, teacher_sum = 0, cross = 0;
 };
 
 /// student, teacher [rows, >= columns], each f32 or bf16; out [rows]. One pass over both.
-void row_cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int threads,
-                       std::span<CrossMoments> out);
+void softmax_cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                            int threads, std::span<CrossPartial> out);
 
 /// out [rows] <- Σ_v over the first `columns` of each row of `values`, f32 or bf16. Sums are f32
 /// over 4096 columns and f64 over these blocks. The bits do not depend on the number of threads.

@@ -141,7 +141,7 @@ class RangeLanes {
 /// Range of any number of elements.
 template <class T>
 Range range_of(F f, const T* z, int64_t count) {
-  const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
+  const int64_t n = 2 * hn::Lanes(f);
   const int64_t pairs = count / n * n;
   Range range = short_range(z + pairs, count - pairs);
   if (pairs == 0) return range;

@@ -1,5 +1,5 @@
 #pragma once
-// Merges the moments of parts of a row's columns: blocks, tiles or ranks.
+// Merges the partials of parts of a row's columns: blocks, tiles or ranks.
 
 #include <cmath>
 #include <limits>
@@ -16,7 +16,7 @@ struct RowTotal {
 
   /// A part with only -inf has sum 0 and adds nothing. A part with NaN has sum NaN, whatever its
   /// maximum, and makes the total NaN.
-  GYRE_HOST_DEVICE void add(const RowMoments& part, double scale) {
+  GYRE_HOST_DEVICE void add(const SoftmaxPartial& part, double scale) {
     if (part.sum == 0) return;
     const auto old_max = static_cast<double>(max), part_max = static_cast<double>(part.max);
     if (max < part.max) max = part.max;
@@ -29,7 +29,7 @@ struct RowTotal {
     weighted += part_weighted;
   }
 
-  GYRE_HOST_DEVICE RowMoments moments() const {
+  GYRE_HOST_DEVICE SoftmaxPartial partials() const {
     return {max, static_cast<float>(sum), static_cast<float>(weighted)};
   }
 
@@ -45,7 +45,7 @@ struct RowTotal {
   }
 
  private:
-  /// Rescales moments to the new maximum; the old one is `shift` (scaled) above it.
+  /// Rescales partials to the new maximum; the old one is `shift` (scaled) above it.
   GYRE_HOST_DEVICE static void count_from(double& of_sum, double& of_weighted, double shift) {
     if (of_sum == 0 || shift == 0) return;
     const double factor = std::exp(shift);

@@ -35,31 +35,29 @@ class HostScoreRecords final : public ScoreRecords {
     rows_ = rows;
     ids_ = ids;
     std::ranges::fill(totals_.span(), RowTotal{});
-    std::ranges::fill(picks(0, rows), 0.0F);
+    std::ranges::fill(token_ids(0, rows), 0.0F);
   }
 
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
-    if (moments_.size() < logits.rows) moments_ = Buffer<RowMoments>(logits.rows);
-    const auto rows = static_cast<size_t>(logits.rows);
-    kernels_.moments(logits, {columns, shape_.scale, shape_.entropy, shape_.threads},
-                     moments_.span().first(rows));
+    if (partials_.size() < logits.rows) partials_ = Buffer<SoftmaxPartial>(logits.rows);
+    const size_t rows = logits.rows;
+    kernels_.partials(logits, {columns, shape_.scale, shape_.entropy, shape_.threads},
+                      partials_.span().first(rows));
     const auto scale = static_cast<double>(shape_.scale);
-    for_each_row(logits.rows, 1, [&](int64_t i) { totals_[row + i].add(moments_[i], scale); });
-    kernels_.gather_picks(logits,
-                          ids_.subspan(static_cast<size_t>(row * shape_.picks),
-                                       rows * static_cast<size_t>(shape_.picks)),
-                          shape_.picks, shape_.first_id() + column, columns,
-                          picks(row, logits.rows));
+    for_each_row(logits.rows, 1, [&](int64_t i) { totals_[row + i].add(partials_[i], scale); });
+    kernels_.gather_token_logits(
+        logits, ids_.subspan(row * shape_.token_ids, rows * static_cast<size_t>(shape_.token_ids)),
+        shape_.token_ids, shape_.first_id() + column, columns, token_ids(row, logits.rows));
   }
 
  protected:
   std::span<const float> own() override {
-    const int64_t moments = shape_.moments();
+    const int64_t partials = shape_.partials();
     for (int64_t i = 0; i < rows_; ++i) {
-      const RowMoments row = totals_[i].moments();
-      own_[i * moments] = row.max;
-      own_[i * moments + 1] = row.sum;
-      if (moments == 3) own_[i * moments + 2] = row.weighted;
+      const SoftmaxPartial row = totals_[i].partials();
+      own_[i * partials] = row.max;
+      own_[i * partials + 1] = row.sum;
+      if (partials == 3) own_[i * partials + 2] = row.weighted;
     }
     return own_.span();
   }
@@ -82,26 +80,26 @@ class HostScoreRecords final : public ScoreRecords {
       for (int64_t i = begin; i < end; ++i) body(i);
     });
   }
-  std::span<float> picks(int64_t row, int64_t rows) {
-    return own_.span().subspan(static_cast<size_t>(rows_ * shape_.moments() + row * shape_.picks),
-                               static_cast<size_t>(rows * shape_.picks));
+  std::span<float> token_ids(int64_t row, int64_t rows) {
+    return own_.span().subspan(rows_ * shape_.partials() + row * shape_.token_ids,
+                               rows * shape_.token_ids);
   }
   void merge_row(int64_t i, const float* records, const RowScores& out) const {
-    const int64_t block = rows_ * shape_.width(), moments = shape_.moments();
+    const int64_t block = rows_ * shape_.width(), partials = shape_.partials();
     const auto scale = static_cast<double>(shape_.scale);
     RowTotal row;
     for (int r = 0; r < shape_.vocab.ranks(); ++r) {
-      const float* part = records + r * block + i * moments;
-      row.add({part[0], part[1], moments == 3 ? part[2] : 0}, scale);
+      const float* part = records + r * block + i * partials;
+      row.add({part[0], part[1], partials == 3 ? part[2] : 0}, scale);
     }
     const double log_sum = std::log(row.sum);
-    const auto at = static_cast<size_t>(i);
+    const size_t at = i;
     out.normalizers[at] = {row.max, static_cast<float>(log_sum)};
     if (!out.entropy.empty()) out.entropy[at] = row.entropy(log_sum);
-    const float* logits_of_ids = records + rows_ * moments;
-    for (int64_t k = i * shape_.picks; k < (i + 1) * shape_.picks; ++k) {
-      const int owner = shape_.vocab.owner(ids_[static_cast<size_t>(k)]);
-      out.logprob[static_cast<size_t>(k)] =
+    const float* logits_of_ids = records + rows_ * partials;
+    for (int64_t k = i * shape_.token_ids; k < (i + 1) * shape_.token_ids; ++k) {
+      const int owner = shape_.vocab.owner(ids_[k]);
+      out.logprob[k] =
           owner < 0 ? 0 : row.logprob(logits_of_ids[owner * block + k], scale, log_sum);
     }
   }
@@ -109,10 +107,10 @@ class HostScoreRecords final : public ScoreRecords {
   RowKernels& kernels_;
   int64_t rows_ = -1;
   std::span<const int32_t> ids_;
-  Buffer<RowTotal> totals_;     // [rows]
-  Buffer<float> own_;           // [rows, width]
-  Buffer<float> all_;           // [ranks, rows, width]; empty on one rank
-  Buffer<RowMoments> moments_;  // of the rows being added
+  Buffer<RowTotal> totals_;          // [rows]
+  Buffer<float> own_;                // [rows, width]
+  Buffer<float> all_;                // [ranks, rows, width]; empty on one rank
+  Buffer<SoftmaxPartial> partials_;  // of the rows being added
 };
 
 }  // namespace

@@ -40,11 +40,10 @@ void check_rank(const Layout& layout, int rank) {
 template <class Next>
 std::vector<int32_t> targets_of(const Layout& layout, std::span<const int32_t> bounds, int rank,
                                 Next next) {
-  std::vector<int32_t> targets(static_cast<size_t>(layout.shard(rank).slots), no_target);
+  std::vector<int32_t> targets(layout.shard(rank).slots, no_target);
   for_each_run(layout, bounds, rank, [&](const Run& run) {
     for (int64_t i = 0; i < run.length; ++i)
-      targets[static_cast<size_t>(run.local + i)] =
-          next(run.segment, run.position + i * run.stride);
+      targets[run.local + i] = next(run.segment, run.position + i * run.stride);
   });
   return targets;
 }
@@ -110,9 +109,8 @@ std::vector<int32_t> next_token_targets(const Layout& layout, std::span<const in
     throw_usage("{} tokens, but layout {} is of {} slots", tokens.size(), layout.name,
                 layout.stream_slots);
   return targets_of(layout, bounds, rank, [&](int64_t segment, int64_t position) {
-    const auto next = bounds[static_cast<size_t>(segment)] + position + 1;
-    return next == bounds[static_cast<size_t>(segment) + 1] ? no_target
-                                                            : tokens[static_cast<size_t>(next)];
+    const auto next = bounds[segment] + position + 1;
+    return next == bounds[segment + 1] ? no_target : tokens[next];
   });
 }
 
@@ -134,13 +132,13 @@ std::vector<int32_t> rolled_targets(const Layout& layout, const SegmentBounds& b
   return targets_of(layout, bounds.padded, rank, [&](int64_t segment, int64_t position) {
     const int64_t next = (position + 1) % bounds.slot_length(segment);
     return next < std::min(bounds.real_length(segment), row_width)
-               ? rows[static_cast<size_t>(segment * row_width + next)]
+               ? rows[segment * row_width + next]
                : 0;
   });
 }
 
 int64_t PredictionShape::predictions(int64_t i) const {
-  const auto at = static_cast<size_t>(i);
+  const size_t at = i;
   return std::max<int64_t>(0, std::min<int64_t>(bounds[at + 1] - bounds[at] - 1, width));
 }
 
@@ -157,7 +155,7 @@ std::vector<float> gather_predictions(const Layout& layout, const PredictionShap
     all = blocks.span();
   }
   const int64_t row = shape.row;
-  std::vector<float> out(static_cast<size_t>(shape.segments() * shape.width * row), 0.0F);
+  std::vector<float> out(shape.segments() * shape.width * row, 0.0F);
   for (int rank = 0; rank < cp.size(); ++rank) {
     const float* from = all.data() + static_cast<size_t>(rank) * local.size();
     for_each_prediction(
@@ -174,7 +172,7 @@ std::vector<float> gather_predictions_backward(const Layout& layout, const Predi
                                                Communicator& cp, GatherGradient convention) {
   check_gather(layout, shape, d_predictions.size(), true, cp, convention);
   const int64_t count = layout.slots_of_rank() * shape.row;
-  std::vector<float> grad(static_cast<size_t>(count), 0.0F);
+  std::vector<float> grad(count, 0.0F);
   if (convention == GatherGradient::none) return grad;
   if (convention == GatherGradient::split || cp.size() == 1) {
     take_predictions(layout, shape, cp.rank(), d_predictions, grad.data());

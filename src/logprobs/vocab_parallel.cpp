@@ -50,16 +50,16 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
-    if (options.picks < 0) throw_usage("{} ids a token; the fewest are 0", options.picks);
+    if (options.token_ids < 0) throw_usage("{} ids a token; the fewest are 0", options.token_ids);
     check_temperature(options.temperature);
   };
   agree_on_arguments(tp, what, check,
                      {{"the number of tokens", tokens},
-                      {"the number of ids a token", options.picks},
+                      {"the number of ids a token", options.token_ids},
                       {"whether entropies are wanted", options.entropy ? 1 : 0}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
-  records_ = kernels_.make_records({vocab, tp.rank(), options.picks, options.entropy,
+  records_ = kernels_.make_records({vocab, tp.rank(), options.token_ids, options.entropy,
                                     scale_of(options.temperature), options.threads});
   resize(tokens);
 }
@@ -78,16 +78,16 @@ float VocabScores::scale() const {
 
 double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                             std::span<float> logprob, std::span<float> entropy) {
-  const int64_t picks = options_.picks;
+  const int64_t token_ids = options_.token_ids;
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * picks && std::ssize(logprob) == tokens_ * picks,
+  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids && std::ssize(logprob) == tokens_ * token_ids,
              "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
-             picks);
+             token_ids);
   GYRE_CHECK(std::ssize(entropy) == entropy_.size(), "{} entropies, not {}", entropy.size(),
              entropy_.size());
   records_->start(tokens_, ids);
   records_->add(logits, 0, 0, vocab_.valid(tp_.rank()));
-  const double waited = records_->merge(arrays_, stream, "moments and logits of ids",
+  const double waited = records_->merge(arrays_, stream, "partials and logits of ids",
                                         {normalizers_.span(), logprob, entropy});
   std::ranges::copy(entropy, entropy_.data());
   return waited;
@@ -96,29 +96,31 @@ double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids,
 void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                            std::span<const float> d_logprob, std::span<const float> d_entropy,
                            MatrixRef d_logits) const {
-  const int64_t picks = options_.picks;
+  const int64_t token_ids = options_.token_ids;
   const bool entropy = !d_entropy.empty();
   const auto scale = static_cast<double>(this->scale());
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * picks && ids.size() == d_logprob.size(),
-             "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_, picks);
+  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids && ids.size() == d_logprob.size(),
+             "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_,
+             token_ids);
   GYRE_CHECK(!entropy || (std::ssize(d_entropy) == tokens_ && options_.entropy),
              "{} gradients of entropies", d_entropy.size());
-  Buffer<RowSlope> slopes(tokens_);
-  Buffer<float> weights(scale == 1 ? 0 : tokens_ * picks);
+  Buffer<GradientCoefficients> coefficients(tokens_);
+  Buffer<float> weights(scale == 1 ? 0 : tokens_ * token_ids);
   for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
     double sum = 0;
-    for (int64_t at = i * picks; at < (i + 1) * picks; ++at) {
-      const auto g = static_cast<double>(d_logprob[static_cast<size_t>(at)]);
+    for (int64_t at = i * token_ids; at < (i + 1) * token_ids; ++at) {
+      const auto g = static_cast<double>(d_logprob[at]);
       sum += g;
       if (scale != 1) weights[at] = static_cast<float>(scale * g);
     }
-    const double h = entropy ? static_cast<double>(d_entropy[static_cast<size_t>(i)]) : 0;
-    slopes[i] = slope_of(sum, h, entropy ? static_cast<double>(entropy_[i]) : 0, scale);
+    const double h = entropy ? static_cast<double>(d_entropy[i]) : 0;
+    coefficients[i] = slope_of(sum, h, entropy ? static_cast<double>(entropy_[i]) : 0, scale);
   });
-  kernels_.gradient(logits, pass(), normalizers_.span(), slopes.span(),
-                    {ids, scale == 1 ? d_logprob : weights.span(), picks, vocab_.begin(tp_.rank())},
-                    d_logits);
+  kernels_.gradient(
+      logits, pass(), normalizers_.span(), coefficients.span(),
+      {ids, scale == 1 ? d_logprob : weights.span(), token_ids, vocab_.begin(tp_.rank())},
+      d_logits);
 }
 
 void VocabScores::write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const {
@@ -175,12 +177,12 @@ SoftCrossEntropy::SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, 
 
 double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
                                  std::span<float> value) {
-  static_assert(sizeof(CrossMoments) == 20);
+  static_assert(sizeof(CrossPartial) == 20);
   check_shard(student, tokens_, vocab_.columns(tp_.rank()));
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
   return records_->merge(student, teacher, vocab_.valid(tp_.rank()), arrays_, stream,
-                         "cross moments", {students_.span(), teachers_.span(), value});
+                         "cross partials", {students_.span(), teachers_.span(), value});
 }
 
 void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,
@@ -192,11 +194,11 @@ void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,
                           students_.span(), teachers_.span(), d_value, d_student);
 }
 
-GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks,
+GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t token_ids,
                                int threads, Communicator& tp, RowKernels* kernels)
     : tokens_(tokens),
       vocab_(vocab),
-      picks_(picks),
+      token_ids_(token_ids),
       threads_(threads),
       tp_(tp),
       kernels_(kernels_or_cpu(kernels)) {
@@ -204,21 +206,21 @@ GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int6
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
-    if (picks < 0) throw_usage("{} ids a token; the fewest are 0", picks);
+    if (token_ids < 0) throw_usage("{} ids a token; the fewest are 0", token_ids);
   };
   agree_on_arguments(tp, what, check,
-                     {{"the number of tokens", tokens}, {"the number of ids a token", picks}});
+                     {{"the number of tokens", tokens}, {"the number of ids a token", token_ids}});
   agree_on_partition(tp, what, vocab);
 }
 
 double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                                std::span<float> values) {
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * picks_ && values.size() == ids.size(),
-             "{} ids and {} values of {} x {}", ids.size(), values.size(), tokens_, picks_);
+  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids_ && values.size() == ids.size(),
+             "{} ids and {} values of {} x {}", ids.size(), values.size(), tokens_, token_ids_);
   std::fill(values.begin(), values.end(), 0.0F);
-  kernels_.gather_picks(logits, ids, picks_, vocab_.begin(tp_.rank()), vocab_.valid(tp_.rank()),
-                        values);
+  kernels_.gather_token_logits(logits, ids, token_ids_, vocab_.begin(tp_.rank()),
+                               vocab_.valid(tp_.rank()), values);
   const Stopwatch watch;
   // One rank has the value, all others 0, so the sum is exact in any order.
   tp_.all_reduce(values.data(), std::ssize(values), DType::f32, ReduceOp::sum, stream,
@@ -230,10 +232,11 @@ double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> i
 void GatheredLogits::backward(std::span<const int32_t> ids, std::span<const float> d_values,
                               MatrixRef d_logits) const {
   check_shard(d_logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * picks_ && d_values.size() == ids.size(),
-             "{} ids and {} gradients of {} x {}", ids.size(), d_values.size(), tokens_, picks_);
-  kernels_.scatter_picks({ids, d_values, picks_, vocab_.begin(tp_.rank())},
-                         vocab_.valid(tp_.rank()), d_logits, threads_);
+  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids_ && d_values.size() == ids.size(),
+             "{} ids and {} gradients of {} x {}", ids.size(), d_values.size(), tokens_,
+             token_ids_);
+  kernels_.scatter_token_weights({ids, d_values, token_ids_, vocab_.begin(tp_.rank())},
+                                 vocab_.valid(tp_.rank()), d_logits, threads_);
 }
 
 }  // namespace gyre

@@ -5,7 +5,7 @@
 //     serial:   m = max z     s = Σ e^{x}     t = Σ x e^{x}     with x = (z - m) / temperature
 //               log p_k = x_{id_k} - log s         H = log s - t / s
 //
-//     forward   each rank: one pass over its columns (row_moments), and the logits of its ids
+//     forward   each rank: one pass over its columns (softmax_partials), and the logits of its ids
 //               one all-gather of 4 · (2 + K + 1 if entropy) bytes per token
 //               each rank merges all ranks' records in rank order: the same bits everywhere
 //               (score_records.hpp)
@@ -43,8 +43,8 @@
 namespace gyre {
 
 struct ScoreOptions {
-  int64_t picks = 1;     ///< K: ids per token
-  bool entropy = false;  ///< whether entropies are requested
+  int64_t token_ids = 1;  ///< K: ids per token
+  bool entropy = false;   ///< whether entropies are requested
   double temperature = 1;
   int threads = 1;
   RowKernels* kernels = nullptr;  ///< in the memory space of logits and gradients; null: host
@@ -54,12 +54,12 @@ struct ScoreOptions {
 };
 
 /// Scores of `tokens` rows. Keeps 8 bytes per token for backward (12 with entropies), and the
-/// moments and records of all ranks.
+/// partials and records of all ranks.
 class VocabScores {
  public:
   /// Collective over `tp`. All ranks throw the same usage error if the partition has another number
-  /// of ranks, an argument differs between ranks, picks < 0, or the temperature is not positive and
-  /// finite. Later calls check nothing by communication.
+  /// of ranks, an argument differs between ranks, token_ids < 0, or the temperature is not positive
+  /// and finite. Later calls check nothing by communication.
   VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
               Communicator& tp);
 
@@ -144,7 +144,7 @@ class SoftCrossEntropy {
 class GatheredLogits {
  public:
   /// Collective. Throws the errors of VocabScores.
-  GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t picks, int threads,
+  GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t token_ids, int threads,
                  Communicator& tp, RowKernels* kernels = nullptr);
 
   /// values [tokens, K] <- logits at ids [tokens, K]; 0 if no rank owns the id. Collective: one
@@ -158,7 +158,7 @@ class GatheredLogits {
  private:
   int64_t tokens_;
   VocabPartition vocab_;
-  int64_t picks_;
+  int64_t token_ids_;
   int threads_;
   Communicator& tp_;
   RowKernels& kernels_;

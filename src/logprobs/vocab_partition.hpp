@@ -32,7 +32,7 @@ struct VocabPartition {
 
   int ranks() const { return static_cast<int>(offsets.size()) - 1; }
   int64_t padded() const { return offsets.back(); }
-  int64_t begin(int rank) const { return offsets[static_cast<size_t>(rank)]; }
+  int64_t begin(int rank) const { return offsets[rank]; }
   int64_t columns(int rank) const { return begin(rank + 1) - begin(rank); }
   /// Number of columns of the shard that are not padding, its first ones.
   int64_t valid(int rank) const;

@@ -49,14 +49,14 @@ void merge_lists(const Lists& lists, const std::byte* all, int64_t token, std::s
     int64_t best = -1;
     float value = 0;
     for (int64_t r = 0; r < std::ssize(heads); ++r) {
-      const int64_t head = heads[static_cast<size_t>(r)];
+      const int64_t head = heads[r];
       if (head == lists.entries || lists.ids(all, r, token)[head] < 0) continue;
       const float x = lists.value(all, r, token, head);
       if (best >= 0 && not_behind(value, x)) continue;
       best = r, value = x;
     }
     values[k] = value;
-    ids[k] = lists.ids(all, best, token)[heads[static_cast<size_t>(best)]++];
+    ids[k] = lists.ids(all, best, token)[heads[best]++];
   }
 }
 
@@ -97,10 +97,9 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
   const std::span own_ids(reinterpret_cast<int32_t*>(own.data()), static_cast<size_t>(count));
   std::byte* const own_values = own.data() + own_ids.size_bytes();
   Buffer<float> wide(logits.type == DType::f32 ? 0 : count);
-  const std::span<float> found =
-      logits.type == DType::f32
-          ? std::span(reinterpret_cast<float*>(own_values), static_cast<size_t>(count))
-          : wide.span();
+  const std::span<float> found = logits.type == DType::f32
+                                     ? std::span(reinterpret_cast<float*>(own_values), count)
+                                     : wide.span();
   kernels_.top(logits, {vocab_.valid(rank), 1, false, threads_},
                {found, own_ids, {}, lists.entries}, {});
   if (logits.type == DType::bf16)
@@ -112,10 +111,10 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
   const Stopwatch watch;
   tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, call_name)->wait();
   const double waited = watch.seconds();
-  const auto length = static_cast<size_t>(length_);
+  const size_t length = length_;
   const double nanoseconds = 2 * static_cast<double>(length_ * tp_.size());
   for_each_part(threads_, tokens_, nanoseconds, [&](int64_t begin, int64_t end, int) {
-    std::vector<int64_t> heads(static_cast<size_t>(tp_.size()));
+    std::vector<int64_t> heads(tp_.size());
     for (int64_t t = begin; t < end; ++t) {
       const size_t at = static_cast<size_t>(t) * length;
       merge_lists(lists, all.data(), t, heads, values.subspan(at, length), ids.subspan(at, length));

@@ -24,7 +24,7 @@ std::vector<std::string> all_gather_texts(Communicator& comm, const std::string&
   const std::vector<int64_t> lengths = all_gather_value(comm, std::ssize(mine));
   int64_t total = 0;
   for (const int64_t length : lengths) total += length;
-  std::string all(static_cast<size_t>(total), ' ');
+  std::string all(total, ' ');
   HostStream stream;
   comm.all_gather_v(bytes_of(std::span<const char>(mine)), writable_bytes_of(std::span<char>(all)),
                     lengths, stream, "descriptions of the machine by all ranks")
@@ -32,8 +32,8 @@ std::vector<std::string> all_gather_texts(Communicator& comm, const std::string&
   std::vector<std::string> texts;
   size_t at = 0;
   for (const int64_t length : lengths) {
-    texts.push_back(all.substr(at, static_cast<size_t>(length)));
-    at += static_cast<size_t>(length);
+    texts.push_back(all.substr(at, length));
+    at += length;
   }
   return texts;
 }
@@ -153,7 +153,7 @@ std::vector<int> first_ranks(const MachineIdentity& machine) {
 }
 
 int host_index(const MachineIdentity& machine, int rank) {
-  const std::string& host = machine.ranks[static_cast<size_t>(rank)].host;
+  const std::string& host = machine.ranks[rank].host;
   const auto found = std::ranges::find(machine.hosts, host, &HostIdentity::host);
   return static_cast<int>(found - machine.hosts.begin());
 }

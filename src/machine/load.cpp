@@ -53,7 +53,7 @@ ForeignLoad foreign_load(Communicator& world, const std::vector<std::string>& ho
   const auto gather = [&](double value) { return all_gather_value(world, value); };
   const std::vector<double> busy = gather((end.busy_seconds - begin.busy_seconds) * per_second);
   const std::vector<double> own = gather((end.own_seconds - begin.own_seconds) * per_second);
-  const std::vector<double> cores = gather(static_cast<double>(end.cores));
+  const std::vector<double> cores = gather(end.cores);
   std::map<std::string, std::vector<size_t>> ranks_of_host;
   for (size_t r = 0; r < hosts.size(); ++r) ranks_of_host[hosts[r]].push_back(r);
   ForeignLoad worst{"", std::numeric_limits<double>::quiet_NaN(), end.cores};

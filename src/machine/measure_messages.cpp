@@ -25,13 +25,13 @@ class Messenger {
         stream_(stream),
         out_(message_bytes.back(), data.space()),
         in_(message_bytes.back(), data.space()) {
-    stream.fill(out_.data(), std::byte{0}, static_cast<size_t>(out_.size()));
+    stream.fill(out_.data(), std::byte{0}, out_.size());
     stream.synchronize();
   }
 
   /// Sends to rank `to` and receives from rank `from`; -1: none.
   void exchange(int to, int from, int64_t bytes) {
-    const auto count = static_cast<size_t>(bytes);
+    const size_t count = bytes;
     const SendSlice send{to, {out_.data(), count}};
     const RecvSlice receive{from, {in_.data(), count}};
     data_

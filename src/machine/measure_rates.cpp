@@ -46,7 +46,7 @@ double rate_in_window(Communicator& group, CoreWork work, std::span<float> array
 /// Array size for memory rates: 4 x the largest cache, at most 1/8 of the rank's share of memory.
 int64_t array_bytes(const MachineIdentity& machine, int rank) {
   constexpr int64_t least = int64_t{64} << 20, most = int64_t{1} << 30, unit = 4096;
-  const HostIdentity& host = machine.hosts[static_cast<size_t>(host_index(machine, rank))];
+  const HostIdentity& host = machine.hosts[host_index(machine, rank)];
   int64_t cache = 0;
   for (const CacheKind& kind : host.caches) cache = std::max(cache, kind.bytes);
   const int64_t ranks = std::ranges::count(machine.ranks, host.host, &RankPlacement::host);

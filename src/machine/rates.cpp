@@ -41,12 +41,8 @@ MachineRates measure_rates(int64_t bytes, int threads, Communicator& world, Stre
   const int64_t half = array.size() / 2;
   const auto slowest = [&](double rate) { return all_reduce_value(world, rate, ReduceOp::min); };
   world.barrier(stream, "before measuring memory")->wait();
-  const auto fill = [&] {
-    stream.fill(array.data(), std::byte{0}, static_cast<size_t>(array.size()));
-  };
-  const auto copy = [&] {
-    stream.copy(array.data() + half, array.data(), static_cast<size_t>(half));
-  };
+  const auto fill = [&] { stream.fill(array.data(), std::byte{0}, array.size()); };
+  const auto copy = [&] { stream.copy(array.data() + half, array.data(), half); };
   const double filled = device_rate(stream, array.size(), fill);
   const double copied = device_rate(stream, 2 * half, copy);
   rates.fill = slowest(filled);
@@ -70,8 +66,7 @@ MachineRates measure_rates(int64_t bytes, int threads, Communicator& world) {
   world.barrier(stream, "before measuring memory")->wait();
   mine.read = measured_read_rate(array.span(), threads);
   mine.update = measured_update_rate(array.span(), threads);
-  mine.copy = measured_copy_rate(array.span().first(static_cast<size_t>(half)),
-                                 array.span().last(static_cast<size_t>(half)), threads);
+  mine.copy = measured_copy_rate(array.span().first(half), array.span().last(half), threads);
   for (double* rate : {&mine.read, &mine.update, &mine.copy}) *rate = slowest(*rate);
   return mine;
 }

@@ -110,7 +110,7 @@ const Buffer<float>& DecoderWeights::of(Weight weight, int64_t layer) const {
   if (weight == Weight::embed) return embed;
   if (weight == Weight::final_norm) return final_norm;
   if (weight == Weight::head) return head;
-  const Layer& l = layers.at(static_cast<size_t>(layer - 1));
+  const Layer& l = layers.at(layer - 1);
   switch (weight) {
     case Weight::attn_norm:
       return l.attn_norm;
@@ -220,9 +220,10 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       heads_(local_heads(config, grid.shape().tp)),
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
-      scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
-              {.picks = 1, .entropy = true, .kernels = row_kernels_.get(), .arrays = &grid.tp()},
-              host_tp_ ? *host_tp_ : grid.tp()) {
+      scores_(
+          0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
+          {.token_ids = 1, .entropy = true, .kernels = row_kernels_.get(), .arrays = &grid.tp()},
+          host_tp_ ? *host_tp_ : grid.tp()) {
   weights_.move_to(stream);
 }
 
@@ -286,7 +287,7 @@ void Decoder::run(const decoder_step::Score& /*step*/, int64_t /*layer*/, Worksp
   scores_.resize(targets);
   const double waited = scores_.forward(w.at(Activation::logits), w.batch.targets, stream_,
                                         logprob.span(), entropy.span());
-  for (int64_t i = 0; i < targets; ++i) w.out[static_cast<size_t>(i)] = {logprob[i], entropy[i]};
+  for (int64_t i = 0; i < targets; ++i) w.out[i] = {logprob[i], entropy[i]};
   w.phases.end(&DecoderTimes::logprobs);
   w.times.tp_wait += waited;
   w.times.logprobs -= waited;

@@ -17,7 +17,7 @@ class HostDecoderOps final : public DecoderOps {
   }
   void embed(MatrixView<const float> table, int64_t first, MatrixView<float> out) override {
     for (int64_t i = 0; i < out.rows; ++i) {
-      const int64_t row = tokens_[static_cast<size_t>(i)] - first;
+      const int64_t row = tokens_[i] - first;
       if (row >= 0 && row < table.rows)
         std::copy_n(table.row(row), out.cols, out.row(i));
       else

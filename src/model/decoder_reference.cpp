@@ -15,8 +15,7 @@ using Matrix = std::vector<double>;  // row-major
 /// a [m, k] · b [k, n]
 Matrix product(const Matrix& a, const Buffer<float>& b, size_t m, size_t k, size_t n) {
   Matrix c(m * n, 0.0);
-  const auto rows = static_cast<int64_t>(m), depth = static_cast<int64_t>(k),
-             columns = static_cast<int64_t>(n);
+  const int64_t rows = m, depth = k, columns = n;
   gemm(MatrixView<const double>{a.data(), rows, depth, depth}, {b.data(), depth, columns, columns},
        {c.data(), rows, columns, columns});
   return c;
@@ -29,7 +28,7 @@ Matrix rms_norm(const Matrix& x, const Buffer<float>& weight, double eps, size_t
     for (size_t i = 0; i < hidden; ++i) squares += x[begin + i] * x[begin + i];
     const double scale = 1.0 / std::sqrt(squares / static_cast<double>(hidden) + eps);
     for (size_t i = 0; i < hidden; ++i)
-      out[begin + i] = x[begin + i] * scale * static_cast<double>(weight[static_cast<int64_t>(i)]);
+      out[begin + i] = x[begin + i] * scale * static_cast<double>(weight[i]);
   }
   return out;
 }
@@ -61,8 +60,7 @@ Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, 
       const double* query = &q[(t * heads + h) * dim];
       double top = -INFINITY, sum = 0;
       for (size_t j = 0; j <= t; ++j) {
-        p[j] = dot(query, &k[(j * kv_heads + g) * dim], static_cast<int64_t>(dim)) /
-               std::sqrt(static_cast<double>(dim));
+        p[j] = dot(query, &k[(j * kv_heads + g) * dim], static_cast<int64_t>(dim)) / std::sqrt(dim);
         top = std::max(top, p[j]);
       }
       for (size_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
@@ -79,13 +77,10 @@ void add(Matrix& x, const Matrix& y) {
 
 void apply_layer(const ModelConfig& c, const DecoderWeights::Layer& layer, size_t tokens,
                  Matrix& x) {
-  const auto hidden = static_cast<size_t>(c.hidden_size),
-             inner = static_cast<size_t>(c.intermediate_size);
-  const auto q_width = static_cast<size_t>(c.query_width()),
-             kv_width = static_cast<size_t>(c.kv_width());
-  const auto heads = static_cast<size_t>(c.num_attention_heads),
-             kv_heads = static_cast<size_t>(c.num_key_value_heads);
-  const auto dim = static_cast<size_t>(c.head_dim);
+  const size_t hidden = c.hidden_size, inner = c.intermediate_size;
+  const size_t q_width = c.query_width(), kv_width = c.kv_width();
+  const size_t heads = c.num_attention_heads, kv_heads = c.num_key_value_heads;
+  const size_t dim = c.head_dim;
   Matrix h = rms_norm(x, layer.attn_norm, c.rms_norm_eps, hidden);
   Matrix q = product(h, layer.wq, tokens, hidden, q_width);
   Matrix k = product(h, layer.wk, tokens, hidden, kv_width);
@@ -106,8 +101,7 @@ ReferenceScores score_document_reference(
     const ModelConfig& c, const DecoderWeights& weights, std::span<const int32_t> document,
     const std::function<void(int64_t index, std::span<const double> x)>& observe) {
   const size_t tokens = document.size();
-  const auto hidden = static_cast<size_t>(c.hidden_size),
-             padded = static_cast<size_t>(c.vocab_padded);
+  const size_t hidden = c.hidden_size, padded = c.vocab_padded;
   Matrix x;
   for (int32_t token : document)
     for (size_t i = 0; i < hidden; ++i)

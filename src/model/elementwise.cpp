@@ -20,17 +20,17 @@ namespace hn = hwy::HWY_NAMESPACE;
 
 using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
-constexpr int64_t most_lanes = HWY_MAX_BYTES / sizeof(float);
+constexpr int64_t max_lanes = HWY_MAX_BYTES / sizeof(float);
 
 /// Loads the first `count` elements and pads with zeros.
 HWY_INLINE V load_tail(F f, const float* from, int64_t count) {
-  HWY_ALIGN float padded[most_lanes] = {};
+  HWY_ALIGN float padded[max_lanes] = {};
   std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(float));
   return hn::Load(f, padded);
 }
 
 HWY_INLINE void store_tail(F f, V v, float* to, int64_t count) {
-  HWY_ALIGN float padded[most_lanes];
+  HWY_ALIGN float padded[max_lanes];
   hn::Store(v, f, padded);
   std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(float));
 }
@@ -39,7 +39,7 @@ HWY_INLINE void store_tail(F f, V v, float* to, int64_t count) {
 template <class Op>
 HWY_INLINE void transform(const float* a, const float* b, float* out, int64_t count, Op op) {
   const F f;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   int64_t i = 0;
   for (; i + n <= count; i += n)
     hn::StoreU(op(hn::LoadU(f, a + i), hn::LoadU(f, b + i)), f, out + i);
@@ -50,7 +50,7 @@ HWY_INLINE void transform(const float* a, const float* b, float* out, int64_t co
 
 float sum_of_squares(const float* x, int64_t count) {
   const F f;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   V a = hn::Zero(f), b = a, c = a, d = a;
   const auto square = [&](int64_t at, V sum) HWY_ATTR {
     const V v = hn::LoadU(f, x + at);
@@ -101,7 +101,7 @@ void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, c
                 int64_t count, float* cos_out, float* sin_out) {
   const hn::ScalableTag<double> d;
   const hn::Rebind<float, decltype(d)> narrow;
-  for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(d))) {
+  for (int64_t i = 0; i < count; i += hn::Lanes(d)) {
     const auto ca = hn::LoadU(d, cos_a + i), sa = hn::LoadU(d, sin_a + i);
     const auto cb = hn::LoadU(d, cos_b + i), sb = hn::LoadU(d, sin_b + i);
     const auto c = hn::NegMulAdd(sa, sb, hn::Mul(ca, cb));
@@ -114,7 +114,7 @@ void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, c
 /// Rotates the pairs (x[i], x[i + half]) of every head of one row.
 void rotate_row(float* x, int64_t heads, int64_t half, const float* cos, const float* sin) {
   const F f;
-  const auto n = static_cast<int64_t>(hn::Lanes(f));
+  const int64_t n = hn::Lanes(f);
   for (int64_t h = 0; h < heads; ++h) {
     float* low = x + h * 2 * half;
     float* high = low + half;
@@ -161,8 +161,8 @@ class Angles {
     low_ = {};
     high_ = {};
     for (int64_t i = 0; i < steps; ++i) append(low_, i);
-    row_cos_.assign(static_cast<size_t>(stride_), 0.0F);
-    row_sin_.assign(static_cast<size_t>(stride_), 0.0F);
+    row_cos_.assign(stride_, 0.0F);
+    row_sin_.assign(stride_, 0.0F);
   }
 
   /// Sets row_cos() and row_sin() to the values at `position`.
@@ -227,7 +227,7 @@ void apply_rope(MatrixView<float> x, int64_t head_dim, double theta,
   const auto rotate = HWY_DYNAMIC_DISPATCH(rotate_row);
   int64_t last = -1;
   for (int64_t r = 0; r < x.rows; ++r) {
-    const int64_t position = positions[static_cast<size_t>(r)];
+    const int64_t position = positions[r];
     GYRE_CHECK(position >= 0, "position {} of row {}", position, r);
     if (position != last) angles.move_to(position);
     last = position;

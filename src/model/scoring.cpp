@@ -61,7 +61,7 @@ BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
   options.cp = setup.grid.cp;
   if (!result.mask.plain_causal())
     options.pairs = [&](int64_t segment, int64_t queries) {
-      const int64_t tree = bin.documents[static_cast<size_t>(segment)];
+      const int64_t tree = bin.documents[segment];
       return DocumentMask(result.mask, segment, forest.tokens(tree)).pairs(queries);
     };
   result.layout = setup.layout->make(bin.bounds(), options);
@@ -95,7 +95,7 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
   std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
     int64_t pairs = 0;
-    for (const int64_t tree : bin.documents) pairs += pairs_of_trees[static_cast<size_t>(tree)];
+    for (const int64_t tree : bin.documents) pairs += pairs_of_trees[tree];
     plan.tokens += bin.tokens();
     costs.push_back(
         linear_flops_per_token(config) * static_cast<double>(bin.slots()) +
@@ -124,7 +124,7 @@ void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offset
     return bins * estimated_entries(*plan.setup.schedule, of_ranks.problem(largest, config));
   };
   const int cp = plan.setup.grid.cp;
-  check_plan_size({*plan.setup.schedule, "counted", cp, plan.tokens}, most_streamed_entries,
+  check_plan_size({*plan.setup.schedule, "counted", cp, plan.tokens}, max_streamed_entries,
                   [&](int ranks) {
                     if (ranks == cp) return estimate(plan);
                     ScoringSetup setup = plan.setup;
@@ -152,8 +152,8 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
   GYRE_CHECK(setup.grid == grid.shape(), "a plan for {} on {}", to_string(setup.grid),
              to_string(grid.shape()));
   const int rank = grid.cp_rank();
-  for (int64_t index : plan.bins_of_replica[static_cast<size_t>(grid.dp_rank())]) {
-    const PackedBatch& bin = plan.bins[static_cast<size_t>(index)];
+  for (int64_t index : plan.bins_of_replica[grid.dp_rank()]) {
+    const PackedBatch& bin = plan.bins[index];
     std::vector<std::vector<int32_t>> streams;
     for (const int64_t tree : bin.documents)
       streams.push_back(tokens_of_tree(plan.forest, tree, documents));
@@ -197,9 +197,7 @@ uint64_t Scorer::checksum() const {
   Checksum sum;
   for (const BinShard& shard : shards_)
     for (const DocumentRun& run : shard.predictions)
-      sum.add(std::as_bytes(
-          std::span(shard.scores)
-              .subspan(static_cast<size_t>(run.row), static_cast<size_t>(run.length))));
+      sum.add(std::as_bytes(std::span(shard.scores).subspan(run.row, run.length)));
   return sum.value();
 }
 
@@ -208,15 +206,14 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
   const int ranks = world.size();
   const std::vector<int64_t> offsets = prediction_offsets(documents_.offsets);
   const int64_t total = offsets.back();
-  std::vector<std::vector<Scored>> outgoing(static_cast<size_t>(ranks));
+  std::vector<std::vector<Scored>> outgoing(ranks);
   for (const BinShard& shard : shards_) {
     if (grid_.tp_rank() != 0) break;  // all ranks of a tensor-parallel group hold the same scores
     for (const DocumentRun& run : shard.predictions)
       for (const int64_t document : run.documents)
         for (int64_t i = 0; i < run.length; ++i) {
-          const int64_t index = offsets[static_cast<size_t>(document)] + run.start + i * run.stride;
-          outgoing[static_cast<size_t>(owner_of(index, total, ranks))].push_back(
-              {index, shard.scores[static_cast<size_t>(run.row + i)]});
+          const int64_t index = offsets[document] + run.start + i * run.stride;
+          outgoing[owner_of(index, total, ranks)].push_back({index, shard.scores[run.row + i]});
         }
   }
   std::vector<Scored> send;
@@ -226,14 +223,14 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
     send_bytes.push_back(std::ssize(part) * static_cast<int64_t>(sizeof(Scored)));
   }
   HostStream stream;
-  std::vector<int64_t> recv_bytes(static_cast<size_t>(ranks));
+  std::vector<int64_t> recv_bytes(ranks);
   world
       .all_to_all(bytes_of(std::span<const int64_t>(send_bytes)),
                   writable_bytes_of(std::span<int64_t>(recv_bytes)), stream, "counts of scores")
       ->wait();
   ScoreRange mine;
   mine.begin = share_begin(total, ranks, world.rank());
-  const auto size = static_cast<size_t>(share_begin(total, ranks, world.rank() + 1) - mine.begin);
+  const size_t size = share_begin(total, ranks, world.rank() + 1) - mine.begin;
   std::vector<Scored> received(size);
   world
       .all_to_all_v(bytes_of(std::span<const Scored>(send)), send_bytes,
@@ -242,7 +239,7 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
   mine.logprob.assign(size, std::numeric_limits<float>::quiet_NaN());
   mine.entropy.assign(size, std::numeric_limits<float>::quiet_NaN());
   for (const Scored& scored : received) {
-    const auto i = static_cast<size_t>(scored.index - mine.begin);
+    const size_t i = scored.index - mine.begin;
     mine.logprob.at(i) = scored.score.logprob;
     mine.entropy.at(i) = scored.score.entropy;
   }
@@ -252,15 +249,12 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
 std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<const int64_t> offsets,
                                            Communicator& world) {
   const int64_t documents = std::ssize(offsets) - 1;
-  std::vector<double> sums(static_cast<size_t>(2 * documents), 0);
-  auto document = static_cast<size_t>(std::upper_bound(offsets.begin(), offsets.end(), mine.begin) -
-                                      offsets.begin());
+  std::vector<double> sums(2 * documents, 0);
+  size_t document = std::upper_bound(offsets.begin(), offsets.end(), mine.begin) - offsets.begin();
   for (int64_t i = mine.begin; i < mine.end(); ++i) {
     while (offsets[document] <= i) ++document;  // offsets[document] is the end of document - 1
-    sums[2 * (document - 1)] +=
-        static_cast<double>(mine.logprob[static_cast<size_t>(i - mine.begin)]);
-    sums[2 * (document - 1) + 1] +=
-        static_cast<double>(mine.entropy[static_cast<size_t>(i - mine.begin)]);
+    sums[2 * (document - 1)] += static_cast<double>(mine.logprob[i - mine.begin]);
+    sums[2 * (document - 1) + 1] += static_cast<double>(mine.entropy[i - mine.begin]);
   }
   HostStream stream;
   world

@@ -26,7 +26,7 @@ void for_each_node_run(const PrefixForest& forest, std::span<const int64_t> tree
                        const Shard& shard, F f) {
   for (const Fragment& fragment : shard.fragments) {
     const int64_t segment = fragment.segment.value();
-    const auto tree = forest.tree(trees[static_cast<size_t>(segment)]);
+    const auto tree = forest.tree(trees[segment]);
     size_t node = node_at(tree, fragment.start.value());
     for (int64_t done = 0; done < fragment.length;) {
       const int64_t at = fragment.start.value() + done * fragment.stride;
@@ -96,14 +96,13 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
   LocalBatch batch = make_local_batch(layout, bounds, texts, rank);
   for_each_node_run(forest, trees, layout.shard(rank), [&](const NodeRun& run) {
     for (int64_t i = 0; i < run.length; ++i)
-      batch.positions[static_cast<size_t>(run.slot + i)] = static_cast<int32_t>(run.position(i));
+      batch.positions[run.slot + i] = static_cast<int32_t>(run.position(i));
     if (!run.ends_node()) return;
     const int64_t last = run.slot + run.length - 1;
-    batch.targets[static_cast<size_t>(last)] = no_target;
+    batch.targets[last] = no_target;
     for_each_child(run.tree, run.node, [&](size_t child) {
       batch.again.push_back(static_cast<int32_t>(last));
-      batch.targets.push_back(
-          texts[static_cast<size_t>(run.segment)][static_cast<size_t>(run.tree[child].begin)]);
+      batch.targets.push_back(texts[run.segment][run.tree[child].begin]);
     });
   });
   return batch;

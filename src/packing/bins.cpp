@@ -77,11 +77,11 @@ class RoomTree {
   }
 
  private:
-  int64_t& at(int64_t node) { return room_[static_cast<size_t>(node)]; }
+  int64_t& at(int64_t node) { return room_[node]; }
   void grow() {
     const std::vector<int64_t> old(room_.begin() + leaves_, room_.end());
     leaves_ *= 2;
-    room_.assign(static_cast<size_t>(2 * leaves_), -1);
+    room_.assign(2 * leaves_, -1);
     std::copy(old.begin(), old.end(), room_.begin() + leaves_);
     for (int64_t node = leaves_ - 1; node >= 1; --node)
       at(node) = std::max(at(2 * node), at(2 * node + 1));
@@ -102,7 +102,7 @@ std::vector<Bin> first_fit_of(std::span<const Item> items, int64_t capacity) {
       bins.emplace_back();
       rooms.set(bin, room_of_new_bin(capacity, item.length));
     }
-    bins[static_cast<size_t>(bin)].push_back(item.index);
+    bins[bin].push_back(item.index);
     rooms.set(bin, rooms.room(bin) - item.length);
   }
   return bins;
@@ -136,7 +136,7 @@ std::vector<Item> shuffled(std::span<const int64_t> lengths, uint64_t seed) {
   for (int64_t length : lengths) items.push_back({length, std::ssize(items)});
   RandomBits random(seed);
   for (size_t i = items.size(); i > 1; --i)
-    std::swap(items[i - 1], items[static_cast<size_t>(uniform_below(random, i))]);
+    std::swap(items[i - 1], items[uniform_below(random, i)]);
   return items;
 }
 
@@ -255,9 +255,8 @@ std::vector<std::vector<int64_t>> assign_bins_to_ranks(int64_t bins, int ranks) 
         "{} bins cannot be dealt evenly to {} ranks; the nearest numbers of bins are {} "
         "and {}",
         bins, ranks, bins / ranks * ranks, round_up(bins, ranks));
-  std::vector<std::vector<int64_t>> assigned(static_cast<size_t>(ranks));
-  for (int64_t bin = 0; bin < bins; ++bin)
-    assigned[static_cast<size_t>(bin % ranks)].push_back(bin);
+  std::vector<std::vector<int64_t>> assigned(ranks);
+  for (int64_t bin = 0; bin < bins; ++bin) assigned[bin % ranks].push_back(bin);
   return assigned;
 }
 

@@ -88,8 +88,8 @@ std::vector<Bin> first_fit_shuffle_reference(std::span<const int64_t> lengths,
 ///     5  the rest, in descending order: into the emptiest of the bins made in this step if it fits
 ///        there, otherwise into a new one; these bins follow in ascending order of their load
 ///
-/// Among equal lengths the lower index comes first, except for the second item of step 3 (the higher).
-/// Step 5 is worst fit and can need more bins than first_fit_decreasing does. O(n log n).
+/// Among equal lengths the lower index comes first, except for the second item of step 3 (the
+/// higher). Step 5 is worst fit and can need more bins than first_fit_decreasing does. O(n log n).
 std::vector<Bin> modified_first_fit_decreasing(std::span<const int64_t> lengths,
                                                const BinOptions& options);
 /// O(n²) reference: the five steps by scans of lists.
@@ -104,7 +104,8 @@ std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t
 ///              finds no room, the packing is repeated with only the items above C/256, C/64, C/16
 ///              or C/4 placed by cost and the rest by best fit. The candidate whose largest cost is
 ///              smallest wins.
-///     improve  pair the costliest bin with each of the 128 cheapest. Deal the items of the pair
+///     improve  pair the costliest bin with each of the 128 cheapest. Assignment the items of the
+///     pair
 ///              again by the greedy rule, or else exchange up to two items of one for up to two of
 ///              the other, among the 24 longest of each. Keep a change that lowers the larger cost
 ///              of the pair. If no partner improves the costliest bin, continue with the next one.

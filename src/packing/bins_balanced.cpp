@@ -23,7 +23,7 @@ constexpr int64_t least_work = int64_t{1} << 22;
 std::vector<CostBin> with_costs(const std::vector<Bin>& bins, std::span<const int64_t> lengths) {
   std::vector<CostBin> result(bins.size());
   for (size_t b = 0; b < bins.size(); ++b) {
-    for (int64_t item : bins[b]) result[b].add({lengths[static_cast<size_t>(item)], item});
+    for (int64_t item : bins[b]) result[b].add({lengths[item], item});
     std::sort(result[b].items.begin(), result[b].items.end(), detail::comes_first);
   }
   return result;

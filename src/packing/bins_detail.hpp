@@ -33,7 +33,7 @@ std::vector<Item> longest_first(std::span<const int64_t> lengths);
 /// The number of bins after adjust_bin_count. Unsigned, so that rounding up the largest options
 /// does not overflow.
 inline uint64_t adjusted_count(size_t bins, const BinOptions& options) {
-  const auto multiple = static_cast<uint64_t>(options.bin_count_multiple);
+  const uint64_t multiple = options.bin_count_multiple;
   const uint64_t least = std::max<uint64_t>(bins, static_cast<uint64_t>(options.min_bin_count));
   return (least + multiple - 1) / multiple * multiple;
 }

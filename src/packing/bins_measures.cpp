@@ -10,7 +10,7 @@ namespace {
 
 /// 1 - (sample standard deviation) / mean; 1 for a single value and for a mean of 0.
 double balance_of(std::span<const double> values) {
-  const auto n = static_cast<double>(values.size());
+  const double n = values.size();
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / n;
   if (values.size() == 1 || mean == 0) return 1;
   double squares = 0;
@@ -31,8 +31,8 @@ BinMeasures measure_bins(std::span<const Bin> bins, std::span<const int64_t> len
     int64_t load = 0;
     double cost = 0;
     for (int64_t item : bin) {
-      const int64_t length = lengths[static_cast<size_t>(item)];
-      const auto real = static_cast<double>(length);
+      const int64_t length = lengths[item];
+      const double real = length;
       load += round_up(length, multiple);
       result.tokens += length;
       cost += real * (real + 1) / 2;

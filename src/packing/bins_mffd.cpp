@@ -25,14 +25,14 @@ class Shelf {
     left_ = std::ssize(items_);
   }
   int64_t left() const { return left_; }
-  const Item& item(int64_t position) const { return items_[static_cast<size_t>(position)]; }
+  const Item& item(int64_t position) const { return items_[position]; }
   /// Returns size() when there is none.
   int64_t next(int64_t position) { return root(after_, position + 1) - 1; }
   /// Returns -1 when there is none.
   int64_t previous(int64_t position) { return root(before_, position + 1) - 1; }
   int64_t size() const { return std::ssize(items_); }
   Item take(int64_t position) {
-    const auto entry = static_cast<size_t>(position + 1);
+    const size_t entry = position + 1;
     after_[entry] = position + 2;
     before_[entry] = position;
     --left_;
@@ -59,7 +59,7 @@ class Shelf {
 
  private:
   static int64_t root(std::vector<int64_t>& parents, int64_t entry) {
-    auto parent = [&](int64_t e) -> int64_t& { return parents[static_cast<size_t>(e)]; };
+    auto parent = [&](int64_t e) -> int64_t& { return parents[e]; };
     while (parent(entry) != entry) entry = parent(entry) = parent(parent(entry));
     return entry;
   }
@@ -245,7 +245,7 @@ std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t
     size_t largest = small.size() - 1;
     while (small[largest].length > bin->room) --largest;
     bin->add(small[largest]);
-    small.erase(small.begin() + static_cast<std::ptrdiff_t>(largest));
+    small.erase(small.begin() + largest);
   }
   append(medium, small);
   append(medium, tiny);

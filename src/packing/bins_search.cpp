@@ -45,10 +45,10 @@ std::vector<Pick> picks_of(const CostBin& bin) {
   std::vector<Pick> picks = {{}};
   const int64_t count = std::min<int64_t>(items_picked_from, std::ssize(bin.items));
   for (int64_t i = 0; i < count; ++i) {
-    const int64_t length = bin.items[static_cast<size_t>(i)].length;
+    const int64_t length = bin.items[i].length;
     picks.push_back({length, cost_of(length), i, -1});
     for (int64_t j = 0; j < i; ++j) {
-      const int64_t other = bin.items[static_cast<size_t>(j)].length;
+      const int64_t other = bin.items[j].length;
       picks.push_back({length + other, cost_of(length) + cost_of(other), j, i});
     }
   }
@@ -62,8 +62,7 @@ std::vector<Pick> picks_of(const CostBin& bin) {
 void deal(const CostBin& from, const Pick& pick, std::vector<Item>& kept,
           std::vector<Item>& given) {
   for (int64_t i = 0; i < std::ssize(from.items); ++i)
-    (i == pick.first || i == pick.second ? given : kept)
-        .push_back(from.items[static_cast<size_t>(i)]);
+    (i == pick.first || i == pick.second ? given : kept).push_back(from.items[i]);
 }
 
 CostBin bin_of(std::vector<Item> items) {

@@ -55,7 +55,7 @@ CpBatch stream_metadata(const ThdBatch& stream, int cp, int rank) {
 /// The whole stream as the part of a single rank.
 CpBatch whole_stream(ThdBatch stream) {
   CpBatch batch = stream_metadata(stream, 1, 0);
-  batch.index.resize(static_cast<size_t>(stream.slots));
+  batch.index.resize(stream.slots);
   std::iota(batch.index.begin(), batch.index.end(), 0);
   batch.local = LocalBounds{batch.cu_seqlens, batch.cu_seqlens_padded};
   batch.inputs = std::move(stream.inputs);
@@ -98,8 +98,7 @@ PositionIds part_of_positions(const Layout& layout, int rank, const PositionIds&
                               int64_t slots) {
   PositionIds local{positions.axes, {}};
   for (int64_t axis = 0; axis < positions.axes; ++axis) {
-    const auto stream = std::span(positions.values)
-                            .subspan(static_cast<size_t>(axis * slots), static_cast<size_t>(slots));
+    const auto stream = std::span(positions.values).subspan(axis * slots, slots);
     const auto mine = part_of<int64_t>(layout, rank, stream, 1, 0);
     local.values.insert(local.values.end(), mine.begin(), mine.end());
   }
@@ -143,7 +142,7 @@ class Digest {
 std::optional<LocalBounds> local_bounds(const SegmentBounds& bounds,
                                         std::span<const int32_t> index) {
   const std::vector<int32_t> segment_of = segment_ids(bounds.padded);
-  const auto segments = static_cast<size_t>(bounds.segments());
+  const size_t segments = bounds.segments();
   std::vector<int32_t> real(segments, 0), slots(segments, 0);
   int32_t current = 0;
   bool past_the_stream = false;
@@ -152,10 +151,10 @@ std::optional<LocalBounds> local_bounds(const SegmentBounds& bounds,
       past_the_stream = true;
       continue;
     }
-    const int32_t segment = segment_of[static_cast<size_t>(slot)];
+    const int32_t segment = segment_of[slot];
     if (past_the_stream || segment < current) return std::nullopt;
     current = segment;
-    const auto i = static_cast<size_t>(segment);
+    const size_t i = segment;
     if (slot - bounds.begin(segment) < bounds.real_length(segment)) {
       if (real[i] < slots[i]) return std::nullopt;  // a real token after padding
       ++real[i];

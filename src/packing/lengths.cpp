@@ -19,7 +19,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t most = int64_t{1} << 30;
-constexpr int64_t most_documents = int64_t{1} << 24;  // packers take seconds for each million
+constexpr int64_t max_documents = int64_t{1} << 24;  // packers take seconds for each million
 
 /// A key of the specification text and its valid range.
 struct Key {
@@ -31,7 +31,7 @@ struct Key {
 
 const std::vector<Key>& all_keys() {
   static const std::vector<Key> keys = {
-      {"count", &LengthSpec::count, 1, most_documents},
+      {"count", &LengthSpec::count, 1, max_documents},
       {"length", &LengthSpec::length, 0, most},
       {"min", &LengthSpec::min, 0, most},
       {"max", &LengthSpec::max, 1, most},
@@ -149,7 +149,7 @@ double draw_normal(RandomBits& random) {
 }
 
 int64_t draw_uniform(const LengthSpec& spec, RandomBits& random) {
-  const auto values = static_cast<uint64_t>(spec.max - spec.min + 1);
+  const uint64_t values = spec.max - spec.min + 1;
   return spec.min + static_cast<int64_t>(uniform_below(random, values));
 }
 
@@ -167,7 +167,7 @@ static_assert(std::accumulate(documents_per_octave.begin(), documents_per_octave
                               int64_t{0}) == 1'000'000);
 
 int64_t draw_long_tailed(const LengthSpec& spec, RandomBits& random) {
-  auto document = static_cast<int64_t>(uniform_below(random, 1'000'000));
+  int64_t document = uniform_below(random, 1'000'000);
   int64_t shortest = 64;
   for (int64_t documents : documents_per_octave) {
     if (document < documents) break;
@@ -259,7 +259,7 @@ std::vector<int64_t> draw_lengths(const LengthSpec& spec) {
     if (spec.distribution == "long-tailed") return draw_long_tailed(spec, random);
     return draw_speech(spec, random);
   };
-  std::vector<int64_t> lengths(static_cast<size_t>(spec.count));
+  std::vector<int64_t> lengths(spec.count);
   std::generate(lengths.begin(), lengths.end(), draw);
   return lengths;
 }

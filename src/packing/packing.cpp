@@ -21,7 +21,7 @@ std::vector<int64_t> slots_of(std::span<const int64_t> lengths, int64_t multiple
   for (int64_t length : lengths) {
     if (length < 0) throw_usage("length {} of document {} is negative", length, slots.size());
     // Checked before rounding, which could overflow.
-    if (length > most_slots) throw_beyond_int32(std::ssize(slots), length);
+    if (length > max_slots) throw_beyond_int32(std::ssize(slots), length);
     slots.push_back(round_up(length, multiple));
   }
   return slots;
@@ -31,8 +31,8 @@ PackedBatch batch_of(const Bin& bin, std::span<const int64_t> lengths,
                      std::span<const int64_t> slots) {
   PackedBatch batch{{}, {0}, {0}};
   for (int64_t document : bin) {
-    const auto i = static_cast<size_t>(document);
-    if (batch.slots() + slots[i] > most_slots) throw_beyond_int32(document, lengths[i]);
+    const size_t i = document;
+    if (batch.slots() + slots[i] > max_slots) throw_beyond_int32(document, lengths[i]);
     batch.documents.push_back(document);
     batch.cu_seqlens.push_back(batch.cu_seqlens.back() + static_cast<int32_t>(lengths[i]));
     batch.cu_seqlens_padded.push_back(batch.cu_seqlens_padded.back() +
@@ -71,7 +71,7 @@ double packing_efficiency(std::span<const PackedBatch> batches, int64_t capacity
   double tokens = 0, room = 0;
   for (const PackedBatch& batch : batches) {
     tokens += static_cast<double>(batch.tokens());
-    room += static_cast<double>(std::max(capacity, batch.slots()));
+    room += std::max(capacity, batch.slots());
   }
   return room > 0 ? tokens / room : 0;
 }
@@ -79,15 +79,13 @@ double packing_efficiency(std::span<const PackedBatch> batches, int64_t capacity
 std::vector<std::vector<int64_t>> balance_over_groups(std::span<const double> costs, int groups) {
   std::vector<int64_t> order(costs.size());
   std::iota(order.begin(), order.end(), 0);
-  std::stable_sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    return costs[static_cast<size_t>(a)] > costs[static_cast<size_t>(b)];
-  });
-  std::vector<double> load(static_cast<size_t>(groups), 0);
-  std::vector<std::vector<int64_t>> dealt(static_cast<size_t>(groups));
+  std::stable_sort(order.begin(), order.end(),
+                   [&](int64_t a, int64_t b) { return costs[a] > costs[b]; });
+  std::vector<double> load(groups, 0);
+  std::vector<std::vector<int64_t>> dealt(groups);
   for (int64_t item : order) {
-    const auto lightest =
-        static_cast<size_t>(std::min_element(load.begin(), load.end()) - load.begin());
-    load[lightest] += costs[static_cast<size_t>(item)];
+    const auto lightest = std::min_element(load.begin(), load.end()) - load.begin();
+    load[lightest] += costs[item];
     dealt[lightest].push_back(item);
   }
   for (auto& items : dealt) std::sort(items.begin(), items.end());

@@ -12,25 +12,25 @@ namespace {
 
 /// Appends a boundary `length` slots after the last one.
 void extend(std::vector<int32_t>& bounds, int64_t length) {
-  if (length > most_slots - bounds.back())
+  if (length > max_slots - bounds.back())
     throw_usage(
         "segment {}: {} slots after slot {} exceed the int32 range of cu_seqlens; at most {} fit",
-        std::ssize(bounds) - 1, length, bounds.back(), most_slots - bounds.back());
+        std::ssize(bounds) - 1, length, bounds.back(), max_slots - bounds.back());
   bounds.push_back(bounds.back() + static_cast<int32_t>(length));
 }
 
 void check_length(int64_t length, size_t i, const char* what) {
   if (length < 0) throw_usage("{} {}: length {} is negative; the least is 0", what, i, length);
-  if (length > most_slots)
+  if (length > max_slots)
     throw_usage("{} {}: length {} exceeds the int32 range of cu_seqlens; the largest is {}", what,
-                i, length, most_slots);
+                i, length, max_slots);
 }
 
 /// Throws unless `value` is a positive multiple of `unit` that an int32 boundary can reach.
 void check_multiple(const char* what, int64_t value, int64_t unit, const char* unit_name) {
-  if (value > most_slots)
+  if (value > max_slots)
     throw_usage("{} {} exceeds the int32 range of cu_seqlens; the largest is {}", what, value,
-                most_slots / unit * unit);
+                max_slots / unit * unit);
   if (value >= unit && value % unit == 0) return;
   const int64_t above = round_up(std::max<int64_t>(value, 1), unit);
   const std::string nearest = value > unit
@@ -78,7 +78,7 @@ std::vector<int32_t> pad_boundaries(std::span<const int32_t> cu, int64_t multipl
       throw_usage("segment {}: cu_seqlens falls from {} to {}; it must not decrease", i, cu[i],
                   cu[i + 1]);
     // The limit keeps round_up from overflowing; any larger multiple is rejected as well.
-    extend(padded, round_up(cu[i + 1] - cu[i], std::min(multiple, most_slots + 1)));
+    extend(padded, round_up(cu[i + 1] - cu[i], std::min(multiple, max_slots + 1)));
   }
   return padded;
 }
@@ -91,11 +91,11 @@ PaddedSequences pad_thd_sequences(std::span<const int64_t> ids, std::span<const 
   if (std::ssize(ids) != cu.back() || std::ssize(labels) != cu.back())
     throw_usage("{} ids and {} labels; cu_seqlens ends at {}, so both must hold {}", ids.size(),
                 labels.size(), cu.back(), cu.back());
-  const auto slots = static_cast<size_t>(out.cu_seqlens_padded.back());
+  const size_t slots = out.cu_seqlens_padded.back();
   out.ids.assign(slots, pad_id);
   out.labels.assign(slots, pad_label);
   for (size_t i = 0; i + 1 < cu.size(); ++i) {
-    const auto from = static_cast<size_t>(cu[i]), count = static_cast<size_t>(cu[i + 1]) - from;
+    const size_t from = cu[i], count = static_cast<size_t>(cu[i + 1]) - from;
     const auto to = out.cu_seqlens_padded[i];
     std::ranges::copy(ids.subspan(from, count), out.ids.begin() + to);
     std::ranges::copy(labels.subspan(from, count), out.labels.begin() + to);
@@ -118,7 +118,7 @@ std::vector<int64_t> broadcast_positions(std::span<const int64_t> positions, int
     return {positions.begin(), positions.end()};
   std::vector<int64_t> row(positions.begin(), positions.end());
   if (row.empty()) {
-    row.resize(static_cast<size_t>(slots));
+    row.resize(slots);
     std::iota(row.begin(), row.end(), 0);
   }
   if (std::ssize(row) != slots)
@@ -159,7 +159,7 @@ RowPacking pack_rows(std::span<const int64_t> lengths, const RowPackOptions& opt
   RowPacking packing;
   int64_t room = 0;
   for (size_t i = 0; i < lengths.size(); ++i) {
-    const auto sample = static_cast<int64_t>(i);
+    const int64_t sample = i;
     const int64_t slots = round_up(lengths[i], unit);
     if (slots > options.row) {
       packing.dropped.push_back(sample);

@@ -11,7 +11,7 @@ namespace {
 class TreeBuilder {
  public:
   TreeBuilder(const DocumentView& documents, const PrefixOptions& options)
-      : documents_(documents), options_(options), order_(static_cast<size_t>(documents.size())) {
+      : documents_(documents), options_(options), order_(documents.size()) {
     std::iota(order_.begin(), order_.end(), 0);
     std::sort(order_.begin(), order_.end(), [&](int64_t a, int64_t b) {
       const auto x = documents.document(a), y = documents.document(b);
@@ -51,7 +51,7 @@ class TreeBuilder {
 
   /// Appends the nodes and documents of one tree.
   void add_tree(const Range& tree, PrefixForest& forest) const {
-    const auto first = static_cast<size_t>(forest.tree_offsets.back());
+    const size_t first = forest.tree_offsets.back();
     int64_t tokens = 0;
     std::vector<Range> open = {tree};
     while (!open.empty()) {
@@ -68,7 +68,7 @@ class TreeBuilder {
       tokens += node.length;
       const auto index = static_cast<int32_t>(forest.nodes.size() - first);
       for (int32_t a = node.parent; a >= 0;) {
-        PrefixNode& ancestor = forest.nodes[first + static_cast<size_t>(a)];
+        PrefixNode& ancestor = forest.nodes[first + a];
         ++ancestor.descendants;
         a = ancestor.parent;
       }
@@ -86,14 +86,12 @@ class TreeBuilder {
   int64_t length(size_t i) const { return documents_.length(order_[i]); }
   Range range(size_t begin, size_t end, int64_t depth, int32_t parent) const {
     return {begin, end, depth, parent,
-            *std::min_element(order_.begin() + static_cast<std::ptrdiff_t>(begin),
-                              order_.begin() + static_cast<std::ptrdiff_t>(end))};
+            *std::min_element(order_.begin() + begin, order_.begin() + end)};
   }
   /// Length of the prefix that all documents of a range share.
   int64_t shared_by(const Range& range) const {
     if (range.end - range.begin == 1) return length(range.begin);
-    return *std::min_element(shared_.begin() + static_cast<std::ptrdiff_t>(range.begin) + 1,
-                             shared_.begin() + static_cast<std::ptrdiff_t>(range.end));
+    return *std::min_element(shared_.begin() + range.begin + 1, shared_.begin() + range.end);
   }
   /// Parts of a range that share min_prefix tokens after its depth, ordered by first document.
   std::vector<Range> groups(const Range& all) const {
@@ -135,14 +133,13 @@ class TreeBuilder {
 }  // namespace
 
 std::span<const PrefixNode> PrefixForest::tree(int64_t t) const {
-  const auto begin = static_cast<size_t>(tree_offsets[static_cast<size_t>(t)]);
-  const auto end = static_cast<size_t>(tree_offsets[static_cast<size_t>(t) + 1]);
+  const size_t begin = tree_offsets[t];
+  const size_t end = tree_offsets[t + 1];
   return std::span(nodes).subspan(begin, end - begin);
 }
 
 std::span<const int64_t> PrefixForest::documents_of(const PrefixNode& node) const {
-  return std::span(documents).subspan(static_cast<size_t>(node.first_document),
-                                      static_cast<size_t>(node.documents));
+  return std::span(documents).subspan(node.first_document, node.documents);
 }
 
 std::vector<int64_t> PrefixForest::lengths() const {
@@ -196,8 +193,7 @@ std::vector<int32_t> tokens_of_tree(const PrefixForest& forest, int64_t t,
   std::vector<int32_t> tokens;
   for (const PrefixNode& node : forest.tree(t)) {
     const auto text =
-        documents.document(forest.documents_of(node).front())
-            .subspan(static_cast<size_t>(node.position), static_cast<size_t>(node.length));
+        documents.document(forest.documents_of(node).front()).subspan(node.position, node.length);
     tokens.insert(tokens.end(), text.begin(), text.end());
   }
   return tokens;
@@ -212,20 +208,18 @@ RaggedTokens separated_tokens(const PrefixForest& forest, const RaggedTokens& st
   for (const int64_t document : forest.documents) {
     if (document < 0 || document >= count)
       throw_usage("a tree has document {} of {}", document, count);
-    if (seen[static_cast<size_t>(document)]) throw_usage("document {} is in two trees", document);
-    seen[static_cast<size_t>(document)] = true;
+    if (seen[document]) throw_usage("document {} is in two trees", document);
+    seen[document] = true;
   }
   for (int64_t t = 0; t < forest.trees(); ++t) {
-    const int64_t begin = stored.offsets[static_cast<size_t>(t)];
-    const int64_t tokens = stored.offsets[static_cast<size_t>(t) + 1] - begin;
+    const int64_t begin = stored.offsets[t];
+    const int64_t tokens = stored.offsets[t + 1] - begin;
     if (tokens != forest.tokens(t))
       throw_usage("tree {} has {} tokens, not {}", t, forest.tokens(t), tokens);
     for (const PrefixNode& node : forest.tree(t))
       for (const int64_t document : forest.documents_of(node)) {
-        const auto text =
-            std::span(stored.tokens)
-                .subspan(static_cast<size_t>(begin + node.begin), static_cast<size_t>(node.length));
-        auto& whole = texts[static_cast<size_t>(document)];
+        const auto text = std::span(stored.tokens).subspan(begin + node.begin, node.length);
+        auto& whole = texts[document];
         whole.insert(whole.end(), text.begin(), text.end());
       }
   }

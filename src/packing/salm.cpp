@@ -36,7 +36,7 @@ void check_audio(const SalmBatch& batch, const SalmOptions& options) {
   const int64_t wanted = std::count(batch.ids.begin(), batch.ids.end(), options.placeholder_id);
   int64_t seen = 0;
   for (int64_t slot = 0; slot < std::ssize(batch.ids); ++slot)
-    if (batch.ids[static_cast<size_t>(slot)] == options.placeholder_id && seen++ == given)
+    if (batch.ids[slot] == options.placeholder_id && seen++ == given)
       throw_usage("row {}, slot {}: no audio for placeholder {} of {}; there are {}", slot / width,
                   slot % width, seen, wanted, given);
   if (given > wanted)
@@ -58,12 +58,12 @@ struct AudioPlace {
 int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions& options,
                    int64_t row, AudioPlace& audio_place) {
   const int64_t width = std::ssize(batch.ids) / batch.rows;
-  const auto ids = batch.ids.subspan(static_cast<size_t>(row * width), static_cast<size_t>(width));
+  const auto ids = batch.ids.subspan(row * width, width);
   int64_t first = 0;
-  while (first < width - 1 && ids[static_cast<size_t>(first)] == options.pad_id) ++first;
+  while (first < width - 1 && ids[first] == options.pad_id) ++first;
   const auto begin = packed.labels.size();
   for (int64_t t = first; t < width; ++t) {
-    const int64_t id = ids[static_cast<size_t>(t)], slot = row * width + t;
+    const int64_t id = ids[t], slot = row * width + t;
     if (id == options.placeholder_id) {
       const MatrixView<const float>& audio = batch.audio[audio_place.next++];
       for (int64_t f = 0; f < audio.rows; ++f) {
@@ -71,31 +71,30 @@ int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions
         packed.sources.push_back(
             static_cast<int32_t>(std::ssize(batch.ids) + audio_place.frames++));
       }
-      packed.labels.insert(packed.labels.end(), static_cast<size_t>(audio.rows), ignored_label);
+      packed.labels.insert(packed.labels.end(), audio.rows, ignored_label);
       continue;
     }
     const auto text = batch.embeddings.begin() + slot * batch.hidden;
     packed.embeddings.insert(packed.embeddings.end(), text, text + batch.hidden);
     packed.sources.push_back(static_cast<int32_t>(slot));
-    packed.labels.push_back(id == options.pad_id ? ignored_label
-                                                 : batch.targets[static_cast<size_t>(slot)]);
+    packed.labels.push_back(id == options.pad_id ? ignored_label : batch.targets[slot]);
   }
-  const auto length = static_cast<int64_t>(packed.labels.size() - begin);
+  const int64_t length = packed.labels.size() - begin;
   if (length == 0)
     throw_usage("row {}: its only content is audio of no frames; leave the row out", row);
   // Shift the labels of this row before another row follows.
-  packed.labels.erase(packed.labels.begin() + static_cast<int64_t>(begin));
+  packed.labels.erase(packed.labels.begin() + begin);
   packed.labels.push_back(ignored_label);
   return length;
 }
 
 /// Fills slots up to `end` of the stream with padding of the last row.
 void close_row(SalmPacked& packed, int64_t end) {
-  const auto slots = static_cast<size_t>(end);
+  const size_t slots = end;
   packed.embeddings.resize(slots * static_cast<size_t>(packed.hidden), 0.0f);
   packed.labels.resize(slots, ignored_label);
   packed.sources.resize(slots, -1);
-  for (auto position = static_cast<int64_t>(packed.positions.size()); position < end; ++position)
+  for (int64_t position = std::ssize(packed.positions); position < end; ++position)
     packed.positions.push_back(position - packed.cu_seqlens_padded.back());
   packed.seq_lens_padded.push_back(end - packed.cu_seqlens_padded.back());
   packed.cu_seqlens_padded.push_back(static_cast<int32_t>(end));
@@ -139,7 +138,7 @@ SalmPacked pack_salm(const SalmBatch& batch, const SalmOptions& options) {
 SalmShard shard_salm(const SalmPacked& packed, const Layout& layout, int rank) {
   if (rank < 0 || rank >= layout.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
-  const auto slots = static_cast<size_t>(layout.shard(rank).slots);
+  const size_t slots = layout.shard(rank).slots;
   SalmShard shard;
   shard.embeddings.resize(slots * static_cast<size_t>(packed.hidden));
   shard.labels.resize(slots);

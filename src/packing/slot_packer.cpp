@@ -28,9 +28,8 @@ class HostSlotPacker final : public SlotPacker {
     std::vector<float> gathered(sources.size() * static_cast<size_t>(row), 0.0F);
     for (size_t i = 0; i < sources.size(); ++i)
       if (sources[i] >= 0)
-        std::ranges::copy(
-            rows.subspan(static_cast<size_t>(sources[i] * row), static_cast<size_t>(row)),
-            gathered.begin() + static_cast<std::ptrdiff_t>(i) * row);
+        std::ranges::copy(rows.subspan(sources[i] * row, row),
+                          gathered.begin() + static_cast<std::ptrdiff_t>(i) * row);
     return gathered;
   }
 
@@ -39,7 +38,7 @@ class HostSlotPacker final : public SlotPacker {
   SlotArrays do_pack(const SegmentLists& segments, std::span<const int32_t> tokens) override {
     SlotArrays slots;
     for (auto* array : {&slots.ids, &slots.labels, &slots.positions})
-      array->reserve(static_cast<size_t>(segments.slots()));
+      array->reserve(segments.slots());
     for (size_t i = 0; i < segments.real_length.size(); ++i) {
       const auto room = static_cast<int32_t>(segments.first_slot[i + 1] - segments.first_slot[i]);
       const int32_t length = segments.real_length[i];

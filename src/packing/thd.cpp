@@ -32,7 +32,7 @@ class SegmentReader {
     std::vector<Segment> segments;
     int64_t covered = 0;
     for (int64_t row = 0; row < std::ssize(by_row); ++row) {
-      std::vector<Segment>& mine = by_row[static_cast<size_t>(row)];
+      std::vector<Segment>& mine = by_row[row];
       if (mine.empty())
         throw_usage(
             "row {}: it has no segment, but a row after it has one; declare it as one segment of "
@@ -155,8 +155,8 @@ void check_metadata(const BshdBatch& batch, const ThdOptions& options) {
 
 /// Throws if the last boundary of the stream would exceed int32.
 void check_range(const BshdBatch& batch, int64_t first_row) {
-  if (batch.slots == 0 || batch.rows <= most_slots / batch.slots) return;
-  const int64_t fitting = most_slots / batch.slots;
+  if (batch.slots == 0 || batch.rows <= max_slots / batch.slots) return;
+  const int64_t fitting = max_slots / batch.slots;
   throw_usage(
       "row {}: its boundaries exceed the int32 range of cu_seqlens; at most {} rows of {} slots "
       "fit",
@@ -204,7 +204,7 @@ std::vector<uint8_t> mask_by_pad_id(const BshdBatch& batch, int64_t pad_id, int6
   const auto& ids = std::get<TokenIds>(batch.inputs);
   size_t end = ids.size();
   while (end > 0 && ids[end - 1] == pad_id) --end;
-  const auto content_end = ids.begin() + static_cast<std::ptrdiff_t>(end);
+  const auto content_end = ids.begin() + end;
   if (const auto hit = std::find(ids.begin(), content_end, pad_id); hit != content_end) {
     const int64_t slot = hit - ids.begin();
     throw_usage(
@@ -213,12 +213,12 @@ std::vector<uint8_t> mask_by_pad_id(const BshdBatch& batch, int64_t pad_id, int6
         first_row + slot / batch.slots, slot % batch.slots, pad_id);
   }
   std::vector<uint8_t> mask(ids.size(), 0);
-  std::fill(mask.begin() + static_cast<std::ptrdiff_t>(end), mask.end(), uint8_t{1});
+  std::fill(mask.begin() + end, mask.end(), uint8_t{1});
   return mask;
 }
 
 std::vector<uint8_t> mask_by_segments(const std::vector<Segment>& segments, int64_t slots) {
-  std::vector<uint8_t> mask(static_cast<size_t>(slots), 1);
+  std::vector<uint8_t> mask(slots, 1);
   auto at = mask.begin();
   for (const Segment& segment : segments) {
     std::fill_n(at, segment.real, uint8_t{0});

@@ -95,7 +95,7 @@ class KernelUnderTest {
         else
           reinterpret_cast<bf16*>(host.data())[i] = to_bf16(x);
       }
-      backend_.stream.copy(buffer->data(), host.data(), static_cast<size_t>(host.size()));
+      backend_.stream.copy(buffer->data(), host.data(), host.size());
       backend_.stream.synchronize();
     }
   }
@@ -148,7 +148,7 @@ KernelSurface measure_surface(KernelUnderTest& kernel, Pass pass, DType type, in
     }
   std::vector<double> diagonals;
   for (const int64_t size : diagonal_sizes) {
-    const auto n = static_cast<double>(size);
+    const double n = size;
     const Rectangle square = rectangle_of(size, size, true);
     const double expected =
         surface.launch_s + flops * static_cast<double>(square.pairs()) / surface.rate(n, n);
@@ -205,7 +205,7 @@ LinkTier tier_of(const MeasuredLink& link, const std::string& name, int ranks) {
   tier.latency_s = link.alpha_seconds;
   for (const MessageTime& message : link.messages) {
     const double seconds = message.seconds.value - tier.latency_s;
-    const auto bytes = static_cast<double>(message.bytes);
+    const double bytes = message.bytes;
     if (seconds > 0) tier.curve.push_back({bytes, bytes / seconds});
   }
   tier.bytes_per_s = tier.curve.empty() ? link.bytes_per_s : tier.curve.back().bytes_per_s;

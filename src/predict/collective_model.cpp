@@ -9,9 +9,7 @@ const char* name_of(CollectiveAlgorithm algorithm) {
 }
 
 CollectiveTime collective_time(const LinkTier& link, int ranks, int64_t block) {
-  const auto round = [&](int64_t blocks) {
-    return link.latency_s + link.seconds(static_cast<double>(blocks * block));
-  };
+  const auto round = [&](int64_t blocks) { return link.latency_s + link.seconds(blocks * block); };
   if (ranks * block >= ring_from_bytes) return {CollectiveAlgorithm::ring, (ranks - 1) * round(1)};
   CollectiveTime tree{CollectiveAlgorithm::tree, 0};
   for (int64_t have = 1; have < ranks; have *= 2)

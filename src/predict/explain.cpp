@@ -15,8 +15,8 @@
 namespace gyre {
 namespace {
 
-constexpr size_t most_messages = 4;  // shown per exchange; the others are summed up
-constexpr int most_rows = 64;        // in the table over ranks
+constexpr size_t max_messages = 4;  // shown per exchange; the others are summed up
+constexpr int max_rows = 64;        // in the table over ranks
 
 /// Names of storages in order: "A", "B", ..., "Z", "A1".
 std::string storage_name(int storage) {
@@ -56,7 +56,7 @@ class StepWriter {
   static std::string named(const std::string& name, const std::string& rest) {
     return fmt::format("{:<13}{}", name, rest);
   }
-  const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
+  const PlanArray& array(int index) const { return plan_.arrays[index]; }
   /// "own kv", "A (kv of rank 2)"; with its heads if it does not have all of them.
   std::string name(int index) const {
     const PlanArray& a = array(index);
@@ -99,19 +99,18 @@ class StepWriter {
       if (s.array == m.slices[0].array) tokens += s.rows;
     return fmt::format("{} {} {} ({}, {})", fmt::join(slices, " and "), arrow,
                        m.peer == plan_.rank ? "itself" : fmt::format("rank {}", m.peer),
-                       count_text(tokens, "token"),
-                       si_text(static_cast<double>(message_bytes(m)), "B"));
+                       count_text(tokens, "token"), si_text(message_bytes(m), "B"));
   }
   std::vector<std::string> messages_text(const std::vector<Message>& messages,
                                          const char* arrow) const {
     std::vector<std::string> lines;
-    const size_t shown = messages.size() > most_messages ? most_messages - 1 : messages.size();
+    const size_t shown = messages.size() > max_messages ? max_messages - 1 : messages.size();
     for (size_t i = 0; i < shown; ++i) lines.push_back(message_text(messages[i], arrow));
     if (shown == messages.size()) return lines;
     int64_t bytes = 0;
     for (size_t i = shown; i < messages.size(); ++i) bytes += message_bytes(messages[i]);
     lines.push_back(fmt::format("and {} {} more ranks ({} in all)", arrow, messages.size() - shown,
-                                si_text(static_cast<double>(bytes), "B")));
+                                si_text(bytes, "B")));
     return lines;
   }
 
@@ -121,9 +120,9 @@ class StepWriter {
     const std::vector<std::string> received = messages_text(e.recvs, "<-");
     lines.insert(lines.end(), received.begin(), received.end());
     if (lines.empty()) lines.emplace_back("nothing to move");
-    if (e.carrier != Carrier::messages)
+    if (e.transport != Transport::messages)
       lines.push_back(
-          fmt::format("by the library's {} of {} ranks", name_of(e.carrier), e.group.size()));
+          fmt::format("by the library's {} of {} ranks", name_of(e.transport), e.group.size()));
     return named(fmt::format("Exchange #{}", e.id),
                  fmt::format("{}: {}", e.what, fmt::join(lines, indent)));
   }
@@ -148,7 +147,7 @@ class StepWriter {
     text += fmt::format(
         "{}: {} ({}), {}, {:.1f} % of their area, for {}", name(c.kv),
         count_text(std::ssize(c.rectangles), "rectangle"), fmt::join(masks, ", "),
-        si_text(static_cast<double>(pairs), "") + " pairs",
+        si_text(pairs, "") + " pairs",
         100 * static_cast<double>(pairs) / static_cast<double>(std::max<int64_t>(1, area)),
         count_text(heads, "head"));
     if (c.d_out >= 0) {
@@ -221,7 +220,7 @@ std::string rank_table(const std::vector<RankRow>& rows, const std::vector<int>&
        [=](const RankRow& r) { return r.times->exposed() / time.factor; }},
   });
   std::string text = table.header();
-  for (const int rank : shown) text += table.row(rows[static_cast<size_t>(rank)]);
+  for (const int rank : shown) text += table.row(rows[rank]);
   return text;
 }
 
@@ -231,14 +230,14 @@ std::string direction_summary(const Plan& plan, const Simulation& times,
   for (size_t r = 0; r < plan.ranks.size(); ++r)
     rows.push_back({static_cast<int>(r), count(plan.ranks[r], times.pass, problem.heads, types),
                     &times.ranks[r]});
-  const std::vector<int> shown = shown_ranks(problem.cp(), most_rows);
+  const std::vector<int> shown = shown_ranks(problem.cp(), max_rows);
   std::string text = rank_table(rows, shown);
   if (std::ssize(shown) < problem.cp())
     text += fmt::format("# {} of {} ranks\n", shown.size(), problem.cp());
   double pairs = 0, bytes = 0;
   for (const RankRow& row : rows) {
     pairs += static_cast<double>(row.count.pairs);
-    bytes += static_cast<double>(row.count.bytes_sent);
+    bytes += row.count.bytes_sent;
   }
   return text + fmt::format("# all ranks: {}, {} sent; {}, compute only {}, exposed {}\n",
                             si_text(pairs, "") + " pairs", si_text(bytes, "B"),
@@ -279,7 +278,7 @@ std::string explain(const Plan& plan, const AttentionProblem& problem, const Ele
     const Pass pass = direction.pass;
     const char* const name = pass == Pass::forward ? "forward" : "backward";
     for (const int r : ranks) {
-      const RankPlan& mine = plan.ranks[static_cast<size_t>(r)];
+      const RankPlan& mine = plan.ranks[r];
       const Shard& shard = problem.layout->shard(r);
       int64_t tokens = 0;
       for (const Fragment& fragment : shard.fragments) tokens += fragment.length;

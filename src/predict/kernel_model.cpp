@@ -24,8 +24,8 @@ ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
   double rows = 0, keys = 0, rate = 0;
   bool outside = false;
   for (const Rectangle& r : call.rectangles) {
-    const auto these_rows = static_cast<double>(r.q_length);
-    const auto these_keys = static_cast<double>(r.k_length);
+    const double these_rows = r.q_length;
+    const double these_keys = r.k_length;
     if (these_rows != rows || these_keys != keys) {  // most are of the size of the one before
       rows = these_rows;
       keys = these_keys;

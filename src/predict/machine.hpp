@@ -35,7 +35,7 @@ struct LinkTier {
   double seconds(double bytes) const;
 };
 
-inline constexpr size_t most_tiers = 8;
+inline constexpr size_t max_tiers = 8;
 
 /// A machine of equal ranks. An infinite rate means that its work takes no time.
 struct MachineModel {

@@ -114,7 +114,7 @@ LinkTier tier_of(const Object& o) {
   }
   if (o.has("ranks")) {
     const int64_t ranks = o.whole("ranks");
-    o.require(ranks >= 1 && ranks <= most_ranks, o.place_of("ranks"), o.at("ranks"),
+    o.require(ranks >= 1 && ranks <= max_ranks, o.place_of("ranks"), o.at("ranks"),
               "a number of ranks from 1 on, or no 'ranks' in the outermost tier");
     tier.ranks = static_cast<int>(ranks);
   }
@@ -168,7 +168,7 @@ LinearSurface linear_of(const Object& o) {
 CollectiveTimes collective_of(const Object& o) {
   CollectiveTimes times;
   const int64_t ranks = o.whole("ranks");
-  o.require(ranks >= 2 && ranks <= most_ranks, o.place_of("ranks"), o.at("ranks"),
+  o.require(ranks >= 2 && ranks <= max_ranks, o.place_of("ranks"), o.at("ranks"),
             "a number of ranks from 2 on");
   times.ranks = static_cast<int>(ranks);
   const std::vector<double> sizes = o.points("message_bytes"), seconds = o.figures("seconds");
@@ -257,7 +257,7 @@ MachineModel model_of(const std::string& path, const Json& document) {
                      "keys", "flops_per_s", "library"}}));
   });
   machine.decoder = decoder_of(path, o, machine.copy_bytes_per_s);
-  o.require(!machine.links.empty() && machine.links.size() <= most_tiers, "model.links",
+  o.require(!machine.links.empty() && machine.links.size() <= max_tiers, "model.links",
             document["model"]["links"], "1 to 8 tiers");
   o.require(!machine.kernel.surfaces.empty(), "model.kernels", document["model"]["kernels"],
             "a kernel or more");

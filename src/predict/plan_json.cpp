@@ -40,10 +40,10 @@ class RankWriter {
     Json json = {{"step", "exchange"},
                  {"id", e.id},
                  {"what", e.what},
-                 {"carrier", name_of(e.carrier)},
+                 {"transport", name_of(e.transport)},
                  {"sends", messages(e.sends)},
                  {"receives", messages(e.recvs)}};
-    if (e.carrier != Carrier::messages) json["group"] = e.group;
+    if (e.transport != Transport::messages) json["group"] = e.group;
     return json;
   }
   static Json json(const step::Wait& w) { return {{"step", "wait"}, {"id", w.id}}; }
@@ -87,8 +87,7 @@ class RankWriter {
       int64_t bytes = 0;
       Json slices = Json::array();
       for (const Slice& slice : m.slices) {
-        bytes += wire_bytes(plan_.arrays[static_cast<size_t>(slice.array)].kind, slice,
-                            problem_.heads, types_);
+        bytes += wire_bytes(plan_.arrays[slice.array].kind, slice, problem_.heads, types_);
         Json json = {{"array", slice.array},
                      {"row", slice.row},
                      {"count", slice.rows},

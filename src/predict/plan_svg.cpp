@@ -18,7 +18,7 @@ constexpr double margin = 24, label_width = 62, plot_width = 900, share_width = 
 constexpr double compute_height = 20, send_height = 8, lanes_height = 29;
 constexpr double band_height = 36, axis_height = 44;
 constexpr double panel_head = 30, title_height = 62, legend_height = 62;
-constexpr int most_bands = 16;
+constexpr int max_bands = 16;
 
 using svg::color;
 using svg::rect;
@@ -30,10 +30,10 @@ std::map<int, double> key_shares(const RankPlan& plan, const step::Compute& comp
   std::map<int, double> shares;
   double all = 0;
   for (const Rectangle& r : compute.rectangles) {
-    const auto pairs = static_cast<double>(r.pairs());
+    const double pairs = r.pairs();
     const int64_t begin = r.k_begin.value(), end = begin + r.k_length;
     int64_t row = 0;
-    for (const RankRows& run : plan.arrays[static_cast<size_t>(compute.kv)].rows) {
+    for (const RankRows& run : plan.arrays[compute.kv].rows) {
       const int64_t inside = std::min(end, row + run.length) - std::max(begin, row);
       if (inside > 0)
         shares[run.rank] += pairs * static_cast<double>(inside) / static_cast<double>(r.k_length);
@@ -48,7 +48,7 @@ std::map<int, double> key_shares(const RankPlan& plan, const step::Compute& comp
 /// The rank that owns the first row of a slice.
 int owner_of(const RankPlan& plan, const Slice& slice) {
   int64_t row = slice.row;
-  for (const RankRows& run : plan.arrays[static_cast<size_t>(slice.array)].rows) {
+  for (const RankRows& run : plan.arrays[slice.array].rows) {
     if (row < run.length) return run.rank;
     row -= run.length;
   }
@@ -92,7 +92,7 @@ class Picture {
 
   /// The ranks to draw: evenly spaced ones, and the slowest in place of its neighbour.
   std::vector<int> chosen_ranks(const Simulation& s) const {
-    std::vector<int> shown = shown_ranks(problem_.cp(), most_bands);
+    std::vector<int> shown = shown_ranks(problem_.cp(), max_bands);
     const auto slowest = std::max_element(
         s.ranks.begin(), s.ranks.end(),
         [](const RankTimeline& a, const RankTimeline& b) { return a.total < b.total; });
@@ -130,13 +130,13 @@ class Picture {
   }
 
   std::string band(const Simulation& s, int rank, double y) {
-    const RankTimeline& times = s.ranks[static_cast<size_t>(rank)];
-    const RankPlan& mine = plan_.ranks[static_cast<size_t>(rank)];
+    const RankTimeline& times = s.ranks[rank];
+    const RankPlan& mine = plan_.ranks[rank];
     std::string svg = text(margin, y + 16, 11, "start", fmt::format("rank {}", rank));
     const bool two_lanes = messages_overlap(times);
     double free = 0;  // end of the last message in the first lane
     for (const SimulatedSpan& span : times.spans) {
-      const Step& step = mine.steps(s.pass)[static_cast<size_t>(span.step)];
+      const Step& step = mine.steps(s.pass)[span.step];
       if (span.kind == SpanKind::message) {
         const bool second = two_lanes && span.begin < free;
         if (!second) free = span.left;
@@ -220,7 +220,7 @@ class Picture {
     const double left = margin + 130;
     for (int r = 0; r < cp; ++r) {
       svg += rect(left + cell * r, y, cell, 14, color(r, cp));
-      if (cp <= most_bands || r == 0 || r == cp - 1)
+      if (cp <= max_bands || r == 0 || r == cp - 1)
         svg += text(left + cell * (r + 0.5), y + 28, 10, "middle", std::to_string(r));
     }
     double x = left + cell * cp + 40;

@@ -49,10 +49,10 @@ class PassReader {
       kernel += cost.kernel;
       extrapolated += cost.extrapolated;
       result_.kernel_most = std::max(result_.kernel_most, cost.kernel);
-      result_.copies_most = std::max(result_.copies_most, times[static_cast<size_t>(r)].copy);
+      result_.copies_most = std::max(result_.copies_most, times[r].copy);
       result_.algorithms.insert(cost.algorithms.begin(), cost.algorithms.end());
       for (size_t tier = 0; tier < result_.bytes_by_tier.size(); ++tier)
-        result_.bytes_by_tier[tier] += static_cast<double>(cost.bytes_sent.at(tier));
+        result_.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
     }
     result_.kernel_mean = kernel / programs_.ranks();
     result_.extrapolated = kernel > 0 ? extrapolated / kernel : 0;
@@ -71,11 +71,10 @@ void read_plans(const PredictedProblem& of, std::vector<PassReader>& passes) {
   const int threads = omp_get_max_threads(), at_once = 8 * threads;
   for (int first = 0; first < of.problem.cp(); first += at_once) {
     const int count = std::min(at_once, of.problem.cp() - first);
-    std::vector<std::vector<PassReader::Rank>> ranks(static_cast<size_t>(count));
+    std::vector<std::vector<PassReader::Rank>> ranks(count);
     for_each_task(threads, count, [&](int64_t i, int /*thread*/) {
       const RankPlan plan = of.schedule.plan(of.problem, first + static_cast<int>(i));
-      for (const PassReader& pass : passes)
-        ranks[static_cast<size_t>(i)].push_back(pass.read(plan));
+      for (const PassReader& pass : passes) ranks[i].push_back(pass.read(plan));
     });
     for (const std::vector<PassReader::Rank>& rank : ranks)
       for (size_t pass = 0; pass < passes.size(); ++pass) passes[pass].add(rank[pass]);
@@ -123,7 +122,7 @@ std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineMod
   read_plans(of, passes);
   std::vector<PassPrediction> predictions(passes.size());
   for_each_task(omp_get_max_threads(), std::ssize(passes), [&](int64_t pass, int /*thread*/) {
-    predictions[static_cast<size_t>(pass)] = passes[static_cast<size_t>(pass)].finish(machine);
+    predictions[pass] = passes[pass].finish(machine);
   });
   return predictions;
 }

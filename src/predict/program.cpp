@@ -36,7 +36,7 @@ class ProgramWriter {
     int64_t unpacked = 0;  ///< bytes that unpacking and adding read and write
     /// [tier] seconds of transfers not yet overlapped by a kernel: the larger of sending and
     /// receiving.
-    std::array<double, most_tiers> beside = {};
+    std::array<double, max_tiers> beside = {};
   };
 
   void walk(const step::Exchange& e) {
@@ -46,7 +46,7 @@ class ProgramWriter {
       for (const Slice& slice : m.slices)
         if (m.peer == plan_.rank) packed += bytes(slice);
     copy(2 * packed);
-    if (e.carrier == Carrier::all_gather || e.carrier == Carrier::reduce_scatter)
+    if (e.transport == Transport::all_gather || e.transport == Transport::reduce_scatter)
       join(e, open);
     else
       send_and_receive(e, open);
@@ -54,25 +54,25 @@ class ProgramWriter {
   }
 
   void send_and_receive(const step::Exchange& e, Open& open) {
-    std::array<double, most_tiers> receiving = {};
+    std::array<double, max_tiers> receiving = {};
     for (size_t i = 0; i < e.sends.size(); ++i) {
       if (e.sends[i].peer == plan_.rank) continue;
       Op& op = message(OpKind::send, e.sends[i], open);
       op.message = static_cast<int32_t>(i);
       op.seconds = link_seconds(op.tier, op.bytes);
-      open.beside.at(static_cast<size_t>(op.tier)) += op.seconds;
-      compiled_.cost.bytes_sent.at(static_cast<size_t>(op.tier)) += op.bytes;
+      open.beside.at(op.tier) += op.seconds;
+      compiled_.cost.bytes_sent.at(op.tier) += op.bytes;
     }
     for (const Message& m : e.recvs) {
       write_rows(m.slices);
       if (m.peer == plan_.rank) continue;
       const Op& op = message(OpKind::receive, m, open);
-      receiving.at(static_cast<size_t>(op.tier)) += link_seconds(op.tier, op.bytes);
+      receiving.at(op.tier) += link_seconds(op.tier, op.bytes);
       for (const Slice& slice : m.slices)
-        if (slice.add || !as_it_lies(slice) || e.carrier == Carrier::all_to_all)
+        if (slice.add || !as_it_lies(slice) || e.transport == Transport::all_to_all)
           open.unpacked += (slice.add ? 3 : 2) * bytes(slice);
     }
-    for (size_t tier = 0; tier < most_tiers; ++tier)
+    for (size_t tier = 0; tier < max_tiers; ++tier)
       open.beside.at(tier) = std::max(open.beside.at(tier), receiving.at(tier));
   }
 
@@ -90,15 +90,15 @@ class ProgramWriter {
     for (const Slice& slice : e.sends.front().slices) op.bytes += bytes(slice);
     if (!p_.machine_.links.empty()) {
       op.tier = tier_between(e.group.front(), e.group.back());
-      const LinkTier& link = p_.machine_.links[static_cast<size_t>(op.tier)];
+      const LinkTier& link = p_.machine_.links[op.tier];
       const CollectiveTime time = collective_time(link, ranks, op.bytes);
       op.seconds = time.seconds;
       op.algorithm = time.algorithm;
       compiled_.cost.algorithms.insert(time.algorithm);
     }
-    open.beside.at(static_cast<size_t>(op.tier)) += op.seconds;
-    compiled_.cost.bytes_sent.at(static_cast<size_t>(op.tier)) += (ranks - 1) * op.bytes;
-    if (e.carrier == Carrier::reduce_scatter)
+    open.beside.at(op.tier) += op.seconds;
+    compiled_.cost.bytes_sent.at(op.tier) += (ranks - 1) * op.bytes;
+    if (e.transport == Transport::reduce_scatter)
       open.unpacked += 3 * bytes(e.recvs.front().slices.front());
     add(op);
   }
@@ -116,7 +116,7 @@ class ProgramWriter {
   }
 
   void walk(const step::Compute& c) {
-    const HeadRange all = plan_.arrays[static_cast<size_t>(c.q)].heads;
+    const HeadRange all = plan_.arrays[c.q].heads;
     const int64_t query_heads = query_heads_of(all, c.kv_heads, p_.heads_).count;
     const ModelledTime time = p_.machine_.kernel.time(
         {p_.pass_, p_.types_.activations, query_heads, p_.heads_.head_dim, c.rectangles, c.d_q >= 0,
@@ -151,7 +151,7 @@ class ProgramWriter {
       if (array(slice).kind == ArrayKind::d_kv)
         written(slice.array).add(slice.row, slice.row + slice.rows);
   }
-  RowSet& written(int array) { return written_[static_cast<size_t>(array)]; }
+  RowSet& written(int array) { return written_[array]; }
   void walk(const step::Clear& c) { pass_over({c.array}); }
   void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
   void walk(const step::Finish& /*finish*/) {}
@@ -159,8 +159,7 @@ class ProgramWriter {
 
   void pass_over(std::initializer_list<int> arrays) {
     int64_t size = 0;
-    for (const int index : arrays)
-      size += stored_bytes(plan_.arrays[static_cast<size_t>(index)], p_.heads_, p_.types_);
+    for (const int index : arrays) size += stored_bytes(plan_.arrays[index], p_.heads_, p_.types_);
     spend(SpanKind::pass, static_cast<double>(size) / p_.machine_.copy_bytes_per_s);
   }
 
@@ -193,7 +192,7 @@ class ProgramWriter {
   }
   double link_seconds(int tier, int64_t size) const {
     if (p_.machine_.links.empty()) return 0;
-    return p_.machine_.links[static_cast<size_t>(tier)].seconds(static_cast<double>(size));
+    return p_.machine_.links[tier].seconds(size);
   }
   Op& add(Op op) {
     op.step = step_ - block_begin_;
@@ -220,9 +219,7 @@ class ProgramWriter {
     while (taken()) ++slot;
     return slot;
   }
-  const PlanArray& array(const Slice& slice) const {
-    return plan_.arrays[static_cast<size_t>(slice.array)];
-  }
+  const PlanArray& array(const Slice& slice) const { return plan_.arrays[slice.array]; }
   int64_t bytes(const Slice& slice) const {
     return wire_bytes(array(slice).kind, slice, p_.heads_, p_.types_);
   }
@@ -248,7 +245,7 @@ class ProgramWriter {
 namespace {
 
 uint64_t hash_of(const BlockTable::Block& block) {
-  uint64_t hash = static_cast<uint64_t>(block.steps);
+  uint64_t hash = block.steps;
   const auto mix = [&hash](uint64_t value) {
     hash = (hash ^ value) * 0x9E3779B97F4A7C15U;
     hash ^= hash >> 29U;
@@ -256,7 +253,7 @@ uint64_t hash_of(const BlockTable::Block& block) {
   for (const Op& op : block.ops) {
     mix(static_cast<uint64_t>(op.kind) << 32U | static_cast<uint32_t>(op.hop));
     mix(std::bit_cast<uint64_t>(op.seconds));
-    mix(static_cast<uint64_t>(op.bytes));
+    mix(op.bytes);
   }
   return hash;
 }
@@ -266,7 +263,7 @@ uint64_t hash_of(const BlockTable::Block& block) {
 Programs::Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
                    const MachineModel& machine, int ranks, GroupPlace place)
     : pass_(pass), heads_(heads), types_(types), machine_(machine), ranks_(ranks), place_(place) {
-  GYRE_CHECK(machine.links.size() <= most_tiers, "{} tiers", machine.links.size());
+  GYRE_CHECK(machine.links.size() <= max_tiers, "{} tiers", machine.links.size());
 }
 
 CompiledRank Programs::compile(const RankPlan& plan, const std::string& schedule) const {

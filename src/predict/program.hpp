@@ -74,9 +74,9 @@ struct RankProgram {
 
 /// Costs that are known without running the program.
 struct ProgramCost {
-  double kernel = 0;                                ///< kernel seconds without concurrent transfers
-  double extrapolated = 0;                          ///< kernel seconds outside the surface
-  std::array<int64_t, most_tiers> bytes_sent = {};  ///< [tier]
+  double kernel = 0;                               ///< kernel seconds without concurrent transfers
+  double extrapolated = 0;                         ///< kernel seconds outside the surface
+  std::array<int64_t, max_tiers> bytes_sent = {};  ///< [tier]
   /// Algorithms of the library's collectives; empty without collectives.
   std::set<CollectiveAlgorithm> algorithms;
 };
@@ -102,8 +102,8 @@ class Programs {
   void add(const CompiledRank& rank);
 
   const BlockTable::Block& block(uint32_t index) const { return blocks_.at(index); }
-  const RankProgram& rank(int r) const { return programs_[static_cast<size_t>(r)]; }
-  const ProgramCost& cost(int r) const { return costs_[static_cast<size_t>(r)]; }
+  const RankProgram& rank(int r) const { return programs_[r]; }
+  const ProgramCost& cost(int r) const { return costs_[r]; }
   int ranks() const { return ranks_; }
   Pass pass() const { return pass_; }
   size_t blocks() const { return blocks_.size(); }

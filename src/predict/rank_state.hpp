@@ -25,13 +25,13 @@ struct Channel {
   int64_t expected = 0;  ///< receives that the receiver has posted
 
   int64_t count() const { return dropped + std::ssize(sent); }
-  Sent& at(int64_t place) { return sent[static_cast<size_t>(place - dropped)]; }
+  Sent& at(int64_t place) { return sent[place - dropped]; }
   void take(int64_t place) {
     at(place).taken = true;
     while (taken < sent.size() && sent[taken].taken) ++taken;
     if (2 * taken < sent.size()) return;  // amortised: each message moves once
-    dropped += static_cast<int64_t>(taken);
-    sent.erase(sent.begin(), sent.begin() + static_cast<ptrdiff_t>(taken));
+    dropped += taken;
+    sent.erase(sent.begin(), sent.begin() + taken);
     taken = 0;
   }
 };
@@ -76,7 +76,7 @@ struct RankState {
   uint32_t time = 0;  ///< repetition of the part
   int steps = 0;      ///< steps of completed blocks
   double clock = 0;
-  std::array<double, most_tiers> link_free = {};
+  std::array<double, max_tiers> link_free = {};
   std::vector<Pending> pending;           ///< [exchange]
   std::unordered_map<int, Channel> from;  ///< [sender]
   Channel* recent = nullptr;              ///< channel used last: the one from recent_peer

@@ -17,7 +17,7 @@ Between between(const std::vector<double>& points, double value) {
   if (value <= points.front()) return {0, 0, 0};
   if (value >= points.back()) return {points.size() - 1, points.size() - 1, 0};
   const auto above = std::upper_bound(points.begin(), points.end(), value);
-  const auto high = static_cast<size_t>(above - points.begin());
+  const size_t high = above - points.begin();
   const double low = points[high - 1];
   return {high - 1, high, std::log(value / low) / std::log(points[high] / low)};
 }

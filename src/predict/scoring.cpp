@@ -51,9 +51,8 @@ class StepCosts {
   }
   void add(const decoder_step::SiluMultiply&) { elementwise(3, Activation::gate); }
   void add(const decoder_step::Linear& step) {
-    times_.linear += machine_.decoder.linear_seconds(type_, static_cast<double>(slots_),
-                                                     static_cast<double>(width(step.in)),
-                                                     static_cast<double>(width(step.out)));
+    times_.linear +=
+        machine_.decoder.linear_seconds(type_, slots_, width(step.in), width(step.out));
   }
   void add(const decoder_step::AllReduce& step) {
     times_.tp_wait += all_reduce_seconds(bytes(step.data));
@@ -69,7 +68,7 @@ class StepCosts {
     const DecoderModel& decoder = machine_.decoder;
     times_.logprobs += decoder.logprob_row_s * static_cast<double>(slots_) +
                        bytes(Activation::logits) / decoder.logprob_bytes_per_s;
-    constexpr double record = 16;  // bytes per slot: RowMoments and the target's logit
+    constexpr double record = 16;  // bytes per slot: SoftmaxPartial and the target's logit
     if (tp_ > 1)
       times_.tp_wait += (tp_ - 1) * link().latency_s +
                         (tp_ - 1) * link().seconds(record * static_cast<double>(slots_));
@@ -83,9 +82,7 @@ class StepCosts {
     times_.linear += passes * bytes(a) / machine_.decoder.elementwise_bytes_per_s;
   }
   /// Link between the first and the last rank of a tp group, which begins at a multiple of tp.
-  const LinkTier& link() const {
-    return machine_.links[static_cast<size_t>(machine_.tier_between(0, tp_ - 1))];
-  }
+  const LinkTier& link() const { return machine_.links[machine_.tier_between(0, tp_ - 1)]; }
   double all_reduce_seconds(double bytes) const {
     if (tp_ == 1) return 0;
     for (const CollectiveTimes& measured : machine_.decoder.all_reduces)
@@ -113,13 +110,13 @@ class ScoringSimulation {
         machine_(machine),
         steps_(decoder_steps(config)) {
     for (int d = 0; d < plan.setup.grid.dp; ++d)
-      for (const int64_t bin : plan.bins_of_replica[static_cast<size_t>(d)])
+      for (const int64_t bin : plan.bins_of_replica[d])
         known_.try_emplace(key_of(bin, d), Simulated{bin, first_of(d), {}});
     std::vector<Simulated*> all;
     for (auto& [key, simulated] : known_) all.push_back(&simulated);
     for_each_task(omp_get_max_threads(), std::ssize(all), [&](int64_t i, int /*thread*/) {
-      Simulated& one = *all[static_cast<size_t>(i)];
-      one.cost = simulate(plan_.bins[static_cast<size_t>(one.bin)], one.first);
+      Simulated& one = *all[i];
+      one.cost = simulate(plan_.bins[one.bin], one.first);
     });
   }
 
@@ -138,7 +135,7 @@ class ScoringSimulation {
   int64_t first_of(int d) const { return int64_t{d} * plan_.setup.grid.cp * plan_.setup.grid.tp; }
   /// Two places are equal if they are at the same rank within the last tier but one.
   Key key_of(int64_t bin, int d) const {
-    const PackedBatch& batch = plan_.bins[static_cast<size_t>(bin)];
+    const PackedBatch& batch = plan_.bins[bin];
     const size_t tiers = machine_.links.size();
     const int64_t place = tiers < 2 ? 0 : first_of(d) % machine_.links[tiers - 2].ranks;
     std::vector<std::pair<int32_t, int64_t>> nodes;
@@ -158,7 +155,7 @@ class ScoringSimulation {
     StepCosts costs(config_, setup.grid.tp, slots, types_.activations, machine_, attention);
     BinCost cost;
     cost.times = costs.of(steps_);
-    const auto layers = static_cast<double>(config_.num_hidden_layers);
+    const double layers = config_.num_hidden_layers;
     cost.kernel = layers * attention.kernel_mean;
     cost.extrapolated = cost.kernel * attention.extrapolated;
     for (const double bytes : attention.bytes_by_tier)
@@ -197,7 +194,7 @@ ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& co
   const int replicas = plan.setup.grid.dp;
   for (int d = 0; d < replicas; ++d) {
     DecoderTimes times;
-    for (const int64_t bin : plan.bins_of_replica[static_cast<size_t>(d)]) {
+    for (const int64_t bin : plan.bins_of_replica[d]) {
       const BinCost& cost = simulation.cost(bin, d);
       times += cost.times;
       kernel += cost.kernel;

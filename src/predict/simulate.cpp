@@ -34,8 +34,8 @@ class Engine {
         machine_(machine),
         schedule_(schedule),
         observer_(observer),
-        states_(static_cast<size_t>(programs.ranks())),
-        times_(static_cast<size_t>(programs.ranks())) {}
+        states_(programs.ranks()),
+        times_(programs.ranks()) {}
 
   std::vector<RankTimes> run() {
     for (int r = 0; r < programs_.ranks(); ++r) runnable_.push_back(r);
@@ -49,8 +49,8 @@ class Engine {
   }
 
  private:
-  RankState& state(int rank) { return states_[static_cast<size_t>(rank)]; }
-  RankTimes& times(int rank) { return times_[static_cast<size_t>(rank)]; }
+  RankState& state(int rank) { return states_[rank]; }
+  RankTimes& times(int rank) { return times_[rank]; }
 
   /// Advances a rank until it ends or waits for a message that has not been sent.
   void advance(int rank) {
@@ -104,7 +104,7 @@ class Engine {
     return op.spends == SpanKind::pass ? t.pass : t.copy;
   }
   static Pending& pending_of(RankState& s, const Op& op, int step) {
-    const auto slot = static_cast<size_t>(op.exchange);
+    const size_t slot = op.exchange;
     if (s.pending.size() <= slot) s.pending.resize(slot + 1);
     s.pending[slot].step = step;
     return s.pending[slot];
@@ -113,11 +113,10 @@ class Engine {
   void send(int rank, RankState& s, const Op& op, int step) {
     const int peer = (rank + op.hop) % programs_.ranks();
     observer_.posted(rank, op, step, peer, s.clock);
-    double& link_free = s.link_free[static_cast<size_t>(op.tier)];
+    double& link_free = s.link_free[op.tier];
     const double begin = std::max(s.clock, link_free);
     link_free = begin + op.seconds;
-    const double latency =
-        machine_.links.empty() ? 0 : machine_.links[static_cast<size_t>(op.tier)].latency_s;
+    const double latency = machine_.links.empty() ? 0 : machine_.links[op.tier].latency_s;
     const double arrival = link_free + latency;
     Pending& pending = pending_of(s, op, step);
     pending.left = std::max(pending.left, link_free);
@@ -133,14 +132,11 @@ class Engine {
   void join(int rank, RankState& s, const Op& op, int step) {
     Group& group = groups_[{rank / op.group, op.group}];
     if (group.ranks == 0)
-      group = {rank / op.group * op.group,
-               op.group,
-               {},
-               std::vector<size_t>(static_cast<size_t>(op.group))};
-    const size_t index = group.joined[static_cast<size_t>(rank - group.first)]++;
+      group = {rank / op.group * op.group, op.group, {}, std::vector<size_t>(op.group)};
+    const size_t index = group.joined[rank - group.first]++;
     if (group.operations.size() <= index) group.operations.resize(index + 1);
     Operation& operation = group.operations[index];
-    double& link_free = s.link_free[static_cast<size_t>(op.tier)];
+    double& link_free = s.link_free[op.tier];
     const double begin = std::max(s.clock, link_free);
     link_free = begin + op.seconds;
     operation.begin = std::max(operation.begin, begin);
@@ -159,7 +155,7 @@ class Engine {
   bool wait(int rank, RankState& s, const Op& op, int step) {
     // An exchange of local copies alone has posted nothing.
     if (s.pending.size() <= static_cast<size_t>(op.exchange)) return true;
-    Pending& pending = s.pending[static_cast<size_t>(op.exchange)];
+    Pending& pending = s.pending[op.exchange];
     for (const Joined& joined : pending.operations) {
       Operation& operation = joined.group->operations[joined.operation];
       if (!joined.group->complete(joined.operation)) {
@@ -212,7 +208,7 @@ class Engine {
     if (s.blocked_in.group != nullptr) {
       const Group& group = *s.blocked_in.group;
       int missing = 0;
-      while (group.joined[static_cast<size_t>(missing)] > s.blocked_in.operation) ++missing;
+      while (group.joined[missing] > s.blocked_in.operation) ++missing;
       throw_runtime("{} waits for an operation of {} ranks that rank {} does not join",
                     place(rank, step_of(rank)), group.ranks, group.first + missing);
     }
@@ -253,7 +249,7 @@ class SpanWriter {
     add(rank, op.spends, name, step, begin, end);
   }
   void waited(int rank, int step, int posted, double begin, double end) {
-    waited_for_[static_cast<size_t>(rank)] = posted;
+    waited_for_[rank] = posted;
     std::vector<TraceSpan>& transfers = line(rank).transfers;
     const auto transfer = std::find_if(transfers.rbegin(), transfers.rend(),
                                        [&](const TraceSpan& t) { return t.step == posted; });
@@ -302,13 +298,11 @@ class SpanWriter {
     if (op.kind != OpKind::receive) span.sent.push_back({peer, op.bytes});
     if (op.kind != OpKind::send) span.received.push_back({peer, op.bytes});
   }
-  RankTimeline& line(int rank) { return lines_[static_cast<size_t>(rank)]; }
+  RankTimeline& line(int rank) { return lines_[rank]; }
 
  private:
   std::vector<SimulatedSpan>& of(int rank) { return line(rank).spans; }
-  const Step& step_of(int rank, int step) const {
-    return plan_.ranks[static_cast<size_t>(rank)].steps(pass_)[static_cast<size_t>(step)];
-  }
+  const Step& step_of(int rank, int step) const { return plan_.ranks[rank].steps(pass_)[step]; }
   const step::Exchange& exchange(int rank, int step) const {
     return std::get<step::Exchange>(step_of(rank, step));
   }
@@ -316,10 +310,10 @@ class SpanWriter {
     return "pack " + e.what;
   }
   std::string name_of_spending(int rank, const step::Wait& /*wait*/) const {
-    return "unpack " + exchange(rank, waited_for_[static_cast<size_t>(rank)]).what;
+    return "unpack " + exchange(rank, waited_for_[rank]).what;
   }
   std::string name_of_spending(int rank, const step::Compute& c) const {
-    return name_of_keys(plan_.ranks[static_cast<size_t>(rank)], c);
+    return name_of_keys(plan_.ranks[rank], c);
   }
   std::string name_of_spending(int /*rank*/, const step::Clear& /*clear*/) const { return "clear"; }
   std::string name_of_spending(int /*rank*/, const step::Delta& /*delta*/) const { return "delta"; }
@@ -353,7 +347,7 @@ Simulation simulate(const Plan& plan, Pass pass, const HeadShape& heads, const E
   const std::vector<RankTimes> times = Engine(programs, machine, plan.schedule, spans).run();
   Simulation result{pass, std::vector<RankTimeline>(times.size())};
   for (int r = 0; r < ranks; ++r) {
-    const auto i = static_cast<size_t>(r);
+    const size_t i = r;
     result.ranks[i] = std::move(spans.line(r));
     static_cast<RankTimes&>(result.ranks[i]) = times[i];
   }

@@ -171,7 +171,7 @@ int run_app(int argc, char** argv, const AppInfo& info,
   h5::initialise();
   MpiEnvironment mpi(argc, argv, info.name);
   message_start = fmt::format("{}: error on rank {} ({}): ", info.name, mpi.rank(),
-                              mpi.peers()[static_cast<size_t>(mpi.rank())].host);
+                              mpi.peers()[mpi.rank()].host);
   try {
     CheckedCommunicator world(make_mpi_communicator(mpi.world()));
     ExitCode code = ExitCode::ok;

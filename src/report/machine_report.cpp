@@ -16,7 +16,7 @@
 namespace gyre {
 namespace {
 
-constexpr size_t most_columns = 120;
+constexpr size_t max_columns = 120;
 
 Json text_or_null(const std::string& text) {
   return text.empty() ? Json() : Json(text);
@@ -68,14 +68,14 @@ std::string machine_text(const MachineReport& machine) {
                   gib, host.governor.empty() ? "n/a" : host.governor);
   if (!host.gpus.empty()) rest += fmt::format(", {} x {}", host.gpus.size(), host.gpus.front());
   if (const size_t others = machine.identity.hosts.size() - kind.size(); others > 0)
-    rest += fmt::format("; {}", count_text(static_cast<int64_t>(others), "other host"));
+    rest += fmt::format("; {}", count_text(others, "other host"));
   const std::string begin =
       kind.size() > 1 ? fmt::format("# machine {} x ", kind.size()) : std::string("# machine ");
   std::string cpu = host.cpu.empty() ? "unknown processor" : host.cpu;
-  const size_t room = most_columns - std::min(most_columns - 16, begin.size() + rest.size());
+  const size_t room = max_columns - std::min(max_columns - 16, begin.size() + rest.size());
   if (cpu.size() > room) cpu = cpu.substr(0, room - 3) + "...";
   std::string line = begin + cpu + rest;
-  if (line.size() > most_columns) line = line.substr(0, most_columns - 3) + "...";
+  if (line.size() > max_columns) line = line.substr(0, max_columns - 3) + "...";
   return line + "\n";
 }
 

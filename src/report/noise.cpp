@@ -24,8 +24,8 @@ struct RuleText {
 constexpr std::array<RuleText, 5> rule_texts{{
     {"too few repetitions", "", "", 1, true, least_repetitions},
     {"too short", "", " s measured", 1, true, least_measured_seconds},
-    {"noisy", "CV ", " %", 100, false, most_variation},
-    {"noisy", "median known to ", " %", 100, false, most_half_width},
+    {"noisy", "CV ", " %", 100, false, max_variation},
+    {"noisy", "median known to ", " %", 100, false, max_half_width},
     {"noisy", "a rank had ", " % of its core", 100, true, least_cpu_share},
 }};
 
@@ -50,8 +50,8 @@ std::vector<Breach> breaches_of(const Timing& timing) {
   if (s.count < least_repetitions)
     breaches.push_back({Rule::repetitions, static_cast<double>(s.count)});
   if (seconds < least_measured_seconds) breaches.push_back({Rule::duration, seconds});
-  if (s.cv > most_variation) breaches.push_back({Rule::variation, s.cv});
-  if (s.half_width() > most_half_width) breaches.push_back({Rule::interval, s.half_width()});
+  if (s.cv > max_variation) breaches.push_back({Rule::variation, s.cv});
+  if (s.half_width() > max_half_width) breaches.push_back({Rule::interval, s.half_width()});
   if (timing.cpu_share < least_cpu_share) breaches.push_back({Rule::cpu_share, timing.cpu_share});
   return breaches;
 }
@@ -81,9 +81,9 @@ std::vector<std::string> breaches_text(const std::vector<const Timing*>& rows) {
 }
 
 std::string breach_text(const ForeignLoad& load) {
-  if (!(load.cores > most_foreign_cores)) return "";
+  if (!(load.cores > max_foreign_cores)) return "";
   return fmt::format("noisy: other processes kept {:.1f} of {} cores of {} busy, at most {}",
-                     load.cores, load.of_cores, load.host, most_foreign_cores);
+                     load.cores, load.of_cores, load.host, max_foreign_cores);
 }
 
 }  // namespace gyre

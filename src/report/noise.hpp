@@ -13,10 +13,10 @@ namespace gyre {
 /// The range of fewer samples is not a 95 % confidence interval of the median.
 inline constexpr int64_t least_repetitions = 6;
 inline constexpr double least_measured_seconds = 0.1;  ///< sum over repetitions
-inline constexpr double most_variation = 0.2;          ///< CV of the slowest ranks' times
-inline constexpr double most_half_width = 0.05;        ///< half_width() of the median's interval
+inline constexpr double max_variation = 0.2;           ///< CV of the slowest ranks' times
+inline constexpr double max_half_width = 0.05;         ///< half_width() of the median's interval
 inline constexpr double least_cpu_share = 0.9;         ///< CPU time / wall time of each rank
-inline constexpr double most_foreign_cores = 0.5;      ///< cores that other processes keep busy
+inline constexpr double max_foreign_cores = 0.5;       ///< cores that other processes keep busy
 
 /// The rules that a row can break, in the order in which they are reported.
 enum class Rule { repetitions, duration, variation, interval, cpu_share };

@@ -142,7 +142,7 @@ void add_choice_option(CLI::App& app, const OptionSpec& spec, int64_t& index,
     text = std::to_string(found - choices.begin());
   };
   finish(app.add_option(spec.name, index, spec.description)
-             ->default_str(choices[static_cast<size_t>(index)])
+             ->default_str(choices[index])
              ->type_name(fmt::format("{}", fmt::join(choices, "|")))
              ->transform(validator("", check)),
          spec);

@@ -36,10 +36,10 @@ void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
 /// A number of at least 1, or `word`, which is the value 0.
 void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word);
 /// The largest size of an option. Sums and small multiples of such sizes fit 64-bit integers.
-inline constexpr int64_t most_size = int64_t{1} << 48;
+inline constexpr int64_t max_size = int64_t{1} << 48;
 /// A size from `minimum` to `maximum`, in the notation of parse_size.
 void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0,
-                     int64_t maximum = most_size);
+                     int64_t maximum = max_size);
 /// A seed: any size.
 void add_seed_option(CLI::App& app, const std::string& description, int64_t& value);
 /// One of `choices`. The error for any other text names the nearest choice.

@@ -16,7 +16,7 @@ namespace {
 constexpr double wanted_half_width = 0.02;  // of the median's interval, relative to the median
 // From nine samples on, the median's interval excludes the least and the greatest sample, so one
 // spike has no effect.
-constexpr int64_t fewest_repetitions = 9, most_repetitions = 10000;
+constexpr int64_t fewest_repetitions = 9, max_repetitions = 10000;
 constexpr double growth = 1.25;  // factor on the number of repetitions between decisions
 
 }  // namespace
@@ -63,13 +63,13 @@ void Repeats::decide() {
   const double measured = 1e-3 * std::accumulate(slowest_ms_.begin(), slowest_ms_.end(), 0.0);
   const bool known = summarize(slowest_ms_).half_width() <= wanted_half_width;
   if ((known && measured >= least_measured_seconds) || seconds >= options_.max_seconds ||
-      index_ >= most_repetitions - 1) {
+      index_ >= max_repetitions - 1) {
     total_ = index_ + 1;
     return;
   }
-  const auto count = static_cast<double>(index_);
+  const double count = index_;
   const double in_time = std::floor(count * options_.max_seconds / std::max(seconds, 1e-9));
-  const double at = std::min({std::ceil(count * growth), in_time, double{most_repetitions - 1}});
+  const double at = std::min({std::ceil(count * growth), in_time, double{max_repetitions - 1}});
   decide_at_ = std::max(index_ + 1, static_cast<int64_t>(at));
 }
 

@@ -328,7 +328,7 @@ std::string header_text(const RunReport& report) {
 }
 
 std::string memory_text(const MemoryReport& memory) {
-  const auto text = [](int64_t bytes) { return si_text(static_cast<double>(bytes), "B"); };
+  const auto text = [](int64_t bytes) { return si_text(bytes, "B"); };
   return fmt::format("# memory of a rank: {}{} of its process at most, {} of these at the start\n",
                      memory.planned == 0 ? "" : text(memory.planned) + " planned, ",
                      text(memory.peak), text(memory.start));
@@ -355,7 +355,7 @@ void add_average(RunReport& report, const std::string& metric, const std::string
                  std::vector<double> values) {
   std::erase_if(values, [](double value) { return std::isnan(value); });
   if (values.size() < 2) return;
-  const auto count = static_cast<double>(values.size());
+  const double count = values.size();
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
   report.foms.push_back({"average_" + metric, mean, unit, {{"rows", std::ssize(values)}}});
 }
@@ -387,7 +387,7 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
                           count_text(context.rows.skipped(), "row"), options.json);
     for (const std::string& path : invalid)
       text += fmt::format("# results that did not pass are in {}\n", path);
-    text += footer_text(report, context.verbose ? Check::most_deviations : 1);
+    text += footer_text(report, context.verbose ? Check::max_deviations : 1);
   });
   context.rows.end(report);
   context.outputs.publish(text);

@@ -36,7 +36,7 @@ double Statistics::half_width() const {
 }
 
 Interval median_interval(std::span<const double> sorted) {
-  const auto n = static_cast<double>(sorted.size());
+  const double n = sorted.size();
   // k samples at each end lie outside. sum: probability that at most k of n are below the median.
   size_t k = 0;
   if (sorted.size() > 1000) {
@@ -66,7 +66,7 @@ Statistics summarize(std::span<const double> samples) {
   result.median_low = interval.low, result.median_high = interval.high;
   double squares = 0;
   for (double x : samples) squares += (x - result.mean) * (x - result.mean);
-  const double n = static_cast<double>(samples.size());
+  const double n = samples.size();
   if (samples.size() > 1 && result.mean != 0)
     result.cv = std::sqrt(squares / (n - 1)) / std::abs(result.mean);
   return result;
@@ -100,8 +100,8 @@ double imbalance(std::span<const double> values) {
 Samples gather_samples(Communicator& comm, std::span<const double> mine) {
   std::vector<int64_t> bytes = all_gather_value(comm, std::ssize(mine));
   const int64_t count = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  for (int64_t& b : bytes) b *= static_cast<int64_t>(sizeof(double));
-  std::vector<double> all(static_cast<size_t>(count));
+  for (int64_t& b : bytes) b *= sizeof(double);
+  std::vector<double> all(count);
   HostStream stream;
   comm.all_gather_v(bytes_of(mine), writable_bytes_of(std::span<double>(all)), bytes, stream,
                     "gathering measurements")

@@ -8,24 +8,23 @@
 namespace gyre {
 namespace {
 
-constexpr int most_sizes = 100;
+constexpr int max_sizes = 100;
 
 void check_count(const TokenSweep& sweep, ConfigErrors& errors) {
   if (sweep.step > 0) {
     const int64_t count = (sweep.max - sweep.min) / sweep.step + 1;
-    if (count > most_sizes)
+    if (count > max_sizes)
       errors.add("--step {} makes {} sizes, and at most {} are run; the smallest that works is {}",
-                 sweep.step, count, most_sizes,
-                 ceil_div(sweep.max - sweep.min + 1, int64_t{most_sizes}));
+                 sweep.step, count, max_sizes,
+                 ceil_div(sweep.max - sweep.min + 1, int64_t{max_sizes}));
     return;
   }
-  const double span =
-      std::log(static_cast<double>(sweep.max)) - std::log(static_cast<double>(sweep.min));
+  const double span = std::log(sweep.max) - std::log(sweep.min);
   const double steps = span / std::log(sweep.factor);
-  if (steps >= most_sizes)
+  if (steps >= max_sizes)
     errors.add(
         "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is {:.4f}",
-        sweep.factor, std::floor(steps) + 1, most_sizes, std::exp(span / (most_sizes - 1)));
+        sweep.factor, std::floor(steps) + 1, max_sizes, std::exp(span / (max_sizes - 1)));
 }
 
 }  // namespace
@@ -36,9 +35,9 @@ std::vector<int64_t> TokenSweep::sizes() const {
   if (step > 0)
     for (int64_t size = min; size <= max; size += step) all.push_back(size);
   if (step > 0) return all;
-  auto size = static_cast<double>(min);
+  double size = min;
   while (size <= static_cast<double>(max)) {
-    const auto whole = static_cast<int64_t>(std::llround(size));
+    const int64_t whole = std::llround(size);
     if (all.empty() || whole > all.back()) all.push_back(whole);
     size *= factor;
   }

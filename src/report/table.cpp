@@ -19,7 +19,7 @@ constexpr std::string_view prefixes = "kMGTP";  // 10^3, 10^6, ...
 /// The factor of the SI prefix of a scaled column's unit; 1 without a prefix.
 double prefix_of(const ColumnFormat& format) {
   const size_t at = prefixes.find(format.unit[0]);
-  return at == std::string_view::npos ? 1 : std::pow(1e3, static_cast<double>(at + 1));
+  return at == std::string_view::npos ? 1 : std::pow(1e3, at + 1);
 }
 
 std::string unit_text(const ColumnFormat& format) {

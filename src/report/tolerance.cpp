@@ -29,7 +29,7 @@ double epsilon_of(DType type) {
 
 double tolerance_for(DType type, int64_t roundings) {
   GYRE_CHECK(roundings >= 0, "{} roundings", roundings);
-  const double sigma = epsilon_of(type) / 6 * std::sqrt(static_cast<double>(roundings));
+  const double sigma = epsilon_of(type) / 6 * std::sqrt(roundings);
   return tolerance_safety * sigma;
 }
 
@@ -74,7 +74,7 @@ struct StepCounter {
       if (m.peer == plan.rank) continue;
       std::set<std::pair<ArrayKind, int64_t>> seen;
       for (const Slice& slice : m.slices) {
-        const ArrayKind kind = plan.arrays[static_cast<size_t>(slice.array)].kind;
+        const ArrayKind kind = plan.arrays[slice.array].kind;
         if (!seen.insert({kind, slice.heads.begin}).second) continue;
         if (kind == ArrayKind::d_kv) hops.add(slice.heads);
         if (kind == ArrayKind::out) out_trips.add({m.peer, 0});
@@ -104,8 +104,8 @@ AttentionReductions attention_reductions(const RankPlan& plan, const AttentionPr
   lengths.head_dim = problem.heads.head_dim;
   for (const auto& [document, length] : document_lengths(*problem.layout)) {
     const DocumentMask mask(problem.mask, document.value(), length);
-    lengths.keys = std::max(lengths.keys, mask.most_keys());
-    lengths.queries = std::max(lengths.queries, mask.most_queries() * problem.heads.group());
+    lengths.keys = std::max(lengths.keys, mask.max_keys());
+    lengths.queries = std::max(lengths.queries, mask.max_queries() * problem.heads.group());
   }
   StepCounter counter;
   for (const Pass pass : {Pass::forward, Pass::backward})
@@ -144,9 +144,9 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
 
 AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
                                          const ElementTypes& types, const KernelPrecision& kernel) {
-  const auto dim = static_cast<double>(lengths.head_dim), keys = static_cast<double>(lengths.keys);
-  const auto partials = static_cast<double>(lengths.partials);
-  const auto rows = static_cast<double>(lengths.queries + lengths.hops);
+  const double dim = lengths.head_dim, keys = lengths.keys;
+  const double partials = lengths.partials;
+  const double rows = lengths.queries + lengths.hops;
   const double log_keys = std::log(std::max(1.0, keys));
   const double largest_score = lengths.score_size * std::sqrt(2 * log_keys);
   const double lse = std::max(1 + log_keys, largest_score);
@@ -188,11 +188,11 @@ double logprob_scale(double logprob) {
 }
 
 double entropy_scale(int64_t vocab_size) {
-  return std::max(1.0, std::log(static_cast<double>(vocab_size)));
+  return std::max(1.0, std::log(vocab_size));
 }
 
 double logit_gradient_tolerance(DType stored) {
-  return tolerance_of(static_cast<double>(row_roundings), stored == DType::bf16 ? 1 : 0);
+  return tolerance_of(row_roundings, stored == DType::bf16 ? 1 : 0);
 }
 
 double logit_gradient_scale(double logprob, double a, double b, double weights) {
@@ -240,8 +240,7 @@ double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
   // Final norm, logits, sum over the vocabulary.
   const int64_t after_layers = 2 * shape.hidden + shape.vocab;
   const int64_t roundings = shape.layers * roundings_per_layer(shape) + after_layers;
-  const double expected_max =
-      std::sqrt(2 * std::log(static_cast<double>(std::max<int64_t>(2, shape.vocab))));
+  const double expected_max = std::sqrt(2 * std::log(std::max<int64_t>(2, shape.vocab)));
   const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);
   return size * tolerance_for(DType::f32, roundings);
 }

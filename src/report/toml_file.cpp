@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-constexpr int most_parts = 32;
+constexpr int max_parts = 32;
 
 /// Throws for the first number that JSON cannot represent.
 void require_finite(const std::string& path, const toml::node& node) {
@@ -37,7 +37,7 @@ int line_of_deep_key(std::string_view toml) {
     } else if (c == '"' || c == '\'') {
       quote = c;
     } else if (c == '.') {
-      if (++dots >= most_parts) return line;
+      if (++dots >= max_parts) return line;
     } else if (std::string_view("=,{}[]#\n").find(c) != std::string_view::npos) {
       dots = 0;
     }
@@ -47,7 +47,7 @@ int line_of_deep_key(std::string_view toml) {
 
 std::string toml_as_json(const std::string& path, const std::string& toml) {
   if (const int line = line_of_deep_key(toml); line > 0)
-    throw_usage("{}: line {}: a key of more than {} parts", path, line, most_parts);
+    throw_usage("{}: line {}: a key of more than {} parts", path, line, max_parts);
   try {
     std::ostringstream json;
     const toml::table table = toml::parse(toml);

@@ -252,7 +252,7 @@ std::vector<std::vector<uint8_t>> gather_on_root(Communicator& world,
   if (world.rank() == 0) {
     all.resize(sizes.size());
     for (size_t r = 0; r < sizes.size(); ++r) {
-      all[r].resize(static_cast<size_t>(sizes[r]));
+      all[r].resize(sizes[r]);
       recvs.push_back({static_cast<int>(r), writable_bytes_of(std::span(all[r]))});
     }
   }

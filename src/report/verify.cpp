@@ -41,7 +41,7 @@ void Check::keep(Deviation deviation) {
   const auto place =
       std::upper_bound(deviations_.begin(), deviations_.end(), deviation.error, larger);
   deviations_.insert(place, std::move(deviation));
-  if (deviations_.size() > most_deviations) deviations_.pop_back();
+  if (deviations_.size() > max_deviations) deviations_.pop_back();
 }
 
 void Check::add_failure(const std::string& where) {
@@ -181,8 +181,7 @@ void Verification::merge_over(Communicator& comm) {
   if (comm.size() == 1) return;
   const std::string mine = encode();
   const std::vector<int64_t> bytes = all_gather_value(comm, std::ssize(mine));
-  std::string all(static_cast<size_t>(std::accumulate(bytes.begin(), bytes.end(), int64_t{0})),
-                  '\0');
+  std::string all(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}), '\0');
   HostStream stream;
   comm.all_gather_v(std::as_bytes(std::span<const char>(mine)),
                     writable_bytes_of(std::span<char>(all)), bytes, stream, "gathering the checks")
@@ -190,7 +189,7 @@ void Verification::merge_over(Communicator& comm) {
   checks_.clear();
   size_t begin = 0;
   for (int r = 0; r < comm.size(); ++r) {
-    const size_t length = static_cast<size_t>(bytes[static_cast<size_t>(r)]);
+    const size_t length = bytes[r];
     merge_encoded(std::string_view(all).substr(begin, length), r);
     begin += length;
   }

@@ -51,7 +51,7 @@ struct Deviation {
 class Check {
  public:
   /// Number of values outside the tolerance that are kept: the worst ones.
-  static constexpr size_t most_deviations = 10;
+  static constexpr size_t max_deviations = 10;
 
   Check(std::string name, double tolerance) : name_(std::move(name)), tolerance_(tolerance) {}
 
@@ -123,7 +123,7 @@ class Check {
   friend class Verification;
   bool is_too_wide() const;
   bool is_among_worst(double error) const {
-    return deviations_.size() < most_deviations || error > deviations_.back().error;
+    return deviations_.size() < max_deviations || error > deviations_.back().error;
   }
   void keep(Deviation deviation);
   /// Throws unless `other` has the same name and tolerance.

@@ -39,8 +39,7 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
                                          : cuda_allocate(rounded, space, poisoning());
     if (pointer == nullptr)
       throw_runtime("no {} memory for a buffer of {} bytes", name_of(space), bytes);
-    const int64_t now =
-        current.fetch_add(static_cast<int64_t>(rounded)) + static_cast<int64_t>(rounded);
+    const int64_t now = current.fetch_add(rounded) + static_cast<int64_t>(rounded);
     int64_t seen = peak.load();
     while (seen < now && !peak.compare_exchange_weak(seen, now)) {
     }
@@ -50,7 +49,7 @@ RawBuffer allocate(size_t bytes, MemorySpace space) {
 
 void Release::operator()(void* pointer) const {
   if (pointer == nullptr) return;
-  current.fetch_sub(static_cast<int64_t>(bytes));
+  current.fetch_sub(bytes);
   if (space == MemorySpace::host)
     std::free(pointer);
   else

@@ -166,8 +166,8 @@ class Library {
     const std::lock_guard lock(mutex_);
     // Most runs repeat a few shapes. If shapes keep changing, as with bin lengths, the full cache
     // is cleared.
-    constexpr size_t most_products = 4096;
-    if (products_.size() >= most_products) products_.clear();
+    constexpr size_t max_products = 4096;
+    if (products_.size() >= max_products) products_.clear();
     const Key key = key_of(g, accumulate);
     auto found = products_.find(key);
     if (found == products_.end())

@@ -40,12 +40,12 @@ class Kernels {
 
   libxsmm_smmfunction get(int64_t rows, int64_t columns, int64_t depth, bool accumulate) {
     for (int i = 0; i < used_; ++i) {
-      const Entry& e = entries_[static_cast<size_t>(i)];
+      const Entry& e = entries_[i];
       if (e.rows == rows && e.columns == columns && e.depth == depth && e.accumulate == accumulate)
         return e.kernel;
     }
     const Entry made{rows, columns, depth, accumulate, generate(rows, columns, depth, accumulate)};
-    entries_[static_cast<size_t>(used_++)] = made;
+    entries_[used_++] = made;
     return made.kernel;
   }
 

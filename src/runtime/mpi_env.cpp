@@ -141,14 +141,14 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
   Identity mine = {};
   gethostname(mine.host, sizeof(mine.host) - 1);
   mine.pid = getpid();
-  std::vector<Identity> all(static_cast<size_t>(size_));
+  std::vector<Identity> all(size_);
   std::vector<MPI_Request> request(1);
   check_mpi(MPI_Iallgather(&mine, sizeof(Identity), MPI_BYTE, all.data(), sizeof(Identity),
                            MPI_BYTE, world_, request.data()),
             "MPI_Iallgather");
   wait_politely(request);
   for (int r = 0; r < size_; ++r) {
-    const Identity& identity = all[static_cast<size_t>(r)];
+    const Identity& identity = all[r];
     peers_.push_back({r, identity.host, identity.pid});
   }
   Watchdog::start(std::move(program), rank_, peers_, 0, end_all);

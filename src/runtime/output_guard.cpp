@@ -77,7 +77,7 @@ bool is_descriptor(const std::filesystem::path& path) {
 }
 
 /// Resolves all links; the result is the path that renaming replaces.
-std::filesystem::path behind_links(const std::string& path) {
+std::filesystem::path after_links(const std::string& path) {
   std::error_code ignored;
   std::filesystem::path place = std::filesystem::absolute(path, ignored);
   for (int links = 0; links < 40; ++links) {
@@ -92,7 +92,7 @@ std::filesystem::path behind_links(const std::string& path) {
 
 /// Identity of the file at the path of an output or input.
 struct Place {
-  explicit Place(const std::string& name) : path(behind_links(name)) {
+  explicit Place(const std::string& name) : path(after_links(name)) {
     exists = stat(name.c_str(), &status) == 0;
     if (!exists) error = errno;
   }

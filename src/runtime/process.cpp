@@ -53,7 +53,7 @@ int write_within(int descriptor, std::string_view text, int patience_ms) {
   while (!text.empty()) {
     const ssize_t written = write_some(descriptor, text, patience_ms);
     if (written >= 0)
-      text.remove_prefix(static_cast<size_t>(written));
+      text.remove_prefix(written);
     else if (errno != EINTR && (errno != EAGAIN || patience_ms >= 0))
       return errno;
   }

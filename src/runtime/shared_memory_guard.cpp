@@ -94,8 +94,8 @@ void rename_process(int argc, char** argv) {
   prctl(PR_SET_NAME, guard_name);
   const char* const end = argv[argc - 1] + std::strlen(argv[argc - 1]);
   if (end <= argv[0]) return;
-  std::memset(argv[0], 0, static_cast<size_t>(end - argv[0]));
-  std::strncpy(argv[0], guard_name, static_cast<size_t>(end - argv[0]));
+  std::memset(argv[0], 0, end - argv[0]);
+  std::strncpy(argv[0], guard_name, end - argv[0]);
 }
 
 [[noreturn]] void guard(int pipe, pid_t launcher) {

@@ -24,7 +24,7 @@ struct Cut {
 
 Cut cut_row(const SegmentBounds& bounds, const LayoutOptions& options) {
   if (options.cp < 1) throw_usage("cp must be at least 1, not {}", options.cp);
-  if (options.cp > most_ranks) throw_usage("cp must be at most {}, not {}", most_ranks, options.cp);
+  if (options.cp > max_ranks) throw_usage("cp must be at most {}, not {}", max_ranks, options.cp);
   check_bounds(bounds);
   constexpr int64_t longest = std::numeric_limits<int32_t>::max();
   if (options.chunk < 0 || options.chunk > longest)
@@ -43,7 +43,7 @@ Cut cut_row(const SegmentBounds& bounds, const LayoutOptions& options) {
 std::vector<int64_t> costs_of(const SegmentBounds& bounds, const Cut& cut,
                               const LayoutOptions& options) {
   std::vector<int64_t> costs = chunk_pairs(bounds, cut.chunk, options.pairs);
-  costs.resize(static_cast<size_t>(cut.count), 0);
+  costs.resize(cut.count, 0);
   return costs;
 }
 
@@ -57,7 +57,7 @@ int64_t balanced_chunk(int64_t slots, int cp) {
 
 std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk,
                                  const decltype(LayoutOptions::pairs)& pairs_of) {
-  std::vector<int64_t> pairs(static_cast<size_t>(ceil_div(bounds.slots(), chunk)), 0);
+  std::vector<int64_t> pairs(ceil_div(bounds.slots(), chunk), 0);
   for (int64_t i = 0; i < bounds.segments(); ++i) {
     const int64_t begin = bounds.begin(i), end = begin + bounds.real_length(i);
     const auto up_to = [&](int64_t slot) {
@@ -65,7 +65,7 @@ std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk,
     };
     for (int64_t from = begin; from < end;) {
       const int64_t c = from / chunk, to = std::min(end, (c + 1) * chunk);
-      pairs[static_cast<size_t>(c)] += up_to(to) - up_to(from);
+      pairs[c] += up_to(to) - up_to(from);
       from = to;
     }
   }
@@ -75,7 +75,8 @@ std::vector<int64_t> chunk_pairs(const SegmentBounds& bounds, int64_t chunk,
 BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& options) {
   const double start = thread_cpu_seconds();
   const Cut cut = cut_row(bounds, options);
-  BalanceSearch search{deal_equal_counts(costs_of(bounds, cut, options), options.cp), cut.chunk, 0};
+  BalanceSearch search{assign_equal_counts(costs_of(bounds, cut, options), options.cp), cut.chunk,
+                       0};
   search.cpu_seconds = thread_cpu_seconds() - start;
   return search;
 }
@@ -96,12 +97,12 @@ BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& op
   return search;
 }
 
-Layout layout_of_deal(const char* name, const SegmentBounds& bounds, int cp,
-                      const BalanceSearch& search) {
-  std::vector<std::vector<SlotRun>> runs(static_cast<size_t>(cp));
+Layout layout_of_assignment(const char* name, const SegmentBounds& bounds, int cp,
+                            const BalanceSearch& search) {
+  std::vector<std::vector<SlotRun>> runs(cp);
   int64_t start = 0;
   for (const int32_t rank : search.rank_of_chunk) {
-    std::vector<SlotRun>& mine = runs[static_cast<size_t>(rank)];
+    std::vector<SlotRun>& mine = runs[rank];
     if (!mine.empty() && mine.back().start.value() + mine.back().length == start)
       mine.back().length += search.chunk;
     else

@@ -7,32 +7,32 @@
 //     balanced:  take chunks by descending cost; each goes to the rank with the least cost so far
 //                among those that have fewer than m
 //
-// O(n log n + n log cp). The joint variant searches for the assignment (deal) that minimises
+// O(n log n + n log cp). The joint variant searches for the assignment (assignment) that minimises
 //
 //     max over ranks r of max(pairs_r · seconds_per_pair, kv_needed_r · seconds_per_kv_token)
 //
 // kv_needed is defined in sharding/cost.hpp, always under a causal mask:
 //
-//     for each start: the deal above; chunks in stream order; deal_by_objective
+//     for each start: the assignment above; chunks in stream order; assign_by_objective
 //         (the last only if n · cp <= 2^28)
 //         repeat 400 n times, at most 2,000,000 / max(1, cp/512)²:
 //             pick a chunk x, and a chunk y: mostly from a rank that holds a neighbour of x
 //             swap their ranks unless that raises
 //                 Σ_r (time of r / slowest time so far)^64 + 0.1 · needed by r / mean of a start
 //             by more than a threshold, which falls from 0.05 to 0.0005
-//     return the best deal visited: no slower than any start; 1 % of time weighs as much as
-//         all keys that the deal by compute needs
+//     return the best assignment visited: no slower than any start; 1 % of time weighs as much as
+//         all keys that the assignment by compute needs
 //
 // The power approximates the maximum; unlike the maximum, it rewards every improvement of a slow
 // rank. This is threshold accepting (Dueck and Scheuer, 1990) with a fixed random sequence: equal
-// input gives an equal deal. Packed documents with a long tail (64K slots, cp = 8, chunk 512) need
-// 40 % of the ring's bytes under `balanced`, 24 % at the same balance when communication takes as
-// long as compute, and 3 % when it takes ten times as long; see bench/sharding.cpp.
+// input gives an equal assignment. Packed documents with a long tail (64K slots, cp = 8, chunk 512)
+// need 40 % of the ring's bytes under `balanced`, 24 % at the same balance when communication takes
+// as long as compute, and 3 % when it takes ten times as long; see bench/sharding.cpp.
 
 #include <cstdint>
 #include <vector>
 
-#include "sharding/chunk_deal.hpp"
+#include "sharding/chunk_assignment.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -53,15 +53,15 @@ struct BalanceSearch {
   int64_t chunk = 0;
   double cpu_seconds = 0;  ///< CPU time of the search in this thread
 };
-/// Deals by compute alone. Throws a usage error for invalid boundaries, cp < 1 or a chunk that is
-/// negative or exceeds int32.
+/// Assignment by compute alone. Throws a usage error for invalid boundaries, cp < 1 or a chunk that
+/// is negative or exceeds int32.
 BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& options);
-/// Deals by compute and communication, O(n) moves. Errors as balance_compute, and when a time of
-/// options.time is negative or not finite.
+/// Assignment by compute and communication, O(n) moves. Errors as balance_compute, and when a time
+/// of options.time is negative or not finite.
 BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
-/// The layout of a deal over cp ranks; adjacent chunks of a rank are merged into one run.
-Layout layout_of_deal(const char* name, const SegmentBounds& bounds, int cp,
-                      const BalanceSearch& search);
+/// The layout of a assignment over cp ranks; adjacent chunks of a rank are merged into one run.
+Layout layout_of_assignment(const char* name, const SegmentBounds& bounds, int cp,
+                            const BalanceSearch& search);
 
 }  // namespace gyre

@@ -15,8 +15,8 @@ namespace {
 template <class T>
 std::vector<T> shard_batch(const Layout& layout, int rank, std::span<const T> rows, int64_t batch,
                            int64_t row, T fill) {
-  const auto whole = static_cast<size_t>(layout.stream_slots * row);
-  const auto part = static_cast<size_t>(layout.shard(rank).slots * row);
+  const size_t whole = layout.stream_slots * row;
+  const size_t part = layout.shard(rank).slots * row;
   std::vector<T> shard(static_cast<size_t>(batch) * part);
   for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
     shard_rows<T>(layout, rank, rows.subspan(b * whole, whole),

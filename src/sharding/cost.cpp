@@ -39,8 +39,8 @@ std::vector<Held> by_document_and_rank(const Layout& layout) {
 
 /// Calls visit(document_fragments, rank, last position that the rank holds) for every pair of a
 /// document and a rank that holds tokens of it.
-template <class Visit>
-void for_each_holder(const std::vector<Held>& held, Visit visit) {
+template <class KeyRange>
+void for_each_holder(const std::vector<Held>& held, KeyRange visit) {
   for (auto first = held.begin(); first != held.end();) {
     const auto end = std::find_if(first, held.end(), [&](const Held& h) {
       return h.fragment->segment != first->fragment->segment;
@@ -76,7 +76,7 @@ int64_t LayoutCost::max_pairs() const {
 }
 
 double LayoutCost::pair_ratio() const {
-  const auto all = static_cast<double>(pairs());
+  const double all = pairs();
   return all == 0 ? 1 : static_cast<double>(max_pairs()) * static_cast<double>(ranks.size()) / all;
 }
 
@@ -109,13 +109,13 @@ LayoutCost layout_cost(const Layout& layout) {
   const std::vector<Held> held = by_document_and_rank(layout);
   cost.pieces = std::ssize(held);
   for (const Held& h : held) {
-    RankCost& rank = cost.ranks[static_cast<size_t>(h.rank)];
+    RankCost& rank = cost.ranks[h.rank];
     rank.real_tokens += h.fragment->length;
     rank.pairs += pairs_of(*h.fragment);
     rank.kv_needed -= h.fragment->length;
   }
   for_each_holder(held, [&](std::span<const Held>, int rank, DocPosition last) {
-    cost.ranks[static_cast<size_t>(rank)].kv_needed += last.value() + 1;
+    cost.ranks[rank].kv_needed += last.value() + 1;
   });
   return cost;
 }
@@ -125,10 +125,9 @@ std::vector<std::vector<int64_t>> kv_traffic(const Layout& layout) {
   std::vector<std::vector<int64_t>> tokens(cp, std::vector<int64_t>(cp, 0));
   for_each_holder(by_document_and_rank(layout),
                   [&](std::span<const Held> document, int rank, DocPosition last) {
-                    std::vector<int64_t>& mine = tokens[static_cast<size_t>(rank)];
+                    std::vector<int64_t>& mine = tokens[rank];
                     for (const Held& h : document)
-                      if (h.rank != rank)
-                        mine[static_cast<size_t>(h.rank)] += tokens_up_to(*h.fragment, last);
+                      if (h.rank != rank) mine[h.rank] += tokens_up_to(*h.fragment, last);
                   });
   return tokens;
 }

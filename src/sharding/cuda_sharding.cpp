@@ -42,10 +42,9 @@ const std::byte* bytes_at(const void* data, int64_t offset) {
 class DeviceShift {
  public:
   DeviceShift(const ShiftPlan& plan, Stream& stream) : stream_(stream), slots_(plan.slots) {
-    std::vector<int32_t> outgoing, result(static_cast<size_t>(plan.slots), -1);
+    std::vector<int32_t> outgoing, result(plan.slots, -1);
     for (const ShiftPlan::Move& move : plan.moves)
-      for (int32_t i = 0; i < move.length; ++i)
-        result[static_cast<size_t>(move.to + i)] = move.from + i;
+      for (int32_t i = 0; i < move.length; ++i) result[move.to + i] = move.from + i;
     for (const ShiftPlan::Message& message : plan.sends) {
       sends_.push_back({message.peer, sent_, std::ssize(message.slots)});
       outgoing.insert(outgoing.end(), message.slots.begin(), message.slots.end());
@@ -54,7 +53,7 @@ class DeviceShift {
     for (const ShiftPlan::Message& message : plan.recvs) {
       recvs_.push_back({message.peer, received_, std::ssize(message.slots)});
       for (const int32_t slot : message.slots)
-        result[static_cast<size_t>(slot)] = static_cast<int32_t>(slots_ + received_++);
+        result[slot] = static_cast<int32_t>(slots_ + received_++);
     }
     outgoing_ = upload(outgoing, stream);
     result_ = upload(result, stream);
@@ -66,7 +65,7 @@ class DeviceShift {
     Buffer<int32_t> outgoing(sent_, MemorySpace::device);
     Buffer<int32_t> joined(slots_ + received_, MemorySpace::device);
     gather_rows(stream_, outgoing.data(), local, outgoing_.data(), sent_, slots_, bytes);
-    stream_.copy(joined.data(), local, static_cast<size_t>(slots_ * bytes));
+    stream_.copy(joined.data(), local, slots_ * bytes);
     std::vector<SendSlice> sends;
     std::vector<RecvSlice> recvs;
     for (const Message& m : sends_)
@@ -86,7 +85,7 @@ class DeviceShift {
     int64_t begin, count;
   };
   static std::span<int32_t> part_of(Buffer<int32_t>& buffer, int64_t begin, int64_t count) {
-    return buffer.span().subspan(static_cast<size_t>(begin), static_cast<size_t>(count));
+    return buffer.span().subspan(begin, count);
   }
 
   Stream& stream_;

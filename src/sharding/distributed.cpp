@@ -75,13 +75,13 @@ void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std:
   std::vector<std::byte> blocks(local.size() * static_cast<size_t>(comm.size()));
   HostStream host;
   comm.all_gather(local, blocks, host, "gathering a stream")->wait();
-  const auto block = static_cast<size_t>(layout.slots_of_rank() * row_bytes);
-  const auto row = static_cast<size_t>(layout.stream_slots * row_bytes);
+  const size_t block = layout.slots_of_rank() * row_bytes;
+  const size_t row = layout.stream_slots * row_bytes;
   // Blocks are [cp, batch, slots, row]: consecutive shards of one batch row are a rank block apart.
   const std::span<const std::byte> all(blocks);
   const size_t reach = blocks.size() - local.size() + block;
   for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
-    unshard_all_bytes(layout, all.subspan(b * block, reach), static_cast<int64_t>(local.size()),
+    unshard_all_bytes(layout, all.subspan(b * block, reach), std::ssize(local),
                       stream.subspan(b * row, row), row_bytes);
 }
 
@@ -103,7 +103,7 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
       {{"the number of elements a slot", row},
        {"the number of slots a rank", layout.slots_of_rank()},
        {"the gradient convention", static_cast<int64_t>(convention)}});
-  const auto count = static_cast<size_t>(layout.slots_of_rank() * row);
+  const size_t count = layout.slots_of_rank() * row;
   std::vector<T> grad(count, T{0});
   if (convention == GatherGradient::split)
     shard_rows<T>(layout, comm.rank(), grad_stream, grad, row);
@@ -111,8 +111,8 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
     std::vector<T> blocks(count * static_cast<size_t>(comm.size()));
     shard_all_rows<T>(layout, grad_stream, blocks, row);
     HostStream host;
-    comm.reduce_scatter(blocks.data(), grad.data(), static_cast<int64_t>(count), dtype_of<T>,
-                        ReduceOp::sum, host, "gradient of a gathered stream")
+    comm.reduce_scatter(blocks.data(), grad.data(), count, dtype_of<T>, ReduceOp::sum, host,
+                        "gradient of a gathered stream")
         ->wait();
   }
   return grad;
@@ -123,19 +123,19 @@ ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
   if (rank < 0 || rank >= layout.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
   std::vector<bool> begins(static_cast<size_t>(layout.stream_slots) + 1, false);
-  for (const int32_t bound : bounds) begins[static_cast<size_t>(bound)] = true;
+  for (const int32_t bound : bounds) begins[bound] = true;
   const std::vector<Owner> owners = slot_owners(layout);
   const std::vector<int32_t> index = shard_index(layout, rank);
-  std::vector<std::vector<Crossing>> sends(static_cast<size_t>(layout.cp())), recvs = sends;
+  std::vector<std::vector<Crossing>> sends(layout.cp()), recvs = sends;
   ShiftPlan plan;
   plan.slots = std::ssize(index);
   for (size_t t = 0; t < index.size(); ++t) {
     const auto local = static_cast<int32_t>(t);
-    const auto slot = static_cast<size_t>(index[t]);
+    const size_t slot = index[t];
     const bool in_stream = index[t] < layout.stream_slots;
     if (in_stream && !begins[slot])
       if (const Owner before = owners[slot - 1]; before.rank != rank)
-        sends[static_cast<size_t>(before.rank)].push_back({index[t], local});
+        sends[before.rank].push_back({index[t], local});
     if (!in_stream || begins[slot + 1]) {
       plan.ends.push_back(local);
       continue;
@@ -144,7 +144,7 @@ ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
     if (next.rank == rank)
       add_move(plan.moves, next.local, local);
     else
-      recvs[static_cast<size_t>(next.rank)].push_back({index[t] + 1, local});
+      recvs[next.rank].push_back({index[t] + 1, local});
   }
   plan.sends = messages(sends);
   plan.recvs = messages(recvs);
@@ -161,7 +161,7 @@ std::vector<T> shift_left_sharded(const ShiftPlan& plan, Communicator& comm,
   std::vector<RecvSlice> recvs;
   for (const ShiftPlan::Message& message : plan.sends) {
     std::vector<T>& values = sent.emplace_back();
-    for (const int32_t slot : message.slots) values.push_back(local[static_cast<size_t>(slot)]);
+    for (const int32_t slot : message.slots) values.push_back(local[slot]);
     sends.push_back({message.peer, bytes_of(std::span<const T>(values))});
   }
   for (const ShiftPlan::Message& message : plan.recvs) {
@@ -173,11 +173,10 @@ std::vector<T> shift_left_sharded(const ShiftPlan& plan, Communicator& comm,
   std::vector<T> out(local.size());
   for (const ShiftPlan::Move& move : plan.moves)
     std::copy_n(local.begin() + move.from, move.length, out.begin() + move.to);
-  for (const int32_t slot : plan.ends) out[static_cast<size_t>(slot)] = fill;
+  for (const int32_t slot : plan.ends) out[slot] = fill;
   work->wait();
   for (size_t m = 0; m < plan.recvs.size(); ++m)
-    for (size_t i = 0; i < received[m].size(); ++i)
-      out[static_cast<size_t>(plan.recvs[m].slots[i])] = received[m][i];
+    for (size_t i = 0; i < received[m].size(); ++i) out[plan.recvs[m].slots[i]] = received[m][i];
   return out;
 }
 

@@ -122,8 +122,7 @@ template <class T>
 std::vector<T> shift_left(std::span<const int32_t> bounds, std::span<const T> stream, T fill) {
   std::vector<T> out(stream.size(), fill);
   for (size_t i = 0; i + 1 < bounds.size(); ++i)
-    for (int32_t t = bounds[i]; t + 1 < bounds[i + 1]; ++t)
-      out[static_cast<size_t>(t)] = stream[static_cast<size_t>(t) + 1];
+    for (int32_t t = bounds[i]; t + 1 < bounds[i + 1]; ++t) out[t] = stream[t + 1];
   return out;
 }
 

@@ -55,17 +55,17 @@ std::vector<std::vector<float>> encode_share(const AudioBatch& audio,
                                              const std::vector<int64_t>& share, const Joint& joint,
                                              const AudioEncoder& encode, int64_t hidden) {
   std::vector<std::vector<float>> encodings;
-  const auto width = static_cast<size_t>(audio.samples.cols);
+  const size_t width = audio.samples.cols;
   // A rank without audio may have width 0.
   std::vector<float> silence;
   for (int64_t call = 0; call < joint.calls; ++call) {
-    const int64_t item = call < std::ssize(share) ? share[static_cast<size_t>(call)] : dummy_item;
+    const int64_t item = call < std::ssize(share) ? share[call] : dummy_item;
     std::vector<float> encoding;
     if (item == dummy_item) {
       silence.resize(std::max(width, static_cast<size_t>(joint.dummy_length)), 0.0f);
       encoding = encode(silence, joint.dummy_length);
     } else {
-      encoding = encode({audio.samples.row(item), width}, audio.lengths[static_cast<size_t>(item)]);
+      encoding = encode({audio.samples.row(item), width}, audio.lengths[item]);
     }
     if (std::ssize(encoding) % hidden != 0)
       throw_usage("audio item {}: an encoding of {} values is not a number of rows of {}", item,
@@ -111,8 +111,7 @@ std::vector<std::vector<float>> gather_padded(Communicator& comm,
   std::vector<std::vector<float>> result;
   // Items are in rank order with dummies last, so that item i is the i-th overall.
   for (int64_t i = 0; i < items; ++i)
-    result.emplace_back(all.begin() + i * longest,
-                        all.begin() + i * longest + sizes[static_cast<size_t>(i)]);
+    result.emplace_back(all.begin() + i * longest, all.begin() + i * longest + sizes[i]);
   return result;
 }
 
@@ -125,10 +124,9 @@ std::vector<std::vector<float>> gather_ragged(Communicator& comm,
     if (share[i] != dummy_item) mine.insert(mine.end(), encodings[i].begin(), encodings[i].end());
   const std::vector<int64_t> sizes = gather_sizes(comm, encodings);
   const int64_t each = std::ssize(share);
-  std::vector<int64_t> bytes(static_cast<size_t>(comm.size()), 0);
+  std::vector<int64_t> bytes(comm.size(), 0);
   for (int64_t i = 0; i < items; ++i)
-    bytes[static_cast<size_t>(i / each)] +=
-        sizes[static_cast<size_t>(i)] * static_cast<int64_t>(sizeof(float));
+    bytes[i / each] += sizes[i] * static_cast<int64_t>(sizeof(float));
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   std::vector<float> all(static_cast<size_t>(total) / sizeof(float));
   HostStream stream;
@@ -137,8 +135,7 @@ std::vector<std::vector<float>> gather_ragged(Communicator& comm,
       ->wait();
   std::vector<std::vector<float>> result;
   auto at = all.begin();
-  for (int64_t i = 0; i < items; at += sizes[static_cast<size_t>(i)], ++i)
-    result.emplace_back(at, at + sizes[static_cast<size_t>(i)]);
+  for (int64_t i = 0; i < items; at += sizes[i], ++i) result.emplace_back(at, at + sizes[i]);
   return result;
 }
 
@@ -151,18 +148,16 @@ int64_t total_size(std::span<const std::vector<float>> values) {
 /// Reduce-scatter of the gradients: one flat block per rank, padded to the longest.
 std::vector<float> reduce_shares(Communicator& comm, std::span<const std::vector<float>> grads,
                                  int64_t each) {
-  std::vector<int64_t> sizes(static_cast<size_t>(comm.size()), 0);
-  for (int64_t i = 0; i < std::ssize(grads); ++i)
-    sizes[static_cast<size_t>(i / each)] += std::ssize(grads[static_cast<size_t>(i)]);
+  std::vector<int64_t> sizes(comm.size(), 0);
+  for (int64_t i = 0; i < std::ssize(grads); ++i) sizes[i / each] += std::ssize(grads[i]);
   const int64_t block = *std::max_element(sizes.begin(), sizes.end());
-  std::vector<float> blocks(static_cast<size_t>(block * comm.size()), 0.0f);
+  std::vector<float> blocks(block * comm.size(), 0.0f);
   for (int64_t r = 0; r < comm.size(); ++r) {
     auto at = blocks.begin() + r * block;
     for (int64_t i = r * each; i < std::min((r + 1) * each, std::ssize(grads)); ++i)
-      at =
-          std::copy(grads[static_cast<size_t>(i)].begin(), grads[static_cast<size_t>(i)].end(), at);
+      at = std::copy(grads[i].begin(), grads[i].end(), at);
   }
-  std::vector<float> mine(static_cast<size_t>(block));
+  std::vector<float> mine(block);
   HostStream stream;
   comm.reduce_scatter(blocks.data(), mine.data(), block, DType::f32, ReduceOp::sum, stream,
                       "gradient of encodings")
@@ -176,9 +171,8 @@ std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks) {
   if (items < 0) throw_usage("{} items; there are at least 0", items);
   if (ranks < 1) throw_usage("items over {} ranks; there is at least 1", ranks);
   const int64_t each = ceil_div(items, ranks);
-  std::vector<std::vector<int64_t>> shares(static_cast<size_t>(ranks));
-  for (int64_t i = 0; i < each * ranks; ++i)
-    shares[static_cast<size_t>(i / each)].push_back(i < items ? i : dummy_item);
+  std::vector<std::vector<int64_t>> shares(ranks);
+  for (int64_t i = 0; i < each * ranks; ++i) shares[i / each].push_back(i < items ? i : dummy_item);
   return shares;
 }
 
@@ -187,8 +181,7 @@ std::vector<std::vector<float>> encode_distributed(Communicator& comm, const Aud
                                                    const EncodeOptions& options) {
   check_audio(comm, audio, options);
   const int64_t items = audio.samples.rows;
-  const std::vector<int64_t> share =
-      distribute_items(items, comm.size())[static_cast<size_t>(comm.rank())];
+  const std::vector<int64_t> share = distribute_items(items, comm.size())[comm.rank()];
   const Joint joint = agree_on_calls(audio, std::ssize(share), options);
   std::vector<std::vector<float>> encodings;
   const auto encode_all = [&] {
@@ -214,7 +207,7 @@ std::vector<std::vector<float>> encoder_gradient(Communicator& comm,
   const int64_t each = ceil_div(std::ssize(grads), comm.size());
   std::vector<std::vector<float>> mine;
   for (int64_t i = comm.rank() * each; i < (comm.rank() + 1) * each && i < std::ssize(grads); ++i)
-    mine.push_back(grads[static_cast<size_t>(i)]);
+    mine.push_back(grads[i]);
   if (convention == GatherGradient::none)
     for (std::vector<float>& grad : mine) std::fill(grad.begin(), grad.end(), 0.0f);
   if (convention == GatherGradient::sum) {

@@ -23,10 +23,10 @@ struct HeadRange {
 
 /// The query heads of `member`: evenly distributed; the first members get one more if they do not
 /// divide. May be empty.
-HeadRange dealt_heads(int64_t heads, int members, int member);
+HeadRange assigned_heads(int64_t heads, int members, int member);
 /// The KV heads that query heads `q` read; each serves `group` query heads.
 HeadRange kv_heads_read(HeadRange q, int64_t group);
 /// Sum over members of the KV heads that each reads. More than kv_heads: some are replicated.
-int64_t kv_heads_dealt(int64_t heads, int64_t kv_heads, int members);
+int64_t kv_heads_assigned(int64_t heads, int64_t kv_heads, int members);
 
 }  // namespace gyre

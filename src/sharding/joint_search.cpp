@@ -9,64 +9,65 @@
 namespace gyre {
 namespace {
 
-/// Deals chunks by descending cost, each to the rank that is fastest with it (ties: fewest needed
-/// keys, lower rank). The last chunk of a document comes first, so that earlier chunks join ranks
-/// that already need them.
-Deal deal_by_objective(const Chunks& chunks, int cp, const TimeModel& time) {
-  Deal deal(chunks, cp, time);
+/// Assignment chunks by descending cost, each to the rank that is fastest with it (ties: fewest
+/// needed keys, lower rank). The last chunk of a document comes first, so that earlier chunks join
+/// ranks that already need them.
+Assignment assign_by_objective(const Chunks& chunks, int cp, const TimeModel& time) {
+  Assignment assignment(chunks, cp, time);
   const int64_t most = chunks.count() / cp;
   for (const int32_t c : by_descending_cost(chunks.pairs)) {
     int32_t best = -1;
     double best_seconds = 0;
     int64_t best_needed = 0;
     for (int32_t r = 0; r < cp; ++r) {
-      if (std::ssize(deal.held(r)) == most) continue;
-      const int64_t needed = deal.needed(r) + deal.needed_change(r, Chunks::none, c);
-      const double seconds =
-          deal.seconds(deal.pairs(r) + chunks.pairs[static_cast<size_t>(c)], needed);
+      if (std::ssize(assignment.held(r)) == most) continue;
+      const int64_t needed = assignment.needed(r) + assignment.needed_change(r, Chunks::none, c);
+      const double seconds = assignment.seconds(assignment.pairs(r) + chunks.pairs[c], needed);
       if (best < 0 || seconds < best_seconds || (seconds == best_seconds && needed < best_needed)) {
         best = r;
         best_seconds = seconds;
         best_needed = needed;
       }
     }
-    deal.add(c, best);
+    assignment.add(c, best);
   }
-  return deal;
+  return assignment;
 }
 
 /// Normalisation of the terms of the search.
 struct Scale {
   double seconds;          ///< about the best objective
-  double needed;           ///< keys that all ranks need under the deal by compute
+  double needed;           ///< keys that all ranks need under the assignment by compute
   double slowest_allowed;  ///< objective of the best start
 };
 
 /// Objective, to be minimised; infinite when slower than the best start.
-double score(const Deal& deal, const Scale& scale) {
-  const double seconds = deal.slowest_seconds();
+double score(const Assignment& assignment, const Scale& scale) {
+  const double seconds = assignment.slowest_seconds();
   if (seconds > scale.slowest_allowed) return HUGE_VAL;
-  return seconds / scale.seconds + 0.01 * static_cast<double>(deal.all_needed()) / scale.needed;
+  return seconds / scale.seconds +
+         0.01 * static_cast<double>(assignment.all_needed()) / scale.needed;
 }
 
 /// One rank's term of the energy. `slowest`, the time of the slowest rank, is the unit of time, so
 /// that a threshold means the same in every case.
-double energy(const Deal& deal, const Scale& scale, double slowest, int64_t pairs, int64_t needed) {
-  double power = deal.seconds(pairs, needed) / slowest;
+double energy(const Assignment& assignment, const Scale& scale, double slowest, int64_t pairs,
+              int64_t needed) {
+  double power = assignment.seconds(pairs, needed) / slowest;
   for (int i = 0; i < 6; ++i) power *= power;
-  return power + 0.1 * static_cast<double>(needed) * deal.cp() / scale.needed;
+  return power + 0.1 * static_cast<double>(needed) * assignment.cp() / scale.needed;
 }
 
 /// Generates random pairs of chunks to swap; see balanced.hpp.
 class Proposals {
  public:
-  std::pair<int32_t, int32_t> next(const Deal& deal) {
-    const auto n = static_cast<int32_t>(deal.rank_of_chunk().size());
+  std::pair<int32_t, int32_t> next(const Assignment& assignment) {
+    const auto n = static_cast<int32_t>(assignment.rank_of_chunk().size());
     const int32_t x = below(n);
     if (below(5) == 0) return {x, below(n)};
     const int32_t neighbour = std::clamp(below(2) == 0 ? x - 1 : x + 1, 0, n - 1);
-    const std::vector<int32_t>& held = deal.held(deal.rank_of(neighbour));
-    return {x, held[static_cast<size_t>(below(static_cast<int32_t>(held.size())))]};
+    const std::vector<int32_t>& held = assignment.held(assignment.rank_of(neighbour));
+    return {x, held[below(static_cast<int32_t>(held.size()))]};
   }
 
  private:
@@ -76,48 +77,49 @@ class Proposals {
   std::mt19937_64 random_{1};
 };
 
-/// The best deal visited so far, by score.
+/// The best assignment visited so far, by score.
 struct Best {
   double score = HUGE_VAL;
   std::vector<int32_t> rank_of_chunk;
-  void offer(const Deal& deal, const Scale& scale) {
-    const double offered = gyre::score(deal, scale);
+  void offer(const Assignment& assignment, const Scale& scale) {
+    const double offered = gyre::score(assignment, scale);
     if (offered >= score) return;
     score = offered;
-    rank_of_chunk = deal.rank_of_chunk();
+    rank_of_chunk = assignment.rank_of_chunk();
   }
 };
 
-void anneal(Deal deal, const Chunks& chunks, const Scale& scale, Best& best) {
+void anneal(Assignment assignment, const Chunks& chunks, const Scale& scale, Best& best) {
   constexpr double hot = 0.05, cold = 0.0005;
   // A move costs O(cp): beyond 512 ranks there are fewer moves, so that the search ends in seconds.
-  constexpr int64_t moves_per_chunk = 400, most_moves = 2'000'000, block = 1024, usual_cp = 512;
-  const int64_t more = std::max<int64_t>(usual_cp, deal.cp()) / usual_cp;
-  const int64_t moves = std::min(moves_per_chunk * chunks.count(), most_moves / (more * more));
+  constexpr int64_t moves_per_chunk = 400, max_moves = 2'000'000, block = 1024, usual_cp = 512;
+  const int64_t more = std::max<int64_t>(usual_cp, assignment.cp()) / usual_cp;
+  const int64_t moves = std::min(moves_per_chunk * chunks.count(), max_moves / (more * more));
   const double cooling =
       std::pow(cold / hot, static_cast<double>(block) / static_cast<double>(moves));
   Proposals proposals;
-  double threshold = hot, slowest = deal.slowest_seconds();
+  double threshold = hot, slowest = assignment.slowest_seconds();
   if (slowest == 0) slowest = scale.seconds;
   for (int64_t i = 0; i < moves; ++i) {
     if (i % block == block - 1) {
       threshold *= cooling;
-      if (const double now = deal.slowest_seconds(); now > 0) slowest = std::min(slowest, now);
+      if (const double now = assignment.slowest_seconds(); now > 0)
+        slowest = std::min(slowest, now);
     }
-    const auto [x, y] = proposals.next(deal);
-    const int32_t a = deal.rank_of(x), b = deal.rank_of(y);
+    const auto [x, y] = proposals.next(assignment);
+    const int32_t a = assignment.rank_of(x), b = assignment.rank_of(y);
     if (a == b) continue;
-    const int64_t pairs =
-        chunks.pairs[static_cast<size_t>(y)] - chunks.pairs[static_cast<size_t>(x)];
-    const double change = energy(deal, scale, slowest, deal.pairs(a) + pairs,
-                                 deal.needed(a) + deal.needed_change(a, x, y)) +
-                          energy(deal, scale, slowest, deal.pairs(b) - pairs,
-                                 deal.needed(b) + deal.needed_change(b, y, x)) -
-                          energy(deal, scale, slowest, deal.pairs(a), deal.needed(a)) -
-                          energy(deal, scale, slowest, deal.pairs(b), deal.needed(b));
+    const int64_t pairs = chunks.pairs[y] - chunks.pairs[x];
+    const double change =
+        energy(assignment, scale, slowest, assignment.pairs(a) + pairs,
+               assignment.needed(a) + assignment.needed_change(a, x, y)) +
+        energy(assignment, scale, slowest, assignment.pairs(b) - pairs,
+               assignment.needed(b) + assignment.needed_change(b, y, x)) -
+        energy(assignment, scale, slowest, assignment.pairs(a), assignment.needed(a)) -
+        energy(assignment, scale, slowest, assignment.pairs(b), assignment.needed(b));
     if (!(change < threshold)) continue;
-    deal.swap(x, y);
-    if (change < 0) best.offer(deal, scale);
+    assignment.swap(x, y);
+    if (change < 0) best.offer(assignment, scale);
   }
 }
 
@@ -128,15 +130,15 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   std::vector<int32_t> in_stream_order(chunks.pairs.size());
   for (size_t c = 0; c < in_stream_order.size(); ++c)
     in_stream_order[c] = static_cast<int32_t>(static_cast<int64_t>(c) / per_rank);
-  std::vector<Deal> starts = {
-      Deal(chunks, cp, time, deal_equal_counts(chunks.pairs, cp)),
-      Deal(chunks, cp, time, in_stream_order),
+  std::vector<Assignment> starts = {
+      Assignment(chunks, cp, time, assign_equal_counts(chunks.pairs, cp)),
+      Assignment(chunks, cp, time, in_stream_order),
   };
-  constexpr int64_t most_tries = int64_t{1} << 28;
-  if (int64_t{chunks.count()} * cp <= most_tries)
-    starts.push_back(deal_by_objective(chunks, cp, time));
+  constexpr int64_t max_tries = int64_t{1} << 28;
+  if (int64_t{chunks.count()} * cp <= max_tries)
+    starts.push_back(assign_by_objective(chunks, cp, time));
   Scale scale{0, std::max(1.0, static_cast<double>(starts[0].all_needed())), HUGE_VAL};
-  for (const Deal& start : starts)
+  for (const Assignment& start : starts)
     scale.slowest_allowed = std::min(scale.slowest_allowed, start.slowest_seconds());
   const int64_t pairs = std::accumulate(chunks.pairs.begin(), chunks.pairs.end(), int64_t{0});
   scale.seconds = std::max(static_cast<double>(pairs) * time.seconds_per_pair / cp,
@@ -144,9 +146,9 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   // If the best start takes no time, only the needed tokens count.
   if (scale.seconds == 0) scale.seconds = 1;
   Best best;
-  for (const Deal& start : starts) best.offer(start, scale);
+  for (const Assignment& start : starts) best.offer(start, scale);
   if (cp > 1 && per_rank > 1)
-    for (const Deal& start : starts) anneal(start, chunks, scale, best);
+    for (const Assignment& start : starts) anneal(start, chunks, scale, best);
   return best.rank_of_chunk;
 }
 

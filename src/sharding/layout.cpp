@@ -37,9 +37,8 @@ void check_coverage(const Layout& layout) {
     for (int32_t slot : shard_index(layout, r)) {
       GYRE_CHECK(slot >= 0 && slot < layout.padded_slots, "layout {}: rank {} owns slot {} of {}",
                  layout.name, r, slot, layout.padded_slots);
-      GYRE_CHECK(!seen[static_cast<size_t>(slot)], "layout {}: slot {} is owned twice", layout.name,
-                 slot);
-      seen[static_cast<size_t>(slot)] = true;
+      GYRE_CHECK(!seen[slot], "layout {}: slot {} is owned twice", layout.name, slot);
+      seen[slot] = true;
     }
 }
 #endif
@@ -104,7 +103,7 @@ Layout make_layout(std::string name, const SegmentBounds& bounds,
 std::vector<int32_t> shard_index(const Layout& layout, int rank) {
   const Shard& shard = layout.shard(rank);
   std::vector<int32_t> index;
-  index.reserve(static_cast<size_t>(shard.slots));
+  index.reserve(shard.slots);
   for (const SlotRun& run : shard.runs)
     for (int64_t k = 0; k < run.length; ++k)
       index.push_back(static_cast<int32_t>(run.start.value() + k * run.stride));
@@ -112,20 +111,20 @@ std::vector<int32_t> shard_index(const Layout& layout, int rank) {
 }
 
 std::vector<Owner> slot_owners(const Layout& layout) {
-  std::vector<Owner> owners(static_cast<size_t>(layout.padded_slots));
+  std::vector<Owner> owners(layout.padded_slots);
   for (int r = 0; r < layout.cp(); ++r)
     for (const SlotRun& run : layout.shard(r).runs)
       for (int64_t k = 0; k < run.length; ++k)
-        owners[static_cast<size_t>(run.start.value() + k * run.stride)] = {
+        owners[run.start.value() + k * run.stride] = {
             r, static_cast<int32_t>(run.local_begin.value() + k)};
   return owners;
 }
 
 std::vector<int32_t> segment_ids(std::span<const int32_t> bounds) {
   std::vector<int32_t> ids;
-  ids.reserve(static_cast<size_t>(bounds.back()));
+  ids.reserve(bounds.back());
   for (size_t i = 0; i + 1 < bounds.size(); ++i)
-    ids.insert(ids.end(), static_cast<size_t>(bounds[i + 1] - bounds[i]), static_cast<int32_t>(i));
+    ids.insert(ids.end(), bounds[i + 1] - bounds[i], static_cast<int32_t>(i));
   return ids;
 }
 

@@ -63,7 +63,7 @@ struct Layout {
   int64_t slots_of_rank() const { return shards.empty() ? 0 : padded_slots / cp(); }
   const Shard& shard(int rank) const {
     GYRE_CHECK(rank >= 0 && rank < cp(), "layout {}: rank {} of {}", name, rank, cp());
-    return shards[static_cast<size_t>(rank)];
+    return shards[rank];
   }
 };
 
@@ -74,13 +74,9 @@ struct SegmentBounds {
   std::span<const int32_t> padded;
   int64_t segments() const { return std::ssize(padded) - 1; }
   int64_t slots() const { return padded.back(); }
-  int64_t begin(int64_t i) const { return padded[static_cast<size_t>(i)]; }
-  int64_t real_length(int64_t i) const {
-    return int64_t{real[static_cast<size_t>(i) + 1]} - real[static_cast<size_t>(i)];
-  }
-  int64_t slot_length(int64_t i) const {
-    return int64_t{padded[static_cast<size_t>(i) + 1]} - padded[static_cast<size_t>(i)];
-  }
+  int64_t begin(int64_t i) const { return padded[i]; }
+  int64_t real_length(int64_t i) const { return int64_t{real[i + 1]} - real[i]; }
+  int64_t slot_length(int64_t i) const { return int64_t{padded[i + 1]} - padded[i]; }
 };
 
 /// Throws a usage error that names the segment unless the boundaries satisfy SegmentBounds.

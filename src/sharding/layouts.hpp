@@ -30,7 +30,7 @@ struct TimeModel {
 };
 
 /// Largest supported context-parallel group.
-inline constexpr int most_ranks = 1 << 16;
+inline constexpr int max_ranks = 1 << 16;
 
 struct LayoutOptions {
   int cp = 1;

@@ -11,7 +11,7 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
   GYRE_CHECK(std::ssize(documents) == bounds.segments() && layout.stream_slots == bounds.slots(),
              "{} documents for {} segments, a layout of {} slots for {}", documents.size(),
              bounds.segments(), layout.stream_slots, bounds.slots());
-  const auto slots = static_cast<size_t>(layout.shard(rank).slots);
+  const size_t slots = layout.shard(rank).slots;
   LocalBatch batch{std::vector<int32_t>(slots, 0),
                    std::vector<int32_t>(slots, 0),
                    std::vector<int32_t>(slots, no_target),
@@ -25,9 +25,9 @@ LocalBatch make_local_batch(const Layout& layout, const SegmentBounds& bounds,
       if (k == 0)
         segment = std::upper_bound(bounds.padded.begin(), bounds.padded.end(), slot) -
                   bounds.padded.begin() - 1;
-      while (slot >= bounds.padded[static_cast<size_t>(segment) + 1]) ++segment;
-      const std::span<const int32_t> document = documents[static_cast<size_t>(segment)];
-      const auto p = static_cast<size_t>(slot - bounds.begin(segment));
+      while (slot >= bounds.padded[segment + 1]) ++segment;
+      const std::span<const int32_t> document = documents[segment];
+      const size_t p = slot - bounds.begin(segment);
       batch.positions[t] = static_cast<int32_t>(p);
       if (p < document.size()) batch.tokens[t] = document[p];
       if (p + 1 < document.size()) batch.targets[t] = document[p + 1];

@@ -47,7 +47,7 @@ void copy_both_ends(std::byte* to, const std::byte* from, int64_t bytes) {
 inline void copy_lines(std::byte* to, const std::byte* from, int64_t bytes) {
   constexpr int64_t longest = 256 << 10;
   if (bytes > longest) {
-    std::memcpy(to, from, static_cast<size_t>(bytes));
+    std::memcpy(to, from, bytes);
     return;
   }
   for (int64_t at = 0; at < bytes - line; at += line) copy_line(to + at, from + at);

@@ -26,7 +26,7 @@ class HostStreamShards final : public StreamShards {
     // The element size divides both the 16-byte pattern and the row.
     const int64_t element = std::gcd(row_bytes, std::ssize(fill.bytes));
     detail::shard_bytes(layout_, rank, span_at(stream, rows * row_bytes),
-                        std::as_bytes(std::span(fill.bytes)).first(static_cast<size_t>(element)),
+                        std::as_bytes(std::span(fill.bytes)).first(element),
                         span_at(local, layout_.slots_of_rank() * row_bytes), row_bytes);
   }
   void unshard(int rank, const void* local, void* stream, int64_t rows,

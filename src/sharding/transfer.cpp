@@ -15,7 +15,7 @@ namespace {
 /// Rows of an array of `bytes` bytes; throws unless that is `slots` or `padded`.
 int64_t check_rows(const Layout& layout, const char* what, size_t bytes, int64_t row_bytes,
                    int64_t slots, int64_t padded) {
-  const auto size = static_cast<int64_t>(bytes);
+  const int64_t size = bytes;
   if (size % row_bytes != 0)
     throw_usage("layout {}: {} bytes of the {} are not whole rows of {} bytes", layout.name, size,
                 what, row_bytes);
@@ -73,9 +73,9 @@ constexpr int64_t long_run = 1024;  ///< bytes that outweigh the two partial lin
 /// the next, the same or the previous rank, which takes three comparisons to find; otherwise up to
 /// one per rank. Returns false, after any number of visits, if a run has a stride or a rank's runs
 /// are not in stream order.
-template <class Visit>
-bool walk_stream(const Layout& layout, Visit visit) {
-  const auto cp = static_cast<size_t>(layout.cp());
+template <class KeyRange>
+bool walk_stream(const Layout& layout, KeyRange visit) {
+  const size_t cp = layout.cp();
   std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // ranks 1 .. cp; both ends: none
   std::vector<int64_t> begins(cp + 2, -1);
   for (size_t r = 1; r <= cp; ++r) {
@@ -196,7 +196,7 @@ bool shard_past_caches(const Layout& layout, std::span<const std::byte> stream, 
                        std::span<const std::byte> fill, std::byte* shards, int64_t row_bytes) {
   const int64_t each = layout.slots_of_rank() * row_bytes;
   std::vector<ShardWriter> writers;
-  writers.reserve(static_cast<size_t>(layout.cp()));
+  writers.reserve(layout.cp());
   for (int64_t r = 0; r < layout.cp(); ++r) writers.emplace_back(shards + r * each);
   const bool whole = walk_stream(layout, [&](size_t r, const SlotRun& run) {
     const int64_t inside = slots_inside(run, rows);
@@ -312,7 +312,7 @@ void shard_rows_reference(const Layout& layout, int rank, std::span<const double
   size_t to = 0;
   for (const int32_t slot : shard_index(layout, rank))
     for (int64_t i = 0; i < row; ++i, ++to) {
-      const auto from = static_cast<size_t>(slot * row + i);
+      const size_t from = slot * row + i;
       local[to] = from < stream.size() ? stream[from] : fill;
     }
 }
@@ -322,7 +322,7 @@ void unshard_rows_reference(const Layout& layout, int rank, std::span<const doub
   size_t from = 0;
   for (const int32_t slot : shard_index(layout, rank))
     for (int64_t i = 0; i < row; ++i, ++from) {
-      const auto to = static_cast<size_t>(slot * row + i);
+      const size_t to = slot * row + i;
       if (to < stream.size()) stream[to] = local[from];
     }
 }

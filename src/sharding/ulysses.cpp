@@ -54,14 +54,14 @@ std::vector<T> join_axis(std::span<const T> blocks, const std::vector<int64_t>& 
 
 std::vector<int64_t> gathered_shape(const AxisGather& gather, int ranks) {
   std::vector<int64_t> shape = gather.shape;
-  shape[static_cast<size_t>(gather.dim)] *= ranks;
+  shape[gather.dim] *= ranks;
   return shape;
 }
 
 /// Elements of a gathered tensor after the padding is dropped.
 int64_t unpadded_size(const AxisGather& gather, int ranks) {
   std::vector<int64_t> shape = gathered_shape(gather, ranks);
-  if (gather.pad > 0) shape[static_cast<size_t>(gather.unpad_dim)] -= gather.pad;
+  if (gather.pad > 0) shape[gather.unpad_dim] -= gather.pad;
   return product(shape, 0, rank_of(shape));
 }
 
@@ -76,7 +76,7 @@ void check_gather(const AxisGather& gather, int ranks) {
   if (gather.unpad_dim < 0 || gather.unpad_dim >= axes)
     throw_usage("dropping {} entries of padding from axis {}: the tensor has axes 0 to {}",
                 gather.pad, gather.unpad_dim, axes - 1);
-  const int64_t extent = gathered_shape(gather, ranks)[static_cast<size_t>(gather.unpad_dim)];
+  const int64_t extent = gathered_shape(gather, ranks)[gather.unpad_dim];
   if (gather.pad > extent)
     throw_usage("dropping {} entries of padding from axis {}: it has {}", gather.pad,
                 gather.unpad_dim, extent);
@@ -109,7 +109,7 @@ int64_t gather_parts(const AxisExchange& exchange, int ranks) {
 /// Shape of the block that one rank receives.
 std::vector<int64_t> block_shape(const AxisExchange& exchange, int ranks) {
   std::vector<int64_t> shape = exchange.shape;
-  shape[static_cast<size_t>(exchange.scatter)] /= scatter_parts(exchange, ranks);
+  shape[exchange.scatter] /= scatter_parts(exchange, ranks);
   return shape;
 }
 
@@ -134,8 +134,7 @@ std::vector<T> sum_blocks(const std::vector<T>& blocks, int64_t n, int64_t repli
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < replicas; ++k)
       for (int64_t e = 0; e < block; ++e)
-        sums[static_cast<size_t>(i * block + e)] +=
-            blocks[static_cast<size_t>((i * replicas + k) * block + e)];
+        sums[i * block + e] += blocks[(i * replicas + k) * block + e];
   return sums;
 }
 
@@ -184,7 +183,7 @@ std::vector<int64_t> bytes_of_all(Communicator& comm, size_t mine) {
 }
 
 void check_split(Communicator& comm, size_t items) {
-  const auto count = static_cast<int64_t>(items);
+  const int64_t count = items;
   agree_on_arguments(
       comm, "splitting a list",
       [&] {
@@ -220,7 +219,7 @@ SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
   const int64_t width = padded / ranks, begin = rank * width;
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t t = begin; t < begin + width; ++t)
-      result.ids.push_back(t < n ? ids[static_cast<size_t>(b * n + t)] : 0);
+      result.ids.push_back(t < n ? ids[b * n + t] : 0);
   result.positions.assign(positions.begin(), positions.end());
   if (!positions.empty())
     for (int64_t i = 0; i < result.pad; ++i) result.positions.push_back(i);
@@ -245,9 +244,9 @@ std::vector<T> gather_forward_and_unpad(Communicator& comm, std::span<const T> x
   if (gather.pad == 0) return whole;
   const std::vector<int64_t> shape = gathered_shape(gather, comm.size());
   const int64_t after = product(shape, gather.unpad_dim + 1, rank_of(shape));
-  const int64_t run = shape[static_cast<size_t>(gather.unpad_dim)] * after;
+  const int64_t run = shape[gather.unpad_dim] * after;
   std::vector<T> kept;
-  kept.reserve(static_cast<size_t>(unpadded_size(gather, comm.size())));
+  kept.reserve(unpadded_size(gather, comm.size()));
   for (int64_t i = 0; i < product(shape, 0, gather.unpad_dim); ++i)
     kept.insert(kept.end(), whole.begin() + i * run,
                 whole.begin() + (i + 1) * run - gather.pad * after);
@@ -262,9 +261,9 @@ std::vector<T> split_backward_and_unpad(Communicator& comm, std::span<const T> g
   std::vector<T> whole(grad.begin(), grad.end());
   if (gather.pad > 0) {
     const int64_t after = product(shape, gather.unpad_dim + 1, rank_of(shape));
-    const int64_t run = shape[static_cast<size_t>(gather.unpad_dim)] * after;
+    const int64_t run = shape[gather.unpad_dim] * after;
     const int64_t kept = run - gather.pad * after;
-    whole.assign(static_cast<size_t>(product(shape, 0, rank_of(shape))), T{0});
+    whole.assign(product(shape, 0, rank_of(shape)), T{0});
     for (int64_t i = 0; i < product(shape, 0, gather.unpad_dim); ++i)
       std::copy_n(grad.begin() + i * kept, kept, whole.begin() + i * run);
   }
@@ -275,7 +274,7 @@ std::vector<T> split_backward_and_unpad(Communicator& comm, std::span<const T> g
 
 std::vector<int64_t> exchanged_shape(const AxisExchange& exchange, int ranks) {
   std::vector<int64_t> shape = block_shape(exchange, ranks);
-  shape[static_cast<size_t>(exchange.gather)] *= gather_parts(exchange, ranks);
+  shape[exchange.gather] *= gather_parts(exchange, ranks);
   return shape;
 }
 
@@ -294,7 +293,7 @@ PendingExchange<T>::PendingExchange(Communicator& comm, std::span<const T> x, Ax
              "{} and {} replicas over {} ranks", exchange_.scatter_replicas,
              exchange_.gather_replicas, ranks_);
   const int64_t parts = scatter_parts(exchange_, ranks_);
-  const int64_t extent = shape[static_cast<size_t>(exchange_.scatter)];
+  const int64_t extent = shape[exchange_.scatter];
   GYRE_CHECK(extent % parts == 0, "an axis of {} in {} parts", extent, parts);
   GYRE_CHECK(std::ssize(x) == product(shape, 0, rank_of(shape)), "{} elements for a shape of {}",
              x.size(), product(shape, 0, rank_of(shape)));
@@ -325,8 +324,8 @@ UlyssesPlan plan_ulysses(Communicator& comm, const UlyssesShape& shape) {
                       {"the dimension of a head", shape.dim}});
   const int64_t b = shape.batch, n = shape.tokens * ranks, d = shape.dim;
   UlyssesPlan plan;
-  const int64_t q_heads = dealt_heads(shape.heads, ranks, 0).count;  // per rank
-  const int64_t replicas = kv_heads_dealt(shape.heads, shape.kv_heads, ranks) / shape.kv_heads;
+  const int64_t q_heads = assigned_heads(shape.heads, ranks, 0).count;  // per rank
+  const int64_t replicas = kv_heads_assigned(shape.heads, shape.kv_heads, ranks) / shape.kv_heads;
   plan.query = {{b, shape.heads, shape.tokens, d}, 1, 2};
   plan.key_value = {{b, shape.kv_heads, shape.tokens, d}, 1, 2, replicas};
   plan.output = backward_of(plan.query, ranks);
@@ -345,7 +344,7 @@ struct Part {
 /// order, and the range of the rank's shard of the plane in rank order.
 template <class Move>
 void for_each_shard(const Layout& layout, int64_t planes, int64_t row, Move move) {
-  const auto plane = static_cast<size_t>(layout.padded_slots * row);
+  const size_t plane = layout.padded_slots * row;
   const size_t shard = plane / static_cast<size_t>(layout.cp());
   for (size_t p = 0; p < static_cast<size_t>(planes); ++p)
     for (int r = 0; r < layout.cp(); ++r)

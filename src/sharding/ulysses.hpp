@@ -38,7 +38,7 @@ void check_split(Communicator& comm, size_t items);
 template <class T>
 std::vector<T> gather_lists(Communicator& comm, std::span<const T> mine) {
   const std::vector<int64_t> bytes = detail::bytes_of_all(comm, mine.size_bytes());
-  const auto total = static_cast<size_t>(std::accumulate(bytes.begin(), bytes.end(), int64_t{0}));
+  const size_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
   std::vector<T> all(total / sizeof(T));
   HostStream stream;
   comm.all_gather_v(bytes_of(mine), writable_bytes_of(std::span<T>(all)), bytes, stream,

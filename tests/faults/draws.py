@@ -6,7 +6,7 @@ import subprocess
 
 import runs
 
-MOST_RANKS = 8
+MAX_RANKS = 8
 H5, JSON = ("-o", "out.h5"), ("-J", "out.json")
 
 

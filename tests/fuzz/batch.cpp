@@ -26,7 +26,7 @@ using Clock = std::chrono::steady_clock;
 constexpr int start_ms = 30000, hang_ms = 6000;  // the watchdog ends a wait after 1 s and a pause
 constexpr double watchdog_seconds = 1;
 constexpr uint64_t batch = 2000;
-constexpr size_t most_found = 100;
+constexpr size_t max_found = 100;
 
 double since(Clock::time_point start) {
   return std::chrono::duration<double>(Clock::now() - start).count();
@@ -169,7 +169,7 @@ void add(Tally& tally, uint64_t index, const Verdict& verdict) {
   ++tally.counts[static_cast<int>(verdict.end)];
   tally.all.push_back(verdict.end);
   const bool good = verdict.end == End::accepted || verdict.end == End::refused;
-  if (!good && tally.found.size() < most_found)
+  if (!good && tally.found.size() < max_found)
     tally.found.push_back({index, verdict.end, verdict.message});
 }
 

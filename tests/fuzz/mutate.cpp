@@ -12,14 +12,14 @@ size_t below(Random& random, size_t n) {
 
 /// Where HDF5 keeps its structure: the superblock, and what follows the signatures of its nodes.
 std::vector<size_t> metadata_places(const std::string& bytes) {
-  constexpr size_t superblock = 1024, behind_signature = 512;
+  constexpr size_t superblock = 1024, after_signature = 512;
   std::vector<bool> marked(bytes.size(), false);
   std::fill_n(marked.begin(), std::min(superblock, bytes.size()), true);
   for (const char* signature : {"TREE", "SNOD", "HEAP", "OHDR", "OCHK", "FRHP", "GCOL", "BTHD"})
     for (size_t at = bytes.find(signature); at != std::string::npos;
          at = bytes.find(signature, at + 1)) {
-      const size_t begin = at > behind_signature ? at - behind_signature : 0;
-      const size_t end = std::min(bytes.size(), at + behind_signature);
+      const size_t begin = at > after_signature ? at - after_signature : 0;
+      const size_t end = std::min(bytes.size(), at + after_signature);
       std::fill(marked.begin() + static_cast<int64_t>(begin),
                 marked.begin() + static_cast<int64_t>(end), true);
     }

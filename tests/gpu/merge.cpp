@@ -112,7 +112,7 @@ const Shape shapes[] = {{3, 16, 0, DType::bf16, DType::f32},
 const Round pieces = {{4, 0, 5}, {1, 9, 1}, {10, 5, 4}};
 
 TEST_F(Merge, RowsAreMergedAndNothingElseIsTouched) {
-  for (const Fold fold : {Fold::add, Fold::replace})
+  for (const Update update : {Update::add, Update::replace})
     for (const Shape& s : shapes) {
       const int64_t columns = s.heads * s.head_dim;
       Matrix partial = make(s.partial, 10, columns, s.pad),
@@ -133,7 +133,7 @@ TEST_F(Merge, RowsAreMergedAndNothingElseIsTouched) {
         for (int64_t i = 0; i < p.length; ++i)
           for (int64_t h = 0; h < s.heads; ++h) {
             const auto before = static_cast<double>(lse.at(p.row + i, h));
-            const auto w = merge_lse<double>(fold == Fold::add ? before : -HUGE_VAL,
+            const auto w = merge_lse<double>(update == Update::add ? before : -HUGE_VAL,
                                              partial_lse.at(p.scratch + i, h));
             want_lse[static_cast<size_t>((p.row + i) * lse.stride + h)] = static_cast<float>(w.lse);
             for (int64_t c = h * s.head_dim; c < (h + 1) * s.head_dim; ++c)
@@ -142,7 +142,7 @@ TEST_F(Merge, RowsAreMergedAndNothingElseIsTouched) {
                                      (w.w2 > 0 ? w.w2 * partial.at(p.scratch + i, c) : 0));
           }
       cuda_merge_rows(round_of(pieces), partial.ref(), partial_lse.view(), out.ref(), lse.view(),
-                      fold, stream());
+                      update, stream());
       expect_result(out, download(out), want);
       expect_result(lse, download(lse), want_lse);
     }
@@ -191,11 +191,11 @@ TEST_F(Merge, TheStandInHasTheDeltaOfTheOutput) {
 }
 
 TEST_F(Merge, RowsAreAddedOrReplacedAndNothingElseIsTouched) {
-  for (const Fold fold : {Fold::add, Fold::replace})
+  for (const Update update : {Update::add, Update::replace})
     for (const Shape& s : shapes) {
       const int64_t columns = s.heads * s.head_dim;
       Matrix partial = make(s.partial, 10, columns, s.pad), sum = make(s.out, 15, columns, s.pad);
-      if (fold == Fold::replace) sum.at(5, 0) = NAN;
+      if (update == Update::replace) sum.at(5, 0) = NAN;
       upload(partial);
       upload(sum);
       std::vector<float> want = sum.host;
@@ -203,9 +203,9 @@ TEST_F(Merge, RowsAreAddedOrReplacedAndNothingElseIsTouched) {
         for (int64_t i = 0; i < p.length; ++i)
           for (int64_t c = 0; c < columns; ++c) {
             float& x = want[static_cast<size_t>((p.row + i) * sum.stride + c)];
-            x = (fold == Fold::add ? x : 0) + partial.at(p.scratch + i, c);
+            x = (update == Update::add ? x : 0) + partial.at(p.scratch + i, c);
           }
-      cuda_add_rows(round_of(pieces), partial.ref(), sum.ref(), fold, stream());
+      cuda_add_rows(round_of(pieces), partial.ref(), sum.ref(), update, stream());
       expect_result(sum, download(sum), want);
     }
 }
@@ -245,13 +245,13 @@ TEST_F(Merge, ARoundOfNothingIsNothingToDo) {
   Matrix partial = make(DType::f32, 1, 8, 0), sum = make(DType::f32, 1, 8, 0);
   upload(partial);
   upload(sum);
-  cuda_add_rows({}, partial.ref(), sum.ref(), Fold::add, stream());
+  cuda_add_rows({}, partial.ref(), sum.ref(), Update::add, stream());
   expect_result(sum, download(sum), sum.host);
 }
 
 TEST_F(Merge, MatricesOfOtherWidthsAreRefused) {
   Matrix narrow = make(DType::f32, 4, 8, 0), wide = make(DType::f32, 4, 16, 0);
-  EXPECT_THROW(cuda_add_rows({}, narrow.ref(), wide.ref(), Fold::add, stream()), std::exception);
+  EXPECT_THROW(cuda_add_rows({}, narrow.ref(), wide.ref(), Update::add, stream()), std::exception);
 }
 
 }  // namespace GYRE_FILE

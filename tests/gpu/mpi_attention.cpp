@@ -107,7 +107,7 @@ class DeviceAttention : public test::GpuTest {
     for (const Schedule& schedule : schedules())
       for (const std::string& layout : layouts) {
         if (!names.empty() && !names.contains(schedule.name)) continue;
-        for (const ScheduleOptions& options : test::carriers_of(schedule)) {
+        for (const ScheduleOptions& options : test::transports_of(schedule)) {
           const Configuration c{schedule, find_layout(layout), types, options};
           SCOPED_TRACE(name_of(c, spec));
           expect_right(p, c, comm, block_kernel);
@@ -261,7 +261,7 @@ Submitted run_counted(Attention& attention) {
 
 /// Of both directions with graphs: two of these, sinks there and gradients back, and now and then
 /// the origin of times.
-constexpr int64_t most_submissions = 8;
+constexpr int64_t max_submissions = 8;
 
 TEST_F(DeviceAttention, RecordedRunsAreTheSameWithOneCall) {
   std::string why;
@@ -270,7 +270,7 @@ TEST_F(DeviceAttention, RecordedRunsAreTheSameWithOneCall) {
   const Problem p = make_problem({{17, 2}, {2, 2, 16, 0}, {MaskKind::causal}, true});
   for (const char* name : {"ring", "all-gather", "group-cast", "all-to-all"}) {
     const Schedule& schedule = find_schedule(name);
-    for (const ScheduleOptions& options : test::carriers_of(schedule)) {
+    for (const ScheduleOptions& options : test::transports_of(schedule)) {
       SCOPED_TRACE(name);
       const Configuration c{schedule, find_layout("dual-chunk-swap"), wide, options};
       Attention attention(p, c, *nccl, kernel(), nullptr, device());
@@ -296,7 +296,7 @@ TEST_F(DeviceAttention, RecordedRunsAreTheSameWithOneCall) {
       EXPECT_GT(run().replayed, 0);  // recorded
       expect_same();
       const Submitted at_once = run();
-      EXPECT_LE(at_once.by_host, most_submissions) << singly.by_host << " one by one";
+      EXPECT_LE(at_once.by_host, max_submissions) << singly.by_host << " one by one";
       expect_same();
       Trace trace;
       attention.executor().set_trace(&trace);

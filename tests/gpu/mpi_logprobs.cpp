@@ -145,26 +145,26 @@ void for_each_split(
 }
 
 TEST_F(LogprobsOnDevice, LogProbabilitiesAndEntropies) {
-  constexpr int64_t tokens = 7, picks = 3;
+  constexpr int64_t tokens = 7, token_ids = 3;
   const Side gpu = device();
   for (const int64_t vocab_size : {37, 700})
     for_each_split(
         tokens, vocab_size, [&](const LogitRows& rows, const VocabPartition& vocab, DType type) {
-          const Ints ids = test::mixed_ids(tokens, picks, vocab_size);
-          const Floats g = test::gradients(tokens, picks), h = test::gradients(tokens, 1, 2);
+          const Ints ids = test::mixed_ids(tokens, token_ids, vocab_size);
+          const Floats g = test::gradients(tokens, token_ids), h = test::gradients(tokens, 1, 2);
           struct Result {
             Floats logprob, entropy, d_logits, probabilities;
           };
           const auto run = [&](const Side& side) {
             Shard shard(rows, vocab, type, side), whole(rows, vocab, type, side);
             VocabScores scores(tokens, vocab,
-                               {.picks = picks,
+                               {.token_ids = token_ids,
                                 .entropy = true,
                                 .temperature = 1.5,
                                 .kernels = side.kernels,
                                 .arrays = side.arrays},
                                world());
-            Result out{Floats(tokens * picks, NAN), Floats(tokens, NAN), {}, {}};
+            Result out{Floats(tokens * token_ids, NAN), Floats(tokens, NAN), {}, {}};
             scores.forward(shard.logits(), ids, stream_of(side), out.logprob, out.entropy);
             scores.backward(shard.logits(), ids, g, h, shard.gradients());
             scores.write_log_softmax(shard.logits(), true, whole.gradients());
@@ -175,8 +175,8 @@ TEST_F(LogprobsOnDevice, LogProbabilitiesAndEntropies) {
           const Result got = run(gpu), want = run({});
           expect_scores(got.logprob, want.logprob, "log p");
           for (int64_t t = 0; t < tokens; ++t)
-            for (int64_t k = 0; k < picks; ++k) {
-              const auto at = static_cast<size_t>(t * picks + k);
+            for (int64_t k = 0; k < token_ids; ++k) {
+              const auto at = static_cast<size_t>(t * token_ids + k);
               test::expect_logprob(got.logprob[at],
                                    score_row_reference(rows.row(t), ids[at], 1.5).logprob,
                                    fmt::format("log p of token {}, id {}", t, ids[at]));
@@ -188,7 +188,7 @@ TEST_F(LogprobsOnDevice, LogProbabilitiesAndEntropies) {
           double most = 0;  // of a row's gradients, entropy included
           for (const float x : g) most = std::max(most, std::abs(static_cast<double>(x)));
           for (const float x : h) most = std::max(most, std::abs(static_cast<double>(x)));
-          most *= static_cast<double>(picks) + std::log(static_cast<double>(vocab_size));
+          most *= static_cast<double>(token_ids) + std::log(static_cast<double>(vocab_size));
           expect_gradients(got.d_logits, want.d_logits, rows, vocab, type, 1.5, most);
           expect_gradients(got.probabilities, want.probabilities, rows, vocab, type, 1.5, 1);
           test::expect_same_on_all_ranks(got.logprob);
@@ -196,12 +196,12 @@ TEST_F(LogprobsOnDevice, LogProbabilitiesAndEntropies) {
 }
 
 TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
-  constexpr int64_t tokens = 9, picks = 2, vocab_size = 61;
+  constexpr int64_t tokens = 9, token_ids = 2, vocab_size = 61;
   const LogitRows rows = random_logits(tokens, vocab_size, DType::f32);
-  const Ints ids = test::mixed_ids(tokens, picks, vocab_size);
+  const Ints ids = test::mixed_ids(tokens, token_ids, vocab_size);
   const Side gpu = device();
   for (const VocabPartition& vocab : partitions(vocab_size, world().size())) {
-    const RecordShape shape{vocab, world().rank(), picks, true, 0.5F};
+    const RecordShape shape{vocab, world().rank(), token_ids, true, 0.5F};
     const int64_t columns = vocab.valid(world().rank());
     const auto records = gpu.kernels->make_records(shape);
     const auto scores_by = [&](const Matrix& logits, int64_t tile_rows, int64_t tile_columns) {
@@ -221,7 +221,7 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
           records->add(std::as_const(*tiles.back()).ref(), row, column, tile.cols());
         }
       std::vector<RowNormalizer> normalizers(tokens);
-      Floats logprob(tokens * picks, NAN), entropy(tokens, NAN);
+      Floats logprob(tokens * token_ids, NAN), entropy(tokens, NAN);
       records->merge(*gpu.arrays, *gpu.stream, "a test", {normalizers, logprob, entropy});
       logprob.insert(logprob.end(), entropy.begin(), entropy.end());
       for (const RowNormalizer& row : normalizers) logprob.push_back(row.max + row.log_sum);
@@ -302,19 +302,19 @@ TEST_F(LogprobsOnDevice, SoftCrossEntropies) {
 }
 
 TEST_F(LogprobsOnDevice, LogitsOfIdsAndDistillation) {
-  constexpr int64_t tokens = 6, picks = 5, vocab_size = 90;
+  constexpr int64_t tokens = 6, token_ids = 5, vocab_size = 90;
   const Side gpu = device();
   for_each_split(tokens, vocab_size,
                  [&](const LogitRows& rows, const VocabPartition& vocab, DType type) {
-                   const Ints ids = test::mixed_ids(tokens, picks, vocab_size);
+                   const Ints ids = test::mixed_ids(tokens, token_ids, vocab_size);
                    Ints owned = ids;
                    for (int32_t& id : owned) id = std::clamp<int32_t>(id, 0, vocab_size - 1);
-                   const Floats g = test::gradients(tokens, picks),
-                                teacher = test::gradients(tokens, picks, 4);
+                   const Floats g = test::gradients(tokens, token_ids),
+                                teacher = test::gradients(tokens, token_ids, 4);
                    const auto gathered = [&](const Side& side) {
                      Shard shard(rows, vocab, type, side);
-                     GatheredLogits scores(tokens, vocab, picks, 1, world(), side.kernels);
-                     Floats values(tokens * picks, NAN);
+                     GatheredLogits scores(tokens, vocab, token_ids, 1, world(), side.kernels);
+                     Floats values(tokens * token_ids, NAN);
                      HostStream host;
                      scores.forward(shard.logits(), ids, host, values);
                      scores.backward(ids, g, shard.gradients());
@@ -328,12 +328,12 @@ TEST_F(LogprobsOnDevice, LogitsOfIdsAndDistillation) {
                      const auto distilled = [&](const Side& side) {
                        Shard shard(rows, vocab, type, side);
                        DistillationScores scores(tokens, vocab,
-                                                 {.picks = picks,
+                                                 {.token_ids = token_ids,
                                                   .renormalised = renormalised,
                                                   .kernels = side.kernels,
                                                   .arrays = side.arrays},
                                                  world());
-                       Floats student(tokens * picks, NAN), of_teacher(tokens * picks, NAN);
+                       Floats student(tokens * token_ids, NAN), of_teacher(tokens * token_ids, NAN);
                        scores.forward(shard.logits(), teacher, owned, stream_of(side), student,
                                       of_teacher, {});
                        scores.backward(shard.logits(), owned, g, {}, shard.gradients());
@@ -342,7 +342,7 @@ TEST_F(LogprobsOnDevice, LogitsOfIdsAndDistillation) {
                      const auto [student, d_logits] = distilled(gpu);
                      const auto [want_student, want_d_logits] = distilled({});
                      expect_scores(student, want_student, "log p");
-                     expect_gradients(d_logits, want_d_logits, rows, vocab, type, 1, 4 * picks);
+                     expect_gradients(d_logits, want_d_logits, rows, vocab, type, 1, 4 * token_ids);
                    }
                  });
 }

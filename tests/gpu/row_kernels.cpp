@@ -39,10 +39,11 @@ class RowKernelsTest : public test::GpuTest {
   }
   RowKernels& kernels() { return *kernels_; }
 
-  std::vector<RowMoments> moments(const Matrix& logits, const RowScan& scan, int64_t lead = 0) {
+  std::vector<SoftmaxPartial> partials(const Matrix& logits, const RowScan& scan,
+                                       int64_t lead = 0) {
     const DeviceMatrix on_device(logits.ref(), stream(), lead);
-    std::vector<RowMoments> out(static_cast<size_t>(logits.rows()), {nan_value, -7, -7});
-    kernels_->moments(on_device.ref(), scan, out);
+    std::vector<SoftmaxPartial> out(static_cast<size_t>(logits.rows()), {nan_value, -7, -7});
+    kernels_->partials(on_device.ref(), scan, out);
     return out;
   }
 
@@ -52,7 +53,7 @@ class RowKernelsTest : public test::GpuTest {
 using RowMomentsOnDevice = RowKernelsTest;
 using RowCrossMomentsOnDevice = RowKernelsTest;
 using RowGradientOnDevice = RowKernelsTest;
-using PicksOnDevice = RowKernelsTest;
+using TokenIdsOnDevice = RowKernelsTest;
 
 /// With three columns of NaN behind the valid ones.
 Matrix padded(const LogitRows& rows, DType type) {
@@ -71,12 +72,12 @@ double share_of(double got, double want, double tolerance) {
   return std::isnan(share) ? HUGE_VAL : share;
 }
 
-/// Moments of the device against those of the host: the logarithm of the sum is what counts.
-double worst_share(const RowMoments& got, const RowMoments& want, int64_t columns) {
+/// Partials of the device against those of the host: the logarithm of the sum is what counts.
+double worst_share(const SoftmaxPartial& got, const SoftmaxPartial& want, int64_t columns) {
   if (std::isnan(want.sum) || want.sum == 0)
     return std::max({share_of(got.max, want.max, 0), share_of(got.sum, want.sum, 0),
                      share_of(got.weighted, want.weighted, 0)});
-  const auto entropy = [](const RowMoments& m) {
+  const auto entropy = [](const SoftmaxPartial& m) {
     return std::log(static_cast<double>(m.sum)) -
            static_cast<double>(m.weighted) / static_cast<double>(m.sum);
   };
@@ -99,10 +100,10 @@ TEST_F(RowMomentsOnDevice, MatchTheReferenceFromAnyAddress) {
             const auto x = static_cast<float>(z + offset);
             z = static_cast<double>(type == DType::bf16 ? to_float(to_bf16(x)) : x);
           }
-          const std::vector<RowMoments> got =
-              moments(padded(rows, type), {columns, 0.75F, true, 1}, lead);
+          const std::vector<SoftmaxPartial> got =
+              partials(padded(rows, type), {columns, 0.75F, true, 1}, lead);
           for (int64_t t = 0; t < 2; ++t) {
-            const RowMoments& m = got[static_cast<size_t>(t)];
+            const SoftmaxPartial& m = got[static_cast<size_t>(t)];
             const auto row = rows.row(t);
             const TokenScore want = score_row_reference(row, 0, 1 / 0.75);
             const double log_sum = std::log(static_cast<double>(m.sum));
@@ -130,9 +131,9 @@ TEST_F(RowMomentsOnDevice, RowsOfSeveralPartsInAnyOrderOfSizes) {
   }
   const Matrix logits = padded(rows, DType::f32);
   const RowScan scan{columns, 1, true, 1};
-  std::vector<RowMoments> want(4);
-  row_moments(logits.ref(), scan, want);
-  const std::vector<RowMoments> got = moments(logits, scan, 3);
+  std::vector<SoftmaxPartial> want(4);
+  softmax_partials(logits.ref(), scan, want);
+  const std::vector<SoftmaxPartial> got = partials(logits, scan, 3);
   for (size_t t = 0; t < 4; ++t) EXPECT_LE(worst_share(got[t], want[t], columns), 1) << t;
 }
 
@@ -159,17 +160,17 @@ TEST_F(RowMomentsOnDevice, SpecialRowsAreThoseOfTheHost) {
       for (const bool weighted : {false, true}) {
         const Matrix logits = padded(one_row(special[i]), type);
         const RowScan scan{700, 0.5F, weighted, 1};
-        RowMoments want;
-        row_moments(logits.ref(), scan, {&want, 1});
-        EXPECT_LE(worst_share(moments(logits, scan)[0], want, 700), 1)
+        SoftmaxPartial want;
+        softmax_partials(logits.ref(), scan, {&want, 1});
+        EXPECT_LE(worst_share(partials(logits, scan)[0], want, 700), 1)
             << "row " << i << ' ' << name_of(type) << (weighted ? " weighted" : "");
       }
 }
 
 TEST_F(RowMomentsOnDevice, TheWeightedSumChangesNoOtherBits) {
   const Matrix logits = padded(random_logits(3, 3000, DType::bf16, 3), DType::bf16);
-  const std::vector<RowMoments> plain = moments(logits, {3000, 1, false, 1}),
-                                weighted = moments(logits, {3000, 1, true, 1});
+  const std::vector<SoftmaxPartial> plain = partials(logits, {3000, 1, false, 1}),
+                                    weighted = partials(logits, {3000, 1, true, 1});
   for (size_t t = 0; t < 3; ++t) {
     EXPECT_EQ(plain[t].max, weighted[t].max);
     EXPECT_EQ(plain[t].sum, weighted[t].sum);
@@ -180,47 +181,47 @@ TEST_F(RowMomentsOnDevice, TheWeightedSumChangesNoOtherBits) {
 
 TEST_F(RowMomentsOnDevice, EmptyShardsAndNoRows) {
   const Matrix logits(3, 5, DType::f32);
-  for (const RowMoments& m : moments(logits, {0, 1, true, 1})) {
+  for (const SoftmaxPartial& m : partials(logits, {0, 1, true, 1})) {
     EXPECT_EQ(m.max, -HUGE_VALF);
     EXPECT_EQ(m.sum, 0);
     EXPECT_EQ(m.weighted, 0);
   }
-  EXPECT_TRUE(moments(Matrix(0, 5, DType::f32), {5, 1, true, 1}).empty());
-  std::vector<RowMoments> out(2);
-  kernels().moments({nullptr, DType::bf16, 2, 0, 0}, {0, 1, false, 1}, out);
+  EXPECT_TRUE(partials(Matrix(0, 5, DType::f32), {5, 1, true, 1}).empty());
+  std::vector<SoftmaxPartial> out(2);
+  kernels().partials({nullptr, DType::bf16, 2, 0, 0}, {0, 1, false, 1}, out);
   EXPECT_EQ(out[1].sum, 0);
 }
 
 TEST_F(RowMomentsOnDevice, EveryRunHasTheSameBits) {
   const Matrix logits = padded(random_logits(5, 20000, DType::bf16, 3), DType::bf16);
-  const std::vector<RowMoments> first = moments(logits, {20000, 1, true, 1});
+  const std::vector<SoftmaxPartial> first = partials(logits, {20000, 1, true, 1});
   for (int run = 0; run < 3; ++run) {
-    if (run == 1) moments(Matrix(1, 5, DType::f32), {0, 1, true, 1});  // another turn of threads
-    const std::vector<RowMoments> again = moments(logits, {20000, 1, true, 1});
-    EXPECT_EQ(0, std::memcmp(first.data(), again.data(), first.size() * sizeof(RowMoments)));
+    if (run == 1) partials(Matrix(1, 5, DType::f32), {0, 1, true, 1});  // another turn of threads
+    const std::vector<SoftmaxPartial> again = partials(logits, {20000, 1, true, 1});
+    EXPECT_EQ(0, std::memcmp(first.data(), again.data(), first.size() * sizeof(SoftmaxPartial)));
   }
 }
 
-// ---- cross moments ----
+// ---- cross partials ----
 
-double cross_entropy(const CrossMoments& m) {
+double cross_entropy(const CrossPartial& m) {
   return std::log(static_cast<double>(m.student_sum)) -
          static_cast<double>(m.cross) / static_cast<double>(m.teacher_sum);
 }
 
 class CrossOnDevice : public RowKernelsTest {
  protected:
-  CrossMoments run(const std::vector<double>& student, DType student_type,
+  CrossPartial run(const std::vector<double>& student, DType student_type,
                    const std::vector<double>& teacher, DType teacher_type, int64_t lead = 0) {
     const DeviceMatrix s(padded(one_row(student), student_type).ref(), stream(), lead),
         t(padded(one_row(teacher), teacher_type).ref(), stream());
-    CrossMoments out;
-    kernels().cross_moments(s.ref(), t.ref(), std::ssize(student), 1, {&out, 1});
+    CrossPartial out;
+    kernels().cross_partials(s.ref(), t.ref(), std::ssize(student), 1, {&out, 1});
     return out;
   }
   void expect_reference(const std::vector<double>& student, DType student_type,
                         const std::vector<double>& teacher, DType teacher_type, int64_t lead = 0) {
-    const CrossMoments m = run(student, student_type, teacher, teacher_type, lead);
+    const CrossPartial m = run(student, student_type, teacher, teacher_type, lead);
     EXPECT_EQ(static_cast<double>(m.student_max),
               *std::max_element(student.begin(), student.end()));
     EXPECT_EQ(static_cast<double>(m.teacher_max),
@@ -282,12 +283,12 @@ TEST_F(CrossOnDevice, ColumnsThatAreMasked) {
 
 TEST_F(CrossOnDevice, RowsOfNothingAndWhatIsNotANumber) {
   const std::vector<double> nothing(40, none), some(40, 1.0);
-  const CrossMoments neither = run(nothing, DType::f32, nothing, DType::f32);
+  const CrossPartial neither = run(nothing, DType::f32, nothing, DType::f32);
   EXPECT_EQ(neither.student_max, -HUGE_VALF);
   EXPECT_EQ(neither.teacher_max, -HUGE_VALF);
   EXPECT_EQ(neither.student_sum + neither.teacher_sum + neither.cross, 0);
   EXPECT_EQ(run(nothing, DType::f32, some, DType::f32).cross, -HUGE_VALF);
-  const CrossMoments no_teacher = run(some, DType::f32, nothing, DType::f32);
+  const CrossPartial no_teacher = run(some, DType::f32, nothing, DType::f32);
   EXPECT_EQ(no_teacher.student_sum, 40);
   EXPECT_EQ(no_teacher.cross, 0);
   for (const double bad : {HUGE_VAL, std::numeric_limits<double>::quiet_NaN()}) {
@@ -319,7 +320,7 @@ struct Gradients {
   std::vector<double> g, h;
   std::vector<float> weights;
   std::vector<RowNormalizer> normalizers;
-  std::vector<RowSlope> slopes;
+  std::vector<GradientCoefficients> coefficients;
 
   Gradients(LogitRows rows_, int64_t per_row_, double temperature_ = 1)
       : rows(std::move(rows_)), per_row(per_row_), temperature(temperature_) {
@@ -337,12 +338,12 @@ struct Gradients {
       const double entropy =
           h.back() == 0 ? 0 : score_row_reference(rows.row(t), -1, temperature).entropy;
       normalizers.push_back(normalizer_of(rows.row(t), temperature));
-      slopes.push_back({static_cast<float>(-(sum + h.back() * entropy) / temperature),
-                        static_cast<float>(-h.back() / temperature)});
+      coefficients.push_back({static_cast<float>(-(sum + h.back() * entropy) / temperature),
+                              static_cast<float>(-h.back() / temperature)});
     }
     for (int32_t& id : ids) id += first_column;
   }
-  RowPicks picks() const { return {ids, weights, per_row, first_column}; }
+  RowTokenIds token_ids() const { return {ids, weights, per_row, first_column}; }
   RowPass pass() const { return {rows.vocab_size, static_cast<float>(1 / temperature), 1}; }
 
   double worst_share(const Matrix& got, DType type) const {
@@ -365,8 +366,9 @@ struct Gradients {
         double weight = 0;
         for (size_t k = 0; k < count; ++k)
           weight += columns[k] == v ? std::abs(g_row[k]) / temperature : 0;
-        const double scale = logit_gradient_scale(log_p[id], static_cast<double>(slopes[at].a),
-                                                  static_cast<double>(slopes[at].b), weight);
+        const double scale =
+            logit_gradient_scale(log_p[id], static_cast<double>(coefficients[at].a),
+                                 static_cast<double>(coefficients[at].b), weight);
         worst = std::max(worst,
                          share_of(got.at(t, v), want[id], logit_gradient_tolerance(type) * scale));
       }
@@ -389,13 +391,13 @@ TEST_F(RowGradientOnDevice, MatchesTheReferenceInPlaceAndNot) {
             const Gradients c(rows, per_row, per_row == 1 ? 1 : 0.7);
             DeviceMatrix logits(padded(rows, from).ref(), stream(), lead);
             DeviceMatrix out(4, columns + 3, to, stream());
-            kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.slopes,
-                               c.picks(), out.ref());
+            kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.coefficients,
+                               c.token_ids(), out.ref());
             const Matrix apart = out.host();
             EXPECT_LE(c.worst_share(apart, to), 1);
             if (from != to) continue;
-            kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.slopes,
-                               c.picks(), logits.ref());
+            kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.coefficients,
+                               c.token_ids(), logits.ref());
             const Matrix in_place = logits.host();
             for (int64_t t = 0; t < 4; ++t)
               for (int64_t v = 0; v < columns + 3; ++v)
@@ -409,8 +411,8 @@ TEST_F(RowGradientOnDevice, RowsOfSeveralParts) {
   for (const DType type : both_types)
     for (const int64_t lead : {0, 1}) {
       DeviceMatrix logits(padded(rows, type).ref(), stream(), lead);
-      kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.slopes, c.picks(),
-                         logits.ref());
+      kernels().gradient(std::as_const(logits).ref(), c.pass(), c.normalizers, c.coefficients,
+                         c.token_ids(), logits.ref());
       EXPECT_LE(c.worst_share(logits.host(), type), 1) << name_of(type) << ", lead " << lead;
     }
 }
@@ -422,22 +424,23 @@ TEST_F(RowGradientOnDevice, WeightsOfOneIdAreAddedAndRoundedOnce) {
   weights[0] = 1;
   DeviceMatrix out(1, 20, DType::bf16, stream());
   kernels().gradient(std::as_const(out).ref(), {20, 1, 1}, std::vector<RowNormalizer>{{0, 0}},
-                     std::vector<RowSlope>{{0, 0}}, {ids, weights, 7, 0}, out.ref());
+                     std::vector<GradientCoefficients>{{0, 0}}, {ids, weights, 7, 0}, out.ref());
   const Matrix got = out.host();
   for (int64_t v = 0; v < 20; ++v)
     EXPECT_EQ(got.at(0, v), v == 5 ? static_cast<double>(to_float(to_bf16(1 + 6 * 0x1p-9F))) : 0);
 }
 
 TEST_F(RowGradientOnDevice, RowsWithoutGradientAreNotReadAndOthersKeepNaN) {
-  // Of NaN logits: no slope and no weight; weights only; a bad normaliser; one, but nothing asked.
+  // Of NaN logits: no coefficient and no weight; weights only; a bad normaliser; one, but nothing
+  // asked.
   const std::vector<RowNormalizer> rows = {{0, 0}, {0, 0}, {nan_value, 1}, {0, HUGE_VALF}};
-  const std::vector<RowSlope> slopes = {{0, 0}, {0, 0}, {1, 0}, {0, 0}};
+  const std::vector<GradientCoefficients> coefficients = {{0, 0}, {0, 0}, {1, 0}, {0, 0}};
   const std::vector<int32_t> ids = {3, 3, 3, 3};
   const std::vector<float> weights = {0, 2, 1, 0};
   for (const DType type : both_types) {
     DeviceMatrix logits(4, 40, type, stream());
-    kernels().gradient(std::as_const(logits).ref(), {38, 1, 1}, rows, slopes, {ids, weights, 1, 0},
-                       logits.ref());
+    kernels().gradient(std::as_const(logits).ref(), {38, 1, 1}, rows, coefficients,
+                       {ids, weights, 1, 0}, logits.ref());
     const Matrix got = logits.host();
     for (int64_t v = 0; v < 40; ++v) {
       EXPECT_EQ(got.at(0, v), 0);
@@ -636,26 +639,26 @@ INSTANTIATE_TEST_SUITE_P(Cuts, FilteredGradientOnDevice,
                          testing::Values(CutCase{103, {-5, 0, 8, 17, 35, 42, 70, 100, 120}},
                                          CutCase{17001, {5, 4103, 16389}}));
 
-TEST_F(PicksOnDevice, ScatterAddsUpAndGatherTakesWhatTheShardHas) {
+TEST_F(TokenIdsOnDevice, ScatterAddsUpAndGatherTakesWhatTheShardHas) {
   const std::vector<int32_t> ids = {100, 101, 100, 146, 147, 99, -1, 500, 146, 146, 146, 120};
   std::vector<float> weights(12);
   std::iota(weights.begin(), weights.end(), 1.0F);
   const LogitRows rows = random_logits(3, 47, DType::bf16);
   for (const DType type : both_types) {
     DeviceMatrix out(3, 50, type, stream());
-    kernels().scatter_picks({ids, weights, 4, 100}, 47, out.ref(), 1);
+    kernels().scatter_token_weights({ids, weights, 4, 100}, 47, out.ref(), 1);
     Matrix want(3, 50, type);
-    scatter_picks({ids, weights, 4, 100}, 47, want.ref(), 1);
+    scatter_token_weights({ids, weights, 4, 100}, 47, want.ref(), 1);
     const Matrix got = out.host();
     for (int64_t t = 0; t < 3; ++t)
       for (int64_t v = 0; v < 50; ++v) EXPECT_EQ(got.at(t, v), want.at(t, v)) << t << ' ' << v;
     const DeviceMatrix logits(padded(rows, type).ref(), stream());
     std::vector<float> values(12, -77), expected(12, -77);
-    kernels().gather_picks(logits.ref(), ids, 4, 100, 47, values);
-    gather_picks(padded(rows, type).ref(), ids, 4, 100, 47, expected);
+    kernels().gather_token_logits(logits.ref(), ids, 4, 100, 47, values);
+    gather_token_logits(padded(rows, type).ref(), ids, 4, 100, 47, expected);
     EXPECT_EQ(values, expected);
   }
-  kernels().gather_picks({nullptr, DType::f32, 3, 0, 0}, {}, 0, 0, 0, {});
+  kernels().gather_token_logits({nullptr, DType::f32, 3, 0, 0}, {}, 0, 0, 0, {});
 }
 
 TEST_F(RowKernelsTest, ManyPassesReuseTheirMemory) {
@@ -665,7 +668,7 @@ TEST_F(RowKernelsTest, ManyPassesReuseTheirMemory) {
   for (int i = 0; i < 10; ++i) {
     const std::vector<int32_t> ids = {i % 9, (i + 1) % 9};
     const std::vector<float> weights(2, static_cast<float>(i + 1));
-    kernels().scatter_picks({ids, weights, 1, 0}, 9, outs[static_cast<size_t>(i)].ref(), 1);
+    kernels().scatter_token_weights({ids, weights, 1, 0}, 9, outs[static_cast<size_t>(i)].ref(), 1);
   }
   for (int i = 0; i < 10; ++i) {
     const Matrix got = outs[static_cast<size_t>(i)].host();

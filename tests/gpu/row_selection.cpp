@@ -28,13 +28,13 @@ constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 struct Selection {
   std::vector<float> values;
   std::vector<int32_t> ids, last;
-  std::vector<RowMoments> moments;
+  std::vector<SoftmaxPartial> partials;
 
   Selection(int64_t rows, int64_t length)
       : values(static_cast<size_t>(rows * length), -77),
         ids(values.size(), -77),
         last(static_cast<size_t>(rows), -77),
-        moments(last.size()) {}
+        partials(last.size()) {}
   RowTop top(int64_t length) { return {values, ids, last, length}; }
 };
 
@@ -49,7 +49,7 @@ class RowSelectionOnDevice : public test::GpuTest {
   Selection select(const Matrix& logits, int64_t columns, int64_t length, int64_t lead = 0) {
     const DeviceMatrix on_device(logits.ref(), stream(), lead);
     Selection result(logits.rows(), length);
-    kernels_->top(on_device.ref(), {columns, 0.5F, true, 1}, result.top(length), result.moments);
+    kernels_->top(on_device.ref(), {columns, 0.5F, true, 1}, result.top(length), result.partials);
     return result;
   }
   /// Compares with the definition, all columns sorted, and returns what was got.
@@ -99,7 +99,7 @@ TEST_F(RowSelectionOnDevice, IsTheStartOfTheSortedRow) {
                         columns % 3);
 }
 
-TEST_F(RowSelectionOnDevice, RowsOfSeveralPartsAndTheirMoments) {
+TEST_F(RowSelectionOnDevice, RowsOfSeveralPartsAndTheirPartials) {
   constexpr int64_t columns = 70000;
   LogitRows rows = stepped(3, columns, DType::bf16, 0, -infinity);
   for (int64_t v = 0; v < columns; ++v) {
@@ -109,7 +109,7 @@ TEST_F(RowSelectionOnDevice, RowsOfSeveralPartsAndTheirMoments) {
   rows.at(1, 34000) = 1;
   const Selection got = expect_sorted(rows, DType::bf16, 40);
   for (int64_t r = 0; r < 2; ++r) {
-    const RowMoments& m = got.moments[static_cast<size_t>(r)];
+    const SoftmaxPartial& m = got.partials[static_cast<size_t>(r)];
     EXPECT_EQ(m.max, got.values[static_cast<size_t>(40 * r)]);
     const TokenScore want = score_row_reference(rows.row(r), 60000, 2);
     const double x = (rows.at(r, 60000) - static_cast<double>(m.max)) / 2;
@@ -118,8 +118,8 @@ TEST_F(RowSelectionOnDevice, RowsOfSeveralPartsAndTheirMoments) {
     EXPECT_NEAR(log_sum - static_cast<double>(m.weighted) / static_cast<double>(m.sum),
                 want.entropy, logprob_tolerance() * entropy_scale(columns));
   }
-  EXPECT_EQ(got.moments[2].sum, 0.0F);
-  EXPECT_EQ(got.moments[2].max, static_cast<float>(-infinity));
+  EXPECT_EQ(got.partials[2].sum, 0.0F);
+  EXPECT_EQ(got.partials[2].max, static_cast<float>(-infinity));
 }
 
 TEST_F(RowSelectionOnDevice, FlatAndAscendingRows) {
@@ -150,7 +150,7 @@ TEST_F(RowSelectionOnDevice, NotANumberRanksAsTheLargest) {
   EXPECT_EQ(std::vector(top.ids.begin(), top.ids.begin() + 4),
             (std::vector<int32_t>{4, 3000, 4999, 77}));
   for (size_t i = 0; i < 8; ++i) EXPECT_EQ(std::isnan(top.values[i]), i < 3) << i;
-  EXPECT_TRUE(std::isnan(top.moments[0].sum));
+  EXPECT_TRUE(std::isnan(top.partials[0].sum));
   const Selection nans = select(logits, 5000, 2);
   EXPECT_EQ(nans.last[0], 0);
   std::fill(rows.values.begin() + 5, rows.values.end(), not_a_number);
@@ -163,17 +163,17 @@ TEST_F(RowSelectionOnDevice, EmptyShardsAndUnwantedResults) {
   EXPECT_EQ(nothing.ids, (std::vector<int32_t>{-1, -1, -1, -1}));
   EXPECT_EQ(nothing.values[3], static_cast<float>(-infinity));
   EXPECT_EQ(nothing.last, (std::vector<int32_t>{0, 0}));
-  EXPECT_EQ(nothing.moments[1].sum, 0);
+  EXPECT_EQ(nothing.partials[1].sum, 0);
   LogitRows rows(1, 3);
   rows.values = {1, 3, 2};
   const DeviceMatrix logits(rows.shard(balanced_partition(3, 1), 0, DType::bf16).ref(), stream());
   std::vector<float> values(2);
   kernels().top(logits.ref(), {3}, {values, {}, {}, 2}, {});
   EXPECT_EQ(values, (std::vector<float>{3, 2}));
-  std::vector<RowMoments> moments(1);
-  kernels().top(logits.ref(), {3}, {values, {}, {}, 2}, moments);
-  EXPECT_EQ(moments[0].weighted, 0);
-  EXPECT_GT(moments[0].sum, 1);
+  std::vector<SoftmaxPartial> partials(1);
+  kernels().top(logits.ref(), {3}, {values, {}, {}, 2}, partials);
+  EXPECT_EQ(partials[0].weighted, 0);
+  EXPECT_GT(partials[0].sum, 1);
 }
 
 TEST_F(RowSelectionOnDevice, MassesByDigitsAddUpToTheHosts) {
@@ -264,7 +264,7 @@ TEST_F(RowSelectionOnDevice, EveryRunHasTheSameBits) {
   const Selection first = select(logits, 40000, 30);
   for (int run = 0; run < 3; ++run) {
     if (run == 1) {  // another turn of threads
-      std::vector<RowMoments> none;
+      std::vector<SoftmaxPartial> none;
       std::vector<int64_t> one(1);
       const DeviceMatrix zero(Matrix(1, 1, DType::f32).ref(), stream());
       EXPECT_ANY_THROW(
@@ -275,8 +275,8 @@ TEST_F(RowSelectionOnDevice, EveryRunHasTheSameBits) {
     EXPECT_EQ(first.ids, again.ids);
     EXPECT_EQ(first.last, again.last);
     for (size_t r = 0; r < 3; ++r) {
-      EXPECT_EQ(first.moments[r].sum, again.moments[r].sum);
-      EXPECT_EQ(first.moments[r].weighted, again.moments[r].weighted);
+      EXPECT_EQ(first.partials[r].sum, again.partials[r].sum);
+      EXPECT_EQ(first.partials[r].weighted, again.partials[r].weighted);
     }
   }
 }

@@ -1,4 +1,4 @@
-// A checked communicator gives what its carrier gives, and notices every message that a carrier
+// A checked communicator gives what its transport gives, and notices every message that a transport
 // changes.
 
 #include "comm/checked.hpp"
@@ -143,7 +143,7 @@ const std::array<Operation, 6> operations = {{
      }},
 }};
 
-TEST(Checked, GivesWhatTheCarrierGives) {
+TEST(Checked, GivesWhatTheTransportGives) {
   CheckedCommunicator checked(make_mpi_communicator(test::environment().world()));
   for (const bool on : {true, false}) {
     checked.check_messages(on);
@@ -164,7 +164,7 @@ TEST(Checked, NoticesAChangedMessageAndAChangedChecksum) {
   for (const Operation& operation : operations)
     for (const int fault : {0, 1}) {  // the payload, then what follows it
       auto faulty = std::make_unique<FaultyCommunicator>(world(), fault);
-      FaultyCommunicator& carrier = *faulty;
+      FaultyCommunicator& transport = *faulty;
       CheckedCommunicator checked(std::move(faulty));
       std::string message;
       try {
@@ -173,7 +173,7 @@ TEST(Checked, NoticesAChangedMessageAndAChangedChecksum) {
         message = error.what();
         EXPECT_EQ(error.code(), ExitCode::runtime);
       }
-      EXPECT_EQ(carrier.operations(), 2) << operation.name;
+      EXPECT_EQ(transport.operations(), 2) << operation.name;
       EXPECT_EQ(message.find(operation.name), victim ? 0 : std::string::npos) << message;
       EXPECT_EQ(message.find("other bits than were sent") != std::string::npos, victim) << message;
     }
@@ -181,11 +181,11 @@ TEST(Checked, NoticesAChangedMessageAndAChangedChecksum) {
 
 TEST(Checked, WithoutChecksNothingIsAdded) {
   auto faulty = std::make_unique<FaultyCommunicator>(world(), -1);
-  FaultyCommunicator& carrier = *faulty;
+  FaultyCommunicator& transport = *faulty;
   CheckedCommunicator checked(std::move(faulty));
   checked.check_messages(false);
   operations[0].run(checked);
-  EXPECT_EQ(carrier.operations(), 1);
+  EXPECT_EQ(transport.operations(), 1);
 }
 
 TEST(Checked, PartsCheckAsTheWholeDoes) {

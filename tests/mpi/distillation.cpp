@@ -28,25 +28,25 @@ constexpr double inf = std::numeric_limits<double>::infinity();
 struct Case {
   LogitRows student;
   DType type;
-  int64_t picks;
-  Ints ids;                // [tokens, picks]
-  Floats teacher, g, d_h;  // [tokens, picks] twice, [tokens] or empty
+  int64_t token_ids;
+  Ints ids;                // [tokens, token_ids]
+  Floats teacher, g, d_h;  // [tokens, token_ids] twice, [tokens] or empty
 };
 
-/// The teacher's `picks` largest of its own rows, in descending order; with more picks than ids,
-/// repeated.
-Case make_case(int64_t tokens, int64_t vocab_size, int64_t picks, DType type, bool entropy) {
-  Case c{test::random_logits(tokens, vocab_size, type), type, picks, {}, {}, {}, {}};
+/// The teacher's `token_ids` largest of its own rows, in descending order; with more token_ids than
+/// ids, repeated.
+Case make_case(int64_t tokens, int64_t vocab_size, int64_t token_ids, DType type, bool entropy) {
+  Case c{test::random_logits(tokens, vocab_size, type), type, token_ids, {}, {}, {}, {}};
   const LogitRows teacher =
       test::random_logits(tokens, vocab_size, DType::f32, 2, 1, TokenTensor::teacher);
   for (int64_t t = 0; t < tokens; ++t) {
-    const std::vector<TopEntry> top = top_k_reference(teacher.row(t), picks);
-    for (size_t k = 0; k < static_cast<size_t>(picks); ++k) {
+    const std::vector<TopEntry> top = top_k_reference(teacher.row(t), token_ids);
+    for (size_t k = 0; k < static_cast<size_t>(token_ids); ++k) {
       c.ids.push_back(top[k % top.size()].id);
       c.teacher.push_back(static_cast<float>(top[k % top.size()].value));
     }
   }
-  c.g = test::gradients(tokens, picks);
+  c.g = test::gradients(tokens, token_ids);
   c.d_h = test::gradients(entropy ? tokens : 0, 1, 2);
   return c;
 }
@@ -60,7 +60,7 @@ Result run(const Case& c, const VocabPartition& vocab, bool renormalised,
   const int64_t tokens = c.student.tokens;
   const bool entropy = !c.d_h.empty();
   Matrix logits = c.student.shard(vocab, tp.rank(), c.type);
-  DistillationScores scores(tokens, vocab, {c.picks, renormalised, entropy, threads}, tp);
+  DistillationScores scores(tokens, vocab, {c.token_ids, renormalised, entropy, threads}, tp);
   Result r{Floats(c.ids.size(), NAN), Floats(c.ids.size(), NAN), Floats(c.d_h.size(), NAN), {}};
   HostStream stream;
   scores.forward(logits.ref(), c.teacher, c.ids, stream, r.student, r.teacher, r.entropy);
@@ -73,13 +73,13 @@ Result run(const Case& c, const VocabPartition& vocab, bool renormalised,
 /// What gradients of a row are made of, column by column.
 std::vector<double> gradient_scales(const Case& c, int64_t t, bool renormalised, double h) {
   const auto row = c.student.row(t);
-  const auto ids = test::row_of(c.ids, t, c.picks);
-  const auto g = test::row_of(c.g, t, c.picks);
+  const auto ids = test::row_of(c.ids, t, c.token_ids);
+  const auto g = test::row_of(c.g, t, c.token_ids);
   double sum = 0;
   for (const float x : g) sum += static_cast<double>(x);
   const auto logprobs = log_softmax_reference(row);
   const auto student = distillation_reference(
-      row, ids, test::doubles(test::row_of(c.teacher, t, c.picks)), renormalised);
+      row, ids, test::doubles(test::row_of(c.teacher, t, c.token_ids)), renormalised);
   std::vector<double> scales(row.size(), 0), weights(row.size(), 0);
   for (size_t k = 0; k < ids.size(); ++k) {
     const auto id = static_cast<size_t>(ids[k]);
@@ -97,11 +97,11 @@ void expect_reference(const Case& c, const VocabPartition& vocab, bool renormali
                       const Result& got, int rank) {
   for (int64_t t = 0; t < c.student.tokens; ++t) {
     const auto row = c.student.row(t);
-    const auto ids = test::row_of(c.ids, t, c.picks);
-    const auto teacher = test::doubles(test::row_of(c.teacher, t, c.picks));
+    const auto ids = test::row_of(c.ids, t, c.token_ids);
+    const auto teacher = test::doubles(test::row_of(c.teacher, t, c.token_ids));
     const auto want = distillation_reference(row, ids, teacher, renormalised);
     for (size_t k = 0; k < ids.size(); ++k) {
-      const size_t at = static_cast<size_t>(t * c.picks) + k;
+      const size_t at = static_cast<size_t>(t * c.token_ids) + k;
       const std::string where = fmt::format("token {}, id {}", t, ids[k]);
       test::expect_logprob(got.student[at], want.student[k], "student of " + where);
       test::expect_logprob(got.teacher[at], want.teacher[k], "teacher of " + where);
@@ -112,7 +112,7 @@ void expect_reference(const Case& c, const VocabPartition& vocab, bool renormali
       test::expect_entropy(got.entropy[static_cast<size_t>(t)], want.entropy, c.student.vocab_size,
                            fmt::format("entropy of token {}", t));
     const auto gradient = distillation_gradient_reference(
-        row, ids, test::doubles(test::row_of(c.g, t, c.picks)), h, renormalised);
+        row, ids, test::doubles(test::row_of(c.g, t, c.token_ids)), h, renormalised);
     test::expect_gradient_row(got.d_logits, c.type, t, vocab, rank, gradient,
                               gradient_scales(c, t, renormalised, h));
   }
@@ -122,10 +122,10 @@ TEST(Distillation, OverAllIdsEqualsTheReferenceForAnyPartition) {
   for (const DType type : {DType::f32, DType::bf16})
     for (const bool entropy : {false, true})
       // The second: every id eight times, as with a short list of a small vocabulary.
-      for (const auto& [vocab_size, picks] : {std::pair(256, 3), {8, 64}, {700, 64}, {64, 1}}) {
-        const Case c = make_case(8, vocab_size, picks, type, entropy);
+      for (const auto& [vocab_size, token_ids] : {std::pair(256, 3), {8, 64}, {700, 64}, {64, 1}}) {
+        const Case c = make_case(8, vocab_size, token_ids, type, entropy);
         for (const VocabPartition& vocab : test::partitions(vocab_size, world().size())) {
-          SCOPED_TRACE(fmt::format("{} of {} ids of {}, offsets {}", picks, vocab_size,
+          SCOPED_TRACE(fmt::format("{} of {} ids of {}, offsets {}", token_ids, vocab_size,
                                    name_of(type), fmt::join(vocab.offsets, " ")));
           const Result got = run(c, vocab, false);
           expect_reference(c, vocab, false, got, world().rank());
@@ -137,11 +137,11 @@ TEST(Distillation, OverAllIdsEqualsTheReferenceForAnyPartition) {
 
 TEST(Distillation, RenormalisedEqualsTheReferenceForAnyPartition) {
   for (const DType type : {DType::f32, DType::bf16})
-    for (const auto& [vocab_size, picks] : {std::pair(64, 8), {8, 64}, {700, 64}, {64, 1}}) {
-      const Case c = make_case(8, vocab_size, picks, type, false);
+    for (const auto& [vocab_size, token_ids] : {std::pair(64, 8), {8, 64}, {700, 64}, {64, 1}}) {
+      const Case c = make_case(8, vocab_size, token_ids, type, false);
       for (const VocabPartition& vocab : test::partitions(vocab_size, world().size())) {
-        SCOPED_TRACE(fmt::format("{} of {} ids of {}, offsets {}", picks, vocab_size, name_of(type),
-                                 fmt::join(vocab.offsets, " ")));
+        SCOPED_TRACE(fmt::format("{} of {} ids of {}, offsets {}", token_ids, vocab_size,
+                                 name_of(type), fmt::join(vocab.offsets, " ")));
         const Result got = run(c, vocab, true);
         expect_reference(c, vocab, true, got, world().rank());
         test::expect_same_on_all_ranks(got.student);
@@ -292,16 +292,16 @@ TEST(Distillation, WrongArgumentsEndAllRanksAlike) {
     return agreed_message([&] { DistillationScores(tokens, v, o, world()); });
   };
   const bool last = on_last_rank();
-  EXPECT_EQ(error(4, vocab, {.picks = 2}), "no error");
-  EXPECT_EQ(error(4, vocab, {.picks = last ? 0 : 2}),
+  EXPECT_EQ(error(4, vocab, {.token_ids = 2}), "no error");
+  EXPECT_EQ(error(4, vocab, {.token_ids = last ? 0 : 2}),
             "0 ids a token; the fewest are 1" + test::found_on(n - 1));
-  EXPECT_EQ(error(4, vocab, {.picks = 5, .renormalised = true, .entropy = true}),
+  EXPECT_EQ(error(4, vocab, {.token_ids = 5, .renormalised = true, .entropy = true}),
             "an entropy needs the whole vocabulary, but the student is renormalised over 5 ids");
-  EXPECT_EQ(error(4, vocab, {.picks = 5, .renormalised = last}),
+  EXPECT_EQ(error(4, vocab, {.token_ids = 5, .renormalised = last}),
             differs("distillation", "whether the student is renormalised over the ids", "0", "1"));
-  EXPECT_EQ(error(4, vocab, {.picks = last ? 3 : 2}),
+  EXPECT_EQ(error(4, vocab, {.token_ids = last ? 3 : 2}),
             differs("log-probabilities", "the number of ids a token", "2", "3"));
-  EXPECT_EQ(error(last ? 3 : 4, vocab, {.picks = 2, .renormalised = true}),
+  EXPECT_EQ(error(last ? 3 : 4, vocab, {.token_ids = 2, .renormalised = true}),
             differs("logits of ids", "the number of tokens", "4", "3"));
 }
 

@@ -364,7 +364,8 @@ void expect_scores(const Pack& pack, const Ints& tokens, Part& part, const Sampl
   } else {
     scores = std::make_unique<VocabScores>(
         part.tokens(), part.vocab(),
-        ScoreOptions{.picks = 1, .entropy = true, .temperature = filter.temperature}, part.tp());
+        ScoreOptions{.token_ids = 1, .entropy = true, .temperature = filter.temperature},
+        part.tp());
     scores->forward(part.logits().ref(), targets, stream, local, h);
   }
   const Floats all = part.gather(local, 1);

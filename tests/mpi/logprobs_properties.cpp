@@ -46,26 +46,27 @@ struct Result {
   friend bool operator==(const Result&, const Result&) = default;
 };
 
-constexpr int64_t picks = 2;
+constexpr int64_t token_ids = 2;
 
 /// Scores of slices of `chunk` rows, one after the other, by one object; gradients in place.
 Result score_slices(const LogitRows& rows, const VocabPartition& vocab, DType type, int64_t chunk) {
   const int64_t tokens = rows.tokens;
-  Ints ids = test::mixed_ids(tokens, picks, rows.vocab_size);
-  Floats g = test::gradients(tokens, picks), g_h = test::gradients(tokens, 1, 2);
+  Ints ids = test::mixed_ids(tokens, token_ids, rows.vocab_size);
+  Floats g = test::gradients(tokens, token_ids), g_h = test::gradients(tokens, 1, 2);
   Matrix logits = rows.shard(vocab, world().rank(), type);
   Result result{Floats(ids.size()), Floats(g_h.size()), {}};
-  VocabScores scores(0, vocab, {.picks = picks, .entropy = true, .temperature = 0.75}, world());
+  VocabScores scores(0, vocab, {.token_ids = token_ids, .entropy = true, .temperature = 0.75},
+                     world());
   HostStream stream;
   for (int64_t begin = 0; begin < tokens; begin += chunk) {
     const int64_t count = std::min(chunk, tokens - begin);
     const MatrixRef slice = rows_of(logits.ref(), begin, count);
     scores.resize(count);
-    scores.forward(slice, part_of(ids, begin, count, picks), stream,
-                   part_of(result.logprob, begin, count, picks),
+    scores.forward(slice, part_of(ids, begin, count, token_ids), stream,
+                   part_of(result.logprob, begin, count, token_ids),
                    part_of(result.entropy, begin, count));
-    scores.backward(slice, part_of(ids, begin, count, picks), part_of(g, begin, count, picks),
-                    part_of(g_h, begin, count), slice);
+    scores.backward(slice, part_of(ids, begin, count, token_ids),
+                    part_of(g, begin, count, token_ids), part_of(g_h, begin, count), slice);
   }
   result.d_logits = test::elements(logits.ref());
   return result;
@@ -180,7 +181,7 @@ TEST(LogprobProperties, TheSoftmaxOfSomeIdsIsTheFullOneRenormalisedAtAnyTemperat
             ids.push_back(static_cast<int32_t>((5 * t + 7 * k) % vocab_size));
         Floats full(ids.size()), some(ids.size()), teacher(ids.size());
         HostStream stream;
-        VocabScores scores(rows.tokens, vocab, {.picks = count, .temperature = temperature},
+        VocabScores scores(rows.tokens, vocab, {.token_ids = count, .temperature = temperature},
                            world());
         scores.forward(rows.shard(vocab, world().rank(), DType::f32).ref(), ids, stream, full, {});
         for (double& z : rows.values) z /= temperature;  // exact

@@ -226,13 +226,13 @@ struct LogitStream {
   LogitRows logits;
 };
 
-LogitStream make_stream(const Bounds& bounds, int64_t vocab, int32_t most_id, int32_t padding) {
+LogitStream make_stream(const Bounds& bounds, int64_t vocab, int32_t max_id, int32_t padding) {
   LogitStream s{bounds, {}, test::random_logits(bounds.view().slots(), vocab, DType::f32)};
   s.tokens.assign(static_cast<size_t>(bounds.view().slots()), padding);
   for (int64_t i = 0; i < bounds.view().segments(); ++i)
     for (int64_t p = 0; p < bounds.view().real_length(i); ++p)
       s.tokens[static_cast<size_t>(bounds.view().begin(i) + p)] = static_cast<int32_t>(
-          token_bits({7, TokenTensor::ids}, 1000 * i + p, 0) % static_cast<uint64_t>(most_id));
+          token_bits({7, TokenTensor::ids}, 1000 * i + p, 0) % static_cast<uint64_t>(max_id));
   return s;
 }
 

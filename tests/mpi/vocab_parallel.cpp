@@ -86,12 +86,12 @@ void expect_no_gradient(const Floats& got, int64_t token, const VocabPartition& 
 void expect_reference(const LogitRows& rows, const VocabPartition& vocab, DType type,
                       const ScoreOptions& options, const Ints& ids, const Gradients& g,
                       const Scores& got, int rank) {
-  const int64_t picks = options.picks;
+  const int64_t token_ids = options.token_ids;
   for (int64_t t = 0; t < rows.tokens; ++t) {
     const auto row = rows.row(t);
-    const auto row_ids = test::row_of(ids, t, picks);
-    for (int64_t k = 0; k < picks; ++k) {
-      const auto at = static_cast<size_t>(t * picks + k);
+    const auto row_ids = test::row_of(ids, t, token_ids);
+    for (int64_t k = 0; k < token_ids; ++k) {
+      const auto at = static_cast<size_t>(t * token_ids + k);
       test::expect_logprob(got.logprob[at],
                            score_row_reference(row, ids[at], options.temperature).logprob,
                            fmt::format("log p of token {}, id {}", t, ids[at]));
@@ -104,7 +104,7 @@ void expect_reference(const LogitRows& rows, const VocabPartition& vocab, DType 
       expect_no_gradient(got.d_logits, t, vocab, rank, row);
       continue;
     }
-    const std::vector<double> g_row = test::doubles(test::row_of(g.logprob, t, picks));
+    const std::vector<double> g_row = test::doubles(test::row_of(g.logprob, t, token_ids));
     const double h = g.entropy.empty() ? 0 : static_cast<double>(g.entropy[static_cast<size_t>(t)]);
     const auto want = score_gradient_reference(row, row_ids, g_row, h, options.temperature);
     const auto scale = gradient_scales(row, row_ids, g_row, h, options.temperature);
@@ -114,7 +114,7 @@ void expect_reference(const LogitRows& rows, const VocabPartition& vocab, DType 
 
 struct Case {
   const char* name;
-  int64_t tokens, vocab_size, picks;
+  int64_t tokens, vocab_size, token_ids;
   bool entropy;
   double temperature, size;
 };
@@ -134,9 +134,9 @@ TEST(VocabParallel, RandomRowsEqualTheReferenceForAnyPartition) {
   for (const Case& c : cases)
     for (const DType type : {DType::f32, DType::bf16}) {
       const LogitRows rows = test::random_logits(c.tokens, c.vocab_size, type, c.size);
-      const ScoreOptions options{c.picks, c.entropy, c.temperature, 1};
-      const Ints ids = test::mixed_ids(c.tokens, c.picks, c.vocab_size);
-      const Gradients g{test::gradients(c.tokens, c.picks),
+      const ScoreOptions options{c.token_ids, c.entropy, c.temperature, 1};
+      const Ints ids = test::mixed_ids(c.tokens, c.token_ids, c.vocab_size);
+      const Gradients g{test::gradients(c.tokens, c.token_ids),
                         test::gradients(c.entropy ? c.tokens : 0, 1, 2)};
       for (const VocabPartition& vocab : test::partitions(c.vocab_size, world().size())) {
         SCOPED_TRACE(fmt::format("{} of {}, offsets {}", c.name, name_of(type),
@@ -161,7 +161,7 @@ TEST(VocabParallel, GoldenLogprobsAndEntropies) {
   for (const DType type : {DType::f32, DType::bf16})
     for (const VocabPartition& vocab : test::partitions(64, world().size())) {
       const Matrix logits = rows.shard(vocab, world().rank(), type);
-      VocabScores scores(16, vocab, {.picks = 1, .entropy = true}, world());
+      VocabScores scores(16, vocab, {.token_ids = 1, .entropy = true}, world());
       Floats p(16), h(16);
       HostStream stream;
       scores.forward(logits.ref(), targets, stream, p, h);
@@ -196,7 +196,7 @@ TEST(VocabParallel, GoldenGradients) {
   LogitRows row(1, 64);
   const LogitRows golden = test::golden_logits();
   std::copy_n(golden.values.begin(), 64, row.values.begin());
-  const auto of_target = whole_gradient(row, DType::f32, {.picks = 1}, {5}, {{1}, {}});
+  const auto of_target = whole_gradient(row, DType::f32, {.token_ids = 1}, {5}, {{1}, {}});
   const double tolerance = logit_gradient_tolerance(DType::f32) + 5e-10;  // nine decimals
   const double first[] = {-1.070e-6, -8.956e-6, -7.4989e-5, -6.27879e-4, -5.257163e-3};
   for (size_t v = 0; v < 5; ++v) test::expect_near(of_target[v], first[v], tolerance, "first ids");
@@ -208,7 +208,7 @@ TEST(VocabParallel, GoldenGradients) {
   test::expect_near(sum, 0, 2 * tolerance, "sum");
 
   const auto of_entropy =
-      whole_gradient(row, DType::f32, {.picks = 0, .entropy = true}, {}, {{}, {1}});
+      whole_gradient(row, DType::f32, {.token_ids = 0, .entropy = true}, {}, {{}, {1}});
   EXPECT_EQ(std::min_element(of_entropy.begin(), of_entropy.end()) - of_entropy.begin(), 57);
   EXPECT_EQ(std::max_element(of_entropy.begin(), of_entropy.end()) - of_entropy.begin(), 39);
   test::expect_near(of_entropy[57], -0.155929988, tolerance, "entropy's least");
@@ -227,12 +227,12 @@ TEST(VocabParallel, GoldenGradientsOfARamp) {
   const auto expect = [&](const std::vector<double>& got, const std::vector<double>& want) {
     for (size_t v = 0; v < 5; ++v) test::expect_near(got[v], want[v], tolerance, "the ramp");
   };
-  expect(whole_gradient(ramp(), DType::f32, {.picks = 0, .entropy = true}, {}, {{}, {-1}}),
+  expect(whole_gradient(ramp(), DType::f32, {.token_ids = 0, .entropy = true}, {}, {{}, {-1}}),
          {-0.040236628, -0.077689574, -0.125053614, -0.105809309, 0.348789125});
   // An id that nobody owns scores 0, but its gradient counts; equal ids add up.
-  expect(whole_gradient(ramp(), DType::f32, {.picks = 1}, {9}, {{2}, {}}),
+  expect(whole_gradient(ramp(), DType::f32, {.token_ids = 1}, {9}, {{2}, {}}),
          {-0.023312462, -0.063369842, -0.172257089, -0.468243315, -1.272817293});
-  expect(whole_gradient(ramp(), DType::f32, {.picks = 3}, {4, 4, 7}, {{1, 2, 5}, {}}),
+  expect(whole_gradient(ramp(), DType::f32, {.token_ids = 3}, {4, 4, 7}, {{1, 2, 5}, {}}),
          {-0.093249848, -0.253479366, -0.689028355, -1.872973258, -2.091269172});
 }
 
@@ -292,7 +292,7 @@ TEST(VocabParallel, SmallRowsByHand) {
     rows.values = std::move(row);
     const VocabPartition vocab = test::partitions(rows.vocab_size, world().size()).front();
     const Scores got =
-        score(rows, vocab, DType::f32, {.picks = 1, .entropy = true}, {id}, {{1}, {0}});
+        score(rows, vocab, DType::f32, {.token_ids = 1, .entropy = true}, {id}, {{1}, {0}});
     return std::pair(got.logprob[0], got.entropy[0]);
   };
   test::expect_logprob(one({0, 1, -inf}, 0).first, -1.313261688, "0 of 0 1 -inf");
@@ -311,7 +311,7 @@ TEST(VocabParallel, RowsWithoutAGradientGetZerosWhateverTheyHold) {
   const LogitRows rows = special_rows(DType::f32);
   const Ints ids(14, 7);
   for (const VocabPartition& vocab : test::partitions(24, world().size())) {
-    const Scores got = score(rows, vocab, DType::f32, {.picks = 1, .entropy = true}, ids,
+    const Scores got = score(rows, vocab, DType::f32, {.token_ids = 1, .entropy = true}, ids,
                              {Floats(14, 0), Floats(14, 0)});
     EXPECT_EQ(got.d_logits, Floats(got.d_logits.size(), 0.0F));
   }
@@ -346,7 +346,7 @@ TEST(VocabParallel, LogSoftmaxOfAllColumns) {
       for (const VocabPartition& vocab : test::partitions(256, world().size())) {
         const LogitRows rows = test::random_logits(15, 256, type);
         const Matrix logits = rows.shard(vocab, world().rank(), type);
-        VocabScores scores(15, vocab, {.picks = 0, .temperature = temperature}, world());
+        VocabScores scores(15, vocab, {.token_ids = 0, .temperature = temperature}, world());
         HostStream stream;
         scores.forward(logits.ref(), {}, stream, {}, {});
         Matrix log_p(15, logits.cols(), DType::f32), p(15, logits.cols(), DType::f32);
@@ -376,7 +376,7 @@ TEST(VocabParallel, GradientOfLogSoftmax) {
         for (int64_t v = 0; v < 126; ++v) rows.at(5, v) = -inf;
         Matrix logits = rows.shard(vocab, rank, type);
         const Matrix above = g.shard(vocab, rank, type);
-        VocabScores scores(12, vocab, {.picks = 0, .temperature = temperature}, world());
+        VocabScores scores(12, vocab, {.token_ids = 0, .temperature = temperature}, world());
         HostStream stream;
         scores.forward(std::as_const(logits).ref(), {}, stream, {}, {});
         const test::TrafficSince sent(world());
@@ -406,20 +406,20 @@ TEST(VocabParallel, GradientOfLogSoftmax) {
 
 TEST(VocabParallel, OneCollectiveForwardAndNoneBackward) {
   const int n = world().size();
-  for (const int64_t picks : {0, 1, 3})
+  for (const int64_t token_ids : {0, 1, 3})
     for (const bool entropy : {false, true}) {
       const LogitRows rows = test::random_logits(10, 50, DType::f32);
       const VocabPartition vocab = balanced_partition(50, n);
       const Matrix logits = rows.shard(vocab, world().rank(), DType::f32);
-      VocabScores scores(10, vocab, {.picks = picks, .entropy = entropy}, world());
-      const auto size = static_cast<size_t>(10 * picks);
+      VocabScores scores(10, vocab, {.token_ids = token_ids, .entropy = entropy}, world());
+      const auto size = static_cast<size_t>(10 * token_ids);
       const Ints ids(size, 2);
       Floats logprob(size), h(entropy ? 10 : 0);
       HostStream stream;
       const test::TrafficSince forward(world());
       scores.forward(logits.ref(), ids, stream, logprob, h);
       EXPECT_EQ(forward.messages(), n > 1 ? 1 : 0);
-      EXPECT_EQ(forward.bytes(), (n - 1) * 10 * 4 * (2 + picks + (entropy ? 1 : 0)));
+      EXPECT_EQ(forward.bytes(), (n - 1) * 10 * 4 * (2 + token_ids + (entropy ? 1 : 0)));
       Matrix d_logits(10, logits.cols(), DType::f32);
       const test::TrafficSince backward(world());
       scores.backward(logits.ref(), ids, logprob, h, d_logits.ref());
@@ -440,7 +440,7 @@ TEST(VocabParallel, NoMemoryOfTheSizeOfTheLogits) {
   HostStream stream;
   reset_memory_peak();
   const int64_t before = memory_use().peak_bytes;
-  VocabScores scores(tokens, vocab, {.picks = 1, .entropy = true, .temperature = 2}, world());
+  VocabScores scores(tokens, vocab, {.token_ids = 1, .entropy = true, .temperature = 2}, world());
   scores.forward(logits.ref(), ids, stream, logprob, entropy);
   scores.backward(logits.ref(), ids, logprob, entropy, logits.ref());
   const int64_t used = memory_use().peak_bytes - before;
@@ -478,7 +478,7 @@ TEST(VocabParallel, TheSameBitsAgainAndForAnyNumberOfThreads) {
 
 TEST(VocabParallel, AnotherNumberOfRowsNeedsNoCommunication) {
   const VocabPartition vocab = balanced_partition(40, world().size());
-  VocabScores scores(0, vocab, {.picks = 1}, world());
+  VocabScores scores(0, vocab, {.token_ids = 1}, world());
   HostStream stream;
   for (const int64_t tokens : {5, 0, 9, 9}) {
     const test::TrafficSince resizing(world());
@@ -508,7 +508,7 @@ TEST(VocabParallel, ArgumentsThatDifferEndAllRanksAlike) {
   const std::string what = "log-probabilities";
   EXPECT_EQ(error_of(4, vocab, {}), "no error");
   EXPECT_EQ(error_of(last ? 5 : 4, vocab, {}), differs(what, "the number of tokens", "4", "5"));
-  EXPECT_EQ(error_of(4, vocab, {.picks = last ? 2 : 1}),
+  EXPECT_EQ(error_of(4, vocab, {.token_ids = last ? 2 : 1}),
             differs(what, "the number of ids a token", "1", "2"));
   EXPECT_EQ(error_of(4, vocab, {.entropy = last}),
             differs(what, "whether entropies are wanted", "0", "1"));
@@ -534,7 +534,7 @@ TEST(VocabParallel, ArgumentsOutOfRangeEndAllRanksAlike) {
   const int n = world().size();
   const VocabPartition vocab = balanced_partition(20, n);
   EXPECT_EQ(error_of(-1, vocab, {}), "-1 tokens; the fewest are 0");
-  EXPECT_EQ(error_of(4, vocab, {.picks = -2}), "-2 ids a token; the fewest are 0");
+  EXPECT_EQ(error_of(4, vocab, {.token_ids = -2}), "-2 ids a token; the fewest are 0");
   for (const auto& [temperature, text] : {std::pair(0.0, "0"),
                                           {-1.0, "-1"},
                                           {inf, "inf"},

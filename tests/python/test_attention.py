@@ -43,8 +43,8 @@ def shown(problem, document, token, other):
     for number, q_begin, q_end, k_begin, k_end, kind, window in problem["regions"]:
         if number != document or q not in range(q_begin, q_end) or k not in range(k_begin, k_end):
             continue
-        behind_last = (k_end - k) - (q_end - q)
-        causal = kind not in (1, 3) or (behind_last >= 0 and (window == 0 or behind_last < window))
+        after_last = (k_end - k) - (q_end - q)
+        causal = kind not in (1, 3) or (after_last >= 0 and (window == 0 or after_last < window))
         if causal and (kind not in (2, 3) or k - k_begin >= q - q_begin):
             return True
     return False

@@ -34,7 +34,7 @@ import gyre_files  # noqa: E402
 
 STEP = 1e-30
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
-MOST_BYTES = 20 << 20
+MAX_BYTES = 20 << 20
 
 with open(os.path.join(GOLDEN, "index.json"), encoding="utf-8") as index_file:
     INDEX = {entry["file"]: entry for entry in json.load(index_file)["cases"]}
@@ -105,7 +105,7 @@ class Files(unittest.TestCase):
             self.assertEqual(file.read(), make_golden.page(list(INDEX.values())))
 
     def test_files_are_small_and_have_digests(self):
-        self.assertLess(sum(entry["bytes"] for entry in INDEX.values()), MOST_BYTES)
+        self.assertLess(sum(entry["bytes"] for entry in INDEX.values()), MAX_BYTES)
         for name, entry in INDEX.items():
             path = os.path.join(GOLDEN, name)
             with h5py.File(path, "r") as file:

@@ -208,7 +208,7 @@ class Names(Scratch):
         self.assertEqual({name: "".join(table) for name, *table in strings}, schema.TABLES)
         of_all = re.search(r'names_of_all = "([^"]*)"', text)
         self.assertEqual(of_all[1], schema.ALL)
-        modifiers = text[text.index("modifiers[] = {") : text.index("most_notes")]
+        modifiers = text[text.index("modifiers[] = {") : text.index("max_notes")]
         found = re.findall(r'\{"(\w+)"(?:, (\d+))?\}', modifiers)
         wanted = {name: int(number) if number else None for name, number in found}
         self.assertEqual(wanted, schema.MODIFIERS)

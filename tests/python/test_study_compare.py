@@ -147,8 +147,8 @@ class Statistics(unittest.TestCase):
         self.assertIsNone(noise.median_interval(range(6), 0.01))
         self.assertEqual(noise.median_interval(range(6), 0.05), (0, 5))  # 2 / 2^6 = 0.031
         self.assertAlmostEqual(
-            noise.lowest_rank_sums(noise.MOST_SIGNED, 0.01),
-            noise.lowest_rank_sums(noise.MOST_SIGNED + 1, 0.01),
+            noise.lowest_rank_sums(noise.MAX_SIGNED, 0.01),
+            noise.lowest_rank_sums(noise.MAX_SIGNED + 1, 0.01),
             delta=30,  # of some 560: one more value, and the approximation
         )
         # Tables of the signed-rank test: of 10 values at 5 % the 9th mean from either end.

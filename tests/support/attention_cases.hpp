@@ -256,7 +256,7 @@ class PlanMachine {
 
   // ---- messages ----
 
-  /// What a library's operation asks of messages; see Carrier.
+  /// What a library's operation asks of messages; see Transport.
   void check_library(const step::Exchange& s) {
     const auto members = std::ssize(s.group);
     if (!std::ranges::is_sorted(s.group) || !std::ranges::binary_search(s.group, at_))
@@ -264,8 +264,8 @@ class PlanMachine {
     for (const auto* messages : {&s.sends, &s.recvs})
       for (const Message& m : *messages)
         if (!std::ranges::binary_search(s.group, m.peer)) fail("rank {} is in no group", m.peer);
-    if (s.carrier == Carrier::all_to_all) return;
-    const bool gathers = s.carrier == Carrier::all_gather;
+    if (s.transport == Transport::all_to_all) return;
+    const bool gathers = s.transport == Transport::all_gather;
     const auto &blocks = gathers ? s.recvs : s.sends, &parts = gathers ? s.sends : s.recvs;
     if (std::ssize(blocks) != members - 1 || std::ssize(parts) != members - 1)
       fail("{} messages of {} members", blocks.size(), members);
@@ -289,7 +289,7 @@ class PlanMachine {
   }
 
   void operator()(const step::Exchange& s) {
-    if (s.carrier != Carrier::messages) check_library(s);
+    if (s.transport != Transport::messages) check_library(s);
     Posted posted{&s, {}, {}, {}, false};
     const size_t index = rank().posted.size();
     for (const auto* messages : {&s.sends, &s.recvs}) {

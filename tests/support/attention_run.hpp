@@ -83,11 +83,11 @@ struct Configuration {
 
 /// The options under which a schedule is to be right: its collectives made of messages and, where
 /// it has any, the library's.
-inline std::vector<ScheduleOptions> carriers_of(const Schedule& schedule) {
-  std::vector<ScheduleOptions> carriers(1);
+inline std::vector<ScheduleOptions> transports_of(const Schedule& schedule) {
+  std::vector<ScheduleOptions> transports(1);
   if (std::ranges::find(schedule.reads, &ScheduleOptions::collectives) != schedule.reads.end())
-    carriers.emplace_back().collectives = 1;
-  return carriers;
+    transports.emplace_back().collectives = 1;
+  return transports;
 }
 
 /// The device that an attention runs on: the stream of kernel and group, and a host communicator of

@@ -16,8 +16,8 @@ import subprocess
 import sys
 import tempfile
 
-MOST_LINES, MOST_COLUMNS = 150, 120  # of README.md
-MOST_RANKS = 4
+MAX_LINES, MAX_COLUMNS = 150, 120  # of README.md
+MAX_RANKS = 4
 SECONDS = 120  # of one block
 BLOCK = re.compile(r"(?P<comment><!-- not run: [^>]*-->\n)?^```sh\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
 PROGRAM = re.compile(r"gyre-(import|pack|shard|attention|logprobs|pipeline|predict|compare|info)$")
@@ -43,11 +43,11 @@ def anchors(page):
 
 def check_size(root):
     lines = (root / "README.md").read_text().splitlines()
-    if len(lines) > MOST_LINES:
-        yield f"README.md: {len(lines)} lines; at most {MOST_LINES}"
+    if len(lines) > MAX_LINES:
+        yield f"README.md: {len(lines)} lines; at most {MAX_LINES}"
     for number, line in enumerate(lines, 1):
-        if len(line) > MOST_COLUMNS:
-            yield f"README.md:{number}: {len(line)} columns; at most {MOST_COLUMNS}"
+        if len(line) > MAX_COLUMNS:
+            yield f"README.md:{number}: {len(line)} columns; at most {MAX_COLUMNS}"
 
 
 def check_links(page):
@@ -120,8 +120,8 @@ def run_page(page, apps, root):
         for block in BLOCK.finditer(page.read_text()):
             if block["comment"]:
                 continue
-            if any(int(n) > MOST_RANKS for n in re.findall(r"mpirun -n (\d+)", block["text"])):
-                yield f"{page.name}: more than {MOST_RANKS} ranks: {block['text']}"
+            if any(int(n) > MAX_RANKS for n in re.findall(r"mpirun -n (\d+)", block["text"])):
+                yield f"{page.name}: more than {MAX_RANKS} ranks: {block['text']}"
                 continue
             try:
                 done = subprocess.run(["bash", "-euo", "pipefail", "-c", block["text"]], cwd=scratch, env=environment,

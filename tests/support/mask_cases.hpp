@@ -15,11 +15,11 @@ namespace gyre::test {
 inline bool shows(const Region& r, int64_t q, int64_t k) {
   if (q < r.q_begin || q >= r.q_end || k < r.k_begin || k >= r.k_end) return false;
   const int64_t before_last = (r.k_end - 1 - k) - (r.q_end - 1 - q);
-  const int64_t behind_first = (k - r.k_begin) - (q - r.q_begin);
+  const int64_t after_first = (k - r.k_begin) - (q - r.q_begin);
   const bool causal = r.kind == RegionKind::causal || r.kind == RegionKind::both;
   const bool inverse = r.kind == RegionKind::inverse || r.kind == RegionKind::both;
   return (!causal || (before_last >= 0 && (r.window == 0 || before_last < r.window))) &&
-         (!inverse || behind_first >= 0);
+         (!inverse || after_first >= 0);
 }
 
 /// Whether a mask shows query q of a document its key k.

@@ -23,7 +23,7 @@ __device__ T not_a_number() {
     return T{0x7fff};
 }
 
-constexpr int most_head_dim = 256;
+constexpr int max_head_dim = 256;
 constexpr int threads = 32;
 
 /// Rows of the entries of a batch: by a table of offsets, or at equal distances.
@@ -170,7 +170,7 @@ __global__ void find_maxima(Arguments a) {
 
 __global__ void add_values(Arguments a) {
   const Place p(a);
-  float sums[most_head_dim];
+  float sums[max_head_dim];
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
     const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
     bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
@@ -483,7 +483,7 @@ class Library final : public AttentionLibrary {
     };
     GYRE_CHECK(s.lse_stride >= s.heads || (s.even && s.backward), "a stride of {} for {} heads",
                s.lse_stride, s.heads);
-    if (s.head_dim <= 0 || s.head_dim > most_head_dim) return "head_dim";
+    if (s.head_dim <= 0 || s.head_dim > max_head_dim) return "head_dim";
     if (wrong(s.q_stride, q_columns) || wrong(s.out_stride, q_columns)) return "stride of queries";
     if (wrong(s.k_stride, k_columns) || wrong(s.v_stride, k_columns)) return "stride of keys";
     if (!s.backward) return "";

@@ -1,4 +1,4 @@
-// What the attention kernels on a GPU visit, their softmax arithmetic and the sizes of their tiles:
+// What the attention kernels on a GPU read, their softmax arithmetic and the sizes of their tiles:
 // all that can be checked on the host.
 
 #include <gtest/gtest.h>
@@ -21,26 +21,26 @@ Rectangle rectangle(int64_t q, int64_t rows, int64_t k, int64_t keys, Mask mask 
   return {LocalToken(q), rows, LocalToken(k), keys, mask};
 }
 
-/// How often each (query row, key row, rectangle) is met by an inner tile of a visit and not
+/// How often each (query row, key row, rectangle) is met by an inner tile of a range and not
 /// hidden.
 using Pairs = std::map<std::tuple<int64_t, int64_t, int>, int>;
 
 Pairs pairs_of(const TileTable& table, TileSide side, int outer, int inner) {
   Pairs pairs;
   for (const OuterTile& tile : table.tiles)
-    for (int v = tile.visit_begin; v < tile.visit_end; ++v) {
-      const TileVisit& visit = table.visits[static_cast<size_t>(v)];
-      const TileRectangle& r = table.rectangles[static_cast<size_t>(visit.rectangle)];
+    for (int v = tile.range_begin; v < tile.range_end; ++v) {
+      const TileRange& tile_range = table.ranges[static_cast<size_t>(v)];
+      const TileRectangle& r = table.rectangles[static_cast<size_t>(tile_range.rectangle)];
       for (int64_t row = tile.first_row; row < tile.first_row + outer; ++row) {
         const InnerRange range = inner_range(r, row - r.outer_begin);
-        for (int begin = visit.begin; begin < visit.end; begin += inner)
+        for (int begin = tile_range.begin; begin < tile_range.end; begin += inner)
           for (int i = begin; meets(range, begin, inner) && i < begin + inner; ++i) {
             EXPECT_TRUE(contains(range, i) || !covers(range, begin, inner));
             if (!contains(range, i)) continue;
             const int64_t other = r.inner_begin + i;
             const auto [q, k] =
                 side == TileSide::queries ? std::pair(row, other) : std::pair(other, row);
-            ++pairs[{q, k, visit.rectangle}];
+            ++pairs[{q, k, tile_range.rectangle}];
           }
       }
     }
@@ -82,7 +82,7 @@ TEST(AttentionTilesGpu, EveryVisiblePairIsInOneVisitAndNoOther) {
   }));
 }
 
-TEST(AttentionTilesGpu, VisitsAreNotEmptyAndTilesComeLongestFirst) {
+TEST(AttentionTilesGpu, RangesAreNotEmptyAndTilesComeLongestFirst) {
   EXPECT_TRUE(rc::check([] {
     std::vector<Rectangle> rectangles = arbitrary_rectangles();
     for (Rectangle& r : rectangles) r.mask.q_stride = r.mask.k_stride = 1;
@@ -92,18 +92,18 @@ TEST(AttentionTilesGpu, VisitsAreNotEmptyAndTilesComeLongestFirst) {
       int64_t before = std::numeric_limits<int64_t>::max();
       for (const OuterTile& tile : table.tiles) {
         RC_ASSERT(tile.first_row % outer == 0);
-        RC_ASSERT(tile.visit_begin < tile.visit_end);
+        RC_ASSERT(tile.range_begin < tile.range_end);
         int64_t length = 0;
-        for (int v = tile.visit_begin; v < tile.visit_end; ++v) {
-          const TileVisit& visit = table.visits[static_cast<size_t>(v)];
-          const TileRectangle& r = table.rectangles[static_cast<size_t>(visit.rectangle)];
-          RC_ASSERT(visit.begin % inner == 0);
-          length += visit.end - visit.begin;
+        for (int v = tile.range_begin; v < tile.range_end; ++v) {
+          const TileRange& tile_range = table.ranges[static_cast<size_t>(v)];
+          const TileRectangle& r = table.rectangles[static_cast<size_t>(tile_range.rectangle)];
+          RC_ASSERT(tile_range.begin % inner == 0);
+          length += tile_range.end - tile_range.begin;
           bool first_tile = false, last_row = false;
           for (int64_t row = tile.first_row; row < tile.first_row + outer; ++row) {
             const InnerRange range = inner_range(r, row - r.outer_begin);
-            first_tile = first_tile || meets(range, visit.begin, inner);
-            last_row = last_row || contains(range, visit.end - 1);
+            first_tile = first_tile || meets(range, tile_range.begin, inner);
+            last_row = last_row || contains(range, tile_range.end - 1);
           }
           RC_ASSERT(first_tile && last_row);
         }
@@ -122,9 +122,9 @@ TEST(AttentionTilesGpu, TheExampleOfTheHeader) {
     std::string all;
     for (const OuterTile& tile : table.tiles) {
       all += fmt::format("{}:", tile.first_row);
-      for (int v = tile.visit_begin; v < tile.visit_end; ++v) {
-        const TileVisit& visit = table.visits[static_cast<size_t>(v)];
-        all += fmt::format(" {} [{}, {})", visit.rectangle, visit.begin, visit.end);
+      for (int v = tile.range_begin; v < tile.range_end; ++v) {
+        const TileRange& tile_range = table.ranges[static_cast<size_t>(v)];
+        all += fmt::format(" {} [{}, {})", tile_range.rectangle, tile_range.begin, tile_range.end);
       }
       all += "; ";
     }

@@ -75,21 +75,21 @@ TEST(ChunkPairs, EqualTheCountPairByPair) {
 
 TEST(DealEqualCounts, HeaviestFirstToTheLightestThatHasRoom) {
   // 9 to rank 0, 8 to 1, 2 to 1, 1 to 0; 3 chunks each would be too many.
-  EXPECT_EQ(deal_equal_counts({1, 9, 2, 8}, 2), (Ints{0, 0, 1, 1}));
+  EXPECT_EQ(assign_equal_counts({1, 9, 2, 8}, 2), (Ints{0, 0, 1, 1}));
   // Rank 1 is full after 5 and 1, although it has less than rank 0.
-  EXPECT_EQ(deal_equal_counts({20, 5, 1, 0}, 2), (Ints{0, 1, 1, 0}));
-  EXPECT_EQ(deal_equal_counts({4, 4, 4, 4}, 2), (Ints{0, 1, 0, 1}));
-  EXPECT_EQ(deal_equal_counts({}, 3), Ints{});
+  EXPECT_EQ(assign_equal_counts({20, 5, 1, 0}, 2), (Ints{0, 1, 1, 0}));
+  EXPECT_EQ(assign_equal_counts({4, 4, 4, 4}, 2), (Ints{0, 1, 0, 1}));
+  EXPECT_EQ(assign_equal_counts({}, 3), Ints{});
 }
 
 TEST(DealEqualCounts, HeapEqualsScan) {
-  EXPECT_TRUE(rc::check("the same deal, and equally many chunks on each rank", [] {
+  EXPECT_TRUE(rc::check("the same assignment, and equally many chunks on each rank", [] {
     const int cp = *rc::gen::inRange(1, 9);
     const auto most = *rc::gen::inRange<size_t>(0, 12);
     const auto costs = *rc::gen::container<Costs>(most * static_cast<size_t>(cp),
                                                   rc::gen::inRange<int64_t>(0, 20));
-    const Ints ranks = deal_equal_counts(costs, cp);
-    RC_ASSERT(ranks == deal_equal_counts_reference(costs, cp));
+    const Ints ranks = assign_equal_counts(costs, cp);
+    RC_ASSERT(ranks == assign_equal_counts_reference(costs, cp));
     for (int r = 0; r < cp; ++r)
       RC_ASSERT(static_cast<size_t>(std::count(ranks.begin(), ranks.end(), r)) == most);
   }));
@@ -223,7 +223,7 @@ TEST(BalancedJoint, KeepsTheBalanceWithFewerKeysWhenBothTakeAsLong) {
 }
 
 TEST(BalancedJoint, IsNeverSlowerThanBalancedOrContiguous) {
-  EXPECT_TRUE(rc::check("objective of the joint deal <= both others", [] {
+  EXPECT_TRUE(rc::check("objective of the joint assignment <= both others", [] {
     LayoutOptions options = options_of(*rc::gen::inRange(1, 9), *rc::gen::inRange(1, 9));
     Bounds bounds = test::arbitrary_bounds(1);
     // Rows of whole chunks for every rank: others are not contiguous in the same chunks.
@@ -246,7 +246,7 @@ TEST(BalancedJoint, GivesNoBalanceAwayForFewerKeys) {
   }
 }
 
-/// The least objective of any deal of 8 chunks over 2 ranks, 4 each.
+/// The least objective of any assignment of 8 chunks over 2 ranks, 4 each.
 double least_seconds(const Bounds& bounds, const LayoutOptions& options) {
   double least = HUGE_VAL;
   for (unsigned mine = 0; mine < 256; ++mine) {

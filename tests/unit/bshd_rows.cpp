@@ -68,7 +68,7 @@ TEST(RowsWithoutTables, AreDocumentsThatEndWherePaddingBegins) {
   EXPECT_EQ(batch.seq_lens_padded->cells, (Longs{2, 2, 2, length_sentinel}));
   EXPECT_EQ(real_slots(arrays), (std::vector<uint8_t>{1, 1, 1, 1, 1, 0, 0, 0}));
   EXPECT_EQ(batch.positions->values, (Longs{0, 1, 0, 1, 0, 1, 0, 1}));
-  EXPECT_EQ(most_documents_of_row(arrays), 1);
+  EXPECT_EQ(max_documents_of_row(arrays), 1);
   const ThdBatch stream = to_thd(batch, {.tail = Tail::own_segment, .slot_multiple = 1});
   EXPECT_EQ(*stream.cu_seqlens, (Ints{0, 2, 4, 5, 5, 5}));
 }

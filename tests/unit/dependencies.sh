@@ -25,8 +25,8 @@ declare -A ALLOWED=(
 )
 PRINTING='std::(cout|cerr|clog|puts|printf|print)|\b(vf?|f|d)?printf *\(|\bf?put[cs] *\(|\bputchar *\(|\bperror *\('
 PRINTING+='|\bfwrite *\(|fmt::print|<iostream>|\bwrite *\( *(STD(OUT|ERR)_FILENO|[12]\b)'
-MOST_MAIN_LINES=200 # what is read in five minutes
-MOST_FILE_LINES=450
+MAX_MAIN_LINES=200 # what is read in five minutes
+MAX_FILE_LINES=450
 
 # code_lines PATTERN FOLDER...: lines that match outside of // comments, as FILE:LINE:TEXT.
 code_lines() {
@@ -95,8 +95,8 @@ at_most() {
 }
 
 check_sizes() {
-  find apps -path 'apps/*/main.cpp' -print0 | at_most "$MOST_MAIN_LINES" 'the main file of an app'
-  find src apps '(' -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' ')' -print0 | at_most "$MOST_FILE_LINES" 'a file'
+  find apps -path 'apps/*/main.cpp' -print0 | at_most "$MAX_MAIN_LINES" 'the main file of an app'
+  find src apps '(' -name '*.[ch]pp' -o -name '*.cu' -o -name '*.cuh' ')' -print0 | at_most "$MAX_FILE_LINES" 'a file'
 }
 
 # Prints every violation in the tree $1.

@@ -205,7 +205,7 @@ TEST(ContentDigest, LargeFilesHaveNone) {
   const SharedFolder folder;
   const std::string path = sample(folder);
   change(path, [](hid_t file) {  // a hole: nobody writes it
-    const hsize_t count = most_content_bytes;
+    const hsize_t count = max_content_bytes;
     const Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
     const Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_alloc_time(list.get(), H5D_ALLOC_TIME_EARLY);

@@ -468,7 +468,7 @@ TEST(Layouts, RefuseMoreRanksThanTheyAreMadeFor) {
   const Ints bounds = {0, 4};
   for (const LayoutKind& kind : layout_kinds())
     EXPECT_EQ(usage_message([&] {
-                kind.make({bounds, bounds}, options_of(most_ranks + 1));
+                kind.make({bounds, bounds}, options_of(max_ranks + 1));
               }),
               "cp must be at most 65536, not 65537");
 }

@@ -80,7 +80,7 @@ TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
     const auto length = *rc::gen::inRange<int64_t>(1, 25);
     const MaskRule mask = test::arbitrary_mask({3, length});
     const DocumentMask document(mask, 1, length);
-    int64_t pairs = 0, most_keys = 0, most_queries = 0;
+    int64_t pairs = 0, max_keys = 0, max_queries = 0;
     for (int64_t t = 0; t < length; ++t) {
       RC_ASSERT(document.pairs(t) == pairs);
       int64_t keys = 0, queries = 0;
@@ -92,11 +92,11 @@ TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
       RC_ASSERT(document.keys_of(t) == keys);
       RC_ASSERT(document.queries_of(t) == queries);
       pairs += keys;
-      most_keys = std::max(most_keys, keys);
-      most_queries = std::max(most_queries, queries);
+      max_keys = std::max(max_keys, keys);
+      max_queries = std::max(max_queries, queries);
     }
-    RC_ASSERT(document.most_keys() == most_keys);
-    RC_ASSERT(document.most_queries() == most_queries);
+    RC_ASSERT(document.max_keys() == max_keys);
+    RC_ASSERT(document.max_queries() == max_queries);
     RC_ASSERT(visible_pairs(length, mask, 1) == pairs);
   }));
 }

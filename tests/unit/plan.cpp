@@ -471,7 +471,7 @@ TEST(AllToAll, DealsHeadsEvenlyAndTheKvHeadsThatTheyRead) {
   const auto dealt = [](HeadShape shape, int cp) {
     std::vector<Longs> heads;
     for (int r = 0; r < cp; ++r) {
-      const HeadRange q = dealt_heads(shape.heads, cp, r), kv = kv_heads_read(q, shape.group());
+      const HeadRange q = assigned_heads(shape.heads, cp, r), kv = kv_heads_read(q, shape.group());
       heads.push_back({q.begin, q.count, kv.begin, kv.count});
     }
     return heads;

@@ -160,14 +160,13 @@ TEST(RaggedPlan, EvenBatchesAreThoseOfEqualLengthsAndDistances) {
 
 TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
   EXPECT_TRUE(rc::check("limits", [] {
-    const auto most_entries = *rc::gen::inRange<int64_t>(1, 5);
-    const auto most_rows = *rc::gen::inRange<int64_t>(1, 40);
-    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, most_entries, most_rows);
+    const auto max_entries = *rc::gen::inRange<int64_t>(1, 5);
+    const auto max_rows = *rc::gen::inRange<int64_t>(1, 40);
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, max_entries, max_rows);
     for (const RaggedBatch& batch : plan.batches) {
-      RC_ASSERT(std::ssize(batch.entries) <= most_entries);
+      RC_ASSERT(std::ssize(batch.entries) <= max_entries);
       RC_ASSERT(batch.entries.size() == 1 ||
-                std::ssize(batch.entries) * std::max(batch.longest_q, batch.longest_k) <=
-                    most_rows);
+                std::ssize(batch.entries) * std::max(batch.longest_q, batch.longest_k) <= max_rows);
       int64_t q_row = 0, k_row = 0, longest_q = 0, longest_k = 0, q_begin = 0, q_end = 0;
       for (const RaggedEntry& e : batch.entries) {
         RC_ASSERT(e.q_begin >= q_begin);

@@ -84,7 +84,7 @@ TEST(Verification, TheTenWorstAreKeptInOrderWhoeverFoundThem) {
     (i % 2 == 0 ? a : b).check("x", 1).add(10 + (i * 7) % 12, 1, place(i));
   a.merge(b);
   const Check& check = a.checks()[0];
-  ASSERT_EQ(check.deviations().size(), Check::most_deviations);
+  ASSERT_EQ(check.deviations().size(), Check::max_deviations);
   for (size_t i = 0; i < check.deviations().size(); ++i)
     EXPECT_EQ(check.deviations()[i].got, 21.0 - static_cast<double>(i));
   EXPECT_EQ(check.outside(), 12);

@@ -21,7 +21,7 @@ constexpr double none = -HUGE_VAL;
 constexpr float minus_infinity = -HUGE_VALF;
 
 /// Sums of a row by `threads` threads in vectors of 4, in parts of so many columns.
-RowMoments moments(const std::vector<float>& row, float scale, size_t threads, size_t part) {
+SoftmaxPartial partials(const std::vector<float>& row, float scale, size_t threads, size_t part) {
   rows::PartSums total;
   const auto scale2 = static_cast<float>(static_cast<double>(scale) * rows::log2_e);
   for (size_t begin = 0; begin < row.size(); begin += part) {
@@ -42,7 +42,7 @@ RowMoments moments(const std::vector<float>& row, float scale, size_t threads, s
     }
     total.add(together, scale2);
   }
-  return rows::moments_of(total, true);
+  return rows::partials_of(total, true);
 }
 
 TEST(RowArithmetic, MomentsOfAnyCut) {
@@ -57,7 +57,7 @@ TEST(RowArithmetic, MomentsOfAnyCut) {
     const TokenScore want = score_row_reference(exact, 5, 2);
     for (const size_t threads : {size_t{1}, size_t{7}, size_t{256}})
       for (const size_t part : {size_t{100}, size_t{1024}, size_t{5000}}) {
-        const RowMoments m = moments(row, 0.5F, threads, part);
+        const SoftmaxPartial m = partials(row, 0.5F, threads, part);
         const double log_sum = std::log(static_cast<double>(m.sum));
         EXPECT_EQ(m.max, *std::max_element(row.begin(), row.end()));
         EXPECT_NEAR((exact[5] - static_cast<double>(m.max)) / 2 - log_sum, want.logprob,
@@ -70,7 +70,7 @@ TEST(RowArithmetic, MomentsOfAnyCut) {
 
 TEST(RowArithmetic, SpecialRows) {
   for (const size_t threads : {size_t{1}, size_t{3}}) {
-    const RowMoments nothing = moments(std::vector<float>(40, minus_infinity), 1, threads, 16);
+    const SoftmaxPartial nothing = partials(std::vector<float>(40, minus_infinity), 1, threads, 16);
     EXPECT_EQ(nothing.max, minus_infinity);
     EXPECT_EQ(nothing.sum, 0);
     EXPECT_EQ(nothing.weighted, 0);
@@ -79,13 +79,13 @@ TEST(RowArithmetic, SpecialRows) {
         for (const float other : {minus_infinity, 1.0F, 3e38F}) {
           std::vector<float> row(40, other);
           row[at] = bad;
-          const RowMoments m = moments(row, 1, threads, 16);
+          const SoftmaxPartial m = partials(row, 1, threads, 16);
           EXPECT_TRUE(std::isnan(m.max) && std::isnan(m.sum) && std::isnan(m.weighted));
         }
     std::vector<float> far(40, -3e38F);
     far[30] = 3e38F;
-    EXPECT_EQ(moments(far, 1, threads, 16).sum, 1);
-    EXPECT_EQ(moments(far, 1, threads, 16).weighted, 0);
+    EXPECT_EQ(partials(far, 1, threads, 16).sum, 1);
+    EXPECT_EQ(partials(far, 1, threads, 16).weighted, 0);
   }
 }
 
@@ -139,13 +139,13 @@ TEST(RowArithmetic, WhatARowGets) {
 
 TEST(RowArithmetic, SlopesOfElements) {
   const RowNormalizer row{4, 0.4519143956F};
-  const rows::SlopeOf slope(row, 1, {-1, 0.5F});
+  const rows::SlopeOf coefficient(row, 1, {-1, 0.5F});
   for (int z = 0; z < 5; ++z) {
     const double log_p = z - 4 - 0.4519143956, p = std::exp(log_p);
-    EXPECT_NEAR(static_cast<double>(slope(static_cast<float>(z))), p * (-1 + 0.5 * log_p),
+    EXPECT_NEAR(static_cast<double>(coefficient(static_cast<float>(z))), p * (-1 + 0.5 * log_p),
                 logit_gradient_tolerance(DType::f32) * logit_gradient_scale(log_p, 1, 0.5, 0));
   }
-  EXPECT_EQ(slope(static_cast<float>(none)), 0);
+  EXPECT_EQ(coefficient(static_cast<float>(none)), 0);
 }
 
 }  // namespace GYRE_FILE

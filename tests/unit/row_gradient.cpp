@@ -69,7 +69,7 @@ struct Case {
     for (int64_t t = 0; t < rows.tokens; ++t) all.push_back(normalizer(t));
     return all;
   }
-  RowSlope slope(int64_t t) const {
+  GradientCoefficients coefficient(int64_t t) const {
     const auto at = static_cast<size_t>(t);
     const double sum = std::accumulate(g_of(t).begin(), g_of(t).end(), 0.0);
     const double entropy =
@@ -77,9 +77,9 @@ struct Case {
     return {static_cast<float>(-(sum + h[at] * entropy) / temperature),
             static_cast<float>(-h[at] / temperature)};
   }
-  std::vector<RowSlope> slopes() const {
-    std::vector<RowSlope> all;
-    for (int64_t t = 0; t < rows.tokens; ++t) all.push_back(slope(t));
+  std::vector<GradientCoefficients> coefficients() const {
+    std::vector<GradientCoefficients> all;
+    for (int64_t t = 0; t < rows.tokens; ++t) all.push_back(coefficient(t));
     return all;
   }
   std::vector<float> weights() const {
@@ -110,7 +110,7 @@ struct Case {
 void differentiate(const Case& c, ConstMatrixRef logits, MatrixRef out, int threads = 1) {
   const std::vector<int32_t> ids = c.global_ids();
   const std::vector<float> weights = c.weights();
-  row_gradient(logits, {c.rows.vocab_size, c.scale(), threads}, c.normalizers(), c.slopes(),
+  row_gradient(logits, {c.rows.vocab_size, c.scale(), threads}, c.normalizers(), c.coefficients(),
                {ids, weights, c.per_row, c.first_column}, out);
 }
 
@@ -122,15 +122,15 @@ double worst_share(const Case& c, const Matrix& got, DType type) {
     const std::vector<double> logprob = log_softmax_reference(c.rows.row(t), c.temperature);
     const std::vector<double> want =
         score_gradient_reference(c.rows.row(t), c.ids_of(t), c.g_of(t), c.h[at], c.temperature);
-    const RowSlope slope = c.slope(t);
+    const GradientCoefficients coefficient = c.coefficient(t);
     for (int64_t v = 0; v < got.cols(); ++v) {
       const auto id = static_cast<size_t>(v);
       const bool padding = v >= c.rows.vocab_size;
       const double error = std::abs(got.at(t, v) - (padding ? 0 : want[id]));
       const double scale =
           padding ? 1e-300
-                  : logit_gradient_scale(logprob[id], static_cast<double>(slope.a),
-                                         static_cast<double>(slope.b), c.weight_at(t, v));
+                  : logit_gradient_scale(logprob[id], static_cast<double>(coefficient.a),
+                                         static_cast<double>(coefficient.b), c.weight_at(t, v));
       const double share = error / (logit_gradient_tolerance(type) * scale);
       if (!(share <= worst)) worst = std::isnan(share) ? HUGE_VAL : share;
     }
@@ -212,12 +212,12 @@ TEST(RowGradient, SumsAtAPickAreRoundedOnce) {
   c.ids = {0, 0};
   c.g = {1, 0x1p-8};
   const std::vector<RowNormalizer> normalizer = {{0, static_cast<float>(std::log(2.0))}};
-  const std::vector<RowSlope> slope = {{-1, 0}};
+  const std::vector<GradientCoefficients> coefficient = {{-1, 0}};
   const std::vector<float> weights = {1, 0x1p-8};
   for (const bool in_place : {false, true}) {
     Matrix logits = c.logits(DType::bf16), out = logits;
     row_gradient(in_place ? std::as_const(out).ref() : std::as_const(logits).ref(), {2, 1, 1},
-                 normalizer, slope, {c.ids, weights, 2, 0}, out.ref());
+                 normalizer, coefficient, {c.ids, weights, 2, 0}, out.ref());
     EXPECT_EQ(out.at(0, 0), 0.5 + 0x1p-8);
     EXPECT_EQ(out.at(0, 1), -0.5);
   }
@@ -232,7 +232,7 @@ TEST(RowGradient, SumAtASinglePickIsRoundedOnce) {
   const std::vector<int32_t> ids = {1};
   const std::vector<float> weights = {weight};
   row_gradient(std::as_const(logits).ref(), {2, 1, 1}, std::vector<RowNormalizer>{{0, log_sum}},
-               std::vector<RowSlope>{{-1, 0}}, {ids, weights, 1, 0}, logits.ref());
+               std::vector<GradientCoefficients>{{-1, 0}}, {ids, weights, 1, 0}, logits.ref());
   EXPECT_NEAR(logits.at(0, 1), want,
               logit_gradient_tolerance(DType::f32) + epsilon_of(DType::bf16) * std::abs(want));
 }
@@ -242,10 +242,10 @@ TEST(RowGradient, RowsWithoutGradientAreNotRead) {
     for (const int64_t columns : {70, 2'000'000}) {  // the latter past the caches
       Matrix logits(2, columns, type);               // all NaN
       const std::vector<RowNormalizer> normalizers(2, {nan_value, nan_value});
-      const std::vector<RowSlope> slopes(2, {0, -0.0F});
+      const std::vector<GradientCoefficients> coefficients(2, {0, -0.0F});
       const std::vector<int32_t> ids = {5, 7};
       const std::vector<float> weights = {0, 0};
-      row_gradient(std::as_const(logits).ref(), {columns - 2, 1, 1}, normalizers, slopes,
+      row_gradient(std::as_const(logits).ref(), {columns - 2, 1, 1}, normalizers, coefficients,
                    {ids, weights, 1, 0}, logits.ref());
       for (int64_t t = 0; t < 2; ++t)
         for (int64_t v = 0; v < columns; ++v) ASSERT_EQ(logits.at(t, v), 0);
@@ -258,7 +258,7 @@ TEST(RowGradient, SlopesOfZeroLeaveTheWeights) {
     const std::vector<int32_t> ids = {5, 7, 5};
     const std::vector<float> weights = {1, -2, 0.5};
     row_gradient(std::as_const(logits).ref(), {66, 1, 1}, {std::vector<RowNormalizer>{{1, 2}}},
-                 {std::vector<RowSlope>{{0, 0}}}, {ids, weights, 3, 0}, logits.ref());
+                 {std::vector<GradientCoefficients>{{0, 0}}}, {ids, weights, 3, 0}, logits.ref());
     for (int64_t v = 0; v < 70; ++v) EXPECT_EQ(logits.at(0, v), v == 5 ? 1.5 : v == 7 ? -2 : 0);
   }
 }
@@ -273,11 +273,11 @@ TEST(RowGradient, WhatIsNotANumberFillsItsRowAlone) {
     for (const bool sloped : {false, true}) {
       std::vector<RowNormalizer> normalizers = c.normalizers();
       normalizers[1] = bad;
-      std::vector<RowSlope> slopes = c.slopes();
-      if (!sloped) slopes[1] = {0, 0};
+      std::vector<GradientCoefficients> coefficients = c.coefficients();
+      if (!sloped) coefficients[1] = {0, 0};
       const Matrix logits = c.logits(DType::f32);
       Matrix out(3, 103, DType::bf16);
-      row_gradient(logits.ref(), {100, 1, 1}, normalizers, slopes, {c.ids, weights, 1, 0},
+      row_gradient(logits.ref(), {100, 1, 1}, normalizers, coefficients, {c.ids, weights, 1, 0},
                    out.ref());
       for (int64_t t = 0; t < 3; ++t)
         for (int64_t v = 0; v < 103; ++v)
@@ -395,7 +395,7 @@ TEST(RowGradient, PlaceAndThreadsDoNotMatter) {
 }
 
 TEST(RowGradient, Property) {
-  EXPECT_TRUE(rc::check("any shape, slopes and picks", [] {
+  EXPECT_TRUE(rc::check("any shape, coefficients and token_ids", [] {
     const auto columns = *rc::gen::inRange<int64_t>(1, 400);
     const auto per_row = *rc::gen::inRange<int64_t>(0, 12);
     Case c(random_logits(3, columns, DType::bf16, *rc::gen::element(0.5, 2.0, 30.0),
@@ -685,7 +685,7 @@ TEST(Picks, ScatterAddsUpAndGatherTakesWhatTheShardHas) {
     const std::vector<int32_t> ids = {100, 101, 100, 146, 147, 99, -1, 500, 146, 146, 146, 120};
     std::vector<float> weights(12);
     std::iota(weights.begin(), weights.end(), 1.0F);
-    scatter_picks({ids, weights, 4, 100}, 47, out.ref(), 2);
+    scatter_token_weights({ids, weights, 4, 100}, 47, out.ref(), 2);
     for (int64_t t = 0; t < 3; ++t)
       for (int64_t v = 0; v < 50; ++v) {
         double want = 0;
@@ -698,7 +698,7 @@ TEST(Picks, ScatterAddsUpAndGatherTakesWhatTheShardHas) {
     const LogitRows rows = random_logits(3, 47, DType::bf16);
     const Matrix logits = Case(rows, 0).logits(type);
     std::vector<float> values(12, -77);
-    gather_picks(logits.ref(), ids, 4, 100, 47, values);
+    gather_token_logits(logits.ref(), ids, 4, 100, 47, values);
     for (size_t i = 0; i < ids.size(); ++i) {
       const int32_t v = ids[i] - 100;
       const bool owned = v >= 0 && v < 47;

@@ -1,5 +1,5 @@
 // The largest logits of rows, with ties, -inf, NaN and padding, against sorting the whole row; and
-// the moments that are taken on the way.
+// the partials that are taken on the way.
 
 #include "logprobs/row_selection.hpp"
 
@@ -25,14 +25,14 @@ constexpr double not_a_number = std::numeric_limits<double>::quiet_NaN();
 struct Selection {
   std::vector<float> values;
   std::vector<int32_t> ids, last;
-  std::vector<RowMoments> moments;
+  std::vector<SoftmaxPartial> partials;
 
   Selection(const Matrix& logits, int64_t columns, int64_t length, int threads = 1)
       : values(static_cast<size_t>(logits.rows() * length)),
         ids(values.size()),
         last(static_cast<size_t>(logits.rows())),
-        moments(last.size()) {
-    row_top(logits.ref(), {columns, 0.5F, true, threads}, {values, ids, last, length}, moments);
+        partials(last.size()) {
+    row_top(logits.ref(), {columns, 0.5F, true, threads}, {values, ids, last, length}, partials);
   }
   bool operator==(const Selection& other) const {
     return values == other.values && ids == other.ids && last == other.last;
@@ -140,7 +140,7 @@ TEST(RowTop, NotANumberRanksAsTheLargest) {
               (std::vector<int32_t>{4, 3000, 4999, 77}));
     for (int i = 0; i < 8; ++i)
       EXPECT_EQ(std::isnan(top.values[static_cast<size_t>(i)]), i < 3) << i;
-    EXPECT_TRUE(std::isnan(top.moments[0].sum));
+    EXPECT_TRUE(std::isnan(top.partials[0].sum));
     std::fill(rows.values.begin() + 5, rows.values.end(), not_a_number);
     EXPECT_EQ(select(rows.row(0), 3).ids, (std::vector<int32_t>{4, 5, 6}));
   });
@@ -157,7 +157,7 @@ TEST(RowTop, MomentsAreThoseOfTheWholeRow) {
     const Matrix matrix = rows.shard(balanced_partition(columns, 1), 0, type);
     const Selection top(matrix, columns, 16);
     for (int64_t r = 0; r < 2; ++r) {
-      const RowMoments& m = top.moments[static_cast<size_t>(r)];
+      const SoftmaxPartial& m = top.partials[static_cast<size_t>(r)];
       EXPECT_EQ(m.max, top.values[static_cast<size_t>(16 * r)]);
       const TokenScore want = score_row_reference(rows.row(r), 90000, 2);
       const double x = (rows.at(r, 90000) - static_cast<double>(m.max)) / 2;
@@ -166,9 +166,9 @@ TEST(RowTop, MomentsAreThoseOfTheWholeRow) {
       EXPECT_NEAR(log_sum - static_cast<double>(m.weighted) / static_cast<double>(m.sum),
                   want.entropy, logprob_tolerance() * entropy_scale(columns));
     }
-    EXPECT_EQ(top.moments[2].sum, 0.0F);
-    EXPECT_EQ(top.moments[2].weighted, 0.0F);
-    EXPECT_EQ(top.moments[2].max, static_cast<float>(-infinity));
+    EXPECT_EQ(top.partials[2].sum, 0.0F);
+    EXPECT_EQ(top.partials[2].weighted, 0.0F);
+    EXPECT_EQ(top.partials[2].max, static_cast<float>(-infinity));
   }
 }
 
@@ -177,9 +177,9 @@ TEST(RowTop, UnwantedResultsAreLeftOut) {
   std::vector<float> values(2);
   row_top(matrix.ref(), {3}, {values, {}, {}, 2}, {});
   EXPECT_EQ(values, (std::vector<float>{3, 2}));
-  std::vector<RowMoments> moments(1);
-  row_top(matrix.ref(), {3}, {values, {}, {}, 2}, moments);
-  EXPECT_EQ(moments[0].weighted, 0.0F);
+  std::vector<SoftmaxPartial> partials(1);
+  row_top(matrix.ref(), {3}, {values, {}, {}, 2}, partials);
+  EXPECT_EQ(partials[0].weighted, 0.0F);
 }
 
 TEST(RowTop, BitsDoNotDependOnThreads) {
@@ -188,8 +188,8 @@ TEST(RowTop, BitsDoNotDependOnThreads) {
   const Selection one(matrix, 5000, 20, 1), four(matrix, 5000, 20, 4);
   EXPECT_TRUE(one == four);
   for (size_t r = 0; r < 37; ++r) {
-    EXPECT_EQ(one.moments[r].sum, four.moments[r].sum);
-    EXPECT_EQ(one.moments[r].weighted, four.moments[r].weighted);
+    EXPECT_EQ(one.partials[r].sum, four.partials[r].sum);
+    EXPECT_EQ(one.partials[r].weighted, four.partials[r].weighted);
   }
 }
 

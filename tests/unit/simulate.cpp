@@ -248,7 +248,7 @@ TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
       sends.push_back({from, {p.whole(own(ArrayKind::kv))}});
       recvs.push_back({from, {{all, from * 2000, 2000, p.all_heads(ArrayKind::kv)}}});
     }
-    const int gathered = p.exchange("gather", sends, recvs, Carrier::all_gather, {0, 1, 2, 3});
+    const int gathered = p.exchange("gather", sends, recvs, Transport::all_gather, {0, 1, 2, 3});
     const int block = p.add_array(ArrayKind::kv, p.rows_of(last), p.all_heads(ArrayKind::kv));
     const int hop =
         p.exchange_pair("hop", {next, {p.whole(own(ArrayKind::kv))}}, {last, {p.whole(block)}});

@@ -31,8 +31,8 @@ class DistillationOp final : public PicksOp {
         teacher_(rows_.rows() * picks_),
         entropy_(renormalised ? 0 : rows_.rows()) {
     for (int64_t i = 0; i < teacher_logits_.size(); ++i)
-      teacher_logits_[i] = context.inputs.teacher_value(token(i / picks_), i % picks_,
-                                                        rows_.ids()[static_cast<size_t>(i)]);
+      teacher_logits_[i] =
+          context.inputs.teacher_value(token(i / picks_), i % picks_, rows_.ids()[i]);
     if (!renormalised) d_entropy_ = rows_.gradients(1);
   }
   void start() override {
@@ -65,8 +65,7 @@ class DistillationOp final : public PicksOp {
   DistillationReference wanted(size_t r) const {
     const float* first = teacher_logits_.data() + static_cast<int64_t>(r) * picks_;
     const std::vector<double> teacher(first, first + picks_);
-    return distillation_reference(whole_row(rows_.tokens()[r]), ids_of(static_cast<int64_t>(r)),
-                                  teacher, renormalised_);
+    return distillation_reference(whole_row(rows_.tokens()[r]), ids_of(r), teacher, renormalised_);
   }
   static ExpectedRow scaled(const std::vector<double>& logprobs) {
     ExpectedRow want{logprobs, {}};
@@ -104,7 +103,7 @@ class DistillationOp final : public PicksOp {
     return {student, teacher, entropy};
   }
   ExpectedRow expected_gradient(size_t r) const {
-    const auto index = static_cast<int64_t>(r);
+    const int64_t index = r;
     const std::vector<double> row = whole_row(token(index)), g = gradients_of(index);
     const double h = renormalised_ ? 0 : static_cast<double>(d_entropy_[r]);
     const double sum = std::accumulate(g.begin(), g.end(), 0.0);
@@ -113,7 +112,7 @@ class DistillationOp final : public PicksOp {
       ExpectedRow want{std::vector<double>(row.size(), 0), std::vector<double>(row.size(), 1)};
       want.undefined = std::ranges::any_of(g, [](double x) { return x != 0; });
       if (want.undefined)
-        for (const int32_t id : ids_of(index)) want.values[static_cast<size_t>(id)] = std::nan("");
+        for (const int32_t id : ids_of(index)) want.values[id] = std::nan("");
       return want;
     }
     RowGradientTerms terms{log_softmax_reference(row)};

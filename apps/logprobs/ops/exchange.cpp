@@ -53,26 +53,23 @@ class ExchangeOp final : public RowsOp {
     const int64_t first = forward ? exchange_.first_row(c_.grid.tp_rank()) : 0;
     const int64_t first_id = forward ? 0 : first_column();
     const MatrixRef got = forward ? by_rows_.ref() : rows_.d_logits();
-    const auto tokens =
-        rows_.tokens().subspan(static_cast<size_t>(first), static_cast<size_t>(got.rows));
+    const auto tokens = rows_.tokens().subspan(first, got.rows);
     ResultArray array{"", {c_.problem.tokens(), vocab().padded()}, "bits of logits"};
     array.first = first_id;
     array.columns = got.cols;
     array.rows.assign(tokens.begin(), tokens.end());
     array.of_tokens = false;
     array.read = read_rows(got.cols, [this, got](size_t r, std::span<double> to) {
-      const ConstMatrixRef row = host_row(got, static_cast<int64_t>(r));
-      for (int64_t c = 0; c < got.cols; ++c)
-        to[static_cast<size_t>(c)] = static_cast<double>(bits(row, 0, c));
+      const ConstMatrixRef row = host_row(got, r);
+      for (int64_t c = 0; c < got.cols; ++c) to[c] = static_cast<double>(bits(row, 0, c));
     });
     array.expect = expect_rows([this, got, tokens, first_id](size_t r) {
       LogitMatrix want(1, got.cols, got.type);
       fill_logits(c_.inputs, TokenTensor::logits, tokens.subspan(r, 1), first_id, want.ref());
-      const auto width = static_cast<size_t>(vocab().padded());
+      const size_t width = vocab().padded();
       ExpectedRow expected{std::vector<double>(width, 0), std::vector<double>(width, 1)};
       for (int64_t c = 0; c < got.cols; ++c)
-        expected.values[static_cast<size_t>(first_id + c)] =
-            static_cast<double>(bits(want.ref(), 0, c));
+        expected.values[first_id + c] = static_cast<double>(bits(want.ref(), 0, c));
       return expected;
     });
     return {array};

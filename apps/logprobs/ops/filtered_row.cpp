@@ -34,8 +34,8 @@ std::optional<int64_t> FilteredRow::survivors_of(const FilteredAnswers& answers)
   const int64_t most = survivors_.most();
   if (!answers.gradient.empty() && !doubtful.empty() &&
       std::abs(slope()) * std::exp(survivors_.logprob(at_rank(most - 1), most)) > least)
-    return survivors_.with_doubtful(std::ranges::count_if(
-        doubtful, [&](int32_t v) { return answers.gradient[static_cast<size_t>(v)] != 0; }));
+    return survivors_.with_doubtful(
+        std::ranges::count_if(doubtful, [&](int32_t v) { return answers.gradient[v] != 0; }));
   if (answers.logprob) return survivors_.nearest(id_, *answers.logprob);
   if (!answers.gradient.empty()) return survivors_.usual();
   return std::nullopt;
@@ -56,7 +56,7 @@ ExpectedRow FilteredRow::gradient_of(int64_t survivors) const {
   RowGradientTerms terms{survivors_.logprobs(survivors), -weight, 0, {}, {}};
   ExpectedRow want;
   for (const double x : terms.logprobs) want.values.push_back(-weight * std::exp(x));
-  const auto target = static_cast<size_t>(id_);
+  const size_t target = id_;
   if (id_ >= 0 && id_ < std::ssize(row_) && terms.logprobs[target] > -HUGE_VAL) {
     want.values[target] += weight;
     terms.ids = std::span(&id_, 1);

@@ -54,8 +54,8 @@ class FilteredRow {
   bool is_at_boundary(int64_t column) const;
   /// The log-probability that a column has, or would have if it replaced an equal logit.
   double logprob_in_place(int64_t column, int64_t survivors) const;
-  int32_t at_rank(int64_t rank) const { return survivors_.ranked()[static_cast<size_t>(rank)]; }
-  double logit(int64_t column) const { return row_[static_cast<size_t>(column)]; }
+  int32_t at_rank(int64_t rank) const { return survivors_.ranked()[rank]; }
+  double logit(int64_t column) const { return row_[column]; }
   double slope() const { return g_ / filter_.temperature; }
 
   std::vector<double> row_;

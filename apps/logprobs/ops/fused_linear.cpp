@@ -23,7 +23,7 @@ namespace gyre {
 namespace {
 
 /// Limit of products per check, about one second of work. It reduces samples of large vocabularies.
-constexpr int64_t most_products = int64_t{1} << 29;
+constexpr int64_t max_products = int64_t{1} << 29;
 
 /// Takes hidden states and weights from the file if it has them. Otherwise hidden states are normal
 /// numbers, and weights are scaled so that logits have the size that the options set.
@@ -34,7 +34,7 @@ class LinearOp final : public LogprobsOp {
         hidden_(context.problem.hidden),
         factors_(context.inputs.linear()),
         logit_scale_(factors_ == nullptr ? context.options.logit_scale : factors_->logit_size()),
-        weight_scale_(logit_scale_ / std::sqrt(static_cast<double>(hidden_))),
+        weight_scale_(logit_scale_ / std::sqrt(hidden_)),
         tokens_(context.tokens_in_order()),
         layer_({count(), hidden_, true, true, context.problem.filter.temperature,
                 context.options.threads, 0, 0, context.backend.linear_ops()},
@@ -53,7 +53,7 @@ class LinearOp final : public LogprobsOp {
       d_entropy_.push_back(context.inputs.gradient(token, 1));
     }
     fill_rows(x_.ref(), stream(), [&](int64_t r, std::span<float> to) {
-      std::ranges::copy(hidden_row(tokens_[static_cast<size_t>(first_ + r)]), to.begin());
+      std::ranges::copy(hidden_row(tokens_[first_ + r]), to.begin());
     });
     fill_rows(weight_.ref(), stream(), [&](int64_t c, std::span<float> to) {
       std::ranges::copy(weight_row(first_column() + c), to.begin());
@@ -106,7 +106,7 @@ class LinearOp final : public LogprobsOp {
   int64_t count() const { return std::ssize(tokens_); }
   /// A row of generated normal numbers times `scale`.
   std::vector<float> made_up_row(TokenTensor tensor, int64_t index, double scale) const {
-    std::vector<float> row(static_cast<size_t>(hidden_));
+    std::vector<float> row(hidden_);
     fill_token_row({static_cast<uint64_t>(c_.options.seed), tensor}, index, row);
     for (float& value : row) value *= static_cast<float>(scale);
     return row;
@@ -127,16 +127,15 @@ class LinearOp final : public LogprobsOp {
   }
   /// Padding columns hold NaN and must not be read.
   std::vector<float> weight_row(int64_t id) const {
-    if (id >= vocab().vocab_size)
-      return std::vector<float>(static_cast<size_t>(hidden_), nan_of<float>);
+    if (id >= vocab().vocab_size) return std::vector<float>(hidden_, nan_of<float>);
     return rounded(factors_ == nullptr ? made_up_row(TokenTensor::weight, id, weight_scale_)
                                        : stored_row(factors_->head, id));
   }
   double product(const std::vector<float>& a, const std::vector<float>& b) const {
     return dot(a.data(), b.data(), hidden_);
   }
-  int64_t most_rows() const {
-    return std::max<int64_t>(1, most_products / (vocab().vocab_size * hidden_));
+  int64_t max_rows() const {
+    return std::max<int64_t>(1, max_products / (vocab().vocab_size * hidden_));
   }
   /// Calls body(id, weight row of the id) for the whole vocabulary.
   template <class Body>
@@ -148,8 +147,7 @@ class LinearOp final : public LogprobsOp {
   std::vector<std::vector<double>> logits_of(std::span<const size_t> indices) const {
     std::vector<std::vector<float>> x;
     for (const size_t i : indices) x.push_back(hidden_row(tokens_[i]));
-    std::vector<std::vector<double>> z(
-        indices.size(), std::vector<double>(static_cast<size_t>(vocab().vocab_size)));
+    std::vector<std::vector<double>> z(indices.size(), std::vector<double>(vocab().vocab_size));
     for_each_id([&](size_t id, const std::vector<float>& w) {
       for (size_t s = 0; s < x.size(); ++s) z[s][id] = product(x[s], w);
     });
@@ -181,7 +179,7 @@ class LinearOp final : public LogprobsOp {
         return ExpectedRow{{score.entropy}, {entropy_scale(vocab().vocab_size)}};
       });
     };
-    for (ResultArray* array : {&scores, &entropies}) array->most_rows = most_rows();
+    for (ResultArray* array : {&scores, &entropies}) array->max_rows = max_rows();
     return {scores, entropies};
   }
   template <class Row>
@@ -240,12 +238,11 @@ class LinearOp final : public LogprobsOp {
 
   /// dX = G W for the rows of this rank.
   ResultArray hidden_gradient() {
-    const auto mine =
-        std::span(tokens_).subspan(static_cast<size_t>(first_), static_cast<size_t>(layer_.rows()));
+    const auto mine = std::span(tokens_).subspan(first_, layer_.rows());
     ResultArray array{
         "d_hidden", {c_.problem.tokens(), hidden_}, "d_x", gradient_tolerance(vocab().vocab_size)};
     array.columns = hidden_;
-    array.most_rows = most_rows();
+    array.max_rows = max_rows();
     array.rows.assign(mine.begin(), mine.end());
     array.read = read_rows(hidden_, [this](size_t r, std::span<double> to) {
       read_row(d_x_.matrix(layer_.rows(), hidden_), r, to);
@@ -255,7 +252,7 @@ class LinearOp final : public LogprobsOp {
   }
   std::vector<ExpectedRow> expected_d_hidden(ResultArray::Batch batch) const {
     std::vector<size_t> some(batch.begin(), batch.end());
-    for (size_t& i : some) i += static_cast<size_t>(first_);
+    for (size_t& i : some) i += first_;
     auto logprobs = logits_of(some);
     std::vector<Slopes> of_token;
     for (size_t s = 0; s < some.size(); ++s) {
@@ -276,16 +273,16 @@ class LinearOp final : public LogprobsOp {
   /// dW = G^T X for this rank's columns, summed over context-parallel ranks. The reference takes
   /// normalisers from the forward results, which are verified separately.
   ResultArray head_gradient() {
-    const int64_t most_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
+    const int64_t max_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
     ResultArray array{
-        "d_head", {vocab().vocab_size, hidden_}, "d_weight", gradient_tolerance(most_terms)};
+        "d_head", {vocab().vocab_size, hidden_}, "d_weight", gradient_tolerance(max_terms)};
     array.columns = hidden_;
     array.shown = c_.grid.cp_rank() == 0;
     array.of_tokens = false;
-    array.rows.resize(static_cast<size_t>(valid_columns()));
+    array.rows.resize(valid_columns());
     std::iota(array.rows.begin(), array.rows.end(), first_column());
     array.read = [this](ResultArray::Batch batch, std::span<double> to) {
-      const auto width = static_cast<size_t>(hidden_);
+      const size_t width = hidden_;
       for (size_t b = 0; b < batch.size(); ++b)
         read_row(d_weight_.matrix(columns(), hidden_), batch[b], to.subspan(b * width, width));
       sum_over_tokens(to);
@@ -300,7 +297,7 @@ class LinearOp final : public LogprobsOp {
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const std::vector<float> x = hidden_row(tokens_[i]);
       const double log_sum = log_sum_of(i, x);
-      const Slopes of_token = slopes(i, static_cast<double>(entropy_[static_cast<int64_t>(i)]));
+      const Slopes of_token = slopes(i, static_cast<double>(entropy_[i]));
       for (size_t s = 0; s < batch.size(); ++s) {
         const bool is_target = targets_[i] == first_column() + static_cast<int64_t>(batch[s]);
         const double logprob = product(x, w[s]) / temperature() - log_sum;
@@ -322,8 +319,7 @@ class LinearOp final : public LogprobsOp {
   /// Log-sum-exp of token i's logits divided by the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
-      return product(x, weight_row(targets_[i])) / temperature() -
-             static_cast<double>(logprob_[static_cast<int64_t>(i)]);
+      return product(x, weight_row(targets_[i])) / temperature() - static_cast<double>(logprob_[i]);
     const std::vector<double> z = logits_of(std::span(&i, 1))[0];
     return z[0] / temperature() - log_softmax_reference(z, temperature())[0];
   }
@@ -344,7 +340,7 @@ class LinearOp final : public LogprobsOp {
 /// Bytes of the hidden states of all ranks, two send parts and one receive part of their gradient,
 /// the weights and their gradient, and on a GPU a tile of logits and of their gradient.
 double matrix_bytes(const MemoryCase& run) {
-  const auto hidden = static_cast<double>(run.problem.hidden);
+  const double hidden = run.problem.hidden;
   const double tile =
       run.options.backend.on_gpu()
           ? 6 * std::min(run.tokens(), static_cast<double>(usual_cuda_tile.rows)) *

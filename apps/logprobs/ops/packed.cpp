@@ -43,7 +43,7 @@ struct PackedSequences {
     const LayoutKind& kind = find_layout(o.layout.name);
     const int64_t multiple = kind.segment_multiple(o.cp);
     for (int64_t i = 0; i < problem.sequences(); ++i) {
-      const int64_t length = problem.length(i), first = problem.offsets[static_cast<size_t>(i)];
+      const int64_t length = problem.length(i), first = problem.offsets[i];
       real.push_back(static_cast<int32_t>(first + length));
       padded.push_back(padded.back() + static_cast<int32_t>(round_up(length, multiple)));
       for (int64_t p = 0; p < round_up(length, multiple); ++p)
@@ -54,8 +54,7 @@ struct PackedSequences {
   std::vector<int64_t> tokens_of_rank(int rank) const {
     std::vector<int64_t> tokens;
     for (const int32_t slot : shard_index(layout, rank))
-      tokens.push_back(slot < std::ssize(token_of_slot) ? token_of_slot[static_cast<size_t>(slot)]
-                                                        : -1);
+      tokens.push_back(slot < std::ssize(token_of_slot) ? token_of_slot[slot] : -1);
     return tokens;
   }
 };
@@ -85,7 +84,7 @@ class PackedOp final : public RowsOp {
         convention_(context.options.gather_convention()),
         targets_(packing.prerolled ? rolled() : shifted()),
         logprob_(rows_.rows()),
-        d_predictions_(static_cast<size_t>(context.problem.sequences() * width_), 0.0F) {
+        d_predictions_(context.problem.sequences() * width_, 0.0F) {
     for_each_prediction([&](int64_t token, size_t at) {
       d_predictions_[at] = share(at) * context.inputs.gradient(token, 0);
     });
@@ -179,9 +178,9 @@ class PackedOp final : public RowsOp {
   /// Share of a prediction's gradient on this rank. With `sum`, two ranks have half each, so that
   /// the sum is exact and neither rank has all of it.
   float share(size_t place) const {
-    const auto ranks = static_cast<size_t>(c_.grid.cp().size());
+    const size_t ranks = c_.grid.cp().size();
     if (convention_ != GatherGradient::sum || ranks == 1) return 1;
-    const auto rank = static_cast<size_t>(c_.grid.cp_rank());
+    const size_t rank = c_.grid.cp_rank();
     return place % ranks == rank || (place + 1) % ranks == rank ? 0.5F : 0;
   }
   /// Whether a token of the same sequence follows.
@@ -193,7 +192,7 @@ class PackedOp final : public RowsOp {
   void for_each_prediction(Body body) const {
     for (int64_t i = 0; i < c_.problem.sequences(); ++i)
       for (int64_t p = 0; p + 1 < c_.problem.length(i); ++p)
-        body(c_.problem.offsets[static_cast<size_t>(i)] + p, static_cast<size_t>(i * width_ + p));
+        body(c_.problem.offsets[i] + p, static_cast<size_t>(i * width_ + p));
   }
   std::vector<int32_t> shifted() const {
     std::vector<int32_t> tokens;
@@ -203,11 +202,10 @@ class PackedOp final : public RowsOp {
   }
   std::vector<int32_t> rolled() const {
     const int64_t longest = c_.problem.longest();
-    std::vector<int32_t> rows(static_cast<size_t>(c_.problem.sequences() * longest), 0);
+    std::vector<int32_t> rows(c_.problem.sequences() * longest, 0);
     for (int64_t i = 0; i < c_.problem.sequences(); ++i)
       for (int64_t p = 0; p < c_.problem.length(i); ++p)
-        rows[static_cast<size_t>(i * longest + p)] =
-            c_.inputs.target(c_.problem.offsets[static_cast<size_t>(i)] + p);
+        rows[i * longest + p] = c_.inputs.target(c_.problem.offsets[i] + p);
     return rolled_targets(packed_.layout, {packed_.real, packed_.padded}, rows, longest,
                           c_.grid.cp_rank());
   }
@@ -227,8 +225,8 @@ class PackedOp final : public RowsOp {
   }
   /// Whether place p of sequence i belongs to a padding slot after its tokens, not a prediction.
   bool is_padding(size_t i, size_t p) const {
-    const auto length = static_cast<size_t>(c_.problem.length(static_cast<int64_t>(i)));
-    const auto slots = static_cast<size_t>(packed_.padded[i + 1] - packed_.padded[i]);
+    const size_t length = c_.problem.length(i);
+    const size_t slots = packed_.padded[i + 1] - packed_.padded[i];
     return p + 1 >= length && p + 1 < slots;
   }
   /// Predictions of all sequences, which all ranks hold. Without answers, only a sample is checked.
@@ -250,26 +248,26 @@ class PackedOp final : public RowsOp {
     std::vector<int64_t> predicting;
     for_each_prediction([&](int64_t token, size_t) { predicting.push_back(token); });
     const std::vector<size_t> sampled = sample_of(predicting, sample_rows());
-    for (const size_t i : sampled) (*some)[static_cast<size_t>(predicting[i])] = true;
+    for (const size_t i : sampled) (*some)[predicting[i]] = true;
     if (!answered) array.sampled = {std::ssize(sampled), std::ssize(predicting)};
     array.expect = expect_rows([this, some](size_t i) { return expected_sequence(i, *some); });
     if (packing_.filtered && takes_any_of_ties())
       array.is_as_right = [this](size_t i, int64_t p, double got, double want) {
-        return p + 1 < c_.problem.length(static_cast<int64_t>(i)) &&
+        return p + 1 < c_.problem.length(i) &&
                filtered_row(c_.problem.offsets[i] + p).is_other_survivor(got, want);
       };
     return array;
   }
   /// Expected values of the tokens marked in `some`, and zeros after the end of the sequence.
   ExpectedRow expected_sequence(size_t i, const std::vector<bool>& some) const {
-    const auto width = static_cast<size_t>(width_);
+    const size_t width = width_;
     ExpectedRow want{std::vector<double>(width, 0), std::vector<double>(width, 1)};
     want.stored = want.stored_scales = std::vector<double>(width, nan_of<double>);
-    const auto length = static_cast<size_t>(c_.problem.length(static_cast<int64_t>(i)));
+    const size_t length = c_.problem.length(i);
     for (size_t p = 0; p + 1 < length; ++p) {
       const int64_t token = c_.problem.offsets[i] + static_cast<int64_t>(p);
       want.scales[p] = -1;
-      if (!some[static_cast<size_t>(token)]) continue;
+      if (!some[token]) continue;
       const ExpectedRow one = expected_score(token, i * width + p);
       want.values[p] = one.values[0];
       want.scales[p] = one.scales[0];
@@ -294,7 +292,7 @@ class PackedOp final : public RowsOp {
   int64_t place_of(int64_t token) const {
     const std::vector<int64_t>& offsets = c_.problem.offsets;
     const auto i = std::ranges::upper_bound(offsets, token) - offsets.begin() - 1;
-    return i * width_ + token - offsets[static_cast<size_t>(i)];
+    return i * width_ + token - offsets[i];
   }
   ExpectedRow expected_score(int64_t token, size_t place) const {
     if (packing_.filtered)
@@ -322,7 +320,7 @@ class PackedOp final : public RowsOp {
   void check_padding(Verification& checks) {
     Check& check = check_of(Pass::backward, "d_logits of padding", 0, checks);
     for (int64_t r = 0; r < rows_.rows(); ++r) {
-      if (rows_.tokens()[static_cast<size_t>(r)] >= 0) continue;
+      if (rows_.tokens()[r] >= 0) continue;
       const ConstMatrixRef row = host_row(rows_.d_logits(), r);
       for (int64_t c = 0; c < row.cols; ++c)
         check.add(static_cast<double>(row.at(0, c)), 0,

@@ -18,15 +18,14 @@ class PicksOp : public RowsOp {
         d_values_(rows_.rows() * picks_) {
     for (int64_t k = 0; k < picks_; ++k) {
       const std::vector<float> g = rows_.gradients(2 + k);
-      for (int64_t r = 0; r < rows_.rows(); ++r)
-        d_values_[r * picks_ + k] = g[static_cast<size_t>(r)];
+      for (int64_t r = 0; r < rows_.rows(); ++r) d_values_[r * picks_ + k] = g[r];
     }
   }
 
  protected:
   std::vector<std::span<float>> outputs() override { return {values_.span()}; }
   std::span<const int32_t> ids_of(int64_t r) const {
-    return rows_.ids().subspan(static_cast<size_t>(r * picks_), static_cast<size_t>(picks_));
+    return rows_.ids().subspan(r * picks_, picks_);
   }
   std::vector<double> gradients_of(int64_t r) const {
     const float* first = d_values_.data() + r * picks_;

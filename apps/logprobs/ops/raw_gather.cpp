@@ -43,21 +43,20 @@ class RawGatherOp final : public PicksOp {
                                                values_.span(), picks_);
       values.expect = expect_rows([this](size_t r) {
         const std::vector<double> row = row_of(r);
-        ExpectedRow want{{}, std::vector<double>(static_cast<size_t>(picks_), 1)};
-        for (const int32_t id : ids_of(static_cast<int64_t>(r)))
-          want.values.push_back(row[static_cast<size_t>(id)]);
+        ExpectedRow want{{}, std::vector<double>(picks_, 1)};
+        for (const int32_t id : ids_of(r)) want.values.push_back(row[id]);
         return want;
       });
       return {values};
     }
     ResultArray gradient = gradient_array("d_gathered_logits", rows_.tokens(), rows_.d_logits());
     gradient.expect = expect_rows([this](size_t r) {
-      const auto ids = ids_of(static_cast<int64_t>(r));
-      const std::vector<double> g = gradients_of(static_cast<int64_t>(r));
-      const auto columns = static_cast<size_t>(vocab().vocab_size);
+      const auto ids = ids_of(r);
+      const std::vector<double> g = gradients_of(r);
+      const size_t columns = vocab().vocab_size;
       const RowGradientTerms terms{std::vector<double>(columns, -HUGE_VAL), 0, 0, ids, g};
       ExpectedRow want{std::vector<double>(columns, 0), terms.scales()};
-      for (size_t k = 0; k < ids.size(); ++k) want.values[static_cast<size_t>(ids[k])] += g[k];
+      for (size_t k = 0; k < ids.size(); ++k) want.values[ids[k]] += g[k];
       return want;
     });
     return {gradient};

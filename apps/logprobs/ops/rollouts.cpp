@@ -27,7 +27,7 @@ class RolloutsOp final : public RowsOp {
       const int64_t token = this->token(r);
       const std::vector<int64_t> next = predicted_by(token);
       predicted_.push_back(next.size() == 1 ? next.front() : -1);
-      if (next.size() == 1) ids_[static_cast<size_t>(r)] = c_.inputs.target(next.front());
+      if (next.size() == 1) ids_[r] = c_.inputs.target(next.front());
       if (token >= 0 && predicting_row(token) < 0) unpredicted_.push_back(token);
       if (next.size() < 2) continue;
       Branch& branch = branches_.emplace_back();
@@ -66,7 +66,7 @@ class RolloutsOp final : public RowsOp {
  private:
   std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
   int64_t begin_of(int64_t i) const {
-    return c_.problem.offsets[static_cast<size_t>(std::min(i, c_.problem.sequences()))];
+    return c_.problem.offsets[std::min(i, c_.problem.sequences())];
   }
   /// Whether a token of the same sequence follows.
   bool has_next(int64_t token) const {
@@ -96,7 +96,7 @@ class RolloutsOp final : public RowsOp {
     for (size_t i = 0; i < predicted_.size(); ++i) {
       if (predicted_[i] < 0) continue;
       tokens_.push_back(predicted_[i]);
-      values_.push_back(logprob_[static_cast<int64_t>(i)]);
+      values_.push_back(logprob_[i]);
     }
     for (const int64_t token : unpredicted_) {
       tokens_.push_back(token);

@@ -46,8 +46,7 @@ class ScoreOp : public RowsOp {
         d_logprob_(rows_.rows() * picks_) {
     for (int64_t k = 0; k < picks_; ++k) {
       const std::vector<float> g = rows_.gradients(gathers_ ? 2 + k : 0);
-      for (int64_t r = 0; r < rows_.rows(); ++r)
-        d_logprob_[r * picks_ + k] = g[static_cast<size_t>(r)];
+      for (int64_t r = 0; r < rows_.rows(); ++r) d_logprob_[r * picks_ + k] = g[r];
     }
     if (entropy_) d_entropy_ = rows_.gradients(1);
   }
@@ -92,13 +91,11 @@ class ScoreOp : public RowsOp {
     if (scores.ids == Scores::Ids::picks) return problem.picks;
     return scores.ids == Scores::Ids::target ? 1 : 0;
   }
-  std::span<const int32_t> ids_of(int64_t r) const {
-    return ids_.subspan(static_cast<size_t>(r * picks_), static_cast<size_t>(picks_));
-  }
+  std::span<const int32_t> ids_of(int64_t r) const { return ids_.subspan(r * picks_, picks_); }
   bool has_gradient(int64_t r) const {
     for (int64_t k = 0; k < picks_; ++k)
       if (d_logprob_[r * picks_ + k] != 0) return true;
-    return entropy_ && d_entropy_[static_cast<size_t>(r)] != 0;
+    return entropy_ && d_entropy_[r] != 0;
   }
   std::vector<ResultArray> results(Pass pass) override {
     std::vector<ResultArray> arrays;
@@ -122,10 +119,9 @@ class ScoreOp : public RowsOp {
   ExpectedRow expected_scores(size_t r) const {
     const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature());
     ExpectedRow want;
-    for (const int32_t id : ids_of(static_cast<int64_t>(r))) {
+    for (const int32_t id : ids_of(r)) {
       // An id that no rank has scores 0.
-      want.values.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[static_cast<size_t>(id)]
-                                                                 : 0);
+      want.values.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[id] : 0);
       want.scales.push_back(logprob_scale(want.values.back()));
     }
     return want;
@@ -138,7 +134,7 @@ class ScoreOp : public RowsOp {
   }
   ExpectedRow expected_gradient(size_t r) const {
     const std::vector<double> row = row_of(r);
-    const std::span<const int32_t> ids = ids_of(static_cast<int64_t>(r));
+    const std::span<const int32_t> ids = ids_of(r);
     std::vector<double> g, weights;
     for (size_t k = 0; k < ids.size(); ++k) {
       g.push_back(static_cast<double>(d_logprob_.span()[r * ids.size() + k]));

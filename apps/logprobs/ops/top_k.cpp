@@ -38,7 +38,7 @@ class TopKOp : public RowsOp {
     std::ranges::fill(ids_.span(), -2);
   }
   std::optional<SentTraffic> expected(Pass) const override {
-    const auto value_bytes = static_cast<int64_t>(size_of(c_.problem.type));
+    const int64_t value_bytes = size_of(c_.problem.type);
     return all_gather_of(tp(), round_up(entries() * (4 + value_bytes), 4));
   }
   double ideal_bytes(Pass) const override { return shard_bytes(rows_.rows()); }
@@ -83,15 +83,14 @@ class TopKOp : public RowsOp {
   bool is_of_equal_logit(size_t r, double got, double want) const {
     const std::vector<double> row = whole_row(rows_.tokens()[r]);
     const auto valid = [&](double id) { return id >= 0 && id < static_cast<double>(row.size()); };
-    const auto length = static_cast<size_t>(length_);
+    const size_t length = length_;
     const auto own = ids_.span().subspan(r * length, length);
     const std::vector<double>* answers = c_.inputs.answers(argmax_ ? "argmax_id" : "top_ids");
     const size_t first = static_cast<size_t>(rows_.tokens()[r]) * length;
     if (answers != nullptr &&
         std::ranges::count(std::span(*answers).subspan(first, length), want) != 1)
       return false;
-    return valid(got) && valid(want) &&
-           row[static_cast<size_t>(got)] == row[static_cast<size_t>(want)] &&
+    return valid(got) && valid(want) && row[got] == row[want] &&
            std::ranges::count(own, static_cast<int32_t>(got)) == 1;
   }
 };

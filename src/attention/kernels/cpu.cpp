@@ -2,13 +2,13 @@
 //
 //     for every group of tiles of one KV head, shared among threads
 //         (tile: up to 64 lanes, which are query rows x the query heads of that KV head):
-//       for every window of up to 256 keys that they see, for every tile:
-//         (at its first window: pack its queries, transposed: Q [d][lane])
-//         for every block of visible keys of the window:
+//       for every key block of up to 256 keys that they see, for every tile:
+//         (at its first key block: pack its queries, transposed: Q [d][lane])
+//         for every block of visible keys of the key block:
 //           scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
 //           scores               = exp(scores - top), online          lane_ops, vertical reductions
 //           out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm
-//         (after its last window: merge (out, top + log sum) into the result)
+//         (after its last key block: merge (out, top + log sum) into the result)
 //
 // Backward uses the same loops with five products per block:
 //
@@ -24,8 +24,8 @@
 //
 // f32 keys and values are read in place, unless rows are a multiple of 4 KiB apart and share the
 // same cache sets (8 KV heads of 64: copies are 20 % faster on Zen 3); elsewhere copies were not
-// faster. Windows of bf16 keys are converted once per group. Fixed tiles are copied and padded with
-// zeros.
+// faster. Key blocks of bf16 keys are converted once per batch. Fixed tiles are copied and padded
+// with zeros.
 //
 // one_pass.cpp computes short documents.
 //
@@ -48,7 +48,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t forward_group = largest_group, backward_group = largest_group / 2;  // tiles
+constexpr int64_t forward_batch = largest_batch, backward_batch = largest_batch / 2;  // tiles
 
 using Rectangles = std::span<const Rectangle>;
 
@@ -59,7 +59,7 @@ struct Worker {
 
 class CpuKernel final : public BlockKernel {
  public:
-  explicit CpuKernel(int threads) : threads_(threads), workers_(static_cast<size_t>(threads)) {}
+  explicit CpuKernel(int threads) : threads_(threads), workers_(threads) {}
 
   bool can_overwrite() const override { return true; }
 
@@ -70,9 +70,9 @@ class CpuKernel final : public BlockKernel {
     for_each_share(split.one_pass, threads_, [&](Rectangles some, int thread) {
       worker(thread).one_pass.forward(block, some, 0, block.heads.kv_heads);
     });
-    for_each_sweep(block, split.others, forward_group, [&](const TileSweep& sweep) {
-      for_each_task(threads_, std::ssize(sweep.groups()), [&](int64_t task, int thread) {
-        worker(thread).tiles.forward(block, sweep, sweep.groups()[static_cast<size_t>(task)]);
+    for_each_sweep(block, split.others, forward_batch, [&](const TileSweep& sweep) {
+      for_each_task(threads_, std::ssize(sweep.batches()), [&](int64_t task, int thread) {
+        worker(thread).tiles.forward(block, sweep, sweep.batches()[task]);
       });
     });
     if (block.overwrite) clear_unseen(block);
@@ -86,15 +86,15 @@ class CpuKernel final : public BlockKernel {
     const OnePassSplit split = split_one_pass(block);
     one_pass(block, split);
     const Gradients wanted{!block.d_q.empty(), block.d_k.data != nullptr};
-    for_each_sweep(block, split.others, backward_group, [&](const TileSweep& sweep) {
+    for_each_sweep(block, split.others, backward_batch, [&](const TileSweep& sweep) {
       // One sweep computes five products for each pair. Separate sweeps for queries and for keys
       // compute seven, but can use more threads. The results are the same.
       const int64_t kv_heads = block.heads.kv_heads;
       if (threads_ == 1 || kv_heads % threads_ == 0) {
         for_each_task(threads_, threads_ == 1 ? 1 : kv_heads, [&](int64_t task, int thread) {
-          for (const TileGroup& group : sweep.groups())
-            if (threads_ == 1 || group.kv_head == task)
-              worker(thread).tiles.backward(block, sweep, group, wanted);
+          for (const TileBatch& batch : sweep.batches())
+            if (threads_ == 1 || batch.kv_head == task)
+              worker(thread).tiles.backward(block, sweep, batch, wanted);
         });
         return;
       }
@@ -111,7 +111,7 @@ class CpuKernel final : public BlockKernel {
   /// ... and are set to 0 if it is still -inf in the end.
   static void clear_unseen(const ForwardBlock& block);
 
-  Worker& worker(int thread) { return workers_[static_cast<size_t>(thread)]; }
+  Worker& worker(int thread) { return workers_[thread]; }
 
   /// Calls body(share, thread) for consecutive shares of all rectangles, several per thread.
   template <class Body>
@@ -119,8 +119,8 @@ class CpuKernel final : public BlockKernel {
     if (all.empty()) return;
     const int64_t parts = threads == 1 ? 1 : std::min(std::ssize(all), int64_t{8} * threads);
     for_each_task(threads, parts, [&](int64_t part, int thread) {
-      const auto begin = static_cast<size_t>(part * std::ssize(all) / parts);
-      const auto end = static_cast<size_t>((part + 1) * std::ssize(all) / parts);
+      const size_t begin = part * std::ssize(all) / parts;
+      const size_t end = (part + 1) * std::ssize(all) / parts;
       body(all.subspan(begin, end - begin), thread);
     });
   }
@@ -139,26 +139,24 @@ class CpuKernel final : public BlockKernel {
   }
 
   template <class Body>
-  static void for_each_sweep(const BlockInput& in, Rectangles rectangles, int64_t tiles_per_group,
+  static void for_each_sweep(const BlockInput& in, Rectangles rectangles, int64_t tiles_per_batch,
                              Body body) {
     const size_t step = in.fixed_tiles ? 1 : rectangles.size();
     for (size_t first = 0; first < rectangles.size(); first += step)
-      body(TileSweep(in.heads, rectangles.subspan(first, step), in.fixed_tiles, tiles_per_group));
+      body(TileSweep(in.heads, rectangles.subspan(first, step), in.fixed_tiles, tiles_per_batch));
   }
 
   void query_sweep(const BackwardBlock& block, const TileSweep& sweep) {
-    for_each_task(threads_, std::ssize(sweep.groups()), [&](int64_t task, int thread) {
-      worker(thread).tiles.backward(block, sweep, sweep.groups()[static_cast<size_t>(task)],
-                                    {true, false});
+    for_each_task(threads_, std::ssize(sweep.batches()), [&](int64_t task, int thread) {
+      worker(thread).tiles.backward(block, sweep, sweep.batches()[task], {true, false});
     });
   }
   void key_sweep(const BackwardBlock& block, const TileSweep& sweep) {
-    const auto windows = std::ssize(sweep.windows());
-    for_each_task(threads_, windows * block.heads.kv_heads, [&](int64_t task, int thread) {
-      for (const TileGroup& group : sweep.groups())
-        if (group.kv_head == task / windows)
-          worker(thread).tiles.backward(block, sweep, group, {false, true},
-                                        static_cast<size_t>(task % windows));
+    const auto key_blocks = std::ssize(sweep.key_blocks());
+    for_each_task(threads_, key_blocks * block.heads.kv_heads, [&](int64_t task, int thread) {
+      for (const TileBatch& batch : sweep.batches())
+        if (batch.kv_head == task / key_blocks)
+          worker(thread).tiles.backward(block, sweep, batch, {false, true}, task % key_blocks);
     });
   }
 
@@ -167,9 +165,8 @@ class CpuKernel final : public BlockKernel {
 };
 
 void CpuKernel::clear(const MatrixRef& m) {
-  const auto size = static_cast<int64_t>(size_of(m.type));
-  for (int64_t r = 0; r < m.rows; ++r)
-    std::memset(m.data + r * m.stride * size, 0, static_cast<size_t>(m.cols * size));
+  const int64_t size = size_of(m.type);
+  for (int64_t r = 0; r < m.rows; ++r) std::memset(m.data + r * m.stride * size, 0, m.cols * size);
 }
 
 void CpuKernel::forget(const ForwardBlock& block) {
@@ -183,8 +180,7 @@ void CpuKernel::clear_unseen(const ForwardBlock& block) {
   for (int64_t r = 0; r < block.lse.rows; ++r)
     for (int64_t h = 0; h < block.lse.cols; ++h)
       if (block.lse(r, h) == -infinity_of<float>)
-        std::memset(block.out.data + r * row_bytes + h * head_bytes, 0,
-                    static_cast<size_t>(head_bytes));
+        std::memset(block.out.data + r * row_bytes + h * head_bytes, 0, head_bytes);
 }
 
 void CpuKernel::start(const BlockInput& in) {

@@ -11,13 +11,13 @@ struct CUstream_st;
 namespace gyre {
 
 struct TileRectangle;
-struct TileVisit;
+struct TileRange;
 struct OuterTile;
 
 /// A TileTable in device memory.
 struct DeviceTiles {
   const TileRectangle* rectangles = nullptr;
-  const TileVisit* visits = nullptr;
+  const TileRange* ranges = nullptr;
   const OuterTile* tiles = nullptr;
   int count = 0;  ///< tiles
 };
@@ -56,7 +56,7 @@ struct KernelHeads {
 struct ForwardArguments {
   DeviceTiles tiles;  ///< tiles of queries
   KernelHeads heads;
-  bool visit_by_visit = false;  ///< store results after every visit: see BlockInput::fixed_tiles
+  bool store_each_range = false;  ///< store results after every range: see BlockInput::fixed_tiles
   DeviceInput q, k, v;
   DeviceOutput out;
   DeviceStatistic lse;
@@ -65,7 +65,7 @@ struct ForwardArguments {
 struct BackwardArguments {
   DeviceTiles tiles;  ///< tiles of queries or of keys
   KernelHeads heads;
-  bool visit_by_visit = false;
+  bool store_each_range = false;
   DeviceInput q, k, v, d_out;
   DeviceStatistic lse, delta;  ///< read only
   DeviceOutput d_q;            ///< query gradients

@@ -115,10 +115,10 @@ bool find_masked_products(AttentionLibrary& library, const AttentionGraphShape& 
 
 ConstMatrixRef FiniteCopies::of(AttentionTensor id, ConstMatrixRef m, const DeviceRound& outside) {
   if (m.empty()) return m;
-  const auto element = static_cast<int64_t>(size_of(m.type));
+  const int64_t element = size_of(m.type);
   const int64_t bytes = ((m.rows - 1) * m.stride + m.cols) * element;
   std::byte* const copy = memory_[id].at_least(bytes);
-  stream_.copy(copy, m.data, static_cast<size_t>(bytes));
+  stream_.copy(copy, m.data, bytes);
   cuda_fill_rows(outside, {copy, m.type, m.rows, m.cols, m.stride}, 0, stream_);
   bytes_ += 2 * bytes;
   return {copy, m.type, m.rows, m.cols, m.stride};

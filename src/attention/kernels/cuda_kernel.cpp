@@ -19,11 +19,10 @@ namespace {
 
 /// Offsets of the consecutive parts of a table in one byte array.
 struct TableParts {
-  size_t visits, tiles, bytes;  ///< begins of two parts, and the end; rectangles begin at 0
+  size_t ranges, tiles, bytes;  ///< begins of two parts, and the end; rectangles begin at 0
   explicit TableParts(const TileTable& table)
-      : visits(table.rectangles.size() * sizeof(TileRectangle)),
-        tiles(visits + round_up(static_cast<int64_t>(table.visits.size() * sizeof(TileVisit)),
-                                alignof(OuterTile))),
+      : ranges(table.rectangles.size() * sizeof(TileRectangle)),
+        tiles(ranges + round_up(table.ranges.size() * sizeof(TileRange), alignof(OuterTile))),
         bytes(tiles + table.tiles.size() * sizeof(OuterTile)) {}
 };
 
@@ -68,14 +67,14 @@ class TileTables {
     Entry e{{rectangles.begin(), rectangles.end()}, side, outer, inner, {}, {}, {}};
     if (table.tiles.empty()) return e;
     const TableParts parts(table);
-    e.pinned = Buffer<std::byte>(static_cast<int64_t>(parts.bytes), MemorySpace::pinned);
-    e.device = Buffer<std::byte>(static_cast<int64_t>(parts.bytes), MemorySpace::device);
+    e.pinned = Buffer<std::byte>(parts.bytes, MemorySpace::pinned);
+    e.device = Buffer<std::byte>(parts.bytes, MemorySpace::device);
     const auto put = [&](size_t at, const auto& part) {
       std::memcpy(e.pinned.data() + at, part.data(), part.size() * sizeof(part[0]));
       return e.device.data() + at;
     };
     e.tiles.rectangles = reinterpret_cast<TileRectangle*>(put(0, table.rectangles));
-    e.tiles.visits = reinterpret_cast<TileVisit*>(put(parts.visits, table.visits));
+    e.tiles.ranges = reinterpret_cast<TileRange*>(put(parts.ranges, table.ranges));
     e.tiles.tiles = reinterpret_cast<OuterTile*>(put(parts.tiles, table.tiles));
     e.tiles.count = static_cast<int>(table.tiles.size());
     stream_.copy(e.device.data(), e.pinned.data(), parts.bytes);
@@ -87,7 +86,7 @@ class TileTables {
 };
 
 DeviceInput input_of(const ConstMatrixRef& m, int64_t head_dim) {
-  const auto size = static_cast<int64_t>(size_of(m.type));
+  const int64_t size = size_of(m.type);
   return {m.data, m.rows, m.stride,
           in_pieces_of_16(reinterpret_cast<uintptr_t>(m.data), m.stride * size, head_dim * size)};
 }
@@ -144,7 +143,7 @@ class CudaKernel final : public BlockKernel {
     ForwardArguments a;
     a.tiles = tiles(block, Sweep::forward);
     a.heads = heads_of(block.heads);
-    a.visit_by_visit = block.fixed_tiles;
+    a.store_each_range = block.fixed_tiles;
     a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, dim);
     a.out = output_of(block.out);
     a.lse = statistic_of(block.lse);
@@ -160,7 +159,7 @@ class CudaKernel final : public BlockKernel {
     const int64_t dim = block.heads.head_dim;
     BackwardArguments a;
     a.heads = heads_of(block.heads);
-    a.visit_by_visit = block.fixed_tiles;
+    a.store_each_range = block.fixed_tiles;
     a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, dim);
     a.d_out = input_of(block.d_out, dim);
     a.lse = statistic_of(block.lse), a.delta = statistic_of(block.delta);

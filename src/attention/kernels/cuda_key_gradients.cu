@@ -1,7 +1,7 @@
 // dK and dV of attention on a GPU: a thread block keeps the sums of up to 64 key rows of one KV
 // head over all queries that see them, of all query heads of its group.
 //
-//     for every visit, for every query head of the KV head, for every inner tile of queries:
+//     for every range, for every query head of the KV head, for every inner tile of queries:
 //       w   = 2^(scale log2(e) · K Qᵀ - LSE log2(e)), 0 where hidden        [key][query]
 //       ds  = w (V dOᵀ - delta)
 //       dV += w dO,  dK += scale · ds Q
@@ -114,7 +114,7 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
                                                   TileSource<T>{v, a.v, tile.first_row, column});
 
   const auto load = [&](const Walk& walk, int stage) {
-    const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
+    const TileRectangle& r = a.tiles.rectangles[walk.range->rectangle];
     const int left = static_cast<int>(r.inner_length) - walk.begin;
     const int64_t first = r.inner_begin + walk.begin;
     const int64_t from = walk.head * a.heads.head_dim;
@@ -137,12 +137,12 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
   const auto step = [&](const Walk& walk, int stage) {
     const typename Kernel::Queries queries{
         q + stage * inner_elements, d_out + stage * inner_elements,
-        &a.tiles.rectangles[walk.visit->rectangle], walk.head, walk.begin};
+        &a.tiles.rectangles[walk.range->rectangle], walk.head, walk.begin};
     const int own = 16 * shape.groups * place.warp * Kernel::stride;
     Kernel::differentiate(a, lane, queries, k + own, v + own, part, weights, rows);
   };
   const auto finish = [&] { Kernel::finish(a, lane, column, part, rows); };
-  walk_visits<shape.stages>(a.tiles, a.visit_by_visit,
+  walk_ranges<shape.stages>(a.tiles, a.store_each_range,
                             Walk(a.tiles, tile, head_begin, head_end, shape.inner), lane, load,
                             begin, step, finish);
 }

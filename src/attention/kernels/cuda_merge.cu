@@ -60,7 +60,7 @@ bool in_packs(const BasicMatrixRef<Byte>& m, int64_t head_dim) {
 template <class From, class To, int width>
 __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
                            Rows<const float> partial_lse, Rows<To> out, Rows<float> lse,
-                           Fold fold) {
+                           Update update) {
   constexpr float empty = -std::numeric_limits<float>::infinity();
   auto* weights = reinterpret_cast<MergeWeights<float>*>(dynamic_shared());  // [heads]
   const RowPiece piece = pieces[blockIdx.y];
@@ -70,7 +70,7 @@ __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
   for (int64_t i = first; i < min(first + rows_of_block, piece.length); ++i) {
     const int64_t row = piece.row + i, scratch = piece.scratch + i;
     for (int h = static_cast<int>(threadIdx.x); h < heads; h += threads) {
-      weights[h] = merge_lse(fold == Fold::add ? lse(row, h) : empty, partial_lse(scratch, h));
+      weights[h] = merge_lse(update == Update::add ? lse(row, h) : empty, partial_lse(scratch, h));
       lse(row, h) = weights[h].lse;
     }
     __syncthreads();
@@ -119,7 +119,7 @@ __global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<
 
 template <class From, class To, int width>
 __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<To> sum,
-                         Fold fold) {
+                         Update update) {
   const RowPiece piece = pieces[blockIdx.y];
   const auto packs = static_cast<int>(sum.cols) / width;
   const int64_t first = int64_t{blockIdx.x} * rows_of_block;
@@ -129,7 +129,7 @@ __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<
     const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(piece.scratch + i) + c);
     auto* to = reinterpret_cast<Pack<To, width>*>(sum.row(piece.row + i) + c);
     Pack<To, width> s{};
-    if (fold == Fold::add) s = *to;
+    if (update == Update::add) s = *to;
     for (int x = 0; x < width; ++x)
       s.values[x] = rounded<To>(as_float(s.values[x]) + as_float(p.values[x]));
     *to = s;
@@ -175,7 +175,7 @@ void with_types(DType from, DType to, F f) {
 
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
-                     Fold fold, Stream& stream) {
+                     Update update, Stream& stream) {
   const int64_t heads = lse.cols;
   GYRE_CHECK(
       heads > 0 && out.cols % heads == 0 && partial.cols == out.cols && partial_lse.cols == heads,
@@ -185,7 +185,7 @@ void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                         static_cast<size_t>(heads) * sizeof(MergeWeights<float>)};
   with_types(partial.type, out.type, [&]<class From, class To>(From, To) {
     launch(shape, packs ? merge_rows<From, To, 8> : merge_rows<From, To, 1>, round.pieces,
-           partial.as<From>(), partial_lse, out.as<To>(), lse, fold);
+           partial.as<From>(), partial_lse, out.as<To>(), lse, update);
   });
 }
 
@@ -204,14 +204,14 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
   });
 }
 
-void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Fold fold,
+void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Update update,
                    Stream& stream) {
   GYRE_CHECK(partial.cols == sum.cols, "{} columns added to {}", partial.cols, sum.cols);
   const bool packs = in_packs(partial, sum.cols) && in_packs(sum, sum.cols);
   const Launch shape = {grid_of(round), threads, cuda_handle(stream)};
   with_types(partial.type, sum.type, [&]<class From, class To>(From, To) {
     launch(shape, packs ? add_rows<From, To, 8> : add_rows<From, To, 1>, round.pieces,
-           partial.as<From>(), sum.as<To>(), fold);
+           partial.as<From>(), sum.as<To>(), update);
   });
 }
 
@@ -224,11 +224,11 @@ void cuda_pack_lse(MatrixView<const float> lse, int64_t first, int64_t distance,
 }
 
 void cuda_fill_rows(const DeviceRound& round, MatrixRef m, float value, Stream& stream) {
-  constexpr int64_t most_pieces = 65535;  // limit of gridDim.y
+  constexpr int64_t max_pieces = 65535;  // limit of gridDim.y
   const bool packs = in_packs(m, m.cols);
   const int64_t count = round.pieces != nullptr ? round.count : 1;
-  for (int64_t begin = 0; begin < count; begin += most_pieces) {
-    DeviceRound some = {round.pieces, std::min(most_pieces, count - begin), round.longest};
+  for (int64_t begin = 0; begin < count; begin += max_pieces) {
+    DeviceRound some = {round.pieces, std::min(max_pieces, count - begin), round.longest};
     if (some.pieces != nullptr) some.pieces += begin;
     const Launch shape = {grid_of(some), threads, cuda_handle(stream)};
     with_type(m.type, [&]<class T>(T) {

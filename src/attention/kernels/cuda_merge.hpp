@@ -33,14 +33,14 @@ GYRE_HOST_DEVICE inline float lse_for_backward(float lse) {
 }
 
 /// How scratch rows combine with their result rows: added to them, or replacing them unread.
-enum class Fold { add, replace };
+enum class Update { add, replace };
 
 /// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · head_dim],
 /// partial_lse [scratch rows, heads]) into the rows of (out, lse), both f32 or bf16. Rows of `out`
-/// whose lse is -inf, or all with Fold::replace, are not read.
+/// whose lse is -inf, or all with Update::replace, are not read.
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
-                     Fold fold, Stream& stream);
+                     Update update, Stream& stream);
 
 /// Fills scratch rows of the backward inputs from rows of d_out, lse and delta: stand_in [scratch
 /// rows, heads · head_dim] (stand_in_factor), of the type of d_out, and scratch_lse [scratch rows,
@@ -51,7 +51,7 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
 
 /// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these. Each is f32 or bf16;
 /// both have the same number of columns.
-void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Fold fold,
+void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Update update,
                    Stream& stream);
 
 /// Transposes the log-sum-exps of an even batch for a backward pass (lse_for_backward): from rows

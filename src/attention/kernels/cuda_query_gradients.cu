@@ -103,7 +103,7 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
       TileSource<T>{d_out, a.d_out, tile.first_row, column});
 
   const auto load = [&](const Walk& walk, int stage) {
-    const TileRectangle& r = a.tiles.rectangles[walk.visit->rectangle];
+    const TileRectangle& r = a.tiles.rectangles[walk.range->rectangle];
     const int left = static_cast<int>(r.inner_length) - walk.begin;
     const int64_t first = r.inner_begin + walk.begin;
     const auto wanted = [left](int row) { return row < left; };
@@ -120,8 +120,8 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
                           k + stage * inner_elements, v + stage * inner_elements, weights, rows);
   };
   const auto finish = [&] { Kernel::finish(a, lane, column, rows); };
-  walk_visits<shape.stages>(a.tiles, a.visit_by_visit, Walk(a.tiles, tile, 0, 1, shape.inner), lane,
-                            load, begin, step, finish);
+  walk_ranges<shape.stages>(a.tiles, a.store_each_range, Walk(a.tiles, tile, 0, 1, shape.inner),
+                            lane, load, begin, step, finish);
 }
 
 }  // namespace

@@ -17,10 +17,10 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t most_plans = 256;
+constexpr int64_t max_plans = 256;
 /// Largest number of graphs of even batches that a kernel builds, each for one length; later even
 /// batches are treated as ragged.
-constexpr int64_t most_even_graphs = 64;
+constexpr int64_t max_even_graphs = 64;
 
 class RaggedKernel final : public BlockKernel {
  public:
@@ -41,8 +41,8 @@ class RaggedKernel final : public BlockKernel {
     ForwardBlock given = block;
     rows_are_finite_ = false;
     const std::vector<Rectangle> rest =
-        each_batch(block, sizes_of(block), fresh, unfit(block, {}),
-                   [&](const ReadyPlan& plan, const ReadyBatch& b) {
+        each_batch(block, sizes_of(block), fresh, unsupported_reason(block, {}),
+                   [&](const ReadyPlan& plan, const PreparedBatch& b) {
                      if (forward_even(block, plan, b)) return true;
                      give_finite_rows(given, ragged_shape(block, b), plan);
                      return forward_batch(given, plan, b);
@@ -66,8 +66,8 @@ class RaggedKernel final : public BlockKernel {
     BackwardBlock given = block;
     rows_are_finite_ = false;
     const std::vector<Rectangle> rest = each_batch(
-        block, sizes_of(block), fresh, unfit(block, block.d_out),
-        [&](const ReadyPlan& plan, const ReadyBatch& b) {
+        block, sizes_of(block), fresh, unsupported_reason(block, block.d_out),
+        [&](const ReadyPlan& plan, const PreparedBatch& b) {
           if (backward_even(block, plan, b)) return true;
           if (give_finite_rows(given, ragged_gradient_shape(block, b, {}), plan)) {
             stand_ins_are_there_ = false;  // those of even batches have NaN in rows of no entry
@@ -130,11 +130,11 @@ class RaggedKernel final : public BlockKernel {
   /// library did. Returns the remaining rectangles, after clearing their overwritten rows.
   template <class Run>
   std::vector<Rectangle> each_batch(const BlockInput& block, const TableSizes& sizes,
-                                    const OverwrittenArrays& fresh, const char* unfit_reason,
+                                    const OverwrittenArrays& fresh, const char* unsupported_reason,
                                     Run run) {
-    if (unfit_reason != nullptr) {
+    if (unsupported_reason != nullptr) {
       rectangles_ += std::ssize(block.rectangles);
-      tiled_rectangles_[unfit_reason] += std::ssize(block.rectangles);
+      tiled_rectangles_[unsupported_reason] += std::ssize(block.rectangles);
       clear(fresh.q, {nullptr, 1, sizes.rows});
       clear(fresh.k, {nullptr, 1, sizes.keys});
       return {block.rectangles.begin(), block.rectangles.end()};
@@ -145,9 +145,9 @@ class RaggedKernel final : public BlockKernel {
     std::vector<Rectangle> rest = plan.others;
     rectangles_ += std::ssize(rest);
     for (int i = 0; i < not_ragged_reasons; ++i)
-      if (const int64_t count = plan.reasons[static_cast<size_t>(i)]; count > 0)
+      if (const int64_t count = plan.reasons[i]; count > 0)
         tiled_rectangles_[name_of(static_cast<NotRagged>(i))] += count;
-    for (const ReadyBatch& ready : plan.batches) {
+    for (const PreparedBatch& ready : plan.batches) {
       rectangles_ += std::ssize(ready.batch.entries);
       if (!run(plan, ready)) {
         const std::vector<Rectangle> refused = rectangles_of(ready.batch);
@@ -197,7 +197,7 @@ class RaggedKernel final : public BlockKernel {
           std::equal(plan->rectangles.begin(), plan->rectangles.end(), block.rectangles.begin(),
                      block.rectangles.end()))
         return *plan;
-    if (std::ssize(plans_) == most_plans) {
+    if (std::ssize(plans_) == max_plans) {
       stream_.synchronize();  // copies of tables may be in progress
       plans_.clear();
     }
@@ -227,7 +227,7 @@ class RaggedKernel final : public BlockKernel {
   /// The graph of a shape; nullptr if it is refused.
   AttentionGraph* graph_of(const AttentionGraphShape& shape) {
     auto found = graphs_.find(shape);
-    if (found == graphs_.end() && shape.even && ++even_graphs_ > most_even_graphs) return nullptr;
+    if (found == graphs_.end() && shape.even && ++even_graphs_ > max_even_graphs) return nullptr;
     if (found == graphs_.end())
       found = graphs_.emplace(shape, shape.backward ? gradient_graph(shape) : build(shape)).first;
     return found->second.graph.get();
@@ -238,16 +238,16 @@ class RaggedKernel final : public BlockKernel {
     in_order.deterministic = true;
     BuiltGraph ordered = build(in_order);
     const int64_t bytes = ordered.graph ? ordered.graph->workspace_bytes() : 0;
-    if (deterministic_ || (ordered.graph && bytes <= most_ordered_workspace)) return ordered;
+    if (deterministic_ || (ordered.graph && bytes <= max_ordered_workspace)) return ordered;
     BuiltGraph plain = build(shape);
     if (!plain.graph && ordered.graph) return ordered;
-    if (ordered.graph && bytes - plain.graph->workspace_bytes() <= most_ordered_workspace)
+    if (ordered.graph && bytes - plain.graph->workspace_bytes() <= max_ordered_workspace)
       return ordered;
     unordered_ = unordered_ || plain.graph;
     return plain;
   }
   /// Counts the rectangles of a batch whose graph was refused.
-  bool refused(const AttentionGraphShape& shape, const ReadyBatch& ready) {
+  bool refused(const AttentionGraphShape& shape, const PreparedBatch& ready) {
     tiled_rectangles_["refused by " + library_->name() + ": " +
                       graphs_.at(shape).problem.substr(0, 80)] += std::ssize(ready.batch.entries);
     return false;
@@ -257,13 +257,13 @@ class RaggedKernel final : public BlockKernel {
     graph.execute(arrays.addresses(), workspace_.at_least(graph.workspace_bytes()));
   }
 
-  bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+  bool forward_batch(const ForwardBlock& block, const ReadyPlan& plan, const PreparedBatch& ready) {
     const AttentionGraphShape shape = ragged_shape(block, ready);
     if (is_whole(ready, block.out) && forward_in_place(block, plan, ready, shape)) return true;
     return forward_to_scratch(block, plan, ready, shape) || refused(shape, ready);
   }
   /// False if the batch is not even, or the library has no engine for it.
-  bool forward_even(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+  bool forward_even(const ForwardBlock& block, const ReadyPlan& plan, const PreparedBatch& ready) {
     if (!ready.even) return false;
     AttentionGraphShape shape = even_shape(block, ready), in_place = shape;
     in_place.out_distance = shape.q_distance;
@@ -272,8 +272,8 @@ class RaggedKernel final : public BlockKernel {
   }
 
   /// False if results cannot be written directly to the caller's arrays.
-  bool forward_in_place(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
-                        AttentionGraphShape shape) {
+  bool forward_in_place(const ForwardBlock& block, const ReadyPlan& plan,
+                        const PreparedBatch& ready, AttentionGraphShape shape) {
     using enum AttentionTensor;
     // For ragged batches, addresses are those of the first row of the array.
     MatrixView<float> first_lse = block.lse;
@@ -293,8 +293,8 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
   /// False if the library does not support the shape.
-  bool forward_to_scratch(const ForwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
-                          const AttentionGraphShape& shape) {
+  bool forward_to_scratch(const ForwardBlock& block, const ReadyPlan& plan,
+                          const PreparedBatch& ready, const AttentionGraphShape& shape) {
     using enum AttentionTensor;
     AttentionGraph* graph = graph_of(shape);
     if (graph == nullptr) return false;
@@ -305,19 +305,20 @@ class RaggedKernel final : public BlockKernel {
     arrays.add(out, part, out_offsets, ready.tables);
     arrays.add(lse, part_lse, lse_offsets, ready.tables);
     execute(*graph, arrays);
-    const Fold fold = block.overwrite && ready.first_q ? Fold::replace : Fold::add;
+    const Update update = block.overwrite && ready.first_q ? Update::replace : Update::add;
     for (const DeviceRound& round : ready.q_rounds)
-      cuda_merge_rows(round, part, part_lse.as<float>(), block.out, block.lse, fold, stream_);
+      cuda_merge_rows(round, part, part_lse.as<float>(), block.out, block.lse, update, stream_);
     return true;
   }
 
   /// Whether the batch writes all rows of the result. Only then may a ragged batch write it
   /// directly: the library does not specify what it writes between entries.
-  static bool is_whole(const ReadyBatch& ready, ConstMatrixRef result) {
+  static bool is_whole(const PreparedBatch& ready, ConstMatrixRef result) {
     return ready.batch.q_rows == result.rows;
   }
 
-  bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+  bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan,
+                      const PreparedBatch& ready) {
     DirectArrays direct = direct_arrays(block, ready);
     direct.d_q = direct.d_q && is_whole(ready, block.d_q);
     return differentiate(block, plan, ready, direct, false) ||
@@ -325,7 +326,8 @@ class RaggedKernel final : public BlockKernel {
            refused(ragged_gradient_shape(block, ready, {}), ready);
   }
   /// False if the batch is not even, or the library has no engine for it.
-  bool backward_even(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready) {
+  bool backward_even(const BackwardBlock& block, const ReadyPlan& plan,
+                     const PreparedBatch& ready) {
     return ready.even && differentiate(block, plan, ready, direct_arrays(block, ready), true);
   }
 
@@ -338,13 +340,13 @@ class RaggedKernel final : public BlockKernel {
   }
 
   /// K or V of a ragged batch, copied to the layout of its d_k and d_v.
-  ConstMatrixRef gathered(Scratch& memory, ConstMatrixRef from, const ReadyBatch& ready) {
+  ConstMatrixRef gathered(Scratch& memory, ConstMatrixRef from, const PreparedBatch& ready) {
     const MatrixRef rows = memory.matrix(DType::bf16, ready.batch.k_rows, from.cols);
-    cuda_add_rows(ready.gathered_keys, from, rows, Fold::replace, stream_);
+    cuda_add_rows(ready.gathered_keys, from, rows, Update::replace, stream_);
     return rows;
   }
 
-  void add_inputs(BatchArrays& arrays, const BackwardBlock& block, const ReadyBatch& ready,
+  void add_inputs(BatchArrays& arrays, const BackwardBlock& block, const PreparedBatch& ready,
                   bool even) {
     using enum AttentionTensor;
     arrays.add_inputs(block.q, block.k, block.v);
@@ -355,7 +357,7 @@ class RaggedKernel final : public BlockKernel {
   }
 
   /// False if the library does not support the shape.
-  bool differentiate(const BackwardBlock& block, const ReadyPlan& plan, const ReadyBatch& ready,
+  bool differentiate(const BackwardBlock& block, const ReadyPlan& plan, const PreparedBatch& ready,
                      DirectArrays direct, bool even) {
     using enum AttentionTensor;
     AttentionGraph* graph = graph_of(even ? even_gradient_shape(block, ready, direct)
@@ -386,21 +388,21 @@ class RaggedKernel final : public BlockKernel {
     arrays.add(d_v, part_v, d_k_offsets, ready.tables);
     if (even) arrays.add(lse, packed_lse(block, ready));
     execute(*graph, arrays);
-    const Fold fold_q = block.overwrite_d_q && ready.first_q ? Fold::replace : Fold::add,
-               fold_k = block.overwrite_d_kv && ready.first_k ? Fold::replace : Fold::add;
+    const Update update_q = block.overwrite_d_q && ready.first_q ? Update::replace : Update::add,
+                 update_k = block.overwrite_d_kv && ready.first_k ? Update::replace : Update::add;
     for (const DeviceRound& round : ready.q_rounds)
       if (!block.d_q.empty() && !direct.d_q)
-        cuda_add_rows(round, part_q, block.d_q, fold_q, stream_);
+        cuda_add_rows(round, part_q, block.d_q, update_q, stream_);
     for (const DeviceRound& round : ready.k_rounds)
       if (block.d_k.data != nullptr) {
-        cuda_add_rows(round, part_k, block.d_k, fold_k, stream_);
-        cuda_add_rows(round, part_v, block.d_v, fold_k, stream_);
+        cuda_add_rows(round, part_k, block.d_k, update_k, stream_);
+        cuda_add_rows(round, part_v, block.d_v, update_k, stream_);
       }
     return true;
   }
 
   /// Log-sum-exps of the queries of an even batch.
-  float* packed_lse(const BackwardBlock& block, const ReadyBatch& ready) {
+  float* packed_lse(const BackwardBlock& block, const PreparedBatch& ready) {
     const RaggedBatch& batch = ready.batch;
     const MatrixRef to = packed_lse_.matrix(DType::f32, batch.q_rows, block.heads.heads);
     cuda_pack_lse(block.lse, batch.entries.front().q_begin, ready.even->q_distance,

@@ -42,7 +42,7 @@ namespace gyre {
 
 /// A deterministic backward graph is used if its workspace, in bytes, is at most this, or exceeds
 /// that of a nondeterministic graph by at most this.
-inline constexpr int64_t most_ordered_workspace = int64_t{1} << 30;
+inline constexpr int64_t max_ordered_workspace = int64_t{1} << 30;
 
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it. Arrays lie
 /// in device memory; rectangles lie on the host and may change after the call. The first call of a

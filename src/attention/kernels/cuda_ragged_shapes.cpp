@@ -35,7 +35,7 @@ void make_gradient(AttentionGraphShape& shape, const BackwardBlock& block, Direc
 
 }  // namespace
 
-const char* unfit(const BlockInput& block, ConstMatrixRef d_out) {
+const char* unsupported_reason(const BlockInput& block, ConstMatrixRef d_out) {
   const BlockHeads& h = block.heads;
   if (block.q.type != DType::bf16) return "f32 arrays";
   if (h.head_dim % 16 != 0) return "head_dim not a multiple of 16";
@@ -53,7 +53,7 @@ bool usable(ConstMatrixRef m, DType type) {
   return m.data != nullptr && m.type == type && rows;
 }
 
-AttentionGraphShape ragged_shape(const BlockInput& block, const ReadyBatch& ready) {
+AttentionGraphShape ragged_shape(const BlockInput& block, const PreparedBatch& ready) {
   AttentionGraphShape shape = shape_of(block, ready.batch);
   shape.batch = ready.limits.capacity;
   shape.longest_q = ready.limits.longest_q;
@@ -61,7 +61,7 @@ AttentionGraphShape ragged_shape(const BlockInput& block, const ReadyBatch& read
   return shape;
 }
 
-AttentionGraphShape even_shape(const BlockInput& block, const ReadyBatch& ready) {
+AttentionGraphShape even_shape(const BlockInput& block, const PreparedBatch& ready) {
   AttentionGraphShape shape = shape_of(block, ready.batch);
   shape.even = true;
   shape.batch = std::ssize(ready.batch.entries);
@@ -72,7 +72,7 @@ AttentionGraphShape even_shape(const BlockInput& block, const ReadyBatch& ready)
   return shape;
 }
 
-DirectArrays direct_arrays(const BackwardBlock& block, const ReadyBatch& ready) {
+DirectArrays direct_arrays(const BackwardBlock& block, const PreparedBatch& ready) {
   return {usable(block.out, DType::bf16) && usable(block.lse, DType::f32),
           block.overwrite_d_q && ready.first_q && usable(block.d_q, DType::bf16)};
 }
@@ -81,7 +81,7 @@ bool gathers_keys(const BlockInput& block) {
   return block.heads.heads == block.heads.kv_heads;
 }
 
-AttentionGraphShape ragged_gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
+AttentionGraphShape ragged_gradient_shape(const BackwardBlock& block, const PreparedBatch& ready,
                                           DirectArrays direct) {
   AttentionGraphShape shape = ragged_shape(block, ready);
   make_gradient(shape, block, direct);
@@ -90,7 +90,7 @@ AttentionGraphShape ragged_gradient_shape(const BackwardBlock& block, const Read
   return shape;
 }
 
-AttentionGraphShape even_gradient_shape(const BackwardBlock& block, const ReadyBatch& ready,
+AttentionGraphShape even_gradient_shape(const BackwardBlock& block, const PreparedBatch& ready,
                                         DirectArrays direct) {
   AttentionGraphShape shape = even_shape(block, ready);
   make_gradient(shape, block, direct);

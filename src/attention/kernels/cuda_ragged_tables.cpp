@@ -7,7 +7,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t most_entries = 1024;
+constexpr int64_t max_entries = 1024;
 /// Limit on the padded rows of a batch (every entry as long as the longest): twice the rows of the
 /// arrays, or this if larger.
 constexpr int64_t least_rows_of_a_batch = 16384;
@@ -51,7 +51,7 @@ class RoundsWriter {
   std::vector<std::pair<DeviceRound*, int64_t>> added_;
 };
 
-void add_tables(TableWriter& writer, const TableSizes& sizes, ReadyBatch& ready) {
+void add_tables(TableWriter& writer, const TableSizes& sizes, PreparedBatch& ready) {
   using Id = AttentionTensor;
   const int64_t capacity = ready.limits.capacity;
   const auto lengths = [&](Id id, RaggedRows rows) {
@@ -90,7 +90,7 @@ Round keys_gathered(const RaggedBatch& batch) {
 
 }  // namespace
 
-BatchArrays::BatchArrays(const ReadyPlan& plan, const ReadyBatch& ready, bool even)
+BatchArrays::BatchArrays(const ReadyPlan& plan, const PreparedBatch& ready, bool even)
     : plan_(plan), ready_(ready), even_(even) {
   using enum AttentionTensor;
   if (even_) return;
@@ -123,7 +123,7 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
                                       const TableSizes& sizes, bool fixed_tiles,
                                       const AttentionLibrary& library, Stream& stream) {
   RaggedPlan ragged =
-      plan_ragged(rectangles, fixed_tiles, most_entries,
+      plan_ragged(rectangles, fixed_tiles, max_entries,
                   std::max(least_rows_of_a_batch, 2 * std::max(sizes.rows, sizes.keys)));
   const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
                      k = first_writers(ragged.batches, RaggedRows::k, sizes.keys);
@@ -137,7 +137,7 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   RoundsWriter rounds(writer);
   plan->batches.resize(ragged.batches.size());  // rounds must not move after this
   for (size_t i = 0; i < plan->batches.size(); ++i) {
-    ReadyBatch& ready = plan->batches[i];
+    PreparedBatch& ready = plan->batches[i];
     ready.batch = std::move(ragged.batches[i]);
     ready.limits = limits_of(ready.batch, library.empty_entries());
     if (ready.batch.longest_q >= library.least_even_queries()) ready.even = even_batch(ready.batch);

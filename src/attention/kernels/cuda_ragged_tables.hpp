@@ -26,7 +26,7 @@ struct TablePlace {
 using TablePlaces = std::map<AttentionTensor, TablePlace>;
 
 /// A batch with its library tables: built once and kept.
-struct ReadyBatch {
+struct PreparedBatch {
   RaggedBatch batch;
   RaggedLimits limits;
   std::optional<EvenBatch> even;  // set if it may be used as an even batch
@@ -52,7 +52,7 @@ struct ReadyPlan {
   TableSizes sizes;
   bool fixed_tiles = false;
   Buffer<std::byte> pinned, device;  // all tables and pieces; the copy may be in progress
-  std::vector<ReadyBatch> batches;
+  std::vector<PreparedBatch> batches;
   DeviceRound q_rest, k_rest;        // rows that no batch is the first to write
   DeviceRound q_touched;             // rows in any batch
   DeviceRound q_outside, k_outside;  // rows in no batch
@@ -64,7 +64,7 @@ struct ReadyPlan {
 /// address of its first entry.
 class BatchArrays {
  public:
-  BatchArrays(const ReadyPlan& plan, const ReadyBatch& ready, bool even);
+  BatchArrays(const ReadyPlan& plan, const PreparedBatch& ready, bool even);
   void add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table, const TablePlaces& tables);
   /// Adds an array without a table.
   void add(AttentionTensor id, void* address) { addresses_[id] = address; }
@@ -74,7 +74,7 @@ class BatchArrays {
  private:
   void* table(AttentionTensor id, const TablePlaces& tables) const;
   const ReadyPlan& plan_;
-  const ReadyBatch& ready_;
+  const PreparedBatch& ready_;
   bool even_;
   AttentionAddresses addresses_;
 };

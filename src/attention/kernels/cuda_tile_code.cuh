@@ -1,6 +1,6 @@
 #pragma once
 // Common code of the CUDA attention kernels, except products: loading tiles into shared memory, the
-// walk over visits, the choice of a kernel.
+// walk over ranges, the choice of a kernel.
 
 #include <numeric>
 #include <utility>
@@ -103,31 +103,31 @@ __device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
   (load(others), ...);
 }
 
-/// Iterates over the inner tiles of some visits; each visit is repeated for every head.
+/// Iterates over the inner tiles of some ranges; each range is repeated for every head.
 struct Walk {
-  const TileVisit *visit, *last;  ///< [visit, last)
+  const TileRange *range, *last;  ///< [range, last)
   int head_begin, head_end, inner;
   int head = 0, begin = 0;
 
   __device__ Walk(const DeviceTiles& tiles, const OuterTile& tile, int head_begin_, int head_end_,
                   int inner_)
-      : visit(tiles.visits + tile.visit_begin),
-        last(tiles.visits + tile.visit_end),
+      : range(tiles.ranges + tile.range_begin),
+        last(tiles.ranges + tile.range_end),
         head_begin(head_begin_),
         head_end(head_end_),
         inner(inner_),
         head(head_begin_),
-        begin(visit->begin) {}
+        begin(range->begin) {}
 
-  __device__ bool ended() const { return visit == last; }
+  __device__ bool ended() const { return range == last; }
   __device__ void advance() {
     begin += inner;
-    if (begin < visit->end) return;
+    if (begin < range->end) return;
     if (++head == head_end) {
       head = head_begin;
-      if (++visit == last) return;
+      if (++range == last) return;
     }
-    begin = visit->begin;
+    begin = range->begin;
   }
 };
 
@@ -161,7 +161,7 @@ __device__ void pipeline(Walk walk, Load load, Use use) {
 }
 
 /// The two outer rows of a lane among the 16 of its warp, from `first_row` on, and what they see in
-/// the rectangle of a visit.
+/// the rectangle of a range.
 struct LaneRows {
   int64_t row[2];
   InnerRange sees[2];
@@ -221,24 +221,24 @@ struct LaneGroups {
   }
 };
 
-/// Runs a walk: begin() before its first step, step(walk, stage) with `lane` set to the visit's
-/// rectangle, finish() after the last step; if visit_by_visit, begin and finish for each visit.
+/// Runs a walk: begin() before its first step, step(walk, stage) with `lane` set to the range's
+/// rectangle, finish() after the last step; if store_each_range, begin and finish for each range.
 template <int stages, class Lane, class Load, class Begin, class Step, class Finish>
-__device__ __forceinline__ void walk_visits(const DeviceTiles& tiles, bool visit_by_visit,
+__device__ __forceinline__ void walk_ranges(const DeviceTiles& tiles, bool store_each_range,
                                             const Walk& walk, Lane& lane, Load load, Begin begin,
                                             Step step, Finish finish) {
-  const TileVisit* visit = nullptr;
+  const TileRange* range = nullptr;
   pipeline<stages>(walk, load, [&](const Walk& now, const Walk& next, int stage) {
-    if (now.visit != visit) {
-      if (visit == nullptr || visit_by_visit) {
+    if (now.range != range) {
+      if (range == nullptr || store_each_range) {
         lane.forget();
         begin();
       }
-      visit = now.visit;
-      lane.enter(tiles.rectangles[visit->rectangle]);
+      range = now.range;
+      lane.enter(tiles.rectangles[range->rectangle]);
     }
     step(now, stage);
-    if (next.ended() || (visit_by_visit && next.visit != visit)) finish();
+    if (next.ended() || (store_each_range && next.range != range)) finish();
   });
 }
 

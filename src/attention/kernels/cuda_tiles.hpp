@@ -1,15 +1,15 @@
 #pragma once
-// Tiles and visits of the CUDA attention kernels, and the arithmetic of masks and softmax that they
+// Tiles and ranges of the CUDA attention kernels, and the arithmetic of masks and softmax that they
 // share with host tests.
 //
 //     side        queries: sums belong to queries (out, dQ), inner rows are keys;
 //                 keys: sums belong to keys (dK, dV), inner rows are queries
 //     tile        outer rows [n t, n t + n) of that array, whatever they hold: one thread block
-//     visit       the inner rows of one rectangle that the rows of the tile see
-//     inner tile  some rows of a visit, counted from the corner of the rectangle
+//     range       the inner rows of one rectangle that the rows of the tile see
+//     inner tile  some rows of a range, counted from the corner of the rectangle
 //
 //     for every tile, longest first                                   one thread block each
-//       for every visit, in the order of rectangles
+//       for every range, in the order of rectangles
 //         for every inner tile: hide rows outside inner_range(); add
 //
 // Inner tiles start at multiples of their size from the rectangle's corner, and a hidden inner tile
@@ -17,9 +17,9 @@
 // tiles of outer rows begin.
 //
 // Example: causal documents of 3 and 100 tokens at rows 0 and 3, tiles of 64 rows, inner tiles of
-// 32. Tile 0 (rows 0-63) visits rows 0-2 of document 0 and rows 0-60 of document 1; tile 1 (rows
-// 64-102) visits rows 0-99 of document 1. Tiles of keys: tile 0 visits queries 0-2 of document 0
-// and 0-99 of document 1; tile 1 (keys 61-99 of document 1) visits queries 32-99 of it, since 61 is
+// 32. Tile 0 (rows 0-63) sees rows 0-2 of document 0 and rows 0-60 of document 1; tile 1 (rows
+// 64-102) sees rows 0-99 of document 1. Tiles of keys: tile 0 sees queries 0-2 of document 0
+// and 0-99 of document 1; tile 1 (keys 61-99 of document 1) sees queries 32-99 of it, since 61 is
 // rounded down to a multiple of the inner tile.
 
 #include <algorithm>
@@ -131,17 +131,17 @@ GYRE_HOST_DEVICE inline float backward_shift(float lse) {
 }
 
 /// Inner rows [begin, end) of a rectangle; begin is a multiple of the size of an inner tile.
-struct TileVisit {
+struct TileRange {
   int rectangle = 0, begin = 0, end = 0;
 };
-/// Outer rows from first_row on, with visits [visit_begin, visit_end) of the table.
+/// Outer rows from first_row on, with ranges [range_begin, range_end) of the table.
 struct OuterTile {
   int64_t first_row = 0;
-  int visit_begin = 0, visit_end = 0;
+  int range_begin = 0, range_end = 0;
 };
 struct TileTable {
   std::vector<TileRectangle> rectangles;
-  std::vector<TileVisit> visits;
+  std::vector<TileRange> ranges;
   std::vector<OuterTile> tiles;
 };
 
@@ -157,12 +157,12 @@ inline TileRectangle seen_from(const Rectangle& r, TileSide side) {
 }
 
 /// Tiles of `outer_rows` rows that see anything. The longest come first, so that the last blocks to
-/// run are short; visits of a tile are in the order of `rectangles`. O(visits log visits).
+/// run are short; ranges of a tile are in the order of `rectangles`. O(ranges log ranges).
 /// Rectangles are shorter than 2^31 rows.
 inline TileTable make_tile_table(std::span<const Rectangle> rectangles, TileSide side,
                                  int outer_rows, int inner_rows) {
   TileTable table;
-  std::vector<std::pair<int64_t, TileVisit>> found;  // tile, visit
+  std::vector<std::pair<int64_t, TileRange>> found;  // tile, range
   for (const Rectangle& rectangle : rectangles) {
     const TileRectangle r = seen_from(rectangle, side);
     GYRE_CHECK(std::max(r.outer_length, r.inner_length) < std::numeric_limits<int>::max(),
@@ -182,15 +182,15 @@ inline TileTable make_tile_table(std::span<const Rectangle> rectangles, TileSide
                    [](const auto& a, const auto& b) { return a.first < b.first; });
   std::vector<int64_t> lengths;
   for (size_t i = 0; i < found.size(); ++i) {
-    const auto& [tile, visit] = found[i];
+    const auto& [tile, range] = found[i];
     const auto at = static_cast<int>(i);
     if (i == 0 || found[i - 1].first != tile) {
       table.tiles.push_back({tile * outer_rows, at, at});
       lengths.push_back(0);
     }
-    table.visits.push_back(visit);
-    table.tiles.back().visit_end = at + 1;
-    lengths.back() += visit.end - visit.begin;
+    table.ranges.push_back(range);
+    table.tiles.back().range_end = at + 1;
+    lengths.back() += range.end - range.begin;
   }
   std::vector<size_t> order(table.tiles.size());
   std::iota(order.begin(), order.end(), size_t{0});

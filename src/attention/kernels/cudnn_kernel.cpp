@@ -35,7 +35,7 @@ const std::string& load_error() {
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME",
            ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
     // From 9.25 on, deterministic engines above this limit give way to one with little workspace.
-    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(most_ordered_workspace).c_str(),
+    setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(max_ordered_workspace).c_str(),
            0);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (fe::cudnn_dlhandle != nullptr) return "";

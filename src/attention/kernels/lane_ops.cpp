@@ -107,7 +107,7 @@ HWY_INLINE V column_exp(F f, float* scores, int64_t keys, V top) {
 void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {
   const F f;
   const V empty = hn::Set(f, minus_infinity);
-  for (int64_t lane = 0; lane < lanes; lane += static_cast<int64_t>(hn::Lanes(f))) {
+  for (int64_t lane = 0; lane < lanes; lane += hn::Lanes(f)) {
     const V seen = column_max(f, scores + lane, keys);
     V top = hn::Load(f, state.top + lane);
     V sum = hn::Load(f, state.sum + lane);
@@ -225,7 +225,7 @@ void add_lanes(const float* tile, int64_t lanes, int64_t head_dim, float factor,
 void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
                    const float* delta) {
   const F f;
-  for (int64_t lane = 0; lane < lanes; lane += static_cast<int64_t>(hn::Lanes(f))) {
+  for (int64_t lane = 0; lane < lanes; lane += hn::Lanes(f)) {
     const V reference = hn::Load(f, lse + lane), offset = hn::Load(f, delta + lane);
     for (int64_t j = 0; j < keys; ++j) {
       float* s = scores + j * lane_stride + lane;

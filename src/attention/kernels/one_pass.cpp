@@ -30,7 +30,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t tile_rows = 64;  ///< largest number of rows of a tile, which bounds p and ds
-constexpr int64_t most_columns = one_pass_columns(one_pass_keys);
+constexpr int64_t max_columns = one_pass_columns(one_pass_keys);
 
 void reserve(Buffer<float>& buffer, int64_t count) {
   if (buffer.size() < count) buffer = Buffer<float>(count);
@@ -105,7 +105,7 @@ void OnePassWorker::set_limits(const Rectangle& r) {
     return static_cast<int32_t>(std::clamp<int64_t>(key, 0, r.k_length));
   };
   for (int64_t i = 0; i < r.q_length; ++i) {
-    const auto at = static_cast<size_t>(i);
+    const size_t at = i;
     begin_[at] = clip(r.mask.begin_key(i));
     end_[at] = clip(r.mask.end_key(i));
   }
@@ -170,7 +170,7 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
     if (copied) load_panel(from, first, r.k_length, column, panel, one_pass_keys);
     const HeadRows<const float> rows = copied ? panel_of(panel) : rows_of(from, first, column);
     if (!transposed || by_dots) return OnePassKeys{rows, nullptr};
-    reserve(to, head_dim_ * most_columns);
+    reserve(to, head_dim_ * max_columns);
     transpose_rows(rows, r.k_length, head_dim_, columns, to.data());
     return OnePassKeys{rows, to.data()};
   };
@@ -185,7 +185,7 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
 
 void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle> rectangles,
                             int64_t kv_begin, int64_t kv_end) {
-  reserve(scores_, tile_rows * most_columns);
+  reserve(scores_, tile_rows * max_columns);
   reserve(sums_, one_pass_strip * padded_dim_);
   const bool in_place = block.q.type == DType::f32, direct = block.out.type == DType::f32;
   for_each_head(block, rectangles, kv_begin, kv_end, [&](const Position& at) {
@@ -271,7 +271,7 @@ void OnePassWorker::close_gradients(MatrixView<float> result, const Rectangle& r
 
 void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectangle> rectangles,
                              int64_t kv_begin, int64_t kv_end) {
-  for (Buffer<float>* buffer : {&scores_, &d_scores_}) reserve(*buffer, tile_rows * most_columns);
+  for (Buffer<float>* buffer : {&scores_, &d_scores_}) reserve(*buffer, tile_rows * max_columns);
   for (Buffer<float>* buffer : {&lse_, &delta_}) reserve(*buffer, tile_rows);
   reserve(sums_, one_pass_strip * padded_dim_);
   const bool keys_wanted = block.d_k.data != nullptr, queries_wanted = !block.d_q.empty();

@@ -32,7 +32,7 @@ libxsmm_smmfunction generate(const Gemm& g) {
 
 template <class Table>
 libxsmm_smmfunction& slot(Table& table, int64_t lanes, int64_t keys) {
-  return table[static_cast<size_t>(lanes / lane_granularity - 1)][static_cast<size_t>(keys)];
+  return table[lanes / lane_granularity - 1][keys];
 }
 
 template <class Body>

@@ -179,8 +179,8 @@ const char* name_of(NotRagged reason) {
   return "?";
 }
 
-RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
-                       int64_t most_entries, int64_t most_rows) {
+RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
+                       int64_t max_rows) {
   RaggedPlan plan;
   std::map<std::tuple<RaggedMask, int64_t, int>, RaggedBatch> open;
   const auto close = [&](RaggedBatch& batch) {
@@ -198,9 +198,9 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
     for (const Part& part : parts.entries) {
       RaggedBatch& batch = open[{part.mask, part.window, length_class(part.entry.q_length)}];
       const int64_t entries = std::ssize(batch.entries) + 1;
-      if (entries > most_entries ||
-          entries * std::max(batch.longest_q, part.entry.q_length) > most_rows ||
-          entries * std::max(batch.longest_k, part.entry.k_length) > most_rows)
+      if (entries > max_entries ||
+          entries * std::max(batch.longest_q, part.entry.q_length) > max_rows ||
+          entries * std::max(batch.longest_k, part.entry.k_length) > max_rows)
         close(batch);
       batch.mask = part.mask;
       batch.window = part.window;
@@ -301,7 +301,7 @@ RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty) {
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity) {
   GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
              capacity);
-  std::vector<int32_t> lengths(static_cast<size_t>(capacity), 0);
+  std::vector<int32_t> lengths(capacity, 0);
   for (size_t i = 0; i < batch.entries.size(); ++i) {
     const int64_t length = length_of(batch.entries[i], rows);
     lengths[i] = static_cast<int32_t>(length);
@@ -316,12 +316,12 @@ std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, i
              capacity);
   int64_t end = 0;
   std::vector<int64_t> offsets;
-  offsets.reserve(static_cast<size_t>(capacity + 1));
+  offsets.reserve(capacity + 1);
   for (const RaggedEntry& e : batch.entries) {
     offsets.push_back(row_of(e, rows) * stride);
     end = std::max(end, (row_of(e, rows) + length_of(e, rows)) * stride);
   }
-  offsets.resize(static_cast<size_t>(capacity + 1), end);
+  offsets.resize(capacity + 1, end);
   return offsets;
 }
 
@@ -334,7 +334,7 @@ std::optional<EvenBatch> even_batch(const RaggedBatch& batch) {
     even = {entries[1].q_begin - first.q_begin, entries[1].k_begin - first.k_begin};
   if (even.q_distance < first.q_length || even.k_distance < first.k_length) return {};
   for (size_t i = 1; i < entries.size(); ++i) {
-    const auto n = static_cast<int64_t>(i);
+    const int64_t n = i;
     if (entries[i].q_length != first.q_length || entries[i].k_length != first.k_length ||
         entries[i].q_begin != first.q_begin + n * even.q_distance ||
         entries[i].k_begin != first.k_begin + n * even.k_distance)

@@ -81,16 +81,17 @@ struct RaggedPlan {
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< rectangles in `others`
 };
 
-/// Splits rectangles into batches of at most `most_entries` entries; staircases become layers first
+/// Splits rectangles into batches of at most `max_entries` entries; staircases become layers first
 /// (staircase.hpp), and no batch has entries of two layers. Libraries launch as many
 /// blocks, and use as much workspace, per entry as for the longest. Therefore entries of a batch
 /// have similar lengths (length_class), and their number times the longest, for queries and for
-/// keys, is at most `most_rows` (unless there is one entry). Diagonals precede full entries of their
-/// layer: those of a shard contain each of its rows once. Every visible pair is in exactly one entry or
-/// rectangle of the result, and no hidden pair is in an entry. `fixed_tiles` (see BlockInput): all
-/// rectangles go to `others`, since libraries promise nothing about the bits of rows.
-RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles,
-                       int64_t most_entries, int64_t most_rows);
+/// keys, is at most `max_rows` (unless there is one entry). Diagonals precede full entries of their
+/// layer: those of a shard contain each of its rows once. Every visible pair is in exactly one
+/// entry or rectangle of the result, and no hidden pair is in an entry. `fixed_tiles` (see
+/// BlockInput): all rectangles go to `others`, since libraries promise nothing about the bits of
+/// rows.
+RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
+                       int64_t max_rows);
 
 /// Class 0: up to 512 queries. Class c > 0: 512 · 4^(c-1) < queries <= 512 · 4^c, so that lengths
 /// of a class differ at most by a factor of four.

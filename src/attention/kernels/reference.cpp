@@ -60,15 +60,13 @@ void for_each_key(const BlockInput& in, const Query& query, Body body) {
 
 /// Adds `sums` [keys, kv_heads * head_dim] to the rows of `to` that a rectangle covers.
 void add_to_keys(const BlockInput& in, const std::vector<double>& sums, MatrixView<float> to) {
-  std::vector<bool> covered(static_cast<size_t>(in.k.rows));
+  std::vector<bool> covered(in.k.rows);
   for (const Rectangle& r : in.rectangles)
-    for (int64_t j = 0; j < r.k_length; ++j)
-      covered[static_cast<size_t>(r.k_begin.value() + j)] = true;
+    for (int64_t j = 0; j < r.k_length; ++j) covered[r.k_begin.value() + j] = true;
   const int64_t width = in.heads.kv_heads * in.heads.head_dim;
   for (int64_t key = 0; key < in.k.rows; ++key)
-    for (int64_t c = 0; covered[static_cast<size_t>(key)] && c < width; ++c)
-      to(key, c) = static_cast<float>(static_cast<double>(to(key, c)) +
-                                      sums[static_cast<size_t>(key * width + c)]);
+    for (int64_t c = 0; covered[key] && c < width; ++c)
+      to(key, c) = static_cast<float>(static_cast<double>(to(key, c)) + sums[key * width + c]);
 }
 
 class ReferenceKernel final : public BlockKernel {
@@ -80,7 +78,7 @@ class ReferenceKernel final : public BlockKernel {
   void backward(const BackwardBlock& block) override {
     const bool keys_wanted = block.d_k.data != nullptr;
     const int64_t width = block.heads.kv_heads * block.heads.head_dim;
-    const auto size = static_cast<size_t>(keys_wanted ? block.k.rows * width : 0);
+    const size_t size = keys_wanted ? block.k.rows * width : 0;
     std::vector<double> d_k(size), d_v(size);
     for_each_query(block, [&](const Query& query) {
       if (static_cast<double>(block.lse(query.row, query.head)) != -infinity_of<double>)
@@ -95,23 +93,21 @@ class ReferenceKernel final : public BlockKernel {
   /// Merges each visible key as a separate partial (v_j, x_ij).
   static void attend(const ForwardBlock& block, const Query& query) {
     const int64_t dim = block.heads.head_dim;
-    std::vector<double> out(static_cast<size_t>(dim));
-    for (int64_t d = 0; d < dim; ++d)
-      out[static_cast<size_t>(d)] = value(block.out, query.row, query.column + d);
+    std::vector<double> out(dim);
+    for (int64_t d = 0; d < dim; ++d) out[d] = value(block.out, query.row, query.column + d);
     auto lse = static_cast<double>(block.lse(query.row, query.head));
     bool seen = false;
     for_each_key(block, query, [&](int64_t key, double score) {
       const MergeWeights<double> w = merge_lse(lse, score);
       for (int64_t d = 0; d < dim; ++d) {
-        const auto at = static_cast<size_t>(d);
+        const size_t at = d;
         out[at] = w.w1 * out[at] + w.w2 * value(block.v, key, query.kv_column + d);
       }
       lse = w.lse;
       seen = true;
     });
     if (!seen) return;
-    for (int64_t d = 0; d < dim; ++d)
-      store(block.out, query.row, query.column + d, out[static_cast<size_t>(d)]);
+    for (int64_t d = 0; d < dim; ++d) store(block.out, query.row, query.column + d, out[d]);
     block.lse(query.row, query.head) = static_cast<float>(lse);
   }
 
@@ -122,7 +118,7 @@ class ReferenceKernel final : public BlockKernel {
     const auto scale = static_cast<double>(block.heads.scale);
     const auto lse = static_cast<double>(block.lse(query.row, query.head));
     const auto delta = static_cast<double>(block.delta(query.row, query.head));
-    std::vector<double> d_q(static_cast<size_t>(dim));
+    std::vector<double> d_q(dim);
     for_each_key(block, query, [&](int64_t key, double score) {
       const double p = std::exp(score - lse);
       double dp = 0;
@@ -131,16 +127,16 @@ class ReferenceKernel final : public BlockKernel {
               value(block.v, key, query.kv_column + d);
       const double ds = scale * p * (dp - delta);
       for (int64_t d = 0; d < dim; ++d) {
-        d_q[static_cast<size_t>(d)] += ds * value(block.k, key, query.kv_column + d);
+        d_q[d] += ds * value(block.k, key, query.kv_column + d);
         if (d_k.empty()) continue;
-        const auto at = static_cast<size_t>(key * width + query.kv_column + d);
+        const size_t at = key * width + query.kv_column + d;
         d_k[at] += ds * value(block.q, query.row, query.column + d);
         d_v[at] += p * value(block.d_out, query.row, query.column + d);
       }
     });
     for (int64_t d = 0; !block.d_q.empty() && d < dim; ++d)
       store(block.d_q, query.row, query.column + d,
-            value(block.d_q, query.row, query.column + d) + d_q[static_cast<size_t>(d)]);
+            value(block.d_q, query.row, query.column + d) + d_q[d]);
   }
 };
 

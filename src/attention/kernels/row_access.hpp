@@ -32,7 +32,7 @@ inline void prefetch(ConstMatrixRef from, int64_t row, int64_t rows, int64_t col
                      int64_t columns) {
   constexpr int64_t line = 64;
   asm volatile("");  // without it GCC removes calls of a function that only prefetches
-  const auto size = static_cast<int64_t>(size_of(from.type));
+  const int64_t size = size_of(from.type);
   for (int64_t r = row; r < row + rows; ++r)
     for (int64_t i = 0; i < columns * size; i += line)
       __builtin_prefetch(from.data + (r * from.stride + column) * size + i, 0, 2);

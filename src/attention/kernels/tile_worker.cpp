@@ -49,35 +49,38 @@ void TileWorker::prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
   prefetch(from, tile.row_begin, tile.rows, tile.head_begin * head_dim_, tile.heads * head_dim_);
 }
 
-/// Walks the visits of a group. open(visits) for each window returns its KeyBlock; begin(tile,
-/// slot) runs before the first visit of a tile and end(tile, slot) after its last; piece(...) for
-/// every piece; close(keys) at the end of a window. A slot holds the arrays of a tile between begin
-/// and end. Slots are reused, so that the arrays of short documents stay in the L1 cache.
-template <class Open, class Begin, class Piece, class End, class Close>
-void TileWorker::walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin,
-                      Piece piece, End end, Close close) {
-  std::array<size_t, largest_group> visits_left{}, slot_of{}, free_slots;
-  for (const Visit& v : visits_) ++visits_left[v.tile];
+/// Walks the key ranges of a batch. open(key ranges) for each key block returns its KeyPanels;
+/// begin(tile, slot) runs before the first key range of a tile and end(tile, slot) after its last;
+/// score_block(...) for every score block; close(keys) at the end of a key block. A slot holds the
+/// arrays of a tile between begin and end. Slots are reused, so that the arrays of short documents
+/// stay in the L1 cache.
+template <class Open, class Begin, class EachBlock, class End, class Close>
+void TileWorker::walk(const TileSweep& sweep, const TileBatch& batch, Open open, Begin begin,
+                      EachBlock each_block, End end, Close close) {
+  std::array<size_t, largest_batch> ranges_left{}, slot_of{}, free_slots;
+  for (const KeyRange& v : key_ranges_) ++ranges_left[v.tile];
   std::iota(free_slots.rbegin(), free_slots.rend(), size_t{0});  // used as a stack
   size_t free_count = free_slots.size();
-  std::array<bool, largest_group> begun{};
-  for (size_t first = 0; first < visits_.size();) {
+  std::array<bool, largest_batch> begun{};
+  for (size_t first = 0; first < key_ranges_.size();) {
     size_t last = first;
-    while (last < visits_.size() && visits_[last].window == visits_[first].window) ++last;
-    const KeyBlock keys = open(std::span(visits_).subspan(first, last - first));
+    while (last < key_ranges_.size() && key_ranges_[last].key_block == key_ranges_[first].key_block)
+      ++last;
+    const KeyPanels keys = open(std::span(key_ranges_).subspan(first, last - first));
     for (; first < last; ++first) {
-      const Visit& visit = visits_[first];
-      const Tile& tile = group.tiles[visit.tile];
-      size_t& slot = slot_of[visit.tile];
-      if (!begun[visit.tile]) {
+      const KeyRange& key_range = key_ranges_[first];
+      const Tile& tile = batch.tiles[key_range.tile];
+      size_t& slot = slot_of[key_range.tile];
+      if (!begun[key_range.tile]) {
         slot = free_slots[--free_count];
         begin(tile, slot);
-        begun[visit.tile] = true;
+        begun[key_range.tile] = true;
       }
-      sweep.cut(tile, visit, pieces_);
-      for (const KeyPiece& p : pieces_.pieces)
-        piece(tile, p, visit.rectangle->k_begin.value() + p.begin - keys.begin, keys, slot);
-      if (--visits_left[visit.tile] == 0) {
+      sweep.cut(tile, key_range, score_blocks_);
+      for (const ScoreBlock& p : score_blocks_.score_blocks)
+        each_block(tile, p, key_range.rectangle->k_begin.value() + p.begin - keys.begin, keys,
+                   slot);
+      if (--ranges_left[key_range.tile] == 0) {
         end(tile, slot);
         free_slots[free_count++] = slot;
       }
@@ -86,11 +89,11 @@ void TileWorker::walk(const TileSweep& sweep, const TileGroup& group, Open open,
   }
 }
 
-KeyBlock TileWorker::open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
-                                 std::span<const Visit> visits) {
-  KeyBlock keys;
+KeyPanels TileWorker::open_key_block(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
+                                     std::span<const KeyRange> key_ranges) {
+  KeyPanels keys;
   keys.begin = std::numeric_limits<int64_t>::max();
-  for (const Visit& v : visits) {
+  for (const KeyRange& v : key_ranges) {
     keys.begin = std::min(keys.begin, v.rectangle->k_begin.value() + v.begin);
     keys.end = std::max(keys.end, v.rectangle->k_begin.value() + v.end);
   }
@@ -99,8 +102,8 @@ KeyBlock TileWorker::open_window(const BlockInput& in, const TileSweep& sweep, i
   if (in.k.type != DType::f32 || sweep.fixed_tiles() || share_cache_sets(keys.k_stride)) {
     const int64_t count = keys.end - keys.begin;
     const int64_t padded = sweep.fixed_tiles() ? round_up(count, key_tile) : count;
-    reserve(k_panel_, largest_window * head_dim_);
-    reserve(v_panel_, largest_window * head_dim_);
+    reserve(k_panel_, largest_key_block * head_dim_);
+    reserve(v_panel_, largest_key_block * head_dim_);
     for (int64_t i = 0; i < count; ++i) {
       load_row(in.k, keys.begin + i, column, head_dim_, 1, k_panel_.data() + i * head_dim_);
       load_row(in.v, keys.begin + i, column, head_dim_, 1, v_panel_.data() + i * head_dim_);
@@ -123,23 +126,24 @@ KeyBlock TileWorker::open_window(const BlockInput& in, const TileSweep& sweep, i
 }
 
 void TileWorker::forward(const ForwardBlock& block, const TileSweep& sweep,
-                         const TileGroup& group) {
-  const auto tiles = std::ssize(group.tiles);
+                         const TileBatch& batch) {
+  const auto tiles = std::ssize(batch.tiles);
   for (Buffer<float>* buffer : {&packed_, &out_}) reserve(*buffer, tiles * head_dim_ * lane_stride);
   for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
-  sweep.list_visits(group, all_windows, visits_);
+  sweep.list_key_ranges(batch, all_key_blocks, key_ranges_);
   walk(
-      sweep, group,
-      [&](std::span<const Visit> some) { return open_window(block, sweep, group.kv_head, some); },
+      sweep, batch,
+      [&](std::span<const KeyRange> some) {
+        return open_key_block(block, sweep, batch.kv_head, some);
+      },
       [&](const Tile& tile, size_t slot) {
         begin_forward(block, tile, sweep.padded_lanes(tile), slot);
         if (const Tile* next = sweep.next(tile)) prefetch_tile(block.q, *next);
       },
-      [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
-        attend(tile, piece, key, keys, slot);
-      },
+      [&](const Tile& tile, const ScoreBlock& score_block, int64_t key, const KeyPanels& keys,
+          size_t slot) { attend(tile, score_block, key, keys, slot); },
       [&](const Tile& tile, size_t slot) { end_forward(block, tile, slot); },
-      [](const KeyBlock&) {});
+      [](const KeyPanels&) {});
 }
 
 void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded,
@@ -171,19 +175,20 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
   progress_.account(16.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
-/// The first key of the piece is row `key` of `keys`.
-void TileWorker::attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
-                        size_t slot) {
-  const int64_t lane = piece.lane_begin, lanes = piece.lanes();
+/// The first key of the score block is row `key` of `keys`.
+void TileWorker::attend(const Tile& tile, const ScoreBlock& score_block, int64_t key,
+                        const KeyPanels& keys, size_t slot) {
+  const int64_t lane = score_block.lane_begin, lanes = score_block.lanes();
   float* scores = scores_.data() + lane;
   keys.k_products->score(tile_array(packed_, slot) + lane, keys.k + key * keys.k_stride, scores,
-                         lanes, piece.count);
-  if (piece.masked) hide(tile, pieces_, piece, -infinity_of<float>, scores_.data());
+                         lanes, score_block.count);
+  if (score_block.masked)
+    hide(tile, score_blocks_, score_block, -infinity_of<float>, scores_.data());
   float* out = tile_array(out_, slot) + lane;
-  softmax_tile(scores, piece.count, lanes,
+  softmax_tile(scores, score_block.count, lanes,
                {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
-  keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, piece.count);
-  progress_.account(4.0 * static_cast<double>(lanes * piece.count * head_dim_));
+  keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, score_block.count);
+  progress_.account(4.0 * static_cast<double>(lanes * score_block.count * head_dim_));
 }
 
 void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slot) {
@@ -214,17 +219,17 @@ void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t
 }
 
 void TileWorker::backward(const BackwardBlock& block, const TileSweep& sweep,
-                          const TileGroup& group, Gradients wanted, size_t only_window) {
-  const auto tiles = std::ssize(group.tiles);
+                          const TileBatch& batch, Gradients wanted, size_t only_key_block) {
+  const auto tiles = std::ssize(batch.tiles);
   for (Buffer<float>* buffer : {&packed_, &packed_d_out_, &rows_, &d_out_rows_, &out_})
     reserve(*buffer, tiles * head_dim_ * lane_stride);
   for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
-  sweep.list_visits(group, only_window, visits_);
+  sweep.list_key_ranges(batch, only_key_block, key_ranges_);
   walk(
-      sweep, group,
-      [&](std::span<const Visit> some) {
-        KeyBlock keys = open_window(block, sweep, group.kv_head, some);
-        if (wanted.keys) open_gradients(block, sweep, group.kv_head, keys);
+      sweep, batch,
+      [&](std::span<const KeyRange> some) {
+        KeyPanels keys = open_key_block(block, sweep, batch.kv_head, some);
+        if (wanted.keys) open_gradients(block, sweep, batch.kv_head, keys);
         return keys;
       },
       [&](const Tile& tile, size_t slot) {
@@ -234,24 +239,23 @@ void TileWorker::backward(const BackwardBlock& block, const TileSweep& sweep,
           prefetch_tile(block.d_out, *next);
         }
       },
-      [&](const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys, size_t slot) {
-        differentiate(tile, piece, key, keys, slot, wanted);
-      },
+      [&](const Tile& tile, const ScoreBlock& score_block, int64_t key, const KeyPanels& keys,
+          size_t slot) { differentiate(tile, score_block, key, keys, slot, wanted); },
       [&](const Tile& tile, size_t slot) {
         if (wanted.queries) end_backward(block, tile, slot);
       },
-      [&](const KeyBlock& keys) {
-        if (keys.gradients_apart) add_gradients(block, group.kv_head, keys);
+      [&](const KeyPanels& keys) {
+        if (keys.gradients_apart) add_gradients(block, batch.kv_head, keys);
       });
 }
 
 void TileWorker::open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
-                                KeyBlock& keys) {
+                                KeyPanels& keys) {
   keys.d_k_stride = row_stride(block.d_k), keys.d_v_stride = row_stride(block.d_v);
   if (sweep.fixed_tiles() || share_cache_sets(keys.d_k_stride)) {
     const int64_t rows = round_up(keys.end - keys.begin, key_tile);
     for (Buffer<float>* panel : {&d_k_panel_, &d_v_panel_}) {
-      reserve(*panel, largest_window * head_dim_);
+      reserve(*panel, largest_key_block * head_dim_);
       std::fill_n(panel->data(), rows * head_dim_, 0.0F);
     }
     keys.d_k = d_k_panel_.data(), keys.d_v = d_v_panel_.data();
@@ -265,7 +269,7 @@ void TileWorker::open_gradients(const BackwardBlock& block, const TileSweep& swe
   keys.d_v_products = &products(keys.d_v_stride);
 }
 
-void TileWorker::add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys) {
+void TileWorker::add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyPanels& keys) {
   for (int64_t i = 0; i < keys.end - keys.begin; ++i) {
     float* d_k = block.d_k.row(keys.begin + i) + kv_head * head_dim_;
     float* d_v = block.d_v.row(keys.begin + i) + kv_head * head_dim_;
@@ -281,7 +285,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
   float *lse = lane_array(top_, slot), *delta = lane_array(sum_, slot);
   std::array<const float*, lane_stride> q, d_out;
   for (int64_t lane = 0; lane < padded; ++lane) {
-    const auto at = static_cast<size_t>(lane);
+    const size_t at = lane;
     const int64_t row = tile.row_begin + lane / tile.heads;
     const int64_t head = tile.head_begin + lane % tile.heads;
     float *q_row = q_rows + lane * head_dim_, *d_out_row = d_out_rows + lane * head_dim_;
@@ -305,10 +309,11 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
   progress_.account(32.0 * static_cast<double>(head_dim_ * lane_stride));
 }
 
-/// The first key of the piece is row `key` of `keys`.
-void TileWorker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t key,
-                               const KeyBlock& keys, size_t slot, Gradients wanted) {
-  const int64_t lane = piece.lane_begin, lanes = piece.lanes(), count = piece.count;
+/// The first key of the score block is row `key` of `keys`.
+void TileWorker::differentiate(const Tile& tile, const ScoreBlock& score_block, int64_t key,
+                               const KeyPanels& keys, size_t slot, Gradients wanted) {
+  const int64_t lane = score_block.lane_begin, lanes = score_block.lanes(),
+                count = score_block.count;
   const double flops = 2.0 * static_cast<double>(lanes * count * head_dim_);
   float *p = scores_.data() + lane, *ds = d_scores_.data() + lane;
   const float *k = keys.k + key * keys.k_stride, *v = keys.v + key * keys.v_stride;
@@ -316,9 +321,9 @@ void TileWorker::differentiate(const Tile& tile, const KeyPiece& piece, int64_t 
   keys.v_products->score(tile_array(packed_d_out_, slot) + lane, v, ds, lanes, count);
   progress_.account(2 * flops);
   gradient_tile(p, ds, count, lanes, lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane);
-  if (piece.masked) {
-    hide(tile, pieces_, piece, 0, scores_.data());
-    hide(tile, pieces_, piece, 0, d_scores_.data());
+  if (score_block.masked) {
+    hide(tile, score_blocks_, score_block, 0, scores_.data());
+    hide(tile, score_blocks_, score_block, 0, d_scores_.data());
   }
   if (wanted.keys) {
     const int64_t first = lane * head_dim_;
@@ -340,13 +345,13 @@ void TileWorker::end_backward(const BackwardBlock& block, const Tile& tile, size
   for (int64_t lane = 0; lane < tile.lanes(); ++lane) {
     const int64_t row = tile.row_begin + lane / tile.heads;
     const int64_t column = (tile.head_begin + lane % tile.heads) * head_dim_;
-    float*& to = rows[static_cast<size_t>(lane)];
+    float*& to = rows[lane];
     to = direct ? block.d_q.as<float>().row(row) + column : row_scratch_.data() + lane * head_dim_;
     if (!direct) load_row(block.d_q, row, column, head_dim_, 1, to);
   }
   add_lanes(tile_array(out_, slot), tile.lanes(), head_dim_, block.heads.scale, rows.data());
   for (int64_t lane = 0; !direct && lane < tile.lanes(); ++lane)
-    store_row(rows[static_cast<size_t>(lane)], tile.row_begin + lane / tile.heads,
+    store_row(rows[lane], tile.row_begin + lane / tile.heads,
               (tile.head_begin + lane % tile.heads) * head_dim_, head_dim_, block.d_q);
 }
 

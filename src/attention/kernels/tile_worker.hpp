@@ -14,10 +14,10 @@
 
 namespace gyre {
 
-constexpr size_t largest_group = 16;  ///< largest number of tiles in a group
+constexpr size_t largest_batch = 16;  ///< largest number of tiles in a batch
 
-/// Keys and values of a window for one KV head, and the destinations of their gradients.
-struct KeyBlock {
+/// Keys and values of a key block for one KV head, and the destinations of their gradients.
+struct KeyPanels {
   int64_t begin = 0, end = 0;  ///< rows of the key array
   const float *k = nullptr, *v = nullptr;
   float *d_k = nullptr, *d_v = nullptr;
@@ -36,9 +36,9 @@ struct Gradients {
 class TileWorker {
  public:
   void start(int64_t head_dim, Progress progress);
-  void forward(const ForwardBlock& block, const TileSweep& sweep, const TileGroup& group);
-  void backward(const BackwardBlock& block, const TileSweep& sweep, const TileGroup& group,
-                Gradients wanted, size_t only_window = all_windows);
+  void forward(const ForwardBlock& block, const TileSweep& sweep, const TileBatch& batch);
+  void backward(const BackwardBlock& block, const TileSweep& sweep, const TileBatch& batch,
+                Gradients wanted, size_t only_key_block = all_key_blocks);
 
  private:
   float* tile_array(Buffer<float>& buffer, size_t slot) {
@@ -51,22 +51,22 @@ class TileWorker {
     if (buffer.size() < count) buffer = Buffer<float>(count);
   }
   Products& products(int64_t stride);
-  KeyBlock open_window(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
-                       std::span<const Visit> visits);
+  KeyPanels open_key_block(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
+                           std::span<const KeyRange> key_ranges);
   void open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
-                      KeyBlock& keys);
-  void add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyBlock& keys);
-  template <class Open, class Begin, class Piece, class End, class Close>
-  void walk(const TileSweep& sweep, const TileGroup& group, Open open, Begin begin, Piece piece,
-            End end, Close close);
+                      KeyPanels& keys);
+  void add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyPanels& keys);
+  template <class Open, class Begin, class EachBlock, class End, class Close>
+  void walk(const TileSweep& sweep, const TileBatch& batch, Open open, Begin begin,
+            EachBlock each_block, End end, Close close);
 
   void begin_forward(const ForwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
-  void attend(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
+  void attend(const Tile& tile, const ScoreBlock& score_block, int64_t key, const KeyPanels& keys,
               size_t slot);
   void end_forward(const ForwardBlock& block, const Tile& tile, size_t slot);
   void begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded, size_t slot);
-  void differentiate(const Tile& tile, const KeyPiece& piece, int64_t key, const KeyBlock& keys,
-                     size_t slot, Gradients wanted);
+  void differentiate(const Tile& tile, const ScoreBlock& score_block, int64_t key,
+                     const KeyPanels& keys, size_t slot, Gradients wanted);
   void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
   /// Prefetches the rows of a tile in an array of the queries' shape.
   void prefetch_tile(ConstMatrixRef from, const Tile& tile) const;
@@ -74,13 +74,13 @@ class TileWorker {
   int64_t head_dim_ = 0;
   std::list<Products> products_;
   Progress progress_;
-  std::vector<Visit> visits_;
-  PieceList pieces_;
+  std::vector<KeyRange> key_ranges_;
+  ScoreBlocks score_blocks_;
   // Per slot: [head_dim][lane_stride]; rows_ and d_out_rows_ [lane][head_dim]; top_ and sum_
   // [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
   Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
   Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
-  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_window][head_dim]
+  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_key_block][head_dim]
   Buffer<float> row_scratch_;                                // [lane_stride][head_dim]
 };
 

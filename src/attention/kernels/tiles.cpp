@@ -27,17 +27,17 @@ KeyLimits key_limits(const Tile& tile, const Rectangle& r) {
           clip(r.mask.end_key(last))};
 }
 
-void set_row_limits(const Tile& tile, const Rectangle& r, PieceList& list) {
+void set_row_limits(const Tile& tile, const Rectangle& r, ScoreBlocks& list) {
   const int64_t first = tile.row_begin - r.q_begin.value();
   for (int64_t i = 0; i < tile.rows; ++i) {
-    const auto at = static_cast<size_t>(i);
+    const size_t at = i;
     list.begin[at] = std::clamp<int64_t>(r.mask.begin_key(first + i), 0, r.k_length);
     list.end[at] = std::clamp<int64_t>(r.mask.end_key(first + i), 0, r.k_length);
   }
 }
 
 /// Rows [first, second) of the tile that see any key in [key_begin, key_end).
-std::pair<int64_t, int64_t> rows_that_see(const Tile& tile, const PieceList& list,
+std::pair<int64_t, int64_t> rows_that_see(const Tile& tile, const ScoreBlocks& list,
                                           int64_t key_begin, int64_t key_end) {
   const auto begins = list.begin.begin(), ends = list.end.begin();
   return {std::upper_bound(ends, ends + tile.rows, key_begin) - ends,
@@ -47,11 +47,11 @@ std::pair<int64_t, int64_t> rows_that_see(const Tile& tile, const PieceList& lis
 }  // namespace
 
 TileSweep::TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectangles,
-                     bool fixed_tiles, int64_t tiles_per_group)
+                     bool fixed_tiles, int64_t tiles_per_batch)
     : fixed_tiles_(fixed_tiles) {
   cut_bands(rectangles);
-  cut_windows(rectangles);
-  cut_tiles(heads, tiles_per_group);
+  cut_key_blocks(rectangles);
+  cut_tiles(heads, tiles_per_batch);
 }
 
 void TileSweep::cut_bands(std::span<const Rectangle> rectangles) {
@@ -74,7 +74,7 @@ void TileSweep::cut_bands(std::span<const Rectangle> rectangles) {
   }
 }
 
-void TileSweep::cut_windows(std::span<const Rectangle> rectangles) {
+void TileSweep::cut_key_blocks(std::span<const Rectangle> rectangles) {
   std::vector<int64_t> edges;
   for (const Rectangle& r : rectangles)
     if (r.q_length > 0 && r.k_length > 0)
@@ -85,18 +85,18 @@ void TileSweep::cut_windows(std::span<const Rectangle> rectangles) {
 
   int64_t begin = edges.front(), last = begin;
   for (const int64_t edge : edges) {
-    if (edge - begin > largest_window && last > begin) {
-      windows_.push_back({begin, last});
+    if (edge - begin > largest_key_block && last > begin) {
+      key_blocks_.push_back({begin, last});
       begin = last;
     }
-    for (; edge - begin > largest_window; begin += largest_window)
-      windows_.push_back({begin, begin + largest_window});
+    for (; edge - begin > largest_key_block; begin += largest_key_block)
+      key_blocks_.push_back({begin, begin + largest_key_block});
     last = edge;
   }
-  if (last > begin) windows_.push_back({begin, last});
+  if (last > begin) key_blocks_.push_back({begin, last});
 }
 
-void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
+void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_batch) {
   struct Range {
     int64_t kv_head;
     size_t first, last;
@@ -106,12 +106,12 @@ void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_group) {
     for (int64_t kv_head = 0; kv_head < heads.kv_heads; ++kv_head) {
       size_t first = tiles_.size();
       cut_tiles(heads, kv_head, band);
-      for (; first < tiles_.size(); first += static_cast<size_t>(tiles_per_group))
+      for (; first < tiles_.size(); first += tiles_per_batch)
         ranges.push_back({kv_head, first,
-                          std::min(first + static_cast<size_t>(tiles_per_group), tiles_.size())});
+                          std::min(first + static_cast<size_t>(tiles_per_batch), tiles_.size())});
     }
   for (const Range& r : ranges)
-    groups_.push_back({r.kv_head, std::span(tiles_).subspan(r.first, r.last - r.first)});
+    batches_.push_back({r.kv_head, std::span(tiles_).subspan(r.first, r.last - r.first)});
 }
 
 void TileSweep::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band) {
@@ -127,79 +127,82 @@ void TileSweep::cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& 
                         members.subspan(band.first, band.last - band.first)});
 }
 
-void TileSweep::list_visits(const TileGroup& group, size_t only_window,
-                            std::vector<Visit>& visits) const {
-  visits.clear();
-  for (size_t t = 0; t < group.tiles.size(); ++t)
-    for (const Rectangle* r : group.tiles[t].rectangles) {
-      const KeyLimits keys = key_limits(group.tiles[t], *r);
+void TileSweep::list_key_ranges(const TileBatch& batch, size_t only_key_block,
+                                std::vector<KeyRange>& key_ranges) const {
+  key_ranges.clear();
+  for (size_t t = 0; t < batch.tiles.size(); ++t)
+    for (const Rectangle* r : batch.tiles[t].rectangles) {
+      const KeyLimits keys = key_limits(batch.tiles[t], *r);
       if (keys.begin >= keys.end) continue;
       const int64_t corner = r->k_begin.value();
       const int64_t begin = fixed_tiles_ ? keys.begin / key_tile * key_tile : keys.begin;
-      auto window = std::upper_bound(
-          windows_.begin(), windows_.end(), corner + begin,
-          [](int64_t key, const KeyWindow& candidate) { return key < candidate.end; });
-      for (; window != windows_.end() && window->begin < corner + keys.end; ++window) {
-        const auto index = static_cast<size_t>(window - windows_.begin());
-        if (only_window == all_windows || only_window == index)
-          visits.push_back({index, t, r, std::max(begin, window->begin - corner),
-                            std::min(keys.end, window->end - corner)});
+      auto key_block = std::upper_bound(
+          key_blocks_.begin(), key_blocks_.end(), corner + begin,
+          [](int64_t key, const KeyBlock& candidate) { return key < candidate.end; });
+      for (; key_block != key_blocks_.end() && key_block->begin < corner + keys.end; ++key_block) {
+        const size_t index = key_block - key_blocks_.begin();
+        if (only_key_block == all_key_blocks || only_key_block == index)
+          key_ranges.push_back({index, t, r, std::max(begin, key_block->begin - corner),
+                                std::min(keys.end, key_block->end - corner)});
       }
     }
-  const auto by_window = [](const Visit& a, const Visit& b) { return a.window < b.window; };
-  if (!std::is_sorted(visits.begin(), visits.end(), by_window))
-    std::stable_sort(visits.begin(), visits.end(), by_window);
+  const auto by_key_block = [](const KeyRange& a, const KeyRange& b) {
+    return a.key_block < b.key_block;
+  };
+  if (!std::is_sorted(key_ranges.begin(), key_ranges.end(), by_key_block))
+    std::stable_sort(key_ranges.begin(), key_ranges.end(), by_key_block);
 }
 
 int64_t TileSweep::padded_lanes(const Tile& tile) const {
   return fixed_tiles_ ? lane_stride : round_up(tile.lanes(), lane_granularity);
 }
 
-void TileSweep::add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& list) const {
+void TileSweep::add_masked(const Tile& tile, int64_t begin, int64_t end, ScoreBlocks& list) const {
   for (int64_t j = begin; j < end; j += diagonal_block) {
     const int64_t count = std::min(diagonal_block, end - j);
     const auto [first, last] = rows_that_see(tile, list, j, j + count);
     if (first < last)
-      list.pieces.push_back({j, count, first * tile.heads / lane_granularity * lane_granularity,
-                             round_up(last * tile.heads, lane_granularity), true});
+      list.score_blocks.push_back({j, count,
+                                   first * tile.heads / lane_granularity * lane_granularity,
+                                   round_up(last * tile.heads, lane_granularity), true});
   }
 }
 
-void TileSweep::cut(const Tile& tile, const Visit& visit, PieceList& list) const {
-  const KeyLimits keys = key_limits(tile, *visit.rectangle);
-  const bool open = keys.open_begin <= visit.begin && keys.open_end >= visit.end;
+void TileSweep::cut(const Tile& tile, const KeyRange& key_range, ScoreBlocks& list) const {
+  const KeyLimits keys = key_limits(tile, *key_range.rectangle);
+  const bool open = keys.open_begin <= key_range.begin && keys.open_end >= key_range.end;
   const int64_t lanes = padded_lanes(tile);
-  list.pieces.clear();
-  if (!open || fixed_tiles_) set_row_limits(tile, *visit.rectangle, list);
+  list.score_blocks.clear();
+  if (!open || fixed_tiles_) set_row_limits(tile, *key_range.rectangle, list);
   if (fixed_tiles_) {
-    for (int64_t j = visit.begin; j < visit.end; j += key_tile)
-      list.pieces.push_back(
+    for (int64_t j = key_range.begin; j < key_range.end; j += key_tile)
+      list.score_blocks.push_back(
           {j, key_tile, 0, lanes, keys.open_begin > j || keys.open_end < j + key_tile});
     return;
   }
   // On the left, whole blocks of 16 keys are masked, so that later blocks stay aligned.
-  const int64_t left = std::max<int64_t>(0, keys.open_begin - visit.begin);
-  int64_t open_begin = visit.begin + round_up(left, diagonal_block);
-  int64_t open_end = visit.end;
-  if (keys.open_end < visit.end)
+  const int64_t left = std::max<int64_t>(0, keys.open_begin - key_range.begin);
+  int64_t open_begin = key_range.begin + round_up(left, diagonal_block);
+  int64_t open_end = key_range.end;
+  if (keys.open_end < key_range.end)
     open_end = open_begin + (keys.open_end - open_begin) / diagonal_block * diagonal_block;
-  if (open_begin >= open_end) open_begin = open_end = visit.end;
-  add_masked(tile, visit.begin, open_begin, list);
+  if (open_begin >= open_end) open_begin = open_end = key_range.end;
+  add_masked(tile, key_range.begin, open_begin, list);
   for (int64_t j = open_begin; j < open_end; j += key_tile)
-    list.pieces.push_back({j, std::min(key_tile, open_end - j), 0, lanes, false});
-  add_masked(tile, open_end, visit.end, list);
+    list.score_blocks.push_back({j, std::min(key_tile, open_end - j), 0, lanes, false});
+  add_masked(tile, open_end, key_range.end, list);
 }
 
-void hide(const Tile& tile, const PieceList& list, const KeyPiece& piece, float value,
+void hide(const Tile& tile, const ScoreBlocks& list, const ScoreBlock& score_block, float value,
           float* block) {
-  for (int64_t i = 0; i < piece.count; ++i) {
-    const int64_t key = piece.begin + i;
+  for (int64_t i = 0; i < score_block.count; ++i) {
+    const int64_t key = score_block.begin + i;
     auto [first, last] = rows_that_see(tile, list, key, key + 1);
-    first = std::clamp(first * tile.heads, piece.lane_begin, piece.lane_end);
-    last = std::clamp(last * tile.heads, first, piece.lane_end);
+    first = std::clamp(first * tile.heads, score_block.lane_begin, score_block.lane_end);
+    last = std::clamp(last * tile.heads, first, score_block.lane_end);
     float* lane = block + i * lane_stride;
-    std::fill(lane + piece.lane_begin, lane + first, value);
-    std::fill(lane + last, lane + piece.lane_end, value);
+    std::fill(lane + score_block.lane_begin, lane + first, value);
+    std::fill(lane + last, lane + score_block.lane_end, value);
   }
 }
 

@@ -1,19 +1,20 @@
 #pragma once
 // Blocking of the CPU attention kernel, and the order of its work.
 //
-//     sweep     all rectangles of a call; with fixed tiles, one rectangle
-//     window    up to 256 rows of the key array; windows end where rectangles do, so that a short
-//               document lies in one window
-//     tile      up to 64 lanes: query rows under the same rectangles x the query heads of a KV head
-//     group     consecutive tiles of one KV head under the same rectangles, up to a limit
-//     visit     the keys of one window that the queries of one tile see through one rectangle
-//     piece     a block of up to 64 keys and the lanes that see some of it
+//     sweep        all rectangles of a call; with fixed tiles, one rectangle
+//     key block    up to 256 rows of the key array; key blocks end where rectangles do, so that a
+//                  short document lies in one key block
+//     tile         up to 64 lanes: query rows under the same rectangles x the query heads of a KV
+//                  head
+//     batch        consecutive tiles of one KV head under the same rectangles, up to a limit
+//     key range    the keys of one key block that the queries of one tile see in one rectangle
+//     score block  a block of up to 64 keys and the lanes that see some of it
 //
 // Example: one causal document of 512 tokens, one head. Tiles: rows 0-63, 64-127, ... 448-511, all
-// in one group. Windows: keys 0-255 and 256-511. Visits, in order: window 0 by tile 0 (keys 0-63),
-// tile 1 (0-127), ... tile 7 (0-255); window 1 by tile 4 (256-319), ... tile 7 (256-511). Pieces of
-// the last visit: 64 keys x 64 lanes three times, then on the diagonal 16 keys x 64 lanes, 16 x 48,
-// 16 x 32, 16 x 16.
+// in one batch. Key blocks: keys 0-255 and 256-511. Key ranges, in order: key block 0 by tile 0
+// (keys 0-63), tile 1 (0-127), ... tile 7 (0-255); key block 1 by tile 4 (256-319), ... tile 7
+// (256-511). Score blocks of the last key range: 64 keys x 64 lanes three times, then on the
+// diagonal 16 keys x 64 lanes, 16 x 48, 16 x 32, 16 x 16.
 
 #include <array>
 #include <cstdint>
@@ -26,10 +27,10 @@
 
 namespace gyre {
 
-constexpr int64_t largest_window = 4 * key_tile;
-constexpr size_t all_windows = SIZE_MAX;
+constexpr int64_t largest_key_block = 4 * key_tile;
+constexpr size_t all_key_blocks = SIZE_MAX;
 
-struct KeyWindow {
+struct KeyBlock {
   int64_t begin, end;  ///< rows of the key array
 };
 
@@ -41,31 +42,31 @@ struct Tile {
 };
 
 /// Consecutive tiles of one KV head under the same rectangles.
-struct TileGroup {
+struct TileBatch {
   int64_t kv_head = 0;
   std::span<const Tile> tiles;
 };
 
 /// Keys [begin, end) of the rectangle, counted from its corner.
-struct Visit {
-  size_t window, tile;  ///< indices in the sweep and in the group
+struct KeyRange {
+  size_t key_block, tile;  ///< indices in the sweep and in the batch
   const Rectangle* rectangle;
   int64_t begin, end;
 };
 
-/// Part of a visit: lanes [lane_begin, lane_end), multiples of 16, attend to its keys.
-struct KeyPiece {
+/// Part of a key range: lanes [lane_begin, lane_end), multiples of 16, attend to its keys.
+struct ScoreBlock {
   int64_t begin, count;  ///< keys, counted from the rectangle's corner
   int64_t lane_begin, lane_end;
   bool masked;  ///< some pairs are hidden: see hide()
   int64_t lanes() const { return lane_end - lane_begin; }
 };
 
-/// A visit cut into pieces, in order of keys.
-struct PieceList {
-  std::vector<KeyPiece> pieces;
+/// A key range cut into score blocks, in order of keys.
+struct ScoreBlocks {
+  std::vector<ScoreBlock> score_blocks;
   /// Row i of the tile sees keys [begin[i], end[i]), clipped to the rectangle; both are
-  /// nondecreasing. Set if any piece is masked.
+  /// nondecreasing. Set if any score block is masked.
   std::array<int64_t, lane_stride> begin, end;
 };
 
@@ -73,40 +74,42 @@ class TileSweep {
  public:
   /// `rectangles` are sorted by q_begin. Tiles refer to them and to the sweep.
   TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
-            int64_t tiles_per_group);
+            int64_t tiles_per_batch);
   TileSweep(const TileSweep&) = delete;
   TileSweep& operator=(const TileSweep&) = delete;
 
   bool fixed_tiles() const { return fixed_tiles_; }
   /// In row order, so that all KV heads use the rows of a short document while they are cached;
   /// within one KV head, in tile order.
-  const std::vector<TileGroup>& groups() const { return groups_; }
-  const std::vector<KeyWindow>& windows() const { return windows_; }
+  const std::vector<TileBatch>& batches() const { return batches_; }
+  const std::vector<KeyBlock>& key_blocks() const { return key_blocks_; }
   /// The tile after this one in the order of groups; null after the last.
   const Tile* next(const Tile& tile) const { return &tile == &tiles_.back() ? nullptr : &tile + 1; }
-  /// Lists the visits of a group, sorted by window, then by tile; only one window if it is given.
-  void list_visits(const TileGroup& group, size_t only_window, std::vector<Visit>& visits) const;
+  /// Lists the key ranges of a batch, sorted by key block, then by tile; only one key block if it
+  /// is given.
+  void list_key_ranges(const TileBatch& batch, size_t only_key_block,
+                       std::vector<KeyRange>& key_ranges) const;
   /// Fixed tiles: always 64 lanes; otherwise only as many as the tile needs.
   int64_t padded_lanes(const Tile& tile) const;
   /// Cuts diagonals into blocks of 16 keys, which omit lanes that see none of them. Cuts fixed
   /// tiles into blocks of 64 keys x 64 lanes from the rectangle's corner; the last block may extend
-  /// past the visit.
-  void cut(const Tile& tile, const Visit& visit, PieceList& list) const;
+  /// past the key range.
+  void cut(const Tile& tile, const KeyRange& key_range, ScoreBlocks& list) const;
 
  private:
   struct Band;
   void cut_bands(std::span<const Rectangle> rectangles);
-  void cut_windows(std::span<const Rectangle> rectangles);
-  void cut_tiles(const BlockHeads& heads, int64_t tiles_per_group);
+  void cut_key_blocks(std::span<const Rectangle> rectangles);
+  void cut_tiles(const BlockHeads& heads, int64_t tiles_per_batch);
   void cut_tiles(const BlockHeads& heads, int64_t kv_head, const Band& band);
-  void add_masked(const Tile& tile, int64_t begin, int64_t end, PieceList& list) const;
+  void add_masked(const Tile& tile, int64_t begin, int64_t end, ScoreBlocks& list) const;
 
   bool fixed_tiles_;
   std::vector<Band> bands_;
   std::vector<const Rectangle*> members_;  ///< rectangles of all bands
-  std::vector<KeyWindow> windows_;
+  std::vector<KeyBlock> key_blocks_;
   std::vector<Tile> tiles_;
-  std::vector<TileGroup> groups_;
+  std::vector<TileBatch> batches_;
 };
 
 /// Query rows [begin, end) covered by the same rectangles, members_ [first, last).
@@ -115,9 +118,9 @@ struct TileSweep::Band {
   size_t first, last;
 };
 
-/// Writes `value` to the hidden entries of a piece's block [count][lane_stride], which starts at
-/// lane 0.
-void hide(const Tile& tile, const PieceList& list, const KeyPiece& piece, float value,
+/// Writes `value` to the hidden entries of a score block's block [count][lane_stride], which starts
+/// at lane 0.
+void hide(const Tile& tile, const ScoreBlocks& list, const ScoreBlock& score_block, float value,
           float* block);
 
 }  // namespace gyre

@@ -25,7 +25,7 @@ namespace gyre {
 namespace {
 
 std::vector<int> group_ranks(int group, int inner) {
-  std::vector<int> ranks(static_cast<size_t>(inner));
+  std::vector<int> ranks(inner);
   std::iota(ranks.begin(), ranks.end(), group * inner);
   return ranks;
 }
@@ -63,7 +63,7 @@ RankPlan all_to_all_ring(const AttentionProblem& problem, int rank) {
   ring.set = heads.arrays();
   for (int g = 0; g < problem.cp() / inner; ++g) {
     const std::vector<int> members = group_ranks(g, inner);
-    ring.ranks.push_back(members[static_cast<size_t>(rank % inner)]);
+    ring.ranks.push_back(members[rank % inner]);
     ring.blocks.push_back(plan.rows_in_order(members));
   }
   ring.storages = {plan.new_storage(), plan.new_storage()};

@@ -57,9 +57,8 @@ std::vector<RankRows> stream_order(const Layout& layout) {
 class StreamGather {
  public:
   StreamGather(PlanBuilder& plan, const std::vector<RankRows>& rows)
-      : plan_(plan), rows_(rows), sends_(static_cast<size_t>(plan.cp())), recvs_(sends_) {
-    for (int r = 0; r < plan.cp(); ++r)
-      sends_[static_cast<size_t>(r)].peer = recvs_[static_cast<size_t>(r)].peer = r;
+      : plan_(plan), rows_(rows), sends_(plan.cp()), recvs_(sends_) {
+    for (int r = 0; r < plan.cp(); ++r) sends_[r].peer = recvs_[r].peer = r;
     for (const RankRows& run : rows)
       if (run.rank == plan.rank()) own_runs_.push_back(run);
   }
@@ -68,8 +67,7 @@ class StreamGather {
     for (Message& m : sends_)
       for (const Slice& slice : plan_.slices_of(kind, own_runs_)) m.slices.push_back(slice);
     const std::vector<Slice> slices = plan_.slices_of(array);
-    for (size_t i = 0; i < rows_.size(); ++i)
-      recvs_[static_cast<size_t>(rows_[i].rank)].slices.push_back(slices[i]);
+    for (size_t i = 0; i < rows_.size(); ++i) recvs_[rows_[i].rank].slices.push_back(slices[i]);
     return array;
   }
   int start(const char* what) { return plan_.exchange(what, std::move(sends_), std::move(recvs_)); }

@@ -41,11 +41,10 @@ namespace {
 
 class GroupCast {
  public:
-  explicit GroupCast(PlanBuilder& plan)
-      : plan_(plan), stages_(static_cast<size_t>(plan.cp())), kv_(stages_.size(), -1) {
+  explicit GroupCast(PlanBuilder& plan) : plan_(plan), stages_(plan.cp()), kv_(stages_.size(), -1) {
     const int cp = plan.cp();
     for (int i = 1; i < cp; ++i) {
-      Stage& stage = stages_[static_cast<size_t>(i)];
+      Stage& stage = stages_[i];
       stage.to = (plan.rank() + i) % cp;
       stage.from = (plan.rank() - i + cp) % cp;
       stage.sent = needed_rows(plan.problem(), stage.to, plan.rank());

@@ -12,7 +12,7 @@ constexpr const char* layout_name = "balanced";
 }  // namespace
 
 Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options) {
-  return layout_of_deal(layout_name, bounds, options.cp, balance_compute(bounds, options));
+  return layout_of_assignment(layout_name, bounds, options.cp, balance_compute(bounds, options));
 }
 
 LayoutKind balanced_layout() {

@@ -11,7 +11,7 @@ constexpr const char* layout_name = "balanced-joint";
 }  // namespace
 
 Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options) {
-  return layout_of_deal(layout_name, bounds, options.cp, balance_joint(bounds, options));
+  return layout_of_assignment(layout_name, bounds, options.cp, balance_joint(bounds, options));
 }
 
 LayoutKind balanced_joint_layout() {

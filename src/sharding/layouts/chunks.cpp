@@ -4,7 +4,7 @@ namespace gyre {
 
 void check_cp(int cp) {
   if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
-  if (cp > most_ranks) throw_usage("cp must be at most {}, not {}", most_ranks, cp);
+  if (cp > max_ranks) throw_usage("cp must be at most {}, not {}", max_ranks, cp);
 }
 
 SlotRun slot_run(int64_t start, int64_t length) {

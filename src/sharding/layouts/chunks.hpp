@@ -6,7 +6,7 @@
 
 namespace gyre {
 
-/// Throws a usage error unless 1 <= cp <= most_ranks.
+/// Throws a usage error unless 1 <= cp <= max_ranks.
 void check_cp(int cp);
 
 SlotRun slot_run(int64_t start, int64_t length);

@@ -24,9 +24,8 @@ Layout contiguous(const SegmentBounds& bounds, const LayoutOptions& options) {
   check_cp(options.cp);
   check_bounds(bounds);
   const int64_t length = ceil_div(bounds.slots(), options.cp);
-  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(options.cp));
-  for (int r = 0; r < options.cp; ++r)
-    pieces[static_cast<size_t>(r)] = {slot_run(r * length, length)};
+  std::vector<std::vector<SlotRun>> pieces(options.cp);
+  for (int r = 0; r < options.cp; ++r) pieces[r] = {slot_run(r * length, length)};
   return make_layout(layout_name, bounds, std::move(pieces));
 }
 

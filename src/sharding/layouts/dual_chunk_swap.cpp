@@ -22,7 +22,7 @@ std::optional<double> share(const Layout&, int64_t) {
 Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
   check_cp(cp);
   check_bounds(bounds);
-  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
+  std::vector<std::vector<SlotRun>> pieces(cp);
   for (int64_t i = 0; i < bounds.segments(); ++i) {
     const int64_t slots = bounds.slot_length(i), chunk = slots / (2 * cp);
     // Checking that the shards cover the stream is not enough: a misaligned boundary can give a
@@ -33,7 +33,7 @@ Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
           slots, 2 * cp, round_up(slots, 2 * cp));
     for (int r = 0; r < cp; ++r)
       for (const int64_t c : swapped_chunks(r, cp))
-        pieces[static_cast<size_t>(r)].push_back(slot_run(bounds.begin(i) + c * chunk, chunk));
+        pieces[r].push_back(slot_run(bounds.begin(i) + c * chunk, chunk));
   }
   return make_layout(layout_name, bounds, std::move(pieces));
 }

@@ -38,9 +38,9 @@ Layout striped(const SegmentBounds& bounds, const LayoutOptions& options) {
   if (stripe < 1 || stripe > longest)
     throw_usage("the stripe must be 1 to {} slots, not {}", longest, stripe);
   const int64_t rounds = ceil_div(bounds.slots(), stripe * cp);
-  std::vector<std::vector<SlotRun>> pieces(static_cast<size_t>(cp));
+  std::vector<std::vector<SlotRun>> pieces(cp);
   for (int64_t r = 0; r < cp; ++r) {
-    std::vector<SlotRun>& mine = pieces[static_cast<size_t>(r)];
+    std::vector<SlotRun>& mine = pieces[r];
     if (stripe == 1)
       mine.push_back({GlobalToken(r), cp, rounds, {}});
     else

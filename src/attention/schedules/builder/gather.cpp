@@ -77,7 +77,7 @@ class Gather {
   int wrap(int rank) const { return (rank % plan_.cp() + plan_.cp()) % plan_.cp(); }
   int64_t tokens_of(int rank) const { return plan_.rows_of(rank).front().length; }
   /// The rows of a rank in the gathered arrays.
-  RowRange block(int rank) const { return block_[static_cast<size_t>(wrap(rank))]; }
+  RowRange block(int rank) const { return block_[wrap(rank)]; }
 
   /// Starts the gather of a stage, if there is one. Returns the id to wait for.
   int start(size_t stage) {
@@ -92,7 +92,7 @@ class Gather {
       recvs.push_back({from, {{kv, block(from).begin, block(from).length, heads}}});
     }
     return plan_.exchange("all-gather KV", std::move(sends), std::move(recvs),
-                          library() ? Carrier::all_gather : Carrier::messages, ranks_);
+                          library() ? Transport::all_gather : Transport::messages, ranks_);
   }
   /// Starts the library's reduce-scatter.
   int reduce_scatter(int d_kv) {
@@ -104,7 +104,7 @@ class Gather {
       recvs.push_back({r, {{set_.d_kv, 0, tokens_of(plan_.rank()), heads, true}}});
     }
     return plan_.exchange("reduce-scatter dKV", std::move(sends), std::move(recvs),
-                          Carrier::reduce_scatter, ranks_);
+                          Transport::reduce_scatter, ranks_);
   }
 
   int start_hop(int d_kv, int s) {
@@ -146,7 +146,7 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
   const int64_t slots = c.slots(), others = c.problem.cp() - 1;
   const int64_t rows = (others + (library ? 1 : 0)) * slots;
   if (others == 0 || slots == 0) return form;
-  int64_t hop = 0, most_copies = 0;  // bytes of the copies of one hop of the previous stage
+  int64_t hop = 0, max_copies = 0;  // bytes of the copies of one hop of the previous stage
   for (size_t g = 0; g < stages.size(); ++g) {
     const int64_t heads = stages[g].count;
     form.messages += (library ? 1 : others) * (c.forward() ? 1 : 2);
@@ -159,12 +159,12 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
     // The gather of this stage overlaps with the hops of the previous stage.
     const int64_t gather =
         (library ? 1 : others) * copy(c, ArrayKind::kv, slots, heads, c.kv_heads());
-    most_copies = std::max(most_copies, gather + hop);
+    max_copies = std::max(max_copies, gather + hop);
     hop = c.forward() ? 0 : hop_copies(c, library ? rows : slots, slots, heads);
-    most_copies = std::max(most_copies, hop);
+    max_copies = std::max(max_copies, hop);
   }
   form.bytes_received = form.bytes_sent;
-  form.transient_bytes += most_copies;
+  form.transient_bytes += max_copies;
   return form;
 }
 

@@ -12,7 +12,7 @@ namespace {
 
 /// Number of heads of `kind` that a member of an inner group gets.
 int64_t heads_at(const FormContext& c, ArrayKind kind, int inner, int member) {
-  const HeadRange q = dealt_heads(c.problem.heads.heads, inner, member);
+  const HeadRange q = assigned_heads(c.problem.heads.heads, inner, member);
   const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
   return kv ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
 }
@@ -94,8 +94,7 @@ HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
   const std::vector<RankRows> rows = plan.rows_in_order(ranks_);
   int64_t row = 0;
   for (const RankRows& run : rows) {
-    pieces_[static_cast<size_t>(place_of(run.rank))].push_back(
-        {run.begin.value(), row, run.length});
+    pieces_[place_of(run.rank)].push_back({run.begin.value(), row, run.length});
     row += run.length;
   }
   if (members() == 1) return;
@@ -109,13 +108,13 @@ HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
 
 HeadRange HeadExchange::heads_of(ArrayKind kind, int member) const {
   const HeadShape& shape = plan_.problem().heads;
-  const HeadRange q = dealt_heads(shape.heads, members(), member);
+  const HeadRange q = assigned_heads(shape.heads, members(), member);
   return kind == ArrayKind::kv || kind == ArrayKind::d_kv ? kv_heads_read(q, shape.group()) : q;
 }
 
 bool HeadExchange::replicated() const {
   const HeadShape& shape = plan_.problem().heads;
-  return kv_heads_dealt(shape.heads, shape.kv_heads, members()) > shape.kv_heads;
+  return kv_heads_assigned(shape.heads, shape.kv_heads, members()) > shape.kv_heads;
 }
 
 std::vector<Message> HeadExchange::messages() const {
@@ -127,8 +126,8 @@ std::vector<Message> HeadExchange::messages() const {
 void HeadExchange::there(ArrayKind kind, int array, std::vector<Message>& sends,
                          std::vector<Message>& recvs) const {
   for (int m = 0; m < members(); ++m) {
-    const auto i = static_cast<size_t>(m);
-    for (const Piece& piece : pieces_[static_cast<size_t>(mine_)])
+    const size_t i = m;
+    for (const Piece& piece : pieces_[mine_])
       sends[i].slices.push_back({own(kind), piece.slot, piece.length, heads_of(kind, m)});
     for (const Piece& piece : pieces_[i])
       recvs[i].slices.push_back({array, piece.row, piece.length, heads_of(kind, mine_)});
@@ -145,7 +144,7 @@ void HeadExchange::back(ArrayKind kind, int array, bool add, std::vector<Message
 int HeadExchange::exchange(std::string what, std::vector<Message> sends,
                            std::vector<Message> recvs) const {
   return plan_.exchange(std::move(what), std::move(sends), std::move(recvs),
-                        by_library(plan_.problem()) ? Carrier::all_to_all : Carrier::messages,
+                        by_library(plan_.problem()) ? Transport::all_to_all : Transport::messages,
                         ranks_);
 }
 
@@ -194,7 +193,8 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
   form.pairs = group_pairs(c, inner, q);
   if (inner == 1 || c.slots() == 0) return form;
 
-  const bool replicated = kv_heads_dealt(c.problem.heads.heads, c.kv_heads(), inner) > c.kv_heads();
+  const bool replicated =
+      kv_heads_assigned(c.problem.heads.heads, c.kv_heads(), inner) > c.kv_heads();
   int64_t before = 0, ring = 0, after = 0;  // bytes of copies of exchanges that do not overlap
   int64_t arrays = stored(c, ArrayKind::out, rows, q) + stored(c, ArrayKind::stats, rows, q);
   const int64_t inputs = stored(c, ArrayKind::q, rows, q) + stored(c, ArrayKind::kv, rows, kv);

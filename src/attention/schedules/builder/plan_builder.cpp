@@ -66,7 +66,7 @@ int PlanBuilder::add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange
 }
 
 int PlanBuilder::exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
-                          Carrier carrier, std::vector<int> group) {
+                          Transport transport, std::vector<int> group) {
   const auto tidy = [](std::vector<Message>& messages) {
     for (Message& m : messages)
       std::erase_if(m.slices, [](const Slice& s) { return s.rows == 0 || s.heads.count == 0; });
@@ -75,8 +75,8 @@ int PlanBuilder::exchange(std::string what, std::vector<Message> sends, std::vec
   tidy(sends);
   tidy(recvs);
   if (sends.empty() && recvs.empty()) return -1;
-  if (carrier == Carrier::messages) group.clear();
-  add(step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs), carrier,
+  if (transport == Transport::messages) group.clear();
+  add(step::Exchange{exchanges_, std::move(what), std::move(sends), std::move(recvs), transport,
                      std::move(group)});
   return exchanges_++;
 }

@@ -33,7 +33,7 @@ class PlanBuilder {
   int rank() const { return plan_.rank; }
   int cp() const { return problem_.cp(); }
   const AttentionProblem& problem() const { return problem_; }
-  const PlanArray& array(int index) const { return plan_.arrays[static_cast<size_t>(index)]; }
+  const PlanArray& array(int index) const { return plan_.arrays[index]; }
 
   /// All slots of a rank's shard.
   std::vector<RankRows> rows_of(int rank) const;
@@ -52,10 +52,10 @@ class PlanBuilder {
   /// dropped and their rectangles are not computed.
   void begin(Pass pass) { pass_ = pass; }
   /// Returns the id to wait for. Drops empty slices and messages without slices; without messages
-  /// there is no exchange, and the id is -1, for which wait does nothing. A carrier other than
+  /// there is no exchange, and the id is -1, for which wait does nothing. A transport other than
   /// messages makes one library collective over `group`.
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
-               Carrier carrier = Carrier::messages, std::vector<int> group = {});
+               Transport transport = Transport::messages, std::vector<int> group = {});
   /// An exchange of one message each way.
   int exchange_pair(std::string what, Message send, Message recv);
   void wait(int id);

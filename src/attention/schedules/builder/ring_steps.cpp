@@ -56,8 +56,7 @@ void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block
     const int member = first + i * direction;
     const bool own_block = circle.rank(member) == plan.rank();
     const int sum = own_block && i == n - 1 ? ring.set.d_kv
-                                            : circle.block(ArrayKind::d_kv, member,
-                                                           sums.at(static_cast<size_t>(i % 2)));
+                                            : circle.block(ArrayKind::d_kv, member, sums.at(i % 2));
     Hop hop;
     int next = ring.set.kv;
     if (i < fetches) {

@@ -10,19 +10,20 @@ namespace gyre {
 
 /// Ids with individual gradients, at most 65536 per row. An id may occur several times in a row;
 /// ids outside this shard's valid columns are skipped.
-struct RowPicks {
+struct RowTokenIds {
   std::span<const int32_t> ids;    ///< [rows, per_row] global ids
   std::span<const float> weights;  ///< [rows, per_row]
   int64_t per_row = 0;
   int64_t first_column = 0;  ///< global id of column 0 of the shard
 };
 
-/// d_logits [rows, cols] <- weights at the picks, 0 elsewhere.
-void scatter_picks(const RowPicks& picks, int64_t columns, MatrixRef d_logits, int threads);
+/// d_logits [rows, cols] <- weights at the token_ids, 0 elsewhere.
+void scatter_token_weights(const RowTokenIds& token_ids, int64_t columns, MatrixRef d_logits,
+                           int threads);
 
 /// values [rows, per_row] <- logits of the ids in this shard; other values are unchanged.
 /// `columns`: number of valid columns, the first of each row.
-void gather_picks(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
-                  int64_t first_column, int64_t columns, std::span<float> values);
+void gather_token_logits(ConstMatrixRef logits, std::span<const int32_t> ids, int64_t per_row,
+                         int64_t first_column, int64_t columns, std::span<float> values);
 
 }  // namespace gyre

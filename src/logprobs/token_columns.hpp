@@ -8,43 +8,44 @@
 #include <vector>
 
 #include "core/bf16.hpp"
-#include "logprobs/row_picks.hpp"
+#include "logprobs/token_ids.hpp"
 
 namespace gyre {
 
-/// Throws if the numbers of ids and weights differ from the picks, or a row has too many.
-void check_picks(const RowPicks& picks, int64_t rows);
+/// Throws if the numbers of ids and weights differ from the token_ids, or a row has too many.
+void check_token_ids(const RowTokenIds& token_ids, int64_t rows);
 
 /// Picks of one row. Their gradients are kept in f32 until the weights are added, so that the sum
 /// is rounded once.
-class PickedColumns {
+class TokenColumns {
  public:
-  PickedColumns(const RowPicks& picks, int64_t columns) : picks_(picks), columns_(columns) {}
+  TokenColumns(const RowTokenIds& token_ids, int64_t columns)
+      : token_ids_(token_ids), columns_(columns) {}
 
   /// Starts row r. Returns true if any weight is not 0, including those of ids on other shards.
   bool start(int64_t r) {
-    const auto first = static_cast<size_t>(r * picks_.per_row);
-    const auto count = static_cast<size_t>(picks_.per_row);
+    const size_t first = r * token_ids_.per_row;
+    const size_t count = token_ids_.per_row;
     r_ = r;
-    ids_ = picks_.ids.subspan(first, count);
-    weights_ = picks_.weights.subspan(first, count);
+    ids_ = token_ids_.ids.subspan(first, count);
+    weights_ = token_ids_.weights.subspan(first, count);
     at_.clear();
     values_.clear();
     return std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 0; });
   }
-  /// Keeps the picks of this shard for which keep(column) is true, with the value base(column).
+  /// Keeps the token_ids of this shard for which keep(column) is true, with the value base(column).
   template <class Keep, class Base>
   void keep(Keep keep, Base base) {
     kept_weights_.clear();
     for (size_t k = 0; k < ids_.size(); ++k) {
-      const int64_t column = ids_[k] - picks_.first_column;
+      const int64_t column = ids_[k] - token_ids_.first_column;
       if (ids_[k] < 0 || column < 0 || column >= columns_ || !keep(column)) continue;
       at_.push_back(column);
       values_.push_back(base(column));
       kept_weights_.push_back(weights_[k]);
     }
   }
-  /// Keeps all picks of this shard with the value 0, so that put() writes the sums of weights.
+  /// Keeps all token_ids of this shard with the value 0, so that put() writes the sums of weights.
   void keep_weights() {
     keep([](int64_t) { return true; }, [](int64_t) { return 0.0F; });
   }
@@ -67,8 +68,8 @@ class PickedColumns {
   static uint32_t marked(float at) { return std::bit_cast<uint32_t>(at); }
   static uint32_t marked(bf16 at) { return at.bits; }
 
-  /// The last pick of a column owns it and collects the weights of all its picks. Each pick first
-  /// writes its index to the column of the output, where the owner's index remains.
+  /// The last pick of a column owns it and collects the weights of all its token_ids. Each pick
+  /// first writes its index to the column of the output, where the owner's index remains.
   template <class T>
   void put(T* row) {
     if (at_.size() == 1) return set(row[at_[0]], values_[0] + kept_weights_[0]);
@@ -80,7 +81,7 @@ class PickedColumns {
       if (owners_[k] == k) set(row[at_[k]], values_[k]);
   }
 
-  const RowPicks& picks_;
+  const RowTokenIds& token_ids_;
   int64_t columns_, r_ = 0;
   std::span<const int32_t> ids_;
   std::span<const float> weights_;

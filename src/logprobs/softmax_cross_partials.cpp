@@ -1,7 +1,7 @@
 #include "logprobs/row_statistics.hpp"
 
 #undef HWY_TARGET_INCLUDE
-#define HWY_TARGET_INCLUDE "logprobs/row_cross_moments.cpp"
+#define HWY_TARGET_INCLUDE "logprobs/softmax_cross_partials.cpp"
 #include <hwy/foreach_target.h>
 #include <hwy/highway.h>
 
@@ -65,7 +65,7 @@ void add_cross_block(F f, const S* s, const T* t, int64_t count, CrossSums& sums
   const Exp2Polynomial<F> polynomial(f);
   const V reference = hn::Set(f, sums.student.max == minus_infinity ? 0.0F : sums.student.max);
   CrossTerms a{hn::Zero(f), hn::Zero(f), hn::Zero(f)}, b = a;
-  const auto n = static_cast<int64_t>(2 * hn::Lanes(f));
+  const int64_t n = 2 * hn::Lanes(f);
   const auto add = [&](const Pair& x, const Pair& y) HWY_ATTR {
     add_cross(f, x.a, y.a, reference, students, teachers, polynomial, a);
     add_cross(f, x.b, y.b, reference, students, teachers, polynomial, b);
@@ -87,7 +87,7 @@ void add_cross_block(F f, const S* s, const T* t, int64_t count, CrossSums& sums
 }
 
 template <class S, class T>
-CrossMoments cross_row(const S* s, const T* t, int64_t count) {
+CrossPartial cross_row(const S* s, const T* t, int64_t count) {
   constexpr float nan = std::numeric_limits<float>::quiet_NaN();
   constexpr int64_t columns = block_columns / 4;  // both rows, read twice, fit in L1
   const F f;
@@ -100,7 +100,7 @@ CrossMoments cross_row(const S* s, const T* t, int64_t count) {
     sums.raise(student.top, teacher.top);
     add_cross_block(f, s + begin, t + begin, size, sums);
   }
-  CrossMoments out{sums.student.max, 0, sums.teacher.max, 0, 0};
+  CrossPartial out{sums.student.max, 0, sums.teacher.max, 0, 0};
   if (sums.student.started()) out.student_sum = static_cast<float>(sums.student.sum_to_max(f));
   if (!sums.teacher.started()) return out;
   out.teacher_sum = static_cast<float>(sums.teacher.sum_to_max(f));
@@ -110,7 +110,7 @@ CrossMoments cross_row(const S* s, const T* t, int64_t count) {
 }
 
 void cross_moments_of_row(const ConstMatrixRef& student, const ConstMatrixRef& teacher, int64_t r,
-                          int64_t count, CrossMoments& out) {
+                          int64_t count, CrossPartial& out) {
   with_row(student, r, [&](const auto* s) HWY_ATTR {
     with_row(teacher, r, [&](const auto* t) HWY_ATTR { out = cross_row(s, t, count); });
   });
@@ -124,14 +124,13 @@ HWY_AFTER_NAMESPACE();
 namespace gyre {
 HWY_EXPORT(cross_moments_of_row);
 
-void row_cross_moments(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int threads,
-                       std::span<CrossMoments> out) {
+void softmax_cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                            int threads, std::span<CrossPartial> out) {
   check_rows(student, columns, out.size());
   check_rows(teacher, columns, out.size());
-  const auto moments = HWY_DYNAMIC_DISPATCH(cross_moments_of_row);
-  for_each_row(threads, student.rows, columns, [&](int64_t r) {
-    moments(student, teacher, r, columns, out[static_cast<size_t>(r)]);
-  });
+  const auto partials = HWY_DYNAMIC_DISPATCH(cross_moments_of_row);
+  for_each_row(threads, student.rows, columns,
+               [&](int64_t r) { partials(student, teacher, r, columns, out[r]); });
 }
 
 }  // namespace gyre
