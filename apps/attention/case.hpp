@@ -6,7 +6,6 @@
 #include <string>
 #include <vector>
 
-#include "apps/attention/inputs.hpp"
 #include "apps/attention/setup.hpp"
 #include "attention/execute.hpp"
 #include "harness/case.hpp"

@@ -1,14 +1,14 @@
-#include "apps/attention/explain.hpp"
+#include "predict/explain.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
 
+#include "apps/attention/report.hpp"
 #include "attention/plan_size.hpp"
 #include "attention/schedules/registry.hpp"
 #include "comm/agree.hpp"
-#include "predict/explain.hpp"
 #include "predict/plan_json.hpp"
 #include "predict/plan_svg.hpp"
 #include "report/table.hpp"

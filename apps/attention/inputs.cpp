@@ -1,5 +1,3 @@
-#include "apps/attention/inputs.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
@@ -9,6 +7,7 @@
 #include <set>
 
 #include "apps/attention/options.hpp"
+#include "apps/attention/setup.hpp"
 #include "core/error.hpp"
 #include "core/token_random.hpp"
 #include "io/attention_file.hpp"

@@ -7,15 +7,11 @@
 #include <optional>
 
 #include "apps/attention/case.hpp"
-#include "apps/attention/emulation.hpp"
-#include "apps/attention/explain.hpp"
 #include "apps/attention/report.hpp"
-#include "apps/attention/results.hpp"
 #include "apps/attention/setup.hpp"
 #include "harness/suite.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
-#include "report/provenance.hpp"
 #include "report/trace_file.hpp"
 #include "runtime/peak.hpp"
 

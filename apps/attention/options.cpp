@@ -7,9 +7,8 @@
 #include <tuple>
 #include <utility>
 
-#include "apps/attention/emulation.hpp"
-#include "apps/common/generated_lengths.hpp"
-#include "apps/common/type_options.hpp"
+#include "apps/attention/setup.hpp"
+#include "apps/common/workload_options.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"

@@ -4,12 +4,10 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/layout_options.hpp"
-#include "apps/common/mask_options.hpp"
-#include "apps/common/schedule_options.hpp"
+#include "apps/common/registry_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "harness/backend.hpp"
 #include "report/options.hpp"
-#include "report/sweep.hpp"
 
 namespace gyre {
 

@@ -6,6 +6,9 @@
 
 #include "apps/attention/case.hpp"
 #include "apps/attention/options.hpp"
+#include "apps/attention/setup.hpp"
+#include "io/attention_file.hpp"
+#include "report/app.hpp"
 
 namespace gyre {
 
@@ -32,5 +35,29 @@ std::string graph_text(const std::vector<AttentionResult>& results);
 /// "#" line with total, compute-only, communication-only and exposed time, and a line for each of
 /// up to 64 ranks.
 std::string details_text(const std::vector<AttentionResult>& results, int threads);
+
+/// The plans of all ranks, in the directions of --pass.
+struct Explanation {
+  /// For one plan its steps and a table over ranks; for several a table with a row for each.
+  std::string text;
+  std::string svg;   ///< empty without --svg
+  std::string json;  ///< gyre-plan/1; empty without --json
+};
+/// Explains every schedule and layout of the options. Throws a usage error that names the largest
+/// --cp that works if a choice's plans of all ranks are too large for memory (some 30 million
+/// entries, a few GB). Throws a usage error if every choice is refused.
+Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o);
+
+/// Runs --explain: prints the text on rank 0, and writes drawing and JSON. Collective.
+ExitCode explain(AttentionOptions& o, AppContext& context);
+
+/// Writes out, log-sum-exps and gradients of all tokens, after a forward and a backward pass.
+/// Collective.
+void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
+                   const Provenance& provenance);
+
+/// Bytes that a rank needs while results are written: four copies of its rows of the largest array
+/// (sent, received, in file order, in MPI-IO). 0 without an output.
+int64_t writing_bytes(const std::string& output, const AttentionWorkload& workload, int ranks);
 
 }  // namespace gyre

@@ -5,10 +5,109 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/attention/options.hpp"
+#include "apps/common/workload_options.hpp"
+#include "attention/kernels/emulated.hpp"
+#include "attention/kernels/make_kernel.hpp"
+#include "comm/agree.hpp"
+#include "comm/emulated.hpp"
 #include "comm/nccl.hpp"
+#include "core/error.hpp"
+#include "harness/backend.hpp"
+#include "io/attention_file.hpp"
+#include "predict/machine_file.hpp"
+#include "report/machine_report.hpp"
 #include "report/value.hpp"
 
 namespace gyre {
+int64_t AttentionWorkload::longest() const {
+  int64_t most = 0;
+  for (int64_t d = 0; d < documents(); ++d) most = std::max(most, length(d));
+  return most;
+}
+
+int64_t AttentionWorkload::pairs() const {
+  return pairs_of_heads(offsets, mask, heads.heads);
+}
+
+AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
+  AttentionWorkload workload;
+  workload.heads = o.head_shape();
+  workload.type = o.types().activations;
+  workload.offsets = {0};
+  std::vector<int64_t> lengths(o.batch, size);
+  workload.origin = fmt::format("{} x {} tokens", o.batch, size);
+  if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
+  for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
+  workload.mask = o.mask.of(lengths);
+  workload.pairs();  // throws when they cannot be counted
+  if (o.sinks) workload.sinks = random_sinks(o.heads, o.seed);
+  return workload;
+}
+
+namespace {
+
+/// With sinks every query must see a key: a row without keys would be taken for padding, whose
+/// statistics are not updated. A log-sum-exp must be -inf exactly where a query sees no key.
+void check_queries(const AttentionWorkload& workload, const AttentionFile& file) {
+  const bool answered = file.reference && !file.reference->lse.empty();
+  if (!answered && workload.sinks.empty()) return;
+  const int64_t heads = workload.heads.heads;
+  for (int64_t d = 0; d < workload.documents(); ++d) {
+    const DocumentMask mask(workload.mask, d, workload.length(d));
+    const int64_t first = workload.offsets[d];
+    for (int64_t q = 0; q < workload.length(d); ++q) {
+      const int64_t keys = mask.keys_of(q);
+      if (keys == 0 && !workload.sinks.empty())
+        throw_usage(
+            "the query at position {} of document {} sees no key; with sinks every query must see "
+            "one",
+            q, d);
+      for (int64_t h = 0; answered && keys > 0 && h < heads; ++h)
+        if (std::isinf(file.reference->lse[(first + q) * heads + h]))
+          throw_usage(
+              "{}: /reference/lse[{}, {}] is -inf, but the query at position {} of document {} "
+              "sees {} keys; it must be finite",
+              workload.origin, first + q, h, q, d, keys);
+    }
+  }
+}
+
+MaskRule mask_of(const AttentionFile& file, const std::string& path) {
+  if (file.mask != "regions")
+    return {file.mask == "causal" ? MaskKind::causal : MaskKind::full, file.window};
+  std::vector<std::vector<Region>> documents(file.offsets.size() - 1);
+  std::vector<int64_t> lengths;
+  for (size_t d = 0; d < documents.size(); ++d)
+    lengths.push_back(file.offsets[d + 1] - file.offsets[d]);
+  for (size_t at = 0; at < file.regions.size(); at += attention_region_columns) {
+    const int64_t* const row = &file.regions[at];
+    documents[row[0]].push_back(
+        {row[1], row[2], row[3], row[4], static_cast<RegionKind>(row[5]), row[6]});
+  }
+  try {
+    return MaskRule(MaskTable(std::move(documents), lengths));
+  } catch (const Error& error) {
+    throw_usage("{}: /attention/regions: {}", path, error.what());
+  }
+}
+
+}  // namespace
+
+AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
+  o.mask.mask = file.mask;
+  AttentionWorkload workload;
+  workload.heads = {file.heads, file.kv_heads, file.head_dim, static_cast<float>(file.scale)};
+  workload.offsets = file.offsets;
+  workload.mask = mask_of(file, o.input);
+  workload.sinks = file.sinks;
+  workload.origin = o.input;
+  check_queries(workload, file);
+  workload.type = o.types().activations;
+  workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));
+  return workload;
+}
+
 namespace {
 
 /// Throws the usage error that an AttentionCase of this setup on `rank` would throw, without
@@ -81,6 +180,65 @@ void check_workloads(const std::vector<AttentionWorkload>& workloads, const Atte
     }
   }
   errors.throw_if_any("impossible configuration");
+}
+
+namespace {
+
+/// Pause between two polls of a sleeping rank. Measured: waking up for a poll takes some 15 us of a
+/// core. With shorter pauses, polling ranks delay those that have work; with longer ones, messages
+/// are found late.
+double seconds_between_polls(const AppContext& context) {
+  return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
+}
+
+/// The kernel's time, from a rate or from the model in a machine file. Collective.
+KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
+  if (!names_machine(o.compute)) return parse_kernel_time(o.compute);
+  std::string text;
+  run_on_root(world, "--emulate-compute", [&] { text = read_machine_text(o.compute); });
+  text = broadcast_string(world, text, 0);
+  std::shared_ptr<const MachineModel> machine;
+  const DType type = o.types().activations;
+  run_agreed(world, "--emulate-compute", [&] {
+    machine = std::make_shared<MachineModel>(parse_machine_model(o.compute, text));
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      if (const std::string why = machine->kernel.why_not(pass, type); !why.empty())
+        throw_usage("{}: {}", o.compute, why);
+  });
+  return [machine, type](const KernelCall& call) {
+    const BlockHeads& heads = call.input.heads;
+    const ModelledCall modelled{
+        call.pass, type,      heads.heads, heads.head_dim, call.input.rectangles,
+        call.d_q,  call.d_kv, call.merged};
+    return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
+  };
+}
+
+}  // namespace
+
+NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
+                                         Backend& backend) {
+  std::unique_ptr<Communicator> emulated;
+  if (!o.network.empty()) {
+    NetworkModel model;
+    run_agreed(context.world, "--emulate-network", [&] { model = parse_network_model(o.network); });
+    emulated = emulate_network(backend.world(), model);
+  }
+  Communicator& network = emulated ? *emulated : backend.world();
+  const KernelTime time = o.emulates_compute() ? kernel_time_of(context.world, o) : KernelTime();
+  std::unique_ptr<BlockKernel> kernel;
+  run_agreed(context.world, "--kernel", [&] {
+    if (!o.emulates_compute()) {
+      kernel = make_block_kernel(backend.stream(),
+                                 {o.kernel, o.types().activations, o.threads, o.deterministic});
+      return;
+    }
+    const double pause = seconds_between_polls(context);
+    for (Communicator* waits : {&network, &context.world}) waits->sleep_between_polls(pause);
+    kernel =
+        make_emulated_kernel(time, {pause, [&network] { return network.next_event(); }, {}, {}});
+  });
+  return {std::move(emulated), network, std::move(kernel)};
 }
 
 }  // namespace gyre

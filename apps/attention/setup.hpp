@@ -1,16 +1,66 @@
 #pragma once
-// One configuration of gyre-attention before it runs: a schedule under a layout, its plan, and the
-// memory that the plan needs.
+// The workload of gyre-attention: documents, the shape and mask of the attention over them, and
+// their place in a layout. The values of q, k, v and d_out are in apps/attention/inputs.hpp.
 
+#include <memory>
+#include <span>
+#include <string>
 #include <vector>
 
 #include "apps/attention/options.hpp"
-#include "apps/attention/workload.hpp"
+#include "apps/common/workload_options.hpp"
+#include "attention/kernels/block_kernel.hpp"
+#include "attention/plan.hpp"
 #include "attention/schedules/registry.hpp"
 #include "comm/communicator.hpp"
+#include "report/answers.hpp"
 #include "sharding/layouts.hpp"
+#include "sharding/padded_layout.hpp"
 
 namespace gyre {
+
+struct AttentionFile;
+struct AttentionOptions;
+
+enum class InputTensor { q, k, v, d_out };
+
+/// Documents, concatenated, and the attention over them. Token t of the concatenation is position
+/// t - offsets[d] of document d.
+struct AttentionWorkload {
+  HeadShape heads;
+  MaskRule mask;
+  std::vector<int64_t> offsets;  ///< [documents + 1]
+  std::vector<float> sinks;      ///< [heads], or empty
+  DType type = DType::f32;       ///< of q, k, v, d_out: values are rounded to it
+  double score_size = 1;         ///< rms of scaled scores, at least 1; 1 for normal inputs
+  std::string origin;            ///< source of the documents, for the report
+
+  int64_t documents() const { return std::ssize(offsets) - 1; }
+  int64_t tokens() const { return offsets.back(); }
+  int64_t length(int64_t d) const { return offsets[d + 1] - offsets[d]; }
+  int64_t longest() const;
+  /// Visible (query, key) pairs of all documents, times the query heads.
+  int64_t pairs() const;
+  /// Elements of a token's row in `tensor`.
+  int64_t width(InputTensor tensor) const {
+    const bool kv = tensor == InputTensor::k || tensor == InputTensor::v;
+    return (kv ? heads.kv_heads : heads.heads) * heads.head_dim;
+  }
+};
+
+/// The workload of the options: sequences of `size` tokens, or one pack of generated documents.
+/// Throws usage errors of --gen.
+AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size);
+/// The workload of a file. Its mask replaces that of the options.
+AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
+
+/// A workload in a layout.
+struct WorkloadLayout : PaddedLayout {
+  WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
+                 const LayoutOptions& options)
+      : PaddedLayout(workload.offsets, kind, weighed_by(options, workload.mask, workload.offsets)) {
+  }
+};
 
 /// One schedule under one layout, and the options of a run.
 struct AttentionSetup {
@@ -50,5 +100,56 @@ RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProble
 /// are refused.
 void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
                      int64_t memory_bytes, int rank);
+
+/// Rows of the inputs. Every rank can read any row.
+class TensorRows {
+ public:
+  virtual ~TensorRows() = default;
+  /// to [heads · head_dim] <- a token's row.
+  virtual void row(InputTensor tensor, int64_t token, std::span<float> to) const = 0;
+};
+
+/// Nearly normal numbers, a function of seed, tensor, token and element only
+/// (core/token_random.hpp), rounded to the type of the workload.
+std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint64_t seed);
+/// Random sinks [heads], by the same function.
+std::vector<float> random_sinks(int64_t heads, uint64_t seed);
+/// Rows of the file, which must outlive them, rounded to `type`.
+std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
+/// Removes the answers that depend on an input which the run rounds. Returns the use of every
+/// answer.
+std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o);
+
+/// The rms of scale · <q, k> over a sample of the visible pairs (all heads; up to 32 documents, 32
+/// queries per document, 32 keys per query); at least 1.
+double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs);
+
+/// A token and its slot in a shard.
+struct TokenRow {
+  int64_t token, row, document;
+};
+/// The tokens of a shard (or of any rows of an array: shard_of), in the order of its fragments.
+std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard& shard);
+
+/// Fills `to` [slots, heads · head_dim] with the rows of a rank's tokens, and its padding, which
+/// nothing may read, with NaN.
+void fill_rows(const AttentionWorkload& workload, const TensorRows& inputs, InputTensor tensor,
+               const Shard& shard, MatrixRef to);
+
+/// Whether --emulate-compute names the file of a machine (gyre-machine/1), not settings.
+inline bool names_machine(const std::string& compute) {
+  return compute.find('=') == std::string::npos;
+}
+
+struct NetworkAndKernel {
+  std::unique_ptr<Communicator> emulated_network;  ///< null: there is none
+  Communicator& network;                           ///< the emulated one, or the backend's
+  std::unique_ptr<BlockKernel> kernel;
+};
+
+/// Makes network and kernel. With --emulate-compute, waits of the network and of context.world
+/// sleep from now on. Collective.
+NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
+                                         Backend& backend);
 
 }  // namespace gyre

@@ -1,6 +1,7 @@
 #pragma once
 // Conversion of the rows of a gyre/bshd file to the batch that packing and sharding take.
 
+#include <cstdint>
 #include <string>
 
 #include "io/batch_file.hpp"
@@ -39,5 +40,13 @@ void check_labels(const BshdArrays& arrays);
 
 /// Maximum number of segments with tokens in a row.
 int64_t max_documents_of_row(const BshdArrays& arrays);
+
+/// The slot of the segment [begin, begin + slots) that is the local slot `local` of `rank`. A rank
+/// holds chunk `rank`, then chunk 2·cp - 1 - rank, of slots / (2·cp) each.
+inline int64_t swapped_slot(int64_t begin, int64_t slots, int cp, int rank, int64_t local) {
+  const int64_t chunk = slots / (2 * cp);
+  if (local < chunk) return begin + rank * chunk + local;
+  return begin + (2 * cp - 1 - rank) * chunk + (local - chunk);
+}
 
 }  // namespace gyre

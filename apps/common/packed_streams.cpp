@@ -4,7 +4,7 @@
 #include <map>
 #include <utility>
 
-#include "apps/common/prefix_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "comm/agree.hpp"
 #include "packing/lengths.hpp"
 #include "report/value.hpp"

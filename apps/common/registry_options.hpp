@@ -1,7 +1,5 @@
 #pragma once
-// An entry of a registry (a schedule, a layout) as options of an app: its name, and the numbers
-// that entries read. The registry defines which entry reads which number. --help and the refusal of
-// a number that the chosen entry does not read follow from that.
+// The layouts as options of an app: --layout, --stripe, --chunk.
 
 #include <fmt/format.h>
 
@@ -10,9 +8,11 @@
 #include <utility>
 #include <vector>
 
+#include "attention/schedules/registry.hpp"
 #include "core/error.hpp"
 #include "core/option_field.hpp"
 #include "report/options.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 
@@ -110,5 +110,35 @@ struct RegistryOptions {
     return text;
   }
 };
+
+/// A chosen layout; initially the default.
+struct LayoutChoice : RegistryChoice<LayoutOptions> {
+  LayoutChoice() { name = default_layout().name; }
+  /// The layout's options for `cp` ranks.
+  LayoutOptions for_ranks(int cp) const;
+};
+
+/// Declares and checks a LayoutChoice.
+RegistryOptions<LayoutKind, LayoutOptions> layout_choices();
+
+/// A line for each layout.
+std::string layout_help();
+
+/// Requirements of layouts on segment slots: "a multiple of 2 cp under dual-chunk-swap".
+std::string segment_rule_help();
+
+/// A chosen schedule; initially the default.
+struct ScheduleChoice : RegistryChoice<ScheduleOptions> {
+  ScheduleChoice() { name = default_schedule().name; }
+};
+
+/// Declares and checks a ScheduleChoice.
+RegistryOptions<Schedule, ScheduleOptions> schedule_choices();
+
+/// Choices of an app whose masks never have a window.
+RegistryOptions<Schedule, ScheduleOptions> schedule_choices_without_window();
+
+/// A line for each schedule.
+std::string schedule_help();
 
 }  // namespace gyre

@@ -10,7 +10,6 @@
 #include "io/text_import.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
-#include "report/provenance.hpp"
 #include "report/table.hpp"
 
 namespace {

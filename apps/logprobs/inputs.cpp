@@ -6,7 +6,7 @@
 #include <cmath>
 #include <set>
 
-#include "apps/common/generated_lengths.hpp"
+#include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/special_values.hpp"
 

@@ -10,16 +10,22 @@
 //     gradients           normal numbers, or 0 for a fraction of the tokens (--zero-fraction);
 //                         the same for log-softmax, which has a gradient for every id
 
+#include <cstdint>
 #include <functional>
 #include <memory>
 #include <optional>
+#include <set>
 #include <span>
 #include <string>
 #include <vector>
 
 #include "apps/logprobs/options.hpp"
+#include "comm/process_grid.hpp"
 #include "core/token_random.hpp"
+#include "harness/backend.hpp"
 #include "io/logprobs_file.hpp"
+#include "logprobs/fused_linear_ops.hpp"
+#include "logprobs/row_kernels.hpp"
 #include "runtime/buffer.hpp"
 
 namespace gyre {
@@ -133,6 +139,115 @@ class HostRow {
 
  private:
   Buffer<std::byte> copy_;
+};
+
+/// Rows of logits on one rank, with the ids to score in each row.
+class LogprobsRows {
+ public:
+  /// tokens [rows] holds the token of each row, negative for padding.
+  LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
+               std::vector<int64_t> tokens, int tp_rank, bool in_place);
+  /// Keeps matrices in the memory space of `stream`, and fills and copies them in its order.
+  LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
+               std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream& stream);
+
+  int64_t rows() const { return std::ssize(tokens_); }
+  std::span<const int64_t> tokens() const { return tokens_; }
+  MatrixRef logits() { return logits_.ref(); }
+  /// Output of backward; in place, this is the logits' memory. Requires prepare_gradient().
+  MatrixRef d_logits() { return in_place_ ? logits_.ref() : second_.ref(); }
+  /// Allocates a second matrix for the gradient. In place, it is instead a copy of the logits, and
+  /// later calls restore the logits from it.
+  void prepare_gradient();
+  /// Restores the logits if a gradient may have overwritten them.
+  void restore();
+  /// Fills the gradient with NaN, unless it is in place.
+  void poison();
+  /// Fills d_logits() with NaN, in place or not. Requires prepare_gradient().
+  void clobber();
+  /// Teacher logits, filled on first use.
+  MatrixRef teacher();
+  /// Gradient of the log-probabilities of all ids, in the output type. Filled on first use.
+  MatrixRef d_logprobs();
+  std::span<const int32_t> targets() const { return targets_.span(); }  ///< [rows]
+  std::span<const int32_t> ids() const { return ids_.span(); }          ///< [rows, picks]
+  /// Gradient of result `i` of each row (LogprobsInputs::gradient); 0 for padding.
+  std::vector<float> gradients(int64_t i) const;
+
+ private:
+  LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
+               std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream* stream);
+
+  HostStream host_;
+  Stream& stream_;
+  const LogprobsInputs& inputs_;
+  std::vector<int64_t> tokens_;
+  int64_t first_column_;
+  DType output_type_;
+  bool in_place_, has_second_ = false, has_teacher_ = false, has_d_logprobs_ = false;
+  LogitMatrix logits_;
+  LogitMatrix second_;  // the gradient; in place, a copy of the logits
+  LogitMatrix teacher_, d_logprobs_;
+  Buffer<int32_t> targets_, ids_;
+};
+
+class LogprobsBackend {
+ public:
+  /// Computes on the host and uses one grid for all communication.
+  explicit LogprobsBackend(ProcessGrid& grid);
+  /// Computes on `backend`. Collective over all ranks.
+  LogprobsBackend(Backend& backend, const GridShape& shape);
+
+  /// Memory space of logits, gradients, hidden states and weights.
+  MemorySpace space() const { return stream_.space(); }
+  /// Stream that orders all reads and writes of these arrays.
+  Stream& stream() { return stream_; }
+  /// Process grid for the few numbers of each row, in host memory.
+  ProcessGrid& grid() { return grid_; }
+  /// The same grid for arrays as large as logits or hidden states, in memory of space().
+  ProcessGrid& arrays() { return arrays_; }
+  RowKernels* row_kernels() { return row_kernels_.get(); }
+  LinearOps* linear_ops() { return linear_ops_.get(); }
+
+ private:
+  HostStream host_;
+  std::unique_ptr<ProcessGrid> own_grid_, own_arrays_;
+  ProcessGrid& grid_;
+  ProcessGrid& arrays_;
+  Stream& stream_;
+  std::unique_ptr<RowKernels> row_kernels_;
+  std::unique_ptr<LinearOps> linear_ops_;
+};
+
+class LogprobsContext {
+ public:
+  LogprobsContext(const LogprobsWorkload& problem_, const LogprobsInputs& inputs_,
+                  const LogprobsOptions& options_, LogprobsBackend& backend_)
+      : problem(problem_),
+        inputs(inputs_),
+        options(options_),
+        backend(backend_),
+        grid(backend_.grid()) {}
+
+  const LogprobsWorkload& problem;
+  const LogprobsInputs& inputs;
+  const LogprobsOptions& options;
+  LogprobsBackend& backend;
+  ProcessGrid& grid;                    ///< backend.grid(), for host memory
+  std::set<std::string> compared = {};  ///< answer arrays that results were compared with
+
+  /// Tokens of this rank when context-parallel ranks get contiguous, balanced blocks of them.
+  std::vector<int64_t> tokens_in_order() const;
+  /// Rows of tokens_in_order(), with the logits restored.
+  LogprobsRows& in_order();
+  /// Rows under --layout, for packed sequences. Rebuilds them and replaces the current rows.
+  LogprobsRows& by_layout(std::vector<int64_t> tokens);
+  /// Frees the memory of the rows.
+  void release() { rows_ = nullptr; }
+
+ private:
+  std::unique_ptr<LogprobsRows> rows_;
+  bool ordered_ = false;
 };
 
 }  // namespace gyre

@@ -11,7 +11,6 @@
 #include "harness/suite.hpp"
 #include "io/sha256.hpp"
 #include "report/app.hpp"
-#include "report/provenance.hpp"
 #include "report/row_log.hpp"
 #include "runtime/watchdog.hpp"
 

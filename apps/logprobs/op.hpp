@@ -10,7 +10,7 @@
 #include <type_traits>
 #include <vector>
 
-#include "apps/logprobs/context.hpp"
+#include "apps/logprobs/inputs.hpp"
 #include "harness/case.hpp"
 #include "harness/result_array.hpp"
 #include "logprobs/vocab_parallel.hpp"

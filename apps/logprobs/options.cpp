@@ -9,9 +9,8 @@
 #include <tuple>
 #include <utility>
 
-#include "apps/common/generated_lengths.hpp"
-#include "apps/common/layout_options.hpp"
-#include "apps/common/type_options.hpp"
+#include "apps/common/registry_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/error.hpp"
 #include "io/logprobs_file.hpp"

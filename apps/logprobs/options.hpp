@@ -4,14 +4,13 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/layout_options.hpp"
+#include "apps/common/registry_options.hpp"
 #include "attention/plan.hpp"
 #include "comm/process_grid.hpp"
 #include "harness/backend.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "report/options.hpp"
-#include "report/sweep.hpp"
 #include "sharding/distributed.hpp"
 #include "sharding/layouts.hpp"
 

@@ -10,7 +10,7 @@
 #include "apps/logprobs/registry.hpp"
 #include "comm/agree.hpp"
 #include "core/special_values.hpp"
-#include "harness/host.hpp"
+#include "harness/backend.hpp"
 #include "report/value.hpp"
 
 namespace gyre {

@@ -5,17 +5,108 @@
 #include <algorithm>
 #include <cmath>
 #include <functional>
+#include <vector>
 
 #include "apps/common/bshd_rows.hpp"
 #include "apps/common/extras.hpp"
-#include "apps/pack/encoder_gradient.hpp"
-#include "apps/pack/salm_shards.hpp"
 #include "comm/agree.hpp"
+#include "packing/salm.hpp"
 #include "packing/slot_packer.hpp"
+#include "report/verify.hpp"
 #include "sharding/encoder_work.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
+
+/// The slots of a rank, segment by segment.
+std::vector<int64_t> slots_of(const SalmPacked& packed, int cp, int rank) {
+  std::vector<int64_t> slots;
+  const SegmentBounds bounds = packed.bounds();
+  for (int64_t i = 0; i < bounds.segments(); ++i)
+    for (int64_t t = 0; t < bounds.slot_length(i) / cp; ++t)
+      slots.push_back(cp == 1 ? bounds.begin(i) + t
+                              : swapped_slot(bounds.begin(i), bounds.slot_length(i), cp, rank, t));
+  return slots;
+}
+
+/// Checks the stream packed for cp ranks: each rank's embeddings, labels and positions must be
+/// those of its slots by the definition of dual-chunk-swap (with cp = 1, of all slots). All ranks
+/// together then hold every pair of an embedding and a label once. No communication.
+void check_salm_shards(const SalmPacked& packed, int cp, Verification& checks) {
+  LayoutOptions options;
+  options.cp = cp;
+  const Layout layout =
+      cp > 1 ? dual_chunk_swap(packed.bounds(), options) : contiguous(packed.bounds(), options);
+  Check& check = checks.check("shards of text and audio", 0);
+  for (int rank = 0; rank < cp; ++rank) {
+    const SalmShard shard = shard_salm(packed, layout, rank);
+    std::vector<float> embeddings;
+    std::vector<int64_t> labels, positions;
+    for (const int64_t slot : slots_of(packed, cp, rank)) {
+      const auto row = packed.embeddings.begin() + slot * packed.hidden;
+      embeddings.insert(embeddings.end(), row, row + packed.hidden);
+      labels.push_back(packed.labels[slot]);
+      positions.push_back(packed.positions[slot]);
+    }
+    check.add_all(shard.embeddings, embeddings, fmt::format("rank {} embeddings", rank));
+    check.add_all(shard.labels, labels, fmt::format("rank {} labels", rank));
+    check.add_all(shard.positions, positions, fmt::format("rank {} positions", rank));
+  }
+}
+
+constexpr std::pair<const char*, GatherGradient> conventions[] = {
+    {"encoder gradient, sum", GatherGradient::sum},
+    {"encoder gradient, split", GatherGradient::split},
+    {"encoder gradient, none", GatherGradient::none},
+};
+
+/// The gradient on `rank`: small integers, so that sums over ranks are exact.
+float gradient(int rank, size_t item, size_t element) {
+  return static_cast<float>((rank + 1) * static_cast<int>((item * 31 + element) % 97 + 1));
+}
+
+/// The gradient that the encoder of `rank` gets by the definition of the convention.
+float expected_gradient(GatherGradient convention, int rank, int ranks, size_t item,
+                        size_t element) {
+  if (convention == GatherGradient::none) return 0;
+  if (convention == GatherGradient::split) return gradient(rank, item, element);
+  float sum = 0;
+  for (int r = 0; r < ranks; ++r) sum += gradient(r, item, element);
+  return sum;
+}
+
+/// Checks the gradients that a rank's encoder gets from gradients of all encodings `frames`
+/// [items][frames, hidden]. For the items that the rank encoded they must be the sum over ranks
+/// (GatherGradient::sum), the rank's own (split), or zero (none). Collective.
+void check_encoder_gradients(const std::vector<std::vector<float>>& frames, Communicator& world,
+                             Verification& checks) {
+  std::vector<std::vector<float>> mine(frames.size());
+  for (size_t i = 0; i < frames.size(); ++i)
+    for (size_t e = 0; e < frames[i].size(); ++e) mine[i].push_back(gradient(world.rank(), i, e));
+  // Blocks have equally many items; the last ones may be shorter.
+  const size_t block =
+      (frames.size() + static_cast<size_t>(world.size()) - 1) / static_cast<size_t>(world.size());
+  const size_t first = std::min(frames.size(), static_cast<size_t>(world.rank()) * block);
+  const size_t last = std::min(frames.size(), first + block);
+  Verification local(checks.tolerance_scale());
+  for (const auto& [name, convention] : conventions) {
+    Check& check = local.check(name, 0);
+    if (first == last) check.add_nothing();
+    const auto encoder = encoder_gradient(world, mine, convention);
+    std::vector<std::vector<float>> expected;
+    for (size_t i = first; i < last; ++i) {
+      std::vector<float>& item = expected.emplace_back();
+      for (size_t e = 0; e < frames[i].size(); ++e)
+        item.push_back(expected_gradient(convention, world.rank(), world.size(), i, e));
+    }
+    check.add(encoder.size(), expected.size(), [] { return "items"; });
+    for (size_t i = 0; i < std::min(encoder.size(), expected.size()); ++i)
+      check.add_all(encoder[i], expected[i], fmt::format("audio {}", first + i));
+  }
+  local.merge_over(world);
+  checks.merge(local);
+}
 
 /// Converts ids, labels or positions to the type of packed files. Readers have checked their range.
 std::vector<int32_t> narrow(const std::vector<int64_t>& values) {

@@ -7,11 +7,10 @@
 #include "apps/pack/options.hpp"
 #include "apps/pack/runs.hpp"
 #include "comm/agree.hpp"
-#include "harness/host.hpp"
+#include "harness/backend.hpp"
 #include "io/sha256.hpp"
 #include "packing/lengths.hpp"
 #include "report/app.hpp"
-#include "report/provenance.hpp"
 
 namespace {
 

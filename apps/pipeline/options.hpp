@@ -3,9 +3,8 @@
 
 #include <string>
 
-#include "apps/common/layout_options.hpp"
-#include "apps/common/prefix_options.hpp"
-#include "apps/common/schedule_options.hpp"
+#include "apps/common/registry_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "harness/backend.hpp"
 #include "io/documents.hpp"
 #include "model/scoring.hpp"

@@ -6,7 +6,7 @@
 #include <cmath>
 #include <cstdio>
 
-#include "apps/common/prefix_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "comm/agree.hpp"
 
 namespace gyre {

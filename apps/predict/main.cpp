@@ -6,11 +6,8 @@
 
 #include <utility>
 
-#include "apps/predict/frame.hpp"
 #include "apps/predict/options.hpp"
-#include "apps/predict/report.hpp"
 #include "apps/predict/run.hpp"
-#include "apps/predict/scoring.hpp"
 #include "attention/schedules/registry.hpp"
 #include "harness/suite.hpp"
 #include "report/app.hpp"

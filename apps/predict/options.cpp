@@ -7,8 +7,7 @@
 #include <cmath>
 #include <tuple>
 
-#include "apps/common/generated_lengths.hpp"
-#include "apps/common/type_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
 #include "report/options.hpp"
 #include "runtime/output_guard.hpp"

@@ -5,12 +5,10 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/layout_options.hpp"
-#include "apps/common/mask_options.hpp"
-#include "apps/common/prefix_options.hpp"
-#include "apps/common/schedule_options.hpp"
-#include "report/report_options.hpp"
-#include "report/sweep.hpp"
+#include "apps/common/registry_options.hpp"
+#include "apps/common/workload_options.hpp"
+#include "report/app.hpp"
+#include "report/options.hpp"
 
 namespace gyre {
 

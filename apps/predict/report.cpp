@@ -1,10 +1,10 @@
-#include "apps/predict/report.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <map>
 #include <tuple>
+
+#include "apps/predict/run.hpp"
 
 namespace gyre {
 namespace {

@@ -1,12 +1,17 @@
 #pragma once
 // Predictions of gyre-predict for single configurations.
 
+#include <functional>
 #include <string>
 #include <vector>
 
 #include "apps/predict/options.hpp"
+#include "attention/schedules/schedule.hpp"
 #include "harness/row.hpp"
+#include "predict/machine.hpp"
 #include "predict/predict.hpp"
+#include "report/app.hpp"
+#include "report/result.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -63,5 +68,62 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
 
 /// The timelines of all ranks in the form of --trace of a real run.
 std::string predicted_trace(const PredictedCase& c);
+
+/// Starts the report. `origin`: source of the documents.
+RunReport begin_predicting(AppContext& context, const PredictOptions& o,
+                           const MachineModel& machine, const std::string& origin);
+
+/// Calls f for each configuration of the options and each size in [0, sizes).
+void for_each_configuration(const PredictOptions& o, size_t sizes,
+                            const std::function<void(int cp, size_t size, const Schedule& schedule,
+                                                     const LayoutKind& layout)>& f);
+
+/// Number of rows of the table if nothing is refused.
+int64_t rows_of(const PredictOptions& o, size_t sizes);
+
+/// Collects configurations that schedule or layout refuse.
+class Refusals {
+ public:
+  /// Predicts a configuration. If the options ask for several schedules or layouts, a usage error
+  /// is kept, not thrown.
+  void collect(const PredictOptions& o, int cp, const Schedule& schedule, const LayoutKind& layout,
+               const std::function<void()>& predict);
+  /// The first refusal of each schedule, and how many more there are.
+  std::string text() const;
+
+ private:
+  struct Refusal {
+    std::string schedule, reason;
+  };
+  std::vector<Refusal> all_;
+};
+
+/// The table, with a column of bytes for each tier of the machine.
+Table<PredictedRow> predicted_table(const MachineModel& machine);
+
+/// The fastest configuration of one number of ranks and tokens.
+struct Winner {
+  int cp = 1;
+  int64_t tokens = 0;
+  std::string schedule, layout;
+  double seconds = 0;  ///< of all passes
+  double tflops_per_rank = 0;
+  double efficiency = 0;  ///< share of the time in which the kernel works
+  std::string second;     ///< the fastest other schedule; "" without one
+  double margin = 0;      ///< relative extra time of `second`
+};
+
+/// Winners in the order of the rows, without configurations that do not fit the memory.
+std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows);
+
+/// A line for each winner, below the table.
+std::string winners_text(const std::vector<Winner>& winners);
+
+/// A map: ranks to the right, tokens upwards, a cell coloured by the schedule that wins there.
+std::string winners_svg(const std::vector<Winner>& winners, const std::string& title);
+
+/// Predicts the pass for each number of context-parallel ranks, size, schedule and layout, prints
+/// the rows and reports them.
+ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, AppContext& context);
 
 }  // namespace gyre

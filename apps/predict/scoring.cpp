@@ -1,15 +1,15 @@
-#include "apps/predict/scoring.hpp"
+
+#include "predict/scoring.hpp"
 
 #include <fmt/format.h>
 
 #include <algorithm>
 
-#include "apps/predict/frame.hpp"
+#include "apps/predict/run.hpp"
 #include "harness/suite.hpp"
 #include "io/documents.hpp"
 #include "io/model_config_file.hpp"
 #include "packing/lengths.hpp"
-#include "predict/scoring.hpp"
 #include "report/progress.hpp"
 
 namespace gyre {

@@ -3,7 +3,7 @@
 #include <algorithm>
 #include <set>
 
-#include "apps/predict/report.hpp"
+#include "apps/predict/run.hpp"
 #include "attention/schedules/registry.hpp"
 #include "report/svg.hpp"
 #include "report/value.hpp"

@@ -5,7 +5,6 @@
 #include <functional>
 
 #include "apps/common/bshd_rows.hpp"
-#include "apps/shard/batch_parts.hpp"
 #include "comm/agree.hpp"
 #include "core/label.hpp"
 #include "packing/cp_batch.hpp"

@@ -11,6 +11,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/common/bshd_rows.hpp"
 #include "harness/row.hpp"
 #include "io/batch_file.hpp"
 #include "packing/compatibility.hpp"
@@ -64,5 +65,30 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
 /// "causal", "causal-segments", "full" or "dense".
 AttentionMask find_mask(const std::string& name);
 const std::vector<std::string>& mask_names();
+
+/// The counts of one rank's part of one stream.
+struct RankPart {
+  int rank = 0;
+  int64_t slots = 0, tokens = 0, pairs = 0, hidden_pairs = 0;
+  LossSums loss;
+};
+
+/// The parts that this rank of the run makes, [streams][parts].
+using StreamParts = std::vector<std::vector<RankPart>>;
+
+/// These functions do not communicate.
+StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
+                          Verification& checks);
+StreamParts shard_key_masked_rows(const BshdArrays& arrays, const BatchJob& job,
+                                  Communicator& world, Verification& checks);
+/// Checks that the rows come back from the ranks of the run. Requires cp ranks. Collective.
+void check_rows_over_ranks(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
+                           Verification& checks);
+
+/// The stand-in loss of a label is its id, so that sums are exact.
+LossSums stand_in_loss(const std::vector<int64_t>& labels);
+
+/// The ranks of the layout whose parts this rank of the run makes.
+std::vector<int> ranks_of(const Communicator& world, int cp);
 
 }  // namespace gyre

@@ -5,7 +5,7 @@
 #include <algorithm>
 
 #include "apps/common/bshd_rows.hpp"
-#include "apps/shard/batch_parts.hpp"
+#include "apps/shard/batch.hpp"
 #include "core/label.hpp"
 #include "packing/padding.hpp"
 #include "sharding/bshd.hpp"

@@ -6,7 +6,7 @@
 
 #include "apps/common/bshd_rows.hpp"
 #include "apps/common/extras.hpp"
-#include "apps/shard/batch_parts.hpp"
+#include "apps/shard/batch.hpp"
 #include "packing/cp_batch.hpp"
 
 namespace gyre {

@@ -3,17 +3,161 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <map>
+#include <memory>
 #include <numeric>
+#include <span>
+#include <string>
+#include <type_traits>
+#include <vector>
 
 #include "apps/common/extras.hpp"
-#include "apps/shard/bin_shards.hpp"
 #include "apps/shard/report.hpp"
+#include "core/label.hpp"
+#include "io/packed_file.hpp"
 #include "packing/cp_batch.hpp"
+#include "runtime/buffer.hpp"
 #include "sharding/distributed.hpp"
+#include "sharding/stream_shards.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
 namespace {
+
+/// The arrays of a bin in the memory of `stream`. Results are in host memory. Layout and stream
+/// must outlive this object.
+class BinShards {
+ public:
+  /// With `hidden_size` > 0, embeddings of that width replace the ids.
+  BinShards(const Layout& layout, const PackedSlots& bin, int64_t hidden_size, Stream& stream);
+
+  /// The slots of `rank`.
+  PackedSlots shard(int rank) const;
+  /// The bin, restored from the shards of all ranks in turn.
+  PackedSlots round_trip() const;
+  /// The bin, gathered over `comm` from the shards that its ranks hold. Collective.
+  PackedSlots gathered(Communicator& comm) const;
+  /// The ids of this rank's shard, shifted to the left inside the segments of `bounds` over `comm`;
+  /// with `fill` at the ends of segments. Collective.
+  std::vector<int32_t> shifted_ids(Communicator& comm, std::span<const int32_t> bounds,
+                                   int32_t fill) const;
+
+ private:
+  /// An array of the bin: rows of bytes.
+  struct Array {
+    Buffer<std::byte> stream;
+    int64_t row_bytes = 0;  ///< 0: the bin has no such array
+    RowFill fill;           ///< value of the slots that the layout appends
+  };
+  template <class T>
+  Array make_array(const std::vector<T>& values, int64_t row, T fill) const;
+  /// Runs make(array, out) for each array of a stream or shard of `rows` rows, and copies each
+  /// `out` to the host.
+  template <class Make>
+  PackedSlots make_slots(int64_t rows, Make make) const;
+  void shard_array(const Array& array, int rank, void* local) const;
+
+  Stream& stream_;
+  const Layout& layout_;
+  std::unique_ptr<StreamShards> shards_;
+  Array ids_, embeddings_, labels_, positions_;
+  std::map<std::string, Array> extras_;
+};
+
+/// Fills results before they are written. No input holds this value.
+constexpr std::byte unwritten{0xa5};
+
+template <class T>
+BinShards::Array BinShards::make_array(const std::vector<T>& values, int64_t row, T fill) const {
+  Array array{
+      Buffer<std::byte>(std::ssize(values) * static_cast<int64_t>(sizeof(T)), stream_.space()),
+      row * static_cast<int64_t>(sizeof(T)), RowFill::of(fill)};
+  stream_.copy(array.stream.data(), values.data(), array.stream.size());
+  stream_.synchronize();
+  return array;
+}
+
+BinShards::BinShards(const Layout& layout, const PackedSlots& bin, int64_t hidden_size,
+                     Stream& stream)
+    : stream_(stream),
+      layout_(layout),
+      shards_(make_stream_shards(layout, stream)),
+      labels_(make_array(bin.labels, 1, ignored_label)),
+      positions_(make_array(bin.positions, 1, 0)) {
+  if (hidden_size > 0)
+    embeddings_ = make_array(bin.embeddings, hidden_size, 0.0F);
+  else
+    ids_ = make_array(bin.ids, 1, 0);
+  for (const auto& [name, extra] : bin.extras)
+    extras_.emplace(name, make_array(extra.bytes, extra.item_bytes, std::byte{0}));
+}
+
+template <class Make>
+PackedSlots BinShards::make_slots(int64_t rows, Make make) const {
+  PackedSlots slots;
+  const auto bring = [&](const Array& array, auto& to) {
+    if (array.row_bytes == 0) return;
+    using T = typename std::remove_reference_t<decltype(to)>::value_type;
+    Buffer<std::byte> out(rows * array.row_bytes, stream_.space());
+    const size_t bytes = out.size();
+    stream_.fill(out.data(), unwritten, bytes);
+    make(array, out);
+    to.resize(bytes / sizeof(T));
+    stream_.copy(to.data(), out.data(), bytes);
+    stream_.synchronize();
+  };
+  bring(ids_, slots.ids);
+  bring(embeddings_, slots.embeddings);
+  bring(labels_, slots.labels);
+  bring(positions_, slots.positions);
+  for (const auto& [name, array] : extras_) {
+    ExtraSlots& extra = slots.extras[name];
+    extra.item_bytes = array.row_bytes;
+    bring(array, extra.bytes);
+  }
+  return slots;
+}
+
+void BinShards::shard_array(const Array& array, int rank, void* local) const {
+  shards_->shard(rank, array.stream.data(), layout_.stream_slots, local, array.row_bytes,
+                 array.fill);
+}
+
+PackedSlots BinShards::shard(int rank) const {
+  return make_slots(layout_.slots_of_rank(), [&](const Array& array, Buffer<std::byte>& out) {
+    shard_array(array, rank, out.data());
+  });
+}
+
+PackedSlots BinShards::round_trip() const {
+  return make_slots(layout_.stream_slots, [&](const Array& array, Buffer<std::byte>& out) {
+    Buffer<std::byte> local(layout_.slots_of_rank() * array.row_bytes, stream_.space());
+    for (int r = 0; r < layout_.cp(); ++r) {
+      shard_array(array, r, local.data());
+      shards_->unshard(r, local.data(), out.data(), layout_.stream_slots, array.row_bytes);
+    }
+  });
+}
+
+PackedSlots BinShards::gathered(Communicator& comm) const {
+  return make_slots(layout_.stream_slots, [&](const Array& array, Buffer<std::byte>& out) {
+    Buffer<std::byte> local(layout_.slots_of_rank() * array.row_bytes, stream_.space());
+    shard_array(array, comm.rank(), local.data());
+    shards_->gather(comm, local.data(), out.data(), array.row_bytes);
+  });
+}
+
+std::vector<int32_t> BinShards::shifted_ids(Communicator& comm, std::span<const int32_t> bounds,
+                                            int32_t fill) const {
+  const int64_t slots = layout_.slots_of_rank();
+  Buffer<int32_t> local(slots, stream_.space()), out(slots, stream_.space());
+  shard_array(ids_, comm.rank(), local.data());
+  shards_->shift_left(comm, bounds, local.data(), out.data(), fill);
+  std::vector<int32_t> shifted(slots);
+  stream_.copy(shifted.data(), out.data(), shifted.size() * sizeof(int32_t));
+  stream_.synchronize();
+  return shifted;
+}
 
 /// The matrix of needed keys is cp x cp, so it is not made for more ranks.
 constexpr int max_ranks_for_matrix = 1024;

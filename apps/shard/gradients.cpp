@@ -1,7 +1,6 @@
-#include "apps/shard/gradients.hpp"
-
 #include <fmt/format.h>
 
+#include "apps/shard/report.hpp"
 #include "comm/agree.hpp"
 #include "sharding/distributed.hpp"
 

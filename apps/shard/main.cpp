@@ -6,18 +6,15 @@
 #include <algorithm>
 
 #include "apps/common/extras.hpp"
-#include "apps/common/layout_options.hpp"
 #include "apps/common/packed_streams.hpp"
-#include "apps/shard/gradients.hpp"
+#include "apps/common/registry_options.hpp"
 #include "apps/shard/options.hpp"
 #include "apps/shard/report.hpp"
-#include "apps/shard/runs.hpp"
 #include "comm/agree.hpp"
-#include "harness/host.hpp"
+#include "harness/backend.hpp"
 #include "io/sha256.hpp"
 #include "io/shard_file.hpp"
 #include "report/app.hpp"
-#include "report/provenance.hpp"
 
 namespace {
 

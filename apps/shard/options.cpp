@@ -5,8 +5,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "apps/common/generated_lengths.hpp"
-#include "apps/common/type_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
 #include "packing/bins.hpp"
 

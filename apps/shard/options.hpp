@@ -3,10 +3,11 @@
 
 #include <string>
 
-#include "apps/common/layout_options.hpp"
+#include "apps/common/registry_options.hpp"
 #include "apps/shard/batch.hpp"
 #include "apps/shard/report.hpp"
 #include "harness/backend.hpp"
+#include "report/app.hpp"
 #include "report/options.hpp"
 
 namespace gyre {
@@ -42,5 +43,12 @@ void declare_options(CLI::App& app, ShardOptions& o);
 void check_options(const ShardOptions& o);
 /// Throws a usage error for options of packed streams that are given with a gyre/bshd file.
 void check_batch_options(const ShardOptions& o);
+
+/// Shards a batch of rows (gyre/bshd) over the ranks of --cp. Collective.
+ExitCode run_batch(const ShardOptions& o, AppContext& context);
+
+/// Runs Ulysses on packed streams over the ranks of the run. Collective.
+ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
+                              const PackedSlots& slots, AppContext& context, RunReport& report);
 
 }  // namespace gyre

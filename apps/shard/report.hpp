@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/common/prefix_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "attention/mask.hpp"
 #include "harness/backend.hpp"
 #include "harness/row.hpp"
@@ -123,5 +123,13 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
 /// Checks that the rows read back from `path` restore the packed slots. Collective.
 void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::string& path,
                       const ShardsHeader& shards, Communicator& world, Verification& checks);
+
+/// Adds checks to `checks`, for every bin and the convention of this name ("split", "sum", "none",
+/// or "all"). A rank's gradient is that of its own slots (split), the sum of all ranks' gradients
+/// at its slots (sum), or zero (none). It is zero at padding of the layout. Returns a "#" line per
+/// convention with the bytes that all ranks sent. Throws a usage error unless the run has as many
+/// ranks as the layout. Collective.
+std::string check_gather_gradients(ShardingPlan& plan, const std::string& convention,
+                                   Communicator& world, Verification& checks);
 
 }  // namespace gyre

@@ -1,10 +1,9 @@
-#include "harness/measure.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "harness/result_array.hpp"
+#include "harness/suite.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {

@@ -12,12 +12,35 @@
 //     suite.require_rows();
 
 #include <functional>
+#include <string>
 
 #include "comm/agree.hpp"
-#include "harness/measure.hpp"
+#include "harness/backend.hpp"
+#include "harness/case.hpp"
 #include "harness/row.hpp"
+#include "report/repeat.hpp"
 
 namespace gyre {
+
+struct MeasureOptions {
+  RepeatOptions repeats;
+  int warmup = 1;              ///< runs before the timed ones; at least 1 if results are verified
+  std::string check = "last";  ///< none, last, all
+  double tol_scale = 1;
+  bool verifies() const { return check != "none"; }
+};
+
+struct Measured {
+  Timing timing;
+  double last_ms = 0;     ///< of the last run, on this rank
+  SentTraffic sent;       ///< by this rank in the last run
+  Verification checks{};  ///< merged over all ranks; empty without verification
+};
+
+/// Measures a pass of a case. Messages of `backend` are checked outside of timed runs. Collective
+/// over `world`, all ranks in host memory.
+Measured measure(Case& of, Pass pass, const MeasureOptions& options, Communicator& world,
+                 Backend& backend);
 
 template <class Row>
 class Suite {

@@ -14,12 +14,13 @@
 #include "comm/agree.hpp"
 #include "comm/checked.hpp"
 #include "comm/mpi.hpp"
+#include "core/error.hpp"
 #include "core/version.hpp"
 #include "io/h5.hpp"
 #include "io/schema_names.hpp"
 #include "report/command_line.hpp"
+#include "report/options.hpp"
 #include "report/progress.hpp"
-#include "report/report_options.hpp"
 #include "report/row_log.hpp"
 #include "runtime/features.hpp"
 #include "runtime/process.hpp"
@@ -185,6 +186,46 @@ int run_app(int argc, char** argv, const AppInfo& info,
     if (mpi.rank() == 0) write_diagnostic(fmt::format("{}: error: {}\n", info.name, error.what()));
     return static_cast<int>(error.code());
   }
+}
+
+Provenance provenance_of(const AppContext& context, const std::string& sources) {
+  const BuildInfo build = build_info();
+  return {{"generator", fmt::format("{} {} (git {}, {})", context.info.name, build.version,
+                                    build.git_sha, build.git_state)},
+          {"command", context.command_line},
+          {"sources", sources}};
+}
+
+void declare_report_options(CLI::App& app, ReportOptions& options) {
+  add_option(
+      app,
+      {"-J,--json",
+       "Write the result here (gyre-result/1). FILE.jsonl: a line a row, appended as soon as "
+       "it is measured"},
+      options.json);
+  add_option(app, {"--csv", "Write the table here, with all columns"}, options.csv);
+  add_choice_option(app,
+                    {"--resume",
+                     "With -J FILE.jsonl: leave out rows that it has of the same run; all that are "
+                     "finished and right, or only those whose timing meets the run rules"},
+                    options.resume, {"none", "finished", "measured"});
+  add_option(app, {"--columns", "Of the table: default, all, or names with commas between them"},
+             options.columns);
+}
+
+void refuse_report_options(const AppContext& context, const ReportOptions& options,
+                           std::string_view mode) {
+  const ReportOptions usual;
+  ConfigErrors errors;
+  const auto refuse = [&](const char* option, bool given) {
+    if (given) errors.add("{} goes with a run, not with {}", option, mode);
+  };
+  refuse("--json", options.json != usual.json);
+  refuse("--csv", options.csv != usual.csv);
+  refuse("--resume", options.resume != usual.resume);
+  refuse("--columns", options.columns != usual.columns);
+  refuse("--machine", context.machine != nullptr);
+  errors.throw_if_any("impossible configuration");
 }
 
 }  // namespace gyre

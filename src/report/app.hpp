@@ -4,11 +4,13 @@
 #include <functional>
 #include <memory>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
 #include "io/outputs.hpp"
+#include "io/schema.hpp"
 #include "report/machine_report.hpp"
 #include "runtime/mpi_env.hpp"
 
@@ -66,5 +68,27 @@ void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles fil
 int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body);
+
+/// generator (program, version, git), command, and `sources` (the inputs).
+Provenance provenance_of(const AppContext& context, const std::string& sources);
+
+struct AppContext;
+
+struct ReportOptions {
+  std::string json;  ///< "": none. NAME.jsonl gets one line per row, written when measured
+  std::string csv;
+  std::string resume = "none";      ///< "finished" or "measured": which rows of `json` are kept
+  std::string columns = "default";  ///< "default", "all" or comma-separated names
+
+  bool in_lines() const { return json.ends_with(".jsonl"); }
+};
+
+/// Adds -J,--json, --csv, --resume and --columns.
+void declare_report_options(CLI::App& app, ReportOptions& options);
+
+/// Throws a usage error that names each of these options, and --machine, if given: `mode`
+/// ("--explain") measures nothing. All ranks throw the same error.
+void refuse_report_options(const AppContext& context, const ReportOptions& options,
+                           std::string_view mode);
 
 }  // namespace gyre

@@ -7,6 +7,7 @@
 #include <string_view>
 #include <vector>
 
+#include "core/error.hpp"
 #include "core/nearest.hpp"
 
 namespace CLI {
@@ -67,5 +68,25 @@ std::vector<int> parse_numbers(const char* option, const std::string& text, cons
 /// Parses "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exactly.
 /// Throws a usage error for anything else: signs, fractions, other units, more than 2^63 - 1.
 int64_t parse_size(std::string_view text);
+
+struct TokenSweep {
+  int64_t tokens = 0;        ///< the only size without a sweep
+  int64_t min = 0, max = 0;  ///< min 0: no sweep
+  double factor = 2;
+  int64_t step = 0;  ///< above 0: the difference of neighbours, instead of `factor`
+  int cycles = 1;    ///< how often the sweep is run
+
+  bool sweeps() const { return min > 0; }
+  /// min, min · factor, min · factor², ... (rounded), or min, min + step, ..., up to max. Without
+  /// a sweep only `tokens`. Requires factor > 1.
+  std::vector<int64_t> sizes() const;
+};
+
+/// Adds --tokens, -b,--min, -e,--max, -f,--factor, -i,--step and -N,--cycles. `what` describes a
+/// size: "Tokens of each sequence".
+void declare_sweep(CLI::App& app, const std::string& what, TokenSweep& sweep);
+
+/// Adds all errors of these options; `usual_tokens` is the default of --tokens.
+void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& errors);
 
 }  // namespace gyre

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "report/report_options.hpp"
+#include "report/app.hpp"
 #include "report/value.hpp"
 
 namespace gyre {

@@ -1,6 +1,6 @@
 #include <memory>
 
-#include "apps/common/prefix_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "io/attention_file.hpp"
 #include "io/batch_file.hpp"

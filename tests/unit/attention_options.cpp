@@ -4,8 +4,6 @@
 
 #include <cmath>
 
-#include "apps/attention/explain.hpp"
-#include "apps/attention/inputs.hpp"
 #include "apps/attention/options.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"

@@ -9,7 +9,7 @@
 #include <map>
 #include <set>
 
-#include "apps/common/prefix_options.hpp"
+#include "apps/common/workload_options.hpp"
 #include "attention/attention_reference.hpp"
 #include "core/token_random.hpp"
 #include "errors.hpp"

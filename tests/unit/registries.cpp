@@ -6,8 +6,7 @@
 #include <set>
 #include <type_traits>
 
-#include "apps/common/layout_options.hpp"
-#include "apps/common/schedule_options.hpp"
+#include "apps/common/registry_options.hpp"
 #include "attention_cases.hpp"
 
 namespace gyre {

@@ -6,7 +6,7 @@
 #include <thread>
 
 #include "mpi_test.hpp"
-#include "report/noise.hpp"
+#include "report/repeat.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

@@ -10,7 +10,7 @@
 #include <string>
 #include <vector>
 
-#include "apps/logprobs/context.hpp"
+#include "apps/logprobs/inputs.hpp"
 #include "harness/result_array.hpp"
 #include "logprobs/reference.hpp"
 #include "report/verify.hpp"

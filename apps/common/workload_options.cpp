@@ -1,10 +1,48 @@
-#include "apps/common/prefix_options.hpp"
+#include "apps/common/workload_options.hpp"
 
 #include <fmt/format.h>
 
+#include "apps/common/packed_streams.hpp"
+#include "attention/masks/registry.hpp"
+#include "core/error.hpp"
+#include "packing/lengths.hpp"
 #include "report/options.hpp"
 
 namespace gyre {
+MaskRule MaskOptions::of(std::span<const int64_t> lengths) const {
+  return window > 0 ? MaskRule(MaskKind::causal, window) : parse_mask(mask).of(lengths);
+}
+
+MaskRule MaskOptions::of_offsets(std::span<const int64_t> offsets) const {
+  std::vector<int64_t> lengths;
+  for (size_t d = 0; d + 1 < offsets.size(); ++d) lengths.push_back(offsets[d + 1] - offsets[d]);
+  return of(lengths);
+}
+
+LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
+                         std::span<const int64_t> offsets) {
+  if (mask.plain_causal()) return options;
+  options.pairs = [&mask, offsets](int64_t document, int64_t queries) {
+    const size_t d = document;
+    return DocumentMask(mask, document, offsets[d + 1] - offsets[d]).pairs(queries);
+  };
+  return options;
+}
+
+void declare_mask_options(CLI::App& app, MaskOptions& o) {
+  add_option(app, {"--mask", "Inside a document: " + mask_choices()}, o.mask);
+  add_size_option(app, {"--window", "For --mask causal,window=N; 0: none"}, o.window);
+}
+
+void check_mask_options(const MaskOptions& o, ConfigErrors& errors) {
+  try {
+    parse_mask(o.mask);
+  } catch (const Error& error) {
+    errors.add("{}", error.what());
+  }
+  if (o.window > 0 && o.mask != "causal") errors.add("--window {} needs --mask causal", o.window);
+}
+
 namespace {
 
 double ratio(int64_t a, int64_t b) {
@@ -78,6 +116,26 @@ PrefixForest forest_of(const PrefixTables& tables) {
     }
   }
   return forest;
+}
+
+std::string length_help() {
+  std::string text = "Draw lengths instead: dist=NAME,count=N,seed=N and, of";
+  for (const LengthDistribution& d : length_distributions())
+    text += fmt::format(" {}: {};", d.name, fmt::join(d.keys, ","));
+  text.back() = '.';
+  return text;
+}
+
+std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
+                                       std::string& origin) {
+  PackedHeader header;
+  origin = generate_streams(spec, "first-fit-shuffle", capacity, 1, 0, header, nullptr);
+  std::vector<int64_t> lengths;
+  if (header.bin_count() == 0) throw_usage("--gen {}: there is no document", spec);
+  const auto cu_seqlens = header.cu_seqlens(0);
+  for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i)
+    lengths.push_back(cu_seqlens[i + 1] - cu_seqlens[i]);
+  return lengths;
 }
 
 }  // namespace gyre

@@ -1,7 +1,6 @@
-#include "apps/common/layout_options.hpp"
+#include "apps/common/registry_options.hpp"
 
 namespace gyre {
-
 LayoutOptions LayoutChoice::for_ranks(int cp) const {
   LayoutOptions result = options;
   result.cp = cp;
@@ -22,6 +21,24 @@ std::string segment_rule_help() {
     if (kind.chunks_per_rank > 0)
       rules.push_back(fmt::format("a multiple of {} cp under {}", kind.chunks_per_rank, kind.name));
   return fmt::format("{}", fmt::join(rules, ", "));
+}
+
+RegistryOptions<Schedule, ScheduleOptions> schedule_choices() {
+  return {"schedule", schedules(), schedule_option_fields()};
+}
+
+RegistryOptions<Schedule, ScheduleOptions> schedule_choices_without_window() {
+  static const std::vector<Schedule> some = [] {
+    std::vector<Schedule> list;
+    for (const Schedule& schedule : schedules())
+      if (!schedule.needs_window) list.push_back(schedule);
+    return list;
+  }();
+  return {"schedule", some, schedule_option_fields()};
+}
+
+std::string schedule_help() {
+  return schedule_choices().help("Schedules");
 }
 
 }  // namespace gyre

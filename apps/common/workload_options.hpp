@@ -1,0 +1,74 @@
+#pragma once
+// The mask of an attention as options of an app: --mask and --window.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "attention/mask.hpp"
+#include "core/dtype.hpp"
+#include "core/error.hpp"
+#include "io/prefix_tables.hpp"
+#include "packing/prefix_forest.hpp"
+#include "sharding/layouts.hpp"
+
+namespace CLI {
+class App;
+}
+
+namespace gyre {
+
+struct MaskOptions {
+  std::string mask = "causal";  ///< a name and its numbers; see attention/masks/registry.hpp
+  int64_t window = 0;           ///< shorthand for the window of a causal mask
+  bool operator==(const MaskOptions&) const = default;
+
+  /// The mask of documents of these lengths.
+  MaskRule of(std::span<const int64_t> lengths) const;
+  /// The mask of documents that begin at these tokens; the last value is their end.
+  MaskRule of_offsets(std::span<const int64_t> offsets) const;
+};
+
+/// Options for layouts that weigh the visible pairs of this mask. Mask and offsets must outlive it.
+LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
+                         std::span<const int64_t> offsets);
+
+void declare_mask_options(CLI::App& app, MaskOptions& o);
+void check_mask_options(const MaskOptions& o, ConfigErrors& errors);
+
+struct PrefixChoice {
+  bool share = false;
+  int64_t min_prefix = 64;
+
+  /// The trees of documents; without sharing, each document is a tree. A tree of several documents
+  /// has at most `max_tokens`.
+  PrefixForest forest_of(const DocumentView& documents, int64_t max_tokens) const;
+};
+
+void declare_prefix_options(CLI::App& app, PrefixChoice& o);
+void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors);
+
+/// A "#" line with the savings of sharing.
+std::string savings_text(const PrefixForest& forest);
+
+/// Convert between trees and their tables in files. Precondition: the tables were checked.
+PrefixTables tables_of(const PrefixForest& forest);
+PrefixForest forest_of(const PrefixTables& tables);
+
+/// The help of --gen: distributions and their keys.
+std::string length_help();
+
+/// The document lengths of the first bin of synthetic documents (packing/lengths.hpp) packed into
+/// bins of `capacity` slots. `origin` gets the spec and packer that reproduce them.
+std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
+                                       std::string& origin);
+
+/// Names of activation_types.
+inline std::vector<std::string> activation_type_names() {
+  std::vector<std::string> names;
+  for (const DType type : activation_types) names.emplace_back(name_of(type));
+  return names;
+}
+
+}  // namespace gyre
