@@ -14,7 +14,7 @@ int main(int argc, char** argv) {
   for (int repetition = 0; repetition < 20; ++repetition) {
     gyre::for_each_task(2, 64, [&](int64_t task, int) {
       for (long i = 0; i < 20000; ++i) {
-        parts[static_cast<size_t>(task)] += i;
+        parts[task] += i;
         if (wrong) sum += i;
       }
     });

@@ -95,10 +95,8 @@ def derivative(problem, name, index):
 
 def in_double(problem):
     """The problem with float64 arrays."""
-    return {
-        name: value.astype(np.float64) if getattr(value, "dtype", None) == np.float32 else value
-        for name, value in problem.items()
-    }
+    return {name: value.astype(np.float64) if getattr(value, "dtype", None) == np.float32 else value
+            for name, value in problem.items()}
 
 
 class StoredAnswers(unittest.TestCase):
@@ -129,9 +127,8 @@ class StoredAnswers(unittest.TestCase):
                 for flat in rng.choice(every, min(SAMPLES, stored.size), replace=False):
                     index = np.unravel_index(flat, stored.shape)
                     found = derivative(problem, array, index)
-                    np.testing.assert_allclose(
-                        stored[index], found, err_msg=f"{name} d_{array}{index}", **CLOSE
-                    )
+                    np.testing.assert_allclose(stored[index], found,
+                                               err_msg=f"{name} d_{array}{index}", **CLOSE)
 
     def test_files_hold_the_cases_they_are_for(self):
         causal, _ = load(os.path.join(INPUTS, "attention_causal.h5"))

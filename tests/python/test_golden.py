@@ -1,9 +1,9 @@
 #!/usr/bin/env python3
-"""Checks inputs/golden/: files, index, coverage; answers against other formulations.
+"""Checks inputs/golden/: files, index, coverage; known numbers, index lists and boundaries.
 
-Gradients are differentiated by a complex step: for an analytic f, Im f(x + i h) / h is f'(x) to the
-last bit, since nothing is subtracted. Run it directly or through unittest; needs python3-numpy and
-python3-h5py.
+Two other implementations compute every answer once more: gyre.reference, whose gradients are
+differentiated by a complex step (test_gyre_package_reference.py), and inputs/golden/example.py
+(test_golden_check.py). Run it directly or through unittest; needs python3-numpy and python3-h5py.
 """
 
 import filecmp
@@ -32,13 +32,11 @@ import golden_batches  # noqa: E402
 import golden_packing  # noqa: E402
 import gyre_files  # noqa: E402
 
-STEP = 1e-30
 CLOSE = {"rtol": 1e-10, "atol": 1e-11}
 MAX_BYTES = 20 << 20
 
 with open(os.path.join(GOLDEN, "index.json"), encoding="utf-8") as index_file:
     INDEX = {entry["file"]: entry for entry in json.load(index_file)["cases"]}
-LOGPROBS = [name.removesuffix(".h5") for name in INDEX if INDEX[name]["kind"] == "logprobs"]
 
 
 def items(path):
@@ -208,173 +206,8 @@ class Coverage(unittest.TestCase):
                 self.assertIn((f"cp{cp}", layout), covered)
 
 
-def complex_values(problem, z):
-    """[T] complex sums of values by name, of logits [T, V] that may be complex: in plain formulas,
-    whatever a derivative does not go through taken from the real parts. An id that is nobody's or
-    that does not survive counts like a logit of 0 elsewhere."""
-    heat, vocab = problem["temperature"], int(problem["vocab_size"])
-    tokens = range(len(z))
-
-    def total(x, kept=True):
-        return np.log(np.where(kept, np.exp(x), 0).sum(axis=1))
-
-    def summed(x, ids, kept, norm):
-        found = np.zeros(len(z), complex)
-        for t in tokens:
-            for i in np.atleast_1d(ids[t]):
-                found[t] += (x[t, i] if 0 <= i < vocab and kept[t, i] else 0) - norm[t]
-        return found
-
-    def entropy(x):
-        p = np.exp(x - total(x)[:, None])
-        return -(p * np.log(p)).sum(axis=1)
-
-    x, everything, targets = z / heat, np.ones(z.shape, bool), problem["targets"]
-    kept = np.array([survivors(row.real, problem) for row in z])
-    following = [targets[t + 1] if t + 1 not in problem["offsets"] else None for t in tokens]
-    last = np.array([i is None for i in following])
-    after = np.array([-1 if i is None else i for i in following])
-    found = {
-        "logprob": summed(x, targets, everything, total(x)),
-        "entropy": entropy(x),
-        "filtered_logprob": summed(x, targets, kept, total(x, kept)),
-        "next_token_logprob": np.where(last, 0, summed(x, after, everything, total(x))),
-        "next_token_filtered_logprob": np.where(last, 0, summed(x, after, kept, total(x, kept))),
-    }
-    bounds, starts = problem["offsets"], set(problem["offsets"][1:-1].tolist())
-    answers = [t for t in sorted(starts) if t < len(z)]  # first tokens of the others
-    predicted = [[t + 1] if t + 1 < len(z) and t + 1 not in starts else [] for t in tokens]
-    if len(bounds) > 2 and bounds[1] > 0:
-        predicted[bounds[1] - 1] = answers
-    found["rollout_logprob"] = np.array([  # with the d_value of each token that is predicted
-        sum((problem["d_value"][p] * summed(x, np.full(len(z), targets[p]), everything, total(x))[t]
-             for p in predicted[t]), 0j) for t in tokens])
-    found["logprob_entropy"] = found["logprob"] + found["entropy"]
-    if "ids" in problem:
-        ids = problem["ids"]
-        among = np.log(np.exp(np.take_along_axis(z, ids, 1)).sum(axis=1))
-        found |= {
-            "gathered": summed(x, ids, everything, total(x)),
-            "gathered_logits": np.take_along_axis(z, ids, 1).sum(axis=1),
-            "distilled": summed(z, ids, everything, total(z)) + entropy(z),
-            "distilled_renormalised": summed(z, ids, everything, among),
-        }
-    if "d_logprobs" in problem:
-        found["log_softmax"] = (problem["d_logprobs"] * (x - total(x)[:, None])).sum(axis=1)
-    if "teacher" in problem:
-        p = np.exp(problem["teacher"][:, :vocab])
-        p /= p.sum(axis=1, keepdims=True)
-        found["soft_cross_entropy"] = total(z) - (p * z).sum(axis=1)
-    return found
-
-
-def survivors(row, problem):
-    """[V] booleans: a walk down the ranking of one row."""
-    ranking = sorted(range(len(row)), key=lambda v: (-row[v], -v))
-    if problem["top_k"]:
-        ranking = [v for v in ranking if row[v] >= row[ranking[int(problem["top_k"]) - 1]]]
-    weights = [float(np.exp((row[v] - row[ranking[0]]) / problem["temperature"])) for v in ranking]
-    kept, mass = np.zeros(len(row), bool), 0.0
-    for v, weight in zip(ranking, weights):
-        kept[v] = problem["top_p"] == 1 or v == ranking[0] or mass < problem["top_p"] * sum(weights)
-        mass += weight
-    return kept
-
-
 class Answers(unittest.TestCase):
-    """Other formulations, and known numbers."""
-
-    def test_gradients_of_logprobs(self):
-        compared = set()
-        for name in ("plain", "minimal", "top_k_ties", "top_k_then_top_p", "nobody", "temperature",
-                     "short_sequences", "uneven_vocabulary", "repeated_ids", "float64", "one_id",
-                     "every_id_narrow"):
-            problem, answers = load("logprobs_" + name)
-            z = problem["logits"][:, : problem["vocab_size"]]
-            for v in range(problem["vocab_size"]):
-                changed = z.astype(complex)
-                changed[:, v] += 1j * STEP
-                for array, value in complex_values(problem, changed).items():
-                    weighed = array in ("log_softmax", "rollout_logprob")
-                    g = 1 if weighed else problem["d_value"]
-                    wanted = g * value.imag / STEP
-                    np.testing.assert_allclose(answers["d_" + array][:, v], wanted, **CLOSE,
-                                               err_msg=f"{name} d_{array} column {v}")
-                    compared.add("d_" + array)
-        rest = {"d_hidden", "d_head"}  # the next test's
-        self.assertEqual(compared | rest, {a.rpartition("/")[2] for e in INDEX.values()
-                                           if e["kind"] == "logprobs" for a in e["answers"]
-                                           if "/d_" in a})
-
-    def test_values_of_logprobs(self):
-        """Of ids that there are: what nobody has is 0, or -inf when filtered."""
-        for name in ("plain", "nobody", "temperature", "bfloat16", "integers", "padding_nan"):
-            problem, answers = load("logprobs_" + name)
-            vocab = int(problem["vocab_size"])
-            problem["teacher"] = problem["teacher"][:, :vocab]
-            values = complex_values(problem, problem["logits"][:, :vocab].astype(complex))
-            targets = problem["targets"]
-            there = (targets >= 0) & (targets < vocab)
-            self.assertTrue((answers["logprob"][~there] == 0).all())
-            self.assertTrue(np.isneginf(answers["filtered_logprob"][~there]).all())
-            there &= np.isfinite(answers["filtered_logprob"])
-            for key in ("logprob", "filtered_logprob"):
-                np.testing.assert_allclose(answers[key][there], values[key].real[there], **CLOSE)
-            for array in ("gathered", "gathered_logits", "entropy", "soft_cross_entropy"):
-                found = answers[array].reshape(len(targets), -1).sum(axis=1)
-                np.testing.assert_allclose(found, values[array].real, **CLOSE)
-
-    def test_next_tokens(self):
-        """One after another; what nobody has is 0, or -inf when filtered."""
-        values, ways = ("next_token_logprob", "next_token_filtered_logprob"), set()
-        arrays = (*values, *("d_" + array for array in values))
-        for name in sorted(set(LOGPROBS) - {"logprobs_float16"}):  # which has fewer answers
-            problem, answers = load(name)
-            bounds, vocab = problem["offsets"].tolist(), int(problem["vocab_size"])
-            wanted = {array: np.zeros(answers[array].shape) for array in arrays}
-            for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
-                for t in range(begin, end - 1):
-                    row, token = problem["logits"][t, :vocab], problem["targets"][t + 1]
-                    for array, filtered in zip(values, (False, True)):
-                        kept = survivors(row, problem) if filtered else np.ones(vocab, bool)
-                        x = np.where(kept, row - row.max(), -np.inf) / problem["temperature"]
-                        there, p = 0 <= token < vocab, np.exp(x) / np.exp(x).sum()
-                        value = x[token] - np.log(np.exp(x).sum()) if there else -np.inf
-                        wanted[array][i, t - begin] = value if filtered or there else 0
-                        counted = there and (not filtered or value > -np.inf)
-                        d_x = problem["d_value"][t] * ((np.arange(vocab) == token) * counted - p)
-                        wanted["d_" + array][t] = d_x / problem["temperature"]
-                        ways.add((filtered, there, value > -np.inf))
-            for array in arrays:
-                np.testing.assert_allclose(answers[array], wanted[array], **CLOSE,
-                                           err_msg=f"{name} {array}")
-        self.assertEqual(len(ways), 6)  # all but an id of nobody's with a finite value
-
-    def test_largest_logits(self):
-        """The first of the largest ones, where these are there."""
-        tied = 0
-        for name in LOGPROBS:
-            problem, answers = load(name)
-            for t, row in enumerate(problem["logits"][:, : problem["vocab_size"]].tolist()):
-                best = max(range(len(row)), key=lambda v, row=row: (row[v], -v))
-                self.assertEqual((answers["argmax_value"][t], answers["argmax_id"][t]),
-                                 (row[best], best), f"{name} token {t}")
-                tied += row.count(row[best]) > 1
-            if "top_ids" in answers:
-                for first, all_ in (("argmax_value", "top_values"), ("argmax_id", "top_ids")):
-                    np.testing.assert_array_equal(answers[first], answers[all_][:, 0])
-        self.assertGreater(tied, 5)
-
-    def test_fused_linear(self):
-        for name in ("fused_linear", "fused_linear_narrow"):
-            problem, answers = load("logprobs_" + name)
-            for array, element in (("hidden", (0, 0)), ("hidden", (2, -1)), ("head", (3, 0)),
-                                   ("head", (-1, -1))):
-                parts = {k: problem[k].astype(complex) for k in ("hidden", "head")}
-                parts[array][element] += 1j * STEP
-                value = complex_values(problem, parts["hidden"] @ parts["head"].T)
-                slope = (problem["d_value"] * value["logprob_entropy"].imag).sum() / STEP
-                np.testing.assert_allclose(answers[f"d_{array}"][element], slope, **CLOSE)
+    """Known numbers."""
 
     def test_known_numbers(self):
         """Of a ramp, of -inf and of an offset, computed by other means."""
@@ -390,40 +223,6 @@ class Answers(unittest.TestCase):
         self.assertEqual(np.isposinf(answers["soft_cross_entropy"]).tolist(),
                          [False, False, False, False, True, False, False])
         self.assertEqual(np.isneginf(answers["logprob"]).sum(), 4)
-
-    def test_attention(self):
-        rng = np.random.default_rng(3)
-        for name in ("causal", "full", "groups_8", "window_1", "window_sinks", "sinks_full",
-                     "sinks_extreme", "uneven", "scale", "identical_keys"):
-            problem, answers = load("attention_" + name)
-            out, lse = self.attend(problem)
-            np.testing.assert_allclose(answers["out"], out, **CLOSE)
-            np.testing.assert_allclose(answers["lse"], lse, **CLOSE)
-            for array in ("q", "k", "v", "sinks"):
-                for flat in rng.choice(problem[array].size, 3) if array in problem else ():
-                    place = np.unravel_index(flat, problem[array].shape)
-                    changed = {**problem, array: problem[array].astype(complex)}
-                    changed[array][place] += 1j * STEP
-                    slope = (self.attend(changed)[0] * problem["d_out"]).sum().imag / STEP
-                    np.testing.assert_allclose(answers["d_" + array][place], slope, **CLOSE,
-                                               err_msg=f"{name} d_{array}{place}")
-
-    @staticmethod
-    def attend(problem):
-        """Over all tokens at once, masked; no maximum is subtracted."""
-        tokens, heads, _ = problem["q"].shape
-        document = np.searchsorted(problem["offsets"], np.arange(tokens), side="right")
-        distance = np.subtract.outer(np.arange(tokens), np.arange(tokens))
-        seen = np.equal.outer(document, document)
-        if problem["mask"] == "causal":
-            seen &= (distance >= 0) & (distance < (problem["window"] or tokens))
-        repeat = heads // problem["k"].shape[1]
-        k, v = (np.repeat(problem[name], repeat, axis=1) for name in ("k", "v"))
-        weights = np.exp(problem["scale"] * np.einsum("ihd,jhd->hij", problem["q"], k)) * seen
-        total = weights.sum(axis=2).T
-        if "sinks" in problem:
-            total = total + np.exp(problem["sinks"])
-        return np.einsum("hij,jhd->ihd", weights, v) / total[:, :, None], np.log(total)
 
     def test_slots_of_ranks(self):
         def index(bounds, cp, layout="dual-chunk-swap", option=1):

@@ -44,12 +44,8 @@ class Times(unittest.TestCase):
         self.assertEqual(errors, {"torch": "no kernel"})
 
     def test_times_come_from_a_result(self):
-        result = {
-            "results": [
-                {"key": {"pass": "fwd"}, "statistics_ms": {"median": 1.5}},
-                {"key": {"pass": "bwd"}, "statistics_ms": {"median": 2.5}},
-            ]
-        }
+        result = {"results": [{"key": {"pass": "fwd"}, "statistics_ms": {"median": 1.5}},
+                              {"key": {"pass": "bwd"}, "statistics_ms": {"median": 2.5}}]}
         self.assertEqual(bench.times_of(result), {"fwd": 1.5, "bwd": 2.5})
 
     def test_a_malformed_result_is_refused_by_file_and_place(self):

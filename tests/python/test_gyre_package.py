@@ -33,18 +33,11 @@ def stored(name):
 def small_logprobs(seed=1):
     """6 tokens of 4 sequences, 7 ids in 9 columns, 3 ids a token."""
     rng = np.random.default_rng(seed)
-    return {
-        "logits": rng.normal(0, 2, (6, 9)),
-        "targets": np.array([2, 6, 0, 3, 3, 5]),
-        "offsets": np.array([0, 1, 1, 4, 6]),
-        "d_value": rng.normal(0, 1, 6),
-        "ids": np.array([[0, 1, 1], [2, 3, 4], [6, 6, 6], [1, 0, 5], [4, 2, 0], [3, 3, 1]]),
-        "teacher": rng.normal(0, 1, (6, 9)),
-        "vocab_size": 7,
-        "temperature": 1.7,
-        "top_k": 5,
-        "top_p": 0.8,
-    }
+    return {"logits": rng.normal(0, 2, (6, 9)), "targets": np.array([2, 6, 0, 3, 3, 5]),
+            "offsets": np.array([0, 1, 1, 4, 6]), "d_value": rng.normal(0, 1, 6),
+            "ids": np.array([[0, 1, 1], [2, 3, 4], [6, 6, 6], [1, 0, 5], [4, 2, 0], [3, 3, 1]]),
+            "teacher": rng.normal(0, 1, (6, 9)), "vocab_size": 7, "temperature": 1.7, "top_k": 5,
+            "top_p": 0.8}
 
 
 def small_attention(seed=2, **more):
@@ -279,81 +272,56 @@ class Refusals(Scratch):
             gyre.write_logprobs(self.place("x.h5"), **{**small_logprobs(), **changes})
 
         answers = lambda **arrays: {"reference": arrays}  # noqa: E731
-        self.refused(
-            write,
-            (
-                (
-                    "logits[3, 5] is nan; it must be finite or -inf",
-                    with_cell("logits", (3, 5), np.nan),
-                ),
-                ("logits[2, 0] is inf; it must be finite", with_cell("logits", (2, 0), np.inf)),
-                ("logits[4, 0] is -inf; it must be finite in", with_cell("logits", 4, -np.inf)),
-                (
-                    "logits is [2, 3, 9]; it must be [any, any]: rows are tokens",
-                    {"logits": np.zeros((2, 3, 9))},
-                ),
-                ("logits is int64; it must be one of float16", {"logits": np.zeros((6, 9), int)}),
-                ("teacher[0, 1] is nan", with_cell("teacher", (0, 1), np.nan)),
-                ("teacher is [6, 7]; it must be [6, 9]", {"teacher": np.zeros((6, 7))}),
-                ("targets is [5]; it must be [6]", {"targets": np.zeros(5, int)}),
-                ("targets is float64; it must be an integer type", {"targets": np.zeros(6)}),
-                (
-                    "targets[2] is 2147483648; it must be an integer of 32 bits",
-                    with_cell("targets", 2, 2**31),
-                ),
-                ("ids[1, 2] is 7; it must be 0 to 6", with_cell("ids", (1, 2), 7)),
-                ("ids[0, 0] is -1; it must be 0 to 6", with_cell("ids", (0, 0), -1)),
-                ("offsets[0] is 1; it must be 0", with_cell("offsets", 0, 1)),
-                (
-                    "offsets[3] is 0; it must be at least the offset before",
-                    with_cell("offsets", 3, 0),
-                ),
-                (
-                    "offsets[4], the last, is 5; it must be 6, the rows of logits",
-                    with_cell("offsets", 4, 5),
-                ),
-                ("offsets is empty", {"offsets": np.zeros(0, int)}),
-                ("d_value[5] is inf; it must be finite", with_cell("d_value", 5, np.inf)),
-                ("d_logprobs is [6, 9]; it must be [6, 7]", {"d_logprobs": np.zeros((6, 9))}),
-                ("vocab_size is 10; it must be 1 to 9", {"vocab_size": 10}),
-                ("temperature is 0; it must be 1e-15 to 1e+30", {"temperature": 0}),
-                ("temperature is nan", {"temperature": np.nan}),
-                ("top_k is 8; it must be 0 to 7", {"top_k": 8}),
-                ("top_p is 0; it must be above 0", {"top_p": 0}),
-                ("hidden and head are factors of logits; one", {"hidden": np.zeros((6, 2))}),
-                (
-                    "head is [9, 2]; it must be [7, 2]",
-                    {"hidden": np.zeros((6, 2)), "head": np.zeros((9, 2))},
-                ),
-                (
-                    "teacher_values are logits of ids; there are no",
-                    {"ids": None, "teacher_values": np.zeros((6, 3))},
-                ),
-                (
-                    "a reference has no array 'logprobs'; nearest: 'logprob'",
-                    answers(logprobs=np.zeros(6)),
-                ),
-                (
-                    "reference['logprob'][1] is nan; it must be a number",
-                    answers(logprob=np.full(6, [0, np.nan] * 3)),
-                ),
-                ("reference['entropy'] is [5]; it must be [6]", answers(entropy=np.zeros(5))),
-                (
-                    "reference['gathered'] needs ids",
-                    {"ids": None, **answers(gathered=np.zeros((6, 3)))},
-                ),
-                ("reference['d_head'] needs hidden", answers(d_head=np.zeros((7, 3)))),
-                (
-                    "reference['distilled_entropy'] needs teacher or teacher_values",
-                    {"teacher": None, **answers(distilled_entropy=np.zeros(6))},
-                ),
-                (
-                    "reference['top_ids'] is [6, 2]; it must be [6, 3]",
-                    answers(top_ids=np.zeros((6, 2), int)),
-                ),
-                ("unexpected keyword argument 'logit'", {"logit": 1}),
-            ),
-        )
+        self.refused(write,
+                     (("logits[3, 5] is nan; it must be finite or -inf",
+                       with_cell("logits", (3, 5), np.nan)),
+                      ("logits[2, 0] is inf; it must be finite",
+                       with_cell("logits", (2, 0), np.inf)),
+                      ("logits[4, 0] is -inf; it must be finite in",
+                       with_cell("logits", 4, -np.inf)),
+                      ("logits is [2, 3, 9]; it must be [any, any]: rows are tokens",
+                       {"logits": np.zeros((2, 3, 9))}),
+                      ("logits is int64; it must be one of float16",
+                       {"logits": np.zeros((6, 9), int)}),
+                      ("teacher[0, 1] is nan", with_cell("teacher", (0, 1), np.nan)),
+                      ("teacher is [6, 7]; it must be [6, 9]", {"teacher": np.zeros((6, 7))}),
+                      ("targets is [5]; it must be [6]", {"targets": np.zeros(5, int)}),
+                      ("targets is float64; it must be an integer type", {"targets": np.zeros(6)}),
+                      ("targets[2] is 2147483648; it must be an integer of 32 bits",
+                       with_cell("targets", 2, 2**31)),
+                      ("ids[1, 2] is 7; it must be 0 to 6", with_cell("ids", (1, 2), 7)),
+                      ("ids[0, 0] is -1; it must be 0 to 6", with_cell("ids", (0, 0), -1)),
+                      ("offsets[0] is 1; it must be 0", with_cell("offsets", 0, 1)),
+                      ("offsets[3] is 0; it must be at least the offset before",
+                       with_cell("offsets", 3, 0)),
+                      ("offsets[4], the last, is 5; it must be 6, the rows of logits",
+                       with_cell("offsets", 4, 5)),
+                      ("offsets is empty", {"offsets": np.zeros(0, int)}),
+                      ("d_value[5] is inf; it must be finite", with_cell("d_value", 5, np.inf)),
+                      ("d_logprobs is [6, 9]; it must be [6, 7]", {"d_logprobs": np.zeros((6, 9))}),
+                      ("vocab_size is 10; it must be 1 to 9", {"vocab_size": 10}),
+                      ("temperature is 0; it must be 1e-15 to 1e+30", {"temperature": 0}),
+                      ("temperature is nan", {"temperature": np.nan}),
+                      ("top_k is 8; it must be 0 to 7", {"top_k": 8}),
+                      ("top_p is 0; it must be above 0", {"top_p": 0}),
+                      ("hidden and head are factors of logits; one", {"hidden": np.zeros((6, 2))}),
+                      ("head is [9, 2]; it must be [7, 2]",
+                       {"hidden": np.zeros((6, 2)), "head": np.zeros((9, 2))}),
+                      ("teacher_values are logits of ids; there are no",
+                       {"ids": None, "teacher_values": np.zeros((6, 3))}),
+                      ("a reference has no array 'logprobs'; nearest: 'logprob'",
+                       answers(logprobs=np.zeros(6))),
+                      ("reference['logprob'][1] is nan; it must be a number",
+                       answers(logprob=np.full(6, [0, np.nan] * 3))),
+                      ("reference['entropy'] is [5]; it must be [6]", answers(entropy=np.zeros(5))),
+                      ("reference['gathered'] needs ids",
+                       {"ids": None, **answers(gathered=np.zeros((6, 3)))}),
+                      ("reference['d_head'] needs hidden", answers(d_head=np.zeros((7, 3)))),
+                      ("reference['distilled_entropy'] needs teacher or teacher_values",
+                       {"teacher": None, **answers(distilled_entropy=np.zeros(6))}),
+                      ("reference['top_ids'] is [6, 2]; it must be [6, 3]",
+                       answers(top_ids=np.zeros((6, 2), int))),
+                      ("unexpected keyword argument 'logit'", {"logit": 1})))
 
     def test_attention(self):
         def write(changes):
@@ -361,36 +329,26 @@ class Refusals(Scratch):
 
         broken = np.zeros((7, 2, 3))
         broken[1, 0, 2] = np.inf
-        self.refused(
-            write,
-            (
-                (
-                    "q is [1, 4, 7, 3]; it must be [any, any, any]: [tokens, heads",
-                    {"q": np.zeros((1, 4, 7, 3))},
-                ),
-                ("k is [6, 2, 3]; it must be [7, any, 3]", {"k": np.zeros((6, 2, 3))}),
-                ("q has 4 heads and k 3; heads must be a multiple", {"k": np.zeros((7, 3, 3))}),
-                ("v[1, 0, 2] is inf; it must be finite", {"v": broken}),
-                ("sinks is [2]; it must be [4]", {"sinks": np.zeros(2)}),
-                ("mask is 'banded'; it must be causal, full or regions", {"mask": "banded"}),
-                ("window is 4, but only a causal mask has one", {"mask": "full", "window": 4}),
-                ("scale is -1; it must be 1.17", {"scale": -1}),
-                ("scale is 1e+300; it must be 1.17", {"scale": 1e300}),
-                (
-                    "offsets[3], the last, is 6; it must be 7, the rows of q",
-                    {"offsets": [0, 4, 4, 6]},
-                ),
-                ("reference['d_sinks'] needs sinks", {"reference": {"d_sinks": np.zeros(4)}}),
-                (
-                    "reference['lse'] is [7, 2]; it must be [7, 4]",
-                    {"reference": {"lse": np.zeros((7, 2))}},
-                ),
-                (
-                    "reference['lse'][0, 0] is -inf; it must be finite, or -inf where",
-                    {"reference": {"lse": np.full((7, 4), -np.inf)}},
-                ),
-            ),
-        )
+        self.refused(write,
+                     (("q is [1, 4, 7, 3]; it must be [any, any, any]: [tokens, heads",
+                       {"q": np.zeros((1, 4, 7, 3))}),
+                      ("k is [6, 2, 3]; it must be [7, any, 3]", {"k": np.zeros((6, 2, 3))}),
+                      ("q has 4 heads and k 3; heads must be a multiple",
+                       {"k": np.zeros((7, 3, 3))}),
+                      ("v[1, 0, 2] is inf; it must be finite", {"v": broken}),
+                      ("sinks is [2]; it must be [4]", {"sinks": np.zeros(2)}),
+                      ("mask is 'banded'; it must be causal, full or regions", {"mask": "banded"}),
+                      ("window is 4, but only a causal mask has one",
+                       {"mask": "full", "window": 4}),
+                      ("scale is -1; it must be 1.17", {"scale": -1}),
+                      ("scale is 1e+300; it must be 1.17", {"scale": 1e300}),
+                      ("offsets[3], the last, is 6; it must be 7, the rows of q",
+                       {"offsets": [0, 4, 4, 6]}),
+                      ("reference['d_sinks'] needs sinks", {"reference": {"d_sinks": np.zeros(4)}}),
+                      ("reference['lse'] is [7, 2]; it must be [7, 4]",
+                       {"reference": {"lse": np.zeros((7, 2))}}),
+                      ("reference['lse'][0, 0] is -inf; it must be finite, or -inf where",
+                       {"reference": {"lse": np.full((7, 4), -np.inf)}})))
 
     def test_a_query_that_sees_no_key(self):
         regions = [[0, 1, 4, 0, 3, 1, 0], [2, 0, 2, 0, 2, 0, 0]]  # of documents of 4, 0, 3 tokens
@@ -414,22 +372,14 @@ class Refusals(Scratch):
             arguments = {"documents": [[1, 2]], "vocab_size": 3, **changes}
             gyre.write_documents(self.place("x.h5"), **arguments)
 
-        self.refused(
-            documents,
-            (
-                ("documents[1][0] is 3; it must be 0 to 2", {"documents": [[], [3]]}),
-                ("there are 2 names; there must be 1", {"names": ["a", "b"]}),
-                ("tokenizer is empty", {"tokenizer": ""}),
-                (
-                    "reference['logprob'] is [2]; it must be [1]",
-                    {"reference": {"logprob": [0.0, 0.0]}},
-                ),
-                (
-                    "reference['entropy'][0] is inf; it must be finite",
-                    {"reference": {"entropy": [INF]}},
-                ),
-            ),
-        )
+        self.refused(documents,
+                     (("documents[1][0] is 3; it must be 0 to 2", {"documents": [[], [3]]}),
+                      ("there are 2 names; there must be 1", {"names": ["a", "b"]}),
+                      ("tokenizer is empty", {"tokenizer": ""}),
+                      ("reference['logprob'] is [2]; it must be [1]",
+                       {"reference": {"logprob": [0.0, 0.0]}}),
+                      ("reference['entropy'][0] is inf; it must be finite",
+                       {"reference": {"entropy": [INF]}})))
         rows = stored("bshd_tiny.h5").inputs
 
         def write_rows(changes):
@@ -440,40 +390,32 @@ class Refusals(Scratch):
             array[index] = value
             return {name: array}
 
-        self.refused(
-            write_rows,
-            (
-                ("input_ids[1, 2] is 259; it must be 0 to 258", changed("input_ids", (1, 2), 259)),
-                (
-                    "labels[0, 3] is 300; it must be 0 to 258, or -100",
-                    changed("labels", (0, 3), 300),
-                ),
-                ("seq_lens[2, 0] is 9; it must be at least 0", changed("seq_lens", (2, 0), 9)),
-                ("seq_lens_padded[1, 1] is -1000", changed("seq_lens_padded", (1, 1), -1000)),
-                (
-                    "the sums of the rows of seq_lens_padded[3]",
-                    changed("seq_lens_padded", (3, 0), 12),
-                ),
-                ("the number of documents of row[0] is", {"position_ids": None}),
-                ("one of input_ids and inputs_embeds", {"inputs_embeds": np.zeros((4, 16, 2))}),
-                ("the sums of the rows of seq_lens[0] is 11", {"seq_lens_padded": None}),
-                ("seq_lens_padded needs seq_lens, which was not given", {"seq_lens": None}),
-                ("one of seq_lens and pad_id is needed", WITHOUT_TABLES),
-                ("pad_id is 259; it must be 0 to 258", {"pad_id": 259}),
-                (
-                    "it must be another id than pad_id between other ids of a row",
-                    {**WITHOUT_TABLES, "pad_id": int(rows["input_ids"][0, 1])},
-                ),
-                ("extras['x'] is aligned to 'row'", {"extras": {"x": ("row", [1])}}),
-                ("extras['x'] is [3]; it must be [4, ...]", {"extras": {"x": ("rows", [1] * 3)}}),
-                (
-                    "extras['x'] is [4, 15]; it must be [4, 16, ...]",
-                    {"extras": {"x": ("slots", np.zeros((4, 15)))}},
-                ),
-                ("extras['x'] is [4, 0]", {"extras": {"x": ("rows", np.zeros((4, 0)))}}),
-                ("extras['x'] is <U1; it must be of", {"extras": {"x": ("none", ["a"])}}),
-            ),
-        )
+        self.refused(write_rows,
+                     (("input_ids[1, 2] is 259; it must be 0 to 258",
+                       changed("input_ids", (1, 2), 259)),
+                      ("labels[0, 3] is 300; it must be 0 to 258, or -100",
+                       changed("labels", (0, 3), 300)),
+                      ("seq_lens[2, 0] is 9; it must be at least 0",
+                       changed("seq_lens", (2, 0), 9)),
+                      ("seq_lens_padded[1, 1] is -1000", changed("seq_lens_padded", (1, 1), -1000)),
+                      ("the sums of the rows of seq_lens_padded[3]",
+                       changed("seq_lens_padded", (3, 0), 12)),
+                      ("the number of documents of row[0] is", {"position_ids": None}),
+                      ("one of input_ids and inputs_embeds",
+                       {"inputs_embeds": np.zeros((4, 16, 2))}),
+                      ("the sums of the rows of seq_lens[0] is 11", {"seq_lens_padded": None}),
+                      ("seq_lens_padded needs seq_lens, which was not given", {"seq_lens": None}),
+                      ("one of seq_lens and pad_id is needed", WITHOUT_TABLES),
+                      ("pad_id is 259; it must be 0 to 258", {"pad_id": 259}),
+                      ("it must be another id than pad_id between other ids of a row",
+                       {**WITHOUT_TABLES, "pad_id": int(rows["input_ids"][0, 1])}),
+                      ("extras['x'] is aligned to 'row'", {"extras": {"x": ("row", [1])}}),
+                      ("extras['x'] is [3]; it must be [4, ...]",
+                       {"extras": {"x": ("rows", [1] * 3)}}),
+                      ("extras['x'] is [4, 15]; it must be [4, 16, ...]",
+                       {"extras": {"x": ("slots", np.zeros((4, 15)))}}),
+                      ("extras['x'] is [4, 0]", {"extras": {"x": ("rows", np.zeros((4, 0)))}}),
+                      ("extras['x'] is <U1; it must be of", {"extras": {"x": ("none", ["a"])}})))
         embeds = {"input_ids": None, "inputs_embeds": np.zeros((4, 16, 2), np.float32)}
         message = "inputs_embeds needs seq_lens, which was not given"
         self.refused(write_rows, ((message, {**WITHOUT_TABLES, **embeds}),))

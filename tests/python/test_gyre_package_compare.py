@@ -55,32 +55,6 @@ class Compare(Scratch):
         self.assertEqual([difference.index[0] for difference in array.worst], ranking)
         self.assertEqual((array.outside, array.max_error), (17, 7))
 
-    def test_infinities_and_nan(self):
-        self.assertEqual(one([INF, -INF], [INF, -INF]).verdict, "same")
-        for pair in ((INF, -INF), (INF, 1.0), (1.0, -INF), (NAN, 1.0), (1.0, NAN), (NAN, NAN)):
-            array = one([pair[0]], [pair[1]], rtol=1)
-            self.assertEqual((array.verdict, array.err_over_tol), ("differs", INF), pair)
-        self.assertEqual(one([NAN, 1.0], [NAN, 1.0], equal_nan=True).verdict, "same")
-        self.assertEqual(one([NAN], [1.0], equal_nan=True).verdict, "differs")
-
-    def test_integers_are_exact_but_beside_reals(self):
-        self.assertEqual(one([1], [2], atol=5).verdict, "differs")
-        self.assertEqual(one([True], [1]).verdict, "same")
-        self.assertEqual(one([2**62], [2**62 + 1]).outside, 1)
-        self.assertEqual(one([1], [2.0], atol=1).verdict, "same")
-
-    def test_a_tolerance_above_the_values_fails(self):
-        wide = "the tolerance is larger than the values"
-        for expected, options, verdict in (
-            ([1.0, 2.0], {"rtol": 1.01}, wide),
-            ([1.0, 2.0], {"atol": 1.51}, wide),
-            ([1.0, 2.0], {"atol": 1.5}, "same"),
-            ([0.0, 0.0], {"atol": 1.5}, wide),
-            ([0.0, 0.0], {"atol": 1e-3}, "same"),
-            ([1, 2], {"rtol": 9}, "same"),
-        ):
-            self.assertEqual(one(expected, expected, **options).verdict, verdict, options)
-
     def test_a_common_factor_is_named(self):
         expected = np.array([[1.0, -2.5, 0.0], [1e-3, 7.0, -0.125]])
         hint = "differs by a factor {}: gather convention?"
@@ -99,16 +73,9 @@ class Compare(Scratch):
         got = {"a": np.zeros(2), "b": np.zeros(2), "c": ["x", "y"], "d": np.zeros(1)}
         expected = {"a": np.zeros(3), "c": ["x", "z"], "d": ["t"], "e": 1.0}
         found = {array.name: array for array in gyre.compare(got, expected).arrays}
-        self.assertEqual(
-            {name: array.verdict for name, array in found.items()},
-            {
-                "a": "shapes [2] and [3]",
-                "b": "only in A",
-                "c": "differs",
-                "d": "types that cannot be compared",
-                "e": "only in B",
-            },
-        )
+        self.assertEqual({name: array.verdict for name, array in found.items()},
+                         {"a": "shapes [2] and [3]", "b": "only in A", "c": "differs",
+                          "d": "types that cannot be compared", "e": "only in B"})
         (worst,) = found["c"].worst
         self.assertEqual((worst.index, worst.got, worst.expected), ((1,), "y", "z"))
         comparison = gyre.compare({"x": 1.0, "y": 1}, {"x": 1.0, "z": 1}, common=True)
@@ -118,34 +85,16 @@ class Compare(Scratch):
         self.assertEqual(nested.arrays[0].name, "x/y")
 
     def test_bad_usage(self):
-        for got, expected, options in (
-            (1.0, 1.0, {"rtol": -1}),
-            (1.0, 1.0, {"atol": NAN}),
-            (1.0, 1.0, {"atol": INF}),
-            (1.0, 1.0, {"rtol": INF}),
-            (1.0, 1.0, {"ties": "some"}),
-            (1.0, {"x": 1.0}, {}),
-            ({"x": 1.0}, {"y": 1.0}, {"common": True}),
-            ({}, {}, {}),
-        ):
+        for got, expected, options in ((1.0, 1.0, {"rtol": -1}),
+                                       (1.0, 1.0, {"atol": NAN}),
+                                       (1.0, 1.0, {"atol": INF}),
+                                       (1.0, 1.0, {"rtol": INF}),
+                                       (1.0, 1.0, {"ties": "some"}),
+                                       (1.0, {"x": 1.0}, {}),
+                                       ({"x": 1.0}, {"y": 1.0}, {"common": True}),
+                                       ({}, {}, {})):
             with self.assertRaises(ValueError):
                 gyre.compare(got, expected, **options)
-
-    def test_ties(self):
-        values = [[9.0, 5.0, 5.0, 2.0, 2.0], [9.0, 8.0, 7.0, 6.0, 5.0]]
-        expected = {"r/top_ids": [[3, 1, 7, 4, 6], [0, 1, 2, 3, 4]], "r/top_values": values}
-        for row, passes in (
-            ([3, 1, 7, 4, 6], True),
-            ([3, 7, 1, 6, 4], True),
-            ([3, 7, 1, 8, 4], True),  # of the last value, the list has not all
-            ([3, 7, 2, 6, 4], False),
-            ([1, 3, 7, 6, 4], False),
-        ):
-            got = {"r/top_ids": [row, [0, 1, 2, 3, 9]], "r/top_values": values}
-            self.assertEqual(gyre.compare(got, expected, ties="any").passed, passes, row)
-            self.assertFalse(gyre.compare(got, expected).passed)
-        alone = {"r/top_ids": [[1, 2]]}
-        self.assertFalse(gyre.compare({"r/top_ids": [[2, 1]]}, alone, ties="any").passed)
 
     def test_assert_close(self):
         gyre.assert_close([1.0], [1.0])
@@ -156,12 +105,10 @@ class Compare(Scratch):
         file = gyre.read(TIES)
         everything = gyre.compare(TIES, TIES)
         self.assertIn("logprobs/logits", [array.name for array in everything.arrays])
-        for got, expected in (
-            (file, TIES + ":/"),
-            (file.reference, TIES),
-            (f"{TIES}:/reference", file.reference),
-            (file["logprobs"], TIES + ":/logprobs"),
-        ):
+        for got, expected in ((file, TIES + ":/"),
+                              (file.reference, TIES),
+                              (f"{TIES}:/reference", file.reference),
+                              (file["logprobs"], TIES + ":/logprobs")):
             self.assertTrue(gyre.compare(got, expected).passed)
         np.savez(self.place("x.npz"), **file.reference)
         self.assertTrue(gyre.compare(self.place("x.npz"), TIES).passed)
@@ -205,16 +152,15 @@ class Check(Scratch):
         gyre.write_logprobs(damaged, logits=[[1.0, 2.0]], targets=[0])
         with h5py.File(damaged, "r+") as file:
             file["logprobs/targets"][0] = 1
-        for arguments, wanted, message in (
-            ((), 2, "required"),
-            ((TIES, TIES, "--ties", "some"), 2, "invalid choice"),
-            ((TIES, TIES, "--rtol", "-1"), 2, "must be finite, not negative"),
-            (("none.npz", TIES), 2, "none.npz"),
-            (("none.h5", TIES), 2, "none.h5"),
-            ((broken, TIES), 2, "broken.npz"),
-            ((TIES, f"{TIES}:/nothing"), 2, "no such object"),
-            ((damaged, damaged), 3, "not what was written"),
-        ):
+        for arguments, wanted, message in (((), 2, "required"),
+                                           ((TIES, TIES, "--ties", "some"), 2, "invalid choice"),
+                                           ((TIES, TIES, "--rtol", "-1"), 2,
+                                            "must be finite, not negative"),
+                                           (("none.npz", TIES), 2, "none.npz"),
+                                           (("none.h5", TIES), 2, "none.h5"),
+                                           ((broken, TIES), 2, "broken.npz"),
+                                           ((TIES, f"{TIES}:/nothing"), 2, "no such object"),
+                                           ((damaged, damaged), 3, "not what was written")):
             code, _, errors = self.check(*arguments)
             self.assertEqual(code, wanted, arguments)
             self.assertIn(message, errors)
@@ -270,17 +216,21 @@ class SameAsGyreCompare(Scratch):
             a[name] = reals.astype(kinds[0])
             b[name] = (reals + 1e-5 * rng.normal(size=(40, 25))).astype(kinds[1])
         files = self.write("a.h5", **a), self.write("b.h5", **b)
-        for flags in (
-            (),
-            ("--equal-nan",),
-            ("--rtol", "0"),
-            ("--atol", "0", "--rtol", "0"),
-            ("--rtol", "1"),
-            ("--atol", "1e308"),
-            ("--atol", "inf"),
-        ):
+        for flags in ((),
+                      ("--equal-nan",),
+                      ("--rtol", "0"),
+                      ("--atol", "0", "--rtol", "0"),
+                      ("--rtol", "1"),
+                      ("--atol", "1e308"),
+                      ("--atol", "inf")):
             self.agree(*files, *flags)
         x = np.array([1.0, 1.5])
+        zeros = np.zeros(2)
+        files = [self.write(name, x=x, zeros=zeros, n=[1, 2]) for name in ("a.h5", "b.h5")]
+        for flags, code in ((("--rtol", "1.01"), 1), (("--atol", "1.26"), 1),
+                            (("--atol", "1e-3"), 0),
+                            (("--atol", "1", "--rtol", "1"), 0)):
+            self.assertEqual(self.agree(*files, *flags), code, flags)
         files = self.write("a.h5", x=2 * x), self.write("b.h5", x=x)
         self.assertEqual(self.agree(*files), 1)
         files = self.write("a.h5", x=x), self.write("b.h5", x=x + 0.5)
@@ -288,25 +238,17 @@ class SameAsGyreCompare(Scratch):
         self.assertEqual(self.agree(*files, "--atol", "0.4999999", "--rtol", "0"), 1)
 
     def test_kinds(self):
-        values = {
-            "i4": np.array([1, 2], "i4"),
-            "i8": np.array([1, 2**60], "i8"),
-            "u8": np.array([1, 2**63], "u8"),
-            "i1": np.array([1, -2], "i1"),
-            "f4": np.array([1, 2], "f4"),
-            "big": np.array([1, 2], ">f8"),
-            "flag": np.array([True, False]),
-            "text": np.array(["1", "2"], dtype=object),
-            "fixed": np.array([b"1", b"2"], "S3"),
-            "pair": np.zeros(2, [("a", "i4")]),
-            "row": np.array([[1, 2]], "f4"),
-            "none": np.zeros(0, "f4"),
-            "one": np.float64(1),
-        }
+        values = {"i4": np.array([1, 2], "i4"), "i8": np.array([1, 2**60], "i8"),
+                  "u8": np.array([1, 2**63], "u8"), "i1": np.array([1, -2], "i1"),
+                  "f4": np.array([1, 2], "f4"), "big": np.array([1, 2], ">f8"),
+                  "flag": np.array([True, False]), "text": np.array(["1", "2"], dtype=object),
+                  "fixed": np.array([b"1", b"2"], "S3"), "pair": np.zeros(2, [("a", "i4")]),
+                  "row": np.array([[1, 2]], "f4"), "none": np.zeros(0, "f4"), "one": np.float64(1)}
         pairs = [(x, y) for x in values for y in values]
         a = self.write("a.h5", **{f"{x}_{y}": values[x] for x, y in pairs})
         b = self.write("b.h5", **{f"{x}_{y}": values[y] for x, y in pairs})
-        self.assertEqual(self.agree(a, b), 1)
+        for flags in ((), ("--atol", "5")):
+            self.assertEqual(self.agree(a, b, *flags), 1)
 
     def test_groups_and_links(self):
         a = self.write("a.h5", g__x=[1.0], g__deep__y=[2], h=["a"])
@@ -315,14 +257,12 @@ class SameAsGyreCompare(Scratch):
             file["soft"] = h5py.SoftLink("/g")
             file["g/again"] = file["g/x"]
             file["g/deep/circle"] = file["g"]
-        for groups in (
-            ("", ""),
-            (":/g", ":/g"),
-            (":/g", ":/soft"),
-            (":/g/deep", ":/g/deep/"),
-            (":/g", ":/none"),
-            (":/g/x", ""),
-        ):
+        for groups in (("", ""),
+                       (":/g", ":/g"),
+                       (":/g", ":/soft"),
+                       (":/g/deep", ":/g/deep/"),
+                       (":/g", ":/none"),
+                       (":/g/x", "")):
             for flags in ((), ("--common",)):
                 self.agree(a + groups[0], b + groups[1], *flags)
         with h5py.File(b, "r+") as file:
@@ -338,12 +278,8 @@ class SameAsGyreCompare(Scratch):
         values = -np.sort(-rng.integers(0, 6, (200, 6)).astype("f4"), axis=1)
         ids = rng.integers(0, 8, (2, 200, 6))
         others = {"x_ids": ids[1].astype(">i4"), "y_ids": ids[1], "z_ids": ids[1] * 1.0}
-        more = {
-            "y_values": values[:, :3],
-            "z_values": values,
-            "r__ids": ids[0],
-            "r__values": values,
-        }
+        more = {"y_values": values[:, :3], "z_values": values, "r__ids": ids[0],
+                "r__values": values}
         a = self.write("a.h5", x_ids=ids[0], y_ids=ids[0], z_ids=ids[0], x_values=values, **more)
         b = self.write("b.h5", x_values=values + 1, **others, **more)
         for flags in ((), ("--ties", "any"), ("--ties", "exact", "--common")):

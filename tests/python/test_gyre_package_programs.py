@@ -20,15 +20,8 @@ from pathlib import Path
 
 import h5py
 import numpy as np
-from test_gyre_package import (
-    INPUTS,
-    SOURCE,
-    Bfloat16Tensor,
-    Scratch,
-    gyre,
-    small_attention,
-    small_logprobs,
-)
+from test_gyre_package import (INPUTS, SOURCE, Bfloat16Tensor, Scratch, gyre, small_attention,
+                               small_logprobs)
 
 from gyre.cli import main
 
@@ -116,13 +109,11 @@ class Programs(Scratch):
         rng = np.random.default_rng(5)
         ids = rng.integers(0, 9, (4, 24))
         ids[2, 13:] = ids[3] = 9
-        extras = {
-            "image": ("slots", rng.integers(-9, 9, (4, 24, 2, 3)).astype(np.float16)),
-            "flags": ("slots", rng.random((4, 24)) < 0.5),
-            "attention_mask": ("slots", np.ones((4, 24), np.int64)),
-            "weights": ("rows", rng.random((4, 2))),
-            "grid": ("none", np.arange(7, dtype=">u2")),
-        }
+        extras = {"image": ("slots", rng.integers(-9, 9, (4, 24, 2, 3)).astype(np.float16)),
+                  "flags": ("slots", rng.random((4, 24)) < 0.5),
+                  "attention_mask": ("slots", np.ones((4, 24), np.int64)),
+                  "weights": ("rows", rng.random((4, 2))),
+                  "grid": ("none", np.arange(7, dtype=">u2"))}
         arrays = {"vocab_size": 10, "pad_id": 9, "input_ids": ids, "labels": ids}
         gyre.write_rows(path, **arrays, extras=extras)
         for cp in (2, 3):
@@ -191,14 +182,8 @@ class Page(Scratch):
                 os.symlink(os.path.join(SOURCE, name), self.place(name))
         environment = {**os.environ, "PYTHONPATH": os.path.join(SOURCE, "python")}
         command = [sys.executable, "-B", str(path)]
-        done = subprocess.run(
-            command,
-            cwd=self.place("."),
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
+        done = subprocess.run(command, cwd=self.place("."), env=environment, capture_output=True,
+                              text=True, timeout=60)
         self.assertEqual(done.returncode, 0, f"{path.name}: {done.stderr}")
 
     def test_shows_every_example(self):
@@ -261,10 +246,8 @@ class Torch(Scratch):
         inputs = small_logprobs()
         logits = torch.tensor(inputs["logits"], requires_grad=True)
         logp = torch.log_softmax(logits[:, :7] / inputs["temperature"], dim=1)
-        found = {
-            "logprob": logp[torch.arange(6), torch.tensor(inputs["targets"])],
-            "entropy": -(logp.exp() * logp).sum(dim=1),
-        }
+        found = {"logprob": logp[torch.arange(6), torch.tensor(inputs["targets"])],
+                 "entropy": -(logp.exp() * logp).sum(dim=1)}
         found["gathered"] = logp.gather(1, torch.tensor(inputs["ids"]))
         expected = gyre.reference.logprobs(**inputs)
         gyre.assert_close(found, expected, common=True, rtol=1e-12, atol=1e-12)

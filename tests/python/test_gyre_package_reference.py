@@ -29,10 +29,8 @@ class References(unittest.TestCase):
 
     def test_stored_answers(self):
         """Of every file in and below inputs/: an implementation of its own has computed them."""
-        references = {
-            "gyre/logprobs": gyre.reference.logprobs,
-            "gyre/attention": gyre.reference.attention,
-        }
+        references = {"gyre/logprobs": gyre.reference.logprobs,
+                      "gyre/attention": gyre.reference.attention}
         compared = 0
         for path in FILES:
             file = gyre.read(path)
@@ -72,28 +70,19 @@ class References(unittest.TestCase):
             rollout_logp[1:] = logp[[0, 1, 2, 0, 4], inputs["targets"][1:]]
             logprob, distilled = at(logp, targets)[:, 0], at(logs(z), ids)
             left = at(z / heat, targets)[:, 0] - gone
-            return {
-                "log_softmax": logp,
-                "softmax": np.exp(logp),
-                "logprob": logprob,
-                "entropy": entropy(z / heat),
-                "logprob_entropy": logprob + entropy(z / heat),
-                "gathered": at(logp, ids),
-                "gathered_logits": at(z, ids),
-                "argmax_value": z.max(axis=1),
-                "argmax_id": z.argmax(axis=1),
-                "soft_cross_entropy": -(np.exp(logs(teacher)) * logs(z)).sum(axis=1),
-                "distilled_logprob": distilled,
-                "distilled_entropy": entropy(z),
-                "distilled": distilled.sum(axis=1) + entropy(z),
-                "distilled_teacher_logprob": logs(at(teacher, ids)),
-                "distilled_renormalised_logprob": logs(at(z, ids)),
-                "distilled_renormalised": logs(at(z, ids)),
-                "filtered_logprob": np.where(at(kept, targets)[:, 0], left, -np.inf),
-                "next_token_logprob": next_logp,
-                "rollout_logprob": rollout_logp,
-                "next_token_filtered_logprob": next_left,
-            }
+            return {"log_softmax": logp, "softmax": np.exp(logp), "logprob": logprob,
+                    "entropy": entropy(z / heat), "logprob_entropy": logprob + entropy(z / heat),
+                    "gathered": at(logp, ids), "gathered_logits": at(z, ids),
+                    "argmax_value": z.max(axis=1), "argmax_id": z.argmax(axis=1),
+                    "soft_cross_entropy": -(np.exp(logs(teacher)) * logs(z)).sum(axis=1),
+                    "distilled_logprob": distilled, "distilled_entropy": entropy(z),
+                    "distilled": distilled.sum(axis=1) + entropy(z),
+                    "distilled_teacher_logprob": logs(at(teacher, ids)),
+                    "distilled_renormalised_logprob": logs(at(z, ids)),
+                    "distilled_renormalised": logs(at(z, ids)),
+                    "filtered_logprob": np.where(at(kept, targets)[:, 0], left, -np.inf),
+                    "next_token_logprob": next_logp, "rollout_logprob": rollout_logp,
+                    "next_token_filtered_logprob": next_left}
 
         want = values(z)
         by_sequence = {}
@@ -102,9 +91,8 @@ class References(unittest.TestCase):
             by_sequence[name] = np.array([[0, 0], [0, 0], [first, second], [third, 0]])
         comparison = gyre.compare({**want, **by_sequence}, found, common=True, **CLOSE)
         self.assertTrue(comparison.passed, comparison)
-        self.assertEqual(
-            set(comparison.only_in_a), {n for n in want if f"d_{n}" in found} - set(found)
-        )
+        self.assertEqual(set(comparison.only_in_a),
+                         {n for n in want if f"d_{n}" in found} - set(found))
         gradients = [name for name in found if name.startswith("d_")]
         self.assertEqual(len(gradients), 13)
         for t, v in np.ndindex(*z.shape):
@@ -115,9 +103,8 @@ class References(unittest.TestCase):
                 slope = (g * sums).sum() / STEP
                 if not np.isfinite(want[name[2:]][t]).all():
                     continue  # -inf has no derivative
-                np.testing.assert_allclose(
-                    found[name][t, v], slope, err_msg=f"{name} {t} {v}", **CLOSE
-                )
+                np.testing.assert_allclose(found[name][t, v], slope, err_msg=f"{name} {t} {v}",
+                                           **CLOSE)
 
     def test_gradient_through_every_log_probability(self):
         inputs = small_logprobs()
@@ -137,9 +124,8 @@ class References(unittest.TestCase):
             for begin, end in ((0, 4), (4, 7)):
                 for head in range(4):
                     x = np.exp(q[begin:end, head] @ k[begin:end, head // 2].T / np.sqrt(3))
-                    out = (
-                        x @ v[begin:end, head // 2] / (x.sum(axis=1) + np.exp(sinks[head]))[:, None]
-                    )
+                    out = (x @ v[begin:end, head // 2] / (x.sum(axis=1) + np.exp(sinks[head]))[
+                               :, None])
                     total = total + (out * inputs["d_out"][begin:end, head]).sum()
             return total
 
@@ -236,9 +222,8 @@ class Names(Scratch):
                 file.create_group(f"attention/{name}")
 
             self.assertRegex(self.changed(as_attribute)[0], f"^'/attention/{name}' must be a data")
-            self.assertEqual(
-                self.changed(as_group)[0], f"'/attention/{name}' is no dataset; it must be one"
-            )
+            self.assertEqual(self.changed(as_group)[0],
+                             f"'/attention/{name}' is no dataset; it must be one")
 
     def test_other_names_are_warnings_and_modifiers_refused(self):
         def attribute(name, value):

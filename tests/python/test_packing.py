@@ -379,11 +379,9 @@ class Batches(unittest.TestCase):
         def id_out_of_range(file):
             file["salm/input_ids"][0, 2] = 777
 
-        for message, change in (
-            ("/salm/audio[7] is nan; it must be finite", nan),
-            ("placeholder", one_audio_less),
-            ("/salm/input_ids[0, 2] is 777", id_out_of_range),
-        ):
+        for message, change in (("/salm/audio[7] is nan; it must be finite", nan),
+                                ("placeholder", one_audio_less),
+                                ("/salm/input_ids[0, 2] is 777", id_out_of_range)):
             with self.subTest(message=message):
                 self.refused(message, "salm_tiny.h5", change)
 

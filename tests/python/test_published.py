@@ -22,13 +22,8 @@ def rows_of(path):
 
 
 def run(root, *arguments):
-    return subprocess.run(
-        ["/usr/bin/python3", root / "results/published.py", BUILD / "apps", *arguments],
-        capture_output=True,
-        text=True,
-        timeout=120,
-        check=False,
-    )
+    return subprocess.run(["/usr/bin/python3", root / "results/published.py", BUILD / "apps",
+                           *arguments], capture_output=True, text=True, timeout=120, check=False)
 
 
 class Inputs(unittest.TestCase):

@@ -75,15 +75,10 @@ class Scripts(unittest.TestCase):
                     environment = {**os.environ, "PYTHONDONTWRITEBYTECODE": "1"}
                     if script.startswith("bench/"):
                         environment["MALLOC_MMAP_MAX_"] = "0"
-                    done = subprocess.run(
-                        [str(word) for word in command],
-                        cwd=scratch if script.startswith("bench/attention") else SOURCE,
-                        env=environment,
-                        capture_output=True,
-                        text=True,
-                        timeout=250,
-                        check=False,
-                    )
+                    done = subprocess.run([str(word) for word in command], cwd=scratch
+                                          if script.startswith("bench/attention") else SOURCE,
+                                          env=environment, capture_output=True, text=True,
+                                          timeout=250, check=False)
                     if done.returncode == SKIPPED:
                         self.assertIn("skipped: ", done.stderr)
                         print(f"{script}: {done.stderr.splitlines()[0]}")
@@ -96,11 +91,9 @@ class AttentionBesideTorch(unittest.TestCase):
 
     def test_names_and_times(self) -> None:
         file = SOURCE / "results/cpu-2core/bench-kernels.json"
-        recorded = [
-            row
-            for row in json.loads(file.read_text())["benchmarks"]
-            if re.match(r"attention_\w+/tokens:4096/document:256/.*/dim:64/.*/threads:1/", row["name"])
-        ]
+        recorded = [row for row in json.loads(file.read_text())["benchmarks"]
+                    if re.match(r"attention_\w+/tokens:4096/document:256/.*/dim:64/.*/threads:1/",
+                                row["name"])]
         with tempfile.TemporaryDirectory() as scratch:
             program = Path(scratch, "bench/bench-kernels")
             program.parent.mkdir()
@@ -119,12 +112,10 @@ class AttentionBesideTorch(unittest.TestCase):
             words = [f"--build={scratch}", f"--json={scratch}/t.json", "--repetitions=1", "--threads=1"]
             words += ["--document=256", "--dim=64"]
             shown = io.StringIO()
-            with (
-                mock.patch.dict(sys.modules, modules),
-                mock.patch.object(sys, "path", [str(SOURCE / "bench"), *sys.path]),
-                mock.patch.object(sys, "argv", ["attention_vs_torch.py", *words]),
-                contextlib.redirect_stdout(shown),
-            ):
+            with (mock.patch.dict(sys.modules, modules),
+                  mock.patch.object(sys, "path", [str(SOURCE / "bench"), *sys.path]),
+                  mock.patch.object(sys, "argv", ["attention_vs_torch.py", *words]),
+                  contextlib.redirect_stdout(shown)):
                 place = SOURCE / "bench/attention_vs_torch.py"
                 spec = importlib.util.spec_from_file_location("attention_vs_torch", place)
                 bench = importlib.util.module_from_spec(spec)

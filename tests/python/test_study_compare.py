@@ -7,9 +7,7 @@ Usage: test_study_compare.py SOURCE_DIR BUILD_DIR
 import json
 import math
 import random
-import subprocess
 import sys
-import tempfile
 import unittest
 from pathlib import Path
 
@@ -17,13 +15,13 @@ SOURCE = Path(sys.argv[1]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
+from study_plans import Scratch, gyre_study  # noqa: E402
 from gyre_study import noise  # noqa: E402
 from gyre_study.compare import Side, compare  # noqa: E402
 
 
-def sides(
-    rng: random.Random, cases: int, samples: int, offset: float, changed: dict[int, float]
-) -> list[dict[str, Side]]:
+def sides(rng: random.Random, cases: int, samples: int, offset: float,
+          changed: dict[int, float]) -> list[dict[str, Side]]:
     """Two runs of each case. Cases scatter by 1 to 16 %; a run as a whole is off by `offset` times that."""
     both: list[dict[str, Side]] = [{}, {}]
     for case in range(cases):
@@ -45,12 +43,8 @@ class Statistics(unittest.TestCase):
 
     def test_rank_test_of_many_and_of_ties(self) -> None:
         rng = random.Random(3)
-        found = [
-            noise.p_value(
-                [rng.gauss(0, 1) for _ in range(60)], [rng.gauss(0, 1) for _ in range(60)]
-            )
-            for _ in range(200)
-        ]
+        found = [noise.p_value([rng.gauss(0, 1) for _ in range(60)],
+                               [rng.gauss(0, 1) for _ in range(60)]) for _ in range(200)]
         self.assertLess(sum(p < 0.1 for p in found), 40)
         self.assertGreater(sum(p < 0.1 for p in found), 5)
         self.assertEqual(noise.p_value([2.0] * 9, [2.0] * 9), 1.0)
@@ -79,19 +73,16 @@ class Statistics(unittest.TestCase):
 
     def test_two_runs_of_one_build_are_the_same(self) -> None:
         rng = random.Random(6)
-        for cases, samples, offset in (
-            (1, 7, 0.5),
-            (4, 10, 0.5),
-            (12, 7, 0.5),
-            (40, 12, 0.5),
-            (40, 30, 1.0),
-        ):
+        for cases, samples, offset in ((1, 7, 0.5),
+                                       (4, 10, 0.5),
+                                       (12, 7, 0.5),
+                                       (40, 12, 0.5),
+                                       (40, 30, 1.0)):
             alarms = 0
             for _ in range(25):
                 found = compare(*sides(rng, cases, samples, offset, {}), 0.05, 0.01)
-                alarms += bool(found.groups) or any(
-                    change.verdict in ("slower", "faster") for change in found.changes
-                )
+                alarms += bool(found.groups) or any(change.verdict in ("slower", "faster")
+                                                    for change in found.changes)
             self.assertLessEqual(alarms, 3, (cases, samples, offset))
 
     def test_what_became_slower_is_found(self) -> None:
@@ -100,10 +91,8 @@ class Statistics(unittest.TestCase):
             changed = {case: 2.0 for case in range(0, cases, 3)}
             for _ in range(5):
                 found = compare(*sides(rng, cases, samples, 0.3, changed), 0.05, 0.01)
-                right = sum(
-                    (change.verdict == "slower") == (int(change.case) in changed)
-                    for change in found.changes
-                )
+                right = sum((change.verdict == "slower") == (int(change.case) in changed)
+                            for change in found.changes)
                 self.assertGreaterEqual(right, 0.8 * cases)
                 back = compare(*reversed(sides(rng, cases, samples, 0.3, changed)), 0.05, 0.01)
                 self.assertFalse(back.slower)
@@ -114,41 +103,30 @@ class Statistics(unittest.TestCase):
         rng = random.Random(9)
 
         def side(factor: float) -> dict[str, Side]:
-            return {
-                f"schedule={schedule} pass={way} cp={cp}": Side(
-                    made.times_around(
-                        10 * (factor if way == "bwd" else 1) * rng.gauss(1, 0.02), 12, 0.02, rng
-                    ),
-                    False,
-                    "",
-                )
-                for schedule in "abcdefgh"
-                for way in ("fwd", "bwd")
-                for cp in (1, 2)
-            }
+            return {f"schedule={schedule} pass={way} cp={cp}": Side(
+                        made.times_around(10 * (factor if way == "bwd" else 1) * rng.gauss(1, 0.02),
+                                          12, 0.02, rng), False, "") for schedule in "abcdefgh"
+                    for way in ("fwd", "bwd") for cp in (1, 2)}
 
         for _ in range(10):
             found = compare(side(1), side(1.1), 0.05, 0.01)
-            self.assertEqual(
-                [(one.name, one.verdict) for one in found.groups], [("pass=bwd", "slower")]
-            )
+            self.assertEqual([(one.name, one.verdict) for one in found.groups],
+                             [("pass=bwd", "slower")])
             self.assertTrue(found.slower)
             self.assertAlmostEqual(found.groups[0].ratio, 1.1, delta=0.03)
-            self.assertFalse(
-                any("fwd" in one.case for one in found.changes if one.verdict == "slower")
-            )
+            self.assertFalse(any("fwd" in one.case for one in found.changes
+                                 if one.verdict == "slower"))
             self.assertFalse(compare(side(1), side(1), 0.05, 0.01).slower)
-        everything = compare(
-            {"a": Side([1.0] * 9, False, "")}, {"a": Side([2.0] * 9, False, "")}, 0.05, 0.01
-        )
+        everything = compare({"a": Side([1.0] * 9, False, "")}, {"a": Side([2.0] * 9, False, "")},
+                             0.05, 0.01)
         self.assertEqual(everything.groups, [])  # one case is no group
 
     def test_interval_of_a_median(self) -> None:
         self.assertIsNone(noise.median_interval(range(6), 0.01))
         self.assertEqual(noise.median_interval(range(6), 0.05), (0, 5))  # 2 / 2^6 = 0.031
         self.assertAlmostEqual(
-            noise.lowest_rank_sums(noise.MAX_SIGNED, 0.01),
-            noise.lowest_rank_sums(noise.MAX_SIGNED + 1, 0.01),
+            noise.lowest_rank_sums(noise.MOST_SIGNED, 0.01),
+            noise.lowest_rank_sums(noise.MOST_SIGNED + 1, 0.01),
             delta=30,  # of some 560: one more value, and the approximation
         )
         # Tables of the signed-rank test: of 10 values at 5 % the 9th mean from either end.
@@ -158,53 +136,30 @@ class Statistics(unittest.TestCase):
 
     def test_noise_is_said(self) -> None:
         rng = random.Random(8)
-        both = [
-            {str(case): Side(made.times_around(10, 8, 0.6, rng), False, "") for case in range(9)}
-            for _ in range(2)
-        ]
+        both = [{str(case): Side(made.times_around(10, 8, 0.6, rng), False, "")
+                 for case in range(9)} for _ in range(2)]
         self.assertEqual({one.verdict for one in compare(*both, 0.05, 0.01).changes}, {"too noisy"})
 
 
-class Command(unittest.TestCase):
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.place = Path(scratch.name)
-
-    def write(
-        self, name: str, factor: float, seed: int, count: int = 12, change=lambda text: text
-    ) -> Path:
+class Command(Scratch):
+    def write(self, name: str, factor: float, seed: int, count: int = 12,
+              change=lambda text: text) -> Path:
         rng = random.Random(seed)
-        keys = [
-            {"schedule": one, "pass": "fwd", "tokens": tokens, "cp": 2}
-            for one in ("ring", "halo")
-            for tokens in (512, 1024)
-        ]
-        rows = [
-            (
-                key,
-                made.times_around(
-                    10 * (factor if key["schedule"] == "ring" else 1), count, 0.01, rng
-                ),
-            )
-            for key in keys
-        ]
+        keys = [{"schedule": one, "pass": "fwd", "tokens": tokens, "cp": 2}
+                for one in ("ring", "halo") for tokens in (512, 1024)]
+        rows = [(key,
+                 made.times_around(10 * (factor if key["schedule"] == "ring" else 1), count, 0.01,
+                                   rng)) for key in keys]
         made.write_results(self.place / name, rows, change=change)
         return self.place / name
 
     def compare(self, *words: object) -> tuple[int, str]:
-        command = [sys.executable, SOURCE / "slurm/gyre-study", "compare", *words]
-        done = subprocess.run(
-            [str(word) for word in command], capture_output=True, text=True, timeout=60, check=False
-        )
+        done = gyre_study("compare", *words)
         return done.returncode, done.stdout + done.stderr
 
     def test_files(self) -> None:
-        before, same, slow = (
-            self.write("a.jsonl", 1, 1),
-            self.write("b.jsonl", 1, 2),
-            self.write("c.jsonl", 1.5, 3),
-        )
+        before, same, slow = (self.write("a.jsonl", 1, 1), self.write("b.jsonl", 1, 2),
+                              self.write("c.jsonl", 1.5, 3))
         self.assertEqual(self.compare(before, same)[0], 0)
         self.assertIn("4 unchanged", self.compare(before, same)[1])
         code, said = self.compare(before, slow)
@@ -232,31 +187,25 @@ class Command(unittest.TestCase):
         before, few = self.write("a.jsonl", 1, 1), self.write("b.jsonl", 3, 2, count=2)
         code, said = self.compare(before, few)
         self.assertEqual((code, "4 too few samples" in said), (0, True), said)
-        wrong = self.write(
-            "c.jsonl",
-            1,
-            3,
-            change=lambda text: text.replace('"result": "VALID"', '"result": "INVALID"', 1),
-        )
+        wrong = self.write("c.jsonl", 1, 3,
+                           change=lambda text: text.replace('"result": "VALID"',
+                                                            '"result": "INVALID"', 1))
         code, said = self.compare(before, wrong)
         self.assertEqual((code, "1 wrong result" in said), (1, True), said)
-        torn = self.write(
-            "d.jsonl", 1, 4, change=lambda text: text[: text.rindex('{"schema')] + '{"schema": "gy'
-        )
+        torn = self.write("d.jsonl", 1, 4, change=lambda text: text[: text.rindex('{"schema')]
+                          + '{"schema": "gy')
         self.assertIn("4 unchanged", self.compare(before, torn)[1])
 
     def test_refused(self) -> None:
         before = self.write("a.jsonl", 1, 1)
-        other = self.write(
-            "b.jsonl", 1, 2, change=lambda text: text.replace('"heads": 8', '"heads": 9')
-        )
-        for words, code, wanted in (
-            ((before, other), 2, "no case in common"),
-            ((before, self.place / "none.jsonl"), 2, "no such file"),
-            ((self.place, before), 2, "no rows/*.jsonl are there"),
-            ((before, before, "--alpha", 1), 2, "--alpha 1.0: wanted: above 0, below 1"),
-            ((before, before, "--min-effect", -1), 2, "--min-effect -1.0"),
-        ):
+        other = self.write("b.jsonl", 1, 2,
+                           change=lambda text: text.replace('"heads": 8', '"heads": 9'))
+        for words, code, wanted in (((before, other), 2, "no case in common"),
+                                    ((before, self.place / "none.jsonl"), 2, "no such file"),
+                                    ((self.place, before), 2, "no rows/*.jsonl are there"),
+                                    ((before, before, "--alpha", 1), 2,
+                                     "--alpha 1.0: wanted: above 0, below 1"),
+                                    ((before, before, "--min-effect", -1), 2, "--min-effect -1.0")):
             found = self.compare(*words)
             self.assertEqual(found[0], code, found[1])
             self.assertIn(wanted, found[1])
@@ -266,10 +215,8 @@ class Command(unittest.TestCase):
             self.assertEqual(code, 3, said)
             self.assertIn(wanted, said)
         (self.place / "x.sqlite").write_text("no database at all, but long enough to be one")
-        self.assertIn(
-            "wanted: a file that gyre-study collect wrote",
-            self.compare(self.place / "x.sqlite", other)[1],
-        )
+        self.assertIn("wanted: a file that gyre-study collect wrote",
+                      self.compare(self.place / "x.sqlite", other)[1])
 
 
 unittest.main(argv=sys.argv[:1])

@@ -7,7 +7,6 @@ Usage: test_study_plan.py SOURCE_DIR BUILD_DIR
 import json
 import random
 import sys
-import tempfile
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +15,7 @@ SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
-from study_plans import SMALL, app_of, study_of  # noqa: E402
+from study_plans import SMALL, Scratch, app_of, planned, study_of  # noqa: E402
 from gyre_study import sizes  # noqa: E402
 from gyre_study.app import App, load_app  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
@@ -24,7 +23,7 @@ from gyre_study.collect import Collector  # noqa: E402
 from gyre_study.compare import read_sides  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.files import Site, Study, load_site, load_study  # noqa: E402
-from gyre_study.folder import Folder, write_plan  # noqa: E402
+from gyre_study.folder import Folder  # noqa: E402
 from gyre_study.launches import launches_of  # noqa: E402
 from gyre_study.status import statuses  # noqa: E402
 
@@ -84,20 +83,16 @@ class Cases(unittest.TestCase):
         self.assertIn(wanted, str(caught.exception))
 
     def test_duplicates_and_placements(self) -> None:
-        found = self.expand(
-            study_of(cp=[1, 2, 8], tokens=[1024, "1K", "2K"], schedule="all", layout=["zigzag"])
-        )
+        found = self.expand(study_of(cp=[1, 2, 8], tokens=[1024, "1K", "2K"], schedule="all",
+                                     layout=["zigzag"]))
         self.assertEqual([len(one.cases) for one in found.placements], [6, 6, 6])
         self.assertEqual(found.duplicates, 9)
-        self.assertEqual(
-            [(one.nodes, one.ranks, one.ranks_per_node) for one in found.placements],
-            [(1, 1, 1), (1, 2, 2), (2, 8, 4)],
-        )
+        self.assertEqual([(one.nodes, one.ranks, one.ranks_per_node) for one in found.placements],
+                         [(1, 1, 1), (1, 2, 2), (2, 8, 4)])
         ids = [case.id for one in found.placements for case in one.cases]
         self.assertEqual(len(set(ids)), 18)
-        again = self.expand(
-            study_of(cp=[8, 2, 1], tokens=["2K", "1K"], schedule="all", layout=["zigzag"])
-        )
+        again = self.expand(study_of(cp=[8, 2, 1], tokens=["2K", "1K"], schedule="all",
+                                     layout=["zigzag"]))
         self.assertEqual({case.id for one in again.placements for case in one.cases}, set(ids))
 
     def test_an_id_is_of_build_machine_and_options(self) -> None:
@@ -115,42 +110,33 @@ class Cases(unittest.TestCase):
         self.assertNotEqual(newer.id, same.id)
         self.assertEqual(newer.kin, same.kin)
         self.assertNotEqual(first(study, Site("there", 4)).kin, same.kin)
-        self.assertNotEqual(
-            first(study_of(cp=[1, 2], tokens=[64], options={"heads": 2})).kin, same.kin
-        )
+        self.assertNotEqual(first(study_of(cp=[1, 2], tokens=[64], options={"heads": 2})).kin,
+                            same.kin)
 
     def test_weak(self) -> None:
         found = self.expand(study_of("weak-tokens", cp=[1, 2, 3], tokens=["4K"]))
-        self.assertEqual(
-            [one.cases[0].axes["tokens"] for one in found.placements], [4096, 8192, 12288]
-        )
-        found = self.expand(
-            study_of("weak-work", cp=[1, 2, 4], tokens=["4K"], options={"stripe": 16}), Site("s", 4)
-        )
+        self.assertEqual([one.cases[0].axes["tokens"] for one in found.placements],
+                         [4096, 8192, 12288])
+        found = self.expand(study_of("weak-work", cp=[1, 2, 4], tokens=["4K"],
+                                     options={"stripe": 16}), Site("s", 4))
         tokens = [one.cases[0].axes["tokens"] for one in found.placements]
         for one, ranks in zip(tokens, (1, 2, 4)):
             self.assertEqual(one % (2 * 16 * ranks), 0)
-            self.assertLess(
-                abs(sizes.pairs(one, "causal", 0) / sizes.pairs(4096, "causal", 0) / ranks - 1),
-                0.02,
-            )
+            self.assertLess(abs(sizes.pairs(one, "causal", 0) / sizes.pairs(
+                                    4096, "causal", 0) / ranks - 1), 0.02)
 
     def test_launches_are_exactly_the_cases(self) -> None:
         rng = random.Random(2)
         app = app_of()
-        placement = self.expand(
-            study_of(cp=[1, 2], tokens=["1K", "2K", "3K", "8K"], schedule="all", layout="all")
-        ).placements[0]
+        placement = self.expand(study_of(cp=[1, 2], tokens=["1K", "2K", "3K", "8K"], schedule="all",
+                                         layout="all")).placements[0]
         for _ in range(200):
             some = rng.sample(placement.cases, rng.randint(1, len(placement.cases)))
             measured = []
             for launch in launches_of(placement, some, app):
                 runs = self.cases_run(launch.arguments, app)
-                listed = [
-                    tuple(case.axes[name] for name in ("schedule", "layout", "tokens"))
-                    for case in some
-                    if case.id in launch.cases
-                ]
+                listed = [tuple(case.axes[name] for name in ("schedule", "layout", "tokens"))
+                          for case in some if case.id in launch.cases]
                 self.assertEqual(sorted(runs), sorted(listed))
                 measured += runs
             self.assertEqual(len(measured), len(set(measured)))
@@ -162,83 +148,53 @@ class Cases(unittest.TestCase):
 
     def cases_run(self, arguments: list[str], app: App) -> list[tuple[str, str, int]]:
         value = dict(zip(arguments[::2], arguments[1::2]))
-        pairs = [
-            app.options[n].choices if value[f"--{n}"] == "all" else (value[f"--{n}"],)
-            for n in ("schedule", "layout")
-        ]
-        tail = [
-            word
-            for name in ("--tokens", "--min", "--max", "--factor", "--step")
-            if name in value
-            for word in (name, value[name])
-        ]
+        pairs = [app.options[n].choices if value[f"--{n}"] == "all" else (value[f"--{n}"],)
+                 for n in ("schedule", "layout")]
+        tail = [word for name in ("--tokens", "--min", "--max", "--factor", "--step")
+                if name in value for word in (name, value[name])]
         return [(a, b, size) for a in pairs[0] for b in pairs[1] for size in swept(tail)]
 
     def test_what_is_refused(self) -> None:
         two = {"cp": [1, 2], "tokens": [64]}
-        self.refused(
-            "study.toml: axes.tp: gyre-attention has no such axis; nearest: axes.cp (its grid is cp)",
-            study_of(**two, tp=[1]),
-        )
-        self.refused(
-            "axes.shedule: gyre-attention has no such axis; nearest: axes.schedule",
-            study_of(**two, shedule=["ring"]),
-        )
-        self.refused(
-            "'rink' is not one of all, ring, halo, all-gather; nearest: ring",
-            study_of(**two, schedule=["rink"]),
-        )
-        self.refused("'all' stands alone", study_of(**two, schedule=["all", "ring"]))
-        self.refused("axes.tokens: '4X' is no size", study_of(cp=[1, 2], tokens=["4X"]))
-        self.refused("axes.cp: 0 is not above 0", study_of(cp=[0, 1], tokens=[64]))
-        self.refused("axes.tokens = []: wanted: one value at least", study_of(cp=[1, 2], tokens=[]))
-        self.refused(
-            "options.headz: gyre-attention has no --headz; nearest: options.heads",
-            study_of(**two, options={"headz": 1}),
-        )
-        self.refused(
-            "options.json: gyre-study sets --json itself"
-            if "json" in app_of().options
-            else "no --json",
-            study_of(**two, options={"json": "x"}),
-        )
-        self.refused("options.heads: 'x' is no INT", study_of(**two, options={"heads": "x"}))
-        self.refused("options.sinks: 3 is not true or false", study_of(**two, options={"sinks": 3}))
-        self.refused(
-            "options.gen: it is an axis, too",
-            study_of(cp=[1, 2], lengths=["a", "b"], options={"gen": "x"}),
-        )
-        self.refused(
-            "kind = 'strong': axes.cp needs two values at least", study_of(cp=[2], tokens=[64])
-        )
-        self.refused("kind = 'weak-work': axes.tokens is needed", study_of("weak-work", cp=[1, 2]))
-        self.refused(
-            "axes.lengths draws documents",
-            study_of("weak-tokens", cp=[1, 2], tokens=[1], lengths=["a"]),
-        )
-        self.refused(
-            "axes.network needs two values",
-            study_of("network", cp=[1], tokens=[64], network=["none"]),
-        )
-        self.refused(
-            "axes.tokens or axes.lengths needs two values", study_of("length", cp=[1], tokens=[64])
-        )
-        self.refused("exclude each other", study_of(**two, lengths=["a"]))
-        self.refused(
-            "8 ranks, 4 a node, take 2 nodes; here has max_nodes = 1; nearest: 4 ranks",
-            study_of(cp=[1, 8], tokens=[64]),
-            Site("here", 4, max_nodes=1),
-        )
+        for wanted, study in (
+            ("study.toml: axes.tp: gyre-attention has no such axis; nearest: axes.cp (its grid is cp)",
+             study_of(**two, tp=[1])),
+            ("axes.shedule: gyre-attention has no such axis; nearest: axes.schedule",
+             study_of(**two, shedule=["ring"])),
+            ("'rink' is not one of all, ring, halo, all-gather; nearest: ring",
+             study_of(**two, schedule=["rink"])),
+            ("'all' stands alone", study_of(**two, schedule=["all", "ring"])),
+            ("axes.tokens: '4X' is no size", study_of(cp=[1, 2], tokens=["4X"])),
+            ("axes.cp: 0 is not above 0", study_of(cp=[0, 1], tokens=[64])),
+            ("axes.tokens = []: wanted: one value at least", study_of(cp=[1, 2], tokens=[])),
+            ("options.headz: gyre-attention has no --headz; nearest: options.heads",
+             study_of(**two, options={"headz": 1})),
+            ("no --json", study_of(**two, options={"json": "x"})),
+            ("options.heads: 'x' is no INT", study_of(**two, options={"heads": "x"})),
+            ("options.sinks: 3 is not true or false", study_of(**two, options={"sinks": 3})),
+            ("options.gen: it is an axis, too",
+             study_of(cp=[1, 2], lengths=["a", "b"], options={"gen": "x"})),
+            ("kind = 'strong': axes.cp needs two values at least", study_of(cp=[2], tokens=[64])),
+            ("kind = 'weak-work': axes.tokens is needed", study_of("weak-work", cp=[1, 2])),
+            ("axes.lengths draws documents",
+             study_of("weak-tokens", cp=[1, 2], tokens=[1], lengths=["a"])),
+            ("axes.network needs two values",
+             study_of("network", cp=[1], tokens=[64], network=["none"])),
+            ("axes.tokens or axes.lengths needs two values",
+             study_of("length", cp=[1], tokens=[64])),
+            ("exclude each other", study_of(**two, lengths=["a"]))):
+            self.refused(wanted, study)
+        self.refused("8 ranks, 4 a node, take 2 nodes; here has max_nodes = 1; nearest: 4 ranks",
+                     study_of(cp=[1, 8], tokens=[64]), Site("here", 4, max_nodes=1))
         crowded = study_of(**two)
         crowded.ranks_per_node = 9
         self.refused("ranks_per_node = 9: here has 4 cores a node; nearest: 4", crowded)
 
 
-class Files(unittest.TestCase):
+class Files(Scratch):
     def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.file = Path(scratch.name, "x.toml")
+        super().setUp()
+        self.file = self.place / "x.toml"
 
     def refused(self, load, text: str, *wanted: str) -> None:
         self.file.write_text(text, encoding="utf-8")
@@ -248,9 +204,8 @@ class Files(unittest.TestCase):
             self.assertIn(line, str(caught.exception))
 
     def test_all_that_come_with_it_are_read(self) -> None:
-        self.assertGreaterEqual(
-            len([load_site(file) for file in (SOURCE / "slurm/sites").glob("*.toml")]), 2
-        )
+        self.assertGreaterEqual(len([load_site(file)
+                                     for file in (SOURCE / "slurm/sites").glob("*.toml")]), 2)
         kinds = {load_study(file).kind for file in (SOURCE / "slurm/studies").glob("*.toml")}
         self.assertEqual(kinds, {"strong", "weak-tokens", "weak-work", "network", "length"})
 
@@ -258,76 +213,40 @@ class Files(unittest.TestCase):
         site = Site("any", 64)
         for file in (SOURCE / "slurm/studies").glob("*.toml"):
             study = load_study(file)
-            self.assertGreater(
-                len(expand(study, site, load_app(BUILD / "apps", study.app), file.name).placements),
-                0,
-            )
+            self.assertGreater(len(expand(study, site, load_app(BUILD / "apps", study.app),
+                                          file.name).placements), 0)
 
     def test_sites(self) -> None:
-        self.refused(
-            load_site,
-            "cores = 3",
-            "x.toml: cores: unknown key; nearest: cores_per_node",
-            "cores_per_node is needed",
-        )
-        self.refused(load_site, "cores_per_node = 0", "cores_per_node = 0: wanted: at least 1")
-        self.refused(
-            load_site, "cores_per_node = true", "cores_per_node = True: wanted: a whole number"
-        )
-        self.refused(
-            load_site,
-            'cores_per_node = 1\nlauncher = "srum"',
-            "'srum': not one of srun, mpiexec; nearest: srun",
-        )
-        self.refused(
-            load_site, "cores_per_node = 1\nmodules = [1]", "modules = [1]: wanted: a list of texts"
-        )
-        self.refused(
-            load_site,
-            "cores_per_node = 1\n[environment]\nA = 1",
-            "environment.A = 1: wanted: a text",
-        )
-        self.refused(
-            load_site,
-            "cores_per_node = 1\n[model]\ntflop = 1",
-            "model.tflop: unknown key; nearest: model.tflops",
-            "has no tflops",
-        )
-        self.refused(
-            load_site,
-            "cores_per_node = 1\n[model]\ntflops = -1",
-            "model.tflops = -1: wanted: a number above 0",
-        )
-        self.refused(load_site, "a b", "x.toml: ")
+        node = "cores_per_node = 1\n"
+        for text, *wanted in (
+            ("cores = 3", "x.toml: cores: unknown key; nearest: cores_per_node",
+             "cores_per_node is needed"),
+            ("cores_per_node = 0", "cores_per_node = 0: wanted: at least 1"),
+            ("cores_per_node = true", "cores_per_node = True: wanted: a whole number"),
+            (node + 'launcher = "srum"', "'srum': not one of srun, mpiexec; nearest: srun"),
+            (node + "modules = [1]", "modules = [1]: wanted: a list of texts"),
+            (node + "[environment]\nA = 1", "environment.A = 1: wanted: a text"),
+            (node + "[model]\ntflop = 1", "model.tflop: unknown key; nearest: model.tflops",
+             "has no tflops"),
+            (node + "[model]\ntflops = -1", "model.tflops = -1: wanted: a number above 0"),
+            ("a b", "x.toml: ")):
+            self.refused(load_site, text, *wanted)
 
     def test_studies(self) -> None:
-        self.refused(
-            load_study,
-            'kind = "weak"',
-            "'weak': not one of",
-            "nearest: weak-work",
-            "app is needed",
-            "axes is needed",
-        )
-        self.refused(
-            load_study,
-            'kind="strong"\napp="gyre-attention"\naxis=1\n[axes]',
-            "axis: unknown key; nearest: axes",
-        )
-        self.refused(
-            load_study,
-            'kind="strong"\napp="a"\nminutes=0\n[axes]',
-            "minutes = 0: wanted: at least 1",
-        )
+        self.refused(load_study, 'kind = "weak"', "'weak': not one of", "nearest: weak-work",
+                     "app is needed", "axes is needed")
+        self.refused(load_study, 'kind="strong"\napp="gyre-attention"\naxis=1\n[axes]',
+                     "axis: unknown key; nearest: axes")
+        self.refused(load_study, 'kind="strong"\napp="a"\nminutes=0\n[axes]',
+                     "minutes = 0: wanted: at least 1")
 
     def test_files_that_options_name_are_found_from_the_study_on(self) -> None:
         text = 'kind = "strong"\napp = "a"\n[axes]\ngen = ["./x.toml", "x.toml"]\n[options]\ninput = "./x.toml"\n'
         self.file.write_text(text, encoding="utf-8")
         study = load_study(self.file)
         whole = str(self.file.resolve())
-        self.assertEqual(
-            (study.options, study.axes), ({"input": whole}, {"gen": [whole, "x.toml"]})
-        )
+        self.assertEqual((study.options, study.axes),
+                         ({"input": whole}, {"gen": [whole, "x.toml"]}))
 
     def test_programs(self) -> None:
         with self.assertRaises(StudyError) as caught:
@@ -356,24 +275,14 @@ def variants(value: object) -> Iterator[object]:
             yield [part, *value[1:]]
 
 
-class Shapes(unittest.TestCase):
+class Shapes(Scratch):
     """Files of gyre-study and of programs with a part missing or of another kind: read, or refused by name."""
-
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.path = Path(scratch.name, "study")
-
-    def plan(self, **axes: object) -> Folder:
-        study = study_of(**axes)
-        write_plan(self.path, study, SMALL, app_of(), expand(study, SMALL, app_of(), "s.toml"), {})
-        return Folder(self.path)
 
     def test_a_plan_that_is_none(self) -> None:
         with self.assertRaises(StudyError) as caught:
             Folder(self.path)
         self.assertIn("no plan.json is there", str(caught.exception))
-        self.plan(cp=[1, 2], tokens=[64])
+        planned(self.path, study_of(cp=[1, 2], tokens=[64]))
         file = self.path / "plan.json"
         plan = json.loads(file.read_text())
         for text in ("", "[]", "nul", "[" * 99999, '{"schema": "gyre-study/2"}', "\xff"):
@@ -388,7 +297,7 @@ class Shapes(unittest.TestCase):
                 self.assertIn("plan.json", str(error))
 
     def test_results_of_another_shape(self) -> None:
-        folder = self.plan(cp=[1, 2], tokens=[64], schedule=["ring"])
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64], schedule=["ring"]))
         file = folder.rows_file(folder.placements[0])
         key = {"schedule": "ring", "pass": "fwd", "tokens": 64, "cp": 1}
         lines = [made.run_line("r", 1), made.row_line("r", key, [1.0]), made.end_line("r")]

@@ -9,7 +9,6 @@ import re
 import sqlite3
 import subprocess
 import sys
-import tempfile
 import unittest
 import xml.etree.ElementTree as xml
 from html.parser import HTMLParser
@@ -25,7 +24,7 @@ except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
 import study_results as made  # noqa: E402
-from study_plans import SMALL, app_of  # noqa: E402
+from study_plans import SMALL, Scratch, app_of  # noqa: E402
 from gyre_study import points, predict  # noqa: E402
 from gyre_study.app import load_app  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
@@ -69,27 +68,14 @@ class Page(HTMLParser):
             self.wrong.append(tag)
 
 
-class Studies(unittest.TestCase):
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.path = Path(scratch.name, "study")
-
-    def make(
-        self, study: Study, predicted: bool = False, results: tuple[str, ...] = ("VALID",)
-    ) -> Folder:
+class Studies(Scratch):
+    def make(self, study: Study, predicted: bool = False,
+             results: tuple[str, ...] = ("VALID",)) -> Folder:
         """A planned study and rows for all its cases but those of halo, with the results in turn."""
         site = SMALL
         expansion = expand(study, site, app_of(), "study.toml")
-        foretold = (
-            {
-                case.id: {"fwd": 3.0, "bwd": 6.0}
-                for one in expansion.placements
-                for case in one.cases
-            }
-            if predicted
-            else {}
-        )
+        foretold = ({case.id: {"fwd": 3.0, "bwd": 6.0} for one in expansion.placements
+                     for case in one.cases} if predicted else {})
         write_plan(self.path, study, site, app_of(), expansion, foretold)
         folder = Folder(self.path)
         rng, count = random.Random(1), 0
@@ -98,23 +84,14 @@ class Studies(unittest.TestCase):
             for case in one.cases:
                 for direction in ("fwd", "bwd") if case.axes["schedule"] != "halo" else ():
                     tokens = case.axes.get("tokens", 512)
-                    key = {
-                        "schedule": case.axes["schedule"],
-                        "pass": direction,
-                        "tokens": tokens,
-                        "cp": one.ranks,
-                    }
-                    time = (
-                        (tokens / 512) ** 2
-                        / one.ranks
-                        * (1 + 0.2 * one.ranks)
-                        * (1 if direction == "fwd" else 2)
-                    )
+                    key = {"schedule": case.axes["schedule"], "pass": direction, "tokens": tokens,
+                           "cp": one.ranks}
+                    time = ((tokens / 512) ** 2 / one.ranks * (1 + 0.2 * one.ranks) * (
+                                1 if direction == "fwd" else 2))
                     result = results[count % len(results)]
                     count += 1
-                    text += made.row_line(
-                        "r", key, made.times_around(time, 9, 0.01, rng), result, one.ranks
-                    )
+                    text += made.row_line("r", key, made.times_around(time, 9, 0.01, rng), result,
+                                          one.ranks)
             folder.rows_file(one).write_text(text + made.end_line("r"), encoding="utf-8")
         return folder
 
@@ -128,9 +105,8 @@ class Studies(unittest.TestCase):
         return Study("name", kind, "gyre-attention", {"schedule": "all", **axes}, title="A <title>")
 
     def test_tables(self) -> None:
-        folder = self.make(
-            self.study("strong", cp=[1, 2], tokens=[512, 1024]), results=("VALID", "UNOFFICIAL")
-        )
+        folder = self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024]),
+                           results=("VALID", "UNOFFICIAL"))
         collected = collect(folder)
         self.assertEqual((collected.runs, collected.rows, collected.cases), (2, 16, 12))
         with sqlite3.connect(collected.file) as database:
@@ -139,10 +115,8 @@ class Studies(unittest.TestCase):
                 return database.execute(query).fetchall()
 
             self.assertEqual(all_of("SELECT count(*) FROM samples"), [((8 * 1 + 8 * 2) * 9,)])
-            self.assertEqual(
-                dict(all_of("SELECT state, count(*) FROM cases GROUP BY state")),
-                {"noisy": 8, "missing": 4},
-            )
+            self.assertEqual(dict(all_of("SELECT state, count(*) FROM cases GROUP BY state")),
+                             {"noisy": 8, "missing": 4})
             self.assertEqual(dict(all_of("SELECT * FROM units"))["rate"], "TF/s/rank")
             self.assertEqual(
                 all_of("SELECT DISTINCT hosts, job, launcher, binding FROM runs WHERE ranks = 2"),
@@ -154,9 +128,8 @@ class Studies(unittest.TestCase):
                 ),
                 [(0,)],
             )
-            self.assertEqual(
-                all_of("SELECT metric, unit FROM foms"), [("attention_rate", "TFLOP/s/rank")] * 2
-            )
+            self.assertEqual(all_of("SELECT metric, unit FROM foms"),
+                             [("attention_rate", "TFLOP/s/rank")] * 2)
             row = all_of("SELECT row_id, median_ms FROM rows WHERE key_cp = 2 LIMIT 1")[0]
             times = [
                 ms
@@ -170,11 +143,8 @@ class Studies(unittest.TestCase):
         folder = self.make(self.study("strong", cp=[1, 2], tokens=[512]))
         file = folder.rows_file(folder.placements[0])
         key = {"schedule": "ring", "pass": "fwd", "tokens": 512, "cp": 1}
-        file.write_text(
-            file.read_text()
-            + made.run_line("again", 1)
-            + made.row_line("again", key, [5.0] * 7, ranks=1)
-        )
+        file.write_text(file.read_text() + made.run_line("again", 1)
+                        + made.row_line("again", key, [5.0] * 7, ranks=1))
         with sqlite3.connect(collect(folder).file) as database:
             one = "key_schedule = 'ring' AND key_pass = 'fwd' AND key_cp = 1"
             query = f"SELECT is_newest, median_ms FROM rows WHERE {one} ORDER BY row_id"
@@ -199,33 +169,20 @@ class Studies(unittest.TestCase):
         self.assertEqual(self.figures, figures)
         for figure in re.findall(r"<figure>(<svg.*?</svg>)", page, re.DOTALL):
             xml.fromstring(figure)
-            self.assertEqual(
-                re.findall(r"#[0-9a-f]{6}", figure), [], "colours are variables, for light and dark"
-            )
+            self.assertEqual(re.findall(r"#[0-9a-f]{6}", figure), [],
+                             "colours are variables, for light and dark")
             self.assertTrue("<title>" in figure, "no point says what it is")
-        self.assertNotIn(
-            "http://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page), "nothing is loaded from elsewhere"
-        )
+        self.assertNotIn("http://", re.sub(r'xmlns(:\w+)?="[^"]*"', "", page),
+                         "nothing is loaded from elsewhere")
         self.assertIn(f"<h1>{title}</h1>", page)
         self.assertIn("prefers-color-scheme: dark", page)
 
     def test_strong(self) -> None:
-        page = self.page(
-            self.make(
-                self.study("strong", cp=[1, 2], tokens=[512, 1024]), results=("VALID", "UNOFFICIAL")
-            )
-        )
+        page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024]),
+                                   results=("VALID", "UNOFFICIAL")))
         self.check_page(page, 3)
-        for wanted in (
-            "Parallel efficiency",
-            "Rate against length",
-            "Exposed communication",
-            "Who wins where",
-            made.REASON,
-            "slurm 7",
-            "0: 0, 1: 1",
-            "missing",
-        ):
+        for wanted in ("Parallel efficiency", "Rate against length", "Exposed communication",
+                       "Who wins where", made.REASON, "slurm 7", "0: 0, 1: 1", "missing"):
             self.assertIn(wanted, page)
         first = page[page.index("<figure>") : page.index("</figure>")]
         hollow = len(re.findall(r"fill: var\(--paper\)[^>]*>|fill: var\(--paper\)", first))
@@ -238,11 +195,8 @@ class Studies(unittest.TestCase):
         page = self.page(self.make(self.study("weak-work", cp=[1, 2, 4], tokens=[512])))
         self.check_page(page, 2)
         self.assertIn("work a rank constant", page)
-        page = self.page(
-            self.make(
-                self.study("network", cp=[2], tokens=[512], network=["none", "alpha=1us,beta=1G"])
-            )
-        )
+        page = self.page(self.make(self.study("network", cp=[2], tokens=[512],
+                                              network=["none", "alpha=1us,beta=1G"])))
         self.check_page(page, 2)
         self.assertIn("Time under slower networks", page)
         page = self.page(self.make(self.study("length", cp=[2], lengths=["dist=a", "dist=b"])))
@@ -263,10 +217,8 @@ class Studies(unittest.TestCase):
                 self.assertEqual([point.x for point in line], networks)
 
     def test_predicted_only_where_there_is_a_prediction(self) -> None:
-        self.assertNotIn(
-            "Measured against predicted",
-            self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512]))),
-        )
+        self.assertNotIn("Measured against predicted",
+                         self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512]))))
         page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512]), predicted=True))
         self.check_page(page, 3)
         self.assertIn("Measured against predicted", page)
@@ -285,10 +237,8 @@ class Studies(unittest.TestCase):
     def test_a_program_that_shards(self) -> None:
         """With a real program: nothing is timed, and cp is an option, not the number of ranks."""
         app = load_app(BUILD / "apps", "gyre-shard")
-        axes = {
-            "cp": [2, 4],
-            "lengths": ["dist=fixed,length=100,count=20", "dist=long-tailed,max=1K,count=20"],
-        }
+        axes = {"cp": [2, 4],
+                "lengths": ["dist=fixed,length=100,count=20", "dist=long-tailed,max=1K,count=20"]}
         study = Study("s", "length", "gyre-shard", {**axes, "layout": "all"}, accept="finished")
         expansion = expand(study, SMALL, app, "s.toml")
         self.assertEqual([one.ranks for one in expansion.placements], [1] * 4)
@@ -297,12 +247,8 @@ class Studies(unittest.TestCase):
         for placement in folder.placements:
             for launch in launches_of(placement, placement.cases, app):
                 output = ["--json", str(folder.rows_file(placement))]
-                subprocess.run(
-                    [app.path, *launch.arguments, *output],
-                    check=True,
-                    stdout=subprocess.DEVNULL,
-                    timeout=60,
-                )
+                subprocess.run([app.path, *launch.arguments, *output], check=True,
+                               stdout=subprocess.DEVNULL, timeout=60)
         page = self.page(folder)
         self.check_page(page, 2, "s")
         for wanted in ("Balance of ranks", "Need of others", "cp = 4", "balanced-joint"):
@@ -311,23 +257,14 @@ class Studies(unittest.TestCase):
     def test_predictions_are_the_programs(self) -> None:
         app = load_app(BUILD / "apps", "gyre-attention")
         site = Site("here", 4, model={"tflops": 0.1, "gbps": 5.0, "latency_us": 10.0})
-        axes = {
-            "cp": [1, 2],
-            "tokens": [512],
-            "schedule": ["ring", "halo"],
-            "network": ["none", "alpha=1us,beta=1G"],
-        }
-        study = Study(
-            "s", "strong", "gyre-attention", axes, options={"heads": 2, "kv_heads": 2, "iters": 3}
-        )
+        axes = {"cp": [1, 2], "tokens": [512], "schedule": ["ring", "halo"],
+                "network": ["none", "alpha=1us,beta=1G"]}
+        study = Study("s", "strong", "gyre-attention", axes,
+                      options={"heads": 2, "kv_heads": 2, "iters": 3})
         expansion = expand(study, site, app, "s.toml")
         found = predict.predict(expansion, app, site)
-        wanted = {
-            case.id
-            for one in expansion.placements
-            for case in one.cases
-            if case.axes["network"] == "none" and case.axes["schedule"] == "ring"
-        }
+        wanted = {case.id for one in expansion.placements for case in one.cases
+                  if case.axes["network"] == "none" and case.axes["schedule"] == "ring"}
         self.assertEqual(set(found), wanted)
         for times in found.values():
             self.assertEqual(set(times), {"fwd", "bwd"})

@@ -10,11 +10,14 @@ import resource
 import signal
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from collections.abc import Callable
 from pathlib import Path
+
+sys.dont_write_bytecode = True
+sys.path[:0] = [str(Path(sys.argv[1], part)) for part in ("slurm", "tests/support")]
+from study_plans import Scratch, gyre_study  # noqa: E402
 
 SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 MPIEXEC = os.environ.get("MPIEXEC", "mpiexec")
@@ -45,13 +48,11 @@ warmup = 0
 """
 
 
-class Command(unittest.TestCase):
+class Command(Scratch):
     """The whole of it, with a real program on this host."""
 
     def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.place = Path(scratch.name)
+        super().setUp()
         (self.place / "site.toml").write_text(SITE, encoding="utf-8")
         self.write(STUDY)
 
@@ -59,15 +60,7 @@ class Command(unittest.TestCase):
         (self.place / "study.toml").write_text(text, encoding="utf-8")
 
     def study(self, code: int, *words: object) -> str:
-        command = [sys.executable, SOURCE / "slurm/gyre-study", *words]
-        done = subprocess.run(
-            [str(word) for word in command],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            cwd=self.place,
-            check=False,
-        )
+        done = gyre_study(*words, cwd=self.place)
         self.assertEqual(done.returncode, code, done.stdout + done.stderr)
         return done.stdout + done.stderr
 
@@ -75,10 +68,8 @@ class Command(unittest.TestCase):
         return self.study(0, "plan", "study.toml", "--site", "site.toml", "-o", "out", *more)
 
     def rows(self) -> int:
-        return sum(
-            file.read_text().count('"kind":"row"')
-            for file in (self.place / "out/rows").glob("*.jsonl")
-        )
+        return sum(file.read_text().count('"kind":"row"')
+                   for file in (self.place / "out/rows").glob("*.jsonl"))
 
     def test_run_again_and_more(self) -> None:
         self.assertIn("8 cases in 2 placements, 0 duplicates", self.plan())
@@ -100,20 +91,16 @@ class Command(unittest.TestCase):
         self.assertIn("# 8 cases: 8 done", self.study(0, "status", "out"))
         self.assertIn("nothing to run", self.study(0, "run", "out"))
         # One more schedule: only its cases are run, and times are expected of the others.
-        self.write(
-            STUDY.replace("heads = 2", "heads = 2\nwindow = 16", 1).replace(
-                '"halo"', '"halo", "all-gather"'
-            )
-        )
+        self.write(STUDY.replace("heads = 2", "heads = 2\nwindow = 16", 1).replace(
+                       '"halo"', '"halo", "all-gather"'))
         before = self.rows()
         self.assertIn("2 placements were never run", self.plan())
         self.assertIn("# 2 launches, 0 failed", self.study(0, "run", "out"))
         self.assertEqual(self.rows(), before + 8)
         self.assertNotIn("never run", self.plan())
-        self.assertNotIn(
-            "never run",
-            self.study(0, "plan", "study.toml", "--site", "site.toml", "--previous", "out"),
-        )
+        self.assertNotIn("never run",
+                         self.study(0, "plan", "study.toml", "--site", "site.toml", "--previous",
+                                    "out"))
 
     def test_refused_cases_are_left_alone_until_asked(self) -> None:
         self.write(STUDY.replace("[64, 128]", "[64]").replace('["ring", "halo"]', '["halo"]'))
@@ -126,37 +113,27 @@ class Command(unittest.TestCase):
         self.assertIn("# 2 launches, 0 failed", self.study(0, "run", "out", "--retry-refused"))
 
     def test_a_run_that_is_killed_goes_on(self) -> None:
-        slow = (
-            STUDY.replace("[64, 128]", "[64]")
-            .replace('["ring", "halo"]', '"all"')
-            .replace("[1, 2]", "[2, 1]")
-        )
+        slow = (STUDY.replace("[64, 128]", "[64]").replace('["ring", "halo"]', '"all"').replace(
+                    "[1, 2]", "[2, 1]"))
         self.write(slow.replace("[options]", 'network = ["alpha=30ms,beta=1G"]\n[options]'))
         self.plan()
         command = [sys.executable, str(SOURCE / "slurm/gyre-study"), "run", "out"]
-        process = subprocess.Popen(
-            command, cwd=self.place, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL
-        )
+        process = subprocess.Popen(command, cwd=self.place, stdout=subprocess.DEVNULL,
+                                   stderr=subprocess.DEVNULL)
         until = time.monotonic() + 60
-        while not any(
-            b'"cp":2' in file.read_bytes() for file in (self.place / "out/rows").glob("cp2*")
-        ):
+        while not any(b'"cp":2' in file.read_bytes()
+                      for file in (self.place / "out/rows").glob("cp2*")):
             self.assertLess(time.monotonic(), until)
             time.sleep(0.02)
         self.assertIn("another gyre-study is submitting or running it", self.study(3, "run", "out"))
         self.assertIn("running", json.loads(self.study(0, "status", "out", "--json"))["counts"])
         process.kill()
         process.wait(timeout=60)
-        done = {
-            one["case"]
-            for one in json.loads(self.study(0, "status", "out", "--json"))["cases"]
-            if one["state"] == "done"
-        }
+        done = {one["case"] for one in json.loads(self.study(0, "status", "out", "--json"))["cases"]
+                if one["state"] == "done"}
         self.study(0, "run", "out")  # waits for the launch, which its death has ended
-        self.assertEqual(
-            json.loads(self.study(0, "status", "out", "--json"))["counts"],
-            {"done": 16, "refused": 2},
-        )
+        self.assertEqual(json.loads(self.study(0, "status", "out", "--json"))["counts"],
+                         {"done": 16, "refused": 2})
         launches = json.loads((self.place / "out/jobs/002/submission.json").read_text())["launches"]
         self.assertFalse(done & {case for launch in launches for case in launch["cases"]})
 
@@ -237,33 +214,28 @@ class Command(unittest.TestCase):
         before = sorted(self.place.rglob("*"))
         for command in ("run", "collect"):
             words = [sys.executable, SOURCE / "slurm/gyre-study", command, "out"]
-            done = subprocess.run(
-                words, cwd=self.place, capture_output=True, text=True, preexec_fn=no_space, check=False
-            )
+            done = subprocess.run(words, cwd=self.place, capture_output=True, text=True,
+                                  preexec_fn=no_space, check=False)
             self.assertEqual((done.returncode, done.stderr.count("\n")), (3, 1), done.stderr)
             self.assertRegex(done.stderr, r"gyre-study: error: \S+/out/\S+: ")
         left = [one for one in self.place.rglob("*") if one not in before and one.is_file()]
         self.assertEqual([one for one in left if one.stat().st_size], [])
 
     def test_errors(self) -> None:
-        self.assertIn(
-            "study.toml: no such file; studies that are there:",
-            self.study(2, "plan", "nostudy", "--site", "local").replace("nostudy", "study.toml"),
-        )
-        self.assertIn(
-            "sites that are there: ", self.study(2, "plan", "study.toml", "--site", "nosite")
-        )
+        self.assertIn("study.toml: no such file; studies that are there:",
+                      self.study(2, "plan", "nostudy", "--site", "local").replace(
+                          "nostudy", "study.toml"))
+        self.assertIn("sites that are there: ",
+                      self.study(2, "plan", "study.toml", "--site", "nosite"))
         self.assertIn("no plan.json", self.study(2, "run", "out"))
         self.plan()
         self.assertIn("collect out makes it", self.study(2, "report", "out"))
         self.assertIn("invalid choice: 'plann'", self.study(2, "plann"))
         self.write(STUDY.replace("gyre-attention", "gyre-atention"))
-        self.assertIn(
-            "nearest: gyre-attention", self.study(2, "plan", "study.toml", "--site", "site.toml")
-        )
-        (self.place / "site.toml").write_text(
-            SITE.replace(MPIEXEC, "/nowhere/mpiexec"), encoding="utf-8"
-        )
+        self.assertIn("nearest: gyre-attention",
+                      self.study(2, "plan", "study.toml", "--site", "site.toml"))
+        (self.place / "site.toml").write_text(SITE.replace(MPIEXEC, "/nowhere/mpiexec"),
+                                              encoding="utf-8")
         self.write(STUDY)
         self.plan()
         self.assertIn("the site's key mpiexec names it", self.study(3, "run", "out"))

@@ -9,7 +9,6 @@ import os
 import socket
 import subprocess
 import sys
-import tempfile
 import time
 import unittest
 from pathlib import Path
@@ -18,11 +17,10 @@ SOURCE = Path(sys.argv[1]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
-from study_plans import SMALL, app_of, study_of  # noqa: E402
-from gyre_study.cases import expand  # noqa: E402
+from study_plans import Scratch, planned, study_of  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
-from gyre_study.files import Site, Study  # noqa: E402
-from gyre_study.folder import Folder, write_plan  # noqa: E402
+from gyre_study.files import Site  # noqa: E402
+from gyre_study.folder import Folder  # noqa: E402
 from gyre_study.launch import (  # noqa: E402
     Task,
     environment_script,
@@ -33,18 +31,17 @@ from gyre_study.launch import (  # noqa: E402
 from gyre_study.status import counts, statuses  # noqa: E402
 
 
-class States(unittest.TestCase):
+class States(Scratch):
     """What rows, notes of jobs and logs make of cases; no program is run."""
 
-    def setUp(self) -> None:
-        scratch = tempfile.TemporaryDirectory()
-        self.addCleanup(scratch.cleanup)
-        self.path = Path(scratch.name, "study")
-
-    def plan(self, study: Study) -> Folder:
-        expansion = expand(study, SMALL, app_of(), "study.toml")
-        write_plan(self.path, study, SMALL, app_of(), expansion, {})
-        return Folder(self.path)
+    def submit(self, folder: Folder, how: str, cases: list[str], **more: object) -> Path:
+        """The folder of a submission of one launch."""
+        place = folder.new_submission()
+        launch = {"id": "l", "job": "", "log": "l.log", "cases": cases, "kin": cases, **more}
+        (place / "submission.json").write_text(json.dumps(
+            {"number": place.name, "how": how, "time": 0, "host": socket.gethostname(), "pid": 1,
+             "launches": [launch]}))
+        return place
 
     def rows(self, folder: Folder, text: str) -> None:
         folder.rows_file(folder.placements[0]).write_text(text, encoding="utf-8")
@@ -53,15 +50,14 @@ class States(unittest.TestCase):
         return {"schedule": schedule, "pass": direction, "tokens": 64, "cp": 1}
 
     def both(self, result: str = "VALID", schedule: str = "ring") -> str:
-        return "".join(
-            made.row_line("r", self.key(one, schedule), [1.0] * 7, result) for one in ("fwd", "bwd")
-        )
+        return "".join(made.row_line("r", self.key(one, schedule), [1.0] * 7, result)
+                       for one in ("fwd", "bwd"))
 
     def states(self, folder: Folder) -> list[str]:
         return [one.state for one in statuses(folder) if one.placement is not folder.placements[-1]]
 
     def test_from_rows(self) -> None:
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
         begin, end = made.run_line("r", 1), made.end_line("r")
         fwd = made.row_line("r", self.key("fwd"), [1.0] * 7)
         for text, wanted in (
@@ -83,79 +79,46 @@ class States(unittest.TestCase):
             self.assertEqual(self.states(folder)[0], wanted, text)
 
     def test_what_is_accepted(self) -> None:
-        folder = self.plan(study_of(accept="finished", cp=[1, 2], tokens=[64], schedule=["ring"]))
+        folder = planned(self.path, study_of(accept="finished", cp=[1, 2], tokens=[64], schedule=["ring"]))
         self.rows(folder, made.run_line("r", 1) + self.both("UNOFFICIAL"))
         self.assertEqual(self.states(folder), ["done"])
         self.rows(folder, made.run_line("r", 1) + self.both("UNVERIFIED"))
         self.assertEqual(self.states(folder), ["noisy"])
-        folder = self.plan(
-            study_of(
-                accept="finished",
-                cp=[1, 2],
-                tokens=[64],
-                schedule=["ring"],
-                options={"check": "none"},
-            )
-        )
+        folder = planned(self.path, study_of(accept="finished", cp=[1, 2], tokens=[64], schedule=["ring"],
+                                    options={"check": "none"}))
         self.rows(folder, made.run_line("r", 1) + self.both("UNVERIFIED"))
         self.assertEqual(self.states(folder), ["done"])
 
     def test_from_notes(self) -> None:
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
-        place = folder.new_submission()
-        cases = [case.id for case in folder.placements[0].cases]
-        (place / "submission.json").write_text(
-            json.dumps(
-                {
-                    "number": place.name,
-                    "how": "slurm",
-                    "time": 0,
-                    "host": "h",
-                    "pid": 1,
-                    "launches": [
-                        {"id": "l", "job": "", "log": "l.log", "cases": cases, "kin": cases}
-                    ],
-                }
-            )
-        )
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
+        place = self.submit(folder, "slurm", [case.id for case in folder.placements[0].cases])
         log = folder.path / "logs/l.log"
         note = '{"launch":"l","event":"begin","time":1}\n'
-        for notes, said, wanted in (
-            ("", "", "missing"),
-            (note, "slurmstepd: error: *** STEP 1.0 CANCELLED ***", "cut off"),
-            (note + '{"launch":"l","ev', "", "cut off"),
-            (
-                note + '{"launch":"l","event":"end","time":2,"code":3}\n',
-                "gyre-attention: error: rank 1 has died",
-                "failed",
-            ),
-            (
-                note + '{"launch":"l","event":"end","time":2,"code":0}\n',
-                "# refused: needs a window",
-                "refused",
-            ),
-            (note + '{"launch":"l","event":"end","time":2,"code":0}\n', "", "failed"),
-            (note + '[]\n{"launch":1,"event":"end"}\n', "", "cut off"),
-        ):
+        for notes, said, wanted in (("", "", "missing"),
+                                    (note, "slurmstepd: error: *** STEP 1.0 CANCELLED ***",
+                                     "cut off"),
+                                    (note + '{"launch":"l","ev', "", "cut off"),
+                                    (note + '{"launch":"l","event":"end","time":2,"code":3}\n',
+                                     "gyre-attention: error: rank 1 has died", "failed"),
+                                    (note + '{"launch":"l","event":"end","time":2,"code":0}\n',
+                                     "# refused: needs a window", "refused"),
+                                    (note + '{"launch":"l","event":"end","time":2,"code":0}\n', "",
+                                     "failed"),
+                                    (note + '[]\n{"launch":1,"event":"end"}\n', "", "cut off")):
             (place / "1.state").write_text(notes)
             log.write_text(said)
             found = [one for one in statuses(folder) if one.placement is folder.placements[0]]
             self.assertEqual([one.state for one in found], [wanted] * 2)
-            self.assertIn(
-                said.removeprefix("# ").removeprefix("refused: "), found[1].reason + found[1].state
-            )
+            self.assertIn(said.removeprefix("# ").removeprefix("refused: "), found[1].reason
+                          + found[1].state)
         log.write_text("# refused: schedule halo: needs a window")
         (place / "1.state").write_text(note + '{"launch":"l","event":"end","time":2,"code":0}\n')
         self.assertEqual(counts(statuses(folder)), {"failed": 1, "refused": 1, "missing": 2})
 
     def test_only_the_program_refuses(self) -> None:
         """Launchers have an exit code 2, and are killed by signals."""
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64]))
-        place = folder.new_submission()
-        launch = {"id": "l", "job": "", "log": "l.log", "cases": [folder.cases[0].id], "kin": ["k"]}
-        submission = {"number": place.name, "how": "run", "time": 0, "host": "h", "pid": 1}
-        submission["host"] = socket.gethostname()
-        (place / "submission.json").write_text(json.dumps({**submission, "launches": [launch]}))
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64]))
+        place = self.submit(folder, "run", [folder.cases[0].id])
         for code, said, state, reason in (
             (2, "gyre-attention: error: no", "refused", "gyre-attention: error: no"),
             (2, "mpiexec: unknown option", "failed", "exit code 2: mpiexec: unknown option"),
@@ -172,44 +135,23 @@ class States(unittest.TestCase):
             self.assertEqual(found.alone, state == "refused")
 
     def test_a_queue_that_does_not_answer(self) -> None:
-        folder = self.plan(study_of(cp=[1, 2], tokens=[64]))
-        launch = {
-            "id": "l",
-            "job": "7_0",
-            "log": "l.log",
-            "cases": [folder.cases[0].id],
-            "kin": ["k"],
-        }
-        text = json.dumps(
-            {
-                "number": "001",
-                "how": "slurm",
-                "time": 0,
-                "host": "h",
-                "pid": 1,
-                "launches": [launch],
-            }
-        )
-        (folder.new_submission() / "submission.json").write_text(text)
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64]))
+        self.submit(folder, "slurm", [folder.cases[0].id], job="7_0")
         squeue = self.path / "squeue"
         path = os.environ["PATH"]
         self.addCleanup(os.environ.__setitem__, "PATH", path)
         os.environ["PATH"] = str(self.path)
-        for script, wanted in (
-            ("exit 1", "squeue: exit code 1"),
-            (None, "jobs were submitted, but squeue does not say"),
-        ):
+        for script, wanted in (("exit 1", "squeue: exit code 1"),
+                               (None, "jobs were submitted, but squeue does not say")):
             squeue.write_text(f"#!/bin/sh\n{script}\n") if script else squeue.unlink()
             if script:
                 squeue.chmod(0o755)
             with self.assertRaises(StudyError) as caught:
                 statuses(folder)
             self.assertIn(wanted, str(caught.exception))
-        for answer, state in (
-            ("7_0 RUNNING", "queued"),
-            ("7_0 PENDING", "queued"),
-            ("8_0 RUNNING", "missing"),
-        ):
+        for answer, state in (("7_0 RUNNING", "queued"),
+                              ("7_0 PENDING", "queued"),
+                              ("8_0 RUNNING", "missing")):
             squeue.write_text(f"#!/bin/sh\necho '{answer}'\n")
             squeue.chmod(0o755)
             self.assertEqual(statuses(folder)[0].state, state)
@@ -219,23 +161,12 @@ class States(unittest.TestCase):
         site = Site("c", 8, gpus_per_node=4, partition="p", account="a", sbatch_options=["--qos=x"])
         site.modules, site.environment = ["mpich/4", "a b"], {"UCX_TLS": "tcp,self"}
         study = study_of(cp=[1, 8], tokens=[64])
-        write_plan(self.path, study, site, app_of(), expand(study, site, app_of(), "s.toml"), {})
-        folder = Folder(self.path)
+        folder = planned(self.path, study, site)
         task = Task(folder.placements[1], [])
         words = job_words(folder, self.path / "jobs/001", [task, task], "17")
-        for word in (
-            "--array=0-1",
-            "--nodes=2",
-            "--ntasks=8",
-            "--ntasks-per-node=4",
-            "--cpus-per-task=2",
-            "--partition=p",
-            "--account=a",
-            "--qos=x",
-            "--exclusive",
-            "--time=30",
-            "--dependency=afterany:17",
-        ):
+        for word in ("--array=0-1", "--nodes=2", "--ntasks=8", "--ntasks-per-node=4",
+                     "--cpus-per-task=2", "--partition=p", "--account=a", "--qos=x", "--exclusive",
+                     "--time=30", "--dependency=afterany:17"):
             self.assertIn(word, words)
         self.assertNotIn("--gpus-per-node=4", words)
         folder.study.options["backend"] = "cuda"
@@ -243,10 +174,8 @@ class States(unittest.TestCase):
         self.assertIn("--cpu-bind=cores", launcher(folder, task.placement, "srun"))
         wanted = ["mpiexec", "-n", "8", "-ppn", "4", "-bind-to", "core"]
         self.assertEqual(launcher(folder, task.placement, "mpiexec"), wanted)
-        self.assertEqual(
-            environment_script(folder),
-            "module load mpich/4\nmodule load 'a b'\nexport UCX_TLS=tcp,self\n",
-        )
+        self.assertEqual(environment_script(folder),
+                         "module load mpich/4\nmodule load 'a b'\nexport UCX_TLS=tcp,self\n")
 
     def test_a_launcher_that_takes_too_long_is_ended(self) -> None:
         begin = time.monotonic()

@@ -13,11 +13,10 @@ SUPPORT = os.path.join(os.path.abspath(sys.argv[1]), "tests", "support")
 sys.path.insert(0, SUPPORT)
 import check_trace_format  # noqa: E402
 
-NAMES = [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"rank {pid}"}} for pid in (0, 1)] + [
-    {"ph": "M", "name": "thread_name", "pid": pid, "tid": tid, "args": {"name": f"lane {tid}"}}
-    for pid in (0, 1)
-    for tid in (0, 1)
-]
+NAMES = [{"ph": "M", "name": "process_name", "pid": pid, "tid": 0, "args": {"name": f"rank {pid}"}}
+         for pid in (0, 1)] + [{"ph": "M", "name": "thread_name", "pid": pid, "tid": tid,
+                                "args": {"name": f"lane {tid}"}} for pid in (0, 1)
+                               for tid in (0, 1)]
 
 
 def x(ts, dur, name="a", pid=0, tid=0, **others):
@@ -30,16 +29,9 @@ def point(ph, ts, pid, ident=7, **others):
 
 
 # Two ranks; a message from the first to the second.
-GOOD = NAMES + [
-    x(0, 10),
-    x(2, 3, "inside"),
-    x(5, 5, "inside, too"),
-    x(10, 1, "next"),
-    x(1, 8, "KV", 0, 1),
-    x(1.5, 8.25, "KV", 1, 1),
-    point("s", 1, 0),
-    point("f", 9.749, 1),
-]
+GOOD = NAMES + [x(0, 10), x(2, 3, "inside"), x(5, 5, "inside, too"), x(10, 1, "next"),
+                x(1, 8, "KV", 0, 1), x(1.5, 8.25, "KV", 1, 1), point("s", 1, 0),
+                point("f", 9.749, 1)]
 
 
 class Format(unittest.TestCase):
@@ -60,16 +52,13 @@ class Format(unittest.TestCase):
         self.assertEqual(check_trace_format.problems({"traceEvents": GOOD, "displayTimeUnit": "ms"}), [])
         self.assertEqual(check_trace_format.problems(GOOD), [])
         self.assertEqual(check_trace_format.problems([]), [])
-        others = [
-            {"ph": "B", "name": "outer", "cat": "c", "pid": 0, "tid": 0, "ts": 20},
-            x(21, 1),
-            {"ph": "B", "name": "inner", "cat": "c", "pid": 0, "tid": 0, "ts": 22},
-            {"ph": "E", "name": "inner", "pid": 0, "tid": 0, "ts": 23},
-            {"ph": "E", "pid": 0, "tid": 0, "ts": 24},
-            {"ph": "i", "name": "now", "pid": 0, "tid": 0, "ts": 3, "s": "t"},
-            {"ph": "C", "name": "bytes", "pid": 0, "ts": 3, "args": {"sent": 3}},
-            point("t", 5, 0),
-        ]
+        others = [{"ph": "B", "name": "outer", "cat": "c", "pid": 0, "tid": 0, "ts": 20}, x(21, 1),
+                  {"ph": "B", "name": "inner", "cat": "c", "pid": 0, "tid": 0, "ts": 22},
+                  {"ph": "E", "name": "inner", "pid": 0, "tid": 0, "ts": 23},
+                  {"ph": "E", "pid": 0, "tid": 0, "ts": 24},
+                  {"ph": "i", "name": "now", "pid": 0, "tid": 0, "ts": 3, "s": "t"},
+                  {"ph": "C", "name": "bytes", "pid": 0, "ts": 3, "args": {"sent": 3}},
+                  point("t", 5, 0)]
         self.assertEqual(check_trace_format.problems(GOOD + others), [])
 
     def test_documents(self):

@@ -67,35 +67,22 @@ def need_cluster() -> None:
     """Skips where a cluster cannot be had."""
     if os.geteuid() != 0:
         skip("a Slurm cluster on this machine needs root")
-    missing = [
-        name
-        for name in PACKAGES
-        if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode
-    ]
+    missing = [name for name in PACKAGES
+               if subprocess.run(["dpkg", "-s", name], capture_output=True, check=False).returncode]
     if missing:
-        install = (
-            "apt-get update -qq && apt-get install -y -qq --no-install-recommends "
-            + " ".join(missing)
-        )
+        install = ("apt-get update -qq && apt-get install -y -qq --no-install-recommends "
+                   + " ".join(missing))
         environment = {**os.environ, "DEBIAN_FRONTEND": "noninteractive"}
         try:
-            done = subprocess.run(
-                install,
-                shell=True,
-                capture_output=True,
-                text=True,
-                timeout=200,
-                env=environment,
-                check=False,
-            )
+            done = subprocess.run(install, shell=True, capture_output=True, text=True, timeout=200,
+                                  env=environment, check=False)
         except subprocess.TimeoutExpired:
             skip(f"{' '.join(missing)} could not be installed in 200 s")
         if done.returncode != 0:
             skip(f"{' '.join(missing)} cannot be installed: {done.stderr.strip()[-300:]}")
     probe = f"gyreprobe{os.getpid()}"
-    made = subprocess.run(
-        ["ip", "netns", "add", probe], capture_output=True, text=True, check=False
-    )
+    made = subprocess.run(["ip", "netns", "add", probe], capture_output=True, text=True,
+                          check=False)
     if made.returncode != 0:
         skip(f"no network name space can be made: {made.stderr.strip()}")
     subprocess.run(["ip", "netns", "del", probe], check=True)
@@ -109,9 +96,8 @@ class TwoNodes(unittest.TestCase):
         (self.place / "study.toml").write_text(STUDY, encoding="utf-8")
         self.addCleanup(shutil.rmtree, self.place, True)
         subprocess.run([CLUSTER, "start", self.place / "slurm", "2", "2"], check=True, timeout=60)
-        self.addCleanup(
-            subprocess.run, [CLUSTER, "stop", self.place / "slurm"], check=True, timeout=60
-        )
+        self.addCleanup(subprocess.run, [CLUSTER, "stop", self.place / "slurm"], check=True,
+                        timeout=60)
 
     def on_node(self, *words: object) -> str:
         command = [CLUSTER, "exec", self.place / "slurm", *map(str, words)]
@@ -133,9 +119,8 @@ class TwoNodes(unittest.TestCase):
         until = time.monotonic() + seconds
         while not is_so():
             if time.monotonic() > until:
-                logs = "\n".join(
-                    file.read_text()[-2000:] for file in sorted((self.folder / "logs").glob("*"))
-                )
+                logs = "\n".join(file.read_text()[-2000:]
+                                 for file in sorted((self.folder / "logs").glob("*")))
                 self.fail(
                     f"{what}: not in {seconds} s\n{self.on_node('squeue')}\n{self.study('status', self.folder)}\n{logs}"
                 )
@@ -148,11 +133,8 @@ class TwoNodes(unittest.TestCase):
     def job_of(self, placement: dict[str, object]) -> str:
         """ "3_1" """
         submission = json.loads((self.folder / "jobs/001/submission.json").read_text())
-        return next(
-            launch["job"]
-            for launch in submission["launches"]
-            if launch["placement"] == placement["id"]
-        )
+        return next(launch["job"] for launch in submission["launches"]
+                    if launch["placement"] == placement["id"])
 
     def ranks(self, placement: dict[str, object]) -> list[int]:
         """Processes of the placement's launch that are no launcher."""
@@ -170,45 +152,32 @@ class TwoNodes(unittest.TestCase):
 
     def test_inside_a_job_with_mpiexec(self) -> None:
         """And what Slurm refuses."""
-        site = SITE.replace(
-            'launcher_options = ["--mpi=pmi2"]', f'launcher = "mpiexec"\nmpiexec = "{MPIEXEC}"'
-        )
+        site = SITE.replace('launcher_options = ["--mpi=pmi2"]',
+                            f'launcher = "mpiexec"\nmpiexec = "{MPIEXEC}"')
         study = STUDY.replace("[2, 4]", "[4]").replace('"all"', '["ring", "all-gather"]')
         study = study.replace('network = ["none", "alpha=30ms,beta=1G"]', "").replace(
-            '"network"', '"length"'
-        )
+            '"network"', '"length"')
         (self.place / "mini.toml").write_text(site, encoding="utf-8")
-        (self.place / "study.toml").write_text(
-            study.replace("[128]", "[64, 128]"), encoding="utf-8"
-        )
+        (self.place / "study.toml").write_text(study.replace("[128]", "[64, 128]"),
+                                               encoding="utf-8")
         self.plan(self.folder)
         self.study("submit", self.folder)
         self.wait("an empty queue", lambda: not self.on_node("squeue", "--noheader"))
-        self.assertEqual(
-            self.status()["counts"], {"done": 4}, self.study("status", self.folder, "--cases")
-        )
+        self.assertEqual(self.status()["counts"], {"done": 4},
+                         self.study("status", self.folder, "--cases"))
         self.study("collect", self.folder)
         with sqlite3.connect(self.folder / "study.sqlite") as database:
             runs = list(database.execute("SELECT hosts, launcher FROM runs"))
         self.assertEqual(runs, [("n1 n2", "hydra")] * 2)
         logs = [file.read_text() for file in (self.folder / "logs").glob("*.cp4-*.log")]
-        self.assertTrue(
-            all(log.startswith(f"$ {MPIEXEC} -n 4 -ppn 2 -bind-to core ") for log in logs)
-        )
+        self.assertTrue(all(log.startswith(f"$ {MPIEXEC} -n 4 -ppn 2 -bind-to core ")
+                            for log in logs))
         (self.place / "mini.toml").write_text(site.replace('"main"', '"mian"'), encoding="utf-8")
         self.plan(self.place / "other")
-        words = [
-            CLUSTER,
-            "exec",
-            self.place / "slurm",
-            "/usr/bin/python3",
-            SOURCE / "slurm/gyre-study",
-            "submit",
-            self.place / "other",
-        ]
-        done = subprocess.run(
-            [str(word) for word in words], capture_output=True, text=True, timeout=60, check=False
-        )
+        words = [CLUSTER, "exec", self.place / "slurm", "/usr/bin/python3",
+                 SOURCE / "slurm/gyre-study", "submit", self.place / "other"]
+        done = subprocess.run([str(word) for word in words], capture_output=True, text=True,
+                              timeout=60, check=False)
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("invalid partition specified: mian", done.stderr)
 
@@ -230,16 +199,12 @@ class TwoNodes(unittest.TestCase):
 
         before = self.status()
         states = {one["case"]: one["state"] for one in before["cases"]}
-        by_placement = {
-            one["name"]: {states[case["id"]] for case in one["cases"]} for one in plan["placements"]
-        }
+        by_placement = {one["name"]: {states[case["id"]] for case in one["cases"]}
+                        for one in plan["placements"]}
         self.assertIn("failed", by_placement[slow[0]["name"]], before)
         schedule_of = {one["id"]: one["axes"]["schedule"] for one in slow[1]["cases"]}
-        unfinished = {
-            schedule
-            for case, schedule in schedule_of.items()
-            if states[case] in ("cut off", "failed")
-        }
+        unfinished = {schedule for case, schedule in schedule_of.items()
+                      if states[case] in ("cut off", "failed")}
         self.assertTrue(unfinished - {"halo"}, before)  # halo is refused here: it never has a row
         self.assertIn("done", by_placement[slow[0]["name"]], "rows before the kill count")
         done = {case for case, state in states.items() if state == "done"}
@@ -274,30 +239,22 @@ class TwoNodes(unittest.TestCase):
             launchers = {launcher for (launcher,) in database.execute("SELECT launcher FROM runs")}
         self.assertTrue(done)
         self.assertEqual(again & done, set(), "done, and measured again")
-        self.assertLessEqual(
-            len(again), 2, "of each job that ended early, the case between its passes"
-        )
+        self.assertLessEqual(len(again), 2,
+                             "of each job that ended early, the case between its passes")
         for binding in bindings:  # each rank of a node on a core of its own
             cores = [entry.split(": ")[1] for entry in binding.split(", ")]
             self.assertEqual(sorted(set(cores)), ["0", "1"], binding)
         for placement, names in hosts.items():
             self.assertEqual(names, "n1 n2", placement) if placement.startswith(
-                "cp4"
-            ) else self.assertIn(names, ("n1", "n2"))
+                "cp4") else self.assertIn(names, ("n1", "n2"))
         self.assertTrue(all(job.startswith("slurm ") for job in jobs), jobs)
         self.assertGreaterEqual(len(set(jobs)), 6, "four tasks, and two that resumed")
         self.assertEqual(launchers, {"srun"})
 
     def check_report(self) -> None:
         page = (self.folder / "report.html").read_text(encoding="utf-8")
-        for wanted in (
-            "Two nodes",
-            "Time under slower networks",
-            "<svg",
-            "slurm ",
-            "n1 n2",
-            "not VALID",
-        ):
+        for wanted in ("Two nodes", "Time under slower networks", "<svg", "slurm ", "n1 n2",
+                       "not VALID"):
             self.assertIn(wanted, page)
 
 

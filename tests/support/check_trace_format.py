@@ -20,25 +20,14 @@ NUMBER = (int, float)
 PLACE = {"name": str, "pid": int, "tid": int}
 TIMED = {**PLACE, "ts": NUMBER}
 FLOW = {**TIMED, "cat": str, "id": (int, str)}
-FIELDS = {
-    "X": {**TIMED, "cat": str, "dur": NUMBER},
-    "B": {**TIMED, "cat": str},
-    "E": {"pid": int, "tid": int, "ts": NUMBER},
-    "i": {**TIMED, "s": str},
-    "C": {"name": str, "pid": int, "ts": NUMBER, "args": dict},
-    "s": FLOW,
-    "t": FLOW,
-    "f": FLOW,
-    "M": {**PLACE, "args": dict},
-}
+FIELDS = {"X": {**TIMED, "cat": str, "dur": NUMBER}, "B": {**TIMED, "cat": str},
+          "E": {"pid": int, "tid": int, "ts": NUMBER}, "i": {**TIMED, "s": str},
+          "C": {"name": str, "pid": int, "ts": NUMBER, "args": dict}, "s": FLOW, "t": FLOW,
+          "f": FLOW, "M": {**PLACE, "args": dict}}
 # What metadata there is, and the one argument of each.
-METADATA = {
-    "process_name": ("name", str),
-    "process_labels": ("labels", str),
-    "process_sort_index": ("sort_index", int),
-    "thread_name": ("name", str),
-    "thread_sort_index": ("sort_index", int),
-}
+METADATA = {"process_name": ("name", str), "process_labels": ("labels", str),
+            "process_sort_index": ("sort_index", int), "thread_name": ("name", str),
+            "thread_sort_index": ("sort_index", int)}
 
 
 def nanoseconds(microseconds):

@@ -16,14 +16,12 @@ source, apps, scratch, trials = sys.argv[1:5]
 seed = int(sys.argv[5]) if len(sys.argv) > 5 else 1
 launcher = sys.argv[6:]
 
-READERS = {
-    "docs_tiny.h5": ["gyre-pack", "--capacity", "256", "--input"],
-    "bshd_tiny.h5": ["gyre-pack", "--input"],
-    "salm_tiny.h5": ["gyre-pack", "--input"],
-    "attention_window.h5": ["gyre-attention", "-w", "0", "-n", "1", "--input"],
-    "logprobs_ties.h5": ["gyre-logprobs", "-w", "0", "-n", "1", "--input"],
-    "model_tiny.h5": ["gyre-pipeline", "-w", "0", "--input", f"{source}/inputs/docs_tiny.h5", "--dry-run", "--model"],
-}
+READERS = {"docs_tiny.h5": ["gyre-pack", "--capacity", "256", "--input"],
+           "bshd_tiny.h5": ["gyre-pack", "--input"], "salm_tiny.h5": ["gyre-pack", "--input"],
+           "attention_window.h5": ["gyre-attention", "-w", "0", "-n", "1", "--input"],
+           "logprobs_ties.h5": ["gyre-logprobs", "-w", "0", "-n", "1", "--input"],
+           "model_tiny.h5": ["gyre-pipeline", "-w", "0", "--input", f"{source}/inputs/docs_tiny.h5",
+                             "--dry-run", "--model"]}
 BLOCKS = re.compile(rb"\x89HDF|TREE|HEAP|SNOD|GCOL|OHDR|\x01\x00.\x00\x01\x00\x00\x00", re.S)
 
 
