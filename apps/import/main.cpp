@@ -1,4 +1,5 @@
-// gyre-import: converts text files to a documents file: one document per file, bytes as tokens.
+// gyre-import: converts text files to a documents file, one document per file, bytes as tokens; or a
+// model of another program to a model file.
 
 #include <fmt/format.h>
 
@@ -7,6 +8,7 @@
 #include "comm/agree.hpp"
 #include "core/version.hpp"
 #include "io/documents.hpp"
+#include "io/model_import.hpp"
 #include "io/text_import.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
@@ -19,13 +21,22 @@ using namespace gyre;
 struct Options {
   std::string output;
   std::vector<std::string> paths;
+  std::string model;
+  std::vector<std::string> ignored_keys;
   int64_t max_tokens = 0;
 };
 
 void declare(CLI::App& app, Options& o) {
-  add_option(app, {"-o,--output", "Documents file to write (HDF5, gyre/documents)", true},
-             o.output);
-  add_option(app, {"paths", "Text files, or folders to search for them", true}, o.paths);
+  add_option(
+      app, {"-o,--output", "File to write (HDF5, gyre/documents; with --model, gyre/model)", true},
+      o.output);
+  add_option(app, {"paths", "Text files, or folders to search for them"}, o.paths);
+  add_option(app,
+             {"--model",
+              "Import a model instead: a folder with config.json and safetensors, or NAME.gguf"},
+             o.model);
+  add_option(app, {"--ignore-key", "Key of the model's configuration that changes no result"},
+             o.ignored_keys);
   add_size_option(
       app, {"--max-tokens", "Cut files into documents of at most so many tokens; 0: do not cut"},
       o.max_tokens);
@@ -72,7 +83,50 @@ Row row_of(const Documents& documents, const ImportReport& report) {
   return {report, documents.count(), documents.total(), documents.longest()};
 }
 
+struct ModelRow {
+  ModelConfig config;
+  int64_t tensors = 0, files = 0;
+};
+
+const Table<ModelRow>& model_table() {
+  static const Table<ModelRow> table({
+      {"layers", "", 8, 0, [](const ModelRow& r) { return r.config.num_hidden_layers; }},
+      {"hidden", "", 8, 0, [](const ModelRow& r) { return r.config.hidden_size; }},
+      {"heads", "", 6, 0, [](const ModelRow& r) { return r.config.num_attention_heads; }},
+      {"kv_heads", "", 9, 0, [](const ModelRow& r) { return r.config.num_key_value_heads; }},
+      {"vocab", "", 8, 0, [](const ModelRow& r) { return r.config.vocab_size; }},
+      {"parameters", "", 14, 0, [](const ModelRow& r) { return r.config.parameters(); }},
+      {"tensors", "", 8, 0, [](const ModelRow& r) { return r.tensors; }},
+      {"files", "", 6, 0, [](const ModelRow& r) { return r.files; }},
+  });
+  return table;
+}
+
+std::string head_line(const Options& o, const AppContext& context) {
+  if (context.quiet) return "";
+  return fmt::format("# {} {}, ranks {}, writes {}\n", context.info.name, build_info().version,
+                     context.world.size(), o.output);
+}
+
+ExitCode run_model(const Options& o, AppContext& context) {
+  plan_outputs(context, {{{"--output", o.output}}, {}, {{"--model", o.model}}});
+  OutputFile output(context.world, o.output);
+  Checkpoint checkpoint;
+  run_agreed(context.world, "opening " + o.model,
+             [&] { checkpoint = open_checkpoint(o.model, o.ignored_keys); });
+  write_model(output, checkpoint, provenance_of(context, o.model));
+  context.outputs.add(std::move(output));
+  context.outputs.publish(head_line(o, context) +
+                          model_table().text({{checkpoint.config, std::ssize(checkpoint.tensors),
+                                               std::ssize(checkpoint.files)}}));
+  return ExitCode::ok;
+}
+
 ExitCode run(const Options& o, AppContext& context) {
+  if (o.model.empty() == o.paths.empty())
+    throw_usage("give either text files or --model; {}",
+                o.model.empty() ? "neither is there" : "both are there");
+  if (!o.model.empty()) return run_model(o, context);
   Communicator& world = context.world;
   plan_outputs(context, {{{"--output", o.output}}, {}});
   OutputFile output(world, o.output);
@@ -88,11 +142,8 @@ ExitCode run(const Options& o, AppContext& context) {
                   provenance_of(context, fmt::format("{}", fmt::join(o.paths, "\n"))));
   context.outputs.add(std::move(output));
 
-  std::string text;
-  if (!context.quiet)
-    text = fmt::format("# {} {}, ranks {}, writes {}\n", context.info.name, build_info().version,
-                       world.size(), o.output) +
-           notes_text(report, o.output, context.verbose);
+  std::string text = head_line(o, context);
+  if (!context.quiet) text += notes_text(report, o.output, context.verbose);
   context.outputs.publish(text + import_table().text({row_of(documents, report)}));
   return ExitCode::ok;
 }
@@ -101,9 +152,13 @@ ExitCode run(const Options& o, AppContext& context) {
 
 int main(int argc, char** argv) {
   Options options;
-  const AppInfo info{"gyre-import",
-                     "Turns text files into a documents file: begin, the bytes, end.",
-                     "Example: gyre-import -o docs.h5 README.md src/", false};
+  const AppInfo info{
+      "gyre-import",
+      "Turns text files into a documents file (begin, the bytes, end), or a model of another "
+      "program into a model file.",
+      "Examples: gyre-import -o docs.h5 README.md src/\n"
+      "          gyre-import -o model.h5 --model SmolLM2-135M/",
+      false};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare(app, options); },
       [&](AppContext& context) { return run(options, context); });

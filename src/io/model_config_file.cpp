@@ -1,7 +1,9 @@
 #include "io/model_config_file.hpp"
 
 #include <algorithm>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <set>
 
 #include "core/error.hpp"
 #include "core/index.hpp"
@@ -36,6 +38,31 @@ class Config {
     throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, shown_json(json_[key]));
   }
   int64_t whole_or(const char* key, int64_t usual) const { return given(key) ? whole(key) : usual; }
+  double real(const char* key) const {
+    if (!given(key)) throw_usage("{} lacks '{}'", path_, key);
+    if (json_[key].is_number()) return json_[key].get<double>();
+    throw_usage("{}: '{}' is {}; wanted: a number", path_, key, shown_json(json_[key]));
+  }
+  bool flag_or(const char* key, bool usual) const {
+    if (!given(key)) return usual;
+    if (json_[key].is_boolean()) return json_[key].get<bool>();
+    throw_usage("{}: '{}' is {}; wanted: true or false", path_, key, shown_json(json_[key]));
+  }
+  /// Base of the rotary embedding, from one of its two places; LlamaConfig's default is 10 000.
+  double rope_theta() const {
+    const char* inner = "rope_parameters";
+    if (given("rope_theta")) return real("rope_theta");
+    if (!given(inner) || !json_[inner].is_object() || !json_[inner].contains("rope_theta"))
+      return 1e4;
+    return Config(path_, json_[inner]).real("rope_theta");
+  }
+  /// Names of the keys whose value is not null.
+  std::vector<std::string> keys() const {
+    std::vector<std::string> names;
+    for (const auto& [key, value] : json_.items())
+      if (!value.is_null()) names.push_back(key);
+    return names;
+  }
 
  private:
   bool given(const char* key) const { return json_.contains(key) && !json_[key].is_null(); }
@@ -44,11 +71,7 @@ class Config {
   const Json& json_;
 };
 
-}  // namespace
-
-ModelConfig parse_model_config(const std::string& path, const std::string& text) {
-  const Json json = parse_json(path, text, "a config.json");
-  const Config file(path, json);
+ModelConfig shape_of(const Config& file) {
   ModelConfig c;
   c.vocab_size = file.whole("vocab_size");
   c.hidden_size = file.whole("hidden_size");
@@ -58,15 +81,73 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   c.head_dim =
       file.whole_or("head_dim", c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
   c.intermediate_size = file.whole("intermediate_size");
-  // These do not affect the time.
-  c.rope_theta = 1e4;
-  c.rms_norm_eps = 1e-5;
   constexpr int64_t padding = 128;
   c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), padding);
-  ConfigErrors errors;
-  check_config(errors, c);
-  check_decoder_keys(errors, c, true, [&](const std::string& key) { return file.value(key); });
+  return c;
+}
+
+void check(const Config& file, const ModelConfig& config, bool only_layers, ConfigErrors& errors,
+           const std::string& path) {
+  check_config(errors, config);
+  check_decoder_keys(errors, config, only_layers,
+                     [&](const std::string& key) { return file.value(key); });
   errors.throw_if_any(path);
+}
+
+constexpr const char* read_keys[] = {
+    "vocab_size",          "hidden_size",        "num_hidden_layers", "num_attention_heads",
+    "num_key_value_heads", "head_dim",           "intermediate_size", "rope_theta",
+    "rms_norm_eps",        "tie_word_embeddings"};
+
+/// Keys that change no log-probability of a given text and given weights.
+constexpr const char* harmless_keys[] = {"_name_or_path",
+                                         "architectures",
+                                         "attention_dropout",
+                                         "auto_map",
+                                         "bos_token_id",
+                                         "dtype",
+                                         "eos_token_id",
+                                         "initializer_range",
+                                         "is_llama_config",
+                                         "max_position_embeddings",
+                                         "pad_token_id",
+                                         "pretraining_tp",
+                                         "torch_dtype",
+                                         "transformers.js_config",
+                                         "transformers_version",
+                                         "unk_token_id",
+                                         "use_cache"};
+
+}  // namespace
+
+ModelConfig parse_model_config(const std::string& path, const std::string& text) {
+  const Json json = parse_json(path, text, "a config.json");
+  const Config file(path, json);
+  ModelConfig c = shape_of(file);
+  c.rope_theta = 1e4;  // changes no time, as the next
+  c.rms_norm_eps = 1e-5;
+  ConfigErrors errors;
+  check(file, c, true, errors, path);
+  return c;
+}
+
+ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
+                                    const std::vector<std::string>& ignored_keys, bool& tied_head) {
+  const Json json = parse_json(path, text, "a config.json");
+  const Config file(path, json);
+  ModelConfig c = shape_of(file);
+  c.rope_theta = file.rope_theta();
+  c.rms_norm_eps = file.real("rms_norm_eps");
+  tied_head = file.flag_or("tie_word_embeddings", false);
+  std::set<std::string> known(ignored_keys.begin(), ignored_keys.end());
+  known.insert(std::begin(read_keys), std::end(read_keys));
+  known.insert(std::begin(harmless_keys), std::end(harmless_keys));
+  for (const std::string& key : decoder_keys()) known.insert(key);
+  ConfigErrors errors;
+  for (const std::string& key : file.keys())
+    if (!known.contains(key))
+      errors.add("the key '{}' is not known; --ignore-key {} if it changes no result", key, key);
+  check(file, c, false, errors, path);
   return c;
 }
 

@@ -2,6 +2,7 @@
 // Reads the shape of a decoder without its weights.
 
 #include <string>
+#include <vector>
 
 #include "comm/communicator.hpp"
 #include "core/model_config.hpp"
@@ -10,6 +11,12 @@ namespace gyre {
 
 /// Parses a config.json, see read_model_config(); `path` names it in errors.
 ModelConfig parse_model_config(const std::string& path, const std::string& text);
+
+/// Parses the config.json of a checkpoint, whose weights are to be used: every key must be one that
+/// is read, be known to change nothing, or be one of `ignored_keys`; any other is a usage error that
+/// names it. Sets `tied_head` if head and embedding are one tensor.
+ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
+                                    const std::vector<std::string>& ignored_keys, bool& tied_head);
 
 /// Reads the shape from a gyre/model file or, if the name ends in .json, from a config.json of
 /// Hugging Face's transformers: dense layers like those of LlamaForCausalLM, full causal attention.

@@ -1,0 +1,118 @@
+#include "io/checkpoint.hpp"
+
+#include <fcntl.h>
+#include <fmt/format.h>
+#include <sys/mman.h>
+#include <unistd.h>
+
+#include <algorithm>
+#include <cerrno>
+#include <filesystem>
+
+#include "core/error.hpp"
+#include "io/model_file.hpp"
+#include "io/resources.hpp"
+
+namespace gyre {
+namespace {
+
+/// [out, in] of a tensor that model_tensors() has as [in, out]; embed is stored as it is.
+h5::Shape stored_shape(const std::string& name, h5::Shape shape, int64_t vocab_size) {
+  if (name == "embed") return {vocab_size, shape[1]};
+  if (name == "head") return {vocab_size, shape[0]};
+  if (shape.size() == 2) std::swap(shape[0], shape[1]);
+  return shape;
+}
+
+/// Throws if two tensors share bytes of a file.
+void check_overlaps(const Checkpoint& checkpoint) {
+  std::map<const std::byte*, const StoredTensor*> by_place;
+  for (const auto& [name, tensor] : checkpoint.tensors) {
+    const auto [at, is_new] = by_place.emplace(tensor.data, &tensor);
+    if (!is_new) throw_usage("'{}': two tensors share bytes of the file", tensor.file);
+  }
+  const std::byte* end = nullptr;
+  for (const auto& [data, tensor] : by_place) {
+    if (data < end) throw_usage("'{}': two tensors share bytes of the file", tensor->file);
+    const EncodedBlock block = block_of(tensor->encoding);
+    end = data + h5::elements_of(tensor->shape) / block.values * block.bytes;
+  }
+}
+
+void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
+  ConfigErrors errors;
+  for (const auto& [name, shape] : model_tensors(checkpoint.config)) {
+    const auto found = checkpoint.tensors.find(name);
+    if (found == checkpoint.tensors.end()) {
+      if (name != "head" || !checkpoint.tied_head)
+        errors.add("the tensor for '{}' is missing", name);
+      continue;
+    }
+    const h5::Shape wanted = stored_shape(name, shape, checkpoint.config.vocab_size);
+    if (found->second.shape != wanted)
+      errors.add("the tensor for '{}' in '{}' is {}; the configuration wants {}", name,
+                 found->second.file, h5::to_string(found->second.shape), h5::to_string(wanted));
+  }
+  const auto known = model_tensors(checkpoint.config);
+  for (const auto& [name, tensor] : checkpoint.tensors)
+    if (std::none_of(known.begin(), known.end(), [&](const auto& k) { return k.first == name; }))
+      errors.add("'{}' has a tensor for '{}'; the configuration has {} layers", tensor.file, name,
+                 checkpoint.config.num_hidden_layers);
+  errors.throw_if_any(path);
+  check_overlaps(checkpoint);
+}
+
+std::string our_name(const TensorNames& names, const std::string& name, const std::string& file) {
+  if (name == names.embed) return "embed";
+  if (name == names.final_norm) return "final_norm";
+  if (name == names.head) return "head";
+  const std::string_view layer = names.layer;
+  const size_t dot = name.find('.', layer.size());
+  if (name.starts_with(layer) && dot != std::string::npos)
+    for (const auto& [theirs, ours] : names.of_layer)
+      if (name.substr(dot + 1) == theirs)
+        return fmt::format("layers/{}/{}", name.substr(layer.size(), dot - layer.size()), ours);
+  throw_usage("'{}': the tensor '{}' is none of this decoder's; it would not be read", file, name);
+}
+
+}  // namespace
+
+MappedFile::MappedFile(const std::string& path) : path_(path) {
+  require_regular_file(path);
+  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file < 0) throw_unreadable(path, errno);
+  const auto size = static_cast<size_t>(lseek(file, 0, SEEK_END));
+  void* at = size == 0 ? nullptr : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  const int error = errno;
+  close(file);
+  if (at == MAP_FAILED) throw_unreadable(path, error);
+  bytes_ = {static_cast<const std::byte*>(at), size};
+}
+
+MappedFile::~MappedFile() {
+  if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
+                StoredTensor tensor) {
+  const std::string file = tensor.file;
+  const auto [at, is_new] =
+      checkpoint.tensors.emplace(our_name(names, name, file), std::move(tensor));
+  if (!is_new) throw_usage("'{}': the tensor '{}' is there twice", file, name);
+}
+
+Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys) {
+  const bool is_folder = std::filesystem::is_directory(path);
+  if (!is_folder && !path.ends_with(".gguf"))
+    throw_usage(
+        "'{}' is no model; wanted: a folder with config.json and model.safetensors, or a file "
+        "NAME.gguf",
+        path);
+  Checkpoint checkpoint =
+      is_folder ? open_safetensors(path, ignored_keys) : open_gguf(path, ignored_keys);
+  if (checkpoint.tensors.contains("head")) checkpoint.tied_head = false;
+  check_tensors(checkpoint, path);
+  return checkpoint;
+}
+
+}  // namespace gyre

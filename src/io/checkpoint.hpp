@@ -1,0 +1,76 @@
+#pragma once
+// Checkpoints of other programs: the tensors and the configuration of a Llama-style decoder, in
+// safetensors (Hugging Face) or GGUF (llama.cpp).
+
+#include <array>
+#include <cstddef>
+#include <map>
+#include <memory>
+#include <span>
+#include <string>
+#include <utility>
+#include <vector>
+
+#include "core/model_config.hpp"
+#include "io/h5.hpp"
+#include "io/weight_encoding.hpp"
+
+namespace gyre {
+
+/// A regular file in memory, read page by page as it is used.
+class MappedFile {
+ public:
+  explicit MappedFile(const std::string& path);
+  ~MappedFile();
+  MappedFile(const MappedFile&) = delete;
+  MappedFile& operator=(const MappedFile&) = delete;
+  const std::string& path() const { return path_; }
+  std::span<const std::byte> bytes() const { return bytes_; }
+
+ private:
+  std::string path_;
+  std::span<const std::byte> bytes_;
+};
+
+/// A tensor as it is stored: row-major, [out, in] for a matrix.
+struct StoredTensor {
+  h5::Shape shape;
+  WeightEncoding encoding = WeightEncoding::f32;
+  const std::byte* data = nullptr;
+  std::string file;
+};
+
+struct Checkpoint {
+  ModelConfig config;
+  std::string tokenizer;  ///< "sha256:..." of its tokenizer; "" if it has none
+  bool tied_head = false;
+  /// Rows of wq and wk are those of llama.cpp: the pair (i, i + D/2) of a head lies at 2i, 2i + 1.
+  bool interleaved_rotary = false;
+  std::map<std::string, StoredTensor> tensors;  ///< by the names of model_tensors()
+  std::vector<std::unique_ptr<MappedFile>> files;
+};
+
+/// Opens a folder with config.json and model.safetensors (or model.safetensors.index.json and its
+/// shards), or a file NAME.gguf. Throws a usage error that names the file and the tensor or key: of
+/// what is missing, damaged or of a wrong type or shape, of a tensor that this decoder does not
+/// read, and of a key of the configuration that is not known to change nothing, unless it is one of
+/// `ignored_keys`. Serial.
+Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys);
+
+// For the readers of the formats.
+
+/// How a format calls the tensors of model_tensors().
+struct TensorNames {
+  const char *embed, *final_norm, *head;
+  const char* layer;                                            ///< begin of "LAYER.NUMBER.NAME"
+  std::array<std::pair<const char*, const char*>, 9> of_layer;  ///< NAME, and our name
+};
+/// Adds a tensor by its name in the file. One of the same name, and one that is none of this
+/// decoder's, are usage errors.
+void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
+                StoredTensor tensor);
+Checkpoint open_safetensors(const std::string& folder,
+                            const std::vector<std::string>& ignored_keys);
+Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ignored_keys);
+
+}  // namespace gyre

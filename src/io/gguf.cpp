@@ -1,0 +1,306 @@
+// GGUF, the files of llama.cpp: a header of typed keys, a table of tensors, and their bytes:
+// https://github.com/ggml-org/ggml/blob/master/docs/gguf.md
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cstring>
+#include <map>
+#include <optional>
+#include <set>
+#include <variant>
+
+#include "core/error.hpp"
+#include "core/index.hpp"
+#include "io/checkpoint.hpp"
+#include "io/model_file.hpp"
+#include "io/sha256.hpp"
+
+namespace gyre {
+namespace {
+
+/// GgufValue of a key. Of a list of texts the digest is kept, of other lists only the length.
+struct GgufList {
+  int64_t length = 0;
+  std::string sha256;
+};
+using GgufValue = std::variant<int64_t, double, std::string, GgufList>;
+
+class GgufParser {
+ public:
+  explicit GgufParser(const MappedFile& file) : file_(file) {}
+  template <class T>
+  T number() {
+    T value;
+    std::memcpy(&value, take(sizeof(T)), sizeof(T));
+    return value;
+  }
+  std::string text() {
+    const auto length = number<uint64_t>();
+    const auto* at = reinterpret_cast<const char*>(take(length));
+    return {at, static_cast<size_t>(length)};
+  }
+  GgufValue value() { return value_of_type(number<uint32_t>()); }
+  int64_t position() const { return at_; }
+
+ private:
+  const std::byte* take(uint64_t count) {
+    if (count > file_.bytes().size() - at_)
+      throw_usage("'{}' is truncated: {} bytes are needed at byte {} of {}", file_.path(), count,
+                  at_, file_.bytes().size());
+    const std::byte* from = file_.bytes().data() + at_;
+    at_ += static_cast<int64_t>(count);
+    return from;
+  }
+  GgufValue value_of_type(uint32_t type) {
+    switch (type) {
+      case 0:
+        return int64_t{number<uint8_t>()};
+      case 1:
+        return int64_t{number<int8_t>()};
+      case 2:
+        return int64_t{number<uint16_t>()};
+      case 3:
+        return int64_t{number<int16_t>()};
+      case 4:
+        return int64_t{number<uint32_t>()};
+      case 5:
+        return int64_t{number<int32_t>()};
+      case 6:
+        return double{number<float>()};
+      case 7:
+        return int64_t{number<uint8_t>()};
+      case 8:
+        return text();
+      case 9:
+        return list();
+      case 10:
+        return static_cast<int64_t>(number<uint64_t>());
+      case 11:
+        return number<int64_t>();
+      case 12:
+        return number<double>();
+      default:
+        throw_usage("'{}': a value at byte {} has the unknown type {}", file_.path(), at_, type);
+    }
+  }
+  GgufList list() {
+    const auto type = number<uint32_t>();
+    const auto length = number<uint64_t>();
+    if (type == 9) throw_usage("'{}': lists of lists are not supported", file_.path());
+    Sha256 digest;
+    for (uint64_t i = 0; i < length; ++i) {
+      const GgufValue item = value_of_type(type);
+      const auto* text = std::get_if<std::string>(&item);
+      if (text == nullptr) continue;
+      const uint64_t bytes = text->size();
+      digest.add(&bytes, sizeof(bytes));
+      digest.add(text->data(), text->size());
+    }
+    return {static_cast<int64_t>(length), digest.hex()};
+  }
+
+  const MappedFile& file_;
+  size_t at_ = 0;
+};
+
+using GgufKeys = std::map<std::string, GgufValue>;
+
+class GgufConfig {
+ public:
+  GgufConfig(const std::string& path, const GgufKeys& keys) : path_(path), keys_(keys) {}
+  int64_t whole(const std::string& key, std::optional<int64_t> otherwise = {}) {
+    const GgufValue* found = find(key, otherwise.has_value());
+    if (found == nullptr) return *otherwise;
+    if (const auto* value = std::get_if<int64_t>(found)) return *value;
+    throw_usage("'{}': '{}' is no whole number", path_, key);
+  }
+  double real(const std::string& key, std::optional<double> otherwise = {}) {
+    const GgufValue* found = find(key, otherwise.has_value());
+    if (found == nullptr) return *otherwise;
+    if (const auto* value = std::get_if<double>(found)) return *value;
+    throw_usage("'{}': '{}' is no real number", path_, key);
+  }
+  std::string text(const std::string& key, std::optional<std::string> otherwise = {}) {
+    const GgufValue* found = find(key, otherwise.has_value());
+    if (found == nullptr) return *otherwise;
+    if (const auto* value = std::get_if<std::string>(found)) return *value;
+    throw_usage("'{}': '{}' is no text", path_, key);
+  }
+  GgufList list(const std::string& key) {
+    const GgufValue* found = find(key, true);
+    const auto* value = found == nullptr ? nullptr : std::get_if<GgufList>(found);
+    return value == nullptr ? GgufList{} : *value;
+  }
+  /// Throws for each key of the decoder that was not asked for.
+  void refuse_others(const std::vector<std::string>& ignored) const {
+    ConfigErrors errors;
+    for (const auto& [key, value] : keys_) {
+      const bool is_ours = key.starts_with("llama.") && !read_.contains(key);
+      if (is_ours && std::find(ignored.begin(), ignored.end(), key) == ignored.end())
+        errors.add("the key '{}' is not known; --ignore-key {} if it changes no result", key, key);
+    }
+    errors.throw_if_any(path_);
+  }
+
+ private:
+  const GgufValue* find(const std::string& key, bool optional) {
+    read_.insert(key);
+    const auto found = keys_.find(key);
+    if (found == keys_.end() && !optional) throw_usage("'{}' lacks '{}'", path_, key);
+    return found == keys_.end() ? nullptr : &found->second;
+  }
+  const std::string& path_;
+  const GgufKeys& keys_;
+  std::set<std::string> read_;
+};
+
+void require(bool holds, const std::string& path, const char* key, const char* wanted) {
+  if (!holds) throw_usage("'{}': '{}' asks for another decoder; wanted: {}", path, key, wanted);
+}
+
+ModelConfig gguf_config(const std::string& path, const GgufKeys& keys,
+                        const std::vector<std::string>& ignored) {
+  GgufConfig file(path, keys);
+  const std::string architecture = file.text("general.architecture");
+  if (architecture != "llama")
+    throw_usage("'{}': 'general.architecture' is '{}'; wanted: llama", path, architecture);
+  ModelConfig c;
+  c.hidden_size = file.whole("llama.embedding_length");
+  c.num_hidden_layers = file.whole("llama.block_count");
+  c.num_attention_heads = file.whole("llama.attention.head_count");
+  c.num_key_value_heads = file.whole("llama.attention.head_count_kv", c.num_attention_heads);
+  c.intermediate_size = file.whole("llama.feed_forward_length");
+  c.head_dim = file.whole("llama.attention.key_length",
+                          c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
+  c.vocab_size = file.whole("llama.vocab_size", file.list("tokenizer.ggml.tokens").length);
+  c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), 128);
+  c.rope_theta = file.real("llama.rope.freq_base", 1e4);
+  c.rms_norm_eps = file.real("llama.attention.layer_norm_rms_epsilon");
+  require(file.whole("llama.rope.dimension_count", c.head_dim) == c.head_dim, path,
+          "llama.rope.dimension_count", "whole heads");
+  require(file.whole("llama.attention.value_length", c.head_dim) == c.head_dim, path,
+          "llama.attention.value_length", "values as wide as keys");
+  require(file.whole("llama.expert_count", 0) == 0, path, "llama.expert_count", "0");
+  require(file.text("llama.rope.scaling.type", "none") == "none", path, "llama.rope.scaling.type",
+          "none");
+  file.whole("llama.context_length", 0);  // changes nothing
+  file.refuse_others(ignored);
+  ConfigErrors errors;
+  check_config(errors, c);
+  errors.throw_if_any(path);
+  return c;
+}
+
+WeightEncoding gguf_encoding(uint32_t type, const std::string& what) {
+  switch (type) {
+    case 0:
+      return WeightEncoding::f32;
+    case 1:
+      return WeightEncoding::f16;
+    case 2:
+      return WeightEncoding::q4_0;
+    case 3:
+      return WeightEncoding::q4_1;
+    case 8:
+      return WeightEncoding::q8_0;
+    case 14:
+      return WeightEncoding::q6_k;
+    case 30:
+      return WeightEncoding::bf16;
+    default:
+      throw_usage(
+          "{} has ggml type {}; types that can be read are F32 (0), F16 (1), Q4_0 (2), Q4_1 "
+          "(3), Q8_0 (8), Q6_K (14) and BF16 (30)",
+          what, type);
+  }
+}
+
+constexpr TensorNames llama_cpp = {"token_embd.weight",
+                                   "output_norm.weight",
+                                   "output.weight",
+                                   "blk.",
+                                   {{{"attn_norm.weight", "attn_norm"},
+                                     {"attn_q.weight", "wq"},
+                                     {"attn_k.weight", "wk"},
+                                     {"attn_v.weight", "wv"},
+                                     {"attn_output.weight", "wo"},
+                                     {"ffn_norm.weight", "mlp_norm"},
+                                     {"ffn_gate.weight", "w_gate"},
+                                     {"ffn_up.weight", "w_up"},
+                                     {"ffn_down.weight", "w_down"}}}};
+
+struct GgufEntry {
+  std::string name;
+  StoredTensor tensor;
+  uint64_t offset = 0;
+  int64_t bytes = 0;
+};
+
+GgufEntry read_entry(GgufParser& parser, const std::string& path) {
+  GgufEntry entry;
+  entry.name = parser.text();
+  const std::string what = fmt::format("'{}': the tensor '{}'", path, entry.name);
+  const auto dimensions = parser.number<uint32_t>();
+  if (dimensions < 1 || dimensions > 4) throw_usage("{} has {} dimensions", what, dimensions);
+  double values = 1;
+  for (uint32_t i = 0; i < dimensions; ++i) {
+    const auto extent = parser.number<uint64_t>();
+    values *= static_cast<double>(extent);
+    if (extent < 1 || values > 0x1p48) throw_usage("{} has an extent of {}", what, extent);
+    entry.tensor.shape.insert(entry.tensor.shape.begin(), static_cast<int64_t>(extent));
+  }
+  entry.tensor.encoding = gguf_encoding(parser.number<uint32_t>(), what);
+  entry.tensor.file = path;
+  entry.offset = parser.number<uint64_t>();
+  const EncodedBlock block = block_of(entry.tensor.encoding);
+  if (entry.tensor.shape.back() % block.values != 0)
+    throw_usage("{} is {}; its rows must be whole blocks of {}", what,
+                h5::to_string(entry.tensor.shape), block.values);
+  entry.bytes = h5::elements_of(entry.tensor.shape) / block.values * block.bytes;
+  return entry;
+}
+
+}  // namespace
+
+Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ignored_keys) {
+  Checkpoint checkpoint;
+  checkpoint.files.push_back(std::make_unique<MappedFile>(path));
+  const MappedFile& file = *checkpoint.files.back();
+  GgufParser parser(file);
+  if (file.bytes().size() < 24 || std::memcmp(file.bytes().data(), "GGUF", 4) != 0)
+    throw_usage("'{}' is no GGUF file", path);
+  parser.number<uint32_t>();
+  const auto version = parser.number<uint32_t>();
+  if (version != 2 && version != 3)
+    throw_usage("'{}' is GGUF version {}; versions 2 and 3 can be read", path, version);
+  const auto tensors = parser.number<uint64_t>(), count = parser.number<uint64_t>();
+  GgufKeys keys;
+  for (uint64_t i = 0; i < count; ++i) {
+    std::string key = parser.text();
+    GgufValue value = parser.value();
+    keys.insert_or_assign(std::move(key), std::move(value));
+  }
+  checkpoint.config = gguf_config(path, keys, ignored_keys);
+  GgufConfig config(path, keys);
+  checkpoint.tokenizer = "sha256:" + config.list("tokenizer.ggml.tokens").sha256;
+  checkpoint.tied_head = true;  // unless there is an output.weight
+  checkpoint.interleaved_rotary = true;
+  std::vector<GgufEntry> entries;
+  for (uint64_t i = 0; i < tensors; ++i) entries.push_back(read_entry(parser, path));
+  const int64_t alignment = config.whole("general.alignment", 32);
+  if (alignment < 1 || alignment > 1 << 20)
+    throw_usage("'{}': 'general.alignment' is {}; it must be from 1 to 2^20", path, alignment);
+  const int64_t begin = round_up(parser.position(), alignment);
+  for (GgufEntry& entry : entries) {
+    if (entry.offset > file.bytes().size() ||
+        begin + static_cast<int64_t>(entry.offset) + entry.bytes > std::ssize(file.bytes()))
+      throw_usage("'{}' is truncated: the tensor '{}' ends at byte {} of {}", path, entry.name,
+                  begin + static_cast<int64_t>(entry.offset) + entry.bytes, file.bytes().size());
+    entry.tensor.data = file.bytes().data() + begin + entry.offset;
+    add_tensor(checkpoint, llama_cpp, entry.name, std::move(entry.tensor));
+  }
+  return checkpoint;
+}
+
+}  // namespace gyre

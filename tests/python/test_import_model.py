@@ -1,0 +1,323 @@
+#!/usr/bin/env python3
+"""gyre-import --model: safetensors and GGUF checkpoints against the model they were made of.
+
+Usage: test_import_model.py SOURCE_DIR BUILD_DIR
+"""
+
+import json
+import pathlib
+import struct
+import subprocess
+import sys
+import tempfile
+
+import h5py
+import numpy as np
+
+SOURCE, BUILD = map(pathlib.Path, sys.argv[1:3])
+IMPORT = BUILD / "apps" / "gyre-import"
+LAYER_NAMES = {  # ours -> Hugging Face's, llama.cpp's
+    "attn_norm": ("input_layernorm", "attn_norm"),
+    "wq": ("self_attn.q_proj", "attn_q"),
+    "wk": ("self_attn.k_proj", "attn_k"),
+    "wv": ("self_attn.v_proj", "attn_v"),
+    "wo": ("self_attn.o_proj", "attn_output"),
+    "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
+    "w_gate": ("mlp.gate_proj", "ffn_gate"),
+    "w_up": ("mlp.up_proj", "ffn_up"),
+    "w_down": ("mlp.down_proj", "ffn_down"),
+}
+OUTER_NAMES = {
+    "embed": ("model.embed_tokens", "token_embd"),
+    "final_norm": ("model.norm", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+CONFIG = {
+    "model_type": "llama", "vocab_size": 37, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "intermediate_size": 256, "rope_theta": 5e4, "rms_norm_eps": 1e-6, "hidden_act": "silu",
+    "torch_dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
+}  # fmt: skip
+HEAD_DIM = 16
+
+
+def weights():
+    """Our name -> array in the layout of gyre/model, without padding of the vocabulary."""
+    random = np.random.default_rng(40)
+    hidden, inner, vocab = (CONFIG[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
+    q, kv = (CONFIG[k] * HEAD_DIM for k in ("num_attention_heads", "num_key_value_heads"))
+    shapes = {"embed": (vocab, hidden), "head": (hidden, vocab), "final_norm": (hidden,)}
+    for layer in range(CONFIG["num_hidden_layers"]):
+        for name, shape in {
+            "attn_norm": (hidden,), "wq": (hidden, q), "wk": (hidden, kv), "wv": (hidden, kv), "wo": (q, hidden),
+            "mlp_norm": (hidden,), "w_gate": (hidden, inner), "w_up": (hidden, inner), "w_down": (inner, hidden),
+        }.items():  # fmt: skip
+            shapes[f"layers/{layer}/{name}"] = shape
+    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+
+
+def stored(name, array):
+    """A tensor as PyTorch stores it: [out, in]."""
+    return array.T if array.ndim == 2 and name != "embed" else array
+
+
+def their_name(name, which):
+    if name in OUTER_NAMES:
+        return OUTER_NAMES[name][which] + ".weight"
+    _, layer, rest = name.split("/")
+    return f"{('model.layers', 'blk')[which]}.{layer}.{LAYER_NAMES[rest][which]}.weight"
+
+
+def bfloat16(array):
+    return ((array.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
+def of_bfloat16(words):
+    return (words.astype(np.uint32) << 16).view(np.float32)
+
+
+def write_safetensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes, offset or None)."""
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, shape, raw, offset) in tensors.items():
+        at = len(data) if offset is None else offset
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def safetensors_of(arrays, dtype="F32"):
+    encode = {"F32": np.ascontiguousarray, "F16": lambda a: a.astype(np.float16), "BF16": bfloat16}[dtype]
+    return {
+        their_name(name, 0): (dtype, stored(name, a).shape, encode(np.ascontiguousarray(stored(name, a))).tobytes(), None)
+        for name, a in arrays.items()
+    }
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def write_gguf(path, tensors, keys=()):
+    """tensors: name -> (ggml type, shape of rows first, bytes)."""
+    values = {
+        "general.architecture": "llama", "llama.block_count": 2, "llama.embedding_length": 64,
+        "llama.feed_forward_length": 256, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
+        "llama.rope.freq_base": 5e4, "llama.attention.layer_norm_rms_epsilon": 1e-6, "llama.vocab_size": 37,
+        "tokenizer.ggml.tokens": [f"t{i}" for i in range(37)],
+    } | dict(keys)  # fmt: skip
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
+    for key, value in values.items():
+        out += text(key)
+        if isinstance(value, str):
+            out += struct.pack("<I", 8) + text(value)
+        elif isinstance(value, list):
+            out += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        else:
+            out += struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
+    data = b""
+    for name, (kind, shape, raw) in tensors.items():
+        data += bytes(-len(data) % 32)
+        out += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(data))
+        data += raw
+    path.write_bytes(out + bytes(-len(out) % 32) + data)
+
+
+def interleaved(name, array):
+    """Rows of queries and keys in llama.cpp's order: element i of a head's halves side by side."""
+    if not name.endswith(("/wq", "/wk")):
+        return array
+    return array.reshape(-1, 2, HEAD_DIM // 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
+def gguf_of(arrays):
+    rows = {name: np.ascontiguousarray(interleaved(name, stored(name, a))) for name, a in arrays.items()}
+    return {their_name(name, 1): (0, a.shape, a.tobytes()) for name, a in rows.items()}
+
+
+def quantised(kind, shape, random):
+    """Random blocks of a ggml type: bytes, and the values that ggml.h defines for them."""
+    blocks = int(np.prod(shape)) // (256 if kind == 14 else 32)
+    byte = lambda n: random.integers(0, 256, (blocks, n), dtype=np.uint8)  # noqa: E731
+    scale = lambda: (random.standard_normal((blocks, 1)) / 8).astype(np.float16)  # noqa: E731
+    d, m, q = scale(), scale(), byte({8: 32, 2: 16, 3: 16, 14: 128}[kind])
+    f = np.float32
+    raw = lambda *parts: np.concatenate([p.view(np.uint8) for p in parts], axis=1).tobytes()  # noqa: E731
+    nibbles = np.concatenate([q & 15, q >> 4], axis=1)
+    if kind == 8:  # Q8_0
+        return raw(d, q), (d.astype(f) * q.view(np.int8)).reshape(shape)
+    if kind == 2:  # Q4_0
+        return raw(d, q), (d.astype(f) * (nibbles.astype(f) - 8)).reshape(shape)
+    if kind == 3:  # Q4_1
+        return raw(d, m, q), (d.astype(f) * nibbles + m.astype(f)).reshape(shape)
+    high, scales = byte(64), byte(16)  # Q6_K
+    low = q.reshape(blocks, 2, 1, 64) >> np.array([0, 4], np.uint8).reshape(2, 1) & 15
+    bits = high.reshape(blocks, 2, 1, 32) >> np.array([0, 2, 4, 6], np.uint8).reshape(4, 1) & 3
+    six = (low.reshape(blocks, 2, 4, 32) | bits << 4).astype(f) - 32
+    each = d.astype(f) * scales.view(np.int8).astype(f)
+    return raw(q, high, scales, d), (each.reshape(blocks, 16, 1) * six.reshape(blocks, 16, 16)).reshape(shape)
+
+
+def run(*arguments, ranks=1):
+    launch = ["mpiexec.mpich", "-n", str(ranks)] if ranks > 1 else []
+    return subprocess.run([*launch, IMPORT, *arguments], capture_output=True, text=True, timeout=120)
+
+
+def expect_model(source, arrays, *arguments, ranks=1):
+    output = source.with_suffix(".h5")
+    done = run("-o", output, "--model", source, *arguments, ranks=ranks)
+    assert done.returncode == 0, done.stderr
+    with h5py.File(output) as file:
+        model = file["model"]
+        assert {k: model.attrs[k] for k in ("vocab_size", "vocab_padded", "head_dim")} == {
+            "vocab_size": 37, "vocab_padded": 128, "head_dim": HEAD_DIM,
+        }  # fmt: skip
+        assert np.isclose(model.attrs["rope_theta"], 5e4) and np.isclose(model.attrs["rms_norm_eps"], 1e-6)
+        for name, array in arrays.items():
+            found = model[name][()]
+            if name in ("embed", "head"):
+                padding = found[37:] if name == "embed" else found[:, 37:]
+                assert not padding.any(), name
+                found = found[:37] if name == "embed" else found[:, :37]
+            np.testing.assert_array_equal(found, array, err_msg=name)
+        return model.attrs.get("tokenizer", "")
+
+
+def expect_refusal(source, *needles, arguments=()):
+    output = source.with_suffix(".h5")
+    done = run("-o", output, "--model", source, *arguments)
+    assert done.returncode == 2, (needles, done.returncode, done.stderr)
+    for needle in needles:
+        assert needle in done.stderr, (needle, done.stderr)
+    assert not output.exists()
+
+
+def folder(parent, name, tensors, config=()):
+    path = parent / name
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(CONFIG | dict(config)))
+    if tensors is not None:
+        write_safetensors(path / "model.safetensors", tensors)
+    return path
+
+
+def test_safetensors(scratch):
+    arrays = weights()
+    expect_model(folder(scratch, "f32", safetensors_of(arrays)), arrays, ranks=3)
+    halves = {name: a.astype(np.float16).astype(np.float32) for name, a in arrays.items()}
+    expect_model(folder(scratch, "f16", safetensors_of(arrays, "F16")), halves)
+    rounded = {name: of_bfloat16(bfloat16(a)) for name, a in arrays.items()}
+    path = folder(scratch, "bf16", None)
+    tensors = safetensors_of(arrays, "BF16")
+    shards = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(tensors)}
+    for shard in set(shards.values()):
+        write_safetensors(path / shard, {n: t for n, t in tensors.items() if shards[n] == shard})
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (path / "tokenizer.json").write_text("{}")
+    assert expect_model(path, rounded).startswith("sha256:44136fa355b3678a")
+    tied = arrays | {"head": arrays["embed"].T}
+    only = {n: a for n, a in arrays.items() if n != "head"}
+    expect_model(folder(scratch, "tied", safetensors_of(only), {"tie_word_embeddings": True}), tied)
+    (path / "part-1.safetensors").unlink()
+    path.with_suffix(".h5").unlink()
+    expect_refusal(path, "part-1.safetensors", "No such file")
+
+
+def test_gguf(scratch):
+    arrays = weights()
+    path = scratch / "f32.gguf"
+    write_gguf(path, gguf_of(arrays))
+    assert expect_model(path, arrays, ranks=2).startswith("sha256:")
+    random = np.random.default_rng(6)
+    for kind, name in ((8, "layers/0/wq"), (2, "layers/1/w_gate"), (3, "layers/0/wk"), (14, "layers/1/w_down")):
+        tensors, wanted = gguf_of(arrays), dict(arrays)
+        shape = arrays[name].T.shape
+        raw, values = quantised(kind, shape, random)
+        tensors[their_name(name, 1)] = (kind, shape, raw)
+        if name.endswith(("wq", "wk")):
+            values = values.reshape(-1, HEAD_DIM // 2, 2, shape[1]).swapaxes(1, 2).reshape(shape)
+        wanted[name] = values.T
+        path = scratch / f"kind{kind}.gguf"
+        write_gguf(path, tensors)
+        expect_model(path, wanted)
+    tensors = gguf_of(arrays)
+    del tensors["output.weight"]
+    path = scratch / "tied.gguf"
+    write_gguf(path, tensors)
+    expect_model(path, arrays | {"head": arrays["embed"].T})
+
+
+def test_refusals_of_safetensors(scratch):
+    good = safetensors_of(weights())
+    first, last = next(iter(good)), list(good)[-1]
+    for i, (needle, change) in enumerate(
+        {
+            "'model.layers.0.self_attn.q_proj.bias' is none of this decoder's": {"model.layers.0.self_attn.q_proj.bias": ("F32", (64,), bytes(256), None)},
+            "has a tensor for 'layers/7/wq'": {"model.layers.7.self_attn.q_proj.weight": ("F32", (1,), bytes(4), None)},
+            "has type 'I8'": {first: ("I8", (37, 64), bytes(37 * 64), None)},
+            "the configuration wants [37, 64]": {first: ("F32", (64, 37), bytes(4 * 37 * 64), None)},
+            "4 are needed": {first: ("F32", (1,), bytes(8), None)},
+            "share bytes": {first: (*good[first][:3], 8)},
+            "the file has": {first: (*good[first][:3], 1 << 40)},
+            "for 'embed' has nan at [0, 3]": {first: ("F32", (37, 64), np.where(np.arange(37 * 64) == 3, np.nan, 1).astype(np.float32).tobytes(), None)},
+        }.items()
+    ):  # fmt: skip
+        expect_refusal(folder(scratch, f"bad{i}", good | change), needle)
+    expect_refusal(folder(scratch, "missing", {n: t for n, t in good.items() if n != last}), "is missing")
+    path = folder(scratch, "cut", good)
+    file = path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+    expect_refusal(path, "model.safetensors", "the file has")
+    file.write_bytes(struct.pack("<Q", 1 << 60))
+    expect_refusal(path, "truncated")
+    file.write_bytes(struct.pack("<Q", 4) + b"{]  ")
+    expect_refusal(path, "the header of a safetensors file")
+
+
+def test_every_key_of_a_configuration_is_known_or_refused(scratch):
+    good = safetensors_of(weights())
+    for i, (key, value) in enumerate(
+        {
+            "model_type": "qwen3", "attention_bias": True, "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            "sliding_window": 128, "use_qk_norm": True, "hidden_act": "gelu", "mystery": 1, "rms_norm_eps": "small",
+        }.items()
+    ):  # fmt: skip
+        expect_refusal(folder(scratch, f"key{i}", good, {key: value}), f"'{key}'")
+    expect_model(folder(scratch, "ignored", good, {"mystery": 1, "sliding_window": None}), weights(), "--ignore-key", "mystery")
+
+
+def test_refusals_of_gguf(scratch):
+    good = gguf_of(weights())
+    path = scratch / "bad.gguf"
+    for keys, needle in (
+        ({"general.architecture": "qwen2"}, "wanted: llama"),
+        ({"llama.expert_count": 8}, "'llama.expert_count' asks for another decoder"),
+        ({"llama.attention.sliding_window": 128}, "the key 'llama.attention.sliding_window' is not known"),
+        ({"llama.rope.dimension_count": 8}, "whole heads"),
+        ({"llama.block_count": 3}, "'layers/2/wq' is missing"),
+    ):
+        write_gguf(path, good, keys)
+        expect_refusal(path, needle)
+    write_gguf(path, good | {"output.weight": (12, (37, 64), bytes(4096))})
+    expect_refusal(path, "'output.weight' has ggml type 12")
+    write_gguf(path, good | {"rope_freqs.weight": (0, (8,), bytes(32))})
+    expect_refusal(path, "'rope_freqs.weight' is none of this decoder's")
+    write_gguf(path, good)
+    whole = path.read_bytes()
+    for length in (3, 30, 700, len(whole) - 1):
+        path.write_bytes(whole[:length])
+        expect_refusal(path, "bad.gguf")
+
+
+def test_arguments(scratch):
+    done = run("-o", scratch / "x.h5")
+    assert done.returncode == 2 and "either text files or --model" in done.stderr
+    expect_refusal(scratch / "nowhere", "is no model; wanted: a folder with config.json")
+
+
+if __name__ == "__main__":
+    for name, test in list(globals().items()):
+        if name.startswith("test_"):
+            with tempfile.TemporaryDirectory() as scratch:
+                test(pathlib.Path(scratch))
+                print(f"{name}: ok")
