@@ -131,7 +131,7 @@ class CudaRowKernels final : public RowKernels {
     check_token_ids(token_ids, logits.rows);
     GYRE_CHECK(token_ids.per_row == 1 && survivors.size() == normalizers.size() &&
                    a.size() == normalizers.size(),
-               "{} token_ids a row, {} survivors, {} coefficients", token_ids.per_row,
+               "{} token ids a row, {} survivors, {} coefficients", token_ids.per_row,
                survivors.size(), a.size());
     std::vector<GradientCoefficients> coefficients;
     for (const float coefficient : a) coefficients.push_back({coefficient, 0});

@@ -144,7 +144,7 @@ double FusedLinear::forward(ConstMatrixRef x, ConstMatrixRef weight,
   double waited = arrival.seconds();
   score(*tile, all_x(x), weight, 0, own, *arriving);
   score(*tile, all_x(x), weight, end, options_.tokens, *arriving);
-  waited += records_->merge(arrays_, stream, "partials and logits of targets",
+  waited += records_->merge(arrays_, stream, "partial sums and logits of targets",
                             {normalizers_.span(), logprob, entropy});
   arriving->wait();
   std::ranges::copy(entropy, entropy_.data());

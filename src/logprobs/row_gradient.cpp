@@ -346,7 +346,7 @@ void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
   check_token_ids(token_ids, logits.rows);
   GYRE_CHECK(token_ids.per_row == 1 && survivors.size() == normalizers.size() &&
                  a.size() == normalizers.size(),
-             "{} token_ids a row, {} survivors, {} coefficients", token_ids.per_row,
+             "{} token ids a row, {} survivors, {} coefficients", token_ids.per_row,
              survivors.size(), a.size());
   const RowOutput out = output_at(d_logits, logits);
   const auto gradient = HWY_DYNAMIC_DISPATCH(filtered_row);

@@ -15,7 +15,7 @@ void check_token_ids(const RowTokenIds& token_ids, int64_t rows) {
   GYRE_CHECK(0 <= token_ids.per_row && token_ids.per_row <= most &&
                  std::cmp_equal(token_ids.ids.size(), rows * token_ids.per_row) &&
                  token_ids.ids.size() == token_ids.weights.size(),
-             "{} rows of {} token_ids: {} ids, {} weights", rows, token_ids.per_row,
+             "{} rows of {} token ids: {} ids, {} weights", rows, token_ids.per_row,
              token_ids.ids.size(), token_ids.weights.size());
 }
 

@@ -87,7 +87,7 @@ double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids,
              entropy_.size());
   records_->start(tokens_, ids);
   records_->add(logits, 0, 0, vocab_.valid(tp_.rank()));
-  const double waited = records_->merge(arrays_, stream, "partials and logits of ids",
+  const double waited = records_->merge(arrays_, stream, "partial sums and logits of ids",
                                         {normalizers_.span(), logprob, entropy});
   std::ranges::copy(entropy, entropy_.data());
   return waited;
@@ -182,7 +182,7 @@ double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher,
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
   return records_->merge(student, teacher, vocab_.valid(tp_.rank()), arrays_, stream,
-                         "cross partials", {students_.span(), teachers_.span(), value});
+                         "cross sums", {students_.span(), teachers_.span(), value});
 }
 
 void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,

@@ -40,7 +40,7 @@ class RankWriter {
     Json json = {{"step", "exchange"},
                  {"id", e.id},
                  {"what", e.what},
-                 {"transport", name_of(e.transport)},
+                 {"carrier", name_of(e.transport)},
                  {"sends", messages(e.sends)},
                  {"receives", messages(e.recvs)}};
     if (e.transport != Transport::messages) json["group"] = e.group;
