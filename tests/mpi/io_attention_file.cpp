@@ -6,6 +6,7 @@
 #include <limits>
 #include <numeric>
 
+#include "errors.hpp"
 #include "io/attention_file.hpp"
 #include "io/compare.hpp"
 #include "io_files.hpp"
@@ -45,7 +46,7 @@ TEST(AttentionFile, ReadsTheCausalProblem) {
       EXPECT_NEAR(a.reference->out[query], static_cast<double>(a.v[key]), 1e-15);
       EXPECT_NEAR(a.reference->d_q[query], 0, 1e-15);
     }
-    EXPECT_NEAR(a.reference->lse[static_cast<size_t>(33 * 4 + h)], score, 1e-14);
+    EXPECT_NEAR(a.reference->lse[33 * 4 + h], score, 1e-14);
   }
 }
 
@@ -66,8 +67,8 @@ TEST(AttentionFile, ReadsWindowAndSinks) {
   EXPECT_NEAR(a.reference->lse[0], lse, 1e-13);
 }
 
-/// A good problem of 3 tokens, 2 heads on 1 and 2 elements, with everything optional; `spoil` may
-/// change it before it is written.
+/// A good problem of 3 tokens, 2 heads on 1 and 2 elements, with everything optional; a test names
+/// the fields that differ.
 struct Draft {
   std::string schema = attention_schema, mask = "causal";
   int64_t window = 2;
@@ -75,22 +76,13 @@ struct Draft {
   std::vector<int64_t> offsets{0, 1, 3};
   h5::Shape q{3, 2, 2}, k{3, 1, 2}, v{3, 1, 2}, d_out{3, 2, 2}, sinks{2};
   h5::Shape out{3, 2, 2}, lse{3, 2}, d_sinks{2};
-  DType q_type = DType::f32;
+  bool integer_q = false;
   float value = 0.5F;  // of every input
   double answer = 0.25;
-  std::string omit;
-  std::vector<int64_t> regions;
+  std::string omit{};
+  std::vector<int64_t> regions{};
   bool reference = true;
 };
-
-template <class T>
-void put(h5::File& file, const std::string& path, const h5::Shape& shape, T value,
-         DType type = dtype_of<T>) {
-  file.create_dataset(path, type, shape, h5::Checksum::none);
-  const std::vector<T> values(static_cast<size_t>(h5::elements_of(shape)), value);
-  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
-  file.dataset(path).write<T>(std::span(&all, values.empty() ? 0 : 1), values);
-}
 
 void write_draft(const std::string& path, const Draft& draft) {
   h5::File file = h5::File::create(path);
@@ -100,115 +92,63 @@ void write_draft(const std::string& path, const Draft& draft) {
   file.write_attribute("/attention", "window", draft.window);
   file.write_attribute("/attention", "scale", draft.scale);
   file.write_dataset("/attention/offsets", std::span<const int64_t>(draft.offsets));
-  const auto put_unless = [&](const std::string& dataset, const h5::Shape& shape, auto value,
-                              DType type) {
-    if (dataset != draft.omit) put(file, dataset, shape, value, type);
+  const auto put = [&](const std::string& dataset, const h5::Shape& shape, auto value) {
+    if (dataset != draft.omit) test::write_filled(file, dataset, shape, value);
   };
-  put_unless("/attention/q", draft.q, draft.value, draft.q_type);
-  put_unless("/attention/k", draft.k, draft.value, DType::f32);
-  put_unless("/attention/v", draft.v, draft.value, DType::f32);
-  put_unless("/attention/d_out", draft.d_out, draft.value, DType::f32);
-  put_unless("/attention/sinks", draft.sinks, draft.value, DType::f32);
-  if (!draft.regions.empty()) {
-    const h5::Shape rows{std::ssize(draft.regions) / 7, 7};
-    file.create_dataset("/attention/regions", DType::i64, rows, h5::Checksum::none);
-    const h5::Slab all{{0, 0}, rows};
-    file.dataset("/attention/regions").write<int64_t>(std::span(&all, 1), draft.regions);
-  }
+  if (draft.integer_q)
+    put("/attention/q", draft.q, int32_t{1});
+  else
+    put("/attention/q", draft.q, draft.value);
+  put("/attention/k", draft.k, draft.value);
+  put("/attention/v", draft.v, draft.value);
+  put("/attention/d_out", draft.d_out, draft.value);
+  put("/attention/sinks", draft.sinks, draft.value);
+  if (!draft.regions.empty())
+    file.write_dataset("/attention/regions", std::span<const int64_t>(draft.regions),
+                       {std::ssize(draft.regions) / 7, 7});
   if (draft.reference) {
     file.create_group("/reference");
     file.write_attribute("/reference", "generator", std::string("test"));
-    put_unless("/reference/out", draft.out, draft.answer, DType::f64);
-    put_unless("/reference/lse", draft.lse, draft.answer, DType::f64);
-    put_unless("/reference/d_q", draft.out, draft.answer, DType::f64);
-    put_unless("/reference/d_k", draft.k, draft.answer, DType::f64);
-    put_unless("/reference/d_v", draft.v, draft.answer, DType::f64);
-    put_unless("/reference/d_sinks", draft.d_sinks, draft.answer, DType::f64);
+    put("/reference/out", draft.out, draft.answer);
+    put("/reference/lse", draft.lse, draft.answer);
+    put("/reference/d_q", draft.out, draft.answer);
+    put("/reference/d_k", draft.k, draft.answer);
+    put("/reference/d_v", draft.v, draft.answer);
+    put("/reference/d_sinks", draft.d_sinks, draft.answer);
   }
   file.close();
 }
 
-/// Expects the usage error with these problems for a draft changed by `spoil`.
-void expect_refused(const std::vector<std::string>& problems,
-                    const std::function<void(Draft&)>& spoil) {
-  const SharedFolder folder;
-  const std::string path = folder.file("a.h5");
-  on_root([&] {
-    Draft draft;
-    spoil(draft);
-    write_draft(path, draft);
-  });
-  std::string message = fmt::format("'{}' breaks the schema gyre/attention version 1:", path);
-  for (const std::string& problem : problems) message += "\n  - " + problem;
-  std::string found = "no error";
-  try {
-    read_attention_file(world(), path);
-  } catch (const Error& error) {
-    found = error.what();
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_TRUE(error.agreed());
-  }
-  EXPECT_STREQ(found.c_str(), message.c_str());
+/// Reads the file of a draft. Collective.
+AttentionFile read_draft(const SharedFolder& folder, const Draft& draft) {
+  on_root([&] { write_draft(folder.file("a.h5"), draft); });
+  return read_attention_file(world(), folder.file("a.h5"));
 }
 
-TEST(AttentionFile, ReadsAnyGoodDraft) {
+TEST(AttentionFile, ReadsGoodDrafts) {
   const SharedFolder folder;
-  on_root([&] { write_draft(folder.file("a.h5"), {}); });
-  const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
-  EXPECT_EQ(a.window, 2);
-  EXPECT_EQ(a.tokens(), 3);
-  EXPECT_EQ(a.sinks, (std::vector<float>{0.5, 0.5}));
-  EXPECT_EQ(a.reference->lse, std::vector<double>(6, 0.25));
-}
-
-TEST(AttentionFile, ReadsAProblemWithoutAnswersAndSinks) {
-  const SharedFolder folder;
-  on_root([&] {
-    Draft draft;
-    draft.reference = false;
-    draft.omit = "/attention/sinks";
-    write_draft(folder.file("a.h5"), draft);
-  });
-  const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
-  EXPECT_FALSE(a.reference.has_value());
-  EXPECT_TRUE(a.sinks.empty());
-  EXPECT_EQ(a.d_out, std::vector<float>(12, 0.5F));
-}
-
-TEST(AttentionFile, ReadsAProblemWithoutTokens) {
-  const SharedFolder folder;
-  on_root([&] {
-    Draft draft;
-    draft.mask = "full";
-    draft.window = 0;
-    draft.offsets = {0};
-    for (h5::Shape* shape : {&draft.q, &draft.k, &draft.v, &draft.d_out, &draft.out, &draft.lse})
-      (*shape)[0] = 0;
-    write_draft(folder.file("a.h5"), draft);
-  });
-  const AttentionFile a = read_attention_file(world(), folder.file("a.h5"));
-  EXPECT_EQ(a.mask, "full");
-  EXPECT_EQ(a.tokens(), 0);
-  EXPECT_EQ(a.heads, 2);
-  EXPECT_TRUE(a.q.empty());
-}
-
-TEST(AttentionFile, RefusesRegionsOutOfPlace) {
-  const auto regions = [](std::vector<int64_t> rows) {
-    return [rows = std::move(rows)](Draft& d) {
-      d.mask = "regions";
-      d.window = 0;
-      d.regions = rows;
-    };
-  };
-  expect_refused({"/attention/regions[1] is of document 2; there are 2",
-                  "/attention/regions[1] is of kind 4; it must be 0, full, 1, causal, 2, inverse "
-                  "causal, or 3, both"},
-                 regions({0, 0, 1, 0, 1, 0, 0, 2, 0, 1, 0, 1, 4, 0}));
-  expect_refused({"/attention/regions is there, but mask of '/attention' is 'causal'"},
-                 [](Draft& d) { d.regions = std::vector<int64_t>(7, 0); });
-  expect_refused({"there is no dataset '/attention/regions'; it must be integer [any, 7]"},
-                 [](Draft& d) { d.mask = "regions", d.window = 0; });
+  const AttentionFile whole = read_draft(folder, {});
+  EXPECT_EQ(whole.window, 2);
+  EXPECT_EQ(whole.tokens(), 3);
+  EXPECT_EQ(whole.sinks, (std::vector<float>{0.5, 0.5}));
+  EXPECT_EQ(whole.reference->lse, std::vector<double>(6, 0.25));
+  const AttentionFile bare = read_draft(folder, {.omit = "/attention/sinks", .reference = false});
+  EXPECT_FALSE(bare.reference.has_value());
+  EXPECT_TRUE(bare.sinks.empty());
+  EXPECT_EQ(bare.d_out, std::vector<float>(12, 0.5F));
+  const AttentionFile none = read_draft(folder, {.mask = "full",
+                                                 .window = 0,
+                                                 .offsets = {0},
+                                                 .q = {0, 2, 2},
+                                                 .k = {0, 1, 2},
+                                                 .v = {0, 1, 2},
+                                                 .d_out = {0, 2, 2},
+                                                 .out = {0, 2, 2},
+                                                 .lse = {0, 2}});
+  EXPECT_EQ(none.mask, "full");
+  EXPECT_EQ(none.tokens(), 0);
+  EXPECT_EQ(none.heads, 2);
+  EXPECT_TRUE(none.q.empty());
 }
 
 TEST(AttentionFile, ReadsRegions) {
@@ -219,63 +159,66 @@ TEST(AttentionFile, ReadsRegions) {
   EXPECT_EQ(std::ssize(a.regions), 8 * attention_region_columns);
 }
 
-TEST(AttentionFile, RefusesAttributesWithoutMeaning) {
-  expect_refused({"mask of '/attention' is 'diagonal'; it must be causal, full or regions"},
-                 [](Draft& d) { d.mask = "diagonal"; });
-  expect_refused({"window of '/attention' is 2, but only a causal mask has one; it must be 0"},
-                 [](Draft& d) { d.mask = "full"; });
-  expect_refused({"window of '/attention' is -1; it must be 0, none, or the number of keys",
-                  "scale of '/attention' is 0; it must be from 1.18e-38 to 3.4e+38, as 1 / "
-                  "sqrt(head_dim)"},
-                 [](Draft& d) { d.window = -1, d.scale = 0; });
+TEST(AttentionFile, RefusesWrongFiles) {
+  const SharedFolder folder;
+  struct Case {
+    std::vector<std::string> problems;
+    Draft draft;
+  };
+  std::vector<Case> cases{
+      {{"/attention/regions[1] is of document 2; there are 2",
+        "/attention/regions[1] is of kind 4; it must be 0, full, 1, causal, 2, inverse causal, or "
+        "3, both"},
+       {.mask = "regions", .window = 0, .regions = {0, 0, 1, 0, 1, 0, 0, 2, 0, 1, 0, 1, 4, 0}}},
+      {{"/attention/regions is there, but mask of '/attention' is 'causal'"},
+       {.regions = std::vector<int64_t>(7, 0)}},
+      {{"there is no dataset '/attention/regions'; it must be integer [any, 7]"},
+       {.mask = "regions", .window = 0}},
+      {{"mask of '/attention' is 'diagonal'; it must be causal, full or regions"},
+       {.mask = "diagonal"}},
+      {{"window of '/attention' is 2, but only a causal mask has one; it must be 0"},
+       {.mask = "full"}},
+      {{"window of '/attention' is -1; it must be 0, none, or the number of keys",
+        "scale of '/attention' is 0; it must be from 1.18e-38 to 3.4e+38, as 1 / sqrt(head_dim)"},
+       {.window = -1, .scale = 0}},
+      {{"there is no dataset '/attention/v'; it must be real [3, 1, 2]"}, {.omit = "/attention/v"}},
+      {{"dataset '/attention/k' is float32 [2, 1, 2]; it must be real [3, any, 2]",
+        "dataset '/reference/d_k' is float64 [2, 1, 2]; it must be real [3, any, 2]"},
+       {.k = {2, 1, 2}}},
+      {{"/attention/q has 2 heads and /attention/k has 3; the former must be a multiple of the "
+        "latter"},
+       {.k = {3, 3, 2}, .v = {3, 3, 2}}},
+      {{"dataset '/attention/sinks' is float32 [3]; it must be real [2]"}, {.sinks = {3}}},
+      {{"dataset '/attention/q' is int32 [3, 2, 2]; it must be real [any, any, any]"},
+       {.integer_q = true}},
+      {{"dataset '/reference/lse' is float64 [2, 3]; it must be real [3, 2]"},
+       {.lse = {2, 3}, .omit = "/reference/d_sinks"}},
+      {{"/attention/offsets[2] is 0, less than /attention/offsets[1] = 1; offsets must not "
+        "decrease"},
+       {.offsets = {0, 1, 0, 3}}},
+      {{"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/q"},
+       {.offsets = {0, 1, 4}}}};
   for (const double scale : {HUGE_VAL, 1e300, 1e-39, -0.5, std::nan("")})
-    expect_refused({fmt::format("scale of '/attention' is {}; it must be from 1.18e-38 to "
-                                "3.4e+38, as 1 / sqrt(head_dim)",
-                                scale)},
-                   [&](Draft& d) { d.scale = scale; });
-}
-
-TEST(AttentionFile, RefusesShapesThatDoNotFit) {
-  expect_refused({"there is no dataset '/attention/v'; it must be real [3, 1, 2]"},
-                 [](Draft& d) { d.omit = "/attention/v"; });
-  expect_refused({"dataset '/attention/k' is float32 [2, 1, 2]; it must be real [3, any, 2]",
-                  "dataset '/reference/d_k' is float64 [2, 1, 2]; it must be real [3, any, 2]"},
-                 [](Draft& d) {
-                   d.k = {2, 1, 2};
-                 });
-  expect_refused({"/attention/q has 2 heads and /attention/k has 3; the former must be a multiple "
-                  "of the latter"},
-                 [](Draft& d) {
-                   d.k = d.v = {3, 3, 2};
-                 });
-  expect_refused({"dataset '/attention/sinks' is float32 [3]; it must be real [2]"},
-                 [](Draft& d) { d.sinks = {3}; });
-  expect_refused({"dataset '/attention/q' is int32 [3, 2, 2]; it must be real [any, any, any]"},
-                 [](Draft& d) { d.q_type = DType::i32; });
-  expect_refused({"dataset '/reference/lse' is float64 [2, 3]; it must be real [3, 2]"},
-                 [](Draft& d) {
-                   d.lse = {2, 3}, d.omit = "/reference/d_sinks";
-                 });
-}
-
-TEST(AttentionFile, RefusesNumbersOutOfPlace) {
-  const std::vector<int64_t> decreasing{0, 1, 0, 3}, too_many{0, 1, 4};
-  expect_refused({"/attention/offsets[2] is 0, less than /attention/offsets[1] = 1; offsets must "
-                  "not decrease"},
-                 [&](Draft& d) { d.offsets = decreasing; });
-  expect_refused({"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/q"},
-                 [&](Draft& d) { d.offsets = too_many; });
-  std::vector<std::string> inputs, answers;
+    cases.push_back({{fmt::format("scale of '/attention' is {}; it must be from 1.18e-38 to "
+                                  "3.4e+38, as 1 / sqrt(head_dim)",
+                                  scale)},
+                     {.scale = scale}});
+  cases.push_back({{}, {.value = NAN}});
   for (const char* name : {"q", "k", "v", "d_out", "sinks"})
-    inputs.push_back(fmt::format("/attention/{}[0] is nan; it must be finite", name));
-  expect_refused(inputs, [](Draft& d) { d.value = NAN; });
+    cases.back().problems.push_back(
+        fmt::format("/attention/{}[0] is nan; it must be finite", name));
   for (const double answer : {-HUGE_VAL, HUGE_VAL}) {
-    answers.clear();
+    cases.push_back({{}, {.answer = answer}});
     for (const char* name : {"out", "lse", "d_q", "d_k", "d_v", "d_sinks"})
       if (const bool is_lse = name[0] == 'l'; !is_lse || answer > 0)
-        answers.push_back(fmt::format("/reference/{}[0] is {}; it must be finite{}", name, answer,
-                                      is_lse ? " or -inf" : ""));
-    expect_refused(answers, [&](Draft& d) { d.answer = answer; });
+        cases.back().problems.push_back(fmt::format("/reference/{}[0] is {}; it must be finite{}",
+                                                    name, answer, is_lse ? " or -inf" : ""));
+  }
+  for (const Case& c : cases) {
+    std::string message =
+        fmt::format("'{}' breaks the schema gyre/attention version 1:", folder.file("a.h5"));
+    for (const std::string& problem : c.problems) message += "\n  - " + problem;
+    EXPECT_EQ(test::agreed_message([&] { read_draft(folder, c.draft); }), message);
   }
 }
 
@@ -317,12 +260,12 @@ class Rows {
  private:
   MatrixView<const float> make(int array, int64_t width) {
     const int64_t stride = width + 3;
-    std::vector<float>& values = values_[static_cast<size_t>(array)];
-    values.assign(static_cast<size_t>(std::ssize(rows_.tokens) * stride), NAN);
+    std::vector<float>& values = values_[array];
+    values.assign(std::ssize(rows_.tokens) * stride, NAN);
     for (int64_t r = 0; r < std::ssize(rows_.tokens); ++r)
       for (int64_t c = 0; c < width; ++c)
-        if (const int64_t token = rows_.tokens[static_cast<size_t>(r)]; token >= 0)
-          values[static_cast<size_t>(r * stride + c)] = value_of(token, c, array);
+        if (const int64_t token = rows_.tokens[r]; token >= 0)
+          values[r * stride + c] = value_of(token, c, array);
     return {values.data(), std::ssize(rows_.tokens), width, stride};
   }
   std::array<std::vector<float>, 5> values_;
@@ -360,8 +303,7 @@ void expect_complete(const std::string& path, int64_t tokens, bool gradients = t
     const int64_t width = name == std::string("lse") ? heads : array < 3 ? heads * dim : dim;
     ASSERT_EQ(std::ssize(values), tokens * width) << dataset;
     for (int64_t i = 0; i < std::ssize(values); ++i)
-      ASSERT_EQ(values[static_cast<size_t>(i)], value_of(i / width, i % width, array))
-          << dataset << " element " << i;
+      ASSERT_EQ(values[i], value_of(i / width, i % width, array)) << dataset << " element " << i;
     ++array;
   }
   EXPECT_EQ(file.has_dataset("/results/d_sinks"), gradients);
@@ -431,7 +373,7 @@ TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
                            d_v = as_float(wanted.d_v);
   AttentionResultRows mine;
   const int64_t rows = world().rank() == 0 ? a.tokens() : 0;
-  mine.tokens.resize(static_cast<size_t>(rows));
+  mine.tokens.resize(rows);
   std::iota(mine.tokens.begin(), mine.tokens.end(), 0);
   const int64_t width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
   mine.out = {out.data(), rows, width}, mine.lse = {lse.data(), rows, a.heads};

@@ -64,7 +64,7 @@ struct Draft {
   bool ids = true, seq_lens = true, seq_lens_padded = true, sentinel = true;
   int64_t pad_id = -1;  ///< below 0: no such attribute
   std::string aligned = "slots";
-  h5::Shape extra;  ///< none: there is no extra
+  h5::Shape extra{};  ///< none: there is no extra
   hid_t type = H5T_STD_I16LE;
 };
 
@@ -89,125 +89,89 @@ void write_draft(const std::string& path, const Draft& draft) {
   if (draft.seq_lens_padded) put("/bshd/seq_lens_padded", slots, 1);
   file.close();
   if (draft.extra.empty()) return;
-  const h5::Handle again(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-  const h5::Handle group(
-      H5Gcreate2(again.get(), "/bshd/extras", H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT), H5Gclose);
-  const std::vector<hsize_t> extents(draft.extra.begin(), draft.extra.end());
-  const h5::Handle space(
-      H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose);
-  const h5::Handle dataset(
-      H5Dcreate2(group.get(), "x", draft.type, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-      H5Dclose);
-  if (draft.aligned.empty()) return;
-  const h5::Handle text(H5Tcopy(H5T_C_S1), H5Tclose), scalar(H5Screate(H5S_SCALAR), H5Sclose);
-  H5Tset_size(text.get(), draft.aligned.size());
-  const h5::Handle attribute(
-      H5Acreate2(dataset.get(), "aligned", text.get(), scalar.get(), H5P_DEFAULT, H5P_DEFAULT),
-      H5Aclose);
-  H5Awrite(attribute.get(), text.get(), draft.aligned.data());
+  test::change_file(path, [&](hid_t again) {
+    const char* x = "/bshd/extras/x";
+    test::make_dataset(again, x, draft.type, {draft.extra.begin(), draft.extra.end()});
+    if (draft.aligned.empty()) return;
+    const h5::Handle text(H5Tcopy(H5T_C_S1), H5Tclose);
+    H5Tset_size(text.get(), draft.aligned.size());
+    test::make_attribute(again, x, "aligned", text.get(), draft.aligned.data());
+  });
 }
 
-/// Reads what `change` makes of a good draft. Collective.
-BshdArrays read_changed(const SharedFolder& folder, const std::function<void(Draft&)>& change) {
-  Draft draft;
-  change(draft);
-  on_root([&] { write_draft(folder.file("rows.h5"), draft); });
+/// Reads a draft whose file `spoil` has changed. Collective.
+BshdArrays read_draft(
+    const SharedFolder& folder, const Draft& draft,
+    const std::function<void(hid_t)>& spoil = [](hid_t) {}) {
+  on_root([&] {
+    write_draft(folder.file("rows.h5"), draft);
+    test::change_file(folder.file("rows.h5"), spoil);
+  });
   return read_bshd(world(), folder.file("rows.h5"));
 }
 
 TEST(BatchFile, TablesAndTheirSentinelAreOptional) {
   const SharedFolder folder;
-  const BshdArrays real = read_changed(folder, [](Draft& d) { d.seq_lens_padded = false; });
+  const BshdArrays real = read_draft(folder, {.seq_lens_padded = false});
   EXPECT_EQ(real.seq_lens, (std::vector<int64_t>{2, 1}));
   EXPECT_FALSE(real.seq_lens_padded);
-  const BshdArrays none = read_changed(folder, [](Draft& d) {
-    d.seq_lens = d.seq_lens_padded = d.sentinel = false;
-    d.pad_id = 0;
-  });
+  const BshdArrays none = read_draft(
+      folder, {.seq_lens = false, .seq_lens_padded = false, .sentinel = false, .pad_id = 0});
   EXPECT_FALSE(none.seq_lens);
   EXPECT_EQ(none.pad_id, 0);
 }
 
-TEST(BatchFile, TablesThatSayTooLittleAreRefused) {
+TEST(BatchFile, WrongRowsAreRefused) {
   const SharedFolder folder;
-  const auto refused = [&](const std::string& message, const std::function<void(Draft&)>& change) {
-    expect_error(ExitCode::usage, message, [&] { read_changed(folder, change); });
-  };
-  refused("there is '/bshd/seq_lens_padded' without '/bshd/seq_lens': real lengths are unknown",
-          [](Draft& d) { d.seq_lens = false; });
-  refused(
-      "there is neither a dataset '/bshd/seq_lens' nor an attribute 'pad_id' of '/bshd': padding "
-      "is unknown",
-      [](Draft& d) { d.seq_lens = d.seq_lens_padded = false; });
-  refused(
-      "there is '/bshd/inputs_embeds' without '/bshd/seq_lens': padding cannot be told from "
-      "embeddings",
-      [](Draft& d) { d.ids = d.seq_lens = d.seq_lens_padded = false; });
-  refused("'/bshd' has no integer attribute 'sentinel'", [](Draft& d) { d.sentinel = false; });
-  refused("pad_id of '/bshd' is 10; it must be 0 to 9", [](Draft& d) { d.pad_id = 10; });
-  refused("pad_id of '/bshd' is -2; it must be 0 to 9", [](Draft& d) { d.pad_id = -2; });
-}
-
-TEST(BatchFile, ATypeInThePlaceOfATableIsRefused) {
-  const SharedFolder folder;
-  on_root([&] {
+  struct Case {
+    std::string message;
     Draft draft;
-    draft.seq_lens_padded = false;
-    write_draft(folder.file("rows.h5"), draft);
-    const h5::Handle file(H5Fopen(folder.file("rows.h5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT),
-                          H5Fclose);
-    const h5::Handle type(H5Tcopy(H5T_STD_I64LE), H5Tclose);
-    H5Tcommit2(file.get(), "/bshd/seq_lens_padded", type.get(), H5P_DEFAULT, H5P_DEFAULT,
-               H5P_DEFAULT);
-  });
-  expect_error(ExitCode::usage, "'/bshd/seq_lens_padded' is no dataset; it must be one",
-               [&] { read_bshd(world(), folder.file("rows.h5")); });
-}
-
-TEST(BatchFile, ExtrasThatDoNotFitAreRefused) {
-  const SharedFolder folder;
-  const auto refused = [&](const std::string& message, const std::string& aligned,
-                           const h5::Shape& shape, hid_t type = H5T_STD_I16LE) {
-    expect_error(ExitCode::usage, message, [&] {
-      read_changed(folder, [&](Draft& d) { d.aligned = aligned, d.extra = shape, d.type = type; });
-    });
+    std::function<void(hid_t)> spoil = [](hid_t) {};
   };
-  const std::string dataset = "dataset '/bshd/extras/x' is ";
-  refused("'/bshd/extras/x' has no text attribute 'aligned'; it must be none, rows or slots", "",
-          {2});
-  refused("'/bshd/extras/x' is aligned to 'tokens'; it must be none, rows or slots", "tokens", {2});
-  refused(dataset +
-              "another integer type [2, 4]; aligned to slots, its extents must begin with "
-              "[2, 3]",
-          "slots", {2, 4});
-  refused(
-      dataset + "another integer type [2]; aligned to slots, its extents must begin with [2, 3]",
-      "slots", {2});
-  refused(dataset + "another integer type [3]; aligned to rows, its extents must begin with [2]",
-          "rows", {3});
-  refused(dataset + "another integer type [2, 3, 0]; each extent behind [2, 3] must be at least 1",
-          "slots", {2, 3, 0});
-  refused(dataset + "text [2]; an extra must be integer, real or an enumeration", "rows", {2},
-          H5T_C_S1);
+  const auto extra = [](const std::string& aligned, const h5::Shape& shape,
+                        hid_t type = H5T_STD_I16LE) {
+    return Draft{.aligned = aligned, .extra = shape, .type = type};
+  };
+  const auto put_type = [](hid_t file) {
+    const h5::Handle type(H5Tcopy(H5T_STD_I64LE), H5Tclose);
+    H5Tcommit2(file, "/bshd/seq_lens_padded", type.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
+  };
   const h5::Handle pair(H5Tcreate(H5T_COMPOUND, 4), H5Tclose);
   H5Tinsert(pair.get(), "a", 0, H5T_STD_I32LE);
-  refused(dataset + "a type that is not read [2]; an extra must be integer, real or an enumeration",
-          "rows", {2}, pair.get());
-}
-
-TEST(BatchFile, ADatasetInThePlaceOfExtrasIsRefused) {
-  const SharedFolder folder;
-  on_root([&] {
-    write_draft(folder.file("rows.h5"), {});
-    const h5::Handle file(H5Fopen(folder.file("rows.h5").c_str(), H5F_ACC_RDWR, H5P_DEFAULT),
-                          H5Fclose);
-    const h5::Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
-    const h5::Handle dataset(H5Dcreate2(file.get(), "/bshd/extras", H5T_STD_I32LE, scalar.get(),
-                                        H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                             H5Dclose);
-  });
-  expect_error(ExitCode::usage, "'/bshd/extras' is no group; it must be one",
-               [&] { read_bshd(world(), folder.file("rows.h5")); });
+  const std::string x = "dataset '/bshd/extras/x' is ", integers = x + "another integer type ",
+                    kinds = "; an extra must be integer, real or an enumeration";
+  for (const Case& c : std::vector<Case>{
+           {"there is '/bshd/seq_lens_padded' without '/bshd/seq_lens': real lengths are unknown",
+            {.seq_lens = false}},
+           {"there is neither a dataset '/bshd/seq_lens' nor an attribute 'pad_id' of '/bshd': "
+            "padding is unknown",
+            {.seq_lens = false, .seq_lens_padded = false}},
+           {"there is '/bshd/inputs_embeds' without '/bshd/seq_lens': padding cannot be told from "
+            "embeddings",
+            {.ids = false, .seq_lens = false, .seq_lens_padded = false}},
+           {"'/bshd' has no integer attribute 'sentinel'", {.sentinel = false}},
+           {"pad_id of '/bshd' is 10; it must be 0 to 9", {.pad_id = 10}},
+           {"pad_id of '/bshd' is -2; it must be 0 to 9", {.pad_id = -2}},
+           {"'/bshd/seq_lens_padded' is no dataset; it must be one",
+            {.seq_lens_padded = false},
+            put_type},
+           {"'/bshd/extras' is no group; it must be one",
+            {},
+            [](hid_t file) { test::make_dataset(file, "/bshd/extras", H5T_STD_I32LE, {}); }},
+           {"'/bshd/extras/x' has no text attribute 'aligned'; it must be none, rows or slots",
+            extra("", {2})},
+           {"'/bshd/extras/x' is aligned to 'tokens'; it must be none, rows or slots",
+            extra("tokens", {2})},
+           {integers + "[2, 4]; aligned to slots, its extents must begin with [2, 3]",
+            extra("slots", {2, 4})},
+           {integers + "[2]; aligned to slots, its extents must begin with [2, 3]",
+            extra("slots", {2})},
+           {integers + "[3]; aligned to rows, its extents must begin with [2]", extra("rows", {3})},
+           {integers + "[2, 3, 0]; each extent behind [2, 3] must be at least 1",
+            extra("slots", {2, 3, 0})},
+           {x + "text [2]" + kinds, extra("rows", {2}, H5T_C_S1)},
+           {x + "a type that is not read [2]" + kinds, extra("rows", {2}, pair.get())}})
+    expect_error(ExitCode::usage, c.message, [&] { read_draft(folder, c.draft, c.spoil); });
 }
 
 /// Two segments in 4 slots each, with an extra of every kind of type and alignment.

@@ -15,7 +15,7 @@ using test::world;
 
 /// Rank r has r numbers, the rank itself each.
 std::vector<int64_t> numbers_of(int rank) {
-  return std::vector<int64_t>(static_cast<size_t>(rank), rank);
+  return std::vector<int64_t>(rank, rank);
 }
 
 TEST(IoCollective, ElementsInRankOrderInAnyNumberOfRounds) {

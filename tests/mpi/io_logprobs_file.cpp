@@ -6,6 +6,7 @@
 #include <limits>
 
 #include "apps/logprobs/registry.hpp"
+#include "errors.hpp"
 #include "io/compare.hpp"
 #include "io/logprobs_file.hpp"
 #include "io_files.hpp"
@@ -19,6 +20,7 @@ using test::input;
 using test::on_root;
 using test::SharedFolder;
 using test::world;
+using test::write_filled;
 
 double answer(const LogprobsFile& f, const char* name, size_t i) {
   return f.reference->arrays.at(name).at(i);
@@ -71,9 +73,8 @@ TEST(LogprobsFile, ReadsHiddenStatesAndAHead) {
   for (const auto& [t, v] : {std::pair<int64_t, int64_t>{0, 0}, {13, 60}, {7, 17}}) {
     float z = 0;
     for (int64_t d = 0; d < 12; ++d)
-      z += f.linear->hidden.at(static_cast<size_t>(12 * t + d)) *
-           f.linear->head.at(static_cast<size_t>(12 * v + d));
-    EXPECT_EQ(f.logits.at(static_cast<size_t>(64 * t + v)), z);
+      z += f.linear->hidden.at(12 * t + d) * f.linear->head.at(12 * v + d);
+    EXPECT_EQ(f.logits.at(64 * t + v), z);
   }
   ASSERT_TRUE(f.reference.has_value());
   EXPECT_NEAR(answer(f, "linear_logprob", 4), answer(f, "logprob", 4), 1e-12);
@@ -95,32 +96,11 @@ struct Draft {
   float gradient = 1;
   double answer = 0;
   int64_t gathered_width = 2;
-  h5::Shape hidden, head, of_all_ids;  // empty: there is none
-  float factor = 1;                    // all of their elements
-  std::vector<std::string> linear_answers;
-  std::string omit;
+  h5::Shape hidden{}, head{}, of_all_ids{};  // empty: there is none
+  float factor = 1;                          // all of their elements
+  std::vector<std::string> linear_answers{};
+  std::string omit{};
 };
-
-void write_floats(h5::File& file, const std::string& path, const h5::Shape& shape,
-                  const std::vector<float>& values) {
-  file.create_dataset(path, DType::f32, shape, h5::Checksum::fletcher32);
-  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
-  file.dataset(path).write<float>(std::span(&all, 1), values);
-}
-
-void write_numbers(h5::File& file, const std::string& path, const h5::Shape& shape, double value) {
-  file.create_dataset(path, DType::f64, shape, h5::Checksum::fletcher32);
-  const std::vector<double> values(static_cast<size_t>(h5::elements_of(shape)), value);
-  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
-  file.dataset(path).write<double>(std::span(&all, 1), values);
-}
-
-void write_ids(h5::File& file, const std::string& path, const h5::Shape& shape, int32_t id) {
-  file.create_dataset(path, DType::i32, shape, h5::Checksum::fletcher32);
-  const std::vector<int32_t> ids(static_cast<size_t>(h5::elements_of(shape)), id);
-  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
-  file.dataset(path).write<int32_t>(std::span(&all, 1), ids);
-}
 
 void write_draft(const std::string& path, const Draft& d) {
   h5::File file = h5::File::create(path);
@@ -131,78 +111,55 @@ void write_draft(const std::string& path, const Draft& d) {
   file.write_attribute("/logprobs", "top_p", d.top_p);
   file.write_attribute("/logprobs", "temperature", d.temperature);
   file.write_dataset("/logprobs/offsets", std::span<const int64_t>(d.offsets));
-  std::vector<float> logits(static_cast<size_t>(h5::elements_of(d.logits)), 0.5F);
+  std::vector<float> logits(h5::elements_of(d.logits), 0.5F);
   logits.at(3) = NAN;  // padding
-  logits.at(static_cast<size_t>(d.logits[1])) = d.logit;
-  if (d.omit != "logits") write_floats(file, "/logprobs/logits", d.logits, logits);
-  if (d.omit != "teacher") write_floats(file, "/logprobs/teacher", d.logits, logits);
-  write_ids(file, "/logprobs/targets", {2}, -100);
-  write_ids(file, "/logprobs/ids", d.ids, d.id);
-  write_floats(file, "/logprobs/d_value", {2}, {1, d.gradient});
-  const auto write_factor = [&](const char* name, const h5::Shape& shape) {
-    const auto count = static_cast<size_t>(h5::elements_of(shape));
-    if (!shape.empty()) write_floats(file, name, shape, std::vector<float>(count, d.factor));
-  };
-  write_factor("/logprobs/hidden", d.hidden);
-  write_factor("/logprobs/head", d.head);
-  write_factor("/logprobs/d_logprobs", d.of_all_ids);
+  logits.at(d.logits[1]) = d.logit;
+  const std::vector<float> d_value{1, d.gradient};
+  for (const std::string name : {"logits", "teacher"})
+    if (d.omit != name)
+      file.write_dataset("/logprobs/" + name, std::span<const float>(logits), d.logits);
+  write_filled<int32_t>(file, "/logprobs/targets", {2}, -100);
+  write_filled<int32_t>(file, "/logprobs/ids", d.ids, d.id);
+  file.write_dataset("/logprobs/d_value", std::span<const float>(d_value));
+  for (const auto& [name, shape] : {std::pair<const char*, h5::Shape>{"hidden", d.hidden},
+                                    {"head", d.head},
+                                    {"d_logprobs", d.of_all_ids}})
+    if (!shape.empty()) write_filled(file, std::string("/logprobs/") + name, shape, d.factor);
   file.create_group("/reference");
   file.write_attribute("/reference", "generator", std::string("test"));
+  const auto answer = [&](const std::string& name, const h5::Shape& shape, double value = 0) {
+    write_filled(file, "/reference/" + name, shape, value);
+  };
   for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
-    write_numbers(file, fmt::format("/reference/{}", name), {2}, d.answer);
+    answer(name, {2}, d.answer);
   for (const char* name :
        {"d_logprob", "d_entropy", "d_gathered", "d_soft_cross_entropy", "d_filtered_logprob"})
-    write_numbers(file, fmt::format("/reference/{}", name), {2, 3}, 0);
-  write_numbers(file, "/reference/gathered", {2, d.gathered_width}, 0);
-  write_numbers(file, "/reference/top_values", {2, 2}, 0);
-  write_ids(file, "/reference/top_ids", {2, 2}, 0);
-  write_numbers(file, "/reference/next_token_logprob", {1, 1}, 0);
-  for (const std::string& name : d.linear_answers) {
-    h5::Shape shape{2};
-    if (name == "d_hidden") shape = {2, 5};
-    if (name == "d_head") shape = {3, 5};
-    write_numbers(file, "/reference/" + name, shape, d.answer);
-  }
+    answer(name, {2, 3});
+  answer("gathered", {2, d.gathered_width});
+  answer("top_values", {2, 2});
+  answer("next_token_logprob", {1, 1});
+  write_filled<int32_t>(file, "/reference/top_ids", {2, 2}, 0);
+  for (const std::string& name : d.linear_answers)
+    answer(name,
+           name == "d_hidden" ? h5::Shape{2, 5}
+           : name == "d_head" ? h5::Shape{3, 5}
+                              : h5::Shape{2},
+           d.answer);
   file.close();
 }
 
-void expect_refused(const std::vector<std::string>& problems,
-                    const std::function<void(Draft&)>& spoil) {
+/// Reads the file of a draft. Collective.
+LogprobsFile read_draft(const Draft& draft) {
   const SharedFolder folder;
-  const std::string path = folder.file("f.h5");
-  on_root([&] {
-    Draft draft;
-    spoil(draft);
-    write_draft(path, draft);
-  });
-  std::string message = "(nothing thrown)";
-  try {
-    read_logprobs_file(world(), path, logprobs_arrays());
-  } catch (const Error& error) {
-    message = error.what();
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_TRUE(error.agreed() || world().size() == 1);
-  }
-  for (const std::string& problem : problems)
-    EXPECT_NE(message.find("- " + problem), std::string::npos)
-        << message << "\nexpected in it: " << problem;
-  EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), std::ssize(problems)) << message;
+  on_root([&] { write_draft(folder.file("f.h5"), draft); });
+  return read_logprobs_file(world(), folder.file("f.h5"), logprobs_arrays());
 }
 
 TEST(LogprobsFile, TheDraftIsGood) {
-  const SharedFolder folder;
-  on_root([&] { write_draft(folder.file("f.h5"), {}); });
-  const LogprobsFile f = read_logprobs_file(world(), folder.file("f.h5"), logprobs_arrays());
+  const LogprobsFile f = read_draft({});
   EXPECT_EQ(f.tokens(), 2);
   EXPECT_EQ(f.columns, 4);
   EXPECT_TRUE(std::isnan(f.logits.at(3)));
-}
-
-TEST(LogprobsFile, RefusesAttributesWithoutMeaning) {
-  expect_refused({"top_k of '/logprobs' is 4; it must be 0, none, or at most vocab_size, 3",
-                  "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
-                  "temperature of '/logprobs' is -1; it must be from 1e-15 to 1e+30"},
-                 [](Draft& d) { d.top_k = 4, d.top_p = 0, d.temperature = -1; });
 }
 
 TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
@@ -213,10 +170,10 @@ TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
     write_schema(file, logprobs_schema, {});
     file.create_group("/logprobs");
     file.write_attribute("/logprobs", "vocab_size", int64_t{3});
-    write_numbers(file, "/logprobs/logits", {2, 3}, 0.1);  // not exact in f32
-    write_ids(file, "/logprobs/targets", {2}, 1);
-    write_numbers(file, "/reference/logprob", {2}, -1);
-    write_numbers(file, "/reference/logprop", {2}, -1);
+    write_filled(file, "/logprobs/logits", {2, 3}, 0.1);  // not exact in f32
+    write_filled<int32_t>(file, "/logprobs/targets", {2}, 1);
+    for (const char* name : {"/reference/logprob", "/reference/logprop"})
+      write_filled(file, name, {2}, -1.0);
     file.close();
   });
   const LogprobsFile f = read_logprobs_file(world(), path, logprobs_arrays());
@@ -235,44 +192,6 @@ TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
             std::vector<std::string>{"/reference/logprop (did you mean logprob?)"});
 }
 
-TEST(LogprobsFile, RefusesShapesThatDoNotFit) {
-  expect_refused({"there is no dataset '/logprobs/logits'; it must be real [any, any]"},
-                 [](Draft& d) { d.omit = "logits"; });
-  expect_refused({"dataset '/logprobs/ids' is int32 [3, 2]; it must be integer [2, any]"},
-                 [](Draft& d) {
-                   d.ids = {3, 2};
-                 });
-  expect_refused({"dataset '/reference/gathered' is float64 [2, 3]; it must be real [2, 2]"},
-                 [](Draft& d) { d.gathered_width = 3; });
-}
-
-// Both or neither, of one width, and there where the file has answers of theirs.
-TEST(LogprobsFile, RefusesHiddenStatesAndAHeadThatDoNotFit) {
-  expect_refused({"there is no dataset '/logprobs/head'; it must be real [3, 5]"}, [](Draft& d) {
-    d.hidden = {2, 5};
-    d.linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"};
-  });
-  expect_refused({"there is no dataset '/logprobs/hidden'; it must be real [2, any]"},
-                 [](Draft& d) {
-                   d.head = {3, 5};
-                 });
-  expect_refused({"dataset '/logprobs/head' is float32 [4, 6]; it must be real [3, 5]"},
-                 [](Draft& d) {
-                   d.hidden = {2, 5};
-                   d.head = {4, 6};
-                 });
-  expect_refused({"/logprobs/hidden is [2, 0]; a hidden state has at least one element",
-                  "dataset '/logprobs/head' is float32 [3, 5]; it must be real [3, 0]",
-                  "dataset '/reference/d_hidden' is float64 [2, 5]; it must be real [2, 0]"},
-                 [](Draft& d) {
-                   d.hidden = {2, 0};
-                   d.head = {3, 5};
-                   d.linear_answers = {"d_hidden"};
-                 });
-  expect_refused({"/reference/d_head is there, and '/logprobs/hidden', which it is of, is not"},
-                 [](Draft& d) { d.linear_answers = {"d_head"}; });
-}
-
 TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
   const SharedFolder folder;
   const std::string path = folder.file("f.h5");
@@ -282,7 +201,7 @@ TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
       write_schema(file, logprobs_schema, {});
       file.create_group("/logprobs");
       file.write_attribute("/logprobs", "vocab_size", int64_t{3});
-      write_floats(file, "/logprobs/logits", {2, 3}, std::vector<float>(6, 0.5F));
+      write_filled(file, "/logprobs/logits", {2, 3}, 0.5F);
       const std::vector<int64_t> targets{1, target};
       file.write_dataset("/logprobs/targets", std::span<const int64_t>(targets));
       file.close();
@@ -296,37 +215,59 @@ TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
                [&] { read_logprobs_file(world(), path, logprobs_arrays()); });
 }
 
-TEST(LogprobsFile, RefusesNumbersOutOfPlace) {
-  expect_refused({"/logprobs/logits[1, 0] is nan; it must be finite or -inf",
-                  "/logprobs/teacher[1, 0] is nan; it must be finite or -inf"},
-                 [](Draft& d) { d.logit = NAN; });
-  expect_refused({"/logprobs/logits[1, 0] is inf; it must be finite or -inf",
-                  "/logprobs/teacher[1, 0] is inf; it must be finite or -inf"},
-                 [](Draft& d) { d.logit = std::numeric_limits<float>::infinity(); });
-  expect_refused({"/logprobs/ids[0] is 3; ids are 0 to 2"}, [](Draft& d) { d.id = 3; });
-  expect_refused({"/logprobs/d_value[1] is nan; it must be finite"},
-                 [](Draft& d) { d.gradient = NAN; });
-  expect_refused({"/logprobs/d_logprobs[0] is nan; it must be finite"}, [](Draft& d) {
-    d.of_all_ids = {2, 3};
-    d.factor = NAN;
-  });
-  expect_refused(
-      {"/logprobs/offsets[1], the last, is 3; it must be 2, the rows of /logprobs/logits"},
-      [](Draft& d) {
-        d.offsets = {0, 3};
-      });
-  expect_refused({"/logprobs/hidden[0] is inf; it must be finite",
-                  "/logprobs/head[0] is inf; it must be finite"},
-                 [](Draft& d) {
-                   d.hidden = {2, 5};
-                   d.head = {3, 5};
-                   d.factor = std::numeric_limits<float>::infinity();
-                 });
-  std::vector<std::string> answers;
-  // In the order of their names.
-  for (const char* name : {"entropy", "filtered_logprob", "logprob", "soft_cross_entropy"})
-    answers.push_back(fmt::format("/reference/{}[0] is nan; an answer is a number", name));
-  expect_refused(answers, [](Draft& d) { d.answer = NAN; });
+TEST(LogprobsFile, RefusesWrongFiles) {
+  struct Case {
+    std::vector<std::string> problems;
+    Draft draft;
+  };
+  const float inf = std::numeric_limits<float>::infinity();
+  const std::string no = "there is no dataset ",
+                    nan_logit = "[1, 0] is nan; it must be finite or -inf",
+                    inf_logit = "[1, 0] is inf; it must be finite or -inf",
+                    nan_answer = "[0] is nan; an answer is a number";
+  for (const Case& c : std::vector<Case>{
+           {{"top_k of '/logprobs' is 4; it must be 0, none, or at most vocab_size, 3",
+             "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
+             "temperature of '/logprobs' is -1; it must be from 1e-15 to 1e+30"},
+            {.top_k = 4, .top_p = 0, .temperature = -1}},
+           {{no + "'/logprobs/logits'; it must be real [any, any]"}, {.omit = "logits"}},
+           {{"dataset '/logprobs/ids' is int32 [3, 2]; it must be integer [2, any]"},
+            {.ids = {3, 2}}},
+           {{"dataset '/reference/gathered' is float64 [2, 3]; it must be real [2, 2]"},
+            {.gathered_width = 3}},
+           // Hidden states and a head: both or neither, of one width, and there where the file has
+           // answers of theirs.
+           {{no + "'/logprobs/head'; it must be real [3, 5]"},
+            {.hidden = {2, 5}, .linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"}}},
+           {{no + "'/logprobs/hidden'; it must be real [2, any]"}, {.head = {3, 5}}},
+           {{"dataset '/logprobs/head' is float32 [4, 6]; it must be real [3, 5]"},
+            {.hidden = {2, 5}, .head = {4, 6}}},
+           {{"/logprobs/hidden is [2, 0]; a hidden state has at least one element",
+             "dataset '/logprobs/head' is float32 [3, 5]; it must be real [3, 0]",
+             "dataset '/reference/d_hidden' is float64 [2, 5]; it must be real [2, 0]"},
+            {.hidden = {2, 0}, .head = {3, 5}, .linear_answers = {"d_hidden"}}},
+           {{"/reference/d_head is there, and '/logprobs/hidden', which it is of, is not"},
+            {.linear_answers = {"d_head"}}},
+           {{"/logprobs/logits" + nan_logit, "/logprobs/teacher" + nan_logit}, {.logit = NAN}},
+           {{"/logprobs/logits" + inf_logit, "/logprobs/teacher" + inf_logit}, {.logit = inf}},
+           {{"/logprobs/ids[0] is 3; ids are 0 to 2"}, {.id = 3}},
+           {{"/logprobs/d_value[1] is nan; it must be finite"}, {.gradient = NAN}},
+           {{"/logprobs/d_logprobs[0] is nan; it must be finite"},
+            {.of_all_ids = {2, 3}, .factor = NAN}},
+           {{"/logprobs/offsets[1], the last, is 3; it must be 2, the rows of /logprobs/logits"},
+            {.offsets = {0, 3}}},
+           {{"/logprobs/hidden[0] is inf; it must be finite",
+             "/logprobs/head[0] is inf; it must be finite"},
+            {.hidden = {2, 5}, .head = {3, 5}, .factor = inf}},
+           {{"/reference/entropy" + nan_answer, "/reference/filtered_logprob" + nan_answer,
+             "/reference/logprob" + nan_answer, "/reference/soft_cross_entropy" + nan_answer},
+            {.answer = NAN}}}) {
+    const std::string message = test::agreed_message([&] { read_draft(c.draft); });
+    for (const std::string& problem : c.problems)
+      EXPECT_NE(message.find("- " + problem), std::string::npos)
+          << message << "\nexpected in it: " << problem;
+    EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), std::ssize(c.problems)) << message;
+  }
 }
 
 TEST(LogprobsFile, RefusesOtherAndDamagedFiles) {
@@ -388,9 +329,9 @@ TEST(LogprobsResults, RowsFromAnyRank) {
     const auto gradient = file.dataset("/results/d_logprob").read_all<float>();
     ASSERT_EQ(file.dataset("/results/top_ids").shape(), (h5::Shape{tokens, length}));
     for (int64_t t = 0; t < tokens; ++t) {
-      EXPECT_EQ(logprob[static_cast<size_t>(t)], static_cast<float>(10 * t + 1));
-      EXPECT_EQ(ids[static_cast<size_t>(t * length + 2)], 200 * t + 2);
-      EXPECT_EQ(gradient[static_cast<size_t>(t * columns + 5)], static_cast<float>(100 * t + 5));
+      EXPECT_EQ(logprob[t], static_cast<float>(10 * t + 1));
+      EXPECT_EQ(ids[t * length + 2], 200 * t + 2);
+      EXPECT_EQ(gradient[t * columns + 5], static_cast<float>(100 * t + 5));
     }
   }
 }
@@ -409,8 +350,7 @@ TEST(LogprobsResults, ColumnsFromAnyRank) {
   const h5::File file = open_schema_file(world(), path, logprobs_results_schema);
   const auto gradient = file.dataset("/results/d_logprob").read_all<float>();
   for (int64_t i = 0; i < tokens * columns; ++i)
-    EXPECT_EQ(gradient[static_cast<size_t>(i)],
-              static_cast<float>(100 * (i / columns) + i % columns));
+    EXPECT_EQ(gradient[i], static_cast<float>(100 * (i / columns) + i % columns));
 }
 
 TEST(LogprobsResults, EveryElementOnce) {

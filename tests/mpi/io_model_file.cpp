@@ -26,16 +26,6 @@ float value_of(int64_t i) {
   return 0.5F * static_cast<float>(i) - 3;
 }
 
-void write_tensor(h5::File& file, const std::string& name, const h5::Shape& shape,
-                  const std::map<int64_t, float>& changes, h5::Checksum checksum) {
-  file.create_dataset("/model/" + name, DType::f32, shape, checksum);
-  std::vector<float> values;
-  for (int64_t i = 0; i < h5::elements_of(shape); ++i) values.push_back(value_of(i));
-  for (auto [i, value] : changes) values[static_cast<size_t>(i)] = value;
-  const h5::Slab all{h5::Shape(shape.size(), 0), shape};
-  file.dataset("/model/" + name).write<float>(std::span(&all, 1), std::span<const float>(values));
-}
-
 void write_config(h5::File& file, const ModelConfig& c) {
   const std::pair<const char*, int64_t> sizes[] = {{"vocab_size", c.vocab_size},
                                                    {"vocab_padded", c.vocab_padded},
@@ -66,10 +56,16 @@ struct RawModel {
       for (auto [name, shape] : model_tensors(small)) {
         if (shapes.contains(name)) shape = shapes.at(name);
         const auto change = changes.find(name);
-        if (!shape.empty())
-          write_tensor(file, name, shape,
-                       change == changes.end() ? std::map<int64_t, float>() : change->second,
-                       checksum);
+        if (!shape.empty()) {
+          std::vector<float> values;
+          for (int64_t i = 0; i < h5::elements_of(shape); ++i) values.push_back(value_of(i));
+          if (change != changes.end())
+            for (auto [i, value] : change->second) values[i] = value;
+          const h5::Slab all{h5::Shape(shape.size(), 0), shape};
+          file.create_dataset("/model/" + name, DType::f32, shape, checksum);
+          file.dataset("/model/" + name)
+              .write<float>(std::span(&all, 1), std::span<const float>(values));
+        }
       }
       file.close();
     });
@@ -121,52 +117,27 @@ TEST(ModelFile, VectorsAreOneRow) {
   EXPECT_EQ(part[0], value_of(2));
 }
 
-TEST(ModelFile, TheTinyInputIsSound) {
-  ModelFile model(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5");
-  const ModelConfig& config = model.config();
-  EXPECT_EQ(config.vocab_size, 259);
-  EXPECT_EQ(model.read_matrix("embed", 0, config.vocab_padded, 0, config.hidden_size).size(),
-            config.vocab_padded * config.hidden_size);
-}
-
-/// A sound model that `change` adds something to, by rank 0.
-void expect_changed_is_rejected(const std::string& message,
-                                const std::function<void(hid_t file)>& change) {
-  const SharedFolder folder;
-  const std::string path = folder.file("m.h5");
-  RawModel().save(path);
-  on_root([&] {
-    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-    change(file.get());
-  });
-  expect_error(ExitCode::usage, message, [&] { ModelFile(world(), path); });
-}
-
 void add_attribute(hid_t file, const char* name, int64_t value) {
-  const h5::Handle space(H5Screate(H5S_SCALAR), H5Sclose);
-  const h5::Handle attribute(H5Acreate_by_name(file, "/model", name, H5T_NATIVE_INT64, space.get(),
-                                               H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                             H5Aclose);
-  H5Awrite(attribute.get(), H5T_NATIVE_INT64, &value);
+  test::make_attribute(file, "/model", name, H5T_NATIVE_INT64, &value);
 }
 
 TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
-  expect_changed_is_rejected(
-      "'sliding_window' is 128, which means another decoder; wanted: 0 or false",
-      [](hid_t file) { add_attribute(file, "sliding_window", 128); });
+  const SharedFolder folder;
   const auto add_dataset = [](const char* name) {
-    return [name](hid_t file) {
-      const hsize_t length = 6;
-      const h5::Handle space(H5Screate_simple(1, &length, nullptr), H5Sclose);
-      const h5::Handle dataset(H5Dcreate2(file, name, H5T_IEEE_F32LE, space.get(), H5P_DEFAULT,
-                                          H5P_DEFAULT, H5P_DEFAULT),
-                               H5Dclose);
-    };
+    return [name](hid_t file) { test::make_dataset(file, name, H5T_IEEE_F32LE, {6}); };
   };
-  expect_changed_is_rejected("'/model/layers/0/q_norm' is none of this decoder's tensors",
-                             add_dataset("/model/layers/0/q_norm"));
-  expect_changed_is_rejected("'/model/layers/1/bq' is none of this decoder's tensors (2 layers",
-                             add_dataset("/model/layers/1/bq"));
+  for (const auto& [message, change] :
+       std::vector<std::pair<std::string, std::function<void(hid_t)>>>{
+           {"'sliding_window' is 128, which means another decoder; wanted: 0 or false",
+            [](hid_t file) { add_attribute(file, "sliding_window", 128); }},
+           {"'/model/layers/0/q_norm' is none of this decoder's tensors",
+            add_dataset("/model/layers/0/q_norm")},
+           {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers",
+            add_dataset("/model/layers/1/bq")}}) {
+    RawModel().save(folder.file("m.h5"));
+    on_root([&] { test::change_file(folder.file("m.h5"), change); });
+    expect_error(ExitCode::usage, message, [&] { ModelFile(world(), folder.file("m.h5")); });
+  }
 }
 
 TEST(ModelFile, AttributesThatChangeNothingAreRead) {
@@ -175,22 +146,26 @@ TEST(ModelFile, AttributesThatChangeNothingAreRead) {
   RawModel().save(path);
   EXPECT_EQ(ModelFile(world(), path).tokenizer(), "");
   on_root([&] {
-    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-    add_attribute(file.get(), "sliding_window", 0);
+    test::change_file(path, [](hid_t file) { add_attribute(file, "sliding_window", 0); });
   });
   EXPECT_EQ(ModelFile(world(), path).config().hidden_size, 6);
   EXPECT_EQ(ModelFile(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5").tokenizer(),
             "byte-bos-eos");
 }
 
-TEST(ModelFileRejected, Configuration) {
-  ModelConfig bad = small;
+TEST(ModelFileRejected, ConfigurationAndTensors) {
+  ModelConfig bad = small, deep = small, endless = small, large = small;
   bad.vocab_padded = 4;
   bad.num_attention_heads = 3;
   bad.head_dim = 3;
   bad.intermediate_size = 0;
   bad.rope_theta = -1;
   bad.rms_norm_eps = -1e-6;
+  deep.num_hidden_layers = 16384;
+  endless.num_hidden_layers = std::numeric_limits<int32_t>::max();
+  large.vocab_size = large.vocab_padded = large.hidden_size = large.num_hidden_layers =
+      large.num_attention_heads = large.num_key_value_heads = large.head_dim =
+          large.intermediate_size = int64_t{1} << 25;
   expect_rejected(
       {.config = bad},
       {"m.h5' breaks the schema gyre/model version 1:",
@@ -198,6 +173,22 @@ TEST(ModelFileRejected, Configuration) {
        "num_attention_heads is 3; it must be a multiple of num_key_value_heads = 2",
        "head_dim is 3; it must be even", "intermediate_size is 0; it must be at least 1",
        "rope_theta is -1; it must be positive", "rms_norm_eps is -1e-06; it must not be negative"});
+  expect_rejected({.config = deep}, {"there is no dataset '/model/layers/16383/attn_norm'"});
+  expect_rejected({.config = endless},
+                  {"num_hidden_layers is 2147483647; it must be at most 16384"});
+  expect_rejected({.config = large}, {"vocab_size is 33554432; it must be at most 16777216",
+                                      "vocab_padded is 33554432; it must be at most 16777216",
+                                      "hidden_size is 33554432; it must be at most 1048576",
+                                      "num_hidden_layers is 33554432; it must be at most 16384",
+                                      "num_attention_heads is 33554432; it must be at most 4096",
+                                      "num_key_value_heads is 33554432; it must be at most 4096",
+                                      "head_dim is 33554432; it must be at most 1024",
+                                      "intermediate_size is 33554432; it must be at most 4194304"});
+  expect_rejected(
+      {.shapes = {{"layers/1/wo", {}}, {"head", {6, 5}}, {"layers/0/mlp_norm", {6, 1}}}},
+      {"there is no dataset '/model/layers/1/wo'; it must be float32 [8, 6]",
+       "dataset '/model/head' is float32 [6, 5]; it must be float32 [6, 8]",
+       "dataset '/model/layers/0/mlp_norm' is float32 [6, 1]; it must be float32 [6]"});
 }
 
 TEST(ModelFileRejected, MissingAttributes) {
@@ -212,37 +203,6 @@ TEST(ModelFileRejected, MissingAttributes) {
   for (const char* part : {"attribute 'hidden_size' of '/model' is 'six'; it must be integer",
                            "'/model' has no real attribute 'rope_theta'"})
     expect_error(ExitCode::usage, part, [&] { ModelFile(world(), folder.file("m.h5")); });
-}
-
-TEST(ModelFileRejected, AllWrongTensorsAreListed) {
-  expect_rejected(
-      {.shapes = {{"layers/1/wo", {}}, {"head", {6, 5}}, {"layers/0/mlp_norm", {6, 1}}}},
-      {"there is no dataset '/model/layers/1/wo'; it must be float32 [8, 6]",
-       "dataset '/model/head' is float32 [6, 5]; it must be float32 [6, 8]",
-       "dataset '/model/layers/0/mlp_norm' is float32 [6, 1]; it must be float32 [6]"});
-}
-
-TEST(ModelFileRejected, MoreLayersThanThereAreAreNotListed) {
-  ModelConfig bad = small;
-  bad.num_hidden_layers = 16384;
-  expect_rejected({.config = bad}, {"there is no dataset '/model/layers/16383/attn_norm'"});
-  bad.num_hidden_layers = std::numeric_limits<int32_t>::max();
-  expect_rejected({.config = bad}, {"num_hidden_layers is 2147483647; it must be at most 16384"});
-}
-
-TEST(ModelFileRejected, SizesWhoseBytesCouldNotBeCounted) {
-  ModelConfig bad = small;
-  bad.vocab_size = bad.vocab_padded = bad.hidden_size = bad.num_hidden_layers =
-      bad.num_attention_heads = bad.num_key_value_heads = bad.head_dim = bad.intermediate_size =
-          int64_t{1} << 25;
-  expect_rejected({.config = bad}, {"vocab_size is 33554432; it must be at most 16777216",
-                                    "vocab_padded is 33554432; it must be at most 16777216",
-                                    "hidden_size is 33554432; it must be at most 1048576",
-                                    "num_hidden_layers is 33554432; it must be at most 16384",
-                                    "num_attention_heads is 33554432; it must be at most 4096",
-                                    "num_key_value_heads is 33554432; it must be at most 4096",
-                                    "head_dim is 33554432; it must be at most 1024",
-                                    "intermediate_size is 33554432; it must be at most 4194304"});
 }
 
 TEST(ModelFileRejected, NotFinite) {

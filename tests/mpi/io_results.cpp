@@ -69,28 +69,28 @@ void expect_complete(const std::string& path, int64_t total) {
   EXPECT_EQ(file.dataset("/results/entropy").read_all<float>(), results.entropy);
   EXPECT_EQ(std::ssize(results.logprob), total);
   for (int64_t i = 0; i < std::ssize(results.logprob); ++i) {
-    EXPECT_EQ(results.logprob[static_cast<size_t>(i)], logprob_of(i)) << i;
-    EXPECT_EQ(results.entropy[static_cast<size_t>(i)], entropy_of(i)) << i;
+    EXPECT_EQ(results.logprob[i], logprob_of(i)) << i;
+    EXPECT_EQ(results.entropy[i], entropy_of(i)) << i;
   }
 }
 
-TEST(Results, OneBlockForEachRank) {
+TEST(Results, PiecesOfAnySizeFromAnyRank) {
   const SharedFolder folder;
-  const int64_t total = 1003, ranks = world().size(), rank = world().rank();
-  Pieces mine;
-  mine.add(total * rank / ranks, total * (rank + 1) / ranks - total * rank / ranks);
-  save(folder.file("r.h5"), header_for({0, 3, 3, 1003}), mine);
-  expect_complete(folder.file("r.h5"), total);
-}
-
-TEST(Results, ScatteredPiecesInAnyOrder) {
-  const SharedFolder folder;
-  const int64_t total = 700;
-  Pieces mine;  // pieces of 7, dealt backwards
-  for (int64_t piece = 99; piece >= 0; --piece)
-    if (piece % world().size() == world().rank()) mine.add(7 * piece, 7);
-  save(folder.file("r.h5"), header_for({0, 700}), mine);
-  expect_complete(folder.file("r.h5"), total);
+  const int64_t ranks = world().size(), rank = world().rank();
+  const auto expect = [&](const std::vector<int64_t>& offsets, const Pieces& mine) {
+    save(folder.file("r.h5"), header_for(offsets), mine);
+    expect_complete(folder.file("r.h5"), offsets.back());
+  };
+  Pieces block, scattered, all, none;
+  block.add(1003 * rank / ranks, 1003 * (rank + 1) / ranks - 1003 * rank / ranks);
+  expect({0, 3, 3, 1003}, block);
+  for (int64_t piece = 99; piece >= 0; --piece)  // pieces of 7, dealt backwards
+    if (piece % ranks == rank) scattered.add(7 * piece, 7);
+  expect({0, 700}, scattered);
+  if (rank == ranks - 1) all.add(0, 50);
+  expect({0, 50}, all);
+  none.add(0, 0);
+  expect({0, 0, 0}, none);
 }
 
 TEST(Results, ManyChunksAndRounds) {
@@ -103,22 +103,6 @@ TEST(Results, ManyChunksAndRounds) {
   save(folder.file("r.h5"), header_for({0, total}), mine);
   expect_complete(folder.file("r.h5"), total);
   set_transfer_limit_bytes(old);
-}
-
-TEST(Results, OneRankHasThemAll) {
-  const SharedFolder folder;
-  Pieces mine;
-  if (world().rank() == world().size() - 1) mine.add(0, 50);
-  save(folder.file("r.h5"), header_for({0, 50}), mine);
-  expect_complete(folder.file("r.h5"), 50);
-}
-
-TEST(Results, NoPredictions) {
-  const SharedFolder folder;
-  Pieces mine;
-  mine.add(0, 0);
-  save(folder.file("r.h5"), header_for({0, 0, 0}), mine);
-  expect_complete(folder.file("r.h5"), 0);
 }
 
 TEST(Results, HeaderComesBack) {
@@ -170,20 +154,6 @@ TEST(ResultsRejected, GapsAndOverlaps) {
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 
-TEST(ResultsRejected, MissingParts) {
-  const SharedFolder folder;
-  on_root([&] {
-    h5::File file = h5::File::create(folder.file("r.h5"));
-    write_schema(file, results_schema, {});
-    file.close();
-  });
-  for (const char* part : {"'/results' has no text attribute 'model_sha256'",
-                           "'/packed' has no integer attribute 'bin_capacity'",
-                           "there is no dataset '/results/logprob'; it must be float32 [any]",
-                           "there is no dataset '/packed/document'; it must be int64 [any]"})
-    expect_error(ExitCode::usage, part, [&] { read_results(world(), folder.file("r.h5")); });
-}
-
 TEST(ResultsRejected, OffsetsThatDoNotEndAtTheLastPrediction) {
   const SharedFolder folder;
   on_root([&] {
@@ -226,12 +196,9 @@ struct ReferenceFile {
       file.write_dataset("/reference/entropy", std::span<const double>(entropy));
       file.write_attribute("/reference", "model_sha256", std::string("abc"));
       file.write_attribute("/reference", "generator", std::string("by hand"));
-      file.create_dataset("/reference/hidden", DType::f32, hidden_shape, h5::Checksum::fletcher32);
-      std::vector<float> values(static_cast<size_t>(h5::elements_of(hidden_shape)));
+      std::vector<float> values(h5::elements_of(hidden_shape));
       for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<float>(i);
-      const h5::Slab all{h5::Shape(hidden_shape.size(), 0), hidden_shape};
-      file.dataset("/reference/hidden")
-          .write<float>(std::span(&all, 1), std::span<const float>(values));
+      file.write_dataset("/reference/hidden", std::span<const float>(values), hidden_shape);
       file.close();
     });
   }
@@ -249,15 +216,14 @@ TEST(Reference, HiddenStatesThatNoMachineHoldsAreAnError) {
   const std::string path = folder.file("d.h5");
   ReferenceFile().save(path);
   on_root([&] {
-    const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-    H5Ldelete(file.get(), "/reference/hidden", H5P_DEFAULT);
-    const hsize_t shape[] = {3, 4, hsize_t{1} << 40}, chunk[] = {1, 1, 1};
-    const h5::Handle space(H5Screate_simple(3, shape, nullptr), H5Sclose);
-    const h5::Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
-    H5Pset_chunk(list.get(), 3, chunk);
-    const h5::Handle dataset(H5Dcreate2(file.get(), "/reference/hidden", H5T_IEEE_F32LE,
-                                        space.get(), H5P_DEFAULT, list.get(), H5P_DEFAULT),
-                             H5Dclose);
+    test::change_file(path, [](hid_t file) {
+      H5Ldelete(file, "/reference/hidden", H5P_DEFAULT);
+      const hsize_t chunk[] = {1, 1, 1};
+      const h5::Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
+      H5Pset_chunk(list.get(), 3, chunk);
+      test::make_dataset(file, "/reference/hidden", H5T_IEEE_F32LE, {3, 4, hsize_t{1} << 40},
+                         nullptr, list.get());
+    });
   });
   std::vector<Rows> rows;
   if (world().rank() == 0) rows = {{0, 4}};
@@ -289,56 +255,30 @@ TEST(Reference, ValuesAndHiddenStates) {
   EXPECT_EQ(read, expected);
 }
 
-TEST(Reference, MayBeAbsent) {
-  const SharedFolder folder;
-  OutputFile output(world(), folder.file("d.h5"));
-  write_documents(output, two_documents(), {});
-  output.commit();
-  EXPECT_FALSE(read_reference(world(), folder.file("d.h5"), two_documents(), {3, 2}).has_value());
-}
-
-TEST(Reference, OfTheTinyInput) {
-  const std::string path = GYRE_SOURCE_DIR "/inputs/docs_tiny.h5";
-  const Documents documents = read_documents(world(), path);
-  const ModelConfig model = ModelFile(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5").config();
-  const auto reference =
-      read_reference(world(), path, documents, {model.num_hidden_layers + 1, model.hidden_size});
-  ASSERT_TRUE(reference.has_value());
-  EXPECT_EQ(std::ssize(reference->logprob.value()), prediction_offsets(documents.offsets).back());
-  EXPECT_TRUE(reference->has_hidden);
-}
-
-void expect_rejected(const ReferenceFile& contents, const std::string& message) {
-  const SharedFolder folder;
-  contents.save(folder.file("d.h5"));
-  expect_error(ExitCode::usage, message, [&] {
-    read_reference(world(), folder.file("d.h5"), two_documents(), {3, 2});
-  });
-}
-
-TEST(ReferenceRejected, HiddenStatesOfAnotherModel) {
-  const std::string message =
-      "/reference/hidden is of a model of 2 layers and hidden size {}; this model has 2 and 2";
-  expect_rejected({.hidden_shape = {3, 4, 3}}, fmt::format(fmt::runtime(message), 3));
-  expect_rejected({.hidden_shape = {2, 4, 2}}, "of a model of 1 layers and hidden size 2");
-  expect_rejected({.hidden_shape = {4, 4, 2}}, "of a model of 3 layers and hidden size 2");
-}
-
 TEST(ReferenceRejected, Contents) {
-  expect_rejected({.offsets = {0, 3, 3}},
-                  "/reference/offsets[1] is 3; it must be 2: a document of "
-                  "n tokens has max(0, n - 1) predictions");
-  expect_rejected({.offsets = {0, 2}},
-                  "dataset '/reference/offsets' is int64 [2]; it must be integer [3]");
-  expect_rejected({.logprob = {-1}},
-                  "dataset '/reference/logprob' is float64 [1]; it must be real [2]");
-  expect_rejected({.logprob = {-1, std::nan("")}},
-                  "/reference/logprob[1] is nan; it must be finite");
-  expect_rejected({.entropy = {std::numeric_limits<double>::infinity(), 1}},
-                  "/reference/entropy[0] is inf; it must be finite");
-  expect_rejected(
-      {.hidden_shape = {3, 5, 2}},
-      "dataset '/reference/hidden' is float32 [3, 5, 2]; it must be real [any, 4, any]");
+  const SharedFolder folder;
+  const std::string of_model = "/reference/hidden is of a model of ";
+  for (const auto& [contents, message] : std::vector<std::pair<ReferenceFile, std::string>>{
+           {{.hidden_shape = {3, 4, 3}},
+            of_model + "2 layers and hidden size 3; this model has 2 and 2"},
+           {{.hidden_shape = {2, 4, 2}}, of_model + "1 layers and hidden size 2"},
+           {{.hidden_shape = {4, 4, 2}}, of_model + "3 layers and hidden size 2"},
+           {{.offsets = {0, 3, 3}},
+            "/reference/offsets[1] is 3; it must be 2: a document of n tokens has max(0, n - 1) "
+            "predictions"},
+           {{.offsets = {0, 2}},
+            "dataset '/reference/offsets' is int64 [2]; it must be integer [3]"},
+           {{.logprob = {-1}}, "dataset '/reference/logprob' is float64 [1]; it must be real [2]"},
+           {{.logprob = {-1, std::nan("")}}, "/reference/logprob[1] is nan; it must be finite"},
+           {{.entropy = {std::numeric_limits<double>::infinity(), 1}},
+            "/reference/entropy[0] is inf; it must be finite"},
+           {{.hidden_shape = {3, 5, 2}},
+            "dataset '/reference/hidden' is float32 [3, 5, 2]; it must be real [any, 4, any]"}}) {
+    contents.save(folder.file("d.h5"));
+    expect_error(ExitCode::usage, message, [&] {
+      read_reference(world(), folder.file("d.h5"), two_documents(), {3, 2});
+    });
+  }
 }
 
 }  // namespace GYRE_FILE

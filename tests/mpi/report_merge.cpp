@@ -64,14 +64,14 @@ TEST(ReportMerge, TolerancesAndFactorsAreJudgedByTheValuesOfAllRanks) {
 
 TEST(ReportMerge, SamplesArriveInOrderOfRank) {
   Communicator& world = test::world();
-  std::vector<double> mine(static_cast<size_t>(world.rank()));  // rank 0 has none
+  std::vector<double> mine(world.rank());  // rank 0 has none
   std::iota(mine.begin(), mine.end(), 100.0 * world.rank());
   const Samples all = gather_samples(world, mine);
   ASSERT_EQ(std::ssize(all), world.size());
   for (int r = 0; r < world.size(); ++r) {
-    const std::vector<double>& samples = all[static_cast<size_t>(r)];
+    const std::vector<double>& samples = all[r];
     ASSERT_EQ(std::ssize(samples), r);
-    for (int i = 0; i < r; ++i) EXPECT_EQ(samples[static_cast<size_t>(i)], 100.0 * r + i);
+    for (int i = 0; i < r; ++i) EXPECT_EQ(samples[i], 100.0 * r + i);
   }
 }
 

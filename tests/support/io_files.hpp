@@ -9,9 +9,11 @@
 #include <functional>
 #include <iterator>
 #include <string>
+#include <vector>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "io/h5.hpp"
 #include "mpi_test.hpp"
 
 namespace gyre::test {
@@ -73,6 +75,54 @@ inline void copy_damaged(const std::string& from, const std::string& to,
   if (at == std::string::npos) throw_runtime("'{}' does not hold the pattern", from);
   bytes[at] = static_cast<char>(bytes[at] ^ 1);
   write_bytes(to, bytes);
+}
+
+/// Changes an existing file by calls of HDF5.
+inline void change_file(const std::string& path, const std::function<void(hid_t file)>& work) {
+  const h5::Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+  ASSERT_TRUE(file.valid()) << path;
+  work(file.get());
+}
+
+/// Makes a dataset and the groups above it; without extents it is a scalar.
+inline void make_dataset(hid_t file, const std::string& path, hid_t type,
+                         const std::vector<hsize_t>& extents, const void* values = nullptr,
+                         hid_t creation = H5P_DEFAULT) {
+  const h5::Handle space(
+      H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose);
+  const h5::Handle links(H5Pcreate(H5P_LINK_CREATE), H5Pclose);
+  H5Pset_create_intermediate_group(links.get(), 1);
+  const h5::Handle dataset(
+      H5Dcreate2(file, path.c_str(), type, space.get(), links.get(), creation, H5P_DEFAULT),
+      H5Dclose);
+  ASSERT_TRUE(dataset.valid()) << path;
+  if (values != nullptr) H5Dwrite(dataset.get(), type, H5S_ALL, H5S_ALL, H5P_DEFAULT, values);
+}
+
+/// Makes an attribute; without extents it is a scalar.
+inline void make_attribute(hid_t file, const char* object, const char* name, hid_t type,
+                           const void* value, const std::vector<hsize_t>& extents = {}) {
+  const h5::Handle space(
+      H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr), H5Sclose);
+  const h5::Handle made(H5Acreate_by_name(file, object, name, type, space.get(), H5P_DEFAULT,
+                                          H5P_DEFAULT, H5P_DEFAULT),
+                        H5Aclose);
+  ASSERT_TRUE(made.valid()) << name;
+  if (value != nullptr) H5Awrite(made.get(), type, value);
+}
+
+/// Enumeration of 8 bits; its values are 0, 1, ...
+inline h5::Handle make_enumeration(const std::vector<const char*>& names) {
+  h5::Handle type(H5Tenum_create(H5T_NATIVE_INT8), H5Tclose);
+  for (int8_t i = 0; i < std::ssize(names); ++i) H5Tenum_insert(type.get(), names[i], &i);
+  return type;
+}
+
+/// Writes a dataset whose elements are all `value`.
+template <class T>
+void write_filled(h5::File& file, const std::string& path, const h5::Shape& shape, T value) {
+  const std::vector<T> values(h5::elements_of(shape), value);
+  file.write_dataset(path, std::span<const T>(values), shape);
 }
 
 /// Expects an Error of `code` whose message holds `part`; under several ranks, an agreed one with

@@ -40,7 +40,7 @@ inline void write_packed_sample(const std::string& path, int64_t width) {
   PackedSlots slots;
   slots.labels = slots.positions = std::vector<int32_t>(12, 1);
   if (width == 0) slots.ids = slots.labels;
-  slots.embeddings.resize(static_cast<size_t>(12 * width), 1);
+  slots.embeddings.resize(12 * width, 1);
   header.hidden_size = width;
   OutputFile output(world(), path);
   fill_packed(output, header, slots);
@@ -72,7 +72,7 @@ inline Sample shards_sample(const std::string& path, int64_t width) {
   row.labels = row.positions = row.index = std::vector<int32_t>(4, 1);
   row.cu_seqlens = row.cu_seqlens_padded = {0, 4};
   if (width == 0) row.ids = row.labels;
-  row.embeddings.resize(static_cast<size_t>(4 * width), 1);
+  row.embeddings.resize(4 * width, 1);
   OutputFile output(world(), path);
   fill_shards(output, header, std::vector<ShardRows>(2, row));
   output.commit();

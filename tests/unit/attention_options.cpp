@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "apps/attention/options.hpp"
 #include "apps/attention/report.hpp"
@@ -12,10 +13,6 @@
 
 namespace gyre {
 namespace GYRE_FILE {
-
-void expect_refused(const std::string& problems, AttentionOptions o, int ranks = 2) {
-  test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, ranks); });
-}
 
 TEST(AttentionOptions, FillsInWhatFollows) {
   AttentionOptions o;
@@ -46,24 +43,49 @@ TEST(AttentionOptions, SweepsWholeSizesOnce) {
   EXPECT_EQ(o.sweep.sizes(), (std::vector<int64_t>{2, 5, 8}));
 }
 
-TEST(AttentionOptions, ListsAllProblemsAtOnce) {
-  AttentionOptions o;
-  o.heads = 7;
-  o.kv_heads = 3;
-  o.cp = 5;
-  o.sweep.factor = 1;
-  o.sweep.max = 10;
-  o.mask.window = 4;
-  o.mask.mask = "full";
-  o.tol_scale = 0;
-  expect_refused(
-      "  - --factor 1 must be more than 1\n"
-      "  - --max 10 needs --min\n"
-      "  - --heads 7 is not a multiple of --kv-heads 3; the nearest is 6\n"
-      "  - --window 4 needs --mask causal\n"
-      "  - --cp 5 in a run of 2 ranks; --explain takes any\n"
-      "  - --tol-scale 0 must be positive",
-      o);
+TEST(AttentionOptions, WhatIsImpossibleIsListed) {
+  using O = AttentionOptions;
+  for (
+      const auto& [problems, change] : std::vector<std::pair<std::string, std::function<void(O&)>>>{
+          {"  - --factor 1 must be more than 1\n"
+           "  - --max 10 needs --min\n"
+           "  - --heads 7 is not a multiple of --kv-heads 3; the nearest is 6\n"
+           "  - --window 4 needs --mask causal\n"
+           "  - --cp 5 in a run of 2 ranks; --explain takes any\n"
+           "  - --tol-scale 0 must be positive",
+           [](O& o) {
+             o.heads = 7, o.kv_heads = 3, o.cp = 5, o.sweep.factor = 1, o.sweep.max = 10;
+             o.mask.window = 4, o.mask.mask = "full", o.tol_scale = 0;
+           }},
+          {"  - --max-seconds -1 must be positive\n"
+           "  - --step 5 needs --min\n"
+           "  - one of --step and --factor, not both\n"
+           "  - --resume leaves rows out; --output and --trace need theirs: run them by themselves",
+           [](O& o) {
+             o.sweep.step = 5, o.sweep.factor = 3, o.repeats.max_seconds = -1;
+             o.report.resume = "finished", o.trace = "t.json";
+           }},
+          // Nothing that is given is ignored.
+          {"  - --heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of "
+           "the file of --input: leave them out",
+           [](O& o) { o.input = "f.h5", o.mask.window = 8; }},
+          {"  - --tokens, --min and --batch go with sequences, not with --input or --gen",
+           [](O& o) { o.generate = "dist=fixed", o.sweep.tokens = 5; }},
+          {"  - --trace goes with a run, not with --explain",
+           [](O& o) { o.explain = true, o.trace = "x.json"; }},
+          {"  - --svg, --tflops, --gbps and --latency-us go with --explain",
+           [](O& o) { o.latency_us = 0; }},
+          // 1.01^n = 2^20 takes 1393.2 steps; 99 steps of 1.1503 do it.
+          {"  - --factor 1.01 makes 1394 sizes, and at most 100 are run; the smallest that works "
+           "is 1.1503",
+           [](O& o) { o.sweep.min = 1, o.sweep.max = 1 << 20, o.sweep.factor = 1.01; }},
+          {"  - --step 1000 makes 1049 sizes, and at most 100 are run; the smallest that works is "
+           "10486",
+           [](O& o) { o.sweep.min = 1, o.sweep.max = 1 << 20, o.sweep.step = 1000; }}}) {
+    O o;
+    change(o);
+    test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, 2); });
+  }
 }
 
 TEST(WorkloadLayout, WeighsPairsByTheMask) {
@@ -84,64 +106,17 @@ TEST(WorkloadLayout, WeighsPairsByTheMask) {
   EXPECT_NE(starts_of_rank_0("causal"), (std::vector<int64_t>{0, 16, 32, 48}));
 }
 
-TEST(AttentionOptions, NothingGivenIsIgnored) {
-  AttentionOptions file;
-  file.input = "f.h5";
-  file.mask.window = 8;
-  expect_refused(
-      "  - --heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
-      "file of --input: leave them out",
-      file);
-  AttentionOptions generated;
-  generated.generate = "dist=fixed";
-  generated.sweep.tokens = 5;
-  expect_refused("  - --tokens, --min and --batch go with sequences, not with --input or --gen",
-                 generated);
-  AttentionOptions explained;
-  explained.explain = true;
-  explained.trace = "x.json";
-  expect_refused("  - --trace goes with a run, not with --explain", explained);
-  AttentionOptions run;
-  run.latency_us = 0;
-  expect_refused("  - --svg, --tflops, --gbps and --latency-us go with --explain", run);
-}
-
-// 1.01^n = 2^20 takes 1393.2 steps; 99 steps of 1.1503 do it.
 TEST(AttentionOptions, SweepsOfAtMostAHundredSizes) {
   AttentionOptions o;
   o.sweep.min = 1;
   o.sweep.max = 1 << 20;
-  o.sweep.factor = 1.01;
-  expect_refused(
-      "  - --factor 1.01 makes 1394 sizes, and at most 100 are run; the smallest that works is "
-      "1.1503",
-      o);
   o.sweep.factor = 1.1504;
   check_options(o, 2);
   EXPECT_LE(o.sweep.sizes().size(), 100U);
   o.sweep.factor = 2;
-  o.sweep.step = 1000;
-  expect_refused(
-      "  - --step 1000 makes 1049 sizes, and at most 100 are run; the smallest that works is 10486",
-      o);
   o.sweep.step = 10486;
   check_options(o, 2);
   EXPECT_EQ(o.sweep.sizes().size(), 100U);
-}
-
-TEST(AttentionOptions, StepsFactorsAndSecondsThatContradict) {
-  AttentionOptions o;
-  o.sweep.step = 5;
-  o.sweep.factor = 3;
-  o.repeats.max_seconds = -1;
-  o.report.resume = "finished";
-  o.trace = "t.json";
-  expect_refused(
-      "  - --max-seconds -1 must be positive\n"
-      "  - --step 5 needs --min\n"
-      "  - one of --step and --factor, not both\n"
-      "  - --resume leaves rows out; --output and --trace need theirs: run them by themselves",
-      o);
 }
 
 /// q and k are `size` everywhere.

@@ -30,7 +30,7 @@ struct Problem {
 };
 
 Values random_values(uint64_t seed, TokenTensor tensor, int64_t count) {
-  std::vector<float> row(static_cast<size_t>(count));
+  std::vector<float> row(count);
   fill_token_row({seed, tensor}, 0, row);
   return {row.begin(), row.end()};
 }
@@ -115,7 +115,7 @@ TEST(AttentionReference, AWindowCountsTheQueryItself) {
     for (int64_t token = 0; token < 7; ++token) {
       const int64_t position = token < 2 ? token : token - 2;
       const int64_t seen = window == 0 ? position + 1 : std::min(position + 1, window);
-      EXPECT_NEAR(r.lse[static_cast<size_t>(token)], std::log(static_cast<double>(seen)), 1e-14);
+      EXPECT_NEAR(r.lse[token], std::log(static_cast<double>(seen)), 1e-14);
     }
     for (size_t i = 0; window == 1 && i < p.v.size(); ++i) EXPECT_NEAR(r.out[i], p.v[i], 1e-15);
   }
@@ -207,8 +207,7 @@ AttentionRows::Row row_accessor(const Values& tensor, int64_t width) {
   auto scratch = std::make_shared<std::vector<float>>(static_cast<size_t>(width));
   return [&tensor, width, scratch](int64_t token) {
     for (int64_t i = 0; i < width; ++i)
-      (*scratch)[static_cast<size_t>(i)] =
-          static_cast<float>(tensor[static_cast<size_t>(token * width + i)]);
+      (*scratch)[i] = static_cast<float>(tensor[token * width + i]);
     return scratch->data();
   };
 }

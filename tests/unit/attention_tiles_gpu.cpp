@@ -29,8 +29,8 @@ Pairs pairs_of(const TileTable& table, TileSide side, int outer, int inner) {
   Pairs pairs;
   for (const OuterTile& tile : table.tiles)
     for (int v = tile.range_begin; v < tile.range_end; ++v) {
-      const TileRange& tile_range = table.ranges[static_cast<size_t>(v)];
-      const TileRectangle& r = table.rectangles[static_cast<size_t>(tile_range.rectangle)];
+      const TileRange& tile_range = table.ranges[v];
+      const TileRectangle& r = table.rectangles[tile_range.rectangle];
       for (int64_t row = tile.first_row; row < tile.first_row + outer; ++row) {
         const InnerRange range = inner_range(r, row - r.outer_begin);
         for (int begin = tile_range.begin; begin < tile_range.end; begin += inner)
@@ -95,8 +95,8 @@ TEST(AttentionTilesGpu, RangesAreNotEmptyAndTilesComeLongestFirst) {
         RC_ASSERT(tile.range_begin < tile.range_end);
         int64_t length = 0;
         for (int v = tile.range_begin; v < tile.range_end; ++v) {
-          const TileRange& tile_range = table.ranges[static_cast<size_t>(v)];
-          const TileRectangle& r = table.rectangles[static_cast<size_t>(tile_range.rectangle)];
+          const TileRange& tile_range = table.ranges[v];
+          const TileRectangle& r = table.rectangles[tile_range.rectangle];
           RC_ASSERT(tile_range.begin % inner == 0);
           length += tile_range.end - tile_range.begin;
           bool first_tile = false, last_row = false;
@@ -123,7 +123,7 @@ TEST(AttentionTilesGpu, TheExampleOfTheHeader) {
     for (const OuterTile& tile : table.tiles) {
       all += fmt::format("{}:", tile.first_row);
       for (int v = tile.range_begin; v < tile.range_end; ++v) {
-        const TileRange& tile_range = table.ranges[static_cast<size_t>(v)];
+        const TileRange& tile_range = table.ranges[v];
         all += fmt::format(" {} [{}, {})", tile_range.rectangle, tile_range.begin, tile_range.end);
       }
       all += "; ";

@@ -101,7 +101,7 @@ Links links_of(const RankPlan& plan, Pass pass, const HeadShape& heads, int inne
       ++(inside ? links.messages_inside : links.messages_outside);
       for (const Slice& slice : m.slices)
         (inside ? links.inside : links.outside) +=
-            wire_bytes(plan.arrays[static_cast<size_t>(slice.array)].kind, slice, heads, types);
+            wire_bytes(plan.arrays[slice.array].kind, slice, heads, types);
     }
   }
   return links;
@@ -196,9 +196,8 @@ Longs pairs_by_step(const Layout& layout, int rank) {
   const RankPlan plan = plan_rank(find_schedule("ring"), {&layout, heads, {}, {}}, rank);
   for (const Step& s : plan.forward)
     if (const auto* compute = std::get_if<step::Compute>(&s)) {
-      const int owner = plan.arrays[static_cast<size_t>(compute->kv)].rows.front().rank;
-      pairs[static_cast<size_t>((rank - owner + layout.cp()) % layout.cp())] +=
-          total_pairs(compute->rectangles);
+      const int owner = plan.arrays[compute->kv].rows.front().rank;
+      pairs[(rank - owner + layout.cp()) % layout.cp()] += total_pairs(compute->rectangles);
     }
   return pairs;
 }

@@ -127,8 +127,7 @@ TEST(VisiblePairsOf, AgreesWithCountingForEqualSequencesAndAllMasks) {
     const auto keys = test::visible_keys(c.bounds(), c.mask, c.layout.layout.padded_slots);
     for (int r = 0; r < cp; ++r) {
       int64_t pairs = 0;
-      for (const int32_t slot : shard_index(c.layout.layout, r))
-        pairs += std::ssize(keys[static_cast<size_t>(slot)]);
+      for (const int32_t slot : shard_index(c.layout.layout, r)) pairs += std::ssize(keys[slot]);
       RC_ASSERT(visible_pairs_of(c.problem(), r) == std::optional(pairs));
     }
   }));

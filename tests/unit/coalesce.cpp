@@ -63,8 +63,8 @@ void exchange(std::vector<Rank>& ranks) {
   std::vector<CoalescedExchange> halves;
   std::map<std::pair<int, int>, std::span<const std::byte>> wire;
   for (int r = 0; r < std::ssize(ranks); ++r) {
-    Rank& rank = ranks[static_cast<size_t>(r)];
-    rank.staging.assign(static_cast<size_t>(staging_bytes(rank.sends, rank.recvs, r)), unwritten);
+    Rank& rank = ranks[r];
+    rank.staging.assign(staging_bytes(rank.sends, rank.recvs, r), unwritten);
     halves.push_back(coalesce(rank.sends, rank.recvs, r, rank.staging, "test"));
     carry_out(halves.back().before);
     for (const SendSlice& send : halves.back().sends) {
@@ -73,13 +73,13 @@ void exchange(std::vector<Rank>& ranks) {
     }
   }
   for (int r = 0; r < std::ssize(ranks); ++r) {
-    for (const RecvSlice& recv : halves[static_cast<size_t>(r)].recvs) {
+    for (const RecvSlice& recv : halves[r].recvs) {
       const auto message = wire.extract({recv.peer, r});
       ASSERT_FALSE(message.empty()) << "a receive without its send, or two receives";
       ASSERT_EQ(message.mapped().size(), recv.data.size());
       std::copy(message.mapped().begin(), message.mapped().end(), recv.data.begin());
     }
-    carry_out(halves[static_cast<size_t>(r)].after);
+    carry_out(halves[r].after);
   }
   EXPECT_TRUE(wire.empty()) << "a send without its receive";
 }
@@ -98,7 +98,7 @@ std::vector<size_t> arbitrary_cut(size_t bytes) {
 TEST(Coalesce, DeliversMessagesThatAreCutDifferentlyAtTheirTwoEnds) {
   EXPECT_TRUE(rc::check([] {
     const int n = *rc::gen::inRange(1, 5);
-    std::vector<Rank> ranks(static_cast<size_t>(n));
+    std::vector<Rank> ranks(n);
     std::map<std::pair<int, int>, Bytes> messages;
     std::vector<int64_t> total(ranks.size(), 0);
     uint8_t next = 0;
@@ -107,22 +107,21 @@ TEST(Coalesce, DeliversMessagesThatAreCutDifferentlyAtTheirTwoEnds) {
         Bytes& message = messages[{from, to}];
         message.resize(*rc::gen::element<size_t>(0, 1, 7, 300, 600));
         for (std::byte& b : message) b = static_cast<std::byte>(next++ % 0xee);
-        total[static_cast<size_t>(to)] += std::ssize(message);
+        total[to] += std::ssize(message);
         const auto gap = [] { return *rc::gen::element<size_t>(0, 0, 3); };
         auto rest = message.begin();
         for (const size_t length : arbitrary_cut(message.size())) {
-          ranks[static_cast<size_t>(from)].send(
-              to, Bytes(rest, rest + static_cast<std::ptrdiff_t>(length)), gap());
+          ranks[from].send(to, Bytes(rest, rest + static_cast<std::ptrdiff_t>(length)), gap());
           rest += static_cast<std::ptrdiff_t>(length);
         }
         for (const size_t length : arbitrary_cut(message.size()))
-          ranks[static_cast<size_t>(to)].recv(from, length, gap());
+          ranks[to].recv(from, length, gap());
       }
     exchange(ranks);
     for (int to = 0; to < n; ++to) {
-      const Rank& rank = ranks[static_cast<size_t>(to)];
+      const Rank& rank = ranks[to];
       for (int from = 0; from < n; ++from) RC_ASSERT((rank.from(from) == messages[{from, to}]));
-      RC_ASSERT(rank.written() == total[static_cast<size_t>(to)]);
+      RC_ASSERT(rank.written() == total[to]);
     }
   }));
 }

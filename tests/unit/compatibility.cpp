@@ -202,14 +202,5 @@ TEST(SumLosses, SelectsSupervisedTokens) {
                [&] { sum_losses(losses, std::vector<int64_t>(2)); });
 }
 
-TEST(SumLosses, OverShardsGivesTheMeanOfTheWhole) {
-  const std::vector<float> losses = {3, 1, 1, 1};
-  const std::vector<int64_t> labels = {5, 6, 7, 8};
-  const std::vector<LossSums> ranks = {
-      sum_losses(std::span(losses).first(1), std::span(labels).first(1)),
-      sum_losses(std::span(losses).last(3), std::span(labels).last(3))};
-  EXPECT_DOUBLE_EQ(mean_loss(ranks), 1.5);
-}
-
 }  // namespace GYRE_FILE
 }  // namespace gyre

@@ -15,15 +15,9 @@
 namespace gyre::h5 {
 namespace GYRE_FILE {
 
+using test::change_file;
 using test::expect_error;
 using test::SharedFolder;
-
-/// Works on an existing file in calls of HDF5.
-void change(const std::string& path, const std::function<void(hid_t file)>& work) {
-  const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-  ASSERT_TRUE(file.valid());
-  work(file.get());
-}
 
 std::string recorded(const std::string& path) {
   const AttributeValue value = File::open(path).attribute("/", content_attribute);
@@ -47,7 +41,7 @@ std::string sample(const SharedFolder& folder, const std::string& name = "a.h5")
   file.write_dataset("/data/names", std::span(texts));
   file.write_attribute("/data", "count", int64_t{2});
   file.close();
-  change(path, [](hid_t id) {
+  change_file(path, [](hid_t id) {
     H5Lcreate_soft("/data/x", id, "/data/soft", H5P_DEFAULT, H5P_DEFAULT);
     H5Lcreate_hard(id, "/data/x", id, "/data/hard", H5P_DEFAULT, H5P_DEFAULT);
   });
@@ -72,16 +66,11 @@ TEST(ContentDigest, DependsOnContentsAlone) {
   EXPECT_EQ(recorded(a).size(), 64U);
   EXPECT_EQ(recorded(a), recorded(b));
   EXPECT_EQ(computed(a), recorded(a)) << "with the attribute as without it";
-  change(b, [](hid_t file) {  // the same, in other chunks and without a checksum
+  change_file(b, [](hid_t file) {  // the same, in other chunks and without a checksum
     H5Ldelete(file, "/data/x", H5P_DEFAULT);
     H5Ldelete(file, "/data/hard", H5P_DEFAULT);
-    const hsize_t two = 2;
     const double numbers[] = {1, 2};
-    const Handle space(H5Screate_simple(1, &two, nullptr), H5Sclose);
-    const Handle dataset(H5Dcreate2(file, "/data/x", H5T_NATIVE_DOUBLE, space.get(), H5P_DEFAULT,
-                                    H5P_DEFAULT, H5P_DEFAULT),
-                         H5Dclose);
-    H5Dwrite(dataset.get(), H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT, numbers);
+    test::make_dataset(file, "/data/x", H5T_NATIVE_DOUBLE, {2}, numbers);
     H5Lcreate_hard(file, "/data/x", file, "/data/hard", H5P_DEFAULT, H5P_DEFAULT);
   });
   EXPECT_EQ(computed(b), recorded(b));
@@ -90,22 +79,15 @@ TEST(ContentDigest, DependsOnContentsAlone) {
 void replace_attribute(hid_t file, const char* object, const char* name, hid_t type,
                        const void* value) {
   H5Adelete_by_name(file, object, name, H5P_DEFAULT);
-  const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
-  const Handle attribute(H5Acreate_by_name(file, object, name, type, scalar.get(), H5P_DEFAULT,
-                                           H5P_DEFAULT, H5P_DEFAULT),
-                         H5Aclose);
-  ASSERT_GE(H5Awrite(attribute.get(), type, value), 0);
+  test::make_attribute(file, object, name, type, value);
 }
 
 /// /data/x anew, with the values 1 and 2 as `type`.
 void retype(hid_t file, hid_t type, hsize_t rows, hsize_t columns) {
   H5Ldelete(file, "/data/x", H5P_DEFAULT);
-  const hsize_t shape[] = {rows, columns};
   const double numbers[] = {1, 2};
-  const Handle space(H5Screate_simple(2, shape, nullptr), H5Sclose);
-  const Handle dataset(
-      H5Dcreate2(file, "/data/x", type, space.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-      H5Dclose);
+  test::make_dataset(file, "/data/x", type, {rows, columns});
+  const Handle dataset(H5Dopen2(file, "/data/x", H5P_DEFAULT), H5Dclose);
   ASSERT_GE(H5Dwrite(dataset.get(), H5T_NATIVE_DOUBLE, H5S_ALL, H5S_ALL, H5P_DEFAULT, numbers), 0);
 }
 
@@ -171,14 +153,14 @@ TEST(ContentDigest, WhateverIsChangedIsNoticed) {
     SCOPED_TRACE(what);
     const std::string path = sample(folder);
     (void)File::open(path);
-    change(path, work);
+    change_file(path, work);
     expect_error(
         ExitCode::runtime,
         "the contents of '" + path + "' are not what was written: attribute content_sha256 is '",
         [&] { File::open(path); });
     expect_error(ExitCode::runtime, "the contents of '" + path + "' are not what was written",
                  [&] { open_schema_file(test::world(), path, "gyre/none"); });
-    change(path, [](hid_t file) { H5Adelete(file, content_attribute); });
+    change_file(path, [](hid_t file) { H5Adelete(file, content_attribute); });
     EXPECT_NO_THROW(File::open(path)) << "without a digest nothing is compared";
   }
 }
@@ -193,7 +175,7 @@ TEST(ContentDigest, WhatCannotBeReadIsNamed) {
                "cannot read dataset '/data/hard' of '" + folder.file("bad.h5") +
                    "': data error detected by Fletcher32 checksum",
                [&] { File::open(folder.file("bad.h5")); });
-  change(path, [](hid_t file) {
+  change_file(path, [](hid_t file) {
     const int64_t number = 0;
     replace_attribute(file, "/", content_attribute, H5T_NATIVE_INT64, &number);
   });
@@ -204,15 +186,12 @@ TEST(ContentDigest, WhatCannotBeReadIsNamed) {
 TEST(ContentDigest, LargeFilesHaveNone) {
   const SharedFolder folder;
   const std::string path = sample(folder);
-  change(path, [](hid_t file) {  // a hole: nobody writes it
-    const hsize_t count = max_content_bytes;
-    const Handle space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+  change_file(path, [](hid_t file) {  // a hole: nobody writes it
     const Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_alloc_time(list.get(), H5D_ALLOC_TIME_EARLY);
     H5Pset_fill_time(list.get(), H5D_FILL_TIME_NEVER);
-    const Handle dataset(
-        H5Dcreate2(file, "/large", H5T_STD_I8LE, space.get(), H5P_DEFAULT, list.get(), H5P_DEFAULT),
-        H5Dclose);
+    test::make_dataset(file, "/large", H5T_STD_I8LE, {hsize_t{max_content_bytes}}, nullptr,
+                       list.get());
     H5Adelete(file, content_attribute);
   });
   record_content_digest(path, path);
@@ -253,14 +232,10 @@ TEST(Types, OnlyThoseOfHdf5AreRead) {
   const SharedFolder folder;
   const std::string path = sample(folder);
   for (const Handle& type : odd_types()) {
-    change(path, [&](hid_t file) {
+    change_file(path, [&](hid_t file) {
       H5Ldelete(file, "/data/x", H5P_DEFAULT);
       H5Adelete(file, content_attribute);
-      const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
-      const Handle dataset(H5Dcreate2(file, "/data/x", type.get(), scalar.get(), H5P_DEFAULT,
-                                      H5P_DEFAULT, H5P_DEFAULT),
-                           H5Dclose);
-      ASSERT_TRUE(dataset.valid());
+      test::make_dataset(file, "/data/x", type.get(), {});
     });
     EXPECT_EQ(File::open(path).dataset("/data/x").type(), Type::other);
     record_content_digest(path, path);
@@ -276,7 +251,7 @@ TEST(Types, OfSixteenBitsAreReals) {
       H5Tset_fields(type.get(), 15, mantissa, exponent, 0, mantissa);
       H5Tset_size(type.get(), 2);
       H5Tset_ebias(type.get(), (size_t{1} << (exponent - 1)) - 1);
-      change(path, [&](hid_t file) {
+      change_file(path, [&](hid_t file) {
         H5Adelete(file, content_attribute);
         retype(file, type.get(), 2, 1);
       });

@@ -17,15 +17,9 @@
 namespace gyre::h5 {
 namespace GYRE_FILE {
 
+using test::change_file;
 using test::expect_error;
 using test::SharedFolder;
-
-/// Adds to an existing file by `work`, in calls of HDF5.
-void change(const std::string& path, const std::function<void(hid_t file)>& work) {
-  const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
-  ASSERT_TRUE(file.valid());
-  work(file.get());
-}
 
 /// A file with the dataset /data/x, two numbers.
 std::string sample(const SharedFolder& folder, const std::string& name = "a.h5") {
@@ -37,7 +31,7 @@ std::string sample(const SharedFolder& folder, const std::string& name = "a.h5")
 }
 
 void soft_link(const std::string& path, const std::string& target, const std::string& link) {
-  change(path, [&](hid_t file) {
+  change_file(path, [&](hid_t file) {
     ASSERT_GE(H5Lcreate_soft(target.c_str(), file, link.c_str(), H5P_DEFAULT, H5P_DEFAULT), 0);
   });
 }
@@ -45,13 +39,8 @@ void soft_link(const std::string& path, const std::string& target, const std::st
 /// A dataset of this shape without elements in the file.
 void declare_dataset(const std::string& path, const std::string& name,
                      const std::vector<hsize_t>& shape, hid_t type, hid_t creation_list) {
-  change(path, [&](hid_t file) {
-    const Handle space(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr),
-                       H5Sclose);
-    const Handle dataset(
-        H5Dcreate2(file, name.c_str(), type, space.get(), H5P_DEFAULT, creation_list, H5P_DEFAULT),
-        H5Dclose);
-    ASSERT_TRUE(dataset.valid());
+  change_file(path, [&](hid_t file) {
+    test::make_dataset(file, name, type, shape, nullptr, creation_list);
   });
 }
 
@@ -108,7 +97,7 @@ TEST(H5Links, ToOtherFilesAreRefused) {
   const SharedFolder folder;
   const std::string path = sample(folder), other = sample(folder, "b.h5");
   mkfifo(folder.file("pipe").c_str(), 0600);
-  change(path, [&](hid_t file) {
+  change_file(path, [&](hid_t file) {
     H5Lcreate_external(other.c_str(), "/data", file, "/other", H5P_DEFAULT, H5P_DEFAULT);
     H5Lcreate_external(folder.file("pipe").c_str(), "/", file, "/pipe", H5P_DEFAULT, H5P_DEFAULT);
   });

@@ -19,7 +19,7 @@ using test::SharedFolder;
 /// 0, 1, 2, ... in the given shape.
 void write_count(File& file, const std::string& path, const Shape& shape, Checksum checksum) {
   file.create_dataset(path, DType::i32, shape, checksum);
-  std::vector<int32_t> values(static_cast<size_t>(elements_of(shape)));
+  std::vector<int32_t> values(elements_of(shape));
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<int32_t>(i);
   const Slab all{Shape(shape.size(), 0), shape};
   file.dataset(path).write<int32_t>(std::span(&all, 1), std::span<const int32_t>(values));
@@ -51,32 +51,26 @@ TEST(H5, AttributesThatAreNotOneValueAreNotAbsent) {
   const std::string path = folder.file("a.h5");
   {
     const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
-    const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose), null(H5Screate(H5S_NULL), H5Sclose);
-    const hsize_t three = 3, one = 1;
-    const Handle row(H5Screate_simple(1, &three, nullptr), H5Sclose);
-    const Handle single(H5Screate_simple(1, &one, nullptr), H5Sclose);
-    const auto write = [&](const char* name, hid_t type, const Handle& space, const void* value) {
-      const Handle made(H5Acreate2(file.get(), name, type, space.get(), H5P_DEFAULT, H5P_DEFAULT),
-                        H5Aclose);
-      if (value != nullptr) H5Awrite(made.get(), type, value);
+    const auto write = [&](const char* name, hid_t type, const void* value,
+                           const std::vector<hsize_t>& shape = {}) {
+      test::make_attribute(file.get(), "/", name, type, value, shape);
     };
     const std::array<double, 3> reals{1, 2, 3};
-    write("row", H5T_NATIVE_DOUBLE, row, reals.data());
-    write("single", H5T_NATIVE_DOUBLE, single, reals.data());
-    write("null", H5T_NATIVE_DOUBLE, null, nullptr);
+    write("row", H5T_NATIVE_DOUBLE, reals.data(), {3});
+    write("single", H5T_NATIVE_DOUBLE, reals.data(), {1});
+    const Handle null(H5Screate(H5S_NULL), H5Sclose);
+    const Handle none(
+        H5Acreate2(file.get(), "null", H5T_NATIVE_DOUBLE, null.get(), H5P_DEFAULT, H5P_DEFAULT),
+        H5Aclose);
     const uint64_t large = UINT64_MAX, fits = INT64_MAX;
-    write("large", H5T_NATIVE_UINT64, scalar, &large);
-    write("fits", H5T_NATIVE_UINT64, scalar, &fits);
-    const Handle truth(H5Tenum_create(H5T_NATIVE_INT8), H5Tclose);
-    const Handle colours(H5Tenum_create(H5T_NATIVE_INT8), H5Tclose);
+    write("large", H5T_NATIVE_UINT64, &large);
+    write("fits", H5T_NATIVE_UINT64, &fits);
+    const Handle truth = test::make_enumeration({"FALSE", "TRUE"}),
+                 colours = test::make_enumeration({"RED", "BLUE"});
     const int8_t no = 0, yes = 1;
-    H5Tenum_insert(truth.get(), "FALSE", &no);
-    H5Tenum_insert(truth.get(), "TRUE", &yes);
-    H5Tenum_insert(colours.get(), "RED", &no);
-    H5Tenum_insert(colours.get(), "BLUE", &yes);
-    write("false", truth.get(), scalar, &no);
-    write("true", truth.get(), scalar, &yes);
-    write("blue", colours.get(), scalar, &yes);
+    write("false", truth.get(), &no);
+    write("true", truth.get(), &yes);
+    write("blue", colours.get(), &yes);
   }
   const File read = File::open(path);
   const std::map<std::string, AttributeValue> wanted{
@@ -106,15 +100,11 @@ TEST(H5, AFilterThatIsMissingIsNamed) {
   {
     const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
     const hsize_t length = 4;
-    const Handle space(H5Screate_simple(1, &length, nullptr), H5Sclose);
     const Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
     H5Pset_chunk(list.get(), 1, &length);
     H5Pset_shuffle(list.get());  // is there
     H5Pset_filter(list.get(), 32000, H5Z_FLAG_MANDATORY, 0, nullptr);
-    const Handle dataset(H5Dcreate2(file.get(), "x", H5T_STD_I32LE, space.get(), H5P_DEFAULT,
-                                    list.get(), H5P_DEFAULT),
-                         H5Dclose);
-    ASSERT_TRUE(dataset.valid());
+    test::make_dataset(file.get(), "x", H5T_STD_I32LE, {length}, nullptr, list.get());
   }
   ASSERT_GE(H5Zunregister(32000), 0);
   expect_error(ExitCode::usage, "dataset '/x' of '" + path + "' needs HDF5 filter 32000 (lzf);",
@@ -212,22 +202,12 @@ TEST(H5, Bfloat16InIntegersIsReal) {
   const std::vector<uint16_t> words{0x3fc0, 0xc000, 0xff80};  // 1.5, -2, -inf
   {
     const Handle file(H5Fcreate(path.c_str(), H5F_ACC_TRUNC, H5P_DEFAULT, H5P_DEFAULT), H5Fclose);
-    const hsize_t length = words.size();
-    const Handle space(H5Screate_simple(1, &length, nullptr), H5Sclose);
-    for (const char* name : {"/x", "/y"}) {
-      const Handle dataset(H5Dcreate2(file.get(), name, H5T_STD_U16LE, space.get(), H5P_DEFAULT,
-                                      H5P_DEFAULT, H5P_DEFAULT),
-                           H5Dclose);
-      H5Dwrite(dataset.get(), H5T_NATIVE_UINT16, H5S_ALL, H5S_ALL, H5P_DEFAULT, words.data());
-    }
+    for (const char* name : {"/x", "/y"})
+      test::make_dataset(file.get(), name, H5T_STD_U16LE, {words.size()}, words.data());
     const Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
     H5Tset_size(type.get(), H5T_VARIABLE);
-    const Handle scalar(H5Screate(H5S_SCALAR), H5Sclose);
-    const Handle attribute(H5Acreate_by_name(file.get(), "/x", "dtype", type.get(), scalar.get(),
-                                             H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT),
-                           H5Aclose);
     const char* text = "bfloat16";
-    H5Awrite(attribute.get(), type.get(), &text);
+    test::make_attribute(file.get(), "/x", "dtype", type.get(), &text);
   }
   const File read = File::open(path);
   EXPECT_EQ(read.dataset("/x").type(), Type::bfloat16);

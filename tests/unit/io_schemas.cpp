@@ -51,7 +51,7 @@ Stored stored(hid_t file, const Item& item) {
     result.type = Handle(H5Dget_type(object.get()), H5Tclose);
     space = Handle(H5Dget_space(object.get()), H5Sclose);
   }
-  result.extents.resize(static_cast<size_t>(H5Sget_simple_extent_ndims(space.get())));
+  result.extents.resize(H5Sget_simple_extent_ndims(space.get()));
   H5Sget_simple_extent_dims(space.get(), result.extents.data(), nullptr);
   return result;
 }
@@ -101,9 +101,7 @@ const std::map<std::string, std::function<void(hid_t, const Item&)>>& wrong_stat
        [](hid_t file, const Item& item) {
          const Stored was = stored(file, item);
          const bool is_real = H5Tget_class(was.type.get()) == H5T_FLOAT;
-         const Handle truth(H5Tenum_create(H5T_STD_I8LE), H5Tclose);
-         for (const auto& [name, value] : {std::pair<const char*, int8_t>{"FALSE", 0}, {"TRUE", 1}})
-           H5Tenum_insert(truth.get(), name, &value);
+         const Handle truth = test::make_enumeration({"FALSE", "TRUE"});
          replace(file, item, is_real ? truth.get() : H5T_IEEE_F64LE, was.extents);
        }},
       {"of another rank",

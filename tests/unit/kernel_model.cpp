@@ -262,20 +262,6 @@ TEST(KernelModel, SaysWhatItHasNoSurfaceOf) {
                      [&] { model.time(call_of({})); });
 }
 
-TEST(MaskEdge, OfPlainShapes) {
-  EXPECT_EQ(mask_edge(rectangle(7, 9)), 0);
-  EXPECT_EQ(mask_edge(causal_square(1)), 0);
-  EXPECT_EQ(mask_edge(causal_square(8)), 7);
-  EXPECT_EQ(mask_edge(causal_square(8, 8)), 7);
-  EXPECT_EQ(mask_edge(causal_square(8, 1)), 7 + 7);
-  EXPECT_EQ(mask_edge(causal_square(8, 3)), 7 + 5);
-  // Queries behind all keys see all of them, those before see none: neither has an edge.
-  EXPECT_EQ(mask_edge(rectangle(8, 8, {true, 7})), 0);
-  EXPECT_EQ(mask_edge(rectangle(8, 8, {true, -8})), 0);
-  EXPECT_EQ(mask_edge(rectangle(100, 8, {true, -50})), 7);
-  EXPECT_EQ(mask_edge(rectangle(100, 8, {true, -50, 1, 1, 4})), 7 + 7);
-}
-
 RC_GTEST_PROP(MaskEdge, CountsRowsThatEndOrBeginInside, ()) {
   Mask mask;
   mask.causal = *rc::gen::weightedElement<bool>({{9, true}, {1, false}});

@@ -61,14 +61,14 @@ struct Attention {
   explicit Attention(Bounds bounds_) : bounds(std::move(bounds_)) {
     const SegmentBounds b = bounds.view();
     std::mt19937 random(17);
-    q.assign(static_cast<size_t>(b.slots() * query_width), nan);
-    k.assign(static_cast<size_t>(b.slots() * key_width), nan);
+    q.assign(b.slots() * query_width, nan);
+    k.assign(b.slots() * key_width, nan);
     v = k;
     for (int64_t i = 0; i < b.segments(); ++i) {
       const auto fill = [&](Floats& x, int64_t width) {
-        test::fill_normal(std::span(x).subspan(static_cast<size_t>(b.begin(i) * width),
-                                               static_cast<size_t>(b.real_length(i) * width)),
-                          random);
+        test::fill_normal(
+            std::span(x).subspan(b.begin(i) * width, static_cast<size_t>(b.real_length(i) * width)),
+            random);
       };
       fill(q, query_width);
       fill(k, key_width);
@@ -113,7 +113,7 @@ Result attend(const Attention& a, const Layout& layout, const RankPlan& plan) {
   for (const Step& s : plan.forward) {
     const auto* compute = std::get_if<step::Compute>(&s);
     if (compute == nullptr) continue;
-    const PlanArray& keys = plan.arrays[static_cast<size_t>(compute->kv)];
+    const PlanArray& keys = plan.arrays[compute->kv];
     const Floats k = rows_of(layout, keys, a.k, key_width),
                  v = rows_of(layout, keys, a.v, key_width);
     ForwardBlock block;
@@ -165,9 +165,7 @@ struct Expected {
  private:
   /// Position `p` of the document whose first slot is `begin`.
   void add_row(const Attention& a, int64_t begin, int64_t p, int64_t head) {
-    const auto at = [](const Floats& x, int64_t i) {
-      return static_cast<double>(x[static_cast<size_t>(i)]);
-    };
+    const auto at = [](const Floats& x, int64_t i) { return static_cast<double>(x[i]); };
     const int64_t column = (begin + p) * query_width + head * shape.head_dim;
     std::vector<double> weights;
     for (int64_t j = 0; j <= p; ++j) {
@@ -183,9 +181,9 @@ struct Expected {
       for (int64_t j = 0; j <= p; ++j) {
         const double value = at(a.v, (begin + j) * key_width + d);
         largest_value = std::max(largest_value, std::abs(value));
-        out[static_cast<size_t>(column + d)] += weights[static_cast<size_t>(j)] / sum * value;
+        out[column + d] += weights[j] / sum * value;
       }
-    lse[static_cast<size_t>((begin + p) * shape.heads + head)] = std::log(sum);
+    lse[(begin + p) * shape.heads + head] = std::log(sum);
   }
 };
 
@@ -199,7 +197,7 @@ void expect_attention(const Attention& a, const Result& got) {
   for (int64_t i = 0; i < b.segments(); ++i)
     for (int64_t p = b.real_length(i); p < b.slot_length(i); ++p)
       for (int64_t c = 0; c < query_width; ++c)
-        EXPECT_EQ(got.out[static_cast<size_t>((b.begin(i) + p) * query_width + c)], 0.0F);
+        EXPECT_EQ(got.out[(b.begin(i) + p) * query_width + c], 0.0F);
 }
 
 /// A batch of rows; ids 1, 2, ..., labels one more, positions by segment.
@@ -273,9 +271,7 @@ TEST(KnownProblems, SevenTokensOfEightSlotsAreNotSix) {
   const Attention a(bounds_of({7, 7}, {8, 8}));
   const RingRun run = attend(a, 2);
   expect_attention(a, run.stream);
-  const auto lse = [&](int64_t slot) {
-    return run.stream.lse[static_cast<size_t>(slot * shape.heads)];
-  };
+  const auto lse = [&](int64_t slot) { return run.stream.lse[slot * shape.heads]; };
   for (const int64_t begin : {0, 8}) {
     EXPECT_TRUE(std::isfinite(lse(begin + 6)));
     EXPECT_EQ(lse(begin + 7), -infinity);
@@ -291,7 +287,7 @@ TEST(KnownProblems, AChunkOfPaddingOnlyContributesExactlyNothing) {
   int blocks = 0;
   for (const Step& s : plan.forward)
     if (const auto* compute = std::get_if<step::Compute>(&s)) {
-      EXPECT_EQ(plan.arrays[static_cast<size_t>(compute->kv)].rows.front().rank, 0);
+      EXPECT_EQ(plan.arrays[compute->kv].rows.front().rank, 0);
       ++blocks;
     }
   EXPECT_EQ(blocks, 1);
@@ -314,15 +310,15 @@ TEST(KnownProblems, ARightForwardPassDoesNotVouchForTheGradient) {
   setup.cp = 2;
   setup.attention = {true, true, true};
   setup.device = DeviceCapability{12, 0};
-  EXPECT_STREQ(usage_message([&] { require_compatible(setup); }).c_str(),
-               "packed rows: the fused attention gradient of this device (12.0) is known to be "
-               "wrong; turn fused attention off");
+  EXPECT_EQ(usage_message([&] { require_compatible(setup); }),
+            "packed rows: the fused attention gradient of this device (12.0) is known to be "
+            "wrong; turn fused attention off");
   setup.device = DeviceCapability{9, 0};
   EXPECT_EQ(require_compatible(setup).level, Compatibility::Level::warning);
   setup.probe = GradientProbe::differs;
-  EXPECT_STREQ(usage_message([&] { require_compatible(setup); }).c_str(),
-               "packed rows: the fused attention gradient of this device differs from the "
-               "reference; turn fused attention off");
+  EXPECT_EQ(usage_message([&] { require_compatible(setup); }),
+            "packed rows: the fused attention gradient of this device differs from the "
+            "reference; turn fused attention off");
   setup.forward_only = true;
   EXPECT_EQ(require_compatible(setup).level, Compatibility::Level::warning);
 }
@@ -350,8 +346,7 @@ TEST(KnownProblems, AShardIsRotatedByThePositionsOfItsTokens) {
   for (int rank = 0; rank < 2; ++rank) {
     const Ints index = shard_index(layout, rank);
     Ints mine, local(index.size()), by_slices;
-    for (const int32_t slot : index)
-      mine.push_back(static_cast<int32_t>(positions[static_cast<size_t>(slot)]));
+    for (const int32_t slot : index) mine.push_back(static_cast<int32_t>(positions[slot]));
     std::iota(local.begin(), local.end(), 0);
     for (int64_t i = 0; i < bounds.view().segments(); ++i)
       for (const PositionRange& slice : rope_slices(bounds.view().slot_length(i) / 2, 2, rank))
@@ -376,14 +371,14 @@ std::vector<Longs> shift_shards(const Layout& layout, const Ints& bounds, const 
     out.emplace_back(in.back().size(), -1);
   }
   const auto move = [&](size_t to, int32_t at, size_t from, int32_t source) {
-    out[to][static_cast<size_t>(at)] = in[from][static_cast<size_t>(source)];
+    out[to][at] = in[from][source];
   };
   for (size_t r = 0; r < plans.size(); ++r) {
     for (const ShiftPlan::Move& m : plans[r].moves)
       for (int32_t i = 0; i < m.length; ++i) move(r, m.to + i, r, m.from + i);
-    for (const int32_t slot : plans[r].ends) out[r][static_cast<size_t>(slot)] = ignored_label;
+    for (const int32_t slot : plans[r].ends) out[r][slot] = ignored_label;
     for (const ShiftPlan::Message& recv : plans[r].recvs)
-      for (const ShiftPlan::Message& send : plans[static_cast<size_t>(recv.peer)].sends)
+      for (const ShiftPlan::Message& send : plans[recv.peer].sends)
         if (send.peer == static_cast<int>(r))
           for (size_t i = 0; i < recv.slots.size(); ++i)
             move(r, recv.slots[i], static_cast<size_t>(recv.peer), send.slots[i]);
@@ -411,12 +406,12 @@ TEST(KnownProblems, ShiftingAShardIsNoRollAndLeaksNothing) {
     for (int r = 0; r < 2; ++r) {
       Longs expected(static_cast<size_t>(three.shard(r).slots));
       shard_rows<int64_t>(three, r, stream, expected);
-      EXPECT_EQ(shards[static_cast<size_t>(r)], expected) << "depth " << depth << " rank " << r;
+      EXPECT_EQ(shards[r], expected) << "depth " << depth << " rank " << r;
     }
     for (size_t slot = 0; slot < 8; ++slot) EXPECT_LT(stream[slot], 20) << "from the next document";
   }
-  EXPECT_STREQ(usage_message([&] { plan_shift_left(three, odd.real, 0); }).c_str(),
-               "segment boundaries end at slot 15, but layout dual-chunk-swap is of 20 slots");
+  EXPECT_EQ(usage_message([&] { plan_shift_left(three, odd.real, 0); }),
+            "segment boundaries end at slot 15, but layout dual-chunk-swap is of 20 slots");
 }
 
 /// Mean over labels of the cross entropy of attention's output, taken as logits, by the shards.
@@ -425,7 +420,7 @@ double mean_loss_of(const BshdBatch& batch, const Attention& a, int cp) {
   std::vector<LossSums> sums;
   for (int rank = 0; rank < cp; ++rank) {
     const CpBatch mine = part_of(batch, cp, rank);
-    const Result& result = run.ranks[static_cast<size_t>(rank)];
+    const Result& result = run.ranks[rank];
     Floats losses;
     for (size_t t = 0; t < mine.labels.size(); ++t) {
       const auto row = result.out.begin() + static_cast<std::ptrdiff_t>(t) * query_width;
@@ -446,7 +441,7 @@ TEST(KnownProblems, BoundariesAreNotShardedAndTheLossIsThatOfOneRank) {
   BshdBatch batch = make_batch(40, {{7, 3, 21}}, {{8, 8, 24}});
   batch.labels.assign(40, ignored_label);
   for (const int64_t slot : {0, 1, 5, 8, 9, 16, 17, 20, 30, 35})
-    batch.labels[static_cast<size_t>(slot)] = slot % query_width;
+    batch.labels[slot] = slot % query_width;
   batch.extras["cu_seqlens_argmin"] = make_extra<int32_t>(Ints{3});
   const Attention a(bounds_of({7, 3, 21}, {8, 8, 24}));
   const double one_rank = mean_loss_of(batch, a, 1);
@@ -504,16 +499,15 @@ TEST_P(BrokenContracts, AreRejectedByName) {
   Longs lengths;
   for (size_t i = 0; i + 1 < c.bounds.size(); ++i) lengths.push_back(c.bounds[i + 1] - c.bounds[i]);
   for (int rank = 0; rank < 2; ++rank)
-    EXPECT_STREQ(
-        usage_message([&] { part_of(make_batch(c.slots, {lengths}, {lengths}), 2, rank); }).c_str(),
-        c.message.c_str());
-  EXPECT_STREQ(usage_message([&] {
-                 const Layout layout = dual_chunk_swap({c.bounds, c.bounds}, 2);
-                 const Longs stream(static_cast<size_t>(c.slots));
-                 Longs local(static_cast<size_t>(layout.shard(0).slots));
-                 shard_rows<int64_t>(layout, 0, stream, local);
-               }).c_str(),
-               c.layout_message.c_str());
+    EXPECT_EQ(usage_message([&] { part_of(make_batch(c.slots, {lengths}, {lengths}), 2, rank); }),
+              c.message.c_str());
+  EXPECT_EQ(usage_message([&] {
+              const Layout layout = dual_chunk_swap({c.bounds, c.bounds}, 2);
+              const Longs stream(static_cast<size_t>(c.slots));
+              Longs local(static_cast<size_t>(layout.shard(0).slots));
+              shard_rows<int64_t>(layout, 0, stream, local);
+            }),
+            c.layout_message.c_str());
 }
 
 // clang-format off
@@ -540,26 +534,26 @@ INSTANTIATE_TEST_SUITE_P(KnownProblems, BrokenContracts, testing::ValuesIn(broke
 
 TEST(KnownProblems, SlotsThatAreMultiplesOfCpOnlyAreRejectedEverywhere) {
   // 12 is a multiple of cp = 4 but not of 8; two of them are 24, which is.
-  EXPECT_STREQ(usage_message([] {
-                 part_of(make_batch(24, {{9, 12}}, {{12, 12}}), 4, 1);
-               }).c_str(),
-               "row 0, segment 0: slot length 12 is not a multiple of 8 (2·cp); the next valid one "
-               "is 16");
-  EXPECT_STREQ(usage_message([] {
-                 dual_chunk_swap(bounds_of({9, 12}, {16, 12}).view(), 4);
-               }).c_str(),
-               "segment 1: slot length 12 is not a multiple of 2·cp = 8; the next valid one is 16");
+  EXPECT_EQ(usage_message([] {
+              part_of(make_batch(24, {{9, 12}}, {{12, 12}}), 4, 1);
+            }),
+            "row 0, segment 0: slot length 12 is not a multiple of 8 (2·cp); the next valid one "
+            "is 16");
+  EXPECT_EQ(usage_message([] {
+              dual_chunk_swap(bounds_of({9, 12}, {16, 12}).view(), 4);
+            }),
+            "segment 1: slot length 12 is not a multiple of 2·cp = 8; the next valid one is 16");
   RowPackOptions rows;
   rows.row = 12;
   rows.cp = 4;
-  EXPECT_STREQ(usage_message([&] { pack_rows(Longs{9}, rows); }).c_str(),
-               "row width 12 is not a positive multiple of 8 (2·cp); the nearest are 8 and 16");
+  EXPECT_EQ(usage_message([&] { pack_rows(Longs{9}, rows); }),
+            "row width 12 is not a positive multiple of 8 (2·cp); the nearest are 8 and 16");
   RoundOptions rounding;
   rounding.multiple = 12;
   rounding.cp = 4;
-  EXPECT_STREQ(usage_message([&] { round_sequences(Longs{9}, rounding); }).c_str(),
-               "the multiple of sequence lengths 12 is not a positive multiple of 8 (2·cp·tp); the "
-               "nearest are 8 and 16");
+  EXPECT_EQ(usage_message([&] { round_sequences(Longs{9}, rounding); }),
+            "the multiple of sequence lengths 12 is not a positive multiple of 8 (2·cp·tp); the "
+            "nearest are 8 and 16");
 }
 
 // mbridge: a segment that is shorter than its chunk left an empty slice to copy from.
@@ -593,7 +587,7 @@ TEST(KnownProblems, SegmentsLieAtPaddedOffsets) {
   Attention wrong_offsets = a;
   wrong_offsets.bounds = packed;
   const RingRun wrong = attend(wrong_offsets, contiguous(packed.view(), options));
-  EXPECT_TRUE(std::isnan(wrong.stream.out[static_cast<size_t>(3 * query_width)]));
+  EXPECT_TRUE(std::isnan(wrong.stream.out[3 * query_width]));
   // In slots that two and four ranks can cut.
   for (const int64_t slots : {4, 8}) {
     const Attention wide(bounds_of({3, 2, 6}, {slots, slots, 8}));

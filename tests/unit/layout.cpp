@@ -34,10 +34,6 @@ std::vector<Ints> indices(const Layout& layout) {
   for (int r = 0; r < layout.cp(); ++r) result.push_back(shard_index(layout, r));
   return result;
 }
-std::vector<Ints> swapped(const Ints& bounds, int cp) {
-  return indices(dual_chunk_swap({bounds, bounds}, cp));
-}
-
 /// Real tokens of each rank, all segments together.
 Lengths real_tokens(const Layout& layout) {
   Lengths result;
@@ -62,41 +58,31 @@ TEST(Division, RoundsDownAndUpForNumbersOfAnySign) {
     }
 }
 
-TEST(DualChunkSwap, OneSegment) {
-  EXPECT_EQ(swapped({0, 12}, 2), (std::vector<Ints>{{0, 1, 2, 9, 10, 11}, {3, 4, 5, 6, 7, 8}}));
-  EXPECT_EQ(swapped({0, 16}, 4),
-            (std::vector<Ints>{{0, 1, 14, 15}, {2, 3, 12, 13}, {4, 5, 10, 11}, {6, 7, 8, 9}}));
-}
-
-TEST(DualChunkSwap, TwoSegments) {
-  EXPECT_EQ(swapped({0, 8, 12}, 2), (std::vector<Ints>{{0, 1, 6, 7, 8, 11}, {2, 3, 4, 5, 9, 10}}));
-  EXPECT_EQ(swapped({0, 8, 16}, 2),
-            (std::vector<Ints>{{0, 1, 6, 7, 8, 9, 14, 15}, {2, 3, 4, 5, 10, 11, 12, 13}}));
-}
-
-TEST(DualChunkSwap, FourSegmentsFourRanks) {
-  EXPECT_EQ(swapped({0, 8, 16, 24, 40}, 4),
-            (std::vector<Ints>{{0, 7, 8, 15, 16, 23, 24, 25, 38, 39},
-                               {1, 6, 9, 14, 17, 22, 26, 27, 36, 37},
-                               {2, 5, 10, 13, 18, 21, 28, 29, 34, 35},
-                               {3, 4, 11, 12, 19, 20, 30, 31, 32, 33}}));
-}
-
-TEST(DualChunkSwap, EmptySegmentsAndEmptyStreams) {
-  EXPECT_EQ(swapped({0, 4, 12, 12, 20}, 2),
-            (std::vector<Ints>{{0, 3, 4, 5, 10, 11, 12, 13, 18, 19},
-                               {1, 2, 6, 7, 8, 9, 14, 15, 16, 17}}));
-  EXPECT_EQ(swapped({0, 0, 8}, 2), (std::vector<Ints>{{0, 1, 6, 7}, {2, 3, 4, 5}}));
-  EXPECT_EQ(swapped({0, 0}, 3), (std::vector<Ints>{{}, {}, {}}));
-  EXPECT_EQ(swapped({0}, 2), (std::vector<Ints>{{}, {}}));
-}
-
-TEST(DualChunkSwap, OneRankIsTheIdentity) {
-  EXPECT_EQ(swapped({0, 2, 8}, 1), (std::vector<Ints>{{0, 1, 2, 3, 4, 5, 6, 7}}));
-}
-
-TEST(DualChunkSwap, TheSmallestSlotHasChunksOfOneToken) {
-  EXPECT_EQ(swapped({0, 6}, 3), (std::vector<Ints>{{0, 5}, {1, 4}, {2, 3}}));
+TEST(DualChunkSwap, SlotsOfEveryRank) {
+  struct Case {
+    Ints bounds;
+    std::vector<Ints> ranks;
+  };
+  for (const Case& c : std::vector<Case>{
+           {{0, 12}, {{0, 1, 2, 9, 10, 11}, {3, 4, 5, 6, 7, 8}}},
+           {{0, 16}, {{0, 1, 14, 15}, {2, 3, 12, 13}, {4, 5, 10, 11}, {6, 7, 8, 9}}},
+           {{0, 6}, {{0, 5}, {1, 4}, {2, 3}}},  // the smallest slot has chunks of one token
+           {{0, 2, 8}, {{0, 1, 2, 3, 4, 5, 6, 7}}},
+           {{0, 8, 12}, {{0, 1, 6, 7, 8, 11}, {2, 3, 4, 5, 9, 10}}},
+           {{0, 8, 16}, {{0, 1, 6, 7, 8, 9, 14, 15}, {2, 3, 4, 5, 10, 11, 12, 13}}},
+           {{0, 8, 16, 24, 40},
+            {{0, 7, 8, 15, 16, 23, 24, 25, 38, 39},
+             {1, 6, 9, 14, 17, 22, 26, 27, 36, 37},
+             {2, 5, 10, 13, 18, 21, 28, 29, 34, 35},
+             {3, 4, 11, 12, 19, 20, 30, 31, 32, 33}}},
+           // Empty segments and empty streams.
+           {{0, 4, 12, 12, 20},
+            {{0, 3, 4, 5, 10, 11, 12, 13, 18, 19}, {1, 2, 6, 7, 8, 9, 14, 15, 16, 17}}},
+           {{0, 0, 8}, {{0, 1, 6, 7}, {2, 3, 4, 5}}},
+           {{0, 0}, {{}, {}, {}}},
+           {{0}, {{}, {}}}})
+    EXPECT_EQ(indices(dual_chunk_swap({c.bounds, c.bounds}, static_cast<int>(c.ranks.size()))),
+              c.ranks);
 }
 
 TEST(DualChunkSwap, SegmentsOfPaddingAreDealtLikeOthers) {
@@ -119,29 +105,12 @@ TEST(DualChunkSwap, OrdersOfChunksBetweenRanksAndSequence) {
   EXPECT_EQ(gather, (Ints{0, 2, 4, 6, 7, 5, 3, 1}));
 }
 
-TEST(DualChunkSwap, RealLengthsAreNotTheLengthOverCp) {
-  EXPECT_EQ(real_tokens({7}, {8}, 2), (Lengths{3, 4}));
-  EXPECT_EQ(real_tokens({9}, {12}, 2), (Lengths{3, 6}));
-  EXPECT_EQ(real_tokens({8}, {12}, 2), (Lengths{3, 5}));
-  EXPECT_EQ(real_tokens({5}, {8}, 2), (Lengths{2, 3}));
-  EXPECT_EQ(real_tokens({1}, {8}, 2), (Lengths{1, 0}));
-  EXPECT_EQ(real_tokens({3}, {8}, 4), (Lengths{1, 1, 1, 0}));
-  EXPECT_EQ(real_tokens({698}, {704}, 4), (Lengths{170, 176, 176, 176}));
-}
-
 /// Real tokens of each segment on `rank`: [segments].
 Lengths local_real_lengths(const Layout& layout, int rank, int64_t segments) {
   Lengths lengths(static_cast<size_t>(segments), 0);
   for (const Fragment& fragment : layout.shard(rank).fragments)
-    lengths[static_cast<size_t>(fragment.segment.value())] += fragment.length;
+    lengths[fragment.segment.value()] += fragment.length;
   return lengths;
-}
-
-TEST(DualChunkSwap, RealLengthsOfTwoSegments) {
-  // Real lengths 6 and 5 in 8 and 4 + 4 slots: prefix sums 0 3 5 on rank 0, 0 3 6 on rank 1.
-  const Layout layout = dual_chunk_swap(bounds_of({6, 5}, {8, 8}).view(), 2);
-  EXPECT_EQ(local_real_lengths(layout, 0, 2), (Lengths{2, 2}));
-  EXPECT_EQ(local_real_lengths(layout, 1, 2), (Lengths{4, 3}));
 }
 
 TEST(DualChunkSwap, RealTokensAreAPrefixOfEverySegmentOfARank) {
@@ -180,23 +149,16 @@ TEST(DualChunkSwap, TrailingPaddingIsBetterASegmentOfItsOwn) {
   EXPECT_EQ(real_tokens({16, 16, 5, 0}, {16, 16, 8, 88}, 4), (Lengths{9, 9, 9, 10}));
 }
 
-TEST(DualChunkSwap, MisalignedBoundariesAreRejectedEvenWhereTheyWouldPermute) {
+// Others, of which some would be permutations, are in known_problems.cpp (BrokenContracts).
+TEST(DualChunkSwap, MisalignedBoundariesAreRejected) {
   const auto message = [](const Ints& bounds, int cp) {
     return usage_message([&] { dual_chunk_swap({bounds, bounds}, cp); });
   };
-  // Duplicates and losses, if it were not rejected.
-  EXPECT_STREQ(message({0, 6, 12}, 2).c_str(),
-               "segment 0: slot length 6 is not a multiple of 2·cp = 4; the next valid one is 8");
-  // A permutation, but split at slot 4.
-  EXPECT_STREQ(message({0, 5, 12}, 2).c_str(),
-               "segment 0: slot length 5 is not a multiple of 2·cp = 4; the next valid one is 8");
   // A multiple of cp, in a total that is a multiple of 2·cp.
-  EXPECT_STREQ(message({0, 8, 18, 20}, 2).c_str(),
-               "segment 1: slot length 10 is not a multiple of 2·cp = 4; the next valid one is 12");
-  EXPECT_STREQ(message({0, 10}, 2).c_str(),
-               "segment 0: slot length 10 is not a multiple of 2·cp = 4; the next valid one is 12");
-  EXPECT_STREQ(message({0, 3}, 1).c_str(),
-               "segment 0: slot length 3 is not a multiple of 2·cp = 2; the next valid one is 4");
+  EXPECT_EQ(message({0, 8, 18, 20}, 2),
+            "segment 1: slot length 10 is not a multiple of 2·cp = 4; the next valid one is 12");
+  EXPECT_EQ(message({0, 3}, 1),
+            "segment 0: slot length 3 is not a multiple of 2·cp = 2; the next valid one is 4");
 }
 
 TEST(DualChunkSwap, ShortDocumentsNeedManySlots) {
@@ -211,38 +173,38 @@ TEST(DualChunkSwap, ShortDocumentsNeedManySlots) {
 }
 
 TEST(Bounds, BrokenOnesAreRejectedByName) {
-  const Ints late = {4, 8}, real = {0, 9}, padded = {0, 8}, longer = {0, 8, 12};
-  const Ints falling = {0, 8, 4}, nothing = {};
-  const auto message = [](const Ints& r, const Ints& p) {
-    return usage_message([&] { check_bounds({r, p}); });
+  struct Case {
+    Ints real, padded;
+    std::string message;
   };
-  EXPECT_STREQ(message(late, late).c_str(),
-               "segment boundaries must start at 0, not at 4 (real) and 4 (padded)");
-  EXPECT_STREQ(message(real, padded).c_str(),
-               "segment 0: real length 9 and slot length 8; 0 <= real <= slots must hold");
-  EXPECT_STREQ(message(real, longer).c_str(),
-               "segment boundaries: 2 real and 3 padded entries; both need segments + 1");
-  EXPECT_STREQ(message(nothing, nothing).c_str(),
-               "segment boundaries: 0 real and 0 padded entries; both need segments + 1");
-  EXPECT_STREQ(message(falling, falling).c_str(),
-               "segment 1: real length -4 and slot length -4; 0 <= real <= slots must hold");
-  EXPECT_STREQ(message({0, 0, 0}, falling).c_str(),
-               "segment 1: real length 0 and slot length -4; 0 <= real <= slots must hold");
-  EXPECT_EQ(message(padded, padded), "no error");
+  const std::string must = "; 0 <= real <= slots must hold";
+  const Ints falling = {0, 8, 4}, wrapped = {0, 2147483640, -2147483640};
+  for (const Case& c : std::vector<Case>{
+           {{4, 8}, {4, 8}, "segment boundaries must start at 0, not at 4 (real) and 4 (padded)"},
+           {{0, 9}, {0, 8}, "segment 0: real length 9 and slot length 8" + must},
+           {{0, 9},
+            {0, 8, 12},
+            "segment boundaries: 2 real and 3 padded entries; both need segments + 1"},
+           {{}, {}, "segment boundaries: 0 real and 0 padded entries; both need segments + 1"},
+           {falling, falling, "segment 1: real length -4 and slot length -4" + must},
+           {{0, 0, 0}, falling, "segment 1: real length 0 and slot length -4" + must},
+           {wrapped, wrapped,
+            "segment 1: real length -4294967280 and slot length -4294967280" + must},
+           {{0, 8}, {0, 8}, "no error"}})
+    EXPECT_EQ(usage_message([&] { check_bounds({c.real, c.padded}); }), c.message);
 }
 
 TEST(Layouts, EveryKindChecksBoundariesAndRanks) {
   const Ints real = {0, 9}, padded = {0, 8};
   for (const LayoutKind& kind : layout_kinds()) {
     SCOPED_TRACE(kind.name);
-    EXPECT_STREQ(usage_message([&] {
-                   kind.make({real, padded}, options_of(2));
-                 }).c_str(),
-                 "segment 0: real length 9 and slot length 8; 0 <= real <= slots must hold");
-    EXPECT_STREQ(usage_message([&] {
-                   kind.make({padded, padded}, options_of(0));
-                 }).c_str(),
-                 "cp must be at least 1, not 0");
+    const auto message = [&](const SegmentBounds& bounds, int cp) {
+      return usage_message([&] { kind.make(bounds, options_of(cp)); });
+    };
+    EXPECT_EQ(message({real, padded}, 2),
+              "segment 0: real length 9 and slot length 8; 0 <= real <= slots must hold");
+    EXPECT_EQ(message({padded, padded}, 0), "cp must be at least 1, not 0");
+    EXPECT_EQ(message({padded, padded}, max_ranks + 1), "cp must be at most 65536, not 65537");
   }
 }
 
@@ -252,9 +214,9 @@ TEST(Layouts, EveryKindIsFoundByItsNameAndMakesIt) {
     EXPECT_EQ(&find_layout(kind.name), &kind);
     EXPECT_EQ(kind.make({bounds, bounds}, options_of(2)).name, kind.name);
   }
-  EXPECT_STREQ(usage_message([] { find_layout("zebra"); }).c_str(),
-               "there is no layout 'zebra'; there are contiguous, zigzag, dual-chunk-swap, "
-               "striped, balanced, balanced-joint");
+  EXPECT_EQ(usage_message([] { find_layout("zebra"); }),
+            "there is no layout 'zebra'; there are contiguous, zigzag, dual-chunk-swap, "
+            "striped, balanced, balanced-joint");
 }
 
 TEST(Contiguous, PadsOnTheRight) {
@@ -319,11 +281,10 @@ TEST(Striped, RejectsImpossibleStripes) {
     options.stripe = stripe;
     return usage_message([&] { striped({bounds, bounds}, options); });
   };
-  EXPECT_STREQ(message(0).c_str(), "the stripe must be 1 to 2147483647 slots, not 0");
-  EXPECT_STREQ(message(int64_t{1} << 31).c_str(),
-               "the stripe must be 1 to 2147483647 slots, not 2147483648");
-  EXPECT_STREQ(message(int64_t{1} << 30).c_str(),
-               "layout striped: 2147483648 slots exceed the int32 range of index lists");
+  EXPECT_EQ(message(0), "the stripe must be 1 to 2147483647 slots, not 0");
+  EXPECT_EQ(message(int64_t{1} << 31), "the stripe must be 1 to 2147483647 slots, not 2147483648");
+  EXPECT_EQ(message(int64_t{1} << 30),
+            "layout striped: 2147483648 slots exceed the int32 range of index lists");
 }
 
 TEST(MakeLayout, RanksHoldEquallyManySlots) {
@@ -369,7 +330,7 @@ TEST(EveryLayout, IndexListsAreABijectionAndOwnersTheirInverse) {
       for (size_t t = 0; t < index.size(); ++t) {
         RC_ASSERT(index[t] >= 0 && index[t] < layout.padded_slots);
         RC_ASSERT(seen.insert(index[t]).second);
-        RC_ASSERT((owners[static_cast<size_t>(index[t])] == Owner{r, static_cast<int32_t>(t)}));
+        RC_ASSERT((owners[index[t]] == Owner{r, static_cast<int32_t>(t)}));
       }
     }
     RC_ASSERT(std::ssize(seen) == layout.padded_slots);
@@ -402,7 +363,7 @@ TEST(EveryLayout, FragmentsNameExactlyTheRealTokens) {
     size_t expected = 0;
     for (int64_t i = 0; i < bounds.segments(); ++i)
       for (int64_t p = 0; p < bounds.real_length(i); ++p, ++expected) {
-        const Owner owner = owners[static_cast<size_t>(bounds.begin(i) + p)];
+        const Owner owner = owners[bounds.begin(i) + p];
         const auto found = tokens.find({owner.rank, owner.local});
         RC_ASSERT(found != tokens.end());
         RC_ASSERT(found->second == std::pair(i, p));
@@ -430,7 +391,7 @@ TEST(SegmentIds, EqualAnUpperBoundSearchAndDifferFromALowerBoundSearch) {
       int32_t brute = -1;
       for (size_t i = 0; i + 1 < bounds.size(); ++i)
         if (bounds[i] <= slot && slot < bounds[i + 1]) brute = static_cast<int32_t>(i);
-      RC_ASSERT(ids[static_cast<size_t>(slot)] == brute);
+      RC_ASSERT(ids[slot] == brute);
       const auto below = std::lower_bound(bounds.begin() + 1, bounds.end(), slot);
       const bool same = below - (bounds.begin() + 1) == brute;
       const bool first = std::find(bounds.begin() + 1, bounds.end(), slot) != bounds.end();
@@ -453,24 +414,6 @@ TEST(MakeLayout, DebugBuildsNoticeASlotThatIsOwnedTwice) {
         << error.what();
   }
 #endif
-}
-
-TEST(CheckBounds, NoticesSumsThatWrappedBeyondInt32) {
-  const Ints wrapped = {0, 2147483640, -2147483640};
-  EXPECT_EQ(usage_message([&] {
-              check_bounds({wrapped, wrapped});
-            }),
-            "segment 1: real length -4294967280 and slot length -4294967280; 0 <= real <= slots "
-            "must hold");
-}
-
-TEST(Layouts, RefuseMoreRanksThanTheyAreMadeFor) {
-  const Ints bounds = {0, 4};
-  for (const LayoutKind& kind : layout_kinds())
-    EXPECT_EQ(usage_message([&] {
-                kind.make({bounds, bounds}, options_of(max_ranks + 1));
-              }),
-              "cp must be at most 65536, not 65537");
 }
 
 }  // namespace GYRE_FILE

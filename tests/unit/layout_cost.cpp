@@ -179,11 +179,11 @@ struct BruteForce {
     std::vector<std::set<int64_t>> wanted(layout.shards.size());
     for (int64_t i = 0; i < bounds.segments(); ++i)
       for (int64_t q = bounds.begin(i); q < bounds.begin(i) + bounds.real_length(i); ++q) {
-        const auto rank = static_cast<size_t>(owners[static_cast<size_t>(q)].rank);
+        const auto rank = static_cast<size_t>(owners[q].rank);
         ++tokens[rank];
         for (int64_t k = bounds.begin(i); k <= q; ++k) {
           ++pairs[rank];
-          const auto owner = static_cast<size_t>(owners[static_cast<size_t>(k)].rank);
+          const auto owner = static_cast<size_t>(owners[k].rank);
           if (owner != rank && wanted[rank].insert(k).second) ++traffic[rank][owner];
         }
       }

@@ -58,9 +58,7 @@ TEST(LongTailed, IsCutAtTheMaximum) {
 TEST(LogNormal, HasItsMedianAndSpread) {
   Lengths lengths = draw("dist=log-normal,count=100K,median=1000,sigma=0.5,seed=2");
   std::sort(lengths.begin(), lengths.end());
-  const auto at = [&](double share) {
-    return static_cast<double>(lengths[static_cast<size_t>(share * 102400)]);
-  };
+  const auto at = [&](double share) { return static_cast<double>(lengths[share * 102400]); };
   EXPECT_NEAR(at(0.5), 1000, 10);
   EXPECT_NEAR(std::log(at(0.841345) / 1000), 0.5, 0.01);
   EXPECT_NEAR(std::log(at(0.158655) / 1000), -0.5, 0.01);
@@ -75,8 +73,7 @@ TEST(LogNormal, IsCutOnBothSides) {
 
 TEST(Uniform, TakesEveryValueEvenly) {
   std::vector<int> times(5, 0);
-  for (int64_t length : draw("dist=uniform,count=50000,min=10,max=14"))
-    ++times.at(static_cast<size_t>(length - 10));
+  for (int64_t length : draw("dist=uniform,count=50000,min=10,max=14")) ++times.at(length - 10);
   for (int count : times) EXPECT_NEAR(count, 10000, 450);  // 5 standard deviations
 }
 

@@ -26,7 +26,7 @@ LogprobsOptions options_of(int64_t vocab, int ranks = 1) {
 
 std::vector<float> whole(const LogprobsInputs& inputs, int64_t token, int64_t columns,
                          TokenTensor tensor = TokenTensor::logits) {
-  std::vector<float> row(static_cast<size_t>(columns));
+  std::vector<float> row(columns);
   inputs.row(tensor, token, 0, row);
   return row;
 }
@@ -83,7 +83,7 @@ TEST(LogprobsInputs, TargetsAreMostlyPeaksAndIdsBeginWithThem) {
   const LogprobsOptions o = options_of(32768);
   const auto inputs = random_inputs(generated_workload(o, 400), o);
   int peaks = 0;
-  std::vector<int32_t> ids(static_cast<size_t>(o.picks));
+  std::vector<int32_t> ids(o.picks);
   for (int64_t token = 0; token < 400; ++token) {
     inputs->ids(token, ids);
     for (const int32_t id : ids) EXPECT_TRUE(id >= 0 && id < o.vocab);
@@ -209,7 +209,7 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
 }
 
 std::vector<float> gradients_of_ids(const LogprobsInputs& inputs, int64_t token, int64_t columns) {
-  std::vector<float> row(static_cast<size_t>(columns));
+  std::vector<float> row(columns);
   inputs.d_logprobs(token, 0, row);
   return row;
 }

@@ -3,6 +3,7 @@
 #include <gtest/gtest.h>
 
 #include <cmath>
+#include <functional>
 
 #include "apps/logprobs/options.hpp"
 #include "apps/logprobs/registry.hpp"
@@ -11,10 +12,6 @@
 
 namespace gyre {
 namespace GYRE_FILE {
-
-void expect_refused(const std::string& problems, LogprobsOptions o, int ranks = 4) {
-  test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, ranks); });
-}
 
 std::pair<int, int> grid_of(int tp, int cp, int ranks) {
   LogprobsOptions o;
@@ -36,20 +33,6 @@ TEST(LogprobsOptions, GridTakesWhatIsLeft) {
   EXPECT_EQ(shards.cp, 2);
 }
 
-TEST(LogprobsOptions, WrongGridsNameTheNearest) {
-  LogprobsOptions o;
-  o.tp = 3;
-  expect_refused(
-      "  - --tp 3 --cp 1 in a run of 4 ranks; the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | "
-      "--tp 1 --cp 4",
-      o);
-  o.cp = 8;
-  expect_refused(
-      "  - --tp 3 --cp 8 in a run of 4 ranks; the nearest grids: --tp 1 --cp 4 | --tp 2 --cp 2 | "
-      "--tp 4 --cp 1",
-      o);
-}
-
 TEST(LogprobsOptions, ColumnsAreDealt) {
   LogprobsOptions o;
   o.vocab = 259;
@@ -64,153 +47,99 @@ TEST(LogprobsOptions, ColumnsAreDealt) {
   EXPECT_EQ(o.partition().offsets, (std::vector<int64_t>{0, 100, 100, 160, 260}));
 }
 
-TEST(LogprobsOptions, WrongColumnsNameTheNearest) {
-  LogprobsOptions o;
-  o.vocab = 259;
-  o.padded = 262;
-  expect_refused("  - --vocab, --padded: 262 columns cannot be dealt evenly to 4 ranks; 264 can",
-                 o);
-  o.padded = 256;
-  expect_refused("  - --padded 256 is less than --vocab 259; the nearest is 260", o);
-  o.padded = 0;
-  o.tp = 4;
-  o.shards = "100,100";
-  expect_refused(
-      "  - --shards 100,100 is 2 shards, but --tp is 4; give 4\n"
-      "  - --shards 100,100 are 200 columns for --vocab 259; at least 259",
-      o);
-  o.shards = "2G,0,8000000000G,1";
-  expect_refused("  - --shards 2G,0,8000000000G,1: at most 2147483647 columns in all", o);
-  o.shards = "100,x,1,1";
-  expect_refused("  - --shards: 'x' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)",
-                 o);
-}
-
-TEST(LogprobsOptions, ListsAllProblemsAtOnce) {
-  LogprobsOptions o;
-  o.sweep.factor = 1;
-  o.sweep.max = 10;
-  o.sequences = 5000;
-  o.temperature = 0;
-  o.top_k = 40000;
-  o.top_p = 1.5;
-  o.logit_scale = -1;
-  o.zero_fraction = 2;
-  o.chunk = 16;
-  o.layout.options.stripe = 2;
-  o.tol_scale = 0;
-  expect_refused(
-      "  - --factor 1 must be more than 1\n"
-      "  - --max 10 needs --min\n"
-      "  - --sequences 5000 of 512 tokens; at most 512\n"
-      "  - --temperature 0 must be from 1e-15 to 1e+30; the nearest is 1e-15\n"
-      "  - --top-k 40000 of --vocab 32768; the nearest is 32768\n"
-      "  - --top-p 1.5 must be above 0 and at most 1; the nearest is 1\n"
-      "  - --logit-scale -1 must be at least 0 and finite\n"
-      "  - --zero-fraction 2 must be from 0 to 1; the nearest is 1\n"
-      "  - --chunk 16 goes with --method upstream or all\n"
-      "  - --stripe 2: layout dual-chunk-swap does not read it; striped does\n"
-      "  - --tol-scale 0 must be positive",
-      o);
-}
-
-TEST(LogprobsOptions, LogitsStayFarFromTheLimitsOfTheirType) {
-  LogprobsOptions o;
-  o.logit_scale = 2e6;
-  expect_refused("  - --logit-scale 2000000: at most 1000000", o);
-  o.logit_scale = 1;
-  o.peak_height = -2e20;
-  o.temperature = 1e-10;
-  expect_refused(
-      "  - --logit-scale 1 and --peak-height -2e+20 over --temperature 1e-10 make logits of 2e+30; "
-      "at most 1e+30",
-      o);
-  o.peak_height = 1e12;
-  o.temperature = 1e31;
-  expect_refused("  - --temperature 1e+31 must be from 1e-15 to 1e+30; the nearest is 1e+30", o);
-}
-
-TEST(LogprobsOptions, NothingGivenIsIgnored) {
-  LogprobsOptions file;
-  file.input = "f.h5";
-  file.picks = 8;
-  expect_refused(
-      "  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, --peaks, "
-      "--peak-height and --zero-fraction are those of the file of --input: leave them out",
-      file);
-  LogprobsOptions generated;
-  generated.generate = "dist=fixed";
-  generated.sequences = 5;
-  expect_refused("  - --tokens, --min and --sequences do not go with --input or --gen", generated);
-}
-
-TEST(LogprobsOptions, OperationsWithoutAMethodOrAPass) {
-  LogprobsOptions o;
-  o.op = "raw-gather";
-  o.method = "upstream";
-  expect_refused(
-      "  - --op raw-gather has no --method upstream, which logprob, entropy, gather, soft-ce, "
-      "top-k and "
-      "filtered have; the nearest is --method gyre",
-      o);
-  o.op = "top-k";
-  o.method = "gyre";
-  o.pass = "bwd";
-  expect_refused("  - --op top-k has no backward pass; the nearest is --pass fwd", o);
-  o.op = "logprob";
-  o.output = "x.h5";
-  expect_refused(
-      "  - --output writes results of our operations, forward too: not with --pass bwd --method "
-      "gyre",
-      o);
-}
-
-TEST(LogprobsOptions, ThoseOfSomeOperationsAreRefusedByTheOthers) {
-  LogprobsOptions o;
-  o.gather_gradient = "split";  // refused though it is what packed sequences do anyway
-  o.op = "logprob";
-  expect_refused(
-      "  - --gather-gradient split goes with --op packed, packed-prerolled, packed-filtered or "
-      "all, "
-      "not with logprob",
-      o);
-  o.gather_gradient = "sum";
-  o.pass = "fwd";
-  o.op = "packed";
-  expect_refused("  - --gather-gradient sum is of backward passes: not with --pass fwd", o);
-  o.pass = "bwd";
-  for (const char* op : {"all", "packed", "packed-prerolled"}) {
-    o.op = op;
-    EXPECT_NO_THROW(check_options(o, 4)) << op;
+TEST(LogprobsOptions, WhatIsImpossibleIsListedWithTheNearest) {
+  using O = LogprobsOptions;
+  for (const auto& [problems, change] :
+       std::vector<std::pair<std::string, std::function<void(O&)>>>{
+           {"  - --tp 3 --cp 1 in a run of 4 ranks; the nearest grids: --tp 4 --cp 1 | --tp 2 --cp "
+            "2 | --tp 1 --cp 4",
+            [](O& o) { o.tp = 3; }},
+           {"  - --tp 3 --cp 8 in a run of 4 ranks; the nearest grids: --tp 1 --cp 4 | --tp 2 --cp "
+            "2 | --tp 4 --cp 1",
+            [](O& o) { o.tp = 3, o.cp = 8; }},
+           {"  - --vocab, --padded: 262 columns cannot be dealt evenly to 4 ranks; 264 can",
+            [](O& o) { o.vocab = 259, o.padded = 262; }},
+           {"  - --padded 256 is less than --vocab 259; the nearest is 260",
+            [](O& o) { o.vocab = 259, o.padded = 256; }},
+           {"  - --shards 100,100 is 2 shards, but --tp is 4; give 4\n"
+            "  - --shards 100,100 are 200 columns for --vocab 259; at least 259",
+            [](O& o) { o.vocab = 259, o.tp = 4, o.shards = "100,100"; }},
+           {"  - --shards 2G,0,8000000000G,1: at most 2147483647 columns in all",
+            [](O& o) { o.vocab = 259, o.tp = 4, o.shards = "2G,0,8000000000G,1"; }},
+           {"  - --shards: 'x' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)",
+            [](O& o) { o.vocab = 259, o.tp = 4, o.shards = "100,x,1,1"; }},
+           {"  - --factor 1 must be more than 1\n"
+            "  - --max 10 needs --min\n"
+            "  - --sequences 5000 of 512 tokens; at most 512\n"
+            "  - --temperature 0 must be from 1e-15 to 1e+30; the nearest is 1e-15\n"
+            "  - --top-k 40000 of --vocab 32768; the nearest is 32768\n"
+            "  - --top-p 1.5 must be above 0 and at most 1; the nearest is 1\n"
+            "  - --logit-scale -1 must be at least 0 and finite\n"
+            "  - --zero-fraction 2 must be from 0 to 1; the nearest is 1\n"
+            "  - --chunk 16 goes with --method upstream or all\n"
+            "  - --stripe 2: layout dual-chunk-swap does not read it; striped does\n"
+            "  - --tol-scale 0 must be positive",
+            [](O& o) {
+              o.sweep.factor = 1, o.sweep.max = 10, o.sequences = 5000, o.temperature = 0;
+              o.top_k = 40000, o.top_p = 1.5, o.logit_scale = -1, o.zero_fraction = 2;
+              o.chunk = 16, o.layout.options.stripe = 2, o.tol_scale = 0;
+            }},
+           // Logits stay far from the limits of their type.
+           {"  - --logit-scale 2000000: at most 1000000", [](O& o) { o.logit_scale = 2e6; }},
+           {"  - --logit-scale 1 and --peak-height -2e+20 over --temperature 1e-10 make logits of "
+            "2e+30; at most 1e+30",
+            [](O& o) { o.logit_scale = 1, o.peak_height = -2e20, o.temperature = 1e-10; }},
+           {"  - --temperature 1e+31 must be from 1e-15 to 1e+30; the nearest is 1e+30",
+            [](O& o) { o.logit_scale = 1, o.peak_height = 1e12, o.temperature = 1e31; }},
+           // Nothing that is given is ignored.
+           {"  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, "
+            "--peaks, --peak-height and --zero-fraction are those of the file of --input: leave "
+            "them out",
+            [](O& o) { o.input = "f.h5", o.picks = 8; }},
+           {"  - --tokens, --min and --sequences do not go with --input or --gen",
+            [](O& o) { o.generate = "dist=fixed", o.sequences = 5; }},
+           {"  - --op raw-gather has no --method upstream, which logprob, entropy, gather, "
+            "soft-ce, top-k and filtered have; the nearest is --method gyre",
+            [](O& o) { o.op = "raw-gather", o.method = "upstream"; }},
+           {"  - --op top-k has no backward pass; the nearest is --pass fwd",
+            [](O& o) { o.op = "top-k", o.method = "gyre", o.pass = "bwd"; }},
+           {"  - --output writes results of our operations, forward too: not with --pass bwd "
+            "--method gyre",
+            [](O& o) { o.op = "logprob", o.method = "gyre", o.pass = "bwd", o.output = "x.h5"; }},
+           // Refused though it is what packed sequences do anyway.
+           {"  - --gather-gradient split goes with --op packed, packed-prerolled, packed-filtered "
+            "or all, not with logprob",
+            [](O& o) { o.gather_gradient = "split", o.op = "logprob"; }},
+           {"  - --gather-gradient sum is of backward passes: not with --pass fwd",
+            [](O& o) { o.gather_gradient = "sum", o.pass = "fwd", o.op = "packed"; }},
+           {"  - --f32-output goes with --op log-softmax, softmax or all, not with entropy",
+            [](O& o) { o.dtype = "bf16", o.f32_output = true, o.op = "entropy"; }}}) {
+    O o;
+    change(o);
+    test::expect_usage("impossible configuration\n" + problems, [&] { check_options(o, 4); });
   }
-  EXPECT_EQ(o.gather_convention(), GatherGradient::sum);
+}
+
+TEST(LogprobsOptions, SomeOperationsHaveOptionsOfTheirOwn) {
+  for (const char* op : {"all", "packed", "packed-prerolled"}) {
+    LogprobsOptions o;
+    o.op = op;
+    o.gather_gradient = "sum";
+    EXPECT_NO_THROW(check_options(o, 4)) << op;
+    EXPECT_EQ(o.gather_convention(), GatherGradient::sum);
+  }
+  LogprobsOptions o;
+  EXPECT_EQ(o.gather_convention(), GatherGradient::split);
   o.gather_gradient = "none";
   EXPECT_EQ(o.gather_convention(), GatherGradient::none);
-  EXPECT_EQ(LogprobsOptions().gather_convention(), GatherGradient::split);
-}
-
-TEST(LogprobsOptions, ResultsInF32AreThoseOfAllIds) {
-  LogprobsOptions o;
   o.dtype = "bf16";
   EXPECT_EQ(o.output_type(), DType::bf16);
-  o.f32_output = true;
-  EXPECT_EQ(o.output_type(), DType::f32);
   for (const char* op : {"all", "log-softmax", "softmax"}) {
-    o.op = op;
-    EXPECT_NO_THROW(check_options(o, 4)) << op;
+    LogprobsOptions wide;
+    wide.dtype = "bf16", wide.op = op, wide.f32_output = true;
+    EXPECT_EQ(wide.output_type(), DType::f32);
+    EXPECT_NO_THROW(check_options(wide, 4)) << op;
   }
-  o.op = "entropy";
-  expect_refused("  - --f32-output goes with --op log-softmax, softmax or all, not with entropy",
-                 o);
-}
-
-TEST(LogprobsOptions, SweepsWholeSizesOnce) {
-  LogprobsOptions o;
-  EXPECT_EQ(o.sweep.sizes(), std::vector<int64_t>{512});
-  o.sweep.min = 2;
-  o.sweep.max = 7;
-  o.sweep.factor = 1.3;
-  EXPECT_EQ(o.sweep.sizes(), (std::vector<int64_t>{2, 3, 4, 6}));
 }
 
 TEST(Operations, AreFoundByName) {

@@ -10,6 +10,9 @@
 #include <limits>
 #include <numeric>
 
+#include "apps/logprobs/registry.hpp"
+#include "io/logprobs_file.hpp"
+#include "io_files.hpp"
 #include "logprob_cases.hpp"
 #include "logprobs/reference.hpp"
 
@@ -32,19 +35,9 @@ void expect_values(const Doubles& got, const Doubles& want, double tolerance = n
   }
 }
 
-Doubles first(const Doubles& values, size_t count) {
-  return {values.begin(), values.begin() + static_cast<std::ptrdiff_t>(count)};
-}
 double sum(const Doubles& values) {
   return std::accumulate(values.begin(), values.end(), 0.0);
 }
-/// f(row) of the 16 golden rows.
-Doubles of_rows(const std::function<double(int64_t)>& f) {
-  Doubles values;
-  for (int64_t t = 0; t < 16; ++t) values.push_back(f(t));
-  return values;
-}
-
 const test::LogitRows& student() {
   static const test::LogitRows rows = test::golden_logits();
   return rows;
@@ -64,73 +57,39 @@ TEST(LogprobsReference, GradientThroughLogSoftmaxByHand) {
   expect_values(log_softmax_gradient_reference(hot, Doubles{3, 0}, 2), {1, -1});
 }
 
-TEST(LogprobsReference, GoldenLogSumExps) {
-  const Doubles got = of_rows(
-      [](int64_t t) { return student().row(t)[0] - log_softmax_reference(student().row(t))[0]; });
-  expect_values(first(got, 8), {7.748163688, 7.575016135, 7.792737857, 7.783393937, 7.837148456,
-                                7.651064173, 7.784641104, 7.720435309});
-}
-
-TEST(LogprobsReference, GoldenLogprobsOfTargets) {
-  const Ints targets = test::golden_targets();
-  const Doubles got = of_rows([&](int64_t t) {
-    return score_row_reference(student().row(t), targets[static_cast<size_t>(t)]).logprob;
-  });
-  expect_values(first(got, 8), {-3.123163688, -7.825016135, -12.917737857, -5.658393937,
-                                -10.587148456, -5.776064173, -10.784641104, -3.470435309});
-  EXPECT_NEAR(sum(got), -127.545396938, nine_decimals);
-}
-
-TEST(LogprobsReference, GoldenLogprobsOfTheNextTargets) {
-  const Ints targets = test::golden_targets();
-  Doubles got;
-  for (const size_t b : {0, 1})
-    for (size_t s = 0; s < 7; ++s)
-      got.push_back(score_row_reference(student().row(static_cast<int64_t>(8 * b + s)),
-                                        targets[8 * b + s + 1])
-                        .logprob);
-  expect_values(first(got, 7), {-11.873163688, -4.450016135, -9.542737857, -2.283393937,
-                                -9.837148456, -2.401064173, -7.409641104});
-  EXPECT_NEAR(sum(got), -97.727189536, nine_decimals);
-}
-
-TEST(LogprobsReference, GoldenGradientOfALogprob) {
-  const Doubles g = score_gradient_reference(student().row(0), Ints{5}, Doubles{1}, 0);
-  expect_values(first(g, 5), {-1.070e-6, -8.956e-6, -7.4989e-5, -6.27879e-4, -5.257163e-3});
-  EXPECT_NEAR(g[5], 0.955982310, nine_decimals);
-  EXPECT_NEAR(g[57], -0.174093340, nine_decimals);
-  double norm = 0;
-  for (const double x : g) norm += std::abs(x);
-  EXPECT_NEAR(norm, 1.911964621, nine_decimals);
-  EXPECT_NEAR(sum(g), 0, nine_decimals);
-}
-
-TEST(LogprobsReference, GoldenEntropies) {
-  const Doubles got =
-      of_rows([](int64_t t) { return score_row_reference(student().row(t), 0).entropy; });
-  expect_values(first(got, 8), {2.643832576, 2.637051615, 2.653252468, 2.676617565, 2.655697487,
-                                2.672440759, 2.723055265, 2.654009122});
-  EXPECT_NEAR(sum(got), 42.577899221, nine_decimals);
-}
-
-TEST(LogprobsReference, GoldenGradientOfAnEntropy) {
-  const Doubles g = score_gradient_reference(student().row(0), {}, {}, 1);
-  const auto [least, most] = std::minmax_element(g.begin(), g.end());
-  EXPECT_EQ(least - g.begin(), 57);
-  EXPECT_EQ(most - g.begin(), 39);
-  EXPECT_NEAR(*least, -0.155929988, nine_decimals);
-  EXPECT_NEAR(*most, 0.026146259, nine_decimals);
-  EXPECT_NEAR(sum(g), 0, nine_decimals);
-}
-
-TEST(LogprobsReference, GoldenSoftCrossEntropies) {
-  const Doubles got = of_rows(
-      [](int64_t t) { return soft_cross_entropy_reference(student().row(t), teacher().row(t)); });
-  expect_values(first(got, 8), {8.344218829, 7.786752955, 7.138260753, 7.456781096, 7.809284165,
-                                9.052951627, 7.284411675, 6.842543003});
-  EXPECT_NEAR(sum(got), 124.937161405, nine_decimals);
-  const Doubles g = soft_cross_entropy_gradient_reference(student().row(0), teacher().row(0), 1);
-  expect_values(first(g, 4), {-3.374e-6, -6.9801e-5, -1.321022e-3, -2.4117012e-2});
+/// Every answer of inputs/logprobs_golden.h5. The generator of the file compares some of them with
+/// numbers that were worked out elsewhere.
+TEST(LogprobsReference, GivesTheAnswersOfTheGoldenFile) {
+  const LogprobsFile f =
+      read_logprobs_file(test::world(), test::input("logprobs_golden.h5"), logprobs_arrays());
+  const SamplingFilter filter{f.top_k, f.top_p, f.temperature};
+  const auto expect = [&](const std::string& name, int64_t row, const Doubles& got) {
+    const Doubles& all = f.reference->arrays.at(name);
+    const auto begin = all.begin() + row * std::ssize(got);
+    expect_values(got, Doubles(begin, begin + std::ssize(got)), 1e-12);
+  };
+  for (int64_t t = 0; t < 16; ++t) {
+    SCOPED_TRACE(t);
+    const std::span<const double> z = student().row(t), other = teacher().row(t);
+    const int32_t target = f.targets[t];
+    const Ints ids(f.ids.begin() + 4 * t, f.ids.begin() + 4 * t + 4);
+    const double g = static_cast<double>(f.d_value[t]);
+    const Doubles logp = log_softmax_reference(z);
+    Doubles gathered;
+    for (const int32_t id : ids) gathered.push_back(logp[id]);
+    expect("logprob", t, {score_row_reference(z, target).logprob});
+    expect("entropy", t, {score_row_reference(z, target).entropy});
+    expect("gathered", t, gathered);
+    expect("soft_cross_entropy", t, {soft_cross_entropy_reference(z, other)});
+    expect("filtered_logprob", t, {filtered_logprob_reference(z, target, filter)});
+    expect("d_logprob", t, score_gradient_reference(z, Ints{target}, Doubles{g}, 0));
+    expect("d_entropy", t, score_gradient_reference(z, {}, {}, g));
+    expect("d_gathered", t, score_gradient_reference(z, ids, Doubles(4, g), 0));
+    expect("d_soft_cross_entropy", t, soft_cross_entropy_gradient_reference(z, other, g));
+    expect("d_filtered_logprob", t, filtered_gradient_reference(z, target, filter, g));
+    if (t % 8 < 7)
+      expect("next_token_logprob", t - t / 8, {score_row_reference(z, f.targets[t + 1]).logprob});
+  }
 }
 
 Ints top_ids(std::span<const double> row, int64_t k) {
@@ -188,7 +147,7 @@ TEST(LogprobsReference, GoldenDistillationFromTheTeachersTopFour) {
   const Ints ids = {29, 50, 12, 33};
   EXPECT_EQ(top_ids(teacher().row(0), 4), ids);
   Doubles logits;
-  for (const int32_t id : ids) logits.push_back(teacher().row(0)[static_cast<size_t>(id)]);
+  for (const int32_t id : ids) logits.push_back(teacher().row(0)[id]);
   const auto all = distillation_reference(student().row(0), ids, logits, false);
   const auto some = distillation_reference(student().row(0), ids, logits, true);
   expect_values(all.teacher, {-1.099062684, -1.349062684, -1.474062684, -1.724062684});
@@ -438,7 +397,7 @@ TEST(LogprobsReference, FilteredGradientsAreDifferencesWhereTheTargetSurvives) {
     const int32_t target = top_k_reference(row, 1)[0].id;
     const double g = any_gradient();
     const Doubles gradient = filtered_gradient_reference(row, target, filter, g);
-    if (!kept[static_cast<size_t>(target)]) {  // a lower id of equal logit
+    if (!kept[target]) {  // a lower id of equal logit
       RC_ASSERT(filtered_logprob_reference(row, target, filter) == -inf);
       return;
     }

@@ -111,53 +111,50 @@ TEST(Refused, StreamsOfUtterancesBeyondInt32) {
     return usage_message([&] { pack_salm(batch, {0, -1, cp, tp, TpRounding::per_rank}); });
   };
   // One token takes 2·cp slots.
-  EXPECT_STREQ(message(2, 1 << 30, 1).c_str(),
-               "row 0: the stream grows to 2147483648 slots, more than the int32 range of "
-               "boundaries");
-  EXPECT_STREQ(message(2, 2, 1 << 30).c_str(),
-               "row 1: the stream grows to 2147483648 slots, more than the int32 range of "
-               "boundaries");
+  EXPECT_EQ(message(2, 1 << 30, 1),
+            "row 0: the stream grows to 2147483648 slots, more than the int32 range of "
+            "boundaries");
+  EXPECT_EQ(message(2, 2, 1 << 30),
+            "row 1: the stream grows to 2147483648 slots, more than the int32 range of "
+            "boundaries");
   const SalmBatch flat = {2, 0, ids, {}, targets, {}};
-  EXPECT_STREQ(usage_message([&] { pack_salm(flat, {}); }).c_str(),
-               "embeddings of 0 values; at least 1 is needed");
+  EXPECT_EQ(usage_message([&] { pack_salm(flat, {}); }),
+            "embeddings of 0 values; at least 1 is needed");
 }
 
 TEST(Refused, RowsBeyondInt32) {
   const Floats embeddings(4);
   const Longs mask(4, 1);
-  EXPECT_STREQ(usage_message([&] {
-                 shard_bshd<float>(embeddings, mask, mask, 1, 1, 2, 0, 1 << 29);
-               }).c_str(),
-               "rows of 2147483648 slots exceed the int32 range of index lists");
-  EXPECT_STREQ(usage_message([] { bshd_padded_width(-1, 2, 1); }).c_str(),
-               "rows of -1 slots; the width is at least 0");
+  EXPECT_EQ(usage_message([&] { shard_bshd<float>(embeddings, mask, mask, 1, 1, 2, 0, 1 << 29); }),
+            "rows of 2147483648 slots exceed the int32 range of index lists");
+  EXPECT_EQ(usage_message([] { bshd_padded_width(-1, 2, 1); }),
+            "rows of -1 slots; the width is at least 0");
 }
 
 TEST(Refused, SizesBelowTheLeast) {
-  EXPECT_STREQ(usage_message([] { distribute_items(-1, 2); }).c_str(),
-               "-1 items; there are at least 0");
-  EXPECT_STREQ(usage_message([] { distribute_items(3, 0); }).c_str(),
-               "items over 0 ranks; there is at least 1");
+  EXPECT_EQ(usage_message([] { distribute_items(-1, 2); }), "-1 items; there are at least 0");
+  EXPECT_EQ(usage_message([] { distribute_items(3, 0); }),
+            "items over 0 ranks; there is at least 1");
   const Floats samples(4);
   const Longs one = {4}, two = {2, 2};
   const AudioEncoder encode = [](std::span<const float>, int64_t) { return Floats(1); };
   const AudioBatch item = {{samples.data(), 1, 4}, one}, other = {{samples.data(), 1, 4}, two};
-  EXPECT_STREQ(usage_message([&] { encode_distributed(world(), item, encode, {0}); }).c_str(),
-               "encodings of 0 values; at least 1 is needed");
-  EXPECT_STREQ(usage_message([&] { encode_distributed(world(), other, encode, {1}); }).c_str(),
-               "2 lengths for 1 audio items");
+  EXPECT_EQ(usage_message([&] { encode_distributed(world(), item, encode, {0}); }),
+            "encodings of 0 values; at least 1 is needed");
+  EXPECT_EQ(usage_message([&] { encode_distributed(world(), other, encode, {1}); }),
+            "2 lengths for 1 audio items");
   const Ints bounds = {0, 4};
   const Layout layout = contiguous({bounds, bounds}, {});
-  EXPECT_STREQ(usage_message([&] { gather_batch<float>(layout, world(), samples, -1); }).c_str(),
-               "a batch of -1 rows; there are at least 0");
-  EXPECT_STREQ(usage_message([&] {
-                 gather_forward_and_unpad<float>(world(), samples, {{-2, 2}, 0, 0, -1});
-               }).c_str(),
-               "gathering an axis: an extent of -2");
-  EXPECT_STREQ(usage_message([&] {
-                 gather_forward_and_unpad<float>(world(), samples, {{2, 2}, 0, -1, 0});
-               }).c_str(),
-               "gathering an axis: padding of -1 entries");
+  EXPECT_EQ(usage_message([&] { gather_batch<float>(layout, world(), samples, -1); }),
+            "a batch of -1 rows; there are at least 0");
+  EXPECT_EQ(usage_message([&] {
+              gather_forward_and_unpad<float>(world(), samples, {{-2, 2}, 0, 0, -1});
+            }),
+            "gathering an axis: an extent of -2");
+  EXPECT_EQ(usage_message([&] {
+              gather_forward_and_unpad<float>(world(), samples, {{2, 2}, 0, -1, 0});
+            }),
+            "gathering an axis: padding of -1 entries");
 }
 
 TEST(Refused, HeadersOfPackedFilesWithImpossibleSizes) {
@@ -171,12 +168,9 @@ TEST(Refused, HeadersOfPackedFilesWithImpossibleSizes) {
   ConfigErrors problems;
   check_packed(problems, header);
   ASSERT_EQ(problems.messages().size(), 3u);
-  EXPECT_STREQ(problems.messages()[0].c_str(),
-               "slot_multiple of '/packed' is 0; it must be 1 to 2147483647");
-  EXPECT_STREQ(problems.messages()[1].c_str(),
-               "vocab_size of '/packed' is 0; it must be 1 to 2147483647");
-  EXPECT_STREQ(problems.messages()[2].c_str(),
-               "hidden_size of '/packed' is -1; it must be at least 0");
+  EXPECT_EQ(problems.messages()[0], "slot_multiple of '/packed' is 0; it must be 1 to 2147483647");
+  EXPECT_EQ(problems.messages()[1], "vocab_size of '/packed' is 0; it must be 1 to 2147483647");
+  EXPECT_EQ(problems.messages()[2], "hidden_size of '/packed' is -1; it must be at least 0");
 }
 
 }  // namespace GYRE_FILE

@@ -23,12 +23,11 @@ TEST(Parallel, EachItemIsInOnePart) {
   for (const SharingLimits limits : {SharingLimits{0, 0}, SharingLimits{0, 70}, SharingLimits{}})
     for (const int64_t count : {0, 1, 2, 6, 7, 8, 100}) {
       sharing_limits = limits;
-      std::vector<int> calls(static_cast<size_t>(count), 0);
+      std::vector<int> calls(count, 0);
       for_each_part(3, count, 10, [&](int64_t begin, int64_t end, int thread) {
-        for (int64_t i = begin; i < end; ++i)
-          calls[static_cast<size_t>(i)] += 1 + 100 * (thread / 3);
+        for (int64_t i = begin; i < end; ++i) calls[i] += 1 + 100 * (thread / 3);
       });
-      EXPECT_EQ(calls, std::vector<int>(static_cast<size_t>(count), 1));
+      EXPECT_EQ(calls, std::vector<int>(count, 1));
     }
   sharing_limits = {0, 0};
 }

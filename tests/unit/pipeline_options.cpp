@@ -14,7 +14,7 @@ Documents documents_of(const std::vector<int64_t>& lengths) {
   Documents documents;
   documents.vocab_size = test::small_config().vocab_size;
   for (const int64_t length : lengths) documents.offsets.push_back(documents.total() + length);
-  documents.tokens.resize(static_cast<size_t>(documents.total()), 1);
+  documents.tokens.resize(documents.total(), 1);
   return documents;
 }
 

@@ -169,7 +169,7 @@ TEST(PlanMachine, FindsSlicesAtAWrongOffset) {
           step::Exchange* x = exchange_at(steps, step);
           if (x == nullptr || (sent ? x->sends : x->recvs).empty()) return false;
           Slice& slice = (sent ? x->sends : x->recvs).back().slices.back();
-          const PlanArray& array = plan.arrays[static_cast<size_t>(slice.array)];
+          const PlanArray& array = plan.arrays[slice.array];
           if (slice.row + slice.rows < array.tokens())
             ++slice.row;
           else if (slice.row > 0)
@@ -187,8 +187,7 @@ TEST(PlanMachine, FindsSlicesOfWrongHeads) {
         step::Exchange* x = exchange_at(steps, step);
         if (x == nullptr || x->sends.empty()) return false;
         Slice& slice = x->sends.front().slices.front();
-        if (slice.heads.end() == plan.arrays[static_cast<size_t>(slice.array)].heads.end())
-          return false;
+        if (slice.heads.end() == plan.arrays[slice.array].heads.end()) return false;
         ++slice.heads.begin;
         return true;
       },
@@ -214,7 +213,7 @@ TEST(PlanMachine, FindsAWaitForKeysThatComesTooLate) {
           const step::Exchange* x = exchange_at(steps, i);
           if (x == nullptr || x->id != wait->id || x->recvs.empty()) continue;
           const int array = x->recvs.front().slices.front().array;
-          if (plan.arrays[static_cast<size_t>(array)].kind != ArrayKind::kv) return false;
+          if (plan.arrays[array].kind != ArrayKind::kv) return false;
           move_to_end(steps, step);
           return true;
         }
@@ -318,7 +317,7 @@ TEST(PlanMachine, FindsAnOutputThatDoesNotStay) {
       if (const auto* delta = std::get_if<step::Delta>(&s)) out = delta->out;
       if (const auto* compute = std::get_if<step::Compute>(&s)) d_q = compute->d_q;
     }
-    rank.arrays[static_cast<size_t>(d_q)].storage = rank.arrays[static_cast<size_t>(out)].storage;
+    rank.arrays[d_q].storage = rank.arrays[out].storage;
     EXPECT_NE(plan_fault(plan, problem, c.bounds()).find("any more"), std::string::npos) << name;
   }
 }
@@ -429,9 +428,9 @@ TEST(Halo, MovesTheBordersOfTheWindowOnly) {
     const RankPlan plan = find_schedule("halo").plan(problem, r);
     const PlanCount forward = count(plan, Pass::forward, c.heads, {}),
                     backward = count(plan, Pass::backward, c.heads, {});
-    EXPECT_EQ(forward.bytes_sent, sent[static_cast<size_t>(r)] * row);
-    EXPECT_EQ(forward.bytes_received, received[static_cast<size_t>(r)] * row);
-    EXPECT_EQ(backward.bytes_sent, received[static_cast<size_t>(r)] * row);
+    EXPECT_EQ(forward.bytes_sent, sent[r] * row);
+    EXPECT_EQ(forward.bytes_received, received[r] * row);
+    EXPECT_EQ(backward.bytes_sent, received[r] * row);
     EXPECT_EQ(forward.messages, r == 0 || r == 3 ? 1 : 2);
   }
 }
@@ -508,7 +507,7 @@ TEST(AllToAllRing, ChoosesGroupsThatShareNoKvHead) {
     const RankPlan plan =
         plan_rank(find_schedule("all-to-all-ring"), {&c.layout, shape_of(16, kv_heads), {}, {}}, 0);
     // Where final statistics are: those of one run of rows for each rank of the group.
-    return plan.arrays[static_cast<size_t>(plan.stats)].rows.size();
+    return plan.arrays[plan.stats].rows.size();
   };
   EXPECT_EQ(chosen(8, 8), 2U);
   EXPECT_EQ(chosen(16, 8), 4U);

@@ -103,7 +103,7 @@ class StepWalk {
     std::map<int, std::vector<double>> arrivals;  ///< [sender]
     std::map<int, size_t> expected;               ///< [sender]
   };
-  State& state(int rank) { return ranks_[static_cast<size_t>(rank)]; }
+  State& state(int rank) { return ranks_[rank]; }
 
   bool walk_step(const RankPlan& rank) {
     State& s = state(rank.rank);
@@ -124,7 +124,7 @@ class StepWalk {
   static int64_t bytes_of(const RankPlan& rank, const Message& message) {
     int64_t sum = 0;
     for (const Slice& slice : message.slices)
-      sum += wire_bytes(rank.arrays[static_cast<size_t>(slice.array)].kind, slice, shape, types);
+      sum += wire_bytes(rank.arrays[slice.array].kind, slice, shape, types);
     return sum;
   }
   /// Bytes read and written for slices that are copied or added; `all`: even those that lie as they
@@ -132,7 +132,7 @@ class StepWalk {
   static int64_t copied(const RankPlan& rank, const Message& message, bool all) {
     int64_t sum = 0;
     for (const Slice& slice : message.slices) {
-      const PlanArray& array = rank.arrays[static_cast<size_t>(slice.array)];
+      const PlanArray& array = rank.arrays[slice.array];
       if (all || slice.add || !travels_as_it_lies(array, slice, types))
         sum += (slice.add ? 3 : 2) * wire_bytes(array.kind, slice, shape, types);
     }
@@ -141,7 +141,7 @@ class StepWalk {
   const LinkTier& link_to(int rank, int peer, int& tier) const {
     tier = machine_.tier_between(place_.first + rank * place_.stride,
                                  place_.first + peer * place_.stride);
-    return machine_.links[static_cast<size_t>(tier)];
+    return machine_.links[tier];
   }
 
   bool walk(const RankPlan& rank, State& s, const step::Exchange& e) {
@@ -189,8 +189,7 @@ class StepWalk {
     ModelledCall call;
     call.pass = pass_;
     call.type = types.activations;
-    call.query_heads =
-        query_heads_of(rank.arrays[static_cast<size_t>(c.q)].heads, c.kv_heads, shape).count;
+    call.query_heads = query_heads_of(rank.arrays[c.q].heads, c.kv_heads, shape).count;
     call.head_dim = shape.head_dim;
     call.rectangles = c.rectangles;
     call.d_q = c.d_q >= 0;
@@ -201,14 +200,13 @@ class StepWalk {
       for (auto& [tier, left] : open.beside) {
         const double together = std::min(left, seconds);
         left -= together;
-        s.clock += machine_.links[static_cast<size_t>(tier)].kernel_slowdown * together;
+        s.clock += machine_.links[tier].kernel_slowdown * together;
       }
     return true;
   }
   bool pass_over(const RankPlan& rank, State& s, std::initializer_list<int> arrays) const {
     int64_t bytes = 0;
-    for (const int array : arrays)
-      bytes += stored_bytes(rank.arrays[static_cast<size_t>(array)], shape, types);
+    for (const int array : arrays) bytes += stored_bytes(rank.arrays[array], shape, types);
     work(s, static_cast<double>(bytes) / machine_.copy_bytes_per_s);
     return true;
   }
@@ -241,8 +239,7 @@ std::vector<double> bytes_by_tier(const Plan& plan, Pass pass, const MachineMode
         const int tier = machine.tier_between(place.first + rank.rank * place.stride,
                                               place.first + m.peer * place.stride);
         for (const Slice& slice : m.slices)
-          bytes.at(static_cast<size_t>(tier)) +=
-              wire_bytes(rank.arrays[static_cast<size_t>(slice.array)].kind, slice, shape, types);
+          bytes.at(tier) += wire_bytes(rank.arrays[slice.array].kind, slice, shape, types);
       }
     }
   return bytes;
@@ -407,7 +404,7 @@ TEST(Predict, RanksThatShareHeadsPutNeighboursIntoOtherNodesEarlier) {
   for (const auto& [place, slowest] :
        {std::pair{GroupPlace{0, 1}, 1}, {GroupPlace{0, 2}, 2}, {GroupPlace{0, 4}, 2}})
     expect_seconds(ring.predict_on(machine, place).seconds,
-                   step + 7 * hop(machine.links[static_cast<size_t>(slowest)], ring.bytes()));
+                   step + 7 * hop(machine.links[slowest], ring.bytes()));
 }
 
 TEST(Predict, ATransferSlowsTheKernelBesideIt) {

@@ -40,8 +40,8 @@ Texts arbitrary_texts() {
   for (int d = 0; d < count; ++d) {
     Tokens& text = documents.emplace_back();
     if (d > 0 && *rc::gen::inRange(0, 2) == 1) {
-      text = documents[static_cast<size_t>(*rc::gen::inRange(0, d))];
-      text.resize(static_cast<size_t>(*rc::gen::inRange<int64_t>(0, std::ssize(text) + 1)));
+      text = documents[*rc::gen::inRange(0, d)];
+      text.resize(*rc::gen::inRange<int64_t>(0, std::ssize(text) + 1));
     }
     const int more = *rc::gen::inRange(0, 6);
     for (int i = 0; i < more; ++i) text.push_back(*rc::gen::inRange(0, 2));
@@ -55,8 +55,7 @@ RaggedTokens streams_of(const PrefixForest& forest, const Texts& texts) {
     const Tokens stream = tokens_of_tree(forest, t, texts.view());
     for (int64_t at = 0; at < std::ssize(stream); ++at) {
       const auto [document, position] = forest.source(t, at);
-      EXPECT_EQ(texts.view().document(document)[static_cast<size_t>(position)],
-                stream[static_cast<size_t>(at)]);
+      EXPECT_EQ(texts.view().document(document)[position], stream[at]);
     }
     streams.tokens.insert(streams.tokens.end(), stream.begin(), stream.end());
     streams.offsets.push_back(std::ssize(streams.tokens));
@@ -277,7 +276,7 @@ TEST(SharedPrefixes, EveryPredictionOfEveryDocumentIsMadeOnce) {
             const int64_t p = run.start + i * run.stride;
             const auto row = static_cast<size_t>(run.row + i);
             ++tokens[{d, p}];
-            RC_ASSERT(batch.tokens[row] == texts.view().document(d)[static_cast<size_t>(p)]);
+            RC_ASSERT(batch.tokens[row] == texts.view().document(d)[p]);
             RC_ASSERT(batch.positions[row] == p);
           }
       for (const DocumentRun& run : prediction_runs(bin.forest, bin.trees, shard))
@@ -290,7 +289,7 @@ TEST(SharedPrefixes, EveryPredictionOfEveryDocumentIsMadeOnce) {
             predicted.insert(static_cast<int64_t>(row));
             if (row >= batch.tokens.size())
               row = static_cast<size_t>(batch.again[row - batch.tokens.size()]);
-            RC_ASSERT(batch.tokens[row] == texts.view().document(d)[static_cast<size_t>(p)]);
+            RC_ASSERT(batch.tokens[row] == texts.view().document(d)[p]);
             RC_ASSERT(batch.positions[row] == p);
           }
       for (size_t row = 0; row < batch.targets.size(); ++row)
@@ -318,7 +317,7 @@ TEST(SharedPrefixes, AttentionAndItsGradientsAreThoseOfSeparateDocuments) {
   const int64_t stored = bin.forest.tokens(0), all = texts.offsets.back();
   using Values = std::vector<double>;
   const auto drawn = [](TokenTensor tensor, int64_t count) {
-    std::vector<float> row(static_cast<size_t>(count));
+    std::vector<float> row(count);
     fill_token_row({3, tensor}, 0, row);
     return Values(row.begin(), row.end());
   };
@@ -336,8 +335,7 @@ TEST(SharedPrefixes, AttentionAndItsGradientsAreThoseOfSeparateDocuments) {
     Values sums(static_cast<size_t>(stored * row), 0);
     for (const auto& [key, place] : at)
       for (int64_t i = 0; i < row; ++i)
-        sums[static_cast<size_t>(place.second * row + i)] += separate[static_cast<size_t>(
-            (texts.offsets[static_cast<size_t>(key.first)] + key.second) * row + i)];
+        sums[place.second * row + i] += separate[(texts.offsets[key.first] + key.second) * row + i];
     return sums;
   };
   const auto near = [](const Values& a, const Values& b) {

@@ -229,35 +229,24 @@ RaggedPlan plan_one(const Rectangle& r) {
   return plan_ragged(std::vector{r}, false, 100, no_limit);
 }
 
-TEST(RaggedPlan, CausalSquaresHaveAMaskOfTheirOwn) {
-  const RaggedPlan plan = plan_one(causal(8, 8, 0));
-  ASSERT_EQ(plan.batches.size(), 1U);
-  EXPECT_EQ(plan.batches[0].mask, RaggedMask::causal);
-  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{100, 8, 200, 8, 0, 0}}));
-}
-
-TEST(RaggedPlan, ADiagonalWithQueriesBehindItIsTwoEntries) {  // the example of the header
-  const RaggedPlan plan = plan_one(causal(8, 6, 2));
-  ASSERT_EQ(plan.batches.size(), 2U);
-  EXPECT_EQ(plan.batches[0].mask, RaggedMask::causal_end);
-  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{100, 4, 200, 6, 0, 0}}));
-  EXPECT_EQ(plan.batches[1].mask, RaggedMask::full);
-  EXPECT_EQ(plan.batches[1].entries, (std::vector<RaggedEntry>{{104, 4, 200, 6, 0, 0}}));
-}
-
-TEST(RaggedPlan, QueriesThatSeeNothingAreLeftOut) {
-  const RaggedPlan plan = plan_one(causal(8, 8, -3));
-  ASSERT_EQ(plan.batches.size(), 1U);
-  EXPECT_EQ(plan.batches[0].mask, RaggedMask::causal);
-  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{103, 5, 200, 5, 0, 0}}));
-  EXPECT_TRUE(plan_one(causal(8, 8, -8)).batches.empty());
-}
-
-TEST(RaggedPlan, StripedDiagonalsAreDiagonals) {
+TEST(RaggedPlan, DiagonalsHaveMasksOfTheirOwn) {
+  using Batches = std::vector<std::pair<RaggedMask, RaggedEntry>>;
+  const auto batches = [](const Rectangle& r) {
+    Batches found;
+    for (const RaggedBatch& batch : plan_one(r).batches)
+      for (const RaggedEntry& entry : batch.entries) found.emplace_back(batch.mask, entry);
+    return found;
+  };
+  EXPECT_EQ(batches(causal(8, 8, 0)), (Batches{{RaggedMask::causal, {100, 8, 200, 8, 0, 0}}}));
+  // Queries behind the diagonal see all keys: the example of the header.
+  EXPECT_EQ(batches(causal(8, 6, 2)), (Batches{{RaggedMask::causal_end, {100, 4, 200, 6, 0, 0}},
+                                               {RaggedMask::full, {104, 4, 200, 6, 0, 0}}}));
+  // Queries that see nothing are left out.
+  EXPECT_EQ(batches(causal(8, 8, -3)), (Batches{{RaggedMask::causal, {103, 5, 200, 5, 0, 0}}}));
+  EXPECT_EQ(batches(causal(8, 8, -8)), Batches{});
   // Rank 1 of 4 against the keys of rank 2: its query i is before key i.
-  const RaggedPlan plan = plan_one(causal(8, 8, -1, 4, 4));
-  ASSERT_EQ(plan.batches.size(), 1U);
-  EXPECT_EQ(plan.batches[0].entries, (std::vector<RaggedEntry>{{101, 7, 200, 7, 0, 0}}));
+  EXPECT_EQ(batches(causal(8, 8, -1, 4, 4)),
+            (Batches{{RaggedMask::causal, {101, 7, 200, 7, 0, 0}}}));
 }
 
 /// Those of a rectangle from `first` on.
@@ -338,13 +327,6 @@ TEST(RaggedRounds, TouchARowOnceAndKeepTheOrderOfEntries) {
       check_rounds(key_rounds(batch), keys);
     }
   }));
-}
-
-TEST(RaggedRounds, OfDisjointRowsAreOne) {
-  RaggedBatch batch;
-  batch.entries = {{0, 4, 0, 4, 0, 0}, {8, 4, 8, 4, 4, 4}, {4, 4, 4, 4, 8, 8}};
-  EXPECT_EQ(query_rounds(batch).size(), 1U);
-  EXPECT_EQ(key_rounds(batch).size(), 1U);
 }
 
 /// A batch of entries of these rows [first, second), of queries and of keys alike.
@@ -434,6 +416,8 @@ TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_q, 8, 2), (Offsets{0, 24, 40}));
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_k, 8, 3), (Offsets{0, 40, 96, 96}));
   EXPECT_ANY_THROW((void)ragged_lengths(batch, RaggedRows::q, 1));
+  batch.entries = {{1 << 20, 1, 0, 1, 0, 0}};  // more than 32 bits
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14, 1)[0], int64_t{1} << 34);
 }
 
 TEST(RaggedTables, PaddingBeginsBehindTheFurthestEntry) {  // which need not be the last
@@ -484,12 +468,6 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
   }));
 }
 
-TEST(RaggedTables, OffsetsNeedMoreThan32Bits) {
-  RaggedBatch batch;
-  batch.entries = {{1 << 20, 1, 0, 1, 0, 0}};
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14, 1)[0], int64_t{1} << 34);
-}
-
 TEST(RaggedTables, SizesAreRoundedToPowersOfTwo) {
   EXPECT_EQ(rounded_up(1, 16), 16);
   EXPECT_EQ(rounded_up(17, 16), 32);
@@ -502,8 +480,7 @@ TEST(RaggedPlan, TakesWholeLayoutsWithoutWindow) {
     const int queries = *rc::gen::inRange(0, c.layout.cp());
     const int keys = *rc::gen::inRange(0, c.layout.cp());
     const std::vector<Rectangle> rectangles =
-        intersect(c.layout.shards[static_cast<size_t>(queries)],
-                  c.layout.shards[static_cast<size_t>(keys)], MaskKind::causal);
+        intersect(c.layout.shards[queries], c.layout.shards[keys], MaskKind::causal);
     const RaggedPlan plan = plan_ragged(rectangles, false, 1024, no_limit);
     RC_ASSERT(pairs_of(plan) == pairs_of(rectangles));
     RC_ASSERT(plan.reasons[static_cast<size_t>(NotRagged::window)] == 0);

@@ -18,7 +18,7 @@ double coverage(int n) {
   int held = 0;
   constexpr int experiments = 20000;
   for (int e = 0; e < experiments; ++e) {
-    std::vector<double> samples(static_cast<size_t>(n));
+    std::vector<double> samples(n);
     for (double& x : samples) x = normal(random);
     std::sort(samples.begin(), samples.end());
     const Interval interval = median_interval(samples);
@@ -143,7 +143,7 @@ TEST(RunRules, RowsAreCountedAndTheWorstIsTold) {
 }
 
 TEST(RunRules, ForeignLoadIsWhatTheRanksDidNotUse) {
-  const std::vector<std::string> hosts(static_cast<size_t>(test::world().size()), "here");
+  const std::vector<std::string> hosts(test::world().size(), "here");
   const HostLoad begin{100, 50, 7, 4}, end{110, 75, 17, 4};
   const ForeignLoad load = foreign_load(test::world(), hosts, begin, end);
   EXPECT_DOUBLE_EQ(load.cores, 2.5 - test::world().size() * 1.0);

@@ -36,12 +36,32 @@ TEST(ErrorBetween, WhatIsNotFiniteIsInfinitelyWrongUnlessTheDefinitionHasIt) {
   EXPECT_EQ(error_between(1, 2, nan), infinity);
 }
 
-TEST(Verification, PassesWithinTheToleranceAndSaysHowMuchOfItWasUsed) {
-  Verification checks;
-  checks.check("hidden", 0.5).add(1.25, 1, somewhere);
-  checks.check("logprobs", 1).add(2, 2, somewhere);
-  EXPECT_TRUE(checks.passed());
-  EXPECT_EQ(checks.text(), "VERIFY PASSED 2/2 max_err_over_tol=0.5\n");
+TEST(Verification, SaysHowMuchOfTheToleranceWasUsed) {
+  Verification good, scaled, sampled, nothing(4);
+  good.check("hidden", 0.5).add(1.25, 1, somewhere);
+  good.check("logprobs", 1).add(2, 2, somewhere);
+  EXPECT_TRUE(good.passed());
+  EXPECT_EQ(good.text(), "VERIFY PASSED 2/2 max_err_over_tol=0.5\n");
+  // Errors and tolerances are printed without the scale.
+  scaled.check("logprob", 0.125).add(-5.5, -6.5, somewhere, 4);
+  EXPECT_EQ(scaled.text(),
+            "VERIFY FAILED 0/1 max_err_over_tol=2\n"
+            "VERIFY   logprob: 1 of 1 values outside\n"
+            "VERIFY     somewhere: got -5.5, expected -6.5, error 1, tolerance 0.5\n");
+  sampled.check("out", 1).add(1, 1, somewhere);
+  sampled.check("out", 1).add_sample(64, 4096);
+  sampled.check("d_q", 1).add(1, 1, somewhere);
+  sampled.check("d_q", 1).add_sample(128, 4096);
+  EXPECT_EQ(sampled.text(), "VERIFY PASSED 2/2 max_err_over_tol=0, sampled 64 of 4096 tokens\n");
+  EXPECT_FALSE(nothing.passed());
+  EXPECT_EQ(nothing.text(), "VERIFY SKIPPED\n");
+  nothing.check("hidden", 0.125);
+  EXPECT_FALSE(nothing.passed());
+  EXPECT_EQ(nothing.text(),
+            "VERIFY FAILED 0/1 max_err_over_tol=0\nVERIFY   hidden: nothing was compared\n");
+  nothing.check("hidden", 0.125).add(1.5, 1, somewhere);
+  EXPECT_TRUE(nothing.passed());
+  EXPECT_EQ(nothing.checks()[0].tolerance(), 0.5) << "multiplied by 4";
 }
 
 TEST(Verification, FailsAndNamesTheWorstPlace) {
@@ -68,25 +88,20 @@ TEST(Verification, FailsAndNamesTheWorstPlace) {
             first + "VERIFY     position 6: got 2, expected 1, error 1, tolerance 0.5\n");
 }
 
-TEST(Verification, ErrorsAndTolerancesArePrintedWithoutTheScale) {
-  Verification checks;
-  checks.check("logprob", 0.125).add(-5.5, -6.5, somewhere, 4);
-  EXPECT_EQ(checks.text(),
-            "VERIFY FAILED 0/1 max_err_over_tol=2\n"
-            "VERIFY   logprob: 1 of 1 values outside\n"
-            "VERIFY     somewhere: got -5.5, expected -6.5, error 1, tolerance 0.5\n");
-}
-
-TEST(Verification, TheTenWorstAreKeptInOrderWhoeverFoundThem) {
+TEST(Verification, MergingKeepsTheTenWorstInOrderWhoeverFoundThem) {
   Verification a, b;
   const auto place = [](int i) { return [i] { return "position " + std::to_string(i); }; };
   for (int i = 0; i < 12; ++i)
     (i % 2 == 0 ? a : b).check("x", 1).add(10 + (i * 7) % 12, 1, place(i));
+  b.check("entropy", 1).add(0, 0, somewhere);
   a.merge(b);
+  ASSERT_EQ(a.checks().size(), 2U);
   const Check& check = a.checks()[0];
   ASSERT_EQ(check.deviations().size(), Check::max_deviations);
   for (size_t i = 0; i < check.deviations().size(); ++i)
     EXPECT_EQ(check.deviations()[i].got, 21.0 - static_cast<double>(i));
+  EXPECT_EQ(check.where(), "position 5");
+  EXPECT_EQ(check.count(), 12);
   EXPECT_EQ(check.outside(), 12);
 }
 
@@ -105,16 +120,7 @@ TEST(Verification, ASecondLookAtTheSameValuesCountsThemOnce) {
   EXPECT_EQ(all.checks()[0].deviations().at(0).where, "second");
 }
 
-TEST(Verification, ASampleIsSaid) {
-  Verification checks;
-  checks.check("out", 1).add(1, 1, somewhere);
-  checks.check("out", 1).add_sample(64, 4096);
-  checks.check("d_q", 1).add(1, 1, somewhere);
-  checks.check("d_q", 1).add_sample(128, 4096);
-  EXPECT_EQ(checks.text(), "VERIFY PASSED 2/2 max_err_over_tol=0, sampled 64 of 4096 tokens\n");
-}
-
-TEST(Verification, NanNeverPasses) {
+TEST(Verification, NanAndWhatCannotBeComparedFail) {
   Verification checks;
   Check& check = checks.check("logprobs", 1e30);
   check.add(nan, 1, [] { return "document 2"; });
@@ -122,6 +128,16 @@ TEST(Verification, NanNeverPasses) {
   EXPECT_FALSE(checks.passed());
   EXPECT_EQ(check.max_error(), infinity);
   EXPECT_EQ(check.where(), "document 2");
+  Check shapes("shapes", 1), lse("lse", 1), no_lse("lse", 1), ids("ids", 0);
+  shapes.add_failure("dataset hidden");
+  EXPECT_FALSE(shapes.passed());
+  EXPECT_EQ(shapes.where(), "dataset hidden");
+  lse.add(-infinity, -infinity, somewhere, 1, -infinity);
+  no_lse.add(-infinity, -infinity, somewhere, 1, 0);
+  EXPECT_TRUE(lse.passed() && !no_lse.passed()) << "where the definition has it";
+  EXPECT_FALSE(ids.passed());
+  ids.add_nothing();
+  EXPECT_TRUE(ids.passed());
 }
 
 TEST(Verification, AToleranceAboveTheValuesFails) {
@@ -174,48 +190,12 @@ TEST(Verification, ZeroToleranceAsksForEquality) {
   EXPECT_EQ(checks.max_error_over_tolerance(), infinity);
 }
 
-TEST(Verification, WhatCannotBeComparedFails) {
-  Verification checks;
-  checks.check("shapes", 1).add_failure("dataset hidden");
-  EXPECT_FALSE(checks.passed());
-  EXPECT_EQ(checks.checks()[0].where(), "dataset hidden");
-}
-
-TEST(Verification, ComparingNothingIsNotPassing) {
-  Verification checks;
-  EXPECT_FALSE(checks.passed());
-  EXPECT_EQ(checks.text(), "VERIFY SKIPPED\n");
-  checks.check("hidden", 1);
-  EXPECT_FALSE(checks.passed());
-  EXPECT_EQ(checks.text(),
-            "VERIFY FAILED 0/1 max_err_over_tol=0\nVERIFY   hidden: nothing was compared\n");
-}
-
-TEST(Verification, ScaleMultipliesEveryTolerance) {
-  Verification checks(4);
-  checks.check("hidden", 0.125).add(1.5, 1, somewhere);
-  EXPECT_TRUE(checks.passed());
-  EXPECT_EQ(checks.checks()[0].tolerance(), 0.5);
-}
-
 TEST(Verification, OneNameHasOneTolerance) {
   Verification checks;
   Check& first = checks.check("hidden", 1);
   for (int i = 0; i < 100; ++i) checks.check("other " + std::to_string(i), 1);
   EXPECT_EQ(&checks.check("hidden", 1), &first);
   EXPECT_THROW(checks.check("hidden", 2), Error);
-}
-
-TEST(Verification, MergingKeepsTheWorst) {
-  Verification a, b;
-  a.check("hidden", 1).add(1.5, 1, [] { return "a"; });
-  b.check("hidden", 1).add(1.75, 1, [] { return "b"; });
-  b.check("entropy", 1).add(0, 0, somewhere);
-  a.merge(b);
-  EXPECT_EQ(a.checks().size(), 2U);
-  EXPECT_EQ(a.checks()[0].where(), "b");
-  EXPECT_EQ(a.checks()[0].count(), 2);
-  EXPECT_TRUE(a.passed());
 }
 
 DecoderShape shape_of_layers(int64_t layers) {
@@ -274,21 +254,6 @@ TEST(Check, ArraysAreComparedByElementAndLength) {
   check.add_all(std::vector<int>{1}, {1, 2}, "c");
   EXPECT_EQ(check.outside(), 2);
   EXPECT_EQ(check.where(), "c: 1 elements, not 2");
-}
-
-TEST(Check, TakesInfinityWhereTheDefinitionHasIt) {
-  for (const double defined : {-infinity, 0.0}) {
-    Check check("lse", 1);
-    check.add(-infinity, -infinity, somewhere, 1, defined);
-    EXPECT_EQ(check.passed(), defined == -infinity);
-  }
-}
-
-TEST(Check, NothingToCompareHolds) {
-  Check check("ids", 0);
-  EXPECT_FALSE(check.passed());
-  check.add_nothing();
-  EXPECT_TRUE(check.passed());
 }
 
 }  // namespace GYRE_FILE

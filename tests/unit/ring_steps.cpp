@@ -29,7 +29,7 @@ std::map<int, step::Compute> computes_of(const RankPlan& plan, Pass pass = Pass:
   std::map<int, step::Compute> computes;
   for (const Step& s : plan.steps(pass))
     if (const auto* compute = std::get_if<step::Compute>(&s)) {
-      const auto& rows = plan.arrays[static_cast<size_t>(compute->kv)].rows;
+      const auto& rows = plan.arrays[compute->kv].rows;
       EXPECT_EQ(rows.size(), 1u);
       EXPECT_TRUE(computes.emplace(rows.front().rank, *compute).second);
     }
@@ -55,7 +55,7 @@ TEST(RingSteps, TakeHalvesOfEverySegmentWithoutAMask) {
   const Plan plan = ring_of(layout);
   for (int r = 0; r < cp; ++r)
     for (const Pass pass : {Pass::forward, Pass::backward}) {
-      const auto computes = computes_of(plan.ranks[static_cast<size_t>(r)], pass);
+      const auto computes = computes_of(plan.ranks[r], pass);
       ASSERT_EQ(computes.size(), 4u);
       for (const auto& [owner, compute] : computes) {
         SCOPED_TRACE(testing::Message() << "rank " << r << ", keys of " << owner);

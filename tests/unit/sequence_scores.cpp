@@ -74,17 +74,16 @@ TEST(RolledTargets, DifferFromNextTokensInLastSlotsOnly) {
     Ints rows(static_cast<size_t>(bounds.segments() * width), -7);  // not read beyond the length
     for (int64_t i = 0; i < bounds.segments(); ++i)
       for (int64_t p = 0; p < bounds.real_length(i); ++p)
-        stream[static_cast<size_t>(bounds.begin(i) + p)] =
-            rows[static_cast<size_t>(i * width + p)] = static_cast<int32_t>(1 + 50 * i + p);
+        stream[bounds.begin(i) + p] = rows[i * width + p] = static_cast<int32_t>(1 + 50 * i + p);
     const Ints segments = segment_ids(c.bounds.padded);
     for (int rank = 0; rank < c.layout.cp(); ++rank) {
       Ints next = next_token_targets(c.layout, c.bounds.padded, stream, rank);
       const Ints index = shard_index(c.layout, rank);
       for (size_t t = 0; t < next.size(); ++t) {
         if (index[t] >= c.layout.stream_slots) continue;
-        const int64_t segment = segments[static_cast<size_t>(index[t])];
+        const int64_t segment = segments[index[t]];
         if (index[t] + 1 == c.bounds.padded[static_cast<size_t>(segment) + 1])
-          next[t] = stream[static_cast<size_t>(bounds.begin(segment))];
+          next[t] = stream[bounds.begin(segment)];
       }
       RC_ASSERT(rolled_targets(c.layout, bounds, rows, width, rank) == next);
     }
@@ -101,7 +100,7 @@ void expect_inflated(int64_t width, int64_t recorded, int cp) {
   std::iota(rows.begin() + width, rows.end(), 1000);
   Ints expected = {5, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 5};
   for (int64_t p = 1; p < width; ++p) expected.push_back(static_cast<int32_t>(1000 + p));
-  expected.resize(static_cast<size_t>(16 + recorded - 1), 0);
+  expected.resize(16 + recorded - 1, 0);
   expected.push_back(1000);
   for (int rank = 0; rank < cp; ++rank) {
     Ints local(static_cast<size_t>(layout.shard(rank).slots));

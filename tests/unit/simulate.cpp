@@ -385,114 +385,111 @@ TEST(Simulate, GradientsCostTheProductsTheyNeed) {
   EXPECT_NEAR(flops(false, true), 8, 1e-9);
 }
 
-/// The message of the runtime error of simulating this plan.
-std::string failure(const Plan& plan) {
-  try {
-    run(plan, slow_machine());
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::runtime);
-    return error.what();
-  }
-  return "no error";
-}
-
 TEST(Simulate, RefusesPlansThatCannotEnd) {
   const Layout layout = one_document("contiguous", 2, 10);
   const AttentionProblem problem{&layout, shape, MaskKind::full, {}};
   const auto message = [](int peer, int64_t rows) {
     return std::vector<Message>{{peer, {{own(ArrayKind::kv), 0, rows, {0, 2}, false}}}};
   };
-  // Both receive before they send.
-  EXPECT_EQ(failure(plan_of(problem,
-                            [&](PlanBuilder& p) {
-                              const int peer = 1 - p.rank();
-                              p.clear(own(ArrayKind::out));
-                              p.wait(p.exchange("in", {}, message(peer, 10)));
-                              p.wait(p.exchange("out", message(peer, 10), {}));
-                            })),
-            "schedule hand-made, fwd: rank 0 at step 2 waits for a message from rank 1, which "
-            "itself waits at step 2 for rank 0");
-  // One expects what the other does not send.
-  EXPECT_EQ(failure(plan_of(problem,
-                            [&](PlanBuilder& p) {
-                              if (p.rank() == 1) p.wait(p.exchange("in", {}, message(0, 10)));
-                            })),
-            "schedule hand-made, fwd: rank 1 at step 1 waits for a message from rank 0, which has "
-            "ended");
-  EXPECT_EQ(failure(plan_of(problem,
-                            [&](PlanBuilder& p) {
-                              if (p.rank() == 1) p.wait(p.exchange("out", message(0, 10), {}));
-                            })),
-            "schedule hand-made, fwd: rank 0 at step 0 has not received what rank 1 sent at step "
-            "0");
-  EXPECT_EQ(
-      failure(plan_of(problem,
-                      [&](PlanBuilder& p) {
-                        const int peer = 1 - p.rank();
-                        p.wait(p.exchange("KV", message(peer, 10), message(peer, 9 + p.rank())));
-                      })),
-      "schedule hand-made, fwd: rank 0 at step 1 expects 2304 bytes from rank 1, which sends "
-      "2560 at step 0");
-  EXPECT_EQ(failure(plan_of(problem,
-                            [&](PlanBuilder& p) {
-                              const int peer = 1 - p.rank();
-                              p.exchange("KV", message(peer, 10), message(peer, 10));
-                            })),
-            "schedule hand-made, fwd: rank 0 at step 1 never waits for exchange #0 of step 0");
-  EXPECT_EQ(failure(plan_of(problem, [&](PlanBuilder& p) { p.wait(7); })),
-            "schedule hand-made, fwd: rank 0 at step 0 waits for exchange #7, which is not under "
-            "way");
-  EXPECT_EQ(
-      failure(plan_of(problem, [&](PlanBuilder& p) { p.exchange("out", message(5, 10), {}); })),
-      "schedule hand-made, fwd: rank 0 at step 0 exchanges with rank 5 of 2");
+  const auto fails = [&](const std::string& why, const std::function<void(PlanBuilder&)>& steps) {
+    try {
+      run(plan_of(problem, steps), slow_machine());
+      ADD_FAILURE() << "no error; expected " << why;
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::runtime);
+      EXPECT_EQ(error.what(), "schedule hand-made, fwd: rank " + why);
+    }
+  };
+  fails("0 at step 2 waits for a message from rank 1, which itself waits at step 2 for rank 0",
+        [&](PlanBuilder& p) {  // both receive before they send
+          p.clear(own(ArrayKind::out));
+          p.wait(p.exchange("in", {}, message(1 - p.rank(), 10)));
+          p.wait(p.exchange("out", message(1 - p.rank(), 10), {}));
+        });
+  fails("1 at step 1 waits for a message from rank 0, which has ended", [&](PlanBuilder& p) {
+    if (p.rank() == 1) p.wait(p.exchange("in", {}, message(0, 10)));
+  });
+  fails("0 at step 0 has not received what rank 1 sent at step 0", [&](PlanBuilder& p) {
+    if (p.rank() == 1) p.wait(p.exchange("out", message(0, 10), {}));
+  });
+  fails("0 at step 1 expects 2304 bytes from rank 1, which sends 2560 at step 0",
+        [&](PlanBuilder& p) {
+          const int peer = 1 - p.rank();
+          p.wait(p.exchange("KV", message(peer, 10), message(peer, 9 + p.rank())));
+        });
+  fails("0 at step 1 never waits for exchange #0 of step 0", [&](PlanBuilder& p) {
+    p.exchange("KV", message(1 - p.rank(), 10), message(1 - p.rank(), 10));
+  });
+  fails("0 at step 0 waits for exchange #7, which is not under way",
+        [](PlanBuilder& p) { p.wait(7); });
+  fails("0 at step 0 exchanges with rank 5 of 2",
+        [&](PlanBuilder& p) { p.exchange("out", message(5, 10), {}); });
+}
+
+KernelSurface& surface(MachineModel& m) {
+  KernelSurface& one = m.kernel.surfaces.emplace_back();
+  one.head_dim = 64;
+  one.rows = one.keys = {64, 128};
+  one.flops_per_s = {1, 1, 1, 1};
+  return one;
 }
 
 TEST(Simulate, RefusesAMachineThatCannotBe) {
-  const auto refuse = [](const std::string& message,
-                         const std::function<void(MachineModel&)>& spoil) {
-    MachineModel machine = flat_machine();
+  using M = MachineModel;
+  for (const auto& [message, spoil] : std::
+           vector<std::pair<std::string, std::function<void(
+                                             M&)>>>{{"flops_per_s of 0; wanted: at least 1",
+                                                     [](M& m) { m.kernel.flops_per_s = 0; }},
+                                                    {"bytes_per_s of -1; wanted: at least 1",
+                                                     [](M& m) { m.links[1].bytes_per_s = -1; }},
+                                                    {"bytes_per_s of nan; wanted: at least 1",
+                                                     [](M& m) {
+                                                       m.links[0].bytes_per_s = std::nan("");
+                                                     }},
+                                                    {"copy_bytes_per_s of 0; wanted: at least 1",
+                                                     [](M& m) { m.copy_bytes_per_s = 0; }},
+                                                    {"latency_s of -1; wanted: 0 or more",
+                                                     [](M& m) { m.links[0].latency_s = -1; }},
+                                                    {"latency_s of inf; wanted: 0 or more",
+                                                     [](M& m) {
+                                                       m.links[0].latency_s =
+                                                           1 / m.links[1].latency_s;
+                                                     }},
+                                                    {"all_at_once of 2; wanted: more than 0, at "
+                                                     "most 1",
+                                                     [](M& m) { m.links[0].all_at_once = 2; }},
+                                                    {"ranks of 0 in tier node; wanted: a multiple "
+                                                     "of 1, or none for the last tier",
+                                                     [](M& m) { m.links[0].ranks = 0; }},
+                                                    {"ranks of 20 in tier network; wanted: a "
+                                                     "multiple of the tier inside, 8, the nearest "
+                                                     "16",
+                                                     [](M& m) { m.links[1].ranks = 20; }},
+                                                    {"message_bytes of 10 behind 20; wanted: more",
+                                                     [](M& m) {
+                                                       m.links[0].curve = {{20, 1}, {10, 1}};
+                                                     }},
+                                                    {"1 rows of a surface; wanted: 2 or more",
+                                                     [](M& m) { surface(m).rows.resize(1); }},
+                                                    {"keys of 64 at place 2; wanted: finite, above "
+                                                     "0, ascending",
+                                                     [](M& m) {
+                                                       std::ranges::reverse(surface(m).keys);
+                                                     }},
+                                                    {"4 flops_per_s for 3 rows and 2 keys; wanted: "
+                                                     "6",
+                                                     [](M& m) { surface(m).rows.push_back(256); }},
+                                                    {"flops_per_s of 0; wanted: at least 1",
+                                                     [](M& m) { surface(m).flops_per_s[2] = 0; }},
+                                                    {"launch_s of -1; wanted: 0 or more",
+                                                     [](M& m) { surface(m).launch_s = -1; }},
+                                                    {"head_dim of 0; wanted: 1 or more",
+                                                     [](M& m) { surface(m).head_dim = 0; }}}) {
+    M machine = flat_machine();
     add_nodes(machine, 8);
     spoil(machine);
     test::expect_usage(message, [&] { check_machine(machine); });
-  };
-  const auto surface = [](MachineModel& m) -> KernelSurface& {
-    KernelSurface& one = m.kernel.surfaces.emplace_back();
-    one.head_dim = 64;
-    one.rows = one.keys = {64, 128};
-    one.flops_per_s = {1, 1, 1, 1};
-    return one;
-  };
-  refuse("flops_per_s of 0; wanted: at least 1", [](MachineModel& m) { m.kernel.flops_per_s = 0; });
-  refuse("bytes_per_s of -1; wanted: at least 1",
-         [](MachineModel& m) { m.links[1].bytes_per_s = -1; });
-  refuse("bytes_per_s of nan; wanted: at least 1",
-         [](MachineModel& m) { m.links[0].bytes_per_s = std::nan(""); });
-  refuse("copy_bytes_per_s of 0; wanted: at least 1",
-         [](MachineModel& m) { m.copy_bytes_per_s = 0; });
-  refuse("latency_s of -1; wanted: 0 or more", [](MachineModel& m) { m.links[0].latency_s = -1; });
-  refuse("latency_s of inf; wanted: 0 or more",
-         [](MachineModel& m) { m.links[0].latency_s = 1 / m.links[1].latency_s; });
-  refuse("all_at_once of 2; wanted: more than 0, at most 1",
-         [](MachineModel& m) { m.links[0].all_at_once = 2; });
-  refuse("ranks of 0 in tier node; wanted: a multiple of 1, or none for the last tier",
-         [](MachineModel& m) { m.links[0].ranks = 0; });
-  refuse("ranks of 20 in tier network; wanted: a multiple of the tier inside, 8, the nearest 16",
-         [](MachineModel& m) { m.links[1].ranks = 20; });
-  refuse("message_bytes of 10 behind 20; wanted: more", [](MachineModel& m) {
-    m.links[0].curve = {{20, 1}, {10, 1}};
-  });
-  refuse("1 rows of a surface; wanted: 2 or more",
-         [&](MachineModel& m) { surface(m).rows = {64}; });
-  refuse("keys of 64 at place 2; wanted: finite, above 0, ascending", [&](MachineModel& m) {
-    surface(m).keys = {128, 64};
-  });
-  refuse("4 flops_per_s for 3 rows and 2 keys; wanted: 6", [&](MachineModel& m) {
-    surface(m).rows = {64, 128, 256};
-  });
-  refuse("flops_per_s of 0; wanted: at least 1",
-         [&](MachineModel& m) { surface(m).flops_per_s[2] = 0; });
-  refuse("launch_s of -1; wanted: 0 or more", [&](MachineModel& m) { surface(m).launch_s = -1; });
-  refuse("head_dim of 0; wanted: 1 or more", [&](MachineModel& m) { surface(m).head_dim = 0; });
+  }
 }
 
 /// Spans of a rank's lane of computation follow each other without a gap, and add up.

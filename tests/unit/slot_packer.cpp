@@ -43,8 +43,8 @@ TEST_F(HostPacking, EverySlotIsThatOfItsSource) {
   Ints ids, labels, positions;
   for (int64_t slot = 0; slot < segments.slots(); ++slot) {
     const SlotSource source = slot_source(table, slot);
-    ids.push_back(source.token < 0 ? 0 : tokens[static_cast<size_t>(source.token)]);
-    labels.push_back(source.next < 0 ? ignored_label : tokens[static_cast<size_t>(source.next)]);
+    ids.push_back(source.token < 0 ? 0 : tokens[source.token]);
+    labels.push_back(source.next < 0 ? ignored_label : tokens[source.next]);
     positions.push_back(source.position);
   }
   EXPECT_EQ(slots.ids, ids);

@@ -170,15 +170,6 @@ TEST(ToThd, KeepsEmbeddingsAsFloatsAndAHiddenSizeOfOne) {
   }
 }
 
-TEST(ToThd, KeepsAxesOfPositions) {
-  BshdBatch batch = make_batch(2, {{2}, {2}}, {{2}, {2}});
-  const Longs values = {0, 1, 0, 1, 5, 5, 6, 6, 9, 8, 7, 6};
-  batch.positions = PositionIds{3, values};
-  const ThdBatch thd = to_thd(batch);
-  EXPECT_EQ(thd.positions->axes, 3);
-  EXPECT_EQ(thd.positions->values, values);
-}
-
 TEST(ToThd, AbsentPositionsStayAbsent) {
   BshdBatch batch = make_batch(2, {{2}}, {{2}});
   batch.positions = std::nullopt;
@@ -208,19 +199,6 @@ TEST(ToThd, PassesExtrasOnWithoutCopying) {
   ASSERT_EQ(thd.extras.size(), 3u);
   for (const auto& [name, extra] : batch.extras)
     EXPECT_EQ(thd.extras.at(name).bytes, extra.bytes) << name;
-}
-
-TEST(ToThd, PadIdAmongContentIsContent) {
-  // 50 is the pad id and ends sentences too.
-  BshdBatch batch = make_batch(8, {{3, 3}}, {{4, 4}});
-  batch.inputs = TokenIds{7, 8, 50, 50, 9, 10, 50, 50};
-  ThdOptions options;
-  options.pad_id = 50;
-  const ThdBatch thd = to_thd(batch, options);
-  EXPECT_EQ(*thd.cu_seqlens, (Ints{0, 3, 6}));
-  EXPECT_EQ(*thd.cu_seqlens_padded, (Ints{0, 4, 8}));
-  EXPECT_EQ(thd.max_seqlen, 3);
-  EXPECT_EQ(drawn(thd.padding_mask), "...P...P");
 }
 
 TEST(ToThd, WithoutSlotLengthsRealOnesAreTheLayout) {
@@ -271,18 +249,14 @@ TEST(PadIdFallback, AcceptsOneRunAtTheEndOfTheStream) {
 }
 
 TEST(PadIdFallback, RejectsPadIdsAmongContent) {
-  expect_usage(
-      "row 0, slot 2 holds the pad id 0 before real tokens: without seq_lens padding is only known "
-      "at the end of the stream",
-      [] {
-        to_thd(bare_batch(2, {5, 6, 0, 7, 8, 0}));
-      });
-  expect_usage(
-      "row 1, slot 0 holds the pad id 0 before real tokens: without seq_lens padding is only known "
-      "at the end of the stream",
-      [] {
-        to_thd(bare_batch(2, {5, 6, 7, 0, 8, 9}));
-      });
+  const auto refused = [](const std::string& place, const TokenIds& ids) {
+    expect_usage(place +
+                     " holds the pad id 0 before real tokens: without seq_lens padding is only "
+                     "known at the end of the stream",
+                 [&] { to_thd(bare_batch(2, ids)); });
+  };
+  refused("row 0, slot 2", {5, 6, 0, 7, 8, 0});
+  refused("row 1, slot 0", {5, 6, 7, 0, 8, 9});
 }
 
 // What is rejected.
@@ -354,20 +328,17 @@ INSTANTIATE_TEST_SUITE_P(Thd, Rejections, testing::ValuesIn(rejections),
                          [](const auto& row) { return row.param.name; });
 
 TEST(ToThd, RejectsStreamsBeyondInt32ByRow) {
+  const std::string message =
+      "row 1: its boundaries exceed the int32 range of cu_seqlens; at most 1 rows of 1500000000 "
+      "slots fit";
   BshdBatch batch;
   batch.rows = 2;
   batch.slots = 1'500'000'000;
   batch.seq_lens = table({{batch.slots}, {batch.slots}});
-  expect_usage(
-      "row 1: its boundaries exceed the int32 range of cu_seqlens; at most 1 rows of 1500000000 "
-      "slots fit",
-      [&] { to_thd(batch); });
+  expect_usage(message, [&] { to_thd(batch); });
   batch.rows = int64_t{1} << 62;  // rows · slots would overflow int64
   batch.seq_lens.reset();
-  expect_usage(
-      "row 1: its boundaries exceed the int32 range of cu_seqlens; at most 1 rows of 1500000000 "
-      "slots fit",
-      [&] { to_thd(batch); });
+  expect_usage(message, [&] { to_thd(batch); });
 }
 
 TEST(ToThd, RejectsArraysOfTheWrongSize) {
@@ -485,8 +456,8 @@ Drawn draw_batch(int64_t multiple) {
       left -= length;
       for (int64_t k = 0; k < length; ++k) drawn.mask.push_back(k >= r.back());
     }
-    r.resize(static_cast<size_t>(columns), none);
-    l.resize(static_cast<size_t>(columns), none);
+    r.resize(columns, none);
+    l.resize(columns, none);
     real.push_back(r);
     padded.push_back(l);
   }
@@ -512,8 +483,7 @@ TEST(ToThd, BoundariesAndMaskDescribeEverySlot) {
       widest = std::max(widest, bounds.real_length(i));
       RC_ASSERT(bounds.slot_length(i) % multiple == 0);
       for (int64_t k = 0; k < bounds.slot_length(i); ++k)
-        unlike += (k >= bounds.real_length(i)) !=
-                  (drawn.mask[static_cast<size_t>(bounds.begin(i) + k)] != 0);
+        unlike += (k >= bounds.real_length(i)) != (drawn.mask[bounds.begin(i) + k] != 0);
     }
     RC_ASSERT(*thd.max_seqlen == widest);
     RC_ASSERT(thd.absorbed == (unlike > 0));
@@ -609,16 +579,6 @@ TEST(Chunks, ConcatenateToTheWholeBatch) {
     RC_ASSERT(cu == *whole.cu_seqlens);
     RC_ASSERT(cup == whole.cu_seqlens_padded.value_or(cu));
   }));
-}
-
-TEST(Chunks, OneChunkIsTheConversion) {
-  const BshdBatch batch = make_batch(6, {{3, 2}, {4, none}}, {{4, 2}, {6, none}});
-  const auto chunks = split_into_chunks(batch, 1);
-  const ThdBatch whole = to_thd(batch);
-  ASSERT_EQ(chunks.size(), 1u);
-  EXPECT_EQ(chunks[0].cu_seqlens, whole.cu_seqlens);
-  EXPECT_EQ(chunks[0].cu_seqlens_padded, whole.cu_seqlens_padded);
-  EXPECT_EQ(chunks[0].padding_mask, whole.padding_mask);
 }
 
 TEST(Chunks, CutEmbeddingsAxesOfPositionsAndExtrasByRows) {

@@ -67,17 +67,6 @@ TEST(PadThdSequences, MovesEachSequenceToItsSlots) {
   EXPECT_EQ(other.labels, (Longs{11, 12, -1, -1, 21, 22, 23, -1}));
 }
 
-TEST(PadThdSequences, ThenShardsOnTwoRanks) {
-  const Longs ids = {1, 1, 2, 2, 2};
-  const Ints cu = {0, 2, 5};
-  const PaddedSequences padded = pad_thd_sequences(ids, ids, cu, 4);
-  const Layout layout = dual_chunk_swap({cu, padded.cu_seqlens_padded}, 2);
-  Longs mine;
-  for (const int32_t slot : shard_index(layout, 0))
-    mine.push_back(padded.ids[static_cast<size_t>(slot)]);
-  EXPECT_EQ(mine, (Longs{1, 0, 2, 0}));
-}
-
 TEST(PadThdSequences, RejectsArraysOfOtherLengths) {
   expect_usage("4 ids and 5 labels; cu_seqlens ends at 5, so both must hold 5", [] {
     pad_thd_sequences(Longs(4), Longs(5), Ints{0, 2, 5}, 4);
@@ -219,7 +208,7 @@ TEST(PackRows, RowsCanBeShardedAsTheyAre) {
     BshdBatch batch;
     batch.rows = std::ssize(packing.rows);
     batch.slots = options.row;
-    batch.labels.assign(static_cast<size_t>(batch.rows * batch.slots), 0);
+    batch.labels.assign(batch.rows * batch.slots, 0);
     batch.inputs = TokenIds(batch.labels);
     batch.positions = PositionIds{1, batch.labels};
     batch.seq_lens = std::move(tables.seq_lens);

@@ -13,7 +13,7 @@ namespace gyre {
 namespace GYRE_FILE {
 
 std::vector<float> row_of(const TokenRandom& random, int64_t token, int64_t width) {
-  std::vector<float> row(static_cast<size_t>(width));
+  std::vector<float> row(width);
   fill_token_row(random, token, row);
   return row;
 }
@@ -53,7 +53,7 @@ TEST(TokenRandom, ARowDependsOnSeedTensorAndTokenOnly) {
       const std::vector<float> alone = row_of(random, tokens[r], 20);
       for (int64_t c = 0; c < stride; ++c)
         RC_ASSERT(storage[r * static_cast<size_t>(stride) + static_cast<size_t>(c)] ==
-                  (tokens[r] < 0 || c >= cols ? untouched : alone[static_cast<size_t>(first + c)]));
+                  (tokens[r] < 0 || c >= cols ? untouched : alone[first + c]));
     }
   }));
 }

@@ -51,16 +51,14 @@ struct Problem {
       Floats values(static_cast<size_t>(tokens * width));
       const TokenRandom random{7, tensor, narrow == DType::bf16};
       for (int64_t t = 0; t < tokens; ++t)
-        fill_token_row(
-            random, t,
-            std::span(values).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
+        fill_token_row(random, t, std::span(values).subspan(t * width, static_cast<size_t>(width)));
       return values;
     };
     q = fill(TokenTensor::q, heads.heads * heads.head_dim);
     k = fill(TokenTensor::k, heads.kv_heads * heads.head_dim);
     v = fill(TokenTensor::v, heads.kv_heads * heads.head_dim);
     d_out = fill(TokenTensor::d_out, heads.heads * heads.head_dim);
-    sinks.resize(static_cast<size_t>(heads.heads));
+    sinks.resize(heads.heads);
     fill_token_row({7, TokenTensor::sinks}, 0, sinks);
   }
 
@@ -79,11 +77,11 @@ class PlainF32 {
   PlainF32(const Problem& p, int64_t left_out)
       : p_(p), heads_(p.heads.heads), dim_(p.heads.head_dim), left_out_(left_out) {
     out.resize(p.q.size());
-    lse.resize(static_cast<size_t>(p.tokens * heads_));
+    lse.resize(p.tokens * heads_);
     d_q.resize(p.q.size());
     d_k.resize(p.k.size());
     d_v.resize(p.k.size());
-    d_sinks.resize(static_cast<size_t>(heads_));
+    d_sinks.resize(heads_);
     for (int64_t i = 0; i < p.tokens; ++i)
       for (int64_t h = 0; h < heads_; ++h) forward(i, h);
     delta_.resize(lse.size());

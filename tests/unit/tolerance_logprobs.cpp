@@ -290,7 +290,7 @@ Doubles gradient_of(int32_t id, int64_t survivors) {
   Doubles gradient;
   for (int32_t v = 0; v < std::ssize(close_row); ++v)
     gradient.push_back(-slope * std::exp(logprob_of(v, survivors)));
-  if (id >= 0 && logprob_of(id, survivors) > -HUGE_VAL) gradient[static_cast<size_t>(id)] += slope;
+  if (id >= 0 && logprob_of(id, survivors) > -HUGE_VAL) gradient[id] += slope;
   return gradient;
 }
 

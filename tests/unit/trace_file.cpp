@@ -103,7 +103,7 @@ TEST(TraceFile, OverlappingSpansGoToFurtherLanes) {
 
 TEST(TraceFile, EverySpanOnceInOrderAndApart) {
   EXPECT_TRUE(rc::check([] {
-    std::vector<RankTrace> ranks(static_cast<size_t>(*rc::gen::inRange(1, 4)));
+    std::vector<RankTrace> ranks(*rc::gen::inRange(1, 4));
     std::multimap<std::string, double> wanted;  // name and duration in us
     double origin = HUGE_VAL;
     for (RankTrace& rank : ranks) {
@@ -198,7 +198,7 @@ TEST(TraceFile, ClocksMoveForwardUntilNothingArrivesBeforeItIsSent) {
     std::vector<TraceMessage> sent, received;
     if (r < 3) sent.push_back({r + 1, 10});
     if (r > 0) received.push_back({r - 1, 10});
-    ranks[static_cast<size_t>(r)].spans = {transfer("KV", 10 - r, 10 - r + 0.25, sent, received)};
+    ranks[r].spans = {transfer("KV", 10 - r, 10 - r + 0.25, sent, received)};
   }
   const Json document = Json::parse(trace_json(ranks));
   const std::vector<Json> starts = events_of(document, "s"), ends = events_of(document, "f");

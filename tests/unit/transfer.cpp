@@ -26,43 +26,6 @@ Layout contiguous_10_over_4() {
   return contiguous(full_bounds({10}).view(), options);
 }
 
-TEST(ShardRows, IdsOfOneRank) {
-  const Ints stream = {10, 11, 12, 13, 14, 15, 16, 17};
-  Ints local(4);
-  shard_rows<int32_t>(swap_of_8(), 0, stream, local);
-  EXPECT_EQ(local, (Ints{10, 11, 16, 17}));
-  shard_rows<int32_t>(swap_of_8(), 1, stream, local);
-  EXPECT_EQ(local, (Ints{12, 13, 14, 15}));
-}
-
-TEST(ShardRows, SlotsPastTheStreamAreFilled) {
-  Ints stream(20), local(6);
-  for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<int32_t>(i);
-  shard_rows<int32_t>(contiguous_10_over_4(), 3, stream, local, 2, -100);
-  EXPECT_EQ(local, (Ints{18, 19, -100, -100, -100, -100}));
-  std::vector<double> labels(10, 1), mine(3);
-  shard_rows<double>(contiguous_10_over_4(), 3, labels, mine, 1, 0.5);
-  EXPECT_EQ(mine, (std::vector<double>{1, 0.5, 0.5}));
-}
-
-TEST(ShardRows, APaddedStreamBringsItsOwnPadding) {
-  Ints stream(12, 7), local(3);
-  stream[10] = 8;
-  stream[11] = 9;
-  shard_rows<int32_t>(contiguous_10_over_4(), 3, stream, local, 1, -100);
-  EXPECT_EQ(local, (Ints{7, 8, 9}));
-  Ints back(12, 0);
-  unshard_rows<int32_t>(contiguous_10_over_4(), 3, local, back);
-  EXPECT_EQ(back, (Ints{0, 0, 0, 0, 0, 0, 0, 0, 0, 7, 8, 9}));
-}
-
-TEST(UnshardRows, OtherRanksSlotsAreLeftAloneAndPaddingIsDropped) {
-  const Ints local = {1, 2, 3};
-  Ints stream(10, -1);
-  unshard_rows<int32_t>(contiguous_10_over_4(), 3, local, stream);
-  EXPECT_EQ(stream, (Ints{-1, -1, -1, -1, -1, -1, -1, -1, -1, 1}));
-}
-
 TEST(ShardRows, WrongLengthsAreRejectedWithTheValidOnes) {
   const auto message = [](const Layout& layout, size_t stream, size_t local, int64_t row) {
     Ints from(stream), to(local);
@@ -73,16 +36,16 @@ TEST(ShardRows, WrongLengthsAreRejectedWithTheValidOnes) {
     return there;
   };
   // Boundaries that leave the tail of the stream uncovered.
-  EXPECT_STREQ(message(swap_of_8(), 16, 4, 1).c_str(),
-               "layout dual-chunk-swap: the stream has 16 rows; it must have 8");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 11, 3, 1).c_str(),
-               "layout contiguous: the stream has 11 rows; it must have 10 or, padded, 12");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 10, 4, 1).c_str(),
-               "layout contiguous: the shard has 4 rows; it must have 3");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 21, 6, 2).c_str(),
-               "layout contiguous: 84 bytes of the stream are not whole rows of 8 bytes");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 10, 3, 0).c_str(),
-               "layout contiguous: a row must have at least 1 element");
+  EXPECT_EQ(message(swap_of_8(), 16, 4, 1),
+            "layout dual-chunk-swap: the stream has 16 rows; it must have 8");
+  EXPECT_EQ(message(contiguous_10_over_4(), 11, 3, 1),
+            "layout contiguous: the stream has 11 rows; it must have 10 or, padded, 12");
+  EXPECT_EQ(message(contiguous_10_over_4(), 10, 4, 1),
+            "layout contiguous: the shard has 4 rows; it must have 3");
+  EXPECT_EQ(message(contiguous_10_over_4(), 21, 6, 2),
+            "layout contiguous: 84 bytes of the stream are not whole rows of 8 bytes");
+  EXPECT_EQ(message(contiguous_10_over_4(), 10, 3, 0),
+            "layout contiguous: a row must have at least 1 element");
   EXPECT_EQ(message(contiguous_10_over_4(), 20, 6, 2), "no error");
 }
 
@@ -124,7 +87,7 @@ std::vector<std::vector<T>> shard_all(const Layout& layout, const std::vector<T>
 /// Any bit pattern is a T, NaN and subnormal numbers too.
 template <class T>
 std::vector<T> random_bits(int64_t count, unsigned seed) {
-  std::vector<T> values(static_cast<size_t>(count));
+  std::vector<T> values(count);
   std::vector<unsigned char> bytes(values.size() * sizeof(T));
   for (unsigned char& byte : bytes) {
     seed = seed * 1664525U + 1013904223U;
@@ -149,7 +112,7 @@ void check_round_trip() {
     const auto shards = shard_all(layout, stream, row, fill, guard);
     std::vector<T> back(stream.size(), guard);
     for (int r = 0; r < layout.cp(); ++r) {
-      const std::vector<T>& mine = shards[static_cast<size_t>(r)];
+      const std::vector<T>& mine = shards[r];
       const Ints index = shard_index(layout, r);
       for (size_t e = 0; e < mine.size(); ++e) {
         const int64_t slot = index[e / static_cast<size_t>(row)];
@@ -182,10 +145,9 @@ TEST(EveryLayout, RunsOfAnyLengthAreCopiedWhole) {
     const std::vector<uint8_t> stream = random_bits<uint8_t>(8 * run, static_cast<unsigned>(run));
     std::vector<uint8_t> back(stream.size(), 0);
     for (int r = 0; r < 2; ++r) {
-      std::vector<uint8_t> local(static_cast<size_t>(4 * run), 0), expected;
+      std::vector<uint8_t> local(4 * run, 0), expected;
       shard_rows<uint8_t>(layout, r, stream, local);
-      for (const int32_t slot : shard_index(layout, r))
-        expected.push_back(stream[static_cast<size_t>(slot)]);
+      for (const int32_t slot : shard_index(layout, r)) expected.push_back(stream[slot]);
       EXPECT_EQ(local, expected) << run;
       unshard_rows<uint8_t>(layout, r, local, back);
     }
@@ -200,11 +162,11 @@ TEST(EveryLayout, FastAndReferenceAgree) {
     const int64_t row = *rc::gen::inRange<int64_t>(1, 5);
     const bool padded = *rc::gen::arbitrary<bool>();
     const int64_t slots = padded ? c.layout.padded_slots : c.layout.stream_slots;
-    std::vector<double> stream(static_cast<size_t>(slots * row));
+    std::vector<double> stream(slots * row);
     for (size_t i = 0; i < stream.size(); ++i) stream[i] = static_cast<double>(i);
     std::vector<double> back(stream.size(), -2), back_reference = back;
     for (int r = 0; r < c.layout.cp(); ++r) {
-      std::vector<double> local(static_cast<size_t>(c.layout.shard(r).slots * row), -3);
+      std::vector<double> local(c.layout.shard(r).slots * row, -3);
       std::vector<double> reference = local;
       shard_rows<double>(c.layout, r, stream, local, row, -1);
       shard_rows_reference(c.layout, r, stream, reference, row, -1);
@@ -234,15 +196,6 @@ Layout interleaved() {
 /// Odd slots on rank 0, even ones on rank 1.
 Layout odd_first() {
   return by_hand({{piece(1, 2, 8)}, {piece(0, 2, 8)}});
-}
-
-TEST(AllShards, IdsOfBothRanks) {
-  const Ints stream = {10, 11, 12, 13, 14, 15, 16, 17};
-  Ints shards(8), back(8);
-  shard_all_rows<int32_t>(swap_of_8(), stream, shards);
-  EXPECT_EQ(shards, (Ints{10, 11, 16, 17, 12, 13, 14, 15}));
-  unshard_all_rows<int32_t>(swap_of_8(), shards, back);
-  EXPECT_EQ(back, stream);
 }
 
 TEST(AllShards, SlotsPastTheStreamAreFilledAndDropped) {
@@ -289,17 +242,17 @@ TEST(AllShards, WrongLengthsAreRejectedWithTheValidOnes) {
     EXPECT_EQ(there, back);
     return there;
   };
-  EXPECT_STREQ(message(swap_of_8(), 16, 8, 1).c_str(),
-               "layout dual-chunk-swap: the stream has 16 rows; it must have 8");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 11, 12, 1).c_str(),
-               "layout contiguous: the stream has 11 rows; it must have 10 or, padded, 12");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 10, 10, 1).c_str(),
-               "layout contiguous: the array of all shards has 10 rows; it must have 12");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 20, 25, 2).c_str(),
-               "layout contiguous: 100 bytes of the array of all shards are not whole rows of 8 "
-               "bytes");
-  EXPECT_STREQ(message(contiguous_10_over_4(), 10, 12, 0).c_str(),
-               "layout contiguous: a row must have at least 1 element");
+  EXPECT_EQ(message(swap_of_8(), 16, 8, 1),
+            "layout dual-chunk-swap: the stream has 16 rows; it must have 8");
+  EXPECT_EQ(message(contiguous_10_over_4(), 11, 12, 1),
+            "layout contiguous: the stream has 11 rows; it must have 10 or, padded, 12");
+  EXPECT_EQ(message(contiguous_10_over_4(), 10, 10, 1),
+            "layout contiguous: the array of all shards has 10 rows; it must have 12");
+  EXPECT_EQ(message(contiguous_10_over_4(), 20, 25, 2),
+            "layout contiguous: 100 bytes of the array of all shards are not whole rows of 8 "
+            "bytes");
+  EXPECT_EQ(message(contiguous_10_over_4(), 10, 12, 0),
+            "layout contiguous: a row must have at least 1 element");
   EXPECT_EQ(message(contiguous_10_over_4(), 20, 24, 2), "no error");
 }
 

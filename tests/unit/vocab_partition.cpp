@@ -53,7 +53,7 @@ TEST(VocabPartition, EveryIdHasOneOwnerWhoseShardHasIt) {
     check_partition(vocab, static_cast<int>(columns.size()));
     int64_t valid = 0;
     for (int r = 0; r < vocab.ranks(); ++r) {
-      RC_ASSERT(vocab.columns(r) == columns[static_cast<size_t>(r)]);
+      RC_ASSERT(vocab.columns(r) == columns[r]);
       for (int64_t c = 0; c < vocab.columns(r); ++c) {
         const int64_t id = vocab.begin(r) + c;
         RC_ASSERT(vocab.owner(id) == (id < vocab_size ? r : -1));
