@@ -103,6 +103,22 @@ class Programs(Scratch):
         options = ("--input", self.place("rows.h5"), "--cp", 2, "-o", packed)
         self.run_program(1, "gyre-pack", *options)
         self.compare_shards(packed, 2)
+        options = ("--input", os.path.join(INPUTS, "salm_tiny.h5"), "--cp", 2, "-o", packed)
+        self.run_program(1, "gyre-pack", *options)
+        self.compare_shards(packed, 2)
+
+    def test_repadded_shards_are_those_of_the_repadded_stream(self):
+        packed, wide, shards = (self.place(name) for name in ("p.h5", "w.h5", "s.h5"))
+        documents = os.path.join(INPUTS, "docs_tiny.h5")
+        self.run_program(1, "gyre-pack", "--input", documents, "--capacity", 150, "-o", packed)
+        self.run_program(1, "gyre-pack", "--input", packed, "--repad", "--cp", 3, "-o", wide)
+        self.compare_shards(wide, 3)
+        for layout in (("dual-chunk-swap",), ("balanced", "--chunk", 8)):
+            options = ("--cp", 3, "--layout", *layout)
+            self.run_program(1, "gyre-shard", "--input", wide, *options, "-o", shards)
+            again = self.place("again.h5")
+            self.run_program(3, "gyre-shard", "--input", packed, *options, "--repad", "-o", again)
+            gyre.assert_close(again + ":/shards", shards + ":/shards")
 
     def test_rows_without_tables_and_extras(self):
         path, packed = self.place("rows.h5"), self.place("packed.h5")
