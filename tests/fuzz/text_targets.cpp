@@ -78,65 +78,21 @@ void parse_and_check(const std::vector<std::string>& arguments) {
   if (Parser(options).parse(arguments) == Request::run) check(options);
 }
 
-std::vector<std::string> lines_of(const std::string& text) {
+std::vector<std::string> lines_of(const std::string& text, char end = '\n') {
   std::vector<std::string> lines;
   std::istringstream stream(text);
-  for (std::string line; std::getline(stream, line);) lines.push_back(line);
+  for (std::string line; std::getline(stream, line, end);) lines.push_back(line);
   return lines;
 }
 
 std::string draw_value(Random& random) {
-  static const std::vector<std::string> values = {"",
-                                                  "0",
-                                                  "1",
-                                                  "2",
-                                                  "3",
-                                                  "4",
-                                                  "-1",
-                                                  "16",
-                                                  "1K",
-                                                  "3k",
-                                                  "7M",
-                                                  "1G",
-                                                  "8G",
-                                                  "1e9",
-                                                  "1e-300",
-                                                  "1e400",
-                                                  "nan",
-                                                  "inf",
-                                                  "-inf",
-                                                  "0x10",
-                                                  "2147483647",
-                                                  "2147483648",
-                                                  "9223372036854775807",
-                                                  "18446744073709551616",
-                                                  "all",
-                                                  "ring",
-                                                  "striped",
-                                                  "causal",
-                                                  "bf16",
-                                                  "f32",
-                                                  "both",
-                                                  "bwd",
-                                                  "none",
-                                                  "last",
-                                                  "gyre",
-                                                  "upstream",
-                                                  "cuda",
-                                                  "cpu",
-                                                  "2,2",
-                                                  "1,,2",
-                                                  ",",
-                                                  "dist=fixed,length=3",
-                                                  "alpha=1us,beta=1G",
-                                                  "true",
-                                                  "false",
-                                                  "[1,2]",
-                                                  "\"x\"",
-                                                  "/",
-                                                  "/nosuch/x",
-                                                  "a=b",
-                                                  "--cp"};
+  static const std::vector<std::string> values = lines_of(
+      "|0|1|2|3|4|-1|16|1K|3k|7M|1G|8G|1e9|1e-300|1e400|nan|inf|-inf|0x10|2147483647|2147483648|"
+      "9223372036854775807|18446744073709551616|all|ring|striped|causal|bf16|f32|both|bwd|none|"
+      "last|"
+      "gyre|upstream|cuda|cpu|2,2|1,,2|,|dist=fixed,length=3|alpha=1us,beta=1G|true|false|[1,2]|"
+      "\"x\"|/|/nosuch/x|a=b|--cp",
+      '|');
   const std::string value = values[random() % values.size()];
   return random() % 4 == 0 ? mutate_text(value, random) : value;
 }
