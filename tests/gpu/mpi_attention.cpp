@@ -69,7 +69,7 @@ class DeviceAttention : public test::GpuTest {
     const RankPlan& plan = attention.plan();
     std::set<int> inputs;
     for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::d_out})
-      inputs.insert(plan.arrays[static_cast<size_t>(own(kind))].storage);
+      inputs.insert(plan.arrays[own(kind)].storage);
     const auto fill = [&](std::span<std::byte> bytes) {
       stream().fill(bytes.data(), std::byte{0xff}, bytes.size());
     };

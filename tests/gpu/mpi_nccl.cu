@@ -80,7 +80,7 @@ TEST_F(Nccl, AnOperationStartsAfterTheWorkOfTheCallersStream) {
   const SendSlice sends[] = {{(me + 1) % n, part<int32_t>(data.data(), 0, count)}};
   const RecvSlice recvs[] = {{(me + n - 1) % n, writable_part(received.data(), 0, count)}};
   group.comm->exchange(sends, recvs, stream(), "ordered")->wait();
-  std::vector<int32_t> result(static_cast<size_t>(count));
+  std::vector<int32_t> result(count);
   GYRE_CHECK_CUDA(cudaMemcpyAsync(result.data(), received.data(), bytes, cudaMemcpyDeviceToHost,
                                   cuda_handle(stream())));
   stream().synchronize();
@@ -115,8 +115,7 @@ TEST_F(Nccl, HoldOrdersKernelsBehindTheOperation) {
     work->wait();
     work->wait_on_stream();  // nothing more to do
     work.reset();
-    for (int i = 0; i < count; ++i)
-      expected[static_cast<size_t>(i)] = 1000 * me + 1000 * ((me + n - 1) % n) + 2 * i;
+    for (int i = 0; i < count; ++i) expected[i] = 1000 * me + 1000 * ((me + n - 1) % n) + 2 * i;
     EXPECT_EQ(result, expected) << group.name;
   }
 }
@@ -371,7 +370,7 @@ TEST_F(NcclMisuse, RecordedMessagesInRegisteredAndInOtherMemory) {
 TEST_F(NcclMisuse, CollectivesOfDifferentLengthsOrInDifferentOrder) {
   if (size() == 1) return;
   const cudaStream_t on = cuda_handle(stream());
-  const auto same_number = static_cast<size_t>(rank() == 0 ? 5 : 6);
+  const int64_t same_number = rank() == 0 ? 5 : 6;
   ncclAllReduce(data_.data(), data_.data(), same_number, ncclFloat32, ncclMax, comm_, on);
   std::string text = complaint();
   EXPECT_NE(text.find("ncclAllReduce of 5 float32 (max) on rank 0"), std::string::npos) << text;

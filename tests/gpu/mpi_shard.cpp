@@ -47,7 +47,7 @@ class ShardsOnDevices : public test::GpuTest {
 TEST_F(ShardsOnDevices, AGatherRestoresTheStreamOnEveryRank) {
   for (const auto& [bounds, layout] : cases()) {
     SCOPED_TRACE(layout.name);
-    std::vector<float> values(static_cast<size_t>(layout.stream_slots * 3));
+    std::vector<float> values(layout.stream_slots * 3);
     std::iota(values.begin(), values.end(), 1.F);
     const auto there = make_stream_shards(layout, stream());
     const Buffer<float> whole = to_device<float>(values);
@@ -63,9 +63,9 @@ TEST_F(ShardsOnDevices, AGatherRestoresTheStreamOnEveryRank) {
 TEST_F(ShardsOnDevices, AShiftIsThatOfTheHost) {
   for (const auto& [bounds, layout] : cases()) {
     SCOPED_TRACE(layout.name);
-    std::vector<int32_t> ids(static_cast<size_t>(layout.stream_slots));
+    std::vector<int32_t> ids(layout.stream_slots);
     std::iota(ids.begin(), ids.end(), 100);
-    std::vector<int32_t> mine(static_cast<size_t>(layout.slots_of_rank()));
+    std::vector<int32_t> mine(layout.slots_of_rank());
     shard_rows<int32_t>(layout, world().rank(), ids, mine, 1, -5);
     const auto there = make_stream_shards(layout, stream());
     const Buffer<int32_t> local = to_device<int32_t>(mine);

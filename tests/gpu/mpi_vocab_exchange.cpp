@@ -112,7 +112,7 @@ TEST_F(VocabExchangeGpu, ComesBehindWhatWritesItsInputAndBeforeWhatReadsItsOutpu
   const std::vector<float> got = to_host(last);
   for (int64_t r = 0; r < want.rows(); ++r)
     for (int64_t c = 0; c < want.cols(); ++c)
-      ASSERT_EQ(std::bit_cast<uint32_t>(got[static_cast<size_t>(r * want.cols() + c)]),
+      ASSERT_EQ(std::bit_cast<uint32_t>(got[r * want.cols() + c]),
                 std::bit_cast<uint32_t>(want.ref().as<float>()(r, c)))
           << r << ' ' << c;
 }

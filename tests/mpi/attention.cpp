@@ -159,24 +159,5 @@ TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
   expect_bits({MaskKind::causal}, true, {narrow, narrow, narrow, narrow});
 }
 
-TEST(Attention, PartsOfAPlanRunAlone) {
-  const auto kernel = make_cpu_kernel();
-  const Problem p = make_problem({{70, 9}, {4, 2, 8, 0}, {MaskKind::causal}});
-  for (const Schedule& schedule : schedules()) {
-    Attention attention(p, {schedule, find_layout("dual-chunk-swap")}, world(), *kernel);
-    if (attention.refused()) continue;
-    attention.run();
-    for (const Pass pass : {Pass::forward, Pass::backward}) {
-      const Traffic before = world().traffic();
-      attention.executor().run(pass, Execute::compute_only);
-      EXPECT_EQ(world().traffic().bytes_sent, before.bytes_sent) << schedule.name;
-      const ExecutionTimes times = attention.executor().run(pass, Execute::communication_only);
-      EXPECT_EQ(times.compute, 0) << schedule.name;
-    }
-    attention.run();  // and all of it again
-    expect_results(p, attention, attention.tolerances());
-  }
-}
-
 }  // namespace GYRE_FILE
 }  // namespace gyre

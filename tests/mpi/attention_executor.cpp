@@ -186,7 +186,7 @@ TEST(AttentionExecutor, SumsTheGradientOfSinksOverTheGroupOnce) {
 }
 
 TEST(AttentionExecutor, DrivesTransfersWhileAKernelRuns) {
-  const auto cp = static_cast<size_t>(world().size());
+  const int64_t cp = world().size();
   // A document on each rank: only the step on own keys computes, in several tiles.
   const Problem p = make_problem({std::vector<int64_t>(cp, 300), {2, 1, 16, 0}, {}});
   Log log;
@@ -217,7 +217,7 @@ void fill_arrays(Attention& attention, const ElementTypes& types, float value) {
   AttentionWorkspace& workspace = attention.workspace();
   for (int i = 0; i < std::ssize(plan.arrays); ++i) {
     if (i == own(ArrayKind::q) || i == own(ArrayKind::kv) || i == own(ArrayKind::d_out)) continue;
-    const PlanArray& a = plan.arrays[static_cast<size_t>(i)];
+    const PlanArray& a = plan.arrays[i];
     const int64_t bytes = stored_bytes(a, attention.problem().heads, types);
     fill(workspace.storage(a.storage, bytes), types.stored(a.kind));
   }
@@ -277,11 +277,11 @@ TEST(AttentionExecutor, TakesTheMemoryThatThePlanCounts) {
       for (const MatrixRef m : {run.matrix(ArrayKind::q), run.matrix(ArrayKind::kv)})
         for (int64_t r = 0; r < m.rows; ++r)
           std::memset(m.data + r * m.stride * static_cast<int64_t>(size_of(m.type)), 0,
-                      static_cast<size_t>(m.stride) * size_of(m.type));
+                      m.stride * size_of(m.type));
       run.run(Pass::forward);
       int64_t inputs_and_results = 0;
       for (int kind = 0; kind <= own(ArrayKind::stats); ++kind)
-        inputs_and_results += stored_bytes(plan.arrays[static_cast<size_t>(kind)], p.heads, types);
+        inputs_and_results += stored_bytes(plan.arrays[kind], p.heads, types);
       const int64_t counted = count(plan, Pass::forward, p.heads, types).transient_bytes;
       const int64_t taken = workspace.bytes() - inputs_and_results;
       // Buffers are reused for smaller messages, which heads exchanged for tokens may be.
@@ -314,7 +314,7 @@ TEST(AttentionExecutor, PartsOfARunDoWhatTheySay) {
       }
       log.events.clear();
       const ExecutionTimes alone = attention.executor().run(pass, Execute::compute_only);
-      EXPECT_EQ(log.events, Words(static_cast<size_t>(computes), "compute"));
+      EXPECT_EQ(log.events, Words(computes, "compute"));
       EXPECT_EQ(alone.wait, 0);
       log.events.clear();
       const Traffic before = group.traffic();
@@ -366,7 +366,7 @@ TEST(AttentionExecutor, ItsTraceHoldsEveryStepAndEveryMessageOfThePlan) {
           computes += span.kind == SpanKind::compute ? 1 : 0;
           continue;
         }
-        const Step& step = plan.steps(pass).at(static_cast<size_t>(span.step));
+        const Step& step = plan.steps(pass).at(span.step);
         EXPECT_EQ(span.name, std::get<step::Exchange>(step).what);
         sent.messages += std::ssize(span.sent);
         for (const TraceMessage& m : span.sent) sent.bytes_sent += m.bytes;
@@ -458,8 +458,7 @@ double error_of(const Problem& p, Attention& attention, MatrixRef got,
   double sum = 0;
   attention.for_each_own_token([&](int64_t token, int64_t row) {
     for (int64_t c = 0; c < got.cols; ++c)
-      sum += std::pow(
-          static_cast<double>(got.at(row, c)) - want[static_cast<size_t>(token * got.cols + c)], 2);
+      sum += std::pow(static_cast<double>(got.at(row, c)) - want[token * got.cols + c], 2);
   });
   return all_reduce_value(world(), sum / static_cast<double>(p.offsets.back()), ReduceOp::sum);
 }
@@ -561,8 +560,8 @@ TEST(AttentionExecutor, RefusesPlansThatItCannotRun) {
 
 /// Words that say where they came from and which they are.
 std::vector<int64_t> words_of(int rank, int64_t count) {
-  std::vector<int64_t> words(static_cast<size_t>(count));
-  for (int64_t i = 0; i < count; ++i) words[static_cast<size_t>(i)] = rank * (int64_t{1} << 32) + i;
+  std::vector<int64_t> words(count);
+  for (int64_t i = 0; i < count; ++i) words[i] = rank * (int64_t{1} << 32) + i;
   return words;
 }
 
@@ -622,9 +621,9 @@ TEST(Messages, LargerThanMpiCanCountAreRefusedByName) {
             "KV: 2147483648 elements are more than one MPI call takes (2147483647)");
   // So are parts that fit one by one, but not behind each other.
   if (world().size() < 3) return;
-  std::vector<int64_t> parts(static_cast<size_t>(world().size()), 0);
+  std::vector<int64_t> parts(world().size(), 0);
   std::fill_n(parts.begin(), 2, int64_t{1} << 30);
-  const auto mine = static_cast<size_t>(parts[static_cast<size_t>(world().rank())]);
+  const auto mine = static_cast<size_t>(parts[world().rank()]);
   EXPECT_EQ(failure([&] {
               world().all_gather_v({&first, mine}, {&first, size_t{1} << 31}, parts, stream, "ids");
             }),
@@ -641,8 +640,8 @@ TEST(Messages, CollectivesCountTheBytesOfTheBestAlgorithm) {
                       world().traffic().messages - before.messages};
   };
   const int64_t one = n > 1 ? 1 : 0;
-  std::vector<float> all(static_cast<size_t>(6 * n), 1), mine(6, 1);
-  std::vector<std::byte> bytes(10), blocks(static_cast<size_t>(10 * n)), others(blocks.size());
+  std::vector<float> all(6 * n, 1), mine(6, 1);
+  std::vector<std::byte> bytes(10), blocks(10 * n), others(blocks.size());
   EXPECT_EQ(counted([&] {
               return world().reduce_scatter(all.data(), mine.data(), 6, DType::f32, ReduceOp::sum,
                                             stream, "scatter");

@@ -22,7 +22,7 @@ struct Asked {
   /// The ids of a row, and where they are among the predictions.
   std::vector<std::pair<int32_t, size_t>> of(int64_t row) const {
     std::vector<std::pair<int32_t, size_t>> all;
-    const auto r = static_cast<size_t>(row);
+    const int64_t r = row;
     if (ids[r] >= 0) all.emplace_back(ids[r], r);
     size_t at = ids.size();
     for (const Branch& branch : branches)

@@ -51,12 +51,12 @@ class FaultyCommunicator final : public Communicator {
   WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
                             Stream& s, std::string_view what) override {
     real_.reduce_scatter(send, recv, count, type, op, s, what)->wait();
-    return flip({static_cast<std::byte*>(recv), static_cast<size_t>(count) * size_of(type)});
+    return flip({static_cast<std::byte*>(recv), count * size_of(type)});
   }
   WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& s,
                         std::string_view what) override {
     real_.all_reduce(data, count, type, op, s, what)->wait();
-    return flip({static_cast<std::byte*>(data), static_cast<size_t>(count) * size_of(type)});
+    return flip({static_cast<std::byte*>(data), count * size_of(type)});
   }
   WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& s,
                        std::string_view what) override {
@@ -83,7 +83,7 @@ struct Operation {
 };
 
 std::vector<double> values(const Communicator& comm, int64_t n) {
-  std::vector<double> v(static_cast<size_t>(n));
+  std::vector<double> v(n);
   std::iota(v.begin(), v.end(), 100.0 * comm.rank());
   return v;
 }
@@ -109,7 +109,7 @@ const std::array<Operation, 6> operations = {{
     {"all-gather",
      [](Communicator& c) {
        const std::vector<double> mine = values(c, 4);
-       std::vector<double> all(static_cast<size_t>(4 * c.size()));
+       std::vector<double> all(4 * c.size());
        c.all_gather(in(mine), out(all), stream, "all-gather")->wait();
        return all;
      }},

@@ -9,17 +9,24 @@
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
 #include "core/bf16.hpp"
-#include "mpi_test.hpp"
+#include "errors.hpp"
+#include "score_checks.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
 
+using test::agreed_message;
 using test::world;
 
 HostStream stream;
 
+/// The rank that many steps further round the ring of all ranks.
+int ring(int step) {
+  return (world().rank() + step + world().size()) % world().size();
+}
+
 std::vector<float> iota(int64_t n, float first) {
-  std::vector<float> values(static_cast<size_t>(n));
+  std::vector<float> values(n);
   std::iota(values.begin(), values.end(), first);
   return values;
 }
@@ -33,7 +40,7 @@ std::span<std::byte> out(std::vector<T>& v) {
 }
 
 TEST(Communicator, ExchangeRoundTheRing) {
-  const int n = world().size(), r = world().rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
+  const int n = world().size(), r = world().rank(), next = ring(1), previous = ring(-1);
   const auto send = iota(1000, static_cast<float>(r) * 1000);
   std::vector<float> recv(1000, -1);
   const Traffic before = world().traffic();
@@ -46,7 +53,7 @@ TEST(Communicator, ExchangeRoundTheRing) {
 }
 
 TEST(Communicator, MessagesBetweenTwoRanksMatchInOrder) {
-  const int n = world().size(), r = world().rank(), next = (r + 1) % n, previous = (r + n - 1) % n;
+  const int r = world().rank(), next = ring(1), previous = ring(-1);
   const auto a = iota(3, static_cast<float>(r)), b = iota(5, static_cast<float>(100 + r));
   std::vector<float> first(3), second(5);
   const std::array sends = {SendSlice{next, in(a)}, SendSlice{next, in(b)}};
@@ -79,8 +86,8 @@ TEST(Communicator, AllToAllOfUnevenBlocks) {
   std::vector<float> send, expected;
   std::vector<int64_t> send_bytes, recv_bytes;
   for (int k = 0; k < n; ++k) {
-    send.insert(send.end(), static_cast<size_t>(k + 1), static_cast<float>(100 * r + k));
-    expected.insert(expected.end(), static_cast<size_t>(r + 1), static_cast<float>(100 * k + r));
+    send.insert(send.end(), k + 1, static_cast<float>(100 * r + k));
+    expected.insert(expected.end(), r + 1, static_cast<float>(100 * k + r));
     send_bytes.push_back((k + 1) * 4);
     recv_bytes.push_back((r + 1) * 4);
   }
@@ -100,7 +107,7 @@ TEST(Communicator, Reductions) {
   EXPECT_EQ(all_reduce_value(world(), int64_t{r}, ReduceOp::max), n - 1);
   EXPECT_EQ(all_reduce_value(world(), 1.0 + r, ReduceOp::min), 1.0);
 
-  std::vector<int64_t> blocks(static_cast<size_t>(2 * n));
+  std::vector<int64_t> blocks(2 * n);
   std::iota(blocks.begin(), blocks.end(), int64_t{r});
   std::vector<int64_t> mine(2);
   world()
@@ -128,7 +135,7 @@ TEST(Communicator, ReductionsOfBf16RoundEachResult) {
 
 TEST(Communicator, KeepsTheCommunicatorsOfItsSubgroups) {
   const int n = world().size(), r = world().rank();
-  std::vector<int> all(static_cast<size_t>(n));
+  std::vector<int> all(n);
   std::iota(all.begin(), all.end(), 0);
   EXPECT_EQ(&world().subgroup(all), &world());
   const std::unique_ptr<Communicator> mine = world().split(0);
@@ -159,7 +166,7 @@ TEST(Communicator, BroadcastBarrierAndText) {
 
 TEST(Communicator, SeveralOperationsUnderWayAtOnce) {
   const int n = world().size(), r = world().rank();
-  std::vector<float> a = {static_cast<float>(r)}, b(static_cast<size_t>(n)), c = {1};
+  std::vector<float> a = {static_cast<float>(r)}, b(n), c = {1};
   WorkPtr gather = world().all_gather(in(a), out(b), stream, "gather");
   WorkPtr reduce = world().all_reduce(c.data(), 1, DType::f32, ReduceOp::sum, stream, "reduce");
   while (!reduce->test()) {
@@ -170,45 +177,29 @@ TEST(Communicator, SeveralOperationsUnderWayAtOnce) {
 }
 
 TEST(RunAgreed, OneRanksErrorEndsAllRanksAlike) {
-  const int last = world().size() - 1;
-  try {
-    run_agreed(world(), "test", [&] {
-      if (world().rank() == last) throw_usage("token 300 is too large");
-    });
-    ADD_FAILURE() << "no error on rank " << world().rank();
-  } catch (const Error& error) {
-    EXPECT_TRUE(error.agreed());
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_EQ(std::string(error.what()),
-              last == 0 ? "token 300 is too large"
-                        : "token 300 is too large (found on rank " + std::to_string(last) + ")");
-  }
+  EXPECT_EQ(agreed_message([] {
+              run_agreed(world(), "test", [] {
+                if (test::on_last_rank()) throw_usage("token 300 is too large");
+              });
+            }),
+            "token 300 is too large" + test::found_on(world().size() - 1));
   EXPECT_NO_THROW(run_agreed(world(), "test", [] {}));
 }
 
 TEST(RunAgreed, TheLowestRankThatFailsIsHeard) {
   if (world().size() < 3) GTEST_SKIP() << "one rank of several fails otherwise";
-  try {
-    run_agreed(world(), "test", [] {
-      if (world().rank() == 1) throw_usage("wrong");
-      if (world().rank() == 2) throw_runtime("worse");
-    });
-    ADD_FAILURE() << "no error on rank " << world().rank();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), "wrong (found on rank 1)");
-  }
+  EXPECT_EQ(agreed_message([] {
+              run_agreed(world(), "test", [] {
+                if (world().rank() == 1) throw_usage("wrong");
+                if (world().rank() == 2) throw_runtime("worse");
+              });
+            }),
+            "wrong (found on rank 1)");
 }
 
 TEST(RunOnRoot, ItsErrorEndsAllRanks) {
-  try {
-    run_on_root(world(), "test", [] { throw_usage("wrong"); });
-    ADD_FAILURE() << "no error on rank " << world().rank();
-  } catch (const Error& error) {
-    EXPECT_TRUE(error.agreed());
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), "wrong");
-  }
+  EXPECT_EQ(agreed_message([] { run_on_root(world(), "test", [] { throw_usage("wrong"); }); }),
+            "wrong");
 }
 
 TEST(RunAgreed, APartOfTheRanksDoesNotAgreeForAll) {
@@ -235,20 +226,17 @@ TEST(RunAgreed, WorkOfEachRankAloneDoesNotCommunicate) {
 }
 
 TEST(RunAgreed, ForeignExceptionsBecomeRuntimeErrors) {
-  try {
-    run_agreed(world(), "reading", [] { throw std::runtime_error("disk on fire"); });
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::runtime);
-    EXPECT_STREQ(error.what(), "reading: disk on fire");
-  }
-  try {
-    run_agreed(world(), "reading", [] { throw std::bad_alloc(); });
-    ADD_FAILURE();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::runtime);
-    EXPECT_STREQ(error.what(), "reading: there is not enough memory");
-  }
+  const auto expect = [](const std::string& message, const std::function<void()>& work) {
+    try {
+      run_agreed(world(), "reading", work);
+      ADD_FAILURE();
+    } catch (const Error& error) {
+      EXPECT_EQ(error.code(), ExitCode::runtime);
+      EXPECT_EQ(error.what(), message);
+    }
+  };
+  expect("reading: disk on fire", [] { throw std::runtime_error("disk on fire"); });
+  expect("reading: there is not enough memory", [] { throw std::bad_alloc(); });
 }
 
 TEST(AgreeOn, TheGravestCodeWins) {

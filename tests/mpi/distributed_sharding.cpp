@@ -69,14 +69,14 @@ std::vector<int64_t> random_lengths(std::mt19937& random) {
 template <class T>
 std::vector<T> shard_of(const Layout& layout, int rank, const std::vector<T>& stream, int64_t row,
                         T padding) {
-  std::vector<T> local(static_cast<size_t>(layout.shard(rank).slots * row));
+  std::vector<T> local(layout.shard(rank).slots * row);
   shard_rows<T>(layout, rank, stream, local, row, padding);
   return local;
 }
 
 template <class T>
 std::vector<T> counting(int64_t count) {
-  std::vector<T> values(static_cast<size_t>(count));
+  std::vector<T> values(count);
   for (size_t i = 0; i < values.size(); ++i) values[i] = static_cast<T>(3 * i + 1);
   return values;
 }
@@ -131,7 +131,7 @@ TEST(GatherStream, FewerSlotsThanRanksLeaveSomeRanksWithPaddingOnly) {
 TEST(GatherStream, MovesTheShardOnceAndAgreesInFourIntegers) {
   const int n = world().size();
   const Layout layout = make(find_layout("zigzag"), {40}, n, 1).layout;
-  const Doubles local(static_cast<size_t>(layout.shard(0).slots * 2), 1.0);
+  const Doubles local(layout.shard(0).slots * 2, 1.0);
   const Traffic before = world().traffic();
   gather_stream<double>(layout, world(), local, 2);
   EXPECT_EQ(world().traffic().messages - before.messages, n > 1 ? 3 : 0);
@@ -207,7 +207,7 @@ struct GradientCase {
   GradientCase() {
     std::mt19937 random(17);
     std::normal_distribution<double> normal;
-    stream.resize(static_cast<size_t>(layout.stream_slots * 2));
+    stream.resize(layout.stream_slots * 2);
     for (double& x : stream) x = normal(random);
     local = shard_of<double>(layout, world().rank(), stream, 2, 0);
   }
@@ -251,8 +251,8 @@ TEST(GatherGradient, SumIsRightWhenLossesArePartsAndSplitLosesWhatOthersCount) {
 TEST(GatherGradient, NoneIsZeroAndSumOfFloatsGivesPaddingNothing) {
   const int n = world().size();
   const Layout layout = make(find_layout("contiguous"), {n + 1}, n, 1).layout;
-  const std::vector<float> grad(static_cast<size_t>(n) + 1, 1.5f);
-  const auto slots = static_cast<size_t>(layout.shard(0).slots);
+  const std::vector<float> grad(n + 1, 1.5f);
+  const int64_t slots = layout.shard(0).slots;
   EXPECT_EQ(gather_stream_backward<float>(layout, world(), grad, 1, GatherGradient::none),
             std::vector<float>(slots, 0.0f));
   std::vector<float> expected;
@@ -264,7 +264,7 @@ TEST(GatherGradient, NoneIsZeroAndSumOfFloatsGivesPaddingNothing) {
 TEST(GatherGradient, OnlySumMovesGradients) {
   const int n = world().size();
   const Layout layout = make(find_layout("contiguous"), {4 * n}, n, 1).layout;
-  const Doubles grad(static_cast<size_t>(4 * n), 1.0);
+  const Doubles grad(4 * n, 1.0);
   for (const GatherGradient convention :
        {GatherGradient::split, GatherGradient::sum, GatherGradient::none}) {
     const Traffic before = world().traffic();
@@ -285,7 +285,7 @@ TEST(GatherGradient, ErrorsAreTheSameOnAllRanks) {
   if (n == 1) return;
   EXPECT_EQ(agreed_message([&] {
               gather_stream_backward<double>(
-                  layout, world(), Doubles(static_cast<size_t>(2 * n)), 1,
+                  layout, world(), Doubles(2 * n), 1,
                   world().rank() == 1 ? GatherGradient::sum : GatherGradient::split);
             }),
             "gradient of a gathered stream: the gradient convention is 0 on rank 0, but 1 on rank "
@@ -301,15 +301,13 @@ std::vector<Ints> run_plans(const std::vector<ShiftPlan>& plans, const std::vect
   for (size_t r = 0; r < plans.size(); ++r) {
     Ints mine(locals[r].size(), -12345);
     for (const ShiftPlan::Move& move : plans[r].moves)
-      for (int32_t i = 0; i < move.length; ++i)
-        mine[static_cast<size_t>(move.to + i)] = locals[r][static_cast<size_t>(move.from + i)];
-    for (const int32_t slot : plans[r].ends) mine[static_cast<size_t>(slot)] = fill;
+      for (int32_t i = 0; i < move.length; ++i) mine[move.to + i] = locals[r][move.from + i];
+    for (const int32_t slot : plans[r].ends) mine[slot] = fill;
     for (const ShiftPlan::Message& recv : plans[r].recvs)
-      for (const ShiftPlan::Message& send : plans[static_cast<size_t>(recv.peer)].sends)
+      for (const ShiftPlan::Message& send : plans[recv.peer].sends)
         if (send.peer == static_cast<int>(r))
           for (size_t i = 0; i < recv.slots.size(); ++i)
-            mine[static_cast<size_t>(recv.slots[i])] =
-                locals[static_cast<size_t>(recv.peer)][static_cast<size_t>(send.slots.at(i))];
+            mine[recv.slots[i]] = locals[recv.peer][send.slots.at(i)];
     out.push_back(mine);
   }
   return out;
@@ -393,7 +391,7 @@ TEST(ShiftLeft, PlansOfEveryLayoutEqualTheShiftBeforeSharding) {
       RC_ASSERT(std::adjacent_find(peers.begin(), peers.end()) == peers.end());
       for (size_t i = 0; i < peers.size(); ++i) {
         RC_ASSERT(peers[i] != static_cast<int>(r));
-        const auto& theirs = plans[static_cast<size_t>(peers[i])].sends;
+        const auto& theirs = plans[peers[i]].sends;
         const auto is_mine = [&](const auto& m) { return m.peer == static_cast<int>(r); };
         RC_ASSERT(std::count_if(theirs.begin(), theirs.end(), is_mine) == 1);
         RC_ASSERT(std::find_if(theirs.begin(), theirs.end(), is_mine)->slots.size() ==

@@ -31,7 +31,7 @@ int ring(int step) {
 }
 /// Message number `index` from one rank to another.
 std::vector<float> message(int from, int to, int index, int64_t length) {
-  std::vector<float> values(static_cast<size_t>(length));
+  std::vector<float> values(length);
   std::iota(values.begin(), values.end(), static_cast<float>(100'000 * index + 1000 * from + to));
   return values;
 }
@@ -51,7 +51,7 @@ class AllPairs {
     for (int i = 0; i < count; ++i)
       for (int peer = 0; peer < comm.size(); ++peer) {
         sent_.push_back(message(comm.rank(), peer, i, length(i)));
-        received_.emplace_back(static_cast<size_t>(length(i)), -1.0F);
+        received_.emplace_back(length(i), -1.0F);
         sends.push_back({peer, in(sent_.back())});
         recvs.push_back({peer, out(received_.back())});
       }
@@ -153,7 +153,7 @@ TEST(EmulatedNetwork, ContentsAndOrderOnNodesOfAnySize) {
 /// Sends its own time to the next rank, in a message of `bytes`; seconds until it was received.
 /// Clocks of ranks on one machine agree.
 double time_of_message(Communicator& network, int64_t bytes) {
-  std::vector<float> sent(static_cast<size_t>(bytes) / sizeof(float)), received(sent.size());
+  std::vector<float> sent(bytes / sizeof(float)), received(sent.size());
   const double start = monotonic_seconds();
   std::memcpy(sent.data(), &start, sizeof(start));
   const std::array sends = {SendSlice{ring(1), in(sent)}};
@@ -248,7 +248,7 @@ TEST(EmulatedNetwork, CollectivesAreNotDelayed) {
   const auto network = emulate_network(world(), {never, 1, 1});
   const int n = world().size(), r = world().rank();
   const auto mine = static_cast<float>(r);
-  std::vector<float> all(static_cast<size_t>(n), -1), expected(all.size());
+  std::vector<float> all(n, -1), expected(all.size());
   std::iota(expected.begin(), expected.end(), 0.0F);
   network->all_gather(in({mine}), out(all), stream, "all-gather")->wait();
   EXPECT_EQ(all, expected);

@@ -30,14 +30,11 @@ struct Audio {
   int64_t width;
   Values samples;
   explicit Audio(Longs lengths_, int64_t width_ = 20)
-      : lengths(std::move(lengths_)),
-        width(width_),
-        samples(lengths.size() * static_cast<size_t>(width), 0.0f) {
+      : lengths(std::move(lengths_)), width(width_), samples(lengths.size() * width, 0.0f) {
     std::mt19937 random(3);
     std::uniform_real_distribution<float> uniform(1, 2);
     for (size_t i = 0; i < lengths.size(); ++i)
-      for (int64_t t = 0; t < lengths[i]; ++t)
-        samples[i * static_cast<size_t>(width) + static_cast<size_t>(t)] = uniform(random);
+      for (int64_t t = 0; t < lengths[i]; ++t) samples[i * width + t] = uniform(random);
   }
   AudioBatch batch() const { return {{samples.data(), std::ssize(lengths), width}, lengths}; }
 };
@@ -71,9 +68,8 @@ struct CountingEncoder {
 Items encode_alone(const Audio& audio) {
   Items items;
   for (size_t i = 0; i < audio.lengths.size(); ++i)
-    items.push_back(encode_item(
-        {&audio.samples[i * static_cast<size_t>(audio.width)], static_cast<size_t>(audio.width)},
-        audio.lengths[i], 0.5f));
+    items.push_back(encode_item({&audio.samples[i * audio.width], static_cast<size_t>(audio.width)},
+                                audio.lengths[i], 0.5f));
   return items;
 }
 
@@ -99,12 +95,11 @@ TEST(EncodeDistributed, AllRanksGetWhatOneWouldComputeFromEquallyManyCalls) {
       CountingEncoder encoder;
       EXPECT_EQ(encode_distributed(world(), audio.batch(), encoder.function(), {hidden, gather}),
                 encode_alone(audio));
-      const auto share =
-          distribute_items(static_cast<int64_t>(items), n)[static_cast<size_t>(world().rank())];
+      const auto share = distribute_items(static_cast<int64_t>(items), n)[world().rank()];
       EXPECT_EQ(encoder.calls, ceil_div(static_cast<int64_t>(items), n));
       // Dummies are as long as the shortest item: an encoder cannot be asked for less.
       EXPECT_EQ(encoder.dummy_lengths,
-                Longs(static_cast<size_t>(std::count(share.begin(), share.end(), dummy_item)),
+                Longs(std::count(share.begin(), share.end(), dummy_item),
                       *std::min_element(audio.lengths.begin(), audio.lengths.end())));
     }
 }
@@ -138,7 +133,7 @@ int64_t bytes_sent(const Audio& audio, GatherKind gather) {
 TEST(EncodeDistributed, RaggedMovesOnlyRealFrames) {
   const int n = world().size();
   // One long item among short ones: padding costs most of the traffic.
-  Longs lengths(static_cast<size_t>(2 * n - 1), 2);
+  Longs lengths(2 * n - 1, 2);
   lengths[0] = 20;
   const Audio audio(lengths);
   // Two items a rank but for the last; item 0 makes 10 frames, the others 1.
@@ -251,14 +246,14 @@ TEST(EncodeDistributed, BadLengthsAndEncodingsAreErrorsOfAllRanks) {
 
 /// Σ weight · encoding over the part of the items' values that a rank's loss has.
 double weight_of(int rank, size_t item, size_t value) {
-  return static_cast<double>(value % static_cast<size_t>(world().size())) == rank
+  return static_cast<double>(value % world().size()) == rank
              ? static_cast<double>(1 + item + value % 4)
              : 0.0;
 }
 
 TEST(EncoderGradient, ReachesTheEncodersParameterThroughEveryRank) {
   const Audio audio({9, 4, 20, 3, 6});
-  const auto share = distribute_items(5, world().size())[static_cast<size_t>(world().rank())];
+  const auto share = distribute_items(5, world().size())[world().rank()];
   // The loss of the run for an encoder of this scale: each rank counts a part of the values.
   const auto loss = [&](float scale) {
     const Items items = encode_distributed(
@@ -286,7 +281,7 @@ TEST(EncoderGradient, ReachesTheEncodersParameterThroughEveryRank) {
     size_t at = 0;
     for (const int64_t item : share) {
       if (item == dummy_item) continue;
-      const auto i = static_cast<size_t>(item);
+      const int64_t i = item;
       EXPECT_EQ(mine.at(at).size(), encodings[i].size());
       for (size_t k = 0; k < encodings[i].size(); ++k)  // encodings are at scale 0.5
         sum += static_cast<double>(mine[at][k]) * static_cast<double>(encodings[i][k]) / 0.5;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 #include <limits>
 
 #include "comm/process_grid.hpp"
@@ -12,7 +11,6 @@
 #include "layout_cases.hpp"
 #include "linear_cases.hpp"
 #include "logprobs/sequence_scores.hpp"
-#include "logprobs/vocab_parallel.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -23,31 +21,23 @@ using namespace test::linear;
 
 Result run(const Problem& p, const LinearOptions& options, const VocabPartition& vocab,
            Communicator& tp) {
-  FusedLinear layer(options, vocab, tp);
-  const test::Matrix x = rows_of(p, layer.first_row(tp.rank()), layer.rows()),
+  FusedLinear fused(options, vocab, tp);
+  const test::Matrix x = rows_of(p, fused.first_row(tp.rank()), fused.rows()),
                      weight = weight_of(p, vocab, tp.rank());
-  const auto tokens = static_cast<size_t>(p.tokens);
+  const int64_t tokens = p.tokens;
   Result result{Floats(tokens, NAN), Floats(options.entropy ? tokens : 0, NAN),
-                test::Matrix(layer.rows(), p.hidden, DType::f32),
+                test::Matrix(fused.rows(), p.hidden, DType::f32),
                 test::Matrix(vocab.columns(tp.rank()), p.hidden, DType::f32)};
   HostStream host;
-  layer.forward(x.ref(), weight.ref(), p.targets, host, result.logprob, result.entropy);
-  layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob,
+  fused.forward(x.ref(), weight.ref(), p.targets, host, result.logprob, result.entropy);
+  fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob,
                  options.entropy ? std::span<const float>(p.d_entropy) : std::span<const float>{},
                  host, result.d_x.ref().as<float>(), result.d_weight.ref().as<float>());
   return result;
 }
 
-void expect_reference(const Problem& p, LinearOptions options, const VocabPartition& vocab) {
-  const int rank = world().rank();
-  SCOPED_TRACE(testing::Message() << p.tokens << " x " << p.hidden << " x " << p.vocab_size << ' '
-                                  << name_of(p.type) << (options.sharded ? " sharded" : "")
-                                  << (options.entropy ? " entropy" : "") << " tiles "
-                                  << options.tile_rows << " x " << options.tile_columns
-                                  << " columns " << vocab.columns(rank));
-  expect_result(p, make_reference(p, options.entropy), run(p, options, vocab, world()),
-                first_row_of(world(), p.tokens, options.sharded), vocab, rank);
-}
+const Layer layer = {[](const Problem& p, const LinearOptions& options, const VocabPartition& vocab,
+                        DType, DType) { return run(p, options, vocab, world()); }};
 
 TEST(FusedLinear, MatchesReferenceForAllPartitionsAndTiles) {
   for (const DType type : {DType::f32, DType::bf16})
@@ -60,19 +50,21 @@ TEST(FusedLinear, MatchesReferenceForAllPartitionsAndTiles) {
           options.entropy = columns != 5;
           options.tile_rows = rows;
           options.tile_columns = columns;
-          expect_reference(p, options, vocab);
+          layer.expect_reference(p, options, vocab);
         }
     }
 }
 
-TEST(FusedLinear, MatchesReferenceForFewTokensAndNone) {
-  for (const int64_t tokens : {0, 1, 2, 5})
-    for (const bool sharded : {true, false}) {
-      const Problem p = make_problem(tokens, 7, 20, DType::f32);
-      LinearOptions options = options_of(p, sharded);
-      options.entropy = true;
-      expect_reference(p, options, balanced_partition(p.vocab_size, world().size()));
-    }
+TEST(FusedLinear, MatchesReferenceForFewTokensAndNoneAndEmptyShards) {
+  layer.expect_few_tokens_and_empty_shards();
+}
+
+TEST(FusedLinear, BitsAreTheSameOnAllRanksInASecondRunAndForAnyThreads) {
+  layer.expect_same_bits(make_problem(150, 130, 1000, DType::f32), 80, 200, {1, 2, 3, 7});
+}
+
+TEST(FusedLinear, TokensWithoutGradientTakeNoPartWhateverTheyHold) {
+  layer.expect_no_part_of_tokens_without_gradient(20, 4);
 }
 
 TEST(FusedLinear, MatchesReferenceForLongDotProductsAndManyColumns) {
@@ -82,144 +74,28 @@ TEST(FusedLinear, MatchesReferenceForLongDotProductsAndManyColumns) {
   options.tile_rows = 70;
   options.tile_columns = 130;
   options.threads = 2;
-  expect_reference(p, options, test::partitions(p.vocab_size, world().size())[0]);
-}
-
-TEST(FusedLinear, FewerIdsThanRanksLeaveShardsEmpty) {
-  const Problem p = make_problem(9, 5, 2, DType::f32);
-  expect_reference(p, options_of(p), balanced_partition(2, world().size()));
-  expect_reference(p, options_of(p), even_partition(2, 3 * world().size(), world().size()));
-}
-
-bool same_bits(const test::Matrix& a, const test::Matrix& b) {
-  if (a.rows() != b.rows() || a.cols() != b.cols()) return false;
-  for (int64_t r = 0; r < a.rows(); ++r)
-    if (std::memcmp(a.ref().as<float>().row(r), b.ref().as<float>().row(r),
-                    static_cast<size_t>(a.cols()) * sizeof(float)) != 0)
-      return false;
-  return true;
-}
-
-bool same_bits(const Result& a, const Result& b) {
-  const auto same = [](const Floats& x, const Floats& y) {
-    return x.size() == y.size() && std::memcmp(x.data(), y.data(), x.size() * sizeof(float)) == 0;
-  };
-  return same(a.logprob, b.logprob) && same(a.entropy, b.entropy) && same_bits(a.d_x, b.d_x) &&
-         same_bits(a.d_weight, b.d_weight);
-}
-
-/// Everyone's bytes are those of rank 0.
-void expect_same_on_all_ranks(const void* data, size_t bytes, const char* what) {
-  const std::string mine(static_cast<const char*>(data), bytes);
-  EXPECT_EQ(broadcast_string(world(), mine, 0), mine) << what;
-}
-
-TEST(FusedLinear, BitsAreTheSameOnAllRanksInASecondRunAndForAnyThreads) {
-  const Problem p = make_problem(150, 130, 1000, DType::f32);
-  const VocabPartition vocab = test::partitions(p.vocab_size, world().size())[2];
-  LinearOptions options = options_of(p, false);
-  options.entropy = true;
-  options.tile_rows = 80;
-  options.tile_columns = 200;
-  const Result first = run(p, options, vocab, world());
-  expect_same_on_all_ranks(first.logprob.data(), first.logprob.size() * 4, "log-probabilities");
-  expect_same_on_all_ranks(first.entropy.data(), first.entropy.size() * 4, "entropies");
-  Floats d_x;
-  for (int64_t r = 0; r < p.tokens; ++r) {
-    const float* row = first.d_x.ref().as<float>().row(r);
-    d_x.insert(d_x.end(), row, row + p.hidden);
-  }
-  expect_same_on_all_ranks(d_x.data(), d_x.size() * 4, "dX");
-  for (const int threads : {1, 2, 3, 7}) {
-    options.threads = threads;
-    EXPECT_TRUE(same_bits(run(p, options, vocab, world()), first)) << threads << " threads";
-  }
-}
-
-TEST(FusedLinear, EqualsScoresOfMaterialisedLogits) {
-  const Problem p = make_problem(33, 40, 301, DType::f32, 0.8);
-  const int rank = world().rank();
-  for (const VocabPartition& vocab : test::partitions(p.vocab_size, world().size())) {
-    LinearOptions options = options_of(p);
-    options.entropy = true;
-    const Result got = run(p, options, vocab, world());
-    test::Matrix logits(p.tokens, vocab.columns(rank), DType::f32);
-    for (int64_t t = 0; t < p.tokens; ++t) {
-      const Doubles z = logits_of(p, t);
-      for (int64_t c = 0; c < vocab.valid(rank); ++c)
-        logits.set(t, c, z[static_cast<size_t>(vocab.begin(rank) + c)]);
-    }
-    VocabScores scores(p.tokens, vocab, {1, true, p.temperature, 1}, world());
-    Floats logprob(got.logprob.size()), entropy(got.entropy.size());
-    HostStream host;
-    scores.forward(std::as_const(logits).ref(), p.targets, host, logprob, entropy);
-    const double tolerance = linear_logprob_tolerance(p.hidden, 2 / p.temperature);
-    expect_scores(got.logprob, Doubles(logprob.begin(), logprob.end()), tolerance, logprob_scale);
-    expect_scores(got.entropy, Doubles(entropy.begin(), entropy.end()), tolerance,
-                  [&](double) { return entropy_scale(p.vocab_size); });
-  }
-}
-
-/// Σ g log p + h H in double precision.
-double loss_of(const Problem& p) {
-  double loss = 0;
-  for (int64_t t = 0; t < p.tokens; ++t) {
-    const auto at = static_cast<size_t>(t);
-    const TokenScore score = score_row_reference(logits_of(p, t), p.targets[at], p.temperature);
-    loss += static_cast<double>(p.d_logprob[at]) * score.logprob +
-            static_cast<double>(p.d_entropy[at]) * score.entropy;
-  }
-  return loss;
-}
-
-TEST(FusedLinear, GradientsAreFiniteDifferencesOfTheLoss) {
-  const Problem p = make_problem(6, 5, 12, DType::f32, 1.3);
-  LinearOptions options = options_of(p, false);
-  options.entropy = true;
-  const VocabPartition vocab = balanced_partition(p.vocab_size, world().size());
-  const Result got = run(p, options, vocab, world());
-  constexpr double step = 1e-4;  // errors: step² and 1e-16 / step, both far below f32's
-  const auto difference = [&](test::LogitRows Problem::*input, int64_t row, int64_t d) {
-    Problem moved = p;
-    (moved.*input).at(row, d) += step;
-    const double up = loss_of(moved);
-    (moved.*input).at(row, d) -= 2 * step;
-    return (up - loss_of(moved)) / (2 * step);
-  };
-  const Reference reference = make_reference(p, true);
-  for (int64_t d = 0; d < p.hidden; ++d) {
-    for (int64_t t = 0; t < p.tokens; ++t)
-      EXPECT_NEAR(got.d_x.at(t, d), difference(&Problem::x, t, d),
-                  linear_gradient_tolerance(p.hidden, p.vocab_size, reference.logit_size) *
-                      reference.d_x_size[static_cast<size_t>(t)]);
-    for (int64_t c = 0; c < vocab.columns(world().rank()); ++c) {
-      const int64_t id = vocab.begin(world().rank()) + c;
-      EXPECT_NEAR(got.d_weight.at(c, d), difference(&Problem::weight, id, d),
-                  linear_gradient_tolerance(p.hidden, p.tokens, reference.logit_size) *
-                      reference.d_weight_size[static_cast<size_t>(id)]);
-    }
-  }
+  layer.expect_reference(p, options, test::partitions(p.vocab_size, world().size())[0]);
 }
 
 TEST(FusedLinear, IsUsedAgainAndWithArraysWithoutGaps) {
   const VocabPartition vocab = balanced_partition(30, world().size());
   for (const bool sharded : {true, false}) {
     Problem p = make_problem(17, 8, 30, DType::f32);
-    FusedLinear layer(options_of(p, sharded), vocab, world());
+    FusedLinear fused(options_of(p, sharded), vocab, world());
     const test::Matrix weight = weight_of(p, vocab, world().rank());
     for (const double factor : {1.0, 0.5}) {
       for (double& x : p.x.values) x *= factor;
-      const test::Matrix x = rows_of(p, layer.first_row(world().rank()), layer.rows());
+      const test::Matrix x = rows_of(p, fused.first_row(world().rank()), fused.rows());
       Floats logprob(17);
-      Buffer<float> d_x(layer.rows() * 8), d_weight(weight.rows() * 8);
+      Buffer<float> d_x(fused.rows() * 8), d_weight(weight.rows() * 8);
       HostStream host;
-      layer.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
-      layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host,
-                     d_x.matrix(layer.rows(), 8), d_weight.matrix(weight.rows(), 8));
+      fused.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
+      fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host,
+                     d_x.matrix(fused.rows(), 8), d_weight.matrix(weight.rows(), 8));
       const Result with_gaps = run(p, options_of(p, sharded), vocab, world());
       EXPECT_EQ(logprob, with_gaps.logprob);
       for (int64_t d = 0; d < 8; ++d) {
-        for (int64_t r = 0; r < layer.rows(); ++r)
+        for (int64_t r = 0; r < fused.rows(); ++r)
           EXPECT_EQ(static_cast<double>(d_x[8 * r + d]), with_gaps.d_x.at(r, d));
         for (int64_t r = 0; r < weight.rows(); ++r)
           EXPECT_EQ(static_cast<double>(d_weight[8 * r + d]), with_gaps.d_weight.at(r, d));
@@ -231,16 +107,16 @@ TEST(FusedLinear, IsUsedAgainAndWithArraysWithoutGaps) {
 TEST(FusedLinear, AccumulatesIntoTheWeightsGradient) {
   const Problem p = make_problem(11, 6, 40, DType::f32);
   const VocabPartition vocab = test::partitions(40, world().size())[0];
-  FusedLinear layer(options_of(p), vocab, world());
-  const test::Matrix x = rows_of(p, layer.first_row(world().rank()), layer.rows()),
+  FusedLinear fused(options_of(p), vocab, world());
+  const test::Matrix x = rows_of(p, fused.first_row(world().rank()), fused.rows()),
                      weight = weight_of(p, vocab, world().rank());
-  test::Matrix d_x(layer.rows(), 6, DType::f32), once(weight.rows(), 6, DType::f32),
+  test::Matrix d_x(fused.rows(), 6, DType::f32), once(weight.rows(), 6, DType::f32),
       twice(weight.rows(), 6, DType::f32);
   Floats logprob(11);
   HostStream host;
-  layer.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
+  fused.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
   const auto backward = [&](test::Matrix& d_weight, bool accumulate) {
-    layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, d_x.ref().as<float>(),
+    fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, d_x.ref().as<float>(),
                    d_weight.ref().as<float>(), accumulate);
   };
   backward(once, false);
@@ -251,39 +127,12 @@ TEST(FusedLinear, AccumulatesIntoTheWeightsGradient) {
     for (int64_t d = 0; d < 6; ++d)  // rounded at the size of 1000 by every tile
       EXPECT_NEAR(twice.at(r, d), 1000 + once.at(r, d), 1000 * tolerance_for(DType::f32, 1));
   const Floats zeros(11, 0.0F);
-  layer.backward(x.ref(), weight.ref(), p.targets, zeros, {}, host, d_x.ref().as<float>(),
+  fused.backward(x.ref(), weight.ref(), p.targets, zeros, {}, host, d_x.ref().as<float>(),
                  twice.ref().as<float>(), false);
   for (int64_t r = 0; r < twice.rows(); ++r)
     for (int64_t d = 0; d < 6; ++d) EXPECT_EQ(twice.at(r, d), 0);
   for (int64_t r = 0; r < d_x.rows(); ++r)
     for (int64_t d = 0; d < 6; ++d) EXPECT_EQ(d_x.at(r, d), 0);
-}
-
-TEST(FusedLinear, TokensWithoutGradientTakeNoPartWhateverTheyHold) {
-  Problem p = make_problem(20, 8, 30, DType::f32);
-  for (size_t t = 0; t < 20; ++t)
-    if (t % 3 != 1) {
-      p.d_logprob[t] = p.d_entropy[t] = 0;
-      p.targets[t] = -1;
-    }
-  LinearOptions options = options_of(p);
-  options.entropy = true;
-  const Reference want = make_reference(p, true);
-  for (int64_t t = 0; t < 20; ++t)
-    if (t % 3 != 1)
-      for (int64_t d = 0; d < 8; ++d) p.x.at(t, d) = quiet_nan;
-  for (const int64_t rows : {0, 4}) {
-    options.tile_rows = rows;
-    Result got = run(p, options, test::partitions(30, world().size())[2], world());
-    for (size_t t = 0; t < 20; ++t)
-      if (t % 3 != 1) {
-        EXPECT_EQ(got.logprob[t], 0);  // no target
-        EXPECT_TRUE(std::isnan(got.entropy[t]));
-        got.entropy[t] = static_cast<float>(want.entropy[t]);
-      }
-    expect_result(p, want, got, first_row_of(world(), 20, true),
-                  test::partitions(30, world().size())[2], world().rank());
-  }
 }
 
 TEST(FusedLinear, GradientsOfTargetsThatNobodyHasCount) {
@@ -292,7 +141,7 @@ TEST(FusedLinear, GradientsOfTargetsThatNobodyHasCount) {
   p.targets[5] = 30;
   p.targets[6] = 31;
   for (const VocabPartition& vocab : test::partitions(30, world().size()))
-    expect_reference(p, options_of(p), vocab);
+    layer.expect_reference(p, options_of(p), vocab);
 }
 
 TEST(FusedLinear, BadNumbersMakeTheirRowsNanOnAllRanks) {
@@ -321,38 +170,29 @@ TEST(FusedLinear, BadNumbersMakeTheirRowsNanOnAllRanks) {
   }
 }
 
-/// Messages and bytes that `work` sends from this rank.
-std::pair<int64_t, int64_t> sent(const std::function<void()>& work) {
-  const Traffic before = world().traffic();
-  work();
-  return {world().traffic().messages - before.messages,
-          world().traffic().bytes_sent - before.bytes_sent};
-}
-
 void expect_traffic(const Problem& p, LinearOptions options, int64_t record) {
   const int64_t n = world().size();
   const VocabPartition vocab = balanced_partition(p.vocab_size, world().size());
-  FusedLinear layer(options, vocab, world());
-  const test::Matrix x = rows_of(p, layer.first_row(world().rank()), layer.rows()),
+  FusedLinear fused(options, vocab, world());
+  const test::Matrix x = rows_of(p, fused.first_row(world().rank()), fused.rows()),
                      weight = weight_of(p, vocab, world().rank());
   Result r{Floats(p.targets.size()), Floats(options.entropy ? p.targets.size() : 0),
-           test::Matrix(layer.rows(), p.hidden, DType::f32),
+           test::Matrix(fused.rows(), p.hidden, DType::f32),
            test::Matrix(weight.rows(), p.hidden, DType::f32)};
   HostStream host;
   const int64_t own = p.tokens / n + (world().rank() < p.tokens % n ? 1 : 0);
   const int64_t element = static_cast<int64_t>(size_of(p.type));
-  const auto forward =
-      sent([&] { layer.forward(x.ref(), weight.ref(), p.targets, host, r.logprob, r.entropy); });
+  const test::TrafficSince forward(world());
+  fused.forward(x.ref(), weight.ref(), p.targets, host, r.logprob, r.entropy);
   const int64_t x_bytes = options.sharded ? (n - 1) * own * p.hidden * element : 0;
-  EXPECT_EQ(forward.first, n == 1 ? 0 : (options.sharded ? n - 1 : 0) + 1);
-  EXPECT_EQ(forward.second, x_bytes + (n - 1) * p.tokens * record);
-  const auto backward = sent([&] {
-    layer.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, r.d_x.ref().as<float>(),
-                   r.d_weight.ref().as<float>());
-  });
-  EXPECT_EQ(backward.first, n == 1 ? 0 : n - 1 + (options.sharded ? 0 : 1));
+  EXPECT_EQ(forward.messages(), n == 1 ? 0 : (options.sharded ? n - 1 : 0) + 1);
+  EXPECT_EQ(forward.bytes(), x_bytes + (n - 1) * p.tokens * record);
+  const test::TrafficSince backward(world());
+  fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, r.d_x.ref().as<float>(),
+                 r.d_weight.ref().as<float>());
+  EXPECT_EQ(backward.messages(), n == 1 ? 0 : n - 1 + (options.sharded ? 0 : 1));
   const int64_t share = options.sharded ? 0 : (n - 1) * own * p.hidden * 4;
-  EXPECT_EQ(backward.second, n == 1 ? 0 : (p.tokens - own) * p.hidden * 4 + share);
+  EXPECT_EQ(backward.bytes(), n == 1 ? 0 : (p.tokens - own) * p.hidden * 4 + share);
 }
 
 TEST(FusedLinear, SendsEachRowOnceForwardAndItsGradientOnceBackward) {
@@ -416,9 +256,8 @@ Problem local_problem(const Problem& all, const Layout& layout, const Ints& boun
   p.targets = next_token_targets(layout, bounds, tokens, cp_rank);
   for (int64_t t = 0; t < p.tokens; ++t)
     for (int64_t d = 0; d < p.hidden; ++d) {
-      const int64_t slot = index[static_cast<size_t>(t)];
-      p.x.at(t, d) =
-          slot < layout.stream_slots ? all.x.row(slot)[static_cast<size_t>(d)] : quiet_nan;
+      const int64_t slot = index[t];
+      p.x.at(t, d) = slot < layout.stream_slots ? all.x.row(slot)[d] : quiet_nan;
     }
   return p;
 }
@@ -432,7 +271,7 @@ TEST(FusedLinear, OverContextParallelRanksPredictsAPackAndSumsTheWeightsGradient
   all.targets = next_token_targets(whole, bounds, tokens, 0);
   const PredictionShape shape{bounds, width};
   // What a loss gives for [segments, width]; the reference has it by slots.
-  Floats d(static_cast<size_t>(shape.segments() * width));
+  Floats d(shape.segments() * width);
   for (size_t i = 0; i < d.size(); ++i) d[i] = 0.125F * static_cast<float>(i % 7) - 0.3F;
   std::unique_ptr<Communicator> alone = world().split(world().rank());
   all.d_logprob = gather_predictions_backward(whole, shape, d, *alone, GatherGradient::split);
@@ -452,8 +291,7 @@ TEST(FusedLinear, OverContextParallelRanksPredictsAPackAndSumsTheWeightsGradient
     Doubles expected(predictions.size(), 0);
     for (int64_t i = 0; i < shape.segments(); ++i)
       for (int64_t k = 0; k < shape.predictions(i); ++k)
-        expected[static_cast<size_t>(i * width + k)] =
-            want.logprob[static_cast<size_t>(bounds[static_cast<size_t>(i)] + k)];
+        expected[i * width + k] = want.logprob[bounds[i] + k];
     expect_scores(predictions, expected, linear_logprob_tolerance(12, want.logit_size),
                   logprob_scale);
     const Ints index = shard_index(layout, grid.cp_rank());
@@ -461,7 +299,7 @@ TEST(FusedLinear, OverContextParallelRanksPredictsAPackAndSumsTheWeightsGradient
     expect_rows(
         got.d_x, want.d_x, want.d_x_size, linear_gradient_tolerance(12, 37, want.logit_size),
         [&](int64_t r) {
-          const int64_t slot = index[static_cast<size_t>(first + r)];
+          const int64_t slot = index[first + r];
           return slot < layout.stream_slots ? slot : -1;
         },
         "dX");
@@ -474,8 +312,7 @@ TEST(FusedLinear, OverContextParallelRanksPredictsAPackAndSumsTheWeightsGradient
         .all_reduce(flat.data(), std::ssize(flat), DType::f32, ReduceOp::sum, host, "dW")
         ->wait();
     for (int64_t r = 0; r < summed.rows(); ++r)
-      for (int64_t k = 0; k < 12; ++k)
-        summed.set(r, k, static_cast<double>(flat[static_cast<size_t>(12 * r + k)]));
+      for (int64_t k = 0; k < 12; ++k) summed.set(r, k, static_cast<double>(flat[12 * r + k]));
     expect_rows(
         summed, want.d_weight, want.d_weight_size,
         linear_gradient_tolerance(12, 62, want.logit_size),

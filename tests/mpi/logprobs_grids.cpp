@@ -3,26 +3,10 @@
 // and log-probabilities of ids, entropies, filters. Logits are bf16, and gradients take their
 // place.
 
-#include <gtest/gtest.h>
-
-#include <cmath>
-#include <functional>
-#include <limits>
-#include <memory>
-#include <span>
-#include <string>
-#include <utility>
-#include <vector>
-
 #include "comm/process_grid.hpp"
 #include "layout_cases.hpp"
-#include "logprobs/distillation.hpp"
-#include "logprobs/filtered_scores.hpp"
-#include "logprobs/reference.hpp"
+#include "logprob_operations.hpp"
 #include "logprobs/sequence_scores.hpp"
-#include "logprobs/vocab_parallel.hpp"
-#include "logprobs/vocab_top_k.hpp"
-#include "score_checks.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
@@ -103,19 +87,19 @@ class Part {
       if (slot(t) >= layout_.stream_slots) continue;
       const auto row = pack.logits.row(slot(t));
       for (int64_t c = 0; c < vocab_.valid(grid.tp_rank()); ++c)
-        logits_.set(t, c, row[static_cast<size_t>(vocab_.begin(grid.tp_rank()) + c)]);
+        logits_.set(t, c, row[vocab_.begin(grid.tp_rank()) + c]);
     }
   }
 
   int64_t tokens() const { return std::ssize(index_); }
-  int64_t slot(int64_t t) const { return index_[static_cast<size_t>(t)]; }
+  int64_t slot(int64_t t) const { return index_[t]; }
   const VocabPartition& vocab() const { return vocab_; }
   Communicator& tp() { return grid_.tp(); }
   Matrix& logits() { return logits_; }
   /// local [tokens, row] of values [stream slots, row].
   template <class T>
   std::vector<T> take(const std::vector<T>& values, int64_t row) const {
-    std::vector<T> local(index_.size() * static_cast<size_t>(row), T(0));
+    std::vector<T> local(index_.size() * row, T(0));
     for (int64_t t = 0; t < tokens(); ++t)
       if (slot(t) < layout_.stream_slots)
         std::copy_n(values.begin() + slot(t) * row, row, local.begin() + t * row);
@@ -137,7 +121,7 @@ class Part {
       const std::function<Doubles(int64_t slot, Doubles& scales)>& gradient) const {
     const Floats got = test::elements(logits_.ref());
     for (int64_t t = 0; t < tokens(); ++t) {
-      const auto size = static_cast<size_t>(pack_.logits.vocab_size);
+      const int64_t size = pack_.logits.vocab_size;
       Doubles want(size, 0), scales(size, 0x1p-80);
       if (place_of(slot(t)) >= 0) want = gradient(slot(t), scales);
       test::expect_gradient_row(got, type_, t, vocab_, grid_.tp_rank(), want, scales);
@@ -156,15 +140,15 @@ class Part {
   /// [segments, width, row] elsewhere.
   void for_each_prediction(const Floats& got, int64_t row,
                            const std::function<void(int64_t slot, int64_t place)>& body) const {
-    std::vector<bool> used(static_cast<size_t>(pack_.bounds.view().segments() * pack_.width));
-    ASSERT_EQ(got.size(), used.size() * static_cast<size_t>(row));
+    std::vector<bool> used(pack_.bounds.view().segments() * pack_.width);
+    ASSERT_EQ(got.size(), used.size() * row);
     for (int64_t slot = 0; slot < pack_.slots(); ++slot)
       if (const int64_t place = place_of(slot); place >= 0) {
-        used[static_cast<size_t>(place)] = true;
+        used[place] = true;
         body(slot, place);
       }
     for (size_t i = 0; i < got.size(); ++i)
-      if (!used[i / static_cast<size_t>(row)]) {
+      if (!used[i / row]) {
         EXPECT_EQ(got[i], 0) << "no prediction has a place at " << i;
       }
   }
@@ -214,21 +198,16 @@ Doubles distillation_gradient(const Pack& pack, const Teacher& teacher, int64_t 
   const auto row = pack.logits.row(slot);
   const auto ids = test::row_of(teacher.ids, slot, teacher.picks);
   const DistillationReference want = reference_of(pack, teacher, slot, renormalised);
-  const Doubles logprobs = log_softmax_reference(row);
-  double sum = 0;
-  for (const float x : g) sum += static_cast<double>(x);
-  Doubles weights(row.size(), 0);
-  std::fill(scales.begin(), scales.end(), 0);
-  for (size_t k = 0; k < ids.size(); ++k) {
-    const auto id = static_cast<size_t>(ids[k]);
-    weights[id] += std::abs(static_cast<double>(g[k]));
-    if (renormalised) scales[id] += logit_gradient_scale(want.student[k], sum, 0, 0);
+  const Doubles g_row = test::doubles(g);
+  if (renormalised) {
+    std::fill(scales.begin(), scales.end(), 0);
+    const double sum = std::accumulate(g.begin(), g.end(), 0.0);
+    for (size_t k = 0; k < ids.size(); ++k)
+      scales[ids[k]] += logit_gradient_scale(want.student[k], sum, 0, 0) + std::abs(g_row[k]);
+  } else {
+    scales = test::score_gradient_scales(row, ids, g_row, h);
   }
-  for (size_t v = 0; v < row.size(); ++v)
-    scales[v] = renormalised
-                    ? scales[v] + weights[v]
-                    : logit_gradient_scale(logprobs[v], sum + h * want.entropy, h, weights[v]);
-  return distillation_gradient_reference(row, ids, test::doubles(g), h, renormalised);
+  return distillation_gradient_reference(row, ids, g_row, h, renormalised);
 }
 
 void expect_distillation(const Pack& pack, const Teacher& teacher, Part& part, bool renormalised) {
@@ -238,7 +217,7 @@ void expect_distillation(const Pack& pack, const Teacher& teacher, Part& part, b
                             part.tp());
   const Ints ids = part.take(teacher.ids, picks);
   const auto size = ids.size();
-  Floats student(size), of_teacher(size), h(static_cast<size_t>(entropy ? part.tokens() : 0));
+  Floats student(size), of_teacher(size), h(entropy ? part.tokens() : 0);
   HostStream stream;
   scores.forward(part.logits().ref(), part.take(teacher.logits, picks), ids, stream, student,
                  of_teacher, h);
@@ -253,8 +232,8 @@ void expect_distillation(const Pack& pack, const Teacher& teacher, Part& part, b
       test::expect_logprob(theirs[at], want.teacher[k], "teacher of " + where);
     }
     if (entropy)
-      test::expect_entropy(entropies[static_cast<size_t>(place)], want.entropy,
-                           pack.logits.vocab_size, fmt::format("entropy of slot {}", slot));
+      test::expect_entropy(entropies[place], want.entropy, pack.logits.vocab_size,
+                           fmt::format("entropy of slot {}", slot));
   });
   const Floats g = test::gradients(segments * pack.width, picks),
                g_h = test::gradients(entropy ? segments * pack.width : 0, 1, 2);
@@ -262,7 +241,7 @@ void expect_distillation(const Pack& pack, const Teacher& teacher, Part& part, b
                   entropy ? part.gather_back(g_h, 1) : Floats(), part.logits().ref());
   part.expect_gradients([&](int64_t slot, Doubles& scales) {
     const int64_t place = part.place_of(slot);
-    const double of_h = entropy ? static_cast<double>(g_h[static_cast<size_t>(place)]) : 0;
+    const double of_h = entropy ? static_cast<double>(g_h[place]) : 0;
     return distillation_gradient(pack, teacher, slot, test::row_of(g, place, picks), of_h,
                                  renormalised, scales);
   });
@@ -302,24 +281,22 @@ TEST(LogprobGrids, LogitsOfIdsAreThoseOfTheStreamAndTheirGradientsComeBack) {
           const Floats all = part.gather(local, picks);
           part.for_each_prediction(all, picks, [&](int64_t slot, int64_t place) {
             for (int64_t k = 0; k < picks; ++k) {
-              const int32_t id = ids[static_cast<size_t>(slot * picks + k)];
-              const double want =
-                  id < 0 || id >= vocab_size ? 0 : pack.logits.row(slot)[static_cast<size_t>(id)];
-              EXPECT_EQ(static_cast<double>(all[static_cast<size_t>(place * picks + k)]), want)
+              const int32_t id = ids[slot * picks + k];
+              const double want = id < 0 || id >= vocab_size ? 0 : pack.logits.row(slot)[id];
+              EXPECT_EQ(static_cast<double>(all[place * picks + k]), want)
                   << "id " << id << " of slot " << slot;
             }
           });
           const Floats g = test::gradients(pack.bounds.view().segments() * pack.width, picks);
           gathered.backward(local_ids, part.gather_back(g, picks), part.logits().ref());
           part.expect_gradients([&](int64_t slot, Doubles& scales) {
-            Doubles want(static_cast<size_t>(vocab_size), 0);
+            Doubles want(vocab_size, 0);
             for (int64_t k = 0; k < picks; ++k) {
-              const int32_t id = ids[static_cast<size_t>(slot * picks + k)];
+              const int32_t id = ids[slot * picks + k];
               if (id < 0 || id >= vocab_size) continue;
-              const double x =
-                  static_cast<double>(g[static_cast<size_t>(part.place_of(slot) * picks + k)]);
-              want[static_cast<size_t>(id)] += x;
-              scales[static_cast<size_t>(id)] += std::abs(x);
+              const double x = static_cast<double>(g[part.place_of(slot) * picks + k]);
+              want[id] += x;
+              scales[id] += std::abs(x);
             }
             return want;
           });
@@ -370,10 +347,10 @@ void expect_scores(const Pack& pack, const Ints& tokens, Part& part, const Sampl
   }
   const Floats all = part.gather(local, 1);
   const Floats entropies = filtered ? Floats() : part.gather(h, 1);
-  const auto next = [&](int64_t slot) { return tokens[static_cast<size_t>(slot) + 1]; };
+  const auto next = [&](int64_t slot) { return tokens[slot + 1]; };
   int64_t dropped = 0;
   part.for_each_prediction(all, 1, [&](int64_t slot, int64_t place) {
-    const auto at = static_cast<size_t>(place);
+    const int64_t at = place;
     const auto row = pack.logits.row(slot);
     const TokenScore plain = score_row_reference(row, next(slot), filter.temperature);
     const double want =
@@ -393,7 +370,7 @@ void expect_scores(const Pack& pack, const Ints& tokens, Part& part, const Sampl
     scores->backward(part.logits().ref(), targets, part.gather_back(g, 1), part.gather_back(g_h, 1),
                      part.logits().ref());
   part.expect_gradients([&](int64_t slot, Doubles& scales) {
-    const auto at = static_cast<size_t>(part.place_of(slot));
+    const int64_t at = part.place_of(slot);
     return score_gradient(pack.logits.row(slot), next(slot), double{g[at]},
                           filtered ? 0 : double{g_h[at]}, filter, scales);
   });
@@ -401,7 +378,7 @@ void expect_scores(const Pack& pack, const Ints& tokens, Part& part, const Sampl
 
 /// Tokens of which the next is, mostly, among the 12 largest logits; then the vocabulary's last.
 Ints likely_tokens(const Pack& pack) {
-  Ints tokens(static_cast<size_t>(pack.slots()), 0);
+  Ints tokens(pack.slots(), 0);
   for (size_t slot = 0; slot + 1 < tokens.size(); ++slot)
     tokens[slot + 1] =
         slot % 9 == 8
@@ -410,18 +387,48 @@ Ints likely_tokens(const Pack& pack) {
   return tokens;
 }
 
-TEST(LogprobGrids, MoreThanAHundredSequencesWithAndWithoutAFilter) {
+TEST(LogprobGrids, ScoresWithAndWithoutAFilter) {
   std::vector<int64_t> lengths;
   for (int64_t i = 0; i < 130; ++i) lengths.push_back((i * 7) % 5);
-  const Pack pack = make_pack(test::full_bounds(lengths), 61, 3);
+  std::vector<Pack> all = packs(61);
+  all.push_back(make_pack(test::full_bounds(lengths), 61, 3));
+  for (const Pack& pack : all) {
+    const Ints tokens = likely_tokens(pack);
+    for_each_grid([&](ProcessGrid& grid) {
+      for (const VocabPartition& vocab : partitions(61, grid))
+        for (const SamplingFilter& filter : {SamplingFilter{0, 1, 1.25}, {6, 1, 1}, {6, 0.8, 1}}) {
+          SCOPED_TRACE(fmt::format("top_k {}, top_p {}", filter.top_k, filter.top_p));
+          Part part(pack, grid, vocab);
+          expect_scores(pack, tokens, part, filter);
+        }
+    });
+  }
+}
+
+TEST(LogprobGrids, ScoresOfAPackAreBitByBitThoseOfEachSequenceAlone) {
+  const int64_t length = 2 * 12 * world().size();
+  const Pack pack = make_pack(test::full_bounds({length, length, length}), 61, length - 1);
   const Ints tokens = likely_tokens(pack);
   for_each_grid([&](ProcessGrid& grid) {
-    for (const VocabPartition& vocab : partitions(61, grid))
-      for (const SamplingFilter& filter : {SamplingFilter{0, 1, 1.25}, {6, 1, 1}, {6, 0.8, 1}}) {
-        SCOPED_TRACE(fmt::format("top_k {}, top_p {}", filter.top_k, filter.top_p));
-        Part part(pack, grid, vocab);
-        expect_scores(pack, tokens, part, filter);
-      }
+    const VocabPartition vocab = partitions(61, grid).front();
+    const auto scores_of = [&](const Pack& p, const Ints& ids) {
+      Part part(p, grid, vocab);
+      VocabScores scores(part.tokens(), vocab, {}, part.tp());
+      Floats local(part.tokens());
+      HostStream stream;
+      scores.forward(part.logits().ref(), part.next_targets(ids), stream, local, {});
+      return part.gather(local, 1);
+    };
+    Floats alone;
+    for (int64_t i = 0; i < 3; ++i) {
+      Pack one{test::full_bounds({length}), LogitRows(length, 61), length - 1};
+      std::copy_n(pack.logits.values.begin() + i * length * 61, length * 61,
+                  one.logits.values.begin());
+      const Floats row =
+          scores_of(one, {tokens.begin() + i * length, tokens.begin() + (i + 1) * length});
+      alone.insert(alone.end(), row.begin(), row.end());
+    }
+    EXPECT_EQ(scores_of(pack, tokens), alone);
   });
 }
 
@@ -457,13 +464,13 @@ TEST(LogprobGrids, TheArgmaxOfEverySlotIsTheSameOnAllTensorParallelRanks) {
       for (const VocabPartition& vocab : partitions(61, grid)) {
         Part part(pack, grid, vocab);
         VocabTopK largest(part.tokens(), vocab, 1, 1, part.tp());
-        const auto size = static_cast<size_t>(part.tokens());
+        const int64_t size = part.tokens();
         Floats values(size);
         Ints ids(size);
         HostStream stream;
         largest.run(part.logits().ref(), stream, values, ids);
         for (int64_t t = 0; t < part.tokens(); ++t) {
-          const auto at = static_cast<size_t>(t);
+          const int64_t at = t;
           if (part.slot(t) >= pack.slots()) {
             EXPECT_EQ(ids[at] >= 0 && ids[at] < 61, true) << "of a slot past the stream";
             continue;

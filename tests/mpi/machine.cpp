@@ -60,7 +60,7 @@ TEST(Machine, IsTheSameOnAllRanks) {
   EXPECT_EQ(machine.hosts[0].host, host_name());
   EXPECT_EQ(first_ranks(machine), std::vector<int>{0});
   for (int r = 0; r < world.size(); ++r) {
-    const RankPlacement& rank = machine.ranks[static_cast<size_t>(r)];
+    const RankPlacement& rank = machine.ranks[r];
     EXPECT_EQ(rank.rank, r);
     EXPECT_EQ(rank.host, host_name());
     EXPECT_FALSE(parse_cpu_list(rank.cpus).empty());
@@ -79,7 +79,7 @@ TEST(Machine, IsTheSameOnAllRanks) {
 TEST(Machine, KnowsTheCpusOfEachRank) {
   Communicator& world = test::world();
   const std::vector<int> all = parse_cpu_list(find_machine(world).ranks[0].cpus);
-  const auto cpu_of = [&](int rank) { return all[static_cast<size_t>(rank) % all.size()]; };
+  const auto cpu_of = [&](int rank) { return all[rank % all.size()]; };
   const Bound bound(cpu_of(world.rank()));
   if (!on_all_ranks(bound.done())) GTEST_SKIP() << "ranks cannot be bound here";
   const MachineIdentity machine = find_machine(world);

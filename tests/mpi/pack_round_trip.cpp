@@ -53,8 +53,8 @@ void pack_to(const std::string& path, const Documents& documents, const BinPacke
   set_bins(header, pack_documents(lengths_of(documents), multiple, packer, options),
            options.capacity, multiple);
   const auto parts = split_bins(header, world().size());
-  const int64_t first = parts[static_cast<size_t>(world().rank())];
-  const int64_t last = parts[static_cast<size_t>(world().rank()) + 1];
+  const int64_t first = parts[world().rank()];
+  const int64_t last = parts[world().rank() + 1];
   Outputs outputs(world());
   write_checked(path, header, fill_slots(header, first, last, tokens_of(documents)), first, last,
                 world(), true, checks, outputs);

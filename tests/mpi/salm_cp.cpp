@@ -162,7 +162,7 @@ TEST(SalmOverRanks, TheGradientReachesTheEncoder) {
   double of_scale = 0;
   const int64_t each = ceil_div(std::ssize(encodings), n);
   for (size_t i = 0; i < own.size(); ++i) {
-    const Values& encoding = encodings[static_cast<size_t>(me * each) + i];  // at scale 1
+    const Values& encoding = encodings[(me * each) + i];  // at scale 1
     for (size_t k = 0; k < encoding.size(); ++k)
       of_scale += static_cast<double>(own[i][k]) * static_cast<double>(encoding[k]);
   }

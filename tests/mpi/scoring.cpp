@@ -56,7 +56,7 @@ TwinScores twin_scores(const Documents& documents, const ModelConfig& config) {
 double worst_error(const ScoreRange& mine, const TwinScores& twin) {
   double worst = 0;
   for (int64_t i = mine.begin; i < mine.end(); ++i) {
-    const auto at = static_cast<size_t>(i - mine.begin), all = static_cast<size_t>(i);
+    const int64_t at = i - mine.begin, all = i;
     const double error =
         std::max(std::abs(static_cast<double>(mine.logprob[at]) - twin.logprob[all]),
                  std::abs(static_cast<double>(mine.entropy[at]) - twin.entropy[all]));

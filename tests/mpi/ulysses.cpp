@@ -29,7 +29,7 @@ using Shape = std::vector<int64_t>;
 Doubles random_values(int64_t count, unsigned seed) {
   std::mt19937 random(seed);
   std::normal_distribution<double> normal;
-  Doubles values(static_cast<size_t>(count));
+  Doubles values(count);
   for (double& x : values) x = normal(random);
   return values;
 }
@@ -46,7 +46,7 @@ Doubles slice(const Doubles& x, const Shape& shape, int dim, int64_t begin, int6
   Doubles result;
   for (int64_t i = 0; i < before; ++i)
     for (int64_t j = begin * after; j < (begin + length) * after; ++j)
-      result.push_back(x[static_cast<size_t>(i * *at * after + j)]);
+      result.push_back(x[i * *at * after + j]);
   return result;
 }
 
@@ -70,7 +70,7 @@ TEST(GatherLists, ALengthThatTheRanksDoNotDivideIsAnErrorWithTheNearestOnes) {
   const int n = world().size();
   if (n == 1) GTEST_SKIP() << "one rank divides every length";
   const auto split = [&](int64_t count) {
-    return agreed_message([&] { split_list<int64_t>(world(), Longs(static_cast<size_t>(count))); });
+    return agreed_message([&] { split_list<int64_t>(world(), Longs(count)); });
   };
   EXPECT_EQ(split(2 * n + 1),
             fmt::format("a list of {} items does not split over {} ranks; the nearest lengths are "
@@ -131,11 +131,11 @@ TEST(GatherAxis, JoinsAlongAnyAxisAndDropsPaddingOfAnyAxis) {
       SCOPED_TRACE(fmt::format("axis {}, padding of axis {}", dim, unpad_dim));
       Shape whole_shape = {3, 2, 4};
       const Shape local_shape = whole_shape;
-      const int64_t part = whole_shape[static_cast<size_t>(dim)];
-      whole_shape[static_cast<size_t>(dim)] *= n;
+      const int64_t part = whole_shape[dim];
+      whole_shape[dim] *= n;
       const Doubles whole = random_values(24 * n, 3);
       const Doubles local = slice(whole, whole_shape, dim, me * part, part);
-      const int64_t kept = whole_shape[static_cast<size_t>(unpad_dim)] - 1;
+      const int64_t kept = whole_shape[unpad_dim] - 1;
       EXPECT_EQ(gather_forward_and_unpad<double>(world(), local, {local_shape, dim, 0, -1}), whole);
       const AxisGather gather = {local_shape, dim, 1, unpad_dim};
       const Doubles result = gather_forward_and_unpad<double>(world(), local, gather);
@@ -306,13 +306,12 @@ Doubles attend(const Doubles& q, const Doubles& k, const Doubles& v, const Ints&
   const std::vector<int32_t> segment = segment_ids(bounds);
   for (int64_t i = 0; i < bounds.back(); ++i) {
     double sum = 0;
-    for (int64_t j = bounds[static_cast<size_t>(segment[static_cast<size_t>(i)])]; j <= i; ++j) {
+    for (int64_t j = bounds[segment[i]]; j <= i; ++j) {
       const double weight = std::exp(std::inner_product(at(q, i), at(q, i) + d, at(k, j), 0.0));
       sum += weight;
-      for (int64_t e = 0; e < d; ++e)
-        out[static_cast<size_t>(i * d + e)] += weight * v[static_cast<size_t>(j * d + e)];
+      for (int64_t e = 0; e < d; ++e) out[i * d + e] += weight * v[j * d + e];
     }
-    for (int64_t e = 0; e < d; ++e) out[static_cast<size_t>(i * d + e)] /= sum;
+    for (int64_t e = 0; e < d; ++e) out[i * d + e] /= sum;
   }
   return out;
 }
@@ -327,7 +326,7 @@ Doubles shard_heads(const Layout& layout, const Doubles& x, int64_t heads, int64
   Doubles shards;
   const int64_t size = layout.padded_slots * d;
   for (int64_t h = 0; h < heads; ++h) {
-    Doubles local(static_cast<size_t>(size / layout.cp()));
+    Doubles local(size / layout.cp());
     shard_rows<double>(layout, world().rank(), head(x, h, size), local, d);
     shards.insert(shards.end(), local.begin(), local.end());
   }

@@ -64,7 +64,7 @@ struct Case {
   uint64_t seed = 1;
 
   upstream::Shape shape() const { return {tokens, vocab, chunk, threads}; }
-  size_t rows() const { return static_cast<size_t>(tokens); }
+  size_t rows() const { return tokens; }
   int64_t ids() const { return vocab.vocab_size; }
   LogitRows logits() const { return test::random_logits(tokens, ids(), type, 2, seed); }
   LogitRows teacher() const {
@@ -91,13 +91,13 @@ struct Case {
 };
 
 std::span<const int32_t> row_of(const Ints& x, int64_t row, int64_t picks) {
-  return std::span(x).subspan(static_cast<size_t>(row * picks), static_cast<size_t>(picks));
+  return std::span(x).subspan(row * picks, picks);
 }
 Doubles row_of(const Floats& x, int64_t row, int64_t picks) {
   return {x.begin() + row * picks, x.begin() + (row + 1) * picks};
 }
 double at(const Floats& x, int64_t i) {
-  return static_cast<double>(x[static_cast<size_t>(i)]);
+  return static_cast<double>(x[i]);
 }
 
 /// Whether all ranks have the same bits.
@@ -136,10 +136,10 @@ void compare_score_gradient(const Case& c, const Matrix& got, int64_t row,
   const auto scale = [&](int64_t id) {
     double weights = 0;
     for (size_t k = 0; k < ids.size(); ++k) weights += ids[k] == id ? std::abs(g[k]) : 0;
-    return logit_gradient_scale(logp[static_cast<size_t>(id)], a, h, weights);
+    return logit_gradient_scale(logp[id], a, h, weights);
   };
   compare_gradient(
-      c, got, row, [&](int64_t id) { return want[static_cast<size_t>(id)]; }, scale, worst);
+      c, got, row, [&](int64_t id) { return want[id]; }, scale, worst);
 }
 
 /// One id a token, or `picks` of them by the class for several. `in_place`: the gradient goes where
@@ -165,7 +165,7 @@ double worst_of_logprobs(const Case& c, int64_t picks, bool in_place, const Logi
   for (int64_t t = 0; t < c.tokens; ++t) {
     for (int64_t k = 0; k < picks; ++k) {
       const int64_t i = t * picks + k;
-      const double want = score_row_reference(rows.row(t), ids[static_cast<size_t>(i)]).logprob;
+      const double want = score_row_reference(rows.row(t), ids[i]).logprob;
       worst.add(at(logprob, i), want, logprob_tolerance() * logprob_scale(want));
     }
     compare_score_gradient(c, in_place ? logits : other, t, rows.row(t), row_of(ids, t, picks),
@@ -212,9 +212,9 @@ double worst_of_cross_entropies(const Case& c, const LogitRows& rows, const Logi
     const Doubles log_q = log_softmax_reference(rows.row(t));
     const Doubles log_p = log_softmax_reference(teachers.row(t));
     compare_gradient(
-        c, d_student, t, [&](int64_t id) { return gradient[static_cast<size_t>(id)]; },
+        c, d_student, t, [&](int64_t id) { return gradient[id]; },
         [&](int64_t id) {
-          const auto v = static_cast<size_t>(id);
+          const int64_t v = id;
           return logit_gradient_scale(log_q[v], at(g, t), 0, 0) +
                  logit_gradient_scale(log_p[v], at(g, t), 0, 0);
         },
@@ -247,8 +247,8 @@ Ints filter_targets(const Case& c, const LogitRows& rows) {
   Ints targets = c.some_ids(1);
   for (int64_t t = 0; t < c.tokens; ++t) {
     const auto top = top_k_reference(rows.row(t), c.ids());
-    if (t % 3 == 0) targets[static_cast<size_t>(t)] = top[0].id;
-    if (t % 3 == 1) targets[static_cast<size_t>(t)] = top[top.size() / 4].id;
+    if (t % 3 == 0) targets[t] = top[0].id;
+    if (t % 3 == 1) targets[t] = top[top.size() / 4].id;
   }
   return targets;
 }
@@ -268,18 +268,17 @@ double worst_of_filtered(const Case& c, const SamplingFilter& filter, const Logi
   const Ints survivors = peer.survivors(stream);
   for (int64_t t = 0; t < c.tokens; ++t) {
     if (!is_clear(rows.row(t), filter)) continue;
-    worst.expect(survivors[static_cast<size_t>(t)] ==
-                 SurvivorsReference(rows.row(t), filter).usual());
-    const int32_t target = targets[static_cast<size_t>(t)];
+    worst.expect(survivors[t] == SurvivorsReference(rows.row(t), filter).usual());
+    const int32_t target = targets[t];
     const double want = filtered_logprob_reference(rows.row(t), target, filter);
     worst.add(at(logprob, t), want, logprob_tolerance() * logprob_scale(want));
     const Doubles gradient = filtered_gradient_reference(rows.row(t), target, filter, at(g, t));
     const std::vector<bool> kept = filter_reference(rows.row(t), filter);
     const Doubles logp = log_softmax_reference(rows.row(t), filter.temperature);
     compare_gradient(
-        c, d_logits, t, [&](int64_t id) { return gradient[static_cast<size_t>(id)]; },
+        c, d_logits, t, [&](int64_t id) { return gradient[id]; },
         [&](int64_t id) {
-          const auto v = static_cast<size_t>(id);
+          const int64_t v = id;
           const double weight = id == target ? std::abs(at(g, t)) / filter.temperature : 0;
           // Among survivors probabilities are larger than in the whole row, which serves for size.
           return kept[v] ? logit_gradient_scale(0, gradient[v], 0, weight) +
@@ -293,7 +292,7 @@ double worst_of_filtered(const Case& c, const SamplingFilter& filter, const Logi
 
 double worst_of_top_k(const Case& c, int64_t k, const LogitRows& rows) {
   const int64_t length = std::min(k, c.ids());
-  const auto count = static_cast<size_t>(c.tokens * length);
+  const int64_t count = c.tokens * length;
   Floats values(count, 1e9F);
   Ints ids(count, -7);
   HostStream stream;
@@ -302,9 +301,9 @@ double worst_of_top_k(const Case& c, int64_t k, const LogitRows& rows) {
   for (int64_t t = 0; t < c.tokens; ++t) {
     const auto want = top_k_reference(rows.row(t), k);
     for (int64_t i = 0; i < length; ++i) {
-      const TopEntry entry = want[static_cast<size_t>(i)];
+      const TopEntry entry = want[i];
       worst.expect(at(values, t * length + i) == entry.value);
-      worst.expect(ids[static_cast<size_t>(t * length + i)] == entry.id);
+      worst.expect(ids[t * length + i] == entry.id);
     }
   }
   return worst.share();
@@ -332,39 +331,23 @@ std::vector<SamplingFilter> filters() {
   return {{}, {10}, {0, 0.9}, {10, 0.9}, {5, 0.5, 0.7}, {0, 0.01}, {1}, {0, 1, 1.5}, {61}};
 }
 
-TEST(Upstream, LogprobsAndTheirGradientsEqualTheTwin) {
-  for_each_case([](const Case& c) {
-    EXPECT_LE(worst_of_logprobs(c, 1, false, c.logits()), 1);
-    EXPECT_LE(worst_of_logprobs(c, 1, true, c.logits()), 1) << "in place";
-  });
+/// Holds every operation on these rows against the twin.
+void expect_twin(const Case& c, const LogitRows& rows, const LogitRows& teachers,
+                 const std::vector<SamplingFilter>& some_filters) {
+  for (const int64_t picks : {1, 3})
+    for (const bool in_place : {false, true})
+      EXPECT_LE(worst_of_logprobs(c, picks, in_place, rows), 1) << picks << ' ' << in_place;
+  EXPECT_LE(worst_of_entropies(c, rows), 1);
+  for (const int64_t k : {1, 5, 70}) EXPECT_EQ(worst_of_top_k(c, k, rows), 0) << k;
+  if (c.chunk > 0) return;  // the others have no slices
+  EXPECT_LE(worst_of_cross_entropies(c, rows, teachers), 1);
+  for (const SamplingFilter& filter : some_filters)
+    EXPECT_LE(worst_of_filtered(c, filter, rows), 1)
+        << "k " << filter.top_k << " p " << filter.top_p << " T " << filter.temperature;
 }
 
-TEST(Upstream, LogprobsOfSeveralIdsAndTheirGradientsEqualTheTwin) {
-  for_each_case([](const Case& c) {
-    EXPECT_LE(worst_of_logprobs(c, 3, false, c.logits()), 1);
-    EXPECT_LE(worst_of_logprobs(c, 3, true, c.logits()), 1) << "in place";
-  });
-}
-
-TEST(Upstream, EntropiesAndTheirGradientsEqualTheTwin) {
-  for_each_case([](const Case& c) { EXPECT_LE(worst_of_entropies(c, c.logits()), 1); });
-}
-
-TEST(Upstream, SoftCrossEntropiesAndTheirGradientsEqualTheTwin) {
-  for_each_case([](const Case& c) {
-    if (c.chunk > 0) return;
-    EXPECT_LE(worst_of_cross_entropies(c, c.logits(), c.teacher()), 1);
-  });
-}
-
-TEST(Upstream, FilteredLogprobsAndTheirGradientsEqualTheTwin) {
-  for_each_case([](const Case& c) {
-    for (const SamplingFilter& filter : filters()) {
-      if (c.chunk > 0) continue;
-      SCOPED_TRACE(fmt::format("k {} p {} T {}", filter.top_k, filter.top_p, filter.temperature));
-      EXPECT_LE(worst_of_filtered(c, filter, c.logits()), 1);
-    }
-  });
+TEST(Upstream, ResultsAndTheirGradientsEqualTheTwin) {
+  for_each_case([](const Case& c) { expect_twin(c, c.logits(), c.teacher(), filters()); });
 }
 
 TEST(Upstream, FiltersOfTheseRowsAreClearCut) {
@@ -386,12 +369,10 @@ LogitRows tied_rows(int64_t tokens, int64_t vocab_size) {
   return rows;
 }
 
-TEST(Upstream, TheLargestLogitsAreThoseOfTheTwin) {
+TEST(Upstream, TheLargestLogitsOfTiesAreThoseOfTheTwin) {
   for_each_case([](const Case& c) {
-    for (const int64_t k : {1, 5, 70}) {
-      EXPECT_EQ(worst_of_top_k(c, k, c.logits()), 0) << k;
-      EXPECT_EQ(worst_of_top_k(c, k, tied_rows(c.tokens, 61)), 0) << "ties, " << k;
-    }
+    for (const int64_t k : {1, 5, 70})
+      EXPECT_EQ(worst_of_top_k(c, k, tied_rows(c.tokens, 61)), 0) << k;
   });
 }
 
@@ -475,17 +456,9 @@ LogitRows with_holes(const Case& c, LogitRows rows) {
 
 TEST(Upstream, LogitsOfMinusInfinityHaveNoProbabilityAndNoGradient) {
   for_each_case([](const Case& c) {
-    if (c.tokens != 7) return;
-    const LogitRows rows = with_holes(c, c.logits()), teachers = with_holes(c, c.teacher());
-    EXPECT_LE(worst_of_logprobs(c, 1, false, rows), 1);
-    EXPECT_LE(worst_of_logprobs(c, 2, false, rows), 1);
-    EXPECT_LE(worst_of_entropies(c, rows), 1);
-    EXPECT_EQ(worst_of_top_k(c, 50, rows), 0);
-    if (c.chunk > 0) return;
-    EXPECT_LE(worst_of_cross_entropies(c, rows, teachers), 1);
-    for (const SamplingFilter& filter : {SamplingFilter{}, {10}, {50}, {30, 0.9}})
-      EXPECT_LE(worst_of_filtered(c, filter, rows), 1)
-          << "k " << filter.top_k << " p " << filter.top_p;
+    if (c.tokens == 7)
+      expect_twin(c, with_holes(c, c.logits()), with_holes(c, c.teacher()),
+                  {{}, {10}, {50}, {30, 0.9}});
   });
 }
 
@@ -502,22 +475,18 @@ LogitRows far_away(const Case& c, LogitRows rows) {
 
 TEST(Upstream, LogitsFarFromZeroAndFromEachOtherLoseNothing) {
   for (const VocabPartition& vocab : test::partitions(61, world().size()))
-    for (const DType type : {DType::f32, DType::bf16}) {
-      const Case c{vocab, type, 6, 4};
-      const LogitRows rows = far_away(c, c.logits());
-      EXPECT_LE(worst_of_logprobs(c, 1, false, rows), 1);
-      EXPECT_LE(worst_of_logprobs(c, 3, false, rows), 1);
-      EXPECT_LE(worst_of_entropies(c, rows), 1);
-      EXPECT_LE(worst_of_cross_entropies(c, rows, far_away(c, c.teacher())), 1);
-      EXPECT_LE(worst_of_filtered(c, {20}, rows), 1);
-    }
+    for (const DType type : {DType::f32, DType::bf16})
+      for (const int64_t chunk : {0, 4}) {
+        const Case c{vocab, type, 6, chunk};
+        expect_twin(c, far_away(c, c.logits()), far_away(c, c.teacher()), {{20}});
+      }
 }
 
 /// Expects NaN in the values and gradients of these rows and in no others.
 void expect_nan_rows(const Case& c, const Floats& got, const Matrix& d_logits,
                      const std::vector<bool>& rows, const std::string& what) {
   for (int64_t t = 0; t < c.tokens; ++t) {
-    const bool poisoned = rows[static_cast<size_t>(t)];
+    const bool poisoned = rows[t];
     EXPECT_EQ(std::isnan(at(got, t)), poisoned) << what << " of row " << t;
     for (int64_t v = 0; v < c.vocab.valid(world().rank()); ++v)
       EXPECT_EQ(std::isnan(d_logits.at(t, v)), poisoned) << what << ": gradient of row " << t;
@@ -726,7 +695,7 @@ TEST(Upstream, TheLargestLogitsAreTwoCollectivesASlice) {
   const Matrix logits = c.shard(c.logits());
   HostStream stream;
   for (const int64_t k : {int64_t{5}, columns + 1}) {
-    const auto count = static_cast<size_t>(c.tokens * std::min(k, c.ids()));
+    const int64_t count = c.tokens * std::min(k, c.ids());
     Floats values(count);
     Ints ids(count);
     upstream::TopK peer(c.shape(), k, world());

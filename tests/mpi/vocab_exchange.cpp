@@ -35,10 +35,7 @@ struct Block {
   std::vector<T> data;
 
   Block(int64_t rows_, int64_t cols_, int64_t gap)
-      : rows(rows_),
-        cols(cols_),
-        stride(cols_ + gap),
-        data(static_cast<size_t>(rows_ * stride), pattern<T>(-1, -1)) {}
+      : rows(rows_), cols(cols_), stride(cols_ + gap), data(rows_ * stride, pattern<T>(-1, -1)) {}
   MatrixView<T> view() { return {data.data(), rows, cols, stride}; }
   void fill(int64_t first_row, int64_t first_column) {
     for (int64_t r = 0; r < rows; ++r)

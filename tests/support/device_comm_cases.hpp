@@ -44,16 +44,16 @@ std::vector<T> comm_sample(int rank, int64_t count) {
 }
 template <class T>
 std::vector<T> comm_untouched(int64_t count) {
-  return std::vector<T>(static_cast<size_t>(count + comm_guard), comm_value<T>(-999));
+  return std::vector<T>(count + comm_guard, comm_value<T>(-999));
 }
 
 template <class T>
 std::span<const std::byte> part(const T* data, int64_t begin, int64_t count) {
-  return std::as_bytes(std::span<const T>(data + begin, static_cast<size_t>(count)));
+  return std::as_bytes(std::span<const T>(data + begin, count));
 }
 template <class T>
 std::span<std::byte> writable_part(T* data, int64_t begin, int64_t count) {
-  return std::as_writable_bytes(std::span<T>(data + begin, static_cast<size_t>(count)));
+  return std::as_writable_bytes(std::span<T>(data + begin, count));
 }
 
 /// A copy of a vector where a stream computes, made and read in the stream's order.
@@ -67,7 +67,7 @@ class OnStream {
   }
   T* data() { return buffer_.data(); }
   std::vector<T> values() {
-    std::vector<T> values(static_cast<size_t>(buffer_.size()));
+    std::vector<T> values(buffer_.size());
     stream_.copy(values.data(), buffer_.data(), values.size() * sizeof(T));
     stream_.synchronize();
     return values;
@@ -253,7 +253,7 @@ TYPED_TEST_P(DeviceComm, GathersOfEqualAndUnequalParts) {
       for (int r = 0; r < n; ++r)  // one of the unequal ones is empty
         counts.push_back(equal ? 129 : r == 1 ? 0 : 100 + 37 * r);
       for (const int64_t count : counts) bytes.push_back(count * 8);
-      const int64_t mine = counts[static_cast<size_t>(me)];
+      const int64_t mine = counts[me];
       const int64_t all = std::accumulate(counts.begin(), counts.end(), int64_t{0});
       this->expect_same(group, comm_sample<double>(me, mine + 1), comm_untouched<double>(all),
                         [&](Communicator& comm, const double* send, double* recv, Stream& on) {
@@ -301,11 +301,11 @@ TYPED_TEST_P(DeviceComm, ReductionsOfBf16) {
     for (int64_t i = 0; i < count; ++i) {
       float sum = 0, of_block = 0;
       for (int r = 0; r < n; ++r) {
-        sum += to_float(comm_sample<bf16>(r, count)[static_cast<size_t>(i)]);
-        of_block += to_float(comm_sample<bf16>(r, count * n)[static_cast<size_t>(me * count + i)]);
+        sum += to_float(comm_sample<bf16>(r, count)[i]);
+        of_block += to_float(comm_sample<bf16>(r, count * n)[me * count + i]);
       }
-      summed[static_cast<size_t>(i)] = to_bf16(sum);
-      block[static_cast<size_t>(i)] = to_bf16(of_block);
+      summed[i] = to_bf16(sum);
+      block[i] = to_bf16(of_block);
     }
     std::vector<bf16> mine = comm_sample<bf16>(me, count);
     mine.resize(summed.size(), comm_value<bf16>(-999));

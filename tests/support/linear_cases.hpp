@@ -16,6 +16,7 @@
 #include "logprobs/fused_linear.hpp"
 #include "logprobs/reference.hpp"
 #include "report/tolerance.hpp"
+#include "score_checks.hpp"
 
 namespace gyre::test::linear {
 
@@ -59,10 +60,10 @@ inline Problem make_problem(int64_t tokens, int64_t hidden, int64_t vocab_size, 
 
 /// Logits of a token.
 inline Doubles logits_of(const Problem& p, int64_t t) {
-  Doubles z(static_cast<size_t>(p.vocab_size), 0);
+  Doubles z(p.vocab_size, 0);
   for (int64_t v = 0; v < p.vocab_size; ++v)
     for (size_t d = 0; d < static_cast<size_t>(p.hidden); ++d)
-      z[static_cast<size_t>(v)] += p.x.row(t)[d] * p.weight.row(v)[d];
+      z[v] += p.x.row(t)[d] * p.weight.row(v)[d];
   return z;
 }
 
@@ -87,12 +88,12 @@ inline void add_term(double g, double scale, std::span<const double> factor, Dou
 
 inline Reference make_reference(const Problem& p, bool entropies) {
   Reference r;
-  r.d_x.assign(static_cast<size_t>(p.tokens), Doubles(static_cast<size_t>(p.hidden), 0));
-  r.d_weight.assign(static_cast<size_t>(p.vocab_size), Doubles(static_cast<size_t>(p.hidden), 0));
+  r.d_x.assign(p.tokens, Doubles(p.hidden, 0));
+  r.d_weight.assign(p.vocab_size, Doubles(p.hidden, 0));
   r.d_x_size.assign(r.d_x.size(), 0);
   r.d_weight_size.assign(r.d_weight.size(), 0);
   for (int64_t t = 0; t < p.tokens; ++t) {
-    const auto at = static_cast<size_t>(t);
+    const int64_t at = t;
     const Doubles z = logits_of(p, t);
     for (const double x : z)
       r.logit_size +=
@@ -133,7 +134,7 @@ struct Result {
 inline Matrix rows_of(const Problem& p, int64_t first, int64_t count) {
   Matrix x(count, p.hidden, p.type);
   for (int64_t r = 0; r < count; ++r)
-    for (int64_t d = 0; d < p.hidden; ++d) x.set(r, d, p.x.row(first + r)[static_cast<size_t>(d)]);
+    for (int64_t d = 0; d < p.hidden; ++d) x.set(r, d, p.x.row(first + r)[d]);
   return x;
 }
 
@@ -141,8 +142,7 @@ inline Matrix rows_of(const Problem& p, int64_t first, int64_t count) {
 inline Matrix weight_of(const Problem& p, const VocabPartition& vocab, int rank) {
   Matrix weight(vocab.columns(rank), p.hidden, p.type);
   for (int64_t c = 0; c < vocab.valid(rank); ++c)
-    for (int64_t d = 0; d < p.hidden; ++d)
-      weight.set(c, d, p.weight.row(vocab.begin(rank) + c)[static_cast<size_t>(d)]);
+    for (int64_t d = 0; d < p.hidden; ++d) weight.set(c, d, p.weight.row(vocab.begin(rank) + c)[d]);
   return weight;
 }
 
@@ -181,8 +181,8 @@ inline void expect_rows(const Matrix& got, const std::vector<Doubles>& want, con
         EXPECT_EQ(got.at(r, d), 0) << what << " of padding";
         continue;
       }
-      const auto i = static_cast<size_t>(at);
-      worst = worse(worst, std::abs(got.at(r, d) - want[i][static_cast<size_t>(d)]) /
+      const int64_t i = at;
+      worst = worse(worst, std::abs(got.at(r, d) - want[i][d]) /
                                (tolerance * error_scale(want[i], sizes[i])));
     }
   }
@@ -213,5 +213,93 @@ inline int64_t first_row_of(const Communicator& tp, int64_t tokens, bool sharded
   return sharded ? tokens / tp.size() * tp.rank() + std::min<int64_t>(tp.rank(), tokens % tp.size())
                  : 0;
 }
+
+/// The layer where it is tested: its results on this rank with X and W in these types.
+struct Layer {
+  std::function<Result(const Problem&, const LinearOptions&, const VocabPartition&, DType x,
+                       DType weight)>
+      run;
+  bool rounds_to_bf16 = false;  ///< the logits' gradients, where X and W are bf16
+
+  Result operator()(const Problem& p, const LinearOptions& o, const VocabPartition& vocab) const {
+    return run(p, o, vocab, p.type, p.type);
+  }
+  void expect_reference(const Problem& p, const LinearOptions& options, const VocabPartition& vocab,
+                        DType x, DType weight) const {
+    const int rank = world().rank();
+    SCOPED_TRACE(testing::Message()
+                 << p.tokens << " x " << p.hidden << " x " << p.vocab_size << ' ' << name_of(x)
+                 << ' ' << name_of(weight) << (options.sharded ? " sharded" : "")
+                 << (options.entropy ? " entropy" : "") << " tiles " << options.tile_rows << " x "
+                 << options.tile_columns << " columns " << vocab.columns(rank));
+    const bool rounded = rounds_to_bf16 && x == DType::bf16 && weight == DType::bf16;
+    expect_result(p, make_reference(p, options.entropy), run(p, options, vocab, x, weight),
+                  first_row_of(world(), p.tokens, options.sharded), vocab, rank,
+                  rounded ? logit_gradient_tolerance(DType::bf16) : 0);
+  }
+  void expect_reference(const Problem& p, const LinearOptions& options,
+                        const VocabPartition& vocab) const {
+    expect_reference(p, options, vocab, p.type, p.type);
+  }
+  void expect_few_tokens_and_empty_shards() const {
+    for (const int64_t tokens : {0, 1, 2, 5})
+      for (const bool sharded : {true, false}) {
+        const Problem p = make_problem(tokens, 7, 20, DType::f32);
+        LinearOptions options = options_of(p, sharded);
+        options.entropy = true;
+        expect_reference(p, options, balanced_partition(p.vocab_size, world().size()));
+      }
+    const Problem p = make_problem(9, 5, 2, DType::f32);
+    expect_reference(p, options_of(p), balanced_partition(2, world().size()));
+    expect_reference(p, options_of(p), even_partition(2, 3 * world().size(), world().size()));
+  }
+  /// On all ranks, and for every number of threads.
+  void expect_same_bits(const Problem& p, int64_t tile_rows, int64_t tile_columns,
+                        const std::vector<int>& threads) const {
+    const VocabPartition vocab = partitions(p.vocab_size, world().size())[2];
+    LinearOptions options = options_of(p, false);
+    options.entropy = true;
+    options.tile_rows = tile_rows;
+    options.tile_columns = tile_columns;
+    const Result first = (*this)(p, options, vocab);
+    for (const Floats& x : {first.logprob, first.entropy, elements(first.d_x.ref())})
+      expect_same_on_all_ranks(x);
+    for (const int t : threads) {
+      options.threads = t;
+      const Result again = (*this)(p, options, vocab);
+      EXPECT_EQ(digest<float>(again.logprob), digest<float>(first.logprob)) << t << " threads";
+      EXPECT_EQ(digest<float>(again.entropy), digest<float>(first.entropy)) << t << " threads";
+      EXPECT_EQ(elements(again.d_x.ref()), elements(first.d_x.ref())) << t << " threads";
+      EXPECT_EQ(elements(again.d_weight.ref()), elements(first.d_weight.ref())) << t << " threads";
+    }
+  }
+  /// Two of three tokens hold NaN and have no gradient.
+  void expect_no_part_of_tokens_without_gradient(int64_t tokens, int64_t tile_rows) const {
+    Problem p = make_problem(tokens, 8, 30, DType::f32);
+    const auto has_none = [](int64_t t) { return t % 3 != 1; };
+    for (int64_t t = 0; t < tokens; ++t)
+      if (has_none(t)) {
+        p.d_logprob[t] = p.d_entropy[t] = 0;
+        p.targets[t] = -1;
+      }
+    LinearOptions options = options_of(p);
+    options.entropy = true;
+    const Reference want = make_reference(p, true);
+    for (int64_t t = 0; t < tokens; ++t)
+      for (int64_t i = 0; i < 8 && has_none(t); ++i) p.x.at(t, i) = quiet_nan;
+    const VocabPartition vocab = partitions(30, world().size())[2];
+    for (const int64_t rows : {int64_t{0}, tile_rows}) {
+      options.tile_rows = rows;
+      Result got = (*this)(p, options, vocab);
+      for (int64_t t = 0; t < tokens; ++t)
+        if (has_none(t)) {
+          EXPECT_EQ(got.logprob[t], 0);  // no target
+          EXPECT_TRUE(std::isnan(got.entropy[t]));
+          got.entropy[t] = static_cast<float>(want.entropy[t]);
+        }
+      expect_result(p, want, got, first_row_of(world(), tokens, true), vocab, world().rank());
+    }
+  }
+};
 
 }  // namespace gyre::test::linear

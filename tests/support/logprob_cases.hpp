@@ -19,7 +19,7 @@ class Matrix {
  public:
   Matrix(int64_t rows, int64_t cols, DType type)
       : type_(type), rows_(rows), cols_(cols), stride_(cols + 3) {
-    const auto count = static_cast<size_t>(rows * stride_);
+    const int64_t count = rows * stride_;
     if (type == DType::f32)
       floats_.assign(count, std::numeric_limits<float>::quiet_NaN());
     else
@@ -31,7 +31,7 @@ class Matrix {
   }
   ConstMatrixRef ref() const { return const_cast<Matrix*>(this)->ref(); }
   void set(int64_t row, int64_t col, double value) {
-    const auto at = static_cast<size_t>(row * stride_ + col);
+    const int64_t at = row * stride_ + col;
     if (type_ == DType::f32)
       floats_[at] = static_cast<float>(value);
     else
@@ -54,22 +54,17 @@ struct LogitRows {
   std::vector<double> values;  ///< [tokens, vocab_size]
 
   LogitRows(int64_t tokens_, int64_t vocab_size_)
-      : tokens(tokens_),
-        vocab_size(vocab_size_),
-        values(static_cast<size_t>(tokens_ * vocab_size_)) {}
-  double& at(int64_t token, int64_t id) {
-    return values[static_cast<size_t>(token * vocab_size + id)];
-  }
+      : tokens(tokens_), vocab_size(vocab_size_), values(tokens_ * vocab_size_) {}
+  double& at(int64_t token, int64_t id) { return values[token * vocab_size + id]; }
   std::span<const double> row(int64_t token) const {
-    return std::span(values).subspan(static_cast<size_t>(token * vocab_size),
-                                     static_cast<size_t>(vocab_size));
+    return std::span(values).subspan(token * vocab_size, vocab_size);
   }
   /// The columns of one rank.
   Matrix shard(const VocabPartition& vocab, int rank, DType type) const {
     Matrix matrix(tokens, vocab.columns(rank), type);
     for (int64_t t = 0; t < tokens; ++t)
       for (int64_t c = 0; c < vocab.valid(rank); ++c)
-        matrix.set(t, c, row(t)[static_cast<size_t>(vocab.begin(rank) + c)]);
+        matrix.set(t, c, row(t)[vocab.begin(rank) + c]);
     return matrix;
   }
 };
@@ -78,11 +73,11 @@ struct LogitRows {
 inline LogitRows random_logits(int64_t tokens, int64_t vocab_size, DType type, double size = 2,
                                uint64_t seed = 1, TokenTensor tensor = TokenTensor::logits) {
   LogitRows rows(tokens, vocab_size);
-  std::vector<float> row(static_cast<size_t>(vocab_size));
+  std::vector<float> row(vocab_size);
   for (int64_t t = 0; t < tokens; ++t) {
     fill_token_row({seed, tensor}, t, row);
     for (int64_t v = 0; v < vocab_size; ++v) {
-      const float z = row[static_cast<size_t>(v)] * static_cast<float>(size);
+      const float z = row[v] * static_cast<float>(size);
       rows.at(t, v) = static_cast<double>(type == DType::bf16 ? to_float(to_bf16(z)) : z);
     }
   }
@@ -119,11 +114,11 @@ inline std::vector<int32_t> golden_targets() {
 /// possible without, and uneven, with an empty shard for more than two ranks.
 inline std::vector<VocabPartition> partitions(int64_t vocab_size, int ranks) {
   const int64_t padded = (vocab_size / ranks + 2) * ranks;
-  std::vector<int64_t> uneven(static_cast<size_t>(ranks), 0);
+  std::vector<int64_t> uneven(ranks, 0);
   int64_t left = vocab_size;
   for (int r = 0; r + 1 < ranks; ++r) {
     const int64_t share = r == 1 ? 0 : left / 3;
-    uneven[static_cast<size_t>(r)] = share;
+    uneven[r] = share;
     left -= share;
   }
   uneven.back() = left;

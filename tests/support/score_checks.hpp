@@ -39,19 +39,16 @@ inline std::vector<int32_t> mixed_ids(int64_t tokens, int64_t picks, int64_t voc
 
 /// Normal numbers, [tokens, width]; every fifth token has zeros.
 inline std::vector<float> gradients(int64_t tokens, int64_t width, uint64_t seed = 1) {
-  std::vector<float> all(static_cast<size_t>(tokens * width), 0.0F);
+  std::vector<float> all(tokens * width, 0.0F);
   for (int64_t t = 0; t < tokens; ++t)
     if (t % 5 != 3)
-      fill_token_row(
-          {seed, TokenTensor::gradient}, t,
-          std::span(all).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
+      fill_token_row({seed, TokenTensor::gradient}, t, std::span(all).subspan(t * width, width));
   return all;
 }
 
 template <class T>
 std::span<const T> row_of(const std::vector<T>& values, int64_t row, int64_t width) {
-  return std::span<const T>(values).subspan(static_cast<size_t>(row * width),
-                                            static_cast<size_t>(width));
+  return std::span<const T>(values).subspan(row * width, width);
 }
 inline std::vector<double> doubles(std::span<const float> values) {
   return {values.begin(), values.end()};
@@ -66,11 +63,10 @@ inline void expect_near(double got, double want, double tolerance, const std::st
 }
 
 inline void expect_logprob(float got, double want, const std::string& where) {
-  expect_near(static_cast<double>(got), want, logprob_tolerance() * logprob_scale(want), where);
+  expect_near(got, want, logprob_tolerance() * logprob_scale(want), where);
 }
 inline void expect_entropy(float got, double want, int64_t vocab_size, const std::string& where) {
-  expect_near(static_cast<double>(got), want, logprob_tolerance() * entropy_scale(vocab_size),
-              where);
+  expect_near(got, want, logprob_tolerance() * entropy_scale(vocab_size), where);
 }
 
 /// Compares this rank's columns of a row of gradients, with errors relative to `scale`
@@ -86,8 +82,7 @@ inline void expect_gradient_row(const std::vector<float>& got, DType type, int64
     if (id >= want.size())
       EXPECT_EQ(row[c], 0) << where;
     else
-      expect_near(static_cast<double>(row[c]), want[id], logit_gradient_tolerance(type) * scale[id],
-                  where);
+      expect_near(row[c], want[id], logit_gradient_tolerance(type) * scale[id], where);
   }
 }
 

@@ -1,0 +1,156 @@
+#pragma once
+// Log-probabilities under a sampling filter and what the references say of them; see
+// operation_contract.hpp.
+
+#include "logprob_operations.hpp"
+
+namespace gyre::test {
+
+inline FilterOptions filter_of(int64_t top_k, double top_p, int64_t list_length = 64,
+                               double temperature = 1) {
+  return {{top_k, top_p, temperature}, list_length, 1};
+}
+
+/// Whether the same columns survive when top_p is a little larger or smaller: rounding of the sums
+/// may cross a boundary that is nearer than that.
+inline bool is_clear(std::span<const double> row, SamplingFilter filter) {
+  if (filter.top_p == 1) return true;
+  constexpr double width = 1e-6;
+  SamplingFilter more = filter, less = filter;
+  more.top_p = std::min(filter.top_p * (1 + width), std::nextafter(1.0, 0.0));
+  less.top_p = filter.top_p * (1 - width);
+  return filter_reference(row, more) == filter_reference(row, less);
+}
+
+/// Whether lists of M are too short for the row: its threshold is below the M-th largest of some
+/// shard that has more columns.
+inline bool needs_digits(std::span<const double> row, const VocabPartition& vocab,
+                         const FilterOptions& options) {
+  if (options.filter.top_p == 1 ||
+      (options.filter.top_k > 0 && options.filter.top_k < std::ssize(row)))
+    return false;
+  const std::vector<bool> kept = filter_reference(row, options.filter);
+  double threshold = infinity;
+  for (size_t v = 0; v < row.size(); ++v)
+    if (kept[v]) threshold = std::min(threshold, row[v]);
+  for (int r = 0; r < vocab.ranks(); ++r) {
+    if (vocab.valid(r) <= options.list_length) continue;
+    const auto shard = row.subspan(vocab.begin(r), vocab.valid(r));
+    if (threshold < top_k_reference(shard, options.list_length).back().value) return true;
+  }
+  return false;
+}
+
+/// Of each row its i-th largest, i = 0, 1, 2, ..., most - 1, 0, ...
+inline Ints large_targets(const LogitRows& rows, int64_t most = 10) {
+  Ints targets;
+  for (int64_t t = 0; t < rows.tokens; ++t)
+    targets.push_back(top_k_reference(rows.row(t), t % most + 1).back().id);
+  return targets;
+}
+
+/// Gradients of 1, -0.5, 1.25, -0.5, ...
+inline Floats alternating_gradients(int64_t tokens) {
+  Floats g;
+  for (int64_t t = 0; t < tokens; ++t)
+    g.push_back(t % 2 == 1 ? -0.5F : 1 + 0.125F * static_cast<float>(t));
+  return g;
+}
+
+/// FilteredScores: log-probabilities, numbers of survivors, and how many rows took digits.
+struct FilteredLogprobs {
+  static constexpr const char* agreement = "filtered log-probabilities";
+  LogitRows rows;
+  DType type;
+  FilterOptions options;
+  Ints targets;
+  Floats g = alternating_gradients(rows.tokens);
+
+  static std::vector<FilteredLogprobs> cases() {
+    std::vector<FilteredLogprobs> all;
+    for (const DType type : both_types)
+      for (const auto& [top_k, top_p] : {std::pair{10, 1.0}, {0, 0.9}, {0, 1.0}, {10, 0.9}}) {
+        const LogitRows rows = random_logits(2 * 16, 300, type, 8);
+        all.push_back({rows, type, filter_of(top_k, top_p, 16), large_targets(rows)});
+      }
+    return all;
+  }
+  static FilteredLogprobs threaded() {
+    const LogitRows rows = random_logits(70, 1000, DType::bf16, 1.5);
+    return {rows, DType::bf16, filter_of(0, 0.85, 2), large_targets(rows)};
+  }
+  static void construct(int64_t tokens, const VocabPartition& vocab) {
+    FilteredScores(tokens, vocab, DType::f32, filter_of(3, 0.5), world());
+  }
+  std::string name() const {
+    return fmt::format("{} ids, top_k {}, top_p {}, lists of {}", rows.vocab_size,
+                       options.filter.top_k, options.filter.top_p, options.list_length);
+  }
+  int64_t list_length() const {
+    return options.filter.top_k > 0    ? options.filter.top_k
+           : options.filter.top_p == 1 ? 1
+                                       : options.list_length;
+  }
+  int64_t forward_bytes(int64_t ranks) const {
+    return (ranks - 1) * rows.tokens * (list_length() * static_cast<int64_t>(size_of(type)) + 16);
+  }
+  void remove_gradient() { std::fill(g.begin(), g.end(), 0.0F); }
+  OperationResult run(const Part& part) const {
+    const auto logits = part.put(rows, type);
+    FilterOptions o = options;
+    o.threads = part.threads;
+    o.kernels = part.place.kernels();
+    FilteredScores scores(rows.tokens, part.vocab, type, o, part.tp());
+    OperationResult r{{Floats(targets.size(), NAN)}, {}};
+    HostStream host;
+    part.forward(r, [&] { scores.forward(logits->ref(), targets, host, r.values[0]); });
+    part.backward(r, *logits, type,
+                  [&](MatrixRef d) { scores.backward(logits->ref(), targets, g, d); });
+    r.values.emplace_back(scores.survivors().begin(), scores.survivors().end());
+    r.values.push_back({static_cast<float>(scores.rows_by_digits())});
+    return r;
+  }
+  void expect_reference(const OperationResult& got, const Part& part) const {
+    EXPECT_LE(count_unclear(got, part), rows.tokens / 8);
+  }
+  /// Compares everything with whole rows. Returns how many rows were too near a boundary to be
+  /// compared.
+  int64_t count_unclear(const OperationResult& got, const Part& part) const {
+    int64_t unclear = 0, by_digits = 0;
+    for (int64_t t = 0; t < rows.tokens; ++t) {
+      if (!is_clear(rows.row(t), options.filter)) {
+        ++unclear;
+        continue;
+      }
+      by_digits += needs_digits(rows.row(t), part.vocab, options) ? 1 : 0;
+      expect_row(got, t, part);
+    }
+    if (unclear == 0) {
+      EXPECT_EQ(got.values[2][0], static_cast<float>(by_digits));
+    }
+    return unclear;
+  }
+
+ private:
+  void expect_row(const OperationResult& got, int64_t t, const Part& part) const {
+    const auto row = rows.row(t);
+    const SamplingFilter& filter = options.filter;
+    const std::vector<bool> kept = filter_reference(row, filter);
+    EXPECT_EQ(got.values[1][t], static_cast<float>(std::count(kept.begin(), kept.end(), true)));
+    expect_logprob(got.values[0][t], filtered_logprob_reference(row, targets[t], filter),
+                   fmt::format("log p of token {}, target {}", t, targets[t]));
+    Doubles left(row.begin(), row.end()), scales(row.size(), 0);
+    for (size_t v = 0; v < left.size(); ++v)
+      if (!kept[v]) left[v] = -infinity;
+    const Doubles logprobs = log_softmax_reference(left, filter.temperature);
+    const double size = std::abs(double{g[t]}) / filter.temperature;
+    for (size_t v = 0; v < left.size(); ++v)  // columns that are dropped have exactly 0
+      if (kept[v])
+        scales[v] = logit_gradient_scale(logprobs[v], size, 0,
+                                         static_cast<int32_t>(v) == targets[t] ? size : 0);
+    expect_gradient_row(got.d_logits, type, t, part.vocab, part.rank(),
+                        filtered_gradient_reference(row, targets[t], filter, double{g[t]}), scales);
+  }
+};
+
+}  // namespace gyre::test
