@@ -27,7 +27,7 @@ class ArrayOperations : public test::GpuTest {
   template <class T>
   std::vector<T> normal(int64_t count) {
     std::normal_distribution<float> distribution;
-    std::vector<T> values(static_cast<size_t>(count));
+    std::vector<T> values(count);
     for (T& x : values) x = converted<T>(distribution(random_));
     return values;
   }
@@ -180,11 +180,11 @@ TEST(ArrayLines, EveryLineIsWhereItsRowAndPlaneAre) {
 
 TEST(ArrayLines, ThreadsTakeEveryPackOnce) {
   for (const int packs : {1, 3, 32, 255, 256, 257, 700}) {
-    std::vector<int> taken(static_cast<size_t>(lines_of_a_block * packs));
+    std::vector<int> taken(lines_of_a_block * packs);
     for (int thread = 0; thread < array_threads; ++thread)
       for (PackWalk walk(packs, thread); walk.line < lines_of_a_block; walk.advance()) {
         ASSERT_LT(walk.pack, packs);
-        ++taken[static_cast<size_t>(walk.line * packs + walk.pack)];
+        ++taken[walk.line * packs + walk.pack];
       }
     EXPECT_EQ(taken, std::vector<int>(taken.size(), 1)) << packs;
   }
@@ -317,7 +317,7 @@ TYPED_TEST(TypedOperations, TakeInSinks) {
   using T = TypeParam;
   for (const auto& [rows, heads, dim] : shapes) {
     std::vector<float> lse = this->template normal<float>(rows * heads);
-    lse[static_cast<size_t>(this->below(rows * heads))] = minus_infinity;
+    lse[this->below(rows * heads)] = minus_infinity;
     const std::vector<float> sinks = this->template normal<float>(heads);
     TwoPlanes here(rows, heads, lse);
     std::vector<T> out = this->template normal<T>(rows * heads * dim);
@@ -355,7 +355,7 @@ TYPED_TEST(TypedOperations, Deltas) {
   for (const auto& [rows, heads, dim] : shapes) {
     const std::vector<float> out = this->template normal<float>(rows * heads * dim);
     const std::vector<T> d_out = this->template normal<T>(rows * heads * dim);
-    TwoPlanes here(rows, heads, std::vector<float>(static_cast<size_t>(rows * heads), 0));
+    TwoPlanes here(rows, heads, std::vector<float>(rows * heads, 0));
     Buffer<float> stats = this->template to_device<float>(here.values);
     const Buffer<float> out_there = this->template to_device<float>(out);
     const Buffer<T> d_out_there = this->template to_device<T>(d_out);
@@ -386,10 +386,10 @@ TEST_F(ArrayOperations, GradientsOfSinksAddUpInOneOrder) {
   for (const auto& [rows, heads] :
        {std::array<int64_t, 2>{0, 3}, {1, 3}, {31, 1}, {700, 3}, {2100, 33}, {9, 5}}) {
     std::vector<float> lse_values = normal<float>(rows * heads);
-    if (rows > 0) lse_values[static_cast<size_t>(below(rows * heads))] = minus_infinity;
+    if (rows > 0) lse_values[below(rows * heads)] = minus_infinity;
     const std::vector<float> deltas = normal<float>(rows * heads), sinks = normal<float>(heads);
     const TwoPlanes lse(rows, heads, lse_values), delta(rows, heads, deltas);
-    std::vector<double> want(static_cast<size_t>(heads), 2.5);
+    std::vector<double> want(heads, 2.5);
     const Buffer<double> before = to_device<double>(want);
     host().add_sink_gradient(lse.view(lse.values.data()), delta.view(delta.values.data()),
                              sinks.data(), want.data());
@@ -424,14 +424,12 @@ TEST_F(ArrayOperations, HostFillAndHostCopyAreTheWayThereAndBack) {
   const MatrixRef all(there.matrix(7, 12));
   HostFill fill(all, stream());
   for (int64_t r = 0; r < 7; ++r)
-    for (int64_t c = 0; c < 12; ++c)
-      fill.matrix().as<bf16>()(r, c) = values[static_cast<size_t>(r * 12 + c)];
+    for (int64_t c = 0; c < 12; ++c) fill.matrix().as<bf16>()(r, c) = values[r * 12 + c];
   fill.upload();
   EXPECT_EQ(to_host(there), values);
   const HostCopy part(all.columns_from(8, 4), stream());
   for (int64_t r = 0; r < 7; ++r)
-    for (int64_t c = 0; c < 4; ++c)
-      EXPECT_EQ(part.at(r, c), to_float(values[static_cast<size_t>(r * 12 + 8 + c)]));
+    for (int64_t c = 0; c < 4; ++c) EXPECT_EQ(part.at(r, c), to_float(values[r * 12 + 8 + c]));
   EXPECT_THROW(HostFill(all.columns_from(0, 4), stream()), Error);
 }
 

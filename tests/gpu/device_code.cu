@@ -30,7 +30,7 @@ TEST_F(DeviceCode, SharedMemoryIsTheBlocks) {
   const std::vector<int> result = to_host(to);
   for (int i = 0; i < 1000; ++i) {
     const int begin = i / 256 * 256, last = std::min(begin + 255, 999);
-    EXPECT_EQ(result[static_cast<size_t>(i)], last - (i - begin));
+    EXPECT_EQ(result[i], last - (i - begin));
   }
 }
 

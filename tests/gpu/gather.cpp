@@ -38,14 +38,14 @@ TEST(RowMapShape, EveryUnitOfEveryRowIsMovedOnce) {
     const RowMapShape shape = row_map_shape(row_bytes, 0);
     const int64_t rows = 2 * shape.rows_of_block() + 3;
     EXPECT_EQ(shape.units * shape.unit_bytes, row_bytes);
-    std::vector<int> times(static_cast<size_t>(rows * shape.units), 0);
+    std::vector<int> times(rows * shape.units, 0);
     for (int64_t block = 0; block < shape.blocks(rows); ++block)
       for (int thread = 0; thread < RowMapShape::threads; ++thread)
         for (int pass = 0; pass < RowMapShape::rows_of_thread; ++pass) {
           const int64_t row = shape.row(block, thread, pass);
           if (row >= rows) continue;
           for (int64_t u = shape.unit(thread); u < shape.units; u += shape.lanes)
-            ++times[static_cast<size_t>(row * shape.units + u)];
+            ++times[row * shape.units + u];
         }
     EXPECT_EQ(std::count(times.begin(), times.end(), 1), std::ssize(times)) << row_bytes;
   }
@@ -114,9 +114,8 @@ TEST_F(Gather, RowsByAMapThatNamesSomeTwiceAndSomeNotAtAll) {
     Bytes expected;
     for (const int32_t entry : map)
       for (int64_t k = 0; k < row_bytes; ++k)
-        expected.push_back(entry >= 0 && entry < in_rows
-                               ? in[static_cast<size_t>(entry * row_bytes + k)]
-                               : uint8_t{0x3c});
+        expected.push_back(entry >= 0 && entry < in_rows ? in[entry * row_bytes + k]
+                                                         : uint8_t{0x3c});
     EXPECT_EQ(gather(in, map, row_bytes, shift, RowFill::of(uint8_t{0x3c})), expected)
         << row_bytes << " + " << shift;
   }
@@ -140,10 +139,10 @@ TEST_F(Gather, ScatteredRowsLeaveTheOthersAlone) {
     std::vector<int32_t> map;  // a permutation of -2 .. out_rows + 1, or the beginning of one
     for (int32_t i = -2; i < out_rows + 2; ++i) map.push_back(i);
     std::shuffle(map.begin(), map.end(), random);
-    map.resize(static_cast<size_t>(rows));
+    map.resize(rows);
     Bytes expected(static_cast<size_t>(out_rows * row_bytes), untouched);
     for (int64_t i = 0; i < rows; ++i)
-      if (const int64_t entry = map[static_cast<size_t>(i)]; entry >= 0 && entry < out_rows)
+      if (const int64_t entry = map[i]; entry >= 0 && entry < out_rows)
         std::copy_n(in.begin() + i * row_bytes, row_bytes, expected.begin() + entry * row_bytes);
     EXPECT_EQ(scatter(in, map, out_rows, row_bytes, shift), expected)
         << row_bytes << " + " << shift;

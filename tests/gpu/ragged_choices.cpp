@@ -184,39 +184,25 @@ TEST_F(PlainKernelGpu, GradientsInNoFixedOrderAreTold) {
   EXPECT_EQ(plain().backward.executed, 1);
 }
 
-TEST_F(PlainKernelGpu, AFixedOrderMayCostWorkspace) {
-  const Problem p = problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)});
-  plain().ordered_extra_bytes = 1 << 20;
-  check(p);
-  EXPECT_EQ(kernel().note(), "");
-  EXPECT_EQ(plain().backward.ordered, 1);
-}
-
-TEST_F(PlainKernelGpu, AFixedOrderIsKeptWhereAnyOrderTakesAsMuchWorkspace) {
-  plain().ordered_extra_bytes = 1 << 20;
-  plain().extra_bytes = 1 << 30;
-  check(problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)}));
-  EXPECT_EQ(kernel().note(), "");
-  EXPECT_EQ(plain().backward.ordered, 1);
-}
-
-TEST_F(PlainKernelGpu, AFixedOrderMayNotCostAGibibyte) {
-  const Problem p = problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)});
-  plain().ordered_extra_bytes = (1 << 30) + 1;
-  check(p);
-  EXPECT_EQ(kernel().note(), "plain's dQ is summed in no fixed order");
-  EXPECT_EQ(plain().backward.executed, 1);
-  EXPECT_EQ(plain().backward.ordered, 0);
-}
-
-TEST_F(PlainKernelGpu, AFixedOrderIsTakenWhereThereIsNoOther) {
+TEST_F(PlainKernelGpu, AFixedOrderMayCostAGibibyteOfWorkspace) {
+  const auto check_order = [&](bool ordered, int64_t ordered_extra_bytes, int64_t extra_bytes) {
+    SCOPED_TRACE(ordered_extra_bytes);
+    use(make_kernel(stream()));
+    plain().ordered_extra_bytes = ordered_extra_bytes;
+    plain().extra_bytes = extra_bytes;
+    plain().backward = {};
+    check(problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)}));
+    EXPECT_EQ(kernel().note(), ordered ? "" : "plain's dQ is summed in no fixed order");
+    EXPECT_EQ(plain().backward.executed, 1);
+    EXPECT_EQ(plain().backward.ordered, ordered ? 1 : 0);
+  };
+  check_order(true, 1 << 20, 0);
+  check_order(false, (1 << 30) + 1, 0);
+  check_order(true, 1 << 20, 1 << 30);  // any order takes as much
   plain().refuses = [](const AttentionGraphShape& shape) -> std::string {
     return shape.backward && !shape.deterministic ? "no order" : "";
   };
-  plain().ordered_extra_bytes = 1 << 30;
-  check(problem(heads_of(2, 1, 16), 20, 30, {full(0, 20, 0, 30)}));
-  EXPECT_EQ(kernel().note(), "");
-  EXPECT_EQ(plain().backward.ordered, 1);
+  check_order(true, 1 << 30, 0);  // there is no other
 }
 
 class DeterministicGpu : public PlainKernelGpu {

@@ -30,20 +30,12 @@ class FreshResultsGpu : public RaggedKernelGpu {
   void check_forward(const Problem& p, int64_t gap, std::optional<bool> whole) {
     const Forward want = reference_forward(p);
     Forward got = fresh(p, gap);
-    const There q = send(p.q), kv = send(p.kv), out = send(got.out), lse = send(got.lse);
-    ForwardBlock block;
-    p.fill(block, q.ref, kv.ref, p.rectangles);
-    block.out = out.ref;
-    block.lse = lse.ref.as<float>();
-    block.overwrite = true;
-    kernel().forward(block);
+    add(p, p.rectangles, got, true);
     if (whole && GetParam() == "plain") {
       const bool in_place = *whole && p.types.out == DType::bf16 && gap != 3;
-      EXPECT_EQ(plain().last.at(AttentionTensor::out) == out.ref.data, in_place);
-      EXPECT_EQ(plain().last.at(AttentionTensor::lse) == lse.ref.data, in_place);
+      EXPECT_EQ(plain().last.at(AttentionTensor::out) == last_forward().out.data, in_place);
+      EXPECT_EQ(plain().last.at(AttentionTensor::lse) == last_forward().lse.data, in_place);
     }
-    fetch(out, got.out);
-    fetch(lse, got.lse);
     EXPECT_LE(worst_error(p, got,
                           {filled(want.out, DType::f32, gap, 0),
                            filled(want.lse, DType::f32, gap, -infinity)}),
@@ -57,28 +49,18 @@ class FreshResultsGpu : public RaggedKernelGpu {
                         filled(exact.lse, DType::f32, gap, nan_value)};
     const Backward want = reference_backward(p, of);
     Backward got{{p.types.d_q, p.rows, p.q.cols(), gap}, {DType::f32, p.keys, p.kv.cols(), gap}};
-    const There q = send(p.q), kv = send(p.kv), d_out = send(p.d_out), out = send(of.out),
-                lse = send(of.lse), delta = send(p.delta_of(of)), d_q = send(got.d_q),
-                d_kv = send(got.d_kv);
-    BackwardBlock block;
-    p.fill(block, q.ref, kv.ref, p.rectangles);
-    block.d_out = d_out.ref;
-    block.lse = lse.ref.as<float>();
-    block.delta = delta.ref.as<float>();
-    if (with_out) block.out = out.ref;
-    block.d_q = d_q.ref;
-    block.d_k = d_kv.ref.as<float>().columns_from(0, p.kv_width());
-    block.d_v = d_kv.ref.as<float>().columns_from(p.kv_width(), p.kv_width());
-    block.overwrite_d_q = block.overwrite_d_kv = true;
-    kernel().backward(block);
+    Wanted wanted;
+    wanted.overwrite = true;
+    wanted.with_out = with_out;
+    add(p, p.rectangles, of, got, wanted);
     if (whole && GetParam() == "plain") {
+      const BackwardBlock& block = last_backward();
       const bool d_q_in_place = *whole && p.types.d_q == DType::bf16 && gap != 3;
-      EXPECT_EQ(plain().last.at(AttentionTensor::out) == out.ref.data, with_out && gap != 3);
-      EXPECT_EQ(plain().last.at(AttentionTensor::lse) == lse.ref.data, with_out && gap != 3);
-      EXPECT_EQ(plain().last.at(AttentionTensor::d_q) == d_q.ref.data, d_q_in_place);
+      EXPECT_EQ(plain().last.at(AttentionTensor::out) == block.out.data, with_out && gap != 3);
+      EXPECT_EQ(plain().last.at(AttentionTensor::lse) == static_cast<const void*>(block.lse.data),
+                with_out && gap != 3);
+      EXPECT_EQ(plain().last.at(AttentionTensor::d_q) == block.d_q.data, d_q_in_place);
     }
-    fetch(d_q, got.d_q);
-    fetch(d_kv, got.d_kv);
     EXPECT_LE(
         worst_error(p, got,
                     {filled(want.d_q, DType::f32, gap, 0), filled(want.d_kv, DType::f32, gap, 0)}),

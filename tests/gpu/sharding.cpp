@@ -49,8 +49,7 @@ class DeviceSharding : public test::GpuTest {
     std::vector<T> restored(values.size(), old);
     Buffer<T> back = to_device<T>(restored);
     for (int r = 0; r < layout.cp(); ++r) {
-      std::vector<T> mine(static_cast<size_t>(slots * row), old),
-          stream_of_rank(values.size(), old);
+      std::vector<T> mine(slots * row, old), stream_of_rank(values.size(), old);
       Buffer<T> local = to_device<T>(mine), one = to_device<T>(stream_of_rank);
       there->shard(r, from.data(), rows, local.data(), bytes, RowFill::of(fill));
       shard_rows<T>(layout, r, values, mine, row, fill);

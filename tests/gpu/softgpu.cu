@@ -387,8 +387,7 @@ TEST_F(SoftwareGpu, AnAsynchronousCopyLandsAtItsWait) {
   for (int how = 0; how < 3; ++how) {
     launch({1, 32, handle(), 32 * sizeof(int4)}, copy_and_look, from.data(), out.data(), how);
     const std::vector<int> found = to_host(out);
-    for (int i = 0; i < 32; ++i)
-      EXPECT_EQ(found[static_cast<size_t>(i)], how == 2 ? i : -1) << "waiting like " << how;
+    for (int i = 0; i < 32; ++i) EXPECT_EQ(found[i], how == 2 ? i : -1) << "waiting like " << how;
   }
 }
 

@@ -97,8 +97,7 @@ inline std::vector<std::vector<int64_t>> visible_keys(const SegmentBounds& bound
   for (int64_t s = 0; s < bounds.segments(); ++s)
     for (int64_t q = 0; q < bounds.real_length(s); ++q)
       for (int64_t k = 0; k < bounds.real_length(s); ++k)
-        if (shows(mask, s, q, k))
-          keys[static_cast<size_t>(bounds.begin(s) + q)].push_back(bounds.begin(s) + k);
+        if (shows(mask, s, q, k)) keys[bounds.begin(s) + q].push_back(bounds.begin(s) + k);
   return keys;
 }
 
@@ -111,8 +110,7 @@ class PlanMachine {
     keys_ = visible_keys(bounds, problem.mask, layout.padded_slots);
     queries_.resize(keys_.size());
     for (size_t q = 0; q < keys_.size(); ++q)
-      for (const int64_t k : keys_[q])
-        queries_[static_cast<size_t>(k)].push_back(static_cast<int64_t>(q));
+      for (const int64_t k : keys_[q]) queries_[k].push_back(static_cast<int64_t>(q));
     std::vector<std::vector<int32_t>> index;
     for (int r = 0; r < layout.cp(); ++r) index.push_back(shard_index(layout, r));
     for (size_t r = 0; r < ranks_.size(); ++r)
@@ -120,8 +118,7 @@ class PlanMachine {
         std::vector<int64_t>& slots = ranks_[r].slots.emplace_back();
         for (const RankRows& run : a.rows)
           for (int64_t i = 0; i < run.length; ++i)
-            slots.push_back(
-                index[static_cast<size_t>(run.rank)][static_cast<size_t>((run.begin + i).value())]);
+            slots.push_back(index[run.rank][(run.begin + i).value()]);
       }
   }
 
@@ -182,13 +179,13 @@ class PlanMachine {
     throw std::runtime_error(fmt::format("{} rank {} step {}: {}", name_of(pass_), at_, at_step_,
                                          fmt::format(format, std::forward<Args>(args)...)));
   }
-  Rank& rank() { return ranks_[static_cast<size_t>(at_)]; }
+  Rank& rank() { return ranks_[at_]; }
   const PlanArray& array(int index) const {
-    const auto& arrays = plan_.ranks[static_cast<size_t>(at_)].arrays;
+    const auto& arrays = plan_.ranks[at_].arrays;
     if (index < 0 || index >= std::ssize(arrays)) fail("there is no array {}", index);
-    return arrays[static_cast<size_t>(index)];
+    return arrays[index];
   }
-  const std::vector<int64_t>& slots(int index) { return rank().slots[static_cast<size_t>(index)]; }
+  const std::vector<int64_t>& slots(int index) { return rank().slots[index]; }
 
   // ---- memory ----
 
@@ -351,7 +348,7 @@ class PlanMachine {
       if (mine.over == mine.posted.size()) continue;
       const Posted& posted = mine.posted[mine.over];
       const auto met = [&](const auto& ends, size_t place, int peer) {
-        return place < ends.size() && ends[place].first <= ranks_[static_cast<size_t>(peer)].over;
+        return place < ends.size() && ends[place].first <= ranks_[peer].over;
       };
       bool all = true;
       for (size_t i = 0; i < posted.send_place.size(); ++i) {
@@ -384,7 +381,7 @@ class PlanMachine {
     for (size_t i = 0; i < p->recv_place.size(); ++i) {
       const Message& m = p->exchange->recvs[i];
       const auto [exchange, place] = queues_[{m.peer, at_}].sends[p->recv_place[i]];
-      deliver(m, ranks_[static_cast<size_t>(m.peer)].posted[exchange].sent[place]);
+      deliver(m, ranks_[m.peer].posted[exchange].sent[place]);
     }
     return true;
   }
@@ -399,8 +396,8 @@ class PlanMachine {
         fail("slice {} from rank {} is not what was sent", i, m.peer);
       size_t next = 0;
       each_cell(slice, [&](int64_t row, int64_t head) {
-        const int64_t slot = slots(slice.array)[static_cast<size_t>(row)];
-        if (const int64_t came = from.slots[static_cast<size_t>(row - slice.row)]; came != slot)
+        const int64_t slot = slots(slice.array)[row];
+        if (const int64_t came = from.slots[row - slice.row]; came != slot)
           fail("array {}, row {} is for slot {} but gets slot {} from rank {}", slice.array, row,
                slot, came, m.peer);
         const Cell& value = from.cells[next++];
@@ -457,7 +454,7 @@ class PlanMachine {
   /// Query `row`, head `head` of s.q meets the keys of rows [first, last).
   void attend(const step::Compute& s, int64_t row, int64_t head, int64_t first, int64_t last) {
     const int64_t kv_head = head / problem_.heads.group();
-    const int64_t slot = slots(s.q)[static_cast<size_t>(row)];
+    const int64_t slot = slots(s.q)[row];
     read(s.q, row, head);
     if (pass_ == Pass::backward) {
       read(s.d_out, row, head);
@@ -468,7 +465,7 @@ class PlanMachine {
     }
     for (int64_t k = first; k < last; ++k) {
       read(s.kv, k, kv_head);
-      const int64_t key = slots(s.kv)[static_cast<size_t>(k)];
+      const int64_t key = slots(s.kv)[k];
       for (const int sum : {s.out, s.d_q, pass_ == Pass::forward ? s.stats : -1}) {
         if (sum < 0) continue;
         Cell& c = change(sum, row, head);
@@ -506,8 +503,8 @@ class PlanMachine {
     each_cell(s.stats, [&](int64_t row, int64_t head) {
       const Cell& c = read(s.stats, row, head);
       if (!c.finished || !c.delta) fail("sinks from statistics that are not final");
-      const int64_t slot = slots(s.stats)[static_cast<size_t>(row)];
-      if (!keys_[static_cast<size_t>(slot)].empty()) ++seen[{slot, head}];
+      const int64_t slot = slots(s.stats)[row];
+      if (!keys_[slot].empty()) ++seen[{slot, head}];
     });
     if (s.complete) {
       check_every_row_once(seen, "sinks");
@@ -543,9 +540,7 @@ class PlanMachine {
     }
     at_ = 0;
   }
-  const std::vector<Step>& steps() const {
-    return plan_.ranks[static_cast<size_t>(at_)].steps(pass_);
-  }
+  const std::vector<Step>& steps() const { return plan_.ranks[at_].steps(pass_); }
   void start_pass() {
     Rank& r = rank();
     r.posted.clear();
@@ -589,7 +584,7 @@ class PlanMachine {
     std::sort(got.begin(), got.end());
     if (got != want)
       fail("{} of slot {}, head {} has terms {}, not {}", name_of(array(index).kind),
-           slots(index)[static_cast<size_t>(row)], head, fmt::join(got, " "), fmt::join(want, " "));
+           slots(index)[row], head, fmt::join(got, " "), fmt::join(want, " "));
   }
   void check_every_row_once(const std::map<std::pair<int64_t, int64_t>, int>& seen,
                             const char* what) {
@@ -605,14 +600,13 @@ class PlanMachine {
   void check_forward() {
     std::map<std::pair<int64_t, int64_t>, int> final_rows;
     for (at_ = 0; at_ < std::ssize(ranks_); ++at_) {
-      const int stats = plan_.ranks[static_cast<size_t>(at_)].stats;
+      const int stats = plan_.ranks[at_].stats;
       for (const int index : {own(ArrayKind::out), stats})
         each_cell(index, [&](int64_t row, int64_t head) {
-          const int64_t slot = slots(index)[static_cast<size_t>(row)];
-          check_terms(index, row, head, keys_[static_cast<size_t>(slot)]);
+          const int64_t slot = slots(index)[row];
+          check_terms(index, row, head, keys_[slot]);
           if (!cell(index, row, head).finished) fail("array {} is not finished", index);
-          if (index == stats && !keys_[static_cast<size_t>(slot)].empty())
-            ++final_rows[{slot, head}];
+          if (index == stats && !keys_[slot].empty()) ++final_rows[{slot, head}];
         });
     }
     at_ = 0;
@@ -621,14 +615,14 @@ class PlanMachine {
   void check_backward() {
     for (at_ = 0; at_ < std::ssize(ranks_); ++at_) {
       each_cell(own(ArrayKind::d_q), [&](int64_t row, int64_t head) {
-        const int64_t slot = slots(own(ArrayKind::d_q))[static_cast<size_t>(row)];
-        check_terms(own(ArrayKind::d_q), row, head, keys_[static_cast<size_t>(slot)]);
+        const int64_t slot = slots(own(ArrayKind::d_q))[row];
+        check_terms(own(ArrayKind::d_q), row, head, keys_[slot]);
       });
       each_cell(own(ArrayKind::d_kv), [&](int64_t row, int64_t head) {
-        const int64_t slot = slots(own(ArrayKind::d_kv))[static_cast<size_t>(row)];
+        const int64_t slot = slots(own(ArrayKind::d_kv))[row];
         const int64_t group = problem_.heads.group();
         std::vector<int64_t> want;
-        for (const int64_t q : queries_[static_cast<size_t>(slot)])
+        for (const int64_t q : queries_[slot])
           for (int64_t h = head * group; h < (head + 1) * group; ++h)
             want.push_back(q * problem_.heads.heads + h);
         check_terms(own(ArrayKind::d_kv), row, head, want);

@@ -1,7 +1,7 @@
 #pragma once
-// Test problems for an attention kernel on the GPU, their results by the double-precision
-// reference, and the comparison of a kernel's results with them. Rows that no rectangle covers, and
-// gaps between rows, are NaN and must stay unchanged.
+// Test problems for an attention kernel, their results by the double-precision
+// reference, and the comparison of a kernel's results with them. Rows that no
+// rectangle covers, and gaps between rows, are NaN and must stay unchanged.
 
 #include <gtest/gtest.h>
 
@@ -97,10 +97,12 @@ struct Backward {
 };
 struct Wanted {
   bool queries = true, keys = true;
+  bool overwrite = false;
+  bool with_out = false;  ///< the output of the forward pass is at hand
 };
 
-/// Random queries, keys, values and output gradients in the rows that rectangles cover; NaN
-/// elsewhere. Keys and values are interleaved by token.
+/// Random queries, keys, values and output gradients in the rows that
+/// rectangles cover; NaN elsewhere. Keys and values are interleaved by token.
 struct Problem {
   Problem(BlockHeads heads_, int64_t rows_, int64_t keys_, std::vector<Rectangle> rectangles_,
           Types types_ = {}, int64_t gap = 8)
@@ -175,12 +177,16 @@ struct Problem {
   std::function<void()> progress = {};
   double magnified = 1;      ///< size of scores, where it is large
   double gradient_term = 1;  ///< size of a term of a gradient
-  /// The kernel under test rounds to bf16 the term that a rectangle adds to a result.
+  /// The kernel under test rounds to bf16 the term that a rectangle adds to a
+  /// result.
   bool narrow_partials = false;
+  /// The kernel under test rounds what it stores, as the reference then does,
+  /// and nothing else.
+  bool wide_inside = false;
 };
 
 inline Forward reference_forward(const Problem& p) {
-  Forward result = p.cleared(DType::f32);
+  Forward result = p.cleared(p.wide_inside ? p.types.out : DType::f32);
   Matrix q = p.q, kv = p.kv;
   ForwardBlock block;
   p.fill(block, q.ref(), kv.ref(), p.rectangles);
@@ -192,7 +198,7 @@ inline Forward reference_forward(const Problem& p) {
 }
 
 inline Backward reference_backward(const Problem& p, const Forward& of) {
-  Backward result = p.no_gradients(DType::f32);
+  Backward result = p.no_gradients(p.wide_inside ? p.types.d_q : DType::f32);
   Matrix q = p.q, kv = p.kv, d_out = p.d_out, lse = of.lse, delta = p.delta_of(of);
   BackwardBlock block;
   p.fill(block, q.ref(), kv.ref(), p.rectangles);
@@ -207,9 +213,10 @@ inline Backward reference_backward(const Problem& p, const Forward& of) {
   return result;
 }
 
-/// Largest error as a share of the tolerance, which is `tolerance` times the rms of the reference's
-/// row, at least `least_rms`. Infinite if only one of result and reference is NaN, and if a gap was
-/// written.
+/// Largest error as a share of the tolerance, which is `tolerance` times the
+/// rms of the reference's row, at least `least_rms`, plus the rounding of a
+/// reference in bf16. Infinite if only one of result and reference is NaN, and
+/// if a gap was written.
 inline double worst_error(const Matrix& got, const Matrix& want, double tolerance,
                           double least_rms) {
   double worst = 0;
@@ -220,68 +227,79 @@ inline double worst_error(const Matrix& got, const Matrix& want, double toleranc
     for (int64_t c = 0; c < want.stride(); ++c) {
       const auto x = static_cast<double>(got(r, c)), y = static_cast<double>(want(r, c));
       if (x == y || (std::isnan(x) && std::isnan(y))) continue;
-      const double share = std::abs(x - y) / (tolerance * (std::isnan(rms) ? 1 : rms));
+      const double allowed =
+          tolerance * (std::isnan(rms) ? 1 : rms) +
+          (want.type() == DType::bf16 ? epsilon_of(DType::bf16) * std::abs(y) : 0);
+      const double share = std::abs(x - y) / allowed;
       if (!(share <= worst)) worst = std::isnan(share) ? HUGE_VAL : share;
     }
   }
   return worst;
 }
 
-/// Tolerance that bf16 adds to that of f32: one rounding for each of `roundings` whose type is
-/// bf16.
+/// Tolerance that bf16 adds to that of f32: one rounding for each of
+/// `roundings` whose type is bf16.
 inline double with_narrow(double wide, int64_t roundings) {
   return std::hypot(wide, tolerance_for(DType::bf16, roundings));
 }
-inline int64_t narrow(DType type) {
-  return type == DType::bf16 ? 1 : 0;
+inline int64_t narrow(const Problem& p, DType type) {
+  return type == DType::bf16 && !p.wide_inside ? 1 : 0;
 }
 
-/// Partial results per row. A kernel may split a rectangle into two parts that share keys, but no
-/// query.
+/// Partial results per row. A kernel may split a rectangle into two parts that
+/// share keys, but no query.
 inline int64_t narrow_partials(const Problem& p, int64_t calls, int64_t parts) {
   return p.narrow_partials ? calls * std::ssize(p.rectangles) * parts : 0;
 }
 
-/// Tolerance of a result of `calls` partial results. Weights are rounded to bf16 if inputs are
-/// bf16; out and partial results if they are bf16 themselves.
+/// Tolerance of a result of `calls` partial results. Weights are rounded to
+/// bf16 if inputs are bf16; out and partial results if they are bf16
+/// themselves.
 inline double worst_error(const Problem& p, const Forward& got, const Forward& want,
                           int64_t calls = 1) {
   const auto merges = std::ssize(p.rectangles) + calls;
   const double wide = p.magnified * attention_tolerance(p.heads.head_dim, p.keys, merges);
   const int64_t stores = calls * (p.fixed_tiles ? merges : 1);
-  const double out = with_narrow(
-      wide, narrow(p.types.inputs) + stores * narrow(p.types.out) + narrow_partials(p, calls, 1));
+  const double out = with_narrow(wide, narrow(p, p.types.inputs) + stores * narrow(p, p.types.out) +
+                                           narrow_partials(p, calls, 1));
   return std::max(worst_error(got.out, want.out, out, 0), worst_error(got.lse, want.lse, wide, 1));
 }
 
-/// Tolerance of gradients. They are sums of terms of either sign, which may cancel: errors are
-/// relative to the rms of the row, at least the size of a term, 1 for standard normal inputs.
-/// Weights and their gradients are rounded to bf16 if inputs are bf16; partial results as in the
-/// forward pass, and the value that replaces out, once.
+/// Tolerance of gradients. They are sums of terms of either sign, which may
+/// cancel: errors are relative to the rms of the row, at least the size of a
+/// term, 1 for standard normal inputs. Weights and their gradients are rounded
+/// to bf16 if inputs are bf16; partial results as in the forward pass, and the
+/// value that replaces out, once.
 inline double worst_error(const Problem& p, const Backward& got, const Backward& want,
                           int64_t calls = 1) {
   const auto tolerance = [&](int64_t terms, int64_t partials) {
     const double wide =
         p.magnified * tolerance_for(DType::f32, 2 * p.heads.head_dim + terms + roundings_per_merge);
-    return with_narrow(wide, narrow(p.types.inputs) + (partials > 0 ? partials + 1 : 0));
+    return with_narrow(wide, narrow(p, p.types.inputs) + (partials > 0 ? partials + 1 : 0));
   };
   const int64_t stores = calls * (p.fixed_tiles ? std::ssize(p.rectangles) : 1);
   const double d_q =
-      with_narrow(tolerance(p.keys, narrow_partials(p, calls, 1)), stores * narrow(p.types.d_q));
+      with_narrow(tolerance(p.keys, narrow_partials(p, calls, 1)), stores * narrow(p, p.types.d_q));
   const double d_kv = tolerance(p.rows * p.heads.group, narrow_partials(p, calls, 2));
   return std::max(worst_error(got.d_q, want.d_q, d_q, p.gradient_term),
                   worst_error(got.d_kv, want.d_kv, d_kv, p.gradient_term));
 }
 
-/// A kernel under test, and its calls with copies of a problem's arrays in device memory.
-class KernelTest : public GpuTest {
+/// A kernel under test, and its calls with copies of a problem's arrays in the
+/// stream's memory.
+class KernelTest : public StreamTest {
  protected:
+  MemorySpace space() const override { return MemorySpace::device; }
   void SetUp() override {
-    GpuTest::SetUp();
+    StreamTest::SetUp();
     if (!IsSkipped()) kernel_ = make_kernel(stream());
   }
   virtual std::unique_ptr<BlockKernel> make_kernel(Stream& stream) = 0;
   BlockKernel& kernel() { return *kernel_; }
+  /// The arguments of the last calls, whose arrays are gone.
+  const ForwardBlock& last_forward() const { return last_forward_; }
+  const BackwardBlock& last_backward() const { return last_backward_; }
+  void use(std::unique_ptr<BlockKernel> other) { kernel_ = std::move(other); }
 
   /// Device copy of a matrix, with the view of it.
   struct There {
@@ -295,10 +313,11 @@ class KernelTest : public GpuTest {
   }
   void fetch(const There& there, Matrix& m) { m.bytes() = to_host(there.buffer); }
 
-  void add(const Problem& p, std::span<const Rectangle> some, Forward& to) {
+  void add(const Problem& p, std::span<const Rectangle> some, Forward& to, bool overwrite = false) {
     const There q = send(p.q), kv = send(p.kv), out = send(to.out), lse = send(to.lse);
-    ForwardBlock block;
+    ForwardBlock& block = last_forward_ = {};
     p.fill(block, q.ref, kv.ref, some);
+    block.overwrite = overwrite;
     block.out = out.ref;
     block.lse = lse.ref.as<float>();
     kernel().forward(block);
@@ -313,12 +332,15 @@ class KernelTest : public GpuTest {
   void add(const Problem& p, std::span<const Rectangle> some, const Forward& of, Backward& to,
            Wanted wanted = {}) {
     const There q = send(p.q), kv = send(p.kv), d_out = send(p.d_out), lse = send(of.lse),
-                delta = send(p.delta_of(of)), d_q = send(to.d_q), d_kv = send(to.d_kv);
-    BackwardBlock block;
+                delta = send(p.delta_of(of)), d_q = send(to.d_q), d_kv = send(to.d_kv),
+                out = send(of.out);
+    BackwardBlock& block = last_backward_ = {};
     p.fill(block, q.ref, kv.ref, some);
     block.d_out = d_out.ref;
     block.lse = lse.ref.as<float>();
     block.delta = delta.ref.as<float>();
+    block.overwrite_d_q = block.overwrite_d_kv = wanted.overwrite;
+    if (wanted.with_out) block.out = out.ref;
     if (wanted.queries) block.d_q = d_q.ref;
     if (wanted.keys) {
       block.d_k = d_kv.ref.as<float>().columns_from(0, p.kv_width());
@@ -341,8 +363,8 @@ class KernelTest : public GpuTest {
     EXPECT_LE(worst_error(p, backward(p, want), reference_backward(p, want)), 1)
         << "backward, share of the tolerance";
   }
-  /// The same for a problem with one rectangle of all rows and keys, in three calls with a part of
-  /// the keys each.
+  /// The same for a problem with one rectangle of all rows and keys, in three
+  /// calls with a part of the keys each.
   void check_in_parts(const Problem& p) {
     const Forward want = reference_forward(p);
     Forward parts = p.cleared();
@@ -360,6 +382,8 @@ class KernelTest : public GpuTest {
 
  private:
   std::unique_ptr<BlockKernel> kernel_;
+  ForwardBlock last_forward_;
+  BackwardBlock last_backward_;
 };
 
 inline constexpr Types all_f32{}, all_bf16{DType::bf16, DType::bf16, DType::bf16},

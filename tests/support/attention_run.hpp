@@ -54,11 +54,10 @@ inline Problem make_problem(const ProblemSpec& spec) {
   p.mask = spec.mask;
   for (const int64_t n : spec.lengths) p.offsets.push_back(p.offsets.back() + n);
   const auto fill = [&](TokenTensor tensor, int64_t width, std::vector<float>& values) {
-    values.resize(static_cast<size_t>(p.offsets.back() * width));
+    values.resize(p.offsets.back() * width);
     for (int64_t t = 0; t < p.offsets.back(); ++t)
-      fill_token_row(
-          {spec.seed, tensor, spec.type == DType::bf16}, t,
-          std::span(values).subspan(static_cast<size_t>(t * width), static_cast<size_t>(width)));
+      fill_token_row({spec.seed, tensor, spec.type == DType::bf16}, t,
+                     std::span(values).subspan(t * width, static_cast<size_t>(width)));
   };
   const int64_t width = p.heads.heads * p.heads.head_dim;
   const int64_t kv_width = p.heads.kv_heads * p.heads.head_dim;
@@ -67,7 +66,7 @@ inline Problem make_problem(const ProblemSpec& spec) {
   fill(TokenTensor::v, kv_width, p.v);
   fill(TokenTensor::d_out, width, p.d_out);
   if (spec.sinks) {
-    p.sinks.resize(static_cast<size_t>(p.heads.heads));
+    p.sinks.resize(p.heads.heads);
     fill_token_row({spec.seed, TokenTensor::sinks, false}, 0, p.sinks);
   }
   p.expected = attention_reference(p.inputs());
@@ -165,8 +164,7 @@ class Attention {
   void for_each_token(const std::vector<RankRows>& rows, F f) const {
     for (const Fragment& fragment : shard_of(layout_, rows).fragments)
       for (int64_t i = 0; i < fragment.length; ++i)
-        f(p_.offsets[static_cast<size_t>(fragment.segment.value())] + fragment.start.value() +
-              i * fragment.stride,
+        f(p_.offsets[fragment.segment.value()] + fragment.start.value() + i * fragment.stride,
           fragment.local_begin.value() + i);
   }
   template <class F>
@@ -190,9 +188,7 @@ class Attention {
     const int64_t width = to.cols / std::ssize(planes);
     for_each_own_token([&](int64_t token, int64_t row) {
       for (int64_t c = 0; c < to.cols; ++c)
-        set(row, c,
-            (*planes[static_cast<size_t>(c / width)])[static_cast<size_t>(token * width +
-                                                                          c % width)]);
+        set(row, c, (*planes[c / width])[token * width + c % width]);
     });
     array.upload();
   }
@@ -259,13 +255,13 @@ inline void expect_results(const Problem& p, Attention& attention,
   expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention);
   expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, dim, tolerance.d_v, attention);
 
-  const PlanArray& stats = attention.plan().arrays[static_cast<size_t>(attention.plan().stats)];
+  const PlanArray& stats = attention.plan().arrays[attention.plan().stats];
   const HostCopy lse = attention.lse_on_host();
   Worst worst(tolerance.lse);
   attention.for_each_token(stats.rows, [&](int64_t token, int64_t row) {
     for (int64_t h = 0; h < lse.matrix().cols; ++h)
       worst.add(static_cast<double>(lse.at(row, h)),
-                want.lse[static_cast<size_t>(token * p.heads.heads + stats.heads.begin + h)], 1);
+                want.lse[token * p.heads.heads + stats.heads.begin + h], 1);
   });
   EXPECT_LE(worst.share(), 1) << "lse";
 
@@ -280,9 +276,8 @@ inline void expect_results(const Problem& p, Attention& attention,
 inline void expect_empty_padding(Attention& attention) {
   AttentionExecutor& run = attention.executor();
   const auto real_rows = [&](const std::vector<RankRows>& rows, int64_t count) {
-    std::vector<bool> real(static_cast<size_t>(count), false);
-    attention.for_each_token(rows,
-                             [&](int64_t, int64_t row) { real[static_cast<size_t>(row)] = true; });
+    std::vector<bool> real(count, false);
+    attention.for_each_token(rows, [&](int64_t, int64_t row) { real[row] = true; });
     return real;
   };
   const std::vector<bool> real =
@@ -291,15 +286,14 @@ inline void expect_empty_padding(Attention& attention) {
        {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()}) {
     const HostCopy got = attention.on_host(m);
     for (int64_t r = 0; r < m.rows; ++r)
-      for (int64_t c = 0; c < m.cols && !real[static_cast<size_t>(r)]; ++c)
-        EXPECT_EQ(got.at(r, c), 0.0F) << "row " << r;
+      for (int64_t c = 0; c < m.cols && !real[r]; ++c) EXPECT_EQ(got.at(r, c), 0.0F) << "row " << r;
   }
   const HostCopy copy = attention.lse_on_host();
   const auto lse = copy.matrix().as<float>();
   const auto stats = static_cast<size_t>(attention.plan().stats);
   const std::vector<bool> final_rows = real_rows(attention.plan().arrays[stats].rows, lse.rows);
   for (int64_t r = 0; r < lse.rows; ++r)
-    for (int64_t h = 0; h < lse.cols && !final_rows[static_cast<size_t>(r)]; ++h)
+    for (int64_t h = 0; h < lse.cols && !final_rows[r]; ++h)
       EXPECT_EQ(lse(r, h), -std::numeric_limits<float>::infinity()) << "row " << r;
 }
 

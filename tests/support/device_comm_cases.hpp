@@ -359,8 +359,7 @@ TYPED_TEST_P(DeviceComm, OperationsUnderWayAreDrivenInAnyOrder) {
       EXPECT_TRUE(work->test());
     }
     for (int i = 0; i < count; ++i)
-      EXPECT_EQ(data[static_cast<size_t>(i)]->values(),
-                std::vector<int32_t>(50, n * i + n * (n - 1) / 2));
+      EXPECT_EQ(data[i]->values(), std::vector<int32_t>(50, n * i + n * (n - 1) / 2));
   }
 }
 

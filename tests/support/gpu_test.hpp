@@ -1,6 +1,6 @@
 #pragma once
-// Tests that need a GPU, or the software GPU: they are skipped, with the reason, where there is
-// none.
+// Tests on a stream. Those of a GPU, or of the software GPU, are skipped, with
+// the reason, where there is none.
 
 #include <gtest/gtest.h>
 
@@ -12,12 +12,18 @@
 
 namespace gyre::test {
 
-class GpuTest : public testing::Test {
+/// A test with a stream, and arrays in its memory.
+class StreamTest : public testing::Test {
  protected:
+  virtual MemorySpace space() const = 0;
   void SetUp() override {
     std::string why;
-    if (usable_cuda_devices(&why) == 0) GTEST_SKIP() << why;
-    stream_ = make_cuda_stream();
+    if (space() == MemorySpace::host)
+      stream_ = std::make_unique<HostStream>();
+    else if (usable_cuda_devices(&why) == 0)
+      GTEST_SKIP() << why;
+    else
+      stream_ = make_cuda_stream();
   }
   /// Memory that the test has given back may be another stream's next.
   void TearDown() override {
@@ -25,11 +31,10 @@ class GpuTest : public testing::Test {
   }
 
   Stream& stream() { return *stream_; }
-  CUstream_st* handle() { return cuda_handle(*stream_); }
 
   template <class T>
   Buffer<T> to_device(std::span<const T> values) {
-    Buffer<T> buffer(std::ssize(values), MemorySpace::device);
+    Buffer<T> buffer(std::ssize(values), stream_->space());
     stream_->copy(buffer.data(), values.data(), values.size_bytes());
     stream_->synchronize();
     return buffer;
@@ -44,6 +49,12 @@ class GpuTest : public testing::Test {
 
  private:
   std::unique_ptr<Stream> stream_;
+};
+
+class GpuTest : public StreamTest {
+ protected:
+  MemorySpace space() const override { return MemorySpace::device; }
+  CUstream_st* handle() { return cuda_handle(stream()); }
 };
 
 }  // namespace gyre::test

@@ -315,7 +315,7 @@ class Graph final : public AttentionGraph {
   static constexpr int64_t float_bytes = sizeof(float);
 
   void count_empty(const AttentionAddresses& addresses) {
-    std::vector<int32_t> lengths(static_cast<size_t>(shape_.batch));
+    std::vector<int32_t> lengths(shape_.batch);
     for (const AttentionTensor id : {Id::q_lengths, Id::k_lengths}) {
       GYRE_CHECK_CUDA(cudaMemcpyAsync(lengths.data(), addresses.at(id),
                                       lengths.size() * sizeof(int32_t), cudaMemcpyDeviceToHost,

@@ -67,36 +67,30 @@ BshdBatch two_documents() {
 }
 
 TEST(CpBatch, TwoDocumentsOnTwoRanks) {
-  const CpBatch r0 = make_cp_batch(two_documents(), options_of(2, 0));
-  EXPECT_EQ(r0.index, (Ints{0, 1, 6, 7, 8, 11}));
-  EXPECT_EQ(std::get<TokenIds>(r0.inputs), (TokenIds{1, 2, 7, 0, 11, 0}));
-  EXPECT_EQ(r0.labels, (Longs{2, 3, -100, -100, 12, -100}));
-  EXPECT_EQ(r0.positions.values, (Longs{0, 1, 6, 7, 0, 3}));
-  EXPECT_EQ(drawn(r0.padding_mask), "...P.P");
-  ASSERT_TRUE(r0.local);
-  EXPECT_EQ(r0.local->cu_seqlens, (Ints{0, 3, 4}));
-  EXPECT_EQ(r0.local->cu_seqlens_padded, (Ints{0, 4, 6}));
-
-  const CpBatch r1 = make_cp_batch(two_documents(), options_of(2, 1));
-  EXPECT_EQ(r1.index, (Ints{2, 3, 4, 5, 9, 10}));
-  EXPECT_EQ(std::get<TokenIds>(r1.inputs), (TokenIds{3, 4, 5, 6, 12, 13}));
-  EXPECT_EQ(r1.labels, (Longs{4, 5, 6, 7, 13, -100}));
-  EXPECT_EQ(r1.positions.values, (Longs{2, 3, 4, 5, 1, 2}));
-  EXPECT_EQ(drawn(r1.padding_mask), "......");
-  ASSERT_TRUE(r1.local);
-  EXPECT_EQ(r1.local->cu_seqlens, (Ints{0, 4, 6}));
-  EXPECT_EQ(r1.local->cu_seqlens_padded, (Ints{0, 4, 6}));
-
-  for (const CpBatch* batch : {&r0, &r1}) {
-    EXPECT_EQ(batch->qkv_format, "thd");
-    EXPECT_EQ(batch->cp_size, 2);
-    EXPECT_EQ(batch->cu_seqlens, (Ints{0, 7, 10}));
-    EXPECT_EQ(batch->cu_seqlens_padded, (Ints{0, 8, 12}));
-    EXPECT_EQ(batch->max_seqlen, 8);
-    EXPECT_FALSE(batch->absorbed);
-  }
-  EXPECT_EQ(r0.cp_rank, 0);
-  EXPECT_EQ(r1.cp_rank, 1);
+  const auto check = [](int rank, const Ints& index, const TokenIds& ids, const Longs& labels,
+                        const Longs& positions, const char* mask, const Ints& cu_seqlens) {
+    SCOPED_TRACE(rank);
+    const CpBatch batch = make_cp_batch(two_documents(), options_of(2, rank));
+    EXPECT_EQ(batch.index, index);
+    EXPECT_EQ(std::get<TokenIds>(batch.inputs), ids);
+    EXPECT_EQ(batch.labels, labels);
+    EXPECT_EQ(batch.positions.values, positions);
+    EXPECT_EQ(drawn(batch.padding_mask), mask);
+    ASSERT_TRUE(batch.local);
+    EXPECT_EQ(batch.local->cu_seqlens, cu_seqlens);
+    EXPECT_EQ(batch.local->cu_seqlens_padded, (Ints{0, 4, 6}));
+    EXPECT_EQ(batch.qkv_format, "thd");
+    EXPECT_EQ(batch.cp_size, 2);
+    EXPECT_EQ(batch.cp_rank, rank);
+    EXPECT_EQ(batch.cu_seqlens, (Ints{0, 7, 10}));
+    EXPECT_EQ(batch.cu_seqlens_padded, (Ints{0, 8, 12}));
+    EXPECT_EQ(batch.max_seqlen, 8);
+    EXPECT_FALSE(batch.absorbed);
+  };
+  check(0, {0, 1, 6, 7, 8, 11}, {1, 2, 7, 0, 11, 0}, {2, 3, -100, -100, 12, -100},
+        {0, 1, 6, 7, 0, 3}, "...P.P", {0, 3, 4});
+  check(1, {2, 3, 4, 5, 9, 10}, {3, 4, 5, 6, 12, 13}, {4, 5, 6, 7, 13, -100}, {2, 3, 4, 5, 1, 2},
+        "......", {0, 4, 6});
 }
 
 TEST(CpBatch, AbsorbsForOneRankOnly) {
@@ -254,7 +248,7 @@ TEST(CpBatch, ShardsOfEveryLayoutAreTheStream) {
     options.layout = kind.name;
     options.chunk = 3;
     options.tail = Tail::keep;
-    std::vector<int> seen(static_cast<size_t>(slots), 0);
+    std::vector<int> seen(slots, 0);
     int64_t tokens = 0;
     for (options.rank = 0; options.rank < cp; ++options.rank) {
       const CpBatch mine = make_cp_batch(batch, options);
@@ -313,9 +307,8 @@ TEST(LocalBounds, AreTheClampedHalves) {
       for (int32_t real = 0; real <= 2 * cp * chunk; ++real) {
         const Longs lengths = local_lengths(real, 2 * cp * chunk, cp);
         for (int32_t r = 0; r < cp; ++r)
-          EXPECT_EQ(lengths[static_cast<size_t>(r)],
-                    std::clamp(real - r * chunk, 0, chunk) +
-                        std::clamp(real - (2 * cp - 1 - r) * chunk, 0, chunk))
+          EXPECT_EQ(lengths[r], std::clamp(real - r * chunk, 0, chunk) +
+                                    std::clamp(real - (2 * cp - 1 - r) * chunk, 0, chunk))
               << real << " of " << 2 * cp * chunk << " on rank " << r << " of " << cp;
       }
 }
@@ -407,20 +400,16 @@ TEST(CpBatch, RejectsOtherFormatsBeforeAnythingElse) {
 }
 
 TEST(CpBatch, RejectsMissingKeysByName) {
-  for (const int cp : {1, 2}) {
+  const auto expect_missing = [](const std::string& key, const auto& drop) {
     BshdBatch batch = two_documents();
-    batch.seq_lens.reset();
-    expect_usage("the batch has no seq_lens; packed context parallelism needs it",
-                 [&] { make_cp_batch(batch, options_of(cp, 0)); });
-    batch = two_documents();
-    batch.seq_lens_padded.reset();
-    expect_usage("the batch has no seq_lens_padded; packed context parallelism needs it",
-                 [&] { make_cp_batch(batch, options_of(cp, 0)); });
-    batch = two_documents();
-    batch.positions.reset();
-    expect_usage("the batch has no position_ids; packed context parallelism needs it",
-                 [&] { make_cp_batch(batch, options_of(cp, 0)); });
-  }
+    drop(batch);
+    for (const int cp : {1, 2})
+      expect_usage("the batch has no " + key + "; packed context parallelism needs it",
+                   [&] { make_cp_batch(batch, options_of(cp, 0)); });
+  };
+  expect_missing("seq_lens", [](BshdBatch& batch) { batch.seq_lens.reset(); });
+  expect_missing("seq_lens_padded", [](BshdBatch& batch) { batch.seq_lens_padded.reset(); });
+  expect_missing("position_ids", [](BshdBatch& batch) { batch.positions.reset(); });
 }
 
 TEST(CpBatch, RejectsSlotLengthsThatAreNoMultipleOfTwoChunksARank) {
@@ -443,12 +432,12 @@ TEST(CpBatch, RejectsSlotLengthsThatAreNoMultipleOfTwoChunksARank) {
 }
 
 TEST(CpBatch, RejectsRanksLayoutsAndUncoveredSlots) {
-  expect_usage("cp must be at least 1, not 0",
-               [] { make_cp_batch(two_documents(), options_of(0, 0)); });
-  expect_usage("rank 2 of cp 2; ranks are 0 to 1",
-               [] { make_cp_batch(two_documents(), options_of(2, 2)); });
-  expect_usage("rank -1 of cp 2; ranks are 0 to 1",
-               [] { make_cp_batch(two_documents(), options_of(2, -1)); });
+  for (const auto& [cp, rank, message] : {std::tuple{0, 0, "cp must be at least 1, not 0"},
+                                          {2, 2, "rank 2 of cp 2; ranks are 0 to 1"},
+                                          {2, -1, "rank -1 of cp 2; ranks are 0 to 1"}})
+    expect_usage(message, [&, cp = cp, rank = rank] {
+      make_cp_batch(two_documents(), options_of(cp, rank));
+    });
   CpOptions options = options_of(2, 0);
   options.tail = Tail::keep;
   expect_usage(

@@ -1,4 +1,4 @@
-// The arithmetic of the decoder's kernels, on the host.
+// Rotations of queries and keys at any position, as the decoder's kernels compute them.
 
 #include "model/elementwise_math.hpp"
 
@@ -37,30 +37,6 @@ TEST(ElementwiseMath, ARotationTurnsLowTowardsHigh) {
   const Rotation none = rope_rotation(0, 0.1);
   EXPECT_EQ(none.low(3, 5), 3);
   EXPECT_EQ(none.high(3, 5), 5);
-}
-
-TEST(ElementwiseMath, SiluProductMatchesItsDefinition) {
-  for (float gate = -30; gate < 30; gate += 0.37F) {
-    const auto g = static_cast<double>(gate);
-    const double want = g / (1 + std::exp(-g)) * 1.5;
-    // 1 + |g| bounds the condition number of silu.
-    EXPECT_NEAR(static_cast<double>(silu_product(gate, 1.5F)), want,
-                rounding(1) * std::abs(want) * (1 + std::abs(g)))
-        << gate;
-  }
-}
-
-TEST(ElementwiseMath, SiluProductOfExtremes) {
-  EXPECT_EQ(silu_product(-1e4F, 1), 0);
-  EXPECT_EQ(silu_product(0, 1), 0);
-  EXPECT_EQ(silu_product(88, 1), 88);
-  EXPECT_EQ(silu_product(1e4F, 2), 2e4F);
-  EXPECT_TRUE(std::isnan(silu_product(std::nanf(""), 1)));
-}
-
-TEST(ElementwiseMath, RmsScale) {
-  EXPECT_FLOAT_EQ(rms_scale(16, 4, 0), 0.5F);
-  EXPECT_FLOAT_EQ(rms_scale(0, 4, 0.25F), 2);
 }
 
 }  // namespace GYRE_FILE

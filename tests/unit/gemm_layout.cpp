@@ -22,10 +22,10 @@ float element(const ColumnMajorGemm::Matrix& x, int64_t i, int64_t j) {
 
 /// rows x cols small integers, whose products are exact, in rows of `stride`; -1e9 in the gaps.
 std::vector<float> matrix(int64_t rows, int64_t cols, int64_t stride, int seed) {
-  std::vector<float> x(static_cast<size_t>(rows * stride), -1e9F);
+  std::vector<float> x(rows * stride, -1e9F);
   for (int64_t r = 0; r < rows; ++r)
     for (int64_t c = 0; c < cols; ++c)
-      x[static_cast<size_t>(r * stride + c)] = static_cast<float>((7 * r + 3 * c + seed) % 11 - 5);
+      x[r * stride + c] = static_cast<float>((7 * r + 3 * c + seed) % 11 - 5);
   return x;
 }
 
@@ -35,7 +35,7 @@ void check(int64_t m, int64_t n, int64_t k, bool at, bool bt, int64_t gap) {
   const int64_t a_rows = at ? k : m, a_cols = at ? m : k, b_rows = bt ? n : k, b_cols = bt ? k : n;
   std::vector<float> a = matrix(a_rows, a_cols, a_cols + gap, 1);
   std::vector<float> b = matrix(b_rows, b_cols, b_cols + 2 * gap, 2);
-  std::vector<float> c(static_cast<size_t>(m * (n + gap)), 99.0F);
+  std::vector<float> c(m * (n + gap), 99.0F);
   const MatrixView<const float> a_view(a.data(), a_rows, a_cols, a_cols + gap);
   const MatrixView<const float> b_view(b.data(), b_rows, b_cols, b_cols + 2 * gap);
   const MatrixView<float> c_view(c.data(), m, n, n + gap);
@@ -50,7 +50,7 @@ void check(int64_t m, int64_t n, int64_t k, bool at, bool bt, int64_t gap) {
     for (int64_t j = 0; j < g.n; ++j) {
       float sum = 0;
       for (int64_t l = 0; l < g.k; ++l) sum += element(g.first, i, l) * element(g.second, l, j);
-      c[static_cast<size_t>(i + j * g.result.leading)] = sum;
+      c[i + j * g.result.leading] = sum;
     }
   for (int64_t i = 0; i < m; ++i) {
     for (int64_t j = 0; j < n; ++j) {

@@ -8,7 +8,7 @@
 #include <limits>
 #include <string>
 
-#include "core/error.hpp"
+#include "errors.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -23,15 +23,9 @@ TEST(PackDocuments, RoundsSlotsAndKeepsRealLengths) {
 }
 
 TEST(PackDocuments, RejectsCapacityThatIsNoMultipleWithTheNearestOnes) {
-  try {
-    pack_documents(std::vector<int64_t>{3}, 10, 4);
-    FAIL();
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(
-        error.what(),
-        "bin capacity 10 is not a positive multiple of 4 (2·cp); the nearest are 8 and 12");
-  }
+  test::expect_usage(
+      "bin capacity 10 is not a positive multiple of 4 (2·cp); the nearest are 8 and 12",
+      [] { pack_documents(std::vector<int64_t>{3}, 10, 4); });
 }
 
 TEST(PackDocuments, OversizeDocumentsGetABinOfTheirOwn) {
@@ -43,14 +37,9 @@ TEST(PackDocuments, OversizeDocumentsGetABinOfTheirOwn) {
 }
 
 void expect_usage_error(const std::vector<int64_t>& lengths, int64_t multiple, const char* packer,
-                        const BinOptions& options, const char* message) {
-  try {
-    pack_documents(lengths, multiple, find_bin_packer(packer), options);
-    FAIL() << "no error, expected: " << message;
-  } catch (const Error& error) {
-    EXPECT_EQ(error.code(), ExitCode::usage);
-    EXPECT_STREQ(error.what(), message);
-  }
+                        const BinOptions& options, const std::string& message) {
+  test::expect_usage(message,
+                     [&] { pack_documents(lengths, multiple, find_bin_packer(packer), options); });
 }
 
 TEST(PackDocuments, AnyPackerSeesTheRoundedLengths) {
@@ -82,9 +71,8 @@ TEST(PackDocuments, RejectsLengthsThatNoStreamCanHold) {
   expect_usage_error({3, -2}, 4, "next-fit", options, "length -2 of document 1 is negative");
   for (int64_t length : {int64_t{2147483645}, std::numeric_limits<int64_t>::max()})
     expect_usage_error({3, length}, 4, "next-fit", options,
-                       ("document 1 of " + std::to_string(length) +
-                        " tokens: the packed stream would exceed the int32 range of cu_seqlens")
-                           .c_str());
+                       "document 1 of " + std::to_string(length) +
+                           " tokens: the packed stream would exceed the int32 range of cu_seqlens");
   EXPECT_EQ(pack_documents(std::vector<int64_t>{2147483644}, 16, 4)[0].slots(), 2147483644);
   // Two documents that fit one by one but not together.
   options.capacity = int64_t{1} << 32;

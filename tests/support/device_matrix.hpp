@@ -1,6 +1,5 @@
 #pragma once
-// Matrices of device memory for tests, as logprob_cases.hpp has them on the host: with gaps behind
-// rows, which nobody may write to, and beginning anywhere.
+// Matrices in the memory of a stream: rows begin anywhere, and nobody may write between them.
 
 #include <gtest/gtest.h>
 
@@ -24,7 +23,7 @@ class DeviceMatrix {
         stride_(from.cols + gap),
         lead_(lead),
         bytes_(static_cast<size_t>(lead + rows_ * stride_ + tail) * size_of(type_), guard),
-        memory_(std::ssize(bytes_), MemorySpace::device) {
+        memory_(std::ssize(bytes_), stream.space()) {
     for (int64_t r = 0; r < rows_; ++r)
       std::copy_n(from.data + r * from.stride * element(), cols_ * element(),
                   bytes_.begin() + (lead_ + r * stride_) * element());
@@ -58,7 +57,7 @@ class DeviceMatrix {
   }
 
  private:
-  static constexpr std::byte guard{0xa5};
+  static constexpr std::byte guard{0xff};  // NaN in f32 and bf16
   static constexpr int64_t tail = 9;
   int64_t element() const { return static_cast<int64_t>(size_of(type_)); }
 

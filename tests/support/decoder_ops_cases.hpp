@@ -1,0 +1,210 @@
+#pragma once
+// The decoder's operations on rows, on every backend, against their definitions
+// in double precision.
+
+#include <cmath>
+#include <limits>
+
+#include "backend_test.hpp"
+#include "close.hpp"
+#include "model/decoder_ops.hpp"
+
+namespace gyre::test::decoder_ops {
+
+/// A matrix in the stream's memory, with NaN behind each row and behind the
+/// last; and what it held at first.
+struct Rows {
+  int64_t rows = 0, cols = 0, stride = 0;
+  std::vector<float> values;  // [rows, stride] and a guard
+  Buffer<float> memory;
+  MatrixView<float> view() { return {memory.data(), rows, cols, stride}; }
+  MatrixView<const float> view() const { return {memory.data(), rows, cols, stride}; }
+  double at(int64_t r, int64_t c) const { return static_cast<double>(values[r * stride + c]); }
+};
+
+class DecoderOpsTest : public BackendTest {
+ protected:
+  void SetUp() override {
+    BackendTest::SetUp();
+    if (!IsSkipped()) ops_ = make_decoder_ops(stream());
+    columns_ = pick<int64_t>({1, 4, 15, 16, 17, 64, 67, 192}, {2, 33, 256, 300});
+  }
+  DecoderOps& ops() { return *ops_; }
+
+  using Element = std::function<double(int64_t row, int64_t col)>;
+  Rows make(int64_t rows, int64_t cols, const Element& value, int64_t gap = 3) {
+    Rows x{rows, cols, cols + gap, {}, {}};
+    x.values.assign(rows * x.stride + 7, std::numeric_limits<float>::quiet_NaN());
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t c = 0; c < cols; ++c)
+        x.values[r * x.stride + c] = static_cast<float>(value(r, c));
+    x.memory = to_device<float>(x.values);
+    return x;
+  }
+  Rows empty(int64_t rows, int64_t cols, int64_t gap = 3) {
+    return make(
+        rows, cols, [](int64_t, int64_t) { return NAN; }, gap);
+  }
+  Rows random(int64_t rows, int64_t cols, unsigned seed, double size = 1) {
+    std::mt19937 generator(seed);
+    std::normal_distribution<double> normal;
+    return make(rows, cols, [&](int64_t, int64_t) { return size * normal(generator); });
+  }
+
+  static double exactly(int64_t, int64_t) { return 0; }
+  /// Every element within `tolerance`, and nothing written outside.
+  void expect(const Rows& x, const Element& want, const Element& tolerance = exactly) {
+    const std::vector<float> got = to_host(x.memory);
+    for (int64_t i = 0; i < std::ssize(got); ++i) {
+      const int64_t r = i / x.stride, c = i % x.stride;
+      if (r < x.rows && c < x.cols)
+        EXPECT_NEAR(static_cast<double>(got[i]), want(r, c), tolerance(r, c))
+            << "row " << r << " column " << c;
+      else
+        EXPECT_TRUE(std::isnan(got[i])) << "wrote outside: row " << r << " column " << c;
+    }
+  }
+  std::vector<int64_t> columns_;
+
+ private:
+  std::unique_ptr<DecoderOps> ops_;
+};
+
+TEST_P(DecoderOpsTest, EmbeddingsAreThoseOfThisRanksTokens) {
+  for (const int64_t cols : columns_) {
+    const Rows table = random(10, cols, 1);
+    Rows out = empty(6, cols, 5);
+    const std::vector<int32_t> tokens = {20, 29, 19, 30, 25, 0}, positions(6, 0);
+    ops().set_slots(tokens, positions);
+    ops().embed(table.view(), 20, out.view());
+    expect(out, [&](int64_t r, int64_t c) {
+      return tokens[r] >= 20 && tokens[r] < 30 ? table.at(tokens[r] - 20, c) : 0.0;
+    });
+  }
+}
+
+TEST_P(DecoderOpsTest, ResidualsAreAddedAndNormalised) {
+  constexpr float eps = 1e-5F;
+  const auto check = [&](int64_t cols, bool with_y) {
+    Rows x = random(4, cols, 1, 3), h = empty(4, cols, 1);
+    const Rows y = random(4, cols, 2), w = random(1, cols, 3);
+    const auto sum = [&](int64_t r, int64_t c) { return x.at(r, c) + (with_y ? y.at(r, c) : 0); };
+    const auto size = [&](int64_t r, int64_t c) {
+      return std::abs(x.at(r, c)) + std::abs(y.at(r, c));
+    };
+    ops().add_rms_norm(x.view(), with_y ? y.view() : MatrixView<const float>(), w.memory.data(),
+                       eps, h.view());
+    expect(x, sum, [&](int64_t r, int64_t c) { return with_y ? rounding(1) * size(r, c) : 0; });
+    const auto want = [&](int64_t r, int64_t c) {
+      double squares = 0;
+      for (int64_t i = 0; i < cols; ++i) squares += sum(r, i) * sum(r, i);
+      return sum(r, c) / std::sqrt(squares / static_cast<double>(cols) + eps) * w.at(0, c);
+    };
+    expect(h, want, [&](int64_t r, int64_t c) {
+      // A sum that cancels is wrong by roundings of what it was made of.
+      const double cancelled = with_y ? size(r, c) / std::abs(sum(r, c)) : 0;
+      return rounding(static_cast<double>(cols)) * std::abs(want(r, c)) * (1 + cancelled);
+    });
+  };
+  on_every_target([&] {
+    for (const int64_t cols : columns_)
+      for (const bool with_y : {false, true}) check(cols, with_y);
+  });
+}
+
+TEST_P(DecoderOpsTest, ARowOfZerosStaysOne) {
+  Rows x = random(1, 40, 1, 0), h = empty(1, 40);
+  const Rows w = random(1, 40, 3);
+  ops().add_rms_norm(x.view(), {}, w.memory.data(), 1e-5F, h.view());
+  expect(h, exactly);
+}
+
+TEST_P(DecoderOpsTest, Additions) {
+  on_every_target([&] {
+    for (const int64_t cols : columns_) {
+      Rows x = random(3, cols, 1);
+      const Rows y = random(3, cols, 2);
+      ops().add(x.view(), y.view());
+      expect(x, [&](int64_t r, int64_t c) {
+        return static_cast<double>(static_cast<float>(x.at(r, c) + y.at(r, c)));
+      });
+    }
+  });
+}
+
+TEST_P(DecoderOpsTest, SiluOfTheGateTimesUp) {
+  on_every_target([&] {
+    for (const int64_t cols : columns_)
+      for (const double size : {1.0, 10.0, 30.0}) {
+        Rows gate = random(3, cols, 1, size);
+        const Rows up = random(3, cols, 2);
+        const auto want = [&](int64_t r, int64_t c) {
+          const double g = gate.at(r, c);
+          return g / (1 + std::exp(-g)) * up.at(r, c);
+        };
+        ops().silu_multiply(gate.view(), up.view());
+        expect(gate, want, [&](int64_t r, int64_t c) {
+          // 1 + |g| bounds the condition number of silu; below 1e-37 f32 has
+          // fewer digits.
+          return rounding(1) * std::abs(want(r, c)) * (1 + std::abs(gate.at(r, c))) + 1e-37;
+        });
+      }
+  });
+}
+
+TEST_P(DecoderOpsTest, SiluOfExtremes) {
+  const double values[] = {-1e4, -88, 0, 88, 1e4, NAN};
+  Rows gate = make(1, 6, [&](int64_t, int64_t c) { return values[c]; });
+  const Rows up = make(1, 6, [](int64_t, int64_t) { return 1; });
+  ops().silu_multiply(gate.view(), up.view());
+  const std::vector<float> got = to_host(gate.memory);
+  EXPECT_NEAR(got[1], 0, 1e-36);
+  for (const int64_t c : {0, 2, 3, 4}) EXPECT_EQ(got[c], std::max(values[c], 0.0));
+  EXPECT_TRUE(std::isnan(got[5]));
+}
+
+TEST_P(DecoderOpsTest, QueriesAndKeysRotateByTheirPositions) {
+  const auto check = [&](int64_t head_dim, double theta, const std::vector<int32_t>& positions) {
+    const std::vector<int32_t> tokens(positions.size(), 0);
+    const int64_t rows = std::ssize(positions), half = head_dim / 2;
+    ops().set_slots(tokens, positions);
+    Rows q = random(rows, 3 * head_dim, 1), k = random(rows, 2 * head_dim, 2);
+    ops().rope(q.view(), k.view(), head_dim, theta);
+    const auto partner = [&](int64_t c) { return c % head_dim < half ? c + half : c - half; };
+    for (const Rows* x : {&q, &k})
+      expect(
+          *x,
+          [&](int64_t r, int64_t c) {
+            const double angle =
+                positions[r] * std::pow(theta, -2.0 * static_cast<double>(c % half) /
+                                                   static_cast<double>(head_dim));
+            const double sign = c % head_dim < half ? -1 : 1;
+            return x->at(r, c) * std::cos(angle) + sign * x->at(r, partner(c)) * std::sin(angle);
+          },
+          [&](int64_t r, int64_t c) {  // at position 0 nothing turns
+            return positions[r] == 0
+                       ? 0
+                       : rounding(1) * (std::abs(x->at(r, c)) + std::abs(x->at(r, partner(c))));
+          });
+  };
+  on_every_target([&] {
+    // Head dimensions change between calls, and come back.
+    for (const int64_t head_dim : pick<int64_t>({2, 6, 8, 32, 64, 80, 128}, {2, 8, 80, 8}))
+      for (const double theta : {1e4, 5e5})
+        check(head_dim, theta, {0, 1, 2, 2, 255, 256, 257, 5000, 131071, 131072, 1000000, 7});
+  });
+}
+
+TEST_P(DecoderOpsTest, NoRowsAreNothingToDo) {
+  Rows none = empty(0, 8);
+  const Rows w = random(1, 8, 1);
+  ops().set_slots({}, {});
+  ops().embed(w.view(), 0, none.view());
+  ops().add_rms_norm(none.view(), {}, w.memory.data(), 1e-5F, none.view());
+  ops().add(none.view(), none.view());
+  ops().rope(none.view(), none.view(), 8, 1e4);
+  ops().silu_multiply(none.view(), none.view());
+  stream().synchronize();
+}
+
+}  // namespace gyre::test::decoder_ops
