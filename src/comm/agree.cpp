@@ -12,32 +12,8 @@
 namespace gyre {
 namespace {
 
-constexpr ExitCode exit_codes[] = {
-    ExitCode::skipped, ExitCode::ok,      ExitCode::verification_failed,
-    ExitCode::usage,   ExitCode::runtime, ExitCode::timeout};
-
-int severity(ExitCode code) {
-  switch (code) {
-    case ExitCode::skipped:
-      return 0;
-    case ExitCode::ok:
-      return 1;
-    case ExitCode::verification_failed:
-      return 2;
-    case ExitCode::usage:
-      return 3;
-    case ExitCode::runtime:
-      return 4;
-    case ExitCode::timeout:
-      return 5;
-  }
-  return 4;
-}
-
-bool is_exit_code(int64_t code) {
-  for (ExitCode known : exit_codes)
-    if (static_cast<int64_t>(known) == code) return true;
-  return false;
+int64_t severity(ExitCode code) {
+  return std::ranges::find(exit_codes, code) - std::begin(exit_codes);
 }
 
 /// Result of some work on this rank.
@@ -65,16 +41,6 @@ T reduce_value(Communicator& comm, T value, ReduceOp op) {
   HostStream stream;
   comm.all_reduce(&value, 1, dtype_of<T>, op, stream, "agreeing on a value")->wait();
   return value;
-}
-
-template <class T>
-std::vector<T> gather_value(Communicator& comm, T value) {
-  HostStream stream;
-  std::vector<T> all(static_cast<size_t>(comm.size()));
-  comm.all_gather(bytes_of(std::span<const T>(&value, 1)), writable_bytes_of(std::span<T>(all)),
-                  stream, "gathering a value of every rank")
-      ->wait();
-  return all;
 }
 
 /// Status of a rank in one word: its exit code (8 bits), a checksum of the code (24), and one of
@@ -151,13 +117,6 @@ double all_reduce_value(Communicator& comm, double value, ReduceOp op) {
 int64_t all_reduce_value(Communicator& comm, int64_t value, ReduceOp op) {
   return reduce_value(comm, value, op);
 }
-std::vector<double> all_gather_value(Communicator& comm, double value) {
-  return gather_value(comm, value);
-}
-std::vector<int64_t> all_gather_value(Communicator& comm, int64_t value) {
-  return gather_value(comm, value);
-}
-
 std::string broadcast_string(Communicator& comm, std::string value, int root) {
   HostStream stream;
   int64_t length = std::ssize(value);
@@ -186,7 +145,7 @@ void agree_on_arguments(Communicator& comm, std::string_view what,
 }
 
 ExitCode agree_on(Communicator& comm, ExitCode mine) {
-  const int64_t worst = all_reduce_value(comm, int64_t{severity(mine)}, ReduceOp::max);
+  const int64_t worst = all_reduce_value(comm, severity(mine), ReduceOp::max);
   for (ExitCode code : exit_codes)
     if (severity(code) == worst) return code;
   throw_runtime("a rank says that its status is of severity {}, which no rank can", worst);

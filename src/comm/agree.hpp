@@ -52,8 +52,15 @@ ExitCode agree_on(Communicator& comm, ExitCode mine);
 double all_reduce_value(Communicator& comm, double value, ReduceOp op);
 int64_t all_reduce_value(Communicator& comm, int64_t value, ReduceOp op);
 /// Every rank's value, in rank order.
-std::vector<double> all_gather_value(Communicator& comm, double value);
-std::vector<int64_t> all_gather_value(Communicator& comm, int64_t value);
+template <class T>
+std::vector<T> all_gather_value(Communicator& comm, const T& value) {
+  HostStream stream;
+  std::vector<T> all(comm.size());
+  comm.all_gather(bytes_of(std::span<const T>(&value, 1)), writable_bytes_of(std::span<T>(all)),
+                  stream, "gathering a value of every rank")
+      ->wait();
+  return all;
+}
 std::string broadcast_string(Communicator& comm, std::string value, int root);
 
 }  // namespace gyre

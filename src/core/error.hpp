@@ -3,6 +3,8 @@
 
 #include <fmt/core.h>
 
+#include <algorithm>
+#include <cstdint>
 #include <stdexcept>
 #include <string>
 #include <vector>
@@ -19,6 +21,15 @@ enum class ExitCode : int {
   timeout = 4,
   skipped = 77,
 };
+
+/// All of them, from the least to the most severe.
+inline constexpr ExitCode exit_codes[] = {
+    ExitCode::skipped, ExitCode::ok,      ExitCode::verification_failed,
+    ExitCode::usage,   ExitCode::runtime, ExitCode::timeout};
+inline bool is_exit_code(int64_t code) {
+  return std::ranges::any_of(exit_codes,
+                             [=](ExitCode known) { return static_cast<int64_t>(known) == code; });
+}
 
 /// An error that ends the run. Only the rank that throws is known to have found it; the other ranks
 /// continue and later wait for that rank. The rank must end them at once without unwinding its

@@ -1,34 +1,22 @@
 #include "runtime/features.hpp"
 
 namespace gyre {
-namespace {
-
-constexpr bool nccl =
-#ifdef GYRE_WITH_NCCL
-    true;
-#else
-    false;
-#endif
-
-constexpr bool cudnn =
-#ifdef GYRE_WITH_CUDNN
-    true;
-#else
-    false;
-#endif
-
-constexpr bool software =
-#ifdef GYRE_SOFTGPU
-    true;
-#else
-    false;
-#endif
-
-}  // namespace
 
 const bool with_cuda = true;
-const bool with_nccl = nccl;
-const bool with_cudnn = cudnn;
-const bool software_gpu = software;
+#ifdef GYRE_WITH_NCCL
+const bool with_nccl = true;
+#else
+const bool with_nccl = false;
+#endif
+#ifdef GYRE_WITH_CUDNN
+const bool with_cudnn = true;
+#else
+const bool with_cudnn = false;
+#endif
+#ifdef GYRE_SOFTGPU
+const bool software_gpu = true;
+#else
+const bool software_gpu = false;
+#endif
 
 }  // namespace gyre

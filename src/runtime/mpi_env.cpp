@@ -7,12 +7,8 @@
 #include <sched.h>
 #include <unistd.h>
 
-#include <chrono>
-#include <condition_variable>
 #include <cstdlib>
 #include <cstring>
-#include <mutex>
-#include <thread>
 
 #include "core/error.hpp"
 #include "runtime/clock.hpp"
@@ -47,32 +43,6 @@ void end_all(int code) {
 }
 
 int ranks_of_run = 1;
-
-/// Continues a stopped supervisor while MPI needs its relay and the watchdog does not run.
-class AwakeSupervisor {
- public:
-  AwakeSupervisor() : thread_([this] { watch(); }) {}
-  ~AwakeSupervisor() {
-    {
-      std::lock_guard lock(mutex_);
-      over_ = true;
-    }
-    wake_.notify_one();
-    thread_.join();
-  }
-
- private:
-  void watch() {
-    std::unique_lock lock(mutex_);
-    while (!wake_.wait_for(lock, std::chrono::milliseconds(100), [this] { return over_; }))
-      wake_supervisor();
-  }
-
-  std::mutex mutex_;
-  std::condition_variable wake_;
-  bool over_ = false;
-  std::thread thread_;
-};
 
 struct Identity {
   char host[256];
@@ -127,10 +97,7 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
   start_supervised(program, argc, argv);
   launched_ranks_ = announced_ranks();
   int provided = 0;
-  {
-    const AwakeSupervisor awake;
-    MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
-  }
+  MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
   MPI_Comm_dup(MPI_COMM_WORLD, &world_);
   MPI_Comm_set_errhandler(MPI_COMM_WORLD, MPI_ERRORS_RETURN);
   MPI_Comm_set_errhandler(world_, MPI_ERRORS_RETURN);
@@ -165,11 +132,7 @@ MpiEnvironment::~MpiEnvironment() {
   Watchdog::stop();
   tell_supervisor(RankPhase::finalising);
   MPI_Comm_free(&world_);
-  {
-    const AwakeSupervisor awake;
-    MPI_Finalize();
-  }
-  wake_supervisor();
+  MPI_Finalize();
 }
 
 std::string MpiEnvironment::library_version() {

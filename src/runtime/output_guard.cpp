@@ -1,7 +1,6 @@
 #include "runtime/output_guard.hpp"
 
 #include <fcntl.h>
-#include <spawn.h>
 #include <sys/stat.h>
 #include <unistd.h>
 
@@ -17,43 +16,6 @@
 
 namespace gyre {
 namespace {
-
-constexpr const char* remove_unless_kept =
-    "trap '' HUP INT TERM; read -r verdict; [ \"$verdict\" = keep ] || rm -f -- \"$1\"";
-
-[[noreturn]] void fail_to_watch(const std::string& file, int reason) {
-  throw_runtime("cannot start the process that removes '{}' if this one is killed: {}", file,
-                std::strerror(reason));
-}
-
-/// Starts the watcher of `file`. Returns the write end of its pipe, or -1 on a machine without a
-/// shell, where only an orderly exit removes the file.
-int start_watcher(const std::string& file) {
-  int ends[2];
-  if (pipe2(ends, O_CLOEXEC) != 0) fail_to_watch(file, errno);
-  posix_spawn_file_actions_t actions;
-  posix_spawn_file_actions_init(&actions);
-  posix_spawn_file_actions_adddup2(&actions, ends[0], 0);
-  posix_spawn_file_actions_addopen(&actions, 1, "/dev/null", O_WRONLY, 0);
-  posix_spawn_file_actions_addopen(&actions, 2, "/dev/null", O_WRONLY, 0);
-  posix_spawnattr_t attributes;
-  posix_spawnattr_init(&attributes);
-  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
-  std::string script = remove_unless_kept, path = file;
-  char shell[] = "/bin/sh", option[] = "-c", name[] = "gyre-output-guard", locale[] = "LC_ALL=C";
-  char search[] = "PATH=/usr/bin:/bin";
-  char* arguments[] = {shell, option, script.data(), name, path.data(), nullptr};
-  char* environment[] = {locale, search, nullptr};
-  pid_t child = 0;
-  const int failed = posix_spawn(&child, shell, &actions, &attributes, arguments, environment);
-  posix_spawn_file_actions_destroy(&actions);
-  posix_spawnattr_destroy(&attributes);
-  close(ends[0]);
-  if (failed == 0) return ends[1];
-  close(ends[1]);
-  if (failed != ENOENT) fail_to_watch(file, failed);
-  return -1;
-}
 
 /// Returns a name that no other guard uses, not even later: the watcher of an earlier guard may
 /// still remove its file after a later guard has created its own.
@@ -178,14 +140,19 @@ OutputGuard::OutputGuard(std::string path) : path_(std::move(path)) {
   check_place(path_, place);
   if (std::filesystem::is_symlink(path_)) path_ = place.path.string();
   temporary_ = temporary_name(path_);
-  watcher_pipe_ = start_watcher(std::filesystem::absolute(temporary_).string());
+  const Guard guard = start_guard("gyre-output-guard", "rm -f -- \"$1\"",
+                                  {std::filesystem::absolute(temporary_).string()});
+  if (guard.error != 0)
+    throw_runtime("cannot start the process that removes '{}' if this one is killed: {}",
+                  std::filesystem::absolute(temporary_).string(), std::strerror(guard.error));
+  guard_pipe_ = guard.pipe;
 }
 
 OutputGuard::~OutputGuard() {
   if (temporary_.empty()) return;
   std::error_code ignored;
   std::filesystem::remove(temporary_, ignored);
-  if (watcher_pipe_ >= 0) close(watcher_pipe_);
+  if (guard_pipe_ >= 0) close(guard_pipe_);
 }
 
 const std::string& OutputGuard::name_as_invalid() {
@@ -199,10 +166,7 @@ void OutputGuard::commit() {
     throw_runtime("cannot write '{}': it is there and no regular file", path_);
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw_runtime("cannot rename '{}' to '{}': {}", temporary_, path_, std::strerror(errno));
-  if (watcher_pipe_ >= 0) {
-    [[maybe_unused]] const ssize_t written = write(watcher_pipe_, "keep\n", 5);
-    close(watcher_pipe_);
-  }
+  if (guard_pipe_ >= 0) close(guard_pipe_);  // there is no file of the temporary name any more
   temporary_.clear();
 }
 

@@ -11,13 +11,12 @@ namespace gyre {
 ///
 /// The file is written under temporary_path(), in the same folder; commit() renames it to its final
 /// name. If the object is destroyed first, or any signal, including SIGKILL, ends the process, the
-/// temporary file is removed: a small shell, detached from the process group, watches a pipe from
-/// this process and removes the file when the pipe closes without the word "keep".
+/// temporary file is removed: by a process that start_guard() starts, on a machine with a shell.
 class OutputGuard {
  public:
   /// Follows links and replaces their target. Throws a usage error if the folder does not exist or
   /// is not writable, or if the path exists and is not a regular file: renaming would replace a
-  /// device or a folder. Throws a runtime error if the watcher cannot be started.
+  /// device or a folder. Throws a runtime error if the guard cannot be started.
   explicit OutputGuard(std::string path);
   ~OutputGuard();
   OutputGuard(const OutputGuard&) = delete;
@@ -33,7 +32,7 @@ class OutputGuard {
  private:
   std::string path_;
   std::string temporary_;
-  int watcher_pipe_ = -1;
+  int guard_pipe_ = -1;
 };
 
 /// A file and the option that names it. An empty path means no file.

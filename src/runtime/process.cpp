@@ -3,6 +3,7 @@
 #include <fcntl.h>
 #include <limits.h>
 #include <poll.h>
+#include <spawn.h>
 #include <unistd.h>
 
 #include <algorithm>
@@ -23,15 +24,8 @@ void open_standard_streams() {
     if (fcntl(stream, F_GETFD) < 0) open("/dev/null", O_RDONLY);
 }
 
-bool is_documented(int code) {
-  for (const ExitCode known : {ExitCode::ok, ExitCode::verification_failed, ExitCode::usage,
-                               ExitCode::runtime, ExitCode::timeout, ExitCode::skipped})
-    if (code == static_cast<int>(known)) return true;
-  return false;
-}
-
 void end_as_documented(int code, void*) {
-  if (!is_documented(code)) _exit(static_cast<int>(ExitCode::runtime));
+  if (!is_exit_code(code)) _exit(static_cast<int>(ExitCode::runtime));
 }
 
 void on_abort(int) {
@@ -70,6 +64,35 @@ void prepare_process() {
   // Under a launcher, the supervisor reports which signal ended a rank.
   if (std::getenv("PMI_RANK") == nullptr) std::signal(SIGABRT, on_abort);
   on_exit(end_as_documented, nullptr);
+}
+
+Guard start_guard(std::string name, const std::string& script, std::vector<std::string> arguments) {
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0) return {-1, errno};
+  posix_spawn_file_actions_t actions;
+  posix_spawn_file_actions_init(&actions);
+  posix_spawn_file_actions_adddup2(&actions, ends[0], STDIN_FILENO);
+  for (const int stream : {STDOUT_FILENO, STDERR_FILENO})
+    posix_spawn_file_actions_addopen(&actions, stream, "/dev/null", O_WRONLY, 0);
+  posix_spawn_file_actions_addclosefrom_np(&actions, STDERR_FILENO + 1);
+  posix_spawnattr_t attributes;
+  posix_spawnattr_init(&attributes);
+  posix_spawnattr_setflags(&attributes, POSIX_SPAWN_SETSID);
+  std::string text = "trap '' HUP INT TERM USR1; read -r end_of_pipe\n" + script;
+  char shell[] = "/bin/sh", option[] = "-c";
+  char locale[] = "LC_ALL=C", search[] = "PATH=/usr/bin:/bin";
+  std::vector<char*> words = {shell, option, text.data(), name.data()};
+  for (std::string& argument : arguments) words.push_back(argument.data());
+  words.push_back(nullptr);
+  char* environment[] = {locale, search, nullptr};
+  pid_t child = 0;
+  const int failed = posix_spawn(&child, shell, &actions, &attributes, words.data(), environment);
+  posix_spawn_file_actions_destroy(&actions);
+  posix_spawnattr_destroy(&attributes);
+  close(ends[0]);
+  if (failed == 0) return {ends[1], 0};
+  close(ends[1]);
+  return {-1, failed == ENOENT ? 0 : failed};
 }
 
 void write_diagnostic(std::string_view text, int patience_ms) {

@@ -1,7 +1,9 @@
 #pragma once
 // Process setup, and writing to standard output and standard error.
 
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace gyre {
 
@@ -12,6 +14,16 @@ namespace gyre {
 /// - if a library calls exit() with a code that is no ExitCode, as MPI does if MPI_Init fails, the
 ///   process ends with ExitCode::runtime; without a launcher the same holds for abort().
 void prepare_process();
+
+/// A process that acts when this one has ended, or was killed.
+struct Guard {
+  int pipe = -1;  ///< the guard acts when all processes have closed it; -1: there is no guard
+  int error = 0;  ///< errno if it could not be started; 0 on a machine without a shell
+};
+
+/// Starts a shell that runs `script` with `arguments` when this process and its forks have ended in
+/// any way, including SIGKILL. It is detached from the process group and holds no open files.
+Guard start_guard(std::string name, const std::string& script, std::vector<std::string> arguments);
 
 /// Writes `text` to standard error. Drops text that cannot be written, and after `patience_ms`
 /// (negative: never) text that nobody reads from a full pipe. Reports no errors and uses no locks

@@ -16,12 +16,12 @@
 #include <cstring>
 #include <fstream>
 #include <string>
+#include <thread>
 
 #include "core/error.hpp"
 #include "runtime/host.hpp"
 #include "runtime/launcher.hpp"
 #include "runtime/process.hpp"
-#include "runtime/shared_memory_guard.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -39,8 +39,7 @@ struct RankState {
 };
 
 RankState* shared = nullptr;
-volatile pid_t worker = 0;      // in the supervisor
-volatile pid_t supervisor = 0;  // in the rank
+volatile pid_t worker = 0;  // in the supervisor
 
 template <size_t n>
 void copy_text(char (&to)[n], std::string_view text) {
@@ -77,21 +76,15 @@ void say(const std::string& what) {
                                host_name(), static_cast<int>(worker), what, shared->doing));
 }
 
-/// Ends all ranks, or only this supervisor's rank if the launcher does not respond. Waits first, so
-/// that others can report.
-[[noreturn]] void end_run(ExitCode code) {
-  usleep(200'000);
+/// Ends all ranks, or only this supervisor's rank if the launcher does not respond. Waits first:
+/// ranks and supervisors notice the same failure moments apart, and each must name its rank before
+/// the first ends all.
+[[noreturn]] void end_run(ExitCode code, useconds_t pause_us) {
+  usleep(pause_us);
   wait_for_launcher_to_read();
   end_run_through_launcher(static_cast<int>(code));
   kill(worker, SIGKILL);
   _exit(static_cast<int>(code));
-}
-
-/// Supervisors detect the same hang moments apart; the delay lets each name its rank before the
-/// first ends all.
-[[noreturn]] void end_after_reports(ExitCode code) {
-  usleep(1500000);
-  end_run(code);
 }
 
 /// Ends the run if the rank has been stopped, or in MPI_Init or MPI_Finalize, for too long. Counts
@@ -109,20 +102,20 @@ class Patience {
     phase_ = phase;
     if (phase != RankPhase::finalising && launcher_is_gone()) {
       say("has lost its launcher");
-      end_run(ExitCode::runtime);
+      end_run(ExitCode::runtime, 200'000);
     }
     const double limit = shared->timeout_seconds;
     if (limit <= 0) return;
     // The watchdogs of running ranks report more about a stopped rank, so they go first.
     if (stopped_ > limit + 2) {
       say(fmt::format("has been stopped for {:.3g} s", stopped_));
-      end_after_reports(ExitCode::timeout);
+      end_run(ExitCode::timeout, 1'700'000);
     }
     if (phase != RankPhase::running && in_phase_ > limit) {
       say(fmt::format("has been in {} for more than {:.3g} s, {}",
                       phase == RankPhase::starting ? "MPI_Init" : "MPI_Finalize", limit,
                       is_stopped ? "stopped" : "running"));
-      end_after_reports(ExitCode::timeout);
+      end_run(ExitCode::timeout, 1'700'000);
     }
   }
 
@@ -134,13 +127,6 @@ class Patience {
 
 constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, SIGCONT};
 
-/// Ends the run after MPI has aborted this rank, for a reason that MPI has printed, or because
-/// another rank has died; that rank's supervisor reports first.
-[[noreturn]] void end_aborted_run() {
-  usleep(300'000);
-  end_run(ExitCode::runtime);
-}
-
 /// `before`: signals that were blocked before the fork.
 [[noreturn]] void supervise(const sigset_t& before, LauncherRelay& relay) {
   for (const int signal : forwarded_signals) std::signal(signal, forward);
@@ -151,18 +137,19 @@ constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, 
   relay.enter_supervisor();
   Patience patience;
   int status = 0;
-  while (waitpid(worker, &status, WNOHANG) == 0) {
-    patience.check();
-    if (!relay.pass({0, 500'000'000}, before)) end_aborted_run();
+  for (bool ended = false; !ended;) {
+    ended = waitpid(worker, &status, WNOHANG) != 0;
+    if (!ended) patience.check();
+    // MPI has aborted this rank, for a reason that it has printed, or because another rank has
+    // died; that rank's supervisor reports first.
+    if (!relay.pass({0, ended ? 0 : 500'000'000}, before)) end_run(ExitCode::runtime, 500'000);
   }
-  if (!relay.pass({0, 0}, before)) end_aborted_run();
   if (WIFEXITED(status)) _exit(WEXITSTATUS(status));
   const int signal = WTERMSIG(status);
   say(fmt::format("was killed by signal {} ({}){}", signal, strsignal(signal),
                   signal == SIGKILL ? "; out of memory?" : ""));
   // The other ranks notice within half a second, report and end the run, if they can.
-  if (shared->phase == RankPhase::running) sleep(5);
-  end_run(ExitCode::runtime);
+  end_run(ExitCode::runtime, shared->phase == RankPhase::running ? 5'200'000 : 200'000);
 }
 
 /// Value of the timeout option. It is needed from the start, before the options are parsed; if it
@@ -198,13 +185,33 @@ void on_supervisor_death(int) {
                 std::strerror(errno));
 }
 
-/// Makes the rank end when its supervisor dies; runs in the rank.
+/// Makes the rank end when its supervisor dies, and continue it when it is stopped: MPI needs its
+/// relay, and the launcher waits for its end. Runs in the rank.
 void watch_supervisor(pid_t parent) {
-  supervisor = parent;
   std::signal(SIGRTMIN, on_supervisor_death);
   prctl(PR_SET_PDEATHSIG, SIGRTMIN);
   if (getppid() != parent) on_supervisor_death(SIGRTMIN);
+  std::thread([parent] {
+    while (usleep(100'000) == 0 || errno == EINTR)
+      if (process_state(parent) == 'T') kill(parent, SIGCONT);
+  }).detach();
 }
+
+/// Removes files in /dev/shm that MPICH or UCX have created since `$1` seconds of the epoch and
+/// that no process has open or mapped. The ranks of this host end at about the same time and the
+/// launcher `$2` after them, so files are looked for until then. They are listed before processes,
+/// because the creator of a new file still uses it. UCX has files open without mapping them.
+constexpr const char* remove_shared_memory = R"sh(
+for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
+  files=$(find /dev/shm -maxdepth 1 -user "$(id -u)" -newerct "@$1" \
+          \( -name 'mpich_shar_tmp*' -o -name 'ucx_shm_posix_*' \))
+  [ -n "$files" ] || [ -d "/proc/$2" ] || exit
+  for file in $files; do
+    grep -qsF "$file" /proc/[0-9]*/maps || find /proc/[0-9]*/fd -lname "$file*" | grep -q . ||
+      rm -f "$file"
+  done
+  sleep 0.1
+done)sh";
 
 }  // namespace
 
@@ -217,13 +224,15 @@ void start_supervised(std::string_view program, int argc, char** argv) {
   copy_text(shared->program, program);
   tell_supervisor("start-up", "MPI_Init");
   LauncherRelay relay;
+  if (first_of_host())  // file timestamps lag behind the clock
+    start_guard("gyre-shm-guard", remove_shared_memory,
+                {std::to_string(time(nullptr) - 2), std::to_string(getppid())});
   // Blocks signals until the supervisor is ready to wait for the child and to forward signals.
   sigset_t held, before;
   sigemptyset(&held);
   sigaddset(&held, SIGCHLD);
   for (const int signal : forwarded_signals) sigaddset(&held, signal);
   sigprocmask(SIG_BLOCK, &held, &before);
-  if (first_of_host()) guard_shared_memory(argc, argv);
   const pid_t parent = getpid();
   const pid_t child = fork();
   if (child > 0) {
@@ -251,10 +260,6 @@ void tell_supervisor(std::string_view step, std::string_view waiting_for) {
 
 void tell_supervisor_timeout(double seconds) {
   if (shared != nullptr) shared->timeout_seconds = seconds;
-}
-
-void wake_supervisor() {
-  if (supervisor > 0 && process_state(supervisor) == 'T') kill(supervisor, SIGCONT);
 }
 
 char process_state(int64_t pid) {

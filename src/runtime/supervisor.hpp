@@ -23,7 +23,7 @@ enum class RankPhase { starting, running, finalising };
 ///      the other ranks had time to notice and to report what they were waiting for; when MPI
 ///      aborts; or when the launcher has ended;
 ///   4  when the child starts, finalises or is stopped for longer than the timeout.
-/// The guard_shared_memory() of this host removes files that MPI leaves in /dev/shm.
+/// A guard on each host (start_guard) removes files that MPI leaves in /dev/shm.
 ///
 /// Does nothing without a launcher or under a debugger. Throws a runtime error if the process
 /// cannot be started.
@@ -33,9 +33,6 @@ void start_supervised(std::string_view program, int argc, char** argv);
 void tell_supervisor(RankPhase phase);
 void tell_supervisor(std::string_view step, std::string_view waiting_for);
 void tell_supervisor_timeout(double seconds);
-
-/// Continues the supervisor if it is stopped.
-void wake_supervisor();
 
 /// State letter of a process on this host (R, S, T: stopped, Z, ...); 0 if there is none.
 char process_state(int64_t pid);

@@ -104,41 +104,41 @@ void publish(const State& s) {
   tell_supervisor(s.step, s.waits.empty() ? std::string_view() : s.waits.back().what);
 }
 
-/// Ranks detect the same hang moments apart, and a launcher kills the others when one has ended.
-/// The pause gives them time to report too.
-void end_process(const std::string& text, ExitCode code) {
+/// Reports and ends the process. Ranks detect the same hang moments apart, and a launcher kills the
+/// others when one has ended. The pause gives them time to report too.
+void end_process(const State& s, std::unique_lock<std::mutex>& lock, const Wait& wait,
+                 const std::string& headline, ExitCode code) {
+  const std::string text = report(s, wait, headline);
+  lock.unlock();
   write_diagnostic(text);
   std::this_thread::sleep_for(std::chrono::milliseconds(1500));
   if (end_all_ranks != nullptr) end_all_ranks(static_cast<int>(code));
   _exit(static_cast<int>(code));
 }
 
-const PeerProcess* find_dead_peer(const State& s) {
+/// "rank 2 has died (host, pid 17)" for a peer of this host; "" if all live.
+std::string dead_peer(const State& s) {
   const std::string host = host_name();
   for (const PeerProcess& peer : s.peers)
     if (peer.world_rank != s.world_rank && peer.host == host && is_gone(process_state(peer.pid)))
-      return &peer;
-  return nullptr;
+      return fmt::format("rank {} has died ({}, pid {})", peer.world_rank, host, peer.pid);
+  return "";
 }
 
-void end_after_signal(State& s, std::unique_lock<std::mutex>& lock, int signal) {
-  const PeerProcess* dead = find_dead_peer(s);
-  std::string why = signal == SIGTERM   ? "told to end (SIGTERM)"
-                    : signal == SIGUSR1 ? "the launcher reports a failure"
-                                        : "a library called abort()";
-  if (dead != nullptr)
-    why += fmt::format("; rank {} has died ({}, pid {})", dead->world_rank, dead->host, dead->pid);
-  const std::string text =
-      report(s, s.waits.empty() ? Wait{"nothing: it was computing", {}, {}} : s.waits.back(), why);
-  lock.unlock();
-  end_process(text, ExitCode::runtime);
+void end_after_signal(const State& s, std::unique_lock<std::mutex>& lock, int signal) {
+  const std::string dead = dead_peer(s);
+  const std::string why = signal == SIGTERM   ? "told to end (SIGTERM)"
+                          : signal == SIGUSR1 ? "the launcher reports a failure"
+                                              : "a library called abort()";
+  end_process(s, lock, s.waits.empty() ? Wait{"nothing: it was computing", {}, {}} : s.waits.back(),
+              why + (dead.empty() ? "" : "; ") + dead, ExitCode::runtime);
 }
 
 /// Whether the report of a signal should wait for the next inspection. When a peer dies, its memory
 /// vanishes a moment before its process does, and a library may abort in between.
 bool look_again(State& s, int signal) {
   if (!s.signalled) s.signalled = Clock::now();
-  return signal == SIGABRT && find_dead_peer(s) == nullptr &&
+  return signal == SIGABRT && dead_peer(s).empty() &&
          Clock::now() - *s.signalled < std::chrono::seconds(1);
 }
 
@@ -156,20 +156,12 @@ void inspect(State& s, std::unique_lock<std::mutex>& lock) {
   const Wait wait = s.waits.back();
   const double waited = std::chrono::duration<double>(Clock::now() - wait.since).count();
   const double limit = timeout_seconds.load();
-  if (limit > 0 && waited > limit) {
-    const std::string text =
-        report(s, wait, fmt::format("timeout after {:.3g} s without progress", limit));
-    lock.unlock();
-    end_process(text, ExitCode::timeout);
-  }
+  if (limit > 0 && waited > limit)
+    end_process(s, lock, wait, fmt::format("timeout after {:.3g} s without progress", limit),
+                ExitCode::timeout);
   if (waited < 0.2) return;
-  if (const PeerProcess* dead = find_dead_peer(s)) {
-    const std::string text = report(
-        s, wait,
-        fmt::format("rank {} has died ({}, pid {})", dead->world_rank, dead->host, dead->pid));
-    lock.unlock();
-    end_process(text, ExitCode::runtime);
-  }
+  if (const std::string dead = dead_peer(s); !dead.empty())
+    end_process(s, lock, wait, dead, ExitCode::runtime);
 }
 
 /// Prevents a deadlock in a child that is forked while another thread holds the lock.
@@ -186,7 +178,6 @@ void watch() {
   while (s.running) {
     s.wake.wait_for(lock, std::chrono::milliseconds(100));
     if (s.running) inspect(s, lock);
-    wake_supervisor();
   }
 }
 

@@ -102,15 +102,16 @@ class Process:
 
 
 def processes_of(folder):
-    """All living processes of a trial: those with its tag, and guards of its output, which have its path."""
-    tag, path = f"{TAG}={folder}".encode(), str(folder).encode()
+    """All living processes of a trial: those with its tag, and its guards, which run in its folder."""
+    tag = f"{TAG}={folder}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         environment = read_bytes(f"/proc/{entry}/environ").split(b"\0")
         command = read_bytes(f"/proc/{entry}/cmdline")
-        if tag in environment or (b"gyre-output-guard" in command and path in command):
+        guard = re.search(rb"gyre-\w+-guard", command) and os.path.realpath(f"/proc/{entry}/cwd") == str(folder)
+        if tag in environment or guard:
             process = Process(int(entry))
             if process.alive():
                 found.append(process)
@@ -120,8 +121,7 @@ def processes_of(folder):
 def ranks_of(folder):
     """(ranks, their parents): the programs of a trial. A rank is there when its parent has forked it; before, the program
     is being loaded, and what a signal does to it is between the launcher and the kernel."""
-    found = {p.pid: p for p in processes_of(folder) if p.rank is not None and p.name.startswith("gyre-")
-             and not p.name.endswith("-guard")}
+    found = {p.pid: p for p in processes_of(folder) if p.rank is not None and p.name.startswith("gyre-")}
     parents = [p for p in found.values() if p.parent not in found]
     ranks = [p for p in found.values() if p.parent in found and found[p.parent].parent not in found]
     return ranks, [p for p in parents if p.pid in {rank.parent for rank in ranks}]
