@@ -38,31 +38,8 @@ class OneRank final : public Communicator {
                       std::string_view) override {
     return completed_work();
   }
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t>, Stream&, std::string_view) override {
-    return copied(send, recv);
-  }
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t>,
-                          std::span<std::byte> recv, std::span<const int64_t>, Stream&,
-                          std::string_view) override {
-    return copied(send, recv);
-  }
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp,
-                            Stream&, std::string_view) override {
-    std::memcpy(recv, send, static_cast<size_t>(count) * size_of(type));
-    return completed_work();
-  }
-  WorkPtr do_all_reduce(void*, int64_t, DType, ReduceOp, Stream&, std::string_view) override {
-    return completed_work();
-  }
-  WorkPtr do_broadcast(std::span<std::byte>, int, Stream&, std::string_view) override {
-    return completed_work();
-  }
-  WorkPtr do_barrier(Stream&, std::string_view) override { return completed_work(); }
-
- private:
-  static WorkPtr copied(std::span<const std::byte> send, std::span<std::byte> recv) {
-    std::copy(send.begin(), send.end(), recv.begin());
+  WorkPtr do_collective(const Collective& call, Stream&, std::string_view) override {
+    if (!call.in_place()) std::ranges::copy(call.send, call.recv.begin());
     return completed_work();
   }
 };

@@ -129,95 +129,47 @@ WorkPtr CheckedCommunicator::do_exchange(std::span<const SendSlice> sends,
   return work;
 }
 
-WorkPtr CheckedCommunicator::do_all_gather_v(Bytes send, std::span<std::byte> recv,
-                                             std::span<const int64_t> recv_bytes, Stream& stream,
-                                             std::string_view what) {
-  if (!*checking_) return transport_->all_gather_v(send, recv, recv_bytes, stream, what);
-  struct Sums {
-    std::vector<int64_t> bytes;
-    std::vector<uint64_t> mine, all;
-  };
-  const auto sums = std::make_shared<Sums>();
-  sums->bytes.assign(recv_bytes.begin(), recv_bytes.end());
-  sums->mine = {checksum_of(send)};
-  sums->all.resize(recv_bytes.size());
+WorkPtr CheckedCommunicator::do_collective(const Collective& call, Stream& stream,
+                                           std::string_view what) {
+  using Kind = Collective::Kind;
+  if (!*checking_ || call.kind == Kind::barrier) return transport_->collective(call, stream, what);
   auto work = std::make_unique<CheckedWork>(what);
-  work->add(transport_->all_gather_v(send, recv, recv_bytes, stream, what));
-  work->add(transport_->all_gather(read(sums->mine), write(sums->all), stream, what));
-  work->then([sums, recv](const std::string& step) {
-    compare(step, checksums_of(recv, sums->bytes), sums->all);
-  });
-  return work;
-}
-
-WorkPtr CheckedCommunicator::do_all_to_all_v(Bytes send, std::span<const int64_t> send_bytes,
-                                             std::span<std::byte> recv,
-                                             std::span<const int64_t> recv_bytes, Stream& stream,
-                                             std::string_view what) {
-  if (!*checking_)
-    return transport_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what);
+  if (call.kind == Kind::reduce_scatter || call.kind == Kind::all_reduce) {
+    const auto again = std::make_shared<std::vector<std::byte>>(call.recv.begin(), call.recv.end());
+    Collective second = call;
+    second.recv = *again;
+    work->add(transport_->collective(call, stream, what));
+    work->add(transport_->collective(second, stream, what));
+    work->then([again, recv = call.recv](const std::string& step) {
+      if (std::memcmp(again->data(), recv.data(), again->size()) != 0)
+        fail(step, "a part of a sum");
+    });
+    return work;
+  }
   struct Sums {
     std::vector<int64_t> bytes;
     std::vector<uint64_t> sent, received;
   };
   const auto sums = std::make_shared<Sums>();
-  sums->bytes.assign(recv_bytes.begin(), recv_bytes.end());
-  sums->sent = checksums_of(send, send_bytes);
-  sums->received.resize(recv_bytes.size());
-  auto work = std::make_unique<CheckedWork>(what);
-  work->add(transport_->all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what));
-  work->add(transport_->all_to_all(read(sums->sent), write(sums->received), stream, what));
-  work->then([sums, recv](const std::string& step) {
-    compare(step, checksums_of(recv, sums->bytes), sums->received);
+  sums->bytes.assign(call.recv_bytes.begin(), call.recv_bytes.end());
+  sums->received.resize(call.recv_bytes.size());
+  if (call.kind == Kind::all_to_all)
+    sums->sent = checksums_of(call.send, call.send_bytes);
+  else
+    sums->sent = {checksum_of(call.kind == Kind::broadcast ? Bytes(call.recv) : call.send)};
+  work->add(transport_->collective(call, stream, what));
+  if (call.kind == Kind::broadcast)
+    work->add(transport_->broadcast(write(sums->sent), call.root, stream, what));
+  else if (call.kind == Kind::all_gather)
+    work->add(transport_->all_gather(read(sums->sent), write(sums->received), stream, what));
+  else
+    work->add(transport_->all_to_all(read(sums->sent), write(sums->received), stream, what));
+  work->then([sums, recv = call.recv, kind = call.kind, root = call.root](const std::string& step) {
+    if (kind != Kind::broadcast)
+      return compare(step, checksums_of(recv, sums->bytes), sums->received);
+    if (checksum_of(recv) != sums->sent.front()) fail(step, fmt::format("what rank {} sent", root));
   });
   return work;
-}
-
-WorkPtr CheckedCommunicator::do_reduce_scatter(const void* send, void* recv, int64_t count,
-                                               DType type, ReduceOp op, Stream& stream,
-                                               std::string_view what) {
-  if (!*checking_) return transport_->reduce_scatter(send, recv, count, type, op, stream, what);
-  const auto again =
-      std::make_shared<std::vector<std::byte>>(static_cast<size_t>(count) * size_of(type));
-  auto work = std::make_unique<CheckedWork>(what);
-  work->add(transport_->reduce_scatter(send, recv, count, type, op, stream, what));
-  work->add(transport_->reduce_scatter(send, again->data(), count, type, op, stream, what));
-  work->then([again, recv](const std::string& step) {
-    if (std::memcmp(again->data(), recv, again->size()) != 0) fail(step, "a part of a sum");
-  });
-  return work;
-}
-
-WorkPtr CheckedCommunicator::do_all_reduce(void* data, int64_t count, DType type, ReduceOp op,
-                                           Stream& stream, std::string_view what) {
-  if (!*checking_) return transport_->all_reduce(data, count, type, op, stream, what);
-  const auto again =
-      std::make_shared<std::vector<std::byte>>(static_cast<size_t>(count) * size_of(type));
-  std::memcpy(again->data(), data, again->size());
-  auto work = std::make_unique<CheckedWork>(what);
-  work->add(transport_->all_reduce(data, count, type, op, stream, what));
-  work->add(transport_->all_reduce(again->data(), count, type, op, stream, what));
-  work->then([again, data](const std::string& step) {
-    if (std::memcmp(again->data(), data, again->size()) != 0) fail(step, "a part of a sum");
-  });
-  return work;
-}
-
-WorkPtr CheckedCommunicator::do_broadcast(std::span<std::byte> data, int root, Stream& stream,
-                                          std::string_view what) {
-  if (!*checking_) return transport_->broadcast(data, root, stream, what);
-  const auto sum = std::make_shared<std::vector<uint64_t>>(1, checksum_of(data));
-  auto work = std::make_unique<CheckedWork>(what);
-  work->add(transport_->broadcast(data, root, stream, what));
-  work->add(transport_->broadcast(write(*sum), root, stream, what));
-  work->then([sum, data, root](const std::string& step) {
-    if (checksum_of(data) != sum->front()) fail(step, fmt::format("what rank {} sent", root));
-  });
-  return work;
-}
-
-WorkPtr CheckedCommunicator::do_barrier(Stream& stream, std::string_view what) {
-  return transport_->barrier(stream, what);
 }
 
 }  // namespace gyre

@@ -35,19 +35,7 @@ class CheckedCommunicator final : public Communicator {
  protected:
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, Stream&,
                       std::string_view what) override;
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> recv_bytes, Stream&,
-                          std::string_view what) override;
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes, Stream&,
-                          std::string_view what) override;
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType, ReduceOp, Stream&,
-                            std::string_view what) override;
-  WorkPtr do_all_reduce(void* data, int64_t count, DType, ReduceOp, Stream&,
-                        std::string_view what) override;
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream&,
-                       std::string_view what) override;
-  WorkPtr do_barrier(Stream&, std::string_view what) override;
+  WorkPtr do_collective(const Collective& call, Stream&, std::string_view what) override;
 
  private:
   CheckedCommunicator(std::unique_ptr<Communicator> transport, std::shared_ptr<bool> checking);

@@ -32,19 +32,21 @@ int64_t bytes_of_message(const Message<Byte>& message) {
   return bytes;
 }
 
-/// The whole message if its parts are contiguous in memory, otherwise an empty span.
+/// The whole message if its parts are contiguous in memory and it need not be staged, otherwise an
+/// empty span.
 template <class Byte>
-std::span<Byte> single_span(const Message<Byte>& message) {
+std::span<Byte> single_span(const Message<Byte>& message, Staged staged) {
+  if (staged == Staged::all) return {};
   for (size_t i = 1; i < message.size(); ++i)
     if (message[i - 1].data() + message[i - 1].size() != message[i].data()) return {};
   return {message.front().data(), static_cast<size_t>(bytes_of_message(message))};
 }
 
 template <class Byte>
-int64_t staged_bytes(const std::map<int, Message<Byte>>& messages, int rank) {
+int64_t staged_bytes(const std::map<int, Message<Byte>>& messages, int rank, Staged staged) {
   int64_t bytes = 0;
   for (const auto& [peer, message] : messages)
-    if (peer != rank && single_span(message).empty())
+    if (peer != rank && single_span(message, staged).empty())
       bytes += round_up(bytes_of_message(message), alignment);
   return bytes;
 }
@@ -87,14 +89,15 @@ class Staging {
 
 }  // namespace
 
-int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
-                      int rank) {
-  return staged_bytes(messages_of<const std::byte>(sends), rank) +
-         staged_bytes(messages_of<std::byte>(recvs), rank);
+int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, int rank,
+                      Staged staged) {
+  return staged_bytes(messages_of<const std::byte>(sends), rank, staged) +
+         staged_bytes(messages_of<std::byte>(recvs), rank, staged);
 }
 
 CoalescedExchange coalesce(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
-                           int rank, std::span<std::byte> staging, std::string_view what) {
+                           int rank, std::span<std::byte> staging, std::string_view what,
+                           Staged staged) {
   auto outgoing = messages_of<const std::byte>(sends);
   auto incoming = messages_of<std::byte>(recvs);
   const int64_t to_self = bytes_of_message(outgoing[rank]);
@@ -105,18 +108,18 @@ CoalescedExchange coalesce(std::span<const SendSlice> sends, std::span<const Rec
   Staging area(staging);
   for (const auto& [peer, message] : outgoing) {
     if (peer == rank) continue;
-    std::span<const std::byte> data = single_span(message);
+    std::span<const std::byte> data = single_span(message, staged);
     if (data.empty()) {
-      const std::span<std::byte> staged = area.take(bytes_of_message(message));
-      append_copies(result.before, message, {staged});
-      data = staged;
+      const std::span<std::byte> copy = area.take(bytes_of_message(message));
+      append_copies(result.before, message, {copy});
+      data = copy;
     }
     result.sends.push_back({peer, data});
   }
   append_copies(result.after, outgoing[rank], incoming[rank]);
   for (const auto& [peer, message] : incoming) {
     if (peer == rank) continue;
-    std::span<std::byte> data = single_span(message);
+    std::span<std::byte> data = single_span(message, staged);
     if (data.empty()) {
       data = area.take(bytes_of_message(message));
       append_copies(result.after, {data}, message);

@@ -38,13 +38,18 @@ struct CoalescedExchange {
   std::vector<Copy> after;       ///< includes messages of the rank to itself
 };
 
-/// Bytes of staging area that coalesce() needs; 0 if all messages are single spans.
-int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, int rank);
+/// Messages that go through the staging area: those in several spans, or all.
+enum class Staged { scattered, all };
+
+/// Bytes of staging area that coalesce() needs.
+int64_t staging_bytes(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs, int rank,
+                      Staged staged = Staged::scattered);
 
 /// Returns the exchange of rank `rank` through `staging`, an area of staging_bytes() bytes, in
 /// which messages begin at multiples of 256 bytes. Throws a runtime error that begins with `what`
 /// when the rank's sends to itself and receives from itself differ in size.
 CoalescedExchange coalesce(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
-                           int rank, std::span<std::byte> staging, std::string_view what);
+                           int rank, std::span<std::byte> staging, std::string_view what,
+                           Staged staged = Staged::scattered);
 
 }  // namespace gyre

@@ -38,6 +38,23 @@ struct RecvSlice {
   std::span<std::byte> data;
 };
 
+/// An operation of all ranks of a group. Blocks of ranks are packed in rank order.
+struct Collective {
+  enum class Kind { all_gather, all_to_all, reduce_scatter, all_reduce, broadcast, barrier };
+  Kind kind = Kind::barrier;
+  std::span<const std::byte> send = {};      ///< of all_gather, all_to_all and reduce_scatter
+  std::span<std::byte> recv = {};            ///< the result; in place: also the input
+  std::span<const int64_t> send_bytes = {};  ///< of all_to_all: bytes to each rank
+  std::span<const int64_t> recv_bytes = {};  ///< of all_gather and all_to_all: from each rank
+  DType type = DType::f32;                   ///< of reductions
+  ReduceOp op = ReduceOp::sum;
+  int root = 0;  ///< of broadcast
+
+  bool in_place() const { return kind == Kind::all_reduce || kind == Kind::broadcast; }
+  /// Elements of `recv`, in reductions.
+  int64_t count() const { return std::ssize(recv) / static_cast<int64_t>(size_of(type)); }
+};
+
 /// Traffic sent so far by this rank, in a communicator and its subgroups.
 struct Traffic {
   int64_t bytes_sent = 0;
@@ -122,29 +139,20 @@ class Communicator {
                      std::string_view what);
   WorkPtr broadcast(std::span<std::byte> data, int root, Stream& stream, std::string_view what);
   WorkPtr barrier(Stream& stream, std::string_view what);
+  /// Any of these collectives.
+  WorkPtr collective(const Collective& call, Stream& stream, std::string_view what);
 
   Traffic traffic() const;
 
  protected:
   virtual WorkPtr do_exchange(std::span<const SendSlice>, std::span<const RecvSlice>, Stream&,
                               std::string_view what) = 0;
-  virtual WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                                  std::span<const int64_t> recv_bytes, Stream&,
-                                  std::string_view what) = 0;
-  virtual WorkPtr do_all_to_all_v(std::span<const std::byte> send,
-                                  std::span<const int64_t> send_bytes, std::span<std::byte> recv,
-                                  std::span<const int64_t> recv_bytes, Stream&,
-                                  std::string_view what) = 0;
-  virtual WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType, ReduceOp,
-                                    Stream&, std::string_view what) = 0;
-  virtual WorkPtr do_all_reduce(void* data, int64_t count, DType, ReduceOp, Stream&,
-                                std::string_view what) = 0;
-  virtual WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream&,
-                               std::string_view what) = 0;
-  virtual WorkPtr do_barrier(Stream&, std::string_view what) = 0;
+  virtual WorkPtr do_collective(const Collective&, Stream&, std::string_view what) = 0;
 
  private:
   void count(int64_t bytes, int64_t messages);
+  void check(const Collective& call, std::string_view what) const;
+  int64_t bytes_sent_by(const Collective& call) const;
   Traffic traffic_;
   std::map<std::vector<int>, std::unique_ptr<Communicator>> subgroups_;
 };

@@ -43,12 +43,12 @@ struct Claim {
   int device = 0, visible = 0, major = 0, minor = 0;
 };
 
-Claim claim_device(int rank_here) {
+Claim claim_device(const std::function<int(int)>& choose) {
   std::string why;
   const int devices = usable_cuda_devices(&why);
   if (devices == 0) throw_runtime("no usable CUDA device on host {}: {}", host_name(), why);
   Claim claim;
-  claim.device = rank_here % devices;
+  claim.device = choose(devices);
   claim.visible = devices;
   cudaDeviceProp properties{};
   GYRE_CHECK_CUDA(cudaGetDeviceProperties(&properties, claim.device));
@@ -72,14 +72,14 @@ std::string uuid_text(const std::array<unsigned char, 16>& uuid) {
   return text;
 }
 
-std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
-  std::vector<Claim> claims(host.size());
-  HostStream stream;
-  host.all_gather(bytes_of(std::span<const Claim>(&mine, 1)),
-                  writable_bytes_of(std::span<Claim>(claims)), stream, "devices of all ranks")
-      ->wait();
+}  // namespace
+
+std::vector<RankDevice> devices_of_ranks(Communicator& host,
+                                         const std::function<int(int)>& choose) {
+  Claim mine;
+  run_agreed(host, "choosing a CUDA device", [&] { mine = claim_device(choose); });
   std::vector<RankDevice> devices;
-  for (const Claim& claim : claims)
+  for (const Claim& claim : all_gather_value(host, mine))
     devices.push_back({static_cast<int>(devices.size()), claim.host.data(), claim.device,
                        claim.name.data(), uuid_text(claim.uuid), claim.major, claim.minor, 1,
                        claim.visible});
@@ -90,16 +90,13 @@ std::vector<RankDevice> gather_claims(Communicator& host, const Claim& mine) {
   return devices;
 }
 
-}  // namespace
-
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus) {
   const int rank_here = rank_on_host(host);
-  Claim mine;
-  run_agreed(host, "choosing a CUDA device", [&] { mine = claim_device(rank_here); });
-  std::vector<RankDevice> devices = gather_claims(host, mine);
+  std::vector<RankDevice> devices =
+      devices_of_ranks(host, [=](int visible) { return rank_here % visible; });
   run_agreed(host, "choosing a CUDA device", [&] {
     if (!share_gpus) require_own_devices(devices);
-    GYRE_CHECK_CUDA(cudaSetDevice(mine.device));
+    GYRE_CHECK_CUDA(cudaSetDevice(devices[host.rank()].device));
   });
   return devices;
 }

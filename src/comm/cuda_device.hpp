@@ -1,6 +1,7 @@
 #pragma once
 // Selects the GPU of a rank. In a build without CUDA, bind_device throws.
 
+#include <functional>
 #include <string>
 #include <vector>
 
@@ -22,6 +23,10 @@ inline constexpr int least_compute_capability = 8;
 /// compute capability 8.0, when two use one device and `share_gpus` is false, or when the build has
 /// no CUDA. Collective over `host`, an MPI communicator.
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus = false);
+
+/// Devices of all ranks, in rank order. `choose` picks this rank's among the number that it sees.
+/// All ranks throw the errors of a device that is missing or too old. Collective.
+std::vector<RankDevice> devices_of_ranks(Communicator& host, const std::function<int(int)>& choose);
 
 /// CUDA runtime version: "13.0", "software GPU (seed 7)", or "no" in a build without CUDA.
 std::string cuda_version();

@@ -1,48 +1,166 @@
+#include <sched.h>
+
+#include <deque>
+#include <functional>
+#include <memory>
 #include <numeric>
+#include <optional>
+#include <string>
 #include <utility>
+#include <vector>
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
-#include "comm/cuda_staged_engine.hpp"
+#include "comm/cuda_copy_spans.hpp"
 #include "comm/staged.hpp"
 #include "core/error.hpp"
+#include "runtime/buffer.hpp"
+#include "runtime/cuda_check.hpp"
+#include "runtime/cuda_event.hpp"
+#include "runtime/cuda_stream.hpp"
 #include "runtime/mpi_env.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
 
-using staging::copy_all;
-using staging::Engine;
-using staging::Operation;
-using staging::Reach;
+/// Memory in which MPI accesses the arrays of an operation.
+enum class Reach {
+  host,   ///< in pinned copies
+  device  ///< in place; slices that are not contiguous are first gathered on the device
+};
 
-/// Slices of each peer except `rank`, in order; peers with 0 bytes are omitted.
-template <class Slice>
-std::vector<std::pair<int, std::vector<Slice>>> by_peer(std::span<const Slice> slices, int rank,
-                                                        int size) {
-  std::vector<std::pair<int, std::vector<Slice>>> result;
-  for (int peer = 0; peer < size; ++peer) {
-    std::vector<Slice> mine;
-    for (const Slice& slice : slices)
-      if (slice.peer == peer && peer != rank && !slice.data.empty()) mine.push_back(slice);
-    if (!mine.empty()) result.emplace_back(peer, std::move(mine));
+/// One operation in flight: device -> memory that MPI reads, MPI, memory that MPI writes -> device.
+struct Operation {
+  enum class State { copying_out, communicating, copying_in, done };
+
+  explicit Operation(std::string_view name) : what(name) {}
+
+  std::string what;
+  State state = State::copying_out;
+  std::optional<cudaStream_t> caller;  ///< empty if submitted from the host
+  /// Copies of the data: in pinned memory for Reach::host, else of slices in device memory. An
+  /// in-place reduction uses only `sent`.
+  Buffer<std::byte> sent, received;
+  Reach reach = Reach::host;
+  Collective call;  ///< unless it is an exchange: on memory that MPI reads, writes
+  std::vector<int64_t> send_bytes, recv_bytes;  ///< of `call`
+  Buffer<float> widened;                        ///< f32 copy of bf16 data: MPI does not reduce bf16
+  std::function<WorkPtr()> start;               ///< the MPI operation
+  std::function<void()> finish;  ///< on the host, between MPI and the copies to the device
+  std::vector<CoalescedExchange::Copy> results;  ///< copies to the device, or within it
+  WorkPtr mpi;
+  CudaEvent submitted;   ///< after earlier work on the caller's stream
+  CudaEvent copied_out;  ///< after the copies into memory that MPI reads
+  CudaEvent copied_in;
+
+  /// The pinned copy of the result.
+  Buffer<std::byte>& result() { return call.in_place() ? sent : received; }
+};
+
+/// Copies within the device by one kernel, others by one call each.
+void copy_all(std::span<const CoalescedExchange::Copy> copies, Reach reach, Stream& stream) {
+  if (reach == Reach::device) return cuda_copy_spans(copies, cuda_handle(stream));
+  for (const auto& copy : copies) stream.copy(copy.to.data(), copy.from.data(), copy.from.size());
+}
+
+/// State shared by a communicator and all split from it: the copy streams and the operations in
+/// flight, in order of submission.
+class Engine {
+ public:
+  /// Uses two streams because a device copies in both directions at once.
+  explicit Engine(Reach reach) : reach_(reach), out_(make_cuda_stream()), in_(make_cuda_stream()) {}
+
+  Reach reach() const { return reach_; }
+  Stream& out() { return *out_; }
+
+  /// Orders later work on out() after the work already on `stream`.
+  void begin(Operation& op, Stream& stream) {
+    if (stream.space() != MemorySpace::device) return;
+    op.caller = cuda_handle(stream);
+    op.submitted.record(*op.caller);
+    op.submitted.wait_on_stream(cuda_handle(*out_));
   }
-  return result;
-}
+  void submit(std::shared_ptr<Operation> op) {
+    op->copied_out.record(cuda_handle(*out_));
+    under_way_.push_back(std::move(op));
+    progress();
+  }
 
-template <class Slice>
-int64_t bytes_of_slices(const std::vector<Slice>& slices) {
-  int64_t bytes = 0;
-  for (const Slice& slice : slices) bytes += std::ssize(slice.data);
-  return bytes;
-}
+  /// Advances every operation as far as possible without waiting. MPI operations start in the order
+  /// of submission.
+  void progress() {
+    bool may_start = true;
+    for (const std::shared_ptr<Operation>& op : under_way_) {
+      if (op->state == Operation::State::copying_out) {
+        may_start = may_start && op->copied_out.done();
+        if (!may_start) break;
+        op->mpi = op->start();
+        op->state = Operation::State::communicating;
+      }
+      if (op->state == Operation::State::communicating && op->mpi->test()) copy_in(*op);
+      if (op->state == Operation::State::copying_in && op->copied_in.done())
+        op->state = Operation::State::done;
+    }
+    while (!under_way_.empty() && under_way_.front()->state == Operation::State::done)
+      under_way_.pop_front();
+  }
 
-template <class Slice>
-Buffer<std::byte> staging_for(const std::vector<std::pair<int, std::vector<Slice>>>& messages) {
-  int64_t bytes = 0;
-  for (const auto& [peer, slices] : messages) bytes += bytes_of_slices(slices);
-  return Buffer<std::byte>(bytes, MemorySpace::pinned);
-}
+ private:
+  void copy_in(Operation& op) {
+    op.mpi.reset();
+    if (op.finish) op.finish();
+    // The caller's earlier work may still use the memory of the result.
+    if (op.caller) op.submitted.wait_on_stream(cuda_handle(*in_));
+    op.copied_out.wait_on_stream(cuda_handle(*in_));
+    copy_all(op.results, op.reach, *in_);
+    op.copied_in.record(cuda_handle(*in_));
+    op.state = Operation::State::copying_in;
+  }
+
+  Reach reach_;
+  std::unique_ptr<Stream> out_, in_;
+  std::deque<std::shared_ptr<Operation>> under_way_;
+};
+
+class OperationWork final : public Work {
+ public:
+  OperationWork(std::shared_ptr<Engine> engine, std::shared_ptr<Operation> op,
+                std::vector<int> peers)
+      : engine_(std::move(engine)), op_(std::move(op)), peers_(std::move(peers)) {}
+
+  bool test() override { return reaches(Operation::State::done); }
+
+  /// Waits until the copies to the device are submitted; the device waits for the copies.
+  void wait_on_stream() override {
+    drive_to(Operation::State::copying_in);
+    if (!op_->caller)
+      drive_to(Operation::State::done);
+    else if (op_->state != Operation::State::done)
+      op_->copied_in.wait_on_stream(*op_->caller);
+  }
+
+  void wait() override {
+    if (test()) return;
+    wait_on_stream();
+    drive_to(Operation::State::done);
+  }
+
+ private:
+  bool reaches(Operation::State state) {
+    if (op_->state < state) engine_->progress();
+    return op_->state >= state;
+  }
+  void drive_to(Operation::State state) {
+    if (reaches(state)) return;
+    const WaitScope scope(op_->what, peers_);
+    while (!reaches(state)) sched_yield();
+  }
+
+  std::shared_ptr<Engine> engine_;
+  std::shared_ptr<Operation> op_;
+  std::vector<int> peers_;
+};
 
 class StagedCommunicator final : public Communicator {
  public:
@@ -63,7 +181,7 @@ class StagedCommunicator final : public Communicator {
   std::unique_ptr<Communicator> split(int color) override {
     std::unique_ptr<Communicator> part = host_.split(color);
     std::vector<int> ranks;
-    for (const int64_t r : all_gather_value(*part, int64_t{world_ranks_[index(rank())]}))
+    for (const int64_t r : all_gather_value(*part, int64_t{world_ranks_[rank()]}))
       ranks.push_back(static_cast<int>(r));
     return std::make_unique<StagedCommunicator>(std::move(part), engine_, std::move(ranks));
   }
@@ -72,124 +190,38 @@ class StagedCommunicator final : public Communicator {
   WorkPtr do_exchange(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
                       Stream& stream, std::string_view what) override {
     auto op = begin(stream, what);
-    std::vector<SendSlice> mpi_sends;
-    std::vector<RecvSlice> mpi_recvs;
     op->reach = engine_->reach();
-    if (on_device()) {
-      op->sent = Buffer<std::byte>(staging_bytes(sends, recvs, rank()), MemorySpace::device);
-      CoalescedExchange exchange = coalesce(sends, recvs, rank(), op->sent.span(), what);
-      copy_all(exchange.before, Reach::device, engine_->out());
-      mpi_sends = std::move(exchange.sends);
-      mpi_recvs = std::move(exchange.recvs);
-      op->results = std::move(exchange.after);
-    } else {
-      copy_own(sends, recvs, what);
-      const auto outgoing = by_peer(sends, rank(), size());
-      const auto incoming = by_peer(recvs, rank(), size());
-      op->sent = staging_for(outgoing);
-      op->received = staging_for(incoming);
-      mpi_sends = as_messages(outgoing, op->sent.data(), [&](std::byte* at, const SendSlice& s) {
-        engine_->out().copy(at, s.data.data(), s.data.size());
-      });
-      mpi_recvs =
-          as_messages(incoming, op->received.data(), [&](std::byte* at, const RecvSlice& r) {
-            op->results.push_back({{at, r.data.size()}, r.data});
-          });
-    }
+    const Staged staged = on_device() ? Staged::scattered : Staged::all;
+    op->sent = Buffer<std::byte>(staging_bytes(sends, recvs, rank(), staged),
+                                 on_device() ? MemorySpace::device : MemorySpace::pinned);
+    CoalescedExchange exchange = coalesce(sends, recvs, rank(), op->sent.span(), what, staged);
+    copy_all(exchange.before, op->reach, engine_->out());
+    op->results = std::move(exchange.after);
     std::vector<int> peers;
-    for (const RecvSlice& message : mpi_recvs) peers.push_back(world_ranks_[index(message.peer)]);
-    for (const SendSlice& message : mpi_sends) peers.push_back(world_ranks_[index(message.peer)]);
-    op->start = [this, &op = *op, mpi_sends = std::move(mpi_sends),
-                 mpi_recvs = std::move(mpi_recvs)] {
+    for (const RecvSlice& message : exchange.recvs) peers.push_back(world_ranks_[message.peer]);
+    for (const SendSlice& message : exchange.sends) peers.push_back(world_ranks_[message.peer]);
+    op->start = [this, &op = *op, mpi_sends = std::move(exchange.sends),
+                 mpi_recvs = std::move(exchange.recvs)] {
       return host_.exchange(mpi_sends, mpi_recvs, host_stream_, op.what);
     };
     return submit(std::move(op), std::move(peers));
   }
 
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> recv_bytes, Stream& stream,
-                          std::string_view what) override {
+  WorkPtr do_collective(const Collective& call, Stream& stream, std::string_view what) override {
     auto op = begin(stream, what);
-    stage(*op, send, recv, engine_->reach());
-    op->start = [this, &op = *op, bytes = std::vector(recv_bytes.begin(), recv_bytes.end())] {
-      return host_.all_gather_v(op.from, op.to, bytes, host_stream_, op.what);
+    const bool is_reduction =
+        call.kind == Collective::Kind::reduce_scatter || call.kind == Collective::Kind::all_reduce;
+    const bool widens = is_reduction && call.type == DType::bf16;  // MPI reduces no bf16
+    stage(*op, call, widens ? Reach::host : engine_->reach());
+    op->start = [this, &op = *op, widens] {
+      if (widens) widen(op);
+      return host_.collective(op.call, host_stream_, op.what);
     };
-    return submit(std::move(op), world_ranks_);
-  }
-
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
-                          Stream& stream, std::string_view what) override {
-    auto op = begin(stream, what);
-    stage(*op, send, recv, engine_->reach());
-    op->start = [this, &op = *op, out = std::vector(send_bytes.begin(), send_bytes.end()),
-                 in = std::vector(recv_bytes.begin(), recv_bytes.end())] {
-      return host_.all_to_all_v(op.from, out, op.to, in, host_stream_, op.what);
-    };
-    return submit(std::move(op), world_ranks_);
-  }
-
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp how,
-                            Stream& stream, std::string_view what) override {
-    auto op = begin(stream, what);
-    const size_t block = static_cast<size_t>(count) * size_of(type);
-    stage(*op, {static_cast<const std::byte*>(send), block * static_cast<size_t>(size())},
-          {static_cast<std::byte*>(recv), block}, reach_to_reduce(type));
-    if (type != DType::bf16) {
-      op->start = [this, &op = *op, count, type, how] {
-        return host_.reduce_scatter(op.from.data(), op.to.data(), count, type, how, host_stream_,
-                                    op.what);
-      };
-      return submit(std::move(op), world_ranks_);
-    }
-    op->start = [this, &op = *op, count, how] {
-      widen(op, count * (size() + 1));
-      return host_.reduce_scatter(op.widened.data() + count, op.widened.data(), count, DType::f32,
-                                  how, host_stream_, op.what);
-    };
-    op->finish = [&op = *op, count] { narrow(op, op.received, count); };
-    return submit(std::move(op), world_ranks_);
-  }
-
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp how, Stream& stream,
-                        std::string_view what) override {
-    auto op = begin(stream, what);
-    const size_t bytes = static_cast<size_t>(count) * size_of(type);
-    stage_in_place(*op, {static_cast<std::byte*>(data), bytes}, true, reach_to_reduce(type));
-    if (type != DType::bf16) {
-      op->start = [this, &op = *op, count, type, how] {
-        return host_.all_reduce(op.to.data(), count, type, how, host_stream_, op.what);
-      };
-      return submit(std::move(op), world_ranks_);
-    }
-    op->start = [this, &op = *op, count, how] {
-      widen(op, count);
-      return host_.all_reduce(op.widened.data(), count, DType::f32, how, host_stream_, op.what);
-    };
-    op->finish = [&op = *op, count] { narrow(op, op.sent, count); };
-    return submit(std::move(op), world_ranks_);
-  }
-
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
-                       std::string_view what) override {
-    auto op = begin(stream, what);
-    stage_in_place(*op, data, rank() == root, engine_->reach());
-    if (rank() == root) op->results.clear();
-    op->start = [this, &op = *op, root] {
-      return host_.broadcast(op.to, root, host_stream_, op.what);
-    };
-    return submit(std::move(op), world_ranks_);
-  }
-
-  WorkPtr do_barrier(Stream& stream, std::string_view what) override {
-    auto op = begin(stream, what);
-    op->start = [this, &op = *op] { return host_.barrier(host_stream_, op.what); };
+    if (widens) op->finish = [&op = *op] { narrow(op); };
     return submit(std::move(op), world_ranks_);
   }
 
  private:
-  static size_t index(int r) { return static_cast<size_t>(r); }
-
   std::shared_ptr<Operation> begin(Stream& stream, std::string_view what) {
     auto op = std::make_shared<Operation>(what);
     engine_->begin(*op, stream);
@@ -197,82 +229,50 @@ class StagedCommunicator final : public Communicator {
   }
   WorkPtr submit(std::shared_ptr<Operation> op, std::vector<int> peers) {
     engine_->submit(op);
-    return std::make_unique<staging::OperationWork>(engine_, std::move(op), std::move(peers));
+    return std::make_unique<OperationWork>(engine_, std::move(op), std::move(peers));
   }
 
   bool on_device() const { return engine_->reach() == Reach::device; }
-  /// MPI has no bf16 reduction; it is done in f32 on the host.
-  Reach reach_to_reduce(DType type) const {
-    return type == DType::bf16 ? Reach::host : engine_->reach();
-  }
 
-  void stage(Operation& op, std::span<const std::byte> send, std::span<std::byte> recv,
-             Reach reach) {
+  /// Sets `op.call`, the collective in memory that MPI reaches, and the copies out and in.
+  void stage(Operation& op, const Collective& call, Reach reach) {
+    if (call.kind == Collective::Kind::barrier) return;
     op.reach = reach;
-    if (reach == Reach::device) {
-      op.from = send;
-      op.to = recv;
-      return;
-    }
+    op.call = call;
+    op.send_bytes.assign(call.send_bytes.begin(), call.send_bytes.end());
+    op.recv_bytes.assign(call.recv_bytes.begin(), call.recv_bytes.end());
+    op.call.send_bytes = op.send_bytes;
+    op.call.recv_bytes = op.recv_bytes;
+    if (reach == Reach::device) return;
+    const bool gives = call.kind != Collective::Kind::broadcast || rank() == call.root;
+    const bool takes = call.kind != Collective::Kind::broadcast || rank() != call.root;
+    const std::span<const std::byte> send = call.in_place() ? call.recv : call.send;
     op.sent = Buffer<std::byte>(std::ssize(send), MemorySpace::pinned);
-    op.received = Buffer<std::byte>(std::ssize(recv), MemorySpace::pinned);
-    engine_->out().copy(op.sent.data(), send.data(), send.size());
-    op.results.push_back({op.received.span(), recv});
-    op.from = op.sent.span();
-    op.to = op.received.span();
-  }
-  void stage_in_place(Operation& op, std::span<std::byte> data, bool contributes, Reach reach) {
-    op.reach = reach;
-    if (reach == Reach::device) {
-      op.to = data;
-      return;
-    }
-    op.sent = Buffer<std::byte>(std::ssize(data), MemorySpace::pinned);
-    if (contributes) engine_->out().copy(op.sent.data(), data.data(), data.size());
-    op.results.push_back({op.sent.span(), data});
-    op.to = op.sent.span();
+    if (!call.in_place())
+      op.received = Buffer<std::byte>(std::ssize(call.recv), MemorySpace::pinned);
+    if (gives) engine_->out().copy(op.sent.data(), send.data(), send.size());
+    op.call.send = op.sent.span();
+    op.call.recv = op.result().span();
+    if (takes) op.results.push_back({op.result().span(), call.recv});
   }
 
-  /// Lays out one message per peer, contiguously from `at`; calls each(address, slice) per slice.
-  template <class Slice, class Each>
-  static std::vector<Slice> as_messages(
-      const std::vector<std::pair<int, std::vector<Slice>>>& slices_of_peers, std::byte* at,
-      Each each) {
-    std::vector<Slice> messages;
-    for (const auto& [peer, slices] : slices_of_peers) {
-      messages.push_back({peer, {at, static_cast<size_t>(bytes_of_slices(slices))}});
-      for (const Slice& slice : slices) {
-        each(at, slice);
-        at += slice.data.size();
-      }
-    }
-    return messages;
-  }
-
-  /// Copies the messages of the rank to itself on the device.
-  void copy_own(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
-                std::string_view what) {
-    const auto own = [this](const auto& slices) {
-      auto kept = std::vector(slices.begin(), slices.end());
-      std::erase_if(kept, [this](const auto& slice) { return slice.peer != rank(); });
-      return kept;
-    };
-    for (const auto& copy : coalesce(own(sends), own(recvs), rank(), {}, what).after)
-      engine_->out().copy(copy.to.data(), copy.from.data(), copy.to.size());
-  }
-
-  /// Widens all of `sent` into the last elements of `widened` [count].
-  static void widen(Operation& op, int64_t count) {
-    op.widened = Buffer<float>(count);
+  /// Makes the reduction one of f32: widens what is sent to the end of `widened`, whose beginning
+  /// gets the result.
+  static void widen(Operation& op) {
     const int64_t sent = op.sent.size() / static_cast<int64_t>(sizeof(bf16));
+    const int64_t count = op.call.count();
+    op.widened = Buffer<float>(op.call.in_place() ? count : count + sent);
     const auto* from = reinterpret_cast<const bf16*>(op.sent.data());
-    float* to = op.widened.data() + (count - sent);
+    const std::span<float> all = op.widened.span(), to = all.last(sent);
     for (int64_t i = 0; i < sent; ++i) to[i] = to_float(from[i]);
+    op.call.type = DType::f32;
+    op.call.send = std::as_bytes(to);
+    op.call.recv = std::as_writable_bytes(all.first(count));
   }
-  /// Rounds the first `count` elements of `widened` to bf16.
-  static void narrow(Operation& op, Buffer<std::byte>& result, int64_t count) {
-    auto* to = reinterpret_cast<bf16*>(result.data());
-    for (int64_t i = 0; i < count; ++i) to[i] = to_bf16(op.widened[i]);
+  /// Rounds the result to bf16.
+  static void narrow(Operation& op) {
+    auto* to = reinterpret_cast<bf16*>(op.result().data());
+    for (int64_t i = 0; i < op.call.count(); ++i) to[i] = to_bf16(op.widened[i]);
   }
 
   std::unique_ptr<Communicator> owned_;  ///< null for the first communicator

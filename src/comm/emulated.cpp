@@ -41,14 +41,14 @@ int parse_node(std::string_view value) {
   return ranks;
 }
 
-class DelayedExchange;
+class DelayedWork;
 
 /// A queued release: the byte that tells a rank that a message of an exchange has arrived.
 struct Release {
   double due;
   Communicator* releases;
   int peer;
-  DelayedExchange* owner;
+  DelayedWork* owner;
 };
 constexpr std::byte token{};
 
@@ -60,7 +60,7 @@ class Link {
   explicit Link(const NetworkModel& model) : model_(model) {}
 
   const NetworkModel& model() const { return model_; }
-  void submit(Communicator& releases, int peer, int64_t bytes, DelayedExchange& owner) {
+  void submit(Communicator& releases, int peer, int64_t bytes, DelayedWork& owner) {
     const double due = link_.send(model_, monotonic_seconds(), bytes);
     queue_.push_back({due, &releases, peer, &owner});
   }
@@ -78,7 +78,7 @@ class Link {
       post(r);
   }
   /// Drops the remaining releases of one exchange.
-  void drop(const DelayedExchange& owner) {
+  void drop(const DelayedWork& owner) {
     take([&](const Release& r) { return r.owner == &owner; });
   }
   bool idle() const { return queue_.empty(); }
@@ -110,22 +110,16 @@ class Link {
   std::deque<Release> queue_;
 };
 
-/// Waits like the MPI backend: polls and sleeps, with a WaitScope for the watchdog.
-void wait_for(Work& work, const Link& link, std::string_view what, const std::vector<int>& peers) {
-  if (work.test()) return;
-  const WaitScope scope(what, peers);
-  while (!work.test()) link.pause();
-}
-
-/// An exchange. All its messages are submitted at once; it is complete when the messages to and
-/// from other nodes are released.
-class DelayedExchange final : public Work {
+/// An operation of the real communicator, and the delayed messages of an exchange, which are all
+/// submitted at once: it is complete when those to and from other nodes are released. Waits also
+/// release the messages of other operations, because a peer may need one before it can take part.
+class DelayedWork final : public Work {
  public:
-  DelayedExchange(std::shared_ptr<Link> link, std::string_view what, std::vector<int> peers)
+  DelayedWork(std::shared_ptr<Link> link, std::string_view what, std::vector<int> peers)
       : link_(std::move(link)), what_(what), peers_(std::move(peers)) {}
-  ~DelayedExchange() override { link_->drop(*this); }
-  DelayedExchange(const DelayedExchange&) = delete;
-  DelayedExchange& operator=(const DelayedExchange&) = delete;
+  ~DelayedWork() override { link_->drop(*this); }
+  DelayedWork(const DelayedWork&) = delete;
+  DelayedWork& operator=(const DelayedWork&) = delete;
 
   void add(WorkPtr work) { under_way_.push_back(std::move(work)); }
   void delay(Communicator& releases, int peer, int64_t bytes) {
@@ -150,7 +144,12 @@ class DelayedExchange final : public Work {
     std::erase_if(under_way_, [](const WorkPtr& work) { return work->test(); });
     return unsent_ == 0 && under_way_.empty();
   }
-  void wait() override { wait_for(*this, *link_, what_, peers_); }
+  /// Waits like the MPI backend: polls and sleeps, with a WaitScope for the watchdog.
+  void wait() override {
+    if (test()) return;
+    const WaitScope scope(what_, peers_);
+    while (!test()) link_->pause();
+  }
 
  private:
   std::shared_ptr<Link> link_;
@@ -165,27 +164,6 @@ class DelayedExchange final : public Work {
 void Link::post(const Release& release) {
   release.owner->release(*release.releases, release.peer);
 }
-
-/// An operation of the real communicator. Its waits also release delayed messages, because a peer
-/// may need one of them before it can take part.
-class DrivingWork final : public Work {
- public:
-  DrivingWork(std::shared_ptr<Link> link, WorkPtr work, std::string_view what,
-              std::vector<int> peers)
-      : link_(std::move(link)), work_(std::move(work)), what_(what), peers_(std::move(peers)) {}
-
-  bool test() override {
-    link_->progress();
-    return work_->test();
-  }
-  void wait() override { wait_for(*this, *link_, what_, peers_); }
-
- private:
-  std::shared_ptr<Link> link_;
-  WorkPtr work_;
-  std::string what_;
-  std::vector<int> peers_;
-};
 
 /// World ranks and nodes of a communicator's ranks.
 struct Places {
@@ -245,44 +223,21 @@ class EmulatedCommunicator final : public Communicator {
       peers.push_back(places_.world_ranks[send.peer]);
       if (is_far(send.peer)) delayed[send.peer] += std::ssize(send.data);
     }
-    auto work = std::make_unique<DelayedExchange>(link_, what, std::move(peers));
+    auto work = std::make_unique<DelayedWork>(link_, what, std::move(peers));
     for (const auto& [peer, bytes] : delayed) work->delay(*releases_, peer, bytes);
     work->add(real_.exchange(sends, recvs, stream, what));
     work->expect(*releases_, expected);
     return work;
   }
 
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> recv_bytes, Stream& stream,
-                          std::string_view what) override {
-    return driving(real_.all_gather_v(send, recv, recv_bytes, stream, what), what);
-  }
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
-                          Stream& stream, std::string_view what) override {
-    return driving(real_.all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what), what);
-  }
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
-                            Stream& stream, std::string_view what) override {
-    return driving(real_.reduce_scatter(send, recv, count, type, op, stream, what), what);
-  }
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& stream,
-                        std::string_view what) override {
-    return driving(real_.all_reduce(data, count, type, op, stream, what), what);
-  }
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
-                       std::string_view what) override {
-    return driving(real_.broadcast(data, root, stream, what), what);
-  }
-  WorkPtr do_barrier(Stream& stream, std::string_view what) override {
-    return driving(real_.barrier(stream, what), what);
+  WorkPtr do_collective(const Collective& call, Stream& stream, std::string_view what) override {
+    auto work = std::make_unique<DelayedWork>(link_, what, places_.world_ranks);
+    work->add(real_.collective(call, stream, what));
+    return work;
   }
 
  private:
   bool is_far(int peer) const { return places_.nodes[peer] != places_.nodes[rank()]; }
-  WorkPtr driving(WorkPtr work, std::string_view what) const {
-    return std::make_unique<DrivingWork>(link_, std::move(work), what, places_.world_ranks);
-  }
   /// Releases all delayed messages when due: the real split() blocks without progress.
   void drain() {
     const WaitScope scope("delayed messages before splitting a communicator");

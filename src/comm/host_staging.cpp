@@ -123,72 +123,25 @@ class HostStagingCommunicator final : public Communicator {
     return finish(std::move(mirror), device_.exchange(device_sends, device_recvs, stream_, what));
   }
 
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> recv_bytes, Stream&,
-                          std::string_view what) override {
-    return two_sided(send, recv, [&](auto from, auto to) {
-      return device_.all_gather_v(from, to, recv_bytes, stream_, what);
-    });
-  }
-
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes, Stream&,
-                          std::string_view what) override {
-    return two_sided(send, recv, [&](auto from, auto to) {
-      return device_.all_to_all_v(from, send_bytes, to, recv_bytes, stream_, what);
-    });
-  }
-
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
-                            Stream&, std::string_view what) override {
-    const size_t block = static_cast<size_t>(count) * size_of(type);
-    return two_sided({static_cast<const std::byte*>(send), block * static_cast<size_t>(size())},
-                     {static_cast<std::byte*>(recv), block}, [&](auto from, auto to) {
-                       return device_.reduce_scatter(from.data(), to.data(), count, type, op,
-                                                     stream_, what);
-                     });
-  }
-
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream&,
-                        std::string_view what) override {
-    return in_place({static_cast<std::byte*>(data), static_cast<size_t>(count) * size_of(type)},
-                    [&](std::span<std::byte> there) {
-                      return device_.all_reduce(there.data(), count, type, op, stream_, what);
-                    });
-  }
-
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream&,
-                       std::string_view what) override {
-    return in_place(data, [&](std::span<std::byte> there) {
-      return device_.broadcast(there, root, stream_, what);
-    });
-  }
-
-  WorkPtr do_barrier(Stream&, std::string_view what) override {
-    return finish(Mirror(stream_), device_.barrier(stream_, what));
+  WorkPtr do_collective(const Collective& call, Stream&, std::string_view what) override {
+    Mirror mirror(stream_);
+    if (call.kind == Collective::Kind::barrier)
+      return finish(std::move(mirror), device_.collective(call, stream_, what));
+    if (call.in_place()) {
+      mirror.add_both(call.recv);
+    } else {
+      mirror.add_source(call.send);
+      mirror.add_result(call.recv);
+    }
+    mirror.upload();
+    Collective there = call;
+    if (!call.in_place()) there.send = mirror.source(0);
+    there.recv = mirror.result(0);
+    WorkPtr inner = device_.collective(there, stream_, what);
+    return finish(std::move(mirror), std::move(inner));
   }
 
  private:
-  template <class Operation>
-  WorkPtr two_sided(std::span<const std::byte> send, std::span<std::byte> recv,
-                    Operation operation) {
-    Mirror mirror(stream_);
-    mirror.add_source(send);
-    mirror.add_result(recv);
-    mirror.upload();
-    WorkPtr inner = operation(mirror.source(0), mirror.result(0));
-    return finish(std::move(mirror), std::move(inner));
-  }
-
-  template <class Operation>
-  WorkPtr in_place(std::span<std::byte> data, Operation operation) {
-    Mirror mirror(stream_);
-    mirror.add_both(data);
-    mirror.upload();
-    WorkPtr inner = operation(mirror.result(0));
-    return finish(std::move(mirror), std::move(inner));
-  }
-
   static WorkPtr finish(Mirror mirror, WorkPtr inner) {
     return std::make_unique<HostStagingWork>(std::move(mirror), std::move(inner));
   }

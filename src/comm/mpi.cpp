@@ -241,73 +241,57 @@ class MpiCommunicator final : public Communicator {
     return work;
   }
 
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> recv_bytes, Stream&,
-                          std::string_view what) override {
-    auto work = collective(what);
-    auto& counts = work->keep(to_ints(recv_bytes, what));
-    auto& offsets = work->keep(prefix_sums(counts, what));
-    check_mpi(MPI_Iallgatherv(send.data(), to_int(std::ssize(send), what), MPI_BYTE, recv.data(),
-                              counts.data(), offsets.data(), MPI_BYTE, comm_, work->add()),
-              "MPI_Iallgatherv");
-    return work;
-  }
-
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes, Stream&,
-                          std::string_view what) override {
-    auto work = collective(what);
-    auto& send_counts = work->keep(to_ints(send_bytes, what));
-    auto& send_offsets = work->keep(prefix_sums(send_counts, what));
-    auto& recv_counts = work->keep(to_ints(recv_bytes, what));
-    auto& recv_offsets = work->keep(prefix_sums(recv_counts, what));
-    check_mpi(
-        MPI_Ialltoallv(send.data(), send_counts.data(), send_offsets.data(), MPI_BYTE, recv.data(),
-                       recv_counts.data(), recv_offsets.data(), MPI_BYTE, comm_, work->add()),
-        "MPI_Ialltoallv");
-    return work;
-  }
-
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
-                            Stream&, std::string_view what) override {
-    auto work = collective(what);
-    check_mpi(MPI_Ireduce_scatter_block(send, recv, to_int(count, what), mpi_type(type),
-                                        mpi_op(op, type), comm_, work->add()),
-              "MPI_Ireduce_scatter_block");
-    return work;
-  }
-
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream&,
-                        std::string_view what) override {
-    auto work = collective(what);
-    check_mpi(MPI_Iallreduce(MPI_IN_PLACE, data, to_int(count, what), mpi_type(type),
-                             mpi_op(op, type), comm_, work->add()),
-              "MPI_Iallreduce");
-    return work;
-  }
-
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream&,
-                       std::string_view what) override {
-    auto work = collective(what);
-    check_mpi(
-        MPI_Ibcast(data.data(), to_int(std::ssize(data), what), MPI_BYTE, root, comm_, work->add()),
-        "MPI_Ibcast");
-    return work;
-  }
-
-  WorkPtr do_barrier(Stream&, std::string_view what) override {
-    auto work = collective(what);
-    check_mpi(MPI_Ibarrier(comm_, work->add()), "MPI_Ibarrier");
+  WorkPtr do_collective(const Collective& call, Stream&, std::string_view what) override {
+    auto work = std::make_unique<MpiWork>(what, world_ranks_, pause_);
+    work->reserve(1);
+    work->reserve_kept(4);
+    MPI_Request* const request = work->add();
+    const void* const send = call.send.data();
+    void* const recv = call.recv.data();
+    using Kind = Collective::Kind;
+    switch (call.kind) {
+      case Kind::all_gather: {
+        const std::vector<int>& counts = work->keep(to_ints(call.recv_bytes, what));
+        const std::vector<int>& offsets = work->keep(prefix_sums(counts, what));
+        check_mpi(MPI_Iallgatherv(send, to_int(std::ssize(call.send), what), MPI_BYTE, recv,
+                                  counts.data(), offsets.data(), MPI_BYTE, comm_, request),
+                  "MPI_Iallgatherv");
+        break;
+      }
+      case Kind::all_to_all: {
+        const std::vector<int>& sent = work->keep(to_ints(call.send_bytes, what));
+        const std::vector<int>& sent_from = work->keep(prefix_sums(sent, what));
+        const std::vector<int>& received = work->keep(to_ints(call.recv_bytes, what));
+        const std::vector<int>& received_at = work->keep(prefix_sums(received, what));
+        check_mpi(MPI_Ialltoallv(send, sent.data(), sent_from.data(), MPI_BYTE, recv,
+                                 received.data(), received_at.data(), MPI_BYTE, comm_, request),
+                  "MPI_Ialltoallv");
+        break;
+      }
+      case Kind::reduce_scatter:
+        check_mpi(
+            MPI_Ireduce_scatter_block(send, recv, to_int(call.count(), what), mpi_type(call.type),
+                                      mpi_op(call.op, call.type), comm_, request),
+            "MPI_Ireduce_scatter_block");
+        break;
+      case Kind::all_reduce:
+        check_mpi(MPI_Iallreduce(MPI_IN_PLACE, recv, to_int(call.count(), what),
+                                 mpi_type(call.type), mpi_op(call.op, call.type), comm_, request),
+                  "MPI_Iallreduce");
+        break;
+      case Kind::broadcast:
+        check_mpi(MPI_Ibcast(recv, to_int(std::ssize(call.recv), what), MPI_BYTE, call.root, comm_,
+                             request),
+                  "MPI_Ibcast");
+        break;
+      case Kind::barrier:
+        check_mpi(MPI_Ibarrier(comm_, request), "MPI_Ibarrier");
+        break;
+    }
     return work;
   }
 
  private:
-  std::unique_ptr<MpiWork> collective(std::string_view what) const {
-    auto work = std::make_unique<MpiWork>(what, world_ranks_, pause_);
-    work->reserve(1);
-    work->reserve_kept(4);
-    return work;
-  }
   static std::vector<int> to_ints(std::span<const int64_t> values, std::string_view what) {
     std::vector<int> result;
     for (int64_t value : values) result.push_back(to_int(value, what));

@@ -3,17 +3,15 @@
 #include <sched.h>
 
 #include <algorithm>
-#include <array>
 #include <cstdlib>
-#include <cstring>
 #include <optional>
 #include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
 #include "comm/cuda_copy_spans.hpp"
+#include "comm/cuda_device.hpp"
 #include "comm/nccl_channel.hpp"
-#include "comm/nccl_memory.hpp"
 #include "comm/nccl_version.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
@@ -136,7 +134,12 @@ class NcclCommunicator final : public Communicator {
       };
       HostStream host;
       copy(least.data(), &own);
-      do_all_reduce(least.data(), 1, DType::i64, ReduceOp::min, host, "a window")->wait();
+      do_collective({.kind = Collective::Kind::all_reduce,
+                     .recv = std::as_writable_bytes(least.span()),
+                     .type = DType::i64,
+                     .op = ReduceOp::min},
+                    host, "a window")
+          ->wait();
       copy(&own, least.data());
       GYRE_CHECK_CUDA(cudaStreamSynchronize(stream));
       return own;
@@ -167,66 +170,8 @@ class NcclCommunicator final : public Communicator {
     return submit(stream, what, std::move(peers), [&] { exchange_slices(sends, recvs, what); });
   }
 
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> recv_bytes, Stream& stream,
-                          std::string_view what) override {
-    return submit(stream, what, channel_->world_ranks, [&] {
-      const auto differs = [&](int64_t bytes) { return bytes != recv_bytes[0]; };
-      if (std::none_of(recv_bytes.begin(), recv_bytes.end(), differs)) {
-        GYRE_CHECK_NCCL(*channel_, ncclAllGather(send.data(), recv.data(), send.size(), ncclUint8,
-                                                 channel_->comm, channel_->stream()));
-        return;
-      }
-      std::vector<SendSlice> sends;
-      for (int peer = 0; peer < size(); ++peer) sends.push_back({peer, send});
-      exchange_slices(sends, receive_blocks(recv, recv_bytes), what);
-    });
-  }
-
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
-                          Stream& stream, std::string_view what) override {
-    return submit(stream, what, channel_->world_ranks, [&] {
-      std::vector<SendSlice> sends;
-      size_t begin = 0;
-      for (int peer = 0; peer < size(); ++peer) {
-        const size_t bytes = send_bytes[peer];
-        sends.push_back({peer, send.subspan(begin, bytes)});
-        begin += bytes;
-      }
-      exchange_slices(sends, receive_blocks(recv, recv_bytes), what);
-    });
-  }
-
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
-                            Stream& stream, std::string_view what) override {
-    return submit(stream, what, channel_->world_ranks, [&] {
-      GYRE_CHECK_NCCL(*channel_,
-                      ncclReduceScatter(send, recv, static_cast<size_t>(count), nccl_type(type),
-                                        nccl_op(op), channel_->comm, channel_->stream()));
-    });
-  }
-
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& stream,
-                        std::string_view what) override {
-    return submit(stream, what, channel_->world_ranks, [&] {
-      GYRE_CHECK_NCCL(*channel_,
-                      ncclAllReduce(data, data, static_cast<size_t>(count), nccl_type(type),
-                                    nccl_op(op), channel_->comm, channel_->stream()));
-    });
-  }
-
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
-                       std::string_view what) override {
-    return submit(stream, what, channel_->world_ranks, [&] {
-      GYRE_CHECK_NCCL(*channel_, ncclBroadcast(data.data(), data.data(), data.size(), ncclUint8,
-                                               root, channel_->comm, channel_->stream()));
-    });
-  }
-
-  /// NCCL has no barrier. A reduction completes only after every rank has contributed.
-  WorkPtr do_barrier(Stream& stream, std::string_view what) override {
-    return do_all_reduce(channel_->flag.data(), 1, DType::i32, ReduceOp::max, stream, what);
+  WorkPtr do_collective(const Collective& call, Stream& stream, std::string_view what) override {
+    return submit(stream, what, channel_->world_ranks, [&] { issue(call, what); });
   }
 
  private:
@@ -249,6 +194,50 @@ class NcclCommunicator final : public Communicator {
     return std::make_unique<NcclWork>(channel_, caller, stream.recording(), what, std::move(peers));
   }
 
+  void issue(const Collective& call, std::string_view what) {
+    const ncclComm_t comm = channel_->comm;
+    const cudaStream_t stream = channel_->stream();
+    const std::span<const std::byte> send = call.send;
+    const std::span<std::byte> recv = call.recv;
+    using Kind = Collective::Kind;
+    switch (call.kind) {
+      case Kind::all_gather:
+        if (std::ranges::count(call.recv_bytes, call.recv_bytes[0]) == size()) {
+          GYRE_CHECK_NCCL(*channel_, ncclAllGather(send.data(), recv.data(), send.size(), ncclUint8,
+                                                   comm, stream));
+        } else {
+          std::vector<SendSlice> sends;
+          for (int peer = 0; peer < size(); ++peer) sends.push_back({peer, send});
+          exchange_slices(sends, blocks_of<RecvSlice>(recv, call.recv_bytes), what);
+        }
+        break;
+      case Kind::all_to_all:
+        exchange_slices(blocks_of<SendSlice>(send, call.send_bytes),
+                        blocks_of<RecvSlice>(recv, call.recv_bytes), what);
+        break;
+      case Kind::reduce_scatter:
+        GYRE_CHECK_NCCL(*channel_, ncclReduceScatter(
+                                       send.data(), recv.data(), static_cast<size_t>(call.count()),
+                                       nccl_type(call.type), nccl_op(call.op), comm, stream));
+        break;
+      case Kind::all_reduce:
+        GYRE_CHECK_NCCL(*channel_,
+                        ncclAllReduce(recv.data(), recv.data(), static_cast<size_t>(call.count()),
+                                      nccl_type(call.type), nccl_op(call.op), comm, stream));
+        break;
+      case Kind::broadcast:
+        GYRE_CHECK_NCCL(*channel_, ncclBroadcast(recv.data(), recv.data(), recv.size(), ncclUint8,
+                                                 call.root, comm, stream));
+        break;
+      case Kind::barrier: {
+        // NCCL has no barrier. A reduction completes only after every rank has contributed.
+        int32_t* const flag = channel_->flag.data();
+        GYRE_CHECK_NCCL(*channel_, ncclAllReduce(flag, flag, 1, ncclInt32, ncclMax, comm, stream));
+        break;
+      }
+    }
+  }
+
   /// Messages to other ranks form one NCCL group, one message per peer, because NCCL's sends and
   /// receives must match in length. Messages to this rank are copies on the device.
   void exchange_slices(std::span<const SendSlice> sends, std::span<const RecvSlice> recvs,
@@ -264,14 +253,13 @@ class NcclCommunicator final : public Communicator {
     cuda_copy_spans(exchange.after, channel_->stream());
   }
 
-  static std::vector<RecvSlice> receive_blocks(std::span<std::byte> recv,
-                                               std::span<const int64_t> recv_bytes) {
-    std::vector<RecvSlice> blocks;
-    size_t begin = 0;
-    for (int peer = 0; peer < std::ssize(recv_bytes); ++peer) {
-      const size_t bytes = recv_bytes[peer];
-      blocks.push_back({peer, recv.subspan(begin, bytes)});
-      begin += bytes;
+  /// Slices of data that is packed in rank order.
+  template <class Slice, class Byte>
+  static std::vector<Slice> blocks_of(std::span<Byte> data, std::span<const int64_t> bytes) {
+    std::vector<Slice> blocks;
+    for (const int64_t size : bytes) {
+      blocks.push_back({static_cast<int>(blocks.size()), data.first(size)});
+      data = data.subspan(size);
     }
     return blocks;
   }
@@ -279,43 +267,22 @@ class NcclCommunicator final : public Communicator {
   std::shared_ptr<Channel> channel_;
 };
 
-/// Identity of a rank's device. An index would not do: launchers renumber devices per rank.
-struct DeviceClaim {
-  std::array<char, 16> uuid{};
-  std::array<char, 64> host{};
-  bool operator==(const DeviceClaim&) const = default;
-};
-
-DeviceClaim claim_device() {
-  std::string why;
-  if (usable_cuda_devices(&why) == 0)
-    throw_runtime("no usable CUDA device on host {}: {}", host_name(), why);
-  DeviceClaim claim;
-  int device = 0;
-  cudaDeviceProp properties{};
-  GYRE_CHECK_CUDA(cudaGetDevice(&device));
-  GYRE_CHECK_CUDA(cudaGetDeviceProperties(&properties, device));
-  std::memcpy(claim.uuid.data(), properties.uuid.bytes, claim.uuid.size());
-  host_name().copy(claim.host.data(), claim.host.size() - 1);
-  return claim;
-}
-
 void require_devices(Communicator& host) {
-  DeviceClaim mine;
-  run_agreed(host, "preparing the GPU", [&] { mine = claim_device(); });
-  std::vector<DeviceClaim> claims(host.size());
-  HostStream stream;
-  host.all_gather(bytes_of(std::span<const DeviceClaim>(&mine, 1)),
-                  writable_bytes_of(std::span<DeviceClaim>(claims)), stream, "devices of the ranks")
-      ->wait();
+  const std::vector<RankDevice> devices = devices_of_ranks(host, [](int) {
+    int device = 0;
+    GYRE_CHECK_CUDA(cudaGetDevice(&device));
+    return device;
+  });
   run_agreed(host, "preparing the GPU", [&] {
-    const auto first = std::find(claims.begin(), claims.end(), mine) - claims.begin();
-    if (first == host.rank() || nccl_shares_gpus()) return;
+    const RankDevice& mine = devices[host.rank()];
+    const auto first =
+        std::ranges::find_if(devices, [&](const auto& other) { return same_device(other, mine); });
+    if (first->rank == host.rank() || nccl_shares_gpus()) return;
     throw_runtime(
         "ranks {} and {} on host {} have one CUDA device; NCCL takes several ranks on one from "
         "version 2.30 on, with NCCL_MULTI_RANK_GPU_ENABLE=1 in the environment, and staged "
         "communication always does",
-        first, host.rank(), host_name());
+        first->rank, host.rank(), host_name());
   });
 }
 

@@ -5,6 +5,7 @@
 #include <nccl.h>
 
 #include <cstddef>
+#include <functional>
 #include <memory>
 #include <span>
 #include <string_view>
@@ -73,6 +74,13 @@ struct Channel {
 };
 
 #define GYRE_CHECK_NCCL(channel, call) (channel).check((call), #call, __FILE__, __LINE__)
+
+/// Registers a symmetric window (NCCL 2.27) of the communicator on `memory`, valid while the result
+/// lives. Returns nullptr on all ranks if one has another size or `memory` is not the beginning of
+/// a block of ncclMemAlloc. `least` returns the minimum over all ranks. Collective.
+std::shared_ptr<void> register_nccl_window(const std::shared_ptr<Channel>& channel,
+                                           std::span<std::byte> memory,
+                                           const std::function<int64_t(int64_t)>& least);
 
 /// Point-to-point calls that start together. An error is thrown after the group is closed, because
 /// a communicator cannot be aborted while a group is open.

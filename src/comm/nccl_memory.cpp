@@ -1,9 +1,8 @@
-#include "comm/nccl_memory.hpp"
-
 #include <unordered_set>
 #include <utility>
 
 #include "comm/nccl.hpp"
+#include "comm/nccl_channel.hpp"
 #include "runtime/cuda_memory.hpp"
 
 namespace gyre {

@@ -65,31 +65,10 @@ class LoggedCommunicator final : public Communicator {
     return std::make_unique<LoggedWork>(inner_.exchange(sends, recvs, stream, what),
                                         std::string(what), log_);
   }
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> bytes, Stream& stream,
-                          std::string_view what) override {
-    return inner_.all_gather_v(send, recv, bytes, stream, what);
-  }
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes,
-                          Stream& stream, std::string_view what) override {
-    return inner_.all_to_all_v(send, send_bytes, recv, recv_bytes, stream, what);
-  }
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
-                            Stream& stream, std::string_view what) override {
-    return inner_.reduce_scatter(send, recv, count, type, op, stream, what);
-  }
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& stream,
-                        std::string_view what) override {
-    log_.events.push_back("reduce " + std::string(what));
-    return inner_.all_reduce(data, count, type, op, stream, what);
-  }
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& stream,
-                       std::string_view what) override {
-    return inner_.broadcast(data, root, stream, what);
-  }
-  WorkPtr do_barrier(Stream& stream, std::string_view what) override {
-    return inner_.barrier(stream, what);
+  WorkPtr do_collective(const Collective& call, Stream& stream, std::string_view what) override {
+    if (call.kind == Collective::Kind::all_reduce)
+      log_.events.push_back("reduce " + std::string(what));
+    return inner_.collective(call, stream, what);
   }
 
  private:

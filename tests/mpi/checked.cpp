@@ -36,34 +36,10 @@ class FaultyCommunicator final : public Communicator {
     real_.exchange(sends, recvs, s, what)->wait();
     return flip(recvs.empty() ? std::span<std::byte>() : recvs.back().data);
   }
-  WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                          std::span<const int64_t> bytes, Stream& s,
-                          std::string_view what) override {
-    real_.all_gather_v(send, recv, bytes, s, what)->wait();
-    return flip(recv);
+  WorkPtr do_collective(const Collective& call, Stream& s, std::string_view what) override {
+    real_.collective(call, s, what)->wait();
+    return call.kind == Collective::Kind::barrier ? completed_work() : flip(call.recv);
   }
-  WorkPtr do_all_to_all_v(std::span<const std::byte> send, std::span<const int64_t> send_bytes,
-                          std::span<std::byte> recv, std::span<const int64_t> recv_bytes, Stream& s,
-                          std::string_view what) override {
-    real_.all_to_all_v(send, send_bytes, recv, recv_bytes, s, what)->wait();
-    return flip(recv);
-  }
-  WorkPtr do_reduce_scatter(const void* send, void* recv, int64_t count, DType type, ReduceOp op,
-                            Stream& s, std::string_view what) override {
-    real_.reduce_scatter(send, recv, count, type, op, s, what)->wait();
-    return flip({static_cast<std::byte*>(recv), count * size_of(type)});
-  }
-  WorkPtr do_all_reduce(void* data, int64_t count, DType type, ReduceOp op, Stream& s,
-                        std::string_view what) override {
-    real_.all_reduce(data, count, type, op, s, what)->wait();
-    return flip({static_cast<std::byte*>(data), count * size_of(type)});
-  }
-  WorkPtr do_broadcast(std::span<std::byte> data, int root, Stream& s,
-                       std::string_view what) override {
-    real_.broadcast(data, root, s, what)->wait();
-    return flip(data);
-  }
-  WorkPtr do_barrier(Stream& s, std::string_view what) override { return real_.barrier(s, what); }
 
  private:
   WorkPtr flip(std::span<std::byte> arrived) {
@@ -232,32 +208,14 @@ TEST(Agreement, AStatusThatNoRankCanHaveIsAnError) {
                         std::string_view) override {
       return completed_work();
     }
-    WorkPtr do_all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
-                            std::span<const int64_t> bytes, Stream& s,
-                            std::string_view what) override {
-      world().all_gather_v(send, recv, bytes, s, what)->wait();
+    WorkPtr do_collective(const Collective& call, Stream& s, std::string_view what) override {
+      const bool gathers = call.kind == Collective::Kind::all_gather;
+      if (gathers) world().collective(call, s, what)->wait();
       const int64_t status = 256;
-      std::memcpy(recv.data() + recv.size() - 8, &status, 8);
+      if (gathers || call.kind == Collective::Kind::all_reduce)
+        std::memcpy(call.recv.data() + call.recv.size() - 8, &status, 8);
       return completed_work();
     }
-    WorkPtr do_all_to_all_v(std::span<const std::byte>, std::span<const int64_t>,
-                            std::span<std::byte>, std::span<const int64_t>, Stream&,
-                            std::string_view) override {
-      return completed_work();
-    }
-    WorkPtr do_reduce_scatter(const void*, void*, int64_t, DType, ReduceOp, Stream&,
-                              std::string_view) override {
-      return completed_work();
-    }
-    WorkPtr do_all_reduce(void* data, int64_t, DType, ReduceOp, Stream&,
-                          std::string_view) override {
-      *static_cast<int64_t*>(data) = 256;
-      return completed_work();
-    }
-    WorkPtr do_broadcast(std::span<std::byte>, int, Stream&, std::string_view) override {
-      return completed_work();
-    }
-    WorkPtr do_barrier(Stream&, std::string_view) override { return completed_work(); }
   } liar;
   const auto message_of = [](const std::function<void()>& work) {
     try {
