@@ -17,15 +17,12 @@ struct AttentionParts {
 void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a, int64_t tokens,
                     AttentionParts& parts) {
   const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
-  const auto open = [&](const char* path, const h5::Shape& shape) {
-    return reader.is_there(path) ? reader.reals(path, shape) : std::nullopt;
-  };
-  parts.out = open("/reference/out", queries);
-  parts.lse = open("/reference/lse", {tokens, a.heads});
-  parts.d_q = open("/reference/d_q", queries);
-  parts.d_k = open("/reference/d_k", keys);
-  parts.d_v = open("/reference/d_v", keys);
-  parts.d_sinks = open("/reference/d_sinks", {a.heads});
+  parts.out = reader.reals_if("/reference/out", queries);
+  parts.lse = reader.reals_if("/reference/lse", {tokens, a.heads});
+  parts.d_q = reader.reals_if("/reference/d_q", queries);
+  parts.d_k = reader.reals_if("/reference/d_k", keys);
+  parts.d_v = reader.reals_if("/reference/d_v", keys);
+  parts.d_sinks = reader.reals_if("/reference/d_sinks", {a.heads});
   if (parts.d_sinks && !reader.is_there("/attention/sinks"))
     reader.errors().add(
         "/reference/d_sinks is there, and '/attention/sinks', which it is of, is not");
@@ -77,8 +74,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
         a.heads, a.kv_heads);
   parts.v = reader.reals("/attention/v", {tokens, a.kv_heads, a.head_dim});
   parts.d_out = reader.reals("/attention/d_out", {tokens, a.heads, a.head_dim});
-  if (reader.is_there("/attention/sinks"))
-    parts.sinks = reader.reals("/attention/sinks", {a.heads});
+  parts.sinks = reader.reals_if("/attention/sinks", {a.heads});
   if (a.mask == "regions")
     parts.regions = reader.integers("/attention/regions", {-1, attention_region_columns});
   else if (reader.is_there("/attention/regions"))

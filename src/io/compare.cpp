@@ -40,8 +40,8 @@ std::string index_text(int64_t flat, const h5::Shape& shape) {
 }
 
 /// Calls visit(index of the first element, slab) for blocks of whole rows of a dataset.
-template <class KeyRange>
-void for_each_block(const h5::Shape& shape, const KeyRange& visit) {
+template <class Visit>
+void for_each_block(const h5::Shape& shape, const Visit& visit) {
   const int64_t total = h5::elements_of(shape);
   if (total == 0) return;
   h5::Slab block{h5::Shape(shape.size(), 0), shape};

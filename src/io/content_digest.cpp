@@ -79,15 +79,9 @@ class Walk {
   }
 
   void add_attributes(const Object& object) {
-    std::vector<std::string> names;
-    const auto collect = [](hid_t, const char* name, const H5A_info_t*, void* data) -> herr_t {
-      static_cast<std::vector<std::string>*>(data)->push_back(name);
-      return 0;
-    };
-    check(H5Aiterate2(object.id, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names),
-          "list the attributes of " + described(object.path));
+    std::vector<std::string> names =
+        detail::names_of_attributes(object.id, "list the attributes of " + described(object.path));
     if (object.path == "/") std::erase(names, content_attribute);
-    std::sort(names.begin(), names.end());
     add_number(std::ssize(names));
     for (const std::string& name : names) {
       add(name);
@@ -103,14 +97,8 @@ class Walk {
   }
 
   void add_links(const Object& group) {
-    std::vector<std::string> names;
-    const auto collect = [](hid_t, const char* name, const H5L_info_t*, void* data) -> herr_t {
-      static_cast<std::vector<std::string>*>(data)->push_back(name);
-      return 0;
-    };
-    check(H5Literate(group.id, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect, &names),
-          "list " + described(group.path));
-    std::sort(names.begin(), names.end());
+    const std::vector<std::string> names =
+        detail::names_of_links(group.id, "list " + described(group.path));
     add_number(std::ssize(names));
     for (const std::string& name : names) {
       add(name);

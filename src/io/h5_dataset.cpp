@@ -6,10 +6,10 @@
 #include <numeric>
 
 #include "comm/agree.hpp"
+#include "comm/collective.hpp"
 #include "core/bf16.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
-#include "io/collective.hpp"
 #include "io/h5_support.hpp"
 #include "io/reading.hpp"
 

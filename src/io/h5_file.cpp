@@ -13,7 +13,6 @@
 #include "core/index.hpp"
 #include "io/h5_support.hpp"
 #include "io/reading.hpp"
-#include "io/trial_reading.hpp"
 
 namespace gyre::h5 {
 namespace {

@@ -55,13 +55,6 @@ std::string value_of(hid_t group, const std::string& name, const H5L_info_t& inf
       path, file, target, object);
 }
 
-/// Callback for H5Literate and H5Aiterate2, whose third arguments differ.
-template <class Info>
-herr_t collect_name(hid_t, const char* name, const Info*, void* data) {
-  static_cast<std::vector<std::string>*>(data)->push_back(name);
-  return 0;
-}
-
 }  // namespace
 
 Handle File::find(const std::string& path) const {
@@ -108,24 +101,16 @@ std::vector<std::string> File::links_of(const std::string& group) const {
   const std::string what = fmt::format("list '{}' of '{}'", group, path_);
   const Reading scope(what, path_);
   const Handle here = find(group);
-  std::vector<std::string> names;
-  if (here.valid() && H5Iget_type(here.get()) == H5I_GROUP)
-    detail::check(H5Literate(here.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr,
-                             collect_name<H5L_info_t>, &names),
-                  what);
-  return names;
+  if (!here.valid() || H5Iget_type(here.get()) != H5I_GROUP) return {};
+  return detail::names_of_links(here.get(), what);
 }
 
 std::vector<std::string> File::attributes_of(const std::string& object) const {
   const std::string what = fmt::format("list the attributes of '{}' of '{}'", object, path_);
   const Reading scope(what, path_);
   const Handle here = find(object);
-  std::vector<std::string> names;
-  if (here.valid())
-    detail::check(H5Aiterate2(here.get(), H5_INDEX_NAME, H5_ITER_INC, nullptr,
-                              collect_name<H5A_info_t>, &names),
-                  what);
-  return names;
+  if (!here.valid()) return {};
+  return detail::names_of_attributes(here.get(), what);
 }
 
 bool File::has_group(const std::string& path) const {

@@ -35,6 +35,34 @@ void fail(const std::string& what) {
   throw_runtime("{}", failure_text(what));
 }
 
+namespace {
+
+/// Callback for H5Literate and H5Aiterate2, whose third arguments differ.
+template <class Info>
+herr_t collect_name(hid_t, const char* name, const Info*, void* data) {
+  static_cast<std::vector<std::string>*>(data)->push_back(name);
+  return 0;
+}
+
+}  // namespace
+
+std::vector<std::string> names_of_links(hid_t group, const std::string& what) {
+  std::vector<std::string> names;
+  check(H5Literate(group, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect_name<H5L_info_t>, &names),
+        what);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
+std::vector<std::string> names_of_attributes(hid_t object, const std::string& what) {
+  std::vector<std::string> names;
+  check(
+      H5Aiterate2(object, H5_INDEX_NAME, H5_ITER_NATIVE, nullptr, collect_name<H5A_info_t>, &names),
+      what);
+  std::sort(names.begin(), names.end());
+  return names;
+}
+
 hid_t native_type(DType type) {
   switch (type) {
     case DType::f32:

@@ -17,6 +17,14 @@ namespace gyre::h5 {
 /// Objects nested deeper are not listed: each is opened from the root.
 inline constexpr std::ptrdiff_t max_group_levels = 64;
 
+/// Reads a file in a child process, because HDF5 1.10 trusts sizes and addresses in a file: about
+/// one in a hundred files with a changed byte makes it crash or corrupt the program's memory. A
+/// crash is a runtime error that names the file. Every object and attribute is read, and every
+/// dataset unless the file is large. A file that has not changed since is not read again. A wrong
+/// digest of the contents is a runtime error as well (io/content_digest.hpp). Call it before
+/// opening the file. Serial.
+void try_reading(const std::string& path);
+
 }  // namespace gyre::h5
 
 namespace gyre::h5::detail {
@@ -38,6 +46,10 @@ T check(T result, const std::string& what) {
   if (result < 0) fail(what);
   return result;
 }
+
+/// Names of a group's links, or of an object's attributes, sorted. `what` is for errors.
+std::vector<std::string> names_of_links(hid_t group, const std::string& what);
+std::vector<std::string> names_of_attributes(hid_t object, const std::string& what);
 
 hid_t native_type(DType type);
 /// HDF5 type of a StoredType. A runtime error if the description is invalid.

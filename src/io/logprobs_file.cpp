@@ -116,12 +116,12 @@ void open_linear(SchemaReader& reader, LogprobsFile& f, int64_t tokens, Logprobs
 void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
   const char *ids = "/logprobs/ids", *teacher = "/logprobs/teacher",
              *values = "/logprobs/teacher_values";
-  if (reader.is_there(ids)) parts.ids = reader.integers(ids, {tokens, -1});
+  parts.ids = reader.integers_if(ids, {tokens, -1});
   if (parts.ids) f.picks = parts.ids->shape()[1];
   if (parts.ids && f.picks < 1)
     reader.errors().add("{} is {}; it needs an id for each token", ids,
                         h5::to_string(parts.ids->shape()));
-  if (reader.is_there(teacher)) parts.teacher = reader.reals(teacher, {tokens, f.columns});
+  parts.teacher = reader.reals_if(teacher, {tokens, f.columns});
   if (!reader.is_there(values)) return;
   if (!reader.is_there(ids))
     reader.errors().add("{} is there, and '{}', which it is of, is not", values, ids);
@@ -133,8 +133,7 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
   SchemaReader reader(file, logprobs_schema);
   check_attributes(reader, f);
   LogprobsParts parts;
-  if (reader.is_there("/logprobs/offsets"))
-    parts.offsets = reader.integers("/logprobs/offsets", {-1});
+  parts.offsets = reader.integers_if("/logprobs/offsets", {-1});
   parts.logits = reader.reals("/logprobs/logits", {-1, -1});
   int64_t tokens = -1;  // -1 matches any extent until the number is known
   f.columns = -1;
@@ -145,11 +144,9 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
                           h5::to_string(parts.logits->shape()), f.vocab_size);
   }
   parts.targets = reader.integers("/logprobs/targets", {tokens});
-  if (reader.is_there("/logprobs/d_value"))
-    parts.d_value = reader.reals("/logprobs/d_value", {tokens});
-  if (reader.is_there("/logprobs/d_logprobs"))
-    parts.d_logprobs =
-        reader.reals("/logprobs/d_logprobs", shape_of(LogprobsShape::vocab, f, tokens, 0));
+  parts.d_value = reader.reals_if("/logprobs/d_value", {tokens});
+  parts.d_logprobs =
+      reader.reals_if("/logprobs/d_logprobs", shape_of(LogprobsShape::vocab, f, tokens, 0));
   open_ids(reader, f, tokens, parts);
   open_linear(reader, f, tokens, parts);
   if (file.has_group(answers_group)) {

@@ -22,8 +22,8 @@ std::string path_of_extra(const std::string& name) {
 }
 
 /// Calls visit(name, item_bytes) for each extra aligned to slots.
-template <class KeyRange>
-void for_each_slot_extra(const PackedHeader& header, const KeyRange& visit) {
+template <class Visit>
+void for_each_slot_extra(const PackedHeader& header, const Visit& visit) {
   for (const auto& [name, stored] : header.extras)
     if (stored.extra.aligned == Extra::Aligned::slots) visit(name, stored.extra.item_bytes);
 }

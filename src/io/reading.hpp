@@ -9,7 +9,7 @@
 namespace gyre::h5 {
 
 /// Scope in which the main thread reads a file by HDF5. The watchdog can end the read. If a file
-/// that passed the trial (io/trial_reading.hpp) makes HDF5 crash, the file's name is printed and
+/// that passed the trial (try_reading) makes HDF5 crash, the file's name is printed and
 /// the program ends with exit code 3, since its memory can no longer be trusted. Outside of these
 /// scopes signals keep their previous handlers. Scopes nest.
 class Reading {

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "comm/agree.hpp"
-#include "io/collective.hpp"
+#include "comm/collective.hpp"
 
 namespace gyre {
 namespace {
@@ -136,12 +136,9 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
   reference.generator = reader.text("/reference", "generator", "");
   const int64_t predictions = prediction_offsets(documents.offsets).back();
   ReferenceParts parts;
-  if (reader.is_there("/reference/offsets"))
-    parts.offsets = reader.integers("/reference/offsets", {documents.count() + 1});
-  if (reader.is_there("/reference/logprob"))
-    parts.logprob = reader.reals("/reference/logprob", {predictions});
-  if (reader.is_there("/reference/entropy"))
-    parts.entropy = reader.reals("/reference/entropy", {predictions});
+  parts.offsets = reader.integers_if("/reference/offsets", {documents.count() + 1});
+  parts.logprob = reader.reals_if("/reference/logprob", {predictions});
+  parts.entropy = reader.reals_if("/reference/entropy", {predictions});
   if (reader.is_there("/reference/hidden")) {
     reference.has_hidden = true;
     const auto hidden = reader.reals("/reference/hidden", {-1, documents.total(), -1});

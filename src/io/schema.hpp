@@ -48,6 +48,13 @@ class SchemaReader {
                                      const h5::Shape& shape);
   /// Whether an object of this name exists: then an optional dataset must be valid.
   bool is_there(const std::string& path) const;
+  /// As reals() and integers(), if the object exists.
+  std::optional<h5::Dataset> reals_if(const std::string& path, const h5::Shape& shape) {
+    return is_there(path) ? reals(path, shape) : std::nullopt;
+  }
+  std::optional<h5::Dataset> integers_if(const std::string& path, const h5::Shape& shape) {
+    return is_there(path) ? integers(path, shape) : std::nullopt;
+  }
   /// As dataset(), for reals of any type.
   std::optional<h5::Dataset> reals(const std::string& path, const h5::Shape& shape);
   /// As dataset(), for integers of any width.

@@ -5,9 +5,7 @@
 #include <algorithm>
 #include <cctype>
 #include <cmath>
-#include <cstring>
 #include <map>
-#include <optional>
 #include <sstream>
 
 #include "core/error.hpp"
@@ -55,69 +53,37 @@ constexpr std::pair<const char*, const char*> tables[] = {
 };
 constexpr const char* names_of_all = "/ @schema @schema_version @content_sha256? /provenance *";
 
-/// A modifier of the computation: whole words of its name, and the number, if any, that turns it
-/// off. The names are those of FlashAttention, FlexAttention, transformers, vLLM, Megatron and
-/// Gyre's other formats.
+/// Modifiers of the computation: whole words of their names, and the number, if any, that turns
+/// them off. The names are those of FlashAttention, FlexAttention, transformers, vLLM, Megatron and
+/// Gyre's other formats. First those of attention scores and masks, then those of distributions
+/// over a vocabulary and of sampling.
+constexpr const char* modifier_table =
+    "softcap=0 soft_cap=0 softcapping=0 logit_cap=0 alibi bias relative_position dropout=0 "
+    "dropout_p=0 scale scaling sm_scale qk_norm q_norm k_norm rope rotary sink sinks window "
+    "window_size regions mask mask_mod score_mod causal is_causal chunk_size=0 cu_seqlens "
+    "segment_ids "
+    "temperature=1 temperatures top_k=0 top_p=1 top_a=0 min_p=0 typical_p=1 top_n_sigma=0 "
+    "epsilon_cutoff=0 eta_cutoff=0 repetition_penalty=1 penalty=0 penalties "
+    "no_repeat_ngram_size=0 bad_words_ids suppress_tokens allowed_token_ids logit_scale=1 "
+    "logits_scale=1 guidance_scale=1 label_smoothing=0 z_loss=0";
+
 struct Modifier {
-  const char* words;
-  std::optional<double> neutral = {};
+  std::string words;
+  double neutral = NAN;
 };
-const Modifier modifiers[] = {
-    // Attention scores and masks.
-    {"softcap", 0},
-    {"soft_cap", 0},
-    {"softcapping", 0},
-    {"logit_cap", 0},
-    {"alibi"},
-    {"bias"},
-    {"relative_position"},
-    {"dropout", 0},
-    {"dropout_p", 0},
-    {"scale"},
-    {"scaling"},
-    {"sm_scale"},
-    {"qk_norm"},
-    {"q_norm"},
-    {"k_norm"},
-    {"rope"},
-    {"rotary"},
-    {"sink"},
-    {"sinks"},
-    {"window"},
-    {"window_size"},
-    {"regions"},
-    {"mask"},
-    {"mask_mod"},
-    {"score_mod"},
-    {"causal"},
-    {"is_causal"},
-    {"chunk_size", 0},
-    {"cu_seqlens"},
-    {"segment_ids"},
-    // Distributions over a vocabulary, and sampling.
-    {"temperature", 1},
-    {"temperatures"},
-    {"top_k", 0},
-    {"top_p", 1},
-    {"top_a", 0},
-    {"min_p", 0},
-    {"typical_p", 1},
-    {"top_n_sigma", 0},
-    {"epsilon_cutoff", 0},
-    {"eta_cutoff", 0},
-    {"repetition_penalty", 1},
-    {"penalty", 0},
-    {"penalties"},
-    {"no_repeat_ngram_size", 0},
-    {"bad_words_ids"},
-    {"suppress_tokens"},
-    {"allowed_token_ids"},
-    {"logit_scale", 1},
-    {"logits_scale", 1},
-    {"guidance_scale", 1},
-    {"label_smoothing", 0},
-    {"z_loss", 0},
-};
+const std::vector<Modifier>& modifiers() {
+  static const std::vector<Modifier> all = [] {
+    std::vector<Modifier> made;
+    std::istringstream words(modifier_table);
+    for (std::string word; words >> word;) {
+      const size_t sign = word.find('=');
+      made.push_back({word.substr(0, sign)});
+      if (sign != std::string::npos) made.back().neutral = std::stod(word.substr(sign + 1));
+    }
+    return made;
+  }();
+  return all;
+}
 
 constexpr size_t max_notes = 8;  // per file
 
@@ -155,9 +121,9 @@ const Modifier* modifier_in(const std::string& name) {
                  : '_';
   words += '_';
   const Modifier* longest = nullptr;
-  for (const Modifier& modifier : modifiers)
+  for (const Modifier& modifier : modifiers())
     if (words.find(fmt::format("_{}_", modifier.words)) != std::string::npos &&
-        (longest == nullptr || std::strlen(modifier.words) > std::strlen(longest->words)))
+        (longest == nullptr || modifier.words.size() > longest->words.size()))
       longest = &modifier;
   return longest;
 }
@@ -229,7 +195,7 @@ class NameCheck {
     const bool is_attribute = value != h5::AttributeValue();
     const std::string meant = nearest_place(name);
     const std::string hint = meant.empty() ? "" : fmt::format(" (did you mean {}?)", meant);
-    if (modifier == nullptr || (is_attribute && is_neutral(value, modifier->neutral.value_or(NAN))))
+    if (modifier == nullptr || (is_attribute && is_neutral(value, modifier->neutral)))
       notes_.push_back(fmt::format("{}: {} is not read{}", file_.path(), what, hint));
     else
       errors_.add("{} {}changes what is computed, and is not read; leave it out{}", what,

@@ -6,8 +6,8 @@
 #include <set>
 
 #include "comm/agree.hpp"
+#include "comm/collective.hpp"
 #include "core/error.hpp"
-#include "io/collective.hpp"
 #include "io/resources.hpp"
 #include "runtime/output_guard.hpp"
 

@@ -1,8 +1,5 @@
-#include "io/trial_reading.hpp"
-
 #include <fcntl.h>
 #include <malloc.h>
-#include <sys/mman.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
 #include <sys/stat.h>
@@ -16,12 +13,12 @@
 #include <exception>
 #include <fstream>
 #include <set>
-#include <string_view>
 #include <tuple>
 
 #include "core/error.hpp"
 #include "io/content_digest.hpp"
 #include "io/h5_support.hpp"
+#include "runtime/process.hpp"
 
 namespace gyre::h5 {
 namespace {
@@ -37,8 +34,8 @@ constexpr int refused = 97, unusable = 98;
 /// fills, whatever a damaged file claims.
 constexpr int64_t max_memory = int64_t{1} << 30;
 
-/// KeyRange of all objects of a file. HDF5 calls the functions below, which must not throw.
-struct KeyRange {
+/// State of a visit of all objects of a file. HDF5 calls the functions below, which must not throw.
+struct Visit {
   const std::string& path;
   bool whole;           // whether elements are read as well
   std::string object;   // the current one
@@ -49,8 +46,8 @@ struct KeyRange {
 /// buffer)`. A failed read is ignored: the program reports it if it reads the object. Claims of
 /// gigabytes are refused, since the read would not end. A negative result ends the visit.
 template <class Read>
-herr_t read_elements(KeyRange& visit, const Handle& type, const Handle& space,
-                     const std::string& what, const Read& read) {
+herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, const std::string& what,
+                     const Read& read) {
   const Handle memory(H5Tget_native_type(type.get(), H5T_DIR_ASCEND), H5Tclose);
   const hssize_t count = H5Sget_simple_extent_npoints(space.get());
   const int64_t width = H5Tget_size(memory.get());
@@ -70,7 +67,7 @@ herr_t read_elements(KeyRange& visit, const Handle& type, const Handle& space,
 }
 
 herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* data) {
-  auto& visit = *static_cast<KeyRange*>(data);
+  auto& visit = *static_cast<Visit*>(data);
   const Handle attribute(H5Aopen(object, name, H5P_DEFAULT), H5Aclose);
   if (!attribute.valid()) return 0;
   return read_elements(
@@ -81,7 +78,7 @@ herr_t read_attribute(hid_t object, const char* name, const H5A_info_t*, void* d
 }
 
 herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* data) {
-  auto& visit = *static_cast<KeyRange*>(data);
+  auto& visit = *static_cast<Visit*>(data);
   visit.object = std::string("/") + (std::strcmp(name, ".") == 0 ? "" : name);
   // Each object is opened from the root: the time would be cubic in the depth.
   if (std::ranges::count(visit.object, '/') > max_group_levels) return 1;
@@ -104,7 +101,7 @@ herr_t read_object(hid_t file, const char* name, const H5O_info_t* info, void* d
 /// their checksum are a runtime error.
 void read_objects(hid_t file, const std::string& path, bool whole) {
   if (whole && has_content_digest(file, path)) return check_content_digest(file, path);
-  KeyRange visit{path, whole, "/", ""};
+  Visit visit{path, whole, "/", ""};
   if (H5Ovisit2(file, H5_INDEX_NAME, H5_ITER_INC, read_object, &visit, H5O_INFO_BASIC) > 0)
     throw_usage("'{}' of '{}' is behind {} groups; at most {} are read", visit.object, path,
                 max_group_levels, max_group_levels - 1);
@@ -121,12 +118,9 @@ void limit_memory() {
   setrlimit(RLIMIT_AS, &limit);
 }
 
-/// Size of the memory in which the child leaves its error.
-constexpr size_t error_bytes = 4096;
-
 /// Body of the child. It is a copy of one thread: it takes no lock of this program, and resets its
 /// signals to their defaults.
-[[noreturn]] void read_everything(pid_t parent, const std::string& path, bool whole, char* error) {
+[[noreturn]] void read_everything(pid_t parent, const std::string& path, bool whole, int error) {
   prctl(PR_SET_PDEATHSIG, SIGKILL);
   if (getppid() != parent) _exit(refused);  // the parent has died already
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE, SIGILL, SIGABRT, SIGTERM, SIGUSR1})
@@ -139,7 +133,7 @@ constexpr size_t error_bytes = 4096;
     const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
     if (file.valid()) read_objects(file.get(), path, whole);
   } catch (const std::exception& exception) {
-    std::strncpy(error, exception.what(), error_bytes - 1);
+    write_all(error, exception.what());
     const auto* own = dynamic_cast<const Error*>(&exception);
     _exit(own != nullptr && own->code() == ExitCode::usage ? unusable : refused);
   }
@@ -148,24 +142,17 @@ constexpr size_t error_bytes = 4096;
   _exit(0);
 }
 
-/// Memory that a child process shares with its parent.
-class SharedText {
- public:
-  SharedText()
-      : text_(
-            mmap(nullptr, error_bytes, PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0)) {
-    if (text_ == MAP_FAILED)
-      throw_runtime("cannot share memory with a child: {}", std::strerror(errno));
+/// All that is written to a pipe until its other end is closed.
+std::string read_to_end(int pipe) {
+  std::string text;
+  char block[4096];
+  for (ssize_t got = 0; (got = read(pipe, block, sizeof(block))) != 0;) {
+    if (got > 0) text.append(block, got);
+    if (got < 0 && errno != EINTR) break;
   }
-  ~SharedText() { munmap(text_, error_bytes); }
-  SharedText(const SharedText&) = delete;
-  SharedText& operator=(const SharedText&) = delete;
-  char* text() const { return static_cast<char*>(text_); }
-  std::string_view view() const { return {text(), strnlen(text(), error_bytes)}; }
-
- private:
-  void* text_;
-};
+  close(pipe);
+  return text;
+}
 
 }  // namespace
 
@@ -177,17 +164,22 @@ void try_reading(const std::string& path) {
   const Identity identity{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
                           status.st_mtim.tv_nsec};
   if (survived.contains(identity)) return;
-  const SharedText error;
-  const pid_t parent = getpid(), child = fork();
-  if (child == 0) read_everything(parent, path, status.st_size <= max_bytes, error.text());
-  if (child < 0)
+  int ends[2];
+  if (pipe2(ends, O_CLOEXEC) != 0)
     throw_runtime("cannot start a process to read '{}' in: {}", path, std::strerror(errno));
+  const pid_t parent = getpid(), child = fork();
+  if (child == 0) read_everything(parent, path, status.st_size <= max_bytes, ends[1]);
+  const int reason = errno;
+  close(ends[1]);
+  const std::string error = read_to_end(ends[0]);
+  if (child < 0)
+    throw_runtime("cannot start a process to read '{}' in: {}", path, std::strerror(reason));
   int result = 0;
   while (waitpid(child, &result, 0) < 0)
     if (errno != EINTR)
       throw_runtime("cannot wait for the process that reads '{}': {}", path, std::strerror(errno));
-  if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error.view());
-  if (WIFEXITED(result) && WEXITSTATUS(result) == unusable) throw_usage("{}", error.view());
+  if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error);
+  if (WIFEXITED(result) && WEXITSTATUS(result) == unusable) throw_usage("{}", error);
   if (result != 0)  // exit code of a sanitizer
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",

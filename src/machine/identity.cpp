@@ -7,6 +7,7 @@
 #include <cstdlib>
 
 #include "comm/agree.hpp"
+#include "comm/collective.hpp"
 #include "machine/json_fields.hpp"
 #include "machine/system_files.hpp"
 #include "runtime/host.hpp"
@@ -18,25 +19,6 @@ namespace {
 
 using detail::FieldReader;
 using detail::FieldWriter;
-
-/// Gathers every rank's text, in rank order.
-std::vector<std::string> all_gather_texts(Communicator& comm, const std::string& mine) {
-  const std::vector<int64_t> lengths = all_gather_value(comm, std::ssize(mine));
-  int64_t total = 0;
-  for (const int64_t length : lengths) total += length;
-  std::string all(total, ' ');
-  HostStream stream;
-  comm.all_gather_v(bytes_of(std::span<const char>(mine)), writable_bytes_of(std::span<char>(all)),
-                    lengths, stream, "descriptions of the machine by all ranks")
-      ->wait();
-  std::vector<std::string> texts;
-  size_t at = 0;
-  for (const int64_t length : lengths) {
-    texts.push_back(all.substr(at, length));
-    at += length;
-  }
-  return texts;
-}
 
 template <class T>
 std::string packed(const T& value) {
@@ -109,7 +91,7 @@ SlurmIdentity find_slurm() {
 MachineIdentity find_machine(Communicator& world) {
   const int me = world.rank();
   MachineIdentity machine;
-  for (const std::string& text : all_gather_texts(world, placement_text())) {
+  for (const std::string& text : all_gather_texts(world, {placement_text()})) {
     const size_t cpus = text.find('\n'), numa = text.find('\n', cpus + 1);
     machine.ranks.push_back({static_cast<int>(machine.ranks.size()), text.substr(0, cpus),
                              text.substr(cpus + 1, numa - cpus - 1), text.substr(numa + 1)});
@@ -119,7 +101,7 @@ MachineIdentity find_machine(Communicator& world) {
   run_agreed(world, "inspecting the machine", [&] {
     if (first->rank == me) host = packed(find_host());
   });
-  for (const std::string& text : all_gather_texts(world, host))
+  for (const std::string& text : all_gather_texts(world, {host}))
     if (!text.empty()) machine.hosts.push_back(unpacked<HostIdentity>(text));
   std::string mpi, slurm;
   run_on_root(world, "inspecting MPI", [&] {

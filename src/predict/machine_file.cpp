@@ -14,6 +14,14 @@
 namespace gyre {
 namespace {
 
+/// "nearest: 'rack'", or all candidates if none is near.
+std::string nearest_or(const char* all, const std::string& name,
+                       const std::vector<std::string>& candidates) {
+  const std::string near = nearest(name, candidates);
+  if (near.empty()) return fmt::format("{} {}", all, fmt::join(candidates, ", "));
+  return "nearest: '" + near + "'";
+}
+
 /// An object of the file; every key is either read or refused.
 class Object {
  public:
@@ -23,10 +31,8 @@ class Object {
     require(json.is_object(), place_, json, "an object");
     for (const auto& [key, value] : json.items()) {
       if (std::find(keys_.begin(), keys_.end(), key) != keys_.end()) continue;
-      const std::string near = nearest(key, keys_);
       throw_usage("{}: {} has no '{}'; {}", file_, place_, key,
-                  near.empty() ? fmt::format("there are {}", fmt::join(keys_, ", "))
-                               : "nearest: '" + near + "'");
+                  nearest_or("there are", key, keys_));
     }
   }
 
@@ -106,12 +112,9 @@ LinkTier tier_of(const Object& o) {
   LinkTier tier;
   tier.name = o.text("tier");
   static const std::vector<std::string> tiers = {"core", "socket", "node", "rack", "switch"};
-  if (std::find(tiers.begin(), tiers.end(), tier.name) == tiers.end()) {
-    const std::string near = nearest(tier.name, tiers);
+  if (std::find(tiers.begin(), tiers.end(), tier.name) == tiers.end())
     throw_usage("{} is '{}'; {}", o.place_of("tier"), tier.name,
-                near.empty() ? fmt::format("wanted: one of {}", fmt::join(tiers, ", "))
-                             : "nearest: '" + near + "'");
-  }
+                nearest_or("wanted: one of", tier.name, tiers));
   if (o.has("ranks")) {
     const int64_t ranks = o.whole("ranks");
     o.require(ranks >= 1 && ranks <= max_ranks, o.place_of("ranks"), o.at("ranks"),
@@ -179,30 +182,26 @@ CollectiveTimes collective_of(const Object& o) {
   return times;
 }
 
-/// Throws a usage error if two tiers have the same name or two surfaces the same parameters.
-void require_distinct(const MachineModel& machine) {
-  for (size_t i = 0; i < machine.links.size(); ++i)
-    for (size_t j = 0; j < i; ++j)
-      if (machine.links[i].name == machine.links[j].name)
-        throw_usage("model.links[{}] and [{}] are both the tier {}", j, i, machine.links[i].name);
-  const std::vector<KernelSurface>& all = machine.kernel.surfaces;
+/// Throws a usage error if `name` is the same for two elements of a list of the model.
+template <class T, class Name>
+void require_distinct(const char* list, const std::vector<T>& all, const Name& name) {
   for (size_t i = 0; i < all.size(); ++i)
     for (size_t j = 0; j < i; ++j)
-      if (all[i].pass == all[j].pass && all[i].type == all[j].type &&
-          all[i].head_dim == all[j].head_dim)
-        throw_usage("model.kernels[{}] and [{}] are both {} {} of head_dim {}", j, i,
-                    name_of(all[i].type), name_of(all[i].pass), all[i].head_dim);
-  const DecoderModel& decoder = machine.decoder;
-  for (size_t i = 0; i < decoder.linears.size(); ++i)
-    for (size_t j = 0; j < i; ++j)
-      if (decoder.linears[i].type == decoder.linears[j].type)
-        throw_usage("model.linears[{}] and [{}] are both of {}", j, i,
-                    name_of(decoder.linears[i].type));
-  for (size_t i = 0; i < decoder.all_reduces.size(); ++i)
-    for (size_t j = 0; j < i; ++j)
-      if (decoder.all_reduces[i].ranks == decoder.all_reduces[j].ranks)
-        throw_usage("model.all_reduces[{}] and [{}] are both of {} ranks", j, i,
-                    decoder.all_reduces[i].ranks);
+      if (name(all[i]) == name(all[j]))
+        throw_usage("model.{}[{}] and [{}] are both {}", list, j, i, name(all[i]));
+}
+
+void require_distinct(const MachineModel& machine) {
+  require_distinct("links", machine.links,
+                   [](const LinkTier& tier) { return "the tier " + tier.name; });
+  require_distinct("kernels", machine.kernel.surfaces, [](const KernelSurface& s) {
+    return fmt::format("{} {} of head_dim {}", name_of(s.type), name_of(s.pass), s.head_dim);
+  });
+  require_distinct("linears", machine.decoder.linears,
+                   [](const LinearSurface& s) { return fmt::format("of {}", name_of(s.type)); });
+  require_distinct("all_reduces", machine.decoder.all_reduces, [](const CollectiveTimes& times) {
+    return fmt::format("of {} ranks", times.ranks);
+  });
 }
 
 /// Missing rates default to the copy rate.

@@ -258,14 +258,11 @@ class SpanWriter {
       add(rank, SpanKind::wait, "wait " + exchange(rank, posted).what, step, begin, end);
   }
   void sent(int rank, const Op& op, int step, int peer, double begin, double left, double arrival) {
-    const step::Exchange& e = exchange(rank, step);
-    SimulatedSpan span{{TraceLane::communication, e.what, begin, arrival}};
-    span.kind = SpanKind::message;
-    span.step = step;
+    SimulatedSpan& span =
+        add(rank, SpanKind::message, exchange(rank, step).what, step, begin, arrival);
     span.peer = peer;
     span.message = op.message;
     span.left = left;
-    of(rank).push_back(std::move(span));
   }
   void joined(int rank, const Op& op, int step, double begin) {
     for (int i = 1; i < op.group; ++i) {
@@ -273,12 +270,9 @@ class SpanWriter {
       const int peer = first + (rank - first + i) % op.group;
       posted(rank, op, step, peer, begin);
     }
-    SimulatedSpan span{{TraceLane::communication,
-                        fmt::format("{}, {}", exchange(rank, step).what, name_of(op.algorithm)),
-                        begin, begin}};
-    span.kind = SpanKind::message;
-    span.step = step;
-    of(rank).push_back(std::move(span));
+    add(rank, SpanKind::message,
+        fmt::format("{}, {}", exchange(rank, step).what, name_of(op.algorithm)), step, begin,
+        begin);
   }
   void operated(int rank, int step, double end) {
     const auto span = std::find_if(of(rank).rbegin(), of(rank).rend(), [&](const SimulatedSpan& s) {
@@ -321,12 +315,13 @@ class SpanWriter {
   std::string name_of_spending(int /*rank*/, const Other& /*step*/) const {
     return "";
   }
-  void add(int rank, SpanKind kind, std::string name, int step, double begin, double end) {
-    SimulatedSpan span{{TraceLane::compute, "", begin, end}};
-    span.name = std::move(name);
+  SimulatedSpan& add(int rank, SpanKind kind, std::string name, int step, double begin,
+                     double end) {
+    const auto lane = kind == SpanKind::message ? TraceLane::communication : TraceLane::compute;
+    SimulatedSpan& span = of(rank).emplace_back(SimulatedSpan{{lane, std::move(name), begin, end}});
     span.kind = kind;
     span.step = step;
-    of(rank).push_back(std::move(span));
+    return span;
   }
 
   const Plan& plan_;

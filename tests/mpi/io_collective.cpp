@@ -3,7 +3,7 @@
 #include <gtest/gtest.h>
 
 #include "comm/agree.hpp"
-#include "io/collective.hpp"
+#include "comm/collective.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

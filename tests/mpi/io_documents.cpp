@@ -5,7 +5,7 @@
 #include <cstring>
 #include <numeric>
 
-#include "io/collective.hpp"
+#include "comm/collective.hpp"
 #include "io/documents.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <map>
 
-#include "io/collective.hpp"
+#include "comm/collective.hpp"
 #include "io/model_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"

@@ -6,7 +6,7 @@
 #include <limits>
 #include <list>
 
-#include "io/collective.hpp"
+#include "comm/collective.hpp"
 #include "io/model_file.hpp"
 #include "io/results.hpp"
 #include "io_files.hpp"

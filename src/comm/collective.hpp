@@ -1,5 +1,5 @@
 #pragma once
-// Small collectives for file access: broadcasting and gathering lists.
+// Collectives over lists of texts, bytes and elements.
 
 #include <functional>
 #include <span>

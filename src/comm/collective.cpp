@@ -1,4 +1,4 @@
-#include "io/collective.hpp"
+#include "comm/collective.hpp"
 
 #include <algorithm>
 #include <cstring>
@@ -78,7 +78,7 @@ std::vector<std::byte> all_gather_bytes(Communicator& comm, std::span<const std:
     const size_t my_count = counts[comm.rank()];
     const auto my_part =
         my_count == 0 ? std::span<const std::byte>() : mine.subspan(skip, my_count);
-    comm.all_gather_v(my_part, received, counts, stream, "gathering file data")->wait();
+    comm.all_gather_v(my_part, received, counts, stream, "gathering data of all ranks")->wait();
     const std::byte* from = received.data();
     for (size_t r = 0; r < ranks; ++r) {
       if (counts[r] == 0) continue;
