@@ -168,8 +168,9 @@ WorkPtr Communicator::reduce_scatter(const void* send, void* recv, int64_t count
 
 WorkPtr Communicator::all_reduce(void* data, int64_t count_, DType type, ReduceOp op,
                                  Stream& stream, std::string_view what) {
+  const size_t bytes = count_ * size_of(type);
   return collective({.kind = Collective::Kind::all_reduce,
-                     .recv = {static_cast<std::byte*>(data), count_ * size_of(type)},
+                     .recv = {static_cast<std::byte*>(data), bytes},
                      .type = type,
                      .op = op},
                     stream, what);
