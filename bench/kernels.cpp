@@ -41,7 +41,7 @@ double fma_rate() {
 /// Times `body` of `flops`, next to the FMA rate of as many cores as it has threads.
 template <class Body>
 void time_flops(benchmark::State& state, double flops, int64_t threads, Body body) {
-  const double peak = static_cast<double>(threads) * fma_rate();
+  const double peak = threads * fma_rate();
   const double rate = flops / time_iterations(state, threads, body);
   state.counters["FLOP/s"] = rate;
   if (peak > 0) state.counters["of_peak"] = rate / peak;
@@ -94,8 +94,7 @@ class AttentionProblem {
         d_out16_(narrow(d_out_)) {
     for (int64_t at = 0; at < s.tokens; at += s.document) {
       const int64_t length = std::min(s.document, s.tokens - at);
-      rectangles_.push_back(
-          {LocalToken(at), length, LocalToken(at), length, {true, 0, 1, 1, s.window}});
+      rectangles_.push_back({at, length, at, length, {true, 0, 1, 1, s.window}});
     }
     for (Buffer<float>* buffer : {&delta_, &d_q_, &d_kv_})
       std::fill_n(buffer->data(), buffer->size(), 0.0F);
@@ -168,15 +167,13 @@ AttentionProblem::Shape attention_shape(const benchmark::State& state) {
 /// Counts FLOPs of visible pairs only: two products of `dim` multiply-adds per pair.
 void attention_forward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
-  time_flops(state, 4.0 * static_cast<double>(problem.visible()), state.range(7),
-             [&] { problem.forward(); });
+  time_flops(state, 4.0 * problem.visible(), state.range(7), [&] { problem.forward(); });
 }
 /// Five products per pair.
 void attention_backward(benchmark::State& state) {
   AttentionProblem problem(attention_shape(state));
   problem.forward();
-  time_flops(state, 10.0 * static_cast<double>(problem.visible()), state.range(7),
-             [&] { problem.backward(); });
+  time_flops(state, 10.0 * problem.visible(), state.range(7), [&] { problem.backward(); });
 }
 void attention_cases(benchmark::internal::Benchmark* cases) {
   cases->ArgNames({"tokens", "document", "heads", "kv_heads", "dim", "window", "bf16", "threads"})
@@ -208,7 +205,7 @@ void gemm_f32(benchmark::State& state) {
   const int64_t m = state.range(0), n = state.range(1), k = state.range(2);
   const Buffer<float> a = random_buffer(m * k), b = random_buffer(k * n);
   Buffer<float> c(m * n);
-  time_flops(state, 2.0 * static_cast<double>(m * n * k), 1,
+  time_flops(state, 2.0 * (m * n * k), 1,
              [&] { gemm(a.matrix(m, k), b.matrix(k, n), c.matrix(m, n)); });
 }
 BENCHMARK(gemm_f32)
@@ -227,16 +224,16 @@ void elementwise(benchmark::State& state, int64_t arrays,
   Buffer<float> x = random_buffer(rows * columns), y = random_buffer(rows * columns);
   const double seconds = time_iterations(
       state, 1, [&] { operation(x.matrix(rows, columns), y.matrix(rows, columns)); });
-  const double bytes = static_cast<double>(arrays * rows * columns) * sizeof(float);
+  const double bytes = arrays * rows * columns * sizeof(float);
   state.counters["B/s"] = bytes / seconds;
 }
 
 void rms_norm_f32(benchmark::State& state) {
-  const std::vector<float> weight(static_cast<size_t>(state.range(1)), 1.0F);
+  const std::vector<float> weight(state.range(1), 1.0F);
   elementwise(state, 2, [&](auto x, auto y) { rms_norm(x, weight, 1e-5F, y); });
 }
 void rope_f32(benchmark::State& state) {
-  std::vector<int32_t> positions(static_cast<size_t>(state.range(0)));
+  std::vector<int32_t> positions(state.range(0));
   for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i);
   elementwise(state, 2, [&](auto x, auto) { apply_rope(x, 32, 10000, positions); });
 }

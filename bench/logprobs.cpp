@@ -34,17 +34,15 @@ constexpr int64_t array_bytes = 256 << 20;  // eight times the last-level cache
 class Logits {
  public:
   Logits(int64_t columns, bool narrow, uint64_t seed = 1)
-      : memory_(array_bytes / static_cast<int64_t>(sizeof(float))),
+      : memory_(array_bytes / sizeof(float)),
         type_(narrow ? DType::bf16 : DType::f32),
         columns_(columns),
-        rows_(array_bytes / static_cast<int64_t>(size_of(type_)) / columns) {
+        rows_(array_bytes / size_of(type_) / columns) {
     std::minstd_rand random(static_cast<unsigned>(seed));
     std::normal_distribution<float> normal(0, 2);
     std::vector<float> pool(1 << 18);
     for (float& z : pool) z = normal(random);
-    const auto of_pool = [&](int64_t i) {
-      return pool[static_cast<size_t>(i * 7 + i / 262139) & (pool.size() - 1)];
-    };
+    const auto of_pool = [&](int64_t i) { return pool[(i * 7 + i / 262139) & (pool.size() - 1)]; };
     if (narrow)
       for (int64_t i = 0; i < 2 * memory_.size(); ++i) halves()[i] = to_bf16(of_pool(i));
     else
@@ -55,9 +53,7 @@ class Logits {
   }
   std::span<float> memory() { return memory_.span(); }
   int64_t rows() const { return rows_; }
-  double bytes() const {
-    return static_cast<double>(rows_ * columns_) * static_cast<double>(size_of(type_));
-  }
+  double bytes() const { return rows_ * columns_ * size_of(type_); }
 
  private:
   bf16* halves() { return reinterpret_cast<bf16*>(memory_.data()); }
@@ -69,7 +65,7 @@ class Logits {
 /// Sets the same counters for all benchmarks, so that they fit one table. `limit` is in bytes/s.
 void report(benchmark::State& state, double bytes, double seconds, int64_t rows, double limit) {
   state.counters["B/s"] = bytes / seconds;
-  state.counters["s/row"] = seconds / static_cast<double>(rows);
+  state.counters["s/row"] = seconds / rows;
   state.counters["of_limit"] =
       limit > 0 ? bytes / seconds / limit : std::numeric_limits<double>::quiet_NaN();
 }
@@ -95,7 +91,7 @@ void sizes(benchmark::internal::Benchmark* cases) {
 void statistics(benchmark::State& state, bool weighted) {
   const Arguments a(state);
   Logits logits(a.columns, a.narrow);
-  std::vector<SoftmaxPartial> out(static_cast<size_t>(logits.rows()));
+  std::vector<SoftmaxPartial> out(logits.rows());
   const double limit = measured_read_rate(logits.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
     softmax_partials(logits.ref(), {a.columns, 1, weighted, a.threads}, out);
@@ -108,7 +104,7 @@ BENCHMARK_CAPTURE(statistics, partials_for_entropy, true)->Apply(sizes);
 void cross_statistics(benchmark::State& state) {
   const Arguments a(state);
   Logits student(a.columns, a.narrow), teacher(a.columns, a.narrow, 2);
-  std::vector<CrossPartial> out(static_cast<size_t>(student.rows()));
+  std::vector<CrossPartial> out(student.rows());
   const double limit = measured_read_rate(student.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
     softmax_cross_partials(student.ref(), teacher.ref(), a.columns, a.threads, out);
@@ -125,10 +121,10 @@ struct Gradients {
   std::vector<float> weights;
 
   Gradients(int64_t rows, bool entropy)
-      : normalizers(static_cast<size_t>(rows), {9.0F, 3.4F}),
-        coefficients(static_cast<size_t>(rows), {-1.0F, entropy ? -0.01F : 0.0F}),
-        ids(static_cast<size_t>(rows), 3),
-        weights(static_cast<size_t>(rows), 1.0F) {}
+      : normalizers(rows, {9.0F, 3.4F}),
+        coefficients(rows, {-1.0F, entropy ? -0.01F : 0.0F}),
+        ids(rows, 3),
+        weights(rows, 1.0F) {}
   RowTokenIds token_ids() const { return {ids, weights, 1, 0}; }
 };
 
@@ -181,7 +177,7 @@ void forward_and_backward(benchmark::State& state) {
   const Arguments a(state);
   Logits logits(a.columns, a.narrow);
   const Gradients g(logits.rows(), true);
-  std::vector<SoftmaxPartial> out(static_cast<size_t>(logits.rows()));
+  std::vector<SoftmaxPartial> out(logits.rows());
   const double read = measured_read_rate(logits.memory(), a.threads);
   const double update = measured_update_rate(logits.memory(), a.threads);
   const double seconds = time_iterations(state, a.threads, [&] {
@@ -202,11 +198,11 @@ void short_rows(benchmark::State& state) {
   std::minstd_rand random(1);
   std::normal_distribution<float> normal;
   for (float& z : memory.span()) z = normal(random);
-  std::vector<SoftmaxPartial> out(static_cast<size_t>(rows));
+  std::vector<SoftmaxPartial> out(rows);
   const double seconds = time_iterations(state, 1, [&] {
     softmax_partials(std::as_const(memory).matrix(rows, columns), {columns, 1, false, 1}, out);
   });
-  report(state, static_cast<double>(memory.size()) * sizeof(float), seconds, rows, 0);
+  report(state, memory.size() * sizeof(float), seconds, rows, 0);
 }
 BENCHMARK(short_rows)->ArgName("columns")->Arg(64)->Arg(264)->Arg(1024);
 

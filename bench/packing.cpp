@@ -16,9 +16,9 @@ namespace {
 void report(benchmark::State& state, const std::vector<Bin>& bins,
             const std::vector<int64_t>& lengths, int64_t capacity) {
   const BinMeasures measures = measure_bins(bins, lengths, capacity);
-  const auto longest = static_cast<double>(*std::max_element(lengths.begin(), lengths.end()));
+  const double longest = *std::max_element(lengths.begin(), lengths.end());
   const double bound = std::max(measures.mean_cost, longest * (longest + 1) / 2);
-  state.counters["bins"] = static_cast<double>(measures.bins);
+  state.counters["bins"] = measures.bins;
   state.counters["utilisation"] = measures.utilisation;
   state.counters["max_over_mean_cost"] = measures.cost_imbalance;
   state.counters["max_over_bound"] = measures.max_cost / bound;

@@ -34,14 +34,14 @@ class Logits {
  public:
   Logits(int64_t columns, DType type, double size)
       : type_(type),
-        rows_(bytes / (columns * static_cast<int64_t>(size_of(type)))),
+        rows_(bytes / (columns * size_of(type))),
         columns_(columns),
         memory_(bytes / 4) {
-    std::vector<float> row(static_cast<size_t>(columns));
+    std::vector<float> row(columns);
     for (int64_t r = 0; r < rows_; ++r) {
       fill_token_row({1, TokenTensor::logits}, r, row);
       for (int64_t c = 0; c < columns; ++c) {
-        const float z = row[static_cast<size_t>(c)] * static_cast<float>(size);
+        const float z = row[c] * static_cast<float>(size);
         if (type == DType::f32)
           ref().as<float>()(r, c) = z;
         else
@@ -53,9 +53,7 @@ class Logits {
     return {reinterpret_cast<std::byte*>(memory_.data()), type_, rows_, columns_, columns_};
   }
   int64_t rows() const { return rows_; }
-  double read_bytes() const {
-    return static_cast<double>(rows_ * columns_) * static_cast<double>(size_of(type_));
-  }
+  double read_bytes() const { return rows_ * columns_ * size_of(type_); }
   std::span<const float> array() const { return memory_.span(); }
 
  private:
@@ -81,14 +79,14 @@ void measure(benchmark::State& state, const Logits& logits, Body body) {
   }
   const double rate = logits.read_bytes() / best;
   state.counters["B/s"] = rate;
-  state.counters["s/row"] = best / static_cast<double>(logits.rows());
+  state.counters["s/row"] = best / logits.rows();
   state.counters["of_limit"] = limit > 0 ? rate / limit : NAN;
 }
 
 void row_top_64(benchmark::State& state) {
   constexpr int64_t length = 64;
   Logits logits = logits_of(state);
-  const auto rows = static_cast<size_t>(logits.rows());
+  const size_t rows = logits.rows();
   std::vector<float> values(rows * length);
   std::vector<int32_t> ids(values.size()), last(rows);
   std::vector<SoftmaxPartial> partials(state.range(3) != 0 ? rows : 0);
@@ -98,7 +96,7 @@ void row_top_64(benchmark::State& state) {
 }
 void partials_alone(benchmark::State& state) {
   Logits logits = logits_of(state);
-  std::vector<SoftmaxPartial> partials(static_cast<size_t>(logits.rows()));
+  std::vector<SoftmaxPartial> partials(logits.rows());
   measure(state, logits, [&] { softmax_partials(logits.ref(), {state.range(0)}, partials); });
 }
 

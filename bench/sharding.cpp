@@ -135,7 +135,7 @@ void copy_shards(const Layout& layout, const CopyMode& mode, std::span<std::byte
   } else {
     const size_t each = shards.size() / copy_cp;
     for (int r = 0; r < copy_cp; ++r) {
-      const auto mine = shards.subspan(static_cast<size_t>(r) * each, each);
+      const auto mine = shards.subspan(r * each, each);
       if (mode.back)
         unshard_rows<std::byte>(layout, r, mine, stream, row_bytes);
       else
@@ -149,8 +149,8 @@ void copy_job(benchmark::State& state, const CopyCase& which, const CopyMode& mo
   const Layout& layout = kept_copy_layout(which, stream_bytes / row_bytes);
   const int64_t bytes = layout.padded_slots * row_bytes;
   Buffer<std::byte> stream(bytes), shards(bytes);
-  std::memset(stream.data(), 1, static_cast<size_t>(bytes));
-  std::memset(shards.data(), 2, static_cast<size_t>(bytes));
+  std::memset(stream.data(), 1, bytes);
+  std::memset(shards.data(), 2, bytes);
   const auto& from = mode.back ? shards : stream;
   auto& to = mode.back ? stream : shards;
   double best = HUGE_VAL, best_memcpy = HUGE_VAL;
@@ -166,7 +166,7 @@ void copy_job(benchmark::State& state, const CopyCase& which, const CopyMode& mo
     best = std::min(best, seconds);
     state.SetIterationTime(seconds);
   }
-  state.counters["B/s"] = static_cast<double>(bytes) / best;
+  state.counters["B/s"] = bytes / best;
   state.counters["of_memcpy"] = best_memcpy / best;
 }
 
@@ -191,7 +191,7 @@ struct CostMeans {
     worst_ratio = std::max(worst_ratio, cost.pair_ratio());
     needed += cost.needed_share() / packs;
     needed_most += cost.largest_needed_share() / packs;
-    run += static_cast<double>(tokens) / static_cast<double>(cost.pieces) / packs;
+    run += tokens / static_cast<double>(cost.pieces) / packs;
   }
   void report(benchmark::State& state) const {
     state.counters["max/mean"] = pair_ratio;
@@ -210,8 +210,7 @@ void make_layouts(benchmark::State& state, const PackCase& which, const std::str
   const std::vector<Bounds> packs = which.packs(name == "dual-chunk-swap" ? 2 * which.cp : 1);
   CostMeans means;
   for (const Bounds& pack : packs)
-    means.add(layout_cost(find_layout(name).make(pack.view(), options)),
-              static_cast<double>(packs.size()));
+    means.add(layout_cost(find_layout(name).make(pack.view(), options)), packs.size());
   size_t next = 0;
   for (auto _ : state)
     benchmark::DoNotOptimize(find_layout(name).make(packs[next++ % packs.size()].view(), options));
@@ -226,15 +225,15 @@ void make_joint(benchmark::State& state, const PackCase& which, int64_t chunk,
   options.cp = which.cp;
   options.chunk = chunk;
   const std::vector<Bounds> packs = which.packs(1, which.joint_packs);
-  const auto count = static_cast<double>(packs.size());
+  const double count = packs.size();
   CostMeans means;
   double joint_time = 0, balanced_time = 0, contiguous_time = 0;
   for (auto _ : state)
     for (const Bounds& pack : packs) {
       const LayoutCost compute = layout_cost(balanced(pack.view(), options));
       double needed = 0;
-      for (const RankCost& rank : compute.ranks) needed += static_cast<double>(rank.kv_needed);
-      const auto pairs = static_cast<double>(compute.pairs());
+      for (const RankCost& rank : compute.ranks) needed += rank.kv_needed;
+      const double pairs = compute.pairs();
       options.time = {which.cp / pairs, communication * which.cp / needed};
       const LayoutCost joint = layout_cost(balanced_joint(pack.view(), options));
       means.add(joint, count);

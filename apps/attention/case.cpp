@@ -218,7 +218,7 @@ std::optional<uint64_t> AttentionCase::checksum(Pass pass) {
   Checksum sum;
   for (const TokenRow& own : token_rows(workload_, shard()))
     for (const MatrixRef& matrix : results)
-      sum.add({matrix.data + own.row * matrix.stride * static_cast<int64_t>(size_of(matrix.type)),
+      sum.add({matrix.data + own.row * matrix.stride * size_of(matrix.type),
                static_cast<size_t>(matrix.cols) * size_of(matrix.type)});
   if (pass == Pass::backward) sum.add(bytes_of(std::span<const double>(executor_->d_sinks())));
   return sum.value();

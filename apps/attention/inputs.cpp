@@ -167,7 +167,7 @@ double sampled_score_size(const AttentionWorkload& workload, const TensorRows& i
 std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard& shard) {
   std::vector<TokenRow> rows;
   for (const Fragment& f : shard.fragments) {
-    const int64_t document = f.segment.value();
+    const int64_t document = f.segment;
     const int64_t first = workload.offsets[document] + f.start.value();
     for (int64_t i = 0; i < f.length; ++i)
       rows.push_back({first + i * f.stride, f.local_begin.value() + i, document});

@@ -269,8 +269,7 @@ void store_row(std::span<const float> from, MatrixRef to, int64_t row) {
 
 /// Rows [begin, begin + count) of a matrix.
 MatrixRef rows_of(MatrixRef m, int64_t begin, int64_t count) {
-  return {m.data + begin * m.stride * static_cast<int64_t>(size_of(m.type)), m.type, count, m.cols,
-          m.stride};
+  return {m.data + begin * m.stride * size_of(m.type), m.type, count, m.cols, m.stride};
 }
 
 }  // namespace
@@ -281,7 +280,7 @@ void fill_rows(MatrixRef matrix, Stream& stream,
   const bool on_host = stream.space() == MemorySpace::host;
   std::vector<float> row(matrix.cols);
   constexpr int64_t max_bytes = int64_t{1} << 24;
-  const int64_t row_bytes = matrix.cols * static_cast<int64_t>(size_of(matrix.type));
+  const int64_t row_bytes = matrix.cols * size_of(matrix.type);
   const int64_t most =
       on_host ? matrix.rows : std::clamp<int64_t>(max_bytes / row_bytes, 1, matrix.rows);
   LogitMatrix copy(on_host ? 0 : most, matrix.cols, matrix.type);

@@ -99,8 +99,7 @@ class LogitMatrix {
  public:
   LogitMatrix() = default;
   LogitMatrix(int64_t rows, int64_t cols, DType type, MemorySpace space = MemorySpace::host)
-      : bytes_(rows * cols * static_cast<int64_t>(size_of(type)), space),
-        ref_(bytes_.data(), type, rows, cols, cols) {}
+      : bytes_(rows * cols * size_of(type), space), ref_(bytes_.data(), type, rows, cols, cols) {}
   MatrixRef ref() { return ref_; }
   ConstMatrixRef ref() const { return ref_; }
   std::span<std::byte> bytes() { return bytes_.span(); }

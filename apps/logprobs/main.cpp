@@ -84,7 +84,7 @@ void do_workload(Setting& s, Suite<LogprobsResult>& suite, const LogprobsWorkloa
       s.file ? inputs_of(*s.file, problem.type, problem.output_type) : random_inputs(problem, o);
   LogprobsContext c(problem, *inputs, o, s.backend);
   const int64_t shard = ceil_div(problem.tokens(), o.cp) * problem.vocab.columns(c.grid.tp_rank()) *
-                        static_cast<int64_t>(size_of(problem.type));
+                        size_of(problem.type);
   const MachineRates rates = measure_rates(shard, o.threads, s.context.world, s.backend.stream());
   if (s.context.verbose) s.context.outputs.print(rates_text(rates));
   if (!s.context.quiet) s.context.outputs.print(smallness_text(rates, problem.tokens()));

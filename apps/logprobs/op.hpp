@@ -76,7 +76,7 @@ class LogprobsOp : public Case {
   int64_t first_column() const { return vocab().begin(c_.grid.tp_rank()); }
   int64_t columns() const { return vocab().columns(c_.grid.tp_rank()); }
   int64_t valid_columns() const { return vocab().valid(c_.grid.tp_rank()); }
-  double element_bytes() const { return static_cast<double>(size_of(c_.problem.type)); }
+  double element_bytes() const { return size_of(c_.problem.type); }
   /// Traffic that a rank sends in a collective. `bytes` is each rank's contribution to an
   /// all-gather, and the buffer size of an all-reduce or reduce-scatter.
   static SentTraffic all_gather_of(const Communicator& group, int64_t bytes);

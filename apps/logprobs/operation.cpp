@@ -61,8 +61,7 @@ int64_t LogprobsRun::planned_bytes(const LogprobsWorkload& problem, const Logpro
   const bool differentiates = operation.has_backward() && o.pass != "fwd";
   const double backward = differentiates ? needs.backward : 0;
   double element = run.element_bytes() * (1 + needs.always + backward);
-  element += static_cast<double>(size_of(problem.output_type)) *
-             (needs.output + (differentiates ? needs.d_output : 0));
+  element += size_of(problem.output_type) * (needs.output + (differentiates ? needs.d_output : 0));
   element += 4 * method.f32_matrices;
   if (!o.output.empty() && backward > 0) element += 4;  // the gradient, kept for the file
   return saturated(small + run.tokens() * run.columns() * element);

@@ -69,7 +69,7 @@ struct MemoryCase {
   /// Largest number of tokens on any context-parallel rank.
   double tokens() const { return static_cast<double>(ceil_div(problem.tokens(), options.cp)); }
   double columns() const { return static_cast<double>(problem.vocab.columns(tp_rank)); }
-  double element_bytes() const { return static_cast<double>(size_of(problem.type)); }
+  double element_bytes() const { return size_of(problem.type); }
 };
 
 /// Inputs that most gradients depend on (LogprobsArray::reads).

@@ -72,8 +72,7 @@ LayoutCost cost_of(const Layout& layout, const MaskRule& mask) {
     RankCost& rank = cost.ranks[r];
     rank.pairs = rank.kv_needed = 0;
     for (const Fragment& f : layout.shard(r).fragments) {
-      const DocumentMask document(mask, f.segment.value(),
-                                  f.start.value() + (f.length - 1) * f.stride + 1);
+      const DocumentMask document(mask, f.segment, f.start.value() + (f.length - 1) * f.stride + 1);
       for (int64_t i = 0; i < f.length; ++i)
         rank.pairs += document.keys_of(f.start.value() + i * f.stride);
     }

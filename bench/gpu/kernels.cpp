@@ -60,13 +60,12 @@ struct Bench {
 Buffer<bf16> random_values(Stream& stream, int64_t count) {
   std::mt19937 random(1);
   std::normal_distribution<float> normal;
-  std::vector<bf16> pool(static_cast<size_t>(std::min<int64_t>(count, (1 << 20) - 3)));
+  std::vector<bf16> pool(std::min<int64_t>(count, (1 << 20) - 3));
   for (bf16& x : pool) x = to_bf16(normal(random));
   Buffer<bf16> values(count, MemorySpace::device);
   for (int64_t begin = 0; begin < count; begin += std::ssize(pool))
-    stream.copy(
-        values.data() + begin, pool.data(),
-        static_cast<size_t>(std::min<int64_t>(std::ssize(pool), count - begin)) * sizeof(bf16));
+    stream.copy(values.data() + begin, pool.data(),
+                std::min<int64_t>(std::ssize(pool), count - begin) * sizeof(bf16));
   stream.synchronize();
   return values;
 }
@@ -98,7 +97,7 @@ class OneRank {
  private:
   static void fill(Stream& stream, MatrixRef to, int64_t count) {
     const Buffer<bf16> values = random_values(stream, count);
-    stream.copy(to.data, values.data(), static_cast<size_t>(count) * sizeof(bf16));
+    stream.copy(to.data, values.data(), count * sizeof(bf16));
     stream.synchronize();
   }
 
@@ -136,8 +135,7 @@ void attention_shape(Bench& b, int64_t head_dim, int64_t tokens) {
   heads.kv_heads = b.o.smoke ? 1 : 8;
   heads.head_dim = head_dim;
   heads.scale = 1 / std::sqrt(static_cast<float>(head_dim));
-  const double pairs = 0.5 * static_cast<double>(tokens) * static_cast<double>(tokens + 1) *
-                       static_cast<double>(heads.heads * head_dim);
+  const double pairs = 0.5 * tokens * (tokens + 1) * (heads.heads * head_dim);
   const json shape = {{"tokens", tokens},
                       {"heads", heads.heads},
                       {"kv_heads", heads.kv_heads},
@@ -197,12 +195,11 @@ void rows_of(Bench& b, int64_t columns) {
   Buffer<bf16> logits = random_values(b.stream, rows * columns);
   Buffer<bf16> gradient(rows * columns, MemorySpace::device);
   const auto kernels = make_cuda_row_kernels(b.stream);
-  std::vector<RowNormalizer> normalizers(static_cast<size_t>(rows), {4, 2});
-  std::vector<GradientCoefficients> coefficients(static_cast<size_t>(rows), {0.5F, 0.25F});
-  std::vector<int32_t> ids(static_cast<size_t>(rows));
-  std::vector<float> weights(static_cast<size_t>(rows), 1);
-  for (size_t i = 0; i < ids.size(); ++i)
-    ids[i] = static_cast<int32_t>(i * 7919 % static_cast<size_t>(columns));
+  std::vector<RowNormalizer> normalizers(rows, {4, 2});
+  std::vector<GradientCoefficients> coefficients(rows, {0.5F, 0.25F});
+  std::vector<int32_t> ids(rows);
+  std::vector<float> weights(rows, 1);
+  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7919 % columns);
   const auto records = kernels->make_records({even_partition(columns, columns, 1), 0, 1, true});
   std::vector<float> logprob(ids.size()), entropy(ids.size());
   std::vector<RowNormalizer> found(ids.size());
@@ -211,13 +208,10 @@ void rows_of(Bench& b, int64_t columns) {
   pass.columns = columns;
   const RowTokenIds token_ids = {ids, weights, 1, 0};
   const MatrixRef from = logits.matrix(rows, columns), to = gradient.matrix(rows, columns);
-  const auto read = static_cast<double>(2 * rows * columns);
+  const double read = 2 * rows * columns;
   b.suite.measure(
       "rows", {{"rows", rows}, {"columns", columns}},
-      {{"copy",
-        [&] {
-          b.stream.copy(gradient.data(), logits.data(), static_cast<size_t>(2 * rows * columns));
-        },
+      {{"copy", [&] { b.stream.copy(gradient.data(), logits.data(), 2 * rows * columns); },
         2 * read},
        {"statistics", [&] { records->add(from, 0, 0, columns); }, read},
        {"scores on the host",
@@ -256,16 +250,15 @@ void gathers(Bench& b) {
       b.stream.copy(map.data(), order.data(), order.size() * sizeof(int32_t));
       const Buffer<bf16> from = random_values(b.stream, rows * row_bytes / 2);
       Buffer<bf16> to(from.size(), MemorySpace::device);
-      const auto bytes = static_cast<double>(rows * row_bytes);
-      b.suite.measure(
-          "gather", {{"layout", name}, {"rows", rows}, {"row_bytes", row_bytes}},
-          {{"copy", [&] { b.stream.copy(to.data(), from.data(), static_cast<size_t>(bytes)); },
-            2 * bytes},
-           {"gather",
-            [&] {
-              gather_rows(b.stream, to.data(), from.data(), map.data(), rows, rows, row_bytes);
-            },
-            2 * bytes + 4 * static_cast<double>(rows)}});
+      const double bytes = rows * row_bytes;
+      b.suite.measure("gather", {{"layout", name}, {"rows", rows}, {"row_bytes", row_bytes}},
+                      {{"copy", [&] { b.stream.copy(to.data(), from.data(), bytes); }, 2 * bytes},
+                       {"gather",
+                        [&] {
+                          gather_rows(b.stream, to.data(), from.data(), map.data(), rows, rows,
+                                      row_bytes);
+                        },
+                        2 * bytes + 4.0 * rows}});
     }
 }
 

@@ -78,8 +78,7 @@ class HostArrayOps final : public ArrayOps {
           for (int64_t h = 0; h < delta.cols; ++h) {
             double sum = 0;
             for (int64_t i = h * dim; i < (h + 1) * dim; ++i)
-              sum +=
-                  static_cast<double>(to_float(o(r, i))) * static_cast<double>(to_float(d(r, i)));
+              sum += to_float(o(r, i)) * static_cast<double>(to_float(d(r, i)));
             delta(r, h) = static_cast<float>(sum);
           }
       });
@@ -97,7 +96,7 @@ class HostArrayOps final : public ArrayOps {
 /// Bytes from the first element of a matrix to the end of its last one.
 size_t extent_of(const ConstMatrixRef& m) {
   if (m.rows == 0 || m.cols == 0) return 0;
-  return static_cast<size_t>((m.rows - 1) * m.stride + m.cols) * size_of(m.type);
+  return ((m.rows - 1) * m.stride + m.cols) * size_of(m.type);
 }
 
 }  // namespace

@@ -65,8 +65,7 @@ GYRE_HOST_DEVICE inline SinkWeights take_in_sink(float lse, float sink) {
 /// sink; 0 for a row without visible keys.
 GYRE_HOST_DEVICE inline double sink_gradient_term(float sink, float lse, float delta) {
   if (lse == -std::numeric_limits<float>::infinity()) return 0;
-  return std::exp(static_cast<double>(sink) - static_cast<double>(lse)) *
-         static_cast<double>(delta);
+  return std::exp(sink - static_cast<double>(lse)) * delta;
 }
 
 /// Arrays lie in the memory space of the implementation's stream. All operations are submitted to

@@ -35,7 +35,7 @@ double log_add(double a, double b) {
 }
 
 size_t at(int64_t i) {
-  return static_cast<size_t>(i);
+  return i;
 }
 
 void check_heads(const HeadShape& heads, const MaskRule& mask) {
@@ -97,7 +97,7 @@ class FullReference {
         for (int64_t head = 0; head < heads_; ++head)
           row({in_.documents[d], in_.documents[d + 1], static_cast<int64_t>(d)}, token, head);
     for (auto* size : {&r_.out_size, &r_.d_q_size, &r_.d_k_size, &r_.d_v_size, &r_.d_sinks_size})
-      for (double& x : *size) x = std::sqrt(x / static_cast<double>(dim_));
+      for (double& x : *size) x = std::sqrt(x / dim_);
     return std::move(r_);
   }
 
@@ -116,7 +116,7 @@ class FullReference {
       p.push_back(scale() * dot(q, &in_.k[kv_row(j)], dim_));
       lse = log_add(lse, p.back());
     }
-    if (!in_.sinks.empty()) lse = log_add(lse, static_cast<double>(in_.sinks[at(head)]));
+    if (!in_.sinks.empty()) lse = log_add(lse, in_.sinks[at(head)]);
     double* const out = &r_.out[at((token * heads_ + head) * dim_)];
     double& out_size = r_.out_size[at(token * heads_ + head)];
     for (size_t i = 0; i < keys.size(); ++i) {
@@ -145,8 +145,7 @@ class FullReference {
     add_scaled(&r_.d_k[kv_row], ds, q, dim_);
     add_scaled(&r_.d_v[kv_row], p, d_out, dim_);
     const double d_out2 = square(d_out, dim_);
-    const double term =
-        scale() * scale() * p * p * d_out2 * square(v, dim_) / static_cast<double>(dim_);
+    const double term = scale() * scale() * p * p * d_out2 * square(v, dim_) / dim_;
     const size_t kv = kv_row / at(dim_);
     r_.d_q_size[at(row)] += term * square(k, dim_);
     r_.d_k_size[kv] += term * square(q, dim_);
@@ -160,12 +159,12 @@ class FullReference {
     const double delta = dot(out, d_out, dim_);
     r_.delta[at(row)] = delta;
     if (in_.sinks.empty()) return;
-    const double p = std::exp(static_cast<double>(in_.sinks[at(head)]) - lse);
+    const double p = std::exp(in_.sinks[at(head)] - lse);
     r_.d_sinks[at(head)] -= p * delta;
     r_.d_sinks_size[at(head)] += p * p * square(out, dim_) * square(d_out, dim_);
   }
 
-  double scale() const { return static_cast<double>(in_.heads.scale); }
+  double scale() const { return in_.heads.scale; }
 
   const AttentionInputs<T>& in_;
   int64_t heads_, kv_heads_, dim_;
@@ -257,7 +256,7 @@ class QuerySampler {
 
  private:
   bool backward() const { return static_cast<bool>(rows_.d_out); }
-  double scale() const { return static_cast<double>(rows_.heads.scale); }
+  double scale() const { return rows_.heads.scale; }
 
   void add(SampledQuery& query, int64_t head, const float* k, const float* v) {
     OnlineRow& row = query.heads[at(head)];
@@ -277,7 +276,7 @@ class QuerySampler {
     OnlineRow& row = query.heads[at(head)];
     const double dim = dim_;
     double lse = row.sum > 0 ? row.max + std::log(row.sum) : -infinity_of<double>;
-    if (!rows_.sinks.empty()) lse = log_add(lse, static_cast<double>(rows_.sinks[at(head)]));
+    if (!rows_.sinks.empty()) lse = log_add(lse, rows_.sinks[at(head)]);
     // exp(x - lse) = w · factor
     const double factor = row.sum > 0 ? std::exp(row.max - lse) : 0;
     for (double& x : row.out) x *= factor;
@@ -334,7 +333,7 @@ class KeySampler {
 
   KeyResults take() {
     for (std::vector<double>* sizes : {&r_.d_k_size, &r_.d_v_size})
-      for (double& x : *sizes) x = std::sqrt(x / static_cast<double>(dim()));
+      for (double& x : *sizes) x = std::sqrt(x / dim());
     return std::move(r_);
   }
 
@@ -343,7 +342,7 @@ class KeySampler {
   int64_t dim() const { return rows_.heads.head_dim; }
 
   void add(int64_t i, int64_t head, const float* q, const float* d_out, double lse, double delta) {
-    const auto scale = static_cast<double>(rows_.heads.scale);
+    const double scale = rows_.heads.scale;
     const int64_t kv_row = i * kv_heads() + head / rows_.heads.group();
     const double* const k = &k_[at(kv_row * dim())];
     const double* const v = &v_[at(kv_row * dim())];
@@ -352,8 +351,8 @@ class KeySampler {
     add_scaled(&r_.d_k[at(kv_row * dim())], ds, q, dim());
     add_scaled(&r_.d_v[at(kv_row * dim())], p, d_out, dim());
     const double d_out2 = square(d_out, dim());
-    r_.d_k_size[at(kv_row)] += scale * scale * p * p * d_out2 * square(v, dim()) *
-                               square(q, dim()) / static_cast<double>(dim());
+    r_.d_k_size[at(kv_row)] +=
+        scale * scale * p * p * d_out2 * square(v, dim()) * square(q, dim()) / dim();
     r_.d_v_size[at(kv_row)] += p * p * d_out2;
   }
 

@@ -8,8 +8,8 @@
 namespace gyre {
 namespace {
 
-std::map<SegmentIndex, int64_t> lengths_of(const Layout& layout) {
-  std::map<SegmentIndex, int64_t> lengths;
+std::map<int64_t, int64_t> lengths_of(const Layout& layout) {
+  std::map<int64_t, int64_t> lengths;
   for (const Shard& shard : layout.shards)
     for (const Fragment& f : shard.fragments) lengths[f.segment] += f.length;
   return lengths;
@@ -66,7 +66,7 @@ int64_t run_pairs(const SlotRun& run, const EqualSequences& all, const MaskRule&
 int64_t pairs_of_all_ranks(const AttentionProblem& problem) {
   int64_t pairs = 0;
   for (const auto& [segment, length] : lengths_of(*problem.layout))
-    pairs += visible_pairs(length, problem.mask, segment.value());
+    pairs += visible_pairs(length, problem.mask, segment);
   return pairs;
 }
 

@@ -155,7 +155,7 @@ __global__ void __launch_bounds__(array_threads)
   for (int d = lane; d < out.dim; d += warp_lanes) {
     const float o = element(out.line(at), out.narrow, d);
     const float g = element(d_out.line(at), d_out.narrow, d);
-    sum += static_cast<double>(o) * static_cast<double>(g);
+    sum += o * static_cast<double>(g);
   }
   sum = warp_sum(sum);
   if (lane == 0) delta.at(at.row, at.head) = static_cast<float>(sum);
@@ -249,7 +249,7 @@ class Written {
   /// Adds the bytes that a copy writes; if they overlap earlier ones, adds none and returns false.
   bool take(const RowCopy& c) {
     const int64_t elements = (c.rows - 1) * c.to.row + (c.planes - 1) * c.to.plane + c.width;
-    const std::byte* end = c.to.data + elements * static_cast<int64_t>(size_of(c.to.type));
+    const std::byte* end = c.to.data + elements * size_of(c.to.type);
     const auto next = ranges_.lower_bound(c.to.data);
     if (next != ranges_.end() && next->first < end) return false;
     if (next != ranges_.begin() && std::prev(next)->second > c.to.data) return false;

@@ -76,15 +76,14 @@ MatrixRef AttentionExecutor::matrix_of(int index) {
 
 std::span<std::byte> AttentionExecutor::place(const Slice& slice) {
   const PlanArray& a = array(slice.array);
-  const auto row = static_cast<size_t>(row_elements(a.kind, a.heads.count, heads_.head_dim)) *
-                   size_of(types_.stored(a.kind));
-  return data_[slice.array].subspan(static_cast<size_t>(slice.row) * row,
-                                    static_cast<size_t>(slice.rows) * row);
+  const auto row =
+      row_elements(a.kind, a.heads.count, heads_.head_dim) * size_of(types_.stored(a.kind));
+  return data_[slice.array].subspan(slice.row * row, slice.rows * row);
 }
 
 RowPlace AttentionExecutor::in_array(const Slice& slice) {
   const MatrixRef rows = columns(slice.array, 0, slice.heads);
-  const auto skipped = slice.row * rows.stride * static_cast<int64_t>(size_of(rows.type));
+  const auto skipped = slice.row * rows.stride * size_of(rows.type);
   return {rows.data + skipped, rows.type, rows.stride,
           rows.stride / planes_of(array(slice.array).kind)};
 }

@@ -229,7 +229,7 @@ int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t h
   throw_usage(
       "{} tokens under {} heads have {:.3g} visible pairs of a query and a key; at most 2^63 - 1 "
       "can be counted: {}",
-      tokens, heads, about * static_cast<double>(heads),
+      tokens, heads, about * heads,
       most > 0 ? fmt::format("{} heads work", most) : "take shorter documents");
 }
 

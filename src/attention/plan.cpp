@@ -231,12 +231,12 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types) {
   return slice.rows * row_elements(kind, slice.heads.count, heads.head_dim) *
-         static_cast<int64_t>(size_of(types.on_wire(kind)));
+         size_of(types.on_wire(kind));
 }
 
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types) {
   return array.tokens() * row_elements(array.kind, array.heads.count, heads.head_dim) *
-         static_cast<int64_t>(size_of(types.stored(array.kind)));
+         size_of(types.stored(array.kind));
 }
 
 int64_t plan_bytes(const RankPlan& plan) {
@@ -255,7 +255,7 @@ int64_t plan_bytes(const RankPlan& plan) {
         }
     }
   }
-  return static_cast<int64_t>(bytes);
+  return bytes;
 }
 
 std::string name_of_keys(const RankPlan& plan, const step::Compute& compute) {

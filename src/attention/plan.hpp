@@ -250,8 +250,7 @@ constexpr int products_of(Pass pass, bool d_q, bool d_kv) {
 /// FLOPs of one direction, per pair and head: 4 · head_dim forward (two products), 10 · head_dim
 /// backward (five).
 constexpr double attention_flops(Pass pass, int64_t pair_heads, int64_t head_dim) {
-  return (pass == Pass::forward ? 4.0 : 10.0) * static_cast<double>(pair_heads) *
-         static_cast<double>(head_dim);
+  return (pass == Pass::forward ? 4.0 : 10.0) * pair_heads * head_dim;
 }
 
 }  // namespace gyre

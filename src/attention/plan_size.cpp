@@ -48,11 +48,9 @@ void check_plan_size(const PlannedRequest& asked, int64_t most,
           "--cp {}: the plans of all ranks under {} are too large to be {} ({} ranks, {} tokens: "
           "about {} steps, messages and rectangles, at most {}); {}",
           asked.cp, asked.schedule.name, asked.purpose, ranks, asked.tokens, entries, most,
-          works > 0
-              ? fmt::format("{} ranks work", works)
-              : fmt::format("about {:.0f} tokens work",
-                            std::floor(static_cast<double>(asked.tokens) *
-                                       static_cast<double>(most) / static_cast<double>(entries))));
+          works > 0 ? fmt::format("{} ranks work", works)
+                    : fmt::format("about {:.0f} tokens work",
+                                  std::floor(asked.tokens * static_cast<double>(most) / entries)));
     works = ranks;
   }
 }

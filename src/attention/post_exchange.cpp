@@ -95,7 +95,7 @@ AttentionExecutor::Posting AttentionExecutor::library_parts_of(const step::Excha
   };
   const auto next = [&](std::span<std::byte>& left, const Slice& slice) {
     const auto bytes = wire_bytes(array(slice.array).kind, slice, heads_, types_);
-    if (bytes % static_cast<int64_t>(sizeof(float)) != 0)
+    if (bytes % sizeof(float) != 0)
       throw_usage("{}: a part of {} bytes; the library's {} takes whole numbers of {} bytes",
                   s.what, bytes, name_of(s.transport), sizeof(float));
     const std::span<std::byte> piece = left.first(bytes);
@@ -168,8 +168,7 @@ WorkPtr AttentionExecutor::submit(const step::Exchange& s, const Posting& postin
   if (s.transport == Transport::all_to_all)
     return group.all_to_all_v(from, sizes(sends), to, sizes(recvs), stream_, s.what);
   const DType type = types_.on_wire(array(s.sends.front().slices.front().array).kind);
-  return group.reduce_scatter(from.data(), to.data(),
-                              std::ssize(to) / static_cast<int64_t>(size_of(type)), type,
+  return group.reduce_scatter(from.data(), to.data(), std::ssize(to) / size_of(type), type,
                               ReduceOp::sum, stream_, s.what);
 }
 

@@ -78,8 +78,11 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, 
   const FragmentPart queries(q, region.q_begin, region.q_end);
   const FragmentPart keys(k, region.k_begin, region.k_end);
   if (queries.count <= 0 || keys.count <= 0) return {};
-  Rectangle r{
-      q.local_begin + queries.first, queries.count, k.local_begin + keys.first, keys.count, {}};
+  Rectangle r{q.local_begin.value() + queries.first,
+              queries.count,
+              k.local_begin.value() + keys.first,
+              keys.count,
+              {}};
   if (region.kind == RegionKind::full) return r;
   r.mask = mask_at(region, q.start.value() + queries.first * q.stride, q.stride,
                    k.start.value() + keys.first * k.stride, k.stride);
@@ -129,9 +132,9 @@ std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const 
   std::vector<Rectangle> rectangles;
   for (const Fragment& q : queries.fragments) {
     auto k = std::lower_bound(in_order.begin(), in_order.end(), q.segment,
-                              [](const Fragment& f, SegmentIndex s) { return f.segment < s; });
+                              [](const Fragment& f, int64_t s) { return f.segment < s; });
     const std::span<const Region> regions =
-        rule.table == nullptr ? endless.regions() : rule.table->of(q.segment.value());
+        rule.table == nullptr ? endless.regions() : rule.table->of(q.segment);
     for (; k != in_order.end() && k->segment == q.segment; ++k)
       for (const Region& region : regions) {
         const Rectangle seen = intersect(q, *k, region, trimming);

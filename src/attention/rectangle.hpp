@@ -40,9 +40,9 @@ struct Mask {
 /// Attention of rows [q_begin, q_begin + q_length) of a query array to key rows [k_begin, k_begin +
 /// k_length). Queries and keys are runs of one document.
 struct Rectangle {
-  LocalToken q_begin;
+  int64_t q_begin = 0;
   int64_t q_length = 0;
-  LocalToken k_begin;
+  int64_t k_begin = 0;
   int64_t k_length = 0;
   Mask mask;
   /// Number of visible (query, key) pairs.

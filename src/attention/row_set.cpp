@@ -33,13 +33,13 @@ int64_t RowSet::count() const {
 
 RowSet queries_of(std::span<const Rectangle> rectangles) {
   RowSet rows;
-  for (const Rectangle& r : rectangles) rows.add(r.q_begin.value(), r.q_begin.value() + r.q_length);
+  for (const Rectangle& r : rectangles) rows.add(r.q_begin, r.q_begin + r.q_length);
   return rows;
 }
 
 RowSet keys_of(std::span<const Rectangle> rectangles) {
   RowSet rows;
-  for (const Rectangle& r : rectangles) rows.add(r.k_begin.value(), r.k_begin.value() + r.k_length);
+  for (const Rectangle& r : rectangles) rows.add(r.k_begin, r.k_begin + r.k_length);
   return rows;
 }
 

@@ -11,7 +11,7 @@ Buffer<float> buffer_of_bytes(int64_t bytes, MemorySpace space) {
   return Buffer<float>(ceil_div(bytes, sizeof(float)), space);
 }
 int64_t bytes_of(const Buffer<float>& buffer) {
-  return buffer.size() * static_cast<int64_t>(sizeof(float));
+  return buffer.size() * sizeof(float);
 }
 
 }  // namespace

@@ -66,7 +66,7 @@ void gather_ids(const Call& call, MatrixView<const float> x, std::span<const int
   const auto of_row = x.rows > 0 ? std::ssize(ids) / x.rows : 0;
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t column = column_of(call, ids[i]);
-    values[i] = column < 0 ? 0 : x(static_cast<int64_t>(i) / of_row, column);
+    values[i] = column < 0 ? 0 : x(i / of_row, column);
   }
   call.all_reduce(values, ReduceOp::sum, "log-probabilities of ids");
 }
@@ -77,7 +77,7 @@ void scatter_ids(const Call& call, std::span<const int32_t> ids, std::span<const
   const auto of_row = x.rows > 0 ? std::ssize(ids) / x.rows : 0;
   for (size_t i = 0; i < ids.size(); ++i) {
     const int64_t column = column_of(call, ids[i]);
-    if (column >= 0) x(static_cast<int64_t>(i) / of_row, column) += g[i];
+    if (column >= 0) x(i / of_row, column) += g[i];
   }
 }
 
@@ -188,10 +188,10 @@ void backward_of_ids(const Call& call, ConstMatrixRef logits, std::span<const in
   const MatrixView<float> p = softmax_of(call, log_softmax(call, logits));
   const MatrixView<float> terms = call.scratch.tensor(product, p.rows, p.cols);
   Buffer<float> sums(p.rows);
-  const size_t picks = p.rows > 0 ? g.size() / static_cast<size_t>(p.rows) : 0;
+  const size_t picks = p.rows > 0 ? g.size() / p.rows : 0;
   for (int64_t r = 0; r < p.rows; ++r) {
     sums[r] = 0;
-    for (const float x : g.subspan(static_cast<size_t>(r) * picks, picks)) sums[r] += x;
+    for (const float x : g.subspan(r * picks, picks)) sums[r] += x;
   }
   apply(Map::negate, p, terms, threads);
   apply(RowMap::multiply, terms, sums.span(), terms, threads);

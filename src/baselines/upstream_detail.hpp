@@ -45,7 +45,7 @@ void for_each_slice(const Shape& shape, Work work) {
 
 template <class Byte>
 BasicMatrixRef<Byte> rows_of(BasicMatrixRef<Byte> x, Rows rows) {
-  const auto row_bytes = x.stride * static_cast<int64_t>(size_of(x.type));
+  const auto row_bytes = x.stride * size_of(x.type);
   return {x.data + rows.begin * row_bytes, x.type, rows.count, x.cols, x.stride};
 }
 

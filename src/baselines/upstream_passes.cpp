@@ -24,7 +24,7 @@ using Half = hn::Rebind<uint16_t, F>;
 constexpr int64_t max_lanes = HWY_MAX_BYTES / sizeof(float);
 
 int64_t lanes() {
-  return static_cast<int64_t>(hn::Lanes(F()));
+  return hn::Lanes(F());
 }
 
 /// Loads min(count, lanes) elements and pads with `fill`. Whole vectors need no copy.
@@ -33,7 +33,7 @@ HWY_INLINE V load(const float* from, int64_t count, float fill = 0) {
   if (count >= lanes()) return hn::LoadU(f, from);
   HWY_ALIGN float padded[max_lanes];
   std::fill_n(padded, max_lanes, fill);
-  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(float));
+  std::memcpy(padded, from, count * sizeof(float));
   return hn::Load(f, padded);
 }
 
@@ -42,7 +42,7 @@ HWY_INLINE void store(V v, float* to, int64_t count) {
   if (count >= lanes()) return hn::StoreU(v, f, to);
   HWY_ALIGN float padded[max_lanes];
   hn::Store(v, f, padded);
-  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(float));
+  std::memcpy(to, padded, count * sizeof(float));
 }
 
 template <class Op>
@@ -119,8 +119,7 @@ HWY_INLINE double sum_of(int64_t count, Term term) {
       d = hn::Add(d, term(i + 3 * n, n));
     }
     for (; i < end; i += n) a = hn::Add(a, term(i, end - i));
-    total +=
-        static_cast<double>(hn::GetLane(hn::SumOfLanes(f, hn::Add(hn::Add(a, b), hn::Add(c, d)))));
+    total += hn::GetLane(hn::SumOfLanes(f, hn::Add(hn::Add(a, b), hn::Add(c, d))));
   }
   return total;
 }
@@ -186,14 +185,14 @@ HWY_EXPORT(narrow_row);
 /// work(row) for each row of `out`; a column takes about 0.2 ns.
 template <class Matrix, class Work>
 void for_each_row(const Matrix& out, int threads, Work work) {
-  const double nanoseconds = 0.2 * static_cast<double>(out.cols) + 10;
+  const double nanoseconds = 0.2 * out.cols + 10;
   for_each_part(threads, out.rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) work(r);
   });
 }
 
 size_t at(int64_t i) {
-  return static_cast<size_t>(i);
+  return i;
 }
 
 }  // namespace

@@ -60,7 +60,7 @@ void sort_by_value(std::span<Item> items, std::span<Item> spare) {
 /// Calls body(row, thread) for all rows; one element costs about `nanoseconds`.
 template <class Body>
 void for_each_row(int threads, MatrixView<const float> z, double nanoseconds, Body body) {
-  for_each_part(threads, z.rows, nanoseconds * static_cast<double>(z.cols) + 10,
+  for_each_part(threads, z.rows, nanoseconds * z.cols + 10,
                 [&](int64_t begin, int64_t end, int thread) {
                   for (int64_t r = begin; r < end; ++r) body(r, thread);
                 });
@@ -100,7 +100,7 @@ void keep_nucleus(FilterScratch& scratch, const SamplingFilter& filter, std::spa
   apply(RowMap::subtract, e, std::span(&max, 1), e, 1);
   apply(Map::exp, e, e, 1);
   double sum = 0;
-  for (int64_t i = 0; i < count; ++i) scratch.cumulative[i] = sum += static_cast<double>(e(0, i));
+  for (int64_t i = 0; i < count; ++i) scratch.cumulative[i] = sum += e(0, i);
   const double limit = sum * filter.top_p;
   for (int64_t i = 0; i < count; ++i) {
     // False for the largest element and with NaN; true for all elements that top_k has removed.
@@ -237,7 +237,7 @@ std::vector<int64_t> FilteredLogprob::bytes_of_rows() const {
   std::vector<int64_t> bytes;
   for (int r = 0; r < tp_.size(); ++r) {
     const int64_t end = r + 1 < tp_.size() ? exchange_.first_row(r + 1) : shape_.tokens;
-    bytes.push_back((end - exchange_.first_row(r)) * static_cast<int64_t>(sizeof(float)));
+    bytes.push_back((end - exchange_.first_row(r)) * sizeof(float));
   }
   return bytes;
 }

@@ -14,7 +14,7 @@ enum class DType { f32, bf16, f64, i32, i64 };
 /// Element types of queries, keys, values, hidden states and logits.
 inline constexpr DType activation_types[] = {DType::f32, DType::bf16};
 
-constexpr size_t size_of(DType type) {
+constexpr int64_t size_of(DType type) {
   if (type == DType::bf16) return 2;
   return type == DType::f32 || type == DType::i32 ? 4 : 8;
 }

@@ -1,6 +1,8 @@
 #pragma once
 // Index types. Mixing up global and local positions is *the* bug of sharded attention. So these
 // types do not convert into each other: a conversion is a named call (see sharding/layout.hpp).
+// Layouts have them, where slots of the stream, slots of a shard and positions of a document meet.
+// Rows of an array of a plan (rectangles, slices) and numbers of documents are plain int64_t.
 
 #include <compare>
 #include <cstdint>
@@ -32,8 +34,6 @@ class Index {
 using GlobalToken = Index<struct GlobalTokenTag>;  ///< slot in the packed stream of all ranks
 using LocalToken = Index<struct LocalTokenTag>;    ///< slot in the shard of one rank
 using DocPosition = Index<struct DocPositionTag>;  ///< position inside a document (RoPE, masks)
-using ChunkIndex = Index<struct ChunkTag>;         ///< chunk of a segment, 0 .. 2 cp - 1
-using SegmentIndex = Index<struct SegmentTag>;     ///< segment of a packed batch
 
 /// Maximum number of slots of a stream: segment boundaries are 32-bit.
 inline constexpr int64_t max_slots = std::numeric_limits<int32_t>::max();

@@ -51,7 +51,7 @@ struct BasicMatrixRef {
   }
   /// Returns columns [begin, begin + count).
   BasicMatrixRef columns_from(int64_t begin, int64_t count) const {
-    return {data + begin * static_cast<int64_t>(size_of(type)), type, rows, count, stride};
+    return {data + begin * size_of(type), type, rows, count, stride};
   }
   /// Returns the element as f32.
   float at(int64_t row, int64_t col) const {

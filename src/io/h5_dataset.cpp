@@ -165,8 +165,7 @@ void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, vo
     return read_words(slabs, static_cast<float*>(data), size);
   if (type_ == Type::bfloat16 && !writing && type == DType::f64)
     return read_words(slabs, static_cast<double*>(data), size);
-  transfer(writing, Element{detail::native_type(type), static_cast<int64_t>(size_of(type))}, slabs,
-           data, size);
+  transfer(writing, Element{detail::native_type(type), size_of(type)}, slabs, data, size);
 }
 
 void Dataset::read_exactly(std::span<const Slab> slabs, std::span<long double> out) const {

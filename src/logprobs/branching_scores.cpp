@@ -13,7 +13,7 @@ ScoreOptions with_token_ids(ScoreOptions options, int64_t token_ids) {
 
 template <class Byte>
 BasicMatrixRef<Byte> row_of(BasicMatrixRef<Byte> matrix, int64_t row) {
-  const int64_t bytes = row * matrix.stride * static_cast<int64_t>(size_of(matrix.type));
+  const int64_t bytes = row * matrix.stride * size_of(matrix.type);
   return {matrix.data + bytes, matrix.type, 1, matrix.cols, matrix.stride};
 }
 
@@ -53,8 +53,7 @@ void BranchingScores::backward(ConstMatrixRef logits, std::span<const int32_t> i
   GYRE_CHECK(std::ssize(d_logprob) == predictions(), "{} gradients of {}", d_logprob.size(),
              predictions());
   // Branch rows go to buffers first, because the pass over all rows may overwrite the logits.
-  const auto columns = d_logits.cols,
-             bytes = columns * static_cast<int64_t>(size_of(d_logits.type));
+  const auto columns = d_logits.cols, bytes = columns * size_of(d_logits.type);
   std::vector<Buffer<std::byte>> gradients;
   size_t at = rows_;
   for (size_t b = 0; b < branches_.size(); ++b) {

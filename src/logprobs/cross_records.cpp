@@ -36,7 +36,7 @@ class HostCrossRecords final : public CrossRecords {
   }
   void merge_records(std::span<const CrossPartial> records, const CrossScores& out) override {
     const int64_t rows = own_.size();
-    const double nanoseconds = 30 * static_cast<double>(ranks_ + 2);
+    const double nanoseconds = 30.0 * (ranks_ + 2);
     for_each_part(threads_, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) {
         const CrossTotal row(records.data() + i, rows, ranks_);

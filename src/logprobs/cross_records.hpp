@@ -52,17 +52,14 @@ struct CrossTotal {
  private:
   GYRE_HOST_DEVICE void add(const CrossPartial& part) {
     constexpr float nothing = -std::numeric_limits<float>::infinity();
-    const auto of_teacher = static_cast<double>(part.teacher_sum);
-    const double shift = static_cast<double>(part.student_max) - static_cast<double>(student_max);
-    student_sum += static_cast<double>(part.student_sum) * std::exp(shift);
+    const double of_teacher = part.teacher_sum;
+    const double shift = part.student_max - static_cast<double>(student_max);
+    student_sum += part.student_sum * std::exp(shift);
     if (of_teacher == 0) return;
-    const double factor =
-        std::exp(static_cast<double>(part.teacher_max) - static_cast<double>(teacher_max));
+    const double factor = std::exp(part.teacher_max - static_cast<double>(teacher_max));
     teacher_sum += of_teacher * factor;
     // Only the student has -inf here: infinite for any probability of the teacher.
-    cross += part.cross == nothing
-                 ? static_cast<double>(nothing)
-                 : (static_cast<double>(part.cross) + shift * of_teacher) * factor;
+    cross += part.cross == nothing ? nothing : (part.cross + shift * of_teacher) * factor;
   }
 };
 

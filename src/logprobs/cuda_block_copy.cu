@@ -44,7 +44,7 @@ __global__ void __launch_bounds__(block_threads) copy_rows(BlockCopy block) {
 
 template <class Unit>
 void start(const BlockCopy& block, Stream& stream) {
-  const int64_t pieces = ceil_div(block.bytes, static_cast<int64_t>(sizeof(Unit)));
+  const int64_t pieces = ceil_div(block.bytes, sizeof(Unit));
   int wide = block_threads;
   while (wide > 1 && wide / 2 >= pieces) wide /= 2;  // short rows share a block
   const int high = block_threads / wide;
@@ -62,7 +62,7 @@ BlockCopy block_copy(ConstMatrixRef from, MatrixRef to) {
   GYRE_CHECK(from.rows == to.rows && from.cols == to.cols && from.type == to.type,
              "{} x {} of {} copied to {} x {} of {}", from.rows, from.cols, name_of(from.type),
              to.rows, to.cols, name_of(to.type));
-  const auto element = static_cast<int64_t>(size_of(from.type));
+  const int64_t element = size_of(from.type);
   BlockCopy block{
       from.data,          to.data, from.rows, from.cols * element, from.stride * element,
       to.stride * element};

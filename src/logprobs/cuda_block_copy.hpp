@@ -23,7 +23,7 @@ struct BlockCopy {
   GYRE_HOST_DEVICE int64_t unit() const {
     const auto bits = reinterpret_cast<uintptr_t>(from) | reinterpret_cast<uintptr_t>(to) |
                       static_cast<uintptr_t>(from_stride) | static_cast<uintptr_t>(to_stride) | 16U;
-    return static_cast<int64_t>(bits & (~bits + 1));
+    return bits & (~bits + 1);
   }
 };
 

@@ -58,7 +58,7 @@ __global__ void __launch_bounds__(block_threads)
     counts_of_parts(const T* logits, int64_t stride, int64_t parts, const ColumnQuery* queries,
                     Sum* counts) {
   __shared__ int shared[block_warps];
-  const ColumnQuery query = queries[static_cast<int64_t>(blockIdx.x) / parts];
+  const ColumnQuery query = queries[blockIdx.x / parts];
   const PartOfRow mine(parts, query.end, part_columns);
   int above = 0, equal = 0;
   const int64_t begin = max(mine.begin, query.begin);

@@ -245,7 +245,7 @@ class CudaRowKernels final : public RowKernels {
   /// Returns scratch filled with zeros.
   template <class T>
   T* cleared(int64_t count) {
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    const int64_t bytes = count * sizeof(T);
     std::byte* const memory = scratch_.at_least(bytes);
     stream_.fill(memory, std::byte{0}, bytes);
     return reinterpret_cast<T*>(memory);
@@ -273,8 +273,8 @@ void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTo
   const int64_t entries = shape.parts * shape.part_length +
                           (shape.part_spills ? shape.parts * shape.part_capacity : 0) +
                           (shape.merge_spills ? shape.merge_capacity : 0) + length;
-  const int64_t rows_at_once = std::max<int64_t>(
-      1, selection_scratch_bytes / (entries * static_cast<int64_t>(sizeof(uint64_t))));
+  const int64_t rows_at_once =
+      std::max<int64_t>(1, selection_scratch_bytes / (entries * sizeof(uint64_t)));
   const int64_t element = size_of(logits.type);
   for (int64_t r = 0; r < logits.rows; r += rows_at_once) {
     const int64_t count = std::min(rows_at_once, logits.rows - r);

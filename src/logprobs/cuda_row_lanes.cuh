@@ -275,8 +275,8 @@ struct PartOfRow {
   int64_t row, part, begin, end;
 
   __device__ PartOfRow(int64_t parts, int64_t columns, int64_t columns_of_part)
-      : row(static_cast<int64_t>(blockIdx.x) / parts),
-        part(static_cast<int64_t>(blockIdx.x) % parts),
+      : row(blockIdx.x / parts),
+        part(blockIdx.x % parts),
         begin(part * columns_of_part),
         end(min(begin + columns_of_part, columns)) {}
 };

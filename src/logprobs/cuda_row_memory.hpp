@@ -40,7 +40,7 @@ class Places {
   template <class T>
   int64_t add(int64_t count) {
     const int64_t begin = end_;
-    end_ = round_up(end_ + count * static_cast<int64_t>(sizeof(T)), 256);
+    end_ = round_up(end_ + count * sizeof(T), 256);
     return begin;
   }
   int64_t bytes() const { return end_; }
@@ -100,7 +100,7 @@ class Download {
   /// Returns the array in pinned memory, valid until the next call. Waits for the stream.
   template <class T>
   const T* fetch(const T* from, int64_t count) {
-    const int64_t bytes = count * static_cast<int64_t>(sizeof(T));
+    const int64_t bytes = count * sizeof(T);
     std::byte* const to = memory_.at_least(bytes);
     stream_.copy(to, from, bytes);
     stream_.synchronize();

@@ -160,7 +160,7 @@ __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
   constexpr int lanes = lanes_of<T>;
   __shared__ SelectionRoom room;
   const PartOfRow mine(shape.parts, shape.columns, select_columns);
-  const auto block = static_cast<int64_t>(blockIdx.x);
+  const int64_t block = blockIdx.x;
   uint64_t* entries = shape.part_spills ? task.part_room + block * shape.part_capacity
                                         : reinterpret_cast<uint64_t*>(dynamic_shared());
   Selector selector(entries, shape.part_length, room);
@@ -264,7 +264,7 @@ __global__ void __launch_bounds__(select_threads)
     merge_selections(const T* logits, int64_t stride, float scale, bool weighted,
                      SelectionShape shape, SelectionTask task) {
   __shared__ SelectionRoom room;
-  const auto row = static_cast<int64_t>(blockIdx.x);
+  const int64_t row = blockIdx.x;
   uint64_t* entries = shape.merge_spills ? task.merge_room + row * shape.merge_capacity
                                          : reinterpret_cast<uint64_t*>(dynamic_shared());
   Selector selector(entries, shape.length, room);
@@ -323,7 +323,7 @@ void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan&
                       const SelectionShape& shape, const SelectionTask& task) {
   const float scale = base_2(scan.scale);
   const auto shared = [](int64_t entries, bool spills) {
-    return spills ? 0 : static_cast<size_t>(entries) * sizeof(uint64_t);
+    return spills ? 0 : entries * sizeof(uint64_t);
   };
   with_elements(logits, [&](auto z) {
     using T = typename decltype(z)::Type;

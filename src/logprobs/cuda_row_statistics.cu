@@ -71,7 +71,7 @@ __global__ void __launch_bounds__(block_threads)
       [&](Place at, const auto& vector) {
         const unsigned valid = at.whole ? ~0U : grid.valid(at.column);
         for (int i = 0; i < lanes_of<T>; ++i)
-          if ((valid >> i & 1U) != 0) sum += static_cast<double>(vector.x[i]);
+          if ((valid >> i & 1U) != 0) sum += vector.x[i];
       },
       row);
   sum = block_sum(sum, shared);

@@ -32,7 +32,7 @@ __global__ void __launch_bounds__(block_threads)
   const int64_t row = thread_number();
   if (row >= rows) return;
   totals[row].add(rows::partials_of(sums + row * parts, parts, rows::base_2(scale), weighted),
-                  static_cast<double>(scale));
+                  scale);
 }
 
 __global__ void __launch_bounds__(block_threads)
@@ -155,7 +155,7 @@ class CudaScoreRecords final : public ScoreRecords {
     m.partials = shape_.partials();
     m.token_ids = shape_.token_ids;
     m.ranks = shape_.vocab.ranks();
-    m.scale = static_cast<double>(shape_.scale);
+    m.scale = shape_.scale;
     m.offsets = offsets_;
     m.vocab_size = shape_.vocab.vocab_size;
     m.ids = ids_there_;
@@ -175,7 +175,7 @@ class CudaScoreRecords final : public ScoreRecords {
   CUstream_st* handle() const { return cuda_handle(stream_); }
   template <class T>
   static size_t bytes(int64_t count) {
-    return static_cast<size_t>(count) * sizeof(T);
+    return count * sizeof(T);
   }
   template <class T>
   static T* at_least(Pool& memory, int64_t count) {
@@ -228,7 +228,7 @@ class CudaCrossRecords final : public CrossRecords {
   }
   std::span<CrossPartial> all() override {
     const int64_t count = ranks_ * rows_;
-    auto* const memory = all_memory_.at_least(count * static_cast<int64_t>(sizeof(CrossPartial)));
+    auto* const memory = all_memory_.at_least(count * sizeof(CrossPartial));
     return {reinterpret_cast<CrossPartial*>(memory), static_cast<size_t>(count)};
   }
   void merge_records(std::span<const CrossPartial> records, const CrossScores& out) override {

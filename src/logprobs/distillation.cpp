@@ -14,7 +14,7 @@ namespace {
 /// Calls body(row) for rows of `token_ids` exponentials each.
 template <class Body>
 void for_each_row(int threads, int64_t rows, int64_t token_ids, Body body) {
-  const double nanoseconds = 5 * static_cast<double>(token_ids);
+  const double nanoseconds = 5.0 * token_ids;
   for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) body(i);
   });
@@ -25,10 +25,10 @@ void log_softmax(std::span<const float> logits, std::span<float> out) {
   float max = -std::numeric_limits<float>::infinity();
   for (const float z : logits) max = std::max(max, z);
   double sum = 0;
-  for (const float z : logits) sum += static_cast<double>(std::exp(z - max));
+  for (const float z : logits) sum += std::exp(z - max);
   const double log_sum = std::log(sum);
   for (size_t k = 0; k < logits.size(); ++k)
-    out[k] = static_cast<float>(static_cast<double>(logits[k] - max) - log_sum);
+    out[k] = static_cast<float>((logits[k] - max) - log_sum);
 }
 
 /// The same for all rows of `token_ids` logits; may be in place.
@@ -36,7 +36,7 @@ void log_softmax_rows(int threads, int64_t token_ids, std::span<const float> log
                       std::span<float> out) {
   const size_t row = token_ids;
   for_each_row(threads, std::ssize(logits) / token_ids, token_ids, [&](int64_t i) {
-    const size_t at = static_cast<size_t>(i) * row;
+    const size_t at = i * row;
     log_softmax(logits.subspan(at, row), out.subspan(at, row));
   });
 }
@@ -112,7 +112,7 @@ void DistillationScores::backward(ConstMatrixRef logits, std::span<const int32_t
     bool some = false;
     for (int64_t k = begin; k < end; ++k) {
       const float g = d_student[k];
-      sum += static_cast<double>(g);
+      sum += g;
       some = some || g != 0;
     }
     if (!some) {  // even if the row holds NaN
@@ -120,8 +120,8 @@ void DistillationScores::backward(ConstMatrixRef logits, std::span<const int32_t
       return;
     }
     for (int64_t k = begin; k < end; ++k)
-      d_values[k] = static_cast<float>(static_cast<double>(d_student[k]) -
-                                       sum * std::exp(static_cast<double>(student_[k])));
+      d_values[k] =
+          static_cast<float>(d_student[k] - sum * std::exp(static_cast<double>(student_[k])));
   });
   gathered_->backward(ids, d_values.span(), d_logits);
 }

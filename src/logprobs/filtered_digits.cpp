@@ -18,10 +18,9 @@ void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
     for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
     row.above = masses[digit_buckets];
   }
-  const double limit = top_p * static_cast<double>(row.total);
+  const double limit = top_p * row.total;
   int64_t bucket = digit_buckets - 1;
-  while (bucket >= 0 && static_cast<double>(row.above + masses[bucket]) < limit)
-    row.above += masses[bucket--];
+  while (bucket >= 0 && (row.above + masses[bucket]) < limit) row.above += masses[bucket--];
   GYRE_CHECK(bucket >= 0, "token {}: no threshold from key {} in {} bits", row.token, row.low,
              row.bits);
   const int shift = row.bits - digit_bits;
@@ -42,7 +41,7 @@ DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, 
   const double rounding = columns * std::exp2(-fraction_bits_for(s_.vocab_.vocab_size));
   uint32_t low = 0;
   if (left_out > rounding) {
-    const double least = static_cast<double>(max) + std::log(left_out / columns) / scale();
+    const double least = max + std::log(left_out / columns) / scale();
     low = key_of(std::nextafter(static_cast<float>(std::max<double>(least, Limits::lowest())),
                                 -Limits::infinity()),
                  s_.type_);
@@ -115,7 +114,7 @@ void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
                                                const Buffer<DigitCounts>& counts,
                                                std::span<int64_t> ties) {
   const auto at = [&](int64_t rank) -> const DigitCounts& {
-    return counts[rank * std::ssize(rows_) + static_cast<int64_t>(i)];
+    return counts[rank * std::ssize(rows_) + i];
   };
   FilterCut cut;
   cut.max = row.max;
@@ -128,9 +127,8 @@ void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
   GYRE_CHECK(group.count > 0 && row.equal % group.count == 0,
              "token {}: a mass of {} for {} columns of equal value", row.token, row.equal,
              group.count);
-  cut.mass = static_cast<double>(row.above);
-  add_group(group, row.equal / group.count,
-            s_.options_.filter.top_p * static_cast<double>(row.total), cut);
+  cut.mass = row.above;
+  add_group(group, row.equal / group.count, s_.options_.filter.top_p * row.total, cut);
   cut.mass = std::ldexp(cut.mass, -fraction_bits_for(s_.vocab_.vocab_size));
   const int rank = owner(row.token);
   finish(

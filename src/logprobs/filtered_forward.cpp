@@ -15,7 +15,7 @@ namespace {
 /// reads up to `length` entries of each rank's list.
 template <class Body>
 void for_each_row(int threads, int64_t tokens, int ranks, int64_t length, Body body) {
-  const double nanoseconds = 10 * static_cast<double>(ranks * std::min<int64_t>(length, 32));
+  const double nanoseconds = 10.0 * (ranks * std::min<int64_t>(length, 32));
   for_each_part(threads, tokens, nanoseconds, [&](int64_t begin, int64_t end, int) {
     std::vector<int64_t> scratch(ranks);
     for (int64_t t = begin; t < end; ++t) body(t, std::span<int64_t>(scratch));
@@ -32,7 +32,7 @@ bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& 
   cut.ties = group.count;
   cut.kept_ties = room < count ? static_cast<int64_t>(room) : group.count;
   const bool more = cut.mass + count * weight < limit;
-  cut.mass += static_cast<double>(cut.kept_ties) * weight;
+  cut.mass += cut.kept_ties * weight;
   return more;
 }
 
@@ -81,8 +81,7 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
     if (owner(t) != mine_) continue;
     ListScalars& scalars = own.scalars(t);
     bool more = false;
-    scalars.behind =
-        after_in_list(t, values.subspan(static_cast<size_t>(t) * length, length), scalars, more);
+    scalars.behind = after_in_list(t, values.subspan(t * length, length), scalars, more);
     if (more) queries.push_back({t, target_column(t) + 1, own_columns(), scalars.target});
   }
   if (queries.empty()) return;
@@ -103,7 +102,7 @@ int32_t FilteredScores::Forward::after_in_list(int64_t t, std::span<const float>
   for (size_t i = 0; i < list.size(); ++i) {
     if (list[i] != scalars.target) continue;
     ++in_list;
-    behind += ids_[t * s_.length_ + static_cast<int64_t>(i)] > column ? 1 : 0;
+    behind += ids_[t * s_.length_ + i] > column ? 1 : 0;
   }
   more = scalars.target == list.back() && scalars.last != in_list;
   return behind;
@@ -137,7 +136,7 @@ bool FilteredScores::Forward::walk_row(int64_t t, std::span<int64_t> scratch) {
     const double limit = s_.options_.filter.top_p * total;
     ValueGroup group{};
     while (lists.next(group)) {
-      const double x = (static_cast<double>(group.value) - static_cast<double>(cut.max)) * scale();
+      const double x = (group.value - static_cast<double>(cut.max)) * scale();
       if (!add_group(group, std::exp(x), limit, cut)) break;
     }
     if (lists.too_short()) return false;
@@ -155,10 +154,10 @@ bool FilteredScores::Forward::walk_row(int64_t t, std::span<int64_t> scratch) {
 double FilteredScores::Forward::total_mass(int64_t t, float max) const {
   double total = 0;
   for (int64_t r = 0; r < ranks_; ++r) {
-    const auto sum = static_cast<double>(records_.scalars(r, t).sum);
+    const double sum = records_.scalars(r, t).sum;
     if (sum == 0) continue;
-    const double first = static_cast<double>(records_.value(r, t, 0));
-    total += sum * std::exp((first - static_cast<double>(max)) * scale());
+    const double first = records_.value(r, t, 0);
+    total += sum * std::exp((first - max) * scale());
   }
   return total;
 }
@@ -170,10 +169,10 @@ FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const
   int64_t count = 0;
   double total = 0;
   for (ValueGroup group{}; count < filter.top_k && walk.next(group);) {
-    const double x = (static_cast<double>(group.value) - static_cast<double>(max)) * scale();
+    const double x = (group.value - static_cast<double>(max)) * scale();
     groups.emplace_back(group, std::exp(x));
     count += group.count;
-    total += static_cast<double>(group.count) * groups.back().second;
+    total += group.count * groups.back().second;
   }
   GYRE_CHECK(!walk.too_short(), "{} of {} largest", count, filter.top_k);
   FilterCut cut;

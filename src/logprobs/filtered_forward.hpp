@@ -71,7 +71,7 @@ class FilteredScores::Forward {
 
  private:
   int64_t own_columns() const { return columns_[mine_]; }
-  double scale() const { return static_cast<double>(s_.scale()); }
+  double scale() const { return s_.scale(); }
   int64_t target_column(int64_t t) const { return targets_[t] - s_.vocab_.begin(mine_); }
   int owner(int64_t t) const { return s_.vocab_.owner(targets_[t]); }
   void wait(const WorkPtr& work) {
@@ -139,7 +139,7 @@ void FilteredScores::Forward::finish(int64_t t, const FilterCut& cut, Ties ties_
       higher += ties;
     }
   }
-  const double x = (static_cast<double>(target) - static_cast<double>(cut.max)) * scale();
+  const double x = (target - static_cast<double>(cut.max)) * scale();
   logprob_[t] = survives ? static_cast<float>(x - log_sum) : none;
 }
 

@@ -37,7 +37,7 @@ class ListRecords {
 
   static int64_t block_bytes(int64_t tokens, int64_t length, DType type) {
     const int64_t value = size_of(type);
-    return round_up(tokens * (static_cast<int64_t>(sizeof(ListScalars)) + length * value), 4);
+    return round_up(tokens * (sizeof(ListScalars) + length * value), 4);
   }
   std::span<std::byte> bytes() { return bytes_.span(); }
   std::span<const std::byte> bytes() const { return bytes_.span(); }
@@ -48,14 +48,14 @@ class ListRecords {
     return reinterpret_cast<ListScalars*>(bytes_.data())[token];
   }
   float value(int64_t rank, int64_t token, int64_t entry) const {
-    const std::byte* values = block(rank) + tokens_ * static_cast<int64_t>(sizeof(ListScalars));
+    const std::byte* values = block(rank) + tokens_ * sizeof(ListScalars);
     const int64_t at = token * length_ + entry;
     return type_ == DType::f32 ? reinterpret_cast<const float*>(values)[at]
                                : to_float(reinterpret_cast<const bf16*>(values)[at]);
   }
   /// Sets the lists of the first rank.
   void set_values(std::span<const float> values) {
-    std::byte* const to = bytes_.data() + tokens_ * static_cast<int64_t>(sizeof(ListScalars));
+    std::byte* const to = bytes_.data() + tokens_ * sizeof(ListScalars);
     if (type_ == DType::f32)
       std::copy(values.begin(), values.end(), reinterpret_cast<float*>(to));
     else

@@ -92,12 +92,11 @@ WorkPtr FusedLinear::gather_x(ConstMatrixRef x, Stream& stream) {
   if (!exchanges_x()) return completed_work();
   const size_t row = fused::row_bytes(x);
   x_type_ = x.type;
-  const auto bytes = options_.tokens * static_cast<int64_t>(row);
+  const int64_t bytes = options_.tokens * row;
   if (x_.size() != bytes) x_ = Buffer<std::byte>(bytes, ops_.space());
   const auto block = [&](int rank) {
-    return x_.span().subspan(
-        static_cast<size_t>(assigned_row(rank)) * row,
-        static_cast<size_t>(assigned_row(rank + 1) - assigned_row(rank)) * row);
+    return x_.span().subspan(assigned_row(rank) * row,
+                             (assigned_row(rank + 1) - assigned_row(rank)) * row);
   };
   const std::span<std::byte> own = block(tp_.rank());
   ops_.copy(x, {own.data(), x.type, x.rows, x.cols, x.cols});

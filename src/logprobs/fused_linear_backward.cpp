@@ -148,15 +148,14 @@ void FusedLinear::Backward::compute(const Batch& batch, MatrixView<float> part) 
 
 void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
   const LinearOptions& options = layer_.options_;
-  const auto scale = static_cast<double>(layer_.scale());
+  const double scale = layer_.scale();
   for (int64_t i = 0; i < count; ++i) {
     const int64_t token = tokens_[begin + i];
     const size_t at = token;
-    const auto g = static_cast<double>(in_.d_logprob[at]);
-    const double h = in_.d_entropy.empty() ? 0 : static_cast<double>(in_.d_entropy[at]);
+    const double g = in_.d_logprob[at];
+    const double h = in_.d_entropy.empty() ? 0 : in_.d_entropy[at];
     normalizers_[i] = layer_.normalizers_[token];
-    coefficients_[i] =
-        slope_of(g, h, h == 0 ? 0 : static_cast<double>(layer_.entropy_[token]), scale);
+    coefficients_[i] = slope_of(g, h, h == 0 ? 0 : layer_.entropy_[token], scale);
     weights_[i] = static_cast<float>(scale * g);
     ids_[i] = in_.targets[at];
   }
@@ -185,13 +184,13 @@ void FusedLinear::Backward::post(const Batch& batch, MatrixView<float> part) {
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
   const size_t hidden = part.cols;
-  const auto own = static_cast<size_t>(rows_of_rank(layer_.tp_.rank())) * hidden;
-  std::span<const float> rest(part.data, static_cast<size_t>(part.rows) * hidden);
+  const auto own = rows_of_rank(layer_.tp_.rank()) * hidden;
+  std::span<const float> rest(part.data, part.rows * hidden);
   for (int step = batch.first_step; step < batch.end_step; ++step) {
-    const size_t count = static_cast<size_t>(rows_of_rank(peer(step))) * hidden;
+    const size_t count = rows_of_rank(peer(step)) * hidden;
     add_slices(peer(step), bytes_of(rest.first(count)), sends);
     rest = rest.subspan(count);
-    const auto skipped = static_cast<size_t>(step - batch.first_step) * own;
+    const auto skipped = (step - batch.first_step) * own;
     add_slices(peer(-step), writable_bytes_of(received_.span().subspan(skipped, own)), recvs);
   }
   travelling_ = batch;
@@ -248,14 +247,11 @@ double FusedLinear::share_d_x(MatrixView<const float> own, Stream& stream,
                               MatrixView<float> d_x) const {
   std::vector<int64_t> bytes;
   for (int r = 0; r < tp_.size(); ++r)
-    bytes.push_back((assigned_row(r + 1) - assigned_row(r)) * d_x.cols *
-                    static_cast<int64_t>(sizeof(float)));
+    bytes.push_back((assigned_row(r + 1) - assigned_row(r)) * d_x.cols * sizeof(float));
   const bool dense = d_x.stride == d_x.cols;
   Buffer<float> copy(dense ? 0 : d_x.rows * d_x.cols, ops_.space());
   const MatrixView<float> all = dense ? d_x : copy.matrix(d_x.rows, d_x.cols);
-  const auto elements = [](auto m) {
-    return std::span(m.data, static_cast<size_t>(m.rows * m.cols));
-  };
+  const auto elements = [](auto m) { return std::span(m.data, m.rows * m.cols); };
   const WorkPtr work =
       arrays_.all_gather_v(bytes_of(elements(own)), writable_bytes_of(elements(all)), bytes, stream,
                            "gradients of hidden states");

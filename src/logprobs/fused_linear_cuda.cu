@@ -84,7 +84,7 @@ class Scratch {
  public:
   Scratch() = default;
   Scratch(int64_t count, DType type)
-      : type_(type), bytes_(count * static_cast<int64_t>(size_of(type)), MemorySpace::device) {}
+      : type_(type), bytes_(count * size_of(type), MemorySpace::device) {}
   MatrixRef matrix(int64_t rows, int64_t cols) { return {bytes_.data(), type_, rows, cols, cols}; }
 
  private:
@@ -106,7 +106,7 @@ class DeviceTile final : public LinearTile {
   }
 
   void load(ConstMatrixRef x, int64_t first, int64_t rows) override {
-    const int64_t row_bytes = x.stride * static_cast<int64_t>(size_of(x.type));
+    const int64_t row_bytes = x.stride * size_of(x.type);
     const ConstMatrixRef source{x.data + first * row_bytes, x.type, rows, x.cols, x.stride};
     x_ = source;
     if (x.type != type_) keep(source, nullptr, rows);

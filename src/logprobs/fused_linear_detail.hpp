@@ -9,12 +9,11 @@ namespace gyre::fused {
 
 template <class Byte>
 BasicMatrixRef<Byte> rows_of(BasicMatrixRef<Byte> m, int64_t begin, int64_t count) {
-  return {m.data + begin * m.stride * static_cast<int64_t>(size_of(m.type)), m.type, count, m.cols,
-          m.stride};
+  return {m.data + begin * m.stride * size_of(m.type), m.type, count, m.cols, m.stride};
 }
 
 inline size_t row_bytes(ConstMatrixRef m) {
-  return static_cast<size_t>(m.cols) * size_of(m.type);
+  return m.cols * size_of(m.type);
 }
 
 }  // namespace gyre::fused

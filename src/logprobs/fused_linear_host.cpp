@@ -30,7 +30,7 @@ void widen_row(ConstMatrixRef from, int64_t row, float* to) {
 template <class Body>
 void share_columns(int threads, int64_t columns, int64_t products, Body body) {
   const int64_t panels = ceil_div(columns, gemm_panel_columns);
-  const bool shared = items_of_task(columns, 0.02 * static_cast<double>(products)) < columns;
+  const bool shared = items_of_task(columns, 0.02 * products) < columns;
   const int64_t tasks = std::min<int64_t>(shared ? std::max(1, threads) : 1, panels);
   for_each_task(threads, tasks, [&](int64_t task, int) {
     const int64_t begin = panels * task / tasks * gemm_panel_columns;

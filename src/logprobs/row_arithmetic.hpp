@@ -35,7 +35,7 @@ inline constexpr double log2_e = 1.44269504088896341;
 inline constexpr double ln_2 = 0.693147180559945309;
 /// Factor of a logit whose exponential is computed as a power of 2.
 GYRE_HOST_DEVICE inline float base_2(float scale) {
-  return static_cast<float>(static_cast<double>(scale) * log2_e);
+  return static_cast<float>(scale * log2_e);
 }
 /// 2 to this power is 0 in f32, but its product with the power stays finite.
 inline constexpr float no_exponent = -200;
@@ -132,7 +132,7 @@ struct ThreadSums {
   }
   /// Returns the sums in f64, relative to the common maximum `to` of several threads.
   GYRE_HOST_DEVICE PartSums part(float to) const {
-    PartSums part{to, static_cast<double>(sum), static_cast<double>(weighted)};
+    PartSums part{to, sum, weighted};
     move_sums(max, to, scale, part.sum, part.weighted);
     return part;
   }
@@ -169,8 +169,8 @@ struct CrossSums {
   GYRE_HOST_DEVICE void raise_student(float top) {
     if (top == student_max) return;
     // While all student logits are -inf, cross is 0 or -inf.
-    if (student_max != minus_infinity && cross != static_cast<double>(minus_infinity))
-      cross += (static_cast<double>(student_max) - static_cast<double>(top)) * teacher_sum;
+    if (student_max != minus_infinity && cross != minus_infinity)
+      cross += (student_max - static_cast<double>(top)) * teacher_sum;
     double none = 0;
     move_sums(student_max, top, static_cast<float>(log2_e), student_sum, none);
     student_max = top;
@@ -178,8 +178,8 @@ struct CrossSums {
   GYRE_HOST_DEVICE void raise_teacher(float top) {
     if (top == teacher_max) return;
     const float factor = power_of_2((teacher_max - top) * static_cast<float>(log2_e));
-    teacher_sum *= static_cast<double>(factor);
-    if (cross != static_cast<double>(minus_infinity)) cross *= static_cast<double>(factor);
+    teacher_sum *= factor;
+    if (cross != minus_infinity) cross *= factor;
     teacher_max = top;
   }
   GYRE_HOST_DEVICE void raise(float student_top, float teacher_top) {
@@ -216,10 +216,10 @@ struct CrossSums {
       const float product = s[i] == minus_infinity ? s[i] : p * at_least(below, lowest_number);
       cross_terms += t[i] == minus_infinity ? 0 : product;
     }
-    student_sum += static_cast<double>(student_terms);
-    teacher_sum += static_cast<double>(teacher_terms);
+    student_sum += student_terms;
+    teacher_sum += teacher_terms;
     cross += cross_terms == minus_infinity ? large_terms(s, t, student_origin, teacher_origin)
-                                           : static_cast<double>(cross_terms);
+                                           : cross_terms;
   }
 
  private:
@@ -230,10 +230,9 @@ struct CrossSums {
     double sum = 0;
     for (int i = 0; i < count; ++i) {
       if (t[i] == minus_infinity) continue;
-      if (s[i] == minus_infinity) return static_cast<double>(s[i]);
+      if (s[i] == minus_infinity) return s[i];
       const float p = power_of_2((t[i] - teacher_origin) * static_cast<float>(log2_e));
-      sum += static_cast<double>(p) *
-             (static_cast<double>(s[i]) - static_cast<double>(student_origin));
+      sum += p * (s[i] - static_cast<double>(student_origin));
     }
     return sum;
   }
@@ -281,7 +280,7 @@ struct Distribution {
   GYRE_HOST_DEVICE Distribution(const RowNormalizer& row, float natural_scale)
       : max(row.max),
         scale(base_2(natural_scale)),
-        log2_sum(static_cast<float>(static_cast<double>(row.log_sum) * log2_e)) {}
+        log2_sum(static_cast<float>(row.log_sum * log2_e)) {}
   /// log2 p; finite where z is -inf.
   GYRE_HOST_DEVICE float exponent(float z) const {
     return larger((z - max) * scale - log2_sum, no_exponent);
@@ -296,9 +295,7 @@ struct SlopeOf {
 
   GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale,
                            const GradientCoefficients& coefficient)
-      : row(normalizer, scale),
-        a(coefficient.a),
-        b(static_cast<float>(static_cast<double>(coefficient.b) * ln_2)) {}
+      : row(normalizer, scale), a(coefficient.a), b(static_cast<float>(coefficient.b * ln_2)) {}
   GYRE_HOST_DEVICE float operator()(float z) const {
     const float y = row.exponent(z);
     return power_of_2(y) * (a + b * y);

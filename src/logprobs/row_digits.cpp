@@ -51,7 +51,7 @@ HWY_INLINE void add_vector(V v, const MassScan& scan, float unit, int64_t* masse
   hn::Store(hn::Mul(exp_f32(f, x), hn::Set(f, unit)), f, mass);
   hn::Store(bucket, u, at);
   for (size_t k = 0; k < hn::Lanes(f); ++k)
-    masses[static_cast<int64_t>(k % tables) * digit_sums + at[k]] += static_cast<int64_t>(mass[k]);
+    masses[k % tables * digit_sums + at[k]] += static_cast<int64_t>(mass[k]);
 }
 
 template <class T>
@@ -69,8 +69,7 @@ HWY_INLINE void add_row(const T* row, int64_t columns, T nothing, const MassScan
     std::fill(std::copy(row + c, row + columns, tail), tail + n, nothing);
     add_vector<T>(load(f, tail), scan, unit, masses);
   }
-  for (size_t i = 0; i < tables * digit_sums; ++i)
-    sums[i % static_cast<size_t>(digit_sums)] += masses[i];
+  for (size_t i = 0; i < tables * digit_sums; ++i) sums[i % digit_sums] += masses[i];
 }
 
 template <class T>

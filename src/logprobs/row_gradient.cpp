@@ -33,7 +33,7 @@ struct Base {
 
   Base(const RowNormalizer& row_, float natural_scale_)
       : row(row_), natural_scale(natural_scale_), scale(natural_scale_ * log2_e) {
-    const double log2_sum = static_cast<double>(row.log_sum) / std::log(2.0);
+    const double log2_sum = row.log_sum / std::log(2.0);
     origin = Origin::at(row.max, scale);
     origin.whole += static_cast<float>(std::nearbyint(log2_sum));
     excess = -log2_sum - origin.exponent_of(row.max, scale);
@@ -46,13 +46,12 @@ class Slope {
  public:
   HWY_INLINE Slope(F f, const Base& base, const GradientCoefficients& coefficient)
       : exponential_(f, base.scale, base.origin),
-        polynomial_(f, static_cast<float>(std::exp2(base.excess) *
-                                          (sloped ? 1.0 : static_cast<double>(coefficient.a)))),
+        polynomial_(f, static_cast<float>(std::exp2(base.excess) * (sloped ? 1.0 : coefficient.a))),
         max_(hn::Set(f, base.row.max - base.origin.shift)),
         factor_(hn::Set(f, coefficient.b * base.natural_scale)),
-        constant_(hn::Set(f, static_cast<float>(static_cast<double>(coefficient.a) -
-                                                static_cast<double>(coefficient.b) *
-                                                    static_cast<double>(base.row.log_sum)))) {}
+        constant_(hn::Set(
+            f, static_cast<float>(coefficient.a -
+                                  coefficient.b * static_cast<double>(base.row.log_sum)))) {}
   HWY_INLINE V operator()(V z) const {
     const F f;
     z = exponential_.clamp(z);

@@ -13,9 +13,9 @@ namespace {
 /// Calls body(i) for `count` rows, each with a pass over its columns of `nanoseconds` per column.
 template <class Body>
 void for_each_query(int threads, size_t count, int64_t columns, double nanoseconds, Body body) {
-  const auto cost = static_cast<double>(1 + columns) * nanoseconds;
-  for_each_part(threads, static_cast<int64_t>(count), cost, [&](int64_t begin, int64_t end, int) {
-    for (int64_t i = begin; i < end; ++i) body(static_cast<size_t>(i));
+  const auto cost = (1 + columns) * nanoseconds;
+  for_each_part(threads, count, cost, [&](int64_t begin, int64_t end, int) {
+    for (int64_t i = begin; i < end; ++i) body(i);
   });
 }
 
@@ -82,8 +82,7 @@ class CpuRowKernels final : public RowKernels {
                masses.size(), rows.size());
     std::fill(masses.begin(), masses.end(), 0);
     for_each_query(threads, rows.size(), columns, 1, [&](size_t i) {
-      add_masses(logits, rows[i].row, columns, rows[i].scan,
-                 masses.data() + static_cast<int64_t>(i) * digit_sums);
+      add_masses(logits, rows[i].row, columns, rows[i].scan, masses.data() + i * digit_sums);
     });
   }
   void count_columns(ConstMatrixRef logits, std::span<const ColumnQuery> queries, int threads,

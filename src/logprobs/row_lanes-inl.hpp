@@ -145,14 +145,14 @@ template <bool evens_first, class T>
 HWY_INLINE Pair load_part(F f, const T* from, int64_t count) {
   HWY_ALIGN T padded[2 * HWY_MAX_BYTES / sizeof(float)];
   std::fill_n(padded, 2 * hn::Lanes(f), narrow<T>(minus_infinity));
-  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(T));
+  std::memcpy(padded, from, count * sizeof(T));
   return load_pair<evens_first>(f, padded);
 }
 template <bool evens_first, class T>
 HWY_INLINE void store_part(F f, const Pair& x, T* to, int64_t count) {
   HWY_ALIGN T padded[2 * HWY_MAX_BYTES / sizeof(float)];
   store_pair<evens_first>(f, x, padded, false);
-  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(T));
+  std::memcpy(to, padded, count * sizeof(T));
 }
 
 template <class T>
@@ -185,8 +185,7 @@ struct Origin {
     return {max, 0};
   }
   double exponent_of(float z, float scale) const {
-    return (static_cast<double>(z) - static_cast<double>(shift)) * static_cast<double>(scale) -
-           static_cast<double>(whole);
+    return (z - static_cast<double>(shift)) * scale - whole;
   }
 };
 
@@ -225,7 +224,7 @@ void map_row(F f, const Op& op, int64_t count, bool stream, To* to, const From*.
   if (stream) {
     constexpr uintptr_t vector_bytes = hn::MaxLanes(F()) * sizeof(float);
     const auto off = reinterpret_cast<uintptr_t>(to) % vector_bytes;
-    i = std::min(count, static_cast<int64_t>((vector_bytes - off) % vector_bytes / sizeof(To)));
+    i = std::min<int64_t>(count, (vector_bytes - off) % vector_bytes / sizeof(To));
     if (i > 0) store_part<evens_first>(f, apply(op, load_part<evens_first>(f, from, i)...), to, i);
   }
   for (; i + n <= count; i += n) {

@@ -38,7 +38,7 @@ HWY_EXPORT(fill_row);
 namespace {
 /// Whether the results are too large to be found in a cache later.
 bool exceeds_caches(const MatrixRef& results) {
-  return results.rows * results.cols * static_cast<int64_t>(size_of(results.type)) > 4 << 20;
+  return results.rows * results.cols * size_of(results.type) > 4 << 20;
 }
 }  // namespace
 

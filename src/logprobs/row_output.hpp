@@ -28,7 +28,7 @@ void clear(const RowOutput& out, int64_t r, int64_t begin, int64_t end);
 /// 0.15 ns.
 template <class Body>
 void for_each_row_part(int threads, int64_t rows, int64_t columns, Body body) {
-  const double nanoseconds = 0.15 * static_cast<double>(columns) + 10;
+  const double nanoseconds = 0.15 * columns + 10;
   for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
     body(begin, end);
     hwy::FlushStream();  // makes streaming stores visible to other threads

@@ -14,7 +14,7 @@ namespace gyre {
 /// Calls body(row) for all rows, distributed over threads; a column takes about 0.12 ns.
 template <class Body>
 void for_each_row(int threads, int64_t rows, int64_t columns, Body body) {
-  const double nanoseconds = 0.12 * static_cast<double>(columns) + 10;
+  const double nanoseconds = 0.12 * columns + 10;
   for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
     for (int64_t r = begin; r < end; ++r) body(r);
   });

@@ -167,7 +167,7 @@ HWY_INLINE KeyRange make_keys(const Candidates& c) {
     const auto bits = hn::BitCast(i, hn::Add(v, hn::Zero(f)));
     auto key = hn::Xor(bits, hn::And(hn::ShiftRight<31>(bits), hn::Set(i, nan_key)));
     key = hn::IfThenElse(hn::RebindMask(i, hn::IsNaN(v)), hn::Set(i, nan_key), key);
-    const auto real = hn::FirstN(i, static_cast<size_t>(std::min(n, c.count - at)));
+    const auto real = hn::FirstN(i, std::min(n, c.count - at));
     least = hn::Min(least, hn::IfThenElse(real, key, least));
     key = hn::IfThenElse(real, key, hn::Set(i, lowest_key));
     most = hn::Max(most, key);
@@ -267,7 +267,7 @@ void rank_candidates(const Candidates& c, int32_t* order) {
     auto before = hn::Zero(i);
     for (int64_t at = 0; at < c.count; at += n) {
       const auto keys = hn::LoadU(i, c.keys + at);
-      const auto earlier = hn::FirstN(i, static_cast<size_t>(std::clamp<int64_t>(k - at, 0, n)));
+      const auto earlier = hn::FirstN(i, std::clamp<int64_t>(k - at, 0, n));
       const auto first = hn::Or(hn::Gt(keys, key), hn::And(hn::Eq(keys, key), earlier));
       before = hn::Add(before, hn::IfThenElseZero(first, one));
     }
@@ -317,7 +317,7 @@ class RowSelector {
   /// Fills row r of the results.
   void select(int64_t r, Room& room, SoftmaxPartial* partials) const {
     Candidates c{room.values.data(), room.ids.data(), room.keys.data()};
-    const auto scale = static_cast<double>(scan_.scale);
+    const double scale = scan_.scale;
     RowTotal total;
     for (int64_t begin = 0; begin < scan_.columns; begin += block) {
       const int64_t end = std::min(scan_.columns, begin + block);
@@ -405,7 +405,7 @@ void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
   for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
   const RowSelector selector(logits, scan, top);
   // A list takes a few microseconds in addition to the pass.
-  const double nanoseconds = 0.12 * static_cast<double>(scan.columns) + 2000;
+  const double nanoseconds = 0.12 * scan.columns + 2000;
   for_each_part(scan.threads, logits.rows, nanoseconds,
                 [&](int64_t begin, int64_t end, int thread) {
                   for (int64_t r = begin; r < end; ++r)

@@ -77,10 +77,9 @@ BlockSums sum_block(F f, const T* z, int64_t count, const Sums& sums) {
     a.add(f, scale, polynomial, reference, exponential.clamp(x.a));
     b.add(f, scale, polynomial, reference, exponential.clamp(x.b));
   }
-  block.sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(f, hn::Add(a.sum, b.sum))));
+  block.sum = hn::GetLane(hn::SumOfLanes(f, hn::Add(a.sum, b.sum)));
   if constexpr (weighted)
-    block.weighted =
-        static_cast<double>(hn::GetLane(hn::SumOfLanes(f, hn::Add(a.product, b.product))));
+    block.weighted = hn::GetLane(hn::SumOfLanes(f, hn::Add(a.product, b.product)));
   return block;
 }
 
@@ -145,8 +144,8 @@ double sum_of_block(F f, const T* values, int64_t count) {
     a = hn::Add(a, x.a);
     b = hn::Add(b, x.b);
   }
-  auto sum = static_cast<double>(hn::GetLane(hn::SumOfLanes(f, hn::Add(a, b))));
-  for (; i < count; ++i) sum += static_cast<double>(to_float(values[i]));
+  double sum = hn::GetLane(hn::SumOfLanes(f, hn::Add(a, b)));
+  for (; i < count; ++i) sum += to_float(values[i]);
   return sum;
 }
 

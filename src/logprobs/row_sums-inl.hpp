@@ -101,7 +101,7 @@ class RangeLanes {
   using Integer = hn::TFromD<Bits>;
   using Signed = hn::RebindToSigned<Bits>;
   using Lanes = hn::Vec<Bits>;
-  static constexpr int64_t n = static_cast<int64_t>(hn::MaxLanes(Bits()));
+  static constexpr int64_t n = hn::MaxLanes(Bits());
 
   static HWY_INLINE Lanes load(const T* z) {
     if constexpr (std::is_same_v<T, float>)
@@ -173,12 +173,11 @@ struct Sums {
     max = std::max(max, top);
     if (enough) return 1;
     const Origin old = origin;
-    const double distance = static_cast<double>(reference) - static_cast<double>(top);
+    const double distance = reference - static_cast<double>(top);
     origin = Origin::at(top, scale);
     reference = top;
-    const double moved = (static_cast<double>(old.shift) - static_cast<double>(origin.shift)) *
-                             static_cast<double>(scale) +
-                         static_cast<double>(old.whole) - static_cast<double>(origin.whole);
+    const double moved =
+        (old.shift - static_cast<double>(origin.shift)) * scale + old.whole - origin.whole;
     const double factor = first ? 0 : std::exp2(moved);
     weighted = factor == 0 ? 0 : (weighted + distance * sum) * factor;
     sum *= factor;
@@ -191,13 +190,13 @@ struct Sums {
     const auto parts = exponential.split(f, hn::Set(f, max));
     const V term = hn::Mul(Exp2Polynomial<F>(f)(parts.rest), parts.power);
     const double to_max = exponent_to_max(), own = std::exp2(-to_max);
-    return std::max(1.0, (sum + (own - static_cast<double>(hn::GetLane(term)))) / own);
+    return std::max(1.0, (sum + (own - hn::GetLane(term))) / own);
   }
   /// Sum of x e^x with x = (z - max) · natural_scale.
   double weighted_to_max(float natural_scale) const {
-    const double distance = static_cast<double>(reference) - static_cast<double>(max);
-    return std::min(0.0, static_cast<double>(natural_scale) * (weighted + distance * sum) *
-                             std::exp2(exponent_to_max()));
+    const double distance = reference - static_cast<double>(max);
+    return std::min(0.0,
+                    natural_scale * (weighted + distance * sum) * std::exp2(exponent_to_max()));
   }
   /// 2 to this power converts sums of 2^y to sums relative to the maximum.
   double exponent_to_max() const { return -origin.exponent_of(max, scale); }

@@ -18,12 +18,12 @@ struct RowTotal {
   /// maximum, and makes the total NaN.
   GYRE_HOST_DEVICE void add(const SoftmaxPartial& part, double scale) {
     if (part.sum == 0) return;
-    const auto old_max = static_cast<double>(max), part_max = static_cast<double>(part.max);
+    const double old_max = max, part_max = part.max;
     if (max < part.max) max = part.max;
-    const auto new_max = static_cast<double>(max);
+    const double new_max = max;
     count_from(sum, weighted, (old_max - new_max) * scale);
-    auto part_sum = static_cast<double>(part.sum);
-    auto part_weighted = static_cast<double>(part.weighted);
+    double part_sum = part.sum;
+    double part_weighted = part.weighted;
     count_from(part_sum, part_weighted, (part_max - new_max) * scale);
     sum += part_sum;
     weighted += part_weighted;
@@ -36,8 +36,7 @@ struct RowTotal {
   /// Log-probability of a column with logit z, and entropy (nats, at least 0, or NaN); `log_sum` is
   /// the logarithm of `sum`.
   GYRE_HOST_DEVICE float logprob(float z, double scale, double log_sum) const {
-    return static_cast<float>((static_cast<double>(z) - static_cast<double>(max)) * scale -
-                              log_sum);
+    return static_cast<float>((z - static_cast<double>(max)) * scale - log_sum);
   }
   GYRE_HOST_DEVICE float entropy(double log_sum) const {
     const double h = log_sum - weighted / sum;

@@ -43,11 +43,11 @@ class HostScoreRecords final : public ScoreRecords {
     const size_t rows = logits.rows;
     kernels_.partials(logits, {columns, shape_.scale, shape_.entropy, shape_.threads},
                       partials_.span().first(rows));
-    const auto scale = static_cast<double>(shape_.scale);
+    const double scale = shape_.scale;
     for_each_row(logits.rows, 1, [&](int64_t i) { totals_[row + i].add(partials_[i], scale); });
     kernels_.gather_token_logits(
-        logits, ids_.subspan(row * shape_.token_ids, rows * static_cast<size_t>(shape_.token_ids)),
-        shape_.token_ids, shape_.first_id() + column, columns, token_ids(row, logits.rows));
+        logits, ids_.subspan(row * shape_.token_ids, rows * shape_.token_ids), shape_.token_ids,
+        shape_.first_id() + column, columns, token_ids(row, logits.rows));
   }
 
  protected:
@@ -75,7 +75,7 @@ class HostScoreRecords final : public ScoreRecords {
   /// Calls body(row) for all rows, distributed over threads; each call merges `parts` parts.
   template <class Body>
   void for_each_row(int64_t rows, int64_t parts, Body body) const {
-    const double nanoseconds = 30 * static_cast<double>(parts + 2);
+    const double nanoseconds = 30.0 * (parts + 2);
     for_each_part(shape_.threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
       for (int64_t i = begin; i < end; ++i) body(i);
     });
@@ -86,7 +86,7 @@ class HostScoreRecords final : public ScoreRecords {
   }
   void merge_row(int64_t i, const float* records, const RowScores& out) const {
     const int64_t block = rows_ * shape_.width(), partials = shape_.partials();
-    const auto scale = static_cast<double>(shape_.scale);
+    const double scale = shape_.scale;
     RowTotal row;
     for (int r = 0; r < shape_.vocab.ranks(); ++r) {
       const float* part = records + r * block + i * partials;

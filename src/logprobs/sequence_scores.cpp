@@ -49,7 +49,7 @@ std::vector<int32_t> targets_of(const Layout& layout, std::span<const int32_t> b
 }
 
 /// All ranks throw the same error if an argument does not fit. Collective.
-void check_gather(const Layout& layout, const PredictionShape& shape, size_t elements,
+void check_gather(const Layout& layout, const PredictionShape& shape, int64_t elements,
                   bool gradient, Communicator& cp, GatherGradient convention) {
   const char* what = gradient ? "gradient of predictions" : "gathering predictions";
   agree_on_arguments(cp, what,
@@ -64,7 +64,7 @@ void check_gather(const Layout& layout, const PredictionShape& shape, size_t ele
                          throw_usage("{}: rows of {}; at least 0", what, shape.width);
                        const int64_t rows = gradient ? shape.segments() : layout.slots_of_rank();
                        const int64_t width = gradient ? shape.width : 1;
-                       if (static_cast<int64_t>(elements) != rows * width * shape.row)
+                       if (elements != rows * width * shape.row)
                          throw_usage("{}: {} elements, but {} x {} values are {}", what, elements,
                                      gradient ? fmt::format("{} sequences x {}", rows, width)
                                               : fmt::format("{} slots", rows),
@@ -157,7 +157,7 @@ std::vector<float> gather_predictions(const Layout& layout, const PredictionShap
   const int64_t row = shape.row;
   std::vector<float> out(shape.segments() * shape.width * row, 0.0F);
   for (int rank = 0; rank < cp.size(); ++rank) {
-    const float* from = all.data() + static_cast<size_t>(rank) * local.size();
+    const float* from = all.data() + rank * local.size();
     for_each_prediction(
         layout, shape, rank, [&](int64_t at, int64_t place, int64_t step, int64_t length) {
           for (int64_t i = 0; i < length; ++i)

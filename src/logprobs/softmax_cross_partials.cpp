@@ -49,7 +49,7 @@ struct CrossSums {
     if (student_top != minus_infinity) student.raise(student_top);
     // While all student logits are -inf, cross is 0 or -inf.
     if (old != minus_infinity && cross != -HUGE_VAL)
-      cross += (static_cast<double>(old) - static_cast<double>(student.max)) * teacher.sum;
+      cross += (old - static_cast<double>(student.max)) * teacher.sum;
     if (teacher_top != minus_infinity) {
       const double factor = teacher.raise(teacher_top);
       if (cross != -HUGE_VAL) cross *= factor;
@@ -78,9 +78,8 @@ void add_cross_block(F f, const S* s, const T* t, int64_t count, CrossSums& sums
   }
   if (i < count)
     add(load_part<evens_first>(f, s + i, count - i), load_part<evens_first>(f, t + i, count - i));
-  const auto total = [&](V x, V y) HWY_ATTR {
-    return static_cast<double>(hn::GetLane(hn::SumOfLanes(f, hn::Add(x, y))));
-  };
+  const auto total = [&](V x, V y)
+                         HWY_ATTR { return hn::GetLane(hn::SumOfLanes(f, hn::Add(x, y))); };
   sums.student.sum += total(a.student, b.student);
   sums.teacher.sum += total(a.teacher, b.teacher);
   sums.cross += total(a.cross, b.cross);

@@ -18,10 +18,9 @@ struct Block {
   BasicMatrixRef<Byte> matrix;
   int64_t row, rows, column, columns;
 
-  size_t line_bytes() const { return static_cast<size_t>(columns) * size_of(matrix.type); }
+  size_t line_bytes() const { return columns * size_of(matrix.type); }
   Byte* line(int64_t r) const {
-    return matrix.data +
-           static_cast<size_t>((row + r) * matrix.stride + column) * size_of(matrix.type);
+    return matrix.data + (row + r) * matrix.stride + column * size_of(matrix.type);
   }
   bool empty() const { return rows == 0 || columns == 0; }
 
@@ -31,7 +30,7 @@ struct Block {
     if (empty()) return;
     const int64_t run = columns == matrix.stride ? rows : 1;
     for (int64_t r = 0; r < rows; r += run)
-      add_slices(peer, std::span(line(r), static_cast<size_t>(run) * line_bytes()), slices);
+      add_slices(peer, std::span(line(r), run * line_bytes()), slices);
   }
 };
 
@@ -62,8 +61,8 @@ class Packed {
   Block<Byte> stand_in(const Block<Byte>& block) {
     if (!packs_ || block.empty() || block.rows == 1 || block.columns == block.matrix.stride)
       return block;
-    Buffer<std::byte>& memory = memory_.emplace_back(
-        block.rows * static_cast<int64_t>(block.line_bytes()), MemorySpace::device);
+    Buffer<std::byte>& memory =
+        memory_.emplace_back(block.rows * block.line_bytes(), MemorySpace::device);
     blocks_.push_back(block);
     return packed(block, memory);
   }
@@ -129,9 +128,9 @@ VocabExchange::VocabExchange(int64_t tokens, const VocabPartition& vocab, DType 
     check_tokens(tokens);
     check_partition(vocab, tp.size());
   };
-  agree_on_arguments(tp, what, check,
-                     {{"the number of tokens", tokens},
-                      {"the number of bytes of a logit", static_cast<int64_t>(size_of(type))}});
+  agree_on_arguments(
+      tp, what, check,
+      {{"the number of tokens", tokens}, {"the number of bytes of a logit", size_of(type)}});
   agree_on_partition(tp, what, vocab);
 }
 

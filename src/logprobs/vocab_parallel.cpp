@@ -15,7 +15,7 @@ namespace {
 /// Calls body(token) for all tokens, distributed over threads; each call merges all ranks' records.
 template <class Body>
 void for_each_token(int threads, int64_t tokens, int64_t ranks, Body body) {
-  const double nanoseconds = 30 * static_cast<double>(ranks + 2);
+  const double nanoseconds = 30.0 * (ranks + 2);
   for_each_part(threads, tokens, nanoseconds, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) body(i);
   });
@@ -98,7 +98,7 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                            MatrixRef d_logits) const {
   const int64_t token_ids = options_.token_ids;
   const bool entropy = !d_entropy.empty();
-  const auto scale = static_cast<double>(this->scale());
+  const double scale = this->scale();
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids && ids.size() == d_logprob.size(),
              "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_,
@@ -110,12 +110,12 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
   for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
     double sum = 0;
     for (int64_t at = i * token_ids; at < (i + 1) * token_ids; ++at) {
-      const auto g = static_cast<double>(d_logprob[at]);
+      const double g = d_logprob[at];
       sum += g;
       if (scale != 1) weights[at] = static_cast<float>(scale * g);
     }
-    const double h = entropy ? static_cast<double>(d_entropy[i]) : 0;
-    coefficients[i] = slope_of(sum, h, entropy ? static_cast<double>(entropy_[i]) : 0, scale);
+    const double h = entropy ? d_entropy[i] : 0;
+    coefficients[i] = slope_of(sum, h, entropy ? entropy_[i] : 0, scale);
   });
   kernels_.gradient(
       logits, pass(), normalizers_.span(), coefficients.span(),

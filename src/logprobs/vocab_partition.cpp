@@ -69,7 +69,7 @@ void check_partition(const VocabPartition& vocab, int ranks) {
 void agree_on_partition(Communicator& tp, std::string_view what, const VocabPartition& vocab) {
   std::vector<int64_t> mine = vocab.offsets;
   mine.push_back(vocab.vocab_size);
-  std::vector<int64_t> all(mine.size() * static_cast<size_t>(tp.size()));
+  std::vector<int64_t> all(mine.size() * tp.size());
   HostStream stream;
   tp.all_gather(bytes_of(std::span<const int64_t>(mine)),
                 writable_bytes_of(std::span<int64_t>(all)), stream, what)

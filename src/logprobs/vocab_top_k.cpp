@@ -94,7 +94,7 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
   const int64_t count = tokens_ * lists.entries;
 
   Buffer<std::byte> own(lists.block_bytes());
-  const std::span own_ids(reinterpret_cast<int32_t*>(own.data()), static_cast<size_t>(count));
+  const std::span own_ids(reinterpret_cast<int32_t*>(own.data()), count);
   std::byte* const own_values = own.data() + own_ids.size_bytes();
   Buffer<float> wide(logits.type == DType::f32 ? 0 : count);
   const std::span<float> found = logits.type == DType::f32
@@ -112,11 +112,11 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
   tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, call_name)->wait();
   const double waited = watch.seconds();
   const size_t length = length_;
-  const double nanoseconds = 2 * static_cast<double>(length_ * tp_.size());
+  const double nanoseconds = 2.0 * (length_ * tp_.size());
   for_each_part(threads_, tokens_, nanoseconds, [&](int64_t begin, int64_t end, int) {
     std::vector<int64_t> heads(tp_.size());
     for (int64_t t = begin; t < end; ++t) {
-      const size_t at = static_cast<size_t>(t) * length;
+      const size_t at = t * length;
       merge_lists(lists, all.data(), t, heads, values.subspan(at, length), ids.subspan(at, length));
     }
   });

@@ -141,7 +141,7 @@ class CudaDecoderOps final : public DecoderOps {
     const int64_t half = head_dim / 2;
     prepare_turns(head_dim, theta);
     Launch shape = for_each_row(q);
-    shape.shared_bytes = static_cast<size_t>(half) * sizeof(Rotation);
+    shape.shared_bytes = half * sizeof(Rotation);
     launch(shape, rope_kernel, positions_.data(), turns_.data(), half, rows_of(q), rows_of(k));
   }
   void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) override {

@@ -87,7 +87,7 @@ MatrixView<const float> as_matrix(const Buffer<float>& buffer, int64_t rows) {
 void move_to(Stream& stream, Buffer<float>& buffer) {
   if (buffer.space() == stream.space() || buffer.size() == 0) return;
   Buffer<float> moved(buffer.size(), stream.space());
-  stream.copy(moved.data(), buffer.data(), static_cast<size_t>(buffer.size()) * sizeof(float));
+  stream.copy(moved.data(), buffer.data(), buffer.size() * sizeof(float));
   stream.synchronize();
   buffer = std::move(moved);
 }
@@ -276,7 +276,7 @@ void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Worksp
   MatrixView<float>& h = w.at(Activation::h);
   for (const int32_t slot : w.batch.again) {
     ++h.rows;
-    stream_.copy(h.row(h.rows - 1), h.row(slot), static_cast<size_t>(h.cols) * sizeof(float));
+    stream_.copy(h.row(h.rows - 1), h.row(slot), h.cols * sizeof(float));
   }
 }
 
@@ -303,7 +303,7 @@ void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
     observe(index, x);
   } else {
     Buffer<float> copy(x.rows * x.cols);
-    stream_.copy(copy.data(), x.data, static_cast<size_t>(copy.size()) * sizeof(float));
+    stream_.copy(copy.data(), x.data, copy.size() * sizeof(float));
     stream_.synchronize();
     observe(index, copy.matrix(x.rows, x.cols));
   }

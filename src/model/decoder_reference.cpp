@@ -26,9 +26,8 @@ Matrix rms_norm(const Matrix& x, const Buffer<float>& weight, double eps, size_t
   for (size_t begin = 0; begin < x.size(); begin += hidden) {
     double squares = 0;
     for (size_t i = 0; i < hidden; ++i) squares += x[begin + i] * x[begin + i];
-    const double scale = 1.0 / std::sqrt(squares / static_cast<double>(hidden) + eps);
-    for (size_t i = 0; i < hidden; ++i)
-      out[begin + i] = x[begin + i] * scale * static_cast<double>(weight[i]);
+    const double scale = 1.0 / std::sqrt(squares / hidden + eps);
+    for (size_t i = 0; i < hidden; ++i) out[begin + i] = x[begin + i] * scale * weight[i];
   }
   return out;
 }
@@ -38,9 +37,7 @@ void rotate(Matrix& x, size_t heads, size_t dim, double theta) {
   const size_t half = dim / 2;
   for (size_t row = 0; row < x.size() / dim; ++row)
     for (size_t i = 0; i < half; ++i) {
-      const double angle =
-          static_cast<double>(row / heads) *
-          std::pow(theta, -2.0 * static_cast<double>(i) / static_cast<double>(dim));
+      const double angle = (row / heads) * std::pow(theta, -2.0 * i / dim);
       double& a = x[row * dim + i];
       double& b = x[row * dim + i + half];
       const double first = a * std::cos(angle) - b * std::sin(angle);
@@ -60,13 +57,12 @@ Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, 
       const double* query = &q[(t * heads + h) * dim];
       double top = -INFINITY, sum = 0;
       for (size_t j = 0; j <= t; ++j) {
-        p[j] = dot(query, &k[(j * kv_heads + g) * dim], static_cast<int64_t>(dim)) / std::sqrt(dim);
+        p[j] = dot(query, &k[(j * kv_heads + g) * dim], dim) / std::sqrt(dim);
         top = std::max(top, p[j]);
       }
       for (size_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
       for (size_t j = 0; j <= t; ++j)
-        add_scaled(&out[(t * heads + h) * dim], p[j] / sum, &v[(j * kv_heads + g) * dim],
-                   static_cast<int64_t>(dim));
+        add_scaled(&out[(t * heads + h) * dim], p[j] / sum, &v[(j * kv_heads + g) * dim], dim);
     }
   return out;
 }
@@ -104,13 +100,11 @@ ReferenceScores score_document_reference(
   const size_t hidden = c.hidden_size, padded = c.vocab_padded;
   Matrix x;
   for (int32_t token : document)
-    for (size_t i = 0; i < hidden; ++i)
-      x.push_back(static_cast<double>(
-          weights.embed[static_cast<int64_t>(token) * c.hidden_size + static_cast<int64_t>(i)]));
+    for (size_t i = 0; i < hidden; ++i) x.push_back(weights.embed[token * c.hidden_size + i]);
   if (observe) observe(0, x);
   for (size_t l = 0; l < weights.layers.size(); ++l) {
     apply_layer(c, weights.layers[l], tokens, x);
-    if (observe) observe(static_cast<int64_t>(l) + 1, x);
+    if (observe) observe(l + 1, x);
   }
   const Matrix logits = product(rms_norm(x, weights.final_norm, c.rms_norm_eps, hidden),
                                 weights.head, tokens, hidden, padded);

@@ -25,14 +25,14 @@ constexpr int64_t max_lanes = HWY_MAX_BYTES / sizeof(float);
 /// Loads the first `count` elements and pads with zeros.
 HWY_INLINE V load_tail(F f, const float* from, int64_t count) {
   HWY_ALIGN float padded[max_lanes] = {};
-  std::memcpy(padded, from, static_cast<size_t>(count) * sizeof(float));
+  std::memcpy(padded, from, count * sizeof(float));
   return hn::Load(f, padded);
 }
 
 HWY_INLINE void store_tail(F f, V v, float* to, int64_t count) {
   HWY_ALIGN float padded[max_lanes];
   hn::Store(v, f, padded);
-  std::memcpy(to, padded, static_cast<size_t>(count) * sizeof(float));
+  std::memcpy(to, padded, count * sizeof(float));
 }
 
 /// out[i] = op(a[i], b[i])
@@ -187,9 +187,7 @@ class Angles {
 
   void append(Table& table, int64_t position) {
     for (int64_t i = 0; i < stride_; ++i) {
-      const double angle =
-          static_cast<double>(position) *
-          std::pow(theta_, -2.0 * static_cast<double>(i) / static_cast<double>(head_dim_));
+      const double angle = position * std::pow(theta_, -2.0 * i / head_dim_);
       table.cos.push_back(std::cos(angle));
       table.sin.push_back(std::sin(angle));
     }

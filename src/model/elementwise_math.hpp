@@ -26,8 +26,7 @@ inline constexpr double full_turn = 2 * std::numbers::pi;
 
 /// Full turns by which pair `pair` of a head rotates per position: theta^(-2i / head_dim) / 2π.
 inline double rope_turns(int64_t pair, int64_t head_dim, double theta) {
-  return std::pow(theta, -2.0 * static_cast<double>(pair) / static_cast<double>(head_dim)) /
-         full_turn;
+  return std::pow(theta, -2.0 * pair / head_dim) / full_turn;
 }
 
 struct Rotation {
@@ -41,7 +40,7 @@ struct Rotation {
 /// that is exact, and the remainder, at most half a turn, is rounded to f32. The error is 2^-23 at
 /// any position, for one f64 product per pair and position.
 GYRE_HOST_DEVICE inline Rotation rope_rotation(int64_t position, double turns_each) {
-  const double turns = static_cast<double>(position) * turns_each;
+  const double turns = position * turns_each;
   const auto angle = static_cast<float>((turns - std::rint(turns)) * full_turn);
   return {std::cos(angle), std::sin(angle)};
 }

@@ -35,11 +35,11 @@ int owner_of(int64_t index, int64_t total, int ranks) {
 double linear_flops_per_token(const ModelConfig& c) {
   const int64_t layer =
       c.hidden_size * (2 * c.query_width() + 2 * c.kv_width() + 3 * c.intermediate_size);
-  return 2.0 * static_cast<double>(c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
+  return 2.0 * (c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
 }
 
 int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
-  return static_cast<int64_t>(size_of(type)) * c.parameters() / tp;
+  return size_of(type) * c.parameters() / tp;
 }
 
 int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, int64_t again, DType type) {
@@ -48,7 +48,7 @@ int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, int64_t ag
                              Activation::up, Activation::logits})
     row += width_of(a, c, tp);
   const int64_t scored = width_of(Activation::h, c, tp) + width_of(Activation::logits, c, tp);
-  return static_cast<int64_t>(size_of(type)) * (slots * row + again * scored);
+  return size_of(type) * (slots * row + again * scored);
 }
 
 int64_t ScoringSetup::slot_multiple() const {
@@ -74,8 +74,8 @@ AttentionProblem ScoringPlan::problem(const BinLayout& of_bin, const ModelConfig
 }
 
 double ScoringPlan::flops(const ModelConfig& c) const {
-  return linear_flops_per_token(c) * static_cast<double>(tokens) +
-         static_cast<double>(c.num_hidden_layers) *
+  return linear_flops_per_token(c) * tokens +
+         c.num_hidden_layers *
              attention_flops(Pass::forward, pairs * c.num_attention_heads, c.head_dim);
 }
 
@@ -97,10 +97,10 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
     int64_t pairs = 0;
     for (const int64_t tree : bin.documents) pairs += pairs_of_trees[tree];
     plan.tokens += bin.tokens();
-    costs.push_back(
-        linear_flops_per_token(config) * static_cast<double>(bin.slots()) +
-        static_cast<double>(config.num_hidden_layers) *
-            attention_flops(Pass::forward, pairs * config.num_attention_heads, config.head_dim));
+    costs.push_back(linear_flops_per_token(config) * bin.slots() +
+                    config.num_hidden_layers * attention_flops(Pass::forward,
+                                                               pairs * config.num_attention_heads,
+                                                               config.head_dim));
   }
   plan.bins_of_replica = balance_over_groups(costs, setup.grid.dp);
   return plan;
@@ -220,7 +220,7 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
   std::vector<int64_t> send_bytes;
   for (const auto& part : outgoing) {
     send.insert(send.end(), part.begin(), part.end());
-    send_bytes.push_back(std::ssize(part) * static_cast<int64_t>(sizeof(Scored)));
+    send_bytes.push_back(std::ssize(part) * sizeof(Scored));
   }
   HostStream stream;
   std::vector<int64_t> recv_bytes(ranks);
@@ -253,8 +253,8 @@ std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<con
   size_t document = std::upper_bound(offsets.begin(), offsets.end(), mine.begin) - offsets.begin();
   for (int64_t i = mine.begin; i < mine.end(); ++i) {
     while (offsets[document] <= i) ++document;  // offsets[document] is the end of document - 1
-    sums[2 * (document - 1)] += static_cast<double>(mine.logprob[i - mine.begin]);
-    sums[2 * (document - 1) + 1] += static_cast<double>(mine.entropy[i - mine.begin]);
+    sums[2 * (document - 1)] += mine.logprob[i - mine.begin];
+    sums[2 * (document - 1) + 1] += mine.entropy[i - mine.begin];
   }
   HostStream stream;
   world
@@ -262,7 +262,7 @@ std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<con
                   "sums over documents")
       ->wait();
   std::vector<DocumentScore> scores;
-  for (size_t d = 0; d < static_cast<size_t>(documents); ++d)
+  for (int64_t d = 0; d < documents; ++d)
     scores.push_back({sums[2 * d], sums[2 * d + 1], offsets[d + 1] - offsets[d]});
   return scores;
 }

@@ -25,7 +25,7 @@ template <class F>
 void for_each_node_run(const PrefixForest& forest, std::span<const int64_t> trees,
                        const Shard& shard, F f) {
   for (const Fragment& fragment : shard.fragments) {
-    const int64_t segment = fragment.segment.value();
+    const int64_t segment = fragment.segment;
     const auto tree = forest.tree(trees[segment]);
     size_t node = node_at(tree, fragment.start.value());
     for (int64_t done = 0; done < fragment.length;) {

@@ -153,7 +153,7 @@ std::vector<Bin> next_fit(std::span<const int64_t> lengths, const BinOptions& op
       bins.emplace_back();
       room = detail::room_of_new_bin(options.capacity, lengths[i]);
     }
-    bins.back().push_back(static_cast<int64_t>(i));
+    bins.back().push_back(i);
     room -= lengths[i];
   }
   return adjust_bin_count(std::move(bins), options);

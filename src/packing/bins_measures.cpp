@@ -40,18 +40,16 @@ BinMeasures measure_bins(std::span<const Bin> bins, std::span<const int64_t> len
     packed += load;
     room += std::max(capacity, load);
     within_capacity += std::min(capacity, load);
-    utilisations.push_back(static_cast<double>(load) /
-                           static_cast<double>(std::max(capacity, load)));
+    utilisations.push_back(load / static_cast<double>(std::max(capacity, load)));
     result.costs.push_back(cost);
     result.max_cost = std::max(result.max_cost, cost);
-    result.mean_cost += cost / static_cast<double>(bins.size());
+    result.mean_cost += cost / bins.size();
   }
   result.padding = packed - result.tokens;
   result.waste = room - packed;
-  result.utilisation = static_cast<double>(packed) / static_cast<double>(room);
+  result.utilisation = packed / static_cast<double>(room);
   result.waste_ratio = 1 - result.utilisation;
-  result.efficiency =
-      static_cast<double>(ceil_div(within_capacity, capacity)) / static_cast<double>(bins.size());
+  result.efficiency = ceil_div(within_capacity, capacity) / static_cast<double>(bins.size());
   result.balance = balance_of(utilisations);
   if (result.mean_cost > 0) result.cost_imbalance = result.max_cost / result.mean_cost;
   return result;

@@ -98,7 +98,7 @@ double mean_loss(std::span<const LossSums> ranks) {
   if (total.tokens == 0)
     throw_usage("no token of {} ranks is supervised: every label is {}", ranks.size(),
                 ignored_label);
-  return total.loss / static_cast<double>(total.tokens);
+  return total.loss / total.tokens;
 }
 
 }  // namespace gyre

@@ -81,7 +81,7 @@ CpBatch take_part(ThdBatch stream, const CpOptions& options) {
 template <class T>
 std::vector<T> part_of(const Layout& layout, int rank, std::span<const T> stream, int64_t row,
                        T fill) {
-  std::vector<T> local(static_cast<size_t>(layout.shard(rank).slots * row));
+  std::vector<T> local(layout.shard(rank).slots * row);
   shard_rows<T>(layout, rank, stream, local, row, fill);
   return local;
 }
@@ -127,7 +127,7 @@ class Digest {
     add_bytes(std::as_bytes(std::span<const uint64_t>(&size, 1)));
     add_bytes(std::as_bytes(std::span<const T>(values)));
   }
-  int64_t value() const { return static_cast<int64_t>(hash_); }
+  int64_t value() const { return hash_; }
 
  private:
   void add_bytes(std::span<const std::byte> bytes) {

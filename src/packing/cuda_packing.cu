@@ -33,7 +33,7 @@ class CudaSlotPacker final : public SlotPacker {
     const auto map = upload(sources);
     Buffer<float> to(std::ssize(sources) * row, MemorySpace::device);
     gather_rows(stream_, to.data(), from.data(), map.data(), map.size(), from.size() / row,
-                row * static_cast<int64_t>(sizeof(float)), RowFill::of(0.0F));
+                row * sizeof(float), RowFill::of(0.0F));
     return download(to);
   }
 
@@ -63,7 +63,7 @@ class CudaSlotPacker final : public SlotPacker {
   }
   template <class T>
   std::vector<T> download(const Buffer<T>& from) {
-    std::vector<T> values(static_cast<size_t>(from.size()));
+    std::vector<T> values(from.size());
     stream_.copy(values.data(), from.data(), values.size() * sizeof(T));
     stream_.synchronize();
     return values;

@@ -112,8 +112,8 @@ void set_value(LengthSpec& spec, const Key& key, std::string_view text) {
   if (!read_integer(text, true, value))
     throw_not_a("a size (digits, then K, M or G for 2^10, 2^20, 2^30)", key, text);
   // A value too large for the field also exceeds the range of the key.
-  spec.*std::get<int64_t LengthSpec::*>(key.field) = static_cast<int64_t>(
-      std::min(value, static_cast<uint64_t>(std::numeric_limits<int64_t>::max())));
+  spec.*std::get<int64_t LengthSpec::*>(key.field) =
+      std::min(value, static_cast<uint64_t>(std::numeric_limits<int64_t>::max()));
 }
 
 template <class Value>
@@ -150,13 +150,12 @@ double draw_normal(RandomBits& random) {
 
 int64_t draw_uniform(const LengthSpec& spec, RandomBits& random) {
   const uint64_t values = spec.max - spec.min + 1;
-  return spec.min + static_cast<int64_t>(uniform_below(random, values));
+  return spec.min + uniform_below(random, values);
 }
 
 int64_t draw_log_normal(const LengthSpec& spec, RandomBits& random) {
   const double value = spec.median * std::exp(spec.sigma * draw_normal(random));
-  const double cut =
-      std::clamp(value, static_cast<double>(spec.min), static_cast<double>(spec.max));
+  const double cut = std::clamp<double>(value, spec.min, spec.max);
   return std::llround(cut);
 }
 

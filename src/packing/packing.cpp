@@ -70,7 +70,7 @@ std::vector<PackedBatch> pack_documents(std::span<const int64_t> lengths, int64_
 double packing_efficiency(std::span<const PackedBatch> batches, int64_t capacity) {
   double tokens = 0, room = 0;
   for (const PackedBatch& batch : batches) {
-    tokens += static_cast<double>(batch.tokens());
+    tokens += batch.tokens();
     room += std::max(capacity, batch.slots());
   }
   return room > 0 ? tokens / room : 0;

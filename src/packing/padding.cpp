@@ -42,7 +42,7 @@ void check_multiple(const char* what, int64_t value, int64_t unit, const char* u
 
 int64_t chunk_unit(int cp) {
   if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
-  return cp > 1 ? 2 * static_cast<int64_t>(cp) : 1;
+  return cp > 1 ? int64_t{2} * cp : 1;
 }
 
 /// Extends the last sample of the row by the remaining room.
@@ -95,7 +95,7 @@ PaddedSequences pad_thd_sequences(std::span<const int64_t> ids, std::span<const 
   out.ids.assign(slots, pad_id);
   out.labels.assign(slots, pad_label);
   for (size_t i = 0; i + 1 < cu.size(); ++i) {
-    const size_t from = cu[i], count = static_cast<size_t>(cu[i + 1]) - from;
+    const size_t from = cu[i], count = cu[i + 1] - from;
     const auto to = out.cu_seqlens_padded[i];
     std::ranges::copy(ids.subspan(from, count), out.ids.begin() + to);
     std::ranges::copy(labels.subspan(from, count), out.labels.begin() + to);
@@ -105,7 +105,7 @@ PaddedSequences pad_thd_sequences(std::span<const int64_t> ids, std::span<const 
 
 std::vector<int64_t> packed_positions(std::span<const int32_t> bounds, int64_t largest) {
   std::vector<int64_t> positions;
-  positions.reserve(bounds.empty() ? 0 : static_cast<size_t>(bounds.back()));
+  positions.reserve(bounds.empty() ? 0 : bounds.back());
   for (size_t i = 0; i + 1 < bounds.size(); ++i)
     for (int64_t p = 0; p < bounds[i + 1] - bounds[i]; ++p)
       positions.push_back(std::min(p, largest));
@@ -189,7 +189,7 @@ LengthTables length_tables(std::span<const PackedRow> rows, int64_t sentinel) {
   LengthTables tables{{std::ssize(rows), columns, {}}, {std::ssize(rows), columns, {}}};
   const auto append = [&](LengthTable& table, const std::vector<int64_t>& lengths) {
     table.cells.insert(table.cells.end(), lengths.begin(), lengths.end());
-    table.cells.insert(table.cells.end(), static_cast<size_t>(columns) - lengths.size(), sentinel);
+    table.cells.insert(table.cells.end(), columns - lengths.size(), sentinel);
   };
   for (const PackedRow& row : rows) {
     append(tables.seq_lens, row.seq_lens);

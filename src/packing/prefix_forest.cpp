@@ -64,7 +64,7 @@ class TreeBuilder {
       node.length = depth - now.depth;
       node.position = now.depth;
       node.first_document = std::ssize(forest.documents);
-      node.documents = static_cast<int64_t>(now.end - now.begin);
+      node.documents = now.end - now.begin;
       tokens += node.length;
       const auto index = static_cast<int32_t>(forest.nodes.size() - first);
       for (int32_t a = node.parent; a >= 0;) {
@@ -162,7 +162,7 @@ PrefixForest::Source PrefixForest::source(int64_t t, int64_t at) const {
 
 size_t node_at(std::span<const PrefixNode> tree, int64_t at) {
   const auto behind = std::ranges::upper_bound(tree, at, {}, &PrefixNode::begin);
-  return static_cast<size_t>(behind - tree.begin()) - 1;
+  return behind - tree.begin() - 1;
 }
 
 PrefixForest separate_documents(std::span<const int64_t> offsets) {
@@ -170,10 +170,10 @@ PrefixForest separate_documents(std::span<const int64_t> offsets) {
   for (size_t d = 0; d + 1 < offsets.size(); ++d) {
     PrefixNode node;
     node.length = offsets[d + 1] - offsets[d];
-    node.first_document = static_cast<int64_t>(d);
+    node.first_document = d;
     node.documents = 1;
     forest.nodes.push_back(node);
-    forest.documents.push_back(static_cast<int64_t>(d));
+    forest.documents.push_back(d);
     forest.tree_offsets.push_back(std::ssize(forest.nodes));
   }
   return forest;

@@ -70,10 +70,8 @@ size_t node_at(std::span<const PrefixNode> tree, int64_t at);
 /// Calls f(child) for the indices of the children of a node.
 template <class F>
 void for_each_child(std::span<const PrefixNode> tree, size_t node, F f) {
-  const size_t end = node + 1 + static_cast<size_t>(tree[node].descendants);
-  for (size_t child = node + 1; child < end;
-       child += 1 + static_cast<size_t>(tree[child].descendants))
-    f(child);
+  const size_t end = node + 1 + tree[node].descendants;
+  for (size_t child = node + 1; child < end; child += 1 + tree[child].descendants) f(child);
 }
 
 /// One tree per document. offsets: [documents + 1].

@@ -20,7 +20,7 @@ inline uint64_t uniform_below(RandomBits& random, uint64_t n) {
 
 /// Uniform in (0, 1): the midpoint of one of 2^52 equal intervals.
 inline double uniform_open(RandomBits& random) {
-  return (static_cast<double>(random() >> 12) + 0.5) * 0x1p-52;
+  return ((random() >> 12) + 0.5) * 0x1p-52;
 }
 
 }  // namespace gyre

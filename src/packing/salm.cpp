@@ -91,7 +91,7 @@ int64_t append_row(SalmPacked& packed, const SalmBatch& batch, const SalmOptions
 /// Fills slots up to `end` of the stream with padding of the last row.
 void close_row(SalmPacked& packed, int64_t end) {
   const size_t slots = end;
-  packed.embeddings.resize(slots * static_cast<size_t>(packed.hidden), 0.0f);
+  packed.embeddings.resize(slots * packed.hidden, 0.0f);
   packed.labels.resize(slots, ignored_label);
   packed.sources.resize(slots, -1);
   for (int64_t position = std::ssize(packed.positions); position < end; ++position)
@@ -140,7 +140,7 @@ SalmShard shard_salm(const SalmPacked& packed, const Layout& layout, int rank) {
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
   const size_t slots = layout.shard(rank).slots;
   SalmShard shard;
-  shard.embeddings.resize(slots * static_cast<size_t>(packed.hidden));
+  shard.embeddings.resize(slots * packed.hidden);
   shard.labels.resize(slots);
   shard.positions.resize(slots);
   shard_rows<float>(layout, rank, packed.embeddings, shard.embeddings, packed.hidden);

@@ -25,7 +25,7 @@ class HostSlotPacker final : public SlotPacker {
  public:
   std::vector<float> gather(std::span<const float> rows, std::span<const int32_t> sources,
                             int64_t row) override {
-    std::vector<float> gathered(sources.size() * static_cast<size_t>(row), 0.0F);
+    std::vector<float> gathered(sources.size() * row, 0.0F);
     for (size_t i = 0; i < sources.size(); ++i)
       if (sources[i] >= 0)
         std::ranges::copy(rows.subspan(sources[i] * row, row),

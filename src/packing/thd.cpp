@@ -163,8 +163,9 @@ void check_range(const BshdBatch& batch, int64_t first_row) {
       first_row + fitting, fitting, batch.slots);
 }
 
-void check_size(const std::string& name, size_t held, int64_t needed, int64_t rows, int64_t slots) {
-  if (static_cast<int64_t>(held) != needed)
+void check_size(const std::string& name, int64_t held, int64_t needed, int64_t rows,
+                int64_t slots) {
+  if (held != needed)
     throw_usage("{} holds {} values; {} rows of {} slots need {}", name, held, rows, slots, needed);
 }
 
@@ -191,9 +192,8 @@ void check_arrays(const BshdBatch& batch) {
   for (const auto& [name, extra] : batch.extras) {
     if (extra.aligned == Extra::Aligned::none) continue;
     const int64_t items = extra.aligned == Extra::Aligned::rows ? rows : total;
-    const size_t held = extra.bytes ? extra.bytes->size() : 0;
-    if (!extra.bytes || extra.item_bytes < 1 ||
-        static_cast<int64_t>(held) != items * extra.item_bytes)
+    const int64_t held = extra.bytes ? extra.bytes->size() : 0;
+    if (!extra.bytes || extra.item_bytes < 1 || held != items * extra.item_bytes)
       throw_usage("extra '{}' holds {} bytes; {} items of {} bytes need {}", name, held, items,
                   extra.item_bytes, items * extra.item_bytes);
   }
@@ -324,8 +324,7 @@ StackedBounds stack(const std::vector<std::span<const int32_t>>& rows, int32_t s
   for (const auto& row : rows) stacked.columns = std::max(stacked.columns, std::ssize(row));
   for (const auto& row : rows) {
     stacked.cells.insert(stacked.cells.end(), row.begin(), row.end());
-    stacked.cells.insert(stacked.cells.end(), static_cast<size_t>(stacked.columns) - row.size(),
-                         sentinel);
+    stacked.cells.insert(stacked.cells.end(), stacked.columns - row.size(), sentinel);
   }
   return stacked;
 }

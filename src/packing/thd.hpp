@@ -40,9 +40,7 @@ struct LengthTable {
   int64_t rows = 0;
   int64_t columns = 0;         ///< most segments of a row
   std::vector<int64_t> cells;  ///< [rows, columns]
-  int64_t at(int64_t row, int64_t column) const {
-    return cells[static_cast<size_t>(row * columns + column)];
-  }
+  int64_t at(int64_t row, int64_t column) const { return cells[row * columns + column]; }
 };
 
 using TokenIds = std::vector<int64_t>;  ///< [slots]
@@ -147,7 +145,7 @@ struct StackedBounds {
   int64_t columns = 0;
   std::vector<int32_t> cells;  ///< [rows, columns]
   std::span<const int32_t> row(int64_t i) const {
-    return std::span(cells).subspan(static_cast<size_t>(i * columns), static_cast<size_t>(columns));
+    return std::span(cells).subspan(i * columns, columns);
   }
 };
 

@@ -79,7 +79,7 @@ class KernelUnderTest {
   int64_t width() const { return measured_heads * head_dim_; }
   /// Bytes of `arrays` arrays with as many queries as the largest rectangle.
   int64_t activations(int64_t arrays) const {
-    return arrays * measured_sizes.back() * width() * static_cast<int64_t>(size_of(type_));
+    return arrays * measured_sizes.back() * width() * size_of(type_);
   }
 
   void fill_inputs() {
@@ -87,7 +87,7 @@ class KernelUnderTest {
     std::uniform_real_distribution<float> uniform(-1, 1);
     for (Buffer<std::byte>* buffer : {&q_, &kv_, &d_out_}) {
       Buffer<std::byte> host(buffer->size());
-      const int64_t count = buffer->size() / static_cast<int64_t>(size_of(type_));
+      const int64_t count = buffer->size() / size_of(type_);
       for (int64_t i = 0; i < count; ++i) {
         const float x = uniform(random);
         if (type_ == DType::f32)
@@ -125,7 +125,7 @@ class KernelUnderTest {
 };
 
 Rectangle rectangle_of(int64_t rows, int64_t keys, bool causal = false) {
-  Rectangle r{LocalToken(0), rows, LocalToken(0), keys, {}};
+  Rectangle r{0, rows, 0, keys, {}};
   r.mask.causal = causal;
   return r;
 }

@@ -56,9 +56,9 @@ class RankWriter {
     json["kv_heads"] = heads_json(c.kv_heads);
     Json& rectangles = json["rectangles"] = Json::array();
     for (const Rectangle& r : c.rectangles) {
-      Json rectangle = {{"q", r.q_begin.value()},
+      Json rectangle = {{"q", r.q_begin},
                         {"q_count", r.q_length},
-                        {"k", r.k_begin.value()},
+                        {"k", r.k_begin},
                         {"k_count", r.k_length},
                         {"pairs", r.pairs()}};
       if (!r.mask.full())

@@ -31,7 +31,7 @@ std::map<int, double> key_shares(const RankPlan& plan, const step::Compute& comp
   double all = 0;
   for (const Rectangle& r : compute.rectangles) {
     const double pairs = r.pairs();
-    const int64_t begin = r.k_begin.value(), end = begin + r.k_length;
+    const int64_t begin = r.k_begin, end = begin + r.k_length;
     int64_t row = 0;
     for (const RankRows& run : plan.arrays[compute.kv].rows) {
       const int64_t inside = std::min(end, row + run.length) - std::max(begin, row);

@@ -76,7 +76,7 @@ class StepCosts {
 
   int64_t width(Activation a) const { return width_of(a, config_, tp_); }
   double bytes(Activation a) const {
-    return static_cast<double>(slots_ * width(a)) * static_cast<double>(size_of(type_));
+    return static_cast<double>(slots_ * width(a) * size_of(type_));
   }
   void elementwise(double passes, Activation a) {
     times_.linear += passes * bytes(a) / machine_.decoder.elementwise_bytes_per_s;
@@ -170,8 +170,7 @@ class ScoringSimulation {
     int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, slots, 0, types_.activations);
     for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats}) {
       const int64_t held = kind == ArrayKind::kv ? heads.kv_heads : heads.heads;
-      bytes += slots * row_elements(kind, held, heads.head_dim) *
-               static_cast<int64_t>(size_of(types_.stored(kind)));
+      bytes += slots * row_elements(kind, held, heads.head_dim) * size_of(types_.stored(kind));
     }
     return bytes;
   }

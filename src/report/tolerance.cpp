@@ -90,8 +90,8 @@ constexpr std::array counts_of_ranks = {
     &AttentionReductions::out_trips, &AttentionReductions::d_q_trips};
 
 /// Tokens of each document.
-std::map<SegmentIndex, int64_t> document_lengths(const Layout& layout) {
-  std::map<SegmentIndex, int64_t> lengths;
+std::map<int64_t, int64_t> document_lengths(const Layout& layout) {
+  std::map<int64_t, int64_t> lengths;
   for (const Shard& shard : layout.shards)
     for (const Fragment& fragment : shard.fragments) lengths[fragment.segment] += fragment.length;
   return lengths;
@@ -103,7 +103,7 @@ AttentionReductions attention_reductions(const RankPlan& plan, const AttentionPr
   AttentionReductions lengths;
   lengths.head_dim = problem.heads.head_dim;
   for (const auto& [document, length] : document_lengths(*problem.layout)) {
-    const DocumentMask mask(problem.mask, document.value(), length);
+    const DocumentMask mask(problem.mask, document, length);
     lengths.keys = std::max(lengths.keys, mask.max_keys());
     lengths.queries = std::max(lengths.queries, mask.max_queries() * problem.heads.group());
   }

@@ -17,8 +17,8 @@ std::vector<T> shard_batch(const Layout& layout, int rank, std::span<const T> ro
                            int64_t row, T fill) {
   const size_t whole = layout.stream_slots * row;
   const size_t part = layout.shard(rank).slots * row;
-  std::vector<T> shard(static_cast<size_t>(batch) * part);
-  for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
+  std::vector<T> shard(batch * part);
+  for (int64_t b = 0; b < batch; ++b)
     shard_rows<T>(layout, rank, rows.subspan(b * whole, whole),
                   std::span<T>(shard).subspan(b * part, part), row, fill);
   return shard;

@@ -60,7 +60,7 @@ class Assignment {
         held_(cp),
         pairs_(cp, 0),
         needed_(cp, 0),
-        last_(static_cast<size_t>(cp) * chunks.documents.size(), Chunks::none) {}
+        last_(cp * chunks.documents.size(), Chunks::none) {}
   Assignment(const Chunks& chunks, int cp, const TimeModel& time,
              const std::vector<int32_t>& rank_of)
       : Assignment(chunks, cp, time) {
@@ -74,8 +74,7 @@ class Assignment {
   int64_t pairs(int32_t r) const { return pairs_[r]; }
   int64_t needed(int32_t r) const { return needed_[r]; }
   double seconds(int64_t pairs, int64_t needed) const {
-    return std::max(static_cast<double>(pairs) * time_.seconds_per_pair,
-                    static_cast<double>(needed) * time_.seconds_per_kv_token);
+    return std::max(pairs * time_.seconds_per_pair, needed * time_.seconds_per_kv_token);
   }
   double slowest_seconds() const {
     double slowest = 0;
@@ -115,7 +114,7 @@ class Assignment {
   int64_t chunk_pairs_of(int32_t c) const { return c == Chunks::none ? 0 : chunks_->pairs[c]; }
   int32_t& held_place(int32_t c) { return held_[rank_of(c)][place_of_[c]]; }
   size_t last_index(int32_t rank, int32_t document) const {
-    return static_cast<size_t>(rank) * chunks_->documents.size() + static_cast<size_t>(document);
+    return rank * chunks_->documents.size() + document;
   }
   /// The last chunk of a document on a rank.
   int32_t last(int32_t rank, int32_t document) const { return last_[last_index(rank, document)]; }

@@ -58,7 +58,7 @@ void for_each_holder(const std::vector<Held>& held, KeyRange visit) {
 }
 
 double ring_tokens(const LayoutCost& cost) {
-  return static_cast<double>(std::ssize(cost.ranks) - 1) * static_cast<double>(cost.slots);
+  return (std::ssize(cost.ranks) - 1) * static_cast<double>(cost.slots);
 }
 
 }  // namespace
@@ -77,28 +77,28 @@ int64_t LayoutCost::max_pairs() const {
 
 double LayoutCost::pair_ratio() const {
   const double all = pairs();
-  return all == 0 ? 1 : static_cast<double>(max_pairs()) * static_cast<double>(ranks.size()) / all;
+  return all == 0 ? 1 : max_pairs() * static_cast<double>(ranks.size()) / all;
 }
 
 double LayoutCost::needed_share() const {
   const double ring = ring_tokens(*this);
   int64_t sum = 0;
   for (const RankCost& rank : ranks) sum += rank.kv_needed;
-  return ring == 0 ? 0 : static_cast<double>(sum) / static_cast<double>(ranks.size()) / ring;
+  return ring == 0 ? 0 : sum / static_cast<double>(ranks.size()) / ring;
 }
 
 double LayoutCost::largest_needed_share() const {
   const double ring = ring_tokens(*this);
   int64_t most = 0;
   for (const RankCost& rank : ranks) most = std::max(most, rank.kv_needed);
-  return ring == 0 ? 0 : static_cast<double>(most) / ring;
+  return ring == 0 ? 0 : most / ring;
 }
 
 double LayoutCost::seconds(const TimeModel& time) const {
   double slowest = 0;
   for (const RankCost& rank : ranks)
-    slowest = std::max({slowest, static_cast<double>(rank.pairs) * time.seconds_per_pair,
-                        static_cast<double>(rank.kv_needed) * time.seconds_per_kv_token});
+    slowest = std::max(
+        {slowest, rank.pairs * time.seconds_per_pair, rank.kv_needed * time.seconds_per_kv_token});
   return slowest;
 }
 

@@ -53,14 +53,14 @@ void add_move(std::vector<ShiftPlan::Move>& moves, int32_t from, int32_t to) {
 
 namespace detail {
 
-void check_gather(const Layout& layout, Communicator& comm, size_t elements, int64_t batch,
+void check_gather(const Layout& layout, Communicator& comm, int64_t elements, int64_t batch,
                   int64_t row) {
   agree_on_arguments(
       comm, "gathering a stream",
       [&] {
         check_group(layout, comm);
         check_rows(batch, row);
-        if (static_cast<int64_t>(elements) != batch * layout.slots_of_rank() * row)
+        if (elements != batch * layout.slots_of_rank() * row)
           throw_usage(
               "gathering a stream: {} local elements, but {} rows x {} slots x {} elements are {}",
               elements, batch, layout.slots_of_rank(), row, batch * layout.slots_of_rank() * row);
@@ -72,7 +72,7 @@ void check_gather(const Layout& layout, Communicator& comm, size_t elements, int
 
 void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std::byte> local,
                   int64_t batch, std::span<std::byte> stream, int64_t row_bytes) {
-  std::vector<std::byte> blocks(local.size() * static_cast<size_t>(comm.size()));
+  std::vector<std::byte> blocks(local.size() * comm.size());
   HostStream host;
   comm.all_gather(local, blocks, host, "gathering a stream")->wait();
   const size_t block = layout.slots_of_rank() * row_bytes;
@@ -80,7 +80,7 @@ void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std:
   // Blocks are [cp, batch, slots, row]: consecutive shards of one batch row are a rank block apart.
   const std::span<const std::byte> all(blocks);
   const size_t reach = blocks.size() - local.size() + block;
-  for (size_t b = 0; b < static_cast<size_t>(batch); ++b)
+  for (int64_t b = 0; b < batch; ++b)
     unshard_all_bytes(layout, all.subspan(b * block, reach), std::ssize(local),
                       stream.subspan(b * row, row), row_bytes);
 }
@@ -108,7 +108,7 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
   if (convention == GatherGradient::split)
     shard_rows<T>(layout, comm.rank(), grad_stream, grad, row);
   if (convention == GatherGradient::sum) {
-    std::vector<T> blocks(count * static_cast<size_t>(comm.size()));
+    std::vector<T> blocks(count * comm.size());
     shard_all_rows<T>(layout, grad_stream, blocks, row);
     HostStream host;
     comm.reduce_scatter(blocks.data(), grad.data(), count, dtype_of<T>, ReduceOp::sum, host,
@@ -122,7 +122,7 @@ ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
   check_boundaries(layout, bounds);
   if (rank < 0 || rank >= layout.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
-  std::vector<bool> begins(static_cast<size_t>(layout.stream_slots) + 1, false);
+  std::vector<bool> begins(layout.stream_slots + 1, false);
   for (const int32_t bound : bounds) begins[bound] = true;
   const std::vector<Owner> owners = slot_owners(layout);
   const std::vector<int32_t> index = shard_index(layout, rank);

@@ -58,10 +58,9 @@ template <class T>
 std::vector<T> gather_batch(const Layout& layout, Communicator& comm, std::span<const T> local,
                             int64_t batch, int64_t row = 1) {
   detail::check_gather(layout, comm, local.size(), batch, row);
-  std::vector<T> stream(static_cast<size_t>(batch * layout.stream_slots * row));
+  std::vector<T> stream(batch * layout.stream_slots * row);
   detail::gather_bytes(layout, comm, std::as_bytes(local), batch,
-                       std::as_writable_bytes(std::span<T>(stream)),
-                       row * static_cast<int64_t>(sizeof(T)));
+                       std::as_writable_bytes(std::span<T>(stream)), row * sizeof(T));
   return stream;
 }
 

@@ -62,7 +62,7 @@ std::vector<std::vector<float>> encode_share(const AudioBatch& audio,
     const int64_t item = call < std::ssize(share) ? share[call] : dummy_item;
     std::vector<float> encoding;
     if (item == dummy_item) {
-      silence.resize(std::max(width, static_cast<size_t>(joint.dummy_length)), 0.0f);
+      silence.resize(std::max<size_t>(width, joint.dummy_length), 0.0f);
       encoding = encode(silence, joint.dummy_length);
     } else {
       encoding = encode({audio.samples.row(item), width}, audio.lengths[item]);
@@ -78,7 +78,7 @@ std::vector<std::vector<float>> encode_share(const AudioBatch& audio,
 template <class T>
 std::vector<T> all_gather_vector(Communicator& comm, const std::vector<T>& mine,
                                  std::string_view what) {
-  std::vector<T> all(mine.size() * static_cast<size_t>(comm.size()));
+  std::vector<T> all(mine.size() * comm.size());
   HostStream stream;
   comm.all_gather(bytes_of(std::span<const T>(mine)), writable_bytes_of(std::span<T>(all)), stream,
                   what)
@@ -100,12 +100,11 @@ std::vector<std::vector<float>> gather_padded(Communicator& comm,
                                               int64_t items) {
   int64_t longest = 0;
   for (const std::vector<float>& encoding : encodings)
-    longest = std::max(longest, static_cast<int64_t>(std::ssize(encoding)));
+    longest = std::max(longest, std::ssize(encoding));
   longest = all_reduce_value(comm, longest, ReduceOp::max);
-  std::vector<float> mine(encodings.size() * static_cast<size_t>(longest), 0.0f);
+  std::vector<float> mine(encodings.size() * longest, 0.0f);
   for (size_t i = 0; i < encodings.size(); ++i)
-    std::copy(encodings[i].begin(), encodings[i].end(),
-              mine.begin() + static_cast<int64_t>(i) * longest);
+    std::copy(encodings[i].begin(), encodings[i].end(), mine.begin() + i * longest);
   const std::vector<float> all = all_gather_vector(comm, mine, "padded encodings");
   const std::vector<int64_t> sizes = gather_sizes(comm, encodings);
   std::vector<std::vector<float>> result;
@@ -125,10 +124,9 @@ std::vector<std::vector<float>> gather_ragged(Communicator& comm,
   const std::vector<int64_t> sizes = gather_sizes(comm, encodings);
   const int64_t each = std::ssize(share);
   std::vector<int64_t> bytes(comm.size(), 0);
-  for (int64_t i = 0; i < items; ++i)
-    bytes[i / each] += sizes[i] * static_cast<int64_t>(sizeof(float));
+  for (int64_t i = 0; i < items; ++i) bytes[i / each] += sizes[i] * sizeof(float);
   const int64_t total = std::accumulate(bytes.begin(), bytes.end(), int64_t{0});
-  std::vector<float> all(static_cast<size_t>(total) / sizeof(float));
+  std::vector<float> all(total / sizeof(float));
   HostStream stream;
   comm.all_gather_v(bytes_of(std::span<const float>(mine)),
                     writable_bytes_of(std::span<float>(all)), bytes, stream, "encodings")

@@ -45,7 +45,7 @@ GYRE_HOST_DEVICE constexpr RowMapShape row_map_shape(int64_t row_bytes, uint64_t
   RowMapShape shape;
   const uint64_t together = static_cast<uint64_t>(row_bytes) | addresses;
   shape.unit_bytes = 16;
-  while (together % static_cast<uint64_t>(shape.unit_bytes) != 0) shape.unit_bytes /= 2;
+  while (together % shape.unit_bytes != 0) shape.unit_bytes /= 2;
   shape.units = row_bytes / shape.unit_bytes;
   while (shape.lanes < shape.units && shape.lanes < RowMapShape::threads) shape.lanes *= 2;
   return shape;

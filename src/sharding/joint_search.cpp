@@ -45,8 +45,7 @@ struct Scale {
 double score(const Assignment& assignment, const Scale& scale) {
   const double seconds = assignment.slowest_seconds();
   if (seconds > scale.slowest_allowed) return HUGE_VAL;
-  return seconds / scale.seconds +
-         0.01 * static_cast<double>(assignment.all_needed()) / scale.needed;
+  return seconds / scale.seconds + 0.01 * assignment.all_needed() / scale.needed;
 }
 
 /// One rank's term of the energy. `slowest`, the time of the slowest rank, is the unit of time, so
@@ -55,7 +54,7 @@ double energy(const Assignment& assignment, const Scale& scale, double slowest, 
               int64_t needed) {
   double power = assignment.seconds(pairs, needed) / slowest;
   for (int i = 0; i < 6; ++i) power *= power;
-  return power + 0.1 * static_cast<double>(needed) * assignment.cp() / scale.needed;
+  return power + 0.1 * needed * assignment.cp() / scale.needed;
 }
 
 /// Generates random pairs of chunks to swap; see balanced.hpp.
@@ -71,9 +70,7 @@ class Proposals {
   }
 
  private:
-  int32_t below(int32_t n) {
-    return static_cast<int32_t>(((random_() >> 32) * static_cast<uint64_t>(n)) >> 32);
-  }
+  int32_t below(int32_t n) { return static_cast<int32_t>(((random_() >> 32) * n) >> 32); }
   std::mt19937_64 random_{1};
 };
 
@@ -95,8 +92,7 @@ void anneal(Assignment assignment, const Chunks& chunks, const Scale& scale, Bes
   constexpr int64_t moves_per_chunk = 400, max_moves = 2'000'000, block = 1024, usual_cp = 512;
   const int64_t more = std::max<int64_t>(usual_cp, assignment.cp()) / usual_cp;
   const int64_t moves = std::min(moves_per_chunk * chunks.count(), max_moves / (more * more));
-  const double cooling =
-      std::pow(cold / hot, static_cast<double>(block) / static_cast<double>(moves));
+  const double cooling = std::pow(cold / hot, block / static_cast<double>(moves));
   Proposals proposals;
   double threshold = hot, slowest = assignment.slowest_seconds();
   if (slowest == 0) slowest = scale.seconds;
@@ -137,12 +133,11 @@ std::vector<int32_t> search_joint(const Chunks& chunks, int cp, const TimeModel&
   constexpr int64_t max_tries = int64_t{1} << 28;
   if (int64_t{chunks.count()} * cp <= max_tries)
     starts.push_back(assign_by_objective(chunks, cp, time));
-  Scale scale{0, std::max(1.0, static_cast<double>(starts[0].all_needed())), HUGE_VAL};
+  Scale scale{0, std::max<double>(1, starts[0].all_needed()), HUGE_VAL};
   for (const Assignment& start : starts)
     scale.slowest_allowed = std::min(scale.slowest_allowed, start.slowest_seconds());
   const int64_t pairs = std::accumulate(chunks.pairs.begin(), chunks.pairs.end(), int64_t{0});
-  scale.seconds = std::max(static_cast<double>(pairs) * time.seconds_per_pair / cp,
-                           0.5 * scale.slowest_allowed);
+  scale.seconds = std::max(pairs * time.seconds_per_pair / cp, 0.5 * scale.slowest_allowed);
   // If the best start takes no time, only the needed tokens count.
   if (scale.seconds == 0) scale.seconds = 1;
   Best best;

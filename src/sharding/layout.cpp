@@ -14,7 +14,7 @@ Fragment fragment_of(const SlotRun& run, const SegmentBounds& bounds, int64_t i)
   const int64_t start = run.start.value();
   const int64_t first = std::max<int64_t>(0, ceil_div(begin - start, run.stride));
   const int64_t last = std::min(run.length, ceil_div(end - start, run.stride));
-  return {SegmentIndex(i), DocPosition(start + first * run.stride - begin), run.stride,
+  return {i, DocPosition(start + first * run.stride - begin), run.stride,
           std::max<int64_t>(0, last - first), run.local_begin + first};
 }
 
@@ -32,7 +32,7 @@ void add_fragments(std::vector<Fragment>& fragments, const SlotRun& run,
 
 #ifndef NDEBUG
 void check_coverage(const Layout& layout) {
-  std::vector<bool> seen(static_cast<size_t>(layout.padded_slots), false);
+  std::vector<bool> seen(layout.padded_slots, false);
   for (int r = 0; r < layout.cp(); ++r)
     for (int32_t slot : shard_index(layout, r)) {
       GYRE_CHECK(slot >= 0 && slot < layout.padded_slots, "layout {}: rank {} owns slot {} of {}",

@@ -38,7 +38,7 @@ struct SlotRun {
 /// `length` real tokens of one segment on one rank: positions start, start + stride, ... of the
 /// document lie at the local slots local_begin, local_begin + 1, ...
 struct Fragment {
-  SegmentIndex segment;
+  int64_t segment = 0;
   DocPosition start;
   int64_t stride = 1;
   int64_t length = 0;

@@ -92,7 +92,7 @@ inline void stream_lines(std::byte* to, const std::byte* from, int64_t bytes) {
 
 /// Bytes from `p` to the next line boundary.
 inline int64_t to_line(const std::byte* p) {
-  return static_cast<int64_t>(-reinterpret_cast<uintptr_t>(p) % line);
+  return -reinterpret_cast<uintptr_t>(p) % line;
 }
 
 /// Non-temporal copy, except for the incomplete first and last line. (Not inlined: GCC 12 would

@@ -42,7 +42,7 @@ class HostStreamShards final : public StreamShards {
   }
   void shift_left(Communicator& comm, std::span<const int32_t> bounds, const int32_t* local,
                   int32_t* out, int32_t fill) override {
-    const std::span<const int32_t> mine(local, static_cast<size_t>(layout_.slots_of_rank()));
+    const std::span<const int32_t> mine(local, layout_.slots_of_rank());
     std::ranges::copy(shift_left_sharded<int32_t>(layout_, bounds, comm, mine, fill), out);
   }
 

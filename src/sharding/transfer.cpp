@@ -91,7 +91,7 @@ bool walk_stream(const Layout& layout, KeyRange visit) {
     else if (begins[r] != at && begins[r - 1] == at)
       --r;
     else if (begins[r] != at)
-      r = static_cast<size_t>(std::find(begins.begin(), begins.end(), at) - begins.begin());
+      r = std::find(begins.begin(), begins.end(), at) - begins.begin();
     if (r > cp) return false;
     const SlotRun& run = *ahead[r];
     if (run.stride != 1) return false;
@@ -201,7 +201,7 @@ bool shard_past_caches(const Layout& layout, std::span<const std::byte> stream, 
   const bool whole = walk_stream(layout, [&](size_t r, const SlotRun& run) {
     const int64_t inside = slots_inside(run, rows);
     writers[r].append(stream.data() + run.start.value() * row_bytes, inside * row_bytes);
-    std::byte* to = shards + static_cast<int64_t>(r) * each;
+    std::byte* to = shards + r * each;
     fill_rows(to + (run.local_begin.value() + inside) * row_bytes,
               to + (run.local_begin.value() + run.length) * row_bytes, fill);
   });
@@ -215,8 +215,7 @@ bool unshard_past_caches(const Layout& layout, const std::byte* shards, int64_t 
                          std::byte* stream, int64_t rows, int64_t row_bytes) {
   const bool whole = walk_stream(layout, [&](size_t r, const SlotRun& run) {
     std::byte* to = stream + run.start.value() * row_bytes;
-    const std::byte* from =
-        shards + static_cast<int64_t>(r) * step + run.local_begin.value() * row_bytes;
+    const std::byte* from = shards + r * step + run.local_begin.value() * row_bytes;
     const int64_t bytes = slots_inside(run, rows) * row_bytes;
     if (bytes < long_run)
       copy_bytes(to, from, bytes);
@@ -279,7 +278,7 @@ void detail::shard_all_bytes(const Layout& layout, std::span<const std::byte> st
   const int64_t each = layout.slots_of_rank() * row_bytes;
   const int64_t rows = check_arrays(layout, stream.size(), shards.size(), each, row_bytes);
   const auto move = [&](size_t r, const SlotRun& run) {
-    shard_run(run, stream, rows, fill, shards.data() + static_cast<int64_t>(r) * each, row_bytes);
+    shard_run(run, stream, rows, fill, shards.data() + r * each, row_bytes);
   };
   move_all(
       layout, {rows, row_bytes, cached_bytes}, line, move,
@@ -294,8 +293,7 @@ void detail::unshard_all_bytes(const Layout& layout, std::span<const std::byte> 
                                int64_t cached_bytes) {
   const int64_t rows = check_arrays(layout, stream.size(), shards.size(), step, row_bytes);
   const auto move = [&](size_t r, const SlotRun& run) {
-    unshard_run(run, shards.data() + static_cast<int64_t>(r) * step, stream.data(), rows,
-                row_bytes);
+    unshard_run(run, shards.data() + r * step, stream.data(), rows, row_bytes);
   };
   move_all(
       layout, {rows, row_bytes, cached_bytes}, long_run, move,

@@ -56,7 +56,7 @@ void shard_rows(const Layout& layout, int rank, std::span<const T> stream, std::
   static_assert(std::is_trivially_copyable_v<T>);
   detail::shard_bytes(layout, rank, std::as_bytes(stream),
                       std::as_bytes(std::span<const T>(&fill, 1)), std::as_writable_bytes(local),
-                      row * static_cast<int64_t>(sizeof(T)));
+                      row * sizeof(T));
 }
 
 /// Copies local [slots, row] into the rank's slots of stream [stream_slots or padded_slots, row].
@@ -67,7 +67,7 @@ void unshard_rows(const Layout& layout, int rank, std::span<const T> local, std:
                   int64_t row = 1) {
   static_assert(std::is_trivially_copyable_v<T>);
   detail::unshard_bytes(layout, rank, std::as_bytes(local), std::as_writable_bytes(stream),
-                        row * static_cast<int64_t>(sizeof(T)));
+                        row * sizeof(T));
 }
 
 /// Copies stream [stream_slots or padded_slots, row] into shards [cp, slots, row]: shard_rows for
@@ -79,7 +79,7 @@ void shard_all_rows(const Layout& layout, std::span<const T> stream, std::span<T
   static_assert(std::is_trivially_copyable_v<T>);
   detail::shard_all_bytes(layout, std::as_bytes(stream),
                           std::as_bytes(std::span<const T>(&fill, 1)),
-                          std::as_writable_bytes(shards), row * static_cast<int64_t>(sizeof(T)));
+                          std::as_writable_bytes(shards), row * sizeof(T));
 }
 
 /// Copies shards [cp, slots, row] into stream [stream_slots or padded_slots, row]: unshard_rows for
@@ -89,7 +89,7 @@ template <class T>
 void unshard_all_rows(const Layout& layout, std::span<const T> shards, std::span<T> stream,
                       int64_t row = 1) {
   static_assert(std::is_trivially_copyable_v<T>);
-  const auto row_bytes = row * static_cast<int64_t>(sizeof(T));
+  const int64_t row_bytes = row * sizeof(T);
   const int64_t slots = layout.slots_of_rank();
   detail::unshard_all_bytes(layout, std::as_bytes(shards), slots * row_bytes,
                             std::as_writable_bytes(stream), row_bytes);

@@ -82,7 +82,7 @@ void check_gather(const AxisGather& gather, int ranks) {
                 gather.unpad_dim, extent);
 }
 
-void agree_on_gather(Communicator& comm, const AxisGather& gather, size_t elements,
+void agree_on_gather(Communicator& comm, const AxisGather& gather, int64_t elements,
                      bool is_gradient) {
   agree_on_arguments(
       comm, "gathering an axis",
@@ -90,7 +90,7 @@ void agree_on_gather(Communicator& comm, const AxisGather& gather, size_t elemen
         check_gather(gather, comm.size());
         const int64_t want = is_gradient ? unpadded_size(gather, comm.size())
                                          : product(gather.shape, 0, rank_of(gather.shape));
-        if (static_cast<int64_t>(elements) != want)
+        if (elements != want)
           throw_usage("gathering an axis: {} elements, but the {} has {}", elements,
                       is_gradient ? "gathered tensor" : "local shape", want);
       },
@@ -118,7 +118,7 @@ template <class T>
 std::vector<T> repeat_blocks(const std::vector<T>& blocks, int64_t n, int64_t replicas) {
   const int64_t block = std::ssize(blocks) / n;
   std::vector<T> repeated;
-  repeated.reserve(blocks.size() * static_cast<size_t>(replicas));
+  repeated.reserve(blocks.size() * replicas);
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < replicas; ++k)
       repeated.insert(repeated.end(), blocks.begin() + i * block, blocks.begin() + (i + 1) * block);
@@ -130,7 +130,7 @@ std::vector<T> repeat_blocks(const std::vector<T>& blocks, int64_t n, int64_t re
 template <class T>
 std::vector<T> sum_blocks(const std::vector<T>& blocks, int64_t n, int64_t replicas) {
   const int64_t block = std::ssize(blocks) / (n * replicas);
-  std::vector<T> sums(static_cast<size_t>(n * block), T{0});
+  std::vector<T> sums(n * block, T{0});
   for (int64_t i = 0; i < n; ++i)
     for (int64_t k = 0; k < replicas; ++k)
       for (int64_t e = 0; e < block; ++e)
@@ -168,8 +168,8 @@ void check_heads(const UlyssesShape& shape, int ranks) {
                 shape.batch, shape.tokens, shape.dim);
 }
 
-void check_planes(const Layout& layout, size_t elements, int64_t planes, int64_t row) {
-  if (planes < 0 || row < 1 || static_cast<int64_t>(elements) != planes * layout.padded_slots * row)
+void check_planes(const Layout& layout, int64_t elements, int64_t planes, int64_t row) {
+  if (planes < 0 || row < 1 || elements != planes * layout.padded_slots * row)
     throw_usage("reordering a sequence: {} elements, but {} planes x {} slots x {}", elements,
                 planes, layout.padded_slots, row);
 }
@@ -236,7 +236,7 @@ template <class T>
 std::vector<T> gather_forward_and_unpad(Communicator& comm, std::span<const T> x,
                                         const AxisGather& gather) {
   agree_on_gather(comm, gather, x.size(), false);
-  std::vector<T> blocks(x.size() * static_cast<size_t>(comm.size()));
+  std::vector<T> blocks(x.size() * comm.size());
   HostStream stream;
   comm.all_gather(bytes_of(x), writable_bytes_of(std::span<T>(blocks)), stream, "gathering an axis")
       ->wait();
@@ -345,10 +345,10 @@ struct Part {
 template <class Move>
 void for_each_shard(const Layout& layout, int64_t planes, int64_t row, Move move) {
   const size_t plane = layout.padded_slots * row;
-  const size_t shard = plane / static_cast<size_t>(layout.cp());
-  for (size_t p = 0; p < static_cast<size_t>(planes); ++p)
+  const size_t shard = plane / layout.cp();
+  for (int64_t p = 0; p < planes; ++p)
     for (int r = 0; r < layout.cp(); ++r)
-      move(r, Part{p * plane, plane}, Part{p * plane + static_cast<size_t>(r) * shard, shard});
+      move(r, Part{p * plane, plane}, Part{p * plane + r * shard, shard});
 }
 
 }  // namespace

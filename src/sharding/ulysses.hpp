@@ -52,8 +52,8 @@ std::vector<T> gather_lists(Communicator& comm, std::span<const T> mine) {
 template <class T>
 std::vector<T> split_list(Communicator& comm, std::span<const T> all) {
   detail::check_split(comm, all.size());
-  const size_t count = all.size() / static_cast<size_t>(comm.size());
-  const auto mine = all.subspan(static_cast<size_t>(comm.rank()) * count, count);
+  const size_t count = all.size() / comm.size();
+  const auto mine = all.subspan(comm.rank() * count, count);
   return {mine.begin(), mine.end()};
 }
 

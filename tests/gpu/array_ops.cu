@@ -73,7 +73,7 @@ class Copies : public ArrayOperations {
   /// The next piece of the arena for a copy of any shape; packed, or with gaps.
   RowPlace next(int64_t& offset, const RowCopy& c) {
     const DType type = any_type();
-    const int64_t size = static_cast<int64_t>(size_of(type));
+    const int64_t size = size_of(type);
     offset = round_up(offset, below(3) == 0 ? size : 16) + (below(4) == 0 ? size : 0);
     const int64_t gap = below(3) == 0 ? below(9) : 8 * below(2);
     const int64_t plane = c.width + gap, row = c.planes * plane + (below(2) == 0 ? gap : 0);
@@ -138,8 +138,7 @@ TEST_F(Copies, AddInTheirOrder) {
       c.via = type;
       const int64_t begin = type == DType::f32 ? 0 : arena_bytes / 2;
       c.from = place(begin + 30000 * i, type, 64, 0);
-      c.to =
-          place(begin + (i == 0 ? 0 : 64 * 5 * static_cast<int64_t>(size_of(type))), type, 64, 0);
+      c.to = place(begin + (i == 0 ? 0 : 64 * 5 * size_of(type)), type, 64, 0);
       copies.push_back(c);
     }
   expect_same(copies);

@@ -104,7 +104,7 @@ TEST_P(RaggedKernelGpu, Staircases) {
   for (const int64_t length : {40, 65}) {
     std::vector<Rectangle> steps;
     for (int64_t begin = 0; begin < 7 * length; begin += length)
-      steps.push_back({LocalToken(begin), length, LocalToken(0), begin + length, {}});
+      steps.push_back({begin, length, 0, begin + length, {}});
     check_library(problem(heads_of(2, 1, head_dim()), 7 * length, 7 * length, steps));
   }
 }

@@ -441,13 +441,13 @@ class PlanMachine {
     const HeadRange heads = query_heads_of(array(s.q).heads, s.kv_heads, problem_.heads);
     int64_t begin = 0;
     for (const Rectangle& r : s.rectangles) {
-      if (r.q_begin.value() < begin) fail("rectangles are not sorted");
-      begin = r.q_begin.value();
+      if (r.q_begin < begin) fail("rectangles are not sorted");
+      begin = r.q_begin;
       for (int64_t i = 0; i < r.q_length; ++i) {
         const int64_t first = std::clamp<int64_t>(r.mask.begin_key(i), 0, r.k_length);
         const int64_t last = std::clamp<int64_t>(r.mask.end_key(i), first, r.k_length);
         for (int64_t h = heads.begin; h < heads.end() && first < last; ++h)
-          attend(s, begin + i, h, r.k_begin.value() + first, r.k_begin.value() + last);
+          attend(s, begin + i, h, r.k_begin + first, r.k_begin + last);
       }
     }
   }

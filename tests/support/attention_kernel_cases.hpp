@@ -26,11 +26,11 @@ inline constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 inline constexpr float infinity = std::numeric_limits<float>::infinity();
 
 inline Rectangle full(int64_t q, int64_t rows, int64_t k, int64_t keys) {
-  return {LocalToken(q), rows, LocalToken(k), keys, {}};
+  return {q, rows, k, keys, {}};
 }
 inline Rectangle causal(int64_t q, int64_t rows, int64_t k, int64_t keys, int64_t offset,
                         int64_t window = 0, int64_t q_stride = 1, int64_t k_stride = 1) {
-  return {LocalToken(q), rows, LocalToken(k), keys, {true, offset, q_stride, k_stride, window}};
+  return {q, rows, k, keys, {true, offset, q_stride, k_stride, window}};
 }
 inline BlockHeads heads_of(int64_t heads, int64_t kv_heads, int64_t dim) {
   return {heads, kv_heads, dim, heads / kv_heads, 0, 1 / std::sqrt(static_cast<float>(dim))};
@@ -116,9 +116,9 @@ struct Problem {
         d_out(types.inputs, rows, heads.heads * heads.head_dim, gap) {
     std::mt19937 random(31);
     for (const Rectangle& r : rectangles) {
-      q.fill(r.q_begin.value(), r.q_length, random);
-      d_out.fill(r.q_begin.value(), r.q_length, random);
-      kv.fill(r.k_begin.value(), r.k_length, random);
+      q.fill(r.q_begin, r.q_length, random);
+      d_out.fill(r.q_begin, r.q_length, random);
+      kv.fill(r.k_begin, r.k_length, random);
     }
   }
   int64_t kv_width() const { return heads.kv_heads * heads.head_dim; }
@@ -128,8 +128,8 @@ struct Problem {
     Forward result{{out_type, rows, q.cols(), 3}, {DType::f32, rows, heads.heads, 1}};
     for (const Rectangle& r : rectangles)
       for (int64_t i = 0; i < r.q_length; ++i) {
-        result.out.fill_row(r.q_begin.value() + i, 0);
-        result.lse.fill_row(r.q_begin.value() + i, -infinity);
+        result.out.fill_row(r.q_begin + i, 0);
+        result.lse.fill_row(r.q_begin + i, -infinity);
       }
     return result;
   }
@@ -138,8 +138,8 @@ struct Problem {
   Backward no_gradients(DType d_q_type) const {
     Backward result{{d_q_type, rows, q.cols(), 2}, {DType::f32, keys, kv.cols(), 1}};
     for (const Rectangle& r : rectangles) {
-      for (int64_t i = 0; i < r.q_length; ++i) result.d_q.fill_row(r.q_begin.value() + i, 0);
-      for (int64_t j = 0; j < r.k_length; ++j) result.d_kv.fill_row(r.k_begin.value() + j, 0);
+      for (int64_t i = 0; i < r.q_length; ++i) result.d_q.fill_row(r.q_begin + i, 0);
+      for (int64_t j = 0; j < r.k_length; ++j) result.d_kv.fill_row(r.k_begin + j, 0);
     }
     return result;
   }

@@ -59,7 +59,7 @@ class DeviceMatrix {
  private:
   static constexpr std::byte guard{0xff};  // NaN in f32 and bf16
   static constexpr int64_t tail = 9;
-  int64_t element() const { return static_cast<int64_t>(size_of(type_)); }
+  int64_t element() const { return size_of(type_); }
 
   Stream& stream_;
   DType type_;

@@ -112,7 +112,7 @@ class DeviceReferenceKernel final : public BlockKernel {
     }
     void write_back(const std::set<int64_t>& rows) {
       if (there_.empty()) return;
-      const auto size = static_cast<int64_t>(size_of(there_.type));
+      const auto size = size_of(there_.type);
       for (const int64_t row : rows)
         stream_.copy(there_.data + row * there_.stride * size,
                      here_.matrix().data + row * there_.stride * size,
@@ -142,11 +142,11 @@ class DeviceReferenceKernel final : public BlockKernel {
       }
   }
 
-  static std::set<int64_t> rows_of(std::span<const Rectangle> rectangles,
-                                   LocalToken Rectangle::*begin, int64_t Rectangle::*length) {
+  static std::set<int64_t> rows_of(std::span<const Rectangle> rectangles, int64_t Rectangle::*begin,
+                                   int64_t Rectangle::*length) {
     std::set<int64_t> rows;
     for (const Rectangle& r : rectangles)
-      for (int64_t i = 0; i < r.*length; ++i) rows.insert((r.*begin).value() + i);
+      for (int64_t i = 0; i < r.*length; ++i) rows.insert(r.*begin + i);
     return rows;
   }
   ConstMatrixRef read(const ConstMatrixRef& there) {

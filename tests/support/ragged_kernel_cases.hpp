@@ -112,7 +112,7 @@ struct Lengths {
   std::vector<Rectangle> rectangles;
   int64_t rows = 2, keys = 1;
   void add(int64_t q_length, int64_t k_length, Mask mask = {}) {
-    rectangles.push_back({LocalToken(rows), q_length, LocalToken(keys), k_length, mask});
+    rectangles.push_back({rows, q_length, keys, k_length, mask});
     rows += q_length + 3;
     keys += k_length + 2;
   }

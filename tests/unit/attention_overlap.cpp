@@ -87,7 +87,7 @@ TEST(Hiding, OfFullMasksNeedsHalfTheTokens) {
     Setting s{"ring", MaskKind::full, Pass::forward, gradients};
     expect_hidden_from(s, 500e12 * 2 / (2 * 8 * 50e9), machine);
     s.pass = Pass::backward;
-    const double both = 2 + static_cast<double>(size_of(gradients));
+    const double both = 2 + size_of(gradients);
     expect_hidden_from(s, 500e12 * both / (5 * 8 * 50e9), machine);
   }
 }

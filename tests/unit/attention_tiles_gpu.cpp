@@ -18,7 +18,7 @@ namespace gyre {
 namespace GYRE_FILE {
 
 Rectangle rectangle(int64_t q, int64_t rows, int64_t k, int64_t keys, Mask mask = {}) {
-  return {LocalToken(q), rows, LocalToken(k), keys, mask};
+  return {q, rows, k, keys, mask};
 }
 
 /// How often each (query row, key row, rectangle) is met by an inner tile of a range and not
@@ -54,7 +54,7 @@ Pairs pairs_of(std::span<const Rectangle> rectangles) {
     for (int64_t i = 0; i < r.q_length; ++i)
       for (int64_t j = std::max<int64_t>(0, r.mask.begin_key(i));
            j < std::min(r.k_length, r.mask.end_key(i)); ++j)
-        ++pairs[{r.q_begin.value() + i, r.k_begin.value() + j, static_cast<int>(n)}];
+        ++pairs[{r.q_begin + i, r.k_begin + j, static_cast<int>(n)}];
   }
   return pairs;
 }

@@ -88,7 +88,7 @@ TEST_F(EmulatedKernel, AWaitBetweenTwoCallsAbsorbsLateness) {
 
 /// Of a rectangle of 3 queries and 5 keys.
 double seconds_of(const KernelTime& time, Pass pass, bool d_q, bool d_kv) {
-  const std::vector<Rectangle> rectangles{{LocalToken{0}, 3, LocalToken{0}, 5, {}}};
+  const std::vector<Rectangle> rectangles{{0, 3, 0, 5, {}}};
   BlockInput input;
   input.heads = {4, 2, 16, 2, 0, 1};
   input.rectangles = rectangles;
@@ -109,7 +109,7 @@ TEST(KernelTime, IsThatOfTheFlopsAndALaunch) {
 }
 
 TEST(KernelTime, KnowsWhatIsMergedWithEarlierResults) {
-  const std::vector<Rectangle> rectangles{{LocalToken{0}, 3, LocalToken{0}, 5, {}}};
+  const std::vector<Rectangle> rectangles{{0, 3, 0, 5, {}}};
   std::vector<int64_t> merged;
   const auto k = make_emulated_kernel(
       [&](const KernelCall& call) {

@@ -13,7 +13,7 @@ namespace gyre {
 namespace GYRE_FILE {
 
 Rectangle rectangle(int64_t queries, int64_t keys, const Mask& mask = {}) {
-  return {LocalToken(0), queries, LocalToken(0), keys, mask};
+  return {0, queries, 0, keys, mask};
 }
 Rectangle causal_square(int64_t n, int64_t window = 0) {
   return rectangle(n, n, {true, 0, 1, 1, window});

@@ -90,8 +90,7 @@ TEST(DualChunkSwap, SegmentsOfPaddingAreDealtLikeOthers) {
   const Layout layout = dual_chunk_swap(bounds.view(), 2);
   EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 1, 6, 7, 8, 11}, {2, 3, 4, 5, 9, 10}}));
   EXPECT_EQ(real_tokens(layout), (Lengths{2, 2}));
-  EXPECT_EQ(layout.shard(0).fragments.front(),
-            (Fragment{SegmentIndex(1), DocPosition(0), 1, 1, LocalToken(4)}));
+  EXPECT_EQ(layout.shard(0).fragments.front(), (Fragment{1, DocPosition(0), 1, 1, LocalToken(4)}));
 }
 
 TEST(DualChunkSwap, OrdersOfChunksBetweenRanksAndSequence) {
@@ -109,7 +108,7 @@ TEST(DualChunkSwap, OrdersOfChunksBetweenRanksAndSequence) {
 Lengths local_real_lengths(const Layout& layout, int rank, int64_t segments) {
   Lengths lengths(static_cast<size_t>(segments), 0);
   for (const Fragment& fragment : layout.shard(rank).fragments)
-    lengths[fragment.segment.value()] += fragment.length;
+    lengths[fragment.segment] += fragment.length;
   return lengths;
 }
 
@@ -128,7 +127,7 @@ TEST(DualChunkSwap, RealTokensAreAPrefixOfEverySegmentOfARank) {
           std::set<int64_t> held;
           for (const Fragment& f : layout.shard(r).fragments)
             for (int64_t k = 0; k < f.length; ++k)
-              held.insert(f.segment.value() * 1000 + f.local_begin.value() + k);
+              held.insert(f.segment * 1000 + f.local_begin.value() + k);
           std::set<int64_t> prefix;
           for (int64_t k = 0; k < expected; ++k) {
             prefix.insert(k);
@@ -242,8 +241,8 @@ TEST(Zigzag, CutsTheRowAndNotItsDocuments) {
   EXPECT_EQ(indices(layout),
             (std::vector<Ints>{{0, 1, 2, 3, 12, 13, 14, 15}, {4, 5, 6, 7, 8, 9, 10, 11}}));
   EXPECT_EQ(layout.shard(0).fragments,
-            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(0), 1, 4, LocalToken(0)},
-                                   {SegmentIndex(1), DocPosition(8), 1, 4, LocalToken(4)}}));
+            (std::vector<Fragment>{{0, DocPosition(0), 1, 4, LocalToken(0)},
+                                   {1, DocPosition(8), 1, 4, LocalToken(4)}}));
 }
 
 TEST(Zigzag, PadsToTwiceCp) {
@@ -258,11 +257,11 @@ TEST(Striped, SlotsRoundRobin) {
   const Layout layout = striped({bounds, bounds}, options_of(3));
   EXPECT_EQ(indices(layout), (std::vector<Ints>{{0, 3, 6}, {1, 4, 7}, {2, 5, 8}}));
   EXPECT_EQ(layout.shard(0).fragments,
-            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(0), 3, 2, LocalToken(0)},
-                                   {SegmentIndex(1), DocPosition(1), 3, 1, LocalToken(2)}}));
+            (std::vector<Fragment>{{0, DocPosition(0), 3, 2, LocalToken(0)},
+                                   {1, DocPosition(1), 3, 1, LocalToken(2)}}));
   EXPECT_EQ(layout.shard(2).fragments,
-            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(2), 3, 1, LocalToken(0)},
-                                   {SegmentIndex(1), DocPosition(0), 3, 1, LocalToken(1)}}));
+            (std::vector<Fragment>{{0, DocPosition(2), 3, 1, LocalToken(0)},
+                                   {1, DocPosition(0), 3, 1, LocalToken(1)}}));
 }
 
 TEST(Striped, RunsOfSlots) {
@@ -347,7 +346,7 @@ std::map<std::pair<int, int64_t>, std::pair<int64_t, int64_t>> tokens_of_fragmen
       for (int64_t k = 0; k < f.length; ++k)
         RC_ASSERT(tokens
                       .insert({{r, f.local_begin.value() + k},
-                               {f.segment.value(), f.start.value() + k * f.stride}})
+                               {f.segment, f.start.value() + k * f.stride}})
                       .second);
     }
   return tokens;

@@ -348,7 +348,7 @@ TEST(ShardOf, RowsThatGoOnAreOneFragment) {
   const auto c = layout_case("dual-chunk-swap", full_bounds({12}), 3);
   const auto whole = [](int rank) { return RankRows{rank, LocalToken(0), 4}; };
   const auto fragment = [](int64_t start, int64_t length, int64_t row) {
-    return Fragment{SegmentIndex(0), DocPosition(start), 1, length, LocalToken(row)};
+    return Fragment{0, DocPosition(start), 1, length, LocalToken(row)};
   };
   EXPECT_EQ(shard_of(c.layout, {whole(2), whole(0)}).fragments,
             (std::vector<Fragment>{fragment(4, 4, 0), fragment(0, 2, 4), fragment(10, 2, 6)}));
@@ -365,8 +365,8 @@ TEST(ShardOf, RowsThatGoOnAreOneFragment) {
   EXPECT_EQ(shard_of(striped.layout, {{1, LocalToken(0), 1}, {2, LocalToken(0), 1}}).fragments,
             (std::vector<Fragment>{fragment(1, 2, 0)}));
   EXPECT_EQ(shard_of(striped.layout, {{1, LocalToken(0), 2}, {2, LocalToken(1), 1}}).fragments,
-            (std::vector<Fragment>{{SegmentIndex(0), DocPosition(1), 3, 2, LocalToken(0)},
-                                   {SegmentIndex(0), DocPosition(5), 3, 1, LocalToken(2)}}));
+            (std::vector<Fragment>{{0, DocPosition(1), 3, 2, LocalToken(0)},
+                                   {0, DocPosition(5), 3, 1, LocalToken(2)}}));
   // Positions 0 2 4, then 3: not a run, although 3 is three after 0; nor is 1, then 2 4.
   const auto halves = layout_case("striped", full_bounds({6}), 2);
   EXPECT_EQ(
@@ -454,12 +454,12 @@ TEST(Canonical, ADocumentIsOneRunOfKeysAndOfQueriesWhateverTheLayout) {
         const RankPlan plan = find_schedule("canonical").plan(problem, r);
         const auto forward = rectangles_of(plan.forward), backward = rectangles_of(plan.backward);
         for (const Rectangle& x : forward.at(0)) {
-          EXPECT_EQ(x.k_begin.value(), x.k_length == 16 ? 0 : 16) << kind.name;
+          EXPECT_EQ(x.k_begin, x.k_length == 16 ? 0 : 16) << kind.name;
           EXPECT_TRUE(x.k_length == 16 || x.k_length == 8) << kind.name;
         }
         EXPECT_EQ(backward.at(0), forward.at(0));
         for (const Rectangle& x : backward.at(1)) {
-          EXPECT_EQ(x.q_begin.value(), x.q_length == 16 ? 0 : 16) << kind.name;
+          EXPECT_EQ(x.q_begin, x.q_length == 16 ? 0 : 16) << kind.name;
           EXPECT_TRUE(x.q_length == 16 || x.q_length == 8) << kind.name;
         }
       }

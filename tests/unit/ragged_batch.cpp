@@ -24,7 +24,7 @@ void count(Pairs& pairs, const Rectangle& r) {
   for (int64_t i = 0; i < r.q_length; ++i) {
     const int64_t end = std::min(r.k_length, r.mask.end_key(i));
     for (int64_t j = std::max<int64_t>(0, r.mask.begin_key(i)); j < end; ++j)
-      ++pairs[{r.q_begin.value() + i, r.k_begin.value() + j}];
+      ++pairs[{r.q_begin + i, r.k_begin + j}];
   }
 }
 
@@ -54,9 +54,9 @@ Pairs pairs_of(std::span<const Rectangle> rectangles) {
 
 Rectangle arbitrary_rectangle(int64_t row) {
   const auto stride = [] { return *rc::gen::inRange<int64_t>(1, 4); };
-  return {LocalToken(row),
+  return {row,
           *rc::gen::inRange<int64_t>(0, 12),
-          LocalToken(row / 2),
+          row / 2,
           *rc::gen::inRange<int64_t>(0, 12),
           {*rc::gen::arbitrary<bool>(), *rc::gen::inRange<int64_t>(-20, 20), stride(), stride(),
            *rc::gen::weightedOneOf<int64_t>(
@@ -69,7 +69,7 @@ std::vector<Rectangle> staircase(int64_t row, int64_t key, std::span<const int64
   int64_t begin = row, keys = 0;
   for (const int64_t length : lengths) {
     keys += length;
-    steps.push_back({LocalToken(begin), length, LocalToken(key), keys, {}});
+    steps.push_back({begin, length, key, keys, {}});
     begin += length;
   }
   return steps;
@@ -195,7 +195,7 @@ TEST(RaggedPlan, EntriesOfABatchAreOfSimilarLength) {
   EXPECT_EQ(length_class(2048), 1);
   EXPECT_EQ(length_class(2049), 2);
   const auto square = [](int64_t begin, int64_t length) {
-    return Rectangle{LocalToken(begin), length, LocalToken(begin), length, {true, 0}};
+    return Rectangle{begin, length, begin, length, {true, 0}};
   };
   const RaggedPlan plan = plan_ragged(
       std::vector{square(0, 7), square(10, 4096), square(5000, 300), square(6000, 8000)}, false,
@@ -222,7 +222,7 @@ TEST(RaggedPlan, ABatchCanGoBackToRectangles) {
 
 Rectangle causal(int64_t q, int64_t k, int64_t offset, int64_t q_stride = 1, int64_t k_stride = 1,
                  int64_t window = 0) {
-  return {LocalToken(100), q, LocalToken(200), k, {true, offset, q_stride, k_stride, window}};
+  return {100, q, 200, k, {true, offset, q_stride, k_stride, window}};
 }
 
 RaggedPlan plan_one(const Rectangle& r) {
@@ -356,9 +356,7 @@ TEST(RaggedFirstWriters, ABatchIsFirstWhereNothingElseWas) {
 
 TEST(RaggedFirstWriters, DiagonalsOfAShardAreFirstForAllOfIt) {
   // Chunks of 4, an early and a late one of the same document, against their own keys.
-  const auto part = [](int64_t q, int64_t k, Mask mask) {
-    return Rectangle{LocalToken(q), 4, LocalToken(k), 4, mask};
-  };
+  const auto part = [](int64_t q, int64_t k, Mask mask) { return Rectangle{q, 4, k, 4, mask}; };
   const RaggedPlan plan =
       plan_ragged(std::vector{part(0, 0, {true, 0}), part(4, 0, {}), part(4, 4, {true, 0})}, false,
                   9, no_limit);

@@ -33,9 +33,9 @@ bool sees(const Mask& mask, int64_t i, int64_t j) {
 
 Rectangle arbitrary_rectangle() {
   const auto stride = [] { return *rc::gen::inRange<int64_t>(1, 5); };
-  return {LocalToken(0),
+  return {0,
           *rc::gen::inRange<int64_t>(0, 12),
-          LocalToken(0),
+          0,
           *rc::gen::inRange<int64_t>(0, 12),
           {*rc::gen::arbitrary<bool>(), *rc::gen::inRange<int64_t>(-40, 40), stride(), stride(),
            *rc::gen::inRange<int64_t>(0, 9)}};
@@ -76,7 +76,7 @@ Shard arbitrary_shard() {
   for (int i = 0; i < fragments; ++i) {
     shard.slots += *rc::gen::inRange<int64_t>(0, 3);
     Fragment f;
-    f.segment = SegmentIndex(*rc::gen::inRange<int64_t>(0, 3));
+    f.segment = *rc::gen::inRange<int64_t>(0, 3);
     f.start = DocPosition(*rc::gen::inRange<int64_t>(0, 20));
     f.stride = *rc::gen::inRange<int64_t>(1, 4);
     f.length = *rc::gen::inRange<int64_t>(1, 9);
@@ -96,8 +96,7 @@ Rows visible(const Shard& queries, const Shard& keys, const MaskRule& rule) {
       for (int64_t i = 0; i < q.length; ++i)
         for (int64_t j = 0; j < k.length; ++j) {
           const DocPosition query = q.start + i * q.stride, key = k.start + j * k.stride;
-          if (q.segment == k.segment &&
-              test::shows(rule, q.segment.value(), query.value(), key.value()))
+          if (q.segment == k.segment && test::shows(rule, q.segment, query.value(), key.value()))
             ++rows[{q.local_begin.value() + i, k.local_begin.value() + j}];
         }
   return rows;
@@ -112,7 +111,7 @@ Rows pairs_of(const std::vector<Rectangle>& rectangles) {
     EXPECT_TRUE(n == 0 || rectangles[n - 1].q_begin <= r.q_begin);
     for (int64_t i = 0; i < r.q_length; ++i)
       for (int64_t j = 0; j < r.k_length; ++j)
-        if (sees(r.mask, i, j)) ++rows[{r.q_begin.value() + i, r.k_begin.value() + j}];
+        if (sees(r.mask, i, j)) ++rows[{r.q_begin + i, r.k_begin + j}];
   }
   EXPECT_EQ(total_pairs(rectangles), std::ssize(rows));
   return rows;
@@ -129,7 +128,7 @@ TEST(Intersect, GivesTheVisiblePairsAndNoOthers) {
 
 Shard one_fragment(int64_t start, int64_t stride, int64_t length) {
   Shard shard;
-  shard.fragments.push_back({SegmentIndex(0), DocPosition(start), stride, length, LocalToken(0)});
+  shard.fragments.push_back({0, DocPosition(start), stride, length, LocalToken(0)});
   shard.slots = length;
   return shard;
 }
@@ -176,9 +175,9 @@ TEST(Intersect, TrimsToTheRowsThatSeeOrAreSeen) {
 TEST(Intersect, KeepsCornersWhenItShould) {
   EXPECT_TRUE(rc::check("Trim::nothing", [] {
     const Shard queries = arbitrary_shard(), keys = arbitrary_shard();
-    const auto is_fragment = [](const Shard& shard, LocalToken begin, int64_t length) {
+    const auto is_fragment = [](const Shard& shard, int64_t begin, int64_t length) {
       return std::any_of(shard.fragments.begin(), shard.fragments.end(), [&](const Fragment& f) {
-        return f.local_begin == begin && f.length == length;
+        return f.local_begin.value() == begin && f.length == length;
       });
     };
     for (const Rectangle& r : intersect(queries, keys, arbitrary_rule(), Trim::nothing)) {
@@ -192,17 +191,15 @@ TEST(Intersect, OfTheDiagonalAndBelow) {
   const auto fragment = [](int64_t start, int64_t length) {
     return one_fragment(start, 1, length);
   };
-  const LocalToken zero(0);
   const MaskRule causal, window(MaskKind::causal, 3);
   using Rectangles = std::vector<Rectangle>;
   EXPECT_EQ(intersect(fragment(4, 4), fragment(4, 4), causal),
-            (Rectangles{{zero, 4, zero, 4, {true, 0, 1, 1, 0}}}));
-  EXPECT_EQ(intersect(fragment(4, 4), fragment(0, 4), causal),
-            (Rectangles{{zero, 4, zero, 4, {}}}));
+            (Rectangles{{0, 4, 0, 4, {true, 0, 1, 1, 0}}}));
+  EXPECT_EQ(intersect(fragment(4, 4), fragment(0, 4), causal), (Rectangles{{0, 4, 0, 4, {}}}));
   EXPECT_TRUE(intersect(fragment(0, 4), fragment(4, 4), causal).empty());
   // Queries 4 and 5 see keys 2 and 3, and 3.
   EXPECT_EQ(intersect(fragment(4, 4), fragment(0, 4), window),
-            (Rectangles{{zero, 2, LocalToken(2), 2, {true, 2, 1, 1, 3}}}));
+            (Rectangles{{0, 2, 2, 2, {true, 2, 1, 1, 3}}}));
   EXPECT_TRUE(intersect(fragment(6, 4), fragment(0, 4), window).empty());
 }
 
@@ -230,8 +227,7 @@ TEST(RowSet, IsASetOfRows) {
 }
 
 TEST(RowSet, OfRectanglesIsThatOfTheirQueriesOrKeys) {
-  const std::vector<Rectangle> rectangles = {{LocalToken(2), 3, LocalToken(0), 4, {}},
-                                             {LocalToken(4), 3, LocalToken(10), 2, {}}};
+  const std::vector<Rectangle> rectangles = {{2, 3, 0, 4, {}}, {4, 3, 10, 2, {}}};
   EXPECT_EQ(queries_of(rectangles).runs(), (std::vector<RowSet::Run>{{2, 7}}));
   EXPECT_EQ(keys_of(rectangles).runs(), (std::vector<RowSet::Run>{{0, 4}, {10, 12}}));
 }

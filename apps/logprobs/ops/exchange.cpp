@@ -38,7 +38,7 @@ class ExchangeOp final : public RowsOp {
                                                   : exchange_.rows() * vocab().columns(r);
       if (r == me || block == 0) continue;
       ++sent.messages;
-      sent.bytes += block * static_cast<int64_t>(size_of(c_.problem.type));
+      sent.bytes += block * size_of(c_.problem.type);
     }
     return sent;
   }

@@ -81,9 +81,8 @@ class LinearOp final : public LogprobsOp {
     if (pass == Pass::backward)
       return SentTraffic{others, others == 0 ? 0 : 4 * (count() * hidden_ - own)};
     const SentTraffic records = all_gather_of(tp(), 16 * count());
-    return SentTraffic{
-        others + records.messages,
-        others * own * static_cast<int64_t>(size_of(c_.problem.type)) + records.bytes};
+    return SentTraffic{others + records.messages,
+                       others * own * size_of(c_.problem.type) + records.bytes};
   }
   double ideal_bytes(Pass) const override { return nan_of<double>; }
   /// Forward: one product. Backward: three, with recomputed logits, for tokens with a gradient.

@@ -48,8 +48,7 @@ class SoftmaxOp final : public RowsOp {
   /// their part of a row before any of them can compute its results.
   double ideal_bytes(Pass pass) const override {
     const double logits = shard_bytes(rows_.rows());
-    const double outputs =
-        logits * static_cast<double>(size_of(c_.problem.output_type)) / element_bytes();
+    const double outputs = logits * size_of(c_.problem.output_type) / element_bytes();
     return pass == Pass::forward ? 2 * logits + outputs : 2 * outputs + 2 * logits;
   }
 

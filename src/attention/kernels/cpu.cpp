@@ -175,8 +175,8 @@ void CpuKernel::forget(const ForwardBlock& block) {
 }
 
 void CpuKernel::clear_unseen(const ForwardBlock& block) {
-  const auto head_bytes = block.heads.head_dim * static_cast<int64_t>(size_of(block.out.type));
-  const auto row_bytes = block.out.stride * static_cast<int64_t>(size_of(block.out.type));
+  const auto head_bytes = block.heads.head_dim * size_of(block.out.type);
+  const auto row_bytes = block.out.stride * size_of(block.out.type);
   for (int64_t r = 0; r < block.lse.rows; ++r)
     for (int64_t h = 0; h < block.lse.cols; ++h)
       if (block.lse(r, h) == -infinity_of<float>)

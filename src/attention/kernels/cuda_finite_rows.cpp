@@ -47,7 +47,7 @@ class ProbeArray {
 
  private:
   static bool in_gap(int64_t row) { return gap_begin <= row && row < gap_end; }
-  size_t bytes() const { return static_cast<size_t>(host_.size()) * sizeof(T); }
+  size_t bytes() const { return host_.size() * sizeof(T); }
   Stream& stream_;
   Buffer<T> host_, device_;
 };

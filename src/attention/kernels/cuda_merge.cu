@@ -52,7 +52,7 @@ dim3 grid_of(const DeviceRound& round) {
 template <class Byte>
 bool in_packs(const BasicMatrixRef<Byte>& m, int64_t head_dim) {
   constexpr int64_t width = 8;
-  const auto bytes = static_cast<uintptr_t>(width * static_cast<int64_t>(size_of(m.type)));
+  const uintptr_t bytes = width * size_of(m.type);
   return head_dim % width == 0 && m.stride % width == 0 &&
          reinterpret_cast<uintptr_t>(m.data) % bytes == 0;
 }
@@ -107,12 +107,12 @@ __global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<
     T* to = stand_in.row(scratch) + h * head_dim;
     double squared = 0;  // f64: squares of bf16 overflow f32
     for (int d = lane; d < head_dim; d += warp_lanes) {
-      const auto x = static_cast<double>(as_float(from[d]));
+      const double x = as_float(from[d]);
       squared += x * x;
     }
-    const double factor = stand_in_factor(static_cast<double>(delta(row, h)), warp_sum(squared));
+    const double factor = stand_in_factor(delta(row, h), warp_sum(squared));
     for (int d = lane; d < head_dim; d += warp_lanes)
-      to[d] = rounded<T>(static_cast<float>(factor * static_cast<double>(as_float(from[d]))));
+      to[d] = rounded<T>(static_cast<float>(factor * as_float(from[d])));
     if (lane == 0) scratch_lse(scratch, h) = lse_for_backward(lse(row, h));
   }
 }
@@ -182,7 +182,7 @@ void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
       "{} columns merged into {} columns of {} heads", partial.cols, out.cols, heads);
   const bool packs = in_packs(partial, out.cols / heads) && in_packs(out, out.cols / heads);
   const Launch shape = {grid_of(round), threads, cuda_handle(stream),
-                        static_cast<size_t>(heads) * sizeof(MergeWeights<float>)};
+                        heads * sizeof(MergeWeights<float>)};
   with_types(partial.type, out.type, [&]<class From, class To>(From, To) {
     launch(shape, packs ? merge_rows<From, To, 8> : merge_rows<From, To, 1>, round.pieces,
            partial.as<From>(), partial_lse, out.as<To>(), lse, update);

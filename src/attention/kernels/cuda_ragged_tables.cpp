@@ -20,7 +20,7 @@ class TableWriter {
     const auto begin = (bytes_.size() + 15) / 16 * 16;
     bytes_.resize(begin + values.size_bytes());
     if (!values.empty()) std::memcpy(bytes_.data() + begin, values.data(), values.size_bytes());
-    return static_cast<int64_t>(begin);
+    return begin;
   }
   const std::vector<std::byte>& bytes() const { return bytes_; }
 
@@ -108,7 +108,7 @@ void BatchArrays::add(AttentionTensor id, ConstMatrixRef m, AttentionTensor tabl
                       const TablePlaces& tables) {
   auto* const data = const_cast<std::byte*>(m.data);
   if (even_) {
-    addresses_[id] = data + tables.at(table_id).first * static_cast<int64_t>(size_of(m.type));
+    addresses_[id] = data + tables.at(table_id).first * size_of(m.type);
   } else {
     addresses_[id] = data;
     addresses_[table_id] = table(table_id, tables);

@@ -13,7 +13,7 @@ class Scratch {
     return buffer_.data();
   }
   MatrixRef matrix(DType type, int64_t rows, int64_t columns) {
-    const int64_t bytes = rows * columns * static_cast<int64_t>(size_of(type));
+    const int64_t bytes = rows * columns * size_of(type);
     return {at_least(bytes), type, rows, columns, columns};
   }
 

@@ -147,8 +147,8 @@ struct TileTable {
 
 inline TileRectangle seen_from(const Rectangle& r, TileSide side) {
   TileRectangle t{
-      r.q_begin.value(), r.q_length,      r.k_begin.value(), r.k_length,    r.mask.offset,
-      r.mask.q_stride,   r.mask.k_stride, r.mask.window,     r.mask.causal, side == TileSide::keys};
+      r.q_begin,       r.q_length,      r.k_begin,     r.k_length,    r.mask.offset,
+      r.mask.q_stride, r.mask.k_stride, r.mask.window, r.mask.causal, side == TileSide::keys};
   if (side == TileSide::keys) {
     std::swap(t.outer_begin, t.inner_begin);
     std::swap(t.outer_length, t.inner_length);

@@ -62,8 +62,8 @@ class EmulatedKernel final : public BlockKernel {
 
 double flops_of(const KernelCall& call) {
   const BlockHeads& heads = call.input.heads;
-  return 2.0 * products_of(call.pass, call.d_q, call.d_kv) * static_cast<double>(heads.head_dim) *
-         static_cast<double>(total_pairs(call.input.rectangles) * heads.heads);
+  return 2.0 * products_of(call.pass, call.d_q, call.d_kv) * heads.head_dim *
+         (total_pairs(call.input.rectangles) * heads.heads);
 }
 
 KernelTime parse_kernel_time(std::string_view text) {

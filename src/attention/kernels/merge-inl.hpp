@@ -27,7 +27,7 @@ HWY_INLINE void merge_factors(D f, const float* top, const float* sum, int64_t c
   namespace hn = hwy::HWY_NAMESPACE;
   using V = hn::Vec<D>;
   const V empty = hn::Set(f, -__builtin_inff()), zero = hn::Zero(f), one = hn::Set(f, 1.0F);
-  for (int64_t i = 0; i < count; i += static_cast<int64_t>(hn::Lanes(f))) {
+  for (int64_t i = 0; i < count; i += hn::Lanes(f)) {
     const V s = hn::Load(f, sum + i);
     const auto none = hn::Eq(s, zero);
     const V lse1 = hn::Load(f, lse + i);

@@ -45,16 +45,16 @@ OnePassSplit split_one_pass(const BlockInput& in) {
   int64_t rows_end = 0, keys_end = 0;  // over all earlier rectangles
   for (size_t i = 0; i < rectangles.size(); ++i) {
     const Rectangle& r = rectangles[i];
-    const int64_t begin = r.q_begin.value(), end = begin + r.q_length;
+    const int64_t begin = r.q_begin, end = begin + r.q_length;
     const bool alone = (i == 0 || rows_end <= begin) &&
-                       (i + 1 == rectangles.size() || rectangles[i + 1].q_begin.value() >= end);
+                       (i + 1 == rectangles.size() || rectangles[i + 1].q_begin >= end);
     rows_end = i == 0 ? end : std::max(rows_end, end);
     if (!served || !alone || r.q_length > one_pass_rows || r.k_length > one_pass_keys) {
       split.others.push_back(r);
       continue;
     }
     if (r.q_length == 0 || r.k_length == 0) continue;
-    const int64_t first_key = r.k_begin.value();
+    const int64_t first_key = r.k_begin;
     if (!split.one_pass.empty() && first_key < keys_end) split.keys_apart = false;
     keys_end = first_key + r.k_length;
     split.one_pass.push_back(r);
@@ -91,7 +91,7 @@ void OnePassWorker::for_each_head(const BlockInput& in, std::span<const Rectangl
         if (head + 1 < last) {
           at.column_offset = head_dim_;
         } else if (i + 1 < rectangles.size()) {
-          at.row_offset = rectangles[i + 1].q_begin.value() - rectangles[i].q_begin.value();
+          at.row_offset = rectangles[i + 1].q_begin - rectangles[i].q_begin;
           at.column_offset = (first - head) * head_dim_;
         }
         body(at);
@@ -151,14 +151,14 @@ HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel) const 
 /// A copy of few rows would be read about once, and rows close together do not compete for L1 sets.
 bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count) const {
   constexpr int64_t close_together = int64_t{64} << 10;  // in bytes
-  const int64_t bytes = count * from.stride * static_cast<int64_t>(sizeof(float));
+  const int64_t bytes = count * from.stride * sizeof(float);
   return from.type == DType::f32 && head_dim_ == padded_dim_ &&
          (count <= 2 * one_pass_strip || bytes <= close_together);
 }
 
 void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head,
                               bool backward) {
-  const int64_t first = r.k_begin.value(), column = kv_head * head_dim_;
+  const int64_t first = r.k_begin, column = kv_head * head_dim_;
   const int64_t columns = one_pass_columns(r.k_length);
   const bool by_dots =
       std::max(r.q_length, r.k_length) <= one_pass_dots && head_dim_ == padded_dim_;
@@ -180,7 +180,7 @@ void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t 
     prefetch(in.k, first, r.k_length, column + head_dim_, head_dim_);
     prefetch(in.v, first, r.k_length, column + head_dim_, head_dim_);
   }
-  progress_.account(8.0 * static_cast<double>(r.k_length * head_dim_));
+  progress_.account(8.0 * (r.k_length * head_dim_));
 }
 
 void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle> rectangles,
@@ -190,7 +190,7 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
   const bool in_place = block.q.type == DType::f32, direct = block.out.type == DType::f32;
   for_each_head(block, rectangles, kv_begin, kv_end, [&](const Position& at) {
     const Rectangle& r = at.rectangle;
-    const int64_t row = r.q_begin.value(), column = at.head * head_dim_;
+    const int64_t row = r.q_begin, column = at.head * head_dim_;
     if (at.first_of_kv_head) load_keys(block, r, at.kv_head, false);
     const auto next = [&](const auto* rows, int64_t stride) {
       return at.column_offset == 0 && at.row_offset == 0
@@ -218,7 +218,7 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
     for (int64_t i = 0; !direct && i < r.q_length; ++i)
       if (block.lse(row + i, at.head) != -infinity_of<float>)
         store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.out);
-    progress_.account(4.0 * static_cast<double>(r.q_length * r.k_length * head_dim_));
+    progress_.account(4.0 * (r.q_length * r.k_length * head_dim_));
   });
 }
 
@@ -254,7 +254,7 @@ void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, 
 HeadRows<float> OnePassWorker::open_gradients(MatrixView<float> result, const Rectangle& r,
                                               int64_t kv_head, Buffer<float>& panel) {
   if (head_dim_ == padded_dim_)
-    return {result.row(r.k_begin.value()) + kv_head * head_dim_, result.stride, nullptr};
+    return {result.row(r.k_begin) + kv_head * head_dim_, result.stride, nullptr};
   reserve(panel, one_pass_keys * padded_dim_);
   std::fill_n(panel.data(), r.k_length * padded_dim_, 0.0F);
   return {panel.data(), padded_dim_, nullptr};
@@ -264,7 +264,7 @@ void OnePassWorker::close_gradients(MatrixView<float> result, const Rectangle& r
                                     const Buffer<float>& panel) {
   if (head_dim_ == padded_dim_) return;
   for (int64_t j = 0; j < r.k_length; ++j) {
-    float* row = result.row(r.k_begin.value() + j) + kv_head * head_dim_;
+    float* row = result.row(r.k_begin + j) + kv_head * head_dim_;
     for (int64_t d = 0; d < head_dim_; ++d) row[d] += panel.data()[j * padded_dim_ + d];
   }
 }
@@ -289,7 +289,7 @@ void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectang
     }
     for (int64_t begin = 0; begin < r.q_length; begin += tile_rows) {
       const int64_t rows = std::min(tile_rows, r.q_length - begin);
-      const int64_t row = r.q_begin.value() + begin;
+      const int64_t row = r.q_begin + begin;
       load_gradient_rows(block, row, rows, at.head);
       HeadRows<float> d_q{nullptr, padded_dim_, nullptr};
       if (queries_wanted && direct) {
@@ -303,7 +303,7 @@ void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectang
                         d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
       for (int64_t i = 0; queries_wanted && !direct && i < rows; ++i)
         store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.d_q);
-      progress_.account(10.0 * static_cast<double>(rows * r.k_length * head_dim_));
+      progress_.account(10.0 * (rows * r.k_length * head_dim_));
     }
     if (keys_wanted && at.last_of_kv_head) {
       close_gradients(block.d_k, r, at.kv_head, d_k_);

@@ -55,7 +55,7 @@ HWY_INLINE hn::Vec<D> load_blocks(D d, const float* row, int64_t stride) {
     return hn::LoadU(d, row);
   } else {
     const hn::Half<D> half;
-    const float* upper = row + static_cast<int64_t>(hn::MaxLanes(half)) * stride;
+    const float* upper = row + hn::MaxLanes(half) * stride;
     return hn::Combine(d, load_blocks(half, upper, stride), load_blocks(half, row, stride));
   }
 }

@@ -26,7 +26,7 @@ using Narrow = hn::CappedTag<float, one_pass_strip>;
 
 template <class D>
 HWY_INLINE int64_t lanes(D d) {
-  return static_cast<int64_t>(hn::Lanes(d));
+  return hn::Lanes(d);
 }
 
 /// A matrix of weights, given by its row and column strides.

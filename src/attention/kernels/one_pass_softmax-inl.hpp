@@ -66,13 +66,13 @@ HWY_INLINE void hide(D d, float* row, const Span& span, int64_t begin, int64_t e
   const auto v = hn::Set(d, value);
   fill(d, row, begin, span.first, value);
   if (span.begin != span.first) {
-    const auto hidden = hn::FirstN(d, static_cast<size_t>(span.begin - span.first));
+    const auto hidden = hn::FirstN(d, span.begin - span.first);
     float* first = row + span.first;
     hn::Store(hn::IfThenElse(hidden, v, hn::Load(d, first)), d, first);
   }
   if (span.end != span.last) {
     float* last = row + span.last - lanes(d);
-    const auto seen = hn::FirstN(d, static_cast<size_t>(lanes(d) - (span.last - span.end)));
+    const auto seen = hn::FirstN(d, lanes(d) - (span.last - span.end));
     hn::Store(hn::IfThenElse(seen, hn::Load(d, last), v), d, last);
   }
   fill(d, row, span.last, end, value);

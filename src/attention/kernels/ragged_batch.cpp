@@ -26,7 +26,7 @@ struct Parts {
 
 /// Part with `queries` queries from `first` and the first `keys` keys of a rectangle.
 Part part_of(const Rectangle& r, RaggedMask mask, int64_t first, int64_t queries, int64_t keys) {
-  return {mask, {r.q_begin.value() + first, queries, r.k_begin.value(), keys, 0, 0}};
+  return {mask, {r.q_begin + first, queries, r.k_begin, keys, 0, 0}};
 }
 
 /// The queries of a rectangle from `first` on.
@@ -232,8 +232,7 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch) {
     mask.causal = batch.mask != RaggedMask::full;
     mask.offset = mask.causal ? e.k_length - e.q_length : 0;
     mask.window = batch.window;
-    rectangles.push_back(
-        {LocalToken(e.q_begin), e.q_length, LocalToken(e.k_begin), e.k_length, mask});
+    rectangles.push_back({e.q_begin, e.q_length, e.k_begin, e.k_length, mask});
   }
   return rectangles;
 }

@@ -10,7 +10,7 @@ namespace gyre {
 namespace {
 
 double value(ConstMatrixRef m, int64_t row, int64_t col) {
-  return static_cast<double>(m.at(row, col));
+  return m.at(row, col);
 }
 
 void store(MatrixRef m, int64_t row, int64_t col, double x) {
@@ -30,10 +30,9 @@ template <class Body>
 void for_each_query(const BlockInput& in, Body body) {
   const BlockHeads& h = in.heads;
   for (int64_t row = 0; row < in.q.rows; ++row) {
-    const bool covered =
-        std::any_of(in.rectangles.begin(), in.rectangles.end(), [&](const Rectangle& r) {
-          return row >= r.q_begin.value() && row < r.q_begin.value() + r.q_length;
-        });
+    const bool covered = std::any_of(
+        in.rectangles.begin(), in.rectangles.end(),
+        [&](const Rectangle& r) { return row >= r.q_begin && row < r.q_begin + r.q_length; });
     for (int64_t head = 0; covered && head < h.heads; ++head)
       body({row, head, head * h.head_dim, (head + h.skew) / h.group * h.head_dim});
     if (covered && in.progress) in.progress();
@@ -44,16 +43,16 @@ void for_each_query(const BlockInput& in, Body body) {
 template <class Body>
 void for_each_key(const BlockInput& in, const Query& query, Body body) {
   for (const Rectangle& r : in.rectangles) {
-    const int64_t i = query.row - r.q_begin.value();
+    const int64_t i = query.row - r.q_begin;
     if (i < 0 || i >= r.q_length) continue;
     const int64_t begin = std::max<int64_t>(r.mask.begin_key(i), 0);
     const int64_t end = std::min(r.mask.end_key(i), r.k_length);
     for (int64_t j = begin; j < end; ++j) {
-      const int64_t key = r.k_begin.value() + j;
+      const int64_t key = r.k_begin + j;
       double dot = 0;
       for (int64_t d = 0; d < in.heads.head_dim; ++d)
         dot += value(in.q, query.row, query.column + d) * value(in.k, key, query.kv_column + d);
-      body(key, dot * static_cast<double>(in.heads.scale));
+      body(key, dot * in.heads.scale);
     }
   }
 }
@@ -62,11 +61,11 @@ void for_each_key(const BlockInput& in, const Query& query, Body body) {
 void add_to_keys(const BlockInput& in, const std::vector<double>& sums, MatrixView<float> to) {
   std::vector<bool> covered(in.k.rows);
   for (const Rectangle& r : in.rectangles)
-    for (int64_t j = 0; j < r.k_length; ++j) covered[r.k_begin.value() + j] = true;
+    for (int64_t j = 0; j < r.k_length; ++j) covered[r.k_begin + j] = true;
   const int64_t width = in.heads.kv_heads * in.heads.head_dim;
   for (int64_t key = 0; key < in.k.rows; ++key)
     for (int64_t c = 0; covered[key] && c < width; ++c)
-      to(key, c) = static_cast<float>(static_cast<double>(to(key, c)) + sums[key * width + c]);
+      to(key, c) = static_cast<float>(to(key, c) + sums[key * width + c]);
 }
 
 class ReferenceKernel final : public BlockKernel {
@@ -81,7 +80,7 @@ class ReferenceKernel final : public BlockKernel {
     const size_t size = keys_wanted ? block.k.rows * width : 0;
     std::vector<double> d_k(size), d_v(size);
     for_each_query(block, [&](const Query& query) {
-      if (static_cast<double>(block.lse(query.row, query.head)) != -infinity_of<double>)
+      if (block.lse(query.row, query.head) != -infinity_of<double>)
         differentiate(block, query, d_k, d_v);
     });
     if (!keys_wanted) return;
@@ -95,7 +94,7 @@ class ReferenceKernel final : public BlockKernel {
     const int64_t dim = block.heads.head_dim;
     std::vector<double> out(dim);
     for (int64_t d = 0; d < dim; ++d) out[d] = value(block.out, query.row, query.column + d);
-    auto lse = static_cast<double>(block.lse(query.row, query.head));
+    double lse = block.lse(query.row, query.head);
     bool seen = false;
     for_each_key(block, query, [&](int64_t key, double score) {
       const MergeWeights<double> w = merge_lse(lse, score);
@@ -115,9 +114,9 @@ class ReferenceKernel final : public BlockKernel {
   static void differentiate(const BackwardBlock& block, const Query& query,
                             std::vector<double>& d_k, std::vector<double>& d_v) {
     const int64_t dim = block.heads.head_dim, width = block.heads.kv_heads * dim;
-    const auto scale = static_cast<double>(block.heads.scale);
-    const auto lse = static_cast<double>(block.lse(query.row, query.head));
-    const auto delta = static_cast<double>(block.delta(query.row, query.head));
+    const double scale = block.heads.scale;
+    const double lse = block.lse(query.row, query.head);
+    const double delta = block.delta(query.row, query.head);
     std::vector<double> d_q(dim);
     for_each_key(block, query, [&](int64_t key, double score) {
       const double p = std::exp(score - lse);

@@ -9,28 +9,26 @@ namespace gyre {
 namespace {
 
 int64_t queries_end(const Rectangle& r) {
-  return r.q_begin.value() + r.q_length;
+  return r.q_begin + r.q_length;
 }
-LocalToken keys_end(const Rectangle& r) {
+int64_t keys_end(const Rectangle& r) {
   return r.k_begin + r.k_length;
 }
 
 class Layers {
  public:
   /// Adds the pairs of `steps` with keys from `begin` on.
-  void split(std::span<const Rectangle> steps, LocalToken begin) {
+  void split(std::span<const Rectangle> steps, int64_t begin) {
     const Rectangle& top = steps.front();
     if (steps.size() == 1) {
-      steps_.push_back(
-          {top.q_begin, top.q_length, begin, keys_end(top).value() - begin.value(), {}});
+      steps_.push_back({top.q_begin, top.q_length, begin, keys_end(top) - begin, {}});
       return;
     }
     // The first part has a power of two of steps, so that rectangles of a level have equal sizes.
     const size_t first = std::bit_floor(steps.size() - 1);
-    const LocalToken middle = keys_end(steps[first - 1]), row = steps[first].q_begin;
+    const int64_t middle = keys_end(steps[first - 1]), row = steps[first].q_begin;
     split(steps.first(first), begin);
-    add(first,
-        {row, queries_end(steps.back()) - row.value(), begin, middle.value() - begin.value(), {}});
+    add(first, {row, queries_end(steps.back()) - row, begin, middle - begin, {}});
     split(steps.subspan(first), middle);
   }
 
@@ -56,7 +54,7 @@ class Layers {
 };
 
 bool continues(const std::vector<Rectangle>& steps, const Rectangle& r) {
-  return !steps.empty() && queries_end(steps.back()) == r.q_begin.value() &&
+  return !steps.empty() && queries_end(steps.back()) == r.q_begin &&
          steps.back().k_length < r.k_length;
 }
 
@@ -72,7 +70,7 @@ std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> 
     std::vector<Rectangle> steps;
     std::vector<size_t> places;
   };
-  std::map<LocalToken, Open> open;
+  std::map<int64_t, Open> open;
   std::vector<bool> split(rectangles.size(), false);
   Layers layers;
   const auto close = [&](Open& staircase) {

@@ -21,7 +21,7 @@ int64_t row_stride(const Matrix& m) {
 /// Whether f32 rows fall into the same sets of an L1 cache with 64 sets of 64-byte lines: most of a
 /// block of 64 rows is then evicted before it is read again.
 bool share_cache_sets(int64_t stride) {
-  return stride * static_cast<int64_t>(sizeof(float)) % 4096 == 0;
+  return stride * sizeof(float) % 4096 == 0;
 }
 
 }  // namespace
@@ -78,8 +78,7 @@ void TileWorker::walk(const TileSweep& sweep, const TileBatch& batch, Open open,
       }
       sweep.cut(tile, key_range, score_blocks_);
       for (const ScoreBlock& p : score_blocks_.score_blocks)
-        each_block(tile, p, key_range.rectangle->k_begin.value() + p.begin - keys.begin, keys,
-                   slot);
+        each_block(tile, p, key_range.rectangle->k_begin + p.begin - keys.begin, keys, slot);
       if (--ranges_left[key_range.tile] == 0) {
         end(tile, slot);
         free_slots[free_count++] = slot;
@@ -94,8 +93,8 @@ KeyPanels TileWorker::open_key_block(const BlockInput& in, const TileSweep& swee
   KeyPanels keys;
   keys.begin = std::numeric_limits<int64_t>::max();
   for (const KeyRange& v : key_ranges) {
-    keys.begin = std::min(keys.begin, v.rectangle->k_begin.value() + v.begin);
-    keys.end = std::max(keys.end, v.rectangle->k_begin.value() + v.end);
+    keys.begin = std::min(keys.begin, v.rectangle->k_begin + v.begin);
+    keys.end = std::max(keys.end, v.rectangle->k_begin + v.end);
   }
   const int64_t column = kv_head * head_dim_;
   keys.k_stride = row_stride(in.k), keys.v_stride = row_stride(in.v);
@@ -112,7 +111,7 @@ KeyPanels TileWorker::open_key_block(const BlockInput& in, const TileSweep& swee
     std::fill(v_panel_.data() + count * head_dim_, v_panel_.data() + padded * head_dim_, 0.0F);
     keys.k = k_panel_.data(), keys.v = v_panel_.data();
     keys.k_stride = keys.v_stride = head_dim_;
-    progress_.account(8.0 * static_cast<double>(count * head_dim_));
+    progress_.account(8.0 * (count * head_dim_));
   } else {
     keys.k = in.k.as<float>().row(keys.begin) + column;
     keys.v = in.v.as<float>().row(keys.begin) + column;
@@ -152,7 +151,7 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
   size_t lane = 0;
   for (int64_t r = tile.row_begin; r < tile.row_begin + tile.rows; ++r)
     for (int64_t h = tile.head_begin; h < tile.head_begin + tile.heads; ++h, ++lane) {
-      float* scratch = row_scratch_.data() + static_cast<int64_t>(lane) * head_dim_;
+      float* scratch = row_scratch_.data() + lane * head_dim_;
       if (block.q.type == DType::f32) {
         rows[lane] = block.q.as<float>().row(r) + h * head_dim_;
       } else {
@@ -172,7 +171,7 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
   float* out = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
   prefetch_tile(block.out, tile);  // used by end_forward
-  progress_.account(16.0 * static_cast<double>(head_dim_ * lane_stride));
+  progress_.account(16.0 * (head_dim_ * lane_stride));
 }
 
 /// The first key of the score block is row `key` of `keys`.
@@ -188,7 +187,7 @@ void TileWorker::attend(const Tile& tile, const ScoreBlock& score_block, int64_t
   softmax_tile(scores, score_block.count, lanes,
                {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
   keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, score_block.count);
-  progress_.account(4.0 * static_cast<double>(lanes * score_block.count * head_dim_));
+  progress_.account(4.0 * (lanes * score_block.count * head_dim_));
 }
 
 void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slot) {
@@ -197,15 +196,14 @@ void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t
   const bool direct = block.out.type == DType::f32;
   const auto for_each_lane = [&](auto body) {
     for (int64_t lane = 0; lane < tile.lanes(); ++lane)
-      body(static_cast<size_t>(lane), tile.row_begin + lane / tile.heads,
-           tile.head_begin + lane % tile.heads);
+      body(lane, tile.row_begin + lane / tile.heads, tile.head_begin + lane % tile.heads);
   };
   for_each_lane([&](size_t lane, int64_t row, int64_t head) {
     lse[lane] = block.lse.row(row) + head;
     if (direct) {
       rows[lane] = block.out.as<float>().row(row) + head * head_dim_;
     } else {
-      rows[lane] = row_scratch_.data() + static_cast<int64_t>(lane) * head_dim_;
+      rows[lane] = row_scratch_.data() + lane * head_dim_;
       load_row(block.out, row, head * head_dim_, head_dim_, 1, rows[lane]);
     }
   });
@@ -276,7 +274,7 @@ void TileWorker::add_gradients(const BackwardBlock& block, int64_t kv_head, cons
     for (int64_t d = 0; d < head_dim_; ++d) d_k[d] += keys.d_k[i * head_dim_ + d];
     for (int64_t d = 0; d < head_dim_; ++d) d_v[d] += keys.d_v[i * head_dim_ + d];
   }
-  progress_.account(8.0 * static_cast<double>((keys.end - keys.begin) * head_dim_));
+  progress_.account(8.0 * ((keys.end - keys.begin) * head_dim_));
 }
 
 void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded,
@@ -306,7 +304,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
   pack_lanes(d_out.data(), padded, head_dim_, 1, tile_array(packed_d_out_, slot));
   float* d_q = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(d_q + d * lane_stride, padded, 0.0F);
-  progress_.account(32.0 * static_cast<double>(head_dim_ * lane_stride));
+  progress_.account(32.0 * (head_dim_ * lane_stride));
 }
 
 /// The first key of the score block is row `key` of `keys`.
@@ -314,7 +312,7 @@ void TileWorker::differentiate(const Tile& tile, const ScoreBlock& score_block, 
                                const KeyPanels& keys, size_t slot, Gradients wanted) {
   const int64_t lane = score_block.lane_begin, lanes = score_block.lanes(),
                 count = score_block.count;
-  const double flops = 2.0 * static_cast<double>(lanes * count * head_dim_);
+  const double flops = 2.0 * (lanes * count * head_dim_);
   float *p = scores_.data() + lane, *ds = d_scores_.data() + lane;
   const float *k = keys.k + key * keys.k_stride, *v = keys.v + key * keys.v_stride;
   keys.k_products->score(tile_array(packed_, slot) + lane, k, p, lanes, count);

@@ -42,10 +42,10 @@ class TileWorker {
 
  private:
   float* tile_array(Buffer<float>& buffer, size_t slot) {
-    return buffer.data() + static_cast<int64_t>(slot) * head_dim_ * lane_stride;
+    return buffer.data() + slot * head_dim_ * lane_stride;
   }
   static float* lane_array(Buffer<float>& buffer, size_t slot) {
-    return buffer.data() + static_cast<int64_t>(slot) * lane_stride;
+    return buffer.data() + slot * lane_stride;
   }
   void reserve(Buffer<float>& buffer, int64_t count) {
     if (buffer.size() < count) buffer = Buffer<float>(count);

@@ -11,7 +11,7 @@ namespace {
 constexpr int64_t diagonal_block = 16;
 
 int64_t q_end(const Rectangle& r) {
-  return r.q_begin.value() + r.q_length;
+  return r.q_begin + r.q_length;
 }
 
 /// Keys that the rows of a tile see, clipped to the rectangle: all rows see [open_begin, open_end),
@@ -21,14 +21,14 @@ struct KeyLimits {
 };
 
 KeyLimits key_limits(const Tile& tile, const Rectangle& r) {
-  const int64_t first = tile.row_begin - r.q_begin.value(), last = first + tile.rows - 1;
+  const int64_t first = tile.row_begin - r.q_begin, last = first + tile.rows - 1;
   const auto clip = [&](int64_t key) { return std::clamp<int64_t>(key, 0, r.k_length); };
   return {clip(r.mask.begin_key(first)), clip(r.mask.begin_key(last)), clip(r.mask.end_key(first)),
           clip(r.mask.end_key(last))};
 }
 
 void set_row_limits(const Tile& tile, const Rectangle& r, ScoreBlocks& list) {
-  const int64_t first = tile.row_begin - r.q_begin.value();
+  const int64_t first = tile.row_begin - r.q_begin;
   for (int64_t i = 0; i < tile.rows; ++i) {
     const size_t at = i;
     list.begin[at] = std::clamp<int64_t>(r.mask.begin_key(first + i), 0, r.k_length);
@@ -57,7 +57,7 @@ TileSweep::TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectang
 void TileSweep::cut_bands(std::span<const Rectangle> rectangles) {
   std::vector<int64_t> edges;
   for (const Rectangle& r : rectangles)
-    if (r.q_length > 0 && r.k_length > 0) edges.insert(edges.end(), {r.q_begin.value(), q_end(r)});
+    if (r.q_length > 0 && r.k_length > 0) edges.insert(edges.end(), {r.q_begin, q_end(r)});
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
 
@@ -65,7 +65,7 @@ void TileSweep::cut_bands(std::span<const Rectangle> rectangles) {
   size_t next = 0;
   for (size_t e = 0; e + 1 < edges.size(); ++e) {
     std::erase_if(active, [&](const Rectangle* r) { return q_end(*r) <= edges[e]; });
-    for (; next < rectangles.size() && rectangles[next].q_begin.value() <= edges[e]; ++next)
+    for (; next < rectangles.size() && rectangles[next].q_begin <= edges[e]; ++next)
       if (rectangles[next].k_length > 0 && q_end(rectangles[next]) > edges[e])
         active.push_back(&rectangles[next]);
     if (active.empty()) continue;
@@ -78,7 +78,7 @@ void TileSweep::cut_key_blocks(std::span<const Rectangle> rectangles) {
   std::vector<int64_t> edges;
   for (const Rectangle& r : rectangles)
     if (r.q_length > 0 && r.k_length > 0)
-      edges.insert(edges.end(), {r.k_begin.value(), r.k_begin.value() + r.k_length});
+      edges.insert(edges.end(), {r.k_begin, r.k_begin + r.k_length});
   std::sort(edges.begin(), edges.end());
   edges.erase(std::unique(edges.begin(), edges.end()), edges.end());
   if (edges.empty()) return;
@@ -107,8 +107,7 @@ void TileSweep::cut_tiles(const BlockHeads& heads, int64_t tiles_per_batch) {
       size_t first = tiles_.size();
       cut_tiles(heads, kv_head, band);
       for (; first < tiles_.size(); first += tiles_per_batch)
-        ranges.push_back({kv_head, first,
-                          std::min(first + static_cast<size_t>(tiles_per_batch), tiles_.size())});
+        ranges.push_back({kv_head, first, std::min(first + tiles_per_batch, tiles_.size())});
     }
   for (const Range& r : ranges)
     batches_.push_back({r.kv_head, std::span(tiles_).subspan(r.first, r.last - r.first)});
@@ -134,7 +133,7 @@ void TileSweep::list_key_ranges(const TileBatch& batch, size_t only_key_block,
     for (const Rectangle* r : batch.tiles[t].rectangles) {
       const KeyLimits keys = key_limits(batch.tiles[t], *r);
       if (keys.begin >= keys.end) continue;
-      const int64_t corner = r->k_begin.value();
+      const int64_t corner = r->k_begin;
       const int64_t begin = fixed_tiles_ ? keys.begin / key_tile * key_tile : keys.begin;
       auto key_block = std::upper_bound(
           key_blocks_.begin(), key_blocks_.end(), corner + begin,

@@ -36,10 +36,10 @@ const NamedMask& find_mask(const std::string& name) {
 int64_t number_of(std::string_view text, const Setting& setting, const MaskKey& key) {
   constexpr Unit units[] = {{"", 1}, {"K", 1 << 10}, {"M", 1 << 20}};
   const std::optional<double> number = parse_quantity(setting.value, units);
-  if (!number || *number != std::floor(*number) || *number > static_cast<double>(max_slots))
+  if (!number || *number != std::floor(*number) || *number > max_slots)
     throw_usage("--mask {}: {}={} is not a whole number, such as 512 or 4K", text, setting.key,
                 setting.value);
-  if (*number < static_cast<double>(key.minimum))
+  if (*number < key.minimum)
     throw_usage("--mask {}: {}={}; at least {}", text, setting.key, setting.value, key.minimum);
   return static_cast<int64_t>(*number);
 }

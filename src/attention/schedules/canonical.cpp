@@ -34,7 +34,7 @@ namespace {
 /// All real tokens of all ranks, sorted by document and position; adjacent rows are one run.
 std::vector<RankRows> stream_order(const Layout& layout) {
   struct Place {
-    SegmentIndex segment;
+    int64_t segment;
     DocPosition position;
     RankRows run;
   };

@@ -45,7 +45,7 @@ bool are_neighbours(int a, int b, int cp) {
 /// O(runs log runs) if consecutive runs rarely belong to three ranks.
 Reach reach_of(const Layout& layout) {
   struct Run {
-    SegmentIndex segment;
+    int64_t segment;
     DocPosition begin;
     int64_t length;
     int rank;

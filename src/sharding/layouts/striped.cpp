@@ -25,7 +25,7 @@ std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& sequ
 /// A rank needs all rows of the others, except the last row of each higher rank.
 std::optional<double> share(const Layout& layout, int64_t length) {
   if (!striped_by_one(layout)) return std::nullopt;
-  return 1 - layout.cp() / (2.0 * static_cast<double>(length));
+  return 1 - layout.cp() / (2.0 * length);
 }
 
 }  // namespace

@@ -196,7 +196,7 @@ std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, i
   };
   std::vector<RankRows> seen;
   for (const Rectangle& r : intersect(shard(reader), shard(owner), problem.mask))
-    seen.push_back({owner, r.k_begin, r.k_length});
+    seen.push_back({owner, LocalToken(r.k_begin), r.k_length});
   std::sort(seen.begin(), seen.end(),
             [](const RankRows& a, const RankRows& b) { return a.begin < b.begin; });
   std::vector<RankRows> rows;

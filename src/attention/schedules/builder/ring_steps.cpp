@@ -35,7 +35,7 @@ class Circle {
  private:
   size_t wrap(int member) const {
     const int n = ring_.members();
-    return static_cast<size_t>((member % n + n) % n);
+    return (member % n + n) % n;
   }
   PlanBuilder& plan_;
   const Ring& ring_;
