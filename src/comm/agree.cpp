@@ -161,7 +161,7 @@ void run_in_step(const Communicator& comm, const std::function<void()>& work) {
 }
 
 void run_on_root(Communicator& comm, std::string_view what, const std::function<void()>& work) {
-  Outcome outcome;
+  Outcome outcome{ExitCode::skipped, ""};  // the least severe, so that the code of rank 0 counts
   if (comm.rank() == 0) outcome = attempt(what, work);
   const ExitCode code = agree_on(comm, outcome.code);
   if (code != ExitCode::ok) throw_to_all(comm, code, broadcast_string(comm, outcome.message, 0));

@@ -202,6 +202,16 @@ TEST(RunOnRoot, ItsErrorEndsAllRanks) {
             "wrong");
 }
 
+TEST(RunOnRoot, AllRanksSkipWithRankZero) {
+  try {
+    run_on_root(world(), "test", [] { throw Error(ExitCode::skipped, "no GPU"); });
+    ADD_FAILURE() << "no error on rank " << world().rank();
+  } catch (const Error& error) {
+    EXPECT_EQ(error.code(), ExitCode::skipped);
+    EXPECT_STREQ(error.what(), "no GPU");
+  }
+}
+
 TEST(RunAgreed, APartOfTheRanksDoesNotAgreeForAll) {
   const auto part = world().split(world().rank() % 2);
   try {
