@@ -45,7 +45,7 @@ for path in sys.argv[2:]:
                 for m, lists, a, b in messages:
                     lists.setdefault((a, b), []).append(m["bytes"])
                 outgoing = [m for s in rank["steps"] for m in s.get("sends", []) if m["peer"] != me]
-                operations = [s for s in rank["steps"] if s.get("transport", "messages") != "messages"]
+                operations = [s for s in rank["steps"] if s.get("carrier", "messages") != "messages"]
                 messages = [m for s in rank["steps"] if s not in operations for m in s.get("sends", []) if m["peer"] != me]
                 assert rank["bytes_sent"] == sum(m["bytes"] for m in outgoing)
                 assert rank["messages"] == len(messages) + len(operations)
