@@ -31,15 +31,11 @@
 #include "attention/kernels/block_kernel.hpp"
 #include "attention/rectangle.hpp"
 #include "core/dtype.hpp"
+#include "core/pass.hpp"
 #include "sharding/heads.hpp"
 #include "sharding/layout.hpp"
 
 namespace gyre {
-
-enum class Pass { forward, backward };
-constexpr const char* name_of(Pass pass) {
-  return pass == Pass::forward ? "fwd" : "bwd";
-}
 
 /// Contents of an array, row-major [tokens, planes, heads, dim].
 enum class ArrayKind {

@@ -6,7 +6,7 @@
 #include <optional>
 #include <string>
 
-#include "attention/plan.hpp"
+#include "core/pass.hpp"
 #include "report/verify.hpp"
 
 namespace gyre {
