@@ -73,18 +73,18 @@ PlanRow row_of(const Plan& plan, const AttentionProblem& problem, const ElementT
 
 const Table<PlanRow>& plan_table() {
   using Row = PlanRow;
-  const auto megabytes = [](int64_t bytes) { return static_cast<double>(bytes) / 1e6; };
+  const auto megabytes = [](int64_t bytes) { return bytes / 1e6; };
   static const Table<Row> table({
-      {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
-      {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+      {"schedule", "", 18, 0, &Row::schedule, Align::left},
+      {"layout", "", 15, 0, &Row::layout, Align::left},
       {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
       {"time", "ms", 10, 4, [](const Row& r) { return 1e3 * r.seconds; }},
       {"exposed", "%", 7, 1,
        [](const Row& r) { return r.seconds > 0 ? 100 * r.exposed / r.seconds : 0; }},
       {"imbal", "%", 6, 1,
        [](const Row& r) { return r.pairs_mean > 0 ? 100 * (r.pairs_most / r.pairs_mean - 1) : 0; }},
-      {"calls", "", 5, 0, [](const Row& r) { return r.kernel_calls; }},
-      {"msgs", "", 6, 0, [](const Row& r) { return r.messages; }},
+      {"calls", "", 5, 0, &Row::kernel_calls},
+      {"msgs", "", 6, 0, &Row::messages},
       {"sent", "MB/rank", 9, 3, [=](const Row& r) { return megabytes(r.sent); }},
       {"all sent", "MB", 11, 3, [=](const Row& r) { return megabytes(r.sent_by_all); }},
       {"buffers", "MB/rank", 9, 3, [=](const Row& r) { return megabytes(r.transient); }},

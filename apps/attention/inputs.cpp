@@ -61,24 +61,6 @@ class FileRows final : public TensorRows {
   bool round_;
 };
 
-}  // namespace
-
-std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint64_t seed) {
-  return std::make_unique<RandomRows>(workload, seed);
-}
-
-std::vector<float> random_sinks(int64_t heads, uint64_t seed) {
-  std::vector<float> sinks(heads);
-  fill_token_row({seed, TokenTensor::sinks, false}, 0, sinks);
-  return sinks;
-}
-
-std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
-  return std::make_unique<FileRows>(file, type);
-}
-
-namespace {
-
 /// The reason why results, or gradients, are not compared with the file's answers; "": they are.
 std::string why_not_compared(const AttentionOptions& o, bool gradient) {
   if (o.check == "none") return "--check none";
@@ -100,6 +82,20 @@ std::set<std::string> rounded_inputs(const AttentionFile& file, DType type) {
 }
 
 }  // namespace
+
+std::unique_ptr<TensorRows> random_rows(const AttentionWorkload& workload, uint64_t seed) {
+  return std::make_unique<RandomRows>(workload, seed);
+}
+
+std::vector<float> random_sinks(int64_t heads, uint64_t seed) {
+  std::vector<float> sinks(heads);
+  fill_token_row({seed, TokenTensor::sinks, false}, 0, sinks);
+  return sinks;
+}
+
+std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type) {
+  return std::make_unique<FileRows>(file, type);
+}
 
 std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o) {
   if (!file.reference) return {};
@@ -154,7 +150,7 @@ double sampled_score_size(const AttentionWorkload& workload, const TensorRows& i
           for (size_t e = 0; e < dim; ++e)
             score +=
                 static_cast<double>(q[h * dim + e]) * static_cast<double>(k[h / group * dim + e]);
-          score *= static_cast<double>(workload.heads.scale);
+          score *= workload.heads.scale;
           squares += score * score;
           ++scores;
         }

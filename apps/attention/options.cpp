@@ -2,13 +2,11 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <tuple>
 #include <utility>
 
 #include "apps/attention/setup.hpp"
-#include "apps/common/workload_options.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"
@@ -23,92 +21,78 @@ namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
 
-DType type_of(const std::string& name) {
-  return name == "bf16" ? DType::bf16 : DType::f32;
-}
-
 void declare_problem(CLI::App& app, AttentionOptions& o) {
-  add_option(app, {"--input", "Queries, keys, values and references (HDF5, gyre/attention)"},
-             o.input);
-  add_option(app, {"--gen", length_help()}, o.generate);
-  add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
+  const AddOptions add(app);
+  add("--input", "Queries, keys, values and references (HDF5, gyre/attention)", o.input);
+  add("--gen", length_help(), o.generate);
+  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity);
   declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
-  add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
-  add_option(app, {"--heads", "Query heads"}, o.heads, 1);
-  add_option(app, {"--kv-heads", "Key and value heads"}, o.kv_heads, 1);
-  add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
+  add("--batch", "Sequences of equal length", o.batch, 1);
+  add("--heads", "Query heads", o.heads, 1);
+  add("--kv-heads", "Key and value heads", o.kv_heads, 1);
+  add("--head-dim", "Elements of a head", o.head_dim, 1);
   declare_mask_options(app, o.mask);
-  add_flag(app, {"--sinks", "Learnable sinks, one a query head"}, o.sinks);
-  add_seed_option(app, "Of inputs that are made up", o.seed);
+  add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
+  add.seed("Of inputs that are made up", o.seed);
 }
 
 void declare_types(CLI::App& app, AttentionOptions& o) {
+  const AddOptions add(app);
   const std::vector<std::string> types = activation_type_names();
-  add_choice_option(app, {"-d,--dtype", "Type of queries, keys and values"}, o.dtype, types);
-  add_choice_option(app, {"--partial-out", "Type of the output between two merges"}, o.partial_out,
-                    types);
-  add_choice_option(app, {"--partial-dq", "Type of dQ between two steps"}, o.partial_dq, types);
-  add_choice_option(app, {"--wire-dkv", "Type of dK and dV that travel (that of --dtype)"},
-                    o.wire_dkv, types);
+  add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
+  add.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
+  add.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
+  add.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv, types);
 }
 
 void declare_schedule(CLI::App& app, AttentionOptions& o) {
-  add_option(app, {"--cp", "Context-parallel ranks: those of the run (0), or any with --explain"},
-             o.cp, 0);
+  const AddOptions add(app);
+  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain", o.cp, 0);
   schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
+  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
   declare_backend_options(app, o.backend);
-  add_choice_option(app,
-                    {"--kernel",
-                     "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 "
-                     "where it is built in, else tiled"},
-                    o.kernel, kernel_choices());
-  add_flag(app,
-           {"--deterministic",
-            "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
-            "the tiled kernel (all other kernels have one)"},
+  add.choice("--kernel",
+             "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 where "
+             "it is built in, else tiled",
+             o.kernel, kernel_choices());
+  add.flag("--deterministic",
+           "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
+           "the tiled kernel (all other kernels have one)",
            o.deterministic);
-  add_flag(app,
-           {"--cuda-graph",
-            "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then "
-            "on; with --comm nccl. At least 2 iterations of --warmup"},
+  add.flag("--cuda-graph",
+           "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then on; "
+           "with --comm nccl. At least 2 iterations of --warmup",
            o.cuda_graph);
-  add_option(app, {"--threads", "CPUs: threads of a rank's kernel"}, o.threads, 1);
+  add("--threads", "CPUs: threads of a rank's kernel", o.threads, 1);
 }
 
 void declare_measurement(CLI::App& app, AttentionOptions& o) {
+  const AddOptions add(app);
   declare_repeats(app, "Timed iterations", o.repeats);
-  add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
-  add_choice_option(app,
-                    {"-c,--check",
-                     "Verify the last iteration, every one, or nothing; default: last, or none "
-                     "with --emulate-compute"},
-                    o.check, {"none", "last", "all"});
-  add_size_option(app,
-                  {"--check-pairs",
-                   "Pairs of a query head and a key that a check computes again, over all ranks; "
-                   "rows are sampled"},
-                  o.check_pairs, 1);
-  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
-  add_option(
-      app,
-      {"--emulate-network", "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]"},
+  add("-w,--warmup", "Iterations before them", o.warmup, 0);
+  add.choice("-c,--check",
+             "Verify the last iteration, every one, or nothing; default: last, or none with "
+             "--emulate-compute",
+             o.check, {"none", "last", "all"});
+  add.size("--check-pairs",
+           "Pairs of a query head and a key that a check computes again, over all ranks; rows are "
+           "sampled",
+           o.check_pairs, 1);
+  add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  add("--emulate-network", "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]",
       o.network);
-  add_option(app,
-             {"--emulate-compute",
-              "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or "
-              "the kernel of this machine (gyre-machine/1)"},
-             o.compute);
-  add_option(app, {"--trace", "Write a timeline of one more iteration here (for Perfetto)"},
-             o.trace);
-  add_flag(app, {"--explain", "Show the plan and what it costs, and stop"}, o.explain);
-  add_option(app, {"--svg", "With --explain: draw it here"}, o.svg);
-  add_option(app, {"--tflops", "With --explain: rate of a rank, TFLOP/s"}, o.tflops);
-  add_option(app, {"--gbps", "With --explain: what a rank sends, GB/s"}, o.gbytes_per_s);
-  add_option(app, {"--latency-us", "With --explain: of a message, µs"}, o.latency_us);
-  add_option(app, {"-o,--output", "Write out, lse and gradients of one configuration here (HDF5)"},
-             o.output);
+  add("--emulate-compute",
+      "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or the "
+      "kernel of this machine (gyre-machine/1)",
+      o.compute);
+  add("--trace", "Write a timeline of one more iteration here (for Perfetto)", o.trace);
+  add.flag("--explain", "Show the plan and what it costs, and stop", o.explain);
+  add("--svg", "With --explain: draw it here", o.svg);
+  add("--tflops", "With --explain: rate of a rank, TFLOP/s", o.tflops);
+  add("--gbps", "With --explain: what a rank sends, GB/s", o.gbytes_per_s);
+  add("--latency-us", "With --explain: of a message, µs", o.latency_us);
+  add("-o,--output", "Write out, lse and gradients of one configuration here (HDF5)", o.output);
   declare_report_options(app, o.report);
 }
 
@@ -142,9 +126,7 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
 }
 
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
-  if (o.heads % o.kv_heads != 0)
-    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
-               o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+  check_head_groups(o.heads, o.kv_heads, errors);
   const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
                                                       {"--kv-heads", o.kv_heads, 4096},
                                                       {"--head-dim", o.head_dim, 1024},
@@ -253,7 +235,8 @@ HeadShape AttentionOptions::head_shape() const {
 }
 
 ElementTypes AttentionOptions::types() const {
-  return {type_of(dtype), type_of(partial_out), type_of(partial_dq), type_of(wire_dkv)};
+  return {activation_type(dtype), activation_type(partial_out), activation_type(partial_dq),
+          activation_type(wire_dkv)};
 }
 
 std::vector<Pass> AttentionOptions::passes() const {

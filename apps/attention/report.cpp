@@ -18,6 +18,56 @@ bool drowns_in_noise(const AttentionResult& r) {
   return r.wire_bytes > 0 && std::abs(r.exposed_ms) < r.exposed_noise_ms;
 }
 
+std::string peak_text(const AttentionResult& result, int threads) {
+  if (!(result.peak > 0)) return "# peak n/a\n";
+  return fmt::format("# peak {:.4g} GFLOP/s a core, measured with f32 FMAs, {} a rank\n",
+                     result.peak / threads / 1e9, threads);
+}
+
+std::string parts_text(const AttentionResult& result) {
+  std::string text = fmt::format(
+      "# {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, exposed "
+      "{:.3f} (quartiles {:.3f} apart)\n",
+      result.schedule, result.layout, name_of(result.pass), result.tokens, result.time_ms.median,
+      result.compute_ms, result.communicate_ms, result.exposed_ms, result.exposed_noise_ms);
+  using Line = std::pair<int, const AttentionRankTimes*>;
+  const Table<Line> table({
+      {"rank", "", 8, 0, [](const Line& l) { return int64_t{l.first}; }},
+      {"kernels", "ms", 10, 3, [](const Line& l) { return l.second->kernel_ms; }},
+      {"wait", "ms", 10, 3, [](const Line& l) { return l.second->wait_ms; }},
+      {"copy", "ms", 10, 3, [](const Line& l) { return l.second->copy_ms; }},
+      {"pairs", "", 14, 0, [](const Line& l) { return l.second->pairs; }},
+      {"sent", "MB", 10, 3, [](const Line& l) { return l.second->bytes_sent / 1e6; }},
+      {"msgs", "", 6, 0, [](const Line& l) { return l.second->messages; }},
+  });
+  text += table.header();
+  for (const int rank : shown_ranks(result.cp, 64))
+    text += as_comment(table.row({rank, &result.ranks.at(rank)}));
+  return text;
+}
+
+/// An f32 view of a matrix in host memory. Only a matrix of another type is converted.
+class AsFloat {
+ public:
+  AsFloat(const MatrixRef& from, Stream& stream) : here_(from, stream) {
+    const ConstMatrixRef& matrix = here_.matrix();
+    if (matrix.type == DType::f32) {
+      view_ = matrix.as<float>();
+      return;
+    }
+    values_ = Buffer<float>(matrix.rows * matrix.cols);
+    for (int64_t r = 0; r < matrix.rows; ++r)
+      for (int64_t c = 0; c < matrix.cols; ++c) values_[r * matrix.cols + c] = here_.at(r, c);
+    view_ = {values_.data(), matrix.rows, matrix.cols, matrix.cols};
+  }
+  const MatrixView<const float>& view() const { return view_; }
+
+ private:
+  HostCopy here_;
+  Buffer<float> values_;
+  MatrixView<const float> view_;
+};
+
 }  // namespace
 
 int64_t rows_of_a_size(const AttentionOptions& o) {
@@ -32,20 +82,18 @@ const Table<AttentionResult>& attention_table() {
   using Row = AttentionResult;
   static const Table<Row> table(joined<Row>(
       {{
-           {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
-           {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+           {"schedule", "", 18, 0, &Row::schedule, Align::left},
+           {"layout", "", 15, 0, &Row::layout, Align::left},
            {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); },
             Align::left},
-           {"tokens", "", 7, 0, [](const Row& r) { return r.tokens; }},
+           {"tokens", "", 7, 0, &Row::tokens},
        },
        timing_columns<Row>(9, 3),
        {
-           Column<Row>{"rate", "TF/s/rank", 8, 4, [](const Row& r) { return r.tflops_per_rank(); }}
-               .with_prefix(),
+           Column<Row>{"rate", "TF/s/rank", 8, 4, &Row::tflops_per_rank}.with_prefix(),
            {"of_peak", "%", 7, 1, [](const Row& r) { return 100 * r.share_of_peak(); }},
-           {"sent", "MB/rank", 9, 3,
-            [](const Row& r) { return static_cast<double>(r.bytes_sent) / 1e6; }},
-           Column<Row>{"msgs", "", 5, 0, [](const Row& r) { return r.messages; }}.extra(),
+           {"sent", "MB/rank", 9, 3, [](const Row& r) { return r.bytes_sent / 1e6; }},
+           Column<Row>{"msgs", "", 5, 0, &Row::messages}.extra(),
            Column<Row>{"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }}
                .doubted(drowns_in_noise),
            Column<Row>{"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }}
@@ -53,7 +101,7 @@ const Table<AttentionResult>& attention_table() {
            Column<Row>{"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }}
                .extra(),
            Column<Row>{"buffers", "MB/rank", 8, 2,
-                       [](const Row& r) { return static_cast<double>(r.transient_bytes) / 1e6; }}
+                       [](const Row& r) { return r.transient_bytes / 1e6; }}
                .extra(),
        },
        verdict_columns<Row>()}));
@@ -126,39 +174,6 @@ void add_figures(RunReport& report, const std::vector<AttentionResult>& results)
   add_average(report, "attention_rate", "TFLOP/s/rank", rates);
 }
 
-namespace {
-
-std::string peak_text(const AttentionResult& result, int threads) {
-  if (!(result.peak > 0)) return "# peak n/a\n";
-  return fmt::format("# peak {:.4g} GFLOP/s a core, measured with f32 FMAs, {} a rank\n",
-                     result.peak / threads / 1e9, threads);
-}
-
-std::string parts_text(const AttentionResult& result) {
-  std::string text = fmt::format(
-      "# {} {} {} {}: total {:.3f} ms, compute only {:.3f}, communication only {:.3f}, exposed "
-      "{:.3f} (quartiles {:.3f} apart)\n",
-      result.schedule, result.layout, name_of(result.pass), result.tokens, result.time_ms.median,
-      result.compute_ms, result.communicate_ms, result.exposed_ms, result.exposed_noise_ms);
-  using Line = std::pair<int, const AttentionRankTimes*>;
-  const Table<Line> table({
-      {"rank", "", 8, 0, [](const Line& l) { return int64_t{l.first}; }},
-      {"kernels", "ms", 10, 3, [](const Line& l) { return l.second->kernel_ms; }},
-      {"wait", "ms", 10, 3, [](const Line& l) { return l.second->wait_ms; }},
-      {"copy", "ms", 10, 3, [](const Line& l) { return l.second->copy_ms; }},
-      {"pairs", "", 14, 0, [](const Line& l) { return l.second->pairs; }},
-      {"sent", "MB", 10, 3,
-       [](const Line& l) { return static_cast<double>(l.second->bytes_sent) / 1e6; }},
-      {"msgs", "", 6, 0, [](const Line& l) { return l.second->messages; }},
-  });
-  text += table.header();
-  for (const int rank : shown_ranks(result.cp, 64))
-    text += as_comment(table.row({rank, &result.ranks.at(rank)}));
-  return text;
-}
-
-}  // namespace
-
 std::string graph_text(const std::vector<AttentionResult>& results) {
   if (results.empty()) return "";
   const auto [least, most] =
@@ -179,32 +194,6 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
   for (const AttentionResult& result : results) text += parts_text(result);
   return text;
 }
-
-namespace {
-
-/// An f32 view of a matrix in host memory. Only a matrix of another type is converted.
-class AsFloat {
- public:
-  AsFloat(const MatrixRef& from, Stream& stream) : here_(from, stream) {
-    const ConstMatrixRef& matrix = here_.matrix();
-    if (matrix.type == DType::f32) {
-      view_ = matrix.as<float>();
-      return;
-    }
-    values_ = Buffer<float>(matrix.rows * matrix.cols);
-    for (int64_t r = 0; r < matrix.rows; ++r)
-      for (int64_t c = 0; c < matrix.cols; ++c) values_[r * matrix.cols + c] = here_.at(r, c);
-    view_ = {values_.data(), matrix.rows, matrix.cols, matrix.cols};
-  }
-  const MatrixView<const float>& view() const { return view_; }
-
- private:
-  HostCopy here_;
-  Buffer<float> values_;
-  MatrixView<const float> view_;
-};
-
-}  // namespace
 
 void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
                    const Provenance& provenance) {

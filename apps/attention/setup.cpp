@@ -5,8 +5,6 @@
 #include <algorithm>
 #include <cmath>
 
-#include "apps/attention/options.hpp"
-#include "apps/common/workload_options.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/agree.hpp"
@@ -20,31 +18,6 @@
 #include "report/value.hpp"
 
 namespace gyre {
-int64_t AttentionWorkload::longest() const {
-  int64_t most = 0;
-  for (int64_t d = 0; d < documents(); ++d) most = std::max(most, length(d));
-  return most;
-}
-
-int64_t AttentionWorkload::pairs() const {
-  return pairs_of_heads(offsets, mask, heads.heads);
-}
-
-AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
-  AttentionWorkload workload;
-  workload.heads = o.head_shape();
-  workload.type = o.types().activations;
-  workload.offsets = {0};
-  std::vector<int64_t> lengths(o.batch, size);
-  workload.origin = fmt::format("{} x {} tokens", o.batch, size);
-  if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
-  for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
-  workload.mask = o.mask.of(lengths);
-  workload.pairs();  // throws when they cannot be counted
-  if (o.sinks) workload.sinks = random_sinks(o.heads, o.seed);
-  return workload;
-}
-
 namespace {
 
 /// With sinks every query must see a key: a row without keys would be taken for padding, whose
@@ -92,7 +65,70 @@ MaskRule mask_of(const AttentionFile& file, const std::string& path) {
   }
 }
 
+/// Throws the usage error that an AttentionCase of this setup on `rank` would throw, without
+/// allocating the memory of the plan.
+void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, int rank) {
+  const WorkloadLayout placed(workload, setup.layout, setup.layout_options);
+  plan_that_fits(workload, {&placed.layout, workload.heads, workload.mask, setup.schedule_options},
+                 setup, rank);
+}
+
+/// Pause between two polls of a sleeping rank. Measured: waking up for a poll takes some 15 us of a
+/// core. With shorter pauses, polling ranks delay those that have work; with longer ones, messages
+/// are found late.
+double seconds_between_polls(const AppContext& context) {
+  return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
+}
+
+/// The kernel's time, from a rate or from the model in a machine file. Collective.
+KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
+  if (!names_machine(o.compute)) return parse_kernel_time(o.compute);
+  std::string text;
+  run_on_root(world, "--emulate-compute", [&] { text = read_machine_text(o.compute); });
+  text = broadcast_string(world, text, 0);
+  std::shared_ptr<const MachineModel> machine;
+  const DType type = o.types().activations;
+  run_agreed(world, "--emulate-compute", [&] {
+    machine = std::make_shared<MachineModel>(parse_machine_model(o.compute, text));
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      if (const std::string why = machine->kernel.why_not(pass, type); !why.empty())
+        throw_usage("{}: {}", o.compute, why);
+  });
+  return [machine, type](const KernelCall& call) {
+    const BlockHeads& heads = call.input.heads;
+    const ModelledCall modelled{
+        call.pass, type,      heads.heads, heads.head_dim, call.input.rectangles,
+        call.d_q,  call.d_kv, call.merged};
+    return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
+  };
+}
+
 }  // namespace
+
+int64_t AttentionWorkload::longest() const {
+  int64_t most = 0;
+  for (int64_t d = 0; d < documents(); ++d) most = std::max(most, length(d));
+  return most;
+}
+
+int64_t AttentionWorkload::pairs() const {
+  return pairs_of_heads(offsets, mask, heads.heads);
+}
+
+AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
+  AttentionWorkload workload;
+  workload.heads = o.head_shape();
+  workload.type = o.types().activations;
+  workload.offsets = {0};
+  std::vector<int64_t> lengths(o.batch, size);
+  workload.origin = fmt::format("{} x {} tokens", o.batch, size);
+  if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
+  for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
+  workload.mask = o.mask.of(lengths);
+  workload.pairs();  // throws when they cannot be counted
+  if (o.sinks) workload.sinks = random_sinks(o.heads, o.seed);
+  return workload;
+}
 
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   o.mask.mask = file.mask;
@@ -107,18 +143,6 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));
   return workload;
 }
-
-namespace {
-
-/// Throws the usage error that an AttentionCase of this setup on `rank` would throw, without
-/// allocating the memory of the plan.
-void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, int rank) {
-  const WorkloadLayout placed(workload, setup.layout, setup.layout_options);
-  plan_that_fits(workload, {&placed.layout, workload.heads, workload.mask, setup.schedule_options},
-                 setup, rank);
-}
-
-}  // namespace
 
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes, double peak_flops) {
@@ -162,7 +186,7 @@ RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProble
   const double share = static_cast<double>(setup.memory_bytes) / static_cast<double>(bytes);
   throw_usage("schedule {}: needs {} a rank, and {} are available; about {:.0f} tokens fit",
               setup.schedule.name, si_text(bytes, "B"), si_text(setup.memory_bytes, "B"),
-              std::floor(share * static_cast<double>(workload.tokens())));
+              std::floor(share * workload.tokens()));
 }
 
 void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
@@ -181,40 +205,6 @@ void check_workloads(const std::vector<AttentionWorkload>& workloads, const Atte
   }
   errors.throw_if_any("impossible configuration");
 }
-
-namespace {
-
-/// Pause between two polls of a sleeping rank. Measured: waking up for a poll takes some 15 us of a
-/// core. With shorter pauses, polling ranks delay those that have work; with longer ones, messages
-/// are found late.
-double seconds_between_polls(const AppContext& context) {
-  return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
-}
-
-/// The kernel's time, from a rate or from the model in a machine file. Collective.
-KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
-  if (!names_machine(o.compute)) return parse_kernel_time(o.compute);
-  std::string text;
-  run_on_root(world, "--emulate-compute", [&] { text = read_machine_text(o.compute); });
-  text = broadcast_string(world, text, 0);
-  std::shared_ptr<const MachineModel> machine;
-  const DType type = o.types().activations;
-  run_agreed(world, "--emulate-compute", [&] {
-    machine = std::make_shared<MachineModel>(parse_machine_model(o.compute, text));
-    for (const Pass pass : {Pass::forward, Pass::backward})
-      if (const std::string why = machine->kernel.why_not(pass, type); !why.empty())
-        throw_usage("{}: {}", o.compute, why);
-  });
-  return [machine, type](const KernelCall& call) {
-    const BlockHeads& heads = call.input.heads;
-    const ModelledCall modelled{
-        call.pass, type,      heads.heads, heads.head_dim, call.input.rectangles,
-        call.d_q,  call.d_kv, call.merged};
-    return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
-  };
-}
-
-}  // namespace
 
 NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
                                          Backend& backend) {

@@ -1,6 +1,6 @@
 #pragma once
-// The workload of gyre-attention: documents, the shape and mask of the attention over them, and
-// their place in a layout. The values of q, k, v and d_out are in apps/attention/inputs.hpp.
+// What gyre-attention runs: documents, the shape and mask of the attention over them, the rows of
+// its inputs, network and kernel, and the setup and plan of one schedule under one layout.
 
 #include <memory>
 #include <span>
@@ -13,14 +13,13 @@
 #include "attention/plan.hpp"
 #include "attention/schedules/registry.hpp"
 #include "comm/communicator.hpp"
-#include "report/answers.hpp"
+#include "report/result.hpp"
 #include "sharding/layouts.hpp"
 #include "sharding/padded_layout.hpp"
 
 namespace gyre {
 
 struct AttentionFile;
-struct AttentionOptions;
 
 enum class InputTensor { q, k, v, d_out };
 

@@ -146,8 +146,7 @@ class Verifier {
     array.shape.insert(array.shape.end(), {heads, workload_.heads.head_dim});
     array.columns = array.width();
     array.read = read_rows(array.columns, [&got, rows](size_t r, std::span<double> to) {
-      for (size_t c = 0; c < to.size(); ++c)
-        to[c] = static_cast<double>(got.at(rows->all[r].row, c));
+      for (size_t c = 0; c < to.size(); ++c) to[c] = got.at(rows->all[r].row, c);
     });
     const auto largest = std::make_shared<std::vector<double>>(static_cast<size_t>(heads), 0.0);
     array.expect = [this, of, rows, recompute, largest](ResultArray::Batch batch) {
@@ -292,14 +291,14 @@ class Verifier {
       for (size_t h = 0; h < heads_; ++h) {
         double out_squares = 0, d_out_squares = 0;
         for (size_t i = h * dim_; i < (h + 1) * dim_; ++i) {
-          const auto o = static_cast<double>(out_.at(own.row, i));
-          const auto g = static_cast<double>(d_out[i]);
+          const double o = out_.at(own.row, i);
+          const double g = d_out[i];
           out_squares += o * o;
           d_out_squares += g * g;
         }
-        const double weight = std::exp(static_cast<double>(workload_.sinks[h]) -
-                                       lse_[static_cast<size_t>(own.token) * heads_ + h]);
-        squares[h] += weight * weight * out_squares * d_out_squares / static_cast<double>(dim_);
+        const double weight =
+            std::exp(workload_.sinks[h] - lse_[static_cast<size_t>(own.token) * heads_ + h]);
+        squares[h] += weight * weight * out_squares * d_out_squares / dim_;
       }
     }
     HostStream stream;
@@ -325,7 +324,7 @@ class Verifier {
       const size_t h = shown[r];
       double sum = 0;
       for (size_t at = h; at < lse_.size(); at += heads_)
-        sum -= std::exp(static_cast<double>(workload_.sinks[h]) - lse_[at]) * delta_[at];
+        sum -= std::exp(workload_.sinks[h] - lse_[at]) * delta_[at];
       const double want = stored.empty() ? sum : stored[h];
       return ExpectedRow{{sum}, {error_scale(std::span(&want, 1), std::sqrt(squares[h]))}};
     });
@@ -352,7 +351,7 @@ std::vector<double> AttentionCase::statistics(int64_t plane) {
   const HostCopy mine(executor_->final_stats(plane), stream());
   for (const TokenRow& at : token_rows(workload_, shard_of(layout(), stats.rows)))
     for (int64_t h = 0; h < stats.heads.count; ++h)
-      all[at.token * heads + stats.heads.begin + h] = static_cast<double>(mine.at(at.row, h));
+      all[at.token * heads + stats.heads.begin + h] = mine.at(at.row, h);
   HostStream host;
   world()
       .all_reduce(all.data(), std::ssize(all), DType::f64, ReduceOp::sum, host,

@@ -62,15 +62,16 @@ struct RegistryOptions {
     std::vector<std::string> names;
     if (with_all) names.emplace_back("all");
     for (const Entry& entry : entries) names.push_back(entry.name);
-    add_choice_option(app, {fmt::format("--{}", word), summary}, choice.name, names);
+    const AddOptions add(app);
+    add.choice(fmt::format("--{}", word), summary, choice.name, names);
     for (const Field& field : fields) {
-      const OptionSpec spec = {flag_of(choice, field),
-                               fmt::format("{}; read by {}", field.summary, readers_of(field))};
+      const std::string flag = flag_of(choice, field),
+                        help = fmt::format("{}; read by {}", field.summary, readers_of(field));
       int64_t& value = choice.options.*field.value;
       if (field.words.empty())
-        add_size_option(app, spec, value, field.minimum);
+        add.size(flag, help, value, field.minimum);
       else
-        add_choice_option(app, spec, value, field.words);
+        add.choice(flag, help, value, field.words);
     }
   }
 

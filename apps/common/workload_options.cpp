@@ -2,9 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "apps/common/packed_streams.hpp"
 #include "attention/masks/registry.hpp"
-#include "core/error.hpp"
 #include "packing/lengths.hpp"
 #include "report/options.hpp"
 
@@ -30,8 +31,9 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
 }
 
 void declare_mask_options(CLI::App& app, MaskOptions& o) {
-  add_option(app, {"--mask", "Inside a document: " + mask_choices()}, o.mask);
-  add_size_option(app, {"--window", "For --mask causal,window=N; 0: none"}, o.window);
+  const AddOptions add(app);
+  add("--mask", "Inside a document: " + mask_choices(), o.mask);
+  add.size("--window", "For --mask causal,window=N; 0: none", o.window);
 }
 
 void check_mask_options(const MaskOptions& o, ConfigErrors& errors) {
@@ -57,13 +59,11 @@ PrefixForest PrefixChoice::forest_of(const DocumentView& documents, int64_t max_
 }
 
 void declare_prefix_options(CLI::App& app, PrefixChoice& o) {
-  add_flag(app,
-           {"--share-prefixes",
-            "Store what documents begin with in common once: a prompt and its answers"},
-           o.share);
-  add_size_option(app,
-                  {"--min-prefix", "For --share-prefixes: tokens that are worth sharing, at least"},
-                  o.min_prefix, 1);
+  const AddOptions add(app);
+  add.flag("--share-prefixes",
+           "Store what documents begin with in common once: a prompt and its answers", o.share);
+  add.size("--min-prefix", "For --share-prefixes: tokens that are worth sharing, at least",
+           o.min_prefix, 1);
 }
 
 void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors) {
@@ -136,6 +136,12 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
   for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i)
     lengths.push_back(cu_seqlens[i + 1] - cu_seqlens[i]);
   return lengths;
+}
+
+void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {
+  if (heads % kv_heads != 0)
+    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", heads, kv_heads,
+               std::max(1, (heads + kv_heads / 2) / kv_heads) * kv_heads);
 }
 
 }  // namespace gyre

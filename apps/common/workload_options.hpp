@@ -1,5 +1,6 @@
 #pragma once
-// The mask of an attention as options of an app: --mask and --window.
+// Options of a workload that several apps have: masks (--mask, --window), shared prefixes
+// (--share-prefixes, --min-prefix), drawn lengths (--gen), heads and element types.
 
 #include <cstdint>
 #include <span>
@@ -63,6 +64,14 @@ std::string length_help();
 /// bins of `capacity` slots. `origin` gets the spec and packer that reproduce them.
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
                                        std::string& origin);
+
+/// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
+void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);
+
+/// The named element type of activations: f32 or bf16.
+inline DType activation_type(const std::string& name) {
+  return name == "bf16" ? DType::bf16 : DType::f32;
+}
 
 /// Names of activation_types.
 inline std::vector<std::string> activation_type_names() {

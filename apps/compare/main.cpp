@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cstdio>
 
 #include "comm/agree.hpp"
 #include "io/compare.hpp"
@@ -22,19 +21,17 @@ struct Options {
 };
 
 void declare(CLI::App& app, Options& o) {
-  add_option(app, {"a", "FILE.h5 or FILE.h5:/group", true}, o.a);
-  add_option(app, {"b", "FILE.h5 or FILE.h5:/group, the reference", true}, o.b);
-  add_option(app, {"--rtol", "Relative tolerance of reals: |a - b| <= atol + rtol |b|"},
-             o.compare.rtol);
-  add_option(app, {"--atol", "Absolute tolerance of reals"}, o.compare.atol);
-  add_flag(app, {"--equal-nan", "NaN agrees with NaN; without it, with nothing"},
-           o.compare.equal_nan);
-  add_choice_option(app,
-                    {"--ties",
-                     "Ids beside values (top_ids, top_values): in the order of the file, or any of "
-                     "those with equal values"},
-                    o.ties, {"exact", "any"});
-  add_flag(app, {"--common", "Leave out what only one of the two has"}, o.compare.common_only);
+  const AddOptions add(app);
+  add.required("a", "FILE.h5 or FILE.h5:/group", o.a);
+  add.required("b", "FILE.h5 or FILE.h5:/group, the reference", o.b);
+  add("--rtol", "Relative tolerance of reals: |a - b| <= atol + rtol |b|", o.compare.rtol);
+  add("--atol", "Absolute tolerance of reals", o.compare.atol);
+  add.flag("--equal-nan", "NaN agrees with NaN; without it, with nothing", o.compare.equal_nan);
+  add.choice("--ties",
+             "Ids beside values (top_ids, top_values): in the order of the file, or any of those "
+             "with equal values",
+             o.ties, {"exact", "any"});
+  add.flag("--common", "Leave out what only one of the two has", o.compare.common_only);
 }
 
 /// The beginning of a text for the table, which has no room for long ones.
@@ -45,13 +42,13 @@ std::string shortened(const std::string& text) {
 const Table<TensorComparison>& compare_table() {
   using Row = TensorComparison;
   static const Table<Row> table({
-      {"tensor", "", 24, 0, [](const Row& r) { return r.path; }, Align::left},
-      {"elements", "", 10, 0, [](const Row& r) { return r.elements; }},
-      {"outside", "", 8, 0, [](const Row& r) { return r.outside; }},
+      {"tensor", "", 24, 0, &Row::path, Align::left},
+      {"elements", "", 10, 0, &Row::elements},
+      {"outside", "", 8, 0, &Row::outside},
       {"max_err", "", 10, 0, [](const Row& r) { return fmt::format("{:.3g}", r.max_error); }},
       {"err_over_tol", "", 12, 0,
        [](const Row& r) { return fmt::format("{:.3g}", r.err_over_tol); }},
-      {"worst", "index", 12, 0, [](const Row& r) { return r.worst_index; }},
+      {"worst", "index", 12, 0, &Row::worst_index},
       {"a", "", 16, 0, [](const Row& r) { return shortened(r.worst_a); }},
       {"b", "", 16, 0, [](const Row& r) { return shortened(r.worst_b); }},
       {"verdict", "", 9, 0, [](const Row& r) { return describe(r); }, Align::left},

@@ -27,19 +27,15 @@ struct Options {
 };
 
 void declare(CLI::App& app, Options& o) {
-  add_option(
-      app, {"-o,--output", "File to write (HDF5, gyre/documents; with --model, gyre/model)", true},
-      o.output);
-  add_option(app, {"paths", "Text files, or folders to search for them"}, o.paths);
-  add_option(app,
-             {"--model",
-              "Import a model instead: a folder with config.json and safetensors, or NAME.gguf"},
-             o.model);
-  add_option(app, {"--ignore-key", "Key of the model's configuration that changes no result"},
-             o.ignored_keys);
-  add_size_option(
-      app, {"--max-tokens", "Cut files into documents of at most so many tokens; 0: do not cut"},
-      o.max_tokens);
+  const AddOptions add(app);
+  add.required("-o,--output", "File to write (HDF5, gyre/documents; with --model, gyre/model)",
+               o.output);
+  add("paths", "Text files, or folders to search for them", o.paths);
+  add("--model", "Import a model instead: a folder with config.json and safetensors, or NAME.gguf",
+      o.model);
+  add("--ignore-key", "Key of the model's configuration that changes no result", o.ignored_keys);
+  add.size("--max-tokens", "Cut files into documents of at most so many tokens; 0: do not cut",
+           o.max_tokens);
 }
 
 struct Row {

@@ -35,19 +35,16 @@ constexpr double least_seconds = 1e-3, max_seconds = 60;
 constexpr int max_head_dim = 512;
 
 void declare_options(CLI::App& app, InfoOptions& o) {
-  add_flag(app, {"--quick", "Say what the machine is, and measure nothing"}, o.quick);
-  add_flag(
-      app,
-      {"--model", "Measure what gyre-predict needs, too: kernels of all shapes, for half a minute"},
-      o.model);
-  add_option(app, {"--model-head-dims", "With --model: head dimensions of the kernels"},
-             o.head_dim_list);
-  add_option(app, {"--seconds", "Of a window in which a rate is measured; there are some 40"},
-             o.seconds);
-  add_option(app, {"--threads", "Threads of a rank that measure together"}, o.threads, 1);
+  const AddOptions add(app);
+  add.flag("--quick", "Say what the machine is, and measure nothing", o.quick);
+  add.flag("--model",
+           "Measure what gyre-predict needs, too: kernels of all shapes, for half a minute",
+           o.model);
+  add("--model-head-dims", "With --model: head dimensions of the kernels", o.head_dim_list);
+  add("--seconds", "Of a window in which a rate is measured; there are some 40", o.seconds);
+  add("--threads", "Threads of a rank that measure together", o.threads, 1);
   declare_backend_options(app, o.backend);
-  add_option(app, {"-J,--json", "Write it here (gyre-machine/1), for --machine of other programs"},
-             o.json);
+  add("-J,--json", "Write it here (gyre-machine/1), for --machine of other programs", o.json);
 }
 
 /// Throws a usage error that lists all problems of the options in a run of `ranks` ranks.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <nlohmann/json.hpp>
-#include <string>
 #include <utility>
 #include <vector>
 
@@ -173,8 +172,8 @@ const Table<RateRow>& rate_table() {
     return rate > 0 ? rate / r.scale : nan_of<double>;
   };
   static const Table<RateRow> table({
-      {"rate", "", 14, 0, [](const RateRow& r) { return r.what; }, Align::left},
-      {"unit", "", 8, 0, [](const RateRow& r) { return r.unit; }, Align::left},
+      {"rate", "", 14, 0, &RateRow::what, Align::left},
+      {"unit", "", 8, 0, &RateRow::unit, Align::left},
       {"one_core", "", 10, 1, [](const RateRow& r) { return scaled(r.one_core, r); }},
       {"one_rank", "", 10, 1, [](const RateRow& r) { return scaled(r.one_rank, r); }},
       {"all_ranks_of_host", "", 18, 1, [](const RateRow& r) { return scaled(r.all_ranks, r); }},
@@ -189,15 +188,13 @@ struct MessageRow {
   double microseconds(const MeasuredLink* link) const {
     return link == nullptr ? nan_of<double> : 1e6 * link->messages[index].seconds.value;
   }
-  double rate(const MeasuredLink* link) const {
-    return static_cast<double>(bytes) / microseconds(link) / 1e3;
-  }
+  double rate(const MeasuredLink* link) const { return bytes / microseconds(link) / 1e3; }
 };
 
 const Table<MessageRow>& message_table() {
   using Row = MessageRow;
   static const Table<Row> table({
-      {"message", "bytes", 10, 0, [](const Row& r) { return r.bytes; }},
+      {"message", "bytes", 10, 0, &Row::bytes},
       {"inside_host", "us", 12, 2, [](const Row& r) { return r.microseconds(r.inside); }},
       {"rate", "GB/s", 8, 2, [](const Row& r) { return r.rate(r.inside); }},
       {"between_hosts", "us", 14, 2, [](const Row& r) { return r.microseconds(r.between); }},

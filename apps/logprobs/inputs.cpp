@@ -3,8 +3,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
-#include <set>
 
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
@@ -186,6 +184,22 @@ VocabPartition partition_of_file(const LogprobsFile& file, const LogprobsOptions
   return vocab;
 }
 
+void store_row(std::span<const float> from, MatrixRef to, int64_t row) {
+  for (int64_t c = 0; c < to.cols; ++c) {
+    const float z = from[c];
+    if (to.type == DType::f32)
+      to.as<float>()(row, c) = z;
+    else
+      to.as<bf16>()(row, c) = to_bf16(z);
+  }
+}
+
+/// Rows [begin, begin + count) of a matrix.
+MatrixRef rows_of(MatrixRef m, int64_t begin, int64_t count) {
+  return {m.data + begin * m.stride * static_cast<int64_t>(size_of(m.type)), m.type, count, m.cols,
+          m.stride};
+}
+
 }  // namespace
 
 int64_t LogprobsWorkload::longest() const {
@@ -255,32 +269,13 @@ std::unique_ptr<LogprobsInputs> inputs_of(const LogprobsFile& file, DType type,
   return std::make_unique<FileInputs>(file, type, output_type.value_or(type));
 }
 
-namespace {
-
-void store_row(std::span<const float> from, MatrixRef to, int64_t row) {
-  for (int64_t c = 0; c < to.cols; ++c) {
-    const float z = from[c];
-    if (to.type == DType::f32)
-      to.as<float>()(row, c) = z;
-    else
-      to.as<bf16>()(row, c) = to_bf16(z);
-  }
-}
-
-/// Rows [begin, begin + count) of a matrix.
-MatrixRef rows_of(MatrixRef m, int64_t begin, int64_t count) {
-  return {m.data + begin * m.stride * size_of(m.type), m.type, count, m.cols, m.stride};
-}
-
-}  // namespace
-
 void fill_rows(MatrixRef matrix, Stream& stream,
                const std::function<void(int64_t row, std::span<float> to)>& make_row) {
   if (matrix.rows * matrix.cols == 0) return;
   const bool on_host = stream.space() == MemorySpace::host;
   std::vector<float> row(matrix.cols);
   constexpr int64_t max_bytes = int64_t{1} << 24;
-  const int64_t row_bytes = matrix.cols * size_of(matrix.type);
+  const int64_t row_bytes = matrix.cols * static_cast<int64_t>(size_of(matrix.type));
   const int64_t most =
       on_host ? matrix.rows : std::clamp<int64_t>(max_bytes / row_bytes, 1, matrix.rows);
   LogitMatrix copy(on_host ? 0 : most, matrix.cols, matrix.type);
@@ -316,12 +311,6 @@ void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<con
   fill_rows_of_tokens(tokens, to, stream, [&](int64_t token, std::span<float> row) {
     inputs.row(tensor, token, first, row);
   });
-}
-
-void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
-                 int64_t first, MatrixRef to) {
-  HostStream host;
-  fill_logits(inputs, tensor, tokens, first, to, host);
 }
 
 ConstMatrixRef HostRow::read(ConstMatrixRef matrix, int64_t row, Stream& stream) {

@@ -125,9 +125,6 @@ void fill_rows_of_tokens(std::span<const int64_t> tokens, MatrixRef to, Stream& 
 /// padding row, which becomes NaN. Complete on return.
 void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
                  int64_t first, MatrixRef to, Stream& stream);
-/// Fills a matrix in host memory.
-void fill_logits(const LogprobsInputs& inputs, TokenTensor tensor, std::span<const int64_t> tokens,
-                 int64_t first, MatrixRef to);
 
 /// Reads matrix rows one at a time, to check them on the host.
 class HostRow {
@@ -143,10 +140,8 @@ class HostRow {
 /// Rows of logits on one rank, with the ids to score in each row.
 class LogprobsRows {
  public:
-  /// tokens [rows] holds the token of each row, negative for padding.
-  LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
-               std::vector<int64_t> tokens, int tp_rank, bool in_place);
-  /// Keeps matrices in the memory space of `stream`, and fills and copies them in its order.
+  /// tokens [rows] holds the token of each row, negative for padding. Keeps matrices in the memory
+  /// space of `stream`, and fills and copies them in its order.
   LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
                std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream& stream);
 
@@ -170,14 +165,11 @@ class LogprobsRows {
   MatrixRef d_logprobs();
   std::span<const int32_t> targets() const { return targets_.span(); }  ///< [rows]
   std::span<const int32_t> ids() const { return ids_.span(); }          ///< [rows, picks]
-  /// Gradient of result `i` of each row (LogprobsInputs::gradient); 0 for padding.
-  std::vector<float> gradients(int64_t i) const;
+  /// Gradients of results first, first + 1, ... (LogprobsInputs::gradient): [rows, count]; 0 for
+  /// padding.
+  std::vector<float> gradients(int64_t first, int64_t count = 1) const;
 
  private:
-  LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
-               std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream* stream);
-
-  HostStream host_;
   Stream& stream_;
   const LogprobsInputs& inputs_;
   std::vector<int64_t> tokens_;

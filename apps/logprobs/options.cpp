@@ -7,10 +7,7 @@
 #include <limits>
 #include <numeric>
 #include <tuple>
-#include <utility>
 
-#include "apps/common/registry_options.hpp"
-#include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/error.hpp"
 #include "io/logprobs_file.hpp"
@@ -52,76 +49,65 @@ std::vector<int64_t> parse_shards(const std::string& text) {
 }
 
 void declare_problem(CLI::App& app, LogprobsOptions& o) {
-  add_option(app, {"--input", "Logits, ids and references (HDF5, gyre/logprobs)"}, o.input);
+  const AddOptions add(app);
+  add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input);
   declare_sweep(app, "Tokens, over all context-parallel ranks", o.sweep);
-  add_option(app, {"--sequences", "They are so many sequences of about equal length"}, o.sequences,
-             1);
-  add_option(app, {"--gen", length_help()}, o.generate);
-  add_size_option(app, {"--capacity", "With --gen: slots of the pack; 0: 16K"}, o.capacity);
-  add_size_option(app, {"--vocab", "Ids of the vocabulary"}, o.vocab, 1);
-  add_size_option(app, {"--padded", "Columns in all, padding included; 0: --vocab, rounded up"},
-                  o.padded);
-  add_option(app, {"--shards", "Columns of each tensor-parallel rank instead: 16K,8K,8K"},
-             o.shards);
-  add_size_option(app, {"--picks", "Ids of a token: those gathered, a teacher's, the largest"},
-                  o.picks, 1);
-  add_size_option(app, {"--hidden", "Elements of a hidden state"}, o.hidden, 1);
-  add_option(app, {"--temperature", "Divides logits"}, o.temperature);
-  add_size_option(app, {"--top-k", "Filter: how many largest logits survive; 0: all"}, o.top_k);
-  add_option(app, {"--top-p", "Filter: how much probability survives; 1: all"}, o.top_p);
-  add_choice_option(app, {"-d,--dtype", "Type of logits, gradients, hidden states and weights"},
-                    o.dtype, activation_type_names());
-  add_option(app, {"--logit-scale", "Standard deviation of made-up logits"}, o.logit_scale);
-  add_size_option(app, {"--peaks", "Columns of each made-up row that stand out"}, o.peaks);
-  add_option(app, {"--peak-height", "By how much they do"}, o.peak_height);
-  add_option(app, {"--zero-fraction", "Share of tokens whose gradient is zero, as of prompts"},
-             o.zero_fraction);
-  add_seed_option(app, "Of inputs that are made up", o.seed);
+  add("--sequences", "They are so many sequences of about equal length", o.sequences, 1);
+  add("--gen", length_help(), o.generate);
+  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity);
+  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1);
+  add.size("--padded", "Columns in all, padding included; 0: --vocab, rounded up", o.padded);
+  add("--shards", "Columns of each tensor-parallel rank instead: 16K,8K,8K", o.shards);
+  add.size("--picks", "Ids of a token: those gathered, a teacher's, the largest", o.picks, 1);
+  add.size("--hidden", "Elements of a hidden state", o.hidden, 1);
+  add("--temperature", "Divides logits", o.temperature);
+  add.size("--top-k", "Filter: how many largest logits survive; 0: all", o.top_k);
+  add("--top-p", "Filter: how much probability survives; 1: all", o.top_p);
+  add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
+             activation_type_names());
+  add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale);
+  add.size("--peaks", "Columns of each made-up row that stand out", o.peaks);
+  add("--peak-height", "By how much they do", o.peak_height);
+  add("--zero-fraction", "Share of tokens whose gradient is zero, as of prompts", o.zero_fraction);
+  add.seed("Of inputs that are made up", o.seed);
 }
 
 void declare_run(CLI::App& app, LogprobsOptions& o) {
-  add_choice_option(app, {"--op", "What is run; --list says what each is"}, o.op,
-                    operation_names());
-  add_choice_option(app, {"--method", "Ours, or NeMo RL's algorithm where there is one, or both"},
-                    o.method, {"gyre", "upstream", "all"});
-  add_flag(app, {"--list", "Show operations and layouts, and stop"}, o.list);
+  const AddOptions add(app);
+  add.choice("--op", "What is run; --list says what each is", o.op, operation_names());
+  add.choice("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
+             {"gyre", "upstream", "all"});
+  add.flag("--list", "Show operations and layouts, and stop", o.list);
   declare_backend_options(app, o.backend);
-  add_option(app, {"--tp", "Ranks that share the vocabulary; 0: what --cp leaves"}, o.tp, 0);
-  add_option(app, {"--cp", "Ranks that share the tokens; 0: what --tp leaves"}, o.cp, 0);
+  add("--tp", "Ranks that share the vocabulary; 0: what --cp leaves", o.tp, 0);
+  add("--cp", "Ranks that share the tokens; 0: what --tp leaves", o.cp, 0);
   layout_choices().declare(app, o.layout, "Packed sequences: who owns which slots", false);
-  add_choice_option(app,
-                    {gather_gradient_option,
-                     "Packed sequences, backward: the ranks of --cp compute the whole loss each "
-                     "(split, unless given), parts of it (sum), or no function of it (none)"},
-                    o.gather_gradient, {"split", "sum", "none"});
-  add_choice_option(app, {"--pass", "What is timed"}, o.pass, {"fwd", "bwd", "both"});
-  add_size_option(app, {"--chunk", "Upstream: rows of a slice; 0: all at once"}, o.chunk);
-  add_size_option(app, {"--list-length", "Filter: largest logits that a rank sends"}, o.list_length,
-                  1);
-  add_flag(app, {"--in-place,!--out-of-place", "Gradients take the place of the logits (default)"},
+  add.choice(gather_gradient_option,
+             "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
+             "unless given), parts of it (sum), or no function of it (none)",
+             o.gather_gradient, {"split", "sum", "none"});
+  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
+  add.size("--chunk", "Upstream: rows of a slice; 0: all at once", o.chunk);
+  add.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1);
+  add.flag("--in-place,!--out-of-place", "Gradients take the place of the logits (default)",
            o.in_place);
-  add_flag(app, {f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype"},
+  add.flag(f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype",
            o.f32_output);
-  add_option(app, {"--threads", "Threads of a rank"}, o.threads, 1);
+  add("--threads", "Threads of a rank", o.threads, 1);
   declare_repeats(app, "Timed iterations", o.repeats);
-  add_option(app, {"-w,--warmup", "Iterations before them"}, o.warmup, 0);
-  add_choice_option(app, {"-c,--check", "Verify the last iteration, every one, or nothing"},
-                    o.check, {"none", "last", "all"});
-  add_size_option(
-      app, {"--check-tokens", "Tokens that a check computes again where --input has no answers"},
-      o.check_tokens, 1);
-  add_choice_option(
-      app,
-      {"--ties",
-       "Which of equal logits are among the largest, or survive a filter: as defined, "
-       "or any, as many of them"},
-      o.ties, {"exact", "any"});
-  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
-  add_option(
-      app,
-      {"-o,--output",
-       "Write results and gradients of the operations that run here (HDF5); wrong ones go to "
-       "NAME.invalid.h5"},
+  add("-w,--warmup", "Iterations before them", o.warmup, 0);
+  add.choice("-c,--check", "Verify the last iteration, every one, or nothing", o.check,
+             {"none", "last", "all"});
+  add.size("--check-tokens", "Tokens that a check computes again where --input has no answers",
+           o.check_tokens, 1);
+  add.choice("--ties",
+             "Which of equal logits are among the largest, or survive a filter: as defined, or "
+             "any, as many of them",
+             o.ties, {"exact", "any"});
+  add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  add("-o,--output",
+      "Write results and gradients of the operations that run here (HDF5); wrong ones go to "
+      "NAME.invalid.h5",
       o.output);
   declare_report_options(app, o.report);
 }

@@ -5,8 +5,9 @@
 #include <vector>
 
 #include "apps/common/registry_options.hpp"
-#include "attention/plan.hpp"
+#include "apps/common/workload_options.hpp"
 #include "comm/process_grid.hpp"
+#include "core/pass.hpp"
 #include "harness/backend.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_partition.hpp"
@@ -38,7 +39,7 @@ struct LogprobsOptions {
 
   LogprobsOptions() { layout.taken = {"chunk"}; }
 
-  DType type() const { return dtype == "bf16" ? DType::bf16 : DType::f32; }
+  DType type() const { return activation_type(dtype); }
   /// Type of (log-)softmax results.
   DType output_type() const { return f32_output ? DType::f32 : type(); }
   SamplingFilter filter() const { return {top_k, top_p, temperature}; }

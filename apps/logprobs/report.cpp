@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 #include <utility>
 
 #include "apps/logprobs/registry.hpp"
@@ -17,7 +16,7 @@ namespace gyre {
 namespace {
 
 double megabytes(int64_t bytes) {
-  return static_cast<double>(bytes) / 1e6;
+  return bytes / 1e6;
 }
 
 /// The upstream result with the same operation, pass and size; null if there is none.
@@ -51,6 +50,32 @@ double limit_of(RowTraffic traffic, const MachineRates& rates, bool in_place) {
 /// The largest value of all ranks. NaN if `mine` is NaN, which must then hold on all ranks.
 double largest(Communicator& world, double mine) {
   return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
+}
+
+/// Returns why a run with these options has not compared an array of answers.
+AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const LogprobsOptions& o,
+                       const Refusals& refused) {
+  const auto use = [&](const std::string& why_not, bool was_asked) {
+    return AnswerUse{name, why_not, was_asked};
+  };
+  std::vector<LogprobsOperation> wanted = logprobs_operations();
+  std::erase_if(wanted, [&](const LogprobsOperation& operation) {
+    const auto& arrays = operation.arrays;
+    return !o.wants(operation.name) ||
+           std::ranges::find(arrays, name, &LogprobsArray::name) == arrays.end();
+  });
+  if (wanted.empty()) return use("--op " + o.op, false);
+  if (o.pass == (name.starts_with("d_") ? "fwd" : "bwd")) return use("--pass " + o.pass, false);
+  if (o.check == "none") return use("--check none", false);
+  if (!o.wants_method("gyre") && std::ranges::none_of(wanted, &LogprobsOperation::has_upstream))
+    return use("--method " + o.method, false);
+  if (o.gather_gradient == "none" && wanted.front().reads(gather_gradient_option))
+    return use(fmt::format("{} none", gather_gradient_option), false);
+  const auto refusal = refused.find(wanted.front().name);
+  if (refusal != refused.end()) return use(refusal->second, true);
+  const std::string input = inputs_of(file, o.type(), o.output_type())->rounded_input_of(name);
+  if (!input.empty()) return use(fmt::format("the run rounds {}", input), true);
+  return use("its rows stay", false);
 }
 
 }  // namespace
@@ -95,22 +120,21 @@ const Table<LogprobsResult>& logprobs_table() {
   using Row = LogprobsResult;
   static const Table<Row> table(joined<Row>(
       {{
-           {"op", "", 20, 0, [](const Row& r) { return r.op; }, Align::left},
-           {"method", "", 8, 0, [](const Row& r) { return r.method; }, Align::left},
+           {"op", "", 20, 0, &Row::op, Align::left},
+           {"method", "", 8, 0, &Row::method, Align::left},
            {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); },
             Align::left},
-           {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
-           {"vocab", "", 7, 0, [](const Row& r) { return r.vocab; }},
+           {"tokens", "", 8, 0, &Row::tokens},
+           {"vocab", "", 7, 0, &Row::vocab},
        },
        timing_columns<Row>(10, 3),
        {
-           Column<Row>{"rate", "GB/s/rank", 8, 2, [](const Row& r) { return r.gbytes_per_s(); }}
-               .with_prefix(),
+           Column<Row>{"rate", "GB/s/rank", 8, 2, &Row::gbytes_per_s}.with_prefix(),
            {"of_bw", "%", 6, 1,
             [](const Row& r) {
               return std::isnan(r.flops) ? 100 * r.share_of_limit() : std::nan("");
             }},
-           Column<Row>{"msgs", "", 5, 0, [](const Row& r) { return r.messages; }}.extra(),
+           Column<Row>{"msgs", "", 5, 0, &Row::messages}.extra(),
            {"sent", "MB/rank", 9, 3, [](const Row& r) { return megabytes(r.bytes_sent); }},
            Column<Row>{"extra", "MB/rank", 9, 2,
                        [](const Row& r) { return megabytes(r.extra_bytes); }}
@@ -183,36 +207,6 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
   for (const auto& [figure, values] : rates)
     add_average(report, figure.first, figure.second, values);
 }
-
-namespace {
-
-/// Returns why a run with these options has not compared an array of answers.
-AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const LogprobsOptions& o,
-                       const Refusals& refused) {
-  const auto use = [&](const std::string& why_not, bool was_asked) {
-    return AnswerUse{name, why_not, was_asked};
-  };
-  std::vector<LogprobsOperation> wanted = logprobs_operations();
-  std::erase_if(wanted, [&](const LogprobsOperation& operation) {
-    const auto& arrays = operation.arrays;
-    return !o.wants(operation.name) ||
-           std::ranges::find(arrays, name, &LogprobsArray::name) == arrays.end();
-  });
-  if (wanted.empty()) return use("--op " + o.op, false);
-  if (o.pass == (name.starts_with("d_") ? "fwd" : "bwd")) return use("--pass " + o.pass, false);
-  if (o.check == "none") return use("--check none", false);
-  if (!o.wants_method("gyre") && std::ranges::none_of(wanted, &LogprobsOperation::has_upstream))
-    return use("--method " + o.method, false);
-  if (o.gather_gradient == "none" && wanted.front().reads(gather_gradient_option))
-    return use(fmt::format("{} none", gather_gradient_option), false);
-  const auto refusal = refused.find(wanted.front().name);
-  if (refusal != refused.end()) return use(refusal->second, true);
-  const std::string input = inputs_of(file, o.type(), o.output_type())->rounded_input_of(name);
-  if (!input.empty()) return use(fmt::format("the run rounds {}", input), true);
-  return use("its rows stay", false);
-}
-
-}  // namespace
 
 std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptions& o,
                                    const std::set<std::string>& compared, const Refusals& refused) {

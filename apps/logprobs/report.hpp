@@ -9,7 +9,7 @@
 #include "apps/logprobs/operation.hpp"
 #include "harness/row.hpp"
 #include "machine/rates.hpp"
-#include "report/answers.hpp"
+#include "report/result.hpp"
 
 namespace gyre {
 

@@ -5,16 +5,8 @@
 
 namespace gyre {
 LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
-                           std::vector<int64_t> tokens, int tp_rank, bool in_place)
-    : LogprobsRows(problem, inputs, std::move(tokens), tp_rank, in_place, nullptr) {}
-
-LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
                            std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream& stream)
-    : LogprobsRows(problem, inputs, std::move(tokens), tp_rank, in_place, &stream) {}
-
-LogprobsRows::LogprobsRows(const LogprobsWorkload& problem, const LogprobsInputs& inputs,
-                           std::vector<int64_t> tokens, int tp_rank, bool in_place, Stream* stream)
-    : stream_(stream == nullptr ? host_ : *stream),
+    : stream_(stream),
       inputs_(inputs),
       tokens_(std::move(tokens)),
       first_column_(problem.vocab.begin(tp_rank)),
@@ -80,9 +72,11 @@ MatrixRef LogprobsRows::d_logprobs() {
   return d_logprobs_.ref();
 }
 
-std::vector<float> LogprobsRows::gradients(int64_t i) const {
+std::vector<float> LogprobsRows::gradients(int64_t first, int64_t count) const {
   std::vector<float> all;
-  for (const int64_t token : tokens_) all.push_back(token < 0 ? 0 : inputs_.gradient(token, i));
+  for (const int64_t token : tokens_)
+    for (int64_t i = first; i < first + count; ++i)
+      all.push_back(token < 0 ? 0 : inputs_.gradient(token, i));
   return all;
 }
 

@@ -3,14 +3,12 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <vector>
 
 #include "apps/common/bshd_rows.hpp"
 #include "apps/common/extras.hpp"
 #include "comm/agree.hpp"
-#include "packing/salm.hpp"
 #include "packing/slot_packer.hpp"
 #include "report/verify.hpp"
 #include "sharding/encoder_work.hpp"

@@ -34,8 +34,8 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
     run_agreed(context.world, "packing on the device", [&] {
       slots = fill_slots(header, first, last, tokens, *make_slot_packer(backend.stream()));
     });
-  write_checked(o.output, header, on_gpu ? slots : expected, first, last, context.world, check,
-                report.verification, context.outputs, &expected);
+  write_checked({o.output, header, on_gpu ? slots : expected, expected, first, last, check},
+                context.world, report.verification, context.outputs);
 }
 
 /// Packs documents, or lengths alone, with one packer or all.

@@ -5,11 +5,9 @@
 #include <charconv>
 #include <sstream>
 
-#include "apps/common/workload_options.hpp"
 #include "apps/pack/report.hpp"
 #include "core/error.hpp"
 #include "packing/bins.hpp"
-#include "report/options.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -17,72 +15,91 @@ namespace {
 
 /// Declares the options for the shape of streams, or of rows.
 void declare_shape_options(CLI::App& app, PackOptions& o) {
-  add_size_option(app, {"--chunks", "gyre/bshd: streams to make of the rows"}, o.chunks, 1);
-  add_choice_option(app,
-                    {"--tail",
-                     "What becomes of padding at the end of a row (gyre/bshd), or of "
-                     "a stream that is rounded: not absorb"},
-                    o.tail, {"own-segment", "keep", "absorb"});
-  add_size_option(app,
-                  {"--stream-multiple",
-                   "Slots of every stream of documents are a multiple of "
-                   "this, itself one of 2 cp tp"},
-                  o.rounding.multiple, 1);
-  add_size_option(app,
-                  {"--stream-slots", "Slots of every stream of documents; 0: as many as needed"},
-                  o.rounding.slots);
-  add_size_option(app,
-                  {"--rows",
-                   "Documents into rows of so many slots instead of streams, in their "
-                   "order (gyre/bshd); 0: streams"},
-                  o.row);
-  add_flag(app, {"--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp"},
-           o.repad);
+  const AddOptions add(app);
+  add.size("--chunks", "gyre/bshd: streams to make of the rows", o.chunks, 1);
+  add.choice("--tail",
+             "What becomes of padding at the end of a row (gyre/bshd), or of a stream that is "
+             "rounded: not absorb",
+             o.tail, {"own-segment", "keep", "absorb"});
+  add.size("--stream-multiple",
+           "Slots of every stream of documents are a multiple of this, itself one of 2 cp tp",
+           o.rounding.multiple, 1);
+  add.size("--stream-slots", "Slots of every stream of documents; 0: as many as needed",
+           o.rounding.slots);
+  add.size("--rows",
+           "Documents into rows of so many slots instead of streams, in their order (gyre/bshd); "
+           "0: streams",
+           o.row);
+  add.flag("--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp", o.repad);
+}
+
+AttentionCapabilities capabilities_of(const std::string& list) {
+  AttentionCapabilities can;
+  const std::vector<std::pair<std::string, bool*>> known{{"varlen", &can.varlen},
+                                                         {"padded-offsets", &can.padded_offsets},
+                                                         {"cp-aware", &can.cp_aware}};
+  std::istringstream items(list);
+  for (std::string item; std::getline(items, item, ',');) {
+    if (item == "none") continue;
+    bool found = false;
+    std::vector<std::string> names{"none"};
+    for (const auto& [name, flag] : known) {
+      names.push_back(name);
+      if (item == name) *flag = found = true;
+    }
+    if (!found)
+      throw_usage("--attention: '{}' is none of {}{}", item, fmt::join(names, ", "),
+                  nearest(item, names).empty() ? "" : "; nearest: " + nearest(item, names));
+  }
+  return can;
+}
+
+DeviceCapability device_of(const std::string& text) {
+  DeviceCapability device;
+  const char* const end = text.data() + text.size();
+  const auto major = std::from_chars(text.data(), end, device.major);
+  if (major.ec == std::errc() && major.ptr != end && *major.ptr == '.') {
+    const auto minor = std::from_chars(major.ptr + 1, end, device.minor);
+    if (minor.ec == std::errc() && minor.ptr == end && device.major > 0 && device.minor >= 0)
+      return device;
+  }
+  throw_usage("--device '{}' is no compute capability such as 9.0", text);
 }
 
 }  // namespace
 
 void declare_options(CLI::App& app, PackOptions& o) {
+  const AddOptions add(app);
   std::vector<std::string> names{"all"};
   for (const BinPacker& packer : bin_packers()) names.push_back(packer.name);
-  add_option(app,
-             {"--input",
-              "What to pack (HDF5): gyre/documents, gyre/bshd or gyre/salm; or what to "
-              "unpack: gyre/packed"},
-             o.input);
-  add_option(app, {"--gen", length_help()}, o.generate);
-  add_option(app, {"-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents"},
-             o.output);
-  add_flag(app, {"--unpack", "Turn packed streams back into documents, in their old order"},
-           o.unpack);
-  add_choice_option(app, {"--algorithm", "How documents come into bins (first-fit-decreasing)"},
-                    o.algorithm, names);
-  add_size_option(app, {"--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs"},
-                  o.capacity);
-  add_option(
-      app, {"--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp"},
-      o.cp, 1);
-  add_option(app, {"--dp", "Data-parallel ranks: the number of bins is a multiple of it"}, o.dp, 1);
-  add_option(app,
-             {"--tp",
-              "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp "
-              "(gyre/salm: the stream alone grows; gyre/bshd: not used)"},
-             o.tp, 1);
-  add_size_option(app, {"--min-bins", "At least so many bins"}, o.min_bins);
-  add_size_option(app, {"--bin-multiple", "The number of bins is a multiple of this"},
-                  o.bin_multiple, 1);
-  add_size_option(app, {"--max-items", "next-fit: most documents of a bin; 0: any number"},
-                  o.max_items);
-  add_seed_option(app, "Of first-fit-shuffle", o.seed);
-  add_choice_option(app, {"--oversize", "Documents longer than a bin, or (drop) than a row"},
-                    o.oversize, {"reject", "own-bin", "drop"});
+  add("--input",
+      "What to pack (HDF5): gyre/documents, gyre/bshd or gyre/salm; or what to unpack: gyre/packed",
+      o.input);
+  add("--gen", length_help(), o.generate);
+  add("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output);
+  add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack);
+  add.choice("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
+             names);
+  add.size("--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs", o.capacity);
+  add("--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp", o.cp,
+      1);
+  add("--dp", "Data-parallel ranks: the number of bins is a multiple of it", o.dp, 1);
+  add("--tp",
+      "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp (gyre/salm: "
+      "the stream alone grows; gyre/bshd: not used)",
+      o.tp, 1);
+  add.size("--min-bins", "At least so many bins", o.min_bins);
+  add.size("--bin-multiple", "The number of bins is a multiple of this", o.bin_multiple, 1);
+  add.size("--max-items", "next-fit: most documents of a bin; 0: any number", o.max_items);
+  add.seed("Of first-fit-shuffle", o.seed);
+  add.choice("--oversize", "Documents longer than a bin, or (drop) than a row", o.oversize,
+             {"reject", "own-bin", "drop"});
   declare_shape_options(app, o);
   declare_prefix_options(app, o.prefixes);
   declare_target_options(app, o.target);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Times to pack; one is no measurement", o.repeats);
-  add_choice_option(app, {"-c,--check", "Verify bins and files, or nothing"}, o.check,
-                    {"none", "last"});
+  add.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
   declare_report_options(app, o.report);
 }
 
@@ -143,60 +160,20 @@ void check_batch_options(const PackOptions& o, const std::string& schema) {
         o.input, schema);
 }
 
-namespace {
-
-AttentionCapabilities capabilities_of(const std::string& list) {
-  AttentionCapabilities can;
-  const std::vector<std::pair<std::string, bool*>> known{{"varlen", &can.varlen},
-                                                         {"padded-offsets", &can.padded_offsets},
-                                                         {"cp-aware", &can.cp_aware}};
-  std::istringstream items(list);
-  for (std::string item; std::getline(items, item, ',');) {
-    if (item == "none") continue;
-    bool found = false;
-    std::vector<std::string> names{"none"};
-    for (const auto& [name, flag] : known) {
-      names.push_back(name);
-      if (item == name) *flag = found = true;
-    }
-    if (!found)
-      throw_usage("--attention: '{}' is none of {}{}", item, fmt::join(names, ", "),
-                  nearest(item, names).empty() ? "" : "; nearest: " + nearest(item, names));
-  }
-  return can;
-}
-
-DeviceCapability device_of(const std::string& text) {
-  DeviceCapability device;
-  const char* const end = text.data() + text.size();
-  const auto major = std::from_chars(text.data(), end, device.major);
-  if (major.ec == std::errc() && major.ptr != end && *major.ptr == '.') {
-    const auto minor = std::from_chars(major.ptr + 1, end, device.minor);
-    if (minor.ec == std::errc() && minor.ptr == end && device.major > 0 && device.minor >= 0)
-      return device;
-  }
-  throw_usage("--device '{}' is no compute capability such as 9.0", text);
-}
-
-}  // namespace
-
 void declare_target_options(CLI::App& app, AttentionTarget& target) {
-  add_option(app,
-             {"--attention",
-              "Ask before packing whether attention that can do this (varlen, padded-offsets, "
-              "cp-aware; joined by commas, or none) reads the streams soundly; refuse if not"},
-             target.attention);
-  add_option(app, {"--fused-flag", "With --attention: value of NVTE_FUSED_ATTN; only 0 matters"},
-             target.fused_flag);
-  add_option(app, {"--device", "With --attention: compute capability of the GPU, e.g. 9.0"},
-             target.device);
-  add_choice_option(app,
-                    {"--gradient-probe",
-                     "With --attention: the fused gradient on that device against a reference"},
-                    target.probe, {"not-run", "agrees", "differs"});
-  add_flag(app, {"--forward-only", "With --attention: there is no backward pass"},
-           target.forward_only);
-  add_flag(app, {"--linear-attention", "With --attention: the model has linear-attention layers"},
+  const AddOptions add(app);
+  add("--attention",
+      "Ask before packing whether attention that can do this (varlen, padded-offsets, cp-aware; "
+      "joined by commas, or none) reads the streams soundly; refuse if not",
+      target.attention);
+  add("--fused-flag", "With --attention: value of NVTE_FUSED_ATTN; only 0 matters",
+      target.fused_flag);
+  add("--device", "With --attention: compute capability of the GPU, e.g. 9.0", target.device);
+  add.choice("--gradient-probe",
+             "With --attention: the fused gradient on that device against a reference",
+             target.probe, {"not-run", "agrees", "differs"});
+  add.flag("--forward-only", "With --attention: there is no backward pass", target.forward_only);
+  add.flag("--linear-attention", "With --attention: the model has linear-attention layers",
            target.linear_attention);
 }
 

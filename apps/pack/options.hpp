@@ -4,10 +4,10 @@
 #include <string>
 
 #include "apps/common/workload_options.hpp"
-#include "apps/pack/streams.hpp"
 #include "core/index.hpp"
 #include "harness/backend.hpp"
 #include "packing/compatibility.hpp"
+#include "packing/padding.hpp"
 #include "report/options.hpp"
 
 namespace CLI {
@@ -32,6 +32,13 @@ ParallelSetup setup_of(const AttentionTarget& target, int cp);
 
 /// The "#" line with the table's answer; "" without --attention. Throws its errors as usage errors.
 std::string compatibility_text(const AttentionTarget& target, int cp);
+
+/// Requirements on the lengths of whole streams.
+struct StreamRounding {
+  int64_t multiple = 1;  ///< divisor of every stream's slots
+  int64_t slots = 0;     ///< slots of every stream; 0: as many as it needs
+  bool wanted() const { return multiple > 1 || slots > 0; }
+};
 
 /// Options of gyre-pack; see --help.
 struct PackOptions {

@@ -23,8 +23,10 @@ double over_bound(const PackingResult& row) {
 
 /// Reads the packed file at `path` back and compares it with its source. All ranks end with the
 /// same checks.
-void check_packed_file(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
-                       int64_t first, int64_t last, Communicator& world, Verification& checks) {
+void check_packed_file(const std::string& path, const PackedFile& file, Communicator& world,
+                       Verification& checks) {
+  const PackedHeader& header = file.header;
+  const PackedSlots& mine = file.expected;
   Verification local(checks.tolerance_scale());
   Check& tables = local.check("tables read back", 0);
   Check& contents = local.check("slots read back", 0);
@@ -34,7 +36,7 @@ void check_packed_file(const std::string& path, const PackedHeader& header, cons
   tables.add_all(read.bins.cu_seqlens, header.bins.cu_seqlens, "cu_seqlens");
   tables.add_all(read.bins.cu_seqlens_padded, header.bins.cu_seqlens_padded, "cu_seqlens_padded");
   compare_extras(tables, read.extras, header.extras);
-  const PackedSlots slots = read_packed_slots(world, path, read, first, last);
+  const PackedSlots slots = read_packed_slots(world, path, read, file.first, file.last);
   contents.add_all(slots.ids, mine.ids, "ids");
   contents.add_all(slots.embeddings, mine.embeddings, "embeddings");
   contents.add_all(slots.labels, mine.labels, "labels");
@@ -66,8 +68,8 @@ std::string ranks_text(const PackingResult& row, int dp) {
 const Table<PackingResult>& packing_table() {
   using Row = PackingResult;
   static const Table<Row> table({
-      {"algorithm", "", 29, 0, [](const Row& r) { return r.algorithm; }, Align::left},
-      Column<Row>{"items", "", 8, 0, [](const Row& r) { return r.items; }}.extra(),
+      {"algorithm", "", 29, 0, &Row::algorithm, Align::left},
+      Column<Row>{"items", "", 8, 0, &Row::items}.extra(),
       {"tokens", "", 11, 0, [](const Row& r) { return r.measures.tokens; }},
       {"bins", "", 8, 0, [](const Row& r) { return r.measures.bins; }},
       {"util", "%", 7, 2, [](const Row& r) { return 100 * r.measures.utilisation; }},
@@ -75,7 +77,7 @@ const Table<PackingResult>& packing_table() {
       {"pad", "%", 6, 2,
        [](const Row& r) {
          const double all = r.measures.tokens + r.measures.padding;
-         return all > 0 ? 100 * static_cast<double>(r.measures.padding) / all : 0;
+         return all > 0 ? 100 * r.measures.padding / all : 0;
        }},
       Column<Row>{"balance", "", 8, 4, [](const Row& r) { return r.measures.balance; }}.extra(),
       {"cost", "max/mean", 9, 4, [](const Row& r) { return r.measures.cost_imbalance; }},
@@ -83,7 +85,7 @@ const Table<PackingResult>& packing_table() {
           .extra(),
       Column<Row>{"time", "ms", 10, 3, [](const Row& r) { return r.time_ms.median; }}.doubted(
           [](const Row& r) { return !breaches_of(r.timing).empty(); }),
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+      {"check", "", 6, 0, &Row::check, Align::left},
   });
   return table;
 }
@@ -199,14 +201,11 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
     for (Check* check : {&once, &fits}) check->add_nothing();
 }
 
-void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
-                   int64_t first, int64_t last, Communicator& world, bool check,
-                   Verification& checks, Outputs& outputs, const PackedSlots* expected) {
-  OutputFile output(world, path);
-  fill_packed(output, header, mine);
-  if (check)
-    check_packed_file(output.temporary_path(), header, expected == nullptr ? mine : *expected,
-                      first, last, world, checks);
+void write_checked(const PackedFile& file, Communicator& world, Verification& checks,
+                   Outputs& outputs) {
+  OutputFile output(world, file.path);
+  fill_packed(output, file.header, file.mine);
+  if (file.check) check_packed_file(output.temporary_path(), file, world, checks);
   outputs.add(std::move(output));
 }
 

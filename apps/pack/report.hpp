@@ -1,7 +1,6 @@
 #pragma once
 // Measurements and checks of gyre-pack.
 
-#include <functional>
 #include <string>
 #include <vector>
 
@@ -56,13 +55,19 @@ void check_bins(std::span<const Bin> bins, std::span<const int64_t> lengths, int
 /// A line for each packer.
 std::string packer_help();
 
-/// Writes the packed file `path`, one of the `outputs`, from every rank's slots; `mine` are those
-/// of bins [first, last). With `check`, reads it back first, and adds to `checks` that its tables
-/// equal `header` and its slots those written, or `expected` if a device filled the written slots.
-/// Collective.
-void write_checked(const std::string& path, const PackedHeader& header, const PackedSlots& mine,
-                   int64_t first, int64_t last, Communicator& world, bool check,
-                   Verification& checks, Outputs& outputs, const PackedSlots* expected = nullptr);
+/// A packed file to write from every rank's slots.
+struct PackedFile {
+  const std::string& path;
+  const PackedHeader& header;
+  const PackedSlots& mine;      ///< slots of bins [first, last)
+  const PackedSlots& expected;  ///< the same, or the host's if a device filled `mine`
+  int64_t first = 0, last = 0;
+  bool check = true;
+};
+/// Writes the file, one of the `outputs`. With `check`, reads it back first, and adds to `checks`
+/// that its tables equal the header and its slots the expected ones. Collective.
+void write_checked(const PackedFile& file, Communicator& world, Verification& checks,
+                   Outputs& outputs);
 
 /// Adds the row to the results, with the measured times, and its figures of merit.
 void add_row(RunReport& report, PackingResult& row);

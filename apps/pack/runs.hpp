@@ -27,4 +27,11 @@ void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report
 /// Pads packed streams for another number of ranks (--repad). Collective.
 void repad_streams(const PackOptions& o, AppContext& context, RunReport& report, Outcome& outcome);
 
+/// Lengthens every stream as NeMo-RL packs for Megatron-LM (round_sequences). With Tail::keep, the
+/// new slots join the last segment. With Tail::own_segment, they become a segment without tokens,
+/// of a document that is added after the `documents` of the header. Adds to `checks` that documents
+/// keep their places and that streams have the requested lengths. Throws the usage errors of
+/// round_sequences, with the number of the stream.
+void round_streams(PackedHeader& header, const RoundOptions& options, Verification& checks);
+
 }  // namespace gyre

@@ -2,10 +2,16 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
+#include <numeric>
+
 #include "comm/agree.hpp"
+#include "harness/result_array.hpp"
+#include "runtime/clock.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
-
 ScoringCase::ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, ProcessGrid& grid,
                          Communicator& world, Progress& progress)
     : plan_(plan),
@@ -63,6 +69,314 @@ void ScoringCase::complete(ScoringResult& row, double last_ms) {
   row.pair_imbalance =
       imbalance(all_gather_value(world_, static_cast<double>(scorer_.count().pairs)));
   row.time_imbalance = imbalance(all_gather_value(world_, times_.attention));
+}
+
+namespace {
+
+/// Part of a document that the twin scores: its first `tokens` tokens (later
+/// tokens do not change their scores).
+struct TwinSample {
+  int64_t document = 0;
+  int64_t tokens = 0;
+};
+
+std::string place_of(const Documents& documents, int64_t document, int64_t position) {
+  return fmt::format("{} position {}", documents.label(document), position);
+}
+
+void append(std::vector<double>& all, const std::vector<double>& more) {
+  all.insert(all.end(), more.begin(), more.end());
+}
+
+std::vector<double> broadcast_values(Communicator& world, std::vector<double> values, int64_t count,
+                                     int root) {
+  values.resize(count);
+  HostStream stream;
+  world
+      .broadcast(writable_bytes_of(std::span<double>(values)), root, stream,
+                 "scores of the serial twin")
+      ->wait();
+  return values;
+}
+
+/// Chooses about `budget` tokens: documents spread evenly over the lengths, and
+/// the beginning of the longest one.
+std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t budget) {
+  std::vector<int64_t> order;
+  for (int64_t d = 0; d < documents.count(); ++d)
+    if (documents.length(d) > 1) order.push_back(d);
+  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
+    const int64_t x = documents.length(a), y = documents.length(b);
+    return x != y ? x < y : a < b;
+  });
+  std::vector<TwinSample> samples;
+  if (order.empty()) return samples;
+  const int64_t part = std::max<int64_t>(2, budget / 4);
+  int64_t left = budget;
+  const auto take = [&](int64_t document) {
+    const int64_t tokens = std::min({documents.length(document), part, left});
+    if (tokens < 2) return;
+    samples.push_back({document, tokens});
+    left -= tokens;
+  };
+  take(order.back());
+  order.pop_back();
+  // Takes every stride-th document, then halves the stride for the rest, which
+  // spreads the sample evenly for any budget.
+  for (size_t stride = std::max<size_t>(1, order.size() / 8); !order.empty() && left > 1;
+       stride = std::max<size_t>(1, stride / 2)) {
+    std::vector<int64_t> rest;
+    for (size_t i = 0; i < order.size(); ++i) {
+      if (i % stride == 0)
+        take(order[i]);
+      else
+        rest.push_back(order[i]);
+    }
+    order = std::move(rest);
+  }
+  return samples;
+}
+
+/// Scores samples one after the other until the time is up.
+class TimedTwin {
+ public:
+  TimedTwin(const Documents& documents, const ModelConfig& config, const DecoderWeights& weights,
+            double seconds)
+      : documents_(documents), config_(config), weights_(weights), seconds_(seconds) {}
+
+  /// Scores `sample` after shortening it to the remaining time. It becomes empty
+  /// if less than two tokens fit.
+  ReferenceScores score(TwinSample& sample) {
+    constexpr int64_t few = 16;
+    if (work_ == 0 && sample.tokens > few) score_all({sample.document, few});  // measures the speed
+    while (sample.tokens > 1 && expected(sample.tokens) > seconds_ - watch_.seconds())
+      sample.tokens = sample.tokens / 2;
+    if (sample.tokens < 2) {
+      sample.tokens = 0;
+      return {};
+    }
+    return score_all(sample);
+  }
+
+ private:
+  /// Approximate number of multiplications.
+  double work_of(int64_t tokens) const {
+    return static_cast<double>(tokens) *
+           (static_cast<double>(config_.parameters()) +
+            static_cast<double>(config_.num_hidden_layers * config_.query_width() * tokens));
+  }
+  double expected(int64_t tokens) const {
+    return work_ == 0 ? 0 : work_of(tokens) * watch_.seconds() / work_;
+  }
+  ReferenceScores score_all(const TwinSample& sample) {
+    work_ += work_of(sample.tokens);
+    return score_document_reference(config_, weights_,
+                                    documents_.document(sample.document).first(sample.tokens));
+  }
+
+  const Documents& documents_;
+  const ModelConfig& config_;
+  const DecoderWeights& weights_;
+  double seconds_, work_ = 0;
+  Stopwatch watch_;
+};
+
+}  // namespace
+
+DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest) const {
+  return decoder_shape(config_, layers, longest, grid_.shape().cp);
+}
+
+double ScoringCase::tolerance(std::span<const double> logprobs, int64_t longest) const {
+  // Estimates the size of the logits, which a reference does not hold. The
+  // least likely target is below the largest logit by their spread.
+  double logits = 1;
+  for (const double x : logprobs) logits = std::max(logits, std::abs(x));
+  return score_tolerance(shape_of(config_.num_hidden_layers, longest), logits);
+}
+
+ResultArray ScoringCase::score_array(const char* name, double tolerance,
+                                     const std::vector<float>& got,
+                                     std::vector<int64_t> rows) const {
+  ResultArray array{name, {offsets_.back()}, name, tolerance};
+  array.samples_itself = true;
+  array.rows = std::move(rows);
+  array.read = read_rows(1, [&got, rows = array.rows, first = scores_->begin](
+                                size_t r, std::span<double> to) { to[0] = got[rows[r] - first]; });
+  array.where = [this, rows = array.rows](size_t r) {
+    const auto document = std::ranges::upper_bound(offsets_, rows[r]) - offsets_.begin() - 1;
+    return ", " + place_of(in_.documents, document, rows[r] - offsets_[document]);
+  };
+  return array;
+}
+
+HiddenShape hidden_shape(const ModelConfig& config) {
+  return {config.num_hidden_layers + 1, config.hidden_size};
+}
+
+void ScoringCase::verify_hidden(Verification& checks) {
+  // Every rank compares the rows that it holds. It keeps copies, because
+  // reading the reference is collective while the number of bins differs by
+  // rank.
+  struct Row {
+    int64_t token, document, position;
+    std::vector<std::vector<float>> x;  // [layers + 1]
+  };
+  std::vector<Row> rows;
+  size_t first = 0;  // first row of the current bin
+  scorer_.run(*decoder_, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
+    if (index == 0) first = rows.size();
+    size_t next = first;
+    for (const DocumentRun& run : shard.tokens) {
+      const int64_t document = run.documents.front();  // all documents of the row share its tokens
+      for (int64_t i = 0; i < run.length; ++i, ++next) {
+        const int64_t position = run.start + i * run.stride, slot = run.row + i;
+        if (index == 0)
+          rows.push_back({in_.documents.begin(document) + position, document, position, {}});
+        rows[next].x.emplace_back(x.row(slot), x.row(slot) + x.cols);
+      }
+    }
+  });
+  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.token < b.token; });
+  std::vector<Rows> ranges;
+  for (const Row& row : rows) ranges.push_back({row.token, 1});
+  const size_t width = config_.hidden_size;
+  const int64_t longest = in_.documents.longest();
+  for (int64_t l = 0; l < hidden_shape(config_).entries; ++l) {
+    const Buffer<double> expected = read_reference_hidden(world_, in_.input, l, ranges);
+    ResultArray hidden{"/reference/hidden",
+                       {in_.documents.total(), config_.hidden_size},
+                       fmt::format("hidden[{}]", l),
+                       hidden_tolerance(shape_of(l, longest))};
+    hidden.leading = fmt::format("{}, ", l);
+    hidden.columns = config_.hidden_size;
+    hidden.samples_itself = true;
+    // Tensor-parallel ranks have the same rows; each shows some of them.
+    const size_t first_own = grid_.tp_rank(), shares = grid_.shape().tp;
+    for (size_t r = first_own; r < rows.size(); r += shares) hidden.rows.push_back(rows[r].token);
+    const auto own = [&](size_t i) { return first_own + i * shares; };
+    hidden.read = read_rows(width, [&](size_t i, std::span<double> to) {
+      std::ranges::copy(rows[own(i)].x[l], to.begin());
+    });
+    hidden.expect = expect_rows([&](size_t i) {
+      const auto want = expected.span().subspan(own(i) * width, width);
+      const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
+      return ExpectedRow{.values = {want.begin(), want.end()},
+                         .scales = std::vector<double>(width, std::sqrt(squares / width)),
+                         .defined = std::vector<double>(width, 0)};
+    });
+    hidden.where = [&](size_t i) {
+      return ", " + place_of(in_.documents, rows[own(i)].document, rows[own(i)].position);
+    };
+    compare_arrays(std::span(&hidden, 1), "", checks);
+  }
+}
+
+void ScoringCase::verify_by_twin(Verification& checks) {
+  const bool logprobs = !in_.reference || !in_.reference->logprob,
+             entropies = !in_.reference || !in_.reference->entropy;
+  if ((!logprobs && !entropies) || offsets_.back() == 0) return;
+  const DecoderWeights weights = load_weights(config_, 1, 0, weights_of(in_.model));
+  std::vector<TwinSample> samples = choose_twin_samples(in_.documents, in_.check_tokens);
+  std::vector<ReferenceScores> scores(samples.size());
+  std::vector<int64_t> lengths(samples.size(), 0);  // scored tokens
+  TimedTwin twin(in_.documents, config_, weights, in_.check_seconds);
+  const size_t ranks = world_.size();
+  for (size_t i = world_.rank(); i < samples.size(); i += ranks) {
+    scores[i] = twin.score(samples[i]);
+    lengths[i] = samples[i].tokens;
+  }
+  HostStream stream;
+  world_
+      .all_reduce(lengths.data(), std::ssize(lengths), DType::i64, ReduceOp::sum, stream,
+                  "lengths of the samples of the serial twin")
+      ->wait();
+  // Scores of all samples, and the indices of their predictions.
+  std::vector<int64_t> numbers;
+  std::vector<double> all_logprobs, all_entropies;
+  int64_t longest = 0, tokens = 0, documents = 0;
+  for (size_t i = 0; i < samples.size(); ++i) {
+    const int owner = static_cast<int>(i % ranks);
+    const int64_t count = std::max<int64_t>(0, lengths[i] - 1);
+    append(all_logprobs, broadcast_values(world_, std::move(scores[i].logprob), count, owner));
+    append(all_entropies, broadcast_values(world_, std::move(scores[i].entropy), count, owner));
+    for (int64_t p = 0; p < count; ++p) numbers.push_back(offsets_[samples[i].document] + p);
+    longest = std::max(longest, lengths[i]);
+    tokens += lengths[i];
+    documents += lengths[i] > 0 ? 1 : 0;
+  }
+  const double bound = tolerance(all_logprobs, longest);
+  const auto compare = [&](const char* name, const std::vector<float>& got,
+                           const std::vector<double>& want) {
+    std::vector<int64_t> rows;
+    std::vector<double> mine;
+    for (size_t i = 0; i < numbers.size(); ++i) {
+      if (numbers[i] < scores_->begin || numbers[i] >= scores_->end()) continue;
+      rows.push_back(numbers[i]);
+      mine.push_back(want[i]);
+    }
+    ResultArray array = score_array(name, bound, got, std::move(rows));
+    if (world_.rank() == 0) array.sampled = {tokens, in_.documents.total()};
+    array.expect = expect_rows([mine](size_t r) { return ExpectedRow{{mine[r]}, {1}}; });
+    compare_arrays(std::span(&array, 1), "", checks);
+  };
+  if (logprobs) compare("logprob", scores_->logprob, all_logprobs);
+  if (entropies) compare("entropy", scores_->entropy, all_entropies);
+  notes_ += fmt::format(
+      "# check   {}{}{} of {} of {} tokens, from {} documents, against the "
+      "serial "
+      "double-precision twin\n",
+      logprobs ? "log-probabilities" : "", logprobs && entropies ? " and " : "",
+      entropies ? "entropies" : "", tokens, in_.documents.total(), documents);
+}
+
+WeightReader weights_of(ModelFile& model) {
+  return [&model](const std::string& name, int64_t row, int64_t rows, int64_t column,
+                  int64_t columns) {
+    const bool vector = name.find("norm") != std::string::npos;
+    return vector ? model.read_vector(name) : model.read_matrix(name, row, rows, column, columns);
+  };
+}
+
+std::vector<AnswerUse> answer_uses(const Reference& reference) {
+  std::vector<AnswerUse> uses;
+  if (reference.logprob) uses.push_back({"logprob"});
+  if (reference.entropy) uses.push_back({"entropy"});
+  if (reference.has_hidden) uses.push_back({"hidden"});
+  for (const std::string& name : reference.unknown) uses.push_back({name, "not known"});
+  return uses;
+}
+
+void ScoringCase::verify(Pass, Verification& checks) {
+  set_current_step("verification");
+  notes_.clear();
+  const ScoreRange& mine = scores();
+  if (in_.reference) {
+    const Reference& reference = *in_.reference;
+    notes_ = answers_text(reference.generator, answer_uses(reference));
+    if (!reference.model_sha256.empty() && reference.model_sha256 != in_.model_sha256)
+      notes_ += fmt::format(
+          "# check   note: that reference was computed with "
+          "another model file, sha256 {:.8}...\n",
+          reference.model_sha256);
+    const auto& logprobs = reference.logprob;
+    const double bound =
+        tolerance(logprobs ? *logprobs : std::vector<double>(), in_.documents.longest());
+    const auto compare = [&](const char* name, const std::vector<float>& got,
+                             const std::optional<std::vector<double>>& answers) {
+      if (!answers || offsets_.back() == 0) return;
+      std::vector<int64_t> rows(got.size());
+      std::iota(rows.begin(), rows.end(), mine.begin);
+      ResultArray array = score_array(name, bound, got, std::move(rows));
+      array.answers = *answers;
+      array.expect = expect_rows([](size_t) { return ExpectedRow{{0}, {1}}; });
+      compare_arrays(std::span(&array, 1), "", checks);
+    };
+    compare("logprob", mine.logprob, reference.logprob);
+    compare("entropy", mine.entropy, reference.entropy);
+    if (reference.has_hidden) verify_hidden(checks);
+  }
+  verify_by_twin(checks);
 }
 
 }  // namespace gyre

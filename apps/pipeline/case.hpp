@@ -1,7 +1,6 @@
 #pragma once
-// The case of gyre-pipeline: a pass of the decoder over all documents. case.cpp
-// runs it, verify.cpp compares its scores with the reference in the input file,
-// or with the serial reference decoder (the "twin").
+// The case of gyre-pipeline: a pass of the decoder over all documents. Its scores are compared with
+// the reference in the input file, or with the serial reference decoder (the "twin").
 
 #include <optional>
 #include <string>
@@ -15,8 +14,8 @@
 #include "io/results.hpp"
 #include "model/decoder_reference.hpp"
 #include "model/scoring.hpp"
-#include "report/answers.hpp"
 #include "report/progress.hpp"
+#include "report/result.hpp"
 #include "report/tolerance.hpp"
 
 namespace gyre {
@@ -31,7 +30,7 @@ struct ScoringResult : MeasuredRow {
   double pair_imbalance = 0;  ///< of attention, from the plans
   double time_imbalance = 0;  ///< of attention, measured
   int ranks() const { return shape.ranks(); }
-  double tokens_per_second() const { return static_cast<double>(tokens) / time_ms.median * 1e3; }
+  double tokens_per_second() const { return tokens / time_ms.median * 1e3; }
 };
 
 /// The inputs of a run.

@@ -3,8 +3,6 @@
 
 #include <fmt/format.h>
 
-#include <cstdio>
-#include <memory>
 #include <optional>
 
 #include "apps/pipeline/options.hpp"
@@ -79,6 +77,9 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
     planned.emplace(job.plan, inputs, grid, world, context.progress);
   });
   ScoringCase& of = *planned;
+  Suite<ScoringResult> suite(context, report, o.report, scoring_table());
+  if (suite.wanted({of.row()}).empty())
+    return finish_run(context, report, o.report, [] { return std::string(); });
   const auto kernel = make_block_kernel(backend.stream(), {.activations = DType::f32});
   Decoder decoder(config,
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
@@ -86,7 +87,6 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   of.set_decoder(decoder);
   report.memory.plan(planned_bytes(job.plan, config, of.scorer()));
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
-  Suite<ScoringResult> suite(context, report, o.report, scoring_table());
   suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
                 [&](ScoringResult& row, const Measured& measured) {
                   of.complete(row, measured.last_ms);

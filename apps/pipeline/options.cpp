@@ -61,41 +61,33 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
 }  // namespace
 
 void declare_options(CLI::App& app, PipelineOptions& o) {
-  add_option(app,
-             {"--input", "Documents (HDF5, gyre/documents), with a reference or without", true},
-             o.input);
-  add_option(app, {"--model", "Weights (HDF5, gyre/model)", true}, o.model);
-  add_option(app, {"-o,--output", "Write scores here (HDF5, gyre/results)"}, o.output);
-  add_size_option(
-      app, {"--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help())},
-      o.bin);
+  const AddOptions add(app);
+  add.required("--input", "Documents (HDF5, gyre/documents), with a reference or without", o.input);
+  add.required("--model", "Weights (HDF5, gyre/model)", o.model);
+  add("-o,--output", "Write scores here (HDF5, gyre/results)", o.output);
+  add.size("--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help()),
+           o.bin);
   declare_prefix_options(app, o.prefixes);
-  add_option(app, {"--dp", "Data-parallel replicas"}, o.dp, 1);
-  add_option(app, {"--cp", "Context-parallel ranks; 0: all that dp and tp leave"}, o.cp, 0);
-  add_option(app, {"--tp", "Tensor-parallel ranks"}, o.tp, 1);
+  add("--dp", "Data-parallel replicas", o.dp, 1);
+  add("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0);
+  add("--tp", "Tensor-parallel ranks", o.tp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
   schedule_choices_without_window().declare(app, o.schedule,
                                             "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Timed passes over all documents", o.repeats);
-  add_option(app,
-             {"-w,--warmup",
-              "Passes before them; one at least, with checked "
-              "messages, where results are verified"},
-             o.warmup, 0);
-  add_choice_option(app, {"-c,--check", "Verify the last pass, or nothing"}, o.check,
-                    {"none", "last"});
-  add_size_option(app,
-                  {"--check-tokens", "Without a reference: tokens that the serial twin scores"},
-                  o.check_tokens, 2);
-  add_option(app, {"--check-seconds", "And the time that it may take, about"}, o.check_seconds);
-  add_option(app, {"--tol-scale", "Multiplies all tolerances"}, o.tol_scale);
-  add_option(app, {"--top", "List the documents that cost most bits"}, o.top, 0);
+  add("-w,--warmup",
+      "Passes before them; one at least, with checked messages, where results are verified",
+      o.warmup, 0);
+  add.choice("-c,--check", "Verify the last pass, or nothing", o.check, {"none", "last"});
+  add.size("--check-tokens", "Without a reference: tokens that the serial twin scores",
+           o.check_tokens, 2);
+  add("--check-seconds", "And the time that it may take, about", o.check_seconds);
+  add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  add("--top", "List the documents that cost most bits", o.top, 0);
   declare_report_options(app, o.report);
-  add_flag(app,
-           {"--dry-run",
-            "Show sizes, bytes and memory of the grid and stop; "
-            "any grid, any number of ranks"},
+  add.flag("--dry-run",
+           "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks",
            o.dry_run);
 }
 
@@ -132,6 +124,8 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
                tokenizer);
   if (!(o.check_seconds > 0)) errors.add("--check-seconds {} must be positive", o.check_seconds);
   if (!(o.tol_scale > 0)) errors.add("--tol-scale {} must be positive", o.tol_scale);
+  if (!o.output.empty() && o.report.resume != "none")
+    errors.add("--resume leaves rows out, and --output needs them");
   ScoringPlan plan;
   if (grid_possible && bin_possible) {
     plan = plan_scoring(documents.offsets,

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <cstdio>
 
 #include "apps/common/workload_options.hpp"
 #include "comm/agree.hpp"
@@ -48,16 +47,69 @@ std::vector<DocumentRow> document_rows(const Documents& documents,
 
 const Table<DocumentRow>& document_table() {
   static const Table<DocumentRow> table({
-      {"tokens", "", 8, 0, [](const DocumentRow& r) { return r.tokens; }},
-      {"bits/byte", "", 9, 3, [](const DocumentRow& r) { return r.bits_per_byte(); }},
-      {"bits/token", "", 10, 3, [](const DocumentRow& r) { return r.bits_per_token(); }},
+      {"tokens", "", 8, 0, &DocumentRow::tokens},
+      {"bits/byte", "", 9, 3, &DocumentRow::bits_per_byte},
+      {"bits/token", "", 10, 3, &DocumentRow::bits_per_token},
       {"entropy", "bits", 8, 3,
        [](const DocumentRow& r) {
          return ratio(r.score.entropy * bits_per_nat, r.score.predictions);
        }},
-      {"document", "", 0, 0, [](const DocumentRow& r) { return r.name; }, Align::left},
+      {"document", "", 0, 0, &DocumentRow::name, Align::left},
   });
   return table;
+}
+
+/// Bytes that attention stores for a rank's own rows.
+int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
+  int64_t bytes = 0;
+  for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
+    bytes += stored_bytes(rank.arrays.at(own(kind)), heads, attention_types);
+  return bytes;
+}
+
+/// Work of the ranks of a planned run in one pass; all ranks of a tp group do
+/// the same.
+struct Load {
+  int64_t slots = 0;                           ///< in all bins, with padding of layouts
+  int64_t max_slots = 0;                       ///< of a rank in its largest bin
+  int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention in its largest bin
+  double max_pairs = 0, pairs = 0;             ///< busiest rank; sum over dp and cp
+  int64_t max_sent = 0, messages = 0;          ///< of attention, busiest rank
+  double sent = 0;                             ///< bytes, sum over dp and cp
+};
+
+/// Adds bin `bin` to the counts of its cp ranks.
+void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
+                        std::vector<PlanCount>& ranks, Load& load) {
+  const BinLayout of_bin = plan.layout_of(plan.bins[bin]);
+  const AttentionProblem problem = plan.problem(of_bin, config);
+  load.slots += of_bin.layout.padded_slots;
+  load.max_slots = std::max(load.max_slots, of_bin.layout.slots_of_rank());
+  for (size_t r = 0; r < ranks.size(); ++r) {
+    const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
+    add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
+    load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
+  }
+}
+
+Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
+  Load load;
+  for (const std::vector<int64_t>& bins : plan.bins_of_replica) {
+    if (bins.empty()) continue;
+    std::vector<PlanCount> ranks(plan.setup.grid.cp);
+    for (const int64_t bin : bins) add_bin_of_replica(plan, config, bin, ranks, load);
+    for (const PlanCount& rank : ranks) {
+      const double pairs = rank.pairs;
+      const int64_t sent = rank.bytes_sent * config.num_hidden_layers;
+      load.max_pairs = std::max(load.max_pairs, pairs);
+      load.pairs += pairs;
+      load.max_sent = std::max(load.max_sent, sent);
+      load.messages = std::max(load.messages, rank.messages * config.num_hidden_layers);
+      load.sent += sent;
+      load.transient_bytes = std::max(load.transient_bytes, rank.transient_bytes);
+    }
+  }
+  return load;
 }
 
 }  // namespace
@@ -69,15 +121,15 @@ const Table<ScoringResult>& scoring_table() {
            {"dp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.dp}; }},
            {"cp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.cp}; }},
            {"tp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.tp}; }},
-           {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
-           {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
-           {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
-           Column<Row>{"bins", "", 5, 0, [](const Row& r) { return r.bins; }}.extra(),
+           {"layout", "", 15, 0, &Row::layout, Align::left},
+           {"schedule", "", 18, 0, &Row::schedule, Align::left},
+           {"tokens", "", 8, 0, &Row::tokens},
+           Column<Row>{"bins", "", 5, 0, &Row::bins}.extra(),
            Column<Row>{"pack", "%", 5, 1, [](const Row& r) { return 100 * r.packing; }}.extra(),
        },
        timing_columns<Row>(9, 1),
        {
-           {"rate", "tok/s", 8, 0, [](const Row& r) { return r.tokens_per_second(); }},
+           {"rate", "tok/s", 8, 0, &Row::tokens_per_second},
            Column<Row>{"flop_rate", "GF/s/rank", 9, 1,
                        [](const Row& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }}
                .with_prefix(),
@@ -192,8 +244,8 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
     double linear, attention, attention_wait, tp_wait;
   };
   const Table<Row> table({
-      {"rank", "", 5, 0, [](const Row& r) { return r.rank; }},
-      {"pairs", "x heads", 12, 0, [](const Row& r) { return r.pairs; }},
+      {"rank", "", 5, 0, &Row::rank},
+      {"pairs", "x heads", 12, 0, &Row::pairs},
       {"linear", "ms", 10, 1, [](const Row& r) { return 1e3 * r.linear; }},
       {"attention", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention; }},
       {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
@@ -211,63 +263,6 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
                                   attention_wait[r], tp_wait[r]}));
   return text;
 }
-
-namespace {
-
-/// Bytes that attention stores for a rank's own rows.
-int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
-  int64_t bytes = 0;
-  for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
-    bytes += stored_bytes(rank.arrays.at(own(kind)), heads, attention_types);
-  return bytes;
-}
-
-/// Work of the ranks of a planned run in one pass; all ranks of a tp group do
-/// the same.
-struct Load {
-  int64_t slots = 0;                           ///< in all bins, with padding of layouts
-  int64_t max_slots = 0;                       ///< of a rank in its largest bin
-  int64_t own_bytes = 0, transient_bytes = 0;  ///< of attention in its largest bin
-  double max_pairs = 0, pairs = 0;             ///< busiest rank; sum over dp and cp
-  int64_t max_sent = 0, messages = 0;          ///< of attention, busiest rank
-  double sent = 0;                             ///< bytes, sum over dp and cp
-};
-
-/// Adds bin `bin` to the counts of its cp ranks.
-void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
-                        std::vector<PlanCount>& ranks, Load& load) {
-  const BinLayout of_bin = plan.layout_of(plan.bins[bin]);
-  const AttentionProblem problem = plan.problem(of_bin, config);
-  load.slots += of_bin.layout.padded_slots;
-  load.max_slots = std::max(load.max_slots, of_bin.layout.slots_of_rank());
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
-    add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
-    load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
-  }
-}
-
-Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
-  Load load;
-  for (const std::vector<int64_t>& bins : plan.bins_of_replica) {
-    if (bins.empty()) continue;
-    std::vector<PlanCount> ranks(plan.setup.grid.cp);
-    for (const int64_t bin : bins) add_bin_of_replica(plan, config, bin, ranks, load);
-    for (const PlanCount& rank : ranks) {
-      const double pairs = rank.pairs;
-      const int64_t sent = rank.bytes_sent * config.num_hidden_layers;
-      load.max_pairs = std::max(load.max_pairs, pairs);
-      load.pairs += pairs;
-      load.max_sent = std::max(load.max_sent, sent);
-      load.messages = std::max(load.messages, rank.messages * config.num_hidden_layers);
-      load.sent += sent;
-      load.transient_bytes = std::max(load.transient_bytes, rank.transient_bytes);
-    }
-  }
-  return load;
-}
-
-}  // namespace
 
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer) {
   int64_t most = 0;
@@ -299,13 +294,12 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
       "#   attention sends in a pass, busiest rank {:.4g} MB, "
       "at most {} messages; all ranks "
       "{:.4g} MB\n",
-      static_cast<double>(load.max_sent) / 1e6, load.messages, load.sent * grid.tp / 1e6);
+      load.max_sent / 1e6, load.messages, load.sent * grid.tp / 1e6);
   text += fmt::format(
       "#   memory of a rank: weights {:.1f} MiB, activations of "
       "the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",
-      static_cast<double>(weight_bytes(c, grid.tp)) / mib, static_cast<double>(activations) / mib,
-      static_cast<double>(load.transient_bytes) / mib);
+      weight_bytes(c, grid.tp) / mib, activations / mib, load.transient_bytes / mib);
   return text;
 }
 

@@ -2,7 +2,6 @@
 // Output of gyre-pipeline: report, text and tables of the measurements.
 
 #include <string>
-#include <vector>
 
 #include "apps/pipeline/case.hpp"
 

@@ -3,28 +3,19 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <charconv>
 #include <cmath>
 #include <tuple>
 
-#include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
-#include "report/options.hpp"
 #include "runtime/output_guard.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
 namespace {
 
-DType type_of(const std::string& name) {
-  return name == "bf16" ? DType::bf16 : DType::f32;
-}
-
 /// Checks the numbers of heads; errors name the nearest valid value.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
-  if (o.heads % o.kv_heads != 0)
-    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
-               o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+  check_head_groups(o.heads, o.kv_heads, errors);
   if (o.kv_heads % o.tp != 0)
     errors.add("--tp {} does not divide --kv-heads {}; the nearest is {}", o.tp, o.kv_heads, [&] {
       int tp = std::min(o.tp, o.kv_heads);
@@ -75,51 +66,43 @@ HeadShape PredictOptions::head_shape() const {
 }
 
 ElementTypes PredictOptions::types() const {
-  return {type_of(dtype), type_of(partial_out), type_of(partial_dq), type_of(wire_dkv)};
+  return {activation_type(dtype), activation_type(partial_out), activation_type(partial_dq),
+          activation_type(wire_dkv)};
 }
 
 void declare_options(CLI::App& app, PredictOptions& o) {
-  add_option(app,
-             {"--machine", "The machine (gyre-machine/1 with a model): inputs/machines/", true},
-             o.machine);
-  add_option(app,
-             {"--link", "Another rate of a tier of the machine, bytes/s: switch=25G; repeatable"},
-             o.links);
+  const AddOptions add(app);
+  add.required("--machine", "The machine (gyre-machine/1 with a model): inputs/machines/",
+               o.machine);
+  add("--link", "Another rate of a tier of the machine, bytes/s: switch=25G; repeatable", o.links);
   declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
-  add_option(app, {"--gen", length_help()}, o.generate);
-  add_size_option(app, {"--capacity", "With --gen or --input: slots of a bin; 0: 16K"}, o.capacity);
-  add_option(app,
-             {"--model",
-              "A scoring pass of this model instead of one attention: gyre/model, or a "
-              "config.json of a Llama"},
-             o.model);
-  add_option(app, {"--input", "With --model: documents (HDF5, gyre/documents)"}, o.input);
+  add("--gen", length_help(), o.generate);
+  add.size("--capacity", "With --gen or --input: slots of a bin; 0: 16K", o.capacity);
+  add("--model",
+      "A scoring pass of this model instead of one attention: gyre/model, or a config.json of a "
+      "Llama",
+      o.model);
+  add("--input", "With --model: documents (HDF5, gyre/documents)", o.input);
   declare_prefix_options(app, o.prefixes);
-  add_option(app, {"--batch", "Sequences of equal length"}, o.batch, 1);
-  add_option(app, {"--heads", "Query heads; 0: 32, or the model's"}, o.heads, 0);
-  add_option(app, {"--kv-heads", "Key and value heads; 0: 8, or the model's"}, o.kv_heads, 0);
-  add_option(app, {"--head-dim", "Elements of a head; 0: 128, or the model's"}, o.head_dim, 0);
+  add("--batch", "Sequences of equal length", o.batch, 1);
+  add("--heads", "Query heads; 0: 32, or the model's", o.heads, 0);
+  add("--kv-heads", "Key and value heads; 0: 8, or the model's", o.kv_heads, 0);
+  add("--head-dim", "Elements of a head; 0: 128, or the model's", o.head_dim, 0);
   declare_mask_options(app, o.mask);
   const std::vector<std::string> types = activation_type_names();
-  add_choice_option(app, {"-d,--dtype", "Type of queries, keys and values"}, o.dtype, types);
-  add_choice_option(app, {"--partial-out", "Type of the output between two merges"}, o.partial_out,
-                    types);
-  add_choice_option(app, {"--partial-dq", "Type of dQ between two steps"}, o.partial_dq, types);
-  add_choice_option(app, {"--wire-dkv", "Type of dK and dV that travel (that of --dtype)"},
-                    o.wire_dkv, types);
-  add_option(app, {"--cp", "Context-parallel ranks: one number, or several, as 8,16,32"},
-             o.cp_list);
-  add_option(app, {"--tp", "Tensor-parallel ranks, which are neighbours and share the heads"}, o.tp,
-             1);
-  add_option(app, {"--dp", "With --model: data-parallel replicas"}, o.dp, 1);
+  add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
+  add.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
+  add.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
+  add.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv, types);
+  add("--cp", "Context-parallel ranks: one number, or several, as 8,16,32", o.cp_list);
+  add("--tp", "Tensor-parallel ranks, which are neighbours and share the heads", o.tp, 1);
+  add("--dp", "With --model: data-parallel replicas", o.dp, 1);
   o.schedule.name = "all";
   schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add_choice_option(app, {"--pass", "What is predicted (both; of a model: fwd)"}, o.pass,
-                    {"fwd", "bwd", "both"});
-  add_option(app, {"--svg", "Draw which schedule wins where, ranks by tokens, here"}, o.svg);
-  add_option(app, {"--trace", "Write the timeline of one configuration here (for Perfetto)"},
-             o.trace);
+  add.choice("--pass", "What is predicted (both; of a model: fwd)", o.pass, {"fwd", "bwd", "both"});
+  add("--svg", "Draw which schedule wins where, ranks by tokens, here", o.svg);
+  add("--trace", "Write the timeline of one configuration here (for Perfetto)", o.trace);
   declare_report_options(app, o.report);
 }
 

@@ -2,37 +2,108 @@
 
 #include <algorithm>
 #include <map>
-#include <tuple>
+#include <set>
 
 #include "apps/predict/run.hpp"
+#include "attention/schedules/registry.hpp"
+#include "report/svg.hpp"
+#include "report/value.hpp"
 
 namespace gyre {
 namespace {
 
+constexpr double cell_width = 132, cell_height = 58, left = 92, top = 64, line = 20;
+
+template <class T>
+size_t index_in(const std::set<T>& values, T value) {
+  return static_cast<size_t>(std::distance(values.begin(), values.find(value)));
+}
+
+/// The colour of a schedule, from its place in the registry, so that all pictures agree.
+std::string colour_of(const std::string& schedule) {
+  const auto& all = schedules();
+  const auto at = std::ranges::find_if(all, [&](const Schedule& s) { return s.name == schedule; }) -
+                  all.begin();
+  return fmt::format("hsl({:.0f},62%,{}%)", 360.0 * at / all.size(), at % 2 == 0 ? 78 : 68);
+}
+
+/// "2M", "64K", or all digits.
+std::string size_text(int64_t tokens) {
+  if (tokens % (1 << 20) == 0) return fmt::format("{}M", tokens >> 20);
+  if (tokens % 1024 == 0) return fmt::format("{}K", tokens >> 10);
+  return std::to_string(tokens);
+}
+
+std::string cell(const Winner& w, double x, double y) {
+  std::string text =
+      svg::rect(x + 1, y + 1, cell_width - 2, cell_height - 2, colour_of(w.schedule));
+  const double middle = x + cell_width / 2;
+  text += svg::text(middle, y + 18, 12, "middle", w.schedule);
+  text +=
+      svg::text(middle, y + 34, 11, "middle",
+                fmt::format("{} , kernel {:.0f} %", si_text(w.seconds, "s"), 100 * w.efficiency));
+  if (!w.second.empty())
+    text += svg::text(middle, y + 49, 10, "middle",
+                      fmt::format("{} +{:.0f} %", w.second, 100 * w.margin));
+  return text;
+}
+
 template <class Bytes>
 double megabytes(Bytes bytes) {
-  return static_cast<double>(bytes) / 1e6;
+  return bytes / 1e6;
 }
 
 }  // namespace
 
+std::string winners_svg(const std::vector<Winner>& winners, const std::string& title) {
+  std::set<int> cps;
+  std::set<int64_t> sizes;
+  std::set<std::string> layouts;
+  for (const Winner& w : winners) {
+    cps.insert(w.cp);
+    sizes.insert(w.tokens);
+    layouts.insert(w.layout);
+  }
+  const double width = std::max(760.0, left + cell_width * cps.size() + 20);
+  const double bottom = top + cell_height * sizes.size();
+  std::string picture = svg::begin(width, bottom + 3 * line);
+  picture += svg::text(12, 24, 15, "start", title);
+  picture += svg::text(12, 44, 11, "start",
+                       "each cell: the fastest schedule; time of all passes, share of it in which "
+                       "the kernel works; the next schedule and how much longer it takes");
+  for (const Winner& w : winners) {
+    const double x = left + cell_width * index_in(cps, w.cp);
+    const double y = bottom - cell_height * (index_in(sizes, w.tokens) + 1);
+    picture += cell(w, x, y);
+  }
+  for (const int cp : cps)
+    picture += svg::text(left + cell_width * (index_in(cps, cp) + 0.5), bottom + 16, 12, "middle",
+                         fmt::format("cp {}", cp));
+  for (const int64_t size : sizes)
+    picture += svg::text(left - 10, bottom - cell_height * (index_in(sizes, size) + 0.5) + 4, 12,
+                         "end", size_text(size));
+  picture += svg::text(left - 10, bottom + 16, 11, "end", "tokens");
+  picture += svg::text(12, bottom + 2 * line, 11, "start",
+                       fmt::format("layout of the winners: {}", fmt::join(layouts, ", ")));
+  return picture + "</svg>\n";
+}
+
 Table<PredictedRow> predicted_table(const MachineModel& machine) {
   using Row = PredictedRow;
   std::vector<Column<Row>> columns = {
-      {"schedule", "", 18, 0, [](const Row& r) { return r.schedule; }, Align::left},
-      {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
+      {"schedule", "", 18, 0, &Row::schedule, Align::left},
+      {"layout", "", 15, 0, &Row::layout, Align::left},
       {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.prediction.pass)); },
        Align::left},
       {"cp", "", 4, 0, [](const Row& r) { return int64_t{r.cp}; }},
-      {"tokens", "", 7, 0, [](const Row& r) { return r.tokens; }},
+      {"tokens", "", 7, 0, &Row::tokens},
       {"time", "ms", 8, 3, [](const Row& r) { return 1e3 * r.prediction.seconds; }},
-      Column<Row>{"rate", "TF/s/rank", 8, 4, [](const Row& r) { return r.tflops_per_rank(); }}
-          .with_prefix(),
+      Column<Row>{"rate", "TF/s/rank", 8, 4, &Row::tflops_per_rank}.with_prefix(),
       {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }},
       Column<Row>{"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.imbalance(); }}.extra(),
       {"memory", "GB/rank", 7, 2, [](const Row& r) { return r.memory_bytes() / 1e9; }},
-      {"bound", "", 9, 0, [](const Row& r) { return r.bound(); }, Align::left},
-      {"surface", "", 7, 0, [](const Row& r) { return r.surface(); }, Align::left},
+      {"bound", "", 9, 0, &Row::bound, Align::left},
+      {"surface", "", 7, 0, &Row::surface, Align::left},
       Column<Row>{"extrapolated", "%", 12, 1,
                   [](const Row& r) { return 100 * r.prediction.extrapolated; }}
           .extra(),
@@ -49,9 +120,7 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
                   [](const Row& r) { return megabytes(r.prediction.transient_bytes); }}
           .extra(),
   };
-  columns.push_back(
-      Column<Row>{"library", "", 10, 0, [](const Row& r) { return r.algorithms(); }, Align::left}
-          .extra());
+  columns.push_back(Column<Row>{"library", "", 10, 0, &Row::algorithms, Align::left}.extra());
   for (size_t tier = 0; tier < machine.links.size(); ++tier)
     columns.push_back(Column<Row>{
         "sent_" + machine.links[tier].name, "MB", 11, 3, [tier](const Row& r) {

@@ -50,9 +50,7 @@ struct PredictedRow : MeasuredRow {
   double tflops_per_rank() const { return flops / prediction.seconds / cp / 1e12; }
   double exposed() const { return prediction.exposed() / prediction.seconds; }
   double imbalance() const { return prediction.kernel_most / prediction.kernel_mean - 1; }
-  double memory_bytes() const {
-    return static_cast<double>(own_bytes + prediction.transient_bytes);
-  }
+  double memory_bytes() const { return own_bytes + prediction.transient_bytes; }
   bool fits() const { return memory_limit == 0 || memory_bytes() <= memory_limit; }
   /// "outside" if over 1 % of the kernel's time is outside of the measured shapes.
   std::string surface() const { return prediction.extrapolated > 0.01 ? "outside" : "inside"; }

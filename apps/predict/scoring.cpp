@@ -34,9 +34,9 @@ struct PassRow : MeasuredRow {
   ScoringPrediction prediction;
 
   const GridShape& grid() const { return plan.setup.grid; }
-  double tokens_per_second() const { return static_cast<double>(plan.tokens) / prediction.seconds; }
+  double tokens_per_second() const { return plan.tokens / prediction.seconds; }
   double share(double seconds) const { return 100 * seconds / prediction.seconds; }
-  bool fits() const { return memory_limit == 0 || static_cast<double>(memory) <= memory_limit; }
+  bool fits() const { return memory_limit == 0 || memory <= memory_limit; }
 };
 
 const Table<PassRow>& pass_table() {
@@ -51,8 +51,7 @@ const Table<PassRow>& pass_table() {
       {"tokens", "", 7, 0, [](const Row& r) { return r.plan.tokens; }},
       Column<Row>{"bins", "", 5, 0, [](const Row& r) { return std::ssize(r.plan.bins); }}.extra(),
       {"time", "ms", 8, 2, [](const Row& r) { return 1e3 * r.prediction.seconds; }},
-      Column<Row>{"rate", "tok/s", 7, 0, [](const Row& r) { return r.tokens_per_second(); }}
-          .with_prefix(),
+      Column<Row>{"rate", "tok/s", 7, 0, &Row::tokens_per_second}.with_prefix(),
       Column<Row>{
           "flop_rate", "TF/s/rank", 9, 2,
           [](const Row& r) { return r.flops / r.grid().ranks() / r.prediction.seconds / 1e12; }}
@@ -68,7 +67,7 @@ const Table<PassRow>& pass_table() {
           .extra(),
       Column<Row>{"imb_dp", "%", 6, 1, [](const Row& r) { return 100 * r.prediction.imbalance(); }}
           .extra(),
-      {"memory", "GB", 6, 2, [](const Row& r) { return static_cast<double>(r.memory) / 1e9; }},
+      {"memory", "GB", 6, 2, [](const Row& r) { return r.memory / 1e9; }},
       Column<Row>{"extrapolated", "%", 12, 1,
                   [](const Row& r) { return 100 * r.prediction.extrapolated; }}
           .extra(),

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <functional>
 
-#include "apps/common/bshd_rows.hpp"
 #include "comm/agree.hpp"
 #include "core/label.hpp"
 #include "packing/cp_batch.hpp"
@@ -50,7 +49,7 @@ void set_losses(BatchResult& row, const std::vector<RankPart>& parts) {
   for (const RankPart& part : parts) {
     sums.push_back(part.loss);
     if (part.loss.tokens == 0) continue;
-    means += part.loss.loss / static_cast<double>(part.loss.tokens), ++ranks;
+    means += part.loss.loss / part.loss.tokens, ++ranks;
   }
   if (ranks == 0) return;
   row.mean_loss = mean_loss(sums);
@@ -74,8 +73,7 @@ BatchResult result_of(const BatchJob& job, int64_t stream, const std::vector<Ran
     pairs += part.pairs;
     max_pairs = std::max(max_pairs, part.pairs);
   }
-  if (pairs > 0)
-    row.pair_ratio = static_cast<double>(max_pairs) * job.cp / static_cast<double>(pairs);
+  if (pairs > 0) row.pair_ratio = static_cast<double>(max_pairs) * job.cp / pairs;
   set_losses(row, parts);
   return row;
 }
@@ -106,36 +104,34 @@ AttentionMask find_mask(const std::string& name) {
 }
 
 void declare_batch_options(CLI::App& app, BatchOptions& o) {
-  add_choice_option(
-      app,
-      {"--format", "gyre/bshd: one stream of segments (thd), or rows with their key mask (bshd)"},
-      o.format, {"thd", "bshd"});
-  add_option(app, {"--tp", "bshd: tensor-parallel ranks that share a shard of a row"}, o.tp, 1);
-  add_size_option(app, {"--chunks", "thd: streams to make of the rows"}, o.chunks, 1);
-  add_choice_option(app,
-                    {"--tail",
-                     "thd: what becomes of padding at the end of a row (own-segment; "
-                     "absorb with --cp 1)"},
-                    o.tail, {"own-segment", "keep", "absorb"});
-  add_choice_option(app, {"--pad-positions", "bshd: positions of the padding that a row gets"},
-                    o.pad_positions, {"zero", "counting", "restarted"});
+  const AddOptions add(app);
+  add.choice("--format",
+             "gyre/bshd: one stream of segments (thd), or rows with their key mask (bshd)",
+             o.format, {"thd", "bshd"});
+  add("--tp", "bshd: tensor-parallel ranks that share a shard of a row", o.tp, 1);
+  add.size("--chunks", "thd: streams to make of the rows", o.chunks, 1);
+  add.choice("--tail",
+             "thd: what becomes of padding at the end of a row (own-segment; absorb with --cp 1)",
+             o.tail, {"own-segment", "keep", "absorb"});
+  add.choice("--pad-positions", "bshd: positions of the padding that a row gets", o.pad_positions,
+             {"zero", "counting", "restarted"});
 }
 
 const Table<BatchResult>& batch_table() {
   using Row = BatchResult;
   static const Table<Row> table({
-      {"format", "", 6, 0, [](const Row& r) { return r.format; }, Align::left},
-      {"stream", "", 6, 0, [](const Row& r) { return r.stream; }},
-      {"slots", "rank", 9, 0, [](const Row& r) { return r.slots; }},
-      {"tokens_min", "rank", 10, 0, [](const Row& r) { return r.least_tokens; }},
-      {"tokens_max", "rank", 10, 0, [](const Row& r) { return r.max_tokens; }},
-      {"labels_min", "rank", 10, 0, [](const Row& r) { return r.least_labels; }},
-      {"labels_max", "rank", 10, 0, [](const Row& r) { return r.max_labels; }},
-      {"pairs", "max/mean", 9, 4, [](const Row& r) { return r.pair_ratio; }},
-      {"hidden", "pairs", 9, 0, [](const Row& r) { return r.hidden_pairs; }},
-      {"mean_loss", "", 10, 3, [](const Row& r) { return r.mean_loss; }},
-      Column<Row>{"mean_of_means", "", 13, 3, [](const Row& r) { return r.mean_of_means; }}.extra(),
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+      {"format", "", 6, 0, &Row::format, Align::left},
+      {"stream", "", 6, 0, &Row::stream},
+      {"slots", "rank", 9, 0, &Row::slots},
+      {"tokens_min", "rank", 10, 0, &Row::least_tokens},
+      {"tokens_max", "rank", 10, 0, &Row::max_tokens},
+      {"labels_min", "rank", 10, 0, &Row::least_labels},
+      {"labels_max", "rank", 10, 0, &Row::max_labels},
+      {"pairs", "max/mean", 9, 4, &Row::pair_ratio},
+      {"hidden", "pairs", 9, 0, &Row::hidden_pairs},
+      {"mean_loss", "", 10, 3, &Row::mean_loss},
+      Column<Row>{"mean_of_means", "", 13, 3, &Row::mean_of_means}.extra(),
+      {"check", "", 6, 0, &Row::check, Align::left},
   });
   return table;
 }

@@ -57,8 +57,7 @@ void check_shard(Check& check, const Rows<T>& rows, const BshdShard<T>& shard, c
   const int64_t unit = int64_t{2} * job.cp * job.options.tp;
   const int64_t width = (arrays.slots + unit - 1) / unit * unit, count = width / job.cp;
   const int64_t hidden = rows.hidden();
-  check.add(static_cast<double>(shard.slots()), static_cast<double>(count),
-            [&] { return fmt::format("slots of rank {}", rank); });
+  check.add(shard.slots(), count, [&] { return fmt::format("slots of rank {}", rank); });
   if (shard.slots() != count) return;
   for (int64_t b = 0; b < arrays.rows; ++b)
     for (int64_t t = 0; t < count; ++t) {

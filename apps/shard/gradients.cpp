@@ -16,7 +16,7 @@ constexpr std::pair<const char*, GatherGradient> conventions[] = {
 /// Gradient that `rank` has for a slot of the stream. It is a small integer, so that sums over
 /// ranks are exact.
 double gradient(int rank, int64_t slot) {
-  return static_cast<double>((rank + 1) * (slot % 1000 + 1));
+  return (rank + 1) * (slot % 1000 + 1);
 }
 
 /// The gradient of a local slot by the definition of the convention.

@@ -1,9 +1,12 @@
-#include "apps/shard/layout_svg.hpp"
+// A picture of a layout: the owner of each slot, the rank that computes each part of the attention
+// mask, and the ranks whose keys each rank needs.
 
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <deque>
 
+#include "apps/shard/report.hpp"
 #include "report/svg.hpp"
 #include "sharding/cost.hpp"
 
@@ -17,6 +20,12 @@ constexpr int64_t samples = 400;
 using svg::color;
 using svg::rect;
 using svg::text;
+
+/// A layout of a stream and the boundaries that it was made for.
+struct LayoutPicture {
+  const Layout& layout;
+  SegmentBounds bounds;
+};
 
 /// Content of a slot of the stream.
 struct SlotView {
@@ -59,11 +68,11 @@ void for_each_run(const std::vector<SlotView>& slots, F f) {
 
 std::string owner_bar(const LayoutPicture& picture, const std::vector<SlotView>& slots, double x,
                       double y) {
-  const double unit = bar_width / std::max<double>(1, static_cast<double>(slots.size()));
+  const double unit = bar_width / std::max<double>(1, slots.size());
   std::string svg;
   for_each_run(slots, [&](int64_t begin, int64_t end, const SlotView& view) {
-    svg += rect(x + unit * static_cast<double>(begin), y, unit * static_cast<double>(end - begin),
-                22, color(view.owner, picture.layout.cp()), view.real ? 1 : 0.25);
+    svg += rect(x + unit * begin, y, unit * (end - begin), 22,
+                color(view.owner, picture.layout.cp()), view.real ? 1 : 0.25);
   });
   for (const int32_t bound : picture.bounds.padded)
     svg += rect(x + unit * bound - 0.4, y + 22, 0.8, 6, "#222");
@@ -73,18 +82,17 @@ std::string owner_bar(const LayoutPicture& picture, const std::vector<SlotView>&
 
 std::string mask_picture(const LayoutPicture& picture, const std::vector<SlotView>& slots, double x,
                          double y) {
-  const double unit = mask_size / std::max<double>(1, static_cast<double>(slots.size()));
+  const double unit = mask_size / std::max<double>(1, slots.size());
   std::string svg = rect(x, y, mask_size, mask_size, "#f2f2f2");
   for_each_run(slots, [&](int64_t begin, int64_t end, const SlotView& view) {
     if (!view.real) return;
-    const double left = x + unit * static_cast<double>(picture.bounds.begin(view.segment));
-    const double top = y + unit * static_cast<double>(begin),
-                 bottom = y + unit * static_cast<double>(end);
+    const double left = x + unit * picture.bounds.begin(view.segment);
+    const double top = y + unit * begin, bottom = y + unit * end;
     svg += fmt::format(
         "<polygon points=\"{:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f} {:.1f},{:.1f}\" "
         "fill=\"{}\"/>\n",
-        left, top, x + unit * static_cast<double>(begin), top, x + unit * static_cast<double>(end),
-        bottom, left, bottom, color(view.owner, picture.layout.cp()));
+        left, top, x + unit * begin, top, x + unit * end, bottom, left, bottom,
+        color(view.owner, picture.layout.cp()));
   });
   return svg +
          text(x, y + mask_size + 16, 11, "start", "who computes what: queries down, keys across");
@@ -118,7 +126,7 @@ std::string need_matrix(const Layout& layout, const LayoutCost& cost, double x, 
   for (int r = 0; r < layout.cp(); ++r)
     for (int s = 0; s < layout.cp(); ++s) {
       const double all = cost.ranks[s].real_tokens;
-      const double share = r == s ? 0 : static_cast<double>(traffic[r][s]) / std::max(1.0, all);
+      const double share = r == s ? 0 : traffic[r][s] / std::max(1.0, all);
       if (r == s)
         svg += rect(x + cell * s, y + cell * r, cell, cell, color(r, layout.cp()));
       else if (share > 0)
@@ -130,11 +138,15 @@ std::string need_matrix(const Layout& layout, const LayoutCost& cost, double x, 
                           100 * cost.largest_needed_share()));
 }
 
-}  // namespace
-
+/// An SVG with one row per layout:
+///   - a bar of the stream, coloured by owner; padding is pale, ticks are segment boundaries
+///   - the causal mask with its documents as triangles; a query's row has the colour of its owner
+///   - bars of the pairs of each rank against the mean
+///   - a matrix: row r, column s is the share of rank s's tokens whose keys rank r needs
+/// Long streams are sampled at some 400 slots.
 std::string layout_svg(const std::string& title, const std::vector<LayoutPicture>& pictures) {
   const double width = 2 * margin + mask_size + bars_width + matrix_size + 2 * gap;
-  const double height = 50 + row_height * static_cast<double>(pictures.size());
+  const double height = 50 + row_height * pictures.size();
   std::string svg = svg::begin(width, height) + text(margin, 30, 16, "start", title);
   double y = 50;
   for (const LayoutPicture& picture : pictures) {
@@ -149,6 +161,29 @@ std::string layout_svg(const std::string& title, const std::vector<LayoutPicture
     y += row_height;
   }
   return svg + "</svg>\n";
+}
+
+}  // namespace
+
+std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,
+                           const LayoutOptions& options, bool repad) {
+  std::deque<ShardingPlan> plans;
+  std::deque<BinBounds> bounds;
+  std::vector<LayoutPicture> pictures;
+  for (const LayoutKind& kind : layout_kinds()) {
+    if (layout != "all" && layout != kind.name) continue;
+    ShardingPlan& plan = plans.emplace_back(header, kind, options, repad);
+    BinBounds& b = bounds.emplace_back(plan.bounds(bin));
+    try {
+      pictures.push_back({plan.layout(bin), b.view()});
+    } catch (const Error&) {
+      if (layout != "all") throw;  // "all" leaves out layouts that refuse the bin
+    }
+  }
+  const int64_t slots = header.cu_seqlens_padded(bin).back();
+  return layout_svg(fmt::format("bin {} of {}: {} segments, {} slots", bin, header.bin_count(),
+                                header.documents_of(bin).size(), slots),
+                    pictures);
 }
 
 }  // namespace gyre

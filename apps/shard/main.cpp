@@ -61,39 +61,46 @@ void check_bin_exists(const ShardOptions& o, const PackedHeader& header) {
                 header.bin_count() - 1);
 }
 
-struct Outcome {
-  std::vector<ShardingResult> rows;
-  std::string details;  ///< lines below the table
+/// State that the layouts of a run share.
+struct Setting {
+  const ShardOptions& o;
+  const Streams& streams;
+  const AttentionShape& shape;
+  AppContext& context;
+  Backend& backend;
+  RunReport& report;
+  std::vector<ShardingResult> rows = {};
+  std::string details = {};  ///< lines below the table
 };
 
 /// Plans, checks and writes one layout.
-void do_layout(const ShardOptions& o, const LayoutKind& kind, const Streams& streams,
-               const AttentionShape& shape, AppContext& context, Backend& backend,
-               RunReport& report, Outcome& outcome) {
+void do_layout(Setting& s, const LayoutKind& kind) {
+  const ShardOptions& o = s.o;
+  const Streams& streams = s.streams;
+  AppContext& context = s.context;
   Communicator& world = context.world;
   ShardingPlan plan(streams.header, kind, o.layout_options(), o.repad);
   std::vector<RankCost> costs;
-  ShardingResult row = plan_layout(plan, shape, world, costs);
+  ShardingResult row = plan_layout(plan, s.shape, world, costs);
   if (o.check != "none") {
     Verification checks(1);
-    check_layout(plan, streams.slots, world, checks, &backend);
-    if (!o.gradient.empty())
-      outcome.details += check_gather_gradients(plan, o.gradient, world, checks);
-    row.check = check_text(report, checks);
-    report.verification.merge(checks);
+    check_layout(plan, streams.slots, world, checks, &s.backend);
+    if (!o.gradient.empty()) s.details += check_gather_gradients(plan, o.gradient, world, checks);
+    row.check = check_text(s.report, checks);
+    s.report.verification.merge(checks);
   }
-  if (context.verbose) outcome.details += rank_costs_text(kind.name, costs, shape);
-  add_row(report, row);
-  outcome.rows.push_back(row);
+  if (context.verbose) s.details += rank_costs_text(kind.name, costs, s.shape);
+  add_row(s.report, row);
+  s.rows.push_back(row);
   if (o.output.empty() || row.check == "FAILED") return;
   OutputFile output(world, o.output);
   ShardsHeader header = shards_header(plan);
   header.packed_sha256 = streams.inputs.empty() ? "" : streams.inputs[0].sha256;
   header.provenance = provenance_of(context, streams.origin);
-  fill_shards(output, header, make_shard_rows(plan, streams.slots, world, &backend));
+  fill_shards(output, header, make_shard_rows(plan, streams.slots, world, &s.backend));
   if (o.check != "none")
     check_shard_file(plan, streams.slots, output.temporary_path(), header, world,
-                     report.verification);
+                     s.report.verification);
   context.outputs.add(std::move(output));
 }
 
@@ -126,26 +133,26 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   start_run(context, report, o.report, 0);
   if (o.ulysses) return run_heads_for_tokens(o, streams.header, streams.slots, context, report);
 
-  Outcome outcome{{}, streams.notes};
+  Setting setting{o, streams, shape, context, backend, report, {}, streams.notes};
   std::vector<std::string> refused;
   for (const LayoutKind& kind : layout_kinds()) {
     if (!o.layout.wants(kind.name)) continue;
     try {
-      do_layout(o, kind, streams, shape, context, backend, report, outcome);
+      do_layout(setting, kind);
     } catch (const AgreedError& error) {
       if (error.code() != ExitCode::usage || !o.layout.all()) throw;
       refused.push_back(error.what());
     }
   }
-  if (context.quiet) outcome.details.clear();
+  if (context.quiet) setting.details.clear();
   return finish_run(context, report, o.report, [&] {
-    if (outcome.rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
+    if (setting.rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
     if (!o.svg.empty())
       context.outputs.add_text(
           o.svg, picture_of_bin(streams.header, o.bin, o.layout.name, o.layout_options(), o.repad));
-    std::string text = shown_table(context, o.report, sharding_table()).text(outcome.rows);
+    std::string text = shown_table(context, o.report, sharding_table()).text(setting.rows);
     for (const std::string& reason : refused) text += fmt::format("# refused: {}\n", reason);
-    return text + outcome.details;
+    return text + setting.details;
   });
 }
 

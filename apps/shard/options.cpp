@@ -2,7 +2,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <utility>
 
 #include "apps/common/workload_options.hpp"
@@ -12,61 +11,50 @@
 namespace gyre {
 
 void declare_options(CLI::App& app, ShardOptions& o) {
+  const AddOptions add(app);
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
-  add_option(app,
-             {"--input",
-              "What to shard (HDF5): packed streams as gyre-pack writes them "
-              "(gyre/packed), or a batch of rows (gyre/bshd)"},
-             o.input);
-  add_option(app, {"--gen", length_help()}, o.generate);
+  add("--input",
+      "What to shard (HDF5): packed streams as gyre-pack writes them (gyre/packed), or a batch of "
+      "rows (gyre/bshd)",
+      o.input);
+  add("--gen", length_help(), o.generate);
   const int chunks = chunks_for_all_layouts();
-  add_size_option(
-      app,
-      {"--capacity",
-       fmt::format("With --gen: slots of a bin, a multiple of {} cp; 0: 64K, rounded up", chunks)},
+  add.size(
+      "--capacity",
+      fmt::format("With --gen: slots of a bin, a multiple of {} cp; 0: 64K, rounded up", chunks),
       o.capacity);
-  add_choice_option(app,
-                    {"--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)"},
-                    o.algorithm, packers);
-  add_option(app, {"--cp", "Context-parallel ranks, up to 65536, whatever the run has"}, o.cp, 1);
+  add.choice("--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)",
+             o.algorithm, packers);
+  add("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add_flag(
-      app,
-      {"--repad",
-       fmt::format("Round the slots of every segment up to a multiple of {} cp, for all layouts",
-                   chunks)},
+  add.flag(
+      "--repad",
+      fmt::format("Round the slots of every segment up to a multiple of {} cp, for all layouts",
+                  chunks),
       o.repad);
-  add_choice_option(app,
-                    {"--mask",
-                     "What attention over the shards is to see, which is refused "
-                     "if they cannot keep it (causal-segments; bshd: causal)"},
-                    o.mask, mask_names());
-  add_choice_option(app,
-                    {"--gather-gradient",
-                     "With as many ranks as --cp: check how the gradient "
-                     "of a gathered stream comes back"},
-                    o.gradient, {"split", "sum", "none", "all"});
-  add_flag(app,
-           {"--ulysses",
-            "Instead of layouts: slices, and heads exchanged for tokens, over "
-            "the ranks of the run"},
+  add.choice("--mask",
+             "What attention over the shards is to see, which is refused if they cannot keep it "
+             "(causal-segments; bshd: causal)",
+             o.mask, mask_names());
+  add.choice("--gather-gradient",
+             "With as many ranks as --cp: check how the gradient of a gathered stream comes back",
+             o.gradient, {"split", "sum", "none", "all"});
+  add.flag("--ulysses",
+           "Instead of layouts: slices, and heads exchanged for tokens, over the ranks of the run",
            o.ulysses);
   declare_batch_options(app, o.batch);
-  add_option(app, {"--heads", "Query heads, for times"}, o.heads, 1);
-  add_option(app, {"--kv-heads", "Key and value heads, for bytes"}, o.kv_heads, 1);
-  add_option(app, {"--head-dim", "Elements of a head"}, o.head_dim, 1);
-  add_choice_option(app, {"-d,--dtype", "Type of keys and values"}, o.dtype,
-                    activation_type_names());
+  add("--heads", "Query heads, for times", o.heads, 1);
+  add("--kv-heads", "Key and value heads, for bytes", o.kv_heads, 1);
+  add("--head-dim", "Elements of a head", o.head_dim, 1);
+  add.choice("-d,--dtype", "Type of keys and values", o.dtype, activation_type_names());
   declare_backend_options(app, o.backend);
-  add_option(app, {"--tflops", "Attention rate of a rank, TFLOP/s, for times"}, o.tflops);
-  add_option(app, {"--gbps", "What a rank receives, GB/s, for times"}, o.gbytes_per_s);
-  add_size_option(app, {"--bin", "The bin that --svg draws"}, o.bin);
-  add_option(app, {"--svg", "Draw the layouts here"}, o.svg);
-  add_option(app, {"-o,--output", "Write the shards of one layout here (HDF5, gyre/shards)"},
-             o.output);
-  add_choice_option(app, {"-c,--check", "Verify round trips and sums, or nothing"}, o.check,
-                    {"none", "last"});
+  add("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops);
+  add("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s);
+  add.size("--bin", "The bin that --svg draws", o.bin);
+  add("--svg", "Draw the layouts here", o.svg);
+  add("-o,--output", "Write the shards of one layout here (HDF5, gyre/shards)", o.output);
+  add.choice("-c,--check", "Verify round trips and sums, or nothing", o.check, {"none", "last"});
   declare_report_options(app, o.report);
 }
 
@@ -79,9 +67,7 @@ void check_options(const ShardOptions& o) {
     errors.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
   layout_choices().check(o.layout, errors);
   if (o.bin != 0 && o.svg.empty()) errors.add("--bin says what --svg draws, and there is none");
-  if (o.heads % o.kv_heads != 0)
-    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", o.heads,
-               o.kv_heads, std::max(1, (o.heads + o.kv_heads / 2) / o.kv_heads) * o.kv_heads);
+  check_head_groups(o.heads, o.kv_heads, errors);
   for (const auto& [option, value] : {std::pair{"--heads", o.heads},
                                       {"--kv-heads", o.kv_heads},
                                       {"--head-dim", o.head_dim},

@@ -3,11 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <deque>
 #include <limits>
-#include <numeric>
 
-#include "apps/shard/layout_svg.hpp"
 #include "attention/schedules/builder/plan_builder.hpp"
 #include "comm/agree.hpp"
 #include "model/shared_prefixes.hpp"
@@ -45,11 +42,11 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   const double cp = layout.cp();
   double needed = 0, most = 0, real = 0;
   for (const RankCost& rank : cost.ranks) {
-    needed += static_cast<double>(rank.kv_needed);
+    needed += rank.kv_needed;
     most = std::max(most, static_cast<double>(rank.kv_needed));
     real += rank.real_tokens;
   }
-  t.mean_pairs += static_cast<double>(cost.pairs()) / cp;
+  t.mean_pairs += cost.pairs() / cp;
   t.max_pairs += cost.max_pairs();
   t.worst_ratio = std::max(t.worst_ratio, cost.pair_ratio());
   t.slots += cost.slots;
@@ -57,8 +54,8 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   t.runs += count_runs(layout);
   t.needed += needed / cp;
   t.needed_most += most;
-  t.ring += (cp - 1) * static_cast<double>(cost.slots);
-  t.compute_s += static_cast<double>(cost.max_pairs()) * time.seconds_per_pair;
+  t.ring += (cp - 1) * cost.slots;
+  t.compute_s += cost.max_pairs() * time.seconds_per_pair;
   t.communicate_s += most * time.seconds_per_kv_token;
   t.step_s += cost.seconds(time);
 }
@@ -98,21 +95,19 @@ void sum_over(Communicator& world, Totals& t) {
 }  // namespace
 
 TimeModel AttentionShape::time_model() const {
-  return {4.0 * static_cast<double>(heads * head_dim) / (tflops * 1e12),
-          kv_token_bytes() / (gbytes_per_s * 1e9)};
+  return {4.0 * (heads * head_dim) / (tflops * 1e12), kv_token_bytes() / (gbytes_per_s * 1e9)};
 }
 
 const Table<ShardingResult>& sharding_table() {
   using Row = ShardingResult;
   static const Table<Row> table({
-      {"layout", "", 15, 0, [](const Row& r) { return r.layout; }, Align::left},
-      {"cp", "", 4, 0, [](const Row& r) { return r.cp; }},
-      {"slots", "", 9, 0, [](const Row& r) { return r.slots; }},
+      {"layout", "", 15, 0, &Row::layout, Align::left},
+      {"cp", "", 4, 0, &Row::cp},
+      {"slots", "", 9, 0, &Row::slots},
       {"pad", "%", 6, 2, [](const Row& r) { return 100 * r.padding; }},
-      {"run", "tokens", 8, 1, [](const Row& r) { return r.run_length; }},
-      {"pairs", "max/mean", 8, 4, [](const Row& r) { return r.pair_ratio; }},
-      Column<Row>{"worst_bin", "max/mean", 9, 4, [](const Row& r) { return r.worst_ratio; }}
-          .extra(),
+      {"run", "tokens", 8, 1, &Row::run_length},
+      {"pairs", "max/mean", 8, 4, &Row::pair_ratio},
+      Column<Row>{"worst_bin", "max/mean", 9, 4, &Row::worst_ratio}.extra(),
       {"need", "% ring", 7, 1, [](const Row& r) { return 100 * r.needed; }},
       Column<Row>{"need_most", "% ring", 9, 1, [](const Row& r) { return 100 * r.needed_most; }}
           .extra(),
@@ -122,7 +117,7 @@ const Table<ShardingResult>& sharding_table() {
           .extra(),
       {"step", "ms", 9, 3, [](const Row& r) { return 1e3 * r.step_s; }},
       Column<Row>{"planning", "ms", 9, 2, [](const Row& r) { return 1e3 * r.planning_s; }}.extra(),
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+      {"check", "", 6, 0, &Row::check, Align::left},
   });
   return table;
 }
@@ -219,21 +214,19 @@ std::string rank_costs_text(const std::string& layout, const std::vector<RankCos
     double share, bytes;
   };
   static const Table<Row> table({
-      {"rank", "", 5, 0, [](const Row& r) { return r.rank; }},
+      {"rank", "", 5, 0, &Row::rank},
       {"tokens", "real", 10, 0, [](const Row& r) { return r.cost.real_tokens; }},
       {"pairs", "per head", 14, 0, [](const Row& r) { return r.cost.pairs; }},
-      {"pairs", "of mean", 8, 4, [](const Row& r) { return r.share; }},
+      {"pairs", "of mean", 8, 4, &Row::share},
       {"need", "tokens", 10, 0, [](const Row& r) { return r.cost.kv_needed; }},
       {"need", "MB", 9, 2, [](const Row& r) { return r.bytes / 1e6; }},
   });
   double mean = 0;
-  for (const RankCost& cost : costs)
-    mean += static_cast<double>(cost.pairs) / static_cast<double>(costs.size());
+  for (const RankCost& cost : costs) mean += static_cast<double>(cost.pairs) / costs.size();
   std::string text = fmt::format("# {}, by rank:\n{}", layout, table.header());
   for (size_t r = 0; r < costs.size(); ++r)
-    text +=
-        as_comment(table.row({static_cast<int64_t>(r), costs[r], ratio(costs[r].pairs, mean, 1),
-                              static_cast<double>(costs[r].kv_needed) * shape.kv_token_bytes()}));
+    text += as_comment(table.row({static_cast<int64_t>(r), costs[r], ratio(costs[r].pairs, mean, 1),
+                                  costs[r].kv_needed * shape.kv_token_bytes()}));
   return text;
 }
 
@@ -258,27 +251,6 @@ void add_row(RunReport& report, const ShardingResult& row) {
   report.foms.push_back({"pair_ratio", row.pair_ratio, "max/mean", row.key});
   report.foms.push_back({"needed_share", row.needed, "of ring", row.key, 1});
   report.results.push_back(entry_of(row, sharding_table()));
-}
-
-std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,
-                           const LayoutOptions& options, bool repad) {
-  std::deque<ShardingPlan> plans;
-  std::deque<BinBounds> bounds;
-  std::vector<LayoutPicture> pictures;
-  for (const LayoutKind& kind : layout_kinds()) {
-    if (layout != "all" && layout != kind.name) continue;
-    ShardingPlan& plan = plans.emplace_back(header, kind, options, repad);
-    BinBounds& b = bounds.emplace_back(plan.bounds(bin));
-    try {
-      pictures.push_back({plan.layout(bin), b.view()});
-    } catch (const Error&) {
-      if (layout != "all") throw;  // "all" leaves out layouts that refuse the bin
-    }
-  }
-  const int64_t slots = header.cu_seqlens_padded(bin).back();
-  return layout_svg(fmt::format("bin {} of {}: {} segments, {} slots", bin, header.bin_count(),
-                                header.documents_of(bin).size(), slots),
-                    pictures);
 }
 
 }  // namespace gyre

@@ -21,9 +21,7 @@ struct AttentionShape {
   int64_t element_bytes = 2;
   double tflops = 400;       ///< achieved by one rank
   double gbytes_per_s = 50;  ///< received by one rank
-  double kv_token_bytes() const {
-    return 2.0 * static_cast<double>(kv_heads * head_dim * element_bytes);
-  }
+  double kv_token_bytes() const { return 2.0 * (kv_heads * head_dim * element_bytes); }
   TimeModel time_model() const;
 };
 

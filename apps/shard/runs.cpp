@@ -2,7 +2,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <functional>
 #include <limits>
 #include <string>
 #include <vector>
@@ -92,7 +91,7 @@ class ExchangeStep {
 
   /// The row, with the bytes of all ranks and the time of the slowest. Collective.
   UlyssesResult finish() {
-    row_.bytes = static_cast<double>(all_reduce_value(world_, sent_, ReduceOp::sum));
+    row_.bytes = all_reduce_value(world_, sent_, ReduceOp::sum);
     row_.step_ms = 1e3 * all_reduce_value(world_, seconds_, ReduceOp::max);
     if (check_ != nullptr && !std::isnan(row_.formula))
       check_->add(row_.bytes, row_.formula, [&] { return row_.step + ": bytes sent"; });
@@ -147,9 +146,8 @@ void slice_bin(ExchangeStep& step, const BinView& bin) {
   });
   step.compare(whole, std::vector<double>(bin.ids.begin(), bin.ids.end()), name + " gathered");
   std::vector<double> gradient, expected;
-  for (int64_t t = 0; t < n; ++t) gradient.push_back(static_cast<double>(t + 1));
-  for (int64_t t = begin; t < begin + width; ++t)
-    expected.push_back(t < n ? static_cast<double>(t + 1) : 0);
+  for (int64_t t = 0; t < n; ++t) gradient.push_back(t + 1);
+  for (int64_t t = begin; t < begin + width; ++t) expected.push_back(t < n ? (t + 1) : 0);
   const int64_t forward = step.sent() - before;
   const auto own = step.measured([&] {
     return split_backward_and_unpad<double>(step.world(), std::span<const double>(gradient),
@@ -234,7 +232,7 @@ void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vect
       static_cast<double>(std::ssize(mine)) * static_cast<double>(d) * sizeof(float);
   const double q_heads = heads.heads;
   const double kv_heads = heads.kv_heads * copies;
-  step.add_formula(static_cast<double>(ranks - 1) * slots * (3 * q_heads + 3 * kv_heads));
+  step.add_formula((ranks - 1) * slots * (3 * q_heads + 3 * kv_heads));
   step.row().slots += std::ssize(mine);
 }
 
@@ -285,14 +283,14 @@ bool can_be_swapped(const PackedHeader& header, int ranks) {
 const Table<UlyssesResult>& ulysses_table() {
   using Row = UlyssesResult;
   static const Table<Row> table({
-      {"step", "", 9, 0, [](const Row& r) { return r.step; }, Align::left},
+      {"step", "", 9, 0, &Row::step, Align::left},
       {"ranks", "", 6, 0, [](const Row& r) { return int64_t{r.ranks}; }},
-      {"slots", "rank", 9, 0, [](const Row& r) { return r.slots; }},
-      {"padding", "slots", 8, 0, [](const Row& r) { return r.padding; }},
-      {"sent", "B", 14, 0, [](const Row& r) { return r.bytes; }},
-      {"formula", "B", 14, 0, [](const Row& r) { return r.formula; }},
-      {"t", "ms", 10, 3, [](const Row& r) { return r.step_ms; }},
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
+      {"slots", "rank", 9, 0, &Row::slots},
+      {"padding", "slots", 8, 0, &Row::padding},
+      {"sent", "B", 14, 0, &Row::bytes},
+      {"formula", "B", 14, 0, &Row::formula},
+      {"t", "ms", 10, 3, &Row::step_ms},
+      {"check", "", 6, 0, &Row::check, Align::left},
   });
   return table;
 }

@@ -6,8 +6,6 @@
 #include <algorithm>
 #include <fstream>
 #include <sstream>
-#include <utility>
-#include <vector>
 
 #include "comm/agree.hpp"
 #include "comm/checked.hpp"
@@ -33,14 +31,8 @@ std::string comm_of(const BackendOptions& o) {
 
 void check_backend_options(const BackendOptions& o) {
   ConfigErrors errors;
-  const auto one_of = [](const std::string& value, const std::vector<std::string>& choices) {
-    return std::find(choices.begin(), choices.end(), value) != choices.end();
-  };
-  if (!one_of(o.backend, backend_names())) errors.add("--backend {}: it is cpu or cuda", o.backend);
   const std::string comm = comm_of(o);
-  if (!one_of(comm, comm_names()))
-    errors.add("--comm {}: it is mpi (CPUs), nccl, staged or mpi-gpu (GPUs)", comm);
-  else if (o.backend == "cpu" && comm != "mpi")
+  if (!o.on_gpu() && comm != "mpi")
     errors.add("--comm {} moves GPU memory; with --backend cpu it is mpi, or: --backend cuda",
                comm);
   else if (o.on_gpu() && comm == "mpi")
@@ -65,6 +57,13 @@ std::unique_ptr<Communicator> make_device_world(const std::string& comm, AppCont
   if (comm == "mpi-gpu")
     return make_gpu_aware_communicator(make_mpi_communicator(context.mpi.world()));
   return make_staged_communicator(network);
+}
+
+int64_t ranks_here(const AppContext& context) {
+  const auto& peers = context.mpi.peers();
+  const std::string& host = peers[context.world.rank()].host;
+  return std::count_if(peers.begin(), peers.end(),
+                       [&](const PeerProcess& peer) { return peer.host == host; });
 }
 
 }  // namespace
@@ -103,15 +102,14 @@ std::vector<std::string> built_comms() {
 }
 
 void declare_backend_options(CLI::App& app, BackendOptions& o) {
-  add_choice_option(app, {"--backend", "Compute on cpu or cuda"}, o.backend, backend_names());
-  add_choice_option(app,
-                    {"--comm",
-                     "Communicate by mpi (CPUs), nccl, staged (GPUs: MPI by way of the host) or "
-                     "mpi-gpu (MPI that takes GPU memory); default: mpi, nccl, or staged where "
-                     "there is no NCCL or GPUs are shared"},
-                    o.comm, comm_names());
-  add_flag(app, {"--share-gpus", "Let ranks share a GPU: for checking, not for timing"},
-           o.share_gpus);
+  const AddOptions add(app);
+  add.choice("--backend", "Compute on cpu or cuda", o.backend, backend_names());
+  add.choice(
+      "--comm",
+      "Communicate by mpi (CPUs), nccl, staged (GPUs: MPI by way of the host) or mpi-gpu (MPI that "
+      "takes GPU memory); default: mpi, nccl, or staged where there is no NCCL or GPUs are shared",
+      o.comm, comm_names());
+  add.flag("--share-gpus", "Let ranks share a GPU: for checking, not for timing", o.share_gpus);
 }
 
 Backend::Backend(AppContext& context, const BackendOptions& o)
@@ -178,17 +176,6 @@ void Backend::describe(RunReport& report) const {
   if (shared) report.unofficial_reasons.push_back("shared GPU");
   if (software_gpu) report.unofficial_reasons.push_back("software GPU");
 }
-
-namespace {
-
-int64_t ranks_here(const AppContext& context) {
-  const auto& peers = context.mpi.peers();
-  const std::string& host = peers[context.world.rank()].host;
-  return std::count_if(peers.begin(), peers.end(),
-                       [&](const PeerProcess& peer) { return peer.host == host; });
-}
-
-}  // namespace
 
 int64_t memory_for_rank(const AppContext& context) {
   std::ifstream file("/proc/meminfo");

@@ -56,8 +56,8 @@ std::string ResultArray::place(size_t row, int64_t column, bool answered) const 
   for (size_t d = shape.size(); d-- > 2; column /= shape[d])
     indices = fmt::format(", {}", column % shape[d]) + indices;
   if (shape.size() > 1) indices = fmt::format(", {}", column) + indices;
-  return fmt::format("{}{}[{}{}]{}", answered ? "/reference/" : "", name.empty() ? check : name,
-                     rows[row], indices, where ? where(row) : "");
+  return fmt::format("{}{}[{}{}{}]{}", answered ? "/reference/" : "", name.empty() ? check : name,
+                     leading, rows[row], indices, where ? where(row) : "");
 }
 
 std::vector<size_t> spread_sample(int64_t count, int64_t step) {

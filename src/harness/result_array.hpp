@@ -44,6 +44,7 @@ struct ResultArray {
   /// (spread_sample), or about `max_rows` if that is less.
   int64_t sample_rows = all_rows, max_rows = all_rows;
   int64_t batch_rows = all_rows;  ///< maximum rows of a batch
+  std::string leading = "";       ///< "3, ": indices before that of the row, if this is a part
   /// `rows` are already the sample; `sampled` is {sampled tokens, all tokens}.
   bool samples_itself = false;
   std::pair<int64_t, int64_t> sampled = {0, 0};

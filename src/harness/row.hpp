@@ -4,7 +4,6 @@
 #include <limits>
 #include <string>
 #include <tuple>
-#include <utility>
 #include <vector>
 
 #include "report/repeat.hpp"
@@ -64,12 +63,9 @@ std::vector<Column<Row>> timing_columns(int width, int precision) {
 /// Outcome of a row. Rows have `error_over_tolerance`, `check` and `finished`.
 template <class Row>
 std::vector<Column<Row>> verdict_columns() {
-  return {
-      Column<Row>{"err_over_tol", "", 12, 4, [](const Row& r) { return r.error_over_tolerance; }}
-          .extra(),
-      {"check", "", 6, 0, [](const Row& r) { return r.check; }, Align::left},
-      Column<Row>{"finished", "", 20, 0, [](const Row& r) { return r.finished; }, Align::left}
-          .extra()};
+  return {Column<Row>{"err_over_tol", "", 12, 4, &Row::error_over_tolerance}.extra(),
+          {"check", "", 6, 0, &Row::check, Align::left},
+          Column<Row>{"finished", "", 20, 0, &Row::finished, Align::left}.extra()};
 }
 
 /// Concatenates the lists.

@@ -73,8 +73,7 @@ class Suite {
     row.finished = utc_now();
     row.messages = all_reduce_value(world, measured.sent.messages, ReduceOp::max);
     row.bytes_sent = all_reduce_value(world, measured.sent.bytes, ReduceOp::max);
-    row.wire_bytes =
-        static_cast<double>(all_reduce_value(world, measured.sent.bytes, ReduceOp::sum));
+    row.wire_bytes = all_reduce_value(world, measured.sent.bytes, ReduceOp::sum);
     if (options.verifies()) {
       row.check = check_text(report_, measured.checks);
       row.error_over_tolerance = measured.checks.max_error_over_tolerance();

@@ -1,9 +1,9 @@
-#include "report/answers.hpp"
-
 #include <fmt/format.h>
 
 #include <algorithm>
 #include <utility>
+
+#include "report/result.hpp"
 
 namespace gyre {
 namespace {

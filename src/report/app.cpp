@@ -14,7 +14,6 @@
 #include "comm/agree.hpp"
 #include "comm/checked.hpp"
 #include "comm/mpi.hpp"
-#include "core/error.hpp"
 #include "core/version.hpp"
 #include "io/h5.hpp"
 #include "io/schema_names.hpp"
@@ -197,20 +196,18 @@ Provenance provenance_of(const AppContext& context, const std::string& sources) 
 }
 
 void declare_report_options(CLI::App& app, ReportOptions& options) {
-  add_option(
-      app,
-      {"-J,--json",
-       "Write the result here (gyre-result/1). FILE.jsonl: a line a row, appended as soon as "
-       "it is measured"},
+  const AddOptions add(app);
+  add("-J,--json",
+      "Write the result here (gyre-result/1). FILE.jsonl: a line a row, appended as soon as it is "
+      "measured",
       options.json);
-  add_option(app, {"--csv", "Write the table here, with all columns"}, options.csv);
-  add_choice_option(app,
-                    {"--resume",
-                     "With -J FILE.jsonl: leave out rows that it has of the same run; all that are "
-                     "finished and right, or only those whose timing meets the run rules"},
-                    options.resume, {"none", "finished", "measured"});
-  add_option(app, {"--columns", "Of the table: default, all, or names with commas between them"},
-             options.columns);
+  add("--csv", "Write the table here, with all columns", options.csv);
+  add.choice("--resume",
+             "With -J FILE.jsonl: leave out rows that it has of the same run; all that are "
+             "finished and right, or only those whose timing meets the run rules",
+             options.resume, {"none", "finished", "measured"});
+  add("--columns", "Of the table: default, all, or names with commas between them",
+      options.columns);
 }
 
 void refuse_report_options(const AppContext& context, const ReportOptions& options,

@@ -254,11 +254,11 @@ void declare_common(CLI::App& app, CommonOptions& common) {
       ->capture_default_str()
       ->check(complain_about_seconds)
       ->group("Common");
-  add_choice_option(app,
-                    {"--progress",
-                     "Of runs above 5 s, on stderr: auto redraws a line on a terminal and writes "
-                     "one every 10 s elsewhere; on: stderr ends at a terminal"},
-                    common.progress, {"auto", "on", "off"});
+  AddOptions(app).choice(
+      "--progress",
+      "Of runs above 5 s, on stderr: auto redraws a line on a terminal and writes "
+      "one every 10 s elsewhere; on: stderr ends at a terminal",
+      common.progress, {"auto", "on", "off"});
   app.get_option("--progress")->group("Common");
   CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
   app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);

@@ -29,8 +29,8 @@ std::string read_machine_text(const std::string& path) {
 }
 
 void declare_machine_option(CLI::App& app, std::string& path) {
-  add_option(app, {"--machine", "Add measurements of this machine to the result (gyre-machine/1)"},
-             path);
+  const AddOptions add(app);
+  add("--machine", "Add measurements of this machine to the result (gyre-machine/1)", path);
 }
 
 std::shared_ptr<const MachineFile> read_machine_file(Communicator& world, const std::string& path) {
@@ -61,7 +61,7 @@ std::string machine_text(const MachineReport& machine) {
   const auto kinds = kinds_of_hosts(machine.identity.hosts);
   const auto& kind = *std::ranges::max_element(kinds, {}, [](const auto& k) { return k.size(); });
   const HostIdentity& host = *kind.front();
-  const double gib = std::round(static_cast<double>(host.memory_bytes) / (1 << 30));
+  const double gib = std::round(host.memory_bytes / 0x1p30);
   std::string rest =
       fmt::format(", {}, {}, {}, {:.0f} GiB, governor {}", count_text(host.sockets, "socket"),
                   count_text(host.cores, "core"), count_text(std::ssize(host.numa), "NUMA node"),

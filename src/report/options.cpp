@@ -8,15 +8,10 @@
 #include <cmath>
 #include <limits>
 
-#include "core/error.hpp"
 #include "core/index.hpp"
 
 namespace gyre {
 namespace {
-
-void finish(CLI::Option* option, const OptionSpec& spec) {
-  if (spec.required) option->required();
-}
 
 /// Runs `check` on the text of an option; an Error that it throws becomes the parser's message.
 template <class Check>
@@ -32,53 +27,73 @@ CLI::Validator validator(const std::string& shown_type, const Check& check) {
   return CLI::Validator(run, shown_type);
 }
 
+[[noreturn]] void refuse_choice(const std::string& text, const std::vector<std::string>& choices) {
+  const std::string near = nearest(text, choices);
+  throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
+              near.empty() ? "" : "; nearest: " + near);
+}
+
+constexpr int max_sizes = 100;
+
+void check_count(const TokenSweep& sweep, ConfigErrors& errors) {
+  if (sweep.step > 0) {
+    const int64_t count = (sweep.max - sweep.min) / sweep.step + 1;
+    if (count > max_sizes)
+      errors.add("--step {} makes {} sizes, and at most {} are run; the smallest that works is {}",
+                 sweep.step, count, max_sizes,
+                 ceil_div(sweep.max - sweep.min + 1, int64_t{max_sizes}));
+    return;
+  }
+  const double span = std::log(sweep.max) - std::log(sweep.min);
+  const double steps = span / std::log(sweep.factor);
+  if (steps >= max_sizes)
+    errors.add(
+        "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is {:.4f}",
+        sweep.factor, std::floor(steps) + 1, max_sizes, std::exp(span / (max_sizes - 1)));
+}
+
 }  // namespace
 
 std::string complain_about_empty(const std::string& text) {
   return text.empty() ? "an empty text is no value; leave the option out instead" : "";
 }
 
-void add_flag(CLI::App& app, const OptionSpec& spec, bool& value) {
-  finish(app.add_flag(spec.name, value, spec.description), spec);
+void AddOptions::flag(const std::string& name, const std::string& help, bool& value) const {
+  app_.add_flag(name, value, help);
 }
 
-void add_option(CLI::App& app, const OptionSpec& spec, std::string& value) {
-  finish(app.add_option(spec.name, value, spec.description)
-             ->capture_default_str()
-             ->check(complain_about_empty),
-         spec);
+void AddOptions::operator()(const std::string& name, const std::string& help,
+                            std::string& value) const {
+  app_.add_option(name, value, help)->capture_default_str()->check(complain_about_empty);
 }
 
-void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values) {
-  finish(app.add_option(spec.name, values, spec.description)->check(complain_about_empty), spec);
+void AddOptions::operator()(const std::string& name, const std::string& help,
+                            std::vector<std::string>& values) const {
+  app_.add_option(name, values, help)->check(complain_about_empty);
 }
 
-void add_option(CLI::App& app, const OptionSpec& spec, double& value) {
+void AddOptions::operator()(const std::string& name, const std::string& help, double& value) const {
   const auto check = [](const std::string& text) {
     double number = 0;
     if (CLI::detail::lexical_cast(text, number) && !std::isfinite(number))
       throw_usage("'{}' is not a finite number", text);
   };
-  finish(app.add_option(spec.name, value, spec.description)
-             ->capture_default_str()
-             ->check(validator("", check)),
-         spec);
+  app_.add_option(name, value, help)->capture_default_str()->check(validator("", check));
 }
 
-void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum) {
+void AddOptions::operator()(const std::string& name, const std::string& help, int& value,
+                            int minimum) const {
   const auto check = [minimum](const std::string& text) {
     int number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error != std::errc() || end != text.data() + text.size() || number < minimum)
       throw_usage("'{}' is not an integer of at least {}", text, minimum);
   };
-  finish(app.add_option(spec.name, value, spec.description)
-             ->capture_default_str()
-             ->check(validator("", check)),
-         spec);
+  app_.add_option(name, value, help)->capture_default_str()->check(validator("", check));
 }
 
-void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word) {
+void AddOptions::count(const std::string& name, const std::string& help, int& value,
+                       const std::string& word) const {
   const auto check = [word](std::string& text) {
     int number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -87,66 +102,56 @@ void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const s
       throw_usage("'{}' is not {} and no integer of at least 1", text, word);
     if (text == word) text = "0";
   };
-  CLI::Option* option = app.add_option(spec.name, value, spec.description)
+  CLI::Option* option = app_.add_option(name, value, help)
                             ->type_name(fmt::format("INT|{}", word))
                             ->transform(validator("", check));
   option->default_str(value == 0 ? word : std::to_string(value));
-  finish(option, spec);
 }
 
-void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum,
-                     int64_t maximum) {
+void AddOptions::size(const std::string& name, const std::string& help, int64_t& value,
+                      int64_t minimum, int64_t maximum) const {
   const auto check = [minimum, maximum](std::string& text) {
     const int64_t size = parse_size(text);
     if (size < minimum) throw_usage("'{}' is less than {}", text, minimum);
     if (size > maximum) throw_usage("'{}' is more than {}", text, maximum);
     text = std::to_string(size);
   };
-  finish(app.add_option(spec.name, value, spec.description)
-             ->capture_default_str()
-             ->type_name("SIZE")
-             ->transform(validator("", check)),
-         spec);
+  app_.add_option(name, value, help)
+      ->capture_default_str()
+      ->type_name("SIZE")
+      ->transform(validator("", check));
 }
 
-void add_seed_option(CLI::App& app, const std::string& description, int64_t& value) {
-  add_size_option(app, {"--seed", description}, value, 0, std::numeric_limits<int64_t>::max());
+void AddOptions::require() const {
+  app_.get_options().back()->required();
 }
 
-namespace {
-
-[[noreturn]] void refuse_choice(const std::string& text, const std::vector<std::string>& choices) {
-  const std::string near = nearest(text, choices);
-  throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
-              near.empty() ? "" : "; nearest: " + near);
+void AddOptions::seed(const std::string& help, int64_t& value) const {
+  size("--seed", help, value, 0, std::numeric_limits<int64_t>::max());
 }
 
-}  // namespace
-
-void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
-                       const std::vector<std::string>& choices) {
+void AddOptions::choice(const std::string& name, const std::string& help, std::string& value,
+                        const std::vector<std::string>& choices) const {
   const auto check = [choices](const std::string& text) {
     if (std::ranges::find(choices, text) == choices.end()) refuse_choice(text, choices);
   };
-  finish(app.add_option(spec.name, value, spec.description)
-             ->capture_default_str()
-             ->type_name(fmt::format("{}", fmt::join(choices, "|")))
-             ->check(validator("", check)),
-         spec);
+  app_.add_option(name, value, help)
+      ->capture_default_str()
+      ->type_name(fmt::format("{}", fmt::join(choices, "|")))
+      ->check(validator("", check));
 }
 
-void add_choice_option(CLI::App& app, const OptionSpec& spec, int64_t& index,
-                       const std::vector<std::string>& choices) {
+void AddOptions::choice(const std::string& name, const std::string& help, int64_t& index,
+                        const std::vector<std::string>& choices) const {
   const auto check = [choices](std::string& text) {
     const auto found = std::ranges::find(choices, text);
     if (found == choices.end()) refuse_choice(text, choices);
     text = std::to_string(found - choices.begin());
   };
-  finish(app.add_option(spec.name, index, spec.description)
-             ->default_str(choices[index])
-             ->type_name(fmt::format("{}", fmt::join(choices, "|")))
-             ->transform(validator("", check)),
-         spec);
+  app_.add_option(name, index, help)
+      ->default_str(choices[index])
+      ->type_name(fmt::format("{}", fmt::join(choices, "|")))
+      ->transform(validator("", check));
 }
 
 std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
@@ -190,29 +195,6 @@ int64_t parse_size(std::string_view text) {
   return static_cast<int64_t>(number << shift);
 }
 
-namespace {
-
-constexpr int max_sizes = 100;
-
-void check_count(const TokenSweep& sweep, ConfigErrors& errors) {
-  if (sweep.step > 0) {
-    const int64_t count = (sweep.max - sweep.min) / sweep.step + 1;
-    if (count > max_sizes)
-      errors.add("--step {} makes {} sizes, and at most {} are run; the smallest that works is {}",
-                 sweep.step, count, max_sizes,
-                 ceil_div(sweep.max - sweep.min + 1, int64_t{max_sizes}));
-    return;
-  }
-  const double span = std::log(sweep.max) - std::log(sweep.min);
-  const double steps = span / std::log(sweep.factor);
-  if (steps >= max_sizes)
-    errors.add(
-        "--factor {} makes {:.0f} sizes, and at most {} are run; the smallest that works is {:.4f}",
-        sweep.factor, std::floor(steps) + 1, max_sizes, std::exp(span / (max_sizes - 1)));
-}
-
-}  // namespace
-
 std::vector<int64_t> TokenSweep::sizes() const {
   if (!sweeps()) return {tokens};
   std::vector<int64_t> all;
@@ -220,7 +202,7 @@ std::vector<int64_t> TokenSweep::sizes() const {
     for (int64_t size = min; size <= max; size += step) all.push_back(size);
   if (step > 0) return all;
   double size = min;
-  while (size <= static_cast<double>(max)) {
+  while (size <= max) {
     const int64_t whole = std::llround(size);
     if (all.empty() || whole > all.back()) all.push_back(whole);
     size *= factor;
@@ -229,13 +211,13 @@ std::vector<int64_t> TokenSweep::sizes() const {
 }
 
 void declare_sweep(CLI::App& app, const std::string& what, TokenSweep& sweep) {
-  add_size_option(app, {"--tokens", what}, sweep.tokens, 1);
-  add_size_option(app, {"-b,--min", "Sweep: the fewest; 0: no sweep"}, sweep.min);
-  add_size_option(app, {"-e,--max", "Sweep: the most"}, sweep.max);
-  add_option(app, {"-f,--factor", "Sweep: ratio of neighbours"}, sweep.factor);
-  add_size_option(app, {"-i,--step", "Sweep: distance of neighbours, instead; 0: their ratio"},
-                  sweep.step);
-  add_option(app, {"-N,--cycles", "Run all rows so often"}, sweep.cycles, 1);
+  const AddOptions add(app);
+  add.size("--tokens", what, sweep.tokens, 1);
+  add.size("-b,--min", "Sweep: the fewest; 0: no sweep", sweep.min);
+  add.size("-e,--max", "Sweep: the most", sweep.max);
+  add("-f,--factor", "Sweep: ratio of neighbours", sweep.factor);
+  add.size("-i,--step", "Sweep: distance of neighbours, instead; 0: their ratio", sweep.step);
+  add("-N,--cycles", "Run all rows so often", sweep.cycles, 1);
 }
 
 void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& errors) {

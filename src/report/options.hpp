@@ -18,38 +18,48 @@ namespace gyre {
 
 class ConfigErrors;
 
-/// `name` as on the command line: "-n,--iters", or "files" for positional arguments.
-struct OptionSpec {
-  std::string name;
-  std::string description;
-  bool required = false;
-};
-
-/// Each function binds a variable. Its value at the call is the default that --help shows.
-void add_flag(CLI::App& app, const OptionSpec& spec, bool& value);
-/// Texts must not be empty.
-void add_option(CLI::App& app, const OptionSpec& spec, std::string& value);
-void add_option(CLI::App& app, const OptionSpec& spec, std::vector<std::string>& values);
-/// A finite number.
-void add_option(CLI::App& app, const OptionSpec& spec, double& value);
-/// An integer that is at least `minimum`.
-void add_option(CLI::App& app, const OptionSpec& spec, int& value, int minimum);
-/// A number of at least 1, or `word`, which is the value 0.
-void add_count_option(CLI::App& app, const OptionSpec& spec, int& value, const std::string& word);
 /// The largest size of an option. Sums and small multiples of such sizes fit 64-bit integers.
 inline constexpr int64_t max_size = int64_t{1} << 48;
-/// A size from `minimum` to `maximum`, in the notation of parse_size.
-void add_size_option(CLI::App& app, const OptionSpec& spec, int64_t& value, int64_t minimum = 0,
-                     int64_t maximum = max_size);
-/// A seed: any size.
-void add_seed_option(CLI::App& app, const std::string& description, int64_t& value);
-/// One of `choices`. The error for any other text names the nearest choice.
-void add_choice_option(CLI::App& app, const OptionSpec& spec, std::string& value,
-                       const std::vector<std::string>& choices);
 
-/// Binds the index of the choice.
-void add_choice_option(CLI::App& app, const OptionSpec& spec, int64_t& index,
-                       const std::vector<std::string>& choices);
+/// Adds options to an app. `name` is as on the command line: "-n,--iters", or "files" for
+/// positional arguments. The value of a variable at the call is the default that --help shows.
+class AddOptions {
+ public:
+  explicit AddOptions(CLI::App& app) : app_(app) {}
+
+  void flag(const std::string& name, const std::string& help, bool& value) const;
+  /// Texts must not be empty.
+  void operator()(const std::string& name, const std::string& help, std::string& value) const;
+  void operator()(const std::string& name, const std::string& help,
+                  std::vector<std::string>& values) const;
+  /// A finite number.
+  void operator()(const std::string& name, const std::string& help, double& value) const;
+  /// An integer that is at least `minimum`.
+  void operator()(const std::string& name, const std::string& help, int& value, int minimum) const;
+  /// The same, of an option that must be given.
+  template <class T>
+  void required(const std::string& name, const std::string& help, T& value) const {
+    (*this)(name, help, value);
+    require();
+  }
+  /// A number of at least 1, or `word`, which is the value 0.
+  void count(const std::string& name, const std::string& help, int& value,
+             const std::string& word) const;
+  /// A size from `minimum` to `maximum`, in the notation of parse_size.
+  void size(const std::string& name, const std::string& help, int64_t& value, int64_t minimum = 0,
+            int64_t maximum = max_size) const;
+  /// --seed: any size.
+  void seed(const std::string& help, int64_t& value) const;
+  /// One of `choices`, or its index. The error for any other text names the nearest choice.
+  void choice(const std::string& name, const std::string& help, std::string& value,
+              const std::vector<std::string>& choices) const;
+  void choice(const std::string& name, const std::string& help, int64_t& index,
+              const std::vector<std::string>& choices) const;
+
+ private:
+  void require() const;  ///< the last option
+  CLI::App& app_;
+};
 
 /// The complaint about an empty text, or "". An empty text is usually an unset shell variable. If
 /// it meant "no file", a result would be lost.
@@ -62,7 +72,7 @@ struct NumberList {
   const char* example;
 };
 /// Parses "8,16,32": any order, no repetition. Adds errors to `errors`.
-std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
+std::vector<int> parse_numbers(const char* option, const std::string& help, const NumberList& list,
                                ConfigErrors& errors);
 
 /// Parses "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exactly.

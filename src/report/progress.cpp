@@ -28,9 +28,9 @@ std::string progress_text(int64_t done, int64_t expected, double seconds,
   std::string text =
       fmt::format("{} of {}, {}", done, count_text(expected, "row"), seconds_text(seconds));
   if (done > 0 && done < expected) {
-    const double left = seconds / static_cast<double>(done) * static_cast<double>(expected - done);
-    text += fmt::format(", {} a row, about {} left",
-                        seconds_text(seconds / static_cast<double>(done)), seconds_text(left));
+    const double left = seconds / done * (expected - done);
+    text +=
+        fmt::format(", {} a row, about {} left", seconds_text(seconds / done), seconds_text(left));
   }
   return doing.empty() ? text : text + ": " + doing;
 }

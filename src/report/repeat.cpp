@@ -22,16 +22,44 @@ constexpr double wanted_half_width = 0.02;  // of the median's interval, relativ
 constexpr int64_t fewest_repetitions = 9, max_repetitions = 10000;
 constexpr double growth = 1.25;  // factor on the number of repetitions between decisions
 
+/// Text of a broken rule: "noisy: CV 31.2 % in 3 of 12 rows, at most 20 %".
+struct RuleText {
+  const char* kind;
+  const char* before;  ///< text before the value
+  const char* after;
+  double scale;
+  bool at_least;
+  double limit;
+};
+
+constexpr std::array<RuleText, 5> rule_texts{{
+    {"too few repetitions", "", "", 1, true, least_repetitions},
+    {"too short", "", " s measured", 1, true, least_measured_seconds},
+    {"noisy", "CV ", " %", 100, false, max_variation},
+    {"noisy", "median known to ", " %", 100, false, max_half_width},
+    {"noisy", "a rank had ", " % of its core", 100, true, least_cpu_share},
+}};
+
+const RuleText& text_of(Rule rule) {
+  return rule_texts.at(static_cast<size_t>(rule));
+}
+
+std::string text_of(const Breach& breach, const std::string& where) {
+  const RuleText& rule = text_of(breach.rule);
+  return fmt::format("{}{:.3g}{}{}, at {} {:g}", rule.before, breach.value * rule.scale, rule.after,
+                     where, rule.at_least ? "least" : "most", rule.limit * rule.scale);
+}
+
 }  // namespace
 
 void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options) {
-  add_count_option(
-      app,
-      {"-n,--iters", what + "; auto: at least 9, until their median is known to 2 % or "
-                            "--max-seconds are over"},
+  const AddOptions add(app);
+  add.count(
+      "-n,--iters",
+      what + "; auto: at least 9, until their median is known to 2 % or --max-seconds are over",
       options.iterations, "auto");
-  add_option(app, {"--max-seconds", "With --iters auto: for a row, from its 8th repetition on"},
-             options.max_seconds);
+  add("--max-seconds", "With --iters auto: for a row, from its 8th repetition on",
+      options.max_seconds);
 }
 
 void check_repeats(const RepeatOptions& options, ConfigErrors& errors) {
@@ -83,38 +111,6 @@ Timing Repeats::timing() const {
   share = all_reduce_value(*world_, share, ReduceOp::min);
   return {gather_samples(*world_, mine_ms_), owns_core_ ? share : unknown};
 }
-
-namespace {
-
-/// Text of a broken rule: "noisy: CV 31.2 % in 3 of 12 rows, at most 20 %".
-struct RuleText {
-  const char* kind;
-  const char* before;  ///< text before the value
-  const char* after;
-  double scale;
-  bool at_least;
-  double limit;
-};
-
-constexpr std::array<RuleText, 5> rule_texts{{
-    {"too few repetitions", "", "", 1, true, least_repetitions},
-    {"too short", "", " s measured", 1, true, least_measured_seconds},
-    {"noisy", "CV ", " %", 100, false, max_variation},
-    {"noisy", "median known to ", " %", 100, false, max_half_width},
-    {"noisy", "a rank had ", " % of its core", 100, true, least_cpu_share},
-}};
-
-const RuleText& text_of(Rule rule) {
-  return rule_texts.at(static_cast<size_t>(rule));
-}
-
-std::string text_of(const Breach& breach, const std::string& where) {
-  const RuleText& rule = text_of(breach.rule);
-  return fmt::format("{}{:.3g}{}{}, at {} {:g}", rule.before, breach.value * rule.scale, rule.after,
-                     where, rule.at_least ? "least" : "most", rule.limit * rule.scale);
-}
-
-}  // namespace
 
 std::vector<Breach> breaches_of(const Timing& timing) {
   const std::vector<double> slowest = slowest_rank(timing.samples_ms);

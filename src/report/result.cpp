@@ -2,9 +2,7 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
-#include <cstdio>
 #include <cstdlib>
 #include <ctime>
 #include <initializer_list>
@@ -105,6 +103,61 @@ std::string fom_line(const std::string& program, const Fom& fom) {
                      tags.empty() ? "" : " ", tags);
 }
 
+/// Collects reasons; the worst counts.
+struct Judgement {
+  Verdict verdict = {};
+  void apply(Validity validity, std::string reason) {
+    verdict.validity = std::max(verdict.validity, validity);
+    verdict.reasons.push_back(std::move(reason));
+  }
+  /// A result without any check, or with nothing to check, is unverified.
+  Verdict of(bool checked, const std::string& nothing) {
+    if ((!checked || !nothing.empty()) && verdict.validity != Validity::invalid) {
+      verdict.reasons.insert(
+          verdict.reasons.begin(),
+          nothing.empty() ? "nothing checked" : fmt::format("nothing to check: {}", nothing));
+      verdict.validity = Validity::unverified;
+    }
+    return std::move(verdict);
+  }
+};
+
+/// Judges the checks that failed. Some fail because they compared nothing.
+void judge_checks(const Verification& checks, Judgement& judgement) {
+  if (checks.empty() || checks.passed()) return;
+  const auto compared_nothing = [](const Check& check) { return check.count() == 0; };
+  const auto failed = [](const Check& check) { return check.count() > 0 && !check.passed(); };
+  const auto nothing = std::ranges::find_if(checks.checks(), compared_nothing);
+  if (std::ranges::any_of(checks.checks(), failed))
+    judgement.apply(Validity::invalid, "verification failed");
+  if (nothing != checks.checks().end())
+    judgement.apply(Validity::invalid, "nothing was compared of " + nothing->name());
+}
+
+/// Counts the kept rows of earlier runs by verdict, with the reasons of the first of each.
+void judge_standing(const RunReport& report, Judgement& judgement) {
+  for (const Validity validity : {Validity::unofficial, Validity::unverified, Validity::invalid}) {
+    const auto is_so = [&](const StandingRow& row) { return row.result == name_of(validity); };
+    const auto first = std::ranges::find_if(report.standing, is_so);
+    if (first == report.standing.end()) continue;
+    const auto rows = std::ranges::count_if(report.standing, is_so);
+    judgement.apply(validity, fmt::format("{} that {} {} {} ({})", count_text(rows, "row"),
+                                          rows == 1 ? "stays" : "stay", rows == 1 ? "is" : "are",
+                                          first->result, fmt::join(first->reasons, ", ")));
+  }
+}
+
+/// Judges what holds for the whole run and is known at its start.
+void judge_setting(const RunReport& report, Judgement& judgement) {
+  if (report.build.git_state == "dirty") judgement.apply(Validity::unofficial, "dirty tree");
+  if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")
+    judgement.apply(Validity::unofficial, fmt::format("{} build", report.build.build_type));
+  if (const double scale = report.verification.tolerance_scale(); scale != 1)
+    judgement.apply(Validity::unofficial, fmt::format("tolerances times {:g}", scale));
+  for (const std::string& reason : report.unofficial_reasons)
+    judgement.apply(Validity::unofficial, reason);
+}
+
 }  // namespace
 
 std::string_view name_of(Validity validity) {
@@ -170,65 +223,6 @@ void ResultEntry::add(const std::string& name, const Value& value, const std::st
   measurements.emplace_back(name, value);
   if (!unit.empty()) units.emplace_back(name, unit);
 }
-
-namespace {
-
-/// Collects reasons; the worst counts.
-struct Judgement {
-  Verdict verdict = {};
-  void apply(Validity validity, std::string reason) {
-    verdict.validity = std::max(verdict.validity, validity);
-    verdict.reasons.push_back(std::move(reason));
-  }
-  /// A result without any check, or with nothing to check, is unverified.
-  Verdict of(bool checked, const std::string& nothing) {
-    if ((!checked || !nothing.empty()) && verdict.validity != Validity::invalid) {
-      verdict.reasons.insert(
-          verdict.reasons.begin(),
-          nothing.empty() ? "nothing checked" : fmt::format("nothing to check: {}", nothing));
-      verdict.validity = Validity::unverified;
-    }
-    return std::move(verdict);
-  }
-};
-
-/// Judges the checks that failed. Some fail because they compared nothing.
-void judge_checks(const Verification& checks, Judgement& judgement) {
-  if (checks.empty() || checks.passed()) return;
-  const auto compared_nothing = [](const Check& check) { return check.count() == 0; };
-  const auto failed = [](const Check& check) { return check.count() > 0 && !check.passed(); };
-  const auto nothing = std::ranges::find_if(checks.checks(), compared_nothing);
-  if (std::ranges::any_of(checks.checks(), failed))
-    judgement.apply(Validity::invalid, "verification failed");
-  if (nothing != checks.checks().end())
-    judgement.apply(Validity::invalid, "nothing was compared of " + nothing->name());
-}
-
-/// Counts the kept rows of earlier runs by verdict, with the reasons of the first of each.
-void judge_standing(const RunReport& report, Judgement& judgement) {
-  for (const Validity validity : {Validity::unofficial, Validity::unverified, Validity::invalid}) {
-    const auto is_so = [&](const StandingRow& row) { return row.result == name_of(validity); };
-    const auto first = std::ranges::find_if(report.standing, is_so);
-    if (first == report.standing.end()) continue;
-    const auto rows = std::ranges::count_if(report.standing, is_so);
-    judgement.apply(validity, fmt::format("{} that {} {} {} ({})", count_text(rows, "row"),
-                                          rows == 1 ? "stays" : "stay", rows == 1 ? "is" : "are",
-                                          first->result, fmt::join(first->reasons, ", ")));
-  }
-}
-
-/// Judges what holds for the whole run and is known at its start.
-void judge_setting(const RunReport& report, Judgement& judgement) {
-  if (report.build.git_state == "dirty") judgement.apply(Validity::unofficial, "dirty tree");
-  if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")
-    judgement.apply(Validity::unofficial, fmt::format("{} build", report.build.build_type));
-  if (const double scale = report.verification.tolerance_scale(); scale != 1)
-    judgement.apply(Validity::unofficial, fmt::format("tolerances times {:g}", scale));
-  for (const std::string& reason : report.unofficial_reasons)
-    judgement.apply(Validity::unofficial, reason);
-}
-
-}  // namespace
 
 std::string check_text(const RunReport& report, const Verification& checks) {
   if (checks.empty() || (checks.passed() && !report.nothing_to_verify.empty())) return "-";

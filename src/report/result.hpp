@@ -131,7 +131,7 @@ std::string check_text(const RunReport& report, const Verification& checks);
 ///   INVALID     a check failed, or a figure of merit is impossible
 ///   UNVERIFIED  nothing was checked, or for a reason from the app
 ///   UNOFFICIAL  modified source tree (without git: clean), build without optimisation or with a
-///               sanitizer, scaled tolerances, a reason from the app, broken run rules (noise.hpp)
+///               sanitizer, scaled tolerances, a reason from the app, broken run rules (repeat.hpp)
 /// else VALID. The verdict is no better than that of any kept row of an earlier run.
 Verdict judge(const RunReport& report);
 
@@ -188,5 +188,19 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
 
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();
+
+/// An array of answers of the input.
+struct AnswerUse {
+  std::string name;
+  std::string why_not = {};  ///< reason; "" if every element was compared
+  /// False if the options name other results, so that no comparison is expected.
+  bool was_asked = true;
+};
+
+/// "# reference by NumPy: compared in full: logprob, entropy; not compared: d_entropy (--pass fwd)"
+std::string answers_text(const std::string& generator, const std::vector<AnswerUse>& uses);
+
+/// Makes the result UNVERIFIED if an answer that the options ask for was not compared.
+void judge_answers(RunReport& report, const std::vector<AnswerUse>& uses);
 
 }  // namespace gyre

@@ -14,14 +14,14 @@ namespace {
 constexpr double nan = std::numeric_limits<double>::quiet_NaN();
 
 double mean_of(std::span<const double> values) {
-  return std::accumulate(values.begin(), values.end(), 0.0) / static_cast<double>(values.size());
+  return std::accumulate(values.begin(), values.end(), 0.0) / values.size();
 }
 
 double quantile_of_sorted(const std::vector<double>& sorted, double q) {
-  const double position = q * static_cast<double>(sorted.size() - 1);
+  const double position = q * (sorted.size() - 1);
   const size_t below = static_cast<size_t>(position);
   const size_t above = std::min(below + 1, sorted.size() - 1);
-  return std::lerp(sorted[below], sorted[above], position - static_cast<double>(below));
+  return std::lerp(sorted[below], sorted[above], position - below);
 }
 
 bool usable(std::span<const double> samples) {
@@ -45,7 +45,7 @@ Interval median_interval(std::span<const double> sorted) {
     double probability = std::pow(0.5, n), sum = probability;
     while (sum <= 0.025) {
       ++k;
-      probability *= (n - static_cast<double>(k) + 1) / static_cast<double>(k);
+      probability *= (n - k + 1) / k;
       sum += probability;
     }
   }

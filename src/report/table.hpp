@@ -2,9 +2,9 @@
 // Result tables. One list of columns defines the header, the rows and the CSV.
 //
 //     Table<Row> table({
-//         {"tokens", "", 8, 0, [](const Row& r) { return r.tokens; }},
-//         {"schedule", "", 10, 0, [](const Row& r) { return r.schedule; }, Align::left},
-//         {"t_med", "ms", 8, 3, [](const Row& r) { return r.t_med; }}});
+//         {"tokens", "", 8, 0, &Row::tokens},
+//         {"schedule", "", 10, 0, &Row::schedule, Align::left},
+//         {"t_med", "ms", 8, 3, &Row::t_med}});
 //
 //     #   tokens  schedule       t_med
 //     #                           (ms)

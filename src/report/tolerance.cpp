@@ -42,8 +42,7 @@ namespace {
 double tolerance_of(double f32_roundings, int64_t bf16_roundings) {
   const double narrow = epsilon_of(DType::bf16), wide = epsilon_of(DType::f32);
   return tolerance_safety / 6 *
-         std::sqrt(wide * wide * f32_roundings +
-                   narrow * narrow * static_cast<double>(bf16_roundings));
+         std::sqrt(wide * wide * f32_roundings + narrow * narrow * bf16_roundings);
 }
 
 /// Counts events per range of heads, and their maximum. Ranges with the same begin are the same
@@ -175,7 +174,7 @@ double error_scale(std::span<const double> row, double size) {
   constexpr double smallest = 0x1p-80;
   double sum = 0;
   for (const double x : row) sum += x * x;
-  const double rms = row.empty() ? 0 : std::sqrt(sum / static_cast<double>(row.size()));
+  const double rms = row.empty() ? 0 : std::sqrt(sum / row.size());
   return std::max({smallest, size, rms});
 }
 
@@ -184,7 +183,7 @@ double logprob_tolerance() {
 }
 
 double logprob_scale(double logprob) {
-  return std::sqrt(1 + 4 * logprob * logprob / static_cast<double>(row_roundings));
+  return std::sqrt(1 + 4 * logprob * logprob / row_roundings);
 }
 
 double entropy_scale(int64_t vocab_size) {

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <filesystem>
 #include <fstream>
-#include <functional>
 #include <limits>
 #include <map>
 #include <nlohmann/json.hpp>
@@ -109,7 +108,7 @@ Json args_of(const TraceSpan& span) {
 }
 
 double microseconds(int64_t nanoseconds) {
-  return static_cast<double>(nanoseconds) / 1000;
+  return nanoseconds / 1e3;
 }
 
 /// Adds the metadata and the spans of a rank, and sets the thread of each span.

@@ -1,13 +1,10 @@
 #include "report/verify.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <nlohmann/json.hpp>
 #include <numeric>
 #include <tuple>
 #include <utility>
-#include <vector>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
@@ -85,7 +82,7 @@ void Check::merge_repeat(const Check& other) {
 }
 
 bool Check::is_too_wide() const {
-  const double mean = values_ > 0 ? sizes_ / static_cast<double>(values_) : 0;
+  const double mean = values_ > 0 ? sizes_ / values_ : 0;
   return !std::isfinite(tolerance_) || tolerance_ > std::max(1.0, mean);
 }
 

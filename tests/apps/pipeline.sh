@@ -129,5 +129,12 @@ out=$scratch/never.h5
 refused 'steps, messages and rectangles, at most 1073741824); ' 1 --dry-run --cp 65536
 refused '--min-prefix 8 needs --share-prefixes' 1 --min-prefix 8
 refused '--min-prefix' 1 --share-prefixes --min-prefix 0
+# A row of an earlier run stays. Then nothing is scored, so that nothing can be written.
+input=$source_dir/inputs/docs_tiny.h5
+pipeline 2 -J "$scratch/rows.jsonl" >"$scratch/log" || fail "$(cat "$scratch/log")"
+pipeline 2 -J "$scratch/rows.jsonl" --resume finished >"$scratch/log" || fail "$(cat "$scratch/log")"
+grep -q '^# 1 row of .*rows.jsonl stay and were not measured again' "$scratch/log" || fail "$(cat "$scratch/log")"
+! grep -q '^# score' "$scratch/log" || fail "scored again: $(cat "$scratch/log")"
+refused '--resume leaves rows out, and --output needs them' 2 --resume finished
 
 echo "ok: ${#schedules[@]} schedules, ${#layouts[@]} layouts"

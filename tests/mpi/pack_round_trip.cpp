@@ -56,8 +56,8 @@ void pack_to(const std::string& path, const Documents& documents, const BinPacke
   const int64_t first = parts[world().rank()];
   const int64_t last = parts[world().rank() + 1];
   Outputs outputs(world());
-  write_checked(path, header, fill_slots(header, first, last, tokens_of(documents)), first, last,
-                world(), true, checks, outputs);
+  const PackedSlots slots = fill_slots(header, first, last, tokens_of(documents));
+  write_checked({path, header, slots, slots, first, last}, world(), checks, outputs);
   outputs.publish("");
 }
 

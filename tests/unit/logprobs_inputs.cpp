@@ -9,7 +9,7 @@
 #include <set>
 
 #include "apps/logprobs/inputs.hpp"
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
 #include "errors.hpp"
 #include "logprobs/reference.hpp"
 
@@ -271,7 +271,8 @@ TEST(FillLogits, PaddingOfAStreamIsNaN) {
   const auto inputs = inputs_of(file, DType::bf16);
   LogitMatrix matrix(3, 2, DType::bf16);
   const std::vector<int64_t> tokens{1, -1, 0};
-  fill_logits(*inputs, TokenTensor::logits, tokens, 1, matrix.ref());
+  HostStream host;
+  fill_logits(*inputs, TokenTensor::logits, tokens, 1, matrix.ref(), host);
   EXPECT_EQ(matrix.ref().at(0, 0), 5);
   EXPECT_EQ(matrix.ref().at(0, 1), 6);
   EXPECT_TRUE(std::isnan(matrix.ref().at(1, 0)));
@@ -295,9 +296,10 @@ TEST(LogprobsRows, LogitsComeBackWhenGradientsHaveTakenTheirPlace) {
   const LogprobsOptions o = options_of(30);
   const LogprobsWorkload problem = generated_workload(o, 5);
   const auto inputs = random_inputs(problem, o);
-  LogprobsRows original(problem, *inputs, {4, 2, 0}, 0, true);
+  HostStream host;
+  LogprobsRows original(problem, *inputs, {4, 2, 0}, 0, true, host);
   for (const bool in_place : {true, false}) {
-    LogprobsRows rows(problem, *inputs, {4, 2, 0}, 0, in_place);
+    LogprobsRows rows(problem, *inputs, {4, 2, 0}, 0, in_place, host);
     rows.restore();  // nothing to do yet
     for (int round = 0; round < 2; ++round) {
       rows.prepare_gradient();
@@ -321,7 +323,8 @@ TEST(LogprobsRows, PaddingHasIdsAndNoGradient) {
   const LogprobsOptions o = options_of(30);
   const LogprobsWorkload problem = generated_workload(o, 5);
   const auto inputs = random_inputs(problem, o);
-  LogprobsRows rows(problem, *inputs, {-1, 3}, 0, true);
+  HostStream host;
+  LogprobsRows rows(problem, *inputs, {-1, 3}, 0, true, host);
   EXPECT_EQ(rows.targets()[0], 0);
   EXPECT_EQ(rows.targets()[1], inputs->target(3));
   EXPECT_EQ(rows.gradients(1), (std::vector<float>{0, inputs->gradient(3, 1)}));

@@ -92,8 +92,9 @@ Switches read_switches(std::vector<const char*> arguments) {
   CommonOptions common;
   CLI::App app("", "program");
   app.set_help_flag("");
-  add_flag(app, {"--in-place,!--out-of-place", ""}, result.in_place);
-  add_flag(app, {"--list", ""}, result.list);
+  const AddOptions add(app);
+  add.flag("--in-place,!--out-of-place", "", result.in_place);
+  add.flag("--list", "", result.list);
   declare_common(app, common);
   arguments.insert(arguments.begin(), "program");
   try {
@@ -150,13 +151,14 @@ Configured configure(const std::string& text, std::vector<const char*> arguments
   CommonOptions common;
   CLI::App app("", "program");
   app.set_help_flag("");
-  add_option(app, {"--text", ""}, result.text);
-  add_choice_option(app, {"-c,--choice", ""}, result.choice, {"none", "last"});
-  add_option(app, {"texts", ""}, result.texts);
-  add_option(app, {"-n,--number", ""}, result.number, 1);
-  add_size_option(app, {"--size", ""}, result.size, 1);
-  add_option(app, {"--real", ""}, result.real);
-  add_flag(app, {"--list", ""}, result.list);
+  const AddOptions add(app);
+  add("--text", "", result.text);
+  add.choice("-c,--choice", "", result.choice, {"none", "last"});
+  add("texts", "", result.texts);
+  add("-n,--number", "", result.number, 1);
+  add.size("--size", "", result.size, 1);
+  add("--real", "", result.real);
+  add.flag("--list", "", result.list);
   declare_common(app, common);
   arguments.insert(arguments.begin(), {"program", "--config", file.path().c_str()});
   try {

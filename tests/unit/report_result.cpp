@@ -9,7 +9,6 @@
 
 #include "app_context.hpp"
 #include "mpi_test.hpp"
-#include "report/answers.hpp"
 #include "report/result.hpp"
 
 namespace gyre {

@@ -9,7 +9,7 @@
 #include <random>
 #include <vector>
 
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
 #include "apps/logprobs/ops/filtered_row.hpp"
 #include "core/bf16.hpp"
 #include "logprobs/reference.hpp"

@@ -15,25 +15,27 @@
 #include <utility>
 
 #include "apps/logprobs/operation.hpp"
-#include "apps/logprobs/ops/picks.hpp"
 #include "core/special_values.hpp"
 #include "logprobs/reference.hpp"
 
 namespace gyre {
 namespace {
 
-class DistillationOp final : public PicksOp {
+class DistillationOp final : public RowsOp {
  public:
   DistillationOp(LogprobsContext& context, bool renormalised)
-      : PicksOp(context),
+      : RowsOp(context),
         renormalised_(renormalised),
+        picks_(context.problem.picks),
+        values_(rows_.rows() * picks_),
+        d_values_(rows_.gradients(2, picks_)),
         teacher_logits_(rows_.rows() * picks_),
         teacher_(rows_.rows() * picks_),
-        entropy_(renormalised ? 0 : rows_.rows()) {
+        entropy_(renormalised ? 0 : rows_.rows()),
+        d_entropy_(rows_.gradients(1, renormalised ? 0 : 1)) {
     for (int64_t i = 0; i < teacher_logits_.size(); ++i)
       teacher_logits_[i] =
           context.inputs.teacher_value(token(i / picks_), i % picks_, rows_.ids()[i]);
-    if (!renormalised) d_entropy_ = rows_.gradients(1);
   }
   void start() override {
     const DistillationOptions options{picks_,    renormalised_, !renormalised_, c_.options.threads,
@@ -44,7 +46,7 @@ class DistillationOp final : public PicksOp {
                       teacher_.span(), entropy_.span());
     };
     backward_ = [this, scores] {
-      scores->backward(rows_.logits(), rows_.ids(), d_values_.span(), d_entropy_, rows_.d_logits());
+      scores->backward(rows_.logits(), rows_.ids(), d_values_, d_entropy_, rows_.d_logits());
     };
   }
   std::optional<SentTraffic> expected(Pass pass) const override {
@@ -62,63 +64,55 @@ class DistillationOp final : public PicksOp {
   std::vector<std::span<float>> outputs() override {
     return {values_.span(), teacher_.span(), entropy_.span()};
   }
-  DistillationReference wanted(size_t r) const {
-    const float* first = teacher_logits_.data() + static_cast<int64_t>(r) * picks_;
+  std::span<const int32_t> ids_of(int64_t r) const {
+    return rows_.ids().subspan(r * picks_, picks_);
+  }
+  DistillationReference wanted(int64_t r) const {
+    const float* first = teacher_logits_.data() + r * picks_;
     const std::vector<double> teacher(first, first + picks_);
-    return distillation_reference(whole_row(rows_.tokens()[r]), ids_of(r), teacher, renormalised_);
+    return distillation_reference(row_of(r), ids_of(r), teacher, renormalised_);
   }
   static ExpectedRow scaled(const std::vector<double>& logprobs) {
-    ExpectedRow want{logprobs, {}};
-    for (const double logprob : logprobs) {
-      want.scales.push_back(logprob_scale(logprob));
-      want.undefined = want.undefined || std::isnan(logprob);
-    }
+    ExpectedRow want = scored(logprobs);
+    want.undefined = std::ranges::any_of(logprobs, [](double x) { return std::isnan(x); });
     return want;
   }
   std::vector<ResultArray> results(Pass pass) override {
-    if (pass == Pass::backward) {
-      ResultArray gradient =
-          gradient_array(renormalised_ ? "d_distilled_renormalised" : "d_distilled", rows_.tokens(),
-                         rows_.d_logits());
-      gradient.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
-      return {gradient};
-    }
-    const auto array = [&](const char* name, const char* check, std::span<const float> values,
-                           int64_t width) {
-      return shared_array<float>(name, check, logprob_tolerance(), rows_.tokens(), values, width);
-    };
-    ResultArray student =
-        array(renormalised_ ? "distilled_renormalised_logprob" : "distilled_logprob", "student",
-              values_.span(), picks_);
-    ResultArray teacher = array(
-        renormalised_ ? "distilled_renormalised_teacher_logprob" : "distilled_teacher_logprob",
-        "teacher", teacher_.span(), picks_);
-    student.expect = expect_rows([this](size_t r) { return scaled(wanted(r).student); });
-    teacher.expect = expect_rows([this](size_t r) { return scaled(wanted(r).teacher); });
-    if (renormalised_) return {student, teacher};
-    ResultArray entropy = array("distilled_entropy", "entropies", entropy_.span(), 0);
-    entropy.expect = expect_rows([this](size_t r) {
-      return ExpectedRow{{wanted(r).entropy}, {entropy_scale(vocab().vocab_size)}};
-    });
-    return {student, teacher, entropy};
+    if (pass == Pass::backward)
+      return {row_gradient(renormalised_ ? "d_distilled_renormalised" : "d_distilled",
+                           [this](size_t r) { return expected_gradient(r); })};
+    std::vector<ResultArray> arrays{
+        row_values(renormalised_ ? "distilled_renormalised_logprob" : "distilled_logprob",
+                   "student", values_.span(), picks_,
+                   [this](size_t r) { return scaled(wanted(r).student); }),
+        row_values(
+            renormalised_ ? "distilled_renormalised_teacher_logprob" : "distilled_teacher_logprob",
+            "teacher", teacher_.span(), picks_,
+            [this](size_t r) { return scaled(wanted(r).teacher); })};
+    if (!renormalised_)
+      arrays.push_back(
+          row_values("distilled_entropy", "entropies", entropy_.span(), 0, [this](size_t r) {
+            return ExpectedRow{{wanted(r).entropy}, {entropy_scale(vocab().vocab_size)}};
+          }));
+    return arrays;
   }
-  ExpectedRow expected_gradient(size_t r) const {
-    const int64_t index = r;
-    const std::vector<double> row = whole_row(token(index)), g = gradients_of(index);
-    const double h = renormalised_ ? 0 : static_cast<double>(d_entropy_[r]);
+  ExpectedRow expected_gradient(int64_t r) const {
+    const auto first = d_values_.begin() + r * picks_;
+    const std::vector<double> row = row_of(r), g(first, first + picks_);
+    const double h = renormalised_ ? 0 : d_entropy_[r];
     const double sum = std::accumulate(g.begin(), g.end(), 0.0);
     const DistillationReference forward = wanted(r);
     if (std::isnan(forward.student[0])) {  // an empty distribution has no gradient
       ExpectedRow want{std::vector<double>(row.size(), 0), std::vector<double>(row.size(), 1)};
       want.undefined = std::ranges::any_of(g, [](double x) { return x != 0; });
       if (want.undefined)
-        for (const int32_t id : ids_of(index)) want.values[id] = std::nan("");
+        for (const int32_t id : ids_of(r)) want.values[id] = std::nan("");
       return want;
     }
     RowGradientTerms terms{log_softmax_reference(row)};
     terms.a = -(sum + h * forward.entropy);
     terms.b = -h;
-    terms.ids = ids_of(index);
+    terms.ids = ids_of(r);
     std::vector<double> weights = g;
     if (renormalised_) {  // only the ids have a gradient: g_k - p_k Σ g
       terms.a = 0;
@@ -133,7 +127,11 @@ class DistillationOp final : public PicksOp {
   }
 
   bool renormalised_;
-  Buffer<float> teacher_logits_, teacher_, entropy_;
+  int64_t picks_;
+  Buffer<float> values_;  // [rows, picks], as the next
+  std::vector<float> d_values_;
+  Buffer<float> teacher_logits_, teacher_;
+  Buffer<float> entropy_;
   std::vector<float> d_entropy_;
 };
 

@@ -3,8 +3,6 @@
 // Results must equal the logits bitwise. A call is one exchange. It sends one message to every
 // other rank for which this rank has a nonempty block of logits.
 
-#include <fmt/format.h>
-
 #include <bit>
 
 #include "apps/logprobs/operation.hpp"
@@ -43,8 +41,7 @@ class ExchangeOp final : public RowsOp {
     return sent;
   }
   double ideal_bytes(Pass) const override {
-    return element_bytes() *
-           static_cast<double>(rows_.rows() * columns() + exchange_.rows() * vocab().padded());
+    return element_bytes() * (rows_.rows() * columns() + exchange_.rows() * vocab().padded());
   }
 
  private:
@@ -61,15 +58,15 @@ class ExchangeOp final : public RowsOp {
     array.of_tokens = false;
     array.read = read_rows(got.cols, [this, got](size_t r, std::span<double> to) {
       const ConstMatrixRef row = host_row(got, r);
-      for (int64_t c = 0; c < got.cols; ++c) to[c] = static_cast<double>(bits(row, 0, c));
+      for (int64_t c = 0; c < got.cols; ++c) to[c] = bits(row, 0, c);
     });
     array.expect = expect_rows([this, got, tokens, first_id](size_t r) {
       LogitMatrix want(1, got.cols, got.type);
-      fill_logits(c_.inputs, TokenTensor::logits, tokens.subspan(r, 1), first_id, want.ref());
+      HostStream host;
+      fill_logits(c_.inputs, TokenTensor::logits, tokens.subspan(r, 1), first_id, want.ref(), host);
       const size_t width = vocab().padded();
       ExpectedRow expected{std::vector<double>(width, 0), std::vector<double>(width, 1)};
-      for (int64_t c = 0; c < got.cols; ++c)
-        expected.values[first_id + c] = static_cast<double>(bits(want.ref(), 0, c));
+      for (int64_t c = 0; c < got.cols; ++c) expected.values[first_id + c] = bits(want.ref(), 0, c);
       return expected;
     });
     return {array};

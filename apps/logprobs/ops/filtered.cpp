@@ -8,8 +8,6 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
-
 #include "apps/logprobs/operation.hpp"
 #include "apps/logprobs/ops/filtered_row.hpp"
 #include "baselines/upstream.hpp"
@@ -48,11 +46,6 @@ class FilteredOp : public RowsOp {
     if (by_digits_ > 0) return std::nullopt;
     return all_gather_of(tp(), round_up(rows_.rows() * (16 + filter_list_bytes(c_)), 4));
   }
-  double ideal_bytes(Pass pass) const override {
-    if (pass == Pass::forward) return shard_bytes(rows_.rows());
-    const auto active = std::ranges::count_if(d_logprob_, [](float g) { return g != 0; });
-    return shard_bytes(rows_.rows()) + shard_bytes(active);
-  }
   std::string note() const override {
     return by_digits_ == 0 ? "" : fmt::format("{} rows by digits", by_digits_);
   }
@@ -63,7 +56,7 @@ class FilteredOp : public RowsOp {
     compare_survivors(
         sample_of(rows_.tokens(), sample_rows()), rows_.tokens(), kept_, logprob_.span(),
         takes_any_of_ties(), [this](size_t r) { return filtered_row(r); },
-        check_of(pass, "survivors", logprob_tolerance(), checks));
+        check_of(label(pass), "survivors", logprob_tolerance(), c_.problem.tokens(), checks));
   }
 
  protected:
@@ -75,7 +68,7 @@ class FilteredOp : public RowsOp {
 
  private:
   FilteredRow filtered_row(size_t r) const {
-    return {row_of(r), c_.problem.filter, rows_.targets()[r], gradient(r)};
+    return {row_of(r), c_.problem.filter, rows_.targets()[r], d_logprob_[r]};
   }
   FilteredAnswers answers_of(size_t r) const {
     return {answer(filtered_values, rows_.tokens()[r]),
@@ -88,8 +81,7 @@ class FilteredOp : public RowsOp {
                                       rows_.tokens(), std::as_const(logprob_).span(), 0)
                 : gradient_array(filtered_gradient, rows_.tokens(), rows_.d_logits());
     array.expect = expect_rows([this, forward](size_t r) {
-      const auto got = static_cast<double>(logprob_.span()[r]);
-      return forward ? filtered_row(r).score(got, answers_of(r))
+      return forward ? filtered_row(r).score(logprob_[r], answers_of(r))
                      : filtered_row(r).gradient(kept_.at(r), answers_of(r));
     });
     if (!takes_any_of_ties()) return {array};
@@ -100,7 +92,7 @@ class FilteredOp : public RowsOp {
     };
     return {array};
   }
-  double gradient(size_t r) const { return static_cast<double>(d_logprob_[r]); }
+  bool has_gradient(int64_t r) const override { return d_logprob_[r] != 0; }
 
   int64_t by_digits_ = 0;
   std::vector<int32_t> kept_;  // result of survivors_ when verify() ran

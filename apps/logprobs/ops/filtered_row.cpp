@@ -2,11 +2,10 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <utility>
 
-#include "apps/logprobs/op.hpp"
+#include "apps/logprobs/operation.hpp"
 
 namespace gyre {
 namespace {

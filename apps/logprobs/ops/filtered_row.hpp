@@ -72,7 +72,7 @@ void compare_survivors(std::span<const size_t> rows, std::span<const int64_t> to
                        std::span<const int32_t> kept, std::span<const float> logprob,
                        bool any_of_ties, const RowOf& row_of, Check& check) {
   for (const size_t r : rows)
-    row_of(r).compare_survivors(kept[r], static_cast<double>(logprob[r]), any_of_ties,
+    row_of(r).compare_survivors(kept[r], logprob[r], any_of_ties,
                                 "token " + std::to_string(tokens[r]), check);
   const auto padding = std::ranges::count_if(tokens, [](int64_t token) { return token < 0; });
   check.add_sample(std::ssize(rows), std::ssize(tokens) - padding);

@@ -7,8 +7,6 @@
 
 #include "logprobs/fused_linear.hpp"
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <cmath>
 #include <numeric>
@@ -90,9 +88,8 @@ class LinearOp final : public LogprobsOp {
     int64_t active = 0;
     for (size_t i = 0; i < tokens_.size(); ++i)
       active += d_logprob_[i] != 0 || d_entropy_[i] != 0 ? 1 : 0;
-    const double product = 2.0 * static_cast<double>(hidden_ * valid_columns());
-    return pass == Pass::forward ? product * static_cast<double>(count())
-                                 : 3 * product * static_cast<double>(active);
+    const double product = 2.0 * (hidden_ * valid_columns());
+    return product * (pass == Pass::forward ? count() : 3 * active);
   }
   void verify(Pass pass, Verification& checks) override {
     LogprobsOp::verify(pass, checks);
@@ -169,9 +166,8 @@ class LinearOp final : public LogprobsOp {
     ResultArray entropies = shared_array<float>("linear_entropy", "entropies", score_tolerance(),
                                                 tokens_, entropy_.span(), 0);
     scores.expect = [this](ResultArray::Batch batch) {
-      return expected_scores(batch, [](const TokenScore& score) {
-        return ExpectedRow{{score.logprob}, {logprob_scale(score.logprob)}};
-      });
+      return expected_scores(batch,
+                             [](const TokenScore& score) { return scored({score.logprob}); });
     };
     entropies.expect = [this](ResultArray::Batch batch) {
       return expected_scores(batch, [this](const TokenScore& score) {
@@ -195,7 +191,7 @@ class LinearOp final : public LogprobsOp {
     double a, b, weight;
   };
   Slopes slopes(size_t i, double entropy) const {
-    const auto g = static_cast<double>(d_logprob_[i]), h = static_cast<double>(d_entropy_[i]);
+    const double g = d_logprob_[i], h = d_entropy_[i];
     return {-(g + h * entropy) / temperature(), -h / temperature(), g / temperature()};
   }
   /// Accumulates gradient rows as sums of products, and the squared error scales of the products.
@@ -209,7 +205,7 @@ class LinearOp final : public LogprobsOp {
     void add(size_t row, const std::pair<double, double>& gradient,
              const std::vector<float>& factors) {
       for (size_t d = 0; d < width; ++d) {
-        const auto factor = static_cast<double>(factors[d]);
+        const double factor = factors[d];
         const double size = gradient.second * factor;
         values[row * width + d] += gradient.first * factor;
         squares[row * width + d] += size * size;
@@ -220,8 +216,7 @@ class LinearOp final : public LogprobsOp {
       for (size_t begin = 0; begin < values.size(); begin += width) {
         const auto row = std::span(values).subspan(begin, width),
                    of_terms = std::span(squares).subspan(begin, width);
-        const double mean =
-            std::accumulate(of_terms.begin(), of_terms.end(), 0.0) / static_cast<double>(width);
+        const double mean = std::accumulate(of_terms.begin(), of_terms.end(), 0.0) / width;
         const double scale = error_scale(row, std::sqrt(mean));
         all.push_back({{row.begin(), row.end()}, std::vector<double>(width, scale)});
       }
@@ -296,7 +291,7 @@ class LinearOp final : public LogprobsOp {
     for (size_t i = 0; i < tokens_.size(); ++i) {
       const std::vector<float> x = hidden_row(tokens_[i]);
       const double log_sum = log_sum_of(i, x);
-      const Slopes of_token = slopes(i, static_cast<double>(entropy_[i]));
+      const Slopes of_token = slopes(i, entropy_[i]);
       for (size_t s = 0; s < batch.size(); ++s) {
         const bool is_target = targets_[i] == first_column() + static_cast<int64_t>(batch[s]);
         const double logprob = product(x, w[s]) / temperature() - log_sum;
@@ -318,7 +313,7 @@ class LinearOp final : public LogprobsOp {
   /// Log-sum-exp of token i's logits divided by the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
-      return product(x, weight_row(targets_[i])) / temperature() - static_cast<double>(logprob_[i]);
+      return product(x, weight_row(targets_[i])) / temperature() - logprob_[i];
     const std::vector<double> z = logits_of(std::span(&i, 1))[0];
     return z[0] / temperature() - log_softmax_reference(z, temperature())[0];
   }

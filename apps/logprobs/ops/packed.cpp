@@ -113,29 +113,23 @@ class PackedOp final : public RowsOp {
     }
     return sent;
   }
-  double ideal_bytes(Pass pass) const override {
-    const double once = shard_bytes(rows_.rows());
-    if (pass == Pass::forward) return once;
-    const auto active =
-        std::ranges::count_if(rows_.tokens(), [&](int64_t token) { return gradient(token) != 0; });
-    return once + shard_bytes(active);
-  }
-
   void verify(Pass pass, Verification& checks) override {
     LogprobsOp::verify(pass, checks);
     if (pass == Pass::backward) return check_padding(checks);
     if (packing_.filtered) {
-      Check& survivors = check_of(pass, "survivors", logprob_tolerance(), checks);
+      Check& survivors =
+          check_of(label(pass), "survivors", logprob_tolerance(), c_.problem.tokens(), checks);
       if (c_.grid.tp_rank() == 0)
         compare_survivors(
             sample_of(rows_.tokens(), sample_rows()), rows_.tokens(), survivors_(), logprob_.span(),
-            takes_any_of_ties(),
-            [this](size_t r) { return filtered_row(rows_.tokens()[r], targets_[r]); }, survivors);
+            takes_any_of_ties(), [this](size_t r) { return filtered_row(token(r), targets_[r]); },
+            survivors);
     }
     check_same_bits(predictions_, c_.grid.world(), checks);
   }
 
  private:
+  bool has_gradient(int64_t r) const override { return gradient(token(r)) != 0; }
   std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
   void start_scores() {
     auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(1), tp());
@@ -212,14 +206,12 @@ class PackedOp final : public RowsOp {
   std::vector<ResultArray> results(Pass pass) override {
     if (pass == Pass::forward) return {predictions()};
     const bool constant = convention_ == GatherGradient::none;  // then the file gets no gradient
-    ResultArray array =
-        gradient_array(constant ? "" : gradient_name(packing_), rows_.tokens(), rows_.d_logits());
-    array.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
+    ResultArray array = row_gradient(constant ? "" : gradient_name(packing_),
+                                     [this](size_t r) { return expected_gradient(r); });
     if (packing_.filtered && takes_any_of_ties())
       array.is_as_right = [this](size_t r, int64_t column, double got, double want) {
         return (got == 0) != (want == 0) &&
-               filtered_row(rows_.tokens()[r])
-                   .is_other_gradient(c_.problem.type, column, got, want);
+               filtered_row(token(r)).is_other_gradient(c_.problem.type, column, got, want);
       };
     return {array};
   }
@@ -240,7 +232,7 @@ class PackedOp final : public RowsOp {
     std::iota(array.rows.begin(), array.rows.end(), 0);
     array.read = read_rows(width_, [this](size_t i, std::span<double> to) {
       for (size_t p = 0; p < to.size(); ++p)
-        to[p] = is_padding(i, p) ? 0 : static_cast<double>(predictions_.at(i * to.size() + p));
+        to[p] = is_padding(i, p) ? 0 : predictions_.at(i * to.size() + p);
     });
     const bool answered = c_.inputs.answers(array.name) != nullptr;
     const auto some =
@@ -278,7 +270,7 @@ class PackedOp final : public RowsOp {
     return want;
   }
   FilteredRow filtered_row(int64_t token, int32_t next) const {
-    return {whole_row(token), c_.problem.filter, next, static_cast<double>(gradient(token))};
+    return {whole_row(token), c_.problem.filter, next, gradient(token)};
   }
   FilteredRow filtered_row(int64_t token) const {
     return filtered_row(token, has_next(token) ? c_.inputs.target(token + 1) : 0);
@@ -296,34 +288,26 @@ class PackedOp final : public RowsOp {
   }
   ExpectedRow expected_score(int64_t token, size_t place) const {
     if (packing_.filtered)
-      return filtered_row(token).score(static_cast<double>(predictions_.at(place)),
-                                       filtered_answers(token));
+      return filtered_row(token).score(predictions_.at(place), filtered_answers(token));
     const int32_t next = c_.inputs.target(token + 1);
-    const double want = score_row_reference(whole_row(token), next, temperature()).logprob;
-    return {{want}, {logprob_scale(want)}};
+    return scored({score_row_reference(whole_row(token), next, temperature()).logprob});
   }
   ExpectedRow expected_gradient(size_t r) const {
     const int64_t token = rows_.tokens()[r];
     if (packing_.filtered)
       return filtered_row(token).gradient(survivors_()[r], filtered_answers(token));
-    const std::vector<double> row = whole_row(token);
-    const auto g = static_cast<double>(gradient(token));
     const int32_t id = has_next(token) ? c_.inputs.target(token + 1) : 0;
-    const double weight = g / temperature();
-    RowGradientTerms terms{log_softmax_reference(row, temperature()), -weight, 0};
-    terms.ids = std::span(&id, 1);
-    terms.weights = std::span(&weight, 1);
-    return {score_gradient_reference(row, std::span(&id, 1), std::span(&g, 1), 0, temperature()),
-            terms.scales()};
+    return score_gradient(whole_row(token), std::span(&id, 1), {gradient(token)});
   }
   /// Checks that the gradient of padding slots is 0.
   void check_padding(Verification& checks) {
-    Check& check = check_of(Pass::backward, "d_logits of padding", 0, checks);
+    Check& check =
+        check_of(label(Pass::backward), "d_logits of padding", 0, c_.problem.tokens(), checks);
     for (int64_t r = 0; r < rows_.rows(); ++r) {
       if (rows_.tokens()[r] >= 0) continue;
       const ConstMatrixRef row = host_row(rows_.d_logits(), r);
       for (int64_t c = 0; c < row.cols; ++c)
-        check.add(static_cast<double>(row.at(0, c)), 0,
+        check.add(row.at(0, c), 0,
                   [&] { return fmt::format("slot {} column {}", r, first_column() + c); });
     }
     if (c_.grid.world().rank() == 0) check.add_nothing();  // there may be no padding

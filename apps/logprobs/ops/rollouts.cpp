@@ -6,8 +6,6 @@
 // bytes per row and, if there are several answers, one of 4 (2 + answers) bytes on ranks that hold
 // the last row of the prompt. Backward sends nothing.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 #include <memory>
 
@@ -56,14 +54,9 @@ class RolloutsOp final : public RowsOp {
       sent += all_gather_of(tp(), 4 * (2 + std::ssize(branch.ids)));
     return sent;
   }
-  double ideal_bytes(Pass pass) const override {
-    if (pass == Pass::forward) return shard_bytes(rows_.rows());
-    const auto active = std::ranges::count_if(
-        rows_.tokens(), [&](int64_t token) { return !predicted_by(token).empty(); });
-    return shard_bytes(rows_.rows()) + shard_bytes(active);
-  }
 
  private:
+  bool has_gradient(int64_t r) const override { return !predicted_by(token(r)).empty(); }
   std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
   int64_t begin_of(int64_t i) const {
     return c_.problem.offsets[std::min(i, c_.problem.sequences())];
@@ -87,7 +80,9 @@ class RolloutsOp final : public RowsOp {
     return answers;
   }
   std::vector<ResultArray> results(Pass pass) override {
-    return {pass == Pass::forward ? logprobs() : gradient()};
+    if (pass == Pass::forward) return {logprobs()};
+    return {row_gradient("d_rollout_logprob",
+                         [this](size_t r) { return expected_gradient(token(r)); })};
   }
   /// Log-probability of every token, on the rank whose row predicts it; 0 if no row does.
   ResultArray logprobs() {
@@ -107,32 +102,19 @@ class RolloutsOp final : public RowsOp {
     array.expect = expect_rows([this](size_t i) {
       const int64_t row = predicting_row(tokens_[i]);
       if (row < 0) return ExpectedRow{{0}, {1}};
-      const double want =
-          score_row_reference(whole_row(row), c_.inputs.target(tokens_[i]), temperature()).logprob;
-      return ExpectedRow{{want}, {logprob_scale(want)}};
+      const int32_t id = c_.inputs.target(tokens_[i]);
+      return scored({score_row_reference(whole_row(row), id, temperature()).logprob});
     });
     return array;
   }
-  ResultArray gradient() {
-    ResultArray array = gradient_array("d_rollout_logprob", rows_.tokens(), rows_.d_logits());
-    array.expect = expect_rows([this](size_t r) { return expected_gradient(rows_.tokens()[r]); });
-    return array;
-  }
   ExpectedRow expected_gradient(int64_t token) const {
-    const std::vector<double> row = whole_row(token);
     std::vector<int32_t> ids;
-    std::vector<double> g, weights;
-    double sum = 0;
+    std::vector<double> g;
     for (const int64_t next : predicted_by(token)) {
       ids.push_back(c_.inputs.target(next));
-      g.push_back(static_cast<double>(c_.inputs.gradient(next, 0)));
-      weights.push_back(g.back() / temperature());
-      sum += g.back();
+      g.push_back(c_.inputs.gradient(next, 0));
     }
-    RowGradientTerms terms{log_softmax_reference(row, temperature()), -sum / temperature(), 0};
-    terms.ids = ids;
-    terms.weights = weights;
-    return {score_gradient_reference(row, ids, g, 0, temperature()), terms.scales()};
+    return score_gradient(whole_row(token), ids, g);
   }
 
   std::vector<int32_t> ids_;          // [rows] the id that the row predicts; -1 if none or several

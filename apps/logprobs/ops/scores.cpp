@@ -7,7 +7,6 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <cmath>
 
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
@@ -43,13 +42,8 @@ class ScoreOp : public RowsOp {
                            : std::span<const int32_t>()),
         logprob_(rows_.rows() * picks_),
         entropies_(entropy_ ? rows_.rows() : 0),
-        d_logprob_(rows_.rows() * picks_) {
-    for (int64_t k = 0; k < picks_; ++k) {
-      const std::vector<float> g = rows_.gradients(gathers_ ? 2 + k : 0);
-      for (int64_t r = 0; r < rows_.rows(); ++r) d_logprob_[r * picks_ + k] = g[r];
-    }
-    if (entropy_) d_entropy_ = rows_.gradients(1);
-  }
+        d_logprob_(rows_.gradients(gathers_ ? 2 : 0, picks_)),
+        d_entropy_(rows_.gradients(1, entropy_ ? 1 : 0)) {}
 
   void start() override {
     auto scores =
@@ -58,33 +52,26 @@ class ScoreOp : public RowsOp {
       scores->forward(rows_.logits(), ids_, stream(), logprob_.span(), entropies_.span());
     };
     backward_ = [this, scores] {
-      scores->backward(rows_.logits(), ids_, d_logprob_.span(), d_entropy_, rows_.d_logits());
+      scores->backward(rows_.logits(), ids_, d_logprob_, d_entropy_, rows_.d_logits());
     };
   }
   std::optional<SentTraffic> expected(Pass pass) const override {
     if (pass == Pass::backward) return SentTraffic{};
     return all_gather_of(tp(), 4 * (2 + picks_ + (entropy_ ? 1 : 0)) * rows_.rows());
   }
-  double ideal_bytes(Pass pass) const override {
-    if (pass == Pass::forward) return shard_bytes(rows_.rows());
-    int64_t active = 0;
-    for (int64_t r = 0; r < rows_.rows(); ++r) active += has_gradient(r) ? 1 : 0;
-    return shard_bytes(rows_.rows()) + shard_bytes(active);
-  }
 
  protected:
   std::vector<std::span<float>> outputs() override { return {logprob_.span(), entropies_.span()}; }
-  /// Coefficient `a` of a gradient's error scale, from the sum of its terms and the sum of their
-  /// magnitudes. Gyre rounds only the sum, and many terms may cancel.
-  virtual double slope_of(double sum, double) const { return -sum; }
+  /// Whether each term of a gradient is rounded. Gyre rounds only their sum.
+  virtual bool rounds_terms() const { return false; }
 
   bool gathers_;
   const char* gradient_;  // name of the gradient array
   int64_t picks_;
   bool entropy_;
   std::span<const int32_t> ids_;
-  Buffer<float> logprob_, entropies_, d_logprob_;
-  std::vector<float> d_entropy_;
+  Buffer<float> logprob_, entropies_;
+  std::vector<float> d_logprob_, d_entropy_;
 
  private:
   static int64_t picks_of(const Scores& scores, const LogprobsWorkload& problem) {
@@ -92,66 +79,42 @@ class ScoreOp : public RowsOp {
     return scores.ids == Scores::Ids::target ? 1 : 0;
   }
   std::span<const int32_t> ids_of(int64_t r) const { return ids_.subspan(r * picks_, picks_); }
-  bool has_gradient(int64_t r) const {
-    for (int64_t k = 0; k < picks_; ++k)
-      if (d_logprob_[r * picks_ + k] != 0) return true;
-    return entropy_ && d_entropy_[r] != 0;
+  std::vector<double> gradients_of(int64_t r) const {
+    const auto first = d_logprob_.begin() + r * picks_;
+    return {first, first + picks_};
+  }
+  bool has_gradient(int64_t r) const override {
+    return std::ranges::any_of(gradients_of(r), [](double g) { return g != 0; }) ||
+           (entropy_ && d_entropy_[r] != 0);
   }
   std::vector<ResultArray> results(Pass pass) override {
-    std::vector<ResultArray> arrays;
-    if (pass == Pass::backward) return {gradient()};
-    if (picks_ > 0) {
-      arrays.push_back(shared_array<float>(gathers_ ? "gathered" : "logprob", "log-probabilities",
-                                           logprob_tolerance(), rows_.tokens(), logprob_.span(),
-                                           gathers_ ? picks_ : 0));
-      arrays.back().expect = expect_rows([this](size_t r) { return expected_scores(r); });
+    if (pass == Pass::backward) {
+      ResultArray gradient = row_gradient(gradient_, [this](size_t r) {
+        return score_gradient(row_of(r), ids_of(r), gradients_of(r), entropy_ ? d_entropy_[r] : 0,
+                              rounds_terms());
+      });
+      if (picks_ == 1 && entropy_) gradient.sum_of = {"d_logprob", "d_entropy"};
+      return {gradient};
     }
-    if (entropy_) {
-      arrays.push_back(shared_array<float>("entropy", "entropies", logprob_tolerance(),
-                                           rows_.tokens(), entropies_.span(), 0));
-      arrays.back().expect = expect_rows([this](size_t r) {
+    std::vector<ResultArray> arrays;
+    if (picks_ > 0)
+      arrays.push_back(row_values(gathers_ ? "gathered" : "logprob", "log-probabilities",
+                                  logprob_.span(), gathers_ ? picks_ : 0,
+                                  [this](size_t r) { return expected_scores(r); }));
+    if (entropy_)
+      arrays.push_back(row_values("entropy", "entropies", entropies_.span(), 0, [this](size_t r) {
         return ExpectedRow{{score_row_reference(row_of(r), -1, temperature()).entropy},
                            {entropy_scale(vocab().vocab_size)}};
-      });
-    }
+      }));
     return arrays;
   }
+  /// An id that no rank has scores 0.
   ExpectedRow expected_scores(size_t r) const {
     const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature());
-    ExpectedRow want;
-    for (const int32_t id : ids_of(r)) {
-      // An id that no rank has scores 0.
-      want.values.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[id] : 0);
-      want.scales.push_back(logprob_scale(want.values.back()));
-    }
-    return want;
-  }
-  ResultArray gradient() {
-    ResultArray array = gradient_array(gradient_, rows_.tokens(), rows_.d_logits());
-    if (picks_ == 1 && entropy_) array.sum_of = {"d_logprob", "d_entropy"};
-    array.expect = expect_rows([this](size_t r) { return expected_gradient(r); });
-    return array;
-  }
-  ExpectedRow expected_gradient(size_t r) const {
-    const std::vector<double> row = row_of(r);
-    const std::span<const int32_t> ids = ids_of(r);
-    std::vector<double> g, weights;
-    for (size_t k = 0; k < ids.size(); ++k) {
-      g.push_back(static_cast<double>(d_logprob_.span()[r * ids.size() + k]));
-      weights.push_back(g.back() / temperature());
-    }
-    const double h = entropy_ ? static_cast<double>(d_entropy_[r]) : 0;
-    RowGradientTerms terms{log_softmax_reference(row, temperature())};
-    double sum = h * score_row_reference(row, -1, temperature()).entropy, absolute = std::abs(sum);
-    for (const double term : g) {
-      sum += term;
-      absolute += std::abs(term);
-    }
-    terms.a = slope_of(sum, absolute) / temperature();
-    terms.b = -h / temperature();
-    terms.ids = ids;
-    terms.weights = weights;
-    return {score_gradient_reference(row, ids, g, h, temperature()), terms.scales()};
+    std::vector<double> want;
+    for (const int32_t id : ids_of(r))
+      want.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[id] : 0);
+    return scored(std::move(want));
   }
 };
 
@@ -195,11 +158,10 @@ class UpstreamScoreOp final : public ScoreOp {
   void start_with_ids(const std::shared_ptr<Theirs>& theirs) {
     forward_ = [this, theirs] { theirs->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
     backward_ = [this, theirs] {
-      theirs->backward(rows_.logits(), ids_, d_logprob_.span(), stream(), rows_.d_logits());
+      theirs->backward(rows_.logits(), ids_, d_logprob_, stream(), rows_.d_logits());
     };
   }
-  /// Upstream rounds each term of the sum.
-  double slope_of(double, double absolute) const override { return absolute; }
+  bool rounds_terms() const override { return true; }
 };
 
 std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&) {

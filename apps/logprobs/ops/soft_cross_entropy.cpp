@@ -4,10 +4,6 @@
 // one all-gather of 20 bytes per row; backward sends nothing. NeMo RL does five all-reduces of 4
 // bytes per row.
 
-#include <fmt/format.h>
-
-#include <algorithm>
-
 #include "apps/logprobs/operation.hpp"
 #include "baselines/upstream.hpp"
 #include "core/special_values.hpp"
@@ -39,8 +35,7 @@ class SoftCrossEntropyOp : public RowsOp {
   }
   double ideal_bytes(Pass pass) const override {
     if (pass == Pass::forward) return 2 * shard_bytes(rows_.rows());
-    const auto active = std::ranges::count_if(d_values_, [](float g) { return g != 0; });
-    return shard_bytes(rows_.rows()) + 2 * shard_bytes(active);
+    return shard_bytes(rows_.rows()) + 2 * shard_bytes(active_rows());
   }
 
  protected:
@@ -51,26 +46,23 @@ class SoftCrossEntropyOp : public RowsOp {
   std::vector<float> d_values_;
 
  private:
-  std::vector<ResultArray> results(Pass pass) override {
-    const bool forward = pass == Pass::forward;
-    ResultArray array =
-        forward ? shared_array<float>("soft_cross_entropy", "cross entropies", logprob_tolerance(),
-                                      rows_.tokens(), values_.span(), 0)
-                : gradient_array("d_soft_cross_entropy", rows_.tokens(), rows_.d_logits());
-    array.expect = expect_rows([this, forward](size_t r) {
-      const int64_t token = rows_.tokens()[r];
-      const std::vector<double> student = whole_row(token),
-                                teacher = whole_row(token, TokenTensor::teacher);
-      if (!forward) return expected_gradient(r, student, teacher);
-      const double want = soft_cross_entropy_reference(student, teacher);
-      return ExpectedRow{{want}, {logprob_scale(want)}};
-    });
-    return {array};
+  bool has_gradient(int64_t r) const override { return d_values_[r] != 0; }
+  std::vector<double> teacher_of(int64_t r) const {
+    return whole_row(token(r), TokenTensor::teacher);
   }
-  ExpectedRow expected_gradient(size_t r, std::span<const double> student,
-                                std::span<const double> teacher) const {
-    const auto g = static_cast<double>(d_values_[r]);
-    const std::vector<double> log_q = log_softmax_reference(student),
+  std::vector<ResultArray> results(Pass pass) override {
+    if (pass == Pass::backward)
+      return {
+          row_gradient("d_soft_cross_entropy", [this](size_t r) { return expected_gradient(r); })};
+    return {
+        row_values("soft_cross_entropy", "cross entropies", values_.span(), 0, [this](size_t r) {
+          return scored({soft_cross_entropy_reference(row_of(r), teacher_of(r))});
+        })};
+  }
+  ExpectedRow expected_gradient(size_t r) const {
+    const double g = d_values_[r];
+    const std::vector<double> student = row_of(r), teacher = teacher_of(r),
+                              log_q = log_softmax_reference(student),
                               log_p = log_softmax_reference(teacher);
     ExpectedRow want{soft_cross_entropy_gradient_reference(student, teacher, g), {}};
     // g (q - p) has two terms, and each has the error of its own log-probability.

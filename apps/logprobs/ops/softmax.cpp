@@ -3,8 +3,6 @@
 // References: log_softmax_reference and log_softmax_gradient_reference. Each pass does one
 // all-gather of 8 bytes per row. The log-softmax backward takes a gradient for every id.
 
-#include <fmt/format.h>
-
 #include <cmath>
 #include <limits>
 
@@ -54,7 +52,9 @@ class SoftmaxOp final : public RowsOp {
 
  private:
   std::vector<ResultArray> results(Pass pass) override {
-    return {pass == Pass::forward ? values() : gradients()};
+    if (pass == Pass::forward) return {values()};
+    return {
+        row_gradient("d_log_softmax", [this](size_t r) { return expected_gradient(token(r)); })};
   }
   ResultArray values() {
     ResultArray array =
@@ -70,11 +70,6 @@ class SoftmaxOp final : public RowsOp {
       }
       return want;
     });
-    return array;
-  }
-  ResultArray gradients() {
-    ResultArray array = gradient_array("d_log_softmax", rows_.tokens(), rows_.d_logits());
-    array.expect = expect_rows([this](size_t r) { return expected_gradient(rows_.tokens()[r]); });
     return array;
   }
   ExpectedRow expected_gradient(int64_t token) const {

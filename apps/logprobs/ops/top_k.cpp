@@ -3,8 +3,6 @@
 // Results must equal top_k_reference bitwise. A call does one all-gather of a value in the logits'
 // type and a 4-byte id per entry. NeMo RL does two per slice of rows, of 12 bytes per entry.
 
-#include <fmt/format.h>
-
 #include <algorithm>
 
 #include "apps/logprobs/operation.hpp"
@@ -41,7 +39,6 @@ class TopKOp : public RowsOp {
     const int64_t value_bytes = size_of(c_.problem.type);
     return all_gather_of(tp(), round_up(entries() * (4 + value_bytes), 4));
   }
-  double ideal_bytes(Pass) const override { return shard_bytes(rows_.rows()); }
 
  protected:
   std::vector<std::span<float>> outputs() override { return {values_.span()}; }
@@ -74,14 +71,14 @@ class TopKOp : public RowsOp {
   template <class Member>
   ExpectedRow expected(size_t r, Member member) const {
     ExpectedRow want;
-    for (const TopEntry& entry : top_k_reference(whole_row(rows_.tokens()[r]), k_))
-      want.values.push_back(static_cast<double>(entry.*member));
+    for (const TopEntry& entry : top_k_reference(row_of(r), k_))
+      want.values.push_back(entry.*member);
     want.scales.assign(want.values.size(), 1);
     return want;
   }
   /// Whether the two ids have equal logits and each occurs exactly once in its own list.
   bool is_of_equal_logit(size_t r, double got, double want) const {
-    const std::vector<double> row = whole_row(rows_.tokens()[r]);
+    const std::vector<double> row = row_of(r);
     const auto valid = [&](double id) { return id >= 0 && id < static_cast<double>(row.size()); };
     const size_t length = length_;
     const auto own = ids_.span().subspan(r * length, length);
