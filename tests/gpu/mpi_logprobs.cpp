@@ -3,7 +3,7 @@
 
 #include "comm/staged.hpp"
 #include "device_matrix.hpp"
-#include "filtered_operation.hpp"
+#include "selection_operations.hpp"
 #include "gpu_test.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
 

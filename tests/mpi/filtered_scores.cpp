@@ -5,7 +5,7 @@
 
 #include <array>
 
-#include "filtered_operation.hpp"
+#include "selection_operations.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

@@ -5,8 +5,8 @@
 
 #include "comm/process_grid.hpp"
 #include "layout_cases.hpp"
-#include "logprob_operations.hpp"
 #include "logprobs/sequence_scores.hpp"
+#include "selection_operations.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
@@ -75,14 +75,13 @@ std::vector<Pack> packs(int64_t vocab_size) {
 /// What one rank of a grid has of a pack. Slots past the stream hold NaN, id 0.
 class Part {
  public:
-  Part(const Pack& pack, ProcessGrid& grid, VocabPartition vocab, DType type = DType::bf16)
+  Part(const Pack& pack, ProcessGrid& grid, VocabPartition vocab)
       : pack_(pack),
         grid_(grid),
         vocab_(std::move(vocab)),
-        type_(type),
         layout_(pack.layout(grid.cp().size())),
         index_(shard_index(layout_, grid.cp_rank())),
-        logits_(tokens(), vocab_.columns(grid.tp_rank()), type) {
+        logits_(tokens(), vocab_.columns(grid.tp_rank()), DType::bf16) {
     for (int64_t t = 0; t < tokens(); ++t) {
       if (slot(t) >= layout_.stream_slots) continue;
       const auto row = pack.logits.row(slot(t));
@@ -124,10 +123,10 @@ class Part {
       const int64_t size = pack_.logits.vocab_size;
       Doubles want(size, 0), scales(size, 0x1p-80);
       if (place_of(slot(t)) >= 0) want = gradient(slot(t), scales);
-      test::expect_gradient_row(got, type_, t, vocab_, grid_.tp_rank(), want, scales);
+      test::expect_gradient_row(got, DType::bf16, t, vocab_, grid_.tp_rank(), want, scales);
     }
   }
-  /// Where the prediction of a slot is in [segments * width]; -1 if nowhere.
+  /// Place of a slot's prediction in [segments * width]; -1: none.
   int64_t place_of(int64_t slot) const {
     for (int64_t i = 0; i < pack_.bounds.view().segments(); ++i) {
       const int64_t p = slot - pack_.bounds.view().begin(i);
@@ -157,7 +156,6 @@ class Part {
   const Pack& pack_;
   ProcessGrid& grid_;
   VocabPartition vocab_;
-  DType type_;
   Layout layout_;
   Ints index_;
   Matrix logits_;
@@ -174,13 +172,7 @@ Teacher make_teacher(const Pack& pack, int64_t picks) {
   Teacher teacher{picks, {}, {}};
   const LogitRows rows = test::random_logits(pack.slots(), pack.logits.vocab_size, DType::f32, 2, 1,
                                              TokenTensor::teacher);
-  for (int64_t slot = 0; slot < pack.slots(); ++slot) {
-    const std::vector<TopEntry> top = top_k_reference(rows.row(slot), picks);
-    for (size_t k = 0; k < static_cast<size_t>(picks); ++k) {
-      teacher.ids.push_back(top[k % top.size()].id);
-      teacher.logits.push_back(static_cast<float>(top[k % top.size()].value));
-    }
-  }
+  test::add_largest(rows, picks, teacher.ids, teacher.logits);
   return teacher;
 }
 
@@ -313,13 +305,8 @@ Doubles score_gradient(std::span<const double> row, int32_t target, double g, do
   const std::vector<bool> kept = filter_reference(row, filter);
   for (size_t v = 0; v < left.size(); ++v)
     if (!kept[v]) left[v] = -std::numeric_limits<double>::infinity();
-  const Doubles logprobs = log_softmax_reference(left, filter.temperature);
-  const double entropy = score_row_reference(row, target, filter.temperature).entropy;
-  for (size_t v = 0; v < left.size(); ++v) {
-    const double weight = static_cast<int32_t>(v) == target ? std::abs(g) : 0;
-    scales[v] = logit_gradient_scale(logprobs[v], g + h * entropy, h, weight) / filter.temperature +
-                0x1p-80;
-  }
+  scales = test::score_gradient_scales(left, {&target, 1}, {&g, 1}, h, filter.temperature);
+  for (double& scale : scales) scale += 0x1p-80;
   return filter.active()
              ? filtered_gradient_reference(row, target, filter, g)
              : score_gradient_reference(row, {&target, 1}, {&g, 1}, h, filter.temperature);
@@ -456,31 +443,6 @@ TEST(LogprobGrids, BetweenTheTrueAndThePaddedLengthAreScoresOfPaddingIds) {
         test::expect_logprob(rows[5 * i + p], want, fmt::format("sequence {}, entry {}", i, p));
       }
   });
-}
-
-TEST(LogprobGrids, TheArgmaxOfEverySlotIsTheSameOnAllTensorParallelRanks) {
-  for (const Pack& pack : packs(61))
-    for_each_grid([&](ProcessGrid& grid) {
-      for (const VocabPartition& vocab : partitions(61, grid)) {
-        Part part(pack, grid, vocab);
-        VocabTopK largest(part.tokens(), vocab, 1, 1, part.tp());
-        const int64_t size = part.tokens();
-        Floats values(size);
-        Ints ids(size);
-        HostStream stream;
-        largest.run(part.logits().ref(), stream, values, ids);
-        for (int64_t t = 0; t < part.tokens(); ++t) {
-          const int64_t at = t;
-          if (part.slot(t) >= pack.slots()) {
-            EXPECT_EQ(ids[at] >= 0 && ids[at] < 61, true) << "of a slot past the stream";
-            continue;
-          }
-          const TopEntry want = top_k_reference(pack.logits.row(part.slot(t)), 1)[0];
-          EXPECT_EQ(ids[at], want.id) << "slot " << part.slot(t);
-          EXPECT_EQ(static_cast<double>(values[at]), want.value);
-        }
-      }
-    });
 }
 
 }  // namespace GYRE_FILE

@@ -1,7 +1,7 @@
 // Log-probabilities and entropies from a vocabulary split over all ranks, soft cross entropies and
 // raw logits of ids, and their gradients, against whole rows in double precision.
 
-#include "logprob_operations.hpp"
+#include "selection_operations.hpp"
 #include "simd_targets.hpp"
 
 namespace gyre {

@@ -3,7 +3,7 @@
 
 #include <rapidcheck.h>
 
-#include "logprob_operations.hpp"
+#include "selection_operations.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

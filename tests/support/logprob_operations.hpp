@@ -1,15 +1,13 @@
 #pragma once
-// The operations on split vocabularies, each with a problem and what the references say of it; see
-// operation_contract.hpp.
+// Scores of split vocabularies, each operation with a problem and what the references say of it;
+// see operation_contract.hpp.
 
 #include <cmath>
 #include <numeric>
 
 #include "logprobs/distillation.hpp"
-#include "logprobs/filtered_scores.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_parallel.hpp"
-#include "logprobs/vocab_top_k.hpp"
 #include "operation_contract.hpp"
 
 namespace gyre::test {
@@ -269,6 +267,18 @@ struct CrossEntropies {
   }
 };
 
+/// Appends ids and values of the k largest logits of each row, in descending order; repeated where
+/// a row has fewer.
+inline void add_largest(const LogitRows& rows, int64_t k, Ints& ids, Floats& values) {
+  for (int64_t t = 0; t < rows.tokens; ++t) {
+    const std::vector<TopEntry> top = top_k_reference(rows.row(t), k);
+    for (int64_t i = 0; i < k; ++i) {
+      ids.push_back(top[i % top.size()].id);
+      values.push_back(static_cast<float>(top[i % top.size()].value));
+    }
+  }
+}
+
 /// DistillationScores of all ids or, renormalised, of the teacher's alone.
 template <bool renormalised>
 struct Distillation {
@@ -291,13 +301,7 @@ struct Distillation {
         d_h(gradients(entropy ? tokens : 0, 1, 2)) {
     const LogitRows teachers =
         random_logits(tokens, vocab_size, DType::f32, 2, 1, TokenTensor::teacher);
-    for (int64_t t = 0; t < tokens; ++t) {
-      const std::vector<TopEntry> top = top_k_reference(teachers.row(t), token_ids);
-      for (int64_t k = 0; k < token_ids; ++k) {
-        ids.push_back(top[k % top.size()].id);
-        teacher.push_back(static_cast<float>(top[k % top.size()].value));
-      }
-    }
+    add_largest(teachers, token_ids, ids, teacher);
   }
   /// The teacher's four largest of a golden row, which are unlikely for the student; gradients that
   /// add up to zero.
@@ -305,11 +309,7 @@ struct Distillation {
     Distillation c(16, 64, 4, DType::bf16, false);
     c.rows = golden_logits();
     c.ids.clear(), c.teacher.clear();
-    for (int64_t t = 0; t < 16; ++t)
-      for (const TopEntry& entry : top_k_reference(golden_teacher().row(t), 4)) {
-        c.ids.push_back(entry.id);
-        c.teacher.push_back(static_cast<float>(entry.value));
-      }
+    add_largest(golden_teacher(), 4, c.ids, c.teacher);
     for (size_t i = 0; i < c.g.size(); ++i) c.g[i] = i % 2 == 0 ? 1.0F : -1.0F;
     return c;
   }
@@ -397,111 +397,5 @@ struct Distillation {
 };
 using DistillationOfAllIds = Distillation<false>;
 using DistillationOfSomeIds = Distillation<true>;
-
-/// GatheredLogits.
-struct LogitsOfIds {
-  static constexpr const char* agreement = "logits of ids";
-  LogitRows rows;
-  DType type;
-  int64_t token_ids;
-  Ints ids;
-  Floats g;
-
-  LogitsOfIds(const LogitRows& rows_, DType type_, int64_t token_ids_)
-      : rows(rows_),
-        type(type_),
-        token_ids(token_ids_),
-        ids(mixed_ids(rows.tokens, token_ids, rows.vocab_size)),
-        g(gradients(rows.tokens, token_ids)) {}
-  static std::vector<LogitsOfIds> cases() {
-    std::vector<LogitsOfIds> all;
-    for (const DType type : both_types)
-      for (const int64_t vocab_size : {37, 256})
-        for (const int64_t token_ids : {0, 1, 4, 64})
-          all.push_back({random_logits(32, vocab_size, type), type, token_ids});
-    return all;
-  }
-  static LogitsOfIds threaded() { return {random_logits(300, 70, DType::bf16), DType::bf16, 5}; }
-  static void construct(int64_t tokens, const VocabPartition& vocab) {
-    GatheredLogits(tokens, vocab, 2, 1, world());
-  }
-  std::string name() const { return fmt::format("{} of {} ids", token_ids, rows.vocab_size); }
-  int64_t forward_bytes(int64_t ranks) const {
-    return 2 * (ranks - 1) * std::ssize(ids) * 4 / ranks;
-  }
-  void remove_gradient() { std::fill(g.begin(), g.end(), 0.0F); }
-  OperationResult run(const Part& part) const {
-    const auto logits = part.put(rows, type);
-    GatheredLogits gathered(rows.tokens, part.vocab, token_ids, part.threads, part.tp(),
-                            part.place.kernels());
-    OperationResult r{{Floats(ids.size(), NAN)}, {}};
-    HostStream host;
-    part.forward(r, [&] { gathered.forward(logits->ref(), ids, host, r.values[0]); });
-    part.backward(r, *logits, type, [&](MatrixRef d) { gathered.backward(ids, g, d); });
-    return r;
-  }
-  void expect_reference(const OperationResult& got, const Part& part) const {
-    for (int64_t t = 0; t < rows.tokens; ++t) {
-      Doubles want(rows.vocab_size, 0), sizes = want;
-      for (int64_t i = t * token_ids; i < (t + 1) * token_ids; ++i) {
-        const bool owned = ids[i] >= 0 && ids[i] < rows.vocab_size;
-        EXPECT_EQ(double{got.values[0][i]}, owned ? rows.row(t)[ids[i]] : 0) << "id " << ids[i];
-        if (!owned) continue;
-        want[ids[i]] += double{g[i]};
-        sizes[ids[i]] += std::abs(double{g[i]});
-      }
-      expect_gradient_row(got.d_logits, type, t, part.vocab, part.rank(), want, sizes);
-    }
-  }
-};
-
-/// VocabTopK: values and ids; no gradient.
-struct LargestLogits {
-  static constexpr const char* agreement = "largest logits";
-  LogitRows rows;
-  DType type;
-  int64_t k;
-
-  static std::vector<LargestLogits> cases() {
-    std::vector<LargestLogits> all;
-    for (const DType type : both_types) {
-      all.push_back({random_logits(2 * 16, 256, type), type, 5});
-      all.push_back({golden_logits(), type, 5});
-    }
-    return all;
-  }
-  static LargestLogits threaded() {
-    return {random_logits(300, 200, DType::bf16), DType::bf16, 17};  // some tie
-  }
-  static void construct(int64_t tokens, const VocabPartition& vocab) {
-    VocabTopK(tokens, vocab, 3, 1, world());
-  }
-  std::string name() const { return fmt::format("{} of {}", k, rows.vocab_size); }
-  int64_t forward_bytes(int64_t ranks) const {
-    return (ranks - 1) * rows.tokens * k * (type == DType::f32 ? 8 : 6);
-  }
-  void remove_gradient() {}
-  OperationResult run(const Part& part) const {
-    const auto logits = part.put(rows, type);
-    VocabTopK top(rows.tokens, part.vocab, k, part.threads, part.tp(), part.place.kernels());
-    EXPECT_EQ(top.length(), std::min(k, rows.vocab_size));
-    OperationResult r{{Floats(rows.tokens * top.length(), NAN)}, {}};
-    Ints ids(r.values[0].size(), -7);
-    HostStream host;
-    part.forward(r, [&] { top.run(logits->ref(), host, r.values[0], ids); });
-    r.values.emplace_back(ids.begin(), ids.end());
-    return r;
-  }
-  void expect_reference(const OperationResult& got, const Part&) const {
-    const int64_t length = std::min(k, rows.vocab_size);
-    for (int64_t t = 0; t < rows.tokens; ++t) {
-      const std::vector<TopEntry> want = top_k_reference(rows.row(t), k);
-      for (int64_t i = 0; i < length; ++i) {
-        expect_near(got.values[0][t * length + i], want[i].value, 0, "value");
-        EXPECT_EQ(got.values[1][t * length + i], static_cast<float>(want[i].id));
-      }
-    }
-  }
-};
 
 }  // namespace gyre::test
