@@ -91,13 +91,15 @@ class Gemm : public BackendTest {
       function(a_there.ref(), at ? Transpose::yes : Transpose::no, b_there.ref(),
                bt ? Transpose::yes : Transpose::no, c_there.ref(), p.accumulate, stream());
     const Matrix got = c_there.host();
+    const MatrixView<const float> of_a = a.ref().as<float>(), of_b = b.ref().as<float>();
+    const MatrixView<float> to = want.ref().as<float>(), sizes = size.ref().as<float>();
     for (int64_t i = 0; i < m; ++i)
       for (int64_t j = 0; j < n; ++j) {
-        double sum = p.accumulate ? std::abs(want.at(i, j)) : 0;
-        for (int64_t l = 0; l < k; ++l) sum += std::abs(a.at(i, l) * b.at(l, j));
-        size.set(i, j, sum);
+        float sum = p.accumulate ? std::abs(to(i, j)) : 0;
+        for (int64_t l = 0; l < k; ++l) sum += std::abs(of_a(i, l) * of_b(l, j));
+        sizes(i, j) = sum;
       }
-    gemm_reference(a.ref().as<float>(), b.ref().as<float>(), want.ref().as<float>(), p.accumulate);
+    gemm_reference(of_a, of_b, to, p.accumulate);
     for (int64_t i = 0; i < m; ++i)
       for (int64_t j = 0; j < n; ++j) {
         // Stored in bf16, half a unit of it besides.
@@ -124,7 +126,7 @@ TEST_P(Gemm, TransposedOperandsTypesAndStrides) {
         for (const DType b : {DType::f32, DType::bf16}) {
           const DType a = on_host() ? DType::f32 : b;
           check({70, 9, 17, variant, a, b, DType::f32, gap, accumulate});
-          if (!on_host()) continue;
+          if (!on_host() || accumulate != (gap > 0)) continue;
           for (const int64_t m : {1, 63, 64, 130})
             for (const auto& [n, k] : {std::pair{1, 65}, {15, 17}, {65, 300}, {77, 33}, {192, 257}})
               check({m, n, k, variant, a, b, DType::f32, gap, accumulate});
