@@ -43,7 +43,7 @@ enum class GatherGradient {
 };
 
 namespace detail {
-void check_gather(const Layout& layout, Communicator& comm, size_t elements, int64_t batch,
+void check_gather(const Layout& layout, Communicator& comm, int64_t elements, int64_t batch,
                   int64_t row);
 void gather_bytes(const Layout& layout, Communicator& comm, std::span<const std::byte> local,
                   int64_t batch, std::span<std::byte> stream, int64_t row_bytes);

@@ -164,7 +164,7 @@ class Attention {
   void for_each_token(const std::vector<RankRows>& rows, F f) const {
     for (const Fragment& fragment : shard_of(layout_, rows).fragments)
       for (int64_t i = 0; i < fragment.length; ++i)
-        f(p_.offsets[fragment.segment.value()] + fragment.start.value() + i * fragment.stride,
+        f(p_.offsets[fragment.segment] + fragment.start.value() + i * fragment.stride,
           fragment.local_begin.value() + i);
   }
   template <class F>

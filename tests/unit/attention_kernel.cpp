@@ -158,7 +158,7 @@ TEST_P(HostAttentionKernel, ReferenceGradientsAreDerivatives) {
        {Mask{}, Mask{true, 3}, Mask{true, -2}, Mask{true, 2, 1, 1, 3}, Mask{true, 1, 2, 3, 7},
         Mask{false, 2, 1, 1, 1}, Mask{false, 5, 2, 3, 4}}) {
     const int64_t rows = 5, keys = 7, dim = 3;
-    const Rectangle r{LocalToken(0), rows, LocalToken(0), keys, mask};
+    const Rectangle r{0, rows, 0, keys, mask};
     const Problem p(heads_of(1, 1, dim), rows, keys, {r});
     const auto values = [](const Matrix& m, int64_t begin) {
       std::vector<double> all;
