@@ -20,7 +20,7 @@ struct Block {
 
   size_t line_bytes() const { return columns * size_of(matrix.type); }
   Byte* line(int64_t r) const {
-    return matrix.data + (row + r) * matrix.stride + column * size_of(matrix.type);
+    return matrix.data + ((row + r) * matrix.stride + column) * size_of(matrix.type);
   }
   bool empty() const { return rows == 0 || columns == 0; }
 

@@ -194,9 +194,10 @@ class Names(Scratch):
         self.assertEqual({name: "".join(table) for name, *table in strings}, schema.TABLES)
         of_all = re.search(r'names_of_all = "([^"]*)"', text)
         self.assertEqual(of_all[1], schema.ALL)
-        modifiers = text[text.index("modifiers[] = {") : text.index("max_notes")]
-        found = re.findall(r'\{"(\w+)"(?:, (\d+))?\}', modifiers)
-        wanted = {name: int(number) if number else None for name, number in found}
+        table = re.search(r'modifier_table =((?:\s*"[^"]*")+);', text)
+        words = "".join(re.findall(r'"([^"]*)"', table[1])).split()
+        pairs = [word.partition("=") for word in words]
+        wanted = {name: int(number) if number else None for name, _, number in pairs}
         self.assertEqual(wanted, schema.MODIFIERS)
 
     def test_items_of_another_kind_are_refused(self):
