@@ -35,7 +35,7 @@ if command -v h5dump >/dev/null; then
 fi
 
 expect 2 'output' "$import" text
-expect 2 'paths' "$import" -o none.h5
+expect 2 'either text files or --model' "$import" -o none.h5
 expect 2 "cannot read 'nowhere': No such file or directory" "$import" -o none.h5 text nowhere
 expect 2 "there is no folder '$scratch/no'" "$import" -o no/none.h5 text
 expect 2 'nothing to import: 1 files found, 1 of them hold a NUL byte' \
