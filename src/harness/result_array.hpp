@@ -76,7 +76,8 @@ struct ResultArray {
 
 /// Makes a ResultArray::read from a function that reads one row.
 template <class Read>
-std::function<void(ResultArray::Batch, std::span<double>)> read_rows(int64_t columns, Read read) {
+std::function<void(ResultArray::Batch, std::span<double>)> read_rows(int64_t columns,
+                                                                     const Read& read) {
   return [columns, read](ResultArray::Batch batch, std::span<double> to) {
     const size_t length = columns;
     for (size_t b = 0; b < batch.size(); ++b) read(batch[b], to.subspan(b * length, length));

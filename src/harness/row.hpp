@@ -12,7 +12,8 @@
 
 namespace gyre {
 
-/// Common fields of rows. Rows of an app derive from it, and may hide further().
+/// Common fields of rows. Rows of an app derive from it. One that has further fields has a function
+/// further(), which lists their names, values and units.
 struct MeasuredRow {
   Fields key;          ///< the independent variables that tell rows apart
   Timing timing;       ///< times of a run; no samples: nothing was timed
@@ -24,16 +25,14 @@ struct MeasuredRow {
   double error_over_tolerance = std::numeric_limits<double>::quiet_NaN();  ///< NaN: not checked
   std::string check = "-";                                                 ///< "ok", "FAILED", "-"
   std::string finished;                                                    ///< UTC, ISO 8601
-
-  /// Measurements without a column: name, value, unit.
-  std::vector<std::tuple<std::string, Value, std::string>> further() const { return {}; }
 };
 
 /// The row as an entry of a report.
 template <class Row>
 ResultEntry entry_of(const Row& row, const Table<Row>& table) {
   ResultEntry entry{row.key, row.timing, table.fields(row), table.units()};
-  for (const auto& [name, value, unit] : row.further()) entry.add(name, value, unit);
+  if constexpr (requires { row.further(); })
+    for (const auto& [name, value, unit] : row.further()) entry.add(name, value, unit);
   if (row.check != "-") entry.verified = row.check == "ok";
   entry.flops = row.flops;
   entry.bytes_wire = row.wire_bytes;

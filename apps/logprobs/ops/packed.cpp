@@ -114,7 +114,7 @@ class PackedOp final : public RowsOp {
     return sent;
   }
   void verify(Pass pass, Verification& checks) override {
-    LogprobsOp::verify(pass, checks);
+    RowsOp::verify(pass, checks);
     if (pass == Pass::backward) return check_padding(checks);
     if (packing_.filtered) {
       Check& survivors =
