@@ -132,7 +132,7 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
   return row;
 }
 
-/// The fastest row of each number of tokens that fits the memory of a rank.
+/// For each number of tokens, the fastest of the rows that fit the memory of a rank.
 std::vector<const PassRow*> fastest_of(const std::vector<PassRow>& rows) {
   std::vector<const PassRow*> fastest;
   for (const PassRow& row : rows) {

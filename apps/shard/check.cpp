@@ -326,7 +326,7 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
   }
 }
 
-/// Gathers every bin over the communicator, and shifts its sharded ids.
+/// Checks over ranks: gathers every bin from its shards, and shifts its sharded ids.
 void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Place& place,
                       Verification& checks) {
   const int64_t hidden = plan.header().hidden_size;

@@ -50,7 +50,7 @@ struct BinBounds {
   SegmentBounds view() const { return {real, padded}; }
 };
 
-/// One kind of layout for the bins of packed streams. Each layout is made once, on first use.
+/// Layouts of one kind for all bins of packed streams. Each layout is made once, on first use.
 class ShardingPlan {
  public:
   ShardingPlan(const PackedHeader& header, const LayoutKind& kind, const LayoutOptions& options,

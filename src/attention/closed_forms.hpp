@@ -4,12 +4,12 @@
 // overview and the pairs, which depend on the layout only. Tests, and apps at startup, compare
 // count() with these.
 //
-// With n slots on each of cp ranks; k and k_g the bytes of a rank's keys and values, and of their
-// gradients, in messages; and K_g the bytes of the gradients in memory (f32 sums), one rank sends
-//                        forward           backward                        transient memory
-//     ring               (cp-1) k          (cp-2) k + (cp-1) k_g           2 k / 2 k + 2 K_g
-//     ring-forward       (cp-1) k          (cp-1) k + cp k_g               2 k / 2 k + 2 K_g
-//     all-gather         (cp-1) k          (cp-1) (k + k_g)                (cp-1) k / + (cp-1) K_g
+// Bytes that one of cp ranks sends, and its transient memory (forward / backward). In messages, a
+// rank's keys and values have k bytes, their gradients k_g; in memory (f32 sums) these have K_g.
+//                        forward           backward                    transient memory
+//     ring               (cp-1) k          (cp-2) k + (cp-1) k_g       2 k / 2 k + 2 K_g
+//     ring-forward       (cp-1) k          (cp-1) k + cp k_g           2 k / 2 k + 2 K_g
+//     all-gather         (cp-1) k          (cp-1) (k + k_g)            (cp-1) k / (cp-1) (k + K_g)
 //     all-to-all         its tokens to the other ranks' heads and back: see head_exchange.cpp
 //     group-cast, halo   only the rows that other ranks need, instead of (cp-1) k
 //     canonical          (cp-1) k of real tokens; backward also q, d_out and statistics

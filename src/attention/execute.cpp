@@ -283,7 +283,7 @@ void AttentionExecutor::register_gathered_arrays() {
     }
   for (const auto& [place, memory] : used)
     windows_.push_back(group_.subgroup(place.first).register_window(memory));
-  // All all-gathers have windows, or none has.
+  // Either all all-gathers use windows, or none does.
   if (std::ranges::find(windows_, nullptr) != windows_.end()) windows_.clear();
 }
 

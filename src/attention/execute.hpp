@@ -153,7 +153,7 @@ class AttentionExecutor {
     std::vector<RowCopy> copies;
   };
   Posting messages_of(const step::Exchange& s, Pending& pending);
-  /// For a library operation: one span for an all-gather or reduce-scatter; for an all-to-all one
+  /// Posting of a library collective: one send and one receive span; for an all-to-all one of each
   /// per member of the group, in consecutive memory.
   Posting library_parts_of(const step::Exchange& s, Pending& pending);
   WorkPtr submit(const step::Exchange& s, const Posting& posting);

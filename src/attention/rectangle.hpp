@@ -16,7 +16,7 @@ namespace gyre {
 /// offset + i · q_stride, key j at j · k_stride. Query i sees key j if
 ///     with `causal`:            key's position <= query's
 ///     with `window` > 0:        key's position > query's - window
-/// An inverse causal mask has a window and is not causal.
+/// A window without `causal` hides only early keys (an inverse causal mask).
 struct Mask {
   bool causal = false;
   int64_t offset = 0;

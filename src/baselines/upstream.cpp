@@ -126,7 +126,7 @@ MatrixView<float> chosen(const Call& call, std::span<const int32_t> targets) {
   return result;
 }
 
-/// The gradient of a slice. Computes the log-softmax again, with its two all-reduces.
+/// The gradient of a slice of rows. Computes the log-softmax again, with its two all-reduces.
 void backward_of_slice(const Call& call, ConstMatrixRef logits, std::span<const int32_t> targets,
                        std::span<const float> g, MatrixRef d_logits) {
   const int threads = call.threads();
@@ -162,7 +162,7 @@ EntropyTensors entropy_of(const Call& call, ConstMatrixRef logits) {
   return t;
 }
 
-/// The gradient of a slice: -g p (log p + H).
+/// The gradient of a slice of rows: -g p (log p + H).
 void backward_of_entropy(const Call& call, ConstMatrixRef logits, std::span<const float> g,
                          MatrixView<float> gradient) {
   const int threads = call.threads();
@@ -181,7 +181,7 @@ void backward_of_entropy(const Call& call, ConstMatrixRef logits, std::span<cons
 
 // ---- several ids -------------------------------------------------------------------------------
 
-/// The gradient of a slice: -p Σ g + Σ_k {id_k = v} g_k.
+/// The gradient of a slice of rows: -p Σ g + Σ_k {id_k = v} g_k.
 void backward_of_ids(const Call& call, ConstMatrixRef logits, std::span<const int32_t> ids,
                      std::span<const float> g, MatrixView<float> gradient) {
   const int threads = call.threads();

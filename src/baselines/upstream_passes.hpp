@@ -12,7 +12,7 @@
 
 namespace gyre::upstream {
 
-/// f(a), 4 + 4 bytes. Arguments of exp are at most 80; below -88 it is 0.
+/// f(a), 4 + 4 bytes. exp requires a <= 80 and gives 0 below -88.
 enum class Map { exp, negate, copy };
 void apply(Map f, MatrixView<const float> a, MatrixView<float> out, int threads);
 

@@ -238,7 +238,7 @@ class EmulatedCommunicator final : public Communicator {
 
  private:
   bool is_far(int peer) const { return places_.nodes[peer] != places_.nodes[rank()]; }
-  /// Releases all delayed messages when due: the real split() blocks without progress.
+  /// Releases all delayed messages when due, since nothing does so while the real split() blocks.
   void drain() {
     const WaitScope scope("delayed messages before splitting a communicator");
     while (!link_->idle()) {

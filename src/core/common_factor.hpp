@@ -30,7 +30,7 @@ class CommonFactor {
       return;
     }
     const double a = (got - slack) / expected, b = (got + slack) / expected;
-    // Written so that a NaN leaves no factor.
+    // Comparisons with NaN are false, so that a NaN leaves no finite factor.
     least_ = a >= least_ || b >= least_ ? std::max(least_, std::min(a, b)) : infinity;
     most_ = std::min(most_, std::max(a, b));
     ++values_;

@@ -15,9 +15,9 @@
 
 namespace gyre {
 
-/// Returns the first padding slot whose label is the token in the next slot, the first of another
-/// document; -1 if there is none. `padding` [slots]: 1 is padding. Padding at the beginning of a
-/// row of `width` slots belongs to the document after it.
+/// Returns the first padding slot before another document whose label is the token in the next
+/// slot; -1 if there is none. `padding` [slots]: 1 is padding. Padding at the beginning of a row of
+/// `width` slots belongs to the document after it.
 template <class Id>
 int64_t find_rolled_label(std::span<const Id> ids, std::span<const Id> labels,
                           std::span<const uint8_t> padding, int64_t width) {

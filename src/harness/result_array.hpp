@@ -33,7 +33,7 @@ struct ExpectedRow {
 struct ResultArray {
   static constexpr int64_t all_rows = std::numeric_limits<int64_t>::max();
 
-  std::string name;      ///< dataset in /reference and /results; "": in no file
+  std::string name;      ///< of its dataset in /reference and /results; "": it has none
   h5::Shape shape;       ///< shape of the whole array; its first index selects a row
   std::string check;     ///< name of its check
   double tolerance = 0;  ///< relative to the scales of rows
@@ -48,8 +48,8 @@ struct ResultArray {
   /// `rows` are already the sample; `sampled` is {sampled tokens, all tokens}.
   bool samples_itself = false;
   std::pair<int64_t, int64_t> sampled = {0, 0};
-  /// The rows here, by their numbers in the whole array; negative: padding. Empty if another rank
-  /// has the same rows and shows them.
+  /// Indices in the whole array of the rows here; negative: padding. Empty if another rank has the
+  /// same rows and shows them.
   std::vector<int64_t> rows = {};
   /// If false, this rank takes part in reading, but another rank shows the result.
   bool shown = true;

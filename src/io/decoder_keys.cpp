@@ -14,7 +14,7 @@ namespace {
 
 using h5::AttributeValue;
 
-/// A key, and whether a value of it describes this decoder. `layers`: it changes a layer's time.
+/// A key, and which of its values agree with this decoder. `layers`: it changes a layer's time.
 struct DecoderKey {
   const char* name;
   std::string wanted;

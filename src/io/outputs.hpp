@@ -19,8 +19,8 @@ class Outputs {
   Outputs(const Outputs&) = delete;
   Outputs& operator=(const Outputs&) = delete;
 
-  /// Refuses impossible outputs (check_output_places), and opens texts that are special files,
-  /// which are written to instead of replaced. Waits for the reader of a pipe. Collective.
+  /// Refuses impossible outputs (check_output_places). Opens text outputs that are special files,
+  /// which are not replaced; waits until a pipe has a reader. Collective.
   void plan(const RunFiles& files);
 
   /// Takes a file that all ranks have written and closed. All ranks must call it.

@@ -14,8 +14,8 @@ namespace gyre {
 /// The HDF5 group of packed streams.
 inline constexpr const char* packed_group = "/packed";
 
-/// Tables of all bins, one after the other. The cu_seqlens of each bin start at 0; those of bin b,
-/// which has s segments, are the s + 1 numbers from index bin_offsets[b] + b on.
+/// Concatenated tables of all bins. Bin b, with s segments, has s + 1 cu_seqlens, which start at 0.
+/// They are at index bin_offsets[b] + b and after.
 struct PackedBins {
   int64_t bin_capacity = 0;
   std::vector<int64_t> bin_offsets{0};     ///< [bins + 1], in segments

@@ -24,7 +24,7 @@ inline constexpr const char* packed_schema = "gyre/packed";
 struct PackedHeader {
   PackedBins bins;
   int64_t slot_multiple = 1;  ///< every segment's slots are a multiple of this
-  int64_t documents = 0;      ///< segments name documents (or trees) 0 .. documents - 1
+  int64_t documents = 0;      ///< number of documents (or trees) in bins.document
   int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
   int64_t hidden_size = 0;    ///< 0: ids; else embeddings of this width
   std::string tokenizer;

@@ -63,7 +63,7 @@ void create_shards(const std::string& path, const ShardsHeader& header) {
   file.close();
 }
 
-/// Writes this rank's rows of an extra aligned to slots.
+/// Writes this rank's rows of an extra that has one item per slot.
 void fill_extra(const h5::File& file, const ShardsHeader& header, const std::string& name,
                 const Communicator& comm, std::span<const ShardRows> mine) {
   const StoredExtra& stored = header.extras.at(name);

@@ -27,8 +27,8 @@ __device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
     grid.store(to, {at, grid.whole(at)}, out);
 }
 
-/// Writes the columns without regard to ids: op(values...) for RowKind::values, else constants.
-/// `to` may be one of the rows read.
+/// Writes a part of a row, without regard to ids: op(column, values...) for RowKind::values, else 0
+/// or NaN; `padding` from `columns` on. `to` may be one of `from`.
 template <class Op, class To, class... From>
 __device__ void write_part(const PartOfRow& mine, int64_t columns, float padding, RowKind kind,
                            const Op& op, To* to, const From*... from) {

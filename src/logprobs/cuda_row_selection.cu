@@ -58,8 +58,8 @@ class Selector {
     return room_.kept;
   }
 
-  /// After finish(): number of times that the list's last value was offered, -inf if the list is
-  /// not full. Returned to all threads.
+  /// Call after finish(). Returns to all threads how many offered values have the order `last`, the
+  /// result of last_order().
   __device__ int count_of_last(uint32_t last) {
     int mine = last == bar_order_ ? rejected_ : 0;
     for (int i = static_cast<int>(threadIdx.x); i < room_.kept; i += select_threads)

@@ -1,6 +1,6 @@
 #pragma once
-// One forward pass of FilteredScores: thresholds from the lists of the largest logits, and a digit
-// search for rows whose lists are too short. For filtered_*.cpp only.
+// One forward pass of FilteredScores: finds thresholds in the lists of the largest logits, or by a
+// digit search for rows whose lists are too short. Private to filtered_*.cpp.
 
 #include <cmath>
 #include <cstdint>

@@ -12,7 +12,7 @@
 
 namespace gyre {
 
-/// Rows of X, the tile of their logits in some columns, and its gradient.
+/// Some rows of X, their logits in some columns (a tile), and the gradient of the tile.
 class LinearTile {
  public:
   virtual ~LinearTile() = default;

@@ -302,7 +302,7 @@ struct Room {
         ids(values.size()),
         keys(values.size()),
         order(length) {}
-  int64_t limit;  ///< number of candidates above which they are pruned
+  int64_t limit;  ///< candidates are pruned above this number
   Buffer<float> values;
   Buffer<int32_t> ids, keys, order;
 };

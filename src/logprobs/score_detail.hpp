@@ -34,7 +34,7 @@ inline int64_t first_dealt(int64_t count, int64_t parts, int64_t part) {
 /// memory space.
 void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpace space);
 
-/// Adds a message, or a part of one, as slices, because one MPI call takes less than 2 GiB.
+/// Appends `data` as slices of at most 1 GiB, because one MPI call takes less than 2 GiB.
 template <class Slice, class Byte>
 void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
   constexpr size_t longest = size_t{1} << 30;

@@ -1,5 +1,5 @@
 #pragma once
-// Picks of a row while a pass writes its gradient. For the sources of this folder only.
+// Columns of a row's token ids while a pass writes its gradient. Private to this folder.
 
 #include <algorithm>
 #include <bit>
@@ -15,8 +15,8 @@ namespace gyre {
 /// Throws if the numbers of ids and weights differ from the token_ids, or a row has too many.
 void check_token_ids(const RowTokenIds& token_ids, int64_t rows);
 
-/// Picks of one row. Their gradients are kept in f32 until the weights are added, so that the sum
-/// is rounded once.
+/// Columns of one row's token ids. Their gradients are kept in f32 until the weights are added, so
+/// that the sum is rounded once.
 class TokenColumns {
  public:
   TokenColumns(const RowTokenIds& token_ids, int64_t columns)
@@ -33,7 +33,7 @@ class TokenColumns {
     values_.clear();
     return std::any_of(weights_.begin(), weights_.end(), [](float w) { return w != 0; });
   }
-  /// Keeps the token_ids of this shard for which keep(column) is true, with the value base(column).
+  /// Keeps the ids of this shard for which keep(column) is true, with the value base(column).
   template <class Keep, class Base>
   void keep(Keep keep, Base base) {
     kept_weights_.clear();
@@ -45,7 +45,7 @@ class TokenColumns {
       kept_weights_.push_back(weights_[k]);
     }
   }
-  /// Keeps all token_ids of this shard with the value 0, so that put() writes the sums of weights.
+  /// Keeps all ids of this shard with the value 0, so that put() writes the sums of weights.
   void keep_weights() {
     keep([](int64_t) { return true; }, [](int64_t) { return 0.0F; });
   }

@@ -62,7 +62,7 @@ struct ScoringPlan {
   std::vector<PackedBatch> bins;                      ///< each batch's "documents" are trees
   std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
   int64_t capacity = 0;
-  int64_t tokens = 0;       ///< stored tokens
+  int64_t tokens = 0;       ///< stored: a shared prefix counts once
   int64_t predictions = 0;  ///< over all documents
   int64_t pairs = 0;        ///< visible (query, key) pairs per head and layer
 

@@ -29,7 +29,7 @@ namespace gyre {
 /// A bin: indices of its items, in the order of packing.
 using Bin = std::vector<int64_t>;
 
-/// The longest item above a limit (the first of equals), and the number of items above it.
+/// Of the items above a limit: the longest (the first of equals), and their number.
 struct LongestAbove {
   int64_t item, length, count;
   /// " (the longest of 3 that do not fit)", or "" when it is the only one.
@@ -41,7 +41,7 @@ std::optional<LongestAbove> longest_above(std::span<const int64_t> lengths, int6
 /// What to do with an item that is longer than the capacity.
 enum class Oversize {
   reject,   ///< a usage error
-  own_bin,  ///< it gets a bin of its own, which accepts only empty items besides
+  own_bin,  ///< gets its own bin, to which only empty items are added
 };
 
 struct BinOptions {
@@ -144,9 +144,9 @@ const BinPacker& find_bin_packer(std::string_view name);
 /// of `ranks`. Requirements in `options` still hold.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
-/// Bin k goes to rank k mod ranks: [ranks] lists of bins, ascending. Packers that place long items
-/// first give rank 0 the heaviest bins; balance_over_groups (packing.hpp) deals by cost instead.
-/// Throws a usage error when ranks < 1, or when the number of bins is not a multiple of it.
+/// Assigns bin k to rank k mod ranks. Returns [ranks] ascending lists of bins. Rank 0 gets the
+/// heaviest bins of packers that place long items first; balance_over_groups (packing.hpp) assigns
+/// by cost instead. Throws a usage error when ranks < 1 or does not divide the number of bins.
 std::vector<std::vector<int64_t>> assign_bins_to_ranks(int64_t bins, int ranks);
 
 /// Quality of a packing. The linear measures (as in NeMo-RL) round each length up to a multiple and

@@ -23,7 +23,7 @@ namespace gyre {
 /// What an attention implementation can do.
 struct AttentionCapabilities {
   bool varlen = false;          ///< segments of different lengths in one stream (cu_seqlens)
-  bool padded_offsets = false;  ///< segments that lie at cu_seqlens_padded
+  bool padded_offsets = false;  ///< padding between segments (cu_seqlens_padded)
   bool cp_aware = false;        ///< exchanges keys and values among context-parallel ranks
 };
 

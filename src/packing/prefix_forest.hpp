@@ -24,7 +24,7 @@
 namespace gyre {
 
 struct PrefixOptions {
-  int64_t min_prefix = 64;  ///< smallest number of tokens that a shared node adds
+  int64_t min_prefix = 64;  ///< smallest number of tokens of a shared node
   int64_t max_tokens = 0;   ///< limit for a tree of several documents; 0: no limit
 };
 

@@ -132,9 +132,9 @@ struct ThdBatch {
 /// seq_lens_padded without seq_lens; pad ids among content without seq_lens.
 ThdBatch to_thd(BshdBatch batch, const ThdOptions& options = {});
 
-/// Cuts the rows into `chunks` equal groups and converts each separately, each with its own tail:
-/// [chunks]. Positions of all axes, and extras by their alignment, are cut with the rows. Throws a
-/// usage error unless rows is a multiple of chunks, with the nearest divisors, and the errors of
+/// Cuts the rows into `chunks` equal groups and converts each by to_thd, with its own tail. Returns
+/// [chunks]. Positions (all axes) and extras (by alignment) are cut with the rows. Throws a usage
+/// error that names the nearest divisors unless rows is a multiple of chunks, and the errors of
 /// to_thd, with rows numbered in the whole batch.
 std::vector<ThdBatch> split_into_chunks(const BshdBatch& batch, int64_t chunks,
                                         const ThdOptions& options = {});

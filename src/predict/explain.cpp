@@ -83,7 +83,7 @@ class StepWriter {
       bytes += wire_bytes(array(s.array).kind, s, problem_.heads, types_);
     return bytes;
   }
-  /// "own kv -> rank 2 (4096 tokens, 16.8 MB)". Slices of the same array are summed up.
+  /// "own kv -> rank 2 (4096 tokens, 16.8 MB)"; for several slices "own kv, 3 runs of rows".
   std::string message_text(const Message& m, const char* arrow) const {
     std::vector<std::string> slices;
     for (const Slice& s : m.slices) {

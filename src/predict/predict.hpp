@@ -13,7 +13,7 @@
 
 namespace gyre {
 
-/// One direction of a schedule on a machine.
+/// The forward or the backward pass of a schedule on a machine.
 struct PassPrediction {
   Pass pass = Pass::forward;
   double seconds = 0;      ///< until the last rank ends

@@ -239,7 +239,7 @@ class ProgramWriter {
   BlockTable::Block block_;
   int step_ = 0, block_begin_ = 0;
   std::vector<Open> open_;
-  std::vector<RowSet> written_;  ///< [array]
+  std::vector<RowSet> written_;  ///< [array] rows written so far
 };
 
 namespace {

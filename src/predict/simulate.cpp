@@ -327,7 +327,7 @@ class SpanWriter {
   const Plan& plan_;
   Pass pass_;
   std::vector<RankTimeline> lines_;  ///< [rank]
-  std::vector<int> waited_for_;      ///< [rank] step that posted the exchange waited for
+  std::vector<int> waited_for_;      ///< [rank] step that posted the last exchange waited for
 };
 
 }  // namespace

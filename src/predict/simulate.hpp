@@ -35,7 +35,7 @@ namespace gyre {
 struct SimulatedSpan : TraceSpan {
   int peer = -1;     ///< messages: receiver; -1: a library collective
   int message = -1;  ///< messages: index into the step's sends
-  double left = 0;   ///< messages: when the link becomes free
+  double left = 0;   ///< messages: when the last byte has left the link
 };
 
 /// Time of a rank by cause, in seconds.

@@ -28,7 +28,7 @@ struct RepeatOptions {
 /// Adds -n,--iters (a number or auto) and --max-seconds. `what` is repeated: "Timed iterations".
 void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options);
 
-/// Adds an error when the seconds are not positive.
+/// Adds an error unless max_seconds is positive.
 void check_repeats(const RepeatOptions& options, ConfigErrors& errors);
 
 /// Times of the repetitions of one configuration.

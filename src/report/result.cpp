@@ -147,7 +147,7 @@ void judge_standing(const RunReport& report, Judgement& judgement) {
   }
 }
 
-/// Judges what holds for the whole run and is known at its start.
+/// Applies the reasons that concern the whole run and are known at its start.
 void judge_setting(const RunReport& report, Judgement& judgement) {
   if (report.build.git_state == "dirty") judgement.apply(Validity::unofficial, "dirty tree");
   if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")

@@ -85,7 +85,7 @@ struct RunReport {
   /// Why the input has no value to compare ("no documents"), or "". Such a run, if it has no
   /// failure, neither passed nor failed: its checks compared no element.
   std::string nothing_to_verify;
-  std::vector<std::string> unofficial_reasons;  ///< from the app: shared GPU, emulated network
+  std::vector<std::string> unofficial_reasons;  ///< known at the start: "shared GPU", "sanitizer"
   /// Reasons from the app: answers of the input that were not compared.
   std::vector<std::string> unverified_reasons = {};
   std::vector<StandingRow> standing = {};  ///< rows of earlier runs, kept instead of measured

@@ -58,8 +58,8 @@ class CudaEvent {
 ///     every other      origin before + time between the two, added up in double
 class ClockOrigin {
  public:
-  /// Records the event. The first origin of a stream waits for it; one with an origin `before` it
-  /// on the same stream does not.
+  /// Records the event. Waits for it if this is the first origin of the stream; `before`: the
+  /// previous one.
   explicit ClockOrigin(Stream& stream, std::shared_ptr<ClockOrigin> before = nullptr)
       : before_(std::move(before)) {
     event_.record(cuda_handle(stream));

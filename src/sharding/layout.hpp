@@ -67,8 +67,8 @@ struct Layout {
   }
 };
 
-/// Boundaries of a packed stream of N segments, each [N + 1], from 0 and non-decreasing: `padded`
-/// are prefix sums of slots, `real` of valid tokens, which come first in each slot range.
+/// Segment boundaries of a packed stream, each [segments + 1], from 0, non-decreasing. `padded`:
+/// prefix sums of slots. `real`: of valid tokens, which fill the first slots of each segment.
 struct SegmentBounds {
   std::span<const int32_t> real;
   std::span<const int32_t> padded;

@@ -110,8 +110,8 @@ const LayoutKind& find_layout(const std::string& name);
 /// The entry of a layout's name; null if there is none.
 const LayoutKind* kind_of(const Layout& layout);
 
-/// The smallest number of chunks that suits every layout: every layout can cut segments whose slots
-/// are a multiple of this number times cp.
+/// Least common multiple of the chunks per rank of all layouts. Every layout can cut segments whose
+/// slots are a multiple of this number times cp.
 int chunks_for_all_layouts();
 
 /// Members of LayoutOptions that are options of layouts, each with its option name in apps.

@@ -23,8 +23,8 @@ struct LocalBatch {
                                    ///< padding of a segment; padding of the layout is 0
   std::vector<int32_t> targets;    ///< [slots] next token of the document; no_target for its last
                                    ///< token and for padding; then those of the slots in `again`
-  std::vector<int32_t> again;      ///< slots that predict further tokens, because the text has
-                                   ///< several continuations (model/shared_prefixes.hpp)
+  std::vector<int32_t> again;      ///< slot that predicts each further target: a slot has several
+                                   ///< if the text branches there (model/shared_prefixes.hpp)
 };
 
 /// documents[i] holds the tokens of segment i, bounds.real_length(i) of them. Precondition:

@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Rows of an array of `bytes` bytes; throws unless that is `slots` or `padded`.
+/// Number of rows in `bytes` bytes; throws unless it is `slots` or `padded`.
 int64_t check_rows(const Layout& layout, const char* what, size_t bytes, int64_t row_bytes,
                    int64_t slots, int64_t padded) {
   const int64_t size = bytes;
@@ -60,7 +60,7 @@ int64_t check_arrays(const Layout& layout, size_t stream_bytes, size_t shard_byt
                     layout.padded_slots);
 }
 
-/// Number of slots of a run inside a stream of `rows` rows; they precede the slots outside.
+/// Number of slots of a run that lie in a stream of `rows` rows; they are the first of the run.
 int64_t slots_inside(const SlotRun& run, int64_t rows) {
   const int64_t left = rows - run.start.value();
   if (run.stride == 1) return std::clamp<int64_t>(left, 0, run.length);  // no division

@@ -36,7 +36,7 @@ void shard_bytes(const Layout& layout, int rank, std::span<const std::byte> stre
                  std::span<const std::byte> fill, std::span<std::byte> local, int64_t row_bytes);
 void unshard_bytes(const Layout& layout, int rank, std::span<const std::byte> local,
                    std::span<std::byte> stream, int64_t row_bytes);
-/// Smaller streams are in the caches with their shards, where moving rank by rank is faster.
+/// Smaller streams and their shards fit in the caches; moving rank by rank is then faster.
 inline constexpr int64_t cached_stream_bytes = 16 << 20;
 void shard_all_bytes(const Layout& layout, std::span<const std::byte> stream,
                      std::span<const std::byte> fill, std::span<std::byte> shards,

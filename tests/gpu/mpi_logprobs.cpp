@@ -3,9 +3,9 @@
 
 #include "comm/staged.hpp"
 #include "device_matrix.hpp"
-#include "selection_operations.hpp"
 #include "gpu_test.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
+#include "selection_operations.hpp"
 
 #ifdef GYRE_SOFTGPU
 #include <softgpu_progress.h>

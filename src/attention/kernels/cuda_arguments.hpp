@@ -19,7 +19,7 @@ struct DeviceTiles {
   const TileRectangle* rectangles = nullptr;
   const TileRange* ranges = nullptr;
   const OuterTile* tiles = nullptr;
-  int count = 0;  ///< tiles
+  int count = 0;  ///< number of tiles
 };
 
 /// Whether every row of every head starts at, and has a length of, a multiple of 16 bytes, so that

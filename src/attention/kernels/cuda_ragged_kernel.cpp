@@ -401,7 +401,7 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
 
-  /// Log-sum-exps of the queries of an even batch.
+  /// Transposes the log-sum-exps of an even batch to [entries, heads, rows]; returns the result.
   float* packed_lse(const BackwardBlock& block, const PreparedBatch& ready) {
     const RaggedBatch& batch = ready.batch;
     const MatrixRef to = packed_lse_.matrix(DType::f32, batch.q_rows, block.heads.heads);

@@ -160,12 +160,12 @@ __device__ void pipeline(Walk walk, Load load, Use use) {
   }
 }
 
-/// The two outer rows of a lane among the 16 of its warp, from `first_row` on, and what they see in
-/// the rectangle of a range.
+/// The two outer rows of a lane, of the warp's 16 from `first_row` on, and the inner rows that they
+/// see in the rectangle of a range.
 struct LaneRows {
   int64_t row[2];
   InnerRange sees[2];
-  bool seen[2] = {false, false};  ///< whether they saw a key or query since forget()
+  bool seen[2] = {false, false};  ///< whether each saw any inner row since forget()
 
   __device__ explicit LaneRows(int64_t first_row) {
     const LanePlace place;

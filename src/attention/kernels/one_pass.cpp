@@ -75,7 +75,7 @@ struct OnePassWorker::Position {
   const Rectangle& rectangle;
   int64_t kv_head, head;
   bool first_of_kv_head, last_of_kv_head;
-  int64_t row_offset, column_offset;  ///< from this head's rows to the next head's; 0: none
+  int64_t row_offset, column_offset;  ///< distance to the next head's rows; both 0: none
 };
 
 template <class Body>

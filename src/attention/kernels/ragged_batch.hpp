@@ -1,7 +1,7 @@
 #pragma once
 // Rectangles as batches of sequences, the input of fused attention libraries. Entry b attends query
-// rows [q_begin, q_begin + q_length) to key rows [k_begin, k_begin + k_length) under one of three
-// masks, which is the same for the whole batch.
+// rows [q_begin, q_begin + q_length) to key rows [k_begin, k_begin + k_length). All entries of a
+// batch have the same mask, one of three:
 //
 //     causal       query i sees key j <= i                          (diagonal from the first key)
 //     causal_end   query i sees key j <= i + k_length - q_length    (diagonal to the last key)
@@ -10,9 +10,9 @@
 // The first two may have a window: a query then sees the last `window` of those keys.
 //
 // A causal rectangle becomes at most two entries. With equal strides s of queries and keys, query i
-// sees j <= i + o, o = floor(offset / s). The first max(0, -o) queries see nothing, queries from
-// k_length - o on see all keys, and those between end at the diagonal. Another kernel computes the
-// part of a window after the diagonal. Example, 8 queries, 6 keys, offset 2 (x: visible):
+// sees j <= i + o, o = floor(offset / s). The first max(0, -o) queries see nothing. Queries from
+// k_length - o on see all keys: a full entry; with a window, another kernel computes them. The
+// queries between are a causal entry. Example, 8 queries, 6 keys, offset 2 (x: visible):
 //
 //       0 x x x
 //       1 x x x x                    entry   rows 0..3, keys 0..5, causal_end
@@ -21,9 +21,9 @@
 //       4 x x x x x x                entry   rows 4..7, keys 0..5, full
 //      ...
 //
-// Each entry has its own rows in scratch arrays, to which the library writes, since entries of a
-// batch may share queries and keys. Rounds define the order in which those rows are folded into the
-// results: the pieces of a round are disjoint, so that sums are reproducible.
+// Entries of a batch may share queries and keys, so the library writes each entry to its own rows
+// of scratch arrays. These rows are folded into the results in rounds. The pieces of a round are
+// disjoint, so that sums are reproducible.
 
 #include <array>
 #include <cstdint>

@@ -72,8 +72,8 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
   return copies;
 }
 
-/// Whether the rank's group sees a key of its own, and whether it sees a key of the other group (of
-/// two groups).
+/// Whether ranks of this rank's group see keys of the group, and, if there are two groups, keys of
+/// the other group.
 std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
   const int first = c.rank - c.rank % inner, cp = c.problem.cp();
   bool own_group = false, other_group = false;

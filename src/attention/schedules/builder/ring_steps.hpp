@@ -42,7 +42,7 @@ struct Ring {
   std::vector<std::vector<RankRows>> blocks;  ///< [members] rows of each member's block
   int mine = 0;
   ArraySet set;
-  std::array<int, 2> storages{-1, -1};  ///< of received blocks, alternating
+  std::array<int, 2> storages{-1, -1};  ///< used in turn by received blocks
   int members() const { return static_cast<int>(ranks.size()); }
 };
 
