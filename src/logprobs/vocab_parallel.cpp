@@ -181,8 +181,8 @@ double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher,
   check_shard(student, tokens_, vocab_.columns(tp_.rank()));
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
-  return records_->merge(student, teacher, vocab_.valid(tp_.rank()), arrays_, stream,
-                         "cross sums", {students_.span(), teachers_.span(), value});
+  return records_->merge(student, teacher, vocab_.valid(tp_.rank()), arrays_, stream, "cross sums",
+                         {students_.span(), teachers_.span(), value});
 }
 
 void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,
