@@ -1,7 +1,7 @@
 // Log-probability kernels against the limits of the machine, which the same program measures next
 // to each result, with the same memory and number of threads:
 //
-//     softmax_partials            the rate at which the logits' memory can be read
+//     softmax_partials       the rate at which the logits' memory can be read
 //     gradients in place     the rate of an update loop in that memory
 //     other gradients        the rate of a copy with non-temporal stores
 //

@@ -1,6 +1,6 @@
 #pragma once
-// What gyre-attention runs: documents, the shape and mask of the attention over them, the rows of
-// its inputs, network and kernel, and the setup and plan of one schedule under one layout.
+// Defines what gyre-attention runs: documents, their attention (heads and mask), rows of inputs,
+// network and kernel, and the setup and plan of one schedule under one layout.
 
 #include <memory>
 #include <span>

@@ -1,5 +1,5 @@
-// gyre-import: converts text files to a documents file, one document per file, bytes as tokens; or a
-// model of another program to a model file.
+// gyre-import: converts text files to a documents file, one document per file, bytes as tokens; or
+// a checkpoint of another program to a model file.
 
 #include <fmt/format.h>
 

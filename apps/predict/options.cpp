@@ -124,11 +124,11 @@ void check_options(PredictOptions& o, int ranks) {
   if (o.model.empty()) check_heads(o, errors);
   check_mask_options(o.mask, errors);
   o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, max_ranks, "8,16,32"}, errors);
-  constexpr int64_t max_of_grid = int64_t{1} << 24;
+  constexpr int64_t max_grid_ranks = int64_t{1} << 24;
   for (const int cp : o.cps)
-    if (const int64_t ranks_of_grid = int64_t{o.dp} * cp * o.tp; ranks_of_grid > max_of_grid)
+    if (const int64_t ranks_of_grid = int64_t{o.dp} * cp * o.tp; ranks_of_grid > max_grid_ranks)
       errors.add("--dp {} --cp {} --tp {} are {} ranks; at most {}", o.dp, cp, o.tp, ranks_of_grid,
-                 max_of_grid);
+                 max_grid_ranks);
   schedule_choices().check(o.schedule, errors);
   layout_choices().check(o.layout, errors);
   const bool many = o.schedule.all() || o.layout.all() || o.cps.size() > 1 ||

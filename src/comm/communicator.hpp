@@ -38,7 +38,7 @@ struct RecvSlice {
   std::span<std::byte> data;
 };
 
-/// An operation of all ranks of a group. Blocks of ranks are packed in rank order.
+/// A collective operation. Blocks that belong to ranks are packed in rank order.
 struct Collective {
   enum class Kind { all_gather, all_to_all, reduce_scatter, all_reduce, broadcast, barrier };
   Kind kind = Kind::barrier;
@@ -139,7 +139,7 @@ class Communicator {
                      std::string_view what);
   WorkPtr broadcast(std::span<std::byte> data, int root, Stream& stream, std::string_view what);
   WorkPtr barrier(Stream& stream, std::string_view what);
-  /// Any of these collectives.
+  /// Starts the collective that `call` describes, one of those above.
   WorkPtr collective(const Collective& call, Stream& stream, std::string_view what);
 
   Traffic traffic() const;

@@ -43,7 +43,7 @@ struct Operation {
   /// in-place reduction uses only `sent`.
   Buffer<std::byte> sent, received;
   Reach reach = Reach::host;
-  Collective call;  ///< unless it is an exchange: on memory that MPI reads, writes
+  Collective call;  ///< on memory that MPI reads and writes; unused for an exchange
   std::vector<int64_t> send_bytes, recv_bytes;  ///< of `call`
   Buffer<float> widened;                        ///< f32 copy of bf16 data: MPI does not reduce bf16
   std::function<WorkPtr()> start;               ///< the MPI operation
@@ -256,8 +256,8 @@ class StagedCommunicator final : public Communicator {
     if (takes) op.results.push_back({op.result().span(), call.recv});
   }
 
-  /// Makes the reduction one of f32: widens what is sent to the end of `widened`, whose beginning
-  /// gets the result.
+  /// Makes the reduction one of f32. `widened` holds the result, then the widened input; in place
+  /// these are the same.
   static void widen(Operation& op) {
     const int64_t sent = op.sent.size() / static_cast<int64_t>(sizeof(bf16));
     const int64_t count = op.call.count();

@@ -311,8 +311,8 @@ ncclUniqueId share_unique_id(Communicator& host) {
   return id;
 }
 
-/// Recorded operations with registered buffers of 4 ranks on one H200 never ended (NCCL 2.30.7),
-/// and took twice the time on 2. NCCL reads the variable when it records its first operation.
+/// On one H200 (NCCL 2.30.7), recorded operations with registered buffers never ended for 4 ranks
+/// and took twice the time for 2. NCCL reads the variable when it records its first operation.
 void leave_recorded_buffers_unregistered() {
   setenv("NCCL_GRAPH_REGISTER", "0", /*overwrite=*/0);
 }

@@ -22,7 +22,7 @@ enum class ExitCode : int {
   skipped = 77,
 };
 
-/// All of them, from the least to the most severe.
+/// All exit codes, from the least to the most severe.
 inline constexpr ExitCode exit_codes[] = {
     ExitCode::skipped, ExitCode::ok,      ExitCode::verification_failed,
     ExitCode::usage,   ExitCode::runtime, ExitCode::timeout};

@@ -1,7 +1,7 @@
 #pragma once
 // Index types. Mixing up global and local positions is *the* bug of sharded attention. So these
 // types do not convert into each other: a conversion is a named call (see sharding/layout.hpp).
-// Layouts have them, where slots of the stream, slots of a shard and positions of a document meet.
+// Layouts use them: there, slots of streams, slots of shards and positions of documents meet.
 // Rows of an array of a plan (rectangles, slices) and numbers of documents are plain int64_t.
 
 #include <compare>

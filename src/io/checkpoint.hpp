@@ -51,22 +51,21 @@ struct Checkpoint {
 };
 
 /// Opens a folder with config.json and model.safetensors (or model.safetensors.index.json and its
-/// shards), or a file NAME.gguf. Throws a usage error that names the file and the tensor or key: of
-/// what is missing, damaged or of a wrong type or shape, of a tensor that this decoder does not
-/// read, and of a key of the configuration that is not known to change nothing, unless it is one of
-/// `ignored_keys`. Serial.
+/// shards), or a file NAME.gguf. Throws a usage error that names the file and the tensor or key if
+/// one is missing, damaged or of a wrong type or shape, or unknown: a tensor that this decoder does
+/// not read, or a key that might change results and is not one of `ignored_keys`. Serial.
 Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys);
 
 // For the readers of the formats.
 
-/// How a format calls the tensors of model_tensors().
+/// The names that a format gives to the tensors of model_tensors().
 struct TensorNames {
   const char *embed, *final_norm, *head;
-  const char* layer;                                            ///< begin of "LAYER.NUMBER.NAME"
+  const char* layer;                                            ///< what precedes "NUMBER.NAME"
   std::array<std::pair<const char*, const char*>, 9> of_layer;  ///< NAME, and our name
 };
-/// Adds a tensor by its name in the file. One of the same name, and one that is none of this
-/// decoder's, are usage errors.
+/// Adds a tensor by its name in the file. Throws a usage error if the name was added before, or if
+/// this decoder has no such tensor.
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
                 StoredTensor tensor);
 Checkpoint open_safetensors(const std::string& folder,

@@ -19,7 +19,7 @@
 namespace gyre {
 namespace {
 
-/// GgufValue of a key. Of a list of texts the digest is kept, of other lists only the length.
+/// What is kept of a list: its length and, if its elements are texts, their digest.
 struct GgufList {
   int64_t length = 0;
   std::string sha256;

@@ -15,7 +15,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t block_floats = int64_t{1} << 24;
-constexpr int64_t unit = 256;  ///< a multiple of the values of every block of an encoding
+constexpr int64_t unit = 256;  ///< multiple of the number of values in a block, for every encoding
 
 void create(const Checkpoint& checkpoint, const std::string& path, const Provenance& provenance) {
   const ModelConfig& c = checkpoint.config;
@@ -41,7 +41,7 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   file.close();
 }
 
-/// A tensor with the form that the model's file wants.
+/// Reads a tensor of the checkpoint in the form of its dataset in the model file.
 class Source {
  public:
   Source(const Checkpoint& checkpoint, const std::string& name, const h5::Shape& shape)
@@ -55,8 +55,8 @@ class Source {
     if (rotary && checkpoint.interleaved_rotary) head_dim_ = checkpoint.config.head_dim;
   }
 
-  /// out [count, columns] <- rows [begin, begin + count) of the dataset; what the tensor does not
-  /// have, padding of the vocabulary, becomes 0.
+  /// out [count, columns] <- rows [begin, begin + count) of the dataset; elements that the tensor
+  /// lacks (padding of the vocabulary) become 0.
   void read(int64_t begin, int64_t count, std::span<float> out) const {
     std::fill(out.begin(), out.end(), 0.0F);
     if (transposed_)
@@ -82,7 +82,7 @@ class Source {
     return row - i + i % 2 * (head_dim_ / 2) + i / 2;
   }
   void read_transposed(int64_t begin, int64_t count, std::span<float> out) const {
-    constexpr int64_t together = 16;  // rows decoded before they are written, a cache line of each
+    constexpr int64_t together = 16;  // stored rows per turn: one cache line of each row of `out`
     std::vector<float> rows(together * count);
     for (int64_t first = 0; first < stored_rows_; first += together) {
       const int64_t some = std::min(together, stored_rows_ - first);

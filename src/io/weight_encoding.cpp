@@ -31,13 +31,13 @@ int byte_at(const std::byte* at, int64_t i) {
   return std::to_integer<int>(at[i]);
 }
 
-/// {f16 d, int8 q[32]}: d q
+/// A block {f16 d, int8 q[32]} holds the values d q.
 void q8_0(const std::byte* at, float* out) {
   const float d = half(at);
   for (int i = 0; i < 32; ++i) out[i] = d * load<int8_t>(at + 2 + i);
 }
 
-/// {f16 d, 32 nibbles}: d (q - 8). Low nibbles are values 0 to 15.
+/// A block {f16 d, 32 nibbles q} holds the values d (q - 8). Low nibbles are values 0 to 15.
 void q4_0(const std::byte* at, float* out) {
   const float d = half(at);
   for (int i = 0; i < 16; ++i) {
@@ -46,7 +46,7 @@ void q4_0(const std::byte* at, float* out) {
   }
 }
 
-/// {f16 d, f16 m, 32 nibbles}: d q + m
+/// A block {f16 d, f16 m, 32 nibbles q} holds the values d q + m.
 void q4_1(const std::byte* at, float* out) {
   const float d = half(at), m = half(at + 2);
   for (int i = 0; i < 16; ++i) {
@@ -55,8 +55,8 @@ void q4_1(const std::byte* at, float* out) {
   }
 }
 
-/// {low nibbles [128], high pairs of bits [64], int8 scales [16], f16 d}: d scale (q - 32). Each half
-/// of 128 values has four quarters of 32, whose bits lie side by side.
+/// A block {low nibbles [128], high pairs of bits [64], int8 scales [16], f16 d} holds the values
+/// d scale (q - 32). Each half of it has four quarters of 32, whose bits lie side by side.
 void q6_k(const std::byte* at, float* out) {
   const float d = half(at + 208);
   for (int part = 0; part < 2; ++part)

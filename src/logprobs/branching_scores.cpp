@@ -5,8 +5,8 @@
 namespace gyre {
 namespace {
 
-ScoreOptions with_token_ids(ScoreOptions options, int64_t token_ids) {
-  options.token_ids = token_ids;
+ScoreOptions with_ids_per_token(ScoreOptions options, int64_t ids_per_token) {
+  options.ids_per_token = ids_per_token;
   options.entropy = false;
   return options;
 }
@@ -24,10 +24,10 @@ BranchingScores::BranchingScores(int64_t rows, std::vector<Branch> branches,
                                  Communicator& tp)
     : rows_(rows),
       branches_(std::move(branches)),
-      of_rows_(rows, vocab, with_token_ids(options, 1), tp) {
+      of_rows_(rows, vocab, with_ids_per_token(options, 1), tp) {
   for (const Branch& branch : branches_) {
     GYRE_CHECK(branch.row >= 0 && branch.row < rows, "a branch at row {} of {}", branch.row, rows);
-    of_branches_.emplace_back(1, vocab, with_token_ids(options, std::ssize(branch.ids)), tp);
+    of_branches_.emplace_back(1, vocab, with_ids_per_token(options, std::ssize(branch.ids)), tp);
     branch_ids_ += std::ssize(branch.ids);
   }
 }

@@ -26,8 +26,8 @@ struct Branch {
 
 class BranchingScores {
  public:
-  /// Collective over `tp`; throws the errors of VocabScores. options.token_ids and options.entropy
-  /// are ignored. Every row is in at most one branch.
+  /// Collective over `tp`; throws the errors of VocabScores. Ignores options.ids_per_token and
+  /// options.entropy. Every row is in at most one branch.
   BranchingScores(int64_t rows, std::vector<Branch> branches, const VocabPartition& vocab,
                   const ScoreOptions& options, Communicator& tp);
 

@@ -1,6 +1,6 @@
 #pragma once
 // Per-row records for soft cross entropies, 20 bytes each (CrossPartial), in the memory space of
-// the logits; like score_records.hpp.
+// the logits. They are used like those of score_records.hpp.
 
 #include <cmath>
 #include <cstdint>

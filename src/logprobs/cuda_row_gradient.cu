@@ -65,21 +65,21 @@ __device__ EachLane<Element> each_lane(const Element& element) {
 /// Like each_lane for elements that survive, 0 for others. The column of the cut is computed once
 /// per vector, and no element needs a branch.
 struct SlopeOfSurvivors {
-  SlopeOf coefficient;
+  SlopeOf slope;
   RowSurvivors kept;
   template <int lanes>
   __device__ Lanes<lanes> operator()(int64_t column, const Lanes<lanes>& z) const {
     const auto cut = static_cast<int>(min(max(kept.cut - column, int64_t{0}), int64_t{lanes}));
     Lanes<lanes> out;
     for (int i = 0; i < lanes; ++i) {
-      const float s = coefficient(z.x[i]);
+      const float s = slope(z.x[i]);
       out.x[i] = survives({kept.threshold, cut}, z.x[i], i) ? s : 0.0F;
     }
     return out;
   }
 };
 
-__device__ GradientCoefficients slope_of_row(const GradientTask& task, int64_t row) {
+__device__ GradientCoefficients coefficients_of_row(const GradientTask& task, int64_t row) {
   return task.coefficients == nullptr ? GradientCoefficients{} : task.coefficients[row];
 }
 
@@ -95,15 +95,15 @@ __global__ void __launch_bounds__(block_threads)
   int mine = 0;
   for (int64_t k = first + lane; k < end; k += warp_lanes) mine |= token_ids.weights[k] != 0;
   const bool weighted = __any_sync(all_lanes, mine) != 0;
-  const GradientCoefficients coefficient = slope_of_row(task, row);
-  const bool sloped = coefficient.a != 0 || coefficient.b != 0;
+  const GradientCoefficients coefficients = coefficients_of_row(task, row);
+  const bool sloped = coefficients.a != 0 || coefficients.b != 0;
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[row];
   RowKind kind = kind_of(normalizer, sloped, sloped || weighted);
   // Filtered columns must be distinguished even if the coefficients are 0.
   if (task.survivors != nullptr && kind == RowKind::zeros && weighted) kind = RowKind::values;
   if (lane == 0) task.kinds[row] = kind;
-  const SlopeOf op(normalizer, task.pass.scale, coefficient);
+  const SlopeOf op(normalizer, task.pass.scale, coefficients);
   for (int64_t k = first + lane; k < end; k += warp_lanes) {
     int64_t column = weighted && kind != RowKind::nans
                          ? column_of(token_ids.ids[k], token_ids.first_column, task.pass.columns)
@@ -145,13 +145,13 @@ __global__ void __launch_bounds__(block_threads)
   To* to = out + mine.row * out_stride;
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
-  const SlopeOf coefficient(normalizer, task.pass.scale, slope_of_row(task, mine.row));
+  const SlopeOf slope(normalizer, task.pass.scale, coefficients_of_row(task, mine.row));
   if (task.survivors == nullptr)
     write_part(mine, task.pass.columns, 0, kind,
-               each_lane([&](int64_t, float z) { return coefficient(z); }), to, from);
+               each_lane([&](int64_t, float z) { return slope(z); }), to, from);
   else
-    write_part(mine, task.pass.columns, 0, kind,
-               SlopeOfSurvivors{coefficient, task.survivors[mine.row]}, to, from);
+    write_part(mine, task.pass.columns, 0, kind, SlopeOfSurvivors{slope, task.survivors[mine.row]},
+               to, from);
 }
 
 template <class From, class To>
@@ -232,7 +232,7 @@ Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
 
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
                      MatrixRef out) {
-  const int64_t token_ids = out.rows * task.token_ids.per_row;
+  const int64_t id_count = out.rows * task.token_ids.per_row;
   const int64_t parts = parts_of(out.cols, written_columns);
   with_elements(logits, [&](auto from) {
     using From = typename decltype(from)::Type;
@@ -242,8 +242,8 @@ void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientT
       using To = typename decltype(to)::Type;
       launch(over_parts(stream, out), gradient<From, To>, from.view.data, from.view.stride,
              out.cols, parts, task, to.view.data, to.view.stride);
-      launch({blocks_of(parts_of(token_ids, block_threads)), block_threads, stream},
-             after_gradient<To>, to.view.data, to.view.stride, token_ids, task.token_ids);
+      launch({blocks_of(parts_of(id_count, block_threads)), block_threads, stream},
+             after_gradient<To>, to.view.data, to.view.stride, id_count, task.token_ids);
     });
   });
 }

@@ -12,8 +12,8 @@ struct CUstream_st;
 namespace gyre::rows {
 
 /// Writes parts [rows, parts_of(columns, part_columns)].
-void launch_part_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                          PartSums* parts);
+void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                      PartSums* parts);
 /// Writes out [rows]; `parts` is scratch, as in the functions below.
 void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                      PartSums* parts, SoftmaxPartial* out);

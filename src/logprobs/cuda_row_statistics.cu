@@ -31,8 +31,9 @@ __global__ void __launch_bounds__(block_threads)
 // Reserves registers for all loads of a group; with fewer, bf16 would be loaded one pair at a time.
 template <class S, class T>
 __global__ void __launch_bounds__(block_threads, 3)
-    cross_moments_of_parts(const S* students, int64_t student_stride, const T* teachers,
-                           int64_t teacher_stride, int64_t columns, int64_t parts, CrossSums* out) {
+    cross_partials_of_parts(const S* students, int64_t student_stride, const T* teachers,
+                            int64_t teacher_stride, int64_t columns, int64_t parts,
+                            CrossSums* out) {
   __shared__ float maxima[block_warps];
   __shared__ double shared[block_warps];
   const PartOfRow mine(parts, columns, part_columns);
@@ -50,7 +51,7 @@ __global__ void __launch_bounds__(block_threads, 3)
 }
 
 __global__ void __launch_bounds__(block_threads)
-    cross_moments_of_rows(const CrossSums* sums, int64_t rows, int64_t parts, CrossPartial* out) {
+    cross_partials_of_rows(const CrossSums* sums, int64_t rows, int64_t parts, CrossPartial* out) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (row >= rows) return;
   CrossSums total;
@@ -89,8 +90,8 @@ __global__ void __launch_bounds__(block_threads)
 
 }  // namespace
 
-void launch_part_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                          PartSums* parts) {
+void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                      PartSums* parts) {
   const int64_t count = parts_of(scan.columns, part_columns);
   const Launch shape{blocks_of(logits.rows * count), block_threads, stream};
   with_elements(logits, [&](auto z) {
@@ -102,7 +103,7 @@ void launch_part_partials(CUstream_st* stream, ConstMatrixRef logits, const RowS
 
 void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                      PartSums* parts, SoftmaxPartial* out) {
-  launch_part_partials(stream, logits, scan, parts);
+  launch_part_sums(stream, logits, scan, parts);
   launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, partials_of_rows,
          parts, logits.rows, parts_of(scan.columns, part_columns), base_2(scan.scale),
          scan.weighted, out);
@@ -114,12 +115,12 @@ void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMat
   const Launch shape{blocks_of(student.rows * count), block_threads, stream};
   with_elements(student, [&](auto s) {
     with_elements(teacher, [&](auto t) {
-      launch(shape, cross_moments_of_parts<typename decltype(s)::Type, typename decltype(t)::Type>,
+      launch(shape, cross_partials_of_parts<typename decltype(s)::Type, typename decltype(t)::Type>,
              s.view.data, s.view.stride, t.view.data, t.view.stride, columns, count, parts);
     });
   });
   launch({blocks_of(parts_of(student.rows, block_threads)), block_threads, stream},
-         cross_moments_of_rows, parts, student.rows, count, out);
+         cross_partials_of_rows, parts, student.rows, count, out);
 }
 
 void launch_sums(CUstream_st* stream, ConstMatrixRef values, int64_t columns, double* parts,

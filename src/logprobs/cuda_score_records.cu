@@ -47,19 +47,19 @@ __global__ void __launch_bounds__(block_threads)
 
 /// Arguments of the merge of all ranks' records.
 struct Merge {
-  const float* records = nullptr;  // [ranks, rows · (partials + token_ids)]
-  int64_t rows = 0, partials = 0, token_ids = 0;
+  const float* records = nullptr;  // [ranks, rows · (partials + ids_per_token)]
+  int64_t rows = 0, partials = 0, ids_per_token = 0;
   int ranks = 0;
   double scale = 1;
   const int64_t* offsets = nullptr;  // partition offsets, [ranks + 1]
   int64_t vocab_size = 0;
-  const int32_t* ids = nullptr;  // [rows, token_ids]
+  const int32_t* ids = nullptr;  // [rows, ids_per_token]
   double* log_sums = nullptr;    // [rows]
   RowNormalizer* normalizers = nullptr;
   float* entropy = nullptr;  // null: not requested
   float* logprob = nullptr;
 
-  __device__ int64_t block() const { return rows * (partials + token_ids); }
+  __device__ int64_t block() const { return rows * (partials + ids_per_token); }
 };
 
 __global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
@@ -78,9 +78,9 @@ __global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
 
 __global__ void __launch_bounds__(block_threads) score_ids(Merge m) {
   const int64_t k = thread_number();
-  if (k >= m.rows * m.token_ids) return;
+  if (k >= m.rows * m.ids_per_token) return;
   const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
-  const int64_t row = k / m.token_ids;
+  const int64_t row = k / m.ids_per_token;
   RowTotal total;
   total.max = m.normalizers[row].max;
   m.logprob[k] = owner < 0 ? 0
@@ -102,8 +102,8 @@ class CudaScoreRecords final : public ScoreRecords {
   }
 
   void start(int64_t rows, std::span<const int32_t> ids) override {
-    GYRE_CHECK(std::ssize(ids) == rows * shape_.token_ids, "{} ids of {} x {}", ids.size(), rows,
-               shape_.token_ids);
+    GYRE_CHECK(std::ssize(ids) == rows * shape_.ids_per_token, "{} ids of {} x {}", ids.size(),
+               rows, shape_.ids_per_token);
     rows_ = rows;
     std::tie(ids_there_) = ids_.send(ids);
     totals_ = at_least<RowTotal>(totals_memory_, rows);
@@ -111,7 +111,7 @@ class CudaScoreRecords final : public ScoreRecords {
     launch(over_all(rows, handle()), clear, totals_, rows);
     // Ids that no tile contains keep a logit of 0.
     stream_.fill(own_ + rows * shape_.partials(), std::byte{0},
-                 bytes<float>(rows * shape_.token_ids));
+                 bytes<float>(rows * shape_.ids_per_token));
   }
 
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
@@ -120,13 +120,13 @@ class CudaScoreRecords final : public ScoreRecords {
                logits.cols);
     const int64_t parts = rows::parts_of(columns, rows::part_columns);
     auto* const sums = at_least<rows::PartSums>(parts_memory_, logits.rows * parts);
-    rows::launch_part_partials(handle(), logits, {columns, shape_.scale, shape_.entropy}, sums);
+    rows::launch_part_sums(handle(), logits, {columns, shape_.scale, shape_.entropy}, sums);
     launch(over_all(logits.rows, handle()), add_parts, sums, logits.rows, parts, shape_.scale,
            shape_.entropy, totals_ + row);
-    const int64_t first = row * shape_.token_ids;
+    const int64_t first = row * shape_.ids_per_token;
     rows::DeviceTokenIds token_ids;
     token_ids.ids = ids_there_ + first;
-    token_ids.per_row = shape_.token_ids;
+    token_ids.per_row = shape_.ids_per_token;
     token_ids.first_column = shape_.first_id() + column;
     rows::launch_gather(handle(), logits, columns, token_ids,
                         own_ + rows_ * shape_.partials() + first);
@@ -145,7 +145,7 @@ class CudaScoreRecords final : public ScoreRecords {
     Places places;
     const int64_t normalizers = places.add<RowNormalizer>(rows_);
     const int64_t entropy = places.add<float>(std::ssize(out.entropy));
-    const int64_t logprob = places.add<float>(rows_ * shape_.token_ids);
+    const int64_t logprob = places.add<float>(rows_ * shape_.ids_per_token);
     const int64_t results = places.bytes();
     const int64_t log_sums = places.add<double>(rows_);
     std::byte* const room = results_memory_.at_least(places.bytes());
@@ -153,7 +153,7 @@ class CudaScoreRecords final : public ScoreRecords {
     m.records = records.data();
     m.rows = rows_;
     m.partials = shape_.partials();
-    m.token_ids = shape_.token_ids;
+    m.ids_per_token = shape_.ids_per_token;
     m.ranks = shape_.vocab.ranks();
     m.scale = shape_.scale;
     m.offsets = offsets_;
@@ -164,7 +164,7 @@ class CudaScoreRecords final : public ScoreRecords {
     m.entropy = out.entropy.empty() ? nullptr : reinterpret_cast<float*>(room + entropy);
     m.logprob = reinterpret_cast<float*>(room + logprob);
     launch(over_all(rows_, handle()), merge_rows, m);
-    launch(over_all(rows_ * shape_.token_ids, handle()), score_ids, m);
+    launch(over_all(rows_ * shape_.ids_per_token, handle()), score_ids, m);
     const std::byte* const found = results_.fetch(static_cast<const std::byte*>(room), results);
     take(found, normalizers, out.normalizers);
     take(found, entropy, out.entropy);

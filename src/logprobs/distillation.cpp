@@ -11,10 +11,10 @@
 namespace gyre {
 namespace {
 
-/// Calls body(row) for rows of `token_ids` exponentials each.
+/// Calls body(row) for rows of `ids_per_token` exponentials each.
 template <class Body>
-void for_each_row(int threads, int64_t rows, int64_t token_ids, Body body) {
-  const double nanoseconds = 5.0 * token_ids;
+void for_each_row(int threads, int64_t rows, int64_t ids_per_token, Body body) {
+  const double nanoseconds = 5.0 * ids_per_token;
   for_each_part(threads, rows, nanoseconds, [&](int64_t begin, int64_t end, int) {
     for (int64_t i = begin; i < end; ++i) body(i);
   });
@@ -31,11 +31,11 @@ void log_softmax(std::span<const float> logits, std::span<float> out) {
     out[k] = static_cast<float>((logits[k] - max) - log_sum);
 }
 
-/// The same for all rows of `token_ids` logits; may be in place.
-void log_softmax_rows(int threads, int64_t token_ids, std::span<const float> logits,
+/// The same for all rows of `ids_per_token` logits; may be in place.
+void log_softmax_rows(int threads, int64_t ids_per_token, std::span<const float> logits,
                       std::span<float> out) {
-  const size_t row = token_ids;
-  for_each_row(threads, std::ssize(logits) / token_ids, token_ids, [&](int64_t i) {
+  const size_t row = ids_per_token;
+  for_each_row(threads, std::ssize(logits) / ids_per_token, ids_per_token, [&](int64_t i) {
     const size_t at = i * row;
     log_softmax(logits.subspan(at, row), out.subspan(at, row));
   });
@@ -53,18 +53,19 @@ DistillationScores::DistillationScores(int64_t tokens, const VocabPartition& voc
                                        const DistillationOptions& options, Communicator& tp)
     : tokens_(tokens), vocab_size_(vocab.vocab_size), options_(options) {
   const auto check = [&] {
-    if (options.token_ids < 1) throw_usage("{} ids a token; the fewest are 1", options.token_ids);
+    if (options.ids_per_token < 1)
+      throw_usage("{} ids a token; the fewest are 1", options.ids_per_token);
     if (options.renormalised && options.entropy)
       throw_usage(
           "an entropy needs the whole vocabulary, but the student is renormalised over {} ids",
-          options.token_ids);
+          options.ids_per_token);
   };
   agree_on_arguments(
       tp, "distillation", check,
       {{"whether the student is renormalised over the ids", options.renormalised ? 1 : 0}});
   if (!options.renormalised) {
     scores_ = std::make_unique<VocabScores>(tokens, vocab,
-                                            ScoreOptions{.token_ids = options.token_ids,
+                                            ScoreOptions{.ids_per_token = options.ids_per_token,
                                                          .entropy = options.entropy,
                                                          .threads = options.threads,
                                                          .kernels = options.kernels,
@@ -72,25 +73,25 @@ DistillationScores::DistillationScores(int64_t tokens, const VocabPartition& voc
                                             tp);
     return;
   }
-  gathered_ = std::make_unique<GatheredLogits>(tokens, vocab, options.token_ids, options.threads,
-                                               tp, options.kernels);
-  student_ = Buffer<float>(tokens * options.token_ids);
+  gathered_ = std::make_unique<GatheredLogits>(tokens, vocab, options.ids_per_token,
+                                               options.threads, tp, options.kernels);
+  student_ = Buffer<float>(tokens * options.ids_per_token);
 }
 
 double DistillationScores::forward(ConstMatrixRef logits, std::span<const float> teacher_logits,
                                    std::span<const int32_t> ids, Stream& stream,
                                    std::span<float> student, std::span<float> teacher,
                                    std::span<float> entropy) {
-  const int64_t token_ids = options_.token_ids;
+  const int64_t ids_per_token = options_.ids_per_token;
   GYRE_CHECK(teacher_logits.size() == ids.size() && teacher.size() == ids.size(),
              "{} logits of the teacher and {} results for {} ids", teacher_logits.size(),
              teacher.size(), ids.size());
   check_ids(ids, vocab_size_);
-  log_softmax_rows(options_.threads, token_ids, teacher_logits, teacher);
+  log_softmax_rows(options_.threads, ids_per_token, teacher_logits, teacher);
   if (scores_) return scores_->forward(logits, ids, stream, student, entropy);
   GYRE_CHECK(entropy.empty(), "{} entropies of a renormalised student", entropy.size());
   const double waited = gathered_->forward(logits, ids, stream, student);
-  log_softmax_rows(options_.threads, token_ids, student, student);
+  log_softmax_rows(options_.threads, ids_per_token, student, student);
   std::copy(student.begin(), student.end(), student_.data());
   return waited;
 }
@@ -104,10 +105,10 @@ void DistillationScores::backward(ConstMatrixRef logits, std::span<const int32_t
   }
   GYRE_CHECK(std::ssize(d_student) == student_.size() && d_entropy.empty(),
              "{} gradients of {} x {}, {} of entropies", d_student.size(), tokens_,
-             options_.token_ids, d_entropy.size());
+             options_.ids_per_token, d_entropy.size());
   Buffer<float> d_values(student_.size());
-  for_each_row(options_.threads, tokens_, options_.token_ids, [&](int64_t i) {
-    const int64_t begin = i * options_.token_ids, end = begin + options_.token_ids;
+  for_each_row(options_.threads, tokens_, options_.ids_per_token, [&](int64_t i) {
+    const int64_t begin = i * options_.ids_per_token, end = begin + options_.ids_per_token;
     double sum = 0;
     bool some = false;
     for (int64_t k = begin; k < end; ++k) {

@@ -19,7 +19,7 @@
 namespace gyre {
 
 struct DistillationOptions {
-  int64_t token_ids = 1;      ///< K
+  int64_t ids_per_token = 1;  ///< K
   bool renormalised = false;  ///< over the K ids only
   bool entropy = false;       ///< of the student; needs the whole vocabulary
   int threads = 1;

@@ -81,7 +81,7 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
     if (owner(t) != mine_) continue;
     ListScalars& scalars = own.scalars(t);
     bool more = false;
-    scalars.behind = after_in_list(t, values.subspan(t * length, length), scalars, more);
+    scalars.behind = behind_in_list(t, values.subspan(t * length, length), scalars, more);
     if (more) queries.push_back({t, target_column(t) + 1, own_columns(), scalars.target});
   }
   if (queries.empty()) return;
@@ -94,8 +94,8 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
 /// Number of this shard's columns after the target's that equal it. Sets `more` if the list does
 /// not contain all of them. Returns 0 if the target is below the list's last value, where the
 /// number is not needed.
-int32_t FilteredScores::Forward::after_in_list(int64_t t, std::span<const float> list,
-                                               const ListScalars& scalars, bool& more) const {
+int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
+                                                const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
   if (scalars.target < list.back() || scalars.target == -infinity_of<float>) return 0;
   int32_t in_list = 0, behind = 0;

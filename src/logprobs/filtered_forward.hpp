@@ -83,8 +83,8 @@ class FilteredScores::Forward {
   void gather();
   void make_records(ListRecords& own);
   void count_behind(ListRecords& own, std::span<const float> values);
-  int32_t after_in_list(int64_t t, std::span<const float> list, const ListScalars& scalars,
-                        bool& more) const;
+  int32_t behind_in_list(int64_t t, std::span<const float> list, const ListScalars& scalars,
+                         bool& more) const;
   void walk();
   bool walk_row(int64_t t, std::span<int64_t> scratch);
   double total_mass(int64_t t, float max) const;

@@ -155,7 +155,7 @@ void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
     const double g = in_.d_logprob[at];
     const double h = in_.d_entropy.empty() ? 0 : in_.d_entropy[at];
     normalizers_[i] = layer_.normalizers_[token];
-    coefficients_[i] = slope_of(g, h, h == 0 ? 0 : layer_.entropy_[token], scale);
+    coefficients_[i] = coefficients_of(g, h, h == 0 ? 0 : layer_.entropy_[token], scale);
     weights_[i] = static_cast<float>(scale * g);
     ids_[i] = in_.targets[at];
   }

@@ -266,7 +266,7 @@ GYRE_HOST_DEVICE inline bool usable(const RowNormalizer& row) {
 /// Values of a row's valid columns.
 enum class RowKind : int32_t { zeros, nans, values };
 
-/// `needed`: whether any coefficient or weight of the row is not 0.
+/// `sloped`: a coefficient of the row is not 0; `needed`: a coefficient or a weight is not 0.
 GYRE_HOST_DEVICE inline RowKind kind_of(const RowNormalizer& row, bool sloped, bool needed) {
   if (!needed) return RowKind::zeros;
   if (!usable(row)) return RowKind::nans;
@@ -294,8 +294,8 @@ struct SlopeOf {
   float a, b;  // b: for the base-2 logarithm
 
   GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale,
-                           const GradientCoefficients& coefficient)
-      : row(normalizer, scale), a(coefficient.a), b(static_cast<float>(coefficient.b * ln_2)) {}
+                           const GradientCoefficients& coefficients)
+      : row(normalizer, scale), a(coefficients.a), b(static_cast<float>(coefficients.b * ln_2)) {}
   GYRE_HOST_DEVICE float operator()(float z) const {
     const float y = row.exponent(z);
     return power_of_2(y) * (a + b * y);

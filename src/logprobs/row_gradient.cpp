@@ -44,14 +44,15 @@ struct Base {
 template <bool shifted, bool sloped>
 class Slope {
  public:
-  HWY_INLINE Slope(F f, const Base& base, const GradientCoefficients& coefficient)
+  HWY_INLINE Slope(F f, const Base& base, const GradientCoefficients& row_coefficients)
       : exponential_(f, base.scale, base.origin),
-        polynomial_(f, static_cast<float>(std::exp2(base.excess) * (sloped ? 1.0 : coefficient.a))),
+        polynomial_(
+            f, static_cast<float>(std::exp2(base.excess) * (sloped ? 1.0 : row_coefficients.a))),
         max_(hn::Set(f, base.row.max - base.origin.shift)),
-        factor_(hn::Set(f, coefficient.b * base.natural_scale)),
+        factor_(hn::Set(f, row_coefficients.b * base.natural_scale)),
         constant_(hn::Set(
-            f, static_cast<float>(coefficient.a -
-                                  coefficient.b * static_cast<double>(base.row.log_sum)))) {}
+            f, static_cast<float>(row_coefficients.a -
+                                  row_coefficients.b * static_cast<double>(base.row.log_sum)))) {}
   HWY_INLINE V operator()(V z) const {
     const F f;
     z = exponential_.clamp(z);
@@ -122,26 +123,26 @@ class Logarithm {
 // Kernels of one row, which dispatch on the element types.
 
 template <bool sloped, class From, class To>
-void slope_row(const Base& base, const GradientCoefficients& coefficient, int64_t count,
+void slope_row(const Base& base, const GradientCoefficients& row_coefficients, int64_t count,
                bool stream, const From* z, To* to) {
   const F f;
   // With two types, conversions are the bound; the second variant would not be faster.
   if constexpr (std::is_same_v<From, To>)
     if (HWY_NATIVE_FMA && base.origin.shift == 0)
-      return map_row(f, Slope<false, sloped>(f, base, coefficient), count, stream, to, z);
-  map_row(f, Slope<true, sloped>(f, base, coefficient), count, stream, to, z);
+      return map_row(f, Slope<false, sloped>(f, base, row_coefficients), count, stream, to, z);
+  map_row(f, Slope<true, sloped>(f, base, row_coefficients), count, stream, to, z);
 }
 
 void gradient_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
-                  const RowNormalizer& row, const GradientCoefficients& coefficient,
+                  const RowNormalizer& row, const GradientCoefficients& row_coefficients,
                   const MatrixRef& out, bool stream) {
   const Base base(row, pass.scale);
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     with_row(out, r, [&](auto* to) HWY_ATTR {
-      if (coefficient.b != 0)
-        slope_row<true>(base, coefficient, pass.columns, stream, z, to);
+      if (row_coefficients.b != 0)
+        slope_row<true>(base, row_coefficients, pass.columns, stream, z, to);
       else
-        slope_row<false>(base, coefficient, pass.columns, stream, z, to);
+        slope_row<false>(base, row_coefficients, pass.columns, stream, z, to);
     });
   });
 }
@@ -226,12 +227,12 @@ constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
 /// Replaces the logits `values` by p (a + b log p).
 void differentiate(std::span<float> values, float scale, const RowNormalizer& row,
-                   const GradientCoefficients& coefficient) {
+                   const GradientCoefficients& row_coefficients) {
   if (values.empty()) return;
   const auto count = std::ssize(values);
   const MatrixView<float> matrix(values.data(), 1, count);
   HWY_DYNAMIC_DISPATCH(gradient_row)
-  (ConstMatrixRef(matrix), 0, {count, scale, 1}, row, coefficient, matrix, false);
+  (ConstMatrixRef(matrix), 0, {count, scale, 1}, row, row_coefficients, matrix, false);
 }
 
 }  // namespace
@@ -249,8 +250,9 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
     TokenColumns picked(token_ids, pass.columns);
     for (int64_t r = begin; r < end; ++r) {
       const RowNormalizer& row = normalizers[r];
-      const GradientCoefficients& coefficient = coefficients[r];
-      const bool weighted = picked.start(r), sloped = coefficient.a != 0 || coefficient.b != 0;
+      const GradientCoefficients& row_coefficients = coefficients[r];
+      const bool weighted = picked.start(r),
+                 sloped = row_coefficients.a != 0 || row_coefficients.b != 0;
       clear(out, r, pass.columns, logits.cols);
       if (!sloped && !weighted) {
         clear(out, r, 0, pass.columns);
@@ -264,8 +266,8 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
         if (weighted)
           picked.keep([](int64_t) { return true; },
                       [&](int64_t column) { return logits.at(r, column); });
-        differentiate(picked.values(), pass.scale, row, coefficient);
-        gradient(logits, r, pass, row, coefficient, out.matrix, out.stream);
+        differentiate(picked.values(), pass.scale, row, row_coefficients);
+        gradient(logits, r, pass, row, row_coefficients, out.matrix, out.stream);
         picked.put(d_logits);
       }
     }

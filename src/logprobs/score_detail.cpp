@@ -40,7 +40,7 @@ void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpac
              name_of(space));
 }
 
-GradientCoefficients slope_of(double g, double h, double entropy, double scale) {
+GradientCoefficients coefficients_of(double g, double h, double entropy, double scale) {
   const double sum = h == 0 ? g : g + h * entropy;
   return {static_cast<float>(-scale * sum), static_cast<float>(-scale * h)};
 }

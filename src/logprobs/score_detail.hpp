@@ -45,6 +45,6 @@ void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
 
 /// Coefficients of row_gradient for a row: g is the sum of the gradients of its log-probabilities,
 /// h the gradient of its entropy. If h is 0, `entropy` is not used.
-GradientCoefficients slope_of(double g, double h, double entropy, double scale);
+GradientCoefficients coefficients_of(double g, double h, double entropy, double scale);
 
 }  // namespace gyre

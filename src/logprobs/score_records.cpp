@@ -35,7 +35,7 @@ class HostScoreRecords final : public ScoreRecords {
     rows_ = rows;
     ids_ = ids;
     std::ranges::fill(totals_.span(), RowTotal{});
-    std::ranges::fill(token_ids(0, rows), 0.0F);
+    std::ranges::fill(id_logits(0, rows), 0.0F);
   }
 
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
@@ -46,8 +46,8 @@ class HostScoreRecords final : public ScoreRecords {
     const double scale = shape_.scale;
     for_each_row(logits.rows, 1, [&](int64_t i) { totals_[row + i].add(partials_[i], scale); });
     kernels_.gather_token_logits(
-        logits, ids_.subspan(row * shape_.token_ids, rows * shape_.token_ids), shape_.token_ids,
-        shape_.first_id() + column, columns, token_ids(row, logits.rows));
+        logits, ids_.subspan(row * shape_.ids_per_token, rows * shape_.ids_per_token),
+        shape_.ids_per_token, shape_.first_id() + column, columns, id_logits(row, logits.rows));
   }
 
  protected:
@@ -80,9 +80,9 @@ class HostScoreRecords final : public ScoreRecords {
       for (int64_t i = begin; i < end; ++i) body(i);
     });
   }
-  std::span<float> token_ids(int64_t row, int64_t rows) {
-    return own_.span().subspan(rows_ * shape_.partials() + row * shape_.token_ids,
-                               rows * shape_.token_ids);
+  std::span<float> id_logits(int64_t row, int64_t rows) {
+    return own_.span().subspan(rows_ * shape_.partials() + row * shape_.ids_per_token,
+                               rows * shape_.ids_per_token);
   }
   void merge_row(int64_t i, const float* records, const RowScores& out) const {
     const int64_t block = rows_ * shape_.width(), partials = shape_.partials();
@@ -97,7 +97,7 @@ class HostScoreRecords final : public ScoreRecords {
     out.normalizers[at] = {row.max, static_cast<float>(log_sum)};
     if (!out.entropy.empty()) out.entropy[at] = row.entropy(log_sum);
     const float* logits_of_ids = records + rows_ * partials;
-    for (int64_t k = i * shape_.token_ids; k < (i + 1) * shape_.token_ids; ++k) {
+    for (int64_t k = i * shape_.ids_per_token; k < (i + 1) * shape_.ids_per_token; ++k) {
       const int owner = shape_.vocab.owner(ids_[k]);
       out.logprob[k] =
           owner < 0 ? 0 : row.logprob(logits_of_ids[owner * block + k], scale, log_sum);

@@ -27,15 +27,15 @@ class RowKernels;
 
 struct RecordShape {
   VocabPartition vocab;
-  int rank = 0;           ///< the rank whose columns are added
-  int64_t token_ids = 1;  ///< K: ids per row
-  bool entropy = false;   ///< whether entropies are requested
-  float scale = 1;        ///< 1 / temperature
-  int threads = 1;        ///< host threads
+  int rank = 0;               ///< the rank whose columns are added
+  int64_t ids_per_token = 1;  ///< K: ids per row
+  bool entropy = false;       ///< whether entropies are requested
+  float scale = 1;            ///< 1 / temperature
+  int threads = 1;            ///< host threads
 
-  int64_t partials() const { return entropy ? 3 : 2; }      ///< floats per row's partials
-  int64_t width() const { return partials() + token_ids; }  ///< floats per row's record
-  int64_t first_id() const { return vocab.begin(rank); }    ///< id of the first column
+  int64_t partials() const { return entropy ? 3 : 2; }          ///< floats of a row's partials
+  int64_t width() const { return partials() + ids_per_token; }  ///< floats of a row's record
+  int64_t first_id() const { return vocab.begin(rank); }        ///< id of the first column
 };
 
 /// Results from the records of all ranks, in host memory.
@@ -62,7 +62,7 @@ class ScoreRecords {
   double merge(Communicator& arrays, Stream& stream, std::string_view what, const RowScores& out);
 
  protected:
-  /// This rank's records, [rows, partials] and [rows, token_ids], in order of the kernels' stream.
+  /// This rank's records, [rows, partials] and [rows, ids_per_token], in the kernels' stream order.
   virtual std::span<const float> own() = 0;
   /// Returns the buffer for the records of all ranks, [ranks, rows · width].
   virtual std::span<float> all() = 0;

@@ -108,8 +108,8 @@ CrossPartial cross_row(const S* s, const T* t, int64_t count) {
   return out;
 }
 
-void cross_moments_of_row(const ConstMatrixRef& student, const ConstMatrixRef& teacher, int64_t r,
-                          int64_t count, CrossPartial& out) {
+void cross_partials_of_row(const ConstMatrixRef& student, const ConstMatrixRef& teacher, int64_t r,
+                           int64_t count, CrossPartial& out) {
   with_row(student, r, [&](const auto* s) HWY_ATTR {
     with_row(teacher, r, [&](const auto* t) HWY_ATTR { out = cross_row(s, t, count); });
   });
@@ -121,13 +121,13 @@ HWY_AFTER_NAMESPACE();
 
 #if HWY_ONCE
 namespace gyre {
-HWY_EXPORT(cross_moments_of_row);
+HWY_EXPORT(cross_partials_of_row);
 
 void softmax_cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                             int threads, std::span<CrossPartial> out) {
   check_rows(student, columns, out.size());
   check_rows(teacher, columns, out.size());
-  const auto partials = HWY_DYNAMIC_DISPATCH(cross_moments_of_row);
+  const auto partials = HWY_DYNAMIC_DISPATCH(cross_partials_of_row);
   for_each_row(threads, student.rows, columns,
                [&](int64_t r) { partials(student, teacher, r, columns, out[r]); });
 }

@@ -12,7 +12,7 @@
 
 namespace gyre {
 
-/// Throws if the numbers of ids and weights differ from the token_ids, or a row has too many.
+/// Throws unless each of `rows` rows has per_row ids and weights, at most 65536.
 void check_token_ids(const RowTokenIds& token_ids, int64_t rows);
 
 /// Columns of one row's token ids. Their gradients are kept in f32 until the weights are added, so
@@ -52,7 +52,7 @@ class TokenColumns {
   /// [kept] values: logits, which the caller replaces by gradients.
   std::span<float> values() { return values_; }
 
-  /// Overwrites the picked columns of the output with the sums of value and weights.
+  /// Overwrites the kept columns of the output with the sums of value and weights.
   void put(const MatrixRef& to) {
     if (to.type == DType::f32)
       put(to.as<float>().row(r_));
@@ -68,7 +68,7 @@ class TokenColumns {
   static uint32_t marked(float at) { return std::bit_cast<uint32_t>(at); }
   static uint32_t marked(bf16 at) { return at.bits; }
 
-  /// The last pick of a column owns it and collects the weights of all its token_ids. Each pick
+  /// The last id of a column owns it and collects the weights of all ids of the column. Each id
   /// first writes its index to the column of the output, where the owner's index remains.
   template <class T>
   void put(T* row) {

@@ -11,7 +11,7 @@
 namespace gyre {
 
 void check_token_ids(const RowTokenIds& token_ids, int64_t rows) {
-  constexpr int64_t most = 1 << 16;  // a pick's index must fit in a bf16 output
+  constexpr int64_t most = 1 << 16;  // the index of an id must fit in a bf16 output
   GYRE_CHECK(0 <= token_ids.per_row && token_ids.per_row <= most &&
                  std::cmp_equal(token_ids.ids.size(), rows * token_ids.per_row) &&
                  token_ids.ids.size() == token_ids.weights.size(),
@@ -41,7 +41,7 @@ void gather_token_logits(ConstMatrixRef logits, std::span<const int32_t> ids, in
                  std::cmp_equal(ids.size(), logits.rows * per_row),
              "{} of {} columns, {} ids and {} values of {} rows of {}", columns, logits.cols,
              ids.size(), values.size(), logits.rows, per_row);
-  // Each pick is a cache miss, so prefetch ahead.
+  // Each id is a cache miss, so prefetch ahead.
   constexpr int64_t ahead = 16;
   const auto owned = [&](int64_t i) {
     const int64_t column = ids[i] - first_column;

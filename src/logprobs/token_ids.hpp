@@ -17,7 +17,7 @@ struct RowTokenIds {
   int64_t first_column = 0;  ///< global id of column 0 of the shard
 };
 
-/// d_logits [rows, cols] <- weights at the token_ids, 0 elsewhere.
+/// d_logits [rows, cols] <- weights at the ids, 0 elsewhere.
 void scatter_token_weights(const RowTokenIds& token_ids, int64_t columns, MatrixRef d_logits,
                            int threads);
 

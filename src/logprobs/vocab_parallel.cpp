@@ -50,16 +50,17 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
-    if (options.token_ids < 0) throw_usage("{} ids a token; the fewest are 0", options.token_ids);
+    if (options.ids_per_token < 0)
+      throw_usage("{} ids a token; the fewest are 0", options.ids_per_token);
     check_temperature(options.temperature);
   };
   agree_on_arguments(tp, what, check,
                      {{"the number of tokens", tokens},
-                      {"the number of ids a token", options.token_ids},
+                      {"the number of ids a token", options.ids_per_token},
                       {"whether entropies are wanted", options.entropy ? 1 : 0}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
-  records_ = kernels_.make_records({vocab, tp.rank(), options.token_ids, options.entropy,
+  records_ = kernels_.make_records({vocab, tp.rank(), options.ids_per_token, options.entropy,
                                     scale_of(options.temperature), options.threads});
   resize(tokens);
 }
@@ -78,11 +79,12 @@ float VocabScores::scale() const {
 
 double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                             std::span<float> logprob, std::span<float> entropy) {
-  const int64_t token_ids = options_.token_ids;
+  const int64_t ids_per_token = options_.ids_per_token;
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids && std::ssize(logprob) == tokens_ * token_ids,
-             "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
-             token_ids);
+  GYRE_CHECK(
+      std::ssize(ids) == tokens_ * ids_per_token && std::ssize(logprob) == tokens_ * ids_per_token,
+      "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
+      ids_per_token);
   GYRE_CHECK(std::ssize(entropy) == entropy_.size(), "{} entropies, not {}", entropy.size(),
              entropy_.size());
   records_->start(tokens_, ids);
@@ -96,30 +98,30 @@ double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids,
 void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                            std::span<const float> d_logprob, std::span<const float> d_entropy,
                            MatrixRef d_logits) const {
-  const int64_t token_ids = options_.token_ids;
+  const int64_t ids_per_token = options_.ids_per_token;
   const bool entropy = !d_entropy.empty();
   const double scale = this->scale();
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids && ids.size() == d_logprob.size(),
+  GYRE_CHECK(std::ssize(ids) == tokens_ * ids_per_token && ids.size() == d_logprob.size(),
              "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_,
-             token_ids);
+             ids_per_token);
   GYRE_CHECK(!entropy || (std::ssize(d_entropy) == tokens_ && options_.entropy),
              "{} gradients of entropies", d_entropy.size());
   Buffer<GradientCoefficients> coefficients(tokens_);
-  Buffer<float> weights(scale == 1 ? 0 : tokens_ * token_ids);
+  Buffer<float> weights(scale == 1 ? 0 : tokens_ * ids_per_token);
   for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
     double sum = 0;
-    for (int64_t at = i * token_ids; at < (i + 1) * token_ids; ++at) {
+    for (int64_t at = i * ids_per_token; at < (i + 1) * ids_per_token; ++at) {
       const double g = d_logprob[at];
       sum += g;
       if (scale != 1) weights[at] = static_cast<float>(scale * g);
     }
     const double h = entropy ? d_entropy[i] : 0;
-    coefficients[i] = slope_of(sum, h, entropy ? entropy_[i] : 0, scale);
+    coefficients[i] = coefficients_of(sum, h, entropy ? entropy_[i] : 0, scale);
   });
   kernels_.gradient(
       logits, pass(), normalizers_.span(), coefficients.span(),
-      {ids, scale == 1 ? d_logprob : weights.span(), token_ids, vocab_.begin(tp_.rank())},
+      {ids, scale == 1 ? d_logprob : weights.span(), ids_per_token, vocab_.begin(tp_.rank())},
       d_logits);
 }
 
@@ -194,11 +196,11 @@ void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,
                           students_.span(), teachers_.span(), d_value, d_student);
 }
 
-GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t token_ids,
+GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t ids_per_token,
                                int threads, Communicator& tp, RowKernels* kernels)
     : tokens_(tokens),
       vocab_(vocab),
-      token_ids_(token_ids),
+      ids_per_token_(ids_per_token),
       threads_(threads),
       tp_(tp),
       kernels_(kernels_or_cpu(kernels)) {
@@ -206,20 +208,21 @@ GatheredLogits::GatheredLogits(int64_t tokens, const VocabPartition& vocab, int6
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
-    if (token_ids < 0) throw_usage("{} ids a token; the fewest are 0", token_ids);
+    if (ids_per_token < 0) throw_usage("{} ids a token; the fewest are 0", ids_per_token);
   };
-  agree_on_arguments(tp, what, check,
-                     {{"the number of tokens", tokens}, {"the number of ids a token", token_ids}});
+  agree_on_arguments(
+      tp, what, check,
+      {{"the number of tokens", tokens}, {"the number of ids a token", ids_per_token}});
   agree_on_partition(tp, what, vocab);
 }
 
 double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                                std::span<float> values) {
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids_ && values.size() == ids.size(),
-             "{} ids and {} values of {} x {}", ids.size(), values.size(), tokens_, token_ids_);
+  GYRE_CHECK(std::ssize(ids) == tokens_ * ids_per_token_ && values.size() == ids.size(),
+             "{} ids and {} values of {} x {}", ids.size(), values.size(), tokens_, ids_per_token_);
   std::fill(values.begin(), values.end(), 0.0F);
-  kernels_.gather_token_logits(logits, ids, token_ids_, vocab_.begin(tp_.rank()),
+  kernels_.gather_token_logits(logits, ids, ids_per_token_, vocab_.begin(tp_.rank()),
                                vocab_.valid(tp_.rank()), values);
   const Stopwatch watch;
   // One rank has the value, all others 0, so the sum is exact in any order.
@@ -232,10 +235,10 @@ double GatheredLogits::forward(ConstMatrixRef logits, std::span<const int32_t> i
 void GatheredLogits::backward(std::span<const int32_t> ids, std::span<const float> d_values,
                               MatrixRef d_logits) const {
   check_shard(d_logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * token_ids_ && d_values.size() == ids.size(),
+  GYRE_CHECK(std::ssize(ids) == tokens_ * ids_per_token_ && d_values.size() == ids.size(),
              "{} ids and {} gradients of {} x {}", ids.size(), d_values.size(), tokens_,
-             token_ids_);
-  kernels_.scatter_token_weights({ids, d_values, token_ids_, vocab_.begin(tp_.rank())},
+             ids_per_token_);
+  kernels_.scatter_token_weights({ids, d_values, ids_per_token_, vocab_.begin(tp_.rank())},
                                  vocab_.valid(tp_.rank()), d_logits, threads_);
 }
 

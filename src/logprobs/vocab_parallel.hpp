@@ -43,8 +43,8 @@
 namespace gyre {
 
 struct ScoreOptions {
-  int64_t token_ids = 1;  ///< K: ids per token
-  bool entropy = false;   ///< whether entropies are requested
+  int64_t ids_per_token = 1;  ///< K: ids per token
+  bool entropy = false;       ///< whether entropies are requested
   double temperature = 1;
   int threads = 1;
   RowKernels* kernels = nullptr;  ///< in the memory space of logits and gradients; null: host
@@ -58,8 +58,8 @@ struct ScoreOptions {
 class VocabScores {
  public:
   /// Collective over `tp`. All ranks throw the same usage error if the partition has another number
-  /// of ranks, an argument differs between ranks, token_ids < 0, or the temperature is not positive
-  /// and finite. Later calls check nothing by communication.
+  /// of ranks, an argument differs between ranks, ids_per_token < 0, or the temperature is not
+  /// positive and finite. Later calls check nothing by communication.
   VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
               Communicator& tp);
 
@@ -144,7 +144,7 @@ class SoftCrossEntropy {
 class GatheredLogits {
  public:
   /// Collective. Throws the errors of VocabScores.
-  GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t token_ids, int threads,
+  GatheredLogits(int64_t tokens, const VocabPartition& vocab, int64_t ids_per_token, int threads,
                  Communicator& tp, RowKernels* kernels = nullptr);
 
   /// values [tokens, K] <- logits at ids [tokens, K]; 0 if no rank owns the id. Collective: one
@@ -158,7 +158,7 @@ class GatheredLogits {
  private:
   int64_t tokens_;
   VocabPartition vocab_;
-  int64_t token_ids_;
+  int64_t ids_per_token_;
   int threads_;
   Communicator& tp_;
   RowKernels& kernels_;

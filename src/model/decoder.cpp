@@ -220,10 +220,12 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       heads_(local_heads(config, grid.shape().tp)),
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
-      scores_(
-          0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
-          {.token_ids = 1, .entropy = true, .kernels = row_kernels_.get(), .arrays = &grid.tp()},
-          host_tp_ ? *host_tp_ : grid.tp()) {
+      scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
+              {.ids_per_token = 1,
+               .entropy = true,
+               .kernels = row_kernels_.get(),
+               .arrays = &grid.tp()},
+              host_tp_ ? *host_tp_ : grid.tp()) {
   weights_.move_to(stream);
 }
 

@@ -29,7 +29,7 @@ namespace gyre {
 /// A bin: indices of its items, in the order of packing.
 using Bin = std::vector<int64_t>;
 
-/// Of the items above a limit: the longest (the first of equals), and their number.
+/// The longest of the items above a limit (of equals the first), and the number of such items.
 struct LongestAbove {
   int64_t item, length, count;
   /// " (the longest of 3 that do not fit)", or "" when it is the only one.
@@ -104,8 +104,7 @@ std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t
 ///              finds no room, the packing is repeated with only the items above C/256, C/64, C/16
 ///              or C/4 placed by cost and the rest by best fit. The candidate whose largest cost is
 ///              smallest wins.
-///     improve  pair the costliest bin with each of the 128 cheapest. Assignment the items of the
-///     pair
+///     improve  pair the costliest bin with each of the 128 cheapest. Assign the items of the pair
 ///              again by the greedy rule, or else exchange up to two items of one for up to two of
 ///              the other, among the 24 longest of each. Keep a change that lowers the larger cost
 ///              of the pair. If no partner improves the costliest bin, continue with the next one.

@@ -72,7 +72,7 @@ void measure_logprobs(const CalibratedBackend& b, DecoderModel& model) {
   std::vector<float> logprob(slots), entropy(slots);
   const auto seconds = [&](int64_t columns) {
     VocabScores scores(slots, even_partition(columns, columns, 1),
-                       {.token_ids = 1, .entropy = true, .kernels = kernels.get()}, *alone);
+                       {.ids_per_token = 1, .entropy = true, .kernels = kernels.get()}, *alone);
     return seconds_of_call(
         b, [&] { scores.forward(logits.matrix(slots, columns), ids, b.stream, logprob, entropy); });
   };

@@ -135,7 +135,7 @@ std::string apply(CLI::Option& option, const std::string& key, const toml::node&
   }
 }
 
-/// What is wrong with a key and its value, or "".
+/// Returns what is wrong with a key and its value; "" if nothing is.
 std::string complaint_about(CLI::App& app, const std::string& key, const toml::node& node) {
   CLI::Option* const option = find_option(app, key);
   if (option == nullptr && (node.is_table() || node.is_array_of_tables()))

@@ -36,7 +36,7 @@ class AddOptions {
   void operator()(const std::string& name, const std::string& help, double& value) const;
   /// An integer that is at least `minimum`.
   void operator()(const std::string& name, const std::string& help, int& value, int minimum) const;
-  /// The same, of an option that must be given.
+  /// The same for an option that must be given.
   template <class T>
   void required(const std::string& name, const std::string& help, T& value) const {
     (*this)(name, help, value);
@@ -57,7 +57,7 @@ class AddOptions {
               const std::vector<std::string>& choices) const;
 
  private:
-  void require() const;  ///< the last option
+  void require() const;  ///< makes the option added last mandatory
   CLI::App& app_;
 };
 

@@ -185,8 +185,8 @@ void on_supervisor_death(int) {
                 std::strerror(errno));
 }
 
-/// Makes the rank end when its supervisor dies, and continue it when it is stopped: MPI needs its
-/// relay, and the launcher waits for its end. Runs in the rank.
+/// Makes the rank end when its supervisor dies, and resume its supervisor when that is stopped: MPI
+/// needs its relay, and the launcher waits for its end. Runs in the rank.
 void watch_supervisor(pid_t parent) {
   std::signal(SIGRTMIN, on_supervisor_death);
   prctl(PR_SET_PDEATHSIG, SIGRTMIN);

@@ -7,7 +7,7 @@
 //     balanced:  take chunks by descending cost; each goes to the rank with the least cost so far
 //                among those that have fewer than m
 //
-// O(n log n + n log cp). The joint variant searches for the assignment (assignment) that minimises
+// O(n log n + n log cp). The joint variant searches for the assignment that minimises
 //
 //     max over ranks r of max(pairs_r · seconds_per_pair, kv_needed_r · seconds_per_kv_token)
 //
@@ -60,7 +60,7 @@ BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& 
 /// of options.time is negative or not finite.
 BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
-/// The layout of a assignment over cp ranks; adjacent chunks of a rank are merged into one run.
+/// The layout of an assignment over cp ranks; adjacent chunks of a rank are merged into one run.
 Layout layout_of_assignment(const char* name, const SegmentBounds& bounds, int cp,
                             const BalanceSearch& search);
 

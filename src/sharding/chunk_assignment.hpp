@@ -1,5 +1,5 @@
 #pragma once
-// Assignment (assignment) of chunks of a row to ranks: the greedy assignment of balanced.hpp, and
+// Assignment of chunks of a row to ranks: the greedy assignment of balanced.hpp, and
 // the state of its joint search (joint_search.cpp), which swaps two chunks per move.
 
 #include <algorithm>
@@ -136,8 +136,8 @@ class Assignment {
   }
 
   /// Visits once each document that has a part in chunk `a` or `b`.
-  template <class KeyRange>
-  void for_each_document(int32_t a, int32_t b, KeyRange visit) const {
+  template <class Visit>
+  void for_each_document(int32_t a, int32_t b, Visit visit) const {
     if (a != Chunks::none)
       for (const int32_t document : chunks_->parts(a))
         if (document != Chunks::none) visit(document);

@@ -39,8 +39,8 @@ std::vector<Held> by_document_and_rank(const Layout& layout) {
 
 /// Calls visit(document_fragments, rank, last position that the rank holds) for every pair of a
 /// document and a rank that holds tokens of it.
-template <class KeyRange>
-void for_each_holder(const std::vector<Held>& held, KeyRange visit) {
+template <class Visit>
+void for_each_holder(const std::vector<Held>& held, Visit visit) {
   for (auto first = held.begin(); first != held.end();) {
     const auto end = std::find_if(first, held.end(), [&](const Held& h) {
       return h.fragment->segment != first->fragment->segment;

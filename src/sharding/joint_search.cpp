@@ -9,7 +9,7 @@
 namespace gyre {
 namespace {
 
-/// Assignment chunks by descending cost, each to the rank that is fastest with it (ties: fewest
+/// Assigns chunks by descending cost, each to the rank that is fastest with it (ties: fewest
 /// needed keys, lower rank). The last chunk of a document comes first, so that earlier chunks join
 /// ranks that already need them.
 Assignment assign_by_objective(const Chunks& chunks, int cp, const TimeModel& time) {

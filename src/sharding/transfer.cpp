@@ -73,8 +73,8 @@ constexpr int64_t long_run = 1024;  ///< bytes that outweigh the two partial lin
 /// the next, the same or the previous rank, which takes three comparisons to find; otherwise up to
 /// one per rank. Returns false, after any number of visits, if a run has a stride or a rank's runs
 /// are not in stream order.
-template <class KeyRange>
-bool walk_stream(const Layout& layout, KeyRange visit) {
+template <class Visit>
+bool walk_stream(const Layout& layout, Visit visit) {
   const size_t cp = layout.cp();
   std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // ranks 1 .. cp; both ends: none
   std::vector<int64_t> begins(cp + 2, -1);

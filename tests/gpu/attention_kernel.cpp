@@ -1,5 +1,4 @@
-// Attention on the GPU: the suite of every kernel, and what the GPU's alone
-// has.
+// Attention on the GPU: the suite of every kernel, and tests of what only the GPU's kernel has.
 
 #include "attention_kernel_suite.hpp"
 #include "core/error.hpp"
@@ -16,8 +15,8 @@ class AttentionKernelGpu : public KernelTest {
   }
 };
 
-/// As on devices with so much shared memory an SM: on 8.0 tall tiles, narrow
-/// ones and a few wide ones; on 8.6 wide ones.
+/// The kernel with the tiles for `kib` KiB of shared memory an SM: for compute capability 8.0 tall
+/// and narrow tiles and a few wide ones, for 8.6 wide ones.
 template <int kib>
 class OtherTiles : public KernelTest {
  protected:

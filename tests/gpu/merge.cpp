@@ -1,4 +1,4 @@
-// Folding scratch rows of ragged batches into results, against double precision. Elements in no row
+// Merges scratch rows of ragged batches into results, against double precision. Elements in no row
 // of a round stay as they are.
 
 #include "attention/merge.hpp"
@@ -119,7 +119,7 @@ TEST_F(Merge, TheStandInHasTheDeltaOfTheOutput) {
   for (const Shape& s : shapes) {
     Matrix d_out = normal(s.partial, 15, s.columns()), lse = normal(DType::f32, 15, s.heads),
            delta = normal(DType::f32, 15, s.heads);
-    // No gradient, hence no delta; and very small and large ones.
+    // A row without gradient, whose delta is 0, and very small and very large gradients.
     for (const auto& [row, factor] : {std::pair{5, 0.0}, {6, 0x1p-100}, {7, 0x1p+100}}) {
       for (int64_t c = 0; c < s.head_dim; ++c) d_out.set(row, c, factor * d_out.at(row, c));
       delta.set(row, 0, factor * delta.at(row, 0));

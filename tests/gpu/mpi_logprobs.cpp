@@ -1,5 +1,5 @@
-// The operations on split vocabularies with logits on the device: on any number
-// of ranks and for any partition what the references say.
+// The operations on split vocabularies with logits on the device, compared with the references on
+// any number of ranks and for any partition.
 
 #include "comm/staged.hpp"
 #include "device_matrix.hpp"
@@ -116,8 +116,8 @@ TEST_F(LogprobsOnDevice, TheLargest) {
   expect_reference_for_any_partition(cases, device());
 }
 
-/// Rows cut by lists and by digits, flat ones, and targets at, above and below
-/// the threshold.
+/// Rows whose threshold is found in the lists or by digits, flat rows, and targets at, above and
+/// below the threshold.
 TEST_F(LogprobsOnDevice, SamplingFilters) {
   constexpr int64_t tokens = 9, vocab_size = 1200;
   const FilterOptions filters[] = {filter_of(0, 1, 64, 1.5), filter_of(10, 1),
@@ -136,8 +136,7 @@ TEST_F(LogprobsOnDevice, SamplingFilters) {
     for (int64_t t = 0; t < tokens; ++t)
       targets.push_back(top_k_reference(rows.row(t), 1 + 3 * t).back().id);
     targets[4] = vocab_size - 3;
-    // Of 20 ties, of which the last 9 or 18 survive, and which are more than a
-    // list holds, or less.
+    // Targets among 20 ties, of which the last 9 or 18 survive. A list may hold all ties or not.
     targets[6] = 10 * 60 + 7;
     targets[7] = 11 * 60 + 7;
     targets[8] = 1 * 60 + 7;
@@ -170,11 +169,11 @@ TEST_F(LogprobsOnDevice, EveryRunHasTheSameBits) {
 }
 
 TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
-  constexpr int64_t tokens = 9, token_ids = 2, vocab_size = 61;
+  constexpr int64_t tokens = 9, ids_per_token = 2, vocab_size = 61;
   const LogitRows rows = random_logits(tokens, vocab_size, DType::f32);
-  const Ints ids = mixed_ids(tokens, token_ids, vocab_size);
+  const Ints ids = mixed_ids(tokens, ids_per_token, vocab_size);
   for (const VocabPartition& vocab : partitions(vocab_size, world().size())) {
-    const RecordShape shape{vocab, world().rank(), token_ids, true, 0.5F};
+    const RecordShape shape{vocab, world().rank(), ids_per_token, true, 0.5F};
     const int64_t columns = vocab.valid(world().rank());
     const auto records = device().kernels()->make_records(shape);
     const auto scores_by = [&](const Matrix& logits, int64_t tile_rows, int64_t tile_columns) {
@@ -187,15 +186,14 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
           for (int64_t r = 0; r < tile.rows(); ++r)
             for (int64_t c = 0; c < tile.cols(); ++c)
               tile.set(r, c, logits.at(row + r, column + c));
-          // Rows that are aligned alike, whatever the tile: what a thread reads
-          // depends on that.
+          // Aligns the rows of all tiles alike: what a thread reads depends on it.
           const int64_t gap = 4 - tile.cols() % 4;
           tiles.push_back(
               std::make_unique<DeviceMatrix>(std::as_const(tile).ref(), stream(), 1, gap));
           records->add(std::as_const(*tiles.back()).ref(), row, column, tile.cols());
         }
       std::vector<RowNormalizer> normalizers(tokens);
-      Floats logprob(tokens * token_ids, NAN), entropy(tokens, NAN);
+      Floats logprob(tokens * ids_per_token, NAN), entropy(tokens, NAN);
       records->merge(*device().arrays(), stream(), "a test", {normalizers, logprob, entropy});
       logprob.insert(logprob.end(), entropy.begin(), entropy.end());
       for (const RowNormalizer& row : normalizers) logprob.push_back(row.max + row.log_sum);

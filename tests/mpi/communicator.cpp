@@ -20,7 +20,7 @@ using test::world;
 
 HostStream stream;
 
-/// The rank that many steps further round the ring of all ranks.
+/// The rank that is `step` ranks after this one on the ring of all ranks.
 int ring(int step) {
   return (world().rank() + step + world().size()) % world().size();
 }

@@ -36,13 +36,13 @@ TEST(Distillation, WrongOptionsEndAllRanksAlike) {
     return agreed_message([&] { DistillationScores(4, vocab, o, world()); });
   };
   const bool last = on_last_rank();
-  EXPECT_EQ(error({.token_ids = last ? 0 : 2}),
+  EXPECT_EQ(error({.ids_per_token = last ? 0 : 2}),
             "0 ids a token; the fewest are 1" + test::found_on(n - 1));
-  EXPECT_EQ(error({.token_ids = 5, .renormalised = true, .entropy = true}),
+  EXPECT_EQ(error({.ids_per_token = 5, .renormalised = true, .entropy = true}),
             "an entropy needs the whole vocabulary, but the student is renormalised over 5 ids");
-  EXPECT_EQ(error({.token_ids = 5, .renormalised = last}),
+  EXPECT_EQ(error({.ids_per_token = 5, .renormalised = last}),
             differs("distillation", "whether the student is renormalised over the ids", "0", "1"));
-  EXPECT_EQ(error({.token_ids = last ? 3 : 2}),
+  EXPECT_EQ(error({.ids_per_token = last ? 3 : 2}),
             differs("log-probabilities", "the number of ids a token", "2", "3"));
 }
 

@@ -14,7 +14,7 @@ using namespace test;
 
 GYRE_TEST_OPERATION(FilteredLogprobs);
 
-/// What a rank gets; and the number of rows that took digits.
+/// The results of this rank; by_digits() says how many rows were searched by digits.
 OperationResult score(const LogitRows& rows, const Ints& targets, const VocabPartition& vocab,
                       DType type, const FilterOptions& options, Communicator& tp = world()) {
   const FilteredLogprobs o{rows, type, options, targets};
@@ -24,7 +24,7 @@ int64_t by_digits(const OperationResult& got) {
   return static_cast<int64_t>(got.values[2][0]);
 }
 
-/// Compares all partitions with the reference, and nearly all rows.
+/// Compares the results of every partition with the reference.
 void expect_as_reference_however_split(const LogitRows& rows, const Ints& targets, DType type,
                                        const FilterOptions& options) {
   const FilteredLogprobs o{rows, type, options, targets};
@@ -32,7 +32,7 @@ void expect_as_reference_however_split(const LogitRows& rows, const Ints& target
     o.expect_reference(o.run({vocab, Place()}), {vocab, Place()});
 }
 
-/// Ints all over the vocabulary, and some that nobody owns.
+/// Targets all over the vocabulary, and some that nobody owns.
 Ints random_targets(int64_t tokens, int64_t vocab_size) {
   Ints targets;
   for (int64_t t = 0; t < tokens; ++t) {
@@ -137,7 +137,7 @@ TEST(FilteredScores, TiesAtTheBoundaryOfASearchByDigits) {
     LogitRows rows = random_logits(12, 2000, type, 0.5);
     round_to(rows, 0.25);
     const FilterOptions options = filter_of(0, 0.8, 4);
-    // Ints among the ties: the lowest that survives, and the one before it.
+    // Targets among the ties: the lowest that survives, and the one before it.
     Ints targets;
     for (int64_t t = 0; t < rows.tokens; ++t) {
       const std::vector<bool> kept = filter_reference(rows.row(t), options.filter);

@@ -67,7 +67,7 @@ TEST(AttentionFile, ReadsWindowAndSinks) {
   EXPECT_NEAR(a.reference->lse[0], lse, 1e-13);
 }
 
-/// A good problem of 3 tokens, 2 heads on 1 and 2 elements, with everything optional; a test names
+/// A valid problem of 3 tokens, 2 heads on 1 and 2 elements, with everything optional; a test names
 /// the fields that differ.
 struct Draft {
   std::string schema = attention_schema, mask = "causal";

@@ -328,7 +328,7 @@ void expect_scores(const Pack& pack, const Ints& tokens, Part& part, const Sampl
   } else {
     scores = std::make_unique<VocabScores>(
         part.tokens(), part.vocab(),
-        ScoreOptions{.token_ids = 1, .entropy = true, .temperature = filter.temperature},
+        ScoreOptions{.ids_per_token = 1, .entropy = true, .temperature = filter.temperature},
         part.tp());
     scores->forward(part.logits().ref(), targets, stream, local, h);
   }

@@ -331,7 +331,7 @@ std::vector<SamplingFilter> filters() {
   return {{}, {10}, {0, 0.9}, {10, 0.9}, {5, 0.5, 0.7}, {0, 0.01}, {1}, {0, 1, 1.5}, {61}};
 }
 
-/// Holds every operation on these rows against the twin.
+/// Compares every operation on these rows with the twin.
 void expect_twin(const Case& c, const LogitRows& rows, const LogitRows& teachers,
                  const std::vector<SamplingFilter>& some_filters) {
   for (const int64_t picks : {1, 3})

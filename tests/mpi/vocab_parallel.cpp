@@ -19,7 +19,7 @@ OperationResult score_slices(const LogProbabilities& o, const VocabPartition& vo
   const auto part_of = [](const auto& values, int64_t begin, int64_t count, int64_t row) {
     return std::span(values).subspan(begin * row, count * row);
   };
-  const int64_t k = o.options.token_ids;
+  const int64_t k = o.options.ids_per_token;
   Matrix logits = o.rows.shard(vocab, world().rank(), o.type);
   OperationResult r{{Floats(o.ids.size()), Floats(o.h.size())}, {}};
   VocabScores scores(0, vocab, o.options, world());
@@ -79,7 +79,7 @@ TEST(VocabParallel, LogSoftmaxOfAllColumns) {
       for (const VocabPartition& vocab : partitions(256, world().size())) {
         const LogitRows rows = random_logits(15, 256, type);
         const Matrix logits = rows.shard(vocab, world().rank(), type);
-        VocabScores scores(15, vocab, {.token_ids = 0, .temperature = temperature}, world());
+        VocabScores scores(15, vocab, {.ids_per_token = 0, .temperature = temperature}, world());
         HostStream stream;
         scores.forward(logits.ref(), {}, stream, {}, {});
         Matrix log_p(15, logits.cols(), DType::f32), p(15, logits.cols(), DType::f32);
@@ -112,7 +112,7 @@ TEST(VocabParallel, GradientOfLogSoftmax) {
         for (int64_t v = 0; v < 126; ++v) rows.at(5, v) = -infinity;
         Matrix logits = rows.shard(vocab, rank, type);
         const Matrix above = g.shard(vocab, rank, type);
-        VocabScores scores(12, vocab, {.token_ids = 0, .temperature = temperature}, world());
+        VocabScores scores(12, vocab, {.ids_per_token = 0, .temperature = temperature}, world());
         HostStream stream;
         scores.forward(std::as_const(logits).ref(), {}, stream, {}, {});
         const TrafficSince sent(world());
@@ -152,7 +152,8 @@ TEST(VocabParallel, NoMemoryOfTheSizeOfTheLogits) {
   HostStream stream;
   reset_memory_peak();
   const int64_t before = memory_use().peak_bytes;
-  VocabScores scores(tokens, vocab, {.token_ids = 1, .entropy = true, .temperature = 2}, world());
+  VocabScores scores(tokens, vocab, {.ids_per_token = 1, .entropy = true, .temperature = 2},
+                     world());
   scores.forward(logits.ref(), ids, stream, logprob, entropy);
   scores.backward(logits.ref(), ids, logprob, entropy, logits.ref());
   const int64_t used = memory_use().peak_bytes - before;
@@ -168,13 +169,13 @@ TEST(VocabParallel, WrongOptionsEndAllRanksAlike) {
   const VocabPartition vocab = balanced_partition(20, world().size());
   const bool last = on_last_rank();
   const std::string what = LogProbabilities::agreement;
-  EXPECT_EQ(error_of(4, vocab, {.token_ids = last ? 2 : 1}),
+  EXPECT_EQ(error_of(4, vocab, {.ids_per_token = last ? 2 : 1}),
             differs(what, "the number of ids a token", "1", "2"));
   EXPECT_EQ(error_of(4, vocab, {.entropy = last}),
             differs(what, "whether entropies are wanted", "0", "1"));
   EXPECT_EQ(error_of(4, vocab, {.temperature = last ? 0.7 : 1}),
             differs(what, "the temperature", "1", "0.7"));
-  EXPECT_EQ(error_of(4, vocab, {.token_ids = -2}), "-2 ids a token; the fewest are 0");
+  EXPECT_EQ(error_of(4, vocab, {.ids_per_token = -2}), "-2 ids a token; the fewest are 0");
   for (const auto& [temperature, text] : {std::pair(0.0, "0"),
                                           {-1.0, "-1"},
                                           {infinity, "inf"},
@@ -185,8 +186,8 @@ TEST(VocabParallel, WrongOptionsEndAllRanksAlike) {
               fmt::format("a temperature of {}; it must be positive and finite, and so its inverse "
                           "in f32",
                           text));
-  const auto gathered = [&](int64_t token_ids) {
-    return agreed_message([&] { GatheredLogits(4, vocab, token_ids, 1, world()); });
+  const auto gathered = [&](int64_t ids_per_token) {
+    return agreed_message([&] { GatheredLogits(4, vocab, ids_per_token, 1, world()); });
   };
   EXPECT_EQ(gathered(last ? 3 : 2),
             differs(LogitsOfIds::agreement, "the number of ids a token", "2", "3"));

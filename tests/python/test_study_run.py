@@ -49,7 +49,7 @@ warmup = 0
 
 
 class Command(Scratch):
-    """The whole of it, with a real program on this host."""
+    """The whole command, with a real program on this host."""
 
     def setUp(self) -> None:
         super().setUp()

@@ -253,7 +253,7 @@ class PlanMachine {
 
   // ---- messages ----
 
-  /// What a library's operation asks of messages; see Transport.
+  /// Checks what a library's collective requires of its messages; see Transport.
   void check_library(const step::Exchange& s) {
     const auto members = std::ssize(s.group);
     if (!std::ranges::is_sorted(s.group) || !std::ranges::binary_search(s.group, at_))

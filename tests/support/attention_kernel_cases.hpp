@@ -177,11 +177,9 @@ struct Problem {
   std::function<void()> progress = {};
   double magnified = 1;      ///< size of scores, where it is large
   double gradient_term = 1;  ///< size of a term of a gradient
-  /// The kernel under test rounds to bf16 the term that a rectangle adds to a
-  /// result.
+  /// Whether the kernel under test rounds the term that a rectangle adds to a result to bf16.
   bool narrow_partials = false;
-  /// The kernel under test rounds what it stores, as the reference then does,
-  /// and nothing else.
+  /// Whether the kernel under test rounds only what it stores. The reference then does the same.
   bool wide_inside = false;
 };
 
@@ -246,15 +244,14 @@ inline int64_t narrow(const Problem& p, DType type) {
   return type == DType::bf16 && !p.wide_inside ? 1 : 0;
 }
 
-/// Partial results per row. A kernel may split a rectangle into two parts that
+/// Number of a row's partial results in bf16. A kernel may split a rectangle into two parts that
 /// share keys, but no query.
 inline int64_t narrow_partials(const Problem& p, int64_t calls, int64_t parts) {
   return p.narrow_partials ? calls * std::ssize(p.rectangles) * parts : 0;
 }
 
-/// Tolerance of a result of `calls` partial results. Weights are rounded to
-/// bf16 if inputs are bf16; out and partial results if they are bf16
-/// themselves.
+/// Largest error over tolerance of the result of `calls` calls. Weights are rounded to bf16 if
+/// inputs are bf16; out and partial results if they are bf16 themselves.
 inline double worst_error(const Problem& p, const Forward& got, const Forward& want,
                           int64_t calls = 1) {
   const auto merges = std::ssize(p.rectangles) + calls;
@@ -265,7 +262,7 @@ inline double worst_error(const Problem& p, const Forward& got, const Forward& w
   return std::max(worst_error(got.out, want.out, out, 0), worst_error(got.lse, want.lse, wide, 1));
 }
 
-/// Tolerance of gradients. They are sums of terms of either sign, which may
+/// The same for gradients. They are sums of terms of either sign, which may
 /// cancel: errors are relative to the rms of the row, at least the size of a
 /// term, 1 for standard normal inputs. Weights and their gradients are rounded
 /// to bf16 if inputs are bf16; partial results as in the forward pass, and the

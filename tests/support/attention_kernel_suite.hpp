@@ -1,6 +1,6 @@
 #pragma once
-// What every attention kernel has to do. What no rectangle covers, and what lies between rows, is
-// NaN, and has to stay as it is.
+// Tests that every attention kernel has to pass. Rows that no rectangle covers, and gaps between
+// rows, are NaN and must stay unchanged.
 
 #include "attention_kernel_test.hpp"
 

@@ -1,6 +1,6 @@
 #pragma once
-// What every attention kernel has to do. What no rectangle covers, and what
-// lies between rows, is NaN, and has to stay as it is.
+// Random problems for attention kernels, and the fixture of the tests of every kernel
+// (attention_kernel_suite.hpp).
 
 #include <algorithm>
 #include <array>
@@ -13,8 +13,7 @@ namespace gyre::test::attention_kernel {
 
 using Draw = std::function<int64_t(int64_t low, int64_t high)>;
 
-/// Documents behind each other with gaps, each with some rectangles in keys of
-/// their own.
+/// Documents one after the other with gaps. Each has some rectangles, whose keys are theirs alone.
 inline Problem random_problem(const Draw& draw, bool small) {
   const auto type = [&] { return draw(0, 1) == 0 ? DType::f32 : DType::bf16; };
   BlockHeads heads;

@@ -10,7 +10,7 @@
 
 namespace gyre::test {
 
-/// A test of this kind whose stream is the backend's.
+/// The fixture `Test` with the backend's stream.
 template <class Test>
 class OnBackend : public Test, public testing::WithParamInterface<MemorySpace> {
  protected:

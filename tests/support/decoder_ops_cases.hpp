@@ -11,8 +11,8 @@
 
 namespace gyre::test::decoder_ops {
 
-/// A matrix in the stream's memory, with NaN behind each row and behind the
-/// last; and what it held at first.
+/// A matrix in the stream's memory, with NaN after each row and after the
+/// last, and its initial content.
 struct Rows {
   int64_t rows = 0, cols = 0, stride = 0;
   std::vector<float> values;  // [rows, stride] and a guard

@@ -61,7 +61,7 @@ class Gemm : public BackendTest {
  protected:
   using Function = decltype(&cuda_gemm);
 
-  /// Each function of this backend.
+  /// Checks each function of this backend.
   void check(const Product& p) {
     check_with(cuda_gemm, p);
 #ifdef GYRE_WITH_CUBLAS

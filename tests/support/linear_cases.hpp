@@ -214,7 +214,7 @@ inline int64_t first_row_of(const Communicator& tp, int64_t tokens, bool sharded
                  : 0;
 }
 
-/// The layer where it is tested: its results on this rank with X and W in these types.
+/// The layer under test. `run` returns its results on this rank for X and W in these types.
 struct Layer {
   std::function<Result(const Problem&, const LinearOptions&, const VocabPartition&, DType x,
                        DType weight)>

@@ -46,7 +46,7 @@ inline LogitRows special_rows(DType type) {
   return rows;
 }
 
-/// What gradients Σ g log p(id) + h · entropy of a row are made of, column by column; see
+/// Error scales of the gradient of Σ g log p(id) + h · entropy of a row, column by column; see
 /// logit_gradient_scale.
 inline Doubles score_gradient_scales(std::span<const double> row, std::span<const int32_t> ids,
                                      std::span<const double> g, double h, double temperature = 1) {
@@ -81,7 +81,7 @@ struct LogProbabilities {
   LogitRows rows;
   DType type;
   ScoreOptions options;
-  Ints ids;     ///< [tokens, token_ids]
+  Ints ids;     ///< [tokens, ids_per_token]
   Floats g, h;  ///< gradients of log-probabilities and of entropies
 
   LogProbabilities(const std::string& title_, const LogitRows& rows_, DType type_,
@@ -90,8 +90,8 @@ struct LogProbabilities {
         rows(rows_),
         type(type_),
         options(options_),
-        ids(mixed_ids(rows.tokens, options.token_ids, rows.vocab_size)),
-        g(gradients(rows.tokens, options.token_ids)),
+        ids(mixed_ids(rows.tokens, options.ids_per_token, rows.vocab_size)),
+        g(gradients(rows.tokens, options.ids_per_token)),
         h(gradients(options.entropy ? rows.tokens : 0, 1, 2)) {}
   /// The shapes that the same functions are tested with in NeMo RL, and what those leave out.
   static std::vector<LogProbabilities> cases() {
@@ -123,7 +123,7 @@ struct LogProbabilities {
   }
   std::string name() const { return title; }
   int64_t forward_bytes(int64_t ranks) const {
-    return (ranks - 1) * rows.tokens * 4 * (2 + options.token_ids + (options.entropy ? 1 : 0));
+    return (ranks - 1) * rows.tokens * 4 * (2 + options.ids_per_token + (options.entropy ? 1 : 0));
   }
   void remove_gradient() {
     for (Floats* x : {&g, &h}) std::fill(x->begin(), x->end(), 0.0F);
@@ -143,7 +143,7 @@ struct LogProbabilities {
     return r;
   }
   void expect_reference(const OperationResult& got, const Part& part) const {
-    const int64_t k = options.token_ids;
+    const int64_t k = options.ids_per_token;
     const double temperature = options.temperature;
     for (int64_t t = 0; t < rows.tokens; ++t) {
       const auto row = rows.row(t);
@@ -286,22 +286,24 @@ struct Distillation {
   std::string title;
   LogitRows rows;
   DType type;
-  int64_t token_ids;
-  Ints ids;                ///< [tokens, token_ids]
-  Floats teacher, g, d_h;  ///< [tokens, token_ids] twice, [tokens] or empty
+  int64_t ids_per_token;
+  Ints ids;                ///< [tokens, ids_per_token]
+  Floats teacher, g, d_h;  ///< [tokens, ids_per_token] twice, [tokens] or empty
 
-  /// The teacher's `token_ids` largest of its own rows, in descending order; with more token_ids
-  /// than ids, repeated.
-  Distillation(int64_t tokens, int64_t vocab_size, int64_t token_ids_, DType type_, bool entropy)
-      : title(fmt::format("{} of {} ids{}", token_ids_, vocab_size, entropy ? ", entropy" : "")),
+  /// The `ids_per_token` largest logits of each teacher's row, in descending order; repeated if the
+  /// vocabulary has fewer.
+  Distillation(int64_t tokens, int64_t vocab_size, int64_t ids_per_token_, DType type_,
+               bool entropy)
+      : title(
+            fmt::format("{} of {} ids{}", ids_per_token_, vocab_size, entropy ? ", entropy" : "")),
         rows(random_logits(tokens, vocab_size, type_)),
         type(type_),
-        token_ids(token_ids_),
-        g(gradients(tokens, token_ids)),
+        ids_per_token(ids_per_token_),
+        g(gradients(tokens, ids_per_token)),
         d_h(gradients(entropy ? tokens : 0, 1, 2)) {
     const LogitRows teachers =
         random_logits(tokens, vocab_size, DType::f32, 2, 1, TokenTensor::teacher);
-    add_largest(teachers, token_ids, ids, teacher);
+    add_largest(teachers, ids_per_token, ids, teacher);
   }
   /// The teacher's four largest of a golden row, which are unlikely for the student; gradients that
   /// add up to zero.
@@ -337,12 +339,13 @@ struct Distillation {
   }
   static Distillation threaded() { return {150, 70, 5, DType::bf16, !renormalised}; }
   static void construct(int64_t tokens, const VocabPartition& vocab) {
-    DistillationScores(tokens, vocab, {.token_ids = 2, .renormalised = renormalised}, world());
+    DistillationScores(tokens, vocab, {.ids_per_token = 2, .renormalised = renormalised}, world());
   }
   std::string name() const { return title; }
   int64_t forward_bytes(int64_t ranks) const {
-    return renormalised ? 2 * (ranks - 1) * rows.tokens * token_ids * 4 / ranks
-                        : (ranks - 1) * rows.tokens * 4 * (2 + token_ids + (d_h.empty() ? 0 : 1));
+    return renormalised
+               ? 2 * (ranks - 1) * rows.tokens * ids_per_token * 4 / ranks
+               : (ranks - 1) * rows.tokens * 4 * (2 + ids_per_token + (d_h.empty() ? 0 : 1));
   }
   void remove_gradient() {
     for (Floats* x : {&g, &d_h}) std::fill(x->begin(), x->end(), 0.0F);
@@ -350,7 +353,7 @@ struct Distillation {
   OperationResult run(const Part& part) const {
     const auto logits = part.put(rows, type);
     DistillationScores scores(rows.tokens, part.vocab,
-                              {token_ids, renormalised, !d_h.empty(), part.threads,
+                              {ids_per_token, renormalised, !d_h.empty(), part.threads,
                                part.place.kernels(), part.place.arrays()},
                               part.tp());
     OperationResult r{{Floats(g.size(), NAN), Floats(g.size(), NAN), Floats(d_h.size(), NAN)}, {}};
@@ -364,8 +367,8 @@ struct Distillation {
   }
   Doubles gradient_scales(int64_t t, const DistillationReference& want, double h) const {
     const auto row = rows.row(t);
-    const auto row_ids = row_of(ids, t, token_ids);
-    const Doubles g_row = doubles(row_of(g, t, token_ids));
+    const auto row_ids = row_of(ids, t, ids_per_token);
+    const Doubles g_row = doubles(row_of(g, t, ids_per_token));
     if (!renormalised) return score_gradient_scales(row, row_ids, g_row, h);
     const double sum = std::accumulate(g_row.begin(), g_row.end(), 0.0);
     Doubles scales(row.size(), 0);
@@ -376,13 +379,15 @@ struct Distillation {
   void expect_reference(const OperationResult& got, const Part& part) const {
     for (int64_t t = 0; t < rows.tokens; ++t) {
       const auto row = rows.row(t);
-      const auto row_ids = row_of(ids, t, token_ids);
+      const auto row_ids = row_of(ids, t, ids_per_token);
       const DistillationReference want = distillation_reference(
-          row, row_ids, doubles(row_of(teacher, t, token_ids)), renormalised);
-      for (int64_t k = 0; k < token_ids; ++k) {
+          row, row_ids, doubles(row_of(teacher, t, ids_per_token)), renormalised);
+      for (int64_t k = 0; k < ids_per_token; ++k) {
         const std::string where = fmt::format("token {}, id {}", t, row_ids[k]);
-        expect_logprob(got.values[0][t * token_ids + k], want.student[k], "student of " + where);
-        expect_logprob(got.values[1][t * token_ids + k], want.teacher[k], "teacher of " + where);
+        expect_logprob(got.values[0][t * ids_per_token + k], want.student[k],
+                       "student of " + where);
+        expect_logprob(got.values[1][t * ids_per_token + k], want.teacher[k],
+                       "teacher of " + where);
       }
       const double h = d_h.empty() ? 0 : double{d_h[t]};
       if (!d_h.empty())
@@ -390,7 +395,7 @@ struct Distillation {
                        fmt::format("entropy of token {}", t));
       expect_gradient_row(got.d_logits, type, t, part.vocab, part.rank(),
                           distillation_gradient_reference(
-                              row, row_ids, doubles(row_of(g, t, token_ids)), h, renormalised),
+                              row, row_ids, doubles(row_of(g, t, ids_per_token)), h, renormalised),
                           gradient_scales(t, want, h));
     }
   }

@@ -39,7 +39,7 @@ class Placed {
   virtual Matrix host() = 0;
 };
 
-/// Where an operation computes. This one: on the host.
+/// Where an operation computes: on the host, unless derived.
 class Place {
  public:
   virtual ~Place() = default;
@@ -155,7 +155,7 @@ void expect_same_bits_again() {
   EXPECT_TRUE(operation.run(part).same_bits(once)) << "in the logits' memory";
 }
 
-/// Backward: see Part.
+/// Expects one collective in the forward pass and none in the backward pass (Part::backward).
 template <class Operation>
 void expect_one_collective_forward() {
   const Place place;
@@ -186,7 +186,7 @@ void expect_zeros_without_a_gradient(const std::vector<Operation>& cases,
   }
 }
 
-/// All ranks get one message, by which they communicate afterwards: see agreed_message.
+/// Expects the same message on all ranks, which can communicate afterwards: see agreed_message.
 template <class Operation>
 void expect_wrong_arguments_end_all_ranks_alike() {
   const int n = world().size(), last = on_last_rank() ? 1 : 0;

@@ -116,8 +116,8 @@ TEST_P(RowSelection, FlatAndAscendingRows) {
 }
 
 TEST_P(RowSelection, ListsOfAnyLength) {
-  // A GPU keeps them in shared memory, or beyond it; of more than a part of a row, and than the row
-  // has.
+  // A GPU keeps short lists in shared memory, longer ones elsewhere. Some have more entries than a
+  // part of a row, or than the row itself.
   const LogitRows rows = stepped(1, 36000, DType::f32, 0x1p-10, none);
   for (const int64_t length : {4096, 6000, 36000}) expect_sorted(rows, length);
   const LogitRows few = stepped(2, 300, DType::bf16, 0.5, 0);

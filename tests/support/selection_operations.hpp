@@ -14,36 +14,36 @@ struct LogitsOfIds {
   static constexpr const char* agreement = "logits of ids";
   LogitRows rows;
   DType type;
-  int64_t token_ids;
+  int64_t ids_per_token;
   Ints ids;
   Floats g;
 
-  LogitsOfIds(const LogitRows& rows_, DType type_, int64_t token_ids_)
+  LogitsOfIds(const LogitRows& rows_, DType type_, int64_t ids_per_token_)
       : rows(rows_),
         type(type_),
-        token_ids(token_ids_),
-        ids(mixed_ids(rows.tokens, token_ids, rows.vocab_size)),
-        g(gradients(rows.tokens, token_ids)) {}
+        ids_per_token(ids_per_token_),
+        ids(mixed_ids(rows.tokens, ids_per_token, rows.vocab_size)),
+        g(gradients(rows.tokens, ids_per_token)) {}
   static std::vector<LogitsOfIds> cases() {
     std::vector<LogitsOfIds> all;
     for (const DType type : both_types)
       for (const int64_t vocab_size : {37, 256})
-        for (const int64_t token_ids : {0, 1, 4, 64})
-          all.push_back({random_logits(32, vocab_size, type), type, token_ids});
+        for (const int64_t ids_per_token : {0, 1, 4, 64})
+          all.push_back({random_logits(32, vocab_size, type), type, ids_per_token});
     return all;
   }
   static LogitsOfIds threaded() { return {random_logits(300, 70, DType::bf16), DType::bf16, 5}; }
   static void construct(int64_t tokens, const VocabPartition& vocab) {
     GatheredLogits(tokens, vocab, 2, 1, world());
   }
-  std::string name() const { return fmt::format("{} of {} ids", token_ids, rows.vocab_size); }
+  std::string name() const { return fmt::format("{} of {} ids", ids_per_token, rows.vocab_size); }
   int64_t forward_bytes(int64_t ranks) const {
     return 2 * (ranks - 1) * std::ssize(ids) * 4 / ranks;
   }
   void remove_gradient() { std::fill(g.begin(), g.end(), 0.0F); }
   OperationResult run(const Part& part) const {
     const auto logits = part.put(rows, type);
-    GatheredLogits gathered(rows.tokens, part.vocab, token_ids, part.threads, part.tp(),
+    GatheredLogits gathered(rows.tokens, part.vocab, ids_per_token, part.threads, part.tp(),
                             part.place.kernels());
     OperationResult r{{Floats(ids.size(), NAN)}, {}};
     HostStream host;
@@ -54,7 +54,7 @@ struct LogitsOfIds {
   void expect_reference(const OperationResult& got, const Part& part) const {
     for (int64_t t = 0; t < rows.tokens; ++t) {
       Doubles want(rows.vocab_size, 0), sizes = want;
-      for (int64_t i = t * token_ids; i < (t + 1) * token_ids; ++i) {
+      for (int64_t i = t * ids_per_token; i < (t + 1) * ids_per_token; ++i) {
         const bool owned = ids[i] >= 0 && ids[i] < rows.vocab_size;
         EXPECT_EQ(double{got.values[0][i]}, owned ? rows.row(t)[ids[i]] : 0) << "id " << ids[i];
         if (!owned) continue;

@@ -1,5 +1,4 @@
-// The host's attention kernel: the suite of every kernel, and what it alone
-// has.
+// The host's attention kernel: the suite of every kernel, and tests of what only this one has.
 
 #include <numeric>
 #include <thread>
@@ -32,8 +31,8 @@ TEST_P(HostAttentionKernel, ManyTinyDocuments) {
   check(Problem(heads_of(2, 2, 16), 300, 300, documents));
 }
 
-/// Of the kernels that keep all scores of a row, as dot products or not, and of
-/// the one that keeps blocks of them.
+/// Covers the kernels that keep all scores of a row, computed by dot products or not, and the one
+/// that keeps blocks of scores.
 TEST_P(HostAttentionKernel, ShortAndLongRectangles) {
   for (const int64_t head_dim : {20, 32})
     for (const int64_t length : {1, 3, 7, 8, 9, 15, 24, 25, 63, 64, 65, 255, 256, 257})
@@ -135,9 +134,8 @@ struct Dense {
     }
     return total;
   }
-  /// Central difference of the loss by every element of one of the inputs. Cut
-  /// off behind h², rounded by eps / h: both below 1e-8 for h = 1e-5 and values
-  /// of order one.
+  /// Central differences of the loss by every element of one of the inputs. Truncation errs by h²,
+  /// rounding by eps / h: both below 1e-8 for h = 1e-5 and values of order one.
   std::vector<double> differences(std::vector<double>& by) {
     constexpr double h = 1e-5;
     std::vector<double> result;

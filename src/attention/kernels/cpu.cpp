@@ -1,10 +1,10 @@
 // Flash attention on the CPU cores of one rank.
 //
-//     for every group of tiles of one KV head, shared among threads
+//     for every batch of tiles of one KV head, shared among threads
 //         (tile: up to 64 lanes, which are query rows x the query heads of that KV head):
 //       for every key block of up to 256 keys that they see, for every tile:
 //         (at its first key block: pack its queries, transposed: Q [d][lane])
-//         for every block of visible keys of the key block:
+//         for every score block (visible keys) of the key block:
 //           scores [key][lane]   = K [key][d] · Q [d][lane]           libxsmm
 //           scores               = exp(scores - top), online          lane_ops, vertical reductions
 //           out    [d][lane]    += Vᵀ [d][key] · scores [key][lane]   libxsmm

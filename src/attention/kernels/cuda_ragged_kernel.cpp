@@ -130,11 +130,10 @@ class RaggedKernel final : public BlockKernel {
   /// library did. Returns the remaining rectangles, after clearing their overwritten rows.
   template <class Run>
   std::vector<Rectangle> each_batch(const BlockInput& block, const TableSizes& sizes,
-                                    const OverwrittenArrays& fresh, const char* unsupported_reason,
-                                    Run run) {
-    if (unsupported_reason != nullptr) {
+                                    const OverwrittenArrays& fresh, const char* reason, Run run) {
+    if (reason != nullptr) {
       rectangles_ += std::ssize(block.rectangles);
-      tiled_rectangles_[unsupported_reason] += std::ssize(block.rectangles);
+      tiled_rectangles_[reason] += std::ssize(block.rectangles);
       clear(fresh.q, {nullptr, 1, sizes.rows});
       clear(fresh.k, {nullptr, 1, sizes.keys});
       return {block.rectangles.begin(), block.rectangles.end()};

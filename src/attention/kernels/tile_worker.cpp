@@ -51,7 +51,7 @@ void TileWorker::prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
 
 /// Walks the key ranges of a batch. open(key ranges) for each key block returns its KeyPanels;
 /// begin(tile, slot) runs before the first key range of a tile and end(tile, slot) after its last;
-/// score_block(...) for every score block; close(keys) at the end of a key block. A slot holds the
+/// each_block(...) for every score block; close(keys) at the end of a key block. A slot holds the
 /// arrays of a tile between begin and end. Slots are reused, so that the arrays of short documents
 /// stay in the L1 cache.
 template <class Open, class Begin, class EachBlock, class End, class Close>

@@ -31,7 +31,7 @@ struct Gradients {
   bool queries, keys;
 };
 
-/// One thread of the CPU attention kernel: its scratch arrays, and the loops over one group of
+/// One thread of the CPU attention kernel: its scratch arrays, and the loops over one batch of
 /// tiles.
 class TileWorker {
  public:

@@ -83,10 +83,10 @@ class TileSweep {
   /// within one KV head, in tile order.
   const std::vector<TileBatch>& batches() const { return batches_; }
   const std::vector<KeyBlock>& key_blocks() const { return key_blocks_; }
-  /// The tile after this one in the order of groups; null after the last.
+  /// The tile after this one in the order of batches; null after the last.
   const Tile* next(const Tile& tile) const { return &tile == &tiles_.back() ? nullptr : &tile + 1; }
-  /// Lists the key ranges of a batch, sorted by key block, then by tile; only one key block if it
-  /// is given.
+  /// Lists the key ranges of a batch, sorted by key block, then by tile: all of them
+  /// (all_key_blocks), or those of one key block.
   void list_key_ranges(const TileBatch& batch, size_t only_key_block,
                        std::vector<KeyRange>& key_ranges) const;
   /// Fixed tiles: always 64 lanes; otherwise only as many as the tile needs.
@@ -118,8 +118,8 @@ struct TileSweep::Band {
   size_t first, last;
 };
 
-/// Writes `value` to the hidden entries of a score block's block [count][lane_stride], which starts
-/// at lane 0.
+/// Writes `value` to the hidden pairs of a score block in `block` [count][lane_stride], whose first
+/// column is lane 0.
 void hide(const Tile& tile, const ScoreBlocks& list, const ScoreBlock& score_block, float value,
           float* block);
 

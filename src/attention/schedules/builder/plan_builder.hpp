@@ -78,7 +78,7 @@ class PlanBuilder {
 
   /// All rows and heads of an array; `add`: see Slice.
   Slice whole(int index, bool add = false) const;
-  /// These runs of rows of the rank's own array of this kind, one slice per run.
+  /// Slices of the rank's own array of this kind, one for each of these runs of its rows.
   std::vector<Slice> slices_of(ArrayKind kind, const std::vector<RankRows>& runs,
                                bool add = false) const;
   /// One slice per run of rows of an array.
