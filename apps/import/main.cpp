@@ -104,12 +104,34 @@ std::string head_line(const Options& o, const AppContext& context) {
                      context.world.size(), o.output);
 }
 
+void check(const Options& o) {
+  if (o.model.empty() == o.paths.empty())
+    throw_usage("give either text files or --model; {}",
+                o.model.empty() ? "neither is there" : "both are there");
+  if (!o.model.empty() && o.max_tokens != 0)
+    throw_usage("--max-tokens {}: it is for text files, not for --model", o.max_tokens);
+  if (o.model.empty() && !o.ignored_keys.empty())
+    throw_usage("--ignore-key {}: it is for --model, not for text files", o.ignored_keys.front());
+}
+
+/// Throws if the output is one of the files that the model consists of.
+void check_output(const Options& o, const Checkpoint& checkpoint) {
+  std::vector<std::string> files = {o.model + "/config.json", o.model + "/tokenizer.json",
+                                    o.model + "/model.safetensors.index.json"};
+  for (const auto& file : checkpoint.files) files.push_back(file->path());
+  for (const std::string& file : files)
+    if (is_same_file(o.output, file))
+      throw_usage("--output '{}' is a file of the model '{}'", o.output, o.model);
+}
+
 ExitCode run_model(const Options& o, AppContext& context) {
   plan_outputs(context, {{{"--output", o.output}}, {}, {{"--model", o.model}}});
   OutputFile output(context.world, o.output);
   Checkpoint checkpoint;
-  run_agreed(context.world, "opening " + o.model,
-             [&] { checkpoint = open_checkpoint(o.model, o.ignored_keys); });
+  run_agreed(context.world, "opening " + o.model, [&] {
+    checkpoint = open_checkpoint(o.model, o.ignored_keys);
+    check_output(o, checkpoint);
+  });
   write_model(output, checkpoint, provenance_of(context, o.model));
   context.outputs.add(std::move(output));
   context.outputs.publish(head_line(o, context) +
@@ -119,9 +141,7 @@ ExitCode run_model(const Options& o, AppContext& context) {
 }
 
 ExitCode run(const Options& o, AppContext& context) {
-  if (o.model.empty() == o.paths.empty())
-    throw_usage("give either text files or --model; {}",
-                o.model.empty() ? "neither is there" : "both are there");
+  run_agreed(context.world, "options", [&] { check(o); });
   if (!o.model.empty()) return run_model(o, context);
   Communicator& world = context.world;
   plan_outputs(context, {{{"--output", o.output}}, {}});

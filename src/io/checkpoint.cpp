@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cerrno>
+#include <cstring>
 #include <filesystem>
 
 #include "core/error.hpp"
@@ -39,6 +40,12 @@ void check_overlaps(const Checkpoint& checkpoint) {
   }
 }
 
+bool is_same(const StoredTensor& a, const StoredTensor& b) {
+  const EncodedBlock block = block_of(a.encoding);
+  const int64_t bytes = h5::elements_of(a.shape) / block.values * block.bytes;
+  return a.encoding == b.encoding && a.shape == b.shape && std::memcmp(a.data, b.data, bytes) == 0;
+}
+
 void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
   ConfigErrors errors;
   for (const auto& [name, shape] : model_tensors(checkpoint.config)) {
@@ -60,6 +67,10 @@ void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
                  checkpoint.config.num_hidden_layers);
   errors.throw_if_any(path);
   check_overlaps(checkpoint);
+  if (checkpoint.tied_head && checkpoint.tensors.contains("head") &&
+      !is_same(checkpoint.tensors.at("head"), checkpoint.tensors.at("embed")))
+    throw_usage("{}: the head is the embedding (tie_word_embeddings), but another one is stored",
+                path);
 }
 
 std::string our_name(const TensorNames& names, const std::string& name, const std::string& file) {
@@ -81,12 +92,14 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
   require_regular_file(path);
   const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
   if (file < 0) throw_unreadable(path, errno);
-  const auto size = static_cast<size_t>(lseek(file, 0, SEEK_END));
-  void* at = size == 0 ? nullptr : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  const off_t size = lseek(file, 0, SEEK_END);
+  void* at = size == 0  ? nullptr
+             : size < 0 ? MAP_FAILED
+                        : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
   const int error = errno;
   close(file);
   if (at == MAP_FAILED) throw_unreadable(path, error);
-  bytes_ = {static_cast<const std::byte*>(at), size};
+  bytes_ = {static_cast<const std::byte*>(at), static_cast<size_t>(size)};
 }
 
 MappedFile::~MappedFile() {
@@ -110,7 +123,6 @@ Checkpoint open_checkpoint(const std::string& path, const std::vector<std::strin
         path);
   Checkpoint checkpoint =
       is_folder ? open_safetensors(path, ignored_keys) : open_gguf(path, ignored_keys);
-  if (checkpoint.tensors.contains("head")) checkpoint.tied_head = false;
   check_tensors(checkpoint, path);
   return checkpoint;
 }

@@ -17,7 +17,8 @@
 
 namespace gyre {
 
-/// A regular file in memory, read page by page as it is used.
+/// A regular file in memory, read page by page as it is used. If another process shortens it, this
+/// one ends with SIGBUS.
 class MappedFile {
  public:
   explicit MappedFile(const std::string& path);
@@ -42,8 +43,8 @@ struct StoredTensor {
 
 struct Checkpoint {
   ModelConfig config;
-  std::string tokenizer;  ///< "sha256:..." of its tokenizer; "" if it has none
-  bool tied_head = false;
+  std::string tokenizer;   ///< "sha256:..." of its tokenizer; "" if it has none
+  bool tied_head = false;  ///< the head is the embedding
   /// Rows of wq and wk are those of llama.cpp: the pair (i, i + D/2) of a head lies at 2i, 2i + 1.
   bool interleaved_rotary = false;
   std::map<std::string, StoredTensor> tensors;  ///< by the names of model_tensors()

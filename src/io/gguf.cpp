@@ -44,6 +44,7 @@ class GgufParser {
   int64_t position() const { return at_; }
 
  private:
+  static constexpr uint32_t text_type = 8;
   const std::byte* take(uint64_t count) {
     if (count > file_.bytes().size() - at_)
       throw_usage("'{}' is truncated: {} bytes are needed at byte {} of {}", file_.path(), count,
@@ -70,7 +71,7 @@ class GgufParser {
         return double{number<float>()};
       case 7:
         return int64_t{number<uint8_t>()};
-      case 8:
+      case text_type:
         return text();
       case 9:
         return list();
@@ -97,7 +98,7 @@ class GgufParser {
       digest.add(&bytes, sizeof(bytes));
       digest.add(text->data(), text->size());
     }
-    return {static_cast<int64_t>(length), digest.hex()};
+    return {static_cast<int64_t>(length), type == text_type ? digest.hex() : ""};
   }
 
   const MappedFile& file_;
@@ -279,12 +280,13 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
   for (uint64_t i = 0; i < count; ++i) {
     std::string key = parser.text();
     GgufValue value = parser.value();
-    keys.insert_or_assign(std::move(key), std::move(value));
+    if (const auto [at, is_new] = keys.emplace(std::move(key), std::move(value)); !is_new)
+      throw_usage("'{}': the key '{}' is there twice", path, at->first);
   }
   checkpoint.config = gguf_config(path, keys, ignored_keys);
   GgufConfig config(path, keys);
-  checkpoint.tokenizer = "sha256:" + config.list("tokenizer.ggml.tokens").sha256;
-  checkpoint.tied_head = true;  // unless there is an output.weight
+  const std::string tokens = config.list("tokenizer.ggml.tokens").sha256;
+  if (!tokens.empty()) checkpoint.tokenizer = "sha256:" + tokens;
   checkpoint.interleaved_rotary = true;
   std::vector<GgufEntry> entries;
   for (uint64_t i = 0; i < tensors; ++i) entries.push_back(read_entry(parser, path));
@@ -300,6 +302,7 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
     entry.tensor.data = file.bytes().data() + begin + entry.offset;
     add_tensor(checkpoint, llama_cpp, entry.name, std::move(entry.tensor));
   }
+  checkpoint.tied_head = !checkpoint.tensors.contains("head");
   return checkpoint;
 }
 

@@ -15,7 +15,6 @@ namespace gyre {
 namespace {
 
 constexpr int64_t block_floats = int64_t{1} << 24;
-constexpr int64_t unit = 256;  ///< multiple of the number of values in a block, for every encoding
 
 void create(const Checkpoint& checkpoint, const std::string& path, const Provenance& provenance) {
   const ModelConfig& c = checkpoint.config;
@@ -55,6 +54,8 @@ class Source {
     if (rotary && checkpoint.interleaved_rotary) head_dim_ = checkpoint.config.head_dim;
   }
 
+  /// Values that are decoded together; blocks of rows begin at multiples of it.
+  int64_t block_values() const { return block_of(tensor_.encoding).values; }
   /// out [count, columns] <- rows [begin, begin + count) of the dataset; elements that the tensor
   /// lacks (padding of the vocabulary) become 0.
   void read(int64_t begin, int64_t count, std::span<float> out) const {
@@ -106,6 +107,7 @@ void fill(Communicator& comm, const h5::File& file, const std::string& name, con
           const Checkpoint& checkpoint) {
   const Source source(checkpoint, name, shape);
   const int64_t rows = shape.size() == 2 ? shape[0] : 1, columns = shape.back();
+  const int64_t unit = source.block_values();
   const int64_t block = std::max(unit, block_floats / columns / unit * unit);
   const h5::Dataset dataset = file.dataset("/model/" + name);
   for (int64_t round = 0; round < rows; round += block * comm.size()) {

@@ -63,18 +63,17 @@ StoredTensor tensor_of(const MappedFile& file, std::span<const std::byte> data,
   if (!shape || !offsets || offsets->size() != 2 || !entry.contains("dtype") ||
       !entry["dtype"].is_string())
     throw_usage("{} lacks its dtype, shape or data_offsets", what);
-  StoredTensor tensor{*shape, safetensors_encoding(entry["dtype"].get<std::string>(), what),
-                      data.data() + (*offsets)[0], file.path()};
-  const double bytes = std::accumulate(shape->begin(), shape->end(),
-                                       static_cast<double>(block_of(tensor.encoding).bytes),
-                                       std::multiplies<>());  // a product of sizes may overflow
+  const WeightEncoding encoding = safetensors_encoding(entry["dtype"].get<std::string>(), what);
+  const double bytes =
+      std::accumulate(shape->begin(), shape->end(), static_cast<double>(block_of(encoding).bytes),
+                      std::multiplies<>());  // a product of sizes may overflow
   if ((*offsets)[1] < (*offsets)[0] || (*offsets)[1] > std::ssize(data))
     throw_usage("{} has the bytes {} to {}; the file has {}", what, (*offsets)[0], (*offsets)[1],
                 data.size());
   if (bytes != (*offsets)[1] - (*offsets)[0])
     throw_usage("{} is {} and has {} bytes; {} are needed", what, h5::to_string(*shape),
                 (*offsets)[1] - (*offsets)[0], bytes);
-  return tensor;
+  return {*shape, encoding, data.data() + (*offsets)[0], file.path()};
 }
 
 void read_tensors(Checkpoint& checkpoint, const std::string& path) {

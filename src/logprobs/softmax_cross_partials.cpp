@@ -78,8 +78,9 @@ void add_cross_block(F f, const S* s, const T* t, int64_t count, CrossSums& sums
   }
   if (i < count)
     add(load_part<evens_first>(f, s + i, count - i), load_part<evens_first>(f, t + i, count - i));
-  const auto total = [&](V x, V y)
-                         HWY_ATTR { return hn::GetLane(hn::SumOfLanes(f, hn::Add(x, y))); };
+  const auto total = [&](V x, V y) HWY_ATTR -> double {
+    return hn::GetLane(hn::SumOfLanes(f, hn::Add(x, y)));
+  };
   sums.student.sum += total(a.student, b.student);
   sums.teacher.sum += total(a.teacher, b.teacher);
   sums.cross += total(a.cross, b.cross);

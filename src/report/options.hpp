@@ -72,7 +72,7 @@ struct NumberList {
   const char* example;
 };
 /// Parses "8,16,32": any order, no repetition. Adds errors to `errors`.
-std::vector<int> parse_numbers(const char* option, const std::string& help, const NumberList& list,
+std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
                                ConfigErrors& errors);
 
 /// Parses "4096", "128K", "2M", "1G" with K, M, G = 2^10, 2^20, 2^30 (either case), exactly.

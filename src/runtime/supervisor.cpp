@@ -80,7 +80,9 @@ void say(const std::string& what) {
 /// ranks and supervisors notice the same failure moments apart, and each must name its rank before
 /// the first ends all.
 [[noreturn]] void end_run(ExitCode code, useconds_t pause_us) {
-  usleep(pause_us);
+  timespec left{pause_us / 1'000'000, pause_us % 1'000'000 * 1000L};
+  while (nanosleep(&left, &left) != 0 && errno == EINTR) {
+  }
   wait_for_launcher_to_read();
   end_run_through_launcher(static_cast<int>(code));
   kill(worker, SIGKILL);

@@ -217,7 +217,10 @@ def test_safetensors(scratch):
     assert expect_model(path, rounded).startswith("sha256:44136fa355b3678a")
     tied = arrays | {"head": arrays["embed"].T}
     only = {n: a for n, a in arrays.items() if n != "head"}
-    expect_model(folder(scratch, "tied", safetensors_of(only), {"tie_word_embeddings": True}), tied)
+    ties = {"tie_word_embeddings": True}
+    expect_model(folder(scratch, "tied", safetensors_of(only), ties), tied)
+    expect_model(folder(scratch, "tied_twice", safetensors_of(tied), ties), tied)
+    expect_refusal(folder(scratch, "tied_to_another", safetensors_of(arrays), ties), "but another one is stored")
     (path / "part-1.safetensors").unlink()
     path.with_suffix(".h5").unlink()
     expect_refusal(path, "part-1.safetensors", "No such file")
@@ -240,6 +243,8 @@ def test_gguf(scratch):
         path = scratch / f"kind{kind}.gguf"
         write_gguf(path, tensors)
         expect_model(path, wanted)
+    write_gguf(path, gguf_of(arrays), {"tokenizer.ggml.tokens": 1})
+    assert expect_model(path, arrays) == ""
     tensors = gguf_of(arrays)
     del tensors["output.weight"]
     path = scratch / "tied.gguf"
@@ -310,8 +315,19 @@ def test_refusals_of_gguf(scratch):
 
 
 def test_arguments(scratch):
-    done = run("-o", scratch / "x.h5")
-    assert done.returncode == 2 and "either text files or --model" in done.stderr
+    for arguments, needle in (
+        ((), "either text files or --model"),
+        (("--max-tokens", "8", "--model", scratch), "--max-tokens 8: it is for text files"),
+        (("--ignore-key", "x", __file__), "--ignore-key x: it is for --model"),
+    ):
+        done = run("-o", scratch / "x.h5", *arguments, ranks=2)
+        assert done.returncode == 2 and needle in done.stderr, done.stderr
+    path = folder(scratch, "own", safetensors_of(weights()))
+    for name in ("model.safetensors", "config.json"):
+        before = (path / name).read_bytes()
+        done = run("-o", path / name, "--model", path)
+        assert done.returncode == 2 and "is a file of the model" in done.stderr, done.stderr
+        assert (path / name).read_bytes() == before
     expect_refusal(scratch / "nowhere", "is no model; wanted: a folder with config.json")
 
 
