@@ -318,7 +318,7 @@ def test_arguments(scratch):
     for arguments, needle in (
         ((), "either text files or --model"),
         (("--max-tokens", "8", "--model", scratch), "--max-tokens 8: it is for text files"),
-        (("--ignore-key", "x", __file__), "--ignore-key x: it is for --model"),
+        ((__file__, "--ignore-key", "x"), "--ignore-key x: it is for --model"),
     ):
         done = run("-o", scratch / "x.h5", *arguments, ranks=2)
         assert done.returncode == 2 and needle in done.stderr, done.stderr
