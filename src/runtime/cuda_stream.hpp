@@ -1,6 +1,6 @@
 #pragma once
-// CUDA streams. Without CUDA and without the software GPU, make_cuda_stream throws, move_device_on
-// does nothing, and the other functions are missing.
+// CUDA streams. Without CUDA and without the software GPU there are no devices, make_cuda_stream
+// throws, move_device_on does nothing, and cuda_handle is missing.
 
 #include <memory>
 #include <string>

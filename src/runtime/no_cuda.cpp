@@ -1,7 +1,8 @@
-// Device memory and streams in a build without CUDA: every request is an error. Profiler ranges and
-// move_device_on() do nothing.
+// Device memory, streams and products in a build without CUDA: there is no device, and every
+// request is an error. Profiler ranges and move_device_on() do nothing.
 
 #include "core/error.hpp"
+#include "runtime/cuda_gemm.hpp"
 #include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/features.hpp"
@@ -16,6 +17,11 @@ const bool software_gpu = false;
 
 ProfileRange::ProfileRange(const char* /*name*/) {}
 ProfileRange::~ProfileRange() {}
+
+int usable_cuda_devices(std::string* why) {
+  if (why != nullptr) *why = "this build has no CUDA";
+  return 0;
+}
 
 void move_device_on() {}
 
@@ -38,6 +44,11 @@ int64_t cuda_memory_available() {
 
 std::unique_ptr<Stream> make_cuda_stream() {
   throw_runtime("a stream of a GPU: this build has no CUDA");
+}
+
+void cuda_gemm(ConstMatrixRef /*a*/, Transpose /*a_op*/, ConstMatrixRef /*b*/, Transpose /*b_op*/,
+               MatrixRef /*c*/, bool /*accumulate*/, Stream& /*stream*/) {
+  throw_runtime("a matrix product of a GPU: this build has no CUDA");
 }
 
 }  // namespace gyre
