@@ -119,6 +119,9 @@ TEST_P(AttentionKernel, Strides) {
                     {causal(0, 100, 0, 140, 3, window, q_stride, k_stride)},
                     on_host() ? all_f32 : bf16_in));
     }
+  // Every other row, row 0 among them, lies between two keys and sees none.
+  check(Problem(heads_of(1, 1, 16), 40, 40, {causal(0, 40, 0, 40, 5, 1, 1, 2)},
+                on_host() ? all_f32 : bf16_in));
 }
 
 TEST_P(AttentionKernel, DocumentsNeverMeet) {

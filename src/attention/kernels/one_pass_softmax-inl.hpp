@@ -44,14 +44,16 @@ struct Strip {
   }
 };
 
-/// Columns [begin, end) that one row sees, and whole vectors [first, last) that hold them.
+/// Columns [begin, end) that one row sees, and whole vectors [first, last) that hold them. A row
+/// that sees none has an empty range of both.
 struct Span {
   int64_t begin, end, first, last;
   template <class D>
   HWY_INLINE Span(D d, const OnePassTile& tile, int64_t row)
       : begin(tile.begin[row]), end(std::max(tile.begin[row], tile.end[row])) {
     first = begin & -lanes(d);
-    last = begin == end ? first : (end + lanes(d) - 1) & -lanes(d);
+    if (begin == end) begin = end = first;
+    last = (end + lanes(d) - 1) & -lanes(d);
   }
 };
 
