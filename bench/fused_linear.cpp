@@ -137,8 +137,9 @@ void fused_linear(benchmark::State& state) {
     double seconds =
         forward.time([&] { layer.forward(x_view, w_view, targets, host, logprob, {}); });
     seconds += backward.time([&] {
-      layer.backward(x_view, w_view, targets, ones, {}, host, d_x.matrix(s.tokens, s.hidden),
-                     d_weight.matrix(s.columns, s.hidden));
+      layer.backward(
+          x_view, w_view, targets,
+          {ones, {}, d_x.matrix(s.tokens, s.hidden), d_weight.matrix(s.columns, s.hidden)}, host);
     });
     state.SetIterationTime(seconds);
     bare.time([&] { products.run(); });

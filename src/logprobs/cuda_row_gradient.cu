@@ -15,6 +15,12 @@ namespace {
 /// Columns of a row per block; the results do not depend on it.
 constexpr int64_t written_columns = 16384;
 
+/// This block's part of a row of `out`.
+template <class To>
+__device__ PartOfRow part_of(const MatrixView<To>& out) {
+  return {parts_of(out.cols, written_columns), out.cols, written_columns};
+}
+
 /// Writes `constant` to columns [begin, end); reads nothing.
 template <class To>
 __device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
@@ -137,12 +143,11 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class From, class To>
 __global__ void __launch_bounds__(block_threads)
-    gradient(const From* logits, int64_t stride, int64_t cols, int64_t parts, GradientTask task,
-             To* out, int64_t out_stride) {
-  const PartOfRow mine(parts, cols, written_columns);
+    gradient(MatrixView<const From> logits, GradientTask task, MatrixView<To> out) {
+  const PartOfRow mine = part_of(out);
   const RowKind kind = task.kinds[mine.row];
-  const From* from = logits + mine.row * stride;
-  To* to = out + mine.row * out_stride;
+  const From* from = row_of(logits, mine.row);
+  To* to = row_of(out, mine.row);
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
   const SlopeOf slope(normalizer, task.pass.scale, coefficients_of_row(task, mine.row));
@@ -156,14 +161,13 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class From, class To>
 __global__ void __launch_bounds__(block_threads)
-    log_probabilities(const From* logits, int64_t stride, int64_t cols, int64_t parts, RowPass pass,
-                      const RowNormalizer* normalizers, bool exponentiate, To* out,
-                      int64_t out_stride) {
-  const PartOfRow mine(parts, cols, written_columns);
+    log_probabilities(MatrixView<const From> logits, RowPass pass, const RowNormalizer* normalizers,
+                      bool exponentiate, MatrixView<To> out) {
+  const PartOfRow mine = part_of(out);
   const RowNormalizer row = normalizers[mine.row];
   const RowKind kind = usable(row) ? RowKind::values : RowKind::nans;
-  const From* from = logits + mine.row * stride;
-  To* to = out + mine.row * out_stride;
+  const From* from = row_of(logits, mine.row);
+  To* to = row_of(out, mine.row);
   const Distribution p(row, pass.scale);
   if (exponentiate)
     write_part(mine, pass.columns, 0, kind,
@@ -177,11 +181,10 @@ __global__ void __launch_bounds__(block_threads)
 
 template <class From, class G, class To>
 __global__ void __launch_bounds__(block_threads)
-    log_softmax_gradient(const From* logits, int64_t stride, const G* d_logprobs, int64_t g_stride,
-                         int64_t cols, int64_t parts, RowPass pass,
-                         const RowNormalizer* normalizers, const float* sums, To* out,
-                         int64_t out_stride) {
-  const PartOfRow mine(parts, cols, written_columns);
+    log_softmax_gradient(MatrixView<const From> logits, MatrixView<const G> d_logprobs,
+                         RowPass pass, const RowNormalizer* normalizers, const float* sums,
+                         MatrixView<To> out) {
+  const PartOfRow mine = part_of(out);
   const RowNormalizer row = normalizers[mine.row];
   const float sum = sums[mine.row];
   const Distribution p(row, pass.scale);
@@ -189,17 +192,15 @@ __global__ void __launch_bounds__(block_threads)
              each_lane([&](int64_t, float z, float g) {
                return pass.scale * (g - p.probability(z) * sum);
              }),
-             out + mine.row * out_stride, logits + mine.row * stride,
-             d_logprobs + mine.row * g_stride);
+             row_of(out, mine.row), row_of(logits, mine.row), row_of(d_logprobs, mine.row));
 }
 
 template <class S, class T, class To>
 __global__ void __launch_bounds__(block_threads)
-    cross_gradient(const S* students, int64_t student_stride, const T* teachers,
-                   int64_t teacher_stride, int64_t cols, int64_t columns, int64_t parts,
+    cross_gradient(MatrixView<const S> students, MatrixView<const T> teachers, int64_t columns,
                    const RowNormalizer* student_rows, const RowNormalizer* teacher_rows,
-                   const float* gradients, To* out, int64_t out_stride) {
-  const PartOfRow mine(parts, cols, written_columns);
+                   const float* gradients, MatrixView<To> out) {
+  const PartOfRow mine = part_of(out);
   const float g = gradients[mine.row];
   const RowNormalizer student = student_rows[mine.row], teacher = teacher_rows[mine.row];
   const RowKind kind = g == 0                               ? RowKind::zeros
@@ -209,8 +210,7 @@ __global__ void __launch_bounds__(block_threads)
   write_part(mine, columns, 0, kind, each_lane([&](int64_t, float s, float t) {
                return g * (q.probability(s) - p.probability(t));
              }),
-             out + mine.row * out_stride, students + mine.row * student_stride,
-             teachers + mine.row * teacher_stride);
+             row_of(out, mine.row), row_of(students, mine.row), row_of(teachers, mine.row));
 }
 
 template <class T>
@@ -233,15 +233,13 @@ Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
                      MatrixRef out) {
   const int64_t id_count = out.rows * task.token_ids.per_row;
-  const int64_t parts = parts_of(out.cols, written_columns);
   with_elements(logits, [&](auto from) {
     using From = typename decltype(from)::Type;
     launch({blocks_of(parts_of(out.rows, block_warps)), block_threads, stream},
            before_gradient<From>, from.view.data, from.view.stride, out.rows, task);
     with_elements(out, [&](auto to) {
       using To = typename decltype(to)::Type;
-      launch(over_parts(stream, out), gradient<From, To>, from.view.data, from.view.stride,
-             out.cols, parts, task, to.view.data, to.view.stride);
+      launch(over_parts(stream, out), gradient<From, To>, from.view, task, to.view);
       launch({blocks_of(parts_of(id_count, block_threads)), block_threads, stream},
              after_gradient<To>, to.view.data, to.view.stride, id_count, task.token_ids);
     });
@@ -254,8 +252,7 @@ void launch_log_softmax(CUstream_st* stream, ConstMatrixRef logits, const RowPas
     with_elements(out, [&](auto to) {
       launch(over_parts(stream, out),
              log_probabilities<typename decltype(from)::Type, typename decltype(to)::Type>,
-             from.view.data, from.view.stride, out.cols, parts_of(out.cols, written_columns), pass,
-             normalizers, exponentiate, to.view.data, to.view.stride);
+             from.view, pass, normalizers, exponentiate, to.view);
     });
   });
 }
@@ -270,9 +267,7 @@ void launch_log_softmax_gradient(CUstream_st* stream, ConstMatrixRef logits,
         launch(over_parts(stream, out),
                log_softmax_gradient<typename decltype(from)::Type, typename decltype(g)::Type,
                                     typename decltype(to)::Type>,
-               from.view.data, from.view.stride, g.view.data, g.view.stride, out.cols,
-               parts_of(out.cols, written_columns), pass, normalizers, sums, to.view.data,
-               to.view.stride);
+               from.view, g.view, pass, normalizers, sums, to.view);
       });
     });
   });
@@ -287,9 +282,7 @@ void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMat
         launch(over_parts(stream, out),
                cross_gradient<typename decltype(s)::Type, typename decltype(t)::Type,
                               typename decltype(to)::Type>,
-               s.view.data, s.view.stride, t.view.data, t.view.stride, out.cols, columns,
-               parts_of(out.cols, written_columns), students, teachers, gradients, to.view.data,
-               to.view.stride);
+               s.view, t.view, columns, students, teachers, gradients, to.view);
       });
     });
   });

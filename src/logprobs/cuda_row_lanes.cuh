@@ -281,4 +281,10 @@ struct PartOfRow {
         end(min(begin + columns_of_part, columns)) {}
 };
 
+/// Row `row` of a matrix in device memory.
+template <class T>
+__device__ T* row_of(const MatrixView<T>& matrix, int64_t row) {
+  return matrix.data + row * matrix.stride;
+}
+
 }  // namespace gyre::rows

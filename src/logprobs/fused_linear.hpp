@@ -57,6 +57,15 @@ struct LinearOptions {
 /// x, weight and their gradients are in the memory space of options.ops, and accessed in order of
 /// its stream, which must be the `stream` of every call; all else is host memory. On a device,
 /// forward returns when its results are complete, backward when all work is submitted.
+/// Arrays of a backward pass.
+struct LinearGradients {
+  std::span<const float> d_logprob;  ///< [tokens], equal on all ranks
+  std::span<const float> d_entropy;  ///< [tokens], equal on all ranks; empty: none
+  MatrixView<float> d_x;             ///< result [rows(), D]
+  MatrixView<float> d_weight;        ///< result [own columns, D]
+  bool accumulate = false;           ///< add to d_weight
+};
+
 class FusedLinear {
  public:
   /// `tp` is of host memory; `arrays` has the same ranks in the same order, in the memory space of
@@ -79,17 +88,14 @@ class FusedLinear {
   double forward(ConstMatrixRef x, ConstMatrixRef weight, std::span<const int32_t> targets,
                  Stream& stream, std::span<float> logprob, std::span<float> entropy);
 
-  /// d_x [rows(), D], d_weight [own columns, D] <- gradients from those of logprob [tokens] and
-  /// entropy [tokens] (empty: none), equal on all ranks, after a forward pass with the same
-  /// arguments. With `accumulate`, adds to d_weight. The g of a target that no rank has counts as
-  /// for a column elsewhere. Tokens whose gradients are 0 are skipped, whatever they hold.
+  /// Computes d_x and d_weight after a forward pass with the same arguments. The gradient of a
+  /// target that no rank has counts as for a column elsewhere. Tokens whose gradients are 0 are
+  /// skipped, whatever they hold.
   /// Collective: the parts of d_x are exchanged, one operation per batch of rows, and all-gathered
   /// if not sharded; x of other ranks is kept from the forward pass. Returns the seconds that the
   /// host waited for other ranks.
   double backward(ConstMatrixRef x, ConstMatrixRef weight, std::span<const int32_t> targets,
-                  std::span<const float> d_logprob, std::span<const float> d_entropy,
-                  Stream& stream, MatrixView<float> d_x, MatrixView<float> d_weight,
-                  bool accumulate = false);
+                  const LinearGradients& gradients, Stream& stream);
 
  private:
   class Backward;

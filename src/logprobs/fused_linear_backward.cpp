@@ -222,9 +222,9 @@ void FusedLinear::Backward::wait() {
 }
 
 double FusedLinear::backward(ConstMatrixRef x, ConstMatrixRef weight,
-                             std::span<const int32_t> targets, std::span<const float> d_logprob,
-                             std::span<const float> d_entropy, Stream& stream,
-                             MatrixView<float> d_x, MatrixView<float> d_weight, bool accumulate) {
+                             std::span<const int32_t> targets, const LinearGradients& gradients,
+                             Stream& stream) {
+  const auto& [d_logprob, d_entropy, d_x, d_weight, accumulate] = gradients;
   check_inputs(x, weight, targets);
   GYRE_CHECK(std::ssize(d_logprob) == options_.tokens &&
                  (d_entropy.empty() || std::ssize(d_entropy) == entropy_.size()),

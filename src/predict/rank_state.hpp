@@ -44,7 +44,7 @@ struct Expected {
 };
 
 /// A library collective; it begins when the last rank of its group has joined.
-struct Operation {
+struct LibraryCollective {
   int joined = 0;
   double begin = 0, end = 0;
   std::vector<int> waiting;  ///< ranks that wait for it
@@ -52,18 +52,18 @@ struct Operation {
 /// A group of ranks, with its collectives in order.
 struct Group {
   int first = 0, ranks = 0;
-  std::vector<Operation> operations;
+  std::vector<LibraryCollective> collectives;
   std::vector<size_t> joined;  ///< [ranks] number of collectives that each rank has joined
-  bool complete(size_t operation) const { return operations[operation].joined == ranks; }
+  bool complete(size_t collective) const { return collectives[collective].joined == ranks; }
 };
 struct Joined {
   Group* group = nullptr;
-  size_t operation = 0;
+  size_t collective = 0;
 };
 
 /// An exchange, from its posting to its Wait.
 struct Pending {
-  std::vector<Joined> operations;
+  std::vector<Joined> collectives;
   std::vector<Expected> receives;
   size_t found = 0;  ///< length of the prefix of `receives` that has been sent, ...
   double end = 0;    ///< ... and the latest arrival among it

@@ -20,7 +20,7 @@ struct NoObserver {
   void waited(int /*rank*/, int /*step*/, int /*posted*/, double /*begin*/, double /*end*/) {}
   void posted(int /*rank*/, const Op& /*op*/, int /*step*/, int /*peer*/, double /*time*/) {}
   void joined(int /*rank*/, const Op& /*op*/, int /*step*/, double /*begin*/) {}
-  void operated(int /*rank*/, int /*step*/, double /*end*/) {}
+  void collective_ended(int /*rank*/, int /*step*/, double /*end*/) {}
   void sent(int /*rank*/, const Op& /*op*/, int /*step*/, int /*peer*/, double /*begin*/,
             double /*left*/, double /*arrival*/) {}
 };
@@ -134,37 +134,37 @@ class Engine {
     if (group.ranks == 0)
       group = {rank / op.group * op.group, op.group, {}, std::vector<size_t>(op.group)};
     const size_t index = group.joined[rank - group.first]++;
-    if (group.operations.size() <= index) group.operations.resize(index + 1);
-    Operation& operation = group.operations[index];
+    if (group.collectives.size() <= index) group.collectives.resize(index + 1);
+    LibraryCollective& collective = group.collectives[index];
     double& link_free = s.link_free[op.tier];
     const double begin = std::max(s.clock, link_free);
     link_free = begin + op.seconds;
-    operation.begin = std::max(operation.begin, begin);
-    ++operation.joined;
-    pending_of(s, op, step).operations.push_back({&group, index});
+    collective.begin = std::max(collective.begin, begin);
+    ++collective.joined;
+    pending_of(s, op, step).collectives.push_back({&group, index});
     observer_.joined(rank, op, step, begin);
     if (!group.complete(index)) return;
-    operation.end = operation.begin + op.seconds;
-    for (const int waiting : operation.waiting) {
+    collective.end = collective.begin + op.seconds;
+    for (const int waiting : collective.waiting) {
       state(waiting).blocked_in = {};
       runnable_.push_back(waiting);
     }
-    operation.waiting.clear();
+    collective.waiting.clear();
   }
 
   bool wait(int rank, RankState& s, const Op& op, int step) {
     // An exchange of local copies alone has posted nothing.
     if (s.pending.size() <= static_cast<size_t>(op.exchange)) return true;
     Pending& pending = s.pending[op.exchange];
-    for (const Joined& joined : pending.operations) {
-      Operation& operation = joined.group->operations[joined.operation];
-      if (!joined.group->complete(joined.operation)) {
+    for (const Joined& joined : pending.collectives) {
+      LibraryCollective& collective = joined.group->collectives[joined.collective];
+      if (!joined.group->complete(joined.collective)) {
         s.blocked_in = joined;
-        operation.waiting.push_back(rank);
+        collective.waiting.push_back(rank);
         return false;
       }
-      pending.end = std::max(pending.end, operation.end);
-      observer_.operated(rank, pending.step, operation.end);
+      pending.end = std::max(pending.end, collective.end);
+      observer_.collective_ended(rank, pending.step, collective.end);
     }
     for (; pending.found < pending.receives.size(); ++pending.found) {
       const Expected& e = pending.receives[pending.found];
@@ -184,7 +184,7 @@ class Engine {
     observer_.waited(rank, step, pending.step, s.clock, end);
     times(rank).wait += end - s.clock;
     s.clock = end;
-    pending.operations.clear();
+    pending.collectives.clear();
     pending.receives.clear();
     pending.found = 0;
     pending.end = pending.left = 0;
@@ -208,8 +208,8 @@ class Engine {
     if (s.blocked_in.group != nullptr) {
       const Group& group = *s.blocked_in.group;
       int missing = 0;
-      while (group.joined[missing] > s.blocked_in.operation) ++missing;
-      throw_runtime("{} waits for an operation of {} ranks that rank {} does not join",
+      while (group.joined[missing] > s.blocked_in.collective) ++missing;
+      throw_runtime("{} waits for a collective of {} ranks that rank {} does not join",
                     place(rank, step_of(rank)), group.ranks, group.first + missing);
     }
     if (s.part < programs_.rank(rank).parts.size()) {
@@ -274,7 +274,7 @@ class SpanWriter {
         fmt::format("{}, {}", exchange(rank, step).what, name_of(op.algorithm)), step, begin,
         begin);
   }
-  void operated(int rank, int step, double end) {
+  void collective_ended(int rank, int step, double end) {
     const auto span = std::find_if(of(rank).rbegin(), of(rank).rend(), [&](const SimulatedSpan& s) {
       return s.kind == SpanKind::message && s.step == step;
     });

@@ -76,9 +76,11 @@ Result FusedLinearGpu::run(const Problem& p, LinearOptions options, const VocabP
   const int64_t tokens = p.tokens;
   Floats logprob(tokens, NAN), entropy(options.entropy ? tokens : 0, NAN);
   fused.forward(x.ref(), weight.ref(), p.targets, stream(), logprob, entropy);
-  fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob,
-                 options.entropy ? std::span<const float>(p.d_entropy) : std::span<const float>{},
-                 stream(), d_x.ref().as<float>(), d_weight.ref().as<float>());
+  fused.backward(x.ref(), weight.ref(), p.targets,
+                 {p.d_logprob,
+                  options.entropy ? std::span<const float>(p.d_entropy) : std::span<const float>{},
+                  d_x.ref().as<float>(), d_weight.ref().as<float>()},
+                 stream());
   return {logprob, entropy, d_x.host(), d_weight.host()};
 }
 
@@ -146,8 +148,9 @@ TEST_F(FusedLinearGpu, AccumulatesIntoTheWeightsGradientAndBadNumbersMakeRowsNan
       d_weight(std::as_const(thousands).ref(), stream());
   Floats logprob(11, NAN);
   fused.forward(x.ref(), weight.ref(), p.targets, stream(), logprob, {});
-  fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, stream(), d_x.ref().as<float>(),
-                 d_weight.ref().as<float>(), true);
+  fused.backward(x.ref(), weight.ref(), p.targets,
+                 {p.d_logprob, {}, d_x.ref().as<float>(), d_weight.ref().as<float>(), true},
+                 stream());
   const Matrix summed = d_weight.host();
   for (int64_t r = 0; r < summed.rows(); ++r)
     for (int64_t d = 0; d < 6; ++d)  // rounded at the size of 1000 by every tile
@@ -219,8 +222,8 @@ TEST_F(FusedLinearGpu, ExtraMemoryDoesNotGrowWithColumns) {
     reset_memory_peak();
     FusedLinear fused(options, vocab, world(), &arrays());
     fused.forward(x.ref(), weight.ref(), p.targets, stream(), logprob, {});
-    fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, stream(),
-                   d_x.ref().as<float>(), d_weight.ref().as<float>());
+    fused.backward(x.ref(), weight.ref(), p.targets,
+                   {p.d_logprob, {}, d_x.ref().as<float>(), d_weight.ref().as<float>()}, stream());
     stream().synchronize();
     return memory_use().peak_bytes - before;
   };

@@ -30,9 +30,11 @@ Result run(const Problem& p, const LinearOptions& options, const VocabPartition&
                 test::Matrix(vocab.columns(tp.rank()), p.hidden, DType::f32)};
   HostStream host;
   fused.forward(x.ref(), weight.ref(), p.targets, host, result.logprob, result.entropy);
-  fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob,
-                 options.entropy ? std::span<const float>(p.d_entropy) : std::span<const float>{},
-                 host, result.d_x.ref().as<float>(), result.d_weight.ref().as<float>());
+  fused.backward(x.ref(), weight.ref(), p.targets,
+                 {p.d_logprob,
+                  options.entropy ? std::span<const float>(p.d_entropy) : std::span<const float>{},
+                  result.d_x.ref().as<float>(), result.d_weight.ref().as<float>()},
+                 host);
   return result;
 }
 
@@ -90,8 +92,9 @@ TEST(FusedLinear, IsUsedAgainAndWithArraysWithoutGaps) {
       Buffer<float> d_x(fused.rows() * 8), d_weight(weight.rows() * 8);
       HostStream host;
       fused.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
-      fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host,
-                     d_x.matrix(fused.rows(), 8), d_weight.matrix(weight.rows(), 8));
+      fused.backward(
+          x.ref(), weight.ref(), p.targets,
+          {p.d_logprob, {}, d_x.matrix(fused.rows(), 8), d_weight.matrix(weight.rows(), 8)}, host);
       const Result with_gaps = run(p, options_of(p, sharded), vocab, world());
       EXPECT_EQ(logprob, with_gaps.logprob);
       for (int64_t d = 0; d < 8; ++d) {
@@ -116,8 +119,9 @@ TEST(FusedLinear, AccumulatesIntoTheWeightsGradient) {
   HostStream host;
   fused.forward(x.ref(), weight.ref(), p.targets, host, logprob, {});
   const auto backward = [&](test::Matrix& d_weight, bool accumulate) {
-    fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, d_x.ref().as<float>(),
-                   d_weight.ref().as<float>(), accumulate);
+    fused.backward(x.ref(), weight.ref(), p.targets,
+                   {p.d_logprob, {}, d_x.ref().as<float>(), d_weight.ref().as<float>(), accumulate},
+                   host);
   };
   backward(once, false);
   for (int64_t r = 0; r < twice.rows(); ++r)
@@ -127,8 +131,8 @@ TEST(FusedLinear, AccumulatesIntoTheWeightsGradient) {
     for (int64_t d = 0; d < 6; ++d)  // rounded at the size of 1000 by every tile
       EXPECT_NEAR(twice.at(r, d), 1000 + once.at(r, d), 1000 * tolerance_for(DType::f32, 1));
   const Floats zeros(11, 0.0F);
-  fused.backward(x.ref(), weight.ref(), p.targets, zeros, {}, host, d_x.ref().as<float>(),
-                 twice.ref().as<float>(), false);
+  fused.backward(x.ref(), weight.ref(), p.targets,
+                 {zeros, {}, d_x.ref().as<float>(), twice.ref().as<float>(), false}, host);
   for (int64_t r = 0; r < twice.rows(); ++r)
     for (int64_t d = 0; d < 6; ++d) EXPECT_EQ(twice.at(r, d), 0);
   for (int64_t r = 0; r < d_x.rows(); ++r)
@@ -188,8 +192,8 @@ void expect_traffic(const Problem& p, LinearOptions options, int64_t record) {
   EXPECT_EQ(forward.messages(), n == 1 ? 0 : (options.sharded ? n - 1 : 0) + 1);
   EXPECT_EQ(forward.bytes(), x_bytes + (n - 1) * p.tokens * record);
   const test::TrafficSince backward(world());
-  fused.backward(x.ref(), weight.ref(), p.targets, p.d_logprob, {}, host, r.d_x.ref().as<float>(),
-                 r.d_weight.ref().as<float>());
+  fused.backward(x.ref(), weight.ref(), p.targets,
+                 {p.d_logprob, {}, r.d_x.ref().as<float>(), r.d_weight.ref().as<float>()}, host);
   EXPECT_EQ(backward.messages(), n == 1 ? 0 : n - 1 + (options.sharded ? 0 : 1));
   const int64_t share = options.sharded ? 0 : (n - 1) * own * p.hidden * 4;
   EXPECT_EQ(backward.bytes(), n == 1 ? 0 : (p.tokens - own) * p.hidden * 4 + share);

@@ -63,8 +63,10 @@ class LinearOp final : public LogprobsOp {
       layer_.forward(x_.ref(), weight_.ref(), targets_, stream(), logprob_.span(), entropy_.span());
     };
     backward_ = [this] {
-      layer_.backward(x_.ref(), weight_.ref(), targets_, d_logprob_, d_entropy_, stream(),
-                      d_x_.matrix(layer_.rows(), hidden_), d_weight_.matrix(columns(), hidden_));
+      layer_.backward(x_.ref(), weight_.ref(), targets_,
+                      {d_logprob_, d_entropy_, d_x_.matrix(layer_.rows(), hidden_),
+                       d_weight_.matrix(columns(), hidden_)},
+                      stream());
     };
   }
   void poison() override {
