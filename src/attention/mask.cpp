@@ -39,7 +39,7 @@ void check_region(const Region& r, int64_t document, size_t index, int64_t lengt
     refuse("a window needs a causal diagonal; it must be 0");
 }
 
-/// Throws if two regions share a visible pair. O(regions log regions + pairs with common queries).
+/// Throws if two regions share a visible pair. Sorts them and compares those with common queries.
 void check_overlap(const std::vector<Region>& regions, int64_t document) {
   std::vector<size_t> order(regions.size());
   for (size_t i = 0; i < order.size(); ++i) order[i] = i;
@@ -75,8 +75,8 @@ Region::Keys Region::keys_of(int64_t p) const {
 
 int64_t Region::pairs(int64_t end) const {
   const int64_t queries = std::clamp(end, q_begin, q_end) - q_begin, keys = k_end - k_begin;
-  // Keys before the causal diagonal minus keys before the first visible one; both grow with the
-  // query. The first key may lie after the diagonal: a region with both diagonals is empty there.
+  // A query sees the keys up to the causal diagonal, less those before its first visible key; both
+  // counts grow with the query. If the inverse diagonal lies after the causal one, no pair is left.
   const int64_t diagonal = q_begin + k_end - q_end - k_begin;
   int64_t first = std::numeric_limits<int64_t>::min();  // first visible key, from k_begin
   if (has(kind, RegionKind::inverse)) first = 0;
@@ -174,7 +174,8 @@ int64_t DocumentMask::queries_of(int64_t key) const {
   int64_t sum = 0;
   for (const Region& r : regions_) {
     if (key < r.k_begin || key >= r.k_end) continue;
-    // A pair is visible where q >= causal, q < causal + window, q <= inverse.
+    // Queries q see the key under a causal diagonal if q >= causal (and q < causal + window), under
+    // an inverse one if q <= inverse.
     const int64_t causal = key + r.q_end - r.k_end, inverse = key + r.q_begin - r.k_begin;
     int64_t first = r.q_begin, end = r.q_end;
     if (has(r.kind, RegionKind::causal)) {

@@ -16,15 +16,15 @@
 // Example, 3 ranks with rows 0 | 1 | 2: rank 1 scores rows 1, then 0 and 2. Backward processes 2,
 // then 0, then 1; the gradient of rows 1 is part 0 + part 2 + part 1, in this order in every run.
 //
-// Bound: four products of 2 n D columns FLOPs each (one forward, three backward). Measured on the
-// host in bench/fused_linear.cpp: 0.8 to 0.95 times the four as single calls, whose data exceed the
-// cache; fused_linear_cuda.hpp describes the cost on a device. Tokens without gradient cost
-// nothing in backward. Memory beyond inputs and outputs: X of all ranks, two outgoing parts of dX
-// and an incoming one, the records of all ranks, 8 bytes per token with a gradient, and tiles;
-// nothing of size n · V. dW is accumulated in f32. Each rank's dW covers its own columns and its
-// own tokens; under context or data parallelism it is summed with the other weight gradients. Rows
-// are tokens in any order, so packing and context parallelism only need targets from
-// sequence_scores.hpp. The bits do not depend on the number of threads. Based on
+// Four products (one forward, three backward) of 2 · n · D · columns FLOPs each bound the time.
+// bench/fused_linear.cpp compares both passes on the host with these products on whole matrices;
+// fused_linear_cuda.hpp describes the cost on a device. Tokens without gradient cost nothing in
+// backward. Memory beyond inputs and outputs: X of all ranks, two outgoing parts of dX and an
+// incoming one, the records of all ranks, 8 bytes per token with a gradient, and tiles; nothing of
+// size n · V. dW is accumulated in f32. Each rank's dW covers its own columns and its own tokens;
+// under context or data parallelism it is summed with the other weight gradients. Rows are tokens
+// in any order, so packing and context parallelism only need targets from sequence_scores.hpp. The
+// number of threads does not change the bits of results. Based on
 // ChunkedDistributedHiddenStatesToLogprobs of NeMo RL.
 
 #include <memory>
@@ -54,9 +54,6 @@ struct LinearOptions {
   LinearOps* ops = nullptr;  ///< computes and determines the memory space; null: host
 };
 
-/// x, weight and their gradients are in the memory space of options.ops, and accessed in order of
-/// its stream, which must be the `stream` of every call; all else is host memory. On a device,
-/// forward returns when its results are complete, backward when all work is submitted.
 /// Arrays of a backward pass.
 struct LinearGradients {
   std::span<const float> d_logprob;  ///< [tokens], equal on all ranks
@@ -66,6 +63,10 @@ struct LinearGradients {
   bool accumulate = false;           ///< add to d_weight
 };
 
+/// Computes scores of targets from x and weight, and gradients of x and weight. These four are in
+/// the memory space of options.ops; all else is host memory. `stream` must be the stream of
+/// options.ops. On a device, forward returns when its results are complete, backward when all its
+/// work is submitted.
 class FusedLinear {
  public:
   /// `tp` is of host memory; `arrays` has the same ranks in the same order, in the memory space of
@@ -79,18 +80,18 @@ class FusedLinear {
   int64_t first_row(int rank) const;
   int64_t rows() const;
 
-  /// logprob, entropy [tokens] (entropy empty unless requested), equal on all ranks, <- x [rows(),
-  /// D] and weight [own columns, D], each f32 or bf16 (x alike on all ranks), any strides; targets
-  /// [tokens], equal on all ranks (global ids; an id that no rank has scores 0). A NaN or overflow
-  /// in a row of logits makes its scores NaN on all ranks. Padding rows of the weight are not read.
-  /// Collective: one exchange of x if sharded, one all-gather. Returns the seconds waited for other
-  /// ranks.
+  /// logprob, entropy [tokens] (entropy empty unless requested) <- scores of targets [tokens], from
+  /// x [rows(), D] and weight [own columns, D], each f32 or bf16 with any strides. Targets
+  /// (global ids; an id that no rank has scores 0), the type of x and the scores are equal on all
+  /// ranks. A NaN or overflow in a row of logits makes its scores NaN on all ranks. Padding rows of
+  /// the weight are not read. Collective: one exchange of x if sharded, one all-gather. Returns the
+  /// seconds that it waited for other ranks.
   double forward(ConstMatrixRef x, ConstMatrixRef weight, std::span<const int32_t> targets,
                  Stream& stream, std::span<float> logprob, std::span<float> entropy);
 
-  /// Computes d_x and d_weight after a forward pass with the same arguments. The gradient of a
-  /// target that no rank has counts as for a column elsewhere. Tokens whose gradients are 0 are
-  /// skipped, whatever they hold.
+  /// Computes d_x and d_weight after a forward pass with the same arguments. A target that no rank
+  /// has counts like one on another rank. Tokens whose gradients are 0 are skipped, whatever their x
+  /// holds.
   /// Collective: the parts of d_x are exchanged, one operation per batch of rows, and all-gathered
   /// if not sharded; x of other ranks is kept from the forward pass. Returns the seconds that the
   /// host waited for other ranks.

@@ -48,8 +48,8 @@ struct ScoreOptions {
   double temperature = 1;
   int threads = 1;
   RowKernels* kernels = nullptr;  ///< in the memory space of logits and gradients; null: host
-  /// The ranks of `tp` in the same order, in the memory space of `kernels`. null: tp, which
-  /// suffices for host memory or one rank.
+  /// Has the ranks of `tp` in the same order, and buffers in the memory space of `kernels`. null:
+  /// tp, which suffices for host memory or one rank.
   Communicator* arrays = nullptr;
 };
 
@@ -57,9 +57,9 @@ struct ScoreOptions {
 /// partials and records of all ranks.
 class VocabScores {
  public:
-  /// Collective over `tp`. All ranks throw the same usage error if the partition has another number
-  /// of ranks, an argument differs between ranks, ids_per_token < 0, or the temperature is not
-  /// positive and finite. Later calls check nothing by communication.
+  /// Collective over `tp`. All ranks throw the same usage error if `vocab` and `tp` have different
+  /// numbers of ranks, an argument differs between ranks, `tokens` or ids_per_token is negative, or
+  /// the temperature is not positive and finite. Later calls compare nothing between ranks.
   VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
               Communicator& tp);
 
@@ -75,8 +75,8 @@ class VocabScores {
 
   /// d_logits [tokens, columns] <- gradient, from those of logprob [tokens, K] and entropy [tokens]
   /// (empty: none), after a forward pass with the same logits and ids. d_logits may be the logits'
-  /// memory. The g of an id that no rank owns counts as for a column elsewhere: set it to 0 for
-  /// tokens without a target. No communication.
+  /// memory. A d_logprob of an id that no rank owns counts like one of an id on another rank: set
+  /// it to 0 for tokens without a target. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_logprob, std::span<const float> d_entropy,
                 MatrixRef d_logits) const;
@@ -88,7 +88,7 @@ class VocabScores {
   /// d_logits [tokens, columns] <- gradient, from that of every log-probability of
   /// write_log_softmax, d_logprobs [tokens, columns], after a forward pass; may be the logits'
   /// memory. Each rank has the part of d_logprobs for its columns. Collective: one all-gather of 8
-  /// bytes per token. Returns the seconds waited.
+  /// bytes per token. Returns the seconds that it waited for other ranks.
   double log_softmax_backward(ConstMatrixRef logits, ConstMatrixRef d_logprobs, Stream& stream,
                               MatrixRef d_logits) const;
 
@@ -112,7 +112,7 @@ class VocabScores {
 };
 
 /// -Σ_v p_v log q_v for a teacher's distribution p and the student's q, with equal shards. One
-/// all-gather of 20 bytes per token; 16 are kept. The teacher gets no gradient. Based on
+/// all-gather of 20 bytes per token; keeps 16 for backward. The teacher gets no gradient. Based on
 /// DistributedCrossEntropy of NeMo RL.
 class SoftCrossEntropy {
  public:
@@ -148,7 +148,7 @@ class GatheredLogits {
                  Communicator& tp, RowKernels* kernels = nullptr);
 
   /// values [tokens, K] <- logits at ids [tokens, K]; 0 if no rank owns the id. Collective: one
-  /// all-reduce. Returns the seconds waited.
+  /// all-reduce. Returns the seconds that it waited for other ranks.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> values);
   /// d_logits [tokens, columns] <- sums of d_values at the ids, 0 elsewhere.

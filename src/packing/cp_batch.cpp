@@ -38,7 +38,7 @@ ThdOptions thd_options(const CpOptions& options) {
   return thd;
 }
 
-/// Metadata of the whole stream; equal on all ranks.
+/// A batch with the metadata of the whole stream only; equal on all ranks, except for cp_rank.
 CpBatch stream_metadata(const ThdBatch& stream, int cp, int rank) {
   const SegmentBounds bounds = stream.bounds();
   CpBatch batch;
@@ -77,7 +77,7 @@ CpBatch take_part(ThdBatch stream, const CpOptions& options) {
                    options.pad_id);
 }
 
-/// Local rows of one array [slots, row] of the stream.
+/// The rank's slots of an array of the stream, with `row` values each; appended slots get `fill`.
 template <class T>
 std::vector<T> part_of(const Layout& layout, int rank, std::span<const T> stream, int64_t row,
                        T fill) {

@@ -138,8 +138,8 @@ std::vector<T> sum_blocks(const std::vector<T>& blocks, int64_t n, int64_t repli
   return sums;
 }
 
-/// Text such as "the nearest valid ones are 2 and 4": the nearest values on both sides for which
-/// `valid` holds, between 1 and `most`.
+/// Text such as "the nearest valid numbers are 2 and 4", for the next numbers below and above
+/// `value`, from 1 to `most`, that `valid` accepts.
 template <class Valid>
 std::string nearest(int64_t value, int64_t most, Valid valid) {
   int64_t below = std::min(value - 1, most), above = std::max<int64_t>(value + 1, 1);
