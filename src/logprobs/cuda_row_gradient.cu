@@ -1,10 +1,10 @@
 // Gradients and log-probabilities: each element is computed from its row's constants. Two small
 // kernels around the pass add the weights of ids, because the pass may overwrite the logits:
 //
-//     before   kind of each row (zeros, NaN, values); gradient in f32 of the element of each id in
-//              the shard
+//     before   finds the kind of each row (zeros, NaN, values), and computes the f32 gradient of
+//              the element of each id in the shard
 //     the pass
-//     after    elements of ids: that gradient plus all weights of the id, rounded once
+//     after    writes the elements of ids: that gradient plus all weights of the id, rounded once
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -125,7 +125,8 @@ __global__ void __launch_bounds__(block_threads)
   }
 }
 
-/// One thread per id. Of several ids in one column, the last writes the sum, in order of the ids.
+/// One thread per id: adds the weights of equal ids of the row, in order, to the gradient that
+/// before_gradient computed. Only the thread of the last of these ids writes the element.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     after_gradient(T* out, int64_t stride, int64_t count, DeviceTokenIds token_ids) {

@@ -1,9 +1,9 @@
 #pragma once
 // Device implementation of score_records.hpp and cross_records.hpp.
 //
-//     add      two kernels and one for the ids; no wait
-//     merge    three kernels around the all-gather, and one copy to pinned memory of 12 bytes per
-//              row (16 with entropies) for one id each: the only wait of the host
+//     add      launches two kernels, and one for the ids; does not wait
+//     merge    launches three kernels around the all-gather, and copies 8 + 4 K bytes per row (4
+//              more with entropies) to pinned memory; the host waits only for this copy
 
 #include <memory>
 
@@ -13,9 +13,9 @@
 
 namespace gyre {
 
-/// `stream`, a CUDA stream, must outlive the records. Bits are the same in every run.
+/// `stream`, a CUDA stream, must outlive the records. Results are bitwise reproducible.
 std::unique_ptr<ScoreRecords> make_cuda_score_records(Stream& stream, const RecordShape& shape);
-
+/// The same for cross entropies.
 std::unique_ptr<CrossRecords> make_cuda_cross_records(Stream& stream, int ranks, int threads);
 
 }  // namespace gyre

@@ -23,8 +23,8 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-/// 9.25, the first version that supports sequences without tokens; ragged sweeps with some failed
-/// on 9.22 (cudnn-frontend, issues 943 and 944).
+/// 9.25, the first version that supports sequences without tokens. On 9.22, sweeps over ragged
+/// batches with such sequences failed (cudnn-frontend, issues 943 and 944).
 constexpr size_t first_with_empty_entries = 92500;
 
 /// Loads the library once. Returns why it cannot be loaded, or an empty string.
@@ -89,14 +89,14 @@ class CudnnLibrary final : public AttentionLibrary {
   CudnnLibrary& operator=(const CudnnLibrary&) = delete;
 
   std::string name() const override { return "cuDNN"; }
-  /// Building a graph takes tenths of a second, which shorter entries do not recover.
+  /// Building a graph takes tenths of a second, which runs with fewer queries do not win back.
   int64_t least_even_queries() const override { return 512; }
   EmptyEntries empty_entries() const override {
     return fe::detail::get_backend_version() < first_with_empty_entries ? EmptyEntries::refused
                                                                         : EmptyEntries::taken;
   }
 
-  /// Undocumented and different for each engine: probed once per kind.
+  /// cuDNN's engines differ in this, undocumented: each kind of graph is probed once.
   bool multiplies_masked_rows(const AttentionGraphShape& shape) override {
     AttentionGraphShape kind;
     kind.backward = shape.backward;

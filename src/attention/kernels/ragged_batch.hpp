@@ -77,19 +77,18 @@ const char* name_of(NotRagged reason);
 
 struct RaggedPlan {
   std::vector<RaggedBatch> batches;
-  std::vector<Rectangle> others;  ///< and remainders of some, in order; for another kernel
-  std::array<int64_t, not_ragged_reasons> reasons{};  ///< rectangles in `others`
+  std::vector<Rectangle> others;  ///< whole or in part, in order: computed by another kernel
+  std::array<int64_t, not_ragged_reasons> reasons{};  ///< [NotRagged] number of `others`
 };
 
-/// Splits rectangles into batches of at most `max_entries` entries; staircases become layers first
-/// (staircase.hpp), and no batch has entries of two layers. Libraries launch as many
-/// blocks, and use as much workspace, per entry as for the longest. Therefore entries of a batch
-/// have similar lengths (length_class), and their number times the longest, for queries and for
-/// keys, is at most `max_rows` (unless there is one entry). Diagonals precede full entries of their
-/// layer: those of a shard contain each of its rows once. Every visible pair is in exactly one
-/// entry or rectangle of the result, and no hidden pair is in an entry. `fixed_tiles` (see
-/// BlockInput): all rectangles go to `others`, since libraries promise nothing about the bits of
-/// rows.
+/// Splits rectangles into batches of at most `max_entries` entries. Staircases become layers first
+/// (staircase.hpp), and no batch has entries of two layers. Libraries launch as many blocks, and
+/// use as much workspace, for every entry as for the longest. Therefore entries of a batch have
+/// similar lengths (length_class), and their number times the longest, for queries and for keys, is
+/// at most `max_rows` (unless there is one entry). In a layer, causal entries precede full ones:
+/// those of a shard contain each of its rows once. Every visible pair is in exactly one entry or
+/// rectangle of the result, and no hidden pair is in an entry. With `fixed_tiles` (see BlockInput)
+/// all rectangles go to `others`, since the bits of a library's results may depend on the batch.
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
                        int64_t max_rows);
 
@@ -104,10 +103,10 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch);
 std::vector<Round> query_rounds(const RaggedBatch& batch);
 std::vector<Round> key_rounds(const RaggedBatch& batch);
 
-/// First writers of an overwritten result of `rows` rows to which batches are added in order.
+/// Which batches, run in order, may overwrite their rows of a result; the others add to them.
 struct FirstWriters {
-  std::vector<bool> first;  ///< [batches] whether every row of the batch is written neither by an
-                            ///< earlier batch nor by another entry: the batch may overwrite it
+  std::vector<bool> first;  ///< [batches] whether the batch may overwrite: each of its rows is in
+                            ///< one of its entries only, and in no earlier batch
   Round rest;               ///< rows in none of those batches
   Round touched;            ///< rows in any batch
   Round outside;            ///< all other rows
@@ -131,19 +130,19 @@ enum class EmptyEntries { taken, refused };
 RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty = EmptyEntries::taken);
 
 /// Tables that the library reads for a batch, padded with empty entries to `capacity`: lengths
-/// [capacity]; offsets [capacity + 1] in elements, rows x `stride`. Empty entries begin, and the
-/// last offset lies, at the largest end of an entry.
+/// [capacity]; offsets [capacity + 1] in elements, rows x `stride`. Empty entries begin at the
+/// largest end of an entry, which is also the last offset.
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity);
 std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
                                     int64_t capacity);
 
-/// Entries with equal numbers of queries and of keys whose starts are equally spaced: arrays
-/// [entries, rows], which a library reads without tables.
+/// Rows between the starts of consecutive entries of an even batch. Its entries have the same
+/// number of queries, and of keys: a library reads arrays [entries, rows], without tables.
 struct EvenBatch {
   int64_t q_distance = 0, k_distance = 0;
   friend bool operator==(const EvenBatch&, const EvenBatch&) = default;
 };
-/// Nothing for other batches, or if entries share rows.
+/// Returns nothing for other batches, and if entries share rows.
 std::optional<EvenBatch> even_batch(const RaggedBatch& batch);
 
 /// The smallest power of two that is at least n and at least `least`.

@@ -10,9 +10,9 @@
 
 namespace gyre {
 
-/// Expected count() of one direction of one rank's plan, by formula.
+/// The PlanCount of one direction of one rank's plan, by formula.
 struct ClosedForm {
-  /// As PlanCount::pairs; nothing where visible_pairs_of returns nothing.
+  /// Unset if the pairs have no formula (visible_pairs_of in attention/closed_forms.hpp).
   std::optional<int64_t> pairs;
   int64_t messages = 0;
   int64_t bytes_sent = 0;
@@ -53,7 +53,7 @@ struct Schedule {
   }
 };
 
-/// Whether the options ask for the library's collectives.
+/// Whether the options ask for collectives of the communication library.
 inline bool by_library(const AttentionProblem& problem) {
   return problem.options.collectives == 1;
 }

@@ -48,25 +48,25 @@ class PlanBuilder {
   /// Adds an array; storage = -1: in a new storage.
   int add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange heads, int storage = -1);
 
-  /// Later steps go to this list (initially forward). If problem().passes excludes it, they are
-  /// dropped and their rectangles are not computed.
+  /// Later steps go to the list of `pass` (initially forward). If problem().passes excludes it,
+  /// they are dropped and their rectangles are not computed.
   void begin(Pass pass) { pass_ = pass; }
-  /// Returns the id to wait for. Drops empty slices and messages without slices; without messages
-  /// there is no exchange, and the id is -1, for which wait does nothing. A transport other than
-  /// messages makes one library collective over `group`.
+  /// Adds an exchange; returns the id to wait for. Drops empty slices and messages without slices;
+  /// without messages there is no exchange, and the id is -1, for which wait does nothing. A
+  /// transport other than messages makes one library collective over `group`.
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
                Transport transport = Transport::messages, std::vector<int> group = {});
   /// An exchange of one message each way.
   int exchange_pair(std::string what, Message send, Message recv);
   void wait(int id);
   void clear(int array);
-  /// Attends all rows of set.q to all rows of `kv`, for the KV heads in kv (or some of them).
-  /// Forward into set.out; backward into set.d_q and `d_kv`, either of which may be -1. Adds no
-  /// step if no pair is visible.
+  /// Adds a step that attends all rows of set.q to all rows of `kv`, for the KV heads in `kv`.
+  /// Forward writes set.out; backward writes set.d_q and `d_kv`, either of which may be -1. Adds
+  /// nothing if no pair is visible.
   void compute(const ArraySet& set, int kv, int d_kv = -1);
-  /// compute with the keys of some rows of `kv` only, in ascending order.
+  /// The same for some of the rows of `kv`: `keys`, in ascending order.
   void compute(const ArraySet& set, int kv, int d_kv, const std::vector<RowRange>& keys);
-  /// Computes the rectangles of a step whose other members are set.
+  /// Adds `step`, whose rectangles it computes; the other members are set.
   void compute(step::Compute step, Trim trim = Trim::both);
   void finish(const ArraySet& set);
   void delta(const ArraySet& set);

@@ -8,7 +8,7 @@
 namespace gyre {
 namespace {
 
-/// Slices that one step of a backward ring moves.
+/// Slices that one step of the backward pass sends and receives.
 struct Hop {
   std::vector<Slice> sent, received;
   void add(Slice from, Slice to) {
@@ -26,7 +26,7 @@ class Circle {
   int block(ArrayKind kind, int member, int storage) {
     return plan_.add_array(kind, rows(member), plan_.array(ring_.set.kv).heads, storage);
   }
-  /// A block in the storage that `other` does not use.
+  /// Adds an array for a member's keys and values, in the storage that array `other` does not use.
   int kv_block(int member, int other) {
     const auto& [a, b] = ring_.storages;
     return block(ArrayKind::kv, member, plan_.array(other).storage == a ? b : a);
@@ -41,8 +41,8 @@ class Circle {
   const Ring& ring_;
 };
 
-/// Backward in one direction: at step i the rank holds the block of member first + i · direction.
-/// `first_block` is its array at step 0; blocks are fetched at steps below `fetches`.
+/// Appends a backward pass whose step i computes with the block of member first + i · direction.
+/// Array `first_block` has that of step 0; steps below `fetches` receive that of the next step.
 void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block, int direction,
                  int fetches) {
   Circle circle(plan, ring);
