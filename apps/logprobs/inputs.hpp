@@ -63,7 +63,7 @@ class LogprobsInputs {
     row(TokenTensor::teacher, token, id, std::span(&value, 1));
     return value;
   }
-  /// Ids of the vocabulary: [K].
+  /// to [K] <- the ids to score in the token's row.
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;
   /// Upstream gradient of the token's result `i`: 0 is its log-probability (or cross entropy), 1
   /// its entropy, 2 + k the log-probability of id k.
@@ -75,8 +75,8 @@ class LogprobsInputs {
   virtual const LinearFactors* linear() const { return nullptr; }
   /// The named array of reference answers for these inputs; null if there is none.
   virtual const std::vector<double>* answers(const std::string&) const { return nullptr; }
-  /// A dataset that the named answers depend on and that the run rounds, which invalidates the
-  /// answers; "" if there is none.
+  /// Name of a dataset that the named answers depend on and that the run rounds, so that they do
+  /// not hold; "" if there is none.
   virtual std::string rounded_input_of(const std::string&) const { return ""; }
 };
 
@@ -165,8 +165,8 @@ class LogprobsRows {
   MatrixRef d_logprobs();
   std::span<const int32_t> targets() const { return targets_.span(); }  ///< [rows]
   std::span<const int32_t> ids() const { return ids_.span(); }          ///< [rows, picks]
-  /// Gradients of results first, first + 1, ... (LogprobsInputs::gradient): [rows, count]; 0 for
-  /// padding.
+  /// [rows, count] upstream gradients of results [first, first + count) of each row, numbered as in
+  /// LogprobsInputs::gradient; 0 for padding.
   std::vector<float> gradients(int64_t first, int64_t count = 1) const;
 
  private:

@@ -1,7 +1,7 @@
 #pragma once
-// Describes an array of results on a rank: how to read its rows, and their expected values.
-// Comparison with a file's answers or with the definition, samples, checksums and result files
-// follow from this description.
+// Describes an array of results on a rank: how to read its rows, and their expected values. By this
+// description the harness compares the array with a file's answers, or a sample of it with the
+// definition, and writes its checksum and result file.
 
 #include <cstdint>
 #include <functional>
@@ -20,8 +20,8 @@ namespace gyre {
 struct ExpectedRow {
   std::vector<double> values;  ///< [width]
   std::vector<double> scales;  ///< [width] error scales; negative: the element is not compared
-  /// [width] Expected answers of the file. They differ from `values` if rounding admits several
-  /// right rows and the answer is closest to another one than the result. NaN or empty: `values`.
+  /// [width] What the file's answers should be where that is not `values`: rounding admits several
+  /// right rows, and the file has another one than the result. NaN elsewhere, or empty.
   std::vector<double> stored = {}, stored_scales = {};
   /// [width] Values whose infinities say where results are infinite by definition, independently of
   /// the computation of `values`. Empty: `values`.

@@ -38,14 +38,14 @@ struct Measured {
 };
 
 /// Measures a pass of a case. Messages of `backend` are checked outside of timed runs. Collective
-/// over `world`, all ranks in host memory.
+/// over `world`, which has all ranks and is of host memory.
 Measured measure(Case& of, Pass pass, const MeasureOptions& options, Communicator& world,
                  Backend& backend);
 
 template <class Row>
 class Suite {
  public:
-  /// Prints the header of the table. References must outlive it.
+  /// Prints the header of the table. The arguments, except `options`, must outlive the suite.
   Suite(AppContext& context, RunReport& report, const ReportOptions& options,
         const Table<Row>& table)
       : context_(context),
@@ -55,7 +55,7 @@ class Suite {
     context_.outputs.print(shown_.header());
   }
 
-  /// The rows, by their keys, that no row of an earlier run replaces.
+  /// Returns the rows whose keys no row of an earlier run has.
   std::vector<Row> wanted(std::vector<Row> rows) {
     std::erase_if(rows, [&](const Row& row) { return context_.rows.has(row.key); });
     return rows;

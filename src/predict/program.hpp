@@ -1,13 +1,15 @@
 #pragma once
 // The cost of a rank's plan on a machine, as a program of a few kinds of operations.
 //
-//     Exchange   spend (packing), send ..., receive ...; or spend, join (an operation of a library)
-//     Wait       wait, spend (unpacking, adding)
-//     Compute, Clear, Delta     spend
+//     step of the plan                       operations
+//     Exchange                               spend (packing), send ..., receive ...
+//     Exchange: all-gather, reduce-scatter   spend (packing), join
+//     Wait                                   wait, spend (unpacking, adding)
+//     Compute, Clear, Delta                  spend
 //
-// The programs of all ranks share blocks. A block is the operations up to a wait, with peers
-// relative to the rank; equal blocks are kept once. A ring over n ranks has n² steps but only a few
-// distinct blocks, so that one process can simulate thousands of ranks.
+// A program is a sequence of blocks; each ends after a Wait. Operations name a peer by its distance
+// from the rank, so that ranks have equal blocks, which are stored once: a ring over n ranks has n²
+// steps but only a few distinct blocks. One process can simulate thousands of ranks.
 
 #include <array>
 #include <cstdint>
@@ -41,7 +43,7 @@ struct Op {
   int32_t message = 0;   ///< send: index into the step's sends
   int32_t group = 0;     ///< join: number of ranks of the group; its first rank is a multiple of it
   double seconds = 0;    ///< spend; send: link occupation; join: from the last rank's arrival
-  double slowed = 0;     ///< spend: seconds of these that a kernel loses to transfers
+  double slowed = 0;     ///< spend: the part of `seconds` that a kernel loses to transfers
   int64_t bytes = 0;     ///< send, receive: of the message; join: to each other rank
   friend bool operator==(const Op&, const Op&) = default;
 };
@@ -75,7 +77,7 @@ struct RankProgram {
 /// Costs that are known without running the program.
 struct ProgramCost {
   double kernel = 0;                               ///< kernel seconds without concurrent transfers
-  double extrapolated = 0;                         ///< kernel seconds outside the surface
+  double extrapolated = 0;                         ///< kernel seconds outside measured sizes
   std::array<int64_t, max_tiers> bytes_sent = {};  ///< [tier]
   /// Algorithms of the library's collectives; empty without collectives.
   std::set<CollectiveAlgorithm> algorithms;

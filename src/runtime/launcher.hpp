@@ -20,9 +20,9 @@ void wait_for_launcher_to_read();
 /// Whether the launcher has closed its end of the connection.
 bool launcher_is_gone();
 
-/// Relay between a rank and its launcher. MPI ends a run by an abort message with its own exit code
-/// (MPI's error class); other ranks do so at once when one dies in MPI_Init. The relay holds that
-/// message back.
+/// Relays messages between a rank and its launcher, except for the rank's abort message. By that
+/// message MPI ends the run with an exit code of MPI's own (its error class). If a rank dies in
+/// MPI_Init, MPI sends it at once from the other ranks.
 class LauncherRelay {
  public:
   /// Creates the rank's connection, before the fork. Throws a runtime error on failure.
@@ -32,8 +32,9 @@ class LauncherRelay {
   void enter_rank();
   /// Must be called once in the supervisor, before pass().
   void enter_supervisor();
-  /// Forwards messages of both sides for `pause`, less on signals of `unblocked`, a mask as of
-  /// ppoll. Returns false if the rank has sent an abort message, which is not forwarded.
+  /// Waits at most `pause` for messages of either side, and forwards those that have arrived.
+  /// `unblocked` is the signal mask of the wait, as in ppoll; a signal ends it. Returns false if
+  /// the rank has sent an abort message, which is not forwarded.
   bool pass(const timespec& pause, const sigset_t& unblocked);
 
  private:

@@ -16,7 +16,7 @@ int64_t causal_triangle(int64_t n) {
   return n * (n + 1) / 2;
 }
 
-/// `count` chunks of `chunk` slots that cover the row; ranks divides count.
+/// `count` chunks of `chunk` slots cover the row; count is a multiple of cp.
 struct Cut {
   int64_t chunk;
   int64_t count;
@@ -39,7 +39,7 @@ Cut cut_row(const SegmentBounds& bounds, const LayoutOptions& options) {
   return {chunk, count};
 }
 
-/// Costs of all chunks of a cut; chunks past the end of the row cost 0.
+/// Visible pairs of each chunk of a cut; chunks past the end of the row have 0.
 std::vector<int64_t> costs_of(const SegmentBounds& bounds, const Cut& cut,
                               const LayoutOptions& options) {
   std::vector<int64_t> costs = chunk_pairs(bounds, cut.chunk, options.pairs);
