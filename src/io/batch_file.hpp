@@ -19,7 +19,7 @@ struct BshdArrays {
   int64_t rows = 0, slots = 0;
   int64_t hidden = 0;              ///< 0: rows hold ids; else embeddings of this width
   int64_t vocab_size = 0;          ///< ids and labels are below it
-  std::optional<int64_t> pad_id;   ///< only without seq_lens: the id in padding slots
+  std::optional<int64_t> pad_id;   ///< id in padding slots; absent if seq_lens is present
   int64_t segments_per_row = 0;    ///< columns of the length tables
   int64_t sentinel = -1000;        ///< marks a cell without a segment
   std::vector<int64_t> ids;        ///< [rows, slots]
