@@ -24,6 +24,8 @@ j + 1. Positions start at 0 in every document, and no document sees another.
 import argparse
 import contextlib
 import hashlib
+import json
+import math
 import os
 
 import h5py
@@ -48,7 +50,7 @@ class Model:
             self.heads = int(group.attrs["num_attention_heads"])
             self.kv_heads = int(group.attrs["num_key_value_heads"])
             self.head_dim = int(group.attrs["head_dim"])
-            self.theta = float(group.attrs["rope_theta"])
+            self.frequencies, self.rope_factor = rotary(group.attrs)
             self.eps = float(group.attrs["rms_norm_eps"])
             self.embed = group["embed"][...].astype(np.float64)
             self.head = group["head"][...].astype(np.float64)
@@ -71,18 +73,55 @@ def rms_norm(x, weight, eps):
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def rope(x, theta):
+def rotary(attrs):
+    """(radians per position of each pair of a head, factor of cos and sin) as /model has them.
+
+    The first R = rotary_dim elements of a head turn. Pair i turns by theta^(-2i/R), unless
+    rope_scaling says otherwise; the formulas are those of Hugging Face's rope types.
+    """
+    elements = int(attrs.get("rotary_dim", attrs["head_dim"]))
+    theta = float(attrs["rope_theta"])
+    pair = np.arange(elements // 2)
+    usual = theta ** (-2.0 * pair / elements)
+    scaling = json.loads(attrs.get("rope_scaling", "{}"))
+    kind, factor = scaling.get("rope_type", "default"), scaling.get("factor", 1.0)
+    context = scaling.get("original_max_position_embeddings")
+    if kind == "default":
+        return usual, 1.0
+    if kind == "linear":
+        return usual / factor, 1.0
+    if kind == "divided":
+        return usual / np.array(scaling["divisors"]), 1.0
+    if kind == "llama3":
+        low, high = scaling["low_freq_factor"], scaling["high_freq_factor"]
+        kept = np.clip((context * usual / (2 * np.pi) - low) / (high - low), 0, 1)
+        return kept * usual + (1 - kept) * usual / factor, 1.0
+    if kind != "yarn":
+        raise SystemExit(f"rope_scaling of type {kind} is not known")
+
+    def pair_that_makes(turns):
+        return elements * math.log(context / turns / (2 * math.pi)) / (2 * math.log(theta))
+
+    first, last = pair_that_makes(scaling["beta_fast"]), pair_that_makes(scaling["beta_slow"])
+    if scaling["truncate"]:
+        first, last = math.floor(first), math.ceil(last)
+    first, last = max(first, 0), min(last, elements - 1)
+    stretched = np.clip((pair - first) / (last - first or 0.001), 0, 1)
+    return (1 - stretched) * usual + stretched * usual / factor, scaling["attention_factor"]
+
+
+def rope(x, frequencies, factor):
     """Rotary position embedding of one head, x [t, D], row p being position p of its document.
 
-    Elements i and i + D/2 are a pair, turned by the angle p * theta^(-2i/D).
+    Elements i and i + R/2 are a pair, turned by the angle p * frequencies[i]; cos and sin are
+    multiplied by `factor`. R = 2 * len(frequencies); elements from R on stay as they are.
     """
-    t, d = x.shape
-    half = d // 2
-    frequency = theta ** (-2.0 * np.arange(half) / d)
-    angle = np.arange(t)[:, None] * frequency[None, :]
-    cos, sin = np.cos(angle), np.sin(angle)
-    first, second = x[:, :half], x[:, half:]
-    return np.concatenate([first * cos - second * sin, second * cos + first * sin], axis=1)
+    half = frequencies.size
+    angle = np.arange(len(x))[:, None] * frequencies[None, :]
+    cos, sin = factor * np.cos(angle), factor * np.sin(angle)
+    first, second = x[:, :half], x[:, half : 2 * half]
+    turned = [first * cos - second * sin, second * cos + first * sin, x[:, 2 * half :]]
+    return np.concatenate(turned, axis=1)
 
 
 def attend(q, k, v):
@@ -118,9 +157,9 @@ def forward(model, tokens):
             kv_head = head // (model.heads // model.kv_heads)
             mine = slice(head * d, (head + 1) * d)
             shared = slice(kv_head * d, (kv_head + 1) * d)
-            mixed[:, mine] = attend(
-                rope(q[:, mine], model.theta), rope(k[:, shared], model.theta), v[:, shared]
-            )
+            queries = rope(q[:, mine], model.frequencies, model.rope_factor)
+            keys = rope(k[:, shared], model.frequencies, model.rope_factor)
+            mixed[:, mine] = attend(queries, keys, v[:, shared])
         x = x + mixed @ w["wo"]
         h = rms_norm(x, w["mlp_norm"], model.eps)
         x = x + (silu(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]

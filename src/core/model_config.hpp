@@ -3,6 +3,8 @@
 
 #include <cstdint>
 
+#include "core/rope_scaling.hpp"
+
 namespace gyre {
 
 struct ModelConfig {
@@ -17,7 +19,11 @@ struct ModelConfig {
   int64_t intermediate_size = 0;
   double rope_theta = 0;
   double rms_norm_eps = 0;
+  /// Elements of a head that rotary embedding turns: the first ones. 0: all.
+  int64_t rotary_dim = 0;
+  RopeScaling rope_scaling = {};
 
+  int64_t rotary_width() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
   int64_t query_width() const { return num_attention_heads * head_dim; }
   int64_t kv_width() const { return num_key_value_heads * head_dim; }
   int64_t parameters() const {

@@ -45,7 +45,8 @@ struct Checkpoint {
   ModelConfig config;
   std::string tokenizer;   ///< "sha256:..." of its tokenizer; "" if it has none
   bool tied_head = false;  ///< the head is the embedding
-  /// Rows of wq and wk are those of llama.cpp: the pair (i, i + D/2) of a head lies at 2i, 2i + 1.
+  /// Rows of wq and wk are those of llama.cpp: the pair (i, i + rotary_dim / 2) of a head lies at
+  /// 2i, 2i + 1.
   bool interleaved_rotary = false;
   std::map<std::string, StoredTensor> tensors;  ///< by the names of model_tensors()
   std::vector<std::unique_ptr<MappedFile>> files;

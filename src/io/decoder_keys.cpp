@@ -57,22 +57,6 @@ bool is_full_attention(const AttributeValue& value, const ModelConfig&) {
   return json.is_array() ? std::all_of(json.begin(), json.end(), is_full) : is_full(json);
 }
 
-/// Whether a value asks for rotary embedding of whole heads with the configuration's own base.
-bool is_plain_rope(const AttributeValue& value, const ModelConfig& config) {
-  if (is_neutral(value, NAN)) return true;
-  const Json json = json_of(value);
-  if (!json.is_object()) return false;
-  const auto is = [&](const char* key, const Json& wanted) {
-    return !json.contains(key) || json[key].is_null() || json[key] == wanted;
-  };
-  return is("rope_type", "default") && is("type", "default") && is("partial_rotary_factor", 1.0) &&
-         is("rope_theta", config.rope_theta);
-}
-
-DecoderKey rope(const char* name) {
-  return {name, "the default type, of whole heads, with rope_theta as above", is_plain_rope};
-}
-
 /// A key that repeats a number of the configuration.
 DecoderKey same(const char* name, const char* wanted, double (*value)(const ModelConfig&)) {
   return {name, wanted, [value](const AttributeValue& found, const ModelConfig& config) {
@@ -99,10 +83,7 @@ const std::vector<DecoderKey>& keys() {
       number("num_experts", 0, true),
       number("n_routed_experts", 0, true),
       number("kv_lora_rank", 0, true),
-      rope("rope_scaling"),
-      rope("rope_parameters"),
       text("rope_type", {"default", "none"}),
-      number("partial_rotary_factor", 1),
       text("hidden_act", {"silu", "swish"}),
       number("attention_bias", 0),
       number("mlp_bias", 0),

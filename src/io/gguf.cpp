@@ -14,6 +14,7 @@
 #include "core/index.hpp"
 #include "io/checkpoint.hpp"
 #include "io/model_file.hpp"
+#include "io/rope_keys.hpp"
 #include "io/sha256.hpp"
 
 namespace gyre {
@@ -156,6 +157,47 @@ class GgufConfig {
   std::set<std::string> read_;
 };
 
+/// Scaling by 'llama.rope.scaling.*'; that of Llama 3.1 is a tensor instead (read_rope_freqs).
+RopeScaling gguf_rope_scaling(const std::string& path, GgufConfig& file) {
+  const std::string prefix = "llama.rope.scaling.";
+  RopeScaling s;
+  s.factor = file.real(prefix + "factor", 1);
+  const std::string type = file.text(prefix + "type", s.factor == 1 ? "none" : "linear");
+  if (type == "linear") {
+    s.type = RopeType::linear;
+  } else if (type == "yarn") {
+    s.type = RopeType::yarn;
+    s.original_max_position_embeddings = file.whole(prefix + "original_context_length");
+    s.attention_factor = yarn_attention_factor(s.factor);
+  } else if (type != "none") {
+    throw_usage("'{}': '{}type' is '{}'; types that can be computed are none, linear and yarn",
+                path, prefix, type);
+  } else {
+    s.factor = 1;
+  }
+  return s;
+}
+
+/// Sets the divisors of all pairs from the tensor 'rope_freqs.weight', float32.
+void read_rope_freqs(ModelConfig& config, const StoredTensor& tensor) {
+  RopeScaling& s = config.rope_scaling;
+  const std::string what = fmt::format("'{}': the tensor 'rope_freqs.weight'", tensor.file);
+  const h5::Shape wanted = {config.rotary_width() / 2};
+  if (tensor.shape != wanted || tensor.encoding != WeightEncoding::f32)
+    throw_usage("{} is {}; wanted: float32 {}", what, h5::to_string(tensor.shape),
+                h5::to_string(wanted));
+  if (s.type != RopeType::plain)
+    throw_usage("{} and 'llama.rope.scaling.type' are both there; one of them can be computed",
+                what);
+  std::vector<float> divisors(static_cast<size_t>(wanted[0]));
+  decode_weights(tensor.encoding, tensor.data, 0, divisors);
+  s.type = RopeType::divided;
+  s.divisors.assign(divisors.begin(), divisors.end());
+  ConfigErrors errors;
+  check_config(errors, config);
+  errors.throw_if_any(tensor.file);
+}
+
 void require(bool holds, const std::string& path, const char* key, const char* wanted) {
   if (!holds) throw_usage("'{}': '{}' asks for another decoder; wanted: {}", path, key, wanted);
 }
@@ -178,13 +220,14 @@ ModelConfig gguf_config(const std::string& path, const GgufKeys& keys,
   c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), 128);
   c.rope_theta = file.real("llama.rope.freq_base", 1e4);
   c.rms_norm_eps = file.real("llama.attention.layer_norm_rms_epsilon");
-  require(file.whole("llama.rope.dimension_count", c.head_dim) == c.head_dim, path,
-          "llama.rope.dimension_count", "whole heads");
+  const int64_t turning = file.whole("llama.rope.dimension_count", c.head_dim);
+  require(turning >= 2 && turning % 2 == 0 && turning <= c.head_dim, path,
+          "llama.rope.dimension_count", "an even number up to the head's width");
+  if (turning != c.head_dim) c.rotary_dim = turning;
+  c.rope_scaling = gguf_rope_scaling(path, file);
   require(file.whole("llama.attention.value_length", c.head_dim) == c.head_dim, path,
           "llama.attention.value_length", "values as wide as keys");
   require(file.whole("llama.expert_count", 0) == 0, path, "llama.expert_count", "0");
-  require(file.text("llama.rope.scaling.type", "none") == "none", path, "llama.rope.scaling.type",
-          "none");
   file.whole("llama.context_length", 0);  // changes nothing
   file.refuse_others(ignored);
   ConfigErrors errors;
@@ -300,7 +343,10 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
       throw_usage("'{}' is truncated: the tensor '{}' ends at byte {} of {}", path, entry.name,
                   begin + static_cast<int64_t>(entry.offset) + entry.bytes, file.bytes().size());
     entry.tensor.data = file.bytes().data() + begin + entry.offset;
-    add_tensor(checkpoint, llama_cpp, entry.name, std::move(entry.tensor));
+    if (entry.name == "rope_freqs.weight")
+      read_rope_freqs(checkpoint.config, entry.tensor);
+    else
+      add_tensor(checkpoint, llama_cpp, entry.name, std::move(entry.tensor));
   }
   checkpoint.tied_head = !checkpoint.tensors.contains("head");
   return checkpoint;

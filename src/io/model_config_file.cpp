@@ -11,6 +11,7 @@
 #include "io/decoder_keys.hpp"
 #include "io/model_file.hpp"
 #include "io/resources.hpp"
+#include "io/rope_keys.hpp"
 
 namespace gyre {
 namespace {
@@ -48,14 +49,6 @@ class Config {
     if (json_[key].is_boolean()) return json_[key].get<bool>();
     throw_usage("{}: '{}' is {}; wanted: true or false", path_, key, shown_json(json_[key]));
   }
-  /// Base of the rotary embedding, from one of its two places; LlamaConfig's default is 10 000.
-  double rope_theta() const {
-    const char* inner = "rope_parameters";
-    if (given("rope_theta")) return real("rope_theta");
-    if (!given(inner) || !json_[inner].is_object() || !json_[inner].contains("rope_theta"))
-      return 1e4;
-    return Config(path_, json_[inner]).real("rope_theta");
-  }
   /// Names of the keys whose value is not null.
   std::vector<std::string> keys() const {
     std::vector<std::string> names;
@@ -86,6 +79,9 @@ ModelConfig shape_of(const Config& file) {
   return c;
 }
 
+/// LlamaConfig's default.
+constexpr double usual_rope_theta = 1e4;
+
 void check(const Config& file, const ModelConfig& config, bool only_layers, ConfigErrors& errors,
            const std::string& path) {
   check_config(errors, config);
@@ -95,28 +91,19 @@ void check(const Config& file, const ModelConfig& config, bool only_layers, Conf
 }
 
 constexpr const char* read_keys[] = {
-    "vocab_size",          "hidden_size",        "num_hidden_layers", "num_attention_heads",
-    "num_key_value_heads", "head_dim",           "intermediate_size", "rope_theta",
-    "rms_norm_eps",        "tie_word_embeddings"};
+    "vocab_size",          "hidden_size",         "num_hidden_layers",
+    "num_attention_heads", "num_key_value_heads", "head_dim",
+    "intermediate_size",   "rms_norm_eps",        "tie_word_embeddings"};
 
 /// Keys that change no log-probability of a given text and given weights.
-constexpr const char* harmless_keys[] = {"_name_or_path",
-                                         "architectures",
-                                         "attention_dropout",
-                                         "auto_map",
-                                         "bos_token_id",
-                                         "dtype",
-                                         "eos_token_id",
-                                         "initializer_range",
-                                         "is_llama_config",
-                                         "max_position_embeddings",
-                                         "pad_token_id",
-                                         "pretraining_tp",
-                                         "torch_dtype",
-                                         "transformers.js_config",
-                                         "transformers_version",
-                                         "unk_token_id",
-                                         "use_cache"};
+constexpr const char* harmless_keys[] = {"_name_or_path",          "architectures",
+                                         "attention_dropout",      "auto_map",
+                                         "bos_token_id",           "dtype",
+                                         "eos_token_id",           "initializer_range",
+                                         "is_llama_config",        "pad_token_id",
+                                         "pretraining_tp",         "torch_dtype",
+                                         "transformers.js_config", "transformers_version",
+                                         "unk_token_id",           "use_cache"};
 
 }  // namespace
 
@@ -124,9 +111,14 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
   ModelConfig c = shape_of(file);
-  c.rope_theta = 1e4;  // changes no time, as the next
-  c.rms_norm_eps = 1e-5;
-  ConfigErrors errors;
+  c.rms_norm_eps = 1e-5;  // changes no time
+  c.rope_theta = usual_rope_theta;
+  ConfigErrors errors, of_angles;
+  const ModelConfig plain = c;
+  read_rope(
+      of_angles, [&](const std::string& key) { return file.value(key); }, c);
+  check_rope(of_angles, c);
+  if (!of_angles.empty()) c = plain;  // angles change no time either
   check(file, c, true, errors, path);
   return c;
 }
@@ -136,14 +128,17 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
   ModelConfig c = shape_of(file);
-  c.rope_theta = file.rope_theta();
   c.rms_norm_eps = file.real("rms_norm_eps");
   tied_head = file.flag_or("tie_word_embeddings", false);
   std::set<std::string> known(ignored_keys.begin(), ignored_keys.end());
   known.insert(std::begin(read_keys), std::end(read_keys));
   known.insert(std::begin(harmless_keys), std::end(harmless_keys));
+  known.insert(std::begin(rope_keys), std::end(rope_keys));
   for (const std::string& key : decoder_keys()) known.insert(key);
   ConfigErrors errors;
+  c.rope_theta = usual_rope_theta;
+  read_rope(
+      errors, [&](const std::string& key) { return file.value(key); }, c);
   for (const std::string& key : file.keys())
     if (!known.contains(key))
       errors.add("the key '{}' is not known; --ignore-key {} if it changes no result", key, key);

@@ -6,13 +6,14 @@
 
 #include "comm/agree.hpp"
 #include "io/decoder_keys.hpp"
+#include "io/rope_keys.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr const char* group = "/model";
 
-ModelConfig read_config(SchemaReader& reader) {
+ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   ModelConfig config;
   config.vocab_size = reader.integer(group, "vocab_size");
   config.vocab_padded = reader.integer(group, "vocab_padded");
@@ -24,6 +25,10 @@ ModelConfig read_config(SchemaReader& reader) {
   config.intermediate_size = reader.integer(group, "intermediate_size");
   config.rope_theta = reader.real(group, "rope_theta");
   config.rms_norm_eps = reader.real(group, "rms_norm_eps");
+  if (reader.errors().empty())
+    read_rope(
+        reader.errors(), [&](const std::string& key) { return file.attribute(group, key); },
+        config);
   return config;
 }
 
@@ -44,12 +49,13 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
 std::vector<std::string> attributes_of_decoders() {
   std::vector<std::string> places;
   for (const std::string& key : decoder_keys()) places.push_back(fmt::format("{}@{}", group, key));
+  for (const char* key : rope_keys) places.push_back(fmt::format("{}@{}", group, key));
   return places;
 }
 
 ModelConfig read_and_check(const h5::File& file, std::string& tokenizer) {
   SchemaReader reader(file, model_schema);
-  const ModelConfig config = read_config(reader);
+  const ModelConfig config = read_config(reader, file);
   tokenizer = reader.text(group, "tokenizer", "");
   if (reader.errors().empty()) check_config(reader.errors(), config);
   reader.throw_if_any();  // a wrong configuration would make all shapes wrong
@@ -102,8 +108,7 @@ void check_config(ConfigErrors& errors, const ModelConfig& c) {
                c.num_attention_heads, c.num_key_value_heads);
   if (c.head_dim % 2 != 0)
     errors.add("head_dim is {}; it must be even, since rotary embedding turns pairs", c.head_dim);
-  if (!(c.rope_theta > 0) || !std::isfinite(c.rope_theta))
-    errors.add("rope_theta is {}; it must be positive", c.rope_theta);
+  check_rope(errors, c);
   if (!(c.rms_norm_eps >= 0) || !std::isfinite(c.rms_norm_eps))
     errors.add("rms_norm_eps is {}; it must not be negative", c.rms_norm_eps);
 }

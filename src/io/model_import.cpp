@@ -9,6 +9,7 @@
 #include "comm/agree.hpp"
 #include "core/index.hpp"
 #include "io/model_file.hpp"
+#include "io/rope_keys.hpp"
 #include "runtime/buffer.hpp"
 
 namespace gyre {
@@ -33,6 +34,9 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
     file.write_attribute("/model", name, value);
   file.write_attribute("/model", "rope_theta", c.rope_theta);
   file.write_attribute("/model", "rms_norm_eps", c.rms_norm_eps);
+  if (c.rotary_dim != 0) file.write_attribute("/model", "rotary_dim", c.rotary_dim);
+  if (c.rope_scaling.type != RopeType::plain)
+    file.write_attribute("/model", "rope_scaling", rope_json(c.rope_scaling));
   if (!checkpoint.tokenizer.empty())
     file.write_attribute("/model", "tokenizer", checkpoint.tokenizer);
   for (const auto& [name, shape] : model_tensors(c))
@@ -51,7 +55,10 @@ class Source {
         stored_columns_(tensor_.shape.back()),
         columns_(shape.back()) {
     const bool rotary = name.ends_with("/wq") || name.ends_with("/wk");
-    if (rotary && checkpoint.interleaved_rotary) head_dim_ = checkpoint.config.head_dim;
+    if (rotary && checkpoint.interleaved_rotary) {
+      head_dim_ = checkpoint.config.head_dim;
+      rotary_dim_ = checkpoint.config.rotary_width();
+    }
   }
 
   /// Values that are decoded together; blocks of rows begin at multiples of it.
@@ -78,9 +85,8 @@ class Source {
   }
   /// Column of the dataset that a stored row becomes.
   int64_t place_of(int64_t row) const {
-    if (head_dim_ == 0) return row;
-    const int64_t i = row % head_dim_;
-    return row - i + i % 2 * (head_dim_ / 2) + i / 2;
+    const int64_t i = head_dim_ == 0 ? 0 : row % head_dim_;
+    return i < rotary_dim_ ? row - i + i % 2 * (rotary_dim_ / 2) + i / 2 : row;
   }
   void read_transposed(int64_t begin, int64_t count, std::span<float> out) const {
     constexpr int64_t together = 16;  // stored rows per turn: one cache line of each row of `out`
@@ -99,7 +105,7 @@ class Source {
   std::string name_;
   bool transposed_;
   int64_t stored_rows_, stored_columns_, columns_;
-  int64_t head_dim_ = 0;
+  int64_t head_dim_ = 0, rotary_dim_ = 0;
 };
 
 /// Fills a dataset; ranks take turns at its blocks of rows.

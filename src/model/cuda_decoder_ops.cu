@@ -83,10 +83,11 @@ __global__ void __launch_bounds__(threads) silu_multiply_kernel(Rows gate, Const
 }
 
 /// Rotates the pairs (i, i + half) of all heads of one row.
-__device__ void rotate(float* row, int64_t pairs, int64_t half, const Rotation* rotations) {
-  for (int64_t e = threadIdx.x; e < pairs; e += threads) {
+__device__ void rotate(float* row, int64_t cols, int64_t head_dim, int64_t half,
+                       const Rotation* rotations) {
+  for (int64_t e = threadIdx.x; e < cols / head_dim * half; e += threads) {
     const int64_t pair = e % half;
-    float* low = row + e / half * 2 * half + pair;
+    float* low = row + e / half * head_dim + pair;
     const float a = low[0], b = low[half];
     low[0] = rotations[pair].low(a, b);
     low[half] = rotations[pair].high(a, b);
@@ -95,13 +96,14 @@ __device__ void rotate(float* row, int64_t pairs, int64_t half, const Rotation* 
 
 /// turns [half]; dynamic shared memory: half rotations.
 __global__ void __launch_bounds__(threads)
-    rope_kernel(const int32_t* positions, const double* turns, int64_t half, Rows q, Rows k) {
+    rope_kernel(const int32_t* positions, const double* turns, float scale, int64_t head_dim,
+                int64_t half, Rows q, Rows k) {
   auto* rotations = reinterpret_cast<Rotation*>(dynamic_shared());
   for (int64_t i = threadIdx.x; i < half; i += threads)
-    rotations[i] = rope_rotation(positions[blockIdx.x], turns[i]);
+    rotations[i] = rope_rotation(positions[blockIdx.x], turns[i], scale);
   __syncthreads();
-  rotate(q.mine(), q.cols / 2, half, rotations);
-  rotate(k.mine(), k.cols / 2, half, rotations);
+  rotate(q.mine(), q.cols, head_dim, half, rotations);
+  rotate(k.mine(), k.cols, head_dim, half, rotations);
 }
 
 class CudaDecoderOps final : public DecoderOps {
@@ -132,17 +134,20 @@ class CudaDecoderOps final : public DecoderOps {
   void linear(MatrixView<const float> x, MatrixView<const float> w, MatrixView<float> y) override {
     cuda_gemm(x, Transpose::no, w, Transpose::no, y, false, stream_);
   }
-  void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim, double theta) override {
-    GYRE_CHECK(
-        head_dim > 0 && head_dim % 2 == 0 && q.cols % head_dim == 0 && k.cols % head_dim == 0,
-        "{} and {} columns in heads of {}", q.cols, k.cols, head_dim);
+  void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
+            const Rotary& rotary) override {
+    GYRE_CHECK(head_dim > 0 && q.cols % head_dim == 0 && k.cols % head_dim == 0,
+               "{} and {} columns in heads of {}", q.cols, k.cols, head_dim);
+    GYRE_CHECK(rotary.dim > 0 && rotary.dim % 2 == 0 && rotary.dim <= head_dim,
+               "{} of {} elements turn", rotary.dim, head_dim);
     check_rows(q, slots_, q.cols);
     check_rows(k, slots_, k.cols);
-    const int64_t half = head_dim / 2;
-    prepare_turns(head_dim, theta);
+    const int64_t half = rotary.dim / 2;
+    prepare_turns(rotary);
     Launch shape = for_each_row(q);
     shape.shared_bytes = half * sizeof(Rotation);
-    launch(shape, rope_kernel, positions_.data(), turns_.data(), half, rows_of(q), rows_of(k));
+    launch(shape, rope_kernel, positions_.data(), turns_.data(), static_cast<float>(rotary.scale),
+           head_dim, half, rows_of(q), rows_of(k));
   }
   void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) override {
     check_rows(up, gate.rows, gate.cols);
@@ -169,13 +174,12 @@ class CudaDecoderOps final : public DecoderOps {
   }
 
   /// Keeps the table of the previous call if the arguments are the same.
-  void prepare_turns(int64_t head_dim, double theta) {
-    if (head_dim == head_dim_ && theta == theta_) return;
+  void prepare_turns(const Rotary& rotary) {
+    if (rotary == rotary_) return;
     stream_.synchronize();
-    head_dim_ = head_dim;
-    theta_ = theta;
+    rotary_ = rotary;
     std::vector<double> turns;
-    for (int64_t i = 0; i < head_dim / 2; ++i) turns.push_back(rope_turns(i, head_dim, theta));
+    for (const double frequency : rotary.frequencies) turns.push_back(rope_turns(frequency));
     turns_ = Buffer<double>(std::ssize(turns), MemorySpace::device);
     stream_.copy(turns_.data(), turns.data(), turns.size() * sizeof(double));
     stream_.synchronize();
@@ -184,9 +188,8 @@ class CudaDecoderOps final : public DecoderOps {
   Stream& stream_;
   int64_t slots_ = 0;
   Buffer<int32_t> tokens_, positions_;  // [at least slots_]
-  int64_t head_dim_ = 0;
-  double theta_ = 0;
-  Buffer<double> turns_;  // [head_dim_ / 2]
+  Rotary rotary_;
+  Buffer<double> turns_;  // [rotary_.dim / 2]
 };
 
 }  // namespace

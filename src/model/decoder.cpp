@@ -217,6 +217,7 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       stream_(stream),
       ops_(make_decoder_ops(stream)),
       steps_(decoder_steps(config)),
+      rotary_(rotary_of(config)),
       heads_(local_heads(config, grid.shape().tp)),
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
@@ -259,7 +260,7 @@ void Decoder::run(const decoder_step::Linear& step, int64_t layer, Workspace& w)
 }
 
 void Decoder::run(const decoder_step::Rope& /*step*/, int64_t /*layer*/, Workspace& w) {
-  ops_->rope(w.at(Activation::q), w.at(Activation::k), config_.head_dim, config_.rope_theta);
+  ops_->rope(w.at(Activation::q), w.at(Activation::k), config_.head_dim, rotary_);
 }
 
 void Decoder::run(const decoder_step::Attention& /*step*/, int64_t /*layer*/, Workspace& w) {

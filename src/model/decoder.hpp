@@ -27,6 +27,7 @@
 #include "logprobs/vocab_parallel.hpp"
 #include "model/decoder_ops.hpp"
 #include "model/decoder_steps.hpp"
+#include "model/rotary.hpp"
 #include "sharding/local_batch.hpp"
 
 namespace gyre {
@@ -123,6 +124,7 @@ class Decoder {
   Stream& stream_;
   std::unique_ptr<DecoderOps> ops_;
   std::vector<DecoderStep> steps_;
+  Rotary rotary_;
   HeadShape heads_;  // heads of this rank
   AttentionWorkspace attention_memory_;
   // Used for scores on a device; null on the host, which uses the grid and the CPU kernels.

@@ -33,9 +33,10 @@ class HostDecoderOps final : public DecoderOps {
   void linear(MatrixView<const float> x, MatrixView<const float> w, MatrixView<float> y) override {
     gemm(x, w, y);
   }
-  void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim, double theta) override {
-    apply_rope(q, head_dim, theta, positions_);
-    apply_rope(k, head_dim, theta, positions_);
+  void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
+            const Rotary& rotary) override {
+    apply_rope(q, head_dim, rotary, positions_);
+    apply_rope(k, head_dim, rotary, positions_);
   }
   void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) override {
     gyre::silu_multiply(gate, up, gate);

@@ -16,6 +16,7 @@
 #include <span>
 
 #include "core/view.hpp"
+#include "model/rotary.hpp"
 #include "runtime/stream.hpp"
 
 namespace gyre {
@@ -43,7 +44,8 @@ class DecoderOps {
                       MatrixView<float> y) = 0;
   /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim] in place by the
   /// positions of the slots; see apply_rope.
-  virtual void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim, double theta) = 0;
+  virtual void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
+                    const Rotary& rotary) = 0;
   /// gate <- silu(gate) · up, both [slots, columns].
   virtual void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) = 0;
 };

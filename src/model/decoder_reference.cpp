@@ -33,15 +33,16 @@ Matrix rms_norm(const Matrix& x, const Buffer<float>& weight, double eps, size_t
 }
 
 /// x [tokens, heads, dim]; the position is the row.
-void rotate(Matrix& x, size_t heads, size_t dim, double theta) {
-  const size_t half = dim / 2;
+void rotate(Matrix& x, size_t heads, size_t dim, const Rotary& rotary) {
+  const size_t half = rotary.frequencies.size();
   for (size_t row = 0; row < x.size() / dim; ++row)
     for (size_t i = 0; i < half; ++i) {
-      const double angle = (row / heads) * std::pow(theta, -2.0 * i / dim);
+      const double angle = (row / heads) * rotary.frequencies[i];
+      const double cos = rotary.scale * std::cos(angle), sin = rotary.scale * std::sin(angle);
       double& a = x[row * dim + i];
       double& b = x[row * dim + i + half];
-      const double first = a * std::cos(angle) - b * std::sin(angle);
-      b = b * std::cos(angle) + a * std::sin(angle);
+      const double first = a * cos - b * sin;
+      b = b * cos + a * sin;
       a = first;
     }
 }
@@ -81,8 +82,9 @@ void apply_layer(const ModelConfig& c, const DecoderWeights::Layer& layer, size_
   Matrix q = product(h, layer.wq, tokens, hidden, q_width);
   Matrix k = product(h, layer.wk, tokens, hidden, kv_width);
   const Matrix v = product(h, layer.wv, tokens, hidden, kv_width);
-  rotate(q, heads, dim, c.rope_theta);
-  rotate(k, kv_heads, dim, c.rope_theta);
+  const Rotary rotary = rotary_of(c);
+  rotate(q, heads, dim, rotary);
+  rotate(k, kv_heads, dim, rotary);
   add(x, product(attend(q, k, v, tokens, heads, kv_heads, dim), layer.wo, tokens, q_width, hidden));
   h = rms_norm(x, layer.mlp_norm, c.rms_norm_eps, hidden);
   Matrix gate = product(h, layer.w_gate, tokens, hidden, inner);

@@ -14,7 +14,8 @@ struct ReferenceScores {
 };
 
 /// Scores one document with the whole weights (load_weights with tp = 1). It shares no code with
-/// the parallel decoder: norms, rotary embedding, attention and softmax are written out here.
+/// the parallel decoder but rotary_of(): norms, rotations, attention and softmax are written out
+/// here.
 /// `observe` gets (index, x [tokens · hidden]) as HiddenObserver does.
 ReferenceScores score_document_reference(
     const ModelConfig& config, const DecoderWeights& weights, std::span<const int32_t> tokens,

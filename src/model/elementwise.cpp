@@ -112,11 +112,12 @@ void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, c
 }
 
 /// Rotates the pairs (x[i], x[i + half]) of every head of one row.
-void rotate_row(float* x, int64_t heads, int64_t half, const float* cos, const float* sin) {
+void rotate_row(float* x, int64_t heads, int64_t head_dim, int64_t half, const float* cos,
+                const float* sin) {
   const F f;
   const int64_t n = hn::Lanes(f);
   for (int64_t h = 0; h < heads; ++h) {
-    float* low = x + h * 2 * half;
+    float* low = x + h * head_dim;
     float* high = low + half;
     int64_t i = 0;
     for (; i + n <= half; i += n) {
@@ -146,21 +147,20 @@ HWY_EXPORT(add_row);
 HWY_EXPORT(add_angles);
 HWY_EXPORT(rotate_row);
 
-/// cos and sin of p·theta^(-2i/head_dim) for any position p, from two small tables by the addition
-/// theorem: p = 256·high + low. A table of all positions would cost a sincos per position and pair,
-/// and tens of megabytes for long contexts.
+/// scale·cos and scale·sin of p·frequencies[i] for any position p, from two small tables by the
+/// addition theorem: p = 256·high + low. A table of all positions would cost a sincos per position
+/// and pair, and tens of megabytes for long contexts.
 class Angles {
  public:
   /// Keeps the tables of the previous call if the arguments are the same.
-  void prepare(int64_t head_dim, double theta) {
-    if (head_dim == head_dim_ && theta == theta_) return;
-    head_dim_ = head_dim;
-    theta_ = theta;
+  void prepare(const Rotary& rotary) {
+    if (rotary == rotary_) return;
+    rotary_ = rotary;
     constexpr int64_t widest_vector = 8;  // doubles of any target (HWY_MAX_BYTES: one)
-    stride_ = round_up(head_dim / 2, widest_vector);
+    stride_ = round_up(rotary.dim / 2, widest_vector);
     low_ = {};
     high_ = {};
-    for (int64_t i = 0; i < steps; ++i) append(low_, i);
+    for (int64_t i = 0; i < steps; ++i) append(low_, i, rotary.scale);
     row_cos_.assign(stride_, 0.0F);
     row_sin_.assign(stride_, 0.0F);
   }
@@ -168,7 +168,7 @@ class Angles {
   /// Sets row_cos() and row_sin() to the values at `position`.
   void move_to(int64_t position) {
     const int64_t high = position / steps, low = position % steps;
-    while (high_.rows <= high) append(high_, high_.rows * steps);
+    while (high_.rows <= high) append(high_, high_.rows * steps, 1);
     HWY_DYNAMIC_DISPATCH(add_angles)
     (high_.cos.data() + high * stride_, high_.sin.data() + high * stride_,
      low_.cos.data() + low * stride_, low_.sin.data() + low * stride_, stride_, row_cos_.data(),
@@ -185,17 +185,17 @@ class Angles {
     int64_t rows = 0;
   };
 
-  void append(Table& table, int64_t position) {
+  void append(Table& table, int64_t position, double scale) {
     for (int64_t i = 0; i < stride_; ++i) {
-      const double angle = position * std::pow(theta_, -2.0 * i / head_dim_);
-      table.cos.push_back(std::cos(angle));
-      table.sin.push_back(std::sin(angle));
+      const double angle = i < rotary_.dim / 2 ? position * rotary_.frequencies[i] : 0;
+      table.cos.push_back(scale * std::cos(angle));
+      table.sin.push_back(scale * std::sin(angle));
     }
     ++table.rows;
   }
 
-  int64_t head_dim_ = 0, stride_ = 0;
-  double theta_ = 0;
+  Rotary rotary_;
+  int64_t stride_ = 0;
   Table low_, high_;
   std::vector<float> row_cos_, row_sin_;
 };
@@ -215,13 +215,14 @@ void rms_norm(MatrixView<const float> x, std::span<const float> weight, float ep
   for (int64_t r = 0; r < x.rows; ++r) norm(x.row(r), weight.data(), eps, out.row(r), x.cols);
 }
 
-void apply_rope(MatrixView<float> x, int64_t head_dim, double theta,
+void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
                 std::span<const int32_t> positions) {
-  GYRE_CHECK(head_dim > 0 && head_dim % 2 == 0 && x.cols % head_dim == 0,
-             "{} columns in heads of {}", x.cols, head_dim);
+  GYRE_CHECK(head_dim > 0 && x.cols % head_dim == 0, "{} columns in heads of {}", x.cols, head_dim);
+  GYRE_CHECK(rotary.dim % 2 == 0 && rotary.dim <= head_dim, "{} of {} elements turn", rotary.dim,
+             head_dim);
   GYRE_CHECK(std::ssize(positions) == x.rows, "{} positions for {} rows", positions.size(), x.rows);
   thread_local Angles angles;
-  angles.prepare(head_dim, theta);
+  angles.prepare(rotary);
   const auto rotate = HWY_DYNAMIC_DISPATCH(rotate_row);
   int64_t last = -1;
   for (int64_t r = 0; r < x.rows; ++r) {
@@ -229,7 +230,8 @@ void apply_rope(MatrixView<float> x, int64_t head_dim, double theta,
     GYRE_CHECK(position >= 0, "position {} of row {}", position, r);
     if (position != last) angles.move_to(position);
     last = position;
-    rotate(x.row(r), x.cols / head_dim, head_dim / 2, angles.row_cos(), angles.row_sin());
+    rotate(x.row(r), x.cols / head_dim, head_dim, rotary.dim / 2, angles.row_cos(),
+           angles.row_sin());
   }
 }
 

@@ -6,6 +6,7 @@
 #include <span>
 
 #include "core/view.hpp"
+#include "model/rotary.hpp"
 
 namespace gyre {
 
@@ -14,10 +15,11 @@ namespace gyre {
 void rms_norm(MatrixView<const float> x, std::span<const float> weight, float eps,
               MatrixView<float> out);
 
-/// Rotary embedding in place, rotate-half convention (Hugging Face Llama): pairs are (i, i +
-/// head_dim/2), the angle of pair i at position p is p · theta^(-2i / head_dim), evaluated in
-/// double. x [tokens, heads * head_dim]; positions [tokens].
-void apply_rope(MatrixView<float> x, int64_t head_dim, double theta,
+/// Rotary embedding in place, rotate-half convention (Hugging Face Llama): pairs of the first
+/// rotary.dim elements of a head are (i, i + rotary.dim / 2), the angle of pair i at position p is
+/// p · rotary.frequencies[i], evaluated in double. x [tokens, heads * head_dim]; positions
+/// [tokens].
+void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
                 std::span<const int32_t> positions);
 
 /// out = silu(gate) · up, element-wise; silu(g) = g / (1 + e^-g). All [tokens, columns]; out may be

@@ -24,9 +24,9 @@ GYRE_HOST_DEVICE inline float silu_product(float gate, float up) {
 
 inline constexpr double full_turn = 2 * std::numbers::pi;
 
-/// Full turns by which pair `pair` of a head rotates per position: theta^(-2i / head_dim) / 2π.
-inline double rope_turns(int64_t pair, int64_t head_dim, double theta) {
-  return std::pow(theta, -2.0 * pair / head_dim) / full_turn;
+/// Full turns by which a pair of this frequency rotates per position.
+inline double rope_turns(double frequency) {
+  return frequency / full_turn;
 }
 
 struct Rotation {
@@ -35,14 +35,14 @@ struct Rotation {
   GYRE_HOST_DEVICE float high(float a, float b) const { return b * cos + a * sin; }
 };
 
-/// Rotation of a pair at a position. An angle p · theta^(-2i / head_dim) in f32 has a relative
+/// Rotation of a pair at a position, times `scale`. An angle p · frequency in f32 has a relative
 /// error of 2^-24, which is 0.008 at position 128 K. So whole turns are subtracted in f64, where
 /// that is exact, and the remainder, at most half a turn, is rounded to f32. The error is 2^-23 at
 /// any position, for one f64 product per pair and position.
-GYRE_HOST_DEVICE inline Rotation rope_rotation(int64_t position, double turns_each) {
+GYRE_HOST_DEVICE inline Rotation rope_rotation(int64_t position, double turns_each, float scale) {
   const double turns = position * turns_each;
   const auto angle = static_cast<float>((turns - std::rint(turns)) * full_turn);
-  return {std::cos(angle), std::sin(angle)};
+  return {scale * std::cos(angle), scale * std::sin(angle)};
 }
 
 }  // namespace gyre

@@ -52,10 +52,11 @@ double measure_elementwise(const CalibratedBackend& b, DecoderOps& ops) {
   std::vector<int32_t> tokens(slots, 0), positions(slots);
   std::iota(positions.begin(), positions.end(), 0);
   ops.set_slots(tokens, positions);
+  const Rotary rotary = plain_rotary(head_dim, 1e4);
   const double seconds = seconds_of_call(b, [&] {
     ops.add_rms_norm(x.matrix(slots, columns), y.matrix(slots, columns), weight.data(), 1e-5F,
                      h.matrix(slots, columns));
-    ops.rope(x.matrix(slots, columns), h.matrix(slots, columns), head_dim, 1e4);
+    ops.rope(x.matrix(slots, columns), h.matrix(slots, columns), head_dim, rotary);
     ops.silu_multiply(h.matrix(slots, columns), y.matrix(slots, columns));
   });
   constexpr double bytes_of_element = 16 + 2 * 8 + 12;

@@ -46,8 +46,10 @@ class StepCosts {
   void add(const decoder_step::Embed&) { elementwise(2, Activation::x); }
   void add(const decoder_step::Norm& step) { elementwise(step.adds ? 4 : 3, Activation::x); }
   void add(const decoder_step::Rope&) {
-    elementwise(2, Activation::q);
-    elementwise(2, Activation::k);
+    const double share =
+        static_cast<double>(config_.rotary_width()) / static_cast<double>(config_.head_dim);
+    elementwise(2 * share, Activation::q);
+    elementwise(2 * share, Activation::k);
   }
   void add(const decoder_step::SiluMultiply&) { elementwise(3, Activation::gate); }
   void add(const decoder_step::Linear& step) {

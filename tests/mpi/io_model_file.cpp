@@ -153,6 +153,75 @@ TEST(ModelFile, AttributesThatChangeNothingAreRead) {
             "byte-bos-eos");
 }
 
+void add_text(hid_t file, const char* name, const std::string& value) {
+  const h5::Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+  H5Tset_size(type.get(), value.size());
+  test::make_attribute(file, "/model", name, type.get(), value.data());
+}
+
+/// The model with attributes that change its rotary embedding.
+ModelConfig config_with(const std::function<void(hid_t)>& change) {
+  const SharedFolder folder;
+  RawModel().save(folder.file("m.h5"));
+  on_root([&] { test::change_file(folder.file("m.h5"), change); });
+  return ModelFile(world(), folder.file("m.h5")).config();
+}
+
+TEST(ModelFile, RotaryScaling) {
+  const ModelConfig llama = config_with([](hid_t file) {
+    add_text(file, "rope_scaling",
+             R"({"rope_type": "llama3", "factor": 8, "low_freq_factor": 1.0,
+                 "high_freq_factor": 4.0, "original_max_position_embeddings": 64})");
+  });
+  EXPECT_EQ(llama.rope_scaling, (RopeScaling{.type = RopeType::llama3,
+                                             .factor = 8,
+                                             .original_max_position_embeddings = 64,
+                                             .low_freq_factor = 1,
+                                             .high_freq_factor = 4}));
+  EXPECT_EQ(llama.rotary_width(), 2);
+  const ModelConfig yarn = config_with([](hid_t file) {
+    add_text(file, "rope_parameters",
+             R"({"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 32,
+                 "mscale": 2.0, "mscale_all_dim": 1.0, "rope_theta": 10000.0})");
+  });
+  EXPECT_EQ(yarn.rope_scaling.type, RopeType::yarn);
+  EXPECT_NEAR(yarn.rope_scaling.attention_factor,
+              (0.2 * std::log(4.0) + 1) / (0.1 * std::log(4.0) + 1), 1e-15);
+  const ModelConfig none = config_with([](hid_t file) { add_text(file, "rope_scaling", "null"); });
+  EXPECT_EQ(none.rope_scaling, RopeScaling());
+}
+
+TEST(ModelFileRejected, RotaryScaling) {
+  const SharedFolder folder;
+  for (const auto& [value, message] : std::vector<std::pair<std::string, std::string>>{
+           {"[1]", "'rope_scaling' is '[1]'; wanted: an object with 'rope_type'"},
+           {R"({"rope_type": "dynamic", "factor": 2.0})",
+            "'rope_scaling' is of the type \"dynamic\"; types that can be computed are default"},
+           {R"({"rope_type": "linear"})", "'rope_scaling' of type linear lacks 'factor'"},
+           {R"({"rope_type": "linear", "factor": "two"})",
+            "'factor' of 'rope_scaling' is \"two\"; wanted: a number"},
+           {R"({"rope_type": "linear", "factor": 2, "beta_fast": 3})",
+            "'rope_scaling' has the key 'beta_fast', which the type linear does not read"},
+           {R"({"rope_type": "linear", "factor": 0})", "it must be positive"},
+           {R"({"rope_type": "llama3", "factor": 2, "original_max_position_embeddings": 8,
+                "low_freq_factor": 4, "high_freq_factor": 4})",
+            "high_freq_factor is 4; it must be above low_freq_factor = 4"},
+           {R"({"rope_type": "yarn", "factor": 2})", "lacks 'original_max_position_embeddings'"},
+           {R"({"rope_type": "yarn", "factor": 2, "original_max_position_embeddings": 8,
+                "beta_fast": 1})",
+            "beta_fast is 1; it must be above beta_slow = 1"},
+           {R"({"rope_type": "divided", "divisors": [1, 2]})", "has 2 divisors; 1 pairs turn"},
+           {R"({"rope_theta": 5.0})", "rope_theta' of 'rope_scaling' is 5, but 'rope_theta' says"},
+           {R"({"partial_rotary_factor": 0.5})", "rotary embedding turns 1 of 2 elements"}}) {
+    RawModel().save(folder.file("m.h5"));
+    on_root([&] {
+      test::change_file(folder.file("m.h5"),
+                        [&value = value](hid_t file) { add_text(file, "rope_scaling", value); });
+    });
+    expect_error(ExitCode::usage, message, [&] { ModelFile(world(), folder.file("m.h5")); });
+  }
+}
+
 TEST(ModelFileRejected, ConfigurationAndTensors) {
   ModelConfig bad = small, deep = small, endless = small, large = small;
   bad.vocab_padded = 4;

@@ -147,6 +147,23 @@ TEST(Scoring, EveryGridEqualsTheSerialTwin) {
   poison_new_buffers(poisoned);
 }
 
+// Frequencies that differ from theta^(-2i/D), a factor of cos and sin, and elements that do not
+// turn.
+TEST(Scoring, ScaledAndPartialRotationsOnEveryGrid) {
+  ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const TwinScores plain = twin_scores(documents, config);
+  config.rotary_dim = 6;
+  config.rope_scaling = {.type = RopeType::yarn,
+                         .factor = 4,
+                         .original_max_position_embeddings = 16,
+                         .attention_factor = 1.25};
+  const TwinScores twin = twin_scores(documents, config);
+  EXPECT_NE(twin.logprob, plain.logprob);
+  for (const GridShape& grid : all_grids(config))
+    expect_right(documents, config, twin, setup_of(grid));
+}
+
 // All pairs where every rank is a context-parallel one, and with two tensor-parallel ranks.
 TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   const bool poisoned = poison_new_buffers(true);

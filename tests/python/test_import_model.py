@@ -15,23 +15,12 @@ import h5py
 import numpy as np
 
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:3])
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(SOURCE / "tests" / "support"))
+import model_files  # noqa: E402
+from model_files import bfloat16, safetensors_of, their_name, write_safetensors  # noqa: E402
+
 IMPORT = BUILD / "apps" / "gyre-import"
-LAYER_NAMES = {  # ours -> Hugging Face's, llama.cpp's
-    "attn_norm": ("input_layernorm", "attn_norm"),
-    "wq": ("self_attn.q_proj", "attn_q"),
-    "wk": ("self_attn.k_proj", "attn_k"),
-    "wv": ("self_attn.v_proj", "attn_v"),
-    "wo": ("self_attn.o_proj", "attn_output"),
-    "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
-    "w_gate": ("mlp.gate_proj", "ffn_gate"),
-    "w_up": ("mlp.up_proj", "ffn_up"),
-    "w_down": ("mlp.down_proj", "ffn_down"),
-}
-OUTER_NAMES = {
-    "embed": ("model.embed_tokens", "token_embd"),
-    "final_norm": ("model.norm", "output_norm"),
-    "head": ("lm_head", "output"),
-}
 CONFIG = {
     "model_type": "llama", "vocab_size": 37, "hidden_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4,
     "num_key_value_heads": 2, "intermediate_size": 256, "rope_theta": 5e4, "rms_norm_eps": 1e-6, "hidden_act": "silu",
@@ -55,84 +44,23 @@ def weights():
     return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
 
 
-def stored(name, array):
-    """A tensor as PyTorch stores it: [out, in]."""
-    return array.T if array.ndim == 2 and name != "embed" else array
-
-
-def their_name(name, which):
-    if name in OUTER_NAMES:
-        return OUTER_NAMES[name][which] + ".weight"
-    _, layer, rest = name.split("/")
-    return f"{('model.layers', 'blk')[which]}.{layer}.{LAYER_NAMES[rest][which]}.weight"
-
-
-def bfloat16(array):
-    return ((array.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
-
-
 def of_bfloat16(words):
     return (words.astype(np.uint32) << 16).view(np.float32)
 
 
-def write_safetensors(path, tensors):
-    """tensors: name -> (dtype, shape, bytes, offset or None)."""
-    header, data = {"__metadata__": {"format": "pt"}}, b""
-    for name, (dtype, shape, raw, offset) in tensors.items():
-        at = len(data) if offset is None else offset
-        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)]}
-        data += raw
-    text = json.dumps(header).encode()
-    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
-
-
-def safetensors_of(arrays, dtype="F32"):
-    encode = {"F32": np.ascontiguousarray, "F16": lambda a: a.astype(np.float16), "BF16": bfloat16}[dtype]
-    return {
-        their_name(name, 0): (dtype, stored(name, a).shape, encode(np.ascontiguousarray(stored(name, a))).tobytes(), None)
-        for name, a in arrays.items()
-    }
-
-
-def text(value):
-    return struct.pack("<Q", len(value)) + value.encode()
-
-
 def write_gguf(path, tensors, keys=()):
-    """tensors: name -> (ggml type, shape of rows first, bytes)."""
-    values = {
+    """A GGUF file of CONFIG; `keys` add to its keys or replace them."""
+    usual = {
         "general.architecture": "llama", "llama.block_count": 2, "llama.embedding_length": 64,
         "llama.feed_forward_length": 256, "llama.attention.head_count": 4, "llama.attention.head_count_kv": 2,
         "llama.rope.freq_base": 5e4, "llama.attention.layer_norm_rms_epsilon": 1e-6, "llama.vocab_size": 37,
         "tokenizer.ggml.tokens": [f"t{i}" for i in range(37)],
-    } | dict(keys)  # fmt: skip
-    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(values))
-    for key, value in values.items():
-        out += text(key)
-        if isinstance(value, str):
-            out += struct.pack("<I", 8) + text(value)
-        elif isinstance(value, list):
-            out += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
-        else:
-            out += struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
-    data = b""
-    for name, (kind, shape, raw) in tensors.items():
-        data += bytes(-len(data) % 32)
-        out += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(data))
-        data += raw
-    path.write_bytes(out + bytes(-len(out) % 32) + data)
-
-
-def interleaved(name, array):
-    """Rows of queries and keys in llama.cpp's order: element i of a head's halves side by side."""
-    if not name.endswith(("/wq", "/wk")):
-        return array
-    return array.reshape(-1, 2, HEAD_DIM // 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+    }  # fmt: skip
+    model_files.write_gguf(path, tensors, usual | dict(keys))
 
 
 def gguf_of(arrays):
-    rows = {name: np.ascontiguousarray(interleaved(name, stored(name, a))) for name, a in arrays.items()}
-    return {their_name(name, 1): (0, a.shape, a.tobytes()) for name, a in rows.items()}
+    return model_files.gguf_of(arrays, HEAD_DIM)
 
 
 def quantised(kind, shape, random):
@@ -193,12 +121,7 @@ def expect_refusal(source, *needles, arguments=()):
 
 
 def folder(parent, name, tensors, config=()):
-    path = parent / name
-    path.mkdir()
-    (path / "config.json").write_text(json.dumps(CONFIG | dict(config)))
-    if tensors is not None:
-        write_safetensors(path / "model.safetensors", tensors)
-    return path
+    return model_files.write_folder(parent / name, CONFIG | dict(config), tensors)
 
 
 def test_safetensors(scratch):
@@ -252,6 +175,47 @@ def test_gguf(scratch):
     expect_model(path, arrays | {"head": arrays["embed"].T})
 
 
+def attributes(path):
+    """Attributes of the rotary embedding in the model file made of `path`."""
+    with h5py.File(path.with_suffix(".h5")) as file:
+        attrs = file["model"].attrs
+        return json.loads(attrs.get("rope_scaling", "{}")), attrs.get("rotary_dim", HEAD_DIM)
+
+
+def test_rotary_embedding_of_gguf(scratch):
+    arrays = weights()
+    good = gguf_of(arrays)
+    for i, (keys, extra, scaling) in enumerate(
+        (
+            ({"llama.rope.scaling.factor": 4.0}, {}, {"rope_type": "linear", "factor": 4.0}),
+            ({"llama.rope.scaling.type": "none", "llama.rope.scaling.factor": 4.0}, {}, {}),
+            (
+                {"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0, "llama.rope.scaling.original_context_length": 16}, {},
+                {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 32.0, "beta_slow": 1.0,
+                 "truncate": True, "attention_factor": 0.1 * np.log(4) + 1},
+            ),
+            ({}, {"rope_freqs.weight": (0, (8,), np.arange(1, 9, dtype=np.float32).tobytes())},
+             {"rope_type": "divided", "divisors": list(range(1, 9))}),
+        )
+    ):  # fmt: skip
+        path = scratch / f"rope{i}.gguf"
+        write_gguf(path, good | extra, keys)
+        expect_model(path, arrays)
+        assert attributes(path) == (scaling, HEAD_DIM), attributes(path)
+    # Only the first 8 elements of a head turn, in neighbouring pairs; the others keep their places.
+    partial = dict(good)
+    for name in ("layers/0/wq", "layers/1/wk"):
+        heads = arrays[name].T.reshape(-1, HEAD_DIM, 64)
+        pairs = np.stack([heads[:, :4], heads[:, 4:8]], axis=2).reshape(-1, 8, 64)
+        rows = np.concatenate([pairs, heads[:, 8:]], axis=1).reshape(-1, 64)
+        partial[their_name(name, 1)] = (0, rows.shape, rows.tobytes())
+    path = scratch / "partial.gguf"
+    write_gguf(path, partial, {"llama.rope.dimension_count": 8})
+    wanted = {name: a for name, a in arrays.items() if not name.endswith(("/wq", "/wk")) or name in ("layers/0/wq", "layers/1/wk")}
+    expect_model(path, wanted)
+    assert attributes(path) == ({}, 8)
+
+
 def test_refusals_of_safetensors(scratch):
     good = safetensors_of(weights())
     first, last = next(iter(good)), list(good)[-1]
@@ -279,15 +243,22 @@ def test_refusals_of_safetensors(scratch):
     expect_refusal(path, "the header of a safetensors file")
 
 
+KEYS_NAMED_OTHERWISE = {
+    "partial_rotary_factor": "rotary embedding turns 11 of 16 elements",
+    "rotary_dim": "rotary embedding turns 32 of 16 elements",
+}
+
+
 def test_every_key_of_a_configuration_is_known_or_refused(scratch):
     good = safetensors_of(weights())
     for i, (key, value) in enumerate(
         {
             "model_type": "qwen3", "attention_bias": True, "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            "rope_parameters": {"rope_type": "longrope", "factor": 8.0}, "partial_rotary_factor": 0.7, "rotary_dim": 32,
             "sliding_window": 128, "use_qk_norm": True, "hidden_act": "gelu", "mystery": 1, "rms_norm_eps": "small",
         }.items()
     ):  # fmt: skip
-        expect_refusal(folder(scratch, f"key{i}", good, {key: value}), f"'{key}'")
+        expect_refusal(folder(scratch, f"key{i}", good, {key: value}), KEYS_NAMED_OTHERWISE.get(key, f"'{key}'"))
     expect_model(folder(scratch, "ignored", good, {"mystery": 1, "sliding_window": None}), weights(), "--ignore-key", "mystery")
 
 
@@ -298,15 +269,24 @@ def test_refusals_of_gguf(scratch):
         ({"general.architecture": "qwen2"}, "wanted: llama"),
         ({"llama.expert_count": 8}, "'llama.expert_count' asks for another decoder"),
         ({"llama.attention.sliding_window": 128}, "the key 'llama.attention.sliding_window' is not known"),
-        ({"llama.rope.dimension_count": 8}, "whole heads"),
+        ({"llama.rope.dimension_count": 7}, "'llama.rope.dimension_count' asks for another decoder"),
+        ({"llama.rope.scaling.type": "longrope"}, "'llama.rope.scaling.type' is 'longrope'"),
+        ({"llama.rope.scaling.type": "yarn", "llama.rope.scaling.factor": 4.0}, "lacks 'llama.rope.scaling.original_context_length'"),
+        ({"llama.rope.scaling.factor": -1.0}, "it must be positive"),
+        ({"llama.rope.scaling.attn_factor": 2.0}, "the key 'llama.rope.scaling.attn_factor' is not known"),
         ({"llama.block_count": 3}, "'layers/2/wq' is missing"),
     ):
         write_gguf(path, good, keys)
         expect_refusal(path, needle)
     write_gguf(path, good | {"output.weight": (12, (37, 64), bytes(4096))})
     expect_refusal(path, "'output.weight' has ggml type 12")
-    write_gguf(path, good | {"rope_freqs.weight": (0, (8,), bytes(32))})
-    expect_refusal(path, "'rope_freqs.weight' is none of this decoder's")
+    for keys, shape, raw, needle in (
+        ({}, (8,), bytes(32), "divisor 0 of the rotary scaling is 0; it must be positive"),
+        ({}, (4,), bytes(16), "'rope_freqs.weight' is [4]; wanted: float32 [8]"),
+        ({"llama.rope.scaling.factor": 4.0}, (8,), bytes(32), "'llama.rope.scaling.type' are both there"),
+    ):
+        write_gguf(path, good | {"rope_freqs.weight": (0, shape, raw)}, keys)
+        expect_refusal(path, needle)
     write_gguf(path, good)
     whole = path.read_bytes()
     for length in (3, 30, 700, len(whole) - 1):

@@ -164,34 +164,41 @@ TEST_P(DecoderOpsTest, SiluOfExtremes) {
 }
 
 TEST_P(DecoderOpsTest, QueriesAndKeysRotateByTheirPositions) {
-  const auto check = [&](int64_t head_dim, double theta, const std::vector<int32_t>& positions) {
+  const auto check = [&](int64_t head_dim, const Rotary& rotary,
+                         const std::vector<int32_t>& positions) {
     const std::vector<int32_t> tokens(positions.size(), 0);
-    const int64_t rows = std::ssize(positions), half = head_dim / 2;
+    const int64_t rows = std::ssize(positions), half = rotary.dim / 2;
     ops().set_slots(tokens, positions);
     Rows q = random(rows, 3 * head_dim, 1), k = random(rows, 2 * head_dim, 2);
-    ops().rope(q.view(), k.view(), head_dim, theta);
+    ops().rope(q.view(), k.view(), head_dim, rotary);
     const auto partner = [&](int64_t c) { return c % head_dim < half ? c + half : c - half; };
     for (const Rows* x : {&q, &k})
       expect(
           *x,
           [&](int64_t r, int64_t c) {
-            const double angle =
-                positions[r] * std::pow(theta, -2.0 * static_cast<double>(c % half) /
-                                                   static_cast<double>(head_dim));
-            const double sign = c % head_dim < half ? -1 : 1;
-            return x->at(r, c) * std::cos(angle) + sign * x->at(r, partner(c)) * std::sin(angle);
+            const int64_t i = c % head_dim;
+            if (i >= rotary.dim) return x->at(r, c);
+            const double angle = positions[r] * rotary.frequencies[i % half];
+            const double sign = i < half ? -1 : 1;
+            return rotary.scale *
+                   (x->at(r, c) * std::cos(angle) + sign * x->at(r, partner(c)) * std::sin(angle));
           },
           [&](int64_t r, int64_t c) {  // at position 0 nothing turns
-            return positions[r] == 0
-                       ? 0
-                       : rounding(1) * (std::abs(x->at(r, c)) + std::abs(x->at(r, partner(c))));
+            if (c % head_dim >= rotary.dim || (positions[r] == 0 && rotary.scale == 1)) return 0.0;
+            return rounding(1) * rotary.scale *
+                   (std::abs(x->at(r, c)) + std::abs(x->at(r, partner(c))));
           });
   };
   on_every_target([&] {
     // Head dimensions change between calls, and come back.
     for (const int64_t head_dim : pick<int64_t>({2, 6, 8, 32, 64, 80, 128}, {2, 8, 80, 8}))
       for (const double theta : {1e4, 5e5})
-        check(head_dim, theta, {0, 1, 2, 2, 255, 256, 257, 5000, 131071, 131072, 1000000, 7});
+        for (const int64_t dim : {head_dim, head_dim / 4 * 2}) {
+          if (dim == 0) continue;
+          Rotary rotary = plain_rotary(dim, theta);
+          if (theta > 1e4) rotary.scale = 1.25;
+          check(head_dim, rotary, {0, 1, 2, 2, 255, 256, 257, 5000, 131071, 131072, 1000000, 7});
+        }
   });
 }
 
@@ -202,7 +209,7 @@ TEST_P(DecoderOpsTest, NoRowsAreNothingToDo) {
   ops().embed(w.view(), 0, none.view());
   ops().add_rms_norm(none.view(), {}, w.memory.data(), 1e-5F, none.view());
   ops().add(none.view(), none.view());
-  ops().rope(none.view(), none.view(), 8, 1e4);
+  ops().rope(none.view(), none.view(), 8, plain_rotary(8, 1e4));
   ops().silu_multiply(none.view(), none.view());
   stream().synchronize();
 }

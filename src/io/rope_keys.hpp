@@ -1,0 +1,35 @@
+#pragma once
+// The rotary embedding in a configuration: 'rope_theta', 'rope_scaling' or 'rope_parameters',
+// 'partial_rotary_factor' or 'rotary_dim', as in Hugging Face's config.json and in gyre/model.
+
+#include <functional>
+#include <string>
+
+#include "core/error.hpp"
+#include "core/model_config.hpp"
+#include "io/h5.hpp"
+
+namespace gyre {
+
+/// Names of all keys that read_rope() reads.
+inline constexpr const char* rope_keys[] = {"rope_theta",      "rope_scaling",
+                                            "rope_parameters", "partial_rotary_factor",
+                                            "rotary_dim",      "max_position_embeddings"};
+
+/// Sets rope_theta, rotary_dim and rope_scaling of `config`, whose head_dim and default of
+/// rope_theta are set, from `value(key)`; objects are given as JSON texts. Adds an error for every
+/// key, also inside an object, that is wrong, missing or not supported.
+void read_rope(ConfigErrors& errors,
+               const std::function<h5::AttributeValue(const std::string&)>& value,
+               ModelConfig& config);
+
+/// Factor of cos and sin that YaRN's authors suggest for a stretch by `factor`.
+double yarn_attention_factor(double factor, double mscale = 1);
+
+/// 'rope_scaling' as JSON.
+std::string rope_json(const RopeScaling& scaling);
+
+/// Adds all errors of rope_theta, rotary_dim and rope_scaling.
+void check_rope(ConfigErrors& errors, const ModelConfig& config);
+
+}  // namespace gyre

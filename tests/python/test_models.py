@@ -1,0 +1,91 @@
+#!/usr/bin/env python3
+"""Every architecture that gyre-import --model reads: imported, scored on several grids, and compared with transformers.
+
+Log-probabilities of transformers come from tests/support/model_cases.json. Usage: test_models.py SOURCE_DIR BUILD_DIR
+"""
+
+import os
+import pathlib
+import subprocess
+import sys
+import tempfile
+
+import h5py
+import numpy as np
+
+SOURCE, BUILD = map(pathlib.Path, sys.argv[1:3])
+sys.dont_write_bytecode = True
+for folder in ("python", "inputs", "tests/support"):
+    sys.path.insert(0, str(SOURCE / folder))
+import gyre  # noqa: E402
+import model_cases  # noqa: E402
+import model_files  # noqa: E402
+import reference  # noqa: E402
+
+GRIDS = ({}, {"cp": 2}, {"tp": 2})
+# transformers computes angles in float32: at position 40 they are wrong by 2e-6.
+TOLERANCE = 1e-4
+MATTERS = 1e-2  # what leaving out a feature changes at least
+
+
+def run(program, *arguments, ranks=1):
+    launch = [os.environ.get("MPIEXEC", "mpiexec.mpich"), "-n", str(ranks)] if ranks > 1 else []
+    done = subprocess.run(
+        [*launch, BUILD / "apps" / program, *map(str, arguments)], capture_output=True, text=True, timeout=120
+    )
+    assert done.returncode == 0, (program, arguments, done.stdout, done.stderr)
+    return done.stdout
+
+
+def import_model(scratch, source):
+    model = scratch / f"{source.name}.h5"
+    run("gyre-import", "-o", model, "--model", source)
+    return model
+
+
+def scores(scratch, model, **grid):
+    """Log-probabilities of gyre-pipeline."""
+    output = scratch / "scores.h5"
+    sizes = [part for name, size in grid.items() for part in (f"--{name}", size)]
+    ranks = int(np.prod([1, *grid.values()]))
+    options = ["-n", 1, "-w", 0, "-o", output, *sizes]
+    text = run("gyre-pipeline", "--input", scratch / "docs.h5", "--model", model, *options, ranks=ranks)
+    assert "VERIFY PASSED" in text, text
+    with h5py.File(output) as file:
+        return file["results/logprob"][...].astype(np.float64)
+
+
+def by_numpy(model):
+    """Log-probabilities of the NumPy reference."""
+    loaded = reference.Model(model)
+    return np.concatenate([reference.score(loaded, document)[0] for document in model_cases.documents()])
+
+
+def expect_close(found, wanted, *where):
+    worst = np.abs(found - wanted).max()
+    assert found.shape == wanted.shape and worst < TOLERANCE, (*where, worst)
+
+
+def test_models(scratch):
+    golden = model_cases.golden()
+    assert set(golden) == set(model_cases.CASES)
+    gyre.write_documents(scratch / "docs.h5", model_cases.documents(), vocab_size=model_cases.VOCAB)
+    for case, (_, features) in model_cases.CASES.items():
+        config = model_cases.config_of(case)
+        arrays = model_cases.weights_of(config)
+        tensors = model_files.safetensors_of(arrays)
+        model = import_model(scratch, model_files.write_folder(scratch / case, config, tensors))
+        expect_close(by_numpy(model), golden[case], case, "NumPy")
+        for grid in GRIDS:
+            expect_close(scores(scratch, model, **grid), golden[case], case, grid)
+        for feature in features:
+            without = {key: value for key, value in config.items() if key != feature}
+            folder = model_files.write_folder(scratch / f"{case}-without-{feature}", without, tensors)
+            worst = np.abs(by_numpy(import_model(scratch, folder)) - golden[case]).max()
+            assert worst > MATTERS, (case, feature, worst)
+        print(f"{case}: ok")
+
+
+if __name__ == "__main__":
+    with tempfile.TemporaryDirectory() as folder:
+        test_models(pathlib.Path(folder))

@@ -1,0 +1,80 @@
+#!/usr/bin/env python3
+"""Models that transformers writes, scored here and there.
+
+For each case of tests/support/model_cases.py: transformers makes the model and writes it (save_pretrained), gyre-import
+reads that folder, gyre-pipeline scores. Usage: test_transformers.py SOURCE_DIR BUILD_DIR [--record]; --record writes
+tests/support/model_cases.json instead. Needs torch, transformers, h5py and NumPy; without them it is skipped.
+"""
+
+import json
+import pathlib
+import sys
+import tempfile
+
+try:
+    import torch
+    import transformers
+except ImportError as error:
+    print(f"skipped: {error}")
+    sys.exit(77)
+import numpy as np
+
+sys.dont_write_bytecode = True
+sys.path.insert(0, str(pathlib.Path(__file__).parent))
+sys.path.insert(0, str(pathlib.Path(sys.argv[1]) / "tests" / "support"))
+import model_cases  # noqa: E402
+import model_files  # noqa: E402
+
+
+def model_of(folder):
+    """The model of transformers, in float64."""
+    return transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32).double()
+
+
+@torch.no_grad()
+def scores(model):
+    """Log-probabilities of all predictions."""
+    found = []
+    for document in model_cases.documents():
+        tokens = torch.from_numpy(document.astype(np.int64))[None]
+        logits = model(tokens).logits[0, :-1]
+        logprob = torch.log_softmax(logits, -1).gather(1, tokens[0, 1:, None])[:, 0]
+        found.append(logprob.numpy())
+    return np.concatenate(found)
+
+
+def folder_of(scratch, case):
+    """The case as a folder with a hand-written config.json."""
+    config = model_cases.config_of(case)
+    tensors = model_files.safetensors_of(model_cases.weights_of(config))
+    return model_files.write_folder(scratch / case, config, tensors)
+
+
+def record():
+    with tempfile.TemporaryDirectory() as scratch:
+        found = {case: scores(model_of(folder_of(pathlib.Path(scratch), case))) for case in model_cases.CASES}
+    lines = (f'"{case}": {json.dumps([round(x, 7) for x in values.tolist()])}' for case, values in found.items())
+    model_cases.GOLDEN.write_text("{\n" + ",\n".join(lines) + "\n}\n")
+
+
+def test_what_transformers_writes(scratch):
+    import test_models as ours
+
+    ours.gyre.write_documents(scratch / "docs.h5", model_cases.documents(), vocab_size=model_cases.VOCAB)
+    for case in model_cases.CASES:
+        model = model_of(folder_of(scratch, case))
+        written = scratch / f"{case}-written"
+        model.float().save_pretrained(written)
+        imported = ours.import_model(scratch, written)
+        wanted = scores(model_of(written))
+        worst = max(np.abs(ours.scores(scratch, imported, **grid) - wanted).max() for grid in ours.GRIDS)
+        assert worst < ours.TOLERANCE, (case, worst)
+        print(f"{case}: differs by {worst:.1e} at most")
+
+
+if __name__ == "__main__":
+    if "--record" in sys.argv:
+        record()
+    else:
+        with tempfile.TemporaryDirectory() as folder:
+            test_what_transformers_writes(pathlib.Path(folder))

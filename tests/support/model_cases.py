@@ -1,0 +1,84 @@
+"""Small models of each architecture that gyre-import --model reads, with weights made of a seed.
+
+model_cases.json holds the log-probabilities that transformers computes for them in float64;
+`python/test_transformers.py --record` writes it.
+"""
+
+import json
+import pathlib
+import zlib
+
+import numpy as np
+
+VOCAB = 61
+LENGTHS = (40, 1, 23)  # tokens of the documents
+GOLDEN = pathlib.Path(__file__).with_name("model_cases.json")
+
+USUAL = {
+    "model_type": "llama", "vocab_size": VOCAB, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4,
+    "num_key_value_heads": 2, "head_dim": 16, "intermediate_size": 48, "rope_theta": 1e4, "rms_norm_eps": 1e-6,
+    "hidden_act": "silu", "max_position_embeddings": 64,
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 32,
+}  # fmt: skip
+YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+YARN_OF_ALL = {
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.0, "beta_slow": 0.5,
+    "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False, "rope_theta": 5e3,
+}  # fmt: skip
+
+# name -> (keys that differ from USUAL; None: left out), (keys without which the scores must be others)
+CASES = {
+    "llama": ({}, ()),
+    "llama-linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ("rope_scaling",)),
+    "llama-3": ({"rope_scaling": LLAMA3, "tie_word_embeddings": True}, ("rope_scaling",)),
+    "llama-yarn": ({"rope_scaling": YARN}, ("rope_scaling",)),
+    "llama-yarn-parameters": ({"rope_parameters": YARN_OF_ALL, "rope_theta": None}, ("rope_parameters",)),
+}
+
+
+def config_of(case):
+    """config.json of a case."""
+    return {key: value for key, value in (USUAL | CASES[case][0]).items() if value is not None}
+
+
+def shapes(config):
+    """Our name -> shape, [in, out]."""
+    hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
+    q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    of_layer = {
+        "attn_norm": (hidden,), "wq": (hidden, q), "wk": (hidden, kv), "wv": (hidden, kv), "wo": (q, hidden),
+        "mlp_norm": (hidden,), "w_gate": (hidden, inner), "w_up": (hidden, inner), "w_down": (inner, hidden),
+    }  # fmt: skip
+    found = {"embed": (VOCAB, hidden), "final_norm": (hidden,)}
+    if not config.get("tie_word_embeddings", False):
+        found["head"] = (hidden, VOCAB)
+    for layer in range(config["num_hidden_layers"]):
+        found |= {f"layers/{layer}/{name}": shape for name, shape in of_layer.items()}
+    return found
+
+
+def weights_of(config):
+    """Our name -> float32 array. RandomState's streams never change between versions of NumPy."""
+    made = {}
+    for name, shape in shapes(config).items():
+        normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
+        if name.endswith("norm"):
+            normal = 1 + 0.3 * normal
+        elif name != "embed":
+            normal *= 1.5 / np.sqrt(shape[0])
+        made[name] = normal.astype(np.float32)
+    return made
+
+
+def documents():
+    """Tokens of each document."""
+    random = np.random.RandomState(7)
+    return [random.randint(0, VOCAB, length) for length in LENGTHS]
+
+
+def golden():
+    """Case -> log-probabilities of all predictions."""
+    return {case: np.array(values) for case, values in json.loads(GOLDEN.read_text()).items()}

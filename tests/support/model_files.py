@@ -1,0 +1,107 @@
+"""Writes checkpoints of other programs for tests: safetensors with config.json, and GGUF."""
+
+import json
+import struct
+
+import numpy as np
+
+LAYER_NAMES = {  # ours -> Hugging Face's, llama.cpp's
+    "attn_norm": ("input_layernorm", "attn_norm"),
+    "wq": ("self_attn.q_proj", "attn_q"),
+    "wk": ("self_attn.k_proj", "attn_k"),
+    "wv": ("self_attn.v_proj", "attn_v"),
+    "wo": ("self_attn.o_proj", "attn_output"),
+    "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
+    "w_gate": ("mlp.gate_proj", "ffn_gate"),
+    "w_up": ("mlp.up_proj", "ffn_up"),
+    "w_down": ("mlp.down_proj", "ffn_down"),
+}
+OUTER_NAMES = {
+    "embed": ("model.embed_tokens", "token_embd"),
+    "final_norm": ("model.norm", "output_norm"),
+    "head": ("lm_head", "output"),
+}
+
+
+def stored(name, array):
+    """A tensor as PyTorch stores it: [out, in]."""
+    return array.T if array.ndim == 2 and name != "embed" else array
+
+
+def their_name(name, which):
+    """Name of our tensor `name` in safetensors (0) or GGUF (1)."""
+    if name in OUTER_NAMES:
+        return OUTER_NAMES[name][which] + ".weight"
+    _, layer, rest = name.split("/")
+    return f"{('model.layers', 'blk')[which]}.{layer}.{LAYER_NAMES[rest][which]}.weight"
+
+
+def bfloat16(array):
+    return ((array.view(np.uint32) + 0x8000) >> 16).astype(np.uint16)
+
+
+def write_safetensors(path, tensors):
+    """tensors: name -> (dtype, shape, bytes, offset or None)."""
+    header, data = {"__metadata__": {"format": "pt"}}, b""
+    for name, (dtype, shape, raw, offset) in tensors.items():
+        at = len(data) if offset is None else offset
+        header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [at, at + len(raw)]}
+        data += raw
+    text = json.dumps(header).encode()
+    path.write_bytes(struct.pack("<Q", len(text)) + text + data)
+
+
+def safetensors_of(arrays, dtype="F32"):
+    encode = {"F32": np.ascontiguousarray, "F16": lambda a: a.astype(np.float16), "BF16": bfloat16}[dtype]
+    return {
+        their_name(name, 0): (dtype, stored(name, a).shape, encode(np.ascontiguousarray(stored(name, a))).tobytes(), None)
+        for name, a in arrays.items()
+    }
+
+
+def write_folder(path, config, tensors):
+    """A folder with config.json and, unless `tensors` is None, model.safetensors."""
+    path.mkdir()
+    (path / "config.json").write_text(json.dumps(config))
+    if tensors is not None:
+        write_safetensors(path / "model.safetensors", tensors)
+    return path
+
+
+def text(value):
+    return struct.pack("<Q", len(value)) + value.encode()
+
+
+def write_gguf(path, tensors, keys):
+    """tensors: name -> (ggml type, shape of rows first, bytes)."""
+    out = b"GGUF" + struct.pack("<IQQ", 3, len(tensors), len(keys))
+    for key, value in keys.items():
+        out += text(key)
+        if isinstance(value, str):
+            out += struct.pack("<I", 8) + text(value)
+        elif isinstance(value, list):
+            out += struct.pack("<IIQ", 9, 8, len(value)) + b"".join(map(text, value))
+        else:
+            out += struct.pack("<II", 4, value) if isinstance(value, int) else struct.pack("<If", 6, value)
+    data = b""
+    for name, (kind, shape, raw) in tensors.items():
+        data += bytes(-len(data) % 32)
+        out += text(name) + struct.pack(f"<I{len(shape)}QIQ", len(shape), *reversed(shape), kind, len(data))
+        data += raw
+    path.write_bytes(out + bytes(-len(out) % 32) + data)
+
+
+def interleaved(array, head_dim):
+    """Rows of queries and keys in llama.cpp's order for `llama`: halves of a head element by element."""
+    return array.reshape(-1, 2, head_dim // 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+
+
+def gguf_of(arrays, head_dim, architecture="llama"):
+    """float32 tensors; `llama` turns neighbouring elements, the other architectures halves of a head."""
+    tensors = {}
+    for name, array in arrays.items():
+        rows = stored(name, array)
+        if architecture == "llama" and name.endswith(("/wq", "/wk")):
+            rows = interleaved(rows, head_dim)
+        tensors[their_name(name, 1)] = (0, rows.shape, np.ascontiguousarray(rows).tobytes())
+    return tensors
