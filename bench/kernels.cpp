@@ -214,6 +214,10 @@ BENCHMARK(gemm_f32)
     ->Args({4096, 512, 192})
     ->Args({4096, 192, 256})
     ->Args({16, 512, 192})
+    ->Args({4588, 1536, 576})  // the MLP of a model of 135M parameters
+    ->Args({4588, 576, 1536})
+    ->Args({4588, 576, 576})
+    ->Args({2048, 8192, 2048})  // of 1B
     ->Unit(benchmark::kMillisecond)
     ->Apply(repeated);
 

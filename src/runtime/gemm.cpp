@@ -1,6 +1,7 @@
 #include "runtime/gemm.hpp"
 
 #include <libxsmm.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <array>
@@ -22,9 +23,23 @@ namespace {
 // because the caller's stride, often a power of two, would map it to a few cache sets. Packing also
 // widens bf16 and transposes a transposed b. A transposed a needs no copy, because its elements are
 // read one at a time.
+//
+// Loops, outermost first: groups of panels, depth, blocks of rows, panels of the group. A group
+// takes half of the L2 cache; a block of rows of a (at most 64 KiB) stays in the other half while
+// it meets the panels, so a is read from memory once per group instead of once per panel.
 constexpr int64_t panel_columns = gemm_panel_columns;
 constexpr int64_t largest_depth = 256;
 constexpr int64_t row_block = 64;
+
+/// Number of panels of the largest depth in half of the L2 cache. Results do not depend on it.
+int64_t panels_of_group() {
+  static const int64_t panels = [] {
+    const int64_t l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), usual = int64_t{1} << 20;
+    const int64_t panel = panel_columns * largest_depth * sizeof(float);
+    return std::clamp<int64_t>((l2 > 0 ? l2 : usual) / 2 / panel, 1, 16);
+  }();
+  return panels;
+}
 
 struct Strides {
   int64_t a, b, c;
@@ -110,7 +125,7 @@ void widen(ConstMatrixRef from, int64_t row, int64_t col, int64_t rows, int64_t 
 }
 
 struct Scratch {
-  Buffer<float> panel{panel_columns * largest_depth}, rows{panel_columns * largest_depth};
+  Buffer<float> panels, rows{panel_columns * largest_depth};
 };
 Scratch& scratch() {
   thread_local Scratch scratch;
@@ -118,12 +133,9 @@ Scratch& scratch() {
 }
 
 /// Packs the panel of b at depth k and column n as [depth, columns] in rows of `panel_columns`.
-const float* pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, int64_t columns) {
-  float* panel = scratch().panel.data();
-  if (!x.b_transposed) {
-    widen(x.b, k, n, depth, columns, panel, panel_columns);
-    return panel;
-  }
+void pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, int64_t columns,
+                float* panel) {
+  if (!x.b_transposed) return widen(x.b, k, n, depth, columns, panel, panel_columns);
   const float* rows = scratch().rows.data();
   int64_t stride = depth;
   if (x.b.type == DType::f32) {
@@ -135,7 +147,17 @@ const float* pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, 
   libxsmm_otrans(panel, rows, sizeof(float), static_cast<libxsmm_blasint>(depth),
                  static_cast<libxsmm_blasint>(columns), static_cast<libxsmm_blasint>(stride),
                  static_cast<libxsmm_blasint>(panel_columns));
-  return panel;
+}
+
+/// Packs the panels of columns [begin, end), `panel_columns` x `depth` floats each.
+const float* pack_group(const Operands& x, int64_t k, int64_t depth, int64_t begin, int64_t end) {
+  Buffer<float>& panels = scratch().panels;
+  const int64_t size = panel_columns * depth, needed = ceil_div(end - begin, panel_columns) * size;
+  if (panels.size() < needed) panels = Buffer<float>(needed);
+  for (int64_t n = begin; n < end; n += panel_columns)
+    pack_panel(x, k, depth, n, std::min(panel_columns, end - n),
+               panels.data() + (n - begin) / panel_columns * size);
+  return panels.data();
 }
 
 void check_shapes(const Operands& x, MatrixView<float> c) {
@@ -162,16 +184,19 @@ void multiply(const Operands& x, MatrixView<float> c, bool accumulate) {
                   x.a_transposed);
   const int64_t slices = ceil_div(x.k(), largest_depth);
   const int64_t depth = ceil_div(x.k(), slices);
-  for (int64_t n = 0; n < c.cols; n += panel_columns) {
-    const int64_t columns = std::min(panel_columns, c.cols - n);
+  const int64_t group = panels_of_group() * panel_columns;
+  for (int64_t first = 0; first < c.cols; first += group) {
+    const int64_t last = std::min(first + group, c.cols);
     for (int64_t k = 0; k < x.k(); k += depth) {
       const int64_t depth_now = std::min(depth, x.k() - k);
-      const float* panel =
-          pack ? pack_panel(x, k, depth_now, n, columns) : x.b.as<float>().row(k) + n;
+      const float* panels = pack ? pack_group(x, k, depth_now, first, last) : nullptr;
       for (int64_t m = 0; m < c.rows; m += row_block) {
         const int64_t rows = std::min(row_block, c.rows - m);
-        kernels.get(rows, columns, depth_now, accumulate || k > 0)(panel, x.a_from(m, k),
-                                                                   c.row(m) + n);
+        for (int64_t n = first; n < last; n += panel_columns) {
+          const float* panel = pack ? panels + (n - first) * depth_now : x.b.as<float>().row(k) + n;
+          kernels.get(rows, std::min(panel_columns, last - n), depth_now, accumulate || k > 0)(
+              panel, x.a_from(m, k), c.row(m) + n);
+        }
       }
     }
   }

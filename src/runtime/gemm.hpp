@@ -8,7 +8,7 @@
 namespace gyre {
 
 /// c [m, n] = a [m, k] · b [k, n], or c += if `accumulate`. Row-major views with any strides; b is
-/// f32, or bf16 that is widened. Single-threaded; blocked over rows of c so that b stays in cache;
+/// f32, or bf16 that is widened. Single-threaded; blocked so that both operands stay in cache;
 /// bit-identical from run to run.
 void gemm(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
           bool accumulate = false);
