@@ -51,6 +51,8 @@ class Model:
             self.kv_heads = int(group.attrs["num_key_value_heads"])
             self.head_dim = int(group.attrs["head_dim"])
             self.frequencies, self.rope_factor = rotary(group.attrs)
+            turning = group.attrs.get("no_rope_layers", str([1] * self.layers))
+            self.turns = [flag == 1 for flag in json.loads(turning)]
             self.eps = float(group.attrs["rms_norm_eps"])
             self.embed = group["embed"][...].astype(np.float64)
             self.head = group["head"][...].astype(np.float64)
@@ -144,23 +146,34 @@ def silu(x):
     return x * np.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
+def heads_of(model, layer, x, count, matrix, bias, weight):
+    """Queries or keys of each head, [t, D]: projected, with bias, normalised and turned."""
+    w, d = model.layer[layer], model.head_dim
+    x = x @ w[matrix] + w.get(bias, 0.0)
+    for head in range(count):
+        mine = x[:, head * d : (head + 1) * d]
+        if weight in w:
+            mine = rms_norm(mine, w[weight], model.eps)
+        if model.turns[layer]:
+            mine = rope(mine, model.frequencies, model.rope_factor)
+        yield mine
+
+
 def forward(model, tokens):
     """Residual streams of one document: tokens [t] -> [L + 1, t, C]."""
-    t, d = len(tokens), model.head_dim
+    d = model.head_dim
     x = model.embed[tokens]
     hidden = [x]
-    for w in model.layer:
+    for layer, w in enumerate(model.layer):
         h = rms_norm(x, w["attn_norm"], model.eps)
-        q, k, v = h @ w["wq"], h @ w["wk"], h @ w["wv"]
-        mixed = np.empty((t, model.heads * d))
-        for head in range(model.heads):
+        queries = heads_of(model, layer, h, model.heads, "wq", "bq", "q_norm")
+        keys = list(heads_of(model, layer, h, model.kv_heads, "wk", "bk", "k_norm"))
+        v = h @ w["wv"] + w.get("bv", 0.0)
+        mixed = []
+        for head, query in enumerate(queries):
             kv_head = head // (model.heads // model.kv_heads)
-            mine = slice(head * d, (head + 1) * d)
-            shared = slice(kv_head * d, (kv_head + 1) * d)
-            queries = rope(q[:, mine], model.frequencies, model.rope_factor)
-            keys = rope(k[:, shared], model.frequencies, model.rope_factor)
-            mixed[:, mine] = attend(queries, keys, v[:, shared])
-        x = x + mixed @ w["wo"]
+            mixed.append(attend(query, keys[kv_head], v[:, kv_head * d : (kv_head + 1) * d]))
+        x = x + np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
         h = rms_norm(x, w["mlp_norm"], model.eps)
         x = x + (silu(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]
         hidden.append(x)

@@ -2,10 +2,17 @@
 // Shape of a Llama-style decoder. Names follow Hugging Face's LlamaConfig.
 
 #include <cstdint>
+#include <vector>
 
 #include "core/rope_scaling.hpp"
 
 namespace gyre {
+
+/// What layers may differ in.
+struct LayerKind {
+  bool rotary = true;  ///< queries and keys turn by their positions
+  friend bool operator==(const LayerKind&, const LayerKind&) = default;
+};
 
 struct ModelConfig {
   int64_t vocab_size = 0;  ///< columns in use; token ids are below it
@@ -22,15 +29,27 @@ struct ModelConfig {
   /// Elements of a head that rotary embedding turns: the first ones. 0: all.
   int64_t rotary_dim = 0;
   RopeScaling rope_scaling = {};
+  bool qkv_bias = false;     ///< biases of queries, keys and values
+  bool output_bias = false;  ///< bias of attention's output projection
+  bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before they turn
+  std::vector<LayerKind> layer_kinds = {};  ///< [num_hidden_layers]; empty: all as the default
 
   int64_t rotary_width() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
+  /// `layer` counts from 0.
+  LayerKind kind_of(int64_t layer) const {
+    return layer_kinds.empty() ? LayerKind() : layer_kinds.at(layer);
+  }
+
   int64_t query_width() const { return num_attention_heads * head_dim; }
   int64_t kv_width() const { return num_key_value_heads * head_dim; }
   int64_t parameters() const {
     const int64_t attention = hidden_size * (2 * query_width() + 2 * kv_width());
     const int64_t mlp = 3 * hidden_size * intermediate_size;
-    return num_hidden_layers * (attention + mlp + 2 * hidden_size) +
-           2 * vocab_padded * hidden_size + hidden_size;
+    const int64_t biases =
+        (qkv_bias ? query_width() + 2 * kv_width() : 0) + (output_bias ? hidden_size : 0);
+    const int64_t norms = 2 * hidden_size + (qk_norm ? 2 * head_dim : 0);
+    return num_hidden_layers * (attention + mlp + biases + norms) + 2 * vocab_padded * hidden_size +
+           hidden_size;
   }
 };
 

@@ -73,7 +73,15 @@ void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
                 path);
 }
 
-std::string our_name(const TensorNames& names, const std::string& name, const std::string& file) {
+/// Whether layers have a tensor of this name.
+bool layers_have(const ModelConfig& config, const std::string& leaf) {
+  if (leaf == "bq" || leaf == "bk" || leaf == "bv") return config.qkv_bias;
+  if (leaf == "q_norm" || leaf == "k_norm") return config.qk_norm;
+  return leaf != "bo" || config.output_bias;
+}
+
+std::string our_name(const ModelConfig& config, const TensorNames& names, const std::string& name,
+                     const std::string& file) {
   if (name == names.embed) return "embed";
   if (name == names.final_norm) return "final_norm";
   if (name == names.head) return "head";
@@ -81,7 +89,7 @@ std::string our_name(const TensorNames& names, const std::string& name, const st
   const size_t dot = name.find('.', layer.size());
   if (name.starts_with(layer) && dot != std::string::npos)
     for (const auto& [theirs, ours] : names.of_layer)
-      if (name.substr(dot + 1) == theirs)
+      if (name.substr(dot + 1) == theirs && layers_have(config, ours))
         return fmt::format("layers/{}/{}", name.substr(layer.size(), dot - layer.size()), ours);
   throw_usage("'{}': the tensor '{}' is none of this decoder's; it would not be read", file, name);
 }
@@ -110,7 +118,7 @@ void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::str
                 StoredTensor tensor) {
   const std::string file = tensor.file;
   const auto [at, is_new] =
-      checkpoint.tensors.emplace(our_name(names, name, file), std::move(tensor));
+      checkpoint.tensors.emplace(our_name(checkpoint.config, names, name, file), std::move(tensor));
   if (!is_new) throw_usage("'{}': the tensor '{}' is there twice", file, name);
 }
 

@@ -63,8 +63,8 @@ Checkpoint open_checkpoint(const std::string& path, const std::vector<std::strin
 /// The names that a format gives to the tensors of model_tensors().
 struct TensorNames {
   const char *embed, *final_norm, *head;
-  const char* layer;                                            ///< what precedes "NUMBER.NAME"
-  std::array<std::pair<const char*, const char*>, 9> of_layer;  ///< NAME, and our name
+  const char* layer;                                             ///< what precedes "NUMBER.NAME"
+  std::array<std::pair<const char*, const char*>, 15> of_layer;  ///< NAME, and our name
 };
 /// Adds a tensor by its name in the file. Throws a usage error if the name was added before, or if
 /// this decoder has no such tensor.

@@ -71,7 +71,6 @@ DecoderKey same(const char* name, const char* wanted, double (*value)(const Mode
 
 const std::vector<DecoderKey>& keys() {
   static const std::vector<DecoderKey> all{
-      text("model_type", {"llama", "mistral"}, true),
       {"layer_types", "full_attention in all layers", is_full_attention, true},
       number("use_sliding_window", 0, true),
       number("sliding_window", 0, true),
@@ -84,8 +83,9 @@ const std::vector<DecoderKey>& keys() {
       number("n_routed_experts", 0, true),
       number("kv_lora_rank", 0, true),
       text("rope_type", {"default", "none"}),
+      number("rope_interleaved", 0),
+      number("use_mrope", 0),
       text("hidden_act", {"silu", "swish"}),
-      number("attention_bias", 0),
       number("mlp_bias", 0),
       same("query_pre_attn_scalar", "head_dim",
            [](const ModelConfig& c) { return static_cast<double>(c.head_dim); }),

@@ -111,6 +111,7 @@ using GgufKeys = std::map<std::string, GgufValue>;
 class GgufConfig {
  public:
   GgufConfig(const std::string& path, const GgufKeys& keys) : path_(path), keys_(keys) {}
+  const std::string& path() const { return path_; }
   int64_t whole(const std::string& key, std::optional<int64_t> otherwise = {}) {
     const GgufValue* found = find(key, otherwise.has_value());
     if (found == nullptr) return *otherwise;
@@ -134,11 +135,11 @@ class GgufConfig {
     const auto* value = found == nullptr ? nullptr : std::get_if<GgufList>(found);
     return value == nullptr ? GgufList{} : *value;
   }
-  /// Throws for each key of the decoder that was not asked for.
-  void refuse_others(const std::vector<std::string>& ignored) const {
+  /// Throws for each key of the architecture that was not asked for.
+  void refuse_others(const std::string& prefix, const std::vector<std::string>& ignored) const {
     ConfigErrors errors;
     for (const auto& [key, value] : keys_) {
-      const bool is_ours = key.starts_with("llama.") && !read_.contains(key);
+      const bool is_ours = key.starts_with(prefix) && !read_.contains(key);
       if (is_ours && std::find(ignored.begin(), ignored.end(), key) == ignored.end())
         errors.add("the key '{}' is not known; --ignore-key {} if it changes no result", key, key);
     }
@@ -157,9 +158,10 @@ class GgufConfig {
   std::set<std::string> read_;
 };
 
-/// Scaling by 'llama.rope.scaling.*'; that of Llama 3.1 is a tensor instead (read_rope_freqs).
-RopeScaling gguf_rope_scaling(const std::string& path, GgufConfig& file) {
-  const std::string prefix = "llama.rope.scaling.";
+/// Scaling by 'rope.scaling.*' of an architecture; that of Llama 3.1 is a tensor instead
+/// (read_rope_freqs).
+RopeScaling gguf_rope_scaling(GgufConfig& file, const std::string& architecture) {
+  const std::string prefix = architecture + "rope.scaling.";
   RopeScaling s;
   s.factor = file.real(prefix + "factor", 1);
   const std::string type = file.text(prefix + "type", s.factor == 1 ? "none" : "linear");
@@ -171,7 +173,7 @@ RopeScaling gguf_rope_scaling(const std::string& path, GgufConfig& file) {
     s.attention_factor = yarn_attention_factor(s.factor);
   } else if (type != "none") {
     throw_usage("'{}': '{}type' is '{}'; types that can be computed are none, linear and yarn",
-                path, prefix, type);
+                file.path(), prefix, type);
   } else {
     s.factor = 1;
   }
@@ -187,8 +189,7 @@ void read_rope_freqs(ModelConfig& config, const StoredTensor& tensor) {
     throw_usage("{} is {}; wanted: float32 {}", what, h5::to_string(tensor.shape),
                 h5::to_string(wanted));
   if (s.type != RopeType::plain)
-    throw_usage("{} and 'llama.rope.scaling.type' are both there; one of them can be computed",
-                what);
+    throw_usage("{} and 'rope.scaling.type' are both there; one of them can be computed", what);
   std::vector<float> divisors(static_cast<size_t>(wanted[0]));
   decode_weights(tensor.encoding, tensor.data, 0, divisors);
   s.type = RopeType::divided;
@@ -198,41 +199,71 @@ void read_rope_freqs(ModelConfig& config, const StoredTensor& tensor) {
   errors.throw_if_any(tensor.file);
 }
 
-void require(bool holds, const std::string& path, const char* key, const char* wanted) {
+void require(bool holds, const std::string& path, const std::string& key, const char* wanted) {
   if (!holds) throw_usage("'{}': '{}' asks for another decoder; wanted: {}", path, key, wanted);
 }
 
-ModelConfig gguf_config(const std::string& path, const GgufKeys& keys,
-                        const std::vector<std::string>& ignored) {
-  GgufConfig file(path, keys);
-  const std::string architecture = file.text("general.architecture");
-  if (architecture != "llama")
-    throw_usage("'{}': 'general.architecture' is '{}'; wanted: llama", path, architecture);
-  ModelConfig c;
-  c.hidden_size = file.whole("llama.embedding_length");
-  c.num_hidden_layers = file.whole("llama.block_count");
-  c.num_attention_heads = file.whole("llama.attention.head_count");
-  c.num_key_value_heads = file.whole("llama.attention.head_count_kv", c.num_attention_heads);
-  c.intermediate_size = file.whole("llama.feed_forward_length");
-  c.head_dim = file.whole("llama.attention.key_length",
-                          c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
-  c.vocab_size = file.whole("llama.vocab_size", file.list("tokenizer.ggml.tokens").length);
-  c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), 128);
-  c.rope_theta = file.real("llama.rope.freq_base", 1e4);
-  c.rms_norm_eps = file.real("llama.attention.layer_norm_rms_epsilon");
-  const int64_t turning = file.whole("llama.rope.dimension_count", c.head_dim);
-  require(turning >= 2 && turning % 2 == 0 && turning <= c.head_dim, path,
-          "llama.rope.dimension_count", "an even number up to the head's width");
+/// What tells the architectures of llama.cpp apart.
+struct GgufArchitecture {
+  const char* name;
+  bool qk_norm;
+  bool interleaved_rotary;  ///< pairs of rotary embedding are neighbours, not halves of a head
+};
+constexpr GgufArchitecture architectures[] = {
+    {"llama", false, true}, {"qwen2", false, false}, {"qwen3", true, false}};
+
+const GgufArchitecture& architecture_of(GgufConfig& file) {
+  const std::string name = file.text("general.architecture");
+  for (const GgufArchitecture& architecture : architectures)
+    if (name == architecture.name) return architecture;
+  throw_usage("'{}': 'general.architecture' is '{}'; wanted: llama, qwen2 or qwen3", file.path(),
+              name);
+}
+
+/// `biases`: tensors of layer 0 that end in ".bias".
+void set_features(ModelConfig& c, const GgufArchitecture& architecture, GgufConfig& file,
+                  const std::set<std::string>& biases) {
+  c.qk_norm = architecture.qk_norm;
+  c.qkv_bias = biases.contains("blk.0.attn_q.bias");
+  c.output_bias = biases.contains("blk.0.attn_output.bias");
+  const std::string prefix = std::string(architecture.name) + ".";
+  const std::string turning_key = prefix + "rope.dimension_count";
+  const int64_t turning = file.whole(turning_key, c.head_dim);
+  require(turning >= 2 && turning % 2 == 0 && turning <= c.head_dim, file.path(), turning_key,
+          "an even number up to the head's width");
   if (turning != c.head_dim) c.rotary_dim = turning;
-  c.rope_scaling = gguf_rope_scaling(path, file);
-  require(file.whole("llama.attention.value_length", c.head_dim) == c.head_dim, path,
-          "llama.attention.value_length", "values as wide as keys");
-  require(file.whole("llama.expert_count", 0) == 0, path, "llama.expert_count", "0");
-  file.whole("llama.context_length", 0);  // changes nothing
-  file.refuse_others(ignored);
+  c.rope_theta = file.real(prefix + "rope.freq_base", 1e4);
+  c.rope_scaling = gguf_rope_scaling(file, prefix);
+}
+
+ModelConfig gguf_config(GgufConfig& file, const GgufArchitecture& architecture,
+                        const std::set<std::string>& biases,
+                        const std::vector<std::string>& ignored) {
+  const std::string prefix = std::string(architecture.name) + ".";
+  ModelConfig c;
+  c.hidden_size = file.whole(prefix + "embedding_length");
+  c.num_hidden_layers = file.whole(prefix + "block_count");
+  c.num_attention_heads = file.whole(prefix + "attention.head_count");
+  c.num_key_value_heads = file.whole(prefix + "attention.head_count_kv", c.num_attention_heads);
+  c.intermediate_size = file.whole(prefix + "feed_forward_length");
+  c.head_dim = file.whole(prefix + "attention.key_length",
+                          c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
+  c.vocab_size = file.whole(prefix + "vocab_size", file.list("tokenizer.ggml.tokens").length);
+  c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), 128);
+  c.rms_norm_eps = file.real(prefix + "attention.layer_norm_rms_epsilon");
+  set_features(c, architecture, file, biases);
+  const std::string value_key = prefix + "attention.value_length";
+  require(file.whole(value_key, c.head_dim) == c.head_dim, file.path(), value_key,
+          "values as wide as keys");
+  const std::string experts_key = prefix + "expert_count";
+  require(file.whole(experts_key, 0) == 0, file.path(), experts_key, "0");
+  file.whole(prefix + "context_length", 0);  // changes nothing
+  file.refuse_others(prefix, ignored);
   ConfigErrors errors;
+  if (c.output_bias && !c.qkv_bias)
+    errors.add("there is 'blk.0.attn_output.bias', but no 'blk.0.attn_q.bias'");
   check_config(errors, c);
-  errors.throw_if_any(path);
+  errors.throw_if_any(file.path());
   return c;
 }
 
@@ -268,7 +299,13 @@ constexpr TensorNames llama_cpp = {"token_embd.weight",
                                      {"attn_q.weight", "wq"},
                                      {"attn_k.weight", "wk"},
                                      {"attn_v.weight", "wv"},
+                                     {"attn_q.bias", "bq"},
+                                     {"attn_k.bias", "bk"},
+                                     {"attn_v.bias", "bv"},
+                                     {"attn_q_norm.weight", "q_norm"},
+                                     {"attn_k_norm.weight", "k_norm"},
                                      {"attn_output.weight", "wo"},
+                                     {"attn_output.bias", "bo"},
                                      {"ffn_norm.weight", "mlp_norm"},
                                      {"ffn_gate.weight", "w_gate"},
                                      {"ffn_up.weight", "w_up"},
@@ -326,13 +363,18 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
     if (const auto [at, is_new] = keys.emplace(std::move(key), std::move(value)); !is_new)
       throw_usage("'{}': the key '{}' is there twice", path, at->first);
   }
-  checkpoint.config = gguf_config(path, keys, ignored_keys);
   GgufConfig config(path, keys);
   const std::string tokens = config.list("tokenizer.ggml.tokens").sha256;
   if (!tokens.empty()) checkpoint.tokenizer = "sha256:" + tokens;
-  checkpoint.interleaved_rotary = true;
   std::vector<GgufEntry> entries;
-  for (uint64_t i = 0; i < tensors; ++i) entries.push_back(read_entry(parser, path));
+  std::set<std::string> biases;
+  for (uint64_t i = 0; i < tensors; ++i) {
+    entries.push_back(read_entry(parser, path));
+    if (entries.back().name.ends_with(".bias")) biases.insert(entries.back().name);
+  }
+  const GgufArchitecture& architecture = architecture_of(config);
+  checkpoint.config = gguf_config(config, architecture, biases, ignored_keys);
+  checkpoint.interleaved_rotary = architecture.interleaved_rotary;
   const int64_t alignment = config.whole("general.alignment", 32);
   if (alignment < 1 || alignment > 1 << 20)
     throw_usage("'{}': 'general.alignment' is {}; it must be from 1 to 2^20", path, alignment);

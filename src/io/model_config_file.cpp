@@ -9,6 +9,7 @@
 #include "core/index.hpp"
 #include "core/json.hpp"
 #include "io/decoder_keys.hpp"
+#include "io/model_features.hpp"
 #include "io/model_file.hpp"
 #include "io/resources.hpp"
 #include "io/rope_keys.hpp"
@@ -39,8 +40,8 @@ class Config {
     throw_usage("{}: '{}' is {}; wanted: a whole number", path_, key, shown_json(json_[key]));
   }
   int64_t whole_or(const char* key, int64_t usual) const { return given(key) ? whole(key) : usual; }
-  double real(const char* key) const {
-    if (!given(key)) throw_usage("{} lacks '{}'", path_, key);
+  double real_or(const char* key, double usual) const {
+    if (!given(key)) return usual;
     if (json_[key].is_number()) return json_[key].get<double>();
     throw_usage("{}: '{}' is {}; wanted: a number", path_, key, shown_json(json_[key]));
   }
@@ -64,23 +65,30 @@ class Config {
   const Json& json_;
 };
 
-ModelConfig shape_of(const Config& file) {
+const ModelFamily& family_of(const Config& file, const std::string& path) {
+  const h5::AttributeValue type = file.value("model_type");
+  const ModelFamily* family = find_family(type);
+  if (family == nullptr)
+    throw_usage("{}: 'model_type' is {}; models that can be computed are {}", path, to_string(type),
+                family_names());
+  return *family;
+}
+
+ModelConfig shape_of(const Config& file, const ModelFamily& family) {
   ModelConfig c;
   c.vocab_size = file.whole("vocab_size");
   c.hidden_size = file.whole("hidden_size");
   c.num_hidden_layers = file.whole("num_hidden_layers");
   c.num_attention_heads = file.whole("num_attention_heads");
-  c.num_key_value_heads = file.whole_or("num_key_value_heads", c.num_attention_heads);
-  c.head_dim =
-      file.whole_or("head_dim", c.hidden_size / std::max<int64_t>(1, c.num_attention_heads));
+  c.num_key_value_heads = file.whole_or(
+      "num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : c.num_attention_heads);
+  const int64_t share = c.hidden_size / std::max<int64_t>(1, c.num_attention_heads);
+  c.head_dim = file.whole_or("head_dim", family.head_dim > 0 ? family.head_dim : share);
   c.intermediate_size = file.whole("intermediate_size");
   constexpr int64_t padding = 128;
   c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), padding);
   return c;
 }
-
-/// LlamaConfig's default.
-constexpr double usual_rope_theta = 1e4;
 
 void check(const Config& file, const ModelConfig& config, bool only_layers, ConfigErrors& errors,
            const std::string& path) {
@@ -89,6 +97,8 @@ void check(const Config& file, const ModelConfig& config, bool only_layers, Conf
                      [&](const std::string& key) { return file.value(key); });
   errors.throw_if_any(path);
 }
+
+constexpr double usual_norm_eps = 1e-6;  // the default of transformers
 
 constexpr const char* read_keys[] = {
     "vocab_size",          "hidden_size",         "num_hidden_layers",
@@ -110,15 +120,18 @@ constexpr const char* harmless_keys[] = {"_name_or_path",          "architecture
 ModelConfig parse_model_config(const std::string& path, const std::string& text) {
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
-  ModelConfig c = shape_of(file);
-  c.rms_norm_eps = 1e-5;  // changes no time
-  c.rope_theta = usual_rope_theta;
+  const ModelFamily& family = family_of(file, path);
+  ModelConfig c = shape_of(file, family);
+  c.rms_norm_eps = usual_norm_eps;
+  c.rope_theta = family.rope_theta;
   ConfigErrors errors, of_angles;
+  read_features(
+      errors, [&](const std::string& key) { return file.value(key); }, family, c);
   const ModelConfig plain = c;
   read_rope(
       of_angles, [&](const std::string& key) { return file.value(key); }, c);
   check_rope(of_angles, c);
-  if (!of_angles.empty()) c = plain;  // angles change no time either
+  if (!of_angles.empty()) c = plain;  // angles change no time
   check(file, c, true, errors, path);
   return c;
 }
@@ -127,16 +140,20 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
                                     const std::vector<std::string>& ignored_keys, bool& tied_head) {
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
-  ModelConfig c = shape_of(file);
-  c.rms_norm_eps = file.real("rms_norm_eps");
-  tied_head = file.flag_or("tie_word_embeddings", false);
+  const ModelFamily& family = family_of(file, path);
+  ModelConfig c = shape_of(file, family);
+  c.rms_norm_eps = file.real_or("rms_norm_eps", usual_norm_eps);
+  tied_head = file.flag_or("tie_word_embeddings", family.tied_head);
   std::set<std::string> known(ignored_keys.begin(), ignored_keys.end());
   known.insert(std::begin(read_keys), std::end(read_keys));
   known.insert(std::begin(harmless_keys), std::end(harmless_keys));
   known.insert(std::begin(rope_keys), std::end(rope_keys));
+  known.insert(std::begin(feature_keys), std::end(feature_keys));
   for (const std::string& key : decoder_keys()) known.insert(key);
   ConfigErrors errors;
-  c.rope_theta = usual_rope_theta;
+  read_features(
+      errors, [&](const std::string& key) { return file.value(key); }, family, c);
+  c.rope_theta = family.rope_theta;
   read_rope(
       errors, [&](const std::string& key) { return file.value(key); }, c);
   for (const std::string& key : file.keys())

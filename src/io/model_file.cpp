@@ -6,6 +6,7 @@
 
 #include "comm/agree.hpp"
 #include "io/decoder_keys.hpp"
+#include "io/model_features.hpp"
 #include "io/rope_keys.hpp"
 
 namespace gyre {
@@ -25,31 +26,35 @@ ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   config.intermediate_size = reader.integer(group, "intermediate_size");
   config.rope_theta = reader.real(group, "rope_theta");
   config.rms_norm_eps = reader.real(group, "rms_norm_eps");
-  if (reader.errors().empty())
-    read_rope(
-        reader.errors(), [&](const std::string& key) { return file.attribute(group, key); },
-        config);
+  const auto value = [&](const std::string& key) { return file.attribute(group, key); };
+  if (reader.errors().empty()) read_rope(reader.errors(), value, config);
+  if (reader.errors().empty()) read_feature_attributes(reader.errors(), value, config);
   return config;
 }
 
 /// Adds errors for tensors that this decoder does not read and attributes that it does not support.
 void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelConfig& config) {
-  check_decoder_keys(reader.errors(), config, false,
-                     [&](const std::string& key) { return file.attribute(group, key); });
+  const auto value = [&](const std::string& key) { return file.attribute(group, key); };
+  check_decoder_keys(reader.errors(), config, false, value);
+  check_family(reader.errors(), value("model_type"), config);
   std::set<std::string> known;
   for (const auto& [name, shape] : model_tensors(config)) known.insert(name);
   for (const std::string& name : file.datasets_below(group))
     if (!known.contains(name))
       reader.errors().add(
-          "dataset '{}/{}' is none of this decoder's tensors ({} layers without biases and without "
-          "norms of queries and keys), and would not be read",
-          group, name, config.num_hidden_layers);
+          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}), and would not be "
+          "read",
+          group, name, config.num_hidden_layers, config.qkv_bias ? "" : " without qkv_bias",
+          config.output_bias ? "" : ", without attention_bias",
+          config.qk_norm ? "" : ", without qk_norm");
 }
 
 std::vector<std::string> attributes_of_decoders() {
   std::vector<std::string> places;
   for (const std::string& key : decoder_keys()) places.push_back(fmt::format("{}@{}", group, key));
   for (const char* key : rope_keys) places.push_back(fmt::format("{}@{}", group, key));
+  for (const char* key : feature_attributes) places.push_back(fmt::format("{}@{}", group, key));
+  places.push_back(fmt::format("{}@model_type", group));
   return places;
 }
 
@@ -132,7 +137,17 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
     add("wq", {c.hidden_size, q});
     add("wk", {c.hidden_size, kv});
     add("wv", {c.hidden_size, kv});
+    if (c.qkv_bias) {
+      add("bq", {q});
+      add("bk", {kv});
+      add("bv", {kv});
+    }
+    if (c.qk_norm) {
+      add("q_norm", {c.head_dim});
+      add("k_norm", {c.head_dim});
+    }
     add("wo", {q, c.hidden_size});
+    if (c.output_bias) add("bo", {c.hidden_size});
     add("mlp_norm", {c.hidden_size});
     add("w_gate", {c.hidden_size, c.intermediate_size});
     add("w_up", {c.hidden_size, c.intermediate_size});

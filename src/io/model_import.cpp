@@ -8,6 +8,7 @@
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
+#include "io/model_features.hpp"
 #include "io/model_file.hpp"
 #include "io/rope_keys.hpp"
 #include "runtime/buffer.hpp"
@@ -37,6 +38,12 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   if (c.rotary_dim != 0) file.write_attribute("/model", "rotary_dim", c.rotary_dim);
   if (c.rope_scaling.type != RopeType::plain)
     file.write_attribute("/model", "rope_scaling", rope_json(c.rope_scaling));
+  for (const auto& [name, value] : feature_values(c)) {
+    if (const auto* whole = std::get_if<int64_t>(&value))
+      file.write_attribute("/model", name, *whole);
+    else
+      file.write_attribute("/model", name, std::get<std::string>(value));
+  }
   if (!checkpoint.tokenizer.empty())
     file.write_attribute("/model", "tokenizer", checkpoint.tokenizer);
   for (const auto& [name, shape] : model_tensors(c))
@@ -54,7 +61,8 @@ class Source {
         stored_rows_(tensor_.shape.size() == 2 ? tensor_.shape[0] : 1),
         stored_columns_(tensor_.shape.back()),
         columns_(shape.back()) {
-    const bool rotary = name.ends_with("/wq") || name.ends_with("/wk");
+    const bool rotary = name.ends_with("/wq") || name.ends_with("/wk") || name.ends_with("/bq") ||
+                        name.ends_with("/bk");
     if (rotary && checkpoint.interleaved_rotary) {
       head_dim_ = checkpoint.config.head_dim;
       rotary_dim_ = checkpoint.config.rotary_width();
@@ -69,6 +77,8 @@ class Source {
     std::fill(out.begin(), out.end(), 0.0F);
     if (transposed_)
       read_transposed(begin, count, out);
+    else if (head_dim_ > 0)
+      read_bias(out);
     else
       for (int64_t r = begin; r < std::min(begin + count, stored_rows_); ++r)
         decode(r, 0, out.subspan((r - begin) * columns_, columns_));
@@ -99,6 +109,12 @@ class Source {
         for (int64_t r = 0; r < some; ++r)
           out[i * columns_ + place_of(first + r)] = rows[r * count + i];
     }
+  }
+
+  void read_bias(std::span<float> out) const {
+    std::vector<float> values(out.size());
+    decode(0, 0, values);
+    for (int64_t i = 0; i < columns_; ++i) out[place_of(i)] = values[i];
   }
 
   const StoredTensor& tensor_;

@@ -76,6 +76,25 @@ __global__ void __launch_bounds__(threads) add_kernel(Rows x, ConstRows y) {
   for (int64_t c = threadIdx.x; c < x.cols; c += threads) to[c] += from[c];
 }
 
+__global__ void __launch_bounds__(threads) add_bias_kernel(Rows x, const float* bias) {
+  float* to = x.mine();
+  for (int64_t c = threadIdx.x; c < x.cols; c += threads) to[c] += bias[c];
+}
+
+/// One warp for each head.
+__global__ void __launch_bounds__(threads)
+    head_norm_kernel(Rows x, int64_t head_dim, const float* weight, float eps) {
+  const int64_t lane = threadIdx.x % warp_lanes;
+  for (int64_t head = threadIdx.x / warp_lanes; head < x.cols / head_dim;
+       head += threads / warp_lanes) {
+    float* mine = x.mine() + head * head_dim;
+    float squares = 0;
+    for (int64_t c = lane; c < head_dim; c += warp_lanes) squares += mine[c] * mine[c];
+    const float scale = rms_scale(warp_sum(squares), head_dim, eps);
+    for (int64_t c = lane; c < head_dim; c += warp_lanes) mine[c] = mine[c] * scale * weight[c];
+  }
+}
+
 __global__ void __launch_bounds__(threads) silu_multiply_kernel(Rows gate, ConstRows up) {
   float* to = gate.mine();
   const float* from = up.mine();
@@ -133,6 +152,14 @@ class CudaDecoderOps final : public DecoderOps {
   }
   void linear(MatrixView<const float> x, MatrixView<const float> w, MatrixView<float> y) override {
     cuda_gemm(x, Transpose::no, w, Transpose::no, y, false, stream_);
+  }
+  void add_bias(MatrixView<float> x, const float* bias) override {
+    launch(for_each_row(x), add_bias_kernel, rows_of(x), bias);
+  }
+  void head_norm(MatrixView<float> x, int64_t head_dim, const float* weight, float eps) override {
+    GYRE_CHECK(head_dim > 0 && x.cols % head_dim == 0, "{} columns in heads of {}", x.cols,
+               head_dim);
+    launch(for_each_row(x), head_norm_kernel, rows_of(x), head_dim, weight, eps);
   }
   void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
             const Rotary& rotary) override {

@@ -120,8 +120,20 @@ const Buffer<float>& DecoderWeights::of(Weight weight, int64_t layer) const {
       return l.wk;
     case Weight::wv:
       return l.wv;
+    case Weight::bq:
+      return l.bq;
+    case Weight::bk:
+      return l.bk;
+    case Weight::bv:
+      return l.bv;
+    case Weight::q_norm:
+      return l.q_norm;
+    case Weight::k_norm:
+      return l.k_norm;
     case Weight::wo:
       return l.wo;
+    case Weight::bo:
+      return l.bo;
     case Weight::mlp_norm:
       return l.mlp_norm;
     case Weight::w_gate:
@@ -138,7 +150,8 @@ void DecoderWeights::move_to(Stream& stream) {
   move(embed);
   for (Layer& l : layers)
     for (Buffer<float>* buffer :
-         {&l.attn_norm, &l.wq, &l.wk, &l.wv, &l.wo, &l.mlp_norm, &l.w_gate, &l.w_up, &l.w_down})
+         {&l.attn_norm, &l.wq, &l.wk, &l.wv, &l.bq, &l.bk, &l.bv, &l.q_norm, &l.k_norm, &l.wo,
+          &l.bo, &l.mlp_norm, &l.w_gate, &l.w_up, &l.w_down})
       move(*buffer);
   move(final_norm);
   move(head);
@@ -173,33 +186,66 @@ std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks) {
   return allowed;
 }
 
-DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const WeightReader& read) {
-  const int64_t q = c.query_width() / tp, kv = c.kv_width() / tp, inner = c.intermediate_size / tp;
-  const int64_t vocab_columns = c.vocab_padded / tp;
-  const auto columns = [&](const std::string& name, int64_t width) {
+namespace {
+
+/// Reads one tensor-parallel rank's part of each weight.
+struct PartReader {
+  const ModelConfig& c;
+  int tp, tp_rank;
+  const WeightReader& read;
+
+  Buffer<float> columns(const std::string& name, int64_t width) const {
     return read(name, 0, c.hidden_size, tp_rank * width, width);
-  };
-  const auto rows = [&](const std::string& name, int64_t height) {
-    return read(name, tp_rank * height, height, 0, c.hidden_size);
-  };
-  DecoderWeights weights;
-  weights.embed = rows("embed", vocab_columns);
-  for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
-    const auto name = [&](const char* leaf) { return fmt::format("layers/{}/{}", l, leaf); };
-    DecoderWeights::Layer layer;
-    layer.attn_norm = read(name("attn_norm"), 0, 1, 0, c.hidden_size);
-    layer.wq = columns(name("wq"), q);
-    layer.wk = columns(name("wk"), kv);
-    layer.wv = columns(name("wv"), kv);
-    layer.wo = rows(name("wo"), q);
-    layer.mlp_norm = read(name("mlp_norm"), 0, 1, 0, c.hidden_size);
-    layer.w_gate = columns(name("w_gate"), inner);
-    layer.w_up = columns(name("w_up"), inner);
-    layer.w_down = rows(name("w_down"), inner);
-    weights.layers.push_back(std::move(layer));
   }
-  weights.final_norm = read("final_norm", 0, 1, 0, c.hidden_size);
-  weights.head = columns("head", vocab_columns);
+  Buffer<float> rows(const std::string& name, int64_t height) const {
+    return read(name, tp_rank * height, height, 0, c.hidden_size);
+  }
+  Buffer<float> whole(const std::string& name, int64_t width) const {
+    return read(name, 0, 1, 0, width);
+  }
+  Buffer<float> part(const std::string& name, int64_t width) const {
+    return read(name, 0, 1, tp_rank * width, width);
+  }
+  DecoderWeights::Layer layer(int64_t number) const;
+};
+
+DecoderWeights::Layer PartReader::layer(int64_t number) const {
+  const auto name = [&](const char* leaf) { return fmt::format("layers/{}/{}", number, leaf); };
+  const int64_t q = width_of(Activation::q, c, tp), kv = width_of(Activation::k, c, tp);
+  const int64_t inner = width_of(Activation::gate, c, tp);
+  DecoderWeights::Layer layer;
+  layer.attn_norm = whole(name("attn_norm"), c.hidden_size);
+  layer.wq = columns(name("wq"), q);
+  layer.wk = columns(name("wk"), kv);
+  layer.wv = columns(name("wv"), kv);
+  if (c.qkv_bias) {
+    layer.bq = part(name("bq"), q);
+    layer.bk = part(name("bk"), kv);
+    layer.bv = part(name("bv"), kv);
+  }
+  if (c.qk_norm) {
+    layer.q_norm = whole(name("q_norm"), c.head_dim);
+    layer.k_norm = whole(name("k_norm"), c.head_dim);
+  }
+  layer.wo = rows(name("wo"), q);
+  if (c.output_bias) layer.bo = whole(name("bo"), c.hidden_size);
+  layer.mlp_norm = whole(name("mlp_norm"), c.hidden_size);
+  layer.w_gate = columns(name("w_gate"), inner);
+  layer.w_up = columns(name("w_up"), inner);
+  layer.w_down = rows(name("w_down"), inner);
+  return layer;
+}
+
+}  // namespace
+
+DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const WeightReader& read) {
+  const PartReader reader{c, tp, tp_rank, read};
+  const int64_t vocab_columns = width_of(Activation::logits, c, tp);
+  DecoderWeights weights;
+  weights.embed = reader.rows("embed", vocab_columns);
+  for (int64_t l = 0; l < c.num_hidden_layers; ++l) weights.layers.push_back(reader.layer(l));
+  weights.final_norm = reader.whole("final_norm", c.hidden_size);
+  weights.head = reader.columns("head", vocab_columns);
   return weights;
 }
 
@@ -257,6 +303,15 @@ void Decoder::run(const decoder_step::Norm& step, int64_t layer, Workspace& w) {
 void Decoder::run(const decoder_step::Linear& step, int64_t layer, Workspace& w) {
   const MatrixView<const float> in = w.at(step.in);
   ops_->linear(in, as_matrix(weights_.of(step.weight, layer), in.cols), w.at(step.out));
+}
+
+void Decoder::run(const decoder_step::AddBias& step, int64_t layer, Workspace& w) {
+  ops_->add_bias(w.at(step.data), weights_.of(step.bias, layer).data());
+}
+
+void Decoder::run(const decoder_step::HeadNorm& step, int64_t layer, Workspace& w) {
+  ops_->head_norm(w.at(step.data), config_.head_dim, weights_.of(step.weight, layer).data(),
+                  static_cast<float>(config_.rms_norm_eps));
 }
 
 void Decoder::run(const decoder_step::Rope& /*step*/, int64_t /*layer*/, Workspace& w) {

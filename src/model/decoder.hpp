@@ -5,8 +5,8 @@
 //
 // Context parallelism splits tokens: every rank runs its own slots, and only attention
 // communicates, as its plan says. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits
-// heads, intermediate columns and vocabulary: wq, wk, wv, w_gate, w_up and head by columns, wo,
-// w_down and embed by rows. All-reduces after embed, wo and w_down sum the parts; x is the same on
+// heads, intermediate columns and vocabulary: wq, wk, wv, their biases, w_gate, w_up and head by
+// columns, wo, w_down and embed by rows. All-reduces after embed, wo and w_down sum the parts; x is the same on
 // all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
 //
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
@@ -42,6 +42,7 @@ using WeightReader = std::function<Buffer<float>(const std::string& name, int64_
 struct DecoderWeights {
   struct Layer {
     Buffer<float> attn_norm, wq, wk, wv, wo, mlp_norm, w_gate, w_up, w_down;
+    Buffer<float> bq, bk, bv, bo, q_norm, k_norm;  ///< empty if the model has none
   };
   Buffer<float> embed;  ///< [vocab_padded / tp, hidden]
   std::vector<Layer> layers;
@@ -110,6 +111,8 @@ class Decoder {
   void run(const decoder_step::AllReduce& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Norm& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Linear& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::AddBias& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::HeadNorm& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Rope& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Attention& step, int64_t layer, Workspace& w);
   void run(const decoder_step::SiluMultiply& step, int64_t layer, Workspace& w);

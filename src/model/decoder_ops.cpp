@@ -33,6 +33,17 @@ class HostDecoderOps final : public DecoderOps {
   void linear(MatrixView<const float> x, MatrixView<const float> w, MatrixView<float> y) override {
     gemm(x, w, y);
   }
+  void add_bias(MatrixView<float> x, const float* bias) override {
+    for (int64_t i = 0; i < x.rows; ++i)
+      add_in_place(x.rows_from(i, 1), MatrixView<const float>(bias, 1, x.cols));
+  }
+  void head_norm(MatrixView<float> x, int64_t head_dim, const float* weight, float eps) override {
+    const std::span<const float> weights(weight, static_cast<size_t>(head_dim));
+    for (int64_t i = 0; i < x.rows; ++i) {
+      const MatrixView<float> heads(x.row(i), x.cols / head_dim, head_dim);
+      rms_norm(heads, weights, eps, heads);
+    }
+  }
   void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
             const Rotary& rotary) override {
     apply_rope(q, head_dim, rotary, positions_);

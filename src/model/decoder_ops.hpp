@@ -4,12 +4,14 @@
 //     embed           x <- rows of the embedding, those of this rank's part of the vocabulary
 //     add_rms_norm    x <- x + y;  h <- rms_norm(x) · weight   one pass over the row
 //     linear          y <- x · w
+//     add_bias        x <- x + bias                    one pass
+//     head_norm       x <- rms_norm(x) · weight        of each head, one pass
 //     rope            q, k rotated in place            one pass, angles once for all heads
 //     silu_multiply   gate <- silu(gate) · up          one pass
 //
 // The host uses elementwise.hpp and gemm.hpp; a device uses cuda_decoder_ops.cu and cuda_gemm.hpp.
 // All but linear are bound by memory bandwidth. Bytes moved per element of a row: add_rms_norm 16
-// (12 without y), rope 8, silu_multiply 12, embed 8.
+// (12 without y), add_bias, head_norm and rope 8, silu_multiply 12, embed 8.
 
 #include <cstdint>
 #include <memory>
@@ -42,6 +44,10 @@ class DecoderOps {
   /// y [slots, n] <- x [slots, k] · w [k, n]
   virtual void linear(MatrixView<const float> x, MatrixView<const float> w,
                       MatrixView<float> y) = 0;
+  /// x [slots, columns] += bias [columns]
+  virtual void add_bias(MatrixView<float> x, const float* bias) = 0;
+  /// RMS norm of each head of x [slots, heads · head_dim], in place; weight [head_dim].
+  virtual void head_norm(MatrixView<float> x, int64_t head_dim, const float* weight, float eps) = 0;
   /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim] in place by the
   /// positions of the slots; see apply_rope.
   virtual void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,

@@ -72,21 +72,43 @@ void add(Matrix& x, const Matrix& y) {
   for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
-void apply_layer(const ModelConfig& c, const DecoderWeights::Layer& layer, size_t tokens,
-                 Matrix& x) {
-  const size_t hidden = c.hidden_size, inner = c.intermediate_size;
-  const size_t q_width = c.query_width(), kv_width = c.kv_width();
+void add_to_rows(Matrix& x, const Buffer<float>& bias) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] += bias[static_cast<int64_t>(i) % bias.size()];
+}
+
+Matrix attention(const ModelConfig& c, const DecoderWeights::Layer& layer, const LayerKind& kind,
+                 size_t tokens, const Matrix& h) {
+  const size_t hidden = c.hidden_size, q_width = c.query_width(), kv_width = c.kv_width();
   const size_t heads = c.num_attention_heads, kv_heads = c.num_key_value_heads;
   const size_t dim = c.head_dim;
-  Matrix h = rms_norm(x, layer.attn_norm, c.rms_norm_eps, hidden);
   Matrix q = product(h, layer.wq, tokens, hidden, q_width);
   Matrix k = product(h, layer.wk, tokens, hidden, kv_width);
-  const Matrix v = product(h, layer.wv, tokens, hidden, kv_width);
-  const Rotary rotary = rotary_of(c);
-  rotate(q, heads, dim, rotary);
-  rotate(k, kv_heads, dim, rotary);
-  add(x, product(attend(q, k, v, tokens, heads, kv_heads, dim), layer.wo, tokens, q_width, hidden));
-  h = rms_norm(x, layer.mlp_norm, c.rms_norm_eps, hidden);
+  Matrix v = product(h, layer.wv, tokens, hidden, kv_width);
+  if (c.qkv_bias) {
+    add_to_rows(q, layer.bq);
+    add_to_rows(k, layer.bk);
+    add_to_rows(v, layer.bv);
+  }
+  if (c.qk_norm) {
+    q = rms_norm(q, layer.q_norm, c.rms_norm_eps, dim);
+    k = rms_norm(k, layer.k_norm, c.rms_norm_eps, dim);
+  }
+  if (kind.rotary) {
+    const Rotary rotary = rotary_of(c);
+    rotate(q, heads, dim, rotary);
+    rotate(k, kv_heads, dim, rotary);
+  }
+  Matrix out =
+      product(attend(q, k, v, tokens, heads, kv_heads, dim), layer.wo, tokens, q_width, hidden);
+  if (c.output_bias) add_to_rows(out, layer.bo);
+  return out;
+}
+
+void apply_layer(const ModelConfig& c, const DecoderWeights::Layer& layer, const LayerKind& kind,
+                 size_t tokens, Matrix& x) {
+  const size_t hidden = c.hidden_size, inner = c.intermediate_size;
+  add(x, attention(c, layer, kind, tokens, rms_norm(x, layer.attn_norm, c.rms_norm_eps, hidden)));
+  const Matrix h = rms_norm(x, layer.mlp_norm, c.rms_norm_eps, hidden);
   Matrix gate = product(h, layer.w_gate, tokens, hidden, inner);
   const Matrix up = product(h, layer.w_up, tokens, hidden, inner);
   for (size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
@@ -105,7 +127,7 @@ ReferenceScores score_document_reference(
     for (size_t i = 0; i < hidden; ++i) x.push_back(weights.embed[token * c.hidden_size + i]);
   if (observe) observe(0, x);
   for (size_t l = 0; l < weights.layers.size(); ++l) {
-    apply_layer(c, weights.layers[l], tokens, x);
+    apply_layer(c, weights.layers[l], c.kind_of(static_cast<int64_t>(l)), tokens, x);
     if (observe) observe(l + 1, x);
   }
   const Matrix logits = product(rms_norm(x, weights.final_norm, c.rms_norm_eps, hidden),

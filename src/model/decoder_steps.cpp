@@ -2,29 +2,37 @@
 
 namespace gyre {
 
+namespace {
+
+using namespace decoder_step;
+using A = Activation;
+using W = Weight;
+
+std::vector<DecoderOperation> layer_operations(const ModelConfig& config, int64_t layer) {
+  std::vector<DecoderOperation> all = {Norm{W::attn_norm, layer > 0}, Linear{A::h, W::wq, A::q},
+                                       Linear{A::h, W::wk, A::k}, Linear{A::h, W::wv, A::v}};
+  const auto add = [&](bool wanted, std::initializer_list<DecoderOperation> more) {
+    if (wanted) all.insert(all.end(), more);
+  };
+  add(config.qkv_bias, {AddBias{W::bq, A::q}, AddBias{W::bk, A::k}, AddBias{W::bv, A::v}});
+  add(config.qk_norm, {HeadNorm{W::q_norm, A::q}, HeadNorm{W::k_norm, A::k}});
+  add(config.kind_of(layer).rotary, {Rope{}});
+  add(true, {Attention{}, Linear{A::out, W::wo, A::partial},
+             AllReduce{A::partial, "attention output all-reduce"}});
+  add(config.output_bias, {AddBias{W::bo, A::partial}});
+  add(true, {Norm{W::mlp_norm, true}, Linear{A::h, W::w_gate, A::gate},
+             Linear{A::h, W::w_up, A::up}, SiluMultiply{}, Linear{A::gate, W::w_down, A::partial},
+             AllReduce{A::partial, "MLP all-reduce"}});
+  return all;
+}
+
+}  // namespace
+
 std::vector<DecoderStep> decoder_steps(const ModelConfig& config) {
-  using namespace decoder_step;
-  using A = Activation;
-  using W = Weight;
   std::vector<DecoderStep> steps = {{0, Embed{}}, {0, AllReduce{A::x, "embedding all-reduce"}}};
-  for (int64_t layer = 1; layer <= config.num_hidden_layers; ++layer)
-    for (const DecoderOperation& operation : std::initializer_list<DecoderOperation>{
-             Norm{W::attn_norm, layer > 1},
-             Linear{A::h, W::wq, A::q},
-             Linear{A::h, W::wk, A::k},
-             Linear{A::h, W::wv, A::v},
-             Rope{},
-             Attention{},
-             Linear{A::out, W::wo, A::partial},
-             AllReduce{A::partial, "attention output all-reduce"},
-             Norm{W::mlp_norm, true},
-             Linear{A::h, W::w_gate, A::gate},
-             Linear{A::h, W::w_up, A::up},
-             SiluMultiply{},
-             Linear{A::gate, W::w_down, A::partial},
-             AllReduce{A::partial, "MLP all-reduce"},
-         })
-      steps.push_back({layer, operation});
+  for (int64_t layer = 0; layer < config.num_hidden_layers; ++layer)
+    for (const DecoderOperation& operation : layer_operations(config, layer))
+      steps.push_back({layer + 1, operation});
   const int64_t scores = config.num_hidden_layers + 1;
   steps.push_back({scores, Norm{W::final_norm, config.num_hidden_layers > 0}});
   steps.push_back({scores, Again{}});

@@ -8,9 +8,11 @@
 //     Embed        x <- embed[tokens]                AllReduce x
 //     Norm         h <- rms_norm(x) · attn_norm
 //     Linear       q <- h · wq,  k <- h · wk,  v <- h · wv
-//     Rope         q, k
+//     AddBias      q, k, v                           with biases
+//     HeadNorm     q, k                              with norms of queries and keys
+//     Rope         q, k                              in layers that turn
 //     Attention    out <- attention(q, k, v)
-//     Linear       partial <- out · wo               AllReduce partial
+//     Linear       partial <- out · wo               AllReduce partial, AddBias
 //     Norm         x += partial,  h <- rms_norm(x) · mlp_norm
 //     Linear       gate <- h · w_gate,  up <- h · w_up
 //     SiluMultiply gate <- silu(gate) · up
@@ -39,7 +41,13 @@ enum class Weight {
   wq,
   wk,
   wv,
+  bq,
+  bk,
+  bv,
+  q_norm,  ///< [head_dim]
+  k_norm,
   wo,
+  bo,
   mlp_norm,
   w_gate,
   w_up,
@@ -66,6 +74,16 @@ struct Linear {
   Weight weight = Weight::wq;
   Activation out = Activation::q;
 };
+/// Adds a bias to each row, in place.
+struct AddBias {
+  Weight bias = Weight::bq;
+  Activation data = Activation::q;
+};
+/// x <- rms_norm(x) · weight for each head x, in place.
+struct HeadNorm {
+  Weight weight = Weight::q_norm;
+  Activation data = Activation::q;
+};
 struct Rope {};
 struct Attention {};
 struct SiluMultiply {};
@@ -78,8 +96,9 @@ struct Score {};
 
 using DecoderOperation =
     std::variant<decoder_step::Embed, decoder_step::AllReduce, decoder_step::Norm,
-                 decoder_step::Linear, decoder_step::Rope, decoder_step::Attention,
-                 decoder_step::SiluMultiply, decoder_step::Again, decoder_step::Score>;
+                 decoder_step::Linear, decoder_step::AddBias, decoder_step::HeadNorm,
+                 decoder_step::Rope, decoder_step::Attention, decoder_step::SiluMultiply,
+                 decoder_step::Again, decoder_step::Score>;
 
 struct DecoderStep {
   int64_t layer = 0;  ///< 0: embedding; num_hidden_layers + 1: scores; layers between

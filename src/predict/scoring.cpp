@@ -45,6 +45,8 @@ class StepCosts {
   // Passes: the bytes per element in model/decoder_ops.hpp, divided by 4.
   void add(const decoder_step::Embed&) { elementwise(2, Activation::x); }
   void add(const decoder_step::Norm& step) { elementwise(step.adds ? 4 : 3, Activation::x); }
+  void add(const decoder_step::AddBias& step) { elementwise(2, step.data); }
+  void add(const decoder_step::HeadNorm& step) { elementwise(2, step.data); }
   void add(const decoder_step::Rope&) {
     const double share =
         static_cast<double>(config_.rotary_width()) / static_cast<double>(config_.head_dim);

@@ -224,6 +224,21 @@ TEST_F(DeviceDecoder, SchedulesAndLayoutsEqualTheSerialTwin) {
                  {grid, &find_layout(layout), {}, &find_schedule(schedule), {}});
 }
 
+TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
+  ModelConfig config = device_config(2);
+  config.rotary_dim = 6;
+  config.rope_scaling = {.type = RopeType::yarn,
+                         .factor = 4,
+                         .original_max_position_embeddings = 16,
+                         .attention_factor = 1.25};
+  config.qkv_bias = config.output_bias = config.qk_norm = true;
+  config.layer_kinds = {{.rotary = false}, {}};
+  const Documents documents = ragged_documents(config);
+  expect_right(
+      documents, config, twin_of(documents, config),
+      {grids(config).front(), &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}});
+}
+
 TEST_F(DeviceDecoder, SharedPrefixesChangeNoScore) {
   const ModelConfig config = device_config(1);
   const Documents documents = rollouts(config);

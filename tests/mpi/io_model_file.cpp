@@ -121,6 +121,12 @@ void add_attribute(hid_t file, const char* name, int64_t value) {
   test::make_attribute(file, "/model", name, H5T_NATIVE_INT64, &value);
 }
 
+void add_text(hid_t file, const char* name, const std::string& value) {
+  const h5::Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
+  H5Tset_size(type.get(), value.size());
+  test::make_attribute(file, "/model", name, type.get(), value.data());
+}
+
 TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
   const SharedFolder folder;
   const auto add_dataset = [](const char* name) {
@@ -132,8 +138,24 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
             [](hid_t file) { add_attribute(file, "sliding_window", 128); }},
            {"'/model/layers/0/q_norm' is none of this decoder's tensors",
             add_dataset("/model/layers/0/q_norm")},
-           {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers",
-            add_dataset("/model/layers/1/bq")}}) {
+           {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers without qkv_bias",
+            add_dataset("/model/layers/1/bq")},
+           {"there is no dataset '/model/layers/1/bv'; it must be float32 [4]",
+            [](hid_t file) { add_attribute(file, "qkv_bias", 1); }},
+           {"there is no dataset '/model/layers/0/bo'; it must be float32 [6]",
+            [](hid_t file) { add_attribute(file, "attention_bias", 1); }},
+           {"there is no dataset '/model/layers/0/k_norm'; it must be float32 [2]",
+            [](hid_t file) { add_attribute(file, "qk_norm", 1); }},
+           {"'qk_norm' is 2; wanted: true or false",
+            [](hid_t file) { add_attribute(file, "qk_norm", 2); }},
+           {"'model_type' is 'gemma', which means another decoder; wanted: llama, mistral, qwen2",
+            [](hid_t file) { add_text(file, "model_type", "gemma"); }},
+           {"'model_type' is 'qwen3', which wants the attribute 'qk_norm'",
+            [](hid_t file) { add_text(file, "model_type", "qwen3"); }},
+           {"'no_rope_layers' is '[1]'; wanted: a list of 1 or 0 for each of 2 layers",
+            [](hid_t file) { add_text(file, "no_rope_layers", "[1]"); }},
+           {"'no_rope_layers' is '[1, 2]'; wanted: a list of 1 or 0 for each of 2 layers",
+            [](hid_t file) { add_text(file, "no_rope_layers", "[1, 2]"); }}}) {
     RawModel().save(folder.file("m.h5"));
     on_root([&] { test::change_file(folder.file("m.h5"), change); });
     expect_error(ExitCode::usage, message, [&] { ModelFile(world(), folder.file("m.h5")); });
@@ -151,12 +173,6 @@ TEST(ModelFile, AttributesThatChangeNothingAreRead) {
   EXPECT_EQ(ModelFile(world(), path).config().hidden_size, 6);
   EXPECT_EQ(ModelFile(world(), GYRE_SOURCE_DIR "/inputs/model_tiny.h5").tokenizer(),
             "byte-bos-eos");
-}
-
-void add_text(hid_t file, const char* name, const std::string& value) {
-  const h5::Handle type(H5Tcopy(H5T_C_S1), H5Tclose);
-  H5Tset_size(type.get(), value.size());
-  test::make_attribute(file, "/model", name, type.get(), value.data());
 }
 
 /// The model with attributes that change its rotary embedding.
@@ -189,6 +205,16 @@ TEST(ModelFile, RotaryScaling) {
               (0.2 * std::log(4.0) + 1) / (0.1 * std::log(4.0) + 1), 1e-15);
   const ModelConfig none = config_with([](hid_t file) { add_text(file, "rope_scaling", "null"); });
   EXPECT_EQ(none.rope_scaling, RopeScaling());
+}
+
+TEST(ModelFile, LayersThatDoNotTurn) {
+  const ModelConfig alike =
+      config_with([](hid_t file) { add_text(file, "no_rope_layers", "[1, 1]"); });
+  EXPECT_TRUE(alike.layer_kinds.empty());
+  const ModelConfig config =
+      config_with([](hid_t file) { add_text(file, "no_rope_layers", "[1, 0]"); });
+  EXPECT_TRUE(config.kind_of(0).rotary);
+  EXPECT_FALSE(config.kind_of(1).rotary);
 }
 
 TEST(ModelFileRejected, RotaryScaling) {

@@ -164,6 +164,19 @@ TEST(Scoring, ScaledAndPartialRotationsOnEveryGrid) {
     expect_right(documents, config, twin, setup_of(grid));
 }
 
+// Biases of all projections of attention, norms of queries and keys, and a layer that does not turn.
+TEST(Scoring, BiasesAndNormsOfHeadsOnEveryGrid) {
+  ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const TwinScores plain = twin_scores(documents, config);
+  config.qkv_bias = config.output_bias = config.qk_norm = true;
+  config.layer_kinds = {{.rotary = false}, {}};
+  const TwinScores twin = twin_scores(documents, config);
+  EXPECT_NE(twin.logprob, plain.logprob);
+  for (const GridShape& grid : all_grids(config))
+    expect_right(documents, config, twin, setup_of(grid));
+}
+
 // All pairs where every rank is a context-parallel one, and with two tensor-parallel ranks.
 TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   const bool poisoned = poison_new_buffers(true);

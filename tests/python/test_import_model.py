@@ -243,6 +243,23 @@ def test_refusals_of_safetensors(scratch):
     expect_refusal(path, "the header of a safetensors file")
 
 
+def test_features_that_a_family_does_not_have(scratch):
+    good = safetensors_of(weights())
+    bias = {"model.layers.0.self_attn.q_proj.bias": ("F32", (64,), bytes(256), None)}
+    for i, (config, tensors, needle) in enumerate(
+        (
+            ({"model_type": "qwen2"}, good, "the tensor for 'layers/0/bq' is missing"),
+            ({"model_type": "qwen3", "head_dim": HEAD_DIM}, good, "the tensor for 'layers/1/k_norm' is missing"),
+            ({"model_type": "qwen2", "attention_bias": True}, good, "'attention_bias' is true, which the model_type qwen2 does not read"),
+            ({"model_type": "mistral", "sliding_window": None}, good | bias, "'model.layers.0.self_attn.q_proj.bias' is none of this decoder's"),
+            ({"attention_bias": True}, good | bias, "the tensor for 'layers/0/bk' is missing"),
+            ({"model_type": "smollm3", "no_rope_layer_interval": 0}, good, "'no_rope_layer_interval' is 0; wanted: a number from 1 on"),
+            ({"model_type": "smollm3", "no_rope_layers": [0]}, good, "wanted: a list of 1 or 0 for each of 2 layers"),
+        )
+    ):  # fmt: skip
+        expect_refusal(folder(scratch, f"family{i}", tensors, config), needle)
+
+
 KEYS_NAMED_OTHERWISE = {
     "partial_rotary_factor": "rotary embedding turns 11 of 16 elements",
     "rotary_dim": "rotary embedding turns 32 of 16 elements",
@@ -253,7 +270,7 @@ def test_every_key_of_a_configuration_is_known_or_refused(scratch):
     good = safetensors_of(weights())
     for i, (key, value) in enumerate(
         {
-            "model_type": "qwen3", "attention_bias": True, "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
+            "model_type": "gemma2", "attention_bias": "yes", "no_rope_layers": [1, 0], "rope_scaling": {"rope_type": "llama3", "factor": 8.0},
             "rope_parameters": {"rope_type": "longrope", "factor": 8.0}, "partial_rotary_factor": 0.7, "rotary_dim": 32,
             "sliding_window": 128, "use_qk_norm": True, "hidden_act": "gelu", "mystery": 1, "rms_norm_eps": "small",
         }.items()
@@ -266,7 +283,7 @@ def test_refusals_of_gguf(scratch):
     good = gguf_of(weights())
     path = scratch / "bad.gguf"
     for keys, needle in (
-        ({"general.architecture": "qwen2"}, "wanted: llama"),
+        ({"general.architecture": "gemma2"}, "'general.architecture' is 'gemma2'; wanted: llama, qwen2 or qwen3"),
         ({"llama.expert_count": 8}, "'llama.expert_count' asks for another decoder"),
         ({"llama.attention.sliding_window": 128}, "the key 'llama.attention.sliding_window' is not known"),
         ({"llama.rope.dimension_count": 7}, "'llama.rope.dimension_count' asks for another decoder"),
@@ -283,7 +300,7 @@ def test_refusals_of_gguf(scratch):
     for keys, shape, raw, needle in (
         ({}, (8,), bytes(32), "divisor 0 of the rotary scaling is 0; it must be positive"),
         ({}, (4,), bytes(16), "'rope_freqs.weight' is [4]; wanted: float32 [8]"),
-        ({"llama.rope.scaling.factor": 4.0}, (8,), bytes(32), "'llama.rope.scaling.type' are both there"),
+        ({"llama.rope.scaling.factor": 4.0}, (8,), bytes(32), "'rope.scaling.type' are both there"),
     ):
         write_gguf(path, good | {"rope_freqs.weight": (0, shape, raw)}, keys)
         expect_refusal(path, needle)

@@ -78,9 +78,14 @@ def test_models(scratch):
         expect_close(by_numpy(model), golden[case], case, "NumPy")
         for grid in GRIDS:
             expect_close(scores(scratch, model, **grid), golden[case], case, grid)
+        if case in model_cases.GGUF:
+            path = scratch / f"{case}.gguf"
+            model_files.write_gguf(path, *model_cases.gguf_of(config))
+            expect_close(scores(scratch, import_model(scratch, path)), golden[case], case, "GGUF")
         for feature in features:
             without = {key: value for key, value in config.items() if key != feature}
-            folder = model_files.write_folder(scratch / f"{case}-without-{feature}", without, tensors)
+            fewer = model_files.safetensors_of({n: a for n, a in arrays.items() if n in model_cases.shapes(without)})
+            folder = model_files.write_folder(scratch / f"{case}-without-{feature}", without, fewer)
             worst = np.abs(by_numpy(import_model(scratch, folder)) - golden[case]).max()
             assert worst > MATTERS, (case, feature, worst)
         print(f"{case}: ok")

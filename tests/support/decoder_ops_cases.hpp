@@ -202,6 +202,41 @@ TEST_P(DecoderOpsTest, QueriesAndKeysRotateByTheirPositions) {
   });
 }
 
+TEST_P(DecoderOpsTest, BiasesAreAddedToEveryRow) {
+  on_every_target([&] {
+    for (const int64_t cols : columns_) {
+      Rows x = random(3, cols, 1);
+      const Rows bias = random(1, cols, 2);
+      ops().add_bias(x.view(), bias.memory.data());
+      expect(x, [&](int64_t r, int64_t c) {
+        return static_cast<double>(static_cast<float>(x.at(r, c) + bias.at(0, c)));
+      });
+    }
+  });
+}
+
+TEST_P(DecoderOpsTest, EachHeadIsNormalisedByItself) {
+  constexpr float eps = 1e-3F;
+  on_every_target([&] {
+    for (const int64_t head_dim : pick<int64_t>({2, 6, 32, 80, 128}, {2, 80}))
+      for (const int64_t heads : {1, 3, 9}) {
+        Rows x = random(3, heads * head_dim, 1, 2);
+        const Rows w = random(1, head_dim, 2);
+        const auto want = [&](int64_t r, int64_t c) {
+          const int64_t first = c - c % head_dim;
+          double squares = 0;
+          for (int64_t i = 0; i < head_dim; ++i) squares += x.at(r, first + i) * x.at(r, first + i);
+          const double mean = squares / static_cast<double>(head_dim);
+          return x.at(r, c) / std::sqrt(mean + static_cast<double>(eps)) * w.at(0, c % head_dim);
+        };
+        ops().head_norm(x.view(), head_dim, w.memory.data(), eps);
+        expect(x, want, [&](int64_t r, int64_t c) {
+          return rounding(static_cast<double>(head_dim)) * std::abs(want(r, c));
+        });
+      }
+  });
+}
+
 TEST_P(DecoderOpsTest, NoRowsAreNothingToDo) {
   Rows none = empty(0, 8);
   const Rows w = random(1, 8, 1);
@@ -209,6 +244,8 @@ TEST_P(DecoderOpsTest, NoRowsAreNothingToDo) {
   ops().embed(w.view(), 0, none.view());
   ops().add_rms_norm(none.view(), {}, w.memory.data(), 1e-5F, none.view());
   ops().add(none.view(), none.view());
+  ops().add_bias(none.view(), w.memory.data());
+  ops().head_norm(none.view(), 4, w.memory.data(), 1e-5F);
   ops().rope(none.view(), none.view(), 8, plain_rotary(8, 1e4));
   ops().silu_multiply(none.view(), none.view());
   stream().synchronize();

@@ -8,6 +8,7 @@ import json
 import pathlib
 import zlib
 
+import model_files
 import numpy as np
 
 VOCAB = 61
@@ -29,12 +30,22 @@ YARN_OF_ALL = {
     "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False, "rope_theta": 5e3,
 }  # fmt: skip
 
+GGUF = ("llama", "llama-linear", "llama-3", "llama-yarn", "llama-bias", "qwen2", "qwen3")  # cases in that format
+
 # name -> (keys that differ from USUAL; None: left out), (keys without which the scores must be others)
 CASES = {
     "llama": ({}, ()),
     "llama-linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ("rope_scaling",)),
     "llama-3": ({"rope_scaling": LLAMA3, "tie_word_embeddings": True}, ("rope_scaling",)),
     "llama-yarn": ({"rope_scaling": YARN}, ("rope_scaling",)),
+    "llama-bias": ({"attention_bias": True}, ("attention_bias",)),
+    "qwen2": ({"model_type": "qwen2", "num_key_value_heads": 4, "rms_norm_eps": None}, ()),
+    "qwen3": ({"model_type": "qwen3", "attention_bias": True, "rope_theta": None}, ("attention_bias",)),
+    "smollm3": (
+        {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layer_interval": 2, "tie_word_embeddings": None,
+         "pad_token_id": 0},
+        ("no_rope_layer_interval",),
+    ),
     "llama-yarn-parameters": ({"rope_parameters": YARN_OF_ALL, "rope_theta": None}, ("rope_parameters",)),
 }
 
@@ -48,12 +59,20 @@ def shapes(config):
     """Our name -> shape, [in, out]."""
     hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
+    family = config["model_type"]
+    biases = config.get("attention_bias", False)
     of_layer = {
         "attn_norm": (hidden,), "wq": (hidden, q), "wk": (hidden, kv), "wv": (hidden, kv), "wo": (q, hidden),
         "mlp_norm": (hidden,), "w_gate": (hidden, inner), "w_up": (hidden, inner), "w_down": (inner, hidden),
     }  # fmt: skip
+    if biases or family == "qwen2":
+        of_layer |= {"bq": (q,), "bk": (kv,), "bv": (kv,)}
+    if biases:
+        of_layer["bo"] = (hidden,)
+    if family == "qwen3":
+        of_layer |= {"q_norm": (dim,), "k_norm": (dim,)}
     found = {"embed": (VOCAB, hidden), "final_norm": (hidden,)}
-    if not config.get("tie_word_embeddings", False):
+    if not config.get("tie_word_embeddings", family == "smollm3"):
         found["head"] = (hidden, VOCAB)
     for layer in range(config["num_hidden_layers"]):
         found |= {f"layers/{layer}/{name}": shape for name, shape in of_layer.items()}
@@ -67,10 +86,38 @@ def weights_of(config):
         normal = np.random.RandomState(zlib.crc32(name.encode())).standard_normal(shape)
         if name.endswith("norm"):
             normal = 1 + 0.3 * normal
-        elif name != "embed":
+        elif len(shape) == 2 and name != "embed":
             normal *= 1.5 / np.sqrt(shape[0])
         made[name] = normal.astype(np.float32)
     return made
+
+
+def gguf_of(config):
+    """The model as GGUF: (tensors, keys)."""
+    family, dim = config["model_type"], config["head_dim"]
+    arrays = weights_of(config)
+    keys = {
+        "block_count": config["num_hidden_layers"], "embedding_length": config["hidden_size"],
+        "feed_forward_length": config["intermediate_size"], "attention.head_count": config["num_attention_heads"],
+        "attention.head_count_kv": config["num_key_value_heads"], "attention.key_length": dim,
+        "attention.value_length": dim, "rope.freq_base": config.get("rope_theta", 1e4),
+        "attention.layer_norm_rms_epsilon": config.get("rms_norm_eps", 1e-6), "vocab_size": VOCAB,
+    }  # fmt: skip
+    tensors = model_files.gguf_of(arrays, dim, family)
+    scaling = config.get("rope_scaling", {})
+    if scaling.get("rope_type") == "llama3":
+        # As llama.cpp's conversion writes it: what each pair's frequency is divided by.
+        wavelength = 2 * np.pi * config["rope_theta"] ** (np.arange(0, dim, 2) / dim)
+        turns = scaling["original_max_position_embeddings"] / wavelength
+        low, high, factor = (scaling[key] for key in ("low_freq_factor", "high_freq_factor", "factor"))
+        share = np.clip((turns - low) / (high - low), 0, 1)
+        divisors = 1 / (share + (1 - share) / factor)
+        tensors["rope_freqs.weight"] = (0, divisors.shape, divisors.astype(np.float32).tobytes())
+    elif scaling:
+        keys |= {"rope.scaling.type": scaling["type"], "rope.scaling.factor": scaling["factor"]}
+        if scaling["type"] == "yarn":
+            keys["rope.scaling.original_context_length"] = scaling["original_max_position_embeddings"]
+    return tensors, {"general.architecture": family} | {f"{family}.{key}": value for key, value in keys.items()}
 
 
 def documents():

@@ -10,7 +10,13 @@ LAYER_NAMES = {  # ours -> Hugging Face's, llama.cpp's
     "wq": ("self_attn.q_proj", "attn_q"),
     "wk": ("self_attn.k_proj", "attn_k"),
     "wv": ("self_attn.v_proj", "attn_v"),
+    "bq": ("self_attn.q_proj", "attn_q"),
+    "bk": ("self_attn.k_proj", "attn_k"),
+    "bv": ("self_attn.v_proj", "attn_v"),
+    "q_norm": ("self_attn.q_norm", "attn_q_norm"),
+    "k_norm": ("self_attn.k_norm", "attn_k_norm"),
     "wo": ("self_attn.o_proj", "attn_output"),
+    "bo": ("self_attn.o_proj", "attn_output"),
     "mlp_norm": ("post_attention_layernorm", "ffn_norm"),
     "w_gate": ("mlp.gate_proj", "ffn_gate"),
     "w_up": ("mlp.up_proj", "ffn_up"),
@@ -33,7 +39,8 @@ def their_name(name, which):
     if name in OUTER_NAMES:
         return OUTER_NAMES[name][which] + ".weight"
     _, layer, rest = name.split("/")
-    return f"{('model.layers', 'blk')[which]}.{layer}.{LAYER_NAMES[rest][which]}.weight"
+    kind = "bias" if rest in ("bq", "bk", "bv", "bo") else "weight"
+    return f"{('model.layers', 'blk')[which]}.{layer}.{LAYER_NAMES[rest][which]}.{kind}"
 
 
 def bfloat16(array):
@@ -93,7 +100,7 @@ def write_gguf(path, tensors, keys):
 
 def interleaved(array, head_dim):
     """Rows of queries and keys in llama.cpp's order for `llama`: halves of a head element by element."""
-    return array.reshape(-1, 2, head_dim // 2, array.shape[1]).swapaxes(1, 2).reshape(array.shape)
+    return array.reshape(-1, 2, head_dim // 2, *array.shape[1:]).swapaxes(1, 2).reshape(array.shape)
 
 
 def gguf_of(arrays, head_dim, architecture="llama"):
@@ -101,7 +108,7 @@ def gguf_of(arrays, head_dim, architecture="llama"):
     tensors = {}
     for name, array in arrays.items():
         rows = stored(name, array)
-        if architecture == "llama" and name.endswith(("/wq", "/wk")):
+        if architecture == "llama" and name.endswith(("/wq", "/wk", "/bq", "/bk")):
             rows = interleaved(rows, head_dim)
         tensors[their_name(name, 1)] = (0, rows.shape, np.ascontiguousarray(rows).tobytes())
     return tensors

@@ -30,20 +30,23 @@ inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std:
   if (leaf == "head") return {c.hidden_size, c.vocab_padded};
   if (leaf == "wq") return {c.hidden_size, c.query_width()};
   if (leaf == "wk" || leaf == "wv") return {c.hidden_size, c.kv_width()};
+  if (leaf == "bq") return {1, c.query_width()};
+  if (leaf == "bk" || leaf == "bv") return {1, c.kv_width()};
+  if (leaf == "q_norm" || leaf == "k_norm") return {1, c.head_dim};
   if (leaf == "wo") return {c.query_width(), c.hidden_size};
   if (leaf == "w_gate" || leaf == "w_up") return {c.hidden_size, c.intermediate_size};
   if (leaf == "w_down") return {c.intermediate_size, c.hidden_size};
-  return {1, c.hidden_size};  // norms
+  return {1, c.hidden_size};  // norms, and the bias of the output
 }
 
-/// Normal weights of standard deviation 1.5 / sqrt(fan-in); norms about 1. Columns of the padded
-/// vocabulary are NaN in the head, so that a read of them shows up.
+/// Normal weights of standard deviation 1.5 / sqrt(fan-in); norms about 1, biases about 0.
+/// Columns of the padded vocabulary are NaN in the head, so that a read of them shows up.
 inline WeightReader random_weights(const ModelConfig& config) {
   return [config](const std::string& name, int64_t row, int64_t rows, int64_t column,
                   int64_t columns) {
     const auto [height, width] = weight_shape(config, name);
     std::mt19937 generator(static_cast<unsigned>(std::hash<std::string>{}(name)));
-    const bool norm = height == 1;
+    const bool norm = name.ends_with("norm");
     std::normal_distribution<float> normal(
         norm ? 1.0f : 0.0f, norm ? 0.2f : 1.5f / std::sqrt(static_cast<float>(height)));
     Buffer<float> part(rows * columns);

@@ -178,6 +178,14 @@ TEST(PredictScoring, RowOperationsTakeBytes) {
   // and 32 elements, 8 bytes; activation of 48, 12 bytes.
   const double bytes = 64.0 * (32 * (8 + 12 + 6 * 16) + 3 * (96 * 8 + 48 * 12));
   EXPECT_NEAR(predict_on(plan, machine).seconds - before, bytes / 1e6, 1e-9);
+  // Biases of 64 + 2 · 32 and 32 elements, norms of 64 + 32, and rotations of half as many in two
+  // of three layers, each 8 bytes an element.
+  ModelConfig more = small_model();
+  more.qkv_bias = more.output_bias = more.qk_norm = true;
+  more.rotary_dim = 8;
+  more.layer_kinds = {{}, {.rotary = false}, {}};
+  const double more_bytes = bytes + 64.0 * 8 * (3 * (128 + 32 + 96) + 2 * 48 - 3 * 96);
+  EXPECT_NEAR(predict_scoring(plan, more, {}, machine).seconds - before, more_bytes / 1e6, 1e-9);
   machine.decoder.logprob_bytes_per_s = 1e6;
   machine.decoder.logprob_row_s = 1e-5;
   EXPECT_NEAR(predict_on(plan, machine).times.logprobs, 64 * 1e-5 + 64 * 64 * 4 / 1e6, 1e-9);

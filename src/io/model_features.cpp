@@ -1,0 +1,171 @@
+#include "io/model_features.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+#include <cmath>
+#include <iterator>
+#include <nlohmann/json.hpp>
+#include <optional>
+
+#include "core/json.hpp"
+#include "io/schema_names.hpp"
+
+namespace gyre {
+namespace {
+
+using h5::AttributeValue;
+
+/// Defaults are those of the configuration classes of transformers.
+constexpr ModelFamily families[] = {
+    {.name = "llama"},
+    {.name = "mistral", .reads_attention_bias = false, .kv_heads = 8},
+    {.name = "qwen2", .qkv_bias = true, .reads_attention_bias = false, .kv_heads = 32},
+    {.name = "qwen3", .qk_norm = true, .kv_heads = 32, .head_dim = 128},
+    {.name = "smollm3", .kv_heads = 4, .rope_theta = 2e6, .tied_head = true, .no_rope_interval = 4},
+};
+
+bool is_absent(const AttributeValue& value) {
+  return value == AttributeValue();
+}
+
+bool flag(ConfigErrors& errors, const char* key, const AttributeValue& value) {
+  if (is_absent(value) || is_neutral(value, 0)) return false;
+  const auto* truth = std::get_if<bool>(&value);
+  const auto* whole = std::get_if<int64_t>(&value);
+  if ((truth == nullptr || !*truth) && (whole == nullptr || *whole != 1))
+    errors.add("'{}' is {}; wanted: true or false", key, to_string(value));
+  return true;
+}
+
+/// Elements of a list given as JSON text, one for each layer, each of which `parse` accepts.
+template <class T, class Parse>
+std::vector<T> of_layers(ConfigErrors& errors, const char* key, const AttributeValue& value,
+                         int64_t layers, const char* wanted, const Parse& parse) {
+  std::vector<T> list;
+  const auto* text = std::get_if<std::string>(&value);
+  try {
+    const Json json = text == nullptr ? Json() : parse_json("", *text, "");
+    for (const Json& item : json.is_array() ? json : Json::array())
+      if (const std::optional<T> one = parse(item)) list.push_back(*one);
+    if (json.is_array() && std::ssize(json) == layers && json.size() == list.size()) return list;
+  } catch (const Error&) {
+    list.clear();
+  }
+  errors.add("'{}' is {}; wanted: a list of {} for each of {} layers", key, to_string(value),
+             wanted, layers);
+  return {};
+}
+
+/// Layers that do not turn, from a list of 1 (turns) and 0.
+void read_no_rope_layers(ConfigErrors& errors, const AttributeValue& value, ModelConfig& config) {
+  const std::vector<int64_t> turns =
+      of_layers<int64_t>(errors, "no_rope_layers", value, config.num_hidden_layers, "1 or 0",
+                         [](const Json& item) -> std::optional<int64_t> {
+                           const std::optional<int64_t> number = whole_number(item);
+                           return number == 0 || number == 1 ? number : std::nullopt;
+                         });
+  for (size_t l = 0; l < turns.size(); ++l) config.layer_kinds[l].rotary = turns[l] == 1;
+}
+
+/// Makes room for what layers differ in; forget_if_alike() undoes it.
+void give_each_layer_a_kind(ModelConfig& config) {
+  constexpr int64_t most_layers = 1 << 14;  // as check_config() has it
+  config.layer_kinds.assign(std::clamp<int64_t>(config.num_hidden_layers, 0, most_layers), {});
+}
+void forget_if_alike(ModelConfig& config) {
+  if (std::ranges::all_of(config.layer_kinds, [](const LayerKind& k) { return k == LayerKind(); }))
+    config.layer_kinds.clear();
+}
+
+}  // namespace
+
+const ModelFamily* find_family(const AttributeValue& model_type) {
+  if (is_absent(model_type)) return std::begin(families);
+  const auto* name = std::get_if<std::string>(&model_type);
+  const auto found = std::ranges::find_if(
+      families, [&](const ModelFamily& family) { return name != nullptr && *name == family.name; });
+  return found == std::end(families) ? nullptr : found;
+}
+
+std::string family_names() {
+  std::vector<std::string> names;
+  for (const ModelFamily& family : families) names.emplace_back(family.name);
+  return fmt::format("{}", fmt::join(names, ", "));
+}
+
+void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
+                   ModelConfig& config) {
+  const bool biases = flag(errors, "attention_bias", value("attention_bias"));
+  if (biases && !family.reads_attention_bias)
+    errors.add("'attention_bias' is {}, which the model_type {} does not read",
+               to_string(value("attention_bias")), family.name);
+  config.qkv_bias = family.qkv_bias || biases;
+  config.output_bias = biases;
+  config.qk_norm = family.qk_norm;
+  give_each_layer_a_kind(config);
+  const AttributeValue listed = value("no_rope_layers");
+  const AttributeValue interval = value("no_rope_layer_interval");
+  const auto* every = std::get_if<int64_t>(&interval);
+  if (!is_absent(interval) && (every == nullptr || *every < 1))
+    errors.add("'no_rope_layer_interval' is {}; wanted: a number from 1 on", to_string(interval));
+  if (family.no_rope_interval == 0) {
+    for (const auto& [key, found] :
+         {std::pair("no_rope_layers", listed), std::pair("no_rope_layer_interval", interval)})
+      if (!is_absent(found))
+        errors.add("the key '{}' is not known for the model_type {}", key, family.name);
+  } else if (!is_absent(listed)) {
+    read_no_rope_layers(errors, listed, config);
+  } else {
+    const int64_t stride = every != nullptr && *every >= 1 ? *every : family.no_rope_interval;
+    for (size_t l = stride - 1; l < config.layer_kinds.size(); l += stride)
+      config.layer_kinds[l].rotary = false;
+  }
+  forget_if_alike(config);
+}
+
+void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config) {
+  const auto set = [&](const char* key) { return flag(errors, key, value(key)); };
+  config.output_bias = set("attention_bias");
+  config.qkv_bias = set("qkv_bias") || config.output_bias;
+  config.qk_norm = set("qk_norm");
+  give_each_layer_a_kind(config);
+  if (const AttributeValue listed = value("no_rope_layers"); !is_absent(listed))
+    read_no_rope_layers(errors, listed, config);
+  forget_if_alike(config);
+}
+
+void check_family(ConfigErrors& errors, const AttributeValue& model_type,
+                  const ModelConfig& config) {
+  const ModelFamily* family = find_family(model_type);
+  if (family == nullptr) {
+    errors.add("'model_type' is {}, which means another decoder; wanted: {}, or leave it out",
+               to_string(model_type), family_names());
+    return;
+  }
+  const auto want = [&](bool lacks, const char* attribute) {
+    if (lacks)
+      errors.add("'model_type' is {}, which wants the attribute '{}'", to_string(model_type),
+                 attribute);
+  };
+  want(family->qkv_bias && !config.qkv_bias, "qkv_bias");
+  want(family->qk_norm && !config.qk_norm, "qk_norm");
+  want(family->no_rope_interval > 0 && config.layer_kinds.empty(), "no_rope_layers");
+}
+
+std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelConfig& config) {
+  std::vector<std::pair<std::string, AttributeValue>> values;
+  const auto add = [&](const char* key, bool wanted, const AttributeValue& value) {
+    if (wanted) values.emplace_back(key, value);
+  };
+  add("attention_bias", config.output_bias, int64_t{1});
+  add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
+  add("qk_norm", config.qk_norm, int64_t{1});
+  Json turns = Json::array();
+  for (const LayerKind& kind : config.layer_kinds) turns.push_back(kind.rotary ? 1 : 0);
+  const auto turning = [](const LayerKind& kind) { return kind.rotary; };
+  add("no_rope_layers", !std::ranges::all_of(config.layer_kinds, turning), dump_json(turns));
+  return values;
+}
+
+}  // namespace gyre

@@ -1,0 +1,54 @@
+#pragma once
+// What a configuration says of biases, of norms of queries and keys, and of how layers differ: in
+// Hugging Face's config.json by the kind of model and its keys, in gyre/model by attributes.
+
+#include <functional>
+#include <string>
+#include <vector>
+
+#include "core/error.hpp"
+#include "core/model_config.hpp"
+#include "io/h5.hpp"
+
+namespace gyre {
+
+using ConfigValue = std::function<h5::AttributeValue(const std::string&)>;
+
+/// A kind of model in Hugging Face's configurations ('model_type'), with the values that its keys
+/// have where they are absent.
+struct ModelFamily {
+  const char* name;
+  bool qkv_bias = false;  ///< always has biases of queries, keys and values
+  bool qk_norm = false;
+  bool reads_attention_bias = true;
+  int64_t kv_heads = 0;  ///< 0: as many as query heads
+  int64_t head_dim = 0;  ///< 0: hidden_size / num_attention_heads
+  double rope_theta = 1e4;
+  bool tied_head = false;
+  int64_t no_rope_interval = 0;  ///< every so manyth layer does not turn; 0: all turn
+};
+
+/// The family of a 'model_type'; null if it is not known. No type at all means Llama.
+const ModelFamily* find_family(const h5::AttributeValue& model_type);
+/// "llama, mistral, ..."
+std::string family_names();
+
+/// Names of the keys of a config.json that read_features() reads.
+inline constexpr const char* feature_keys[] = {"model_type", "attention_bias", "no_rope_layers",
+                                               "no_rope_layer_interval"};
+/// Sets the features of `config`, whose num_hidden_layers is set, from a config.json.
+void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
+                   ModelConfig& config);
+
+/// Names of the attributes of gyre/model that read_feature_attributes() reads.
+inline constexpr const char* feature_attributes[] = {"qkv_bias", "attention_bias", "qk_norm",
+                                                     "no_rope_layers"};
+/// Sets the features of `config`, whose num_hidden_layers is set, from attributes of gyre/model.
+void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);
+/// Adds an error if 'model_type' of a gyre/model is not known, or has features that `config` lacks.
+void check_family(ConfigErrors& errors, const h5::AttributeValue& model_type,
+                  const ModelConfig& config);
+/// The attributes of gyre/model for the features that `config` has.
+std::vector<std::pair<std::string, h5::AttributeValue>> feature_values(const ModelConfig& config);
+
+}  // namespace gyre
