@@ -239,7 +239,8 @@ void rms_norm_f32(benchmark::State& state) {
 void rope_f32(benchmark::State& state) {
   std::vector<int32_t> positions(state.range(0));
   for (size_t i = 0; i < positions.size(); ++i) positions[i] = static_cast<int32_t>(i);
-  elementwise(state, 2, [&](auto x, auto) { apply_rope(x, 32, 10000, positions); });
+  const Rotary rotary = plain_rotary(32, 10000);
+  elementwise(state, 2, [&](auto x, auto) { apply_rope(x, 32, rotary, positions); });
 }
 void silu_multiply_f32(benchmark::State& state) {
   Buffer<float> out(state.range(0) * state.range(1));

@@ -325,7 +325,7 @@ TEST(KnownProblems, ARightForwardPassDoesNotVouchForTheGradient) {
 
 /// Rows [slots, 4] of one head, rotated.
 Floats rotated(Floats x, const Ints& positions) {
-  apply_rope({x.data(), std::ssize(positions), 4}, 4, 10000, positions);
+  apply_rope({x.data(), std::ssize(positions), 4}, 4, plain_rotary(4, 10000), positions);
   return x;
 }
 
