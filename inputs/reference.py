@@ -53,6 +53,7 @@ class Model:
             self.frequencies, self.rope_factor = rotary(group.attrs)
             turning = group.attrs.get("no_rope_layers", str([1] * self.layers))
             self.turns = [flag == 1 for flag in json.loads(turning)]
+            self.windows = windows(group.attrs, self.layers)
             self.eps = float(group.attrs["rms_norm_eps"])
             self.embed = group["embed"][...].astype(np.float64)
             self.head = group["head"][...].astype(np.float64)
@@ -61,6 +62,13 @@ class Model:
                 {name: data[...].astype(np.float64) for name, data in group[f"layers/{i}"].items()}
                 for i in range(self.layers)
             ]
+
+
+def windows(attrs, layers):
+    """How many tokens a query of each layer sees, itself included; None: all before it."""
+    window = int(attrs.get("sliding_window", 0)) or None
+    types = json.loads(attrs.get("layer_types", json.dumps(["sliding_attention"] * layers)))
+    return [window if kind == "sliding_attention" else None for kind in types]
 
 
 def check_schema(file, path, schema):
@@ -126,15 +134,15 @@ def rope(x, frequencies, factor):
     return np.concatenate(turned, axis=1)
 
 
-def attend(q, k, v):
-    """Causal softmax attention of one head: q, k, v [t, D] -> [t, D]."""
+def attend(q, k, v, window=None):
+    """Causal softmax attention of one head, of the last `window` tokens: q, k, v [t, D] -> [t, D]."""
     t, d = q.shape
     out = np.empty_like(q)
     for begin in range(0, t, QUERY_BLOCK):
         end = min(begin + QUERY_BLOCK, t)
         score = q[begin:end] @ k[:end].T / np.sqrt(d)
-        future = np.arange(end)[None, :] > np.arange(begin, end)[:, None]
-        score[future] = -np.inf
+        distance = np.arange(begin, end)[:, None] - np.arange(end)[None, :]
+        score[(distance < 0) | (distance >= (window or t))] = -np.inf
         weight = np.exp(score - score.max(axis=1, keepdims=True))
         out[begin:end] = (weight @ v[:end]) / weight.sum(axis=1, keepdims=True)
     return out
@@ -172,7 +180,8 @@ def forward(model, tokens):
         mixed = []
         for head, query in enumerate(queries):
             kv_head = head // (model.heads // model.kv_heads)
-            mixed.append(attend(query, keys[kv_head], v[:, kv_head * d : (kv_head + 1) * d]))
+            values = v[:, kv_head * d : (kv_head + 1) * d]
+            mixed.append(attend(query, keys[kv_head], values, model.windows[layer]))
         x = x + np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
         h = rms_norm(x, w["mlp_norm"], model.eps)
         x = x + (silu(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]

@@ -50,8 +50,10 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
   const Schedule& schedule = *plan.setup.schedule;
   try {
     const BinLayout layout = plan.layout_of(plan.bins.front());
-    const std::string reason = schedule.why_not(plan.problem(layout, config));
-    if (!reason.empty()) errors.add("schedule {}: {}", schedule.name, reason);
+    for (size_t m = 0; m < plan.masks.size(); ++m) {
+      const std::string reason = schedule.why_not(plan.problem(layout, config, m));
+      if (!reason.empty()) errors.add("schedule {}: {}", schedule.name, reason);
+    }
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
     errors.add("{}", error.what());

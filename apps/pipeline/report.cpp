@@ -82,13 +82,16 @@ struct Load {
 void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
                         std::vector<PlanCount>& ranks, Load& load) {
   const BinLayout of_bin = plan.layout_of(plan.bins[bin]);
-  const AttentionProblem problem = plan.problem(of_bin, config);
   load.slots += of_bin.layout.padded_slots;
   load.max_slots = std::max(load.max_slots, of_bin.layout.slots_of_rank());
-  for (size_t r = 0; r < ranks.size(); ++r) {
-    const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
-    add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types));
-    load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
+  for (size_t m = 0; m < plan.masks.size(); ++m) {
+    const AttentionProblem problem = plan.problem(of_bin, config, m);
+    for (size_t r = 0; r < ranks.size(); ++r) {
+      const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
+      add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types),
+              plan.masks[m].layers);
+      load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
+    }
   }
 }
 
@@ -100,11 +103,11 @@ Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
     for (const int64_t bin : bins) add_bin_of_replica(plan, config, bin, ranks, load);
     for (const PlanCount& rank : ranks) {
       const double pairs = rank.pairs;
-      const int64_t sent = rank.bytes_sent * config.num_hidden_layers;
+      const int64_t sent = rank.bytes_sent;
       load.max_pairs = std::max(load.max_pairs, pairs);
       load.pairs += pairs;
       load.max_sent = std::max(load.max_sent, sent);
-      load.messages = std::max(load.messages, rank.messages * config.num_hidden_layers);
+      load.messages = std::max(load.messages, rank.messages);
       load.sent += sent;
       load.transient_bytes = std::max(load.transient_bytes, rank.transient_bytes);
     }
@@ -245,7 +248,7 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
   };
   const Table<Row> table({
       {"rank", "", 5, 0, &Row::rank},
-      {"pairs", "x heads", 12, 0, &Row::pairs},
+      {"pairs", "of all", 12, 0, &Row::pairs},
       {"linear", "ms", 10, 1, [](const Row& r) { return 1e3 * r.linear; }},
       {"attention", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention; }},
       {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
@@ -269,9 +272,24 @@ int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const 
   for (const BinShard& bin : scorer.shards())
     most = std::max(most, activation_bytes(config, plan.setup.grid.tp, bin.shard.slots,
                                            std::ssize(bin.batch.again)) +
-                              own_bytes(bin.plan, scorer.heads()));
+                              own_bytes(bin.plans.front(), scorer.heads()));
   return weight_bytes(config, plan.setup.grid.tp) + most + scorer.count().transient_bytes;
 }
+
+namespace {
+
+/// "528, 36 under a window of 4": of a layer with each mask.
+std::string pairs_text(const ScoringPlan& plan) {
+  std::string text;
+  for (size_t m = 0; m < plan.masks.size(); ++m)
+    text += fmt::format("{}{}{}", m > 0 ? ", " : "", plan.pairs_of_mask[m],
+                        plan.masks[m].window == 0
+                            ? ""
+                            : fmt::format(" under a window of {}", plan.masks[m].window));
+  return text;
+}
+
+}  // namespace
 
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   const GridShape& grid = plan.setup.grid;
@@ -289,7 +307,8 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   text += fmt::format(
       "#   FLOPs of a pass {:.4g}  attention pairs of a head "
       "and layer {}  imbalance {:.2f} %\n",
-      plan.flops(c), plan.pairs, mean_pairs > 0 ? 100 * (load.max_pairs / mean_pairs - 1) : 0);
+      plan.flops(c), pairs_text(plan),
+      mean_pairs > 0 ? 100 * (load.max_pairs / mean_pairs - 1) : 0);
   text += fmt::format(
       "#   attention sends in a pass, busiest rank {:.4g} MB, "
       "at most {} messages; all ranks "

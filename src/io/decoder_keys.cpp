@@ -4,9 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
-#include <nlohmann/json.hpp>
 
-#include "core/json.hpp"
 #include "io/schema_names.hpp"
 
 namespace gyre {
@@ -39,24 +37,6 @@ DecoderKey text(const char* name, const std::vector<std::string>& ours, bool lay
           layers};
 }
 
-/// Parses the text as JSON; a text that is no JSON list or object is returned as it is.
-Json json_of(const AttributeValue& value) {
-  const auto* text = std::get_if<std::string>(&value);
-  if (text == nullptr) return nullptr;
-  if (!text->starts_with('[') && !text->starts_with('{')) return *text;
-  try {
-    return parse_json("", *text, "");
-  } catch (const Error&) {
-    return nullptr;
-  }
-}
-
-bool is_full_attention(const AttributeValue& value, const ModelConfig&) {
-  const Json json = json_of(value);
-  const auto is_full = [](const Json& type) { return type == "full_attention"; };
-  return json.is_array() ? std::all_of(json.begin(), json.end(), is_full) : is_full(json);
-}
-
 /// A key that repeats a number of the configuration.
 DecoderKey same(const char* name, const char* wanted, double (*value)(const ModelConfig&)) {
   return {name, wanted, [value](const AttributeValue& found, const ModelConfig& config) {
@@ -71,10 +51,6 @@ DecoderKey same(const char* name, const char* wanted, double (*value)(const Mode
 
 const std::vector<DecoderKey>& keys() {
   static const std::vector<DecoderKey> all{
-      {"layer_types", "full_attention in all layers", is_full_attention, true},
-      number("use_sliding_window", 0, true),
-      number("sliding_window", 0, true),
-      {"max_window_layers", "", [](const AttributeValue&, const ModelConfig&) { return true; }},
       number("attention_chunk_size", 0, true),
       number("use_qk_norm", 0, true),
       number("attn_output_gate", 0, true),
@@ -111,11 +87,9 @@ std::vector<std::string> decoder_keys() {
 
 void check_decoder_keys(ConfigErrors& errors, const ModelConfig& config, bool only_layers,
                         const std::function<AttributeValue(const std::string&)>& value) {
-  const bool no_window = is_neutral(value("use_sliding_window"), 0);
   for (const DecoderKey& key : keys()) {
     const AttributeValue found = value(key.name);
     if (found == AttributeValue() || (only_layers && !key.layers)) continue;
-    if (no_window && std::string_view(key.name) == "sliding_window") continue;
     if (!key.is_ours(found, config))
       errors.add("'{}' is {}, which means another decoder; wanted: {}, or leave it out", key.name,
                  to_string(found), key.wanted);

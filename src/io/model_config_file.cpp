@@ -34,6 +34,11 @@ class Config {
     if (found.is_number()) return found.get<double>();
     return found.is_string() ? found.get<std::string>() : dump_json(found);
   }
+  /// As value(), with the text "null" for a key that is there as null.
+  h5::AttributeValue value_or_null(const std::string& key) const {
+    return json_.contains(key) && json_[key].is_null() ? h5::AttributeValue(std::string("null"))
+                                                       : value(key);
+  }
   int64_t whole(const char* key) const {
     if (!given(key)) throw_usage("{} lacks '{}'", path_, key);
     if (const std::optional<int64_t> number = whole_number(json_[key])) return *number;
@@ -126,7 +131,7 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   c.rope_theta = family.rope_theta;
   ConfigErrors errors, of_angles;
   read_features(
-      errors, [&](const std::string& key) { return file.value(key); }, family, c);
+      errors, [&](const std::string& key) { return file.value_or_null(key); }, family, c);
   const ModelConfig plain = c;
   read_rope(
       of_angles, [&](const std::string& key) { return file.value(key); }, c);
@@ -152,7 +157,7 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
   for (const std::string& key : decoder_keys()) known.insert(key);
   ConfigErrors errors;
   read_features(
-      errors, [&](const std::string& key) { return file.value(key); }, family, c);
+      errors, [&](const std::string& key) { return file.value_or_null(key); }, family, c);
   c.rope_theta = family.rope_theta;
   read_rope(
       errors, [&](const std::string& key) { return file.value(key); }, c);

@@ -19,14 +19,26 @@ using h5::AttributeValue;
 /// Defaults are those of the configuration classes of transformers.
 constexpr ModelFamily families[] = {
     {.name = "llama"},
-    {.name = "mistral", .reads_attention_bias = false, .kv_heads = 8},
-    {.name = "qwen2", .qkv_bias = true, .reads_attention_bias = false, .kv_heads = 32},
-    {.name = "qwen3", .qk_norm = true, .kv_heads = 32, .head_dim = 128},
-    {.name = "smollm3", .kv_heads = 4, .rope_theta = 2e6, .tied_head = true, .no_rope_interval = 4},
+    {.name = "mistral", .reads_attention_bias = false, .kv_heads = 8, .windows = Windows::all},
+    {.name = "qwen2",
+     .qkv_bias = true,
+     .reads_attention_bias = false,
+     .kv_heads = 32,
+     .windows = Windows::late},
+    {.name = "qwen3", .qk_norm = true, .kv_heads = 32, .head_dim = 128, .windows = Windows::late},
+    {.name = "smollm3",
+     .kv_heads = 4,
+     .rope_theta = 2e6,
+     .tied_head = true,
+     .no_rope_interval = 4,
+     .windows = Windows::no_rope},
 };
 
 bool is_absent(const AttributeValue& value) {
   return value == AttributeValue();
+}
+bool is_given(const AttributeValue& value) {
+  return !is_absent(value) && value != AttributeValue(std::string("null"));
 }
 
 bool flag(ConfigErrors& errors, const char* key, const AttributeValue& value) {
@@ -68,6 +80,73 @@ void read_no_rope_layers(ConfigErrors& errors, const AttributeValue& value, Mode
   for (size_t l = 0; l < turns.size(); ++l) config.layer_kinds[l].rotary = turns[l] == 1;
 }
 
+/// A number of tokens; 0 for null, false and the like, `absent` where the key is absent.
+int64_t window_of(ConfigErrors& errors, const AttributeValue& value, int64_t absent) {
+  if (is_absent(value)) return absent;
+  if (is_neutral(value, 0)) return 0;
+  const auto* whole = std::get_if<int64_t>(&value);
+  if (whole != nullptr && *whole > 0) return *whole;
+  errors.add("'sliding_window' is {}; wanted: a number of tokens from 1 on", to_string(value));
+  return 0;
+}
+
+/// Sets the window of each layer whose type is "sliding_attention".
+void read_layer_types(ConfigErrors& errors, const AttributeValue& value, int64_t window,
+                      ModelConfig& config) {
+  if (value == AttributeValue(std::string("full_attention"))) return;
+  const std::vector<bool> slides = of_layers<bool>(
+      errors, "layer_types", value, config.num_hidden_layers,
+      R"("full_attention" or "sliding_attention")", [](const Json& item) -> std::optional<bool> {
+        if (item == "sliding_attention") return true;
+        return item == "full_attention" ? std::optional(false) : std::nullopt;
+      });
+  if (window == 0 && std::find(slides.begin(), slides.end(), true) != slides.end())
+    errors.add(R"('layer_types' has "sliding_attention", but there is no 'sliding_window')");
+  for (size_t l = 0; l < slides.size(); ++l) config.layer_kinds[l].window = slides[l] ? window : 0;
+}
+
+/// Adds errors for keys of windows that the family does not read, unless they ask for none.
+void refuse_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family) {
+  const auto refuse = [&](const char* key, const AttributeValue& found) {
+    errors.add("'{}' is {}, which means another decoder than the model_type {}", key,
+               to_string(found), family.name);
+  };
+  const AttributeValue used = value("use_sliding_window"), types = value("layer_types");
+  if (!is_neutral(used, 0) && is_given(used)) refuse("use_sliding_window", used);
+  if (family.windows == Windows::all && is_given(used)) refuse("use_sliding_window", used);
+  if (family.windows == Windows::all && is_given(types)) refuse("layer_types", types);
+  const AttributeValue window = value("sliding_window");
+  if (family.windows == Windows::none && is_absent(used) && window_of(errors, window, 0) > 0)
+    refuse("sliding_window", window);
+}
+
+/// Windows of the layers of a config.json.
+void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
+                  ModelConfig& config) {
+  constexpr int64_t usual_window = 4096, usual_first_layer = 28;
+  const bool always = family.windows == Windows::all;
+  if (always || family.windows == Windows::none) refuse_windows(errors, value, family);
+  const bool used = always || (family.windows != Windows::none &&
+                               flag(errors, "use_sliding_window", value("use_sliding_window")));
+  const int64_t usual = family.windows == Windows::no_rope ? 0 : usual_window;
+  const int64_t window = used ? window_of(errors, value("sliding_window"), usual) : 0;
+  const AttributeValue late = value("max_window_layers");
+  const auto* first = std::get_if<int64_t>(&late);
+  if (is_given(late) && (first == nullptr || *first < 0))
+    errors.add("'max_window_layers' is {}; wanted: a number from 0 on", to_string(late));
+  if (const AttributeValue types = value("layer_types"); is_given(types)) {
+    read_layer_types(errors, types, window, config);
+    return;
+  }
+  for (int64_t l = 0; l < std::ssize(config.layer_kinds); ++l) {
+    LayerKind& kind = config.layer_kinds[l];
+    if (family.windows == Windows::no_rope ? kind.rotary
+                                           : !always && l < (first ? *first : usual_first_layer))
+      continue;
+    kind.window = window;
+  }
+}
+
 /// Makes room for what layers differ in; forget_if_alike() undoes it.
 void give_each_layer_a_kind(ModelConfig& config) {
   constexpr int64_t most_layers = 1 << 14;  // as check_config() has it
@@ -107,20 +186,21 @@ void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFa
   const AttributeValue listed = value("no_rope_layers");
   const AttributeValue interval = value("no_rope_layer_interval");
   const auto* every = std::get_if<int64_t>(&interval);
-  if (!is_absent(interval) && (every == nullptr || *every < 1))
+  if (is_given(interval) && (every == nullptr || *every < 1))
     errors.add("'no_rope_layer_interval' is {}; wanted: a number from 1 on", to_string(interval));
   if (family.no_rope_interval == 0) {
     for (const auto& [key, found] :
          {std::pair("no_rope_layers", listed), std::pair("no_rope_layer_interval", interval)})
-      if (!is_absent(found))
+      if (is_given(found))
         errors.add("the key '{}' is not known for the model_type {}", key, family.name);
-  } else if (!is_absent(listed)) {
+  } else if (is_given(listed)) {
     read_no_rope_layers(errors, listed, config);
   } else {
     const int64_t stride = every != nullptr && *every >= 1 ? *every : family.no_rope_interval;
     for (size_t l = stride - 1; l < config.layer_kinds.size(); l += stride)
       config.layer_kinds[l].rotary = false;
   }
+  read_windows(errors, value, family, config);
   forget_if_alike(config);
 }
 
@@ -132,6 +212,15 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   give_each_layer_a_kind(config);
   if (const AttributeValue listed = value("no_rope_layers"); !is_absent(listed))
     read_no_rope_layers(errors, listed, config);
+  const AttributeValue used = value("use_sliding_window");
+  const bool is_off = !is_absent(used) && is_neutral(used, 0);
+  const int64_t window = is_off ? 0 : window_of(errors, value("sliding_window"), 0);
+  if (!is_absent(used) && !is_off && window == 0)
+    errors.add("'use_sliding_window' is {}, but there is no 'sliding_window'", to_string(used));
+  if (const AttributeValue types = value("layer_types"); !is_absent(types))
+    read_layer_types(errors, types, window, config);
+  else
+    for (LayerKind& kind : config.layer_kinds) kind.window = window;
   forget_if_alike(config);
 }
 
@@ -161,10 +250,18 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   add("attention_bias", config.output_bias, int64_t{1});
   add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
   add("qk_norm", config.qk_norm, int64_t{1});
-  Json turns = Json::array();
-  for (const LayerKind& kind : config.layer_kinds) turns.push_back(kind.rotary ? 1 : 0);
+  Json turns = Json::array(), types = Json::array();
+  int64_t window = 0, sliding = 0;
+  for (const LayerKind& kind : config.layer_kinds) {
+    turns.push_back(kind.rotary ? 1 : 0);
+    types.push_back(kind.window > 0 ? "sliding_attention" : "full_attention");
+    window = std::max(window, kind.window);
+    sliding += kind.window > 0 ? 1 : 0;
+  }
   const auto turning = [](const LayerKind& kind) { return kind.rotary; };
   add("no_rope_layers", !std::ranges::all_of(config.layer_kinds, turning), dump_json(turns));
+  add("sliding_window", window > 0, window);
+  add("layer_types", sliding > 0 && sliding < config.num_hidden_layers, dump_json(types));
   return values;
 }
 

@@ -12,7 +12,16 @@
 
 namespace gyre {
 
+/// Value of a key; monostate: it is absent; the text "null": it is there, as null.
 using ConfigValue = std::function<h5::AttributeValue(const std::string&)>;
+
+/// Which layers of a family have the window 'sliding_window'.
+enum class Windows {
+  none,     ///< no layer
+  all,      ///< all layers; 4096 tokens where the key is absent
+  late,     ///< with 'use_sliding_window': those of 'layer_types', else from 'max_window_layers' on
+  no_rope,  ///< with 'use_sliding_window': those of 'layer_types', else those that do not turn
+};
 
 /// A kind of model in Hugging Face's configurations ('model_type'), with the values that its keys
 /// have where they are absent.
@@ -26,6 +35,7 @@ struct ModelFamily {
   double rope_theta = 1e4;
   bool tied_head = false;
   int64_t no_rope_interval = 0;  ///< every so manyth layer does not turn; 0: all turn
+  Windows windows = Windows::none;
 };
 
 /// The family of a 'model_type'; null if it is not known. No type at all means Llama.
@@ -34,15 +44,17 @@ const ModelFamily* find_family(const h5::AttributeValue& model_type);
 std::string family_names();
 
 /// Names of the keys of a config.json that read_features() reads.
-inline constexpr const char* feature_keys[] = {"model_type", "attention_bias", "no_rope_layers",
-                                               "no_rope_layer_interval"};
+inline constexpr const char* feature_keys[] = {
+    "model_type",     "attention_bias",     "no_rope_layers",    "no_rope_layer_interval",
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
 /// Sets the features of `config`, whose num_hidden_layers is set, from a config.json.
 void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                    ModelConfig& config);
 
 /// Names of the attributes of gyre/model that read_feature_attributes() reads.
-inline constexpr const char* feature_attributes[] = {"qkv_bias", "attention_bias", "qk_norm",
-                                                     "no_rope_layers"};
+inline constexpr const char* feature_attributes[] = {
+    "qkv_bias",       "attention_bias",     "qk_norm",           "no_rope_layers",
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
 /// Sets the features of `config`, whose num_hidden_layers is set, from attributes of gyre/model.
 void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);
 /// Adds an error if 'model_type' of a gyre/model is not known, or has features that `config` lacks.

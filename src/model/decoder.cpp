@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <array>
 #include <cmath>
+#include <deque>
 #include <utility>
 
 #include "comm/host_staging.hpp"
@@ -43,8 +45,8 @@ class Phases {
 /// Activations of one forward pass over `n` slots; h and logits have one row per target.
 struct Decoder::Workspace {
   Workspace(int64_t n, const ModelConfig& c, int tp, const LocalBatch& b,
-            AttentionExecutor& executor, std::span<LogprobEntropy> scores, Stream& stream)
-      : slots(n), batch(b), attention(executor), out(scores), phases(stream) {
+            std::span<LogprobEntropy> scores, Stream& stream)
+      : slots(n), batch(b), out(scores), phases(stream) {
     for (const Activation a : {Activation::x, Activation::h, Activation::partial, Activation::gate,
                                Activation::up, Activation::logits}) {
       const int64_t width = width_of(a, c, tp);
@@ -52,7 +54,11 @@ struct Decoder::Workspace {
       memory_.emplace_back((scored ? targets() : n) * width, stream.space());
       at(a) = memory_.back().matrix(a == Activation::logits ? targets() : n, width);
     }
-    // These arrays belong to the executor.
+  }
+
+  /// Attention of the next layers, which owns these arrays.
+  void use(AttentionExecutor& executor) {
+    attention = &executor;
     at(Activation::q) = executor.matrix(ArrayKind::q).as<float>();
     at(Activation::k) = executor.keys().as<float>();
     at(Activation::v) = executor.values().as<float>();
@@ -66,7 +72,7 @@ struct Decoder::Workspace {
 
   int64_t slots;
   const LocalBatch& batch;
-  AttentionExecutor& attention;
+  AttentionExecutor* attention = nullptr;
   std::span<LogprobEntropy> out;
   bool added = false;  // `partial` has already been added to x; the next norm must not add it again
   Phases phases;
@@ -249,6 +255,20 @@ DecoderWeights load_weights(const ModelConfig& c, int tp, int tp_rank, const Wei
   return weights;
 }
 
+std::vector<LayerMask> layer_masks(const ModelConfig& config) {
+  std::vector<LayerMask> masks;
+  for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    const int64_t window = config.kind_of(l).window;
+    const auto known = std::ranges::find(masks, window, &LayerMask::window);
+    if (known != masks.end())
+      ++known->layers;
+    else
+      masks.push_back({window, 1});
+  }
+  if (masks.empty()) masks.push_back({});
+  return masks;
+}
+
 HeadShape local_heads(const ModelConfig& config, int tp) {
   return {config.num_attention_heads / tp, config.num_key_value_heads / tp, config.head_dim,
           1.0f / std::sqrt(static_cast<float>(config.head_dim))};
@@ -264,6 +284,7 @@ Decoder::Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid&
       ops_(make_decoder_ops(stream)),
       steps_(decoder_steps(config)),
       rotary_(rotary_of(config)),
+      masks_(layer_masks(config)),
       heads_(local_heads(config, grid.shape().tp)),
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
@@ -320,7 +341,7 @@ void Decoder::run(const decoder_step::Rope& /*step*/, int64_t /*layer*/, Workspa
 
 void Decoder::run(const decoder_step::Attention& /*step*/, int64_t /*layer*/, Workspace& w) {
   w.phases.end(&DecoderTimes::linear);
-  const ExecutionTimes execution = w.attention.run(Pass::forward);
+  const ExecutionTimes execution = w.attention->run(Pass::forward);
   w.times.attention += execution.compute + execution.copy;
   w.times.attention_wait += execution.wait;
   w.phases.end(nullptr);
@@ -368,24 +389,43 @@ void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
   w.phases.end(nullptr);
 }
 
-DecoderTimes Decoder::forward(const LocalBatch& batch, const RankPlan& plan,
+std::deque<AttentionExecutor> Decoder::executors_of(std::span<const RankPlan> plans) {
+  // All share attention_memory_. The last one to be made may enlarge it under the others, so that
+  // they are made again once it is large enough for all.
+  std::deque<AttentionExecutor> executors;
+  for (int round = 0; round < (plans.size() > 1 ? 2 : 1); ++round) {
+    executors.clear();
+    for (const RankPlan& plan : plans)
+      executors.emplace_back(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
+                             attention_memory_, false);
+  }
+  return executors;
+}
+
+DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan> plans,
                               std::span<LogprobEntropy> out, const HiddenObserver& observe) {
   const int64_t slots = std::ssize(batch.tokens);
-  const int64_t planned = plan.arrays.at(own(ArrayKind::q)).tokens();
-  GYRE_CHECK(planned == slots, "{} slots, a plan for {}", slots, planned);
+  GYRE_CHECK(plans.size() == masks_.size(), "{} plans for {} masks", plans.size(), masks_.size());
+  for (const RankPlan& plan : plans) {
+    const int64_t planned = plan.arrays.at(own(ArrayKind::q)).tokens();
+    GYRE_CHECK(planned == slots, "{} slots, a plan for {}", slots, planned);
+  }
   GYRE_CHECK(out.size() == batch.targets.size() &&
                  std::ssize(batch.targets) == slots + std::ssize(batch.again),
              "{} slots, {} of them again, {} targets, {} outputs", slots, batch.again.size(),
              batch.targets.size(), out.size());
-  AttentionExecutor executor(plan, heads_, attention_types, grid_.cp(), kernel_, stream_,
-                             attention_memory_, false);
-  Workspace w(slots, config_, grid_.shape().tp, batch, executor, out, stream_);
+  std::deque<AttentionExecutor> executors = executors_of(plans);
+  Workspace w(slots, config_, grid_.shape().tp, batch, out, stream_);
   ops_->set_slots(batch.tokens, batch.positions);
   int64_t layer = -1;
   for (const DecoderStep& step : steps_) {
     if (step.layer != layer) {
       if (layer >= 0) show(observe, layer, w);
       layer = step.layer;
+      if (layer > 0 && layer <= config_.num_hidden_layers) {
+        const int64_t window = config_.kind_of(layer - 1).window;
+        w.use(executors[std::ranges::find(masks_, window, &LayerMask::window) - masks_.begin()]);
+      }
       set_current_step(name_of_layer(layer, config_));
     }
     std::visit([&](const auto& operation) { run(operation, layer, w); }, step.operation);

@@ -16,6 +16,7 @@
 // submits the work of a layer without waiting for it. It waits at the end of each attention, which
 // is timed, and for the scores, which are merged on the host.
 
+#include <deque>
 #include <functional>
 #include <memory>
 #include <string>
@@ -64,6 +65,15 @@ std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);
 DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
                             const WeightReader& read);
 
+/// Layers with one mask: how far their tokens see, and their number.
+struct LayerMask {
+  int64_t window = 0;  ///< 0: no window
+  int64_t layers = 0;
+};
+/// The distinct masks of the layers, in the order of their first layers; of no layers: one without
+/// a window.
+std::vector<LayerMask> layer_masks(const ModelConfig& config);
+
 /// Head counts of one tensor-parallel rank, for its attention plan. `tp` must be allowed.
 HeadShape local_heads(const ModelConfig& config, int tp);
 /// Element types of the decoder's attention: f32 throughout.
@@ -99,11 +109,11 @@ class Decoder {
   ~Decoder();
 
   /// Scores the targets of `batch`: out [targets] (slots without a target get logprob 0; the scores
-  /// of padding have no meaning). `plan` is this rank's plan for the batch's layout and
-  /// local_heads; only its forward steps are used. All work is complete at return. Collective over
-  /// the cp and tp groups.
-  DecoderTimes forward(const LocalBatch& batch, const RankPlan& plan, std::span<LogprobEntropy> out,
-                       const HiddenObserver& observe = {});
+  /// of padding have no meaning). `plans` are this rank's plans for the batch's layout and
+  /// local_heads, one for each of layer_masks(); only their forward steps are used. All work is
+  /// complete at return. Collective over the cp and tp groups.
+  DecoderTimes forward(const LocalBatch& batch, std::span<const RankPlan> plans,
+                       std::span<LogprobEntropy> out, const HiddenObserver& observe = {});
 
  private:
   struct Workspace;
@@ -118,6 +128,8 @@ class Decoder {
   void run(const decoder_step::SiluMultiply& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Again& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Score& step, int64_t layer, Workspace& w);
+  /// Executors of a bin's plans. Only one of them may have an attention's arrays in use.
+  std::deque<AttentionExecutor> executors_of(std::span<const RankPlan> plans);
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 
   ModelConfig config_;
@@ -128,6 +140,7 @@ class Decoder {
   std::unique_ptr<DecoderOps> ops_;
   std::vector<DecoderStep> steps_;
   Rotary rotary_;
+  std::vector<LayerMask> masks_;
   HeadShape heads_;  // heads of this rank
   AttentionWorkspace attention_memory_;
   // Used for scores on a device; null on the host, which uses the grid and the CPU kernels.

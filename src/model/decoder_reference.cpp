@@ -47,24 +47,27 @@ void rotate(Matrix& x, size_t heads, size_t dim, const Rotary& rotary) {
     }
 }
 
-/// Causal softmax(q·k / sqrt(dim))·v; query head h reads key head h / (heads / kv_heads).
+/// Causal softmax(q·k / sqrt(dim))·v; query head h reads key head h / (heads / kv_heads), of the
+/// last `window` tokens or, if it is 0, of all.
 Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, size_t heads,
-              size_t kv_heads, size_t dim) {
+              size_t kv_heads, size_t dim, size_t window) {
   Matrix out(q.size(), 0.0);
   std::vector<double> p(tokens);
-  for (size_t t = 0; t < tokens; ++t)
+  for (size_t t = 0; t < tokens; ++t) {
+    const size_t first = window == 0 || t < window ? 0 : t + 1 - window;
     for (size_t h = 0; h < heads; ++h) {
       const size_t g = h / (heads / kv_heads);
       const double* query = &q[(t * heads + h) * dim];
       double top = -INFINITY, sum = 0;
-      for (size_t j = 0; j <= t; ++j) {
+      for (size_t j = first; j <= t; ++j) {
         p[j] = dot(query, &k[(j * kv_heads + g) * dim], dim) / std::sqrt(dim);
         top = std::max(top, p[j]);
       }
-      for (size_t j = 0; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
-      for (size_t j = 0; j <= t; ++j)
+      for (size_t j = first; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
+      for (size_t j = first; j <= t; ++j)
         add_scaled(&out[(t * heads + h) * dim], p[j] / sum, &v[(j * kv_heads + g) * dim], dim);
     }
+  }
   return out;
 }
 
@@ -98,8 +101,8 @@ Matrix attention(const ModelConfig& c, const DecoderWeights::Layer& layer, const
     rotate(q, heads, dim, rotary);
     rotate(k, kv_heads, dim, rotary);
   }
-  Matrix out =
-      product(attend(q, k, v, tokens, heads, kv_heads, dim), layer.wo, tokens, q_width, hidden);
+  Matrix out = product(attend(q, k, v, tokens, heads, kv_heads, dim, kind.window), layer.wo, tokens,
+                       q_width, hidden);
   if (c.output_bias) add_to_rows(out, layer.bo);
   return out;
 }

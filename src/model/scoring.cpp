@@ -30,6 +30,31 @@ int owner_of(int64_t index, int64_t total, int ranks) {
   return rank;
 }
 
+/// Mask of layers with windows, or `causal` in layers without.
+MaskRule mask_in(const MaskRule& causal, const LayerMask& layers) {
+  return layers.window == 0 ? causal : MaskRule(MaskKind::causal, layers.window);
+}
+
+/// Visible pairs per head of each tree in layers with one mask.
+std::vector<int64_t> pairs_of_trees(const PrefixForest& forest, const LayerMask& mask) {
+  std::vector<int64_t> pairs;
+  for (int64_t t = 0; t < forest.trees(); ++t)
+    pairs.push_back(mask.window == 0
+                        ? forest.pairs(t)
+                        : visible_pairs(forest.tokens(t), {MaskKind::causal, mask.window}));
+  return pairs;
+}
+
+void check_windows(const PrefixForest& forest, const std::vector<LayerMask>& masks) {
+  for (const LayerMask& mask : masks)
+    for (int64_t t = 0; mask.window > 0 && t < forest.trees(); ++t)
+      if (forest.tree(t).size() > 1)
+        throw_usage(
+            "documents that share a prefix, and a model whose layers have a window of {} tokens: "
+            "windows of trees are not supported",
+            mask.window);
+}
+
 }  // namespace
 
 double linear_flops_per_token(const ModelConfig& c) {
@@ -59,24 +84,32 @@ BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
   BinLayout result{mask_of(forest, bin.documents), {}};
   LayoutOptions options = setup.layout_options;
   options.cp = setup.grid.cp;
-  if (!result.mask.plain_causal())
+  const bool windows = std::ranges::any_of(masks, [](const LayerMask& m) { return m.window > 0; });
+  if (windows || !result.mask.plain_causal())
     options.pairs = [&](int64_t segment, int64_t queries) {
-      const int64_t tree = bin.documents[segment];
-      return DocumentMask(result.mask, segment, forest.tokens(tree)).pairs(queries);
+      const int64_t tokens = forest.tokens(bin.documents[segment]);
+      int64_t pairs = 0;
+      for (const LayerMask& m : masks)
+        pairs += (windows ? m.layers : 1) *
+                 DocumentMask(mask_in(result.mask, m), segment, tokens).pairs(queries);
+      return pairs;
     };
   result.layout = setup.layout->make(bin.bounds(), options);
   return result;
 }
 
-AttentionProblem ScoringPlan::problem(const BinLayout& of_bin, const ModelConfig& config) const {
-  return {&of_bin.layout, local_heads(config, setup.grid.tp), of_bin.mask, setup.schedule_options,
-          PlanPasses::forward};
+AttentionProblem ScoringPlan::problem(const BinLayout& of_bin, const ModelConfig& config,
+                                      size_t mask) const {
+  return {&of_bin.layout, local_heads(config, setup.grid.tp), mask_in(of_bin.mask, masks[mask]),
+          setup.schedule_options, PlanPasses::forward};
 }
 
 double ScoringPlan::flops(const ModelConfig& c) const {
-  return linear_flops_per_token(c) * tokens +
-         c.num_hidden_layers *
-             attention_flops(Pass::forward, pairs * c.num_attention_heads, c.head_dim);
+  double flops = linear_flops_per_token(c) * tokens;
+  for (size_t m = 0; m < masks.size(); ++m)
+    flops += masks[m].layers *
+             attention_flops(Pass::forward, pairs_of_mask[m] * c.num_attention_heads, c.head_dim);
+  return flops;
 }
 
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
@@ -88,19 +121,24 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
   plan.capacity = bin_capacity;
   plan.bins = pack_documents(plan.forest.lengths(), bin_capacity, setup.slot_multiple());
   plan.predictions = prediction_offsets(offsets).back();
-  std::vector<int64_t> pairs_of_trees;
-  for (int64_t t = 0; t < plan.forest.trees(); ++t) pairs_of_trees.push_back(plan.forest.pairs(t));
-  plan.pairs = pairs_of_heads(pairs_of_trees, offsets.back(), config.num_attention_heads) /
-               config.num_attention_heads;
+  plan.masks = layer_masks(config);
+  check_windows(plan.forest, plan.masks);
+  std::vector<double> pairs_of_layers(plan.forest.trees(), 0);  // of a tree, over all layers
+  for (const LayerMask& mask : plan.masks) {
+    const std::vector<int64_t> pairs = pairs_of_trees(plan.forest, mask);
+    plan.pairs_of_mask.push_back(pairs_of_heads(pairs, offsets.back(), config.num_attention_heads) /
+                                 config.num_attention_heads);
+    plan.pairs += plan.pairs_of_mask.back();
+    for (size_t t = 0; t < pairs.size(); ++t) pairs_of_layers[t] += mask.layers * pairs[t];
+  }
   std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
-    int64_t pairs = 0;
-    for (const int64_t tree : bin.documents) pairs += pairs_of_trees[tree];
+    double pairs = 0;
+    for (const int64_t tree : bin.documents) pairs += pairs_of_layers[tree];
     plan.tokens += bin.tokens();
-    costs.push_back(linear_flops_per_token(config) * bin.slots() +
-                    config.num_hidden_layers * attention_flops(Pass::forward,
-                                                               pairs * config.num_attention_heads,
-                                                               config.head_dim));
+    costs.push_back(
+        linear_flops_per_token(config) * bin.slots() +
+        pairs * attention_flops(Pass::forward, config.num_attention_heads, config.head_dim));
   }
   plan.bins_of_replica = balance_over_groups(costs, setup.grid.dp);
   return plan;
@@ -121,7 +159,10 @@ void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offset
     if (of_ranks.bins.empty()) return 0;
     const BinLayout largest =
         of_ranks.layout_of(*std::ranges::max_element(of_ranks.bins, {}, slots));
-    return bins * estimated_entries(*plan.setup.schedule, of_ranks.problem(largest, config));
+    int64_t entries = 0;
+    for (size_t m = 0; m < of_ranks.masks.size(); ++m)
+      entries += estimated_entries(*plan.setup.schedule, of_ranks.problem(largest, config, m));
+    return bins * entries;
   };
   const int cp = plan.setup.grid.cp;
   check_plan_size({*plan.setup.schedule, "counted", cp, plan.tokens}, max_streamed_entries,
@@ -134,11 +175,11 @@ void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offset
                   });
 }
 
-void add_bin(PlanCount& total, const PlanCount& bin) {
-  total.pairs += bin.pairs;
-  total.messages += bin.messages;
-  total.bytes_sent += bin.bytes_sent;
-  total.bytes_received += bin.bytes_received;
+void add_bin(PlanCount& total, const PlanCount& bin, int64_t layers) {
+  total.pairs += layers * bin.pairs;
+  total.messages += layers * bin.messages;
+  total.bytes_sent += layers * bin.bytes_sent;
+  total.bytes_received += layers * bin.bytes_received;
   total.transient_bytes = std::max(total.transient_bytes, bin.transient_bytes);
 }
 
@@ -164,7 +205,8 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
     shard.shard = of_bin.layout.shard(rank);
     shard.batch =
         make_local_batch(of_bin.layout, bin.bounds(), plan.forest, bin.documents, texts, rank);
-    shard.plan = plan_rank(*setup.schedule, plan.problem(of_bin, config), rank);
+    for (size_t m = 0; m < plan.masks.size(); ++m)
+      shard.plans.push_back(plan_rank(*setup.schedule, plan.problem(of_bin, config, m), rank));
     shard.scores.resize(shard.batch.targets.size());
     shard.tokens = token_runs(plan.forest, bin.documents, shard.shard);
     shard.predictions = prediction_runs(plan.forest, bin.documents, shard.shard);
@@ -175,7 +217,9 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
 PlanCount Scorer::count() const {
   PlanCount total;
   for (const BinShard& shard : shards_)
-    add_bin(total, gyre::count(shard.plan, Pass::forward, heads_, attention_types));
+    for (size_t m = 0; m < shard.plans.size(); ++m)
+      add_bin(total, gyre::count(shard.plans[m], Pass::forward, heads_, attention_types),
+              plan_.masks[m].layers);
   return total;
 }
 
@@ -188,7 +232,7 @@ DecoderTimes Scorer::run(
     HiddenObserver hidden;
     if (observe)
       hidden = [&](int64_t index, MatrixView<const float> x) { observe(shard, index, x); };
-    times += decoder.forward(shard.batch, shard.plan, shard.scores, hidden);
+    times += decoder.forward(shard.batch, shard.plans, shard.scores, hidden);
   }
   return times;
 }

@@ -49,7 +49,8 @@ struct ScoringSetup {
   int64_t slot_multiple() const;
 };
 
-/// How a bin is distributed: which rank owns which slots, and which query sees which keys.
+/// How a bin is distributed: which rank owns which slots, and which query sees which keys in layers
+/// without a window.
 struct BinLayout {
   MaskRule mask;
   Layout layout;
@@ -62,20 +63,25 @@ struct ScoringPlan {
   std::vector<PackedBatch> bins;                      ///< each batch's "documents" are trees
   std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
   int64_t capacity = 0;
-  int64_t tokens = 0;       ///< stored: a shared prefix counts once
-  int64_t predictions = 0;  ///< over all documents
-  int64_t pairs = 0;        ///< visible (query, key) pairs per head and layer
+  int64_t tokens = 0;            ///< stored: a shared prefix counts once
+  int64_t predictions = 0;       ///< over all documents
+  std::vector<LayerMask> masks;  ///< of the model's layers
+  /// Visible (query, key) pairs per head: of a layer with each mask, and their sum over masks.
+  std::vector<int64_t> pairs_of_mask;
+  int64_t pairs = 0;
 
   /// Layout of a bin. Throws the layout's usage errors.
   BinLayout layout_of(const PackedBatch& bin) const;
-  /// Forward-only attention of a bin, for one tensor-parallel rank of every cp rank. `layout` must
-  /// outlive the result.
-  AttentionProblem problem(const BinLayout& layout, const ModelConfig& config) const;
+  /// Forward-only attention of a bin in layers with mask `mask`, an index into masks, for one
+  /// tensor-parallel rank of every cp rank. `layout` must outlive the result.
+  AttentionProblem problem(const BinLayout& layout, const ModelConfig& config,
+                           size_t mask = 0) const;
   double flops(const ModelConfig& config) const;
 };
 
 /// Packs the trees of `forest`, built from documents with these offsets; the slots of each segment
-/// are a multiple of setup.slot_multiple(). Throws usage errors (capacity).
+/// are a multiple of setup.slot_multiple(). Throws usage errors (capacity; a tree with several
+/// nodes where layers have windows).
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
                          const ModelConfig& config, const ScoringSetup& setup,
                          int64_t bin_capacity);
@@ -89,14 +95,15 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& co
 void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offsets,
                         const ModelConfig& config, bool alike_once);
 
-/// Adds the counts of one more bin: sums, except for memory, which bins reuse.
-void add_bin(PlanCount& total, const PlanCount& bin);
+/// Adds the counts of one bin in `layers` layers: sums, except for memory, which bins and layers
+/// reuse.
+void add_bin(PlanCount& total, const PlanCount& bin, int64_t layers);
 
 /// One rank's part of a bin.
 struct BinShard {
   int64_t bin = 0;
   Shard shard;
-  RankPlan plan;  ///< without backward steps
+  std::vector<RankPlan> plans;  ///< one for each mask of the layers, without backward steps
   LocalBatch batch;
   std::vector<LogprobEntropy> scores;    ///< [targets]
   std::vector<DocumentRun> tokens;       ///< row: slot
@@ -121,7 +128,7 @@ class Scorer {
   const HeadShape& heads() const { return heads_; }  ///< heads of this rank
   /// Before each bin of a run, `f` is called with the bins done and all bins of this rank.
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
-  /// Attention work of this rank over all its bins in one layer, counted from the plans.
+  /// Attention work of this rank over all its bins and layers, counted from the plans.
   PlanCount count() const;
 
   /// One pass of the decoder over all bins of this replica. Collective over the replica.

@@ -26,18 +26,27 @@ struct BinCost {
 /// Adds up the costs of one bin's steps on one rank.
 class StepCosts {
  public:
+  /// `attention`: of a layer with each of layer_masks().
   StepCosts(const ModelConfig& config, int tp, int64_t slots, DType type,
-            const MachineModel& machine, const PassPrediction& attention)
+            const MachineModel& machine, const std::vector<PassPrediction>& attention)
       : config_(config),
         tp_(tp),
         slots_(slots),
         type_(type),
         machine_(machine),
+        masks_(layer_masks(config)),
         attention_(attention) {}
 
   DecoderTimes of(const std::vector<DecoderStep>& steps) {
     for (const DecoderStep& step : steps)
-      std::visit([this](const auto& operation) { add(operation); }, step.operation);
+      std::visit(
+          [&](const auto& operation) {
+            if constexpr (std::is_same_v<decltype(operation), const decoder_step::Attention&>)
+              add_attention(config_.kind_of(step.layer - 1).window);
+            else
+              add(operation);
+          },
+          step.operation);
     return times_;
   }
 
@@ -62,11 +71,12 @@ class StepCosts {
     times_.tp_wait += all_reduce_seconds(bytes(step.data));
   }
   void add(const decoder_step::Again&) {}  // copies only a few rows: not counted
-  void add(const decoder_step::Attention&) {
-    const double busy =
-        std::min(attention_.seconds, attention_.compute_only + attention_.copies_most);
+  void add_attention(int64_t window) {
+    const auto mask = std::ranges::find(masks_, window, &LayerMask::window) - masks_.begin();
+    const PassPrediction& pass = attention_[mask];
+    const double busy = std::min(pass.seconds, pass.compute_only + pass.copies_most);
     times_.attention += busy;
-    times_.attention_wait += attention_.seconds - busy;
+    times_.attention_wait += pass.seconds - busy;
   }
   void add(const decoder_step::Score&) {
     const DecoderModel& decoder = machine_.decoder;
@@ -99,7 +109,8 @@ class StepCosts {
   int64_t slots_;
   DType type_;
   const MachineModel& machine_;
-  const PassPrediction& attention_;
+  std::vector<LayerMask> masks_;
+  const std::vector<PassPrediction>& attention_;
   DecoderTimes times_;
 };
 
@@ -152,20 +163,27 @@ class ScoringSimulation {
   BinCost simulate(const PackedBatch& batch, int64_t first) const {
     const ScoringSetup& setup = plan_.setup;
     const BinLayout of_bin = plan_.layout_of(batch);
-    const AttentionProblem problem = plan_.problem(of_bin, config_);
+    const HeadShape heads = local_heads(config_, setup.grid.tp);
     const int64_t slots = of_bin.layout.slots_of_rank();
-    const PassPrediction attention =
-        predict({*setup.schedule, problem, types_, {first, setup.grid.tp}}, machine_).front();
-    StepCosts costs(config_, setup.grid.tp, slots, types_.activations, machine_, attention);
     BinCost cost;
+    std::vector<PassPrediction> attention;
+    int64_t transient = 0;
+    for (size_t m = 0; m < plan_.masks.size(); ++m) {
+      const AttentionProblem problem = plan_.problem(of_bin, config_, m);
+      const PassPrediction pass =
+          predict({*setup.schedule, problem, types_, {first, setup.grid.tp}}, machine_).front();
+      const double layers = plan_.masks[m].layers;
+      cost.kernel += layers * pass.kernel_mean;
+      cost.extrapolated += layers * pass.kernel_mean * pass.extrapolated;
+      for (const double bytes : pass.bytes_by_tier)
+        cost.bytes_sent += bytes * layers * setup.grid.tp;
+      cost.pairs += pass.pairs / heads.heads;
+      transient = std::max(transient, pass.transient_bytes);
+      attention.push_back(pass);
+    }
+    StepCosts costs(config_, setup.grid.tp, slots, types_.activations, machine_, attention);
     cost.times = costs.of(steps_);
-    const double layers = config_.num_hidden_layers;
-    cost.kernel = layers * attention.kernel_mean;
-    cost.extrapolated = cost.kernel * attention.extrapolated;
-    for (const double bytes : attention.bytes_by_tier)
-      cost.bytes_sent += bytes * layers * setup.grid.tp;
-    cost.pairs = attention.pairs / problem.heads.heads;
-    cost.memory = memory_of(problem.heads, slots) + attention.transient_bytes;
+    cost.memory = memory_of(heads, slots) + transient;
     return cost;
   }
 

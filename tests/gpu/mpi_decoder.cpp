@@ -232,7 +232,7 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
                          .original_max_position_embeddings = 16,
                          .attention_factor = 1.25};
   config.qkv_bias = config.output_bias = config.qk_norm = true;
-  config.layer_kinds = {{.rotary = false}, {}};
+  config.layer_kinds = {{.rotary = false}, {.window = 5}};
   const Documents documents = ragged_documents(config);
   expect_right(
       documents, config, twin_of(documents, config),

@@ -134,8 +134,18 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
   };
   for (const auto& [message, change] :
        std::vector<std::pair<std::string, std::function<void(hid_t)>>>{
-           {"'sliding_window' is 128, which means another decoder; wanted: 0 or false",
-            [](hid_t file) { add_attribute(file, "sliding_window", 128); }},
+           {"'sliding_window' is -1; wanted: a number of tokens from 1 on",
+            [](hid_t file) { add_attribute(file, "sliding_window", -1); }},
+           {"'use_sliding_window' is 1, but there is no 'sliding_window'",
+            [](hid_t file) { add_attribute(file, "use_sliding_window", 1); }},
+           {R"('layer_types' has "sliding_attention", but there is no 'sliding_window')",
+            [](hid_t file) {
+              add_text(file, "layer_types", R"(["full_attention", "sliding_attention"])");
+            }},
+           {R"(wanted: a list of "full_attention" or "sliding_attention" for each of 2 layers)",
+            [](hid_t file) { add_text(file, "layer_types", R"(["full_attention", "linear"])"); }},
+           {"'attn_logit_softcapping' is 30, which means another decoder; wanted: 0 or false",
+            [](hid_t file) { add_attribute(file, "attn_logit_softcapping", 30); }},
            {"'/model/layers/0/q_norm' is none of this decoder's tensors",
             add_dataset("/model/layers/0/q_norm")},
            {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers without qkv_bias",
@@ -205,6 +215,24 @@ TEST(ModelFile, RotaryScaling) {
               (0.2 * std::log(4.0) + 1) / (0.1 * std::log(4.0) + 1), 1e-15);
   const ModelConfig none = config_with([](hid_t file) { add_text(file, "rope_scaling", "null"); });
   EXPECT_EQ(none.rope_scaling, RopeScaling());
+}
+
+TEST(ModelFile, Windows) {
+  const ModelConfig all =
+      config_with([](hid_t file) { add_attribute(file, "sliding_window", 128); });
+  EXPECT_EQ(all.kind_of(0).window, 128);
+  EXPECT_EQ(all.kind_of(1).window, 128);
+  const ModelConfig second = config_with([](hid_t file) {
+    add_attribute(file, "sliding_window", 3);
+    add_text(file, "layer_types", R"(["full_attention", "sliding_attention"])");
+  });
+  EXPECT_EQ(second.kind_of(0).window, 0);
+  EXPECT_EQ(second.kind_of(1).window, 3);
+  const ModelConfig off = config_with([](hid_t file) {
+    add_attribute(file, "sliding_window", 3);
+    add_attribute(file, "use_sliding_window", 0);
+  });
+  EXPECT_TRUE(off.layer_kinds.empty());
 }
 
 TEST(ModelFile, LayersThatDoNotTurn) {

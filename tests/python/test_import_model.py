@@ -243,6 +243,50 @@ def test_refusals_of_safetensors(scratch):
     expect_refusal(path, "the header of a safetensors file")
 
 
+def test_windows_of_families(scratch):
+    arrays = weights()
+    good = safetensors_of(arrays)
+    biases = {their_name(f"layers/{layer}/b{kind}", 0): ("F32", (size,), bytes(4 * size), None)
+              for layer in range(2) for kind, size in (("q", 64), ("k", 32), ("v", 32))}  # fmt: skip
+    kv = {"num_key_value_heads": 2}
+    for i, (config, tensors, window, types) in enumerate(
+        (
+            ({"model_type": "mistral"}, good, 4096, None),  # MistralConfig's default
+            ({"model_type": "mistral", "sliding_window": None}, good, None, None),
+            ({"model_type": "mistral", "sliding_window": 16}, good, 16, None),
+            ({"sliding_window": 16, "use_sliding_window": False}, good, None, None),
+            ({"model_type": "qwen2"} | kv, good | biases, None, None),
+            ({"model_type": "qwen2", "sliding_window": 16} | kv, good | biases, None, None),
+            ({"model_type": "qwen2", "use_sliding_window": True} | kv, good | biases, None, None),  # from layer 28 on
+            ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": 1} | kv, good | biases, 4096,
+             ["full_attention", "sliding_attention"]),
+            ({"model_type": "qwen2", "use_sliding_window": True, "sliding_window": None, "max_window_layers": 0} | kv,
+             good | biases, None, None),
+            ({"model_type": "smollm3", "no_rope_layers": [1, 0], "use_sliding_window": True, "sliding_window": 8, "tie_word_embeddings": False},
+             good, 8, ["full_attention", "sliding_attention"]),
+        )
+    ):  # fmt: skip
+        path = folder(scratch, f"window{i}", tensors, config)
+        expect_model(path, arrays)
+        with h5py.File(path.with_suffix(".h5")) as file:
+            attrs = file["model"].attrs
+            found = attrs.get("sliding_window"), json.loads(attrs.get("layer_types", "null"))
+            assert found == (window, types), (config, found)
+    for i, (config, needle) in enumerate(
+        (
+            ({"sliding_window": 16}, "'sliding_window' is 16, which means another decoder than the model_type llama"),
+            ({"use_sliding_window": True}, "'use_sliding_window' is true, which means another decoder"),
+            ({"model_type": "mistral", "layer_types": ["full_attention"] * 2}, "'layer_types' is"),
+            ({"model_type": "mistral", "use_sliding_window": True}, "'use_sliding_window' is true"),
+            ({"layer_types": ["full_attention", "sliding_attention"]}, "but there is no 'sliding_window'"),
+            ({"layer_types": ["full_attention", "chunked_attention"]}, "for each of 2 layers"),
+            ({"model_type": "qwen2", "use_sliding_window": True, "max_window_layers": -1}, "'max_window_layers' is -1"),
+            ({"model_type": "mistral", "sliding_window": "wide"}, "'sliding_window' is 'wide'"),
+        )
+    ):
+        expect_refusal(folder(scratch, f"no_window{i}", good, config), needle)
+
+
 def test_features_that_a_family_does_not_have(scratch):
     good = safetensors_of(weights())
     bias = {"model.layers.0.self_attn.q_proj.bias": ("F32", (64,), bytes(256), None)}

@@ -46,6 +46,16 @@ CASES = {
          "pad_token_id": 0},
         ("no_rope_layer_interval",),
     ),
+    "mistral": ({"model_type": "mistral", "num_hidden_layers": 3, "sliding_window": 7}, ("sliding_window",)),
+    "qwen2-window": (
+        {"model_type": "qwen2", "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+        ("max_window_layers",),
+    ),
+    "qwen3-layer-types": (
+        {"model_type": "qwen3", "num_hidden_layers": 3, "use_sliding_window": True, "sliding_window": 9,
+         "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
+        ("layer_types",),
+    ),
     "llama-yarn-parameters": ({"rope_parameters": YARN_OF_ALL, "rope_theta": None}, ("rope_parameters",)),
 }
 

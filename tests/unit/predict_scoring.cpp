@@ -191,6 +191,24 @@ TEST(PredictScoring, RowOperationsTakeBytes) {
   EXPECT_NEAR(predict_on(plan, machine).times.logprobs, 64 * 1e-5 + 64 * 64 * 4 / 1e6, 1e-9);
 }
 
+TEST(PredictScoring, WindowsMakeFewerPairsAndFlops) {
+  ModelConfig config = small_model();
+  config.layer_kinds = {{}, {.window = 8}, {.window = 8}};
+  const std::vector<int64_t> offsets = {0, 64, 84};
+  ScoringSetup setup;
+  setup.grid = {1, 2, 1};
+  setup.schedule = &find_schedule("ring");
+  const ScoringPlan plan = plan_scoring(offsets, config, setup, 128);
+  const int64_t full = 64 * 65 / 2 + 20 * 21 / 2, seen = 36 + 56 * 8 + 36 + 12 * 8;
+  EXPECT_EQ(plan.pairs_of_mask, (std::vector<int64_t>{full, seen}));
+  EXPECT_EQ(plan.flops(config), 84 * linear_flops_per_token(config) +
+                                    4.0 * 4 * 16 * static_cast<double>(full + 2 * seen));
+  const ScoringPrediction p = predict_scoring(plan, config, {}, simple_machine());
+  EXPECT_EQ(p.pairs, full + seen);
+  const ScoringPrediction causal = predict_on(plan_of({64, 20}, {1, 2, 1}), simple_machine());
+  EXPECT_LT(p.times.attention, causal.times.attention);
+}
+
 TEST(PredictScoring, EqualBinsOfManyReplicasAreSimulatedOnce) {
   // 16 384 ranks; without sharing, 256 simulations of 32 ranks.
   const std::vector<int64_t> lengths(512, 64);
