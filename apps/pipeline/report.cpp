@@ -13,7 +13,9 @@ namespace {
 
 constexpr double bits_per_nat = 1.4426950408889634;
 
+/// Bytes of text that the predictions of a document are about; 0 if that is unknown.
 int64_t bytes_of_document(const Documents& documents, int64_t d) {
+  if (!documents.text_bytes.empty()) return documents.text_bytes[d];
   if (documents.tokenizer != byte_tokenizer::name) return 0;
   const auto tokens = documents.document(d);
   return std::count_if(tokens.begin(), tokens.end(),
@@ -201,7 +203,6 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   if (all.predictions == 0)
     return fmt::format("# score  nothing to score: no token has a next one, in {}\n",
                        count_text(documents.count(), "document"));
-  // The bytes of a text are known only for one tokenizer.
   const bool has_bytes = std::isfinite(all.bits_per_byte);
   std::string text = fmt::format(
       "# score  {} predictions in {} documents: {}{:.4f} bits/token, mean "

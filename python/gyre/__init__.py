@@ -4,8 +4,9 @@
     mine = my_kernel(problem.inputs["logits"], problem.inputs["targets"])
     gyre.assert_close(mine, problem.reference["logprob"], rtol=1e-5)
 
-write_* make inputs from arrays of NumPy or tensors, gyre.reference has the definitions in float64,
-read and read_results read files, compare and assert_close give the verdict of gyre-compare.
+write_* make inputs from arrays of NumPy or tensors, Tokenizer makes tokens of texts, gyre.reference
+has the definitions in float64, read and read_results read files, compare and assert_close give the
+verdict of gyre-compare.
 """
 
 from . import reference
@@ -15,6 +16,7 @@ from .digest import content_sha256
 from .logprobs import logprob_problem
 from .reading import Damaged, File, Group, extras_of, read
 from .results import read_results
+from .tokenizer import Tokenizer
 from .verdict import ArrayComparison, Comparison, Difference
 from .version import __version__
 from .writing import write_attention, write_documents, write_logprobs, write_rows
@@ -26,6 +28,7 @@ __all__ = [
     "Difference",
     "File",
     "Group",
+    "Tokenizer",
     "__version__",
     "assert_close",
     "attention_problem",

@@ -105,6 +105,7 @@ def write_documents(
     vocab_size: int,
     tokenizer: str = "unknown",
     names: Sequence[str] | None = None,
+    text_bytes: Any = None,
     reference: Mapping[str, Any] | None = None,
     provenance: Provenance | None = None,
 ) -> None:
@@ -112,7 +113,8 @@ def write_documents(
 
     documents: arrays, tensors or lists of tokens, 0 to vocab_size - 1; one may be empty.
     tokenizer: how text became tokens; gyre-pipeline refuses another one than its model's. names: of
-    each document. reference: what a model says, any of logprob [P] and entropy [P], in nats, and
+    each document. text_bytes: of each document, the bytes of text that its tokens after the first
+    stand for, from which gyre-pipeline has bits per byte. reference: what a model says, any of logprob [P] and entropy [P], in nats, and
     hidden [layers + 1, T, elements]: T tokens, and P predictions, of all but each document's first.
 
     Raises ValueError or TypeError when one of them breaks a rule; nothing is written then.
@@ -128,6 +130,9 @@ def write_documents(
         raise ValueError("tokenizer is empty; it must say how text became tokens")
     if names is not None and len(names) != len(tokens):
         raise ValueError(f"there are {len(names)} names; there must be {len(tokens)}")
+    if text_bytes is not None:
+        text_bytes = checks.integers("text_bytes", text_bytes, len(tokens))
+        checks.every("text_bytes", text_bytes, text_bytes >= 0, "at least 0")
     answers = _predictions(list(map(len, tokens)), reference) if reference else {}
     origin = _provenance(provenance)
     with new_file(path, "gyre/documents", origin) as file:
@@ -138,6 +143,8 @@ def write_documents(
         put(group, "offsets", np.cumsum([0, *map(len, tokens)], dtype=np.int64))
         if names is not None:
             group.create_dataset("names", data=list(names), dtype=h5py.string_dtype("utf-8"))
+        if text_bytes is not None:
+            put(group, "text_bytes", text_bytes)
         _put_reference(file, answers, origin)
 
 

@@ -10,10 +10,12 @@ namespace {
 constexpr const char* tokens_path = "/documents/tokens";
 constexpr const char* offsets_path = "/documents/offsets";
 constexpr const char* names_path = "/documents/names";
+constexpr const char* text_bytes_path = "/documents/text_bytes";
 
-/// Datasets of a documents file. open_parts always sets tokens and offsets, and names if present.
+/// Datasets of a documents file. open_parts always sets tokens and offsets, and the others if
+/// present.
 struct DocumentParts {
-  std::optional<h5::Dataset> tokens, offsets, names;
+  std::optional<h5::Dataset> tokens, offsets, names, text_bytes;
 };
 
 DocumentParts open_parts(const h5::File& file, Documents& documents) {
@@ -25,9 +27,12 @@ DocumentParts open_parts(const h5::File& file, Documents& documents) {
   parts.offsets = reader.dataset(offsets_path, {h5::Type::i64}, {-1});
   if (parts.offsets && parts.offsets->elements() == 0) {
     reader.errors().add("dataset '{}' is empty; it must hold at least the number 0", offsets_path);
-  } else if (parts.offsets && file.has_dataset(names_path)) {
+  } else if (parts.offsets) {
     const int64_t count = parts.offsets->elements() - 1;
-    parts.names = reader.dataset(names_path, {h5::Type::text}, {count});
+    if (file.has_dataset(names_path))
+      parts.names = reader.dataset(names_path, {h5::Type::text}, {count});
+    if (file.has_dataset(text_bytes_path))
+      parts.text_bytes = reader.dataset(text_bytes_path, {h5::Type::i64}, {count});
   }
   reader.throw_if_any();
   return parts;
@@ -74,6 +79,11 @@ void check_documents(ConfigErrors& errors, const Documents& documents) {
   if (!documents.names.empty() && std::ssize(documents.names) != documents.count())
     errors.add("{} has {} elements; it must have {}, one for each document", names_path,
                documents.names.size(), documents.count());
+  const auto bad = std::find_if(documents.text_bytes.begin(), documents.text_bytes.end(),
+                                [](int64_t bytes) { return bytes < 0; });
+  if (bad != documents.text_bytes.end())
+    errors.add("{}[{}] is {}; it must be at least 0", text_bytes_path,
+               bad - documents.text_bytes.begin(), *bad);
   if (errors.messages().size() == before) check_tokens(errors, documents);
 }
 
@@ -86,6 +96,7 @@ Documents read_documents(Communicator& comm, const std::string& path) {
   documents.offsets = parts.offsets->read_all<int64_t>();
   documents.tokens = parts.tokens->read_all<int32_t>();
   if (parts.names) documents.names = parts.names->read_texts();
+  if (parts.text_bytes) documents.text_bytes = parts.text_bytes->read_all<int64_t>();
   run_agreed(comm, "checking the documents of " + path, [&] {
     SchemaReader reader(file, documents_schema);
     check_documents(reader.errors(), documents);
@@ -111,6 +122,8 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
     file.write_dataset(offsets_path, std::span<const int64_t>(documents.offsets));
     if (!documents.names.empty())
       file.write_dataset(names_path, std::span<const std::string>(documents.names));
+    if (!documents.text_bytes.empty())
+      file.write_dataset(text_bytes_path, std::span<const int64_t>(documents.text_bytes));
     file.create_dataset(tokens_path, DType::i32, {total}, h5::Checksum::fletcher32);
     file.close();
   });

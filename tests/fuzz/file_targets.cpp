@@ -49,7 +49,7 @@ void add(Digest& digest, const PackedBins& bins) {
 
 Digests read_text_documents(Communicator& comm, const std::string& path) {
   const Documents documents = read_documents(comm, path);
-  return {Digest().add(documents.tokens, documents.offsets).value()};
+  return {Digest().add(documents.tokens, documents.offsets, documents.text_bytes).value()};
 }
 
 Digests read_references(Communicator& comm, const std::string& path) {
@@ -180,7 +180,7 @@ std::vector<Target> file_targets(const std::string& inputs, const std::string& f
     };
     targets.push_back({name, true, with_ranks, std::move(seeds)});
   };
-  target("documents", read_text_documents, {folder + "/docs.h5", docs});
+  target("documents", read_text_documents, {folder + "/docs.h5", folder + "/tokenised.h5", docs});
   target("reference", read_references, {docs});
   target("model", read_model, {inputs + "/model_tiny.h5"});
   target("packed", read_packed,

@@ -39,7 +39,10 @@ import threading
 import time
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
+sys.path[1:1] = [str(pathlib.Path(__file__).resolve().parents[2] / name) for name in ("python", "tests/support")]
 import answers  # noqa: E402
+import checkpoints  # noqa: E402
+import gyre  # noqa: E402
 import json_cases  # noqa: E402
 import processes  # noqa: E402
 import structure  # noqa: E402
@@ -101,6 +104,8 @@ class Fuzz:
                 raise RuntimeError(f"gyre-{name} made no seed:\n{done.stdout}{done.stderr}")
         for name in ("rows_without_tables.h5", "rows_extras.h5"):
             structure.copy_with_checksums(inputs / "golden" / name, seeds / name)
+        gyre.write_documents(seeds / "tokenised.h5", [[4, 0, 9], [], [7]], vocab_size=10, text_bytes=[5, 0, 0])
+        checkpoints.write(seeds)
         answers.write_close_calls(seeds / "close_calls.h5", ties=False)
         answers.write_close_calls(seeds / "close_ties.h5", ties=True)
         self.site = {"apps": self.build / "apps", "seeds": seeds, "programs": processes.programs(self.source, seeds),
@@ -158,7 +163,7 @@ class Fuzz:
 
     def structure_seeds(self):
         inputs = self.source / "inputs"
-        return {"documents": [self.seeds / "docs.h5"], "reference": [inputs / "docs_tiny.h5"],
+        return {"documents": [self.seeds / "docs.h5", self.seeds / "tokenised.h5"], "reference": [inputs / "docs_tiny.h5"],
                 "model": [inputs / "model_tiny.h5"], "packed": [self.seeds / "packed.h5", self.seeds / "trees.h5", self.seeds / "embeddings.h5", self.seeds / "packed_extras.h5"],
                 "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5", self.seeds / "rows_without_tables.h5",
                          self.seeds / "rows_extras.h5"],

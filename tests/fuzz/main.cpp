@@ -96,6 +96,7 @@ int run(const std::vector<std::string>& words) {
   if (!draws && !(words.size() == 5 && words[3] == "list"))
     throw_usage("arguments: INPUTS SEEDS SCRATCH draw SEED SECONDS SAVE [TARGET] | list FILE");
   std::vector<Target> targets = file_targets(words[0], words[1]);
+  for (Target& target : checkpoint_targets(words[1])) targets.push_back(std::move(target));
   for (Target& target : text_targets(words[2])) targets.push_back(std::move(target));
   const std::string only = draws && words.size() > 7 ? words[7] : "";
   const double seconds = draws ? std::stod(words[5]) : 0;

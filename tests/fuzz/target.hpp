@@ -35,6 +35,10 @@ struct Target {
 /// Readers of files. `folder` holds the seeds that programs have written, `inputs` the others.
 std::vector<Target> file_targets(const std::string& inputs, const std::string& folder);
 
+/// Importers of other programs' models. `seeds` holds model.safetensors with config.json and an
+/// index, and model.gguf, the last tensor of whose header is output_norm.weight.
+std::vector<Target> checkpoint_targets(const std::string& seeds);
+
 /// Readers of specifications, command lines and configuration files. `folder` is for the latter.
 std::vector<Target> text_targets(const std::string& folder);
 

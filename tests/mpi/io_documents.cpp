@@ -35,6 +35,7 @@ void expect_equal(const Documents& a, const Documents& b) {
   EXPECT_EQ(a.tokens, b.tokens);
   EXPECT_EQ(a.offsets, b.offsets);
   EXPECT_EQ(a.names, b.names);
+  EXPECT_EQ(a.text_bytes, b.text_bytes);
   EXPECT_EQ(a.vocab_size, b.vocab_size);
   EXPECT_EQ(a.tokenizer, b.tokenizer);
 }
@@ -52,6 +53,7 @@ struct RawFile {
   std::vector<int32_t> tokens{1, 2, 3};
   std::vector<int64_t> offsets{0, 1, 3};
   std::vector<std::string> names{"a", "b"};
+  std::vector<int64_t> text_bytes{0, 5};
 
   void save(const std::string& path) const {
     on_root([&] {
@@ -64,6 +66,7 @@ struct RawFile {
       file.write_dataset("/documents/tokens", std::span<const int32_t>(tokens));
       file.write_dataset("/documents/offsets", std::span<const int64_t>(offsets));
       file.write_dataset("/documents/names", std::span<const std::string>(names));
+      file.write_dataset("/documents/text_bytes", std::span<const int64_t>(text_bytes));
       file.close();
     });
   }
@@ -76,6 +79,7 @@ TEST(Documents, WhatIsWrittenIsRead) {
     for (const bool named : {true, false}) {
       Documents documents = sample(lengths);
       if (!named) documents.names.clear();
+      if (named) documents.text_bytes = lengths;
       save(folder.file("docs.h5"), documents);
       expect_equal(read_documents(world(), folder.file("docs.h5")), documents);
     }
@@ -177,7 +181,10 @@ TEST(DocumentsRejected, Contents) {
             "/documents/offsets[2], the last, is 2; it must be 3, the number of elements of "
             "/documents/tokens"},
            {{.names = {"a", "b", "c"}},
-            "dataset '/documents/names' is text [3]; it must be text [2]"}}) {
+            "dataset '/documents/names' is text [3]; it must be text [2]"},
+           {{.text_bytes = {1}},
+            "dataset '/documents/text_bytes' is int64 [1]; it must be int64 [2]"},
+           {{.text_bytes = {1, -2}}, "/documents/text_bytes[1] is -2; it must be at least 0"}}) {
     raw.save(path);
     expect_error(ExitCode::usage, message, [&] { read_documents(world(), path); });
   }

@@ -122,10 +122,23 @@ inline void read_with_reference(const std::string& path) {
   (void)read_reference(world(), path, documents, {3, 48});
 }
 
+/// Documents with the bytes of their text.
+inline void write_documents_sample(const std::string& path) {
+  Documents documents;
+  documents.tokens = {3, 4, 5};
+  documents.offsets = {0, 2, 3};
+  documents.names = {"a", "b"};
+  documents.text_bytes = {7, 0};
+  OutputFile output(world(), path);
+  write_documents(output, documents, {});
+  output.commit();
+}
+
 inline std::vector<Sample> samples(const SharedFolder& folder) {
   write_packed_sample(folder.file("packed.h5"), 0);
   write_packed_sample(folder.file("embeddings.h5"), 2);
   write_results_sample(folder.file("results.h5"));
+  write_documents_sample(folder.file("documents.h5"));
   const Read rows = [](const std::string& path) { (void)read_bshd(world(), path); };
   const Read attention = [](const std::string& path) { (void)read_attention_file(world(), path); };
   const Read logprobs = [](const std::string& path) {
@@ -133,6 +146,8 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
   };
   return {
       {input("docs_tiny.h5"), documents_schema, read_with_reference},
+      {folder.file("documents.h5"), documents_schema,
+       [](const std::string& path) { (void)read_documents(world(), path); }},
       {input("model_tiny.h5"), model_schema,
        [](const std::string& path) { ModelFile(world(), path); }},
       {folder.file("results.h5"), results_schema,

@@ -1,0 +1,229 @@
+"""gyre-text: turns texts, or tokens already made, into a documents file, by a model's tokenizer."""
+
+import argparse
+import contextlib
+import json
+import os
+import pickle
+import reprlib
+import sys
+from collections.abc import Iterator, Sequence
+from typing import Any, BinaryIO
+
+import numpy as np
+
+from .tokenizer import Tokenizer
+from .writing import write_documents
+
+DESCRIPTION = """\
+Writes documents (HDF5, gyre/documents) in the tokens of a model, for gyre-pack and gyre-pipeline.
+The file names the tokenizer as gyre-import --model does; a model with another one refuses it."""
+EPILOG = """\
+inputs:   NAME.jsonl   a document a line: a text, a list of tokens, or an object with one of these
+                       in the field that --field names; blank lines are skipped
+          NAME.npy     tokens: integers [T] of one document, [n, T], or an object array of n arrays
+          others       a document each: UTF-8 text
+
+Texts need the package tokenizers (pip install tokenizers).
+exit code: 0 done; 2 bad usage or input; 3 the output cannot be written
+
+examples: gyre-text -o docs.h5 --tokenizer SmolLM2/tokenizer.json README.md LICENSE
+          gyre-text -o docs.h5 --tokenizer model.gguf --field content corpus.jsonl"""
+
+Document = tuple[str, "str | list[Any] | np.ndarray"]  # a name, and a text or tokens
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gyre-text",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("-o", "--output", required=True, help="file to write")
+    add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a model NAME.gguf")
+    add("--field", default="text", help="field of the objects in NAME.jsonl (default: text)")
+    add("inputs", nargs="+", metavar="FILE", help="texts or tokens")
+    return parser
+
+
+def _decoded(label: str, data: bytes) -> str:
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        wrong = f"byte {error.start} is 0x{data[error.start]:02x}, which is not UTF-8"
+        raise ValueError(f"{label}: {wrong}") from error
+
+
+def _of_line(label: str, line: bytes, field: str) -> "str | list[Any]":
+    try:
+        value = json.loads(_decoded(label, line))
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise ValueError(f"{label} is not JSON: {error}") from error
+    what = "it"
+    if isinstance(value, dict):
+        if field not in value:
+            there = ", ".join(map(repr, value)) or "none"
+            raise ValueError(f"{label} has no field {field!r}; its fields are: {there}")
+        what, value = f"the field {field!r}", value[field]
+    if not isinstance(value, str | list):
+        shown = reprlib.repr(value)
+        raise ValueError(f"{label}: {what} is {shown}; wanted: a text or a list of tokens")
+    if isinstance(value, str):
+        with contextlib.suppress(UnicodeEncodeError):
+            value.encode()
+            return value
+        raise ValueError(f"{label}: {what} holds half of a surrogate pair, which is no character")
+    return value
+
+
+def _of_jsonl(path: str, file: BinaryIO, field: str) -> Iterator[Document]:
+    for number, line in enumerate(file, 1):
+        if line.strip():
+            yield f"{path}:{number}", _of_line(f"{path}:{number}", line, field)
+
+
+class _ArraysOnly(pickle.Unpickler):
+    """Reads the pickle of an object array, and builds nothing but arrays: a pickle can run code."""
+
+    BUILDERS = {
+        "_reconstruct": np.empty(0).__reduce__()[0],
+        "scalar": np.int64(0).__reduce__()[0],
+        "ndarray": np.ndarray,
+        "dtype": np.dtype,
+    }
+
+    def find_class(self, module: str, name: str) -> Any:
+        if module.split(".")[0] == "numpy" and name in self.BUILDERS:
+            return self.BUILDERS[name]
+        raise pickle.UnpicklingError(f"it holds a {module}.{name}; wanted: arrays of integers")
+
+
+def _loaded(file: BinaryIO) -> np.ndarray:
+    """The array of a .npy file; object arrays too."""
+    readers = {(1, 0): np.lib.format.read_array_header_1_0}
+    read_header = readers.get(np.lib.format.read_magic(file), np.lib.format.read_array_header_2_0)
+    if not read_header(file)[2].hasobject:
+        file.seek(0)
+        return np.load(file, allow_pickle=False)
+    return np.asarray(_ArraysOnly(file).load())
+
+
+def _of_npy(path: str, file: BinaryIO) -> Iterator[Document]:
+    try:
+        array = _loaded(file)
+    except Exception as error:  # a damaged pickle raises anything
+        raise ValueError(f"{path} cannot be read: {error}") from error
+    if array.ndim == 1 and array.dtype.kind in "iu":
+        yield path, array
+    elif (array.ndim == 2 and array.dtype.kind in "iu") or (array.ndim == 1 and array.dtype == "O"):
+        for i, row in enumerate(array):
+            yield f"{path}[{i}]", row
+    else:
+        raise ValueError(
+            f"{path} is {array.dtype} {list(array.shape)}; wanted: integers [T] or [n, T], or an "
+            "object array [n] of integer arrays"
+        )
+
+
+def documents_of(path: str, field: str) -> Iterator[Document]:
+    """Names and contents of the documents of a file. Raises OSError or ValueError."""
+    with open(path, "rb") as file:
+        if path.endswith(".jsonl"):
+            yield from _of_jsonl(path, file, field)
+        elif path.endswith(".npy"):
+            yield from _of_npy(path, file)
+        else:
+            yield path, _decoded(path, file.read())
+
+
+def checked_tokens(label: str, tokens: Any, tokenizer: Tokenizer) -> np.ndarray:
+    """Tokens as int32, if each is an id of the tokenizer."""
+    values = tokens.tolist() if isinstance(tokens, np.ndarray) else tokens
+    if not isinstance(values, list):
+        raise ValueError(f"{label} is {reprlib.repr(values)}; wanted: a list of tokens")
+    top = tokenizer.vocab_size
+    for i, value in enumerate(values):
+        if type(value) is not int or not 0 <= value < top:
+            wanted = f"an id of {tokenizer.path}, 0 to {top - 1}"
+            raise ValueError(f"{label}: token {i} is {reprlib.repr(value)}; wanted: {wanted}")
+    return np.array(values, np.int32)
+
+
+def _check_places(output: str, files: Sequence[str]) -> None:
+    for file in files:
+        if os.path.exists(output) and os.path.exists(file) and os.path.samefile(output, file):
+            raise ValueError(f"the output {output} is the file of the input {file}")
+        if not _is_text(file):
+            raise ValueError(f"the name of {file!r} is not UTF-8")
+
+
+def _is_text(name: str) -> bool:
+    try:
+        name.encode()
+    except UnicodeEncodeError:
+        return False
+    return True
+
+
+def convert(output: str, tokenizer: Tokenizer, inputs: Sequence[str], field: str) -> str:
+    """Writes the documents of files; returns a line about them. Raises OSError or ValueError."""
+    names: list[str] = []
+    tokens: list[np.ndarray] = []
+    text_bytes: list[int] | None = []  # unknown as soon as one document has tokens alone
+    for path in inputs:
+        for name, content in documents_of(path, field):
+            names.append(name)
+            if isinstance(content, str):
+                ids, size = tokenizer.encode(content)
+                tokens.append(np.array(ids, np.int32))
+                if text_bytes is not None:
+                    text_bytes.append(size)
+            else:
+                tokens.append(checked_tokens(name, content, tokenizer))
+                text_bytes = None
+    total = sum(map(len, tokens))
+    if total == 0:
+        raise ValueError(f"nothing to write: {len(names)} documents, and no token in them")
+    try:
+        write_documents(
+            output,
+            tokens,
+            vocab_size=tokenizer.vocab_size,
+            tokenizer=tokenizer.name,
+            names=names,
+            text_bytes=text_bytes,
+            provenance={"tokenizer": tokenizer.path, "sources": "\n".join(inputs)},
+        )
+    except OSError as error:
+        raise _Unwritable(f"cannot write {output}: {error}") from error
+    text = "" if text_bytes is None else f", {sum(text_bytes)} bytes predicted"
+    return f"{output}: {len(names)} documents, {total} tokens{text}, tokenizer {tokenizer.name}"
+
+
+class _Unwritable(Exception):
+    pass
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code."""
+    options = _parser().parse_args(arguments)
+    code = 2
+    try:
+        _check_places(options.output, [options.tokenizer, *options.inputs])
+        tokenizer = Tokenizer(options.tokenizer)
+        print(convert(options.output, tokenizer, options.inputs, options.field), flush=True)
+        return 0
+    except _Unwritable as error:
+        code, text = 3, str(error)
+    except OSError as error:
+        text = f"cannot read {error.filename}: {error.strerror}" if error.filename else str(error)
+    except ValueError as error:
+        text = str(error)
+    sys.stderr.write(f"gyre-text: {' '.join(text.split())}\n")
+    return code
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,366 @@
+#!/usr/bin/env python3
+"""Checks gyre-text: texts and tokens become documents that name their tokenizer and know their bytes.
+
+Usage: test_gyre_text.py SOURCE_DIR BUILD_DIR   (MPIEXEC: the launcher)
+Where the package tokenizers is neither installed nor in build/model (./run model), a stand-in with
+a token for each pair of characters takes its place, and what only the package can do is skipped.
+"""
+
+import contextlib
+import hashlib
+import importlib.util
+import io
+import json
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import unittest
+from pathlib import Path
+
+import h5py
+import numpy as np
+
+SOURCE, BUILD = (Path(argument).resolve() for argument in sys.argv[1:3])
+MPIEXEC = os.environ.get("MPIEXEC", "mpiexec")
+sys.dont_write_bytecode = True
+sys.path[:0] = [str(SOURCE / "python"), str(SOURCE / "tests/support")]
+PACKAGES = SOURCE / "build/model/packages"
+if importlib.util.find_spec("tokenizers") is None and PACKAGES.is_dir():
+    sys.path.append(str(PACKAGES))
+HAS_PACKAGE = importlib.util.find_spec("tokenizers") is not None
+needs_package = unittest.skipUnless(HAS_PACKAGE, "the package tokenizers is not installed")
+
+import checkpoints  # noqa: E402  (found through the lines above)
+
+import gyre  # noqa: E402
+from gyre.text import main  # noqa: E402
+
+STAND_IN = '''
+import json
+class Encoding: pass
+class Tokenizer:
+    """<s>, then a token for each pair of characters: the sum of their code points modulo 30, plus 2."""
+    def from_file(path):
+        json.load(open(path))
+        return Tokenizer()
+    def no_truncation(self): self.whole = True
+    def no_padding(self): pass
+    def encode(self, text):
+        assert self.whole
+        e, pairs = Encoding(), [text[i : i + 2] for i in range(0, len(text), 2)]
+        e.tokens = pairs
+        e.ids = [2 + sum(map(ord, pair)) % 30 for pair in pairs]
+        e.offsets = [(2 * i, 2 * i + len(pair)) for i, pair in enumerate(pairs)]
+        return e
+'''
+WORDS = [f"w{i}" for i in range(40)]
+TINY = {"model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(WORDS)}, "unk_token": "w1"},
+        "added_tokens": [{"id": 41, "content": "<s>"}]}  # fmt: skip
+
+
+class Scratch(unittest.TestCase):
+    def setUp(self):
+        folder = tempfile.TemporaryDirectory()
+        self.addCleanup(folder.cleanup)
+        self.folder = Path(folder.name)
+        self.tokenizer = self.file("tokenizer.json", json.dumps(TINY))
+
+    def file(self, name, content):
+        path = self.folder / name
+        path.write_bytes(content.encode() if isinstance(content, str) else content)
+        return path
+
+    def array(self, name, value):
+        np.save(self.folder / name, value, allow_pickle=True)
+        return self.folder / name
+
+    def gyre_text(self, *inputs, tokenizer=None, output="docs.h5", path=None):
+        """In this process, or in one that finds packages in the folder `path`."""
+        words = ["-o", self.folder / output, "--tokenizer", tokenizer or self.tokenizer, *inputs]
+        words = [str(word) for word in words]
+        if path is None:
+            with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
+                code = main(words)
+            return subprocess.CompletedProcess(words, code, stderr=said.getvalue())
+        environment = {**os.environ, "PYTHONPATH": f"{SOURCE}/python:{path}", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "gyre.text", *words]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=environment)
+
+    def written(self, *inputs, **how):
+        done = self.gyre_text(*inputs, **how)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        return gyre.read(self.folder / "docs.h5").inputs
+
+    def refused(self, text, *inputs, **how):
+        done = self.gyre_text(*inputs, **how)
+        self.assertEqual(done.returncode, 2, done.stderr)
+        self.assertRegex(done.stderr, r"\Agyre-text: .*\n\Z")
+        self.assertIn(text, done.stderr)
+        self.assertFalse([name for name in os.listdir(self.folder) if name.startswith("docs.h5")])
+
+    def program(self, ranks, name, *words):
+        command = [MPIEXEC, "-n", ranks, BUILD / "apps" / name, *words]
+        return subprocess.run([str(word) for word in command], capture_output=True, text=True, timeout=120, check=False)
+
+    def model(self, vocab, tokenizer=None, name="model.h5"):
+        """A model of random weights; its folder holds the tokenizer."""
+        source = self.folder / f"{name}.source"
+        source.mkdir()
+        (source / "config.json").write_text(json.dumps(checkpoints.config(vocab)))
+        random = np.random.default_rng(40)
+        values = lambda shape: random.standard_normal(shape).astype(np.float32) / (1 if len(shape) == 1 else 6)
+        (source / "model.safetensors").write_bytes(checkpoints.safetensors(vocab, values))
+        (source / "tokenizer.json").write_bytes((tokenizer or self.tokenizer).read_bytes())
+        done = self.program(1, "gyre-import", "-o", self.folder / name, "--model", source)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        return self.folder / name
+
+    def scored(self, model, ranks, *words):
+        """Bits per byte and per token that gyre-pipeline prints, verified."""
+        done = self.program(ranks, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", model, "-n", 1, *words)
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertRegex(done.stdout, r"(?m)^VERIFY PASSED ")
+        score = re.search(r"(?m)^# score .*?: (?:(\S+) bits/byte, )?(\S+) bits/token", done.stdout)
+        return [None if x is None else float(x) for x in score.groups()]
+
+
+class Tokens(Scratch):
+    """Tokens already made need no package."""
+
+    def test_lists_of_tokens(self):
+        lines = self.file("a.jsonl", '[3, 4]\n\n{"text": [5], "n": 1}\n[]\n')
+        whole, rows = self.array("b.npy", np.array([7, 8, 9], np.uint16)), self.array("c.npy", np.array([[1], [2]]))
+        ragged = np.empty(2, object)
+        ragged[:] = [np.array([1, 2, 3]), [41]]
+        found = self.written(lines, whole, rows, self.array("d.npy", ragged))
+        self.assertEqual(found["tokens"].tolist(), [3, 4, 5, 7, 8, 9, 1, 2, 1, 2, 3, 41])
+        self.assertEqual(found["offsets"].tolist(), [0, 2, 3, 3, 6, 7, 8, 11, 12])
+        names = [f"{lines}:1", f"{lines}:3", f"{lines}:4", f"{whole}", *(f"{self.folder}/{n}" for n in ("c.npy[0]", "c.npy[1]", "d.npy[0]", "d.npy[1]"))]
+        self.assertEqual([str(name) for name in found["names"]], names)
+        self.assertNotIn("text_bytes", found)
+        digest = hashlib.sha256(self.tokenizer.read_bytes()).hexdigest()
+        self.assertEqual(found.attributes["tokenizer"], f"sha256:{digest}")
+        self.assertEqual(found.attributes["vocab_size"], 42)
+
+    def test_a_model_takes_the_tokens_of_its_own_tokenizer_alone(self):
+        model = self.model(42)
+        self.written(self.array("a.npy", np.arange(42)))
+        one, two = self.scored(model, 1), self.scored(model, 2, "--cp", 2)
+        self.assertEqual((one, one[0]), (two, None))
+        other = self.file("other.json", json.dumps(TINY) + "\n")
+        self.written(self.folder / "a.npy", tokenizer=other)
+        done = self.program(2, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", model)
+        self.assertEqual(done.returncode, 2)
+        digest = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in (other, self.tokenizer)}
+        wanted = f"of the tokenizer sha256:{digest[other]}, the model of sha256:{digest[self.tokenizer]}"
+        self.assertIn(wanted, done.stderr)
+
+    def test_a_gguf_file_names_its_tokenizer_as_its_model_does(self):
+        file = self.file("model.gguf", checkpoints.gguf(["a", "ä", "", *WORDS], {"tokenizer.ggml.scores": [1] * 43}))
+        done = self.program(1, "gyre-import", "-o", self.folder / "model.h5", "--model", file)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        found = self.written(self.array("a.npy", np.arange(43)), tokenizer=file)
+        with h5py.File(self.folder / "model.h5") as model:
+            name = model["model"].attrs["tokenizer"]
+            name = name if isinstance(name, str) else name.decode()
+            self.assertEqual((found.attributes["tokenizer"], found.attributes["vocab_size"]), (name, 43))
+
+    def test_what_is_refused(self):
+        made, good, evil = self.folder / "made", self.array("good.npy", np.arange(3)), np.empty(1, object)
+        evil[0] = type("Evil", (), {"__reduce__": lambda self: (os.mkdir, (str(made),))})()
+        self.refused("a.jsonl:2: token 1 is 42; wanted: an id of", self.file("a.jsonl", "[1]\n[1, 42]\n"))
+        self.refused("a.jsonl:1: token 0 is -1; wanted: an id of", self.file("a.jsonl", "[-1]"))
+        self.refused("a.jsonl:1: token 0 is True;", self.file("a.jsonl", "[true]"))
+        self.refused("a.jsonl:1: token 2 is 1.5;", self.file("a.jsonl", "[1, 2, 1.5]"))
+        self.refused("a.jsonl:1: token 0 is 10000000000", self.file("a.jsonl", f"[{10**90}]"))
+        self.refused("has no field 'text'; its fields are: 'body', 'n'", self.file("a.jsonl", '{"body": "x", "n": 1}'))
+        self.refused("the field 'text' is 7; wanted: a text or a list", self.file("a.jsonl", '{"text": 7}'))
+        self.refused("a.jsonl:1 is not JSON: Expecting property name", self.file("a.jsonl", "{]\n"))
+        self.refused("a.jsonl:1 is not JSON: ", self.file("a.jsonl", "[" * 100000))
+        self.refused("a.jsonl:1: byte 1 is 0xff, which is not UTF-8", self.file("a.jsonl", b'"\xff"'))
+        self.refused("half of a surrogate pair", self.file("a.jsonl", r'"\ud800"'))
+        self.refused("a.npy is float64 [3]; wanted: integers", self.array("a.npy", np.ones(3)))
+        self.refused("a.npy is int64 [1, 1, 1]; wanted: integers", self.array("a.npy", np.ones((1, 1, 1), int)))
+        self.refused("a.npy cannot be read: it holds a", self.array("a.npy", evil))
+        self.assertFalse(made.exists())
+        self.refused("a.npy cannot be read: ", self.file("a.npy", good.read_bytes()[:-3]))
+        self.refused("nothing to write: 0 documents", self.file("a.jsonl", "\n"))
+        self.refused("nothing to write: 1 documents", self.array("a.npy", np.empty(0, int)))
+        self.refused("cannot read nowhere.txt: No such file", "nowhere.txt")
+        self.refused("Is a directory", self.folder)
+        self.refused("cannot read nowhere.json: No such file", good, tokenizer="nowhere.json")
+        self.refused("is no tokenizer.json", good, tokenizer=self.file("bad.json", "{}"))
+        self.refused("is no tokenizer.json", good, tokenizer=self.file("bad.json", "{"))
+        done = self.gyre_text(good, output="good.npy")
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("is the file of the input", done.stderr)
+        self.assertEqual(self.gyre_text(good, output="no/docs.h5").returncode, 3)
+
+    def test_damaged_gguf_files(self):
+        file, tokens = self.folder / "bad.gguf", self.array("a.npy", np.arange(3))
+        whole = checkpoints.gguf(WORDS)
+        for data, text in ((b"", "is no GGUF file"), (b"GGML" + whole[4:], "does not begin with GGUF"),
+                           (whole[:4] + b"\x07" + whole[5:], "its version is 7"), (whole[:200], "it is truncated"),
+                           (whole[:16] + b"\xff" * 8 + whole[24:], "is no GGUF file"),
+                           (checkpoints.gguf(WORDS, {"tokenizer.ggml.tokens": 1}), "tokenizer.ggml.tokens is no list of")):  # fmt: skip
+            file.write_bytes(data)
+            self.refused(text, tokens, tokenizer=file)
+        random = np.random.default_rng(1)
+        for _ in range(300):  # each is read or refused
+            data = bytearray(whole)
+            at = random.integers(len(whole) // 3)
+            data[at : at + 8] = random.choice([0, 1, 9, 255], 8).astype(np.uint8).tobytes()
+            file.write_bytes(data)
+            try:
+                gyre.Tokenizer(file)
+            except ValueError as error:
+                self.assertIn("bad.gguf", str(error))
+
+
+class Texts(Scratch):
+    """Texts, by the package or, where it is not, the stand-in."""
+
+    def setUp(self):
+        super().setUp()
+        self.stand_in = self.folder / "packages"
+        self.stand_in.mkdir()
+        (self.stand_in / "tokenizers.py").write_text(STAND_IN)
+
+    def test_texts_know_their_bytes(self):
+        lines = self.file("a.jsonl", '{"text": "h\\u00e9llo"}\n"x"\n{"text": ""}\n')
+        text = self.file("b.txt", "a\r\nß\N{SMILING FACE WITH SUNGLASSES}")
+        found = self.written(lines, text, path=self.stand_in)
+        want = [[2 + sum(map(ord, pair)) % 30 for pair in pairs] for pairs in (["hé", "ll", "o"], ["x"], [], ["a\r", "\nß", "\U0001f60e"])]
+        self.assertEqual(found["tokens"].tolist(), sum(want, []))
+        self.assertEqual(found["offsets"].tolist(), np.cumsum([0, *map(len, want)]).tolist())
+        self.assertEqual(found["text_bytes"].tolist(), [3, 0, 0, 7])  # those of "llo", and of "\nß" and the face
+        model = self.model(42)
+        for ranks in (1, 2):
+            per_byte, per_token = self.scored(model, ranks, "--cp", ranks)
+            self.assertAlmostEqual(per_byte * 10, per_token * 4, delta=2e-3)
+        mixed = self.written(text, self.array("a.npy", np.arange(3)), path=self.stand_in)
+        self.assertNotIn("text_bytes", mixed)
+
+    def test_text_that_is_refused(self):
+        how = {"path": self.stand_in}
+        self.refused("b.txt: byte 2 is 0xe9, which is not UTF-8", self.file("b.txt", b"ab\xe9"), **how)
+        self.refused("nothing to write: 1 documents", self.file("b.txt", ""), **how)
+        (self.stand_in / "tokenizers.py").write_text("import is_not_there")
+        self.refused("pip install tokenizers", self.file("b.txt", "ab"), **how)
+
+    def test_kinds_that_are_refused(self):
+        base = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.merges": ["w 0"]}
+        for keys, text in (({"tokenizer.ggml.model": "llama"}, "its tokenizer is of the kind 'llama'"),
+                           ({"tokenizer.ggml.pre": "tekken"}, "its pre-tokenizer is 'tekken', which cannot be"),
+                           ({"tokenizer.ggml.add_space_prefix": True}, "tokenizer.ggml.add_space_prefix = True is not"),
+                           ({"tokenizer.ggml.mystery": 4}, "tokenizer.ggml.mystery = 4 is not supported")):  # fmt: skip
+            file = self.file("bad.gguf", checkpoints.gguf(WORDS, base | keys))
+            self.refused(text, self.file("b.txt", "ab"), tokenizer=file, path=self.stand_in)
+        file = self.file("bad.gguf", checkpoints.gguf(WORDS, {"tokenizer.ggml.model": "gpt2"}))
+        self.refused("its pre-tokenizer is None", self.file("b.txt", "ab"), tokenizer=file, path=self.stand_in)
+
+
+LLAMA3 = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}{1,3}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+HARD = "I'LLX  don't\n\n  x1234567½Ⅷ ²,.. <|end|>a\t\r\n\u3000é e\u0301 naïve 日本語 \U0001f60e\U0001f60e $+<=>^~| end  \n "
+
+
+@needs_package
+class Package(Scratch):
+    """The package itself, and the rules that are built from GGUF files."""
+
+    def trained(self):
+        """A byte-level BPE of 400 tokens, trained on this file; without a pre-tokenizer."""
+        import tokenizers
+
+        rule = tokenizers.Tokenizer(tokenizers.models.BPE())
+        rule.pre_tokenizer = tokenizers.pre_tokenizers.ByteLevel(False)
+        alphabet = tokenizers.pre_tokenizers.ByteLevel.alphabet()
+        trainer = tokenizers.trainers.BpeTrainer(vocab_size=400, initial_alphabet=alphabet, special_tokens=["<|end|>", "<s>"], show_progress=False)
+        rule.train_from_iterator([Path(__file__).read_text(), HARD, *["1234567", "123", "LLX"] * 99], trainer)
+        return rule
+
+    def test_a_tokenizer_json(self):
+        import tokenizers
+
+        rule = self.trained()
+        rule.post_processor = tokenizers.processors.TemplateProcessing(single="<s> $A", special_tokens=[("<s>", 1)])
+        rule.enable_truncation(5)
+        rule.enable_padding(length=4096)
+        rule.save(str(self.tokenizer))
+        rule.no_truncation()
+        rule.no_padding()
+        found = self.written(self.file("a.txt", HARD), SOURCE / "LICENSE")
+        texts = [HARD, (SOURCE / "LICENSE").read_text()]
+        self.assertEqual(found["tokens"].tolist(), sum((rule.encode(text).ids for text in texts), []))
+        self.assertEqual(found["text_bytes"].tolist(), [len(text.encode()) for text in texts])
+        self.assertEqual(found["tokens"][0], 1)
+        model = self.model(400)
+        one, two = self.scored(model, 1), self.scored(model, 2, "--cp", 2)
+        np.testing.assert_allclose(one, two, atol=2e-4)
+        self.assertAlmostEqual(one[0] * found["text_bytes"].sum(), one[1] * (len(found["tokens"]) - 2), delta=2)
+
+    def test_bytes_of_the_first_token(self):
+        rule = self.trained()
+        rule.save(str(self.tokenizer))
+        tokenizer = gyre.Tokenizer(self.tokenizer)
+        for text in ("unittest", "x", "\U0001f60f?", "é", "日本", ""):
+            ids, size = tokenizer.encode(text)
+            first = rule.id_to_token(ids[0]) if ids else ""  # a letter a byte
+            self.assertEqual(size, len(text.encode()) - len(first), text)
+
+    def test_pre_tokenizers_of_gguf_files(self):
+        """Each beside the rule that its models publish, which is written in another way here."""
+        from tokenizers import Regex, Tokenizer, normalizers
+        from tokenizers import pre_tokenizers as pre
+
+        def split_at(expression):
+            return pre.Sequence([pre.Split(Regex(expression), "isolated"), pre.ByteLevel(False, use_regex=False)])
+
+        published = {
+            "smollm": pre.Sequence([pre.Digits(individual_digits=True), pre.ByteLevel(False)]),
+            "gpt-2": pre.ByteLevel(False),
+            "llama-bpe": split_at(LLAMA3),
+            "qwen2": split_at(LLAMA3.replace("{1,3}", "")),
+        }
+        trained = self.trained()
+        stored = json.loads(trained.to_str())
+        vocabulary = sorted(stored["model"]["vocab"], key=stored["model"]["vocab"].get)
+        merges = [" ".join(m) if isinstance(m, list) else m for m in stored["model"]["merges"]]
+        unmerged = [merge for merge in merges if merge.replace(" ", "") != "123"]  # a token that no merge makes
+        self.assertEqual(len(unmerged), len(merges) - 1)
+        stored["model"]["merges"] = merges = unmerged
+        keys = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.merges": merges, "tokenizer.ggml.add_space_prefix": False,
+                "tokenizer.ggml.token_type": [3, 3] + [1] * 398, "tokenizer.ggml.bos_token_id": 1}  # fmt: skip
+        for kind, rule in published.items():
+            file = self.file("model.gguf", checkpoints.gguf(vocabulary, keys | {"tokenizer.ggml.pre": kind}))
+            found = self.written(self.file("a.txt", HARD), tokenizer=file)
+            stored["model"]["ignore_merges"] = kind == "llama-bpe"
+            expected = Tokenizer.from_str(json.dumps(stored))
+            expected.pre_tokenizer = rule
+            if kind == "qwen2":
+                expected.normalizer = normalizers.NFC()
+            before = [1] if kind == "llama-bpe" else []
+            self.assertEqual(found["tokens"].tolist(), before + expected.encode(HARD).ids, kind)
+            self.assertIn(0, found["tokens"])  # <|end|>
+        keys |= {"tokenizer.ggml.pre": "llama-bpe", "tokenizer.ggml.add_bos_token": False, "tokenizer.ggml.add_eos_token": True, "tokenizer.ggml.eos_token_id": 0}
+        file = self.file("model.gguf", checkpoints.gguf(vocabulary, keys))
+        tokens = self.written(self.file("a.txt", "ab"), tokenizer=file)["tokens"].tolist()
+        self.assertEqual(tokens[-1], 0)
+        self.assertNotIn(1, tokens)
+
+    def test_default_pre_tokenizer(self):
+        """Beside what the four expressions of llama.cpp leave of a text, by hand."""
+        from tokenizers import Regex
+        from tokenizers import pre_tokenizers as pre
+
+        from gyre.tokenizer import KINDS
+
+        rule = pre.Sequence([pre.Split(Regex(split), "isolated") for split in KINDS["default"].splits])
+        pieces = [piece for piece, _ in rule.pre_tokenize_str("it's 12345$x\n\n y")]
+        self.assertEqual(pieces, ["it", "'", "s", " ", "123", "45", "$", "x", "\n\n", " y"])
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1], verbosity=2)
