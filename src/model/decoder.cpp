@@ -177,7 +177,8 @@ void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& erro
     if (value % tp != 0) errors.add("--tp {} does not divide the model's {} = {}", tp, name, value);
   };
   check("num_attention_heads", config.num_attention_heads);
-  check("num_key_value_heads", config.num_key_value_heads);
+  if (tp % config.num_key_value_heads != 0)
+    check("num_key_value_heads", config.num_key_value_heads);
   check("intermediate_size", config.intermediate_size);
   check("vocab_padded", config.vocab_padded);
 }
@@ -203,14 +204,13 @@ struct PartReader {
   Buffer<float> columns(const std::string& name, int64_t width) const {
     return read(name, 0, c.hidden_size, tp_rank * width, width);
   }
+  /// First column of this rank's keys and values.
+  int64_t kv_begin() const { return tp_rank * c.num_key_value_heads / tp * c.head_dim; }
   Buffer<float> rows(const std::string& name, int64_t height) const {
     return read(name, tp_rank * height, height, 0, c.hidden_size);
   }
   Buffer<float> whole(const std::string& name, int64_t width) const {
     return read(name, 0, 1, 0, width);
-  }
-  Buffer<float> part(const std::string& name, int64_t width) const {
-    return read(name, 0, 1, tp_rank * width, width);
   }
   DecoderWeights::Layer layer(int64_t number) const;
 };
@@ -222,12 +222,12 @@ DecoderWeights::Layer PartReader::layer(int64_t number) const {
   DecoderWeights::Layer layer;
   layer.attn_norm = whole(name("attn_norm"), c.hidden_size);
   layer.wq = columns(name("wq"), q);
-  layer.wk = columns(name("wk"), kv);
-  layer.wv = columns(name("wv"), kv);
+  layer.wk = read(name("wk"), 0, c.hidden_size, kv_begin(), kv);
+  layer.wv = read(name("wv"), 0, c.hidden_size, kv_begin(), kv);
   if (c.qkv_bias) {
-    layer.bq = part(name("bq"), q);
-    layer.bk = part(name("bk"), kv);
-    layer.bv = part(name("bv"), kv);
+    layer.bq = read(name("bq"), 0, 1, tp_rank * q, q);
+    layer.bk = read(name("bk"), 0, 1, kv_begin(), kv);
+    layer.bv = read(name("bv"), 0, 1, kv_begin(), kv);
   }
   if (c.qk_norm) {
     layer.q_norm = whole(name("q_norm"), c.head_dim);
@@ -270,7 +270,7 @@ std::vector<LayerMask> layer_masks(const ModelConfig& config) {
 }
 
 HeadShape local_heads(const ModelConfig& config, int tp) {
-  return {config.num_attention_heads / tp, config.num_key_value_heads / tp, config.head_dim,
+  return {config.num_attention_heads / tp, local_kv_heads(config, tp), config.head_dim,
           1.0f / std::sqrt(static_cast<float>(config.head_dim))};
 }
 

@@ -12,6 +12,11 @@
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
 //     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)
 //
+// With more ranks than KV heads each rank has one KV head, the one that its heads read: tp = 4, 8
+// heads over 2 KV heads:
+//
+//     ranks 0, 1: heads 0-1, 2-3, KV head 0          ranks 2, 3: heads 4-5, 6-7, KV head 1
+//
 // Weights and activations are in the memory space of the decoder's stream. On a device the host
 // submits the work of a layer without waiting for it. It waits at the end of each attention, which
 // is timed, and for the scores, which are merged on the host.

@@ -1,5 +1,7 @@
 #include "model/decoder_steps.hpp"
 
+#include <algorithm>
+
 namespace gyre {
 
 namespace {
@@ -41,6 +43,10 @@ std::vector<DecoderStep> decoder_steps(const ModelConfig& config) {
   return steps;
 }
 
+int64_t local_kv_heads(const ModelConfig& config, int tp) {
+  return std::max<int64_t>(1, config.num_key_value_heads / tp);
+}
+
 int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
   switch (activation) {
     case Activation::x:
@@ -52,7 +58,7 @@ int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
       return config.query_width() / tp;
     case Activation::k:
     case Activation::v:
-      return config.kv_width() / tp;
+      return local_kv_heads(config, tp) * config.head_dim;
     case Activation::gate:
     case Activation::up:
       return config.intermediate_size / tp;

@@ -108,6 +108,9 @@ struct DecoderStep {
 /// Steps of one forward pass over all layers.
 std::vector<DecoderStep> decoder_steps(const ModelConfig& config);
 
+/// KV heads of one of `tp` ranks: a part of all, or one that several ranks share.
+int64_t local_kv_heads(const ModelConfig& config, int tp);
+
 /// Columns of an activation on one of `tp` ranks.
 int64_t width_of(Activation activation, const ModelConfig& config, int tp);
 

@@ -64,7 +64,9 @@ double linear_flops_per_token(const ModelConfig& c) {
 }
 
 int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
-  return size_of(type) * c.parameters() / tp;
+  const int64_t again = tp * width_of(Activation::k, c, tp) - c.kv_width();  // of shared KV heads
+  const int64_t copies = c.num_hidden_layers * c.hidden_size * 2 * again;
+  return size_of(type) * (c.parameters() + copies) / tp;
 }
 
 int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, int64_t again, DType type) {
@@ -87,12 +89,12 @@ BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
   const bool windows = std::ranges::any_of(masks, [](const LayerMask& m) { return m.window > 0; });
   if (windows || !result.mask.plain_causal())
     options.pairs = [&](int64_t segment, int64_t queries) {
-      const int64_t tokens = forest.tokens(bin.documents[segment]);
-      int64_t pairs = 0;
+      const int64_t length = forest.tokens(bin.documents[segment]);
+      int64_t weight = 0;
       for (const LayerMask& m : masks)
-        pairs += (windows ? m.layers : 1) *
-                 DocumentMask(mask_in(result.mask, m), segment, tokens).pairs(queries);
-      return pairs;
+        weight += (windows ? m.layers : 1) *
+                  DocumentMask(mask_in(result.mask, m), segment, length).pairs(queries);
+      return weight;
     };
   result.layout = setup.layout->make(bin.bounds(), options);
   return result;

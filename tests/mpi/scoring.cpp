@@ -206,6 +206,33 @@ TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   poison_new_buffers(poisoned);
 }
 
+// Tensor-parallel ranks beyond the KV heads share them: one and two KV heads for up to eight ranks.
+TEST(Scoring, RanksShareKvHeads) {
+  ModelConfig config = test::small_config();
+  config.qkv_bias = true;
+  for (const int64_t kv_heads : {1, 2}) {
+    config.num_key_value_heads = kv_heads;
+    const std::vector<int> allowed = allowed_tensor_parallel(config, 8);
+    EXPECT_EQ(allowed, (std::vector<int>{1, 2, 4, 8}));
+    const Documents documents = ragged_documents(config);
+    const TwinScores twin = twin_scores(documents, config);
+    for (const GridShape& grid : nearest_grids({1, 1, 8}, world().size(), allowed))
+      if (grid.tp > kv_heads) expect_right(documents, config, twin, setup_of(grid));
+  }
+}
+
+TEST(Scoring, KvHeadsThatRanksCannotShare) {
+  ModelConfig config = test::small_config();
+  config.num_attention_heads = 12;
+  config.num_key_value_heads = 6;
+  config.intermediate_size = 48;
+  EXPECT_EQ(allowed_tensor_parallel(config, 12), (std::vector<int>{1, 2, 3, 6, 12}));
+  ConfigErrors errors;
+  check_tensor_parallel(config, 4, errors);
+  EXPECT_FALSE(errors.empty());
+  EXPECT_GT(weight_bytes(config, 12), weight_bytes(config, 1) / 12);
+}
+
 // Windows in some layers and in all, longer than a rank's part of a document and shorter, on every
 // grid; and under every layout and schedule.
 TEST(Scoring, WindowsOfLayersEqualTheSerialTwin) {

@@ -304,6 +304,36 @@ def test_features_that_a_family_does_not_have(scratch):
         expect_refusal(folder(scratch, f"family{i}", tensors, config), needle)
 
 
+NEUTRAL_KEYS = {  # key: (values that ask for nothing, a value that is refused)
+    "attention_chunk_size": ((0, None), 8), "use_qk_norm": ((False, None), True), "attn_output_gate": ((False,), True),
+    "num_local_experts": ((0,), 8), "num_experts": ((0,), 8), "n_routed_experts": ((0,), 8), "kv_lora_rank": ((0, None), 8),
+    "rope_type": (("default",), "llama3"), "rope_interleaved": ((False,), True), "use_mrope": ((False,), True),
+    "hidden_act": (("silu", "swish"), "relu"), "mlp_bias": ((False,), True), "query_pre_attn_scalar": ((HEAD_DIM, None), 8),
+    "attention_multiplier": ((HEAD_DIM**-0.5,), 0.5), "final_logit_softcapping": ((None, 0), 30.0),
+    "attn_logit_softcapping": ((None, 0), 50.0), "logit_scale": ((1, 1.0), 0.5), "logits_scaling": ((1,), 8.0),
+    "residual_multiplier": ((1.0,), 0.5), "embedding_multiplier": ((1.0,), 12.0),
+}  # fmt: skip
+HARMLESS_KEYS = {
+    "_name_or_path": "x", "architectures": ["X"], "attention_dropout": 0.1, "auto_map": {}, "bos_token_id": 1, "dtype": "bfloat16",
+    "eos_token_id": [2, 3], "initializer_range": 0.02, "is_llama_config": True, "max_position_embeddings": 64, "pad_token_id": 0,
+    "pretraining_tp": 2, "torch_dtype": "float16", "transformers.js_config": {}, "transformers_version": "5", "unk_token_id": 0,
+    "use_cache": True, "max_window_layers": 28,
+}  # fmt: skip
+
+
+def test_each_key_that_asks_for_another_decoder_is_refused(scratch):
+    arrays = weights()
+    good = safetensors_of(arrays)
+    refused = {key: value for key, (_, value) in NEUTRAL_KEYS.items()}
+    expect_refusal(folder(scratch, "all", good, refused), *(f"'{key}' is" for key in refused))
+    for i in range(2):
+        neutral = {key: values[min(i, len(values) - 1)] for key, (values, _) in NEUTRAL_KEYS.items()}
+        expect_model(folder(scratch, f"neutral{i}", good, neutral | HARMLESS_KEYS), arrays)
+    page = (SOURCE / "docs" / "model-and-text.md").read_text()
+    missing = [key for key in NEUTRAL_KEYS | HARMLESS_KEYS if f"`{key}`" not in page]
+    assert not missing, f"docs/model-and-text.md does not name {missing}"
+
+
 KEYS_NAMED_OTHERWISE = {
     "partial_rotary_factor": "rotary embedding turns 11 of 16 elements",
     "rotary_dim": "rotary embedding turns 32 of 16 elements",

@@ -32,6 +32,11 @@ YARN_OF_ALL = {
 
 GGUF = ("llama", "llama-linear", "llama-3", "llama-yarn", "llama-bias", "qwen2", "qwen3")  # cases in that format
 
+# What transformers has in none of these families: compared with inputs/reference.py alone.
+NUMPY_ONLY = {
+    "partial": ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor",)),
+    "partial-linear": ({"rotary_dim": 6, "rope_scaling": {"type": "linear", "factor": 4.0}}, ("rotary_dim",)),
+}
 # name -> (keys that differ from USUAL; None: left out), (keys without which the scores must be others)
 CASES = {
     "llama": ({}, ()),
@@ -43,7 +48,7 @@ CASES = {
     "qwen3": ({"model_type": "qwen3", "attention_bias": True, "rope_theta": None}, ("attention_bias",)),
     "smollm3": (
         {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layer_interval": 2, "tie_word_embeddings": None,
-         "pad_token_id": 0},
+         "rope_theta": None, "pad_token_id": 0},
         ("no_rope_layer_interval",),
     ),
     "mistral": ({"model_type": "mistral", "num_hidden_layers": 3, "sliding_window": 7}, ("sliding_window",)),
@@ -62,7 +67,8 @@ CASES = {
 
 def config_of(case):
     """config.json of a case."""
-    return {key: value for key, value in (USUAL | CASES[case][0]).items() if value is not None}
+    changes, _ = (CASES | NUMPY_ONLY)[case]
+    return {key: value for key, value in (USUAL | changes).items() if value is not None}
 
 
 def shapes(config):
