@@ -117,15 +117,17 @@ ScoringRun score(const Documents& documents, const ModelConfig& config, const Sc
           {after.bytes_sent - before.bytes_sent, after.messages - before.messages}};
 }
 
-/// Why the schedule refuses the first bin in layers of any mask, or "".
+/// Why the schedule refuses a bin in layers of any mask, or "".
 std::string refusal_of(const Documents& documents, const ModelConfig& config,
                        const ScoringSetup& setup, int64_t min_prefix = 0) {
   const ScoringPlan plan = plan_of(documents, config, setup, min_prefix);
-  const BinLayout layout = plan.layout_of(plan.bins.front());
-  for (size_t mask = 0; mask < plan.masks.size(); ++mask)
-    if (std::string reason = setup.schedule->why_not(plan.problem(layout, config, mask));
-        !reason.empty())
-      return reason;
+  for (const PackedBatch& bin : plan.bins) {
+    const BinLayout layout = plan.layout_of(bin);
+    for (size_t mask = 0; mask < plan.masks.size(); ++mask)
+      if (std::string reason = setup.schedule->why_not(plan.problem(layout, config, mask));
+          !reason.empty())
+        return reason;
+  }
   return "";
 }
 
@@ -275,10 +277,12 @@ TEST(Scoring, WindowsOfTreesAreRefused) {
     for (const int32_t token : {5, 6, 7, last}) documents.tokens.push_back(token);
     documents.offsets.push_back(std::ssize(documents.tokens));
   }
-  test::expect_usage("documents that share a prefix, and a model whose layers have a window of 3",
-                     [&] {
-                       plan_of(documents, config, setup_of({1, world().size(), 1}), 1);
-                     });
+  test::expect_usage(
+      "documents that share a prefix, and a model whose layers have a window of 3 tokens: windows "
+      "of trees are not supported",
+      [&] {
+        plan_of(documents, config, setup_of({1, world().size(), 1}), 1);
+      });
 }
 
 /// Two prompts with answers, of which some are equal, one goes on in two ways and one is empty; and
