@@ -11,7 +11,7 @@ namespace gyre {
 /// What layers may differ in.
 struct LayerKind {
   bool rotary = true;  ///< queries and keys turn by their positions
-  int64_t window = 0;  ///< a token sees itself and the window - 1 tokens before it; 0: all before it
+  int64_t window = 0;  ///< tokens that each one sees, the last of them itself; 0: no window
   friend bool operator==(const LayerKind&, const LayerKind&) = default;
 };
 

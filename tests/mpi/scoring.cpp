@@ -253,7 +253,7 @@ TEST(Scoring, WindowsOfLayersEqualTheSerialTwin) {
       expect_right(documents, config, twin, setup_of(grid));
   }
   config.num_hidden_layers = 1;
-  config.layer_kinds = {{.window = 5}};
+  config.layer_kinds = {{.window = 2}};
   const TwinScores twin = twin_scores(documents, config);
   int ran = 0;
   for (const Schedule& schedule : schedules())
