@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|scale|golden|demo|machine|timed|kernels|torch|studies [BUILD_DIR]: makes the runs
+# record.sh counted|explained|predicted|scale|golden|demo|model|machine|timed|kernels|torch|studies [BUILD_DIR]: makes the runs
 # whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
-# brings the pages up to date. `demo` is the last screen of ./run demo; `golden` is what the programs say of inputs/golden
+# brings the pages up to date. `demo` and `model` are the last screens of ./run demo and ./run model; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
 # about machines of inputs/machines/ (results/prediction/): any machine gives the same. `scale` is how long predictions of
 # thousands of ranks take. `scale`, `timed` runs, `kernels`, `torch` and `studies` need a machine of two cores with nothing
@@ -112,6 +112,11 @@ demo() {
   echo "record: demo.txt: ./run demo"
   ./run demo >/dev/null
   /usr/bin/python3 scripts/demo_summary.py demo "$apps" >"$out/demo.txt"
+}
+
+model() {
+  echo "record: model.txt: ./run model"
+  GYRE_BUILD=${build#build/} ./run model | sed -n '/^model  /,$p' >"$out/model.txt"
 }
 
 machine() {
@@ -234,6 +239,7 @@ case $what in
   scale) scale ;;
   golden) golden ;;
   demo) demo ;;
+  model) model ;;
   machine) machine ;;
   timed) timed ;;
   collectives) collectives ;;

@@ -11,25 +11,8 @@ cores=$(env -u OMP_NUM_THREADS nproc)
 ranks=2
 [[ $cores -lt 4 ]] || ranks=4
 tp=$((ranks / 2))
-LOG_TAIL=15
-steps=0
-
-# step NAME TITLE COMMAND...: runs the command with all output in demo/NAME.log; a failure ends the demo.
-step() {
-  local name=$1 title=$2 status=0 start log=demo/$1.log
-  shift 2
-  steps=$((steps + 1))
-  printf '  %d  %-9s  %-60s' "$steps" "$name" "$title"
-  start=$(date +%s%N)
-  printf '$ %s\n' "$*" >"$log"
-  timeout 600 "$@" >>"$log" 2>&1 || status=$?
-  if [[ $status -ne 0 ]]; then
-    printf 'FAILED\n\nStep "%s" ended with exit code %d; the end of %s:\n' "$name" "$status" "$log" >&2
-    tail -n "$LOG_TAIL" "$log" >&2
-    exit 1
-  fi
-  awk -v ns=$(($(date +%s%N) - start)) 'BEGIN { printf "%6.1f s\n", ns / 1e9 }'
-}
+folder=demo
+source scripts/step.bash
 
 rm -rf demo/text demo/*.json demo/*.h5 demo/*.svg
 mkdir -p demo/text

@@ -243,6 +243,28 @@ class Texts(Scratch):
         mixed = self.written(text, self.array("a.npy", np.arange(3)), path=self.stand_in)
         self.assertNotIn("text_bytes", mixed)
 
+    def test_a_model_from_its_files_to_its_scores(self):
+        """scripts/model.sh, which ./run model starts, on a small model."""
+        self.model(42)
+        source, out = self.folder / "model.h5.source", self.folder / "out"
+        out.mkdir()
+        environment = {**os.environ, "PYTHONPATH": f"python:{self.stand_in}", "PYTHONDONTWRITEBYTECODE": "1"}
+
+        def run():
+            command = [SOURCE / "scripts/model.sh", BUILD, out, source, "LICENSE"]
+            return subprocess.run(command, capture_output=True, text=True, timeout=200, check=False, env=environment)
+
+        done = run()
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+        self.assertEqual(len(re.findall(r" 3/3 against the float64 twin", done.stdout)), 2, done.stdout)
+        scores = json.loads((out / "two-ranks.json").read_text())
+        bits = next(f["value"] for f in scores["fom"] if f["metric"] == "bits_per_byte")
+        self.assertRegex(done.stdout, rf"(?m)^2 ranks, cp = 2 +{bits:.4f} ")
+        (source / "tokenizer.json").write_text("{}")
+        done = run()
+        self.assertEqual(done.returncode, 1, done.stdout)
+        self.assertIn("is no tokenizer.json", done.stderr)
+
     def test_text_that_is_refused(self):
         how = {"path": self.stand_in}
         self.refused("b.txt: byte 2 is 0xe9, which is not UTF-8", self.file("b.txt", b"ab\xe9"), **how)
