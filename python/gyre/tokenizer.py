@@ -1,8 +1,8 @@
 """Tokenizers of models: that of a tokenizer.json, and the one inside a GGUF file.
 
-The rules are those of the package tokenizers, which texts need. That of a GGUF file is
-built from its vocabulary, its merges and the kind of its pre-tokenizer, for the kinds of llama.cpp
-(src/llama-vocab.cpp) that are in KINDS. The others are refused.
+The rules are those of the package tokenizers, which texts need. That of a GGUF file is built from
+its vocabulary as llama.cpp does (src/llama-vocab.cpp): byte-level BPE with the pre-tokenizers in
+KINDS, and BPE by scores, which is SentencePiece's. Others are refused.
 """
 
 import hashlib
@@ -42,11 +42,23 @@ KINDS = {
     "qwen2": Kind((rf"{_CONTRACTIONS}|{_WORDS}|\p{{N}}|{_OTHERS}",), composes=True),
     "smollm": Kind((r"\p{N}", _GPT2)),
 }
+_BY_SCORES = Kind((), begins=True)  # SentencePiece's, which splits nothing
 
 # Keys of a GGUF file, behind "tokenizer.ggml.", that are read here or change no token.
-_READ = ("model", "pre", "tokens", "token_type", "merges", "add_bos_token", "add_eos_token")
-_HARMLESS = r"scores|token_type_count|\w+_token_ids?"
-_CONTROL, _USER_DEFINED, _UNKNOWN = 3, 4, 2  # of token_type
+_READ = (
+    "model",
+    "pre",
+    "tokens",
+    "token_type",
+    "merges",
+    "scores",
+    "add_bos_token",
+    "add_eos_token",
+)
+_OFF = ("add_space_prefix", "remove_extra_whitespaces")  # which may be false
+_HARMLESS = r"token_type_count|\w+_token_ids?"
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of token_type
+_SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # of SentencePiece
 
 
 def _package(name: str, purpose: str) -> Any:
@@ -123,48 +135,43 @@ class Tokenizer:
         return value
 
     def _kind(self) -> Kind:
+        """The kind of tokenizer; all keys are known to be read, or to change no token."""
         model, pre = self._key("model"), self._key("pre")
-        if model != "gpt2":
+        if model not in ("gpt2", "llama"):
             raise ValueError(
                 f"{self.path}: its tokenizer is of the kind {model!r}, which cannot be reproduced; "
-                "wanted: gpt2, or the model's tokenizer.json"
+                "wanted: gpt2 or llama"
             )
-        if pre not in KINDS:
+        if model == "gpt2" and pre not in KINDS:
             raise ValueError(
                 f"{self.path}: its pre-tokenizer is {pre!r}, which cannot be reproduced; "
-                f"wanted: {', '.join(KINDS)}, or the model's tokenizer.json"
+                f"wanted: {', '.join(KINDS)}"
             )
+        kind = _BY_SCORES if model == "llama" else KINDS[pre]
         for key in self._keys:
             name = key.removeprefix("tokenizer.ggml.")
-            off = name == "add_space_prefix" and not self._key(name)
-            known = name in _READ or off or re.fullmatch(_HARMLESS, name)
-            if key.startswith("tokenizer.ggml.") and not known:
+            off = name in _OFF and not self._key(name)
+            read = name in _READ or (name == "add_space_prefix" and kind is _BY_SCORES)
+            if name != key and not read and not off and not re.fullmatch(_HARMLESS, name):
                 raise ValueError(f"{self.path}: {key} = {self._key(name)!r} is not supported")
-        return KINDS[pre]
+        return kind
 
     def _gguf_rule(self) -> Any:
-        tokenizers = _package("tokenizers", "reading text")
         kind = self._kind()
+        tokenizers = _package("tokenizers", "reading text")
         try:
             tokens = [token.decode() for token in self._list("tokens", bytes)]
+            types = self._list("token_type", int, [_NORMAL] * len(tokens))
             vocabulary = {token: index for index, token in enumerate(tokens)}
-            merges = [tuple(m.decode().split(" ", 1)) for m in self._list("merges", bytes)]
-            types = self._list("token_type", int, [1] * len(tokens))
-            model = tokenizers.models.BPE(vocabulary, merges, ignore_merges=kind.ignore_merges)
+            if len(vocabulary) != len(tokens) or len(types) != len(tokens):
+                counts = f"{len(tokens)} tokens, {len(vocabulary)} different, {len(types)} types"
+                raise ValueError(f"its vocabulary has {counts}")
+            if kind is _BY_SCORES:
+                rule = self._by_scores(tokenizers, vocabulary, types)
+            else:
+                rule = self._byte_level(tokenizers, vocabulary, kind)
         except Exception as error:  # the package raises no narrower one
-            raise ValueError(f"{self.path}: its tokenizer is damaged: {error!r}") from error
-        if len(vocabulary) != len(tokens) or len(types) != len(tokens):
-            counts = f"{len(tokens)} tokens, {len(vocabulary)} different ones, {len(types)} types"
-            raise ValueError(f"{self.path}: its vocabulary has {counts}")
-        rule = tokenizers.Tokenizer(model)
-        if kind.composes:
-            rule.normalizer = tokenizers.normalizers.NFC()
-        steps = [
-            tokenizers.pre_tokenizers.Split(tokenizers.Regex(split), "isolated")
-            for split in kind.splits
-        ]
-        bytes_as_letters = tokenizers.pre_tokenizers.ByteLevel(False, use_regex=False)
-        rule.pre_tokenizer = tokenizers.pre_tokenizers.Sequence([*steps, bytes_as_letters])
+            raise ValueError(f"{self.path}: its tokenizer cannot be built: {error}") from error
         rule.add_tokens(
             [
                 tokenizers.AddedToken(token, normalized=False, special=of_type != _USER_DEFINED)
@@ -174,6 +181,44 @@ class Tokenizer:
         )
         self._before = self._added("bos", kind.begins)
         self._after = self._added("eos", False)
+        return rule
+
+    def _byte_level(self, tokenizers: Any, vocabulary: dict[str, int], kind: Kind) -> Any:
+        """BPE on bytes, by a list of merges."""
+        merges = [tuple(merge.decode().split(" ", 1)) for merge in self._list("merges", bytes)]
+        model = tokenizers.models.BPE(vocabulary, merges, ignore_merges=kind.ignore_merges)
+        rule = tokenizers.Tokenizer(model)
+        if kind.composes:
+            rule.normalizer = tokenizers.normalizers.NFC()
+        pre = tokenizers.pre_tokenizers
+        steps = [pre.Split(tokenizers.Regex(split), "isolated") for split in kind.splits]
+        rule.pre_tokenizer = pre.Sequence([*steps, pre.ByteLevel(False, use_regex=False)])
+        return rule
+
+    def _by_scores(self, tokenizers: Any, vocabulary: dict[str, int], types: list[int]) -> Any:
+        """BPE of SentencePiece: of neighbours that make a token, those of the best one merge."""
+        scores = self._list("scores", float)
+        if len(scores) != len(vocabulary):
+            raise ValueError(f"it has {len(scores)} scores for {len(vocabulary)} tokens")
+        merges = []
+        for token, index in vocabulary.items():
+            for cut in range(1, len(token) if types[index] == _NORMAL else 0):
+                left, right = token[:cut], token[cut:]
+                if left in vocabulary and right in vocabulary:
+                    order = (-scores[index], index, vocabulary[left])
+                    merges.append((order, (left, right)))
+        unknown = [token for token, index in vocabulary.items() if types[index] == _UNKNOWN]
+        model = tokenizers.models.BPE(
+            vocabulary,
+            [merge for _, merge in sorted(merges)],
+            unk_token=unknown[0] if unknown else None,
+            fuse_unk=True,
+            byte_fallback=True,
+        )
+        rule = tokenizers.Tokenizer(model)
+        normalizers = tokenizers.normalizers
+        before = [normalizers.Prepend(_SPACE)] if self._key("add_space_prefix", True) else []
+        rule.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", _SPACE)])
         return rule
 
     def _added(self, which: str, otherwise: bool) -> list[int]:

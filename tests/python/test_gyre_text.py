@@ -274,9 +274,10 @@ class Texts(Scratch):
 
     def test_kinds_that_are_refused(self):
         base = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.merges": ["w 0"]}
-        for keys, text in (({"tokenizer.ggml.model": "llama"}, "its tokenizer is of the kind 'llama'"),
+        for keys, text in (({"tokenizer.ggml.model": "t5"}, "its tokenizer is of the kind 't5'"),
                            ({"tokenizer.ggml.pre": "tekken"}, "its pre-tokenizer is 'tekken', which cannot be"),
                            ({"tokenizer.ggml.add_space_prefix": True}, "tokenizer.ggml.add_space_prefix = True is not"),
+                           ({"tokenizer.ggml.model": "llama", "tokenizer.ggml.remove_extra_whitespaces": True}, "whitespaces = True is not"),
                            ({"tokenizer.ggml.mystery": 4}, "tokenizer.ggml.mystery = 4 is not supported")):  # fmt: skip
             file = self.file("bad.gguf", checkpoints.gguf(WORDS, base | keys))
             self.refused(text, self.file("b.txt", "ab"), tokenizer=file, path=self.stand_in)
@@ -371,6 +372,41 @@ class Package(Scratch):
         tokens = self.written(self.file("a.txt", "ab"), tokenizer=file)["tokens"].tolist()
         self.assertEqual(tokens[-1], 0)
         self.assertNotIn(1, tokens)
+
+    def test_scores_of_sentencepiece(self):
+        """Beside merges by hand."""
+        tokens = ["<unk>", "<s>", "</s>", *(f"<0x{byte:02X}>" for byte in range(256)), "\u2581", *"abc"]
+        tokens += ["bc", "ab", "\u2581a", "\u2581\u2581"]
+        keys = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.tokens": tokens, "tokenizer.ggml.bos_token_id": 1,
+                "tokenizer.ggml.scores": [0.0] * 263 + [-1.0, -2.0, -3.0, -4.0],
+                "tokenizer.ggml.token_type": [2, 3, 3] + [6] * 256 + [1] * 8}  # fmt: skip
+        for text, prefix, want in (("abc", True, ["\u2581a", "bc"]), ("abc", False, ["a", "bc"]), ("ab  c", True, ["\u2581", "ab", "\u2581\u2581", "c"]),
+                                   ("\u00e9", False, ["<0xC3>", "<0xA9>"]), ("a</s>a", True, ["\u2581a", "</s>", "\u2581a"])):  # fmt: skip
+            file = self.file("model.gguf", checkpoints.gguf(tokens, keys | {"tokenizer.ggml.add_space_prefix": prefix}))
+            found = self.written(self.file("a.txt", text), tokenizer=file)
+            self.assertEqual([tokens[i] for i in found["tokens"]], ["<s>", *want], text)
+            self.assertEqual(found["text_bytes"].tolist(), [len(text.encode())])
+        file.write_bytes(checkpoints.gguf(tokens, keys | {"tokenizer.ggml.scores": [0.0]}))
+        os.remove(self.folder / "docs.h5")
+        self.refused("it has 1 scores for 267 tokens", self.folder / "a.txt", tokenizer=file)
+
+    @unittest.skipUnless(importlib.util.find_spec("sentencepiece"), "the package sentencepiece is not installed")
+    def test_sentencepiece(self):
+        import sentencepiece
+
+        model, text = io.BytesIO(), (SOURCE / "LICENSE").read_text()
+        sentencepiece.SentencePieceTrainer.train(
+            sentence_iterator=iter([*text.splitlines(), HARD.replace("\n", " ")]), model_writer=model, vocab_size=500, model_type="bpe",
+            byte_fallback=True, normalization_rule_name="identity", remove_extra_whitespaces=False, minloglevel=2)  # fmt: skip
+        rule = sentencepiece.SentencePieceProcessor(model_proto=model.getvalue())
+        ids = range(rule.get_piece_size())
+        kinds = [6 if rule.is_byte(i) else 3 if rule.is_control(i) else 2 if rule.is_unknown(i) else 1 for i in ids]
+        keys = {"tokenizer.ggml.model": "llama", "tokenizer.ggml.scores": [float(rule.get_score(i)) for i in ids],
+                "tokenizer.ggml.token_type": kinds, "tokenizer.ggml.add_bos_token": False}  # fmt: skip
+        file = self.file("model.gguf", checkpoints.gguf([rule.id_to_piece(i) for i in ids], keys))
+        for content in (text, HARD):
+            found = self.written(self.file("a.txt", content), tokenizer=file)
+            self.assertEqual(found["tokens"].tolist(), rule.encode(content))
 
     def test_default_pre_tokenizer(self):
         """Beside what the four expressions of llama.cpp leave of a text, by hand."""

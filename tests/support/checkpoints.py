@@ -52,14 +52,14 @@ def safetensors(vocab, values=numpy.zeros):
 
 
 def gguf_value(value):
-    """A value with its type; lists are of texts or of int32."""
+    """A value with its type; lists are of texts, of float32 or of int32."""
     if isinstance(value, str):
         return struct.pack("<IQ", 8, len(value.encode())) + value.encode()
     if isinstance(value, bool):
         return struct.pack("<I?", 7, value)
     if isinstance(value, list):
-        kind = 8 if isinstance(value[0], str) else 5
-        items = (gguf_value(x)[4:] if kind == 8 else struct.pack("<i", x) for x in value)
+        kind = {str: 8, float: 6, int: 5}[type(value[0])]
+        items = (struct.pack("<i", x) if kind == 5 else gguf_value(x)[4:] for x in value)
         return struct.pack("<IIQ", 9, kind, len(value)) + b"".join(items)
     return struct.pack("<If", 6, value) if isinstance(value, float) else struct.pack("<II", 4, value)
 
