@@ -136,9 +136,6 @@ struct ScheduleChoice : RegistryChoice<ScheduleOptions> {
 /// Declares and checks a ScheduleChoice.
 RegistryOptions<Schedule, ScheduleOptions> schedule_choices();
 
-/// Choices of an app whose masks never have a window.
-RegistryOptions<Schedule, ScheduleOptions> schedule_choices_without_window();
-
 /// A line for each schedule.
 std::string schedule_help();
 

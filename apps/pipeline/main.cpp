@@ -44,7 +44,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
                           {"check", o.check}};
   for (const auto& [name, value] : layout_choices().given(o.layout))
     configuration.emplace_back(name, value);
-  for (const auto& [name, value] : schedule_choices_without_window().given(o.schedule))
+  for (const auto& [name, value] : schedule_choices().given(o.schedule))
     configuration.emplace_back(name, value);
   if (o.prefixes.share) configuration.emplace_back("min_prefix", o.prefixes.min_prefix);
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});

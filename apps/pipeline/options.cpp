@@ -74,8 +74,7 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0);
   add("--tp", "Tensor-parallel ranks", o.tp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
-  schedule_choices_without_window().declare(app, o.schedule,
-                                            "How queries meet the keys of other ranks", false);
+  schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Timed passes over all documents", o.repeats);
   add("-w,--warmup",
@@ -113,7 +112,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   const size_t of_grid = errors.messages().size();
   check_repeats(o.repeats, errors);
   layout_choices().check(o.layout, errors);
-  schedule_choices_without_window().check(o.schedule, errors);
+  schedule_choices().check(o.schedule, errors);
   check_prefix_options(o.prefixes, errors);
   const int64_t multiple = setup.slot_multiple();
   const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);

@@ -79,8 +79,7 @@ void declare_options(CLI::App& app, PredictOptions& o) {
   add("--gen", length_help(), o.generate);
   add.size("--capacity", "With --gen or --input: slots of a bin; 0: 16K", o.capacity);
   add("--model",
-      "A scoring pass of this model instead of one attention: gyre/model, or a config.json of a "
-      "Llama",
+      "A scoring pass of this model instead of one attention: gyre/model, or a config.json",
       o.model);
   add("--input", "With --model: documents (HDF5, gyre/documents)", o.input);
   declare_prefix_options(app, o.prefixes);

@@ -6,8 +6,8 @@
 // Context parallelism splits tokens: every rank runs its own slots, and only attention
 // communicates, as its plan says. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits
 // heads, intermediate columns and vocabulary: wq, wk, wv, their biases, w_gate, w_up and head by
-// columns, wo, w_down and embed by rows. All-reduces after embed, wo and w_down sum the parts; x is the same on
-// all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
+// columns, wo, w_down and embed by rows. All-reduces after embed, wo and w_down sum the parts; x is
+// the same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
 //
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
 //     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)

@@ -334,6 +334,43 @@ def test_each_key_that_asks_for_another_decoder_is_refused(scratch):
     assert not missing, f"docs/model-and-text.md does not name {missing}"
 
 
+COMMON = {
+    "architectures": ["X"], "attention_dropout": 0.0, "bos_token_id": 1, "eos_token_id": 2, "hidden_act": "silu", "initializer_range": 0.02,
+    "max_position_embeddings": 131072, "rms_norm_eps": 1e-5, "torch_dtype": "bfloat16", "transformers_version": "4.45.0", "use_cache": True,
+}  # fmt: skip
+PUBLISHED = {  # config.json as the authors of models write them; sizes are ours
+    "Llama-2": {"_name_or_path": "x", "model_type": "llama", "pretraining_tp": 1, "rope_scaling": None, "tie_word_embeddings": False},
+    "Llama-3.2": {
+        "model_type": "llama", "attention_bias": False, "mlp_bias": False, "pretraining_tp": 1, "rope_theta": 5e5, "tie_word_embeddings": True,
+        "rope_scaling": {"factor": 32.0, "high_freq_factor": 4.0, "low_freq_factor": 1.0, "original_max_position_embeddings": 8192,
+                         "rope_type": "llama3"},
+    },
+    "SmolLM2": {"model_type": "llama", "is_llama_config": True, "rope_interleaved": False, "rope_scaling": None, "pad_token_id": 2,
+                "pretraining_tp": 1, "mlp_bias": False, "transformers.js_config": {"kv_cache_dtype": {"q4f16": "float16"}}},
+    "Mistral-7B-v0.1": {"model_type": "mistral", "sliding_window": 4096, "rope_theta": 1e4, "tie_word_embeddings": False},
+    "Mistral-7B-v0.3": {"model_type": "mistral", "sliding_window": None, "rope_theta": 1e6, "tie_word_embeddings": False},
+    "Qwen2.5": {"model_type": "qwen2", "max_window_layers": 24, "rope_theta": 1e6, "sliding_window": 32768, "tie_word_embeddings": True,
+                "use_mrope": False, "use_sliding_window": False},
+    "Qwen2.5, YaRN": {"model_type": "qwen2", "max_window_layers": 28, "sliding_window": 131072, "use_sliding_window": False,
+                      "rope_scaling": {"factor": 4.0, "original_max_position_embeddings": 32768, "type": "yarn"}},
+    "Qwen3": {"model_type": "qwen3", "attention_bias": False, "max_window_layers": 28, "rope_scaling": None, "rope_theta": 1e6,
+              "sliding_window": None, "tie_word_embeddings": True, "use_sliding_window": False},
+    "SmolLM3": {"model_type": "smollm3", "attention_bias": False, "layer_types": ["full_attention"] * 2, "max_window_layers": 28,
+                "mlp_bias": False, "no_rope_layer_interval": 4, "no_rope_layers": [1, 1], "pad_token_id": 0, "pretraining_tp": 2,
+                "rope_scaling": None, "rope_theta": 5e6, "sliding_window": None, "use_sliding_window": False},
+}  # fmt: skip
+
+
+def test_configurations_as_they_are_published(scratch):
+    sizes = {key: CONFIG[key] for key in CONFIG if key.startswith("num_") or key.endswith("_size")}
+    for name, config in PUBLISHED.items():
+        path = folder(scratch, name, None, {})
+        (path / "config.json").write_text(json.dumps(COMMON | sizes | {"head_dim": HEAD_DIM} | config))
+        expect_refusal(path, "model.safetensors", "No such file")  # all keys are known
+    config = PUBLISHED["Qwen2.5"] | {"dual_chunk_attention_config": {"chunk_size": 262144}}
+    expect_refusal(folder(scratch, "other", None, config), "the key 'dual_chunk_attention_config' is not known")
+
+
 KEYS_NAMED_OTHERWISE = {
     "partial_rotary_factor": "rotary embedding turns 11 of 16 elements",
     "rotary_dim": "rotary embedding turns 32 of 16 elements",

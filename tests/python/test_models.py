@@ -43,12 +43,12 @@ def import_model(scratch, source):
     return model
 
 
-def scores(scratch, model, **grid):
-    """Log-probabilities of gyre-pipeline."""
+def scores(scratch, model, *more, **grid):
+    """Log-probabilities of gyre-pipeline; `more` of its options."""
     output = scratch / "scores.h5"
     sizes = [part for name, size in grid.items() for part in (f"--{name}", size)]
     ranks = int(np.prod([1, *grid.values()]))
-    options = ["-n", 1, "-w", 0, "-o", output, *sizes]
+    options = ["-n", 1, "-w", 0, "-o", output, *sizes, *more]
     text = run("gyre-pipeline", "--input", scratch / "docs.h5", "--model", model, *options, ranks=ranks)
     assert "VERIFY PASSED" in text, text
     with h5py.File(output) as file:
@@ -79,6 +79,9 @@ def test_models(scratch):
         expect_close(by_numpy(model), wanted, case, "NumPy")
         for grid in GRIDS:
             expect_close(scores(scratch, model, **grid), wanted, case, grid)
+        if case == "mistral":  # every layer has a window
+            halo = scores(scratch, model, "--schedule", "halo", "--layout", "contiguous", cp=2)
+            expect_close(halo, wanted, case, "halo")
         if case in model_cases.GGUF:
             path = scratch / f"{case}.gguf"
             model_files.write_gguf(path, *model_cases.gguf_of(config))

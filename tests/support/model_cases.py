@@ -25,6 +25,9 @@ LLAMA3 = {
     "original_max_position_embeddings": 32,
 }  # fmt: skip
 YARN = {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+YARN_RAMP = {  # between pairs 1.4 and 3.4, which are rounded to 1 and 4
+    "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 0.5, "beta_slow": 0.05,
+}  # fmt: skip
 YARN_OF_ALL = {
     "rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "beta_fast": 3.0, "beta_slow": 0.5,
     "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False, "rope_theta": 5e3,
@@ -43,9 +46,12 @@ CASES = {
     "llama-linear": ({"rope_scaling": {"type": "linear", "factor": 4.0}}, ("rope_scaling",)),
     "llama-3": ({"rope_scaling": LLAMA3, "tie_word_embeddings": True}, ("rope_scaling",)),
     "llama-yarn": ({"rope_scaling": YARN}, ("rope_scaling",)),
+    "llama-yarn-ramp": ({"rope_scaling": YARN_RAMP}, ("rope_scaling",)),
     "llama-bias": ({"attention_bias": True}, ("attention_bias",)),
     "qwen2": ({"model_type": "qwen2", "num_key_value_heads": 4, "rms_norm_eps": None}, ()),
-    "qwen3": ({"model_type": "qwen3", "attention_bias": True, "rope_theta": None}, ("attention_bias",)),
+    "qwen3": (
+        {"model_type": "qwen3", "attention_bias": True, "rope_theta": None, "rms_norm_eps": 0.02}, ("attention_bias",),
+    ),
     "smollm3": (
         {"model_type": "smollm3", "num_hidden_layers": 3, "no_rope_layer_interval": 2, "tie_word_embeddings": None,
          "rope_theta": None, "pad_token_id": 0},

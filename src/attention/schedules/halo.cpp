@@ -200,8 +200,7 @@ Schedule halo_schedule() {
           .summary = "causal windows: one halo exchange with the neighbours",
           .plan = plan_both_passes<Halo>,
           .closed_form = closed_form,
-          .refusal = refusal,
-          .needs_window = true};
+          .refusal = refusal};
 }
 
 }  // namespace gyre

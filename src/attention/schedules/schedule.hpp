@@ -42,8 +42,6 @@ struct Schedule {
   /// Why this schedule cannot solve the problem, with the nearest solvable one; "" if it can. Null:
   /// no problem is refused.
   std::string (*refusal)(const AttentionProblem& problem) = nullptr;
-  /// The schedule requires a causal mask with a window.
-  bool needs_window = false;
   /// Members of ScheduleOptions that plan and refusal read.
   std::vector<int64_t ScheduleOptions::*> reads = {};
 
