@@ -240,13 +240,17 @@ while read -r model what; do
   expect 2 "$what" "${mpi[@]}" 2 "$pipeline" --input "$docs" --model "$model" $quick
 done <<'MODELS'
 scaled.h5 'rope_scaling' is 'linear'
-sliding.h5 'sliding_window' is 64
 gelu.h5 'hidden_act' is 'gelu'
 norms.h5 dataset '/model/layers/0/q_norm' is none of this decoder
 biases.h5 dataset '/model/layers/1/bq' is none of this decoder
 deep.h5 dataset '/model/layers/2/wq' is none of this decoder
 bpe.h5 has tokens of the tokenizer byte-bos-eos, the model of some-bpe
 MODELS
+# A window is computed: the scores are no longer those of the reference, which has none, but those of the twin.
+expect 1 'logprob: 55 of 339 values outside' "${mpi[@]}" 2 "$pipeline" --input "$docs" --model sliding.h5 $quick
+/usr/bin/python3 -c 'import h5py; f = h5py.File("no_reference.h5", "w"); h5py.File("more_docs.h5").copy("documents", f)
+f.attrs.update({"schema": "gyre/documents", "schema_version": 1})'
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$pipeline" --input no_reference.h5 --model sliding.h5 $quick
 expect 0 'compared in full: logprob, entropy, hidden; not compared: /reference/entropies (did you mean entropy?) (not known)' "${mpi[@]}" 2 "$pipeline" --input more_docs.h5 --model silu.h5 $quick
 unverified '/reference/entropies'
 expect 0 'bits/token' "${mpi[@]}" 2 "$pipeline" --input bpe_docs.h5 --model bpe.h5 $quick --top 3 --check-tokens 64
