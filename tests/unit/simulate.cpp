@@ -265,9 +265,9 @@ TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
   });
   try {
     simulate(plan, Pass::forward, shape, types, machine);
-    FAIL() << "a rank that does not join an operation";
+    FAIL() << "a rank that does not join a collective";
   } catch (const std::exception& e) {
-    EXPECT_NE(std::string(e.what()).find("an operation of 4 ranks that rank 1 does not join"),
+    EXPECT_NE(std::string(e.what()).find("a collective of 4 ranks that rank 1 does not join"),
               std::string::npos)
         << e.what();
   }
