@@ -101,6 +101,14 @@ class Process:
         return f"{self.name}[{self.pid}]{'' if self.rank is None else f' rank {self.rank}'} {self.state} in {where}"
 
 
+def folder_of(pid):
+    """The folder that a process runs in; "" of one that has ended."""
+    try:
+        return os.readlink(f"/proc/{pid}/cwd")
+    except OSError:
+        return ""
+
+
 def processes_of(folder):
     """All living processes of a trial: those with its tag, and its guards, which run in its folder."""
     tag = f"{TAG}={folder}".encode()
@@ -110,7 +118,7 @@ def processes_of(folder):
             continue
         environment = read_bytes(f"/proc/{entry}/environ").split(b"\0")
         command = read_bytes(f"/proc/{entry}/cmdline")
-        guard = re.search(rb"gyre-\w+-guard", command) and os.path.realpath(f"/proc/{entry}/cwd") == str(folder)
+        guard = re.search(rb"gyre-\w+-guard", command) and folder_of(entry) == str(folder)
         if tag in environment or guard:
             process = Process(int(entry))
             if process.alive():
