@@ -8,7 +8,7 @@
 
 namespace gyre {
 
-/// What layers may differ in.
+/// Layers of one model may differ in these.
 struct LayerKind {
   bool rotary = true;  ///< queries and keys turn by their positions
   int64_t window = 0;  ///< tokens that each one sees, the last of them itself; 0: no window

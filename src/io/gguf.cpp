@@ -161,7 +161,7 @@ class GgufConfig {
 /// Scaling by 'rope.scaling.*' of an architecture; that of Llama 3.1 is a tensor instead
 /// (read_rope_freqs).
 RopeScaling gguf_rope_scaling(GgufConfig& file, const std::string& architecture) {
-  const std::string prefix = architecture + "rope.scaling.";
+  const std::string prefix = architecture + ".rope.scaling.";
   RopeScaling s;
   s.factor = file.real(prefix + "factor", 1);
   const std::string type = file.text(prefix + "type", s.factor == 1 ? "none" : "linear");
@@ -203,7 +203,7 @@ void require(bool holds, const std::string& path, const std::string& key, const 
   if (!holds) throw_usage("'{}': '{}' asks for another decoder; wanted: {}", path, key, wanted);
 }
 
-/// What tells the architectures of llama.cpp apart.
+/// Architectures of llama.cpp differ in these.
 struct GgufArchitecture {
   const char* name;
   bool qk_norm;
@@ -233,7 +233,7 @@ void set_features(ModelConfig& c, const GgufArchitecture& architecture, GgufConf
           "an even number up to the head's width");
   if (turning != c.head_dim) c.rotary_dim = turning;
   c.rope_theta = file.real(prefix + "rope.freq_base", 1e4);
-  c.rope_scaling = gguf_rope_scaling(file, prefix);
+  c.rope_scaling = gguf_rope_scaling(file, architecture.name);
 }
 
 ModelConfig gguf_config(GgufConfig& file, const GgufArchitecture& architecture,

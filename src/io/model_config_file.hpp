@@ -19,7 +19,9 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
                                     const std::vector<std::string>& ignored_keys, bool& tied_head);
 
 /// Reads the shape from a gyre/model file or, if the name ends in .json, from a config.json of
-/// Hugging Face's transformers: dense layers of a family that find_family() knows. For the latter, vocab_padded is vocab_size rounded up to a multiple of 128, as Megatron pads it.
+/// Hugging Face's transformers. A config.json must describe dense layers of a family that
+/// find_family() knows; its vocab_padded is vocab_size rounded up to a multiple of 128, as Megatron
+/// pads it.
 /// Throws a usage error that names the file and the key of what is missing, wrong or unsupported
 /// (experts, latent attention). Collective.
 ModelConfig read_model_config(Communicator& comm, const std::string& path);

@@ -69,7 +69,7 @@ std::vector<T> of_layers(ConfigErrors& errors, const char* key, const AttributeV
   return {};
 }
 
-/// Layers that do not turn, from a list of 1 (turns) and 0.
+/// Sets which layers have rotary embedding, from a list of 1 (yes) and 0 for each layer.
 void read_no_rope_layers(ConfigErrors& errors, const AttributeValue& value, ModelConfig& config) {
   const std::vector<int64_t> turns =
       of_layers<int64_t>(errors, "no_rope_layers", value, config.num_hidden_layers, "1 or 0",
@@ -147,11 +147,12 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
   }
 }
 
-/// Makes room for what layers differ in; forget_if_alike() undoes it.
+/// Gives each layer a kind of its own, which the caller sets.
 void give_each_layer_a_kind(ModelConfig& config) {
   constexpr int64_t most_layers = 1 << 14;  // as check_config() has it
   config.layer_kinds.assign(std::clamp<int64_t>(config.num_hidden_layers, 0, most_layers), {});
 }
+/// Removes the kinds of the layers if all are the default.
 void forget_if_alike(ModelConfig& config) {
   if (std::ranges::all_of(config.layer_kinds, [](const LayerKind& k) { return k == LayerKind(); }))
     config.layer_kinds.clear();

@@ -1,6 +1,7 @@
 #pragma once
-// What a configuration says of biases, of norms of queries and keys, and of how layers differ: in
-// Hugging Face's config.json by the kind of model and its keys, in gyre/model by attributes.
+// Reads the features of a model from its configuration: biases, norms of queries and keys, and
+// differences between layers. Hugging Face's config.json states them by the kind of model and by
+// keys, gyre/model by attributes.
 
 #include <functional>
 #include <string>

@@ -133,7 +133,7 @@ class Decoder {
   void run(const decoder_step::SiluMultiply& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Again& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Score& step, int64_t layer, Workspace& w);
-  /// Executors of a bin's plans. Only one of them may have an attention's arrays in use.
+  /// Makes the executors of a bin's plans. They share arrays, so only one may run at a time.
   std::deque<AttentionExecutor> executors_of(std::span<const RankPlan> plans);
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 
