@@ -1,8 +1,8 @@
 """Tokenizers of models: that of a tokenizer.json, and the one inside a GGUF file.
 
-The rules are those of the package tokenizers, which texts need. That of a GGUF file is built from
-its vocabulary as llama.cpp does (src/llama-vocab.cpp): byte-level BPE with the pre-tokenizers in
-KINDS, and BPE by scores, which is SentencePiece's. Others are refused.
+Encoding a text needs Hugging Face's package tokenizers. The tokenizer of a GGUF file is built from
+its vocabulary as in llama.cpp (src/llama-vocab.cpp): byte-level BPE with a pre-tokenizer of KINDS,
+or SentencePiece's BPE by scores. Other kinds are refused.
 """
 
 import hashlib
@@ -196,7 +196,7 @@ class Tokenizer:
         return rule
 
     def _by_scores(self, tokenizers: Any, vocabulary: dict[str, int], types: list[int]) -> Any:
-        """BPE of SentencePiece: of neighbours that make a token, those of the best one merge."""
+        """SentencePiece's BPE: of adjacent tokens, the pair whose merge scores highest merges."""
         scores = self._list("scores", float)
         if len(scores) != len(vocabulary):
             raise ValueError(f"it has {len(scores)} scores for {len(vocabulary)} tokens")

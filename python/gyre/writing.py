@@ -113,9 +113,10 @@ def write_documents(
 
     documents: arrays, tensors or lists of tokens, 0 to vocab_size - 1; one may be empty.
     tokenizer: how text became tokens; gyre-pipeline refuses another one than its model's. names: of
-    each document. text_bytes: of each document, the bytes of text that its tokens after the first
-    stand for, from which gyre-pipeline has bits per byte. reference: what a model says, any of logprob [P] and entropy [P], in nats, and
-    hidden [layers + 1, T, elements]: T tokens, and P predictions, of all but each document's first.
+    each document. text_bytes: bytes of text in each document's tokens after the first, from which
+    gyre-pipeline computes bits per byte. reference: what a model says, any of logprob [P] and
+    entropy [P], in nats, and hidden [layers + 1, T, elements]: T tokens, and P predictions, of all
+    but each document's first.
 
     Raises ValueError or TypeError when one of them breaks a rule; nothing is written then.
     """

@@ -10,8 +10,8 @@ namespace gyre {
 
 /// Layers of one model may differ in these.
 struct LayerKind {
-  bool rotary = true;  ///< queries and keys turn by their positions
-  int64_t window = 0;  ///< tokens that each one sees, the last of them itself; 0: no window
+  bool rotary = true;  ///< queries and keys have rotary embedding
+  int64_t window = 0;  ///< keys that a query sees, up to and including its own; 0: no window
   friend bool operator==(const LayerKind&, const LayerKind&) = default;
 };
 
@@ -32,7 +32,7 @@ struct ModelConfig {
   RopeScaling rope_scaling = {};
   bool qkv_bias = false;     ///< biases of queries, keys and values
   bool output_bias = false;  ///< bias of attention's output projection
-  bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before they turn
+  bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before rotary embedding
   std::vector<LayerKind> layer_kinds = {};  ///< [num_hidden_layers]; empty: all as the default
 
   int64_t rotary_width() const { return rotary_dim == 0 ? head_dim : rotary_dim; }

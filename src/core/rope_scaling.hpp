@@ -12,7 +12,7 @@ enum class RopeType {
   linear,   ///< all angles divided by `factor`
   llama3,   ///< slow pairs divided by `factor`, with a ramp between two wavelengths (Llama 3.1)
   yarn,     ///< slow pairs divided by `factor`, with a ramp over pairs (arXiv 2309.00071)
-  divided,  ///< pair i divided by `divisors[i]`, as GGUF files say it
+  divided,  ///< angle of pair i divided by `divisors[i]` (rope_freqs.weight of GGUF)
 };
 
 struct RopeScaling {
@@ -23,7 +23,7 @@ struct RopeScaling {
   double beta_fast = 32, beta_slow = 1;              ///< yarn: turns at the ends of the ramp
   bool truncate = true;               ///< yarn: the ramp begins and ends at whole pairs
   double attention_factor = 1;        ///< yarn: multiplies cos and sin
-  std::vector<double> divisors = {};  ///< divided: [rotary_dim / 2]
+  std::vector<double> divisors = {};  ///< divided: [rotary_width() / 2]
   friend bool operator==(const RopeScaling&, const RopeScaling&) = default;
 };
 

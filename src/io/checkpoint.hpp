@@ -45,8 +45,8 @@ struct Checkpoint {
   ModelConfig config;
   std::string tokenizer;   ///< "sha256:..." of its tokenizer; "" if it has none
   bool tied_head = false;  ///< the head is the embedding
-  /// Rows of wq and wk are those of llama.cpp: the pair (i, i + rotary_dim / 2) of a head lies at
-  /// 2i, 2i + 1.
+  /// wq, wk, bq and bk are in llama.cpp's order: elements i and i + rotary_width() / 2 of a head,
+  /// which rotate together, are stored at 2i and 2i + 1.
   bool interleaved_rotary = false;
   std::map<std::string, StoredTensor> tensors;  ///< by the names of model_tensors()
   std::vector<std::unique_ptr<MappedFile>> files;

@@ -207,7 +207,7 @@ void require(bool holds, const std::string& path, const std::string& key, const 
 struct GgufArchitecture {
   const char* name;
   bool qk_norm;
-  bool interleaved_rotary;  ///< pairs of rotary embedding are neighbours, not halves of a head
+  bool interleaved_rotary;  ///< a pair is elements (2i, 2i + 1), not (i, i + rotary_width() / 2)
 };
 constexpr GgufArchitecture architectures[] = {
     {"llama", false, true}, {"qwen2", false, false}, {"qwen3", true, false}};
@@ -220,7 +220,7 @@ const GgufArchitecture& architecture_of(GgufConfig& file) {
               name);
 }
 
-/// `biases`: tensors of layer 0 that end in ".bias".
+/// `biases`: names of the tensors that end in ".bias".
 void set_features(ModelConfig& c, const GgufArchitecture& architecture, GgufConfig& file,
                   const std::set<std::string>& biases) {
   c.qk_norm = architecture.qk_norm;

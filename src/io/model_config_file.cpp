@@ -136,7 +136,8 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   read_rope(
       of_angles, [&](const std::string& key) { return file.value(key); }, c);
   check_rope(of_angles, c);
-  if (!of_angles.empty()) c = plain;  // angles change no time
+  // Predicts plain RoPE of whole heads if the RoPE keys have errors.
+  if (!of_angles.empty()) c = plain;
   check(file, c, true, errors, path);
   return c;
 }

@@ -20,12 +20,11 @@ using ConfigValue = std::function<h5::AttributeValue(const std::string&)>;
 enum class Windows {
   none,     ///< no layer
   all,      ///< all layers; 4096 tokens where the key is absent
-  late,     ///< with 'use_sliding_window': those of 'layer_types', else from 'max_window_layers' on
-  no_rope,  ///< with 'use_sliding_window': those of 'layer_types', else those that do not turn
+  late,     ///< if 'use_sliding_window': by 'layer_types', else layers from 'max_window_layers' on
+  no_rope,  ///< if 'use_sliding_window': by 'layer_types', else layers without rotary embedding
 };
 
-/// A kind of model in Hugging Face's configurations ('model_type'), with the values that its keys
-/// have where they are absent.
+/// A 'model_type' of Hugging Face's configurations, with the defaults of keys that are absent.
 struct ModelFamily {
   const char* name;
   bool qkv_bias = false;  ///< always has biases of queries, keys and values
@@ -35,7 +34,7 @@ struct ModelFamily {
   int64_t head_dim = 0;  ///< 0: hidden_size / num_attention_heads
   double rope_theta = 1e4;
   bool tied_head = false;
-  int64_t no_rope_interval = 0;  ///< every so manyth layer does not turn; 0: all turn
+  int64_t no_rope_interval = 0;  ///< every n-th layer has no rotary embedding; 0: all have it
   Windows windows = Windows::none;
 };
 

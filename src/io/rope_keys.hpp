@@ -23,13 +23,13 @@ void read_rope(ConfigErrors& errors,
                const std::function<h5::AttributeValue(const std::string&)>& value,
                ModelConfig& config);
 
-/// Factor of cos and sin that YaRN's authors suggest for a stretch by `factor`.
+/// YaRN's factor of cos and sin: 0.1 · mscale · ln(factor) + 1, or 1 if factor <= 1.
 double yarn_attention_factor(double factor, double mscale = 1);
 
 /// 'rope_scaling' as JSON.
 std::string rope_json(const RopeScaling& scaling);
 
-/// Adds all errors of rope_theta, rotary_dim and rope_scaling.
+/// Adds all errors of rope_theta and rope_scaling.
 void check_rope(ConfigErrors& errors, const ModelConfig& config);
 
 }  // namespace gyre

@@ -56,7 +56,7 @@ struct Decoder::Workspace {
     }
   }
 
-  /// Attention of the next layers, which owns these arrays.
+  /// Sets the executor of the next layers; q, k, v and out become views of its arrays.
   void use(AttentionExecutor& executor) {
     attention = &executor;
     at(Activation::q) = executor.matrix(ArrayKind::q).as<float>();
@@ -390,8 +390,8 @@ void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
 }
 
 std::deque<AttentionExecutor> Decoder::executors_of(std::span<const RankPlan> plans) {
-  // All share attention_memory_. The last one to be made may enlarge it under the others, so that
-  // they are made again once it is large enough for all.
+  // All executors share attention_memory_. Making one may reallocate arrays of those made before.
+  // The first round therefore only grows the memory; the second one makes the executors to run.
   std::deque<AttentionExecutor> executors;
   for (int round = 0; round < (plans.size() > 1 ? 2 : 1); ++round) {
     executors.clear();

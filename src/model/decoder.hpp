@@ -12,8 +12,8 @@
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
 //     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)
 //
-// With more ranks than KV heads each rank has one KV head, the one that its heads read: tp = 4, 8
-// heads over 2 KV heads:
+// With more ranks than KV heads, each KV head is replicated on the ranks whose query heads read it.
+// Example, tp = 4, 8 heads over 2 KV heads:
 //
 //     ranks 0, 1: heads 0-1, 2-3, KV head 0          ranks 2, 3: heads 4-5, 6-7, KV head 1
 //
@@ -70,13 +70,13 @@ std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);
 DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
                             const WeightReader& read);
 
-/// Layers with one mask: how far their tokens see, and their number.
+/// A window of attention, and how many layers have it.
 struct LayerMask {
-  int64_t window = 0;  ///< 0: no window
+  int64_t window = 0;  ///< keys that a query sees, up to and including its own; 0: none
   int64_t layers = 0;
 };
-/// The distinct masks of the layers, in the order of their first layers; of no layers: one without
-/// a window.
+/// The distinct masks of the layers, ordered by the first layer that has each. A model without
+/// layers gets one mask without a window.
 std::vector<LayerMask> layer_masks(const ModelConfig& config);
 
 /// Head counts of one tensor-parallel rank, for its attention plan. `tp` must be allowed.

@@ -47,8 +47,8 @@ void rotate(Matrix& x, size_t heads, size_t dim, const Rotary& rotary) {
     }
 }
 
-/// Causal softmax(q·k / sqrt(dim))·v; query head h reads key head h / (heads / kv_heads), of the
-/// last `window` tokens or, if it is 0, of all.
+/// Causal softmax(q·k / sqrt(dim))·v. Query head h reads key head h / (heads / kv_heads). A query
+/// sees the last `window` keys up to its own, or all of them if `window` is 0.
 Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, size_t heads,
               size_t kv_heads, size_t dim, size_t window) {
   Matrix out(q.size(), 0.0);

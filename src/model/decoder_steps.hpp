@@ -8,11 +8,12 @@
 //     Embed        x <- embed[tokens]                AllReduce x
 //     Norm         h <- rms_norm(x) · attn_norm
 //     Linear       q <- h · wq,  k <- h · wk,  v <- h · wv
-//     AddBias      q, k, v                           with biases
-//     HeadNorm     q, k                              with norms of queries and keys
-//     Rope         q, k                              in layers that turn
+//     AddBias      q, k, v                           if qkv_bias
+//     HeadNorm     q, k                              if qk_norm
+//     Rope         q, k                              in layers with rotary embedding
 //     Attention    out <- attention(q, k, v)
-//     Linear       partial <- out · wo               AllReduce partial, AddBias
+//     Linear       partial <- out · wo               AllReduce partial
+//     AddBias      partial                           if output_bias
 //     Norm         x += partial,  h <- rms_norm(x) · mlp_norm
 //     Linear       gate <- h · w_gate,  up <- h · w_up
 //     SiluMultiply gate <- silu(gate) · up

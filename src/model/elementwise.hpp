@@ -15,10 +15,10 @@ namespace gyre {
 void rms_norm(MatrixView<const float> x, std::span<const float> weight, float eps,
               MatrixView<float> out);
 
-/// Rotary embedding in place, rotate-half convention (Hugging Face Llama): pairs of the first
-/// rotary.dim elements of a head are (i, i + rotary.dim / 2), the angle of pair i at position p is
-/// p · rotary.frequencies[i], evaluated in double. x [tokens, heads * head_dim]; positions
-/// [tokens].
+/// Rotary embedding in place, rotate-half convention (Hugging Face Llama). Pair i of a head is
+/// elements i and i + rotary.dim / 2; elements from rotary.dim on stay unchanged. The angle of
+/// pair i at position p is p · rotary.frequencies[i], evaluated in double; cos and sin are
+/// multiplied by rotary.scale. x [tokens, heads * head_dim]; positions [tokens].
 void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
                 std::span<const int32_t> positions);
 

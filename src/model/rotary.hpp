@@ -9,11 +9,12 @@
 //               f_i            above high_freq_factor turns
 //               f_i / factor   below low_freq_factor turns
 //               between them   f_i · (s + (1 - s) / factor),  s = (t_i - low) / (high - low)
-//     yarn      f_i · (1 - r + r / factor),  r = clamp((i - first) / (last - first), 0, 1), where a
-//               pair makes beta_fast turns at i = first and beta_slow at i = last; cos and sin are
-//               multiplied by attention_factor
+//     yarn      f_i · (1 - r + r / factor),  r = clamp((i - first) / (last - first), 0, 1);
+//               pair `first` makes beta_fast turns in the original context, pair `last` beta_slow;
+//               `truncate` rounds first down and last up; attention_factor multiplies cos and sin
 //
-// They are those of Hugging Face's modeling_rope_utils.py, here in double precision.
+// The formulas are Hugging Face's (modeling_rope_utils.py), except `divided`, which is llama.cpp's.
+// They are evaluated in double precision.
 
 #include <cstdint>
 #include <vector>

@@ -66,14 +66,14 @@ struct ScoringPlan {
   int64_t tokens = 0;            ///< stored: a shared prefix counts once
   int64_t predictions = 0;       ///< over all documents
   std::vector<LayerMask> masks;  ///< of the model's layers
-  /// Visible (query, key) pairs per head: of a layer with each mask, and their sum over masks.
+  /// [masks] visible (query, key) pairs per head of one layer with that mask.
   std::vector<int64_t> pairs_of_mask;
-  int64_t pairs = 0;
+  int64_t pairs = 0;  ///< sum of pairs_of_mask: each mask counts once, not once per layer
 
   /// Layout of a bin. Throws the layout's usage errors.
   BinLayout layout_of(const PackedBatch& bin) const;
-  /// Forward-only attention of a bin in layers with mask `mask`, an index into masks, for one
-  /// tensor-parallel rank of every cp rank. `layout` must outlive the result.
+  /// Forward-only attention of a bin in the layers with masks[mask], on all cp ranks, with the
+  /// heads of one tp rank. `layout` must outlive the result.
   AttentionProblem problem(const BinLayout& layout, const ModelConfig& config,
                            size_t mask = 0) const;
   double flops(const ModelConfig& config) const;

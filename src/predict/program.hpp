@@ -7,9 +7,10 @@
 //     Wait                                   wait, spend (unpacking, adding)
 //     Compute, Clear, Delta                  spend
 //
-// A program is a sequence of blocks; each ends after a Wait. Operations name a peer by its distance
-// from the rank, so that ranks have equal blocks, which are stored once: a ring over n ranks has n²
-// steps but only a few distinct blocks. One process can simulate thousands of ranks.
+// A program is a sequence of blocks. A block ends after a Wait; the last one ends with the plan.
+// Operations name a peer by its distance from the rank, so that ranks have equal blocks. Equal
+// blocks are stored once: a ring over n ranks has n² steps but only a few distinct blocks. One
+// process can simulate thousands of ranks.
 
 #include <array>
 #include <cstdint>

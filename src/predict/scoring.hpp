@@ -22,7 +22,7 @@ struct ScoringPrediction {
   DecoderTimes times;       ///< of the slowest replica
   double extrapolated = 0;  ///< fraction of the kernels' time outside their surfaces
   double bytes_sent = 0;    ///< by attention, over all ranks
-  int64_t pairs = 0;        ///< over all plans, per head, of a layer with each mask
+  int64_t pairs = 0;        ///< as ScoringPlan::pairs, counted from the plans
   /// Bytes on one rank for its largest bin, without the weights.
   int64_t activation_bytes = 0;
   double exposed() const { return times.exposed() / seconds; }
