@@ -3,12 +3,12 @@
 // first token of every answer to it.
 //
 //     rows      p0 p1 p2 | a0 a1 | b0 b1        prompt p, answers a and b, each stored once
-//     ids       p1 p2  - | a1  - | b1  -        at most one per row
-//     branch    row 2: a0 b0                    the other ids
+//     ids       p1 p2  - | a1  - | b1  -        the ids that rows predict, at most one per row
+//     branch    row 2: a0 b0                    the other ids that row 2 predicts
 //
-// A row's gradient is the sum over its predictions. Each branch is a row of VocabScores with one
-// pick per id: one all-gather of 4 (2 + K) bytes, after the all-gather of the rows with 12 bytes
-// each.
+// A row's gradient is the sum over its predictions. A VocabScores with 12 bytes per row in its
+// all-gather scores `ids`. Then one VocabScores per branch scores the branch's K ids: one row, 4 (2
+// + K) bytes.
 
 #include <cstdint>
 #include <deque>
@@ -31,12 +31,12 @@ class BranchingScores {
   BranchingScores(int64_t rows, std::vector<Branch> branches, const VocabPartition& vocab,
                   const ScoreOptions& options, Communicator& tp);
 
-  /// logprob <- values of ids [rows], then of the branches in order, from logits [rows, columns].
-  /// Rows of branches must have id -1. Returns the seconds waited. Collective.
+  /// logprob <- log-probabilities of ids [rows], then of the branches' ids in order, from logits
+  /// [rows, columns]. Rows of branches must have id -1. Returns the seconds waited. Collective.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> logprob);
-  /// d_logits [rows, columns] <- gradient, from that of logprob (0 for ids of -1), after a forward
-  /// pass; may be the logits' memory. No communication.
+  /// d_logits [rows, columns] <- gradient of the logits from that of logprob, which must be 0 for
+  /// ids of -1. Follows a forward pass; d_logits may be the logits' memory. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_logprob, Stream& stream, MatrixRef d_logits) const;
 

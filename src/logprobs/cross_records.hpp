@@ -19,7 +19,7 @@ namespace gyre {
 
 class RowKernels;
 
-/// Results from the records of all ranks, in host memory. [rows]
+/// Results of merging the records of all ranks, in host memory. All spans are [rows].
 struct CrossScores {
   std::span<RowNormalizer> students, teachers;
   std::span<float> value;  ///< nats
@@ -58,7 +58,7 @@ struct CrossTotal {
     if (of_teacher == 0) return;
     const double factor = std::exp(part.teacher_max - static_cast<double>(teacher_max));
     teacher_sum += of_teacher * factor;
-    // Only the student has -inf here: infinite for any probability of the teacher.
+    // -inf if the student has -inf where the teacher has not: the cross entropy is infinite.
     cross += part.cross == nothing ? nothing : (part.cross + shift * of_teacher) * factor;
   }
 };
@@ -68,9 +68,9 @@ class CrossRecords {
   CrossRecords(int ranks, int threads) : ranks_(ranks), threads_(threads) {}
   virtual ~CrossRecords() = default;
 
-  /// Scores of the first `columns` of student and teacher [rows, >= columns], which are read in
-  /// order of `stream`, the kernels' stream; one all-gather by `arrays`, of their memory space.
-  /// Results are complete on return. Returns the seconds that `stream` waited. Collective.
+  /// out <- scores of the first `columns` columns of student and teacher [rows, >= columns], read
+  /// in order of `stream`, the kernels' stream; complete on return. Collective: one all-gather by
+  /// `arrays`, of the matrices' memory space. Returns the seconds that `stream` waited.
   double merge(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                Communicator& arrays, Stream& stream, std::string_view what, const CrossScores& out);
 
@@ -85,7 +85,7 @@ class CrossRecords {
   int ranks_, threads_;
 };
 
-/// Creates records on the host; `kernels` are the host's.
+/// Creates records in host memory; `kernels` must be those of the host.
 std::unique_ptr<CrossRecords> make_host_cross_records(RowKernels& kernels, int ranks, int threads);
 
 }  // namespace gyre

@@ -16,8 +16,8 @@ constexpr int pieces_of_thread = 4;
 /// Grid limit per dimension; grid-stride loops cover the rest.
 constexpr int64_t max_blocks = 1024;
 
-/// Dimension x covers the units of a row, dimension y the rows. A thread loads all its units before
-/// it stores the first; bytes after the last whole unit are copied one by one.
+/// Grid dimension x covers the units of a row, dimension y the rows. A thread loads all its units
+/// before it stores the first; bytes after the last whole unit are copied one by one.
 template <class Unit>
 __global__ void __launch_bounds__(block_threads) copy_rows(BlockCopy block) {
   constexpr int64_t unit = sizeof(Unit);

@@ -1,6 +1,6 @@
 #pragma once
 // Copies of matrix blocks in device memory, such as columns of some rows into a message and back.
-// Bound: bytes read and written over memory bandwidth.
+// Memory bandwidth bounds the time: each byte is read and written once.
 
 #include <cstddef>
 #include <cstdint>

@@ -1,5 +1,5 @@
-// The passes of row_digits.hpp on a device: digit sums, counts of columns, n-th last tie. All sums
-// are of integers, so their order does not matter.
+// The passes of row_digits.hpp on a device: digit sums, counts of columns, and the n-th last of
+// equal elements. All sums are of integers, so their order does not matter.
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -84,7 +84,7 @@ __global__ void __launch_bounds__(block_threads)
   if (equal != 0) atomicAdd(&counts[2 * mine.row + 1], static_cast<Sum>(equal));
 }
 
-/// One block per query: counts ties from the end of the row, first by tile, then in one tile.
+/// One block per query counts equal elements from the end of the row, by tile, then within one.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     ties_of_rows(const T* logits, int64_t stride, int64_t columns, const TieQuery* queries,

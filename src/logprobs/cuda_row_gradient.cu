@@ -33,8 +33,8 @@ __device__ void fill_part(To* to, int64_t begin, int64_t end, float constant) {
     grid.store(to, {at, grid.whole(at)}, out);
 }
 
-/// Writes a part of a row, without regard to ids: op(column, values...) for RowKind::values, else 0
-/// or NaN; `padding` from `columns` on. `to` may be one of `from`.
+/// Writes a part of a row without the weights of ids: op(column, values...) if the row's kind is
+/// RowKind::values, else 0 or NaN. Columns from `columns` on get `padding`. `to` may be a `from`.
 template <class Op, class To, class... From>
 __device__ void write_part(const PartOfRow& mine, int64_t columns, float padding, RowKind kind,
                            const Op& op, To* to, const From*... from) {
@@ -68,8 +68,8 @@ __device__ EachLane<Element> each_lane(const Element& element) {
   return {element};
 }
 
-/// Like each_lane for elements that survive, 0 for others. The column of the cut is computed once
-/// per vector, and no element needs a branch.
+/// Applies `slope` to the elements of a vector that survive; the others become 0. The cut is
+/// located once per vector, so that no element needs a branch.
 struct SlopeOfSurvivors {
   SlopeOf slope;
   RowSurvivors kept;
@@ -89,7 +89,7 @@ __device__ GradientCoefficients coefficients_of_row(const GradientTask& task, in
   return task.coefficients == nullptr ? GradientCoefficients{} : task.coefficients[row];
 }
 
-/// One warp per row: determines its kind and which ids lie in its columns.
+/// One warp per row determines its kind, and the column and gradient of each id in the shard.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     before_gradient(const T* logits, int64_t stride, int64_t rows, GradientTask task) {

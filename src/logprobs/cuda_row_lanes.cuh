@@ -14,9 +14,9 @@ namespace gyre::rows {
 
 inline constexpr int block_threads = 256;
 inline constexpr int block_warps = block_threads / warp_lanes;
-/// Vectors, over all rows, that a thread has loaded ahead. With 40 to 80 registers per thread (of
-/// 65536) these are 96 to 48 KiB per multiprocessor, and 40 KiB if 8 bytes of bf16 are read per 16
-/// bytes of f32.
+/// Vectors that a thread has in flight, over all rows that it reads. At 40 to 80 registers per
+/// thread, these are 96 to 48 KiB per multiprocessor (65536 registers); 40 KiB where a bf16 vector
+/// is 8 bytes, beside a 16-byte vector of f32.
 inline constexpr int in_flight = 4;
 
 /// Elements per vector, for rows of these types.
@@ -44,7 +44,7 @@ __device__ inline float low_half(unsigned word) {
 __device__ inline float high_half(unsigned word) {
   return __uint_as_float(word & 0xffff0000U);
 }
-/// A vector in memory: 16 bytes, or 8 for bf16 read together with f32.
+/// A vector in memory: 16 bytes, or 8 for bf16 that is processed together with f32.
 template <class T, int lanes>
 using Words = std::conditional_t<sizeof(T) * lanes == 16, uint4, uint2>;
 
@@ -146,9 +146,9 @@ struct Grid {
   }
 };
 
-/// Loop of for_each_vector with `count` vectors per row in flight. The next load is issued before
-/// the body of the vector that it replaces: when a group of loads stood first in the loop, the
-/// assembler moved them down between the bodies, but it moves none into the next iteration.
+/// Loop of for_each_vector with `count` vectors per row in flight. A load is issued just before the
+/// body of the vector whose place it takes. When all loads stood first in the loop, the assembler
+/// moved them down between the bodies; it moves none into the next iteration.
 template <int count, int lanes, class Body, class... T>
 __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
                                Asked<T, lanes, count>... rows) {
@@ -161,7 +161,7 @@ __device__ void for_each_asked(const Grid<lanes>& grid, const Body& body,
   const auto ask = [&](int k, int64_t column, bool certain) {
     (rows.ask(k, column, certain || column + lanes <= grid.end), ...);
   };
-  // Iterates while all vectors of an iteration, `more` columns ahead, are inside the range.
+  // Iterates while all vectors `more` columns ahead of an iteration are inside the range.
   const auto rounds = [&](int64_t more, bool certain) {
     for (; at + more + (count - 1) * step + lanes <= grid.end; at += count * step)
       unrolled<count>([&](int k) {
@@ -217,7 +217,7 @@ __device__ inline float block_max(float mine, float* shared) {
   return max;
 }
 
-/// Combines the sums of a warp's lanes, for all lanes; `scale` as in move_sums.
+/// Combines the sums of a warp's lanes; all lanes get the result. `scale` as in move_sums.
 template <bool weighted>
 __device__ PartSums warp_sums(PartSums mine, float scale) {
   const float top = warp_max(mine.max);
@@ -226,7 +226,7 @@ __device__ PartSums warp_sums(PartSums mine, float scale) {
 }
 
 /// Combines the sums of the block's threads, on its first warp: first within each warp, then over
-/// the warps. At most once per kernel.
+/// the warps. A kernel may call it only once.
 template <bool weighted>
 __device__ PartSums block_sums(const ThreadSums<weighted>& mine) {
   __shared__ float maxima[block_warps];

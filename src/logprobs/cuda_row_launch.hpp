@@ -11,10 +11,10 @@ struct CUstream_st;
 
 namespace gyre::rows {
 
-/// Writes parts [rows, parts_of(columns, part_columns)].
+/// parts [rows, parts_of(scan.columns, part_columns)] <- sums of the parts of each row.
 void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                       PartSums* parts);
-/// Writes out [rows]; `parts` is scratch, as in the functions below.
+/// Writes out [rows]; `parts` is scratch [rows, number of parts], also in the two functions below.
 void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                      PartSums* parts, SoftmaxPartial* out);
 void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
@@ -31,8 +31,8 @@ struct DeviceTokenIds {
   float* bases = nullptr;
 };
 
-/// Inputs of a gradient: `coefficients`, null if there are only weights; with `survivors`,
-/// filtered. `kinds` [rows] is scratch.
+/// Inputs of a gradient. `normalizers` and `coefficients` are null if there are only weights of
+/// ids, `survivors` is null unless columns are filtered. `kinds` [rows] is scratch.
 struct GradientTask {
   RowPass pass;
   const RowNormalizer* normalizers = nullptr;
@@ -52,19 +52,19 @@ void launch_log_softmax_gradient(CUstream_st* stream, ConstMatrixRef logits,
 void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
                            int64_t columns, const RowNormalizer* students,
                            const RowNormalizer* teachers, const float* gradients, MatrixRef out);
-/// Writes values [rows, per_row] for ids in these columns; leaves others unchanged.
+/// values [rows, per_row] <- logits of ids within the first `columns`; other values are unchanged.
 void launch_gather(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
                    const DeviceTokenIds& token_ids, float* values);
 
-/// Sizes of the lists in blocks.
+/// Sizes of the candidate lists of a selection.
 struct SelectionShape {
-  int64_t length = 0;          ///< M
+  int64_t length = 0;          ///< number of elements to select per row
   int64_t columns = 0;         ///< number of valid columns
   int64_t parts = 0;           ///< parts per row
   int64_t part_length = 0;     ///< entries of a part's list
-  int64_t part_capacity = 0;   ///< list capacity of a block, in a part of a row
-  int64_t merge_capacity = 0;  ///< list capacity where the lists of a row are merged
-  bool part_spills = false;    ///< whether that list is in scratch instead of shared memory
+  int64_t part_capacity = 0;   ///< list capacity of a block for a part of a row
+  int64_t merge_capacity = 0;  ///< list capacity of a block that merges a row's lists
+  bool part_spills = false;    ///< whether the list of a part is in device memory, not shared
   bool merge_spills = false;
 };
 SelectionShape selection_shape(int64_t columns, int64_t length);
@@ -90,7 +90,7 @@ void launch_masses(CUstream_st* stream, ConstMatrixRef logits, int64_t columns, 
 /// Adds to counts [count], which must be 0 initially.
 void launch_counts(CUstream_st* stream, ConstMatrixRef logits, const ColumnQuery* queries,
                    int64_t count, ColumnCounts* counts);
-/// Writes found [count]; -1 if the row has fewer ties.
+/// found [count] <- column of each query's n-th last tie; -1 if the row has fewer ties.
 void launch_ties(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
                  const TieQuery* queries, int64_t count, int64_t* found);
 

@@ -30,7 +30,7 @@ class Selector {
     __syncthreads();
   }
 
-  /// Per thread: offers those of `count` values from `column` on whose bit in `valid` is set.
+  /// Called per thread: offers the values of columns column + i whose bit i in `valid` is set.
   template <int count>
   __device__ void offer(const float (&z)[count], int64_t column, unsigned valid) {
     unsigned taken = 0;
@@ -50,9 +50,9 @@ class Selector {
     if (entry != 0 && wanted(entry)) entries_[atomicAdd(&room_.kept, 1)] = entry;
   }
 
-  /// All threads, after their offers: makes room for another run.
+  /// Called by all threads after their offers: makes room for another run_columns columns.
   __device__ void make_room() { prune(2 * length_ + 64, length_ + length_ / 4 + 8); }
-  /// All threads: keeps the `length` largest, or fewer, unordered. Returns their number.
+  /// Called by all threads: keeps the `length` largest (or all, if fewer), returns their number.
   __device__ int finish() {
     prune(length_, length_);
     return room_.kept;
@@ -66,7 +66,7 @@ class Selector {
       mine += order_of_entry(entries_[i]) == last ? 1 : 0;
     return block_sum(mine, room_.scratch) + (last == bar_order_ ? dropped_ : 0);
   }
-  /// Order of the smallest entry; order of -inf if there are fewer than `length`.
+  /// order_of() the smallest entry; that of -inf if there are fewer than `length` entries.
   __device__ uint32_t last_order() {
     if (room_.kept < length_) return order_of(minus_infinity);
     uint32_t least = ~0U;
@@ -98,7 +98,7 @@ class Selector {
     return block_sum(mine, room_.scratch);
   }
 
-  /// If more than `limit` are kept: raises the bar until `length` to `most` are left.
+  /// If more than `limit` candidates are kept, raises the bar until `length` to `most` remain.
   __device__ void prune(int64_t limit, int64_t most) {
     __syncthreads();
     const int kept = room_.kept;
@@ -124,7 +124,7 @@ class Selector {
     __syncthreads();
     if (threadIdx.x == 0) room_.kept = 0;
     int ties = 0;
-    // An iteration writes only below the entries that it has read.
+    // An iteration writes only to places of entries that have been read.
     for (int first = 0; first < before; first += select_threads) {
       const int at = first + static_cast<int>(threadIdx.x);
       const uint64_t entry = at < before ? entries_[at] : 0;
@@ -152,7 +152,7 @@ class Selector {
   int dropped_ = 0;   // per block: values equal to the bar's that were taken and then dropped
 };
 
-// A run in flight needs 8 registers per thread, or 16 for f32; the bound on blocks avoids spilling.
+// The next run, in flight, takes 8 registers per thread (16 for f32); the bound avoids spilling.
 template <class T, bool summed, bool weighted>
 __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
     select_in_parts(const T* logits, int64_t stride, float scale, SelectionShape shape,
@@ -218,8 +218,8 @@ __device__ void sort_entries(uint64_t* entries, int64_t count) {
   __syncthreads();
 }
 
-/// Counts a value, given by its order, in the row: a part's list holds all its occurrences, unless
-/// it is the list's last value.
+/// Counts the row's elements with this order. A part's list holds all those of the part, unless
+/// they equal the list's last entry; then `lasts` has their number.
 __device__ int count_in_row(const uint64_t* lists, const int32_t* lasts,
                             const SelectionShape& shape, uint32_t order, int* scratch) {
   int count = 0;
@@ -242,7 +242,7 @@ __device__ int count_in_row(const uint64_t* lists, const int32_t* lasts,
   return count;
 }
 
-/// The first warp writes the row's columns with -inf, in order, to ids [begin, end), then -1.
+/// The first warp fills ids [begin, end) with the columns of the row's -inf, in order, then -1.
 template <class T>
 __device__ void put_infinite(const T* row, int64_t columns, int32_t* ids, int64_t begin,
                              int64_t end) {

@@ -28,7 +28,7 @@ __global__ void __launch_bounds__(block_threads)
   out[row] = partials_of(sums + row * parts, parts, scale, weighted);
 }
 
-// Reserves registers for all loads of a group; with fewer, bf16 would be loaded one pair at a time.
+// The bound of 3 blocks leaves registers for all loads in flight; else bf16 is loaded pair by pair.
 template <class S, class T>
 __global__ void __launch_bounds__(block_threads, 3)
     cross_partials_of_parts(const S* students, int64_t student_stride, const T* teachers,

@@ -191,7 +191,7 @@ class CudaScoreRecords final : public ScoreRecords {
       all_memory_{MemorySpace::device}, parts_memory_{MemorySpace::device},
       results_memory_{MemorySpace::device};
   RowTotal* totals_ = nullptr;  // [rows]
-  float* own_ = nullptr;        // [rows, width]
+  float* own_ = nullptr;        // [rows, partials], then [rows, ids_per_token]
   Download results_;
 };
 

@@ -13,9 +13,9 @@
 
 namespace gyre {
 
-/// `stream`, a CUDA stream, must outlive the records. Results are bitwise reproducible.
+/// Creates records. `stream`, a CUDA stream, must outlive them. Results are bitwise reproducible.
 std::unique_ptr<ScoreRecords> make_cuda_score_records(Stream& stream, const RecordShape& shape);
-/// The same for cross entropies.
+/// Creates records of cross entropies; `stream` and the results as above.
 std::unique_ptr<CrossRecords> make_cuda_cross_records(Stream& stream, int ranks, int threads);
 
 }  // namespace gyre

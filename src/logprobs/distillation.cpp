@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// Calls body(row) for rows of `ids_per_token` exponentials each.
+/// Calls body(row) for all rows, on `threads` threads; a row costs `ids_per_token` exponentials.
 template <class Body>
 void for_each_row(int threads, int64_t rows, int64_t ids_per_token, Body body) {
   const double nanoseconds = 5.0 * ids_per_token;
@@ -31,7 +31,7 @@ void log_softmax(std::span<const float> logits, std::span<float> out) {
     out[k] = static_cast<float>((logits[k] - max) - log_sum);
 }
 
-/// The same for all rows of `ids_per_token` logits; may be in place.
+/// out <- log-softmax of each row of `ids_per_token` logits; may be in place.
 void log_softmax_rows(int threads, int64_t ids_per_token, std::span<const float> logits,
                       std::span<float> out) {
   const size_t row = ids_per_token;

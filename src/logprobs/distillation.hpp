@@ -1,16 +1,16 @@
 #pragma once
 // Student log-probabilities at the teacher's K largest logits, for distillation losses.
 //
-//     teacher_k = log-softmax over the K logits of the teacher (replicated, no gradient)
+//     teacher_k = log-softmax over the K logits of the teacher (equal on all ranks, no gradient)
 //     all_ids:      student_k = log p(id_k) over the whole vocabulary, and optionally the entropy:
-//                   one pass, one all-gather of 4 (2 + K + 1) bytes per token
+//                   one pass, one all-gather of 4 (2 + K) bytes per token, 4 more with entropy
 //     renormalised: student_k = log-softmax over the K gathered logits; the partition function
 //                   cancels, so only K elements per token are read: one all-reduce of 4 K bytes
 //
 // Ids may repeat: their gradients add up, and when renormalised each occurrence is a term of the
 // sum. Based on get_distillation_topk_logprobs_from_logits of NeMo RL (zero_outside_topk =
-// all_ids), but with Shannon's sign of the entropy. sequence_scores.hpp drops the last position of
-// a sequence.
+// all_ids), but with Shannon's sign of the entropy. The last position of a sequence is dropped in
+// sequence_scores.hpp.
 
 #include <memory>
 
@@ -20,8 +20,8 @@ namespace gyre {
 
 struct DistillationOptions {
   int64_t ids_per_token = 1;  ///< K
-  bool renormalised = false;  ///< over the K ids only
-  bool entropy = false;       ///< of the student; needs the whole vocabulary
+  bool renormalised = false;  ///< whether `student` is a log-softmax over the K ids only
+  bool entropy = false;       ///< whether the student's entropy is wanted; not if renormalised
   int threads = 1;
   RowKernels* kernels = nullptr;   ///< as in ScoreOptions
   Communicator* arrays = nullptr;  ///< as in ScoreOptions
@@ -41,8 +41,8 @@ class DistillationScores {
                  std::span<const int32_t> ids, Stream& stream, std::span<float> student,
                  std::span<float> teacher, std::span<float> entropy);
 
-  /// d_logits <- gradient, from those of student [tokens, K] and entropy [tokens] or empty. May be
-  /// the logits' memory. No communication.
+  /// d_logits <- gradient from d_student [tokens, K] and d_entropy [tokens], or empty. May be the
+  /// logits' memory. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_student, std::span<const float> d_entropy,
                 MatrixRef d_logits) const;

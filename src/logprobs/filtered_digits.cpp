@@ -1,4 +1,4 @@
-// Digit search of FilteredScores, for thresholds below the last value of a list.
+// Digit search of FilteredScores, for thresholds below the last value of an incomplete list.
 
 #include <algorithm>
 #include <bit>
@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-/// Narrows the range to the part where the cumulative mass from above reaches top_p of the total.
+/// Narrows the range to the bucket where the mass summed from above reaches top_p of the total.
 void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
   if (first) {
     for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
@@ -31,9 +31,9 @@ void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
 
 }  // namespace
 
-/// Returns the key range that contains a row's threshold. The upper limit is `bound`. The lower
-/// limit is the value z at which all columns together would have half of the mass that top_p
-/// excludes.
+/// Returns the key range that contains a row's threshold. Its keys are below that of `bound`. The
+/// lower limit is a value such that all columns, if they had it, would have half of the mass that
+/// top_p excludes.
 DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
   using Limits = std::numeric_limits<float>;
   const double columns = s_.vocab_.vocab_size;
@@ -65,7 +65,7 @@ void FilteredScores::Forward::search() {
   for (size_t i = 0; i < rows_.size(); ++i) finish_by_digits(rows_[i], i, counts, ties);
 }
 
-/// Runs one round for all active rows.
+/// Runs one round of the search for all active rows.
 void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool first) {
   const int64_t count = std::ssize(active);
   const int bits = fraction_bits_for(s_.vocab_.vocab_size);
@@ -88,7 +88,7 @@ Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
   std::vector<ColumnQuery> queries;
   for (const DigitRow& row : rows_)
     queries.push_back({row.token, 0, own_columns(), value_of_key(row.low, s_.type_)});
-  std::vector<int64_t> asked;  // rows whose target equals the threshold
+  std::vector<int64_t> asked;  // indices of rows whose target equals the threshold
   for (int64_t i = 0; i < count; ++i) {
     const ColumnQuery& whole = queries[i];
     if (owner(whole.row) != mine_ || records_.scalars(mine_, whole.row).target != whole.value)
@@ -109,7 +109,7 @@ Buffer<DigitCounts> FilteredScores::Forward::gather_counts() {
   return all;
 }
 
-/// `i`: index of the row in `counts`.
+/// Writes a row's results from the counts of all ranks; `i` is its index in them.
 void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
                                                const Buffer<DigitCounts>& counts,
                                                std::span<int64_t> ties) {

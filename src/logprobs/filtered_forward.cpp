@@ -54,7 +54,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
   Buffer<float> values(tokens * length);
   Buffer<SoftmaxPartial> partials(summed ? tokens : 0);
   Buffer<int32_t> last(filtered ? tokens : 0);
-  // Only the cut of top-p distinguishes ties, which needs their ids.
+  // Only top-p keeps some of several equal elements, which needs their ids.
   ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
   if (filtered) {
     s_.kernels_.top(logits_, scan, {values.span(), ids_.span(), last.span(), length},
@@ -91,9 +91,9 @@ void FilteredScores::Forward::count_behind(ListRecords& own, std::span<const flo
     own.scalars(queries[i].row).behind = static_cast<int32_t>(counts[i].equal);
 }
 
-/// Number of this shard's columns after the target's that equal it. Sets `more` if the list does
-/// not contain all of them. Returns 0 if the target is below the list's last value, where the
-/// number is not needed.
+/// Number of this shard's columns after the target's that hold the target's value. Sets `more` if
+/// the list does not contain all of them. Returns 0 if the target is -inf or below the list's last
+/// value, where the number is not needed.
 int32_t FilteredScores::Forward::behind_in_list(int64_t t, std::span<const float> list,
                                                 const ListScalars& scalars, bool& more) const {
   const auto column = target_column(t);
@@ -162,7 +162,7 @@ double FilteredScores::Forward::total_mass(int64_t t, float max) const {
   return total;
 }
 
-/// Keeps the top_k largest and the ties of the last one, then the share top_p of these.
+/// Keeps the top_k largest and all that equal the last of them; of these, what top_p keeps.
 FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const {
   const SamplingFilter& filter = s_.options_.filter;
   std::vector<std::pair<ValueGroup, double>> groups;
@@ -211,14 +211,14 @@ void FilteredScores::Forward::finish_nan(int64_t t) {
   logprob_[t] = nan;
 }
 
-/// First column of this shard whose ties survive. `own`: ties in the shard; `higher`: ties on
-/// higher ranks. If the list does not contain all ties of the shard, find_cuts determines it.
+/// Column of this shard from which on ties survive. `own`: number of ties in the shard; `higher`:
+/// on higher ranks. 0 for now if the list lacks ties of the shard: then find_cuts() sets it.
 int32_t FilteredScores::Forward::column_of_cut(int64_t t, const FilterCut& cut, int64_t own,
                                                int64_t higher) {
   const int64_t kept = std::clamp<int64_t>(cut.kept_ties - higher, 0, own);
   if (kept == own) return 0;
   if (kept == 0) return static_cast<int32_t>(own_columns());
-  // A list with as many ties as the shard contains all of them, by ascending id.
+  // If the list has as many ties as the shard, it has all of them, by ascending id.
   int64_t in_list = 0, end = 0;
   for (int64_t i = 0; i < s_.length_; ++i)
     if (records_.value(mine_, t, i) == cut.threshold) ++in_list, end = i + 1;

@@ -20,13 +20,13 @@ struct FilterCut {
   float max = 0;
   float threshold = std::numeric_limits<float>::lowest();  ///< above -inf
   int64_t above = 0;                                       ///< columns above the threshold
-  int64_t ties = 0;                                        ///< columns equal to it
+  int64_t ties = 0;                                        ///< columns equal to the threshold
   int64_t kept_ties = 0;  ///< surviving ties: those with the highest ids
   double mass = 0;        ///< Σ exp((z - max) · scale) over the survivors
 };
 
-/// Adds columns of a group to the survivors while the mass before them is below `limit`. Returns
-/// false if the mass has reached the limit.
+/// Adds columns of a group, of mass `weight` each, to the survivors while the mass before them is
+/// below `limit`. Returns false if the mass has reached the limit.
 bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& cut);
 
 /// A row whose threshold is searched by digits.
@@ -115,7 +115,7 @@ class FilteredScores::Forward {
   ListRecords records_;            // of all ranks
   Buffer<int32_t> ids_;            // [tokens, length] columns of the own list, with top-p
   std::vector<DigitRow> rows_;     // rows whose lists are too short
-  std::vector<int64_t> cut_ties_;  // [tokens] the cut is at this tie from the end; 0: already known
+  std::vector<int64_t> cut_ties_;  // [tokens] n: the cut is at the n-th last tie; 0: it is known
   double waited_ = 0;
 };
 

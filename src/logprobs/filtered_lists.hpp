@@ -3,8 +3,8 @@
 // the walk down the lists of all ranks. For filtered_*.cpp only.
 //
 //     record of a rank    scalars [tokens], then values [tokens, length], f32 or bf16, descending
-//     walk of a row       lists 5 5 1 and 4 3 2: (5, 2 times), (4, 1), (3, 1), (2, as often as the
-//                         second rank reports); below 2, values may be missing
+//     walk of a row       of lists 5 5 1 and 4 3 2: (5, twice), (4, once), (3, once), (2, as often
+//                         as the second rank reports); below 2, values may be missing
 
 #include <algorithm>
 #include <cmath>
@@ -22,8 +22,8 @@ namespace gyre {
 struct ListScalars {
   float sum;     ///< SoftmaxPartial::sum, relative to the first value of the list; 0 if not needed
   int32_t last;  ///< number of occurrences of the list's last value
-  float target;  ///< logit of the target, on its owner
-  int32_t behind;  ///< number of columns after the target's, on its owner, that equal it
+  float target;  ///< logit of the target on the rank that owns it, else -inf
+  int32_t behind;  ///< number of its owner's columns after the target's that equal it
 };
 
 /// Records of one or more ranks: for each rank scalars [tokens], then lists [tokens, length].

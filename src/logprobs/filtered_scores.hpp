@@ -15,8 +15,8 @@
 // threshold is always exact. Rows without an exact threshold are searched together:
 //
 //     key = an integer in the order of the values
-//     range = keys below those last values and above a bound, below which the total probability is
-//             negligible
+//     range = keys below the last values of incomplete lists and above a bound, below which the
+//             total probability is negligible
 //     until one key is left:
 //         split the range into 256 parts; sum the probabilities of the columns in each part, over
 //         all ranks and as integers, so that the order does not matter; continue in the part where
@@ -25,8 +25,8 @@
 // This takes at most 2 rounds for bf16 and 4 for f32, usually 1 and 3, then one all-gather of
 // counts.
 //
-// Example, M = 2, top_p = 0.9, ranks hold 5 1 0 | 4 3 2: lists 5 1 and 4 3; p = .64 .24 .09 .03 ..
-//     5 and 4 sum to 0.88, with 3 to 0.97 >= 0.9: threshold 3, not below 3 or 1: exact
+// Example, M = 2, top_p = 0.9, ranks hold 5 1 0 | 4 3 2: lists 5 1 and 4 3; p = .63 .23 .09 .03 ..
+//     5 and 4 sum to 0.87, with 3 to 0.95 >= 0.9: threshold 3, not below 3 or 1: exact
 //
 // 16 bytes per token are kept for backward, which needs no communication. Based on
 // DistributedLogprobWithSampling of NeMo RL, which moves whole rows by an all-to-all.
@@ -52,23 +52,23 @@ struct FilterOptions {
 
 class FilteredScores {
  public:
-  /// Collective. All ranks throw the same usage error if the partition has another number of ranks,
-  /// an argument differs between ranks, top_k is negative or above the vocabulary size, top_p is
-  /// not in (0, 1], the temperature or its inverse is not positive and finite in f32, tokens < 0,
-  /// list_length < 1, or the type is not f32 or bf16. `type` is that of the logits and of the
-  /// lists.
+  /// Collective. All ranks throw the same usage error if `vocab` and `tp` differ in number of
+  /// ranks, an argument differs between ranks, top_k is negative or above the vocabulary size,
+  /// top_p is not in (0, 1], the temperature or its inverse is not positive and finite in f32,
+  /// tokens < 0, list_length < 1, or the type is not f32 or bf16. `type` is that of the logits and
+  /// of the lists.
   FilteredScores(int64_t tokens, const VocabPartition& vocab, DType type,
                  const FilterOptions& options, Communicator& tp);
 
   /// logprob [tokens] <- log-probability of targets [tokens] (global ids, equal on all ranks) among
   /// the survivors, from logits [tokens, own columns]; -inf if the target does not survive or no
   /// rank has it. NaN for a row with NaN or +inf, or with only -inf. Collective: one all-gather;
-  /// for rows whose lists are too short also one all-reduce per round and one all-gather. Returns
-  /// the seconds waited.
+  /// for rows whose lists are too short, also one all-reduce per round of the search and one
+  /// all-gather. Returns the seconds waited.
   double forward(ConstMatrixRef logits, std::span<const int32_t> targets, Stream& stream,
                  std::span<float> logprob);
   /// d_logits [tokens, columns] <- gradient from d_logprob [tokens]: 0 for columns that did not
-  /// survive, -g p_v for survivors, even if the target did not survive. May be the logits' memory.
+  /// survive, else g ({v = target} - p_v) / temperature. May be the logits' memory.
   void backward(ConstMatrixRef logits, std::span<const int32_t> targets,
                 std::span<const float> d_logprob, MatrixRef d_logits) const;
 

@@ -5,7 +5,7 @@
 //               scores of Z as in vocab_parallel.hpp
 //               G = dZ               dX = G W            dW = G^T X
 //
-//     forward   for each rank's rows of X, own rows first, others as they arrive
+//     forward   for each rank's rows of X, own rows first, others after the exchange of X
 //                 for each tile of columns: Z tile; its partials are added to those of its rows
 //               one all-gather of 12 (16 with entropies) bytes per token (score_records.hpp)
 //     backward  for each batch of ranks whose rows fill a tile, own rows last
@@ -42,7 +42,7 @@
 namespace gyre {
 
 struct LinearOptions {
-  int64_t tokens = 0;   ///< n: if sharded, over all ranks of the group
+  int64_t tokens = 0;   ///< n: number of tokens; of all ranks together if sharded
   int64_t hidden = 0;   ///< D
   bool sharded = true;  ///< rows of X are distributed over the ranks (sequence parallelism),
                         ///< evenly, in rank order; otherwise every rank has all rows
@@ -50,7 +50,7 @@ struct LinearOptions {
   double temperature = 1;
   int threads = 1;
   int64_t tile_rows = 0;     ///< of a tile of logits; 0: the default of `ops`
-  int64_t tile_columns = 0;  ///< the same; may differ between ranks
+  int64_t tile_columns = 0;  ///< 0: the default of `ops`; may differ between ranks
   LinearOps* ops = nullptr;  ///< computes and determines the memory space; null: host
 };
 
@@ -69,10 +69,10 @@ struct LinearGradients {
 /// work is submitted.
 class FusedLinear {
  public:
-  /// `tp` is of host memory; `arrays` has the same ranks in the same order, in the memory space of
-  /// options.ops; null: tp. Collective. All ranks throw the same usage error if the partition and
-  /// `tp` have different numbers of ranks, an argument differs between ranks, a size is negative,
-  /// hidden is 0, or the temperature or its inverse is not positive and finite in f32.
+  /// `tp` communicates host memory; `arrays` has its ranks in the same order, for the memory space
+  /// of options.ops (null: tp). Collective. All ranks throw the same usage error if the partition
+  /// and `tp` have different numbers of ranks, an argument differs between ranks, a size is
+  /// negative, hidden is 0, or the temperature or its inverse is not positive and finite in f32.
   FusedLinear(const LinearOptions& options, const VocabPartition& vocab, Communicator& tp,
               Communicator* arrays = nullptr);
 
@@ -90,18 +90,17 @@ class FusedLinear {
                  Stream& stream, std::span<float> logprob, std::span<float> entropy);
 
   /// Computes d_x and d_weight after a forward pass with the same arguments. A target that no rank
-  /// has counts like one on another rank. Tokens whose gradients are 0 are skipped, whatever their x
-  /// holds.
-  /// Collective: the parts of d_x are exchanged, one operation per batch of rows, and all-gathered
-  /// if not sharded; x of other ranks is kept from the forward pass. Returns the seconds that the
-  /// host waited for other ranks.
+  /// has counts like one on another rank. Tokens whose gradients are 0 are skipped, whatever x
+  /// holds for them. Collective: the parts of d_x are exchanged, one operation per batch of rows,
+  /// and all-gathered if not sharded; x of other ranks is kept from the forward pass. Returns the
+  /// seconds that the host waited for other ranks.
   double backward(ConstMatrixRef x, ConstMatrixRef weight, std::span<const int32_t> targets,
                   const LinearGradients& gradients, Stream& stream);
 
  private:
   class Backward;
 
-  /// First row of a rank when rows are distributed; d_x always is.
+  /// First row of a rank when rows are distributed, as d_x is even if X is not.
   int64_t assigned_row(int rank) const;
   bool exchanges_x() const { return options_.sharded && tp_.size() > 1; }
   float scale() const;
@@ -110,10 +109,10 @@ class FusedLinear {
   std::unique_ptr<LinearTile> make_tile(DType x, DType weight) const;
   template <class Body>
   void for_each_column_tile(ConstMatrixRef weight, Body body) const;
-  /// Sends the own rows of X to all ranks; x_ is complete when the Work is.
+  /// Sends this rank's rows of X to all ranks; x_ is complete when the returned Work is.
   WorkPtr gather_x(ConstMatrixRef x, Stream& stream);
   ConstMatrixRef all_x(ConstMatrixRef x) const;
-  /// Adds rows [begin, end) of x to the records, tile by tile; drives `other` between tiles.
+  /// Adds rows [begin, end) of x to the records, tile by tile; progresses `other` between tiles.
   void score(LinearTile& tile, ConstMatrixRef x, ConstMatrixRef weight, int64_t begin, int64_t end,
              Work& other);
   double share_d_x(MatrixView<const float> own, Stream& stream, MatrixView<float> d_x) const;

@@ -11,7 +11,7 @@
 
 namespace gyre {
 
-/// One backward pass. Rows are distributed even if every rank has all of X: each rank sums its own.
+/// One backward pass. Even if every rank has all of X, each rank sums the gradient of its own rows.
 class FusedLinear::Backward {
  public:
   struct Inputs {
@@ -38,9 +38,9 @@ class FusedLinear::Backward {
   double run(MatrixView<float> sum);
 
  private:
-  /// Rows of several ranks that form one part [rows, D], in the order of `ranks`.
+  /// Rows of several ranks that form one part of dX, [rows, D], in order of the ranks' steps.
   struct Batch {
-    int first_step = 0, end_step = 0;  // rank r has step r - this rank
+    int first_step = 0, end_step = 0;  // of rank r: (r - this rank) mod ranks
     int64_t rows = 0;
     int64_t begin = 0, end = 0;  // indices into tokens_
   };
@@ -197,7 +197,7 @@ void FusedLinear::Backward::post(const Batch& batch, MatrixView<float> part) {
   work_ = layer_.arrays_.exchange(sends, recvs, stream_, "gradients of hidden states");
 }
 
-/// Adds the part in flight to the sum, after its arrival.
+/// Waits for the parts in flight and adds them to the sum.
 void FusedLinear::Backward::finish(MatrixView<float> sum) {
   const Stopwatch watch;
   work_->wait_on_stream();

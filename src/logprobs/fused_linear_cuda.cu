@@ -92,7 +92,7 @@ class Scratch {
   Buffer<std::byte> bytes_;
 };
 
-/// Both factors of a product have one type: bf16 if both are bf16, else f32.
+/// Converts X and the weight to one type for all products: bf16 if both are bf16, else f32.
 class DeviceTile final : public LinearTile {
  public:
   DeviceTile(TileSize most, int64_t hidden, DType x, DType weight, Stream& stream)

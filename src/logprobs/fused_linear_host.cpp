@@ -25,8 +25,8 @@ void widen_row(ConstMatrixRef from, int64_t row, float* to) {
   for (int64_t i = 0; i < from.cols; ++i) to[i] = to_float(source[i]);
 }
 
-/// Calls body(begin, count) for parts of [0, columns) at which products may be split; a column
-/// takes `products` multiplications of 0.02 ns each.
+/// Calls body(begin, count) for ranges that cover [0, columns), distributed over threads and split
+/// where the matrix product may be; a column takes `products` multiplications of 0.02 ns each.
 template <class Body>
 void share_columns(int threads, int64_t columns, int64_t products, Body body) {
   const int64_t panels = ceil_div(columns, gemm_panel_columns);

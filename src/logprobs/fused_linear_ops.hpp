@@ -36,7 +36,7 @@ struct TileSize {
   int64_t rows = 0, columns = 0;
 };
 
-/// Matrices are in the memory of space() and accessed in order of its stream.
+/// Operations on matrices in memory of space(), submitted in order to one stream.
 class LinearOps {
  public:
   virtual ~LinearOps() = default;
@@ -44,7 +44,7 @@ class LinearOps {
   virtual RowKernels& row_kernels() = 0;
   /// Default size of a tile.
   virtual TileSize usual_tile() const = 0;
-  /// `x`, `weight`: element types of the rows and of the weight.
+  /// Creates a tile of at most this size for rows of type `x` and a weight of type `weight`.
   virtual std::unique_ptr<LinearTile> make_tile(TileSize most, int64_t hidden, DType x,
                                                 DType weight, int threads) = 0;
 
@@ -59,7 +59,7 @@ class LinearOps {
   virtual void fill_zero(MatrixView<float> to) = 0;
 };
 
-/// Operations of the host; stateless.
+/// Operations on host memory; stateless.
 LinearOps& cpu_linear_ops();
 
 /// Creates operations in the stream's memory space, with row passes by `kernels` on the same

@@ -8,10 +8,10 @@
 
 namespace gyre {
 
-/// Calls merge(records) with `own`, or with several ranks with `all`, [ranks, own] in rank order,
-/// after one all-gather by `arrays`, in the memory space of both; merge() waits for the work that
-/// it submits. Returns the seconds that `stream`, which makes and merges the records, waited for
-/// other ranks. Collective.
+/// On one rank, calls merge(own). On several, gathers `own` of all ranks in rank order to `all`, by
+/// an all-gather of `arrays` in their memory space, and calls merge(all). merge() must wait for the
+/// work that it submits. Returns the seconds that `stream`, which makes and merges the records,
+/// waited for other ranks. Collective.
 template <class T, class Merge>
 double merge_gathered(int ranks, std::span<const T> own, std::span<T> all, Communicator& arrays,
                       Stream& stream, std::string_view what, Merge merge) {

@@ -4,8 +4,8 @@
 //
 // A row holds the logits of one token, [vocab_size], without padding. A logit of -inf has
 // probability 0, and 0 · log 0 = 0. `temperature` divides the logits. A row with NaN or +inf, or
-// with only -inf, is no distribution: its values are NaN, and its gradients NaN or, where the logit
-// is -inf, only the terms of the ids.
+// with only -inf, is no distribution: its values are NaN. So are its gradients, except that a logit
+// of -inf gets the terms of the ids.
 
 #include <cstdint>
 #include <span>
@@ -36,8 +36,8 @@ std::vector<double> log_softmax_gradient_reference(std::span<const double> logit
                                                    std::span<const double> g,
                                                    double temperature = 1);
 
-/// -Σ_v p_v log q_v for the teacher's distribution p and the student's q; infinite if only the
-/// student has a logit of -inf. Its gradient is with respect to the student's logits, times g.
+/// -Σ_v p_v log q_v for the teacher's distribution p and the student's q; infinite where only the
+/// student has -inf. Its gradient is with respect to the student's logits, times g.
 double soft_cross_entropy_reference(std::span<const double> student,
                                     std::span<const double> teacher);
 std::vector<double> soft_cross_entropy_gradient_reference(std::span<const double> student,
@@ -98,8 +98,8 @@ std::vector<bool> filter_reference(std::span<const double> logits, const Samplin
 /// outside the row.
 double filtered_logprob_reference(std::span<const double> logits, int64_t target,
                                   const SamplingFilter& filter);
-/// Gradient of that log-probability times g: 0 for dropped logits; -g p_v for the others if the
-/// target did not survive.
+/// g times the gradient of that log-probability: 0 for dropped logits; -g p_v / temperature for the
+/// others if the target did not survive.
 std::vector<double> filtered_gradient_reference(std::span<const double> logits, int64_t target,
                                                 const SamplingFilter& filter, double g);
 
@@ -110,7 +110,7 @@ struct TopEntry {
 /// The min(k, vocab_size) largest, in descending order; equal values by ascending id.
 std::vector<TopEntry> top_k_reference(std::span<const double> logits, int64_t k);
 
-/// Distillation from a teacher's K largest logits.
+/// Scores for the distillation from a teacher's K largest logits.
 struct DistillationReference {
   std::vector<double> student;  ///< [K] log-probabilities of the ids
   std::vector<double> teacher;  ///< [K] log-softmax over the K logits

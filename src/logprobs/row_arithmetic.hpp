@@ -37,7 +37,7 @@ inline constexpr double ln_2 = 0.693147180559945309;
 GYRE_HOST_DEVICE inline float base_2(float scale) {
   return static_cast<float>(scale * log2_e);
 }
-/// 2 to this power is 0 in f32, but its product with the power stays finite.
+/// y = no_exponent makes 2^y and y 2^y 0 in f32, where y = -inf makes the product NaN.
 inline constexpr float no_exponent = -200;
 
 GYRE_HOST_DEVICE inline float power_of_2(float x) {
@@ -66,13 +66,13 @@ GYRE_HOST_DEVICE inline float at_least(float x, float least) {
 #endif
 }
 
-/// Columns per part of a row, on every device: the bits depend on it.
+/// Columns per part of a row, equal on all devices: the bits of results depend on it.
 inline constexpr int64_t part_columns = 32768;
 GYRE_HOST_DEVICE constexpr int64_t parts_of(int64_t columns, int64_t columns_of_part) {
   return (columns + columns_of_part - 1) / columns_of_part;
 }
 
-/// Number of elements of `size` bytes between the address and the `lanes`-aligned one before it.
+/// Number of elements, of `size` bytes, from the last multiple of `lanes` elements to the address.
 GYRE_HOST_DEVICE inline int64_t past_alignment(const void* address, int64_t size, int64_t lanes) {
   return static_cast<int64_t>(reinterpret_cast<uintptr_t>(address)) / size % lanes;
 }
@@ -196,7 +196,7 @@ struct CrossSums {
     cross += part.cross;
   }
 
-  /// Adds e^T (S - max) to cross: 0 if the teacher is -inf, -inf if only the student is.
+  /// Adds elements. Their terms in cross, e^t (s - max), are 0 if t is -inf, -inf if only s is.
   template <int count>
   GYRE_HOST_DEVICE void add(const float (&s)[count], const float (&t)[count]) {
     constexpr auto scale = static_cast<float>(log2_e);
@@ -223,7 +223,7 @@ struct CrossSums {
   }
 
  private:
-  /// Contribution to cross if it overflows f32 or the student has -inf.
+  /// The same terms of cross in f64, for when they overflow f32 or the student has -inf.
   template <int count>
   GYRE_HOST_DEVICE static double large_terms(const float (&s)[count], const float (&t)[count],
                                              float student_origin, float teacher_origin) {
@@ -288,10 +288,10 @@ struct Distribution {
   GYRE_HOST_DEVICE float probability(float z) const { return power_of_2(exponent(z)); }
 };
 
-/// p (a + b log p)
+/// The function p (a + b log p) of a logit.
 struct SlopeOf {
   Distribution row;
-  float a, b;  // b: for the base-2 logarithm
+  float a, b;  // b is the factor of log2 p
 
   GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale,
                            const GradientCoefficients& coefficients)
@@ -316,7 +316,7 @@ GYRE_HOST_DEVICE inline int64_t column_of(int32_t id, int64_t first_column, int6
 
 // ---- selection ----
 
-/// An integer in the order of the values; -0 equals +0, and NaN is above all.
+/// Maps values to integers in the same order; -0 equals +0, and NaN is above all.
 GYRE_HOST_DEVICE inline uint32_t order_of(float z) {
   constexpr uint32_t sign = 0x80000000U;
   if (z != z) return ~0U;
@@ -342,13 +342,13 @@ GYRE_HOST_DEVICE inline int32_t column_of_entry(uint64_t entry) {
 
 // ---- digits ----
 
-/// Like key_of in row_digits.hpp, for a number.
+/// The key of key_of() in row_digits.hpp; z must not be NaN.
 GYRE_HOST_DEVICE inline uint32_t digit_key(float z, DType type) {
   const uint32_t key = order_of(z);
   return type == DType::bf16 ? key >> 16 : key;
 }
 
-/// Index of a column's mass in digit_sums.
+/// Index, below digit_sums, of the sum that a column's mass belongs to.
 GYRE_HOST_DEVICE inline int64_t bucket_of(float z, DType type, const MassScan& scan) {
   const uint32_t key = digit_key(z, type);
   if (key < scan.low) return digit_buckets + 1;

@@ -19,7 +19,7 @@ namespace {
 using U = hn::RebindToUnsigned<F>;
 constexpr int64_t max_lanes = HWY_MAX_BYTES / sizeof(float);
 
-/// Buckets of a vector of values, as indices of digit_sums.
+/// Bucket of each value of a vector: an index below digit_sums.
 template <class T>
 HWY_INLINE hn::Vec<U> buckets_of(F f, V v, const MassScan& scan) {
   const U u;
@@ -35,7 +35,7 @@ HWY_INLINE hn::Vec<U> buckets_of(F f, V v, const MassScan& scan) {
                         bucket);
 }
 
-/// Tables used in turn: neighbours often share a bucket, and adds to it would wait for each other.
+/// Tables used in turn: neighbours often share a bucket, and additions to one sum are serial.
 constexpr size_t tables = 4;
 
 template <class T>

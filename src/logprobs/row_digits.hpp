@@ -1,6 +1,6 @@
 #pragma once
-// Passes over one row for rows whose lists are too short for the threshold: sums of probabilities
-// by digits of the values' keys, and counts of columns.
+// Passes over rows whose lists do not reach the threshold (filtered_scores.hpp): sums of
+// probabilities by digits of the values' keys, and counts of columns.
 //
 // A key is an integer in the order of the values: 16 bits for bf16, 32 for f32; -0 and +0 share a
 // key. Probabilities are summed as integers, in units of 2^-fraction_bits of the largest, so the
@@ -27,7 +27,7 @@ struct MassScan {
   int fraction_bits = 0;
   uint32_t low = 0;  ///< bucket of a key: (key - low) >> shift
   int shift = 0;
-  bool all = false;  ///< whether to include columns above and below the range
+  bool all = false;  ///< whether the sums above and below the range are needed
 };
 
 /// Largest fraction_bits for which a sum of `columns` masses of at most 1 does not overflow.

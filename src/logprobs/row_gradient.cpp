@@ -24,7 +24,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// Base 2: log2 p = y + excess, with y relative to the origin and |excess| <= 1/2.
+/// Constants of a row: log2 p = y + excess, with y relative to the origin and |excess| <= 1/2.
 struct Base {
   RowNormalizer row;
   float natural_scale, scale;
@@ -40,7 +40,7 @@ struct Base {
   }
 };
 
-/// p (a + b log p); b is 0 unless `sloped`.
+/// The function p (a + b log p) of a logit; b is 0 unless `sloped`.
 template <bool shifted, bool sloped>
 class Slope {
  public:
@@ -86,7 +86,7 @@ class Survivor {
   V threshold_;
 };
 
-/// g (q - p).
+/// The function g (q - p) of the student's q and the teacher's p.
 class Difference {
  public:
   HWY_INLINE Difference(F f, const Base& student, const Base& teacher, float g)
@@ -97,7 +97,7 @@ class Difference {
   Slope<true, false> student_, teacher_;
 };
 
-/// scale (g - p sum).
+/// The function scale (g - p sum) of a logit and its g.
 class Centred {
  public:
   HWY_INLINE Centred(F f, const Base& base, float sum)
@@ -109,7 +109,7 @@ class Centred {
   V scale_;
 };
 
-/// log p.
+/// The function log p of a logit.
 class Logarithm {
  public:
   HWY_INLINE Logarithm(F f, const RowNormalizer& row, float scale)
@@ -126,7 +126,7 @@ template <bool sloped, class From, class To>
 void slope_row(const Base& base, const GradientCoefficients& row_coefficients, int64_t count,
                bool stream, const From* z, To* to) {
   const F f;
-  // With two types, conversions are the bound; the second variant would not be faster.
+  // With two types, conversions bound the time; the variant without shift would not be faster.
   if constexpr (std::is_same_v<From, To>)
     if (HWY_NATIVE_FMA && base.origin.shift == 0)
       return map_row(f, Slope<false, sloped>(f, base, row_coefficients), count, stream, to, z);

@@ -18,12 +18,12 @@
 // Example, logits 0 1 2 3 4, one id, 4, g = 1: max 4, log_sum 0.452, a = -1, b = 0, weight 1
 //     dz = -0.012 -0.032 -0.086 -0.234 -0.636 + 1
 //
-// Bound: 2 or 4 bytes read and as many written per element. If the output is large and not in
+// A pass reads 2 or 4 bytes per element and writes as many. If the output is large and not in
 // place, it bypasses the caches. On a Zen 4 core (row_statistics.hpp), 16 elements of bf16 take at
-// least 6.5 cycles and measured 8.3; with b at least 8, measured 10.1: 28 and 23 GB/s read and
-// written. Share of an in-place update loop with nothing else running: f32 91 to 95 %; bf16 51 to
-// 61 % on one thread and 51 to 77 % on two. Share of a copy to other memory that bypasses the
-// caches: f32 96 to 104 %; bf16 61 to 72 % on one thread and 68 to 99 % on two.
+// least 6.5 cycles if b = 0 (measured: 8.3), else 8 (measured: 10.1): 28 and 23 GB/s read and
+// written. Rate relative to a loop that updates memory in place, with nothing else running: f32 91
+// to 95 %; bf16 51 to 61 % on one thread and 51 to 77 % on two. Relative to a copy that bypasses
+// the caches: f32 96 to 104 %; bf16 61 to 72 % on one thread and 68 to 99 % on two.
 
 #include <cstdint>
 #include <span>
@@ -33,7 +33,7 @@
 
 namespace gyre {
 
-/// Kept per row between the passes: 8 bytes. log p_v = (z_v - max) · scale - log_sum.
+/// Kept for a row between the passes: 8 bytes. log p_v = (z_v - max) · scale - log_sum.
 struct RowNormalizer {
   float max = 0;
   float log_sum = 0;
@@ -70,7 +70,7 @@ void row_log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, 
                               std::span<const float> sums, MatrixRef d_logits);
 
 /// d_student [rows, cols] <- g (q_v - p_v) for the distributions q of the student and p of the
-/// teacher; gradients [rows]; rows with gradient 0 are not read. pass.scale must be 1.
+/// teacher; g from gradients [rows]; rows with g = 0 are not read. pass.scale must be 1.
 void row_cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
                         std::span<const RowNormalizer> students,
                         std::span<const RowNormalizer> teachers, std::span<const float> gradients,

@@ -8,8 +8,8 @@
 //
 // On return, a function has read its host arrays and completed its results in host memory; it
 // accesses matrices in order of the kernels' stream. So a function with results in host memory
-// waits for the device, and a function that writes a matrix does not. Passes over single rows
-// (ties, digits) take many rows per call, because one row does not fill a device.
+// waits for the device, and a function that writes a matrix does not. The passes of row_digits.hpp
+// take many rows per call here, because one row does not fill a device.
 
 #include <cstdint>
 #include <memory>
@@ -26,7 +26,7 @@
 
 namespace gyre {
 
-/// A row whose probabilities are summed by digits.
+/// A row whose probabilities are summed by digits of keys (row_digits.hpp).
 struct MassRow {
   int64_t row = 0;
   MassScan scan;
@@ -51,7 +51,7 @@ class RowKernels {
   /// Memory space of the matrices: host or device.
   virtual MemorySpace space() const = 0;
 
-  // Equivalents of the functions softmax_partials, softmax_cross_partials, row_gradient and so on.
+  // These are softmax_partials, softmax_cross_partials, row_sums, row_gradient and so on.
   virtual void partials(ConstMatrixRef logits, const RowScan& scan,
                         std::span<SoftmaxPartial> out) = 0;
   virtual void cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
@@ -85,17 +85,17 @@ class RowKernels {
 
   // Passes over selected rows; `columns` is the number of valid columns, the first of each row.
 
-  /// masses [rows.size(), digit_sums] <- sums of add_masses.
+  /// masses [rows.size(), digit_sums] <- the sums that add_masses() computes for each row.
   virtual void masses(ConstMatrixRef logits, int64_t columns, std::span<const MassRow> rows,
                       int threads, std::span<int64_t> masses) = 0;
-  /// counts [queries.size()]
+  /// counts [queries.size()] <- numbers of columns above and equal to each query's value.
   virtual void count_columns(ConstMatrixRef logits, std::span<const ColumnQuery> queries,
                              int threads, std::span<ColumnCounts> counts) = 0;
-  /// found [queries.size()]: columns.
+  /// found [queries.size()] <- column of the element that each query describes.
   virtual void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries,
                          int threads, std::span<int64_t> found) = 0;
 
-  /// Creates records for these rows, in space(); the kernels must outlive them.
+  /// Creates records in memory of space(); the kernels must outlive them.
   virtual std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) = 0;
   virtual std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) = 0;
 };

@@ -32,7 +32,7 @@ namespace hn = hwy::HWY_NAMESPACE;
 using F = hn::ScalableTag<float>;
 using V = hn::Vec<F>;
 using Words = hn::Repartition<uint32_t, F>;
-#if HWY_TARGET != HWY_SCALAR  // where a vector is one element of any size
+#if HWY_TARGET != HWY_SCALAR  // whose vectors are one element of any size
 using Halves = hn::Repartition<uint16_t, F>;
 #endif
 
@@ -72,7 +72,7 @@ HWY_INLINE Pair load_halves(F f, const uint16_t* from) {
   }
 }
 
-/// Rounds to nearest, ties away from zero: two instructions fewer than ties to even.
+/// Stores as bf16, rounded to nearest, ties away from zero: two instructions fewer than to even.
 template <bool evens_first>
 HWY_INLINE void store_halves(const Pair& x, uint16_t* to, bool stream) {
   const Words words;
@@ -189,8 +189,8 @@ struct Origin {
   }
 };
 
-/// 2^y for any z except NaN, +inf and values far above the origin; 0 for results below 2^-126 and
-/// for z = -inf.
+/// 2^y, y as in Origin, for any z except NaN, +inf and values far above the origin; 0 if the result
+/// is below 2^-126 and for z = -inf.
 template <bool shifted>
 struct Exponential {
   Exp2Scale<F> scale;

@@ -15,13 +15,13 @@ struct RowOutput {
   bool stream;  ///< bypass the caches
 };
 
-/// Output to `to`; bypasses the caches if it is too large to be found there later, and not in place
-/// of `from`.
+/// Output to `to`. It bypasses the caches if `to` is too large to be found there later and is not
+/// the memory of `from`.
 RowOutput output_at(const MatrixRef& to, const ConstMatrixRef& from);
 
 /// Columns [begin, end) of row r <- value.
 void fill(const RowOutput& out, int64_t r, int64_t begin, int64_t end, float value);
-/// Same with 0; may bypass the caches even in place, because the logits there have not been read.
+/// Columns [begin, end) of row r <- 0. In place may bypass the caches too: the row was not read.
 void clear(const RowOutput& out, int64_t r, int64_t begin, int64_t end);
 
 /// Calls body(begin, end) for parts of the rows, distributed over threads; a column takes about

@@ -222,7 +222,7 @@ HWY_INLINE void drop_up_to(int32_t key, int64_t equal, Candidates& c) {
     hn::StoreU(hn::Compress(ids, kept), i, c.ids + c.count);
     c.count += hn::CountTrue(i, kept);
   }
-  // The bar is unchanged if the candidates equal to it are still needed.
+  // If the bar keeps its value, elements that equalled it before still count.
   const float bar = value_of(key);
   c.at_bar = dropped + (bar == c.bar ? c.at_bar : 0);
   c.bar = bar;
@@ -251,7 +251,7 @@ void prune(int64_t length, int64_t most, Candidates& c) {
 
 /// order[rank] = index of the candidate of that rank by (key descending, index ascending).
 void rank_candidates(const Candidates& c, int32_t* order) {
-  constexpr int64_t quadratic = 512;  // above this, sorting is faster than all comparisons
+  constexpr int64_t quadratic = 512;  // with more, sorting beats comparing all pairs
   const I i;
   const int64_t n = hn::Lanes(i);
   make_keys(c);
@@ -302,7 +302,7 @@ struct Room {
         ids(values.size()),
         keys(values.size()),
         order(length) {}
-  int64_t limit;  ///< candidates are pruned above this number
+  int64_t limit;  ///< largest number of candidates before they are pruned
   Buffer<float> values;
   Buffer<int32_t> ids, keys, order;
 };
@@ -355,7 +355,7 @@ class RowSelector {
       HWY_DYNAMIC_DISPATCH(scan_bf16)(logits_.as<bf16>().row(r), begin, end, c);
   }
 
-  /// `infinite`: number of elements of the row that are -inf, if all others are candidates.
+  /// Writes row r. `infinite`: number of -inf in the row if all others are candidates, else 0.
   void write(int64_t r, const Candidates& c, int32_t* order, int64_t infinite) const {
     HWY_DYNAMIC_DISPATCH(rank_candidates)(c, order);
     const int64_t length = top_.length;
@@ -404,7 +404,7 @@ void row_top(ConstMatrixRef logits, const RowScan& scan, const RowTop& top,
   std::vector<Room> rooms;
   for (int t = 0; t < std::max(1, scan.threads); ++t) rooms.emplace_back(length);
   const RowSelector selector(logits, scan, top);
-  // A list takes a few microseconds in addition to the pass.
+  // Sorting a row's list takes a few microseconds in addition to the pass.
   const double nanoseconds = 0.12 * scan.columns + 2000;
   for_each_part(scan.threads, logits.rows, nanoseconds,
                 [&](int64_t begin, int64_t end, int thread) {

@@ -23,14 +23,14 @@
 // Sums are f32 over 4096 columns and f64 over these blocks, so that errors do not grow with the
 // vocabulary. The term of the largest logit is replaced by its exact value, 1.
 //
-// Bounds. A pass reads each element once, 2 or 4 bytes. With AVX-512, the exponential of an element
-// takes five instructions on the FMA pipes, nine in total with its sum; the conversion from bf16
-// and the range take one more each. A Zen 4 core does one 512-bit FMA and two 512-bit instructions
-// of any kind per cycle: 16 elements take at least 5.5 cycles and measured 7.2; with the weighted
-// sum at least 7, measured 8.9, because the two-register lookup does not use the pipes evenly. At
-// 3.7 GHz this is 16 GB/s of bf16 (13 weighted), bound by the pipes; f32 is bound by memory. Share
-// of the memory read rate of as many threads, with nothing else running: f32 90 to 99 %; bf16 66 to
-// 70 % on one thread and 67 to 75 % on two.
+// A pass reads each element once, 2 or 4 bytes. With AVX-512, the exponential of an element takes
+// five instructions on the FMA pipes, nine in total with its sum; the conversion from bf16 and the
+// range take one more each. A Zen 4 core does one 512-bit FMA and two 512-bit instructions of any
+// kind per cycle: 16 elements take at least 5.5 cycles (measured: 7.2); with the weighted sum at
+// least 7 (measured: 8.9, because the two-register lookup does not use the pipes evenly). At 3.7
+// GHz this is 16 GB/s of bf16 (13 weighted), bound by the pipes; f32 is bound by memory. Rate
+// relative to only reading memory with as many threads and nothing else running: f32 90 to 99 %;
+// bf16 66 to 70 % on one thread and 67 to 75 % on two.
 
 #include <cstdint>
 #include <span>
@@ -54,9 +54,9 @@ struct RowScan {
   int threads = 1;
 };
 
-/// logits [rows, >= scan.columns], f32 or bf16, any stride; out [rows]. The bits do not depend on
-/// the number of threads; those of max and sum also not on `weighted`. If max is finite, `sum` is
-/// at least 1 and `weighted` at most 0.
+/// out [rows] <- partials of logits [rows, >= scan.columns], f32 or bf16, any stride. The bits do
+/// not depend on the number of threads; those of max and sum also not on scan.weighted. If max is
+/// finite, `sum` is at least 1 and `weighted` at most 0.
 void softmax_partials(ConstMatrixRef logits, const RowScan& scan, std::span<SoftmaxPartial> out);
 
 /// Partials of a student's and a teacher's row of one token, 20 bytes:
@@ -69,7 +69,7 @@ struct CrossPartial {
   float student_max = 0, student_sum = 0, teacher_max = 0, teacher_sum = 0, cross = 0;
 };
 
-/// student, teacher [rows, >= columns], each f32 or bf16; out [rows]. One pass over both.
+/// out [rows] <- partials of student and teacher [rows, >= columns], each f32 or bf16, in one pass.
 void softmax_cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                             int threads, std::span<CrossPartial> out);
 

@@ -20,13 +20,13 @@ namespace {
 
 /// Columns summed in f32.
 inline constexpr int64_t block_columns = 4096;
-/// Prefetch distance.
+/// Prefetch distance in bytes.
 inline constexpr int64_t bytes_ahead = 12288;
 
 /// Sums move to a new origin if a block's maximum has an exponent above this.
 inline constexpr double highest_exponent = 32;
 
-/// Largest element, and minimum of the elements and 0; both unset if there is a NaN or +inf.
+/// Largest element, and minimum of the elements and 0; neither holds if there is a NaN or +inf.
 struct Range {
   float top = minus_infinity, low = 0;
   bool regular = true;
@@ -154,7 +154,7 @@ Range range_of(F f, const T* z, int64_t count) {
 /// Running sums of a row: of 2^y, with exponents y relative to the origin, and of (z - reference)
 /// 2^y.
 struct Sums {
-  float scale = 0;  // of the exponents, in base 2
+  float scale = 0;  // factor of the exponents: base 2
   float max = minus_infinity;
   float reference = 0;  // maximum when the origin was chosen
   Origin origin;

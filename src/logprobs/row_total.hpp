@@ -44,7 +44,7 @@ struct RowTotal {
   }
 
  private:
-  /// Rescales partials to the new maximum; the old one is `shift` (scaled) above it.
+  /// Rescales partials to the new maximum; shift = (old maximum - new maximum) · scale, at most 0.
   GYRE_HOST_DEVICE static void count_from(double& of_sum, double& of_weighted, double shift) {
     if (of_sum == 0 || shift == 0) return;
     const double factor = std::exp(shift);

@@ -108,8 +108,8 @@ class HostScoreRecords final : public ScoreRecords {
   int64_t rows_ = -1;
   std::span<const int32_t> ids_;
   Buffer<RowTotal> totals_;          // [rows]
-  Buffer<float> own_;                // [rows, width]
-  Buffer<float> all_;                // [ranks, rows, width]; empty on one rank
+  Buffer<float> own_;                // [rows, partials], then [rows, ids_per_token]
+  Buffer<float> all_;                // [ranks, size of own_]; empty on one rank
   Buffer<SoftmaxPartial> partials_;  // of the rows being added
 };
 

@@ -38,7 +38,7 @@ struct RecordShape {
   int64_t first_id() const { return vocab.begin(rank); }        ///< id of the first column
 };
 
-/// Results from the records of all ranks, in host memory.
+/// Results of merging the records of all ranks, in host memory.
 struct RowScores {
   std::span<RowNormalizer> normalizers;  ///< [rows]
   std::span<float> logprob;              ///< [rows, K]; 0 for ids that no rank owns
@@ -72,7 +72,7 @@ class ScoreRecords {
   RecordShape shape_;
 };
 
-/// Creates records on the host; `kernels` are the host's.
+/// Creates records in host memory; `kernels` must be those of the host.
 std::unique_ptr<ScoreRecords> make_host_score_records(RowKernels& kernels,
                                                       const RecordShape& shape);
 

@@ -9,8 +9,8 @@
 namespace gyre {
 namespace {
 
-/// Consecutive slots of one piece and one segment: `length` slots from local slot `local` on, at
-/// positions position, position + stride, ... of the segment.
+/// `length` local slots from slot `local` on, which lie in one run of the layout and one segment,
+/// at positions position, position + stride, ... of the segment.
 struct Run {
   int64_t segment, position, stride, length, local;
 };
@@ -36,7 +36,7 @@ void check_rank(const Layout& layout, int rank) {
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
 }
 
-/// Target of each local slot: next(segment, position) if the slot is in the stream.
+/// Target of each local slot: next(segment, position) if the slot is in the stream, else no_target.
 template <class Next>
 std::vector<int32_t> targets_of(const Layout& layout, std::span<const int32_t> bounds, int rank,
                                 Next next) {
@@ -77,8 +77,8 @@ void check_gather(const Layout& layout, const PredictionShape& shape, int64_t el
                       {"the gradient convention", static_cast<int64_t>(convention)}});
 }
 
-/// Positions of `rank`'s predictions on both sides: body(local, place, step, length) moves `length`
-/// predictions, from the local slot on, `step` apart in [segments * width].
+/// Calls body(local, place, step, length) for runs of the rank's predictions: prediction i < length
+/// is in local slot local + i and has index place + i · step in [segments · width].
 template <class Body>
 void for_each_prediction(const Layout& layout, const PredictionShape& shape, int rank, Body body) {
   for_each_run(layout, shape.bounds, rank, [&](const Run& run) {

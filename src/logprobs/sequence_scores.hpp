@@ -2,7 +2,7 @@
 // Next-token predictions of sequences in one stream, over context-parallel ranks: the target id of
 // each local row of logits, and the gather from local rows to one row per sequence.
 //
-//     serial:  for segment i of `slots` slots: target[t] = token[t + 1], none for its last slot
+//     serial:  for segment i of slots_i slots: target[t] = token[t + 1], none for its last slot
 //              out[i, p] = value of slot begin_i + p, p < min(slots_i, width + 1) - 1; 0 beyond
 //
 // Dense input is a special case: rows of equal length are segments. `width` is U - 1 for an output
@@ -59,16 +59,16 @@ struct PredictionShape {
   int64_t predictions(int64_t i) const;
 };
 
-/// [segments, width, row] on every rank <- local [slots, row] of each rank of `cp`. Collective: one
-/// all-gather after one agreement; none on one rank. All ranks throw the same usage error if sizes
-/// do not fit or differ between ranks.
+/// Returns predictions [segments, width, row] on every rank, from local [slots, row] of each rank
+/// of `cp`. Collective: arguments are compared, then one all-gather (none on one rank). All ranks
+/// throw the same usage error if sizes do not fit or differ between ranks.
 std::vector<float> gather_predictions(const Layout& layout, const PredictionShape& shape,
                                       std::span<const float> local, Communicator& cp);
 
-/// Gradient of local [slots, row] from that of all predictions [segments, width, row] on this rank;
-/// 0 for slots without a prediction there. `convention` as in sharding/distributed.hpp: `split` if
-/// all ranks compute the same loss (no communication), `sum` if each computes a part of it (one
-/// reduce-scatter). Collective; same errors, and one if the convention differs between ranks.
+/// Gradient of local [slots, row] from d_predictions [segments, width, row]; 0 for slots without a
+/// prediction. `convention` as in sharding/distributed.hpp: `split` if all ranks compute the same
+/// loss (no communication), `sum` if each computes a part of it (one reduce-scatter). Collective.
+/// Throws the errors of gather_predictions, and one if conventions differ.
 std::vector<float> gather_predictions_backward(const Layout& layout, const PredictionShape& shape,
                                                std::span<const float> d_predictions,
                                                Communicator& cp, GatherGradient convention);

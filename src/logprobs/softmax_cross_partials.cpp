@@ -21,9 +21,9 @@ struct CrossTerms {
   V student, teacher, cross;
 };
 
-/// Adds e^T (S - reference) to cross: 0 if the teacher has -inf, whatever S is; -inf if only the
-/// student has, even if e^T underflows to 0. If both have the lowest finite number, as masks often
-/// do, e^T and the product are 0.
+/// Adds e^t (s - reference) to cross: 0 if the teacher's t is -inf, whatever the student's s is;
+/// -inf if only s is, even if e^t underflows to 0. If both are the lowest finite number, as masks
+/// often are, e^t and the product are 0.
 HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& students,
                           const Exponential<true>& teachers, const Exp2Polynomial<F>& polynomial,
                           CrossTerms& sums) {

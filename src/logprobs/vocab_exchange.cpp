@@ -50,8 +50,8 @@ void copy(const From& from, const To& to, Stream& stream) {
   for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
 }
 
-/// Contiguous copies of blocks with gaps, which are sent or received in their place. Unused on the
-/// host.
+/// Contiguous copies of blocks with gaps between rows, sent or received instead of them. Unused on
+/// the host.
 template <class Byte>
 class Packed {
  public:

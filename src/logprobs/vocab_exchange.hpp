@@ -16,8 +16,8 @@
 // all_to_all_vp2sq and all_to_all_sq2vp of NeMo RL, without the requirement that the number of
 // ranks divides tokens and columns.
 //
-// Bound: the bytes that leave a rank, (n - 1) / n of its matrix, over its link bandwidth. On a
-// device, each side with gaps also reads, writes and allocates as many bytes.
+// Link bandwidth bounds the time: (n - 1) / n of its matrix leave a rank, of n ranks. On a device,
+// each side with gaps also reads, writes and allocates as many bytes.
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
@@ -35,12 +35,12 @@ class VocabExchange {
 
   /// First row of a rank; its rows end at the first row of the next rank.
   int64_t first_row(int rank) const;
-  int64_t rows() const;  ///< of this rank
+  int64_t rows() const;  ///< number of rows of this rank
 
   /// by_rows [rows(), padded columns] <- by_columns [tokens, own columns]. Any strides. Collective.
   /// `stream` has the matrices' memory space; a device accesses them in its order.
   void to_sequence(ConstMatrixRef by_columns, Stream& stream, MatrixRef by_rows) const;
-  /// The inverse.
+  /// by_columns <- by_rows: the inverse of to_sequence().
   void to_vocab(ConstMatrixRef by_rows, Stream& stream, MatrixRef by_columns) const;
 
  private:

@@ -73,9 +73,9 @@ class VocabScores {
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> logprob, std::span<float> entropy);
 
-  /// d_logits [tokens, columns] <- gradient, from those of logprob [tokens, K] and entropy [tokens]
+  /// d_logits [tokens, columns] <- gradient from d_logprob [tokens, K] and d_entropy [tokens]
   /// (empty: none), after a forward pass with the same logits and ids. d_logits may be the logits'
-  /// memory. A d_logprob of an id that no rank owns counts like one of an id on another rank: set
+  /// memory. The d_logprob of an id that no rank owns counts like one of an id on another rank: set
   /// it to 0 for tokens without a target. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_logprob, std::span<const float> d_entropy,
@@ -85,10 +85,10 @@ class VocabScores {
   /// after a forward pass. No communication.
   void write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const;
 
-  /// d_logits [tokens, columns] <- gradient, from that of every log-probability of
-  /// write_log_softmax, d_logprobs [tokens, columns], after a forward pass; may be the logits'
-  /// memory. Each rank has the part of d_logprobs for its columns. Collective: one all-gather of 8
-  /// bytes per token. Returns the seconds that it waited for other ranks.
+  /// d_logits [tokens, columns] <- gradient from d_logprobs [tokens, columns], that of the results
+  /// of write_log_softmax() for this rank's columns, after a forward pass. d_logits may be the
+  /// logits' memory. Collective: one all-gather of 8 bytes per token. Returns the seconds that it
+  /// waited for other ranks.
   double log_softmax_backward(ConstMatrixRef logits, ConstMatrixRef d_logprobs, Stream& stream,
                               MatrixRef d_logits) const;
 

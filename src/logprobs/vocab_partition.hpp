@@ -17,7 +17,7 @@
 
 namespace gyre {
 
-/// See VocabPartition::owner().
+/// Rank that holds an id; -1 if the id is negative or not below vocab_size.
 GYRE_HOST_DEVICE inline int owner_of(const int64_t* offsets, int64_t vocab_size, int64_t id) {
   if (id < 0 || id >= vocab_size) return -1;
   int rank = 0;
