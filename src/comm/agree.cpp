@@ -43,14 +43,14 @@ T reduce_value(Communicator& comm, T value, ReduceOp op) {
   return value;
 }
 
-/// Status of a rank in one word: its exit code (8 bits), a checksum of the code (24), and one of
-/// the arguments that it sends next (32). A changed bit makes it the status of no rank.
+/// Status of a rank in one word: its exit code (8 bits), a checksum of the code (24), and a
+/// checksum of the arguments that it sends next (32), so that a changed bit is noticed.
 uint64_t status_of(uint64_t code, std::span<const int64_t> arguments) {
   const uint64_t of_code = checksum_of(bytes_of(std::span<const uint64_t>(&code, 1)));
   return checksum_of(bytes_of(arguments)) << 32 | (of_code & 0xffffff) << 8 | code;
 }
 
-/// run_agreed of ranks that compare `arguments` next. Returns the status of each rank.
+/// Like run_agreed, for ranks that compare `arguments` next. Returns the status of each rank.
 std::vector<int64_t> run_agreed_before(Communicator& comm, std::string_view what,
                                        const std::function<void()>& local,
                                        std::span<const int64_t> arguments) {
@@ -75,7 +75,7 @@ std::vector<int64_t> run_agreed_before(Communicator& comm, std::string_view what
   throw_to_all(comm, static_cast<ExitCode>(code_of(*first)), message);
 }
 
-/// Runs `check` by run_agreed, and returns a text that names the first argument that differs
+/// Runs `check` as run_agreed does, and returns a text that names the first argument that differs
 /// between ranks, or "".
 std::string difference(Communicator& comm, std::string_view what,
                        const std::function<void()>& check,

@@ -18,7 +18,7 @@ namespace gyre {
 /// ranks fail, the message names the rank.
 void run_agreed(Communicator& comm, std::string_view what, const std::function<void()>& local);
 
-/// Runs `work` inside the `local` of run_agreed. In `work`, all ranks of `comm` wait for each other
+/// Runs `work` inside a `local` of run_agreed. In `work`, all ranks of `comm` wait for each other
 /// by other means than `comm`, such as collective calls of HDF5. An exception of `work` ends the
 /// run, because the other ranks wait for this one; in a group of one rank it propagates.
 void run_in_step(const Communicator& comm, const std::function<void()>& work);
@@ -51,7 +51,7 @@ ExitCode agree_on(Communicator& comm, ExitCode mine);
 /// Blocking collectives over small host values.
 double all_reduce_value(Communicator& comm, double value, ReduceOp op);
 int64_t all_reduce_value(Communicator& comm, int64_t value, ReduceOp op);
-/// Every rank's value, in rank order.
+/// Returns every rank's value, in rank order.
 template <class T>
 std::vector<T> all_gather_value(Communicator& comm, const T& value) {
   HostStream stream;

@@ -34,7 +34,7 @@ struct CoalescedExchange {
   };
   std::vector<Copy> before;
   std::vector<SendSlice> sends;  ///< at most one per peer, in rank order; none to the rank itself
-  std::vector<RecvSlice> recvs;  ///< likewise
+  std::vector<RecvSlice> recvs;  ///< at most one per peer, in rank order; none from the rank itself
   std::vector<Copy> after;       ///< includes messages of the rank to itself
 };
 

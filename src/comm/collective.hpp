@@ -25,7 +25,7 @@ int64_t transfer_limit_bytes();
 /// force several rounds.
 int64_t set_transfer_limit_bytes(int64_t bytes);
 
-/// Gathers the bytes of all ranks in rank order, in rounds of at most the limit. Collective.
+/// Gathers the bytes of all ranks in rank order, in rounds of transfer_limit_bytes(). Collective.
 std::vector<std::byte> all_gather_bytes(Communicator& comm, std::span<const std::byte> mine);
 
 /// Gathers the elements of all ranks in rank order. Collective.

@@ -42,8 +42,8 @@ struct RecvSlice {
 struct Collective {
   enum class Kind { all_gather, all_to_all, reduce_scatter, all_reduce, broadcast, barrier };
   Kind kind = Kind::barrier;
-  std::span<const std::byte> send = {};      ///< of all_gather, all_to_all and reduce_scatter
-  std::span<std::byte> recv = {};            ///< the result; in place: also the input
+  std::span<const std::byte> send = {};      ///< input of all_gather, all_to_all and reduce_scatter
+  std::span<std::byte> recv = {};            ///< the result; also the input if in_place()
   std::span<const int64_t> send_bytes = {};  ///< of all_to_all: bytes to each rank
   std::span<const int64_t> recv_bytes = {};  ///< of all_gather and all_to_all: from each rank
   DType type = DType::f32;                   ///< of reductions
@@ -51,7 +51,7 @@ struct Collective {
   int root = 0;  ///< of broadcast
 
   bool in_place() const { return kind == Kind::all_reduce || kind == Kind::broadcast; }
-  /// Elements of `recv`, in reductions.
+  /// Number of elements of `recv`, in reductions.
   int64_t count() const { return std::ssize(recv) / static_cast<int64_t>(size_of(type)); }
 };
 
@@ -88,11 +88,11 @@ class Communicator {
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
   /// Returns the communicator of `ranks` (ascending, including this rank); this communicator owns
-  /// it. All ranks: returns *this. The first request is collective over this communicator: every
-  /// rank names its group, and groups do not overlap.
+  /// it. If these are all ranks, returns *this. The first request is collective over this
+  /// communicator: every rank names its group, and groups do not overlap.
   Communicator& subgroup(const std::vector<int>& ranks);
   /// Sets the sleep between two polls, in seconds, in waits for operations submitted later; the
-  /// sleep ends early if an event is due. 0 (initial): yield the core. Use: ranks that share cores
+  /// sleep ends early if an event is due. 0 (initial): yield the core. For ranks that share cores
   /// and sleep most of the time. Also applies to communicators that split() makes later. No effect
   /// if waits do not poll MPI.
   virtual void sleep_between_polls(double /*seconds*/) {}
@@ -103,13 +103,13 @@ class Communicator {
   /// that the host takes no part in them.
   virtual bool can_record() const { return false; }
   /// Lets all-gathers use `memory` without copies through library buffers (a symmetric NCCL window)
-  /// while the result lives; this communicator must outlive it. All-gathers then begin at the first
-  /// byte of `memory`, and send and receive only in such memory. Returns nullptr on all ranks if
-  /// one cannot register or has another size. Collective.
+  /// while the result lives; this communicator must outlive it. Such all-gathers must begin at the
+  /// first byte of `memory`, and send and receive only in such memory. Returns nullptr on all ranks
+  /// if one cannot register or has another size. Collective.
   virtual std::shared_ptr<void> register_window(std::span<std::byte> /*memory*/) { return nullptr; }
   /// Adds `sent` to the traffic when recorded operations run again.
   void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }
-  /// Communicator that transports the bytes: this one, or the one that a decorator wraps.
+  /// Communicator that transports the bytes: this one, or the one that this one decorates.
   virtual const Communicator& transport() const { return *this; }
 
   /// Grouped point-to-point: all slices form one operation. Slices to one peer travel as one

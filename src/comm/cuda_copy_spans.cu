@@ -68,7 +68,7 @@ void cuda_copy_spans(std::span<const CoalescedExchange::Copy> copies, CUstream_s
       table.copies[i] = {some[i].from.data(), some[i].to.data(), bytes};
       longest = std::max(longest, bytes);
     }
-    constexpr int64_t max_parts = 1024;  // of a copy, per launch
+    constexpr int64_t max_parts = 1024;  // blocks per copy
     const auto parts =
         static_cast<unsigned>(std::min(max_parts, ceil_div(longest, bytes_of_block)));
     launch({dim3(parts, static_cast<unsigned>(some.size())), threads, stream}, copy_spans, table);

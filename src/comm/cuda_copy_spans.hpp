@@ -1,6 +1,6 @@
 #pragma once
-// Copies spans within device memory, many per kernel launch: most copies are shorter than the cost
-// of a call.
+// Copies spans within device memory, many per kernel launch: most copies take less time than a
+// call.
 
 #include <span>
 
@@ -11,8 +11,8 @@ struct CUstream_st;
 namespace gyre {
 
 /// Submits the copies, which must not overlap, to a stream: one launch per 128 copies. A single
-/// copy is a cudaMemcpyAsync, which needs no multiprocessor. Bound: twice the bytes over the memory
-/// bandwidth. Accesses have 16 bytes if source and target are aligned alike.
+/// copy is a cudaMemcpyAsync, which needs no multiprocessor. Memory bandwidth bounds the time.
+/// Accesses have 16 bytes if source and target are aligned alike.
 void cuda_copy_spans(std::span<const CoalescedExchange::Copy> copies, CUstream_st* stream);
 
 }  // namespace gyre

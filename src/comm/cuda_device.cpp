@@ -36,7 +36,7 @@ int rank_on_host(Communicator& host) {
   return rank;
 }
 
-/// RankDevice in the form that is communicated.
+/// Contents of a RankDevice in the form that ranks exchange.
 struct Claim {
   std::array<char, 256> host{}, name{};
   std::array<unsigned char, 16> uuid{};

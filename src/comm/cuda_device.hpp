@@ -24,8 +24,8 @@ inline constexpr int least_compute_capability = 8;
 /// no CUDA. Collective over `host`, an MPI communicator.
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus = false);
 
-/// Devices of all ranks, in rank order. `choose` picks this rank's among the number that it sees.
-/// All ranks throw the errors of a device that is missing or too old. Collective.
+/// Devices of all ranks, in rank order. `choose` maps the number that this rank sees to the index
+/// of its own. All ranks throw a runtime error if one is missing or too old. Collective.
 std::vector<RankDevice> devices_of_ranks(Communicator& host, const std::function<int(int)>& choose);
 
 /// CUDA runtime version: "13.0", "software GPU (seed 7)", or "no" in a build without CUDA.

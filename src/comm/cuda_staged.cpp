@@ -30,7 +30,7 @@ enum class Reach {
   device  ///< in place; slices that are not contiguous are first gathered on the device
 };
 
-/// One operation in flight: device -> memory that MPI reads, MPI, memory that MPI writes -> device.
+/// One operation in flight: device -> memory that MPI reads -> memory that MPI writes -> device.
 struct Operation {
   enum class State { copying_out, communicating, copying_in, done };
 
@@ -39,15 +39,15 @@ struct Operation {
   std::string what;
   State state = State::copying_out;
   std::optional<cudaStream_t> caller;  ///< empty if submitted from the host
-  /// Copies of the data: in pinned memory for Reach::host, else of slices in device memory. An
-  /// in-place reduction uses only `sent`.
+  /// Copies of the data: in pinned memory for Reach::host, else of slices in device memory.
+  /// Exchanges and in-place collectives use only `sent`.
   Buffer<std::byte> sent, received;
   Reach reach = Reach::host;
-  Collective call;  ///< on memory that MPI reads and writes; unused for an exchange
+  Collective call;  ///< for MPI, on memory that MPI reaches; unused for an exchange
   std::vector<int64_t> send_bytes, recv_bytes;  ///< of `call`
   Buffer<float> widened;                        ///< f32 copy of bf16 data: MPI does not reduce bf16
-  std::function<WorkPtr()> start;               ///< the MPI operation
-  std::function<void()> finish;  ///< on the host, between MPI and the copies to the device
+  std::function<WorkPtr()> start;               ///< starts the MPI operation
+  std::function<void()> finish;  ///< runs on the host between MPI and the copies to the device
   std::vector<CoalescedExchange::Copy> results;  ///< copies to the device, or within it
   WorkPtr mpi;
   CudaEvent submitted;   ///< after earlier work on the caller's stream
@@ -58,7 +58,7 @@ struct Operation {
   Buffer<std::byte>& result() { return call.in_place() ? sent : received; }
 };
 
-/// Copies within the device by one kernel, others by one call each.
+/// Submits copies: those within the device by one kernel, others by one call each.
 void copy_all(std::span<const CoalescedExchange::Copy> copies, Reach reach, Stream& stream) {
   if (reach == Reach::device) return cuda_copy_spans(copies, cuda_handle(stream));
   for (const auto& copy : copies) stream.copy(copy.to.data(), copy.from.data(), copy.from.size());
@@ -256,8 +256,8 @@ class StagedCommunicator final : public Communicator {
     if (takes) op.results.push_back({op.result().span(), call.recv});
   }
 
-  /// Makes the reduction one of f32. `widened` holds the result, then the widened input; in place
-  /// these are the same.
+  /// Turns a reduction of bf16 into one of f32. `widened` holds the result, then the widened input;
+  /// in place these are the same.
   static void widen(Operation& op) {
     const int64_t sent = op.sent.size() / static_cast<int64_t>(sizeof(bf16));
     const int64_t count = op.call.count();

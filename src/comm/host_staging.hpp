@@ -10,7 +10,7 @@
 namespace gyre {
 
 /// Returns a communicator of host memory over `device`, which must outlive it; both count its
-/// traffic. The copies are submitted to `stream`. An operation is complete when its wait() returns.
+/// traffic. The copies are submitted to `stream`. Operations complete in test() or wait().
 std::unique_ptr<Communicator> make_host_staging_communicator(Communicator& device, Stream& stream);
 
 }  // namespace gyre

@@ -1,5 +1,5 @@
 #pragma once
-// Marks local work of one rank between two agreements, which must not communicate.
+// Marks work that a rank does alone (see agree.hpp) and that must not communicate.
 
 namespace gyre {
 

@@ -31,7 +31,7 @@ MPI_Datatype mpi_type(DType type) {
   return MPI_DATATYPE_NULL;
 }
 
-/// Rounds each partial result, as NCCL does.
+/// An MPI reduction of bf16. Rounds each partial result, as NCCL does.
 template <class Combine>
 void reduce_bf16(void* in, void* inout, int* count, MPI_Datatype* /*type*/) {
   const auto* from = static_cast<const bf16*>(in);

@@ -101,7 +101,7 @@ class NcclWork final : public Work {
   bool complete_ = false;
 };
 
-/// Fills in the world ranks of a new channel's members; `mine` is this rank's. Collective.
+/// Sets the world ranks of the members of a new channel; `mine` is that of this rank. Collective.
 void learn_world_ranks(Channel& channel, int mine) {
   Buffer<int32_t> ranks(channel.size, MemorySpace::device);
   channel.world_ranks.resize(channel.size);
@@ -154,7 +154,7 @@ class NcclCommunicator final : public Communicator {
     GYRE_CHECK_CUDA(cudaStreamSynchronize(channel_->stream()));
     auto part = std::make_shared<Channel>(channel_->comm_stream);
     GYRE_CHECK_NCCL(*channel_, ncclCommSplit(channel_->comm, color, rank(), &part->comm, nullptr));
-    part->check(ncclInProgress, "ncclCommSplit", __FILE__, __LINE__);  // waits for the new one
+    part->check(ncclInProgress, "ncclCommSplit", __FILE__, __LINE__);  // waits for the new part
     GYRE_CHECK_NCCL(*part, ncclCommUserRank(part->comm, &part->rank));
     GYRE_CHECK_NCCL(*part, ncclCommCount(part->comm, &part->size));
     learn_world_ranks(*part, channel_->world_ranks[channel_->index()]);
@@ -181,7 +181,7 @@ class NcclCommunicator final : public Communicator {
   /// on `stream`.
   template <class Issue>
   WorkPtr submit(Stream& stream, std::string_view what, std::vector<int> peers, Issue issue) {
-    const WaitScope scope(what, peers);  // the first operation with a peer connects to it
+    const WaitScope scope(what, peers);  // the first with a peer waits to connect
     channel_->require_usable(what);
     std::optional<cudaStream_t> caller;
     if (stream.space() == MemorySpace::device) {
@@ -253,7 +253,7 @@ class NcclCommunicator final : public Communicator {
     cuda_copy_spans(exchange.after, channel_->stream());
   }
 
-  /// Slices of data that is packed in rank order.
+  /// One slice per rank of data that is packed in rank order.
   template <class Slice, class Byte>
   static std::vector<Slice> blocks_of(std::span<Byte> data, std::span<const int64_t> bytes) {
     std::vector<Slice> blocks;

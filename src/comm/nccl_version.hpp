@@ -5,7 +5,7 @@
 
 namespace gyre {
 
-/// "2.28.3" for the loaded library, or "software GPU"; "no" in a build without NCCL.
+/// Such as "2.28.3"; "software GPU" if that stands in for NCCL; "no" in a build without NCCL.
 std::string nccl_version();
 
 }  // namespace gyre

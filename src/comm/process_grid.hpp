@@ -23,7 +23,7 @@ struct GridShape {
   friend bool operator==(const GridShape&, const GridShape&) = default;
 };
 
-/// "dp=2 cp=2 tp=1"
+/// Text such as "dp=2 cp=2 tp=1".
 std::string to_string(const GridShape& shape);
 
 /// All shapes of exactly `ranks` ranks with tp in `allowed_tp`, nearest to `wanted` first

@@ -28,7 +28,7 @@ void require_own_devices(const std::vector<RankDevice>& devices);
 /// (NVIDIA/nccl issue 1948). "" if there are no such ranks.
 std::string visibility_note(const std::vector<RankDevice>& devices);
 
-/// "0 NVIDIA H100 80GB HBM3 (9.0)"
+/// Index, name and compute capability, such as "0 NVIDIA H100 80GB HBM3 (9.0)".
 std::string to_string(const RankDevice& device);
 
 }  // namespace gyre
