@@ -19,10 +19,10 @@ MatrixView<T> matrix_in(Buffer<T>& buffer, int64_t rows, int64_t cols) {
 
 struct Exponentials {
   MatrixView<float> shifted, exp;  // logits - max and its exponential
-  Buffer<float> sums;              // [rows], of all ranks
+  Buffer<float> sums;              // [rows], over all ranks
 };
 
-/// Four passes, five with the cast; two all-reduces.
+/// Computes exponentials and their sums: four passes, five with the cast; two all-reduces.
 Exponentials exponentials(const Call& call, ConstMatrixRef logits) {
   const int threads = call.threads();
   const ConstMatrixRef in = logits.columns_from(0, call.valid());
@@ -38,7 +38,7 @@ Exponentials exponentials(const Call& call, ConstMatrixRef logits) {
   return result;
 }
 
-/// [rows, valid columns], in the slot `logprobs`.
+/// The log-softmax [rows, valid columns], in the slot `logprobs`.
 MatrixView<float> log_softmax(const Call& call, ConstMatrixRef logits) {
   Exponentials e = exponentials(call, logits);
   for (float& s : e.sums.span()) s = std::log(s);
@@ -147,7 +147,7 @@ struct EntropyTensors {
   Buffer<float> entropy;  // [rows]
 };
 
-/// Three all-reduces.
+/// Computes entropies, with three all-reduces.
 EntropyTensors entropy_of(const Call& call, ConstMatrixRef logits) {
   const int threads = call.threads();
   EntropyTensors t;

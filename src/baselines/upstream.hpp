@@ -17,9 +17,9 @@
 // ours row by row, in cache. Passes run at memory bandwidth (upstream_passes.hpp).
 //
 // Gradients are made in f32 and then cast to the type of the output, which may be the logits'
-// memory. Arguments are those of the classes that these are compared with, which check them. All
-// calls that take a stream are collective. A backward pass must follow the forward pass of the same
-// logits.
+// memory. Arguments are those of the classes of src/logprobs that these are compared with, which
+// check them. All calls that take a stream are collective. A backward pass must follow the forward
+// pass of the same logits.
 
 #include <array>
 #include <cstdint>
@@ -45,7 +45,7 @@ struct Shape {
 /// Temporary tensors, in memory that is kept from call to call.
 class Scratch {
  public:
-  /// [rows, cols] in a slot. It keeps its contents between calls with the same size.
+  /// A tensor [rows, cols] in a slot, which keeps its contents between calls with the same size.
   MatrixView<float> tensor(size_t slot, int64_t rows, int64_t cols);
   MatrixView<int64_t> integers(size_t slot, int64_t rows, int64_t cols);
 
@@ -54,8 +54,8 @@ class Scratch {
   std::array<Buffer<int64_t>, 2> integers_;
 };
 
-/// DistributedLogprob and ChunkedDistributedLogprob. Results and arguments as VocabScores with one
-/// id a token and no entropy.
+/// DistributedLogprob and ChunkedDistributedLogprob of NeMo RL. Results and arguments are those of
+/// VocabScores with one id per token and no entropy.
 class Logprob {
  public:
   Logprob(Shape shape, Communicator& tp) : shape_(std::move(shape)), tp_(tp) {}
@@ -70,7 +70,7 @@ class Logprob {
   Scratch scratch_;  // also keeps the softmax [tokens, columns] unless chunked
 };
 
-/// ChunkedDistributedEntropy; Shannon's sign.
+/// ChunkedDistributedEntropy of NeMo RL, but with Shannon's sign.
 class Entropy {
  public:
   Entropy(Shape shape, Communicator& tp) : shape_(std::move(shape)), tp_(tp) {}
@@ -84,7 +84,7 @@ class Entropy {
   Scratch scratch_;
 };
 
-/// ChunkedDistributedGatherLogprob: K ids a token.
+/// ChunkedDistributedGatherLogprob of NeMo RL: K ids per token.
 class GatherLogprob {
  public:
   GatherLogprob(Shape shape, int64_t picks, Communicator& tp)
@@ -101,7 +101,7 @@ class GatherLogprob {
   Scratch scratch_;
 };
 
-/// DistributedCrossEntropy: five all-reduces, two f32 tensors kept.
+/// DistributedCrossEntropy of NeMo RL: five all-reduces, two f32 tensors kept for backward.
 class SoftCrossEntropy {
  public:
   SoftCrossEntropy(Shape shape, Communicator& tp) : shape_(std::move(shape)), tp_(tp) {}
@@ -115,9 +115,9 @@ class SoftCrossEntropy {
   Scratch scratch_;  // also keeps both distributions [tokens, columns]
 };
 
-/// DistributedLogprobWithSampling. f32 logits are sent as f32; bf16 logits are cast first, as in
-/// its training paths. A temperature other than 1 divides the f32 logits. A target that does not
-/// survive the filter, or that no rank owns, scores -inf.
+/// DistributedLogprobWithSampling of NeMo RL. f32 logits are sent as f32; bf16 logits are cast
+/// first, as in its training paths. A temperature other than 1 divides the f32 logits. A target
+/// that does not survive the filter, or that no rank owns, scores -inf.
 class FilteredLogprob {
  public:
   FilteredLogprob(Shape shape, SamplingFilter filter, Communicator& tp);
@@ -125,11 +125,11 @@ class FilteredLogprob {
                std::span<float> logprob);
   void backward(std::span<const int32_t> targets, std::span<const float> d_logprob, Stream& stream,
                 MatrixRef d_logits);
-  /// Columns that survived in the last forward pass: [tokens]. Collective: one all-gather.
+  /// Survivors per token in the last forward pass, [tokens]. Collective: one all-gather.
   std::vector<int32_t> survivors(Stream& stream) const;
 
  private:
-  /// Bytes of a number of 4 bytes for each row, by the rank that has the row.
+  /// For each rank, the bytes of an array with 4 bytes for each of its rows.
   std::vector<int64_t> bytes_of_rows() const;
 
   Shape shape_;
@@ -141,8 +141,8 @@ class FilteredLogprob {
   Buffer<float> own_;     // [own rows] log-probabilities
 };
 
-/// distributed_vocab_topk: two all-gathers per slice, of values and of int64 ids. values, ids
-/// [tokens, min(k, vocab_size)] as in VocabTopK.
+/// distributed_vocab_topk of NeMo RL: two all-gathers per slice, of values and of int64 ids.
+/// values, ids [tokens, min(k, vocab_size)] as in VocabTopK.
 class TopK {
  public:
   TopK(Shape shape, int64_t k, Communicator& tp) : shape_(std::move(shape)), k_(k), tp_(tp) {}

@@ -75,7 +75,7 @@ void map_row(RowMap op, const float* a, float s_, float* out, int64_t count) {
     transform(a, out, count, [s](V x) HWY_ATTR { return hn::Div(x, s); });
 }
 
-/// x y; 0 where x is 0, whatever y is.
+/// The product x y, but 0 where x is 0, whatever y is.
 HWY_INLINE V selected_product(V x, V y) {
   const V zero = hn::Zero(F());
   return hn::IfThenElse(hn::Eq(x, zero), zero, hn::Mul(x, y));
@@ -102,7 +102,7 @@ float max_row(const float* a, int64_t count) {
   return hn::GetLane(hn::MaxOfLanes(f, hn::Max(first, second)));
 }
 
-/// Σ term(i, elements left from i on): in f32 within a run, in f64 over the runs.
+/// Σ term(i, number of elements left from i on), in f32 within a run and in f64 over the runs.
 template <class Term>
 HWY_INLINE double sum_of(int64_t count, Term term) {
   const F f;
@@ -182,7 +182,7 @@ HWY_EXPORT(dot_row);
 HWY_EXPORT(widen_row);
 HWY_EXPORT(narrow_row);
 
-/// work(row) for each row of `out`; a column takes about 0.2 ns.
+/// Calls work(row) for each row of `out`, distributed over threads; a column takes about 0.2 ns.
 template <class Matrix, class Work>
 void for_each_row(const Matrix& out, int threads, Work work) {
   const double nanoseconds = 0.2 * out.cols + 10;
@@ -267,7 +267,7 @@ void to_float(MatrixView<const int64_t> a, MatrixView<float> out, int threads) {
   for_each_row(out, threads, [&](int64_t r) {
     const int64_t* from = a.row(r);
     float* to = out.row(r);
-    // Through int32, which holds 0 and 1: every instruction set can convert int32 vectors to f32.
+    // By way of int32, which holds 0 and 1: every instruction set converts int32 vectors to f32.
     for (int64_t c = 0; c < a.cols; ++c) to[c] = static_cast<float>(static_cast<int32_t>(from[c]));
   });
 }

@@ -12,28 +12,28 @@
 
 namespace gyre::upstream {
 
-/// f(a), 4 + 4 bytes. exp requires a <= 80 and gives 0 below -88.
+/// out <- f(a), 4 + 4 bytes. exp requires a <= 80 and gives 0 below -88.
 enum class Map { exp, negate, copy };
 void apply(Map f, MatrixView<const float> a, MatrixView<float> out, int threads);
 
-/// a op s, with one s per row, 4 + 4 bytes.
+/// out <- a op s, with one s per row, 4 + 4 bytes.
 enum class RowMap { subtract, multiply, divide };
 void apply(RowMap op, MatrixView<const float> a, std::span<const float> s, MatrixView<float> out,
            int threads);
 
-/// a op b, 8 + 4 bytes. multiply gives 0 where a is 0, whatever b holds.
+/// out <- a op b, 8 + 4 bytes. multiply gives 0 where a is 0, whatever b holds.
 enum class Zip { subtract, multiply };
 void apply(Zip op, MatrixView<const float> a, MatrixView<const float> b, MatrixView<float> out,
            int threads);
 
-/// Max or sum of each row, 4 bytes read; -inf or 0 without columns. A sum is taken in f32 over runs
-/// of a row and in f64 over the runs.
+/// out [rows] <- max or sum of each row, 4 bytes read; -inf or 0 without columns. A sum is taken in
+/// f32 over runs of a row and in f64 over the runs.
 enum class Reduction { max, sum };
 void reduce(Reduction f, MatrixView<const float> a, std::span<float> out, int threads);
-/// Σ a b of each row, 8 bytes read; where a is 0 the term is 0, whatever b holds.
+/// out [rows] <- Σ a b of each row, 8 bytes read; terms with a = 0 are 0, whatever b holds.
 void dot(MatrixView<const float> a, MatrixView<const float> b, std::span<float> out, int threads);
 
-/// f32 <- bf16, 2 + 4 bytes; and back, rounded to nearest, 4 + 2 bytes.
+/// f32 out <- bf16 a, 2 + 4 bytes; bf16 out <- f32 a, rounded to nearest, 4 + 2 bytes.
 void widen(MatrixView<const bf16> a, MatrixView<float> out, int threads);
 void narrow(MatrixView<const float> a, MatrixView<bf16> out, int threads);
 
