@@ -25,7 +25,7 @@ struct Extra {
 };
 using Extras = std::map<std::string, Extra>;
 
-/// Name of the extra that shards omit: no mask per slot can describe it.
+/// Name of the extra that shards omit, because no mask with one value per slot fits a shard.
 inline constexpr const char* attention_mask_extra = "attention_mask";
 
 /// Returns an extra that holds a copy of `values`, `width` values per row or slot.

@@ -52,8 +52,8 @@ GYRE_HOST_DEVICE constexpr int64_t round_up(int64_t a, int64_t multiple) {
   return ceil_div(a, multiple) * multiple;
 }
 
-/// `value` >= 0, such as bytes that were computed, as an integer: rounded down, the largest int64_t
-/// for all that is larger.
+/// Converts `value` >= 0, such as a computed number of bytes, to an integer: rounded down, and at
+/// most the largest int64_t.
 constexpr int64_t saturated(double value) {
   return value < 0x1p63 ? static_cast<int64_t>(value) : std::numeric_limits<int64_t>::max();
 }

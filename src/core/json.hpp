@@ -14,7 +14,7 @@ using Json = nlohmann::ordered_json;
 
 /// Parses a document. `source` names it in errors, `wanted` describes the expected content. Throws
 /// a usage error, with the position, if the text is not JSON or has more than 32 nested lists and
-/// objects: printing recurses.
+/// objects, because printing recurses.
 Json parse_json(const std::string& source, std::string_view text, std::string_view wanted);
 
 /// Prints on one line, or with every level indented by `indent`. Invalid UTF-8, such as in file

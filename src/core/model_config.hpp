@@ -8,7 +8,7 @@
 
 namespace gyre {
 
-/// Layers of one model may differ in these.
+/// Properties in which the layers of one model may differ.
 struct LayerKind {
   bool rotary = true;  ///< queries and keys have rotary embedding
   int64_t window = 0;  ///< keys that a query sees, up to and including its own; 0: no window
@@ -27,7 +27,7 @@ struct ModelConfig {
   int64_t intermediate_size = 0;
   double rope_theta = 0;
   double rms_norm_eps = 0;
-  /// Elements of a head that rotary embedding turns: the first ones. 0: all.
+  /// Number of elements of a head, the first ones, that rotary embedding rotates; 0: all.
   int64_t rotary_dim = 0;
   RopeScaling rope_scaling = {};
   bool qkv_bias = false;     ///< biases of queries, keys and values

@@ -13,9 +13,9 @@ struct Setting {
   std::string_view key, value;
 };
 
-/// Splits `text` into settings, at commas. Usage errors, which begin with `what`: an item that is
-/// no setting of one of `keys`, with `choices` as the valid ones ("alpha=TIME and beta=RATE"); a
-/// repeated key.
+/// Splits `text` into settings, at commas. Throws a usage error that begins with `what` if a key is
+/// repeated, or if an item is not KEY=VALUE with one of `keys`; the message then names `choices`
+/// ("alpha=TIME and beta=RATE").
 std::vector<Setting> parse_settings(std::string_view what, std::string_view text,
                                     std::span<const std::string_view> keys,
                                     std::string_view choices);

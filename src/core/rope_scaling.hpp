@@ -20,7 +20,7 @@ struct RopeScaling {
   double factor = 1;
   int64_t original_max_position_embeddings = 0;      ///< llama3, yarn
   double low_freq_factor = 1, high_freq_factor = 4;  ///< llama3
-  double beta_fast = 32, beta_slow = 1;              ///< yarn: turns at the ends of the ramp
+  double beta_fast = 32, beta_slow = 1;              ///< yarn: rotations at the ends of the ramp
   bool truncate = true;               ///< yarn: the ramp begins and ends at whole pairs
   double attention_factor = 1;        ///< yarn: multiplies cos and sin
   std::vector<double> divisors = {};  ///< divided: [rotary_width() / 2]
