@@ -50,7 +50,7 @@ void check_build(const BackendOptions& o) {
     throw_runtime("--comm nccl: this build has no NCCL; run with --comm staged");
 }
 
-/// Communicator for arrays on GPUs. `network` checks messages; it reads them on the host.
+/// Communicator for arrays on GPUs. `network` checks messages, for which it reads them on the host.
 std::unique_ptr<Communicator> make_device_world(const std::string& comm, AppContext& context,
                                                 Communicator& network) {
   if (comm == "nccl") return make_nccl_communicator(context.world);
@@ -72,7 +72,7 @@ struct Backend::State {
   const AppContext& context;
   std::string comm;
   std::unique_ptr<Stream> stream;
-  std::unique_ptr<CheckedCommunicator> network;  ///< by MPI
+  std::unique_ptr<CheckedCommunicator> network;  ///< all ranks, by MPI
   std::unique_ptr<Communicator> device_world;    ///< none on CPUs
   std::unique_ptr<Communicator> host_staging;    ///< none on CPUs
   std::vector<RankDevice> devices;               ///< none on CPUs

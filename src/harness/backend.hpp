@@ -27,12 +27,12 @@ const std::vector<std::string>& backend_names();
 /// Values of --comm: mpi, staged, mpi-gpu, nccl.
 const std::vector<std::string>& comm_names();
 
-/// The backends, and the communicators, of this build.
+/// Values of --backend, and of --comm, that this build supports.
 std::vector<std::string> built_backends();
 std::vector<std::string> built_comms();
 
-/// Adds the three options. --comm defaults to mpi on CPUs. On GPUs it defaults to nccl, or staged
-/// if the build has no NCCL or GPUs are shared.
+/// Adds --backend, --comm and --share-gpus to `app`. --comm defaults to mpi on CPUs. On GPUs it
+/// defaults to nccl, or staged if the build has no NCCL or GPUs are shared.
 void declare_backend_options(CLI::App& app, BackendOptions& o);
 
 class Backend {
@@ -74,7 +74,7 @@ class Backend {
 int64_t memory_for_rank(const AppContext& context);
 /// Number of ranks on this rank's host divided by the number of its cores.
 double ranks_per_core(const AppContext& context);
-/// "4 ranks of 1 threads on 2 cores" if this rank's host has fewer cores than that, else "".
+/// "4 ranks of 1 threads on 2 cores" if this rank's host has fewer cores than threads, else "".
 std::string crowding(const AppContext& context, int threads);
 
 }  // namespace gyre

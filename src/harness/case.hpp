@@ -50,9 +50,9 @@ class Case {
   /// Called before the first timed run. From here on the case records measurements of timed runs.
   virtual void start_timing(Pass) {}
   /// Runs parts of the pass alone (its kernels, its messages) and times them itself. Called after a
-  /// run, whose results it destroys, or `ahead` of the last run; then nothing is prepared for it.
+  /// run, whose results it may destroy, or with `ahead` before prepare() of the last run.
   virtual void run_parts(Pass, [[maybe_unused]] bool ahead) {}
-  /// False: the thread sleeps instead of computing (emulation), and leaves no results.
+  /// Returns false if the thread sleeps instead of computing (emulation) and leaves no results.
   virtual bool computes() const { return true; }
   /// Total traffic that this rank has sent so far.
   virtual SentTraffic sent() const = 0;

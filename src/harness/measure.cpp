@@ -30,7 +30,7 @@ class Measurement {
     while (repeats.next()) {
       if (repeats.last()) case_.run_parts(pass_, true);
       const bool verified = o_.check == "all" || (o_.verifies() && repeats.last());
-      timed_run(repeats, verified);  // from NaN: what it leaves unwritten must not look right
+      timed_run(repeats, verified);  // from NaN: what is left unwritten must not look right
       if (checked_) timed_.push_back(*case_.checksum(pass_));
       if (verified) verify();
       if (!repeats.last()) case_.run_parts(pass_, false);
@@ -45,7 +45,7 @@ class Measurement {
   }
 
  private:
-  /// Runs whose times are discarded. tests/faults finds this name, and the next, in backtraces.
+  /// Runs whose times are discarded. tests/faults looks for warm_up and timed_run in backtraces.
   [[gnu::noinline]] void warm_up() {
     const int runs = o_.verifies() ? std::max(1, o_.warmup) : o_.warmup;
     if (runs == 0) return;

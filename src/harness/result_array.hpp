@@ -54,7 +54,7 @@ struct ResultArray {
   /// If false, this rank takes part in reading, but another rank shows the result.
   bool shown = true;
   bool whole_numbers = false;            ///< values are integers, such as ids
-  bool of_tokens = true;                 ///< rows are tokens that no other rank has; so are samples
+  bool of_tokens = true;                 ///< rows are tokens, each on one rank; samples count them
   std::vector<std::string> sum_of = {};  ///< answers whose sum is the answer of `name`
   std::vector<double> answers = {};      ///< [shape] from the file; empty: none
 
@@ -100,7 +100,7 @@ std::vector<size_t> spread_sample(int64_t count, int64_t step);
 
 /// Indices of the rows that are not padding.
 std::vector<size_t> real_rows(std::span<const int64_t> rows);
-/// About `count` rows that are not padding, spread over all of these (spread_sample).
+/// Indices of about `count` rows that are not padding, spread over all of these (spread_sample).
 std::vector<size_t> sample_of(std::span<const int64_t> rows, int64_t count);
 
 /// Calls body(batch) for consecutive parts of `rows`, of `width` elements each. A part takes about

@@ -12,8 +12,8 @@
 
 namespace gyre {
 
-/// Common fields of rows. Rows of an app derive from it. One that has further fields has a function
-/// further(), which lists their names, values and units.
+/// Common fields of rows. The row type of an app derives from it. If it has further fields, its
+/// function further() lists their names, values and units.
 struct MeasuredRow {
   Fields key;          ///< the independent variables that tell rows apart
   Timing timing;       ///< times of a run; no samples: nothing was timed
@@ -46,7 +46,7 @@ Table<Row> shown_table(const AppContext& context, const ReportOptions& options,
   return table.chosen(shown_columns(context, options));
 }
 
-/// Time and its spread. Rows have `timing` and its statistics `time_ms`.
+/// Columns for the time and its spread. A Row has `timing` and its statistics, `time_ms`.
 template <class Row>
 std::vector<Column<Row>> timing_columns(int width, int precision) {
   return {Column<Row>{"time", "ms", width, precision, [](const Row& r) { return r.time_ms.median; }}
@@ -59,7 +59,7 @@ std::vector<Column<Row>> timing_columns(int width, int precision) {
           Column<Row>{"reps", "", 5, 0, [](const Row& r) { return r.time_ms.count; }}.extra()};
 }
 
-/// Outcome of a row. Rows have `error_over_tolerance`, `check` and `finished`.
+/// Columns for the outcome. A Row has `error_over_tolerance`, `check` and `finished`.
 template <class Row>
 std::vector<Column<Row>> verdict_columns() {
   return {Column<Row>{"err_over_tol", "", 12, 4, &Row::error_over_tolerance}.extra(),
@@ -67,7 +67,7 @@ std::vector<Column<Row>> verdict_columns() {
           Column<Row>{"finished", "", 20, 0, &Row::finished, Align::left}.extra()};
 }
 
-/// Concatenates the lists.
+/// Concatenates lists of columns.
 template <class Row>
 std::vector<Column<Row>> joined(const std::vector<std::vector<Column<Row>>>& parts) {
   std::vector<Column<Row>> all;

@@ -4,7 +4,7 @@
 //
 //     Suite<Row> suite(context, report, options, table);
 //     for (each case)
-//       suite.attempt(label, many, [&] {               refusals among many are kept and reported
+//       suite.attempt(label, many, [&] {               keeps the usage error of one of many cases
 //         std::vector<Row> rows = suite.wanted(...);   without rows of an earlier run (--resume)
 //         MyCase of(...);                              planned, allocated, filled
 //         for (Row& row : rows) suite.measure(of, row.pass, measuring, backend, row);
@@ -90,7 +90,7 @@ class Suite {
     rows_.push_back(std::move(row));
   }
 
-  /// Does `work`. A usage error that all ranks agree on is rethrown, or kept as "LABEL: REASON" if
+  /// Calls work(). A usage error that all ranks agree on is rethrown, or kept as "LABEL: REASON" if
   /// the case is one of `many`. Returns the kept error, or "".
   std::string attempt(const std::string& label, bool many, const std::function<void()>& work) {
     try {
