@@ -6,9 +6,8 @@
 //     ids       p1 p2  - | a1  - | b1  -        the ids that rows predict, at most one per row
 //     branch    row 2: a0 b0                    the other ids that row 2 predicts
 //
-// A row's gradient is the sum over its predictions. A VocabScores with 12 bytes per row in its
-// all-gather scores `ids`. Then one VocabScores per branch scores the branch's K ids: one row, 4 (2
-// + K) bytes.
+// A row's gradient is the sum over its predictions. One VocabScores scores `ids` (an all-gather of
+// 12 bytes per row), then one per branch the K ids of its row (an all-gather of 4 (2 + K) bytes).
 
 #include <cstdint>
 #include <deque>

@@ -66,7 +66,7 @@ class Selector {
       mine += order_of_entry(entries_[i]) == last ? 1 : 0;
     return block_sum(mine, room_.scratch) + (last == bar_order_ ? dropped_ : 0);
   }
-  /// order_of() the smallest entry; that of -inf if there are fewer than `length` entries.
+  /// Order (order_of) of the smallest kept entry; that of -inf if fewer than `length` are kept.
   __device__ uint32_t last_order() {
     if (room_.kept < length_) return order_of(minus_infinity);
     uint32_t least = ~0U;

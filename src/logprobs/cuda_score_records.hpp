@@ -15,7 +15,7 @@ namespace gyre {
 
 /// Creates records. `stream`, a CUDA stream, must outlive them. Results are bitwise reproducible.
 std::unique_ptr<ScoreRecords> make_cuda_score_records(Stream& stream, const RecordShape& shape);
-/// Creates records of cross entropies; `stream` and the results as above.
+/// Creates cross-entropy records. `stream` must outlive them. Results are bitwise reproducible.
 std::unique_ptr<CrossRecords> make_cuda_cross_records(Stream& stream, int ranks, int threads);
 
 }  // namespace gyre

@@ -41,7 +41,7 @@ class DistillationScores {
                  std::span<const int32_t> ids, Stream& stream, std::span<float> student,
                  std::span<float> teacher, std::span<float> entropy);
 
-  /// d_logits <- gradient from d_student [tokens, K] and d_entropy [tokens], or empty. May be the
+  /// d_logits <- gradient from d_student [tokens, K] and d_entropy ([tokens] or empty). May be the
   /// logits' memory. No communication.
   void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                 std::span<const float> d_student, std::span<const float> d_entropy,

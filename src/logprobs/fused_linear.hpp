@@ -16,15 +16,15 @@
 // Example, 3 ranks with rows 0 | 1 | 2: rank 1 scores rows 1, then 0 and 2. Backward processes 2,
 // then 0, then 1; the gradient of rows 1 is part 0 + part 2 + part 1, in this order in every run.
 //
-// Four products (one forward, three backward) of 2 · n · D · columns FLOPs each bound the time.
-// bench/fused_linear.cpp compares both passes on the host with these products on whole matrices;
-// fused_linear_cuda.hpp describes the cost on a device. Tokens without gradient cost nothing in
-// backward. Memory beyond inputs and outputs: X of all ranks, two outgoing parts of dX and an
-// incoming one, the records of all ranks, 8 bytes per token with a gradient, and tiles; nothing of
-// size n · V. dW is accumulated in f32. Each rank's dW covers its own columns and its own tokens;
-// under context or data parallelism it is summed with the other weight gradients. Rows are tokens
-// in any order, so packing and context parallelism only need targets from sequence_scores.hpp. The
-// number of threads does not change the bits of results. Based on
+// The time is bound by four products, one forward and three backward, each of 2 · n · D · columns
+// FLOPs. bench/fused_linear.cpp compares both passes on the host with these products on whole
+// matrices; fused_linear_cuda.hpp describes the cost on a device. Tokens without gradient cost
+// nothing in backward. Memory beyond inputs and outputs: X of all ranks, two outgoing parts of dX
+// and an incoming one, the records of all ranks, 8 bytes per token with a gradient, and tiles;
+// nothing of size n · V. dW is accumulated in f32. Each rank's dW covers its own columns and its
+// own tokens; under context or data parallelism it is summed with the other weight gradients. Rows
+// are tokens in any order, so packing and context parallelism only need targets from
+// sequence_scores.hpp. The number of threads does not change the bits of results. Based on
 // ChunkedDistributedHiddenStatesToLogprobs of NeMo RL.
 
 #include <memory>
@@ -51,7 +51,7 @@ struct LinearOptions {
   int threads = 1;
   int64_t tile_rows = 0;     ///< of a tile of logits; 0: the default of `ops`
   int64_t tile_columns = 0;  ///< 0: the default of `ops`; may differ between ranks
-  LinearOps* ops = nullptr;  ///< computes and determines the memory space; null: host
+  LinearOps* ops = nullptr;  ///< computes; determines the memory space; null: host
 };
 
 /// Arrays of a backward pass.
@@ -60,7 +60,7 @@ struct LinearGradients {
   std::span<const float> d_entropy;  ///< [tokens], equal on all ranks; empty: none
   MatrixView<float> d_x;             ///< result [rows(), D]
   MatrixView<float> d_weight;        ///< result [own columns, D]
-  bool accumulate = false;           ///< add to d_weight
+  bool accumulate = false;           ///< whether to add to d_weight
 };
 
 /// Computes scores of targets from x and weight, and gradients of x and weight. These four are in

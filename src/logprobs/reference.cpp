@@ -193,7 +193,7 @@ int64_t SurvivorsReference::nearest(int64_t id, double value) const {
   if (!survives) return std::clamp(usual_, low, high);
   const double sum = std::exp((logits_[id] - max_) / temperature_ - value);
   const auto end = sums_.begin() + high;
-  const auto above = std::lower_bound(sums_.begin() + low, end, sum);  // at most `end`, an element
+  const auto above = std::lower_bound(sums_.begin() + low, end, sum);  // `end` is valid too
   const bool is_first = above == sums_.begin() + low;
   return above - sums_.begin() - (!is_first && sum - *(above - 1) < *above - sum ? 1 : 0);
 }

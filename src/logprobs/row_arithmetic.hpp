@@ -37,7 +37,7 @@ inline constexpr double ln_2 = 0.693147180559945309;
 GYRE_HOST_DEVICE inline float base_2(float scale) {
   return static_cast<float>(scale * log2_e);
 }
-/// y = no_exponent makes 2^y and y 2^y 0 in f32, where y = -inf makes the product NaN.
+/// With y = no_exponent, 2^y and y · 2^y are 0 in f32; with y = -inf, the product would be NaN.
 inline constexpr float no_exponent = -200;
 
 GYRE_HOST_DEVICE inline float power_of_2(float x) {

@@ -13,7 +13,7 @@
 namespace gyre {
 
 uint32_t key_of(float value, DType type);
-/// Inverse of key_of, for keys of numbers.
+/// Inverse of key_of, for keys of values other than NaN.
 float value_of_key(uint32_t key, DType type);
 
 inline constexpr int digit_bits = 8;

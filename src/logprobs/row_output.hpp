@@ -21,7 +21,7 @@ RowOutput output_at(const MatrixRef& to, const ConstMatrixRef& from);
 
 /// Columns [begin, end) of row r <- value.
 void fill(const RowOutput& out, int64_t r, int64_t begin, int64_t end, float value);
-/// Columns [begin, end) of row r <- 0. In place may bypass the caches too: the row was not read.
+/// Columns [begin, end) of row r <- 0. May bypass the caches even in place: the row was not read.
 void clear(const RowOutput& out, int64_t r, int64_t begin, int64_t end);
 
 /// Calls body(begin, end) for parts of the rows, distributed over threads; a column takes about

@@ -14,8 +14,8 @@
 // many elements are equal for any such value, the first of them are kept.
 //
 // Equal values are ordered by ascending id, so the result does not depend on the blocks. In random
-// data, about M / i elements of run i are above the bar. The bound is therefore memory: 2 or 4
-// bytes read per element; with partials, also one exponential per element.
+// data, about M / i elements of run i are above the bar. Memory therefore bounds the time: 2 or 4
+// bytes are read per element; with partials, an element also costs one exponential.
 
 #include <cstdint>
 #include <span>

@@ -73,8 +73,8 @@ struct CrossPartial {
 void softmax_cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
                             int threads, std::span<CrossPartial> out);
 
-/// out [rows] <- Σ_v over the first `columns` of each row of `values`, f32 or bf16. Sums are f32
-/// over 4096 columns and f64 over these blocks. The bits do not depend on the number of threads.
+/// out [rows] <- sum of the first `columns` of each row of `values`, f32 or bf16. Sums are f32 over
+/// 4096 columns and f64 over these blocks. The bits do not depend on the number of threads.
 void row_sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out);
 
 }  // namespace gyre

@@ -26,7 +26,7 @@ inline constexpr int64_t bytes_ahead = 12288;
 /// Sums move to a new origin if a block's maximum has an exponent above this.
 inline constexpr double highest_exponent = 32;
 
-/// Largest element, and minimum of the elements and 0; neither holds if there is a NaN or +inf.
+/// Largest element, and minimum of the elements and 0; both valid only without NaN and +inf.
 struct Range {
   float top = minus_infinity, low = 0;
   bool regular = true;

@@ -28,8 +28,8 @@ namespace gyre {
 class VocabExchange {
  public:
   /// Collective. All ranks throw the same usage error if the partition and `tp`, in host memory,
-  /// have different numbers of ranks, or an argument differs between ranks. Matrices are in the
-  /// memory space of `arrays`, a communicator of the same ranks in the same order; null: tp.
+  /// differ in number of ranks, tokens < 0, or an argument differs between ranks. Matrices are in
+  /// the memory space of `arrays`, a communicator of the same ranks in the same order; null: tp.
   VocabExchange(int64_t tokens, const VocabPartition& vocab, DType type, Communicator& tp,
                 Communicator* arrays = nullptr);
 

@@ -59,7 +59,7 @@ class VocabScores {
  public:
   /// Collective over `tp`. All ranks throw the same usage error if `vocab` and `tp` have different
   /// numbers of ranks, an argument differs between ranks, `tokens` or ids_per_token is negative, or
-  /// the temperature is not positive and finite. Later calls compare nothing between ranks.
+  /// the temperature or its inverse is not positive and finite in f32. Later calls compare nothing.
   VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
               Communicator& tp);
 

@@ -40,8 +40,8 @@ struct VocabPartition {
   int owner(int64_t id) const { return owner_of(offsets.data(), vocab_size, id); }
 };
 
-/// Equal shards of `padded` columns. Throws a usage error, with the nearest valid number, unless
-/// `ranks` divides `padded` and 1 <= vocab_size <= padded.
+/// Equal shards of `padded` columns. Throws a usage error unless `ranks` divides `padded` (it names
+/// the next multiple) and 1 <= vocab_size <= padded.
 VocabPartition even_partition(int64_t vocab_size, int64_t padded, int ranks);
 
 /// Shards of these sizes, in rank order. Throws a usage error if a size is negative, or unless 1 <=

@@ -19,7 +19,7 @@ constexpr std::string_view call_name = "largest logits";
 
 /// Lists of all ranks: for each rank ids [tokens, entries], then values [tokens, entries].
 struct Lists {
-  int64_t tokens, entries;  // entries: per list, on all ranks
+  int64_t tokens, entries;  // `entries` of each list, on all ranks
   DType type;
 
   int64_t block_bytes() const {
