@@ -67,7 +67,7 @@ struct Traffic {
 class Work {
  public:
   virtual ~Work() = default;
-  /// Drives the operation without blocking; returns true once it is complete.
+  /// Progresses the operation without blocking; returns true once it is complete.
   virtual bool test() = 0;
   /// Blocks until the operation is complete; polls and yields the core between polls.
   virtual void wait() = 0;
@@ -84,7 +84,7 @@ class Communicator {
   virtual int rank() const = 0;
   virtual int size() const = 0;
   virtual MemorySpace space() const = 0;
-  virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged", "mpi-gpu"
+  virtual std::string_view backend() const = 0;  ///< "mpi", "nccl", "staged", "mpi-gpu", "emulated"
   /// Ranks of equal `color` form a new communicator, in order of their rank here. Collective.
   virtual std::unique_ptr<Communicator> split(int color) = 0;
   /// Returns the communicator of `ranks` (ascending, including this rank); this communicator owns
@@ -123,7 +123,7 @@ class Communicator {
   /// As all_gather, with `recv_bytes[r]` bytes from rank r, packed in rank order.
   WorkPtr all_gather_v(std::span<const std::byte> send, std::span<std::byte> recv,
                        std::span<const int64_t> recv_bytes, Stream& stream, std::string_view what);
-  /// Sends equal blocks of `send` to all ranks in rank order; receives likewise.
+  /// Sends a block of `send` to each rank and receives one from it; equal sizes, in rank order.
   WorkPtr all_to_all(std::span<const std::byte> send, std::span<std::byte> recv, Stream& stream,
                      std::string_view what);
   /// Sends `send_bytes[r]` bytes to rank r and receives `recv_bytes[r]` from it; both packed in

@@ -1,6 +1,6 @@
 #pragma once
-// Copies spans within device memory, many per kernel launch: most copies take less time than a
-// call.
+// Copies spans within device memory, many per kernel launch, because most copies take less time
+// than a launch.
 
 #include <span>
 

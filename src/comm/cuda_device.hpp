@@ -25,7 +25,7 @@ inline constexpr int least_compute_capability = 8;
 std::vector<RankDevice> bind_device(Communicator& host, bool share_gpus = false);
 
 /// Devices of all ranks, in rank order. `choose` maps the number that this rank sees to the index
-/// of its own. All ranks throw a runtime error if one is missing or too old. Collective.
+/// of its own. All ranks throw a runtime error if a device is missing or too old. Collective.
 std::vector<RankDevice> devices_of_ranks(Communicator& host, const std::function<int(int)>& choose);
 
 /// CUDA runtime version: "13.0", "software GPU (seed 7)", or "no" in a build without CUDA.

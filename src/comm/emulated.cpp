@@ -131,7 +131,7 @@ class DelayedWork final : public Work {
     add(releases.exchange(sends, {}, stream_, what_));
     --unsent_;
   }
-  /// Also waits for the releases of these ranks.
+  /// Makes the operation also wait for one release from each of these ranks.
   void expect(Communicator& releases, const std::set<int>& peers) {
     tokens_.resize(peers.size());
     std::vector<RecvSlice> recvs;

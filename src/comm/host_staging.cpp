@@ -146,7 +146,7 @@ class HostStagingCommunicator final : public Communicator {
     return std::make_unique<HostStagingWork>(std::move(mirror), std::move(inner));
   }
 
-  std::unique_ptr<Communicator> owned_;  ///< none when the caller owns it
+  std::unique_ptr<Communicator> owned_;  ///< null if the caller owns it
   Communicator& device_;
   Stream& stream_;
 };
