@@ -17,9 +17,9 @@
 // ours row by row, in cache. Passes run at memory bandwidth (upstream_passes.hpp).
 //
 // Gradients are made in f32 and then cast to the type of the output, which may be the logits'
-// memory. Arguments are those of the classes of src/logprobs that these are compared with, which
-// check them. All calls that take a stream are collective. A backward pass must follow the forward
-// pass of the same logits.
+// memory. Arguments are those of the classes in src/logprobs with which the baselines are compared;
+// those check them. All calls that take a stream are collective. A backward pass must follow the
+// forward pass of the same logits.
 
 #include <array>
 #include <cstdint>
