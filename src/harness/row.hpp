@@ -39,7 +39,7 @@ ResultEntry entry_of(const Row& row, const Table<Row>& table) {
   return entry;
 }
 
-/// The columns that --columns names; all of them with -v, unless it names some.
+/// The columns of `table` that --columns names, or all with -v if the option is absent.
 template <class Row>
 Table<Row> shown_table(const AppContext& context, const ReportOptions& options,
                        const Table<Row>& table) {
