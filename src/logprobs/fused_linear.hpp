@@ -51,7 +51,7 @@ struct LinearOptions {
   int threads = 1;
   int64_t tile_rows = 0;     ///< of a tile of logits; 0: the default of `ops`
   int64_t tile_columns = 0;  ///< 0: the default of `ops`; may differ between ranks
-  LinearOps* ops = nullptr;  ///< computes; determines the memory space; null: host
+  LinearOps* ops = nullptr;  ///< performs the computations, in its memory space; null: host
 };
 
 /// Arrays of a backward pass.

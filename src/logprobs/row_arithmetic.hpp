@@ -329,7 +329,7 @@ GYRE_HOST_DEVICE inline float value_of_order(uint32_t order) {
   return std::bit_cast<float>((order & sign) != 0 ? order ^ sign : ~order);
 }
 
-/// A value and its column in one integer; entries earlier in a list are larger. 0 is no entry.
+/// A value and its column as one integer, larger if it comes earlier in a list; 0: no entry.
 GYRE_HOST_DEVICE inline uint64_t entry_of(float z, int64_t column) {
   return (static_cast<uint64_t>(order_of(z)) << 32) | static_cast<uint64_t>(0x7fffffff - column);
 }

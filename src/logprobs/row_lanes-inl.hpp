@@ -52,7 +52,7 @@ HWY_INLINE T narrow(float x) {
     return to_bf16(x);
 }
 
-/// Whether pairs hold even and odd elements: if all rows are bf16.
+/// Whether a pair holds the even and the odd elements: true if all rows are bf16.
 template <class... T>
 inline constexpr bool even_odd = (std::is_same_v<T, bf16> && ...);
 

@@ -23,7 +23,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// Sum and weighted sum of a vector's elements.
+/// Running sums of exponentials and of weighted exponentials, one per lane.
 template <bool weighted>
 struct Terms {
   V sum, product;
@@ -83,8 +83,8 @@ BlockSums sum_block(F f, const T* z, int64_t count, const Sums& sums) {
   return block;
 }
 
-/// Adds a block; returns false if it has a NaN or +inf. `clamped`: in, whether the last block was
-/// clamped, as a first guess; out, whether this one needs it.
+/// Adds a block; returns false if it has a NaN or +inf. `clamped`: on entry, whether the last block
+/// was clamped, a first guess; on return, whether this one needs it.
 template <bool weighted, class T>
 bool add_block(F f, const T* z, int64_t count, Sums& sums, bool& clamped) {
   if (!sums.started()) {

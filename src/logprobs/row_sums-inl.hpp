@@ -18,7 +18,7 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// Columns summed in f32.
+/// Columns per block, whose sums are f32.
 inline constexpr int64_t block_columns = 4096;
 /// Prefetch distance in bytes.
 inline constexpr int64_t bytes_ahead = 12288;

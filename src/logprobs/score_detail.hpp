@@ -1,5 +1,5 @@
 #pragma once
-// Shared by the routines on sharded vocabularies: argument checks, distribution of rows, messages,
+// What the routines on sharded vocabularies share: argument checks, distribution of rows, messages,
 // and gradient coefficients.
 
 #include <algorithm>

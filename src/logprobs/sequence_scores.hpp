@@ -52,7 +52,7 @@ std::vector<int32_t> rolled_targets(const Layout& layout, const SegmentBounds& b
 /// Shape of gathered predictions.
 struct PredictionShape {
   std::span<const int32_t> bounds;  ///< [segments + 1] boundaries of slots
-  int64_t width = 0;                ///< U - 1
+  int64_t width = 0;                ///< U - 1: predictions of a sequence in the result
   int64_t row = 1;                  ///< values per prediction (K)
   int64_t segments() const { return std::ssize(bounds) - 1; }
   /// Number of predictions of segment i that fit the width.

@@ -8,8 +8,8 @@
 
 namespace gyre {
 
-/// Ids with individual gradients, at most 65536 per row. An id may occur several times in a row;
-/// ids outside this shard's valid columns are skipped.
+/// Ids of each row, at most 65536, each with a weight, its part of the gradient. An id may occur
+/// several times in a row; ids outside this shard's valid columns are skipped.
 struct RowTokenIds {
   std::span<const int32_t> ids;    ///< [rows, per_row] global ids
   std::span<const float> weights;  ///< [rows, per_row]
