@@ -129,7 +129,7 @@ class FilteredLogprob {
   std::vector<int32_t> survivors(Stream& stream) const;
 
  private:
-  /// For each rank, the bytes of an array with 4 bytes for each of its rows.
+  /// For each rank, the bytes of an array with 4 bytes for each of the rank's rows.
   std::vector<int64_t> bytes_of_rows() const;
 
   Shape shape_;

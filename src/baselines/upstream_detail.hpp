@@ -1,5 +1,5 @@
 #pragma once
-// Definitions shared by the files of upstream.hpp.
+// Definitions shared by the files that implement upstream.hpp.
 
 #include <algorithm>
 
