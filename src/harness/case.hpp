@@ -1,6 +1,6 @@
 #pragma once
 // The interface that a suite measures (harness/suite.hpp). A case gives one row of a table for each
-// of its passes. Like testColl of nccl-tests it is a table of functions; the rest is common.
+// of its passes. Like testColl of nccl-tests, it is a table of functions; the suite does all else.
 
 #include <cstdint>
 #include <optional>
