@@ -14,8 +14,8 @@
 // its items: one item of 100 and ten of 10 both fill C = 100, but have 5050 and 550 visible pairs.
 // `balanced` uses no more bins than the better of the decreasing packers and equalises that cost.
 //
-// The first four packers and their measures follow NeMo-RL's sequence packing. Unlike there, no bin
-// is ever empty, and the shuffle takes a seed.
+// All packers but `balanced`, and the measures, follow NeMo-RL's sequence packing. Unlike there, no
+// bin is ever empty, and the shuffle takes a seed.
 
 #include <cstdint>
 #include <optional>
@@ -29,13 +29,13 @@ namespace gyre {
 /// A bin: indices of its items, in the order of packing.
 using Bin = std::vector<int64_t>;
 
-/// The longest of the items above a limit (of equals the first), and the number of such items.
+/// The first of the longest items, and the number of items above a limit (longest_above).
 struct LongestAbove {
   int64_t item, length, count;
   /// " (the longest of 3 that do not fit)", or "" when it is the only one.
   std::string others_text() const;
 };
-/// Returns nothing when all lengths are at most `most`.
+/// The limit is `most`. Returns nullopt when no length exceeds it.
 std::optional<LongestAbove> longest_above(std::span<const int64_t> lengths, int64_t most);
 
 /// What to do with an item that is longer than the capacity.
@@ -53,13 +53,13 @@ struct BinOptions {
   Oversize oversize = Oversize::reject;
 };
 
-// The packers. All of them: lengths [n] >= 0; every index is in exactly one bin; no bin is empty;
-// zero items give zero bins; equal arguments give equal bins. After packing, adjust_bin_count
-// raises the number of bins.
+// The packers. Each takes lengths [n] >= 0 and puts every item in exactly one bin. No bin is empty;
+// zero items give zero bins; equal arguments give equal bins. Each packer ends with
+// adjust_bin_count, which raises the number of bins to what the options require.
 //
 // Usage errors: capacity < 1; a negative length, or one above the capacity under Oversize::reject
-// (the longest is named); options out of range; max_items for a packer other than next_fit; fewer
-// items than bins.
+// (the longest is named); options out of range; max_items > 0 for a packer other than next_fit;
+// fewer items than bins.
 
 /// Packs items in input order. The first item that does not fit closes the bin. O(n).
 std::vector<Bin> next_fit(std::span<const int64_t> lengths, const BinOptions& options);
@@ -101,22 +101,22 @@ std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t
 ///
 ///     start    candidates: those of the two packings that have T bins, and a greedy one, which
 ///              places the longest item first into the bin of least cost that has room. If an item
-///              finds no room, the packing is repeated with only the items above C/256, C/64, C/16
-///              or C/4 placed by cost and the rest by best fit. The candidate whose largest cost is
-///              smallest wins.
+///              finds no room, the packing is repeated: only items of at least C/256, C/64, C/16 or
+///              C/4 are then placed by cost, the rest by best fit. The candidate whose largest cost
+///              is smallest wins.
 ///     improve  pair the costliest bin with each of the 128 cheapest. Assign the items of the pair
 ///              again by the greedy rule, or else exchange up to two items of one for up to two of
 ///              the other, among the 24 longest of each. Keep a change that lowers the larger cost
 ///              of the pair. If no partner improves the costliest bin, continue with the next one.
 ///
-/// The result has T bins and the same utilisation. Its largest cost is never above that of a
-/// decreasing packer with T bins. Lower bounds of the largest cost: the cost of the longest item,
-/// and the mean cost. Measured (bench/packing.cpp) for the long-tailed distribution of lengths.hpp,
-/// cut at C/4 or at C, with C = 32K, 64K and 128K: for 4096 documents the largest cost is within
-/// 1 % of the larger bound; for a million, where all bins are full to the last slots, within 20 %.
-/// It can stay far above where bins have few items and no spare room (uniform lengths up to C/2:
-/// 1.45 times). The search budget is 2^22 + 64 n items, so that the total is O(n log n). Lengths
-/// and capacity are at most 2^31 - 1.
+/// The result has T bins. Its largest cost is never above that of a decreasing packer with T bins.
+/// Lower bounds of the largest cost: the cost of the longest item, and the mean cost. Measured
+/// (bench/packing.cpp) for the long-tailed distribution of lengths.hpp, cut at C/4 or at C, with C
+/// = 32K, 64K and 128K: for 4096 documents the largest cost is within 1 % of the larger bound; for
+/// a million, where all bins are full to the last slots, within 20 %. It can stay far above where
+/// bins have few items and no spare room (uniform lengths up to C/2: 1.45 times). The search
+/// examines at most about 2^22 + 64 n items, so that the total is O(n log n). Lengths and capacity
+/// are at most 2^31 - 1.
 std::vector<Bin> balanced_bins(std::span<const int64_t> lengths, const BinOptions& options);
 
 /// Raises the number of bins to max(bins, min_bin_count), rounded up to bin_count_multiple. Each
@@ -139,17 +139,17 @@ const std::vector<BinPacker>& bin_packers();
 /// that lists the names (abbreviations such as "mffd" are unknown).
 const BinPacker& find_bin_packer(std::string_view name);
 
-/// Adds what data-parallel dealing to `ranks` ranks requires: at least `ranks` bins, in a multiple
-/// of `ranks`. Requirements in `options` still hold.
+/// Adds what dealing the bins evenly to `ranks` data-parallel ranks requires: at least `ranks`
+/// bins, in a multiple of `ranks`. Requirements in `options` still hold.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
-/// Assigns bin k to rank k mod ranks. Returns [ranks] ascending lists of bins. Rank 0 gets the
-/// heaviest bins of packers that place long items first; balance_over_groups (packing.hpp) assigns
-/// by cost instead. Throws a usage error when ranks < 1 or does not divide the number of bins.
+/// Assigns bin k to rank k mod ranks. Returns [ranks] ascending lists of bins. If the packer places
+/// long items first, rank 0 gets the heaviest bins; balance_over_groups (packing.hpp) assigns by
+/// cost instead. Throws a usage error when ranks < 1 or does not divide the number of bins.
 std::vector<std::vector<int64_t>> assign_bins_to_ranks(int64_t bins, int ranks);
 
-/// Quality of a packing. The linear measures (as in NeMo-RL) round each length up to a multiple and
-/// count a bin with an oversize item as filled by it. All are 0 without bins.
+/// Quality of a packing. The linear measures (as in NeMo-RL) round each length up to a multiple,
+/// and take the load of a bin with an oversize item as its capacity. All are 0 without bins.
 struct BinMeasures {
   int64_t bins = 0;
   int64_t tokens = 0;      ///< Σ lengths

@@ -17,7 +17,7 @@ namespace {
 using detail::CostBin;
 using detail::Item;
 
-constexpr int64_t work_per_item = 64;  // search budget
+constexpr int64_t work_per_item = 64;  // search budget: items examined per input item
 constexpr int64_t least_work = int64_t{1} << 22;
 
 std::vector<CostBin> with_costs(const std::vector<Bin>& bins, std::span<const int64_t> lengths) {
@@ -44,7 +44,7 @@ class GreedyStart {
   GreedyStart(size_t count, int64_t capacity) : bins_(count), capacity_(capacity) {
     for (size_t b = 0; b < count; ++b) enter(b);
   }
-  /// Returns the bins, or nothing when an item finds no room. No bin is empty: each of the first
+  /// Returns the bins, or nullopt when an item finds no room. No bin is empty: each of the first
   /// `count` items gets its own bin.
   std::optional<std::vector<CostBin>> place(std::span<const Item> items, int64_t cost_matters) {
     size_t placed = 0;
@@ -90,8 +90,8 @@ class GreedyStart {
   std::priority_queue<std::pair<int64_t, size_t>> waiting_;  // room, bin
 };
 
-/// Greedy packing with the smallest length threshold for placement by cost at which all items fit;
-/// nothing if none does.
+/// The greedy packing with the smallest threshold `cost_matters` at which all items fit; nullopt if
+/// they fit at none.
 std::optional<std::vector<CostBin>> greedy_start(std::span<const Item> items, size_t count,
                                                  int64_t capacity) {
   for (int64_t cost_matters :

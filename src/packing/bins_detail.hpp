@@ -42,7 +42,7 @@ inline uint64_t adjusted_count(size_t bins, const BinOptions& options) {
 std::vector<Bin> first_fit_of(std::span<const Item> items, int64_t capacity);
 std::vector<Bin> modified_first_fit_of(std::span<const int64_t> lengths, int64_t capacity);
 
-/// Causally visible pairs. Items of a bin with at most 2^31 slots have less than 2^62 in total.
+/// Causally visible pairs of an item; for all items of a bin of 2^31 slots, less than 2^62.
 inline int64_t cost_of(int64_t length) {
   return length * (length + 1) / 2;
 }

@@ -13,7 +13,8 @@ namespace {
 constexpr int partners_tried = 128;
 constexpr int64_t items_picked_from = 24;  // candidates of each bin in an exchange
 
-/// Deals the items of two bins again by the greedy rule; false when an item fits in neither.
+/// Deals the items of a and b to x and y, longest first, each to the cheaper one with room. False
+/// when an item fits in neither.
 bool split_anew(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, CostBin& y) {
   std::vector<Item> pool(a.items.size() + b.items.size());
   std::merge(a.items.begin(), a.items.end(), b.items.begin(), b.items.end(), pool.begin(),
@@ -73,7 +74,7 @@ CostBin bin_of(std::vector<Item> items) {
 }
 
 /// Finds the exchange of up to two items of bin a (the costlier) for up to two of b that minimises
-/// the larger cost of the results x, y; false when none costs less than a. Adds to `looked_at`.
+/// the larger cost of the results x, y. False if none is below a.cost. Adds to `looked_at`.
 bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, CostBin& y,
               int64_t& looked_at) {
   const std::vector<Pick> from_a = picks_of(a), from_b = picks_of(b);
@@ -82,8 +83,8 @@ bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, 
   std::pair<const Pick*, const Pick*> best = {nullptr, nullptr};
   size_t begin = 0;
   for (const Pick& p : from_a) {
-    // b must have room for p without q, and a for q without p. Neither becomes empty: the other
-    // would then cost no less than a.
+    // b must have room for p without q, and a for q without p. Neither bin becomes empty: the other
+    // one would hold everything and cost no less than a.
     while (begin < from_b.size() && from_b[begin].load < b.load + p.load - capacity) ++begin;
     for (size_t k = begin; k < from_b.size() && from_b[k].load <= capacity - a.load + p.load; ++k) {
       ++looked_at;
@@ -103,7 +104,6 @@ bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, 
   return true;
 }
 
-/// The search that bins.hpp describes, within its budget.
 class PairSearch {
  public:
   PairSearch(std::vector<CostBin>& bins, int64_t capacity, int64_t budget)

@@ -10,8 +10,8 @@
 //     yes     any  has all                else     not known          warning
 //     yes     any  has all                else     gradient is right  ok
 //
-// The first row that applies counts. Follows NeMo's validate_parallelism_compatibility, but with
-// the capabilities of a backend for its name, and a probe of the gradient for a list of devices.
+// The first row that applies counts; "fused" is NVTE_FUSED_ATTN. Goes by capabilities and a probe
+// where NeMo's validate_parallelism_compatibility goes by a backend's name and a list of devices.
 
 #include <cstdint>
 #include <optional>
@@ -47,7 +47,7 @@ struct ParallelSetup {
   std::optional<DeviceCapability> device;
   GradientProbe probe = GradientProbe::not_run;
   bool forward_only = false;      ///< rule 3 becomes a warning
-  bool linear_attention = false;  ///< hybrid model: rule 4 (checked first)
+  bool linear_attention = false;  ///< hybrid model: error 4 if packed or cp > 1 (checked first)
 };
 
 struct Compatibility {

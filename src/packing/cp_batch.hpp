@@ -39,7 +39,7 @@ struct LocalBounds {
   SegmentBounds view() const { return {cu_seqlens, cu_seqlens_padded}; }
 };
 
-/// Boundaries of the local slots `index` (shard_index) of a stream. Returns nothing unless each
+/// Boundaries of the local slots `index` (shard_index) of a stream. Returns nullopt unless each
 /// segment is one run of local slots with its real tokens first; under dual-chunk-swap this always
 /// holds. Real lengths are counted: real length / cp would be wrong on some rank unless a segment
 /// is empty, half full or full. Slots past the stream, which a layout appended, lie after the last
@@ -58,7 +58,7 @@ struct CpBatch {
   std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding
   // Boundaries of the whole stream:
   std::vector<int32_t> cu_seqlens;         ///< [N + 1] real; pads included if `absorbed`
-  std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots; equal if there is no padding
+  std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots; = cu_seqlens if without padding
   int32_t max_seqlen = 0;                  ///< widest slot range of a segment
   bool absorbed = false;
   std::optional<LocalBounds> local;  ///< boundaries of the local slots; see local_bounds
@@ -66,11 +66,11 @@ struct CpBatch {
   SegmentBounds bounds() const { return {cu_seqlens, cu_seqlens_padded}; }
 };
 
-/// This rank's part of `stream`. Precondition: `layout` is made from stream.bounds(). Slots that
+/// The part of `stream` on `rank`. Precondition: `layout` is made from stream.bounds(). Slots that
 /// the layout appends hold pad_id or zeros, ignored_label, position 0 and mask 1. Extras aligned to
 /// slots are sharded too; "attention_mask" is dropped, since no per-slot mask can describe a shard;
-/// others are passed on. Throws a usage error when the stream has no boundaries or positions, when
-/// boundaries do not cover it, when the layout has another length, or when rank is out of range.
+/// other extras are copied. Throws a usage error when the stream lacks boundaries or positions, its
+/// boundaries do not cover it, the layout has another length, or rank is out of range.
 CpBatch shard_thd(const ThdBatch& stream, const Layout& layout, int rank, int64_t pad_id = 0);
 
 struct CpOptions {
@@ -92,7 +92,7 @@ struct CpOptions {
 /// a multiple of 2·cp, by row and segment; the errors of to_thd.
 CpBatch make_cp_batch(BshdBatch batch, const CpOptions& options);
 
-/// make_cp_batch for each of `chunks` equal groups of rows; errors also as split_into_chunks.
+/// make_cp_batch for each of `chunks` equal groups of rows. Also throws as split_into_chunks does.
 std::vector<CpBatch> make_cp_chunks(const BshdBatch& batch, int64_t chunks,
                                     const CpOptions& options);
 

@@ -1,5 +1,5 @@
 #pragma once
-// Packs slots on a device, one thread per slot. Memory bandwidth is the limit: each slot writes 12
+// Packs slots on a device, one thread per slot. Memory bandwidth is the limit: a thread writes 12
 // bytes and reads 4 (the next token is in the same cache line). The binary search for the segment
 // reads tables that stay in the caches. Embeddings are gathered as in cuda_gather.hpp.
 

@@ -75,7 +75,7 @@ std::vector<Key> keys_of(const LengthDistribution& distribution) {
   return keys;
 }
 
-/// Reads digits with K, M or G if `units`; returns false for anything else or above 2^64 - 1.
+/// Reads digits, with K, M or G after them if `units`; false for other texts and above 2^64 - 1.
 bool read_integer(std::string_view text, bool units, uint64_t& value) {
   const char* const last = text.data() + text.size();
   const auto [end, error] = std::from_chars(text.data(), last, value);

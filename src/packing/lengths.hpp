@@ -7,7 +7,7 @@
 //     dist=long-tailed,count=4096,max=64K,seed=7
 //     dist=speech,count=1000
 //
-// A text defines a repeatable run: the same text gives the same lengths everywhere (random.hpp).
+// Such a text defines a repeatable run: it gives the same lengths on every machine (random.hpp).
 // Integers take K, M, G = 2^10, 2^20, 2^30.
 
 #include <cstdint>
@@ -61,7 +61,7 @@ const std::vector<LengthDistribution>& length_distributions();
 /// not a number or out of range (with the nearest valid one), and min > max.
 LengthSpec parse_length_spec(std::string_view text);
 
-/// Inverse of parse_length_spec: writes every key, including the seed.
+/// Inverse of parse_length_spec: writes every key of the distribution, including the seed.
 std::string to_string(const LengthSpec& spec);
 
 /// Draws lengths [count]. Throws the usage errors of parse_length_spec if `spec` is invalid.

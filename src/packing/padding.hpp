@@ -1,8 +1,8 @@
 #pragma once
 // Padding of packed sequences, positions of padding, and row packing for context parallelism.
 //
-// Dual-chunk-swap cuts every segment into 2·cp chunks, so that the slots of each must be a multiple
-// of 2·cp. Sequences 1 1 and 2 2 2, multiple 4:
+// Dual-chunk-swap cuts every segment into 2·cp chunks, so that its number of slots must be a
+// multiple of 2·cp. Sequences 1 1 and 2 2 2, multiple 4:
 //
 //     slots              1 1 . . 2 2 2 .        padding has id 0 and label -100
 //     cu_seqlens_padded  0 4 8
@@ -20,9 +20,9 @@
 
 namespace gyre {
 
-/// Rounds each segment length up to `multiple`: [N + 1] from real boundaries cu [N + 1]. Throws a
-/// usage error that names the segment when cu does not start at 0 or decreases, when multiple < 1,
-/// or when the result exceeds int32.
+/// Rounds each segment length up to a multiple of `multiple`. Takes real boundaries cu [N + 1] and
+/// returns padded ones [N + 1]. Throws a usage error that names the segment when cu does not start
+/// at 0 or decreases, when multiple < 1, or when the result exceeds int32.
 std::vector<int32_t> pad_boundaries(std::span<const int32_t> cu, int64_t multiple);
 
 struct PaddedSequences {
@@ -31,9 +31,9 @@ struct PaddedSequences {
   std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1]
 };
 
-/// Moves each sequence of a packed stream without gaps, ids and labels [cu.back()], into slots
-/// whose number is a multiple of `multiple`; after TransformerEngine's pad_thd_sequences_for_cp.
-/// Throws the usage errors of pad_boundaries, and one when ids or labels are not cu.back() long.
+/// Pads each sequence of a packed stream without gaps (ids and labels [cu.back()]) to a multiple of
+/// `multiple` slots, after TransformerEngine's pad_thd_sequences_for_cp. Throws the usage errors of
+/// pad_boundaries, and one when ids or labels are not cu.back() long.
 PaddedSequences pad_thd_sequences(std::span<const int64_t> ids, std::span<const int64_t> labels,
                                   std::span<const int32_t> cu, int64_t multiple, int64_t pad_id = 0,
                                   int64_t pad_label = ignored_label);
@@ -51,7 +51,7 @@ std::vector<int64_t> packed_positions(std::span<const int32_t> bounds,
 std::vector<int64_t> broadcast_positions(std::span<const int64_t> positions, int64_t rows,
                                          int64_t slots);
 
-/// Positions of padding that is appended to a row.
+/// Positions of padding that is appended to a row, and who uses them.
 enum class PadPositions {
   counting,   ///< continue from the last one; packers, and rows cut for model-owned attention
   zero,       ///< row zigzag in PyTorch, right-padded target contexts
@@ -96,10 +96,10 @@ LengthTables length_tables(std::span<const PackedRow> rows, int64_t sentinel = l
 
 /// How round_sequences rounds the sequences of one packed stream.
 struct RoundOptions {
-  int64_t multiple = 1;  ///< of each sequence; must be a multiple of 2·cp (cp > 1) times tp
+  int64_t multiple = 1;  ///< sequences are rounded up to it; a multiple of tp · (cp > 1 ? 2·cp : 1)
   int cp = 1;
   int tp = 1;                   ///< ranks of sequence parallelism; 1 without it
-  int64_t stream_multiple = 1;  ///< of the whole stream
+  int64_t stream_multiple = 1;  ///< the whole stream is rounded up to it
   int64_t stream_slots = 0;     ///< fixed length of the whole stream; 0: the smallest that fits
   Tail tail = Tail::own_segment;
 };

@@ -93,7 +93,7 @@ class TreeBuilder {
     if (range.end - range.begin == 1) return length(range.begin);
     return *std::min_element(shared_.begin() + range.begin + 1, shared_.begin() + range.end);
   }
-  /// Parts of a range that share min_prefix tokens after its depth, ordered by first document.
+  /// Maximal parts of a range that share min_prefix tokens after its depth, by first document.
   std::vector<Range> groups(const Range& all) const {
     std::vector<Range> parts;
     for (size_t begin = all.begin; begin < all.end;) {
@@ -110,8 +110,8 @@ class TreeBuilder {
     add_tree(range(begin, end, 0, -1), one);
     return one.tokens(0);
   }
-  /// End of the longest part from `begin` on that makes a tree of at most max_tokens. The number of
-  /// tokens grows with the number of documents.
+  /// End of the longest part from `begin` on that makes a tree of at most max_tokens: a binary
+  /// search, since the number of tokens grows with the number of documents.
   size_t last_that_fits(size_t begin, size_t end) const {
     if (options_.max_tokens <= 0) return end;
     size_t fits = begin + 1, step = 1;

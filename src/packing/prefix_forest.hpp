@@ -11,9 +11,9 @@
 //     stream        P P P P a a a c c b b          11 tokens instead of 22
 //     positions     0 1 2 3 4 5 6 7 8 4 5          positions in the documents
 //
-// A token sees its node and the ancestors of it. Inside a node each row predicts the next one; the
-// last row of a node predicts the first token of every child. A document without a shared prefix is
-// a tree of one node, so that readers need no special case.
+// A token sees its node up to itself, and all ancestors. Inside a node each token predicts the next
+// one; the last token of a node predicts the first of every child. A document without a shared
+// prefix is a tree of one node, so that readers need no special case.
 
 #include <cstdint>
 #include <span>
@@ -36,7 +36,7 @@ struct PrefixNode {
   int64_t length = 0;          ///< 0: an empty document
   int64_t position = 0;        ///< of the first token, in its documents
   int64_t first_document = 0;  ///< index into PrefixForest::documents
-  int64_t documents = 0;       ///< number that share these tokens: weight of what the node predicts
+  int64_t documents = 0;       ///< that share these tokens: the weight of what the node predicts
   int64_t end() const { return begin + length; }
   friend bool operator==(const PrefixNode&, const PrefixNode&) = default;
 };
@@ -44,7 +44,7 @@ struct PrefixNode {
 struct PrefixForest {
   std::vector<int64_t> tree_offsets{0};  ///< [trees + 1], in nodes
   std::vector<PrefixNode> nodes;         ///< by tree: parents before children, depth first
-  std::vector<int64_t> documents;        ///< document numbers; those that end at a node come first
+  std::vector<int64_t> documents;        ///< document numbers, by node; those that end there first
 
   int64_t trees() const { return std::ssize(tree_offsets) - 1; }
   std::span<const PrefixNode> tree(int64_t t) const;

@@ -13,7 +13,7 @@ struct Segment {
   int64_t slots;
 };
 
-/// Reads segments from the length tables. `first_row` numbers rows in messages.
+/// Reads segments from the length tables. Messages number rows from `first_row`.
 class SegmentReader {
  public:
   SegmentReader(const BshdBatch& batch, const ThdOptions& options, int64_t first_row)

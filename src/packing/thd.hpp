@@ -44,7 +44,7 @@ struct LengthTable {
 };
 
 using TokenIds = std::vector<int64_t>;  ///< [slots]
-/// Activations of an earlier pipeline stage, or spliced frames; hidden = 1 is a row too.
+/// Activations of an earlier pipeline stage, or text and audio embeddings; hidden may be 1.
 struct TokenEmbeddings {
   int64_t hidden = 1;
   std::vector<float> values;  ///< [slots, hidden]
@@ -93,7 +93,7 @@ struct ThdOptions {
   int64_t sentinel = length_sentinel;
   int64_t pad_id = 0;         ///< read only where seq_lens is absent
   Tail tail = Tail::absorb;   ///< without seq_lens_padded, absorb is the same as keep
-  int64_t slot_multiple = 1;  ///< every slot length must be a multiple: 2·cp under DualChunkSwap
+  int64_t slot_multiple = 1;  ///< must divide every slot length: 2·cp under DualChunkSwap
   /// Accept a last row whose segments end before the row does; other rows must be full.
   bool allow_undeclared_tail = false;
 };
@@ -105,8 +105,8 @@ struct ThdBatch {
   std::vector<int64_t> labels;                            ///< [slots]
   std::optional<PositionIds> positions;                   ///< [slots] or [axes, slots]
   std::optional<std::vector<int32_t>> cu_seqlens;         ///< [N + 1]; absent without seq_lens
-  std::optional<std::vector<int32_t>> cu_seqlens_padded;  ///< [N + 1] only if it differs: present =
-                                                          ///< padding between segments
+  std::optional<std::vector<int32_t>> cu_seqlens_padded;  ///< [N + 1]; absent if equal to
+                                                          ///< cu_seqlens: no padding
   std::optional<int32_t> max_seqlen;  ///< widest segment of cu_seqlens, 0 without segments
   std::vector<uint8_t> padding_mask;  ///< [slots] 1 = padding, including absorbed slots
   bool absorbed = false;
@@ -152,7 +152,7 @@ struct StackedBounds {
 /// Metadata of the chunks, stacked along a leading axis.
 struct ChunkBounds {
   StackedBounds cu_seqlens;
-  std::optional<StackedBounds> cu_seqlens_padded;  ///< if any chunk has one; others: cu_seqlens
+  std::optional<StackedBounds> cu_seqlens_padded;  ///< if any chunk has one; others give cu_seqlens
   std::vector<int32_t> max_seqlen;                 ///< [chunks]
 };
 /// Precondition: all chunks have cu_seqlens.

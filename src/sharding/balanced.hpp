@@ -18,7 +18,7 @@
 //         repeat 400 n times, at most 2,000,000 / max(1, cp/512)²:
 //             pick a chunk x, and a chunk y: mostly from a rank that holds a neighbour of x
 //             swap their ranks unless that raises
-//                 Σ_r (time of r / slowest time so far)^64 + 0.1 · needed by r / mean of a start
+//                 Σ_r [(time of r / best maximum)^64 + 0.1 · kv_needed_r / mean by `balanced`]
 //             by more than a threshold, which falls from 0.05 to 0.0005
 //     return the best assignment visited: no slower than any start; 1 % of time weighs as much as
 //         all keys that the assignment by compute needs
@@ -26,8 +26,8 @@
 // The power approximates the maximum; unlike the maximum, it rewards every improvement of a slow
 // rank. This is threshold accepting (Dueck and Scheuer, 1990) with a fixed random sequence: equal
 // input gives an equal assignment. Packed documents with a long tail (64K slots, cp = 8, chunk 512)
-// need 40 % of the ring's bytes under `balanced`, 24 % at the same balance when communication takes
-// as long as compute, and 3 % when it takes ten times as long; see bench/sharding.cpp.
+// need 40 % of the ring's bytes under `balanced`; jointly 24 % at the same balance when
+// communication takes as long as compute, 3 % when it takes ten times as long (bench/sharding.cpp).
 
 #include <cstdint>
 #include <vector>
@@ -56,8 +56,8 @@ struct BalanceSearch {
 /// Assignment by compute alone. Throws a usage error for invalid boundaries, cp < 1 or a chunk that
 /// is negative or exceeds int32.
 BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& options);
-/// Assignment by compute and communication, O(n) moves. Errors as balance_compute, and when a time
-/// of options.time is negative or not finite.
+/// Assignment by compute and communication, O(n) moves. Throws as balance_compute does, and when a
+/// time of options.time is negative or not finite.
 BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
 /// The layout of an assignment over cp ranks; adjacent chunks of a rank are merged into one run.

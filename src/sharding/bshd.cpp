@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// The rank's slots of every row of [batch, n, row].
+/// The rank's slots of every row of `rows` [batch, n, row], with `fill` in appended padding.
 template <class T>
 std::vector<T> shard_batch(const Layout& layout, int rank, std::span<const T> rows, int64_t batch,
                            int64_t row, T fill) {
@@ -24,7 +24,7 @@ std::vector<T> shard_batch(const Layout& layout, int rank, std::span<const T> ro
   return shard;
 }
 
-/// Dual-chunk-swap of a row of n slots padded to `width`; the layout treats the padding as its own.
+/// Dual-chunk-swap of a row of n slots padded to `width`, as if the layout appended the padding.
 Layout row_layout(int64_t n, int64_t width, int cp) {
   const std::vector<int32_t> real = {0, static_cast<int32_t>(n)};
   const std::vector<int32_t> padded = {0, static_cast<int32_t>(width)};

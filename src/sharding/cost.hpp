@@ -6,8 +6,8 @@
 //
 //     needed(r) = Σ over documents of (largest position on r + 1) - tokens of it on r
 //
-// A ring sends every block to every rank: each receives (cp - 1)/cp of the stream. The needed share
-// of that bounds what a schedule can save by sending keys only to ranks that use them.
+// A ring sends every block to every rank: each receives (cp - 1)/cp of the stream. The share of it
+// that is needed bounds what a schedule can save by sending keys only to ranks that use them.
 
 #include <cstdint>
 #include <vector>
@@ -40,7 +40,7 @@ struct LayoutCost {
   double seconds(const TimeModel& time) const;
 };
 
-/// O(fragments log fragments).
+/// The cost of every rank under a layout, in O(fragments log fragments).
 LayoutCost layout_cost(const Layout& layout);
 
 /// tokens[r][s]: tokens of rank s whose keys and values rank r needs; 0 on the diagonal. Row sums

@@ -2,7 +2,7 @@
 // Sharding of streams in device memory: the index maps of a layout as gathers.
 //
 //     shard        local[t]  = stream[index[rank][t]]          gather
-//     unshard      stream[index[rank][t]] = local[t]           scatter: other slots keep theirs
+//     unshard      stream[index[rank][t]] = local[t]           scatter: other slots are kept
 //     gather       stream[s] = shards[owner of s]              all-gather, then a gather that
 //                                                              writes every slot once
 //     shift_left   the slots to send are gathered into one buffer; the result is one gather from

@@ -20,7 +20,7 @@ void check_rows(int64_t batch, int64_t row) {
   if (row < 1) throw_usage("{} elements a slot; there is at least 1", row);
 }
 
-/// A slot that crosses a rank boundary; both ends sort by its stream slot.
+/// A slot whose value moves between ranks; sender and receiver sort by its stream slot.
 struct Crossing {
   int64_t stream_slot;
   int32_t local;

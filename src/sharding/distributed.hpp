@@ -1,7 +1,7 @@
 #pragma once
 // Streams and their shards across the ranks of a context-parallel group.
 //
-//     gather_stream            all-gather the shards; put each rank's block on its slots; trim
+//     gather_stream            all-gather the shards; put each block on its rank's slots; trim
 //     gather_stream_backward   gradient of gather_stream, by one of three conventions
 //     shift_left_sharded       every slot gets the value of the next slot of its segment
 //

@@ -1,7 +1,7 @@
 #pragma once
 // Distributed encoding of an audio batch over the ranks of a context-parallel group.
 //
-// Every rank of the group starts from the same batch of A items and needs all encodings:
+// Each of the W ranks of the group starts from the same batch of A items and needs all encodings:
 //
 //     q = ceil(A / W); append q·W - A dummies: silence of the shortest real length
 //     rank r encodes items [r·q, (r+1)·q)
@@ -67,11 +67,11 @@ std::vector<std::vector<float>> encode_distributed(Communicator& comm, const Aud
                                                    const EncodeOptions& options);
 
 /// Gradient of encode_distributed. `grads` [A][frames, hidden] are this rank's gradients with
-/// respect to the encodings of all items. Returns those of the items that this rank encoded (real
-/// ones, in order), for the backward pass of its own encoder calls. `sum` adds the gradients of all
-/// ranks (a reduce-scatter): the ranks' losses are parts of one sum when the sequence is sharded.
-/// `split` takes the local gradients unchanged; `none` returns zeros. Collective; all ranks throw
-/// the same usage error when the sizes or the convention differ between ranks.
+/// respect to the encodings of all items. Returns the gradients of the real items that this rank
+/// encoded, in order, for the backward pass of its own encoder calls. `sum` adds the gradients of
+/// all ranks (a reduce-scatter): the ranks' losses are parts of one sum when the sequence is
+/// sharded. `split` takes the local gradients unchanged; `none` returns zeros. Collective; all
+/// ranks throw the same usage error when the sizes or the convention differ between ranks.
 std::vector<std::vector<float>> encoder_gradient(Communicator& comm,
                                                  std::span<const std::vector<float>> grads,
                                                  GatherGradient convention);

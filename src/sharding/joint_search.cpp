@@ -34,9 +34,9 @@ Assignment assign_by_objective(const Chunks& chunks, int cp, const TimeModel& ti
   return assignment;
 }
 
-/// Normalisation of the terms of the search.
+/// Normalisation of the terms of score() and energy().
 struct Scale {
-  double seconds;          ///< about the best objective
+  double seconds;          ///< estimate of the best objective
   double needed;           ///< keys that all ranks need under the assignment by compute
   double slowest_allowed;  ///< objective of the best start
 };

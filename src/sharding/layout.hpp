@@ -8,7 +8,7 @@
 //     two segments, real lengths 5 and 2 in 8 and 4 slots, cp = 2
 //     slots        0 1 2 3 4 5 6 7 | 8 9 10 11
 //     tokens       a b c d e . . . | x y .  .
-//     layout       dual-chunk-swap: chunks of 2 and of 1
+//     layout       dual-chunk-swap: chunks of 2 and of 1; a run is first slot + length
 //     rank 0       runs 0+2, 6+2, 8+1, 11+1     holds a b . . x .   fragments ab, x
 //     rank 1       runs 2+2, 4+2, 9+1, 10+1     holds c d e . y .   fragments cd, e, y
 //
@@ -87,8 +87,8 @@ void check_bounds(const SegmentBounds& bounds);
 void check_boundaries(const Layout& layout, std::span<const int32_t> bounds);
 
 /// The layout in which rank r owns the slots of runs[r], in that order; sets local_begin. Every
-/// slot below the total must be in exactly one run, and all ranks must own the same number of
-/// slots. Debug builds check the former, all builds the latter.
+/// slot below the total must be in exactly one run (checked in debug builds), and all ranks must
+/// own the same number of slots (always checked).
 Layout make_layout(std::string name, const SegmentBounds& bounds,
                    std::vector<std::vector<SlotRun>> runs);
 

@@ -78,8 +78,8 @@ struct OwnedSlots {
   bool in_each_sequence = false;  ///< the runs are of the first sequence and repeat in each one
 };
 
-/// An entry of the registry. The references have no default: a layout without a closed form says so
-/// by no_owned_slots and no_needed_share.
+/// An entry of the registry. The function references have no default: a layout without a closed
+/// form uses no_owned_slots and no_needed_share.
 struct LayoutKind {
   std::string name;
   std::string summary;
@@ -103,7 +103,7 @@ std::optional<double> no_needed_share(const Layout& layout, int64_t length);
 
 /// Entries in the order of layouts/list.hpp, which explains how to add one.
 const std::vector<LayoutKind>& layout_kinds();
-/// The default that list.hpp sets.
+/// The default layout, which list.hpp sets.
 const LayoutKind& default_layout();
 /// Throws a usage error that lists the names if there is none of this name.
 const LayoutKind& find_layout(const std::string& name);

@@ -22,8 +22,8 @@ struct LocalBatch {
   std::vector<int32_t> positions;  ///< [slots] position inside the document; continues through the
                                    ///< padding of a segment; padding of the layout is 0
   std::vector<int32_t> targets;    ///< [slots] next token of the document; no_target for its last
-                                   ///< token and for padding; then those of the slots in `again`
-  std::vector<int32_t> again;      ///< slot that predicts each further target: a slot has several
+                                   ///< token and padding. Appended: further targets, by `again`
+  std::vector<int32_t> again;      ///< slot that predicts each further target: it has several
                                    ///< if the text branches there (model/shared_prefixes.hpp)
 };
 

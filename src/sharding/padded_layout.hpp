@@ -9,7 +9,7 @@
 
 namespace gyre {
 
-/// Concatenates documents, each padded to the slots that the layout requires of a segment.
+/// Concatenates documents, each padded to a multiple of kind.segment_multiple(options.cp) slots.
 /// `offsets` [documents + 1]: prefix sums of document lengths in tokens. Throws a usage error for
 /// more than 2^31 - 1 slots.
 struct PaddedLayout {

@@ -76,7 +76,7 @@ constexpr int64_t long_run = 1024;  ///< bytes that outweigh the two partial lin
 template <class Visit>
 bool walk_stream(const Layout& layout, Visit visit) {
   const size_t cp = layout.cp();
-  std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // ranks 1 .. cp; both ends: none
+  std::vector<const SlotRun*> ahead(cp + 2), ends(cp + 2);  // [1 .. cp]: ranks; others: none
   std::vector<int64_t> begins(cp + 2, -1);
   for (size_t r = 1; r <= cp; ++r) {
     const std::vector<SlotRun>& runs = layout.shards[r - 1].runs;

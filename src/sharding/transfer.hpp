@@ -10,7 +10,7 @@
 //
 // A process that reads or writes the shards of all ranks moves them in one pass over the stream:
 //
-//     for each run of any rank, in stream order:           rank 0 0 1 2 3 3 2 1 0 ...
+//     for each run of any rank, in stream order:           (ranks 0 1 2 3 3 2 1 0 0 1 ...)
 //         copy its slots between the stream and the rank's shard; both advance sequentially
 //
 // One side is then one sequential stream and the other is cp of them, and each cache line is

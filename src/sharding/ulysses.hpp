@@ -8,7 +8,7 @@
 //     after attention    all-to-all: scatter tokens, gather heads   [b, h, n/W, d]
 //     backward           each exchange is reversed: its two axes are swapped
 //
-// W is the size of the communicator, an argument of every collective here. There is no process-wide
+// W is the size of the communicator that every collective here takes. There is no process-wide
 // group, which could be forgotten and silently mean all ranks. W = 2, two heads A B of four tokens:
 //
 //     rank 0   A0 A1 / B0 B1    ->   A0 A1 A2 A3    ->   A0 A1 / B0 B1
