@@ -88,8 +88,8 @@ struct MachineIdentity {
   bool operator==(const MachineIdentity&) const = default;
 };
 
-/// Identity of the machine, the same on all ranks; the first rank of each host inspects it.
-/// Collective over all ranks: four small all-gathers.
+/// Identity of the machine, equal on all ranks; the first rank of each host inspects it. Collective
+/// over all ranks: a few small all-gathers and broadcasts.
 MachineIdentity find_machine(Communicator& world);
 
 HostIdentity find_host();

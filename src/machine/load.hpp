@@ -11,7 +11,7 @@ namespace gyre {
 
 /// CPU time on this host since boot, of all processes and of this process with its ended children.
 struct HostLoad {
-  double wall_seconds = 0;  ///< monotonic
+  double wall_seconds = 0;  ///< on the monotonic clock
   double busy_seconds = 0;  ///< of all cores, including time taken by a hypervisor; NaN: unknown
   double own_seconds = 0;
   int64_t cores = 0;

@@ -17,7 +17,7 @@ namespace {
 constexpr std::array<int64_t, 5> message_bytes = {8, 4 << 10, 64 << 10, 1 << 20, 16 << 20};
 constexpr int samples = detail::samples_of_a_message;
 
-/// Sends from one array and receives into another, `bytes` from the beginning.
+/// Sends the first `bytes` of one array and receives into the first `bytes` of another.
 class Messenger {
  public:
   Messenger(Communicator& data, Stream& stream)

@@ -43,7 +43,7 @@ double rate_in_window(Communicator& group, CoreWork work, std::span<float> array
   return done / (by_itself ? thread_cpu_seconds() - cpu_begin : now - begin);
 }
 
-/// Array size for memory rates: 4 x the largest cache, at most 1/8 of the rank's share of memory.
+/// Bytes of the array: 4 x the largest cache, at most 1/8 of the rank's memory; 64 MiB to 1 GiB.
 int64_t array_bytes(const MachineIdentity& machine, int rank) {
   constexpr int64_t least = int64_t{64} << 20, most = int64_t{1} << 30, unit = 4096;
   const HostIdentity& host = machine.hosts[host_index(machine, rank)];

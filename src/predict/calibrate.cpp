@@ -196,8 +196,8 @@ double measure_slowdown(const CalibratedBackend& b) {
   return std::clamp((both - alone) / transfer, 0.0, 1.0);
 }
 
-/// A tier from message times: the shortest time is the latency, the rest of each time is the time
-/// on the link.
+/// A tier from message times: the time of the shortest message is the latency, the rest of each
+/// time is the time on the link.
 LinkTier tier_of(const MeasuredLink& link, const std::string& name, int ranks) {
   LinkTier tier;
   tier.name = name;

@@ -13,7 +13,7 @@
 
 namespace gyre {
 
-/// Backend to measure. `data` is the communicator of the programs, in the memory of `stream`.
+/// Backend to measure. Programs use `data` for arrays in the memory of `stream`.
 struct CalibratedBackend {
   Communicator& world;  ///< host memory
   Communicator& data;
@@ -23,7 +23,7 @@ struct CalibratedBackend {
 
 /// Model of this machine. All ranks measure at once: kernels in f32 and bf16 for these head
 /// dimensions (mean over ranks), and the other operations of a decoder in f32. Links and copies
-/// come from `measured`. `name` is the machine's. Collective; complete on rank 0. Costs about 2
+/// come from `measured`. `name` is the machine's. Collective; complete on rank 0. Costs at least 20
 /// GFLOP per rank for each element of a head dimension.
 MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,
                        const std::vector<int>& head_dims, const std::string& name);

@@ -3,8 +3,8 @@
 //
 //     linear        launch + 2 m k n / rate(m, sqrt(k n))      [m, k] · [k, n]
 //     elementwise   bytes read and written / rate               norms, rotations, activations
-//     log-probs     rows · (row + columns · bytes / rate)       one pass over the logits
-//     all-reduce    as measured, by the number of ranks; otherwise by a ring over the links:
+//     log-probs     rows · (row_s + columns · bytes / rate)     one pass over the logits
+//     all-reduce    as measured for this number of ranks; else by a ring over the links:
 //                   2 (p - 1) messages of bytes / p, one after the other
 
 #include <limits>

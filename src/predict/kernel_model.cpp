@@ -95,15 +95,15 @@ ModelledTime KernelModel::time(const ModelledCall& call) const {
 
 int64_t mask_edge(const Rectangle& r) {
   const Mask& m = r.mask;
-  // Queries at positions before that of a key, plus `shift`: ends and begins grow with the query.
+  // Number of queries i with i · q_stride + offset < key · k_stride + shift: the first queries.
   const auto before = [&](int64_t key, int64_t shift) {
     const int64_t queries = ceil_div(key * m.k_stride + shift - m.offset, m.q_stride);
     return std::clamp<int64_t>(queries, 0, r.q_length);
   };
-  // 0 < end_key(i) < k_length: the last visible key is one of the first to the last but one.
+  // 0 < end_key(i) < k_length: query i sees key 0, but not key k_length - 1.
   const int64_t ends = m.causal ? before(r.k_length - 1, 0) - before(0, 0) : 0;
   if (m.window == 0) return ends;
-  // 0 < begin_key(i) < k_length, where begin_key is end_key of the position a window earlier.
+  // 0 < begin_key(i) < k_length; begin_key is the end_key of the position `window` earlier.
   return ends + before(r.k_length - 1, m.window) - before(0, m.window);
 }
 

@@ -62,7 +62,7 @@ struct KernelModel {
   bool merges() const;                               ///< whether merging takes time
 };
 
-/// Queries with 0 < end_key < k_length, plus, under a window, those with 0 < begin_key < k_length.
+/// Number of queries whose last visible key is inside the rectangle, plus of those whose first is.
 int64_t mask_edge(const Rectangle& rectangle);
 
 }  // namespace gyre

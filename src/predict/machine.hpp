@@ -55,8 +55,8 @@ struct MachineModel {
 MachineModel flat_machine(double flops_per_s = LinkTier::unlimited,
                           double bytes_per_s = LinkTier::unlimited, double latency_s = 0);
 
-/// Throws a usage error that names the first invalid number: rates must be positive, times finite
-/// and at least 0; each tier must be a multiple of the tier inside it.
+/// Throws a usage error that names the first invalid number: rates must be at least 1, times finite
+/// and at least 0; the ranks of each tier must be a multiple of those of the tier inside it.
 void check_machine(const MachineModel& machine);
 
 }  // namespace gyre

@@ -204,7 +204,7 @@ void require_distinct(const MachineModel& machine) {
   });
 }
 
-/// Missing rates default to the copy rate.
+/// Reads the rates of a decoder; absent ones default to the copy rate.
 DecoderModel decoder_of(const std::string& path, const Object& o, double copy_bytes_per_s) {
   DecoderModel decoder;
   if (o.has("linears"))

@@ -9,11 +9,11 @@
 
 namespace gyre {
 
-/// Parses a TOML or JSON file, as its extension says. A usage error names file, key and value of
-/// what is unknown, missing, of the wrong type or impossible, with the nearest key.
+/// Parses a TOML or JSON file, as its extension says. Throws a usage error that names file, key and
+/// value of what is unknown, missing, of the wrong type or impossible, with the nearest key.
 MachineModel parse_machine_model(const std::string& path, const std::string& text);
 
-/// Inverse of parse_machine_model; every figure gets this source.
+/// Inverse of parse_machine_model; `source` says of every figure where it comes from.
 Json model_json(const MachineModel& machine, const std::string& source);
 
 }  // namespace gyre

@@ -120,7 +120,7 @@ class Picture {
     for (size_t i = 0; i < shown.size(); ++i)
       svg += rect(x_of(0), y + band_height * static_cast<double>(i), plot_width, lanes_height,
                   "#f4f4f4");
-    svg += axis(y, y + band_height * static_cast<double>(shown.size()));  // behind the bands
+    svg += axis(y, y + band_height * static_cast<double>(shown.size()));  // beneath the bands
     for (const int rank : shown) {
       svg += band(s, rank, y);
       y += band_height;

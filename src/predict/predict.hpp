@@ -21,7 +21,7 @@ struct PassPrediction {
   double kernel_most = 0;
   double compute_only = 0;                   ///< time of the slowest rank without messages
   double copies_most = 0;                    ///< copy seconds for messages, maximum over ranks
-  double extrapolated = 0;                   ///< fraction of the kernel's time outside its surface
+  double extrapolated = 0;                   ///< fraction of the kernel's time at unmeasured sizes
   int64_t pairs = 0;                         ///< over all ranks, times query heads
   int64_t messages_most = 0;                 ///< maximum over ranks
   int64_t bytes_most = 0;                    ///< sent by a rank, maximum over ranks

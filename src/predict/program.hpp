@@ -35,7 +35,7 @@ enum class OpKind : uint8_t { spend, send, receive, join, wait };
 
 struct Op {
   OpKind kind = OpKind::spend;
-  SpanKind spends = SpanKind::compute;                        ///< spend
+  SpanKind spends = SpanKind::compute;                        ///< spend: on what
   CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;  ///< join
   int16_t tier = 0;                                           ///< send, join: tier of the link
   int16_t exchange = 0;  ///< send, receive, join, wait: which of the rank's open exchanges

@@ -18,8 +18,8 @@ struct RateSurface {
 };
 
 /// Throws a usage error that names what is wrong: fewer than two points, sizes that do not ascend,
-/// the wrong number of rates, a rate that is not positive and finite. `keys`: the file's name of
-/// the second size.
+/// the wrong number of rates, a rate below 1 or infinite. `keys` is the second size's name in the
+/// file.
 void check_surface(const RateSurface& surface, const char* keys);
 
 }  // namespace gyre

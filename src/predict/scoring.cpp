@@ -26,7 +26,7 @@ struct BinCost {
 /// Adds up the costs of one bin's steps on one rank.
 class StepCosts {
  public:
-  /// `attention`: of a layer with each of layer_masks().
+  /// attention[m]: prediction for a layer with layer_masks(config)[m].
   StepCosts(const ModelConfig& config, int tp, int64_t slots, DType type,
             const MachineModel& machine, const std::vector<PassPrediction>& attention)
       : config_(config),
@@ -139,7 +139,7 @@ class ScoringSimulation {
   const BinCost& cost(int64_t bin, int d) const { return known_.at(key_of(bin, d)).cost; }
 
  private:
-  /// Boundaries, tree nodes as (descendants, length), place.
+  /// Real and padded boundaries, tree nodes as (descendants, length), place.
   using Key = std::tuple<std::vector<int32_t>, std::vector<int32_t>,
                          std::vector<std::pair<int32_t, int64_t>>, int64_t>;
   struct Simulated {

@@ -20,7 +20,7 @@ struct ScoringPrediction {
   double seconds = 0;       ///< of the slowest replica
   double mean_seconds = 0;  ///< mean over replicas
   DecoderTimes times;       ///< of the slowest replica
-  double extrapolated = 0;  ///< fraction of the kernels' time outside their surfaces
+  double extrapolated = 0;  ///< fraction of the kernels' time at unmeasured sizes
   double bytes_sent = 0;    ///< by attention, over all ranks
   int64_t pairs = 0;        ///< as ScoringPlan::pairs, counted from the plans
   /// Bytes on one rank for its largest bin, without the weights.

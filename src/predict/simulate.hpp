@@ -11,10 +11,10 @@
 //         Clear, Delta   bytes / copy rate
 //
 // The k-th message from one rank to another matches the k-th receive that the other has posted for
-// it. Messages leave when they are posted, even before the receive is, and receiving does not slow
-// a rank down: the network buffers, and LinkTier::all_at_once holds what is lost while all send. A
-// library's all-gather or reduce-scatter begins when the last rank of its group has posted it, and
-// its duration is that of predict/collective_model.hpp. All ranks start at time 0.
+// it. Messages leave when they are posted, even before the receive is: the network buffers them.
+// Receiving does not slow a rank down; LinkTier::all_at_once accounts for what is lost while all
+// send. A library's all-gather or reduce-scatter begins when the last rank of its group has posted
+// it, and its duration is that of predict/collective_model.hpp. All ranks start at time 0.
 //
 // Example, a ring of n ranks in which every step takes t, with blocks of k bytes: each step but the
 // last overlaps with the transfer of the next block, so that the pass takes

@@ -58,8 +58,8 @@ class CudaEvent {
 ///     every other      origin before + time between the two, added up in double
 class ClockOrigin {
  public:
-  /// Records the event. Waits for it if this is the first origin of the stream; `before`: the
-  /// previous one.
+  /// Records the event. `before` is the previous origin of the stream; without one, waits for the
+  /// event.
   explicit ClockOrigin(Stream& stream, std::shared_ptr<ClockOrigin> before = nullptr)
       : before_(std::move(before)) {
     event_.record(cuda_handle(stream));

@@ -20,8 +20,8 @@ enum class Transpose { no, yes };
 void cuda_gemm(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_op, MatrixRef c,
                bool accumulate, Stream& stream);
 
-/// Same product by our own kernel, used without cuBLASLt and to check it. The bits of an element
-/// depend only on its row of op(a) and its column of op(b).
+/// The product of cuda_gemm by our own kernel, used without cuBLASLt and to check it. The bits of
+/// an element depend only on its row of op(a) and its column of op(b).
 void cuda_gemm_plain(ConstMatrixRef a, Transpose a_op, ConstMatrixRef b, Transpose b_op,
                      MatrixRef c, bool accumulate, Stream& stream);
 

@@ -103,7 +103,7 @@ class MemoryPool {
     taken_.erase(found);
   }
 
-  /// Hands out no block again that exists now: the source allocates another kind from now on.
+  /// Reuses no block that exists now, because the source allocates another kind from now on.
   void replace_blocks() noexcept {
     const std::lock_guard lock(mutex_);
     drop_all();

@@ -54,8 +54,8 @@ class CudaGraph {
   int64_t nodes_ = 0;
 };
 
-/// Captures the work submitted to a stream; drops it if an exception comes before the end. (A catch
-/// and rethrow would unwind `submit`, which may communicate: core/error.hpp.)
+/// Captures the work submitted to a stream; drops it if an exception comes before the end. (By its
+/// destructor: a catch would unwind `submit`, which may communicate; see Error in core/error.hpp.)
 class Capture {
  public:
   /// `clock` is set while the stream records.

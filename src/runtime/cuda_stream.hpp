@@ -18,8 +18,8 @@ int usable_cuda_devices(std::string* why = nullptr);
 /// software GPU communicates here.
 void move_device_on();
 
-/// Creates a CUDA stream on the current device. It must outlive the Works submitted with it. Throws
-/// a runtime error in a build without CUDA.
+/// Creates a CUDA stream on the current device. The stream must outlive the Work objects of
+/// operations submitted to it. Throws a runtime error in a build without CUDA.
 std::unique_ptr<Stream> make_cuda_stream();
 
 /// The cudaStream_t of a stream made by make_cuda_stream, for kernel launches and copies.

@@ -12,10 +12,10 @@ namespace gyre {
 /// bit-identical from run to run.
 void gemm(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
           bool accumulate = false);
-/// Same with aᵀ: a [k, m]. Nothing is transposed in memory.
+/// c = aᵀ · b, or c +=, with a [k, m]; else as gemm. Nothing is transposed in memory.
 void gemm_a_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
                        bool accumulate = false);
-/// Same with bᵀ: b [n, k]. Each call transposes b panel by panel.
+/// c = a · bᵀ, or c +=, with b [n, k]; else as gemm. Each call transposes b panel by panel.
 void gemm_b_transposed(MatrixView<const float> a, ConstMatrixRef b, MatrixView<float> c,
                        bool accumulate = false);
 

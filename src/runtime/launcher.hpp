@@ -22,7 +22,7 @@ bool launcher_is_gone();
 
 /// Relays messages between a rank and its launcher, except for the rank's abort message. By that
 /// message MPI ends the run with an exit code of MPI's own (its error class). If a rank dies in
-/// MPI_Init, MPI sends it at once from the other ranks.
+/// MPI_Init, MPI in the other ranks sends it at once.
 class LauncherRelay {
  public:
   /// Creates the rank's connection, before the fork. Throws a runtime error on failure.

@@ -26,8 +26,8 @@ struct UcxLanes {
 /// process's memory (rma_bw) or, if no lane supports this, split into active messages (am_bw).
 UcxLanes parse_lanes(const std::string& endpoint_info);
 
-/// Transports to a rank of the world of `world_size`. Unknown without UCX, or if MPI has not
-/// created exactly one endpoint per rank.
+/// Transports from this rank to another of the `world_size` ranks. Unknown without UCX, or if MPI
+/// has not created exactly one endpoint per rank.
 UcxLanes lanes_to(int rank, int world_size);
 
 }  // namespace gyre

@@ -10,8 +10,8 @@ namespace gyre {
 /// Owns the temporary file of an output. Exactly one rank, the one that renames it, has a guard.
 ///
 /// The file is written under temporary_path(), in the same folder; commit() renames it to its final
-/// name. If the object is destroyed first, or any signal, including SIGKILL, ends the process, the
-/// temporary file is removed: by a process that start_guard() starts, on a machine with a shell.
+/// name. Before that, the destructor removes the temporary file. If any signal, including SIGKILL,
+/// ends the process, a process of start_guard() removes it, on a machine with a shell.
 class OutputGuard {
  public:
   /// Follows links and replaces their target. Throws a usage error if the folder does not exist or
@@ -49,20 +49,20 @@ struct RunFiles {
 };
 
 /// Checks outputs before hours of work. Throws a usage error if one could not be written (as
-/// OutputGuard would; a text may be special), if two are the same file, or if one is an input or
-/// the file of standard output, or would be under its name for wrong results. Links, including hard
+/// OutputGuard would; a text may be a special file), if two are the same file, or if one is an
+/// input or standard output or error, or would be under its NAME.invalid.h5. Links, including hard
 /// links, and other spellings count as the same file.
 void check_output_places(const RunFiles& files);
 
 /// Whether two paths refer to the same file, which need not exist.
 bool is_same_file(const std::string& a, const std::string& b);
 
-/// Whether `path` exists and is written to rather than replaced: a device, a pipe, a socket, or an
-/// open descriptor of any kind (/dev/stdout, /dev/fd/3).
+/// Whether `path` is no regular file (a device, a pipe, a socket), or an open descriptor of any
+/// kind (/dev/stdout, /dev/fd/3): it is written to rather than replaced.
 bool is_special(const std::string& path);
 
-/// Opens a special file for writing. Duplicates a descriptor of this process. Waits for the reader
-/// of a pipe. Throws a usage error if it cannot be written.
+/// Opens a special file for writing; duplicates it if it is a descriptor of this process. Waits for
+/// the reader of a pipe. Throws a usage error if it cannot be written.
 int open_special(const std::string& path);
 
 /// Writes `text` to the temporary file of `path`.

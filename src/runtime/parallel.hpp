@@ -12,7 +12,7 @@
 namespace gyre {
 
 /// Calls body(task, thread) for every task in [0, count), in order within a thread; thread 0 is the
-/// caller. After all tasks have run, rethrows the exception of the first failed task.
+/// caller. Throws the exception of the first failed task: with several threads, after all tasks.
 template <class Body>
 void for_each_task(int threads, int64_t count, Body body) {
 #ifdef _OPENMP

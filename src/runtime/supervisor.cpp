@@ -172,7 +172,7 @@ double timeout_of(int argc, char** argv) {
 /// Runs in the rank when its supervisor has died; only calls that are safe in a signal handler.
 void on_supervisor_death(int) {
   // Reports at once: Hydra ends the run with exit code 9 when it sees the dead supervisor, and it
-  // checks on every event. Both messages together reach it first.
+  // checks on every event. The report and the abort message reach it first if sent together.
   char line[512] = "";
   const char* parts[] = {shared->program, ": rank ", rank_name(), ": its supervisor has died; ",
                          shared->doing,   "\n"};
@@ -187,8 +187,8 @@ void on_supervisor_death(int) {
                 std::strerror(errno));
 }
 
-/// Makes the rank end when its supervisor dies, and resume its supervisor when that is stopped: MPI
-/// needs its relay, and the launcher waits for its end. Runs in the rank.
+/// Makes the rank end when its supervisor dies, and resumes a stopped supervisor: MPI needs the
+/// supervisor's relay, and the launcher waits for the supervisor's end. Runs in the rank.
 void watch_supervisor(pid_t parent) {
   std::signal(SIGRTMIN, on_supervisor_death);
   prctl(PR_SET_PDEATHSIG, SIGRTMIN);

@@ -49,7 +49,7 @@ struct TraceSpan {
   double begin = 0, end = 0;  ///< seconds on this rank's monotonic clock
   SpanKind kind = SpanKind::compute;
   int step = -1;                                       ///< index into a list of steps; -1 if none
-  std::string direction = {};                          ///< the list of `step`: "fwd", "bwd"
+  std::string direction = {};                          ///< list that `step` indexes: "fwd", "bwd"
   std::vector<TraceMessage> sent = {}, received = {};  ///< for a transfer: one per peer
 };
 
