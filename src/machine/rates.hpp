@@ -21,8 +21,8 @@ inline constexpr int64_t least_measured_bytes = int64_t{1} << 20;
 /// Measures on arrays of about `bytes`, at most 64 MiB, so that data that fit in caches are
 /// compared with cache rates. Memory rates are unknown below least_measured_bytes. Collective.
 MachineRates measure_rates(int64_t bytes, int threads, Communicator& world);
-/// The same for the memory of `stream`. For GPU memory: copies and fills on arrays of at most 512
-/// MiB, timed by marks on the stream. `world` is in host memory.
+/// Measures the memory of `stream`. For GPU memory: copies and fills on arrays of at most 512 MiB,
+/// timed by marks on the stream. `world` is in host memory.
 MachineRates measure_rates(int64_t bytes, int threads, Communicator& world, Stream& stream);
 
 }  // namespace gyre

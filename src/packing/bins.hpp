@@ -158,8 +158,8 @@ struct BinMeasures {
   double utilisation = 0;  ///< (tokens + padding) / (bins · C)
   double waste_ratio = 0;  ///< 1 - utilisation
   double efficiency = 0;   ///< ceil((tokens + padding) / C) / bins
-  /// 1 - (sample standard deviation of the bins' utilisation) / (their mean); 1 for a single bin;
-  /// may be negative.
+  /// 1 - (sample standard deviation of the bins' utilisation) / (mean of the bins' utilisation); 1
+  /// for a single bin; may be negative.
   double balance = 0;
   std::vector<double> costs;  ///< [bins] causally visible pairs, Σ L(L+1)/2
   double max_cost = 0;

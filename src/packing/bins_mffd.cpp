@@ -26,9 +26,9 @@ class Shelf {
   }
   int64_t left() const { return left_; }
   const Item& item(int64_t position) const { return items_[position]; }
-  /// Returns size() when there is none.
+  /// The first remaining position from `position` on, or size().
   int64_t next(int64_t position) { return root(after_, position + 1) - 1; }
-  /// Returns -1 when there is none.
+  /// The last remaining position up to `position`, or -1.
   int64_t previous(int64_t position) { return root(before_, position + 1) - 1; }
   int64_t size() const { return std::ssize(items_); }
   Item take(int64_t position) {
@@ -44,13 +44,13 @@ class Shelf {
     for (int64_t p = next(0); p < size(); p = next(p + 1)) items.push_back(item(p));
     return items;
   }
-  /// First position whose length is at most `most`, in descending order of lengths.
+  /// First position with a length of at most `most`. Precondition: lengths descend.
   int64_t first_at_most(int64_t most) const {
     return std::partition_point(items_.begin(), items_.end(),
                                 [&](const Item& i) { return i.length > most; }) -
            items_.begin();
   }
-  /// Last position whose length is at most `most`, in ascending order of lengths.
+  /// Last position with a length of at most `most`. Precondition: lengths ascend.
   int64_t last_at_most(int64_t most) const {
     return std::partition_point(items_.begin(), items_.end(),
                                 [&](const Item& i) { return i.length <= most; }) -

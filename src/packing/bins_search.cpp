@@ -74,7 +74,7 @@ CostBin bin_of(std::vector<Item> items) {
 }
 
 /// Finds the exchange of up to two items of bin a (the costlier) for up to two of b that minimises
-/// the larger cost of the results x, y. False if none is below a.cost. Adds to `looked_at`.
+/// the larger cost of the results x, y. False if none is below a.cost. Counts picks in `looked_at`.
 bool exchange(const CostBin& a, const CostBin& b, int64_t capacity, CostBin& x, CostBin& y,
               int64_t& looked_at) {
   const std::vector<Pick> from_a = picks_of(a), from_b = picks_of(b);

@@ -46,7 +46,7 @@ struct ParallelSetup {
   /// Decides when no probe was run: the fused THD backward of (12, 0) is known to be wrong.
   std::optional<DeviceCapability> device;
   GradientProbe probe = GradientProbe::not_run;
-  bool forward_only = false;      ///< rule 3 becomes a warning
+  bool forward_only = false;      ///< error 3 becomes a warning
   bool linear_attention = false;  ///< hybrid model: error 4 if packed or cp > 1 (checked first)
 };
 

@@ -26,7 +26,7 @@ struct LengthSpec {
   int64_t length = 1024;  ///< fixed: length of every document
   int64_t min = 1;        ///< uniform, log-normal: the shortest document
   int64_t max =
-      int64_t{1} << 20;  ///< all but fixed: longer documents are cut; uniform: the longest
+      int64_t{1} << 20;  ///< all but fixed: the longest document; those drawn longer are cut
   double median = 1024;  ///< log-normal
   double sigma = 1;      ///< log-normal, speech: standard deviation of ln(length)
   double seconds = 8;    ///< speech: median duration of an utterance

@@ -36,7 +36,7 @@ struct PrefixNode {
   int64_t length = 0;          ///< 0: an empty document
   int64_t position = 0;        ///< of the first token, in its documents
   int64_t first_document = 0;  ///< index into PrefixForest::documents
-  int64_t documents = 0;       ///< that share these tokens: the weight of what the node predicts
+  int64_t documents = 0;       ///< number sharing these tokens: weight of the node's predictions
   int64_t end() const { return begin + length; }
   friend bool operator==(const PrefixNode&, const PrefixNode&) = default;
 };

@@ -36,7 +36,7 @@ struct SlotArrays {
   std::vector<int32_t> ids, labels, positions;
 };
 
-/// Arguments and results are in host memory; the packer decides where they are computed.
+/// Arguments and results are in host memory; the packer decides where results are computed.
 class SlotPacker {
  public:
   virtual ~SlotPacker() = default;

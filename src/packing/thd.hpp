@@ -155,7 +155,7 @@ struct ChunkBounds {
   std::optional<StackedBounds> cu_seqlens_padded;  ///< if any chunk has one; others give cu_seqlens
   std::vector<int32_t> max_seqlen;                 ///< [chunks]
 };
-/// Precondition: all chunks have cu_seqlens.
+/// Stacks the boundaries of chunks, all of which must have cu_seqlens.
 ChunkBounds stack_chunk_bounds(std::span<const ThdBatch> chunks,
                                int32_t sentinel = static_cast<int32_t>(length_sentinel));
 

@@ -15,7 +15,7 @@
 namespace gyre {
 namespace {
 
-constexpr size_t max_messages = 4;  // sends, or receives, shown; of more, the rest are summed up
+constexpr size_t max_messages = 4;  // lines for sends, or receives; the last may sum up the rest
 constexpr int max_rows = 64;        // in the table over ranks
 
 /// Names of storages in order: "A", "B", ..., "Z", "A1".

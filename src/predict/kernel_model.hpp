@@ -62,7 +62,7 @@ struct KernelModel {
   bool merges() const;                               ///< whether merging takes time
 };
 
-/// Number of queries whose last visible key is inside the rectangle, plus of those whose first is.
+/// Number of queries whose visible keys end inside the rectangle, plus those whose begin there.
 int64_t mask_edge(const Rectangle& rectangle);
 
 }  // namespace gyre

@@ -36,7 +36,7 @@ enum class OpKind : uint8_t { spend, send, receive, join, wait };
 struct Op {
   OpKind kind = OpKind::spend;
   SpanKind spends = SpanKind::compute;                        ///< spend: on what
-  CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;  ///< join
+  CollectiveAlgorithm algorithm = CollectiveAlgorithm::ring;  ///< join: of the library
   int16_t tier = 0;                                           ///< send, join: tier of the link
   int16_t exchange = 0;  ///< send, receive, join, wait: which of the rank's open exchanges
   int32_t step = 0;      ///< index into the plan's steps, relative to the block's first step

@@ -51,7 +51,7 @@ class StepCosts {
   }
 
  private:
-  // Passes: the bytes per element in model/decoder_ops.hpp, divided by 4.
+  // Arguments of elementwise(): the bytes per element in model/decoder_ops.hpp, divided by 4.
   void add(const decoder_step::Embed&) { elementwise(2, Activation::x); }
   void add(const decoder_step::Norm& step) { elementwise(step.adds ? 4 : 3, Activation::x); }
   void add(const decoder_step::AddBias& step) { elementwise(2, step.data); }

@@ -35,7 +35,7 @@ struct Release {
   void operator()(void* pointer) const;
 };
 using RawBuffer = std::unique_ptr<void, Release>;
-/// 64-byte aligned; throws a runtime error that names the size if memory is exhausted.
+/// Allocates, 64-byte aligned. Throws a runtime error with the size if memory is exhausted.
 RawBuffer allocate(size_t bytes, MemorySpace space);
 bool poisoning();
 }  // namespace detail

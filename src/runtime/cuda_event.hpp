@@ -25,7 +25,7 @@ class CudaEvent {
   void record(cudaStream_t stream, unsigned flags = cudaEventRecordDefault) {
     GYRE_CHECK_CUDA(cudaEventRecordWithFlags(handle_, stream, flags));
   }
-  /// Orders work submitted to `stream` after this call after the recorded work.
+  /// Makes work that is submitted to `stream` from now on wait for the recorded work.
   void wait_on_stream(cudaStream_t stream) const {
     GYRE_CHECK_CUDA(cudaStreamWaitEvent(stream, handle_, 0));
   }
@@ -77,8 +77,8 @@ class ClockOrigin {
   const CudaEvent& event() const { return event_; }
   /// Submission time, on the host's monotonic clock.
   double made() const { return made_; }
-  /// Time when the stream reached the event, on the same clock; the event must be done. Measures
-  /// the origins before it first and frees them.
+  /// Time when the stream reached the event, on the host's monotonic clock; the event must be done.
+  /// Measures the origins before it first and frees them.
   double seconds() {
     std::vector<ClockOrigin*> unknown;
     for (ClockOrigin* origin = this; origin->before_; origin = origin->before_.get())

@@ -25,7 +25,7 @@ bool launcher_is_gone();
 /// MPI_Init, MPI in the other ranks sends it at once.
 class LauncherRelay {
  public:
-  /// Creates the rank's connection, before the fork. Throws a runtime error on failure.
+  /// Connects the rank to the relay, before the fork. Throws a runtime error on failure.
   LauncherRelay();
   /// Makes MPI in the rank use the relay. The launcher's own connection stays open there, for
   /// end_run_through_launcher().

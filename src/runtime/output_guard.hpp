@@ -49,9 +49,9 @@ struct RunFiles {
 };
 
 /// Checks outputs before hours of work. Throws a usage error if one could not be written (as
-/// OutputGuard would; a text may be a special file), if two are the same file, or if one is an
-/// input or standard output or error, or would be under its NAME.invalid.h5. Links, including hard
-/// links, and other spellings count as the same file.
+/// OutputGuard would; a text may be a special file), if two are the same file, or if one, also
+/// under its NAME.invalid.h5, is an input or standard output or error. Links, including hard links,
+/// and other spellings count as the same file.
 void check_output_places(const RunFiles& files);
 
 /// Whether two paths refer to the same file, which need not exist.

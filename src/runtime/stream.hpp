@@ -47,7 +47,7 @@ class Stream {
   virtual MarkPtr mark() = 0;
   /// Copies between two addresses, at least one in this stream's space or pinned; fill() sets all
   /// bytes to one value. Both are ordered with the stream's other work. `from` and `to` must stay
-  /// valid until it is done; pageable host memory may be read or written before the call returns.
+  /// valid until the copy is done; pageable host memory may be accessed before the call returns.
   virtual void copy(void* to, const void* from, size_t bytes) = 0;
   virtual void fill(void* to, std::byte value, size_t bytes) = 0;
 

@@ -39,7 +39,7 @@ struct RankState {
 };
 
 RankState* shared = nullptr;
-volatile pid_t worker = 0;  // in the supervisor
+volatile pid_t worker = 0;  // the rank; set in the supervisor
 
 template <size_t n>
 void copy_text(char (&to)[n], std::string_view text) {

@@ -159,7 +159,7 @@ class Assignment {
   TimeModel time_;
   std::vector<int32_t> rank_of_;            // [n]
   std::vector<int64_t> place_of_;           // [n] index of the chunk in held_[its rank]
-  std::vector<std::vector<int32_t>> held_;  // [cp][m]
+  std::vector<std::vector<int32_t>> held_;  // [cp][chunks of the rank]
   std::vector<int64_t> pairs_, needed_;     // [cp]
   std::vector<int32_t> last_;               // [cp, documents]
 };

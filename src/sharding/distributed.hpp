@@ -39,7 +39,7 @@ namespace gyre {
 enum class GatherGradient {
   split,  ///< local slots of the local gradient: right when every rank computes the same whole loss
   sum,    ///< sum over ranks, then local slots: right when the ranks' losses are parts of one sum
-  none,   ///< zero: the gather is a constant
+  none,   ///< zero: the gathered stream counts as a constant
 };
 
 namespace detail {

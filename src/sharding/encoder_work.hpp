@@ -36,7 +36,7 @@ using AudioEncoder =
 
 /// How encodings are gathered.
 enum class GatherKind {
-  padded,  ///< all items and dummies, padded to the longest encoding: q · F_max rows per rank
+  padded,  ///< all items and dummies, padded to the F rows of the longest: q · F rows per rank
   ragged,  ///< only the real rows of each rank (NeMo pads its flat buffers to the longest one)
 };
 

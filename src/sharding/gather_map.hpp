@@ -23,7 +23,7 @@ struct RowMapShape {
   int unit_bytes = 1;                       ///< 16, 8, 4, 2 or 1
   int lanes = 1;                            ///< threads per row: a power of two, at most `threads`
   static constexpr int threads = 256;       ///< per block
-  static constexpr int rows_of_thread = 4;  ///< passes
+  static constexpr int rows_of_thread = 4;  ///< one in each pass
   GYRE_HOST_DEVICE constexpr int rows_of_pass() const { return threads / lanes; }
   GYRE_HOST_DEVICE constexpr int64_t rows_of_block() const {
     return int64_t{rows_of_thread} * rows_of_pass();

@@ -34,7 +34,7 @@ inline constexpr int max_ranks = 1 << 16;
 
 struct LayoutOptions {
   int cp = 1;
-  int64_t stripe = 1;  ///< run of slots of the striped layout
+  int64_t stripe = 1;  ///< slots of a run of the striped layout
   int64_t chunk = 0;   ///< slots of a chunk of the balanced layouts; 0: see balanced_chunk
   TimeModel time;
   /// Number of visible pairs of the first `queries` queries of a document, for layouts that balance

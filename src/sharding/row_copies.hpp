@@ -54,7 +54,7 @@ inline void copy_lines(std::byte* to, const std::byte* from, int64_t bytes) {
   copy_line(to + bytes - line, from + bytes - line);
 }
 
-/// memcpy, tuned for sizes that are mostly a few ids of a short document or very large.
+/// memcpy for sizes that are mostly tiny (a few ids of a short document) or very large.
 inline void copy_bytes(std::byte* to, const std::byte* from, int64_t bytes) {
   if (bytes >= line)
     copy_lines(to, from, bytes);
@@ -135,8 +135,8 @@ inline void copy_row(std::byte* to, const std::byte* from, int64_t bytes) {
   copy_bytes(to, from, bytes);
 }
 
-/// to[k · to_step] = from[k · from_step] for `count` rows of `size`; steps in bytes. Unrolled by
-/// four: the loop overhead would exceed the copies.
+/// to[k · to_step] = from[k · from_step] for `count` rows of `size` bytes; steps are in bytes.
+/// Unrolled by four: the loop overhead would exceed the copies.
 template <class Size>
 void copy_rows(std::byte* to, int64_t to_step, const std::byte* from, int64_t from_step,
                int64_t count, Size size) {

@@ -96,14 +96,14 @@ std::vector<T> gather_forward_and_unpad(Communicator& comm, std::span<const T> x
 
 /// Backward of gather_forward_and_unpad: pads the gradient with zeros and takes the local block of
 /// gather.dim. No reduction over ranks and no scaling (GatherGradient::split): right when all ranks
-/// compute the same whole loss. Moves no data. Collective; same errors.
+/// compute the same whole loss. Moves no data. Collective; throws as the forward function does.
 template <class T>
 std::vector<T> split_backward_and_unpad(Communicator& comm, std::span<const T> grad,
                                         const AxisGather& gather);
 
 /// An all-to-all that divides one axis over the ranks and joins another one.
 struct AxisExchange {
-  std::vector<int64_t> shape;    ///< of the local tensor before, the same on all ranks
+  std::vector<int64_t> shape;    ///< of the local tensor before the exchange, the same on all ranks
   int scatter = 0;               ///< axis that is cut into W / scatter_replicas parts
   int gather = 0;                ///< another axis, along which W / gather_replicas parts are joined
   int64_t scatter_replicas = 1;  ///< each part goes to this many consecutive ranks
