@@ -139,8 +139,8 @@ const std::vector<BinPacker>& bin_packers();
 /// that lists the names (abbreviations such as "mffd" are unknown).
 const BinPacker& find_bin_packer(std::string_view name);
 
-/// Adds what dealing the bins evenly to `ranks` data-parallel ranks requires: at least `ranks`
-/// bins, in a multiple of `ranks`. Requirements in `options` still hold.
+/// Returns `options` that also ask for at least `ranks` bins, in a multiple of `ranks`, so that
+/// bins can be dealt evenly to data-parallel ranks. Requirements in `options` still hold.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
 /// Assigns bin k to rank k mod ranks. Returns [ranks] ascending lists of bins. If the packer places

@@ -116,7 +116,7 @@ class Assignment {
   size_t last_index(int32_t rank, int32_t document) const {
     return rank * chunks_->documents.size() + document;
   }
-  /// The last chunk of a document on a rank.
+  /// The last chunk of a document that a rank holds, or none.
   int32_t last(int32_t rank, int32_t document) const { return last_[last_index(rank, document)]; }
 
   bool holds_part(int32_t c, int32_t document) const {

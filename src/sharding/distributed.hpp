@@ -73,8 +73,8 @@ std::vector<T> gather_stream(const Layout& layout, Communicator& comm, std::span
 
 /// Gradient of gather_stream: grad [slots, row] of the local shard from the gradient [stream_slots,
 /// row] of this rank's gathered stream. Padding of the layout gets 0. `sum` is a reduce-scatter;
-/// the other conventions move no data. T is float or double. Collective; errors as gather_batch,
-/// and one when the convention differs between ranks.
+/// the other conventions move no data. T is float or double. Collective; throws as gather_batch
+/// does, and when the convention differs between ranks.
 template <class T>
 std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
                                       std::span<const T> grad_stream, int64_t row,

@@ -58,9 +58,9 @@ std::vector<std::vector<int64_t>> distribute_items(int64_t items, int ranks);
 /// The encodings [frames, hidden] of all items in order, identical on all ranks and to those of a
 /// single rank. Collective over `comm` and the encoder group. All ranks of the group throw the same
 /// usage error when their batches differ in number, width or total length of the items (it names
-/// both values; unchecked, that would hang), when a length is not within 0 to n, or when an
-/// encoding is not a whole number of rows of `hidden` values. All ranks throw the error of an
-/// encoder on one rank; with an encoder group, where other ranks may wait for that rank inside the
+/// both values; without this check, ranks would hang), when a length is not within 0 to n, or when
+/// an encoding is not a whole number of rows of `hidden` values. If the encoder throws on a rank,
+/// all ranks throw; but with an encoder group, where others may wait for that rank inside the
 /// encoder, only that rank throws. comm.traffic() counts the bytes moved.
 std::vector<std::vector<float>> encode_distributed(Communicator& comm, const AudioBatch& audio,
                                                    const AudioEncoder& encode,

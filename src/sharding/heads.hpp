@@ -26,7 +26,7 @@ struct HeadRange {
 HeadRange assigned_heads(int64_t heads, int members, int member);
 /// The KV heads that query heads `q` read; each serves `group` query heads.
 HeadRange kv_heads_read(HeadRange q, int64_t group);
-/// Sum over members of the KV heads that each reads. More than kv_heads: some are replicated.
+/// Sum over members of the KV heads that each reads; above kv_heads if some are replicated.
 int64_t kv_heads_assigned(int64_t heads, int64_t kv_heads, int members);
 
 }  // namespace gyre

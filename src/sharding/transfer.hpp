@@ -60,8 +60,8 @@ void shard_rows(const Layout& layout, int rank, std::span<const T> stream, std::
 }
 
 /// Copies local [slots, row] into the rank's slots of stream [stream_slots or padded_slots, row].
-/// Other slots keep their value; slots past the end are dropped. Errors as shard_rows. Calls for
-/// all ranks, or for each block of an all-gather in rank order, restore the stream.
+/// Other slots keep their value; slots past the end are dropped. Throws as shard_rows does. Calls
+/// for all ranks, or for each block of an all-gather in rank order, restore the stream.
 template <class T>
 void unshard_rows(const Layout& layout, int rank, std::span<const T> local, std::span<T> stream,
                   int64_t row = 1) {
@@ -83,8 +83,8 @@ void shard_all_rows(const Layout& layout, std::span<const T> stream, std::span<T
 }
 
 /// Copies shards [cp, slots, row] into stream [stream_slots or padded_slots, row]: unshard_rows for
-/// every rank in one pass, which writes the whole stream; slots past its end are dropped. Errors as
-/// shard_all_rows.
+/// every rank in one pass, which writes the whole stream; slots past its end are dropped. Throws as
+/// shard_all_rows does.
 template <class T>
 void unshard_all_rows(const Layout& layout, std::span<const T> shards, std::span<T> stream,
                       int64_t row = 1) {
