@@ -29,13 +29,13 @@ namespace gyre {
 /// A bin: indices of its items, in the order of packing.
 using Bin = std::vector<int64_t>;
 
-/// The first of the longest items, and the number of items above a limit (longest_above).
+/// The longest item above a limit (the first of equals), and the number of items above the limit.
 struct LongestAbove {
   int64_t item, length, count;
   /// " (the longest of 3 that do not fit)", or "" when it is the only one.
   std::string others_text() const;
 };
-/// The limit is `most`. Returns nullopt when no length exceeds it.
+/// Finds the longest of the lengths above `most`; nullopt when there are none.
 std::optional<LongestAbove> longest_above(std::span<const int64_t> lengths, int64_t most);
 
 /// What to do with an item that is longer than the capacity.

@@ -15,7 +15,7 @@ namespace gyre {
 
 /// Backend to measure. Programs use `data` for arrays in the memory of `stream`.
 struct CalibratedBackend {
-  Communicator& world;  ///< host memory
+  Communicator& world;  ///< in host memory
   Communicator& data;
   Stream& stream;
   int threads = 1;  ///< of each rank's kernel

@@ -26,7 +26,7 @@ struct PassPrediction {
   int64_t messages_most = 0;                 ///< maximum over ranks
   int64_t bytes_most = 0;                    ///< sent by a rank, maximum over ranks
   std::vector<double> bytes_by_tier;         ///< over all ranks
-  int64_t transient_bytes = 0;               ///< as PlanCount, maximum over ranks
+  int64_t transient_bytes = 0;               ///< beyond the rank's own arrays, maximum over ranks
   std::set<CollectiveAlgorithm> algorithms;  ///< of the library's all-gathers and reduce-scatters
 
   /// Time that communication adds; 0 where the difference is rounding.

@@ -169,7 +169,7 @@ double timeout_of(int argc, char** argv) {
   return seconds;
 }
 
-/// Runs in the rank when its supervisor has died; only calls that are safe in a signal handler.
+/// Runs in the rank when its supervisor has died; calls only what is safe in a signal handler.
 void on_supervisor_death(int) {
   // Reports at once: Hydra ends the run with exit code 9 when it sees the dead supervisor, and it
   // checks on every event. The report and the abort message reach it first if sent together.
