@@ -179,8 +179,8 @@ between_ranks() {
     piece "gyre-attention, shared memory, on $n" with NCCL_P2P_DISABLE=1 -- "${check[@]}" -n 1
     piece "gyre-attention, sockets, on $n" with NCCL_P2P_DISABLE=1 NCCL_SHM_DISABLE=1 -- "${check[@]}" -n 1
     piece "gyre-attention, nonblocking, on $n" with NCCL_COMM_BLOCKING=0 -- "${check[@]}" -n 1
-    piece "gyre-attention, late ranks, on $n" skewed_ranks ranks "$n" "${run[@]}" -n 100
-    piece "gyre-attention --cuda-graph, late ranks, on $n" skewed_ranks ranks "$n" "${run[@]}" -n 100 --cuda-graph
+    piece "gyre-attention, late ranks, on $n" skewed_ranks ranks "$n" "${run[@]}" -n 20
+    piece "gyre-attention --cuda-graph, late ranks, on $n" skewed_ranks ranks "$n" "${run[@]}" -n 20 --cuda-graph
     piece "gyre-attention, a killed rank, on $n" killed_rank ranks "$n" "${run[@]}" -n 100000
   done
 }
