@@ -5,7 +5,7 @@
 namespace gyre {
 namespace {
 
-/// Calls f with a value of the C++ type for an element type of attention arrays.
+/// Calls f with a value of the C++ type of elements of `type`, f32 or bf16.
 template <class F>
 void with_type(DType type, F f) {
   GYRE_CHECK(type == DType::f32 || type == DType::bf16, "attention arrays of {}", name_of(type));

@@ -52,7 +52,7 @@ GYRE_HOST_DEVICE constexpr To converted(From x) {
 }
 
 /// Effect of a sink of logit `sink` on a row: the new log-sum-exp, and the factor of its output.
-/// Precondition: lse > -inf. Rows without visible keys (padding) stay unchanged.
+/// Precondition: lse > -inf; callers leave rows without visible keys (padding) unchanged.
 struct SinkWeights {
   float lse, keep;
 };
@@ -88,8 +88,8 @@ class ArrayOps {
 };
 
 std::unique_ptr<ArrayOps> make_host_array_ops();
-/// Kernels on a stream made by make_cuda_stream, which must outlive them. Throws a runtime error in
-/// a build without CUDA.
+/// Operations on `stream`, which make_cuda_stream made and which must outlive them. Throws a
+/// runtime error in a build without CUDA.
 std::unique_ptr<ArrayOps> make_cuda_array_ops(Stream& stream);
 /// The implementation for the stream's memory space.
 std::unique_ptr<ArrayOps> make_array_ops(Stream& stream);

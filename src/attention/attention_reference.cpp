@@ -72,7 +72,7 @@ void check_inputs(const AttentionInputs<T>& in) {
   if (!in.sinks.empty()) check_length("sinks", in.sinks, in.heads.heads);
 }
 
-/// Computes row by row and pair by pair.
+/// Computes query by query, pair by pair.
 template <class T>
 class FullReference {
  public:
@@ -102,7 +102,7 @@ class FullReference {
   }
 
  private:
-  /// One query and head. Sizes are kept as sums of squares over the head's values.
+  /// Computes one query and head. Sizes are kept as sums of squares over the head's values.
   void row(const DocumentRange& document, int64_t token, int64_t head) {
     const std::vector<int64_t> keys = visible_keys(token - document.begin, document, in_.mask);
     const int64_t kv_head = head / in_.heads.group();
@@ -132,7 +132,7 @@ class FullReference {
     sink(token, head, lse);
   }
 
-  /// Adds the gradients of one query, head and key.
+  /// Adds the terms of one query, head and key to the gradients.
   void pair(int64_t token, int64_t head, size_t kv_row, double p) {
     const int64_t row = token * heads_ + head;
     const T* const q = &in_.q[at(row * dim_)];
@@ -185,7 +185,7 @@ struct OnlineRow {
   double max = -infinity_of<double>, sum = 0, out_size = 0, d_q_size = 0;
   std::vector<double> out, with_dp, with_one;
 
-  /// Returns the factor of a new term with score x; rescales earlier terms if x is larger.
+  /// Returns the factor of a new term with score x; if x exceeds `max`, rescales the earlier terms.
   double weight(double x) {
     if (x > max) {
       const double factor = std::exp(max - x);
@@ -315,7 +315,7 @@ class KeySampler {
     r_.d_v_size = r_.d_k_size;
   }
 
-  /// lse, delta: [heads] of this query.
+  /// Adds the terms of the query at `position`, with lse and delta [heads].
   void visit(int64_t position, const double* lse, const double* delta) {
     const DocumentMask mask(rows_.mask, document_.index, document_.length());
     const float *q = nullptr, *d_out = nullptr;

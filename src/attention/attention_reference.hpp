@@ -50,8 +50,8 @@ struct AttentionInputs {
   std::span<const T> sinks = {};       ///< [heads] logits; empty: no sinks
 };
 
-/// Results and their sizes (above). Gradients are empty when d_out is; d_sinks is also empty
-/// without sinks.
+/// Results and their sizes (see the head of this file). Gradients are empty when d_out is; d_sinks
+/// is also empty without sinks.
 struct AttentionResults {
   std::vector<double> out;                 ///< [tokens, heads, head_dim]
   std::vector<double> lse, delta;          ///< [tokens, heads]; lse is L' with sinks

@@ -32,7 +32,7 @@ __device__ void copy_packs(const DeviceCopy& copy, int64_t begin, int lines) {
     GYRE_UNROLL
     for (int i = 0; i < at_once; ++i, walk.advance()) {
       inside[i] = walk.line < lines;
-      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // lanes outside also read
+      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // others: line 0
       x[i] = *reinterpret_cast<const Pack<From, unit>*>(
           from + block.at(line, copy.from_row, copy.from_plane) + at);
       place[i] =
@@ -101,14 +101,14 @@ __global__ void __launch_bounds__(array_threads) fill_stats(Stats<float> to, flo
 struct RowHead {
   int64_t row, head;
 };
-/// Returns false past the last row.
+/// Sets the row and head of this warp; returns false past the last row.
 __device__ bool find_row_head(int64_t rows, int64_t heads, RowHead& at) {
   const int64_t i = static_cast<int64_t>(blockIdx.x) * array_warps + threadIdx.x / warp_lanes;
   at = {i / heads, i % heads};
   return at.row < rows;
 }
 
-/// A matrix of heads as a kernel argument.
+/// A matrix [rows, heads · dim] as a kernel argument.
 struct HeadRows {
   const std::byte* data;
   int64_t stride;
@@ -134,7 +134,7 @@ __global__ void __launch_bounds__(array_threads)
   if (before == -std::numeric_limits<float>::infinity()) return;  // padding
   const SinkWeights with = take_in_sink(before, sinks[at.head]);
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  __syncwarp();  // all lanes have read the value before lane 0 overwrites it
+  __syncwarp();  // all lanes have read `before`, which lane 0 overwrites
   if (lane == 0) lse.at(at.row, at.head) = with.lse;
   auto* line = const_cast<std::byte*>(out.line(at));
   for (int d = lane; d < out.dim; d += warp_lanes) {
@@ -174,7 +174,7 @@ unsigned sink_parts(int64_t rows, int64_t heads) {
       std::min<int64_t>(max_sink_parts, ceil_div(rows, array_threads / sink_width(heads))));
 }
 
-/// Writes partial [gridDim.x][heads]: sums over every gridDim.x-th group of rows.
+/// Writes partial [gridDim.x][heads]: each block sums every gridDim.x-th group of rows.
 __global__ void __launch_bounds__(array_threads)
     sum_sink_parts(Stats<const float> lse, Stats<const float> delta, const float* sinks,
                    double* partial) {
@@ -194,7 +194,7 @@ __global__ void __launch_bounds__(array_threads)
   partial[blockIdx.x * lse.heads + head] = sum;
 }
 
-/// One warp per head.
+/// Subtracts the sums of partial [parts][heads] from d_sinks; one warp per head.
 __global__ void __launch_bounds__(array_threads)
     take_off_sink_parts(const double* partial, int parts, int heads, double* d_sinks) {
   const int head = static_cast<int>(blockIdx.x * array_warps + threadIdx.x / warp_lanes);

@@ -1,8 +1,8 @@
 #pragma once
 // Batches a list of copies into kernel launches. A table of up to 64 copies is passed as a kernel
 // parameter, so that no memory must be kept until the device has read it. A line is one plane of
-// one row. A block copies several lines with all its threads; the first block of each copy
-// determines which copy a block belongs to.
+// one row. A thread block copies several lines of one copy with all its threads; it finds the copy
+// by the first block of each.
 //
 //     copies (rows 100, planes 2), (rows 3, planes 1)     32 lines per block
 //     blocks 0..6 the 200 lines of the first, block 7 the 3 lines of the second
@@ -37,7 +37,7 @@ static_assert(sizeof(CopyTable) <= 4096, "what every device takes as parameters 
 
 inline constexpr int array_warps = 8;  ///< per block
 inline constexpr int array_threads = array_warps * warp_lanes;
-inline constexpr int lines_of_a_block = 32;  ///< all of one copy
+inline constexpr int lines_of_a_block = 32;  ///< at most; all of one copy
 
 /// Index of the copy that a block works on.
 GYRE_HOST_DEVICE inline int copy_of_block(const CopyTable& table, int block) {
@@ -48,8 +48,8 @@ GYRE_HOST_DEVICE inline int copy_of_block(const CopyTable& table, int block) {
   return index;
 }
 
-/// Walk of a thread over the packs (units moved at once) of all lines of a block: t, t + threads, t
-/// + 2 threads, ... with lines concatenated, so that short lines leave no lane idle.
+/// Walk of a thread t over the packs (elements moved at once) of the lines of a block,
+/// concatenated: packs t, t + threads, t + 2 threads, ..., so that short lines leave no lane idle.
 struct PackWalk {
   int packs, down, right;  ///< packs per line; lines and packs that a step advances
   int line, pack;
@@ -77,8 +77,8 @@ struct BlockLines {
         first_plane(static_cast<int>(begin - first_row * copy.planes)),
         planes(copy.planes),
         inverse(0xffff / copy.planes + 1) {}
-  /// Elements from first_row to a line. Divides by `planes` through a multiplication, which is
-  /// exact since lines and planes of a block are fewer than 2^8.
+  /// Elements between the begin of first_row and that of a line. Divides by `planes` through a
+  /// multiplication, which is exact since first_plane + line < 2^8.
   GYRE_HOST_DEVICE int64_t at(int line, int row_stride, int plane_stride) const {
     const int i = first_plane + line, row = i * inverse >> 16;
     return static_cast<int64_t>(row) * row_stride +
@@ -88,9 +88,9 @@ struct BlockLines {
 static_assert(lines_of_a_block + std::numeric_limits<int8_t>::max() < 1 << 8);
 
 /// Groups the nonempty copies into tables to be launched one after the other. Copies of one table
-/// run concurrently: if any of them adds, copies that write overlapping byte ranges (from the first
-/// to the last byte of each, so that interleaved heads count as overlapping) go to different
-/// tables. Throws a check error for strides of 2^31 elements.
+/// run concurrently: if any of `copies` adds, copies that write overlapping byte ranges (from the
+/// first to the last byte of each, so that interleaved heads count as overlapping) go to different
+/// tables. Throws a check error for strides of 2^31 elements or more.
 std::vector<CopyTable> copy_tables(std::span<const RowCopy> copies);
 
 }  // namespace gyre

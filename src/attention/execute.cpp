@@ -127,13 +127,13 @@ void AttentionExecutor::unpack(int id) {
     copy.add = received.slice.add;
   }
   ops_->copy(copies);
-  // Safe: the stream orders the next use of these buffers after the copies.
+  // The buffers may be reused at once: the stream orders their next use after the copies.
   for (Buffer<float>& staging : pending.staging) workspace_.give_back(std::move(staging));
   pending_.erase(id);
 }
 
 void AttentionExecutor::progress() {
-  if (stream_.recording()) return;  // nothing is in progress
+  if (stream_.recording()) return;  // recorded messages are not in progress
   for (auto& [id, pending] : pending_)
     if (!pending.done && pending.work->test()) {
       pending.done = true;
@@ -142,7 +142,7 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
-  // The array that used this storage before is dead.
+  // An array that used this storage before is dead: drops its deferred clear.
   std::erase_if(deferred_clears_,
                 [&](int other) { return array(other).storage == array(index).storage; });
   deferred_clears_.insert(index);
@@ -152,7 +152,7 @@ void AttentionExecutor::clear(int index) {
 void AttentionExecutor::clear_deferred(int index) {
   if (deferred_clears_.erase(index) == 0) return;
   const auto data = data_[index];
-  stream_.fill(data.data(), std::byte{0}, data.size());  // 0 in all types
+  stream_.fill(data.data(), std::byte{0}, data.size());  // bytes of 0 are 0 in all types
   if (array(index).kind == ArrayKind::stats)
     ops_->fill(plane(index, 0).as<float>(), -infinity_of<float>);
 }
@@ -283,7 +283,7 @@ void AttentionExecutor::register_gathered_arrays() {
     }
   for (const auto& [place, memory] : used)
     windows_.push_back(group_.subgroup(place.first).register_window(memory));
-  // Either all all-gathers use windows, or none does.
+  // Either all all-gathers use registered arrays, or none does.
   if (std::ranges::find(windows_, nullptr) != windows_.end()) windows_.clear();
 }
 
@@ -312,7 +312,7 @@ ExecutionTimes AttentionExecutor::finish_run(Pass pass, const Submission& submis
 ExecutionTimes AttentionExecutor::run_recorded(Pass pass, Execute what) {
   Recording& recording = recordings_[{pass, what}];
   if (recording.releases != cuda_releases()) {
-    recording.steps.reset();  // before the marks that they refer to
+    recording.steps.reset();  // destroyed before the marks that they refer to
     recording = {};
     const ExecutionTimes times = finish_run(pass, submit(pass, what));
     recording.releases = cuda_releases();

@@ -15,8 +15,8 @@
 //     stream            pack | own keys ------- | keys of rank 2 --- | ...
 //     messages               | KV --------- |
 //
-// Alternatively the stream records the steps, which are the same in every run of a direction, and
-// later runs submit the recording with one call.
+// Alternatively the stream records the steps, which are the same in every run of a pass, and later
+// runs submit the recording with one call.
 //
 // HostCopy and HostFill (array_ops.hpp) read and fill arrays on a device.
 
@@ -43,7 +43,7 @@ namespace gyre {
 /// submits it.
 struct ExecutionTimes {
   double compute = 0;  ///< in the block kernel, including its calls of progress()
-  double wait = 0;     ///< in Wait steps: exposed communication
+  double wait = 0;     ///< in Wait steps: communication that compute does not hide
   double copy = 0;     ///< packing, unpacking, adding received gradients, clearing, delta, sinks
   double total = 0;
 };
@@ -68,13 +68,14 @@ class AttentionExecutor {
   Stream& stream() { return stream_; }
   /// Later runs add their spans to `trace`; null turns recording of spans off.
   void set_trace(Trace* trace) { trace_ = trace; }
-  /// On: the first run of each kind submits its steps one by one, the second records them, and
-  /// later ones submit the recording with one call. All start over when this process frees device
-  /// memory, which a recording may use. Has no effect on runs with a trace. Requires a stream that
-  /// can record, and a group that can_record() unless the plan has no exchanges. Registers arrays
-  /// of library all-gathers with their group where possible. Collective over the group.
+  /// If on, the first run of each Pass and Execute submits its steps one by one, the second records
+  /// them, later ones submit the recording with one call. All start over when this process frees
+  /// device memory, which a recording may use. Has no effect on runs with a trace. Requires a
+  /// stream that can record, and a group that can_record() unless the plan has no exchanges.
+  /// Registers arrays of library all-gathers with their group where possible. Collective over the
+  /// group.
   void record_runs(bool on);
-  /// Number of registered arrays.
+  /// Number of arrays that record_runs() registered.
   int64_t windows() const { return std::ssize(windows_); }
   /// Operations that the latest run submitted as one recording; 0: it submitted them one by one.
   int64_t replayed() const { return replayed_; }
@@ -91,17 +92,17 @@ class AttentionExecutor {
   /// Plane 0: final log-sum-exps. Plane 1: deltas, after a backward pass.
   MatrixView<const float> final_stats(int64_t p) { return plane(plan_.stats, p).as<float>(); }
 
-  /// Runs one direction. Padding rows, which are in no rectangle, get out = 0, LSE = -inf and
-  /// gradient 0. Collective over the group. The backward pass needs the arrays as the forward pass
-  /// left them. Results are complete on return, also on a device.
+  /// Runs one pass. Padding rows, which are in no rectangle, get out = 0, LSE = -inf and gradient
+  /// 0. Collective over the group. The backward pass needs the arrays as the forward pass left
+  /// them. Results are complete on return, also on a device.
   ExecutionTimes run(Pass pass, Execute what = Execute::all);
   /// Gradient of the sinks after a backward pass, summed over the group: [heads].
   const std::vector<double>& d_sinks() const { return d_sinks_; }
 
  private:
   class Walker;
-  /// Sub-allocates one buffer for the slices that cannot be sent in place, in their order, so that
-  /// a message of only such slices is contiguous.
+  /// Sub-allocates one buffer for the slices of a message that cannot be sent or received in place,
+  /// in their order, so that a message of only such slices is contiguous.
   class Staging;
   struct Received {
     Slice slice;
@@ -159,7 +160,7 @@ class AttentionExecutor {
   WorkPtr submit(const step::Exchange& s, const Posting& posting);
   /// A staging buffer of the exchange; empty for 0 bytes.
   std::span<std::byte> stage(int64_t bytes, Pending& pending);
-  /// Adds the copy of a slice into a message at `to`. Returns the copied bytes.
+  /// Adds to `copies` the copy of a slice into a message at `to`. Returns `to`.
   std::span<const std::byte> pack(const Slice& slice, std::span<std::byte> to,
                                   std::vector<RowCopy>& copies);
   /// Bytes to or from each other rank.
@@ -167,7 +168,7 @@ class AttentionExecutor {
   void complete(int id);
   void add_spans(Pass pass);
   void unpack(int id);
-  /// Makes all work submitted from now on wait for a communication. On a device the operation is
+  /// Makes all work submitted from now on wait for `work`, a communication. On a device `work` is
   /// kept until the end of the run.
   void wait_on_stream(WorkPtr work);
   void add_local_copies(const step::Exchange& s, std::vector<RowCopy>& copies);

@@ -78,7 +78,7 @@ int64_t Region::pairs(int64_t end) const {
   // A query sees the keys up to the causal diagonal, less those before its first visible key; both
   // counts grow with the query. If the inverse diagonal lies after the causal one, no pair is left.
   const int64_t diagonal = q_begin + k_end - q_end - k_begin;
-  int64_t first = std::numeric_limits<int64_t>::min();  // first visible key, from k_begin
+  int64_t first = std::numeric_limits<int64_t>::min();  // of query q_begin, from k_begin
   if (has(kind, RegionKind::inverse)) first = 0;
   if (window > 0) first = std::max(first, diagonal - window + 1);
   const bool causal = has(kind, RegionKind::causal);

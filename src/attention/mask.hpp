@@ -3,7 +3,7 @@
 // positions x key positions whose pairs are visible, optionally cut off along diagonals. Documents
 // never see each other.
 //
-//     region of queries [2, 6) and keys [1, 5)
+//     region of queries [2, 6) and keys [1, 5); x: visible
 //
 //     full         causal       inverse      both         causal, window 2
 //     k 1 2 3 4    k 1 2 3 4    k 1 2 3 4    k 1 2 3 4    k 1 2 3 4
@@ -40,7 +40,7 @@ struct Region {
   RegionKind kind = RegionKind::full;
   int64_t window = 0;  ///< 0: none; requires a causal diagonal
 
-  /// Keys [first, last] that the query at position p of [q_begin, q_end) sees; first > last: none.
+  /// Keys [first, last] that the query at p, in [q_begin, q_end), sees; none if first > last.
   struct Keys {
     int64_t first, last;
     int64_t count() const { return last < first ? 0 : last - first + 1; }
@@ -60,9 +60,9 @@ int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap);
 /// The regions of every document, sorted by first query, then first key.
 class MaskTable {
  public:
-  /// documents[d]: the regions of document d, which has lengths[d] tokens. Usage errors, with the
-  /// indices of document and region: a region outside its document, or without queries or keys; a
-  /// window that is negative, or without a causal diagonal; two regions that share a pair. A window
+  /// documents[d]: the regions of document d, which has lengths[d] tokens. Throws a usage error
+  /// that names document and region if a region is outside its document or without queries or keys,
+  /// if a window is negative or without a causal diagonal, or if two regions share a pair. A window
   /// longer than its document is cut to the document length.
   MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths);
   std::span<const Region> of(int64_t document) const;
@@ -88,7 +88,7 @@ struct MaskRule {
       : kind(kind_), window(std::min(window_, max_positions)) {}
   explicit MaskRule(MaskTable table_);
 
-  /// Whether every document has the same mask: causal without a window.
+  /// Whether the mask is causal without a window, for every document.
   bool plain_causal() const { return kind == MaskKind::causal && window == 0; }
   friend bool operator==(const MaskRule&, const MaskRule&) = default;
 };
@@ -99,7 +99,7 @@ void check_mask(const MaskRule& mask);
 /// "causal", "causal window of 4", "full mask", "mask of 12 regions".
 std::string name_of(const MaskRule& mask);
 
-/// The regions of one document of a mask. Valid as long as the mask and this object.
+/// The regions of one document of a mask; they are valid as long as the mask and this object.
 class DocumentMask {
  public:
   DocumentMask(const MaskRule& mask, int64_t document, int64_t length);
@@ -119,7 +119,7 @@ class DocumentMask {
   int64_t pairs(int64_t queries) const;
 
  private:
-  /// For simple masks: equals both max_keys() and max_queries().
+  /// For masks without a table: the value of both max_keys() and max_queries().
   int64_t reach() const;
 
   int64_t length_;
@@ -127,14 +127,14 @@ class DocumentMask {
   std::span<const Region> regions_;
 };
 
-/// Visible pairs of a document. Simple masks: length² if full; n(n+1)/2 + (length - n) n if causal
-/// with window w, where n = min(w, length).
+/// Visible pairs of a document. Without a table: length² if full; n(n+1)/2 + (length - n) n if
+/// causal, where n = min(window, length), or n = length without a window.
 int64_t visible_pairs(int64_t length, const MaskRule& mask, int64_t document = 0);
 
-/// Sum of `pairs` [documents], times `heads`. Throws a usage error that names `tokens`, the tokens
-/// of these documents, and the most heads that work, when that is more than a 64-bit integer holds.
+/// Sum of `pairs` [documents], times `heads`. If it does not fit into 64 bits, throws a usage error
+/// that names `tokens`, the number of tokens of these documents, and the most heads that work.
 int64_t pairs_of_heads(std::span<const int64_t> pairs, int64_t tokens, int64_t heads);
-/// The sum for the visible pairs of documents with these offsets [documents + 1].
+/// The same sum, for the visible pairs of documents that begin at `offsets` [documents + 1].
 int64_t pairs_of_heads(std::span<const int64_t> offsets, const MaskRule& mask, int64_t heads);
 
 }  // namespace gyre

@@ -157,7 +157,7 @@ class Counter {
     return gyre::wire_bytes(array(slice.array).kind, slice, heads_, types_);
   }
   void touch(int index) {
-    // Early exit: arrays may have as many runs of rows as there are tokens.
+    // stored_bytes() loops over runs of rows, of which an array may have as many as tokens.
     if (index < array_kinds || touched_[index]) return;
     touched_[index] = true;
     const PlanArray& a = array(index);
@@ -170,7 +170,7 @@ class Counter {
   const ElementTypes& types_;
   PlanCount count_;
   std::map<int, int64_t> copies_;    ///< [exchange] bytes of copies in progress
-  std::map<int, int64_t> storages_;  ///< bytes
+  std::map<int, int64_t> storages_;  ///< [storage] bytes of its largest array
   std::vector<bool> touched_;        ///< [array]
   int64_t copies_now_ = 0, max_copies_ = 0;
 };

@@ -1,17 +1,17 @@
 #pragma once
 // A context-parallel schedule as data.
 //
-// A schedule is a function that returns, for one rank, its arrays and two lists of steps, one per
-// direction. The executor walks a list with a Communicator and a BlockKernel; count() reads the
-// same list for pairs, bytes, messages and memory; simulate() and explain read it too. Execution,
-// counts, predictions and drawings can therefore never be different algorithms.
+// A schedule is a function that returns, for one rank, its arrays and two lists of steps, for the
+// forward and the backward pass. The executor walks a list with a Communicator and a BlockKernel;
+// count() reads the same list for pairs, bytes, messages and memory; simulate() and explain read it
+// too. Execution, counts, predictions and drawings can therefore never be different algorithms.
 //
-// Every array states which tokens of which ranks and which heads it holds. The geometry needs
-// nothing else: rectangles follow from it, and a check can follow each element through every
+// Every array states which tokens of which ranks, and which heads, it holds. The rectangles of
+// visible pairs are computed from this alone, and a check can follow each element through every
 // message.
 //
-// Example, ring over cp = 3 with one segment in DualChunkSwap, forward on rank 1 (chunks 1 and 4 of
-// 0..5):
+// Example: ring over cp = 3, one segment, layout dual-chunk-swap, forward on rank 1, which holds
+// chunks 1 and 4 of 0..5. {a} x {b}: queries of chunks a and keys of chunks b.
 //
 //     Clear         out, stats
 //     Exchange #0   send own kv to rank 2, receive rank 0's kv into A
@@ -62,7 +62,7 @@ struct RankRows {
 };
 
 /// An array of a plan is live from its first write to its last read. Arrays with disjoint lifetimes
-/// may share a storage.
+/// may share memory: a storage, which has a number.
 struct PlanArray {
   ArrayKind kind = ArrayKind::q;
   std::vector<RankRows> rows;
@@ -76,7 +76,7 @@ struct Slice {
   int array = 0;
   int64_t row = 0, rows = 0;
   HeadRange heads;
-  bool add = false;  ///< received: added to the destination at the Wait
+  bool add = false;  ///< of a received slice: is added to the rows at the Wait, not copied to them
 };
 /// All slices to or from one peer; they travel as one message, in this order. If the peer is the
 /// rank itself, the message is a local copy.
@@ -88,9 +88,9 @@ struct Message {
 /// Transport of the messages of an exchange: point-to-point, or one collective of the
 /// communicator's library. A collective also moves a rank's own block, which nothing reads.
 ///     all_gather      Input: one slice, sent to every member. Output: one array with one block per
-///                     member (the own one too), in group order, of equal numbers of rows
+///                     member (itself too), in group order, all with the same number of rows
 ///     reduce_scatter  Input: an array with one block per member. Member r gets the sum of block r,
-///                     added to one slice. The own block must be 0
+///                     added to one slice. A member's own block must be 0
 ///     all_to_all      any messages
 enum class Transport { messages, all_gather, reduce_scatter, all_to_all };
 const char* name_of(Transport transport);
@@ -109,13 +109,13 @@ struct Exchange {
 struct Wait {
   int id = 0;
 };
-/// Sets an array to its identity: 0, and -inf for log-sum-exps.
+/// Sets an array to what adding and merging start from: 0, and -inf for log-sum-exps.
 struct Clear {
   int array = 0;
 };
-/// Attention over the rectangles, whose rows index the arrays q and kv, for the KV heads kv_heads
-/// and the query heads of q that read them. Forward: merges into out and stats. Backward: adds to
-/// d_q and d_kv (-1: not wanted); reads stats and d_out.
+/// Computes attention over the rectangles, whose rows are rows of the arrays q and kv, for the KV
+/// heads `kv_heads` and the query heads of q that read them. Forward: merges into out and stats.
+/// Backward: adds to d_q and d_kv (-1: not wanted); reads stats and d_out.
 struct Compute {
   int q = -1, kv = -1, stats = -1;
   int out = -1;                         ///< forward
@@ -124,19 +124,19 @@ struct Compute {
   std::vector<Rectangle> rectangles;
   bool fixed_tiles = false;  ///< see BlockInput
 };
-/// Forward, once after the last merge: includes learnable sinks z_h, if any, in the softmax:
+/// Includes learnable sinks z_h, if any, in the softmax; forward, once, after the last merge:
 ///     L' = log(exp L + exp z),  O' = O · exp(L - L')
 struct Finish {
   int out = -1, stats = -1;
 };
-/// Backward, once at the start: delta_i = <O_i, dO_i>. `out` stays unchanged until the end, for
-/// kernels that read O itself.
+/// Computes delta_i = <O_i, dO_i>; backward, once, at the start. `out` stays unchanged until the
+/// end, for kernels that read O itself.
 struct Delta {
   int out = -1, stats = -1, d_out = -1;
 };
-/// Gradient of the sinks: dz_h = - sum over rows of exp(z_h - L_i) delta_i. Each (row, head) of the
-/// problem is in one rank's `stats`, so a sum over ranks must follow; with `complete`, all rows are
-/// local and it is skipped.
+/// Computes the gradient of the sinks: dz_h = - sum over rows of exp(z_h - L_i) delta_i. Each (row,
+/// head) of the problem is in one rank's `stats`, so a sum over ranks must follow; with `complete`,
+/// all rows are local and there is no such sum.
 struct SinkGradient {
   int stats = -1;
   bool complete = false;
@@ -152,7 +152,7 @@ struct RankPlan {
   /// [0, array_kinds): the rank's own shard of every kind with all heads, in the order of
   /// ArrayKind: inputs q, kv, d_out; results out, d_q, d_kv. The schedule's further arrays follow.
   std::vector<PlanArray> arrays;
-  int stats = 0;  ///< array with the final log-sum-exps, the own one or one of other rows and heads
+  int stats = 0;  ///< array with the final log-sum-exps: its own, or one of other rows and heads
   std::vector<Step> forward, backward;
   const std::vector<Step>& steps(Pass pass) const {
     return pass == Pass::forward ? forward : backward;
@@ -188,7 +188,7 @@ struct AttentionProblem {
   int cp() const { return layout->cp(); }
 };
 
-/// Fragments of the rows of an array, as a shard whose local slots are rows of the array.
+/// The fragments of an array with these rows, as a shard whose local slots are the array's rows.
 Shard shard_of(const Layout& layout, const std::vector<RankRows>& rows);
 
 /// Element types of the arrays in memory and in messages. Sums inside a kernel call are always f32.
@@ -210,10 +210,10 @@ int64_t plan_bytes(const RankPlan& plan);
 /// Bytes of a slice of an array of `kind` in a message.
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types);
-/// Whether a slice is sent without a copy: it has all heads of its rows, in the type of messages.
+/// Whether a slice is sent without a copy: it has all heads of its array, in the type of messages.
 bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types);
-/// Bytes of the copies that an exchange makes on a rank, excluding local ones: of sent slices that
-/// cannot be sent in place, and of received slices that are unpacked or added.
+/// Bytes that an exchange copies on a rank, without messages to itself: of sent slices that cannot
+/// be sent in place, and of received slices that are unpacked or added.
 struct MessageCopies {
   int64_t sent = 0, received = 0;
 };
@@ -222,13 +222,13 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
 /// The query heads in `q` that read a KV head in `kv`.
 HeadRange query_heads_of(HeadRange q, HeadRange kv, const HeadShape& heads);
 
-/// Counts of one direction of a rank's plan.
+/// Counts of one pass of a rank's plan.
 struct PlanCount {
-  int64_t pairs = 0;       ///< visible (query, key) pairs, each times its query heads
+  int64_t pairs = 0;       ///< visible (query, key) pairs, counted once per query head
   int64_t messages = 0;    ///< sent to other ranks; a collective counts as one
   int64_t bytes_sent = 0;  ///< to other ranks
   int64_t bytes_received = 0;
-  int64_t transient_bytes = 0;  ///< peak of this direction's arrays, except the rank's own, and of
+  int64_t transient_bytes = 0;  ///< peak of this pass's arrays, except the rank's own, and of
                                 ///< copies made for messages
 };
 /// Label of a Compute step in timelines, by the owner of its keys: "keys of rank 2", "keys of
@@ -243,8 +243,8 @@ constexpr int products_of(Pass pass, bool d_q, bool d_kv) {
   return pass == Pass::forward ? 2 : 2 + (d_q ? 1 : 0) + (d_kv ? 2 : 0);
 }
 
-/// FLOPs of one direction, per pair and head: 4 · head_dim forward (two products), 10 · head_dim
-/// backward (five).
+/// FLOPs of one pass over `pair_heads` pairs, counted once per query head: per pair 4 · head_dim
+/// forward (two products), 10 · head_dim backward (five).
 constexpr double attention_flops(Pass pass, int64_t pair_heads, int64_t head_dim) {
   return (pass == Pass::forward ? 4.0 : 10.0) * pair_heads * head_dim;
 }

@@ -1,4 +1,4 @@
-// Posting of an exchange by the executor: copies before it, then arguments of the communicator.
+// Posts an exchange for the executor: the copies that must precede it, then the messages.
 
 #include <algorithm>
 
@@ -17,7 +17,7 @@ void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<Ro
   GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
              recvs.size());
   for (size_t i = 0; i < sends.size(); ++i) {
-    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounds like a message
+    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as in a message
     copy.from = in_array(sends[i]);
     copy.to = in_array(recvs[i]);
     copy.add = recvs[i].add;

@@ -7,8 +7,8 @@
 namespace gyre {
 namespace {
 
-/// Reduces equal strides to strides of 1 by counting positions in strides. Returns false if the
-/// window is too short to contain a key of these residues.
+/// Replaces equal strides by 1, by counting positions in strides. Returns false if the window is
+/// shorter than a stride and lies between two keys, so that no query sees any.
 bool normalise(Mask& mask) {
   if (mask.q_stride != mask.k_stride || mask.q_stride == 1) return true;
   const int64_t stride = mask.q_stride, last = floor_div(mask.offset, stride);
@@ -73,7 +73,7 @@ Mask mask_at(const Region& region, int64_t q, int64_t q_stride, int64_t k, int64
   return {};
 }
 
-/// Visible pairs of a region in one pair of fragments; an empty rectangle if there are none.
+/// The pairs of two fragments in one region; empty, or without a visible pair, if there are none.
 Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, Trim trimming) {
   const FragmentPart queries(q, region.q_begin, region.q_end);
   const FragmentPart keys(k, region.k_begin, region.k_end);
@@ -94,7 +94,7 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, 
   return r;
 }
 
-/// Sorts fragments by segment, stably. Returns the argument if it is sorted, else a copy in
+/// The fragments in a stable order of segments: the argument if it is sorted, else a copy in
 /// `sorted`.
 std::span<const Fragment> by_segment(const std::vector<Fragment>& fragments,
                                      std::vector<Fragment>& sorted) {
@@ -125,7 +125,7 @@ int64_t Rectangle::pairs() const {
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trimming) {
   check_mask(rule);
-  // For a simple rule, one document of unlimited length serves all segments.
+  // Without a table, one document of unlimited length serves all segments.
   const DocumentMask endless(rule.table == nullptr ? rule : MaskRule(), 0, max_positions);
   std::vector<Fragment> sorted;
   const std::span<const Fragment> in_order = by_segment(keys.fragments, sorted);

@@ -53,13 +53,13 @@ struct Rectangle {
 /// Which rows without visible pairs are removed from rectangles.
 enum class Trim {
   both,    ///< queries and keys
-  nothing  ///< rectangles keep their corners, so that tiles counted from them stay fixed
+  nothing  ///< rectangles keep their corners, from which fixed tiles are counted
 };
 
-/// Visible pairs between the queries of one shard and the keys of another, sorted by q_begin;
-/// without empty rectangles. Documents never see each other. Padding is in no fragment, hence in no
-/// rectangle. Segments are the mask's documents. O(fragments log fragments + pairs of fragments of
-/// a document · its regions).
+/// The visible pairs of the queries of one shard and the keys of another, as nonempty rectangles
+/// sorted by q_begin. Segments are the mask's documents, which never see each other. Padding is in
+/// no fragment, hence in no rectangle. O(fragments log fragments + pairs of fragments of a document
+/// · its regions).
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trim = Trim::both);
 

@@ -12,7 +12,7 @@ int64_t RowSet::add(int64_t begin, int64_t end) {
     runs_.insert(first, {begin, end});
     return 0;
   }
-  // Joins all runs that it overlaps or touches.
+  // Joins [begin, end) and all runs that it overlaps or touches.
   int64_t before = 0;
   Run joined{begin, end};
   auto last = first;

@@ -50,7 +50,7 @@ void AttentionExecutor::Walker::operator()(const step::Clear& s) {
 void AttentionExecutor::Walker::operator()(const step::Compute& s) {
   const auto attend = [&] {
     executor_.compute(s, pass_);
-    executor_.progress();  // a device has only received the kernel by now
+    executor_.progress();  // on a device the host is free once the kernel is submitted
   };
   local("attention", SpanKind::compute, attend, &s);
 }
@@ -71,7 +71,7 @@ void AttentionExecutor::Walker::operator()(const step::SinkGradient& s) {
 }
 
 void AttentionExecutor::Walker::finish() {
-  step_ = -1;  // belongs to no step
+  step_ = -1;  // the last lap belongs to no step
   if (executor_.deferred_clears_.empty()) return;
   while (!executor_.deferred_clears_.empty())
     executor_.clear_deferred(*executor_.deferred_clears_.begin());

@@ -26,16 +26,16 @@ class AttentionExecutor::Walker {
   void operator()(const step::Delta& s);
   void operator()(const step::SinkGradient& s);
 
-  /// After the last step: carries out the clears that are still deferred.
+  /// Call it after the last step: carries out the clears that are still deferred.
   void finish();
 
-  /// Returns the times after all work is done; `end` is the mark after the last lap. Adds the laps
-  /// to the trace, if there is one.
+  /// Returns the times; call it when all work is done. `end`: the mark after the last lap. Adds the
+  /// laps to the trace, if there is one.
   ExecutionTimes times(const Mark& end, Trace* trace) const;
 
  private:
   using Part = double ExecutionTimes::*;
-  /// Trace label: the keys' owner, or `name`, plus the exchange.
+  /// A timed part of a step. Traces label it by the keys' owner, or by `name` and the exchange.
   struct Lap {
     SpanKind kind;
     const char* name;

@@ -4,7 +4,7 @@
 namespace gyre {
 namespace {
 
-/// One region for the kept tokens, keys 0 .. keep - 1, and windows over the other keys.
+/// With `keep`, all later queries see the tokens 0 .. keep - 1; the others are seen in windows.
 MaskRule make_causal(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   const int64_t window = values[0], keep = values[1];
   if (keep > 0 && window == 0)

@@ -25,7 +25,7 @@ struct NamedMask {
   MaskRule (&make)(std::span<const int64_t> lengths, std::span<const int64_t> values);
 };
 
-/// A mask table with regions_of(length) for each document. Regions are clipped to their document;
+/// A mask table with regions_of(length) for each document, which must lie inside the document;
 /// empty ones are dropped.
 template <class RegionsOf>
 MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of) {
@@ -38,7 +38,7 @@ MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of)
   return MaskRule(MaskTable(std::move(documents), lengths));
 }
 
-/// Calls f(begin, end) for runs of `size` positions from `first` on; the last one may be shorter.
+/// Calls f(begin, end) for runs of `size` positions in [first, length); the last may be shorter.
 template <class F>
 void for_each_block(int64_t first, int64_t length, int64_t size, F f) {
   for (int64_t begin = first; begin < length; begin += size)

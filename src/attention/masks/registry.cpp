@@ -14,7 +14,7 @@
 namespace gyre {
 namespace {
 
-/// "causal[,window=N][,keep=N]".
+/// Syntax of a mask, such as "causal[,window=N][,keep=N]".
 std::string usage_of(const NamedMask& mask) {
   std::string text = mask.name;
   for (const MaskKey& key : mask.keys)

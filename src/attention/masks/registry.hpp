@@ -26,9 +26,9 @@ struct MaskChoice {
   MaskRule of(std::span<const int64_t> lengths) const { return mask->make(lengths, values); }
 };
 
-/// Parses a name and its numbers; K and M are 2^10 and 2^20. Usage errors, which begin with
-/// "--mask": an unknown name, with the nearest; an unknown or a missing key; a number below its
-/// minimum.
+/// Parses a name and its numbers; K and M are 2^10 and 2^20. Throws a usage error, which begins
+/// with "--mask", for an unknown name, with the nearest one, for an unknown or a missing key, and
+/// for a number below its minimum.
 MaskChoice parse_mask(std::string_view text);
 
 }  // namespace gyre
