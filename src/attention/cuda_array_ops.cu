@@ -32,7 +32,7 @@ __device__ void copy_packs(const DeviceCopy& copy, int64_t begin, int lines) {
     GYRE_UNROLL
     for (int i = 0; i < at_once; ++i, walk.advance()) {
       inside[i] = walk.line < lines;
-      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // others: line 0
+      const int line = inside[i] ? walk.line : 0, at = walk.pack * unit;  // outside: reads line 0
       x[i] = *reinterpret_cast<const Pack<From, unit>*>(
           from + block.at(line, copy.from_row, copy.from_plane) + at);
       place[i] =

@@ -72,8 +72,7 @@ class AttentionExecutor {
   /// them, later ones submit the recording with one call. All start over when this process frees
   /// device memory, which a recording may use. Has no effect on runs with a trace. Requires a
   /// stream that can record, and a group that can_record() unless the plan has no exchanges.
-  /// Registers arrays of library all-gathers with their group where possible. Collective over the
-  /// group.
+  /// Registers arrays of library all-gathers where possible. Collective over the group.
   void record_runs(bool on);
   /// Number of arrays that record_runs() registered.
   int64_t windows() const { return std::ssize(windows_); }

@@ -45,8 +45,8 @@ struct AttentionGraphShape {
 
 /// The tensors of both graphs. Forward reads q, k and v and writes out and lse; backward also reads
 /// out, lse and d_out and writes d_q, d_k and d_v, and uses out only for its product with d_out.
-/// With equal numbers of query and KV heads, d_k and d_v of a ragged batch have the layout of k and
-/// v.
+/// With equal numbers of query and KV heads, d_k and d_v of a ragged batch have the memory layout
+/// of k and v.
 enum class AttentionTensor : int64_t {
   q = 1,
   k,
@@ -85,7 +85,7 @@ class AttentionLibrary {
   virtual std::string name() const = 0;
   /// Whether a batch may have entries without rows.
   virtual EmptyEntries empty_entries() const { return EmptyEntries::taken; }
-  /// Smallest number of queries per entry from which even batches get a graph of their own.
+  /// Number of queries per entry from which on even batches get a graph without tables.
   virtual int64_t least_even_queries() const { return std::numeric_limits<int64_t>::max(); }
   /// Whether graphs of a shape multiply, by weights of 0, rows outside all entries that share a
   /// tile with rows of an entry: NaN there would become NaN in the results.

@@ -43,16 +43,16 @@ struct BlockHeads {
   int64_t head_end(int64_t kv_head) const { return std::min(heads, (kv_head + 1) * group - skew); }
 };
 
-/// Inputs of both directions. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim],
-/// f32 or bf16; q, k, v (and d_out) have the same type.
+/// Inputs of both passes. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim], f32
+/// or bf16; q, k, v (and d_out) have the same type.
 struct BlockInput {
   BlockHeads heads;
   ConstMatrixRef q, k, v;
   /// Sorted by q_begin; the rectangles of one query are disjoint in keys.
   std::span<const Rectangle> rectangles;
-  /// Counts tiles from the corners of rectangles. The bits of a row (O and dQ: a query; dK and dV:
-  /// a key) then depend only on its own rectangle, not on other rows of its tile or on how rows are
-  /// distributed over calls.
+  /// Whether tiles are counted from the corners of rectangles. The bits of a row (O and dQ: a
+  /// query; dK and dV: a key) then depend only on its own rectangle, not on other rows of its tile
+  /// or on how rows are distributed over calls.
   bool fixed_tiles = false;
   /// Called between tiles to advance communication; may be empty.
   std::function<void()> progress = {};
@@ -103,9 +103,9 @@ class BlockKernel {
   virtual std::string note() const { return ""; }
 };
 
-/// Tiled and vectorised (AVX2 or AVX-512 chosen at run time): matrix products by libxsmm, online
-/// softmax by Highway. `threads` > 1: OpenMP threads share the tiles; results do not depend on
-/// their number.
+/// A kernel for CPUs: tiled and vectorised (AVX2 or AVX-512, chosen at run time), with matrix
+/// products by libxsmm and online softmax by Highway. `threads` > 1: OpenMP threads share the
+/// tiles; results do not depend on their number.
 std::unique_ptr<BlockKernel> make_cpu_kernel(int threads = 1);
 /// Serial double-precision reference: loops over queries and their visible keys, in order.
 std::unique_ptr<BlockKernel> make_reference_kernel();

@@ -48,7 +48,7 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t forward_batch = largest_batch, backward_batch = largest_batch / 2;  // tiles
+constexpr int64_t forward_batch = largest_batch, backward_batch = largest_batch / 2;  // in tiles
 
 using Rectangles = std::span<const Rectangle>;
 
@@ -106,9 +106,9 @@ class CpuKernel final : public BlockKernel {
  private:
   void start(const BlockInput& in);
   static void clear(const MatrixRef& m);
-  /// Rows whose log-sum-exp is -inf on entry are not read ...
+  /// Sets all log-sum-exps to -inf, so that rows of `out` are overwritten without being read.
   static void forget(const ForwardBlock& block);
-  /// ... and are set to 0 if it is still -inf in the end.
+  /// Sets rows of `out` to 0 whose log-sum-exp is still -inf in the end.
   static void clear_unseen(const ForwardBlock& block);
 
   Worker& worker(int thread) { return workers_[thread]; }
@@ -125,7 +125,7 @@ class CpuKernel final : public BlockKernel {
     });
   }
 
-  /// Rectangles with common keys add to the same rows of dK and dV and must run sequentially.
+  /// Rectangles with common keys add to the same rows of dK and dV: one thread per KV head.
   void one_pass(const BackwardBlock& block, const OnePassSplit& split) {
     const int64_t kv_heads = block.heads.kv_heads;
     if (threads_ == 1 || split.keys_apart)

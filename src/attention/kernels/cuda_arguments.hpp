@@ -72,7 +72,7 @@ struct BackwardArguments {
   DeviceOutput d_k, d_v;       ///< key gradients; f32
 };
 
-/// Launch the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
+/// Launches the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream);
 void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,

@@ -19,9 +19,9 @@
 
 namespace gyre {
 
-/// Whether graphs of this direction, mask and head size let NaN from rows outside all entries into
-/// their results. Tests the library by a run of two entries with NaN between them. False if there
-/// is no such graph. Waits for the stream.
+/// Whether graphs of this pass, mask and head size let NaN from rows outside all entries into their
+/// results. Tests the library by a run of two entries with NaN between them. False if there is no
+/// such graph. Waits for the stream.
 bool find_masked_products(AttentionLibrary& library, const AttentionGraphShape& shape,
                           Stream& stream);
 

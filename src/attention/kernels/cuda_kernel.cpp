@@ -31,7 +31,7 @@ class TileTables {
  public:
   explicit TileTables(Stream& stream) : stream_(stream) {}
 
-  /// Table of tiles with `outer` rows and inner tiles of `inner` rows; complete in stream order.
+  /// Tiles with `outer` rows, inner tiles of `inner` rows; later work of the stream may read them.
   DeviceTiles find(std::span<const Rectangle> rectangles, TileSide side, int outer, int inner) {
     const auto same = [&](const Entry& e) {
       return e.side == side && e.outer == outer && e.inner == inner &&

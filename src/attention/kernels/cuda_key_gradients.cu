@@ -1,4 +1,4 @@
-// dK and dV of attention on a GPU: a thread block keeps the sums of up to 64 key rows of one KV
+// dK and dV of attention on a GPU: a thread block keeps the sums of up to 128 key rows of one KV
 // head over all queries that see them, of all query heads of its group.
 //
 //     for every range, for every query head of the KV head, for every inner tile of queries:
@@ -6,9 +6,9 @@
 //       ds  = w (V dOᵀ - delta)
 //       dV += w dO,  dK += scale · ds Q
 //
-// Limit: 8 · head_dim FLOPs per visible pair over the peak of the tensor cores; not measured. bf16:
-// w and ds are rounded to bf16 as factors of products. Dimension 256: each of two blocks sums half
-// of the columns, and both compute all of w and ds.
+// Lower bound of the time: 8 · head_dim FLOPs per visible pair at the peak of the tensor cores; not
+// measured how close. For bf16 arrays, w and ds are rounded to bf16 as factors of products. For
+// dimension 256, each of two blocks sums half of the columns, and both compute all of w and ds.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
@@ -37,7 +37,7 @@ struct KeyGradients {
     int head, begin;
   };
 
-  /// Computes w and ds from scores and dO · V.
+  /// Replaces scores x by w, and dO · V in d_s by ds.
   __device__ __forceinline__ static void weigh(const BackwardArguments& a, const Lane& lane,
                                                const Queries& queries, Scores& x, Scores& d_s) {
     const LanePlace place;
@@ -58,7 +58,7 @@ struct KeyGradients {
     });
   }
 
-  /// Adds to columns of part `part`.
+  /// Adds to the columns of part `part` of dK and dV.
   __device__ __forceinline__ static void differentiate(const BackwardArguments& a, const Lane& lane,
                                                        const Queries& queries, const T* k,
                                                        const T* v, int part, float* weights,

@@ -79,7 +79,7 @@ __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
       const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(scratch) + c);
       auto* to = reinterpret_cast<Pack<To, width>*>(out.row(row) + c);
       Pack<To, width> o{};
-      // A weight of 0 means an empty side, which is not read.
+      // A weight of 0 means an empty side, whose values are not used.
       if (w.w1 != 0) o = *to;
       for (int x = 0; x < width; ++x)
         o.values[x] = rounded<To>((w.w1 != 0 ? w.w1 * as_float(o.values[x]) : 0) +

@@ -1,8 +1,8 @@
 #pragma once
 // Device operations around a library's attention over a ragged batch: fold its results, which lie
 // in scratch rows (ragged_batch.hpp), into the accumulated ones; clear results; make a stand-in for
-// O. Limit: the bytes of the rows over the memory bandwidth. A forward merge of bf16 into f32 moves
-// 6 bytes per element where there is no earlier result, 10 elsewhere.
+// O. The memory bandwidth limits them. A forward merge of bf16 into f32 moves 6 bytes per element
+// where there is no earlier result, 10 elsewhere.
 
 #include "attention/kernels/ragged_batch.hpp"
 #include "core/host_device.hpp"
@@ -11,8 +11,8 @@
 
 namespace gyre {
 
-/// A Round in device memory; `longest` is its longest piece. Null `pieces`: one piece of rows [0,
-/// longest).
+/// A Round in device memory; `longest` is the length of its longest piece. Null `pieces`: one piece
+/// of rows [0, longest).
 struct DeviceRound {
   const RowPiece* pieces = nullptr;
   int64_t count = 0;
@@ -35,9 +35,9 @@ GYRE_HOST_DEVICE inline float lse_for_backward(float lse) {
 /// How scratch rows combine with their result rows: added to them, or replacing them unread.
 enum class Update { add, replace };
 
-/// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · head_dim],
-/// partial_lse [scratch rows, heads]) into the rows of (out, lse), both f32 or bf16. Rows of `out`
-/// whose lse is -inf, or all with Update::replace, are not read.
+/// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · head_dim], partial_lse
+/// [scratch rows, heads]) into the rows of (out, lse). `partial` and `out` are f32 or bf16. Rows of
+/// `out` whose lse is -inf, or all with Update::replace, are not read.
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      MatrixView<const float> partial_lse, MatrixRef out, MatrixView<float> lse,
                      Update update, Stream& stream);

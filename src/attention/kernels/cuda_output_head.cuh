@@ -24,12 +24,12 @@ struct OutputHead {
   int64_t first;  ///< first column of the head in the matrix
   int head_dim, begin;
 
-  /// Calls f(n, e, element) for each of the lane's sums of row lane.row[which].
+  /// Calls f(n, e, element) for the element of each of the lane's sums in row lane.row[which].
   template <int columns, class F>
   __device__ __forceinline__ void read(const LaneRows& lane, int which, F f) const {
     access<true, false, columns>(lane, which, f);
   }
-  /// Stores f(n, e) for each of these sums.
+  /// Stores f(n, e) for each of the lane's sums in row lane.row[which].
   template <int columns, class F>
   __device__ __forceinline__ void write(const LaneRows& lane, int which, F f) const {
     access<false, true, columns>(lane, which, [&](int n, int e, float& x) { x = f(n, e); });

@@ -1,4 +1,4 @@
-// dQ of attention on a GPU: a thread block keeps the sums of up to 64 query rows of one head over
+// dQ of attention on a GPU: a thread block keeps the sums of up to 128 query rows of one head over
 // all keys that they see.
 //
 //     for every inner tile of keys:
@@ -9,8 +9,8 @@
 // This file computes three products and cuda_key_gradients.cu four, where one sweep would need
 // five. In return no two blocks add to the same sum: no atomics, and equal bits in every run.
 //
-// Limit: 6 · head_dim FLOPs per visible pair over the peak of the tensor cores; not measured. bf16:
-// ds is rounded to bf16 for the third product.
+// Lower bound of the time: 6 · head_dim FLOPs per visible pair at the peak of the tensor cores; not
+// measured how close. For bf16 arrays, ds is rounded to bf16 for the third product.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

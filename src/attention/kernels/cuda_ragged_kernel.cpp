@@ -70,9 +70,9 @@ class RaggedKernel final : public BlockKernel {
         [&](const ReadyPlan& plan, const PreparedBatch& b) {
           if (backward_even(block, plan, b)) return true;
           if (give_finite_rows(given, ragged_gradient_shape(block, b, {}), plan)) {
-            stand_ins_are_there_ = false;  // those of even batches have NaN in rows of no entry
+            stand_ins_are_there_ = false;  // existing ones may have NaN in rows of no entry
             given.d_out = finite_.of(AttentionTensor::d_out, block.d_out, plan.q_outside);
-            given.out = {};  // a stand-in has its own rows
+            given.out = {};  // a stand-in has 0 in rows of no entry
           }
           return backward_batch(given, plan, b);
         });

@@ -11,10 +11,10 @@
 // Given the LSE of the whole row and an O' with the right <O', dO>, it is also correct for a part
 // of the keys.
 //
-// Fewer steps are needed for overwritten results, and if O is given (block_kernel.hpp). The scratch
-// rows of a batch that writes its rows first replace the result. Such a batch needs no scratch if
-// it covers every row of O, or is even, and O, or dQ, is bf16 and 16-byte aligned: it writes O and
-// LSE, or dQ, directly. It reads O and LSE directly if O is bf16 and aligned.
+// Overwriting results, or a given O (block_kernel.hpp), saves steps. Scratch rows of the first
+// batch to write a row replace the result. Such a batch needs no scratch for O and LSE (backward:
+// for dQ) if that array is bf16 and 16-byte aligned and the batch is even or covers all rows of it.
+// A given O is read in place, with its LSE, if it is bf16 and aligned.
 //
 // Even batches (ragged_batch.hpp) of long entries use graphs without tables, for which libraries
 // have faster engines.
@@ -24,8 +24,8 @@
 // aligned), single rectangles (windows after a diagonal or without one, fixed tiles, unequal
 // strides), or batches for which the library has no engine. note() counts them.
 //
-// Limit: the FLOPs of the visible pairs over the tensor cores' peak, as far as the library reaches
-// it, plus the bytes of merges and additions over the memory bandwidth. Forward: 6 to 10 bytes per
+// Lower bound of the time: the FLOPs of the visible pairs at the rate that the library reaches,
+// plus the bytes of merges and additions at the memory bandwidth. Forward: 6 to 10 bytes per
 // element of out. Backward: 14 per element of dQ, 10 of dK and dV. Overwritten results: forward 0
 // (in place) or 6; backward 0 (in place, with O) to 10 for dQ, 6 for dK and dV. With equal numbers
 // of query and KV heads, a ragged batch gathers K and V, 4 bytes more per element of each (see

@@ -67,7 +67,7 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, PreparedBatch& rea
   offsets(ready.tables, Id::k_offsets, RaggedRows::k, sizes.k);
   offsets(ready.tables, Id::v_offsets, RaggedRows::k, sizes.v);
   offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
-  // In the backward pass these are stand-ins, one per query for all its entries.
+  // Backward, out and lse have one row per query, for all entries that contain it.
   const RaggedRows results = sizes.backward ? RaggedRows::q : RaggedRows::scratch_q;
   offsets(ready.tables, Id::out_offsets, results, sizes.q_columns);
   offsets(ready.tables, Id::lse_offsets, results, sizes.heads);

@@ -38,7 +38,7 @@ struct PreparedBatch {
   bool first_q = false, first_k = false;  // see FirstWriters
 };
 
-/// Key of the tables: direction, numbers of rows, and strides in elements.
+/// Key of the tables: pass, numbers of rows, and strides in elements.
 struct TableSizes {
   bool backward = false;
   int64_t rows = 0, keys = 0;

@@ -1,11 +1,11 @@
 #pragma once
 // Tile sizes of the CUDA attention kernels.
 //
-// A thread block has `warps` warps of 16 or 32 outer rows each. Shared memory holds its outer rows
-// (forward: q; dQ: q, dO; dK and dV: k, v) and `stages` times `inner` rows of the two inner arrays;
-// one stage is filled while another is used. Rows are padded by 16 bytes, so that the 8 rows that a
-// warp reads at once lie in different banks. f32 weights do not pass from one product to the next
-// in registers; shared memory has 16 rows for them per warp.
+// A thread block has `warps` warps of 16 or 32 outer rows each (cuda_tiles.hpp). Shared memory
+// holds its outer rows (forward: q; dQ: q, dO; dK and dV: k, v) and `stages` times `inner` rows of
+// the two inner arrays; one stage is filled while another is used. Rows are padded by 16 bytes, so
+// that the 8 rows that a warp reads at once lie in different banks. f32 weights do not pass from
+// one product to the next in registers; shared memory has 16 rows for them per warp.
 //
 // Wide tiles fit in the 99 KiB per block of compute capability 8.6, 8.9 and 12.0. On 8.0 (164 KiB
 // per SM), 9.0 and 10.0 (228 KiB) two or more blocks share an SM if registers permit.
@@ -23,9 +23,9 @@
 //     128           85 (1, 2)  68 (2, 3)  68 (2, 3)  102 (1, 2)  68 (2, 3)
 //     256           99 (1, 2)  narrow: 66 (2, 3)
 //
-// Registers per thread, of 255: for each 16 rows of its warp dim/2 floats for sums (dK and dV:
-// dim/2 each, so that two blocks of 128 columns sum dimension 256), and inner/2 floats for each of
-// one (forward) or two products.
+// Registers per thread, of 255, for each 16 rows of its warp: dim/2 floats for sums (dim/2 for each
+// of dK and dV, so that two blocks of 128 columns share dimension 256), and inner/2 floats for each
+// of one (forward) or two (backward) products.
 
 #include <array>
 #include <cstdint>
@@ -64,7 +64,7 @@ constexpr TileShape tile_shape(DType type, Sweep sweep, int dim, TileForm form =
   if (form != TileForm::wide && has_form(type, sweep, dim, form)) {
     TileShape shape = tile_shape(type, sweep, dim);
     if (form == TileForm::tall) shape.groups = 2;
-    // Registers hold no more.
+    // Registers hold no more inner rows.
     if (form == TileForm::narrow || sweep == Sweep::key_gradients || (forward && dim > 64))
       shape.inner /= 2;
     return shape;
@@ -87,7 +87,7 @@ constexpr int tile_stride(DType type, int dim) {
 constexpr int weight_stride(int inner) {
   return inner + 4;
 }
-/// Elements of all tiles; the weights follow.
+/// Elements of all tiles in shared memory; the weights follow.
 constexpr int tile_elements(DType type, Sweep sweep, const TileShape& shape) {
   const int outer_arrays = sweep == Sweep::forward ? 1 : 2;
   return (outer_arrays * shape.outer() + 2 * shape.stages * shape.inner) *
@@ -103,7 +103,7 @@ constexpr int shared_bytes(DType type, Sweep sweep, const TileShape& shape) {
 constexpr int64_t blocks_of_sm(DType type, Sweep sweep, const TileShape& shape, int64_t sm_bytes) {
   return sm_bytes / (shared_bytes(type, sweep, shape) + 1024);
 }
-/// Tall or narrow if defined and two blocks fit, unless as many wide blocks as narrow ones fit.
+/// Tall if two such blocks fit; else narrow if two of them but not two wide ones fit; else wide.
 constexpr TileForm tile_form_for(DType type, Sweep sweep, int dim, int64_t sm_bytes) {
   const auto fit = [&](TileForm form) {
     return has_form(type, sweep, dim, form) &&

@@ -31,7 +31,7 @@ struct TilePieces {
   }
 };
 
-/// Source of a tile: row i is row first + i of `from`, starting at `column`.
+/// A tile and its source: row i is row first + i of `from`, starting at `column`.
 template <class T>
 struct TileSource {
   T* tile;
@@ -155,7 +155,7 @@ __device__ void pipeline(Walk walk, Load load, Use use) {
     }
     __syncthreads();
     use(walk, next, stages == 2 ? step % 2 : 0);
-    __syncthreads();  // before it is refilled
+    __syncthreads();  // before the stage is refilled
     walk = next;
   }
 }

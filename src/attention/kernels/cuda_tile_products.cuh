@@ -12,7 +12,7 @@ namespace gyre {
 template <int columns>
 using Sums = float[columns / 8][4];
 
-/// Calls f(n, e) for each of a lane's sums; with `which` = 0 or 1, only for that row.
+/// Calls f(n, e) for each of a lane's sums; for_row_sums: only for those of row `which`, 0 or 1.
 template <int columns, class F>
 __device__ __forceinline__ void for_sums(F f) {
   GYRE_UNROLL

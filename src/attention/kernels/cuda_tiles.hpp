@@ -4,7 +4,7 @@
 //
 //     side        queries: sums belong to queries (out, dQ), inner rows are keys;
 //                 keys: sums belong to keys (dK, dV), inner rows are queries
-//     tile        outer rows [n t, n t + n) of that array, whatever they hold: one thread block
+//     tile        n outer rows (rows with sums) [n t, n t + n), whatever they hold: a thread block
 //     range       the inner rows of one rectangle that the rows of the tile see
 //     inner tile  some rows of a range, counted from the corner of the rectangle
 //
@@ -94,7 +94,7 @@ GYRE_HOST_DEVICE inline bool contains(InnerRange range, int row) {
 }
 
 // Softmax in base 2: weights are 2^(scale log2(e) · score - top), scale > 0, so that an exponential
-// is two instructions. A partial result (O, LSE) is one of top = LSE log2(e) and sum = 1.
+// is two instructions. A partial result (O, LSE) has top = LSE log2(e) and sum = 1.
 
 inline constexpr float log2_e = 1.44269504088896340736F, ln_2 = 0.69314718055994530942F;
 

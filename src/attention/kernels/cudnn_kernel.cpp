@@ -34,7 +34,7 @@ const std::string& load_error() {
     // Otherwise the front end would search for a CUDA runtime instead of using the linked one.
     setenv("CUDNN_FRONTEND_CUDART_LIB_NAME",
            ("libcudart.so." + std::to_string(CUDART_VERSION / 1000)).c_str(), 0);
-    // From 9.25 on, deterministic engines above this limit give way to one with little workspace.
+    // From 9.25 on, cuDNN replaces deterministic engines above this by one with little workspace.
     setenv("CUDNN_FRONTEND_ATTN_DP_WORKSPACE_LIMIT", std::to_string(max_ordered_workspace).c_str(),
            0);
     fe::cudnn_dlhandle = dlopen(name.c_str(), RTLD_NOW | RTLD_LOCAL);

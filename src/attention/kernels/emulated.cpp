@@ -31,7 +31,7 @@ class EmulatedKernel final : public BlockKernel {
   bool can_overwrite() const override { return true; }
 
  private:
-  /// Elements of results: one row per query, two per key.
+  /// Elements of result rows: per head one for each query, and two (dK, dV) for each key.
   static int64_t elements(const BlockInput& block, bool of_queries, bool of_keys) {
     int64_t rows = 0;
     if (of_queries) rows += queries_of(block.rectangles).count() * block.heads.heads;
@@ -55,7 +55,7 @@ class EmulatedKernel final : public BlockKernel {
 
   KernelTime time_;
   KernelSleep sleep_;
-  double end_ = 0, late_ = 0;  // of the latest call
+  double end_ = 0, late_ = 0;  // of the latest call: its end, and its delay
 };
 
 }  // namespace

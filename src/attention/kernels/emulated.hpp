@@ -54,7 +54,7 @@ double flops_of(const KernelCall& call);
 /// time. A usage error names the key, the value and what is allowed.
 KernelTime parse_kernel_time(std::string_view text);
 
-/// Sleep of an emulated kernel. Times are of the clock of monotonic_seconds().
+/// How an emulated kernel sleeps. Times are those of the clock of monotonic_seconds().
 struct KernelSleep {
   double slice_s = 200e-6;
   /// When communication next needs a call of progress(); empty: unknown.

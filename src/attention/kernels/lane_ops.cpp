@@ -176,7 +176,7 @@ void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* cons
     return state.sum[lane] != 0.0F;
   };  // NaN counts as seen
   const auto first_result = [&](int64_t at) { return *lse[at] == minus_infinity; };
-  // A row without an earlier result is not read.
+  // Clears a row without an earlier result, whose contents must not be used.
   const auto open_row = [&](int64_t at) {
     if (first_result(at)) std::fill_n(rows[at], state.head_dim, 0.0F);
   };

@@ -37,8 +37,8 @@ std::vector<std::string> kernel_choices();
 /// "cpu", "tiled" or "cudnn": the kernel that the choice selects for arrays in `space`.
 std::string kernel_name(const KernelChoice& choice, MemorySpace space);
 
-/// Makes that kernel on `stream`, which must outlive it. Throws a runtime error when this build or
-/// machine lacks what the kernel needs, and a usage error for an unknown name.
+/// Makes the kernel of kernel_name() on `stream`, which must outlive it. Throws a runtime error
+/// when this build or machine lacks what the kernel needs, and a usage error for an unknown name.
 std::unique_ptr<BlockKernel> make_block_kernel(Stream& stream, const KernelChoice& choice);
 
 }  // namespace gyre

@@ -42,7 +42,7 @@ OnePassSplit split_one_pass(const BlockInput& in) {
   const std::span<const Rectangle> rectangles = in.rectangles;
   const bool served = !in.fixed_tiles && in.heads.scale > 0;
   OnePassSplit split;
-  int64_t rows_end = 0, keys_end = 0;  // over all earlier rectangles
+  int64_t rows_end = 0, keys_end = 0;  // of all earlier rectangles; of the last in `one_pass`
   for (size_t i = 0; i < rectangles.size(); ++i) {
     const Rectangle& r = rectangles[i];
     const int64_t begin = r.q_begin, end = begin + r.q_length;
@@ -139,7 +139,6 @@ void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, 
   }
 }
 
-/// View of rows in their array.
 HeadRows<const float> OnePassWorker::rows_of(ConstMatrixRef from, int64_t row, int64_t column) {
   return {from.as<float>().row(row) + column, from.stride, nullptr};
 }
@@ -148,7 +147,8 @@ HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel) const 
   return {panel.data(), padded_dim_, nullptr};
 }
 
-/// A copy of few rows would be read about once, and rows close together do not compete for L1 sets.
+/// Whether rows can be read in their array. A copy pays neither for few rows, which are read about
+/// once, nor for rows close together, which do not compete for L1 sets.
 bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count) const {
   constexpr int64_t close_together = int64_t{64} << 10;  // in bytes
   const int64_t bytes = count * from.stride * sizeof(float);

@@ -48,7 +48,7 @@ void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int
 #if HWY_TARGET != HWY_SCALAR
 constexpr int64_t block = 4;
 
-/// Loads four columns of four rows per block of the vector; block b holds row 4b.
+/// Loads four columns of one row into each block of four lanes: block b gets row 4b.
 template <class D>
 HWY_INLINE hn::Vec<D> load_blocks(D d, const float* row, int64_t stride) {
   if constexpr (hn::MaxLanes(D()) == block) {
@@ -131,7 +131,7 @@ HWY_INLINE void scale_row(D d, float factor, float* row, int64_t begin, int64_t 
     hn::Store(hn::Mul(f, hn::Load(d, row + c)), d, row + c);
 }
 
-/// Skips contiguous rows: the hardware prefetcher handles that stream.
+/// Prefetches the next head's rows unless they are contiguous: hardware prefetches such a stream.
 template <class T>
 HWY_INLINE void prefetch_next(const HeadRows<T>& rows, int64_t begin, int64_t count,
                               int64_t head_dim) {
@@ -149,7 +149,7 @@ struct StripLse {
   HWY_INLINE float& operator[](int64_t row) const { return data[row * stride]; }
 };
 
-/// Reference and sum of the scores of a strip.
+/// For each row of a strip: the reference of its softmax, and the sum of its terms.
 struct StripSums {
   HWY_ALIGN float top[one_pass_strip] = {}, sum[one_pass_strip] = {};
 };
@@ -208,7 +208,7 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
       multiply_seen_keys<Terms::many>(tile, row, strip.rows, {scores, tile.columns, 1}, v, to,
                                       false);
     };
-    // Dividing the scores is cheaper than a pass over the results if they are fewer.
+    // Dividing the scores is cheaper than a pass over the results if the scores are fewer.
     if (tile.head_dim == tile.padded_dim && strip.end - strip.begin <= tile.head_dim &&
         is_first(strip_lse, sums)) {
       HWY_ALIGN float factors[one_pass_strip];

@@ -4,7 +4,7 @@
 //
 // Scores are [row][columns]. All matrix products have the form
 //     to [i][n] (+)= Σ_j weight(i, j) · from [j][n],
-// with 8 rows i in registers at a time.
+// with 4 or 8 rows i in registers at a time.
 
 #include <cstdint>
 
@@ -13,8 +13,8 @@ namespace gyre {
 constexpr int64_t one_pass_strip = 8;  ///< rows whose products are computed together
 constexpr int64_t one_pass_unit = 16;  ///< padded head dimensions are multiples of this
 
-/// Largest numbers of rows and keys of a rectangle whose scores are dot products. Their reductions
-/// within vectors cost more than transposing keys if there are more rows (bench/kernels.cpp).
+/// Largest numbers of rows and keys of a rectangle whose scores are computed as dot products. With
+/// more rows, reductions within vectors cost more than transposing the keys (bench/kernels.cpp).
 constexpr int64_t one_pass_dots = 24;
 
 /// Some rows of a rectangle and its keys. Row i sees keys [begin[i], end[i]), both nondecreasing.
@@ -33,8 +33,8 @@ struct OnePassTile {
     return part;
   }
 };
-/// Columns of scores: a multiple of a vector, of at most 8 floats for up to 8 keys. Above 64 never
-/// a multiple of 64: rows at such a distance share few L1 sets.
+/// Columns of scores: keys rounded up to a multiple of 8 (up to 8 keys) or 16, whole vectors. Above
+/// 64 never a multiple of 64: rows at such a distance share few L1 sets.
 constexpr int64_t one_pass_columns(int64_t keys) {
   const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
   const int64_t columns = (keys + unit - 1) / unit * unit;
@@ -68,8 +68,8 @@ void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t head_dim,
 
 /// Attention of the rows over the keys, merged into `out` and lse[i · lse_stride] by merge_lse. A
 /// row that sees no key stays unchanged; a row with lse = -inf is overwritten without being read.
-/// Reads either member of `k`. `v`: rows of padded_dim elements. `scores`:
-/// [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
+/// Reads only the transpose of `k`, or its rows if that is null. `v`: rows of padded_dim elements.
+/// `scores`: [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums);

@@ -74,7 +74,7 @@ HWY_NOINLINE void multiply_block(D d, Weights weights, const float* from, int64_
   multiply_few<rows, vectors>(d, weights, from, from_stride, to, to_stride, terms, add);
 }
 
-/// Three vectors at a time, two or one at the end: with four rows they fill 16 registers.
+/// multiply_few for three vectors at a time, two or one at the end: 4 rows then fill 16 registers.
 template <int rows, class D>
 HWY_INLINE void multiply_rows(D d, Weights weights, const float* from, int64_t from_stride,
                               float* to, int64_t to_stride, int64_t terms, int64_t columns,
@@ -115,7 +115,7 @@ HWY_INLINE void multiply(D d, int64_t rows, Weights weights, const float* from, 
 }
 
 #if HWY_TARGET != HWY_SCALAR
-/// In every block of four lanes: the sums of that block of a, b, c and e.
+/// Each block of four lanes gets the sums of that block in a, in b, in c and in e.
 template <class D, class V = hn::Vec<D>>
 HWY_INLINE V sums_of_blocks(D d, V a, V b, V c, V e) {
   const hn::RepartitionToWide<D> wide;
@@ -128,8 +128,8 @@ HWY_INLINE V sums_of_blocks(D d, V a, V b, V c, V e) {
 }
 #endif
 
-/// Form of a product: not inlined, for many terms, or inlined, for the few terms of a tile of dot
-/// products.
+/// Form of a product. `many`: not inlined, for many terms. `few`: inlined, for the few terms of a
+/// tile whose scores are dot products.
 enum class Terms { many, few };
 template <Terms form>
 inline constexpr int64_t rows_of_block = form == Terms::few ? 4 : rows_at_once;

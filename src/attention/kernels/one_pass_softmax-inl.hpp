@@ -44,8 +44,8 @@ struct Strip {
   }
 };
 
-/// Columns [begin, end) that one row sees, and whole vectors [first, last) that hold them. A row
-/// that sees none has an empty range of both.
+/// Columns [begin, end) that one row sees, and whole vectors [first, last) that hold them. If the
+/// row sees none, both are empty.
 struct Span {
   int64_t begin, end, first, last;
   template <class D>

@@ -73,7 +73,7 @@ void Products::to_lanes(const float* weights, const float* keys, float* to, int6
 
 void Products::to_keys(const float* weights, const float* rows, float* to, int64_t lanes,
                        int64_t count) {
-  constexpr int64_t widths[] = {lane_stride, lane_granularity, 1};  // in this order
+  constexpr int64_t widths[] = {lane_stride, lane_granularity, 1};  // tried in this order
   for (int64_t begin = 0; begin < count; begin += lane_granularity) {
     const int64_t keys = std::min(lane_granularity, count - begin);
     for (int64_t d = 0; d < head_dim_;) {

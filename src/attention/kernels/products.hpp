@@ -12,9 +12,9 @@ namespace gyre {
 
 constexpr int64_t key_tile = 64;  ///< largest number of keys in a block
 
-/// Products between a tile of lanes and keys whose rows are `stride` floats apart. Kernels are
-/// generated on first use, by numbers of lanes and keys. A count of keys is split into a multiple
-/// of 16 and a remainder, so that ragged documents share few kernels.
+/// Products between a tile of lanes and keys whose rows are `stride` floats apart. A kernel is
+/// generated on first use for each number of lanes and of keys. A count of keys is split into a
+/// multiple of 16 and a remainder, so that ragged documents share few kernels.
 class Products {
  public:
   Products(int64_t head_dim, int64_t stride);

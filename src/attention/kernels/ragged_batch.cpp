@@ -70,7 +70,7 @@ Parts diagonal_parts(const Rectangle& r) {
   return parts;
 }
 
-/// Entries of a rectangle; a remainder sets `reason`.
+/// Parts of a rectangle. `reason`: why the remainder, if there is one, cannot be an entry.
 Parts parts_of(const Rectangle& r, NotRagged& reason) {
   if (r.q_length <= 0 || r.k_length <= 0) return {};
   if (is_full(r)) return {{part_of(r, RaggedMask::full, 0, r.q_length, r.k_length)}, {}};
@@ -154,7 +154,7 @@ std::vector<Round> rounds_of(const RaggedBatch& batch, RaggedRows result, Ragged
   };
   for (const RaggedEntry& e : batch.entries) {
     const RowPiece piece = {row_of(e, result), row_of(e, scratch), length_of(e, result)};
-    // After the last round that touches its rows, so that each row keeps the order of entries.
+    // The piece goes after the last round that touches its rows: rows keep the order of entries.
     size_t round = rounds.size();
     while (round > 0 && std::none_of(rounds[round - 1].begin(), rounds[round - 1].end(),
                                      [&](const RowPiece& p) { return meets(p, piece); }))

@@ -67,7 +67,7 @@ struct RaggedBatch {
   std::vector<RaggedEntry> entries;
   int64_t q_rows = 0, k_rows = 0;  ///< total numbers of scratch rows
   int64_t longest_q = 0, longest_k = 0;
-  int64_t q_end = 0;  ///< end of the last query row
+  int64_t q_end = 0;  ///< end of the query rows of all entries
 };
 
 /// Why a rectangle cannot be an entry.
@@ -77,7 +77,7 @@ const char* name_of(NotRagged reason);
 
 struct RaggedPlan {
   std::vector<RaggedBatch> batches;
-  std::vector<Rectangle> others;  ///< whole or in part, in order: computed by another kernel
+  std::vector<Rectangle> others;  ///< or parts of some, in order, that another kernel computes
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< [NotRagged] number of `others`
 };
 
@@ -85,8 +85,8 @@ struct RaggedPlan {
 /// (staircase.hpp), and no batch has entries of two layers. Libraries launch as many blocks, and
 /// use as much workspace, for every entry as for the longest. Therefore entries of a batch have
 /// similar lengths (length_class), and their number times the longest, for queries and for keys, is
-/// at most `max_rows` (unless there is one entry). In a layer, causal entries precede full ones:
-/// those of a shard contain each of its rows once. Every visible pair is in exactly one entry or
+/// at most `max_rows` (unless there is one entry). At the end of a layer, causal batches precede
+/// full ones: they have each row of a shard once. Every visible pair is in exactly one entry or
 /// rectangle of the result, and no hidden pair is in an entry. With `fixed_tiles` (see BlockInput)
 /// all rectangles go to `others`, since the bits of a library's results may depend on the batch.
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
@@ -107,7 +107,7 @@ std::vector<Round> key_rounds(const RaggedBatch& batch);
 struct FirstWriters {
   std::vector<bool> first;  ///< [batches] whether the batch may overwrite: each of its rows is in
                             ///< one of its entries only, and in no earlier batch
-  Round rest;               ///< rows in none of those batches
+  Round rest;               ///< rows in no batch that may overwrite
   Round touched;            ///< rows in any batch
   Round outside;            ///< all other rows
 };
@@ -142,10 +142,10 @@ struct EvenBatch {
   int64_t q_distance = 0, k_distance = 0;
   friend bool operator==(const EvenBatch&, const EvenBatch&) = default;
 };
-/// Returns nothing for other batches, and if entries share rows.
+/// Returns nullopt for other batches, and if entries share rows.
 std::optional<EvenBatch> even_batch(const RaggedBatch& batch);
 
-/// The smallest power of two that is at least n and at least `least`.
+/// The smallest power of two that is at least n and `least`, itself a power of two.
 int64_t rounded_up(int64_t n, int64_t least);
 
 }  // namespace gyre

@@ -39,7 +39,7 @@ void for_each_query(const BlockInput& in, Body body) {
   }
 }
 
-/// Calls body(key row, score) for every key that the query sees, by rectangle and key.
+/// Calls body(key row, score) for every key that the query sees, in order of rectangles and keys.
 template <class Body>
 void for_each_key(const BlockInput& in, const Query& query, Body body) {
   for (const Rectangle& r : in.rectangles) {
@@ -89,7 +89,7 @@ class ReferenceKernel final : public BlockKernel {
   }
 
  private:
-  /// Merges each visible key as a separate partial (v_j, x_ij).
+  /// Merges each visible key as a partial result of its own: (O, LSE) = (v_j, x_ij).
   static void attend(const ForwardBlock& block, const Query& query) {
     const int64_t dim = block.heads.head_dim;
     std::vector<double> out(dim);

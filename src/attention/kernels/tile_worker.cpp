@@ -293,7 +293,7 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
       load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
       lse[lane] = block.lse(row, head);
       delta[lane] = block.delta(row, head);
-    } else {  // weight 0 for any contents of the row
+    } else {  // no gradient: the row gets weight 0 for any contents
       std::fill_n(q_row, head_dim_, 0.0F);
       std::fill_n(d_out_row, head_dim_, 0.0F);
       lse[lane] = infinity_of<float>;

@@ -76,8 +76,8 @@ class TileWorker {
   Progress progress_;
   std::vector<KeyRange> key_ranges_;
   ScoreBlocks score_blocks_;
-  // Per slot: [head_dim][lane_stride]; rows_ and d_out_rows_ [lane][head_dim]; top_ and sum_
-  // [lane]. Backward, out_ is dQ, top_ the log-sum-exp and sum_ delta.
+  // Per slot (a tile): [head_dim][lane_stride]; rows_ and d_out_rows_ [lane][head_dim]; top_ and
+  // sum_ [lane]. In the backward pass, out_ is dQ, top_ the log-sum-exp and sum_ delta.
   Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
   Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
   Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_key_block][head_dim]

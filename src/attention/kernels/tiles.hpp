@@ -72,7 +72,7 @@ struct ScoreBlocks {
 
 class TileSweep {
  public:
-  /// `rectangles` are sorted by q_begin. Tiles refer to them and to the sweep.
+  /// `rectangles` are sorted by q_begin. They and the sweep must outlive its tiles.
   TileSweep(const BlockHeads& heads, std::span<const Rectangle> rectangles, bool fixed_tiles,
             int64_t tiles_per_batch);
   TileSweep(const TileSweep&) = delete;
@@ -89,11 +89,11 @@ class TileSweep {
   /// (all_key_blocks), or those of one key block.
   void list_key_ranges(const TileBatch& batch, size_t only_key_block,
                        std::vector<KeyRange>& key_ranges) const;
-  /// Fixed tiles: always 64 lanes; otherwise only as many as the tile needs.
+  /// Lanes with padding: 64 for fixed tiles; otherwise as many as needed, a multiple of 16.
   int64_t padded_lanes(const Tile& tile) const;
-  /// Cuts diagonals into blocks of 16 keys, which omit lanes that see none of them. Cuts fixed
-  /// tiles into blocks of 64 keys x 64 lanes from the rectangle's corner; the last block may extend
-  /// past the key range.
+  /// Cuts a key range into score blocks. On diagonals they have 16 keys and omit lanes that see
+  /// none of these. Those of fixed tiles are 64 keys x 64 lanes, counted from the rectangle's
+  /// corner; the last may extend past the key range.
   void cut(const Tile& tile, const KeyRange& key_range, ScoreBlocks& list) const;
 
  private:

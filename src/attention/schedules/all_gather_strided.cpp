@@ -1,5 +1,5 @@
-// All-gather attention for a few KV heads at a time. Needs memory for two stages instead of all
-// heads, and cp-1 messages per stage instead of cp-1 in all. builder/gather.hpp describes and
+// All-gather attention in stages of a few KV heads each. It needs memory for two stages instead of
+// all heads, and cp-1 messages per stage instead of cp-1 in all. builder/gather.hpp describes and
 // builds the steps.
 
 #include <algorithm>

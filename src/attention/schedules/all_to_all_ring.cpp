@@ -33,7 +33,7 @@ std::vector<int> group_ranks(int group, int inner) {
 /// Ranks per inner group: the option, or a default if it is 0.
 int64_t inner_ranks(const AttentionProblem& problem) {
   if (problem.options.inner != 0) return problem.options.inner;
-  // Closest to a square without sending a KV head to several ranks.
+  // The largest inner <= sqrt(cp) that divides cp and the KV heads, so that none is replicated.
   const auto most = static_cast<int>(std::gcd<int64_t>(problem.cp(), problem.heads.kv_heads));
   int inner = 1;
   for (int d = 2; d <= most; ++d)

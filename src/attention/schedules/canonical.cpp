@@ -19,7 +19,7 @@
 //
 // Cost compared with all-gather: 7 products backward instead of 5 (scores and <dO, v> twice), q,
 // d_out and statistics are gathered as well, and no transfer of forward is hidden. A layout in
-// stripes of one slot sends every row as its own slice. For checks, not for speed.
+// stripes of one slot sends every row as its own slice. It is for checks, not for speed.
 
 #include <algorithm>
 #include <tuple>
@@ -141,7 +141,7 @@ class Canonical {
   int kv_storage_;
 };
 
-/// Counts real tokens only: t on this rank, T on all.
+/// Counts real tokens only: `own` on this rank, `all` on all ranks.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);

@@ -25,8 +25,8 @@
 // Here empty stages are not skipped: every rank keeps the order KV 1, KV 2, dKV 1, KV 3, dKV 2,
 // ..., so that transfers which a device executes in sequence cannot deadlock in a cycle.
 //
-// Example, one causal document, cp = 3: contiguous, rank 0 receives nothing, rank 1 all rows of
-// rank 0, rank 2 all rows of ranks 1 and 0: half of a ring's bytes. Under dual-chunk-swap a rank
+// Example, one causal document, cp = 3: under contiguous, rank 0 receives nothing, rank 1 all rows
+// of rank 0, rank 2 all rows of ranks 1 and 0: half of a ring's bytes. Under dual-chunk-swap a rank
 // needs the first half of the rows of lower ranks and all rows of higher ranks: 3/4.
 
 #include <algorithm>
@@ -124,7 +124,7 @@ class GroupCast {
                           std::move(recvs));
   }
 
-  /// Returns the gradients of a stage's rows to their owner.
+  /// Sends the gradients of a stage's rows to their owner. Returns the id to wait for.
   int send_back(size_t i, int d_kv) {
     std::vector<Message> sends;
     if (d_kv >= 0) sends.push_back({stages_[i].from, plan_.slices_of(d_kv)});
@@ -141,7 +141,7 @@ class GroupCast {
   size_t received_ = 0;  // number of stages with rows received so far
 };
 
-/// phi (cp-1) k instead of (cp-1) k, where phi is the share of the rows that is seen.
+/// Sends a ring's bytes times the share of rows that other ranks see.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);

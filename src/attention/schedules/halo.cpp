@@ -1,5 +1,5 @@
-// Attention with a causal window whose keys belong to the rank itself or a neighbour: one halo
-// exchange, as in a stencil code.
+// Attention with a causal window in which queries see keys of their own rank and its neighbours
+// only: one halo exchange, as in a stencil code.
 //
 // Forward:
 //
@@ -33,8 +33,8 @@ namespace {
 
 /// Largest window in which queries see only tokens of the rank and its neighbours.
 struct Reach {
-  int64_t window = std::numeric_limits<int64_t>::max();  ///< the largest valid one
-  int reader = 0, owner = 0;                             ///< the pair that a larger one needs first
+  int64_t window = std::numeric_limits<int64_t>::max();  ///< max(): all are valid
+  int reader = 0, owner = 0;                             ///< reader needs keys of owner if larger
 };
 
 bool are_neighbours(int a, int b, int cp) {
@@ -42,7 +42,7 @@ bool are_neighbours(int a, int b, int cp) {
   return distance <= 1 || distance == cp - 1;
 }
 
-/// O(runs log runs) if consecutive runs rarely belong to three ranks.
+/// O(runs log runs) if the runs before a run soon include one of a rank that is no neighbour.
 Reach reach_of(const Layout& layout) {
   struct Run {
     int64_t segment;
@@ -119,7 +119,7 @@ class Halo {
  private:
   struct Neighbour {
     int rank = 0;
-    std::vector<RankRows> seen_there, seen_here;  // own rows that it sees; its rows seen here
+    std::vector<RankRows> seen_there, seen_here;  // own rows seen there; its rows seen here
   };
   /// Slices of an array of received rows, grouped by the neighbour that owns them.
   std::vector<Message> messages(int array) const {
@@ -138,7 +138,7 @@ class Halo {
   int kv_ = -1, d_kv_ = -1;
 };
 
-/// Mask of regions: the first rank that sees keys of a rank that is not its neighbour, as an error.
+/// Error that names a rank that sees keys of a rank that is not its neighbour; "" if none does.
 std::string far_reader(const AttentionProblem& problem) {
   for (int reader = 0; reader < problem.cp(); ++reader)
     for (int owner = 0; owner < problem.cp(); ++owner)

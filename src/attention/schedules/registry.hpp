@@ -12,10 +12,10 @@ namespace gyre {
 /// Entries in the order of list.hpp.
 const std::vector<Schedule>& schedules();
 
-/// The first of the list.
+/// The first entry.
 const Schedule& default_schedule();
 
-/// Throws a usage error that lists the names if there is none of this name.
+/// The schedule of this name. Throws a usage error that lists the names if there is none.
 const Schedule& find_schedule(const std::string& name);
 
 /// The schedule's plan of one rank. Throws a usage error if the schedule refuses the problem.

@@ -1,5 +1,5 @@
-// A ring without reversal: backward travels like forward, from the own block on. It needs n-1 hops
-// of the block and n of its gradient; the last hop is not hidden.
+// Ring attention whose backward pass goes round in the direction of forward, from each rank's own
+// block on: n-1 hops of keys and values, n of their gradients; no compute hides the last hop.
 
 #include "attention/schedules/builder/ring_steps.hpp"
 #include "attention/schedules/list.hpp"

@@ -10,7 +10,7 @@
 
 namespace gyre {
 
-/// The PlanCount of one direction of one rank's plan, by formula.
+/// The PlanCount of one pass of one rank's plan, by formula.
 struct ClosedForm {
   /// Unset if the pairs have no formula (visible_pairs_of in attention/closed_forms.hpp).
   std::optional<int64_t> pairs;
@@ -20,7 +20,7 @@ struct ClosedForm {
   int64_t transient_bytes = 0;
 };
 
-/// Arguments of a closed form: one direction of one rank. The referenced objects must outlive it.
+/// Arguments of a closed form: one pass of one rank. The referenced objects must outlive it.
 struct FormContext {
   const AttentionProblem& problem;
   const ElementTypes& types;
@@ -31,21 +31,21 @@ struct FormContext {
   int64_t kv_heads() const { return problem.heads.kv_heads; }
 };
 
-/// References have no default: a schedule without a plan or without a closed form does not compile.
+/// An entry of the registry. `plan` and `closed_form` are references, which cannot be left out.
 struct Schedule {
   std::string name;
   std::string summary;
-  /// The plan of one rank, both directions. Precondition: why_not() is empty.
+  /// The plan of one rank, both passes. Precondition: why_not() is empty.
   RankPlan (&plan)(const AttentionProblem& problem, int rank);
-  /// Expected count() of that plan, without reading its steps. Same precondition.
+  /// Expected count() of that plan, without reading its steps. Precondition: why_not() is empty.
   ClosedForm (&closed_form)(const FormContext& context);
-  /// Why this schedule cannot solve the problem, with the nearest solvable one; "" if it can. Null:
-  /// no problem is refused.
+  /// Says why this schedule cannot solve the problem, and names the nearest that it can solve; ""
+  /// if it can. A null pointer refuses no problem.
   std::string (*refusal)(const AttentionProblem& problem) = nullptr;
   /// Members of ScheduleOptions that plan and refusal read.
   std::vector<int64_t ScheduleOptions::*> reads = {};
 
-  /// refusal(), "" where there is none.
+  /// The text of refusal(); "" if refusal is null.
   std::string why_not(const AttentionProblem& problem) const {
     return refusal == nullptr ? "" : refusal(problem);
   }

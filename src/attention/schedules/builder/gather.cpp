@@ -146,7 +146,7 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
   const int64_t slots = c.slots(), others = c.problem.cp() - 1;
   const int64_t rows = (others + (library ? 1 : 0)) * slots;
   if (others == 0 || slots == 0) return form;
-  int64_t hop = 0, max_copies = 0;  // bytes of the copies of one hop of the previous stage
+  int64_t hop = 0, max_copies = 0;  // bytes copied: by a hop of the previous stage; the peak
   for (size_t g = 0; g < stages.size(); ++g) {
     const int64_t heads = stages[g].count;
     form.messages += (library ? 1 : others) * (c.forward() ? 1 : 2);

@@ -44,8 +44,8 @@ namespace gyre {
 /// with the attention of stage g, and the last hop of stage g with stage g+1.
 RankPlan gather_plan(const AttentionProblem& problem, int rank, std::vector<HeadRange> stages);
 
-/// Per stage: cp - 1 messages, and backward cp - 1 hops of the reduce-scatter; or one library
-/// collective instead of each.
+/// Closed form of gather_plan. Messages per stage: cp - 1, and backward cp - 1 hops of the
+/// reduce-scatter; or one library collective for each of the two.
 ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stages);
 
 }  // namespace gyre

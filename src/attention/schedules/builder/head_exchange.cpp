@@ -17,7 +17,7 @@ int64_t heads_at(const FormContext& c, ArrayKind kind, int inner, int member) {
   return kv ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
 }
 
-/// Sum over the ranks of a group; the group of all ranks has a form for any documents.
+/// Visible pairs of a group's ranks, times `heads`; the group of all ranks always has a form.
 std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t heads) {
   if (inner == c.problem.cp()) return pairs_of_all_ranks(c.problem) * heads;
   int64_t pairs = 0;
@@ -30,8 +30,8 @@ std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t head
   return pairs * heads;
 }
 
-/// Adds what member j sends when its tokens go to the other members' heads: n · heads_m to each
-/// other member m, from which it receives n · heads_j. Returns the bytes of copies.
+/// Adds the traffic when tokens go to heads: to each other member m, n rows of m's heads; from it,
+/// n rows of this member's heads (n: slots of a rank). Returns the bytes of copies.
 int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind) {
   const int mine = c.rank % inner;
   const int64_t all = kind == ArrayKind::kv ? c.kv_heads() : c.problem.heads.heads;
@@ -50,8 +50,8 @@ int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind ki
   return copies;
 }
 
-/// Reverse of to_heads: n · heads_j to each other member, n · heads_m from each; the caller counts
-/// the messages. With `adds`, received rows are added.
+/// Adds the traffic back to tokens, the reverse of to_heads; the caller counts the messages. With
+/// `adds`, received rows are added to sums. Returns the bytes of copies.
 int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind, bool adds) {
   const int mine = c.rank % inner;
   const int64_t all = kind == ArrayKind::d_kv ? c.kv_heads() : c.problem.heads.heads;
@@ -72,8 +72,8 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
   return copies;
 }
 
-/// Whether ranks of this rank's group see keys of the group, and, if there are two groups, keys of
-/// the other group.
+/// Whether any rank of this rank's group sees keys of the group, and, if there are two groups,
+/// whether any sees keys of the other group.
 std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
   const int first = c.rank - c.rank % inner, cp = c.problem.cp();
   bool own_group = false, other_group = false;
@@ -213,7 +213,7 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
   if (by_library(c.problem))
     ++form.messages;
   else if (q > 0)
-    form.messages += inner - 1;  // back to tokens, one message per member
+    form.messages += inner - 1;  // back to tokens, one message per other member
   // ring_form has already counted the ring's copies.
   form.transient_bytes += arrays + std::max({before, ring, after}) - ring;
   return form;

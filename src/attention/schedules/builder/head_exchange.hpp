@@ -15,9 +15,9 @@
 
 namespace gyre {
 
-/// Exchanges tokens for heads (above). Makes the arrays of all tokens of these ranks, in the order
-/// of the packed stream, with this rank's heads. In a group of one rank nothing is exchanged and
-/// the arrays are the rank's own.
+/// Exchanges tokens for heads (see the file head). Makes the arrays of all tokens of these ranks,
+/// in the order of the packed stream, with this rank's heads. In a group of one rank nothing is
+/// exchanged and the arrays are the rank's own.
 class HeadExchange {
  public:
   /// `ranks`: the group, including this rank.
@@ -25,7 +25,7 @@ class HeadExchange {
 
   const ArraySet& arrays() const { return set_; }
 
-  /// Appends the exchanges before and after the attention of one direction.
+  /// Appends the exchanges before and after the attention of one pass.
   void before_forward();
   void after_forward();
   void before_backward();
@@ -39,7 +39,7 @@ class HeadExchange {
   int members() const { return static_cast<int>(ranks_.size()); }
   HeadRange heads_of(ArrayKind kind, int member) const;
   bool replicated() const;
-  /// Slices to and from each member when `kind` is exchanged for heads.
+  /// Adds the slices of each member when tokens of `kind` are exchanged for heads, in `array`.
   void there(ArrayKind kind, int array, std::vector<Message>& sends,
              std::vector<Message>& recvs) const;
   void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
@@ -55,8 +55,8 @@ class HeadExchange {
   ArraySet set_;
 };
 
-/// One direction of a head exchange in groups of `inner` consecutive ranks, with a ring around cp /
-/// inner blocks, each with the rows of one group.
+/// Closed form of one pass of a head exchange in groups of `inner` consecutive ranks, with a ring
+/// of cp / inner blocks, each with the rows of one group.
 ClosedForm head_exchange_form(const FormContext& c, int inner);
 
 }  // namespace gyre

@@ -6,7 +6,7 @@
 namespace gyre {
 namespace {
 
-/// The runs that make up some rows of an array.
+/// The runs of slots in rows `range` of an array that consists of the runs `rows`.
 std::vector<RankRows> part_of(const std::vector<RankRows>& rows, RowRange range) {
   std::vector<RankRows> part;
   int64_t row = 0;

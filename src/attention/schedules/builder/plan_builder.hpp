@@ -1,5 +1,5 @@
 #pragma once
-// Builder of the plans of schedules.
+// Builds the plan of a schedule for one rank, step by step.
 
 #include <span>
 #include <string>
@@ -10,8 +10,8 @@
 
 namespace gyre {
 
-/// The arrays of one attention computation: the rank's own shard, or the result of a head exchange.
-/// -1: absent.
+/// Indices of the arrays of one attention computation: the rank's own shard, or the result of a
+/// head exchange. -1: absent.
 struct ArraySet {
   int q = own(ArrayKind::q), kv = own(ArrayKind::kv), out = own(ArrayKind::out),
       stats = own(ArrayKind::stats), d_out = own(ArrayKind::d_out), d_q = own(ArrayKind::d_q),
@@ -23,7 +23,7 @@ struct RowRange {
   int64_t begin = 0, length = 0;
 };
 
-/// Appends a run of rows, or extends the last run if it continues there.
+/// Appends a run of rows, or extends the last run if `next` continues it.
 void append(std::vector<RankRows>& rows, const RankRows& next);
 
 class PlanBuilder {
@@ -37,9 +37,9 @@ class PlanBuilder {
 
   /// All slots of a rank's shard.
   std::vector<RankRows> rows_of(int rank) const;
-  /// All slots of some ranks in the order of the packed stream. A document that these ranks hold as
-  /// a whole is then contiguous: its pairs are few large rectangles. Strided runs of slots stay as
-  /// they are. Example, DualChunkSwap of 2 ranks, slots 0 to 7:
+  /// All slots of `ranks` in the order of the packed stream. A document that these ranks hold as a
+  /// whole is then contiguous: its pairs are few large rectangles. Strided runs of slots stay as
+  /// they are. Example, dual-chunk-swap on 2 ranks, slots 0 to 7:
   ///     rank 0 has 0 1 6 7, rank 1 has 2 3 4 5;  rows: rank 0 [0, 2), rank 1 [0, 4), rank 0 [2, 4)
   std::vector<RankRows> rows_in_order(const std::vector<int>& ranks) const;
   HeadRange all_heads(ArrayKind kind) const;
@@ -52,8 +52,8 @@ class PlanBuilder {
   /// they are dropped and their rectangles are not computed.
   void begin(Pass pass) { pass_ = pass; }
   /// Adds an exchange; returns the id to wait for. Drops empty slices and messages without slices;
-  /// without messages there is no exchange, and the id is -1, for which wait does nothing. A
-  /// transport other than messages makes one library collective over `group`.
+  /// if no message is left, adds no exchange and returns -1, which wait() ignores. A transport
+  /// other than messages makes one library collective over `group`.
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs,
                Transport transport = Transport::messages, std::vector<int> group = {});
   /// An exchange of one message each way.
@@ -64,9 +64,9 @@ class PlanBuilder {
   /// Forward writes set.out; backward writes set.d_q and `d_kv`, either of which may be -1. Adds
   /// nothing if no pair is visible.
   void compute(const ArraySet& set, int kv, int d_kv = -1);
-  /// The same for some of the rows of `kv`: `keys`, in ascending order.
+  /// Adds such a step for the rows `keys` of `kv` only; they are in ascending order.
   void compute(const ArraySet& set, int kv, int d_kv, const std::vector<RowRange>& keys);
-  /// Adds `step`, whose rectangles it computes; the other members are set.
+  /// Computes the rectangles of `step`, whose other members are set, and adds it if there are any.
   void compute(step::Compute step, Trim trim = Trim::both);
   void finish(const ArraySet& set);
   void delta(const ArraySet& set);
@@ -102,7 +102,7 @@ class PlanBuilder {
   Shard queries_;
 };
 
-/// The plan of a schedule class, which is made from a builder and has forward() and backward().
+/// The plan of a schedule that is a class: made from a builder, with forward() and backward().
 template <class Passes>
 RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
   PlanBuilder plan(problem, rank);
@@ -113,9 +113,9 @@ RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
   return plan.take();
 }
 
-/// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order.
-/// Includes all rows between the first and the last key that a fragment of queries sees of a
-/// fragment of keys.
+/// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order. For
+/// each fragment of queries and each of keys, includes all rows from the first to the last key
+/// seen.
 std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner);
 
 }  // namespace gyre

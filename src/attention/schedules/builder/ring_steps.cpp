@@ -42,7 +42,7 @@ class Circle {
 };
 
 /// Appends a backward pass whose step i computes with the block of member first + i · direction.
-/// Array `first_block` has that of step 0; steps below `fetches` receive that of the next step.
+/// Array `first_block` has the block of step 0; steps below `fetches` receive the next block.
 void travel_back(PlanBuilder& plan, const Ring& ring, int first, int first_block, int direction,
                  int fetches) {
   Circle circle(plan, ring);
@@ -137,7 +137,7 @@ ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t he
   const int64_t n = members;
   if (n == 1 || rows == 0 || heads == 0) return form;
   const int64_t block = stored(c, ArrayKind::kv, rows, heads);
-  // Two storages alternate, or one suffices; a block kept from forward counts if it is used.
+  // At most two storages hold received blocks; a block kept from forward counts if it is used.
   const int64_t held =
       n == 2 && !c.forward() && turn_round && !sees_other ? 0 : std::min(n - 1, int64_t{2});
   form.transient_bytes = held * block;

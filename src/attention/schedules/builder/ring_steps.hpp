@@ -12,9 +12,9 @@
 // step i reads and sends one of them while the other receives; the contents of the latter were last
 // used at step i-1, which has ended.
 //
-// Backward starts from the block held last, member r+1's, and reverses direction: at step i it
-// holds the block of member (r + 1 + i) mod n, finally its own. The gradient of a block accumulates
-// the terms of the members that it passes, one step after the block:
+// Backward starts from the block held last, member r+1's, and reverses direction: at step i member
+// r holds the block of member (r + 1 + i) mod n, finally its own. The gradient of a block
+// accumulates the terms of the members that it passes, one step after the block:
 //
 //     for i in 0 .. n-1:
 //         if i < n-2: start sending the current block to r-1 and receiving the next from r+1
@@ -24,8 +24,8 @@
 //         wait; add what was received
 //
 // The owner of a block adds the last term, so nothing remains to be sent. Hops: n-1 forward;
-// backward n-2 of the block and n-1 of its gradient. Messages: n-1 and n (both travel as one); 1
-// for n = 2.
+// backward n-2 of the block and n-1 of its gradient. Messages: n-1 forward, n backward (1 if n =
+// 2), as both travel in one.
 
 #include <array>
 #include <vector>
@@ -46,16 +46,16 @@ struct Ring {
   int members() const { return static_cast<int>(ranks.size()); }
 };
 
-/// Appends the steps of one direction of ring attention (above). `last_block` is the result of
-/// ring_forward: the array held last, where ring_backward begins.
+/// Appends the steps of one pass of ring attention (see the file head). `last_block` is the result
+/// of ring_forward: the array held last, where ring_backward begins.
 int ring_forward(PlanBuilder& plan, const Ring& ring);
 void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block);
 
-/// The plan of a ring of all ranks. Without `turn_round`, backward travels like forward.
+/// The plan of a ring of all ranks. With `turn_round`, backward reverses the direction.
 RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_round);
 
-/// One direction of a ring of `members` blocks of `rows` rows and `heads` KV heads, without pairs.
-/// `sees_other` (two members only): whether this rank sees any key of the other's block.
+/// Closed form, without pairs, of one pass of a ring of `members` blocks of `rows` rows and `heads`
+/// KV heads. `sees_other`, for two members: whether this rank sees any key of the other's block.
 ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t heads,
                      bool turn_round, bool sees_other);
 /// Closed form of flat_ring_plan.
