@@ -102,7 +102,7 @@ class FullReference {
   }
 
  private:
-  /// Computes one query and head. Sizes are kept as sums of squares over the head's values.
+  /// Computes the results of one query and head, with sums of squares in place of sizes.
   void row(const DocumentRange& document, int64_t token, int64_t head) {
     const std::vector<int64_t> keys = visible_keys(token - document.begin, document, in_.mask);
     const int64_t kv_head = head / in_.heads.group();

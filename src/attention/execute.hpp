@@ -76,11 +76,11 @@ class AttentionExecutor {
   void record_runs(bool on);
   /// Number of arrays that record_runs() registered.
   int64_t windows() const { return std::ssize(windows_); }
-  /// Operations that the latest run submitted as one recording; 0: it submitted them one by one.
+  /// Number of operations that the latest run submitted as one recording; 0: one by one.
   int64_t replayed() const { return replayed_; }
 
-  // Views of arrays in the stream's memory space.
-  /// The rank's own arrays as [slots, heads · head_dim]; stats as [slots, 2 · heads] (LSE, delta).
+  /// Views of the rank's own arrays in the stream's memory space: [slots, heads · head_dim], for kv
+  /// and d_kv twice as many columns; stats [slots, 2 · heads] (LSE, delta).
   MatrixRef matrix(ArrayKind kind) { return matrix_of(own(kind)); }
   MatrixRef keys() { return plane(own(ArrayKind::kv), 0); }
   MatrixRef values() { return plane(own(ArrayKind::kv), 1); }

@@ -73,7 +73,7 @@ Mask mask_at(const Region& region, int64_t q, int64_t q_stride, int64_t k, int64
   return {};
 }
 
-/// The pairs of two fragments in one region; empty, or without a visible pair, if there are none.
+/// The rectangle of two fragments in one region; has no visible pair if they have none there.
 Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, Trim trimming) {
   const FragmentPart queries(q, region.q_begin, region.q_end);
   const FragmentPart keys(k, region.k_begin, region.k_end);

@@ -125,7 +125,7 @@ class CpuKernel final : public BlockKernel {
     });
   }
 
-  /// Rectangles with common keys add to the same rows of dK and dV: one thread per KV head.
+  /// Rectangles with common keys add to the same rows of dK and dV: threads take whole KV heads.
   void one_pass(const BackwardBlock& block, const OnePassSplit& split) {
     const int64_t kv_heads = block.heads.kv_heads;
     if (threads_ == 1 || split.keys_apart)

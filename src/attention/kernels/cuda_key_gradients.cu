@@ -6,9 +6,9 @@
 //       ds  = w (V dOᵀ - delta)
 //       dV += w dO,  dK += scale · ds Q
 //
-// Lower bound of the time: 8 · head_dim FLOPs per visible pair at the peak of the tensor cores; not
-// measured how close. For bf16 arrays, w and ds are rounded to bf16 as factors of products. For
-// dimension 256, each of two blocks sums half of the columns, and both compute all of w and ds.
+// Lower bound of the time: 8 · head_dim FLOPs per visible pair at the peak of the tensor cores. How
+// close the kernel comes has not been measured. bf16: w and ds are rounded as factors of products.
+// Dimension 256: each of two blocks sums half of the columns, and both compute all of w and ds.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

@@ -274,7 +274,7 @@ class RaggedKernel final : public BlockKernel {
   bool forward_in_place(const ForwardBlock& block, const ReadyPlan& plan,
                         const PreparedBatch& ready, AttentionGraphShape shape) {
     using enum AttentionTensor;
-    // For ragged batches, addresses are those of the first row of the array.
+    // A ragged batch gets the address of the whole array, an even one that of its first row.
     MatrixView<float> first_lse = block.lse;
     if (shape.even) first_lse.data += ready.batch.entries.front().q_begin * first_lse.stride;
     if (!block.overwrite || !ready.first_q || !usable(block.out, DType::bf16) ||

@@ -48,7 +48,7 @@ inline constexpr int64_t max_ordered_workspace = int64_t{1} << 30;
 /// in device memory; rectangles lie on the host and may change after the call. The first call of a
 /// shape builds a graph; shapes are rounded up to powers of two, so that there are few. The
 /// backward pass is deterministic where the library offers that at a moderate cost; note() reports
-/// where it was not. `deterministic`: at any cost; the tiled kernel computes what the library
+/// where it was not. With `deterministic` it always is: the tiled kernel computes what the library
 /// cannot compute deterministically, and a workspace that does not fit is a runtime error that
 /// names its bytes.
 std::unique_ptr<BlockKernel> make_ragged_kernel(Stream& stream,

@@ -33,8 +33,8 @@ struct OnePassTile {
     return part;
   }
 };
-/// Columns of scores: keys rounded up to a multiple of 8 (up to 8 keys) or 16, whole vectors. Above
-/// 64 never a multiple of 64: rows at such a distance share few L1 sets.
+/// Columns of scores: `keys` rounded up to 8 or to a multiple of 16, hence whole vectors; above 64
+/// never a multiple of 64, since rows at such a distance share few L1 sets.
 constexpr int64_t one_pass_columns(int64_t keys) {
   const int64_t unit = keys <= one_pass_strip ? one_pass_strip : one_pass_unit;
   const int64_t columns = (keys + unit - 1) / unit * unit;

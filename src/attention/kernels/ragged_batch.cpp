@@ -154,7 +154,7 @@ std::vector<Round> rounds_of(const RaggedBatch& batch, RaggedRows result, Ragged
   };
   for (const RaggedEntry& e : batch.entries) {
     const RowPiece piece = {row_of(e, result), row_of(e, scratch), length_of(e, result)};
-    // The piece goes after the last round that touches its rows: rows keep the order of entries.
+    // The piece joins the round after the last one with its rows, to keep the order of entries.
     size_t round = rounds.size();
     while (round > 0 && std::none_of(rounds[round - 1].begin(), rounds[round - 1].end(),
                                      [&](const RowPiece& p) { return meets(p, piece); }))

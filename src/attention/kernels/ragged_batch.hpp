@@ -77,7 +77,7 @@ const char* name_of(NotRagged reason);
 
 struct RaggedPlan {
   std::vector<RaggedBatch> batches;
-  std::vector<Rectangle> others;  ///< or parts of some, in order, that another kernel computes
+  std::vector<Rectangle> others;  ///< whole or cut, in order, for another kernel to compute
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< [NotRagged] number of `others`
 };
 

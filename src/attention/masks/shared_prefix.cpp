@@ -3,7 +3,8 @@
 namespace gyre {
 namespace {
 
-/// Queries x keys: prompt x prompt, answers x prompt, each answer x itself; the last may be short.
+/// Queries x keys: prompt x prompt, answers x prompt, each answer x itself (the last may be
+/// shorter).
 MaskRule make_shared_prefix(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   return mask_of_regions(lengths, [&](int64_t length) {
     const int64_t prompt = std::min(values[0], length);

@@ -34,7 +34,7 @@ namespace {
 /// Largest window in which queries see only tokens of the rank and its neighbours.
 struct Reach {
   int64_t window = std::numeric_limits<int64_t>::max();  ///< max(): all are valid
-  int reader = 0, owner = 0;                             ///< reader needs keys of owner if larger
+  int reader = 0, owner = 0;                             ///< above it, reader needs keys of owner
 };
 
 bool are_neighbours(int a, int b, int cp) {

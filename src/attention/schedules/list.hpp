@@ -1,5 +1,5 @@
 #pragma once
-// List of the schedules, one line each, in the order of tables. The first is the default.
+// List of the schedules, one line each, in the order of printed tables. The first is the default.
 //
 // To add a schedule, write a file in this folder that defines `Schedule NAME_schedule()`, and add
 // X(NAME) here. See schedule.hpp for what an entry needs.

@@ -17,7 +17,7 @@ int64_t heads_at(const FormContext& c, ArrayKind kind, int inner, int member) {
   return kv ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
 }
 
-/// Visible pairs of a group's ranks, times `heads`; the group of all ranks always has a form.
+/// Visible pairs of a group's ranks, times `heads`; nullopt without a formula; inner = cp has one.
 std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t heads) {
   if (inner == c.problem.cp()) return pairs_of_all_ranks(c.problem) * heads;
   int64_t pairs = 0;

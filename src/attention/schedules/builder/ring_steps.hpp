@@ -24,8 +24,8 @@
 //         wait; add what was received
 //
 // The owner of a block adds the last term, so nothing remains to be sent. Hops: n-1 forward;
-// backward n-2 of the block and n-1 of its gradient. Messages: n-1 forward, n backward (1 if n =
-// 2), as both travel in one.
+// backward n-2 of the block and n-1 of its gradient. Messages: n-1 forward; n backward (1 if n =
+// 2), some with a block and a gradient.
 
 #include <array>
 #include <vector>
