@@ -24,7 +24,7 @@ T element_of(float x) {
     return to_bf16(x);
 }
 
-/// Rows of one head: all ones, except the gap.
+/// Rows of one head: all ones, with NaN in the gap.
 template <class T>
 class ProbeArray {
  public:

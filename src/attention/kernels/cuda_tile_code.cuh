@@ -160,8 +160,8 @@ __device__ void pipeline(Walk walk, Load load, Use use) {
   }
 }
 
-/// The two outer rows of a lane, of the warp's 16 from `first_row` on, and the inner rows that they
-/// see in the rectangle of a range.
+/// The two outer rows of a lane, among the 16 of its warp (warp 0: from `first_row` on), and the
+/// inner rows that they see in the rectangle of a range.
 struct LaneRows {
   int64_t row[2];
   InnerRange sees[2];
@@ -210,7 +210,7 @@ struct LaneGroups {
 
  private:
   using Numbers = std::make_integer_sequence<int, groups>;
-  /// LaneRows assumes 16 rows per warp.
+  /// LaneRows adds 16 · warp to the first row, but a warp has 16 · groups rows.
   template <int... j>
   __device__ LaneGroups(int64_t first_row, int warp, std::integer_sequence<int, j...>)
       : of{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}

@@ -96,7 +96,7 @@ class CudnnLibrary final : public AttentionLibrary {
                                                                         : EmptyEntries::taken;
   }
 
-  /// cuDNN's engines differ in this, undocumented: each kind of graph is probed once.
+  /// cuDNN does not document this, and its engines differ: each kind of graph is probed once.
   bool multiplies_masked_rows(const AttentionGraphShape& shape) override {
     AttentionGraphShape kind;
     kind.backward = shape.backward;

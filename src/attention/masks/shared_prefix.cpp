@@ -3,8 +3,7 @@
 namespace gyre {
 namespace {
 
-/// Queries x keys: prompt x prompt, answers x prompt, each answer x itself (the last may be
-/// shorter).
+/// Queries x keys: prompt x prompt, answers x prompt, each answer x itself. The last may be short.
 MaskRule make_shared_prefix(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   return mask_of_regions(lengths, [&](int64_t length) {
     const int64_t prompt = std::min(values[0], length);

@@ -33,7 +33,7 @@ namespace {
 
 /// Largest window in which queries see only tokens of the rank and its neighbours.
 struct Reach {
-  int64_t window = std::numeric_limits<int64_t>::max();  ///< max(): all are valid
+  int64_t window = std::numeric_limits<int64_t>::max();  ///< max(): no limit
   int reader = 0, owner = 0;                             ///< above it, reader needs keys of owner
 };
 
@@ -167,7 +167,7 @@ std::string refusal(const AttentionProblem& problem) {
       problem.mask.window, reach.reader, reach.owner, reach.window);
 }
 
-/// As group-cast, but in one exchange with the previous and the next rank only.
+/// One exchange with the previous and the next rank: only the rows that the receiver needs.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);

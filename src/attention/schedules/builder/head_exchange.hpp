@@ -39,7 +39,7 @@ class HeadExchange {
   int members() const { return static_cast<int>(ranks_.size()); }
   HeadRange heads_of(ArrayKind kind, int member) const;
   bool replicated() const;
-  /// Adds slices to and from each member, for `kind` exchanged for heads, which `array` receives.
+  /// Adds the slices that exchange tokens of the own array of `kind` for heads in `array`.
   void there(ArrayKind kind, int array, std::vector<Message>& sends,
              std::vector<Message>& recvs) const;
   void back(ArrayKind kind, int array, bool add, std::vector<Message>& sends,
