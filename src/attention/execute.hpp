@@ -70,13 +70,13 @@ class AttentionExecutor {
   void set_trace(Trace* trace) { trace_ = trace; }
   /// If on, the first run of each Pass and Execute submits its steps one by one, the second records
   /// them, later ones submit the recording with one call. All start over when this process frees
-  /// device memory, which a recording may use. Has no effect on runs with a trace. Requires a
-  /// stream that can record, and a group that can_record() unless the plan has no exchanges.
-  /// Registers arrays of library all-gathers where possible. Collective over the group.
+  /// device memory, which a recording may use. Ignored by runs with a trace. Requires a stream that
+  /// can record, and a group that can_record() unless the plan has no exchanges. Registers arrays
+  /// of library all-gathers with their group where possible. Collective over the group.
   void record_runs(bool on);
   /// Number of arrays that record_runs() registered.
   int64_t windows() const { return std::ssize(windows_); }
-  /// Number of operations that the latest run submitted as one recording; 0: one by one.
+  /// Number of operations that the latest run submitted as one recording; 0 if one by one.
   int64_t replayed() const { return replayed_; }
 
   /// Views of the rank's own arrays in the stream's memory space: [slots, heads · head_dim], for kv

@@ -13,8 +13,8 @@
 // O again. For a tile hidden from a row, keep = 1 and w = 0, which changes no bit of the row.
 //
 // Lower bound of the time: 4 · head_dim FLOPs per visible pair at the peak of the tensor cores
-// (f32: of the FMA units and of shared memory); how close the kernel comes has not been measured.
-// bf16: weights are rounded for the second product; the sum uses them unrounded.
+// (f32: of the FMA units and of shared memory, which feeds each FMA); the share reached is not
+// measured. bf16: weights are rounded for the second product; the sum uses them unrounded.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

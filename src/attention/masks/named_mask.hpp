@@ -25,8 +25,8 @@ struct NamedMask {
   MaskRule (&make)(std::span<const int64_t> lengths, std::span<const int64_t> values);
 };
 
-/// A mask table with regions_of(length) for each document, which must lie inside the document;
-/// empty ones are dropped.
+/// A mask table whose regions are regions_of(length) of each document. They must lie inside the
+/// document; empty ones are dropped.
 template <class RegionsOf>
 MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of) {
   std::vector<std::vector<Region>> documents;

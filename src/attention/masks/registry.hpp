@@ -28,7 +28,7 @@ struct MaskChoice {
 
 /// Parses a name and its numbers; K and M are 2^10 and 2^20. Throws a usage error, which begins
 /// with "--mask", for an unknown name, with the nearest one, for an unknown or a missing key, and
-/// for a number below its minimum.
+/// for a number that is not whole or is below its minimum.
 MaskChoice parse_mask(std::string_view text);
 
 }  // namespace gyre
