@@ -72,7 +72,7 @@ void check_inputs(const AttentionInputs<T>& in) {
   if (!in.sinks.empty()) check_length("sinks", in.sinks, in.heads.heads);
 }
 
-/// Computes query by query, pair by pair.
+/// Computes all results query by query and pair by pair.
 template <class T>
 class FullReference {
  public:

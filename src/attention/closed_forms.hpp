@@ -39,10 +39,9 @@ int64_t pairs_of_all_ranks(const AttentionProblem& problem);
 ///     striped           (r+1) L(L+1)/2 + (cp-1-r) L(L-1)/2
 std::optional<int64_t> visible_pairs_of(const AttentionProblem& problem, int rank);
 
-/// Share of a ring's bytes (cp (cp-1) k over all ranks) that group-cast sends forward. Returns
-/// nullopt unless one causal sequence without a window, of S = cp L tokens (L even for
-/// dual-chunk-swap), fills the slots, cp > 1 and the layout has a form. Layout, share, rows
-/// received:
+/// Share of a ring's bytes (cp (cp-1) k over all ranks) that group-cast sends forward. It is
+/// nullopt unless one causal sequence of S = cp L tokens (L even for dual-chunk-swap) fills the
+/// slots, the mask has no window, cp > 1 and the layout has a form. Layout, share, rows received:
 ///     contiguous        1/2            all rows of lower ranks
 ///     dual-chunk-swap   3/4            half of the rows of lower ranks, all of higher ranks
 ///     striped by 1      1 - 1/(2 L)    all rows, except the last one of higher ranks

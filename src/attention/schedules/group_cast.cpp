@@ -141,7 +141,7 @@ class GroupCast {
   size_t received_ = 0;  // number of stages with rows received so far
 };
 
-/// Sends a ring's bytes times the share of rows that other ranks see.
+/// A rank sends a ring's bytes times the share of its rows that other ranks see.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);
