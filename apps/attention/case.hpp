@@ -92,10 +92,10 @@ class AttentionCase final : public Case {
   void record(Pass pass, Trace& trace);
 
   std::string label(Pass pass) const override;
-  /// Runs the forward before a backward pass, which needs its results.
   void begin(Pass pass) override;
+  /// Runs a forward before a backward pass, which needs its results.
   void prepare(Pass pass, bool poisoned) override;
-  /// Throws unless the traffic is that of the plan.
+  /// Throws unless the traffic is that of the plan; with sinks it is not checked.
   void run(Pass pass) override;
   void start_timing(Pass pass) override;
   /// Times kernels, clears and deltas alone, then messages alone with their copies. The contents of
@@ -131,7 +131,7 @@ class AttentionCase final : public Case {
   std::string name() const;
   /// Fills all arrays but the inputs with this byte.
   void overwrite(std::byte value);
-  /// Runs a part after a barrier and appends its milliseconds.
+  /// Runs a part of the pass after a barrier, and appends its milliseconds to `to`.
   void time_part(Pass pass, Execute part, std::vector<double>& to);
 
   const AttentionWorkload& workload_;

@@ -21,7 +21,7 @@ namespace gyre {
 namespace {
 
 /// With sinks every query must see a key: a row without keys would be taken for padding, whose
-/// statistics are not updated. A log-sum-exp must be -inf exactly where a query sees no key.
+/// statistics are not updated. A file's log-sum-exp may be -inf only where a query sees no key.
 void check_queries(const AttentionWorkload& workload, const AttentionFile& file) {
   const bool answered = file.reference && !file.reference->lse.empty();
   if (!answered && workload.sinks.empty()) return;
@@ -74,8 +74,8 @@ void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, 
 }
 
 /// Pause between two polls of a sleeping rank. Measured: waking up for a poll takes some 15 us of a
-/// core. With shorter pauses, polling ranks delay those that have work; with longer ones, messages
-/// are found late.
+/// core's time. With shorter pauses, polling ranks delay those that have work; with longer ones,
+/// messages are found late.
 double seconds_between_polls(const AppContext& context) {
   return std::max(50e-6, 12.5e-6 * ranks_per_core(context));
 }

@@ -72,7 +72,7 @@ struct AttentionSetup {
   /// Results are verified, which needs the statistics of all tokens in the arrays' memory space.
   bool checks = true;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
-  bool cuda_graph = false;   ///< runs are recorded
+  bool cuda_graph = false;   ///< runs are recorded as CUDA graphs
   bool only_sleeps = false;  ///< the kernel only sleeps and leaves no results
   double peak_flops = 0;     ///< measured FLOP/s of a rank; 0: unknown
 };

@@ -40,7 +40,7 @@ std::span<const double> part(const std::vector<double>& all, size_t index, size_
   return std::span(all).subspan(index * length, length);
 }
 
-/// With answers, the sample that gives the sizes of errors has this many times the pairs.
+/// With answers, the sample that gives the scale of errors has this many times --check-pairs.
 /// Recomputing it takes about a second per rank.
 constexpr int64_t more_pairs_with_answers = 256;
 
@@ -127,7 +127,7 @@ class Verifier {
     ResultArray array{name, {workload_.tokens()}, name, tolerance};
     array.answers = answers(of);
     array.samples_itself = true;
-    array.batch_rows = 16;  // under a short window, every row is recomputed
+    array.batch_rows = 16;  // small: under a short window, every row is recomputed
     if (array.answers.empty())
       array.sampled = {static_cast<int64_t>(rows->recomputed), std::ssize(own_)};
     for (const TokenRow& own : rows->all) array.rows.push_back(own.token);
@@ -308,7 +308,7 @@ class Verifier {
         ->wait();
     return squares;
   }
-  /// The array of the sinks' gradients. All ranks have all of them, so each rank shows some.
+  /// The array of the sinks' gradients. Every rank has all of them and compares some.
   ResultArray sink_array() const {
     const std::vector<double>& stored = answers(&AttentionReference::d_sinks);
     ResultArray array{"d_sinks", {workload_.heads.heads}, "d_sinks", tolerance_.d_sinks};

@@ -40,7 +40,7 @@ bool rows_end_in_padding(const BshdArrays& arrays) {
   return true;
 }
 
-/// The streams of rows without tables; their padding masks are used.
+/// The streams of rows without tables of lengths. Only their padding masks are used.
 std::vector<ThdBatch> streams_of_ids(const BshdArrays& arrays, int64_t chunks) {
   BshdBatch batch;
   batch.rows = arrays.rows;

@@ -15,10 +15,10 @@ namespace gyre {
 /// tokens, because its documents would merge.
 BshdBatch batch_of(const BshdArrays& arrays);
 
-/// Adds tables to the batch of a file without them: each row is one document. Its real length ends
-/// where the padding of its stream, one of `chunks`, begins (to_thd). A row of only padding has no
-/// segment. Throws the usage errors of split_into_chunks, which name row and slot of a pad id among
-/// content.
+/// Adds tables of lengths to the batch of a file without them. Each row is one document, with the
+/// real length that the padding mask of its stream, one of `chunks`, shows (to_thd). A row of only
+/// padding has no segment. Throws the usage errors of split_into_chunks, which name row and slot of
+/// a pad id among content.
 void add_tables_of_rows(BshdBatch& batch, const BshdArrays& arrays, int64_t chunks);
 
 /// Throws a usage error that names row and slot if a row of a file without tables holds the pad id
@@ -41,7 +41,7 @@ void check_labels(const BshdArrays& arrays);
 /// Maximum number of segments with tokens in a row.
 int64_t max_documents_of_row(const BshdArrays& arrays);
 
-/// The slot of the segment [begin, begin + slots) that is the local slot `local` of `rank`. A rank
+/// The slot of the segment [begin, begin + slots) that `rank` holds as local slot `local`. A rank
 /// holds chunk `rank`, then chunk 2·cp - 1 - rank, of slots / (2·cp) each.
 inline int64_t swapped_slot(int64_t begin, int64_t slots, int cp, int rank, int64_t local) {
   const int64_t chunk = slots / (2 * cp);

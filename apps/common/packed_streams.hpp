@@ -15,7 +15,7 @@ namespace gyre {
 /// Returns token `position` of document `document`.
 using TokenSource = std::function<int32_t(int64_t document, int64_t position)>;
 TokenSource tokens_of(const Documents& documents);
-/// Tokens of the trees' streams of these documents. Both must outlive the result.
+/// A source whose documents are the streams of the trees. Both arguments must outlive it.
 TokenSource tokens_of(const PrefixForest& forest, const Documents& documents);
 /// Vocabulary size of synthetic tokens.
 inline constexpr int64_t synthetic_vocab = 32000;
@@ -47,8 +47,8 @@ std::string generate_streams(const std::string& spec, const std::string& packer,
                              int64_t multiple, int64_t memory_bytes, PackedHeader& header,
                              PackedSlots* slots);
 
-/// The documents in the slots of all bins, by their number. Throws a usage error if a document is
-/// missing or in two segments, or if the slots hold embeddings.
+/// The documents in the slots of all bins, in the order of their numbers. Throws a usage error if a
+/// document is missing or in two segments, or if the slots hold embeddings.
 Documents unpack(const PackedHeader& header, const PackedSlots& slots);
 
 /// Reads packed streams and writes their documents to `to`, one of the `outputs`. Returns a "#"

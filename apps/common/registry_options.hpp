@@ -1,5 +1,5 @@
 #pragma once
-// The layouts as options of an app: --layout, --stripe, --chunk.
+// Layouts and schedules as options of an app: --layout, --stripe, --chunk, --schedule.
 
 #include <fmt/format.h>
 
@@ -46,7 +46,7 @@ struct RegistryOptions {
   static bool reads(const Entry& entry, const Field& field) {
     return std::find(entry.reads.begin(), entry.reads.end(), field.value) != entry.reads.end();
   }
-  /// "balanced and balanced-joint".
+  /// Names of the entries that read a field: "balanced and balanced-joint".
   std::string readers_of(const Field& field) const {
     std::vector<std::string> names;
     for (const Entry& entry : entries)
@@ -57,7 +57,7 @@ struct RegistryOptions {
     return fmt::format("{} and {}", fmt::join(names, ", "), last);
   }
 
-  /// Declares --layout and one option for each number.
+  /// Declares --layout and one option for each field.
   void declare(CLI::App& app, Choice& choice, const std::string& summary, bool with_all) const {
     std::vector<std::string> names;
     if (with_all) names.emplace_back("all");
@@ -87,8 +87,8 @@ struct RegistryOptions {
     return given;
   }
 
-  /// Adds an error for each given number that the entry does not read. With "all", some entry reads
-  /// every number.
+  /// Adds an error for each given value that the chosen entry does not read. With "all", some entry
+  /// reads every value.
   void check(const Choice& choice, ConfigErrors& errors) const {
     for (const Entry& entry : entries) {
       if (choice.name != entry.name) continue;
@@ -119,7 +119,7 @@ struct LayoutChoice : RegistryChoice<LayoutOptions> {
   LayoutOptions for_ranks(int cp) const;
 };
 
-/// Declares and checks a LayoutChoice.
+/// The options with which an app declares and checks a LayoutChoice.
 RegistryOptions<LayoutKind, LayoutOptions> layout_choices();
 
 /// A line for each layout.
@@ -133,7 +133,7 @@ struct ScheduleChoice : RegistryChoice<ScheduleOptions> {
   ScheduleChoice() { name = default_schedule().name; }
 };
 
-/// Declares and checks a ScheduleChoice.
+/// The options with which an app declares and checks a ScheduleChoice.
 RegistryOptions<Schedule, ScheduleOptions> schedule_choices();
 
 /// A line for each schedule.

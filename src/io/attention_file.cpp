@@ -88,7 +88,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   return parts;
 }
 
-/// Checks of regions that need no document lengths; the mask checks the rest.
+/// Makes the checks of regions that need no document lengths; attention/mask makes the others.
 void check_regions(ConfigErrors& errors, const AttentionFile& a) {
   const int64_t documents = std::ssize(a.offsets) - 1;
   for (size_t at = 0; at < a.regions.size(); at += attention_region_columns) {

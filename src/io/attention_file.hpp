@@ -45,16 +45,16 @@ struct AttentionFile {
   std::vector<float> q;             ///< [tokens, heads, head_dim]
   std::vector<float> k, v;          ///< [tokens, kv_heads, head_dim]
   std::vector<float> d_out;         ///< [tokens, heads, head_dim]
-  std::vector<float> sinks;         ///< [heads] logits without a value, or empty
+  std::vector<float> sinks;         ///< [heads] logits that have no value vector; or empty
   std::set<std::string> rounded;    ///< datasets that f32 cannot represent exactly
   std::optional<AttentionReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
 };
 
-/// Reads a whole file onto every rank, and checks types, shapes and that every number is finite. A
-/// file that breaks the schema is a usage error that lists all problems, a damaged one a runtime
-/// error. Collective; every rank reads a share.
+/// Reads a whole file onto every rank, and checks types, shapes and that every number is finite (a
+/// reference lse may be -inf). A file that breaks the schema is a usage error that lists all
+/// problems, a damaged one a runtime error. Collective; every rank reads a share.
 AttentionFile read_attention_file(Communicator& comm, const std::string& path);
 
 /// The part of the results that is the same on all ranks.
@@ -76,10 +76,10 @@ struct AttentionResultRows {
   MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim]
 };
 
-/// Writes the results of all ranks in token order, and gives the file its final name. Every token
-/// must be in exactly one row of one rank; otherwise a runtime error names the token. Each row is
-/// first sent to the rank that writes its block of tokens; the rows of one array on a rank must
-/// take less than 2 GiB. Collective.
+/// Writes the results of all ranks, in token order, to the temporary file. Every token must be in
+/// exactly one row of one rank; otherwise a runtime error names the token. Each row is first sent
+/// to the rank that writes its block of tokens; the rows of one array on a rank must take less than
+/// 2 GiB. Collective.
 void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
                              const AttentionResultRows& mine);
 

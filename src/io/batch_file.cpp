@@ -19,7 +19,7 @@ std::vector<T> read_if(const OptionalDataset& dataset) {
 
 constexpr int64_t max_index = int64_t{1} << 31;
 
-/// Adds an error for the first of `values` [rows, columns] neither in [0, limit) nor in `also`.
+/// Adds an error for the first of `values` [rows, columns] that is not in [0, limit) or in `also`.
 void check_cells(ConfigErrors& errors, const char* dataset, const std::vector<int64_t>& values,
                  int64_t columns, int64_t limit, const std::vector<int64_t>& also) {
   for (size_t i = 0; i < values.size(); ++i) {
@@ -41,8 +41,8 @@ struct BshdParts {
 constexpr const char* seq_lens_path = "/bshd/seq_lens";
 constexpr const char* seq_lens_padded_path = "/bshd/seq_lens_padded";
 
-/// Opens the tables of lengths: both or only the real ones; rows of ids need neither if there is a
-/// padding id.
+/// Opens the tables of lengths: both, or only that of real lengths; rows of ids need neither if
+/// there is a padding id.
 void open_lengths(SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
   const bool real = reader.is_there(seq_lens_path), slots = reader.is_there(seq_lens_padded_path);
   const bool told = reader.has("/bshd", "pad_id");

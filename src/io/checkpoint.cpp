@@ -17,7 +17,7 @@
 namespace gyre {
 namespace {
 
-/// [out, in] of a tensor that model_tensors() has as [in, out]; embed is stored as it is.
+/// A tensor's shape in a checkpoint: [out, in], with the vocabulary not padded; embed as [in, out].
 h5::Shape stored_shape(const std::string& name, h5::Shape shape, int64_t vocab_size) {
   if (name == "embed") return {vocab_size, shape[1]};
   if (name == "head") return {vocab_size, shape[0]};

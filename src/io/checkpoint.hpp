@@ -58,7 +58,7 @@ struct Checkpoint {
 /// not read, or a key that might change results and is not one of `ignored_keys`. Serial.
 Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys);
 
-// For the readers of the formats.
+// What follows is for the readers of the two formats.
 
 /// The names that a format gives to the tensors of model_tensors().
 struct TensorNames {

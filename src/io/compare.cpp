@@ -178,8 +178,8 @@ std::string values_beside(const std::string& path) {
   return path.substr(0, path.size() - ids.size()) + "_values";
 }
 
-/// Ids [rows, entries] of descending values, without the order among equal values: each run of
-/// equal values is sorted, and a row's last run, which may be cut off, becomes -1.
+/// Ids [rows, entries] of descending values, without the order among equal values: the ids of each
+/// run of equal values are sorted, and those of a row's last run, which may be cut off, become -1.
 std::vector<double> without_order(std::vector<double> ids, const std::vector<double>& values,
                                   int64_t entries) {
   for (size_t row = 0; row < ids.size(); row += entries) {
@@ -197,8 +197,8 @@ std::vector<double> without_order(std::vector<double> ids, const std::vector<dou
   return ids;
 }
 
-/// Compares ids whose order among equal values is free. Returns false if the values differ or do
-/// not have the shape of the ids.
+/// Compares ids whose order among equal values is free. Returns false unless both files have
+/// values, those of A in the shape of the ids.
 bool compare_ids(const Place& in_a, const Place& in_b, const std::string& path,
                  TensorComparison& result) {
   const std::string values = values_beside(path);

@@ -14,8 +14,8 @@ struct CompareOptions {
   double atol = 1e-5;
   /// NaN agrees with NaN; otherwise NaN agrees with nothing.
   bool equal_nan = false;
-  /// For ids NAME_ids [rows, entries] of descending NAME_values: ids of equal values agree in any
-  /// order, and ids of a row's last value always agree.
+  /// If NAME_ids [rows, entries] are the ids of descending NAME_values, ids of equal values agree
+  /// in any order, and ids of a row's last value always agree.
   bool any_of_ties = false;
   /// Skip tensors that only one file has, instead of counting them as differences.
   bool common_only = false;

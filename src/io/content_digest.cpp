@@ -194,8 +194,8 @@ class Walk {
     }
   }
 
-  /// Type, extents and values of a dataset or attribute; `read(type, transfer list, buffer)` reads
-  /// all elements.
+  /// Adds type, extents and values of a dataset or attribute; `read(type, transfer list, buffer)`
+  /// reads all elements.
   template <class Read>
   void add_values(const Handle& type, const Handle& space, const std::string& what,
                   const Read& read) {

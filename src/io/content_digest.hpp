@@ -12,7 +12,7 @@ namespace gyre::h5 {
 
 inline constexpr const char* content_attribute = "content_sha256";
 
-/// Larger files have no digest, and larger values of a dataset are left out of it.
+/// Larger files have no digest. The values of larger datasets are left out of the digest.
 inline constexpr int64_t max_content_bytes = int64_t{1} << 26;
 
 /// Digest of an open file, 64 hexadecimal digits. `path` names the file in errors. Throws a runtime

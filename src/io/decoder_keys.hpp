@@ -14,9 +14,9 @@ namespace gyre {
 /// Names of all keys that check_decoder_keys() knows.
 std::vector<std::string> decoder_keys();
 
-/// Adds an error for each key whose value, `value(key)`, asks for other layers than those of
-/// `config`: layers that take another time if `only_layers`, else layers that compute something
-/// else. Lists and objects are given as JSON texts.
+/// Adds an error for each key whose value, `value(key)`, asks for another decoder than that of
+/// `config`. If `only_layers`, checks only keys that change the time of a layer. Lists and objects
+/// are given as JSON texts.
 void check_decoder_keys(ConfigErrors& errors, const ModelConfig& config, bool only_layers,
                         const std::function<h5::AttributeValue(const std::string&)>& value);
 

@@ -48,8 +48,8 @@ void check_documents(ConfigErrors& errors, const Documents& documents);
 /// A file that breaks the schema is a usage error, a damaged one a runtime error.
 Documents read_documents(Communicator& comm, const std::string& path);
 
-/// Writes documents that every rank holds in full, and gives the file its name. Collective; every
-/// rank writes a share of the tokens.
+/// Writes documents, which every rank holds in full, to the temporary file. Collective; every rank
+/// writes a share of the tokens.
 void write_documents(OutputFile& output, const Documents& documents, const Provenance& provenance);
 
 }  // namespace gyre

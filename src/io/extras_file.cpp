@@ -10,7 +10,7 @@ namespace {
 constexpr Extra::Aligned alignments[] = {Extra::Aligned::none, Extra::Aligned::rows,
                                          Extra::Aligned::slots};
 
-/// Alignment named by the dataset's attribute; otherwise an error is added.
+/// Alignment named by the dataset's attribute `aligned`; adds an error if it names none.
 std::optional<Extra::Aligned> alignment_of(const h5::File& file, ConfigErrors& errors,
                                            const std::string& path) {
   const h5::AttributeValue value = file.attribute(path, "aligned");
@@ -30,7 +30,7 @@ bool begins_with(const h5::Shape& shape, const h5::Shape& front) {
                     [](int64_t want, int64_t has) { return want < 0 || has == want; });
 }
 
-/// Describes a dataset whose extents begin with `front`; otherwise an error is added.
+/// Describes a numeric dataset whose extents begin with `front`; adds an error for any other.
 std::optional<StoredExtra> describe(const h5::Dataset& dataset, Extra::Aligned aligned,
                                     const h5::Shape& front, ConfigErrors& errors) {
   const h5::Shape& shape = dataset.shape();

@@ -1,7 +1,7 @@
 #pragma once
 // Arrays that accompany a batch without being interpreted (core/extra.hpp). In a file they are the
-// numeric datasets below a group `extras`. Each has an attribute `aligned` that says what its first
-// extents are; types and further extents are kept.
+// numeric datasets below a group `extras`. The attribute `aligned` of each says what its first
+// extents are (none, rows, slots). Types and further extents are kept.
 
 #include <map>
 #include <string>
@@ -32,7 +32,7 @@ using ExtraDatasets = std::map<std::string, h5::Dataset>;
 ExtraDatasets open_extras(const h5::File& file, SchemaReader& reader, const std::string& group,
                           const h5::Shape& rows, const h5::Shape& slots, StoredExtras& extras);
 
-/// Reads the bytes of all extras aligned to slots, or of all others, onto every rank. Collective.
+/// Reads onto all ranks the bytes of extras aligned to slots (`of_slots`) or of others. Collective.
 void read_extras(const ExtraDatasets& datasets, bool of_slots, StoredExtras& extras);
 
 /// Writes extras below `group` of a file made by create(). Those aligned to slots, whose leading

@@ -135,7 +135,7 @@ class GgufConfig {
     const auto* value = found == nullptr ? nullptr : std::get_if<GgufList>(found);
     return value == nullptr ? GgufList{} : *value;
   }
-  /// Throws for each key of the architecture that was not asked for.
+  /// Throws a usage error that lists the keys with this prefix that are neither read nor `ignored`.
   void refuse_others(const std::string& prefix, const std::vector<std::string>& ignored) const {
     ConfigErrors errors;
     for (const auto& [key, value] : keys_) {
@@ -158,7 +158,7 @@ class GgufConfig {
   std::set<std::string> read_;
 };
 
-/// Scaling by 'rope.scaling.*' of an architecture; that of Llama 3.1 is a tensor instead
+/// Reads the scaling of the rotary embedding from 'rope.scaling.*'. Llama 3.1 has a tensor instead
 /// (read_rope_freqs).
 RopeScaling gguf_rope_scaling(GgufConfig& file, const std::string& architecture) {
   const std::string prefix = architecture + ".rope.scaling.";
@@ -180,7 +180,7 @@ RopeScaling gguf_rope_scaling(GgufConfig& file, const std::string& architecture)
   return s;
 }
 
-/// Sets the divisors of all pairs from the tensor 'rope_freqs.weight', float32.
+/// Sets the divisors of all rotary frequencies from the tensor 'rope_freqs.weight', float32.
 void read_rope_freqs(ModelConfig& config, const StoredTensor& tensor) {
   RopeScaling& s = config.rope_scaling;
   const std::string what = fmt::format("'{}': the tensor 'rope_freqs.weight'", tensor.file);
@@ -203,7 +203,7 @@ void require(bool holds, const std::string& path, const std::string& key, const 
   if (!holds) throw_usage("'{}': '{}' asks for another decoder; wanted: {}", path, key, wanted);
 }
 
-/// Architectures of llama.cpp differ in these.
+/// The properties in which architectures of llama.cpp differ.
 struct GgufArchitecture {
   const char* name;
   bool qk_norm;
@@ -257,7 +257,7 @@ ModelConfig gguf_config(GgufConfig& file, const GgufArchitecture& architecture,
           "values as wide as keys");
   const std::string experts_key = prefix + "expert_count";
   require(file.whole(experts_key, 0) == 0, file.path(), experts_key, "0");
-  file.whole(prefix + "context_length", 0);  // changes nothing
+  file.whole(prefix + "context_length", 0);  // marks the key as read: it changes nothing
   file.refuse_others(prefix, ignored);
   ConfigErrors errors;
   if (c.output_bias && !c.qkv_bias)

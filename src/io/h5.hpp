@@ -103,7 +103,7 @@ class Dataset {
   void read(std::span<const Slab> slabs, std::span<T> out) const {
     transfer(false, dtype_of<T>, slabs, out.data(), std::ssize(out));
   }
-  /// Writes `data` to `slabs`, in the same order. Ranks write disjoint slabs. Collective.
+  /// Writes `data` to `slabs`, ordered as for read(). Ranks write disjoint slabs. Collective.
   template <class T>
   void write(std::span<const Slab> slabs, std::span<const T> data) const {
     transfer(true, dtype_of<T>, slabs, const_cast<T*>(data.data()), std::ssize(data));
@@ -145,8 +145,8 @@ class Dataset {
   /// Reads bfloat16 stored as integers.
   template <class T>
   void read_words(std::span<const Slab> slabs, T* out, int64_t size) const;
-  /// Reads back what this rank has written: the libraries send file data between ranks in messages
-  /// of their own, which are not checksummed.
+  /// Reads back what this rank has written, and throws if it differs: HDF5 and MPI-IO send file
+  /// data between ranks in messages without checksums.
   void compare_written(Element element, std::span<const Slab> slabs, const void* data,
                        int64_t size) const;
   /// Returns the error of the transfer, or "".
@@ -241,7 +241,7 @@ class File {
     dataset(path).template write<T>(std::span(&all, 1), data);
     --unfilled_;
   }
-  /// As above, for elements in their stored form.
+  /// Writes a dataset of elements in their stored form, with checksums.
   void write_dataset(const std::string& path, const StoredType& type,
                      std::span<const std::byte> data, const Shape& shape);
 
@@ -267,7 +267,7 @@ class File {
   Handle id_;
   Access access_ = Access::read;
   int64_t planned_bytes_ = 0;  // upper limit of the size of what was created
-  int unfilled_ = 0;           // datasets that open_to_fill must fill
+  int unfilled_ = 0;           // datasets not written yet: left to open_to_fill
   int exceptions_ = std::uncaught_exceptions();
 };
 

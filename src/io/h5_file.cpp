@@ -19,8 +19,8 @@ namespace {
 
 constexpr int64_t chunk_bytes = int64_t{1} << 20;
 
-// Upper limits of what HDF5 writes besides the elements: per file, per group or dataset with its
-// first index block, per attribute, per chunk, per text.
+// Upper limits of the bytes that HDF5 writes besides the elements: per file, per group or dataset
+// with its first index block, per attribute, per chunk, per text.
 constexpr int64_t file_overhead = int64_t{1} << 16;
 constexpr int64_t object_overhead = 8192;
 constexpr int64_t attribute_overhead = 1024;

@@ -14,7 +14,7 @@
 
 namespace gyre::h5 {
 
-/// Objects nested deeper are not listed: each is opened from the root.
+/// Deeper nesting is an error, because each object is opened from the root.
 inline constexpr std::ptrdiff_t max_group_levels = 64;
 
 /// Reads a file in a child process, because HDF5 1.10 trusts sizes and addresses in a file: about
@@ -37,7 +37,7 @@ std::string deepest_message();
 
 /// "cannot <what>: <HDF5's reason>"
 std::string failure_text(const std::string& what);
-/// Throws a runtime error with this text.
+/// Throws a runtime error with the text failure_text(what).
 [[noreturn]] void fail(const std::string& what);
 
 /// Returns an HDF5 result; throws a runtime error if it is negative.
@@ -47,12 +47,12 @@ T check(T result, const std::string& what) {
   return result;
 }
 
-/// Names of a group's links, or of an object's attributes, sorted. `what` is for errors.
+/// Names of a group's links, or of an object's attributes, sorted. `what` is the task, for errors.
 std::vector<std::string> names_of_links(hid_t group, const std::string& what);
 std::vector<std::string> names_of_attributes(hid_t object, const std::string& what);
 
 hid_t native_type(DType type);
-/// HDF5 type of a StoredType. A runtime error if the description is invalid.
+/// HDF5 type of a StoredType. Throws a runtime error if the description is invalid.
 Handle type_of(const StoredType& type);
 Type classify(hid_t type);
 
@@ -62,8 +62,8 @@ const char* foreign_storage(hid_t dataset);
 /// Filter of a dataset that this HDF5 lacks, such as "32000 (lzf)"; or "".
 std::string missing_filter(hid_t dataset);
 
-/// Extents of a dataspace; {0} for a null dataspace. A runtime error if the number of elements
-/// overflows.
+/// Extents of a dataspace; {0} for a null dataspace. Throws a runtime error if the number of
+/// elements overflows.
 Shape shape_of(hid_t space, const std::string& what);
 
 /// Variable-length text type with the character set of `like`, or UTF-8.
@@ -79,7 +79,7 @@ class TextMemory {
   /// Transfer property list for H5Dread.
   hid_t transfer_list() const { return list_.get(); }
   bool is_exceeded() const { return exceeded_; }
-  /// Call after an error, when HDF5 has lost its allocations.
+  /// Frees all blocks after an error, when HDF5 no longer knows them.
   void free_all();
 
  private:

@@ -37,7 +37,7 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
                least_temperature, max_temperature);
 }
 
-/// Without ids, K is taken from the first array of largest logits; values and ids must agree on it.
+/// Without ids, the first array of largest logits sets the entries per token; others must agree.
 void check_top(SchemaReader& reader, LogprobsFile& f, const std::string& path, int64_t entries) {
   if (entries < 1 || entries > f.vocab_size || (f.top > 0 && entries != f.top))
     reader.errors().add("{} has {} entries a token; it must be {}", path, entries,

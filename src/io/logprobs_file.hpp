@@ -16,7 +16,7 @@ namespace gyre {
 inline constexpr const char* logprobs_schema = "gyre/logprobs";
 inline constexpr const char* logprobs_results_schema = "gyre/logprobs-results";
 
-/// Keep logits within f32; the gradient of the entropy is divided by the temperature's square.
+/// Limits that keep logits within f32; the entropy's gradient is divided by temperature squared.
 inline constexpr double least_temperature = 1e-15, max_temperature = 1e30;
 
 /// Hidden states and the weight of a head, whose product is the logits: logits[t, v] = Σ_d
@@ -32,7 +32,7 @@ struct LinearFactors {
 };
 
 /// Extents of an array of answers or results: T tokens, V vocabulary ids, K ids per token, D
-/// elements of a hidden state, P at most as many predictions per sequence.
+/// elements of a hidden state, P predictions in the longest sequence.
 enum class LogprobsShape {
   tokens,       ///< [T]
   picks,        ///< [T, K]
@@ -66,13 +66,13 @@ struct LogprobsFile {
   int64_t top = 0;                      ///< entries per row of top_values; 0: unknown
   int64_t top_k = 0;                    ///< 0: no top-k filter
   double top_p = 1, temperature = 1;
-  std::vector<int64_t> offsets{0};      ///< [sequences + 1] tokens
+  std::vector<int64_t> offsets{0};      ///< [sequences + 1], in tokens
   std::vector<float> logits;            ///< [tokens, columns]
   std::vector<float> teacher;           ///< [tokens, columns], or empty
   std::vector<float> teacher_values;    ///< [tokens, picks] teacher logits at the ids, or empty
   std::vector<int32_t> targets;         ///< [tokens]
   std::vector<int32_t> ids;             ///< [tokens, picks]
-  std::vector<float> d_value;           ///< [tokens] gradient of each value
+  std::vector<float> d_value;           ///< [tokens] upstream gradient of each value
   std::vector<float> d_logprobs;        ///< [tokens, vocab_size], or empty: d_value applies
   std::optional<LinearFactors> linear;  ///< if the file has hidden states and a head
   bool has_teacher = false, has_teacher_values = false;
@@ -113,9 +113,9 @@ struct LogprobsPart {
   int64_t bytes() const { return 4 * (std::ssize(values) + std::ssize(integers)); }
 };
 
-/// Writes the parts of all ranks and gives the file its final name. All ranks have the same arrays
-/// in the same order. Every element must come from exactly one rank; otherwise a runtime error
-/// names the row. Collective.
+/// Writes the parts of all ranks to the temporary file. All ranks have the same arrays in the same
+/// order. Every element must come from exactly one rank; otherwise a runtime error names the row.
+/// Collective.
 void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& header,
                             const std::vector<LogprobsPart>& mine);
 

@@ -136,7 +136,7 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
   read_rope(
       of_angles, [&](const std::string& key) { return file.value(key); }, c);
   check_rope(of_angles, c);
-  // Predicts plain RoPE of whole heads if the RoPE keys have errors.
+  // If the RoPE keys have errors, assumes plain RoPE of whole heads.
   if (!of_angles.empty()) c = plain;
   check(file, c, true, errors, path);
   return c;

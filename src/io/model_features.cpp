@@ -50,7 +50,7 @@ bool flag(ConfigErrors& errors, const char* key, const AttributeValue& value) {
   return true;
 }
 
-/// Elements of a list given as JSON text, one for each layer, each of which `parse` accepts.
+/// Elements of a JSON list, one for each layer, each accepted by `parse`; otherwise adds an error.
 template <class T, class Parse>
 std::vector<T> of_layers(ConfigErrors& errors, const char* key, const AttributeValue& value,
                          int64_t layers, const char* wanted, const Parse& parse) {
@@ -80,7 +80,7 @@ void read_no_rope_layers(ConfigErrors& errors, const AttributeValue& value, Mode
   for (size_t l = 0; l < turns.size(); ++l) config.layer_kinds[l].rotary = turns[l] == 1;
 }
 
-/// A number of tokens; 0 for null, false and the like, `absent` where the key is absent.
+/// The window in tokens: 0 for null, false and the like, `absent` where the key is absent.
 int64_t window_of(ConfigErrors& errors, const AttributeValue& value, int64_t absent) {
   if (is_absent(value)) return absent;
   if (is_neutral(value, 0)) return 0;
@@ -120,7 +120,7 @@ void refuse_windows(ConfigErrors& errors, const ConfigValue& value, const ModelF
     refuse("sliding_window", window);
 }
 
-/// Windows of the layers of a config.json.
+/// Sets the windows of the layers from a config.json.
 void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                   ModelConfig& config) {
   constexpr int64_t usual_window = 4096, usual_first_layer = 28;
@@ -149,7 +149,7 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
 
 /// Gives each layer a kind of its own, which the caller sets.
 void give_each_layer_a_kind(ModelConfig& config) {
-  constexpr int64_t most_layers = 1 << 14;  // as check_config() has it
+  constexpr int64_t most_layers = 1 << 14;  // the limit in check_config()
   config.layer_kinds.assign(std::clamp<int64_t>(config.num_hidden_layers, 0, most_layers), {});
 }
 /// Removes the kinds of the layers if all are the default.

@@ -69,7 +69,7 @@ class Source {
     }
   }
 
-  /// Values that are decoded together; blocks of rows begin at multiples of it.
+  /// Number of values that are decoded together; blocks of rows begin at multiples of it.
   int64_t block_values() const { return block_of(tensor_.encoding).values; }
   /// out [count, columns] <- rows [begin, begin + count) of the dataset; elements that the tensor
   /// lacks (padding of the vocabulary) become 0.

@@ -120,7 +120,7 @@ bool check_bin(ConfigErrors& errors, const PackedHeader& header, int64_t b) {
   return true;
 }
 
-/// Adds an error for the first value outside [0, limit); ignored labels may be allowed.
+/// Adds an error for the first value outside [0, limit); `may_be_ignored` allows ignored_label.
 void check_range(ConfigErrors& errors, const char* dataset, std::span<const int32_t> values,
                  int64_t begin, int64_t limit, bool may_be_ignored) {
   const auto bad = std::find_if(values.begin(), values.end(), [&](int32_t value) {
@@ -131,7 +131,7 @@ void check_range(ConfigErrors& errors, const char* dataset, std::span<const int3
              limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
 }
 
-/// Adds an error for padding of bins [first, last) whose label is another document's token.
+/// Adds an error for padding in bins [first, last) whose label is another document's token.
 void check_labels(ConfigErrors& errors, const PackedHeader& header, const PackedSlots& slots,
                   int64_t first, int64_t last) {
   size_t begin = 0;

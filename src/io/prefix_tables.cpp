@@ -13,8 +13,8 @@ constexpr const char* nodes_path = "/packed/prefixes/nodes";
 constexpr const char* documents_path = "/packed/prefixes/documents";
 constexpr int64_t node_columns = 4;
 
-/// Describes what is wrong with a node, or returns "". The documents of its tree begin at `first`
-/// in the list, which has `count` entries.
+/// Describes what is wrong with node n of a tree, or returns "". The tree's documents begin at
+/// `first` in the list PrefixTables::documents, which has `count` entries.
 std::string fault_of(std::span<const StoredNode> tree, size_t n, int64_t first, int64_t count) {
   const StoredNode& node = tree[n];
   constexpr int64_t most = std::numeric_limits<int32_t>::max();

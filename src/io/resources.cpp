@@ -73,7 +73,7 @@ void read_blocks(const std::string& path, const std::function<void(std::string_v
   if (file == nullptr) throw_unreadable(path, errno);
   std::vector<char> block(size_t{1} << 20);
   while (true) {
-    const WaitScope scope("reading " + path);  // per block: long files take long
+    const WaitScope scope("reading " + path);  // per block: a whole file may time out
     errno = 0;
     const size_t count = std::fread(block.data(), 1, block.size(), file.get());
     if (std::ferror(file.get()) != 0) throw_unreadable(path, errno);

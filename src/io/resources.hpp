@@ -17,7 +17,7 @@ void require_regular_file(const std::string& path);
 /// runtime error if the system could not open or read it.
 [[noreturn]] void throw_unreadable(const std::string& path, int error);
 
-/// Passes the bytes of a regular file to `take`, block by block. Errors as above.
+/// Passes the bytes of a regular file to `take`, block by block. Throws as the two above.
 void read_blocks(const std::string& path, const std::function<void(std::string_view)>& take);
 
 /// Reads a text file. Throws a usage error that names a file that cannot be read, is not regular,

@@ -2,8 +2,8 @@
 // Log-probabilities of documents: the reference in a documents file (group /reference), and the
 // results of a run (file "gyre/results").
 //
-// Predictions are numbered document by document: prediction offsets[i] + p predicts token p + 1 of
-// document i, given tokens 0 to p.
+// Predictions are numbered document by document: of the P predictions, number offsets[i] + p is of
+// token p + 1 of document i, given tokens 0 to p.
 
 #include <optional>
 #include <span>
@@ -56,7 +56,7 @@ struct ResultsHeader {
   std::string input_sha256;
   std::vector<int64_t> offsets;    ///< [n + 1], see prediction_offsets
   std::vector<std::string> names;  ///< [n], or empty
-  int64_t cp = 0;                  ///< number of context-parallel ranks of the bins
+  int64_t cp = 0;                  ///< number of ranks that each bin was divided among
   PackedBins packed;
   Provenance provenance;
 };

@@ -88,7 +88,7 @@ class RopeObject {
     unknown_ = true;
     return RopeType::plain;
   }
-  /// Adds an error for each key that was not asked for.
+  /// Adds an error for each key that was not read.
   void refuse_others() {
     if (!json_.is_object() || unknown_) return;
     for (const auto& [key, value] : json_.items())
@@ -153,7 +153,7 @@ RopeScaling read_scaling(ConfigErrors& errors, RopeObject& object,
   return s;
 }
 
-/// A number that is given at most once, or twice with one value.
+/// Sets `value` to `found`, if it is given. Adds an error if `value` is another number already.
 void set_once(ConfigErrors& errors, const std::string& key, const std::string& other,
               std::optional<double> found, std::optional<double>& value) {
   if (found && value && *found != *value)
@@ -161,7 +161,7 @@ void set_once(ConfigErrors& errors, const std::string& key, const std::string& o
   if (found) value = found;
 }
 
-/// A number outside of an object.
+/// The number that is the whole value of `key`, if any. Adds an error for a value of another type.
 std::optional<double> outer_number(ConfigErrors& errors, const char* key,
                                    const AttributeValue& value) {
   const std::optional<double> number = number_of(value);

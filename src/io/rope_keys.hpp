@@ -16,8 +16,8 @@ inline constexpr const char* rope_keys[] = {"rope_theta",      "rope_scaling",
                                             "rope_parameters", "partial_rotary_factor",
                                             "rotary_dim",      "max_position_embeddings"};
 
-/// Sets rope_theta, rotary_dim and rope_scaling of `config`, whose head_dim and default of
-/// rope_theta are set, from `value(key)`; objects are given as JSON texts. Adds an error for every
+/// Sets rope_theta, rotary_dim and rope_scaling of `config` from `value(key)`, which gives objects
+/// as JSON texts. The caller has set head_dim and the default of rope_theta. Adds an error for each
 /// key, also inside an object, that is wrong, missing or not supported.
 void read_rope(ConfigErrors& errors,
                const std::function<h5::AttributeValue(const std::string&)>& value,

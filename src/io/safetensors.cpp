@@ -50,7 +50,7 @@ WeightEncoding safetensors_encoding(const std::string& type, const std::string& 
   throw_usage("{} has type '{}'; types that can be read are F32, F16 and BF16", what, type);
 }
 
-/// Integers of a list that are not negative; empty if the value is anything else.
+/// The value of `key` if it is a list of integers that are not negative, else std::nullopt.
 std::optional<std::vector<int64_t>> sizes_of(const Json& entry, const char* key) {
   if (!entry.is_object() || !entry.contains(key) || !entry[key].is_array()) return {};
   std::vector<int64_t> sizes;
@@ -72,7 +72,7 @@ StoredTensor tensor_of(const MappedFile& file, std::span<const std::byte> data,
   const WeightEncoding encoding = safetensors_encoding(entry["dtype"].get<std::string>(), what);
   const double bytes =
       std::accumulate(shape->begin(), shape->end(), static_cast<double>(block_of(encoding).bytes),
-                      std::multiplies<>());  // a product of sizes may overflow
+                      std::multiplies<>());  // a product of integers may overflow
   if ((*offsets)[1] < (*offsets)[0] || (*offsets)[1] > std::ssize(data))
     throw_usage("{} has the bytes {} to {}; the file has {}", what, (*offsets)[0], (*offsets)[1],
                 data.size());

@@ -46,9 +46,9 @@ class SchemaReader {
   /// Opens a dataset of one of `types` and of shape `shape` (-1 matches any extent).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
-  /// Whether an object of this name exists: then an optional dataset must be valid.
+  /// Whether an object has this path. If so, it must be a valid dataset, even if it is optional.
   bool is_there(const std::string& path) const;
-  /// As reals() and integers(), if the object exists.
+  /// As reals() and integers(), but std::nullopt without an error if there is no such object.
   std::optional<h5::Dataset> reals_if(const std::string& path, const h5::Shape& shape) {
     return is_there(path) ? reals(path, shape) : std::nullopt;
   }
@@ -76,21 +76,21 @@ class SchemaReader {
   ConfigErrors errors_;
 };
 
-/// Reads a dataset of reals as f32 onto every rank. Its name is added to `rounded` if that changes
-/// a value among the first `valid` of each `columns`. A finite value there outside the range of f32
-/// is a usage error. Collective.
+/// Reads a dataset of reals as f32 onto every rank. Of each row of `columns` values, the first
+/// `valid` count: adds the dataset's name to `rounded` if rounding changes one; a finite one beyond
+/// f32 is a usage error. Collective.
 std::vector<float> read_floats(const h5::Dataset& dataset, std::set<std::string>& rounded,
                                int64_t columns = 1, int64_t valid = 1);
-/// Datasets below /reference that are neither of the schema nor `more` places:
-/// "/reference/logprop (did you mean logprob?)".
+/// Datasets below /reference that neither the schema nor `more` lists: "/reference/logprop (did you
+/// mean logprob?)".
 std::vector<std::string> unknown_answers(const h5::File& file, const std::string& schema,
                                          const std::vector<std::string>& more = {});
 /// Reads a dataset of integers onto every rank. A value that does not fit 32 bits is a usage error.
 /// Collective.
 std::vector<int32_t> read_int32s(const h5::Dataset& dataset);
 
-/// Opens a file of kind `schema` and this version, whose names are those of the schema and `more`
-/// (check_names); other files are usage errors. Collective.
+/// Opens a file of kind `schema` and of schema_version, and compares its names with the schema's
+/// and `more` (check_names). Any other file is a usage error. Collective.
 h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema,
                           const std::vector<std::string>& more = {});
 

@@ -23,8 +23,8 @@ const std::vector<SchemaName>& names_of_schema(const std::string& schema);
 
 /// Compares a file's names with its schema's and `more` places. Throws a usage error for an
 /// attribute that should be a dataset or vice versa, and for unread names that change the
-/// computation ("softcap"), unless their values turn them off. Every other name is a note. No
-/// communication.
+/// computation ("softcap"), unless their values turn them off. Prints a note for every other name.
+/// No communication.
 void check_names(const h5::File& file, const std::string& schema,
                  const std::vector<std::string>& more);
 

@@ -9,7 +9,7 @@ namespace {
 
 constexpr const char* shards_group = "/shards";
 
-/// An integer array with one row per rank: its dataset and its member.
+/// An integer array with one row per rank: its dataset in the file and its member of ShardRows.
 struct Column {
   const char* path;
   std::vector<int32_t> ShardRows::*values;
@@ -25,7 +25,7 @@ constexpr Column columns[] = {
 constexpr const char* shards_embeddings_path = "/shards/embeddings";
 constexpr const char* shards_extras_path = "/shards/extras";
 
-/// Leading extents of extras.
+/// Leading extents of extras that are aligned to slots.
 h5::Shape slots_of_ranks(const ShardsHeader& header) {
   return {header.cp, header.slot_offsets.back()};
 }
@@ -91,7 +91,7 @@ struct ShardParts {
   std::vector<std::pair<const Column*, std::optional<h5::Dataset>>> columns;
 };
 
-/// Throws a usage error unless types and shapes are those of the header.
+/// Opens the datasets. Throws a usage error unless their types and shapes follow from `header`.
 ShardParts open_rows(const h5::File& file, const ShardsHeader& header) {
   SchemaReader reader(file, shards_schema);
   ShardParts parts;

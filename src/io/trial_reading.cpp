@@ -26,8 +26,8 @@ namespace {
 /// Larger files are not read in full, nor are datasets that claim to be larger.
 constexpr int64_t max_bytes = max_content_bytes;
 
-/// Exit codes of the child for damaged contents and for a file that is not read; sanitizers use
-/// neither.
+/// Exit codes of the child for damaged contents and for contents that are not supported; sanitizers
+/// use neither.
 constexpr int refused = 97, unusable = 98;
 
 /// Additional memory that the child may use: what it reads is bounded, but HDF5 allocates, and
@@ -56,7 +56,7 @@ herr_t read_elements(Visit& visit, const Handle& type, const Handle& space, cons
   const detail::TextMemory text_memory(max_bytes);
   if (read(memory.get(), text_memory.transfer_list(), buffer.data()) >= 0) {
     if (H5Tdetect_class(memory.get(), H5T_STRING) > 0 ||
-        H5Tdetect_class(memory.get(), H5T_VLEN) > 0)  // it is slow for numbers
+        H5Tdetect_class(memory.get(), H5T_VLEN) > 0)  // the call is slow for numbers
       H5Dvlen_reclaim(memory.get(), space.get(), H5P_DEFAULT, buffer.data());
     return 0;
   }
@@ -180,7 +180,7 @@ void try_reading(const std::string& path) {
       throw_runtime("cannot wait for the process that reads '{}': {}", path, std::strerror(errno));
   if (WIFEXITED(result) && WEXITSTATUS(result) == refused) throw_runtime("{}", error);
   if (WIFEXITED(result) && WEXITSTATUS(result) == unusable) throw_usage("{}", error);
-  if (result != 0)  // exit code of a sanitizer
+  if (result != 0)  // a signal, or the exit code of a sanitizer
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",
                   WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result));

@@ -119,7 +119,7 @@ std::string message_start;
 
 /// Ends all ranks after an error that may have occurred only on this rank. Does not allocate.
 [[noreturn]] void end_all_ranks(ExitCode code, const char* message) {
-  std::array<char, 4096> line;  // ranks that fail together write whole lines
+  std::array<char, 4096> line;  // one write: lines of several ranks do not mix
   const int size =
       std::snprintf(line.data(), line.size(), "%s%s\n", message_start.c_str(), message);
   if (size < std::ssize(line))

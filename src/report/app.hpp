@@ -53,8 +53,8 @@ struct AppContext {
 void plan_outputs(AppContext& context, RunFiles files);
 void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles files);
 
-/// Runs an app: starts MPI, lets `declare` add its options to the common ones (--config, --timeout,
-/// -v, -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.
+/// Runs an app: starts MPI, lets `declare` add options to the common ones (--config, --timeout, -v,
+/// -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.
 ///
 /// --help and --version print on rank 0 and exit with 0. Unknown or malformed options print the
 /// reason, the nearest valid option and a hint at --help on rank 0's stderr and exit with 2. Only
@@ -69,13 +69,13 @@ int run_app(int argc, char** argv, const AppInfo& info,
             const std::function<void(CLI::App&)>& declare,
             const std::function<ExitCode(AppContext&)>& body);
 
-/// generator (program, version, git), command, and `sources` (the inputs).
+/// Attributes of an output file: generator (program, version, git), command and `sources`.
 Provenance provenance_of(const AppContext& context, const std::string& sources);
 
 struct AppContext;
 
 struct ReportOptions {
-  std::string json;  ///< "": none. NAME.jsonl gets one line per row, written when measured
+  std::string json;  ///< result file, or ""; NAME.jsonl: a line per row, written when measured
   std::string csv;
   std::string resume = "none";      ///< "finished" or "measured": which rows of `json` are kept
   std::string columns = "default";  ///< "default", "all" or comma-separated names
@@ -86,8 +86,8 @@ struct ReportOptions {
 /// Adds -J,--json, --csv, --resume and --columns.
 void declare_report_options(CLI::App& app, ReportOptions& options);
 
-/// Throws a usage error that names each of these options, and --machine, if given: `mode`
-/// ("--explain") measures nothing. All ranks throw the same error.
+/// Throws a usage error that names each option of `options`, and --machine, that is given, because
+/// `mode` ("--explain") measures nothing. All ranks throw the same error.
 void refuse_report_options(const AppContext& context, const ReportOptions& options,
                            std::string_view mode);
 

@@ -69,7 +69,7 @@ bool is_switch(const CLI::Option& option) {
   return option.get_items_expected_max() == 0;
 }
 
-/// Names of the options in a file: without dashes.
+/// The keys that a configuration file may have: names of options without dashes.
 std::vector<std::string> keys_of(const CLI::App& app) {
   std::vector<std::string> keys;
   for (const CLI::Option* option : app.get_options()) {

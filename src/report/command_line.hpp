@@ -21,10 +21,10 @@ struct CommonOptions {
 /// The request of a valid command line.
 enum class Request { run, help, version };
 
-/// Called after the app's own declarations, so that --help shows those first.
+/// Adds the common options. Must be called after the app's own are added, which --help shows first.
 void declare_common(CLI::App& app, CommonOptions& common);
 
-/// Throws a usage error that lists all errors of the parse.
+/// Parses the options. Throws a usage error that lists all errors.
 Request parse_command_line(CLI::App& app, int argc, const char* const* argv);
 
 }  // namespace gyre

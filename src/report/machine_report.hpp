@@ -22,7 +22,7 @@ struct MachineReport {
   std::shared_ptr<const MachineFile> file;  ///< from --machine; null without it
 };
 
-/// Adds --machine, which binds `path`.
+/// Adds --machine, whose value is stored in `path`.
 void declare_machine_option(CLI::App& app, std::string& path);
 
 /// The bytes of a machine file. Throws a usage error if `path` is not a file or is too large.
@@ -44,7 +44,7 @@ std::string machine_text(const MachineReport& machine);
 /// "measured" if there is no file; null for an empty report.
 Json machine_json(const MachineReport& machine);
 
-/// Adds "cpus" and "numa" to the entry of a rank.
+/// Adds "cpus" and "numa" to `entry`, the JSON object of a rank.
 void add_placement(Json& entry, const MachineReport& machine, int rank);
 
 }  // namespace gyre

@@ -28,29 +28,29 @@ class AddOptions {
   explicit AddOptions(CLI::App& app) : app_(app) {}
 
   void flag(const std::string& name, const std::string& help, bool& value) const;
-  /// Texts must not be empty.
+  /// An option with a text, or with several texts. No text may be empty.
   void operator()(const std::string& name, const std::string& help, std::string& value) const;
   void operator()(const std::string& name, const std::string& help,
                   std::vector<std::string>& values) const;
-  /// A finite number.
+  /// An option with a finite number.
   void operator()(const std::string& name, const std::string& help, double& value) const;
-  /// An integer that is at least `minimum`.
+  /// An option with an integer that is at least `minimum`.
   void operator()(const std::string& name, const std::string& help, int& value, int minimum) const;
-  /// The same for an option that must be given.
+  /// An option, with a text or a finite number, that must be given.
   template <class T>
   void required(const std::string& name, const std::string& help, T& value) const {
     (*this)(name, help, value);
     require();
   }
-  /// A number of at least 1, or `word`, which is the value 0.
+  /// An option with an integer of at least 1, or `word`, which stands for the value 0.
   void count(const std::string& name, const std::string& help, int& value,
              const std::string& word) const;
-  /// A size from `minimum` to `maximum`, in the notation of parse_size.
+  /// An option with a size from `minimum` to `maximum`, in the notation of parse_size.
   void size(const std::string& name, const std::string& help, int64_t& value, int64_t minimum = 0,
             int64_t maximum = max_size) const;
-  /// --seed: any size.
+  /// Adds --seed, a size without an upper limit.
   void seed(const std::string& help, int64_t& value) const;
-  /// One of `choices`, or its index. The error for any other text names the nearest choice.
+  /// An option with one of `choices`, or its index. Errors for other texts name the nearest choice.
   void choice(const std::string& name, const std::string& help, std::string& value,
               const std::vector<std::string>& choices) const;
   void choice(const std::string& name, const std::string& help, int64_t& index,
@@ -61,8 +61,8 @@ class AddOptions {
   CLI::App& app_;
 };
 
-/// The complaint about an empty text, or "". An empty text is usually an unset shell variable. If
-/// it meant "no file", a result would be lost.
+/// The complaint about an empty value of an option; "" for other values. An empty value is usually
+/// an unset shell variable. If it meant "no file", a result would be lost.
 std::string complain_about_empty(const std::string& text);
 
 /// Format of a list of numbers: what they count, the allowed range and an example.
@@ -80,11 +80,11 @@ std::vector<int> parse_numbers(const char* option, const std::string& text, cons
 int64_t parse_size(std::string_view text);
 
 struct TokenSweep {
-  int64_t tokens = 0;        ///< the only size without a sweep
+  int64_t tokens = 0;        ///< the only size if there is no sweep
   int64_t min = 0, max = 0;  ///< min 0: no sweep
   double factor = 2;
-  int64_t step = 0;  ///< above 0: the difference of neighbours, instead of `factor`
-  int cycles = 1;    ///< how often the sweep is run
+  int64_t step = 0;  ///< if above 0: difference of neighbouring sizes; `factor` is then unused
+  int cycles = 1;    ///< how often all sizes are run
 
   bool sweeps() const { return min > 0; }
   /// min, min · factor, min · factor², ... (rounded), or min, min + step, ..., up to max. Without

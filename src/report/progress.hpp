@@ -10,8 +10,8 @@
 namespace gyre {
 
 /// Shows the progress of a run. On a terminal it redraws one line, from 5 s on. Elsewhere, as under
-/// a launcher, it prints a line of text every 10 s. It shows nothing without a number of rows or
-/// with "off".
+/// a launcher, it prints a line of text every 10 s. It shows nothing before expect(), or in mode
+/// "off".
 class Progress {
  public:
   /// `mode`: "auto", "on" (treat stderr as a terminal even if it is a pipe) or "off". `shows`: this
@@ -21,13 +21,13 @@ class Progress {
   Progress(const Progress&) = delete;
   Progress& operator=(const Progress&) = delete;
 
-  /// Starts; `rows` is the total.
+  /// Starts the display; `rows` is the total.
   void expect(int64_t rows);
   /// Sets the number of finished rows, and clears the line so that a row may be printed.
   void rows_done(int64_t rows);
   /// Describes the work in more detail than the watchdog's step: "pass 3, bin 7 of 12".
   void detail(std::string text);
-  /// Ends, and clears its line.
+  /// Ends the display and clears its line.
   void stop();
 
  private:

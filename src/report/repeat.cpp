@@ -22,7 +22,7 @@ constexpr double wanted_half_width = 0.02;  // of the median's interval, relativ
 constexpr int64_t fewest_repetitions = 9, max_repetitions = 10000;
 constexpr double growth = 1.25;  // factor on the number of repetitions between decisions
 
-/// Text of a broken rule: "noisy: CV 31.2 % in 3 of 12 rows, at most 20 %".
+/// The parts of a broken rule's text: "noisy: CV 31.2 % in 3 of 12 rows, at most 20".
 struct RuleText {
   const char* kind;
   const char* before;  ///< text before the value

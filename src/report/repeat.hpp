@@ -18,7 +18,7 @@ class App;
 namespace gyre {
 
 /// With `iterations` 0, repetition ends when the 95 % confidence interval of the median is within
-/// ±2 % and 0.1 s are measured, or after `max_seconds`. There are 9 to 10000 repetitions.
+/// ±2 % of it and 0.1 s are measured, or after `max_seconds`; there are 9 to 10000 repetitions.
 struct RepeatOptions {
   int iterations = 0;
   double max_seconds = 1;
@@ -35,7 +35,7 @@ void check_repeats(const RepeatOptions& options, ConfigErrors& errors);
 struct Timing {
   Samples samples_ms;  ///< [rank][iteration]
   /// CPU time over wall time of the measuring thread: the minimum over ranks. All waits poll, so it
-  /// is 1 if the thread has a core of its own. NaN if a GPU computes or nothing does.
+  /// is 1 if the thread has a core of its own. NaN if a GPU computes or nothing computes.
   double cpu_share = 0;
   Statistics statistics() const { return summarize(slowest_rank(samples_ms)); }
 };
@@ -50,7 +50,7 @@ struct Timing {
 /// Every rank does the same number of repetitions.
 class Repeats {
  public:
-  /// Null `world`: this rank alone. `owns_core`: the calling thread never sleeps while it measures.
+  /// `world`: null if this rank measures alone. `owns_core`: the thread never sleeps meanwhile.
   Repeats(const RepeatOptions& options, Communicator* world, bool owns_core = true);
 
   /// Starts the next repetition; false after the last. Collective if there is a `world`.
@@ -79,7 +79,7 @@ class Repeats {
 
   /// Milliseconds of this rank's last repetition.
   double last_ms() const { return mine_ms_.back(); }
-  /// Collective if there is a `world`.
+  /// The times of all repetitions so far. Collective if there is a `world`.
   Timing timing() const;
 
  private:
@@ -97,10 +97,10 @@ class Repeats {
   std::vector<double> slowest_ms_;  // maximum over ranks, as far as known
 };
 
-/// The range of fewer samples is not a 95 % confidence interval of the median.
+/// With fewer samples, even their whole range is not a 95 % confidence interval of the median.
 inline constexpr int64_t least_repetitions = 6;
 inline constexpr double least_measured_seconds = 0.1;  ///< sum over repetitions
-inline constexpr double max_variation = 0.2;           ///< CV of the slowest ranks' times
+inline constexpr double max_variation = 0.2;           ///< CV of the slowest rank's times
 inline constexpr double max_half_width = 0.05;         ///< half_width() of the median's interval
 inline constexpr double least_cpu_share = 0.9;         ///< CPU time / wall time of each rank
 inline constexpr double max_foreign_cores = 0.5;       ///< cores that other processes keep busy
@@ -111,7 +111,7 @@ struct Breach {
   Rule rule;
   double value;
 };
-/// Empty for a timing without samples: nothing was measured.
+/// The rules that `timing` breaks; none if it has no samples, because nothing was measured.
 std::vector<Breach> breaches_of(const Timing& timing);
 /// "noisy: CV 31.2 %, at most 20"
 std::string text_of(const Breach& breach);

@@ -103,7 +103,7 @@ std::string fom_line(const std::string& program, const Fom& fom) {
                      tags.empty() ? "" : " ", tags);
 }
 
-/// Collects reasons; the worst counts.
+/// Collects reasons and the worst of their verdicts.
 struct Judgement {
   Verdict verdict = {};
   void apply(Validity validity, std::string reason) {

@@ -31,7 +31,7 @@ struct RankInfo {
 
 struct InputInfo {
   std::string path;    ///< as given; shown without its folder
-  std::string sha256;  ///< 64 digits, or "" when not computed
+  std::string sha256;  ///< 64 hexadecimal digits, or "" when not computed
 };
 
 /// One measured configuration.
@@ -41,7 +41,7 @@ struct ResultEntry {
   Fields measurements;                ///< further results: rates, imbalance, exposed communication
   Fields units;                       ///< units of the measurements that have one
   std::optional<bool> verified = {};  ///< nullopt: not checked
-  double flops = std::numeric_limits<double>::quiet_NaN();  ///< visible pairs only; NaN: unknown
+  double flops = std::numeric_limits<double>::quiet_NaN();  ///< of unmasked pairs; NaN: unknown
   double bytes_wire = std::numeric_limits<double>::quiet_NaN();  ///< counted, sum over ranks
   void add(const std::string& name, const Value& value, const std::string& unit);
 };
@@ -71,8 +71,8 @@ struct RunReport {
   std::vector<std::string> arguments;
   std::string command_line;
   std::string start;     ///< UTC, ISO 8601
-  std::string launcher;  ///< "hydra", "srun", "openmpi" or "none"
-  std::string job;       ///< "slurm 12345", "pbs 77.host" or "none"
+  std::string launcher;  ///< "hydra", "srun", "openmpi", "pmi" or "none"
+  std::string job;       ///< "slurm 12345", "pbs 77.host", "lsf 8" or "none"
   std::vector<RankInfo> ranks;
   MachineReport machine;
   Fields libraries;    ///< mpi, hdf5, cuda, nccl: version, "yes" or "no"
@@ -94,7 +94,7 @@ struct RunReport {
   ForeignLoad foreign_load;  ///< known at the end
 };
 
-/// Ordered: the worst of several values counts.
+/// From best to worst; the worst of several verdicts counts.
 enum class Validity { valid, unofficial, unverified, invalid };
 std::string_view name_of(Validity validity);  ///< "VALID", ...
 
@@ -109,33 +109,33 @@ struct Verdict {
 RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
 
 /// Prints the header unless the run is quiet. Begins the file of rows (context.rows), if `options`
-/// name one, and the progress line of `rows` rows. The load of the hosts counts from here on.
-/// Collective.
+/// name one, and the progress line of `rows` rows. Measures the load by other processes from here
+/// on. Collective.
 void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows);
 
-/// The choice of --columns; with -v "all", unless --columns names some.
+/// The value of --columns; -v turns "default" into "all".
 std::string shown_columns(const AppContext& context, const ReportOptions& options);
 
 /// Adds a row to the report, the file of rows and the progress. Collective.
 void finish_row(AppContext& context, RunReport& report, ResultEntry entry);
 
-/// Adds the figure "average_METRIC", the mean over the rows of a sweep, like the average bus
-/// bandwidth of nccl-tests. NaN values are left out. Adds nothing for fewer than two rows.
+/// Adds the figure of merit "average_METRIC", the mean over the rows of a sweep, like the average
+/// bus bandwidth of nccl-tests. NaN values are left out. Adds nothing for fewer than two rows.
 void add_average(RunReport& report, const std::string& metric, const std::string& unit,
                  std::vector<double> values);
 
-/// The verdict of `checks` in a row: "ok", "FAILED", or "-" if there was nothing to verify.
+/// The verdict of `checks` as a table cell: "ok", "FAILED", or "-" if there was nothing to verify.
 std::string check_text(const RunReport& report, const Verification& checks);
 
 /// The first of these that applies, with all reasons that apply:
 ///   INVALID     a check failed, or a figure of merit is impossible
 ///   UNVERIFIED  nothing was checked, or for a reason from the app
-///   UNOFFICIAL  modified source tree (without git: clean), build without optimisation or with a
+///   UNOFFICIAL  modified source tree (known with git only), build without optimisation or with a
 ///               sanitizer, scaled tolerances, a reason from the app, broken run rules (repeat.hpp)
 /// else VALID. The verdict is no better than that of any kept row of an earlier run.
 Verdict judge(const RunReport& report);
 
-/// Verdict on one row. The load of other processes is not known before the end of the run.
+/// Verdict on one row, without the load of other processes, which is known at the end of the run.
 Verdict judge_row(const RunReport& report, const ResultEntry& entry);
 
 /// 1 for INVALID, else 0.
@@ -170,7 +170,7 @@ std::string json_text(const RunReport& report, const std::string& end);
 std::string run_line(const RunReport& report, const std::string& run);
 std::string row_line(const RunReport& report, const ResultEntry& entry, const std::string& run);
 std::string end_line(const RunReport& report, const std::string& run);
-/// A row's key as a "row" line has it.
+/// The JSON text of a row's key, as in a "row" line.
 std::string key_text(const Fields& key);
 /// The part of a "run" line that must be equal for rows of that run to be kept: program, build,
 /// ranks on hosts and devices, configuration and inputs.
@@ -179,17 +179,17 @@ std::string identity_of(const std::string& run_line);
 /// units, statistics and verdict. Names are in snake_case.
 std::string csv_text(const RunReport& report);
 
-/// Ends a run. Gives all outputs of `context` their names (data files of an INVALID result are
-/// NAME.invalid.h5), writes the files that `options` name, and prints (Outputs::publish). `make` is
-/// called on rank 0 and returns the text before the FOM, VERIFY and RESULT lines. Returns the exit
-/// code of the verdict. Collective.
+/// Ends a run. Gives all outputs of `context` their final names (data files of an INVALID result
+/// are NAME.invalid.h5), writes the files that `options` name, and prints (Outputs::publish).
+/// `make` is called on rank 0 and returns the text before the FOM, VERIFY and RESULT lines. Returns
+/// the exit code of the verdict. Collective.
 ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions& options,
                     const std::function<std::string()>& make);
 
 /// "2026-01-31T12:00:00Z"
 std::string utc_now();
 
-/// An array of answers of the input.
+/// An array of expected results that the input holds.
 struct AnswerUse {
   std::string name;
   std::string why_not = {};  ///< reason; "" if every element was compared

@@ -54,7 +54,7 @@ Json parse_line(const std::string& path, int64_t number, const std::string& line
 /// A row of an earlier run.
 struct EarlierRow {
   std::string run;
-  bool measured = false;  ///< its timing meets the rules
+  bool measured = false;  ///< its timing meets the run rules (repeat.hpp)
   StandingRow verdict;
 
   explicit EarlierRow(const Json& row) : run(row.value("run", "")) {

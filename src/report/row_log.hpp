@@ -30,10 +30,10 @@ class RowLog {
   RowLog& operator=(const RowLog&) = delete;
 
   /// Opens the file, drops a truncated last line, reads the rows that need not be measured again
-  /// and writes the "run" line. Throws a usage error if the file holds anything but results or
-  /// another run is writing it. Collective.
+  /// and writes the "run" line. Throws a usage error if the file holds anything but results, a
+  /// runtime error if another run is writing it. Collective.
   void begin(const RunReport& report, const ReportOptions& options);
-  /// Whether the row with this key is kept. If so, counts it. The answer is equal on all ranks.
+  /// Whether an earlier run's row with this key is kept; if so, counts it. Equal on all ranks.
   bool has(const Fields& key);
   /// Writes the rows of the report that have not been written yet. Collective.
   void write(const RunReport& report);

@@ -37,7 +37,7 @@ double Statistics::half_width() const {
 
 Interval median_interval(std::span<const double> sorted) {
   const double n = sorted.size();
-  // k samples at each end lie outside. sum: probability that at most k of n are below the median.
+  // The k-th samples from both ends bound the interval. sum: P(at most k are below the median).
   size_t k = 0;
   if (sorted.size() > 1000) {
     k = static_cast<size_t>(n / 2 - 0.98 * std::sqrt(n));

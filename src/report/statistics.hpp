@@ -21,7 +21,7 @@ struct Statistics {
   double cv = 0;  ///< sample standard deviation / mean; NaN for fewer than two samples
   /// 95 % confidence interval of the median, see median_interval().
   double median_low = 0, median_high = 0;
-  /// Larger distance of an end of that interval from the median, over the median; NaN: unknown.
+  /// The larger distance of the interval's ends from the median, over the median; NaN: unknown.
   double half_width() const;
 };
 
@@ -33,7 +33,7 @@ struct Interval {
 };
 Interval median_interval(std::span<const double> sorted);
 
-/// All values are NaN if there is no sample or one of them is NaN.
+/// All values but the count are NaN if there is no sample or a sample is NaN.
 Statistics summarize(std::span<const double> samples);
 
 /// The q-quantile, 0 <= q <= 1, interpolated linearly between the two nearest samples (q = 0.5: the

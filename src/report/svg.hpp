@@ -12,7 +12,7 @@ std::string begin(double width, double height);
 /// print and for colour-blind readers.
 std::string color(int rank, int cp);
 
-/// `anchor`: x is the start, middle or end of the text. `s` is not escaped: no & and <.
+/// The `anchor` of the text ("start", "middle" or "end") is at x. `s` must have no & or <.
 std::string text(double x, double y, int size, const std::string& anchor, const std::string& s);
 
 std::string rect(double x, double y, double width, double height, const std::string& fill,

@@ -78,13 +78,13 @@ struct Column {
     column.by_default = false;
     return column;
   }
-  /// Gives each cell its own SI prefix. The unit begins with the prefix of the value.
+  /// Gives each cell its own SI prefix. Values are in `unit`, with a prefix of its own: "TF/s".
   Column with_prefix() const {
     Column column = *this;
     column.scaled = true;
     return column;
   }
-  /// Marks the cells of rows for which `when` holds.
+  /// Adds doubt_mark to the cells of rows for which `when` holds.
   Column doubted(std::function<bool(const Row&)> when) const {
     Column column = *this;
     column.doubtful = std::move(when);

@@ -45,8 +45,8 @@ double tolerance_of(double f32_roundings, int64_t bf16_roundings) {
          std::sqrt(wide * wide * f32_roundings + narrow * narrow * bf16_roundings);
 }
 
-/// Counts events per range of heads, and their maximum. Ranges with the same begin are the same
-/// range.
+/// Counts events per range of heads, and keeps the largest count. Ranges with the same begin are
+/// the same range.
 class MostPerHeads {
  public:
   void add(HeadRange heads) { most_ = std::max(most_, ++times_[heads.begin]); }
@@ -68,7 +68,7 @@ struct StepCounter {
     }
     const auto* exchange = std::get_if<step::Exchange>(&any);
     if (exchange == nullptr) return;
-    // Counts one slice per kind, range of heads and peer: slices may be cut into runs of rows.
+    // A message's slices with one kind and range of heads are runs of rows of one array: one count.
     for (const Message& m : exchange->recvs) {
       if (m.peer == plan.rank) continue;
       std::set<std::pair<ArrayKind, int64_t>> seen;

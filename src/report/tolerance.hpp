@@ -12,7 +12,7 @@
 // n is the sum of the lengths of all reductions between the inputs and the result (a dot product of
 // length k rounds k times), plus four for every merge of partial attention results, plus one. A
 // tolerance bounds the largest error of millions of values, which is five or six sigma. A softmax
-// over large scores also amplifies the error of its input:
+// over large scores also amplifies the error of its input. The factor `safety` allows for both:
 //
 //     tolerance = safety · sigma          safety = 32
 //
@@ -106,13 +106,13 @@ struct AttentionReductions {
   int64_t queries = 0;    ///< the most query rows that see one key, times the heads of its group
   int64_t partials = 1;   ///< results that are merged into a row of out
   int64_t d_q_terms = 1;  ///< results that are added to a row of dQ
-  int64_t hops = 0;       ///< sends of a sum of dK and dV on its way, or terms that arrive
+  int64_t hops = 0;       ///< transfers of a sum of dK and dV on its way, or of terms of it
   int64_t out_trips = 0;  ///< sends of out
   int64_t d_q_trips = 0;  ///< sends of dQ
   double score_size = 1;  ///< rms of scores; 1 for normal inputs and a scale of head_dim^-1/2
 };
 
-/// Counts the steps of one rank's plan and the documents of the layout. Ranks may differ.
+/// The counts in the steps of one rank's plan and in the documents of the layout. Ranks may differ.
 AttentionReductions attention_reductions(const RankPlan& plan, const AttentionProblem& problem);
 /// The largest counts of all ranks.
 AttentionReductions attention_reductions(const Plan& plan, const AttentionProblem& problem);
@@ -132,9 +132,9 @@ AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
                                          const ElementTypes& types,
                                          const KernelPrecision& kernel = {});
 
-/// The scale of errors in a row of one head: the larger of its rms and its size, at least 2^-80. A
-/// p below 2^-126 is 0 in f32. A row may therefore vanish in f32 but not in f64, where it is a sum
-/// of up to 2^20 terms of at most 2^-120; such a row is within a tolerance of 2^-20.
+/// The scale of errors in a row of one head: the larger of its rms and `size`, at least 2^-80. A
+/// weight below 2^-126 is 0 in f32. A row may therefore vanish in f32 but not in f64, where it is a
+/// sum of up to 2^20 terms of at most 2^-120; such a row is within a tolerance of 2^-20.
 double error_scale(std::span<const double> row, double size);
 
 // Log-probabilities and entropies of given logits, and their gradients. A sum over a row is kept in
@@ -169,14 +169,14 @@ double logprob_tolerance();
 double logprob_scale(double logprob);
 double entropy_scale(int64_t vocab_size);
 double logit_gradient_tolerance(DType stored);
-/// `weights`: sum of the magnitudes of the ids' terms. The result is at least 2^-80, because f32
-/// flushes small terms to 0.
+/// `weights`: sum of the magnitudes of the terms that ids add. The result is at least 2^-80,
+/// because f32 flushes small terms to 0.
 double logit_gradient_scale(double logprob, double a, double b, double weights);
 
 // Log-probabilities from hidden states. Logits are dot products of length `hidden`; their error is
 // tolerance_for(f32, hidden) times their size, which is their rms (over the temperature), at least
-// 1. Log-softmax passes this error on unchanged, an entropy as a mean weighted by |log p|; for a p
-// it is a relative error. So
+// 1. Log-softmax passes this error on unchanged. An entropy has its mean, weighted by |log p|. A
+// probability p has it as a relative error. So
 //
 //     log p, entropy           tolerance_for(f32, hidden) · size + logprob_tolerance(), relative to
 //                              logprob_scale() and entropy_scale()

@@ -12,7 +12,7 @@ namespace {
 
 constexpr int max_parts = 32;
 
-/// Throws for the first number that JSON cannot represent.
+/// Throws a usage error for the first number that JSON cannot represent (an infinity or NaN).
 void require_finite(const std::string& path, const toml::node& node) {
   if (const auto* table = node.as_table())
     for (const auto& [key, value] : *table) require_finite(path, value);

@@ -1,6 +1,6 @@
 #pragma once
-// TOML through toml++. It nests tables as deep as a key has dots and destroys them recursively, so
-// keys of too many parts are refused before parsing.
+// Reads TOML with toml++, which nests tables as deep as a key has dots and destroys them
+// recursively. Keys of too many parts are therefore refused before parsing.
 
 #include <string>
 #include <string_view>

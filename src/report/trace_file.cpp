@@ -85,7 +85,7 @@ Json metadata(const char* what, size_t pid, int tid, const char* key, const Json
   return {{"ph", "M"}, {"name", what}, {"pid", pid}, {"tid", tid}, {"args", {{key, value}}}};
 }
 
-/// Adds up the bytes of `messages` in `total`.
+/// Returns `messages` as a JSON list, and adds their bytes to `total`.
 Json messages_json(const std::vector<TraceMessage>& messages, int64_t& total) {
   Json list = Json::array();
   for (const TraceMessage& m : messages) {

@@ -9,7 +9,7 @@
 //     fmt::print("{}", checks.text());     // VERIFY PASSED 3/3 max_err_over_tol=0.21
 //
 // Each value is counted once. merge_repeat() joins two checks of the same values (from two runs,
-// say). One rank adds the values that all ranks have in common.
+// say). Values that all ranks have in common are added by one rank.
 
 #include <fmt/format.h>
 
@@ -27,8 +27,8 @@
 namespace gyre {
 
 /// Error of `actual` in units of `scale`. It is infinite if a value or the scale is not finite, or
-/// if the values differ at a scale of 0. A reference may be infinite only where the definition says
-/// so: `defined` is its value there.
+/// if the values differ at a scale of 0. A reference may be infinite only where the operation is
+/// defined so: `defined` is its value there.
 inline double error_between(double actual, double reference, double scale = 1, double defined = 0) {
   const bool is_legal = std::isfinite(reference) || reference == defined;
   if (actual == reference && is_legal) return 0;
@@ -57,7 +57,7 @@ class Check {
 
   /// Compares one value. `where()` names its place; it is called only when the error is one of the
   /// largest so far. Error and tolerance are relative to `scale` (the rms of the reference's row,
-  /// say). `defined`: what the definition says where that may be infinite, see error_between().
+  /// say). `defined`: the reference where it is infinite by definition, see error_between().
   template <class Where>
   void add(double actual, double reference, const Where& where, double scale = 1,
            double defined = 0) {
@@ -87,7 +87,7 @@ class Check {
       add(static_cast<double>(actual[i]), static_cast<double>(expected[i]),
           [&] { return fmt::format("{}[{}]", name, i); });
   }
-  /// Passes for an input without elements: a statement about all of its elements is true.
+  /// Lets a check of an input without elements pass: a statement about all its elements is true.
   void add_nothing() { ++count_; }
   /// States that values of `tokens` out of `of` tokens were compared. Calls add up. Without a call
   /// all tokens were compared.
@@ -106,7 +106,7 @@ class Check {
   int64_t outside() const { return outside_; }  ///< those beyond the tolerance
   double max_error() const { return max_error_; }
   const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
-  /// The worst of the values outside, the largest error first.
+  /// The worst of the values beyond the tolerance, the largest error first.
   const std::vector<Deviation>& deviations() const { return deviations_; }
   int64_t sampled() const { return sampled_; }        ///< tokens whose values were compared
   int64_t sampled_of() const { return sampled_of_; }  ///< out of this number; 0: all were compared
@@ -114,7 +114,7 @@ class Check {
   double error_over_tolerance() const;
   /// True if something was compared, all of it was within the tolerance, and the tolerance is not
   /// too wide: neither infinite nor above both 1 (the size that errors are relative to) and the
-  /// mean size of the references. Zeros would pass a wider one.
+  /// mean size of the references. A wider tolerance would accept results of zero.
   bool passed() const { return count_ > 0 && outside_ == 0 && !is_too_wide(); }
   /// Why the check did not pass; "" if it did.
   std::string fault() const;
@@ -155,7 +155,7 @@ class Verification {
   /// (in host memory).
   void merge_over(Communicator& comm);
   void merge(const Verification& other);
-  /// Merges a second check of the same values: each counts once, with its larger error.
+  /// Merges checks of the same values, from a second run: the worse of two checks of a name counts.
   void merge_repeat(const Verification& other);
 
   bool empty() const { return checks_.empty(); }
