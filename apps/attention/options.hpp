@@ -33,8 +33,7 @@ struct AttentionOptions {
   ElementTypes types() const;
   ScheduleOptions schedule_options() const { return schedule.options; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }
-  /// Passes to time: both, or one of them. Before a backward pass alone runs a forward pass that is
-  /// not timed.
+  /// Passes to time: both, or one of them. A backward alone follows an untimed forward.
   std::vector<Pass> passes() const;
 };
 

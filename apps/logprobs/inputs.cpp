@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-// Element offsets in a token's row of TokenTensor::ids. The peaks start at element 0.
+// Offsets in a token's random numbers for ids (TokenTensor::ids). Those for its peaks begin at 0.
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21;
 
 class RandomInputs final : public LogprobsInputs {

@@ -31,14 +31,14 @@
 namespace gyre {
 
 struct LogprobsWorkload {
-  std::vector<int64_t> offsets{0};  ///< [sequences + 1] tokens
+  std::vector<int64_t> offsets{0};  ///< [sequences + 1], in tokens
   VocabPartition vocab;
   DType type = DType::f32;         ///< type of the logits, to which values are rounded
   DType output_type = DType::f32;  ///< type of (log-)softmax results and of gradients of all ids
-  int64_t picks = 1;               ///< K; 0 if there are no ids
+  int64_t picks = 1;               ///< K, ids per token; 0 if there are none
   int64_t top = 1;                 ///< number of largest logits listed for each row
   bool has_teacher = true, has_teacher_values = true, has_hidden = true;
-  int64_t hidden = 1;     ///< D
+  int64_t hidden = 1;     ///< D, elements of a hidden state
   SamplingFilter filter;  ///< its temperature applies to all scores
   std::string origin;     ///< source of the workload, for the report
 
@@ -84,7 +84,7 @@ class LogprobsInputs {
 /// a usage error if --gen is invalid.
 LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens);
 /// The file's workload. Sets the vocabulary, filter and temperature in `o` from it. Throws a usage
-/// error if --shards or --hidden contradicts it.
+/// error if --shards contradicts it, or if --hidden is given.
 LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o);
 
 std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsWorkload& problem,
@@ -103,7 +103,7 @@ class LogitMatrix {
   MatrixRef ref() { return ref_; }
   ConstMatrixRef ref() const { return ref_; }
   std::span<std::byte> bytes() { return bytes_.span(); }
-  /// Fills it with NaN, in the order of `stream`.
+  /// Fills the matrix with NaN, in the order of `stream`.
   void poison(Stream& stream) { stream.fill(bytes_.data(), std::byte{0xff}, bytes().size()); }
 
  private:

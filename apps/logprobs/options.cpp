@@ -173,7 +173,7 @@ void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!std::isfinite(o.peak_height)) errors.add("--peak-height {} must be finite", o.peak_height);
   if (o.logit_scale > max_scale)
     errors.add("--logit-scale {}: at most {}", o.logit_scale, max_scale);
-  // Normal numbers rarely exceed 8. The check keeps scaled logits far from the limits of f32.
+  // Random normal numbers rarely exceed 8. The check keeps scaled logits far from f32's limits.
   const double largest =
       (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
   if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > max_logit)
@@ -229,7 +229,7 @@ void check_columns(const LogprobsOptions& o, ConfigErrors& errors) {
   }
 }
 
-/// Reports an error if `option` is given and no operation of the run reads it.
+/// Adds an error for `option`, with the text `given`, unless an operation of the run reads it.
 void check_own_option(const LogprobsOptions& o, const char* option, const std::string& given,
                       ConfigErrors& errors) {
   bool read = false;

@@ -13,7 +13,7 @@ const std::vector<LogprobsOperation>& logprobs_operations();
 /// The arrays of all operations, without duplicates.
 const std::vector<LogprobsArray>& logprobs_arrays();
 const LogprobsArray& find_array(const std::string& name);
-/// Throws a usage error that lists the names.
+/// The operation `name`. Throws a usage error that lists the names if there is none.
 const LogprobsOperation& find_operation(const std::string& name);
 
 }  // namespace gyre

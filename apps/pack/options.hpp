@@ -26,11 +26,11 @@ struct AttentionTarget {
 };
 void declare_target_options(CLI::App& app, AttentionTarget& target);
 
-/// The query to the table. Throws a usage error for unknown capabilities or devices, and for other
-/// options without --attention.
+/// The setup that packing/compatibility judges. Throws a usage error for unknown capabilities or
+/// devices, and for other options without --attention.
 ParallelSetup setup_of(const AttentionTarget& target, int cp);
 
-/// The "#" line with the table's answer; "" without --attention. Throws its errors as usage errors.
+/// The "#" line with that judgement; "" without --attention. An unsound setup is a usage error.
 std::string compatibility_text(const AttentionTarget& target, int cp);
 
 /// Requirements on the lengths of whole streams.
@@ -69,7 +69,7 @@ void declare_options(CLI::App& app, PackOptions& o);
 
 /// Throws a usage error that lists all problems of the options.
 void check_options(const PackOptions& o);
-/// Throws a usage error for options of packers if the file's rows are already packed.
+/// Throws a usage error for options of packers, which do not apply to rows that are packed already.
 void check_batch_options(const PackOptions& o, const std::string& schema);
 
 }  // namespace gyre

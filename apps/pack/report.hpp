@@ -21,7 +21,7 @@ struct PackingResult : MeasuredRow {
 };
 const Table<PackingResult>& packing_table();
 
-/// The row of streams that are already packed: linear measures by slots, costs by real lengths.
+/// The row of streams that are packed already: tokens and costs by real lengths, the rest by slots.
 PackingResult measured_row(const PackedHeader& header, const std::string& algorithm);
 
 /// Input and parameters of packing.

@@ -64,7 +64,7 @@ Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, in
   return stream;
 }
 
-/// Moves the extras of a bin's real tokens to its segments `to`; padding holds zeros.
+/// Moves the extras of a bin's real tokens to its segments at `to`; padding holds zeros.
 void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t bin,
                  std::span<const int32_t> to, PackedSlots& repadded) {
   const auto real = header.cu_seqlens(bin), from = header.cu_seqlens_padded(bin);

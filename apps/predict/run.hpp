@@ -60,8 +60,8 @@ struct PredictedRow : MeasuredRow {
   std::string bound() const { return fits() ? name_of(prediction.bound()) : "memory"; }
 };
 
-/// The rows of the passes of the options. Adds to `checks` that the plans have the pairs of the
-/// mask. Throws a usage error if schedule or layout refuses.
+/// A row for each pass of the options. Adds to `checks` that the plans have the mask's pairs.
+/// Throws a usage error if schedule or layout refuses the configuration.
 std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks);
 
 /// The timelines of all ranks in the form of --trace of a real run.
@@ -79,7 +79,7 @@ void for_each_configuration(const PredictOptions& o, size_t sizes,
 /// Number of rows of the table if nothing is refused.
 int64_t rows_of(const PredictOptions& o, size_t sizes);
 
-/// Collects configurations that schedule or layout refuse.
+/// Collects the configurations that a schedule or a layout refuses.
 class Refusals {
  public:
   /// Predicts a configuration. If the options ask for several schedules or layouts, a usage error
@@ -120,8 +120,8 @@ std::string winners_text(const std::vector<Winner>& winners);
 /// A map: ranks to the right, tokens upwards, a cell coloured by the schedule that wins there.
 std::string winners_svg(const std::vector<Winner>& winners, const std::string& title);
 
-/// Predicts the pass for each number of context-parallel ranks, size, schedule and layout, prints
-/// the rows and reports them.
+/// Predicts the scoring pass of --model for each number of context-parallel ranks, size, schedule
+/// and layout, prints the rows and reports them.
 ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, AppContext& context);
 
 }  // namespace gyre

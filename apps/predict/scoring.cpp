@@ -15,7 +15,7 @@
 namespace gyre {
 namespace {
 
-/// The scored documents as offsets [documents + 1]. Tokens are read only if prefixes are shared.
+/// The scored documents as offsets [documents + 1]. `tokens` matter only if prefixes are shared.
 struct Corpus {
   std::vector<int64_t> offsets = {0};
   std::vector<int32_t> tokens;

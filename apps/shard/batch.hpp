@@ -62,7 +62,7 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
                                      const BatchJob& job, Communicator& world,
                                      Verification& checks);
 
-/// "causal", "causal-segments", "full" or "dense".
+/// The mask of this name: "causal", "causal-segments", "full" or "dense".
 AttentionMask find_mask(const std::string& name);
 const std::vector<std::string>& mask_names();
 
@@ -76,7 +76,7 @@ struct RankPart {
 /// The parts that this rank of the run makes, [streams][parts].
 using StreamParts = std::vector<std::vector<RankPart>>;
 
-/// These functions do not communicate.
+/// Make and check the parts of this rank of the run. These two functions do not communicate.
 StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                           Verification& checks);
 StreamParts shard_key_masked_rows(const BshdArrays& arrays, const BatchJob& job,

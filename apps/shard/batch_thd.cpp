@@ -65,7 +65,7 @@ void check_contents(Check& check, const PartView& view) {
   }
 }
 
-/// The extra of rows without extras: the mask of slots that have a label.
+/// An extra to test with, for rows without extras: the mask of slots that have a label.
 Extra loss_mask_of(const std::vector<int64_t>& labels) {
   std::vector<uint8_t> mask;
   for (const int64_t label : labels) mask.push_back(label != ignored_label ? 1 : 0);
@@ -90,8 +90,8 @@ void check_slot_extra(Check& check, const PartView& view, const std::string& nam
   }
 }
 
-/// Checks the extras: those of slots as above, those of the rows of the stream, and whole ones. A
-/// part of several ranks has no attention mask.
+/// Checks the extras: those of slots, those of the stream's rows, and those that stay whole. A part
+/// of several ranks has no attention mask.
 void check_extras(Check& check, const PartView& view) {
   for (const auto& [name, whole] : view.batch.extras) {
     const auto where = [&, &name = name] { return fmt::format("{} {}", view.name, name); };

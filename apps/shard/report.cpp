@@ -60,7 +60,7 @@ void add(Totals& t, const Layout& layout, const LayoutCost& cost, const TimeMode
   t.step_s += cost.seconds(time);
 }
 
-/// For masks other than the causal one, the needed keys are those that a group-cast sends.
+/// The cost of a layout. Unless the mask is causal, the needed keys are those a group-cast sends.
 LayoutCost cost_of(const Layout& layout, const MaskRule& mask) {
   LayoutCost cost = layout_cost(layout);
   if (mask.plain_causal()) return cost;

@@ -34,12 +34,12 @@ struct ShardingResult : MeasuredRow {
   double run_length = 0;     ///< mean length of a run of neighbouring tokens on a rank
   double pair_ratio = 1;     ///< Σ over bins of max pairs / Σ of mean pairs
   double worst_ratio = 1;    ///< max / mean pairs of the worst bin
-  double needed = 0;         ///< needed keys over the ring's bytes, mean over ranks
+  double needed = 0;         ///< needed keys over those that a ring sends, mean over ranks
   double needed_most = 0;    ///< the same for the rank that needs most
   double needed_bytes = 0;   ///< Σ over bins of the most bytes that one rank needs
   double compute_s = 0;      ///< Σ over bins of the slowest rank's compute
   double communicate_s = 0;  ///< Σ over bins of the slowest rank's receiving of keys
-  double step_s = 0;         ///< Σ over bins of the larger of both: full overlap
+  double step_s = 0;         ///< Σ over bins of the larger of these two: full overlap
   double planning_s = 0;     ///< CPU time for making the layouts, all bins
 };
 const Table<ShardingResult>& sharding_table();

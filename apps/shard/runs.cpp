@@ -161,7 +161,7 @@ void slice_bin(ExchangeStep& step, const BinView& bin) {
                name + " bytes");
 }
 
-/// A tensor [heads, slots, dim] of the heads and slots named.
+/// A tensor [heads, slots, dim] of the given heads and slots, times `factor`.
 std::vector<float> tensor(int64_t first_head, int64_t heads, const std::vector<int32_t>& slots,
                           int64_t dim, float factor = 1) {
   std::vector<float> x;

@@ -1,5 +1,5 @@
-// distill, distill-renormalised: a student's log-probabilities of a teacher's --picks ids.
-// distill normalises over the vocabulary and adds the entropy; the other over those ids alone.
+// distill, distill-renormalised: a student's log-probabilities of a teacher's --picks ids. distill
+// normalises over the vocabulary and adds the entropy; the other over the ids alone.
 //
 // References: distillation_reference and distillation_gradient_reference. Forward does one
 // all-gather of 4 (3 + K) bytes per row or, renormalised, one all-reduce of 4 K bytes per row.
@@ -128,7 +128,7 @@ class DistillationOp final : public RowsOp {
 
   bool renormalised_;
   int64_t picks_;
-  Buffer<float> values_;  // [rows, picks], as the next
+  Buffer<float> values_;  // [rows, picks], like the next three
   std::vector<float> d_values_;
   Buffer<float> teacher_logits_, teacher_;
   Buffer<float> entropy_;

@@ -28,7 +28,7 @@ FilteredRow::FilteredRow(std::vector<double> row, const SamplingFilter& filter, 
       survivors_(row_, filter, logprob_tolerance()) {}
 
 std::optional<int64_t> FilteredRow::survivors_of(const FilteredAnswers& answers) const {
-  constexpr double least = 0x1p-120;  // f32 holds larger numbers with more than one bit
+  constexpr double least = 0x1p-120;  // larger numbers keep several bits in f32
   const std::span<const int32_t> doubtful = survivors_.doubtful();
   const int64_t most = survivors_.most();
   if (!answers.gradient.empty() && !doubtful.empty() &&

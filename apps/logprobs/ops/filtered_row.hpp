@@ -38,11 +38,11 @@ class FilteredRow {
   /// `any_of_ties` lets any one of equal logits survive. `place` names the row.
   void compare_survivors(int64_t survivors, double got, bool any_of_ties, const std::string& place,
                          Check& check) const;
-  /// Whether the id survives by only one of the two log-probabilities, and by the other an equal
-  /// logit may survive in its place.
+  /// Whether the id survives according to only one of `got` and `want`, and an equal logit may
+  /// survive in its place.
   bool is_other_survivor(double got, double want) const;
-  /// Requires that exactly one gradient at `column` is 0, so the column was dropped. Whether the
-  /// other is right for an equal logit that survives. `stored` is the type of the gradient.
+  /// Exactly one of the gradients `got` and `want` must be 0: it is of a dropped `column`. Whether
+  /// the other is right for an equal logit that survives. `stored` is the type of the gradient.
   bool is_other_gradient(DType stored, int64_t column, double got, double want) const;
 
  private:

@@ -23,8 +23,8 @@ namespace {
 /// Limit of products per check, about one second of work. It reduces samples of large vocabularies.
 constexpr int64_t max_products = int64_t{1} << 29;
 
-/// Takes hidden states and weights from the file if it has them. Otherwise hidden states are normal
-/// numbers, and weights are scaled so that logits have the size that the options set.
+/// Takes hidden states and weights from the file if it has them. Otherwise hidden states are random
+/// normal numbers, and weights are scaled so that logits have the size that the options set.
 class LinearOp final : public LogprobsOp {
  public:
   explicit LinearOp(LogprobsContext& context)
@@ -232,7 +232,7 @@ class LinearOp final : public LogprobsOp {
             logit_gradient_scale(logprob, s.a, s.b, std::abs(weight))};
   }
 
-  /// dX = G W for the rows of this rank.
+  /// dX = G W for the rows of this rank, where G is the gradient of the logits.
   ResultArray hidden_gradient() {
     const auto mine = std::span(tokens_).subspan(first_, layer_.rows());
     ResultArray array{
@@ -266,8 +266,8 @@ class LinearOp final : public LogprobsOp {
     return sums.rows();
   }
 
-  /// dW = G^T X for this rank's columns, summed over context-parallel ranks. The reference takes
-  /// normalisers from the forward results, which are verified separately.
+  /// dW = G^T X for this rank's columns, summed over context-parallel ranks; G as above. The
+  /// reference takes normalisers from the forward results, which are verified separately.
   ResultArray head_gradient() {
     const int64_t max_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
     ResultArray array{

@@ -321,7 +321,7 @@ class PackedOp final : public RowsOp {
   Buffer<float> logprob_;
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
   int64_t by_digits_ = 0;
-  std::function<std::span<const int32_t>()> survivors_;  // filtered: last forward's counts
+  std::function<std::span<const int32_t>()> survivors_;  // filtered: counts by the last forward
 };
 
 std::string packable(const LogprobsWorkload& problem, const LogprobsOptions& o) {

@@ -108,7 +108,7 @@ class ScoreOp : public RowsOp {
       }));
     return arrays;
   }
-  /// An id that no rank has scores 0.
+  /// The expected score of an id that no rank has is 0.
   ExpectedRow expected_scores(size_t r) const {
     const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature());
     std::vector<double> want;
