@@ -56,7 +56,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   AttentionParts parts;
   parts.offsets = reader.integers("/attention/offsets", {-1});
   parts.q = reader.reals("/attention/q", {-1, -1, -1});
-  int64_t tokens = -1;  // -1 matches any extent; the heads are still -1 as well
+  int64_t tokens = -1;  // -1 matches any extent, here and in the heads below
   a.heads = a.kv_heads = a.head_dim = -1;
   if (parts.q) {
     const h5::Shape& shape = parts.q->shape();

@@ -72,8 +72,8 @@ void open_lengths(SchemaReader& reader, BshdArrays& batch, BshdParts& parts) {
                         batch.vocab_size - 1);
 }
 
-/// Opens positions: per row, one array for all rows, or several axes. Rows that are not packed may
-/// lack them.
+/// Opens positions: an array per row, one array for all rows, or one per axis and row. Rows that
+/// are not packed may lack them.
 OptionalDataset open_positions(const h5::File& file, SchemaReader& reader, BshdArrays& batch) {
   constexpr const char* path = "/bshd/position_ids";
   if (!file.has_dataset(path)) return {};

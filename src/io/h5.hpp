@@ -40,7 +40,7 @@ class Handle {
     return *this;
   }
   ~Handle() { reset(); }
-  /// Closes now; negative if HDF5 failed.
+  /// Closes the object now; the result is negative if HDF5 failed.
   herr_t reset() { return id_ < 0 ? 0 : close_(std::exchange(id_, -1)); }
   /// Gives the identifier up without closing it.
   void abandon() { id_ = -1; }
@@ -168,8 +168,8 @@ class Dataset {
 
 enum class Checksum { none, fletcher32 };
 
-/// Describes an attribute that is not one value of a known type: "float64 [24]", "uint64
-/// 18446744073709551615".
+/// Describes an attribute that is not one value of a known type: "float64 [24]",
+/// "18446744073709551615, above 2^63 - 1".
 struct Unreadable {
   std::string what;
   bool operator==(const Unreadable&) const = default;

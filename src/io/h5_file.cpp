@@ -27,7 +27,7 @@ constexpr int64_t attribute_overhead = 1024;
 constexpr int64_t chunk_overhead = 256;
 constexpr int64_t text_overhead = 64;
 
-/// With less free disk space, a file is not created.
+/// Free disk space, in bytes, below which no file is created.
 constexpr int64_t least_space = int64_t{1} << 18;
 
 /// Throws if `path` cannot be opened or is not a complete HDF5 file. Serial.

@@ -63,7 +63,7 @@ Handle File::find(const std::string& path) const {
   Handle object = open_object(id_.get(), "/", what);
   std::vector<std::string> names = names_of(path);
   std::string link;       // last link followed
-  size_t after_link = 0;  // components left when its target is reached
+  size_t after_link = 0;  // components of `names` left at its target
   int followed = 0;
   while (!names.empty()) {
     const std::string name = names.back();

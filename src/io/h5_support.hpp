@@ -56,7 +56,7 @@ hid_t native_type(DType type);
 Handle type_of(const StoredType& type);
 Type classify(hid_t type);
 
-/// How a dataset stores its elements in other files ("is virtual"), or null.
+/// How a dataset stores its elements in other files ("is virtual"); null if it does not.
 const char* foreign_storage(hid_t dataset);
 
 /// Filter of a dataset that this HDF5 lacks, such as "32000 (lzf)"; or "".

@@ -105,7 +105,7 @@ void read_layer_types(ConfigErrors& errors, const AttributeValue& value, int64_t
   for (size_t l = 0; l < slides.size(); ++l) config.layer_kinds[l].window = slides[l] ? window : 0;
 }
 
-/// Adds errors for keys of windows that the family does not read, unless they ask for none.
+/// Adds errors for keys of windows that the family does not read, unless they ask for no window.
 void refuse_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family) {
   const auto refuse = [&](const char* key, const AttributeValue& found) {
     errors.add("'{}' is {}, which means another decoder than the model_type {}", key,

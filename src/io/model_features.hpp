@@ -47,7 +47,7 @@ std::string family_names();
 inline constexpr const char* feature_keys[] = {
     "model_type",     "attention_bias",     "no_rope_layers",    "no_rope_layer_interval",
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
-/// Sets the features of `config`, whose num_hidden_layers is set, from a config.json.
+/// Sets the features of `config` from a config.json. Its num_hidden_layers must be set.
 void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                    ModelConfig& config);
 
@@ -55,7 +55,7 @@ void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFa
 inline constexpr const char* feature_attributes[] = {
     "qkv_bias",       "attention_bias",     "qk_norm",           "no_rope_layers",
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
-/// Sets the features of `config`, whose num_hidden_layers is set, from attributes of gyre/model.
+/// Sets the features of `config` from attributes of gyre/model. Its num_hidden_layers must be set.
 void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);
 /// Adds an error if 'model_type' of a gyre/model is not known, or has features that `config` lacks.
 void check_family(ConfigErrors& errors, const h5::AttributeValue& model_type,

@@ -90,7 +90,7 @@ void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const
 }  // namespace
 
 void check_config(ConfigErrors& errors, const ModelConfig& c) {
-  // Bytes of all parameters, and of the activations of max_slots, are then below 2^62.
+  // With these limits, all parameters, and the activations of max_slots, take less than 2^62 bytes.
   const std::tuple<const char*, int64_t, int64_t> sizes[] = {
       {"vocab_size", c.vocab_size, 1 << 24},
       {"vocab_padded", c.vocab_padded, 1 << 24},

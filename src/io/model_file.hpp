@@ -25,17 +25,18 @@ std::string layer_tensor(int64_t layer, const std::string& name);
 class ModelFile {
  public:
   /// Reads the configuration, and checks that every tensor has its type and shape and that the file
-  /// asks for nothing that the decoder does not support (other tensors, a scaled rotary embedding).
-  /// Throws a usage error that lists all errors.
+  /// asks for nothing that the decoder does not support (other tensors, experts). Throws a usage
+  /// error that lists all errors.
   ModelFile(Communicator& comm, const std::string& path);
 
   const ModelConfig& config() const { return config_; }
   /// Name of the tokenizer whose ids the model takes; "" if the file does not say.
   const std::string& tokenizer() const { return tokenizer_; }
 
-  /// Reads rows [row_begin, + row_count) and columns [col_begin, + col_count) of tensor `name` as a
-  /// packed [row_count, col_count]; a one-dimensional tensor is one row. A NaN or infinity is a
-  /// usage error that names its place. Collective; blocks may differ between ranks and be empty.
+  /// Reads `row_count` rows from `row_begin` on and `col_count` columns from `col_begin` on of
+  /// tensor `name` as a packed [row_count, col_count]; a one-dimensional tensor is one row. A NaN
+  /// or infinity is a usage error that names its place. Collective; blocks may differ between ranks
+  /// and be empty.
   Buffer<float> read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
                             int64_t col_begin, int64_t col_count);
   /// Reads a whole one-dimensional tensor.

@@ -73,7 +73,7 @@ void Outputs::publish(const std::string& text) {
 }
 
 void require_stdout() {
-  const bool buffered = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;  // of libraries
+  const bool buffered = std::fflush(stdout) != 0 || std::ferror(stdout) != 0;  // libraries' text
   const int error = stdout_error() != 0 ? stdout_error() : buffered ? errno : 0;
   if (error != 0) throw_runtime("cannot write to standard output: {}", std::strerror(error));
 }

@@ -32,7 +32,7 @@ struct PackedBins {
 /// Creates the group and writes the tables. One process.
 void write_packed_bins(h5::File& file, const PackedBins& bins);
 
-/// Datasets of the tables. All are set unless the reader found errors.
+/// Datasets of the tables. All but `prefixes` are set unless the reader found errors.
 struct PackedBinParts {
   std::optional<h5::Dataset> bin_offsets, document, cu_seqlens, cu_seqlens_padded;
   PrefixParts prefixes;

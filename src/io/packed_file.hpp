@@ -23,7 +23,7 @@ inline constexpr const char* packed_schema = "gyre/packed";
 /// The part of a stream that is the same on all ranks.
 struct PackedHeader {
   PackedBins bins;
-  int64_t slot_multiple = 1;  ///< every segment's slots are a multiple of this
+  int64_t slot_multiple = 1;  ///< divides every segment's number of slots
   int64_t documents = 0;      ///< number of documents (or trees) in bins.document
   int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
   int64_t hidden_size = 0;    ///< 0: ids; else embeddings of this width
@@ -71,7 +71,7 @@ struct PackedSlots {
   std::map<std::string, ExtraSlots> extras;  ///< the header's extras that are aligned to slots
 };
 
-/// Adds all errors in the tables of a header to `errors`, by bin and segment.
+/// Adds the errors in a header's tables to `errors`; of wrong bins, only the first.
 void check_packed(ConfigErrors& errors, const PackedHeader& header);
 
 /// Writes the temporary file of `output`; the caller commits it. Every rank passes consecutive

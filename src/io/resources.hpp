@@ -20,8 +20,8 @@ void require_regular_file(const std::string& path);
 /// Passes the bytes of a regular file to `take`, block by block. Throws as the two above.
 void read_blocks(const std::string& path, const std::function<void(std::string_view)>& take);
 
-/// Reads a text file. Throws a usage error that names a file that cannot be read, is not regular,
-/// or is larger than `most` bytes; `wanted`: what it should be.
+/// Reads a text file. Throws as read_blocks(), and a usage error for a file larger than `most`
+/// bytes; `wanted`: what it should be.
 std::string read_text_file(const std::string& path, const std::string& wanted,
                            int64_t most = int64_t{1} << 24);
 

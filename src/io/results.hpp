@@ -54,8 +54,8 @@ Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path
 struct ResultsHeader {
   std::string model_sha256;
   std::string input_sha256;
-  std::vector<int64_t> offsets;    ///< [n + 1], see prediction_offsets
-  std::vector<std::string> names;  ///< [n], or empty
+  std::vector<int64_t> offsets;    ///< [documents + 1], see prediction_offsets
+  std::vector<std::string> names;  ///< [documents], or empty
   int64_t cp = 0;                  ///< number of ranks that each bin was divided among
   PackedBins packed;
   Provenance provenance;

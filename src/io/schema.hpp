@@ -46,7 +46,7 @@ class SchemaReader {
   /// Opens a dataset of one of `types` and of shape `shape` (-1 matches any extent).
   std::optional<h5::Dataset> dataset(const std::string& path, const std::vector<h5::Type>& types,
                                      const h5::Shape& shape);
-  /// Whether an object has this path. If so, it must be a valid dataset, even if it is optional.
+  /// Whether there is an object at this path. An optional dataset that is there must be valid.
   bool is_there(const std::string& path) const;
   /// As reals() and integers(), but std::nullopt without an error if there is no such object.
   std::optional<h5::Dataset> reals_if(const std::string& path, const h5::Shape& shape) {
@@ -94,7 +94,7 @@ std::vector<int32_t> read_int32s(const h5::Dataset& dataset);
 h5::File open_schema_file(Communicator& comm, const std::string& path, const std::string& schema,
                           const std::vector<std::string>& more = {});
 
-/// Kind of a file: its attribute `schema`. A usage error if it is not a Gyre file. Collective.
+/// Kind of a file: its attribute `schema`. Throws a usage error if there is none. Collective.
 std::string schema_of(Communicator& comm, const std::string& path);
 
 /// Writes kind, version and provenance to a new file.

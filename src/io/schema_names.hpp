@@ -17,7 +17,7 @@ struct SchemaName {
   Presence presence = Presence::required;
 };
 
-/// All names of a schema; empty for an unknown one. Objects below a place that ends in "/*" are
+/// All names of a schema, which must be a known one. Objects below a place that ends in "/*" are
 /// free: their reader checks them, or they belong to another program.
 const std::vector<SchemaName>& names_of_schema(const std::string& schema);
 

@@ -36,8 +36,8 @@ std::shared_ptr<const MachineFile> read_machine_file(Communicator& world, const 
 /// of machine. Collective.
 MachineReport describe_machine(const AppContext& context);
 
-/// "# machine AMD EPYC, 1 socket, 2 cores, 1 NUMA node, 24 GiB, governor n/a": the most frequent
-/// kind of host, at most 120 columns; "" for an empty report.
+/// "# machine AMD EPYC, 1 socket, 2 cores, 1 NUMA node, 24 GiB, governor n/a": describes the most
+/// frequent kind of host in at most 120 columns; "" for an empty report.
 std::string machine_text(const MachineReport& machine);
 
 /// {"hosts": ..., "mpi": ..., "slurm": ..., "measured": {"file": ..., "sha256": ..., ...}}; without

@@ -14,8 +14,8 @@ namespace gyre {
 /// "off".
 class Progress {
  public:
-  /// `mode`: "auto", "on" (treat stderr as a terminal even if it is a pipe) or "off". `shows`: this
-  /// rank shows the progress.
+  /// `mode`: "auto", "on" (treat stderr as a terminal even if it is a pipe) or "off". `shows`:
+  /// whether this rank shows the progress.
   Progress(std::string program, const std::string& mode, bool shows);
   ~Progress();
   Progress(const Progress&) = delete;

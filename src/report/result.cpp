@@ -134,7 +134,7 @@ void judge_checks(const Verification& checks, Judgement& judgement) {
     judgement.apply(Validity::invalid, "nothing was compared of " + nothing->name());
 }
 
-/// Counts the kept rows of earlier runs by verdict, with the reasons of the first of each.
+/// Counts the kept rows of earlier runs by verdict; each count has the reasons of its first row.
 void judge_standing(const RunReport& report, Judgement& judgement) {
   for (const Validity validity : {Validity::unofficial, Validity::unverified, Validity::invalid}) {
     const auto is_so = [&](const StandingRow& row) { return row.result == name_of(validity); };

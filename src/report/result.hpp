@@ -165,8 +165,8 @@ Fields allowed_environment();
 
 /// The document `gyre-result/1`; NaN and infinities become null. `end`: UTC, ISO 8601.
 std::string json_text(const RunReport& report, const std::string& end);
-/// The lines of kind run, row and end of gyre-result/1, without newlines. `run` distinguishes the
-/// runs of a file.
+/// The lines of kind "run", "row" and "end" of gyre-result/1, without newlines. `run` distinguishes
+/// the runs of a file.
 std::string run_line(const RunReport& report, const std::string& run);
 std::string row_line(const RunReport& report, const ResultEntry& entry, const std::string& run);
 std::string end_line(const RunReport& report, const std::string& run);

@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-/// "TF/s/rank" is "tf_s_rank", "%" is "percent".
+/// Turns "TF/s/rank" into "tf_s_rank" and "%" into "percent".
 std::string snake_case(const std::string& text) {
   std::string name;
   for (const char c : text) {

@@ -22,7 +22,7 @@ namespace {
 
 constexpr const char* schema = "gyre-result/1";
 
-/// Distinguishes the runs of one file.
+/// An identifier that distinguishes the runs of one file.
 std::string run_id(const RunReport& report) {
   Sha256 sha;
   const std::string text = fmt::format("{} {} {} {}", report.start, report.command_line, getpid(),

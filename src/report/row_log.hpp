@@ -21,7 +21,7 @@ struct StandingRow {
 };
 
 /// Appends a run to a file of lines (gyre-result/1: run, row, ..., end). Each line is one write and
-/// is flushed to disk. Nothing is written without begin() or if the options name no such file.
+/// is flushed to disk. Writes nothing before begin(), or if the options name no such file.
 class RowLog {
  public:
   explicit RowLog(Communicator& world);

@@ -32,16 +32,16 @@ struct ColumnFormat {
   bool scaled = false;  ///< SI prefix in each cell: 0.1352 TF/s is "135 G" under "F/s"
 };
 
-/// One cell. A double is in fixed point, in scientific notation if that does not fit, or has three
-/// digits and an SI prefix if the column is scaled. NaN is "n/a".
+/// The text of one cell. A double is in fixed point, in scientific notation if that does not fit,
+/// or has three digits and an SI prefix if the column is scaled. NaN is "n/a".
 std::string cell_text(const ColumnFormat& format, const Value& value);
-/// Follows a figure that is noisy or below its noise.
+/// The mark after a figure that is noisy, or smaller than its noise.
 inline constexpr char doubt_mark = '~';
-/// Explains the mark, below a table that has one.
+/// The line below a table that explains the mark.
 inline constexpr const char* doubt_legend =
     "# ~ the timing breaks a run rule (RESULT says which), or the figure is below its noise\n";
 
-/// Two lines that start with '#': names and units. Ends with a newline, as all texts here do.
+/// The header: names and units, each after a '#'. Ends with a newline, as all texts here do.
 std::string header_text(const std::vector<ColumnFormat>& formats);
 
 /// One line. A cell that is too wide shifts the next ones to the right, at least one blank apart.
@@ -53,8 +53,8 @@ std::string row_text(const std::vector<ColumnFormat>& formats,
 /// CSV needs it (RFC 4180).
 std::string csv_row(const std::vector<Value>& values);
 
-/// Indices of the columns of `all` that --columns chooses: the default ones, "all", or names. The
-/// usage error for an unknown name suggests the nearest column.
+/// Indices of the columns of `all` that --columns chooses: the default ones, "all", or names. An
+/// unknown name is a usage error that suggests the nearest column.
 std::vector<size_t> chosen_columns(const std::vector<ColumnFormat>& all,
                                    const std::vector<bool>& is_default, const std::string& choice);
 
@@ -78,7 +78,7 @@ struct Column {
     column.by_default = false;
     return column;
   }
-  /// Gives each cell its own SI prefix. Values are in `unit`, with a prefix of its own: "TF/s".
+  /// Gives each cell its own SI prefix. `unit`, that of the values, may begin with one.
   Column with_prefix() const {
     Column column = *this;
     column.scaled = true;

@@ -236,7 +236,7 @@ double hidden_tolerance(const DecoderShape& shape) {
 }
 
 double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
-  // Final norm, logits, sum over the vocabulary.
+  // Roundings of the final norm, the logits and the sum over the vocabulary.
   const int64_t after_layers = 2 * shape.hidden + shape.vocab;
   const int64_t roundings = shape.layers * roundings_per_layer(shape) + after_layers;
   const double expected_max = std::sqrt(2 * std::log(std::max<int64_t>(2, shape.vocab)));

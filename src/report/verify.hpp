@@ -27,8 +27,8 @@
 namespace gyre {
 
 /// Error of `actual` in units of `scale`. It is infinite if a value or the scale is not finite, or
-/// if the values differ at a scale of 0. A reference may be infinite only where the operation is
-/// defined so: `defined` is its value there.
+/// if the values differ at a scale of 0. A reference may be infinite only where the operation's
+/// definition says so: `defined` is its value there.
 inline double error_between(double actual, double reference, double scale = 1, double defined = 0) {
   const bool is_legal = std::isfinite(reference) || reference == defined;
   if (actual == reference && is_legal) return 0;
