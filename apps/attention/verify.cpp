@@ -121,7 +121,7 @@ class Verifier {
       if (!chosen[i]) rows->all.push_back(own_[i]);
     return rows;
   }
-  /// An array of these rows whose columns are not set.
+  /// An array of these rows. The caller sets its columns.
   ResultArray array_of(const char* name, double tolerance, Answers of,
                        const std::shared_ptr<const Rows>& rows) const {
     ResultArray array{name, {workload_.tokens()}, name, tolerance};

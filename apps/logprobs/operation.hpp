@@ -66,7 +66,7 @@ class LogprobsOp : public Case {
   virtual std::vector<ResultArray> results(Pass) { return {}; }
 
   Communicator& tp() const { return c_.grid.tp(); }
-  /// Communicator of the same ranks, for matrices.
+  /// Communicator of the tensor-parallel ranks, for matrices.
   Communicator& tp_arrays() const { return c_.backend.arrays().tp(); }
   Stream& stream() const { return c_.backend.stream(); }
   /// Kernels for matrices; null selects the host's.

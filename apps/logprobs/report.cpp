@@ -52,7 +52,7 @@ double largest(Communicator& world, double mine) {
   return std::isnan(mine) ? mine : all_reduce_value(world, mine, ReduceOp::max);
 }
 
-/// Returns why a run with these options has not compared an array of answers.
+/// Returns why a run with these options has not compared the file's array `name`.
 AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const LogprobsOptions& o,
                        const Refusals& refused) {
   const auto use = [&](const std::string& why_not, bool was_asked) {

@@ -215,8 +215,7 @@ void append_extras(ConvertedBatch& batch, const Extras& extras, const StoredExtr
   }
 }
 
-/// Checks that extras equal those of the file. Slot t is slot t mod S of row t / S, with S slots a
-/// row.
+/// Checks that extras equal the file's. Slot t is slot t mod S of row t / S (S slots a row).
 void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& converted) {
   for (const auto& [name, stored] : batch.extras) {
     const std::vector<std::byte>& from = *stored.extra.bytes;

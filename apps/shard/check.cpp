@@ -64,7 +64,7 @@ class BinShards {
   std::map<std::string, Array> extras_;
 };
 
-/// Fills results before they are written. No input holds this value.
+/// Fills memory for results before they are computed. No input holds this value.
 constexpr std::byte unwritten{0xa5};
 
 template <class T>

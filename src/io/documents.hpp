@@ -24,8 +24,7 @@ struct Documents {
   std::vector<int32_t> tokens;      ///< one document after another
   std::vector<int64_t> offsets{0};  ///< [documents + 1]; document i ends before offsets[i + 1]
   std::vector<std::string> names;   ///< [documents], or empty if they have no names
-  /// [documents], or empty if unknown: bytes of text that a document's tokens but the first stand
-  /// for.
+  /// [documents], or empty if unknown: bytes of text that all tokens but the first stand for.
   std::vector<int64_t> text_bytes;
   int64_t vocab_size = byte_tokenizer::vocab_size;  ///< tokens are in [0, vocab_size)
   std::string tokenizer = byte_tokenizer::name;

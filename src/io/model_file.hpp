@@ -33,10 +33,9 @@ class ModelFile {
   /// Name of the tokenizer whose ids the model takes; "" if the file does not say.
   const std::string& tokenizer() const { return tokenizer_; }
 
-  /// Reads `row_count` rows from `row_begin` on and `col_count` columns from `col_begin` on of
-  /// tensor `name` as a packed [row_count, col_count]; a one-dimensional tensor is one row. A NaN
-  /// or infinity is a usage error that names its place. Collective; blocks may differ between ranks
-  /// and be empty.
+  /// Reads a block of tensor `name` as a packed [row_count, col_count]; a one-dimensional tensor is
+  /// one row. A NaN or infinity is a usage error that names its place. Collective; blocks may
+  /// differ between ranks and be empty.
   Buffer<float> read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,
                             int64_t col_begin, int64_t col_count);
   /// Reads a whole one-dimensional tensor.

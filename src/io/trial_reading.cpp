@@ -138,7 +138,7 @@ void limit_memory() {
     _exit(own != nullptr && own->code() == ExitCode::usage ? unusable : refused);
   }
   H5garbage_collect();
-  malloc_trim(0);  // both walk memory that may have been corrupted
+  malloc_trim(0);  // both walk the heap, which may be corrupted
   _exit(0);
 }
 
