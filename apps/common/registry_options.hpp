@@ -87,8 +87,8 @@ struct RegistryOptions {
     return given;
   }
 
-  /// Adds an error for each given value that the chosen entry does not read. With "all", some entry
-  /// reads every value.
+  /// Adds an error for each given value that the chosen entry does not read. With "all", every
+  /// value has an entry that reads it.
   void check(const Choice& choice, ConfigErrors& errors) const {
     for (const Entry& entry : entries) {
       if (choice.name != entry.name) continue;

@@ -31,7 +31,7 @@ struct MaskOptions {
   MaskRule of_offsets(std::span<const int64_t> offsets) const;
 };
 
-/// Options for layouts that weigh the visible pairs of this mask. Both must outlive the result.
+/// These options, with the visible pairs of `mask` as cost. `mask` and `offsets` must outlive them.
 LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
                          std::span<const int64_t> offsets);
 

@@ -55,7 +55,7 @@ std::vector<std::string> kernels() {
   return names;
 }
 
-/// The choices of a run, without those that the build lacks.
+/// What this build has, and the names that a run can choose from.
 std::vector<Capability> capabilities() {
   return {{"features", libraries()},
           {"backends", built_backends()},

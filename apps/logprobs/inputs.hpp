@@ -76,7 +76,7 @@ class LogprobsInputs {
   /// The named array of reference answers for these inputs; null if there is none.
   virtual const std::vector<double>* answers(const std::string&) const { return nullptr; }
   /// Name of a dataset that the named answers depend on and that the run rounds, so that they do
-  /// not hold; "" if there is none.
+  /// not apply; "" if there is none.
   virtual std::string rounded_input_of(const std::string&) const { return ""; }
 };
 

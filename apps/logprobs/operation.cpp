@@ -117,7 +117,7 @@ ResultArray LogprobsOp::gradient_array(const char* name, std::span<const int64_t
   array.first = first_column();
   array.columns = columns();
   array.rows.assign(tokens.begin(), tokens.end());
-  array.of_tokens = c_.grid.tp_rank() == 0;  // the other ranks have the same tokens
+  array.of_tokens = c_.grid.tp_rank() == 0;  // other tp ranks have the same tokens
   array.read = read_rows(
       columns(), [this, d_logits](size_t r, std::span<double> to) { read_row(d_logits, r, to); });
   return array;

@@ -18,7 +18,7 @@ namespace gyre {
 
 /// The attention and the device that will read the streams; see --help.
 struct AttentionTarget {
-  std::string attention;  ///< capabilities, joined by commas; "": no check
+  std::string attention;  ///< its capabilities, joined by commas; "": no check
   std::string fused_flag = "unset";
   std::string device;  ///< "9.0"; "": unknown
   std::string probe = "not-run";

@@ -47,7 +47,7 @@ void check_packed_file(const std::string& path, const PackedFile& file, Communic
   checks.merge(local);
 }
 
-/// Cost imbalance of data-parallel ranks with bins dealt in order and by cost.
+/// Cost imbalance of data-parallel ranks if bins are dealt in turn, and by cost.
 std::string ranks_text(const PackingResult& row, int dp) {
   const std::vector<double>& costs = row.measures.costs;
   const auto ratio = [&](const std::vector<std::vector<int64_t>>& dealt) {

@@ -20,7 +20,7 @@ struct ShardOptions {
   int64_t capacity = 0, bin = 0;
   double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
-  std::string mask, gradient;  ///< "": the mask that shards keep; "": no gradient check
+  std::string mask, gradient;  ///< mask "": the one that shards keep; gradient "": no check
   bool ulysses = false;
   BatchOptions batch;
   ReportOptions report;

@@ -44,7 +44,7 @@ struct ShardingResult : MeasuredRow {
 };
 const Table<ShardingResult>& sharding_table();
 
-/// Boundaries of a bin's segments, real and slots.
+/// Boundaries of a bin's segments, in real tokens and in slots.
 struct BinBounds {
   std::vector<int32_t> real, padded;
   SegmentBounds view() const { return {real, padded}; }

@@ -69,7 +69,7 @@ bool is_exact(h5::Type type) {
 bool is_number(h5::Type type) {
   return is_exact(type) || is_real(type);
 }
-/// Whether a double represents every value; a long double does so for the other types.
+/// Whether a double represents every value of `type`. A long double does for the other types.
 bool fits_double(h5::Type type) {
   return type == h5::Type::f32 || type == h5::Type::f64 || type == h5::Type::i32;
 }

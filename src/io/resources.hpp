@@ -34,7 +34,7 @@ void require_space(const std::string& path, int64_t bytes);
 
 /// Reserves disk space for the first `bytes` of an existing file, whose size stays the same, for
 /// later writes. Throws a runtime error if there is not enough, or if a file may not be so large
-/// (ulimit -f). If the file system cannot reserve, the free space is compared.
+/// (ulimit -f). If the file system cannot reserve, the free space must suffice.
 void reserve_space(const std::string& path, int64_t bytes);
 
 /// Releases the space reserved after the end of a file that every rank has closed.

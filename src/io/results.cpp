@@ -153,7 +153,7 @@ ReferenceParts open_reference(const h5::File& file, const Documents& documents,
   return parts;
 }
 
-/// `offsets`: the reference's offsets; empty if it has none.
+/// `offsets`: those of the file's reference; empty if it has none.
 void check_reference(const h5::File& file, const Documents& documents,
                      const std::vector<int64_t>& offsets, const Reference& reference) {
   SchemaReader reader(file, documents_schema);

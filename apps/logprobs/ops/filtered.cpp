@@ -1,7 +1,7 @@
 // filtered: log-probability of each token's target under temperature, top-k and top-p.
 //
 // References: filtered_logprob_reference and filtered_gradient_reference. Where rounding decides
-// how many ids survive, they use another number of survivors (SurvivorsReference). Forward does one
+// how many ids survive, they keep as many as the result did (SurvivorsReference). Forward does one
 // all-gather of 16 bytes per row plus the lists of the largest logits. Rows whose threshold is in
 // no list need extra rounds that depend on the logits. Backward sends nothing. NeMo RL does an f32
 // all-to-all of all logits in both directions, and an all-gather of 4 bytes per row.

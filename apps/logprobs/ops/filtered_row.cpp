@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-/// Expects `mine` of the result, and `other` of the answer, which has another number of survivors.
+/// Expects `mine` of the run, and `other` of the file, where another number of ids survive.
 ExpectedRow with_answer(ExpectedRow mine, ExpectedRow other) {
   mine.stored = std::move(other.values);
   mine.stored_scales = std::move(other.scales);

@@ -75,7 +75,7 @@ class LinearOp final : public LogprobsOp {
     for (Buffer<float>* results : {&d_x_, &d_weight_})
       stream().fill(results->data(), std::byte{0xff}, results->span().size_bytes());
   }
-  /// Forward sends own hidden states to all ranks, then records. Backward sends d_x to row owners.
+  /// Forward sends own hidden states to all ranks, then gathers. Backward sends d_x to row owners.
   std::optional<SentTraffic> expected(Pass pass) const override {
     const int64_t others = tp().size() - 1, own = layer_.rows() * hidden_;
     if (pass == Pass::backward)
@@ -266,7 +266,7 @@ class LinearOp final : public LogprobsOp {
     return sums.rows();
   }
 
-  /// dW = G^T X for this rank's columns, summed over context-parallel ranks; G as above. The
+  /// dW = G^T X for this rank's columns, summed over context-parallel ranks; G as in dX. The
   /// reference takes normalisers from the forward results, which are verified separately.
   ResultArray head_gradient() {
     const int64_t max_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);

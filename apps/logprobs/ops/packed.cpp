@@ -61,7 +61,7 @@ struct PackedSequences {
 
 /// Variant of the packed operation.
 struct Packing {
-  bool prerolled = false;  ///< targets were rolled ahead of time
+  bool prerolled = false;  ///< targets as NeMo RL precomputes them (rolled_targets)
   bool filtered = false;
 };
 
