@@ -183,16 +183,22 @@ class TimedTwin {
 
 }  // namespace
 
-DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest) const {
-  return decoder_shape(config_, layers, longest, grid_.shape().cp);
+DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest, bool of_twin) const {
+  DecoderShape shape = decoder_shape(config_, layers, longest, grid_.shape().cp);
+  shape.tp = grid_.shape().tp;
+  shape.activations = plan_.setup.types.activations;
+  shape.residual = plan_.setup.types.residual;
+  shape.rounded_weights = !of_twin && shape.activations == DType::bf16;
+  return shape;
 }
 
-double ScoringCase::tolerance(std::span<const double> logprobs, int64_t longest) const {
+double ScoringCase::tolerance(std::span<const double> logprobs, int64_t longest,
+                              bool of_twin) const {
   // Estimates the size of the logits, which a reference does not hold. The
   // least likely target is below the largest logit by their spread.
   double logits = 1;
   for (const double x : logprobs) logits = std::max(logits, std::abs(x));
-  return score_tolerance(shape_of(config_.num_hidden_layers, longest), logits);
+  return score_tolerance(shape_of(config_.num_hidden_layers, longest, of_twin), logits);
 }
 
 ResultArray ScoringCase::score_array(const char* name, double tolerance,
@@ -208,6 +214,24 @@ ResultArray ScoringCase::score_array(const char* name, double tolerance,
     return ", " + place_of(in_.documents, document, rows[r] - offsets_[document]);
   };
   return array;
+}
+
+void ScoringCase::verify_rms(const ResultArray& array,
+                             const std::function<double(size_t)>& expected,
+                             const std::vector<float>& got, Verification& checks) {
+  if (plan_.setup.types.activations == DType::f32) return;
+  double squares = 0;
+  for (size_t r = 0; r < array.rows.size(); ++r) {
+    const double error = got[array.rows[r] - scores_->begin] - expected(r);
+    squares += error * error;
+  }
+  squares = all_reduce_value(world_, squares, ReduceOp::sum);
+  const int64_t all = all_reduce_value(world_, std::ssize(array.rows), ReduceOp::sum);
+  if (world_.rank() != 0 || all == 0) return;
+  const std::string name = array.check + " rms";
+  checks.check(name, score_rms_tolerance(array.tolerance))
+      .add(std::sqrt(squares / static_cast<double>(all)), 0,
+           [&] { return fmt::format("error of {}", count_text(all, "score")); });
 }
 
 HiddenShape hidden_shape(const ModelConfig& config) {
@@ -247,7 +271,7 @@ void ScoringCase::verify_hidden(Verification& checks) {
     ResultArray hidden{"/reference/hidden",
                        {in_.documents.total(), config_.hidden_size},
                        fmt::format("hidden[{}]", l),
-                       hidden_tolerance(shape_of(l, longest))};
+                       hidden_tolerance(shape_of(l, longest, false))};
     hidden.leading = fmt::format("{}, ", l);
     hidden.columns = config_.hidden_size;
     hidden.samples_itself = true;
@@ -276,7 +300,8 @@ void ScoringCase::verify_by_twin(Verification& checks) {
   const bool logprobs = !in_.reference || !in_.reference->logprob,
              entropies = !in_.reference || !in_.reference->entropy;
   if ((!logprobs && !entropies) || offsets_.back() == 0) return;
-  const DecoderWeights weights = load_weights(config_, 1, 0, weights_of(in_.model));
+  const DecoderWeights weights =
+      load_weights(config_, 1, 0, weights_of(in_.model), plan_.setup.types.activations).widened();
   std::vector<TwinSample> samples = choose_twin_samples(in_.documents, in_.check_tokens);
   std::vector<ReferenceScores> scores(samples.size());
   std::vector<int64_t> lengths(samples.size(), 0);  // scored tokens
@@ -305,7 +330,7 @@ void ScoringCase::verify_by_twin(Verification& checks) {
     tokens += lengths[i];
     documents += lengths[i] > 0 ? 1 : 0;
   }
-  const double bound = tolerance(all_logprobs, longest);
+  const double bound = tolerance(all_logprobs, longest, true);
   const auto compare = [&](const char* name, const std::vector<float>& got,
                            const std::vector<double>& want) {
     std::vector<int64_t> rows;
@@ -319,6 +344,8 @@ void ScoringCase::verify_by_twin(Verification& checks) {
     if (world_.rank() == 0) array.sampled = {tokens, in_.documents.total()};
     array.expect = expect_rows([mine](size_t r) { return ExpectedRow{{mine[r]}, {1}}; });
     compare_arrays(std::span(&array, 1), "", checks);
+    verify_rms(
+        array, [&](size_t r) { return mine[r]; }, got, checks);
   };
   if (logprobs) compare("logprob", scores_->logprob, all_logprobs);
   if (entropies) compare("entropy", scores_->entropy, all_entropies);
@@ -361,7 +388,7 @@ void ScoringCase::verify(Pass, Verification& checks) {
           reference.model_sha256);
     const auto& logprobs = reference.logprob;
     const double bound =
-        tolerance(logprobs ? *logprobs : std::vector<double>(), in_.documents.longest());
+        tolerance(logprobs ? *logprobs : std::vector<double>(), in_.documents.longest(), false);
     const auto compare = [&](const char* name, const std::vector<float>& got,
                              const std::optional<std::vector<double>>& answers) {
       if (!answers || offsets_.back() == 0) return;
@@ -371,6 +398,8 @@ void ScoringCase::verify(Pass, Verification& checks) {
       array.answers = *answers;
       array.expect = expect_rows([](size_t) { return ExpectedRow{{0}, {1}}; });
       compare_arrays(std::span(&array, 1), "", checks);
+      verify_rms(
+          array, [&](size_t r) { return (*answers)[array.rows[r]]; }, got, checks);
     };
     compare("logprob", mine.logprob, reference.logprob);
     compare("entropy", mine.entropy, reference.entropy);

@@ -82,9 +82,14 @@ class ScoringCase final : public Case {
   void verify_hidden(Verification& checks);
   /// Compares arrays that the reference lacks with the scores of the twin.
   void verify_by_twin(Verification& checks);
-  /// Bound of the errors of scores of documents of up to `longest` tokens.
-  double tolerance(std::span<const double> logprobs, int64_t longest) const;
-  DecoderShape shape_of(int64_t layers, int64_t longest) const;
+  /// Bound of the errors of scores of documents of up to `longest` tokens. `of_twin`: the reference
+  /// has the same weights, rounded to bf16 in a bf16 pass.
+  double tolerance(std::span<const double> logprobs, int64_t longest, bool of_twin) const;
+  DecoderShape shape_of(int64_t layers, int64_t longest, bool of_twin) const;
+  /// In a bf16 pass, compares the root mean square of the errors of an array of scores: check "NAME
+  /// rms". expected(r): the value for array.rows[r]. Collective.
+  void verify_rms(const ResultArray& array, const std::function<double(size_t)>& expected,
+                  const std::vector<float>& got, Verification& checks);
   /// An array of scores, [predictions], of which these rows are compared.
   ResultArray score_array(const char* name, double tolerance, const std::vector<float>& got,
                           std::vector<int64_t> rows) const;

@@ -38,7 +38,8 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
                           {"layout", o.layout.name},
                           {"schedule", o.schedule.name},
                           {"parameters", job.model.config().parameters()},
-                          {"dtype", "f32"},
+                          {"dtype", o.dtype},
+                          {"residual", o.residual},
                           {"iters", o.repeats.text()},
                           {"warmup", int64_t{o.warmup}},
                           {"check", o.check}};
@@ -80,9 +81,11 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   Suite<ScoringResult> suite(context, report, o.report, scoring_table());
   if (suite.wanted({of.row()}).empty())
     return finish_run(context, report, o.report, [] { return std::string(); });
-  const auto kernel = make_block_kernel(backend.stream(), {.activations = DType::f32});
-  Decoder decoder(config,
-                  load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model)),
+  const DecoderTypes& types = job.plan.setup.types;
+  const auto kernel = make_block_kernel(backend.stream(), {.activations = types.activations});
+  Decoder decoder(config, types,
+                  load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model),
+                               types.activations),
                   grid, *kernel, backend.stream());
   of.set_decoder(decoder);
   report.memory.plan(planned_bytes(job.plan, config, of.scorer()));

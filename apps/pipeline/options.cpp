@@ -75,6 +75,10 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add("--tp", "Tensor-parallel ranks", o.tp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
   schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
+  const std::vector<std::string> types = activation_type_names();
+  add.choice("-d,--dtype", "Type of weights and activations; sums and logits are f32", o.dtype,
+             types);
+  add.choice("--residual", "Type of the residual stream, with --dtype bf16", o.residual, types);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Timed passes over all documents", o.repeats);
   add("-w,--warmup",
@@ -101,6 +105,7 @@ ScoringSetup PipelineOptions::setup(int ranks) const {
   setup.layout_options = layout.for_ranks(setup.grid.cp);
   setup.schedule = &find_schedule(schedule.name);
   setup.schedule_options = schedule.options;
+  setup.types = {activation_type(dtype), activation_type(residual)};
   return setup;
 }
 
@@ -123,6 +128,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   if (!tokenizer.empty() && documents.tokenizer != tokenizer)
     errors.add("{} has tokens of the tokenizer {}, the model of {}", o.input, documents.tokenizer,
                tokenizer);
+  if (o.residual == "bf16" && o.dtype != "bf16") errors.add("--residual bf16 needs --dtype bf16");
   if (!(o.check_seconds > 0)) errors.add("--check-seconds {} must be positive", o.check_seconds);
   if (!(o.tol_scale > 0)) errors.add("--tol-scale {} must be positive", o.tol_scale);
   if (!o.output.empty() && o.report.resume != "none")

@@ -62,10 +62,10 @@ const Table<DocumentRow>& document_table() {
 }
 
 /// Bytes that attention stores for a rank's own rows.
-int64_t own_bytes(const RankPlan& rank, const HeadShape& heads) {
+int64_t own_bytes(const RankPlan& rank, const HeadShape& heads, const ElementTypes& types) {
   int64_t bytes = 0;
   for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats})
-    bytes += stored_bytes(rank.arrays.at(own(kind)), heads, attention_types);
+    bytes += stored_bytes(rank.arrays.at(own(kind)), heads, types);
   return bytes;
 }
 
@@ -84,15 +84,15 @@ struct Load {
 void add_bin_of_replica(const ScoringPlan& plan, const ModelConfig& config, int64_t bin,
                         std::vector<PlanCount>& ranks, Load& load) {
   const BinLayout of_bin = plan.layout_of(plan.bins[bin]);
+  const ElementTypes types = attention_types(plan.setup.types, plan.setup.grid.cp);
   load.slots += of_bin.layout.padded_slots;
   load.max_slots = std::max(load.max_slots, of_bin.layout.slots_of_rank());
   for (size_t m = 0; m < plan.masks.size(); ++m) {
     const AttentionProblem problem = plan.problem(of_bin, config, m);
     for (size_t r = 0; r < ranks.size(); ++r) {
       const RankPlan rank = plan_rank(*plan.setup.schedule, problem, static_cast<int>(r));
-      add_bin(ranks[r], count(rank, Pass::forward, problem.heads, attention_types),
-              plan.masks[m].layers);
-      load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads));
+      add_bin(ranks[r], count(rank, Pass::forward, problem.heads, types), plan.masks[m].layers);
+      load.own_bytes = std::max(load.own_bytes, own_bytes(rank, problem.heads, types));
     }
   }
 }
@@ -269,12 +269,15 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
 }
 
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer) {
+  const GridShape& grid = plan.setup.grid;
+  const DecoderTypes& types = plan.setup.types;
   int64_t most = 0;
   for (const BinShard& bin : scorer.shards())
-    most = std::max(most, activation_bytes(config, plan.setup.grid.tp, bin.shard.slots,
-                                           std::ssize(bin.batch.again)) +
-                              own_bytes(bin.plans.front(), scorer.heads()));
-  return weight_bytes(config, plan.setup.grid.tp) + most + scorer.count().transient_bytes;
+    most = std::max(
+        most,
+        activation_bytes(config, grid.tp, types, bin.shard.slots, std::ssize(bin.batch.again)) +
+            own_bytes(bin.plans.front(), scorer.heads(), attention_types(types, grid.cp)));
+  return weight_bytes(config, grid.tp, types.activations) + most + scorer.count().transient_bytes;
 }
 
 namespace {
@@ -296,7 +299,8 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   const GridShape& grid = plan.setup.grid;
   const Load load = load_of(plan, c);
   const double mean_pairs = load.pairs / grid.dp / grid.cp;
-  const int64_t activations = activation_bytes(c, grid.tp, load.max_slots) + load.own_bytes;
+  const DecoderTypes& types = plan.setup.types;
+  const int64_t activations = activation_bytes(c, grid.tp, types, load.max_slots) + load.own_bytes;
   constexpr double mib = 1048576;
   std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
                                  plan.setup.layout->name, plan.setup.schedule->name);
@@ -319,7 +323,8 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
       "#   memory of a rank: weights {:.1f} MiB, activations of "
       "the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",
-      weight_bytes(c, grid.tp) / mib, activations / mib, load.transient_bytes / mib);
+      weight_bytes(c, grid.tp, types.activations) / mib, activations / mib,
+      load.transient_bytes / mib);
   return text;
 }
 

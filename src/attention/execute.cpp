@@ -300,7 +300,7 @@ AttentionExecutor::Submission AttentionExecutor::submit(Pass pass, Execute what)
   return submission;
 }
 
-ExecutionTimes AttentionExecutor::finish_run(Pass pass, const Submission& submission) {
+ExecutionTimes AttentionExecutor::finish(Pass pass, const Submission& submission) {
   for (const WorkPtr& work : submission.communication) work->wait();
   if (pass == Pass::backward)
     stream_.copy(d_sinks_.data(), sums_.data(), d_sinks_.size() * sizeof(double));
@@ -314,7 +314,7 @@ ExecutionTimes AttentionExecutor::run_recorded(Pass pass, Execute what) {
   if (recording.releases != cuda_releases()) {
     recording.steps.reset();  // destroyed before the marks that they refer to
     recording = {};
-    const ExecutionTimes times = finish_run(pass, submit(pass, what));
+    const ExecutionTimes times = finish(pass, submit(pass, what));
     recording.releases = cuda_releases();
     return times;
   }
@@ -329,7 +329,13 @@ ExecutionTimes AttentionExecutor::run_recorded(Pass pass, Execute what) {
   }
   recording.steps->submit();
   replayed_ = recording.steps->operations();
-  return finish_run(pass, recording.submission);
+  return finish(pass, recording.submission);
+}
+
+AttentionExecutor::Submission AttentionExecutor::start(Pass pass) {
+  begin_sinks(pass);
+  replayed_ = 0;
+  return submit(pass, Execute::all);
 }
 
 ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
@@ -337,7 +343,7 @@ ExecutionTimes AttentionExecutor::run(Pass pass, Execute what) {
   begin_sinks(pass);
   replayed_ = 0;
   if (records_ && trace_ == nullptr) return run_recorded(pass, what);
-  return finish_run(pass, submit(pass, what));
+  return finish(pass, submit(pass, what));
 }
 
 }  // namespace gyre

@@ -53,7 +53,16 @@ struct ExecutionTimes {
 enum class Execute { all, compute_only, communication_only };
 
 class AttentionExecutor {
+  class Walker;
+
  public:
+  /// Submitted or recorded steps of a run.
+  struct Submission {
+    std::shared_ptr<Walker> walker;  ///< holds the time marks
+    MarkPtr end = {};
+    std::vector<WorkPtr> communication = {};  ///< operations for which the device stream waits
+  };
+
   /// Allocates the arrays of the forward pass, and of the backward pass if wanted, in the memory
   /// space of `stream`, to which it submits all work. `group` is the context-parallel group, where
   /// this rank is plan.rank. `group` and `kernel` work in the same space. All references must
@@ -95,11 +104,16 @@ class AttentionExecutor {
   /// 0. Collective over the group. The backward pass needs the arrays as the forward pass left
   /// them. Results are complete on return, also on a device.
   ExecutionTimes run(Pass pass, Execute what = Execute::all);
+  /// start() and finish() are the halves of run(). On a device, start() only submits the steps:
+  /// work that is submitted later follows them, and further runs may start before this one is
+  /// finished. Every run must be finished.
+  Submission start(Pass pass);
+  /// Waits for all work of a run, copies the gradients of sinks to the host, and returns the times.
+  ExecutionTimes finish(Pass pass, const Submission& submission);
   /// Gradient of the sinks after a backward pass, summed over the group: [heads].
   const std::vector<double>& d_sinks() const { return d_sinks_; }
 
  private:
-  class Walker;
   /// Sub-allocates one buffer for the slices of a message that cannot be sent or received in place,
   /// in their order, so that a message of only such slices is contiguous.
   class Staging;
@@ -115,12 +129,6 @@ class AttentionExecutor {
     std::vector<Received> received = {};
     bool done = false;
     size_t span = 0;  ///< index into spans_, with a trace
-  };
-  /// Submitted or recorded steps of a run.
-  struct Submission {
-    std::shared_ptr<Walker> walker;  ///< holds the time marks
-    MarkPtr end = {};
-    std::vector<WorkPtr> communication = {};  ///< operations for which the device stream waits
   };
   struct Recording {
     Submission submission = {};
@@ -197,9 +205,6 @@ class AttentionExecutor {
   void register_gathered_arrays();
   Submission submit(Pass pass, Execute what);
   ExecutionTimes run_recorded(Pass pass, Execute what);
-  /// Waits for all submitted work of a run, copies the gradients of sinks to the host, and returns
-  /// the times.
-  ExecutionTimes finish_run(Pass pass, const Submission& submission);
 
   const RankPlan& plan_;
   HeadShape heads_;

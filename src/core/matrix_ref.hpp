@@ -53,6 +53,10 @@ struct BasicMatrixRef {
   BasicMatrixRef columns_from(int64_t begin, int64_t count) const {
     return {data + begin * size_of(type), type, rows, count, stride};
   }
+  /// Returns rows [begin, begin + count).
+  BasicMatrixRef rows_from(int64_t begin, int64_t count) const {
+    return {data + begin * stride * size_of(type), type, count, cols, stride};
+  }
   /// Returns the element as f32.
   float at(int64_t row, int64_t col) const {
     return type == DType::f32 ? as<float>()(row, col) : to_float(as<bf16>()(row, col));
@@ -61,5 +65,8 @@ struct BasicMatrixRef {
 
 using MatrixRef = BasicMatrixRef<std::byte>;
 using ConstMatrixRef = BasicMatrixRef<const std::byte>;
+
+/// to <- from, of equal shape, in host memory: rounded to the type of `to` or widened.
+void copy_converted(ConstMatrixRef from, MatrixRef to);
 
 }  // namespace gyre

@@ -18,8 +18,8 @@
 //     ranks 0, 1: heads 0-1, 2-3, KV head 0          ranks 2, 3: heads 4-5, 6-7, KV head 1
 //
 // Weights and activations are in the memory space of the decoder's stream. On a device the host
-// submits the work of a layer without waiting for it. It waits at the end of each attention, which
-// is timed, and for the scores, which are merged on the host.
+// submits the work of all layers without waiting for it. It waits for the scores, which are merged
+// on the host; with staged communication, also for each message.
 
 #include <deque>
 #include <functional>
@@ -33,42 +33,11 @@
 #include "logprobs/vocab_parallel.hpp"
 #include "model/decoder_ops.hpp"
 #include "model/decoder_steps.hpp"
+#include "model/decoder_weights.hpp"
 #include "model/rotary.hpp"
 #include "sharding/local_batch.hpp"
 
 namespace gyre {
-
-/// Reads the block [row, row + rows) × [column, column + columns) of the matrix `name`; a vector is
-/// one row. Collective.
-using WeightReader = std::function<Buffer<float>(const std::string& name, int64_t row, int64_t rows,
-                                                 int64_t column, int64_t columns)>;
-
-/// One tensor-parallel rank's part of the weights, all row-major [in, out]; in host memory, or in
-/// device memory after move_to.
-struct DecoderWeights {
-  struct Layer {
-    Buffer<float> attn_norm, wq, wk, wv, wo, mlp_norm, w_gate, w_up, w_down;
-    Buffer<float> bq, bk, bv, bo, q_norm, k_norm;  ///< empty if the model has none
-  };
-  Buffer<float> embed;  ///< [vocab_padded / tp, hidden]
-  std::vector<Layer> layers;
-  Buffer<float> final_norm;  ///< [hidden]
-  Buffer<float> head;        ///< [hidden, vocab_padded / tp]
-
-  /// `layer` counts from 1; it is ignored for weights outside the layers.
-  const Buffer<float>& of(Weight weight, int64_t layer) const;
-  /// Copies all weights to the stream's memory space unless they are there already.
-  void move_to(Stream& stream);
-};
-
-/// Adds one error to `errors` for each reason why `config` cannot be split over `tp` ranks.
-void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors);
-/// The tensor-parallel sizes up to `ranks` that the model's head counts, intermediate size and
-/// vocabulary admit.
-std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);
-
-DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
-                            const WeightReader& read);
 
 /// A window of attention, and how many layers have it.
 struct LayerMask {
@@ -81,8 +50,8 @@ std::vector<LayerMask> layer_masks(const ModelConfig& config);
 
 /// Head counts of one tensor-parallel rank, for its attention plan. `tp` must be allowed.
 HeadShape local_heads(const ModelConfig& config, int tp);
-/// Element types of the decoder's attention: f32 throughout.
-inline constexpr ElementTypes attention_types = {};
+/// Element types of the decoder's attention. Results of several ranks' keys are merged in f32.
+ElementTypes attention_types(const DecoderTypes& types, int cp);
 
 /// Time of a forward pass by phase, in seconds on this rank.
 struct DecoderTimes {
@@ -95,8 +64,8 @@ struct DecoderTimes {
   double total() const { return linear + attention + logprobs + exposed(); }
 };
 
-/// Called with the residual stream x [slots, hidden], or a copy of it in host memory: index 0 after
-/// the embedding, index l after layer l.
+/// Called with a copy of the residual stream x [slots, hidden] in host memory: index 0 after the
+/// embedding, index l after layer l.
 using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
 
 /// The score of one prediction.
@@ -107,10 +76,10 @@ struct LogprobEntropy {
 
 class Decoder {
  public:
-  /// `weights` are in host memory. The grid's communicators and `kernel` work in the stream's
-  /// memory space. Collective over the tp group.
-  Decoder(const ModelConfig& config, DecoderWeights weights, ProcessGrid& grid, BlockKernel& kernel,
-          Stream& stream);
+  /// `weights` are in host memory, matrices of type types.activations. The grid's communicators and
+  /// `kernel` work in the stream's memory space. Collective over the tp group.
+  Decoder(const ModelConfig& config, const DecoderTypes& types, DecoderWeights weights,
+          ProcessGrid& grid, BlockKernel& kernel, Stream& stream);
   ~Decoder();
 
   /// Scores the targets of `batch`: out [targets] (slots without a target get logprob 0; the scores
@@ -138,6 +107,7 @@ class Decoder {
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
 
   ModelConfig config_;
+  DecoderTypes types_;
   DecoderWeights weights_;
   ProcessGrid& grid_;
   BlockKernel& kernel_;

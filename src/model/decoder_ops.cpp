@@ -1,13 +1,67 @@
 #include "model/decoder_ops.hpp"
 
 #include <algorithm>
+#include <tuple>
+#include <vector>
 
 #include "model/cuda_decoder_ops.hpp"
 #include "model/elementwise.hpp"
+#include "runtime/buffer.hpp"
 #include "runtime/gemm.hpp"
 
 namespace gyre {
 namespace {
+
+/// Rows of a matrix in f32: the matrix itself if it is f32, otherwise a copy.
+class WideRows {
+ public:
+  /// Makes room for copies of `rows` rows of `matrix`.
+  WideRows(ConstMatrixRef matrix, int64_t rows)
+      : copy_(matrix.type == DType::f32 ? 0 : rows * matrix.cols) {}
+
+  MatrixView<float> begin(MatrixRef part) {
+    if (part.type == DType::f32) return part.as<float>();
+    const MatrixView<float> wide = copy_.matrix(part.rows, part.cols);
+    copy_converted(part, wide);
+    return wide;
+  }
+  MatrixView<const float> begin(ConstMatrixRef part) {
+    if (part.type == DType::f32) return part.as<float>();
+    const MatrixView<float> wide = copy_.matrix(part.rows, part.cols);
+    copy_converted(part, wide);
+    return wide;
+  }
+  void end(MatrixRef part) {
+    if (part.type != DType::f32) copy_converted(copy_.matrix(part.rows, part.cols), part);
+  }
+  void end(ConstMatrixRef /*part*/) {}
+
+ private:
+  Buffer<float> copy_;
+};
+
+template <class Matrix>
+using Wide = WideRows;
+
+/// Calls f(first row, views...) for blocks of at most `block` rows of matrices with as many rows
+/// each. Views are f32; what f writes to those of a MatrixRef is rounded to its type.
+template <class F, class... Matrices>
+void in_f32(int64_t block, F f, const Matrices&... matrices) {
+  const int64_t rows = std::get<0>(std::tie(matrices...)).rows;
+  if (((matrices.type == DType::f32) && ...)) return f(0, matrices.template as<float>()...);
+  const auto apply = [&](auto&... wide) {
+    for (int64_t r = 0; r < rows; r += block) {
+      const int64_t count = std::min(block, rows - r);
+      f(r, wide.begin(matrices.rows_from(r, count))...);
+      (wide.end(matrices.rows_from(r, count)), ...);
+    }
+  };
+  std::tuple<Wide<Matrices>...> wide{WideRows(matrices, std::min(block, rows))...};
+  std::apply(apply, wide);
+}
+
+constexpr int64_t few_rows = 16;     // of passes bound by bandwidth: the copies stay in cache
+constexpr int64_t many_rows = 1024;  // of a product: w is packed once for each block
 
 class HostDecoderOps final : public DecoderOps {
  public:
@@ -15,42 +69,76 @@ class HostDecoderOps final : public DecoderOps {
     tokens_ = tokens;
     positions_ = positions;
   }
-  void embed(MatrixView<const float> table, int64_t first, MatrixView<float> out) override {
+  void embed(ConstMatrixRef table, int64_t first, MatrixRef out) override {
+    const std::vector<float> zeros(static_cast<size_t>(out.cols), 0.0F);
     for (int64_t i = 0; i < out.rows; ++i) {
       const int64_t row = tokens_[i] - first;
-      if (row >= 0 && row < table.rows)
-        std::copy_n(table.row(row), out.cols, out.row(i));
-      else
-        std::fill_n(out.row(i), out.cols, 0.0F);
+      copy_converted(row >= 0 && row < table.rows
+                         ? table.rows_from(row, 1)
+                         : MatrixView<const float>(zeros.data(), 1, out.cols),
+                     out.rows_from(i, 1));
     }
   }
-  void add_rms_norm(MatrixView<float> x, MatrixView<const float> y, const float* weight, float eps,
-                    MatrixView<float> h) override {
-    if (y.data != nullptr) add_in_place(x, y);
-    rms_norm(x, {weight, static_cast<size_t>(x.cols)}, eps, h);
+  void add_rms_norm(MatrixRef x, ConstMatrixRef y, const float* weight, float eps,
+                    MatrixRef h) override {
+    if (!y.empty()) add(x, y);
+    in_f32(
+        few_rows,
+        [&](int64_t, MatrixView<const float> from, MatrixView<float> to) {
+          rms_norm(from, {weight, static_cast<size_t>(from.cols)}, eps, to);
+        },
+        ConstMatrixRef(x), h);
   }
-  void add(MatrixView<float> x, MatrixView<const float> y) override { add_in_place(x, y); }
-  void linear(MatrixView<const float> x, MatrixView<const float> w, MatrixView<float> y) override {
-    gemm(x, w, y);
+  void add(MatrixRef x, ConstMatrixRef y) override {
+    in_f32(
+        few_rows,
+        [](int64_t, MatrixView<float> to, MatrixView<const float> from) { add_in_place(to, from); },
+        x, y);
   }
-  void add_bias(MatrixView<float> x, const float* bias) override {
-    for (int64_t i = 0; i < x.rows; ++i)
-      add_in_place(x.rows_from(i, 1), MatrixView<const float>(bias, 1, x.cols));
+  void convert(ConstMatrixRef from, MatrixRef to) override { copy_converted(from, to); }
+  void linear(ConstMatrixRef x, ConstMatrixRef w, MatrixRef y) override {
+    in_f32(
+        many_rows,
+        [&](int64_t, MatrixView<const float> from, MatrixView<float> to) { gemm(from, w, to); }, x,
+        y);
   }
-  void head_norm(MatrixView<float> x, int64_t head_dim, const float* weight, float eps) override {
+  void add_bias(MatrixRef x, const float* bias) override {
+    in_f32(
+        few_rows,
+        [&](int64_t, MatrixView<float> to) {
+          for (int64_t i = 0; i < to.rows; ++i)
+            add_in_place(to.rows_from(i, 1), MatrixView<const float>(bias, 1, to.cols));
+        },
+        x);
+  }
+  void head_norm(MatrixRef x, int64_t head_dim, const float* weight, float eps) override {
     const std::span<const float> weights(weight, static_cast<size_t>(head_dim));
-    for (int64_t i = 0; i < x.rows; ++i) {
-      const MatrixView<float> heads(x.row(i), x.cols / head_dim, head_dim);
-      rms_norm(heads, weights, eps, heads);
-    }
+    in_f32(
+        few_rows,
+        [&](int64_t, MatrixView<float> to) {
+          for (int64_t i = 0; i < to.rows; ++i) {
+            const MatrixView<float> heads(to.row(i), to.cols / head_dim, head_dim);
+            rms_norm(heads, weights, eps, heads);
+          }
+        },
+        x);
   }
-  void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
-            const Rotary& rotary) override {
-    apply_rope(q, head_dim, rotary, positions_);
-    apply_rope(k, head_dim, rotary, positions_);
+  void rope(MatrixRef q, MatrixRef k, int64_t head_dim, const Rotary& rotary) override {
+    for (const MatrixRef& x : {q, k})
+      in_f32(
+          few_rows,
+          [&](int64_t first, MatrixView<float> to) {
+            apply_rope(to, head_dim, rotary, positions_.subspan(first, to.rows));
+          },
+          x);
   }
-  void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) override {
-    gyre::silu_multiply(gate, up, gate);
+  void silu_multiply(MatrixRef gate, ConstMatrixRef up) override {
+    in_f32(
+        few_rows,
+        [](int64_t, MatrixView<float> to, MatrixView<const float> factor) {
+          gyre::silu_multiply(to, factor, to);
+        },
+        gate, up);
   }
 
  private:

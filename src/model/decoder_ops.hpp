@@ -9,22 +9,24 @@
 //     rope            q, k rotated in place            one pass, angles once for all heads
 //     silu_multiply   gate <- silu(gate) · up          one pass
 //
-// The host uses elementwise.hpp and gemm.hpp; a device uses cuda_decoder_ops.cu and cuda_gemm.hpp.
-// All but linear are bound by memory bandwidth. Bytes moved per element of a row: add_rms_norm 16
-// (12 without y), add_bias, head_norm and rope 8, silu_multiply 12, embed 8.
+// Matrices are f32 or bf16; arithmetic is f32, and each result is rounded once to the type of its
+// matrix. The host uses elementwise.hpp and gemm.hpp on blocks of rows that are widened to f32; a
+// device uses cuda_decoder_ops.cu and cuda_gemm.hpp. All but linear are bound by memory bandwidth.
+// Elements read and written per element of a row: add_rms_norm 4 (3 without y), add_bias, head_norm,
+// rope and embed 2, silu_multiply 3.
 
 #include <cstdint>
 #include <memory>
 #include <span>
 
-#include "core/view.hpp"
+#include "core/matrix_ref.hpp"
 #include "model/rotary.hpp"
 #include "runtime/stream.hpp"
 
 namespace gyre {
 
-/// Matrices and norm weights are in the memory space of the stream that the operations were made
-/// for. All operations are submitted to that stream, in order.
+/// Matrices, norm weights and biases are in the memory space of the stream that the operations were
+/// made for. All operations are submitted to that stream, in order.
 class DecoderOps {
  public:
   virtual ~DecoderOps() = default;
@@ -34,26 +36,26 @@ class DecoderOps {
   virtual void set_slots(std::span<const int32_t> tokens, std::span<const int32_t> positions) = 0;
 
   /// out [slots, hidden] <- rows `token - first` of table [rows, hidden]; 0 for tokens outside.
-  virtual void embed(MatrixView<const float> table, int64_t first, MatrixView<float> out) = 0;
-  /// x += y, unless y is empty (data == nullptr); h_i = x_i / sqrt(mean(x²) + eps) · weight. All
-  /// [slots, hidden], weight [hidden].
-  virtual void add_rms_norm(MatrixView<float> x, MatrixView<const float> y, const float* weight,
-                            float eps, MatrixView<float> h) = 0;
+  virtual void embed(ConstMatrixRef table, int64_t first, MatrixRef out) = 0;
+  /// x += y, unless y is empty (data == nullptr); h_i = x_i / sqrt(mean(x²) + eps) · weight, of x
+  /// as it is stored. All [slots, hidden], weight [hidden]; h has the type of y.
+  virtual void add_rms_norm(MatrixRef x, ConstMatrixRef y, const float* weight, float eps,
+                            MatrixRef h) = 0;
   /// x += y
-  virtual void add(MatrixView<float> x, MatrixView<const float> y) = 0;
-  /// y [slots, n] <- x [slots, k] · w [k, n]
-  virtual void linear(MatrixView<const float> x, MatrixView<const float> w,
-                      MatrixView<float> y) = 0;
+  virtual void add(MatrixRef x, ConstMatrixRef y) = 0;
+  /// to <- from, rounded or widened.
+  virtual void convert(ConstMatrixRef from, MatrixRef to) = 0;
+  /// y [slots, n] <- x [slots, k] · w [k, n]; x and w have the same type, y has it or is f32.
+  virtual void linear(ConstMatrixRef x, ConstMatrixRef w, MatrixRef y) = 0;
   /// x [slots, columns] += bias [columns]
-  virtual void add_bias(MatrixView<float> x, const float* bias) = 0;
+  virtual void add_bias(MatrixRef x, const float* bias) = 0;
   /// RMS norm of each head of x [slots, heads · head_dim], in place; weight [head_dim].
-  virtual void head_norm(MatrixView<float> x, int64_t head_dim, const float* weight, float eps) = 0;
-  /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim] in place by the
-  /// positions of the slots; see apply_rope.
-  virtual void rope(MatrixView<float> q, MatrixView<float> k, int64_t head_dim,
-                    const Rotary& rotary) = 0;
-  /// gate <- silu(gate) · up, both [slots, columns].
-  virtual void silu_multiply(MatrixView<float> gate, MatrixView<const float> up) = 0;
+  virtual void head_norm(MatrixRef x, int64_t head_dim, const float* weight, float eps) = 0;
+  /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim], of the same type, in
+  /// place by the positions of the slots; see apply_rope.
+  virtual void rope(MatrixRef q, MatrixRef k, int64_t head_dim, const Rotary& rotary) = 0;
+  /// gate <- silu(gate) · up, both [slots, columns] of the same type.
+  virtual void silu_multiply(MatrixRef gate, ConstMatrixRef up) = 0;
 };
 
 /// Operations for the stream's memory space. The stream must outlive them.

@@ -13,7 +13,7 @@ namespace {
 using Matrix = std::vector<double>;  // row-major
 
 /// a [m, k] · b [k, n]
-Matrix product(const Matrix& a, const Buffer<float>& b, size_t m, size_t k, size_t n) {
+Matrix product(const Matrix& a, std::span<const float> b, size_t m, size_t k, size_t n) {
   Matrix c(m * n, 0.0);
   const int64_t rows = m, depth = k, columns = n;
   gemm(MatrixView<const double>{a.data(), rows, depth, depth}, {b.data(), depth, columns, columns},
@@ -21,7 +21,7 @@ Matrix product(const Matrix& a, const Buffer<float>& b, size_t m, size_t k, size
   return c;
 }
 
-Matrix rms_norm(const Matrix& x, const Buffer<float>& weight, double eps, size_t hidden) {
+Matrix rms_norm(const Matrix& x, std::span<const float> weight, double eps, size_t hidden) {
   Matrix out(x.size());
   for (size_t begin = 0; begin < x.size(); begin += hidden) {
     double squares = 0;
@@ -75,47 +75,51 @@ void add(Matrix& x, const Matrix& y) {
   for (size_t i = 0; i < x.size(); ++i) x[i] += y[i];
 }
 
-void add_to_rows(Matrix& x, const Buffer<float>& bias) {
-  for (size_t i = 0; i < x.size(); ++i) x[i] += bias[static_cast<int64_t>(i) % bias.size()];
+void add_to_rows(Matrix& x, std::span<const float> bias) {
+  for (size_t i = 0; i < x.size(); ++i) x[i] += bias[i % bias.size()];
 }
 
-Matrix attention(const ModelConfig& c, const DecoderWeights::Layer& layer, const LayerKind& kind,
+/// The weights of one layer.
+using LayerWeights = std::function<std::span<const float>(Weight)>;
+
+Matrix attention(const ModelConfig& c, const LayerWeights& weights, const LayerKind& kind,
                  size_t tokens, const Matrix& h) {
   const size_t hidden = c.hidden_size, q_width = c.query_width(), kv_width = c.kv_width();
   const size_t heads = c.num_attention_heads, kv_heads = c.num_key_value_heads;
   const size_t dim = c.head_dim;
-  Matrix q = product(h, layer.wq, tokens, hidden, q_width);
-  Matrix k = product(h, layer.wk, tokens, hidden, kv_width);
-  Matrix v = product(h, layer.wv, tokens, hidden, kv_width);
+  Matrix q = product(h, weights(Weight::wq), tokens, hidden, q_width);
+  Matrix k = product(h, weights(Weight::wk), tokens, hidden, kv_width);
+  Matrix v = product(h, weights(Weight::wv), tokens, hidden, kv_width);
   if (c.qkv_bias) {
-    add_to_rows(q, layer.bq);
-    add_to_rows(k, layer.bk);
-    add_to_rows(v, layer.bv);
+    add_to_rows(q, weights(Weight::bq));
+    add_to_rows(k, weights(Weight::bk));
+    add_to_rows(v, weights(Weight::bv));
   }
   if (c.qk_norm) {
-    q = rms_norm(q, layer.q_norm, c.rms_norm_eps, dim);
-    k = rms_norm(k, layer.k_norm, c.rms_norm_eps, dim);
+    q = rms_norm(q, weights(Weight::q_norm), c.rms_norm_eps, dim);
+    k = rms_norm(k, weights(Weight::k_norm), c.rms_norm_eps, dim);
   }
   if (kind.rotary) {
     const Rotary rotary = rotary_of(c);
     rotate(q, heads, dim, rotary);
     rotate(k, kv_heads, dim, rotary);
   }
-  Matrix out = product(attend(q, k, v, tokens, heads, kv_heads, dim, kind.window), layer.wo, tokens,
-                       q_width, hidden);
-  if (c.output_bias) add_to_rows(out, layer.bo);
+  Matrix out = product(attend(q, k, v, tokens, heads, kv_heads, dim, kind.window),
+                       weights(Weight::wo), tokens, q_width, hidden);
+  if (c.output_bias) add_to_rows(out, weights(Weight::bo));
   return out;
 }
 
-void apply_layer(const ModelConfig& c, const DecoderWeights::Layer& layer, const LayerKind& kind,
+void apply_layer(const ModelConfig& c, const LayerWeights& weights, const LayerKind& kind,
                  size_t tokens, Matrix& x) {
   const size_t hidden = c.hidden_size, inner = c.intermediate_size;
-  add(x, attention(c, layer, kind, tokens, rms_norm(x, layer.attn_norm, c.rms_norm_eps, hidden)));
-  const Matrix h = rms_norm(x, layer.mlp_norm, c.rms_norm_eps, hidden);
-  Matrix gate = product(h, layer.w_gate, tokens, hidden, inner);
-  const Matrix up = product(h, layer.w_up, tokens, hidden, inner);
+  add(x, attention(c, weights, kind, tokens,
+                   rms_norm(x, weights(Weight::attn_norm), c.rms_norm_eps, hidden)));
+  const Matrix h = rms_norm(x, weights(Weight::mlp_norm), c.rms_norm_eps, hidden);
+  Matrix gate = product(h, weights(Weight::w_gate), tokens, hidden, inner);
+  const Matrix up = product(h, weights(Weight::w_up), tokens, hidden, inner);
   for (size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
-  add(x, product(gate, layer.w_down, tokens, inner, hidden));
+  add(x, product(gate, weights(Weight::w_down), tokens, inner, hidden));
 }
 
 }  // namespace
@@ -125,16 +129,19 @@ ReferenceScores score_document_reference(
     const std::function<void(int64_t index, std::span<const double> x)>& observe) {
   const size_t tokens = document.size();
   const size_t hidden = c.hidden_size, padded = c.vocab_padded;
+  const std::span<const float> embed = weights.of(Weight::embed).values();
   Matrix x;
   for (int32_t token : document)
-    for (size_t i = 0; i < hidden; ++i) x.push_back(weights.embed[token * c.hidden_size + i]);
+    for (size_t i = 0; i < hidden; ++i) x.push_back(embed[token * c.hidden_size + i]);
   if (observe) observe(0, x);
-  for (size_t l = 0; l < weights.layers.size(); ++l) {
-    apply_layer(c, weights.layers[l], c.kind_of(static_cast<int64_t>(l)), tokens, x);
+  for (int64_t l = 0; l < c.num_hidden_layers; ++l) {
+    const auto of_layer = [&](Weight weight) { return weights.of(weight, l + 1).values(); };
+    apply_layer(c, of_layer, c.kind_of(l), tokens, x);
     if (observe) observe(l + 1, x);
   }
-  const Matrix logits = product(rms_norm(x, weights.final_norm, c.rms_norm_eps, hidden),
-                                weights.head, tokens, hidden, padded);
+  const Matrix logits =
+      product(rms_norm(x, weights.of(Weight::final_norm).values(), c.rms_norm_eps, hidden),
+              weights.of(Weight::head).values(), tokens, hidden, padded);
   ReferenceScores scores;
   for (size_t t = 0; t + 1 < tokens; ++t) {
     const std::span<const double> row(&logits[t * padded], static_cast<size_t>(c.vocab_size));

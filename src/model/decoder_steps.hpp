@@ -28,6 +28,7 @@
 #include <variant>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "core/model_config.hpp"
 
 namespace gyre {
@@ -35,6 +36,21 @@ namespace gyre {
 /// Arrays of one rank, [slots, width_of()].
 enum class Activation { x, h, partial, q, k, v, out, gate, up, logits };
 inline constexpr size_t activation_kinds = 10;
+/// Those that attention does not hold.
+inline constexpr Activation activations_of_decoder[] = {Activation::x,       Activation::h,
+                                                        Activation::partial, Activation::gate,
+                                                        Activation::up,      Activation::logits};
+
+/// Element types of a decoder in memory. Products, norms, angles and softmax accumulate in f32.
+struct DecoderTypes {
+  DType activations = DType::f32;  ///< also of the weights that are matrices
+  DType residual = DType::f32;     ///< of the residual stream x
+  /// Logits are always f32.
+  DType of(Activation activation) const {
+    if (activation == Activation::logits) return DType::f32;
+    return activation == Activation::x ? residual : activations;
+  }
+};
 
 enum class Weight {
   embed,  ///< [vocabulary of the rank, hidden]
@@ -56,6 +72,9 @@ enum class Weight {
   final_norm,
   head,  ///< [hidden, vocabulary of the rank]
 };
+constexpr bool is_of_layer(Weight weight) {
+  return weight != Weight::embed && weight != Weight::final_norm && weight != Weight::head;
+}
 
 namespace decoder_step {
 

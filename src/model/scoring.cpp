@@ -63,19 +63,12 @@ double linear_flops_per_token(const ModelConfig& c) {
   return 2.0 * (c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
 }
 
-int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
-  const int64_t again = tp * width_of(Activation::k, c, tp) - c.kv_width();  // of shared KV heads
-  const int64_t copies = c.num_hidden_layers * c.hidden_size * 2 * again;
-  return size_of(type) * (c.parameters() + copies) / tp;
-}
-
-int64_t activation_bytes(const ModelConfig& c, int tp, int64_t slots, int64_t again, DType type) {
+int64_t activation_bytes(const ModelConfig& c, int tp, const DecoderTypes& types, int64_t slots,
+                         int64_t again) {
+  const auto bytes = [&](Activation a) { return width_of(a, c, tp) * size_of(types.of(a)); };
   int64_t row = 0;
-  for (const Activation a : {Activation::x, Activation::h, Activation::partial, Activation::gate,
-                             Activation::up, Activation::logits})
-    row += width_of(a, c, tp);
-  const int64_t scored = width_of(Activation::h, c, tp) + width_of(Activation::logits, c, tp);
-  return size_of(type) * (slots * row + again * scored);
+  for (const Activation a : activations_of_decoder) row += bytes(a);
+  return slots * row + again * (bytes(Activation::h) + bytes(Activation::logits));
 }
 
 int64_t ScoringSetup::slot_multiple() const {
@@ -218,9 +211,10 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
 
 PlanCount Scorer::count() const {
   PlanCount total;
+  const ElementTypes types = attention_types(plan_.setup.types, plan_.setup.grid.cp);
   for (const BinShard& shard : shards_)
     for (size_t m = 0; m < shard.plans.size(); ++m)
-      add_bin(total, gyre::count(shard.plans[m], Pass::forward, heads_, attention_types),
+      add_bin(total, gyre::count(shard.plans[m], Pass::forward, heads_, types),
               plan_.masks[m].layers);
   return total;
 }

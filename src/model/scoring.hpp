@@ -28,21 +28,20 @@ namespace gyre {
 /// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
 double linear_flops_per_token(const ModelConfig& config);
 
-/// Bytes of the weights on one of `tp` ranks.
-int64_t weight_bytes(const ModelConfig& config, int tp, DType type = DType::f32);
 /// Bytes of the activations of `slots` slots, without attention's own arrays; `again` slots predict
 /// one more token.
-int64_t activation_bytes(const ModelConfig& config, int tp, int64_t slots, int64_t again = 0,
-                         DType type = DType::f32);
+int64_t activation_bytes(const ModelConfig& config, int tp, const DecoderTypes& types,
+                         int64_t slots, int64_t again = 0);
 
 /// How scoring is distributed over ranks: the grid, which rank owns which slots of a bin, and how
-/// queries meet the keys of other ranks.
+/// queries meet the keys of other ranks. And the types that it computes in.
 struct ScoringSetup {
   GridShape grid;
   const LayoutKind* layout = &default_layout();
   LayoutOptions layout_options = {};  ///< all but cp, which the grid sets
   const Schedule* schedule = &default_schedule();
   ScheduleOptions schedule_options = {};
+  DecoderTypes types = {};
 
   /// The number of slots of a segment is a multiple of this: 2·cp for DualChunkSwap, which cuts
   /// every segment; 1 for the others, which pad the row.

@@ -189,7 +189,7 @@ class ScoringSimulation {
 
   /// Bytes of the activations of `slots` slots, attention included.
   int64_t memory_of(const HeadShape& heads, int64_t slots) const {
-    int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, slots, 0, types_.activations);
+    int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, plan_.setup.types, slots);
     for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats}) {
       const int64_t held = kind == ArrayKind::kv ? heads.kv_heads : heads.heads;
       bytes += slots * row_elements(kind, held, heads.head_dim) * size_of(types_.stored(kind));

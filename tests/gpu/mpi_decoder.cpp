@@ -78,8 +78,9 @@ struct Twin {
   std::vector<std::vector<double>> x;  // [layers + 1][tokens · hidden]
 };
 
-Twin twin_of(const Documents& documents, const ModelConfig& config) {
-  const DecoderWeights whole = load_weights(config, 1, 0, test::random_weights(config));
+Twin twin_of(const Documents& documents, const ModelConfig& config, DType type = DType::f32) {
+  const DecoderWeights whole =
+      load_weights(config, 1, 0, test::random_weights(config), type).widened();
   Twin all;
   all.x.resize(static_cast<size_t>(config.num_hidden_layers) + 1);
   for (int64_t d = 0; d < documents.view().size(); ++d) {
@@ -94,10 +95,18 @@ Twin twin_of(const Documents& documents, const ModelConfig& config) {
   return all;
 }
 
-double tolerance_of_scores(const ModelConfig& config, const Twin& twin, int cp) {
+DecoderShape shape_of(const ModelConfig& config, int64_t layers, const ScoringSetup& setup) {
+  DecoderShape shape = decoder_shape(config, layers, longest, setup.grid.cp);
+  shape.tp = setup.grid.tp;
+  shape.activations = setup.types.activations;
+  shape.residual = setup.types.residual;
+  return shape;
+}
+
+double tolerance_of_scores(const ModelConfig& config, const Twin& twin, const ScoringSetup& setup) {
   double size = 1;
   for (const double x : twin.logprob) size = std::max(size, std::abs(x));
-  return score_tolerance(decoder_shape(config, config.num_hidden_layers, longest, cp), size);
+  return score_tolerance(shape_of(config, config.num_hidden_layers, setup), size);
 }
 
 /// Expects the residual stream of one bin to be the twin's; rows are counted.
@@ -152,34 +161,34 @@ class DeviceDecoder : public test::GpuTest {
                      config, setup, bin);
     EXPECT_EQ(plan.forest.shares(), min_prefix > 0);
     Scorer scorer(documents.view(), config, plan, grid);
-    Decoder decoder(
-        config, load_weights(config, setup.grid.tp, grid.tp_rank(), test::random_weights(config)),
-        grid, kernel(), stream());
+    Decoder decoder(config, setup.types,
+                    load_weights(config, setup.grid.tp, grid.tp_rank(),
+                                 test::random_weights(config), setup.types.activations),
+                    grid, kernel(), stream());
     int64_t rows = 0;
     const DecoderTimes times =
         scorer.run(decoder, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
-          rows +=
-              expect_hidden(shard, index, x, documents, twin,
-                            hidden_tolerance(decoder_shape(config, index, longest, setup.grid.cp)));
+          rows += expect_hidden(shard, index, x, documents, twin,
+                                hidden_tolerance(shape_of(config, index, setup)));
         });
-    const ScoreRange first = expect_scores(scorer, times, config, twin, setup.grid.cp);
+    const ScoreRange first = expect_scores(scorer, times, config, twin, setup);
     const int64_t all = all_reduce_value(world(), rows, ReduceOp::sum);
     EXPECT_EQ(all, setup.grid.tp * (config.num_hidden_layers + 1) * plan.tokens);
     if (!twice) return;
-    const ScoreRange second =
-        expect_scores(scorer, scorer.run(decoder), config, twin, setup.grid.cp);
+    const ScoreRange second = expect_scores(scorer, scorer.run(decoder), config, twin, setup);
     EXPECT_EQ(first.logprob, second.logprob);
     EXPECT_EQ(first.entropy, second.entropy);
   }
 
   static ScoreRange expect_scores(Scorer& scorer, const DecoderTimes& times,
-                                  const ModelConfig& config, const Twin& twin, int cp) {
+                                  const ModelConfig& config, const Twin& twin,
+                                  const ScoringSetup& setup) {
     for (const double seconds :
          {times.linear, times.attention, times.logprobs, times.attention_wait, times.tp_wait})
       EXPECT_GE(seconds, 0);
     EXPECT_TRUE(times.linear > 0 || scorer.shards().empty());
     const ScoreRange mine = scorer.in_document_order(world());
-    const double tolerance = tolerance_of_scores(config, twin, cp);
+    const double tolerance = tolerance_of_scores(config, twin, setup);
     for (int64_t i = mine.begin; i < mine.end(); ++i) {
       const auto at = static_cast<size_t>(i - mine.begin), all = static_cast<size_t>(i);
       EXPECT_NEAR(static_cast<double>(mine.logprob[at]), twin.logprob[all], tolerance);
@@ -237,6 +246,18 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
   expect_right(
       documents, config, twin_of(documents, config),
       {grids(config).front(), &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}});
+}
+
+TEST_F(DeviceDecoder, Bf16PassesAreNearTheTwinOfTheRoundedWeights) {
+  const ModelConfig config = device_config(2);
+  const Documents documents = ragged_documents(config);
+  const Twin twin = twin_of(documents, config, DType::bf16);
+  ScoringSetup setup = {
+      grids(config).front(), &find_layout("dual-chunk-swap"), {}, &find_schedule("ring"), {}};
+  for (const DType residual : {DType::f32, DType::bf16}) {
+    setup.types = {DType::bf16, residual};
+    expect_right(documents, config, twin, setup, residual == DType::f32);
+  }
 }
 
 TEST_F(DeviceDecoder, SharedPrefixesChangeNoScore) {

@@ -2,8 +2,11 @@
 // The decoder's operations on rows, on every backend, against their definitions
 // in double precision.
 
+#include <fmt/format.h>
+
 #include <cmath>
 #include <limits>
+#include <random>
 
 #include "backend_test.hpp"
 #include "close.hpp"
@@ -32,8 +35,9 @@ class DecoderOpsTest : public BackendTest {
   DecoderOps& ops() { return *ops_; }
 
   using Element = std::function<double(int64_t row, int64_t col)>;
-  Rows make(int64_t rows, int64_t cols, const Element& value, int64_t gap = 3) {
-    Rows x{rows, cols, cols + gap, {}, {}};
+  /// Whole vectors are aligned, as a device can load them with wide accesses.
+  Rows make(int64_t rows, int64_t cols, const Element& value) {
+    Rows x{rows, cols, cols + (cols % 8 == 0 ? 8 : 3), {}, {}};
     x.values.assign(rows * x.stride + 7, std::numeric_limits<float>::quiet_NaN());
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t c = 0; c < cols; ++c)
@@ -41,9 +45,8 @@ class DecoderOpsTest : public BackendTest {
     x.memory = to_device<float>(x.values);
     return x;
   }
-  Rows empty(int64_t rows, int64_t cols, int64_t gap = 3) {
-    return make(
-        rows, cols, [](int64_t, int64_t) { return NAN; }, gap);
+  Rows empty(int64_t rows, int64_t cols) {
+    return make(rows, cols, [](int64_t, int64_t) { return NAN; });
   }
   Rows random(int64_t rows, int64_t cols, unsigned seed, double size = 1) {
     std::mt19937 generator(seed);
@@ -73,7 +76,7 @@ class DecoderOpsTest : public BackendTest {
 TEST_P(DecoderOpsTest, EmbeddingsAreThoseOfThisRanksTokens) {
   for (const int64_t cols : columns_) {
     const Rows table = random(10, cols, 1);
-    Rows out = empty(6, cols, 5);
+    Rows out = empty(6, cols);
     const std::vector<int32_t> tokens = {20, 29, 19, 30, 25, 0}, positions(6, 0);
     ops().set_slots(tokens, positions);
     ops().embed(table.view(), 20, out.view());
@@ -86,7 +89,7 @@ TEST_P(DecoderOpsTest, EmbeddingsAreThoseOfThisRanksTokens) {
 TEST_P(DecoderOpsTest, ResidualsAreAddedAndNormalised) {
   constexpr float eps = 1e-5F;
   const auto check = [&](int64_t cols, bool with_y) {
-    Rows x = random(4, cols, 1, 3), h = empty(4, cols, 1);
+    Rows x = random(4, cols, 1, 3), h = empty(4, cols);
     const Rows y = random(4, cols, 2), w = random(1, cols, 3);
     const auto sum = [&](int64_t r, int64_t c) { return x.at(r, c) + (with_y ? y.at(r, c) : 0); };
     const auto size = [&](int64_t r, int64_t c) {
@@ -235,6 +238,108 @@ TEST_P(DecoderOpsTest, EachHeadIsNormalisedByItself) {
         });
       }
   });
+}
+
+/// A bf16 matrix in the stream's memory.
+struct NarrowRows {
+  int64_t rows, cols, stride;
+  Buffer<bf16> memory;
+  MatrixView<bf16> view() { return {memory.data(), rows, cols, stride}; }
+};
+
+TEST_P(DecoderOpsTest, Bf16MatricesHoldTheRoundedResultsOfF32Matrices) {
+  constexpr float eps = 1e-5F;
+  constexpr int64_t rows = 19, head_dim = 16;  // more rows than the host widens at a time
+  std::vector<int32_t> tokens(rows), positions(rows);
+  for (int32_t r = 0; r < rows; ++r) {
+    tokens[r] = r % 7;
+    positions[r] = 1000 * r;
+  }
+  ops().set_slots(tokens, positions);
+  using Run = std::function<void(const std::vector<MatrixRef>&, const float* vector)>;
+  const auto check = [&](const char* name, int64_t cols, double slack, const Run& run) {
+    SCOPED_TRACE(fmt::format("{}, {} columns", name, cols));
+    std::vector<Rows> f32;
+    std::vector<NarrowRows> narrow;
+    std::vector<MatrixRef> f32_views, narrow_views;
+    for (const unsigned seed : {1U, 2U, 3U}) {
+      std::mt19937 generator(seed);
+      std::normal_distribution<float> normal;
+      f32.push_back(make(rows, cols, [&](int64_t, int64_t) {
+        return static_cast<double>(to_float(to_bf16(normal(generator))));
+      }));
+      std::vector<bf16> values;
+      for (const float x : f32.back().values) values.push_back(to_bf16(x));
+      narrow.push_back({rows, cols, f32.back().stride, to_device<bf16>(values)});
+    }
+    for (size_t i = 0; i < f32.size(); ++i) {
+      f32_views.emplace_back(f32[i].view());
+      narrow_views.emplace_back(narrow[i].view());
+    }
+    const Rows vector = random(1, cols, 4);
+    run(f32_views, vector.memory.data());
+    run(narrow_views, vector.memory.data());
+    for (size_t i = 0; i < f32.size(); ++i) {
+      const std::vector<float> want = to_host(f32[i].memory);
+      const std::vector<bf16> got = to_host(narrow[i].memory);
+      for (size_t j = 0; j < want.size(); ++j) {
+        const auto a = static_cast<double>(to_float(got[j])), b = static_cast<double>(want[j]);
+        EXPECT_EQ(std::isnan(a), std::isnan(b)) << "array " << i << " element " << j;
+        if (std::isnan(b)) continue;
+        EXPECT_NEAR(a, b, std::abs(b) * 0x1p-8 * (1 + slack) + slack * 0x1p-8)
+            << "array " << i << " element " << j;
+      }
+    }
+  };
+  using All = const std::vector<MatrixRef>&;
+  for (const int64_t cols : pick<int64_t>({48, 192, 80}, {48, 80})) {
+    check("embed", cols, 0,
+          [&](All m, const float*) { ops().embed(m[0].rows_from(0, 5), 0, m[1]); });
+    check("norm", cols, 0,
+          [&](All m, const float* w) { ops().add_rms_norm(m[0], {}, w, eps, m[2]); });
+    // The norm is that of a sum which has been rounded.
+    check("add and norm", cols, 2,
+          [&](All m, const float* w) { ops().add_rms_norm(m[0], m[1], w, eps, m[2]); });
+    check("add", cols, 0, [&](All m, const float*) { ops().add(m[0], m[1]); });
+    check("bias", cols, 0, [&](All m, const float* bias) { ops().add_bias(m[0], bias); });
+    check("head norm", cols, 0,
+          [&](All m, const float* w) { ops().head_norm(m[0], head_dim, w, eps); });
+    check("rope", cols, 0, [&](All m, const float*) {
+      ops().rope(m[0], m[1], head_dim, plain_rotary(head_dim, 1e4));
+    });
+    check("silu", cols, 0, [&](All m, const float*) { ops().silu_multiply(m[0], m[1]); });
+    check("product", cols, 1e-3, [&](All m, const float*) {
+      ops().linear(m[0].columns_from(0, 16), m[1].rows_from(0, 16), m[2]);
+    });
+  }
+}
+
+TEST_P(DecoderOpsTest, AResidualStreamInF32TakesBf16Additions) {
+  constexpr int64_t rows = 3;
+  for (const int64_t cols : {33, 64}) {
+    Rows x = random(rows, cols, 1), h = empty(rows, cols);
+    const Rows y = random(rows, cols, 2), w = random(1, cols, 3);
+    Buffer<bf16> narrow_memory = to_device<bf16>(std::vector<bf16>(rows * cols));
+    Buffer<bf16> h_memory = to_device<bf16>(std::vector<bf16>(rows * cols));
+    const MatrixView<bf16> narrow(narrow_memory.data(), rows, cols),
+        out(h_memory.data(), rows, cols);
+    ops().convert(y.view(), narrow);
+    ops().add_rms_norm(x.view(), narrow, w.memory.data(), 1e-5F, out);
+    ops().convert(out, h.view());
+    const auto sum = [&](int64_t r, int64_t c) {
+      return static_cast<double>(static_cast<float>(
+          x.at(r, c) + static_cast<double>(to_float(to_bf16(static_cast<float>(y.at(r, c)))))));
+    };
+    expect(x, sum);
+    expect(
+        h,
+        [&](int64_t r, int64_t c) {
+          double squares = 0;
+          for (int64_t i = 0; i < cols; ++i) squares += sum(r, i) * sum(r, i);
+          return sum(r, c) / std::sqrt(squares / static_cast<double>(cols) + 1e-5) * w.at(0, c);
+        },
+        [&](int64_t r, int64_t c) { return 0x1p-8 * std::abs(sum(r, c) * w.at(0, c)) * 2; });
+  }
 }
 
 TEST_P(DecoderOpsTest, NoRowsAreNothingToDo) {

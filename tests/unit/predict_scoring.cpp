@@ -105,7 +105,7 @@ TEST(PredictScoring, BalancedLayoutsWeighTrees) {
     for (int r = 0; r < 4; ++r) {
       const AttentionProblem problem = plan.problem(layout, small_model());
       pairs = std::max(pairs, count(plan_rank(find_schedule("ring"), problem, r), Pass::forward,
-                                    problem.heads, attention_types)
+                                    problem.heads, attention_types({}, 4))
                                       .pairs /
                                   problem.heads.heads);
     }

@@ -1,0 +1,154 @@
+#include "model/decoder_weights.hpp"
+
+#include <fmt/format.h>
+
+#include <algorithm>
+
+namespace gyre {
+
+void WeightTensor::move_to(Stream& stream) {
+  if (bytes_.space() == stream.space() || bytes_.size() == 0) return;
+  Buffer<std::byte> moved(bytes_.size(), stream.space());
+  stream.copy(moved.data(), bytes_.data(), bytes_.size());
+  stream.synchronize();
+  bytes_ = std::move(moved);
+}
+
+WeightTensor WeightTensor::converted(DType type) const {
+  WeightTensor to(type, rows_, cols_);
+  copy_converted(matrix(), to.matrix());
+  return to;
+}
+
+void DecoderWeights::move_to(Stream& stream) {
+  for (auto& [key, tensor] : tensors_) tensor.move_to(stream);
+}
+
+DecoderWeights DecoderWeights::widened() const {
+  DecoderWeights wide;
+  for (const auto& [key, tensor] : tensors_) wide.tensors_[key] = tensor.converted(DType::f32);
+  return wide;
+}
+
+void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors) {
+  const auto check = [&](const char* name, int64_t value) {
+    if (value % tp != 0) errors.add("--tp {} does not divide the model's {} = {}", tp, name, value);
+  };
+  check("num_attention_heads", config.num_attention_heads);
+  if (tp % config.num_key_value_heads != 0)
+    check("num_key_value_heads", config.num_key_value_heads);
+  check("intermediate_size", config.intermediate_size);
+  check("vocab_padded", config.vocab_padded);
+}
+
+std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks) {
+  std::vector<int> allowed;
+  for (int tp = 1; tp <= ranks; ++tp) {
+    ConfigErrors errors;
+    check_tensor_parallel(config, tp, errors);
+    if (errors.empty()) allowed.push_back(tp);
+  }
+  return allowed;
+}
+
+namespace {
+
+/// Reads one tensor-parallel rank's part of each weight.
+class PartReader {
+ public:
+  PartReader(const ModelConfig& config, int tp, int tp_rank, const WeightReader& read, DType type)
+      : c_(config), tp_(tp), tp_rank_(tp_rank), read_(read), type_(type) {}
+
+  DecoderWeights all() {
+    const int64_t vocab = width(Activation::logits);
+    rows(Weight::embed, "embed", vocab);
+    for (layer_ = 1; layer_ <= c_.num_hidden_layers; ++layer_) read_layer();
+    vector(Weight::final_norm, "final_norm", c_.hidden_size);
+    columns(Weight::head, "head", vocab);
+    return std::move(weights_);
+  }
+
+ private:
+  struct Block {
+    int64_t row, rows, column, columns;
+  };
+  int64_t width(Activation a) const { return width_of(a, c_, tp_); }
+  /// First column of this rank's keys and values.
+  int64_t kv_begin() const { return tp_rank_ * c_.num_key_value_heads / tp_ * c_.head_dim; }
+
+  /// Reads in blocks of rows of about 16 MiB where they are converted, so that few bytes are held
+  /// twice.
+  void matrix(Weight weight, const std::string& name, const Block& block) {
+    WeightTensor tensor(type_, block.rows, block.columns);
+    constexpr int64_t elements = int64_t{1} << 22;
+    const int64_t some = std::max<int64_t>(1, elements / std::max<int64_t>(1, block.columns));
+    for (int64_t r = 0; r < block.rows; r += some) {
+      const int64_t rows = std::min(some, block.rows - r);
+      const Buffer<float> part = read_(name, block.row + r, rows, block.column, block.columns);
+      copy_converted(part.matrix(rows, block.columns), tensor.matrix().rows_from(r, rows));
+    }
+    weights_.set(weight, layer_, std::move(tensor));
+  }
+  void vector(Weight weight, const std::string& name, int64_t size, int64_t begin = 0) {
+    WeightTensor tensor(DType::f32, 1, size);
+    const Buffer<float> values = read_(name, 0, 1, begin, size);
+    copy_converted(values.matrix(1, size), tensor.matrix());
+    weights_.set(weight, layer_, std::move(tensor));
+  }
+  void columns(Weight weight, const std::string& name, int64_t count) {
+    matrix(weight, name, {0, c_.hidden_size, tp_rank_ * count, count});
+  }
+  void rows(Weight weight, const std::string& name, int64_t count) {
+    matrix(weight, name, {tp_rank_ * count, count, 0, c_.hidden_size});
+  }
+
+  void read_layer() {
+    const auto name = [&](const char* leaf) {
+      return fmt::format("layers/{}/{}", layer_ - 1, leaf);
+    };
+    const int64_t q = width(Activation::q), kv = width(Activation::k);
+    const int64_t inner = width(Activation::gate);
+    vector(Weight::attn_norm, name("attn_norm"), c_.hidden_size);
+    columns(Weight::wq, name("wq"), q);
+    matrix(Weight::wk, name("wk"), {0, c_.hidden_size, kv_begin(), kv});
+    matrix(Weight::wv, name("wv"), {0, c_.hidden_size, kv_begin(), kv});
+    if (c_.qkv_bias) {
+      vector(Weight::bq, name("bq"), q, tp_rank_ * q);
+      vector(Weight::bk, name("bk"), kv, kv_begin());
+      vector(Weight::bv, name("bv"), kv, kv_begin());
+    }
+    if (c_.qk_norm) {
+      vector(Weight::q_norm, name("q_norm"), c_.head_dim);
+      vector(Weight::k_norm, name("k_norm"), c_.head_dim);
+    }
+    rows(Weight::wo, name("wo"), q);
+    if (c_.output_bias) vector(Weight::bo, name("bo"), c_.hidden_size);
+    vector(Weight::mlp_norm, name("mlp_norm"), c_.hidden_size);
+    columns(Weight::w_gate, name("w_gate"), inner);
+    columns(Weight::w_up, name("w_up"), inner);
+    rows(Weight::w_down, name("w_down"), inner);
+  }
+
+  const ModelConfig& c_;
+  int tp_, tp_rank_;
+  const WeightReader& read_;
+  DType type_;
+  int64_t layer_ = 0;
+  DecoderWeights weights_;
+};
+
+}  // namespace
+
+DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
+                            const WeightReader& read, DType type) {
+  return PartReader(config, tp, tp_rank, read, type).all();
+}
+
+int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
+  const int64_t again = tp * width_of(Activation::k, c, tp) - c.kv_width();  // of shared KV heads
+  const int64_t copies = c.num_hidden_layers * c.hidden_size * 2 * again;
+  const int64_t norms = (2 * c.num_hidden_layers + 1) * c.hidden_size;  // f32 on every rank
+  return size_of(type) * (c.parameters() - norms + copies) / tp + size_of(DType::f32) * norms;
+}
+
+}  // namespace gyre
