@@ -235,6 +235,13 @@ cudaError_t cudaMemGetInfo(size_t* free, size_t* total) {
   *free = *total - softgpu::used_device_bytes();
   return cudaSuccess;
 }
+cudaError_t cudaPointerGetAttributes(cudaPointerAttributes* attributes, const void* pointer) {
+  const softgpu::Place place = softgpu::place_of(pointer);
+  attributes->type = place == softgpu::Place::pageable ? cudaMemoryTypeUnregistered
+                     : place == softgpu::Place::pinned ? cudaMemoryTypeHost
+                                                       : cudaMemoryTypeDevice;
+  return cudaSuccess;
+}
 cudaError_t cudaMalloc(void** pointer, size_t bytes) {
   return softgpu::allocate(pointer, bytes);
 }

@@ -7,8 +7,9 @@
 //                 the same bits in every run ("fixed_order" of the shape), so does the baseline's,
 //                 and cuDNN in any order is measured as well
 //     rows        statistics and gradient of log-probability and entropy, in bf16, as stream work,
-//                 and a call that ends with scores on the host. Baseline: a device copy of the
-//                 logits. Bytes are those that must be read and written
+//                 and a call that ends with scores in pinned memory of the host, where its ids are
+//                 too. Baseline: a device copy of the logits. Bytes are those that must be read
+//                 and written
 //     gather      shard maps of tokens. Baseline: a device copy of the tokens
 //
 //     bench-gpu-kernels [--json FILE] [--repetitions N] [--only GROUP] [--smoke]
@@ -56,9 +57,10 @@ struct Bench {
   bench::Suite& suite;
 };
 
-/// `count` bf16 values in device memory: a pool of normal numbers, repeated.
-Buffer<bf16> random_values(Stream& stream, int64_t count) {
-  std::mt19937 random(1);
+/// `count` bf16 values in device memory: a pool of normal numbers, repeated; other numbers for
+/// another seed.
+Buffer<bf16> random_values(Stream& stream, int64_t count, unsigned seed = 1) {
+  std::mt19937 random(seed);
   std::normal_distribution<float> normal;
   std::vector<bf16> pool(std::min<int64_t>(count, (1 << 20) - 3));
   for (bf16& x : pool) x = to_bf16(normal(random));
@@ -81,9 +83,9 @@ class OneRank {
         executor_(plan_, heads, {DType::bf16, DType::bf16, DType::bf16, DType::f32}, b.network,
                   kernel, b.stream, workspace_, true) {
     const int64_t columns = heads.heads * heads.head_dim, kv = heads.kv_heads * heads.head_dim;
-    fill(b.stream, executor_.matrix(ArrayKind::q), tokens * columns);
-    fill(b.stream, executor_.matrix(ArrayKind::kv), 2 * tokens * kv);
-    fill(b.stream, executor_.matrix(ArrayKind::d_out), tokens * columns);
+    fill(b.stream, executor_.matrix(ArrayKind::q), tokens * columns, 1);
+    fill(b.stream, executor_.matrix(ArrayKind::kv), 2 * tokens * kv, 2);
+    fill(b.stream, executor_.matrix(ArrayKind::d_out), tokens * columns, 4);
     executor_.run(Pass::forward);
   }
   /// Prepares and records both directions; later runs are one graph launch each.
@@ -95,8 +97,8 @@ class OneRank {
   AttentionExecutor& executor() { return executor_; }
 
  private:
-  static void fill(Stream& stream, MatrixRef to, int64_t count) {
-    const Buffer<bf16> values = random_values(stream, count);
+  static void fill(Stream& stream, MatrixRef to, int64_t count, unsigned seed) {
+    const Buffer<bf16> values = random_values(stream, count, seed);
     stream.copy(to.data, values.data(), count * sizeof(bf16));
     stream.synchronize();
   }
@@ -115,9 +117,9 @@ struct BareMemory {
   Buffer<float> lse;
   BareMemory(Stream& stream, const HeadShape& h, int64_t tokens)
       : q(random_values(stream, tokens * h.heads * h.head_dim)),
-        k(random_values(stream, tokens * h.kv_heads * h.head_dim)),
-        v(random_values(stream, tokens * h.kv_heads * h.head_dim)),
-        d_out(random_values(stream, q.size())),
+        k(random_values(stream, tokens * h.kv_heads * h.head_dim, 2)),
+        v(random_values(stream, tokens * h.kv_heads * h.head_dim, 3)),
+        d_out(random_values(stream, q.size(), 4)),
         out(q.size(), MemorySpace::device),
         d_q(q.size(), MemorySpace::device),
         d_k(k.size(), MemorySpace::device),
@@ -197,16 +199,17 @@ void rows_of(Bench& b, int64_t columns) {
   const auto kernels = make_cuda_row_kernels(b.stream);
   std::vector<RowNormalizer> normalizers(rows, {4, 2});
   std::vector<GradientCoefficients> coefficients(rows, {0.5F, 0.25F});
-  std::vector<int32_t> ids(rows);
+  Buffer<int32_t> ids(rows, MemorySpace::pinned);
   std::vector<float> weights(rows, 1);
-  for (size_t i = 0; i < ids.size(); ++i) ids[i] = static_cast<int32_t>(i * 7919 % columns);
+  for (int64_t i = 0; i < rows; ++i) ids[i] = static_cast<int32_t>(i * 7919 % columns);
   const auto records = kernels->make_records({even_partition(columns, columns, 1), 0, 1, true});
-  std::vector<float> logprob(ids.size()), entropy(ids.size());
-  std::vector<RowNormalizer> found(ids.size());
-  records->start(rows, ids);
+  Buffer<float> logprob(rows, MemorySpace::pinned), entropy(rows, MemorySpace::pinned);
+  Buffer<RowNormalizer> found(rows, MemorySpace::pinned);
+  const RowScores out = {found.span(), logprob.span(), entropy.span()};
+  records->start(rows, ids.span(), out);
   RowPass pass;
   pass.columns = columns;
-  const RowTokenIds token_ids = {ids, weights, 1, 0};
+  const RowTokenIds token_ids = {ids.span(), weights, 1, 0};
   const MatrixRef from = logits.matrix(rows, columns), to = gradient.matrix(rows, columns);
   const double read = 2 * rows * columns;
   b.suite.measure(
@@ -216,9 +219,9 @@ void rows_of(Bench& b, int64_t columns) {
        {"statistics", [&] { records->add(from, 0, 0, columns); }, read},
        {"scores on the host",
         [&] {
-          records->start(rows, ids);
+          records->start(rows, ids.span(), out);
           records->add(from, 0, 0, columns);
-          records->merge(b.network, b.stream, "scores", {found, logprob, entropy});
+          records->merge(b.network, b.stream, "scores");
         },
         read},
        {"gradient",

@@ -1,10 +1,10 @@
-// Gradients and log-probabilities: each element is computed from its row's constants. Two small
-// kernels around the pass add the weights of ids, because the pass may overwrite the logits:
+// Gradients and log-probabilities: each element is computed from its row's constants. A pass adds
+// the weights of ids to the f32 gradients of their elements, which are rounded once.
 //
-//     before   finds the kind of each row (zeros, NaN, values), and computes the f32 gradient of
-//              the element of each id in the shard
-//     the pass
-//     after    writes the elements of ids: that gradient plus all weights of the id, rounded once
+//     one id per row     its weight is added where the pass computes its element
+//     several            before the pass overwrites the logits, the threads of a block compute the
+//                        gradients of the elements of ids in their part; they write these elements,
+//                        with all weights of their ids, after the pass
 
 #include "logprobs/cuda_row_lanes.cuh"
 #include "logprobs/cuda_row_launch.hpp"
@@ -12,13 +12,18 @@
 namespace gyre::rows {
 namespace {
 
-/// Columns of a row per block; the results do not depend on it.
-constexpr int64_t written_columns = 16384;
+/// Columns of a row per block; the results do not depend on it. Many blocks may be long: then less
+/// of their time is spent on waiting for the first loads.
+GYRE_HOST_DEVICE inline int64_t written_columns(int64_t rows, int64_t columns) {
+  constexpr int64_t usual = 16384, many = 16384;
+  return rows * parts_of(columns, 2 * usual) >= many ? 2 * usual : usual;
+}
 
 /// This block's part of a row of `out`.
 template <class To>
 __device__ PartOfRow part_of(const MatrixView<To>& out) {
-  return {parts_of(out.cols, written_columns), out.cols, written_columns};
+  const int64_t width = written_columns(out.rows, out.cols);
+  return {parts_of(out.cols, width), out.cols, width};
 }
 
 /// Writes `constant` to columns [begin, end); reads nothing.
@@ -68,11 +73,24 @@ __device__ EachLane<Element> each_lane(const Element& element) {
   return {element};
 }
 
-/// Applies `slope` to the elements of a vector that survive; the others become 0. The cut is
-/// located once per vector, so that no element needs a branch.
-struct SlopeOfSurvivors {
+/// Gradients of a row's elements without weights.
+struct Slopes {
+  SlopeOf slope;
+  __device__ bool has(float, int64_t) const { return true; }
+  template <int lanes>
+  __device__ Lanes<lanes> operator()(int64_t, const Lanes<lanes>& z) const {
+    Lanes<lanes> out;
+    for (int i = 0; i < lanes; ++i) out.x[i] = slope(z.x[i]);
+    return out;
+  }
+};
+
+/// Like Slopes for elements that survive, 0 for others. The column of the cut is computed once per
+/// vector, and no element needs a branch.
+struct SlopesOfSurvivors {
   SlopeOf slope;
   RowSurvivors kept;
+  __device__ bool has(float z, int64_t column) const { return survives(kept, z, column); }
   template <int lanes>
   __device__ Lanes<lanes> operator()(int64_t column, const Lanes<lanes>& z) const {
     const auto cut = static_cast<int>(min(max(kept.cut - column, int64_t{0}), int64_t{lanes}));
@@ -85,79 +103,128 @@ struct SlopeOfSurvivors {
   }
 };
 
-__device__ GradientCoefficients coefficients_of_row(const GradientTask& task, int64_t row) {
-  return task.coefficients == nullptr ? GradientCoefficients{} : task.coefficients[row];
+/// `slopes`, plus the weight of the element in one column.
+template <class Op>
+struct WithOneWeight {
+  Op slopes;
+  int64_t column;
+  float weight;
+  template <int lanes>
+  __device__ Lanes<lanes> operator()(int64_t at, const Lanes<lanes>& z) const {
+    Lanes<lanes> out = slopes(at, z);
+    const int64_t mine = column - at;
+    if (mine >= 0 && mine < lanes)
+      for (int i = 0; i < lanes; ++i)
+        if (i == mine && slopes.has(z.x[i], column)) out.x[i] += weight;
+    return out;
+  }
+};
+
+/// The gradient of a part of a row.
+template <class From, class To, class Op>
+struct PartGradient {
+  const GradientTask& task;
+  PartOfRow mine;
+  RowKind kind;
+  Op slopes;
+  const From* from;
+  To* to;
+
+  /// Column of an id in this part; -1 if it is elsewhere, or if no weight counts in this row.
+  __device__ int64_t column_of_id(int64_t k) const {
+    if (kind == RowKind::nans) return -1;
+    const DeviceTokenIds& ids = task.token_ids;
+    const int64_t column = column_of(ids.ids[k], ids.first_column, task.pass.columns);
+    return column >= mine.begin && column < mine.end ? column : -1;
+  }
+
+  __device__ void with_one_id() const {
+    const int64_t column = column_of_id(mine.row);
+    const float given = task.token_ids.weights[mine.row], weight = column < 0 ? 0 : given;
+    write_part(mine, task.pass.columns, 0, kind, WithOneWeight<Op>{slopes, column, weight}, to,
+               from);
+    if (kind != RowKind::zeros || weight == 0) return;  // the same for all threads
+    __syncthreads();                                    // the zeros are written
+    if (threadIdx.x == 0) store_one(to + column, weight);
+  }
+
+  /// Before the pass: a thread's ids, and the gradients of their elements without weights. Returns
+  /// whether one of them is in this part.
+  __device__ bool find_ids() const {
+    const DeviceTokenIds& ids = task.token_ids;
+    bool found = false;
+    for (int64_t k = first() + threadIdx.x; k < first() + ids.per_row; k += block_threads) {
+      const int64_t column = column_of_id(k);
+      if (column < 0) continue;
+      ids.bases[k] = kind == RowKind::values ? slopes.slope(to_float(from[column])) : 0;
+      found = true;
+    }
+    return found;
+  }
+  /// After the pass: the last of equal ids writes the element with all their weights, in order.
+  __device__ void write_ids() const {
+    const DeviceTokenIds& ids = task.token_ids;
+    const int64_t end = first() + ids.per_row;
+    for (int64_t k = first() + threadIdx.x; k < end; k += block_threads) {
+      const int64_t column = column_of_id(k);
+      if (column < 0) continue;
+      bool last = true;
+      for (int64_t other = k + 1; other < end; ++other) last &= ids.ids[other] != ids.ids[k];
+      if (!last) continue;
+      float sum = ids.bases[k];
+      for (int64_t other = first(); other <= k; ++other)
+        if (ids.ids[other] == ids.ids[k]) sum += ids.weights[other];
+      store_one(to + column, sum);
+    }
+  }
+  __device__ void with_ids() const {
+    if (kind == RowKind::values) prefetch_first(from, mine);
+    const bool found = __syncthreads_or(find_ids()) != 0;  // their logits are read
+    write_part(mine, task.pass.columns, 0, kind, slopes, to, from);
+    if (!found) return;
+    __syncthreads();
+    write_ids();
+  }
+
+ private:
+  __device__ int64_t first() const { return mine.row * task.token_ids.per_row; }
+};
+
+/// Whether a weight of this block's row is not 0.
+__device__ bool is_weighted(const DeviceTokenIds& ids, int64_t row) {
+  bool mine = false;
+  for (int64_t k = threadIdx.x; k < ids.per_row; k += block_threads)
+    mine |= ids.weights[row * ids.per_row + k] != 0;
+  return __syncthreads_or(mine) != 0;
 }
 
-/// One warp per row determines its kind, and the column and gradient of each id in the shard.
-template <class T>
-__global__ void __launch_bounds__(block_threads)
-    before_gradient(const T* logits, int64_t stride, int64_t rows, GradientTask task) {
-  const int64_t row = static_cast<int64_t>(blockIdx.x) * block_warps + threadIdx.x / warp_lanes;
-  if (row >= rows) return;
-  const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  const DeviceTokenIds& token_ids = task.token_ids;
-  const int64_t first = row * token_ids.per_row, end = first + token_ids.per_row;
-  int mine = 0;
-  for (int64_t k = first + lane; k < end; k += warp_lanes) mine |= token_ids.weights[k] != 0;
-  const bool weighted = __any_sync(all_lanes, mine) != 0;
-  const GradientCoefficients coefficients = coefficients_of_row(task, row);
-  const bool sloped = coefficients.a != 0 || coefficients.b != 0;
+template <class From, class To, bool one_id>
+__global__ void __launch_bounds__(block_threads, 3)
+    gradient(MatrixView<const From> logits, const __grid_constant__ GradientTask task,
+             MatrixView<To> out) {
+  const PartOfRow mine = part_of(out);
+  const GradientCoefficients coefficients =
+      task.coefficients == nullptr ? GradientCoefficients{} : task.coefficients[mine.row];
   const RowNormalizer normalizer =
-      task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[row];
+      task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
+  const bool sloped = coefficients.a != 0 || coefficients.b != 0;
+  const bool weighted = !sloped && is_weighted(task.token_ids, mine.row);
   RowKind kind = kind_of(normalizer, sloped, sloped || weighted);
   // Filtered columns must be distinguished even if the coefficients are 0.
   if (task.survivors != nullptr && kind == RowKind::zeros && weighted) kind = RowKind::values;
-  if (lane == 0) task.kinds[row] = kind;
-  const SlopeOf op(normalizer, task.pass.scale, coefficients);
-  for (int64_t k = first + lane; k < end; k += warp_lanes) {
-    int64_t column = weighted && kind != RowKind::nans
-                         ? column_of(token_ids.ids[k], token_ids.first_column, task.pass.columns)
-                         : -1;
-    float base = 0;
-    if (column >= 0 && kind == RowKind::values) {
-      const float z = to_float(logits[row * stride + column]);
-      if (task.survivors != nullptr && !survives(task.survivors[row], z, column)) column = -1;
-      base = op(z);
-    }
-    token_ids.columns[k] = static_cast<int32_t>(column);
-    token_ids.bases[k] = base;
-  }
-}
-
-/// One thread per id: adds the weights of equal ids of the row, in order, to the gradient that
-/// before_gradient computed. Only the thread of the last of these ids writes the element.
-template <class T>
-__global__ void __launch_bounds__(block_threads)
-    after_gradient(T* out, int64_t stride, int64_t count, DeviceTokenIds token_ids) {
-  const int64_t k = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
-  if (k >= count || token_ids.columns[k] < 0) return;
-  const int64_t row = k / token_ids.per_row, first = row * token_ids.per_row;
-  const int32_t column = token_ids.columns[k];
-  for (int64_t other = k + 1; other < first + token_ids.per_row; ++other)
-    if (token_ids.columns[other] == column) return;
-  float sum = token_ids.bases[k];
-  for (int64_t other = first; other <= k; ++other)
-    if (token_ids.columns[other] == column) sum += token_ids.weights[other];
-  store_one(out + row * stride + column, sum);
-}
-
-template <class From, class To>
-__global__ void __launch_bounds__(block_threads)
-    gradient(MatrixView<const From> logits, GradientTask task, MatrixView<To> out) {
-  const PartOfRow mine = part_of(out);
-  const RowKind kind = task.kinds[mine.row];
-  const From* from = row_of(logits, mine.row);
-  To* to = row_of(out, mine.row);
-  const RowNormalizer normalizer =
-      task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
-  const SlopeOf slope(normalizer, task.pass.scale, coefficients_of_row(task, mine.row));
+  const auto run = [&](const auto& slopes) {
+    const PartGradient<From, To, std::decay_t<decltype(slopes)>> part{
+        task, mine, kind, slopes, row_of(logits, mine.row), row_of(out, mine.row)};
+    if constexpr (one_id)
+      part.with_one_id();
+    else
+      part.with_ids();
+  };
+  const SlopeOf slope(normalizer, task.pass.scale, coefficients);
   if (task.survivors == nullptr)
-    write_part(mine, task.pass.columns, 0, kind,
-               each_lane([&](int64_t, float z) { return slope(z); }), to, from);
-  else
-    write_part(mine, task.pass.columns, 0, kind, SlopeOfSurvivors{slope, task.survivors[mine.row]},
-               to, from);
+    run(Slopes{slope});
+  else if constexpr (one_id)
+    run(SlopesOfSurvivors{slope, task.survivors[mine.row]});
 }
 
 template <class From, class To>
@@ -226,23 +293,23 @@ __global__ void __launch_bounds__(block_threads)
 
 /// One block per part of a row.
 Launch over_parts(CUstream_st* stream, const MatrixRef& out) {
-  return {blocks_of(out.rows * parts_of(out.cols, written_columns)), block_threads, stream};
+  const int64_t parts = parts_of(out.cols, written_columns(out.rows, out.cols));
+  return {blocks_of(out.rows * parts), block_threads, stream};
 }
 
 }  // namespace
 
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
                      MatrixRef out) {
-  const int64_t id_count = out.rows * task.token_ids.per_row;
+  const bool one_id = task.token_ids.per_row == 1;
+  GYRE_CHECK(one_id || task.survivors == nullptr, "{} ids of a filtered row",
+             task.token_ids.per_row);
   with_elements(logits, [&](auto from) {
     using From = typename decltype(from)::Type;
-    launch({blocks_of(parts_of(out.rows, block_warps)), block_threads, stream},
-           before_gradient<From>, from.view.data, from.view.stride, out.rows, task);
     with_elements(out, [&](auto to) {
       using To = typename decltype(to)::Type;
-      launch(over_parts(stream, out), gradient<From, To>, from.view, task, to.view);
-      launch({blocks_of(parts_of(id_count, block_threads)), block_threads, stream},
-             after_gradient<To>, to.view.data, to.view.stride, id_count, task.token_ids);
+      launch(over_parts(stream, out), one_id ? gradient<From, To, true> : gradient<From, To, false>,
+             from.view, task, to.view);
     });
   });
 }

@@ -28,12 +28,16 @@ void check_output(const ConstMatrixRef& from, const MatrixRef& to, int64_t colum
              "in place, but the type or stride differs from the logits'");
 }
 
+/// Least number of rows of a gradient in two launches.
+constexpr int64_t least_divided_rows = 4096;
+
 /// Scratch limit, in bytes, for the rows that one selection processes together.
 constexpr int64_t selection_scratch_bytes = int64_t{256} << 20;
 
 class CudaRowKernels final : public RowKernels {
  public:
-  explicit CudaRowKernels(Stream& stream) : stream_(stream), uploads_(stream), results_(stream) {
+  explicit CudaRowKernels(Stream& stream)
+      : stream_(stream), uploads_(stream), later_(stream), results_(stream) {
     GYRE_CHECK(stream.space() == MemorySpace::device, "row passes on a stream of the {}",
                name_of(stream.space()));
   }
@@ -86,11 +90,29 @@ class CudaRowKernels final : public RowKernels {
     check_output(logits, d_logits, pass.columns, normalizers.size());
     check_token_ids(token_ids, logits.rows);
     GYRE_CHECK(coefficients.size() == normalizers.size(), "{} coefficients", coefficients.size());
-    rows::GradientTask task;
-    task.pass = pass;
-    std::tie(task.normalizers, task.coefficients, task.token_ids.ids, task.token_ids.weights) =
-        uploads_.send(normalizers, coefficients, token_ids.ids, token_ids.weights);
-    launch_gradient(logits, token_ids, task, d_logits);
+    // The first rows are computed while the host copies the constants of the others.
+    const int64_t rows = logits.rows, first = rows < least_divided_rows ? rows : rows / 8;
+    for (int64_t begin = 0; begin < rows; begin = begin == 0 ? first : rows) {
+      const int64_t count = begin == 0 ? first : rows - first;
+      const auto part = [&](auto all, int64_t per_row = 1) {
+        return all.subspan(begin * per_row, count * per_row);
+      };
+      const RowTokenIds ids{part(token_ids.ids, token_ids.per_row),
+                            part(token_ids.weights, token_ids.per_row), token_ids.per_row,
+                            token_ids.first_column};
+      rows::GradientTask task;
+      task.pass = pass;
+      const auto send = [&](auto& uploads) {
+        std::tie(task.normalizers, task.coefficients, task.token_ids.ids, task.token_ids.weights) =
+            uploads.send(part(normalizers), part(coefficients), ids.ids, ids.weights);
+      };
+      if (begin == 0)
+        send(uploads_);
+      else
+        send(later_);
+      launch_gradient(logits.rows_from(begin, count), ids, task, d_logits.rows_from(begin, count));
+    }
+    later_.release();
   }
 
   void log_softmax(ConstMatrixRef logits, const RowPass& pass,
@@ -229,14 +251,8 @@ class CudaRowKernels final : public RowKernels {
 
   void launch_gradient(ConstMatrixRef logits, const RowTokenIds& token_ids,
                        rows::GradientTask& task, MatrixRef d_logits) {
-    const auto count = std::ssize(token_ids.ids);
-    Places places;
-    const int64_t kinds = places.add<rows::RowKind>(d_logits.rows);
-    const int64_t columns = places.add<int32_t>(count), bases = places.add<float>(count);
-    std::byte* const scratch = scratch_.at_least(places.bytes());
-    task.kinds = reinterpret_cast<rows::RowKind*>(scratch + kinds);
-    task.token_ids.columns = reinterpret_cast<int32_t*>(scratch + columns);
-    task.token_ids.bases = reinterpret_cast<float*>(scratch + bases);
+    const auto bytes = static_cast<int64_t>(token_ids.ids.size_bytes());
+    task.token_ids.bases = reinterpret_cast<float*>(scratch_.at_least(bytes));
     task.token_ids.per_row = token_ids.per_row;
     task.token_ids.first_column = token_ids.first_column;
     rows::launch_gradient(handle(), logits, task, d_logits);
@@ -261,6 +277,7 @@ class CudaRowKernels final : public RowKernels {
 
   Stream& stream_;
   Uploads uploads_;
+  UploadsAside later_;
   Pool scratch_{MemorySpace::device};
   Download results_;
 };

@@ -3,8 +3,10 @@
 //
 //     statistics, selection    one block per part of a row (32768 columns on every device); then
 //                              a second kernel merges the parts of each row in order
-//     gradients                one block per part of a row; the weights of ids are added afterwards
-//     small arrays             one copy per direction through pinned memory, kept for the next pass
+//     gradients                one block per part of a row, weights of ids included
+//     small arrays             one copy per direction through pinned memory, kept for the next
+//                              pass; two for a gradient of many rows, whose first eighth runs
+//                              while the host copies what the others need
 //
 // Memory bound: a pass reads 2 or 4 bytes per element (statistics, largest elements with or without
 // partials, digit sums); a gradient also writes as many. Rows without gradient are only written.

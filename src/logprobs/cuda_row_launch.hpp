@@ -11,10 +11,8 @@ struct CUstream_st;
 
 namespace gyre::rows {
 
-/// parts [rows, parts_of(scan.columns, part_columns)] <- sums of the parts of each row.
-void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                      PartSums* parts);
-/// Writes out [rows]; `parts` is scratch [rows, number of parts], also in the two functions below.
+/// Writes out [rows]; `parts`, [rows, parts_of(columns, part_columns)], is scratch, as in the
+/// functions below.
 void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                      PartSums* parts, SoftmaxPartial* out);
 void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,
@@ -22,24 +20,22 @@ void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMat
 void launch_sums(CUstream_st* stream, ConstMatrixRef values, int64_t columns, double* parts,
                  double* out);
 
-/// Ids with weights, each [rows, per_row]; `columns` and `bases` are scratch of that size.
+/// Ids with weights, each [rows, per_row]; `bases` is scratch of that size, unless per_row is 1.
 struct DeviceTokenIds {
   const int32_t* ids = nullptr;
   const float* weights = nullptr;
   int64_t per_row = 0, first_column = 0;
-  int32_t* columns = nullptr;
   float* bases = nullptr;
 };
 
-/// Inputs of a gradient. `normalizers` and `coefficients` are null if there are only weights of
-/// ids, `survivors` is null unless columns are filtered. `kinds` [rows] is scratch.
+/// Inputs of a gradient: `coefficients`, null if there are only weights; with `survivors`,
+/// filtered, and then one id per row.
 struct GradientTask {
   RowPass pass;
   const RowNormalizer* normalizers = nullptr;
   const GradientCoefficients* coefficients = nullptr;
   const RowSurvivors* survivors = nullptr;
   DeviceTokenIds token_ids;
-  RowKind* kinds = nullptr;
 };
 void launch_gradient(CUstream_st* stream, ConstMatrixRef logits, const GradientTask& task,
                      MatrixRef out);

@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
+#include <memory>
 #include <span>
 #include <tuple>
 #include <utility>
@@ -16,6 +17,13 @@
 #include "runtime/cuda_stream.hpp"
 
 namespace gyre {
+
+/// Whether the device may read and write this host memory.
+inline bool is_pinned(const void* pointer) {
+  cudaPointerAttributes attributes{};
+  GYRE_CHECK_CUDA(cudaPointerGetAttributes(&attributes, pointer));
+  return attributes.type == cudaMemoryTypeHost;
+}
 
 /// A buffer that grows to the requested size and is kept.
 class Pool {
@@ -90,6 +98,34 @@ class Uploads {
   std::array<Slot, 4> slots_;
   size_t next_ = 0;
   Pool device_{MemorySpace::device};
+};
+
+/// Uploads that overlap with the work of a stream, which waits for them.
+class UploadsAside {
+ public:
+  explicit UploadsAside(Stream& stream) : stream_(stream) {}
+
+  /// Like Uploads::send. The addresses are valid until release().
+  template <class... T>
+  std::tuple<const T*...> send(std::span<const T>... arrays) {
+    released_.wait_on_stream(cuda_handle(*aside_));
+    const std::tuple<const T*...> sent = uploads_.send(arrays...);
+    arrived_.record(cuda_handle(*aside_));
+    arrived_.wait_on_stream(cuda_handle(stream_));
+    used_ = true;
+    return sent;
+  }
+  /// Work that is submitted to the stream from now on uses none of the addresses.
+  void release() {
+    if (std::exchange(used_, false)) released_.record(cuda_handle(stream_));
+  }
+
+ private:
+  Stream& stream_;
+  std::unique_ptr<Stream> aside_ = make_cuda_stream();
+  Uploads uploads_{*aside_};
+  CudaEvent arrived_, released_;
+  bool used_ = false;
 };
 
 /// Downloads of results to the host.

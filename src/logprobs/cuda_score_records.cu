@@ -21,71 +21,159 @@ Launch over_all(int64_t count, CUstream_st* stream) {
   return {rows::blocks_of(rows::parts_of(count, block_threads)), block_threads, stream};
 }
 
-__global__ void __launch_bounds__(block_threads) clear(RowTotal* totals, int64_t rows) {
-  const int64_t row = thread_number();
-  if (row < rows) totals[row] = RowTotal{};
+/// Blocks that the current device runs at once, `per_multiprocessor` on each.
+int64_t blocks_of_device(int64_t per_multiprocessor) {
+  int device = 0, multiprocessors = 0;
+  GYRE_CHECK_CUDA(cudaGetDevice(&device));
+  GYRE_CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
+  return multiprocessors * per_multiprocessor;
 }
 
-__global__ void __launch_bounds__(block_threads)
-    add_parts(const rows::PartSums* sums, int64_t rows, int64_t parts, float scale, bool weighted,
-              RowTotal* totals) {
-  const int64_t row = thread_number();
-  if (row >= rows) return;
-  totals[row].add(rows::partials_of(sums + row * parts, parts, rows::base_2(scale), weighted),
-                  scale);
-}
-
-__global__ void __launch_bounds__(block_threads)
-    write_partials(const RowTotal* totals, int64_t rows, int64_t partials, float* out) {
-  const int64_t row = thread_number();
-  if (row >= rows) return;
-  const SoftmaxPartial total = totals[row].partials();
-  out[row * partials] = total.max;
-  out[row * partials + 1] = total.sum;
-  if (partials == 3) out[row * partials + 2] = total.weighted;
-}
-
-/// Arguments of the merge of all ranks' records.
+/// Results from all ranks' records, for ids [rows, per_row].
 struct Merge {
-  const float* records = nullptr;  // [ranks, rows · (partials + ids_per_token)]
-  int64_t rows = 0, partials = 0, ids_per_token = 0;
+  const float* records = nullptr;  // [ranks, rows · (partials + per_row)]
+  int64_t rows = 0, partials = 0, per_row = 0;
   int ranks = 0;
   double scale = 1;
   const int64_t* offsets = nullptr;  // partition offsets, [ranks + 1]
   int64_t vocab_size = 0;
-  const int32_t* ids = nullptr;  // [rows, ids_per_token]
-  double* log_sums = nullptr;    // [rows]
+  const int32_t* ids = nullptr;
   RowNormalizer* normalizers = nullptr;
   float* entropy = nullptr;  // null: not requested
   float* logprob = nullptr;
 
-  __device__ int64_t block() const { return rows * (partials + ids_per_token); }
+  __device__ int64_t block() const { return rows * (partials + per_row); }
 };
 
-__global__ void __launch_bounds__(block_threads) merge_rows(Merge m) {
-  const int64_t row = thread_number();
-  if (row >= m.rows) return;
+/// Rows that a block finishes together: `rows` of them, by `threads` threads each.
+struct RowGroup {
+  int64_t rows = 1;
+  int threads = 1;
+
+  explicit RowGroup(int64_t ids_per_row)
+      : rows(std::max<int64_t>(1, block_threads / std::max<int64_t>(1, ids_per_row))),
+        threads(static_cast<int>(block_threads / rows)) {}
+  __device__ int64_t row_of_thread(int64_t group) const {
+    return group * rows + static_cast<int>(threadIdx.x) / threads;
+  }
+  /// Whether this thread has a row, of `all`.
+  __device__ bool active(int64_t group, int64_t all) const {
+    return static_cast<int>(threadIdx.x) < rows * threads && row_of_thread(group) < all;
+  }
+  __device__ int first_id() const { return static_cast<int>(threadIdx.x) % threads; }
+};
+
+/// Writes the results of a row; its threads share its ids.
+__device__ void score_row(const Merge& m, const RowGroup& group, int64_t row) {
   RowTotal total;
   for (int r = 0; r < m.ranks; ++r) {
     const float* part = m.records + r * m.block() + row * m.partials;
     total.add({part[0], part[1], m.partials == 3 ? part[2] : 0}, m.scale);
   }
   const double log_sum = std::log(total.sum);
-  m.log_sums[row] = log_sum;
-  m.normalizers[row] = {total.max, static_cast<float>(log_sum)};
-  if (m.entropy != nullptr) m.entropy[row] = total.entropy(log_sum);
+  const int first = group.first_id();
+  if (first == 0) {
+    m.normalizers[row] = {total.max, static_cast<float>(log_sum)};
+    if (m.entropy != nullptr) m.entropy[row] = total.entropy(log_sum);
+  }
+  for (int64_t i = first; i < m.per_row; i += group.threads) {
+    const int64_t k = row * m.per_row + i;
+    const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
+    m.logprob[k] = owner < 0 ? 0
+                             : total.logprob(m.records[owner * m.block() + m.rows * m.partials + k],
+                                             m.scale, log_sum);
+  }
 }
 
-__global__ void __launch_bounds__(block_threads) score_ids(Merge m) {
-  const int64_t k = thread_number();
-  if (k >= m.rows * m.ids_per_token) return;
-  const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
-  const int64_t row = k / m.ids_per_token;
+__global__ void __launch_bounds__(block_threads) score_rows(Merge m, RowGroup group) {
+  if (group.active(blockIdx.x, m.rows)) score_row(m, group, group.row_of_thread(blockIdx.x));
+}
+
+/// A tile of logits whose partials and logits of ids are added to a rank's records. Pointers are
+/// those of its first row.
+struct Tile {
+  int64_t rows = 0, columns = 0, parts = 0;
+  int64_t first_id = 0;  // id of its first column
+  bool first = false;    // it has column 0: the records are empty
+  bool all = false;      // it has all columns of all ranks: the results are known
+  float scale = 1;
+  int64_t ahead = 0;               // about this many blocks run at once
+  rows::PartSums* sums = nullptr;  // [rows, parts]
+  unsigned* done = nullptr;        // [groups], parts that are summed; 0 before and after
+  RowTotal* totals = nullptr;      // [rows]
+  float* partials = nullptr;       // [rows, partials of a row]
+  float* id_logits = nullptr;      // [rows, ids of a row]
+  const int32_t* ids = nullptr;    // [rows, ids of a row]
+};
+
+/// Whether this block is the last one of a group of rows; then it sees the sums of all.
+__device__ bool ends_group(const Tile& tile, int64_t group, int64_t rows_of_group) {
+  __shared__ bool last;
+  if (threadIdx.x == 0) {
+    __threadfence();  // this block's sums come before the count
+    const int64_t rows = min(rows_of_group, tile.rows - group * rows_of_group);
+    last = atomicAdd(&tile.done[group], 1U) + 1 == static_cast<unsigned>(rows * tile.parts);
+    if (last) tile.done[group] = 0;
+  }
+  __syncthreads();
+  if (last) __threadfence();
+  return last;
+}
+
+/// Adds the tile's sums of a group of rows to their totals, and finds the logits of their ids.
+/// Not inlined, so that the registers of the pass over the logits are its own.
+template <class T>
+__device__ __noinline__ void finish_group(const T* logits, int64_t stride, const Tile& tile,
+                                          const Merge& m, const RowGroup& group, int64_t number) {
+  const int64_t row = group.row_of_thread(number);
+  const bool active = group.active(number, tile.rows), weighted = m.partials == 3;
   RowTotal total;
-  total.max = m.normalizers[row].max;
-  m.logprob[k] = owner < 0 ? 0
-                           : total.logprob(m.records[owner * m.block() + m.rows * m.partials + k],
-                                           m.scale, m.log_sums[row]);
+  if (active) {
+    if (!tile.first) total = tile.totals[row];
+    total.add(rows::partials_of(tile.sums + row * tile.parts, tile.parts, rows::base_2(tile.scale),
+                                weighted),
+              tile.scale);
+  }
+  __syncthreads();  // all threads of a row have read its total
+  if (active) {
+    if (group.first_id() == 0) {
+      tile.totals[row] = total;
+      const SoftmaxPartial sums = total.partials();
+      float* const out = tile.partials + row * m.partials;
+      out[0] = sums.max;
+      out[1] = sums.sum;
+      if (weighted) out[2] = sums.weighted;
+    }
+    for (int64_t i = group.first_id(); i < m.per_row; i += group.threads) {
+      const int64_t k = row * m.per_row + i;
+      const int64_t column = rows::column_of(tile.ids[k], tile.first_id, tile.columns);
+      if (column >= 0)
+        tile.id_logits[k] = to_float(logits[row * stride + column]);
+      else if (tile.first)
+        tile.id_logits[k] = 0;  // unless another tile has it
+    }
+  }
+  if (!tile.all) return;
+  __syncthreads();
+  if (active) score_row(m, group, row);
+}
+
+/// One block per part of a row; the last block of a group of rows finishes them. While its threads
+/// combine their sums, a block asks for the first vectors of the one that is about to take its
+/// place.
+template <class T, bool weighted>
+__global__ void __launch_bounds__(block_threads)
+    add_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile,
+             const __grid_constant__ Merge m, const __grid_constant__ RowGroup group) {
+  const rows::PartOfRow mine(tile.parts, tile.columns, rows::part_columns);
+  const rows::PartSums part =
+      rows::sums_of_part<weighted>(logits + mine.row * stride, mine, rows::base_2(tile.scale), [&] {
+        const rows::PartOfRow next(tile.parts, tile.columns, rows::part_columns, tile.ahead);
+        if (next.row < tile.rows) rows::prefetch_first(logits + next.row * stride, next);
+      });
+  if (threadIdx.x == 0) tile.sums[blockIdx.x] = part;
+  const int64_t number = mine.row / group.rows;
+  if (ends_group(tile, number, group.rows)) finish_group(logits, stride, tile, m, group, number);
 }
 
 /// Copies an array at offset `place` of the fetched results.
@@ -94,105 +182,172 @@ void take(const std::byte* fetched, int64_t place, std::span<T> to) {
   std::copy_n(reinterpret_cast<const T*>(fetched + place), to.size(), to.begin());
 }
 
+/// Ids and results of a call in memory of the host that kernels read and write: the caller's if it
+/// is pinned, else pinned copies.
+class HostScores {
+ public:
+  explicit HostScores(Stream& stream) : stream_(stream) {}
+
+  void begin(std::span<const int32_t> ids, const RowScores& out) {
+    if (running_) stream_.synchronize();  // a call that did not end may still use the copies
+    running_ = true;
+    out_ = out;
+    Places places;
+    const int64_t ids_at = place(places, ids);
+    places_ = {place(places, out.normalizers), place(places, out.entropy),
+               place(places, out.logprob)};
+    std::byte* const room = memory_.at_least(places.bytes());
+    ids_ = ids.data();
+    if (ids_at >= 0) {
+      auto* const copy = reinterpret_cast<int32_t*>(room + ids_at);
+      std::ranges::copy(ids, copy);
+      ids_ = copy;
+    }
+  }
+  /// Waits for the stream, and copies the results to the caller's memory where they are not there.
+  void finish() {
+    stream_.synchronize();
+    running_ = false;
+    const std::byte* const room = memory_.at_least(0);
+    const auto [normalizers, entropy, logprob] = places_;
+    if (normalizers >= 0) take(room, normalizers, out_.normalizers);
+    if (entropy >= 0) take(room, entropy, out_.entropy);
+    if (logprob >= 0) take(room, logprob, out_.logprob);
+  }
+
+  const int32_t* ids() const { return ids_; }
+  RowNormalizer* normalizers() { return at(places_[0], out_.normalizers); }
+  float* entropy() { return out_.entropy.empty() ? nullptr : at(places_[1], out_.entropy); }
+  float* logprob() { return at(places_[2], out_.logprob); }
+
+ private:
+  /// Place of a copy; -1 if the array itself is pinned.
+  template <class T>
+  static int64_t place(Places& places, std::span<T> array) {
+    return array.empty() || is_pinned(array.data())
+               ? -1
+               : places.add<std::remove_const_t<T>>(std::ssize(array));
+  }
+  template <class T>
+  T* at(int64_t place, std::span<T> array) {
+    return place < 0 ? array.data() : reinterpret_cast<T*>(memory_.at_least(0) + place);
+  }
+
+  Stream& stream_;
+  bool running_ = false;
+  RowScores out_;
+  const int32_t* ids_ = nullptr;
+  std::array<int64_t, 3> places_{-1, -1, -1};  // normalizers, entropy, logprob
+  Pool memory_{MemorySpace::pinned};
+};
+
 class CudaScoreRecords final : public ScoreRecords {
  public:
   CudaScoreRecords(Stream& stream, const RecordShape& shape)
-      : ScoreRecords(shape), stream_(stream), ids_(stream), partition_(stream), results_(stream) {
-    std::tie(offsets_) = partition_.send(std::span<const int64_t>(shape_.vocab.offsets));
+      : ScoreRecords(shape),
+        stream_(stream),
+        group_(shape.ids_per_token),
+        partition_(stream),
+        results_(stream) {
+    std::tie(merge_.offsets) = partition_.send(std::span<const int64_t>(shape_.vocab.offsets));
+    merge_.partials = shape_.partials();
+    merge_.per_row = shape_.ids_per_token;
+    merge_.ranks = shape_.vocab.ranks();
+    merge_.scale = shape_.scale;
+    merge_.vocab_size = shape_.vocab.vocab_size;
   }
 
-  void start(int64_t rows, std::span<const int32_t> ids) override {
+  void start(int64_t rows, std::span<const int32_t> ids, const RowScores& out) override {
     GYRE_CHECK(std::ssize(ids) == rows * shape_.ids_per_token, "{} ids of {} x {}", ids.size(),
                rows, shape_.ids_per_token);
     rows_ = rows;
-    std::tie(ids_there_) = ids_.send(ids);
-    totals_ = at_least<RowTotal>(totals_memory_, rows);
+    added_ = scored_ = false;
+    results_.begin(ids, out);
     own_ = at_least<float>(own_memory_, rows * shape_.width());
-    launch(over_all(rows, handle()), clear, totals_, rows);
-    // Ids that no tile contains keep a logit of 0.
-    stream_.fill(own_ + rows * shape_.partials(), std::byte{0},
-                 bytes<float>(rows * shape_.ids_per_token));
+    merge_.rows = rows;
+    merge_.records = own_;
+    merge_.ids = results_.ids();
+    merge_.normalizers = results_.normalizers();
+    merge_.entropy = results_.entropy();
+    merge_.logprob = results_.logprob();
   }
 
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
     GYRE_CHECK(0 <= row && row + logits.rows <= rows_ && columns <= logits.cols,
                "rows {} to {} of {}, {} of {} columns", row, row + logits.rows, rows_, columns,
                logits.cols);
-    const int64_t parts = rows::parts_of(columns, rows::part_columns);
-    auto* const sums = at_least<rows::PartSums>(parts_memory_, logits.rows * parts);
-    rows::launch_part_sums(handle(), logits, {columns, shape_.scale, shape_.entropy}, sums);
-    launch(over_all(logits.rows, handle()), add_parts, sums, logits.rows, parts, shape_.scale,
-           shape_.entropy, totals_ + row);
+    added_ = true;
     const int64_t first = row * shape_.ids_per_token;
-    rows::DeviceTokenIds token_ids;
-    token_ids.ids = ids_there_ + first;
-    token_ids.per_row = shape_.ids_per_token;
-    token_ids.first_column = shape_.first_id() + column;
-    rows::launch_gather(handle(), logits, columns, token_ids,
-                        own_ + rows_ * shape_.partials() + first);
+    Tile tile;
+    tile.rows = logits.rows;
+    tile.columns = columns;
+    tile.parts = std::max<int64_t>(1, rows::parts_of(columns, rows::part_columns));
+    tile.first_id = shape_.first_id() + column;
+    tile.first = column == 0;
+    tile.all = shape_.vocab.ranks() == 1 && logits.rows == rows_ &&
+               columns == shape_.vocab.valid(shape_.rank);
+    tile.scale = shape_.scale;
+    tile.ahead = blocks_at_once_;
+    tile.sums = at_least<rows::PartSums>(parts_memory_, logits.rows * tile.parts);
+    tile.done = counters(rows::parts_of(logits.rows, group_.rows));
+    tile.totals = at_least<RowTotal>(totals_memory_, rows_) + row;
+    tile.partials = own_ + row * shape_.partials();
+    tile.id_logits = own_ + rows_ * shape_.partials() + first;
+    tile.ids = merge_.ids + first;
+    scored_ = tile.all;
+    const Launch shape{rows::blocks_of(logits.rows * tile.parts), block_threads, handle()};
+    rows::with_elements(logits, [&](auto z) {
+      using T = typename decltype(z)::Type;
+      launch(shape, shape_.entropy ? add_tile<T, true> : add_tile<T, false>, z.view.data,
+             z.view.stride, tile, merge_, group_);
+    });
   }
 
  protected:
   std::span<const float> own() override {
-    launch(over_all(rows_, handle()), write_partials, totals_, rows_, shape_.partials(), own_);
+    if (!added_) add({nullptr, DType::f32, rows_, 0, 0}, 0, 0, 0);  // a shard without columns
     return {own_, static_cast<size_t>(rows_ * shape_.width())};
   }
   std::span<float> all() override {
     const int64_t count = shape_.vocab.ranks() * rows_ * shape_.width();
     return {at_least<float>(all_memory_, count), static_cast<size_t>(count)};
   }
-  void merge_records(std::span<const float> records, const RowScores& out) override {
-    Places places;
-    const int64_t normalizers = places.add<RowNormalizer>(rows_);
-    const int64_t entropy = places.add<float>(std::ssize(out.entropy));
-    const int64_t logprob = places.add<float>(rows_ * shape_.ids_per_token);
-    const int64_t results = places.bytes();
-    const int64_t log_sums = places.add<double>(rows_);
-    std::byte* const room = results_memory_.at_least(places.bytes());
-    Merge m;
+  void merge_records(std::span<const float> records) override {
+    Merge m = merge_;
     m.records = records.data();
-    m.rows = rows_;
-    m.partials = shape_.partials();
-    m.ids_per_token = shape_.ids_per_token;
-    m.ranks = shape_.vocab.ranks();
-    m.scale = shape_.scale;
-    m.offsets = offsets_;
-    m.vocab_size = shape_.vocab.vocab_size;
-    m.ids = ids_there_;
-    m.log_sums = reinterpret_cast<double*>(room + log_sums);
-    m.normalizers = reinterpret_cast<RowNormalizer*>(room + normalizers);
-    m.entropy = out.entropy.empty() ? nullptr : reinterpret_cast<float*>(room + entropy);
-    m.logprob = reinterpret_cast<float*>(room + logprob);
-    launch(over_all(rows_, handle()), merge_rows, m);
-    launch(over_all(rows_ * shape_.ids_per_token, handle()), score_ids, m);
-    const std::byte* const found = results_.fetch(static_cast<const std::byte*>(room), results);
-    take(found, normalizers, out.normalizers);
-    take(found, entropy, out.entropy);
-    take(found, logprob, out.logprob);
+    if (!scored_)
+      launch({rows::blocks_of(rows::parts_of(rows_, group_.rows)), block_threads, handle()},
+             score_rows, m, group_);
+    results_.finish();
   }
 
  private:
   CUstream_st* handle() const { return cuda_handle(stream_); }
   template <class T>
-  static size_t bytes(int64_t count) {
-    return count * sizeof(T);
-  }
-  template <class T>
   static T* at_least(Pool& memory, int64_t count) {
-    return reinterpret_cast<T*>(memory.at_least(static_cast<int64_t>(bytes<T>(count))));
+    return reinterpret_cast<T*>(memory.at_least(static_cast<int64_t>(count * sizeof(T))));
+  }
+  /// Counters of `groups` groups, which every launch leaves at 0.
+  unsigned* counters(int64_t groups) {
+    if (counters_.size() < groups) {
+      counters_ = Buffer<unsigned>(groups, MemorySpace::device);
+      stream_.fill(counters_.data(), std::byte{0}, groups * sizeof(unsigned));
+    }
+    return counters_.data();
   }
 
   Stream& stream_;
+  int64_t blocks_at_once_ = blocks_of_device(4);  // by the registers of add_tile
+  RowGroup group_;
+  Merge merge_;  // of this rank's records
   int64_t rows_ = 0;
-  Uploads ids_, partition_;  // ids of the last start(); the partition's offsets
-  const int32_t* ids_there_ = nullptr;
-  const int64_t* offsets_ = nullptr;
+  bool added_ = false, scored_ = false;  // since start()
+  Uploads partition_;                    // the partition's offsets
   Pool totals_memory_{MemorySpace::device}, own_memory_{MemorySpace::device},
-      all_memory_{MemorySpace::device}, parts_memory_{MemorySpace::device},
-      results_memory_{MemorySpace::device};
-  RowTotal* totals_ = nullptr;  // [rows]
-  float* own_ = nullptr;        // [rows, partials], then [rows, ids_per_token]
-  Download results_;
+      all_memory_{MemorySpace::device}, parts_memory_{MemorySpace::device};
+  Buffer<unsigned> counters_;
+  float* own_ = nullptr;  // [rows, width]
+  HostScores results_;
 };
 
 /// Merges records [ranks, rows] of CrossPartial.

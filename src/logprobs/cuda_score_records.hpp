@@ -1,9 +1,13 @@
 #pragma once
 // Device implementation of score_records.hpp and cross_records.hpp.
 //
-//     add      launches two kernels, and one for the ids; does not wait
-//     merge    launches three kernels around the all-gather, and copies 8 + 4 K bytes per row (4
-//              more with entropies) to pinned memory; the host waits only for this copy
+//     add      launches one kernel. The last block of a group of rows adds their sums to the
+//              totals and finds the logits of their ids; on one rank, if the tile is the whole
+//              shard, it also writes the results
+//     merge    otherwise launches one kernel after the all-gather, and waits for the stream
+//
+// Ids are read from, and 8 + 4 K bytes of results per row (4 more with entropies) written to,
+// pinned memory of the host.
 
 #include <memory>
 

@@ -51,8 +51,9 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
       std::min(options_.tile_columns, std::max<int64_t>(1, vocab_.valid(tp.rank())));
   records_ = ops_.row_kernels().make_records(
       {vocab, tp.rank(), 1, options_.entropy, scale(), options_.threads});
-  normalizers_ = Buffer<RowNormalizer>(options_.tokens);
-  entropy_ = Buffer<float>(options_.entropy ? options_.tokens : 0);
+  const MemorySpace space = results_space(ops_.row_kernels());
+  normalizers_ = Buffer<RowNormalizer>(options_.tokens, space);
+  entropy_ = Buffer<float>(options_.entropy ? options_.tokens : 0, space);
 }
 
 int64_t FusedLinear::assigned_row(int rank) const {
@@ -134,7 +135,7 @@ double FusedLinear::forward(ConstMatrixRef x, ConstMatrixRef weight,
   GYRE_CHECK(std::ssize(logprob) == options_.tokens && std::ssize(entropy) == entropy_.size(),
              "{} log-probabilities and {} entropies", logprob.size(), entropy.size());
   const WorkPtr arriving = gather_x(x, stream);
-  records_->start(options_.tokens, targets);
+  records_->start(options_.tokens, targets, {normalizers_.span(), logprob, entropy_.span()});
   const std::unique_ptr<LinearTile> tile = make_tile(x.type, weight.type);
   const int64_t own = assigned_row(tp_.rank()), end = assigned_row(tp_.rank() + 1);
   score(*tile, all_x(x), weight, own, end, *arriving);
@@ -143,10 +144,9 @@ double FusedLinear::forward(ConstMatrixRef x, ConstMatrixRef weight,
   double waited = arrival.seconds();
   score(*tile, all_x(x), weight, 0, own, *arriving);
   score(*tile, all_x(x), weight, end, options_.tokens, *arriving);
-  waited += records_->merge(arrays_, stream, "partial sums and logits of targets",
-                            {normalizers_.span(), logprob, entropy});
+  waited += records_->merge(arrays_, stream, "partial sums and logits of targets");
   arriving->wait();
-  std::ranges::copy(entropy, entropy_.data());
+  std::ranges::copy(entropy_.span(), entropy.data());
   return tp_.size() == 1 ? 0 : waited;
 }
 

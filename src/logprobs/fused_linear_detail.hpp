@@ -7,11 +7,6 @@
 
 namespace gyre::fused {
 
-template <class Byte>
-BasicMatrixRef<Byte> rows_of(BasicMatrixRef<Byte> m, int64_t begin, int64_t count) {
-  return {m.data + begin * m.stride * size_of(m.type), m.type, count, m.cols, m.stride};
-}
-
 inline size_t row_bytes(ConstMatrixRef m) {
   return m.cols * size_of(m.type);
 }
@@ -25,7 +20,7 @@ template <class Body>
 void FusedLinear::for_each_column_tile(ConstMatrixRef weight, Body body) const {
   const int64_t columns = vocab_.valid(tp_.rank());
   for (int64_t c = 0; c < columns; c += options_.tile_columns)
-    body(c, fused::rows_of(weight, c, std::min(options_.tile_columns, columns - c)));
+    body(c, weight.rows_from(c, std::min(options_.tile_columns, columns - c)));
 }
 
 }  // namespace gyre

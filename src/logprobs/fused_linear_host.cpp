@@ -60,7 +60,7 @@ class HostTile final : public LinearTile {
     weight_ = weight;
     const MatrixView<float> z = tile();
     share_columns(threads_, z.cols, rows_ * hidden_, [&](int64_t begin, int64_t count) {
-      gemm_b_transposed(x(), fused::rows_of(weight, begin, count), z.columns_from(begin, count));
+      gemm_b_transposed(x(), weight.rows_from(begin, count), z.columns_from(begin, count));
     });
     return z;
   }
@@ -108,8 +108,7 @@ class HostLinearOps final : public LinearOps {
   }
   void copy(ConstMatrixRef from, MatrixRef to) override {
     for (int64_t r = 0; r < from.rows; ++r)
-      std::memcpy(fused::rows_of(to, r, 1).data, fused::rows_of(from, r, 1).data,
-                  fused::row_bytes(from));
+      std::memcpy(to.rows_from(r, 1).data, from.rows_from(r, 1).data, fused::row_bytes(from));
   }
   void scatter(MatrixView<const float> from, const int32_t* numbers,
                MatrixView<float> to) override {

@@ -12,12 +12,15 @@
 
 namespace gyre {
 
-double ScoreRecords::merge(Communicator& arrays, Stream& stream, std::string_view what,
-                           const RowScores& out) {
+MemorySpace results_space(const RowKernels& kernels) {
+  return kernels.space() == MemorySpace::device ? MemorySpace::pinned : MemorySpace::host;
+}
+
+double ScoreRecords::merge(Communicator& arrays, Stream& stream, std::string_view what) {
   const std::span<const float> mine = own();
   const int ranks = shape_.vocab.ranks();
   return merge_gathered(ranks, mine, ranks == 1 ? std::span<float>() : all(), arrays, stream, what,
-                        [&](std::span<const float> records) { merge_records(records, out); });
+                        [&](std::span<const float> records) { merge_records(records); });
 }
 
 namespace {
@@ -27,13 +30,14 @@ class HostScoreRecords final : public ScoreRecords {
   HostScoreRecords(RowKernels& kernels, const RecordShape& shape)
       : ScoreRecords(shape), kernels_(kernels) {}
 
-  void start(int64_t rows, std::span<const int32_t> ids) override {
+  void start(int64_t rows, std::span<const int32_t> ids, const RowScores& out) override {
     if (rows_ != rows) {
       totals_ = Buffer<RowTotal>(rows);
       own_ = Buffer<float>(rows * shape_.width());
     }
     rows_ = rows;
     ids_ = ids;
+    out_ = out;
     std::ranges::fill(totals_.span(), RowTotal{});
     std::ranges::fill(id_logits(0, rows), 0.0F);
   }
@@ -66,9 +70,8 @@ class HostScoreRecords final : public ScoreRecords {
     if (all_.size() != size) all_ = Buffer<float>(size);
     return all_.span();
   }
-  void merge_records(std::span<const float> records, const RowScores& out) override {
-    for_each_row(rows_, shape_.vocab.ranks(),
-                 [&](int64_t i) { merge_row(i, records.data(), out); });
+  void merge_records(std::span<const float> records) override {
+    for_each_row(rows_, shape_.vocab.ranks(), [&](int64_t i) { merge_row(i, records.data()); });
   }
 
  private:
@@ -84,7 +87,7 @@ class HostScoreRecords final : public ScoreRecords {
     return own_.span().subspan(rows_ * shape_.partials() + row * shape_.ids_per_token,
                                rows * shape_.ids_per_token);
   }
-  void merge_row(int64_t i, const float* records, const RowScores& out) const {
+  void merge_row(int64_t i, const float* records) const {
     const int64_t block = rows_ * shape_.width(), partials = shape_.partials();
     const double scale = shape_.scale;
     RowTotal row;
@@ -94,12 +97,12 @@ class HostScoreRecords final : public ScoreRecords {
     }
     const double log_sum = std::log(row.sum);
     const size_t at = i;
-    out.normalizers[at] = {row.max, static_cast<float>(log_sum)};
-    if (!out.entropy.empty()) out.entropy[at] = row.entropy(log_sum);
+    out_.normalizers[at] = {row.max, static_cast<float>(log_sum)};
+    if (!out_.entropy.empty()) out_.entropy[at] = row.entropy(log_sum);
     const float* logits_of_ids = records + rows_ * partials;
     for (int64_t k = i * shape_.ids_per_token; k < (i + 1) * shape_.ids_per_token; ++k) {
       const int owner = shape_.vocab.owner(ids_[k]);
-      out.logprob[k] =
+      out_.logprob[k] =
           owner < 0 ? 0 : row.logprob(logits_of_ids[owner * block + k], scale, log_sum);
     }
   }
@@ -107,6 +110,7 @@ class HostScoreRecords final : public ScoreRecords {
   RowKernels& kernels_;
   int64_t rows_ = -1;
   std::span<const int32_t> ids_;
+  RowScores out_;
   Buffer<RowTotal> totals_;          // [rows]
   Buffer<float> own_;                // [rows, partials], then [rows, ids_per_token]
   Buffer<float> all_;                // [ranks, size of own_]; empty on one rank

@@ -9,7 +9,8 @@
 //     merge    one all-gather of own, 4 (2 + K + 1 if entropy) bytes per row; each rank merges all
 //              ranks' records in rank order: the same bits everywhere
 //
-// A merge on a device ends with one copy to the host, the only wait of the host.
+// On a device, the host waits once, at the end of the merge. Ids and results in pinned memory are
+// read and written there by the kernels; the host copies others to or from pinned memory.
 
 #include <cstdint>
 #include <memory>
@@ -45,21 +46,25 @@ struct RowScores {
   std::span<float> entropy;              ///< [rows] (nats), or empty: not requested
 };
 
+/// Memory space of results on the host that these kernels write without a copy.
+MemorySpace results_space(const RowKernels& kernels);
+
 class ScoreRecords {
  public:
   explicit ScoreRecords(RecordShape shape) : shape_(std::move(shape)) {}
   virtual ~ScoreRecords() = default;
 
-  /// Starts records of `rows` rows without columns; ids [rows, K] (global) must not change until
-  /// merge().
-  virtual void start(int64_t rows, std::span<const int32_t> ids) = 0;
+  /// Starts records of `rows` rows without columns. ids [rows, K] (global) must not change until
+  /// merge(), which fills `out`.
+  virtual void start(int64_t rows, std::span<const int32_t> ids, const RowScores& out) = 0;
   /// Adds columns [column, column + columns) of the shard to rows [row, row + logits.rows): the
   /// first columns of `logits`, read in stream order of the kernels. No column may be added twice.
+  /// Column 0 is in the first tile of a row.
   virtual void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) = 0;
   /// Merges by one all-gather over the shape's ranks by `arrays`, in the memory space of the logits
   /// (unused on one rank). Results are complete on return. Returns the seconds that `stream`, the
   /// kernels' stream, waited for other ranks. Collective.
-  double merge(Communicator& arrays, Stream& stream, std::string_view what, const RowScores& out);
+  double merge(Communicator& arrays, Stream& stream, std::string_view what);
 
  protected:
   /// This rank's records, [rows, partials] and [rows, ids_per_token], in the kernels' stream order.
@@ -67,7 +72,7 @@ class ScoreRecords {
   /// Returns the buffer for the records of all ranks, [ranks, rows · width].
   virtual std::span<float> all() = 0;
   /// `records` is own(), or all() after the all-gather.
-  virtual void merge_records(std::span<const float> records, const RowScores& out) = 0;
+  virtual void merge_records(std::span<const float> records) = 0;
 
   RecordShape shape_;
 };

@@ -69,8 +69,8 @@ void VocabScores::resize(int64_t tokens) {
   GYRE_CHECK(tokens >= 0, "{} tokens", tokens);
   if (tokens == tokens_ && normalizers_.size() == tokens) return;
   tokens_ = tokens;
-  normalizers_ = Buffer<RowNormalizer>(tokens);
-  entropy_ = Buffer<float>(options_.entropy ? tokens : 0);
+  normalizers_ = Buffer<RowNormalizer>(tokens, results_space(kernels_));
+  entropy_ = Buffer<float>(options_.entropy ? tokens : 0, results_space(kernels_));
 }
 
 float VocabScores::scale() const {
@@ -87,11 +87,10 @@ double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids,
       ids_per_token);
   GYRE_CHECK(std::ssize(entropy) == entropy_.size(), "{} entropies, not {}", entropy.size(),
              entropy_.size());
-  records_->start(tokens_, ids);
+  records_->start(tokens_, ids, {normalizers_.span(), logprob, entropy_.span()});
   records_->add(logits, 0, 0, vocab_.valid(tp_.rank()));
-  const double waited = records_->merge(arrays_, stream, "partial sums and logits of ids",
-                                        {normalizers_.span(), logprob, entropy});
-  std::ranges::copy(entropy, entropy_.data());
+  const double waited = records_->merge(arrays_, stream, "partial sums and logits of ids");
+  std::ranges::copy(entropy_.span(), entropy.data());
   return waited;
 }
 

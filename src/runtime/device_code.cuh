@@ -95,6 +95,15 @@ __device__ inline void store_once(void* to, uint4 value) {
   __stcs(static_cast<uint4*>(to), value);
 }
 
+/// Asks for the cache line of an address, for a later load by any block.
+__device__ inline void prefetch_line(const void* address) {
+#ifdef __CUDA_ARCH__
+  asm volatile("prefetch.global.L2 [%0];" ::"l"(address));
+#else
+  (void)address;
+#endif
+}
+
 /// Copies 16 bytes, aligned to 16, from global to shared memory without registers; complete after
 /// wait_copies. Bytes from index `bytes` on are set to 0; for 0, `from` is not read.
 __device__ inline void copy_async(void* shared, const void* from, int bytes = 16) {

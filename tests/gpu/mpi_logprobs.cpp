@@ -5,6 +5,7 @@
 #include "device_matrix.hpp"
 #include "gpu_test.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
+#include "logprobs/gather_records.hpp"
 #include "selection_operations.hpp"
 
 #ifdef GYRE_SOFTGPU
@@ -176,8 +177,17 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
     const RecordShape shape{vocab, world().rank(), ids_per_token, true, 0.5F};
     const int64_t columns = vocab.valid(world().rank());
     const auto records = device().kernels()->make_records(shape);
-    const auto scores_by = [&](const Matrix& logits, int64_t tile_rows, int64_t tile_columns) {
-      records->start(tokens, ids);
+    // In pinned memory, the kernels read ids and write results themselves.
+    const auto scores_by = [&](const Matrix& logits, int64_t tile_rows, int64_t tile_columns,
+                               MemorySpace space = MemorySpace::host) {
+      Buffer<int32_t> ids_there(std::ssize(ids), space);
+      std::ranges::copy(ids, ids_there.data());
+      Buffer<RowNormalizer> normalizers(tokens, space);
+      Buffer<float> scores(tokens * (ids_per_token + 1), space);
+      std::ranges::fill(scores.span(), NAN);
+      const std::span<float> logprob = scores.span().first(tokens * ids_per_token);
+      const std::span<float> entropy = scores.span().last(tokens);
+      records->start(tokens, ids_there.span(), {normalizers.span(), logprob, entropy});
       std::vector<std::unique_ptr<DeviceMatrix>> tiles;  // they stay until all is done
       for (int64_t row = 0; row < tokens; row += tile_rows)
         for (int64_t column = 0; column < columns; column += tile_columns) {
@@ -192,16 +202,15 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
               std::make_unique<DeviceMatrix>(std::as_const(tile).ref(), stream(), 1, gap));
           records->add(std::as_const(*tiles.back()).ref(), row, column, tile.cols());
         }
-      std::vector<RowNormalizer> normalizers(tokens);
-      Floats logprob(tokens * ids_per_token, NAN), entropy(tokens, NAN);
-      records->merge(*device().arrays(), stream(), "a test", {normalizers, logprob, entropy});
-      logprob.insert(logprob.end(), entropy.begin(), entropy.end());
-      for (const RowNormalizer& row : normalizers) logprob.push_back(row.max + row.log_sum);
-      return logprob;
+      records->merge(*device().arrays(), stream(), "a test");
+      Floats found(scores.span().begin(), scores.span().end());
+      for (const RowNormalizer& row : normalizers.span()) found.push_back(row.max + row.log_sum);
+      return found;
     };
     const Matrix logits = rows.shard(vocab, world().rank(), DType::f32);
     const Floats whole = scores_by(logits, tokens, std::max<int64_t>(1, columns));
     EXPECT_EQ(scores_by(logits, 2, std::max<int64_t>(1, columns)), whole);
+    EXPECT_EQ(scores_by(logits, tokens, std::max<int64_t>(1, columns), MemorySpace::pinned), whole);
     const Floats tiled = scores_by(logits, 4, 7);
     for (size_t i = 0; i < whole.size(); ++i)  // both have their errors
       expect_near(tiled[i], double{whole[i]}, 2 * logprob_tolerance() * logprob_scale(whole[i]),
@@ -210,6 +219,15 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
 }
 
 #ifdef GYRE_SOFTGPU
+/// Submissions of an all-gather of `floats` per rank, timed by two marks.
+int64_t submissions_of_a_gather(Communicator& arrays, Stream& stream, int64_t floats) {
+  Buffer<float> own(floats, MemorySpace::device), all(floats * arrays.size(), MemorySpace::device);
+  const int64_t before = softgpu::host_submissions();
+  (void)merge_gathered<float>(arrays.size(), own.span(), all.span(), arrays, stream, "a test",
+                              [&](std::span<const float>) { stream.synchronize(); });
+  return softgpu::host_submissions() - before;
+}
+
 TEST_F(LogprobsOnDevice, TheHostWaitsOnceForACallForwardAndNotBackward) {
   constexpr int64_t tokens = 5, vocab_size = 64;
   const VocabPartition vocab = balanced_partition(vocab_size, world().size());
@@ -226,10 +244,19 @@ TEST_F(LogprobsOnDevice, TheHostWaitsOnceForACallForwardAndNotBackward) {
   stream().mark();  // the first of a stream waits
   for (int call = 0; call < 2; ++call) {
     const int64_t before = softgpu::host_waits();
+    const int64_t submitted = softgpu::host_submissions();
     scores.forward(shard->ref(), ids, stream(), logprob, entropy);
     EXPECT_EQ(softgpu::host_waits() - before, 1);
+    const int64_t forward = softgpu::host_submissions() - submitted;
+    // One kernel; with several ranks, the exchange between two marks and another kernel. The first
+    // call also clears the counters.
+    if (call > 0) {
+      const int64_t gather = submissions_of_a_gather(*device().arrays(), stream(), 4 * tokens);
+      EXPECT_EQ(forward, world().size() == 1 ? 1 : 2 + gather);
+    }
+    const int64_t waited = softgpu::host_waits();
     scores.backward(shard->ref(), ids, g, g, gradients->ref());
-    EXPECT_EQ(softgpu::host_waits() - before, 1);
+    EXPECT_EQ(softgpu::host_waits(), waited);
   }
   SoftCrossEntropy crosses(tokens, vocab, 1, world(), device().kernels(), device().arrays());
   const int64_t before = softgpu::host_waits();

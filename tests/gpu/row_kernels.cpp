@@ -1,6 +1,7 @@
 // Row statistics and row gradients on the device: the suites of every backend.
 
 #include "logprobs/cuda_row_kernels.hpp"
+#include "row_gradient_cases.hpp"
 #include "row_statistics_cases.hpp"
 #include "row_transform_cases.hpp"
 
@@ -28,6 +29,39 @@ TEST_P(CudaRowPasses, ManyPassesReuseTheirMemory) {
       EXPECT_EQ(got.at(0, v), v == i % 9 ? i + 1 : 0);
       EXPECT_EQ(got.at(1, v), v == (i + 1) % 9 ? i + 1 : 0);
     }
+  }
+}
+
+TEST_P(CudaRowPasses, GradientsOfManyRowsAreThoseOfFew) {
+  // Enough rows for two launches, whose constants arrive apart; none of the calls is waited for.
+  constexpr int64_t rows = 4200, columns = 12, per_row = 2;
+  const Case c(random_logits(rows, columns, DType::f32), per_row);
+  const std::vector<RowNormalizer> normalizers = c.normalizers();
+  const std::vector<GradientCoefficients> coefficients = c.coefficients();
+  std::vector<float> weights = c.weights();
+  DeviceMatrix logits(padded(c.rows, DType::f32).ref(), stream());
+  const ConstMatrixRef all = std::as_const(logits).ref();
+  const auto gradient = [&](int64_t begin, int64_t count, MatrixRef out) {
+    const auto part = [&]<class T>(const std::vector<T>& of, int64_t n) {
+      return std::span<const T>(of).subspan(begin * n, count * n);
+    };
+    kernels().gradient(all.rows_from(begin, count), c.pass(), part(normalizers, 1),
+                       part(coefficients, 1),
+                       {part(c.ids, per_row), part(weights, per_row), per_row, 0}, out);
+  };
+  std::vector<DeviceMatrix> many, few;
+  for (int i = 0; i < 3; ++i) {
+    for (auto* to : {&many, &few}) to->emplace_back(rows, all.cols, DType::f32, stream());
+    gradient(0, rows, many[i].ref());
+    for (int64_t begin = 0; begin < rows; begin += rows / 3)
+      gradient(begin, rows / 3, few[i].ref().rows_from(begin, rows / 3));
+    for (float& w : weights) w += 1;
+  }
+  for (int i = 0; i < 3; ++i) {
+    const Matrix got = many[i].host(), want = few[i].host();
+    for (int64_t t = 0; t < rows; ++t)
+      for (int64_t v = 0; v < all.cols; ++v)
+        ASSERT_EQ(got.at(t, v), want.at(t, v)) << "call " << i << ", row " << t << ", column " << v;
   }
 }
 

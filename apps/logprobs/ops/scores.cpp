@@ -40,8 +40,8 @@ class ScoreOp : public RowsOp {
         ids_(gathers_      ? rows_.ids()
              : picks_ == 1 ? rows_.targets()
                            : std::span<const int32_t>()),
-        logprob_(rows_.rows() * picks_),
-        entropies_(entropy_ ? rows_.rows() : 0),
+        logprob_(rows_.rows() * picks_, results_space(*kernels())),
+        entropies_(entropy_ ? rows_.rows() : 0, results_space(*kernels())),
         d_logprob_(rows_.gradients(gathers_ ? 2 : 0, picks_)),
         d_entropy_(rows_.gradients(1, entropy_ ? 1 : 0)) {}
 
