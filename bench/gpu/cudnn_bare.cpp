@@ -43,9 +43,10 @@ class Bare final : public BareCudnn {
                   {d_k, a.d_k},
                   {d_v, a.d_v}};
     forward_ = take(make(false, false));
-    Graph backward = make(true, ordered);
-    ordered_ = ordered && backward.problem.is_good() && backward.workspace <= max_ordered_workspace;
-    backward_ = take(ordered_ == ordered ? std::move(backward) : make(true, false));
+    Graph plain = make(true, false), in_order = ordered ? make(true, true) : Graph{};
+    ordered_ = ordered && in_order.problem.is_good() &&
+               (plain.problem.is_bad() || is_moderate_order(in_order.workspace, plain.workspace));
+    backward_ = take(std::move(ordered_ ? in_order : plain));
   }
   ~Bare() override { (void)fe::detail::destroy_handle(handle_); }
   Bare(const Bare&) = delete;

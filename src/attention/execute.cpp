@@ -142,6 +142,7 @@ void AttentionExecutor::progress() {
 }
 
 void AttentionExecutor::clear(int index) {
+  make_delta_before(index);
   // An array that used this storage before is dead: drops its deferred clear.
   std::erase_if(deferred_clears_,
                 [&](int other) { return array(other).storage == array(index).storage; });
@@ -197,6 +198,7 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   block.delta = columns(s.stats, 1, q_heads).as<float>();
   if (delta_ && delta_->stats == s.stats && delta_->d_out == s.d_out)
     block.out = columns(delta_->out, 0, q_heads);
+  if (delta_is_deferred_) block.make_delta = [this] { make_delta(); };
   if (s.d_q >= 0) {
     block.d_q = columns(s.d_q, 0, q_heads);
     block.overwrite_d_q = replaces_clears({s.d_q}, q_heads);
@@ -235,12 +237,26 @@ void AttentionExecutor::finish(const step::Finish& s) {
 }
 
 void AttentionExecutor::delta(const step::Delta& s) {
+  make_delta();
   delta_ = s;
-  ops_->delta(plane(s.out, 0), plane(s.d_out, 0), plane(s.stats, 1).as<float>());
+  delta_is_deferred_ = true;
+  if (!kernel_.asks_for_delta()) make_delta();
+}
+
+void AttentionExecutor::make_delta() {
+  if (!std::exchange(delta_is_deferred_, false)) return;
+  ops_->delta(plane(delta_->out, 0), plane(delta_->d_out, 0), plane(delta_->stats, 1).as<float>());
+}
+
+void AttentionExecutor::make_delta_before(int index) {
+  if (!delta_is_deferred_) return;
+  for (const int part : {delta_->out, delta_->d_out, delta_->stats})
+    if (array(part).storage == array(index).storage) return make_delta();
 }
 
 void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
   if (sinks_.empty()) return;
+  make_delta();
   const PlanArray& stats = array(s.stats);
   ops_->add_sink_gradient(plane(s.stats, 0).as<float>(), plane(s.stats, 1).as<float>(),
                           sinks_of(stats), sums_.data() + stats.heads.begin);
@@ -289,6 +305,7 @@ void AttentionExecutor::register_gathered_arrays() {
 
 AttentionExecutor::Submission AttentionExecutor::submit(Pass pass, Execute what) {
   delta_.reset();
+  delta_is_deferred_ = false;
   deferred_clears_.clear();
   Submission submission{std::make_shared<Walker>(*this, pass, what)};
   for (const Step& s : plan_.steps(pass)) submission.walker->walk(s);

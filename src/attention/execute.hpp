@@ -196,7 +196,13 @@ class AttentionExecutor {
   bool replaces_clears(std::initializer_list<int> arrays, HeadRange heads);
   void compute(const step::Compute& s, Pass pass);
   void finish(const step::Finish& s);
+  /// Defers the computation to the first reader if the kernel asks for delta.
   void delta(const step::Delta& s);
+  /// Computes delta if that is deferred.
+  void make_delta();
+  /// The same before a step that sends, receives or clears an array, if delta or what it is made of
+  /// has the storage of that array.
+  void make_delta_before(int index);
   void sink_gradient(const step::SinkGradient& s);
   void progress();
   void begin_sinks(Pass pass);
@@ -222,8 +228,9 @@ class AttentionExecutor {
   std::vector<std::span<std::byte>> data_;  // [arrays]
   std::set<int> deferred_clears_;           // array indices
   std::optional<step::Delta> delta_;        // latest Delta step of this run
-  std::map<int, Pending> pending_;          // by exchange id
-  std::vector<WorkPtr> in_stream_;          // operations for which the device stream waits
+  bool delta_is_deferred_ = false;
+  std::map<int, Pending> pending_;  // by exchange id
+  std::vector<WorkPtr> in_stream_;  // operations for which the device stream waits
   std::vector<Span> spans_;
   bool records_ = false;
   int64_t replayed_ = 0;

@@ -28,7 +28,10 @@ void AttentionExecutor::Walker::operator()(const step::Exchange& s) {
   const ProfileRange range(s.what.c_str());
   for (const auto* messages : {&s.sends, &s.recvs})
     for (const Message& m : *messages)
-      for (const Slice& slice : m.slices) executor_.clear_deferred(slice.array);
+      for (const Slice& slice : m.slices) {
+        executor_.clear_deferred(slice.array);
+        executor_.make_delta_before(slice.array);
+      }
   executor_.post(s, step_);
   lap(SpanKind::copy, "pack ", &s);
 }

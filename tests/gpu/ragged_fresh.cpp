@@ -60,6 +60,7 @@ class FreshResultsGpu : public RaggedKernelGpu {
       EXPECT_EQ(plain().last.at(AttentionTensor::lse) == static_cast<const void*>(block.lse.data),
                 with_out && gap != 3);
       EXPECT_EQ(plain().last.at(AttentionTensor::d_q) == block.d_q.data, d_q_in_place);
+      EXPECT_EQ(asked_for_delta(), !with_out || gap == 3);
     }
     EXPECT_LE(
         worst_error(p, got,

@@ -296,6 +296,8 @@ class KernelTest : public StreamTest {
   /// The arguments of the last calls, whose arrays are gone.
   const ForwardBlock& last_forward() const { return last_forward_; }
   const BackwardBlock& last_backward() const { return last_backward_; }
+  /// Whether the last backward call asked for delta.
+  bool asked_for_delta() const { return asked_for_delta_; }
   void use(std::unique_ptr<BlockKernel> other) { kernel_ = std::move(other); }
 
   /// Device copy of a matrix, with the view of it.
@@ -329,13 +331,24 @@ class KernelTest : public StreamTest {
   void add(const Problem& p, std::span<const Rectangle> some, const Forward& of, Backward& to,
            Wanted wanted = {}) {
     const There q = send(p.q), kv = send(p.kv), d_out = send(p.d_out), lse = send(of.lse),
-                delta = send(p.delta_of(of)), d_q = send(to.d_q), d_kv = send(to.d_kv),
-                out = send(of.out);
+                d_q = send(to.d_q), d_kv = send(to.d_kv), out = send(of.out);
+    const Matrix delta_of_rows = p.delta_of(of);
+    // NaN until a kernel asks for it, if it does.
+    const There delta = send(kernel().asks_for_delta()
+                                 ? Matrix(DType::f32, delta_of_rows.rows(), delta_of_rows.cols(), 0)
+                                 : delta_of_rows);
     BackwardBlock& block = last_backward_ = {};
     p.fill(block, q.ref, kv.ref, some);
     block.d_out = d_out.ref;
     block.lse = lse.ref.as<float>();
     block.delta = delta.ref.as<float>();
+    asked_for_delta_ = false;
+    if (kernel().asks_for_delta())
+      block.make_delta = [&] {
+        const auto& bytes = delta_of_rows.bytes();
+        stream().copy(delta.ref.data, bytes.data(), bytes.size());
+        asked_for_delta_ = true;
+      };
     block.overwrite_d_q = block.overwrite_d_kv = wanted.overwrite;
     if (wanted.with_out) block.out = out.ref;
     if (wanted.queries) block.d_q = d_q.ref;
@@ -381,6 +394,7 @@ class KernelTest : public StreamTest {
   std::unique_ptr<BlockKernel> kernel_;
   ForwardBlock last_forward_;
   BackwardBlock last_backward_;
+  bool asked_for_delta_ = false;
 };
 
 inline constexpr Types all_f32{}, all_bf16{DType::bf16, DType::bf16, DType::bf16},

@@ -24,6 +24,7 @@ class DeviceReferenceKernel final : public BlockKernel {
   explicit DeviceReferenceKernel(Stream& stream, bool can_overwrite = false)
       : stream_(stream), can_overwrite_(can_overwrite) {}
   bool can_overwrite() const override { return can_overwrite_; }
+  bool asks_for_delta() const override { return can_overwrite_; }
   int overwriting_forward = 0, overwrite_d_q = 0, overwrite_d_kv = 0, with_out = 0;
 
   void forward(const ForwardBlock& block) override {
@@ -52,6 +53,8 @@ class DeviceReferenceKernel final : public BlockKernel {
         rows_of(block.rectangles, &Rectangle::q_begin, &Rectangle::q_length);
     std::set<int64_t> keys = rows_of(block.rectangles, &Rectangle::k_begin, &Rectangle::k_length);
     EXPECT_TRUE(can_overwrite_ || !(block.overwrite_d_q || block.overwrite_d_kv));
+    EXPECT_TRUE(can_overwrite_ || !block.make_delta);
+    if (block.make_delta) block.make_delta();
     BackwardBlock here = block;
     read_inputs(here);
     here.d_out = read(block.d_out);

@@ -77,6 +77,9 @@ struct BackwardBlock : BlockInput {
   /// compute delta itself, and may assume a finite lse for every row with a visible key in a
   /// rectangle.
   ConstMatrixRef out = {};
+  /// If set, a kernel that asks_for_delta() calls it before it reads delta; it is called at most
+  /// once.
+  std::function<void()> make_delta = {};
   /// Overwrites all rows of d_q, or of d_k and d_v, instead of adding to them, as in ForwardBlock.
   bool overwrite_d_q = false, overwrite_d_kv = false;
 };
@@ -96,6 +99,8 @@ class BlockKernel {
   /// Whether calls may set `overwrite`, which avoids clearing the outputs before the call and
   /// reading them in it.
   virtual bool can_overwrite() const { return false; }
+  /// Whether calls may set `make_delta`, which saves delta where the kernel reads `out` instead.
+  virtual bool asks_for_delta() const { return false; }
   /// Precision for queries, keys and values of this type.
   virtual KernelPrecision precision(DType /*activations*/) const { return {}; }
   /// A remark for reports about the calls so far, e.g. the number of rectangles that another kernel

@@ -106,21 +106,43 @@ __global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<
     const T* from = d_out.row(row) + h * head_dim;
     T* to = stand_in.row(scratch) + h * head_dim;
     double squared = 0;  // f64: squares of bf16 overflow f32
+    float greatest = -1;
+    int mine = -1;  // column of this lane's greatest element
     for (int d = lane; d < head_dim; d += warp_lanes) {
-      const double x = as_float(from[d]);
-      squared += x * x;
+      const float x = as_float(from[d]), size = fabsf(x);
+      squared += static_cast<double>(x) * x;
+      if (size > greatest) {
+        greatest = size;
+        mine = d;
+      }
     }
-    const double factor = stand_in_factor(delta(row, h), warp_sum(squared));
-    for (int d = lane; d < head_dim; d += warp_lanes)
+    const float top = warp_max(greatest);
+    const unsigned owners = __ballot_sync(all_lanes, greatest == top);
+    const int last = __shfl_sync(all_lanes, mine, max(0, __ffs(static_cast<int>(owners)) - 1));
+    const double wanted = delta(row, h);
+    const double others = warp_sum(squared) - static_cast<double>(top) * top;
+    const double factor = stand_in_factor(wanted, others);
+    double reached = 0;
+    for (int d = lane; d < head_dim; d += warp_lanes) {
+      if (d == last) continue;
       to[d] = rounded<T>(static_cast<float>(factor * as_float(from[d])));
+      reached += static_cast<double>(as_float(to[d])) * as_float(from[d]);
+    }
+    const double lacking = wanted - warp_sum(reached);
+    if (lane == last % warp_lanes)
+      to[last] = rounded<T>(top > 0 ? static_cast<float>(lacking / as_float(from[last])) : 0);
     if (lane == 0) scratch_lse(scratch, h) = lse_for_backward(lse(row, h));
   }
 }
 
 template <class From, class To, int width>
 __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<To> sum,
-                         Update update) {
+                         const From* second_partial, To* second_sum, Update update) {
   const RowPiece piece = pieces[blockIdx.y];
+  if (blockIdx.z == 1) {
+    partial.data = second_partial;
+    sum.data = second_sum;
+  }
   const auto packs = static_cast<int>(sum.cols) / width;
   const int64_t first = int64_t{blockIdx.x} * rows_of_block;
   const int64_t rows = min(int64_t{rows_of_block}, piece.length - first);
@@ -204,14 +226,25 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
   });
 }
 
-void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Update update,
+void cuda_add_rows(const DeviceRound& round, std::span<const RowSums> sums, Update update,
                    Stream& stream) {
+  const auto& [partial, sum] = sums.front();
+  const auto& [second, second_sum] = sums.back();
   GYRE_CHECK(partial.cols == sum.cols, "{} columns added to {}", partial.cols, sum.cols);
-  const bool packs = in_packs(partial, sum.cols) && in_packs(sum, sum.cols);
-  const Launch shape = {grid_of(round), threads, cuda_handle(stream)};
+  GYRE_CHECK(sums.size() <= 2 && second.type == partial.type && second.cols == partial.cols &&
+                 second.stride == partial.stride && second_sum.type == sum.type &&
+                 second_sum.cols == sum.cols && second_sum.stride == sum.stride,
+             "{} sums of different shapes", sums.size());
+  const auto packed = [](const RowSums& pair) {
+    return in_packs(pair.partial, pair.sum.cols) && in_packs(pair.sum, pair.sum.cols);
+  };
+  const bool packs = packed(sums.front()) && packed(sums.back());
+  Launch shape = {grid_of(round), threads, cuda_handle(stream)};
+  shape.grid.z = static_cast<unsigned>(sums.size());
   with_types(partial.type, sum.type, [&]<class From, class To>(From, To) {
     launch(shape, packs ? add_rows<From, To, 8> : add_rows<From, To, 1>, round.pieces,
-           partial.as<From>(), sum.as<To>(), update);
+           sums.front().partial.as<From>(), sums.front().sum.as<To>(),
+           sums.back().partial.as<From>().data, sums.back().sum.as<To>().data, update);
   });
 }
 

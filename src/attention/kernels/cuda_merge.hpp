@@ -4,6 +4,8 @@
 // O. The memory bandwidth limits them. A forward merge of bf16 into f32 moves 6 bytes per element
 // where there is no earlier result, 10 elsewhere.
 
+#include <span>
+
 #include "attention/kernels/ragged_batch.hpp"
 #include "core/host_device.hpp"
 #include "core/matrix_ref.hpp"
@@ -20,9 +22,11 @@ struct DeviceRound {
 };
 
 /// Factor of a stand-in O' for O. Libraries compute delta = <O, dO> from O, while BackwardBlock may
-/// have only delta. Any O' with <O', dO> = delta serves; the shortest is O' = dO · delta / |dO|^2.
-/// It is no longer than O and exact to the last bit of its type, since all terms of <O', dO> have
-/// one sign. The factor is 0 where dO is 0 (then delta is 0 too).
+/// have only delta. Any O' with <O', dO> = delta serves; the shortest is O' = dO · delta / |dO|^2,
+/// which is no longer than O. Rounded to bf16, it would miss delta by up to 2^-9 of it, and rows
+/// that see few keys, whose dP differ little from delta, would show that. Therefore the element of
+/// the greatest dO is left out of O' at first and takes what the other, rounded elements lack of
+/// delta: the remaining error is 2^-9 of that. The factor is 0 where dO is 0 (then delta is 0 too).
 GYRE_HOST_DEVICE inline double stand_in_factor(double delta, double d_out_squared) {
   return d_out_squared > 0 ? delta / d_out_squared : 0;
 }
@@ -49,10 +53,19 @@ void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixVi
                         MatrixView<const float> delta, MatrixRef stand_in,
                         MatrixView<float> scratch_lse, Stream& stream);
 
-/// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these. Each is f32 or bf16;
-/// both have the same number of columns.
-void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum, Update update,
+struct RowSums {
+  ConstMatrixRef partial;
+  MatrixRef sum;
+};
+/// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these, for one or two pairs
+/// in one launch. Matrices are f32 or bf16; both pairs have the same types, columns and strides.
+void cuda_add_rows(const DeviceRound& round, std::span<const RowSums> sums, Update update,
                    Stream& stream);
+inline void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum,
+                          Update update, Stream& stream) {
+  const RowSums one[] = {{partial, sum}};
+  cuda_add_rows(round, one, update, stream);
+}
 
 /// Transposes the log-sum-exps of an even batch for a backward pass (lse_for_backward): from rows
 /// [first + entry · distance, ... + rows) of lse to [entries, heads, rows].

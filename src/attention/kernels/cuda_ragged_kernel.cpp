@@ -77,6 +77,7 @@ class RaggedKernel final : public BlockKernel {
           return backward_batch(given, plan, b);
         });
     if (rest.empty()) return;
+    if (block.make_delta) block.make_delta();
     BackwardBlock tiled = block;
     tiled.rectangles = rest;
     tiled.overwrite_d_q = tiled.overwrite_d_kv = false;
@@ -84,6 +85,7 @@ class RaggedKernel final : public BlockKernel {
   }
 
   bool can_overwrite() const override { return true; }
+  bool asks_for_delta() const override { return true; }
 
   KernelPrecision precision(DType activations) const override {
     const bool narrow = activations == DType::bf16;
@@ -237,11 +239,10 @@ class RaggedKernel final : public BlockKernel {
     in_order.deterministic = true;
     BuiltGraph ordered = build(in_order);
     const int64_t bytes = ordered.graph ? ordered.graph->workspace_bytes() : 0;
-    if (deterministic_ || (ordered.graph && bytes <= max_ordered_workspace)) return ordered;
+    if (deterministic_ || (ordered.graph && is_moderate_order(bytes, 0))) return ordered;
     BuiltGraph plain = build(shape);
     if (!plain.graph && ordered.graph) return ordered;
-    if (ordered.graph && bytes - plain.graph->workspace_bytes() <= max_ordered_workspace)
-      return ordered;
+    if (ordered.graph && is_moderate_order(bytes, plain.graph->workspace_bytes())) return ordered;
     unordered_ = unordered_ || plain.graph;
     return plain;
   }
@@ -332,6 +333,7 @@ class RaggedKernel final : public BlockKernel {
 
   void make_stand_ins(const BackwardBlock& block, const ReadyPlan& plan, MatrixRef out,
                       MatrixRef lse) {
+    if (block.make_delta) block.make_delta();
     cuda_stand_in_rows(plan.q_touched, block.d_out, block.lse, block.delta, out, lse.as<float>(),
                        stream_);
     if (!rows_are_finite_) return;
@@ -394,8 +396,8 @@ class RaggedKernel final : public BlockKernel {
         cuda_add_rows(round, part_q, block.d_q, update_q, stream_);
     for (const DeviceRound& round : ready.k_rounds)
       if (block.d_k.data != nullptr) {
-        cuda_add_rows(round, part_k, block.d_k, update_k, stream_);
-        cuda_add_rows(round, part_v, block.d_v, update_k, stream_);
+        const RowSums sums[] = {{part_k, block.d_k}, {part_v, block.d_v}};
+        cuda_add_rows(round, sums, update_k, stream_);
       }
     return true;
   }

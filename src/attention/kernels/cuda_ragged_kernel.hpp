@@ -14,7 +14,8 @@
 // Overwriting results, or a given O (block_kernel.hpp), saves steps. Scratch rows of the first
 // batch to write a row replace the result. Such a batch needs no scratch for O and LSE (backward:
 // for dQ) if that array is bf16 and 16-byte aligned and the batch is even or covers all rows of it.
-// A given O is read in place, with its LSE, if it is bf16 and aligned.
+// A given O is read in place, with its LSE, if it is bf16 and aligned; delta is then not needed,
+// and not computed.
 //
 // Even batches (ragged_batch.hpp) of long entries use graphs without tables, for which libraries
 // have faster engines.
@@ -40,9 +41,12 @@
 
 namespace gyre {
 
-/// A deterministic backward graph is used if its workspace, in bytes, is at most this, or exceeds
-/// that of a nondeterministic graph by at most this.
+/// A deterministic backward graph is used if its workspace, in bytes, exceeds that of the
+/// nondeterministic graph, `plain`, by at most this.
 inline constexpr int64_t max_ordered_workspace = int64_t{1} << 30;
+constexpr bool is_moderate_order(int64_t ordered, int64_t plain) {
+  return ordered - plain <= max_ordered_workspace;
+}
 
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it. Arrays lie
 /// in device memory; rectangles lie on the host and may change after the call. The first call of a
