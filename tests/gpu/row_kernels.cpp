@@ -4,6 +4,7 @@
 #include "row_gradient_cases.hpp"
 #include "row_statistics_cases.hpp"
 #include "row_transform_cases.hpp"
+#include "score_checks.hpp"
 
 namespace gyre::test::row_kernels {
 
@@ -62,6 +63,46 @@ TEST_P(CudaRowPasses, GradientsOfManyRowsAreThoseOfFew) {
     for (int64_t t = 0; t < rows; ++t)
       for (int64_t v = 0; v < all.cols; ++v)
         ASSERT_EQ(got.at(t, v), want.at(t, v)) << "call " << i << ", row " << t << ", column " << v;
+  }
+}
+
+/// Scores of `rows` by one rank's records, twice: memory is reused, and the bits are the same.
+std::vector<float> scores_of(RowKernels& kernels, Stream& stream, const LogitRows& rows,
+                             const std::vector<int32_t>& ids) {
+  const int64_t tokens = rows.tokens, per_row = std::ssize(ids) / tokens;
+  DeviceMatrix logits(padded(rows, DType::f32).ref(), stream);
+  const auto records =
+      kernels.make_records({even_partition(rows.vocab_size, rows.vocab_size, 1), 0, per_row, true});
+  std::vector<float> first;
+  for (int call = 0; call < 2; ++call) {
+    std::vector<RowNormalizer> normalizers(tokens);
+    std::vector<float> scores(tokens * (per_row + 1), nan_value);
+    const std::span<float> all(scores);
+    records->start(tokens, ids, {normalizers, all.first(tokens * per_row), all.last(tokens)});
+    records->add(std::as_const(logits).ref(), 0, 0, rows.vocab_size);
+    records->merge(world(), stream, "a test");
+    if (call == 0) first = scores;
+    EXPECT_EQ(scores, first);
+  }
+  return first;
+}
+
+TEST_P(CudaRowPasses, ScoresOfGroupsOfRowsAndOfRowsInParts) {
+  // Groups of 256 and of 85 rows, of one row with more ids than threads, and rows of two parts.
+  struct Shape {
+    int64_t tokens, columns, per_row;
+  };
+  for (const auto& [tokens, columns, per_row] :
+       {Shape{300, 9, 1}, {90, 20, 3}, {2, 40, 300}, {3, 33000, 2}}) {
+    const LogitRows rows = random_logits(tokens, columns, DType::f32);
+    const std::vector<int32_t> ids = mixed_ids(tokens, per_row, columns);
+    const std::vector<float> got = scores_of(kernels(), stream(), rows, ids);
+    for (int64_t t = 0; t < tokens; ++t) {
+      for (int64_t k = t * per_row; k < (t + 1) * per_row; ++k)
+        expect_logprob(got[k], score_row_reference(rows.row(t), ids[k]).logprob, "an id");
+      expect_entropy(got[tokens * per_row + t], score_row_reference(rows.row(t), 0).entropy,
+                     columns, "a row");
+    }
   }
 }
 
