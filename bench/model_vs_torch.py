@@ -51,6 +51,9 @@ except ImportError as error:
     print(f"skipped: {error}; see {__file__} --help", file=sys.stderr)
     sys.exit(SKIPPED)
 
+sys.path.insert(0, os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "python"))
+from gyre.reading import read_arrays  # noqa: E402
+
 LICENCES = [
     f"/usr/share/common-licenses/{name}" for name in ("Apache-2.0", "Artistic", "BSD", "CC0-1.0")
 ]
@@ -78,20 +81,16 @@ class Decoder:
     def __init__(self, path, device="cpu", dtype=torch.float32):
         self.device, self.dtype = device, dtype
         with h5py.File(path) as file:
-            model = file["model"]
-            self.config = dict(model.attrs)
-            self.weights = {}
-            model.visititems(self.keep)
+            self.config = dict(file["model"].attrs)
+        arrays = read_arrays(path, "model")
+        self.weights = {
+            name: torch.from_numpy(array).to(device, dtype) for name, array in arrays.items()
+        }
         self.layers = int(self.config["num_hidden_layers"])
         self.heads = int(self.config["num_attention_heads"])
         self.kv_heads = int(self.config["num_key_value_heads"])
         self.dim = int(self.config["head_dim"])
         self.run_layer = self.layer
-
-    def keep(self, name, item):
-        """Keeps a dataset as a tensor."""
-        if isinstance(item, h5py.Dataset):
-            self.weights[name] = torch.from_numpy(item[()]).to(self.device, self.dtype)
 
     def compiled(self):
         """The same decoder with compiled layers."""

@@ -32,6 +32,7 @@ import h5py
 import numpy as np
 
 import gyre_files
+from gyre import reading
 
 QUERY_BLOCK = 1024  # rows of attention scores held at once; bounds memory, changes no result
 
@@ -44,7 +45,7 @@ class Model:
             self.sha256 = hashlib.sha256(file.read()).hexdigest()
         with h5py.File(path, "r") as file:
             check_schema(file, path, "gyre/model")
-            group = file["model"]
+            group, arrays = file["model"], reading.read_arrays(path, "model")
             self.vocab_size = int(group.attrs["vocab_size"])
             self.layers = int(group.attrs["num_hidden_layers"])
             self.heads = int(group.attrs["num_attention_heads"])
@@ -55,13 +56,16 @@ class Model:
             self.turns = [flag == 1 for flag in json.loads(turning)]
             self.windows = windows(group.attrs, self.layers)
             self.eps = float(group.attrs["rms_norm_eps"])
-            self.embed = group["embed"][...].astype(np.float64)
-            self.head = group["head"][...].astype(np.float64)
-            self.final_norm = group["final_norm"][...].astype(np.float64)
-            self.layer = [
-                {name: data[...].astype(np.float64) for name, data in group[f"layers/{i}"].items()}
-                for i in range(self.layers)
-            ]
+            weights = {name: array.astype(np.float64) for name, array in arrays.items()}
+            self.embed, self.head = weights["embed"], weights["head"]
+            self.final_norm = weights["final_norm"]
+            self.layer = [layer_of(weights, i) for i in range(self.layers)]
+
+
+def layer_of(weights, layer):
+    """The weights of one layer by their names in it."""
+    front = f"layers/{layer}/"
+    return {name[len(front) :]: data for name, data in weights.items() if name.startswith(front)}
 
 
 def windows(attrs, layers):

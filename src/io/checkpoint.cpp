@@ -43,7 +43,10 @@ void check_overlaps(const Checkpoint& checkpoint) {
 bool is_same(const StoredTensor& a, const StoredTensor& b) {
   const EncodedBlock block = block_of(a.encoding);
   const int64_t bytes = h5::elements_of(a.shape) / block.values * block.bytes;
-  return a.encoding == b.encoding && a.shape == b.shape && std::memcmp(a.data, b.data, bytes) == 0;
+  const bool same =
+      a.encoding == b.encoding && a.shape == b.shape && std::memcmp(a.data, b.data, bytes) == 0;
+  for (const StoredTensor* tensor : {&a, &b}) release_pages(tensor->data, bytes);
+  return same;
 }
 
 void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
@@ -112,6 +115,13 @@ MappedFile::MappedFile(const std::string& path) : path_(path) {
 
 MappedFile::~MappedFile() {
   if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+}
+
+void release_pages(const std::byte* data, int64_t bytes) {
+  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
+  const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
+  madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(data) + bytes - begin,
+          MADV_DONTNEED);
 }
 
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,

@@ -41,6 +41,10 @@ struct StoredTensor {
   std::string file;
 };
 
+/// Tells the system that these bytes of a mapped file are not needed soon, so that their pages do
+/// not count as memory of this process. They can be read again.
+void release_pages(const std::byte* data, int64_t bytes);
+
 struct Checkpoint {
   ModelConfig config;
   std::string tokenizer;   ///< "sha256:..." of its tokenizer; "" if it has none

@@ -71,7 +71,7 @@ bool is_number(h5::Type type) {
 }
 /// Whether a double represents every value of `type`. A long double does for the other types.
 bool fits_double(h5::Type type) {
-  return type == h5::Type::f32 || type == h5::Type::f64 || type == h5::Type::i32;
+  return (is_real(type) && type != h5::Type::real) || type == h5::Type::i32;
 }
 
 template <class T>

@@ -65,15 +65,16 @@ struct Slab {
 };
 
 /// Element type of a dataset. `integer` and `real` are other types that a long double represents
-/// exactly, float16 and HDF5's own bfloat16 among them. `bfloat16` is stored as uint16 with the
+/// exactly. `bfloat16` is a type of HDF5 (8 bits of exponent, 7 of mantissa), or uint16 with the
 /// text attribute `dtype`. `enumeration` names integers, such as the booleans of h5py.
-enum class Type { f32, f64, i32, i64, integer, real, bfloat16, enumeration, text, other };
+enum class Type { f32, f64, float16, bfloat16, i32, i64, integer, real, enumeration, text, other };
 std::string_view name_of(Type type);
 inline bool is_integer(Type t) {
   return t == Type::i32 || t == Type::i64 || t == Type::integer;
 }
 inline bool is_real(Type t) {
-  return t == Type::f32 || t == Type::f64 || t == Type::real || t == Type::bfloat16;
+  return t == Type::f32 || t == Type::f64 || t == Type::float16 || t == Type::bfloat16 ||
+         t == Type::real;
 }
 
 /// Element type as stored in the file, byte order included: another dataset of this type holds the
@@ -85,6 +86,8 @@ struct StoredType {
 };
 /// Whether equal bytes mean equal values.
 bool operator==(const StoredType& a, const StoredType& b);
+/// How elements of a type are written: little-endian; bfloat16 as a type of HDF5.
+StoredType stored_type_of(Type type);
 
 class Dataset {
  public:
@@ -142,7 +145,7 @@ class Dataset {
                 int64_t size) const;
   void transfer(bool writing, Element element, std::span<const Slab> slabs, void* data,
                 int64_t size) const;
-  /// Reads bfloat16 stored as integers.
+  /// Reads float16 or bfloat16, which are widened here: HDF5 takes ten times as long.
   template <class T>
   void read_words(std::span<const Slab> slabs, T* out, int64_t size) const;
   /// Reads back what this rank has written, and throws if it differs: HDF5 and MPI-IO send file
@@ -164,6 +167,7 @@ class Dataset {
   Handle id_;
   Shape shape_;
   Type type_ = Type::other;
+  bool is_words_ = false;  // as in StoredType
 };
 
 enum class Checksum { none, fletcher32 };
@@ -196,6 +200,8 @@ class File {
   static File create(const std::string& path);
   /// Opens an existing file whose datasets all ranks will write. Collective.
   static File open_to_fill(Communicator& comm, const std::string& path);
+  /// As above, by one process.
+  static File open_to_fill(const std::string& path);
   File(File&&) = default;
   File& operator=(File&&) = default;
   /// A file left half written by an exception stays open: closing it would write, and wait for
@@ -225,8 +231,9 @@ class File {
   void write_attribute(const std::string& object, const std::string& name,
                        const std::string& value);
   void create_dataset(const std::string& path, DType type, const Shape& shape, Checksum checksum);
+  /// `chunk`: extents of what has one checksum; empty: whole rows, about 1 MiB in all.
   void create_dataset(const std::string& path, const StoredType& type, const Shape& shape,
-                      Checksum checksum);
+                      Checksum checksum, const Shape& chunk = {});
   void write_dataset(const std::string& path, std::span<const std::string> texts);
   /// Writes a dataset with checksums; it is one-dimensional unless a shape is given.
   template <class T>
@@ -251,9 +258,9 @@ class File {
       : path_(std::move(path)), comm_(comm), id_(std::move(id)), access_(access) {}
   void write_attribute(const std::string& object, const std::string& name, hid_t type,
                        const void* value);
-  /// `type` is the HDF5 type of the elements, `width` their size in bytes.
-  void create_dataset(const std::string& path, hid_t type, int64_t width, const Shape& shape,
-                      Checksum checksum);
+  /// `type` is the HDF5 type of the elements.
+  void create_dataset(const std::string& path, hid_t type, const Shape& shape, Checksum checksum,
+                      const Shape& chunk);
   /// The object at a path; invalid if there is none.
   Handle find(const std::string& path) const;
   H5I_type_t kind_of(const std::string& path) const;

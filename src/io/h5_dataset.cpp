@@ -9,6 +9,7 @@
 #include "comm/collective.hpp"
 #include "core/bf16.hpp"
 #include "core/error.hpp"
+#include "core/f16.hpp"
 #include "core/index.hpp"
 #include "io/h5_support.hpp"
 #include "io/reading.hpp"
@@ -114,12 +115,14 @@ std::string_view name_of(Type type) {
       return "int32";
     case Type::i64:
       return "int64";
+    case Type::float16:
+      return "float16";
+    case Type::bfloat16:
+      return "bfloat16";
     case Type::integer:
       return "another integer type";
     case Type::real:
       return "another real type";
-    case Type::bfloat16:
-      return "bfloat16";
     case Type::enumeration:
       return "an enumeration";
     case Type::text:
@@ -141,7 +144,10 @@ std::string Dataset::transfer_round(bool writing, hid_t type, std::span<const Sl
   const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
   const Handle file_space = select(id_.get(), slabs, where);
   const hsize_t count = elements_of_all(slabs);
-  const Handle memory_space(H5Screate_simple(1, &count, nullptr), H5Sclose);
+  // If the shapes in memory and file differ, HDF5 looks up the chunk of every single element.
+  const Extents shape = slabs.size() == 1 ? to_extents(slabs[0].count) : Extents{count};
+  const Handle memory_space(H5Screate_simple(static_cast<int>(shape.size()), shape.data(), nullptr),
+                            H5Sclose);
   if (count == 0) H5Sselect_none(memory_space.get());
   const Handle list = comm_ == nullptr ? Handle() : collective_transfer();
   const hid_t transfer_list = list.valid() ? list.get() : H5P_DEFAULT;
@@ -154,22 +160,27 @@ std::string Dataset::transfer_round(bool writing, hid_t type, std::span<const Sl
 template <class T>
 void Dataset::read_words(std::span<const Slab> slabs, T* out, int64_t size) const {
   std::vector<uint16_t> words(size);
-  transfer(false, Element{H5T_NATIVE_UINT16, sizeof(uint16_t)}, slabs, words.data(), size);
-  std::transform(words.begin(), words.end(), out,
-                 [](uint16_t word) { return static_cast<T>(to_float(bf16{word})); });
+  const hid_t type = is_words_ ? H5T_NATIVE_UINT16 : detail::file_type(type_);
+  transfer(false, Element{type, sizeof(uint16_t)}, slabs, words.data(), size);
+  if (type_ == Type::bfloat16)
+    std::transform(words.begin(), words.end(), out,
+                   [](uint16_t word) { return static_cast<T>(to_float(bf16{word})); });
+  else
+    std::transform(words.begin(), words.end(), out,
+                   [](uint16_t word) { return static_cast<T>(to_float(f16{word})); });
 }
 
 void Dataset::transfer(bool writing, DType type, std::span<const Slab> slabs, void* data,
                        int64_t size) const {
-  if (type_ == Type::bfloat16 && !writing && type == DType::f32)
-    return read_words(slabs, static_cast<float*>(data), size);
-  if (type_ == Type::bfloat16 && !writing && type == DType::f64)
-    return read_words(slabs, static_cast<double*>(data), size);
+  const bool widened = !writing && (type_ == Type::bfloat16 || type_ == Type::float16);
+  if (widened && type == DType::f32) return read_words(slabs, static_cast<float*>(data), size);
+  if (widened && type == DType::f64) return read_words(slabs, static_cast<double*>(data), size);
   transfer(writing, Element{detail::native_type(type), size_of(type)}, slabs, data, size);
 }
 
 void Dataset::read_exactly(std::span<const Slab> slabs, std::span<long double> out) const {
-  if (type_ == Type::bfloat16) return read_words(slabs, out.data(), std::ssize(out));
+  if (type_ == Type::bfloat16 || type_ == Type::float16)
+    return read_words(slabs, out.data(), std::ssize(out));
   transfer(false, Element{H5T_NATIVE_LDOUBLE, sizeof(long double)}, slabs, out.data(),
            std::ssize(out));
 }
@@ -265,18 +276,17 @@ bool operator==(const StoredType& a, const StoredType& b) {
          H5Tequal(detail::type_of(a).get(), detail::type_of(b).get()) > 0;
 }
 
+StoredType stored_type_of(Type type) {
+  return detail::describe(detail::file_type(type), "describe a type");
+}
+
 StoredType Dataset::stored_type() const {
   const std::string what = fmt::format("describe the type of '{}' of '{}'", path_, file_);
   const Reading scope(what, file_);
   const Handle type(H5Dget_type(id_.get()), H5Tclose);
   detail::check(type.get(), what);
-  StoredType stored;
-  size_t bytes = 0;
-  detail::check(H5Tencode(type.get(), nullptr, &bytes), what);
-  stored.description.resize(bytes);
-  detail::check(H5Tencode(type.get(), stored.description.data(), &bytes), what);
-  stored.bytes = static_cast<int64_t>(H5Tget_size(type.get()));
-  stored.is_words = type_ == Type::bfloat16;
+  StoredType stored = detail::describe(type.get(), what);
+  stored.is_words = is_words_;
   return stored;
 }
 

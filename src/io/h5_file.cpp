@@ -53,20 +53,21 @@ Handle with_groups() {
   return list;
 }
 
-/// Extents of a chunk: whole rows, about `chunk_bytes` in all.
-std::vector<hsize_t> chunk_of(const Shape& shape, int64_t width) {
-  std::vector<hsize_t> chunk(shape.begin(), shape.end());
+/// Extents of a chunk: whole rows, about `chunk_bytes` in all. Empty: the dataset has no chunks.
+Shape chunk_of(const Shape& shape, int64_t width, Checksum checksum) {
+  if (elements_of(shape) == 0 || shape.empty() || checksum == Checksum::none) return {};
+  Shape chunk = shape;
   const int64_t row = elements_of(shape) / shape[0] * width;
-  chunk[0] = static_cast<hsize_t>(std::clamp<int64_t>(chunk_bytes / row, 1, shape[0]));
+  chunk[0] = std::clamp<int64_t>(chunk_bytes / row, 1, shape[0]);
   return chunk;
 }
 
-Handle creation_list(int64_t width, const Shape& shape, Checksum checksum) {
+Handle creation_list(const Shape& shape, const Shape& chunk) {
   Handle list(H5Pcreate(H5P_DATASET_CREATE), H5Pclose);
   if (elements_of(shape) == 0) return list;
-  if (checksum == Checksum::fletcher32 && !shape.empty()) {
-    const std::vector<hsize_t> chunk = chunk_of(shape, width);
-    H5Pset_chunk(list.get(), static_cast<int>(chunk.size()), chunk.data());
+  if (!chunk.empty()) {
+    const std::vector<hsize_t> extents(chunk.begin(), chunk.end());
+    H5Pset_chunk(list.get(), static_cast<int>(extents.size()), extents.data());
     H5Pset_fletcher32(list.get());
   } else {
     H5Pset_alloc_time(list.get(), H5D_ALLOC_TIME_EARLY);
@@ -75,14 +76,12 @@ Handle creation_list(int64_t width, const Shape& shape, Checksum checksum) {
   return list;
 }
 
-/// Bytes of a dataset in the file. The last chunk counts in full.
-int64_t bytes_in_file(int64_t width, const Shape& shape, Checksum checksum) {
-  if (elements_of(shape) == 0 || shape.empty() || checksum == Checksum::none)
-    return object_overhead + elements_of(shape) * width;
-  const std::vector<hsize_t> chunk = chunk_of(shape, width);
-  const int64_t rows = chunk[0];
-  return object_overhead +
-         ceil_div(shape[0], rows) * (elements_of(shape) / shape[0] * rows * width + chunk_overhead);
+/// Bytes of a dataset in the file. Chunks at its end count in full.
+int64_t bytes_in_file(int64_t width, const Shape& shape, const Shape& chunk) {
+  if (chunk.empty()) return object_overhead + elements_of(shape) * width;
+  int64_t chunks = 1;
+  for (size_t d = 0; d < shape.size(); ++d) chunks *= ceil_div(shape[d], chunk[d]);
+  return object_overhead + chunks * (elements_of(chunk) * width + chunk_overhead);
 }
 
 /// Enumerations of FALSE and TRUE are read as bool; others are not read.
@@ -198,6 +197,12 @@ File File::open_to_fill(Communicator& comm, const std::string& path) {
   return File(path, &comm, open_parallel(comm, path, H5F_ACC_RDWR), Access::fill);
 }
 
+File File::open_to_fill(const std::string& path) {
+  Handle id(H5Fopen(path.c_str(), H5F_ACC_RDWR, H5P_DEFAULT), H5Fclose);
+  detail::check(id.get(), fmt::format("open '{}'", path));
+  return File(path, nullptr, std::move(id), Access::fill);
+}
+
 File::~File() {
   if (access_ != Access::read && std::uncaught_exceptions() > exceptions_) id_.abandon();
   if (!id_.valid()) return;
@@ -254,7 +259,8 @@ Dataset File::dataset(const std::string& path) const {
     if (dtype != AttributeValue() && !std::holds_alternative<std::string>(dtype))
       throw_usage("attribute 'dtype' of '{}' in '{}' is {}; it must be a text, or not there", path,
                   path_, to_string(dtype));
-    if (dtype == AttributeValue("bfloat16")) result.type_ = Type::bfloat16;
+    result.is_words_ = dtype == AttributeValue("bfloat16");
+    if (result.is_words_) result.type_ = Type::bfloat16;
   }
   const Handle space(H5Dget_space(result.id_.get()), H5Sclose);
   result.shape_ = detail::shape_of(detail::check(space.get(), what), what);
@@ -307,8 +313,8 @@ void File::write_attribute(const std::string& object, const std::string& name,
   write_attribute(object, name, type.get(), &pointer);
 }
 
-void File::create_dataset(const std::string& path, hid_t type, int64_t width, const Shape& shape,
-                          Checksum checksum) {
+void File::create_dataset(const std::string& path, hid_t type, const Shape& shape,
+                          Checksum checksum, const Shape& chunk) {
   const std::string what = fmt::format("create dataset '{}' of '{}'", path, path_);
   const std::vector<hsize_t> extents(shape.begin(), shape.end());
   const Handle space(
@@ -316,9 +322,11 @@ void File::create_dataset(const std::string& path, hid_t type, int64_t width, co
                     : H5Screate_simple(static_cast<int>(extents.size()), extents.data(), nullptr),
       H5Sclose);
   detail::check(space.get(), what);
-  planned_bytes_ += bytes_in_file(width, shape, checksum);
+  const int64_t width = H5Tget_size(type);
+  const Shape parts = chunk.empty() ? chunk_of(shape, width, checksum) : chunk;
+  planned_bytes_ += bytes_in_file(width, shape, parts);
   ++unfilled_;
-  const Handle links = with_groups(), creation = creation_list(width, shape, checksum);
+  const Handle links = with_groups(), creation = creation_list(shape, parts);
   const Handle id(H5Dcreate2(id_.get(), path.c_str(), type, space.get(), links.get(),
                              creation.get(), H5P_DEFAULT),
                   H5Dclose);
@@ -327,12 +335,12 @@ void File::create_dataset(const std::string& path, hid_t type, int64_t width, co
 
 void File::create_dataset(const std::string& path, DType type, const Shape& shape,
                           Checksum checksum) {
-  create_dataset(path, detail::native_type(type), size_of(type), shape, checksum);
+  create_dataset(path, detail::native_type(type), shape, checksum, {});
 }
 
 void File::create_dataset(const std::string& path, const StoredType& type, const Shape& shape,
-                          Checksum checksum) {
-  create_dataset(path, detail::type_of(type).get(), type.bytes, shape, checksum);
+                          Checksum checksum, const Shape& chunk) {
+  create_dataset(path, detail::type_of(type).get(), shape, checksum, chunk);
   if (type.is_words) write_attribute(path, "dtype", std::string("bfloat16"));
 }
 

@@ -128,10 +128,10 @@ const std::vector<KnownType>& known_types() {
       {H5T_STD_U64LE, Type::integer},
       {H5T_STD_U64BE, Type::integer},
       {H5T_NATIVE_LDOUBLE, Type::real},
-      {real_of_16_bits(H5T_IEEE_F32LE, 5, 10), Type::real},  // float16
-      {real_of_16_bits(H5T_IEEE_F32BE, 5, 10), Type::real},
-      {real_of_16_bits(H5T_IEEE_F32LE, 8, 7), Type::real},  // bfloat16
-      {real_of_16_bits(H5T_IEEE_F32BE, 8, 7), Type::real},
+      {real_of_16_bits(H5T_IEEE_F32LE, 5, 10), Type::float16},
+      {real_of_16_bits(H5T_IEEE_F32BE, 5, 10), Type::float16},
+      {real_of_16_bits(H5T_IEEE_F32LE, 8, 7), Type::bfloat16},
+      {real_of_16_bits(H5T_IEEE_F32BE, 8, 7), Type::bfloat16},
   };
   return types;
 }
@@ -154,6 +154,22 @@ Type classify(hid_t type) {
     default:
       return Type::other;
   }
+}
+
+hid_t file_type(Type type) {
+  for (const KnownType& known : known_types())
+    if (known.kind == type) return known.type;
+  throw_runtime("no dataset of the type '{}' can be written", name_of(type));
+}
+
+StoredType describe(hid_t type, const std::string& what) {
+  StoredType stored;
+  size_t bytes = 0;
+  check(H5Tencode(type, nullptr, &bytes), what);
+  stored.description.resize(bytes);
+  check(H5Tencode(type, stored.description.data(), &bytes), what);
+  stored.bytes = static_cast<int64_t>(H5Tget_size(type));
+  return stored;
 }
 
 const char* foreign_storage(hid_t dataset) {

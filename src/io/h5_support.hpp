@@ -55,6 +55,9 @@ hid_t native_type(DType type);
 /// HDF5 type of a StoredType. Throws a runtime error if the description is invalid.
 Handle type_of(const StoredType& type);
 Type classify(hid_t type);
+/// Little-endian type of files.
+hid_t file_type(Type type);
+StoredType describe(hid_t type, const std::string& what);
 
 /// How a dataset stores its elements in other files ("is virtual"); null if it does not.
 const char* foreign_storage(hid_t dataset);

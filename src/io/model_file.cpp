@@ -1,5 +1,7 @@
 #include "io/model_file.hpp"
 
+#include <algorithm>
+#include <array>
 #include <cmath>
 #include <set>
 #include <tuple>
@@ -13,6 +15,9 @@ namespace gyre {
 namespace {
 
 constexpr const char* group = "/model";
+
+/// Types of stored weights, from wide to narrow.
+constexpr std::array weight_types = {h5::Type::f32, h5::Type::float16, h5::Type::bfloat16};
 
 ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   ModelConfig config;
@@ -58,18 +63,33 @@ std::vector<std::string> attributes_of_decoders() {
   return places;
 }
 
-ModelConfig read_and_check(const h5::File& file, std::string& tokenizer) {
+h5::Type wider_of(h5::Type a, h5::Type b) {
+  const auto place = [](h5::Type type) { return std::ranges::find(weight_types, type); };
+  return *std::min(place(a), place(b));
+}
+
+/// Checks all tensors; returns the widest type of the matrices.
+h5::Type check_tensors(SchemaReader& reader, const ModelConfig& config) {
+  const std::vector<h5::Type> types(weight_types.begin(), weight_types.end());
+  h5::Type widest = weight_types.back();
+  // A wrong number of layers could list enough tensors to fill memory: check the last one first.
+  const std::string last = layer_tensor(config.num_hidden_layers - 1, "attn_norm");
+  reader.dataset(fmt::format("{}/{}", group, last), types, {config.hidden_size});
+  reader.throw_if_any();
+  for (const auto& [name, shape] : model_tensors(config)) {
+    const auto dataset = reader.dataset(fmt::format("{}/{}", group, name), types, shape);
+    if (dataset && shape.size() == 2) widest = wider_of(widest, dataset->type());
+  }
+  return widest;
+}
+
+ModelConfig read_and_check(const h5::File& file, std::string& tokenizer, h5::Type& widest) {
   SchemaReader reader(file, model_schema);
   const ModelConfig config = read_config(reader, file);
   tokenizer = reader.text(group, "tokenizer", "");
   if (reader.errors().empty()) check_config(reader.errors(), config);
   reader.throw_if_any();  // a wrong configuration would make all shapes wrong
-  // A wrong number of layers could list enough tensors to fill memory: check the last one first.
-  const std::string last = layer_tensor(config.num_hidden_layers - 1, "attn_norm");
-  reader.dataset(fmt::format("{}/{}", group, last), {h5::Type::f32}, {config.hidden_size});
-  reader.throw_if_any();
-  for (const auto& [name, shape] : model_tensors(config))
-    reader.dataset(fmt::format("{}/{}", group, name), {h5::Type::f32}, shape);
+  widest = check_tensors(reader, config);
   check_nothing_else(reader, file, config);
   reader.throw_if_any();
   return config;
@@ -159,7 +179,7 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
 ModelFile::ModelFile(Communicator& comm, const std::string& path)
     : comm_(comm), file_(open_schema_file(comm, path, model_schema, attributes_of_decoders())) {
   run_agreed(comm_, "checking the model " + path,
-             [&] { config_ = read_and_check(file_, tokenizer_); });
+             [&] { config_ = read_and_check(file_, tokenizer_, widest_); });
 }
 
 Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,

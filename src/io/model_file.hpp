@@ -30,6 +30,9 @@ class ModelFile {
   ModelFile(Communicator& comm, const std::string& path);
 
   const ModelConfig& config() const { return config_; }
+  /// The widest type of the stored matrices: float32, float16 or bfloat16. Reading widens all
+  /// values to float32, which is exact.
+  h5::Type widest_matrix_type() const { return widest_; }
   /// Name of the tokenizer whose ids the model takes; "" if the file does not say.
   const std::string& tokenizer() const { return tokenizer_; }
 
@@ -46,6 +49,7 @@ class ModelFile {
   h5::File file_;
   ModelConfig config_;
   std::string tokenizer_;
+  h5::Type widest_ = h5::Type::bfloat16;
 };
 
 }  // namespace gyre

@@ -5,18 +5,44 @@
 #include <algorithm>
 #include <array>
 #include <cmath>
+#include <cstring>
+#include <deque>
+#include <future>
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
 #include "io/model_features.hpp"
 #include "io/model_file.hpp"
 #include "io/rope_keys.hpp"
-#include "runtime/buffer.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr int64_t block_floats = int64_t{1} << 24;
+/// Stored rows that are transposed together: those of a cache line of the dataset.
+constexpr int64_t together = 32;
+/// Most rows and columns of a chunk, multiples of it.
+constexpr int64_t chunk_rows = 512, chunk_columns = 1024;
+/// Elements of a block of rows, about.
+constexpr int64_t elements_together = int64_t{1} << 22;
+
+const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& name) {
+  return checkpoint.tensors.at(name == "head" && checkpoint.tied_head ? "embed" : name);
+}
+
+/// Floats keep their type; the values of blocks need float32.
+h5::Type type_of(WeightEncoding encoding) {
+  if (encoding == WeightEncoding::bf16) return h5::Type::bfloat16;
+  return encoding == WeightEncoding::f16 ? h5::Type::float16 : h5::Type::f32;
+}
+
+/// Extent of parts that cover `extent`, almost equal, at most `most`.
+int64_t even_part(int64_t extent, int64_t most) {
+  return std::min(extent, round_up(ceil_div(extent, ceil_div(extent, most)), together));
+}
+h5::Shape chunk_of(const h5::Shape& shape) {
+  if (shape.size() == 1) return shape;
+  return {even_part(shape[0], chunk_rows), even_part(shape[1], chunk_columns)};
+}
 
 void create(const Checkpoint& checkpoint, const std::string& path, const Provenance& provenance) {
   const ModelConfig& c = checkpoint.config;
@@ -47,20 +73,69 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   if (!checkpoint.tokenizer.empty())
     file.write_attribute("/model", "tokenizer", checkpoint.tokenizer);
   for (const auto& [name, shape] : model_tensors(c))
-    file.create_dataset("/model/" + name, DType::f32, shape, h5::Checksum::fletcher32);
+    file.create_dataset("/model/" + name,
+                        h5::stored_type_of(type_of(tensor_of(checkpoint, name).encoding)), shape,
+                        h5::Checksum::fletcher32, chunk_of(shape));
   file.close();
 }
 
-/// Reads a tensor of the checkpoint in the form of its dataset in the model file.
+/// Bits of the elements in a word of 64 bits.
+struct FloatBits {
+  uint64_t sign;
+  uint64_t lowest_of_exponent;
+};
+FloatBits bits_of(h5::Type type) {
+  if (type == h5::Type::f32) return {0x8000'0000'8000'0000, 0x0080'0000'0080'0000};
+  return {0x8000'8000'8000'8000,
+          type == h5::Type::bfloat16 ? 0x0080'0080'0080'0080U : 0x0400'0400'0400'0400U};
+}
+
+/// Whether no exponent has all bits set: one bit more would carry into the place of the sign.
+bool all_finite(const std::byte* values, int64_t bytes, FloatBits bits) {
+  const uint64_t exponent = bits.sign - bits.lowest_of_exponent;
+  uint64_t carries = 0, word = 0;
+  int64_t i = 0;
+  for (; i + static_cast<int64_t>(sizeof(word)) <= bytes; i += sizeof(word)) {
+    std::memcpy(&word, values + i, sizeof(word));
+    carries |= (word & exponent) + bits.lowest_of_exponent;
+  }
+  word = 0;
+  std::memcpy(&word, values + i, bytes - i);
+  carries |= (word & exponent) + bits.lowest_of_exponent;
+  return (carries & bits.sign) == 0;
+}
+
+/// to [4, stride] <- the transpose of four elements of 16 bits of each row, from `offset` on.
+/// Strides and offsets are in bytes.
+void transpose_square(const std::byte* const* rows, int64_t offset, std::byte* to, int64_t stride) {
+  constexpr uint64_t even = 0x0000'ffff'0000'ffff, low = 0x0000'0000'ffff'ffff;
+  uint64_t a, b, c, d;
+  std::memcpy(&a, rows[0] + offset, sizeof(a));
+  std::memcpy(&b, rows[1] + offset, sizeof(b));
+  std::memcpy(&c, rows[2] + offset, sizeof(c));
+  std::memcpy(&d, rows[3] + offset, sizeof(d));
+  const uint64_t ab_even = (a & even) | (b & even) << 16, ab_odd = (a >> 16 & even) | (b & ~even),
+                 cd_even = (c & even) | (d & even) << 16, cd_odd = (c >> 16 & even) | (d & ~even);
+  a = (ab_even & low) | cd_even << 32;
+  b = (ab_odd & low) | cd_odd << 32;
+  c = ab_even >> 32 | (cd_even & ~low);
+  d = ab_odd >> 32 | (cd_odd & ~low);
+  std::memcpy(to, &a, sizeof(a));
+  std::memcpy(to + stride, &b, sizeof(b));
+  std::memcpy(to + 2 * stride, &c, sizeof(c));
+  std::memcpy(to + 3 * stride, &d, sizeof(d));
+}
+
+/// Reads blocks of a tensor of the checkpoint in the form of its dataset in the model file.
 class Source {
  public:
   Source(const Checkpoint& checkpoint, const std::string& name, const h5::Shape& shape)
-      : tensor_(checkpoint.tensors.at(name == "head" && checkpoint.tied_head ? "embed" : name)),
+      : tensor_(tensor_of(checkpoint, name)),
         name_(name),
+        shape_(shape),
         transposed_(shape.size() == 2 && name != "embed"),
-        stored_rows_(tensor_.shape.size() == 2 ? tensor_.shape[0] : 1),
-        stored_columns_(tensor_.shape.back()),
-        columns_(shape.back()) {
+        rows_(tensor_.shape.size() == 2 ? tensor_.shape[0] : 1),
+        columns_(tensor_.shape.back()) {
     const bool rotary = name.ends_with("/wq") || name.ends_with("/wk") || name.ends_with("/bq") ||
                         name.ends_with("/bk");
     if (rotary && checkpoint.interleaved_rotary) {
@@ -69,93 +144,172 @@ class Source {
     }
   }
 
-  /// Number of values that are decoded together; blocks of rows begin at multiples of it.
-  int64_t block_values() const { return block_of(tensor_.encoding).values; }
-  /// out [count, columns] <- rows [begin, begin + count) of the dataset; elements that the tensor
-  /// lacks (padding of the vocabulary) become 0.
-  void read(int64_t begin, int64_t count, std::span<float> out) const {
-    std::fill(out.begin(), out.end(), 0.0F);
-    if (transposed_)
-      read_transposed(begin, count, out);
-    else if (head_dim_ > 0)
-      read_bias(out);
-    else
-      for (int64_t r = begin; r < std::min(begin + count, stored_rows_); ++r)
-        decode(r, 0, out.subspan((r - begin) * columns_, columns_));
+  /// Blocks of whole chunks that stored rows, one after another, become: columns of a transposed
+  /// dataset, rows of others.
+  std::vector<h5::Slab> blocks() const {
+    if (shape_.size() == 1) return {{{0}, shape_}};
+    const size_t along = transposed_ ? 1 : 0;
+    const int64_t part = chunk_of(shape_)[along], other = shape_[1 - along];
+    const int64_t step = part * std::max<int64_t>(1, elements_together / (part * other));
+    std::vector<h5::Slab> blocks;
+    for (int64_t begin = 0; begin < shape_[along]; begin += step) {
+      blocks.push_back({{0, 0}, shape_});
+      blocks.back().start[along] = begin;
+      blocks.back().count[along] = std::min(step, shape_[along] - begin);
+    }
+    return blocks;
+  }
+  /// Elements that the tensor lacks (padding of the vocabulary) become 0.
+  void read(const h5::Slab& block, std::vector<std::byte>& out) const {
+    const bool wide = type_of(tensor_.encoding) == h5::Type::f32;
+    out.resize(h5::elements_of(block.count) * (wide ? sizeof(float) : sizeof(uint16_t)));
+    wide ? read_as<uint32_t>(block, out.data()) : read_as<uint16_t>(block, out.data());
   }
 
  private:
-  void decode(int64_t row, int64_t column, std::span<float> out) const {
-    decode_weights(tensor_.encoding, tensor_.data, row * stored_columns_ + column, out);
-    const auto bad =
-        std::find_if(out.begin(), out.end(), [](float x) { return !std::isfinite(x); });
-    if (bad != out.end())
-      throw_usage("'{}': the tensor for '{}' has {} at [{}, {}]; weights must be finite",
-                  tensor_.file, name_, *bad, row, column + (bad - out.begin()));
-  }
-  /// Column of the dataset that a stored row becomes.
-  int64_t place_of(int64_t row) const {
-    const int64_t i = head_dim_ == 0 ? 0 : row % head_dim_;
-    return i < rotary_dim_ ? row - i + i % 2 * (rotary_dim_ / 2) + i / 2 : row;
-  }
-  void read_transposed(int64_t begin, int64_t count, std::span<float> out) const {
-    constexpr int64_t together = 16;  // stored rows per turn: one cache line of each row of `out`
-    std::vector<float> rows(together * count);
-    for (int64_t first = 0; first < stored_rows_; first += together) {
-      const int64_t some = std::min(together, stored_rows_ - first);
-      for (int64_t r = 0; r < some; ++r)
-        decode(first + r, begin, std::span(rows).subspan(r * count, count));
+  template <class Word>
+  void read_as(const h5::Slab& block, std::byte* out) const {
+    std::vector<Word> scratch;
+    const int64_t begin = block.start[transposed_ ? 1 : 0],
+                  count = block.count[transposed_ ? 1 : 0];
+    if (transposed_) {
+      for (int64_t i = 0; i < count; i += together)
+        transpose(begin + i, std::min(together, count - i), scratch, out + i * sizeof(Word), count);
+    } else if (shape_.size() == 2) {
       for (int64_t i = 0; i < count; ++i)
-        for (int64_t r = 0; r < some; ++r)
-          out[i * columns_ + place_of(first + r)] = rows[r * count + i];
+        std::memcpy(out + i * columns_ * sizeof(Word), row(begin + i, 0, scratch),
+                    columns_ * sizeof(Word));
+    } else {
+      const std::byte* values = row(0, 0, scratch);
+      for (int64_t i = 0; i < columns_; ++i)
+        std::memcpy(out + i * sizeof(Word), values + place_of(i) * sizeof(Word), sizeof(Word));
     }
+    const int64_t bytes_of_row =
+        ceil_div(columns_, block_of(tensor_.encoding).values) * block_of(tensor_.encoding).bytes;
+    const int64_t end = std::min(rows_, begin + count);
+    if (shape_.size() == 2 && begin < end)
+      release_pages(tensor_.data + begin * bytes_of_row, (end - begin) * bytes_of_row);
   }
-
-  void read_bias(std::span<float> out) const {
-    std::vector<float> values(out.size());
-    decode(0, 0, values);
-    for (int64_t i = 0; i < columns_; ++i) out[place_of(i)] = values[i];
+  /// out [columns_, stride], columns 0 to `count` - 1 <- stored rows of the dataset's columns from
+  /// `begin` on.
+  template <class Word>
+  void transpose(int64_t begin, int64_t count, std::vector<Word>& scratch, std::byte* out,
+                 int64_t stride) const {
+    const std::byte* rows[together];
+    for (int64_t j = 0; j < count; ++j) rows[j] = row(place_of(begin + j), j, scratch);
+    const bool in_squares = sizeof(Word) == 2 && count % 4 == 0 && columns_ % 4 == 0;
+    for (int64_t i = 0; i < columns_; i += in_squares ? 4 : 1)
+      for (int64_t j = 0; j < count; j += in_squares ? 4 : 1) {
+        std::byte* to = out + (i * stride + j) * sizeof(Word);
+        if (in_squares)
+          transpose_square(&rows[j], i * sizeof(Word), to, stride * sizeof(Word));
+        else
+          std::memcpy(to, rows[j] + i * sizeof(Word), sizeof(Word));
+      }
+  }
+  /// Stored row that a column of the dataset holds.
+  int64_t place_of(int64_t column) const {
+    const int64_t i = head_dim_ == 0 ? 0 : column % head_dim_, half = rotary_dim_ / 2;
+    return i < rotary_dim_ ? column - i + i % half * 2 + i / half : column;
+  }
+  /// Elements of a stored row, finite and of the dataset's type, in the file or in row `slot` of
+  /// `scratch`; zeros behind the last row.
+  template <class Word>
+  const std::byte* row(int64_t index, int64_t slot, std::vector<Word>& scratch) const {
+    const auto own = [&] {
+      scratch.resize(columns_ * together);
+      return std::span(scratch).subspan(slot * columns_, columns_);
+    };
+    if (index >= rows_) {
+      std::ranges::fill(own(), Word{0});
+      return std::as_bytes(own()).data();
+    }
+    const EncodedBlock unit = block_of(tensor_.encoding);
+    const std::byte* values = tensor_.data + index * columns_ / unit.values * unit.bytes;
+    if (unit.bytes != sizeof(Word) || unit.values != 1) {
+      std::vector<float> decoded(columns_);
+      decode_weights(tensor_.encoding, values, 0, decoded);
+      std::memcpy(own().data(), decoded.data(), own().size_bytes());
+      values = std::as_bytes(own()).data();
+    }
+    if (!all_finite(values, columns_ * sizeof(Word), bits_of(type_of(tensor_.encoding))))
+      refuse_row(index);
+    return values;
+  }
+  [[noreturn]] void refuse_row(int64_t row) const {
+    std::vector<float> decoded(columns_);
+    decode_weights(tensor_.encoding, tensor_.data, row * columns_, decoded);
+    const auto at =
+        std::find_if(decoded.begin(), decoded.end(), [](float x) { return !std::isfinite(x); });
+    throw_usage("'{}': the tensor for '{}' has {} at [{}, {}]; weights must be finite",
+                tensor_.file, name_, *at, row, at - decoded.begin());
   }
 
   const StoredTensor& tensor_;
   std::string name_;
+  h5::Shape shape_;
   bool transposed_;
-  int64_t stored_rows_, stored_columns_, columns_;
+  int64_t rows_, columns_;
   int64_t head_dim_ = 0, rotary_dim_ = 0;
 };
 
-/// Fills a dataset; ranks take turns at its blocks of rows.
-void fill(Communicator& comm, const h5::File& file, const std::string& name, const h5::Shape& shape,
-          const Checkpoint& checkpoint) {
-  const Source source(checkpoint, name, shape);
-  const int64_t rows = shape.size() == 2 ? shape[0] : 1, columns = shape.back();
-  const int64_t unit = source.block_values();
-  const int64_t block = std::max(unit, block_floats / columns / unit * unit);
-  const h5::Dataset dataset = file.dataset("/model/" + name);
-  for (int64_t round = 0; round < rows; round += block * comm.size()) {
-    const int64_t begin = std::min(rows, round + block * comm.rank());
-    const int64_t count = std::min(block, rows - begin);
-    Buffer<float> values;
-    run_agreed(comm, "reading " + name, [&] {
-      values = Buffer<float>(count * columns);
-      if (count > 0) source.read(begin, count, values.span());
-    });
-    const h5::Slab slab = shape.size() == 2 ? h5::Slab{{begin, 0}, {count, columns}}
-                                            : h5::Slab{{0}, {count * columns}};
-    dataset.write<float>(std::span(&slab, 1), values.span());
+/// Reads the blocks of all tensors in order, one ahead of the caller in a thread, which makes no
+/// calls of HDF5.
+class BlockReader {
+ public:
+  void add(const Source& source) {
+    for (const h5::Slab& block : source.blocks()) waiting_.push_back({&source, block});
   }
-}
+  /// The next block; the one before it becomes invalid.
+  std::span<const std::byte> next() {
+    if (!reading_.valid()) start();
+    reading_.get();
+    std::swap(current_, ahead_);
+    start();
+    return current_;
+  }
+
+ private:
+  void start() {
+    if (waiting_.empty()) return;
+    reading_ = std::async(std::launch::async, [this, block = waiting_.front()] {
+      block.source->read(block.slab, ahead_);
+    });
+    waiting_.pop_front();
+  }
+
+  struct Block {
+    const Source* source;
+    h5::Slab slab;
+  };
+  std::deque<Block> waiting_;
+  std::vector<std::byte> current_, ahead_;
+  std::future<void> reading_;  // last: destroyed, and so awaited, first
+};
 
 }  // namespace
 
 void write_model(OutputFile& output, const Checkpoint& checkpoint, const Provenance& provenance) {
   Communicator& comm = output.comm();
-  run_on_root(comm, "creating " + output.path(),
-              [&] { create(checkpoint, output.temporary_path(), provenance); });
-  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  for (const auto& [name, shape] : model_tensors(checkpoint.config))
-    fill(comm, file, name, shape, checkpoint);
-  file.close();
+  std::optional<h5::File> file;
+  std::deque<Source> sources;
+  BlockReader reader;
+  run_on_root(comm, "creating " + output.path(), [&] {
+    create(checkpoint, output.temporary_path(), provenance);
+    file = h5::File::open_to_fill(output.temporary_path());
+    for (const auto& [name, shape] : model_tensors(checkpoint.config))
+      reader.add(sources.emplace_back(checkpoint, name, shape));
+  });
+  size_t index = 0;
+  for (const auto& [name, shape] : model_tensors(checkpoint.config)) {
+    run_on_root(comm, "writing " + name, [&] {
+      const h5::Dataset dataset = file->dataset("/model/" + name);
+      for (const h5::Slab& block : sources[index].blocks())
+        dataset.write_bytes(std::span(&block, 1), reader.next());
+    });
+    ++index;
+  }
+  run_on_root(comm, "closing " + output.path(), [&] { file->close(); });
 }
 
 }  // namespace gyre

@@ -1,11 +1,10 @@
 #include "io/weight_encoding.hpp"
 
-#include <bit>
-#include <cmath>
 #include <cstring>
 
 #include "core/bf16.hpp"
 #include "core/error.hpp"
+#include "core/f16.hpp"
 
 namespace gyre {
 namespace {
@@ -18,13 +17,7 @@ T load(const std::byte* at) {
 }
 
 float half(const std::byte* at) {
-  const auto bits = load<uint16_t>(at);
-  const int exponent = bits >> 10 & 31, fraction = bits & 1023;
-  const float size = exponent == 31 ? (fraction == 0 ? INFINITY : NAN)
-                     : exponent == 0
-                         ? std::ldexp(static_cast<float>(fraction), -24)
-                         : std::ldexp(static_cast<float>(fraction + 1024), exponent - 25);
-  return bits >> 15 ? -size : size;
+  return to_float(load<f16>(at));
 }
 
 int byte_at(const std::byte* at, int64_t i) {

@@ -46,6 +46,7 @@ struct RawModel {
   std::map<std::string, h5::Shape> shapes{};  ///< instead of the right ones; an empty one: left out
   std::map<std::string, std::map<int64_t, float>> changes{};
   h5::Checksum checksum = h5::Checksum::none;
+  std::map<std::string, h5::Type> types{};  ///< instead of float32
 
   void save(const std::string& path) const {
     on_root([&] {
@@ -61,14 +62,19 @@ struct RawModel {
           for (int64_t i = 0; i < h5::elements_of(shape); ++i) values.push_back(value_of(i));
           if (change != changes.end())
             for (auto [i, value] : change->second) values[i] = value;
-          const h5::Slab all{h5::Shape(shape.size(), 0), shape};
-          file.create_dataset("/model/" + name, DType::f32, shape, checksum);
-          file.dataset("/model/" + name)
-              .write<float>(std::span(&all, 1), std::span<const float>(values));
+          write(file, "/model/" + name, types.contains(name) ? types.at(name) : h5::Type::f32,
+                values, shape);
         }
       }
       file.close();
     });
+  }
+
+  void write(h5::File& file, const std::string& path, h5::Type type,
+             const std::vector<float>& values, const h5::Shape& shape) const {
+    const h5::Slab all{h5::Shape(shape.size(), 0), shape};
+    file.create_dataset(path, h5::stored_type_of(type), shape, checksum);
+    file.dataset(path).write<float>(std::span(&all, 1), std::span<const float>(values));
   }
 };
 
@@ -117,6 +123,23 @@ TEST(ModelFile, VectorsAreOneRow) {
   EXPECT_EQ(part[0], value_of(2));
 }
 
+TEST(ModelFile, EachTensorHasItsOwnType) {
+  const SharedFolder folder;
+  std::map<std::string, h5::Type> types;
+  for (const auto& [name, shape] : model_tensors(small)) types[name] = h5::Type::bfloat16;
+  types["final_norm"] = h5::Type::f32;  // no matrix
+  for (const h5::Type wq : {h5::Type::bfloat16, h5::Type::float16, h5::Type::f32}) {
+    types["layers/1/wq"] = wq;
+    RawModel{.types = types}.save(folder.file("m.h5"));
+    ModelFile model(world(), folder.file("m.h5"));
+    EXPECT_EQ(model.widest_matrix_type(), wq);
+    expect_slices(model);
+    EXPECT_EQ(model.read_vector("layers/0/attn_norm")[5], value_of(5));
+    const Buffer<float> embed = model.read_matrix("embed", 2, 3, 1, 4);
+    for (int64_t i = 0; i < 12; ++i) EXPECT_EQ(embed[i], value_of((2 + i / 4) * 6 + 1 + i % 4));
+  }
+}
+
 void add_attribute(hid_t file, const char* name, int64_t value) {
   test::make_attribute(file, "/model", name, H5T_NATIVE_INT64, &value);
 }
@@ -150,11 +173,14 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
             add_dataset("/model/layers/0/q_norm")},
            {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers without qkv_bias",
             add_dataset("/model/layers/1/bq")},
-           {"there is no dataset '/model/layers/1/bv'; it must be float32 [4]",
+           {"there is no dataset '/model/layers/1/bv'; it must be float32 or float16 or bfloat16 "
+            "[4]",
             [](hid_t file) { add_attribute(file, "qkv_bias", 1); }},
-           {"there is no dataset '/model/layers/0/bo'; it must be float32 [6]",
+           {"there is no dataset '/model/layers/0/bo'; it must be float32 or float16 or bfloat16 "
+            "[6]",
             [](hid_t file) { add_attribute(file, "attention_bias", 1); }},
-           {"there is no dataset '/model/layers/0/k_norm'; it must be float32 [2]",
+           {"there is no dataset '/model/layers/0/k_norm'; it must be float32 or float16 or "
+            "bfloat16 [2]",
             [](hid_t file) { add_attribute(file, "qk_norm", 1); }},
            {"'qk_norm' is 2; wanted: true or false",
             [](hid_t file) { add_attribute(file, "qk_norm", 2); }},
@@ -309,9 +335,13 @@ TEST(ModelFileRejected, ConfigurationAndTensors) {
                                       "intermediate_size is 33554432; it must be at most 4194304"});
   expect_rejected(
       {.shapes = {{"layers/1/wo", {}}, {"head", {6, 5}}, {"layers/0/mlp_norm", {6, 1}}}},
-      {"there is no dataset '/model/layers/1/wo'; it must be float32 [8, 6]",
-       "dataset '/model/head' is float32 [6, 5]; it must be float32 [6, 8]",
-       "dataset '/model/layers/0/mlp_norm' is float32 [6, 1]; it must be float32 [6]"});
+      {"there is no dataset '/model/layers/1/wo'; it must be float32 or float16 or bfloat16 [8, 6]",
+       "dataset '/model/head' is float32 [6, 5]; it must be float32 or float16 or bfloat16 [6, 8]",
+       "dataset '/model/layers/0/mlp_norm' is float32 [6, 1]; it must be float32 or float16 or "
+       "bfloat16 [6]"});
+  expect_rejected({.types = {{"head", h5::Type::f64}}},
+                  {"dataset '/model/head' is float64 [6, 8]; it must be float32 or float16 or "
+                   "bfloat16 [6, 8]"});
 }
 
 TEST(ModelFileRejected, MissingAttributes) {

@@ -13,12 +13,14 @@ import tempfile
 
 import h5py
 import numpy as np
+from h5py import h5s, h5t
 
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:3])
 sys.dont_write_bytecode = True
-sys.path.insert(0, str(SOURCE / "tests" / "support"))
+sys.path += [str(SOURCE / "tests" / "support"), str(SOURCE / "python")]
 import model_files  # noqa: E402
-from model_files import bfloat16, safetensors_of, their_name, write_safetensors  # noqa: E402
+from gyre.storage import bfloat16_type  # noqa: E402
+from model_files import encoded, safetensors_of, their_name, write_safetensors  # noqa: E402
 
 IMPORT = BUILD / "apps" / "gyre-import"
 CONFIG = {
@@ -27,25 +29,31 @@ CONFIG = {
     "torch_dtype": "bfloat16", "architectures": ["LlamaForCausalLM"],
 }  # fmt: skip
 HEAD_DIM = 16
+TYPES = {"F32": h5t.IEEE_F32LE, "F16": h5t.IEEE_F16LE, "BF16": bfloat16_type()}
 
 
-def weights():
+def weights(config=CONFIG):
     """Our name -> array in the layout of gyre/model, without padding of the vocabulary."""
     random = np.random.default_rng(40)
-    hidden, inner, vocab = (CONFIG[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
-    q, kv = (CONFIG[k] * HEAD_DIM for k in ("num_attention_heads", "num_key_value_heads"))
+    hidden, inner, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
+    q, kv = (config[k] * HEAD_DIM for k in ("num_attention_heads", "num_key_value_heads"))
     shapes = {"embed": (vocab, hidden), "head": (hidden, vocab), "final_norm": (hidden,)}
-    for layer in range(CONFIG["num_hidden_layers"]):
+    for layer in range(config["num_hidden_layers"]):
         for name, shape in {
             "attn_norm": (hidden,), "wq": (hidden, q), "wk": (hidden, kv), "wv": (hidden, kv), "wo": (q, hidden),
             "mlp_norm": (hidden,), "w_gate": (hidden, inner), "w_up": (hidden, inner), "w_down": (inner, hidden),
         }.items():  # fmt: skip
             shapes[f"layers/{layer}/{name}"] = shape
-    return {name: random.standard_normal(shape).astype(np.float32) for name, shape in shapes.items()}
+    return {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
-def of_bfloat16(words):
-    return (words.astype(np.uint32) << 16).view(np.float32)
+def words_of(dataset, dtype):
+    """The elements' bits; the dataset must be of this type."""
+    kind = dataset.id.get_type()
+    assert kind == TYPES[dtype], (dataset.name, dtype, kind.dtype)
+    words = np.empty(dataset.shape, f"u{kind.get_size()}")
+    dataset.id.read(h5s.ALL, h5s.ALL, words, kind)
+    return words
 
 
 def write_gguf(path, tensors, keys=()):
@@ -91,23 +99,26 @@ def run(*arguments, ranks=1):
     return subprocess.run([*launch, IMPORT, *arguments], capture_output=True, text=True, timeout=120)
 
 
-def expect_model(source, arrays, *arguments, ranks=1):
+def expect_model(source, arrays, *arguments, ranks=1, types=()):
+    """`arrays` must be there bit by bit, each of its type in `types`, else F32."""
     output = source.with_suffix(".h5")
     done = run("-o", output, "--model", source, *arguments, ranks=ranks)
     assert done.returncode == 0, done.stderr
     with h5py.File(output) as file:
         model = file["model"]
+        vocab = arrays["embed"].shape[0]
         assert {k: model.attrs[k] for k in ("vocab_size", "vocab_padded", "head_dim")} == {
-            "vocab_size": 37, "vocab_padded": 128, "head_dim": HEAD_DIM,
+            "vocab_size": vocab, "vocab_padded": -(-vocab // 128) * 128, "head_dim": HEAD_DIM,
         }  # fmt: skip
         assert np.isclose(model.attrs["rope_theta"], 5e4) and np.isclose(model.attrs["rms_norm_eps"], 1e-6)
         for name, array in arrays.items():
-            found = model[name][()]
+            dtype = dict(types).get(name, "F32")
+            found = words_of(model[name], dtype)
             if name in ("embed", "head"):
-                padding = found[37:] if name == "embed" else found[:, 37:]
+                padding = found[vocab:] if name == "embed" else found[:, vocab:]
                 assert not padding.any(), name
-                found = found[:37] if name == "embed" else found[:, :37]
-            np.testing.assert_array_equal(found, array, err_msg=name)
+                found = found[:vocab] if name == "embed" else found[:, :vocab]
+            np.testing.assert_array_equal(found, encoded(array, dtype), err_msg=name)
         return model.attrs.get("tokenizer", "")
 
 
@@ -127,9 +138,7 @@ def folder(parent, name, tensors, config=()):
 def test_safetensors(scratch):
     arrays = weights()
     expect_model(folder(scratch, "f32", safetensors_of(arrays)), arrays, ranks=3)
-    halves = {name: a.astype(np.float16).astype(np.float32) for name, a in arrays.items()}
-    expect_model(folder(scratch, "f16", safetensors_of(arrays, "F16")), halves)
-    rounded = {name: of_bfloat16(bfloat16(a)) for name, a in arrays.items()}
+    expect_model(folder(scratch, "f16", safetensors_of(arrays, "F16")), arrays, types=dict.fromkeys(arrays, "F16"))
     path = folder(scratch, "bf16", None)
     tensors = safetensors_of(arrays, "BF16")
     shards = {name: f"part-{i % 2}.safetensors" for i, name in enumerate(tensors)}
@@ -137,7 +146,17 @@ def test_safetensors(scratch):
         write_safetensors(path / shard, {n: t for n, t in tensors.items() if shards[n] == shard})
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
     (path / "tokenizer.json").write_text("{}")
-    assert expect_model(path, rounded).startswith("sha256:44136fa355b3678a")
+    tokenizer = expect_model(path, arrays, types=dict.fromkeys(arrays, "BF16"), ranks=2)
+    assert tokenizer.startswith("sha256:44136fa355b3678a")
+    whole = (scratch / "f32.h5").stat().st_size
+    for half in ("f16", "bf16"):
+        size = (scratch / f"{half}.h5").stat().st_size
+        assert 0.5 < size / whole < 0.6, (size, whole)
+    kinds = {name: ("F32", "F16", "BF16")[i % 3] for i, name in enumerate(arrays)}
+    mixed = {}
+    for name, kind in kinds.items():
+        mixed |= safetensors_of({name: arrays[name]}, kind)
+    expect_model(folder(scratch, "mixed", mixed), arrays, types=kinds)
     tied = arrays | {"head": arrays["embed"].T}
     only = {n: a for n, a in arrays.items() if n != "head"}
     ties = {"tie_word_embeddings": True}
@@ -155,6 +174,14 @@ def test_gguf(scratch):
     write_gguf(path, gguf_of(arrays))
     assert expect_model(path, arrays, ranks=2).startswith("sha256:")
     random = np.random.default_rng(6)
+    for kind, name, dtype in ((1, "layers/0/wq", "F16"), (30, "layers/1/wk", "BF16")):
+        tensors = gguf_of(arrays)
+        _, shape, raw = tensors[their_name(name, 1)]
+        words = encoded(np.frombuffer(raw, np.float32).reshape(shape), dtype)
+        tensors[their_name(name, 1)] = (kind, shape, words.tobytes())
+        path = scratch / f"kind{kind}.gguf"
+        write_gguf(path, tensors)
+        expect_model(path, arrays, types={name: dtype})
     for kind, name in ((8, "layers/0/wq"), (2, "layers/1/w_gate"), (3, "layers/0/wk"), (14, "layers/1/w_down")):
         tensors, wanted = gguf_of(arrays), dict(arrays)
         shape = arrays[name].T.shape
@@ -241,6 +268,38 @@ def test_refusals_of_safetensors(scratch):
     expect_refusal(path, "truncated")
     file.write_bytes(struct.pack("<Q", 4) + b"{]  ")
     expect_refusal(path, "the header of a safetensors file")
+
+
+def test_sizes_of_several_blocks_that_are_no_multiple_of_anything(scratch):
+    config = CONFIG | {"vocab_size": 4203, "hidden_size": 1051, "intermediate_size": 4201, "num_hidden_layers": 1, "head_dim": HEAD_DIM}
+    arrays = weights(config)
+    del arrays["head"]
+    ties = config | {"tie_word_embeddings": True}
+    path = folder(scratch, "large", safetensors_of(arrays, "BF16"), ties)
+    wanted = arrays | {"head": arrays["embed"].T}
+    expect_model(path, wanted, types=dict.fromkeys(wanted, "BF16"))
+
+
+def test_weights_that_are_not_finite(scratch):
+    config = CONFIG | {"hidden_size": 67, "head_dim": HEAD_DIM}
+    arrays = weights(config)
+    for i, (dtype, name, place, value, text) in enumerate(
+        (
+            ("BF16", "embed", (36, 66), np.nan, "has nan at [36, 66]"),
+            ("F16", "layers/1/w_up", (66, 255), -np.inf, "has -inf at [255, 66]"),
+            ("F16", "layers/0/mlp_norm", (0,), np.nan, "has nan at [0, 0]"),
+            ("F32", "final_norm", (66,), np.inf, "has inf at [0, 66]"),
+            ("F32", "layers/0/wk", (65, 31), np.nan, "has nan at [31, 65]"),
+        )
+    ):
+        bad = {name: array.copy() for name, array in arrays.items()}
+        bad[name][place] = value
+        expect_refusal(folder(scratch, f"not_finite{i}", safetensors_of(bad, dtype), config), f"for '{name}' {text}")
+    largest = {"BF16": 3.38953139e38, "F16": 65504, "F32": 3.4028234e38}
+    for dtype, value in largest.items():
+        arrays["final_norm"][:] = value
+        path = folder(scratch, f"largest{dtype}", safetensors_of(arrays, dtype), config)
+        expect_model(path, arrays, types=dict.fromkeys(arrays, dtype))
 
 
 def test_windows_of_families(scratch):

@@ -21,6 +21,7 @@ import gyre  # noqa: E402
 import model_cases  # noqa: E402
 import model_files  # noqa: E402
 import reference  # noqa: E402
+from gyre.arrays import from_bfloat16_bits  # noqa: E402
 
 GRIDS = ({}, {"cp": 2}, {"tp": 2})
 # transformers computes angles in float32: at position 40 they are wrong by 2e-6.
@@ -95,6 +96,31 @@ def test_models(scratch):
         print(f"{case}: ok")
 
 
+def test_types_of_weights(scratch):
+    """Weights of 16 bits give the scores of float32 weights of the same values, bit by bit."""
+    gyre.write_documents(scratch / "docs.h5", model_cases.documents(), vocab_size=model_cases.VOCAB)
+    config = model_cases.config_of("llama")
+    arrays = model_cases.weights_of(config)
+    for dtype in ("F16", "BF16"):
+        words = {name: model_files.encoded(array, dtype) for name, array in arrays.items()}
+        widen = from_bfloat16_bits if dtype == "BF16" else lambda w: w.view(np.float16).astype(np.float32)
+        values = {name: widen(w) for name, w in words.items()}
+        stored = [
+            import_model(scratch, model_files.write_folder(scratch / f"{dtype}-as-{kind}", config, tensors))
+            for kind, tensors in (
+                (dtype, model_files.safetensors_of(arrays, dtype)),
+                ("F32", model_files.safetensors_of(values)),
+            )
+        ]
+        narrow, wide = stored
+        assert "same" in run("gyre-compare", narrow, wide)
+        for grid in GRIDS:
+            np.testing.assert_array_equal(scores(scratch, narrow, **grid), scores(scratch, wide, **grid))
+        np.testing.assert_array_equal(by_numpy(narrow), by_numpy(wide))
+        print(f"{dtype}: ok")
+
+
 if __name__ == "__main__":
-    with tempfile.TemporaryDirectory() as folder:
-        test_models(pathlib.Path(folder))
+    for test in (test_models, test_types_of_weights):
+        with tempfile.TemporaryDirectory() as folder:
+            test(pathlib.Path(folder))

@@ -58,10 +58,17 @@ def write_safetensors(path, tensors):
     path.write_bytes(struct.pack("<Q", len(text)) + text + data)
 
 
+def encoded(array, dtype):
+    """The bits of float32 values as elements of a type of safetensors; F16 and BF16 are rounded."""
+    array = np.ascontiguousarray(array)
+    if dtype == "BF16":
+        return bfloat16(array)
+    return array.astype(np.float16).view(np.uint16) if dtype == "F16" else array.view(np.uint32)
+
+
 def safetensors_of(arrays, dtype="F32"):
-    encode = {"F32": np.ascontiguousarray, "F16": lambda a: a.astype(np.float16), "BF16": bfloat16}[dtype]
     return {
-        their_name(name, 0): (dtype, stored(name, a).shape, encode(np.ascontiguousarray(stored(name, a))).tobytes(), None)
+        their_name(name, 0): (dtype, stored(name, a).shape, encoded(stored(name, a), dtype).tobytes(), None)
         for name, a in arrays.items()
     }
 

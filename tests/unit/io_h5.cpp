@@ -4,7 +4,9 @@
 
 #include <array>
 #include <cmath>
+#include <cstring>
 #include <map>
+#include <numeric>
 
 #include "io/h5.hpp"
 #include "io_files.hpp"
@@ -218,6 +220,38 @@ TEST(H5, Bfloat16InIntegersIsReal) {
   std::vector<long double> exact(3);
   read.dataset("/x").read_exactly(std::span(&all, 1), exact);
   EXPECT_EQ(exact[1], -2.0L);
+}
+
+TEST(H5, SixteenBitsAreWidenedAsByHdf5) {
+  const SharedFolder folder;
+  const std::string path = folder.file("a.h5");
+  std::vector<uint16_t> words(1 << 16);
+  std::iota(words.begin(), words.end(), uint16_t{0});
+  for (const Type type : {Type::float16, Type::bfloat16}) {
+    File file = File::create(path);
+    file.write_dataset("/x", stored_type_of(type), std::as_bytes(std::span(words)), {256, 256});
+    file.close();
+    std::vector<float> theirs(words.size());
+    {
+      const Handle raw(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+      const Handle x(H5Dopen2(raw.get(), "/x", H5P_DEFAULT), H5Dclose);
+      H5Dread(x.get(), H5T_NATIVE_FLOAT, H5S_ALL, H5S_ALL, H5P_DEFAULT, theirs.data());
+    }
+    const File read = File::open(path);
+    const Dataset dataset = read.dataset("/x");
+    EXPECT_EQ(dataset.type(), type);
+    const std::vector<std::byte> stored = dataset.read_all_bytes();
+    EXPECT_EQ(std::memcmp(stored.data(), words.data(), stored.size()), 0);
+    const std::vector<float> ours = dataset.read_all<float>();
+    const std::vector<double> twice = dataset.read_all<double>();
+    for (size_t i = 0; i < words.size(); ++i) {
+      const bool nan = std::isnan(theirs[i]);
+      EXPECT_EQ(std::isnan(ours[i]), nan) << words[i];
+      if (nan) continue;
+      EXPECT_EQ(std::memcmp(&ours[i], &theirs[i], sizeof(float)), 0) << words[i];
+      EXPECT_EQ(twice[i], static_cast<double>(theirs[i])) << words[i];
+    }
+  }
 }
 
 }  // namespace GYRE_FILE
