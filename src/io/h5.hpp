@@ -127,6 +127,10 @@ class Dataset {
   void read_bytes(std::span<const Slab> slabs, std::span<std::byte> out) const;
   void write_bytes(std::span<const Slab> slabs, std::span<const std::byte> data) const;
   std::vector<std::byte> read_all_bytes() const;
+  /// Writes a chunk as it lies in the file: its elements, whose type, order and padding are those
+  /// of the file, and their checksum (add_checksum). HDF5 copies elements twice otherwise, and adds
+  /// them up more slowly. By one process.
+  void write_chunk(const Shape& begin, std::span<const std::byte> chunk) const;
   /// Runs `allocate`, which allocates `count` elements of `width` bytes. A damaged file can claim
   /// any size; more than the machine's memory is a runtime error. Collective.
   void make_room(int64_t count, int64_t width, const std::function<void()>& allocate) const;
@@ -171,6 +175,11 @@ class Dataset {
 };
 
 enum class Checksum { none, fletcher32 };
+/// Bytes of a checksum of fletcher32.
+inline constexpr int64_t checksum_bytes = 4;
+/// Writes the checksum of all but the last checksum_bytes of a chunk to these. The others are an
+/// even number. Makes no call of HDF5.
+void add_checksum(std::span<std::byte> chunk);
 
 /// Describes an attribute that is not one value of a known type: "float64 [24]",
 /// "18446744073709551615, above 2^63 - 1".

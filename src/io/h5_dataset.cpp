@@ -302,6 +302,49 @@ void Dataset::write_bytes(std::span<const Slab> slabs, std::span<const std::byte
            const_cast<std::byte*>(data.data()), std::ssize(data) / stored.bytes);
 }
 
+void Dataset::write_chunk(const Shape& begin, std::span<const std::byte> chunk) const {
+  const std::string where = fmt::format("dataset '{}' of '{}'", path_, file_);
+  const Reading scope("writing " + where, file_);
+  const Extents at = to_extents(begin);
+  detail::check(H5Dwrite_chunk(id_.get(), H5P_DEFAULT, 0, at.data(), chunk.size(), chunk.data()),
+                fmt::format("write {}", where));
+}
+
+void add_checksum(std::span<std::byte> chunk) {
+  // Fletcher's two sums of big-endian words modulo 65535, of which HDF5 takes 65535 for 0 unless
+  // all words are 0. The sums of the swapped words are the swapped sums.
+  constexpr size_t together = 4, most = 360;  // the second sum of 360 words fits 32 bits
+  const auto fold = [](uint32_t sum) { return (sum & 0xffff) + (sum >> 16); };
+  const std::span<std::byte> data = chunk.first(chunk.size() - checksum_bytes);
+  uint32_t first = 0, second = 0;
+  for (size_t i = 0; i < data.size();) {
+    const size_t end = std::min(data.size(), i + most * sizeof(uint16_t));
+    for (; i + together * sizeof(uint16_t) <= end; i += together * sizeof(uint16_t)) {
+      uint64_t words;
+      std::memcpy(&words, &data[i], sizeof(words));
+      const uint32_t a = words & 0xffff, b = words >> 16 & 0xffff, c = words >> 32 & 0xffff,
+                     d = words >> 48;
+      second += 4 * first + 4 * a + 3 * b + 2 * c + d;
+      first += a + b + c + d;
+    }
+    for (; i < end; i += sizeof(uint16_t)) {
+      uint16_t word;
+      std::memcpy(&word, &data[i], sizeof(word));
+      second += first += word;
+    }
+    first = fold(first);
+    second = fold(second);
+  }
+  first = fold(first);
+  second = fold(second);
+  const uint32_t sums[] = {first, second};
+  for (size_t i = 0; i < 2; ++i) {
+    const auto big = static_cast<uint16_t>(sums[i]);
+    chunk[data.size() + 2 * i] = static_cast<std::byte>(big >> 8);
+    chunk[data.size() + 2 * i + 1] = static_cast<std::byte>(big & 0xff);
+  }
+}
+
 std::vector<std::byte> Dataset::read_all_bytes() const {
   const StoredType stored = stored_type();
   const Handle type = detail::type_of(stored);

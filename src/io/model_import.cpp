@@ -20,10 +20,8 @@ namespace {
 
 /// Stored rows that are transposed together: those of a cache line of the dataset.
 constexpr int64_t together = 32;
-/// Most rows and columns of a chunk, multiples of it.
+/// Most rows and columns of a chunk of a transposed dataset, multiples of it.
 constexpr int64_t chunk_rows = 512, chunk_columns = 1024;
-/// Elements of a block of rows, about.
-constexpr int64_t elements_together = int64_t{1} << 22;
 
 const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& name) {
   return checkpoint.tensors.at(name == "head" && checkpoint.tied_head ? "embed" : name);
@@ -39,8 +37,10 @@ h5::Type type_of(WeightEncoding encoding) {
 int64_t even_part(int64_t extent, int64_t most) {
   return std::min(extent, round_up(ceil_div(extent, ceil_div(extent, most)), together));
 }
-h5::Shape chunk_of(const h5::Shape& shape) {
+h5::Shape chunk_of(const std::string& name, const h5::Shape& shape) {
   if (shape.size() == 1) return shape;
+  if (name == "embed")
+    return {std::clamp<int64_t>(chunk_rows * chunk_columns / shape[1], 1, shape[0]), shape[1]};
   return {even_part(shape[0], chunk_rows), even_part(shape[1], chunk_columns)};
 }
 
@@ -75,7 +75,7 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   for (const auto& [name, shape] : model_tensors(c))
     file.create_dataset("/model/" + name,
                         h5::stored_type_of(type_of(tensor_of(checkpoint, name).encoding)), shape,
-                        h5::Checksum::fletcher32, chunk_of(shape));
+                        h5::Checksum::fletcher32, chunk_of(name, shape));
   file.close();
 }
 
@@ -126,13 +126,15 @@ void transpose_square(const std::byte* const* rows, int64_t offset, std::byte* t
   std::memcpy(to + 3 * stride, &d, sizeof(d));
 }
 
-/// Reads blocks of a tensor of the checkpoint in the form of its dataset in the model file.
+/// Reads blocks of a tensor of the checkpoint in the form of its dataset in the model file: whole
+/// chunks, one after another, each with its checksum.
 class Source {
  public:
   Source(const Checkpoint& checkpoint, const std::string& name, const h5::Shape& shape)
       : tensor_(tensor_of(checkpoint, name)),
         name_(name),
         shape_(shape),
+        chunk_(chunk_of(name, shape)),
         transposed_(shape.size() == 2 && name != "embed"),
         rows_(tensor_.shape.size() == 2 ? tensor_.shape[0] : 1),
         columns_(tensor_.shape.back()) {
@@ -144,29 +146,47 @@ class Source {
     }
   }
 
-  /// Blocks of whole chunks that stored rows, one after another, become: columns of a transposed
-  /// dataset, rows of others.
+  /// What stored rows, one after another, become: columns of a transposed dataset, rows of others.
+  /// A block is one chunk wide.
   std::vector<h5::Slab> blocks() const {
     if (shape_.size() == 1) return {{{0}, shape_}};
     const size_t along = transposed_ ? 1 : 0;
-    const int64_t part = chunk_of(shape_)[along], other = shape_[1 - along];
-    const int64_t step = part * std::max<int64_t>(1, elements_together / (part * other));
     std::vector<h5::Slab> blocks;
-    for (int64_t begin = 0; begin < shape_[along]; begin += step) {
+    for (int64_t begin = 0; begin < shape_[along]; begin += chunk_[along]) {
       blocks.push_back({{0, 0}, shape_});
       blocks.back().start[along] = begin;
-      blocks.back().count[along] = std::min(step, shape_[along] - begin);
+      blocks.back().count[along] = std::min(chunk_[along], shape_[along] - begin);
     }
     return blocks;
   }
-  /// Elements that the tensor lacks (padding of the vocabulary) become 0.
+  /// Begins of a block's chunks.
+  std::vector<h5::Shape> chunks_of(const h5::Slab& block) const {
+    std::vector<h5::Shape> begins;
+    for (int64_t row = 0; row < block.count[0]; row += chunk_[0]) {
+      begins.push_back(block.start);
+      begins.back()[0] += row;
+    }
+    return begins;
+  }
+  /// Bytes of a chunk with its checksum.
+  int64_t chunk_bytes() const {
+    return h5::elements_of(chunk_) * (is_wide() ? sizeof(float) : sizeof(uint16_t)) +
+           h5::checksum_bytes;
+  }
+  /// Elements that the tensor lacks (padding of the vocabulary) become 0, and those of a chunk that
+  /// the dataset lacks.
   void read(const h5::Slab& block, std::vector<std::byte>& out) const {
-    const bool wide = type_of(tensor_.encoding) == h5::Type::f32;
-    out.resize(h5::elements_of(block.count) * (wide ? sizeof(float) : sizeof(uint16_t)));
-    wide ? read_as<uint32_t>(block, out.data()) : read_as<uint16_t>(block, out.data());
+    const int64_t chunks = std::ssize(chunks_of(block));
+    out.resize(chunks * chunk_bytes());
+    if (h5::elements_of(block.count) < chunks * h5::elements_of(chunk_))
+      std::ranges::fill(out, std::byte{0});
+    is_wide() ? read_as<uint32_t>(block, out.data()) : read_as<uint16_t>(block, out.data());
+    for (int64_t i = 0; i < chunks; ++i)
+      h5::add_checksum(std::span(out).subspan(i * chunk_bytes(), chunk_bytes()));
   }
 
  private:
+  bool is_wide() const { return type_of(tensor_.encoding) == h5::Type::f32; }
   template <class Word>
   void read_as(const h5::Slab& block, std::byte* out) const {
     std::vector<Word> scratch;
@@ -174,7 +194,7 @@ class Source {
                   count = block.count[transposed_ ? 1 : 0];
     if (transposed_) {
       for (int64_t i = 0; i < count; i += together)
-        transpose(begin + i, std::min(together, count - i), scratch, out + i * sizeof(Word), count);
+        transpose(begin + i, std::min(together, count - i), scratch, out + i * sizeof(Word));
     } else if (shape_.size() == 2) {
       for (int64_t i = 0; i < count; ++i)
         std::memcpy(out + i * columns_ * sizeof(Word), row(begin + i, 0, scratch),
@@ -190,22 +210,22 @@ class Source {
     if (shape_.size() == 2 && begin < end)
       release_pages(tensor_.data + begin * bytes_of_row, (end - begin) * bytes_of_row);
   }
-  /// out [columns_, stride], columns 0 to `count` - 1 <- stored rows of the dataset's columns from
-  /// `begin` on.
+  /// Columns 0 to `count` - 1 of the chunks from `out` on <- stored rows of the dataset's columns
+  /// from `begin` on.
   template <class Word>
-  void transpose(int64_t begin, int64_t count, std::vector<Word>& scratch, std::byte* out,
-                 int64_t stride) const {
+  void transpose(int64_t begin, int64_t count, std::vector<Word>& scratch, std::byte* out) const {
+    const int64_t stride = chunk_[1] * sizeof(Word);
     const std::byte* rows[together];
     for (int64_t j = 0; j < count; ++j) rows[j] = row(place_of(begin + j), j, scratch);
     const bool in_squares = sizeof(Word) == 2 && count % 4 == 0 && columns_ % 4 == 0;
-    for (int64_t i = 0; i < columns_; i += in_squares ? 4 : 1)
-      for (int64_t j = 0; j < count; j += in_squares ? 4 : 1) {
-        std::byte* to = out + (i * stride + j) * sizeof(Word);
+    for (int64_t i = 0; i < columns_; i += in_squares ? 4 : 1) {
+      std::byte* to = out + i / chunk_[0] * chunk_bytes() + i % chunk_[0] * stride;
+      for (int64_t j = 0; j < count; j += in_squares ? 4 : 1)
         if (in_squares)
-          transpose_square(&rows[j], i * sizeof(Word), to, stride * sizeof(Word));
+          transpose_square(&rows[j], i * sizeof(Word), to + j * sizeof(Word), stride);
         else
-          std::memcpy(to, rows[j] + i * sizeof(Word), sizeof(Word));
-      }
+          std::memcpy(to + j * sizeof(Word), rows[j] + i * sizeof(Word), sizeof(Word));
+    }
   }
   /// Stored row that a column of the dataset holds.
   int64_t place_of(int64_t column) const {
@@ -247,7 +267,7 @@ class Source {
 
   const StoredTensor& tensor_;
   std::string name_;
-  h5::Shape shape_;
+  h5::Shape shape_, chunk_;
   bool transposed_;
   int64_t rows_, columns_;
   int64_t head_dim_ = 0, rotary_dim_ = 0;
@@ -304,8 +324,14 @@ void write_model(OutputFile& output, const Checkpoint& checkpoint, const Provena
   for (const auto& [name, shape] : model_tensors(checkpoint.config)) {
     run_on_root(comm, "writing " + name, [&] {
       const h5::Dataset dataset = file->dataset("/model/" + name);
-      for (const h5::Slab& block : sources[index].blocks())
-        dataset.write_bytes(std::span(&block, 1), reader.next());
+      const Source& source = sources[index];
+      for (const h5::Slab& block : source.blocks()) {
+        std::span<const std::byte> bytes = reader.next();
+        for (const h5::Shape& chunk : source.chunks_of(block)) {
+          dataset.write_chunk(chunk, bytes.first(source.chunk_bytes()));
+          bytes = bytes.subspan(source.chunk_bytes());
+        }
+      }
     });
     ++index;
   }
