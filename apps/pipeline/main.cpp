@@ -6,6 +6,7 @@
 #include <optional>
 
 #include "apps/pipeline/options.hpp"
+#include "apps/pipeline/phases.hpp"
 #include "apps/pipeline/report.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/agree.hpp"
@@ -89,12 +90,17 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                   grid, *kernel, backend.stream());
   of.set_decoder(decoder);
   report.memory.plan(planned_bytes(job.plan, config, of.scorer()));
+  double last_ms = 0;
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
   suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
                 [&](ScoringResult& row, const Measured& measured) {
                   of.complete(row, measured.last_ms);
-                  details += phases_text(of.times(), measured.last_ms, world);
+                  last_ms = measured.last_ms;
                 });
+  const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
+  details += phases_text(of.times(), of.scorer().work(),
+                         measure_limits(types.activations, array_bytes, backend.stream(), world),
+                         last_ms, world);
   if (context.verbose) details += ranks_text(of, world);
   details += of.comparison_text();
   if (reference) judge_answers(report, answer_uses(*reference));

@@ -226,22 +226,6 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   return text;
 }
 
-std::string phases_text(const DecoderTimes& times, double last_ms, Communicator& world) {
-  const std::pair<const char*, double> phases[] = {{"linear", times.linear},
-                                                   {"attention", times.attention},
-                                                   {"attention wait", times.attention_wait},
-                                                   {"tensor-parallel wait", times.tp_wait},
-                                                   {"log-probs", times.logprobs}};
-  std::string text = "# phase, slowest rank, share of the pass:";
-  const double total = all_reduce_value(world, last_ms / 1e3, ReduceOp::max);
-  for (const auto& [name, seconds] : phases) {
-    const double worst = all_reduce_value(world, seconds, ReduceOp::max);
-    text += fmt::format("{} {} {:.1f} ms {:.1f} %", text.back() == ':' ? "" : ";", name,
-                        1e3 * worst, 100 * worst / total);
-  }
-  return text + "\n";
-}
-
 std::string ranks_text(const ScoringCase& of, Communicator& world) {
   struct Row {
     int64_t rank, pairs;

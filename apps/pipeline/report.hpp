@@ -31,10 +31,6 @@ void add_figures(RunReport& report, const ScoringResult& result, const Compressi
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top);
 
-/// "# phase ..." line: time of each phase of the last pass on its slowest rank.
-/// `last_ms`: time of the last pass on this rank. Collective.
-std::string phases_text(const DecoderTimes& times, double last_ms, Communicator& world);
-
 /// A "#" table with a line for each rank: its share of attention and its times
 /// in the last pass. Collective.
 std::string ranks_text(const ScoringCase& of, Communicator& world);

@@ -55,6 +55,10 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
   if (!(o.mask == MaskOptions()))
     errors.add("--mask, --window: a scoring pass has causal attention");
+  const PredictOptions usual;
+  if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
+      o.wire_dkv != o.dtype)
+    errors.add("--partial-out, --partial-dq, --wire-dkv: a scoring pass chooses them by --dtype");
   for (const auto& [option, path] : {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}})
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
 }

@@ -58,6 +58,9 @@ const Table<PassRow>& pass_table() {
           .with_prefix()
           .extra(),
       {"linear", "%", 6, 1, [](const Row& r) { return r.share(r.prediction.times.linear); }},
+      Column<Row>{"elementwise", "%", 11, 1,
+                  [](const Row& r) { return r.share(r.prediction.times.elementwise); }}
+          .extra(),
       {"attn", "%", 5, 1, [](const Row& r) { return r.share(r.prediction.times.attention); }},
       {"cp_wait", "%", 7, 1,
        [](const Row& r) { return r.share(r.prediction.times.attention_wait); }},
@@ -112,12 +115,13 @@ PassRow predict_pass(const ModelJob& job, const Corpus& corpus, int cp, const Sc
   setup.layout_options = o.layout.for_ranks(cp);
   setup.schedule = &schedule;
   setup.schedule_options = o.schedule.options;
+  setup.types.activations = o.types().activations;
   const int64_t bin = round_up(corpus.capacity, setup.slot_multiple());
   row.plan =
       plan_scoring(corpus.offsets, o.prefixes.forest_of({corpus.tokens, corpus.offsets}, bin),
                    job.config, setup, bin);
   check_scoring_size(row.plan, corpus.offsets, job.config, true);
-  row.prediction = predict_scoring(row.plan, job.config, o.types(), job.machine);
+  row.prediction = predict_scoring(row.plan, job.config, job.machine);
   checks.check("pairs of all plans", 0).add(row.prediction.pairs, row.plan.pairs, [&] {
     return fmt::format("{} under {}, {}", schedule.name, layout.name, to_string(setup.grid));
   });

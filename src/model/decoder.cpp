@@ -87,6 +87,16 @@ struct Decoder::Workspace {
 
 namespace {
 
+/// Phase of an operation; null for attention, whose executor measures it.
+double DecoderTimes::*phase_of(const DecoderOperation& operation) {
+  using namespace decoder_step;
+  if (std::holds_alternative<Linear>(operation)) return &DecoderTimes::linear;
+  if (std::holds_alternative<Attention>(operation)) return nullptr;
+  if (std::holds_alternative<AllReduce>(operation)) return &DecoderTimes::tp_wait;
+  if (std::holds_alternative<Score>(operation)) return &DecoderTimes::logprobs;
+  return &DecoderTimes::elementwise;
+}
+
 /// Name of a layer for errors and the watchdog.
 std::string name_of_layer(int64_t layer, const ModelConfig& config) {
   if (layer == 0) return "embedding";
@@ -103,6 +113,7 @@ std::unique_ptr<Communicator> host_staging_of(Communicator& comm, Stream& stream
 
 DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
   linear += other.linear;
+  elementwise += other.elementwise;
   attention += other.attention;
   logprobs += other.logprobs;
   attention_wait += other.attention_wait;
@@ -165,12 +176,10 @@ void Decoder::run(const decoder_step::Embed& /*step*/, int64_t /*layer*/, Worksp
 }
 
 void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Workspace& w) {
-  w.phases.end(&DecoderTimes::linear);
   const MatrixRef data = w.at(step.data);
   w.works.push_back(grid_.tp().all_reduce(data.data, data.rows * data.cols, data.type,
                                           ReduceOp::sum, stream_, step.what));
   w.works.back()->wait_on_stream();
-  w.phases.end(&DecoderTimes::tp_wait);
 }
 
 void Decoder::run(const decoder_step::Norm& step, int64_t layer, Workspace& w) {
@@ -199,9 +208,7 @@ void Decoder::run(const decoder_step::Rope& /*step*/, int64_t /*layer*/, Workspa
 }
 
 void Decoder::run(const decoder_step::Attention& /*step*/, int64_t /*layer*/, Workspace& w) {
-  w.phases.end(&DecoderTimes::linear);
   w.attentions.emplace_back(w.attention, w.attention->start(Pass::forward));
-  w.phases.end(nullptr);
   MatrixRef& out = w.at(Activation::out);
   if (out.type == types_.activations) return;
   const MatrixRef rounded = w.at(Activation::q);  // is not needed any more
@@ -223,14 +230,12 @@ void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Worksp
 }
 
 void Decoder::run(const decoder_step::Score& /*step*/, int64_t /*layer*/, Workspace& w) {
-  w.phases.end(&DecoderTimes::linear);
   const int64_t targets = w.targets();
   Buffer<float> logprob(targets), entropy(targets);
   scores_.resize(targets);
   const double waited = scores_.forward(w.at(Activation::logits), w.batch.targets, stream_,
                                         logprob.span(), entropy.span());
   for (int64_t i = 0; i < targets; ++i) w.out[i] = {logprob[i], entropy[i]};
-  w.phases.end(&DecoderTimes::logprobs);
   w.times.tp_wait += waited;
   w.times.logprobs -= waited;
 }
@@ -239,7 +244,6 @@ void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {
   if (!observe) return;
   w.added = index > 0;
   if (w.added) ops_->add(w.at(Activation::x), w.at(Activation::partial));
-  w.phases.end(&DecoderTimes::linear);
   const ConstMatrixRef x = w.at(Activation::x);
   Buffer<std::byte> copy(x.rows * x.cols * size_of(x.type));
   stream_.copy(copy.data(), x.data, copy.size());
@@ -290,6 +294,7 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan>
       set_current_step(name_of_layer(layer, config_));
     }
     std::visit([&](const auto& operation) { run(operation, layer, w); }, step.operation);
+    w.phases.end(phase_of(step.operation));
   }
   for (const WorkPtr& work : w.works) work->wait();
   stream_.synchronize();

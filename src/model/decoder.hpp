@@ -55,13 +55,14 @@ ElementTypes attention_types(const DecoderTypes& types, int cp);
 
 /// Time of a forward pass by phase, in seconds on this rank.
 struct DecoderTimes {
-  double linear = 0;                       ///< matrix products, norms, activations
+  double linear = 0;                       ///< matrix products
+  double elementwise = 0;                  ///< embedding, norms, biases, rotation, activations
   double attention = 0;                    ///< block kernel, and packing of messages
   double logprobs = 0;                     ///< row statistics and merge
   double attention_wait = 0, tp_wait = 0;  ///< communication that is not overlapped
   DecoderTimes& operator+=(const DecoderTimes& other);
   double exposed() const { return attention_wait + tp_wait; }
-  double total() const { return linear + attention + logprobs + exposed(); }
+  double total() const { return linear + elementwise + attention + logprobs + exposed(); }
 };
 
 /// Called with a copy of the residual stream x [slots, hidden] in host memory: index 0 after the

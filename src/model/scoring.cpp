@@ -181,6 +181,7 @@ void add_bin(PlanCount& total, const PlanCount& bin, int64_t layers) {
 Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const ScoringPlan& plan,
                ProcessGrid& grid)
     : documents_(documents),
+      config_(config),
       plan_(plan),
       grid_(grid),
       heads_(local_heads(config, grid.shape().tp)) {
@@ -217,6 +218,17 @@ PlanCount Scorer::count() const {
       add_bin(total, gyre::count(shard.plans[m], Pass::forward, heads_, types),
               plan_.masks[m].layers);
   return total;
+}
+
+PassWork Scorer::work() const {
+  const ScoringSetup& setup = plan_.setup;
+  const std::vector<DecoderStep> steps = decoder_steps(config_);
+  PassWork work;
+  for (const BinShard& shard : shards_)
+    add_work(work, steps, config_, setup.grid.tp, setup.types, shard.shard.slots,
+             std::ssize(shard.batch.targets));
+  work.attention_flops = attention_flops(Pass::forward, count().pairs, config_.head_dim);
+  return work;
 }
 
 DecoderTimes Scorer::run(

@@ -18,6 +18,7 @@
 #include "attention/schedules/registry.hpp"
 #include "core/ragged.hpp"
 #include "model/decoder.hpp"
+#include "model/pass_work.hpp"
 #include "model/shared_prefixes.hpp"
 #include "packing/packing.hpp"
 #include "packing/prefix_forest.hpp"
@@ -129,6 +130,8 @@ class Scorer {
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// Attention work of this rank over all its bins and layers, counted from the plans.
   PlanCount count() const;
+  /// Work of this rank in a pass.
+  PassWork work() const;
 
   /// One pass of the decoder over all bins of this replica. Collective over the replica.
   DecoderTimes run(Decoder& decoder,
@@ -145,6 +148,7 @@ class Scorer {
 
  private:
   DocumentView documents_;
+  ModelConfig config_;
   const ScoringPlan& plan_;
   ProcessGrid& grid_;
   HeadShape heads_;  // heads of this rank

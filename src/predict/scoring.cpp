@@ -27,12 +27,12 @@ struct BinCost {
 class StepCosts {
  public:
   /// attention[m]: prediction for a layer with layer_masks(config)[m].
-  StepCosts(const ModelConfig& config, int tp, int64_t slots, DType type,
+  StepCosts(const ModelConfig& config, int tp, int64_t slots, const DecoderTypes& types,
             const MachineModel& machine, const std::vector<PassPrediction>& attention)
       : config_(config),
         tp_(tp),
         slots_(slots),
-        type_(type),
+        types_(types),
         machine_(machine),
         masks_(layer_masks(config)),
         attention_(attention) {}
@@ -51,26 +51,19 @@ class StepCosts {
   }
 
  private:
-  // Arguments of elementwise(): the bytes per element in model/decoder_ops.hpp, divided by 4.
-  void add(const decoder_step::Embed&) { elementwise(2, Activation::x); }
-  void add(const decoder_step::Norm& step) { elementwise(step.adds ? 4 : 3, Activation::x); }
-  void add(const decoder_step::AddBias& step) { elementwise(2, step.data); }
-  void add(const decoder_step::HeadNorm& step) { elementwise(2, step.data); }
-  void add(const decoder_step::Rope&) {
-    const double share =
-        static_cast<double>(config_.rotary_width()) / static_cast<double>(config_.head_dim);
-    elementwise(2 * share, Activation::q);
-    elementwise(2 * share, Activation::k);
-  }
-  void add(const decoder_step::SiluMultiply&) { elementwise(3, Activation::gate); }
   void add(const decoder_step::Linear& step) {
-    times_.linear +=
-        machine_.decoder.linear_seconds(type_, slots_, width(step.in), width(step.out));
+    times_.linear += machine_.decoder.linear_seconds(types_.activations, slots_, width(step.in),
+                                                     width(step.out));
   }
   void add(const decoder_step::AllReduce& step) {
     times_.tp_wait += all_reduce_seconds(bytes(step.data));
   }
-  void add(const decoder_step::Again&) {}  // copies only a few rows: not counted
+  /// A pass bound by memory.
+  template <class Step>
+  void add(const Step& step) {
+    times_.elementwise += work_of(step, config_, tp_, types_, slots_).bytes /
+                          machine_.decoder.elementwise_bytes_per_s;
+  }
   void add_attention(int64_t window) {
     const auto mask = std::ranges::find(masks_, window, &LayerMask::window) - masks_.begin();
     const PassPrediction& pass = attention_[mask];
@@ -90,10 +83,7 @@ class StepCosts {
 
   int64_t width(Activation a) const { return width_of(a, config_, tp_); }
   double bytes(Activation a) const {
-    return static_cast<double>(slots_ * width(a) * size_of(type_));
-  }
-  void elementwise(double passes, Activation a) {
-    times_.linear += passes * bytes(a) / machine_.decoder.elementwise_bytes_per_s;
+    return static_cast<double>(slots_ * width(a) * size_of(types_.of(a)));
   }
   /// Link between the first and the last rank of a tp group, which begins at a multiple of tp.
   const LinkTier& link() const { return machine_.links[machine_.tier_between(0, tp_ - 1)]; }
@@ -107,7 +97,7 @@ class StepCosts {
   const ModelConfig& config_;
   int tp_;
   int64_t slots_;
-  DType type_;
+  DecoderTypes types_;
   const MachineModel& machine_;
   std::vector<LayerMask> masks_;
   const std::vector<PassPrediction>& attention_;
@@ -117,11 +107,10 @@ class StepCosts {
 /// Simulates all bins; equal bins in equal places are simulated once.
 class ScoringSimulation {
  public:
-  ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, const ElementTypes& types,
-                    const MachineModel& machine)
+  ScoringSimulation(const ScoringPlan& plan, const ModelConfig& config, const MachineModel& machine)
       : plan_(plan),
         config_(config),
-        types_(types),
+        types_(attention_types(plan.setup.types, plan.setup.grid.cp)),
         machine_(machine),
         steps_(decoder_steps(config)) {
     for (int d = 0; d < plan.setup.grid.dp; ++d)
@@ -181,7 +170,7 @@ class ScoringSimulation {
       transient = std::max(transient, pass.transient_bytes);
       attention.push_back(pass);
     }
-    StepCosts costs(config_, setup.grid.tp, slots, types_.activations, machine_, attention);
+    StepCosts costs(config_, setup.grid.tp, slots, setup.types, machine_, attention);
     cost.times = costs.of(steps_);
     cost.memory = memory_of(heads, slots) + transient;
     return cost;
@@ -208,8 +197,8 @@ class ScoringSimulation {
 }  // namespace
 
 ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
-                                  const ElementTypes& types, const MachineModel& machine) {
-  const ScoringSimulation simulation(plan, config, types, machine);
+                                  const MachineModel& machine) {
+  const ScoringSimulation simulation(plan, config, machine);
   ScoringPrediction prediction;
   double kernel = 0, extrapolated = 0, sum = 0;
   const int replicas = plan.setup.grid.dp;

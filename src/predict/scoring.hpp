@@ -30,9 +30,9 @@ struct ScoringPrediction {
   double imbalance() const { return seconds / mean_seconds - 1; }
 };
 
-/// Activations and weights have type types.activations. Equal bins in equal places are simulated
+/// Activations and weights have the types of the setup. Equal bins in equal places are simulated
 /// once. Throws the usage errors of layouts, schedules, and machines without rates for that type.
 ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
-                                  const ElementTypes& types, const MachineModel& machine);
+                                  const MachineModel& machine);
 
 }  // namespace gyre

@@ -30,6 +30,15 @@ pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/b.h5" >"$scratch/log"
 timeout 60 "$apps/gyre-compare" "$scratch/a.h5" "$scratch/b.h5" --atol 0 --rtol 0 >"$scratch/log" ||
   fail "two runs differ: $(cat "$scratch/log")"
 
+# bf16, against the float64 reference of the same model, hidden states and the root mean square of all errors included.
+for options in "" "--residual bf16"; do
+  # shellcheck disable=SC2086
+  pipeline 4 --cp 2 --tp 2 -d bf16 $options -o "$scratch/b.h5" >"$scratch/log" || fail "-d bf16 $options: $(cat "$scratch/log")"
+  grep -q '^VERIFY PASSED 8/8 ' "$scratch/log" || fail "-d bf16 $options: $(cat "$scratch/log")"
+  timeout 60 "$apps/gyre-compare" "$scratch/a.h5" "$scratch/b.h5" --atol 1e-4 --rtol 0 >"$scratch/log" &&
+    fail "-d bf16 $options has the scores of f32"
+done
+
 # Impossible grids: exit 2, all problems at once, the nearest grids, nothing written.
 out=$scratch/never.h5
 refused() { # TEXT RANKS ARGUMENTS...
@@ -43,6 +52,7 @@ refused() { # TEXT RANKS ARGUMENTS...
 refused "--tp 3 does not divide the model's num_attention_heads = 8" 3 --tp 3
 refused "the nearest grids of this run's ranks: dp=3 cp=1 tp=1 | dp=1 cp=3 tp=1" 3 --tp 3
 refused "dp=1 cp=3 tp=1 is 3 ranks, but the run has 4" 4 --cp 3
+refused "--residual bf16 needs --dtype bf16" 1 --residual bf16
 refused "--bin 50 is not a multiple of 2 cp = 4; the nearest are 48 and 52" 2 --cp 2 --bin 50
 refused "nearest: --schedule" 1 --shedule ring
 refused "'rings' is not one of $(printf '%s, ' "${schedules[@]}" | sed 's/, $//'); nearest: ring" 1 --schedule rings

@@ -16,7 +16,7 @@ rows = json.load(open("model.json"))["results"]
 assert len(rows) > 4, len(rows)
 for row in rows:
     m = row["measurements"]
-    parts = m["linear"] + m["attn"] + m["cp_wait"] + m["tp_wait"] + m["logprobs"]
+    parts = m["linear"] + m["elementwise"] + m["attn"] + m["cp_wait"] + m["tp_wait"] + m["logprobs"]
     assert abs(parts - 100) < 1e-6 and 0 < m["linear"] < 100, row
 PY
 
@@ -39,17 +39,14 @@ done
 expect 0 'tokens: dp=32 cp=64 tp=8, ring under dual-chunk-swap' "${predict[@]}" --dp 32 --cp 64 --tp 8 --schedule ring \
   --layout dual-chunk-swap --gen dist=long-tailed,count=2000,max=64K,seed=3 --capacity 64K
 
-# Nothing to score, and types that a pass reads.
+# Nothing to score.
 expect 0 'no pass has tokens' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --schedule ring
-for partial in f32 bf16; do
-  expect 0 'RESULT' "${predict[@]}" --cp 2 --tokens 4K --schedule ring --partial-out $partial --csv $partial.csv
-done
-cmp -s f32.csv bf16.csv && fail "--partial-out makes no difference: $(cat bf16.csv)"
 
 refused() { expect 2 "$@"; }
 refused '--heads 4: the heads are the model' "${predict[@]}" --heads 4
 refused '--pass bwd: a scoring pass has no backward' "${predict[@]}" --pass bwd
 refused '--svg shows one attention; leave out --model' "${predict[@]}" --svg none.svg
+refused '--partial-out, --partial-dq, --wire-dkv: a scoring pass chooses them by --dtype' "${predict[@]}" --partial-out bf16
 refused '--mask, --window: a scoring pass has causal attention' "${predict[@]}" --mask full
 refused '--gen and --input are two sets of documents' "${predict[@]}" --gen dist=fixed --input none.h5
 refused "--tp 3 does not divide the model's num_attention_heads = 32" "${predict[@]}" --tp 3

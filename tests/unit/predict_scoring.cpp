@@ -47,7 +47,7 @@ ScoringPlan plan_of(const std::vector<int64_t>& lengths, GridShape grid) {
 }
 
 ScoringPrediction predict_on(const ScoringPlan& plan, const MachineModel& machine) {
-  return predict_scoring(plan, small_model(), {}, machine);
+  return predict_scoring(plan, small_model(), machine);
 }
 
 /// A prompt and two answers that part at their first token.
@@ -185,7 +185,7 @@ TEST(PredictScoring, RowOperationsTakeBytes) {
   more.rotary_dim = 8;
   more.layer_kinds = {{}, {.rotary = false}, {}};
   const double more_bytes = bytes + 64.0 * 8 * (3 * (128 + 32 + 96) + 2 * 48 - 3 * 96);
-  EXPECT_NEAR(predict_scoring(plan, more, {}, machine).seconds - before, more_bytes / 1e6, 1e-9);
+  EXPECT_NEAR(predict_scoring(plan, more, machine).seconds - before, more_bytes / 1e6, 1e-9);
   machine.decoder.logprob_bytes_per_s = 1e6;
   machine.decoder.logprob_row_s = 1e-5;
   EXPECT_NEAR(predict_on(plan, machine).times.logprobs, 64 * 1e-5 + 64 * 64 * 4 / 1e6, 1e-9);
@@ -203,7 +203,7 @@ TEST(PredictScoring, WindowsMakeFewerPairsAndFlops) {
   EXPECT_EQ(plan.pairs_of_mask, (std::vector<int64_t>{full, seen}));
   EXPECT_EQ(plan.flops(config), 84 * linear_flops_per_token(config) +
                                     4.0 * 4 * 16 * static_cast<double>(full + 2 * seen));
-  const ScoringPrediction p = predict_scoring(plan, config, {}, simple_machine());
+  const ScoringPrediction p = predict_scoring(plan, config, simple_machine());
   EXPECT_EQ(p.pairs, full + seen);
   const ScoringPrediction causal = predict_on(plan_of({64, 20}, {1, 2, 1}), simple_machine());
   EXPECT_LT(p.times.attention, causal.times.attention);

@@ -1,0 +1,111 @@
+#include "apps/pipeline/phases.hpp"
+
+#include <fmt/format.h>
+
+#include <limits>
+
+#include "comm/agree.hpp"
+#include "core/token_random.hpp"
+#include "machine/rates.hpp"
+#include "report/table.hpp"
+
+namespace gyre {
+namespace {
+
+/// A matrix [n, n] of small values that are not all alike: a product of zeros runs faster.
+WeightTensor square(DType type, int64_t n, Stream& stream) {
+  WeightTensor x(DType::f32, n, n);
+  const MatrixView<float> values = x.matrix().as<float>();
+  for (int64_t i = 0; i < n * n; ++i)
+    values.data[i] = static_cast<float>(i * 2654435761 % 1021) / 1021 - 0.5F;
+  WeightTensor narrow = x.converted(type);
+  narrow.move_to(stream);
+  return narrow;
+}
+
+/// Doubles the side until a product takes a millisecond or has 8192; returns the last side.
+int64_t measure_product(DType type, Stream& stream, double& flops_per_s) {
+  const std::unique_ptr<DecoderOps> ops = make_decoder_ops(stream);
+  constexpr int64_t first = 64, last = 8192;
+  constexpr double enough_s = 1e-3;
+  for (int64_t n = first;; n *= 2) {
+    const WeightTensor x = square(type, n, stream), w = square(type, n, stream);
+    WeightTensor y = square(type, n, stream);
+    double best = std::numeric_limits<double>::infinity();
+    for (int repetition = 0; repetition < 4; ++repetition) {
+      const MarkPtr begin = stream.mark();
+      ops->linear(x.matrix(), w.matrix(), y.matrix());
+      const MarkPtr end = stream.mark();
+      stream.synchronize();
+      best = std::min(best, end->seconds() - begin->seconds());
+    }
+    const auto side = static_cast<double>(n);
+    flops_per_s = best > 0 ? 2 * side * side * side / best : 0;
+    if (best > enough_s || n == last) return n;
+  }
+}
+
+struct Phase {
+  std::string name;
+  double seconds, work, limit;
+  const char* unit;
+};
+
+struct PhaseRow {
+  std::string name, rate;
+  double ms, share, of_limit;
+};
+
+const Table<PhaseRow>& phase_table() {
+  static const Table<PhaseRow> table({
+      {"phase", "", 20, 0, &PhaseRow::name, Align::left},
+      {"time", "ms", 9, 1, &PhaseRow::ms},
+      {"share", "%", 6, 1, &PhaseRow::share},
+      {"rate", "", 12, 0, &PhaseRow::rate},
+      {"of_limit", "%", 8, 1, &PhaseRow::of_limit},
+  });
+  return table;
+}
+
+}  // namespace
+
+PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicator& world) {
+  const MachineRates rates = measure_rates(bytes, 1, world, stream);
+  PhaseLimits limits{rates.flops, rates.copy, "f32 multiply-adds on registers"};
+  if (stream.space() == MemorySpace::device) {
+    const int64_t n = measure_product(type, stream, limits.flops_per_s);
+    limits.flops_per_s = all_reduce_value(world, limits.flops_per_s, ReduceOp::min);
+    limits.product = fmt::format("a product {0} x {0} x {0} of {1}", n, name_of(type));
+  }
+  return limits;
+}
+
+std::string phases_text(const DecoderTimes& times, const PassWork& work, const PhaseLimits& limits,
+                        double last_ms, Communicator& world) {
+  const Phase phases[] = {
+      {"products", times.linear, work.linear_flops, limits.flops_per_s, "F/s"},
+      {"attention", times.attention, work.attention_flops, limits.flops_per_s, "F/s"},
+      {"norms, elementwise", times.elementwise, work.elementwise_bytes, limits.bytes_per_s, "B/s"},
+      {"log-probs", times.logprobs, work.logprob_bytes, limits.bytes_per_s, "B/s"},
+      {"attention wait", times.attention_wait, 0, 0, ""},
+      {"tensor-parallel wait", times.tp_wait, 0, 0, ""},
+  };
+  const double total = all_reduce_value(world, last_ms / 1e3, ReduceOp::max);
+  std::string text = phase_table().header();
+  for (const Phase& phase : phases) {
+    const double worst = all_reduce_value(world, phase.seconds, ReduceOp::max);
+    const double mine = phase.work > 0 && phase.seconds > 0
+                            ? phase.work / phase.seconds
+                            : std::numeric_limits<double>::infinity();
+    const double rate = all_reduce_value(world, mine, ReduceOp::min);
+    const bool known = std::isfinite(rate) && phase.work > 0;
+    text += as_comment(phase_table().row(
+        {phase.name, known ? si_text(rate, phase.unit) : "", 1e3 * worst, 100 * worst / total,
+         known && phase.limit > 0 ? 100 * rate / phase.limit : std::nan("")}));
+  }
+  return text + fmt::format("# limits of a rank: {}, {}; {}, a copy\n",
+                            si_text(limits.flops_per_s, "F/s"), limits.product,
+                            si_text(limits.bytes_per_s, "B/s"));
+}
+
+}  // namespace gyre
