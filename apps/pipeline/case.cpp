@@ -188,7 +188,8 @@ DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest, bool of_twin
   shape.tp = grid_.shape().tp;
   shape.activations = plan_.setup.types.activations;
   shape.residual = plan_.setup.types.residual;
-  shape.rounded_weights = !of_twin && shape.activations == DType::bf16;
+  shape.rounded_weights = !of_twin && shape.activations == DType::bf16 &&
+                          in_.model.widest_matrix_type() != h5::Type::bfloat16;
   return shape;
 }
 

@@ -92,6 +92,8 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   report.memory.plan(planned_bytes(job.plan, config, of.scorer()));
   double last_ms = 0;
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
+  if (types.activations == DType::bf16 && job.model.widest_matrix_type() != h5::Type::bfloat16)
+    details += "# model   weights are rounded to bf16\n";
   suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
                 [&](ScoringResult& row, const Measured& measured) {
                   of.complete(row, measured.last_ms);
