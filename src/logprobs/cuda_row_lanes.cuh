@@ -274,24 +274,20 @@ void with_elements(const BasicMatrixRef<Byte>& matrix, const Body& body) {
 struct PartOfRow {
   int64_t row, part, begin, end;
 
-  /// Of this block, or of the one that is `ahead` blocks behind it.
-  __device__ PartOfRow(int64_t parts, int64_t columns, int64_t columns_of_part, int64_t ahead = 0)
-      : row((blockIdx.x + ahead) / parts),
-        part((blockIdx.x + ahead) % parts),
+  __device__ PartOfRow(int64_t parts, int64_t columns, int64_t columns_of_part)
+      : row(blockIdx.x / parts),
+        part(blockIdx.x % parts),
         begin(part * columns_of_part),
         end(min(begin + columns_of_part, columns)) {}
 };
 
-/// Sums of this block's part of `row`, on the first warp. At most once per kernel. `after` is
-/// called when the block has loaded all, before its threads combine their sums.
-template <bool weighted, class T, class After>
-__device__ PartSums sums_of_part(const T* row, const PartOfRow& mine, float scale,
-                                 const After& after) {
+/// Sums of this block's part of `row`, on the first warp. At most once per kernel.
+template <bool weighted, class T>
+__device__ PartSums sums_of_part(const T* row, const PartOfRow& mine, float scale) {
   ThreadSums<weighted> sums{scale};
   const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
   for_each_vector(
       grid, [&](Place, const auto& values) { sums.add(values.x); }, row);
-  after();
   return block_sums(sums);
 }
 

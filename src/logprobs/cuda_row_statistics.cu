@@ -11,7 +11,7 @@ __global__ void __launch_bounds__(block_threads)
     partials_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts, float scale,
                       PartSums* out) {
   const PartOfRow mine(parts, columns, part_columns);
-  const PartSums part = sums_of_part<weighted>(logits + mine.row * stride, mine, scale, [] {});
+  const PartSums part = sums_of_part<weighted>(logits + mine.row * stride, mine, scale);
   if (threadIdx.x == 0) out[blockIdx.x] = part;
 }
 

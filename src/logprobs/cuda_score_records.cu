@@ -21,14 +21,6 @@ Launch over_all(int64_t count, CUstream_st* stream) {
   return {rows::blocks_of(rows::parts_of(count, block_threads)), block_threads, stream};
 }
 
-/// Blocks that the current device runs at once, `per_multiprocessor` on each.
-int64_t blocks_of_device(int64_t per_multiprocessor) {
-  int device = 0, multiprocessors = 0;
-  GYRE_CHECK_CUDA(cudaGetDevice(&device));
-  GYRE_CHECK_CUDA(cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device));
-  return multiprocessors * per_multiprocessor;
-}
-
 /// Results from all ranks' records, for ids [rows, per_row].
 struct Merge {
   const float* records = nullptr;  // [ranks, rows · (partials + per_row)]
@@ -97,36 +89,21 @@ struct Tile {
   bool first = false;    // it has column 0: the records are empty
   bool all = false;      // it has all columns of all ranks: the results are known
   float scale = 1;
-  int64_t ahead = 0;               // about this many blocks run at once
   rows::PartSums* sums = nullptr;  // [rows, parts]
-  unsigned* done = nullptr;        // [groups], parts that are summed; 0 before and after
   RowTotal* totals = nullptr;      // [rows]
   float* partials = nullptr;       // [rows, partials of a row]
   float* id_logits = nullptr;      // [rows, ids of a row]
   const int32_t* ids = nullptr;    // [rows, ids of a row]
 };
 
-/// Whether this block is the last one of a group of rows; then it sees the sums of all.
-__device__ bool ends_group(const Tile& tile, int64_t group, int64_t rows_of_group) {
-  __shared__ bool last;
-  if (threadIdx.x == 0) {
-    __threadfence();  // this block's sums come before the count
-    const int64_t rows = min(rows_of_group, tile.rows - group * rows_of_group);
-    last = atomicAdd(&tile.done[group], 1U) + 1 == static_cast<unsigned>(rows * tile.parts);
-    if (last) tile.done[group] = 0;
-  }
-  __syncthreads();
-  if (last) __threadfence();
-  return last;
-}
-
-/// Adds the tile's sums of a group of rows to their totals, and finds the logits of their ids.
-/// Not inlined, so that the registers of the pass over the logits are its own.
+/// Adds the tile's sums to the totals of their rows, and finds the logits of their ids. One block
+/// per group of rows.
 template <class T>
-__device__ __noinline__ void finish_group(const T* logits, int64_t stride, const Tile& tile,
-                                          const Merge& m, const RowGroup& group, int64_t number) {
-  const int64_t row = group.row_of_thread(number);
-  const bool active = group.active(number, tile.rows), weighted = m.partials == 3;
+__global__ void __launch_bounds__(block_threads)
+    finish_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile,
+                const __grid_constant__ Merge m, const __grid_constant__ RowGroup group) {
+  const int64_t row = group.row_of_thread(blockIdx.x);
+  const bool active = group.active(blockIdx.x, tile.rows), weighted = m.partials == 3;
   RowTotal total;
   if (active) {
     if (!tile.first) total = tile.totals[row];
@@ -158,22 +135,15 @@ __device__ __noinline__ void finish_group(const T* logits, int64_t stride, const
   if (active) score_row(m, group, row);
 }
 
-/// One block per part of a row; the last block of a group of rows finishes them. While its threads
-/// combine their sums, a block asks for the first vectors of the one that is about to take its
-/// place.
+/// Sums of the parts of a tile's rows. One block per part: it ends with its sums, since a block that
+/// waited for others would keep the next from loading.
 template <class T, bool weighted>
 __global__ void __launch_bounds__(block_threads)
-    add_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile,
-             const __grid_constant__ Merge m, const __grid_constant__ RowGroup group) {
+    sum_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile) {
   const rows::PartOfRow mine(tile.parts, tile.columns, rows::part_columns);
   const rows::PartSums part =
-      rows::sums_of_part<weighted>(logits + mine.row * stride, mine, rows::base_2(tile.scale), [&] {
-        const rows::PartOfRow next(tile.parts, tile.columns, rows::part_columns, tile.ahead);
-        if (next.row < tile.rows) rows::prefetch_first(logits + next.row * stride, next);
-      });
+      rows::sums_of_part<weighted>(logits + mine.row * stride, mine, rows::base_2(tile.scale));
   if (threadIdx.x == 0) tile.sums[blockIdx.x] = part;
-  const int64_t number = mine.row / group.rows;
-  if (ends_group(tile, number, group.rows)) finish_group(logits, stride, tile, m, group, number);
 }
 
 /// Copies an array at offset `place` of the fetched results.
@@ -287,9 +257,7 @@ class CudaScoreRecords final : public ScoreRecords {
     tile.all = shape_.vocab.ranks() == 1 && logits.rows == rows_ &&
                columns == shape_.vocab.valid(shape_.rank);
     tile.scale = shape_.scale;
-    tile.ahead = blocks_at_once_;
     tile.sums = at_least<rows::PartSums>(parts_memory_, logits.rows * tile.parts);
-    tile.done = counters(rows::parts_of(logits.rows, group_.rows));
     tile.totals = at_least<RowTotal>(totals_memory_, rows_) + row;
     tile.partials = own_ + row * shape_.partials();
     tile.id_logits = own_ + rows_ * shape_.partials() + first;
@@ -298,8 +266,10 @@ class CudaScoreRecords final : public ScoreRecords {
     const Launch shape{rows::blocks_of(logits.rows * tile.parts), block_threads, handle()};
     rows::with_elements(logits, [&](auto z) {
       using T = typename decltype(z)::Type;
-      launch(shape, shape_.entropy ? add_tile<T, true> : add_tile<T, false>, z.view.data,
-             z.view.stride, tile, merge_, group_);
+      launch(shape, shape_.entropy ? sum_tile<T, true> : sum_tile<T, false>, z.view.data,
+             z.view.stride, tile);
+      launch(of_groups(logits.rows), finish_tile<T>, z.view.data, z.view.stride, tile, merge_,
+             group_);
     });
   }
 
@@ -315,9 +285,7 @@ class CudaScoreRecords final : public ScoreRecords {
   void merge_records(std::span<const float> records) override {
     Merge m = merge_;
     m.records = records.data();
-    if (!scored_)
-      launch({rows::blocks_of(rows::parts_of(rows_, group_.rows)), block_threads, handle()},
-             score_rows, m, group_);
+    if (!scored_) launch(of_groups(rows_), score_rows, m, group_);
     results_.finish();
   }
 
@@ -327,17 +295,12 @@ class CudaScoreRecords final : public ScoreRecords {
   static T* at_least(Pool& memory, int64_t count) {
     return reinterpret_cast<T*>(memory.at_least(static_cast<int64_t>(count * sizeof(T))));
   }
-  /// Counters of `groups` groups, which every launch leaves at 0.
-  unsigned* counters(int64_t groups) {
-    if (counters_.size() < groups) {
-      counters_ = Buffer<unsigned>(groups, MemorySpace::device);
-      stream_.fill(counters_.data(), std::byte{0}, groups * sizeof(unsigned));
-    }
-    return counters_.data();
+  /// A launch of one block per group of rows.
+  Launch of_groups(int64_t rows) const {
+    return {rows::blocks_of(rows::parts_of(rows, group_.rows)), block_threads, handle()};
   }
 
   Stream& stream_;
-  int64_t blocks_at_once_ = blocks_of_device(4);  // by the registers of add_tile
   RowGroup group_;
   Merge merge_;  // of this rank's records
   int64_t rows_ = 0;
@@ -345,7 +308,6 @@ class CudaScoreRecords final : public ScoreRecords {
   Uploads partition_;                    // the partition's offsets
   Pool totals_memory_{MemorySpace::device}, own_memory_{MemorySpace::device},
       all_memory_{MemorySpace::device}, parts_memory_{MemorySpace::device};
-  Buffer<unsigned> counters_;
   float* own_ = nullptr;  // [rows, width]
   HostScores results_;
 };

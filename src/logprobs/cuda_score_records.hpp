@@ -1,9 +1,9 @@
 #pragma once
 // Device implementation of score_records.hpp and cross_records.hpp.
 //
-//     add      launches one kernel. The last block of a group of rows adds their sums to the
-//              totals and finds the logits of their ids; on one rank, if the tile is the whole
-//              shard, it also writes the results
+//     add      launches two kernels: one sums the parts of rows; the other adds the sums to the
+//              totals and finds the logits of ids; on one rank, if the tile is the whole shard, it
+//              also writes the results
 //     merge    otherwise launches one kernel after the all-gather, and waits for the stream
 //
 // Ids are read from, and 8 + 4 K bytes of results per row (4 more with entropies) written to,

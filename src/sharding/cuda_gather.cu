@@ -23,9 +23,10 @@ __device__ Unit fill_unit(const RowFill& fill) {
   return *reinterpret_cast<const Unit*>(fill.bytes);
 }
 
-/// A thread issues all loads before its stores, so that passes do not wait for each other.
+/// Moves the rows of block `block` of the shape. A thread issues all loads before its stores, so
+/// that passes do not wait for each other.
 template <class Unit, bool gather>
-__global__ void __launch_bounds__(RowMapShape::threads) move_rows(const RowMove move) {
+__device__ void move_block(const RowMove& move, int64_t block) {
   constexpr int passes = RowMapShape::rows_of_thread;
   const RowMapShape& shape = move.shape;
   const int thread = static_cast<int>(threadIdx.x);
@@ -34,7 +35,7 @@ __global__ void __launch_bounds__(RowMapShape::threads) move_rows(const RowMove 
   int64_t row[passes];
   int32_t entry[passes];
   for (int p = 0; p < passes; ++p) {
-    row[p] = shape.row(blockIdx.x, thread, p);
+    row[p] = shape.row(block, thread, p);
     entry[p] = row[p] < move.rows ? move.map[row[p]] : -1;
   }
   for (int64_t u = shape.unit(thread); u < shape.units; u += shape.lanes) {
@@ -50,6 +51,11 @@ __global__ void __launch_bounds__(RowMapShape::threads) move_rows(const RowMove 
       if (writes) out[to * shape.units + u] = value[p];
     }
   }
+}
+
+template <class Unit, bool gather>
+__global__ void __launch_bounds__(RowMapShape::threads) move_rows(const RowMove move) {
+  move_block<Unit, gather>(move, blockIdx.x);
 }
 
 /// Gathers rows of 4 bytes. A map often interleaves runs: the shards of a striped layout are rows
@@ -110,6 +116,11 @@ __global__ void __launch_bounds__(RowMapShape::threads) gather_words(const RowMo
   __shared__ uint32_t words[WordTile::span + WordTile::span / warp_lanes];
   constexpr int items = WordTile::rows_of_thread, threads = RowMapShape::threads;
   const WordTile tile(move);
+  if (tile.runs == 1) {
+    constexpr int64_t blocks = WordTile::rows_of_thread / RowMapShape::rows_of_thread;
+    for (int64_t b = 0; b < blocks; ++b) move_block<uint32_t, true>(move, blockIdx.x * blocks + b);
+    return;
+  }
   const int thread = static_cast<int>(threadIdx.x);
   const auto* in = reinterpret_cast<const uint32_t*>(move.in);
   auto* out = reinterpret_cast<uint32_t*>(move.out);
@@ -120,17 +131,13 @@ __global__ void __launch_bounds__(RowMapShape::threads) gather_words(const RowMo
       row[i] = tile.row(block, thread + i * threads, move.rows);
       entry[i] = row[i] < move.rows ? move.map[row[i]] : -1;
     }
-    int first = 0;
-    bool staged = false;
-    if (tile.runs > 1) {
-      const int2 span = block_span(entry, move.other_rows);
-      first = span.x;
-      staged = int64_t{span.y} - span.x < WordTile::span;
-      if (staged)
-        for (int word = thread; word <= span.y - first; word += threads)
-          words[place_of_word(word)] = in[first + word];
-      __syncthreads();
-    }
+    const int2 span = block_span(entry, move.other_rows);
+    const int first = span.x;
+    const bool staged = int64_t{span.y} - span.x < WordTile::span;
+    if (staged)
+      for (int word = thread; word <= span.y - first; word += threads)
+        words[place_of_word(word)] = in[first + word];
+    __syncthreads();
     uint32_t value[items];
     for (int i = 0; i < items; ++i)
       value[i] = !names_row(entry[i], move.other_rows) ? fill_unit<uint32_t>(move.fill)
