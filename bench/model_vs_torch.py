@@ -81,7 +81,8 @@ class Decoder:
     def __init__(self, path, device="cpu", dtype=torch.float32):
         self.device, self.dtype = device, dtype
         with h5py.File(path) as file:
-            self.config = dict(file["model"].attrs)
+            attributes = file["model"].attrs.items()
+            self.config = {key: value.item() if hasattr(value, "item") else value for key, value in attributes}
         arrays = read_arrays(path, "model")
         self.weights = {
             name: torch.from_numpy(array).to(device, dtype) for name, array in arrays.items()
