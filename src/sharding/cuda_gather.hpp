@@ -8,8 +8,7 @@
 // read. Rows whose size and addresses are multiples of 16 bytes move 16 bytes at a time. The writes
 // of a gather and the reads of a scatter are sequential. gather_map.hpp assigns rows to threads.
 // Rows of less than 32 bytes in random order waste the rest of their 32-byte sectors; the runs of
-// slots of a layout do not. Gathers of 4-byte rows by the map of all shards of a striped layout go
-// through shared memory, and read each sector once.
+// slots of a layout do not.
 
 #include <cstdint>
 

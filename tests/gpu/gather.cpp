@@ -102,33 +102,6 @@ const RowsCase rows_cases[] = {{1, 0, 1030}, {2, 0, 300},  {3, 0, 70},   {4, 0, 
                                {16, 4, 50},  {16, 2, 50},  {48, 1, 20},  {48, 0, 260}, {272, 0, 70},
                                {5000, 0, 9}, {4112, 0, 9}, {8192, 0, 5}};
 
-/// Rows 0, runs, 2 runs, ... of `rows`, then 1, 1 + runs, ...: all shards of a striped layout.
-std::vector<int32_t> striped_map(int64_t rows, int64_t runs) {
-  std::vector<int32_t> map;
-  for (int64_t first = 0; first < runs; ++first)
-    for (int64_t i = first; i < rows; i += runs) map.push_back(static_cast<int32_t>(i));
-  return map;
-}
-
-TEST_F(Gather, RowsOfFourBytesByMapsThatInterleaveRuns) {
-  const auto check = [&](const std::vector<int32_t>& map, int64_t in_rows) {
-    const Bytes in = random_bytes(4 * in_rows, 3);
-    Bytes expected;
-    for (const int32_t entry : map)
-      for (int64_t k = 0; k < 4; ++k)
-        expected.push_back(entry >= 0 && entry < in_rows ? in[entry * 4 + k] : uint8_t{0x3c});
-    EXPECT_EQ(gather(in, map, 4, 0, RowFill::of(uint8_t{0x3c})), expected);
-  };
-  for (const int64_t runs : {2, 3, 8, 31, 32, 33})
-    for (const int64_t rows : {int64_t{2}, runs + 1, int64_t{2048}, int64_t{6007}})
-      check(striped_map(rows, runs), rows);
-  // A map that begins like a striped one, and goes on with rows that are far apart or missing.
-  std::vector<int32_t> map = striped_map(6007, 8);
-  std::mt19937 random(11);
-  for (size_t i = 2; i < map.size(); i += 5) map[i] = static_cast<int32_t>(random() % 20000) - 100;
-  check(map, 15000);
-}
-
 TEST_F(Gather, RowsByAMapThatNamesSomeTwiceAndSomeNotAtAll) {
   std::mt19937 random(7);
   for (const auto& [row_bytes, shift, rows] : rows_cases) {
