@@ -234,7 +234,7 @@ def run_ours(args, path, folder):
     if run.returncode != 0:
         sys.exit(f"gyre-pipeline: exit code {run.returncode}: {run.stdout[-2000:]}{run.stderr[-2000:]}")
     if "--check" not in check:
-        print("\n".join(l for l in run.stdout.splitlines() if l.startswith(("VERIFY", "#  "))))
+        print("\n".join(l for l in run.stdout.splitlines() if l.startswith(("VERIFY", "#  ", "# phase", "# limits"))))
     with open(result, encoding="utf-8") as file:
         return json.load(file)
 
