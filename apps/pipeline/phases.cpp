@@ -2,10 +2,12 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+#include <cmath>
 #include <limits>
+#include <memory>
 
 #include "comm/agree.hpp"
-#include "core/token_random.hpp"
 #include "machine/rates.hpp"
 #include "report/table.hpp"
 
@@ -47,8 +49,8 @@ int64_t measure_product(DType type, Stream& stream, double& flops_per_s) {
 
 struct Phase {
   std::string name;
-  double seconds, work, limit;
-  const char* unit;
+  double seconds, work, limit;  ///< limit: of work per second
+  const char* unit;             ///< of work per second
 };
 
 struct PhaseRow {

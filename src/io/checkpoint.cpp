@@ -119,9 +119,8 @@ MappedFile::~MappedFile() {
 
 void release_pages(const std::byte* data, int64_t bytes) {
   const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto begin = reinterpret_cast<uintptr_t>(data) / page * page;
-  madvise(reinterpret_cast<void*>(begin), reinterpret_cast<uintptr_t>(data) + bytes - begin,
-          MADV_DONTNEED);
+  const auto in_page = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % page);
+  madvise(const_cast<std::byte*>(data) - in_page, bytes + in_page, MADV_DONTNEED);
 }
 
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
