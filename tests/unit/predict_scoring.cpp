@@ -174,9 +174,9 @@ TEST(PredictScoring, RowOperationsTakeBytes) {
   MachineModel machine = simple_machine();
   const double before = predict_on(plan, machine).seconds;
   machine.decoder.elementwise_bytes_per_s = 1e6;
-  // Of each slot: embedding 8, first norm 12, six norms 16 bytes an element of 32; rotations of 64
+  // Of each slot: embedding 8, first norm 8, six norms 16 bytes an element of 32; rotations of 64
   // and 32 elements, 8 bytes; activation of 48, 12 bytes.
-  const double bytes = 64.0 * (32 * (8 + 12 + 6 * 16) + 3 * (96 * 8 + 48 * 12));
+  const double bytes = 64.0 * (32 * (8 + 8 + 6 * 16) + 3 * (96 * 8 + 48 * 12));
   EXPECT_NEAR(predict_on(plan, machine).seconds - before, bytes / 1e6, 1e-9);
   // Biases of 64 + 2 · 32 and 32 elements, norms of 64 + 32, and rotations of half as many in two
   // of three layers, each 8 bytes an element.
