@@ -24,7 +24,8 @@ HWY_BEFORE_NAMESPACE();
 namespace gyre::HWY_NAMESPACE {
 namespace {
 
-/// Constants of a row: log2 p = y + excess, with y relative to the origin and |excess| <= 1/2.
+/// Constants of a row. log2 p of a column is y + excess, where y is the column's exponent relative
+/// to `origin`, and |excess| <= 1/2.
 struct Base {
   RowNormalizer row;
   float natural_scale, scale;
