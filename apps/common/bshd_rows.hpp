@@ -25,8 +25,8 @@ void add_tables_of_rows(BshdBatch& batch, const BshdArrays& arrays, int64_t chun
 /// between other ids: padding can be recognized only at the ends of a row.
 void check_padding_of_rows(const BshdArrays& arrays);
 
-/// What to do with padding at the end of a row: own-segment, keep or absorb. Without slot lengths,
-/// absorb means keep (ThdOptions::tail).
+/// Parses how padding at the end of a row is packed: own-segment, keep or absorb. Without slot
+/// lengths, absorb means keep (ThdOptions::tail).
 Tail tail_of(const BshdArrays& arrays, const std::string& name);
 
 /// Mask of real tokens, [rows, slots]: 1 for the first seq_lens slots of each segment, from the

@@ -55,7 +55,7 @@ std::vector<std::string> kernels() {
   return names;
 }
 
-/// What this build has, and the names that a run can choose from.
+/// Lists the features of this build, and the names that a run can choose from.
 std::vector<Capability> capabilities() {
   return {{"features", libraries()},
           {"backends", built_backends()},

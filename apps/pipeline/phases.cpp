@@ -2,50 +2,16 @@
 
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
-#include <memory>
 
 #include "comm/agree.hpp"
 #include "machine/rates.hpp"
+#include "model/product_rate.hpp"
 #include "report/table.hpp"
 
 namespace gyre {
 namespace {
-
-/// A matrix [n, n] of small values that are not all alike: a product of zeros runs faster.
-WeightTensor square(DType type, int64_t n, Stream& stream) {
-  WeightTensor x(DType::f32, n, n);
-  const MatrixView<float> values = x.matrix().as<float>();
-  for (int64_t i = 0; i < n * n; ++i)
-    values.data[i] = static_cast<float>(i * 2654435761 % 1021) / 1021 - 0.5F;
-  WeightTensor narrow = x.converted(type);
-  narrow.move_to(stream);
-  return narrow;
-}
-
-/// Doubles the side until a product takes a millisecond or has 8192; returns the last side.
-int64_t measure_product(DType type, Stream& stream, double& flops_per_s) {
-  const std::unique_ptr<DecoderOps> ops = make_decoder_ops(stream);
-  constexpr int64_t first = 64, last = 8192;
-  constexpr double enough_s = 1e-3;
-  for (int64_t n = first;; n *= 2) {
-    const WeightTensor x = square(type, n, stream), w = square(type, n, stream);
-    WeightTensor y = square(type, n, stream);
-    double best = std::numeric_limits<double>::infinity();
-    for (int repetition = 0; repetition < 4; ++repetition) {
-      const MarkPtr begin = stream.mark();
-      ops->linear(x.matrix(), w.matrix(), y.matrix());
-      const MarkPtr end = stream.mark();
-      stream.synchronize();
-      best = std::min(best, end->seconds() - begin->seconds());
-    }
-    const auto side = static_cast<double>(n);
-    flops_per_s = best > 0 ? 2 * side * side * side / best : 0;
-    if (best > enough_s || n == last) return n;
-  }
-}
 
 struct Phase {
   std::string name;
@@ -75,9 +41,9 @@ PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicat
   const MachineRates rates = measure_rates(bytes, 1, world, stream);
   PhaseLimits limits{rates.flops, rates.copy, "f32 multiply-adds on registers"};
   if (stream.space() == MemorySpace::device) {
-    const int64_t n = measure_product(type, stream, limits.flops_per_s);
-    limits.flops_per_s = all_reduce_value(world, limits.flops_per_s, ReduceOp::min);
-    limits.product = fmt::format("a product {0} x {0} x {0} of {1}", n, name_of(type));
+    const ProductRate product = measure_product(type, stream);
+    limits.flops_per_s = all_reduce_value(world, product.flops_per_s, ReduceOp::min);
+    limits.product = fmt::format("a product {0} x {0} x {0} of {1}", product.side, name_of(type));
   }
   return limits;
 }

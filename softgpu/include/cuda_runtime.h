@@ -28,7 +28,6 @@
 #define __align__(n) alignas(n)
 #define __constant__ static const
 #define __grid_constant__
-#define __noinline__
 
 struct dim3 {
   unsigned x = 1, y = 1, z = 1;

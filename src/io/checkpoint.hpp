@@ -62,7 +62,7 @@ struct Checkpoint {
 /// not read, or a key that might change results and is not one of `ignored_keys`. Serial.
 Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys);
 
-// What follows is for the readers of the two formats.
+// The readers of the two formats use the declarations below.
 
 /// The names that a format gives to the tensors of model_tensors().
 struct TensorNames {

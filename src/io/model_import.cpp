@@ -146,8 +146,8 @@ class Source {
     }
   }
 
-  /// What stored rows, one after another, become: columns of a transposed dataset, rows of others.
-  /// A block is one chunk wide.
+  /// Blocks of the dataset in the order of the stored rows, which are columns of a transposed
+  /// dataset and rows of others. A block is one chunk wide.
   std::vector<h5::Slab> blocks() const {
     if (shape_.size() == 1) return {{{0}, shape_}};
     const size_t along = transposed_ ? 1 : 0;

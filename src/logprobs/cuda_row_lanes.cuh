@@ -281,16 +281,6 @@ struct PartOfRow {
         end(min(begin + columns_of_part, columns)) {}
 };
 
-/// Sums of this block's part of `row`, on the first warp. At most once per kernel.
-template <bool weighted, class T>
-__device__ PartSums sums_of_part(const T* row, const PartOfRow& mine, float scale) {
-  ThreadSums<weighted> sums{scale};
-  const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
-  for_each_vector(
-      grid, [&](Place, const auto& values) { sums.add(values.x); }, row);
-  return block_sums(sums);
-}
-
 /// Asks for what the threads of a block load first of columns [part.begin, part.end) of `row`.
 template <class T>
 __device__ void prefetch_first(const T* row, const PartOfRow& part) {

@@ -11,8 +11,10 @@ struct CUstream_st;
 
 namespace gyre::rows {
 
-/// Writes out [rows]; `parts`, [rows, parts_of(columns, part_columns)], is scratch, as in the
-/// functions below.
+/// Writes parts [rows, parts_of(columns, part_columns)].
+void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                      PartSums* parts);
+/// Writes out [rows]; `parts` is scratch, as in the functions below.
 void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                      PartSums* parts, SoftmaxPartial* out);
 void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,

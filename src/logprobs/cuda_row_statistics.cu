@@ -6,12 +6,18 @@
 namespace gyre::rows {
 namespace {
 
+/// A block ends with its sums: one that waited for others would keep the next from loading.
 template <class T, bool weighted>
 __global__ void __launch_bounds__(block_threads)
     partials_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts, float scale,
                       PartSums* out) {
   const PartOfRow mine(parts, columns, part_columns);
-  const PartSums part = sums_of_part<weighted>(logits + mine.row * stride, mine, scale);
+  ThreadSums<weighted> sums{scale};
+  const T* row = logits + mine.row * stride;
+  const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
+  for_each_vector(
+      grid, [&](Place, const auto& values) { sums.add(values.x); }, row);
+  const PartSums part = block_sums(sums);
   if (threadIdx.x == 0) out[blockIdx.x] = part;
 }
 
@@ -85,8 +91,8 @@ __global__ void __launch_bounds__(block_threads)
 
 }  // namespace
 
-void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
-                     PartSums* parts, SoftmaxPartial* out) {
+void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                      PartSums* parts) {
   const int64_t count = parts_of(scan.columns, part_columns);
   const Launch shape{blocks_of(logits.rows * count), block_threads, stream};
   with_elements(logits, [&](auto z) {
@@ -94,8 +100,14 @@ void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& 
     launch(shape, scan.weighted ? partials_of_parts<T, true> : partials_of_parts<T, false>,
            z.view.data, z.view.stride, scan.columns, count, base_2(scan.scale), parts);
   });
+}
+
+void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
+                     PartSums* parts, SoftmaxPartial* out) {
+  launch_part_sums(stream, logits, scan, parts);
   launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, partials_of_rows,
-         parts, logits.rows, count, base_2(scan.scale), scan.weighted, out);
+         parts, logits.rows, parts_of(scan.columns, part_columns), base_2(scan.scale),
+         scan.weighted, out);
 }
 
 void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,

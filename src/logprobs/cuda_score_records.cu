@@ -135,17 +135,6 @@ __global__ void __launch_bounds__(block_threads)
   if (active) score_row(m, group, row);
 }
 
-/// Sums of the parts of a tile's rows. One block per part: it ends with its sums, since a block that
-/// waited for others would keep the next from loading.
-template <class T, bool weighted>
-__global__ void __launch_bounds__(block_threads)
-    sum_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile) {
-  const rows::PartOfRow mine(tile.parts, tile.columns, rows::part_columns);
-  const rows::PartSums part =
-      rows::sums_of_part<weighted>(logits + mine.row * stride, mine, rows::base_2(tile.scale));
-  if (threadIdx.x == 0) tile.sums[blockIdx.x] = part;
-}
-
 /// Copies an array at offset `place` of the fetched results.
 template <class T>
 void take(const std::byte* fetched, int64_t place, std::span<T> to) {
@@ -251,7 +240,7 @@ class CudaScoreRecords final : public ScoreRecords {
     Tile tile;
     tile.rows = logits.rows;
     tile.columns = columns;
-    tile.parts = std::max<int64_t>(1, rows::parts_of(columns, rows::part_columns));
+    tile.parts = rows::parts_of(columns, rows::part_columns);
     tile.first_id = shape_.first_id() + column;
     tile.first = column == 0;
     tile.all = shape_.vocab.ranks() == 1 && logits.rows == rows_ &&
@@ -263,13 +252,10 @@ class CudaScoreRecords final : public ScoreRecords {
     tile.id_logits = own_ + rows_ * shape_.partials() + first;
     tile.ids = merge_.ids + first;
     scored_ = tile.all;
-    const Launch shape{rows::blocks_of(logits.rows * tile.parts), block_threads, handle()};
+    rows::launch_part_sums(handle(), logits, {columns, shape_.scale, shape_.entropy}, tile.sums);
     rows::with_elements(logits, [&](auto z) {
-      using T = typename decltype(z)::Type;
-      launch(shape, shape_.entropy ? sum_tile<T, true> : sum_tile<T, false>, z.view.data,
-             z.view.stride, tile);
-      launch(of_groups(logits.rows), finish_tile<T>, z.view.data, z.view.stride, tile, merge_,
-             group_);
+      launch(of_groups(logits.rows), finish_tile<typename decltype(z)::Type>, z.view.data,
+             z.view.stride, tile, merge_, group_);
     });
   }
 

@@ -1,6 +1,6 @@
 #pragma once
-// What the routines on sharded vocabularies share: argument checks, distribution of rows, messages,
-// and gradient coefficients.
+// Functions that the routines on sharded vocabularies share: they check arguments, distribute rows,
+// exchange messages, and compute gradient coefficients.
 
 #include <algorithm>
 #include <span>

@@ -170,16 +170,6 @@ __global__ void __launch_bounds__(threads) convert_kernel(Rows<const From> from,
     store<n>(to.mine() + c, load<n>(from.mine() + c));
 }
 
-template <int n, class T>
-__global__ void __launch_bounds__(threads) add_bias_kernel(Rows<T> x, const float* bias) {
-  for (int64_t c = first_element<n>(); c < x.cols; c += threads * n) {
-    Values<n> sum = load<n>(x.mine() + c);
-    const Values<n> more = load<n>(bias + c);
-    GYRE_UNROLL for (int i = 0; i < n; ++i) sum.of[i] += more.of[i];
-    store<n>(x.mine() + c, sum);
-  }
-}
-
 /// One warp for each head.
 template <class T>
 __global__ void __launch_bounds__(threads)
@@ -332,7 +322,8 @@ class CudaDecoderOps final : public DecoderOps {
   void add_bias(MatrixRef x, const float* bias) override {
     by_width(is_wide(x) && is_wide(bias), [&](auto n) {
       by_type(x.type, [&]<class T>(T) {
-        launch(for_each_row(x), add_bias_kernel<n(), T>, rows_of<T>(x), bias);
+        launch(for_each_row(x), add_kernel<n(), T, float>, rows_of<T>(x),
+               Rows<const float>{bias, 0, x.cols});  // one row for all
       });
     });
   }

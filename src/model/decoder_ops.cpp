@@ -19,14 +19,9 @@ class WideRows {
   WideRows(ConstMatrixRef matrix, int64_t rows)
       : copy_(matrix.type == DType::f32 ? 0 : rows * matrix.cols) {}
 
-  MatrixView<float> begin(MatrixRef part) {
-    if (part.type == DType::f32) return part.as<float>();
-    const MatrixView<float> wide = copy_.matrix(part.rows, part.cols);
-    copy_converted(part, wide);
-    return wide;
-  }
-  MatrixView<const float> begin(ConstMatrixRef part) {
-    if (part.type == DType::f32) return part.as<float>();
+  template <class Byte>
+  auto begin(const BasicMatrixRef<Byte>& part) -> decltype(part.template as<float>()) {
+    if (part.type == DType::f32) return part.template as<float>();
     const MatrixView<float> wide = copy_.matrix(part.rows, part.cols);
     copy_converted(part, wide);
     return wide;
@@ -106,8 +101,7 @@ class HostDecoderOps final : public DecoderOps {
     in_f32(
         few_rows,
         [&](int64_t, MatrixView<float> to) {
-          for (int64_t i = 0; i < to.rows; ++i)
-            add_in_place(to.rows_from(i, 1), MatrixView<const float>(bias, 1, to.cols));
+          add_in_place(to, MatrixView<const float>(bias, to.rows, to.cols, 0));  // one row for all
         },
         x);
   }

@@ -24,10 +24,10 @@ void DecoderWeights::move_to(Stream& stream) {
   for (auto& [key, tensor] : tensors_) tensor.move_to(stream);
 }
 
-DecoderWeights DecoderWeights::widened() const {
-  DecoderWeights wide;
-  for (const auto& [key, tensor] : tensors_) wide.tensors_[key] = tensor.converted(DType::f32);
-  return wide;
+DecoderWeights DecoderWeights::widened() && {
+  for (auto& [key, tensor] : tensors_)
+    if (tensor.matrix().type != DType::f32) tensor = tensor.converted(DType::f32);
+  return std::move(*this);
 }
 
 void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors) {

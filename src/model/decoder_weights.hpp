@@ -57,8 +57,8 @@ class DecoderWeights {
     tensors_[key(weight, layer)] = std::move(tensor);
   }
   void move_to(Stream& stream);
-  /// The same weights with all matrices in f32; for the reference decoder. In host memory.
-  DecoderWeights widened() const;
+  /// The same weights with all matrices in f32, for the reference decoder. In host memory.
+  DecoderWeights widened() &&;
 
  private:
   using Key = std::pair<int64_t, Weight>;
