@@ -7,8 +7,8 @@
 
 Needs PyTorch 2.5 or newer, NumPy and h5py in the Python that runs it (exit 77 without them) and the
 programs of a build. FILE: text; default: four licences that Debian has, 1.5 to 11 thousand tokens.
---random: 32 documents of 4096 random tokens, and a random model: 8 layers of 2048 channels, 32 heads
-over 8 of 64, 8192 in the MLP, 32 K ids.
+--random: 32 documents of 4096 random tokens, and a random model: 8 layers of 2048 channels, 32 query and
+8 KV heads of 64, 8192 in the MLP, 32 K ids.
 
     ours      gyre-pipeline on --ranks ranks (context-parallel; one thread each)
     torch     the same decoder, eager, in the same type. On a CPU: on as many threads, a document at a
@@ -140,7 +140,7 @@ class Decoder:
         return self.norm(x, self.weights["final_norm"])
 
     def bits(self, tokens):
-        """Bits of all tokens of documents behind the first of each."""
+        """Bits of all tokens of documents but the first of each."""
         x = self.hidden(tokens)[:, :-1].flatten(0, 1)
         head = self.weights["head"][:, : self.config["vocab_size"]]
         losses = [
@@ -276,7 +276,7 @@ def main():
     parser.add_argument("--backend", choices=["cpu", "cuda"], default="cpu", help="(cpu)")
     parser.add_argument("--dtype", choices=list(TYPES), default="f32", help="(f32)")
     parser.add_argument("--ours", action="append", default=[], metavar="OPTION",
-                        help="an option of gyre-pipeline more, such as --ours=--residual=bf16")
+                        help="one more option of gyre-pipeline, such as --ours=--residual=bf16")
     args = parser.parse_args()
     if args.backend == "cuda" and not torch.cuda.is_available():
         print(f"skipped: PyTorch {torch.__version__} sees no GPU", file=sys.stderr)
@@ -292,7 +292,7 @@ def main():
                            stdout=subprocess.DEVNULL)
         documents = read_documents(path)
         tokens = sum(document.numel() for document in documents)
-        # What bits are divided by: bytes, without the first and last token of each; or predictions.
+        # Bits are per byte, without the first and last token of each document, or per prediction.
         units = tokens - (1 if args.random else 2) * len(documents)
         sides = {"torch": Decoder(args.model, args.backend, TYPES[args.dtype])}
         if args.backend == "cuda":

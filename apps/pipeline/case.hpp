@@ -83,11 +83,11 @@ class ScoringCase final : public Case {
   /// Compares arrays that the reference lacks with the scores of the twin.
   void verify_by_twin(Verification& checks);
   /// Bound of the errors of scores of documents of up to `longest` tokens. `of_twin`: the reference
-  /// has the same weights, rounded to bf16 in a bf16 pass.
+  /// is the twin, whose weights are rounded like those of the pass.
   double tolerance(std::span<const double> logprobs, int64_t longest, bool of_twin) const;
   DecoderShape shape_of(int64_t layers, int64_t longest, bool of_twin) const;
-  /// In a bf16 pass, compares the root mean square of the errors of an array of scores: check "NAME
-  /// rms". expected(r): the value for array.rows[r]. Collective.
+  /// In a bf16 pass, adds the check "NAME rms", which bounds the root mean square of the errors of
+  /// an array of scores. expected(r): the value for array.rows[r]. Collective.
   void verify_rms(const ResultArray& array, const std::function<double(size_t)>& expected,
                   const std::vector<float>& got, Verification& checks);
   /// An array of scores, [predictions], of which these rows are compared.

@@ -16,8 +16,8 @@ struct PhaseLimits {
   std::string product = {};  ///< how flops_per_s was measured
 };
 
-/// Measures products with elements of `type`: on the host, f32 multiply-adds on registers; on a
-/// device, a product of square matrices. Measures memory on arrays of about `bytes`. Collective.
+/// Measures f32 multiply-adds on registers on the host; on a device, a product of square matrices
+/// of `type`. Measures memory on arrays of about `bytes`. Collective.
 PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicator& world);
 
 /// A "#" table of the phases of the last pass: time on the slowest rank, share of the pass, and

@@ -104,9 +104,9 @@ class AttentionExecutor {
   /// 0. Collective over the group. The backward pass needs the arrays as the forward pass left
   /// them. Results are complete on return, also on a device.
   ExecutionTimes run(Pass pass, Execute what = Execute::all);
-  /// start() and finish() are the halves of run(). On a device, start() only submits the steps:
-  /// work that is submitted later follows them, and further runs may start before this one is
-  /// finished. Every run must be finished.
+  /// start() and finish() are the halves of a run() that neither records nor replays. On a device,
+  /// start() only submits the steps: work that is submitted later follows them, and further runs
+  /// may start before this one is finished. Every run must be finished.
   Submission start(Pass pass);
   /// Waits for all work of a run, copies the gradients of sinks to the host, and returns the times.
   ExecutionTimes finish(Pass pass, const Submission& submission);
@@ -200,8 +200,8 @@ class AttentionExecutor {
   void delta(const step::Delta& s);
   /// Computes delta if that is deferred.
   void make_delta();
-  /// The same before a step that sends, receives or clears an array, if delta or what it is made of
-  /// has the storage of that array.
+  /// Calls make_delta() before a step sends, receives or clears the array, if delta, out or d_out
+  /// has its storage.
   void make_delta_before(int index);
   void sink_gradient(const step::SinkGradient& s);
   void progress();

@@ -128,8 +128,8 @@ class Dataset {
   void write_bytes(std::span<const Slab> slabs, std::span<const std::byte> data) const;
   std::vector<std::byte> read_all_bytes() const;
   /// Writes a chunk as it lies in the file: its elements, whose type, order and padding are those
-  /// of the file, and their checksum (add_checksum). HDF5 copies elements twice otherwise, and adds
-  /// them up more slowly. By one process.
+  /// of the file, and their checksum (add_checksum). write() copies elements twice and adds them up
+  /// more slowly. By one process.
   void write_chunk(const Shape& begin, std::span<const std::byte> chunk) const;
   /// Runs `allocate`, which allocates `count` elements of `width` bytes. A damaged file can claim
   /// any size; more than the machine's memory is a runtime error. Collective.
@@ -177,8 +177,8 @@ class Dataset {
 enum class Checksum { none, fletcher32 };
 /// Bytes of a checksum of fletcher32.
 inline constexpr int64_t checksum_bytes = 4;
-/// Writes the checksum of all but the last checksum_bytes of a chunk to these. The others are an
-/// even number. Makes no call of HDF5.
+/// Writes to the last checksum_bytes of a chunk the checksum of the bytes before, an even number.
+/// Makes no call of HDF5.
 void add_checksum(std::span<std::byte> chunk);
 
 /// Describes an attribute that is not one value of a known type: "float64 [24]",

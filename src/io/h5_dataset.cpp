@@ -311,8 +311,8 @@ void Dataset::write_chunk(const Shape& begin, std::span<const std::byte> chunk) 
 }
 
 void add_checksum(std::span<std::byte> chunk) {
-  // Fletcher's two sums of big-endian words modulo 65535, of which HDF5 takes 65535 for 0 unless
-  // all words are 0. The sums of the swapped words are the swapped sums.
+  // Fletcher's two sums of big-endian words modulo 65535. HDF5 writes 0 as 65535 unless all words
+  // are 0. The sums of the swapped words are the swapped sums.
   constexpr size_t together = 4, most = 360;  // the second sum of 360 words fits 32 bits
   const auto fold = [](uint32_t sum) { return (sum & 0xffff) + (sum >> 16); };
   const std::span<std::byte> data = chunk.first(chunk.size() - checksum_bytes);

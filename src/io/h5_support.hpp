@@ -55,7 +55,7 @@ hid_t native_type(DType type);
 /// HDF5 type of a StoredType. Throws a runtime error if the description is invalid.
 Handle type_of(const StoredType& type);
 Type classify(hid_t type);
-/// Little-endian type of files.
+/// HDF5 type in files, little-endian.
 hid_t file_type(Type type);
 StoredType describe(hid_t type, const std::string& what);
 

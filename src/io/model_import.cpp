@@ -18,7 +18,7 @@
 namespace gyre {
 namespace {
 
-/// Stored rows that are transposed together: those of a cache line of the dataset.
+/// Stored rows that are transposed together: a cache line of 16-bit elements of the dataset.
 constexpr int64_t together = 32;
 /// Most rows and columns of a chunk of a transposed dataset, multiples of it.
 constexpr int64_t chunk_rows = 512, chunk_columns = 1024;
@@ -173,8 +173,8 @@ class Source {
     return h5::elements_of(chunk_) * (is_wide() ? sizeof(float) : sizeof(uint16_t)) +
            h5::checksum_bytes;
   }
-  /// Elements that the tensor lacks (padding of the vocabulary) become 0, and those of a chunk that
-  /// the dataset lacks.
+  /// Elements of the block that the tensor lacks (padding of the vocabulary), and elements of a
+  /// chunk that the dataset lacks, become 0.
   void read(const h5::Slab& block, std::vector<std::byte>& out) const {
     const int64_t chunks = std::ssize(chunks_of(block));
     out.resize(chunks * chunk_bytes());
@@ -210,8 +210,8 @@ class Source {
     if (shape_.size() == 2 && begin < end)
       release_pages(tensor_.data + begin * bytes_of_row, (end - begin) * bytes_of_row);
   }
-  /// Columns 0 to `count` - 1 of the chunks from `out` on <- stored rows of the dataset's columns
-  /// from `begin` on.
+  /// Fills columns 0 to `count` - 1 of the chunks at `out` with the columns of the dataset from
+  /// `begin` on.
   template <class Word>
   void transpose(int64_t begin, int64_t count, std::vector<Word>& scratch, std::byte* out) const {
     const int64_t stride = chunk_[1] * sizeof(Word);

@@ -12,11 +12,11 @@
 namespace gyre::rows {
 namespace {
 
-/// Columns of a row per block; the results do not depend on it. Many blocks may be long: then less
-/// of their time is spent on waiting for the first loads.
+/// Columns of a row per block; the results do not depend on it. Where blocks are many, each takes
+/// twice as many: they wait less for their first loads.
 GYRE_HOST_DEVICE inline int64_t written_columns(int64_t rows, int64_t columns) {
-  constexpr int64_t usual = 16384, many = 16384;
-  return rows * parts_of(columns, 2 * usual) >= many ? 2 * usual : usual;
+  constexpr int64_t usual = 16384, many_blocks = 16384;
+  return rows * parts_of(columns, 2 * usual) >= many_blocks ? 2 * usual : usual;
 }
 
 /// This block's part of a row of `out`.
@@ -130,7 +130,7 @@ struct PartGradient {
   const From* from;
   To* to;
 
-  /// Column of an id in this part; -1 if it is elsewhere, or if no weight counts in this row.
+  /// Column of an id in this part; -1 if it is elsewhere, or if the row becomes NaN.
   __device__ int64_t column_of_id(int64_t k) const {
     if (kind == RowKind::nans) return -1;
     const DeviceTokenIds& ids = task.token_ids;
@@ -148,8 +148,8 @@ struct PartGradient {
     if (threadIdx.x == 0) store_one(to + column, weight);
   }
 
-  /// Before the pass: a thread's ids, and the gradients of their elements without weights. Returns
-  /// whether one of them is in this part.
+  /// Before the pass, keeps the gradients, without weights, of the elements of a thread's ids.
+  /// Returns whether one of them is in this part.
   __device__ bool find_ids() const {
     const DeviceTokenIds& ids = task.token_ids;
     bool found = false;

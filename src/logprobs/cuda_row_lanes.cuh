@@ -281,7 +281,7 @@ struct PartOfRow {
         end(min(begin + columns_of_part, columns)) {}
 };
 
-/// Asks for what the threads of a block load first of columns [part.begin, part.end) of `row`.
+/// Prefetches the vectors of columns [part.begin, part.end) of `row` that threads load first.
 template <class T>
 __device__ void prefetch_first(const T* row, const PartOfRow& part) {
   constexpr int64_t step = block_threads * lanes_of<T>;

@@ -100,7 +100,7 @@ class Uploads {
   Pool device_{MemorySpace::device};
 };
 
-/// Uploads that overlap with the work of a stream, which waits for them.
+/// Uploads beside a stream's earlier work; only its later work waits for them.
 class UploadsAside {
  public:
   explicit UploadsAside(Stream& stream) : stream_(stream) {}
@@ -115,7 +115,7 @@ class UploadsAside {
     used_ = true;
     return sent;
   }
-  /// Work that is submitted to the stream from now on uses none of the addresses.
+  /// The caller promises that later work of the stream uses none of the addresses.
   void release() {
     if (std::exchange(used_, false)) released_.record(cuda_handle(stream_));
   }

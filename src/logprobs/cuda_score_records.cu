@@ -87,7 +87,7 @@ struct Tile {
   int64_t rows = 0, columns = 0, parts = 0;
   int64_t first_id = 0;  // id of its first column
   bool first = false;    // it has column 0: the records are empty
-  bool all = false;      // it has all columns of all ranks: the results are known
+  bool all = false;      // one rank, and the tile is its whole shard: the results are known
   float scale = 1;
   rows::PartSums* sums = nullptr;  // [rows, parts]
   RowTotal* totals = nullptr;      // [rows]
@@ -96,8 +96,8 @@ struct Tile {
   const int32_t* ids = nullptr;    // [rows, ids of a row]
 };
 
-/// Adds the tile's sums to the totals of their rows, and finds the logits of their ids. One block
-/// per group of rows.
+/// Adds the tile's sums to the totals of its rows, and finds the logits of ids; writes the results
+/// if tile.all. One block per group of rows.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     finish_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile,

@@ -4,7 +4,7 @@
 //     add      launches two kernels: one sums the parts of rows; the other adds the sums to the
 //              totals and finds the logits of ids; on one rank, if the tile is the whole shard, it
 //              also writes the results
-//     merge    otherwise launches one kernel after the all-gather, and waits for the stream
+//     merge    otherwise launches one kernel after the all-gather; always waits for the stream
 //
 // Ids are read from, and 8 + 4 K bytes of results per row (4 more with entropies) written to,
 // pinned memory of the host.

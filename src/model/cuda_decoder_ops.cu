@@ -149,7 +149,7 @@ __global__ void __launch_bounds__(threads)
   };
   GYRE_UNROLL for (int k = 0; k < kept; ++k) if (const int64_t c = first_element<n>() + k * step;
                                                  c < x.cols) norm(c, values[k]);
-  // Each thread reads only what it wrote itself, so no barrier is needed.
+  // No thread reads what another wrote, so no barrier is needed.
   for (int64_t c = first_element<n>() + kept * step; c < x.cols; c += step)
     norm(c, load<n>(x.mine() + c));
 }

@@ -19,7 +19,7 @@
 //
 // Weights and activations are in the memory space of the decoder's stream. On a device the host
 // submits the work of all layers without waiting for it. It waits for the scores, which are merged
-// on the host; with staged communication, also for each message.
+// on the device; with staged communication, also for each message.
 
 #include <deque>
 #include <functional>
@@ -50,7 +50,7 @@ std::vector<LayerMask> layer_masks(const ModelConfig& config);
 
 /// Head counts of one tensor-parallel rank, for its attention plan. `tp` must be allowed.
 HeadShape local_heads(const ModelConfig& config, int tp);
-/// Element types of the decoder's attention. Results of several ranks' keys are merged in f32.
+/// Element types of the decoder's attention. If cp > 1, partial results are f32.
 ElementTypes attention_types(const DecoderTypes& types, int cp);
 
 /// Time of a forward pass by phase, in seconds on this rank.

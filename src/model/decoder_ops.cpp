@@ -38,8 +38,8 @@ class WideRows {
 template <class Matrix>
 using Wide = WideRows;
 
-/// Calls f(first row, views...) for blocks of at most `block` rows of matrices with as many rows
-/// each. Views are f32; what f writes to those of a MatrixRef is rounded to its type.
+/// Calls f(first row, f32 views...) on blocks of at most `block` rows, or once if all are f32.
+/// Matrices have equally many rows. What f writes to a view of a MatrixRef is rounded to its type.
 template <class F, class... Matrices>
 void in_f32(int64_t block, F f, const Matrices&... matrices) {
   const int64_t rows = std::get<0>(std::tie(matrices...)).rows;

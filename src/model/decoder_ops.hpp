@@ -12,8 +12,8 @@
 // Matrices are f32 or bf16; arithmetic is f32, and each result is rounded once to the type of its
 // matrix. The host uses elementwise.hpp and gemm.hpp on blocks of rows that are widened to f32; a
 // device uses cuda_decoder_ops.cu and cuda_gemm.hpp. All but linear are bound by memory bandwidth.
-// Elements read and written per element of a row: add_rms_norm 4 (2 without y), add_bias, head_norm,
-// rope and embed 2, silu_multiply 3.
+// Elements read and written per element: add_rms_norm 4 (2 without y), silu_multiply and add 3,
+// add_bias, head_norm, rope, embed and convert 2.
 
 #include <cstdint>
 #include <memory>

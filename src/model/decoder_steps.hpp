@@ -41,7 +41,8 @@ inline constexpr Activation activations_of_decoder[] = {Activation::x,       Act
                                                         Activation::partial, Activation::gate,
                                                         Activation::up,      Activation::logits};
 
-/// Element types of a decoder in memory. Products, norms, angles and softmax accumulate in f32.
+/// Element types of a decoder in memory. Products, norms and softmax accumulate in f32; angles are
+/// f64.
 struct DecoderTypes {
   DType activations = DType::f32;  ///< also of the weights that are matrices
   DType residual = DType::f32;     ///< of the residual stream x

@@ -76,8 +76,7 @@ class PartReader {
   /// First column of this rank's keys and values.
   int64_t kv_begin() const { return tp_rank_ * c_.num_key_value_heads / tp_ * c_.head_dim; }
 
-  /// Reads in blocks of rows of about 16 MiB where they are converted, so that few bytes are held
-  /// twice.
+  /// Reads and converts about 16 MiB of rows at a time, so that few bytes are held twice.
   void matrix(Weight weight, const std::string& name, const Block& block) {
     WeightTensor tensor(type_, block.rows, block.columns);
     constexpr int64_t elements = int64_t{1} << 22;

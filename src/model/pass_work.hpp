@@ -1,6 +1,6 @@
 #pragma once
 // FLOPs and bytes of a decoder's steps, counted from the same list of steps that the decoder walks.
-// They give the rate of each phase, for comparison with the machine's limits, and predictions.
+// For predictions, and for rates of phases, which are compared with the machine's limits.
 
 #include <cstdint>
 #include <span>
@@ -15,8 +15,8 @@ struct StepWork {
   double bytes = 0;  ///< of a step bound by memory: each array read once, each result written once
 };
 
-/// Work of a step on `rows` rows (of a head or score: predictions). Attention and all-reduces have
-/// none here.
+/// Work of a step on `rows` rows: slots, or predictions for the logits and Score. Attention,
+/// AllReduce and Again have none here.
 StepWork work_of(const DecoderOperation& operation, const ModelConfig& config, int tp,
                  const DecoderTypes& types, int64_t rows);
 

@@ -34,8 +34,8 @@ double linear_flops_per_token(const ModelConfig& config);
 int64_t activation_bytes(const ModelConfig& config, int tp, const DecoderTypes& types,
                          int64_t slots, int64_t again = 0);
 
-/// How scoring is distributed over ranks: the grid, which rank owns which slots of a bin, and how
-/// queries meet the keys of other ranks. And the types that it computes in.
+/// How scoring is distributed over ranks: the grid, which rank owns which slots of a bin, how
+/// queries meet the keys of other ranks; and in which types it computes.
 struct ScoringSetup {
   GridShape grid;
   const LayoutKind* layout = &default_layout();

@@ -58,7 +58,7 @@ class StepCosts {
   void add(const decoder_step::AllReduce& step) {
     times_.tp_wait += all_reduce_seconds(bytes(step.data));
   }
-  /// A pass bound by memory.
+  /// Adds any other step, which is bound by memory.
   template <class Step>
   void add(const Step& step) {
     times_.elementwise += work_of(step, config_, tp_, types_, slots_).bytes /

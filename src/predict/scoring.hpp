@@ -31,7 +31,8 @@ struct ScoringPrediction {
 };
 
 /// Activations and weights have the types of the setup. Equal bins in equal places are simulated
-/// once. Throws the usage errors of layouts, schedules, and machines without rates for that type.
+/// once. Throws the usage errors of layouts, schedules, and machines that lack rates
+/// for those types.
 ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
                                   const MachineModel& machine);
 

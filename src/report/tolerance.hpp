@@ -202,7 +202,7 @@ struct DecoderShape {
   int64_t vocab = 0;
   int64_t longest_document = 0;
   int64_t merges = 0;  ///< merges of partial attention results, per layer
-  int64_t tp = 1;      ///< ranks whose parts of a sum all-reduces add, in the type of activations
+  int64_t tp = 1;      ///< ranks whose parts are added by all-reduces, in the type of activations
   DType activations = DType::f32;  ///< of weights and of all activations but the residual stream
   DType residual = DType::f32;
   bool rounded_weights = false;  ///< the reference has weights that are not rounded to bf16
@@ -214,12 +214,12 @@ DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t lo
 
 /// f32 roundings in one layer: norms, projections, scores, attention, merges, MLP.
 int64_t roundings_per_layer(const DecoderShape& shape);
-/// Roundings in one layer to bf16, of values that are stored: inputs of products, queries and keys
-/// before and after biases, norms and rotation, probabilities, outputs, and what is added to the
-/// residual stream. 0 in an f32 decoder.
+/// Roundings to bf16 in one layer: inputs of products, queries and keys before and after biases,
+/// norms and rotation, probabilities, outputs, what is added to the residual stream, all-reduces, a
+/// bf16 residual stream, rounded weights. 0 in an f32 decoder.
 int64_t narrow_roundings_per_layer(const DecoderShape& shape);
-/// Safety factor of bf16 roundings. They are independent and few, so that the square root holds
-/// closely, and a factor as large as that of f32 would accept any result.
+/// Safety factor of bf16 roundings. They are independent and few, so their error is close to the
+/// root of their number; a factor as large as that of f32 would accept any result.
 inline constexpr double narrow_safety = 16;
 
 /// Tolerance of the hidden state after `shape.layers` layers, relative to the rms of the
@@ -232,8 +232,8 @@ double hidden_tolerance(const DecoderShape& shape);
 /// max / sqrt(2 ln vocab), at least 1. Log-softmax passes the error of the logits on.
 double score_tolerance(const DecoderShape& shape, double max_abs_logit);
 /// Tolerance of the root mean square of the errors of many scores, from the tolerance of one, in a
-/// bf16 decoder: three standard deviations. It notices errors of all tokens that are too small for
-/// the tolerance of one.
+/// bf16 decoder: three standard deviations. It notices errors that all tokens share and that
+/// stay within the tolerance of one.
 inline double score_rms_tolerance(double score_tolerance) {
   return 3 / narrow_safety * score_tolerance;
 }

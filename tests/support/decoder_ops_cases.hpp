@@ -35,7 +35,7 @@ class DecoderOpsTest : public BackendTest {
   DecoderOps& ops() { return *ops_; }
 
   using Element = std::function<double(int64_t row, int64_t col)>;
-  /// Whole vectors are aligned, as a device can load them with wide accesses.
+  /// Rows are aligned for a device's wide accesses only if 8 divides `cols`.
   Rows make(int64_t rows, int64_t cols, const Element& value) {
     Rows x{rows, cols, cols + (cols % 8 == 0 ? 8 : 3), {}, {}};
     x.values.assign(rows * x.stride + 7, std::numeric_limits<float>::quiet_NaN());

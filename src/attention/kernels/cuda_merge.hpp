@@ -22,11 +22,11 @@ struct DeviceRound {
 };
 
 /// Factor of a stand-in O' for O. Libraries compute delta = <O, dO> from O, while BackwardBlock may
-/// have only delta. Any O' with <O', dO> = delta serves; the shortest is O' = dO · delta / |dO|^2,
-/// which is no longer than O. Rounded to bf16, it would miss delta by up to 2^-9 of it, and rows
-/// that see few keys, whose dP differ little from delta, would show that. Therefore the element of
-/// the greatest dO is left out of O' at first and takes what the other, rounded elements lack of
-/// delta: the remaining error is 2^-9 of that. The factor is 0 where dO is 0 (then delta is 0 too).
+/// have only delta. Any O' with <O', dO> = delta serves. dO · delta / |dO|^2, the shortest, misses
+/// delta by up to 2^-9 of it once rounded to bf16; rows that see few keys, whose dP differ little
+/// from delta, would show that. So O' is dO times this factor, where `d_out_squared` omits the
+/// greatest element of dO; that element of O' takes what the rounded others lack of delta, with an
+/// error of 2^-9 of that. The factor is 0 where d_out_squared is 0.
 GYRE_HOST_DEVICE inline double stand_in_factor(double delta, double d_out_squared) {
   return d_out_squared > 0 ? delta / d_out_squared : 0;
 }
