@@ -142,7 +142,9 @@ class Decoder:
     def bits(self, tokens):
         """Bits of all tokens of documents but the first of each."""
         x = self.hidden(tokens)[:, :-1].flatten(0, 1)
-        head = self.weights["head"][:, : self.config["vocab_size"]]
+        is_tied = self.config.get("tie_word_embeddings", 0)
+        head = self.weights["embed"].T if is_tied else self.weights["head"]
+        head = head[:, : self.config["vocab_size"]]
         losses = [
             F.cross_entropy((rows @ head).float(), targets, reduction="none").double().sum()
             for rows, targets in zip(x.split(ROWS), tokens[:, 1:].flatten().split(ROWS))

@@ -57,7 +57,9 @@ class Model:
             self.windows = windows(group.attrs, self.layers)
             self.eps = float(group.attrs["rms_norm_eps"])
             weights = {name: array.astype(np.float64) for name, array in arrays.items()}
-            self.embed, self.head = weights["embed"], weights["head"]
+            self.embed = weights["embed"]
+            is_tied = group.attrs.get("tie_word_embeddings", 0)
+            self.head = self.embed.T if is_tied else weights["head"]
             self.final_norm = weights["final_norm"]
             self.layer = [layer_of(weights, i) for i in range(self.layers)]
 

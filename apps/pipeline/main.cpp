@@ -89,7 +89,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                                types.activations),
                   grid, *kernel, backend.stream());
   of.set_decoder(decoder);
-  report.memory.plan(planned_bytes(job.plan, config, of.scorer()));
+  report.memory.plan(planned_bytes(job.plan, config, of.scorer(), backend.stream().space()));
   double last_ms = 0;
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
   if (types.activations == DType::bf16 && job.model.widest_matrix_type() != h5::Type::bfloat16)

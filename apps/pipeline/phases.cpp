@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <limits>
 
 #include "comm/agree.hpp"
 #include "machine/rates.hpp"
@@ -15,8 +14,9 @@ namespace {
 
 struct Phase {
   std::string name;
-  double seconds, work, limit;  ///< limit: of work per second
-  const char* unit;             ///< of work per second
+  double seconds, work;
+  const char* unit;  ///< of work per second
+  double least;      ///< seconds that the limits allow
 };
 
 struct PhaseRow {
@@ -50,26 +50,32 @@ PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicat
 
 std::string phases_text(const DecoderTimes& times, const PassWork& work, const PhaseLimits& limits,
                         double last_ms, Communicator& world) {
+  const auto least = [&](double flops, double bytes) {
+    return (flops > 0 ? flops / limits.flops_per_s : 0) +
+           (bytes > 0 ? bytes / limits.bytes_per_s : 0);
+  };
   const Phase phases[] = {
-      {"products", times.linear, work.linear_flops, limits.flops_per_s, "F/s"},
-      {"attention", times.attention, work.attention_flops, limits.flops_per_s, "F/s"},
-      {"norms, elementwise", times.elementwise, work.elementwise_bytes, limits.bytes_per_s, "B/s"},
-      {"log-probs", times.logprobs, work.logprob_bytes, limits.bytes_per_s, "B/s"},
-      {"attention wait", times.attention_wait, 0, 0, ""},
-      {"tensor-parallel wait", times.tp_wait, 0, 0, ""},
+      {"products of layers", times.linear, work.linear_flops, "F/s", least(work.linear_flops, 0)},
+      {"attention", times.attention, work.attention_flops, "F/s", least(work.attention_flops, 0)},
+      {"norms, elementwise", times.elementwise, work.elementwise_bytes, "B/s",
+       least(0, work.elementwise_bytes)},
+      {"head, log-probs", times.head, work.head_flops, "F/s",
+       least(work.head_flops, work.head_bytes)},
+      {"attention wait", times.attention_wait, 0, "", 0},
+      {"tensor-parallel wait", times.tp_wait, 0, "", 0},
   };
   const double total = all_reduce_value(world, last_ms / 1e3, ReduceOp::max);
   std::string text = phase_table().header();
   for (const Phase& phase : phases) {
     const double worst = all_reduce_value(world, phase.seconds, ReduceOp::max);
-    const double mine = phase.work > 0 && phase.seconds > 0
-                            ? phase.work / phase.seconds
-                            : std::numeric_limits<double>::infinity();
-    const double rate = all_reduce_value(world, mine, ReduceOp::min);
-    const bool known = std::isfinite(rate) && phase.work > 0;
+    const auto slowest = [&](double part) {
+      const bool known = part > 0 && phase.seconds > 0;
+      return all_reduce_value(world, known ? part / phase.seconds : HUGE_VAL, ReduceOp::min);
+    };
+    const double rate = slowest(phase.work), of_limit = slowest(phase.least);
     text += as_comment(phase_table().row(
-        {phase.name, known ? si_text(rate, phase.unit) : "", 1e3 * worst, 100 * worst / total,
-         known && phase.limit > 0 ? 100 * rate / phase.limit : std::nan("")}));
+        {phase.name, std::isfinite(rate) ? si_text(rate, phase.unit) : "", 1e3 * worst,
+         100 * worst / total, std::isfinite(of_limit) ? 100 * of_limit : std::nan("")}));
   }
   return text + fmt::format("# limits of a rank: {}, {}; {}, a copy\n",
                             si_text(limits.flops_per_s, "F/s"), limits.product,

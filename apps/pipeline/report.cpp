@@ -252,16 +252,19 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
   return text;
 }
 
-int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer) {
+int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer,
+                      MemorySpace space) {
   const GridShape& grid = plan.setup.grid;
   const DecoderTypes& types = plan.setup.types;
+  const TileSize logits = usual_tile(space);
   int64_t most = 0;
   for (const BinShard& bin : scorer.shards())
     most = std::max(
         most,
         activation_bytes(config, grid.tp, types, bin.shard.slots, std::ssize(bin.batch.again)) +
             own_bytes(bin.plans.front(), scorer.heads(), attention_types(types, grid.cp)));
-  return weight_bytes(config, grid.tp, types.activations) + most + scorer.count().transient_bytes;
+  return weight_bytes(config, grid.tp, types.activations) + most + scorer.count().transient_bytes +
+         logits.rows * logits.columns * size_of(DType::f32);
 }
 
 namespace {

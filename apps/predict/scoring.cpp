@@ -65,8 +65,7 @@ const Table<PassRow>& pass_table() {
       {"cp_wait", "%", 7, 1,
        [](const Row& r) { return r.share(r.prediction.times.attention_wait); }},
       {"tp_wait", "%", 7, 1, [](const Row& r) { return r.share(r.prediction.times.tp_wait); }},
-      Column<Row>{"logprobs", "%", 8, 1,
-                  [](const Row& r) { return r.share(r.prediction.times.logprobs); }}
+      Column<Row>{"head", "%", 5, 1, [](const Row& r) { return r.share(r.prediction.times.head); }}
           .extra(),
       Column<Row>{"imb_dp", "%", 6, 1, [](const Row& r) { return 100 * r.prediction.imbalance(); }}
           .extra(),

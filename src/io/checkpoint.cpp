@@ -54,8 +54,7 @@ void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
   for (const auto& [name, shape] : model_tensors(checkpoint.config)) {
     const auto found = checkpoint.tensors.find(name);
     if (found == checkpoint.tensors.end()) {
-      if (name != "head" || !checkpoint.tied_head)
-        errors.add("the tensor for '{}' is missing", name);
+      errors.add("the tensor for '{}' is missing", name);
       continue;
     }
     const h5::Shape wanted = stored_shape(name, shape, checkpoint.config.vocab_size);
@@ -64,13 +63,15 @@ void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
                  found->second.file, h5::to_string(found->second.shape), h5::to_string(wanted));
   }
   const auto known = model_tensors(checkpoint.config);
+  const bool tied = checkpoint.config.tied_head;
   for (const auto& [name, tensor] : checkpoint.tensors)
-    if (std::none_of(known.begin(), known.end(), [&](const auto& k) { return k.first == name; }))
+    if (!(tied && name == "head") &&
+        std::none_of(known.begin(), known.end(), [&](const auto& k) { return k.first == name; }))
       errors.add("'{}' has a tensor for '{}'; the configuration has {} layers", tensor.file, name,
                  checkpoint.config.num_hidden_layers);
   errors.throw_if_any(path);
   check_overlaps(checkpoint);
-  if (checkpoint.tied_head && checkpoint.tensors.contains("head") &&
+  if (tied && checkpoint.tensors.contains("head") &&
       !is_same(checkpoint.tensors.at("head"), checkpoint.tensors.at("embed")))
     throw_usage("{}: the head is the embedding (tie_word_embeddings), but another one is stored",
                 path);

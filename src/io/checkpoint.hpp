@@ -47,8 +47,7 @@ void release_pages(const std::byte* data, int64_t bytes);
 
 struct Checkpoint {
   ModelConfig config;
-  std::string tokenizer;   ///< "sha256:..." of its tokenizer; "" if it has none
-  bool tied_head = false;  ///< the head is the embedding
+  std::string tokenizer;  ///< "sha256:..." of its tokenizer; "" if it has none
   /// wq, wk, bq and bk are in llama.cpp's order: elements i and i + rotary_width() / 2 of a head,
   /// which rotate together, are stored at 2i and 2i + 1.
   bool interleaved_rotary = false;

@@ -390,7 +390,7 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
     else
       add_tensor(checkpoint, llama_cpp, entry.name, std::move(entry.tensor));
   }
-  checkpoint.tied_head = !checkpoint.tensors.contains("head");
+  checkpoint.config.tied_head = !checkpoint.tensors.contains("head");
   return checkpoint;
 }
 

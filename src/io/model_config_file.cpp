@@ -90,6 +90,7 @@ ModelConfig shape_of(const Config& file, const ModelFamily& family) {
   const int64_t share = c.hidden_size / std::max<int64_t>(1, c.num_attention_heads);
   c.head_dim = file.whole_or("head_dim", family.head_dim > 0 ? family.head_dim : share);
   c.intermediate_size = file.whole("intermediate_size");
+  c.tied_head = file.flag_or("tie_word_embeddings", family.tied_head);
   constexpr int64_t padding = 128;
   c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), padding);
   return c;
@@ -143,13 +144,12 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
 }
 
 ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
-                                    const std::vector<std::string>& ignored_keys, bool& tied_head) {
+                                    const std::vector<std::string>& ignored_keys) {
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
   const ModelFamily& family = family_of(file, path);
   ModelConfig c = shape_of(file, family);
   c.rms_norm_eps = file.real_or("rms_norm_eps", usual_norm_eps);
-  tied_head = file.flag_or("tie_word_embeddings", family.tied_head);
   std::set<std::string> known(ignored_keys.begin(), ignored_keys.end());
   known.insert(std::begin(read_keys), std::end(read_keys));
   known.insert(std::begin(harmless_keys), std::end(harmless_keys));

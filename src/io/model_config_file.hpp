@@ -14,9 +14,9 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
 
 /// Parses the config.json of a checkpoint, whose weights are to be used: every key must be one that
 /// is read, be known to change nothing, or be one of `ignored_keys`; any other is a usage error
-/// that names it. Sets `tied_head` if head and embedding are one tensor.
+/// that names it.
 ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
-                                    const std::vector<std::string>& ignored_keys, bool& tied_head);
+                                    const std::vector<std::string>& ignored_keys);
 
 /// Reads the shape from a gyre/model file or, if the name ends in .json, from a config.json of
 /// Hugging Face's transformers. A config.json must describe dense layers of a family that

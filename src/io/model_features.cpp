@@ -210,6 +210,7 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   config.output_bias = set("attention_bias");
   config.qkv_bias = set("qkv_bias") || config.output_bias;
   config.qk_norm = set("qk_norm");
+  config.tied_head = set("tie_word_embeddings");
   give_each_layer_a_kind(config);
   if (const AttributeValue listed = value("no_rope_layers"); !is_absent(listed))
     read_no_rope_layers(errors, listed, config);
@@ -251,6 +252,7 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   add("attention_bias", config.output_bias, int64_t{1});
   add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
   add("qk_norm", config.qk_norm, int64_t{1});
+  add("tie_word_embeddings", config.tied_head, int64_t{1});
   Json turns = Json::array(), types = Json::array();
   int64_t window = 0, sliding = 0;
   for (const LayerKind& kind : config.layer_kinds) {

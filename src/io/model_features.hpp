@@ -52,9 +52,15 @@ void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFa
                    ModelConfig& config);
 
 /// Names of the attributes of gyre/model that read_feature_attributes() reads.
-inline constexpr const char* feature_attributes[] = {
-    "qkv_bias",       "attention_bias",     "qk_norm",           "no_rope_layers",
-    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
+inline constexpr const char* feature_attributes[] = {"qkv_bias",
+                                                     "attention_bias",
+                                                     "qk_norm",
+                                                     "tie_word_embeddings",
+                                                     "no_rope_layers",
+                                                     "sliding_window",
+                                                     "use_sliding_window",
+                                                     "max_window_layers",
+                                                     "layer_types"};
 /// Sets the features of `config` from attributes of gyre/model. Its num_hidden_layers must be set.
 void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);
 /// Adds an error if 'model_type' of a gyre/model is not known, or has features that `config` lacks.

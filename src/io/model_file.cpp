@@ -47,11 +47,12 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
   for (const std::string& name : file.datasets_below(group))
     if (!known.contains(name))
       reader.errors().add(
-          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}), and would not be "
+          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}), and would not be "
           "read",
           group, name, config.num_hidden_layers, config.qkv_bias ? "" : " without qkv_bias",
           config.output_bias ? "" : ", without attention_bias",
-          config.qk_norm ? "" : ", without qk_norm");
+          config.qk_norm ? "" : ", without qk_norm",
+          config.tied_head ? ", with tie_word_embeddings" : "");
 }
 
 std::vector<std::string> attributes_of_decoders() {
@@ -146,9 +147,9 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
   const int64_t q = c.num_attention_heads * c.head_dim, kv = c.num_key_value_heads * c.head_dim;
   std::vector<std::pair<std::string, h5::Shape>> tensors{
       {"embed", {c.vocab_padded, c.hidden_size}},
-      {"head", {c.hidden_size, c.vocab_padded}},
       {"final_norm", {c.hidden_size}},
   };
+  if (!c.tied_head) tensors.push_back({"head", {c.hidden_size, c.vocab_padded}});
   for (int64_t layer = 0; layer < c.num_hidden_layers; ++layer) {
     const auto add = [&](const char* name, h5::Shape shape) {
       tensors.emplace_back(layer_tensor(layer, name), std::move(shape));

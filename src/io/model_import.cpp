@@ -23,10 +23,6 @@ constexpr int64_t together = 32;
 /// Most rows and columns of a chunk of a transposed dataset, multiples of it.
 constexpr int64_t chunk_rows = 512, chunk_columns = 1024;
 
-const StoredTensor& tensor_of(const Checkpoint& checkpoint, const std::string& name) {
-  return checkpoint.tensors.at(name == "head" && checkpoint.tied_head ? "embed" : name);
-}
-
 /// Floats keep their type; the values of blocks need float32.
 h5::Type type_of(WeightEncoding encoding) {
   if (encoding == WeightEncoding::bf16) return h5::Type::bfloat16;
@@ -74,7 +70,7 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
     file.write_attribute("/model", "tokenizer", checkpoint.tokenizer);
   for (const auto& [name, shape] : model_tensors(c))
     file.create_dataset("/model/" + name,
-                        h5::stored_type_of(type_of(tensor_of(checkpoint, name).encoding)), shape,
+                        h5::stored_type_of(type_of(checkpoint.tensors.at(name).encoding)), shape,
                         h5::Checksum::fletcher32, chunk_of(name, shape));
   file.close();
 }
@@ -131,7 +127,7 @@ void transpose_square(const std::byte* const* rows, int64_t offset, std::byte* t
 class Source {
  public:
   Source(const Checkpoint& checkpoint, const std::string& name, const h5::Shape& shape)
-      : tensor_(tensor_of(checkpoint, name)),
+      : tensor_(checkpoint.tensors.at(name)),
         name_(name),
         shape_(shape),
         chunk_(chunk_of(name, shape)),

@@ -129,8 +129,8 @@ Checkpoint open_safetensors(const std::string& folder,
   Checkpoint checkpoint;
   const std::string config = folder + "/config.json", single = folder + "/model.safetensors",
                     index = single + ".index.json", tokenizer = folder + "/tokenizer.json";
-  checkpoint.config = parse_checkpoint_config(config, read_text_file(config, "a config.json"),
-                                              ignored_keys, checkpoint.tied_head);
+  checkpoint.config =
+      parse_checkpoint_config(config, read_text_file(config, "a config.json"), ignored_keys);
   const bool is_sharded = std::filesystem::exists(index);
   for (const std::string& file : is_sharded ? shards_of(folder, index) : std::vector{single})
     read_tensors(checkpoint, file);

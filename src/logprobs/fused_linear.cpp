@@ -43,17 +43,26 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
                       {"the rows of a tile", options.tile_rows}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
-  const TileSize usual = ops_.usual_tile();
+  const TileSize usual = usual_tile(ops_.space());
   if (options_.tile_rows == 0) options_.tile_rows = usual.rows;
   if (options_.tile_columns == 0) options_.tile_columns = usual.columns;
-  options_.tile_rows = std::min(options_.tile_rows, std::max<int64_t>(1, options_.tokens));
   options_.tile_columns =
       std::min(options_.tile_columns, std::max<int64_t>(1, vocab_.valid(tp.rank())));
   records_ = ops_.row_kernels().make_records(
       {vocab, tp.rank(), 1, options_.entropy, scale(), options_.threads});
+  resize(options_.tokens);
+}
+
+void FusedLinear::resize(int64_t tokens) {
+  options_.tokens = tokens;
   const MemorySpace space = results_space(ops_.row_kernels());
-  normalizers_ = Buffer<RowNormalizer>(options_.tokens, space);
-  entropy_ = Buffer<float>(options_.entropy ? options_.tokens : 0, space);
+  if (normalizers_.size() != tokens) normalizers_ = Buffer<RowNormalizer>(tokens, space);
+  const int64_t entropies = options_.entropy ? tokens : 0;
+  if (entropy_.size() != entropies) entropy_ = Buffer<float>(entropies, space);
+}
+
+int64_t FusedLinear::tile_rows() const {
+  return std::min(options_.tile_rows, std::max<int64_t>(1, options_.tokens));
 }
 
 int64_t FusedLinear::assigned_row(int rank) const {
@@ -74,7 +83,7 @@ float FusedLinear::scale() const {
 }
 
 std::unique_ptr<LinearTile> FusedLinear::make_tile(DType x, DType weight) const {
-  return ops_.make_tile({options_.tile_rows, options_.tile_columns}, options_.hidden, x, weight,
+  return ops_.make_tile({tile_rows(), options_.tile_columns}, options_.hidden, x, weight,
                         options_.threads);
 }
 
@@ -118,8 +127,8 @@ ConstMatrixRef FusedLinear::all_x(ConstMatrixRef x) const {
 
 void FusedLinear::score(LinearTile& tile, ConstMatrixRef x, ConstMatrixRef weight, int64_t begin,
                         int64_t end, Work& other) {
-  for (int64_t t = begin; t < end; t += options_.tile_rows) {
-    tile.load(x, t, std::min(options_.tile_rows, end - t));
+  for (int64_t t = begin; t < end; t += tile_rows()) {
+    tile.load(x, t, std::min(tile_rows(), end - t));
     for_each_column_tile(weight, [&](int64_t column, ConstMatrixRef rows) {
       const MatrixView<float> z = tile.logits(rows);
       records_->add(z, t, column, z.cols);

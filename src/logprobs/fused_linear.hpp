@@ -76,6 +76,9 @@ class FusedLinear {
   FusedLinear(const LinearOptions& options, const VocabPartition& vocab, Communicator& tp,
               Communicator* arrays = nullptr);
 
+  /// Sets the number of tokens, equal on all ranks. No communication; discards the last pass.
+  void resize(int64_t tokens);
+
   /// First row of X of a rank, and number of rows of this rank (all rows if not sharded).
   int64_t first_row(int rank) const;
   int64_t rows() const;
@@ -104,6 +107,7 @@ class FusedLinear {
   int64_t assigned_row(int rank) const;
   bool exchanges_x() const { return options_.sharded && tp_.size() > 1; }
   float scale() const;
+  int64_t tile_rows() const;
   void check_inputs(ConstMatrixRef x, ConstMatrixRef weight,
                     std::span<const int32_t> targets) const;
   std::unique_ptr<LinearTile> make_tile(DType x, DType weight) const;

@@ -27,11 +27,11 @@ class FusedLinear::Backward {
         stream_(stream),
         ops_(layer.ops_),
         tile_(layer.make_tile(in.x.type, in.weight.type)),
-        d_x_(layer.options_.tile_rows * layer.options_.hidden, layer.ops_.space()),
-        normalizers_(layer.options_.tile_rows),
-        coefficients_(layer.options_.tile_rows),
-        weights_(layer.options_.tile_rows),
-        ids_(layer.options_.tile_rows) {}
+        d_x_(layer.tile_rows() * layer.options_.hidden, layer.ops_.space()),
+        normalizers_(layer.tile_rows()),
+        coefficients_(layer.tile_rows()),
+        weights_(layer.tile_rows()),
+        ids_(layer.tile_rows()) {}
 
   /// sum [rows of this rank, D] <- gradient of its rows of X. Adds to d_weight. Returns the seconds
   /// waited.
@@ -104,7 +104,7 @@ double FusedLinear::Backward::run(MatrixView<float> sum) {
   const int64_t hidden = layer_.options_.hidden;
   const int64_t max_rows = ceil_div(layer_.options_.tokens, ranks());
   const auto steps = static_cast<int>(std::clamp<int64_t>(
-      layer_.options_.tile_rows / std::max<int64_t>(1, max_rows), 1, std::max(1, ranks() - 1)));
+      layer_.tile_rows() / std::max<int64_t>(1, max_rows), 1, std::max(1, ranks() - 1)));
   std::vector<Batch> batches;
   for (int step = 1; step < ranks(); step += steps)
     batches.push_back({step, std::min(ranks(), step + steps)});
@@ -138,7 +138,7 @@ double FusedLinear::Backward::run(MatrixView<float> sum) {
 
 void FusedLinear::Backward::compute(const Batch& batch, MatrixView<float> part) {
   if (batch.end - batch.begin < batch.rows) ops_.fill_zero(part);
-  const int64_t tile_rows = layer_.options_.tile_rows;
+  const int64_t tile_rows = layer_.tile_rows();
   for (int64_t begin = batch.begin; begin < batch.end; begin += tile_rows) {
     const int64_t count = std::min(tile_rows, batch.end - begin);
     compute_tile(begin, count);

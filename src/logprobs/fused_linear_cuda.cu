@@ -161,7 +161,6 @@ class CudaLinearOps final : public LinearOps {
 
   MemorySpace space() const override { return MemorySpace::device; }
   RowKernels& row_kernels() override { return kernels_; }
-  TileSize usual_tile() const override { return usual_cuda_tile; }
   std::unique_ptr<LinearTile> make_tile(TileSize most, int64_t hidden, DType x, DType weight,
                                         int) override {
     return std::make_unique<DeviceTile>(most, hidden, x, weight, stream_);

@@ -7,10 +7,6 @@
 
 namespace gyre {
 
-/// 64 MiB of f32 logits: products of such tiles fill a large device and outweigh their overhead.
-/// Not measured.
-inline constexpr TileSize usual_cuda_tile{2048, 8192};
-
 /// Creates operations on the CUDA stream `stream`, with row passes by `kernels` on the same stream;
 /// both must outlive them. If X and the weight are bf16, products use the tensor cores with f32
 /// sums, and gradients of logits are rounded to bf16: gradients of X and the weight are as exact as

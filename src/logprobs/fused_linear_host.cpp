@@ -12,10 +12,6 @@
 namespace gyre {
 namespace {
 
-// Measured with bench/fused_linear.cpp: sizes from 256 to 1024 differ by a few percent; 128 rows,
-// which pack the weight more often, cost 7 % more.
-constexpr TileSize usual_size{512, 512};
-
 void widen_row(ConstMatrixRef from, int64_t row, float* to) {
   if (from.type == DType::f32) {
     std::memcpy(to, from.as<float>().row(row), fused::row_bytes(from));
@@ -95,7 +91,6 @@ class HostLinearOps final : public LinearOps {
 
   MemorySpace space() const override { return MemorySpace::host; }
   RowKernels& row_kernels() override { return kernels_; }
-  TileSize usual_tile() const override { return usual_size; }
   std::unique_ptr<LinearTile> make_tile(TileSize most, int64_t hidden, DType, DType,
                                         int threads) override {
     return std::make_unique<HostTile>(most, hidden, threads);
@@ -127,6 +122,13 @@ class HostLinearOps final : public LinearOps {
 };
 
 }  // namespace
+
+TileSize usual_tile(MemorySpace space) {
+  // Device: 64 MiB of logits, products of which fill a large device and outweigh their overhead; not
+  // measured. Host: sizes from 256 to 1024 differ by a few percent in bench/fused_linear.cpp; 128
+  // rows, which pack the weight more often, cost 7 % more.
+  return space == MemorySpace::device ? TileSize{2048, 8192} : TileSize{512, 512};
+}
 
 LinearOps& cpu_linear_ops() {
   static HostLinearOps ops(cpu_row_kernels());

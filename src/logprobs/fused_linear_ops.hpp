@@ -35,6 +35,8 @@ class LinearTile {
 struct TileSize {
   int64_t rows = 0, columns = 0;
 };
+/// Default size of a tile in memory of `space`.
+TileSize usual_tile(MemorySpace space);
 
 /// Operations on matrices in memory of space(), submitted in order to one stream.
 class LinearOps {
@@ -42,8 +44,6 @@ class LinearOps {
   virtual ~LinearOps() = default;
   virtual MemorySpace space() const = 0;
   virtual RowKernels& row_kernels() = 0;
-  /// Default size of a tile.
-  virtual TileSize usual_tile() const = 0;
   /// Creates a tile of at most this size for rows of type `x` and a weight of type `weight`.
   virtual std::unique_ptr<LinearTile> make_tile(TileSize most, int64_t hidden, DType x,
                                                 DType weight, int threads) = 0;

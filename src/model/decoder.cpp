@@ -42,17 +42,16 @@ class Phases {
 
 }  // namespace
 
-/// Activations of one forward pass over `n` slots; h and logits have one row per target.
+/// Activations of one forward pass over `n` slots; from Again on, h has one row per target.
 struct Decoder::Workspace {
   Workspace(int64_t n, const ModelConfig& c, int tp, const DecoderTypes& types, const LocalBatch& b,
             std::span<LogprobEntropy> scores, Stream& stream)
       : slots(n), batch(b), out(scores), phases(stream) {
     for (const Activation a : activations_of_decoder) {
       const int64_t width = width_of(a, c, tp);
-      const bool scored = a == Activation::h || a == Activation::logits;
-      memory_.emplace_back((scored ? targets() : n) * width * size_of(types.of(a)), stream.space());
-      at(a) = {memory_.back().data(), types.of(a), a == Activation::logits ? targets() : n, width,
-               width};
+      const int64_t rows = a == Activation::h ? targets() : n;
+      memory_.emplace_back(rows * width * size_of(types.of(a)), stream.space());
+      at(a) = {memory_.back().data(), types.of(a), n, width, width};
     }
   }
 
@@ -93,7 +92,7 @@ double DecoderTimes::*phase_of(const DecoderOperation& operation) {
   if (std::holds_alternative<Linear>(operation)) return &DecoderTimes::linear;
   if (std::holds_alternative<Attention>(operation)) return nullptr;
   if (std::holds_alternative<AllReduce>(operation)) return &DecoderTimes::tp_wait;
-  if (std::holds_alternative<Score>(operation)) return &DecoderTimes::logprobs;
+  if (std::holds_alternative<Score>(operation)) return &DecoderTimes::head;
   return &DecoderTimes::elementwise;
 }
 
@@ -115,7 +114,7 @@ DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
   linear += other.linear;
   elementwise += other.elementwise;
   attention += other.attention;
-  logprobs += other.logprobs;
+  head += other.head;
   attention_wait += other.attention_wait;
   tp_wait += other.tp_wait;
   return *this;
@@ -159,20 +158,19 @@ Decoder::Decoder(const ModelConfig& config, const DecoderTypes& types, DecoderWe
       heads_(local_heads(config, grid.shape().tp)),
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
-      scores_(0, even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
-              {.ids_per_token = 1,
-               .entropy = true,
-               .kernels = row_kernels_.get(),
-               .arrays = &grid.tp()},
-              host_tp_ ? *host_tp_ : grid.tp()) {
+      head_ops_(make_linear_ops(stream, *row_kernels_)),
+      head_(
+          {.hidden = config.hidden_size, .sharded = false, .entropy = true, .ops = head_ops_.get()},
+          even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
+          host_tp_ ? *host_tp_ : grid.tp(), &grid.tp()) {
   weights_.move_to(stream);
 }
 
 Decoder::~Decoder() = default;
 
 void Decoder::run(const decoder_step::Embed& /*step*/, int64_t /*layer*/, Workspace& w) {
-  ops_->embed(weights_.of(Weight::embed).matrix(), scores_.vocab().begin(grid_.tp_rank()),
-              w.at(Activation::x));
+  ops_->embed(weights_.of(Weight::embed).matrix(),
+              grid_.tp_rank() * local_vocab(config_, grid_.shape().tp), w.at(Activation::x));
 }
 
 void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Workspace& w) {
@@ -229,15 +227,15 @@ void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Worksp
   }
 }
 
-void Decoder::run(const decoder_step::Score& /*step*/, int64_t /*layer*/, Workspace& w) {
+void Decoder::run(const decoder_step::Score& step, int64_t /*layer*/, Workspace& w) {
   const int64_t targets = w.targets();
   Buffer<float> logprob(targets), entropy(targets);
-  scores_.resize(targets);
-  const double waited = scores_.forward(w.at(Activation::logits), w.batch.targets, stream_,
-                                        logprob.span(), entropy.span());
+  head_.resize(targets);
+  const double waited = head_.forward(w.at(Activation::h), weights_.of(step.weight).matrix(),
+                                      w.batch.targets, stream_, logprob.span(), entropy.span());
   for (int64_t i = 0; i < targets; ++i) w.out[i] = {logprob[i], entropy[i]};
   w.times.tp_wait += waited;
-  w.times.logprobs -= waited;
+  w.times.head -= waited;
 }
 
 void Decoder::show(const HiddenObserver& observe, int64_t index, Workspace& w) {

@@ -5,8 +5,8 @@
 //
 // Context parallelism splits tokens: every rank runs its own slots, and only attention
 // communicates, as its plan says. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits
-// heads, intermediate columns and vocabulary: wq, wk, wv, their biases, w_gate, w_up and head by
-// columns, wo, w_down and embed by rows. All-reduces after embed, wo and w_down sum the parts; x is
+// heads, intermediate columns and vocabulary: wq, wk, wv, their biases, w_gate and w_up by columns,
+// wo, w_down, embed and head by rows. All-reduces after embed, wo and w_down sum the parts; x is
 // the same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
 //
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
@@ -30,7 +30,7 @@
 #include "attention/execute.hpp"
 #include "comm/process_grid.hpp"
 #include "core/model_config.hpp"
-#include "logprobs/vocab_parallel.hpp"
+#include "logprobs/fused_linear.hpp"
 #include "model/decoder_ops.hpp"
 #include "model/decoder_steps.hpp"
 #include "model/decoder_weights.hpp"
@@ -55,14 +55,14 @@ ElementTypes attention_types(const DecoderTypes& types, int cp);
 
 /// Time of a forward pass by phase, in seconds on this rank.
 struct DecoderTimes {
-  double linear = 0;                       ///< matrix products
+  double linear = 0;                       ///< matrix products of the layers
   double elementwise = 0;                  ///< embedding, norms, biases, rotation, activations
   double attention = 0;                    ///< block kernel, and packing of messages
-  double logprobs = 0;                     ///< row statistics and merge
+  double head = 0;                         ///< logits, row statistics and merge
   double attention_wait = 0, tp_wait = 0;  ///< communication that is not overlapped
   DecoderTimes& operator+=(const DecoderTimes& other);
   double exposed() const { return attention_wait + tp_wait; }
-  double total() const { return linear + elementwise + attention + logprobs + exposed(); }
+  double total() const { return linear + elementwise + attention + head + exposed(); }
 };
 
 /// Called with a copy of the residual stream x [slots, hidden] in host memory: index 0 after the
@@ -119,10 +119,10 @@ class Decoder {
   std::vector<LayerMask> masks_;
   HeadShape heads_;  // heads of this rank
   AttentionWorkspace attention_memory_;
-  // Used for scores on a device; null on the host, which uses the grid and the CPU kernels.
-  std::unique_ptr<Communicator> host_tp_;
+  std::unique_ptr<Communicator> host_tp_;  // null on the host, where the grid's is used
   std::unique_ptr<RowKernels> row_kernels_;
-  VocabScores scores_;
+  std::unique_ptr<LinearOps> head_ops_;
+  FusedLinear head_;
 };
 
 }  // namespace gyre

@@ -21,6 +21,24 @@ Matrix product(const Matrix& a, std::span<const float> b, size_t m, size_t k, si
   return c;
 }
 
+/// a [m, k] · bᵀ, with b [n, k]. Transposes some rows of b at a time.
+Matrix product_with_transpose(const Matrix& a, std::span<const float> b, size_t m, size_t k,
+                              size_t n) {
+  Matrix c(m * n, 0.0);
+  constexpr size_t some = 256;
+  std::vector<float> turned(k * some);
+  const int64_t rows = m, depth = k, width = n;
+  for (size_t first = 0; first < n; first += some) {
+    const size_t count = std::min(some, n - first);
+    const int64_t columns = count;
+    for (size_t j = 0; j < count; ++j)
+      for (size_t i = 0; i < k; ++i) turned[i * count + j] = b[(first + j) * k + i];
+    gemm(MatrixView<const double>{a.data(), rows, depth}, {turned.data(), depth, columns},
+         {&c[first], rows, columns, width});
+  }
+  return c;
+}
+
 Matrix rms_norm(const Matrix& x, std::span<const float> weight, double eps, size_t hidden) {
   Matrix out(x.size());
   for (size_t begin = 0; begin < x.size(); begin += hidden) {
@@ -139,9 +157,9 @@ ReferenceScores score_document_reference(
     apply_layer(c, of_layer, c.kind_of(l), tokens, x);
     if (observe) observe(l + 1, x);
   }
-  const Matrix logits =
-      product(rms_norm(x, weights.of(Weight::final_norm).values(), c.rms_norm_eps, hidden),
-              weights.of(Weight::head).values(), tokens, hidden, padded);
+  const Matrix logits = product_with_transpose(
+      rms_norm(x, weights.of(Weight::final_norm).values(), c.rms_norm_eps, hidden),
+      weights.of(c.tied_head ? Weight::embed : Weight::head).values(), tokens, hidden, padded);
   ReferenceScores scores;
   for (size_t t = 0; t + 1 < tokens; ++t) {
     const std::span<const double> row(&logits[t * padded], static_cast<size_t>(c.vocab_size));

@@ -38,13 +38,20 @@ std::vector<DecoderStep> decoder_steps(const ModelConfig& config) {
   const int64_t scores = config.num_hidden_layers + 1;
   steps.push_back({scores, Norm{W::final_norm, config.num_hidden_layers > 0}});
   steps.push_back({scores, Again{}});
-  steps.push_back({scores, Linear{A::h, W::head, A::logits}});
-  steps.push_back({scores, Score{}});
+  steps.push_back({scores, Score{config.tied_head ? W::embed : W::head}});
   return steps;
 }
 
 int64_t local_kv_heads(const ModelConfig& config, int tp) {
   return std::max<int64_t>(1, config.num_key_value_heads / tp);
+}
+
+int64_t local_vocab(const ModelConfig& config, int tp) {
+  return config.vocab_padded / tp;
+}
+
+int64_t scored_vocab(const ModelConfig& config, int tp) {
+  return std::min(config.vocab_size, local_vocab(config, tp));
 }
 
 int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
@@ -61,11 +68,9 @@ int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
       return local_kv_heads(config, tp) * config.head_dim;
     case Activation::gate:
     case Activation::up:
-      return config.intermediate_size / tp;
-    case Activation::logits:
       break;
   }
-  return config.vocab_padded / tp;
+  return config.intermediate_size / tp;
 }
 
 }  // namespace gyre

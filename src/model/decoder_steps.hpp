@@ -20,8 +20,7 @@
 //     Linear       partial <- gate · w_down          AllReduce partial
 //     Norm         x += partial,  h <- rms_norm(x) · final_norm
 //     Again        h grows by a copy of the row of each slot that predicts several tokens
-//     Linear       logits <- h · head
-//     Score        log-probabilities and entropies
+//     Score        log-probabilities and entropies of the logits h · headᵀ
 
 #include <cstddef>
 #include <cstdint>
@@ -34,21 +33,18 @@
 namespace gyre {
 
 /// Arrays of one rank, [slots, width_of()].
-enum class Activation { x, h, partial, q, k, v, out, gate, up, logits };
-inline constexpr size_t activation_kinds = 10;
+enum class Activation { x, h, partial, q, k, v, out, gate, up };
+inline constexpr size_t activation_kinds = 9;
 /// Those that attention does not hold.
-inline constexpr Activation activations_of_decoder[] = {Activation::x,       Activation::h,
-                                                        Activation::partial, Activation::gate,
-                                                        Activation::up,      Activation::logits};
+inline constexpr Activation activations_of_decoder[] = {
+    Activation::x, Activation::h, Activation::partial, Activation::gate, Activation::up};
 
 /// Element types of a decoder in memory. Products, norms and softmax accumulate in f32; angles are
 /// f64.
 struct DecoderTypes {
   DType activations = DType::f32;  ///< also of the weights that are matrices
   DType residual = DType::f32;     ///< of the residual stream x
-  /// Logits are always f32.
   DType of(Activation activation) const {
-    if (activation == Activation::logits) return DType::f32;
     return activation == Activation::x ? residual : activations;
   }
 };
@@ -71,7 +67,7 @@ enum class Weight {
   w_up,
   w_down,
   final_norm,
-  head,  ///< [hidden, vocabulary of the rank]
+  head,  ///< [vocabulary of the rank, hidden]
 };
 constexpr bool is_of_layer(Weight weight) {
   return weight != Weight::embed && weight != Weight::final_norm && weight != Weight::head;
@@ -109,9 +105,12 @@ struct Rope {};
 struct Attention {};
 struct SiluMultiply {};
 /// Appends copies of the rows of h that are scored more than once (LocalBatch::again): from here on
-/// h and logits have one row per prediction.
+/// h has one row per prediction.
 struct Again {};
-struct Score {};
+/// Scores the targets by softmax(h · weightᵀ), tile by tile (logprobs/fused_linear.hpp).
+struct Score {
+  Weight weight = Weight::head;  ///< the embedding, if it is tied to the head
+};
 
 }  // namespace decoder_step
 
@@ -131,6 +130,11 @@ std::vector<DecoderStep> decoder_steps(const ModelConfig& config);
 
 /// KV heads of one of `tp` ranks: a part of all, or one that several ranks share.
 int64_t local_kv_heads(const ModelConfig& config, int tp);
+
+/// Rows of the embedding and of the head on one of `tp` ranks, and how many of them the softmax
+/// includes on a rank without padding.
+int64_t local_vocab(const ModelConfig& config, int tp);
+int64_t scored_vocab(const ModelConfig& config, int tp);
 
 /// Columns of an activation on one of `tp` ranks.
 int64_t width_of(Activation activation, const ModelConfig& config, int tp);

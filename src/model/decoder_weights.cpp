@@ -60,11 +60,12 @@ class PartReader {
       : c_(config), tp_(tp), tp_rank_(tp_rank), read_(read), type_(type) {}
 
   DecoderWeights all() {
-    const int64_t vocab = width(Activation::logits);
+    const int64_t vocab = local_vocab(c_, tp_);
     rows(Weight::embed, "embed", vocab);
     for (layer_ = 1; layer_ <= c_.num_hidden_layers; ++layer_) read_layer();
     vector(Weight::final_norm, "final_norm", c_.hidden_size);
-    columns(Weight::head, "head", vocab);
+    if (!c_.tied_head)
+      transposed(Weight::head, "head", {0, c_.hidden_size, tp_rank_ * vocab, vocab});
     return std::move(weights_);
   }
 
@@ -76,16 +77,39 @@ class PartReader {
   /// First column of this rank's keys and values.
   int64_t kv_begin() const { return tp_rank_ * c_.num_key_value_heads / tp_ * c_.head_dim; }
 
-  /// Reads and converts about 16 MiB of rows at a time, so that few bytes are held twice.
-  void matrix(Weight weight, const std::string& name, const Block& block) {
-    WeightTensor tensor(type_, block.rows, block.columns);
+  /// Calls f(first row in the block, values) for about 16 MiB of rows at a time, so that few bytes
+  /// are held twice.
+  template <class F>
+  void read_rows(const std::string& name, const Block& block, F f) const {
     constexpr int64_t elements = int64_t{1} << 22;
     const int64_t some = std::max<int64_t>(1, elements / std::max<int64_t>(1, block.columns));
     for (int64_t r = 0; r < block.rows; r += some) {
       const int64_t rows = std::min(some, block.rows - r);
       const Buffer<float> part = read_(name, block.row + r, rows, block.column, block.columns);
-      copy_converted(part.matrix(rows, block.columns), tensor.matrix().rows_from(r, rows));
+      f(r, part.matrix(rows, block.columns));
     }
+  }
+  void matrix(Weight weight, const std::string& name, const Block& block) {
+    WeightTensor tensor(type_, block.rows, block.columns);
+    read_rows(name, block, [&](int64_t r, MatrixView<const float> part) {
+      copy_converted(part, tensor.matrix().rows_from(r, part.rows));
+    });
+    weights_.set(weight, layer_, std::move(tensor));
+  }
+  void transposed(Weight weight, const std::string& name, const Block& block) {
+    WeightTensor tensor(type_, block.columns, block.rows);
+    constexpr int64_t square = 64;
+    float turned[square * square];
+    read_rows(name, block, [&](int64_t r, MatrixView<const float> part) {
+      for (int64_t c = 0; c < part.cols; c += square)
+        for (int64_t i = 0; i < part.rows; i += square) {
+          const int64_t columns = std::min(square, part.cols - c);
+          const MatrixView<float> to(turned, columns, std::min(square, part.rows - i));
+          for (int64_t j = 0; j < columns; ++j)
+            for (int64_t k = 0; k < to.cols; ++k) to(j, k) = part(i + k, c + j);
+          copy_converted(to, tensor.matrix().rows_from(c, columns).columns_from(r + i, to.cols));
+        }
+    });
     weights_.set(weight, layer_, std::move(tensor));
   }
   void vector(Weight weight, const std::string& name, int64_t size, int64_t begin = 0) {

@@ -33,7 +33,12 @@ class WorkCounter {
   StepWork operator()(const SiluMultiply&) const {
     return memory(2 * bytes(A::gate) + bytes(A::up));
   }
-  StepWork operator()(const Score&) const { return memory(bytes(A::logits)); }
+  StepWork operator()(const Score&) const {
+    const int64_t vocab = scored_vocab(config_, tp_);
+    StepWork work = memory(vocab * size_of(DType::f32));
+    work.flops = 2 * rows_ * static_cast<double>(config_.hidden_size * vocab);
+    return work;
+  }
   StepWork operator()(const AllReduce&) const { return {}; }
   StepWork operator()(const Attention&) const { return {}; }
   StepWork operator()(const Again&) const { return {}; }  // copies only a few rows
@@ -64,11 +69,13 @@ void add_work(PassWork& work, std::span<const DecoderStep> steps, const ModelCon
   for (const DecoderStep& step : steps) {
     scored |= std::holds_alternative<Again>(step.operation);
     const StepWork one = work_of(step.operation, config, tp, types, scored ? predictions : slots);
-    work.linear_flops += one.flops;
-    if (std::holds_alternative<Score>(step.operation))
-      work.logprob_bytes += one.bytes;
-    else
+    if (std::holds_alternative<Score>(step.operation)) {
+      work.head_flops += one.flops;
+      work.head_bytes += one.bytes;
+    } else {
+      work.linear_flops += one.flops;
       work.elementwise_bytes += one.bytes;
+    }
   }
 }
 

@@ -15,15 +15,15 @@ struct StepWork {
   double bytes = 0;  ///< of a step bound by memory: each array read once, each result written once
 };
 
-/// Work of a step on `rows` rows: slots, or predictions for the logits and Score. Attention,
+/// Work of a step on `rows` rows: slots, or predictions for Score. Attention,
 /// AllReduce and Again have none here.
 StepWork work_of(const DecoderOperation& operation, const ModelConfig& config, int tp,
                  const DecoderTypes& types, int64_t rows);
 
 /// Work of a pass by the phases of DecoderTimes.
 struct PassWork {
-  double linear_flops = 0, attention_flops = 0;
-  double elementwise_bytes = 0, logprob_bytes = 0;
+  double linear_flops = 0, attention_flops = 0, head_flops = 0;
+  double elementwise_bytes = 0, head_bytes = 0;
 };
 /// Adds the steps of a bin with `slots` slots and `predictions` predictions on one rank.
 void add_work(PassWork& work, std::span<const DecoderStep> steps, const ModelConfig& config, int tp,

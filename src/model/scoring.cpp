@@ -68,7 +68,7 @@ int64_t activation_bytes(const ModelConfig& c, int tp, const DecoderTypes& types
   const auto bytes = [&](Activation a) { return width_of(a, c, tp) * size_of(types.of(a)); };
   int64_t row = 0;
   for (const Activation a : activations_of_decoder) row += bytes(a);
-  return slots * row + again * (bytes(Activation::h) + bytes(Activation::logits));
+  return slots * row + again * bytes(Activation::h);
 }
 
 int64_t ScoringSetup::slot_multiple() const {

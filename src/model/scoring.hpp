@@ -29,8 +29,8 @@ namespace gyre {
 /// Forward FLOPs of the model without attention, per token: 2 per weight of a matrix product.
 double linear_flops_per_token(const ModelConfig& config);
 
-/// Bytes of the activations of `slots` slots, without attention's own arrays; `again` slots predict
-/// one more token.
+/// Bytes of the activations of `slots` slots, without attention's own arrays and the head's tile of
+/// logits; `again` slots predict one more token.
 int64_t activation_bytes(const ModelConfig& config, int tp, const DecoderTypes& types,
                          int64_t slots, int64_t again = 0);
 

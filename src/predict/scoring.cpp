@@ -71,10 +71,12 @@ class StepCosts {
     times_.attention += busy;
     times_.attention_wait += pass.seconds - busy;
   }
-  void add(const decoder_step::Score&) {
+  void add(const decoder_step::Score& step) {
     const DecoderModel& decoder = machine_.decoder;
-    times_.logprobs += decoder.logprob_row_s * static_cast<double>(slots_) +
-                       bytes(Activation::logits) / decoder.logprob_bytes_per_s;
+    times_.head += decoder.linear_seconds(types_.activations, slots_, config_.hidden_size,
+                                          scored_vocab(config_, tp_)) +
+                   decoder.logprob_row_s * static_cast<double>(slots_) +
+                   work_of(step, config_, tp_, types_, slots_).bytes / decoder.logprob_bytes_per_s;
     constexpr double record = 16;  // bytes per slot: SoftmaxPartial and the target's logit
     if (tp_ > 1)
       times_.tp_wait += (tp_ - 1) * link().latency_s +

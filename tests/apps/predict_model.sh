@@ -16,7 +16,7 @@ rows = json.load(open("model.json"))["results"]
 assert len(rows) > 4, len(rows)
 for row in rows:
     m = row["measurements"]
-    parts = m["linear"] + m["elementwise"] + m["attn"] + m["cp_wait"] + m["tp_wait"] + m["logprobs"]
+    parts = m["linear"] + m["elementwise"] + m["attn"] + m["cp_wait"] + m["tp_wait"] + m["head"]
     assert abs(parts - 100) < 1e-6 and 0 < m["linear"] < 100, row
 PY
 

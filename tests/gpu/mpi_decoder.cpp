@@ -184,7 +184,7 @@ class DeviceDecoder : public test::GpuTest {
                                   const ModelConfig& config, const Twin& twin,
                                   const ScoringSetup& setup) {
     for (const double seconds :
-         {times.linear, times.attention, times.logprobs, times.attention_wait, times.tp_wait})
+         {times.linear, times.attention, times.head, times.attention_wait, times.tp_wait})
       EXPECT_GE(seconds, 0);
     EXPECT_TRUE(times.linear > 0 || scorer.shards().empty());
     const ScoreRange mine = scorer.in_document_order(world());
@@ -240,7 +240,7 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
                          .factor = 4,
                          .original_max_position_embeddings = 16,
                          .attention_factor = 1.25};
-  config.qkv_bias = config.output_bias = config.qk_norm = true;
+  config.qkv_bias = config.output_bias = config.qk_norm = config.tied_head = true;
   config.layer_kinds = {{.rotary = false}, {.window = 5}};
   const Documents documents = ragged_documents(config);
   expect_right(

@@ -7,7 +7,9 @@ tests/support/model_cases.json instead. Needs torch, transformers, h5py and NumP
 """
 
 import json
+import os
 import pathlib
+import subprocess
 import sys
 import tempfile
 
@@ -72,9 +74,25 @@ def test_what_transformers_writes(scratch):
         print(f"{case}: differs by {worst:.1e} at most")
 
 
+def test_the_table_of_grids(scratch):
+    import test_models as ours
+
+    folder = folder_of(scratch, "llama-3")
+    ours.gyre.write_documents(scratch / "docs.h5", model_cases.documents(), vocab_size=model_cases.VOCAB)
+    script = pathlib.Path(sys.argv[1]) / "bench" / "model_vs_transformers.py"
+    mpiexec = os.environ.get("MPIEXEC", "mpiexec.mpich")
+    arguments = [folder, ours.import_model(scratch, folder), scratch / "docs.h5", "--build", sys.argv[2], "--mpiexec", mpiexec]
+    done = subprocess.run(
+        [sys.executable, script, *arguments, "--grids", "cp=2", "tp=2"], capture_output=True, text=True, timeout=200
+    )
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert sum(line.startswith("ours") for line in done.stdout.splitlines()) == 4, done.stdout
+
+
 if __name__ == "__main__":
     if "--record" in sys.argv:
         record()
     else:
-        with tempfile.TemporaryDirectory() as folder:
-            test_what_transformers_writes(pathlib.Path(folder))
+        for test in (test_what_transformers_writes, test_the_table_of_grids):
+            with tempfile.TemporaryDirectory() as folder:
+                test(pathlib.Path(folder))

@@ -40,7 +40,7 @@ inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std:
 }
 
 /// Normal weights of standard deviation 1.5 / sqrt(fan-in); norms about 1, biases about 0.
-/// Columns of the padded vocabulary are NaN in the head, so that a read of them shows up.
+/// The padded vocabulary is NaN, so that a read of it shows up.
 inline WeightReader random_weights(const ModelConfig& config) {
   return [config](const std::string& name, int64_t row, int64_t rows, int64_t column,
                   int64_t columns) {
@@ -54,7 +54,7 @@ inline WeightReader random_weights(const ModelConfig& config) {
       for (int64_t c = 0; c < width; ++c) {
         float value = normal(generator);
         if (name == "embed") value = value * std::sqrt(static_cast<float>(height));
-        if (name == "head" && c >= config.vocab_size) value = NAN;
+        if ((name == "head" ? c : name == "embed" ? r : 0) >= config.vocab_size) value = NAN;
         if (r >= row && r < row + rows && c >= column && c < column + columns)
           part[(r - row) * columns + c - column] = value;
       }

@@ -152,7 +152,7 @@ TEST(DryRun, CountsTheRing) {
       "%\n"
       "#   attention sends in a pass, busiest rank 2.097 MB, at most 2 messages; all ranks 4.194 "
       "MB\n"
-      "#   memory of a rank: weights 0.1 MiB, activations of the largest bin 6.4 MiB, blocks of "
+      "#   memory of a rank: weights 0.1 MiB, activations of the largest bin 5.6 MiB, blocks of "
       "other ranks and copies for messages 1.0 MiB\n");
 }
 

@@ -117,11 +117,9 @@ TEST(PredictScoring, BalancedLayoutsWeighTrees) {
 TEST(DecoderSteps, ProductsAreThoseOfAllWeights) {
   const ModelConfig c = small_model();
   for (const int tp : {1, 2}) {
-    int64_t flops = 0;
-    for (const DecoderStep& step : decoder_steps(c))
-      if (const auto* linear = std::get_if<decoder_step::Linear>(&step.operation))
-        flops += 2 * width_of(linear->in, c, tp) * width_of(linear->out, c, tp);
-    EXPECT_EQ(static_cast<double>(tp * flops), linear_flops_per_token(c)) << tp;
+    PassWork work;
+    add_work(work, decoder_steps(c), c, tp, {}, 1, 1);
+    EXPECT_EQ(tp * (work.linear_flops + work.head_flops), linear_flops_per_token(c)) << tp;
   }
 }
 
@@ -129,7 +127,8 @@ TEST(PredictScoring, OneRankTakesItsFlops) {
   const ScoringPlan plan = plan_of({64, 40, 8}, {1, 1, 1});
   const ScoringPrediction p = predict_on(plan, simple_machine());
   const double slots = 64 + 40 + 8;
-  EXPECT_NEAR(p.times.linear, linear_flops_per_token(small_model()) * slots / flops_per_s, 1e-12);
+  EXPECT_NEAR(p.times.linear + p.times.head,
+              linear_flops_per_token(small_model()) * slots / flops_per_s, 1e-12);
   EXPECT_NEAR(p.seconds, plan.flops(small_model()) / flops_per_s, 1e-12);
   EXPECT_EQ(p.pairs, plan.pairs);
   EXPECT_EQ(p.exposed(), 0);
@@ -154,7 +153,8 @@ TEST(PredictScoring, TensorParallelRanksReduceAfterEachBlock) {
 TEST(PredictScoring, ContextParallelRanksShareSlotsAndWaitForKeys) {
   const ScoringPlan plan = plan_of({64}, {1, 2, 1});
   const ScoringPrediction p = predict_on(plan, simple_machine());
-  EXPECT_NEAR(p.times.linear, linear_flops_per_token(small_model()) * 32 / flops_per_s, 1e-12);
+  EXPECT_NEAR(p.times.linear + p.times.head,
+              linear_flops_per_token(small_model()) * 32 / flops_per_s, 1e-12);
   // A message of 32 keys and values in each layer, of which the first of two steps hides a part.
   const double message = latency_s + 32 * 2 * 32 * 4 / bytes_per_s;
   EXPECT_GT(p.times.attention_wait, 2 * message);
@@ -186,9 +186,10 @@ TEST(PredictScoring, RowOperationsTakeBytes) {
   more.layer_kinds = {{}, {.rotary = false}, {}};
   const double more_bytes = bytes + 64.0 * 8 * (3 * (128 + 32 + 96) + 2 * 48 - 3 * 96);
   EXPECT_NEAR(predict_scoring(plan, more, machine).seconds - before, more_bytes / 1e6, 1e-9);
+  const double head = predict_on(plan, machine).times.head;  // the product
   machine.decoder.logprob_bytes_per_s = 1e6;
   machine.decoder.logprob_row_s = 1e-5;
-  EXPECT_NEAR(predict_on(plan, machine).times.logprobs, 64 * 1e-5 + 64 * 64 * 4 / 1e6, 1e-9);
+  EXPECT_NEAR(predict_on(plan, machine).times.head - head, 64 * 1e-5 + 64 * 64 * 4 / 1e6, 1e-9);
 }
 
 TEST(PredictScoring, WindowsMakeFewerPairsAndFlops) {

@@ -337,11 +337,11 @@ class LinearOp final : public LogprobsOp {
 /// the weights and their gradient, and on a GPU a tile of logits and of their gradient.
 double matrix_bytes(const MemoryCase& run) {
   const double hidden = run.problem.hidden;
-  const double tile =
-      run.options.backend.on_gpu()
-          ? 6 * std::min(run.tokens(), static_cast<double>(usual_cuda_tile.rows)) *
-                std::min(run.columns(), static_cast<double>(usual_cuda_tile.columns))
-          : 0;
+  const TileSize most = usual_tile(MemorySpace::device);
+  const double tile = run.options.backend.on_gpu()
+                          ? 6 * std::min(run.tokens(), static_cast<double>(most.rows)) *
+                                std::min(run.columns(), static_cast<double>(most.columns))
+                          : 0;
   return tile + run.tokens() * hidden * (3 * run.element_bytes() + 12) +
          run.columns() * hidden * (run.element_bytes() + 4);
 }
