@@ -65,7 +65,7 @@ void refuse_foreign_launcher(const MpiEnvironment& mpi) {
   throw_usage(
       "the launcher started {} ranks, but this program's MPI ({}) sees only one.\n"
       "  It was started by the launcher of another MPI library; use this one's (Debian: "
-      "mpiexec.mpich, or srun with a matching --mpi).",
+      "mpiexec.mpich, or srun --mpi=pmi2; srun --mpi=list says what there is).",
       mpi.launched_ranks(), MpiEnvironment::library_version());
 }
 

@@ -56,12 +56,14 @@ expect 2 '' "$folder/section.toml:1: unknown section [pipeline]" --config "$fold
 printf 'input = true\n' >"$folder/type.toml"
 expect 2 '' 'input = true: a truth value where --input takes one TEXT' --config "$folder/type.toml"
 
-# A launcher of another MPI announces two ranks, and each of them finds itself alone.
-code=0
-PMIX_SIZE=2 timeout 60 "$program" --help >"$folder/out" 2>"$folder/err" || code=$?
-if [[ $code -ne 2 ]] || ! grep -q 'sees only one' "$folder/err"; then
-  fail "a foreign launcher was not noticed (exit code $code)"
-fi
+# A launcher of another MPI, or srun --mpi=none, announces two ranks, and each of them finds itself alone.
+for size in PMIX_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS; do
+  code=0
+  env "$size=2" timeout 60 "$program" --help >"$folder/out" 2>"$folder/err" || code=$?
+  if [[ $code -ne 2 ]] || ! grep -q 'sees only one' "$folder/err" || ! grep -qF 'srun --mpi=pmi2' "$folder/err"; then
+    fail "$size: a foreign launcher was not noticed (exit code $code)"
+  fi
+done
 
 [[ $failed -eq 0 ]] && echo "report_app: all as expected"
 exit "$failed"
