@@ -4,6 +4,7 @@ import argparse
 import json
 import shlex
 import sys
+from collections.abc import Callable
 from pathlib import Path
 
 from .app import load_app
@@ -90,9 +91,21 @@ def plan_text(expansion: Expansion, known: dict[str, float]) -> str:
     )
 
 
+def report_writer() -> Callable[[Path, Path], int]:
+    """write_report, or an error that says what it needs."""
+    try:
+        from .report import write_report
+    except ImportError as error:
+        needed = "report needs pandas and matplotlib (Debian: python3-pandas python3-matplotlib, for /usr/bin/python3; or pip)"
+        raise StudyError(f"{needed}; {sys.executable}: {error}", RUNTIME) from error
+    return write_report
+
+
 def submit(options: argparse.Namespace) -> int:
     from .launch import submit as hand_over
 
+    if options.report:
+        report_writer()  # its job would fail as well, after hours
     jobs, placements, cases = hand_over(
         Folder(options.folder), options.after, options.retry_refused, options.report
     )
@@ -158,11 +171,7 @@ def collect(options: argparse.Namespace) -> int:
 
 
 def report(options: argparse.Namespace) -> int:
-    try:
-        from .report import write_report
-    except ImportError as error:
-        needed = "report needs pandas and matplotlib (Debian: python3-pandas python3-matplotlib, for /usr/bin/python3)"
-        raise StudyError(f"{needed}; {sys.executable}: {error}", RUNTIME) from error
+    write_report = report_writer()
     folder = Folder(options.folder)
     database = folder.path / "study.sqlite"
     if not database.is_file():

@@ -1,5 +1,6 @@
 """Reads site and study files (TOML) and refuses what they should not hold."""
 
+import re
 import tomllib
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -83,6 +84,19 @@ STUDY_KEYS: dict[str, type] = {
     "options": dict,
 }
 MODEL_KEYS = ("tflops", "gbps", "latency_us")
+# Options of sbatch and srun that the shape of a placement sets, and their short forms.
+SHAPE_OPTIONS = {
+    "--nodes": "-N",
+    "--ntasks": "-n",
+    "--ntasks-per-node": "",
+    "--cpus-per-task": "-c",
+    "--gpus-per-node": "",
+    "--array": "-a",
+    "--time": "-t",
+    "--dependency": "-d",
+    "--output": "-o",
+    "--chdir": "-D",
+}
 WORDS = {int: "a whole number", str: "a text", list: "a list of texts", dict: "a table"}
 
 
@@ -134,6 +148,16 @@ def wrong_words(file: str, table: dict[str, Any], words: dict[str, Any]) -> list
     ]
 
 
+def words_of_shape(file: str, key: str, words: Any) -> list[str]:
+    """A message for each word that would override what the study sets."""
+    messages = []
+    for word in words if isinstance(words, list) else []:
+        for long, short in SHAPE_OPTIONS.items():
+            if word.split("=")[0] == long or (short and re.match(rf"{short}(\d|$)", word)):
+                messages.append(f"{file}: {key}: {word}: the study sets {long} itself; leave it out")
+    return messages
+
+
 def load_site(path: Path) -> Site:
     table = read_toml(path)
     file = path.name
@@ -142,6 +166,9 @@ def load_site(path: Path) -> Site:
         file, table, {"launcher": ("srun", "mpiexec"), "binding": tuple(BINDINGS)}
     )
     messages += [f"{file}: {key} is needed" for key in ("cores_per_node",) if key not in table]
+    messages += words_of_shape(file, "sbatch_options", table.get("sbatch_options"))
+    if table.get("launcher", "srun") == "srun":
+        messages += words_of_shape(file, "launcher_options", table.get("launcher_options"))
     environment, model = table.get("environment", {}), table.get("model", {})
     if isinstance(environment, dict):
         messages += [

@@ -23,8 +23,8 @@ namespace {
 /// Number of ranks according to the launcher's environment variables; 0 without them. The first that
 /// is set counts: under mpiexec in a Slurm job, the variables of Slurm are those of its proxies.
 int announced_ranks() {
-  for (const char* name : {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "FLUX_JOB_SIZE",
-                           "SLURM_STEP_NUM_TASKS"})
+  for (const char* name :
+       {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS"})
     if (const char* value = std::getenv(name)) return std::atoi(value);
   return 0;
 }

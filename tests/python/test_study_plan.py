@@ -229,8 +229,17 @@ class Files(Scratch):
             (node + "[model]\ntflop = 1", "model.tflop: unknown key; nearest: model.tflops",
              "has no tflops"),
             (node + "[model]\ntflops = -1", "model.tflops = -1: wanted: a number above 0"),
+            (node + 'sbatch_options = ["--qos=high", "--nodes=4", "-N4", "-n", "--array"]',
+             "sbatch_options: --nodes=4: the study sets --nodes itself; leave it out",
+             "sbatch_options: -N4: the study sets --nodes", "sbatch_options: -n: the study sets --ntasks ",
+             "sbatch_options: --array: the study sets --array"),
+            (node + 'launcher_options = ["-c4"]', "launcher_options: -c4: the study sets --cpus-per-task"),
             ("a b", "x.toml: ")):
             self.refused(load_site, text, *wanted)
+        for words in ('sbatch_options = ["--constraint=h100", "--nice", "-Cgpu", "--ntasks-per-core=1"]',
+                      'launcher = "mpiexec"\nlauncher_options = ["-n", "1"]'):
+            self.file.write_text(node + words, encoding="utf-8")
+            load_site(self.file)
 
     def test_studies(self) -> None:
         self.refused(load_study, 'kind = "weak"', "'weak': not one of", "nearest: weak-work",

@@ -4,6 +4,7 @@
 Usage: test_study_states.py SOURCE_DIR BUILD_DIR
 """
 
+import argparse
 import json
 import os
 import socket
@@ -12,13 +13,15 @@ import sys
 import time
 import unittest
 from pathlib import Path
+from unittest import mock
 
 SOURCE = Path(sys.argv[1]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
 from study_plans import Scratch, planned, study_of  # noqa: E402
-from gyre_study.errors import StudyError  # noqa: E402
+from gyre_study.commands import submit  # noqa: E402
+from gyre_study.errors import RUNTIME, StudyError  # noqa: E402
 from gyre_study.files import Site  # noqa: E402
 from gyre_study.folder import Folder  # noqa: E402
 from gyre_study.launch import (  # noqa: E402
@@ -55,6 +58,15 @@ class States(Scratch):
 
     def states(self, folder: Folder) -> list[str]:
         return [one.state for one in statuses(folder) if one.placement is not folder.placements[-1]]
+
+    def test_a_report_that_cannot_be_made_is_refused_before_jobs_are_submitted(self) -> None:
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64], schedule=["ring"]))
+        options = argparse.Namespace(folder=folder.path, after="", retry_refused=False, report=True)
+        with mock.patch.dict(sys.modules, {"pandas": None, "gyre_study.report": None}):
+            with self.assertRaisesRegex(StudyError, "needs pandas and matplotlib .*or pip") as caught:
+                submit(options)
+        self.assertEqual(caught.exception.code, RUNTIME)
+        self.assertEqual(list((folder.path / "jobs").glob("*")), [])
 
     def test_from_rows(self) -> None:
         folder = planned(self.path, study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
