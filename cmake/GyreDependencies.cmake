@@ -11,6 +11,9 @@ if(NOT HDF5_IS_PARALLEL)
                       "${HDF5_C_LIBRARIES}")
 endif()
 
+include(CheckMpiOfHdf5)
+gyre_check_mpi_of_hdf5("${HDF5_C_LIBRARIES}" "${MPI_C_LIBRARIES}")
+
 find_package(fmt REQUIRED)
 find_package(CLI11 REQUIRED)
 find_package(nlohmann_json REQUIRED)
