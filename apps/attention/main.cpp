@@ -132,7 +132,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   add_figures(report, suite.rows());
   judge_answers(report, answers);
   return finish_run(context, report, o.report, [&] {
-    std::string text = suite.legend() + suite.refusals();
+    std::string text = suite.legend() + suite.refusals() + winners_text(suite.rows());
     if (const std::string note = made.kernel->note(); !note.empty())
       text += fmt::format("# kernel on rank 0: {}\n", note);
     if (file && file->reference && !suite.rows().empty() && !context.quiet)

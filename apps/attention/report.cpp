@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <utility>
 
 #include "attention/kernels/make_kernel.hpp"
@@ -152,26 +153,68 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
   return report;
 }
 
-void add_figures(RunReport& report, const std::vector<AttentionResult>& results) {
-  std::vector<const AttentionResult*> fastest;
+namespace {
+
+bool is_same_case(const AttentionResult& a, const AttentionResult& b) {
+  return a.schedule == b.schedule && a.layout == b.layout;
+}
+
+/// The fastest row of a pass and size, and the fastest of another schedule or layout, if any. Rows
+/// that failed do not count.
+struct Race {
+  const AttentionResult* first;
+  const AttentionResult* second = nullptr;
+};
+
+std::vector<Race> races_of(const std::vector<AttentionResult>& results) {
+  std::vector<Race> races;
   for (const AttentionResult& result : results) {
-    if (result.flops == 0) continue;
-    const auto same =
-        std::find_if(fastest.begin(), fastest.end(), [&](const AttentionResult* other) {
-          return other->pass == result.pass && other->tokens == result.tokens;
-        });
-    if (same == fastest.end())
-      fastest.push_back(&result);
-    else if (result.tflops_per_rank() > (*same)->tflops_per_rank())
-      *same = &result;
+    if (!(result.flops > 0) || result.check == "FAILED") continue;
+    const auto race = std::ranges::find_if(races, [&](const Race& r) {
+      return r.first->pass == result.pass && r.first->tokens == result.tokens;
+    });
+    const auto is_faster = [&](const AttentionResult* than) {
+      return than == nullptr || result.tflops_per_rank() > than->tflops_per_rank();
+    };
+    if (race == races.end()) {
+      races.push_back({&result});
+    } else if (is_faster(race->first)) {
+      if (!is_same_case(result, *race->first)) race->second = race->first;
+      race->first = &result;
+    } else if (!is_same_case(result, *race->first) && is_faster(race->second)) {
+      race->second = &result;
+    }
   }
-  for (const AttentionResult* result : fastest)
+  return races;
+}
+
+}  // namespace
+
+void add_figures(RunReport& report, const std::vector<AttentionResult>& results) {
+  for (const Race& race : races_of(results))
     report.foms.push_back(
-        {"attention_rate", result->tflops_per_rank(), "TFLOP/s/rank", result->key});
+        {"attention_rate", race.first->tflops_per_rank(), "TFLOP/s/rank", race.first->key});
   std::vector<double> rates;
   for (const AttentionResult& result : results)
     if (result.flops > 0) rates.push_back(result.tflops_per_rank());
   add_average(report, "attention_rate", "TFLOP/s/rank", rates);
+}
+
+std::string winners_text(const std::vector<AttentionResult>& results) {
+  std::string text;
+  for (const auto& [first, second] : races_of(results)) {
+    if (second == nullptr) continue;
+    const Statistics &a = first->time_ms, &b = second->time_ms;
+    const bool known = !std::isnan(a.median_high) && !std::isnan(b.median_low);
+    text += fmt::format(
+        "# fastest {}, {} tokens: {} under {}, {:.4g} ms; next: {} under {}, {:.1f} % longer, {}\n",
+        name_of(first->pass), first->tokens, first->schedule, first->layout, a.median,
+        second->schedule, second->layout, 100 * (b.median / a.median - 1),
+        !known                         ? "of too few repetitions to tell"
+        : a.median_high < b.median_low ? "beyond the noise"
+                                       : "within the noise");
+  }
+  return text;
 }
 
 std::string graph_text(const std::vector<AttentionResult>& results) {
