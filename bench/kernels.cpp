@@ -245,7 +245,7 @@ void rope_f32(benchmark::State& state) {
 void silu_multiply_f32(benchmark::State& state) {
   Buffer<float> out(state.range(0) * state.range(1));
   const auto to = out.matrix(state.range(0), state.range(1));
-  elementwise(state, 3, [&](auto x, auto y) { silu_multiply(x, y, to); });
+  elementwise(state, 3, [&](auto x, auto y) { gate_multiply(GateActivation::silu, x, y, to); });
 }
 void add_in_place_f32(benchmark::State& state) {
   elementwise(state, 3, [](auto x, auto y) { add_in_place(x, y); });

@@ -56,6 +56,7 @@ class Model:
             self.turns = [flag == 1 for flag in json.loads(turning)]
             self.windows = windows(group.attrs, self.layers)
             self.eps = float(group.attrs["rms_norm_eps"])
+            self.activation = ACTIVATIONS[group.attrs.get("hidden_act", "silu")]
             weights = {name: array.astype(np.float64) for name, array in arrays.items()}
             self.embed = weights["embed"]
             is_tied = group.attrs.get("tie_word_embeddings", 0)
@@ -160,6 +161,26 @@ def silu(x):
     return x * np.where(x >= 0, 1.0, e) / (1.0 + e)
 
 
+def gelu(x):
+    """x times the standard normal distribution function of x."""
+    return x / 2 * np.vectorize(math.erfc, otypes=[float])(-x / math.sqrt(2))
+
+
+def gelu_tanh(x):
+    """The approximation of gelu(x) by tanh."""
+    return x / 2 * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3)))
+
+
+ACTIVATIONS = {
+    "silu": silu,
+    "swish": silu,
+    "gelu": gelu,
+    "gelu_pytorch_tanh": gelu_tanh,
+    "gelu_new": gelu_tanh,
+    "gelu_fast": gelu_tanh,
+}
+
+
 def heads_of(model, layer, x, count, matrix, bias, weight):
     """Queries or keys of each head, [t, D]: projected, with bias, normalised and turned."""
     w, d = model.layer[layer], model.head_dim
@@ -190,7 +211,7 @@ def forward(model, tokens):
             mixed.append(attend(query, keys[kv_head], values, model.windows[layer]))
         x = x + np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
         h = rms_norm(x, w["mlp_norm"], model.eps)
-        x = x + (silu(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]
+        x = x + (model.activation(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]
         hidden.append(x)
     return np.stack(hidden)
 

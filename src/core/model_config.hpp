@@ -15,6 +15,9 @@ struct LayerKind {
   friend bool operator==(const LayerKind&, const LayerKind&) = default;
 };
 
+/// Function f of the MLP: gate <- f(gate) · up. Formulas are in model/elementwise.hpp.
+enum class GateActivation { silu, gelu, gelu_tanh };
+
 struct ModelConfig {
   int64_t vocab_size = 0;  ///< columns in use; token ids are below it
   /// Columns of embed and head. The softmax excludes columns from vocab_size on.
@@ -30,6 +33,7 @@ struct ModelConfig {
   /// Number of elements of a head, the first ones, that rotary embedding rotates; 0: all.
   int64_t rotary_dim = 0;
   RopeScaling rope_scaling = {};
+  GateActivation hidden_act = GateActivation::silu;
   bool qkv_bias = false;     ///< biases of queries, keys and values
   bool output_bias = false;  ///< bias of attention's output projection
   bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before rotary embedding

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "io/model_features.hpp"
 #include "io/schema_names.hpp"
 
 namespace gyre {
@@ -61,7 +62,7 @@ const std::vector<DecoderKey>& keys() {
       text("rope_type", {"default", "none"}),
       number("rope_interleaved", 0),
       number("use_mrope", 0),
-      text("hidden_act", {"silu", "swish"}),
+      text("hidden_act", activation_names()),
       number("mlp_bias", 0),
       same("query_pre_attn_scalar", "head_dim",
            [](const ModelConfig& c) { return static_cast<double>(c.head_dim); }),

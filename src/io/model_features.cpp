@@ -34,6 +34,14 @@ constexpr ModelFamily families[] = {
      .windows = Windows::no_rope},
 };
 
+/// Values of 'hidden_act', of the functions of the same names in transformers; the first name of an
+/// activation is the one that is written.
+constexpr std::pair<const char*, GateActivation> activations[] = {
+    {"silu", GateActivation::silu},          {"swish", GateActivation::silu},
+    {"gelu", GateActivation::gelu},          {"gelu_pytorch_tanh", GateActivation::gelu_tanh},
+    {"gelu_new", GateActivation::gelu_tanh}, {"gelu_fast", GateActivation::gelu_tanh},
+};
+
 bool is_absent(const AttributeValue& value) {
   return value == AttributeValue();
 }
@@ -147,6 +155,12 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
   }
 }
 
+/// check_decoder_keys() refuses other values.
+void read_activation(const AttributeValue& value, ModelConfig& config) {
+  for (const auto& [name, activation] : activations)
+    if (value == AttributeValue(std::string(name))) config.hidden_act = activation;
+}
+
 /// Gives each layer a kind of its own, which the caller sets.
 void give_each_layer_a_kind(ModelConfig& config) {
   constexpr int64_t most_layers = 1 << 14;  // the limit in check_config()
@@ -168,6 +182,12 @@ const ModelFamily* find_family(const AttributeValue& model_type) {
   return found == std::end(families) ? nullptr : found;
 }
 
+std::vector<std::string> activation_names() {
+  std::vector<std::string> names;
+  for (const auto& [name, activation] : activations) names.emplace_back(name);
+  return names;
+}
+
 std::string family_names() {
   std::vector<std::string> names;
   for (const ModelFamily& family : families) names.emplace_back(family.name);
@@ -183,6 +203,7 @@ void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFa
   config.qkv_bias = family.qkv_bias || biases;
   config.output_bias = biases;
   config.qk_norm = family.qk_norm;
+  read_activation(value("hidden_act"), config);
   give_each_layer_a_kind(config);
   const AttributeValue listed = value("no_rope_layers");
   const AttributeValue interval = value("no_rope_layer_interval");
@@ -211,6 +232,7 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   config.qkv_bias = set("qkv_bias") || config.output_bias;
   config.qk_norm = set("qk_norm");
   config.tied_head = set("tie_word_embeddings");
+  read_activation(value("hidden_act"), config);
   give_each_layer_a_kind(config);
   if (const AttributeValue listed = value("no_rope_layers"); !is_absent(listed))
     read_no_rope_layers(errors, listed, config);
@@ -249,6 +271,11 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   const auto add = [&](const char* key, bool wanted, const AttributeValue& value) {
     if (wanted) values.emplace_back(key, value);
   };
+  for (const auto& [name, activation] : activations)
+    if (activation == config.hidden_act) {
+      add("hidden_act", activation != GateActivation::silu, std::string(name));
+      break;
+    }
   add("attention_bias", config.output_bias, int64_t{1});
   add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
   add("qk_norm", config.qk_norm, int64_t{1});

@@ -1,6 +1,6 @@
 #pragma once
-// Reads the features of a model from its configuration: biases, norms of queries and keys, and
-// differences between layers. Hugging Face's config.json states them by the kind of model and by
+// Reads the features of a model from its configuration: activations, biases, norms of queries and
+// keys, and differences between layers. Hugging Face's config.json states them by the kind of model and by
 // keys, gyre/model by attributes.
 
 #include <functional>
@@ -43,10 +43,14 @@ const ModelFamily* find_family(const h5::AttributeValue& model_type);
 /// "llama, mistral, ..."
 std::string family_names();
 
+/// Values of 'hidden_act' that can be computed.
+std::vector<std::string> activation_names();
+
 /// Names of the keys of a config.json that read_features() reads.
 inline constexpr const char* feature_keys[] = {
     "model_type",     "attention_bias",     "no_rope_layers",    "no_rope_layer_interval",
-    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types"};
+    "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
+    "hidden_act"};
 /// Sets the features of `config` from a config.json. Its num_hidden_layers must be set.
 void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                    ModelConfig& config);
@@ -60,7 +64,8 @@ inline constexpr const char* feature_attributes[] = {"qkv_bias",
                                                      "sliding_window",
                                                      "use_sliding_window",
                                                      "max_window_layers",
-                                                     "layer_types"};
+                                                     "layer_types",
+                                                     "hidden_act"};
 /// Sets the features of `config` from attributes of gyre/model. Its num_hidden_layers must be set.
 void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);
 /// Adds an error if 'model_type' of a gyre/model is not known, or has features that `config` lacks.

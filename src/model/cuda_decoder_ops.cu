@@ -189,13 +189,13 @@ __global__ void __launch_bounds__(threads)
   }
 }
 
-template <int n, class T>
-__global__ void __launch_bounds__(threads) silu_multiply_kernel(Rows<T> gate, Rows<const T> up) {
+template <GateActivation activation, int n, class T>
+__global__ void __launch_bounds__(threads) gate_multiply_kernel(Rows<T> gate, Rows<const T> up) {
   for (int64_t c = first_element<n>(); c < gate.cols; c += threads * n) {
     Values<n> product = load<n>(gate.mine() + c);
     const Values<n> factor = load<n>(up.mine() + c);
     GYRE_UNROLL for (int i = 0; i < n; ++i) product.of[i] =
-        silu_product(product.of[i], factor.of[i]);
+        activated<activation>(product.of[i]) * factor.of[i];
     store<n>(gate.mine() + c, product);
   }
 }
@@ -258,6 +258,19 @@ void by_type(DType type, F f) {
     f(bf16());
   else
     f(float());
+}
+
+/// Calls f(activation), a constant.
+template <class F>
+void by_activation(GateActivation activation, F f) {
+  switch (activation) {
+    case GateActivation::silu:
+      return f(std::integral_constant<GateActivation, GateActivation::silu>());
+    case GateActivation::gelu:
+      return f(std::integral_constant<GateActivation, GateActivation::gelu>());
+    case GateActivation::gelu_tanh:
+      return f(std::integral_constant<GateActivation, GateActivation::gelu_tanh>());
+  }
 }
 
 class CudaDecoderOps final : public DecoderOps {
@@ -353,11 +366,14 @@ class CudaDecoderOps final : public DecoderOps {
       });
     });
   }
-  void silu_multiply(MatrixRef gate, ConstMatrixRef up) override {
+  void gate_multiply(MatrixRef gate, ConstMatrixRef up, GateActivation activation) override {
     check_rows(up, gate.rows, gate.cols);
-    by_width(is_wide(gate) && is_wide(up), [&](auto n) {
-      by_type(gate.type, [&]<class T>(T) {
-        launch(for_each_row(gate), silu_multiply_kernel<n(), T>, rows_of<T>(gate), rows_of<T>(up));
+    by_activation(activation, [&](auto f) {
+      by_width(is_wide(gate) && is_wide(up), [&](auto n) {
+        by_type(gate.type, [&]<class T>(T) {
+          launch(for_each_row(gate), gate_multiply_kernel<f(), n(), T>, rows_of<T>(gate),
+                 rows_of<T>(up));
+        });
       });
     });
   }

@@ -214,8 +214,8 @@ void Decoder::run(const decoder_step::Attention& /*step*/, int64_t /*layer*/, Wo
   out = rounded;
 }
 
-void Decoder::run(const decoder_step::SiluMultiply& /*step*/, int64_t /*layer*/, Workspace& w) {
-  ops_->silu_multiply(w.at(Activation::gate), w.at(Activation::up));
+void Decoder::run(const decoder_step::GateMultiply& step, int64_t /*layer*/, Workspace& w) {
+  ops_->gate_multiply(w.at(Activation::gate), w.at(Activation::up), step.activation);
 }
 
 void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Workspace& w) {

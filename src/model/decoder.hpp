@@ -100,7 +100,7 @@ class Decoder {
   void run(const decoder_step::HeadNorm& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Rope& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Attention& step, int64_t layer, Workspace& w);
-  void run(const decoder_step::SiluMultiply& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::GateMultiply& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Again& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Score& step, int64_t layer, Workspace& w);
   /// Makes the executors of a bin's plans. They share arrays, so only one may run at a time.

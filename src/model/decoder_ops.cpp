@@ -126,11 +126,11 @@ class HostDecoderOps final : public DecoderOps {
           },
           x);
   }
-  void silu_multiply(MatrixRef gate, ConstMatrixRef up) override {
+  void gate_multiply(MatrixRef gate, ConstMatrixRef up, GateActivation activation) override {
     in_f32(
         few_rows,
-        [](int64_t, MatrixView<float> to, MatrixView<const float> factor) {
-          gyre::silu_multiply(to, factor, to);
+        [&](int64_t, MatrixView<float> to, MatrixView<const float> factor) {
+          gyre::gate_multiply(activation, to, factor, to);
         },
         gate, up);
   }

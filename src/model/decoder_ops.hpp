@@ -7,12 +7,12 @@
 //     add_bias        x <- x + bias                    one pass
 //     head_norm       x <- rms_norm(x) · weight        of each head, one pass
 //     rope            q, k rotated in place            one pass, angles once for all heads
-//     silu_multiply   gate <- silu(gate) · up          one pass
+//     gate_multiply   gate <- activation(gate) · up    one pass
 //
 // Matrices are f32 or bf16; arithmetic is f32, and each result is rounded once to the type of its
 // matrix. The host uses elementwise.hpp and gemm.hpp on blocks of rows that are widened to f32; a
 // device uses cuda_decoder_ops.cu and cuda_gemm.hpp. All but linear are bound by memory bandwidth.
-// Elements read and written per element: add_rms_norm 4 (2 without y), silu_multiply and add 3,
+// Elements read and written per element: add_rms_norm 4 (2 without y), gate_multiply and add 3,
 // add_bias, head_norm, rope, embed and convert 2.
 
 #include <cstdint>
@@ -20,6 +20,7 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
+#include "core/model_config.hpp"
 #include "model/rotary.hpp"
 #include "runtime/stream.hpp"
 
@@ -54,8 +55,8 @@ class DecoderOps {
   /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim], of the same type, in
   /// place by the positions of the slots; see apply_rope.
   virtual void rope(MatrixRef q, MatrixRef k, int64_t head_dim, const Rotary& rotary) = 0;
-  /// gate <- silu(gate) · up, both [slots, columns] of the same type.
-  virtual void silu_multiply(MatrixRef gate, ConstMatrixRef up) = 0;
+  /// gate <- activation(gate) · up, both [slots, columns] of the same type.
+  virtual void gate_multiply(MatrixRef gate, ConstMatrixRef up, GateActivation activation) = 0;
 };
 
 /// Operations for the stream's memory space. The stream must outlive them.

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numbers>
 
 #include "core/dot.hpp"
 #include "logprobs/reference.hpp"
@@ -128,6 +129,12 @@ Matrix attention(const ModelConfig& c, const LayerWeights& weights, const LayerK
   return out;
 }
 
+double activated(GateActivation activation, double x) {
+  if (activation == GateActivation::silu) return x / (1 + std::exp(-x));
+  if (activation == GateActivation::gelu) return x / 2 * (1 + std::erf(x / std::sqrt(2)));
+  return x / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
+}
+
 void apply_layer(const ModelConfig& c, const LayerWeights& weights, const LayerKind& kind,
                  size_t tokens, Matrix& x) {
   const size_t hidden = c.hidden_size, inner = c.intermediate_size;
@@ -136,7 +143,7 @@ void apply_layer(const ModelConfig& c, const LayerWeights& weights, const LayerK
   const Matrix h = rms_norm(x, weights(Weight::mlp_norm), c.rms_norm_eps, hidden);
   Matrix gate = product(h, weights(Weight::w_gate), tokens, hidden, inner);
   const Matrix up = product(h, weights(Weight::w_up), tokens, hidden, inner);
-  for (size_t i = 0; i < gate.size(); ++i) gate[i] = gate[i] / (1.0 + std::exp(-gate[i])) * up[i];
+  for (size_t i = 0; i < gate.size(); ++i) gate[i] = activated(c.hidden_act, gate[i]) * up[i];
   add(x, product(gate, weights(Weight::w_down), tokens, inner, hidden));
 }
 

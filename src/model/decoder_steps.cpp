@@ -23,8 +23,8 @@ std::vector<DecoderOperation> layer_operations(const ModelConfig& config, int64_
              AllReduce{A::partial, "attention output all-reduce"}});
   add(config.output_bias, {AddBias{W::bo, A::partial}});
   add(true, {Norm{W::mlp_norm, true}, Linear{A::h, W::w_gate, A::gate},
-             Linear{A::h, W::w_up, A::up}, SiluMultiply{}, Linear{A::gate, W::w_down, A::partial},
-             AllReduce{A::partial, "MLP all-reduce"}});
+             Linear{A::h, W::w_up, A::up}, GateMultiply{config.hidden_act},
+             Linear{A::gate, W::w_down, A::partial}, AllReduce{A::partial, "MLP all-reduce"}});
   return all;
 }
 

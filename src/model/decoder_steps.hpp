@@ -16,7 +16,7 @@
 //     AddBias      partial                           if output_bias
 //     Norm         x += partial,  h <- rms_norm(x) · mlp_norm
 //     Linear       gate <- h · w_gate,  up <- h · w_up
-//     SiluMultiply gate <- silu(gate) · up
+//     GateMultiply gate <- hidden_act(gate) · up
 //     Linear       partial <- gate · w_down          AllReduce partial
 //     Norm         x += partial,  h <- rms_norm(x) · final_norm
 //     Again        h grows by a copy of the row of each slot that predicts several tokens
@@ -103,7 +103,10 @@ struct HeadNorm {
 };
 struct Rope {};
 struct Attention {};
-struct SiluMultiply {};
+/// gate <- activation(gate) · up
+struct GateMultiply {
+  GateActivation activation = GateActivation::silu;
+};
 /// Appends copies of the rows of h that are scored more than once (LocalBatch::again): from here on
 /// h has one row per prediction.
 struct Again {};
@@ -117,7 +120,7 @@ struct Score {
 using DecoderOperation =
     std::variant<decoder_step::Embed, decoder_step::AllReduce, decoder_step::Norm,
                  decoder_step::Linear, decoder_step::AddBias, decoder_step::HeadNorm,
-                 decoder_step::Rope, decoder_step::Attention, decoder_step::SiluMultiply,
+                 decoder_step::Rope, decoder_step::Attention, decoder_step::GateMultiply,
                  decoder_step::Again, decoder_step::Score>;
 
 struct DecoderStep {

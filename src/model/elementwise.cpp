@@ -11,6 +11,7 @@
 
 #include "core/error.hpp"
 #include "core/index.hpp"
+#include "model/elementwise_math.hpp"
 #include "runtime/exp-inl.hpp"
 
 HWY_BEFORE_NAMESPACE();
@@ -79,16 +80,50 @@ void rms_norm_row(const float* x, const float* weight, float eps, float* out, in
             [&](V v, V w) HWY_ATTR { return hn::Mul(hn::Mul(v, scale), w); });
 }
 
-void silu_multiply_row(const float* gate, const float* up, float* out, int64_t count) {
-  const F f;
+/// x · sigmoid(s), see elementwise_math.hpp.
+HWY_INLINE V times_sigmoid(F f, V x, V s) {
   const V one = hn::Set(f, 1.0F);
-  transform(gate, up, out, count, [&](V g, V u) HWY_ATTR {
-    // With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e) for g >= 0 and e / (1 +
-    // e) for g < 0.
-    const V e = exp_f32(f, hn::Neg(hn::Abs(g)));
-    const V numerator = hn::IfThenElse(hn::Lt(g, hn::Zero(f)), e, one);
-    return hn::Mul(hn::Mul(g, hn::Div(numerator, hn::Add(one, e))), u);
-  });
+  const V e = exp_f32(f, hn::Neg(hn::Abs(s)));
+  const V numerator = hn::IfThenElse(hn::Lt(s, hn::Zero(f)), e, one);
+  return hn::Mul(x, hn::Div(numerator, hn::Add(one, e)));
+}
+
+HWY_INLINE V gelu_tanh(F f, V x) {
+  const V factor =
+      hn::MulAdd(hn::Mul(x, x), hn::Set(f, gelu_tanh_third), hn::Set(f, gelu_tanh_first));
+  return times_sigmoid(f, x, hn::Mul(x, factor));
+}
+
+/// x · Φ(x). Φ(x) is h for x < 0 and 1 - h for x >= 0, where h = Φ(-|x|) = exp(-x²/2) · t · q(t)
+/// and t = 1 / (1 + 0.34 |x|). q is a minimax polynomial (relative error 3e-8 for |x| < 14, beyond
+/// which h is 0 in f32).
+HWY_INLINE V gelu(F f, V x) {
+  const V one = hn::Set(f, 1.0F);
+  const V t = hn::Div(one, hn::MulAdd(hn::Abs(x), hn::Set(f, 0.34F), one));
+  constexpr float coefficients[] = {1.35620505e-1F,  1.36112198e-1F,  1.15197651e-1F,
+                                    1.15359195e-1F,  -4.47185412e-2F, 2.02182814e-1F,
+                                    -2.73132890e-1F, 1.39499575e-1F,  -2.61204913e-2F};
+  V q = hn::Zero(f);
+  for (int i = 8; i >= 0; --i) q = hn::MulAdd(q, t, hn::Set(f, coefficients[i]));
+  const V e = exp_f32(f, hn::Mul(hn::Mul(x, x), hn::Set(f, -0.5F)));
+  const V h = hn::Mul(hn::Mul(e, t), q);
+  return hn::Mul(x, hn::IfThenElse(hn::Lt(x, hn::Zero(f)), h, hn::Sub(one, h)));
+}
+
+void gate_multiply_row(GateActivation activation, const float* gate, const float* up, float* out,
+                       int64_t count) {
+  const F f;
+  switch (activation) {
+    case GateActivation::silu:
+      return transform(gate, up, out, count,
+                       [&](V g, V u) HWY_ATTR { return hn::Mul(times_sigmoid(f, g, g), u); });
+    case GateActivation::gelu:
+      return transform(gate, up, out, count,
+                       [&](V g, V u) HWY_ATTR { return hn::Mul(gelu(f, g), u); });
+    case GateActivation::gelu_tanh:
+      return transform(gate, up, out, count,
+                       [&](V g, V u) HWY_ATTR { return hn::Mul(gelu_tanh(f, g), u); });
+  }
 }
 
 void add_row(float* x, const float* y, int64_t count) {
@@ -142,7 +177,7 @@ HWY_AFTER_NAMESPACE();
 namespace gyre {
 namespace {
 HWY_EXPORT(rms_norm_row);
-HWY_EXPORT(silu_multiply_row);
+HWY_EXPORT(gate_multiply_row);
 HWY_EXPORT(add_row);
 HWY_EXPORT(add_angles);
 HWY_EXPORT(rotate_row);
@@ -235,12 +270,13 @@ void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
   }
 }
 
-void silu_multiply(MatrixView<const float> gate, MatrixView<const float> up,
-                   MatrixView<float> out) {
+void gate_multiply(GateActivation activation, MatrixView<const float> gate,
+                   MatrixView<const float> up, MatrixView<float> out) {
   check_same_shape(gate, up);
   check_same_shape(gate, out);
-  const auto multiply = HWY_DYNAMIC_DISPATCH(silu_multiply_row);
-  for (int64_t r = 0; r < gate.rows; ++r) multiply(gate.row(r), up.row(r), out.row(r), gate.cols);
+  const auto multiply = HWY_DYNAMIC_DISPATCH(gate_multiply_row);
+  for (int64_t r = 0; r < gate.rows; ++r)
+    multiply(activation, gate.row(r), up.row(r), out.row(r), gate.cols);
 }
 
 void add_in_place(MatrixView<float> x, MatrixView<const float> y) {

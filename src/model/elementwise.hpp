@@ -5,6 +5,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/model_config.hpp"
 #include "core/view.hpp"
 #include "model/rotary.hpp"
 
@@ -22,9 +23,13 @@ void rms_norm(MatrixView<const float> x, std::span<const float> weight, float ep
 void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
                 std::span<const int32_t> positions);
 
-/// out = silu(gate) · up, element-wise; silu(g) = g / (1 + e^-g). All [tokens, columns]; out may be
-/// gate.
-void silu_multiply(MatrixView<const float> gate, MatrixView<const float> up, MatrixView<float> out);
+/// out = f(gate) · up, element-wise. All [tokens, columns]; out may be gate. f(x) is
+///
+///     silu         x / (1 + e^-x)
+///     gelu         x · Φ(x) = x/2 · (1 + erf(x / √2))
+///     gelu_tanh    x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))
+void gate_multiply(GateActivation activation, MatrixView<const float> gate,
+                   MatrixView<const float> up, MatrixView<float> out);
 
 /// x += y. Both [tokens, columns].
 void add_in_place(MatrixView<float> x, MatrixView<const float> y);

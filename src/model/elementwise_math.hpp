@@ -7,6 +7,7 @@
 #include <numbers>
 
 #include "core/host_device.hpp"
+#include "core/model_config.hpp"
 
 namespace gyre {
 
@@ -15,11 +16,29 @@ GYRE_HOST_DEVICE inline float rms_scale(float sum_of_squares, int64_t columns, f
   return 1.0F / std::sqrt(sum_of_squares / static_cast<float>(columns) + eps);
 }
 
-/// silu(gate) · up. With e = exp(-|g|) nothing overflows: 1 / (1 + e^-g) is 1 / (1 + e) for g >= 0
-/// and e / (1 + e) for g < 0.
-GYRE_HOST_DEVICE inline float silu_product(float gate, float up) {
-  const float e = std::exp(-std::fabs(gate));
-  return gate * ((gate < 0 ? e : 1.0F) / (1.0F + e)) * up;
+/// gelu_tanh(x) = x · sigmoid(s), because (1 + tanh(s/2)) / 2 = sigmoid(s), with s = x · (first +
+/// third · x²).
+inline constexpr float gelu_tanh_first = 1.5957691216F;  // 2·√(2/π)
+inline constexpr float gelu_tanh_third = 0.0713548163F;  // 0.044715 of that
+
+/// x · sigmoid(s). With e = exp(-|s|) nothing overflows: sigmoid(s) is 1 / (1 + e) for s >= 0 and
+/// e / (1 + e) for s < 0.
+GYRE_HOST_DEVICE inline float times_sigmoid(float x, float s) {
+  const float e = std::exp(-std::fabs(s));
+  return x * ((s < 0 ? e : 1.0F) / (1.0F + e));
+}
+
+/// The activation's value. gelu has the relative accuracy of erfc, also for large negative x.
+template <GateActivation activation>
+GYRE_HOST_DEVICE inline float activated(float x) {
+  if constexpr (activation == GateActivation::silu) {
+    return times_sigmoid(x, x);
+  } else if constexpr (activation == GateActivation::gelu_tanh) {
+    return times_sigmoid(x, x * (gelu_tanh_first + gelu_tanh_third * x * x));
+  } else {
+    constexpr float sqrt_half = 0.70710678F;
+    return 0.5F * x * std::erfc(-sqrt_half * x);
+  }
 }
 
 inline constexpr double full_turn = 2 * std::numbers::pi;

@@ -30,7 +30,7 @@ class WorkCounter {
     const auto turned = static_cast<double>(config_.rotary_width());
     return {.bytes = whole.bytes * turned / static_cast<double>(config_.head_dim)};
   }
-  StepWork operator()(const SiluMultiply&) const {
+  StepWork operator()(const GateMultiply&) const {
     return memory(2 * bytes(A::gate) + bytes(A::up));
   }
   StepWork operator()(const Score&) const {

@@ -57,7 +57,7 @@ double measure_elementwise(const CalibratedBackend& b, DecoderOps& ops) {
     ops.add_rms_norm(x.matrix(slots, columns), y.matrix(slots, columns), weight.data(), 1e-5F,
                      h.matrix(slots, columns));
     ops.rope(x.matrix(slots, columns), h.matrix(slots, columns), head_dim, rotary);
-    ops.silu_multiply(h.matrix(slots, columns), y.matrix(slots, columns));
+    ops.gate_multiply(h.matrix(slots, columns), y.matrix(slots, columns), GateActivation::silu);
   });
   constexpr double bytes_of_element = 16 + 2 * 8 + 12;
   return bytes_of_element * slots * columns / seconds;

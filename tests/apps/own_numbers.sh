@@ -215,7 +215,7 @@ def dataset(path, like):
     return lambda group: group.__setitem__(path, group[like][()])
 model("scaled.h5", attribute("rope_scaling", "linear"))
 model("sliding.h5", attribute("sliding_window", 64))
-model("gelu.h5", attribute("hidden_act", "gelu"))
+model("relu.h5", attribute("hidden_act", "relu"))
 model("silu.h5", attribute("hidden_act", "silu"))
 model("norms.h5", dataset("layers/0/q_norm", "layers/0/attn_norm"))
 model("biases.h5", dataset("layers/1/bq", "layers/0/attn_norm"))
@@ -240,7 +240,7 @@ while read -r model what; do
   expect 2 "$what" "${mpi[@]}" 2 "$pipeline" --input "$docs" --model "$model" $quick
 done <<'MODELS'
 scaled.h5 'rope_scaling' is 'linear'
-gelu.h5 'hidden_act' is 'gelu'
+relu.h5 'hidden_act' is 'relu'
 norms.h5 dataset '/model/layers/0/q_norm' is none of this decoder
 biases.h5 dataset '/model/layers/1/bq' is none of this decoder
 deep.h5 dataset '/model/layers/2/wq' is none of this decoder

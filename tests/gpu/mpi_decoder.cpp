@@ -242,6 +242,7 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
                          .attention_factor = 1.25};
   config.qkv_bias = config.output_bias = config.qk_norm = config.tied_head = true;
   config.layer_kinds = {{.rotary = false}, {.window = 5}};
+  config.hidden_act = GateActivation::gelu;
   const Documents documents = ragged_documents(config);
   expect_right(
       documents, config, twin_of(documents, config),

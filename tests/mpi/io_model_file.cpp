@@ -169,6 +169,9 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
             [](hid_t file) { add_text(file, "layer_types", R"(["full_attention", "linear"])"); }},
            {"'attn_logit_softcapping' is 30, which means another decoder; wanted: 0 or false",
             [](hid_t file) { add_attribute(file, "attn_logit_softcapping", 30); }},
+           {"'hidden_act' is 'gelu_10', which means another decoder; wanted: silu or swish or gelu "
+            "or gelu_pytorch_tanh or gelu_new or gelu_fast, or leave it out",
+            [](hid_t file) { add_text(file, "hidden_act", "gelu_10"); }},
            {"'/model/layers/0/q_norm' is none of this decoder's tensors",
             add_dataset("/model/layers/0/q_norm")},
            {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers without qkv_bias",
@@ -241,6 +244,18 @@ TEST(ModelFile, RotaryScaling) {
               (0.2 * std::log(4.0) + 1) / (0.1 * std::log(4.0) + 1), 1e-15);
   const ModelConfig none = config_with([](hid_t file) { add_text(file, "rope_scaling", "null"); });
   EXPECT_EQ(none.rope_scaling, RopeScaling());
+}
+
+TEST(ModelFile, ActivationOfTheGate) {
+  for (const auto& [name, activation] : {std::pair("silu", GateActivation::silu),
+                                         {"swish", GateActivation::silu},
+                                         {"gelu", GateActivation::gelu},
+                                         {"gelu_pytorch_tanh", GateActivation::gelu_tanh},
+                                         {"gelu_new", GateActivation::gelu_tanh},
+                                         {"gelu_fast", GateActivation::gelu_tanh}})
+    EXPECT_EQ(config_with([&](hid_t file) { add_text(file, "hidden_act", name); }).hidden_act,
+              activation)
+        << name;
 }
 
 TEST(ModelFile, Windows) {

@@ -205,6 +205,23 @@ TEST(Scoring, BiasesAndNormsOfHeadsOnEveryGrid) {
     expect_right(documents, config, twin, setup_of(grid));
 }
 
+TEST(Scoring, ActivationsOfTheGateOnEveryGrid) {
+  ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  TwinScores other = twin_scores(documents, config);
+  for (const GateActivation activation : {GateActivation::gelu, GateActivation::gelu_tanh}) {
+    config.hidden_act = activation;
+    const TwinScores twin = twin_scores(documents, config);
+    double difference = 0;
+    for (size_t i = 0; i < twin.logprob.size(); ++i)
+      difference = std::max(difference, std::abs(twin.logprob[i] - other.logprob[i]));
+    EXPECT_GT(difference, 10 * tolerance);
+    for (const GridShape& grid : all_grids(config))
+      expect_right(documents, config, twin, setup_of(grid));
+    other = twin;
+  }
+}
+
 // All pairs where every rank is a context-parallel one, and with two tensor-parallel ranks.
 TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   const bool poisoned = poison_new_buffers(true);

@@ -346,6 +346,17 @@ def test_windows_of_families(scratch):
         expect_refusal(folder(scratch, f"no_window{i}", good, config), needle)
 
 
+def test_activations(scratch):
+    arrays = weights()
+    tanh = "gelu_pytorch_tanh"
+    names = {"silu": None, "swish": None, "gelu": "gelu", tanh: tanh, "gelu_new": tanh, "gelu_fast": tanh}
+    for name, stored in names.items():
+        path = folder(scratch, name, safetensors_of(arrays), {"hidden_act": name})
+        expect_model(path, arrays)
+        with h5py.File(path.with_suffix(".h5")) as file:
+            assert file["model"].attrs.get("hidden_act") == stored, name
+
+
 def test_features_that_a_family_does_not_have(scratch):
     good = safetensors_of(weights())
     bias = {"model.layers.0.self_attn.q_proj.bias": ("F32", (64,), bytes(256), None)}

@@ -6,6 +6,7 @@
 
 #include <cmath>
 #include <limits>
+#include <numbers>
 #include <random>
 
 #include "backend_test.hpp"
@@ -135,35 +136,56 @@ TEST_P(DecoderOpsTest, Additions) {
   });
 }
 
-TEST_P(DecoderOpsTest, SiluOfTheGateTimesUp) {
+/// An activation function, and a bound of its condition number.
+struct GateFunction {
+  GateActivation activation;
+  double (*value)(double x);
+  double (*condition)(double x);
+};
+inline const GateFunction gate_functions[] = {
+    {GateActivation::silu, [](double x) { return x / (1 + std::exp(-x)); },
+     [](double x) { return 1 + std::abs(x); }},
+    {GateActivation::gelu, [](double x) { return x / 2 * std::erfc(-x / std::sqrt(2)); },
+     [](double x) { return 1 + x * x; }},
+    // (1 + tanh(u)) / 2 is 1 / (1 + exp(-2u)), which keeps its digits where tanh(u) is near -1.
+    {GateActivation::gelu_tanh,
+     [](double x) {
+       const double u = std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x);
+       return x / (1 + std::exp(-2 * u));
+     },
+     [](double x) { return 1 + std::abs(1.6 * x + 0.22 * x * x * x); }},
+};
+
+TEST_P(DecoderOpsTest, ActivationsOfTheGateTimesUp) {
   on_every_target([&] {
-    for (const int64_t cols : columns_)
-      for (const double size : {1.0, 10.0, 30.0}) {
-        Rows gate = random(3, cols, 1, size);
-        const Rows up = random(3, cols, 2);
-        const auto want = [&](int64_t r, int64_t c) {
-          const double g = gate.at(r, c);
-          return g / (1 + std::exp(-g)) * up.at(r, c);
-        };
-        ops().silu_multiply(gate.view(), up.view());
-        expect(gate, want, [&](int64_t r, int64_t c) {
-          // 1 + |g| bounds the condition number of silu; below 1e-37 f32 has
-          // fewer digits.
-          return rounding(1) * std::abs(want(r, c)) * (1 + std::abs(gate.at(r, c))) + 1e-37;
-        });
-      }
+    for (const GateFunction& function : gate_functions)
+      for (const int64_t cols : columns_)
+        for (const double size : {1e-20, 1e-3, 1.0, 10.0, 30.0}) {
+          Rows gate = random(3, cols, 1, size);
+          const Rows up = random(3, cols, 2);
+          const auto want = [&](int64_t r, int64_t c) {
+            return function.value(gate.at(r, c)) * up.at(r, c);
+          };
+          ops().gate_multiply(gate.view(), up.view(), function.activation);
+          expect(gate, want, [&](int64_t r, int64_t c) {
+            // Below 1e-37 f32 has fewer digits.
+            return rounding(1) * std::abs(want(r, c)) * function.condition(gate.at(r, c)) + 1e-37;
+          });
+        }
   });
 }
 
-TEST_P(DecoderOpsTest, SiluOfExtremes) {
-  const double values[] = {-1e4, -88, 0, 88, 1e4, NAN};
-  Rows gate = make(1, 6, [&](int64_t, int64_t c) { return values[c]; });
-  const Rows up = make(1, 6, [](int64_t, int64_t) { return 1; });
-  ops().silu_multiply(gate.view(), up.view());
-  const std::vector<float> got = to_host(gate.memory);
-  EXPECT_NEAR(got[1], 0, 1e-36);
-  for (const int64_t c : {0, 2, 3, 4}) EXPECT_EQ(got[c], std::max(values[c], 0.0));
-  EXPECT_TRUE(std::isnan(got[5]));
+TEST_P(DecoderOpsTest, ActivationsOfExtremes) {
+  const double values[] = {-1e30, -1e4, -88, 0, 88, 1e4, 1e30, NAN};
+  for (const GateFunction& function : gate_functions) {
+    Rows gate = make(1, 8, [&](int64_t, int64_t c) { return values[c]; });
+    const Rows up = make(1, 8, [](int64_t, int64_t) { return 1; });
+    ops().gate_multiply(gate.view(), up.view(), function.activation);
+    const std::vector<float> got = to_host(gate.memory);
+    EXPECT_NEAR(got[2], 0, 1e-36);
+    for (const int64_t c : {0, 1, 3, 4, 5, 6}) EXPECT_EQ(got[c], gate.at(0, std::max(c, 3L)));
+    EXPECT_TRUE(std::isnan(got[7]));
+  }
 }
 
 TEST_P(DecoderOpsTest, QueriesAndKeysRotateByTheirPositions) {
@@ -307,7 +329,9 @@ TEST_P(DecoderOpsTest, Bf16MatricesHoldTheRoundedResultsOfF32Matrices) {
     check("rope", cols, 0, [&](All m, const float*) {
       ops().rope(m[0], m[1], head_dim, plain_rotary(head_dim, 1e4));
     });
-    check("silu", cols, 0, [&](All m, const float*) { ops().silu_multiply(m[0], m[1]); });
+    for (const GateFunction& function : gate_functions)
+      check("gate", cols, 0,
+            [&](All m, const float*) { ops().gate_multiply(m[0], m[1], function.activation); });
     check("product", cols, 1e-3, [&](All m, const float*) {
       ops().linear(m[0].columns_from(0, 16), m[1].rows_from(0, 16), m[2]);
     });
@@ -352,7 +376,7 @@ TEST_P(DecoderOpsTest, NoRowsAreNothingToDo) {
   ops().add_bias(none.view(), w.memory.data());
   ops().head_norm(none.view(), 4, w.memory.data(), 1e-5F);
   ops().rope(none.view(), none.view(), 8, plain_rotary(8, 1e4));
-  ops().silu_multiply(none.view(), none.view());
+  ops().gate_multiply(none.view(), none.view(), GateActivation::gelu);
   stream().synchronize();
 }
 

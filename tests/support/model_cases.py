@@ -47,6 +47,8 @@ CASES = {
     "llama-3": ({"rope_scaling": LLAMA3, "tie_word_embeddings": True}, ("rope_scaling",)),
     "llama-yarn": ({"rope_scaling": YARN}, ("rope_scaling",)),
     "llama-yarn-ramp": ({"rope_scaling": YARN_RAMP}, ("rope_scaling",)),
+    "llama-gelu": ({"hidden_act": "gelu"}, ("hidden_act",)),
+    "llama-gelu-tanh": ({"hidden_act": "gelu_pytorch_tanh"}, ("hidden_act",)),
     "llama-bias": ({"attention_bias": True}, ("attention_bias",)),
     "qwen2": ({"model_type": "qwen2", "num_key_value_heads": 4, "rms_norm_eps": None}, ()),
     "qwen3": (
