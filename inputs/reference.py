@@ -141,8 +141,11 @@ def rope(x, frequencies, factor):
     return np.concatenate(turned, axis=1)
 
 
-def attend(q, k, v, window=None):
-    """Causal softmax attention of one head, of the last `window` tokens: q, k, v [t, D] -> [t, D]."""
+def attend(q, k, v, window, sink):
+    """Causal softmax attention of one head, of the last `window` tokens: q, k, v [t, D] -> [t, D].
+
+    The sink is the score of one more key, whose value is 0.
+    """
     t, d = q.shape
     out = np.empty_like(q)
     for begin in range(0, t, QUERY_BLOCK):
@@ -150,8 +153,10 @@ def attend(q, k, v, window=None):
         score = q[begin:end] @ k[:end].T / np.sqrt(d)
         distance = np.arange(begin, end)[:, None] - np.arange(end)[None, :]
         score[(distance < 0) | (distance >= (window or t))] = -np.inf
-        weight = np.exp(score - score.max(axis=1, keepdims=True))
-        out[begin:end] = (weight @ v[:end]) / weight.sum(axis=1, keepdims=True)
+        top = np.maximum(score.max(axis=1, keepdims=True), sink)
+        weight = np.exp(score - top)
+        total = weight.sum(axis=1, keepdims=True) + np.exp(sink - top)
+        out[begin:end] = (weight @ v[:end]) / total
     return out
 
 
@@ -204,11 +209,12 @@ def forward(model, tokens):
         queries = heads_of(model, layer, h, model.heads, "wq", "bq", "q_norm")
         keys = list(heads_of(model, layer, h, model.kv_heads, "wk", "bk", "k_norm"))
         v = h @ w["wv"] + w.get("bv", 0.0)
+        sinks = w.get("sinks", np.full(model.heads, -np.inf))
         mixed = []
         for head, query in enumerate(queries):
             kv_head = head // (model.heads // model.kv_heads)
             values = v[:, kv_head * d : (kv_head + 1) * d]
-            mixed.append(attend(query, keys[kv_head], values, model.windows[layer]))
+            mixed.append(attend(query, keys[kv_head], values, model.windows[layer], sinks[head]))
         x = x + np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
         h = rms_norm(x, w["mlp_norm"], model.eps)
         x = x + (model.activation(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]

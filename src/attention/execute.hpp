@@ -71,8 +71,8 @@ class AttentionExecutor {
                     Communicator& group, BlockKernel& kernel, Stream& stream,
                     AttentionWorkspace& workspace, bool with_backward);
 
-  /// Sets learnable sinks [heads], one logit per query head; empty: no sinks. They must outlive the
-  /// executor.
+  /// Sets learnable sinks [heads], one logit per query head; empty: no sinks. They are in host
+  /// memory or the stream's and must outlive the executor. Later runs use them.
   void set_sinks(std::span<const float> sinks) { sinks_ = sinks; }
   Stream& stream() { return stream_; }
   /// Later runs add their spans to `trace`; null turns recording of spans off.

@@ -38,6 +38,7 @@ struct ModelConfig {
   bool output_bias = false;  ///< bias of attention's output projection
   bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before rotary embedding
   bool tied_head = false;    ///< the head's weight is the embedding
+  bool attention_sinks = false;  ///< a logit of each query head and layer, in the softmax alone
   std::vector<LayerKind> layer_kinds = {};  ///< [num_hidden_layers]; empty: all as the default
 
   int64_t rotary_width() const { return rotary_dim == 0 ? head_dim : rotary_dim; }
@@ -54,7 +55,8 @@ struct ModelConfig {
     const int64_t biases =
         (qkv_bias ? query_width() + 2 * kv_width() : 0) + (output_bias ? hidden_size : 0);
     const int64_t norms = 2 * hidden_size + (qk_norm ? 2 * head_dim : 0);
-    return num_hidden_layers * (attention + mlp + biases + norms) +
+    const int64_t sinks = attention_sinks ? num_attention_heads : 0;
+    return num_hidden_layers * (attention + mlp + biases + norms + sinks) +
            (tied_head ? 1 : 2) * vocab_padded * hidden_size + hidden_size;
   }
 };

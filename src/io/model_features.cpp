@@ -232,6 +232,7 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   config.qkv_bias = set("qkv_bias") || config.output_bias;
   config.qk_norm = set("qk_norm");
   config.tied_head = set("tie_word_embeddings");
+  config.attention_sinks = set("attention_sinks");
   read_activation(value("hidden_act"), config);
   give_each_layer_a_kind(config);
   if (const AttributeValue listed = value("no_rope_layers"); !is_absent(listed))

@@ -1,7 +1,7 @@
 #pragma once
 // Reads the features of a model from its configuration: activations, biases, norms of queries and
-// keys, and differences between layers. Hugging Face's config.json states them by the kind of model and by
-// keys, gyre/model by attributes.
+// keys, sinks, and differences between layers. Hugging Face's config.json states them by the kind
+// of model and by keys, gyre/model by attributes.
 
 #include <functional>
 #include <string>
@@ -65,7 +65,8 @@ inline constexpr const char* feature_attributes[] = {"qkv_bias",
                                                      "use_sliding_window",
                                                      "max_window_layers",
                                                      "layer_types",
-                                                     "hidden_act"};
+                                                     "hidden_act",
+                                                     "attention_sinks"};
 /// Sets the features of `config` from attributes of gyre/model. Its num_hidden_layers must be set.
 void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);
 /// Adds an error if 'model_type' of a gyre/model is not known, or has features that `config` lacks.

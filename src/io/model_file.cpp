@@ -47,11 +47,12 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
   for (const std::string& name : file.datasets_below(group))
     if (!known.contains(name))
       reader.errors().add(
-          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}), and would not be "
-          "read",
+          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{}), and would not "
+          "be read",
           group, name, config.num_hidden_layers, config.qkv_bias ? "" : " without qkv_bias",
           config.output_bias ? "" : ", without attention_bias",
           config.qk_norm ? "" : ", without qk_norm",
+          config.attention_sinks ? "" : ", without attention_sinks",
           config.tied_head ? ", with tie_word_embeddings" : "");
 }
 
@@ -167,6 +168,7 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
       add("q_norm", {c.head_dim});
       add("k_norm", {c.head_dim});
     }
+    if (c.attention_sinks) add("sinks", {c.num_attention_heads});
     add("wo", {q, c.hidden_size});
     if (c.output_bias) add("bo", {c.hidden_size});
     add("mlp_norm", {c.hidden_size});

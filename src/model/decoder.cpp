@@ -205,7 +205,8 @@ void Decoder::run(const decoder_step::Rope& /*step*/, int64_t /*layer*/, Workspa
   ops_->rope(w.at(Activation::q), w.at(Activation::k), config_.head_dim, rotary_);
 }
 
-void Decoder::run(const decoder_step::Attention& /*step*/, int64_t /*layer*/, Workspace& w) {
+void Decoder::run(const decoder_step::Attention& /*step*/, int64_t layer, Workspace& w) {
+  if (config_.attention_sinks) w.attention->set_sinks(weights_.of(Weight::sinks, layer).values());
   w.attentions.emplace_back(w.attention, w.attention->start(Pass::forward));
   MatrixRef& out = w.at(Activation::out);
   if (out.type == types_.activations) return;

@@ -5,9 +5,10 @@
 //
 // Context parallelism splits tokens: every rank runs its own slots, and only attention
 // communicates, as its plan says. Tensor parallelism (Shoeybi et al., arXiv 1909.08053) splits
-// heads, intermediate columns and vocabulary: wq, wk, wv, their biases, w_gate and w_up by columns,
-// wo, w_down, embed and head by rows. All-reduces after embed, wo and w_down sum the parts; x is
-// the same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV heads:
+// heads, intermediate columns and vocabulary: wq, wk, wv, their biases, sinks, w_gate and w_up by
+// columns, wo, w_down, embed and head by rows. All-reduces after embed, wo and w_down sum the
+// parts; x is the same on all ranks of a tensor-parallel group. Example, tp = 2, 8 heads over 4 KV
+// heads:
 //
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
 //     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)

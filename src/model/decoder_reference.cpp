@@ -67,9 +67,12 @@ void rotate(Matrix& x, size_t heads, size_t dim, const Rotary& rotary) {
 }
 
 /// Causal softmax(q·k / sqrt(dim))·v. Query head h reads key head h / (heads / kv_heads). A query
-/// sees the last `window` keys up to its own, or all of them if `window` is 0.
-Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, size_t heads,
-              size_t kv_heads, size_t dim, size_t window) {
+/// sees the last `window` keys up to its own, or all of them if `window` is 0. `sinks` [heads], if
+/// any, are logits of one more key of each head, whose value is 0.
+Matrix attend(const ModelConfig& c, const Matrix& q, const Matrix& k, const Matrix& v,
+              size_t window, std::span<const float> sinks) {
+  const size_t heads = c.num_attention_heads, kv_heads = c.num_key_value_heads;
+  const size_t dim = c.head_dim, tokens = q.size() / (heads * dim);
   Matrix out(q.size(), 0.0);
   std::vector<double> p(tokens);
   for (size_t t = 0; t < tokens; ++t) {
@@ -77,11 +80,12 @@ Matrix attend(const Matrix& q, const Matrix& k, const Matrix& v, size_t tokens, 
     for (size_t h = 0; h < heads; ++h) {
       const size_t g = h / (heads / kv_heads);
       const double* query = &q[(t * heads + h) * dim];
-      double top = -INFINITY, sum = 0;
+      double top = sinks.empty() ? -INFINITY : sinks[h], sum = 0;
       for (size_t j = first; j <= t; ++j) {
         p[j] = dot(query, &k[(j * kv_heads + g) * dim], dim) / std::sqrt(dim);
         top = std::max(top, p[j]);
       }
+      if (!sinks.empty()) sum = std::exp(sinks[h] - top);
       for (size_t j = first; j <= t; ++j) sum += p[j] = std::exp(p[j] - top);
       for (size_t j = first; j <= t; ++j)
         add_scaled(&out[(t * heads + h) * dim], p[j] / sum, &v[(j * kv_heads + g) * dim], dim);
@@ -123,8 +127,10 @@ Matrix attention(const ModelConfig& c, const LayerWeights& weights, const LayerK
     rotate(q, heads, dim, rotary);
     rotate(k, kv_heads, dim, rotary);
   }
-  Matrix out = product(attend(q, k, v, tokens, heads, kv_heads, dim, kind.window),
-                       weights(Weight::wo), tokens, q_width, hidden);
+  const std::span<const float> sinks =
+      c.attention_sinks ? weights(Weight::sinks) : std::span<const float>();
+  Matrix out =
+      product(attend(c, q, k, v, kind.window, sinks), weights(Weight::wo), tokens, q_width, hidden);
   if (c.output_bias) add_to_rows(out, weights(Weight::bo));
   return out;
 }

@@ -11,7 +11,7 @@
 //     AddBias      q, k, v                           if qkv_bias
 //     HeadNorm     q, k                              if qk_norm
 //     Rope         q, k                              in layers with rotary embedding
-//     Attention    out <- attention(q, k, v)
+//     Attention    out <- attention(q, k, v)         with sinks if attention_sinks
 //     Linear       partial <- out · wo               AllReduce partial
 //     AddBias      partial                           if output_bias
 //     Norm         x += partial,  h <- rms_norm(x) · mlp_norm
@@ -60,6 +60,7 @@ enum class Weight {
   bv,
   q_norm,  ///< [head_dim]
   k_norm,
+  sinks,  ///< [heads of the rank]
   wo,
   bo,
   mlp_norm,

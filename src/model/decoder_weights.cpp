@@ -130,7 +130,7 @@ class PartReader {
       return fmt::format("layers/{}/{}", layer_ - 1, leaf);
     };
     const int64_t q = width(Activation::q), kv = width(Activation::k);
-    const int64_t inner = width(Activation::gate);
+    const int64_t inner = width(Activation::gate), heads = c_.num_attention_heads / tp_;
     vector(Weight::attn_norm, name("attn_norm"), c_.hidden_size);
     columns(Weight::wq, name("wq"), q);
     matrix(Weight::wk, name("wk"), {0, c_.hidden_size, kv_begin(), kv});
@@ -144,6 +144,7 @@ class PartReader {
       vector(Weight::q_norm, name("q_norm"), c_.head_dim);
       vector(Weight::k_norm, name("k_norm"), c_.head_dim);
     }
+    if (c_.attention_sinks) vector(Weight::sinks, name("sinks"), heads, tp_rank_ * heads);
     rows(Weight::wo, name("wo"), q);
     if (c_.output_bias) vector(Weight::bo, name("bo"), c_.hidden_size);
     vector(Weight::mlp_norm, name("mlp_norm"), c_.hidden_size);

@@ -45,7 +45,8 @@ class WeightTensor {
   int64_t rows_ = 0, cols_ = 0;
 };
 
-/// Matrices are [in, out], except embed and head, [vocabulary, hidden]. Vectors (norms, biases) are always f32.
+/// Matrices are [in, out], except embed and head, [vocabulary, hidden]. Vectors (norms, biases,
+/// sinks) are always f32.
 class DecoderWeights {
  public:
   /// `layer` counts from 1; it is ignored for weights outside the layers. Precondition: the model

@@ -220,14 +220,15 @@ DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t lo
           .intermediate = config.intermediate_size,
           .vocab = config.vocab_size,
           .longest_document = longest_document,
-          .merges = merges};
+          .merges = merges,
+          .sinks = config.attention_sinks};
 }
 
 int64_t roundings_per_layer(const DecoderShape& shape) {
   const int64_t norms = 2 * shape.hidden;
   const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up
-  const int64_t attention =
-      shape.head_dim + shape.longest_document + roundings_per_merge * shape.merges;
+  const int64_t merges = shape.merges + (shape.sinks ? 1 : 0);
+  const int64_t attention = shape.head_dim + shape.longest_document + roundings_per_merge * merges;
   return norms + projections + attention + shape.attention_width + shape.intermediate + 1;
 }
 
@@ -235,7 +236,7 @@ int64_t narrow_roundings_per_layer(const DecoderShape& shape) {
   if (shape.activations != DType::bf16) return 0;
   constexpr int64_t stored = 20, matrices = 7;
   const int64_t summed = 2 * (shape.tp - 1);
-  return stored + summed + (shape.residual == DType::bf16 ? 2 : 0) +
+  return stored + summed + (shape.sinks ? 1 : 0) + (shape.residual == DType::bf16 ? 2 : 0) +
          (shape.rounded_weights ? matrices : 0);
 }
 

@@ -205,6 +205,7 @@ struct DecoderShape {
   int64_t tp = 1;      ///< ranks whose parts are added by all-reduces, in the type of activations
   DType activations = DType::f32;  ///< of weights and of all activations but the residual stream
   DType residual = DType::f32;
+  bool sinks = false;            ///< one more merge and rounding of attention's output
   bool rounded_weights = false;  ///< the reference has weights that are not rounded to bf16
 };
 

@@ -243,6 +243,7 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
   config.qkv_bias = config.output_bias = config.qk_norm = config.tied_head = true;
   config.layer_kinds = {{.rotary = false}, {.window = 5}};
   config.hidden_act = GateActivation::gelu;
+  config.attention_sinks = true;
   const Documents documents = ragged_documents(config);
   expect_right(
       documents, config, twin_of(documents, config),

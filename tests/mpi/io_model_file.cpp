@@ -179,6 +179,11 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
            {"there is no dataset '/model/layers/1/bv'; it must be float32 or float16 or bfloat16 "
             "[4]",
             [](hid_t file) { add_attribute(file, "qkv_bias", 1); }},
+           {"'/model/layers/1/sinks' is none of this decoder's tensors",
+            add_dataset("/model/layers/1/sinks")},
+           {"there is no dataset '/model/layers/0/sinks'; it must be float32 or float16 or "
+            "bfloat16 [4]",
+            [](hid_t file) { add_attribute(file, "attention_sinks", 1); }},
            {"there is no dataset '/model/layers/0/bo'; it must be float32 or float16 or bfloat16 "
             "[6]",
             [](hid_t file) { add_attribute(file, "attention_bias", 1); }},

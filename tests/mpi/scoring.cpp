@@ -162,7 +162,7 @@ TEST(Scoring, EveryGridEqualsTheSerialTwin) {
 TEST(Scoring, Bf16PassesAreNearTheTwinOfTheRoundedWeights) {
   const bool poisoned = poison_new_buffers(true);
   ModelConfig config = test::small_config();
-  config.qkv_bias = config.output_bias = config.qk_norm = true;
+  config.qkv_bias = config.output_bias = config.qk_norm = config.attention_sinks = true;
   const Documents documents = ragged_documents(config);
   const TwinScores twin = twin_scores(documents, config, DType::bf16);
   for (const GridShape& grid : all_grids(config))
@@ -306,6 +306,25 @@ TEST(Scoring, WindowsOfLayersEqualTheSerialTwin) {
       ++ran;
     }
   EXPECT_GT(ran, static_cast<int>((schedules().size() - 1) * layout_kinds().size()));
+  poison_new_buffers(poisoned);
+}
+
+// Layers with and without a window have plans of their own.
+TEST(Scoring, SinksOnEveryGridAndUnderEverySchedule) {
+  const bool poisoned = poison_new_buffers(true);
+  ModelConfig config = test::small_config();
+  config.layer_kinds = {{}, {.window = 5}};
+  const Documents documents = ragged_documents(config);
+  const TwinScores plain = twin_scores(documents, config);
+  config.attention_sinks = true;
+  const TwinScores twin = twin_scores(documents, config);
+  EXPECT_NE(twin.logprob, plain.logprob);
+  for (const GridShape& grid : all_grids(config))
+    expect_right(documents, config, twin, setup_of(grid));
+  for (const Schedule& schedule : schedules()) {
+    const ScoringSetup setup = setup_of({1, world().size(), 1}, "dual-chunk-swap", schedule.name);
+    if (refusal_of(documents, config, setup).empty()) expect_right(documents, config, twin, setup);
+  }
   poison_new_buffers(poisoned);
 }
 

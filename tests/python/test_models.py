@@ -44,6 +44,18 @@ def import_model(scratch, source):
     return model
 
 
+def make_model(scratch, name, config, arrays):
+    """The model file of a case: imported, and what no config.json asks for is added."""
+    ours = {key: config[key] for key in model_cases.OURS if key in config}
+    sinks = {n: a for n, a in arrays.items() if n.endswith("/sinks")}
+    theirs = {key: value for key, value in config.items() if key not in ours}
+    tensors = model_files.safetensors_of({n: a for n, a in arrays.items() if n not in sinks})
+    model = import_model(scratch, model_files.write_folder(scratch / name, theirs, tensors))
+    if ours:
+        model_files.add_to_model(model, ours, sinks)
+    return model
+
+
 def scores(scratch, model, *more, **grid):
     """Log-probabilities of gyre-pipeline; `more` of its options."""
     output = scratch / "scores.h5"
@@ -74,8 +86,7 @@ def test_models(scratch):
     for case, (_, features) in (model_cases.CASES | model_cases.NUMPY_ONLY).items():
         config = model_cases.config_of(case)
         arrays = model_cases.weights_of(config)
-        tensors = model_files.safetensors_of(arrays)
-        model = import_model(scratch, model_files.write_folder(scratch / case, config, tensors))
+        model = make_model(scratch, case, config, arrays)
         wanted = golden.get(case, by_numpy(model))
         expect_close(by_numpy(model), wanted, case, "NumPy")
         for grid in GRIDS:
@@ -89,9 +100,9 @@ def test_models(scratch):
             expect_close(scores(scratch, import_model(scratch, path)), wanted, case, "GGUF")
         for feature in features:
             without = {key: value for key, value in config.items() if key != feature}
-            fewer = model_files.safetensors_of({n: a for n, a in arrays.items() if n in model_cases.shapes(without)})
-            folder = model_files.write_folder(scratch / f"{case}-without-{feature}", without, fewer)
-            worst = np.abs(by_numpy(import_model(scratch, folder)) - wanted).max()
+            fewer = {n: a for n, a in arrays.items() if n in model_cases.shapes(without)}
+            changed = make_model(scratch, f"{case}-without-{feature}", without, fewer)
+            worst = np.abs(by_numpy(changed) - wanted).max()
             assert worst > MATTERS, (case, feature, worst)
         print(f"{case}: ok")
 

@@ -35,6 +35,7 @@ YARN_OF_ALL = {
 
 GGUF = ("llama", "llama-linear", "llama-3", "llama-yarn", "llama-bias", "qwen2", "qwen3")  # cases in that format
 
+OURS = ("attention_sinks",)  # keys of gyre/model that no config.json of these families has
 # What transformers has in none of these families: compared with inputs/reference.py alone.
 NUMPY_ONLY = {
     "partial": ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor",)),
@@ -49,6 +50,7 @@ CASES = {
     "llama-yarn-ramp": ({"rope_scaling": YARN_RAMP}, ("rope_scaling",)),
     "llama-gelu": ({"hidden_act": "gelu"}, ("hidden_act",)),
     "llama-gelu-tanh": ({"hidden_act": "gelu_pytorch_tanh"}, ("hidden_act",)),
+    "llama-sinks": ({"attention_sinks": True}, ("attention_sinks",)),
     "llama-bias": ({"attention_bias": True}, ("attention_bias",)),
     "qwen2": ({"model_type": "qwen2", "num_key_value_heads": 4, "rms_norm_eps": None}, ()),
     "qwen3": (
@@ -93,6 +95,8 @@ def shapes(config):
         of_layer |= {"bq": (q,), "bk": (kv,), "bv": (kv,)}
     if biases:
         of_layer["bo"] = (hidden,)
+    if config.get("attention_sinks"):
+        of_layer["sinks"] = (config["num_attention_heads"],)
     if family == "qwen3":
         of_layer |= {"q_norm": (dim,), "k_norm": (dim,)}
     found = {"embed": (VOCAB, hidden), "final_norm": (hidden,)}

@@ -3,6 +3,7 @@
 import json
 import struct
 
+import h5py
 import numpy as np
 
 LAYER_NAMES = {  # ours -> Hugging Face's, llama.cpp's
@@ -71,6 +72,15 @@ def safetensors_of(arrays, dtype="F32"):
         their_name(name, 0): (dtype, stored(name, a).shape, encoded(stored(name, a), dtype).tobytes(), None)
         for name, a in arrays.items()
     }
+
+
+def add_to_model(path, config, arrays):
+    """Adds attributes and tensors to a file of gyre/model."""
+    with h5py.File(path, "r+") as file:
+        file.attrs.pop("content_sha256", None)
+        file["model"].attrs.update({key: int(value) for key, value in config.items()})
+        for name, array in arrays.items():
+            file[f"model/{name}"] = array
 
 
 def write_folder(path, config, tensors):

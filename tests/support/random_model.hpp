@@ -33,6 +33,7 @@ inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std:
   if (leaf == "bq") return {1, c.query_width()};
   if (leaf == "bk" || leaf == "bv") return {1, c.kv_width()};
   if (leaf == "q_norm" || leaf == "k_norm") return {1, c.head_dim};
+  if (leaf == "sinks") return {1, c.num_attention_heads};
   if (leaf == "wo") return {c.query_width(), c.hidden_size};
   if (leaf == "w_gate" || leaf == "w_up") return {c.hidden_size, c.intermediate_size};
   if (leaf == "w_down") return {c.intermediate_size, c.hidden_size};
