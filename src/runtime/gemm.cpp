@@ -11,6 +11,7 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/gemm_tiles.hpp"
 
 // libxsmm is column-major. A row-major matrix is the transpose of the column-major one at the same
 // address. So c = a·b is computed as cᵀ [n, m] = bᵀ [n, k] · aᵀ [k, m], and nothing is transposed
@@ -27,18 +28,23 @@ namespace {
 // Loops, outermost first: groups of panels, depth, blocks of rows, panels of the group. A group
 // takes half of the L2 cache; a block of rows of a (at most 64 KiB) stays in the other half while
 // it meets the panels, so a is read from memory once per group instead of once per panel.
+//
+// On processors with multiply_tiles, blocks of 64 rows or more are packed and use it instead of
+// libxsmm. Its panels are deeper, so that c is read and written less often. The bits are the same.
 constexpr int64_t panel_columns = gemm_panel_columns;
-constexpr int64_t largest_depth = 256;
-constexpr int64_t row_block = 64;
+static_assert(panel_columns == tile_columns);
 
-/// Number of panels of the largest depth in half of the L2 cache. Results do not depend on it.
-int64_t panels_of_group() {
-  static const int64_t panels = [] {
-    const int64_t l2 = sysconf(_SC_LEVEL2_CACHE_SIZE), usual = int64_t{1} << 20;
-    const int64_t panel = panel_columns * largest_depth * sizeof(float);
-    return std::clamp<int64_t>((l2 > 0 ? l2 : usual) / 2 / panel, 1, 16);
-  }();
-  return panels;
+/// Largest depth of a panel, and largest number of rows in a block.
+struct Blocking {
+  int64_t depth, rows;
+};
+constexpr Blocking usual_blocking{256, 64}, tile_blocking{tile_depth, 96};
+
+/// Number of panels in half of the L2 cache. Results do not depend on it.
+int64_t panels_of_group(const Blocking& blocking) {
+  static const int64_t l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
+  const int64_t panel = panel_columns * blocking.depth * sizeof(float);
+  return std::clamp<int64_t>((l2 > 0 ? l2 : int64_t{1} << 20) / 2 / panel, 1, 16);
 }
 
 struct Strides {
@@ -125,7 +131,8 @@ void widen(ConstMatrixRef from, int64_t row, int64_t col, int64_t rows, int64_t 
 }
 
 struct Scratch {
-  Buffer<float> panels, rows{panel_columns * largest_depth};
+  Buffer<float> panels, rows{panel_columns * tile_blocking.depth};
+  Buffer<float> a_rows{tile_blocking.rows * tile_a_stride};
 };
 Scratch& scratch() {
   thread_local Scratch scratch;
@@ -160,6 +167,18 @@ const float* pack_group(const Operands& x, int64_t k, int64_t depth, int64_t beg
   return panels.data();
 }
 
+/// Packs a block of a for multiply_tiles.
+const float* pack_rows(const Operands& x, int64_t m, int64_t rows, int64_t k, int64_t depth) {
+  float* const to = scratch().a_rows.data();
+  if (x.a_transposed)
+    libxsmm_otrans(to, x.a_from(m, k), sizeof(float), static_cast<libxsmm_blasint>(rows),
+                   static_cast<libxsmm_blasint>(depth),
+                   static_cast<libxsmm_blasint>(std::max(x.a.stride, rows)), tile_a_stride);
+  else
+    widen(ConstMatrixRef(x.a), m, k, rows, depth, to, tile_a_stride);
+  return to;
+}
+
 void check_shapes(const Operands& x, MatrixView<float> c) {
   GYRE_CHECK(x.k() == x.b_depth() && x.m() == c.rows && x.n() == c.cols,
              "[{}, {}] = [{}, {}] x [{}, {}]", c.rows, c.cols, x.m(), x.k(), x.b_depth(), x.n());
@@ -177,25 +196,33 @@ void multiply(const Operands& x, MatrixView<float> c, bool accumulate) {
     return;
   }
   // With few rows, a packed panel would be reused too rarely.
-  const bool pack = c.rows >= row_block || x.b_transposed || x.b.type != DType::f32;
+  const bool pack = c.rows >= usual_blocking.rows || x.b_transposed || x.b.type != DType::f32;
+  const bool tiles = c.rows >= usual_blocking.rows && has_tiles();
+  const Blocking blocking = tiles ? tile_blocking : usual_blocking;
   // The stride matters only between rows; libxsmm refuses one below the row length.
   const auto stride_of = [](auto view) { return view.rows == 1 ? view.cols : view.stride; };
   Kernels kernels({stride_of(x.a), pack ? panel_columns : stride_of(x.b), stride_of(c)},
                   x.a_transposed);
-  const int64_t slices = ceil_div(x.k(), largest_depth);
+  const int64_t slices = ceil_div(x.k(), blocking.depth);
   const int64_t depth = ceil_div(x.k(), slices);
-  const int64_t group = panels_of_group() * panel_columns;
+  const int64_t group = panels_of_group(blocking) * panel_columns;
   for (int64_t first = 0; first < c.cols; first += group) {
     const int64_t last = std::min(first + group, c.cols);
     for (int64_t k = 0; k < x.k(); k += depth) {
       const int64_t depth_now = std::min(depth, x.k() - k);
       const float* panels = pack ? pack_group(x, k, depth_now, first, last) : nullptr;
-      for (int64_t m = 0; m < c.rows; m += row_block) {
-        const int64_t rows = std::min(row_block, c.rows - m);
+      const bool add = accumulate || k > 0;
+      for (int64_t m = 0; m < c.rows; m += blocking.rows) {
+        const int64_t rows = std::min(blocking.rows, c.rows - m);
+        const float* packed = tiles ? pack_rows(x, m, rows, k, depth_now) : nullptr;
         for (int64_t n = first; n < last; n += panel_columns) {
           const float* panel = pack ? panels + (n - first) * depth_now : x.b.as<float>().row(k) + n;
-          kernels.get(rows, std::min(panel_columns, last - n), depth_now, accumulate || k > 0)(
-              panel, x.a_from(m, k), c.row(m) + n);
+          const int64_t columns = std::min(panel_columns, last - n);
+          float* const to = c.row(m) + n;
+          if (tiles)
+            multiply_tiles({packed, panel, to, c.stride, rows, columns, depth_now, add});
+          else
+            kernels.get(rows, columns, depth_now, add)(panel, x.a_from(m, k), to);
         }
       }
     }
