@@ -4,6 +4,7 @@
 #include <array>
 #include <bit>
 
+#include "attention/kernels/ragged_batch.hpp"
 #include "attention/row_set.hpp"
 #include "core/error.hpp"
 
@@ -88,16 +89,22 @@ class ProgramWriter {
     op.exchange = open.slot;
     op.group = ranks;
     for (const Slice& slice : e.sends.front().slices) op.bytes += bytes(slice);
-    if (!p_.machine_.links.empty()) {
-      op.tier = tier_between(e.group.front(), e.group.back());
-      const LinkTier& link = p_.machine_.links[op.tier];
-      const CollectiveTime time = collective_time(link, ranks, op.bytes);
+    if (const std::vector<LinkTier>& links = p_.machine_.links; links.empty()) {
+      compiled_.cost.bytes_sent[0] += (ranks - 1) * op.bytes;
+    } else {
+      const auto [first, stride] = p_.place_;
+      const std::vector<TierSpread> spread =
+          spread_of(links, first + e.group.front() * stride, stride, ranks);
+      const CollectiveTime time = collective_time(links, spread, ranks, op.bytes);
+      op.tier = static_cast<int16_t>(spread.size() - 1);
       op.seconds = time.seconds;
       op.algorithm = time.algorithm;
       compiled_.cost.algorithms.insert(time.algorithm);
+      for (size_t tier = 0; tier < spread.size(); ++tier) {
+        open.beside.at(tier) += time.busy.at(tier);
+        compiled_.cost.bytes_sent.at(tier) += time.bytes.at(tier);
+      }
     }
-    open.beside.at(op.tier) += op.seconds;
-    compiled_.cost.bytes_sent.at(op.tier) += (ranks - 1) * op.bytes;
     if (e.transport == Transport::reduce_scatter)
       open.unpacked += 3 * bytes(e.recvs.front().slices.front());
     add(op);
@@ -117,10 +124,20 @@ class ProgramWriter {
 
   void walk(const step::Compute& c) {
     const HeadRange all = plan_.arrays[c.q].heads;
-    const int64_t query_heads = query_heads_of(all, c.kv_heads, p_.heads_).count;
-    const ModelledTime time = p_.machine_.kernel.time(
-        {p_.pass_, p_.types_.activations, query_heads, p_.heads_.head_dim, c.rectangles, c.d_q >= 0,
-         c.d_kv >= 0, p_.machine_.kernel.merges() ? merged_by(c, query_heads) : 0});
+    ModelledCall call{p_.pass_,
+                      p_.types_.activations,
+                      query_heads_of(all, c.kv_heads, p_.heads_).count,
+                      p_.heads_.head_dim,
+                      c.rectangles,
+                      c.d_q >= 0,
+                      c.d_kv >= 0,
+                      0};
+    if (p_.machine_.kernel.merges()) {
+      prepare_batches(c);
+      call.merged = merged_by(c, call.query_heads);
+      call.rectangles = batches_.entries;
+    }
+    const ModelledTime time = p_.machine_.kernel.time(call);
     double slowed = 0;
     for (Open& open : open_)
       for (size_t tier = 0; tier < p_.machine_.links.size(); ++tier) {
@@ -132,18 +149,61 @@ class ProgramWriter {
     compiled_.cost.extrapolated += time.extrapolated;
     spend(SpanKind::compute, time.seconds + slowed, slowed);
   }
-  /// Elements of earlier results that the call merges its own into.
+  /// A call as the kernel around a library makes batches of it (cuda_ragged_kernel.hpp).
+  struct CallBatches {
+    std::vector<Rectangle> rectangles;  ///< of the call
+    bool fixed_tiles = false;
+    int64_t longest = 0;  ///< rows of its arrays
+    RaggedPlan plan;
+    std::vector<Rectangle> entries;  ///< of all batches, and what is in none
+    std::vector<bool> overwrites_q, overwrites_k;
+  };
+  /// Many calls are as the one before.
+  void prepare_batches(const step::Compute& c) {
+    const int64_t longest = std::max(plan_.arrays[c.q].tokens(), plan_.arrays[c.kv].tokens());
+    CallBatches& b = batches_;
+    if (b.rectangles == c.rectangles && b.fixed_tiles == c.fixed_tiles && b.longest == longest)
+      return;
+    b = {c.rectangles,
+         c.fixed_tiles,
+         longest,
+         plan_of_call(c.rectangles, c.fixed_tiles, longest),
+         {},
+         {},
+         {}};
+    b.entries = b.plan.others;
+    for (const RaggedBatch& batch : b.plan.batches) {
+      const std::vector<Rectangle> of_batch = rectangles_of(batch);
+      b.entries.insert(b.entries.end(), of_batch.begin(), of_batch.end());
+    }
+    b.overwrites_q = overwriting_batches(b.plan.batches, RaggedRows::q);
+    b.overwrites_k = overwriting_batches(b.plan.batches, RaggedRows::k);
+  }
+  /// Elements of results of earlier calls, or of earlier batches of this one, that the call merges
+  /// others into.
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
-    const auto found = [&](int index, const RowSet& rows) {
-      int64_t count = 0;
-      for (const RowSet::Run& run : rows.runs()) count += written(index).add(run.begin, run.end);
-      return count;
-    };
     int64_t elements = 0;
     if (const int of_queries = p_.pass_ == Pass::forward ? c.out : c.d_q; of_queries >= 0)
-      elements += found(of_queries, queries_of(c.rectangles)) * query_heads;
-    if (c.d_kv >= 0) elements += found(c.d_kv, keys_of(c.rectangles)) * c.kv_heads.count * 2;
+      elements += merged_rows(batches_.overwrites_q, written(of_queries), true) * query_heads;
+    if (c.d_kv >= 0)
+      elements += merged_rows(batches_.overwrites_k, written(c.d_kv), false) * c.kv_heads.count * 2;
     return elements * p_.heads_.head_dim;
+  }
+  /// Adds the queries, or keys, of the call to the rows that are written.
+  int64_t merged_rows(const std::vector<bool>& overwrites, RowSet& written, bool queries) const {
+    const RaggedPlan& plan = batches_.plan;
+    int64_t merged = 0;
+    for (size_t i = 0; i < overwrites.size(); ++i)
+      for (const RaggedEntry& e : plan.batches[i].entries) {
+        const int64_t begin = queries ? e.q_begin : e.k_begin;
+        const int64_t length = queries ? e.q_length : e.k_length;
+        const int64_t earlier = written.add(begin, begin + length);
+        merged += overwrites[i] ? earlier : length;
+      }
+    for (const Rectangle& r : plan.others)  // of a kernel that merges by itself
+      queries ? written.add(r.q_begin, r.q_begin + r.q_length)
+              : written.add(r.k_begin, r.k_begin + r.k_length);
+    return merged;
   }
   /// Marks the rows of received gradients as written; a later call adds to them.
   void write_rows(const std::vector<Slice>& slices) {
@@ -240,6 +300,7 @@ class ProgramWriter {
   int step_ = 0, block_begin_ = 0;
   std::vector<Open> open_;
   std::vector<RowSet> written_;  ///< [array] rows written so far
+  CallBatches batches_;
 };
 
 namespace {

@@ -10,6 +10,7 @@
 #include <map>
 #include <numeric>
 
+#include "attention/masks/registry.hpp"
 #include "attention/schedules/builder/plan_builder.hpp"
 #include "attention/schedules/registry.hpp"
 #include "layout_cases.hpp"
@@ -455,6 +456,24 @@ TEST(Predict, EveryStepOfARingButTheFirstMergesItsResult) {
   EXPECT_NEAR(with[0].kernel_mean - without[0].kernel_mean, 1e-6 * (cp - 1) * of_queries, 1e-9);
   EXPECT_NEAR(with[1].kernel_mean - without[1].kernel_mean,
               1e-6 * (cp - 1) * (of_queries + of_keys), 1e-9);
+}
+
+TEST(Predict, BatchesOfACallAreMergedWhereTheyShareRows) {
+  // 8 blocks of 4: a batch of the steps, and three of squares with half of all rows each.
+  const std::vector<int64_t> lengths = {32};
+  const Layout layout =
+      find_layout("contiguous").make(test::full_bounds(lengths).view(), ranks_of(1));
+  AttentionProblem problem{&layout, shape, parse_mask("block-causal,block=4").of(lengths), {}};
+  problem.passes = PlanPasses::both;
+  const auto kernels = [&](double merge_s) {
+    MachineModel machine = three_tiers();
+    for (KernelSurface& surface : machine.kernel.surfaces) surface.merge_s = merge_s;
+    return predict({find_schedule("ring"), problem, types, {}}, machine);
+  };
+  const std::vector<PassPrediction> without = kernels(1e-30), with = kernels(1e-6);
+  const double of_queries = 3 * 16.0 * 8 * 16, of_keys = 3 * 16.0 * 2 * 4 * 16;
+  EXPECT_NEAR(with[0].kernel_mean - without[0].kernel_mean, 1e-6 * of_queries, 1e-9);
+  EXPECT_NEAR(with[1].kernel_mean - without[1].kernel_mean, 1e-6 * (of_queries + of_keys), 1e-9);
 }
 
 TEST(Predict, ATransferBesideSeveralKernelsSlowsThemOnce) {

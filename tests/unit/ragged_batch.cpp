@@ -94,6 +94,44 @@ TEST(RaggedPlan, HasEveryVisiblePairOnceAndNoOther) {
   }));
 }
 
+TEST(RaggedPlan, ChunksOfKeysAreJoined) {
+  // 4 chunks of queries against 4 chunks of keys, of which the third lies elsewhere.
+  std::vector<Rectangle> chunks;
+  for (int64_t q = 0; q < 4; ++q)
+    for (const int64_t k : {0, 1, 7, 3}) chunks.push_back({8 * q, 8, 8 * k, 8, {}});
+  const std::vector<Rectangle> joined = joined_keys(chunks);
+  EXPECT_EQ(joined.size(), 12U);
+  EXPECT_EQ(std::ranges::count(joined, Rectangle{8, 8, 0, 16, {}}), 1);
+  EXPECT_EQ(pairs_of(joined), pairs_of(chunks));
+  std::erase_if(chunks, [](const Rectangle& r) { return r.k_begin >= 24; });
+  const RaggedPlan plan = plan_ragged(chunks, false, 9, no_limit);
+  ASSERT_EQ(plan.batches.size(), 1U);
+  EXPECT_EQ(query_rounds(plan.batches[0]).size(), 1U);
+  // A diagonal behind keys that all see, in positions of every second token.
+  const Rectangle behind{0, 8, 16, 8, {true, -3, 2, 2}}, late{0, 8, 16, 8, {true, -1, 2, 2}};
+  EXPECT_EQ(joined_keys(std::vector{Rectangle{0, 8, 0, 16, {}}, late}),
+            (std::vector<Rectangle>{{0, 8, 0, 24, {true, 31, 2, 2}}}));
+  EXPECT_EQ(joined_keys(std::vector{Rectangle{0, 8, 0, 16, {}}, behind}).size(), 2U)
+      << "the first query does not see key 15 of the sum";
+  EXPECT_TRUE(rc::check("pairs", [] {
+    std::vector<Rectangle> rectangles = arbitrary_rectangles();
+    for (int i = *rc::gen::inRange(0, 12); i > 0; --i) {
+      Rectangle r{*rc::gen::element<int64_t>(0, 3),
+                  *rc::gen::element<int64_t>(3, 5),
+                  *rc::gen::element<int64_t>(100, 104, 107),
+                  4,
+                  {}};
+      if (*rc::gen::arbitrary<bool>()) {
+        const int64_t stride = *rc::gen::inRange<int64_t>(1, 3);
+        r.mask = {true, *rc::gen::inRange<int64_t>(-4, 8), stride, stride,
+                  *rc::gen::element<int64_t>(0, 0, 5)};
+      }
+      rectangles.push_back(r);
+    }
+    RC_ASSERT(pairs_of(joined_keys(rectangles)) == pairs_of(rectangles));
+  }));
+}
+
 TEST(RaggedPlan, AStaircaseOfEqualStepsIsALogarithmOfEvenBatches) {
   const std::vector<int64_t> lengths(128, 256);
   const RaggedPlan plan = plan_ragged(staircase(0, 0, lengths), false, 1024, 2 * 32768);
@@ -361,8 +399,9 @@ TEST(RaggedFirstWriters, DiagonalsOfAShardAreFirstForAllOfIt) {
       plan_ragged(std::vector{part(0, 0, {true, 0}), part(4, 0, {}), part(4, 4, {true, 0})}, false,
                   9, no_limit);
   const FirstWriters writers = first_writers(plan.batches, RaggedRows::q, 8);
-  EXPECT_EQ(writers.first, (std::vector<bool>{true, false}));
+  EXPECT_EQ(writers.first, (std::vector<bool>{true, true}));  // the late one is a single entry
   EXPECT_TRUE(writers.rest.empty());
+  EXPECT_EQ(overwriting_batches(plan.batches, RaggedRows::k), (std::vector<bool>{true, false}));
 }
 
 TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {

@@ -221,8 +221,9 @@ TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
   MachineModel machine = slow_machine();
   add_nodes(machine, 2);
   const Layout layout = one_document("contiguous", 4, 2000);
+  // Between the two nodes once, over the links of both ranks of a node.
   const double gather =
-      3 * (machine.links[1].latency_s + 2000 * kv_bytes_per_token / machine.links[1].bytes_per_s);
+      machine.links[1].latency_s + 3 * 2000 * kv_bytes_per_token / 2 / machine.links[1].bytes_per_s;
   AttentionProblem problem{&layout, shape, MaskKind::full, {}};
   problem.options.collectives = 1;
   Plan plan = plan_all(find_schedule("all-gather"), problem);

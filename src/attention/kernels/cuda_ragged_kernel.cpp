@@ -103,6 +103,9 @@ class RaggedKernel final : public BlockKernel {
     }
     if (rest > 0)
       add(fmt::format("tiled kernel for {} of {} rectangles ({})", rest, rectangles_, reasons));
+    if (added_q_ + added_k_ > 0)
+      add(fmt::format("{} rows of queries and {} of keys are added to those of earlier batches",
+                      added_q_, added_k_));
     if (unordered_) add(library_->name() + "'s dQ is summed in no fixed order");
     if (finite_.bytes() > 0)
       add(
@@ -150,7 +153,10 @@ class RaggedKernel final : public BlockKernel {
         tiled_rectangles_[name_of(static_cast<NotRagged>(i))] += count;
     for (const PreparedBatch& ready : plan.batches) {
       rectangles_ += std::ssize(ready.batch.entries);
-      if (!run(plan, ready)) {
+      if (run(plan, ready)) {
+        if (!ready.first_q) added_q_ += ready.batch.q_rows;
+        if (!ready.first_k && sizes.backward) added_k_ += ready.batch.k_rows;
+      } else {
         const std::vector<Rectangle> refused = rectangles_of(ready.batch);
         rest.insert(rest.end(), refused.begin(), refused.end());
         if (ready.first_q) clear(fresh.q, ready.q_rounds.front());
@@ -421,6 +427,7 @@ class RaggedKernel final : public BlockKernel {
   Scratch out_, lse_, packed_lse_, k_, v_, d_q_, d_k_, d_v_, workspace_;
   int64_t rectangles_ = 0;                           // entries of batches, and other rectangles
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
+  int64_t added_q_ = 0, added_k_ = 0;                // rows of batches that do not overwrite
   int64_t even_graphs_ = 0;                          // requested so far
   bool unordered_ = false;                           // some graph has no fixed order
   bool stand_ins_are_there_ = false;                 // of this call

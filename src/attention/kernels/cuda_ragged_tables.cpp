@@ -7,11 +7,6 @@
 namespace gyre {
 namespace {
 
-constexpr int64_t max_entries = 1024;
-/// Limit on the padded rows of a batch (every entry as long as the longest): twice the rows of the
-/// arrays, or this if larger.
-constexpr int64_t least_rows_of_a_batch = 16384;
-
 /// Concatenates tables, each 16-byte aligned.
 class TableWriter {
  public:
@@ -122,9 +117,7 @@ void* BatchArrays::table(AttentionTensor id, const TablePlaces& tables) const {
 std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
                                       const TableSizes& sizes, bool fixed_tiles,
                                       const AttentionLibrary& library, Stream& stream) {
-  RaggedPlan ragged =
-      plan_ragged(rectangles, fixed_tiles, max_entries,
-                  std::max(least_rows_of_a_batch, 2 * std::max(sizes.rows, sizes.keys)));
+  RaggedPlan ragged = plan_of_call(rectangles, fixed_tiles, std::max(sizes.rows, sizes.keys));
   const FirstWriters q = first_writers(ragged.batches, RaggedRows::q, sizes.rows),
                      k = first_writers(ragged.batches, RaggedRows::k, sizes.keys);
   auto plan = std::make_unique<ReadyPlan>();

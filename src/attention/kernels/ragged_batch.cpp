@@ -130,6 +130,14 @@ int64_t length_of(const RaggedEntry& e, RaggedRows rows) {
 
 using RowInterval = std::pair<int64_t, int64_t>;  // rows [first, second)
 
+/// Rows of a result that a batch writes.
+std::vector<RowInterval> rows_of(const RaggedBatch& batch, RaggedRows side) {
+  std::vector<RowInterval> rows;
+  for (const RaggedEntry& e : batch.entries)
+    rows.emplace_back(row_of(e, side), row_of(e, side) + length_of(e, side));
+  return rows;
+}
+
 /// Sorts intervals and joins those that touch or overlap; returns whether any overlapped.
 bool unite(std::vector<RowInterval>& intervals) {
   std::sort(intervals.begin(), intervals.end());
@@ -211,11 +219,15 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, 
     for (const Rectangle& r : rectangles) add(r);
     return plan;
   }
-  for (const std::vector<Rectangle>& layer : staircase_layers(rectangles)) {
+  for (const std::vector<Rectangle>& layer : staircase_layers(joined_keys(rectangles))) {
     for (const Rectangle& r : layer) add(r);
     for (auto& [key, batch] : open) close(batch);
   }
   return plan;
+}
+
+RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows) {
+  return plan_ragged(rectangles, fixed_tiles, 1024, std::max<int64_t>(16384, 2 * rows));
 }
 
 int length_class(int64_t q_length) {
@@ -245,17 +257,27 @@ std::vector<Round> key_rounds(const RaggedBatch& batch) {
   return rounds_of(batch, RaggedRows::k, RaggedRows::scratch_k);
 }
 
+std::vector<bool> overwriting_batches(std::span<const RaggedBatch> batches, RaggedRows side) {
+  std::vector<bool> overwriting;
+  std::vector<RowInterval> touched;  // by all batches so far
+  for (const RaggedBatch& batch : batches) {
+    const std::vector<RowInterval> rows = rows_of(batch, side);
+    touched.insert(touched.end(), rows.begin(), rows.end());
+    overwriting.push_back(!unite(touched));
+  }
+  return overwriting;
+}
+
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows) {
   FirstWriters result;
-  std::vector<RowInterval> touched, written;  // by all batches so far; by first writers
-  for (const RaggedBatch& batch : batches) {
-    std::vector<RowInterval> mine;
-    for (const RaggedEntry& e : batch.entries)
-      mine.emplace_back(row_of(e, side), row_of(e, side) + length_of(e, side));
+  result.first = overwriting_batches(batches, side);
+  std::vector<RowInterval> touched, written;  // by all batches; by first writers
+  for (size_t i = 0; i < batches.size(); ++i) {
+    const std::vector<RowInterval> mine = rows_of(batches[i], side);
     touched.insert(touched.end(), mine.begin(), mine.end());
-    result.first.push_back(!unite(touched));
-    if (result.first.back()) written.insert(written.end(), mine.begin(), mine.end());
+    if (result.first[i]) written.insert(written.end(), mine.begin(), mine.end());
   }
+  unite(touched);
   const auto add_pieces = [](Round& round, int64_t begin, int64_t end) {
     for (; begin < end; begin += longest_piece)
       round.push_back({begin, begin, std::min(end - begin, longest_piece)});

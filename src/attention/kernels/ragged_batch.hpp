@@ -81,16 +81,20 @@ struct RaggedPlan {
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< [NotRagged] number of `others`
 };
 
-/// Splits rectangles into batches of at most `max_entries` entries. Staircases become layers first
-/// (staircase.hpp), and no batch has entries of two layers. Libraries launch as many blocks, and
-/// use as much workspace, for every entry as for the longest. Therefore entries of a batch have
-/// similar lengths (length_class), and their number times the longest, for queries and for keys, is
-/// at most `max_rows` (unless there is one entry). At the end of a layer, causal batches precede
-/// full ones: they have each row of a shard once. Every visible pair is in exactly one entry or
-/// rectangle of the result, and no hidden pair is in an entry. With `fixed_tiles` (see BlockInput)
-/// all rectangles go to `others`, since the bits of a library's results may depend on the batch.
+/// Splits rectangles into batches of at most `max_entries` entries. Chunks of keys are joined, then
+/// staircases become layers (staircase.hpp), and no batch has entries of two layers. Libraries
+/// launch as many blocks, and use as much workspace, for every entry as for the longest. Therefore
+/// entries of a batch have similar lengths (length_class), and their number times the longest, for
+/// queries and for keys, is at most `max_rows` (unless there is one entry). At the end of a layer,
+/// causal batches precede full ones: they have each row of a shard once. Every visible pair is in
+/// exactly one entry or rectangle of the result, and no hidden pair is in an entry. With
+/// `fixed_tiles` (see BlockInput) all rectangles go to `others`, since the bits of a library's
+/// results may depend on the batch.
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
                        int64_t max_rows);
+/// With the limits that a call has whose arrays have `rows` rows, queries or keys, whichever are
+/// more: 1024 entries, and twice the rows of the arrays, or 16384 if that is more.
+RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows);
 
 /// Class 0: up to 512 queries. Class c > 0: 512 · 4^(c-1) < queries <= 512 · 4^c, so that lengths
 /// of a class differ at most by a factor of four.
@@ -103,15 +107,18 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch);
 std::vector<Round> query_rounds(const RaggedBatch& batch);
 std::vector<Round> key_rounds(const RaggedBatch& batch);
 
-/// Which batches, run in order, may overwrite their rows of a result; the others add to them.
+/// [batches] Whether a batch, of those that run in order, may overwrite its rows of a result: each
+/// of its rows is in one of its entries only, and in no earlier batch. The others add to them.
+/// `side`: RaggedRows::q or k.
+std::vector<bool> overwriting_batches(std::span<const RaggedBatch> batches, RaggedRows side);
+
 struct FirstWriters {
-  std::vector<bool> first;  ///< [batches] whether the batch may overwrite: each of its rows is in
-                            ///< one of its entries only, and in no earlier batch
+  std::vector<bool> first;  ///< overwriting_batches
   Round rest;               ///< rows in no batch that may overwrite
   Round touched;            ///< rows in any batch
   Round outside;            ///< all other rows
 };
-/// `side`: RaggedRows::q or k. In the rounds, `scratch` is the row of the result, and pieces have
+/// In the rounds, `scratch` is the row of the result, and pieces have
 /// at most `longest_piece` rows.
 inline constexpr int64_t longest_piece = 512;
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows);

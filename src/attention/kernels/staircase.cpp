@@ -15,6 +15,22 @@ int64_t keys_end(const Rectangle& r) {
   return r.k_begin + r.k_length;
 }
 
+/// Whether a rectangle ends at a diagonal that hides no key before it.
+bool has_diagonal(const Rectangle& r) {
+  const Mask& m = r.mask;
+  return m.causal && m.window == 0 && m.q_stride == m.k_stride && m.end_key(0) >= 0 &&
+         r.q_length > 0 && r.k_length > 0;
+}
+
+/// Keys that all queries see, and behind them those of `diagonal`.
+Rectangle behind(const Rectangle& full, const Rectangle& diagonal) {
+  Rectangle both = diagonal;
+  both.k_begin = full.k_begin;
+  both.k_length += full.k_length;
+  both.mask.offset += full.k_length * both.mask.k_stride;
+  return both;
+}
+
 class Layers {
  public:
   /// Adds the pairs of `steps` with keys from `begin` on.
@@ -62,6 +78,31 @@ bool continues(const std::vector<Rectangle>& steps, const Rectangle& r) {
 
 bool is_full(const Rectangle& r) {
   return r.mask.begin_key(r.q_length - 1) <= 0 && r.mask.end_key(0) >= r.k_length;
+}
+
+std::vector<Rectangle> joined_keys(std::span<const Rectangle> rectangles) {
+  std::vector<Rectangle> joined;
+  std::map<std::pair<int64_t, int64_t>, Rectangle> open;  // full ones, by their queries
+  for (const Rectangle& r : rectangles) {
+    const auto before = open.find({r.q_begin, r.q_length});
+    const bool follows = before != open.end() && keys_end(before->second) == r.k_begin;
+    const bool full = r.q_length > 0 && r.k_length > 0 && is_full(r);
+    const Rectangle without_mask = {r.q_begin, r.q_length, r.k_begin, r.k_length, {}};
+    if (full && follows) {
+      before->second.k_length += r.k_length;
+    } else if (full && before != open.end()) {
+      joined.push_back(std::exchange(before->second, without_mask));
+    } else if (full) {
+      open[{r.q_begin, r.q_length}] = without_mask;
+    } else if (follows && has_diagonal(r)) {
+      joined.push_back(behind(before->second, r));
+      open.erase(before);
+    } else {
+      joined.push_back(r);
+    }
+  }
+  for (const auto& [queries, r] : open) joined.push_back(r);
+  return joined;
 }
 
 std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> rectangles) {

@@ -18,6 +18,12 @@
 
 namespace gyre {
 
+/// Joins rectangles of the same queries whose keys follow one another, as layouts cut them into
+/// chunks: full ones, and a full one with a diagonal behind it. As entries of batches they would
+/// share queries, which a library would merge. Full ones come last in the result, the others in
+/// order.
+std::vector<Rectangle> joined_keys(std::span<const Rectangle> rectangles);
+
 /// Splits `rectangles` into layers with the same visible pairs. The first layer has all rectangles
 /// outside staircases, in order, and, of every staircase of at least `least_steps` steps, the
 /// pieces of single steps. Without staircases it is the only layer.
