@@ -56,6 +56,7 @@ class Model:
             self.turns = [flag == 1 for flag in json.loads(turning)]
             self.windows = windows(group.attrs, self.layers)
             self.eps = float(group.attrs["rms_norm_eps"])
+            self.soft_cap = float(group.attrs.get("final_logit_softcapping", 0))
             self.activation = ACTIVATIONS[group.attrs.get("hidden_act", "silu")]
             weights = {name: array.astype(np.float64) for name, array in arrays.items()}
             self.embed = weights["embed"]
@@ -225,6 +226,8 @@ def forward(model, tokens):
 def log_probabilities(model, x):
     """Last residual stream x [t, C] -> [t, vocab_size]; the padded columns take no part."""
     logits = rms_norm(x, model.final_norm, model.eps) @ model.head[:, : model.vocab_size]
+    if model.soft_cap:
+        logits = model.soft_cap * np.tanh(logits / model.soft_cap)
     logits = logits - logits.max(axis=1, keepdims=True)
     return logits - np.log(np.exp(logits).sum(axis=1, keepdims=True))
 

@@ -68,7 +68,7 @@ const std::vector<DecoderKey>& keys() {
            [](const ModelConfig& c) { return static_cast<double>(c.head_dim); }),
       same("attention_multiplier", "1 / sqrt(head_dim)",
            [](const ModelConfig& c) { return 1 / std::sqrt(c.head_dim); }),
-      number("final_logit_softcapping", 0),
+      same("final_logit_softcapping", "0", [](const ModelConfig& c) { return c.final_soft_cap; }),
       number("attn_logit_softcapping", 0),
       number("logit_scale", 1),
       number("logits_scaling", 1),

@@ -161,6 +161,16 @@ void read_activation(const AttributeValue& value, ModelConfig& config) {
     if (value == AttributeValue(std::string(name))) config.hidden_act = activation;
 }
 
+void read_soft_cap(ConfigErrors& errors, const AttributeValue& value, ModelConfig& config) {
+  if (is_absent(value) || is_neutral(value, 0)) return;
+  const auto* whole = std::get_if<int64_t>(&value);
+  const auto* real = std::get_if<double>(&value);
+  if (whole != nullptr) config.final_soft_cap = static_cast<double>(*whole);
+  if (real != nullptr) config.final_soft_cap = *real;
+  if (!(config.final_soft_cap > 0) || !std::isfinite(config.final_soft_cap))
+    errors.add("'final_logit_softcapping' is {}; wanted: a number above 0", to_string(value));
+}
+
 /// Gives each layer a kind of its own, which the caller sets.
 void give_each_layer_a_kind(ModelConfig& config) {
   constexpr int64_t most_layers = 1 << 14;  // the limit in check_config()
@@ -232,6 +242,7 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   config.qkv_bias = set("qkv_bias") || config.output_bias;
   config.qk_norm = set("qk_norm");
   config.tied_head = set("tie_word_embeddings");
+  read_soft_cap(errors, value("final_logit_softcapping"), config);
   config.attention_sinks = set("attention_sinks");
   read_activation(value("hidden_act"), config);
   give_each_layer_a_kind(config);
@@ -281,6 +292,7 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
   add("qk_norm", config.qk_norm, int64_t{1});
   add("tie_word_embeddings", config.tied_head, int64_t{1});
+  add("final_logit_softcapping", config.final_soft_cap > 0, config.final_soft_cap);
   Json turns = Json::array(), types = Json::array();
   int64_t window = 0, sliding = 0;
   for (const LayerKind& kind : config.layer_kinds) {

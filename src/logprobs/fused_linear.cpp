@@ -43,6 +43,7 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
                       {"the rows of a tile", options.tile_rows}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
+  agree_on_number(tp, what, "the soft cap", options.soft_cap);
   const TileSize usual = usual_tile(ops_.space());
   if (options_.tile_rows == 0) options_.tile_rows = usual.rows;
   if (options_.tile_columns == 0) options_.tile_columns = usual.columns;
@@ -131,6 +132,7 @@ void FusedLinear::score(LinearTile& tile, ConstMatrixRef x, ConstMatrixRef weigh
     tile.load(x, t, std::min(tile_rows(), end - t));
     for_each_column_tile(weight, [&](int64_t column, ConstMatrixRef rows) {
       const MatrixView<float> z = tile.logits(rows);
+      if (options_.soft_cap > 0) ops_.soft_cap(z, static_cast<float>(options_.soft_cap));
       records_->add(z, t, column, z.cols);
       other.test();
     });

@@ -48,6 +48,7 @@ struct LinearOptions {
                         ///< evenly, in rank order; otherwise every rank has all rows
   bool entropy = false;
   double temperature = 1;
+  double soft_cap = 0;  ///< Z becomes cap · tanh(Z / cap), in forward alone; 0: unchanged
   int threads = 1;
   int64_t tile_rows = 0;     ///< of a tile of logits; 0: the default of `ops`
   int64_t tile_columns = 0;  ///< 0: the default of `ops`; may differ between ranks
@@ -93,7 +94,7 @@ class FusedLinear {
                  Stream& stream, std::span<float> logprob, std::span<float> entropy);
 
   /// Computes d_x and d_weight after a forward pass with the same arguments. A target that no rank
-  /// has counts like one on another rank. Tokens whose gradients are 0 are skipped, whatever x
+  /// has counts like one on another rank. Precondition: no soft cap. Tokens whose gradients are 0 are skipped, whatever x
   /// holds for them. Collective: the parts of d_x are exchanged, one operation per batch of rows,
   /// and all-gathered if not sharded; x of other ranks is kept from the forward pass. Returns the
   /// seconds that the host waited for other ranks.

@@ -226,6 +226,7 @@ double FusedLinear::backward(ConstMatrixRef x, ConstMatrixRef weight,
                              Stream& stream) {
   const auto& [d_logprob, d_entropy, d_x, d_weight, accumulate] = gradients;
   check_inputs(x, weight, targets);
+  GYRE_CHECK(options_.soft_cap == 0, "a gradient under a soft cap of {}", options_.soft_cap);
   GYRE_CHECK(std::ssize(d_logprob) == options_.tokens &&
                  (d_entropy.empty() || std::ssize(d_entropy) == entropy_.size()),
              "{} and {} gradients of {} tokens", d_logprob.size(), d_entropy.size(),

@@ -1,4 +1,5 @@
 #include <algorithm>
+#include <cmath>
 
 #include "core/index.hpp"
 #include "logprobs/cuda_block_copy.hpp"
@@ -49,6 +50,15 @@ __global__ void zero_rows(MatrixView<float> to) {
     for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < to.cols;
          i += int64_t{gridDim.x} * blockDim.x)
       to.data[r * to.stride + i] = 0;
+}
+
+__global__ void soft_cap_rows(MatrixView<float> z, float cap) {
+  for (int64_t r = blockIdx.y; r < z.rows; r += gridDim.y)
+    for (int64_t i = int64_t{blockIdx.x} * blockDim.x + threadIdx.x; i < z.cols;
+         i += int64_t{gridDim.x} * blockDim.x) {
+      float& value = z.data[r * z.stride + i];
+      value = cap * std::tanh(value / cap);
+    }
 }
 
 Launch shape_of(int64_t rows, int64_t cols, Stream& stream) {
@@ -186,6 +196,9 @@ class CudaLinearOps final : public LinearOps {
   }
   void fill_zero(MatrixView<float> to) override {
     launch(shape_of(to.rows, to.cols, stream_), zero_rows, to);
+  }
+  void soft_cap(MatrixView<float> z, float cap) override {
+    launch(shape_of(z.rows, z.cols, stream_), soft_cap_rows, z, cap);
   }
 
  private:

@@ -1,6 +1,7 @@
 // Host products and row moves of the fused linear layer.
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 #include "core/index.hpp"
@@ -115,6 +116,10 @@ class HostLinearOps final : public LinearOps {
   }
   void fill_zero(MatrixView<float> to) override {
     for (int64_t r = 0; r < to.rows; ++r) std::fill_n(to.row(r), to.cols, 0.0F);
+  }
+  void soft_cap(MatrixView<float> z, float cap) override {
+    for (int64_t r = 0; r < z.rows; ++r)
+      for (int64_t i = 0; i < z.cols; ++i) z(r, i) = cap * std::tanh(z(r, i) / cap);
   }
 
  private:

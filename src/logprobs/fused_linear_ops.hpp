@@ -57,6 +57,8 @@ class LinearOps {
                        MatrixView<float> to) = 0;
   virtual void add(MatrixView<const float> from, MatrixView<float> to) = 0;
   virtual void fill_zero(MatrixView<float> to) = 0;
+  /// z <- cap · tanh(z / cap)
+  virtual void soft_cap(MatrixView<float> z, float cap) = 0;
 };
 
 /// Operations on host memory; stateless.

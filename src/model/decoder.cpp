@@ -159,10 +159,13 @@ Decoder::Decoder(const ModelConfig& config, const DecoderTypes& types, DecoderWe
       host_tp_(host_staging_of(grid.tp(), stream)),
       row_kernels_(make_row_kernels(stream)),
       head_ops_(make_linear_ops(stream, *row_kernels_)),
-      head_(
-          {.hidden = config.hidden_size, .sharded = false, .entropy = true, .ops = head_ops_.get()},
-          even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
-          host_tp_ ? *host_tp_ : grid.tp(), &grid.tp()) {
+      head_({.hidden = config.hidden_size,
+             .sharded = false,
+             .entropy = true,
+             .soft_cap = config.final_soft_cap,
+             .ops = head_ops_.get()},
+            even_partition(config.vocab_size, config.vocab_padded, grid.shape().tp),
+            host_tp_ ? *host_tp_ : grid.tp(), &grid.tp()) {
   weights_.move_to(stream);
 }
 

@@ -170,9 +170,11 @@ ReferenceScores score_document_reference(
     apply_layer(c, of_layer, c.kind_of(l), tokens, x);
     if (observe) observe(l + 1, x);
   }
-  const Matrix logits = product_with_transpose(
+  Matrix logits = product_with_transpose(
       rms_norm(x, weights.of(Weight::final_norm).values(), c.rms_norm_eps, hidden),
       weights.of(c.tied_head ? Weight::embed : Weight::head).values(), tokens, hidden, padded);
+  if (const double cap = c.final_soft_cap; cap > 0)
+    for (double& z : logits) z = cap * std::tanh(z / cap);
   ReferenceScores scores;
   for (size_t t = 0; t + 1 < tokens; ++t) {
     const std::span<const double> row(&logits[t * padded], static_cast<size_t>(c.vocab_size));

@@ -244,6 +244,7 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
   config.layer_kinds = {{.rotary = false}, {.window = 5}};
   config.hidden_act = GateActivation::gelu;
   config.attention_sinks = true;
+  config.final_soft_cap = 5;
   const Documents documents = ragged_documents(config);
   expect_right(
       documents, config, twin_of(documents, config),

@@ -169,6 +169,8 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
             [](hid_t file) { add_text(file, "layer_types", R"(["full_attention", "linear"])"); }},
            {"'attn_logit_softcapping' is 30, which means another decoder; wanted: 0 or false",
             [](hid_t file) { add_attribute(file, "attn_logit_softcapping", 30); }},
+           {"'final_logit_softcapping' is -1; wanted: a number above 0",
+            [](hid_t file) { add_attribute(file, "final_logit_softcapping", -1); }},
            {"'hidden_act' is 'gelu_10', which means another decoder; wanted: silu or swish or gelu "
             "or gelu_pytorch_tanh or gelu_new or gelu_fast, or leave it out",
             [](hid_t file) { add_text(file, "hidden_act", "gelu_10"); }},

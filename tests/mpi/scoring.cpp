@@ -222,6 +222,18 @@ TEST(Scoring, ActivationsOfTheGateOnEveryGrid) {
   }
 }
 
+TEST(Scoring, SoftCapOfLogitsOnEveryGrid) {
+  ModelConfig config = test::small_config();
+  const Documents documents = ragged_documents(config);
+  const TwinScores plain = twin_scores(documents, config);
+  config.final_soft_cap = 2;
+  const TwinScores twin = twin_scores(documents, config);
+  EXPECT_NE(twin.logprob, plain.logprob);
+  EXPECT_GT(*std::ranges::min_element(twin.logprob), -4 - std::log(config.vocab_size));
+  for (const GridShape& grid : all_grids(config))
+    expect_right(documents, config, twin, setup_of(grid));
+}
+
 // All pairs where every rank is a context-parallel one, and with two tensor-parallel ranks.
 TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   const bool poisoned = poison_new_buffers(true);

@@ -78,7 +78,7 @@ def add_to_model(path, config, arrays):
     """Adds attributes and tensors to a file of gyre/model."""
     with h5py.File(path, "r+") as file:
         file.attrs.pop("content_sha256", None)
-        file["model"].attrs.update({key: int(value) for key, value in config.items()})
+        file["model"].attrs.update({key: value if isinstance(value, float) else int(value) for key, value in config.items()})
         for name, array in arrays.items():
             file[f"model/{name}"] = array
 
