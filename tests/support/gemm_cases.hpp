@@ -113,7 +113,7 @@ class Gemm : public BackendTest {
 
 TEST_P(Gemm, MatchesTheReferenceForAllRemaindersOfTiles) {
   for (const int64_t m : pick<int64_t>({1, 2, 63, 64, 65, 200}, {1, 63, 65}))
-    for (const int64_t n : pick<int64_t>({1, 15, 64, 65, 192}, {1, 64, 77}))
+    for (const int64_t n : pick<int64_t>({1, 15, 31, 40, 64, 65, 120, 192}, {1, 64, 77}))
       for (const int64_t k : pick<int64_t>({1, 3, 64, 257}, {1, 15, 33}))
         check({.m = m, .n = n, .k = k});
 }
