@@ -29,8 +29,8 @@ ROOT = pathlib.Path(__file__).resolve().parent.parent
 INPUTS = ROOT / "inputs"
 MISS, OWN_MISS = 20.0, 10.0  # %
 MARGIN = 1.05  # of a winner
-# Phases of a scoring pass, and their share of the time.
-PHASES = {"products": "linear", "attention": "attn", "norms, elementwise": "elementwise", "log-probs": "logprobs"}
+# Phases of a scoring pass, and their shares of the time.
+PHASES = {"products, log-probs": ("linear", "head"), "attention": ("attn",), "norms, elementwise": ("elementwise",)}
 
 
 def rows_of(path):
@@ -107,8 +107,9 @@ def predictions_of(apps, row, folder, known):
 
 def predicted_ms(row, by_pass):
     """The time, and whether it is outside of what was measured."""
-    if phase := PHASES.get(row["schedule"].removeprefix("gyre-pipeline: ")):
-        return by_pass["fwd"]["time"] * by_pass["fwd"][phase] / 100, by_pass["fwd"]["extrapolated"] > 1
+    if shares := PHASES.get(row["schedule"].removeprefix("gyre-pipeline: ")):
+        scoring = by_pass["fwd"]
+        return scoring["time"] * sum(scoring[share] for share in shares) / 100, scoring["extrapolated"] > 1
     measured = [m for name, m in by_pass.items() if row["pass"] in (name, "both")]
     return sum(m["time"] for m in measured), any(m["surface"] == "outside" for m in measured)
 

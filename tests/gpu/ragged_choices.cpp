@@ -120,7 +120,9 @@ TEST_F(PlainKernelGpu, SomeRectanglesOfACallAreForTheTiledKernel) {
   int64_t progress = 0;
   p.progress = [&] { ++progress; };
   check(p);
-  EXPECT_EQ(kernel().note(), "tiled kernel for 4 of 10 rectangles (unequal strides, window)");
+  EXPECT_EQ(kernel().note(),
+            "tiled kernel for 4 of 10 rectangles (unequal strides, window); 80 rows of queries and "
+            "50 of keys are added to those of earlier batches");
   EXPECT_EQ(plain().forward.executed, 2);
   EXPECT_EQ(plain().backward.executed, 2);
   EXPECT_GE(progress, 4);  // at least once for each batch
