@@ -27,9 +27,9 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
 /// Adds the figures of merit: for each direction and number of tokens, the rate of the fastest
 /// result.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
-/// "#" lines, one for each direction and number of tokens: the fastest schedule and layout, the next
-/// one, and whether the confidence intervals of their medians are apart. Empty if there was only
-/// one.
+/// Returns "#" lines, one for each direction and number of tokens: the fastest schedule and layout,
+/// the next one, and whether the confidence intervals of their medians are apart. Empty if there
+/// was only one.
 std::string winners_text(const std::vector<AttentionResult>& results);
 
 /// States the number of operations of the CUDA graphs, and whether all runs launched one.

@@ -35,8 +35,8 @@ std::string compression_text(const Documents& documents, std::span<const Documen
 /// in the last pass. Collective.
 std::string ranks_text(const ScoringCase& of, Communicator& world);
 
-/// Memory of this rank, whose arrays are in `space`: weights, activations of its largest bin, a tile
-/// of logits, blocks of other ranks and copies for messages.
+/// Memory of this rank, whose arrays are in `space`: weights, activations of its largest bin, a
+/// tile of logits, blocks of other ranks and copies for messages.
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer,
                       MemorySpace space);
 

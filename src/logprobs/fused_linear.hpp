@@ -94,10 +94,10 @@ class FusedLinear {
                  Stream& stream, std::span<float> logprob, std::span<float> entropy);
 
   /// Computes d_x and d_weight after a forward pass with the same arguments. A target that no rank
-  /// has counts like one on another rank. Precondition: no soft cap. Tokens whose gradients are 0 are skipped, whatever x
+  /// has counts like one on another rank. Tokens whose gradients are 0 are skipped, whatever x
   /// holds for them. Collective: the parts of d_x are exchanged, one operation per batch of rows,
   /// and all-gathered if not sharded; x of other ranks is kept from the forward pass. Returns the
-  /// seconds that the host waited for other ranks.
+  /// seconds that the host waited for other ranks. Precondition: no soft cap.
   double backward(ConstMatrixRef x, ConstMatrixRef weight, std::span<const int32_t> targets,
                   const LinearGradients& gradients, Stream& stream);
 

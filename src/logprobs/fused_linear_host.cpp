@@ -129,7 +129,7 @@ class HostLinearOps final : public LinearOps {
 }  // namespace
 
 TileSize usual_tile(MemorySpace space) {
-  // Device: 64 MiB of logits, products of which fill a large device and outweigh their overhead; not
+  // Device: products of 64 MiB of logits fill a large device and outweigh their overhead; not
   // measured. Host: sizes from 256 to 1024 differ by a few percent in bench/fused_linear.cpp; 128
   // rows, which pack the weight more often, cost 7 % more.
   return space == MemorySpace::device ? TileSize{2048, 8192} : TileSize{512, 512};

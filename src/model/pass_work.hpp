@@ -15,8 +15,8 @@ struct StepWork {
   double bytes = 0;  ///< of a step bound by memory: each array read once, each result written once
 };
 
-/// Work of a step on `rows` rows: slots, or predictions for Score. Attention,
-/// AllReduce and Again have none here.
+/// Work of a step on `rows` rows: slots, or predictions for Score. Attention, AllReduce and Again
+/// have none here.
 StepWork work_of(const DecoderOperation& operation, const ModelConfig& config, int tp,
                  const DecoderTypes& types, int64_t rows);
 

@@ -30,7 +30,8 @@ namespace {
 // it meets the panels, so a is read from memory once per group instead of once per panel.
 //
 // On processors with multiply_tiles, blocks of 64 rows or more are packed and use it instead of
-// libxsmm. Its panels are deeper, so that c is read and written less often. The bits are the same.
+// libxsmm. Its panels are deeper, so that c is read and written less often. libxsmm splits the sums
+// of some small remainders; the bits of others are the same.
 constexpr int64_t panel_columns = gemm_panel_columns;
 static_assert(panel_columns == tile_columns);
 

@@ -83,7 +83,7 @@ void multiply_rows(const TileProduct& x) {
 
 void multiply_tiles(const TileProduct& x) {
   if (x.columns == tile_columns) return multiply_rows<4>(x);
-  // Whole vectors are computed next to c; the elements behind the last column are dropped.
+  // Whole vectors are computed beside c; elements after the last column are dropped.
   HWY_ALIGN float edge[most_rows * tile_columns] = {};
   TileProduct part = x;
   part.c = edge, part.c_stride = tile_columns;

@@ -118,8 +118,7 @@ struct FirstWriters {
   Round touched;            ///< rows in any batch
   Round outside;            ///< all other rows
 };
-/// In the rounds, `scratch` is the row of the result, and pieces have
-/// at most `longest_piece` rows.
+/// In the rounds, `scratch` is the row of the result, and pieces have at most `longest_piece` rows.
 inline constexpr int64_t longest_piece = 512;
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows);
 
