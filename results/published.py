@@ -9,7 +9,8 @@ row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (resu
 
 An error is predicted time over published time, minus 1. One beyond 20 % (10 % of what this project has measured, a source in
 results/) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A machine
-"NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py). --only: sources that contain TEXT; nothing is written, rows are printed.
+"NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py).
+--only: sources that contain TEXT; nothing is written, rows are printed.
 """
 
 import argparse
