@@ -26,6 +26,7 @@ Matrix product(const Matrix& a, std::span<const float> b, size_t m, size_t k, si
 Matrix product_with_transpose(const Matrix& a, std::span<const float> b, size_t m, size_t k,
                               size_t n) {
   Matrix c(m * n, 0.0);
+  if (m == 0) return c;
   constexpr size_t some = 256;
   std::vector<float> turned(k * some);
   const int64_t rows = m, depth = k, width = n;
