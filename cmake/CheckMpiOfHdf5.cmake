@@ -1,5 +1,5 @@
-# gyre_check_mpi_of_hdf5(HDF5_LIBRARIES MPI_LIBRARIES): an error if a shared HDF5 library needs another MPI library than
-# those: a program with two MPIs fails in its first call of HDF5. Static libraries cannot be checked.
+# gyre_check_mpi_of_hdf5(HDF5_LIBRARIES MPI_LIBRARIES) fails if a shared HDF5 library needs an MPI library that is not one of
+# MPI_LIBRARIES. A program with two MPIs fails in its first call of HDF5. Static libraries cannot be checked.
 function(gyre_check_mpi_of_hdf5 hdf5_libraries mpi_libraries)
   find_program(GYRE_OBJDUMP objdump)
   mark_as_advanced(GYRE_OBJDUMP)

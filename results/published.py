@@ -7,8 +7,8 @@ row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (resu
     published.csv   a row for each figure that was predicted: published and predicted time, error, reason of a miss
     published.txt   groups of them: how many, median error, how many within 10 and 20 %; what was left out, and why
 
-An error is predicted time over published time, minus 1. One beyond 20 % (10 % of what this project has measured, a source in
-results/) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A machine
+An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/, measured by this
+project) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A machine
 "NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py).
 --only: sources that contain TEXT; nothing is written, rows are printed.
 """
@@ -95,7 +95,7 @@ def command_of(apps, row, folder):
 
 def predictions_of(apps, row, folder, known):
     """{pass: measurements}. `known`: what was predicted before, by all that it depends on."""
-    key = tuple(row[k] for k in ("machine", "predict", "gpus", "batch", "tokens", "heads", "kv_heads", "head_dim", "mask"))
+    key = (row["source"].split(":")[0],) + tuple(row[k] for k in ("machine", "predict", "gpus", "batch", "tokens", "heads", "kv_heads", "head_dim", "mask"))
     if key not in known:
         command = command_of(apps, row, folder)
         ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
@@ -107,7 +107,7 @@ def predictions_of(apps, row, folder, known):
 
 
 def predicted_ms(row, by_pass):
-    """The time, and whether it is outside of what was measured."""
+    """Returns the time, and whether its sizes are outside the measured ones."""
     if shares := PHASES.get(row["schedule"].removeprefix("gyre-pipeline: ")):
         scoring = by_pass["fwd"]
         return scoring["time"] * sum(scoring[share] for share in shares) / 100, scoring["extrapolated"] > 1
@@ -116,7 +116,7 @@ def predicted_ms(row, by_pass):
 
 
 def predict_all(apps, rows, reasons):
-    """A row for each figure, and the reasons of no miss."""
+    """Returns a row for each figure, and the reasons that no miss needs."""
     unused = dict(reasons)
     predictions, known = [], {}
     with tempfile.TemporaryDirectory() as folder:

@@ -1,15 +1,15 @@
 #!/usr/bin/env python3
 """Makes rates of a machine file from a recorded run of bench-gpu: surface.py RECORD --head-dim N MACHINE.toml...
 
-RECORD is results/gpu/DEVICE-DATE-kernels.json. Of each MACHINE.toml (inputs/machines) are replaced
+RECORD is results/gpu/DEVICE-DATE-kernels.json. It replaces, in each MACHINE.toml (inputs/machines):
 
     kernels                the surfaces of head dimension N in bf16, both passes: a point for each length of
                            attention by cuDNN alone. launch_s and merge_s are those of the file's other surface
-    logprob_bytes_per_s,   of a call that ends with scores on the host: the two numbers of columns give the rate
-    logprob_row_s          and what each row takes
+    logprob_bytes_per_s,   two calls that end with scores on the host, with different numbers of columns, give the
+    logprob_row_s          rate and the time of a row
 
-The recorded squares are causal, so what their edge takes (diagonal_s) is found from the two shortest: as if these had
-one rate without it. A rate is that of the pairs in the time that is left without launch and edge.
+The recorded sequences are causal. diagonal_s, the time of a mask's edge for a token, assumes that the two shortest
+lengths have one rate. A rate is FLOPs / (time - launch_s - edge).
 
 --without TOKENS leaves a length out, to predict it. --check writes nothing; exit code 1 if a file would change.
 """
@@ -69,7 +69,7 @@ def surface(results, name, pass_, head_dim, other):
 
 
 def logprob_rates(results, name):
-    """The lines of a machine file."""
+    """{key: value} of the log-probability rates."""
     calls = [(2 * s["rows"] * s["columns"], s["rows"], t) for g, n, s, t in results if (g, n) == ("rows", "scores on the host")]
     if len(calls) != 2:
         raise Malformed(f"{name}: {len(calls)} calls of 'scores on the host'; wanted: 2")
@@ -79,7 +79,7 @@ def logprob_rates(results, name):
 
 
 def with_rates(text, results, name, head_dim):
-    """The text of a machine file with what is recorded."""
+    """Returns the text of a machine file with the recorded rates in it."""
     head, *tables = re.split(r"(?=^\[\[)", text, flags=re.MULTILINE)
     def is_kernel(table, **keys):
         return table.startswith(KERNELS) and all(re.search(rf'^{k} = "?{v}"?$', table, re.MULTILINE) for k, v in keys.items())
@@ -119,7 +119,8 @@ def main():
             new = with_rates(text, results, name, options.head_dim)
             if options.check and new != text:
                 sys.exit(f"surface.py: {machine} differs from {name}; without --check it is written")
-            machine.write_text(new, encoding="utf-8")
+            if new != text:
+                machine.write_text(new, encoding="utf-8")
     except (Malformed, OSError, KeyError) as error:
         sys.exit(f"surface.py: {error}")
 

@@ -159,8 +159,8 @@ bool is_same_case(const AttentionResult& a, const AttentionResult& b) {
   return a.schedule == b.schedule && a.layout == b.layout;
 }
 
-/// The fastest row of a pass and size, and the fastest of another schedule or layout, if any. Rows
-/// that failed do not count.
+/// The fastest result of a pass and number of tokens, and the fastest one of another schedule or
+/// layout, if any. Results that failed do not count.
 struct Race {
   const AttentionResult* first;
   const AttentionResult* second = nullptr;
@@ -210,7 +210,7 @@ std::string winners_text(const std::vector<AttentionResult>& results) {
         "# fastest {}, {} tokens: {} under {}, {:.4g} ms; next: {} under {}, {:.1f} % longer, {}\n",
         name_of(first->pass), first->tokens, first->schedule, first->layout, a.median,
         second->schedule, second->layout, 100 * (b.median / a.median - 1),
-        !known                         ? "of too few repetitions to tell"
+        !known                         ? "too few repetitions to tell"
         : a.median_high < b.median_low ? "beyond the noise"
                                        : "within the noise");
   }

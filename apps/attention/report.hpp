@@ -25,7 +25,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                  const AttentionWorkload& workload, const Backend& backend);
 
 /// Adds the figures of merit: for each direction and number of tokens, the rate of the fastest
-/// result.
+/// result that did not fail; and the average rate.
 void add_figures(RunReport& report, const std::vector<AttentionResult>& results);
 /// Returns "#" lines, one for each direction and number of tokens: the fastest schedule and layout,
 /// the next one, and whether the confidence intervals of their medians are apart. Empty if there

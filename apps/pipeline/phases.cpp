@@ -16,7 +16,7 @@ struct Phase {
   std::string name;
   double seconds, work;
   const char* unit;  ///< of work per second
-  double least;      ///< seconds that the limits allow
+  double least;      ///< shortest time, in seconds, at the machine's limits
 };
 
 struct PhaseRow {

@@ -256,15 +256,18 @@ int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const 
                       MemorySpace space) {
   const GridShape& grid = plan.setup.grid;
   const DecoderTypes& types = plan.setup.types;
-  const TileSize logits = usual_tile(space);
+  const TileSize tile = usual_tile(space);
+  const int64_t columns = std::min(tile.columns, scored_vocab(config, grid.tp));
   int64_t most = 0;
-  for (const BinShard& bin : scorer.shards())
+  for (const BinShard& bin : scorer.shards()) {
+    const int64_t rows = std::min(tile.rows, std::ssize(bin.batch.targets));
     most = std::max(
         most,
         activation_bytes(config, grid.tp, types, bin.shard.slots, std::ssize(bin.batch.again)) +
-            own_bytes(bin.plans.front(), scorer.heads(), attention_types(types, grid.cp)));
-  return weight_bytes(config, grid.tp, types.activations) + most + scorer.count().transient_bytes +
-         logits.rows * logits.columns * size_of(DType::f32);
+            own_bytes(bin.plans.front(), scorer.heads(), attention_types(types, grid.cp)) +
+            rows * columns * size_of(DType::f32));
+  }
+  return weight_bytes(config, grid.tp, types.activations) + most + scorer.count().transient_bytes;
 }
 
 namespace {

@@ -38,8 +38,8 @@ struct ModelConfig {
   bool output_bias = false;  ///< bias of attention's output projection
   bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before rotary embedding
   bool tied_head = false;    ///< the head's weight is the embedding
-  bool attention_sinks = false;  ///< a logit of each query head and layer, in the softmax alone
-  double final_soft_cap = 0;     ///< logits <- cap · tanh(logits / cap); 0: unchanged
+  bool attention_sinks = false;             ///< logits of query heads, in the softmax's denominator
+  double final_soft_cap = 0;                ///< logits <- cap · tanh(logits / cap); 0: unchanged
   std::vector<LayerKind> layer_kinds = {};  ///< [num_hidden_layers]; empty: all as the default
 
   int64_t rotary_width() const { return rotary_dim == 0 ? head_dim : rotary_dim; }

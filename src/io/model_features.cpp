@@ -34,8 +34,8 @@ constexpr ModelFamily families[] = {
      .windows = Windows::no_rope},
 };
 
-/// Values of 'hidden_act', of the functions of the same names in transformers; the first name of an
-/// activation is the one that is written.
+/// Values of 'hidden_act', named as in transformers. Of several names for one function, the first
+/// is written.
 constexpr std::pair<const char*, GateActivation> activations[] = {
     {"silu", GateActivation::silu},          {"swish", GateActivation::silu},
     {"gelu", GateActivation::gelu},          {"gelu_pytorch_tanh", GateActivation::gelu_tanh},
@@ -292,6 +292,7 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
   add("qk_norm", config.qk_norm, int64_t{1});
   add("tie_word_embeddings", config.tied_head, int64_t{1});
+  add("attention_sinks", config.attention_sinks, int64_t{1});
   add("final_logit_softcapping", config.final_soft_cap > 0, config.final_soft_cap);
   Json turns = Json::array(), types = Json::array();
   int64_t window = 0, sliding = 0;

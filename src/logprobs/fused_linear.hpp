@@ -50,8 +50,8 @@ struct LinearOptions {
   double temperature = 1;
   double soft_cap = 0;  ///< Z becomes cap · tanh(Z / cap), in forward alone; 0: unchanged
   int threads = 1;
-  int64_t tile_rows = 0;     ///< of a tile of logits; 0: the default of `ops`
-  int64_t tile_columns = 0;  ///< 0: the default of `ops`; may differ between ranks
+  int64_t tile_rows = 0;     ///< of a tile of logits; 0: that of usual_tile()
+  int64_t tile_columns = 0;  ///< 0: those of usual_tile(); may differ between ranks
   LinearOps* ops = nullptr;  ///< performs the computations, in its memory space; null: host
 };
 

@@ -135,9 +135,9 @@ std::vector<DecoderStep> decoder_steps(const ModelConfig& config);
 /// KV heads of one of `tp` ranks: a part of all, or one that several ranks share.
 int64_t local_kv_heads(const ModelConfig& config, int tp);
 
-/// Rows of the embedding and of the head on one of `tp` ranks, and how many of them the softmax
-/// includes on a rank without padding.
+/// Rows of the embedding and of the head on one of `tp` ranks.
 int64_t local_vocab(const ModelConfig& config, int tp);
+/// Rows of the head that the softmax includes, on the rank that has the most.
 int64_t scored_vocab(const ModelConfig& config, int tp);
 
 /// Columns of an activation on one of `tp` ranks.

@@ -44,7 +44,8 @@ struct PrefixNode {
 struct PrefixForest {
   std::vector<int64_t> tree_offsets{0};  ///< [trees + 1], in nodes
   std::vector<PrefixNode> nodes;         ///< by tree: parents before children, depth first
-  std::vector<int64_t> documents;        ///< document numbers, by node; those that end there first
+  /// [documents] Document numbers, by node. Those that end at a node precede those of its children.
+  std::vector<int64_t> documents;
 
   int64_t trees() const { return std::ssize(tree_offsets) - 1; }
   std::span<const PrefixNode> tree(int64_t t) const;

@@ -10,11 +10,11 @@
 // (Thakur, Rabenseifner, Gropp, IJHPCA 19, 2005), NCCL similarly (PAT and ring). Every round of a
 // tree waits for the slowest link: that of the outermost tier that the group spans.
 //
-// A ring visits the ranks of a node one after the other, and so the nodes. NCCL builds several
+// A ring visits the ranks of a node in turn, then those of the next node. NCCL builds several
 // rings, which leave a node through different NICs, and sends a part of every block over each. In a
-// round, the m ranks of a node therefore send one block to the next node over their m links. (A
-// library with one ring sends it from one rank, which then has the others' share of the network.)
-// With U_t the ranks of the group in a unit of tier t (U_-1 = 1, and n in the outermost one), a
+// round, the m ranks of a node therefore send one block to the next node over their m links. (With
+// a single ring, one rank sends the whole block, and its link has the bandwidth of all m.) U_t is
+// the number of ranks of the group in the unit of tier t that has the fewest, and U_-1 = 1. A
 // rank's link of tier t carries the share
 //
 //     s_t = 1 / U_(t-1) - 1 / U_t,   in the outermost tier   1 / U_(t-1)
@@ -22,9 +22,9 @@
 // of each block. The rounds follow one another without a gap, so that a link's time is that of one
 // message of all its bytes, (n-1) s_t b; the slowest link decides. A block crosses each edge of the
 // ring but one: with N_t units of tier t (N_-1 = n), the latencies are the sum over t of
-// (N_(t-1) - N_t) latency_t. NCCL's own model has the same (src/graph/tuning.cc: the bandwidth of
-// all channels, nNodes - 1 latencies of the network, a node's for the other rounds). Example, 16
-// ranks in nodes of 8:
+// (N_(t-1) - N_t) latency_t. NCCL's own model (src/graph/tuning.cc) has the same latencies and
+// bandwidths: the bandwidth of all channels, nNodes - 1 latencies of the network, and those of a
+// node for the other rounds. Example, 16 ranks in nodes of 8:
 //
 //     14 latency_0 + latency_1 + max(15 7/8 b / bandwidth_0, 15 1/8 b / bandwidth_1)
 //
@@ -50,8 +50,8 @@ struct TierSpread {
   int units = 1;         ///< number of units with a rank of the group
   int ranks_of_one = 1;  ///< ranks of the group in the unit that has the fewest
 };
-/// For each tier from the innermost one to the first with one unit. The group: the machine's ranks
-/// first, first + stride, ...
+/// Returns the spread over each tier, from the innermost one to the first with a single unit, of
+/// the group of ranks first, first + stride, ...
 std::vector<TierSpread> spread_of(const std::vector<LinkTier>& tiers, int64_t first, int64_t stride,
                                   int ranks);
 

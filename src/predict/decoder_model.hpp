@@ -1,7 +1,7 @@
 #pragma once
 // Durations of a decoder's operations other than attention.
 //
-//     linear        launch + 2 m k n / rate(m, sqrt(k n))      [m, k] · [k, n]; logits too
+//     linear        launch + 2 m k n / rate(m, sqrt(k n))      [m, k] · [k, n]; also the logits
 //     elementwise   bytes read and written / rate               norms, rotations, activations
 //     log-probs     rows · (row_s + columns · bytes / rate)     one pass over the logits
 //     all-reduce    as measured for this number of ranks; else by a ring over the links:

@@ -149,16 +149,16 @@ class ProgramWriter {
     compiled_.cost.extrapolated += time.extrapolated;
     spend(SpanKind::compute, time.seconds + slowed, slowed);
   }
-  /// A call as the kernel around a library makes batches of it (cuda_ragged_kernel.hpp).
+  /// The batches that cuda_ragged_kernel.hpp makes of a call.
   struct CallBatches {
     std::vector<Rectangle> rectangles;  ///< of the call
     bool fixed_tiles = false;
     int64_t longest = 0;  ///< rows of its arrays
     RaggedPlan plan;
-    std::vector<Rectangle> entries;  ///< of all batches, and what is in none
+    std::vector<Rectangle> entries;  ///< rectangles in no batch, then entries of all batches
     std::vector<bool> overwrites_q, overwrites_k;
   };
-  /// Many calls are as the one before.
+  /// Plans the batches of `c`, unless the previous call had the same rectangles and sizes.
   void prepare_batches(const step::Compute& c) {
     const int64_t longest = std::max(plan_.arrays[c.q].tokens(), plan_.arrays[c.kv].tokens());
     CallBatches& b = batches_;
@@ -179,8 +179,7 @@ class ProgramWriter {
     b.overwrites_q = overwriting_batches(b.plan.batches, RaggedRows::q);
     b.overwrites_k = overwriting_batches(b.plan.batches, RaggedRows::k);
   }
-  /// Elements of results of earlier calls, or of earlier batches of this one, that the call merges
-  /// others into.
+  /// Number of elements that the call adds to results of earlier calls or batches.
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
     int64_t elements = 0;
     if (const int of_queries = p_.pass_ == Pass::forward ? c.out : c.d_q; of_queries >= 0)
@@ -189,7 +188,8 @@ class ProgramWriter {
       elements += merged_rows(batches_.overwrites_k, written(c.d_kv), false) * c.kv_heads.count * 2;
     return elements * p_.heads_.head_dim;
   }
-  /// Adds the queries, or keys, of the call to the rows that are written.
+  /// Marks the query rows, or key rows, of the call as written. Returns how many are merged with
+  /// earlier results.
   int64_t merged_rows(const std::vector<bool>& overwrites, RowSet& written, bool queries) const {
     const RaggedPlan& plan = batches_.plan;
     int64_t merged = 0;
@@ -200,7 +200,7 @@ class ProgramWriter {
         const int64_t earlier = written.add(begin, begin + length);
         merged += overwrites[i] ? earlier : length;
       }
-    for (const Rectangle& r : plan.others)  // of a kernel that merges by itself
+    for (const Rectangle& r : plan.others)  // their kernel merges by itself
       queries ? written.add(r.q_begin, r.q_begin + r.q_length)
               : written.add(r.k_begin, r.k_begin + r.k_length);
     return merged;

@@ -20,18 +20,18 @@
 namespace gyre {
 namespace {
 
-// A panel of b (panel_columns x depth floats, at most 64 KiB) is packed into contiguous rows,
-// because the caller's stride, often a power of two, would map it to a few cache sets. Packing also
-// widens bf16 and transposes a transposed b. A transposed a needs no copy, because its elements are
-// read one at a time.
+// A panel of b (panel_columns x depth floats) is packed into contiguous rows, because the caller's
+// stride, often a power of two, would map it to a few cache sets. Packing also widens bf16 and
+// transposes a transposed b. libxsmm reads the elements of a one at a time, so a transposed a needs
+// no copy.
 //
 // Loops, outermost first: groups of panels, depth, blocks of rows, panels of the group. A group
-// takes half of the L2 cache; a block of rows of a (at most 64 KiB) stays in the other half while
+// takes half of the L2 cache; a block of rows of a stays in the other half while
 // it meets the panels, so a is read from memory once per group instead of once per panel.
 //
-// On processors with multiply_tiles, blocks of 64 rows or more are packed and use it instead of
-// libxsmm. Its panels are deeper, so that c is read and written less often. libxsmm splits the sums
-// of some small remainders; the bits of others are the same.
+// On processors with multiply_tiles, products of 64 rows or more use it instead of libxsmm, on
+// packed blocks of a. Its panels are deeper, so that c is read and written less often. Both give
+// the same bits, except where libxsmm splits the sums of a small remainder.
 constexpr int64_t panel_columns = gemm_panel_columns;
 static_assert(panel_columns == tile_columns);
 

@@ -1,6 +1,6 @@
 // Register tiles of 6 x 64 elements: 24 accumulators, 4 vectors of the panel, and one broadcast
-// element of a. A step of depth issues 10 loads for 24 FMAs, the fewest instructions per FMA that
-// 32 registers allow.
+// element of a. A step of depth issues 10 loads for 24 FMAs, the fewest for 64 columns in 32
+// registers.
 
 #include "runtime/gemm_tiles.hpp"
 

@@ -20,8 +20,8 @@
 namespace gyre {
 namespace {
 
-/// Number of ranks according to the launcher's environment variables; 0 without them. The first that
-/// is set counts: under mpiexec in a Slurm job, the variables of Slurm are those of its proxies.
+/// Number of ranks according to the launcher's environment variables; 0 without them. The first
+/// variable that is set counts, because in a Slurm job the tasks of Slurm are mpiexec's proxies.
 int announced_ranks() {
   for (const char* name :
        {"PMI_SIZE", "OMPI_COMM_WORLD_SIZE", "PMIX_SIZE", "FLUX_JOB_SIZE", "SLURM_STEP_NUM_TASKS"})

@@ -120,9 +120,10 @@ TEST_F(PlainKernelGpu, SomeRectanglesOfACallAreForTheTiledKernel) {
   int64_t progress = 0;
   p.progress = [&] { ++progress; };
   check(p);
-  EXPECT_EQ(kernel().note(),
-            "tiled kernel for 4 of 10 rectangles (unequal strides, window); 80 rows of queries and "
-            "50 of keys are added to those of earlier batches");
+  EXPECT_EQ(
+      kernel().note(),
+      "tiled kernel for 4 of 10 rectangles (unequal strides, window); results of 80 query rows "
+      "and 50 key rows are added to those of earlier batches");
   EXPECT_EQ(plain().forward.executed, 2);
   EXPECT_EQ(plain().backward.executed, 2);
   EXPECT_GE(progress, 4);  // at least once for each batch
@@ -139,7 +140,7 @@ TEST_F(PlainKernelGpu, RefusedBatches) {
   check(p);
   EXPECT_EQ(kernel().note(),
             "tiled kernel for 4 of 8 rectangles (refused by plain: " + why.substr(0, 80) +
-                "); 0 rows of queries and 30 of keys are added to those of earlier batches");
+                "); results of 0 query rows and 30 key rows are added to those of earlier batches");
   const auto calls = [](const test::PlainAttention::Calls& x) {
     return std::vector<int64_t>{x.asked, x.built, x.executed};
   };

@@ -104,8 +104,9 @@ class RaggedKernel final : public BlockKernel {
     if (rest > 0)
       add(fmt::format("tiled kernel for {} of {} rectangles ({})", rest, rectangles_, reasons));
     if (added_q_ + added_k_ > 0)
-      add(fmt::format("{} rows of queries and {} of keys are added to those of earlier batches",
-                      added_q_, added_k_));
+      add(fmt::format(
+          "results of {} query rows and {} key rows are added to those of earlier batches",
+          added_q_, added_k_));
     if (unordered_) add(library_->name() + "'s dQ is summed in no fixed order");
     if (finite_.bytes() > 0)
       add(

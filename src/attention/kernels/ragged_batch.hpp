@@ -92,8 +92,8 @@ struct RaggedPlan {
 /// results may depend on the batch.
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
                        int64_t max_rows);
-/// With the limits that a call has whose arrays have `rows` rows, queries or keys, whichever are
-/// more: 1024 entries, and twice the rows of the arrays, or 16384 if that is more.
+/// Returns plan_ragged with the limits of a call: 1024 entries and max(16384, 2 · rows) rows, where
+/// `rows` is the number of query rows or of key rows, whichever is larger.
 RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows);
 
 /// Class 0: up to 512 queries. Class c > 0: 512 · 4^(c-1) < queries <= 512 · 4^c, so that lengths
@@ -107,13 +107,13 @@ std::vector<Rectangle> rectangles_of(const RaggedBatch& batch);
 std::vector<Round> query_rounds(const RaggedBatch& batch);
 std::vector<Round> key_rounds(const RaggedBatch& batch);
 
-/// [batches] Whether a batch, of those that run in order, may overwrite its rows of a result: each
-/// of its rows is in one of its entries only, and in no earlier batch. The others add to them.
+/// Returns for each batch, in the order in which they run, whether it may overwrite its rows of a
+/// result: no row is in two of its entries or in an earlier batch. Other batches add to their rows.
 /// `side`: RaggedRows::q or k.
 std::vector<bool> overwriting_batches(std::span<const RaggedBatch> batches, RaggedRows side);
 
 struct FirstWriters {
-  std::vector<bool> first;  ///< overwriting_batches
+  std::vector<bool> first;  ///< result of overwriting_batches
   Round rest;               ///< rows in no batch that may overwrite
   Round touched;            ///< rows in any batch
   Round outside;            ///< all other rows

@@ -15,15 +15,15 @@ int64_t keys_end(const Rectangle& r) {
   return r.k_begin + r.k_length;
 }
 
-/// Whether a rectangle ends at a diagonal that hides no key before it.
+/// Whether the mask is causal, without a window, and hides no key in front of the rectangle.
 bool has_diagonal(const Rectangle& r) {
   const Mask& m = r.mask;
   return m.causal && m.window == 0 && m.q_stride == m.k_stride && m.end_key(0) >= 0 &&
          r.q_length > 0 && r.k_length > 0;
 }
 
-/// Keys that all queries see, and behind them those of `diagonal`.
-Rectangle behind(const Rectangle& full, const Rectangle& diagonal) {
+/// Joins a full rectangle and one with a diagonal, whose keys follow those of the full one.
+Rectangle joined(const Rectangle& full, const Rectangle& diagonal) {
   Rectangle both = diagonal;
   both.k_begin = full.k_begin;
   both.k_length += full.k_length;
@@ -81,7 +81,7 @@ bool is_full(const Rectangle& r) {
 }
 
 std::vector<Rectangle> joined_keys(std::span<const Rectangle> rectangles) {
-  std::vector<Rectangle> joined;
+  std::vector<Rectangle> result;
   std::map<std::pair<int64_t, int64_t>, Rectangle> open;  // full ones, by their queries
   for (const Rectangle& r : rectangles) {
     const auto before = open.find({r.q_begin, r.q_length});
@@ -91,18 +91,18 @@ std::vector<Rectangle> joined_keys(std::span<const Rectangle> rectangles) {
     if (full && follows) {
       before->second.k_length += r.k_length;
     } else if (full && before != open.end()) {
-      joined.push_back(std::exchange(before->second, without_mask));
+      result.push_back(std::exchange(before->second, without_mask));
     } else if (full) {
       open[{r.q_begin, r.q_length}] = without_mask;
     } else if (follows && has_diagonal(r)) {
-      joined.push_back(behind(before->second, r));
+      result.push_back(joined(before->second, r));
       open.erase(before);
     } else {
-      joined.push_back(r);
+      result.push_back(r);
     }
   }
-  for (const auto& [queries, r] : open) joined.push_back(r);
-  return joined;
+  for (const auto& [queries, r] : open) result.push_back(r);
+  return result;
 }
 
 std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> rectangles) {

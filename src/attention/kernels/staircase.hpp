@@ -19,9 +19,9 @@
 namespace gyre {
 
 /// Joins rectangles of the same queries whose keys follow one another, as layouts cut them into
-/// chunks: full ones, and a full one with a diagonal behind it. As entries of batches they would
-/// share queries, which a library would merge. Full ones come last in the result, the others in
-/// order.
+/// chunks: full ones, and a full one with the causal one after it. As entries of batches they would
+/// share queries, whose results would have to be merged. The order of the result is not that of
+/// `rectangles`.
 std::vector<Rectangle> joined_keys(std::span<const Rectangle> rectangles);
 
 /// Splits `rectangles` into layers with the same visible pairs. The first layer has all rectangles
