@@ -130,9 +130,9 @@ class HostLinearOps final : public LinearOps {
 
 TileSize usual_tile(MemorySpace space) {
   // Device: products of 64 MiB of logits fill a large device and outweigh their overhead; not
-  // measured. Host: sizes from 256 to 1024 differ by a few percent in bench/fused_linear.cpp; 128
-  // rows, which pack the weight more often, cost 7 % more.
-  return space == MemorySpace::device ? TileSize{2048, 8192} : TileSize{512, 512};
+  // measured. Host: each tile packs its part of the weight, which 512 rows repay less well (3 to 6 %
+  // slower in a pass of SmolLM2).
+  return space == MemorySpace::device ? TileSize{2048, 8192} : TileSize{1024, 1024};
 }
 
 LinearOps& cpu_linear_ops() {

@@ -25,27 +25,38 @@ namespace {
 // transposes a transposed b. libxsmm reads the elements of a one at a time, so a transposed a needs
 // no copy.
 //
-// Loops, outermost first: groups of panels, depth, blocks of rows, panels of the group. A group
-// takes half of the L2 cache; a block of rows of a stays in the other half while
-// it meets the panels, so a is read from memory once per group instead of once per panel.
+// Loops, outermost first: depth, groups of panels, blocks of rows, panels of the group, slices of
+// their depth. A group stays in the L2 cache for all blocks of rows, so a is read from memory once
+// per group instead of once per panel.
 //
 // On processors with multiply_tiles, products of 64 rows or more use it instead of libxsmm, on
-// packed blocks of a. Its panels are deeper, so that c is read and written less often. Both give
+// packed blocks of a. Its slices of panels stay in the L1 cache for all rows of a block. Both give
 // the same bits, except where libxsmm splits the sums of a small remainder.
-constexpr int64_t panel_columns = gemm_panel_columns;
-static_assert(panel_columns == tile_columns);
 
-/// Largest depth of a panel, and largest number of rows in a block.
+/// Largest depth of panels, depth of their slices, columns of a panel, and rows of a block; share of
+/// the L2 cache that a group of panels takes.
 struct Blocking {
-  int64_t depth, rows;
+  int64_t depth, slice, columns, rows;
+  double share;
 };
-constexpr Blocking usual_blocking{256, 64}, tile_blocking{tile_depth, 96};
+constexpr Blocking usual_blocking{256, 256, gemm_panel_columns, 64, 0.5};
+constexpr Blocking tile_blocking{1024, tile_depth, tile_columns, 96, 1};
+static_assert(gemm_panel_columns % tile_columns == 0);
+/// Distance between packed rows of a. The padding spreads them over the sets of the L1 cache.
+constexpr int64_t packed_a_stride = tile_blocking.depth + 16;
 
-/// Number of panels in half of the L2 cache. Results do not depend on it.
-int64_t panels_of_group(const Blocking& blocking) {
+/// The smallest multiple of `unit` of which as few cover `whole` as multiples up to `most` would.
+int64_t even_part(int64_t whole, int64_t most, int64_t unit = 1) {
+  const int64_t parts = ceil_div(whole, std::max(unit, most / unit * unit));
+  return ceil_div(ceil_div(whole, parts), unit) * unit;
+}
+
+/// Number of columns of a group of panels of this depth. Results do not depend on it.
+int64_t columns_of_group(int64_t columns, int64_t depth, const Blocking& blocking) {
   static const int64_t l2 = sysconf(_SC_LEVEL2_CACHE_SIZE);
-  const int64_t panel = panel_columns * blocking.depth * sizeof(float);
-  return std::clamp<int64_t>((l2 > 0 ? l2 : int64_t{1} << 20) / 2 / panel, 1, 16);
+  const double bytes = blocking.share * static_cast<double>(l2 > 0 ? l2 : int64_t{1} << 20);
+  return even_part(columns, static_cast<int64_t>(bytes) / (depth * sizeof(float)),
+                   blocking.columns);
 }
 
 struct Strides {
@@ -132,39 +143,40 @@ void widen(ConstMatrixRef from, int64_t row, int64_t col, int64_t rows, int64_t 
 }
 
 struct Scratch {
-  Buffer<float> panels, rows{panel_columns * tile_blocking.depth};
-  Buffer<float> a_rows{tile_blocking.rows * tile_a_stride};
+  Buffer<float> panels, b_rows{gemm_panel_columns * tile_blocking.depth};
+  Buffer<float> a_rows{tile_blocking.rows * packed_a_stride};
 };
 Scratch& scratch() {
   thread_local Scratch scratch;
   return scratch;
 }
 
-/// Packs the panel of b at depth k and column n as [depth, columns] in rows of `panel_columns`.
+/// Packs the panel of b at depth k and column n as [depth, columns], in rows of `stride`.
 void pack_panel(const Operands& x, int64_t k, int64_t depth, int64_t n, int64_t columns,
-                float* panel) {
-  if (!x.b_transposed) return widen(x.b, k, n, depth, columns, panel, panel_columns);
-  const float* rows = scratch().rows.data();
-  int64_t stride = depth;
+                int64_t stride, float* panel) {
+  if (!x.b_transposed) return widen(x.b, k, n, depth, columns, panel, stride);
+  const float* rows = scratch().b_rows.data();
+  int64_t rows_stride = depth;
   if (x.b.type == DType::f32) {
     rows = x.b.as<float>().row(n) + k;
-    stride = std::max(x.b.stride, depth);  // a single row may have any stride
+    rows_stride = std::max(x.b.stride, depth);  // a single row may have any stride
   } else {
-    widen(x.b, n, k, columns, depth, scratch().rows.data(), depth);
+    widen(x.b, n, k, columns, depth, scratch().b_rows.data(), depth);
   }
   libxsmm_otrans(panel, rows, sizeof(float), static_cast<libxsmm_blasint>(depth),
-                 static_cast<libxsmm_blasint>(columns), static_cast<libxsmm_blasint>(stride),
-                 static_cast<libxsmm_blasint>(panel_columns));
+                 static_cast<libxsmm_blasint>(columns), static_cast<libxsmm_blasint>(rows_stride),
+                 static_cast<libxsmm_blasint>(stride));
 }
 
-/// Packs the panels of columns [begin, end), `panel_columns` x `depth` floats each.
-const float* pack_group(const Operands& x, int64_t k, int64_t depth, int64_t begin, int64_t end) {
+/// Packs panels of `width` columns of the columns [begin, end).
+const float* pack_group(const Operands& x, int64_t k, int64_t depth, int64_t begin, int64_t end,
+                        int64_t width) {
   Buffer<float>& panels = scratch().panels;
-  const int64_t size = panel_columns * depth, needed = ceil_div(end - begin, panel_columns) * size;
+  const int64_t size = width * depth, needed = ceil_div(end - begin, width) * size;
   if (panels.size() < needed) panels = Buffer<float>(needed);
-  for (int64_t n = begin; n < end; n += panel_columns)
-    pack_panel(x, k, depth, n, std::min(panel_columns, end - n),
-               panels.data() + (n - begin) / panel_columns * size);
+  for (int64_t n = begin; n < end; n += width)
+    pack_panel(x, k, depth, n, std::min(width, end - n), width,
+               panels.data() + (n - begin) / width * size);
   return panels.data();
 }
 
@@ -174,9 +186,9 @@ const float* pack_rows(const Operands& x, int64_t m, int64_t rows, int64_t k, in
   if (x.a_transposed)
     libxsmm_otrans(to, x.a_from(m, k), sizeof(float), static_cast<libxsmm_blasint>(rows),
                    static_cast<libxsmm_blasint>(depth),
-                   static_cast<libxsmm_blasint>(std::max(x.a.stride, rows)), tile_a_stride);
+                   static_cast<libxsmm_blasint>(std::max(x.a.stride, rows)), packed_a_stride);
   else
-    widen(ConstMatrixRef(x.a), m, k, rows, depth, to, tile_a_stride);
+    widen(ConstMatrixRef(x.a), m, k, rows, depth, to, packed_a_stride);
   return to;
 }
 
@@ -202,28 +214,32 @@ void multiply(const Operands& x, MatrixView<float> c, bool accumulate) {
   const Blocking blocking = tiles ? tile_blocking : usual_blocking;
   // The stride matters only between rows; libxsmm refuses one below the row length.
   const auto stride_of = [](auto view) { return view.rows == 1 ? view.cols : view.stride; };
-  Kernels kernels({stride_of(x.a), pack ? panel_columns : stride_of(x.b), stride_of(c)},
+  Kernels kernels({stride_of(x.a), pack ? blocking.columns : stride_of(x.b), stride_of(c)},
                   x.a_transposed);
-  const int64_t slices = ceil_div(x.k(), blocking.depth);
-  const int64_t depth = ceil_div(x.k(), slices);
-  const int64_t group = panels_of_group(blocking) * panel_columns;
-  for (int64_t first = 0; first < c.cols; first += group) {
-    const int64_t last = std::min(first + group, c.cols);
-    for (int64_t k = 0; k < x.k(); k += depth) {
-      const int64_t depth_now = std::min(depth, x.k() - k);
-      const float* panels = pack ? pack_group(x, k, depth_now, first, last) : nullptr;
-      const bool add = accumulate || k > 0;
+  const int64_t depth = even_part(x.k(), blocking.depth);
+  const int64_t slice = even_part(depth, blocking.slice),
+                group = columns_of_group(c.cols, depth, blocking);
+  for (int64_t k = 0; k < x.k(); k += depth) {
+    const int64_t depth_now = std::min(depth, x.k() - k);
+    for (int64_t first = 0; first < c.cols; first += group) {
+      const int64_t last = std::min(first + group, c.cols);
+      const float* panels =
+          pack ? pack_group(x, k, depth_now, first, last, blocking.columns) : nullptr;
       for (int64_t m = 0; m < c.rows; m += blocking.rows) {
         const int64_t rows = std::min(blocking.rows, c.rows - m);
         const float* packed = tiles ? pack_rows(x, m, rows, k, depth_now) : nullptr;
-        for (int64_t n = first; n < last; n += panel_columns) {
+        for (int64_t n = first; n < last; n += blocking.columns) {
           const float* panel = pack ? panels + (n - first) * depth_now : x.b.as<float>().row(k) + n;
-          const int64_t columns = std::min(panel_columns, last - n);
+          const int64_t columns = std::min(blocking.columns, last - n);
           float* const to = c.row(m) + n;
-          if (tiles)
-            multiply_tiles({packed, panel, to, c.stride, rows, columns, depth_now, add});
-          else
-            kernels.get(rows, columns, depth_now, add)(panel, x.a_from(m, k), to);
+          if (!tiles) {
+            kernels.get(rows, columns, depth_now, accumulate || k > 0)(panel, x.a_from(m, k), to);
+            continue;
+          }
+          for (int64_t s = 0; s < depth_now; s += slice)
+            multiply_tiles({packed + s, packed_a_stride, panel + s * blocking.columns, to, c.stride,
+                            rows, columns, std::min(slice, depth_now - s),
+                            accumulate || k + s > 0});
         }
       }
     }

@@ -1,6 +1,6 @@
-// Register tiles of 6 x 64 elements: 24 accumulators, 4 vectors of the panel, and one broadcast
-// element of a. A step of depth issues 10 loads for 24 FMAs, the fewest for 64 columns in 32
-// registers.
+// Register tiles of 12 x 32 elements: 24 accumulators, 2 vectors of the panel, and one broadcast
+// element of a. A step of depth issues 14 loads for 24 FMAs. Tiles of 64 columns need 10, but their
+// panel does not fit into the L1 cache.
 
 #include "runtime/gemm_tiles.hpp"
 
@@ -16,6 +16,7 @@
 // clang-format on
 
 #include <algorithm>
+#include <array>
 #include <utility>
 
 HWY_BEFORE_NAMESPACE();
@@ -24,8 +25,8 @@ namespace {
 #if HWY_TARGET <= HWY_AVX3
 namespace hn = hwy::HWY_NAMESPACE;
 
-constexpr int most_rows = 6, vector = 16;
-constexpr int64_t ahead = 10 * tile_columns;  // the panel comes from the L2 cache
+constexpr int most_rows = 12, vector = 16;
+constexpr int64_t ahead = 10 * tile_columns;  // the first tile reads the panel from the L2 cache
 
 /// One register tile. Prefetches the elements of c from `next` on, which the next tile reads.
 template <int vectors, int rows>
@@ -37,7 +38,7 @@ HWY_NOINLINE void multiply_tile(const TileProduct& x, const float* next) {
   V sums[rows][vectors];
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v)
       sums[i][v] = x.accumulate ? hn::LoadU(d, c + i * stride + v * vector) : hn::Zero(d);
   for (int i = 0; i < rows; ++i)
@@ -45,21 +46,21 @@ HWY_NOINLINE void multiply_tile(const TileProduct& x, const float* next) {
   const float *a = x.a, *b = x.panel;
   for (const float* const end = a + x.depth; a < end; ++a, b += tile_columns) {
     V from[vectors];
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) {
       from[v] = hn::Load(d, b + v * vector);
       hwy::Prefetch(b + ahead + v * vector);
     }
 #pragma GCC unroll 16
     for (int i = 0; i < rows; ++i) {
-      const V factor = hn::Set(d, a[i * tile_a_stride]);
-#pragma GCC unroll 4
+      const V factor = hn::Set(d, a[i * x.a_stride]);
+#pragma GCC unroll 2
       for (int v = 0; v < vectors; ++v) sums[i][v] = hn::MulAdd(factor, from[v], sums[i][v]);
     }
   }
 #pragma GCC unroll 16
   for (int i = 0; i < rows; ++i)
-#pragma GCC unroll 4
+#pragma GCC unroll 2
     for (int v = 0; v < vectors; ++v) hn::StoreU(sums[i][v], d, c + i * stride + v * vector);
 }
 
@@ -67,14 +68,15 @@ HWY_NOINLINE void multiply_tile(const TileProduct& x, const float* next) {
 template <int vectors>
 void multiply_rows(const TileProduct& x) {
   using Tile = void (*)(const TileProduct&, const float*);
-  static constexpr Tile tile_of[most_rows] = {multiply_tile<vectors, 1>, multiply_tile<vectors, 2>,
-                                              multiply_tile<vectors, 3>, multiply_tile<vectors, 4>,
-                                              multiply_tile<vectors, 5>, multiply_tile<vectors, 6>};
+  static constexpr auto tile_of = []<size_t... i>(std::index_sequence<i...>) {
+    return std::array<Tile, most_rows>{multiply_tile<vectors, static_cast<int>(i) + 1>...};
+  }
+  (std::make_index_sequence<most_rows>());
   const int64_t tiles = (x.rows + most_rows - 1) / most_rows;
   TileProduct tile = x;
   for (int64_t t = 0, row = 0; t < tiles; ++t) {
     const int64_t end = x.rows * (t + 1) / tiles;
-    tile.a = x.a + row * tile_a_stride;
+    tile.a = x.a + row * x.a_stride;
     tile.c = x.c + row * x.c_stride;
     tile_of[end - row - 1](tile, t + 1 < tiles ? x.c + end * x.c_stride : tile.c);
     row = end;
@@ -82,30 +84,18 @@ void multiply_rows(const TileProduct& x) {
 }
 
 void multiply_tiles(const TileProduct& x) {
-  if (x.columns == tile_columns) return multiply_rows<4>(x);
+  if (x.columns == tile_columns) return multiply_rows<2>(x);
   // Whole vectors are computed beside c; elements after the last column are dropped.
   HWY_ALIGN float edge[most_rows * tile_columns] = {};
   TileProduct part = x;
   part.c = edge, part.c_stride = tile_columns;
   for (int64_t row = 0; row < x.rows; row += most_rows) {
     part.rows = std::min<int64_t>(most_rows, x.rows - row);
-    part.a = x.a + row * tile_a_stride;
+    part.a = x.a + row * x.a_stride;
     float* const c = x.c + row * x.c_stride;
     for (int64_t i = 0; i < part.rows && x.accumulate; ++i)
       std::copy_n(c + i * x.c_stride, x.columns, edge + i * tile_columns);
-    switch ((x.columns - 1) / vector) {
-      case 0:
-        multiply_rows<1>(part);
-        break;
-      case 1:
-        multiply_rows<2>(part);
-        break;
-      case 2:
-        multiply_rows<3>(part);
-        break;
-      default:
-        multiply_rows<4>(part);
-    }
+    x.columns <= vector ? multiply_rows<1>(part) : multiply_rows<2>(part);
     for (int64_t i = 0; i < part.rows; ++i)
       std::copy_n(edge + i * tile_columns, x.columns, c + i * x.c_stride);
   }

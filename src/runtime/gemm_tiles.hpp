@@ -6,18 +6,18 @@
 
 namespace gyre {
 
-inline constexpr int64_t tile_columns = 64, tile_depth = 384;
-/// Distance between packed rows of a; the padding spreads them over the sets of the L1 cache.
-inline constexpr int64_t tile_a_stride = tile_depth + 16;
+/// A panel of this depth fits into the L1 cache.
+inline constexpr int64_t tile_columns = 32, tile_depth = 384;
 
 /// c [rows, columns] = a [rows, depth] · panel [depth, columns], or c +=. Each element is one chain
 /// of FMAs in the order of depth, so its bits do not depend on the shape.
 struct TileProduct {
-  const float* a;      ///< rows are tile_a_stride apart
+  const float* a;
+  int64_t a_stride;    ///< rows of a many sets of the L1 cache apart
   const float* panel;  ///< rows of tile_columns elements, 64-byte aligned
   float* c;
   int64_t c_stride;
-  int64_t rows, columns, depth;  ///< columns <= tile_columns, depth <= tile_depth
+  int64_t rows, columns, depth;  ///< columns <= tile_columns
   bool accumulate;
 };
 
