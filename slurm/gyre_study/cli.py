@@ -20,7 +20,7 @@ EPILOG = """Examples:
   slurm/gyre-study collect strong && slurm/gyre-study report strong
   slurm/gyre-study compare before.sqlite strong
 
-Exit codes: 0 ok; 1 compare: a case became slower, status: a result is wrong; 2 usage; 3 runtime error: a file that
+Exit codes: 0 ok; 1 compare: a row became slower, status: a result is wrong; 2 usage; 3 runtime error: a file that
 cannot be read or written, a launch that failed; 130 interrupted.
 slurm/README.md explains the files."""
 
@@ -102,7 +102,7 @@ def parser() -> argparse.ArgumentParser:
     folder_of(report)
     report.add_argument("-o", "--output", type=Path, help="another file")
 
-    compare = command("compare", "which cases became slower or faster, beyond noise", COMPARE_TEXT)
+    compare = command("compare", "which rows became slower or faster, beyond noise", COMPARE_TEXT)
     compare.add_argument(
         "before", type=Path, help="folder of a study, its SQLite file, or a file of results"
     )
@@ -120,7 +120,7 @@ def parser() -> argparse.ArgumentParser:
         default=0.01,
         help="level of the tests, and chance of a false alarm (0.01)",
     )
-    compare.add_argument("--all", action="store_true", help="list unchanged cases, too")
+    compare.add_argument("--all", action="store_true", help="list unchanged rows, too")
     compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
     return whole
 
@@ -140,11 +140,12 @@ STATUS_TEXT = """
 Exit code 1: a result is wrong."""
 COLLECT_TEXT = """Tables: cases, runs, rows (one a measured row; key and
 measurements as columns), units (of columns), samples (one an iteration and rank), foms."""
-COMPARE_TEXT = """Cases are the same when program, ranks,
-nodes, options and key are. The raw samples of both are compared. A case changed when Mann and Whitney's test
+COMPARE_TEXT = """Rows are the same when program, ranks,
+nodes, options and key are. The raw samples of both are compared. A row changed when Mann and Whitney's test
 finds it, the whole confidence interval of the ratio (Hodges and Lehmann) is beyond --min-effect, and the
-ratio is beyond what most cases scatter by, for as many cases as there are. So two runs of one build are
-unchanged. Exit code 1: a case, or what a group of cases has in common, became slower, or a result is wrong."""
+ratio is beyond what most rows scatter by, for as many rows as there are. So two runs of one build are
+unchanged. Verdicts on rows that break a run rule are marked ~. Exit code 1: a row, or what a group of rows
+has in common, became slower, or a result is wrong."""
 
 
 def run_command(arguments: list[str] | None) -> int:

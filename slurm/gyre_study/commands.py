@@ -16,7 +16,7 @@ from .folder import Folder, write_plan
 from .history import expected_seconds, seconds_by_kin
 from .launches import launches_of
 from .predict import predict as predict_all
-from .status import counts, statuses
+from .status import counts, report_text, statuses
 
 
 def duration(seconds: float | None) -> str:
@@ -129,8 +129,9 @@ def run(options: argparse.Namespace) -> int:
 
 
 def status(options: argparse.Namespace) -> int:
-    found = statuses(Folder(options.folder))
-    number = counts(found)
+    folder = Folder(options.folder)
+    found = statuses(folder)
+    number, report_state = counts(found), report_text(folder)
     if options.json:
         cases = [
             {
@@ -142,7 +143,7 @@ def status(options: argparse.Namespace) -> int:
             }
             for one in found
         ]
-        print(json.dumps({"cases": cases, "counts": number}, indent=1))
+        print(json.dumps({"cases": cases, "counts": number, "report": report_state}, indent=1))
     else:
         if options.cases:
             header = ["case", "state", "placement", "what", "why"]
@@ -159,6 +160,8 @@ def status(options: argparse.Namespace) -> int:
                 (one.state, one.reason) for one in found if one.reason
             ):
                 print(f"#   {state}: {reason}")
+        if report_state:
+            print(f"# report: {report_state}")
     return 1 if "invalid" in number else 0
 
 

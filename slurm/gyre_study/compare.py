@@ -4,7 +4,7 @@ import json
 import math
 import re
 import sqlite3
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import NormalDist, median
 from typing import Any
@@ -43,6 +43,7 @@ class Side:
     samples: list[float]
     wrong: bool
     where: str
+    broken: str = ""  # run rules that a row of it breaks
 
 
 @dataclass
@@ -58,6 +59,7 @@ class Change:
     threshold: float = 1.0  # smallest ratio that counts as a change
     before: str = ""
     after: str = ""
+    broken: dict[str, str] = field(default_factory=dict)  # run rules that a side breaks
 
 
 @dataclass
@@ -100,11 +102,14 @@ def case_name(
     return f"{program} {own} | {ranks} ranks on {nodes} nodes | {other}"
 
 
-def add(sides: dict[str, Side], name: str, samples: list[float], result: str, where: str) -> None:
+def add(
+    sides: dict[str, Side], name: str, samples: list[float], result: str, reasons: str, where: str
+) -> None:
     side = sides.setdefault(name, Side([], False, where))
     if result == "INVALID":
         side.wrong = True
     else:
+        side.broken = side.broken or ("" if result == "VALID" else reasons or result)
         side.samples += [sample for sample in samples if sample > 0]
 
 
@@ -122,7 +127,14 @@ def sides_of_runs(runs: list[Run]) -> dict[str, Side]:
                 run.head.get("configuration", {}),
                 key,
             )
-            add(sides, name, row.slowest(), row.verdict, f"{run.file.name}:{row.line}")
+            add(
+                sides,
+                name,
+                row.slowest(),
+                row.verdict,
+                "; ".join(row.reasons),
+                f"{run.file.name}:{row.line}",
+            )
     return sides
 
 
@@ -156,6 +168,7 @@ def sides_of_database(path: Path) -> dict[str, Side]:
                 name,
                 times.get(row["row_id"], []),
                 row["result"],
+                row["reasons"],
                 f"{row['file']}:{row['line']}",
             )
     except (sqlite3.DatabaseError, IndexError, TypeError, ValueError) as error:
@@ -188,12 +201,12 @@ def compare_files(before: Path, after: Path, min_effect: float, alpha: float) ->
 
 
 def groups_of(tested: list[Change], min_effect: float, alpha: float) -> list[Group]:
-    """What all cases, or those with one value of a variable, have in common, where that is beyond min_effect.
+    """What all rows, or those with one value of a variable, have in common, where that is beyond min_effect.
 
     One kernel that became slower by less than a single case can show is found in the cases that run it.
     """
     logs = {one.case: math.log(one.ratio) for one in tested if one.ratio}
-    words: dict[str, set[str]] = {"all cases": set(logs)}
+    words: dict[str, set[str]] = {"all rows": set(logs)}
     for case in logs:
         for word in re.findall(r"\S+=\S+", case):
             words.setdefault(word, set()).add(case)
@@ -230,7 +243,7 @@ def compare(
     both = [name for name in before if name in after]
     if not both:
         raise StudyError(
-            "the two have no case in common: program, ranks, nodes, options and key must be equal"
+            "the two have no row in common: program, ranks, nodes, options and key must be equal"
         )
     changes = [
         Change(
@@ -238,6 +251,11 @@ def compare(
             first_verdict(before[name], after[name]),
             before=before[name].where,
             after=after[name].where,
+            broken={
+                side: one.broken
+                for side, one in (("before", before[name]), ("after", after[name]))
+                if one.broken
+            },
         )
         for name in both
     ]
@@ -305,6 +323,19 @@ def shared_part(names: list[str]) -> set[str]:
     )
 
 
+def rules_text(changes: list[Change]) -> list[str]:
+    """Lines about the rows that break a run rule; empty if none does."""
+    lines = []
+    for side in ("before", "after"):
+        if reasons := [one.broken[side] for one in changes if side in one.broken]:
+            lines.append(
+                f"# {side}: {len(reasons)} of {len(changes)} rows break a run rule, such as: {reasons[0]}"
+            )
+    if lines:
+        lines.append("# a verdict on such rows is marked ~; measure them again")
+    return lines
+
+
 def comparison_text(found: Comparison, everything: bool) -> str:
     shown = [
         one
@@ -313,34 +344,38 @@ def comparison_text(found: Comparison, everything: bool) -> str:
     ]
     shown.sort(key=lambda one: (VERDICTS.index(one.verdict), -abs(math.log(one.ratio or 1))))
     shared = shared_part([one.case for one in found.changes])
-    lines = []
+    doubtful = {one.case for one in found.changes if one.broken}
+    lines = rules_text(found.changes)
     for group in found.groups:
+        verdict = group.verdict + ("~" if doubtful & {*group.cases} else "")
         change = f"{percent(group.ratio)} ({percent(group.low)} to {percent(group.high)})"
         lines.append(
-            f"{group.verdict:15}  {change:34}  {group.name}: median of {len(group.cases)} cases"
+            f"{verdict:15}  {change:34}  {group.name}: median of {len(group.cases)} rows"
         )
     for one in shown:
+        verdict = one.verdict + ("~" if one.broken and one.verdict != "wrong result" else "")
         name = " ".join(word for word in one.case.split() if word not in shared).removesuffix(" |")
         change = (
             f"{percent(one.ratio)} ({percent(one.low or 1)} to {percent(one.high or 1)})"
             if one.ratio
             else "n/a"
         )
-        lines.append(f"{one.verdict:15}  {change:34}  {name}  [{one.before} -> {one.after}]")
+        lines.append(f"{verdict:15}  {change:34}  {name}  [{one.before} -> {one.after}]")
     many = {verdict: sum(one.verdict == verdict for one in found.changes) for verdict in VERDICTS}
     told = ", ".join(f"{number} {verdict}" for verdict, number in many.items() if number)
-    lines.append(f"# {len(found.changes)} cases in both: {told}")
+    lines.append(f"# {len(found.changes)} rows in both: {told}")
     thresholds = [one.threshold for one in found.changes if one.p is not None]
     if thresholds:
         width = (
-            f"most cases scatter by {100 * found.scatter:.2g} %"
+            f"most rows scatter by {100 * found.scatter:.2g} % between the two"
             if found.scatter
-            else "too few cases to see how they scatter"
+            else "too few rows to see how they scatter"
         )
         lines.append(
-            f"# a change counts from {percent(min(thresholds))} to {percent(max(thresholds))} on, by case: {width}"
+            f"# smallest change that counts, by row: {percent(min(thresholds))} to {percent(max(thresholds))},"
+            f" median {percent(median(thresholds))}; {width}"
         )
     for side, names in (("before", found.only_before), ("after", found.only_after)):
         if names:
-            lines.append(f"# only {side}: {len(names)} cases, such as {names[0]}")
+            lines.append(f"# only {side}: {len(names)} rows, such as {names[0]}")
     return "\n".join(lines)

@@ -51,6 +51,7 @@ SUBMISSION = {
     "time": NUMBER,
     "host": str,
     "pid": int,
+    "report?": str,
     "launches": [
         {"id": str, "job": str, "log": str, "cases": [str], "kin": [str], "*": ANY},
     ],

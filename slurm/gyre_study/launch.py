@@ -20,7 +20,7 @@ from .errors import RUNTIME, StudyError
 from .files import BINDINGS, MPIEXEC_BINDINGS
 from .folder import Folder, write_whole, writing
 from .launches import launches_of
-from .status import ENDED, TIMED_OUT, UNDER_WAY, attempts, code_text, is_alive, statuses
+from .status import ENDED, TIMED_OUT, UNDER_WAY, attempts, code_text, is_alive, report_log, statuses
 
 JOB_SCRIPT = Path(__file__).resolve().parent.parent / "job.sbatch"
 PR_SET_PDEATHSIG = 1
@@ -113,7 +113,9 @@ def tasks_to_do(folder: Folder, number: str, how: str, again: bool) -> list[Task
     return tasks
 
 
-def write_submission(folder: Folder, place: Path, how: str, tasks: list[Task]) -> None:
+def write_submission(
+    folder: Folder, place: Path, how: str, tasks: list[Task], **more: str
+) -> None:
     submission = {
         "number": place.name,
         "how": how,
@@ -121,6 +123,7 @@ def write_submission(folder: Folder, place: Path, how: str, tasks: list[Task]) -
         "host": socket.gethostname(),
         "pid": os.getpid(),
         "launches": [launch for task in tasks for launch in task.launches],
+        **more,
     }
     write_whole(place / "submission.json", json.dumps(submission, indent=1) + "\n")
 
@@ -216,6 +219,7 @@ def submit(
             jobs.append(job)
         if report:
             jobs.append(submit_report(folder, jobs))
+            write_submission(folder, place, "slurm", tasks, report=jobs[-1])
         return (
             jobs,
             len(tasks),
@@ -231,7 +235,7 @@ def submit_report(folder: Folder, jobs: list[str]) -> str:
     words = [f"--job-name=gyre-{folder.study.name}-report", "--ntasks=1", "--time=30"]
     words += [
         f"--dependency=afterany:{':'.join(jobs)}",
-        f"--output={folder.path}/logs/report-%j.log",
+        f"--output={report_log(folder, '%j')}",
     ]
     return sbatch([*words, *partition_words(folder), f"--wrap={command}"])
 

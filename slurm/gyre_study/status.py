@@ -260,6 +260,23 @@ def statuses(folder: Folder) -> list[CaseStatus]:
     return found
 
 
+def report_log(folder: Folder, job: str) -> Path:
+    return folder.path / "logs" / f"report-{job}.log"
+
+
+def report_text(folder: Folder) -> str:
+    """What became of the report that `submit --report` asked for last; "" if it is there, or none was asked for."""
+    asked = [one for one in folder.submissions() if "report" in one]
+    if not asked:
+        return ""
+    job, page = asked[-1]["report"], folder.path / "report.html"
+    if page.is_file() and page.stat().st_mtime > asked[-1]["time"]:
+        return ""
+    if waits := queued_jobs().get(job):
+        return f"job {job} is {waits.lower()}"
+    return f"job {job} failed: {last_words(report_log(folder, job))}"
+
+
 def judge(status: CaseStatus, folder: Folder, unchecked: bool) -> None:
     """Sets the state of a case that has rows and is not under way."""
     wrong = [row for _, row in status.rows if row.verdict == "INVALID"]

@@ -62,10 +62,10 @@ std::string join_quoted(const std::vector<std::string>& arguments) {
 
 void refuse_foreign_launcher(const MpiEnvironment& mpi) {
   if (mpi.launched_ranks() <= 1 || mpi.size() != 1) return;
-  throw_usage(
-      "the launcher started {} ranks, but this program's MPI ({}) sees only one.\n"
-      "  It was started by the launcher of another MPI library; use this one's (Debian: "
-      "mpiexec.mpich, or srun --mpi=pmi2; srun --mpi=list says what there is).",
+  throw_runtime(
+      "the launcher started {} ranks, but this program's MPI ({}) sees only one; start it with the "
+      "launcher of that MPI (Debian: mpiexec.mpich, or srun --mpi=pmi2; srun --mpi=list names what "
+      "there is)",
       mpi.launched_ranks(), MpiEnvironment::library_version());
 }
 

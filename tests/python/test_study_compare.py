@@ -196,11 +196,24 @@ class Command(Scratch):
                           + '{"schema": "gy')
         self.assertIn("4 unchanged", self.compare(before, torn)[1])
 
+    def test_rows_that_break_a_run_rule_are_named_first(self) -> None:
+        def noisy(text: str) -> str:
+            return text.replace('"result": "VALID", "reasons": []',
+                                '"result": "UNOFFICIAL", "reasons": ["noisy: CV 31 %"]', 2)
+
+        before, slow = self.write("a.jsonl", 1, 1), self.write("b.jsonl", 1.5, 2, change=noisy)
+        self.assertNotIn("~", self.compare(before, before)[1])
+        code, said = self.compare(before, slow)
+        self.assertEqual(code, 1, said)
+        self.assertTrue(said.startswith("# after: 2 of 4 rows break a run rule, such as: noisy: CV 31 %\n# a verdict"), said)
+        self.assertEqual(said.count("\nslower~ "), 2, said)
+        self.assertIn("# 4 rows in both: 2 slower, 2 unchanged", said)
+
     def test_refused(self) -> None:
         before = self.write("a.jsonl", 1, 1)
         other = self.write("b.jsonl", 1, 2,
                            change=lambda text: text.replace('"heads": 8', '"heads": 9'))
-        for words, code, wanted in (((before, other), 2, "no case in common"),
+        for words, code, wanted in (((before, other), 2, "no row in common"),
                                     ((before, self.place / "none.jsonl"), 2, "no such file"),
                                     ((self.place, before), 2, "no rows/*.jsonl are there"),
                                     ((before, before, "--alpha", 1), 2,

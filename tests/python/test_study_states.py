@@ -19,7 +19,7 @@ SOURCE = Path(sys.argv[1]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
-from study_plans import Scratch, planned, study_of  # noqa: E402
+from study_plans import Scratch, gyre_study, planned, study_of  # noqa: E402
 from gyre_study.commands import submit  # noqa: E402
 from gyre_study.errors import RUNTIME, StudyError  # noqa: E402
 from gyre_study.files import Site  # noqa: E402
@@ -31,7 +31,7 @@ from gyre_study.launch import (  # noqa: E402
     launcher,
     wait_for,
 )
-from gyre_study.status import counts, statuses  # noqa: E402
+from gyre_study.status import counts, report_text, statuses  # noqa: E402
 
 
 class States(Scratch):
@@ -134,6 +134,7 @@ class States(Scratch):
         for code, said, state, reason in (
             (2, "gyre-attention: error: no", "refused", "gyre-attention: error: no"),
             (2, "mpiexec: unknown option", "failed", "exit code 2: mpiexec: unknown option"),
+            (3, "gyre-attention: error: the launcher started 4 ranks, but", "failed", "the launcher started 4 ranks"),
             (-9, "", "failed", "its launcher was killed by SIGKILL"),
             (124, "", "failed", "it took longer than the study's minutes"),
         ):
@@ -167,6 +168,25 @@ class States(Scratch):
             squeue.write_text(f"#!/bin/sh\necho '{answer}'\n")
             squeue.chmod(0o755)
             self.assertEqual(statuses(folder)[0].state, state)
+
+    def test_a_report_that_failed_is_said(self) -> None:
+        folder = planned(self.path, study_of(cp=[1, 2], tokens=[64]))
+        self.assertEqual(report_text(folder), "")
+        place = self.submit(folder, "slurm", [folder.cases[0].id])
+        told = json.loads((place / "submission.json").read_text())
+        (place / "submission.json").write_text(json.dumps({**told, "report": "9"}))
+        squeue = self.path / "squeue"
+        squeue.write_text("#!/bin/sh\necho '9 PENDING'\n")
+        squeue.chmod(0o755)
+        with mock.patch.dict(os.environ, {"PATH": f"{self.path}:{os.environ['PATH']}"}):
+            self.assertEqual(report_text(folder), "job 9 is pending")
+            squeue.write_text("#!/bin/sh\n")
+            (folder.path / "logs/report-9.log").write_text("gyre-study: error: report needs pandas\n")
+            self.assertEqual(report_text(folder), "job 9 failed: gyre-study: error: report needs pandas")
+            done = gyre_study("status", folder.path)
+            self.assertIn("# report: job 9 failed: gyre-study: error: report needs pandas", done.stdout)
+            (folder.path / "report.html").write_text("made")
+            self.assertEqual(report_text(folder), "")
 
     def test_words_for_slurm(self) -> None:
         """Of what no node here has: GPUs, modules, an account, mpiexec on several nodes."""

@@ -60,7 +60,7 @@ expect 2 '' 'input = true: a truth value where --input takes one TEXT' --config 
 for size in PMIX_SIZE FLUX_JOB_SIZE SLURM_STEP_NUM_TASKS; do
   code=0
   env "$size=2" timeout 60 "$program" --help >"$folder/out" 2>"$folder/err" || code=$?
-  if [[ $code -ne 2 ]] || ! grep -q 'sees only one' "$folder/err" || ! grep -qF 'srun --mpi=pmi2' "$folder/err"; then
+  if [[ $code -ne 3 ]] || ! grep -q 'sees only one' "$folder/err" || ! grep -qF 'srun --mpi=pmi2' "$folder/err"; then
     fail "$size: a foreign launcher was not noticed (exit code $code)"
   fi
 done
