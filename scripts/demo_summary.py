@@ -67,7 +67,8 @@ def print_figures(runs, demo):
     share = "" if back["of_bw"] is None else f", {back['of_bw']:.0f} % of the memory's measured bandwidth"
     print(f"log-probs      {back['rate']:.1f} GB/s a rank backward{share}")
     ratio = sum(m["time"] for m in theirs.values()) / sum(m["time"] for m in ours.values())
-    print(f"               {ratio:.0f} times as fast as NeMo RL's algorithm; {ours['fwd']['extra']:.2f} MB"
+    mark = "~" if runs["logprobs"]["status"]["reasons"] else ""
+    print(f"               {mark}{ratio:.0f} times as fast as NeMo RL's algorithm; {ours['fwd']['extra']:.2f} MB"
           f" beside the logits, not {theirs['fwd']['extra']:.0f} MB")
     print(f"text           {fom(runs['result'], 'bits_per_byte'):.2f} bits per byte by the model;"
           f" gzip -9, file by file: {gzip_bits_per_byte(demo / 'text'):.2f}")

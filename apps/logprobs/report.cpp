@@ -19,14 +19,17 @@ double megabytes(int64_t bytes) {
   return bytes / 1e6;
 }
 
-/// The upstream result with the same operation, pass and size; null if there is none.
+/// The upstream result with the same operation, pass and size; null if there is none, or if one of
+/// the two timings breaks a run rule.
 const LogprobsResult* upstream_of(const LogprobsResult& row,
                                   const std::vector<LogprobsResult>& rows) {
   const auto same = std::ranges::find_if(rows, [&](const LogprobsResult& other) {
     return other.method == "upstream" && other.op == row.op && other.pass == row.pass &&
            other.tokens == row.tokens;
   });
-  return same == rows.end() ? nullptr : &*same;
+  if (same == rows.end()) return nullptr;
+  const bool official = breaches_of(row.timing).empty() && breaches_of(same->timing).empty();
+  return official ? &*same : nullptr;
 }
 
 /// The measured rate limit for this kind of traffic. On a GPU, only fills and copies are measured.

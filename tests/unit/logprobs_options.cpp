@@ -243,6 +243,18 @@ TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
   EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
 }
 
+TEST(LogprobsFigures, DoNotCompareTimingsThatBreakARunRule) {
+  for (const bool ours : {true, false}) {
+    std::vector<LogprobsResult> rows{measured_row("logprob", "gyre", 2),
+                                     measured_row("logprob", "upstream", 12)};
+    rows[ours ? 0 : 1].timing.samples_ms = {{2.0}};  // one repetition
+    RunReport report;
+    add_figures(report, rows);
+    ASSERT_EQ(report.foms.size(), 1U);
+    EXPECT_EQ(report.foms[0].metric, "logits_rate");
+  }
+}
+
 TEST(LogprobsFigures, OfManyRowsHaveAnAverage) {
   RunReport report;
   LogprobsResult longer = measured_row("logprob", "gyre", 4);
