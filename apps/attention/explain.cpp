@@ -106,7 +106,7 @@ std::string assumptions_text(const AttentionWorkload& workload, const AttentionO
 class Explainer {
  public:
   Explainer(const AttentionWorkload& workload, const AttentionOptions& o)
-      : workload_(workload), o_(o), alone_(!o.schedule.all() && !o.layout.all()) {}
+      : workload_(workload), o_(o), alone_(!o.schedule.several() && !o.layout.several()) {}
 
   void add(const Choice& choice) {
     const WorkloadLayout placed(workload_, choice.layout, o_.layout_options());

@@ -80,7 +80,7 @@ void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkl
   const auto inputs = s.file ? rows_of(*s.file, workload.type) : random_rows(workload, o.seed);
   const AttentionExpectation expected{
       *inputs, s.file && s.file->reference ? &*s.file->reference : nullptr, o.check_pairs};
-  const bool many = o.schedule.all() || o.layout.all();
+  const bool many = o.schedule.several() || o.layout.several();
   for (const Schedule& schedule : schedules())
     for (const LayoutKind& layout : layout_kinds())
       if (o.schedule.wants(schedule.name) && o.layout.wants(layout.name))

@@ -138,7 +138,7 @@ void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
 }
 
 bool has_many(const AttentionOptions& o) {
-  return o.schedule.all() || o.layout.all() || o.sweep.cycles > 1 ||
+  return o.schedule.several() || o.layout.several() || o.sweep.cycles > 1 ||
          (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
 }
 

@@ -191,7 +191,7 @@ RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProble
 
 void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
                      int64_t memory_bytes, int rank) {
-  if (o.schedule.all() || o.layout.all()) return;
+  if (o.schedule.several() || o.layout.several()) return;
   const AttentionSetup setup =
       setup_of(o, find_schedule(o.schedule.name), find_layout(o.layout.name), memory_bytes);
   ConfigErrors errors;

@@ -19,12 +19,12 @@ namespace gyre {
 /// The chosen entry and its options.
 template <class Options>
 struct RegistryChoice {
-  std::string name;  ///< name of an entry, or "all" if the app admits it
+  std::string name;  ///< name of an entry; a list of them, or "all", if the app admits several
   Options options;
   std::vector<std::string> taken;  ///< names that the app uses for something else; see flag_of
 
-  bool all() const { return name == "all"; }
-  bool wants(const std::string& entry) const { return all() || name == entry; }
+  bool several() const { return lists_several(name); }
+  bool wants(const std::string& entry) const { return lists(name, entry); }
 };
 
 /// A registry as options. `word` is the kind of its entries: "layout" for --layout.
@@ -58,12 +58,19 @@ struct RegistryOptions {
   }
 
   /// Declares --layout and one option for each field.
-  void declare(CLI::App& app, Choice& choice, const std::string& summary, bool with_all) const {
+  void declare(CLI::App& app, Choice& choice, const std::string& summary, bool several) const {
     std::vector<std::string> names;
-    if (with_all) names.emplace_back("all");
-    for (const Entry& entry : entries) names.push_back(entry.name);
+    std::vector<Described> described;
+    for (const Entry& entry : entries) {
+      names.push_back(entry.name);
+      described.push_back({entry.name, entry.summary});
+    }
     const AddOptions add(app);
-    add.choice(fmt::format("--{}", word), summary, choice.name, names);
+    const std::string option = fmt::format("--{}", word);
+    if (several)
+      add.choices(option, summary, choice.name, described);
+    else
+      add.choice(option, summary, choice.name, names);
     for (const Field& field : fields) {
       const std::string flag = flag_of(choice, field),
                         help = fmt::format("{}; read by {}", field.summary, readers_of(field));
@@ -87,19 +94,19 @@ struct RegistryOptions {
     return given;
   }
 
-  /// Adds an error for each given value that the chosen entry does not read. With "all", every
-  /// value has an entry that reads it.
+  /// Adds an error for each given value that no chosen entry reads.
   void check(const Choice& choice, ConfigErrors& errors) const {
-    for (const Entry& entry : entries) {
-      if (choice.name != entry.name) continue;
-      for (const Field& field : fields) {
-        const int64_t value = choice.options.*field.value;
-        if (value == Options().*field.value || reads(entry, field)) continue;
-        const std::string readers = readers_of(field);
-        errors.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field),
-                   field.text_of(value), word, entry.name, readers,
-                   readers.find(' ') == std::string::npos ? "does" : "do");
-      }
+    for (const Field& field : fields) {
+      const int64_t value = choice.options.*field.value;
+      const auto is_reader = [&](const Entry& entry) {
+        return choice.wants(entry.name) && reads(entry, field);
+      };
+      if (value == Options().*field.value || std::any_of(entries.begin(), entries.end(), is_reader))
+        continue;
+      const std::string readers = readers_of(field);
+      errors.add("{} {}: {} {} does not read it; {} {}", flag_of(choice, field),
+                 field.text_of(value), word, choice.name, readers,
+                 readers.find(' ') == std::string::npos ? "does" : "do");
     }
   }
 

@@ -98,8 +98,8 @@ void do_workload(Setting& s, Suite<LogprobsResult>& suite, const LogprobsWorkloa
   if (!o.output.empty()) write_output(s, output, c);
 }
 
-/// Throws a usage error that lists the refused runs if any is refused. With --op all, it throws
-/// only if all runs are refused.
+/// Throws a usage error that lists the refused runs if any is refused. With several
+/// operations, it throws only if all runs are refused.
 void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsOptions& o,
                      int64_t memory, int rank) {
   ConfigErrors refused;
@@ -110,7 +110,7 @@ void check_workloads(const std::vector<LogprobsWorkload>& cases, const LogprobsO
       some = some || reason.empty();
       if (!reason.empty()) refused.add("{}: {}", name_of(run, problem), reason);
     }
-  if (o.op != "all" || !some) refused.throw_if_any("impossible configuration");
+  if (!lists_several(o.op) || !some) refused.throw_if_any("impossible configuration");
 }
 
 ExitCode run(LogprobsOptions& o, AppContext& context) {

@@ -19,10 +19,11 @@ constexpr int64_t max_tokens = int64_t{1} << 30;
 constexpr int64_t max_columns = std::numeric_limits<int32_t>::max();
 constexpr double max_scale = 1e6, max_logit = 1e30;
 
-std::vector<std::string> operation_names() {
-  std::vector<std::string> names{"all"};
-  for (const LogprobsOperation& operation : logprobs_operations()) names.push_back(operation.name);
-  return names;
+std::vector<Described> described_operations() {
+  std::vector<Described> operations;
+  for (const LogprobsOperation& operation : logprobs_operations())
+    operations.push_back({operation.name, operation.summary});
+  return operations;
 }
 
 /// Lists the names of operations for which `wanted` is true: "a, b and c".
@@ -74,9 +75,9 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
 
 void declare_run(CLI::App& app, LogprobsOptions& o) {
   const AddOptions add(app);
-  add.choice("--op", "What is run; --list says what each is", o.op, operation_names());
-  add.choice("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
-             {"gyre", "upstream", "all"});
+  add.choices("--op", "What is run; --list says what each is", o.op, described_operations());
+  add.choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
+              {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}});
   add.flag("--list", "Show operations and layouts, and stop", o.list);
   declare_backend_options(app, o.backend);
   add("--tp", "Ranks that share the vocabulary; 0: what --cp leaves", o.tp, 0);
@@ -269,14 +270,17 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
   if (o.chunk != 0 && !o.wants_method("upstream"))
     errors.add("--chunk {} goes with --method upstream or all", o.chunk);
   layout_choices().check(o.layout, errors);
-  for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (operation.name != o.op) continue;
-    if (o.method == "upstream" && !operation.has_upstream())
-      errors.add("--op {} has no --method upstream, which {} have; the nearest is --method gyre",
-                 o.op, operations_of([](const auto& other) { return other.has_upstream(); }));
-    if (o.pass == "bwd" && !operation.has_backward())
-      errors.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
-  }
+  const auto none_of_wanted = [&](const auto& has) {
+    return std::ranges::none_of(logprobs_operations(), [&](const LogprobsOperation& operation) {
+      return o.wants(operation.name) && has(operation);
+    });
+  };
+  const auto has_upstream = [](const auto& operation) { return operation.has_upstream(); };
+  if (o.method == "upstream" && none_of_wanted(has_upstream))
+    errors.add("--op {} has no --method upstream, which {} have; the nearest is --method gyre",
+               o.op, operations_of(has_upstream));
+  if (o.pass == "bwd" && none_of_wanted([](const auto& op) { return op.has_backward(); }))
+    errors.add("--op {} has no backward pass; the nearest is --pass fwd", o.op);
   if (!o.output.empty() && o.report.resume != "none")
     errors.add("--resume leaves rows out, and --output needs them");
   if (!o.output.empty() && o.sweep.cycles > 1)

@@ -49,8 +49,8 @@ struct LogprobsOptions {
   GatherGradient gather_convention() const;
   /// Passes to time. A backward-only run also does forward, untimed.
   std::vector<Pass> passes() const;
-  bool wants(const std::string& op_name) const { return op == "all" || op == op_name; }
-  bool wants_method(const std::string& name) const { return method == "all" || method == name; }
+  bool wants(const std::string& op_name) const { return lists(op, op_name); }
+  bool wants_method(const std::string& name) const { return lists(method, name); }
 };
 
 void declare_options(CLI::App& app, LogprobsOptions& o);

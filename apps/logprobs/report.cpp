@@ -219,7 +219,7 @@ std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptio
     uses.push_back(compared.contains(name) ? AnswerUse{name}
                                            : not_compared(name, file, o, refused));
   for (const std::string& name : file.reference->unknown)
-    uses.push_back({name, "not known", o.op == "all"});
+    uses.push_back({name, "not known", lists_several(o.op)});
   return uses;
 }
 

@@ -134,7 +134,7 @@ void check_options(PredictOptions& o, int ranks) {
                  max_grid_ranks);
   schedule_choices().check(o.schedule, errors);
   layout_choices().check(o.layout, errors);
-  const bool many = o.schedule.all() || o.layout.all() || o.cps.size() > 1 ||
+  const bool many = o.schedule.several() || o.layout.several() || o.cps.size() > 1 ||
                     (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
   if (!o.trace.empty() && many)
     errors.add("--trace needs one --schedule, one --layout, one --cp and one size");

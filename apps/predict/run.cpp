@@ -241,7 +241,7 @@ void Refusals::collect(const PredictOptions& o, int cp, const Schedule& schedule
   try {
     predict();
   } catch (const Error& error) {
-    if (error.code() != ExitCode::usage || !(o.schedule.all() || o.layout.all())) throw;
+    if (error.code() != ExitCode::usage || !(o.schedule.several() || o.layout.several())) throw;
     all_.push_back(
         {schedule.name, fmt::format("cp {} under {}: {}", cp, layout.name, error.what())});
   }

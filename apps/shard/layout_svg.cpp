@@ -165,19 +165,19 @@ std::string layout_svg(const std::string& title, const std::vector<LayoutPicture
 
 }  // namespace
 
-std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,
+std::string picture_of_bin(const PackedHeader& header, int64_t bin, const LayoutChoice& layout,
                            const LayoutOptions& options, bool repad) {
   std::deque<ShardingPlan> plans;
   std::deque<BinBounds> bounds;
   std::vector<LayoutPicture> pictures;
   for (const LayoutKind& kind : layout_kinds()) {
-    if (layout != "all" && layout != kind.name) continue;
+    if (!layout.wants(kind.name)) continue;
     ShardingPlan& plan = plans.emplace_back(header, kind, options, repad);
     BinBounds& b = bounds.emplace_back(plan.bounds(bin));
     try {
       pictures.push_back({plan.layout(bin), b.view()});
     } catch (const Error&) {
-      if (layout != "all") throw;  // "all" leaves out layouts that refuse the bin
+      if (!layout.several()) throw;  // of several, those that refuse the bin are left out
     }
   }
   const int64_t slots = header.cu_seqlens_padded(bin).back();

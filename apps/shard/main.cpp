@@ -140,7 +140,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     try {
       do_layout(setting, kind);
     } catch (const AgreedError& error) {
-      if (error.code() != ExitCode::usage || !o.layout.all()) throw;
+      if (error.code() != ExitCode::usage || !o.layout.several()) throw;
       refused.push_back(error.what());
     }
   }
@@ -149,7 +149,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     if (setting.rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
     if (!o.svg.empty())
       context.outputs.add_text(
-          o.svg, picture_of_bin(streams.header, o.bin, o.layout.name, o.layout_options(), o.repad));
+          o.svg, picture_of_bin(streams.header, o.bin, o.layout, o.layout_options(), o.repad));
     std::string text = shown_table(context, o.report, sharding_table()).text(setting.rows);
     for (const std::string& reason : refused) text += fmt::format("# refused: {}\n", reason);
     return text + setting.details;

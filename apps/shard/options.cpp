@@ -62,7 +62,8 @@ void check_options(const ShardOptions& o) {
   ConfigErrors errors;
   if (o.input.empty() == o.generate.empty())
     errors.add("one of --input and --gen is needed, and not both");
-  if (!o.output.empty() && o.layout.all()) errors.add("--output needs one --layout, not all");
+  if (!o.output.empty() && o.layout.several())
+    errors.add("--output needs one --layout, not {}", o.layout.name);
   if (!o.input.empty() && (o.capacity != 0 || !o.algorithm.empty()))
     errors.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
   layout_choices().check(o.layout, errors);
@@ -75,7 +76,8 @@ void check_options(const ShardOptions& o) {
     if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   if (!(o.tflops > 0)) errors.add("--tflops {} must be positive", o.tflops);
   if (!(o.gbytes_per_s > 0)) errors.add("--gbps {} must be positive", o.gbytes_per_s);
-  if (o.ulysses && (!o.layout.all() || !o.output.empty() || !o.svg.empty() || o.repad))
+  if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.output.empty() ||
+                    !o.svg.empty() || o.repad))
     errors.add("--ulysses takes no --layout, --repad, --output or --svg");
   if (o.ulysses && o.backend.on_gpu()) errors.add("--ulysses works on the host: --backend cpu");
   errors.throw_if_any("impossible configuration");

@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/common/registry_options.hpp"
 #include "apps/common/workload_options.hpp"
 #include "attention/mask.hpp"
 #include "harness/backend.hpp"
@@ -100,8 +101,8 @@ RunReport begin_sharding_report(const AppContext& context, const PackedHeader& h
                                 const std::string& origin, int cp, const AttentionShape& shape);
 /// Adds the row and its figures of merit.
 void add_row(RunReport& report, const ShardingResult& row);
-/// A picture of one existing bin under the layout of this name, or ("all") all that accept it.
-std::string picture_of_bin(const PackedHeader& header, int64_t bin, const std::string& layout,
+/// A picture of one existing bin under the chosen layout, or, of several, those that accept it.
+std::string picture_of_bin(const PackedHeader& header, int64_t bin, const LayoutChoice& layout,
                            const LayoutOptions& options, bool repad);
 
 /// Adds checks to `checks` for the slots of all bins (equal on all ranks): the shards of all ranks

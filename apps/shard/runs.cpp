@@ -374,7 +374,7 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
   const LayoutOptions layout = o.layout_options();
   const BatchJob job{
-      o.batch,       o.cp,         o.layout.all() ? default_layout().name : o.layout.name,
+      o.batch,       o.cp,         o.layout.several() ? default_layout().name : o.layout.name,
       layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
   Verification checks(1);
   const std::vector<BatchResult> rows = shard_batch(o.input, arrays, job, world, checks);

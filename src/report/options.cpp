@@ -4,6 +4,7 @@
 
 #include <CLI/CLI.hpp>
 #include <algorithm>
+#include <cctype>
 #include <charconv>
 #include <cmath>
 #include <limits>
@@ -31,6 +32,34 @@ CLI::Validator validator(const std::string& shown_type, const Check& check) {
   const std::string near = nearest(text, choices);
   throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
               near.empty() ? "" : "; nearest: " + near);
+}
+
+/// The items of a list with commas; at least one.
+std::vector<std::string> items_of(const std::string& list) {
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    items.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
+
+/// Checks that `list` is "all", or different names of `choices`.
+void check_list(const std::string& list, const std::vector<Described>& choices) {
+  std::vector<std::string> names{"all"};
+  for (const Described& choice : choices) names.push_back(choice.name);
+  const std::vector<std::string> items = items_of(list);
+  for (const std::string& item : items) {
+    if (std::ranges::count(items, item) > 1) throw_usage("'{}' is there twice", item);
+    if (item == "all" && items.size() > 1) throw_usage("all stands alone, not beside other names");
+    if (std::ranges::find(names, item) != names.end()) continue;
+    const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
+    for (const Described& choice : choices)
+      if (item.size() > 2 && !std::ranges::search(choice.summary, item, same).empty())
+        throw_usage("'{}' is called {} here ({})", item, choice.name, choice.summary);
+    refuse_choice(item, names);
+  }
 }
 
 constexpr int max_sizes = 100;
@@ -152,6 +181,23 @@ void AddOptions::choice(const std::string& name, const std::string& help, int64_
       ->default_str(choices[index])
       ->type_name(fmt::format("{}", fmt::join(choices, "|")))
       ->transform(validator("", check));
+}
+
+void AddOptions::choices(const std::string& name, const std::string& help, std::string& value,
+                         const std::vector<Described>& choices) const {
+  std::string names = "all";
+  for (const Described& choice : choices) names += "|" + choice.name;
+  app_.add_option(name, value, help + "; several: A,B")
+      ->capture_default_str()
+      ->type_name(names)
+      ->check(validator("", [choices](const std::string& list) { check_list(list, choices); }));
+}
+
+bool lists(const std::string& list, std::string_view name) {
+  return list == "all" || std::ranges::count(items_of(list), name) > 0;
+}
+bool lists_several(const std::string& list) {
+  return list == "all" || list.find(',') != std::string::npos;
 }
 
 std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,

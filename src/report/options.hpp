@@ -21,6 +21,16 @@ class ConfigErrors;
 /// The largest size of an option. Sums and small multiples of such sizes fit 64-bit integers.
 inline constexpr int64_t max_size = int64_t{1} << 48;
 
+/// A name that an option takes, and the line that lists show of it.
+struct Described {
+  std::string name, summary;
+};
+
+/// Whether a list that AddOptions::choices has read contains a name, and whether it may have more
+/// than one.
+bool lists(const std::string& list, std::string_view name);
+bool lists_several(const std::string& list);
+
 /// Adds options to an app. `name` is as on the command line: "-n,--iters", or "files" for
 /// positional arguments. The value of a variable at the call is the default that --help shows.
 class AddOptions {
@@ -55,6 +65,10 @@ class AddOptions {
               const std::vector<std::string>& choices) const;
   void choice(const std::string& name, const std::string& help, int64_t& index,
               const std::vector<std::string>& choices) const;
+  /// An option with "all", one of `choices`, or several separated by commas. A word that only a
+  /// summary contains is refused with the name of that choice.
+  void choices(const std::string& name, const std::string& help, std::string& value,
+               const std::vector<Described>& choices) const;
 
  private:
   void require() const;  ///< makes the option added last mandatory

@@ -29,6 +29,9 @@ for schedule in all-gather all-gather-strided all-to-all all-to-all-ring; do
 done
 [ "$(column table.csv msgs | tr '\n' ' ')" = '4 3 ' ] || fail "not an operation for each all-to-all, and a message of the ring: $(cat table.csv)"
 expect 2 '--collectives library: schedule ring does not read it; all-gather' "${mpi[@]}" 2 "$attention" $small --collectives library
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --schedule ring,all-to-all --layout zigzag,striped --csv table.csv
+[ "$(column table.csv schedule | sort -u | xargs)/$(column table.csv layout | sort -u | xargs)" = 'all-to-all ring/striped zigzag' ] || fail "a list is not run as such: $(cat table.csv)"
+expect 2 "'ulysses' is called all-to-all here" "$attention" $small --schedule ulysses
 expect 2 "'mpi' is not one of messages, library" "${mpi[@]}" 2 "$attention" $small --schedule all-to-all --collectives mpi
 expect 2 '--collectives messages, or without it' "${mpi[@]}" 2 "$attention" $small --schedule all-to-all --collectives library \
   --emulate-network alpha=1us,beta=1G

@@ -30,6 +30,9 @@ done <<'GRIDS'
 8 --tp 4 --cp 2 --vocab 301 --out-of-place -d bf16 --peaks 0 --list-length 1
 GRIDS
 
+expect 0 'VERIFY PASSED' "$logprobs" $small $quick --op logprob,entropy --method gyre,upstream --csv table.csv
+[ "$(column table.csv op | sort -u | xargs)" = 'entropy logprob' ] || fail "a list is not run as such: $(cat table.csv)"
+
 # Operations that upstream does not have are named; where it has all of them, nothing is said.
 for method in 'all ours run alone' 'upstream left out'; do
   read -r method what <<<"$method"

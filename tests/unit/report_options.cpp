@@ -136,7 +136,7 @@ Switches read_switches_of_file(const std::string& name, const std::string& value
 /// What a program with an option of each kind makes of a configuration file, in which "FILE" stands
 /// for the file's name.
 struct Configured {
-  std::string text = "unset", choice = "last";
+  std::string text = "unset", choice = "last", choices = "all";
   std::vector<std::string> texts;
   int number = 1;
   int64_t size = 1;
@@ -154,6 +154,8 @@ Configured configure(const std::string& text, std::vector<const char*> arguments
   const AddOptions add(app);
   add("--text", "", result.text);
   add.choice("-c,--choice", "", result.choice, {"none", "last"});
+  add.choices("--choices", "", result.choices,
+              {{"first-fit", "in order"}, {"best", "tightest (Baker)"}});
   add("texts", "", result.texts);
   add("-n,--number", "", result.number, 1);
   add.size("--size", "", result.size, 1);
@@ -189,6 +191,14 @@ TEST(Configuration, GivesOptionsTheirValues) {
   EXPECT_EQ(configure("number = \"7\"").number, 7);
   EXPECT_EQ(configure("texts = \"x\"").texts, std::vector<std::string>{"x"});
   EXPECT_EQ(configure("").refusal, "");
+}
+
+TEST(Configuration, ListsOfChoices) {
+  const std::string both = configure("choices = 'best,first-fit'").choices;
+  EXPECT_EQ(both, "best,first-fit");
+  EXPECT_TRUE(lists_several(both) && lists(both, "best") && lists(both, "first-fit"));
+  EXPECT_FALSE(lists(both, "first") || lists_several("best") || lists("best", "first-fit"));
+  EXPECT_TRUE(lists_several("all") && lists("all", "best"));
 }
 
 TEST(Configuration, TheCommandLineWins) {
@@ -230,6 +240,12 @@ TEST(Configuration, RefusesValuesOfAnotherType) {
   wants("texts = [ 'a', [ 'b' ] ]", "an array where --texts takes values, each TEXT");
   wants("texts = []", "an empty array is no value; leave the key out instead");
   wants("choice = 'nnoe'", "'nnoe' is not one of none, last; nearest: none");
+  wants("choices = 'fisrt-fit,best'",
+        "'fisrt-fit' is not one of all, first-fit, best; nearest: first-fit");
+  wants("choices = 'baker'", "'baker' is called best here (tightest (Baker))");
+  wants("choices = 'best,best'", "'best' is there twice");
+  wants("choices = 'best,all'", "all stands alone, not beside other names");
+  wants("choices = 'best,'", "'' is not one of all, first-fit, best");
   wants("size = -1", "'-1' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)");
   wants("real = 'x'", "Could not convert: --real = x");
   wants("list = 2", "--list is a switch: true or false, not '2'");
