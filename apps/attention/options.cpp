@@ -22,7 +22,7 @@ namespace {
 constexpr int64_t max_tokens = int64_t{1} << 30;
 
 void declare_problem(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem");
   add("--input", "Queries, keys, values and references (HDF5, gyre/attention)", o.input);
   add("--gen", length_help(), o.generate);
   add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity);
@@ -37,38 +37,43 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
 }
 
 void declare_types(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Advanced");
   const std::vector<std::string> types = activation_type_names();
-  add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
+  AddOptions(app, "Problem")
+      .choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
   add.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
   add.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
   add.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv, types);
 }
 
 void declare_schedule(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Parallelism");
   add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain", o.cp, 0);
   schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
   declare_backend_options(app, o.backend);
-  add.choice("--kernel",
-             "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 where "
-             "it is built in, else tiled",
-             o.kernel, kernel_choices());
-  add.flag("--deterministic",
-           "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
-           "the tiled kernel (all other kernels have one)",
-           o.deterministic);
-  add.flag("--cuda-graph",
-           "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then on; "
-           "with --comm nccl. At least 2 iterations of --warmup",
-           o.cuda_graph);
+  const AddOptions advanced(app, "Advanced");
+  advanced.choice(
+      "--kernel",
+      "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 where "
+      "it is built in, else tiled",
+      o.kernel, kernel_choices());
+  advanced.flag(
+      "--deterministic",
+      "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
+      "the tiled kernel (all other kernels have one)",
+      o.deterministic);
+  advanced.flag(
+      "--cuda-graph",
+      "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then on; "
+      "with --comm nccl. At least 2 iterations of --warmup",
+      o.cuda_graph);
   add("--threads", "CPUs: threads of a rank's kernel", o.threads, 1);
 }
 
 void declare_measurement(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Measurement");
+  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
   declare_repeats(app, "Timed iterations", o.repeats);
   add("-w,--warmup", "Iterations before them", o.warmup, 0);
   add.choice("-c,--check",
@@ -80,19 +85,20 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
            "sampled",
            o.check_pairs, 1);
   add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
-  add("--emulate-network", "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]",
-      o.network);
-  add("--emulate-compute",
-      "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or the "
-      "kernel of this machine (gyre-machine/1)",
-      o.compute);
-  add("--trace", "Write a timeline of one more iteration here (for Perfetto)", o.trace);
-  add.flag("--explain", "Show the plan and what it costs, and stop", o.explain);
-  add("--svg", "With --explain: draw it here", o.svg);
-  add("--tflops", "With --explain: rate of a rank, TFLOP/s", o.tflops);
-  add("--gbps", "With --explain: what a rank sends, GB/s", o.gbytes_per_s);
-  add("--latency-us", "With --explain: of a message, µs", o.latency_us);
-  add("-o,--output", "Write out, lse and gradients of one configuration here (HDF5)", o.output);
+  const AddOptions advanced(app, "Advanced"), plan(app, "Plan"), output(app, "Output");
+  advanced("--emulate-network",
+           "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]", o.network);
+  advanced("--emulate-compute",
+           "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or the "
+           "kernel of this machine (gyre-machine/1)",
+           o.compute);
+  output("--trace", "Write a timeline of one more iteration here (for Perfetto)", o.trace);
+  plan.flag("--explain", "Show the plan and what it costs, and stop", o.explain);
+  plan("--svg", "With --explain: draw it here", o.svg);
+  plan("--tflops", "With --explain: rate of a rank, TFLOP/s", o.tflops);
+  plan("--gbps", "With --explain: what a rank sends, GB/s", o.gbytes_per_s);
+  plan("--latency-us", "With --explain: of a message, µs", o.latency_us);
+  output("-o,--output", "Write out, lse and gradients of one configuration here (HDF5)", o.output);
   declare_report_options(app, o.report);
 }
 

@@ -65,7 +65,7 @@ struct RegistryOptions {
       names.push_back(entry.name);
       described.push_back({entry.name, entry.summary});
     }
-    const AddOptions add(app);
+    const AddOptions add(app, "Parallelism"), of_entries(app, "Advanced");
     const std::string option = fmt::format("--{}", word);
     if (several)
       add.choices(option, summary, choice.name, described);
@@ -76,9 +76,9 @@ struct RegistryOptions {
                         help = fmt::format("{}; read by {}", field.summary, readers_of(field));
       int64_t& value = choice.options.*field.value;
       if (field.words.empty())
-        add.size(flag, help, value, field.minimum);
+        of_entries.size(flag, help, value, field.minimum);
       else
-        add.choice(flag, help, value, field.words);
+        of_entries.choice(flag, help, value, field.words);
     }
   }
 

@@ -31,7 +31,7 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
 }
 
 void declare_mask_options(CLI::App& app, MaskOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem");
   add("--mask", "Inside a document: " + mask_choices(), o.mask);
   add.size("--window", "For --mask causal,window=N; 0: none", o.window);
 }
@@ -59,7 +59,7 @@ PrefixForest PrefixChoice::forest_of(const DocumentView& documents, int64_t max_
 }
 
 void declare_prefix_options(CLI::App& app, PrefixChoice& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem");
   add.flag("--share-prefixes",
            "Store what documents begin with in common once: a prompt and its answers", o.share);
   add.size("--min-prefix", "For --share-prefixes: tokens that are worth sharing, at least",

@@ -50,7 +50,7 @@ std::vector<int64_t> parse_shards(const std::string& text) {
 }
 
 void declare_problem(CLI::App& app, LogprobsOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem");
   add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input);
   declare_sweep(app, "Tokens, over all context-parallel ranks", o.sweep);
   add("--sequences", "They are so many sequences of about equal length", o.sequences, 1);
@@ -74,42 +74,46 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
 }
 
 void declare_run(CLI::App& app, LogprobsOptions& o) {
-  const AddOptions add(app);
-  add.choices("--op", "What is run; --list says what each is", o.op, described_operations());
-  add.choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
-              {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}});
-  add.flag("--list", "Show operations and layouts, and stop", o.list);
+  const AddOptions problem(app, "Problem"), add(app, "Parallelism"), advanced(app, "Advanced"),
+      measurement(app, "Measurement"), output(app, "Output");
+  problem.choices("--op", "What is run; --list says what each is", o.op, described_operations());
+  problem.choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
+                  {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}});
+  output.flag("--list", "Show operations and layouts, and stop", o.list);
   declare_backend_options(app, o.backend);
   add("--tp", "Ranks that share the vocabulary; 0: what --cp leaves", o.tp, 0);
   add("--cp", "Ranks that share the tokens; 0: what --tp leaves", o.cp, 0);
   layout_choices().declare(app, o.layout, "Packed sequences: who owns which slots", false);
-  add.choice(gather_gradient_option,
-             "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
-             "unless given), parts of it (sum), or no function of it (none)",
-             o.gather_gradient, {"split", "sum", "none"});
-  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
-  add.size("--chunk", "Upstream: rows of a slice; 0: all at once", o.chunk);
-  add.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1);
-  add.flag("--in-place,!--out-of-place", "Gradients take the place of the logits (default)",
-           o.in_place);
-  add.flag(f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype",
-           o.f32_output);
+  advanced.choice(
+      gather_gradient_option,
+      "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
+      "unless given), parts of it (sum), or no function of it (none)",
+      o.gather_gradient, {"split", "sum", "none"});
+  measurement.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
+  advanced.size("--chunk", "Upstream: rows of a slice; 0: all at once", o.chunk);
+  advanced.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1);
+  advanced.flag("--in-place,!--out-of-place", "Gradients take the place of the logits (default)",
+                o.in_place);
+  advanced.flag(f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype",
+                o.f32_output);
   add("--threads", "Threads of a rank", o.threads, 1);
   declare_repeats(app, "Timed iterations", o.repeats);
-  add("-w,--warmup", "Iterations before them", o.warmup, 0);
-  add.choice("-c,--check", "Verify the last iteration, every one, or nothing", o.check,
-             {"none", "last", "all"});
-  add.size("--check-tokens", "Tokens that a check computes again where --input has no answers",
-           o.check_tokens, 1);
-  add.choice("--ties",
-             "Which of equal logits are among the largest, or survive a filter: as defined, or "
-             "any, as many of them",
-             o.ties, {"exact", "any"});
-  add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
-  add("-o,--output",
-      "Write results and gradients of the operations that run here (HDF5); wrong ones go to "
-      "NAME.invalid.h5",
-      o.output);
+  measurement("-w,--warmup", "Iterations before them", o.warmup, 0);
+  measurement.choice("-c,--check", "Verify the last iteration, every one, or nothing", o.check,
+                     {"none", "last", "all"});
+  measurement.size("--check-tokens",
+                   "Tokens that a check computes again where --input has no answers",
+                   o.check_tokens, 1);
+  measurement.choice(
+      "--ties",
+      "Which of equal logits are among the largest, or survive a filter: as defined, or "
+      "any, as many of them",
+      o.ties, {"exact", "any"});
+  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  output("-o,--output",
+         "Write results and gradients of the operations that run here (HDF5); wrong ones go to "
+         "NAME.invalid.h5",
+         o.output);
   declare_report_options(app, o.report);
 }
 

@@ -15,7 +15,7 @@ namespace {
 
 /// Declares the options for the shape of streams, or of rows.
 void declare_shape_options(CLI::App& app, PackOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Advanced");
   add.size("--chunks", "gyre/bshd: streams to make of the rows", o.chunks, 1);
   add.choice("--tail",
              "What becomes of padding at the end of a row (gyre/bshd), or of a stream that is "
@@ -69,22 +69,24 @@ DeviceCapability device_of(const std::string& text) {
 }  // namespace
 
 void declare_options(CLI::App& app, PackOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), measurement(app, "Measurement"),
+      output(app, "Output");
   std::vector<std::string> names{"all"};
   for (const BinPacker& packer : bin_packers()) names.push_back(packer.name);
   add("--input",
       "What to pack (HDF5): gyre/documents, gyre/bshd or gyre/salm; or what to unpack: gyre/packed",
       o.input);
   add("--gen", length_help(), o.generate);
-  add("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output);
+  output("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output);
   add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack);
   add.choice("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
              names);
   add.size("--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs", o.capacity);
-  add("--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp", o.cp,
-      1);
-  add("--dp", "Data-parallel ranks: the number of bins is a multiple of it", o.dp, 1);
-  add("--tp",
+  ranks("--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp",
+        o.cp, 1);
+  ranks("--dp", "Data-parallel ranks: the number of bins is a multiple of it", o.dp, 1);
+  ranks(
+      "--tp",
       "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp (gyre/salm: "
       "the stream alone grows; gyre/bshd: not used)",
       o.tp, 1);
@@ -99,7 +101,7 @@ void declare_options(CLI::App& app, PackOptions& o) {
   declare_target_options(app, o.target);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Times to pack; one is no measurement", o.repeats);
-  add.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
+  measurement.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
   declare_report_options(app, o.report);
 }
 
@@ -161,7 +163,7 @@ void check_batch_options(const PackOptions& o, const std::string& schema) {
 }
 
 void declare_target_options(CLI::App& app, AttentionTarget& target) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Advanced");
   add("--attention",
       "Ask before packing whether attention that can do this (varlen, padded-offsets, cp-aware; "
       "joined by commas, or none) reads the streams soundly; refuse if not",

@@ -149,9 +149,8 @@ int main(int argc, char** argv) {
   PipelineOptions options;
   const AppInfo info{"gyre-pipeline",
                      "Scores documents with a decoder: per-token log-probability and entropy.",
-                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model "
-                     "inputs/model.h5 "
-                     "--cp 2 --tp 2 -o scores.h5"};
+                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model inputs/model.h5 "
+                     "--cp 2 --tp 2"};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
       [&](AppContext& context) { return run(options, context); });

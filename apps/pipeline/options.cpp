@@ -63,16 +63,17 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
 }  // namespace
 
 void declare_options(CLI::App& app, PipelineOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), measurement(app, "Measurement"),
+      output(app, "Output");
   add.required("--input", "Documents (HDF5, gyre/documents), with a reference or without", o.input);
   add.required("--model", "Weights (HDF5, gyre/model)", o.model);
-  add("-o,--output", "Write scores here (HDF5, gyre/results)", o.output);
+  output("-o,--output", "Write scores here (HDF5, gyre/results)", o.output);
   add.size("--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help()),
            o.bin);
   declare_prefix_options(app, o.prefixes);
-  add("--dp", "Data-parallel replicas", o.dp, 1);
-  add("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0);
-  add("--tp", "Tensor-parallel ranks", o.tp, 1);
+  ranks("--dp", "Data-parallel replicas", o.dp, 1);
+  ranks("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0);
+  ranks("--tp", "Tensor-parallel ranks", o.tp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
   schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
   const std::vector<std::string> types = activation_type_names();
@@ -81,19 +82,19 @@ void declare_options(CLI::App& app, PipelineOptions& o) {
   add.choice("--residual", "Type of the residual stream, with --dtype bf16", o.residual, types);
   declare_backend_options(app, o.backend);
   declare_repeats(app, "Timed passes over all documents", o.repeats);
-  add("-w,--warmup",
-      "Passes before them; one at least, with checked messages, where results are verified",
-      o.warmup, 0);
-  add.choice("-c,--check", "Verify the last pass, or nothing", o.check, {"none", "last"});
-  add.size("--check-tokens", "Without a reference: tokens that the serial twin scores",
-           o.check_tokens, 2);
-  add("--check-seconds", "And the time that it may take, about", o.check_seconds);
-  add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
-  add("--top", "List the documents that cost most bits", o.top, 0);
+  measurement("-w,--warmup",
+              "Passes before them; one at least, with checked messages, where results are verified",
+              o.warmup, 0);
+  measurement.choice("-c,--check", "Verify the last pass, or nothing", o.check, {"none", "last"});
+  measurement.size("--check-tokens", "Without a reference: tokens that the serial twin scores",
+                   o.check_tokens, 2);
+  measurement("--check-seconds", "And the time that it may take, about", o.check_seconds);
+  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  output("--top", "List the documents that cost most bits", o.top, 0);
   declare_report_options(app, o.report);
-  add.flag("--dry-run",
-           "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks",
-           o.dry_run);
+  output.flag("--dry-run",
+              "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks",
+              o.dry_run);
 }
 
 ScoringSetup PipelineOptions::setup(int ranks) const {

@@ -75,7 +75,8 @@ ElementTypes PredictOptions::types() const {
 }
 
 void declare_options(CLI::App& app, PredictOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), advanced(app, "Advanced"),
+      output(app, "Output");
   add.required("--machine", "The machine (gyre-machine/1 with a model): inputs/machines/",
                o.machine);
   add("--link", "Another rate of a tier of the machine, bytes/s: switch=25G; repeatable", o.links);
@@ -94,18 +95,19 @@ void declare_options(CLI::App& app, PredictOptions& o) {
   declare_mask_options(app, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
-  add.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
-  add.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
-  add.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv, types);
-  add("--cp", "Context-parallel ranks: one number, or several, as 8,16,32", o.cp_list);
-  add("--tp", "Tensor-parallel ranks, which are neighbours and share the heads", o.tp, 1);
-  add("--dp", "With --model: data-parallel replicas", o.dp, 1);
+  advanced.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
+  advanced.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
+  advanced.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv,
+                  types);
+  ranks("--cp", "Context-parallel ranks: one number, or several, as 8,16,32", o.cp_list);
+  ranks("--tp", "Tensor-parallel ranks, which are neighbours and share the heads", o.tp, 1);
+  ranks("--dp", "With --model: data-parallel replicas", o.dp, 1);
   o.schedule.name = "all";
   schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
   add.choice("--pass", "What is predicted (both; of a model: fwd)", o.pass, {"fwd", "bwd", "both"});
-  add("--svg", "Draw which schedule wins where, ranks by tokens, here", o.svg);
-  add("--trace", "Write the timeline of one configuration here (for Perfetto)", o.trace);
+  output("--svg", "Draw which schedule wins where, ranks by tokens, here", o.svg);
+  output("--trace", "Write the timeline of one configuration here (for Perfetto)", o.trace);
   declare_report_options(app, o.report);
 }
 

@@ -104,7 +104,7 @@ AttentionMask find_mask(const std::string& name) {
 }
 
 void declare_batch_options(CLI::App& app, BatchOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Advanced");
   add.choice("--format",
              "gyre/bshd: one stream of segments (thd), or rows with their key mask (bshd)",
              o.format, {"thd", "bshd"});

@@ -11,7 +11,8 @@
 namespace gyre {
 
 void declare_options(CLI::App& app, ShardOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), plan(app, "Plan"),
+      measurement(app, "Measurement"), output(app, "Output");
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
   add("--input",
@@ -26,7 +27,7 @@ void declare_options(CLI::App& app, ShardOptions& o) {
       o.capacity);
   add.choice("--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)",
              o.algorithm, packers);
-  add("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1);
+  ranks("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
   add.flag(
       "--repad",
@@ -37,24 +38,27 @@ void declare_options(CLI::App& app, ShardOptions& o) {
              "What attention over the shards is to see, which is refused if they cannot keep it "
              "(causal-segments; bshd: causal)",
              o.mask, mask_names());
-  add.choice("--gather-gradient",
-             "With as many ranks as --cp: check how the gradient of a gathered stream comes back",
-             o.gradient, {"split", "sum", "none", "all"});
-  add.flag("--ulysses",
-           "Instead of layouts: slices, and heads exchanged for tokens, over the ranks of the run",
-           o.ulysses);
+  measurement.choice(
+      "--gather-gradient",
+      "With as many ranks as --cp: check how the gradient of a gathered stream comes back",
+      o.gradient, {"split", "sum", "none", "all"});
+  ranks.flag(
+      "--ulysses",
+      "Instead of layouts: slices, and heads exchanged for tokens, over the ranks of the run",
+      o.ulysses);
   declare_batch_options(app, o.batch);
   add("--heads", "Query heads, for times", o.heads, 1);
   add("--kv-heads", "Key and value heads, for bytes", o.kv_heads, 1);
   add("--head-dim", "Elements of a head", o.head_dim, 1);
   add.choice("-d,--dtype", "Type of keys and values", o.dtype, activation_type_names());
   declare_backend_options(app, o.backend);
-  add("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops);
-  add("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s);
-  add.size("--bin", "The bin that --svg draws", o.bin);
-  add("--svg", "Draw the layouts here", o.svg);
-  add("-o,--output", "Write the shards of one layout here (HDF5, gyre/shards)", o.output);
-  add.choice("-c,--check", "Verify round trips and sums, or nothing", o.check, {"none", "last"});
+  plan("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops);
+  plan("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s);
+  output.size("--bin", "The bin that --svg draws", o.bin);
+  output("--svg", "Draw the layouts here", o.svg);
+  output("-o,--output", "Write the shards of one layout here (HDF5, gyre/shards)", o.output);
+  measurement.choice("-c,--check", "Verify round trips and sums, or nothing", o.check,
+                     {"none", "last"});
   declare_report_options(app, o.report);
 }
 

@@ -147,7 +147,7 @@ def load_app(folder: Path, name: str) -> App:
             else "no program is there; ./run build makes them in build/cpu/apps"
         )
         raise StudyError(f"{program}: no such program; {hint}")
-    options = options_of(ask(program, "--help"))
+    options = options_of(re.sub(r"\|\n +", "|", ask(program, "--help")))  # a list continues after "|"
     if "json" not in options or "resume" not in options:
         raise StudyError(f"{program}: it has no --json and --resume, and cannot be studied")
     return App(name, str(program), build_of(ask(program, "--version")), options)

@@ -102,7 +102,7 @@ std::vector<std::string> built_comms() {
 }
 
 void declare_backend_options(CLI::App& app, BackendOptions& o) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Parallelism");
   add.choice("--backend", "Compute on cpu or cuda", o.backend, backend_names());
   add.choice(
       "--comm",

@@ -215,8 +215,7 @@ std::vector<Bin> adjust_bin_count(std::vector<Bin> bins, const BinOptions& optio
 
 const std::vector<BinPacker>& bin_packers() {
   static const std::vector<BinPacker> packers = {
-      {"next-fit", "in order of input; a bin is closed by the first item that does not fit",
-       next_fit},
+      {"next-fit", "in order of input; the first item that does not fit closes the bin", next_fit},
       {"first-fit-decreasing", "longest first, into the first bin with room", first_fit_decreasing},
       {"first-fit-shuffle", "in random order, into the first bin with room", first_fit_shuffle},
       {"modified-first-fit-decreasing", "large items first, then what fits beside them",

@@ -196,7 +196,7 @@ Provenance provenance_of(const AppContext& context, const std::string& sources) 
 }
 
 void declare_report_options(CLI::App& app, ReportOptions& options) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Output");
   add("-J,--json",
       "Write the result here (gyre-result/1). FILE.jsonl: a line a row, appended as soon as it is "
       "measured",

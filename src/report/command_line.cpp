@@ -12,6 +12,7 @@
 
 #include "core/error.hpp"
 #include "io/resources.hpp"
+#include "report/help_text.hpp"
 #include "report/options.hpp"
 #include "report/toml_file.hpp"
 
@@ -254,18 +255,18 @@ void declare_common(CLI::App& app, CommonOptions& common) {
       ->capture_default_str()
       ->check(complain_about_seconds)
       ->group("Common");
-  AddOptions(app).choice(
-      "--progress",
-      "Of runs above 5 s, on stderr: auto redraws a line on a terminal and writes "
-      "one every 10 s elsewhere; on: stderr ends at a terminal",
-      common.progress, {"auto", "on", "off"});
-  app.get_option("--progress")->group("Common");
+  AddOptions(app, "Common")
+      .choice("--progress",
+              "Of runs above 5 s, on stderr: auto redraws a line on a terminal and writes "
+              "one every 10 s elsewhere; on: stderr ends at a terminal",
+              common.progress, {"auto", "on", "off"});
   CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
   app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
   app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
       ->configurable(false)
       ->group("Common");
   app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
+  app.formatter(help_formatter());
   app.config_formatter(std::make_shared<ConfigFile>(app));
   // Unknown arguments are collected, so that one error names them all, each with a suggestion.
   app.allow_extras();

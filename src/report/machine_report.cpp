@@ -29,7 +29,7 @@ std::string read_machine_text(const std::string& path) {
 }
 
 void declare_machine_option(CLI::App& app, std::string& path) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Output");
   add("--machine", "Add measurements of this machine to the result (gyre-machine/1)", path);
 }
 

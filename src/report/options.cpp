@@ -87,18 +87,28 @@ std::string complain_about_empty(const std::string& text) {
   return text.empty() ? "an empty text is no value; leave the option out instead" : "";
 }
 
+AddOptions::AddOptions(CLI::App& app, const std::string& group)
+    : app_(app), group_(group.empty() ? app.option_defaults()->get_group() : group) {
+  app_.option_defaults()->group(group_);
+}
+
+CLI::App& AddOptions::app() const {
+  app_.option_defaults()->group(group_);
+  return app_;
+}
+
 void AddOptions::flag(const std::string& name, const std::string& help, bool& value) const {
-  app_.add_flag(name, value, help);
+  app().add_flag(name, value, help);
 }
 
 void AddOptions::operator()(const std::string& name, const std::string& help,
                             std::string& value) const {
-  app_.add_option(name, value, help)->capture_default_str()->check(complain_about_empty);
+  app().add_option(name, value, help)->capture_default_str()->check(complain_about_empty);
 }
 
 void AddOptions::operator()(const std::string& name, const std::string& help,
                             std::vector<std::string>& values) const {
-  app_.add_option(name, values, help)->check(complain_about_empty);
+  app().add_option(name, values, help)->check(complain_about_empty);
 }
 
 void AddOptions::operator()(const std::string& name, const std::string& help, double& value) const {
@@ -107,7 +117,7 @@ void AddOptions::operator()(const std::string& name, const std::string& help, do
     if (CLI::detail::lexical_cast(text, number) && !std::isfinite(number))
       throw_usage("'{}' is not a finite number", text);
   };
-  app_.add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  app().add_option(name, value, help)->capture_default_str()->check(validator("", check));
 }
 
 void AddOptions::operator()(const std::string& name, const std::string& help, int& value,
@@ -118,7 +128,7 @@ void AddOptions::operator()(const std::string& name, const std::string& help, in
     if (error != std::errc() || end != text.data() + text.size() || number < minimum)
       throw_usage("'{}' is not an integer of at least {}", text, minimum);
   };
-  app_.add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  app().add_option(name, value, help)->capture_default_str()->check(validator("", check));
 }
 
 void AddOptions::count(const std::string& name, const std::string& help, int& value,
@@ -131,7 +141,8 @@ void AddOptions::count(const std::string& name, const std::string& help, int& va
       throw_usage("'{}' is not {} and no integer of at least 1", text, word);
     if (text == word) text = "0";
   };
-  CLI::Option* option = app_.add_option(name, value, help)
+  CLI::Option* option = app()
+                            .add_option(name, value, help)
                             ->type_name(fmt::format("INT|{}", word))
                             ->transform(validator("", check));
   option->default_str(value == 0 ? word : std::to_string(value));
@@ -145,7 +156,8 @@ void AddOptions::size(const std::string& name, const std::string& help, int64_t&
     if (size > maximum) throw_usage("'{}' is more than {}", text, maximum);
     text = std::to_string(size);
   };
-  app_.add_option(name, value, help)
+  app()
+      .add_option(name, value, help)
       ->capture_default_str()
       ->type_name("SIZE")
       ->transform(validator("", check));
@@ -164,7 +176,8 @@ void AddOptions::choice(const std::string& name, const std::string& help, std::s
   const auto check = [choices](const std::string& text) {
     if (std::ranges::find(choices, text) == choices.end()) refuse_choice(text, choices);
   };
-  app_.add_option(name, value, help)
+  app()
+      .add_option(name, value, help)
       ->capture_default_str()
       ->type_name(fmt::format("{}", fmt::join(choices, "|")))
       ->check(validator("", check));
@@ -177,7 +190,8 @@ void AddOptions::choice(const std::string& name, const std::string& help, int64_
     if (found == choices.end()) refuse_choice(text, choices);
     text = std::to_string(found - choices.begin());
   };
-  app_.add_option(name, index, help)
+  app()
+      .add_option(name, index, help)
       ->default_str(choices[index])
       ->type_name(fmt::format("{}", fmt::join(choices, "|")))
       ->transform(validator("", check));
@@ -187,7 +201,8 @@ void AddOptions::choices(const std::string& name, const std::string& help, std::
                          const std::vector<Described>& choices) const {
   std::string names = "all";
   for (const Described& choice : choices) names += "|" + choice.name;
-  app_.add_option(name, value, help + "; several: A,B")
+  app()
+      .add_option(name, value, help + "; several: A,B")
       ->capture_default_str()
       ->type_name(names)
       ->check(validator("", [choices](const std::string& list) { check_list(list, choices); }));
@@ -257,7 +272,7 @@ std::vector<int64_t> TokenSweep::sizes() const {
 }
 
 void declare_sweep(CLI::App& app, const std::string& what, TokenSweep& sweep) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Problem");
   add.size("--tokens", what, sweep.tokens, 1);
   add.size("-b,--min", "Sweep: the fewest; 0: no sweep", sweep.min);
   add.size("-e,--max", "Sweep: the most", sweep.max);

@@ -26,6 +26,10 @@ struct Described {
   std::string name, summary;
 };
 
+/// Groups of options, in the order of --help.
+inline constexpr const char* option_groups[] = {"Options", "Problem", "Parallelism", "Measurement",
+                                                "Plan",    "Output",  "Advanced",    "Common"};
+
 /// Whether a list that AddOptions::choices has read contains a name, and whether it may have more
 /// than one.
 bool lists(const std::string& list, std::string_view name);
@@ -35,7 +39,8 @@ bool lists_several(const std::string& list);
 /// positional arguments. The value of a variable at the call is the default that --help shows.
 class AddOptions {
  public:
-  explicit AddOptions(CLI::App& app) : app_(app) {}
+  /// Adds to a group of option_groups, or to that of the options before.
+  explicit AddOptions(CLI::App& app, const std::string& group = "");
 
   void flag(const std::string& name, const std::string& help, bool& value) const;
   /// An option with a text, or with several texts. No text may be empty.
@@ -71,8 +76,10 @@ class AddOptions {
                const std::vector<Described>& choices) const;
 
  private:
-  void require() const;  ///< makes the option added last mandatory
+  CLI::App& app() const;  ///< set to the group
+  void require() const;   ///< makes the option added last mandatory
   CLI::App& app_;
+  std::string group_;
 };
 
 /// The complaint about an empty value of an option; "" for other values. An empty value is usually

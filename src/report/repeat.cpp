@@ -53,7 +53,7 @@ std::string text_of(const Breach& breach, const std::string& where) {
 }  // namespace
 
 void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options) {
-  const AddOptions add(app);
+  const AddOptions add(app, "Measurement");
   add.count(
       "-n,--iters",
       what + "; auto: at least 9, until their median is known to 2 % or --max-seconds are over",

@@ -246,6 +246,7 @@ fi
 
 # An empty text, of a shell variable that was never set, is no value of any option.
 for program in "$apps"/gyre-*; do
+  "$program" --help | awk 'length($0) > 100 { print "longer than 100 columns: " $0; found = 1 } END { exit found }' || fail "$program --help"
   for option in $("$program" --help | grep -oE -- '--[a-z-]+ (TEXT|FILE)' | cut -d' ' -f1); do
     ends 2 "$program" "$option" ''
     says 'an empty text is no value'
