@@ -14,6 +14,7 @@ H5, JSON = ("-o", "out.h5"), ("-J", "out.json")
 def choices(program, option):
     """What --help lists for an option: "--layout all|contiguous|zigzag=..."."""
     text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True).stdout
+    text = re.sub(r"\|\n +", "|", text)  # a list continues after "|"
     found = re.search(rf"^ +(?:-\w,)?{option} ([a-z0-9-]+(?:\|[a-z0-9-]+)+)", text, re.MULTILINE)
     if not found:
         raise RuntimeError(f"{program} --help lists nothing for {option}")
