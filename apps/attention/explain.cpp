@@ -105,8 +105,11 @@ std::string assumptions_text(const AttentionWorkload& workload, const AttentionO
 /// Plans one choice after the other.
 class Explainer {
  public:
-  Explainer(const AttentionWorkload& workload, const AttentionOptions& o)
-      : workload_(workload), o_(o), alone_(!o.schedule.several() && !o.layout.several()) {}
+  Explainer(const AttentionWorkload& workload, const AttentionOptions& o, bool verbose)
+      : workload_(workload),
+        o_(o),
+        verbose_(verbose),
+        alone_(!o.schedule.several() && !o.layout.several()) {}
 
   void add(const Choice& choice) {
     const WorkloadLayout placed(workload_, choice.layout, o_.layout_options());
@@ -120,7 +123,7 @@ class Explainer {
     for (const Pass pass : o_.passes())
       directions.push_back(simulate(plan, pass, workload_.heads, o_.types(), machine_of(o_)));
     if (alone_) {
-      text_ = gyre::explain(plan, planned, o_.types(), directions);
+      text_ = gyre::explain(plan, planned, o_.types(), directions, verbose_);
     } else {
       for (const Simulation& s : directions)
         text_ += plan_table().row(row_of(plan, planned, o_.types(), s));
@@ -172,15 +175,16 @@ class Explainer {
  private:
   const AttentionWorkload& workload_;
   const AttentionOptions& o_;
-  bool alone_;
+  bool verbose_, alone_;
   std::string text_, refused_, svg_;
   Json plans_ = Json::array();
 };
 
 }  // namespace
 
-Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o) {
-  Explainer explainer(workload, o);
+Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o,
+                             bool verbose) {
+  Explainer explainer(workload, o, verbose);
   for (const Schedule& schedule : schedules())
     for (const LayoutKind& layout : layout_kinds())
       if (o.schedule.wants(schedule.name) && o.layout.wants(layout.name))
@@ -200,7 +204,7 @@ ExitCode explain(AttentionOptions& o, AppContext& context) {
   run_on_root(context.world, "explanation", [&] {
     const AttentionWorkload workload =
         file ? workload_of(*file, o) : generated_workload(o, o.sweep.sizes().front());
-    const Explanation explanation = explain_workload(workload, o);
+    const Explanation explanation = explain_workload(workload, o, context.verbose);
     text = explanation.text;
     context.outputs.add_text(o.svg, explanation.svg);
     context.outputs.add_text(o.report.json, explanation.json);

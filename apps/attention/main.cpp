@@ -151,7 +151,8 @@ int main(int argc, char** argv) {
       "gyre-attention", "Runs context-parallel attention, forward and backward.",
       "Examples: mpirun -n 4 gyre-attention --tokens 16K --heads 8 --kv-heads 2 --schedule all\n"
       "          mpirun -n 2 gyre-attention --gen dist=long-tailed,max=4K --layout all\n"
-      "          gyre-attention --explain --cp 64 --tokens 1M --schedule ring --svg ring.svg\n" +
+      "          gyre-attention --explain --cp 64 --tokens 1M -d bf16 --tflops 400 --gbps 50 --svg "
+      "ring.svg\n" +
           schedule_help() + layout_help()};
   return run_app(
       argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },

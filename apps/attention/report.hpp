@@ -42,7 +42,7 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
 
 /// The plans of all ranks, in the directions of --pass.
 struct Explanation {
-  /// For one plan, its steps and a table over ranks; for several, a row for each, by direction.
+  /// For one plan, tables over ranks and its steps; for several, a row for each, by direction.
   std::string text;
   std::string svg;   ///< empty without --svg
   std::string json;  ///< gyre-plan/1; empty without --json
@@ -50,7 +50,8 @@ struct Explanation {
 /// Explains every schedule under every layout that the options choose. Plans of all ranks that are
 /// too large for memory (over some 30 million entries, a few GB) are refused, with the largest --cp
 /// that works. Throws a usage error if all are refused.
-Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o);
+Explanation explain_workload(const AttentionWorkload& workload, const AttentionOptions& o,
+                             bool verbose);
 
 /// Runs --explain: prints the text on rank 0, and writes drawing and JSON. Collective.
 ExitCode explain(AttentionOptions& o, AppContext& context);

@@ -16,7 +16,7 @@ namespace gyre {
 namespace {
 
 constexpr size_t max_messages = 4;  // lines for sends, or receives; the last may sum up the rest
-constexpr int max_rows = 64;        // in the table over ranks
+constexpr int few_ranks = 8, many_ranks = 64;  // in the table over ranks
 
 /// Names of storages in order: "A", "B", ..., "Z", "A1".
 std::string storage_name(int storage) {
@@ -54,7 +54,7 @@ class StepWriter {
   static constexpr const char* indent = "\n                        ";
 
   static std::string named(const std::string& name, const std::string& rest) {
-    return fmt::format("{:<13}{}", name, rest);
+    return fmt::format("{:<12} {}", name, rest);
   }
   const PlanArray& array(int index) const { return plan_.arrays[index]; }
   /// "own kv", "A (kv of rank 2)"; with its heads if it does not have all of them.
@@ -225,12 +225,13 @@ std::string rank_table(const std::vector<RankRow>& rows, const std::vector<int>&
 }
 
 std::string direction_summary(const Plan& plan, const Simulation& times,
-                              const AttentionProblem& problem, const ElementTypes& types) {
+                              const AttentionProblem& problem, const ElementTypes& types,
+                              int most_ranks) {
   std::vector<RankRow> rows;
   for (size_t r = 0; r < plan.ranks.size(); ++r)
     rows.push_back({static_cast<int>(r), count(plan.ranks[r], times.pass, problem.heads, types),
                     &times.ranks[r]});
-  const std::vector<int> shown = shown_ranks(problem.cp(), max_rows);
+  const std::vector<int> shown = shown_ranks(problem.cp(), most_ranks);
   std::string text = rank_table(rows, shown);
   if (std::ssize(shown) < problem.cp())
     text += fmt::format("# {} of {} ranks\n", shown.size(), problem.cp());
@@ -243,6 +244,20 @@ std::string direction_summary(const Plan& plan, const Simulation& times,
                             si_text(pairs, "") + " pairs", si_text(bytes, "B"),
                             si_text(times.makespan(), "s"), si_text(times.compute_only(), "s"),
                             si_text(times.exposed(), "s"));
+}
+
+const char* name_of_direction(Pass pass) {
+  return pass == Pass::forward ? "forward" : "backward";
+}
+
+std::string steps_of(const RankPlan& plan, int rank, const AttentionProblem& problem,
+                     const ElementTypes& types, Pass pass) {
+  const Shard& shard = problem.layout->shard(rank);
+  int64_t tokens = 0;
+  for (const Fragment& fragment : shard.fragments) tokens += fragment.length;
+  return fmt::format("{}, rank {} of {}: {}, {}\n", name_of_direction(pass), rank, problem.cp(),
+                     count_text(shard.slots, "slot"), count_text(tokens, "token")) +
+         StepWriter(plan, problem, types).steps(pass);
 }
 
 }  // namespace
@@ -264,32 +279,19 @@ std::string plan_title(const Plan& plan, const AttentionProblem& problem) {
 }
 
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
-                    const std::vector<Simulation>& directions, int rank) {
-  if (rank < -1 || rank >= problem.cp())
-    throw_usage("no rank {} among {}; wanted: 0 to {}, or -1", rank, problem.cp(),
-                problem.cp() - 1);
-  std::vector<int> ranks = {std::max(0, rank)};
-  if (rank < 0 && problem.cp() <= 8) ranks = shown_ranks(problem.cp(), 8);
+                    const std::vector<Simulation>& directions, bool verbose) {
   const HeadShape& heads = problem.heads;
   std::string text =
       fmt::format("# {}; {} query heads, {} KV heads, dim {}\n", plan_title(plan, problem),
                   heads.heads, heads.kv_heads, heads.head_dim);
-  for (const Simulation& direction : directions) {
-    const Pass pass = direction.pass;
-    const char* const name = pass == Pass::forward ? "forward" : "backward";
-    for (const int r : ranks) {
-      const RankPlan& mine = plan.ranks[r];
-      const Shard& shard = problem.layout->shard(r);
-      int64_t tokens = 0;
-      for (const Fragment& fragment : shard.fragments) tokens += fragment.length;
-      text += fmt::format("{}, rank {} of {}: {}, {}\n", name, r, problem.cp(),
-                          count_text(shard.slots, "slot"), count_text(tokens, "token"));
-      StepWriter writer(mine, problem, types);
-      text += writer.steps(pass) + "\n";
-    }
-    text += fmt::format("# {}\n", name) + direction_summary(plan, direction, problem, types) + "\n";
-  }
-  text.pop_back();
+  for (const Simulation& direction : directions)
+    text += fmt::format("# {}\n", name_of_direction(direction.pass)) +
+            direction_summary(plan, direction, problem, types, verbose ? many_ranks : few_ranks);
+  if (problem.cp() > few_ranks && !verbose) return text + "# -v: more ranks, and steps\n";
+  const int described = problem.cp() > few_ranks ? 1 : problem.cp();
+  for (const Simulation& direction : directions)
+    for (int r = 0; r < described; ++r)
+      text += '\n' + steps_of(plan.ranks[r], r, problem, types, direction.pass);
   return text;
 }
 

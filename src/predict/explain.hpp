@@ -17,12 +17,12 @@
 
 namespace gyre {
 
-/// For each simulated direction: the steps of `rank` (-1: of every rank if cp <= 8, else of rank
-/// 0), then a table over ranks with pairs, messages, bytes, memory and the simulated times. With
-/// more than 64 ranks the table shows evenly spaced ones, and says so. Throws a usage error for a
-/// rank that does not exist.
+/// For each simulated direction a table over ranks with pairs, messages, bytes, memory and the
+/// simulated times; then the steps of every rank. With more than 8 ranks, the table shows 8 evenly
+/// spaced ones, and steps are left out; if `verbose`, the table shows 64, and the steps are those of
+/// rank 0.
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
-                    const std::vector<Simulation>& directions, int rank = -1);
+                    const std::vector<Simulation>& directions, bool verbose = false);
 
 /// "ring, dual-chunk-swap, cp = 4, 8192 tokens, causal" or "..., causal window of 1024".
 std::string plan_title(const Plan& plan, const AttentionProblem& problem);

@@ -204,7 +204,7 @@ TEST(ExplainCase, RefusesPlansThatAreTooLarge) {
       "ranks, 1048576 tokens: about 33650688 steps, messages and rectangles, at most 31457280); "
       "512 "
       "ranks work",
-      [&] { explain_workload(generated_workload(o, 1 << 20), o); });
+      [&] { explain_workload(generated_workload(o, 1 << 20), o, false); });
 }
 
 TEST(ExplainCase, RefusesDocumentsThatAreTooManyForAnyNumberOfRanks) {

@@ -33,7 +33,9 @@ struct Explained {
     machine.links[0].bytes_per_s = 1e6;
     machine.links[0].latency_s = 1e-4;
   }
-  std::string text(int rank = -1) const { return explain(plan, problem, {}, directions(), rank); }
+  std::string text(bool verbose = false) const {
+    return explain(plan, problem, {}, directions(), verbose);
+  }
   std::vector<Simulation> directions() const {
     std::vector<Simulation> both;
     for (const Pass pass : {Pass::forward, Pass::backward})
@@ -99,62 +101,64 @@ TEST(PlanTitle, NamesScheduleLayoutAndMask) {
   EXPECT_EQ(title({MaskKind::causal, 4}), "ring, zigzag, cp = 2, 9 tokens, causal window of 4");
 }
 
-TEST(Explain, OneRankOfARing) {
+TEST(Explain, TablesThenStepsOfARing) {
   // Chunks 1 and 2 of 0..3, five slots each, the last of the stream a pad of the other rank.
-  const std::string text = Explained("ring", "zigzag", 2, 19).text(1);
-  EXPECT_EQ(text,
-            "# ring, zigzag, cp = 2, 19 tokens, causal; 4 query heads, 2 KV heads, dim 8\n"
-            "forward, rank 1 of 2: 10 slots, 10 tokens\n"
-            "  step  0  Clear        own out\n"
-            "  step  1  Clear        own stats\n"
-            "  step  2  Exchange #0  KV: own kv -> rank 0 (10 tokens, 1.28 kB)\n"
-            "                        A (kv of rank 0) <- rank 0 (10 tokens, 1.28 kB)\n"
-            "  step  3  Compute      own kv: 1 rectangle (1 causal), 55 pairs, 55.0 % of"
-            " their area, for 4 heads\n"
-            "  step  4  Wait #0      KV\n"
-            "  step  5  Compute      A (kv of rank 0): 1 rectangle (1 full), 50 pairs, 100.0"
-            " % of their area, for 4 heads\n"
-            "  step  6  Finish       own out: sinks\n"
-            "\n"
-            "# forward\n"
-            "#  rank           pairs   of mean  messages      sent  received  transient     "
-            " time   exposed\n"
-            "#                                                (kB)      (kB)       (kB)     "
-            " (ms)      (ms)\n"
-            "      0             340    0.8947         1     1.280     1.280      1.280    "
-            " 1.385     1.374\n"
-            "      1             420    1.1053         1     1.280     1.280      1.280    "
-            " 1.386     1.373\n"
-            "# all ranks: 760 pairs, 2.56 kB sent; 1.39 ms, compute only 13.4 us, exposed"
-            " 1.37 ms\n"
-            "\n"
-            "backward, rank 1 of 2: 10 slots, 10 tokens\n"
-            "  step  0  Delta        own stats\n"
-            "  step  1  Clear        own d_q\n"
-            "  step  2  Clear        C (d_kv of rank 0)\n"
-            "  step  3  Compute      A (kv of rank 0): 1 rectangle (1 full), 50 pairs, 100.0"
-            " % of their area, for 4 heads\n"
-            "                        to own d_q and C (d_kv of rank 0)\n"
-            "  step  4  Exchange #1  dKV: C (d_kv of rank 0) -> rank 0 (10 tokens, 1.28 kB)\n"
-            "                        own d_kv, added <- rank 0 (10 tokens, 1.28 kB)\n"
-            "  step  5  Clear        own d_kv\n"
-            "  step  6  Compute      own kv: 1 rectangle (1 causal), 55 pairs, 55.0 % of"
-            " their area, for 4 heads\n"
-            "                        to own d_q and own d_kv\n"
-            "  step  7  Wait #1      dKV\n"
-            "  step  8  SinkGradient own stats, to be summed over ranks\n"
-            "\n"
-            "# backward\n"
-            "#  rank           pairs   of mean  messages      sent  received  transient     "
-            " time   exposed\n"
-            "#                                                (kB)      (kB)       (kB)     "
-            " (ms)      (ms)\n"
-            "      0             340    0.8947         1     1.280     1.280      3.840    "
-            " 1.396     1.369\n"
-            "      1             420    1.1053         1     1.280     1.280      3.840    "
-            " 1.393     1.359\n"
-            "# all ranks: 760 pairs, 2.56 kB sent; 1.4 ms, compute only 33.6 us, exposed"
-            " 1.36 ms\n");
+  const std::string text = Explained("ring", "zigzag", 2, 19).text();
+  const std::string tables =
+      "# ring, zigzag, cp = 2, 19 tokens, causal; 4 query heads, 2 KV heads, dim 8\n"
+      "# forward\n"
+      "#  rank           pairs   of mean  messages      sent  received  transient     "
+      " time   exposed\n"
+      "#                                                (kB)      (kB)       (kB)     "
+      " (ms)      (ms)\n"
+      "      0             340    0.8947         1     1.280     1.280      1.280    "
+      " 1.385     1.374\n"
+      "      1             420    1.1053         1     1.280     1.280      1.280    "
+      " 1.386     1.373\n"
+      "# all ranks: 760 pairs, 2.56 kB sent; 1.39 ms, compute only 13.4 us, exposed"
+      " 1.37 ms\n"
+      "# backward\n"
+      "#  rank           pairs   of mean  messages      sent  received  transient     "
+      " time   exposed\n"
+      "#                                                (kB)      (kB)       (kB)     "
+      " (ms)      (ms)\n"
+      "      0             340    0.8947         1     1.280     1.280      3.840    "
+      " 1.396     1.369\n"
+      "      1             420    1.1053         1     1.280     1.280      3.840    "
+      " 1.393     1.359\n"
+      "# all ranks: 760 pairs, 2.56 kB sent; 1.4 ms, compute only 33.6 us, exposed"
+      " 1.36 ms\n";
+  EXPECT_EQ(text.substr(0, tables.size()), tables);
+  const std::string forward =
+      "forward, rank 1 of 2: 10 slots, 10 tokens\n"
+      "  step  0  Clear        own out\n"
+      "  step  1  Clear        own stats\n"
+      "  step  2  Exchange #0  KV: own kv -> rank 0 (10 tokens, 1.28 kB)\n"
+      "                        A (kv of rank 0) <- rank 0 (10 tokens, 1.28 kB)\n"
+      "  step  3  Compute      own kv: 1 rectangle (1 causal), 55 pairs, 55.0 % of"
+      " their area, for 4 heads\n"
+      "  step  4  Wait #0      KV\n"
+      "  step  5  Compute      A (kv of rank 0): 1 rectangle (1 full), 50 pairs, 100.0"
+      " % of their area, for 4 heads\n"
+      "  step  6  Finish       own out: sinks\n";
+  EXPECT_NE(text.find("\n\n" + forward + "\nbackward, rank 0 of 2: "), std::string::npos) << text;
+  const std::string backward =
+      "backward, rank 1 of 2: 10 slots, 10 tokens\n"
+      "  step  0  Delta        own stats\n"
+      "  step  1  Clear        own d_q\n"
+      "  step  2  Clear        C (d_kv of rank 0)\n"
+      "  step  3  Compute      A (kv of rank 0): 1 rectangle (1 full), 50 pairs, 100.0"
+      " % of their area, for 4 heads\n"
+      "                        to own d_q and C (d_kv of rank 0)\n"
+      "  step  4  Exchange #1  dKV: C (d_kv of rank 0) -> rank 0 (10 tokens, 1.28 kB)\n"
+      "                        own d_kv, added <- rank 0 (10 tokens, 1.28 kB)\n"
+      "  step  5  Clear        own d_kv\n"
+      "  step  6  Compute      own kv: 1 rectangle (1 causal), 55 pairs, 55.0 % of"
+      " their area, for 4 heads\n"
+      "                        to own d_q and own d_kv\n"
+      "  step  7  Wait #1      dKV\n"
+      "  step  8  SinkGradient own stats, to be summed over ranks\n";
+  EXPECT_TRUE(text.ends_with("\n\n" + backward)) << text;
 }
 
 /// How often `part` occurs.
@@ -164,17 +168,20 @@ int64_t occurrences(const std::string& text, const std::string& part) {
   return count;
 }
 
-TEST(Explain, AllRanksOfASmallGroupAndOneOfALargeOne) {
+TEST(Explain, StepsOfAllRanksOfASmallGroupAndOnRequestOfOneOfALargeOne) {
   EXPECT_EQ(occurrences(Explained("ring", "contiguous", 8, 64).text(), "forward, rank "), 8);
-  const std::string large = Explained("ring", "contiguous", 9, 64).text();
-  EXPECT_EQ(occurrences(large, "forward, rank "), 1);
-  EXPECT_EQ(occurrences(large, "forward, rank 0 of 9: 8 slots, 8 tokens\n"), 1);
+  const Explained large("ring", "contiguous", 9, 64);
+  EXPECT_EQ(occurrences(large.text(), "forward, rank "), 0);
+  EXPECT_EQ(occurrences(large.text(), "# 8 of 9 ranks\n"), 2);
+  EXPECT_EQ(occurrences(large.text(), "# -v: more ranks, and steps\n"), 1);
+  EXPECT_EQ(occurrences(large.text(true), "forward, rank "), 1);
+  EXPECT_EQ(occurrences(large.text(true), "forward, rank 0 of 9: 8 slots, 8 tokens\n"), 1);
 }
 
 TEST(Explain, ALargeTableIsCutAndSaysSo) {
-  const std::string text = Explained("ring", "contiguous", 65, 65).text();
+  const std::string text = Explained("ring", "contiguous", 65, 65).text(true);
   EXPECT_EQ(occurrences(text, "# 64 of 65 ranks\n"), 2);
-  EXPECT_EQ(occurrences(Explained("ring", "contiguous", 64, 64).text(), "of 64 ranks\n"), 0);
+  EXPECT_EQ(occurrences(Explained("ring", "contiguous", 64, 64).text(true), "of 64 ranks\n"), 0);
 }
 
 TEST(Explain, OnlyTheDirectionsThatWereSimulated) {
@@ -182,13 +189,6 @@ TEST(Explain, OnlyTheDirectionsThatWereSimulated) {
   const std::string text = explain(e.plan, e.problem, {}, {e.directions().back()});
   EXPECT_EQ(occurrences(text, "backward, rank "), 2);
   EXPECT_EQ(occurrences(text, "forward, rank "), 0);
-}
-
-TEST(Explain, ThereIsNoSuchRank) {
-  test::expect_usage("no rank 2 among 2; wanted: 0 to 1, or -1",
-                     [] { Explained("ring", "contiguous", 2, 8).text(2); });
-  test::expect_usage("no rank -2 among 2; wanted: 0 to 1, or -1",
-                     [] { Explained("ring", "contiguous", 2, 8).text(-2); });
 }
 
 /// A rectangle of a picture.
