@@ -88,11 +88,10 @@ int main(int argc, char** argv) {
       "gyre-predict",
       "Predicts context-parallel attention, or a scoring pass: every schedule, on a machine that a "
       "file describes.",
-      "Examples: gyre-predict --machine inputs/machines/h100-sxm-8.toml --cp 8 --tokens 128K\n"
-      "          gyre-predict --machine inputs/machines/h100-sxm-8.toml --cp 8,16,32,64 \\\n"
+      "Examples: gyre-predict --machine h100-sxm-8 --cp 8 --tokens 128K\n"
+      "          gyre-predict --machine h100-sxm-8 --cp 8,16,32,64 \\\n"
       "                       --min 32K --max 1M --factor 2 --svg winners.svg\n"
-      "          gyre-predict --machine inputs/machines/h100-sxm-8.toml --model config.json --dp 4 "
-      "--tp 8\n" +
+      "          gyre-predict --machine h100-sxm-8 --model llama-3.1-8b --dp 4 --tp 8\n" +
           schedule_help() + layout_help(),
       false};
   return run_app(

@@ -7,6 +7,7 @@
 #include <tuple>
 
 #include "core/error.hpp"
+#include "io/brought_file.hpp"
 #include "runtime/output_guard.hpp"
 #include "sharding/layouts.hpp"
 
@@ -77,14 +78,15 @@ ElementTypes PredictOptions::types() const {
 void declare_options(CLI::App& app, PredictOptions& o) {
   const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), advanced(app, "Advanced"),
       output(app, "Output");
-  add.required("--machine", "The machine (gyre-machine/1 with a model): inputs/machines/",
+  add.required("--machine", "The machine (gyre-machine/1 with a model): a file, or h100-sxm-8 etc.",
                o.machine);
   add("--link", "Another rate of a tier of the machine, bytes/s: switch=25G; repeatable", o.links);
   declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
   add("--gen", length_help(), o.generate);
   add.size("--capacity", "With --gen or --input: slots of a bin; 0: 16K", o.capacity);
   add("--model",
-      "A scoring pass of this model instead of one attention: gyre/model, or a config.json",
+      "A scoring pass of this model instead of one attention: gyre/model, a config.json, or "
+      "llama-3.1-8b etc.",
       o.model);
   add("--input", "With --model: documents (HDF5, gyre/documents)", o.input);
   declare_prefix_options(app, o.prefixes);
@@ -115,6 +117,8 @@ void check_options(PredictOptions& o, int ranks) {
   ConfigErrors errors;
   if (ranks != 1)
     errors.add("a run of {} ranks: gyre-predict is one process; start it without mpirun", ranks);
+  o.machine = find_brought_file("--machine", o.machine, "machines", errors);
+  o.model = find_brought_file("--model", o.model, "models", errors);
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
   check_documents(o, errors);
   o.model.empty() ? check_attention(o, errors) : check_model(o, errors);

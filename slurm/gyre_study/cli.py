@@ -10,6 +10,8 @@ from typing import TextIO
 from .errors import RUNTIME, StudyError
 
 SLURM = Path(__file__).resolve().parent.parent
+INSTALLED = (SLURM / "../../../bin").resolve()  # if SLURM is PREFIX/share/gyre/slurm
+APPS = INSTALLED if (INSTALLED / "gyre-study").exists() else SLURM.parent / "build/cpu/apps"
 DESCRIPTION = """Plans, launches and evaluates studies of Gyre's programs: which schedule, layout, number of ranks,
 length or network costs what, on a machine with Slurm or without."""
 EPILOG = """Examples:
@@ -54,7 +56,7 @@ def parser() -> argparse.ArgumentParser:
         "-o", "--output", type=Path, help="folder of the study; without it the plan is only shown"
     )
     plan.add_argument(
-        "--apps", type=Path, help="folder of the programs (site's key apps, else build/cpu/apps)"
+        "--apps", type=Path, help=f"folder of the programs (site's key apps, else {APPS})"
     )
     plan.add_argument(
         "--previous",

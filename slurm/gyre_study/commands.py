@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .app import load_app
 from .cases import Expansion, expand
-from .cli import SLURM
+from .cli import APPS, SLURM
 from .errors import RUNTIME, StudyError
 from .files import find_file, load_site, load_study
 from .folder import Folder, write_plan
@@ -44,9 +44,7 @@ def plan(options: argparse.Namespace) -> int:
     study = load_study(study_file)
     site_file = find_file(options.site, SLURM / "sites")
     site = load_site(site_file)
-    apps = options.apps or (
-        site_file.parent / site.apps if site.apps else SLURM.parent / "build/cpu/apps"
-    )
+    apps = options.apps or (site_file.parent / site.apps if site.apps else APPS)
     app = load_app(apps, study.app)
     expansion = expand(study, site, app, study_file.name)
     own = [options.output] if options.output else []

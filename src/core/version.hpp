@@ -6,7 +6,7 @@
 namespace gyre {
 
 struct BuildInfo {
-  std::string version;     ///< "0.1.0"
+  std::string version;     ///< "0.2.0"
   std::string git_sha;     ///< eight digits, or "unknown"
   std::string git_state;   ///< "clean", "dirty" or "no git"
   std::string build_type;  ///< "Release", "RelWithDebInfo", ...

@@ -67,7 +67,8 @@ refused "--link swich=1G: the machine has no tier 'swich'; nearest: 'switch'" "$
 for link in switch switch= switch=0 switch=-1 switch=1T switch=nan; do
   refused 'such as switch=25G' "${predict[@]}" --link "$link"
 done
-refused "cannot read 'none.toml'" "$apps/gyre-predict" --machine none.toml
+refused "--machine none.toml: there is no such file; machines that Gyre brings: a100-sxm-8, " "$apps/gyre-predict" --machine none.toml
+refused "cannot read './none.toml'" "$apps/gyre-predict" --machine ./none.toml
 refused 'wanted: gyre-machine/1 in JSON or, by its name, TOML' "$apps/gyre-predict" --machine "$source_dir/inputs/MANIFEST"
 refused "it has no 'model', which predictions need; gyre-info --model measures one" \
   "$apps/gyre-predict" --machine "$source_dir/results/cpu-2core/machine.json"

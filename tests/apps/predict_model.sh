@@ -76,5 +76,6 @@ refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' 
 refused 'steps, messages and rectangles, at most 1073741824)' "${predict[@]}" --cp 65536 --schedule ring --gen dist=fixed,length=1K,count=4
 echo '{' >broken.json
 refused 'broken.json: parse error at line 2, column 1: ' "${predict[@]::3}" --model broken.json
-refused "cannot read 'none.json'" "${predict[@]::3}" --model none.json
+refused "--model llama-3.1-80b: there is no such file; models that Gyre brings: bench-8-layers, llama-3.1-70b, llama-3.1-8b; nearest:" \
+  "${predict[@]::3}" --model llama-3.1-80b
 echo "predict --model: all passed"

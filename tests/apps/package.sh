@@ -1,0 +1,20 @@
+#!/usr/bin/env bash
+# CPack's packages: the .deb names the libraries that it needs, and a program of what it holds runs; the archive has the
+# same files.
+# Usage: package.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+command -v dpkg-deb dpkg-shlibdeps >/dev/null || { echo "skipped: there is no dpkg-deb and dpkg-shlibdeps" && exit 77; }
+
+cpack --config "$2/CPackConfig.cmake" -B "$scratch/packages" >log 2>&1 || fail "$(cat log)"
+deb=$(echo packages/gyre_*.deb)
+dpkg-deb -x "$deb" root
+for needed in libmpich12 libhdf5-mpich libhwloc15; do
+  dpkg-deb -f "$deb" Depends | grep -q "$needed" || fail "it does not depend on $needed: $(dpkg-deb -f "$deb")"
+done
+expect 0 "RESULT UNOFFICIAL" root/usr/bin/gyre-predict --machine h100-sxm-8 --cp 8 --tokens 32K --schedule ring
+expect 0 "VERIFY PASSED" "$MPIEXEC" -n 2 root/usr/bin/gyre-attention --tokens 64 -n 2
+dpkg-deb -c "$deb" | awk '{ print $6 }' | sed -nE 's@^\./usr/(.*[^/])$@\1@p' | sort >of_deb
+tar -tf packages/gyre-*.tar.zst | sed -nE 's@^[^/]*/(.*[^/])$@\1@p' | sort >of_archive
+[[ $(wc -l <of_deb) -gt 500 ]] || fail "few files: $(cat of_deb)"
+diff of_deb of_archive || fail "the archive differs from the .deb"
+echo "package: all passed"
