@@ -1,0 +1,18 @@
+"""RapidCheck, which Gyre's tests need and Spack does not have. It has no releases."""
+
+from spack_repo.builtin.build_systems.cmake import CMakePackage
+
+from spack.package import *
+
+
+class Rapidcheck(CMakePackage):
+    """Property-based testing for C++."""
+
+    homepage = "https://github.com/emil-e/rapidcheck"
+    git = "https://github.com/emil-e/rapidcheck.git"
+
+    license("BSD-2-Clause")
+    version("2023-12-14", commit="ff6af6fc683159deb51c543b065eba14dfcf329b")
+
+    depends_on("cxx", type="build")
+    depends_on("cmake@3.16:", type="build")
