@@ -1,6 +1,6 @@
 """Spack recipe of Gyre; docs/building.md says how to use it."""
 
-from spack_repo.builtin.build_systems.cmake import CMakePackage
+from spack_repo.builtin.build_systems.cmake import CMakePackage, generator
 from spack_repo.builtin.build_systems.cuda import CudaPackage
 
 from spack.package import *
@@ -10,6 +10,7 @@ class Gyre(CMakePackage, CudaPackage):
     """MPI mini-apps for the data path of long-context LLM training and scoring: packing, context-parallel sharding and
     attention, vocab-parallel log-probabilities."""
 
+    generator("ninja")
     license("BSD-3-Clause")
     version("main", branch="main")
 
@@ -21,6 +22,8 @@ class Gyre(CMakePackage, CudaPackage):
     depends_on("c", type="build")
     depends_on("cxx", type="build")
     depends_on("cmake@3.22:", type="build")
+    depends_on("ninja", type="build")
+    depends_on("git", type="build")
     depends_on("pkgconfig", type="build")
     depends_on("mpi@3.1:")
     depends_on("hdf5@1.10: +mpi")
@@ -49,8 +52,6 @@ class Gyre(CMakePackage, CudaPackage):
             self.define_from_variant("GYRE_CUDA", "cuda"),
             self.define("GYRE_BENCHMARKS", False),
             self.define("GYRE_CUDNN_FRONTEND", "AUTO" if self.spec.satisfies("+cudnn") else "OFF"),
-            self.define("CMAKE_UNITY_BUILD", True),
-            self.define("CMAKE_UNITY_BUILD_BATCH_SIZE", 0),
         ]
         if self.spec.satisfies("+cuda") and "none" not in self.spec.variants["cuda_arch"].value:
             arguments.append(self.define("CMAKE_CUDA_ARCHITECTURES", self.spec.variants["cuda_arch"].value))
