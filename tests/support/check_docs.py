@@ -25,7 +25,7 @@ OPTION = re.compile(r"--[a-z][a-z0-9-]*|-[A-Za-z]\b")
 
 
 def pages(root):
-    found = [root / "README.md", *sorted(root.glob("docs/*.md")), root / "inputs/README.md", root / "results/README.md"]
+    found = [*sorted(root.glob("*.md")), *sorted(root.glob("docs/*.md")), root / "inputs/README.md", root / "results/README.md"]
     return [page for page in found if page.exists()]
 
 
