@@ -10,8 +10,8 @@ from typing import TextIO
 from .errors import RUNTIME, StudyError
 
 SLURM = Path(__file__).resolve().parent.parent
-INSTALLED = (SLURM / "../../../bin").resolve()  # if SLURM is PREFIX/share/gyre/slurm
-APPS = INSTALLED if (INSTALLED / "gyre-study").exists() else SLURM.parent / "build/cpu/apps"
+IS_SOURCE_TREE = (SLURM.parent / "CMakeLists.txt").exists()  # else SLURM is PREFIX/share/gyre/slurm
+APPS = SLURM.parent / "build/cpu/apps" if IS_SOURCE_TREE else SLURM.parents[2] / "bin"
 DESCRIPTION = """Plans, launches and evaluates studies of Gyre's programs: which schedule, layout, number of ranks,
 length or network costs what, on a machine with Slurm or without."""
 EPILOG = """Examples:
