@@ -13,7 +13,7 @@ install(FILES results/gyre-result-1.schema.json results/gyre-plan-1.schema.json 
 file(CREATE_LINK ../share/gyre/slurm/gyre-study ${CMAKE_BINARY_DIR}/gyre-study SYMBOLIC)
 install(FILES ${CMAKE_BINARY_DIR}/gyre-study DESTINATION ${CMAKE_INSTALL_BINDIR})
 
-install(FILES README.md CHANGELOG.md CITATION.cff LICENSE DESTINATION ${CMAKE_INSTALL_DOCDIR})
+install(FILES README.md CHANGELOG.md CITATION.cff DESTINATION ${CMAKE_INSTALL_DOCDIR})
 install(DIRECTORY docs DESTINATION ${CMAKE_INSTALL_DOCDIR})
 
 # Man pages and completion are made of --help, so that options are listed in one place, the programs.
@@ -26,7 +26,7 @@ foreach(app ${apps} study)
   if(TARGET gyre-${app})
     set(program $<TARGET_FILE:gyre-${app}>)
   endif()
-  install(CODE "execute_process(COMMAND ${program} --help
+  install(CODE "execute_process(COMMAND ${CMAKE_COMMAND} -E env UCX_LOG_LEVEL=fatal ${program} --help
                   COMMAND awk -v name=gyre-${app} -v version=${PROJECT_VERSION} -f ${CMAKE_SOURCE_DIR}/cmake/man_page.awk
                   OUTPUT_FILE ${CMAKE_BINARY_DIR}/gyre-${app}.1 ERROR_VARIABLE error RESULTS_VARIABLE results)
                 if(results STREQUAL \"0;0\")

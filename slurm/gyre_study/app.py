@@ -104,8 +104,11 @@ def options_of(help_text: str) -> dict[str, Option]:
 
 
 def build_of(version_text: str) -> dict[str, str]:
-    """Parses "gyre-attention 0.1.0 / git 022e938d (clean) / Release build by GNU 12.2.0, ..."."""
-    match = re.match(r"\S+ (\S+)\ngit (\S+) \((.+?)\)\n(\S+) build by ([^,\n]+)", version_text)
+    """Parses "gyre-attention 0.2.0 / git 022e938d (clean) / Release build by GNU 12.2.0, ...", below what MPI's
+    libraries may print."""
+    match = re.search(
+        r"^gyre-\S+ (\S+)\ngit (\S+) \((.+?)\)\n(\S+) build by ([^,\n]+)", version_text, re.MULTILINE
+    )
     if match is None:
         raise StudyError(f"unexpected answer to --version: {version_text[:200]!r}", RUNTIME)
     return dict(zip(("version", "git", "git_state", "type", "compiler"), match.groups()))

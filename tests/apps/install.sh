@@ -68,6 +68,7 @@ completes "--site" gyre-study plan --s
 cd ..
 mv moved first
 cmake --build "$build_dir" --target uninstall >uninstall.log 2>&1 || fail "$(cat uninstall.log)"
+! grep -q Warning uninstall.log || fail "uninstall: $(cat uninstall.log)"
 left=$(find first ! -type d -o -name '*gyre*')
 [[ -z $left ]] || fail "uninstall left $left"
 ! cmake --build "$build_dir" --target uninstall >uninstall.log 2>&1 || fail "a second uninstall does something: $(cat uninstall.log)"

@@ -268,6 +268,10 @@ class Files(Scratch):
         self.assertEqual(app.options["sinks"].kinds, ())
         self.assertEqual(app.options["iters"].kinds, ("INT", "auto"))
         self.assertEqual(set(app.build), {"version", "git", "git_state", "type", "compiler"})
+        noise = self.place / "gyre-attention"  # what UCX prints where it finds no network
+        noise.write_text(f"#!/bin/sh\necho '[x:1] tcp_iface.c:816  UCX  ERROR opendir(net) failed'\nexec {BUILD}/apps/gyre-attention $*\n")
+        noise.chmod(0o755)
+        self.assertEqual(load_app(self.place, "gyre-attention").build, app.build)
 
 
 def variants(value: object) -> Iterator[object]:
