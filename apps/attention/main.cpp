@@ -35,7 +35,7 @@ struct Setting {
 /// go to a file of another name.
 void write_output(Setting& s, AttentionCase& of) {
   OutputFile output(s.context.world, s.o.output);
-  write_results(output, of, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
+  write_results(output, of, s.file ? s.report.inputs[0].sha256 : "",
                 provenance_of(s.context, of.workload().origin));
   s.context.outputs.add(std::move(output));
 }
@@ -112,7 +112,8 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
-  if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  report.inputs = file ? std::vector<InputInfo>{{o.input, sha256_of_file(world, o.input)}}
+                       : length_inputs(world, o.generate);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();

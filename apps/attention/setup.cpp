@@ -119,11 +119,10 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
   AttentionWorkload workload;
   workload.heads = o.head_shape();
   workload.type = o.types().activations;
-  workload.offsets = {0};
   std::vector<int64_t> lengths(o.batch, size);
   workload.origin = fmt::format("{} x {} tokens", o.batch, size);
   if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
-  for (const int64_t length : lengths) workload.offsets.push_back(workload.offsets.back() + length);
+  workload.offsets = o.mask.offsets_of(lengths);
   workload.mask = o.mask.of(lengths);
   workload.pairs();  // throws when they cannot be counted
   if (o.sinks) workload.sinks = random_sinks(o.heads, o.seed);

@@ -74,6 +74,21 @@ TokenSource synthetic_tokens(uint64_t seed, int64_t vocab_size) {
   };
 }
 
+Documents generate_documents(const std::string& spec, int64_t vocab_size,
+                             const std::string& tokenizer, int64_t memory_bytes) {
+  const LengthSpec drawn = parse_length_spec(spec);
+  Documents documents;
+  documents.vocab_size = vocab_size;
+  documents.tokenizer = tokenizer;
+  for (const int64_t length : draw_lengths(drawn))
+    documents.offsets.push_back(documents.offsets.back() + length);
+  check_slots_fit(documents.total(), memory_bytes);
+  const TokenSource token = synthetic_tokens(drawn.seed, vocab_size);
+  for (int64_t d = 0; d < documents.count(); ++d)
+    for (int64_t p = 0; p < documents.length(d); ++p) documents.tokens.push_back(token(d, p));
+  return documents;
+}
+
 void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t capacity,
               int64_t slot_multiple) {
   header.bins = {};

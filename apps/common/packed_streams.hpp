@@ -22,6 +22,11 @@ inline constexpr int64_t synthetic_vocab = 32000;
 /// Synthetic tokens: a hash of document, position and seed in [0, vocab_size).
 TokenSource synthetic_tokens(uint64_t seed, int64_t vocab_size);
 
+/// Documents of synthetic tokens with lengths from `spec` (packing/lengths.hpp). Throws the usage
+/// errors of `spec`, and that of check_slots_fit.
+Documents generate_documents(const std::string& spec, int64_t vocab_size,
+                             const std::string& tokenizer, int64_t memory_bytes);
+
 /// Stores the tables of `bins` in a header. Does not change its other fields.
 void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t capacity,
               int64_t slot_multiple);

@@ -6,6 +6,7 @@
 
 #include "apps/common/packed_streams.hpp"
 #include "attention/masks/registry.hpp"
+#include "io/sha256.hpp"
 #include "packing/lengths.hpp"
 #include "report/options.hpp"
 
@@ -14,10 +15,11 @@ MaskRule MaskOptions::of(std::span<const int64_t> lengths) const {
   return window > 0 ? MaskRule(MaskKind::causal, window) : parse_mask(mask).of(lengths);
 }
 
-MaskRule MaskOptions::of_offsets(std::span<const int64_t> offsets) const {
-  std::vector<int64_t> lengths;
-  for (size_t d = 0; d + 1 < offsets.size(); ++d) lengths.push_back(offsets[d + 1] - offsets[d]);
-  return of(lengths);
+std::vector<int64_t> MaskOptions::offsets_of(std::span<const int64_t> lengths) const {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t length : parse_mask(mask).documents_of(lengths))
+    offsets.push_back(offsets.back() + length);
+  return offsets;
 }
 
 LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
@@ -119,7 +121,7 @@ PrefixForest forest_of(const PrefixTables& tables) {
 }
 
 std::string length_help() {
-  std::string text = "Draw lengths instead: dist=NAME,count=N,seed=N and, of";
+  std::string text = "Draw lengths instead: dist=NAME,count=N (or tokens=N),seed=N and, of";
   for (const LengthDistribution& d : length_distributions())
     text += fmt::format(" {}: {};", d.name, fmt::join(d.keys, ","));
   text.back() = '.';
@@ -136,6 +138,13 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
   for (size_t i = 0; i + 1 < cu_seqlens.size(); ++i)
     lengths.push_back(cu_seqlens[i + 1] - cu_seqlens[i]);
   return lengths;
+}
+
+std::vector<InputInfo> length_inputs(Communicator& world, const std::string& spec) {
+  if (spec.empty()) return {};
+  const std::string file = parse_length_spec(spec).file;
+  if (file.empty()) return {};
+  return {{file, sha256_of_file(world, file)}};
 }
 
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {

@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "io/prefix_tables.hpp"
 #include "packing/prefix_forest.hpp"
+#include "report/result.hpp"
 #include "sharding/layouts.hpp"
 
 namespace CLI {
@@ -25,10 +26,11 @@ struct MaskOptions {
   int64_t window = 0;           ///< shorthand for the window of a causal mask
   bool operator==(const MaskOptions&) const = default;
 
+  /// Offsets of the documents that the mask is of: of these lengths, or one of all of them if the
+  /// mask joins them.
+  std::vector<int64_t> offsets_of(std::span<const int64_t> lengths) const;
   /// The mask of documents of these lengths.
   MaskRule of(std::span<const int64_t> lengths) const;
-  /// The mask of documents that begin at these tokens; the last value is their end.
-  MaskRule of_offsets(std::span<const int64_t> offsets) const;
 };
 
 /// These options, with the visible pairs of `mask` as cost. `mask` and `offsets` must outlive them.
@@ -64,6 +66,9 @@ std::string length_help();
 /// bins of `capacity` slots. `origin` gets the spec and packer that reproduce them.
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
                                        std::string& origin);
+
+/// The file that a spec of --gen reads, with its checksum; none for other specs. Collective.
+std::vector<InputInfo> length_inputs(Communicator& world, const std::string& spec);
 
 /// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);

@@ -72,7 +72,7 @@ void write_output(Setting& s, const std::vector<LogprobsPart>& output, const Log
       throw_usage("--output {}: --op {} has no results for a file", s.o.output, s.o.op);
   });
   OutputFile file(s.context.world, s.o.output);
-  write_results(file, output, c, s.report.inputs.empty() ? "" : s.report.inputs[0].sha256,
+  write_results(file, output, c, s.file ? s.report.inputs[0].sha256 : "",
                 provenance_of(s.context, c.problem.origin));
   s.context.outputs.add(std::move(file));
 }
@@ -135,7 +135,8 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   LogprobsBackend backend(machine, {1, o.cp, o.tp});
   RunReport report = begin_logprobs_report(context, o, cases.front());
   machine.describe(report);
-  if (file) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  report.inputs = file ? std::vector<InputInfo>{{o.input, sha256_of_file(world, o.input)}}
+                       : length_inputs(world, o.generate);
   int64_t rows = 0;
   for (const LogprobsRun& run : runs_of(o)) rows += std::ssize(run.passes(o));
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);

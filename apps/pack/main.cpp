@@ -143,7 +143,9 @@ ExitCode run(const PackOptions& o, AppContext& context) {
         configuration.end(),
         {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", o.repeats.text()}});
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
-  if (!o.input.empty()) report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  report.inputs = o.input.empty()
+                      ? length_inputs(world, o.generate)
+                      : std::vector<InputInfo>{{o.input, sha256_of_file(world, o.input)}};
   backend.describe(report);
   start_run(context, report, o.report, 0);
   Outcome outcome;

@@ -5,6 +5,7 @@
 
 #include <optional>
 
+#include "apps/common/packed_streams.hpp"
 #include "apps/pipeline/options.hpp"
 #include "apps/pipeline/phases.hpp"
 #include "apps/pipeline/report.hpp"
@@ -15,6 +16,7 @@
 #include "io/model_file.hpp"
 #include "io/results.hpp"
 #include "io/sha256.hpp"
+#include "packing/lengths.hpp"
 #include "report/app.hpp"
 
 namespace {
@@ -48,10 +50,14 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
     configuration.emplace_back(name, value);
   for (const auto& [name, value] : schedule_choices().given(o.schedule))
     configuration.emplace_back(name, value);
+  if (!o.generate.empty())
+    configuration.emplace_back("source", to_string(parse_length_spec(o.generate)));
   if (o.prefixes.share) configuration.emplace_back("min_prefix", o.prefixes.min_prefix);
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
-  report.inputs = {{o.input, sha256_of_file(context.world, o.input)},
-                   {o.model, sha256_of_file(context.world, o.model)}};
+  report.inputs = o.input.empty()
+                      ? length_inputs(context.world, o.generate)
+                      : std::vector<InputInfo>{{o.input, sha256_of_file(context.world, o.input)}};
+  report.inputs.push_back({o.model, sha256_of_file(context.world, o.model)});
   report.verification = Verification(o.tol_scale);
   const bool has_hidden = reference && reference->has_hidden && job.plan.tokens > 0;
   if (job.plan.predictions == 0 && !has_hidden)
@@ -68,14 +74,15 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   Communicator& world = context.world;
   const ModelConfig& config = job.model.config();
   std::optional<Reference> reference;
-  if (o.check != "none")
+  if (o.check != "none" && !o.input.empty())
     reference = read_reference(world, o.input, job.documents, hidden_shape(config));
   RunReport report = start_report(o, job, reference, backend, context);
   ProcessGrid grid(backend.world(), job.shape());
   std::optional<ScoringCase> planned;
   run_agreed(world, "planning", [&] {
-    const ScoringInputs inputs{job.documents,           o.input,        reference,      job.model,
-                               report.inputs[1].sha256, o.check_tokens, o.check_seconds};
+    const ScoringInputs inputs{
+        job.documents,  o.input,        reference, job.model, report.inputs.back().sha256,
+        o.check_tokens, o.check_seconds};
     planned.emplace(job.plan, inputs, grid, world, context.progress);
   });
   ScoringCase& of = *planned;
@@ -91,18 +98,20 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   of.set_decoder(decoder);
   report.memory.plan(planned_bytes(job.plan, config, of.scorer(), backend.stream().space()));
   double last_ms = 0;
+  PhaseLimits limits;
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
   if (types.activations == DType::bf16 && job.model.widest_matrix_type() != h5::Type::bfloat16)
     details += "# model   weights are rounded to bf16\n";
+  const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
   suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
                 [&](ScoringResult& row, const Measured& measured) {
                   of.complete(row, measured.last_ms);
                   last_ms = measured.last_ms;
+                  limits = measure_limits(types.activations, array_bytes, backend.stream(), world);
+                  row.share_of_limit =
+                      share_of_limit(of.scorer().work(), limits, row.time_ms.median, world);
                 });
-  const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
-  details += phases_text(of.times(), of.scorer().work(),
-                         measure_limits(types.activations, array_bytes, backend.stream(), world),
-                         last_ms, world);
+  details += phases_text(of.times(), of.scorer().work(), limits, last_ms, world);
   if (context.verbose) details += ranks_text(of, world);
   details += of.comparison_text();
   if (reference) judge_answers(report, answer_uses(*reference));
@@ -124,9 +133,17 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] {
     if (o.dry_run) refuse_report_options(context, o.report, "--dry-run");
+    if (o.input.empty() == o.generate.empty())
+      throw_usage("one of --input and --gen is needed, and not both");
   });
-  Job job{read_documents(world, o.input), ModelFile(world, o.model), {}};
+  Job job{{}, ModelFile(world, o.model), {}};
   const ModelConfig& config = job.model.config();
+  if (!o.input.empty()) job.documents = read_documents(world, o.input);
+  run_agreed(world, "drawing documents", [&] {
+    if (o.input.empty())
+      job.documents = generate_documents(o.generate, config.vocab_size, job.model.tokenizer(),
+                                         memory_for_rank(context));
+  });
   run_agreed(world, "configuration", [&] {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });

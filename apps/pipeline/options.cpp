@@ -65,7 +65,8 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
 void declare_options(CLI::App& app, PipelineOptions& o) {
   const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), measurement(app, "Measurement"),
       output(app, "Output");
-  add.required("--input", "Documents (HDF5, gyre/documents), with a reference or without", o.input);
+  add("--input", "Documents (HDF5, gyre/documents), with a reference or without", o.input);
+  add("--gen", length_help() + " Tokens are random", o.generate);
   add.required("--model", "Weights (HDF5, gyre/model)", o.model);
   output("-o,--output", "Write scores here (HDF5, gyre/results)", o.output);
   add.size("--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help()),

@@ -14,7 +14,7 @@ namespace gyre {
 
 /// Options of gyre-pipeline; see --help.
 struct PipelineOptions {
-  std::string input, model, output, check = "last", dtype = "f32", residual = "f32";
+  std::string input, generate, model, output, check = "last", dtype = "f32", residual = "f32";
   LayoutChoice layout;
   ScheduleChoice schedule;
   PrefixChoice prefixes;

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <cmath>
+#include <vector>
 
 #include "comm/agree.hpp"
 #include "machine/rates.hpp"
@@ -23,6 +24,24 @@ struct PhaseRow {
   std::string name, rate;
   double ms, share, of_limit;
 };
+
+std::vector<Phase> phases_of(const DecoderTimes& times, const PassWork& work,
+                             const PhaseLimits& limits) {
+  const auto least = [&](double flops, double bytes) {
+    return (flops > 0 ? flops / limits.flops_per_s : 0) +
+           (bytes > 0 ? bytes / limits.bytes_per_s : 0);
+  };
+  return {
+      {"products of layers", times.linear, work.linear_flops, "F/s", least(work.linear_flops, 0)},
+      {"attention", times.attention, work.attention_flops, "F/s", least(work.attention_flops, 0)},
+      {"norms, elementwise", times.elementwise, work.elementwise_bytes, "B/s",
+       least(0, work.elementwise_bytes)},
+      {"head, log-probs", times.head, work.head_flops, "F/s",
+       least(work.head_flops, work.head_bytes)},
+      {"attention wait", times.attention_wait, 0, "", 0},
+      {"tensor-parallel wait", times.tp_wait, 0, "", 0},
+  };
+}
 
 const Table<PhaseRow>& phase_table() {
   static const Table<PhaseRow> table({
@@ -48,25 +67,19 @@ PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicat
   return limits;
 }
 
+double share_of_limit(const PassWork& work, const PhaseLimits& limits, double pass_ms,
+                      Communicator& world) {
+  double seconds = 0;
+  for (const Phase& phase : phases_of({}, work, limits)) seconds += phase.least;
+  const double longest = all_reduce_value(world, seconds, ReduceOp::max);
+  return std::isfinite(longest) ? longest / (1e-3 * pass_ms) : std::nan("");
+}
+
 std::string phases_text(const DecoderTimes& times, const PassWork& work, const PhaseLimits& limits,
                         double last_ms, Communicator& world) {
-  const auto least = [&](double flops, double bytes) {
-    return (flops > 0 ? flops / limits.flops_per_s : 0) +
-           (bytes > 0 ? bytes / limits.bytes_per_s : 0);
-  };
-  const Phase phases[] = {
-      {"products of layers", times.linear, work.linear_flops, "F/s", least(work.linear_flops, 0)},
-      {"attention", times.attention, work.attention_flops, "F/s", least(work.attention_flops, 0)},
-      {"norms, elementwise", times.elementwise, work.elementwise_bytes, "B/s",
-       least(0, work.elementwise_bytes)},
-      {"head, log-probs", times.head, work.head_flops, "F/s",
-       least(work.head_flops, work.head_bytes)},
-      {"attention wait", times.attention_wait, 0, "", 0},
-      {"tensor-parallel wait", times.tp_wait, 0, "", 0},
-  };
   const double total = all_reduce_value(world, last_ms / 1e3, ReduceOp::max);
   std::string text = phase_table().header();
-  for (const Phase& phase : phases) {
+  for (const Phase& phase : phases_of(times, work, limits)) {
     const double worst = all_reduce_value(world, phase.seconds, ReduceOp::max);
     const auto slowest = [&](double part) {
       const bool known = part > 0 && phase.seconds > 0;

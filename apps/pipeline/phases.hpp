@@ -20,6 +20,11 @@ struct PhaseLimits {
 /// of `type`. Measures memory on arrays of about `bytes`. Collective.
 PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicator& world);
 
+/// The time that the work of a pass takes at the limits, one phase after the other, on the rank
+/// where it is longest, over `pass_ms`; NaN if a limit is unknown. Collective.
+double share_of_limit(const PassWork& work, const PhaseLimits& limits, double pass_ms,
+                      Communicator& world);
+
 /// A "#" table of the phases of the last pass: time on the slowest rank, share of the pass, and
 /// rate on the slowest rank with its share of the limit. `last_ms`: time of the last pass on this
 /// rank. Collective.

@@ -140,6 +140,8 @@ const Table<ScoringResult>& scoring_table() {
                .with_prefix(),
            Column<Row>{"wire", "MB", 8, 2, [](const Row& r) { return r.wire_bytes / 1e6; }}.extra(),
            {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed; }},
+           Column<Row>{"of_limit", "%", 8, 1, [](const Row& r) { return 100 * r.share_of_limit; }}
+               .extra(),
            Column<Row>{"imb_pair", "%", 8, 1, [](const Row& r) { return 100 * r.pair_imbalance; }}
                .extra(),
            Column<Row>{"imb_time", "%", 8, 1, [](const Row& r) { return 100 * r.time_imbalance; }}
@@ -153,8 +155,8 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
                                   const ScoringPlan& plan) {
   const ScoringSetup& setup = plan.setup;
   ResultsHeader header;
-  header.input_sha256 = report.inputs.at(0).sha256;
-  header.model_sha256 = report.inputs.at(1).sha256;
+  if (report.inputs.size() > 1) header.input_sha256 = report.inputs.front().sha256;
+  header.model_sha256 = report.inputs.back().sha256;
   header.offsets = prediction_offsets(documents.offsets);
   header.names = documents.names;
   PackedBins& packed = header.packed;
@@ -193,6 +195,9 @@ void add_figures(RunReport& report, const ScoringResult& result, const Compressi
   // Rounding may put the entropy of a uniform distribution slightly above log2(vocab_size).
   const double max_entropy = std::log2(vocab_size) + 1e-3;
   report.foms = {{"tokens_per_s", result.tokens_per_second(), "1/s", result.key},
+                 {"tokens_per_s_per_rank", result.tokens_per_second() / result.ranks(), "1/s/rank",
+                  result.key},
+                 {"share_of_limit", result.share_of_limit, "of the limit", result.key},
                  {"bits_per_byte", compression.bits_per_byte, "bit", {}},
                  {"mean_entropy", compression.mean_entropy_bits, "bit", {}, max_entropy}};
 }

@@ -26,14 +26,12 @@ namespace {
 
 PaddedLayout layout_of(const PredictedCase& c) {
   const std::vector<int64_t>& offsets = c.documents.offsets;
-  const MaskRule mask = c.options.mask.of_offsets(offsets);
   return PaddedLayout(offsets, c.layout,
-                      weighed_by(c.options.layout.for_ranks(c.cp), mask, offsets));
+                      weighed_by(c.options.layout.for_ranks(c.cp), c.documents.mask, offsets));
 }
 
 AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) {
-  AttentionProblem problem{&placed.layout, c.options.head_shape(),
-                           c.options.mask.of_offsets(c.documents.offsets),
+  AttentionProblem problem{&placed.layout, c.options.head_shape(), c.documents.mask,
                            c.options.schedule.options};
   if (!c.options.wants(Pass::backward)) problem.passes = PlanPasses::forward;
   return problem;
@@ -89,10 +87,10 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
   const auto add = [&](const std::vector<int64_t>& lengths, std::string origin) {
     PredictedDocuments documents;
     documents.origin = std::move(origin);
-    for (const int64_t length : lengths)
-      documents.offsets.push_back(documents.offsets.back() + length);
+    documents.offsets = o.mask.offsets_of(lengths);
+    documents.mask = o.mask.of(lengths);
     // Throws when the pairs cannot be counted.
-    pairs_of_heads(documents.offsets, o.mask.of(lengths), o.head_shape().heads);
+    pairs_of_heads(documents.offsets, documents.mask, o.head_shape().heads);
     all.push_back(std::move(documents));
   };
   if (!o.generate.empty()) {
@@ -214,6 +212,8 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
   report.unofficial_reasons.emplace_back("predicted, not measured");
   for (const std::string& path : {o.machine, o.model, o.input})
     if (!path.empty()) report.inputs.push_back({path, sha256_of_file(context.world, path)});
+  for (InputInfo& file : length_inputs(context.world, o.generate))
+    report.inputs.push_back(std::move(file));
   return report;
 }
 

@@ -18,7 +18,8 @@ namespace gyre {
 
 /// Documents to attend.
 struct PredictedDocuments {
-  std::vector<int64_t> offsets = {0};  ///< [documents + 1]
+  std::vector<int64_t> offsets;  ///< [documents + 1]
+  MaskRule mask;
   std::string origin;
   int64_t tokens() const { return offsets.back(); }
 };

@@ -13,6 +13,7 @@
 #include <variant>
 
 #include "core/error.hpp"
+#include "packing/length_file.hpp"
 #include "packing/random.hpp"
 
 namespace gyre {
@@ -24,14 +25,18 @@ constexpr int64_t max_documents = int64_t{1} << 24;  // packers take seconds for
 /// A key of the specification text and its valid range.
 struct Key {
   std::string_view name;
-  std::variant<int64_t LengthSpec::*, uint64_t LengthSpec::*, double LengthSpec::*> field;
-  double least = 0;  // unused for the seed, which may have any value
+  std::variant<int64_t LengthSpec::*, uint64_t LengthSpec::*, double LengthSpec::*,
+               std::string LengthSpec::*>
+      field;
+  double least = 0;  // unused for the seed, which may have any value, and for texts
   double largest = 0;
 };
 
 const std::vector<Key>& all_keys() {
   static const std::vector<Key> keys = {
       {"count", &LengthSpec::count, 1, max_documents},
+      {"tokens", &LengthSpec::tokens, 0, double(int64_t{1} << 48)},
+      {"file", &LengthSpec::file},
       {"length", &LengthSpec::length, 0, most},
       {"min", &LengthSpec::min, 0, most},
       {"max", &LengthSpec::max, 1, most},
@@ -64,11 +69,15 @@ const LengthDistribution& find_distribution(std::string_view name) {
   throw_usage("there is no length distribution '{}'; there are {}", name, fmt::join(names, ", "));
 }
 
+bool is_amount(const Key& key) {
+  return key.name == "count" || key.name == "tokens";
+}
+
 /// Keys of a distribution in output order, without "dist".
 std::vector<Key> keys_of(const LengthDistribution& distribution) {
   std::vector<Key> keys;
   for (const Key& key : all_keys())
-    if (key.name == "count" || key.name == "seed" ||
+    if (key.name == "seed" || (distribution.draws && is_amount(key)) ||
         std::find(distribution.keys.begin(), distribution.keys.end(), key.name) !=
             distribution.keys.end())
       keys.push_back(key);
@@ -94,6 +103,10 @@ bool read_integer(std::string_view text, bool units, uint64_t& value) {
 }
 
 void set_value(LengthSpec& spec, const Key& key, std::string_view text) {
+  if (const auto* word = std::get_if<std::string LengthSpec::*>(&key.field)) {
+    spec.*(*word) = text;
+    return;
+  }
   if (const auto* real = std::get_if<double LengthSpec::*>(&key.field)) {
     double value = 0;
     const char* const last = text.data() + text.size();
@@ -132,6 +145,9 @@ void check_spec(const LengthSpec& spec) {
       check_range(key, spec.*(*integer));
     if (const auto* real = std::get_if<double LengthSpec::*>(&key.field))
       check_range(key, spec.*(*real));
+    if (const auto* word = std::get_if<std::string LengthSpec::*>(&key.field))
+      if ((spec.*(*word)).empty())
+        throw_usage("dist={} needs {}=FILE", spec.distribution, key.name);
   }
   const bool bounded = spec.distribution == "uniform" || spec.distribution == "log-normal";
   if (bounded && spec.min > spec.max)
@@ -177,6 +193,16 @@ int64_t draw_long_tailed(const LengthSpec& spec, RandomBits& random) {
   return std::min(spec.max, shortest + static_cast<int64_t>(within));
 }
 
+int64_t draw_of(const LengthHistogram& histogram, const LengthSpec& spec, RandomBits& random) {
+  const double at = uniform_open(random) * histogram.up_to.back();
+  const auto first = std::upper_bound(histogram.up_to.begin(), histogram.up_to.end(), at);
+  const auto interval =
+      std::min<int64_t>(first - histogram.up_to.begin(), std::ssize(histogram.up_to) - 1);
+  const int64_t begin = interval == 0 ? 1 : histogram.below[interval - 1];
+  const auto lengths = static_cast<uint64_t>(histogram.below[interval] - begin);
+  return std::min(spec.max, begin + static_cast<int64_t>(uniform_below(random, lengths)));
+}
+
 int64_t draw_speech(const LengthSpec& spec, RandomBits& random) {
   const double seconds = std::clamp(spec.seconds * std::exp(spec.sigma * draw_normal(random)),
                                     spec.min_seconds, spec.max_seconds);
@@ -203,6 +229,11 @@ const std::vector<LengthDistribution>& length_distributions() {
        "utterances: audio frames and their text",
        {"max", "sigma", "seconds", "min-seconds", "max-seconds", "frame-rate", "text-rate"},
        defaults_of("speech")},
+      {"histogram",
+       "intervals of lengths and their shares, of a file",
+       {"file", "max"},
+       defaults_of("histogram")},
+      {"list", "the lengths in a file, one a line", {"file"}, defaults_of("list"), false},
   };
   return distributions;
 }
@@ -236,6 +267,8 @@ LengthSpec parse_length_spec(std::string_view text) {
     }
     set_value(spec, *key, value);
   }
+  if (values.contains("count") && spec.tokens > 0)
+    throw_usage("count={} and tokens={}: one of them", spec.count, spec.tokens);
   check_spec(spec);
   return spec;
 }
@@ -243,23 +276,34 @@ LengthSpec parse_length_spec(std::string_view text) {
 std::string to_string(const LengthSpec& spec) {
   std::string text = "dist=" + spec.distribution;
   for (const Key& key : keys_of(find_distribution(spec.distribution)))
-    std::visit([&](auto field) { text += fmt::format(",{}={}", key.name, spec.*field); },
-               key.field);
+    if (!is_amount(key) || (key.name == "tokens") == (spec.tokens > 0))
+      std::visit([&](auto field) { text += fmt::format(",{}={}", key.name, spec.*field); },
+                 key.field);
   return text;
 }
 
 std::vector<int64_t> draw_lengths(const LengthSpec& spec) {
   check_spec(spec);
+  if (spec.distribution == "list") return read_length_list(spec.file, most + 1);
+  LengthHistogram histogram;
+  if (spec.distribution == "histogram") histogram = read_length_histogram(spec.file, most + 1);
   RandomBits random(spec.seed);
   const auto draw = [&] {
     if (spec.distribution == "fixed") return spec.length;
     if (spec.distribution == "uniform") return draw_uniform(spec, random);
     if (spec.distribution == "log-normal") return draw_log_normal(spec, random);
     if (spec.distribution == "long-tailed") return draw_long_tailed(spec, random);
+    if (spec.distribution == "histogram") return draw_of(histogram, spec, random);
     return draw_speech(spec, random);
   };
-  std::vector<int64_t> lengths(spec.count);
-  std::generate(lengths.begin(), lengths.end(), draw);
+  std::vector<int64_t> lengths;
+  int64_t left = spec.tokens;
+  while (spec.tokens > 0 ? left > 0 : std::ssize(lengths) < spec.count) {
+    if (std::ssize(lengths) == max_documents)
+      throw_usage("tokens={}: these are more than {} documents", spec.tokens, max_documents);
+    lengths.push_back(spec.tokens > 0 ? std::min(left, draw()) : draw());
+    left -= lengths.back();
+  }
   return lengths;
 }
 

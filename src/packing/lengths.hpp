@@ -6,8 +6,11 @@
 //     dist=log-normal,median=1024,sigma=1.2,max=64K
 //     dist=long-tailed,count=4096,max=64K,seed=7
 //     dist=speech,count=1000
+//     dist=histogram,file=inputs/lengths/prolong64k.csv,tokens=512K,seed=42
+//     dist=list,file=lengths.txt
 //
-// Such a text defines a repeatable run: it gives the same lengths on every machine (random.hpp).
+// Such a text, with its file (length_file.hpp), defines a repeatable run: it gives the same lengths
+// on every machine (random.hpp).
 // Integers take K, M, G = 2^10, 2^20, 2^30.
 
 #include <cstdint>
@@ -21,7 +24,8 @@ namespace gyre {
 /// which fields each distribution uses, and their defaults.
 struct LengthSpec {
   std::string distribution = "long-tailed";
-  int64_t count = 1024;  ///< documents
+  int64_t count = 1024;  ///< documents, if `tokens` is 0
+  int64_t tokens = 0;    ///< if above 0: draw until there are so many, and cut the last document
   uint64_t seed = 1;
   int64_t length = 1024;  ///< fixed: length of every document
   int64_t min = 1;        ///< uniform, log-normal: the shortest document
@@ -34,6 +38,7 @@ struct LengthSpec {
   double max_seconds = 40;
   double frame_rate = 12.5;  ///< speech: audio frames per second
   double text_rate = 3.5;    ///< speech: text tokens per second, on average
+  std::string file;          ///< histogram, list
   friend bool operator==(const LengthSpec&, const LengthSpec&) = default;
 };
 
@@ -41,10 +46,11 @@ struct LengthSpec {
 struct LengthDistribution {
   std::string name;
   std::string summary;
-  std::vector<std::string> keys;  ///< besides dist, count and seed
+  std::vector<std::string> keys;  ///< besides dist, seed and, if it draws, count and tokens
   LengthSpec defaults;
+  bool draws = true;
 };
-/// fixed, uniform, log-normal, long-tailed, speech.
+/// fixed, uniform, log-normal, long-tailed, speech, histogram, list.
 ///
 /// long-tailed: documents of a pre-training mix. In the published histogram of MagiAttention's
 /// benchmark data (13.46 M documents) the mean is about 1.8K tokens, 46 % of all tokens are in
@@ -54,17 +60,22 @@ struct LengthDistribution {
 ///
 /// speech: log-normal durations, cut to min_seconds .. max_seconds. The length of an utterance is
 /// its audio frames plus its text tokens, whose rate varies by up to ±30 %.
+///
+/// histogram: an interval by its share, and a length of it, uniformly. list: the lengths of a file.
 const std::vector<LengthDistribution>& length_distributions();
 
 /// Reads "key=value,key=value,..." in any order; other keys get their defaults. Throws a usage
 /// error for an unknown distribution or key (lists the valid ones), a repeated key, a value that is
-/// not a number or out of range (with the nearest valid one), and min > max.
+/// not a number or out of range (with the nearest valid one), min > max, both count and tokens, and
+/// no file where one is needed. Does not open the file.
 LengthSpec parse_length_spec(std::string_view text);
 
-/// Inverse of parse_length_spec: writes every key of the distribution, including the seed.
+/// Inverse of parse_length_spec: writes every key of the distribution, including the seed; of count
+/// and tokens the one that holds.
 std::string to_string(const LengthSpec& spec);
 
-/// Draws lengths [count]. Throws the usage errors of parse_length_spec if `spec` is invalid.
+/// Draws lengths [count], or as many as have `tokens`. Throws the usage errors of parse_length_spec
+/// if `spec` is invalid, and those of its file.
 std::vector<int64_t> draw_lengths(const LengthSpec& spec);
 
 }  // namespace gyre

@@ -43,6 +43,11 @@ expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$attent
 ! grep -q '^FOM' output || fail "a figure of merit of nothing"
 for tokens in 1 3; do expect 0 'VERIFY PASSED 10/10' "${mpi[@]}" 4 "$attention" --tokens $tokens $quick; done
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --gen dist=long-tailed,max=300 --capacity 600 $quick --heads 2 --kv-heads 1 --head-dim 8
+expect 0 'input prolong64k.csv sha256' "${mpi[@]}" 2 "$attention" --gen dist=histogram,tokens=300,max=90,file="$source_dir/inputs/lengths/prolong64k.csv" --mask share-question $quick \
+  --heads 2 --kv-heads 1 --head-dim 8
+grep -q 'config documents=1 tokens=300 .*,tokens=300,file=' output || fail "other documents: $(cat output)"
+expect 2 'histogram needs file=FILE' "$attention" --gen dist=histogram
+expect 2 'none.csv: No such file' "${mpi[@]}" 2 "$attention" --gen dist=histogram,file=none.csv
 expect 0 'VERIFY PASSED 30/30' "${mpi[@]}" 2 "$attention" -b 16 -e 64 -f 2 $quick --csv table.csv
 [ "$(column table.csv tokens | tr '\n' ' ')" = '16 16 32 32 64 64 ' ] || fail "another sweep: $(cat table.csv)"
 
@@ -58,7 +63,8 @@ regions=$source_dir/inputs/attention_regions.h5
 expect 0 'VERIFY PASSED 99/99' "${mpi[@]}" 3 "$attention" --input "$regions" --schedule all $quick -c all
 expect 0 'RESULT' "${mpi[@]}" 2 "$attention" --input "$regions" $quick -o out.h5
 expect 0 'VERIFY PASSED 6/6' "$compare" out.h5:/results "$regions":/reference --common
-for mask in causal,window=20,keep=4 prefix-lm,prefix=10 block-causal,block=16 chunked,chunk=40 shared-prefix,prompt=24,answer=16; do
+for mask in causal,window=20,keep=4 prefix-lm,prefix=10 block-causal,block=16 chunked,chunk=40 shared-prefix,prompt=24,answer=16 \
+  share-question causal-blockwise sliding-window,window=9,global=5; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$attention" $small $quick --mask $mask --batch 2 --layout balanced
 done
 /usr/bin/python3 - "$regions" <<'PY'

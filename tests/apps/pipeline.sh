@@ -39,6 +39,17 @@ for options in "" "--residual bf16"; do
     fail "-d bf16 $options has the scores of f32"
 done
 
+# Drawn documents: the same scores on any grid, and those of the serial twin.
+for ranks in 1 4; do
+  timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --gen dist=uniform,count=9,max=60,seed=3 --model "$model" -n 1 --bin 64 \
+    -o "$scratch/drawn$ranks.h5" >"$scratch/log" || fail "drawn documents on $ranks ranks: $(cat "$scratch/log")"
+  grep -q '^# config documents=9 .* source="*dist=uniform,count=9,' "$scratch/log" || fail "other documents: $(cat "$scratch/log")"
+  grep -q '^VERIFY PASSED' "$scratch/log" || fail "drawn documents are not verified: $(cat "$scratch/log")"
+  grep -qE '^FOM gyre-pipeline tokens_per_s_per_rank ' "$scratch/log" || fail "no rate of a rank: $(cat "$scratch/log")"
+done
+timeout 60 "$apps/gyre-compare" "$scratch/drawn1.h5:/results" "$scratch/drawn4.h5:/results" --common --atol 1e-4 --rtol 1e-4 \
+  >"$scratch/log" || fail "drawn documents differ between grids: $(cat "$scratch/log")"
+
 # Impossible grids: exit 2, all problems at once, the nearest grids, nothing written.
 out=$scratch/never.h5
 refused() { # TEXT RANKS ARGUMENTS...
@@ -51,6 +62,7 @@ refused() { # TEXT RANKS ARGUMENTS...
 }
 refused "--tp 3 does not divide the model's num_attention_heads = 8" 3 --tp 3
 refused "the nearest grids of this run's ranks: dp=3 cp=1 tp=1 | dp=1 cp=3 tp=1" 3 --tp 3
+refused "one of --input and --gen is needed, and not both" 2 --gen dist=fixed
 refused "dp=1 cp=3 tp=1 is 3 ranks, but the run has 4" 4 --cp 3
 refused "--residual bf16 needs --dtype bf16" 1 --residual bf16
 refused "--bin 50 is not a multiple of 2 cp = 4; the nearest are 48 and 52" 2 --cp 2 --bin 50

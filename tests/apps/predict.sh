@@ -49,6 +49,8 @@ expect 0 'RESULT' "${predict[@]}" "${one[@]}" --cp 8 --tp 2 --csv tp.csv
 [ "$(column tp.csv sent_switch_mb pass=fwd)" != 0 ] || fail "nothing leaves the node: $(cat tp.csv)"
 # Documents, and nothing at all to attend.
 expect 0 'RESULT' "${predict[@]}" --gen dist=long-tailed,count=20,max=2K,seed=2 --cp 4 --layout balanced
+expect 0 'input prolong64k.csv sha256' "${predict[@]}" --gen dist=histogram,tokens=2K,max=300,file="$source_dir/inputs/lengths/prolong64k.csv" --capacity 2K --mask causal-blockwise \
+  --cp 4 --layout balanced
 expect 0 'RESULT' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --schedule ring --layout striped -J empty.json --csv empty.csv
 conforms empty.json empty.csv
 expect 0 'RESULT' "${predict[@]}" --pass fwd --head-dim 64 --window 4K --cp 2 --schedule halo --layout contiguous

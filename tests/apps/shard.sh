@@ -25,6 +25,7 @@ expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 6 -
 [ "$(grep -c ^layout six)" -eq 6 ] || fail "not all layouts: $(cat six)"
 planned table62.csv | diff six - || fail "other numbers on 2 ranks"
 # DualChunkSwap balances whole documents exactly; one full document, any cp.
+expect 0 'input blocks-1k.csv sha256' "$shard" --gen dist=histogram,count=5,file="$source_dir/inputs/lengths/blocks-1k.csv" --capacity 8K --cp 2
 expect 0 ' ok' "$shard" --gen dist=fixed,length=1024,count=8 --capacity 2K --cp 8 --csv even.csv
 even=$(for name in pairs_max_mean pad_percent; do column even.csv $name layout=dual-chunk-swap; done | xargs)
 [ "$even" = '1 0' ] ||

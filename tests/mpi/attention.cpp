@@ -60,6 +60,7 @@ const std::vector<MaskRule> masks = {{MaskKind::causal},
                                      parse_mask("block-causal,block=4").of(ragged),
                                      parse_mask("chunked,chunk=9").of(ragged),
                                      parse_mask("shared-prefix,prompt=9,answer=8").of(ragged),
+                                     parse_mask("sliding-window,window=4,global=3").of(ragged),
                                      mixed_mask(ragged)};
 /// 1, 2, 8 and all query heads to a KV head; fewer KV heads than ranks, and heads that ranks do not
 /// divide.

@@ -95,7 +95,7 @@ TEST(WorkloadLayout, WeighsPairsByTheMask) {
   options.cp = 2;
   options.chunk = 8;
   const auto starts_of_rank_0 = [&](const char* mask) {
-    workload.mask = MaskOptions{mask, 0}.of_offsets(workload.offsets);
+    workload.mask = MaskOptions{mask, 0}.of(std::vector<int64_t>{64});
     std::vector<int64_t> starts;
     const WorkloadLayout placed(workload, find_layout("balanced"), options);
     for (const SlotRun& run : placed.layout.shard(0).runs) starts.push_back(run.start.value());

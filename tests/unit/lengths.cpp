@@ -7,6 +7,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <fstream>
 #include <functional>
 #include <numeric>
 
@@ -92,6 +93,73 @@ TEST(Speech, UtterancesLastBetweenOneAndFortySeconds) {
   EXPECT_EQ(draw("dist=speech,count=1,sigma=0,seconds=10,text-rate=0"), (Lengths{125}));
 }
 
+/// A file in the folder of temporary files.
+std::string file_of(const char* name, const std::string& text) {
+  const std::string path = testing::TempDir() + "gyre_" + name;
+  std::ofstream(path) << text;
+  return path;
+}
+
+TEST(Histogram, HasTheSharesOfItsFile) {
+  const std::string file = file_of("a.csv", "# source\nbelow,share\n3,1\n10,0\n12,2\r\n\n13,1\n");
+  std::vector<int> times(13, 0);
+  for (const int64_t n : draw(("dist=histogram,count=40000,file=" + file).c_str())) ++times.at(n);
+  EXPECT_NEAR(times[1], 5000, 330);  // 5 standard deviations
+  EXPECT_NEAR(times[2], 5000, 330);
+  EXPECT_EQ(std::accumulate(times.begin() + 3, times.begin() + 10, times[0]), 0);
+  EXPECT_NEAR(times[10], 10000, 450);
+  EXPECT_NEAR(times[11], 10000, 450);
+  EXPECT_NEAR(times[12], 10000, 450);
+  const Lengths cut = draw(("dist=histogram,count=1000,max=2,file=" + file).c_str());
+  EXPECT_EQ(*std::max_element(cut.begin(), cut.end()), 2);
+}
+
+TEST(Histogram, FilesInTheFolderOfInputs) {
+  const std::string folder = GYRE_SOURCE_DIR "/inputs/lengths/";
+  const auto of = [&](const std::string& name) {
+    return draw(("dist=histogram,count=200K,seed=5,file=" + folder + name).c_str());
+  };
+  const Lengths short_ones = of("prolong64k.csv"), all = of("prolong512k.csv"),
+                mixed = of("prolong512k-long.csv");
+  EXPECT_NEAR(mean_of(short_ones), 1017, 25);
+  EXPECT_LT(*std::max_element(short_ones.begin(), short_ones.end()), 61920);
+  EXPECT_NEAR(tokens_above(mixed, 8191) - 0.4 * tokens_above(all, 8191), 0.6, 0.02);
+  for (const int64_t n : of("blocks-1k.csv")) ASSERT_EQ(n % 1024, 0);
+}
+
+TEST(List, IsReadAsItIs) {
+  EXPECT_EQ(draw(("dist=list,file=" + file_of("a.txt", "5\n# x\n0\n7\n")).c_str()),
+            (Lengths{5, 0, 7}));
+}
+
+TEST(LengthFiles, RefuseWhatTheyAreNot) {
+  const auto refuses = [](const char* dist, const std::string& text, const std::string& message) {
+    const std::string file = file_of("wrong", text);
+    expect_usage(file + ": " + message,
+                 [&] { draw((std::string("dist=") + dist + ",file=" + file).c_str()); });
+  };
+  refuses("histogram", "", "it cannot be read, or is empty");
+  refuses("histogram", "9,1\n", "line 1: '9,1': a histogram begins with the line below,share");
+  refuses("histogram", "below,share\n9\n",
+          "line 2: '9' is no length and share, such as 96,0.05438");
+  refuses("histogram", "below,share\n9,1\n9,1\n", "line 3: below=9: must be from 10 to 1073741825");
+  refuses("histogram", "below,share\n9,-1\n", "line 2: share=-1: must be at least 0");
+  refuses("histogram", "below,share\n9,0\n", "no interval has a share above 0");
+  refuses("list", "1K\n", "line 1: '1K' is no length, such as 4096");
+  refuses("list", "3\n-1\n", "line 2: -1: must be from 0 to 1073741824");
+  expect_usage("/no/such: No such file or directory", [] { draw("dist=list,file=/no/such"); });
+}
+
+TEST(DrawLengths, TokensCutTheLastDocument) {
+  const Lengths all = draw("dist=uniform,count=9,min=5,max=9,seed=3"),
+                cut = draw("dist=uniform,tokens=33,min=5,max=9,seed=3");
+  EXPECT_EQ(std::accumulate(cut.begin(), cut.end(), int64_t{0}), 33);
+  for (size_t i = 0; i + 1 < cut.size(); ++i) EXPECT_EQ(cut[i], all[i]);
+  EXPECT_LE(cut.back(), all[cut.size() - 1]);
+  expect_usage("tokens=5: these are more than 16777216 documents",
+               [] { draw("dist=fixed,length=0,tokens=5"); });
+}
+
 TEST(DrawLengths, PinnedValues) {
   // The integers were confirmed by a Mersenne Twister written apart from any C++ library.
   EXPECT_EQ(draw("dist=uniform,count=6,min=1,max=1000,seed=7"),
@@ -120,7 +188,7 @@ TEST(DrawLengths, ChecksSpecificationsThatWereNotParsed) {
   spec.distribution = "bimodal";
   expect_usage(
       "there is no length distribution 'bimodal'; there are fixed, uniform, "
-      "log-normal, long-tailed, speech",
+      "log-normal, long-tailed, speech, histogram, list",
       [&] { draw_lengths(spec); });
 }
 
@@ -142,9 +210,13 @@ TEST(ParseLengthSpec, TextAndBack) {
   EXPECT_EQ(to_string(parse_length_spec("dist=log-normal,sigma=0.1")),
             "dist=log-normal,count=1024,min=1,max=1048576,median=1024,sigma=0.1,seed=1");
   for (const LengthDistribution& distribution : length_distributions()) {
-    EXPECT_EQ(parse_length_spec(to_string(distribution.defaults)), distribution.defaults);
     LengthSpec other = distribution.defaults;
-    other.count = 77;
+    if (std::ranges::count(distribution.keys, "file") > 0) other.file = "lengths.csv";
+    EXPECT_EQ(parse_length_spec(to_string(other)), other);
+    if (distribution.draws) other.tokens = 7777;
+    EXPECT_EQ(parse_length_spec(to_string(other)), other);
+    other.tokens = 0;
+    if (distribution.draws) other.count = 77;
     other.seed = 123456789012345678U;
     EXPECT_EQ(parse_length_spec(to_string(other)), other);
   }
@@ -166,8 +238,12 @@ TEST(ParseLengthSpec, RefusesWhatItDoesNotKnow) {
   };
   refuses("dist=zipf",
           "there is no length distribution 'zipf'; there are fixed, uniform, log-normal, "
-          "long-tailed, speech");
-  refuses("dist=fixed,max=3", "dist=fixed has no key 'max'; it has dist, count, length, seed");
+          "long-tailed, speech, histogram, list");
+  refuses("dist=fixed,max=3",
+          "dist=fixed has no key 'max'; it has dist, count, tokens, length, seed");
+  refuses("dist=list,file=f,count=3", "dist=list has no key 'count'; it has dist, file, seed");
+  refuses("dist=histogram", "dist=histogram needs file=FILE");
+  refuses("count=3,tokens=4", "count=3 and tokens=4: one of them");
   refuses("count", "'count' is not of the form key=value");
   refuses("count=3,,seed=1", "'' is not of the form key=value");
   refuses("=3", "'=3' is not of the form key=value");

@@ -4,6 +4,7 @@
 
 #include <gtest/gtest.h>
 
+#include <cstdlib>
 #include <functional>
 #include <set>
 
@@ -113,7 +114,10 @@ TEST(NamedMasks, ShowWhatTheirNamesSay) {
       {"block-causal,block=4", [](int64_t q, int64_t k) { return k / 4 <= q / 4; }},
       {"chunked,chunk=4", [](int64_t q, int64_t k) { return k <= q && k / 4 == q / 4; }},
       {"shared-prefix,prompt=5,answer=3",
-       [](int64_t q, int64_t k) { return k <= q && (k < 5 || (k - 5) / 3 == (q - 5) / 3); }}};
+       [](int64_t q, int64_t k) { return k <= q && (k < 5 || (k - 5) / 3 == (q - 5) / 3); }},
+      {"sliding-window,window=3", [](int64_t q, int64_t k) { return std::abs(q - k) <= 3; }},
+      {"sliding-window,window=2,global=4",
+       [](int64_t q, int64_t k) { return std::abs(q - k) <= 2 || q < 4 || k < 4; }}};
   std::set<std::string> names;
   const std::vector<int64_t> lengths = {0, 1, 2, 4, 5, 6, 17};
   for (const auto& [text, definition] : masks) {
@@ -126,7 +130,32 @@ TEST(NamedMasks, ShowWhatTheirNamesSay) {
           EXPECT_EQ(shows(mask, static_cast<int64_t>(d), q, k), definition(q, k))
               << text << ", length " << lengths[d] << ", query " << q << ", key " << k;
   }
-  EXPECT_EQ(names.size(), named_masks().size());
+  for (const NamedMask& mask : named_masks()) EXPECT_EQ(names.contains(mask.name), !mask.joins);
+}
+
+TEST(NamedMasks, JoinDocuments) {
+  using Definition = std::function<bool(size_t, size_t)>;  // whether part q sees part k before it
+  const std::vector<int64_t> lengths = {0, 5, 1, 0, 6, 3, 0};
+  const std::vector<std::pair<std::string, Definition>> masks = {
+      {"share-question", [](size_t, size_t k) { return k == 1; }},
+      {"causal-blockwise", [](size_t q, size_t) { return q == 5; }}};
+  std::vector<size_t> part_of;
+  for (size_t i = 0; i < lengths.size(); ++i) part_of.insert(part_of.end(), lengths[i], i);
+  std::set<std::string> names;
+  for (const auto& [text, sees] : masks) {
+    const MaskChoice choice = parse_mask(text);
+    names.insert(choice.mask->name);
+    EXPECT_EQ(choice.documents_of(lengths), std::vector<int64_t>{15});
+    const MaskRule mask = choice.of(lengths);
+    for (int64_t q = 0; q < 15; ++q)
+      for (int64_t k = 0; k < 15; ++k) {
+        const size_t of_q = part_of[q], of_k = part_of[k];
+        EXPECT_EQ(shows(mask, 0, q, k), k <= q && (of_q == of_k || sees(of_q, of_k)))
+            << text << ", query " << q << ", key " << k;
+      }
+    EXPECT_EQ(choice.of(std::vector<int64_t>{0}).table->regions(), 0);
+  }
+  for (const NamedMask& mask : named_masks()) EXPECT_EQ(names.contains(mask.name), mask.joins);
 }
 
 TEST(NamedMasks, RefuseWhatTheyCannotBe) {

@@ -13,6 +13,9 @@
   X(block_causal)     \
   X(chunked)          \
   X(shared_prefix)    \
+  X(share_question)   \
+  X(causal_blockwise) \
+  X(sliding_window)   \
   /* the end */
 
 namespace gyre {

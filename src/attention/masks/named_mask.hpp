@@ -23,6 +23,8 @@ struct NamedMask {
   std::vector<MaskKey> keys;
   /// The mask for documents of these lengths; values[i] is the value of keys[i].
   MaskRule (&make)(std::span<const int64_t> lengths, std::span<const int64_t> values);
+  /// Whether the mask is of one document that consists of the given ones.
+  bool joins = false;
 };
 
 /// A mask table whose regions are regions_of(length) of each document. They must lie inside the
@@ -36,6 +38,17 @@ MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of)
       if (region.q_begin < region.q_end && region.k_begin < region.k_end) kept.push_back(region);
   }
   return MaskRule(MaskTable(std::move(documents), lengths));
+}
+
+/// A mask table of one document, which consists of `parts` and has the regions regions_of(offsets
+/// of the parts that have tokens).
+template <class RegionsOf>
+MaskRule mask_of_joined(std::span<const int64_t> parts, RegionsOf regions_of) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t length : parts)
+    if (length > 0) offsets.push_back(offsets.back() + length);
+  const int64_t whole[] = {offsets.back()};
+  return mask_of_regions(whole, [&](int64_t) { return regions_of(offsets); });
 }
 
 /// Calls f(begin, end) for runs of `size` positions in [first, length); the last may be shorter.

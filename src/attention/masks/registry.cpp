@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <numeric>
 
 #include "attention/masks/list.hpp"
 #include "core/error.hpp"
@@ -57,6 +58,11 @@ std::string mask_choices() {
   std::vector<std::string> all;
   for (const NamedMask& mask : named_masks()) all.push_back(usage_of(mask));
   return fmt::format("{}", fmt::join(all, "; "));
+}
+
+std::vector<int64_t> MaskChoice::documents_of(std::span<const int64_t> lengths) const {
+  if (!mask->joins) return {lengths.begin(), lengths.end()};
+  return {std::accumulate(lengths.begin(), lengths.end(), int64_t{0})};
 }
 
 MaskChoice parse_mask(std::string_view text) {

@@ -22,7 +22,9 @@ struct MaskChoice {
   const NamedMask* mask;
   std::vector<int64_t> values;  ///< [mask->keys]
 
-  /// The mask for documents of these lengths.
+  /// The lengths of the documents that the mask is of: these, or their sum if it joins them.
+  std::vector<int64_t> documents_of(std::span<const int64_t> lengths) const;
+  /// The mask for documents of these lengths, joined or not.
   MaskRule of(std::span<const int64_t> lengths) const { return mask->make(lengths, values); }
 };
 
