@@ -202,6 +202,10 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
     if ((figure.shown != RateShown::if_no_headline || stands_in) && !std::isnan(rate)) {
       report.foms.push_back({figure.metric, rate, figure.unit, row.key});
       rates[{figure.metric, figure.unit}].push_back(rate);
+      if (const double share = row.share_of_limit(); std::isnan(row.flops) && !std::isnan(share)) {
+        report.foms.push_back({"share_of_bandwidth", share, "of measured", row.key});
+        rates[{"share_of_bandwidth", "of measured"}].push_back(share);
+      }
     }
     if (const LogprobsResult* other = upstream_of(row, rows))
       report.foms.push_back(

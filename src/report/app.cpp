@@ -208,6 +208,9 @@ void declare_report_options(CLI::App& app, ReportOptions& options) {
              options.resume, {"none", "finished", "measured"});
   add("--columns", "Of the table: default, all, or names with commas between them",
       options.columns);
+  add("--at-least",
+      "METRIC=VALUE: exit code 1 if a figure of merit (FOM) of this name is below the value",
+      options.at_least);
 }
 
 void refuse_report_options(const AppContext& context, const ReportOptions& options,
@@ -221,6 +224,7 @@ void refuse_report_options(const AppContext& context, const ReportOptions& optio
   refuse("--csv", options.csv != usual.csv);
   refuse("--resume", options.resume != usual.resume);
   refuse("--columns", options.columns != usual.columns);
+  refuse("--at-least", options.at_least != usual.at_least);
   refuse("--machine", context.machine != nullptr);
   errors.throw_if_any("impossible configuration");
 }

@@ -79,11 +79,12 @@ struct ReportOptions {
   std::string csv;
   std::string resume = "none";      ///< "finished" or "measured": which rows of `json` are kept
   std::string columns = "default";  ///< "default", "all" or comma-separated names
+  std::string at_least;             ///< "METRIC=VALUE", or "": figures of merit below it fail
 
   bool in_lines() const { return json.ends_with(".jsonl"); }
 };
 
-/// Adds -J,--json, --csv, --resume and --columns.
+/// Adds -J,--json, --csv, --resume, --columns and --at-least.
 void declare_report_options(CLI::App& app, ReportOptions& options);
 
 /// Throws a usage error that names each option of `options`, and --machine, that is given, because

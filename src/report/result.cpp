@@ -13,6 +13,7 @@
 #include "comm/agree.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_version.hpp"
+#include "report/at_least.hpp"
 #include "report/progress.hpp"
 #include "runtime/process_memory.hpp"
 
@@ -329,6 +330,7 @@ std::string memory_text(const MemoryReport& memory) {
 }
 
 void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows) {
+  run_agreed(context.world, "--at-least", [&] { check_at_least(options.at_least); });
   if (!context.quiet) context.outputs.print(header_text(report));
   context.rows.begin(report, options);
   context.progress.expect(rows);
@@ -366,9 +368,12 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
   report.standing = context.rows.standing();
   if (check_text(report, report.verification) == "-")
     report.verification = Verification(report.verification.tolerance_scale());
-  const ExitCode code = exit_code_of(judge(report));
+  ExitCode code = exit_code_of(judge(report));
   std::vector<std::string> invalid;
   if (agree_on(context.world, code) != ExitCode::ok) invalid = context.outputs.name_as_invalid();
+  AtLeast compared;
+  if (code == ExitCode::ok) compared = compare_at_least(options.at_least, report.foms);
+  if (code == ExitCode::ok) code = compared.code;
   std::string text;
   run_on_root(context.world, "report", [&] {
     text = make();
@@ -381,7 +386,7 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
                           count_text(context.rows.skipped(), "row"), options.json);
     for (const std::string& path : invalid)
       text += fmt::format("# results that did not pass are in {}\n", path);
-    text += footer_text(report, context.verbose ? Check::max_deviations : 1);
+    text += compared.text + footer_text(report, context.verbose ? Check::max_deviations : 1);
   });
   context.rows.end(report);
   context.outputs.publish(text);

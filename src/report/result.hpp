@@ -182,7 +182,7 @@ std::string csv_text(const RunReport& report);
 /// Ends a run. Gives all outputs of `context` their final names (data files of an INVALID result
 /// are NAME.invalid.h5), writes the files that `options` name, and prints (Outputs::publish).
 /// `make` is called on rank 0 and returns the text before the FOM, VERIFY and RESULT lines. Returns
-/// the exit code of the verdict. Collective.
+/// the exit code of the verdict or, if that is ok, of --at-least. Collective.
 ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions& options,
                     const std::function<std::string()>& make);
 

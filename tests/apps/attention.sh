@@ -35,6 +35,12 @@ expect 2 "'ulysses' is called all-to-all here" "$attention" $small --schedule ul
 expect 2 "'mpi' is not one of messages, library" "${mpi[@]}" 2 "$attention" $small --schedule all-to-all --collectives mpi
 expect 2 '--collectives messages, or without it' "${mpi[@]}" 2 "$attention" $small --schedule all-to-all --collectives library \
   --emulate-network alpha=1us,beta=1G
+# A figure of merit has a least value.
+expect 0 'FOM gyre-attention attention_rate' "${mpi[@]}" 2 "$attention" $small $quick --at-least attention_rate=0
+expect 1 'below --at-least average_attention_rate=1e9: ' "${mpi[@]}" 2 "$attention" $small $quick --at-least average_attention_rate=1e9 -J result.json
+grep -q '"gyre-result/1"' result.json || fail "a slow run leaves no result"
+expect 2 'no such figure; nearest: attention_rate; it has: attention_rate, average_attention_rate' "${mpi[@]}" 2 "$attention" $small $quick --at-least attention_rat=1
+expect 2 'is not METRIC=VALUE' "${mpi[@]}" 2 "$attention" $small $quick --at-least 0.1
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --mask full --threads 2 --pass bwd --batch 3 --csv table.csv
 [ "$(column table.csv pass)" = bwd ] || fail "other directions than asked for: $(cat output)"
 

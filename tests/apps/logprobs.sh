@@ -47,6 +47,10 @@ expect 0 'RESULT' "$logprobs" $small $quick --method all --op entropy
 expect 0 '# refused entropy by upstream, 50 tokens: upstream has no temperature but 1, not 1.5' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --temperature 1.5
 grep -q 'VERIFY PASSED' output || fail "a temperature is wrong: $(cat output)"
 # Nothing, one token, fewer tokens than ranks, more picks than ids, made-up documents, a sweep, one direction.
+expect 0 'input prolong64k.csv sha256' "${mpi[@]}" 2 "$logprobs" --gen dist=histogram,tokens=2K,max=300,file="$source_dir/inputs/lengths/prolong64k.csv" \
+  --capacity 2K --vocab 1K --op logprob-entropy $quick
+[ "$(grep -c '^FOM gyre-logprobs share_of_bandwidth [0-9.]* of measured op=logprob-entropy' output)" -eq 2 ] ||
+  fail "no share of the bandwidth of memory: $(cat output)"
 expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 4 "$logprobs" --gen dist=fixed,length=0,count=3 --vocab 40 --hidden 8 --method all --tp 2 $quick
 ! grep -q '^FOM' output || fail "a figure of merit of nothing"
 for tokens in 1 3; do expect 0 'VERIFY PASSED' "${mpi[@]}" 8 "$logprobs" --tokens $tokens --vocab 40 --picks 3 --hidden 8 --tp 2 $quick --method all; done

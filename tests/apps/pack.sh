@@ -24,6 +24,11 @@ paste <(column table.csv algorithm) <(column table.csv items) <(column table.csv
                   bins["first-fit-decreasing"] <= bins["next-fit"]) }' || fail "wrong table: $(cat table.csv)"
 grep -q 'over dp=4 ranks' output || fail "no line about ranks: $(cat output)"
 grep -q '"gyre-result/1"' result.json || fail "no JSON"
+grep -qE '^FOM gyre-pack documents_per_s [0-9.e+]+ 1/s algorithm=balanced' output || fail "no documents a second: $(cat output)"
+printf '5\n7\n300\n' >lengths.txt
+expect 0 'dist=list,file=lengths.txt' "$pack" --gen dist=list,file=lengths.txt --capacity 512 --csv table.csv
+[ "$(column table.csv tokens)" = 312 ] || fail "other lengths than the file's: $(cat table.csv)"
+! grep -q documents_per_s output || fail "a figure of merit of one repetition"
 expect 0 'dist=speech' "$pack" --gen dist=speech,count=50 --capacity 4K -o speech.h5
 expect 0 'dist=uniform' "$pack" --gen dist=uniform,min=1,max=300,count=40 --capacity 600 --algorithm next-fit \
   --max-items 3 --min-bins 17
