@@ -19,6 +19,7 @@ from .sizes import parse_size, round_to, size_text, tokens_of_equal_work
 GRID = ("dp", "cp", "tp", "ranks")  # ranks: of programs without a grid
 ALIASES = {"lengths": "gen", "network": "emulate-network"}  # axes that are named for what they are
 
+TOKENS = "{tokens}"  # in a text of an axis or a problem: stands for the tokens of the run, which are then no option
 BASE = "base"  # of a weak study's case: what the axis tokens says, before it is scaled
 
 
@@ -59,6 +60,16 @@ def hyphens(table: dict[str, Any]) -> dict[str, Any]:
     return {key.replace("_", "-"): value for key, value in table.items()}
 
 
+def filled(point: dict[str, Any]) -> dict[str, Any]:
+    """The point with its number of tokens in its texts, and no longer by itself."""
+    tokens = size_text(point["tokens"])
+    left = {name: value for name, value in point.items() if name != "tokens"}
+    return {
+        name: value.replace(TOKENS, tokens) if isinstance(value, str) else value
+        for name, value in left.items()
+    }
+
+
 class Expander:
     """Checks a study against its program and its site, then expands it. `file`: the study's, for messages."""
 
@@ -66,6 +77,7 @@ class Expander:
         self.study, self.site, self.app, self.file = study, site, app, file
         self.messages: list[str] = []
         self.options = hyphens(study.options)
+        self.is_filled = TOKENS in str([study.axes, study.problems])
         axes = hyphens(study.axes)
         for name in (
             "tokens",
@@ -75,21 +87,34 @@ class Expander:
             if name in self.options and name not in axes:
                 axes[name] = self.options.pop(name)
         self.axes = {name: self.values(name, value) for name, value in axes.items()}
+        self.problems = {name: self.problem(name, table) for name, table in study.problems.items()}
 
     def say(self, message: str) -> None:
         self.messages.append(f"{self.file}: {message}")
 
     # One axis
 
+    def problem(self, problem: str, table: dict[str, Any]) -> dict[str, Any]:
+        """The axes of a problem, of one value each."""
+        found = {}
+        for name, value in hyphens(table).items():
+            if isinstance(value, list) or value == "all":
+                self.say(f"problems.{problem}.{name} = {value!r}: wanted: one value")
+            for one in self.values(name, value, f"problems.{problem}")[:1]:
+                found[name] = one
+        return found
+
     def known_axes(self) -> list[str]:
         grid = list(self.app.grid) or ["ranks"]
         aliases = [name for name, option in ALIASES.items() if option in self.app.options]
+        if self.is_filled:
+            aliases.append("tokens")
         return sorted(
             {*grid, *aliases, *(set(self.app.options) - set(RESERVED) - set(ALIASES.values()))}
         )
 
-    def values(self, name: str, value: Any) -> list[Any]:
-        """The valid values of an axis."""
+    def values(self, name: str, value: Any, table: str = "axes") -> list[Any]:
+        """The valid values of an axis. `table`: where they stand."""
         if name not in self.known_axes():
             grid = " x ".join(self.app.grid) or "ranks"
             near = (
@@ -98,17 +123,19 @@ class Expander:
                 else nearest(name, self.known_axes())
             )
             more = f" (its grid is {grid})" if name in GRID else ""
-            self.say(f"axes.{name}: {self.app.name} has no such axis; nearest: axes.{near}{more}")
+            self.say(f"{table}.{name}: {self.app.name} has no such axis; nearest: {table}.{near}{more}")
             return []
         option = self.app.options.get(ALIASES.get(name, name))
         if value == "all" and option is not None and option.choices:
             return list(option.choices)
         listed = value if isinstance(value, list) else [value]
         if not listed:
-            self.say(f"axes.{name} = []: wanted: one value at least")
-        return [self.value(name, one) for one in listed if self.is_right(name, one)]
+            self.say(f"{table}.{name} = []: wanted: one value at least")
+        return [self.value(name, one) for one in listed if self.is_right(name, one, table)]
 
-    def is_right(self, name: str, value: Any) -> bool:
+    def is_right(self, name: str, value: Any, table: str) -> bool:
+        if isinstance(value, str):
+            value = value.replace(TOKENS, "1")
         if name in GRID or name == "tokens":
             try:
                 error = "" if parse_size(value) > 0 else f"{value} is not above 0"
@@ -121,7 +148,7 @@ class Expander:
         else:
             error = self.app.options[ALIASES.get(name, name)].error(value)
         if error:
-            self.say(f"axes.{name}: {error}")
+            self.say(f"{table}.{name}: {error}")
         return not error
 
     def value(self, name: str, value: Any) -> Any:
@@ -129,9 +156,12 @@ class Expander:
         is_size = (
             name in GRID or name == "tokens" or (option is not None and option.kinds == ("SIZE",))
         )
-        return parse_size(value) if is_size else value
+        return parse_size(value) if is_size and TOKENS not in str(value) else value
 
     # All of them
+
+    def axis_names(self) -> set[str]:
+        return {*self.axes, *(name for problem in self.problems.values() for name in problem)}
 
     def check_options(self) -> None:
         known = sorted(set(self.app.options) - set(RESERVED))
@@ -142,7 +172,7 @@ class Expander:
                 self.say(
                     f"options.{name}: {self.app.name} has no --{name}; nearest: options.{nearest(name, known)}"
                 )
-            elif name in self.axes or any(ALIASES.get(axis) == name for axis in self.axes):
+            elif any(name in (axis, ALIASES.get(axis)) for axis in self.axis_names()):
                 self.say(f"options.{name}: it is an axis, too")
             elif error := self.app.options[name].error(value):
                 self.say(f"options.{name}: {error}")
@@ -157,19 +187,26 @@ class Expander:
             self.say(
                 f"kind = {kind!r}: axes.tokens is needed, the tokens of {'a rank' if kind[5] == 't' else 'one rank'}"
             )
-        if kind.startswith("weak") and "lengths" in axes:
+        drawn = "lengths" in self.axis_names()
+        if kind.startswith("weak") and drawn and not self.is_filled:
             self.say(
-                f"kind = {kind!r}: axes.lengths draws documents, which cannot be made to fit; nearest: axes.tokens"
+                f"kind = {kind!r}: axes.lengths draws documents, which cannot be made to fit; nearest: axes.tokens,"
+                f" or tokens={TOKENS} in lengths"
             )
         if kind == "network" and len(axes.get("network", [])) < 2:
             self.say(
                 'kind = \'network\': axes.network needs two values at least, such as "none" and "alpha=10us,beta=5G"'
             )
-        if kind == "length" and not any(
+        if kind == "length" and not self.problems and not any(
             len(axes.get(name, [])) > 1 for name in ("tokens", "lengths")
         ):
             self.say("kind = 'length': axes.tokens or axes.lengths needs two values at least")
-        if "tokens" in axes and ("lengths" in axes or "gen" in self.options):
+        if self.is_filled and "tokens" not in axes:
+            self.say(f"{TOKENS} is in a text: axes.tokens is needed, which says how many")
+        for problem, table in self.problems.items():
+            for name in {*table} & {*axes}:
+                self.say(f"problems.{problem}.{name}: it is an axis, too")
+        if "tokens" in axes and not self.is_filled and (drawn or "gen" in self.options):
             self.say(
                 "axes.tokens and axes.lengths exclude each other: lengths that are drawn fill options.capacity"
             )
@@ -216,12 +253,14 @@ class Expander:
         placements: dict[str, Placement] = {}
         seen: set[str] = set()
         duplicates = 0
-        for values in itertools.product(*self.axes.values()):
-            point = dict(zip(self.axes, values))
+        for problem, *values in itertools.product(self.problems.values() or [{}], *self.axes.values()):
+            point = {**dict(zip(self.axes, values)), **problem}
             if "tokens" in point:
                 if self.study.kind.startswith("weak"):
                     point[BASE] = point["tokens"]
                 point["tokens"] = self.total_tokens(point["tokens"], point)
+            if any(TOKENS in str(value) for value in point.values()):
+                point = filled(point)
             common = {
                 name: value for name, value in point.items() if name not in (*self.app.swept, BASE)
             }

@@ -2,6 +2,7 @@
 
 import re
 import tomllib
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,7 +45,10 @@ class Site:
 
 @dataclass
 class Study:
-    """A set of cases: `axes` and `options` as the file has them."""
+    """A set of cases: `axes`, `options` and `problems` as the file has them, with those of one of its sizes.
+
+    `problems`: by name, axes whose values go together. `chosen`: what --set has changed, of what is `tunable`.
+    """
 
     name: str
     kind: str
@@ -55,6 +59,10 @@ class Study:
     accept: str = "measured"
     ranks_per_node: int = 0
     options: dict[str, Any] = field(default_factory=dict)
+    problems: dict[str, Any] = field(default_factory=dict)
+    tunable: list[str] = field(default_factory=list)
+    size: str = ""
+    chosen: dict[str, Any] = field(default_factory=dict)
 
 
 SITE_KEYS: dict[str, type] = {
@@ -82,7 +90,13 @@ STUDY_KEYS: dict[str, type] = {
     "accept": str,
     "ranks_per_node": int,
     "options": dict,
+    "problems": dict,
+    "tunable": list,
+    "size": str,
+    "chosen": dict,
 }
+FILE_KEYS = {**{key: kind for key, kind in STUDY_KEYS.items() if key not in ("size", "chosen")}, "sizes": dict}
+SIZE_KEYS = {key: FILE_KEYS[key] for key in ("kind", "minutes", "axes", "options", "problems")}
 MODEL_KEYS = ("tflops", "gbps", "latency_us")
 # Options of sbatch and srun that the shape of a placement sets, and their short forms.
 SHAPE_OPTIONS = {
@@ -192,25 +206,75 @@ def load_site(path: Path) -> Site:
     return Site(path.stem, **table)
 
 
-def load_study(path: Path) -> Study:
+def load_study(path: Path, size: str = "", chosen: Sequence[str] = ()) -> Study:
+    """The study of a file. `size`: of its sizes; "": the first. `chosen`: "NAME=VALUE[,VALUE ...]", of what is tunable.
+    """
     table = read_toml(path)
     file = path.name
-    messages = wrong_values(file, table, STUDY_KEYS)
+    messages = wrong_values(file, table, FILE_KEYS)
+    sizes = table.get("sizes", {})
+    for key in ("sizes", "problems"):
+        inner = table.get(key, {})
+        for name, one in inner.items() if isinstance(inner, dict) else ():
+            if not isinstance(one, dict):
+                messages.append(f"{file}: {key}.{name} = {one!r}: wanted: a table")
+            elif key == "sizes":
+                messages += wrong_values(f"{file}: sizes.{name}", one, SIZE_KEYS)
+    raise_all(messages)
+    if size and size not in sizes:
+        near = f"nearest: {nearest(size, sizes)}; there are {', '.join(sizes)}" if sizes else "it has one size"
+        raise StudyError(f"{file}: --size {size}: no such size; {near}")
+    table.pop("sizes", None)
+    if sizes:
+        table["size"] = size or next(iter(sizes))
+        for key, value in sizes[table["size"]].items():
+            table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
     messages += wrong_words(file, table, {"kind": KINDS, "accept": ("measured", "finished")})
     messages += [f"{file}: {key} is needed" for key in ("kind", "app", "axes") if key not in table]
     raise_all(messages)
-    table["options"] = {
-        key: found(path.parent, value) for key, value in table.get("options", {}).items()
-    }
-    table["axes"] = {
-        key: [found(path.parent, one) for one in value] if isinstance(value, list) else value
-        for key, value in table["axes"].items()
+    choose(file, table, chosen)
+    table["options"] = found_in(path.parent, table.get("options", {}))
+    table["axes"] = found_in(path.parent, table["axes"])
+    table["problems"] = {
+        name: found_in(path.parent, one) for name, one in table.get("problems", {}).items()
     }
     return Study(path.stem, **table)
 
 
+def choose(file: str, table: dict[str, Any], chosen: Sequence[str]) -> None:
+    """Puts the values of --set in the place of those of the file."""
+    tunable: list[str] = table.get("tunable", [])
+    messages = []
+    for word in chosen:
+        name, equals, text = word.partition("=")
+        name = name.replace("-", "_")
+        if not equals or not text:
+            messages.append(f"--set {word}: wanted: NAME=VALUE, or NAME=VALUE,VALUE for an axis")
+        elif name not in tunable:
+            more = f"nearest: {nearest(name, tunable)}; " if tunable else ""
+            more += f"tunable: {', '.join(tunable) or 'nothing'}"
+            messages.append(f"{file}: --set {name}: it is part of the problem; {more}")
+        else:
+            values = [int(one) if one.isdecimal() else one for one in text.split(",")]
+            table.setdefault("chosen", {})[name] = values
+            if name in table["axes"]:
+                table["axes"][name] = "all" if values == ["all"] else values
+            else:
+                table.setdefault("options", {})[name] = text == "true" if text in ("true", "false") else values[0]
+    raise_all(messages)
+
+
+def found_in(folder: Path, table: dict[str, Any]) -> dict[str, Any]:
+    return {
+        key: [found(folder, one) for one in value] if isinstance(value, list) else found(folder, value)
+        for key, value in table.items()
+    }
+
+
 def found(folder: Path, value: Any) -> Any:
-    """A value that names a file from the folder on: its whole path, since jobs start elsewhere."""
-    if isinstance(value, str) and "/" in value and (folder / value).is_file():
+    """A value that names a file from the folder on, maybe behind "file=": its whole path, since jobs start elsewhere."""
+    if not isinstance(value, str) or "/" not in value:
+        return value
+    if (folder / value).is_file():
         return str((folder / value).resolve())
-    return value
+    return re.sub(r"(?<=\bfile=)[^,]*", lambda match: found(folder, match[0]), value)

@@ -28,7 +28,8 @@ from .shapes import ANY, NUMBER, misfit, read_json
 SCHEMA = "gyre-study/1"
 PLAN = {
     "schema": str,
-    "study": {"name": str, "kind": str, "app": str, "axes": dict, "*": ANY},
+    "study": {"name": str, "kind": str, "app": str, "axes": dict, "problems?": {"*": dict},
+              "chosen?": {"*": [(str, int)]}, "*": ANY},
     "site": {"name": str, "cores_per_node": int, "*": ANY},
     "app": {"name": str, "path": str, "build": {"*": str}, "options": {"*": [[str], str]}},
     "placements": [

@@ -24,6 +24,7 @@ PANEL_KEYS = (
     "key_tokens",
     "axis_base",
     "axis_lengths",
+    "axis_mask",
     "axis_network",
     "axis_dtype",
 )
@@ -213,7 +214,7 @@ def efficiency(data: StudyData) -> pd.Series:
         name for name in data.rows if name.startswith("key_") and name not in (*grows, "key_tokens")
     ]
     names += [
-        name for name in (size, "axis_lengths", "axis_network", "axis_dtype") if name in data.rows
+        name for name in (size, "axis_lengths", "axis_mask", "axis_network", "axis_dtype") if name in data.rows
     ]
     names = [name for name in dict.fromkeys(names) if data.rows[name].notna().any()]
     speeds = data.rows.apply(speed, axis=1)

@@ -7,6 +7,7 @@ Usage: test_study_plan.py SOURCE_DIR BUILD_DIR
 import json
 import random
 import sys
+import tomllib
 import unittest
 from collections.abc import Iterator
 from pathlib import Path
@@ -125,6 +126,29 @@ class Cases(unittest.TestCase):
             self.assertLess(abs(sizes.pairs(one, "causal", 0) / sizes.pairs(
                                     4096, "causal", 0) / ranks - 1), 0.02)
 
+    def test_problems(self) -> None:
+        study = study_of("weak-tokens", cp=[1, 2], tokens=["4K"], schedule=["ring", "halo"])
+        study.problems = {"a": {"lengths": "tokens={tokens}", "capacity": "{tokens}", "mask": "full"},
+                          "b": {"lengths": "length={tokens}", "mask": "causal"}}
+        found = self.expand(study)
+        self.assertEqual([one.arguments for one in found.placements],
+                         [["--cp", str(cp), *words] for cp, size in ((1, "4K"), (2, "8K")) for words in (
+                             ["--gen", f"tokens={size}", "--capacity", size, "--mask", "full"],
+                             ["--gen", f"length={size}", "--mask", "causal"])])
+        self.assertEqual([len(one.cases) for one in found.placements], [2, 2, 2, 2])
+        self.assertNotIn("tokens", found.placements[0].cases[0].axes)
+
+        for wanted, problem in (
+            ("problems.a.heds: gyre-attention has no such axis; nearest: problems.a.heads", {"heds": 1}),
+            ("problems.a.mask: 'ful' is not one of causal, full; nearest: full", {"mask": "ful"}),
+            ("problems.a.mask = ['full']: wanted: one value", {"mask": ["full"]}),
+            ("problems.a.schedule: it is an axis, too", {"schedule": "ring"}),
+            ("axes.lengths draws documents, which cannot be made to fit", {"lengths": "count=3"})):
+            study.problems = {"a": problem}
+            self.refused(wanted, study)
+        filled = study_of(cp=[1, 2], lengths=["tokens={tokens}"])
+        self.refused("{tokens} is in a text: axes.tokens is needed", filled)
+
     def test_launches_are_exactly_the_cases(self) -> None:
         rng = random.Random(2)
         app = app_of()
@@ -212,9 +236,49 @@ class Files(Scratch):
     def test_all_studies_that_come_with_it_can_be_planned(self) -> None:
         site = Site("any", 64)
         for file in (SOURCE / "slurm/studies").glob("*.toml"):
-            study = load_study(file)
-            self.assertGreater(len(expand(study, site, load_app(BUILD / "apps", study.app),
-                                          file.name).placements), 0)
+            for size in tomllib.loads(file.read_text()).get("sizes", {"": {}}):
+                study = load_study(file, size)
+                self.assertGreater(len(expand(study, site, load_app(BUILD / "apps", study.app),
+                                              file.name).placements), 0)
+
+    def test_sizes_and_choices(self) -> None:
+        text = """
+kind = "strong"
+app = "gyre-attention"
+tunable = ["cp", "threads", "sinks"]
+[axes]
+cp = [1, 2]
+tokens = [64]
+[problems.p]
+lengths = "dist=list,file=./x.toml"
+[options]
+heads = 2
+[sizes.little]
+[sizes.large]
+kind = "weak-tokens"
+axes = { tokens = [128] }
+problems.p.mask = "full"
+"""
+        self.file.write_text(text, encoding="utf-8")
+        little, large = load_study(self.file), load_study(self.file, "large", ["cp=1,4", "threads=2", "sinks=true"])
+        self.assertEqual((little.size, little.kind, little.axes), ("little", "strong", {"cp": [1, 2], "tokens": [64]}))
+        self.assertEqual(little.problems, {"p": {"lengths": f"dist=list,file={self.file.resolve()}"}})
+        self.assertEqual((large.kind, large.axes, large.problems),
+                         ("weak-tokens", {"cp": [1, 4], "tokens": [128]}, {"p": {"mask": "full"}}))
+        self.assertEqual(large.options, {"heads": 2, "threads": 2, "sinks": True})
+        self.assertEqual(large.chosen, {"cp": [1, 4], "threads": [2], "sinks": ["true"]})
+        for wanted, size, chosen in (
+            ("--size huge: no such size; nearest: large; there are little, large", "huge", []),
+            ("--set heads: it is part of the problem; nearest: threads; tunable: cp, threads, sinks", "", ["heads=3"]),
+            ("--set cp: wanted: NAME=VALUE", "", ["cp"])):
+            with self.assertRaisesRegex(StudyError, wanted):
+                load_study(self.file, size, chosen)
+        self.refused(load_study, text.replace("[sizes.little]", "[sizes.little]\nacept = 1"),
+                     "x.toml: sizes.little: acept: unknown key; nearest: axes")
+        self.refused(load_study, "problems.q = 1" + text.replace("[problems.p]\nlengths", "[other]\nlengths"),
+                     "problems.q = 1: wanted: a table")
+        self.refused(lambda file: load_study(file, "little"), 'kind = "strong"\napp = "a"\n[axes]\n',
+                     "--size little: no such size; it has one size")
 
     def test_sites(self) -> None:
         node = "cores_per_node = 1\n"
