@@ -21,9 +21,11 @@ EPILOG = """Examples:
   slurm/gyre-study status strong --cases
   slurm/gyre-study collect strong && slurm/gyre-study report strong
   slurm/gyre-study compare before.sqlite strong
+  slurm/gyre-study plan official-attention --size small --site mine -o small && slurm/gyre-study submit small
+  slurm/gyre-study check small                               # accepted, or why not
 
-Exit codes: 0 ok; 1 compare: a row became slower, status: a result is wrong; 2 usage; 3 runtime error: a file that
-cannot be read or written, a launch that failed; 130 interrupted.
+Exit codes: 0 ok; 1 compare: a row became slower, status: a result is wrong, check: a result is refused; 2 usage;
+3 runtime error: a file that cannot be read or written, a launch that failed; 130 interrupted.
 slurm/README.md explains the files."""
 
 
@@ -64,6 +66,14 @@ def parser() -> argparse.ArgumentParser:
         action="append",
         default=[],
         help="another study's folder: its times are expected",
+    )
+    plan.add_argument("--size", default="", help="of a study with sizes: which one (the first)")
+    plan.add_argument(
+        "--set",
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="another value, or values with commas between them, of what the study's key tunable lists",
     )
     plan.add_argument(
         "--cases", action="store_true", help="list every case, and every launch's command"
@@ -124,6 +134,17 @@ def parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--all", action="store_true", help="list unchanged rows, too")
     compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
+
+    check = command(
+        "check", "whether results are those of an official problem, or every reason why not", CHECK_TEXT
+    )
+    check.add_argument("results", nargs="+", type=Path, help="folder of a study, or a file of results/official")
+    check.add_argument(
+        "-o", "--output", type=Path, help="write one accepted result as a file, for results/official"
+    )
+    table = command("table", "the table of accepted results, as Markdown")
+    table.add_argument("folder", type=Path, help="folder of files that check has written")
+    table.add_argument("-o", "--output", type=Path, help="a file, instead of standard output")
     return whole
 
 
@@ -140,6 +161,10 @@ STATUS_TEXT = """
   failed    the launch ended with an error; cut off: it was ended from outside
   refused   the program cannot run this combination
 Exit code 1: a result is wrong."""
+CHECK_TEXT = """docs/official.md has the rules. Exit code 1: a result was refused.
+  ACCEPTED          the problem as it is, complete and right, by one clean build; the timing meets the run rules
+  ACCEPTED, NOISY   the same, but its times break a run rule, and are not to be quoted
+  REFUSED           anything else; every reason follows"""
 COLLECT_TEXT = """Tables: cases, runs, rows (one a measured row; key and
 measurements as columns), units (of columns), samples (one an iteration and rank), foms."""
 COMPARE_TEXT = """Rows are the same when program, ranks,

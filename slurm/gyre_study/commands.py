@@ -12,7 +12,7 @@ from .cases import Expansion, expand
 from .cli import APPS, SLURM
 from .errors import RUNTIME, StudyError
 from .files import find_file, load_site, load_study
-from .folder import Folder, write_plan
+from .folder import Folder, write_plan, write_whole
 from .history import expected_seconds, seconds_by_kin
 from .launches import launches_of
 from .predict import predict as predict_all
@@ -41,7 +41,7 @@ def axes_text(axes: dict[str, object]) -> str:
 
 def plan(options: argparse.Namespace) -> int:
     study_file = find_file(options.study, SLURM / "studies")
-    study = load_study(study_file)
+    study = load_study(study_file, options.size, options.set)
     site_file = find_file(options.site, SLURM / "sites")
     site = load_site(site_file)
     apps = options.apps or (site_file.parent / site.apps if site.apps else APPS)
@@ -197,3 +197,30 @@ def compare(options: argparse.Namespace) -> int:
     found = compare_files(options.before, options.after, options.min_effect / 100, options.alpha)
     print(comparison_json(found) if options.json else comparison_text(found, options.all))
     return 1 if found.slower else 0
+
+
+def check(options: argparse.Namespace) -> int:
+    from .official import check_text, entry_text, judge, opened
+
+    if options.output and len(options.results) > 1:
+        raise StudyError(f"--output {options.output}: it takes one result, not {len(options.results)}")
+    refused = 0
+    for path in options.results:
+        with opened(path) as (folder, stated):
+            judgement = judge(folder, path, stated)
+            print(check_text(judgement))
+            refused += bool(judgement.refused)
+            if options.output and not refused:
+                write_whole(options.output, entry_text(judgement))
+    return 1 if refused else 0
+
+
+def table(options: argparse.Namespace) -> int:
+    from .official import table_text
+
+    text = table_text(options.folder)
+    if options.output:
+        write_whole(options.output, text)
+    else:
+        print(text, end="")
+    return 0

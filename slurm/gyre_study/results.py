@@ -24,9 +24,11 @@ ROW = {
 HEAD = {
     "suite": {"program": str, "*": ANY},
     "build?": OPEN,
-    "ranks?": [{"host?": str, "*": ANY}],
-    "run?": {"argv?": [str], "*": ANY},
+    "ranks?": [{"host?": str, "device?": str, "*": ANY}],
+    "run?": {"argv?": [str], "start?": str, "*": ANY},
     "configuration?": OPEN,
+    "inputs?": [{"file": str, "sha256": (None, str), "*": ANY}],
+    "machine?": {"hosts?": [{"cpu?": (None, str), "cores?": (None, int), "*": ANY}], "*": ANY},
     "*": ANY,
 }
 END = {"status?": {"reasons?": [str], "*": ANY}, "fom?": [OPEN], "*": ANY}
