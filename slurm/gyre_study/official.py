@@ -246,12 +246,14 @@ def judge(folder: Folder, path: Path, stated: str = "") -> Judgement:
     judgement = Judgement(path, folder)
     judge_plan(judgement, stated)
     try:
+        judgement.rows = statuses(folder)
+        counted = {(one.placement.name, run.id) for one in judgement.rows for run, _ in one.rows}
         for placement in folder.placements:
             runs = read_lines(folder.rows_file(placement))
-            judgement.runs += runs
-            for run in runs:
+            own = [run for run in runs if (placement.name, run.id) in counted]  # not of rows measured again since
+            for run in own or runs:
+                judgement.runs.append(run)
                 judge_run(judgement, placement, run)
-        judgement.rows = statuses(folder)
         for status in judgement.rows:
             judge_case(judgement, status)
     except StudyError as error:
@@ -291,7 +293,7 @@ def over_time(status: CaseStatus, name: str) -> float:
 
 
 def percent(share: float, of: str) -> str:
-    return f"{share:.1f} % of {of}" if share == share else f"n/a % of {of}"
+    return f"{share:.1f} % of {of}" if share == share else f"n/a: share of {of}"
 
 
 def attention_figure(cases: list[CaseStatus]) -> tuple[CaseStatus, str, str]:

@@ -136,6 +136,16 @@ class Official(Scratch):
         self.check(self.path, "-o", results / "a.json")
         self.assertIn("| ~ 0.2 TFLOP/s/rank |", gyre_study("table", results).stdout)
 
+    def test_rows_that_were_measured_again_are_forgotten(self) -> None:
+        folder = self.planned()
+        file = folder.rows_file(folder.placements[-1])
+        again = file.read_text().replace('"run": "r"', '"run": "s"').replace('"id": "r"', '"id": "s"')
+        other = {"result": "UNOFFICIAL", "reasons": ["noisy: other processes kept 1.1 of 2 cores of n1 busy"]}
+        self.change(folder, "end", lambda end: end.update(status=other))
+        self.assertIn("ACCEPTED, NOISY", self.check(self.path))
+        file.write_text(file.read_text() + again)
+        self.assertTrue(self.check(self.path).endswith("\nACCEPTED\n"))
+
     def test_another_problem(self) -> None:
         folder = self.planned()
         plan = json.loads((self.path / "plan.json").read_text())
