@@ -98,7 +98,7 @@ class Judgement:
     path: Path
     folder: Folder
     problem: Problem | None = None
-    rows: list[CaseStatus] = field(default_factory=list)
+    cases: list[CaseStatus] = field(default_factory=list)
     runs: list[Run] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
@@ -123,6 +123,8 @@ def opened(path: Path) -> Iterator[tuple[Folder, str]]:
         write_whole(Path(place) / "plan.json", json.dumps(entry["plan"]))
         folder = Folder(Path(place))
         for placement in folder.placements:
+            if not re.fullmatch(r"[\w-]+", placement.name):  # it becomes the name of a file
+                raise StudyError(f"{path}: placement {placement.name!r}; wanted: a name such as cp2-0123abcd", RUNTIME)
             lines = [json.dumps(line) + "\n" for line in entry["rows"].get(placement.name, [])]
             write_whole(folder.rows_file(placement), "".join(lines))
         yield folder, entry["problem"]
@@ -246,15 +248,15 @@ def judge(folder: Folder, path: Path, stated: str = "") -> Judgement:
     judgement = Judgement(path, folder)
     judge_plan(judgement, stated)
     try:
-        judgement.rows = statuses(folder)
-        counted = {(one.placement.name, run.id) for one in judgement.rows for run, _ in one.rows}
+        judgement.cases = statuses(folder)
+        counted = {(one.placement.name, run.id) for one in judgement.cases for run, _ in one.rows}
         for placement in folder.placements:
             runs = read_lines(folder.rows_file(placement))
             own = [run for run in runs if (placement.name, run.id) in counted]  # not of rows measured again since
             for run in own or runs:
                 judgement.runs.append(run)
                 judge_run(judgement, placement, run)
-        for status in judgement.rows:
+        for status in judgement.cases:
             judge_case(judgement, status)
     except StudyError as error:
         judgement.refused += str(error).splitlines()
@@ -342,7 +344,7 @@ def cases_of(cases: list[CaseStatus], ranks: int) -> list[CaseStatus]:
 def figure_of(judgement: Judgement) -> Figure:
     """Of a result that was not refused."""
     study = judgement.folder.study
-    best, value, beside = FIGURES[study.app](judgement.rows)
+    best, value, beside = FIGURES[study.app](judgement.cases)
     tuned = {**study.options, **best.case.axes}
     how = " ".join(
         f"{name}={tuned[name]}" for name in (one.replace("_", "-") for one in study.tunable) if name in tuned

@@ -208,6 +208,8 @@ class Official(Scratch):
             ("schema", "gyre-official/0", "schema 'gyre-official/0'; wanted: gyre-official/1"),
             ("schema", None, "schema None; wanted: gyre-official/1"),
             ("rows", [], "the file: rows is no object; wanted: gyre-official/1"),
+            ("plan", {**entry["plan"], "placements": [{**entry["plan"]["placements"][0], "name": "../x"}]},
+             "placement '../x'; wanted: a name"),
         ):
             file.write_text(json.dumps({**entry, name: value}))
             done = gyre_study("check", file)
