@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <optional>
+#include <utility>
 
 #include "apps/common/packed_streams.hpp"
 #include "apps/pipeline/options.hpp"
@@ -136,14 +137,16 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     if (o.input.empty() == o.generate.empty())
       throw_usage("one of --input and --gen is needed, and not both");
   });
-  Job job{{}, ModelFile(world, o.model), {}};
-  const ModelConfig& config = job.model.config();
-  if (!o.input.empty()) job.documents = read_documents(world, o.input);
+  Documents documents;
+  if (!o.input.empty()) documents = read_documents(world, o.input);
+  ModelFile model(world, o.model);
   run_agreed(world, "drawing documents", [&] {
     if (o.input.empty())
-      job.documents = generate_documents(o.generate, config.vocab_size, job.model.tokenizer(),
-                                         memory_for_rank(context));
+      documents = generate_documents(o.generate, model.config().vocab_size, model.tokenizer(),
+                                     memory_for_rank(context));
   });
+  Job job{std::move(documents), std::move(model), {}};
+  const ModelConfig& config = job.model.config();
   run_agreed(world, "configuration", [&] {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });
