@@ -7,6 +7,7 @@ _gyre() {
   fi
   local help inputs
   help=$("$program" "${command[@]}" --help 2>/dev/null) || return
+  help=$(sed -E ':join; /\|$/ { N; s/\n +//; b join }' <<<"$help")
   inputs=$(dirname "$(command -v "$program")")/../share/gyre/inputs
   if [[ $word == -* ]]; then
     words=$(grep -oE '^ +-[^ ]+( [^ ]+)*' <<<"$help" | grep -oE -- '--[a-z0-9-]+')

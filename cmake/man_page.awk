@@ -1,5 +1,6 @@
 # man_page.awk -v name=gyre-NAME -v version=N: makes a man page of what gyre-NAME --help prints. A line "Title:" begins a
-# section; a line of two or four blanks, an item and two blanks before its text is an entry of it.
+# section; a line of two or four blanks, an item and two blanks before its text is an entry of it. A list of choices
+# continues in the next line after a "|".
 function plain(text) {
   gsub(/\\/, "\\e", text)
   gsub(/-/, "\\-", text)
@@ -14,6 +15,14 @@ function begin_section(title) {
 function trimmed(text) {
   sub(/^ +/, "", text)
   return text
+}
+held != "" {
+  $0 = held trimmed($0)
+  held = ""
+}
+/\|$/ {
+  held = $0
+  next
 }
 tolower($1) == "usage:" {
   $1 = ""
