@@ -182,9 +182,9 @@ within_plan 'a file'
 # Plans, of more ranks than there are; in the directions asked for; too large ones are refused.
 expect 0 'backward, rank 1 of 3' "$attention" --explain --cp 3 --tokens 1K --svg plan.svg
 grep -q '</svg>' plan.svg || fail "no picture"
-expect 0 'forward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --pass fwd --latency-us 0
+expect 0 'forward, rank 0 of 64' "$attention" -v --explain --cp 64 --tokens 64K --pass fwd --latency-us 0
 ! grep -q 'backward' output && grep -q 'latency 0 us' output || fail "not what was asked for: $(cat output)"
-expect 0 'backward, rank 0 of 64' "$attention" --explain --cp 64 --tokens 64K --pass bwd
+expect 0 '# 8 of 64 ranks' "$attention" --explain --cp 64 --tokens 64K --pass bwd
 ! grep -q 'forward' output || fail "not what was asked for: $(cat output)"
 expect 2 'at most 31457280); 512 ranks work' "$attention" --explain --cp 1024 --tokens 1M --schedule all-to-all --heads 64 --kv-heads 8
 
