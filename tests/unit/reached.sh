@@ -8,6 +8,9 @@ build_dir=$2
 # Sanitizers keep what they instrument; only programs without them are linked with what they reach.
 grep -q '^GYRE_SANITIZE:[A-Z]*=.' "$build_dir/CMakeCache.txt" && exit 77
 
+# Without a GPU, functions for its device are in the libraries, but in no program.
+grep -q '^GYRE_CUDA:STRING=SOFTWARE$' "$build_dir/CMakeCache.txt" || { echo "skipped: not a build for the software GPU" && exit 77; }
+
 # unreached SOURCE BUILD ALLOWED: a line for each function that is left out of every app and not allowed to be, and for each line
 # of ALLOWED that is not needed.
 unreached() { /usr/bin/python3 - "$@" <<'PYTHON'
