@@ -24,7 +24,7 @@ void declare(CLI::App& app, Options& o) {
   const AddOptions add(app);
   add.required("a", "FILE.h5 or FILE.h5:/group", o.a);
   add.required("b", "FILE.h5 or FILE.h5:/group, the reference", o.b);
-  add("--rtol", "Relative tolerance of reals: |a - b| <= atol + rtol |b|", o.compare.rtol);
+  add("--rtol", "Relative tolerance of reals: |a - b| <= rtol |b| + atol", o.compare.rtol);
   add("--atol", "Absolute tolerance of reals", o.compare.atol);
   add.flag("--equal-nan", "NaN agrees with NaN; without it, with nothing", o.compare.equal_nan);
   add.choice("--ties",

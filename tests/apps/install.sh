@@ -64,7 +64,7 @@ completes "f32 bf16" gyre-attention -d ""
 completes "h200-sxm-8-200g h200-sxm-8" gyre-predict --machine h200
 completes "llama-3.1-70b llama-3.1-8b" gyre-predict --model l
 completes "plan" gyre-study p
-completes "--site" gyre-study plan --s
+completes "--site" gyre-study plan --sit
 
 cd ..
 mv moved first

@@ -11,7 +11,7 @@ pipeline() { # RANKS ARGUMENTS...
 
 # choices OPTION: what --help lists for it, one a line.
 choices() {
-  "$apps/gyre-pipeline" --help | grep -E -- "^ +$1 " | grep -oE '[a-z-]+(\|[a-z-]+)+' | tr '|' '\n'
+  "$apps/gyre-pipeline" --help | sed -E ':join; /\|$/ { N; s/\n +//; b join }' | grep -E -- "^ +$1 " | grep -oE '[a-z-]+(\|[a-z-]+)+' | tr '|' '\n'
 }
 mapfile -t schedules < <(choices --schedule)
 mapfile -t layouts < <(choices --layout)
