@@ -12,7 +12,7 @@
 namespace gyre {
 namespace {
 
-constexpr double cell_width = 132, cell_height = 58, left = 92, top = 64, line = 20;
+constexpr double cell_width = 132, cell_height = 58, left = 92, top = 80, line = 20;
 
 template <class T>
 size_t index_in(const std::set<T>& values, T value) {
@@ -41,7 +41,7 @@ std::string cell(const Winner& w, double x, double y) {
   text += svg::text(middle, y + 18, 12, "middle", w.schedule);
   text +=
       svg::text(middle, y + 34, 11, "middle",
-                fmt::format("{} , kernel {:.0f} %", si_text(w.seconds, "s"), 100 * w.efficiency));
+                fmt::format("{}, kernel {:.0f} %", si_text(w.seconds, "s"), 100 * w.efficiency));
   if (!w.second.empty())
     text += svg::text(middle, y + 49, 10, "middle",
                       fmt::format("{} +{:.0f} %", w.second, 100 * w.margin));
@@ -68,9 +68,10 @@ std::string winners_svg(const std::vector<Winner>& winners, const std::string& t
   const double bottom = top + cell_height * sizes.size();
   std::string picture = svg::begin(width, bottom + 3 * line);
   picture += svg::text(12, 24, 15, "start", title);
-  picture += svg::text(12, 44, 11, "start",
-                       "each cell: the fastest schedule; time of all passes, share of it in which "
-                       "the kernel works; the next schedule and how much longer it takes");
+  picture += svg::text(12, 44, 11, "start", "each cell: the fastest schedule;");
+  picture += svg::text(12, 58, 11, "start",
+                       "time of all passes, share of it in which the kernel works; the next "
+                       "schedule and how much longer it takes");
   for (const Winner& w : winners) {
     const double x = left + cell_width * index_in(cps, w.cp);
     const double y = bottom - cell_height * (index_in(sizes, w.tokens) + 1);

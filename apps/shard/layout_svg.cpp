@@ -98,10 +98,11 @@ std::string mask_picture(const LayoutPicture& picture, const std::vector<SlotVie
          text(x, y + mask_size + 16, 11, "start", "who computes what: queries down, keys across");
 }
 
-std::string pair_bars(const Layout& layout, const LayoutCost& cost, double x, double y) {
+/// `widest`: of a bar, relative to the mean of its layout.
+std::string pair_bars(const Layout& layout, const LayoutCost& cost, double widest, double x,
+                      double y) {
   const double mean = static_cast<double>(cost.pairs()) / layout.cp();
   const double height = mask_size / layout.cp();
-  const double widest = std::max(1.1, 1.05 * cost.pair_ratio());  // relative to the mean
   const double scale = bars_width / widest / std::max(1.0, mean);
   std::string svg = rect(x, y, bars_width, mask_size, "#f2f2f2");
   for (int r = 0; r < layout.cp(); ++r) {
@@ -132,31 +133,46 @@ std::string need_matrix(const Layout& layout, const LayoutCost& cost, double x, 
       else if (share > 0)
         svg += rect(x + cell * s, y + cell * r, cell, cell, "#333", share);
     }
-  return svg + text(x, y + matrix_size + 16, 11, "start", "row: needs keys of column") +
+  svg += text(x, y + matrix_size + 16, 11, "start", "row: needs keys of column") +
          text(x, y + matrix_size + 30, 11, "start",
               fmt::format("{:.1f} % of a ring's bytes; most {:.1f} %", 100 * cost.needed_share(),
                           100 * cost.largest_needed_share()));
+  constexpr int shades = 5;
+  constexpr double width = matrix_size / shades;
+  for (int i = 0; i < shades; ++i) {
+    const double share = static_cast<double>(i) / (shades - 1), left = x + width * i,
+                 top = y + matrix_size + 40;
+    svg += rect(left, top, width, 14, "#f2f2f2") + rect(left, top, width, 14, "#333", share) +
+           text(left + width / 2, top + 26, 10, "middle", fmt::format("{:.0f} %", 100 * share));
+  }
+  return svg;
 }
 
 /// An SVG with one row per layout:
 ///   - a bar of the stream, coloured by owner; padding is pale, ticks are segment boundaries
 ///   - the causal mask with its documents as triangles; a query's row has the colour of its owner
-///   - bars of the pairs of each rank against the mean
-///   - a matrix: row r, column s is the share of rank s's tokens whose keys rank r needs
+///   - bars of the pairs of each rank against the mean, in one scale for all layouts
+///   - a matrix: row r, column s is the share of rank s's tokens whose keys rank r needs; its shades
 /// Long streams are sampled at some 400 slots.
 std::string layout_svg(const std::string& title, const std::vector<LayoutPicture>& pictures) {
   const double width = 2 * margin + mask_size + bars_width + matrix_size + 2 * gap;
   const double height = 50 + row_height * pictures.size();
   std::string svg = svg::begin(width, height) + text(margin, 30, 16, "start", title);
+  std::vector<LayoutCost> costs;
+  double widest = 1.1;
+  for (const LayoutPicture& picture : pictures) {
+    costs.push_back(layout_cost(picture.layout));
+    widest = std::max(widest, 1.05 * costs.back().pair_ratio());
+  }
   double y = 50;
   for (const LayoutPicture& picture : pictures) {
-    const LayoutCost cost = layout_cost(picture.layout);
+    const LayoutCost& cost = costs[&picture - pictures.data()];
     const std::vector<SlotView> slots = view_slots(picture);
     svg += text(margin, y + 14, 14, "start",
                 fmt::format("{}, cp = {}", picture.layout.name, picture.layout.cp()));
     svg += owner_bar(picture, slots, margin, y + 24);
     svg += mask_picture(picture, slots, margin, y + 76);
-    svg += pair_bars(picture.layout, cost, margin + mask_size + gap, y + 76);
+    svg += pair_bars(picture.layout, cost, widest, margin + mask_size + gap, y + 76);
     svg += need_matrix(picture.layout, cost, margin + mask_size + bars_width + 2 * gap, y + 76);
     y += row_height;
   }
