@@ -112,8 +112,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
-  report.inputs = file ? std::vector<InputInfo>{{o.input, sha256_of_file(world, o.input)}}
-                       : length_inputs(world, o.generate);
+  report.inputs = input_files(world, o.input, o.generate);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();

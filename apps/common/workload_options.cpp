@@ -140,9 +140,9 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
   return lengths;
 }
 
-std::vector<InputInfo> length_inputs(Communicator& world, const std::string& spec) {
-  if (spec.empty()) return {};
-  const std::string file = parse_length_spec(spec).file;
+std::vector<InputInfo> input_files(Communicator& world, const std::string& input,
+                                   const std::string& spec) {
+  const std::string file = input.empty() && !spec.empty() ? parse_length_spec(spec).file : input;
   if (file.empty()) return {};
   return {{file, sha256_of_file(world, file)}};
 }

@@ -67,8 +67,10 @@ std::string length_help();
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
                                        std::string& origin);
 
-/// The file that a spec of --gen reads, with its checksum; none for other specs. Collective.
-std::vector<InputInfo> length_inputs(Communicator& world, const std::string& spec);
+/// The file of --input, or else the one that the spec of --gen reads, with its checksum; none if
+/// there is neither. Collective.
+std::vector<InputInfo> input_files(Communicator& world, const std::string& input,
+                                   const std::string& spec);
 
 /// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);

@@ -135,8 +135,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   LogprobsBackend backend(machine, {1, o.cp, o.tp});
   RunReport report = begin_logprobs_report(context, o, cases.front());
   machine.describe(report);
-  report.inputs = file ? std::vector<InputInfo>{{o.input, sha256_of_file(world, o.input)}}
-                       : length_inputs(world, o.generate);
+  report.inputs = input_files(world, o.input, o.generate);
   int64_t rows = 0;
   for (const LogprobsRun& run : runs_of(o)) rows += std::ssize(run.passes(o));
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);

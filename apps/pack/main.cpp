@@ -143,9 +143,7 @@ ExitCode run(const PackOptions& o, AppContext& context) {
         configuration.end(),
         {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", o.repeats.text()}});
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
-  report.inputs = o.input.empty()
-                      ? length_inputs(world, o.generate)
-                      : std::vector<InputInfo>{{o.input, sha256_of_file(world, o.input)}};
+  report.inputs = input_files(world, o.input, o.generate);
   backend.describe(report);
   start_run(context, report, o.report, 0);
   Outcome outcome;

@@ -55,9 +55,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
     configuration.emplace_back("source", to_string(parse_length_spec(o.generate)));
   if (o.prefixes.share) configuration.emplace_back("min_prefix", o.prefixes.min_prefix);
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
-  report.inputs = o.input.empty()
-                      ? length_inputs(context.world, o.generate)
-                      : std::vector<InputInfo>{{o.input, sha256_of_file(context.world, o.input)}};
+  report.inputs = input_files(context.world, o.input, o.generate);
   report.inputs.push_back({o.model, sha256_of_file(context.world, o.model)});
   report.verification = Verification(o.tol_scale);
   const bool has_hidden = reference && reference->has_hidden && job.plan.tokens > 0;
@@ -118,8 +116,11 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (reference) judge_answers(report, answer_uses(*reference));
   const ScoreRange& mine = of.scores();
   if (output) {
-    write_results(*output, make_results_header(report, job.documents, job.plan),
-                  std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
+    write_results(
+        *output,
+        make_results_header(report, job.documents,
+                            o.input.empty() ? "" : report.inputs.front().sha256, job.plan),
+        std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
     context.outputs.add(std::move(*output));
   }
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);

@@ -11,7 +11,7 @@ const Table<ScoringResult>& scoring_table();
 
 /// The header of the output file, which holds everything but the scores.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
-                                  const ScoringPlan& plan);
+                                  const std::string& documents_sha256, const ScoringPlan& plan);
 
 /// Bits per byte (for a byte tokenizer only), bits per token, and mean entropy.
 struct Compression {

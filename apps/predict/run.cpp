@@ -212,7 +212,7 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
   report.unofficial_reasons.emplace_back("predicted, not measured");
   for (const std::string& path : {o.machine, o.model, o.input})
     if (!path.empty()) report.inputs.push_back({path, sha256_of_file(context.world, path)});
-  for (InputInfo& file : length_inputs(context.world, o.generate))
+  for (InputInfo& file : input_files(context.world, "", o.generate))
     report.inputs.push_back(std::move(file));
   return report;
 }

@@ -127,7 +127,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   });
   const AttentionShape shape = o.shape();
   RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
-  report.inputs = o.input.empty() ? length_inputs(world, o.generate) : streams.inputs;
+  report.inputs = o.input.empty() ? input_files(world, "", o.generate) : streams.inputs;
   if (streams.header.slot_offsets().back() == 0) report.nothing_to_verify = "no slots";
   backend.describe(report);
   start_run(context, report, o.report, 0);

@@ -97,6 +97,9 @@ void check_batch_options(const ShardOptions& o) {
   if (o.backend.on_gpu()) errors.add("batches are sharded on the host: --backend cpu");
   const BatchOptions& batch = o.batch;
   const bool swapped = o.layout.wants(default_layout().name);
+  if (o.layout.several() && o.layout.name != ShardOptions().layout.name)
+    errors.add("'{}' is a batch of rows: --layout takes one layout, not {}", o.input,
+               o.layout.name);
   if (batch.format == "bshd" && (!swapped || batch.chunks > 1 || !batch.tail.empty()))
     errors.add(
         "--format bshd cuts whole rows by dual-chunk-swap: --layout, --chunks and --tail "

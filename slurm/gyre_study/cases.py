@@ -180,7 +180,7 @@ class Expander:
     def check_kind(self) -> None:
         kind, axes = self.study.kind, self.axes
         grid = [name for name in (self.app.grid or ("ranks",)) if len(axes.get(name, [])) > 1]
-        if kind in ("strong", "weak-tokens", "weak-work") and not grid:
+        if kind in ("strong", "weak-tokens", "weak-work") and not grid and not self.study.chosen:
             names = " or ".join(f"axes.{name}" for name in (self.app.grid or ("ranks",)))
             self.say(f"kind = {kind!r}: {names} needs two values at least")
         if kind.startswith("weak") and "tokens" not in axes:
@@ -204,6 +204,8 @@ class Expander:
         if self.is_filled and "tokens" not in axes:
             self.say(f"{TOKENS} is in a text: axes.tokens is needed, which says how many")
         for problem, table in self.problems.items():
+            if self.is_filled and TOKENS not in str([table, self.study.axes]):
+                self.say(f"problems.{problem}: it has no {TOKENS}, which others have")
             for name in {*table} & {*axes}:
                 self.say(f"problems.{problem}.{name}: it is an axis, too")
         if "tokens" in axes and not self.is_filled and (drawn or "gen" in self.options):

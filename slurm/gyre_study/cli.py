@@ -24,7 +24,7 @@ EPILOG = """Examples:
   slurm/gyre-study plan official-attention --size small --site mine -o small && slurm/gyre-study submit small
   slurm/gyre-study check small                               # accepted, or why not
 
-Exit codes: 0 ok; 1 compare: a row became slower, status: a result is wrong, check: a result is refused; 2 usage;
+Exit codes: 0 ok; 1 compare: a row became slower, status: a result is wrong, check, table: a result is refused; 2 usage;
 3 runtime error: a file that cannot be read or written, a launch that failed; 130 interrupted.
 slurm/README.md explains the files."""
 

@@ -204,15 +204,20 @@ def check(options: argparse.Namespace) -> int:
 
     if options.output and len(options.results) > 1:
         raise StudyError(f"--output {options.output}: it takes one result, not {len(options.results)}")
-    refused = 0
+    code = 0
     for path in options.results:
-        with opened(path) as (folder, stated):
-            judgement = judge(folder, path, stated)
-            print(check_text(judgement))
-            refused += bool(judgement.refused)
-            if options.output and not refused:
-                write_whole(options.output, entry_text(judgement))
-    return 1 if refused else 0
+        try:
+            with opened(path) as (folder, stated):
+                judgement = judge(folder, path, stated)
+                print(check_text(judgement))
+                if judgement.refused:
+                    code = max(code, 1)
+                elif options.output:
+                    write_whole(options.output, entry_text(judgement))
+        except StudyError as error:  # the others are judged all the same
+            print(f"gyre-study: error: {error}", file=sys.stderr)
+            code = max(code, error.code)
+    return code
 
 
 def table(options: argparse.Namespace) -> int:

@@ -20,6 +20,7 @@ from .noise import (
     scatter,
     spread,
 )
+from .official import is_result, opened, portable
 from .results import Run, read_runs
 
 VERDICTS = (
@@ -92,9 +93,9 @@ def case_name(
     program: str, ranks: int, nodes: int, configuration: dict[str, Any], key: dict[str, Any]
 ) -> str:
     """What must be equal for two rows to be compared."""
-    settings = {
-        name: value for name, value in configuration.items() if name not in (*NOT_COMPARED, *key)
-    }
+    settings = portable(
+        {name: value for name, value in configuration.items() if name not in (*NOT_COMPARED, *key)}
+    )
     if re.fullmatch(r"\d+ x \d+ tokens", str(settings.get("source", ""))):
         del settings["source"]  # documents, and the key's tokens, say it
     own = " ".join(f"{name}={value}" for name, value in key.items())
@@ -193,6 +194,9 @@ def read_sides(path: Path) -> dict[str, Side]:
         raise StudyError(
             f"{path}: no such file; wanted: a study's folder, an SQLite file of collect, .jsonl or .json"
         )
+    if path.suffix == ".json" and is_result(path):
+        with opened(path) as (folder, _):
+            return read_sides(folder.path)
     return sides_of_database(path) if path.suffix == ".sqlite" else sides_of_runs(read_runs(path))
 
 

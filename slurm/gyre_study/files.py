@@ -257,7 +257,8 @@ def choose(file: str, table: dict[str, Any], chosen: Sequence[str]) -> None:
         else:
             values = [int(one) if one.isdecimal() else one for one in text.split(",")]
             table.setdefault("chosen", {})[name] = values
-            if name in table["axes"]:
+            if name in table["axes"] or len(values) > 1:
+                table.get("options", {}).pop(name, None)  # several values are an axis
                 table["axes"][name] = "all" if values == ["all"] else values
             else:
                 table.setdefault("options", {})[name] = text == "true" if text in ("true", "false") else values[0]

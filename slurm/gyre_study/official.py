@@ -10,7 +10,9 @@ A result is the folder of a study, or one JSON file of the same content:
 
 import hashlib
 import json
+import math
 import re
+import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from .cases import Placement, digest, expand
 from .errors import RUNTIME, StudyError, nearest
 from .files import Study, load_study
 from .folder import Folder, write_whole
-from .results import Run, read_lines
+from .results import Row, Run, objects, read_lines
 from .shapes import ANY, misfit, parse_json
 from .status import CaseStatus, statuses
 
@@ -41,7 +43,7 @@ def portable(value: Any) -> Any:
         return {key: portable(one) for key, one in value.items()}
     if isinstance(value, list):
         return [portable(one) for one in value]
-    return re.sub(r"(?:(?<==)|^)[^=,\s]*/", "", value) if isinstance(value, str) else value
+    return re.sub(r"(?:(?<==)|^)[^=,]*/", "", value) if isinstance(value, str) else value
 
 
 def files_of(study: Study) -> list[Path]:
@@ -93,7 +95,7 @@ def problem_of(given: Study) -> Problem:
 
 @dataclass
 class Judgement:
-    """`refused`: what makes the result none of the problem. `noise`: why its times are not to be quoted."""
+    """`refused`: reasons why it is no result of the problem. `noise`: why its times are not to be quoted."""
 
     path: Path
     folder: Folder
@@ -102,6 +104,12 @@ class Judgement:
     runs: list[Run] = field(default_factory=list)
     refused: list[str] = field(default_factory=list)
     noise: list[str] = field(default_factory=list)
+
+
+def is_result(path: Path) -> bool:
+    """Whether a file is of SCHEMA."""
+    value = parse_json(path, path.read_bytes())
+    return isinstance(value, dict) and value.get("schema") == SCHEMA
 
 
 @contextmanager
@@ -134,7 +142,7 @@ def entry_text(judgement: Judgement) -> str:
     """The result as one file: its lines are as the programs wrote them, but name no folder of this host."""
     folder = judgement.folder
     rows = {
-        one.name: [json.loads(line) for line in folder.rows_file(one).read_text().splitlines()]
+        one.name: [line for _, line in objects(folder.rows_file(one))]
         for one in folder.placements
     }
     assert judgement.problem is not None
@@ -211,13 +219,13 @@ def judge_run(judgement: Judgement, placement: Placement, run: Run) -> None:
         inputs = {one["file"]: one["sha256"] for one in run.head.get("inputs", [])}
         judgement.refused += differences(inputs, judgement.problem.inputs, place, "SHA-256 of ")
     if run.end is None:
-        judgement.refused.append(f"{place}a run was cut off")
+        judgement.refused.append(f"{place}a run was cut off; plan the study in a new folder")
     else:
         sort(judgement, place, run.end.get("status", {}).get("reasons", []))
 
 
 def sort(judgement: Judgement, place: str, reasons: list[str]) -> None:
-    """Reasons of a run or a row: noise, or what is refused. Those of rows that stayed are in the rows themselves."""
+    """Files each reason under noise or refusal. "N rows that stay ..." is left out: the rows themselves are judged."""
     for reason in reasons:
         if reason.startswith(NOISE):
             judgement.noise.append(f"{place}{reason}")
@@ -240,6 +248,8 @@ def judge_case(judgement: Judgement, status: CaseStatus) -> None:
             judgement.refused.append(f"{place}{row.verdict} ({'; '.join(row.reasons)}): {what}")
         elif not row.slowest():
             judgement.refused.append(f"{place}no times: {what}")
+        elif not has_its_median(row):
+            judgement.refused.append(f"{place}its median is not that of its samples: {what}")
         else:
             sort(judgement, place, row.reasons)
 
@@ -279,13 +289,20 @@ class Figure:
     how: str
 
 
-def number(row: Any, name: str) -> float:
+def number(row: Row, name: str) -> float:
     value = row.data.get("measurements", {}).get(name)
     return float(value) if isinstance(value, (int, float)) else float("nan")
 
 
-def median(row: Any) -> float:
-    return float(row.data["statistics_ms"]["median"])
+def median(row: Row) -> float:
+    """Of the slowest rank's times, in ms."""
+    return statistics.median(row.slowest())
+
+
+def has_its_median(row: Row) -> bool:
+    """Whether the row states the median that its samples have."""
+    stated = row.data.get("statistics_ms", {}).get("median")
+    return isinstance(stated, (int, float)) and math.isclose(stated, median(row), rel_tol=1e-6)
 
 
 def over_time(status: CaseStatus, name: str) -> float:
@@ -358,7 +375,9 @@ def machine_of(judgement: Judgement) -> str:
     devices = sorted({rank.get("device", "cpu").partition(" ")[2] for rank in head.get("ranks", [])} - {""})
     hosts = len({rank["host"] for rank in head.get("ranks", []) if "host" in rank})
     nodes = f"{hosts} x " if hosts > 1 else ""
-    return nodes + (devices[0] if devices else f"{host.get('cpu', 'unknown')}, {host.get('cores', '?')} cores")
+    if devices:  # ranks that share one are refused
+        return f"{len(head['ranks'])} x {devices[0]}" + (f", {hosts} hosts" if hosts > 1 else "")
+    return f"{nodes}{host.get('cpu', 'unknown')}, {host.get('cores', '?')} cores"
 
 
 def check_text(judgement: Judgement) -> str:

@@ -272,7 +272,11 @@ def report_text(folder: Folder) -> str:
     job, page = asked[-1]["report"], folder.path / "report.html"
     if page.is_file() and page.stat().st_mtime > asked[-1]["time"]:
         return ""
-    if waits := queued_jobs().get(job):
+    try:
+        waits = queued_jobs().get(job)
+    except StudyError as error:
+        return f"job {job}: {str(error).splitlines()[0]}"
+    if waits:
         return f"job {job} is {waits.lower()}"
     return f"job {job} failed: {last_words(report_log(folder, job))}"
 

@@ -55,9 +55,13 @@ void check_list(const std::string& list, const std::vector<Described>& choices) 
     if (item == "all" && items.size() > 1) throw_usage("all stands alone, not beside other names");
     if (std::ranges::find(names, item) != names.end()) continue;
     const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
-    for (const Described& choice : choices)
-      if (item.size() > 2 && !std::ranges::search(choice.summary, item, same).empty())
+    for (const Described& choice : choices) {
+      const auto found = std::ranges::search(choice.summary, item, same);
+      const bool is_name =
+          !found.empty() && std::isupper(static_cast<unsigned char>(*found.begin()));
+      if (item.size() > 2 && is_name)
         throw_usage("'{}' is called {} here ({})", item, choice.name, choice.summary);
+    }
     refuse_choice(item, names);
   }
 }

@@ -70,8 +70,8 @@ class AddOptions {
               const std::vector<std::string>& choices) const;
   void choice(const std::string& name, const std::string& help, int64_t& index,
               const std::vector<std::string>& choices) const;
-  /// An option with "all", one of `choices`, or several separated by commas. A word that only a
-  /// summary contains is refused with the name of that choice.
+  /// An option with "all", one of `choices`, or several separated by commas. A proper noun of a
+  /// summary is refused with the name of that choice.
   void choices(const std::string& name, const std::string& help, std::string& value,
                const std::vector<Described>& choices) const;
 

@@ -330,7 +330,14 @@ std::string memory_text(const MemoryReport& memory) {
 }
 
 void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows) {
-  run_agreed(context.world, "--at-least", [&] { check_at_least(options.at_least); });
+  run_agreed(context.world, "--at-least", [&] {
+    check_at_least(options.at_least);
+    if (!options.at_least.empty() && options.resume != "none")
+      throw_usage(
+          "--at-least compares the figures of this run, and --resume leaves rows out: leave out "
+          "one "
+          "of the two");
+  });
   if (!context.quiet) context.outputs.print(header_text(report));
   context.rows.begin(report, options);
   context.progress.expect(rows);

@@ -45,7 +45,8 @@ static_assert(gemm_panel_columns % tile_columns == 0);
 /// Distance between packed rows of a. The padding spreads them over the sets of the L1 cache.
 constexpr int64_t packed_a_stride = tile_blocking.depth + 16;
 
-/// The smallest multiple of `unit` of which as few cover `whole` as multiples up to `most` would.
+/// Size of the parts when `whole` is cut into the fewest parts of at most `most`, all of about equal
+/// size and multiples of `unit`.
 int64_t even_part(int64_t whole, int64_t most, int64_t unit = 1) {
   const int64_t parts = ceil_div(whole, std::max(unit, most / unit * unit));
   return ceil_div(ceil_div(whole, parts), unit) * unit;

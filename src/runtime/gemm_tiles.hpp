@@ -13,7 +13,7 @@ inline constexpr int64_t tile_columns = 32, tile_depth = 384;
 /// of FMAs in the order of depth, so its bits do not depend on the shape.
 struct TileProduct {
   const float* a;
-  int64_t a_stride;    ///< rows of a many sets of the L1 cache apart
+  int64_t a_stride;    ///< not a multiple of the size of a way of the L1 cache
   const float* panel;  ///< rows of tile_columns elements, 64-byte aligned
   float* c;
   int64_t c_stride;

@@ -25,7 +25,7 @@ binding = "none"
 apps = "{BUILD / 'apps'}"
 """
 # What the build of a test, or its host, may be and an official result may not.
-OF_TESTS = ("dirty", "unknown)", "wanted: Release", " build", "sanitizer", " ranks on ")
+OF_TESTS = ("dirty", "unknown)", "wanted: Release", "sanitizer", " ranks on ")
 
 
 class Tiny(Scratch):
