@@ -29,7 +29,7 @@ struct ScoringResult : MeasuredRow {
   double exposed = 0;         ///< maximum over ranks of the pass's share spent waiting for messages
   double pair_imbalance = 0;  ///< of attention, from the plans
   double time_imbalance = 0;  ///< of attention, measured
-  /// Time at the machine's limits, of the rank where it is longest, over the time of a pass.
+  /// Time of the work at the machine's limits, maximum over ranks, over the time of a pass.
   double share_of_limit = 0;
   int ranks() const { return shape.ranks(); }
   double tokens_per_second() const { return tokens / time_ms.median * 1e3; }

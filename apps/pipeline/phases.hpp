@@ -20,8 +20,8 @@ struct PhaseLimits {
 /// of `type`. Measures memory on arrays of about `bytes`. Collective.
 PhaseLimits measure_limits(DType type, int64_t bytes, Stream& stream, Communicator& world);
 
-/// The time that the work of a pass takes at the limits, one phase after the other, on the rank
-/// where it is longest, over `pass_ms`; NaN if a limit is unknown. Collective.
+/// Returns the time of a pass at the limits, phase after phase, as a maximum over ranks, over
+/// `pass_ms`; NaN if a limit is unknown. Collective.
 double share_of_limit(const PassWork& work, const PhaseLimits& limits, double pass_ms,
                       Communicator& world);
 

@@ -70,8 +70,8 @@ const std::vector<LengthDistribution>& length_distributions();
 /// no file where one is needed. Does not open the file.
 LengthSpec parse_length_spec(std::string_view text);
 
-/// Inverse of parse_length_spec: writes every key of the distribution, including the seed; of count
-/// and tokens the one that holds.
+/// Inverse of parse_length_spec: writes every key of the distribution, including the seed, and
+/// either count or tokens.
 std::string to_string(const LengthSpec& spec);
 
 /// Draws lengths [count], or as many as have `tokens`. Throws the usage errors of parse_length_spec

@@ -3,7 +3,7 @@
 namespace gyre {
 namespace {
 
-/// Queries x keys: each part but the last x itself, the last x everything.
+/// Causal: the queries of each part see its own keys; those of the last part see all parts.
 MaskRule make_causal_blockwise(std::span<const int64_t> parts, std::span<const int64_t>) {
   return mask_of_joined(parts, [](std::span<const int64_t> offsets) {
     std::vector<Region> regions;

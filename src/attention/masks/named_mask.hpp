@@ -40,8 +40,8 @@ MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of)
   return MaskRule(MaskTable(std::move(documents), lengths));
 }
 
-/// A mask table of one document, which consists of `parts` and has the regions regions_of(offsets
-/// of the parts that have tokens).
+/// A mask table of one document that consists of `parts`. regions_of(offsets) returns its regions;
+/// offsets are those of the parts that have tokens.
 template <class RegionsOf>
 MaskRule mask_of_joined(std::span<const int64_t> parts, RegionsOf regions_of) {
   std::vector<int64_t> offsets{0};
