@@ -158,6 +158,7 @@ class Command(Scratch):
         self.addCleanup(process.stdout.close)
         self.addCleanup(process.kill)
         self.wait(pid.exists)
+        self.wait(lambda: "running" in self.study(0, "status", "out"))  # its begin is noted
         return process
 
     def launch_lives(self) -> bool:
@@ -182,7 +183,6 @@ class Command(Scratch):
         stay.touch()
         self.addCleanup(stay.unlink, missing_ok=True)
         process = self.start(f"trap '' TERM\nwhile [ -e {stay} ]; do sleep 0.01; done\n")
-        self.wait(lambda: "running" in self.study(0, "status", "out"))
         process.kill()
         process.wait(timeout=60)
         self.assertIn("running", self.study(0, "status", "out"))
