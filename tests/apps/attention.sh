@@ -41,6 +41,7 @@ expect 1 'below --at-least average_attention_rate=1e9: ' "${mpi[@]}" 2 "$attenti
 grep -q '"gyre-result/1"' result.json || fail "a slow run leaves no result"
 expect 2 'no such figure; nearest: attention_rate; it has: attention_rate, average_attention_rate' "${mpi[@]}" 2 "$attention" $small $quick --at-least attention_rat=1
 expect 2 'is not METRIC=VALUE' "${mpi[@]}" 2 "$attention" $small $quick --at-least 0.1
+expect 2 'and --resume leaves rows out' "$attention" $small $quick --at-least attention_rate=0 --resume finished -J none.jsonl
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --mask full --threads 2 --pass bwd --batch 3 --csv table.csv
 [ "$(column table.csv pass)" = bwd ] || fail "other directions than asked for: $(cat output)"
 

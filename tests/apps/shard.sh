@@ -45,6 +45,7 @@ expect 0 'VERIFY PASSED' "$compare" one.h5 three.h5
 # Cp that the file was not packed for: refused by segment, or repadded.
 expect 0 '# refused: dual-chunk-swap: bin 0, segment 1' "$shard" --input packed.h5 --cp 5
 expect 2 'is not a multiple of 2·cp = 10; the next valid one is' "$shard" --input packed.h5 --cp 5 --layout dual-chunk-swap
+expect 2 "is a batch of rows: --layout takes one layout, not striped,balanced" "$shard" --input "$source_dir/inputs/bshd_tiny.h5" --cp 2 --layout striped,balanced
 expect 0 'VERIFY PASSED 4/4' "$shard" --input packed.h5 --cp 5 --layout dual-chunk-swap --repad -o repadded.h5
 expect 0 'by rank' "$shard" --input packed.h5 --cp 2 --layout striped --stripe 4 -v --svg picture.svg
 grep -q '</svg>' picture.svg || fail "no picture"

@@ -113,6 +113,28 @@ class Official(Scratch):
                 hashes.add(problem_of(study).hash)
             self.assertEqual(len(hashes), 4)
 
+    def test_a_median_that_is_not_that_of_the_samples(self) -> None:
+        folder = self.planned()
+        self.change(folder, "row", lambda row: row["statistics_ms"].update(median=0.05))
+        self.refused(folder, "its median is not that of its samples")
+
+    def test_one_number_of_ranks_and_options_with_several_values(self) -> None:
+        folder = self.planned("official-attention", "tiny", "cp=2", "threads=1,2")
+        self.assertEqual({(case.axes["cp"], case.axes["threads"]) for case in folder.cases}, {(2, 1), (2, 2)})
+        self.assertIn("ACCEPTED", self.check(self.path))
+
+    def test_files_of_results_are_compared_and_judged_one_by_one(self) -> None:
+        self.planned()
+        entry = self.place / "entry.json"
+        self.check(self.path, "-o", entry)
+        done = gyre_study("compare", entry, self.path)
+        self.assertEqual(done.returncode, 0, done.stderr)
+        self.assertRegex(done.stdout, r"# \d+ rows in both: \d+ unchanged")
+        done = gyre_study("check", self.place / "none.json", entry)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("none.json", done.stderr)
+        self.assertIn("ACCEPTED", done.stdout)
+
     def test_what_is_tuned_makes_no_other_problem(self) -> None:
         same = self.planned().study
         folder = self.planned("official-attention", "tiny", "cp=1,4", "schedule=ring", "threads=1")

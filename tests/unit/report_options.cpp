@@ -244,6 +244,7 @@ TEST(Configuration, RefusesValuesOfAnotherType) {
         "'fisrt-fit' is not one of all, first-fit, best; nearest: first-fit");
   wants("choices = 'baker'", "'baker' is called best here (tightest (Baker))");
   wants("choices = 'best,best'", "'best' is there twice");
+  wants("choices = 'tightest'", "'tightest' is not one of all, first-fit, best");
   wants("choices = 'best,all'", "all stands alone, not beside other names");
   wants("choices = 'best,'", "'' is not one of all, first-fit, best");
   wants("size = -1", "'-1' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)");
