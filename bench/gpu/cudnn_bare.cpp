@@ -3,7 +3,7 @@
 
 #include <unordered_map>
 
-#include "attention/kernels/cuda_ragged_kernel.hpp"
+#include "attention/kernels/attention_graphs.hpp"
 #include "attention/kernels/cudnn_kernel.hpp"
 #include "bare_cudnn.hpp"
 #include "core/error.hpp"

@@ -45,6 +45,8 @@ struct Rectangle {
   int64_t k_begin = 0;
   int64_t k_length = 0;
   Mask mask;
+  int64_t q_end() const { return q_begin + q_length; }
+  int64_t k_end() const { return k_begin + k_length; }
   /// Number of visible (query, key) pairs.
   int64_t pairs() const;
   friend bool operator==(const Rectangle&, const Rectangle&) = default;

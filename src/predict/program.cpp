@@ -5,6 +5,7 @@
 #include <bit>
 
 #include "attention/kernels/ragged_batch.hpp"
+#include "attention/kernels/reversed_rows.hpp"
 #include "attention/row_set.hpp"
 #include "core/error.hpp"
 
@@ -156,6 +157,7 @@ class ProgramWriter {
     int64_t longest = 0;  ///< rows of its arrays
     RaggedPlan plan;
     std::vector<Rectangle> entries;  ///< rectangles in no batch, then entries of all batches
+    int64_t reversed_q = 0, reversed_k = 0;  ///< rows that are copied in reverse order
     std::vector<bool> overwrites_q, overwrites_k;
   };
   /// Plans the batches of `c`, unless the previous call had the same rectangles and sizes.
@@ -169,9 +171,15 @@ class ProgramWriter {
          longest,
          plan_of_call(c.rectangles, c.fixed_tiles, longest),
          {},
+         0,
+         0,
          {},
          {}};
+    const ReversedRows reversed = reversed_rows(b.plan.inverse);
+    b.reversed_q = reversed.q_rows;
+    b.reversed_k = reversed.k_rows;
     b.entries = b.plan.others;
+    b.entries.insert(b.entries.end(), reversed.rectangles.begin(), reversed.rectangles.end());
     for (const RaggedBatch& batch : b.plan.batches) {
       const std::vector<Rectangle> of_batch = rectangles_of(batch);
       b.entries.insert(b.entries.end(), of_batch.begin(), of_batch.end());
@@ -179,10 +187,14 @@ class ProgramWriter {
     b.overwrites_q = overwriting_batches(b.plan.batches, RaggedRows::q);
     b.overwrites_k = overwriting_batches(b.plan.batches, RaggedRows::k);
   }
-  /// Number of elements that the call adds to results of earlier calls or batches.
+  /// Number of elements that the call adds to results of earlier calls or batches. Elements that it
+  /// copies in reverse order count as much.
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
-    int64_t elements = 0;
-    if (const int of_queries = p_.pass_ == Pass::forward ? c.out : c.d_q; of_queries >= 0)
+    const bool forward = p_.pass_ == Pass::forward;
+    // Queries, what is added to out or dQ, and backward dO; keys, values, and backward dK and dV.
+    int64_t elements = batches_.reversed_q * query_heads * (forward ? 2 : 3) +
+                       batches_.reversed_k * c.kv_heads.count * (forward ? 2 : 4);
+    if (const int of_queries = forward ? c.out : c.d_q; of_queries >= 0)
       elements += merged_rows(batches_.overwrites_q, written(of_queries), true) * query_heads;
     if (c.d_kv >= 0)
       elements += merged_rows(batches_.overwrites_k, written(c.d_kv), false) * c.kv_heads.count * 2;
@@ -200,9 +212,10 @@ class ProgramWriter {
         const int64_t earlier = written.add(begin, begin + length);
         merged += overwrites[i] ? earlier : length;
       }
-    for (const Rectangle& r : plan.others)  // their kernel merges by itself
-      queries ? written.add(r.q_begin, r.q_begin + r.q_length)
-              : written.add(r.k_begin, r.k_begin + r.k_length);
+    for (const auto* rectangles :
+         {&plan.inverse, &plan.others})  // merged apart, or by their kernel
+      for (const Rectangle& r : *rectangles)
+        queries ? written.add(r.q_begin, r.q_end()) : written.add(r.k_begin, r.k_end());
     return merged;
   }
   /// Marks the rows of received gradients as written; a later call adds to them.

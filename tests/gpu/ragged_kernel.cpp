@@ -66,8 +66,29 @@ TEST_P(RaggedKernelGpu, CausalWindows) {
 
 TEST_P(RaggedKernelGpu, WhatIsBehindTheDiagonalOfAWindowIsTheTiledKernels) {
   check(problem(heads_of(2, 1, head_dim()), 200, 140, {causal(0, 200, 0, 140, 0, 90)}));
-  const std::string note = kernel().note();
+  const std::string note = remarks();
   EXPECT_EQ(note.substr(0, note.find(';')), "tiled kernel for 2 of 4 rectangles (window)");
+}
+
+/// Query i sees keys from i - shift on.
+Rectangle inverse(int64_t q, int64_t q_length, int64_t k, int64_t k_length, int64_t shift) {
+  return {q, q_length, k, k_length, {false, 0, 1, 1, shift + 1}};
+}
+
+TEST_P(RaggedKernelGpu, InverseRectanglesAreCausalOnReversedRows) {
+  const std::vector<Rectangle> alone = {inverse(3, 600, 2, 600, 0)};
+  const std::vector<Rectangle> several = {
+      inverse(3, 600, 2, 620, 20), causal(603, 40, 0, 50, 10),
+      inverse(650, 520, 300, 600, 70),    // keys of the first
+      inverse(1175, 515, 1000, 513, 0)};  // the last two queries see no key
+  check_library(problem(heads_of(2, 2, head_dim()), 610, 610, alone, all_bf16));
+  check_library(problem(heads_of(2, 1, head_dim()), 1700, 1530, several, bf16_in, false));
+  const std::string note = kernel().note();
+  EXPECT_NE(note.find("rows of 8 rectangles are reversed"), std::string::npos) << note;
+}
+
+TEST_P(RaggedKernelGpu, WhatIsBehindTheDiagonalOfALongWindowIsReversed) {
+  check_library(problem(heads_of(2, 1, head_dim()), 1150, 600, {causal(5, 1140, 0, 600, 0, 590)}));
 }
 
 TEST_P(RaggedKernelGpu, OneEntryFarBehindTheBegin) {
@@ -218,7 +239,7 @@ TEST_P(RaggedKernelGpu, TheSameBitsInEveryRun) {
                             all_bf16);
   const Forward first = forward(p);
   const Backward gradients = backward(p, first);
-  if (!kernel().note().empty()) GTEST_SKIP() << kernel().note();
+  if (!remarks().empty()) GTEST_SKIP() << remarks();
   for (int i = 0; i < 3; ++i) {
     EXPECT_EQ(forward(p), first);
     EXPECT_EQ(backward(p, first), gradients);
@@ -251,7 +272,7 @@ TEST_P(RaggedKernelGpu, NoRectanglesAndRectanglesWithoutAPair) {
   check_library(p);
   p.rectangles.clear();
   check_library(p);
-  EXPECT_EQ(kernel().note(), "");
+  EXPECT_EQ(remarks(), "");
 }
 
 }  // namespace GYRE_FILE

@@ -35,14 +35,14 @@ TEST_F(MaskedRowsGpu, OutsideOfRectanglesAreFiniteForTheLibrary) {
     for (const Problem& p :
          {with_gaps(0, false, types), with_gaps(0, true, types), with_gaps(64, true, types)}) {
       EXPECT_TRUE(finite(p));
-      EXPECT_EQ(kernel().note().find("tiled kernel"), std::string::npos) << kernel().note();
+      EXPECT_EQ(remarks().find("tiled kernel"), std::string::npos) << kernel().note();
     }
 }
 
 TEST_F(MaskedRowsGpu, WouldShowWithoutCopies) {
   plain().says_so = false;
   EXPECT_FALSE(finite(with_gaps(0, false)));
-  EXPECT_EQ(kernel().note(), "");
+  EXPECT_EQ(remarks(), "");
 }
 
 TEST_F(MaskedRowsGpu, CopiesAreCounted) {
@@ -51,14 +51,14 @@ TEST_F(MaskedRowsGpu, CopiesAreCounted) {
   // Rows with their gaps, but for the last; those of K and of V span both.
   const int64_t q = (p.rows - 1) * p.q.stride() + p.q.cols();
   const int64_t of_keys = (p.keys - 1) * p.kv.stride() + p.kv_width();
-  EXPECT_EQ(kernel().note(),
+  EXPECT_EQ(remarks(),
             "plain multiplies rows that it masks: " + std::to_string(2 * 2 * (q + 2 * of_keys)) +
                 " bytes of copies with 0 in rows of no rectangle");
 }
 
 TEST_F(MaskedRowsGpu, NothingIsCopiedWhereAllRowsAreNamed) {
   EXPECT_TRUE(finite(problem(heads_of(2, 1, 16), 70, 90, {full(0, 70, 0, 90)})));
-  EXPECT_EQ(kernel().note(), "");
+  EXPECT_EQ(remarks(), "");
 }
 
 TEST_F(MaskedRowsGpu, OutsideOfEvenBatchesAreNotReadAndThenFinite) {
@@ -67,10 +67,10 @@ TEST_F(MaskedRowsGpu, OutsideOfEvenBatchesAreNotReadAndThenFinite) {
   lengths.add(70, 70, {true, 0});
   const Problem even = lengths.problem(heads_of(4, 2, 16), bf16_in, false);
   EXPECT_TRUE(finite(even));
-  EXPECT_EQ(kernel().note(), "");
+  EXPECT_EQ(remarks(), "");
   for (const int64_t length : around_tiles) lengths.add(length, 40);  // a ragged batch behind it
   EXPECT_TRUE(finite(lengths.problem(heads_of(4, 2, 16), bf16_in, false)));
-  EXPECT_NE(kernel().note(), "");
+  EXPECT_NE(remarks(), "");
 }
 
 TEST_F(MaskedRowsGpu, AreFoundByARun) {

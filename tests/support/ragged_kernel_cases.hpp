@@ -31,6 +31,13 @@ class PlainKernelGpu : public KernelTest {
     EXPECT_EQ(to_host(plain_.dropped)[0], 0) << "rows that the library did not reach";
   }
   PlainAttention& plain() { return plain_; }
+  /// The kernel's note without its last part, the number of graphs.
+  std::string remarks() {
+    const std::string note = kernel().note();
+    if (note.find(" graphs built") == std::string::npos) return note;
+    const size_t last = note.rfind("; ");
+    return last == std::string::npos ? "" : note.substr(0, last);
+  }
 
  private:
   PlainAttention plain_;

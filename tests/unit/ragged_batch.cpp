@@ -10,6 +10,8 @@
 #include <map>
 #include <set>
 
+#include "attention/kernels/joined.hpp"
+#include "attention/kernels/reversed_rows.hpp"
 #include "attention/kernels/staircase.hpp"
 #include "layout_cases.hpp"
 
@@ -42,6 +44,7 @@ Pairs pairs_of(const RaggedPlan& plan) {
   Pairs pairs;
   for (const RaggedBatch& batch : plan.batches)
     for (const RaggedEntry& e : batch.entries) count(pairs, batch, e);
+  for (const Rectangle& r : plan.inverse) count(pairs, r);
   for (const Rectangle& r : plan.others) count(pairs, r);
   return pairs;
 }
@@ -87,32 +90,42 @@ std::vector<Rectangle> arbitrary_rectangles() {
 TEST(RaggedPlan, HasEveryVisiblePairOnceAndNoOther) {
   EXPECT_TRUE(rc::check("pairs", [] {
     const std::vector<Rectangle> rectangles = arbitrary_rectangles();
-    const RaggedPlan plan =
-        plan_ragged(rectangles, *rc::gen::element(false, false, true),
-                    *rc::gen::inRange<int64_t>(1, 6), *rc::gen::inRange<int64_t>(1, 40));
+    const RaggedPlan plan = plan_ragged(
+        rectangles, *rc::gen::element(false, false, true), *rc::gen::inRange<int64_t>(1, 6),
+        *rc::gen::inRange<int64_t>(1, 40), *rc::gen::inRange<int64_t>(0, 9));
     RC_ASSERT(pairs_of(plan) == pairs_of(rectangles));
   }));
 }
 
-TEST(RaggedPlan, ChunksOfKeysAreJoined) {
+TEST(Joined, ChunksOfKeysAndOfQueries) {
   // 4 chunks of queries against 4 chunks of keys, of which the third lies elsewhere.
   std::vector<Rectangle> chunks;
   for (int64_t q = 0; q < 4; ++q)
     for (const int64_t k : {0, 1, 7, 3}) chunks.push_back({8 * q, 8, 8 * k, 8, {}});
-  const std::vector<Rectangle> joined = joined_keys(chunks);
-  EXPECT_EQ(joined.size(), 12U);
-  EXPECT_EQ(std::ranges::count(joined, Rectangle{8, 8, 0, 16, {}}), 1);
-  EXPECT_EQ(pairs_of(joined), pairs_of(chunks));
-  std::erase_if(chunks, [](const Rectangle& r) { return r.k_begin >= 24; });
-  const RaggedPlan plan = plan_ragged(chunks, false, 9, no_limit);
-  ASSERT_EQ(plan.batches.size(), 1U);
-  EXPECT_EQ(query_rounds(plan.batches[0]).size(), 1U);
-  // A diagonal behind keys that all see, in positions of every second token.
-  const Rectangle behind{0, 8, 16, 8, {true, -3, 2, 2}}, late{0, 8, 16, 8, {true, -1, 2, 2}};
-  EXPECT_EQ(joined_keys(std::vector{Rectangle{0, 8, 0, 16, {}}, late}),
-            (std::vector<Rectangle>{{0, 8, 0, 24, {true, 31, 2, 2}}}));
-  EXPECT_EQ(joined_keys(std::vector{Rectangle{0, 8, 0, 16, {}}, behind}).size(), 2U)
-      << "the first query does not see key 15 of the sum";
+  EXPECT_EQ(joined(chunks),
+            (std::vector<Rectangle>{{0, 32, 0, 16, {}}, {0, 32, 24, 8, {}}, {0, 32, 56, 8, {}}}));
+  chunks.erase(chunks.begin() + 4);  // queries 8 to 15 do not see the first keys
+  EXPECT_EQ(joined(chunks).size(), 5U);
+  EXPECT_EQ(pairs_of(joined(chunks)), pairs_of(chunks));
+}
+
+TEST(Joined, APrefixAndTheDiagonalBehindItsKeys) {
+  const Rectangle prefix{0, 12, 0, 16, {}};
+  // In positions of every second token.
+  const Rectangle behind{2, 8, 16, 8, {true, -3, 2, 2}}, late{2, 8, 16, 8, {true, -1, 2, 2}};
+  EXPECT_EQ(joined_prefixes(std::vector{prefix, late}),
+            (std::vector<Rectangle>{
+                {0, 2, 0, 16, {}}, {2, 8, 0, 24, {true, 31, 2, 2}}, {10, 2, 0, 16, {}}}));
+  EXPECT_EQ(joined_prefixes(std::vector{prefix, behind}), (std::vector{prefix, behind}))
+      << "the first query would not see key 15";
+  const Rectangle other{10, 2, 16, 2, {true, 0}};
+  EXPECT_EQ(joined_prefixes(std::vector{prefix, late, other}), (std::vector{prefix, late, other}))
+      << "two diagonals would share keys";
+  const Rectangle wider{10, 3, 16, 3, {true, 0}};  // its last query does not see the prefix
+  EXPECT_EQ(joined_prefixes(std::vector{prefix, wider}), (std::vector{prefix, wider}));
+}
+
+TEST(Joined, KeepsPairs) {
   EXPECT_TRUE(rc::check("pairs", [] {
     std::vector<Rectangle> rectangles = arbitrary_rectangles();
     for (int i = *rc::gen::inRange(0, 12); i > 0; --i) {
@@ -128,13 +141,68 @@ TEST(RaggedPlan, ChunksOfKeysAreJoined) {
       }
       rectangles.push_back(r);
     }
-    RC_ASSERT(pairs_of(joined_keys(rectangles)) == pairs_of(rectangles));
+    RC_ASSERT(pairs_of(joined(rectangles)) == pairs_of(rectangles));
+    RC_ASSERT(pairs_of(joined_prefixes(rectangles)) == pairs_of(rectangles));
   }));
+}
+
+/// The row of each scratch row.
+std::map<int64_t, int64_t> rows_of(const Round& round) {
+  std::map<int64_t, int64_t> rows;
+  for (const RowPiece& p : round)
+    for (int64_t i = 0; i < p.length; ++i)
+      if (!rows.emplace(p.scratch + i * p.step, p.row + i).second) ADD_FAILURE() << p.scratch + i;
+  return rows;
+}
+
+TEST(ReversedRows, HaveEveryVisiblePairOnceWithoutGaps) {
+  EXPECT_TRUE(rc::check("pairs", [] {
+    std::vector<Rectangle> inverse;
+    for (int i = *rc::gen::inRange(0, 6); i > 0; --i) {
+      Rectangle r = arbitrary_rectangle(*rc::gen::inRange(0, 40));
+      r.mask.causal = false;
+      r.mask.k_stride = r.mask.q_stride;
+      r.mask.window = std::max<int64_t>(1, r.mask.window);
+      if (r.q_length > 0 && r.k_length > 0) inverse.push_back(r);
+    }
+    const ReversedRows reversed = reversed_rows(inverse);
+    const std::map<int64_t, int64_t> queries = rows_of(reversed.queries),
+                                     keys = rows_of(reversed.keys);
+    RC_ASSERT(std::ssize(queries) == reversed.q_rows);
+    RC_ASSERT(std::ssize(keys) == reversed.k_rows);
+    RC_ASSERT((queries.empty() || queries.rbegin()->first == reversed.q_rows - 1));
+    Pairs pairs;
+    for (const auto& [pair, times] : pairs_of(reversed.rectangles))
+      pairs[{queries.at(pair.first), keys.at(pair.second)}] += times;
+    RC_ASSERT(pairs == pairs_of(inverse));
+    for (const Round& round : {reversed.queries, reversed.keys})
+      RC_ASSERT(exchanged(exchanged(round)) == round);
+    const auto read = rows_of(exchanged(reversed.queries));
+    for (const auto& [scratch, row] : queries) RC_ASSERT(read.at(row) == scratch);
+  }));
+}
+
+TEST(ReversedRows, AreOfRectanglesWhoseQueriesSeeEnough) {
+  const Rectangle corner{0, 8, 0, 8, {false, 0, 1, 1, 1}};  // 4.5 keys on average
+  const auto inverse = [&](int64_t least) {
+    return plan_ragged(std::vector{corner}, false, 9, no_limit, least).inverse.size();
+  };
+  EXPECT_EQ(inverse(4), 1U);
+  EXPECT_EQ(inverse(5), 0U);
+  EXPECT_TRUE(plan_ragged(std::vector{corner}, true, 9, no_limit, 4).inverse.empty());
+}
+
+TEST(ReversedRows, OfALongIntervalAreSeveralPieces) {
+  const ReversedRows reversed =
+      reversed_rows(std::vector{Rectangle{10, 600, 5, 600, {false, 0, 1, 1, 1}}});
+  EXPECT_EQ(reversed.queries, (Round{{10, 599, 512, -1}, {522, 87, 88, -1}}));
+  EXPECT_EQ(exchanged(reversed.queries), (Round{{88, 521, 512, -1}, {0, 609, 88, -1}}));
+  EXPECT_EQ(reversed.rectangles, (std::vector<Rectangle>{{0, 600, 0, 600, {true, 0}}}));
 }
 
 TEST(RaggedPlan, AStaircaseOfEqualStepsIsALogarithmOfEvenBatches) {
   const std::vector<int64_t> lengths(128, 256);
-  const RaggedPlan plan = plan_ragged(staircase(0, 0, lengths), false, 1024, 2 * 32768);
+  const RaggedPlan plan = plan_ragged(staircase(0, 0, lengths), false, 1024, 2 * 32768, no_limit);
   ASSERT_EQ(plan.batches.size(), 8U);
   for (const RaggedBatch& batch : plan.batches) {
     EXPECT_NE(even_batch(batch), std::nullopt);
@@ -145,14 +213,39 @@ TEST(RaggedPlan, AStaircaseOfEqualStepsIsALogarithmOfEvenBatches) {
   EXPECT_TRUE(keys.rest.empty());
 }
 
+TEST(RaggedPlan, StepsBehindKeysThatAllSeeAreAlikeToo) {
+  // A chunk of a block-causal sequence, against the keys of an earlier chunk and its own.
+  std::vector<Rectangle> steps;
+  for (int64_t i = 0; i < 16; ++i) steps.push_back({256 * i, 256, 0, 4096 + 256 * (i + 1), {}});
+  const RaggedPlan plan = plan_ragged(steps, false, 1024, no_limit, no_limit);
+  ASSERT_EQ(plan.batches.size(), 6U);  // the earlier chunk; steps; 4 levels
+  int64_t keys = 0;
+  for (const RaggedBatch& batch : plan.batches) {
+    EXPECT_NE(even_batch(batch), std::nullopt);
+    keys += batch.k_rows;
+  }
+  EXPECT_EQ(keys, 4096 + 4096 + 4 * 2048);
+}
+
+TEST(RaggedPlan, DiagonalsBehindAStaircaseStayApart) {
+  // Chunks that see those before them, and themselves causally.
+  std::vector<Rectangle> chunks;
+  for (int64_t i = 0; i < 8; ++i) {
+    if (i > 0) chunks.push_back({16 * i, 16, 0, 16 * i, {}});
+    chunks.push_back({16 * i, 16, 16 * i, 16, {true, 0}});
+  }
+  for (const RaggedBatch& batch : plan_ragged(chunks, false, 1024, no_limit, no_limit).batches)
+    EXPECT_EQ(key_rounds(batch).size(), 1U);
+}
+
 TEST(RaggedPlan, EntriesOfAStaircaseShareNoRows) {
   EXPECT_TRUE(rc::check("disjoint", [] {
     const auto steps = *rc::gen::inRange<size_t>(0, 40);
     const RaggedPlan plan = plan_ragged(
         staircase(3, 5, *rc::gen::container<std::vector<int64_t>>(steps, rc::gen::inRange(1, 5))),
-        false, 1024, no_limit);
+        false, 1024, no_limit, no_limit);
     if (steps < least_steps) return;
-    RC_ASSERT(plan.batches.size() <= 2 * static_cast<size_t>(std::bit_width(steps)));
+    RC_ASSERT(plan.batches.size() <= 1 + 2 * static_cast<size_t>(std::bit_width(steps)));
     for (const RaggedBatch& batch : plan.batches) {
       RC_ASSERT(query_rounds(batch).size() == 1);
       RC_ASSERT(key_rounds(batch).size() == 1);
@@ -163,7 +256,7 @@ TEST(RaggedPlan, EntriesOfAStaircaseShareNoRows) {
 TEST(RaggedPlan, EveryQueryOfAnEntrySeesAKey) {
   // A row that sees nothing has no log-sum-exp, which libraries treat as each sees fit.
   EXPECT_TRUE(rc::check("no empty rows", [] {
-    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit, no_limit);
     for (const RaggedBatch& batch : plan.batches)
       for (const RaggedEntry& e : batch.entries) {
         RC_ASSERT(e.q_length > 0);
@@ -200,7 +293,8 @@ TEST(RaggedPlan, BatchesStayWithinTheirLimits) {
   EXPECT_TRUE(rc::check("limits", [] {
     const auto max_entries = *rc::gen::inRange<int64_t>(1, 5);
     const auto max_rows = *rc::gen::inRange<int64_t>(1, 40);
-    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, max_entries, max_rows);
+    const RaggedPlan plan =
+        plan_ragged(arbitrary_rectangles(), false, max_entries, max_rows, no_limit);
     for (const RaggedBatch& batch : plan.batches) {
       RC_ASSERT(std::ssize(batch.entries) <= max_entries);
       RC_ASSERT(batch.entries.size() == 1 ||
@@ -237,7 +331,7 @@ TEST(RaggedPlan, EntriesOfABatchAreOfSimilarLength) {
   };
   const RaggedPlan plan = plan_ragged(
       std::vector{square(0, 7), square(10, 4096), square(5000, 300), square(6000, 8000)}, false,
-      100, no_limit);
+      100, no_limit, no_limit);
   ASSERT_EQ(plan.batches.size(), 2U);
   EXPECT_EQ(plan.batches[0].longest_q, 300);
   EXPECT_EQ(plan.batches[1].entries.size(), 2U);
@@ -245,7 +339,7 @@ TEST(RaggedPlan, EntriesOfABatchAreOfSimilarLength) {
 
 TEST(RaggedPlan, ABatchCanGoBackToRectangles) {
   EXPECT_TRUE(rc::check("back", [] {
-    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit, no_limit);
     for (const RaggedBatch& batch : plan.batches) {
       Pairs pairs;
       for (const RaggedEntry& e : batch.entries) count(pairs, batch, e);
@@ -264,7 +358,7 @@ Rectangle causal(int64_t q, int64_t k, int64_t offset, int64_t q_stride = 1, int
 }
 
 RaggedPlan plan_one(const Rectangle& r) {
-  return plan_ragged(std::vector{r}, false, 100, no_limit);
+  return plan_ragged(std::vector{r}, false, 100, no_limit, no_limit);
 }
 
 TEST(RaggedPlan, DiagonalsHaveMasksOfTheirOwn) {
@@ -309,8 +403,9 @@ TEST(RaggedPlan, WindowsOfOneLengthAreABatch) {
   EXPECT_EQ(late.batches[0].entries, (std::vector<RaggedEntry>{{100, 8, 209, 10, 0, 0}}));
   // In positions of the document; 2 keys of each rank of 4.
   EXPECT_EQ(plan_one(causal(8, 8, 0, 4, 4, 8)).batches[0].window, 2);
-  const RaggedPlan two = plan_ragged(
-      std::vector{causal(8, 8, 0, 1, 1, 7), causal(8, 8, 0, 1, 1, 6)}, false, 100, no_limit);
+  const RaggedPlan two =
+      plan_ragged(std::vector{causal(8, 8, 0, 1, 1, 7), causal(8, 8, 0, 1, 1, 6)}, false, 100,
+                  no_limit, no_limit);
   EXPECT_EQ(two.batches.size(), 2U);
   const RaggedPlan one_query = plan_one(causal(1, 8, 5, 1, 1, 3));
   EXPECT_EQ(one_query.batches[0].mask, RaggedMask::full);
@@ -329,7 +424,7 @@ TEST(RaggedPlan, SaysWhyARectangleIsNoEntry) {
   inverse.mask.causal = false;
   EXPECT_EQ(reason(plan_one(inverse), NotRagged::window), 1);
   EXPECT_EQ(reason(plan_one(causal(8, 8, 0, 2, 1)), NotRagged::strides), 1);
-  EXPECT_EQ(reason(plan_ragged(std::vector{causal(8, 8, 0)}, true, 100, no_limit),
+  EXPECT_EQ(reason(plan_ragged(std::vector{causal(8, 8, 0)}, true, 100, no_limit, no_limit),
                    NotRagged::fixed_tiles),
             1);
   std::set<std::string> names;
@@ -354,7 +449,7 @@ void check_rounds(const std::vector<Round>& rounds, const std::vector<RowPiece>&
 
 TEST(RaggedRounds, TouchARowOnceAndKeepTheOrderOfEntries) {
   EXPECT_TRUE(rc::check("rounds", [] {
-    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit, no_limit);
     for (const RaggedBatch& batch : plan.batches) {
       std::vector<RowPiece> queries, keys;
       for (const RaggedEntry& e : batch.entries) {
@@ -397,7 +492,7 @@ TEST(RaggedFirstWriters, DiagonalsOfAShardAreFirstForAllOfIt) {
   const auto part = [](int64_t q, int64_t k, Mask mask) { return Rectangle{q, 4, k, 4, mask}; };
   const RaggedPlan plan =
       plan_ragged(std::vector{part(0, 0, {true, 0}), part(4, 0, {}), part(4, 4, {true, 0})}, false,
-                  9, no_limit);
+                  9, no_limit, no_limit);
   const FirstWriters writers = first_writers(plan.batches, RaggedRows::q, 8);
   EXPECT_EQ(writers.first, (std::vector<bool>{true, true}));  // the late one is a single entry
   EXPECT_TRUE(writers.rest.empty());
@@ -443,18 +538,19 @@ TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
 
 TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {
   RaggedBatch batch;
-  batch.entries = {{10, 3, 20, 5, 0, 0}, {40, 2, 0, 7, 3, 5}};
+  batch.entries = {{10, 3, 20, 5, 0, 0}, {40, 2, 3, 7, 3, 5}};
   using Lengths = std::vector<int32_t>;
   using Offsets = std::vector<int64_t>;
   EXPECT_EQ(ragged_lengths(batch, RaggedRows::q, 4), (Lengths{3, 2, 0, 0}));
   EXPECT_EQ(ragged_lengths(batch, RaggedRows::scratch_k, 2), (Lengths{5, 7}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4), (Offsets{1000, 4000, 4200, 4200, 4200}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 2), (Offsets{200, 0, 250}));
+  EXPECT_EQ(first_row(batch, RaggedRows::q), 8);  // a multiple of 4
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4), (Offsets{200, 3200, 3400, 3400, 3400}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 2), (Offsets{200, 30, 250}));
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_q, 8, 2), (Offsets{0, 24, 40}));
   EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_k, 8, 3), (Offsets{0, 40, 96, 96}));
   EXPECT_ANY_THROW((void)ragged_lengths(batch, RaggedRows::q, 1));
-  batch.entries = {{1 << 20, 1, 0, 1, 0, 0}};  // more than 32 bits
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14, 1)[0], int64_t{1} << 34);
+  batch.entries = {{1 << 20, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 1, 1}};  // more than 32 bits
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14, 2)[0], int64_t{1} << 34);
 }
 
 TEST(RaggedTables, PaddingBeginsBehindTheFurthestEntry) {  // which need not be the last
@@ -467,25 +563,29 @@ TEST(RaggedTables, PaddingBeginsBehindTheFurthestEntry) {  // which need not be 
 
 TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
   RaggedBatch batch;
-  batch.entries = {{50000, 300, 0, 40, 0, 0}};
+  const RaggedEntry first = {0, 300, 0, 40, 0, 0};
   batch.longest_q = 300;
   batch.longest_k = 40;
+  batch.entries = {first, {50000, 300, 0, 40, 300, 40}};
   EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128}));
-  batch.entries = {{0, 300, 16384 - 40, 40, 0, 0}};
+  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{2, 32768, 128}));
+  batch.entries = {first, {0, 300, 16384 - 40, 40, 300, 40}};
   EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128})) << "16384 / 128, and no more";
-  batch.entries[0].k_begin += 1;
+  batch.entries[1].k_begin += 1;
   EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one key more";
-  batch.entries = {{65536 - 300, 300, 0, 40, 0, 0}};
+  batch.entries = {first, {65536 - 300, 300, 0, 40, 300, 40}};
   EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128})) << "65536 / 512, and no more";
-  batch.entries[0].q_begin += 1;
+  batch.entries[1].q_begin += 1;
   EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one query more";
   batch.entries = {{0, 300, 0, 40, 0, 0}, {0, 1, 5, 7, 300, 40}, {0, 1, 9, 1, 301, 47}};
   EXPECT_EQ(limits_of(batch), (RaggedLimits{4, 512, 128})) << "entries at the same rows";
   EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{3, 512, 128}));
-  batch.entries = {{50000, 300, 0, 40, 0, 0}};
-  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{1, 65536, 128}));
+  batch.entries = {{50000, 300, 3, 40, 0, 0}};
+  for (const EmptyEntries empty : {EmptyEntries::taken, EmptyEntries::refused})
+    EXPECT_EQ(limits_of(batch, empty), (RaggedLimits{1, 512, 128}))
+        << "rows before it do not count";
   EXPECT_TRUE(rc::check("limits", [] {
-    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit);
+    const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit, no_limit);
     for (RaggedBatch b : plan.batches) {
       for (RaggedEntry& e : b.entries) {
         e.q_begin += *rc::gen::inRange<int64_t>(0, 5000);
@@ -497,8 +597,10 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
         RC_ASSERT(empty == EmptyEntries::taken || limits.capacity == std::ssize(b.entries));
         RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
         for (const RaggedEntry& e : b.entries) {
-          RC_ASSERT(e.q_begin + e.q_length <= limits.capacity * limits.longest_q);
-          RC_ASSERT(e.k_begin + e.k_length <= limits.capacity * limits.longest_k);
+          RC_ASSERT(e.q_begin + e.q_length - first_row(b, RaggedRows::q) <=
+                    limits.capacity * limits.longest_q);
+          RC_ASSERT(e.k_begin + e.k_length - first_row(b, RaggedRows::k) <=
+                    limits.capacity * limits.longest_k);
         }
       }
     }
@@ -518,7 +620,7 @@ TEST(RaggedPlan, TakesWholeLayoutsWithoutWindow) {
     const int keys = *rc::gen::inRange(0, c.layout.cp());
     const std::vector<Rectangle> rectangles =
         intersect(c.layout.shards[queries], c.layout.shards[keys], MaskKind::causal);
-    const RaggedPlan plan = plan_ragged(rectangles, false, 1024, no_limit);
+    const RaggedPlan plan = plan_ragged(rectangles, false, 1024, no_limit, no_limit);
     RC_ASSERT(pairs_of(plan) == pairs_of(rectangles));
     RC_ASSERT(plan.reasons[static_cast<size_t>(NotRagged::window)] == 0);
     for (const Rectangle& r : plan.others) RC_ASSERT(r.mask.q_stride != r.mask.k_stride);

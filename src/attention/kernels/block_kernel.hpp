@@ -77,8 +77,8 @@ struct BackwardBlock : BlockInput {
   /// compute delta itself, and may assume a finite lse for every row with a visible key in a
   /// rectangle.
   ConstMatrixRef out = {};
-  /// If set, a kernel that asks_for_delta() calls it before it reads delta; it is called at most
-  /// once.
+  /// If set, a kernel that asks_for_delta() calls it before it reads delta; further calls do
+  /// nothing.
   std::function<void()> make_delta = {};
   /// Overwrites all rows of d_q, or of d_k and d_v, instead of adding to them, as in ForwardBlock.
   bool overwrite_d_q = false, overwrite_d_kv = false;

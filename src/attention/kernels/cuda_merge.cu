@@ -68,7 +68,7 @@ __global__ void merge_rows(const RowPiece* pieces, Rows<const From> partial,
   const int head_dim = columns / heads;
   const int64_t first = int64_t{blockIdx.x} * rows_of_block;
   for (int64_t i = first; i < min(first + rows_of_block, piece.length); ++i) {
-    const int64_t row = piece.row + i, scratch = piece.scratch + i;
+    const int64_t row = piece.row + i, scratch = piece.scratch + i * piece.step;
     for (int h = static_cast<int>(threadIdx.x); h < heads; h += threads) {
       weights[h] = merge_lse(update == Update::add ? lse(row, h) : empty, partial_lse(scratch, h));
       lse(row, h) = weights[h].lse;
@@ -101,7 +101,8 @@ __global__ void stand_in_rows(const RowPiece* pieces, Rows<const T> d_out, Rows<
   const int64_t rows = min(int64_t{rows_of_block}, piece.length - first);
   // One warp for each row and head.
   for (int64_t n = threadIdx.x / warp_lanes; n < rows * heads; n += threads / warp_lanes) {
-    const int64_t row = piece.row + first + n / heads, scratch = piece.scratch + first + n / heads;
+    const int64_t i = first + n / heads;
+    const int64_t row = piece.row + i, scratch = piece.scratch + i * piece.step;
     const auto h = static_cast<int>(n % heads);
     const T* from = d_out.row(row) + h * head_dim;
     T* to = stand_in.row(scratch) + h * head_dim;
@@ -148,7 +149,8 @@ __global__ void add_rows(const RowPiece* pieces, Rows<const From> partial, Rows<
   const int64_t rows = min(int64_t{rows_of_block}, piece.length - first);
   for (int64_t n = threadIdx.x; n < rows * packs; n += threads) {
     const int64_t i = first + n / packs, c = n % packs * width;
-    const auto p = *reinterpret_cast<const Pack<From, width>*>(partial.row(piece.scratch + i) + c);
+    const auto p = *reinterpret_cast<const Pack<From, width>*>(
+        partial.row(piece.scratch + i * piece.step) + c);
     auto* to = reinterpret_cast<Pack<To, width>*>(sum.row(piece.row + i) + c);
     Pack<To, width> s{};
     if (update == Update::add) s = *to;

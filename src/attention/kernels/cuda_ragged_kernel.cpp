@@ -5,10 +5,12 @@
 #include <utility>
 #include <vector>
 
+#include "attention/kernels/attention_graphs.hpp"
 #include "attention/kernels/cuda_finite_rows.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cuda_ragged_shapes.hpp"
 #include "attention/kernels/cuda_ragged_tables.hpp"
+#include "attention/kernels/cuda_reversed_rows.hpp"
 #include "attention/kernels/cuda_scratch.hpp"
 #include "core/error.hpp"
 #include "core/special_values.hpp"
@@ -18,9 +20,6 @@ namespace gyre {
 namespace {
 
 constexpr int64_t max_plans = 256;
-/// Largest number of graphs of even batches that a kernel builds, each for one length; later even
-/// batches are treated as ragged.
-constexpr int64_t max_even_graphs = 64;
 
 class RaggedKernel final : public BlockKernel {
  public:
@@ -29,7 +28,8 @@ class RaggedKernel final : public BlockKernel {
         library_(std::move(library)),
         tiled_(make_cuda_kernel(stream)),
         finite_(stream),
-        deterministic_(deterministic) {}
+        reversed_(stream),
+        graphs_(*library_, deterministic) {}
 
   void forward(const ForwardBlock& block) override {
     OverwrittenArrays fresh;
@@ -40,16 +40,16 @@ class RaggedKernel final : public BlockKernel {
     if (block.overwrite) fresh.q = {{block.out, 0.0F}, {block.lse, -infinity_of<float>}};
     ForwardBlock given = block;
     rows_are_finite_ = false;
-    const std::vector<Rectangle> rest =
-        each_batch(block, sizes_of(block), fresh, unsupported_reason(block, {}),
-                   [&](const ReadyPlan& plan, const PreparedBatch& b) {
-                     if (forward_even(block, plan, b)) return true;
-                     give_finite_rows(given, ragged_shape(block, b), plan);
-                     return forward_batch(given, plan, b);
-                   });
-    if (rest.empty()) return;
+    const Left left = each_batch(block, sizes_of(block), fresh, unsupported_reason(block, {}),
+                                 [&](const ReadyPlan& plan, const PreparedBatch& b) {
+                                   if (forward_even(block, plan, b)) return true;
+                                   give_finite_rows(given, ragged_shape(block, b), plan);
+                                   return forward_batch(given, plan, b);
+                                 });
+    run_reversed(left, block);
+    if (left.rectangles.empty()) return;
     ForwardBlock tiled = block;
-    tiled.rectangles = rest;
+    tiled.rectangles = left.rectangles;
     tiled.overwrite = false;
     tiled_->forward(tiled);
   }
@@ -65,7 +65,7 @@ class RaggedKernel final : public BlockKernel {
     if (block.overwrite_d_kv) fresh.k = {{block.d_k, 0.0F}, {block.d_v, 0.0F}};
     BackwardBlock given = block;
     rows_are_finite_ = false;
-    const std::vector<Rectangle> rest = each_batch(
+    const Left left = each_batch(
         block, sizes_of(block), fresh, unsupported_reason(block, block.d_out),
         [&](const ReadyPlan& plan, const PreparedBatch& b) {
           if (backward_even(block, plan, b)) return true;
@@ -76,10 +76,12 @@ class RaggedKernel final : public BlockKernel {
           }
           return backward_batch(given, plan, b);
         });
-    if (rest.empty()) return;
+    if (left.is_empty()) return;
     if (block.make_delta) block.make_delta();
+    run_reversed(left, block);
+    if (left.rectangles.empty()) return;
     BackwardBlock tiled = block;
-    tiled.rectangles = rest;
+    tiled.rectangles = left.rectangles;
     tiled.overwrite_d_q = tiled.overwrite_d_kv = false;
     tiled_->backward(tiled);
   }
@@ -103,27 +105,26 @@ class RaggedKernel final : public BlockKernel {
     }
     if (rest > 0)
       add(fmt::format("tiled kernel for {} of {} rectangles ({})", rest, rectangles_, reasons));
+    if (reversed_rectangles_ > 0)
+      add(fmt::format("rows of {} rectangles are reversed", reversed_rectangles_));
     if (added_q_ + added_k_ > 0)
       add(fmt::format(
           "results of {} query rows and {} key rows are added to those of earlier batches",
           added_q_, added_k_));
-    if (unordered_) add(library_->name() + "'s dQ is summed in no fixed order");
+    if (graphs_.unordered()) add(library_->name() + "'s dQ is summed in no fixed order");
     if (finite_.bytes() > 0)
       add(
           fmt::format("{} multiplies rows that it masks: {} bytes of copies with 0 in rows of no "
                       "rectangle",
                       library_->name(), finite_.bytes()));
-    if (library_->empty_entries() == EmptyEntries::refused && !graphs_.empty())
+    if (library_->empty_entries() == EmptyEntries::refused && graphs_.used() > 0)
       add(library_->name() + " takes no empty entries: a graph for each number of entries");
+    if (graphs_.used() > 0)
+      add(fmt::format("{} graphs built for {} batches", graphs_.built(), graphs_.used()));
     return text;
   }
 
  private:
-  struct BuiltGraph {
-    std::unique_ptr<AttentionGraph> graph;  // none: refused
-    std::string problem;
-  };
-
   /// Results that a call overwrites, each with the value of rows to which nothing is added.
   struct OverwrittenArrays {
     std::vector<std::pair<MatrixRef, float>> q, k;
@@ -132,19 +133,43 @@ class RaggedKernel final : public BlockKernel {
     for (const auto& [matrix, value] : results) cuda_fill_rows(round, matrix, value, stream_);
   }
 
+  /// What is left of a call after its batches.
+  struct Left {
+    std::vector<Rectangle> rectangles;      ///< for the tiled kernel
+    std::shared_ptr<const ReadyPlan> plan;  ///< none: no part of the call is the library's
+    bool has_inverse() const { return plan && !plan->reversed.rectangles.empty(); }
+    bool is_empty() const { return rectangles.empty() && !has_inverse(); }
+  };
+
+  void run(const ForwardBlock& block) { forward(block); }
+  void run(const BackwardBlock& block) { backward(block); }
+  /// Computes the inverse rectangles of a call, by a call on reversed rows.
+  template <class Block>
+  void run_reversed(const Left& left, const Block& block) {
+    if (!left.has_inverse()) return;
+    const ReversedCall& call = left.plan->reversed;
+    const Block reversed = reversed_.reversed(block, call);
+    run(reversed);
+    reversed_.add(reversed, call, block);
+    reversed_rectangles_ += std::ssize(call.rectangles);
+    added_q_ += call.q_rows;
+    if (left.plan->sizes.backward) added_k_ += call.k_rows;
+  }
+
   /// Calls run(plan, batch) for every batch that the library may compute; it returns whether the
-  /// library did. Returns the remaining rectangles, after clearing their overwritten rows.
+  /// library did. Clears the overwritten rows of what is left.
   template <class Run>
-  std::vector<Rectangle> each_batch(const BlockInput& block, const TableSizes& sizes,
-                                    const OverwrittenArrays& fresh, const char* reason, Run run) {
+  Left each_batch(const BlockInput& block, const TableSizes& sizes, const OverwrittenArrays& fresh,
+                  const char* reason, Run run) {
     if (reason != nullptr) {
       rectangles_ += std::ssize(block.rectangles);
       tiled_rectangles_[reason] += std::ssize(block.rectangles);
       clear(fresh.q, {nullptr, 1, sizes.rows});
       clear(fresh.k, {nullptr, 1, sizes.keys});
-      return {block.rectangles.begin(), block.rectangles.end()};
+      return {{block.rectangles.begin(), block.rectangles.end()}, nullptr};
     }
-    const ReadyPlan& plan = ready_plan(block, sizes);
+    const std::shared_ptr<const ReadyPlan> kept = ready_plan(block, sizes);
+    const ReadyPlan& plan = *kept;
     clear(fresh.q, plan.q_rest);
     clear(fresh.k, plan.k_rest);
     std::vector<Rectangle> rest = plan.others;
@@ -167,7 +192,7 @@ class RaggedKernel final : public BlockKernel {
     }
     std::stable_sort(rest.begin(), rest.end(),
                      [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; });
-    return rest;
+    return {std::move(rest), kept};
   }
 
   static TableSizes sizes_of(const BlockInput& block) {
@@ -199,17 +224,17 @@ class RaggedKernel final : public BlockKernel {
     return sizes;
   }
 
-  const ReadyPlan& ready_plan(const BlockInput& block, const TableSizes& sizes) {
+  std::shared_ptr<const ReadyPlan> ready_plan(const BlockInput& block, const TableSizes& sizes) {
     for (const auto& plan : plans_)
       if (plan->sizes == sizes && plan->fixed_tiles == block.fixed_tiles &&
           std::equal(plan->rectangles.begin(), plan->rectangles.end(), block.rectangles.begin(),
                      block.rectangles.end()))
-        return *plan;
+        return plan;
     if (std::ssize(plans_) == max_plans) {
       stream_.synchronize();  // copies of tables may be in progress
       plans_.clear();
     }
-    return *plans_.emplace_back(
+    return plans_.emplace_back(
         make_ready(block.rectangles, sizes, block.fixed_tiles, *library_, stream_));
   }
 
@@ -226,37 +251,10 @@ class RaggedKernel final : public BlockKernel {
     return rows_are_finite_ = true;
   }
 
-  BuiltGraph build(const AttentionGraphShape& shape) {
-    BuiltGraph built;
-    built.graph = library_->build(shape, built.problem);
-    return built;
-  }
-
-  /// The graph of a shape; nullptr if it is refused.
-  AttentionGraph* graph_of(const AttentionGraphShape& shape) {
-    auto found = graphs_.find(shape);
-    if (found == graphs_.end() && shape.even && ++even_graphs_ > max_even_graphs) return nullptr;
-    if (found == graphs_.end())
-      found = graphs_.emplace(shape, shape.backward ? gradient_graph(shape) : build(shape)).first;
-    return found->second.graph.get();
-  }
-  /// Deterministic if demanded, or if available at a moderate cost in workspace.
-  BuiltGraph gradient_graph(const AttentionGraphShape& shape) {
-    AttentionGraphShape in_order = shape;
-    in_order.deterministic = true;
-    BuiltGraph ordered = build(in_order);
-    const int64_t bytes = ordered.graph ? ordered.graph->workspace_bytes() : 0;
-    if (deterministic_ || (ordered.graph && is_moderate_order(bytes, 0))) return ordered;
-    BuiltGraph plain = build(shape);
-    if (!plain.graph && ordered.graph) return ordered;
-    if (ordered.graph && is_moderate_order(bytes, plain.graph->workspace_bytes())) return ordered;
-    unordered_ = unordered_ || plain.graph;
-    return plain;
-  }
   /// Counts the rectangles of a batch whose graph was refused.
   bool refused(const AttentionGraphShape& shape, const PreparedBatch& ready) {
     tiled_rectangles_["refused by " + library_->name() + ": " +
-                      graphs_.at(shape).problem.substr(0, 80)] += std::ssize(ready.batch.entries);
+                      graphs_.problem(shape).substr(0, 80)] += std::ssize(ready.batch.entries);
     return false;
   }
 
@@ -282,7 +280,7 @@ class RaggedKernel final : public BlockKernel {
   bool forward_in_place(const ForwardBlock& block, const ReadyPlan& plan,
                         const PreparedBatch& ready, AttentionGraphShape shape) {
     using enum AttentionTensor;
-    // A ragged batch gets the address of the whole array, an even one that of its first row.
+    // A ragged batch gets the address of an aligned row, an even one that of its first row.
     MatrixView<float> first_lse = block.lse;
     if (shape.even) first_lse.data += ready.batch.entries.front().q_begin * first_lse.stride;
     if (!block.overwrite || !ready.first_q || !usable(block.out, DType::bf16) ||
@@ -290,7 +288,7 @@ class RaggedKernel final : public BlockKernel {
       return false;
     shape.out_stride = block.out.stride;
     shape.lse_stride = block.lse.stride;
-    AttentionGraph* graph = graph_of(shape);
+    AttentionGraph* graph = graphs_.of(shape);
     if (graph == nullptr) return false;
     BatchArrays arrays(plan, ready, shape.even);
     arrays.add_inputs(block.q, block.k, block.v);
@@ -303,7 +301,7 @@ class RaggedKernel final : public BlockKernel {
   bool forward_to_scratch(const ForwardBlock& block, const ReadyPlan& plan,
                           const PreparedBatch& ready, const AttentionGraphShape& shape) {
     using enum AttentionTensor;
-    AttentionGraph* graph = graph_of(shape);
+    AttentionGraph* graph = graphs_.of(shape);
     if (graph == nullptr) return false;
     BatchArrays arrays(plan, ready, shape.even);
     arrays.add_inputs(block.q, block.k, block.v);
@@ -368,8 +366,8 @@ class RaggedKernel final : public BlockKernel {
   bool differentiate(const BackwardBlock& block, const ReadyPlan& plan, const PreparedBatch& ready,
                      DirectArrays direct, bool even) {
     using enum AttentionTensor;
-    AttentionGraph* graph = graph_of(even ? even_gradient_shape(block, ready, direct)
-                                          : ragged_gradient_shape(block, ready, direct));
+    AttentionGraph* graph = graphs_.of(even ? even_gradient_shape(block, ready, direct)
+                                            : ragged_gradient_shape(block, ready, direct));
     if (graph == nullptr) return false;
     const RaggedBatch& batch = ready.batch;
     const int64_t q_columns = block.heads.heads * block.heads.head_dim,
@@ -422,17 +420,16 @@ class RaggedKernel final : public BlockKernel {
   std::unique_ptr<AttentionLibrary> library_;
   std::unique_ptr<BlockKernel> tiled_;
   FiniteCopies finite_;
-  bool deterministic_;
-  std::map<AttentionGraphShape, BuiltGraph> graphs_;
-  std::vector<std::unique_ptr<ReadyPlan>> plans_;
+  ReversedArrays reversed_;
+  AttentionGraphs graphs_;
+  std::vector<std::shared_ptr<const ReadyPlan>> plans_;
   Scratch out_, lse_, packed_lse_, k_, v_, d_q_, d_k_, d_v_, workspace_;
   int64_t rectangles_ = 0;                           // entries of batches, and other rectangles
   std::map<std::string, int64_t> tiled_rectangles_;  // by reason
-  int64_t added_q_ = 0, added_k_ = 0;                // rows of batches that do not overwrite
-  int64_t even_graphs_ = 0;                          // requested so far
-  bool unordered_ = false;                           // some graph has no fixed order
-  bool stand_ins_are_there_ = false;                 // of this call
-  bool rows_are_finite_ = false;                     // inputs of this call are copies without NaN
+  int64_t reversed_rectangles_ = 0;
+  int64_t added_q_ = 0, added_k_ = 0;  // rows of batches that do not overwrite
+  bool stand_ins_are_there_ = false;   // of this call
+  bool rows_are_finite_ = false;       // inputs of this call are copies without NaN
 };
 
 }  // namespace

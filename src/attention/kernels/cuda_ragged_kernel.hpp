@@ -1,8 +1,9 @@
 #pragma once
 // A block kernel on top of a library's fused attention.
 //
-//     forward    rectangles -> a few batches of sequences (ragged_batch.hpp)
-//                each batch -> library -> (O, LSE) of its entries, in scratch rows
+//     plan       rectangles -> joined (joined.hpp, staircase.hpp) -> a few batches of sequences
+//                (ragged_batch.hpp), and for inverse ones a call on reversed rows (reversed_rows.hpp)
+//     forward    each batch -> library -> (O, LSE) of its entries, in scratch rows
 //                scratch rows merged into the running (O, LSE) (cuda_merge.hpp)
 //     backward   O' with <O', dO> = delta, and the LSE, of all rows that entries touch
 //                each batch -> library -> dQ, dK, dV of its entries in bf16 -> added to the sums
@@ -22,7 +23,7 @@
 //
 // The tiled kernel (cuda_kernel.hpp) computes the rest: whole calls (f32 arrays, head_dim not a
 // multiple of 16 or too large for the device, parts of a head group, rows that are not 16-byte
-// aligned), single rectangles (windows after a diagonal or without one, fixed tiles, unequal
+// aligned), single rectangles (inverse ones whose queries see few keys, fixed tiles, unequal
 // strides), or batches for which the library has no engine. note() counts them.
 //
 // Lower bound of the time: the FLOPs of the visible pairs at the rate that the library reaches,
@@ -40,13 +41,6 @@
 #include "runtime/stream.hpp"
 
 namespace gyre {
-
-/// A deterministic backward graph is used if its workspace, in bytes, exceeds that of the
-/// nondeterministic graph, `plain`, by at most this.
-inline constexpr int64_t max_ordered_workspace = int64_t{1} << 30;
-constexpr bool is_moderate_order(int64_t ordered, int64_t plain) {
-  return ordered - plain <= max_ordered_workspace;
-}
 
 /// A kernel whose calls are submitted to `stream`, a CUDA stream that must outlive it. Arrays lie
 /// in device memory; rectangles lie on the host and may change after the call. The first call of a

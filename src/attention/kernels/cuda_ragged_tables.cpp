@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "attention/kernels/reversed_rows.hpp"
+
 namespace gyre {
 namespace {
 
@@ -50,11 +52,11 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, PreparedBatch& rea
   using Id = AttentionTensor;
   const int64_t capacity = ready.limits.capacity;
   const auto lengths = [&](Id id, RaggedRows rows) {
-    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity)), 0};
+    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity)), 0, 0};
   };
   const auto offsets = [&](TablePlaces& to, Id id, RaggedRows rows, int64_t stride) {
     const std::vector<int64_t> values = ragged_offsets(ready.batch, rows, stride, capacity);
-    to[id] = {writer.add<int64_t>(values), values.front()};
+    to[id] = {writer.add<int64_t>(values), first_row(ready.batch, rows) * stride, values.front()};
   };
   lengths(Id::q_lengths, RaggedRows::q);
   lengths(Id::k_lengths, RaggedRows::k);
@@ -101,13 +103,10 @@ void BatchArrays::add_inputs(ConstMatrixRef q, ConstMatrixRef k, ConstMatrixRef 
 
 void BatchArrays::add(AttentionTensor id, ConstMatrixRef m, AttentionTensor table_id,
                       const TablePlaces& tables) {
-  auto* const data = const_cast<std::byte*>(m.data);
-  if (even_) {
-    addresses_[id] = data + tables.at(table_id).first * size_of(m.type);
-  } else {
-    addresses_[id] = data;
-    addresses_[table_id] = table(table_id, tables);
-  }
+  const TablePlace& place = tables.at(table_id);
+  const int64_t element = place.base + (even_ ? place.first : 0);
+  addresses_[id] = const_cast<std::byte*>(m.data) + element * size_of(m.type);
+  if (!even_) addresses_[table_id] = table(table_id, tables);
 }
 
 void* BatchArrays::table(AttentionTensor id, const TablePlaces& tables) const {
@@ -142,6 +141,14 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
     if (sizes.backward && sizes.q_columns == sizes.k_columns)
       rounds.add(keys_gathered(ready.batch), ready.gathered_keys);
   }
+  ReversedRows reversed = reversed_rows(ragged.inverse);
+  plan->reversed.rectangles = std::move(reversed.rectangles);
+  plan->reversed.q_rows = reversed.q_rows;
+  plan->reversed.k_rows = reversed.k_rows;
+  rounds.add(exchanged(reversed.queries), plan->reversed.q_reads);
+  rounds.add(exchanged(reversed.keys), plan->reversed.k_reads);
+  rounds.add(reversed.queries, plan->reversed.q_writes);
+  rounds.add(reversed.keys, plan->reversed.k_writes);
   rounds.add(q.rest, plan->q_rest);
   rounds.add(k.rest, plan->k_rest);
   rounds.add(q.touched, plan->q_touched);

@@ -21,6 +21,7 @@ namespace gyre {
 
 struct TablePlace {
   int64_t begin = 0;  ///< byte offset in a plan's tables
+  int64_t base = 0;   ///< element of the array from which the table counts
   int64_t first = 0;  ///< the first value of the table
 };
 using TablePlaces = std::map<AttentionTensor, TablePlace>;
@@ -47,6 +48,14 @@ struct TableSizes {
   friend bool operator==(const TableSizes&, const TableSizes&) = default;
 };
 
+/// The call on reversed rows that computes the inverse rectangles (reversed_rows.hpp).
+struct ReversedCall {
+  std::vector<Rectangle> rectangles;
+  int64_t q_rows = 0, k_rows = 0;  // of the scratch arrays
+  DeviceRound q_reads, k_reads;    // pieces: scratch rows, and the rows that they are read from
+  DeviceRound q_writes, k_writes;  // pieces: rows of results, and the scratch rows added to them
+};
+
 struct ReadyPlan {
   std::vector<Rectangle> rectangles;
   TableSizes sizes;
@@ -56,12 +65,13 @@ struct ReadyPlan {
   DeviceRound q_rest, k_rest;        // rows that no batch is the first to write
   DeviceRound q_touched;             // rows in any batch
   DeviceRound q_outside, k_outside;  // rows in no batch
+  ReversedCall reversed;
   std::vector<Rectangle> others;
   std::array<int64_t, not_ragged_reasons> reasons{};
 };
 
-/// Addresses of the arrays of one batch run, with tables of their entries, or for an even batch the
-/// address of its first entry.
+/// Addresses of the arrays of one batch run: of first_row, with tables of the entries, or for an
+/// even batch of its first entry.
 class BatchArrays {
  public:
   BatchArrays(const ReadyPlan& plan, const PreparedBatch& ready, bool even);

@@ -8,6 +8,7 @@
 #include <unordered_map>
 #include <utility>
 
+#include "attention/kernels/attention_graphs.hpp"
 #include "attention/kernels/cuda_finite_rows.hpp"
 #include "attention/kernels/cuda_ragged_kernel.hpp"
 #include "attention/kernels/cudnn_graphs.hpp"

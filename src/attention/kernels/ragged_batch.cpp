@@ -6,6 +6,8 @@
 #include <tuple>
 #include <utility>
 
+#include "attention/kernels/joined.hpp"
+#include "attention/kernels/reversed_rows.hpp"
 #include "attention/kernels/staircase.hpp"
 #include "core/error.hpp"
 
@@ -188,7 +190,7 @@ const char* name_of(NotRagged reason) {
 }
 
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
-                       int64_t max_rows) {
+                       int64_t max_rows, int64_t least_inverse_keys) {
   RaggedPlan plan;
   std::map<std::tuple<RaggedMask, int64_t, int>, RaggedBatch> open;
   const auto close = [&](RaggedBatch& batch) {
@@ -199,9 +201,11 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, 
   const auto add = [&](const Rectangle& r) {
     NotRagged reason = NotRagged::fixed_tiles;
     const Parts parts = fixed_tiles ? Parts{{}, r} : parts_of(r, reason);
-    if (parts.rest) {
-      plan.others.push_back(*parts.rest);
-      ++plan.reasons[static_cast<size_t>(reason)];
+    if (const std::optional<Rectangle>& rest = parts.rest) {
+      const bool reverse = reason == NotRagged::window && is_inverse(*rest) &&
+                           rest->pairs() >= least_inverse_keys * rest->q_length;
+      (reverse ? plan.inverse : plan.others).push_back(*rest);
+      if (!reverse) ++plan.reasons[static_cast<size_t>(reason)];
     }
     for (const Part& part : parts.entries) {
       RaggedBatch& batch = open[{part.mask, part.window, length_class(part.entry.q_length)}];
@@ -219,7 +223,7 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, 
     for (const Rectangle& r : rectangles) add(r);
     return plan;
   }
-  for (const std::vector<Rectangle>& layer : staircase_layers(joined_keys(rectangles))) {
+  for (const std::vector<Rectangle>& layer : staircase_layers(joined(rectangles))) {
     for (const Rectangle& r : layer) add(r);
     for (auto& [key, batch] : open) close(batch);
   }
@@ -227,7 +231,7 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, 
 }
 
 RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows) {
-  return plan_ragged(rectangles, fixed_tiles, 1024, std::max<int64_t>(16384, 2 * rows));
+  return plan_ragged(rectangles, fixed_tiles, 1024, std::max<int64_t>(16384, 2 * rows), 256);
 }
 
 int length_class(int64_t q_length) {
@@ -297,25 +301,36 @@ FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side
   return result;
 }
 
+int64_t first_row(const RaggedBatch& batch, RaggedRows rows) {
+  if (rows == RaggedRows::scratch_q || rows == RaggedRows::scratch_k || batch.entries.empty())
+    return 0;
+  int64_t first = row_of(batch.entries.front(), rows);
+  for (const RaggedEntry& e : batch.entries) first = std::min(first, row_of(e, rows));
+  return first / 4 * 4;
+}
+
 RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty) {
   constexpr int64_t least_rows = 128;
   const int64_t entries = std::ssize(batch.entries);
-  int64_t q_end = 0, k_end = 0;
-  for (const RaggedEntry& e : batch.entries) {
-    q_end = std::max(q_end, e.q_begin + e.q_length);
-    k_end = std::max(k_end, e.k_begin + e.k_length);
-  }
+  const auto extent = [&](RaggedRows rows) {
+    int64_t end = 0;
+    for (const RaggedEntry& e : batch.entries)
+      end = std::max(end, row_of(e, rows) + length_of(e, rows));
+    return end - first_row(batch, rows);
+  };
+  const int64_t q_rows = extent(RaggedRows::q), k_rows = extent(RaggedRows::k);
   if (empty == EmptyEntries::refused) {
-    const auto longest = [&](int64_t rows, int64_t end) {
-      return rounded_up(std::max(rows, ceil_div(end, entries)), least_rows);
+    const auto longest = [&](int64_t of_entry, int64_t rows) {
+      return rounded_up(std::max(of_entry, ceil_div(rows, entries)), least_rows);
     };
-    return {entries, longest(batch.longest_q, q_end), longest(batch.longest_k, k_end)};
+    return {entries, longest(batch.longest_q, q_rows), longest(batch.longest_k, k_rows)};
   }
   RaggedLimits limits;
   limits.longest_q = rounded_up(batch.longest_q, least_rows);
   limits.longest_k = rounded_up(batch.longest_k, least_rows);
   limits.capacity = rounded_up(
-      std::max({entries, ceil_div(q_end, limits.longest_q), ceil_div(k_end, limits.longest_k)}), 1);
+      std::max({entries, ceil_div(q_rows, limits.longest_q), ceil_div(k_rows, limits.longest_k)}),
+      1);
   return limits;
 }
 
@@ -335,12 +350,14 @@ std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, i
                                     int64_t capacity) {
   GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
              capacity);
+  const int64_t first = first_row(batch, rows);
   int64_t end = 0;
   std::vector<int64_t> offsets;
   offsets.reserve(capacity + 1);
   for (const RaggedEntry& e : batch.entries) {
-    offsets.push_back(row_of(e, rows) * stride);
-    end = std::max(end, (row_of(e, rows) + length_of(e, rows)) * stride);
+    const int64_t row = row_of(e, rows) - first;
+    offsets.push_back(row * stride);
+    end = std::max(end, (row + length_of(e, rows)) * stride);
   }
   offsets.resize(capacity + 1, end);
   return offsets;

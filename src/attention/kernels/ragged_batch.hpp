@@ -11,8 +11,9 @@
 //
 // A causal rectangle becomes at most two entries. With equal strides s of queries and keys, query i
 // sees j <= i + o, o = floor(offset / s). The first max(0, -o) queries see nothing. Queries from
-// k_length - o on see all keys: a full entry; with a window, another kernel computes them. The
-// queries between are a causal entry. Example, 8 queries, 6 keys, offset 2 (x: visible):
+// k_length - o on see all keys: a full entry; with a window, they are an inverse rectangle
+// (reversed_rows.hpp). The queries between are a causal entry. Example, 8 queries, 6 keys, offset 2
+// (x: visible):
 //
 //       0 x x x
 //       1 x x x x                    entry   rows 0..3, keys 0..5, causal_end
@@ -52,9 +53,10 @@ struct RaggedEntry {
 /// Rows of entries in the queries or keys, or in their scratch arrays.
 enum class RaggedRows { q, k, scratch_q, scratch_k };
 
-/// Scratch rows [scratch, scratch + length) belong to rows [row, row + length) of the result.
+/// Scratch row scratch + i · step belongs to row row + i of the result, 0 <= i < length.
 struct RowPiece {
   int64_t row = 0, scratch = 0, length = 0;
+  int64_t step = 1;  ///< or -1
   friend bool operator==(const RowPiece&, const RowPiece&) = default;
 };
 /// Pieces with disjoint rows.
@@ -77,7 +79,8 @@ const char* name_of(NotRagged reason);
 
 struct RaggedPlan {
   std::vector<RaggedBatch> batches;
-  std::vector<Rectangle> others;  ///< whole or cut, in order, for another kernel to compute
+  std::vector<Rectangle> inverse;  ///< whole or cut, for another plan, of reversed_rows
+  std::vector<Rectangle> others;   ///< whole or cut, in order, for another kernel to compute
   std::array<int64_t, not_ragged_reasons> reasons{};  ///< [NotRagged] number of `others`
 };
 
@@ -87,13 +90,17 @@ struct RaggedPlan {
 /// entries of a batch have similar lengths (length_class), and their number times the longest, for
 /// queries and for keys, is at most `max_rows` (unless there is one entry). At the end of a layer,
 /// causal batches precede full ones: they have each row of a shard once. Every visible pair is in
-/// exactly one entry or rectangle of the result, and no hidden pair is in an entry. With
+/// exactly one entry or rectangle of the result, and no hidden pair is in an entry. An inverse
+/// rectangle whose queries see `least_inverse_keys` keys on average goes to `inverse`. With
 /// `fixed_tiles` (see BlockInput) all rectangles go to `others`, since the bits of a library's
 /// results may depend on the batch.
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
-                       int64_t max_rows);
-/// Returns plan_ragged with the limits of a call: 1024 entries and max(16384, 2 · rows) rows, where
-/// `rows` is the number of query rows or of key rows, whichever is larger.
+                       int64_t max_rows, int64_t least_inverse_keys);
+/// Returns plan_ragged with the limits of a call: 1024 entries; max(16384, 2 · rows) rows, where
+/// `rows` is the number of query rows or of key rows, whichever is larger; 256 keys. Copying the
+/// rows of a query and its keys in reverse order, and adding what becomes of them, moves 1 to 3 KB
+/// for a head of 128, the time of some 150 (backward) to 300 (forward) pairs on an H200, of which a
+/// library computes twice as many in a second as the kernel for the rest.
 RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows);
 
 /// Class 0: up to 512 queries. Class c > 0: 512 · 4^(c-1) < queries <= 512 · 4^c, so that lengths
@@ -122,11 +129,16 @@ struct FirstWriters {
 inline constexpr int64_t longest_piece = 512;
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows);
 
+/// The row that a library gets as the first one of an array: at most the first of all entries, and a
+/// multiple of 4, so that a row of f32 per head is 16-byte aligned. 0 for scratch arrays.
+int64_t first_row(const RaggedBatch& batch, RaggedRows rows);
+
 /// Sizes with which a batch is passed to a library. A library may check accesses against capacity ·
 /// longest, as if entries were contiguous, and drop those beyond. That product must therefore
-/// exceed every query and key row of an entry; empty entries raise it. Example: one entry of 300
-/// queries from row 50000 on: the longest is 512, ceil(50300 / 512) = 99, capacity 128. For a
-/// library without empty entries, the longest is raised instead: capacity 1, longest 65536.
+/// exceed every query and key row of an entry, counted from first_row; empty entries raise it.
+/// Example: entries of 300 queries from rows 0 and 50000 on: the longest is 512, ceil(50300 / 512) =
+/// 99, capacity 128. For a library without empty entries, the longest is raised instead: capacity
+/// 2, longest 32768.
 struct RaggedLimits {
   int64_t capacity = 0;                  ///< number of entries; with empty ones, a power of two
   int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry; powers of two, at least 128
@@ -136,8 +148,8 @@ enum class EmptyEntries { taken, refused };
 RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty = EmptyEntries::taken);
 
 /// Tables that the library reads for a batch, padded with empty entries to `capacity`: lengths
-/// [capacity]; offsets [capacity + 1] in elements, rows x `stride`. Empty entries begin at the
-/// largest end of an entry, which is also the last offset.
+/// [capacity]; offsets [capacity + 1] in elements, rows from first_row on x `stride`. Empty entries
+/// begin at the largest end of an entry, which is also the last offset.
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity);
 std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
                                     int64_t capacity);

@@ -10,6 +10,8 @@
 //     step 1   b a            b        1 x 0, 3 x 2
 //     step 2   c c a          c        2-3 x 0-1
 //     step 3   c c b a
+//
+// Keys before the first step's own, which all steps see, are one more layer.
 
 #include <span>
 #include <vector>
@@ -18,19 +20,10 @@
 
 namespace gyre {
 
-/// Joins rectangles of the same queries whose keys follow one another, as layouts cut them into
-/// chunks: full ones, and a full one with the causal one after it. As entries of batches they would
-/// share queries, whose results would have to be merged. The order of the result is not that of
-/// `rectangles`.
-std::vector<Rectangle> joined_keys(std::span<const Rectangle> rectangles);
-
-/// Splits `rectangles` into layers with the same visible pairs. The first layer has all rectangles
-/// outside staircases, in order, and, of every staircase of at least `least_steps` steps, the
-/// pieces of single steps. Without staircases it is the only layer.
+/// Splits `rectangles`, sorted by q_begin, into layers with the same visible pairs. The first layer
+/// has all rectangles outside staircases, after joined_prefixes, and, of every staircase of at least
+/// `least_steps` steps, the pieces of single steps. Without staircases it is the only layer.
 std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> rectangles);
 inline constexpr int least_steps = 4;
-
-/// Whether every query sees every key.
-bool is_full(const Rectangle& r);
 
 }  // namespace gyre
