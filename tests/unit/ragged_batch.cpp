@@ -579,7 +579,7 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
   EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one query more";
   batch.entries = {{0, 300, 0, 40, 0, 0}, {0, 1, 5, 7, 300, 40}, {0, 1, 9, 1, 301, 47}};
   EXPECT_EQ(limits_of(batch), (RaggedLimits{4, 512, 128})) << "entries at the same rows";
-  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{3, 512, 128}));
+  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{4, 512, 128}));
   batch.entries = {{50000, 300, 3, 40, 0, 0}};
   for (const EmptyEntries empty : {EmptyEntries::taken, EmptyEntries::refused})
     EXPECT_EQ(limits_of(batch, empty), (RaggedLimits{1, 512, 128}))
@@ -594,7 +594,8 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
       for (const EmptyEntries empty : {EmptyEntries::taken, EmptyEntries::refused}) {
         const RaggedLimits limits = limits_of(b, empty);
         RC_ASSERT(limits.capacity >= std::ssize(b.entries));
-        RC_ASSERT(empty == EmptyEntries::taken || limits.capacity == std::ssize(b.entries));
+        RC_ASSERT((empty == EmptyEntries::taken ||
+                   limits.capacity == rounded_up(std::ssize(b.entries), 1)));
         RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
         for (const RaggedEntry& e : b.entries) {
           RC_ASSERT(e.q_begin + e.q_length - first_row(b, RaggedRows::q) <=
@@ -605,6 +606,21 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
       }
     }
   }));
+}
+
+TEST(RaggedBatch, IsFilledUpByEntriesOfOneRow) {
+  RaggedBatch batch;
+  batch.entries = {{40, 2, 7, 5, 0, 0}, {50, 3, 20, 6, 2, 5}, {60, 1, 30, 2, 5, 11}};
+  batch.q_rows = 6;
+  batch.k_rows = 13;
+  const RaggedBatch filled = filled_up(batch, 5);
+  ASSERT_EQ(filled.entries.size(), 5U);
+  EXPECT_EQ(filled.entries[2], batch.entries[2]);
+  EXPECT_EQ(filled.entries[3], (RaggedEntry{40, 1, 7, 1, 6, 13}));
+  EXPECT_EQ(filled.entries[4], (RaggedEntry{40, 1, 7, 1, 7, 14}));
+  EXPECT_EQ(filled.q_rows, 8);
+  EXPECT_EQ(filled.k_rows, 15);
+  EXPECT_EQ(filled_up(batch, 3).entries, batch.entries);
 }
 
 TEST(RaggedTables, SizesAreRoundedToPowersOfTwo) {

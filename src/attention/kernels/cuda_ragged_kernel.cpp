@@ -117,8 +117,6 @@ class RaggedKernel final : public BlockKernel {
           fmt::format("{} multiplies rows that it masks: {} bytes of copies with 0 in rows of no "
                       "rectangle",
                       library_->name(), finite_.bytes()));
-    if (library_->empty_entries() == EmptyEntries::refused && graphs_.used() > 0)
-      add(library_->name() + " takes no empty entries: a graph for each number of entries");
     if (graphs_.used() > 0)
       add(fmt::format("{} graphs built for {} batches", graphs_.built(), graphs_.used()));
     return text;
@@ -305,8 +303,8 @@ class RaggedKernel final : public BlockKernel {
     if (graph == nullptr) return false;
     BatchArrays arrays(plan, ready, shape.even);
     arrays.add_inputs(block.q, block.k, block.v);
-    const MatrixRef part = out_.matrix(DType::bf16, ready.batch.q_rows, block.out.cols),
-                    part_lse = lse_.matrix(DType::f32, ready.batch.q_rows, block.lse.cols);
+    const MatrixRef part = out_.matrix(DType::bf16, ready.q_rows, block.out.cols),
+                    part_lse = lse_.matrix(DType::f32, ready.q_rows, block.lse.cols);
     arrays.add(out, part, out_offsets, ready.tables);
     arrays.add(lse, part_lse, lse_offsets, ready.tables);
     execute(*graph, arrays);
@@ -316,10 +314,10 @@ class RaggedKernel final : public BlockKernel {
     return true;
   }
 
-  /// Whether the batch writes all rows of the result. Only then may a ragged batch write it
-  /// directly: the library does not specify what it writes between entries.
+  /// Whether the batch writes all rows of the result, and no others. Only then may a ragged batch
+  /// write it directly: the library does not specify what it writes between entries.
   static bool is_whole(const PreparedBatch& ready, ConstMatrixRef result) {
-    return ready.batch.q_rows == result.rows;
+    return ready.batch.q_rows == result.rows && ready.q_rows == result.rows;
   }
 
   bool backward_batch(const BackwardBlock& block, const ReadyPlan& plan,
@@ -347,7 +345,7 @@ class RaggedKernel final : public BlockKernel {
 
   /// K or V of a ragged batch, copied to the layout of its d_k and d_v.
   ConstMatrixRef gathered(Scratch& memory, ConstMatrixRef from, const PreparedBatch& ready) {
-    const MatrixRef rows = memory.matrix(DType::bf16, ready.batch.k_rows, from.cols);
+    const MatrixRef rows = memory.matrix(DType::bf16, ready.k_rows, from.cols);
     cuda_add_rows(ready.gathered_keys, from, rows, Update::replace, stream_);
     return rows;
   }
@@ -369,7 +367,6 @@ class RaggedKernel final : public BlockKernel {
     AttentionGraph* graph = graphs_.of(even ? even_gradient_shape(block, ready, direct)
                                             : ragged_gradient_shape(block, ready, direct));
     if (graph == nullptr) return false;
-    const RaggedBatch& batch = ready.batch;
     const int64_t q_columns = block.heads.heads * block.heads.head_dim,
                   k_columns = block.heads.kv_heads * block.heads.head_dim;
     BatchArrays arrays(plan, ready, even);
@@ -386,9 +383,9 @@ class RaggedKernel final : public BlockKernel {
       arrays.add(lse, final_lse, lse_offsets, ready.tables);
     }
     const MatrixRef part_q =
-        direct.d_q ? block.d_q : d_q_.matrix(DType::bf16, batch.q_rows, q_columns);
-    const MatrixRef part_k = d_k_.matrix(DType::bf16, batch.k_rows, k_columns),
-                    part_v = d_v_.matrix(DType::bf16, batch.k_rows, k_columns);
+        direct.d_q ? block.d_q : d_q_.matrix(DType::bf16, ready.q_rows, q_columns);
+    const MatrixRef part_k = d_k_.matrix(DType::bf16, ready.k_rows, k_columns),
+                    part_v = d_v_.matrix(DType::bf16, ready.k_rows, k_columns);
     arrays.add(d_q, part_q, d_q_offsets, direct.d_q ? ready.in_place : ready.tables);
     arrays.add(d_k, part_k, d_k_offsets, ready.tables);
     arrays.add(d_v, part_v, d_k_offsets, ready.tables);

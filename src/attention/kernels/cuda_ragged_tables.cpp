@@ -48,15 +48,17 @@ class RoundsWriter {
   std::vector<std::pair<DeviceRound*, int64_t>> added_;
 };
 
-void add_tables(TableWriter& writer, const TableSizes& sizes, PreparedBatch& ready) {
+/// `batch`: that of `ready`, or filled up.
+void add_tables(TableWriter& writer, const TableSizes& sizes, const RaggedBatch& batch,
+                PreparedBatch& ready) {
   using Id = AttentionTensor;
   const int64_t capacity = ready.limits.capacity;
   const auto lengths = [&](Id id, RaggedRows rows) {
-    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(ready.batch, rows, capacity)), 0, 0};
+    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(batch, rows, capacity)), 0, 0};
   };
   const auto offsets = [&](TablePlaces& to, Id id, RaggedRows rows, int64_t stride) {
-    const std::vector<int64_t> values = ragged_offsets(ready.batch, rows, stride, capacity);
-    to[id] = {writer.add<int64_t>(values), first_row(ready.batch, rows) * stride, values.front()};
+    const std::vector<int64_t> values = ragged_offsets(batch, rows, stride, capacity);
+    to[id] = {writer.add<int64_t>(values), first_row(batch, rows) * stride, values.front()};
   };
   lengths(Id::q_lengths, RaggedRows::q);
   lengths(Id::k_lengths, RaggedRows::k);
@@ -135,11 +137,16 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
     if (ready.batch.longest_q >= library.least_even_queries()) ready.even = even_batch(ready.batch);
     ready.first_q = q.first[i];
     ready.first_k = k.first[i];
-    add_tables(writer, sizes, ready);
+    const RaggedBatch batch = library.empty_entries() == EmptyEntries::taken
+                                  ? ready.batch
+                                  : filled_up(ready.batch, ready.limits.capacity);
+    ready.q_rows = batch.q_rows;
+    ready.k_rows = batch.k_rows;
+    add_tables(writer, sizes, batch, ready);
     rounds.add(query_rounds(ready.batch), ready.q_rounds);
     rounds.add(key_rounds(ready.batch), ready.k_rounds);
     if (sizes.backward && sizes.q_columns == sizes.k_columns)
-      rounds.add(keys_gathered(ready.batch), ready.gathered_keys);
+      rounds.add(keys_gathered(batch), ready.gathered_keys);
   }
   ReversedRows reversed = reversed_rows(ragged.inverse);
   plan->reversed.rectangles = std::move(reversed.rectangles);

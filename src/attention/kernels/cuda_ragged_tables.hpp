@@ -30,10 +30,11 @@ using TablePlaces = std::map<AttentionTensor, TablePlace>;
 struct PreparedBatch {
   RaggedBatch batch;
   RaggedLimits limits;
-  std::optional<EvenBatch> even;  // set if it may be used as an even batch
-  TablePlaces tables;             // of inputs, and of results in scratch
-  TablePlaces in_place;           // of arrays that may be the caller's
-  TablePlaces gathered;           // of keys and values in scratch rows
+  int64_t q_rows = 0, k_rows = 0;  // of scratch arrays; more than the batch has if it is filled_up
+  std::optional<EvenBatch> even;   // set if it may be used as an even batch
+  TablePlaces tables;              // of inputs, and of results in scratch
+  TablePlaces in_place;            // of arrays that may be the caller's
+  TablePlaces gathered;            // of keys and values in scratch rows
   std::vector<DeviceRound> q_rounds, k_rounds;
   DeviceRound gathered_keys;              // pairs of key rows and scratch rows
   bool first_q = false, first_k = false;  // see FirstWriters

@@ -320,10 +320,11 @@ RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty) {
   };
   const int64_t q_rows = extent(RaggedRows::q), k_rows = extent(RaggedRows::k);
   if (empty == EmptyEntries::refused) {
+    const int64_t capacity = rounded_up(entries, 1);
     const auto longest = [&](int64_t of_entry, int64_t rows) {
-      return rounded_up(std::max(of_entry, ceil_div(rows, entries)), least_rows);
+      return rounded_up(std::max(of_entry, ceil_div(rows, capacity)), least_rows);
     };
-    return {entries, longest(batch.longest_q, q_rows), longest(batch.longest_k, k_rows)};
+    return {capacity, longest(batch.longest_q, q_rows), longest(batch.longest_k, k_rows)};
   }
   RaggedLimits limits;
   limits.longest_q = rounded_up(batch.longest_q, least_rows);
@@ -332,6 +333,15 @@ RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty) {
       std::max({entries, ceil_div(q_rows, limits.longest_q), ceil_div(k_rows, limits.longest_k)}),
       1);
   return limits;
+}
+
+RaggedBatch filled_up(const RaggedBatch& batch, int64_t capacity) {
+  RaggedBatch result = batch;
+  const RaggedEntry& first = batch.entries.front();
+  while (std::ssize(result.entries) < capacity)
+    result.entries.push_back(
+        {first.q_begin, 1, first.k_begin, 1, result.q_rows++, result.k_rows++});
+  return result;
 }
 
 std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity) {

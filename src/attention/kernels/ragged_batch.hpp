@@ -140,12 +140,17 @@ int64_t first_row(const RaggedBatch& batch, RaggedRows rows);
 /// 99, capacity 128. For a library without empty entries, the longest is raised instead: capacity
 /// 2, longest 32768.
 struct RaggedLimits {
-  int64_t capacity = 0;                  ///< number of entries; with empty ones, a power of two
+  int64_t capacity = 0;                  ///< number of entries; a power of two
   int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry; powers of two, at least 128
   friend bool operator==(const RaggedLimits&, const RaggedLimits&) = default;
 };
 enum class EmptyEntries { taken, refused };
 RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty = EmptyEntries::taken);
+
+/// The batch with entries of one query and one key in the place of empty ones, so that few graphs
+/// serve all numbers of entries. They repeat the first query and key; their scratch rows follow
+/// those of all others, and are not used.
+RaggedBatch filled_up(const RaggedBatch& batch, int64_t capacity);
 
 /// Tables that the library reads for a batch, padded with empty entries to `capacity`: lengths
 /// [capacity]; offsets [capacity + 1] in elements, rows from first_row on x `stride`. Empty entries
