@@ -286,29 +286,17 @@ TEST_F(KeptPlansGpu, OtherRectangles) {
   expect_built(3);  // batches of two and of one, and another mask
 }
 
-TEST_F(KeptPlansGpu, NoEmptyEntriesForALibraryThatTakesNone) {
-  plain().empty_entries = EmptyEntries::refused;
+TEST_F(KeptPlansGpu, NineEntriesAreABatchOfSixteen) {
   std::vector<Rectangle> rectangles;
-  for (int64_t i = 0; i < 3; ++i) rectangles.push_back(full(20 * i, 20, 30 * i, 30));
+  for (int64_t i = 0; i < 12; ++i) rectangles.push_back(full(5 * i, 5, 8 * i, 8));
   rectangles.push_back(full(79, 1, 299, 1));  // rows far beyond those of the others
   for (const int64_t kv_heads : {1, 2}) {
-    std::vector<Rectangle> fewer(rectangles.begin() + 1, rectangles.end());
+    const std::vector<Rectangle> fewer(rectangles.begin() + 4, rectangles.end());
     check(with(rectangles, heads_of(2, kv_heads, 16)));
-    check(with(fewer, heads_of(2, kv_heads, 16)));  // a batch of four, too
+    check(with(fewer, heads_of(2, kv_heads, 16)));
     expect_built(kv_heads);
   }
-  EXPECT_EQ(plain().largest_batch, 4);
-  EXPECT_EQ(plain().empty, 0);
-  EXPECT_EQ(remarks(), "");
-}
-
-TEST_F(KeptPlansGpu, ThreeEntriesAreABatchOfFour) {
-  std::vector<Rectangle> rectangles;
-  for (int64_t i = 0; i < 4; ++i) rectangles.push_back(full(20 * i, 20, 30 * i, 30));
-  check(with(rectangles));
-  rectangles.pop_back();
-  check(with(rectangles));
-  expect_built(1);
+  EXPECT_EQ(plain().largest_batch, 16);
 }
 
 TEST_F(KeptPlansGpu, TheFirstOfTheRectangles) {

@@ -299,7 +299,7 @@ class Graph final : public AttentionGraph {
     calls.ordered += shape_.deterministic ? 1 : 0;
     calls.even += shape_.even ? 1 : 0;
     asked_.last = addresses;
-    if (asked_.empty_entries == EmptyEntries::refused && !shape_.even) count_empty(addresses);
+    if (!shape_.even) count_empty(addresses);
     GYRE_CHECK_CUDA(
         cudaMemsetAsync(workspace, 0xff, static_cast<size_t>(workspace_bytes()), stream_));
     Arguments a = common(addresses);
@@ -455,7 +455,6 @@ class Library final : public AttentionLibrary {
     stream.fill(asked_.dropped.data(), std::byte{0}, sizeof(int32_t));
   }
   std::string name() const override { return "plain"; }
-  EmptyEntries empty_entries() const override { return asked_.empty_entries; }
   bool multiplies_masked_rows(const AttentionGraphShape&) override { return asked_.says_so; }
   int64_t least_even_queries() const override { return asked_.least_even_queries; }
 

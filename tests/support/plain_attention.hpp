@@ -31,8 +31,6 @@ struct PlainAttention {
   bool ordered_gradients = true;
   /// Bytes of workspace that these ask for beyond what they use, and that all backward graphs do.
   int64_t ordered_extra_bytes = 0, extra_bytes = 0;
-  /// Whether batches may have entries without rows.
-  EmptyEntries empty_entries = EmptyEntries::taken;
   /// Of even batches; by default they are ragged ones, as all others.
   int64_t least_even_queries = std::numeric_limits<int64_t>::max();
   /// Whether rows behind entries are multiplied by weights of 0, and whether the library says so.
@@ -45,7 +43,7 @@ struct PlainAttention {
   };
   Calls forward, backward;
   int64_t largest_batch = 0;  ///< entries that a graph was built for
-  int64_t empty = 0;          ///< lengths of 0 in runs of a library that takes none
+  int64_t empty = 0;          ///< lengths of 0
   AttentionAddresses last;    ///< of the last run
   /// One number in device memory: not 0 when something was left out.
   Buffer<int32_t> dropped;

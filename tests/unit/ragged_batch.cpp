@@ -536,29 +536,27 @@ TEST(RaggedFirstWriters, AreThoseOfTheDefinition) {
   }));
 }
 
-TEST(RaggedTables, CountElementsAndPadWithEmptyEntries) {
+TEST(RaggedTables, CountElements) {
   RaggedBatch batch;
   batch.entries = {{10, 3, 20, 5, 0, 0}, {40, 2, 3, 7, 3, 5}};
   using Lengths = std::vector<int32_t>;
   using Offsets = std::vector<int64_t>;
-  EXPECT_EQ(ragged_lengths(batch, RaggedRows::q, 4), (Lengths{3, 2, 0, 0}));
-  EXPECT_EQ(ragged_lengths(batch, RaggedRows::scratch_k, 2), (Lengths{5, 7}));
+  EXPECT_EQ(ragged_lengths(batch, RaggedRows::q), (Lengths{3, 2}));
+  EXPECT_EQ(ragged_lengths(batch, RaggedRows::scratch_k), (Lengths{5, 7}));
   EXPECT_EQ(first_row(batch, RaggedRows::q), 8);  // a multiple of 4
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4), (Offsets{200, 3200, 3400, 3400, 3400}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 2), (Offsets{200, 30, 250}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_q, 8, 2), (Offsets{0, 24, 40}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_k, 8, 3), (Offsets{0, 40, 96, 96}));
-  EXPECT_ANY_THROW((void)ragged_lengths(batch, RaggedRows::q, 1));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100), (Offsets{200, 3200, 3400}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10), (Offsets{200, 30, 250}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_q, 8), (Offsets{0, 24, 40}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::scratch_k, 8), (Offsets{0, 40, 96}));
   batch.entries = {{1 << 20, 1, 0, 1, 0, 0}, {0, 1, 0, 1, 1, 1}};  // more than 32 bits
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14, 2)[0], int64_t{1} << 34);
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 1 << 14)[0], int64_t{1} << 34);
 }
 
-TEST(RaggedTables, PaddingBeginsBehindTheFurthestEntry) {  // which need not be the last
+TEST(RaggedTables, EndWithTheFurthestEntry) {  // which need not be the last
   RaggedBatch batch;
   batch.entries = {{40, 2, 0, 7, 0, 0}, {10, 3, 20, 5, 2, 7}, {0, 4, 3, 9, 5, 12}};
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100, 4),
-            (std::vector<int64_t>{4000, 1000, 0, 4200, 4200}));
-  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10, 3), (std::vector<int64_t>{0, 200, 30, 250}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::q, 100), (std::vector<int64_t>{4000, 1000, 0, 4200}));
+  EXPECT_EQ(ragged_offsets(batch, RaggedRows::k, 10), (std::vector<int64_t>{0, 200, 30, 250}));
 }
 
 TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
@@ -567,23 +565,19 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
   batch.longest_q = 300;
   batch.longest_k = 40;
   batch.entries = {first, {50000, 300, 0, 40, 300, 40}};
-  EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128}));
-  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{2, 32768, 128}));
-  batch.entries = {first, {0, 300, 16384 - 40, 40, 300, 40}};
-  EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128})) << "16384 / 128, and no more";
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{32768, 128}));
+  batch.entries = {first, {0, 300, 512 - 40, 40, 300, 40}};
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{512, 256})) << "512 / 2, and no more";
   batch.entries[1].k_begin += 1;
-  EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one key more";
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{512, 512})) << "one key more";
   batch.entries = {first, {65536 - 300, 300, 0, 40, 300, 40}};
-  EXPECT_EQ(limits_of(batch), (RaggedLimits{128, 512, 128})) << "65536 / 512, and no more";
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{32768, 128})) << "65536 / 2, and no more";
   batch.entries[1].q_begin += 1;
-  EXPECT_EQ(limits_of(batch), (RaggedLimits{256, 512, 128})) << "one query more";
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{65536, 128})) << "one query more";
   batch.entries = {{0, 300, 0, 40, 0, 0}, {0, 1, 5, 7, 300, 40}, {0, 1, 9, 1, 301, 47}};
-  EXPECT_EQ(limits_of(batch), (RaggedLimits{4, 512, 128})) << "entries at the same rows";
-  EXPECT_EQ(limits_of(batch, EmptyEntries::refused), (RaggedLimits{4, 512, 128}));
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{512, 128})) << "entries at the same rows";
   batch.entries = {{50000, 300, 3, 40, 0, 0}};
-  for (const EmptyEntries empty : {EmptyEntries::taken, EmptyEntries::refused})
-    EXPECT_EQ(limits_of(batch, empty), (RaggedLimits{1, 512, 128}))
-        << "rows before it do not count";
+  EXPECT_EQ(limits_of(batch), (RaggedLimits{512, 128})) << "rows before it do not count";
   EXPECT_TRUE(rc::check("limits", [] {
     const RaggedPlan plan = plan_ragged(arbitrary_rectangles(), false, 100, no_limit, no_limit);
     for (RaggedBatch b : plan.batches) {
@@ -591,18 +585,14 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
         e.q_begin += *rc::gen::inRange<int64_t>(0, 5000);
         e.k_begin += *rc::gen::inRange<int64_t>(0, 5000);
       }
-      for (const EmptyEntries empty : {EmptyEntries::taken, EmptyEntries::refused}) {
-        const RaggedLimits limits = limits_of(b, empty);
-        RC_ASSERT(limits.capacity >= std::ssize(b.entries));
-        RC_ASSERT((empty == EmptyEntries::taken ||
-                   limits.capacity == rounded_up(std::ssize(b.entries), 1)));
-        RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
-        for (const RaggedEntry& e : b.entries) {
-          RC_ASSERT(e.q_begin + e.q_length - first_row(b, RaggedRows::q) <=
-                    limits.capacity * limits.longest_q);
-          RC_ASSERT(e.k_begin + e.k_length - first_row(b, RaggedRows::k) <=
-                    limits.capacity * limits.longest_k);
-        }
+      const RaggedLimits limits = limits_of(b);
+      RC_ASSERT(limits.longest_q >= b.longest_q && limits.longest_k >= b.longest_k);
+      const int64_t entries = std::ssize(b.entries);
+      for (const RaggedEntry& e : b.entries) {
+        RC_ASSERT(e.q_begin + e.q_length - first_row(b, RaggedRows::q) <=
+                  entries * limits.longest_q);
+        RC_ASSERT(e.k_begin + e.k_length - first_row(b, RaggedRows::k) <=
+                  entries * limits.longest_k);
       }
     }
   }));
@@ -610,17 +600,19 @@ TEST(RaggedLimits, ReachBeyondEveryRow) {  // the example of the header
 
 TEST(RaggedBatch, IsFilledUpByEntriesOfOneRow) {
   RaggedBatch batch;
-  batch.entries = {{40, 2, 7, 5, 0, 0}, {50, 3, 20, 6, 2, 5}, {60, 1, 30, 2, 5, 11}};
-  batch.q_rows = 6;
-  batch.k_rows = 13;
-  const RaggedBatch filled = filled_up(batch, 5);
-  ASSERT_EQ(filled.entries.size(), 5U);
-  EXPECT_EQ(filled.entries[2], batch.entries[2]);
-  EXPECT_EQ(filled.entries[3], (RaggedEntry{40, 1, 7, 1, 6, 13}));
-  EXPECT_EQ(filled.entries[4], (RaggedEntry{40, 1, 7, 1, 7, 14}));
-  EXPECT_EQ(filled.q_rows, 8);
-  EXPECT_EQ(filled.k_rows, 15);
-  EXPECT_EQ(filled_up(batch, 3).entries, batch.entries);
+  for (int64_t i = 0; i < 9; ++i) batch.entries.push_back({40 + 3 * i, 3, 7, 5, 3 * i, 5 * i});
+  batch.q_rows = 27;
+  batch.k_rows = 45;
+  const RaggedBatch filled = filled_up(batch);
+  ASSERT_EQ(filled.entries.size(), 16U);
+  EXPECT_EQ(filled.entries[8], batch.entries[8]);
+  EXPECT_EQ(filled.entries[9], (RaggedEntry{40, 1, 7, 1, 27, 45}));
+  EXPECT_EQ(filled.entries[15], (RaggedEntry{40, 1, 7, 1, 33, 51}));
+  EXPECT_EQ(filled.q_rows, 34);
+  EXPECT_EQ(filled.k_rows, 52);
+  EXPECT_EQ(filled_up(filled).entries, filled.entries);
+  batch.entries.resize(7);
+  EXPECT_EQ(filled_up(batch).entries, batch.entries);
 }
 
 TEST(RaggedTables, SizesAreRoundedToPowersOfTwo) {

@@ -4,7 +4,7 @@
 //
 // All arrays are row-major [rows, heads · head_dim] in device memory. Tables give the first element
 // (offsets) and the number of rows (lengths) of each entry. The device reads them when the graph
-// runs, so that one graph serves all batches up to its limits. Inputs and outputs are bf16,
+// runs, so that one graph serves all batches of as many entries, up to its limits. Inputs and outputs are bf16,
 // log-sum-exps and sums f32.
 //
 // Even batches (even_batch) are [batch, rows, heads · head_dim]: the address is that of the first
@@ -29,7 +29,7 @@ struct AttentionGraphShape {
   int64_t window = 0;  ///< see RaggedBatch
   int64_t heads = 0, kv_heads = 0, head_dim = 0;
   float scale = 0;
-  int64_t batch = 0;                     ///< largest number of entries
+  int64_t batch = 0;                     ///< number of entries
   int64_t longest_q = 0, longest_k = 0;  ///< largest number of rows of an entry
   bool even = false;                     ///< the batch is even; the limits above are exact
   /// Even batches: rows between the starts of consecutive entries, for q and d_out, for k and v,
@@ -83,8 +83,6 @@ class AttentionLibrary {
  public:
   virtual ~AttentionLibrary() = default;
   virtual std::string name() const = 0;
-  /// Whether a batch may have entries without rows.
-  virtual EmptyEntries empty_entries() const { return EmptyEntries::taken; }
   /// Number of queries per entry from which on even batches get a graph without tables.
   virtual int64_t least_even_queries() const { return std::numeric_limits<int64_t>::max(); }
   /// Whether graphs of a shape multiply, by weights of 0, rows outside all entries that share a

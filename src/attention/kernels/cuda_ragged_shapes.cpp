@@ -55,7 +55,7 @@ bool usable(ConstMatrixRef m, DType type) {
 
 AttentionGraphShape ragged_shape(const BlockInput& block, const PreparedBatch& ready) {
   AttentionGraphShape shape = shape_of(block, ready.batch);
-  shape.batch = ready.limits.capacity;
+  shape.batch = ready.entries;
   shape.longest_q = ready.limits.longest_q;
   shape.longest_k = ready.limits.longest_k;
   return shape;

@@ -52,12 +52,11 @@ class RoundsWriter {
 void add_tables(TableWriter& writer, const TableSizes& sizes, const RaggedBatch& batch,
                 PreparedBatch& ready) {
   using Id = AttentionTensor;
-  const int64_t capacity = ready.limits.capacity;
   const auto lengths = [&](Id id, RaggedRows rows) {
-    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(batch, rows, capacity)), 0, 0};
+    ready.tables[id] = {writer.add<int32_t>(ragged_lengths(batch, rows)), 0, 0};
   };
   const auto offsets = [&](TablePlaces& to, Id id, RaggedRows rows, int64_t stride) {
-    const std::vector<int64_t> values = ragged_offsets(batch, rows, stride, capacity);
+    const std::vector<int64_t> values = ragged_offsets(batch, rows, stride);
     to[id] = {writer.add<int64_t>(values), first_row(batch, rows) * stride, values.front()};
   };
   lengths(Id::q_lengths, RaggedRows::q);
@@ -133,13 +132,12 @@ std::unique_ptr<ReadyPlan> make_ready(std::span<const Rectangle> rectangles,
   for (size_t i = 0; i < plan->batches.size(); ++i) {
     PreparedBatch& ready = plan->batches[i];
     ready.batch = std::move(ragged.batches[i]);
-    ready.limits = limits_of(ready.batch, library.empty_entries());
     if (ready.batch.longest_q >= library.least_even_queries()) ready.even = even_batch(ready.batch);
     ready.first_q = q.first[i];
     ready.first_k = k.first[i];
-    const RaggedBatch batch = library.empty_entries() == EmptyEntries::taken
-                                  ? ready.batch
-                                  : filled_up(ready.batch, ready.limits.capacity);
+    const RaggedBatch batch = filled_up(ready.batch);
+    ready.limits = limits_of(batch);
+    ready.entries = std::ssize(batch.entries);
     ready.q_rows = batch.q_rows;
     ready.k_rows = batch.k_rows;
     add_tables(writer, sizes, batch, ready);

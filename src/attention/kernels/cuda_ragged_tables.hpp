@@ -29,12 +29,14 @@ using TablePlaces = std::map<AttentionTensor, TablePlace>;
 /// A batch with its library tables: built once and kept.
 struct PreparedBatch {
   RaggedBatch batch;
+  // Of the batch, filled up.
+  int64_t entries = 0;
+  int64_t q_rows = 0, k_rows = 0;  // of scratch arrays
   RaggedLimits limits;
-  int64_t q_rows = 0, k_rows = 0;  // of scratch arrays; more than the batch has if it is filled_up
-  std::optional<EvenBatch> even;   // set if it may be used as an even batch
-  TablePlaces tables;              // of inputs, and of results in scratch
-  TablePlaces in_place;            // of arrays that may be the caller's
-  TablePlaces gathered;            // of keys and values in scratch rows
+  std::optional<EvenBatch> even;  // set if it may be used as an even batch
+  TablePlaces tables;             // of inputs, and of results in scratch
+  TablePlaces in_place;           // of arrays that may be the caller's
+  TablePlaces gathered;           // of keys and values in scratch rows
   std::vector<DeviceRound> q_rounds, k_rounds;
   DeviceRound gathered_keys;              // pairs of key rows and scratch rows
   bool first_q = false, first_k = false;  // see FirstWriters

@@ -24,10 +24,6 @@ namespace {
 
 namespace fe = cudnn_frontend;
 
-/// 9.25, the first version that supports sequences without tokens. On 9.22, sweeps over ragged
-/// batches with such sequences failed (cudnn-frontend, issues 943 and 944).
-constexpr size_t first_with_empty_entries = 92500;
-
 /// Loads the library once. Returns why it cannot be loaded, or an empty string.
 const std::string& load_error() {
   static const std::string error = []() -> std::string {
@@ -92,10 +88,6 @@ class CudnnLibrary final : public AttentionLibrary {
   std::string name() const override { return "cuDNN"; }
   /// Building a graph takes tenths of a second, which runs with fewer queries do not win back.
   int64_t least_even_queries() const override { return 512; }
-  EmptyEntries empty_entries() const override {
-    return fe::detail::get_backend_version() < first_with_empty_entries ? EmptyEntries::refused
-                                                                        : EmptyEntries::taken;
-  }
 
   /// cuDNN does not document this, and its engines differ: each kind of graph is probed once.
   bool multiplies_masked_rows(const AttentionGraphShape& shape) override {

@@ -309,67 +309,50 @@ int64_t first_row(const RaggedBatch& batch, RaggedRows rows) {
   return first / 4 * 4;
 }
 
-RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty) {
-  constexpr int64_t least_rows = 128;
-  const int64_t entries = std::ssize(batch.entries);
-  const auto extent = [&](RaggedRows rows) {
-    int64_t end = 0;
-    for (const RaggedEntry& e : batch.entries)
-      end = std::max(end, row_of(e, rows) + length_of(e, rows));
-    return end - first_row(batch, rows);
-  };
-  const int64_t q_rows = extent(RaggedRows::q), k_rows = extent(RaggedRows::k);
-  if (empty == EmptyEntries::refused) {
-    const int64_t capacity = rounded_up(entries, 1);
-    const auto longest = [&](int64_t of_entry, int64_t rows) {
-      return rounded_up(std::max(of_entry, ceil_div(rows, capacity)), least_rows);
-    };
-    return {capacity, longest(batch.longest_q, q_rows), longest(batch.longest_k, k_rows)};
-  }
-  RaggedLimits limits;
-  limits.longest_q = rounded_up(batch.longest_q, least_rows);
-  limits.longest_k = rounded_up(batch.longest_k, least_rows);
-  limits.capacity = rounded_up(
-      std::max({entries, ceil_div(q_rows, limits.longest_q), ceil_div(k_rows, limits.longest_k)}),
-      1);
-  return limits;
-}
-
-RaggedBatch filled_up(const RaggedBatch& batch, int64_t capacity) {
+RaggedBatch filled_up(const RaggedBatch& batch) {
+  constexpr int64_t exact = 8;
   RaggedBatch result = batch;
-  const RaggedEntry& first = batch.entries.front();
-  while (std::ssize(result.entries) < capacity)
+  const int64_t entries = std::ssize(batch.entries);
+  const int64_t wanted = entries <= exact ? entries : rounded_up(entries, exact);
+  for (int64_t i = entries; i < wanted; ++i) {
+    const RaggedEntry& first = batch.entries.front();
     result.entries.push_back(
         {first.q_begin, 1, first.k_begin, 1, result.q_rows++, result.k_rows++});
+  }
   return result;
 }
 
-std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity) {
-  GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
-             capacity);
-  std::vector<int32_t> lengths(capacity, 0);
-  for (size_t i = 0; i < batch.entries.size(); ++i) {
-    const int64_t length = length_of(batch.entries[i], rows);
-    lengths[i] = static_cast<int32_t>(length);
-    GYRE_CHECK(lengths[i] == length, "a sequence of {} rows", length);
+RaggedLimits limits_of(const RaggedBatch& batch) {
+  const auto longest = [&](RaggedRows rows, int64_t of_entry) {
+    int64_t end = 0;
+    for (const RaggedEntry& e : batch.entries)
+      end = std::max(end, row_of(e, rows) + length_of(e, rows));
+    const int64_t of_all = ceil_div(end - first_row(batch, rows), std::ssize(batch.entries));
+    return rounded_up(std::max(of_entry, of_all), 128);
+  };
+  return {longest(RaggedRows::q, batch.longest_q), longest(RaggedRows::k, batch.longest_k)};
+}
+
+std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows) {
+  std::vector<int32_t> lengths;
+  for (const RaggedEntry& e : batch.entries) {
+    const int64_t length = length_of(e, rows);
+    lengths.push_back(static_cast<int32_t>(length));
+    GYRE_CHECK(lengths.back() == length, "a sequence of {} rows", length);
   }
   return lengths;
 }
 
-std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
-                                    int64_t capacity) {
-  GYRE_CHECK(capacity >= std::ssize(batch.entries), "{} entries, room for {}", batch.entries.size(),
-             capacity);
+std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride) {
   const int64_t first = first_row(batch, rows);
   int64_t end = 0;
   std::vector<int64_t> offsets;
-  offsets.reserve(capacity + 1);
   for (const RaggedEntry& e : batch.entries) {
     const int64_t row = row_of(e, rows) - first;
     offsets.push_back(row * stride);
     end = std::max(end, (row + length_of(e, rows)) * stride);
   }
-  offsets.resize(capacity + 1, end);
+  offsets.push_back(end);
   return offsets;
 }
 

@@ -133,31 +133,26 @@ FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side
 /// multiple of 4, so that a row of f32 per head is 16-byte aligned. 0 for scratch arrays.
 int64_t first_row(const RaggedBatch& batch, RaggedRows rows);
 
-/// Sizes with which a batch is passed to a library. A library may check accesses against capacity ·
-/// longest, as if entries were contiguous, and drop those beyond. That product must therefore
-/// exceed every query and key row of an entry, counted from first_row; empty entries raise it.
-/// Example: entries of 300 queries from rows 0 and 50000 on: the longest is 512, ceil(50300 / 512) =
-/// 99, capacity 128. For a library without empty entries, the longest is raised instead: capacity
-/// 2, longest 32768.
+/// The batch with further entries of one query and one key, so that few graphs serve all numbers of
+/// entries; libraries may not take empty ones. There are as many entries as before up to 8, then a
+/// power of two. The new ones repeat the first query and key; their scratch rows follow those of
+/// all others, and are not used.
+RaggedBatch filled_up(const RaggedBatch& batch);
+
+/// Largest rows of an entry with which a batch is passed to a library. A library may check accesses
+/// against entries · longest, as if entries were contiguous, and drop those beyond. That product
+/// must therefore exceed every query and key row of an entry, counted from first_row. Example:
+/// entries of 300 queries from rows 0 and 50000 on: ceil(50300 / 2) = 25150, longest 32768.
 struct RaggedLimits {
-  int64_t capacity = 0;                  ///< number of entries; a power of two
-  int64_t longest_q = 0, longest_k = 0;  ///< rows of an entry; powers of two, at least 128
+  int64_t longest_q = 0, longest_k = 0;  ///< powers of two, at least 128
   friend bool operator==(const RaggedLimits&, const RaggedLimits&) = default;
 };
-enum class EmptyEntries { taken, refused };
-RaggedLimits limits_of(const RaggedBatch& batch, EmptyEntries empty = EmptyEntries::taken);
+RaggedLimits limits_of(const RaggedBatch& batch);
 
-/// The batch with entries of one query and one key in the place of empty ones, so that few graphs
-/// serve all numbers of entries. They repeat the first query and key; their scratch rows follow
-/// those of all others, and are not used.
-RaggedBatch filled_up(const RaggedBatch& batch, int64_t capacity);
-
-/// Tables that the library reads for a batch, padded with empty entries to `capacity`: lengths
-/// [capacity]; offsets [capacity + 1] in elements, rows from first_row on x `stride`. Empty entries
-/// begin at the largest end of an entry, which is also the last offset.
-std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows, int64_t capacity);
-std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride,
-                                    int64_t capacity);
+/// Tables that the library reads for a batch: lengths [entries]; offsets [entries + 1] in elements,
+/// rows from first_row on x `stride`. The last offset is the largest end of an entry.
+std::vector<int32_t> ragged_lengths(const RaggedBatch& batch, RaggedRows rows);
+std::vector<int64_t> ragged_offsets(const RaggedBatch& batch, RaggedRows rows, int64_t stride);
 
 /// Rows between the starts of consecutive entries of an even batch. Its entries have the same
 /// number of queries, and of keys: a library reads arrays [entries, rows], without tables.
