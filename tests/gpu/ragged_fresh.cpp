@@ -160,6 +160,13 @@ TEST_P(FreshResultsGpu, WhatIsThereIsKept) {
             1);
 }
 
+TEST_P(FreshResultsGpu, SomeOnReversedRows) {
+  const std::vector<Rectangle> rectangles = {{0, 20, 0, 20, {}},
+                                             {3, 520, 25, 520, {false, 0, 1, 1, 1}}};
+  check_fresh(problem(heads_of(1, 1, head_dim()), 530, 550, rectangles, all_bf16));
+  if (has_gradients()) expect_library();
+}
+
 TEST_P(FreshResultsGpu, SomeForTheTiledKernel) {
   const std::vector<Rectangle> rectangles = {full(0, 20, 0, 30), causal(10, 30, 30, 30, 0, 7),
                                              causal(50, 10, 65, 30, 20)};

@@ -123,6 +123,8 @@ TEST(Joined, APrefixAndTheDiagonalBehindItsKeys) {
       << "two diagonals would share keys";
   const Rectangle wider{10, 3, 16, 3, {true, 0}};  // its last query does not see the prefix
   EXPECT_EQ(joined_prefixes(std::vector{prefix, wider}), (std::vector{prefix, wider}));
+  const Rectangle ahead{2, 8, 16, 8, {true, 0}}, later{3, 9, 0, 16, {}};  // its first query neither
+  EXPECT_EQ(joined_prefixes(std::vector{ahead, later}), (std::vector{ahead, later}));
 }
 
 TEST(Joined, KeepsPairs) {
