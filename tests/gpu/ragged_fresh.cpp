@@ -160,6 +160,14 @@ TEST_P(FreshResultsGpu, WhatIsThereIsKept) {
             1);
 }
 
+TEST_P(FreshResultsGpu, AllRowsInABatchThatIsFilledUp) {
+  std::vector<Rectangle> rectangles;
+  for (int64_t i = 0, row = 0; i < 10; row += 3 + i++)
+    rectangles.push_back(causal(row, 3 + i, row, 3 + i, 0));
+  check_fresh(problem(heads_of(2, 1, head_dim()), 75, 75, rectangles, all_bf16), false);
+  if (has_gradients()) expect_library();
+}
+
 TEST_P(FreshResultsGpu, SomeOnReversedRows) {
   const std::vector<Rectangle> rectangles = {{0, 20, 0, 20, {}},
                                              {3, 520, 25, 520, {false, 0, 1, 1, 1}}};
