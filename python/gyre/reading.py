@@ -174,6 +174,13 @@ def _group(item: h5py.Group) -> Group:
     return Group(arrays, _attributes(item), beside)
 
 
+def kind_of(path: str | os.PathLike[str]) -> str:
+    """The kind of a file of Gyre: attention of gyre/attention; "" of another file."""
+    with h5py.File(os.fspath(path), "r") as file:
+        schema = _plain(file.attrs.get("schema"))
+    return schema.removeprefix("gyre/") if isinstance(schema, str) else ""
+
+
 def read(path: str | os.PathLike[str]) -> File:
     """All of a file of Gyre: arrays, attributes and provenance.
 

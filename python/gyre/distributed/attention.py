@@ -1,0 +1,189 @@
+"""attention(q, k, v, cu_seqlens, layout, group) -> out, lse
+
+A rank has rows [tokens, heads, elements] of q, k and v: those of layout.index[group's rank]; with tp,
+its part of the heads. cu_seqlens: where documents begin, in slots of the whole stream; the last slots
+of a document may be padding. It returns its rows of the output and the log-sum-exps [tokens, heads],
+or None for them. Gradients: of tensors by autograd; of NumPy arrays, a third value is returned, a
+function of d_out that returns d_q, d_k, d_v and, with sinks, d_sinks. A rank's d_sinks is its share of
+the sum. Further parameters, given where they are taken: mask, window, scale, sinks, regions, lengths
+(tokens of each document, without padding), allowed (booleans [rows of the rank, slots]: the keys that
+each row sees), mesh.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import reading
+from ..reference import visible
+from .attention_errors import hypotheses
+from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, judged, keywords, not_numbers, returned
+from .layouts import Layout, layout_of
+from .rank import Here
+
+KIND, USES_LAYOUT = "attention", True
+ROWS = ("q", "k", "v", "d_out")
+ANSWERS = {"out": "q", "lse": "q", "d_q": "q", "d_k": "k", "d_v": "v", "d_sinks": "sinks"}
+
+
+def problems(path: Path, options: Any) -> Iterator[Problem]:
+    """The case of a file of attention."""
+    file = reading.read(path)
+    inputs, expected = file.inputs, dict(file.reference)
+    layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
+    attributes = inputs.attributes
+    width, heads, kv_heads = inputs["q"].shape[2], inputs["q"].shape[1], inputs["k"].shape[1]
+    mask, window = attributes["mask"], int(attributes["window"])
+    needs: dict[str, str] = {}
+    if mask != "causal":
+        needs["mask"] = f"the mask is {mask}"
+    if mask == "regions":
+        needs["regions"] = "the mask is of regions"
+    if window:
+        needs["window"] = f"the window is {window}"
+    if not np.isclose(attributes["scale"], width**-0.5):
+        needs["scale"] = f"the scale is {attributes['scale']:.4g}, not 1 / sqrt({width})"
+    if "sinks" in inputs:
+        needs["sinks"] = "there are sinks"
+    padded = (layout.lengths < np.diff(layout.cu_seqlens)) & (layout.lengths > 0)
+    if mask == "full" and padded.any():
+        needs["lengths"] = "every query sees the padding of its document"
+    streams, pairs = _streams(inputs, layout), pairs_of(inputs, layout)
+    offers = {"mask": mask, "window": window, "scale": float(attributes["scale"])}
+    if mask == "regions":
+        offers["regions"] = np.asarray(inputs["regions"])
+    pieces = [_piece(streams, pairs, layout, offers, rank, options) for rank in range(options.cp * options.tp)]
+    if heads % options.tp or kv_heads % options.tp:
+        raise LeftOut(f"{kv_heads} KV heads are no multiple of tp = {options.tp}")
+    judge = partial(_judge, path.stem, streams, pairs, inputs, expected, layout, options.tp)
+    yield Problem(path.stem, pieces, needs, judge)
+
+
+def _streams(inputs: reading.Group, layout: Layout) -> dict[str, np.ndarray]:
+    """q, k, v, d_out in slots, and sinks. Padding repeats other rows; its d_out is 0."""
+    found = {}
+    for name in ROWS:
+        array = np.asarray(inputs[name])
+        rows = np.zeros((layout.slots, *array.shape[1:]), array.dtype)
+        if len(array) and name != "d_out":
+            rows[:] = array[(7 + 3 * np.arange(layout.slots)) % len(array)]
+        rows[layout.tokens] = array
+        found[name] = rows
+    if "sinks" in inputs:
+        found["sinks"] = np.asarray(inputs["sinks"])
+    return found
+
+
+def _piece(streams: Mapping[str, np.ndarray], pairs: np.ndarray, layout: Layout, offers: Mapping[str, Any], rank: int,
+           options: Any) -> dict[str, Any]:
+    """What a rank is given."""
+    cp_rank, tp_rank = divmod(rank, options.tp)
+    rows = layout.index[cp_rank]
+    mine = {name: np.split(streams[name][rows], options.tp, axis=1)[tp_rank]
+            if streams[name].shape[1] % options.tp == 0 else streams[name][rows] for name in ROWS}
+    if "sinks" in streams:
+        mine["sinks"] = np.array_split(streams["sinks"], options.tp)[tp_rank]
+    return mine | {"layout": layout, "allowed": pairs[rows], "offers": dict(offers)}
+
+
+def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+    """Calls the function on one rank, forward and backward."""
+    layout: Layout = piece["layout"]
+    leaves = {name: here.leaf(piece[name]) for name in ("q", "k", "v", "sinks") if name in piece}
+    offers = dict(piece["offers"], lengths=here.integers(layout.lengths), mesh=here.mesh, allowed=here.booleans(piece["allowed"]))
+    if "sinks" in leaves:
+        offers["sinks"] = leaves["sinks"]
+    taken = keywords(function, offers, needs)
+    d_out, kind = here.array(piece["d_out"]), here.kind
+    answer = function(leaves["q"], leaves["k"], leaves["v"], here.integers(layout.cu_seqlens), layout,
+                      here.group("cp"), **taken)
+    values = answer if isinstance(answer, tuple) else (answer,)
+    if not 1 <= len(values) <= 3:
+        raise Malformed("other-type", f"{len(values)} values were returned; they must be out, lse")
+    out, lse, backward = (*values, None, None)[:3]
+    found = {"out": returned("out", out, piece["q"].shape, [kind])}
+    if lse is not None:
+        found["lse"] = returned("lse", lse, piece["q"].shape[:2], ["float32", "float64"])
+    wanted = [name for name in ("q", "k", "v", "sinks") if name in leaves]
+    gradients = here.gradients(out, d_out, [leaves[n] for n in wanted], backward)
+    for name, gradient in zip(wanted, gradients):
+        found[f"d_{name}"] = returned(f"d_{name}", gradient, piece[name].shape, [kind, "float32", "float64"])
+    return found
+
+
+def gathered(arrays: list[dict[str, np.ndarray]], layout: Layout, tp: int) -> dict[str, np.ndarray]:
+    """Arrays of the whole stream, in slots, of those of the ranks; d_sinks is summed over cp."""
+    found = {}
+    for name in set.intersection(*(set(mine) for mine in arrays)):
+        by_cp = [np.concatenate([arrays[c * tp + t][name] for t in range(tp)], axis=0 if name == "d_sinks" else 1)
+                 for c in range(layout.cp)]
+        if name == "d_sinks":
+            found[name] = np.sum(by_cp, axis=0)
+            continue
+        whole = np.zeros((layout.slots, *by_cp[0].shape[1:]), by_cp[0].dtype)
+        for rows, part in zip(layout.index, by_cp):
+            whole[rows] = part
+        found[name] = whole
+    return found
+
+
+def pairs_of(inputs: reading.Group, layout: Layout) -> np.ndarray:
+    """[slots, slots] booleans: the key that each query sees; padding sees nothing, and nothing sees it."""
+    found = np.zeros((layout.slots, layout.slots), bool)
+    attributes = inputs.attributes
+    for document, (begin, length) in enumerate(zip(layout.cu_seqlens, layout.lengths)):
+        regions = inputs["regions"][inputs["regions"][:, 0] == document] if "regions" in inputs else None
+        found[begin : begin + length, begin : begin + length] = visible(
+            int(length), attributes["mask"], int(attributes["window"]), regions)
+    return found
+
+
+def _judge(name: str, streams: Mapping[str, np.ndarray], pairs: np.ndarray, inputs: reading.Group,
+           expected: Mapping[str, np.ndarray], layout: Layout, tp: int, arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+    real = np.zeros(layout.slots, bool)
+    real[layout.tokens] = True
+
+    def counted(rank: int, array: str, values: np.ndarray) -> np.ndarray:
+        return values if array == "d_sinks" else values[real[layout.index[rank // tp]]]
+
+    broken = not_numbers(arrays, counted)
+    if broken:
+        return Verdict(name).fail(*broken)
+    whole = gathered(arrays, layout, tp)
+    got = {n: a if n == "d_sinks" else a[layout.tokens] for n, a in whole.items()}
+
+    def places(array: str, bad: np.ndarray) -> str:
+        if array == "d_sinks":
+            return f"heads {', '.join(map(str, np.flatnonzero(bad)))}"
+        rows = bad.reshape(len(bad), -1).any(axis=1)
+        return rows_that_differ(rows, layout) + value_text(got[array], expected[array], bad)
+
+    def known(failing: set[str]) -> Iterator[Any]:
+        return hypotheses(got, expected, failing, streams, pairs, inputs.attributes, layout, tp)
+
+    verdict = judged(name, got, {n: a for n, a in expected.items() if n in ANSWERS}, tolerance, known, places)
+    missing = sorted(n for n in expected if n in ANSWERS and n not in got)
+    verdict.note = f"not returned: {', '.join(missing)}" if missing else ""
+    return verdict
+
+
+def rows_that_differ(rows: np.ndarray, layout: Layout) -> str:
+    """Counts of rows by rank and by document, and the first."""
+    owner = layout.owner[layout.tokens]
+    ranks = [f"{int(rows[owner == r].sum())} of {int((owner == r).sum())}" for r in range(layout.cp)]
+    bounds = np.cumsum([0, *layout.lengths])
+    documents = [f"document {d}: {int(rows[a:b].sum())} of {b - a}" for d, (a, b) in enumerate(pairwise(bounds))
+                 if rows[a:b].any()]
+    by_rank = ", ".join(f"rank {r}: {text}" for r, text in enumerate(ranks))
+    more = f" and {len(documents) - 4} more" if len(documents) > 4 else ""
+    return (f"{int(rows.sum())} of {len(rows)} rows differ ({by_rank}; {', '.join(documents[:4])}{more}); "
+            f"first {layout.place(int(np.argmax(rows)))}")
+
+
+def value_text(got: np.ndarray, expected: np.ndarray, bad: np.ndarray) -> str:
+    place = tuple(int(i) for i in np.argwhere(bad)[0])
+    return f": {float(got[place]):.6g}, should be {float(expected[place]):.6g}"

@@ -1,0 +1,81 @@
+"""python -m gyre conform: runs a function on ranks over the golden suite."""
+
+import argparse
+import inspect
+import os
+import sys
+from collections.abc import Sequence
+
+from . import contracts, layouts
+from .conform import BACKENDS, TOLERANCE, conform
+from .joined import is_joined
+from .loss import CONVENTIONS
+from .rank import TYPES, Unable, Usage
+
+EPILOG = """\
+The contract is the one that the function is named after, unless --contract names it; --contract NAME
+--explain prints it. Started by torchrun, the command takes the ranks that there are.
+
+exit code: 0 all that was compared agrees; 1 the function breaks its contract, or nothing could be
+compared; 2 bad usage; 3 what this machine lacks (torch, GPUs), or a damaged file
+
+examples: gyre conform inputs/golden --function my_file.py:attention --ranks 2
+          gyre conform inputs/golden --function my_package.losses:logprob --tp 4 --case 'logprobs_padding_*'
+          torchrun --nproc-per-node 2 -m gyre conform inputs/golden --function my_file.py:attention
+"""
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="gyre conform", description="Runs a function on ranks over the golden suite.",
+                                     epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    add = parser.add_argument
+    add("suite", nargs="*", help="files with answers, or folders of them: inputs/golden")
+    add("--function", help="FILE.py:NAME or MODULE:NAME")
+    add("--contract", default="", help=", ".join(contracts.NAMES))
+    add("--explain", action="store_true", help="print the contract and end")
+    add("--ranks", type=int, default=0, help="number of processes (default: cp x tp, else 2)")
+    add("--cp", type=int, default=0, help="ranks that share tokens (default: the ranks over tp)")
+    add("--tp", type=int, default=0, help="ranks that share heads or the vocabulary")
+    add("--layout", default="dual-chunk-swap", help=", ".join(layouts.NAMES) + " (default: %(default)s)")
+    add("--backend", default="gloo", help=", ".join(BACKENDS) + ": tensors on CPUs, on GPUs, or arrays of NumPy "
+        "without torch (default: %(default)s)")
+    add("--dtype", default="float32", help=", ".join(TYPES) + " (default: %(default)s)")
+    add("--case", default="*", help="files to run, by pattern: 'attention_window_*'")
+    defaults = ", ".join(f"{t} {v:g}" for t, v in TOLERANCE.items())
+    add("--rtol", type=float, help="|got - answer| <= atol scale + rtol |answer|")
+    add("--atol", type=float, help=f"(default of both: {defaults})")
+    add("--convention", default="mean", help="what a loss is: " + ", ".join(CONVENTIONS) + " (default: %(default)s)")
+    add("--timeout", type=float, default=60.0, help="seconds for a case (default: %(default)s)")
+    return parser
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code."""
+    parser = _parser()
+    options = vars(parser.parse_args(arguments))
+    suite, function, explain = options.pop("suite"), options.pop("function"), options.pop("explain")
+    try:
+        if explain:
+            name = options["contract"]
+            if name not in contracts.NAMES:
+                raise Usage(f"--contract is {name!r}; it must be one of {', '.join(contracts.NAMES)}")
+            print(inspect.getdoc(contracts.named(name)))
+            return 0
+        if not suite or not function:
+            raise Usage("SUITE and --function are needed")
+        report = conform(suite, function, **options)
+    except Usage as error:
+        return _complain(error, 2)
+    except (Unable, OSError, ValueError) as error:
+        return _complain(error, 3)
+    print(report, flush=True)
+    code = 0 if report.passed else 1
+    if is_joined():
+        os._exit(code)  # a thread may hang in the function
+    return code
+
+
+def _complain(error: Exception, code: int) -> int:
+    if os.environ.get("RANK", "0") == "0":
+        print(f"gyre conform: {error}", file=sys.stderr, flush=True)
+    return code

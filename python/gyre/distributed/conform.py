@@ -1,0 +1,231 @@
+"""Runs a function on ranks over the cases of a suite, and says which contract it breaks, and where."""
+
+import difflib
+import fnmatch
+import math
+import os
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from .. import reading
+from . import contracts, layouts
+from .contract import Finding, LeftOut, Problem, Tolerance, Verdict
+from .joined import Joined, is_joined
+from .launch import Setting, Team, ending
+from .loss import CONVENTIONS
+from .rank import TYPES, Unable, Usage, check_gpus, split_function, torch_or_refusal
+
+BACKENDS = ("gloo", "nccl", "numpy")
+TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 2e-2}
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a function is run. cp or tp of 0: what is left of the ranks."""
+
+    function: str
+    contract: str = ""
+    ranks: int = 0
+    cp: int = 0
+    tp: int = 0
+    layout: str = "dual-chunk-swap"
+    backend: str = "gloo"
+    dtype: str = "float32"
+    case: str = "*"
+    rtol: float | None = None
+    atol: float | None = None
+    timeout: float = 60.0
+    convention: str = "mean"
+    probes: bool = False
+
+
+@dataclass
+class Report:
+    """The verdicts of all cases."""
+
+    options: Options
+    verdicts: list[Verdict] = field(default_factory=list)
+
+    @property
+    def compared(self) -> list[Verdict]:
+        return [v for v in self.verdicts if v.status != "left out"]
+
+    @property
+    def passed(self) -> bool:
+        """Whether something was compared, and all of it agrees."""
+        return all(v.status == "passed" for v in self.compared) and sum(v.values for v in self.verdicts) > 0
+
+    @property
+    def kinds(self) -> dict[str, int]:
+        """How many cases each kind of error was found in, the most frequent first."""
+        found: dict[str, int] = {}
+        for verdict in self.verdicts:
+            for kind in dict.fromkeys(f.kind for f in verdict.findings):
+                found[kind] = found.get(kind, 0) + 1
+        return dict(sorted(found.items(), key=lambda item: (item[0] == "values", -item[1])))
+
+    def __str__(self) -> str:
+        return "\n".join(_lines(self))
+
+
+def _lines(report: Report) -> Iterator[str]:
+    o = report.options
+    names = [v.case for v in report.verdicts]
+    width = max(map(len, [*names, "case"]))
+    layout = f", layout {o.layout}" if contracts.named(o.contract).USES_LAYOUT else ""
+    yield f"# contract {o.contract} of {o.function} on {o.ranks} ranks: cp {o.cp}, tp {o.tp}{layout}, {o.backend}, {o.dtype}"
+    yield f"{'case'.ljust(width)}  verdict   err_over_tol  broken"
+    for v in report.verdicts:
+        text = "; ".join(_said(f) for f in v.findings) or v.note
+        error = f"{v.err_over_tol:.3g}" if v.status != "left out" and not math.isnan(v.err_over_tol) else ""
+        yield f"{v.case.ljust(width)}  {v.status.ljust(8)}  {error.rjust(12)}  {text}".rstrip()
+        yield from (f"{' ' * width}            {place}" for place in v.places)
+    compared = report.compared
+    good = sum(v.status == "passed" for v in compared)
+    values = sum(v.values for v in report.verdicts)
+    if report.kinds:
+        yield "broken: " + ", ".join(f"{kind} in {n} case{'s' if n > 1 else ''}" for kind, n in report.kinds.items())
+    if not values and not report.kinds:
+        yield "nothing was compared"
+    left = len(report.verdicts) - len(compared)
+    yield (f"CONFORM {'PASSED' if report.passed else 'FAILED'} {good}/{len(compared)} cases, {values} values, {left} left out")
+
+
+def _said(finding: Finding) -> str:
+    return finding.text + (f" ({', '.join(finding.arrays)})" if finding.arrays and finding.kind != "nan" else "")
+
+
+def files_of(suite: Sequence[str], kind: str) -> list[Path]:
+    """Files of a kind of the suite: files, or folders of them. Usage: there is none."""
+    found = []
+    for place in map(Path, suite):
+        if not place.exists():
+            raise Usage(f"{place} does not exist")
+        found += sorted(place.glob("*.h5")) if place.is_dir() else [place]
+    mine = [path for path in found if reading.kind_of(path) == kind]
+    if not mine:
+        raise Usage(f"{', '.join(suite)} has no file of the kind {kind}, which the contract needs")
+    return mine
+
+
+def grid(ranks: int, cp: int, tp: int, uses_cp: bool) -> tuple[int, int]:
+    """cp and tp of a number of ranks; what is 0 is what is left. Usage: they do not go together."""
+    if ranks < 1 or cp < 0 or tp < 0:
+        raise Usage(f"ranks {ranks}, cp {cp}, tp {tp}: they must be at least 1")
+    if not cp and not tp:
+        return (ranks, 1) if uses_cp else (1, ranks)
+    cp, tp = cp or ranks // tp, tp or ranks // cp
+    if cp * tp != ranks:
+        raise Usage(f"{ranks} ranks are not cp {cp} x tp {tp} = {cp * tp}: a group of the wrong size")
+    return cp, tp
+
+
+def settled(options: Options) -> Options:
+    """Options with nothing left open. Usage: they contradict each other."""
+    split_function(options.function)
+    name = options.contract or options.function.rpartition(":")[2]
+    if name not in contracts.NAMES:
+        nearest = difflib.get_close_matches(name, contracts.NAMES, 1, 0)[0]
+        raise Usage(f"the contract is {name!r}; it must be one of {', '.join(contracts.NAMES)} (nearest: {nearest})")
+    for option, value, known in (("layout", options.layout, layouts.NAMES), ("backend", options.backend, BACKENDS),
+                                 ("dtype", options.dtype, TYPES), ("convention", options.convention, CONVENTIONS)):
+        if value not in known:
+            raise Usage(f"--{option} is {value!r}; it must be one of {', '.join(known)}")
+    if options.backend == "numpy" and options.dtype == "bfloat16":
+        raise Usage("NumPy has no bfloat16: --backend gloo, or --dtype float32")
+    if not 0 < options.timeout < math.inf:
+        raise Usage(f"--timeout is {options.timeout}; it must be positive seconds")
+    started = int(os.environ["WORLD_SIZE"]) if is_joined() else 0
+    ranks = options.ranks or started or max(1, options.cp) * max(1, options.tp)
+    if ranks == 1 and not (options.ranks or started or options.cp or options.tp):
+        ranks = 2
+    if started and ranks != started:
+        raise Usage(f"--ranks is {ranks}, but {started} ranks were started: a group of the wrong size")
+    cp, tp = grid(ranks, options.cp, options.tp, contracts.named(name).USES_LAYOUT)
+    return Options(**{**vars(options), "contract": name, "ranks": ranks, "cp": cp, "tp": tp})
+
+
+def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report:
+    """Runs FILE.py:NAME or MODULE:NAME over the cases of a suite; the options are those of Options.
+
+    ValueError (Usage): what was asked for cannot be. RuntimeError (Unable): this machine lacks torch,
+    or GPUs.
+    """
+    chosen = settled(Options(function, **options))
+    contract = contracts.named(chosen.contract)
+    places = [suite] if isinstance(suite, (str, os.PathLike)) else list(suite)
+    paths = [p for p in files_of([os.fspath(p) for p in places], contract.KIND)
+             if fnmatch.fnmatch(p.stem, chosen.case.removesuffix(".h5"))]
+    if not paths:
+        raise Usage(f"no file of the kind {contract.KIND} has a name like {chosen.case!r}")
+    if chosen.backend != "numpy":
+        torch_or_refusal()
+    check_gpus(chosen.backend, chosen.ranks)
+    usual = TOLERANCE[chosen.dtype]
+    tolerance = Tolerance(usual if chosen.rtol is None else chosen.rtol, usual if chosen.atol is None else chosen.atol)
+    setting = Setting(chosen.contract, function, chosen.backend, chosen.cp, chosen.tp, chosen.dtype)
+    report = Report(chosen)
+    team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
+    try:
+        team.start()
+        _run_all(report, contract, paths, team, tolerance)
+        team.code = 0 if report.passed else 1
+    finally:
+        team.stop()
+    return report
+
+
+def _run_all(report: Report, contract: Any, paths: list[Path], team: Any, tolerance: Tolerance) -> None:
+    """Adds the verdicts of all cases; a rank that hangs ends it."""
+    for i, path in enumerate(paths):
+        try:
+            problems = list(contract.problems(path, report.options))
+        except LeftOut as error:
+            report.verdicts.append(Verdict(path.stem, "left out", note=str(error)))
+            continue
+        for problem in problems:
+            verdict = one(problem, team.run(problem.pieces, problem.needs), tolerance)
+            report.verdicts.append(verdict)
+            if team.is_over or any(f.kind == "hang" for f in verdict.findings):
+                left = [p.stem for p in paths[i + 1 :]]
+                report.verdicts += [Verdict(name, "left out", note=f"not run after {problem.name}") for name in left]
+                return
+
+
+def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance) -> Verdict:
+    """The verdict of what the ranks answered."""
+    by_status: dict[str, list[int]] = {}
+    for rank, outcome in enumerate(outcomes):
+        by_status.setdefault(outcome[0], []).append(rank)
+    verdict = Verdict(problem.name, err_over_tol=math.nan)
+    if "died" in by_status:
+        mine = by_status["died"]
+        return verdict.fail(*(Finding("dead-rank", f"rank {r} died: {ending(outcomes[r][1])}", (), (r,)) for r in mine))
+    for status in ("raised", "malformed"):
+        texts: dict[tuple[str, str], list[int]] = {}
+        for rank in by_status.get(status, ()):
+            kind, text = ("raised", outcomes[rank][1]) if status == "raised" else outcomes[rank][1:]
+            texts.setdefault((kind, text), []).append(rank)
+        if texts:
+            return verdict.fail(*(Finding(k, f"{_ranks(r)}: {text}", (), tuple(r)) for (k, text), r in texts.items()))
+    if "hangs" in by_status:
+        mine = by_status["hangs"]
+        who = "no rank answers" if len(mine) == len(outcomes) and len(mine) > 1 else f"{_ranks(mine)} hang{'s' * (len(mine) == 1)}"
+        return verdict.fail(Finding("hang", f"{who}: no answer within {outcomes[mine[0]][1]:g} s", (), tuple(mine)))
+    for status in ("left out", "refused"):
+        mine = by_status.get(status, [])
+        if len(mine) == len(outcomes):
+            front = "refused: " if status == "refused" else ""
+            return Verdict(problem.name, "left out", note=front + outcomes[0][1])
+        if mine:
+            return verdict.fail(Finding("raised", f"{_ranks(mine)} alone refused: {outcomes[mine[0]][1]}", (), tuple(mine)))
+    return problem.judge([outcome[1] for outcome in outcomes], tolerance)
+
+
+def _ranks(ranks: Sequence[int]) -> str:
+    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
+
+
+__all__ = ["Options", "Report", "Unable", "Usage", "conform"]

@@ -1,0 +1,213 @@
+"""What contracts have in common: cases, what a rank is given, what is said of an answer."""
+
+import inspect
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from .. import compare
+from ..arrays import is_bfloat16, to_numpy
+from ..factor import CommonFactor
+
+ALLOWED = ("mask", "window", "regions", "lengths")  # parameters that `allowed` stands for
+Arrays = Mapping[str, np.ndarray]
+
+
+class Malformed(Exception):
+    """A rank returned what its contract does not allow: another shape, type, or number of arrays."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(kind, text)
+        self.kind, self.text = kind, text
+
+
+class LeftOut(Exception):
+    """A function does not take an option that a case needs."""
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """|got - expected| <= atol scale + rtol |expected|; of gradients, scale is the largest |expected|, at least 1."""
+
+    rtol: float
+    atol: float
+
+    def of(self, name: str, expected: np.ndarray) -> tuple[float, float]:
+        finite = np.abs(expected[np.isfinite(expected)]) if name.startswith("d_") else np.zeros(0)
+        stored = 8 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind == "f" else 0.0  # some answers are float32
+        return max(self.rtol, stored), max(self.atol, stored) * max(1.0, float(finite.max(initial=0)))
+
+    def near(self, name: str, got: np.ndarray, expected: np.ndarray) -> bool:
+        if got.shape != expected.shape:
+            return False
+        rtol, atol = self.of(name, expected)
+        return bool(np.allclose(got, expected, rtol=4 * rtol, atol=4 * atol))
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that is broken. kind: a name for programs; text: what is said; arrays: where it shows."""
+
+    kind: str
+    text: str
+    arrays: tuple[str, ...] = ()
+    ranks: tuple[int, ...] = ()
+
+
+@dataclass(frozen=True)
+class Hypothesis:
+    """A known error, and what arrays would be with it."""
+
+    kind: str
+    text: str
+    arrays: Callable[[], Arrays]
+
+
+@dataclass
+class Verdict:
+    """What is said of one case. status: passed, failed or left out."""
+
+    case: str
+    status: str = "passed"
+    findings: list[Finding] = field(default_factory=list)
+    places: list[str] = field(default_factory=list)
+    note: str = ""
+    values: int = 0
+    err_over_tol: float = 0.0
+
+    def fail(self, *findings: Finding, places: Iterable[str] = ()) -> "Verdict":
+        self.status = "failed"
+        self.findings += findings
+        self.places += places
+        return self
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One case of one contract on cp x tp ranks.
+
+    pieces: of each rank, by parameter. needs: parameters without which the case cannot be asked, and
+    why. judge: says what is wrong with the arrays that the ranks returned.
+    """
+
+    name: str
+    pieces: list[dict[str, Any]]
+    needs: Mapping[str, str]
+    judge: Callable[[list[dict[str, np.ndarray]], Tolerance], Verdict]
+
+
+def parameters_of(function: Callable[..., Any]) -> set[str] | None:
+    """Names of the parameters of a function; None: it takes any."""
+    found = inspect.signature(function).parameters.values()
+    return None if any(p.kind is p.VAR_KEYWORD for p in found) else {p.name for p in found}
+
+
+def keywords(function: Callable[..., Any], offers: Mapping[str, Any], needs: Mapping[str, str]) -> dict[str, Any]:
+    """The offers that a function takes. LeftOut: it does not take one that the case needs."""
+    names = parameters_of(function)
+    for name, why in needs.items():
+        if names is not None and name not in names and not (name in ALLOWED and "allowed" in names):
+            raise LeftOut(f"{why}, and the function has no parameter {name!r}")
+    return {name: value for name, value in offers.items() if names is None or name in names}
+
+
+def returned(name: str, array: Any, shape: tuple[int, ...], types: Iterable[str]) -> np.ndarray:
+    """An array that a function returned, if shape and type are those of the contract."""
+    if hasattr(array, "to_local"):  # a DTensor
+        array = array.to_local()
+    if not hasattr(array, "dtype"):
+        raise Malformed("other-type", f"{name} is {type(array).__name__}; it must be an array")
+    if tuple(array.shape) != tuple(shape):
+        raise Malformed("other-shape", f"{name} is {list(array.shape)}; it must be {list(shape)}")
+    kind = "bfloat16" if is_bfloat16(array) else str(array.dtype).removeprefix("torch.")
+    wanted = list(types)
+    if kind not in wanted:
+        raise Malformed("other-type", f"{name} is {kind}; it must be {' or '.join(wanted)}")
+    return to_numpy(array)
+
+
+def explain(got: Arrays, expected: Arrays, failing: set[str], hypotheses: Iterable[Hypothesis],
+            tolerance: Tolerance) -> list[Finding]:
+    """Known errors that turn what was expected into what was got.
+
+    One that explains all failing arrays wins; otherwise the one that explains most, then of the rest.
+    """
+    matches: list[tuple[Hypothesis, set[str]]] = []
+    for hypothesis in hypotheses:
+        alternative = hypothesis.arrays()
+        found = {n for n in failing & alternative.keys() if tolerance.near(n, got[n], np.asarray(alternative[n]))}
+        if found == failing:
+            return [Finding(hypothesis.kind, hypothesis.text, tuple(sorted(found)))]
+        if found:
+            matches.append((hypothesis, found))
+    findings, left = [], set(failing)
+    while left:
+        best = max(matches, key=lambda m: len(m[1] & left), default=None)
+        if best is None or not best[1] & left:
+            findings.append(Finding("values", "no known error explains it", tuple(sorted(left))))
+            break
+        findings.append(Finding(best[0].kind, best[0].text, tuple(sorted(best[1] & left))))
+        left -= best[1]
+    return findings
+
+
+def factors(got: Arrays, expected: Arrays, failing: set[str], known: Mapping[str, int]) -> Iterator[Hypothesis]:
+    """The factor that all failing arrays have in common, by the name of a number that it equals.
+
+    Without `known`, factors that have no name.
+    """
+    names = {}
+    for name in failing:
+        factor = CommonFactor()
+        want = np.asarray(expected[name], np.float64)
+        factor.add(got[name].astype(np.float64), want, 1e-4 * np.abs(want) + 1e-6)
+        hint = factor.hint()
+        if hint:
+            names[name] = hint.split("factor ")[1].split(":")[0]
+    for text in dict.fromkeys(names.values()):
+        value = 1 / int(text[2:]) if text.startswith("1/") else float(text)
+        whole = round(max(value, 1 / value))
+        called = [n for n, size in known.items() if size == whole]
+        label = f" = {'1/' if value < 1 else ''}{' or '.join(called)}" if called else ""
+        kind = "factor-" + ("1/" if value < 1 else "") + (called[0] if called else str(whole))
+        mine = [n for n, t in names.items() if t == text]
+        yield Hypothesis(kind, f"a factor {text}{label}",
+                         lambda mine=mine, value=value: {n: value * np.asarray(expected[n], np.float64) for n in mine})
+
+
+def judged(name: str, got: Arrays, expected: Arrays, tolerance: Tolerance,
+           hypotheses: Callable[[set[str]], Iterable[Hypothesis]],
+           places: Callable[[str, np.ndarray], str]) -> Verdict:
+    """Compares arrays; of what differs, says which known error it is and where it shows.
+
+    places(array, bad): where the elements that differ are.
+    """
+    verdict, failing = Verdict(name), set()
+    for array in expected.keys() & got.keys():
+        rtol, atol = tolerance.of(array, np.asarray(expected[array]))
+        result = compare(got[array], expected[array], rtol=rtol, atol=atol).arrays[0]
+        verdict.values += result.elements
+        verdict.err_over_tol = max(verdict.err_over_tol, result.err_over_tol)
+        if result.outside or result.verdict.startswith(("shapes", "types")):
+            failing.add(array)
+    if not failing:
+        return verdict
+    for array in sorted(failing):
+        want, have = np.asarray(expected[array], np.float64), got[array].astype(np.float64)
+        rtol, atol = tolerance.of(array, want)
+        verdict.places.append(f"{array}: {places(array, ~np.isclose(have, want, rtol=rtol, atol=atol))}")
+    return verdict.fail(*explain(got, expected, failing, hypotheses(failing), tolerance))
+
+
+def not_numbers(arrays: list[dict[str, np.ndarray]], rows: Callable[[int, str, np.ndarray], np.ndarray]) -> list[Finding]:
+    """NaN in what ranks returned, in the elements that count."""
+    found = []
+    for name in sorted({n for mine in arrays for n in mine}):
+        bad = [r for r, mine in enumerate(arrays)
+               if name in mine and mine[name].dtype.kind == "f" and np.isnan(rows(r, name, mine[name])).any()]
+        if bad:
+            where = f"rank{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}"
+            found.append(Finding("nan", f"NaN in {name} of {where}", (name,), tuple(bad)))
+    return found

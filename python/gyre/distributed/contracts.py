@@ -1,0 +1,10 @@
+"""The contracts: a module each, with a docstring that is the contract, KIND, problems and call."""
+
+import importlib
+from typing import Any
+
+NAMES = ("attention", "logprob", "loss", "shard", "labels", "unshard", "pack")
+
+
+def named(name: str) -> Any:
+    return importlib.import_module(f"{__package__}.{name}")

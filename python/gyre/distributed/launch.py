@@ -1,0 +1,173 @@
+"""Starts the ranks and collects what they answer, or says which of them hangs or has ended.
+
+Team starts a process a rank, each a copy of a server that has imported what it needs. A rank that raises, dies or hangs ends its team; the next case has a new one.
+"""
+
+import multiprocessing
+import signal
+import socket
+import time
+from collections.abc import Sequence
+from multiprocessing.connection import Connection, wait
+from typing import Any
+
+from . import contracts
+from .group import Group, Wires
+from .rank import Here, Unable, Usage, answer, load, torch_here, torch_or_refusal
+
+GRACE_S = 3.0  # for the others, once one rank has ended without an answer
+WELL = ("ready", "done")
+START_S = 300.0  # imports of torch on a busy machine
+
+
+class Setting:
+    """What all ranks of a run share."""
+
+    def __init__(self, contract: str, function: str, backend: str, cp: int, tp: int, kind: str) -> None:
+        self.contract, self.function, self.backend = contract, function, backend
+        self.cp, self.tp, self.kind = cp, tp, kind
+
+    @property
+    def ranks(self) -> int:
+        return self.cp * self.tp
+
+
+def numpy_here(rank: int, setting: Setting, wires: Wires, case: int) -> Here:
+    """Groups of one case: a message that is left over from another case is in no one's way."""
+    c, t = divmod(rank, setting.tp)
+    groups = {"cp": Group(wires, f"{case} cp {t}", [r * setting.tp + t for r in range(setting.cp)], rank),
+              "tp": Group(wires, f"{case} tp {c}", [c * setting.tp + r for r in range(setting.tp)], rank)}
+    return Here(rank, setting.cp, setting.tp, setting.kind, groups)
+
+
+def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connection], port: int) -> None:
+    """One rank: loads the function, then answers case after case."""
+    try:
+        contract = contracts.named(setting.contract)
+        here: Any = None
+        if setting.backend == "numpy":
+            wires = Wires(peers)
+        else:
+            torch = torch_or_refusal()
+            if setting.backend == "nccl":
+                torch.cuda.set_device(rank)
+            torch.set_num_threads(1)
+            torch.distributed.init_process_group(setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank,
+                                                 world_size=setting.ranks)
+            here = torch_here(rank, setting.backend, setting.cp, setting.tp, setting.kind)
+        function = load(setting.function)
+        pipe.send(("ready",))
+    except (Usage, Unable) as error:
+        pipe.send(("usage" if isinstance(error, Usage) else "unable", str(error)))
+        return
+    while True:
+        try:
+            case, piece, needs = pipe.recv()
+        except (EOFError, OSError):
+            return
+        place = numpy_here(rank, setting, wires, case) if setting.backend == "numpy" else here
+        pipe.send(answer(contract, function, piece, needs, place))
+
+
+def _free_port() -> int:
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+class Team:
+    """Processes of all ranks of a setting."""
+
+    is_over = False  # after a failure, others are started
+
+    def __init__(self, setting: Setting, timeout: float) -> None:
+        self.setting, self.timeout, self.case, self.code = setting, timeout, 0, 1
+        self.processes: list[Any] = []
+        self.pipes: list[Connection] = []
+
+    def start(self) -> None:
+        """Usage, Unable: a rank could not begin."""
+        server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.ranks, _free_port()
+        server.set_forkserver_preload(["gyre.distributed.launch", *(["torch"] if self.setting.backend != "numpy" else [])])
+        ends: list[dict[int, Connection]] = [{} for _ in range(ranks)]
+        for a in range(ranks):
+            for b in range(a):
+                ends[a][b], ends[b][a] = server.Pipe()
+        for rank in range(ranks):
+            mine, theirs = server.Pipe()
+            process = server.Process(target=_work, args=(rank, self.setting, theirs, ends[rank], port), daemon=True)
+            process.start()
+            theirs.close()
+            self.processes.append(process)
+            self.pipes.append(mine)
+        for peers in ends:
+            for connection in peers.values():
+                connection.close()
+        for rank, outcome in enumerate(self._collect(START_S)):
+            if outcome[0] == "usage":
+                raise Usage(outcome[1])
+            if outcome[0] in ("died", "unable", "hangs"):
+                why = ending(outcome[1]) if outcome[0] == "died" else outcome[1]
+                raise Unable(f"rank {rank} could not begin: {why}")
+
+    def stop(self) -> None:
+        for process in self.processes:
+            process.kill()
+        for process in self.processes:
+            process.join()
+        for pipe in self.pipes:
+            pipe.close()
+        self.processes, self.pipes = [], []
+
+    def run(self, pieces: Sequence[Any], needs: Any) -> list[tuple[Any, ...]]:
+        """The outcome of a case on every rank."""
+        if not self.processes:
+            self.start()
+        self.case += 1
+        for pipe, piece in zip(self.pipes, pieces):
+            pipe.send((self.case, piece, needs))
+        outcomes = self._collect(self.timeout)
+        found = {o[0] for o in outcomes}
+        if found & {"died", "hangs", "waits"} or ("raised" in found and self.setting.backend != "numpy"):
+            self.stop()  # messages may be left over
+        return outcomes
+
+    def _collect(self, seconds: float) -> list[tuple[Any, ...]]:
+        """An outcome of each rank; after the first that is not well, the others have little time left."""
+        found: dict[int, tuple[Any, ...]] = {}
+        end = time.monotonic() + seconds
+        while len(found) < len(self.pipes) and (left := end - time.monotonic()) > 0:
+            waiting: dict[Any, int] = {}
+            for rank in range(len(self.pipes)):
+                if rank not in found:
+                    waiting |= {self.pipes[rank]: rank, self.processes[rank].sentinel: rank}
+            for ready in wait(list(waiting), left):
+                rank = waiting[ready]
+                if rank not in found:
+                    found[rank] = self._outcome(rank)
+                    if found[rank][0] not in WELL:
+                        end = min(end, time.monotonic() + GRACE_S)
+        failed = any(o[0] not in WELL for o in found.values())
+        late = ("waits",) if failed else ("hangs", seconds)
+        return [found.get(rank, late) for rank in range(len(self.pipes))]
+
+    def _outcome(self, rank: int) -> tuple[Any, ...]:
+        if self.pipes[rank].poll():
+            try:
+                return tuple(self.pipes[rank].recv())
+            except (EOFError, OSError):
+                pass
+        self.processes[rank].join()
+        return "died", self.processes[rank].exitcode
+
+
+def ending(code: int | None) -> str:
+    """How a process ended, in words."""
+    if code is None:
+        return "its launcher ended all"
+    if code >= 0:
+        return f"exit code {code}"
+    try:
+        return f"signal {signal.Signals(-code).name}"
+    except ValueError:
+        return f"signal {-code}"

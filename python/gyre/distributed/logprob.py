@@ -1,0 +1,204 @@
+"""logprob(logits_shard, targets, group) -> logprob
+
+Every rank of the group (tp) has columns of the logits [tokens, columns]: those of torch.chunk, which
+may be fewer on the last ranks, and all targets [tokens], ids of the whole vocabulary. It returns the
+log-probability of each target [tokens], the same on every rank; 0 of a target that no column has, whose
+gradient is not compared. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned, a
+function of the gradient [tokens] that returns that of the shard (padding has 0). With cp, ranks have different rows.
+Further parameters, given where they are taken: first (id of the first column), temperature,
+vocab_size (columns that count; behind them is padding), mesh.
+"""
+
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .. import reading
+from .contract import Arrays, Finding, Hypothesis, Malformed, Problem, Tolerance, Verdict, factors, judged, keywords, not_numbers, returned
+from .rank import Here
+
+KIND, USES_LAYOUT = "logprobs", False
+
+
+def columns_of(width: int, tp: int) -> list[slice]:
+    """Those of torch.chunk: equal parts, rounded up; the last may be short or empty."""
+    part = -(-width // tp) if width else 0
+    return [slice(min(r * part, width), min((r + 1) * part, width)) for r in range(tp)]
+
+
+def rows_of(tokens: int, cp: int) -> list[np.ndarray]:
+    return np.array_split(np.arange(tokens), cp)
+
+
+def problems(path: Path, options: Any) -> Iterator[Problem]:
+    """The case of a file of log-probabilities."""
+    file = reading.read(path)
+    inputs, attributes = file.inputs, file.inputs.attributes
+    logits, targets = np.asarray(inputs["logits"]), np.asarray(inputs["targets"]).astype(np.int64)
+    if "logprob" not in file.reference:
+        return
+    vocab, temperature = int(attributes["vocab_size"]), float(attributes.get("temperature", 1.0))
+    needs = {}
+    if temperature != 1:
+        needs["temperature"] = f"the temperature is {temperature:g}"
+    if vocab < logits.shape[1]:
+        needs["vocab_size"] = f"{logits.shape[1] - vocab} columns are padding"
+    d_value = np.asarray(inputs.get("d_value", np.ones(len(targets), np.float32)))
+    columns, rows = columns_of(logits.shape[1], options.tp), rows_of(len(targets), options.cp)
+    pieces = []
+    for rank in range(options.cp * options.tp):
+        mine, part = rows[rank // options.tp], columns[rank % options.tp]
+        offers = {"first": part.start, "temperature": temperature, "vocab_size": vocab}
+        pieces.append({"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers})
+    expected = {n: np.asarray(file.reference[n]) for n in ("logprob", "d_logprob") if n in file.reference}
+    if "d_logprob" in expected:  # the file has the columns that count; padding has a gradient of 0
+        expected["d_logprob"] = np.pad(expected["d_logprob"], ((0, 0), (0, logits.shape[1] - expected["d_logprob"].shape[1])))
+    problem = {"logits": logits.astype(np.float64), "targets": targets, "d_value": d_value, "temperature": temperature,
+               "vocab_size": vocab}
+    yield Problem(path.stem, pieces, needs, partial(_judge, path.stem, problem, expected, columns, rows))
+
+
+def unpacked(answer: Any) -> tuple[Any, Any]:
+    """A value and its way back, if one was returned."""
+    if not isinstance(answer, (tuple, list)):
+        return answer, None
+    if len(answer) != 2:
+        raise Malformed("other-type", f"{len(answer)} values were returned; there must be 1, or 2 with a gradient's function")
+    return answer[0], answer[1]
+
+
+def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+    """Calls the function on one rank, forward and backward."""
+    taken = keywords(function, dict(piece["offers"], mesh=here.mesh), needs)
+    logits = here.leaf(piece["logits"])
+    value, backward = unpacked(function(logits, here.ids(piece["targets"]), here.group("tp"), **taken))
+    tokens = piece["targets"].shape
+    found = {"logprob": returned("logprob", value, tokens, [here.kind, "float32", "float64"])}
+    for gradient in here.gradients(value, here.array(piece["d_value"]), [logits], backward):
+        found["d_logprob"] = returned("the gradient of logits_shard", gradient, piece["logits"].shape,
+                                      [here.kind, "float32", "float64"])
+    return found
+
+
+def disagreeing(arrays: list[dict[str, np.ndarray]], name: str, cp: int, tp: int, tolerance: Tolerance) -> list[Finding]:
+    """Ranks of one tp group that return different values."""
+    for c in range(cp):
+        mine = [arrays[c * tp + t][name] for t in range(tp)]
+        for t in range(1, tp):
+            if not tolerance.near(name, mine[t], mine[0]):
+                text = f"ranks {c * tp} and {c * tp + t} return different values of {name}; all of a tp group must be the same"
+                return [Finding("ranks-disagree", text, (name,), (c * tp, c * tp + t))]
+    return []
+
+
+def _judge(name: str, problem: Mapping[str, Any], expected: Arrays, columns: list[slice], rows: list[np.ndarray],
+           arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+    cp, tp = len(rows), len(columns)
+    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(arrays, "logprob", cp, tp, tolerance)
+    if broken:
+        return Verdict(name).fail(*broken)
+    got = {"logprob": np.concatenate([arrays[c * tp]["logprob"] for c in range(cp)])}
+    if all("d_logprob" in mine for mine in arrays):
+        got["d_logprob"] = np.concatenate([np.concatenate([arrays[c * tp + t]["d_logprob"] for t in range(tp)], axis=1)
+                                           for c in range(cp)])
+
+        known = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
+        got["d_logprob"] = np.where(known[:, None], got["d_logprob"], expected.get("d_logprob", 0))
+
+    def places(array: str, bad: np.ndarray) -> str:
+        first = tuple(int(i) for i in np.argwhere(bad)[0])
+        c = next(i for i, mine in enumerate(rows) if first[0] in mine)
+        where = f"rank {c * tp}" if len(first) == 1 else f"rank {c * tp + next(i for i, s in enumerate(columns) if first[1] < s.stop)}"
+        count = int(bad.reshape(len(bad), -1).any(axis=1).sum())
+        return (f"{count} of {len(bad)} rows differ; first {list(first)} ({where}): {float(got[array][first]):.6g}, "
+                f"should be {float(expected[array][first]):.6g}")
+
+    def errors(failing: set[str]) -> Iterator[Hypothesis]:
+        return _hypotheses(got, expected, failing, problem, columns, rows)
+
+    verdict = judged(name, got, expected, tolerance, errors, places)
+    verdict.note = "" if "d_logprob" in got or "d_logprob" not in expected else "not returned: d_logprob"
+    return verdict
+
+
+def values_of(problem: Mapping[str, Any], kept: np.ndarray | None = None, **changes: Any) -> dict[str, np.ndarray]:
+    """logprob and d_logprob in float64, of a problem with changes; kept [columns]: those of the softmax."""
+    p = {**problem, **changes}
+    logits, targets, vocab = p["logits"], p["targets"], p["vocab_size"]
+    real = np.arange(logits.shape[1]) < vocab
+    known = (targets >= 0) & (targets < vocab)
+    ids = np.where(known, targets, 0)
+    with np.errstate(all="ignore"):
+        x = np.where(real, logits, -np.inf) / p["temperature"]
+        soft = x if kept is None else np.where(kept, x, -np.inf)
+        top = soft.max(axis=1, initial=-np.inf)
+        log_p = x - top[:, None] - np.log(np.exp(soft - top[:, None]).sum(axis=1))[:, None]
+        value = np.where(known, np.take_along_axis(log_p, ids[:, None], axis=1)[:, 0] if logits.shape[1] else 0, 0)
+        d = np.where(known, p["d_value"], 0)[:, None] / p["temperature"]
+        gradient = np.where(real, -d * np.exp(log_p), 0)
+        gradient[np.flatnonzero(known), ids[known]] += d[known, 0]
+    return {"logprob": value, "d_logprob": gradient}
+
+
+def rolled(targets: np.ndarray, rows: list[np.ndarray], by: int) -> np.ndarray:
+    """Targets that each rank has shifted among its own rows."""
+    return np.concatenate([np.roll(targets[mine], by) for mine in rows])
+
+
+def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mapping[str, Any], columns: list[slice],
+                rows: list[np.ndarray]) -> Iterator[Hypothesis]:
+    """Known errors, the likeliest first."""
+    targets, tp, width = problem["targets"], len(columns), problem["logits"].shape[1]
+    column = np.arange(width)
+
+    asked = ((targets >= 0) & (targets < problem["vocab_size"]))[:, None]
+
+    def known(kind: str, text: str, **changes: Any) -> Hypothesis:
+        def arrays() -> Arrays:
+            found = values_of(problem, **changes)
+            return found | {"d_logprob": np.where(asked, found["d_logprob"], expected.get("d_logprob", 0))}
+
+        return Hypothesis(kind, text, arrays)
+
+    def gradient(kind: str, text: str, change: Callable[[np.ndarray], np.ndarray]) -> Hypothesis:
+        return Hypothesis(kind, text, lambda: {"d_logprob": change(np.asarray(expected["d_logprob"]))})
+
+    zero = {n for n in failing if not got[n].any()}
+    if zero:
+        yield Hypothesis("zero-gradient" if zero == {"d_logprob"} else "zero", f"{', '.join(sorted(zero))} is 0 everywhere",
+                         lambda: {n: np.zeros(got[n].shape) for n in zero})
+    yield from factors(got, expected, failing, {"tp": tp, "cp": len(rows)})
+    yield Hypothesis("sign", "the sign is that of a loss", lambda: {n: -np.asarray(expected[n]) for n in failing})
+    for step in (-1, 1):
+        text = f"shifted labels: row i has the target of row i {'+' if step < 0 else '-'} 1"
+        yield known("label-shift", text, targets=np.roll(targets, step))
+        yield known("label-shift", text + ", of its rank's rows", targets=rolled(targets, rows, step))
+    if problem["temperature"] != 1:
+        yield known("temperature", "the temperature is ignored", temperature=1.0)
+        yield gradient("temperature", "the gradient lacks 1 / temperature", lambda g: g * problem["temperature"])
+    if problem["vocab_size"] < width:
+        yield known("padding", "columns of padding are counted", vocab_size=width)
+    if tp > 1:
+        owner = np.searchsorted([s.stop for s in columns], column, side="right")
+        home = np.searchsorted([s.stop for s in columns], np.clip(targets, 0, max(0, width - 1)), side="right")
+        mine, away = owner[None, :] == home[:, None], owner[None, :] != home[:, None]
+        local = "the softmax is over the target's shard alone"
+        yield known("local-softmax", local, kept=mine)
+        yield Hypothesis("local-softmax", local, lambda: {
+            n: a if n == "logprob" else np.where(away, 0, a) for n, a in values_of(problem, kept=mine).items()})
+        for rank in range(tp):
+            yield known("dropped-shard", f"a dropped shard: the softmax lacks the columns of tp rank {rank}", kept=owner[None, :] != rank)
+        yield gradient("gradient-dropped", "the gradient is 0 on shards that do not have the target", lambda g: np.where(away, 0, g))
+        for rank in range(tp):
+            yield known("local-softmax", f"the softmax is over the columns of tp rank {rank} alone", kept=owner[None, :] == rank)
+    yield Hypothesis("base", "logarithms are to the base 2", lambda: {"logprob": np.asarray(expected["logprob"]) / np.log(2)})
+    yield Hypothesis("no-d-value", "the gradient takes 1 for the gradient of every value",
+                     lambda: {"d_logprob": values_of(problem, d_value=np.ones(len(targets)))["d_logprob"]})
+    clamped = np.clip(targets, 0, max(0, problem["vocab_size"] - 1))
+    yield known("unknown-target", "a target that no column has is clamped to an id", targets=clamped)
+    yield known("unknown-target", "a target that no column has is counted from the end", targets=targets % max(1, problem["vocab_size"]))
+    yield known("unknown-target", "a target that no column has is taken for id 0",
+                targets=np.where((targets < 0) | (targets >= problem["vocab_size"]), 0, targets))

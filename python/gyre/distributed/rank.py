@@ -1,0 +1,183 @@
+"""What one rank has: its place, its groups, its arrays; and the loop in which it answers."""
+
+import importlib
+import importlib.util
+import os
+import sys
+import traceback
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .contract import LeftOut, Malformed
+
+TYPES = ("float32", "float64", "bfloat16")
+
+
+class Usage(ValueError):
+    """What the user asked for cannot be: no such module, function or contract."""
+
+
+class Unable(RuntimeError):
+    """This machine lacks what was asked for: torch, GPUs."""
+
+
+def split_function(place: str) -> tuple[str, str]:
+    """Module and name of MODULE:NAME or FILE.py:NAME."""
+    module, _, name = place.rpartition(":")
+    if not module or not name:
+        raise Usage(f"--function is {place!r}; it must be MODULE:NAME or FILE.py:NAME")
+    return module, name
+
+
+def load(place: str) -> Callable[..., Any]:
+    """The function of MODULE:NAME or FILE.py:NAME."""
+    module, name = split_function(place)
+    try:
+        if module.endswith(".py"):
+            sys.path.insert(0, str(Path(module).resolve().parent))
+            spec = importlib.util.spec_from_file_location(Path(module).stem, module)
+            if spec is None or spec.loader is None:
+                raise ImportError(f"{module} is no Python file")
+            found = importlib.util.module_from_spec(spec)
+            sys.modules[spec.name] = found
+            spec.loader.exec_module(found)
+        else:
+            sys.path.insert(0, os.getcwd())
+            found = importlib.import_module(module)
+    except Exception as error:  # a module may do anything
+        raise Usage(f"{module} cannot be imported: {type(error).__name__}: {error}") from error
+    function = getattr(found, name, None)
+    if callable(function):
+        return function
+    names = ", ".join(sorted(n for n in vars(found) if callable(getattr(found, n)) and not n.startswith("_")))
+    raise Usage(f"{module} has no function {name!r}; it has {names or 'none'}")
+
+
+class Here:
+    """A rank of a grid of cp x tp, with NumPy arrays."""
+
+    def __init__(self, rank: int, cp: int, tp: int, kind: str, groups: Mapping[str, Any], mesh: Any = None) -> None:
+        self.rank, self.cp, self.tp, self.kind, self.mesh = rank, cp, tp, kind, mesh
+        self._groups = groups
+
+    def group(self, name: str) -> Any:
+        return self._groups[name]
+
+    def array(self, values: np.ndarray) -> Any:
+        return np.array(values, dtype=self.kind)
+
+    leaf = array
+
+    def integers(self, values: Any) -> Any:
+        return np.array(values, dtype=np.int32)
+
+    def ids(self, values: Any) -> Any:
+        """Ids of tokens: int64, as torch indexes by."""
+        return np.array(values, dtype=np.int64)
+
+    def booleans(self, values: np.ndarray) -> Any:
+        return np.array(values, dtype=bool)
+
+    def gradients(self, out: Any, d_out: Any, leaves: Sequence[Any], backward: Any) -> Sequence[Any]:
+        """The gradients of the leaves; none, if the function returned no way to them."""
+        if backward is None:
+            return ()
+        found = backward(d_out)
+        values = found if isinstance(found, (tuple, list)) else (found,)
+        if len(values) != len(leaves):
+            raise Malformed("other-type", f"backward returned {len(values)} gradients; there must be {len(leaves)}")
+        return values
+
+
+class TorchHere(Here):
+    """The same with tensors, on a CPU or a GPU."""
+
+    def __init__(self, *args: Any, device: str) -> None:
+        super().__init__(*args)
+        self.device = device
+
+    def array(self, values: np.ndarray) -> Any:
+        import torch
+
+        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, getattr(torch, self.kind))
+
+    def leaf(self, values: np.ndarray) -> Any:
+        return self.array(values).requires_grad_()
+
+    def integers(self, values: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(np.array(values, dtype=np.int32)).to(self.device)
+
+    def ids(self, values: Any) -> Any:
+        import torch
+
+        return torch.from_numpy(np.array(values, dtype=np.int64)).to(self.device)
+
+    def booleans(self, values: np.ndarray) -> Any:
+        import torch
+
+        return torch.from_numpy(np.array(values, dtype=bool)).to(self.device)
+
+    def gradients(self, out: Any, d_out: Any, leaves: Sequence[Any], backward: Any) -> Sequence[Any]:
+        import torch
+
+        if backward is not None:
+            return super().gradients(out, d_out, leaves, backward)
+        if hasattr(out, "to_local"):
+            out = out.to_local()
+        if not out.requires_grad:
+            return ()
+        found = torch.autograd.grad(out, leaves, d_out.to(out.dtype), allow_unused=True)
+        return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves)]
+
+
+def torch_or_refusal() -> Any:
+    try:
+        import torch
+        import torch.distributed
+    except ImportError as error:
+        raise Unable(f"torch cannot be imported ({error}); --backend numpy needs none") from error
+    return torch
+
+
+def torch_here(rank: int, backend: str, cp: int, tp: int, kind: str) -> TorchHere:
+    """The place of a rank of torch's default group, which exists."""
+    torch = torch_or_refusal()
+    from torch.distributed.device_mesh import init_device_mesh
+
+    device = "cuda" if backend == "nccl" else "cpu"
+    mesh = init_device_mesh(device, (cp, tp), mesh_dim_names=("cp", "tp"))
+    groups = {name: mesh.get_group(name) for name in ("cp", "tp")}
+    where = f"cuda:{torch.cuda.current_device()}" if backend == "nccl" else "cpu"
+    return TorchHere(rank, cp, tp, kind, groups, mesh, device=where)
+
+
+def check_gpus(backend: str, ranks: int) -> None:
+    """Unable: nccl was asked for, and there are fewer GPUs than ranks."""
+    if backend == "nccl":
+        torch = torch_or_refusal()
+        if torch.cuda.device_count() < ranks:
+            raise Unable(f"--backend nccl needs {ranks} GPUs, one a rank; torch finds {torch.cuda.device_count()}. "
+                         "--backend gloo runs on CPUs")
+
+
+def answer(contract: Any, function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> tuple[Any, ...]:
+    """What becomes of one case on this rank: (status, arrays or a text, ...)."""
+    try:
+        if getattr(function, "needs_gpu", False) and getattr(here, "device", "cpu") == "cpu":
+            return "left out", "the function needs a GPU: --backend nccl"
+        return "done", contract.call(function, piece, needs, here)
+    except LeftOut as error:
+        return "left out", str(error)
+    except NotImplementedError as error:
+        return "refused", str(error) or "not implemented"
+    except Malformed as error:
+        return "malformed", error.kind, error.text
+    except Exception as error:  # the function may do anything
+        last = traceback.extract_tb(error.__traceback__)[-1]
+        text = " ".join(str(error).split())[:300]
+        return "raised", f"{type(error).__name__}: {text} ({Path(last.filename).name}:{last.lineno})"

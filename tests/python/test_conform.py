@@ -1,0 +1,153 @@
+#!/usr/bin/env python3
+"""Checks gyre conform with NumPy's ranks: right functions pass, and planted errors are found and named.
+
+Usage: test_conform.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5py.
+"""
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import unittest
+
+import h5py
+
+SOURCE = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.getcwd()
+INPUTS = os.path.join(SOURCE, "inputs")
+PATHS = [os.path.join(SOURCE, *parts) for parts in (("python",), ("python", "examples"), ("tests", "support"))]
+EXAMPLE = os.path.join(PATHS[1], "ranks_numpy.py")
+sys.dont_write_bytecode = True
+sys.path[:0] = PATHS
+os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
+
+import planted_errors  # noqa: E402
+from gyre.distributed import Usage, conform, contracts  # noqa: E402
+
+GOLDEN = os.path.join(INPUTS, "golden")
+
+
+def run(function, **options):
+    return conform(options.pop("suite", GOLDEN), function, **{"backend": "numpy", **options})
+
+
+def command(*arguments):
+    done = subprocess.run([sys.executable, "-m", "gyre", "conform", *arguments], capture_output=True, text=True, timeout=200)
+    return done.returncode, done.stdout + done.stderr
+
+
+class Right(unittest.TestCase):
+    def test_examples_pass(self):
+        runs = {"attention": ({"ranks": 2}, {"ranks": 4, "layout": "zigzag"}, {"cp": 3, "tp": 2}, {"ranks": 3, "layout": "striped"},
+                              {"ranks": 2, "layout": "contiguous", "dtype": "float64"}),
+                "logprob": ({"tp": 2}, {"tp": 4}, {"cp": 2, "tp": 2}), "loss": ({"cp": 2, "tp": 2}, {"ranks": 1}),
+                "shard": ({"ranks": 2}, {"ranks": 4}), "labels": ({"ranks": 2},), "unshard": ({"ranks": 4},), "pack": ({},)}
+        self.assertEqual(set(runs), set(contracts.NAMES))
+        for name, some in runs.items():
+            for options in some:
+                with self.subTest(name, **options):
+                    report = run(f"{EXAMPLE}:{name}", **options)
+                    self.assertTrue(report.passed, str(report))
+
+    def test_regions(self):
+        report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))
+        self.assertTrue(report.passed, str(report))
+
+
+class Planted(unittest.TestCase):
+    def test_there_are_enough(self):
+        self.assertGreaterEqual(len(planted_errors.ERRORS), 20)
+
+    def test_each_is_found_and_named(self):
+        for name, (contract, kind, words, options) in planted_errors.ERRORS.items():
+            with self.subTest(name):
+                report = run(f"planted_errors:{name}", contract=contract, **options)
+                self.assertFalse(report.passed)
+                self.assertEqual(next(iter(report.kinds)), kind, str(report))
+                self.assertIn(words, str(report))
+
+
+class Command(unittest.TestCase):
+    ARGUMENTS = (GOLDEN, "--backend", "numpy", "--function")
+
+    def test_passes(self):
+        code, text = command(*self.ARGUMENTS, f"{EXAMPLE}:attention", "--case", "attention_causal")
+        self.assertEqual(code, 0, text)
+        self.assertIn("CONFORM PASSED 1/1 cases, 924 values, 0 left out", text)
+
+    def test_fails(self):
+        code, text = command(*self.ARGUMENTS, "planted_errors:dead_rank", "--contract", "attention", "--case", "attention_[cg]*")
+        self.assertEqual(code, 1, text)
+        self.assertIn("dead-rank in 3 cases", text)  # each case has new ranks after the death
+
+    def test_nothing_compared_fails(self):
+        code, text = command(*self.ARGUMENTS, f"{EXAMPLE}:attention", "--case", "attention_no_token")
+        self.assertEqual(code, 1, text)
+        self.assertIn("nothing was compared", text)
+
+    def test_explains_every_contract(self):
+        for name in contracts.NAMES:
+            code, text = command("--contract", name, "--explain")
+            self.assertEqual((code, text[: len(name) + 1]), (0, f"{name}("))
+
+    def test_bad_usage(self):
+        here = (f"{EXAMPLE}:attention",)
+        for arguments, words in (
+                ((), "SUITE and --function are needed"),
+                ((GOLDEN, "--function", f"{EXAMPLE}:attend", "--backend", "numpy", "--contract", "attention"),
+                 "has no function 'attend'; it has attention"),
+                ((GOLDEN, "--function", "none.py:attention", "--backend", "numpy"), "none.py cannot be imported"),
+                ((GOLDEN, "--function", "attention"), "--function is 'attention'; it must be MODULE:NAME"),
+                ((GOLDEN, "--function", "a:attend"), "the contract is 'attend'"),
+                (("none", "--function", *here), "none does not exist"),
+                ((os.path.join(GOLDEN, "audio.h5"), "--function", *here), "has no file of the kind attention"),
+                ((GOLDEN, "--function", *here, "--case", "x*"), "has a name like 'x*'"),
+                ((GOLDEN, "--function", *here, "--layout", "zig"), "--layout is 'zig'; it must be one of dual-chunk-swap"),
+                ((GOLDEN, "--function", *here, "--ranks", "4", "--cp", "3", "--tp", "2"), "a group of the wrong size"),
+                ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
+                ((GOLDEN, "--function", *here, "--backend", "numpy", "--dtype", "bfloat16"), "NumPy has no bfloat16"),
+                ((GOLDEN, "--function", f"{EXAMPLE}:loss", "--convention", "sum"), "--convention is 'sum'; it must be one of mean")):
+            with self.subTest(words):
+                code, text = command(*arguments)
+                self.assertEqual(code, 2, text)
+                self.assertIn(words, text)
+
+    def test_damaged_file(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "damaged.h5")
+            shutil.copy(os.path.join(GOLDEN, "attention_causal.h5"), path)
+            with h5py.File(path, "r+") as file:
+                file["reference/out"][0] = 0
+            code, text = command(path, "--function", f"{EXAMPLE}:attention", "--backend", "numpy")
+        self.assertEqual(code, 3, text)
+        self.assertIn("are not what was written", text)
+
+    def test_without_torch(self):
+        hidden = {"PYTHONPATH": os.pathsep.join([os.path.join(SOURCE, "tests", "support", "no_torch"), *PATHS])}
+        done = subprocess.run([sys.executable, "-m", "gyre", "conform", GOLDEN, "--function", f"{EXAMPLE}:attention"],
+                              capture_output=True, text=True, env=os.environ | hidden)
+        self.assertEqual(done.returncode, 3, done.stderr)
+        self.assertIn("--backend numpy needs none", done.stderr)
+
+
+class Plugin(unittest.TestCase):
+    def test_fixture(self):
+        try:
+            import pytest  # noqa: F401
+        except ImportError as error:
+            self.skipTest(str(error))
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "test_it.py")
+            with open(path, "w", encoding="utf-8") as file:
+                for name, function in (("right", f"{EXAMPLE}:attention"), ("wrong", "planted_errors:other_shape")):
+                    print(f"def test_{name}(gyre_conform):\n    gyre_conform({GOLDEN!r}, {function!r}, contract='attention', "
+                          "backend='numpy', case='attention_causal')\n", file=file)
+            done = subprocess.run([sys.executable, "-m", "pytest", "-p", "gyre.distributed.pytest_plugin", "-p", "no:cacheprovider",
+                                   path], capture_output=True, text=True, cwd=folder)
+        self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
+        self.assertIn("1 failed, 1 passed", done.stdout)
+        self.assertIn("rank 1: out is", done.stdout)
+
+
+if __name__ == "__main__":
+    unittest.main(argv=sys.argv[:1])

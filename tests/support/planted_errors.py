@@ -1,0 +1,410 @@
+"""Operations of python/examples/ranks_numpy.py with one error each, as users of other frameworks report them.
+
+ERRORS names the contract, the kind of error that gyre conform must find, and words of what it must say.
+"""
+
+import functools
+import os
+import time
+
+import numpy as np
+import ranks_numpy as right
+
+ERRORS = {}
+
+
+def planted(kind, words, contract, **options):
+    """Adds an error: its function, and how it is run."""
+
+    def add(function):
+        ERRORS[function.__name__] = (contract, kind, words, options)
+        return function
+
+    return add
+
+
+attention_case = functools.partial(planted, contract="attention", case="attention_causal")
+
+
+def places(layout, rank, lengths):
+    """Slots of the rank's rows [rows, 1] and all slots; their documents; which are real."""
+    slots = np.arange(layout.cu_seqlens[-1])
+    document = np.searchsorted(layout.cu_seqlens, slots, side="right") - 1
+    real = slots - layout.cu_seqlens[document] < np.asarray(lengths)[document]
+    i = layout.index[rank][:, None]
+    return i, slots, document[i] == document, real[i] & real
+
+
+def owner_of(layout):
+    found = np.empty(layout.index.size, int)
+    found[layout.index] = np.arange(len(layout.index))[:, None]
+    return found
+
+
+@attention_case("leak", "a key of another document")
+def leak_between_documents(q, k, v, cu_seqlens, layout, group, allowed, scale, lengths):
+    i, j, _, real = places(layout, group.rank, lengths)
+    return right.attention(q, k, v, cu_seqlens, layout, group, real & (j <= i), scale)
+
+
+@planted("window-lost", "the window is lost", "attention", case="attention_window_1")
+def lost_window(q, k, v, cu_seqlens, layout, group, scale, lengths, window):
+    i, j, same, real = places(layout, group.rank, lengths)
+    return right.attention(q, k, v, cu_seqlens, layout, group, real & same & (j <= i), scale)
+
+
+@planted("window-off-by-one", "wider by one", "attention", case="attention_window_sinks")
+def window_off_by_one(q, k, v, cu_seqlens, layout, group, scale, lengths, window, sinks):
+    i, j, same, real = places(layout, group.rank, lengths)
+    pairs = real & same & (j <= i) & (j >= i - window)
+    return right.attention(q, k, v, cu_seqlens, layout, group, pairs, scale, sinks)
+
+
+@attention_case("mask-lost-under-cp", "for keys of other ranks")
+def mask_lost_under_cp(q, k, v, cu_seqlens, layout, group, allowed, scale, lengths):
+    i, j, same, real = places(layout, group.rank, lengths)
+    own = owner_of(layout) == group.rank
+    return right.attention(q, k, v, cu_seqlens, layout, group, np.where(own, allowed, real & same), scale)
+
+
+@attention_case("local-keys", "its own keys alone")
+def local_keys(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    own = owner_of(layout) == group.rank
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed & own, scale)
+
+
+@attention_case("dropped-shard", "the keys of rank 1", ranks=4)
+def dropped_shard(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    lost = (owner_of(layout) == 1) & (group.rank != 1)
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed & ~lost, scale)
+
+
+@attention_case("dropped-shard", "rank r + 1", ranks=4)
+def last_step_of_the_ring(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    lost = owner_of(layout) == (group.rank + 1) % group.size
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed & ~lost, scale)
+
+
+@attention_case("local-positions", "taken for positions", layout="striped")
+def mask_by_rows(q, k, v, cu_seqlens, layout, group, allowed, scale, lengths):
+    _, j, same, real = places(layout, group.rank, lengths)
+    row = np.empty(layout.index.size, int)
+    row[layout.index] = np.arange(layout.index.shape[1])
+    pairs = real & same & (row[j] <= np.arange(len(q))[:, None])
+    return right.attention(q, k, v, cu_seqlens, layout, group, pairs, scale)
+
+
+@planted("padding", "padding is read as keys", "attention", case="attention_uneven_full")
+def padding_read(q, k, v, cu_seqlens, layout, group, scale, mask, lengths):
+    i, _, same, real = places(layout, group.rank, lengths)
+    mine = np.isin(i, layout.tokens)
+    return right.attention(q, k, v, cu_seqlens, layout, group, same & mine, scale)
+
+
+@planted("scale", "1 / sqrt(D)", "attention", case="attention_scale")
+def wrong_scale(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, q.shape[2] ** -0.5)
+
+
+@attention_case("factor-cp", "a factor 2 = cp")
+def gradients_times_cp(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return out, lse, lambda d_out: [group.size * g for g in backward(d_out)]
+
+
+@attention_case("gradient-dropped", "lack those of other ranks' queries")
+def gradients_not_sent_home(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    class Alone:
+        rank, size, all_gather = group.rank, group.size, group.all_gather
+
+        @staticmethod
+        def all_to_all(parts):
+            return [parts[group.rank]]
+
+    return right.attention(q, k, v, cu_seqlens, layout, Alone, allowed, scale)
+
+
+@attention_case("lse-base", "base 2")
+def lse_to_the_base_2(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return out, (lse / np.log(2)).astype(lse.dtype), backward
+
+
+@planted("zero-gradient", "d_sinks is 0", "attention", case="attention_sinks")
+def sinks_without_gradient(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks)
+    return out, lse, lambda d_out: [*backward(d_out)[:3], np.zeros_like(sinks)]
+
+
+@planted("sinks-repeated", "every rank adds the sink", "attention", case="attention_sinks")
+def sinks_of_every_rank(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks + np.float32(np.log(group.size)))
+
+
+@planted("sinks-ignored", "sinks are ignored", "attention", case="attention_sinks_full")
+def sinks_ignored(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return out, lse, lambda d_out: [*backward(d_out), np.ones_like(sinks)]
+
+
+@planted("group-gradient", "of the first query head alone", "attention", case="attention_groups_4")
+def gradient_of_one_head(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    first = np.arange(q.shape[1]) % (q.shape[1] // k.shape[1]) == 0
+
+    def alone(d_out):
+        mine = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)[2](d_out * first[:, None])
+        return [backward(d_out)[0], *mine[1:]]
+
+    return out, lse, alone
+
+
+@planted("kv-heads", "head h reads h mod K", "attention", case="attention_groups_4")
+def heads_mixed_up(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    share = q.shape[1] // k.shape[1]
+    order = np.arange(q.shape[1]).reshape(share, k.shape[1]).T.reshape(-1)  # heads that read KV head 0 first
+    back = np.argsort(order)
+    out, lse, backward = right.attention(q[:, order], k, v, cu_seqlens, layout, group, allowed, scale)
+
+    def unordered(d_out):
+        d_q, d_k, d_v = backward(d_out[:, order])
+        return d_q[:, back], d_k, d_v
+
+    return out[:, back], lse[:, back], unordered
+
+
+@attention_case("wrong-rows", "order of the stream")
+def rows_in_stream_order(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+
+    def reordered(part):
+        whole = np.empty((layout.index.size, *part.shape[1:]), part.dtype)
+        for rows, piece in zip(layout.index, group.all_gather(part)):
+            whole[rows] = piece
+        return np.split(whole, group.size)[group.rank]
+
+    return reordered(out), reordered(lse), backward
+
+
+@attention_case("nan", "NaN in out of rank 1")
+def nan_on_one_rank(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return (out * np.nan if group.rank == 1 else out), lse, backward
+
+
+@attention_case("other-shape", "rank 1: out is")
+def other_shape(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return (out[:-1] if group.rank == 1 else out), lse, backward
+
+
+@attention_case("other-type", "out is float64; it must be float32")
+def other_type(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return (out.astype(np.float64) if group.rank == 0 else out), lse, backward
+
+
+@attention_case("hang", "rank 1 hangs", timeout=2)
+def hang(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    while group.rank == 1:
+        time.sleep(1)
+    return np.zeros_like(q), None
+
+
+@attention_case("dead-rank", "rank 1 died: exit code 5")
+def dead_rank(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    if group.rank == 1:
+        os._exit(5)
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+
+
+@attention_case("raised", "rank 1: ValueError: no such head")
+def raises(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    if group.rank == 1:
+        raise ValueError("no such head")
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+
+
+logprob_case = functools.partial(planted, contract="logprob", case="logprobs_uneven_vocabulary")
+
+
+@logprob_case("label-shift", "row i has the target of row i + 1")
+def label_shift(logits_shard, targets, group, first, vocab_size):
+    return right.logprob(logits_shard, np.roll(targets, -1), group, first, 1.0, vocab_size)
+
+
+@logprob_case("local-softmax", "over the target's shard alone")
+def softmax_of_one_shard(logits_shard, targets, group, first, vocab_size):
+    class Alone:
+        rank, size, all_gather = 0, 1, staticmethod(lambda part: [part])
+        all_reduce = staticmethod(lambda part: part)
+
+    value, backward = right.logprob(logits_shard, targets, Alone, first, 1.0, vocab_size)
+    return group.all_reduce(value).astype(value.dtype), backward
+
+
+@logprob_case("dropped-shard", "lacks the columns of tp rank 1", tp=4)
+def columns_dropped(logits_shard, targets, group, first, vocab_size):
+    class Lossy:
+        rank, size, all_reduce = group.rank, group.size, group.all_reduce
+        zeros = [1, 0, 1]  # of what rank 1 sends, the sum gets lost
+
+        @staticmethod
+        def all_gather(part):
+            parts, kept = group.all_gather(part), Lossy.zeros.pop()
+            return [x if kept or rank != 1 else np.zeros_like(x) for rank, x in enumerate(parts)]
+
+    return right.logprob(logits_shard, targets, Lossy, first, 1.0, vocab_size)
+
+
+@logprob_case("factor-tp", "a factor 2 = tp")
+def gradient_times_tp(logits_shard, targets, group, first, vocab_size):
+    value, backward = right.logprob(logits_shard, targets, group, first, 1.0, vocab_size)
+    return value, lambda d_value: group.size * backward(d_value)
+
+
+@planted("temperature", "the gradient lacks 1 / temperature", "logprob", case="logprobs_temperature")
+def gradient_without_temperature(logits_shard, targets, group, first, vocab_size, temperature):
+    value, backward = right.logprob(logits_shard, targets, group, first, temperature, vocab_size)
+    return value, lambda d_value: (temperature * backward(d_value)).astype(np.float32)
+
+
+@planted("padding", "columns of padding", "logprob", case="logprobs_padding_huge")
+def padding_in_the_softmax(logits_shard, targets, group, first, vocab_size):
+    return right.logprob(logits_shard, targets, group, first, 1.0, 1 << 30)
+
+
+@planted("unknown-target", "is clamped", "logprob", case="logprobs_nobody")
+def unknown_target_clamped(logits_shard, targets, group, first, vocab_size):
+    return right.logprob(logits_shard, np.clip(targets, 0, vocab_size - 1), group, first, 1.0, vocab_size)
+
+
+@logprob_case("ranks-disagree", "ranks 0 and 1 return different")
+def value_of_the_owner_alone(logits_shard, targets, group, first, vocab_size):
+    value, backward = right.logprob(logits_shard, targets, group, first, 1.0, vocab_size)
+    return np.where((targets >= first) & (targets < first + logits_shard.shape[1]), value, 0), backward
+
+
+loss_case = functools.partial(planted, contract="loss", case="logprobs_uneven_vocabulary", cp=2)
+
+
+def scaled(factor, *arguments):
+    value, backward = right.loss(*arguments)
+    return np.asarray(value * factor, np.float32), lambda one: (factor * backward(one)).astype(np.float32)
+
+
+@loss_case("factor-cp", "a factor 2 = cp")
+def loss_times_cp(logits_shard, labels, group, data_group, first, weights):
+    return scaled(data_group.size, logits_shard, labels, group, data_group, first, weights)
+
+
+@loss_case("normalisation", "rows that are ignored are counted")
+def ignored_counted(logits_shard, labels, group, data_group, first, weights, count):
+    rows = data_group.all_reduce(np.int64(len(labels)))
+    return scaled(count / rows, logits_shard, labels, group, data_group, first, weights)
+
+
+@loss_case("normalisation", "a mean of the ranks' means")
+def mean_of_means(logits_shard, labels, group, data_group, first, weights, count):
+    mine = np.where(labels == -100, 0, weights).sum()
+    return right.loss(logits_shard, labels, group, data_group, first, weights / mine)
+
+
+@loss_case("normalisation", "a sum, not a mean")
+def sum_of_losses(logits_shard, labels, group, data_group, first, weights, count):
+    return scaled(count, logits_shard, labels, group, data_group, first, weights)
+
+
+@loss_case("label-shift", "row i has the label of row i + 1, of its rank's rows")
+def rolled_on_the_rank(logits_shard, labels, group, data_group, first, weights):
+    return right.loss(logits_shard, np.roll(labels, -1), group, data_group, first, np.roll(weights, -1))
+
+
+@loss_case("weights", "weights are ignored")
+def weights_ignored(logits_shard, labels, group, data_group, first, weights):
+    return right.loss(logits_shard, labels, group, data_group, first, np.ones_like(weights))
+
+
+@loss_case("dropped-shard", "the rows of cp rank 1")
+def rows_dropped(logits_shard, labels, group, data_group, first, weights):
+    return right.loss(logits_shard, labels, group, data_group, first, weights * (data_group.rank != 1))
+
+
+shard_case = functools.partial(planted, contract="shard", case="packed_odd_cp2")
+
+
+@shard_case("labels-of-shards", "shifted after sharding")
+def labels_shifted_after_sharding(batch, rank, size, layout):
+    found = right.shard(batch, rank, size, layout)
+    return {**found, "labels": np.roll(found["ids"], -1)}
+
+
+@shard_case("labels-rolled", "rolled over the stream")
+def labels_rolled(batch, rank, size, layout):
+    return right.shard({**batch, "labels": np.roll(batch["ids"], -1)}, rank, size, layout)
+
+
+@shard_case("labels-rolled", "by boundaries without padding")
+def labels_rolled_without_padding(batch, rank, size, layout):
+    labels = batch["ids"].copy()
+    for begin, end in zip(batch["cu_seqlens"][:-1], batch["cu_seqlens"][1:]):
+        labels[begin:end] = np.roll(labels[begin:end], -1)
+    return right.shard({**batch, "labels": labels}, rank, size, layout)
+
+
+@shard_case("padding", "0, not -100")
+def padding_has_labels(batch, rank, size, layout):
+    return right.shard({**batch, "labels": np.maximum(batch["labels"], 0)}, rank, size, layout)
+
+
+@shard_case("positions", "anew on every rank")
+def positions_of_the_rank(batch, rank, size, layout):
+    found = right.shard(batch, rank, size, layout)
+    return {**found, "positions": np.arange(len(found["ids"]))}
+
+
+@shard_case("boundaries", "of the whole stream over cp")
+def boundaries_divided(batch, rank, size, layout):
+    return {**right.shard(batch, rank, size, layout), "cu_seqlens": batch["cu_seqlens"] // size}
+
+
+@shard_case("layout", "the layout is zigzag")
+def another_layout(batch, rank, size):
+    chunks = {name: np.split(batch[name], 2 * size) for name in ("ids", "labels", "positions")}
+    return {name: np.concatenate([c[rank], c[2 * size - 1 - rank]]) for name, c in chunks.items()}
+
+
+@shard_case("dropped-shard", "every rank has the shard of rank 0")
+def same_shard_everywhere(batch, rank, size, layout):
+    return right.shard(batch, 0, size, layout)
+
+
+@planted("label-shift", "1 tokens on, not 2", "labels", case="packed_odd_cp2")
+def shift_of_one(batch, shift, rank, size):
+    return right.labels(batch, 1, rank, size)
+
+
+@planted("labels-rolled", "rolled over the stream", "labels", case="packed_odd_cp2")
+def shift_over_documents(batch, shift, rank, size):
+    rolled = np.roll(batch["ids"], -shift)
+    return right.shard({**batch, "labels": rolled}, rank, size, "dual-chunk-swap")["labels"]
+
+
+@planted("layout", "one behind the other", "unshard", case="packed_odd_cp2")
+def joined_without_order(shard, rank, size, group):
+    return {name: np.concatenate(group.all_gather(part)) for name, part in shard.items()}
+
+
+@planted("dropped-document", "documents are in no bin", "pack", case="documents_odd")
+def last_document_lost(lengths, capacity):
+    return right.pack(lengths[:-1], capacity)
+
+
+@planted("over-capacity", "its capacity is", "pack", case="documents_odd")
+def bins_too_full(lengths, capacity):
+    return right.pack(lengths, capacity + 8)
+
+
+@planted("ranks-disagree", "return different bins", "pack", case="documents_odd")
+def bins_by_rank(lengths, capacity, rank):
+    return right.pack(lengths, capacity)[:: -1 if rank else 1]
