@@ -5,8 +5,8 @@ may be fewer on the last ranks, and all targets [tokens], ids of the whole vocab
 log-probability of each target [tokens], the same on every rank; 0 of a target that no column has, whose
 gradient is not compared. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned, a
 function of the gradient [tokens] that returns that of the shard (padding has 0). With cp, ranks have different rows.
-Further parameters, given where they are taken: first (id of the first column), temperature,
-vocab_size (columns that count; behind them is padding), mesh.
+Further parameters, given where they are taken: first (id of the first column), columns (of all
+ranks), temperature, vocab_size (columns that count; behind them is padding), mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -51,7 +51,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     pieces = []
     for rank in range(options.cp * options.tp):
         mine, part = rows[rank // options.tp], columns[rank % options.tp]
-        offers = {"first": part.start, "temperature": temperature, "vocab_size": vocab}
+        offers = {"first": part.start, "columns": logits.shape[1], "temperature": temperature, "vocab_size": vocab}
         pieces.append({"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers})
     expected = {n: np.asarray(file.reference[n]) for n in ("logprob", "d_logprob") if n in file.reference}
     if "d_logprob" in expected:  # the file has the columns that count; padding has a gradient of 0

@@ -11,7 +11,7 @@ token); partial, the part of L of its rows, so that the sum over ranks is L; tim
 for frameworks whose average over data-parallel ranks divides by cp. Gradients: of tensors by autograd;
 of NumPy arrays, a second value is returned, a function of 1 that returns the gradient of the shard.
 group: ranks that share the vocabulary. Further parameters, given where they are taken: data_group
-(ranks with other rows), first (id of the first column), weights [tokens], count (sum of all weights),
+(ranks with other rows), first (id of the first column), columns (of all ranks), weights [tokens], count (sum of all weights),
 mesh.
 """
 
@@ -51,7 +51,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         for rank in range(options.cp * options.tp):
             mine, part = rows[rank // options.tp], columns[rank % options.tp]
             pieces.append({"logits": logits[mine][:, part], "labels": labels[mine], "weights": weights[mine],
-                           "offers": {"first": part.start, "count": float(counted.sum())}})
+                           "offers": {"first": part.start, "columns": vocab, "count": float(counted.sum())}})
         needs = {} if weights is plain else {"weights": "rows have weights"}
         if np.isfinite(values_of(problem, d_value=plain)["logprob"]).all():
             yield Problem(name, pieces, needs, partial(_judge, name, problem, columns, rows))

@@ -102,7 +102,7 @@ class TorchHere(Here):
     def array(self, values: np.ndarray) -> Any:
         import torch
 
-        return torch.from_numpy(np.ascontiguousarray(values)).to(self.device, getattr(torch, self.kind))
+        return torch.from_numpy(np.array(values, order="C")).to(self.device, getattr(torch, self.kind))
 
     def leaf(self, values: np.ndarray) -> Any:
         return self.array(values).requires_grad_()

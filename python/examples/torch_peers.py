@@ -1,0 +1,103 @@
+"""PyTorch's own distributed operations as functions for gyre conform: DTensor, loss_parallel, context_parallel."""
+
+import torch
+import torch.nn.functional as F
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.experimental import context_parallel
+from torch.distributed.tensor.experimental._attention import context_parallel_unshard
+from torch.distributed.tensor.parallel import loss_parallel
+
+
+def split_logits(logits_shard, mesh, columns):
+    """The shard as a part of a DTensor of all columns."""
+    return DTensor.from_local(logits_shard, mesh["tp"], [Shard(1)], run_check=False, shape=(len(logits_shard), columns), stride=(columns, 1))
+
+
+def replicated(tensor, mesh):
+    return DTensor.from_local(tensor, mesh["tp"], [Replicate()], run_check=False)
+
+
+def with_ignored(targets, columns):
+    """Targets that no column has are -100, which cross_entropy ignores."""
+    return torch.where((targets >= 0) & (targets < columns), targets, -100)
+
+
+def dtensor_log_softmax(logits_shard, targets, group, mesh, columns, temperature=1.0):
+    """log_softmax of a DTensor that is split by columns, then the target's."""
+    rows = F.log_softmax(split_logits(logits_shard / temperature, mesh, columns), dim=1)
+    whole, targets = rows.redistribute(mesh["tp"], [Replicate()]).to_local(), with_ignored(targets, columns)
+    return torch.where(targets < 0, 0.0, whole.gather(1, targets.clamp(min=0)[:, None])[:, 0])
+
+
+def dtensor_cross_entropy(logits_shard, targets, group, mesh, columns, temperature=1.0):
+    """cross_entropy of a DTensor that is split by columns, outside of loss_parallel."""
+    logits = split_logits(logits_shard / temperature, mesh, columns)
+    return -F.cross_entropy(logits, replicated(with_ignored(targets, columns), mesh), reduction="none").to_local()
+
+
+def in_loss_parallel(logits_shard, targets, mesh, columns, temperature, sign, **options):
+    """cross_entropy in loss_parallel; its backward must run in loss_parallel, too."""
+    with loss_parallel():
+        logits = split_logits(logits_shard / temperature, mesh, columns)
+        value = sign * F.cross_entropy(logits, replicated(with_ignored(targets, columns), mesh), **options)
+
+    def backward(gradient):
+        with loss_parallel():
+            return torch.autograd.grad(value, logits_shard, replicated(gradient, mesh))
+
+    return value.to_local(), backward
+
+
+def loss_parallel_logprob(logits_shard, targets, group, mesh, columns, temperature=1.0):
+    """A value of cross_entropy for each row."""
+    return in_loss_parallel(logits_shard, targets, mesh, columns, temperature, -1, reduction="none")
+
+
+def loss_parallel_mean(logits_shard, labels, group, mesh, columns):
+    """The mean of cross_entropy over rows that are not ignored."""
+    return in_loss_parallel(logits_shard, labels, mesh, columns, 1.0, 1)
+
+
+def dtensor_shard(batch, rank, size, mesh):
+    """Rows of distribute_tensor: the layout contiguous."""
+    return {n: distribute_tensor(batch[n], mesh["cp"], [Shard(0)]).to_local() for n in ("ids", "labels", "positions")}
+
+
+def dtensor_unshard(shard, rank, size, group, mesh):
+    """full_tensor of a DTensor that is split by rows: the layout contiguous."""
+    return {n: DTensor.from_local(x, mesh["cp"], [Shard(0)], run_check=False).full_tensor() for n, x in shard.items()}
+
+
+def context_parallel_shard(batch, rank, size, mesh):
+    """Buffers as context_parallel leaves them to each rank: head and tail, the layout zigzag."""
+    buffers = {n: batch[n].clone() for n in ("ids", "labels", "positions")}
+    with context_parallel(mesh["cp"], buffers=list(buffers.values()), buffer_seq_dims=[0] * len(buffers)):
+        return {n: x.clone() for n, x in buffers.items()}
+
+
+def context_parallel_whole(shard, rank, size, group, mesh):
+    """context_parallel_unshard of the same; it restores the order of tensors with a batch dimension alone."""
+    whole = context_parallel_unshard(mesh["cp"], [x[None] for x in shard.values()], [1] * len(shard))
+    return {n: x[0] for n, x in zip(shard, whole)}
+
+
+def context_parallel_attention(q, k, v, cu_seqlens, layout, group, mesh):
+    """scaled_dot_product_attention in context_parallel: one causal document, as many KV heads as heads, on GPUs."""
+    if len(cu_seqlens) > 2 or q.shape[1] != k.shape[1]:
+        raise NotImplementedError("several documents, or fewer KV heads than heads")
+
+    def context():
+        return context_parallel(mesh["cp"], buffers=[torch.empty(layout.slots, device=q.device)], buffer_seq_dims=[0])
+
+    with context():
+        heads = (x.transpose(0, 1)[None] for x in (q, k, v))
+        out = F.scaled_dot_product_attention(*heads, is_causal=True)[0].transpose(0, 1)
+
+    def backward(d_out):
+        with context():
+            return torch.autograd.grad(out, (q, k, v), d_out)
+
+    return out, None, backward
+
+
+context_parallel_attention.needs_gpu = True
