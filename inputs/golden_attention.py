@@ -21,12 +21,12 @@ def thirty_seconds(rng, *shape):
 
 
 def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=0, scale=None,
-                 sinks=False, **arrays):
+                 sinks=False, regions=None, **arrays):
     """A problem as make_attention.py has them; functions in the place of `sinks`, and `arrays`,
-    change what was drawn."""
+    change what was drawn. With regions, the mask is of them."""
     tokens = sum(lengths)
     problem = {
-        "mask": mask,
+        "mask": "regions" if regions else mask,
         "window": window,
         "scale": head_dim**-0.5 if scale is None else scale,
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
@@ -38,6 +38,8 @@ def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=
     if sinks:
         drawn = thirty_seconds(rng, heads)
         problem["sinks"] = sinks(drawn) if callable(sinks) else drawn
+    if regions:
+        problem["regions"] = np.array(regions, np.int64)
     for name, change in arrays.items():
         problem[name] = change(problem[name]).astype("f4")
     return problem
@@ -55,7 +57,7 @@ def write_problem(path, name, arguments, stores=None, only=None, answers_as="f8"
         group.attrs["mask"] = problem["mask"]
         group.attrs["window"] = np.int64(problem["window"])
         group.attrs["scale"] = np.float64(problem["scale"])
-        arrays = ("offsets", "q", "k", "v", "d_out", "sinks")
+        arrays = ("offsets", "q", "k", "v", "d_out", "sinks", "regions")
         golden_files.put_all(group, {key: problem[key] for key in arrays if key in problem}, stores)
         golden_files.put_all(golden_files.reference_group(file), answers)
 
@@ -90,11 +92,28 @@ def extreme(sinks):
     return sinks
 
 
+def beside_128(sinks):
+    """Sinks about as large as scores of 128."""
+    return sinks + 128
+
+
 GROUPS = "KV heads that are repeated or mixed up: query head h reads h K / H, rounded down"
 WINDOW = "a window that is ignored or off by one (huggingface/accelerate #4177)"
 SINKS = (
     "sinks that are ignored, or that every block or rank of a ring adds again "
     "(PrimeIntellect-ai/prime-rl #3397, InternLM/lmdeploy #3951)"
+)
+SINK_GRADIENTS = (
+    "sinks whose gradient is 0, which no other value shows while a sink is small beside the scores "
+    "(NVIDIA/TransformerEngine #2541, PR #3551)"
+)
+MASKS = (
+    "masks that context parallelism replaces by a causal one (huggingface/accelerate PR #4177, "
+    "huggingface/trl PR #6843)"
+)
+NO_KEY = (
+    "rows without a key: -inf minus -inf, weights of exp(0), a part of a ring that is empty "
+    "(flashinfer-ai/flashinfer PR #4401, NVIDIA/TensorRT-LLM #17477)"
 )
 OVERFLOW = "exp of scores before the maximum is subtracted"
 
@@ -119,6 +138,24 @@ add("sinks_full", "sinks without a causal mask", SINKS, ("full", "sinks"),
     [6, 5], 2, 2, 8, mask="full", sinks=True)
 add("sinks_extreme", "a sink that outweighs all keys, and one that none notices", SINKS,
     ("causal", "sinks", "overflow"), [7, 1], 4, 4, 8, sinks=extreme)
+add("sinks_offset", "sinks about as large as the scores, both about 128", SINK_GRADIENTS,
+    ("causal", "sinks", "overflow"), [10, 3], 4, 2, 8, scale=0.5, sinks=beside_128,
+    q=whole_with_16, k=whole_with_16)
+# Regions: document, q_begin, q_end, k_begin, k_end, kind (0 all, 1 causal), window.
+add("prefix", "two answers to one prompt: each sees the prompt and itself", MASKS,
+    ("regions", "prefix"), [14, 3], 4, 2, 8, regions=[
+        [0, 0, 5, 0, 5, 1, 0], [0, 5, 14, 0, 5, 0, 0], [0, 5, 9, 5, 9, 1, 0],
+        [0, 9, 14, 9, 14, 1, 0], [1, 0, 3, 0, 3, 1, 0]])
+add("blocks", "blocks that see themselves alone, whole or causal, through a window, too", MASKS,
+    ("regions", "blocks", "window"), [13, 6], 4, 2, 8, regions=[
+        [0, 0, 4, 0, 4, 0, 0], [0, 4, 9, 4, 9, 1, 0], [0, 9, 13, 9, 13, 1, 2],
+        [1, 0, 2, 0, 2, 0, 0], [1, 2, 6, 2, 6, 0, 0]])
+add("no_key", "queries that see no key, in one document all of them", NO_KEY,
+    ("regions", "no-key"), [11, 4, 6], 4, 2, 8, regions=[
+        [0, 2, 7, 0, 4, 0, 0], [2, 3, 6, 0, 6, 1, 0]])
+add("fewer_keys", "nine queries that see three keys, causal through the last of both", NO_KEY,
+    ("regions", "no-key", "fewer-keys"), [9, 9], 4, 2, 8, regions=[
+        [0, 0, 9, 0, 3, 1, 0], [1, 0, 9, 6, 9, 0, 0]])
 add("head_dim_1", "heads of one element", "kernels that load several elements at a time",
     ("causal", "head-dim"), [9], 2, 1, 1)
 add("head_dim_3", "heads of three elements", "kernels that load several elements at a time",

@@ -106,8 +106,10 @@ def attend(problem, answers, document, head):
     if "sinks" in problem:
         sink = np.float64(problem["sinks"][head])
     top = np.maximum(scores.max(axis=1), sink)
-    lse = top + np.log(np.exp(scores - top[:, None]).sum(axis=1) + np.exp(sink - top))
-    p = np.exp(scores - lse[:, None])
+    top[top == -np.inf] = 0  # a query that sees nothing: lse is -inf, all else 0
+    with np.errstate(divide="ignore"):
+        lse = top + np.log(np.exp(scores - top[:, None]).sum(axis=1) + np.exp(sink - top))
+    p = np.exp(scores - np.where(lse == -np.inf, 0, lse)[:, None])
     out = p @ v
     delta = (out * d_out).sum(axis=1)
     d_scores = p * (d_out @ v.T - delta[:, None])

@@ -176,6 +176,23 @@ def linear(problem, what):
     return d_logits @ w if what == "hidden" else d_logits.T @ x
 
 
+def visible(problem, document, length):
+    """[length, length] booleans: the keys that each query of a document sees."""
+    i, j = np.ogrid[:length, :length]
+    if problem["mask"] == "full":
+        return np.ones((length, length), bool)
+    if problem["mask"] == "causal":
+        return (j <= i) & (j > i - (problem["window"] or length + 1))
+    seen = np.zeros((length, length), bool)
+    for number, q_begin, q_end, k_begin, k_end, kind, window in problem["regions"]:
+        behind = (k_end - j) - (q_end - i)  # keys from this one to the causal diagonal
+        pairs = (i >= q_begin) & (i < q_end) & (j >= k_begin) & (j < k_end) & (number == document)
+        causal = (behind >= 0) & (behind < (window or k_end + q_end + 1))
+        inverse = j - k_begin >= i - q_begin
+        seen |= pairs & (causal if kind & 1 else True) & (inverse if kind & 2 else True)
+    return seen
+
+
 def attention(problem, what):
     """One head of one document after another."""
     q, d_out = problem["q"], problem["d_out"]
@@ -184,27 +201,27 @@ def attention(problem, what):
     found["d_sinks"] = np.zeros(q.shape[1], F)
     group, scale = q.shape[1] // problem["k"].shape[1], F(problem["scale"])
     bounds = problem["offsets"]
-    for begin, end in zip(bounds[:-1], bounds[1:]):
-        i, j = np.ogrid[: end - begin, : end - begin]
-        seen = np.ones((end - begin,) * 2, bool) if problem["mask"] == "full" else j <= i
-        if problem["window"]:
-            seen = seen & (j > i - problem["window"])
+    for document, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+        seen = visible(problem, document, end - begin)
         for h in range(q.shape[1] if end > begin else 0):
             mine, shared = (slice(begin, end), h), (slice(begin, end), h // group)
             k, v = problem["k"][shared], problem["v"][shared]
             x = np.where(seen, scale * (q[mine] @ k.T), MINUS_INFINITY)
             sink = problem["sinks"][h] if "sinks" in problem else MINUS_INFINITY
             top = np.maximum(x.max(axis=1), sink)
+            top[top == MINUS_INFINITY] = 0  # a query that sees nothing
             total = np.exp(x - top[:, None]).sum(axis=1, dtype=F) + np.exp(sink - top)
-            found["lse"][mine] = lse = top + np.log(total)
-            p = np.exp(x - top[:, None]) / total[:, None]
+            with np.errstate(divide="ignore"):
+                found["lse"][mine] = lse = top + np.log(total)
+            p = np.exp(x - top[:, None]) / np.where(total == 0, F(1), total)[:, None]
             found["out"][mine] = out = p @ v
             delta = (out * d_out[mine]).sum(axis=1)
             d_x = p * (d_out[mine] @ v.T - delta[:, None])
             found["d_q"][mine] = scale * (d_x @ k)
             found["d_k"][shared] += scale * (d_x.T @ q[mine])
             found["d_v"][shared] += p.T @ d_out[mine]
-            found["d_sinks"][h] -= (np.exp(sink - lse) * delta).sum()
+            if sink > MINUS_INFINITY:
+                found["d_sinks"][h] -= (np.exp(sink - lse) * delta).sum()
     return found[what]
 
 

@@ -225,6 +225,73 @@ def raises(q, k, v, cu_seqlens, layout, group, allowed, scale):
     return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
 
 
+@planted("sinks-ignored", "d_sinks is 0 everywhere", "attention", case="attention_sinks_offset")
+def sinks_dropped_on_the_way(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return out, lse, lambda d_out: [*backward(d_out), np.zeros_like(sinks)]
+
+
+@planted("mask-lost", "the regions are lost: the mask is causal", "attention", case="attention_prefix")
+def prefix_lost(q, k, v, cu_seqlens, layout, group, scale, mask, regions, lengths):
+    i, j, same, real = places(layout, group.rank, lengths)
+    return right.attention(q, k, v, cu_seqlens, layout, group, real & same & (j <= i), scale)
+
+
+@planted("mask-lost", "the regions are lost: the mask is causal", "attention", case="attention_blocks")
+def blocks_lost(q, k, v, cu_seqlens, layout, group, scale, mask, regions, lengths):
+    return prefix_lost(q, k, v, cu_seqlens, layout, group, scale, mask, regions, lengths)
+
+
+@planted("no-key", "rows that see no key have an output", "attention", case="attention_no_key")
+def weights_of_one(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    return np.where(allowed.any(axis=1)[:, None, None], out, v.mean()), lse, backward
+
+
+@planted("nan", "NaN in lse, out of ranks", "attention", case="attention_fewer_keys")
+def softmax_of_nothing(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+    with np.errstate(invalid="ignore"):
+        return out / allowed.any(axis=1)[:, None, None], lse + (lse - lse), backward
+
+
+model_case = functools.partial(planted, contract="model", case="attention_uneven")
+
+
+@model_case("leak", "y depends on a token of another document")
+def model_that_leaks(x, cu_seqlens, layout, group, lengths):
+    i, j, _, real = places(layout, group.rank, lengths)
+    return right.model(x, cu_seqlens, layout, group, real & (j <= i))
+
+
+@model_case("mask-lost", "y depends on a token that the mask hides")
+def model_that_sees_the_future(x, cu_seqlens, layout, group, lengths):
+    _, _, same, real = places(layout, group.rank, lengths)
+    return right.model(x, cu_seqlens, layout, group, real & same)
+
+
+@model_case("gradient-dropped", "does not change that of other ranks' tokens", case="attention_long")
+def model_without_remote_gradients(x, cu_seqlens, layout, group, allowed):
+    class Alone:
+        rank, size, all_gather = group.rank, group.size, group.all_gather
+
+        @staticmethod
+        def all_to_all(parts):
+            return [parts[group.rank]]
+
+    return right.model(x, cu_seqlens, layout, Alone, allowed)
+
+
+@model_case("sinks-ignored", "y does not depend on the sinks", case="attention_sinks")
+def model_without_sinks(x, cu_seqlens, layout, group, allowed, sinks):
+    return right.model(x, cu_seqlens, layout, group, allowed)
+
+
+@model_case("nothing-moves", "does not depend on its own x")
+def model_that_is_constant(x, cu_seqlens, layout, group):
+    return np.ones_like(x)
+
+
 logprob_case = functools.partial(planted, contract="logprob", case="logprobs_uneven_vocabulary")
 
 

@@ -36,22 +36,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     inputs, expected = file.inputs, dict(file.reference)
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
     attributes = inputs.attributes
-    width, heads, kv_heads = inputs["q"].shape[2], inputs["q"].shape[1], inputs["k"].shape[1]
-    mask, window = attributes["mask"], int(attributes["window"])
-    needs: dict[str, str] = {}
-    if mask != "causal":
-        needs["mask"] = f"the mask is {mask}"
-    if mask == "regions":
-        needs["regions"] = "the mask is of regions"
-    if window:
-        needs["window"] = f"the window is {window}"
-    if not np.isclose(attributes["scale"], width**-0.5):
-        needs["scale"] = f"the scale is {attributes['scale']:.4g}, not 1 / sqrt({width})"
-    if "sinks" in inputs:
-        needs["sinks"] = "there are sinks"
-    padded = (layout.lengths < np.diff(layout.cu_seqlens)) & (layout.lengths > 0)
-    if mask == "full" and padded.any():
-        needs["lengths"] = "every query sees the padding of its document"
+    heads, kv_heads, mask, window = inputs["q"].shape[1], inputs["k"].shape[1], attributes["mask"], int(attributes["window"])
+    needs = needs_of(inputs, layout)
     streams, pairs = _streams(inputs, layout), pairs_of(inputs, layout)
     offers = {"mask": mask, "window": window, "scale": float(attributes["scale"])}
     if mask == "regions":
@@ -61,6 +47,26 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         raise LeftOut(f"{kv_heads} KV heads are no multiple of tp = {options.tp}")
     judge = partial(_judge, path.stem, streams, pairs, inputs, expected, layout, options.tp)
     yield Problem(path.stem, pieces, needs, judge)
+
+
+def needs_of(inputs: reading.Group, layout: Layout) -> dict[str, str]:
+    """Parameters that a file cannot be asked without, and why."""
+    mask, window, width = inputs.attributes["mask"], int(inputs.attributes["window"]), inputs["q"].shape[2]
+    needs: dict[str, str] = {}
+    if mask != "causal":
+        needs["mask"] = f"the mask is {mask}"
+    if mask == "regions":
+        needs["regions"] = "the mask is of regions"
+    if window:
+        needs["window"] = f"the window is {window}"
+    if not np.isclose(inputs.attributes["scale"], width**-0.5):
+        needs["scale"] = f"the scale is {inputs.attributes['scale']:.4g}, not 1 / sqrt({width})"
+    if "sinks" in inputs:
+        needs["sinks"] = "there are sinks"
+    padded = (layout.lengths < np.diff(layout.cu_seqlens)) & (layout.lengths > 0)
+    if mask == "full" and padded.any():
+        needs["lengths"] = "every query sees the padding of its document"
+    return needs
 
 
 def _streams(inputs: reading.Group, layout: Layout) -> dict[str, np.ndarray]:

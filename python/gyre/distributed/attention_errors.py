@@ -111,6 +111,12 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], streams: Arrays
               sinks: np.ndarray | None = sinks, **more: Any) -> Hypothesis:
         return Hypothesis(kind, text, lambda: real(answers(streams, pairs, scale, sinks, **more)))
 
+    blind = ~pairs.any(axis=1)[tokens]
+    if blind.any() and failing & {"out", "lse", "d_q"}:
+        def elsewhere() -> dict[str, np.ndarray]:
+            return {n: np.where(blind.reshape(-1, *[1] * (got[n].ndim - 1)), got[n], expected[n]) if n in ("out", "lse", "d_q") else got[n]
+                    for n in failing}
+        yield Hypothesis("no-key", "rows that see no key have an output, an lse or a gradient", elsewhere)
     zero = {n for n in failing if not got[n].any()}
     if zero:
         yield Hypothesis("zero-gradient" if all(n.startswith("d_") for n in zero) else "zero",

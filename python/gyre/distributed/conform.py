@@ -38,7 +38,6 @@ class Options:
     atol: float | None = None
     timeout: float = 60.0
     convention: str = "mean"
-    probes: bool = False
 
 
 @dataclass

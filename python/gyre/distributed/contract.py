@@ -203,11 +203,11 @@ def judged(name: str, got: Arrays, expected: Arrays, tolerance: Tolerance,
 
 def not_numbers(arrays: list[dict[str, np.ndarray]], rows: Callable[[int, str, np.ndarray], np.ndarray]) -> list[Finding]:
     """NaN in what ranks returned, in the elements that count."""
-    found = []
+    found: dict[tuple[int, ...], list[str]] = {}
     for name in sorted({n for mine in arrays for n in mine}):
-        bad = [r for r, mine in enumerate(arrays)
-               if name in mine and mine[name].dtype.kind == "f" and np.isnan(rows(r, name, mine[name])).any()]
+        bad = tuple(r for r, mine in enumerate(arrays)
+                    if name in mine and mine[name].dtype.kind == "f" and np.isnan(rows(r, name, mine[name])).any())
         if bad:
-            where = f"rank{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}"
-            found.append(Finding("nan", f"NaN in {name} of {where}", (name,), tuple(bad)))
-    return found
+            found.setdefault(bad, []).append(name)
+    return [Finding("nan", f"NaN in {', '.join(names)} of rank{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}", tuple(names), bad)
+            for bad, names in found.items()]

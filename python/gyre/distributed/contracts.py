@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-NAMES = ("attention", "logprob", "loss", "shard", "labels", "unshard", "pack")
+NAMES = ("attention", "logprob", "loss", "shard", "labels", "unshard", "pack", "model")
 
 
 def named(name: str) -> Any:
