@@ -137,7 +137,8 @@ def explain(got: Arrays, expected: Arrays, failing: set[str], hypotheses: Iterab
     matches: list[tuple[Hypothesis, set[str]]] = []
     for hypothesis in hypotheses:
         alternative = hypothesis.arrays()
-        found = {n for n in failing & alternative.keys() if tolerance.near(n, got[n], np.asarray(alternative[n]))}
+        found = {n for n in failing & alternative.keys() if tolerance.near(n, got[n], np.asarray(alternative[n]))
+                 and not tolerance.near(n, np.asarray(alternative[n]), np.asarray(expected[n]))}
         if found == failing:
             return [Finding(hypothesis.kind, hypothesis.text, tuple(sorted(found)))]
         if found:
