@@ -29,7 +29,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             labels = np.append(shifted(stream["ids"], stream["cu_seqlens"], stream["cu_seqlens_padded"], shift), -100)
             wanted = {"labels": labels[np.minimum(index, len(labels) - 1)]}  # a layout's own padding is behind the stream
             piece = {"batch": stream, "layout": options.layout, "shift": shift, "shape": index.shape[1:]}
-            label = f"{name}, shift {shift}"
+            label = f"{name} shift {shift}"
             yield Problem(label, [piece] * (options.cp * options.tp), {}, partial(judge, label, stream, wanted, options.tp, shift))
 
 

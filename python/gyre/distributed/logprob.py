@@ -143,6 +143,23 @@ def values_of(problem: Mapping[str, Any], kept: np.ndarray | None = None, **chan
     return {"logprob": value, "d_logprob": gradient}
 
 
+def claimed(problem: Mapping[str, Any], columns: list[slice], first: list[int], asked: np.ndarray, expected: Arrays) -> dict[str, np.ndarray]:
+    """The logit less the maximum, summed over the shards that find the target by their first id; of no shard 0, as Megatron has it."""
+    logits, targets = problem["logits"] / problem["temperature"], problem["targets"]
+    hits = np.zeros(logits.shape, bool)
+    for begin, part in zip(first, columns):
+        column = targets - begin
+        mine = (column >= 0) & (column < part.stop - part.start)
+        hits[np.flatnonzero(mine), part.start + column[mine]] = True
+    with np.errstate(all="ignore"):
+        x = np.where(np.arange(logits.shape[1]) < problem["vocab_size"], logits, -np.inf)
+        x = x - x.max(axis=1, initial=-np.inf, keepdims=True)
+        total = np.exp(x).sum(axis=1)
+        value = np.where(hits, x, 0).sum(axis=1) - np.log(total)
+        gradient = problem["d_value"][:, None] * (hits - np.exp(x) / total[:, None]) / problem["temperature"]
+    return {"logprob": value, "d_logprob": np.where(asked, gradient, expected.get("d_logprob", 0))}
+
+
 def rolled(targets: np.ndarray, rows: list[np.ndarray], by: int) -> np.ndarray:
     """Targets that each rank has shifted among its own rows."""
     return np.concatenate([np.roll(targets[mine], by) for mine in rows])
@@ -194,6 +211,11 @@ def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mappi
         yield gradient("gradient-dropped", "the gradient is 0 on shards that do not have the target", lambda g: np.where(away, 0, g))
         for rank in range(tp):
             yield known("local-softmax", f"the softmax is over the columns of tp rank {rank} alone", kept=owner[None, :] == rank)
+    for kind, text, first in (
+            ("unknown-target", "a target that no column has is given the largest logit", [s.start for s in columns]),
+            ("uneven-shards", "shards of different width: a rank takes its rank times its own columns for its first id",
+             [r * (s.stop - s.start) for r, s in enumerate(columns)])):
+        yield Hypothesis(kind, text, lambda first=first: claimed(problem, columns, first, asked, expected))
     yield Hypothesis("base", "logarithms are to the base 2", lambda: {"logprob": np.asarray(expected["logprob"]) / np.log(2)})
     yield Hypothesis("no-d-value", "the gradient takes 1 for the gradient of every value",
                      lambda: {"d_logprob": values_of(problem, d_value=np.ones(len(targets)))["d_logprob"]})

@@ -43,7 +43,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         return
     columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.cp)
     plain = np.ones(len(labels), np.float32)
-    for name, weights in ((path.stem, plain), (f"{path.stem}, weights", (1 + np.arange(len(labels)) % 3 / 2).astype(np.float32))):
+    for name, weights in ((path.stem, plain), (f"{path.stem} with weights", (1 + np.arange(len(labels)) % 3 / 2).astype(np.float32))):
         counted = np.where(labels == IGNORED, 0, weights)
         problem = {"logits": logits.astype(np.float64), "targets": labels, "temperature": 1.0, "vocab_size": vocab,
                    "weights": counted, "convention": options.convention}

@@ -25,7 +25,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     lengths = np.diff(np.asarray(reading.read(path).inputs["offsets"]).astype(np.int64))
     longest = int(lengths.max(initial=1)) or 1
     for capacity in sorted({longest, 2 * longest, max(longest, int(lengths.sum()))}):
-        name = f"{path.stem}, capacity {capacity}"
+        name = f"{path.stem} capacity {capacity}"
         pieces = [{"lengths": lengths, "capacity": capacity}] * (options.cp * options.tp)
         yield Problem(name, pieces, {}, partial(_judge, name, lengths, capacity))
 
