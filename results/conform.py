@@ -15,17 +15,37 @@ os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
 sys.path[:0] = PATHS
 
 RUNS = (
-    ("ring_attention:attention", "attention", ({"ranks": 2}, {"ranks": 4}, {"ranks": 4, "layout": "striped"}, {"cp": 2, "tp": 2})),
+    (
+        "ring_attention:attention",
+        "attention",
+        ({"ranks": 2}, {"ranks": 4}, {"ranks": 4, "layout": "striped"}, {"cp": 2, "tp": 2}),
+    ),
     ("ulysses_attention:attention", "attention", ({"ranks": 2}, {"ranks": 4})),
     ("torch_peers:context_parallel_attention", "attention", ({"ranks": 2, "layout": "zigzag"},)),
     ("torch_peers:dtensor_log_softmax", "logprob", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:dtensor_cross_entropy", "logprob", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:loss_parallel_logprob", "logprob", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:loss_parallel_mean", "loss", ({"tp": 2}, {"tp": 4})),
-    ("torch_peers:context_parallel_shard", "shard", ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"})),
-    ("torch_peers:context_parallel_whole", "unshard", ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"})),
-    ("torch_peers:dtensor_shard", "shard", ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"})),
-    ("torch_peers:dtensor_unshard", "unshard", ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"})),
+    (
+        "torch_peers:context_parallel_shard",
+        "shard",
+        ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"}),
+    ),
+    (
+        "torch_peers:context_parallel_whole",
+        "unshard",
+        ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"}),
+    ),
+    (
+        "torch_peers:dtensor_shard",
+        "shard",
+        ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"}),
+    ),
+    (
+        "torch_peers:dtensor_unshard",
+        "unshard",
+        ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"}),
+    ),
 )
 HEADER = ("function", "cp", "tp", "layout", "passed", "failed", "left out")
 
@@ -61,7 +81,10 @@ def main():
     widths = [max(map(len, column)) for column in zip(*lines)]
     text = [f"# gyre conform inputs/golden, torch {torch.__version__.split('+')[0]}, gloo, float32"]
     for i, line in enumerate(lines):
-        cells = [c.ljust(w) if HEADER[k] in ("function", "layout") else c.rjust(w) for k, (c, w) in enumerate(zip(line, widths))]
+        cells = [
+            c.ljust(w) if HEADER[k] in ("function", "layout") else c.rjust(w)
+            for k, (c, w) in enumerate(zip(line, widths))
+        ]
         text += ["  ".join(cells).rstrip(), *notes.get(i, [])]
     if sys.argv[1:]:
         pathlib.Path(sys.argv[1]).write_text("\n".join(text) + "\n", encoding="utf-8")

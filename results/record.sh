@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|scale|golden|demo|model|machine|timed|kernels|torch|transformers|studies [BUILD_DIR]: makes the runs
+# record.sh counted|explained|predicted|scale|golden|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
 # whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` and `model` are the last screens of ./run demo and ./run model; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
@@ -226,6 +226,12 @@ transformers() {
     --json "$out/bench-model-vs-transformers.json"
 }
 
+# Functions of python/examples through gyre conform. PYTHON: as torch.
+conform() {
+  echo "record: conform.txt: results/conform.py"
+  "${PYTHON:-build/torch-venv/bin/python}" results/conform.py "$out/conform.txt"
+}
+
 # Every studies/NAME.toml, to studies/NAME/. Cases that are done stay: remove the folder to measure anew.
 studies() {
   local file study site
@@ -260,6 +266,7 @@ case $what in
   kernels) kernels ;;
   torch) torch ;;
   transformers) transformers ;;
+  conform) conform ;;
   studies) studies ;;
   *)
     sed -n '2,8s/^# //p' "$0" >&2

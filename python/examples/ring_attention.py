@@ -36,7 +36,11 @@ class Ring(torch.autograd.Function):
         rank, size, share = dist.get_rank(group), dist.get_world_size(group), q.shape[1] // k.shape[1]
         masks = [allowed[:, torch.from_numpy(layout.index[(rank - step) % size])] for step in range(size)]
         q32, kv = q.float(), torch.stack([k, v]).float()
-        top = sinks.float()[:, None].repeat(1, len(q)) if sinks is not None else q32.new_full((q.shape[1], len(q)), -torch.inf)
+        top = (
+            sinks.float()[:, None].repeat(1, len(q))
+            if sinks is not None
+            else q32.new_full((q.shape[1], len(q)), -torch.inf)
+        )
         total, out = torch.exp(top - top.nan_to_num(neginf=0)), torch.zeros_like(q32)
         for step in range(size):
             x = scores(q32, kv[0], masks[step], scale)

@@ -10,7 +10,9 @@ from torch.distributed.tensor.parallel import loss_parallel
 
 def split_logits(logits_shard, mesh, columns):
     """The shard as a part of a DTensor of all columns."""
-    return DTensor.from_local(logits_shard, mesh["tp"], [Shard(1)], run_check=False, shape=(len(logits_shard), columns), stride=(columns, 1))
+    return DTensor.from_local(
+        logits_shard, mesh["tp"], [Shard(1)], run_check=False, shape=(len(logits_shard), columns), stride=(columns, 1)
+    )
 
 
 def replicated(tensor, mesh):

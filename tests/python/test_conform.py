@@ -34,16 +34,29 @@ def run(function, **options):
 
 
 def command(*arguments):
-    done = subprocess.run([sys.executable, "-m", "gyre", "conform", *arguments], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [sys.executable, "-m", "gyre", "conform", *arguments], capture_output=True, text=True, timeout=200
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 class Right(unittest.TestCase):
     def test_examples_pass(self):
-        runs = {"attention": ({"ranks": 2}, {"ranks": 4, "layout": "zigzag"}, {"cp": 3, "tp": 2}, {"ranks": 3, "layout": "striped"},
-                              {"ranks": 2, "layout": "contiguous", "dtype": "float64"}),
-                "logprob": ({"tp": 2}, {"tp": 4}, {"cp": 2, "tp": 2}), "loss": ({"cp": 2, "tp": 2}, {"ranks": 1}),
-                "shard": ({"ranks": 2}, {"ranks": 4}), "labels": ({"ranks": 2},), "unshard": ({"ranks": 4},), "pack": ({},), "model": ({"ranks": 2},)}
+        runs = {
+            "attention": (
+                {"ranks": 2},
+                {"ranks": 4, "layout": "zigzag"},
+                {"cp": 3, "tp": 2},
+                {"ranks": 2, "layout": "contiguous", "dtype": "float64"},
+            ),
+            "logprob": ({"tp": 2}, {"tp": 4}, {"cp": 2, "tp": 2}),
+            "loss": ({"cp": 2, "tp": 2},),
+            "shard": ({"ranks": 2}, {"ranks": 4}),
+            "labels": ({"ranks": 2},),
+            "unshard": ({"ranks": 4},),
+            "pack": ({},),
+            "model": ({"ranks": 2},),
+        }
         self.assertEqual(set(runs), set(contracts.NAMES))
         for name, some in runs.items():
             for options in some:
@@ -78,7 +91,9 @@ class Command(unittest.TestCase):
         self.assertIn("CONFORM PASSED 1/1 cases, 924 values, 0 left out", text)
 
     def test_fails(self):
-        code, text = command(*self.ARGUMENTS, "planted_errors:dead_rank", "--contract", "attention", "--case", "attention_[cg]*")
+        code, text = command(
+            *self.ARGUMENTS, "planted_errors:dead_rank", "--contract", "attention", "--case", "attention_[cg]*"
+        )
         self.assertEqual(code, 1, text)
         self.assertIn("dead-rank in 3 cases", text)  # each case has new ranks after the death
 
@@ -86,6 +101,16 @@ class Command(unittest.TestCase):
         code, text = command(*self.ARGUMENTS, f"{EXAMPLE}:attention", "--case", "attention_no_token")
         self.assertEqual(code, 1, text)
         self.assertIn("nothing was compared", text)
+
+    def test_commands_of_the_page(self):
+        with open(os.path.join(SOURCE, "docs", "conformance.md"), encoding="utf-8") as page:
+            shown = [line.split()[1:] for line in page if line.startswith("    python3 -m gyre conform")]
+        self.assertEqual(len(shown), 3)
+        for words in shown:
+            done = subprocess.run(
+                [sys.executable, *(word.strip('"') for word in words)], capture_output=True, text=True, cwd=SOURCE
+            )
+            self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
     def test_explains_every_contract(self):
         for name in contracts.NAMES:
@@ -95,20 +120,26 @@ class Command(unittest.TestCase):
     def test_bad_usage(self):
         here = (f"{EXAMPLE}:attention",)
         for arguments, words in (
-                ((), "SUITE and --function are needed"),
-                ((GOLDEN, "--function", f"{EXAMPLE}:attend", "--backend", "numpy", "--contract", "attention"),
-                 "has no function 'attend'; it has attention"),
-                ((GOLDEN, "--function", "none.py:attention", "--backend", "numpy"), "none.py cannot be imported"),
-                ((GOLDEN, "--function", "attention"), "--function is 'attention'; it must be MODULE:NAME"),
-                ((GOLDEN, "--function", "a:attend"), "the contract is 'attend'"),
-                (("none", "--function", *here), "none does not exist"),
-                ((os.path.join(GOLDEN, "audio.h5"), "--function", *here), "has no file of the kind attention"),
-                ((GOLDEN, "--function", *here, "--case", "x*"), "has a name like 'x*'"),
-                ((GOLDEN, "--function", *here, "--layout", "zig"), "--layout is 'zig'; it must be one of dual-chunk-swap"),
-                ((GOLDEN, "--function", *here, "--ranks", "4", "--cp", "3", "--tp", "2"), "a group of the wrong size"),
-                ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
-                ((GOLDEN, "--function", *here, "--backend", "numpy", "--dtype", "bfloat16"), "NumPy has no bfloat16"),
-                ((GOLDEN, "--function", f"{EXAMPLE}:loss", "--convention", "sum"), "--convention is 'sum'; it must be one of mean")):
+            ((), "SUITE and --function are needed"),
+            (
+                (GOLDEN, "--function", f"{EXAMPLE}:attend", "--backend", "numpy", "--contract", "attention"),
+                "has no function 'attend'; it has attention",
+            ),
+            ((GOLDEN, "--function", "none.py:attention", "--backend", "numpy"), "none.py cannot be imported"),
+            ((GOLDEN, "--function", "attention"), "--function is 'attention'; it must be MODULE:NAME"),
+            ((GOLDEN, "--function", "a:attend"), "the contract is 'attend'"),
+            (("none", "--function", *here), "none does not exist"),
+            ((os.path.join(GOLDEN, "audio.h5"), "--function", *here), "has no file of the kind attention"),
+            ((GOLDEN, "--function", *here, "--case", "x*"), "has a name like 'x*'"),
+            ((GOLDEN, "--function", *here, "--layout", "zig"), "--layout is 'zig'; it must be one of dual-chunk-swap"),
+            ((GOLDEN, "--function", *here, "--ranks", "4", "--cp", "3", "--tp", "2"), "a group of the wrong size"),
+            ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
+            ((GOLDEN, "--function", *here, "--backend", "numpy", "--dtype", "bfloat16"), "NumPy has no bfloat16"),
+            (
+                (GOLDEN, "--function", f"{EXAMPLE}:loss", "--convention", "sum"),
+                "--convention is 'sum'; it must be one of mean",
+            ),
+        ):
             with self.subTest(words):
                 said = io.StringIO()
                 with contextlib.redirect_stderr(said):
@@ -127,8 +158,12 @@ class Command(unittest.TestCase):
 
     def test_without_torch(self):
         hidden = {"PYTHONPATH": os.pathsep.join([os.path.join(SOURCE, "tests", "support", "no_torch"), *PATHS])}
-        done = subprocess.run([sys.executable, "-m", "gyre", "conform", GOLDEN, "--function", f"{EXAMPLE}:attention"],
-                              capture_output=True, text=True, env=os.environ | hidden)
+        done = subprocess.run(
+            [sys.executable, "-m", "gyre", "conform", GOLDEN, "--function", f"{EXAMPLE}:attention"],
+            capture_output=True,
+            text=True,
+            env=os.environ | hidden,
+        )
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("--backend numpy needs none", done.stderr)
 
@@ -143,10 +178,26 @@ class Plugin(unittest.TestCase):
             path = os.path.join(folder, "test_it.py")
             with open(path, "w", encoding="utf-8") as file:
                 for name, function in (("right", f"{EXAMPLE}:attention"), ("wrong", "planted_errors:other_shape")):
-                    print(f"def test_{name}(gyre_conform):\n    gyre_conform({GOLDEN!r}, {function!r}, contract='attention', "
-                          "backend='numpy', case='attention_causal')\n", file=file)
-            done = subprocess.run([sys.executable, "-m", "pytest", "-p", "gyre.distributed.pytest_plugin", "-p", "no:cacheprovider",
-                                   path], capture_output=True, text=True, cwd=folder)
+                    print(
+                        f"def test_{name}(gyre_conform):\n    gyre_conform({GOLDEN!r}, {function!r}, contract='attention', "
+                        "backend='numpy', case='attention_causal')\n",
+                        file=file,
+                    )
+            done = subprocess.run(
+                [
+                    sys.executable,
+                    "-m",
+                    "pytest",
+                    "-p",
+                    "gyre.distributed.pytest_plugin",
+                    "-p",
+                    "no:cacheprovider",
+                    path,
+                ],
+                capture_output=True,
+                text=True,
+                cwd=folder,
+            )
         self.assertEqual(done.returncode, 1, done.stdout + done.stderr)
         self.assertIn("1 failed, 1 passed", done.stdout)
         self.assertIn("rank 1: out is", done.stdout)

@@ -32,38 +32,63 @@ def run(function, **options):
 
 
 def torchrun(ranks, *arguments):
-    done = subprocess.run([sys.executable, "-m", "torch.distributed.run", "--nproc-per-node", str(ranks), "-m", "gyre", "conform",
-                           *arguments], capture_output=True, text=True, timeout=200)
+    done = subprocess.run(
+        [
+            sys.executable,
+            "-m",
+            "torch.distributed.run",
+            "--nproc-per-node",
+            str(ranks),
+            "-m",
+            "gyre",
+            "conform",
+            *arguments,
+        ],
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
     return done.returncode, done.stdout + done.stderr
 
 
 class Peers(unittest.TestCase):
     def test_example_attentions(self):
         for name in ("ring_attention", "ulysses_attention"):
-            for options in ({"ranks": 2, "suite": [GOLDEN, os.path.join(SOURCE, "inputs", "attention_regions.h5")]},
-                            {"ranks": 4, "layout": "zigzag"}, {"cp": 2, "tp": 2, "case": "attention_s*"},
-                            {"ranks": 2, "dtype": "bfloat16", "case": "attention_groups_*"}):
+            for options in (
+                {"ranks": 2, "suite": [GOLDEN, os.path.join(SOURCE, "inputs", "attention_regions.h5")]},
+                {"ranks": 4, "layout": "zigzag"},
+                {"cp": 2, "tp": 2, "case": "attention_s*"},
+                {"ranks": 2, "dtype": "bfloat16", "case": "attention_groups_*"},
+            ):
                 with self.subTest(name, **options):
                     report = run(f"{name}:attention", **options)
                     self.assertTrue(report.passed, str(report))
 
     def test_torch_itself(self):
         for name, contract, options in (
-                ("dtensor_log_softmax", "logprob", {"tp": 2}), ("dtensor_cross_entropy", "logprob", {"tp": 4}),
-                ("loss_parallel_logprob", "logprob", {"tp": 2}), ("loss_parallel_mean", "loss", {"tp": 2}),
-                ("dtensor_shard", "shard", {"layout": "contiguous"}), ("dtensor_unshard", "unshard", {"layout": "contiguous", "ranks": 4}),
-                ("context_parallel_shard", "shard", {"layout": "zigzag"}),
-                ("context_parallel_whole", "unshard", {"layout": "zigzag", "ranks": 4})):
+            ("dtensor_log_softmax", "logprob", {"tp": 2}),
+            ("dtensor_cross_entropy", "logprob", {"tp": 4}),
+            ("loss_parallel_logprob", "logprob", {"tp": 2}),
+            ("loss_parallel_mean", "loss", {"tp": 2}),
+            ("dtensor_shard", "shard", {"layout": "contiguous"}),
+            ("dtensor_unshard", "unshard", {"layout": "contiguous", "ranks": 4}),
+            ("context_parallel_shard", "shard", {"layout": "zigzag"}),
+            ("context_parallel_whole", "unshard", {"layout": "zigzag", "ranks": 4}),
+        ):
             with self.subTest(name, **options):
                 report = run(f"torch_peers:{name}", contract=contract, **options)
-                self.assertGreater(sum(v.status == "passed" for v in report.verdicts), len(report.compared) - 2, str(report))
+                self.assertGreater(
+                    sum(v.status == "passed" for v in report.verdicts), len(report.compared) - 2, str(report)
+                )
                 # ranks without a column, slots that the ranks do not divide
                 self.assertLessEqual(set(report.kinds), {"raised", "other-shape"}, str(report))
 
     def test_without_gpus(self):
         if torch.cuda.is_available():
             self.skipTest("there is a GPU")
-        report = run("torch_peers:context_parallel_attention", contract="attention", layout="zigzag", case="attention_causal")
+        report = run(
+            "torch_peers:context_parallel_attention", contract="attention", layout="zigzag", case="attention_causal"
+        )
         self.assertIn("the function needs a GPU: --backend nccl", str(report))
         self.assertFalse(report.passed)
         with self.assertRaisesRegex(Unable, "needs 2 GPUs, one a rank; torch finds 0"):
@@ -71,9 +96,13 @@ class Peers(unittest.TestCase):
 
 
 class Planted(unittest.TestCase):
-    ERRORS = (("dead_rank", "dead-rank", "rank 1 died: exit code 5"), ("hang", "hang", "rank"),
-              ("raises", "raised", "rank 1: ValueError: no such head"), ("detached_keys", "zero-gradient", "d_k is 0 everywhere"),
-              ("all_reduced", "factor-cp", "a factor 2 = cp"))
+    ERRORS = (
+        ("dead_rank", "dead-rank", "rank 1 died: exit code 5"),
+        ("hang", "hang", "rank"),
+        ("raises", "raised", "rank 1: ValueError: no such head"),
+        ("detached_keys", "zero-gradient", "d_k is 0 everywhere"),
+        ("all_reduced", "factor-cp", "a factor 2 = cp"),
+    )
 
     def test_each_is_found_and_named(self):
         for name, kind, words in self.ERRORS:
@@ -102,7 +131,11 @@ class Torchrun(unittest.TestCase):
         self.assertIn("--ranks is 4, but 2 ranks were started: a group of the wrong size", text)
 
     def test_errors_on_one_rank(self):
-        for name, words in (("dead_rank", "rank 1 died"), ("hang", "hang"), ("raises", "rank 1: ValueError: no such head")):
+        for name, words in (
+            ("dead_rank", "rank 1 died"),
+            ("hang", "hang"),
+            ("raises", "rank 1: ValueError: no such head"),
+        ):
             with self.subTest(name):
                 code, text = torchrun(2, *self.ARGUMENTS, f"planted_torch:{name}", "--timeout", "8")
                 self.assertEqual(code, 1, text)

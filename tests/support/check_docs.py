@@ -73,6 +73,14 @@ def options_of_all(apps):
 
 
 @functools.lru_cache(None)
+def options_of_conform(root):
+    """Of `gyre conform`, the command of the Python package."""
+    done = subprocess.run(["/usr/bin/python3", "-m", "gyre", "conform", "--help"], capture_output=True, text=True,
+                          env=dict(os.environ, PYTHONPATH=str(root / "python"), PYTHONDONTWRITEBYTECODE="1"))
+    return set(OPTION.findall(done.stdout))
+
+
+@functools.lru_cache(None)
 def usage_of(run):
     return subprocess.run([run, "help"], capture_output=True, text=True).stdout if run.exists() else ""
 
@@ -99,7 +107,7 @@ def check_options(page, apps, root):
         yield from check_command(page, command, apps)
     usage = usage_of(root / "run")
     for option in [code.split()[0] for code in inline if re.match(r"--[a-z]", code)]:
-        if option not in options_of_all(apps) | set(OPTION.findall(usage)):
+        if option not in options_of_all(apps) | set(OPTION.findall(usage)) | options_of_conform(root):
             yield f"{page.name}: no program has the option {option}"
     for command in re.findall(r"\./run ([a-z-]+)", text):
         if usage and not re.search(rf"^  {command}\b", usage, flags=re.MULTILINE):

@@ -36,7 +36,12 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     inputs, expected = file.inputs, dict(file.reference)
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
     attributes = inputs.attributes
-    heads, kv_heads, mask, window = inputs["q"].shape[1], inputs["k"].shape[1], attributes["mask"], int(attributes["window"])
+    heads, kv_heads, mask, window = (
+        inputs["q"].shape[1],
+        inputs["k"].shape[1],
+        attributes["mask"],
+        int(attributes["window"]),
+    )
     needs = needs_of(inputs, layout)
     streams, pairs = _streams(inputs, layout), pairs_of(inputs, layout)
     offers = {"mask": mask, "window": window, "scale": float(attributes["scale"])}
@@ -84,29 +89,44 @@ def _streams(inputs: reading.Group, layout: Layout) -> dict[str, np.ndarray]:
     return found
 
 
-def _piece(streams: Mapping[str, np.ndarray], pairs: np.ndarray, layout: Layout, offers: Mapping[str, Any], rank: int,
-           options: Any) -> dict[str, Any]:
+def _piece(
+    streams: Mapping[str, np.ndarray],
+    pairs: np.ndarray,
+    layout: Layout,
+    offers: Mapping[str, Any],
+    rank: int,
+    options: Any,
+) -> dict[str, Any]:
     """What a rank is given."""
     cp_rank, tp_rank = divmod(rank, options.tp)
     rows = layout.index[cp_rank]
-    mine = {name: np.split(streams[name][rows], options.tp, axis=1)[tp_rank]
-            if streams[name].shape[1] % options.tp == 0 else streams[name][rows] for name in ROWS}
+    mine = {
+        name: np.split(streams[name][rows], options.tp, axis=1)[tp_rank]
+        if streams[name].shape[1] % options.tp == 0
+        else streams[name][rows]
+        for name in ROWS
+    }
     if "sinks" in streams:
         mine["sinks"] = np.array_split(streams["sinks"], options.tp)[tp_rank]
     return mine | {"layout": layout, "allowed": pairs[rows], "offers": dict(offers)}
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
     layout: Layout = piece["layout"]
     leaves = {name: here.leaf(piece[name]) for name in ("q", "k", "v", "sinks") if name in piece}
-    offers = dict(piece["offers"], lengths=here.integers(layout.lengths), mesh=here.mesh, allowed=here.booleans(piece["allowed"]))
+    offers = dict(
+        piece["offers"], lengths=here.integers(layout.lengths), mesh=here.mesh, allowed=here.booleans(piece["allowed"])
+    )
     if "sinks" in leaves:
         offers["sinks"] = leaves["sinks"]
     taken = keywords(function, offers, needs)
     d_out, kind = here.array(piece["d_out"]), here.kind
-    answer = function(leaves["q"], leaves["k"], leaves["v"], here.integers(layout.cu_seqlens), layout,
-                      here.group("cp"), **taken)
+    answer = function(
+        leaves["q"], leaves["k"], leaves["v"], here.integers(layout.cu_seqlens), layout, here.group("cp"), **taken
+    )
     values = answer if isinstance(answer, tuple) else (answer,)
     if not 1 <= len(values) <= 3:
         raise Malformed("other-type", f"{len(values)} values were returned; they must be out, lse")
@@ -125,8 +145,10 @@ def gathered(arrays: list[dict[str, np.ndarray]], layout: Layout, tp: int) -> di
     """Arrays of the whole stream, in slots, of those of the ranks; d_sinks is summed over cp."""
     found = {}
     for name in set.intersection(*(set(mine) for mine in arrays)):
-        by_cp = [np.concatenate([arrays[c * tp + t][name] for t in range(tp)], axis=0 if name == "d_sinks" else 1)
-                 for c in range(layout.cp)]
+        by_cp = [
+            np.concatenate([arrays[c * tp + t][name] for t in range(tp)], axis=0 if name == "d_sinks" else 1)
+            for c in range(layout.cp)
+        ]
         if name == "d_sinks":
             found[name] = np.sum(by_cp, axis=0)
             continue
@@ -144,16 +166,28 @@ def pairs_of(inputs: reading.Group, layout: Layout) -> np.ndarray:
     for document, (begin, length) in enumerate(zip(layout.cu_seqlens, layout.lengths)):
         regions = inputs["regions"][inputs["regions"][:, 0] == document] if "regions" in inputs else None
         found[begin : begin + length, begin : begin + length] = visible(
-            int(length), attributes["mask"], int(attributes["window"]), regions)
+            int(length), attributes["mask"], int(attributes["window"]), regions
+        )
     return found
 
 
-def _judge(name: str, streams: Mapping[str, np.ndarray], pairs: np.ndarray, inputs: reading.Group,
-           expected: Mapping[str, np.ndarray], layout: Layout, tp: int, arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+def _judge(
+    name: str,
+    streams: Mapping[str, np.ndarray],
+    pairs: np.ndarray,
+    inputs: reading.Group,
+    expected: Mapping[str, np.ndarray],
+    layout: Layout,
+    tp: int,
+    arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> Verdict:
     real = np.zeros(layout.slots, bool)
     real[layout.tokens] = True
     lse = np.asarray(expected.get("lse", np.zeros(1)))
-    worse = max(1.0, float(np.abs(lse[np.isfinite(lse)]).max(initial=0)) / 32)  # a score's rounding is that of its exponential
+    worse = max(
+        1.0, float(np.abs(lse[np.isfinite(lse)]).max(initial=0)) / 32
+    )  # a score's rounding is that of its exponential
     tolerance = Tolerance(worse * tolerance.rtol, worse * tolerance.atol)
 
     def counted(rank: int, array: str, values: np.ndarray) -> np.ndarray:
@@ -185,12 +219,17 @@ def rows_that_differ(rows: np.ndarray, layout: Layout) -> str:
     owner = layout.owner[layout.tokens]
     ranks = [f"{int(rows[owner == r].sum())} of {int((owner == r).sum())}" for r in range(layout.cp)]
     bounds = np.cumsum([0, *layout.lengths])
-    documents = [f"document {d}: {int(rows[a:b].sum())} of {b - a}" for d, (a, b) in enumerate(pairwise(bounds))
-                 if rows[a:b].any()]
+    documents = [
+        f"document {d}: {int(rows[a:b].sum())} of {b - a}"
+        for d, (a, b) in enumerate(pairwise(bounds))
+        if rows[a:b].any()
+    ]
     by_rank = ", ".join(f"rank {r}: {text}" for r, text in enumerate(ranks))
     more = f" and {len(documents) - 4} more" if len(documents) > 4 else ""
-    return (f"{int(rows.sum())} of {len(rows)} rows differ ({by_rank}; {', '.join(documents[:4])}{more}); "
-            f"first {layout.place(int(np.argmax(rows)))}")
+    return (
+        f"{int(rows.sum())} of {len(rows)} rows differ ({by_rank}; {', '.join(documents[:4])}{more}); "
+        f"first {layout.place(int(np.argmax(rows)))}"
+    )
 
 
 def value_text(got: np.ndarray, expected: np.ndarray, bad: np.ndarray) -> str:

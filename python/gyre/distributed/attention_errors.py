@@ -9,9 +9,17 @@ from .contract import Arrays, Hypothesis, factors
 from .layouts import Layout, segment_of
 
 
-def answers(streams: Arrays, pairs: np.ndarray, scale: float, sinks: np.ndarray | None, *,
-            head_of: np.ndarray | None = None, shares: np.ndarray | None = None, delta: bool = True,
-            kept: np.ndarray | None = None) -> dict[str, np.ndarray]:
+def answers(
+    streams: Arrays,
+    pairs: np.ndarray,
+    scale: float,
+    sinks: np.ndarray | None,
+    *,
+    head_of: np.ndarray | None = None,
+    shares: np.ndarray | None = None,
+    delta: bool = True,
+    kept: np.ndarray | None = None,
+) -> dict[str, np.ndarray]:
     """out, lse and gradients in slots, for any pairs [slots, slots] of queries and keys, in float64.
 
     head_of [heads]: the KV head that each query head reads. shares [heads]: the factor that the
@@ -39,14 +47,22 @@ def answers(streams: Arrays, pairs: np.ndarray, scale: float, sinks: np.ndarray 
     for head in range(heads):
         d_k[:, reads[head]] += part[head] * scale * (counted * d_x[head]).T @ q[:, head]
         d_v[:, reads[head]] += part[head] * (counted * p[head]).T @ d_out[:, head]
-    found = {"out": out, "lse": lse.T, "d_q": scale * np.einsum("hqk,khd->qhd", d_x, k[:, reads]), "d_k": d_k, "d_v": d_v}
+    found = {
+        "out": out,
+        "lse": lse.T,
+        "d_q": scale * np.einsum("hqk,khd->qhd", d_x, k[:, reads]),
+        "d_k": d_k,
+        "d_v": d_v,
+    }
     if sinks is not None:
         with np.errstate(invalid="ignore"):
             found["d_sinks"] = -(np.exp(z[:, None] - lse) * gone).sum(axis=1)
     return found
 
 
-def other_pairs(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, str, np.ndarray]]:
+def other_pairs(
+    pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout
+) -> Iterator[tuple[str, str, np.ndarray]]:
     """Pairs of queries and keys that a known error would compute: its kind, what is said, the pairs."""
     slots, mask, window = layout.slots, attributes["mask"], int(attributes["window"])
     i, j = np.ogrid[:slots, :slots]
@@ -64,12 +80,20 @@ def other_pairs(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout
 
     leak = rule(both, i - j)
     yield "leak", "a key of another document: documents are not told apart", leak
-    yield "leak", "a key of another document: documents are not told apart, padding is read too", rule(real[:, None] & True, i - j)
+    yield (
+        "leak",
+        "a key of another document: documents are not told apart, padding is read too",
+        rule(real[:, None] & True, i - j),
+    )
     if mask != "full":
         yield "mask-lost", "the causal mask is lost: keys of the future are seen", both & together
         yield "mask-lost", "the mask is lost: every key of every document is seen", both
         yield "shifted-mask", "the mask is shifted by one: a query sees the next key", rule(both & together, i - j + 1)
-        yield "own-key", "the mask is shifted by one: a query does not see its own key", rule(both & together, i - j - 1, max(0, window - 1))
+        yield (
+            "own-key",
+            "the mask is shifted by one: a query does not see its own key",
+            rule(both & together, i - j - 1, max(0, window - 1)),
+        )
     else:
         yield "causal", "a causal mask where there is none", both & together & (i >= j)
     if mask == "regions":
@@ -83,23 +107,46 @@ def other_pairs(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout
     if layout.cp == 1:
         return
     yield "local-keys", "a dropped shard: a rank sees its own keys alone", pairs & own
-    yield "local-positions", "rows of a rank are taken for positions: its mask is by row", rule(
-        both & together, row[:, None] - row[None, :])
+    yield (
+        "local-positions",
+        "rows of a rank are taken for positions: its mask is by row",
+        rule(both & together, row[:, None] - row[None, :]),
+    )
     yield "mask-lost-under-cp", "the mask is lost for keys of other ranks", np.where(own, pairs, both & together)
-    yield "leak", "a key of another document: documents are told apart among a rank's own keys alone", np.where(own, pairs, leak)
+    yield (
+        "leak",
+        "a key of another document: documents are told apart among a rank's own keys alone",
+        np.where(own, pairs, leak),
+    )
     if window:
-        yield "window-lost", "the window is lost for keys of other ranks", np.where(own, pairs, rule(both & together, i - j, 0))
+        yield (
+            "window-lost",
+            "the window is lost for keys of other ranks",
+            np.where(own, pairs, rule(both & together, i - j, 0)),
+        )
     for rank in range(layout.cp):
         keys = owner[None, :] == rank
         yield "dropped-shard", f"a dropped shard: other ranks do not see the keys of rank {rank}", pairs & (~keys | own)
         yield "dropped-shard", f"a dropped shard: nobody sees the keys of rank {rank}", pairs & ~keys
     for step in range(1, layout.cp):
         lost = owner[None, :] == (owner[:, None] + step) % layout.cp
-        yield "dropped-shard", f"a dropped shard: rank r does not see the keys of rank r + {step} (mod cp)", pairs & ~lost
+        yield (
+            "dropped-shard",
+            f"a dropped shard: rank r does not see the keys of rank r + {step} (mod cp)",
+            pairs & ~lost,
+        )
 
 
-def hypotheses(got: Arrays, expected: Arrays, failing: set[str], streams: Arrays, pairs: np.ndarray,
-               attributes: Mapping[str, Any], layout: Layout, tp: int) -> Iterator[Hypothesis]:
+def hypotheses(
+    got: Arrays,
+    expected: Arrays,
+    failing: set[str],
+    streams: Arrays,
+    pairs: np.ndarray,
+    attributes: Mapping[str, Any],
+    layout: Layout,
+    tp: int,
+) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     scale, sinks, tokens = float(attributes["scale"]), streams.get("sinks"), layout.tokens
     width, heads, kv_heads = streams["q"].shape[2], streams["q"].shape[1], streams["k"].shape[1]
@@ -107,27 +154,48 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], streams: Arrays
     def real(found: Arrays) -> dict[str, np.ndarray]:
         return {n: a if n == "d_sinks" else a[tokens] for n, a in found.items()}
 
-    def known(kind: str, text: str, pairs: np.ndarray = pairs, scale: float = scale,
-              sinks: np.ndarray | None = sinks, **more: Any) -> Hypothesis:
+    def known(
+        kind: str,
+        text: str,
+        pairs: np.ndarray = pairs,
+        scale: float = scale,
+        sinks: np.ndarray | None = sinks,
+        **more: Any,
+    ) -> Hypothesis:
         return Hypothesis(kind, text, lambda: real(answers(streams, pairs, scale, sinks, **more)))
 
-    blind = ~pairs.any(axis=1)[tokens]
+    blind = ~np.asarray(pairs.any(axis=1))[tokens]
     if blind.any() and failing & {"out", "lse", "d_q"}:
+
         def elsewhere() -> dict[str, np.ndarray]:
-            return {n: np.where(blind.reshape(-1, *[1] * (got[n].ndim - 1)), got[n], expected[n]) if n in ("out", "lse", "d_q") else got[n]
-                    for n in failing}
+            return {
+                n: np.where(blind.reshape(-1, *[1] * (got[n].ndim - 1)), got[n], expected[n])
+                if n in ("out", "lse", "d_q")
+                else got[n]
+                for n in failing
+            }
+
         yield Hypothesis("no-key", "rows that see no key have an output, an lse or a gradient", elsewhere)
     zero = {n for n in failing if not got[n].any()}
     if zero:
-        yield Hypothesis("zero-gradient" if all(n.startswith("d_") for n in zero) else "zero",
-                         f"{', '.join(sorted(zero))} is 0 everywhere", lambda: {n: np.zeros(got[n].shape) for n in zero})
+        yield Hypothesis(
+            "zero-gradient" if all(n.startswith("d_") for n in zero) else "zero",
+            f"{', '.join(sorted(zero))} is 0 everywhere",
+            lambda: {n: np.zeros(got[n].shape) for n in zero},
+        )
     yield from factors(got, expected, failing, {"cp": layout.cp, "tp": tp, "the heads of a group": heads // kv_heads})
     for kind, text, other in other_pairs(pairs, attributes, layout):
         yield known(kind, text, pairs=other)
-    for text, other in (("1 / sqrt(D)", width**-0.5), ("1", 1.0), ("1 / D", 1 / width), ("the scale twice", scale**2),
-                        ("the root of the scale", scale**0.5), ("sqrt(D)", width**0.5)):
-        if not np.isclose(other, scale):
-            yield known("scale", f"a wrong scale: {text}", scale=other)
+    for text, wrong in (
+        ("1 / sqrt(D)", width**-0.5),
+        ("1", 1.0),
+        ("1 / D", 1 / width),
+        ("the scale twice", scale**2),
+        ("the root of the scale", scale**0.5),
+        ("sqrt(D)", width**0.5),
+    ):
+        if not np.isclose(wrong, scale):
+            yield known("scale", f"a wrong scale: {text}", scale=wrong)
     if sinks is not None:
         yield known("sinks-ignored", "sinks are ignored", sinks=None)
         yield known("sinks-repeated", "every rank adds the sink", sinks=sinks + np.log(layout.cp))
@@ -137,9 +205,14 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], streams: Arrays
     if heads > kv_heads:
         first = np.append(True, reads[1:] != reads[:-1]).astype(float)
         last = np.append(reads[1:] != reads[:-1], True).astype(float)
-        for text, shares in (("of the first query head alone", first), ("of the last query head alone", last),
-                             ("a mean over the query heads", np.full(heads, kv_heads / heads))):
-            yield known("group-gradient", f"gradients of a KV head are no sum over its query heads: {text}", shares=shares)
+        for text, shares in (
+            ("of the first query head alone", first),
+            ("of the last query head alone", last),
+            ("a mean over the query heads", np.full(heads, kv_heads / heads)),
+        ):
+            yield known(
+                "group-gradient", f"gradients of a KV head are no sum over its query heads: {text}", shares=shares
+            )
     yield known("delta-lost", "gradients lack <out, d_out>", delta=False)
     yield from _rank_gradients(known, layout)
     yield from _lse(expected, known)
@@ -149,11 +222,17 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], streams: Arrays
 def _rank_gradients(known: Callable[..., Hypothesis], layout: Layout) -> Iterator[Hypothesis]:
     """Gradients of keys and values that lack those of some ranks' queries."""
     owner = layout.owner
-    yield known("gradient-dropped", "gradients of keys and values lack those of other ranks' queries",
-                kept=owner[:, None] == owner[None, :])
+    yield known(
+        "gradient-dropped",
+        "gradients of keys and values lack those of other ranks' queries",
+        kept=owner[:, None] == owner[None, :],
+    )
     for rank in range(layout.cp if layout.cp > 1 else 0):
-        yield known("gradient-dropped", f"gradients of keys and values lack those of the queries of rank {rank}",
-                    kept=owner[:, None] != rank)
+        yield known(
+            "gradient-dropped",
+            f"gradients of keys and values lack those of the queries of rank {rank}",
+            kept=owner[:, None] != rank,
+        )
 
 
 def _lse(expected: Arrays, known: Callable[..., Hypothesis]) -> Iterator[Hypothesis]:
@@ -169,16 +248,31 @@ def _moved(got: Arrays, expected: Arrays, failing: set[str], layout: Layout) -> 
     """Right rows at wrong places."""
     rows = [n for n in failing if n != "d_sinks"]
     for step in (1, -1):
-        yield Hypothesis("shifted-row", f"shifted rows: row i has what belongs to row i {'+' if step > 0 else '-'} 1",
-                         lambda step=step: {n: np.roll(np.asarray(expected[n]), -step, axis=0) for n in rows})
+        yield Hypothesis(
+            "shifted-row",
+            f"shifted rows: row i has what belongs to row i {'+' if step > 0 else '-'} 1",
+            lambda step=step: {n: np.roll(np.asarray(expected[n]), -step, axis=0) for n in rows},
+        )
     real = np.full(layout.slots, -1)
     real[layout.tokens] = np.arange(len(layout.tokens))
-    orders = {f"rank r has the rows of rank r + {s} (mod cp)": np.roll(layout.index, -s, axis=0) for s in range(1, layout.cp)}
-    orders["rows are in the order of the stream, not of the layout"] = np.arange(layout.slots).reshape(layout.index.shape)
+    orders = {
+        f"rank r has the rows of rank r + {s} (mod cp)": np.roll(layout.index, -s, axis=0) for s in range(1, layout.cp)
+    }
+    orders["rows are in the order of the stream, not of the layout"] = np.arange(layout.slots).reshape(
+        layout.index.shape
+    )
     for text, index in orders.items():
         where = np.empty(layout.slots, np.int64)
         where[layout.index] = index
         source = real[where[layout.tokens]]
         if 2 * (source < 0).sum() < len(source):  # rows of padding have no answer
-            yield Hypothesis("wrong-rows", text, lambda source=source: {
-                n: np.where((source < 0).reshape(-1, *[1] * (got[n].ndim - 1)), got[n], np.asarray(expected[n])[source]) for n in rows})
+            yield Hypothesis(
+                "wrong-rows",
+                text,
+                lambda source=source: {
+                    n: np.where(
+                        (source < 0).reshape(-1, *[1] * (got[n].ndim - 1)), got[n], np.asarray(expected[n])[source]
+                    )
+                    for n in rows
+                },
+            )

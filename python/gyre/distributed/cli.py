@@ -26,8 +26,12 @@ examples: gyre conform inputs/golden --function my_file.py:attention --ranks 2
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="gyre conform", description="Runs a function on ranks over the golden suite.",
-                                     epilog=EPILOG, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        prog="gyre conform",
+        description="Runs a function on ranks over the golden suite.",
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     add = parser.add_argument
     add("suite", nargs="*", help="files with answers, or folders of them: inputs/golden")
     add("--function", help="FILE.py:NAME or MODULE:NAME")
@@ -37,8 +41,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--cp", type=int, default=0, help="ranks that share tokens (default: the ranks over tp)")
     add("--tp", type=int, default=0, help="ranks that share heads or the vocabulary")
     add("--layout", default="dual-chunk-swap", help=", ".join(layouts.NAMES) + " (default: %(default)s)")
-    add("--backend", default="gloo", help=", ".join(BACKENDS) + ": tensors on CPUs, on GPUs, or arrays of NumPy "
-        "without torch (default: %(default)s)")
+    add(
+        "--backend",
+        default="gloo",
+        help=", ".join(BACKENDS) + ": tensors on CPUs, on GPUs, or arrays of NumPy "
+        "without torch (default: %(default)s)",
+    )
     add("--dtype", default="float32", help=", ".join(TYPES) + " (default: %(default)s)")
     add("--case", default="*", help="files to run, by pattern: 'attention_window_*'")
     defaults = ", ".join(f"{t} {v:g}" for t, v in TOLERANCE.items())

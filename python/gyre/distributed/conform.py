@@ -89,7 +89,9 @@ def _lines(report: Report) -> Iterator[str]:
     if not values and not report.kinds:
         yield "nothing was compared"
     left = len(report.verdicts) - len(compared)
-    yield (f"CONFORM {'PASSED' if report.passed else 'FAILED'} {good}/{len(compared)} cases, {values} values, {left} left out")
+    yield (
+        f"CONFORM {'PASSED' if report.passed else 'FAILED'} {good}/{len(compared)} cases, {values} values, {left} left out"
+    )
 
 
 def _said(finding: Finding) -> str:
@@ -128,8 +130,12 @@ def settled(options: Options) -> Options:
     if name not in contracts.NAMES:
         nearest = difflib.get_close_matches(name, contracts.NAMES, 1, 0)[0]
         raise Usage(f"the contract is {name!r}; it must be one of {', '.join(contracts.NAMES)} (nearest: {nearest})")
-    for option, value, known in (("layout", options.layout, layouts.NAMES), ("backend", options.backend, BACKENDS),
-                                 ("dtype", options.dtype, TYPES), ("convention", options.convention, CONVENTIONS)):
+    for option, value, known in (
+        ("layout", options.layout, layouts.NAMES),
+        ("backend", options.backend, BACKENDS),
+        ("dtype", options.dtype, TYPES),
+        ("convention", options.convention, CONVENTIONS),
+    ):
         if value not in known:
             raise Usage(f"--{option} is {value!r}; it must be one of {', '.join(known)}")
     if options.backend == "numpy" and options.dtype == "bfloat16":
@@ -155,8 +161,11 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     chosen = settled(Options(function, **options))
     contract = contracts.named(chosen.contract)
     places = [suite] if isinstance(suite, (str, os.PathLike)) else list(suite)
-    paths = [p for p in files_of([os.fspath(p) for p in places], contract.KIND)
-             if fnmatch.fnmatch(p.stem, chosen.case.removesuffix(".h5"))]
+    paths = [
+        p
+        for p in files_of([os.fspath(p) for p in places], contract.KIND)
+        if fnmatch.fnmatch(p.stem, chosen.case.removesuffix(".h5"))
+    ]
     if not paths:
         raise Usage(f"no file of the kind {contract.KIND} has a name like {chosen.case!r}")
     if chosen.backend != "numpy":
@@ -211,7 +220,11 @@ def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance)
             return verdict.fail(*(Finding(k, f"{_ranks(r)}: {text}", (), tuple(r)) for (k, text), r in texts.items()))
     if "hangs" in by_status:
         mine = by_status["hangs"]
-        who = "no rank answers" if len(mine) == len(outcomes) and len(mine) > 1 else f"{_ranks(mine)} hang{'s' * (len(mine) == 1)}"
+        who = (
+            "no rank answers"
+            if len(mine) == len(outcomes) and len(mine) > 1
+            else f"{_ranks(mine)} hang{'s' * (len(mine) == 1)}"
+        )
         return verdict.fail(Finding("hang", f"{who}: no answer within {outcomes[mine[0]][1]:g} s", (), tuple(mine)))
     for status in ("left out", "refused"):
         mine = by_status.get(status, [])
@@ -219,7 +232,9 @@ def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance)
             front = "refused: " if status == "refused" else ""
             return Verdict(problem.name, "left out", note=front + outcomes[0][1])
         if mine:
-            return verdict.fail(Finding("raised", f"{_ranks(mine)} alone refused: {outcomes[mine[0]][1]}", (), tuple(mine)))
+            return verdict.fail(
+                Finding("raised", f"{_ranks(mine)} alone refused: {outcomes[mine[0]][1]}", (), tuple(mine))
+            )
     return problem.judge([outcome[1] for outcome in outcomes], tolerance)
 
 

@@ -36,7 +36,9 @@ class Tolerance:
 
     def of(self, name: str, expected: np.ndarray) -> tuple[float, float]:
         finite = np.abs(expected[np.isfinite(expected)]) if name.startswith("d_") else np.zeros(0)
-        stored = 8 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind == "f" else 0.0  # some answers are float32
+        stored = (
+            8 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind == "f" else 0.0
+        )  # some answers are float32
         return max(self.rtol, stored), max(self.atol, stored) * max(1.0, float(finite.max(initial=0)))
 
     def near(self, name: str, got: np.ndarray, expected: np.ndarray) -> bool:
@@ -128,8 +130,9 @@ def returned(name: str, array: Any, shape: tuple[int, ...], types: Iterable[str]
     return to_numpy(array)
 
 
-def explain(got: Arrays, expected: Arrays, failing: set[str], hypotheses: Iterable[Hypothesis],
-            tolerance: Tolerance) -> list[Finding]:
+def explain(
+    got: Arrays, expected: Arrays, failing: set[str], hypotheses: Iterable[Hypothesis], tolerance: Tolerance
+) -> list[Finding]:
     """Known errors that turn what was expected into what was got.
 
     One that explains all failing arrays wins; otherwise the one that explains most, then of the rest.
@@ -137,8 +140,12 @@ def explain(got: Arrays, expected: Arrays, failing: set[str], hypotheses: Iterab
     matches: list[tuple[Hypothesis, set[str]]] = []
     for hypothesis in hypotheses:
         alternative = hypothesis.arrays()
-        found = {n for n in failing & alternative.keys() if tolerance.near(n, got[n], np.asarray(alternative[n]))
-                 and not tolerance.near(n, np.asarray(alternative[n]), np.asarray(expected[n]))}
+        found = {
+            n
+            for n in failing & alternative.keys()
+            if tolerance.near(n, got[n], np.asarray(alternative[n]))
+            and not tolerance.near(n, np.asarray(alternative[n]), np.asarray(expected[n]))
+        }
         if found == failing:
             return [Finding(hypothesis.kind, hypothesis.text, tuple(sorted(found)))]
         if found:
@@ -174,13 +181,21 @@ def factors(got: Arrays, expected: Arrays, failing: set[str], known: Mapping[str
         label = f" = {'1/' if value < 1 else ''}{' or '.join(called)}" if called else ""
         kind = "factor-" + ("1/" if value < 1 else "") + (called[0] if called else str(whole))
         mine = [n for n, t in names.items() if t == text]
-        yield Hypothesis(kind, f"a factor {text}{label}",
-                         lambda mine=mine, value=value: {n: value * np.asarray(expected[n], np.float64) for n in mine})
+        yield Hypothesis(
+            kind,
+            f"a factor {text}{label}",
+            lambda mine=mine, value=value: {n: value * np.asarray(expected[n], np.float64) for n in mine},
+        )
 
 
-def judged(name: str, got: Arrays, expected: Arrays, tolerance: Tolerance,
-           hypotheses: Callable[[set[str]], Iterable[Hypothesis]],
-           places: Callable[[str, np.ndarray], str]) -> Verdict:
+def judged(
+    name: str,
+    got: Arrays,
+    expected: Arrays,
+    tolerance: Tolerance,
+    hypotheses: Callable[[set[str]], Iterable[Hypothesis]],
+    places: Callable[[str, np.ndarray], str],
+) -> Verdict:
     """Compares arrays; of what differs, says which known error it is and where it shows.
 
     places(array, bad): where the elements that differ are.
@@ -202,13 +217,25 @@ def judged(name: str, got: Arrays, expected: Arrays, tolerance: Tolerance,
     return verdict.fail(*explain(got, expected, failing, hypotheses(failing), tolerance))
 
 
-def not_numbers(arrays: list[dict[str, np.ndarray]], rows: Callable[[int, str, np.ndarray], np.ndarray]) -> list[Finding]:
+def not_numbers(
+    arrays: list[dict[str, np.ndarray]], rows: Callable[[int, str, np.ndarray], np.ndarray]
+) -> list[Finding]:
     """NaN in what ranks returned, in the elements that count."""
     found: dict[tuple[int, ...], list[str]] = {}
     for name in sorted({n for mine in arrays for n in mine}):
-        bad = tuple(r for r, mine in enumerate(arrays)
-                    if name in mine and mine[name].dtype.kind == "f" and np.isnan(rows(r, name, mine[name])).any())
+        bad = tuple(
+            r
+            for r, mine in enumerate(arrays)
+            if name in mine and mine[name].dtype.kind == "f" and np.isnan(rows(r, name, mine[name])).any()
+        )
         if bad:
             found.setdefault(bad, []).append(name)
-    return [Finding("nan", f"NaN in {', '.join(names)} of rank{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}", tuple(names), bad)
-            for bad, names in found.items()]
+    return [
+        Finding(
+            "nan",
+            f"NaN in {', '.join(names)} of rank{'s' if len(bad) > 1 else ''} {', '.join(map(str, bad))}",
+            tuple(names),
+            bad,
+        )
+        for bad, names in found.items()
+    ]

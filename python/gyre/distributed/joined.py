@@ -15,10 +15,11 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import contracts
-from .launch import GRACE_S, WELL, Setting
+from .launch import GRACE_S, SHORT_GRACE_S, WELL, Setting
 from .rank import Usage, answer, load, torch_here, torch_or_refusal
 
 POLL_S = 0.01
+ALIVE_S = 3.0  # in which ranks that the launcher ends say that they were alive
 
 
 def is_joined() -> bool:
@@ -41,8 +42,9 @@ class Joined:
         if self.setting.backend == "nccl":
             torch.cuda.set_device(int(os.environ.get("LOCAL_RANK", self.rank)))
         store, rank, size = next(torch.distributed.rendezvous("env://"))
-        torch.distributed.init_process_group(self.setting.backend, store=torch.distributed.PrefixStore("torch", store),
-                                             rank=rank, world_size=size)
+        torch.distributed.init_process_group(
+            self.setting.backend, store=torch.distributed.PrefixStore("torch", store), rank=rank, world_size=size
+        )
         self.store = torch.distributed.PrefixStore("gyre", store)
         s = self.setting
         self.here = torch_here(rank, s.backend, s.cp, s.tp, s.kind)
@@ -93,7 +95,8 @@ class Joined:
         for rank, piece in enumerate(pieces):
             if rank:
                 self.store.set(f"{self.case}/task/{rank}", pickle.dumps((piece, needs)))
-        found, mine = {}, self._begin(pieces[0], needs)
+        found: dict[int, tuple[Any, ...]] = {}
+        mine = self._begin(pieces[0], needs)
         end = time.monotonic() + self.timeout
         while len(found) < len(pieces) and time.monotonic() < end and not self.ended.is_set():
             for rank in set(range(len(pieces))) - found.keys():
@@ -101,7 +104,7 @@ class Joined:
                 if outcome:
                     found[rank] = outcome
                     if outcome[0] not in WELL:
-                        end = min(end, time.monotonic() + GRACE_S)
+                        end = min(end, time.monotonic() + GRACE_S.get(outcome[0], SHORT_GRACE_S))
             time.sleep(POLL_S)
         if self.ended.is_set():
             return self._who_died(found, len(pieces))
@@ -110,7 +113,7 @@ class Joined:
 
     def _who_died(self, found: dict[int, tuple[Any, ...]], size: int) -> list[tuple[Any, ...]]:
         """The launcher ends all ranks, because one has died: one that neither answered nor is alive."""
-        end = time.monotonic() + GRACE_S
+        end = time.monotonic() + ALIVE_S
         others = {r for r in range(1, size)}
         alive: set[int] = {0}
         while time.monotonic() < end and others - alive:

@@ -27,13 +27,19 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         index = answers["index"]
         for shift in SHIFTS:
             labels = np.append(shifted(stream["ids"], stream["cu_seqlens"], stream["cu_seqlens_padded"], shift), -100)
-            wanted = {"labels": labels[np.minimum(index, len(labels) - 1)]}  # a layout's own padding is behind the stream
+            wanted = {
+                "labels": labels[np.minimum(index, len(labels) - 1)]
+            }  # a layout's own padding is behind the stream
             piece = {"batch": stream, "layout": options.layout, "shift": shift, "shape": index.shape[1:]}
             label = f"{name} shift {shift}"
-            yield Problem(label, [piece] * (options.cp * options.tp), {}, partial(judge, label, stream, wanted, options.tp, shift))
+            yield Problem(
+                label, [piece] * (options.cp * options.tp), {}, partial(judge, label, stream, wanted, options.tp, shift)
+            )
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function on one rank."""
     more = keywords(function, {"layout": piece["layout"], "mesh": here.mesh, "group": here.group("cp")}, needs)
     batch = {name: here.ids(array) for name, array in piece["batch"].items()}

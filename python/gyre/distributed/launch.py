@@ -1,6 +1,7 @@
 """Starts the ranks and collects what they answer, or says which of them hangs or has ended.
 
-Team starts a process a rank, each a copy of a server that has imported what it needs. A rank that raises, dies or hangs ends its team; the next case has a new one.
+Team starts a process a rank, each a copy of a server that has imported what it needs. A rank that
+raises, dies or hangs ends its team; the next case has a new one.
 """
 
 import multiprocessing
@@ -15,7 +16,8 @@ from . import contracts
 from .group import Group, Wires
 from .rank import Here, Unable, Usage, answer, load, torch_here, torch_or_refusal
 
-GRACE_S = 3.0  # for the others, once one rank has ended without an answer
+GRACE_S = {"left out": 5.0, "refused": 5.0}  # for the others, once one rank has ended without an answer
+SHORT_GRACE_S = 1.0  # after an error: the others may wait for that rank
 WELL = ("ready", "done")
 START_S = 300.0  # imports of torch on a busy machine
 
@@ -35,8 +37,10 @@ class Setting:
 def numpy_here(rank: int, setting: Setting, wires: Wires, case: int) -> Here:
     """Groups of one case: a message that is left over from another case is in no one's way."""
     c, t = divmod(rank, setting.tp)
-    groups = {"cp": Group(wires, f"{case} cp {t}", [r * setting.tp + t for r in range(setting.cp)], rank),
-              "tp": Group(wires, f"{case} tp {c}", [c * setting.tp + r for r in range(setting.tp)], rank)}
+    groups = {
+        "cp": Group(wires, f"{case} cp {t}", [r * setting.tp + t for r in range(setting.cp)], rank),
+        "tp": Group(wires, f"{case} tp {c}", [c * setting.tp + r for r in range(setting.tp)], rank),
+    }
     return Here(rank, setting.cp, setting.tp, setting.kind, groups)
 
 
@@ -52,8 +56,9 @@ def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connec
             if setting.backend == "nccl":
                 torch.cuda.set_device(rank)
             torch.set_num_threads(1)
-            torch.distributed.init_process_group(setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank,
-                                                 world_size=setting.ranks)
+            torch.distributed.init_process_group(
+                setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=setting.ranks
+            )
             here = torch_here(rank, setting.backend, setting.cp, setting.tp, setting.kind)
         function = load(setting.function)
         pipe.send(("ready",))
@@ -88,7 +93,9 @@ class Team:
     def start(self) -> None:
         """Usage, Unable: a rank could not begin."""
         server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.ranks, _free_port()
-        server.set_forkserver_preload(["gyre.distributed.launch", *(["torch"] if self.setting.backend != "numpy" else [])])
+        server.set_forkserver_preload(
+            ["gyre.distributed.launch", *(["torch"] if self.setting.backend != "numpy" else [])]
+        )
         ends: list[dict[int, Connection]] = [{} for _ in range(ranks)]
         for a in range(ranks):
             for b in range(a):
@@ -146,7 +153,7 @@ class Team:
                 if rank not in found:
                     found[rank] = self._outcome(rank)
                     if found[rank][0] not in WELL:
-                        end = min(end, time.monotonic() + GRACE_S)
+                        end = min(end, time.monotonic() + GRACE_S.get(found[rank][0], SHORT_GRACE_S))
         failed = any(o[0] not in WELL for o in found.values())
         late = ("waits",) if failed else ("hangs", seconds)
         return [found.get(rank, late) for rank in range(len(self.pipes))]

@@ -50,7 +50,9 @@ class Layout:
         slot = self.tokens[token]
         document = int(np.searchsorted(self.cu_seqlens, slot, side="right")) - 1
         rank, row = (int(x[0]) for x in np.nonzero(self.index == slot))
-        return f"token {token} (document {document}, position {slot - self.cu_seqlens[document]}; rank {rank}, row {row})"
+        return (
+            f"token {token} (document {document}, position {slot - self.cu_seqlens[document]}; rank {rank}, row {row})"
+        )
 
 
 def layout_of(name: str, offsets: np.ndarray, cp: int) -> Layout:

@@ -17,7 +17,20 @@ from typing import Any
 import numpy as np
 
 from .. import reading
-from .contract import Arrays, Finding, Hypothesis, Malformed, Problem, Tolerance, Verdict, factors, judged, keywords, not_numbers, returned
+from .contract import (
+    Arrays,
+    Finding,
+    Hypothesis,
+    Malformed,
+    Problem,
+    Tolerance,
+    Verdict,
+    factors,
+    judged,
+    keywords,
+    not_numbers,
+    returned,
+)
 from .rank import Here
 
 KIND, USES_LAYOUT = "logprobs", False
@@ -52,12 +65,21 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     for rank in range(options.cp * options.tp):
         mine, part = rows[rank // options.tp], columns[rank % options.tp]
         offers = {"first": part.start, "columns": logits.shape[1], "temperature": temperature, "vocab_size": vocab}
-        pieces.append({"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers})
+        pieces.append(
+            {"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers}
+        )
     expected = {n: np.asarray(file.reference[n]) for n in ("logprob", "d_logprob") if n in file.reference}
     if "d_logprob" in expected:  # the file has the columns that count; padding has a gradient of 0
-        expected["d_logprob"] = np.pad(expected["d_logprob"], ((0, 0), (0, logits.shape[1] - expected["d_logprob"].shape[1])))
-    problem = {"logits": logits.astype(np.float64), "targets": targets, "d_value": d_value, "temperature": temperature,
-               "vocab_size": vocab}
+        expected["d_logprob"] = np.pad(
+            expected["d_logprob"], ((0, 0), (0, logits.shape[1] - expected["d_logprob"].shape[1]))
+        )
+    problem = {
+        "logits": logits.astype(np.float64),
+        "targets": targets,
+        "d_value": d_value,
+        "temperature": temperature,
+        "vocab_size": vocab,
+    }
     yield Problem(path.stem, pieces, needs, partial(_judge, path.stem, problem, expected, columns, rows))
 
 
@@ -66,11 +88,15 @@ def unpacked(answer: Any) -> tuple[Any, Any]:
     if not isinstance(answer, (tuple, list)):
         return answer, None
     if len(answer) != 2:
-        raise Malformed("other-type", f"{len(answer)} values were returned; there must be 1, or 2 with a gradient's function")
+        raise Malformed(
+            "other-type", f"{len(answer)} values were returned; there must be 1, or 2 with a gradient's function"
+        )
     return answer[0], answer[1]
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
     taken = keywords(function, dict(piece["offers"], mesh=here.mesh), needs)
     logits = here.leaf(piece["logits"])
@@ -78,32 +104,46 @@ def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[
     tokens = piece["targets"].shape
     found = {"logprob": returned("logprob", value, tokens, [here.kind, "float32", "float64"])}
     for gradient in here.gradients(value, here.array(piece["d_value"]), [logits], backward):
-        found["d_logprob"] = returned("the gradient of logits_shard", gradient, piece["logits"].shape,
-                                      [here.kind, "float32", "float64"])
+        found["d_logprob"] = returned(
+            "the gradient of logits_shard", gradient, piece["logits"].shape, [here.kind, "float32", "float64"]
+        )
     return found
 
 
-def disagreeing(arrays: list[dict[str, np.ndarray]], name: str, cp: int, tp: int, tolerance: Tolerance) -> list[Finding]:
+def disagreeing(
+    arrays: list[dict[str, np.ndarray]], name: str, cp: int, tp: int, tolerance: Tolerance
+) -> list[Finding]:
     """Ranks of one tp group that return different values."""
     for c in range(cp):
         mine = [arrays[c * tp + t][name] for t in range(tp)]
         for t in range(1, tp):
             if not tolerance.near(name, mine[t], mine[0]):
-                text = f"ranks {c * tp} and {c * tp + t} return different values of {name}; all of a tp group must be the same"
+                pair = f"ranks {c * tp} and {c * tp + t}"
+                text = f"{pair} return different values of {name}; all of a tp group must be the same"
                 return [Finding("ranks-disagree", text, (name,), (c * tp, c * tp + t))]
     return []
 
 
-def _judge(name: str, problem: Mapping[str, Any], expected: Arrays, columns: list[slice], rows: list[np.ndarray],
-           arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+def _judge(
+    name: str,
+    problem: Mapping[str, Any],
+    expected: Arrays,
+    columns: list[slice],
+    rows: list[np.ndarray],
+    arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> Verdict:
     cp, tp = len(rows), len(columns)
-    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(arrays, "logprob", cp, tp, tolerance)
+    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(
+        arrays, "logprob", cp, tp, tolerance
+    )
     if broken:
         return Verdict(name).fail(*broken)
     got = {"logprob": np.concatenate([arrays[c * tp]["logprob"] for c in range(cp)])}
     if all("d_logprob" in mine for mine in arrays):
-        got["d_logprob"] = np.concatenate([np.concatenate([arrays[c * tp + t]["d_logprob"] for t in range(tp)], axis=1)
-                                           for c in range(cp)])
+        got["d_logprob"] = np.concatenate(
+            [np.concatenate([arrays[c * tp + t]["d_logprob"] for t in range(tp)], axis=1) for c in range(cp)]
+        )
 
         known = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
         got["d_logprob"] = np.where(known[:, None], got["d_logprob"], expected.get("d_logprob", 0))
@@ -111,10 +151,16 @@ def _judge(name: str, problem: Mapping[str, Any], expected: Arrays, columns: lis
     def places(array: str, bad: np.ndarray) -> str:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         c = next(i for i, mine in enumerate(rows) if first[0] in mine)
-        where = f"rank {c * tp}" if len(first) == 1 else f"rank {c * tp + next(i for i, s in enumerate(columns) if first[1] < s.stop)}"
+        where = (
+            f"rank {c * tp}"
+            if len(first) == 1
+            else f"rank {c * tp + next(i for i, s in enumerate(columns) if first[1] < s.stop)}"
+        )
         count = int(bad.reshape(len(bad), -1).any(axis=1).sum())
-        return (f"{count} of {len(bad)} rows differ; first {list(first)} ({where}): {float(got[array][first]):.6g}, "
-                f"should be {float(expected[array][first]):.6g}")
+        return (
+            f"{count} of {len(bad)} rows differ; first {list(first)} ({where}): {float(got[array][first]):.6g}, "
+            f"should be {float(expected[array][first]):.6g}"
+        )
 
     def errors(failing: set[str]) -> Iterator[Hypothesis]:
         return _hypotheses(got, expected, failing, problem, columns, rows)
@@ -143,8 +189,10 @@ def values_of(problem: Mapping[str, Any], kept: np.ndarray | None = None, **chan
     return {"logprob": value, "d_logprob": gradient}
 
 
-def claimed(problem: Mapping[str, Any], columns: list[slice], first: list[int], asked: np.ndarray, expected: Arrays) -> dict[str, np.ndarray]:
-    """The logit less the maximum, summed over the shards that find the target by their first id; of no shard 0, as Megatron has it."""
+def claimed(
+    problem: Mapping[str, Any], columns: list[slice], first: list[int], asked: np.ndarray, expected: Arrays
+) -> dict[str, np.ndarray]:
+    """The logit less the maximum, summed over the shards that find the target by their first id, as Megatron sums it."""
     logits, targets = problem["logits"] / problem["temperature"], problem["targets"]
     hits = np.zeros(logits.shape, bool)
     for begin, part in zip(first, columns):
@@ -165,8 +213,14 @@ def rolled(targets: np.ndarray, rows: list[np.ndarray], by: int) -> np.ndarray:
     return np.concatenate([np.roll(targets[mine], by) for mine in rows])
 
 
-def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mapping[str, Any], columns: list[slice],
-                rows: list[np.ndarray]) -> Iterator[Hypothesis]:
+def _hypotheses(
+    got: Arrays,
+    expected: Arrays,
+    failing: set[str],
+    problem: Mapping[str, Any],
+    columns: list[slice],
+    rows: list[np.ndarray],
+) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     targets, tp, width = problem["targets"], len(columns), problem["logits"].shape[1]
     column = np.arange(width)
@@ -185,8 +239,11 @@ def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mappi
 
     zero = {n for n in failing if not got[n].any()}
     if zero:
-        yield Hypothesis("zero-gradient" if zero == {"d_logprob"} else "zero", f"{', '.join(sorted(zero))} is 0 everywhere",
-                         lambda: {n: np.zeros(got[n].shape) for n in zero})
+        yield Hypothesis(
+            "zero-gradient" if zero == {"d_logprob"} else "zero",
+            f"{', '.join(sorted(zero))} is 0 everywhere",
+            lambda: {n: np.zeros(got[n].shape) for n in zero},
+        )
     yield from factors(got, expected, failing, {"tp": tp, "cp": len(rows)})
     yield Hypothesis("sign", "the sign is that of a loss", lambda: {n: -np.asarray(expected[n]) for n in failing})
     for step in (-1, 1):
@@ -204,23 +261,54 @@ def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mappi
         mine, away = owner[None, :] == home[:, None], owner[None, :] != home[:, None]
         local = "the softmax is over the target's shard alone"
         yield known("local-softmax", local, kept=mine)
-        yield Hypothesis("local-softmax", local, lambda: {
-            n: a if n == "logprob" else np.where(away, 0, a) for n, a in values_of(problem, kept=mine).items()})
+        yield Hypothesis(
+            "local-softmax",
+            local,
+            lambda: {
+                n: a if n == "logprob" else np.where(away, 0, a) for n, a in values_of(problem, kept=mine).items()
+            },
+        )
         for rank in range(tp):
-            yield known("dropped-shard", f"a dropped shard: the softmax lacks the columns of tp rank {rank}", kept=owner[None, :] != rank)
-        yield gradient("gradient-dropped", "the gradient is 0 on shards that do not have the target", lambda g: np.where(away, 0, g))
+            yield known(
+                "dropped-shard",
+                f"a dropped shard: the softmax lacks the columns of tp rank {rank}",
+                kept=owner[None, :] != rank,
+            )
+        yield gradient(
+            "gradient-dropped",
+            "the gradient is 0 on shards that do not have the target",
+            lambda g: np.where(away, 0, g),
+        )
         for rank in range(tp):
-            yield known("local-softmax", f"the softmax is over the columns of tp rank {rank} alone", kept=owner[None, :] == rank)
+            yield known(
+                "local-softmax", f"the softmax is over the columns of tp rank {rank} alone", kept=owner[None, :] == rank
+            )
     for kind, text, first in (
-            ("unknown-target", "a target that no column has is given the largest logit", [s.start for s in columns]),
-            ("uneven-shards", "shards of different width: a rank takes its rank times its own columns for its first id",
-             [r * (s.stop - s.start) for r, s in enumerate(columns)])):
+        ("unknown-target", "a target that no column has is given the largest logit", [s.start for s in columns]),
+        (
+            "uneven-shards",
+            "shards of different width: a rank takes its rank times its own columns for its first id",
+            [r * (s.stop - s.start) for r, s in enumerate(columns)],
+        ),
+    ):
         yield Hypothesis(kind, text, lambda first=first: claimed(problem, columns, first, asked, expected))
-    yield Hypothesis("base", "logarithms are to the base 2", lambda: {"logprob": np.asarray(expected["logprob"]) / np.log(2)})
-    yield Hypothesis("no-d-value", "the gradient takes 1 for the gradient of every value",
-                     lambda: {"d_logprob": values_of(problem, d_value=np.ones(len(targets)))["d_logprob"]})
+    yield Hypothesis(
+        "base", "logarithms are to the base 2", lambda: {"logprob": np.asarray(expected["logprob"]) / np.log(2)}
+    )
+    yield Hypothesis(
+        "no-d-value",
+        "the gradient takes 1 for the gradient of every value",
+        lambda: {"d_logprob": values_of(problem, d_value=np.ones(len(targets)))["d_logprob"]},
+    )
     clamped = np.clip(targets, 0, max(0, problem["vocab_size"] - 1))
     yield known("unknown-target", "a target that no column has is clamped to an id", targets=clamped)
-    yield known("unknown-target", "a target that no column has is counted from the end", targets=targets % max(1, problem["vocab_size"]))
-    yield known("unknown-target", "a target that no column has is taken for id 0",
-                targets=np.where((targets < 0) | (targets >= problem["vocab_size"]), 0, targets))
+    yield known(
+        "unknown-target",
+        "a target that no column has is counted from the end",
+        targets=targets % max(1, problem["vocab_size"]),
+    )
+    yield known(
+        "unknown-target",
+        "a target that no column has is taken for id 0",
+        targets=np.where((targets < 0) | (targets >= problem["vocab_size"]), 0, targets),
+    )

@@ -11,8 +11,8 @@ token); partial, the part of L of its rows, so that the sum over ranks is L; tim
 for frameworks whose average over data-parallel ranks divides by cp. Gradients: of tensors by autograd;
 of NumPy arrays, a second value is returned, a function of 1 that returns the gradient of the shard.
 group: ranks that share the vocabulary. Further parameters, given where they are taken: data_group
-(ranks with other rows), first (id of the first column), columns (of all ranks), weights [tokens], count (sum of all weights),
-mesh.
+(ranks with other rows), first (id of the first column), columns (of all ranks), weights [tokens],
+count (sum of all weights), mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -23,7 +23,19 @@ from typing import Any
 import numpy as np
 
 from .. import reading
-from .contract import Arrays, Finding, Hypothesis, Problem, Tolerance, Verdict, factors, judged, keywords, not_numbers, returned
+from .contract import (
+    Arrays,
+    Finding,
+    Hypothesis,
+    Problem,
+    Tolerance,
+    Verdict,
+    factors,
+    judged,
+    keywords,
+    not_numbers,
+    returned,
+)
 from .logprob import columns_of, disagreeing, rolled, rows_of, unpacked, values_of
 from .rank import Here
 
@@ -43,33 +55,55 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         return
     columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.cp)
     plain = np.ones(len(labels), np.float32)
-    for name, weights in ((path.stem, plain), (f"{path.stem} with weights", (1 + np.arange(len(labels)) % 3 / 2).astype(np.float32))):
+    for name, weights in (
+        (path.stem, plain),
+        (f"{path.stem} with weights", (1 + np.arange(len(labels)) % 3 / 2).astype(np.float32)),
+    ):
         counted = np.where(labels == IGNORED, 0, weights)
-        problem = {"logits": logits.astype(np.float64), "targets": labels, "temperature": 1.0, "vocab_size": vocab,
-                   "weights": counted, "convention": options.convention}
+        problem = {
+            "logits": logits.astype(np.float64),
+            "targets": labels,
+            "temperature": 1.0,
+            "vocab_size": vocab,
+            "weights": counted,
+            "convention": options.convention,
+        }
         pieces = []
         for rank in range(options.cp * options.tp):
             mine, part = rows[rank // options.tp], columns[rank % options.tp]
-            pieces.append({"logits": logits[mine][:, part], "labels": labels[mine], "weights": weights[mine],
-                           "offers": {"first": part.start, "columns": vocab, "count": float(counted.sum())}})
+            pieces.append(
+                {
+                    "logits": logits[mine][:, part],
+                    "labels": labels[mine],
+                    "weights": weights[mine],
+                    "offers": {"first": part.start, "columns": vocab, "count": float(counted.sum())},
+                }
+            )
         needs = {} if weights is plain else {"weights": "rows have weights"}
         if np.isfinite(values_of(problem, d_value=plain)["logprob"]).all():
             yield Problem(name, pieces, needs, partial(_judge, name, problem, columns, rows))
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
     offers = dict(piece["offers"], mesh=here.mesh, data_group=here.group("cp"), weights=here.array(piece["weights"]))
     logits = here.leaf(piece["logits"])
-    value, backward = unpacked(function(logits, here.ids(piece["labels"]), here.group("tp"), **keywords(function, offers, needs)))
+    value, backward = unpacked(
+        function(logits, here.ids(piece["labels"]), here.group("tp"), **keywords(function, offers, needs))
+    )
     found = {"loss": returned("loss", value, (), [here.kind, "float32", "float64"])}
     for gradient in here.gradients(value, here.array(np.array(1.0)), [logits], backward):
-        found["d_loss"] = returned("the gradient of logits_shard", gradient, piece["logits"].shape, [here.kind, "float32", "float64"])
+        found["d_loss"] = returned(
+            "the gradient of logits_shard", gradient, piece["logits"].shape, [here.kind, "float32", "float64"]
+        )
     return found
 
 
-def loss_of(problem: Mapping[str, Any], rows: list[np.ndarray], normaliser: np.ndarray | float | None = None,
-            **changes: Any) -> dict[str, np.ndarray]:
+def loss_of(
+    problem: Mapping[str, Any], rows: list[np.ndarray], normaliser: np.ndarray | float | None = None, **changes: Any
+) -> dict[str, np.ndarray]:
     """loss [cp], of each rank by the convention, and d_loss of all rows; normaliser: [cp] or a number, else by weights."""
     p = {**problem, **changes}
     weights = p["weights"]
@@ -84,8 +118,14 @@ def loss_of(problem: Mapping[str, Any], rows: list[np.ndarray], normaliser: np.n
     return {"loss": loss, "d_loss": factor * scores["d_logprob"]}
 
 
-def _judge(name: str, problem: Mapping[str, Any], columns: list[slice], rows: list[np.ndarray],
-           arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+def _judge(
+    name: str,
+    problem: Mapping[str, Any],
+    columns: list[slice],
+    rows: list[np.ndarray],
+    arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> Verdict:
     cp, tp = len(rows), len(columns)
     broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(arrays, "loss", cp, tp, tolerance)
     if broken:
@@ -93,22 +133,44 @@ def _judge(name: str, problem: Mapping[str, Any], columns: list[slice], rows: li
     expected = loss_of(problem, rows)
     got = {"loss": np.stack([arrays[c * tp]["loss"] for c in range(cp)])}
     if all("d_loss" in mine for mine in arrays):
-        got["d_loss"] = np.concatenate([np.concatenate([arrays[c * tp + t]["d_loss"] for t in range(tp)], axis=1) for c in range(cp)])
+        got["d_loss"] = np.concatenate(
+            [np.concatenate([arrays[c * tp + t]["d_loss"] for t in range(tp)], axis=1) for c in range(cp)]
+        )
 
     def places(array: str, bad: np.ndarray) -> str:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         where = f"cp rank {first[0]}" if array == "loss" else f"row {first[0]}, column {first[1]}"
         return f"{where}: {float(got[array][first]):.6g}, should be {float(expected[array][first]):.6g}"
 
-    verdict = judged(name, got, expected, tolerance, lambda failing: _hypotheses(got, expected, failing, problem, columns, rows), places)
-    if verdict.status == "failed" and cp > 1 and problem["convention"] == "mean" and not np.allclose(got["loss"], got["loss"][0], rtol=1e-5):
-        verdict.findings.append(Finding("ranks-disagree", "ranks with different rows return different losses", ("loss",)))
+    verdict = judged(
+        name,
+        got,
+        expected,
+        tolerance,
+        lambda failing: _hypotheses(got, expected, failing, problem, columns, rows),
+        places,
+    )
+    if (
+        verdict.status == "failed"
+        and cp > 1
+        and problem["convention"] == "mean"
+        and not np.allclose(got["loss"], got["loss"][0], rtol=1e-5)
+    ):
+        verdict.findings.append(
+            Finding("ranks-disagree", "ranks with different rows return different losses", ("loss",))
+        )
     verdict.note = "" if "d_loss" in got else "not returned: the gradient"
     return verdict
 
 
-def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mapping[str, Any], columns: list[slice],
-                rows: list[np.ndarray]) -> Iterator[Hypothesis]:
+def _hypotheses(
+    got: Arrays,
+    expected: Arrays,
+    failing: set[str],
+    problem: Mapping[str, Any],
+    columns: list[slice],
+    rows: list[np.ndarray],
+) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     weights, labels, cp, tp = problem["weights"], problem["targets"], len(rows), len(columns)
 
@@ -124,7 +186,11 @@ def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mappi
     yield known("normalisation", "wrong normalisation: a sum, not a mean", 1.0)
     if (weights[weights > 0] != 1).any():
         yield known("weights", "weights are ignored", weights=(weights > 0).astype(float))
-        yield known("normalisation", "wrong normalisation: by the number of labels, not by their weights", float((weights > 0).sum()))
+        yield known(
+            "normalisation",
+            "wrong normalisation: by the number of labels, not by their weights",
+            float((weights > 0).sum()),
+        )
     if cp > 1:
         yield known("normalisation", "wrong normalisation: every rank divides by its own weights", counts)
         yield known("normalisation", "wrong normalisation: a mean of the ranks' means", counts * cp)
@@ -132,14 +198,25 @@ def _hypotheses(got: Arrays, expected: Arrays, failing: set[str], problem: Mappi
             text = f"the convention is {convention}, not {problem['convention']}"
             yield known("convention", text, convention=convention)
     yield from factors(got, expected, failing, {})
-    yield Hypothesis("sign", "the sign is that of a log-probability", lambda: {n: -np.asarray(expected[n]) for n in failing})
-    yield Hypothesis("base", "logarithms are to the base 2", lambda: {n: np.asarray(expected[n]) / np.log(2) for n in failing})
+    yield Hypothesis(
+        "sign", "the sign is that of a log-probability", lambda: {n: -np.asarray(expected[n]) for n in failing}
+    )
+    yield Hypothesis(
+        "base", "logarithms are to the base 2", lambda: {n: np.asarray(expected[n]) / np.log(2) for n in failing}
+    )
     for step in (-1, 1):
         text = f"shifted labels: row i has the label of row i {'+' if step < 0 else '-'} 1"
         yield known("label-shift", text, targets=np.roll(labels, step), weights=np.roll(weights, step))
-        yield known("label-shift", text + ", of its rank's rows", targets=rolled(labels, rows, step), weights=rolled(weights, rows, step))
+        yield known(
+            "label-shift",
+            text + ", of its rank's rows",
+            targets=rolled(labels, rows, step),
+            weights=rolled(weights, rows, step),
+        )
     padded = np.where(labels == IGNORED, 0, labels)
-    yield known("padding", "labels of -100 are counted as id 0", targets=padded, weights=np.where(labels == IGNORED, 1, weights))
+    yield known(
+        "padding", "labels of -100 are counted as id 0", targets=padded, weights=np.where(labels == IGNORED, 1, weights)
+    )
     for rank in range(cp if cp > 1 else 0):
         dropped = weights.copy()
         dropped[rows[rank]] = 0

@@ -47,34 +47,59 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     pairs = pairs_of(inputs, layout)
     rng = np.random.default_rng(layout.slots)
     x = rng.normal(size=(layout.slots, WIDTH)).astype(np.float32)
-    d_y = np.where(np.isin(np.arange(layout.slots), layout.tokens)[:, None], rng.normal(size=x.shape), 0).astype(np.float32)
-    offers = {"mask": inputs.attributes["mask"], "window": int(inputs.attributes["window"]), "regions": inputs.get("regions")}
+    d_y = np.where(np.isin(np.arange(layout.slots), layout.tokens)[:, None], rng.normal(size=x.shape), 0).astype(
+        np.float32
+    )
+    offers = {
+        "mask": inputs.attributes["mask"],
+        "window": int(inputs.attributes["window"]),
+        "regions": inputs.get("regions"),
+    }
     slots = layout.tokens[probed(layout)]
     pieces = []
     for rank in range(options.cp * options.tp):
         rows = layout.index[rank // options.tp]
-        pieces.append({"x": x[rows], "d_y": d_y[rows], "layout": layout, "offers": offers, "allowed": pairs[rows],
-                       "sinks": "sinks" in inputs, "rows": [np.flatnonzero(rows == slot) for slot in slots]})
+        pieces.append(
+            {
+                "x": x[rows],
+                "d_y": d_y[rows],
+                "layout": layout,
+                "offers": offers,
+                "allowed": pairs[rows],
+                "sinks": "sinks" in inputs,
+                "rows": [np.flatnonzero(rows == slot) for slot in slots],
+            }
+        )
     yield Problem(path.stem, pieces, needs, partial(_judge, path.stem, pairs, layout, options.tp))
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function for every probe: y of x, of each changed token and of changed sinks; d_x of each gradient."""
     layout, kinds = piece["layout"], [here.kind, "float32", "float64"]
 
     def run(x: np.ndarray, d_ys: list[np.ndarray], sinks: float = 0.5) -> tuple[np.ndarray, list[np.ndarray]]:
-        offers = dict(piece["offers"], lengths=here.integers(layout.lengths), mesh=here.mesh, allowed=here.booleans(piece["allowed"]))
+        offers = dict(
+            piece["offers"],
+            lengths=here.integers(layout.lengths),
+            mesh=here.mesh,
+            allowed=here.booleans(piece["allowed"]),
+        )
         if piece["sinks"]:
             offers["sinks"] = here.array(np.full(SINKS, sinks))
         gradients = []
-        for d_y in d_ys or [None]:  # a graph of autograd is gone after one backward
+        wanted: list[np.ndarray | None] = [*d_ys] or [None]
+        for d_y in wanted:  # a graph of autograd is gone after one backward
             leaf = here.leaf(x)
             taken = keywords(function, offers, needs)
             y, backward = unpacked(function(leaf, here.integers(layout.cu_seqlens), layout, here.group("cp"), **taken))
             value = returned("y", y, x.shape, kinds)
             if d_y is not None:
                 way = None if backward is None else lambda d, backward=backward: [backward(d)]
-                gradients += [returned("d_x", g, x.shape, kinds) for g in here.gradients(y, here.array(d_y), [leaf], way)]
+                gradients += [
+                    returned("d_x", g, x.shape, kinds) for g in here.gradients(y, here.array(d_y), [leaf], way)
+                ]
         return value, gradients
 
     base, d_y = piece["x"], piece["d_y"]
@@ -87,7 +112,9 @@ def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[
     first, gradients = run(base, [*ones, d_y, *doubled])
     values = [first] + [run(base + one, [])[0] for one in ones] + ([run(base, [], 2.0)[0]] if piece["sinks"] else [])
     layers = np.array(getattr(function, "layers", 0))
-    return {"y": np.stack(values, axis=1), "layers": layers} | ({"d_x": np.stack(gradients, axis=1)} if gradients else {})
+    return {"y": np.stack(values, axis=1), "layers": layers} | (
+        {"d_x": np.stack(gradients, axis=1)} if gradients else {}
+    )
 
 
 def reached(pairs: np.ndarray, layers: int) -> np.ndarray:
@@ -99,9 +126,13 @@ def reached(pairs: np.ndarray, layers: int) -> np.ndarray:
     return found
 
 
-def _judge(name: str, pairs: np.ndarray, layout: Layout, tp: int, arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+def _judge(
+    name: str, pairs: np.ndarray, layout: Layout, tp: int, arrays: list[dict[str, np.ndarray]], tolerance: Tolerance
+) -> Verdict:
     real = np.isin(np.arange(layout.slots), layout.tokens)
-    broken = not_numbers(arrays, lambda rank, array, values: values if array == "layers" else values[real[layout.index[rank // tp]]])
+    broken = not_numbers(
+        arrays, lambda rank, array, values: values if array == "layers" else values[real[layout.index[rank // tp]]]
+    )
     if broken:
         return Verdict(name).fail(*broken)
     whole = {}
@@ -136,12 +167,17 @@ def _leak(verdict: Verdict, what: str, source: int, wrong: np.ndarray, layout: L
         kind, why = "leak", "of another document"
     else:
         kind, why = "mask-lost", "that the mask hides"
-    verdict.fail(Finding(kind, f"{what} a token {why}"), places=[
-        f"probe of {layout.place(source)}: {int(wrong.sum())} tokens moved that must not; first {layout.place(first)}"])
+    verdict.fail(
+        Finding(kind, f"{what} a token {why}"),
+        places=[
+            f"probe of {layout.place(source)}: {int(wrong.sum())} tokens moved that must not; first {layout.place(first)}"
+        ],
+    )
 
 
-def _judge_values(verdict: Verdict, y: np.ndarray, sees: np.ndarray, own: np.ndarray, layout: Layout,
-                  tolerance: Tolerance) -> None:
+def _judge_values(
+    verdict: Verdict, y: np.ndarray, sees: np.ndarray, own: np.ndarray, layout: Layout, tolerance: Tolerance
+) -> None:
     tokens = probed(layout)
     for probe, token in enumerate(tokens):
         moved = _moved(y[:, 1 + probe], y[:, 0], tolerance)
@@ -175,6 +211,11 @@ def _judge_gradients(verdict: Verdict, d_x: np.ndarray, sees: np.ndarray, layout
             return
         lost = seen & ~changed & (owner != rank)
         if lost.sum() > 0.5 * max(1, (seen & (owner != rank)).sum()):
-            text = f"the gradient of rank {rank}, doubled, does not change that of other ranks' tokens that its rows see"
-            verdict.fail(Finding("gradient-dropped", text), places=[f"{int(lost.sum())} tokens; first {layout.place(int(np.argmax(lost)))}"])
+            text = (
+                f"the gradient of rank {rank}, doubled, does not change that of other ranks' tokens that its rows see"
+            )
+            verdict.fail(
+                Finding("gradient-dropped", text),
+                places=[f"{int(lost.sum())} tokens; first {layout.place(int(np.argmax(lost)))}"],
+            )
             return

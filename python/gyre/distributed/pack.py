@@ -30,17 +30,23 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         yield Problem(name, pieces, {}, partial(_judge, name, lengths, capacity))
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, Any]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, Any]:
     """Calls the function on one rank."""
     more = keywords(function, {"group": here.group("cp"), "rank": here.rank, "size": here.cp * here.tp}, needs)
     answer = function([int(n) for n in piece["lengths"]], piece["capacity"], **more)
     try:
         return {"bins": [[int(document) for document in one] for one in answer]}
     except (TypeError, ValueError) as error:
-        raise Malformed("other-type", f"bins are {type(answer).__name__} ({error}); they must be lists of indices") from error
+        raise Malformed(
+            "other-type", f"bins are {type(answer).__name__} ({error}); they must be lists of indices"
+        ) from error
 
 
-def _judge(name: str, lengths: np.ndarray, capacity: int, arrays: list[dict[str, Any]], tolerance: Tolerance) -> Verdict:
+def _judge(
+    name: str, lengths: np.ndarray, capacity: int, arrays: list[dict[str, Any]], tolerance: Tolerance
+) -> Verdict:
     verdict = Verdict(name, values=len(lengths))
     all_bins = [mine["bins"] for mine in arrays]
     for rank, bins in enumerate(all_bins):
@@ -52,7 +58,12 @@ def _judge(name: str, lengths: np.ndarray, capacity: int, arrays: list[dict[str,
         verdict.fail(Finding("unknown-document", f"there is no document {strange[0]}: {len(lengths)} were given"))
     lost = [d for d in range(len(lengths)) if d not in counts and lengths[d]]
     if lost:
-        verdict.fail(Finding("dropped-document", f"{len(lost)} documents are in no bin; the first is {lost[0]} of {lengths[lost[0]]} tokens"))
+        verdict.fail(
+            Finding(
+                "dropped-document",
+                f"{len(lost)} documents are in no bin; the first is {lost[0]} of {lengths[lost[0]]} tokens",
+            )
+        )
     twice = [d for d, n in sorted(counts.items()) if n > 1]
     if twice:
         verdict.fail(Finding("doubled-document", f"document {twice[0]} is in {counts[twice[0]]} bins"))

@@ -1,7 +1,7 @@
 """The fixture gyre_conform of pytest: runs a function on ranks, and fails with the report.
 
-    def test_my_attention(gyre_conform):
-        gyre_conform("inputs/golden", "my_package.cp:attention", ranks=2)
+def test_my_attention(gyre_conform):
+    gyre_conform("inputs/golden", "my_package.cp:attention", ranks=2)
 """
 
 from collections.abc import Callable

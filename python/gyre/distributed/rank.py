@@ -161,11 +161,15 @@ def check_gpus(backend: str, ranks: int) -> None:
     if backend == "nccl":
         torch = torch_or_refusal()
         if torch.cuda.device_count() < ranks:
-            raise Unable(f"--backend nccl needs {ranks} GPUs, one a rank; torch finds {torch.cuda.device_count()}. "
-                         "--backend gloo runs on CPUs")
+            raise Unable(
+                f"--backend nccl needs {ranks} GPUs, one a rank; torch finds {torch.cuda.device_count()}. "
+                "--backend gloo runs on CPUs"
+            )
 
 
-def answer(contract: Any, function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> tuple[Any, ...]:
+def answer(
+    contract: Any, function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> tuple[Any, ...]:
     """What becomes of one case on this rank: (status, arrays or a text, ...)."""
     try:
         if getattr(function, "needs_gpu", False) and getattr(here, "device", "cpu") == "cpu":

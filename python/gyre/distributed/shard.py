@@ -63,7 +63,9 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         yield Problem(name, pieces, {}, partial(judge, name, stream, answers, options.tp, 1))
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function on one rank."""
     more = keywords(function, {"layout": piece["layout"], "mesh": here.mesh, "group": here.group("cp")}, needs)
     batch = {name: here.ids(array) for name, array in piece["batch"].items()}
@@ -76,12 +78,21 @@ def checked(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.
         raise Malformed("other-type", f"{type(answer).__name__} was returned; it must be a mapping of arrays")
     unknown = sorted(set(answer) - set(shapes))
     if unknown or not answer:
-        raise Malformed("other-type", f"{unknown[0] if unknown else 'nothing'} was returned; it may be {', '.join(shapes)}")
+        raise Malformed(
+            "other-type", f"{unknown[0] if unknown else 'nothing'} was returned; it may be {', '.join(shapes)}"
+        )
     return {name: returned(name, array, shapes[name], INTEGERS).astype(np.int64) for name, array in answer.items()}
 
 
-def judge(name: str, stream: Arrays, wanted: Arrays, tp: int, shift: int, arrays: list[dict[str, np.ndarray]],
-          tolerance: Tolerance) -> Verdict:
+def judge(
+    name: str,
+    stream: Arrays,
+    wanted: Arrays,
+    tp: int,
+    shift: int,
+    arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> Verdict:
     """The verdict of what the ranks have of a stream, whose labels are those `shift` tokens on."""
     mine = arrays[::tp]
     if any(set(m) != set(mine[0]) for m in mine):
@@ -92,10 +103,14 @@ def judge(name: str, stream: Arrays, wanted: Arrays, tp: int, shift: int, arrays
     def places(array: str, bad: np.ndarray) -> str:
         rank, row = (int(i) for i in np.argwhere(bad)[0])
         counts = ", ".join(f"rank {r}: {int(b.sum())}" for r, b in enumerate(bad) if b.any())
-        return (f"{int(bad.sum())} of {bad.size} differ ({counts}); first [rank {rank}, row {row}]: {got[array][rank, row]}, "
-                f"should be {expected[array][rank, row]}")
+        return (
+            f"{int(bad.sum())} of {bad.size} differ ({counts}); first [rank {rank}, row {row}]: {got[array][rank, row]}, "
+            f"should be {expected[array][rank, row]}"
+        )
 
-    return judged(name, got, expected, tolerance, lambda failing: hypotheses(got, expected, failing, stream, shift), places)
+    return judged(
+        name, got, expected, tolerance, lambda failing: hypotheses(got, expected, failing, stream, shift), places
+    )
 
 
 def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays, shift: int) -> Iterator[Hypothesis]:
@@ -103,20 +118,35 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
     cp = len(next(iter(expected.values())))
     real, slots, ids = (stream[n].astype(np.int64) for n in ("cu_seqlens", "cu_seqlens_padded", "ids"))
     labels = shifted(ids, real, slots, shift)
-    whole = {"ids": ids, "labels": labels, "positions": stream["positions"].astype(np.int64), "index": np.arange(len(ids))}
+    whole = {
+        "ids": ids,
+        "labels": labels,
+        "positions": stream["positions"].astype(np.int64),
+        "index": np.arange(len(ids)),
+    }
     rows = {n for n in failing if n in whole}
     inside = expected["index"] if "index" in expected else None
 
     def known(kind: str, text: str, **changed: np.ndarray) -> Hypothesis:
-        return Hypothesis(kind, text, lambda: {n: a.reshape(expected[n].shape) for n, a in changed.items()
-                                               if n in expected and a.size == expected[n].size})
+        return Hypothesis(
+            kind,
+            text,
+            lambda: {
+                n: a.reshape(expected[n].shape)
+                for n, a in changed.items()
+                if n in expected and a.size == expected[n].size
+            },
+        )
 
     def sharded(stream_of: np.ndarray) -> np.ndarray:
         return stream_of[np.minimum(index, len(stream_of) - 1)]
 
     for step in range(1, cp):
-        yield Hypothesis("wrong-rows", f"rank r has the shard of rank r + {step} (mod cp)",
-                         lambda step=step: {n: np.roll(expected[n], -step, axis=0) for n in failing})
+        yield Hypothesis(
+            "wrong-rows",
+            f"rank r has the shard of rank r + {step} (mod cp)",
+            lambda step=step: {n: np.roll(expected[n], -step, axis=0) for n in failing},
+        )
     for name in NAMES:
         try:
             other = layout_of(name, slots, cp).index
@@ -125,36 +155,57 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
         if other.size == len(ids):
             yield known("layout", f"the layout is {name}", **{n: whole[n][other] for n in rows})
     for rank in range(cp):
+
         def doubled(rank: int = rank) -> dict[str, np.ndarray]:
             found = {n: expected[n].copy() for n in failing}
             for array in found.values():
                 array[:] = array[rank]
             return found
+
         yield Hypothesis("dropped-shard", f"dropped shards: every rank has the shard of rank {rank}", doubled)
-    index = inside if inside is not None else next(
-        (layout_of(n, slots, cp).index for n in NAMES if _is_layout(n, slots, cp, expected, whole)), None)
+    index = (
+        inside
+        if inside is not None
+        else next((layout_of(n, slots, cp).index for n in NAMES if _is_layout(n, slots, cp, expected, whole)), None)
+    )
     if "labels" in expected:
         if "ids" in got:
-            yield known("labels-of-shards", "labels are shifted after sharding", labels=np.roll(got["ids"], -shift, axis=1))
+            yield known(
+                "labels-of-shards", "labels are shifted after sharding", labels=np.roll(got["ids"], -shift, axis=1)
+            )
         rolls = np.roll(ids, -shift)
         ends = np.concatenate([[0], slots[:-1] + np.diff(real)]) if len(slots) > 1 else slots
         if index is not None and index.size == len(ids):
             yield known("label-shift", "labels are the ids themselves: nothing is shifted", labels=sharded(ids))
-            yield known("labels-rolled", "labels are rolled over the stream: a document's last token has the next one's first",
-                        labels=sharded(rolls))
+            yield known(
+                "labels-rolled",
+                "labels are rolled over the stream: a document's last token has the next one's first",
+                labels=sharded(rolls),
+            )
             padded = np.concatenate([[], *(np.roll(ids[a:b], -shift) for a, b in pairwise(slots))]).astype(np.int64)
-            yield known("labels-rolled", "labels are rolled within the slots of a document: padding has labels", labels=sharded(padded))
+            yield known(
+                "labels-rolled",
+                "labels are rolled within the slots of a document: padding has labels",
+                labels=sharded(padded),
+            )
             unpadded = ids.copy()
             for a, b in pairwise(real):
                 unpadded[a:b] = np.roll(ids[a:b], -shift)
             yield known("labels-rolled", "labels are rolled by boundaries without padding", labels=sharded(unpadded))
             cut = np.where(np.isin(np.arange(len(ids)), ends), labels, rolls)
-            yield known("padding", "the labels of padding are counted", labels=sharded(np.where(labels == IGNORED, rolls, cut)))
-            yield known("padding", "labels of padding are 0, not -100", labels=sharded(np.where(labels == IGNORED, 0, labels)))
-            for other in SHIFTS:
-                if other != shift:
-                    yield known("label-shift", f"labels are those of {other} tokens on, not {shift}",
-                                labels=sharded(shifted(ids, real, slots, other)))
+            yield known(
+                "padding", "the labels of padding are counted", labels=sharded(np.where(labels == IGNORED, rolls, cut))
+            )
+            yield known(
+                "padding", "labels of padding are 0, not -100", labels=sharded(np.where(labels == IGNORED, 0, labels))
+            )
+            for places_on in SHIFTS:
+                if places_on != shift:
+                    yield known(
+                        "label-shift",
+                        f"labels are those of {places_on} tokens on, not {shift}",
+                        labels=sharded(shifted(ids, real, slots, places_on)),
+                    )
     if "positions" in expected:
         width = expected["positions"].shape[1]
         yield known("positions", "positions begin anew on every rank", positions=np.tile(np.arange(width), (cp, 1)))
@@ -162,8 +213,14 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
             yield known("positions", "positions count the stream, not the document", positions=index)
     for bounds in set(BOUNDS) & set(expected):
         for text, source in (("real lengths", real), ("slots", slots)):
-            yield known("boundaries", f"{bounds} has the {text} of the whole stream", **{bounds: np.tile(source, (cp, 1))})
-            yield known("boundaries", f"{bounds} has the {text} of the whole stream over cp", **{bounds: np.tile(source // cp, (cp, 1))})
+            yield known(
+                "boundaries", f"{bounds} has the {text} of the whole stream", **{bounds: np.tile(source, (cp, 1))}
+            )
+            yield known(
+                "boundaries",
+                f"{bounds} has the {text} of the whole stream over cp",
+                **{bounds: np.tile(source // cp, (cp, 1))},
+            )
 
 
 def _is_layout(name: str, slots: np.ndarray, cp: int, expected: Arrays, whole: Arrays) -> bool:

@@ -25,12 +25,21 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         if answers["index"].size != len(stream["ids"]):
             continue  # the layout has padding of its own
         bounds, whole = stream["cu_seqlens_padded"], {n: stream[n].astype(np.int64) for n in STREAMS}
-        pieces = [{"shard": {n: answers[n][rank // options.tp] for n in STREAMS}, "layout": options.layout, "bounds": bounds,
-                   "shapes": {n: a.shape for n, a in whole.items()}} for rank in range(options.cp * options.tp)]
+        pieces = [
+            {
+                "shard": {n: answers[n][rank // options.tp] for n in STREAMS},
+                "layout": options.layout,
+                "bounds": bounds,
+                "shapes": {n: a.shape for n, a in whole.items()},
+            }
+            for rank in range(options.cp * options.tp)
+        ]
         yield Problem(name, pieces, {}, partial(_judge, name, whole, {n: answers[n] for n in STREAMS}))
 
 
-def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here) -> dict[str, np.ndarray]:
+def call(
+    function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
+) -> dict[str, np.ndarray]:
     """Calls the function on one rank."""
     offers = {"layout": piece["layout"], "mesh": here.mesh, "cu_seqlens_padded": here.ids(piece["bounds"])}
     shard = {name: here.ids(array) for name, array in piece["shard"].items()}
@@ -38,23 +47,34 @@ def call(function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[
     return checked(found, piece["shapes"])
 
 
-def _judge(name: str, whole: Arrays, shards: Arrays, arrays: list[dict[str, np.ndarray]], tolerance: Tolerance) -> Verdict:
+def _judge(
+    name: str, whole: Arrays, shards: Arrays, arrays: list[dict[str, np.ndarray]], tolerance: Tolerance
+) -> Verdict:
     for rank, mine in enumerate(arrays):
         if set(mine) != set(arrays[0]) or any((mine[n] != arrays[0][n]).any() for n in mine):
-            return Verdict(name).fail(Finding("ranks-disagree", f"ranks 0 and {rank} return different streams", (), (0, rank)))
+            return Verdict(name).fail(
+                Finding("ranks-disagree", f"ranks 0 and {rank} return different streams", (), (0, rank))
+            )
     got = arrays[0]
     expected = {n: whole[n] for n in got}
 
     def places(array: str, bad: np.ndarray) -> str:
         slot = int(np.argmax(bad))
-        return f"{int(bad.sum())} of {bad.size} differ; first slot {slot}: {got[array][slot]}, should be {expected[array][slot]}"
+        values = f"{got[array][slot]}, should be {expected[array][slot]}"
+        return f"{int(bad.sum())} of {bad.size} differ; first slot {slot}: {values}"
 
     def errors(failing: set[str]) -> Iterator[Hypothesis]:
         size = len(next(iter(shards.values())))
-        yield Hypothesis("layout", "shards stand one behind the other, as if the layout were contiguous",
-                         lambda: {n: shards[n].reshape(-1) for n in failing})
+        yield Hypothesis(
+            "layout",
+            "shards stand one behind the other, as if the layout were contiguous",
+            lambda: {n: shards[n].reshape(-1) for n in failing},
+        )
         for step in range(1, size):
-            yield Hypothesis("wrong-rows", "shards of the ranks are mixed up",
-                             lambda step=step: {n: np.roll(shards[n], step, axis=0).reshape(-1) for n in failing})
+            yield Hypothesis(
+                "wrong-rows",
+                "shards of the ranks are mixed up",
+                lambda step=step: {n: np.roll(shards[n], step, axis=0).reshape(-1) for n in failing},
+            )
 
     return judged(name, got, expected, tolerance, errors, places)
