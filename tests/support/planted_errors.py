@@ -403,6 +403,14 @@ def weights_ignored(logits_shard, labels, group, data_group, first, weights):
     return right.loss(logits_shard, labels, group, data_group, first, np.ones_like(weights))
 
 
+@loss_case("convention", "the convention is partial, not mean")
+def part_of_the_rank(logits_shard, labels, group, data_group, first, weights, count):
+    value, backward = right.loss(logits_shard, labels, group, data_group, first, weights)
+    mine = right.logprob(logits_shard, labels, group, first, vocab_size=logits_shard.shape[1])[0]
+    counted = np.where(labels == -100, 0, weights)
+    return np.asarray(-(counted * mine).sum() / count, np.float32), backward
+
+
 @loss_case("dropped-shard", "the rows of cp rank 1")
 def rows_dropped(logits_shard, labels, group, data_group, first, weights):
     return right.loss(logits_shard, labels, group, data_group, first, weights * (data_group.rank != 1))
