@@ -205,6 +205,7 @@ void append_extras(ConvertedBatch& batch, const Extras& extras, const StoredExtr
       all.bytes = nullptr;
       ExtraSlots& slots = batch.slots.extras[name];
       slots.item_bytes = extra.item_bytes;
+      slots.fill = extra.fill;
       append(slots.bytes, *extra.bytes);
       continue;
     }

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include "apps/pack/inputs.hpp"
+#include "apps/pack/more_labels.hpp"
 #include "apps/pack/options.hpp"
 #include "apps/pack/runs.hpp"
 #include "comm/agree.hpp"
@@ -29,10 +30,15 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
   });
   const bool check = o.check != "none", on_gpu = backend.on_gpu();
   PackedSlots slots, expected;
-  if (check || !on_gpu) expected = fill_slots(header, first, last, tokens);
+  Verification* const checks = check ? &report.verification : nullptr;
+  if (check || !on_gpu) {
+    expected = fill_slots(header, first, last, tokens);
+    add_more_labels(o, header, first, last, expected, checks);
+  }
   if (on_gpu)
     run_agreed(context.world, "packing on the device", [&] {
       slots = fill_slots(header, first, last, tokens, *make_slot_packer(backend.stream()));
+      add_more_labels(o, header, first, last, slots, nullptr);
     });
   write_checked({o.output, header, on_gpu ? slots : expected, expected, first, last, check},
                 context.world, report.verification, context.outputs);
@@ -89,6 +95,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
                                  header.slot_offsets().back(), header.documents);
   });
   if (o.output.empty()) return;
+  describe_more_labels(o, header);
   const TokenSource tokens =
       o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(forest, documents);
   header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
@@ -108,6 +115,11 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
     batch = convert(o.input, read_salm(world, o.input), o.cp, o.tp, world, report.verification,
                     &backend);
   }
+  run_agreed(world, "labels ahead", [&] {
+    add_more_labels(o, batch.header, batch.slots,
+                    o.check != "none" ? &report.verification : nullptr);
+    if (batch.gathered_slots) batch.gathered_slots->extras = batch.slots.extras;
+  });
   outcome.notes += batch.notes;
   if (!o.output.empty()) {
     batch.header.provenance = provenance_of(context, o.input);

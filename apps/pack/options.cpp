@@ -8,6 +8,7 @@
 #include "apps/pack/report.hpp"
 #include "core/error.hpp"
 #include "packing/bins.hpp"
+#include "packing/labels_ahead.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -30,6 +31,10 @@ void declare_shape_options(CLI::App& app, PackOptions& o) {
            "Documents into rows of so many slots instead of streams, in their order (gyre/bshd); "
            "0: streams",
            o.row);
+  add("--mtp",
+      "Multi-token prediction: labels of so many tokens ahead; from the 2nd on as extras, "
+      "labels_2, labels_3, ...",
+      o.mtp, 1);
   add.flag("--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp", o.repad);
 }
 
@@ -146,6 +151,14 @@ void check_options(const PackOptions& o) {
   if ((o.repad || o.row > 0) && o.backend.on_gpu())
     errors.add("--repad and --rows work on the host: --backend cpu");
   if (o.unpack && o.backend.on_gpu()) errors.add("--unpack works on the host: --backend cpu");
+  if (o.mtp > most_labels_ahead) errors.add("--mtp {}: at most {}", o.mtp, most_labels_ahead);
+  if (o.mtp > 1 && (o.unpack || o.row > 0 || o.output.empty()))
+    errors.add("--mtp {} adds to the streams of --output: not with --unpack or --rows", o.mtp);
+  if (o.mtp > 1 && o.prefixes.share)
+    errors.add(
+        "--mtp {}: with --share-prefixes, documents go on differently after a shared prefix, so "
+        "that its tokens have no such label; pack without one of the two",
+        o.mtp);
   for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
     if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   errors.throw_if_any("impossible configuration");

@@ -46,6 +46,7 @@ struct PackOptions {
                                                   check = "last";
   int64_t capacity = 0, min_bins = 0, bin_multiple = 1, seed = 1, max_items = 0, chunks = 1;
   int cp = 1, tp = 1, dp = 1;
+  int mtp = 1;  ///< labels of so many tokens ahead
   RepeatOptions repeats = {1};
   ReportOptions report;
   int64_t row = 0;  ///< slots of a row; 0: streams instead of rows

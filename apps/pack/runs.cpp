@@ -64,7 +64,7 @@ Gapless without_padding(const PackedHeader& header, const PackedSlots& slots, in
   return stream;
 }
 
-/// Moves the extras of a bin's real tokens to its segments at `to`; padding holds zeros.
+/// Moves the extras of a bin's real tokens to its segments at `to`.
 void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t bin,
                  std::span<const int32_t> to, PackedSlots& repadded) {
   const auto real = header.cu_seqlens(bin), from = header.cu_seqlens_padded(bin);
@@ -72,24 +72,26 @@ void move_extras(const PackedHeader& header, const PackedSlots& slots, int64_t b
   for (const auto& [name, extra] : slots.extras) {
     ExtraSlots& moved = repadded.extras[name];
     const int64_t width = moved.item_bytes = extra.item_bytes, begin = std::ssize(moved.bytes);
-    moved.bytes.resize(begin + to.back() * width);
+    moved.fill = extra.fill;
+    const std::vector<std::byte> blank = extra.padding(to.back()).bytes;
+    moved.bytes.insert(moved.bytes.end(), blank.begin(), blank.end());
     for (size_t i = 0; i + 1 < real.size(); ++i)
       std::copy_n(extra.bytes.begin() + (first + from[i]) * width, (real[i + 1] - real[i]) * width,
                   moved.bytes.begin() + begin + to[i] * width);
   }
 }
 
-/// Checks the extras of one slot: those of the old slot if `held`, else zeros.
+/// Checks the extras of one slot: those of the old slot if `held`, else padding.
 void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlots& repadded,
                         bool held, size_t there, size_t here) {
   for (const auto& [name, extra] : slots.extras) {
     const std::vector<std::byte>& moved = repadded.extras.at(name).bytes;
     const size_t width = extra.item_bytes;
     for (size_t k = 0; k < width; ++k)
-      check.add(static_cast<double>(moved[here * width + k]),
-                held ? static_cast<double>(extra.bytes[there * width + k]) : 0, [&, &name = name] {
-                  return fmt::format("extra {} slot {} byte {}", name, here, k);
-                });
+      check.add(
+          static_cast<double>(moved[here * width + k]),
+          static_cast<double>(held ? extra.bytes[there * width + k] : extra.fill_byte(k)),
+          [&, &name = name] { return fmt::format("extra {} slot {} byte {}", name, here, k); });
   }
 }
 
@@ -347,6 +349,8 @@ void repad_streams(const PackOptions& o, AppContext& context, RunReport& report,
   RepaddedStreams streams;
   run_agreed(world, "padding " + o.input, [&] {
     streams = repad_streams(header, slots, o.document_multiple(), report.verification);
+    add_more_labels(o, streams.header, streams.slots,
+                    o.check != "none" ? &report.verification : nullptr);
   });
   streams.header.provenance = provenance_of(context, o.input);
   if (!o.output.empty()) write_on_root(o, streams.header, streams.slots, context, report);

@@ -72,7 +72,7 @@ Extra loss_mask_of(const std::vector<int64_t>& labels) {
   return make_extra(std::span<const uint8_t>(mask), Extra::Aligned::slots);
 }
 
-/// Checks that each slot has the extra of the rows' slot, or zeros where the layout pads.
+/// Checks that each slot has the extra of the rows' slot, or its padding where the layout pads.
 void check_slot_extra(Check& check, const PartView& view, const std::string& name,
                       const Extra& whole) {
   const std::vector<std::byte>& mine = *view.part.extras.at(name).bytes;
@@ -84,9 +84,10 @@ void check_slot_extra(Check& check, const PartView& view, const std::string& nam
     const int32_t slot = view.part.index[i / width];
     const bool given = static_cast<size_t>(slot) < slots;
     const size_t there = given ? view.whole(slot) * width + i % width : 0;
-    check.add(
-        static_cast<double>(mine[i]), given ? static_cast<double>((*whole.bytes)[there]) : 0,
-        [&] { return fmt::format("{} {}[{}] byte {}", view.name, name, i / width, i % width); });
+    check.add(static_cast<double>(mine[i]),
+              static_cast<double>(given ? (*whole.bytes)[there] : whole.fill_byte(i)), [&] {
+                return fmt::format("{} {}[{}] byte {}", view.name, name, i / width, i % width);
+              });
   }
 }
 

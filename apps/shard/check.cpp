@@ -13,9 +13,11 @@
 
 #include "apps/common/extras.hpp"
 #include "apps/shard/report.hpp"
+#include "apps/shard/slots.hpp"
 #include "core/label.hpp"
 #include "io/packed_file.hpp"
 #include "packing/cp_batch.hpp"
+#include "packing/labels_ahead.hpp"
 #include "runtime/buffer.hpp"
 #include "sharding/distributed.hpp"
 #include "sharding/stream_shards.hpp"
@@ -40,7 +42,14 @@ class BinShards {
   /// The ids of this rank's shard, shifted to the left inside the segments of `bounds` over `comm`;
   /// with `fill` at the ends of segments. Collective.
   std::vector<int32_t> shifted_ids(Communicator& comm, std::span<const int32_t> bounds,
-                                   int32_t fill) const;
+                                   int32_t fill) const {
+    return shifted(ids_, comm, bounds, fill, 1);
+  }
+  /// The rank's labels, shifted `times` times.
+  std::vector<int32_t> shifted_labels(Communicator& comm, std::span<const int32_t> bounds,
+                                      int32_t fill, int times) const {
+    return shifted(labels_, comm, bounds, fill, times);
+  }
 
  private:
   /// An array of the bin: rows of bytes.
@@ -56,6 +65,8 @@ class BinShards {
   template <class Make>
   PackedSlots make_slots(int64_t rows, Make make) const;
   void shard_array(const Array& array, int rank, void* local) const;
+  std::vector<int32_t> shifted(const Array& array, Communicator& comm,
+                               std::span<const int32_t> bounds, int32_t fill, int times) const;
 
   Stream& stream_;
   const Layout& layout_;
@@ -88,8 +99,11 @@ BinShards::BinShards(const Layout& layout, const PackedSlots& bin, int64_t hidde
     embeddings_ = make_array(bin.embeddings, hidden_size, 0.0F);
   else
     ids_ = make_array(bin.ids, 1, 0);
-  for (const auto& [name, extra] : bin.extras)
-    extras_.emplace(name, make_array(extra.bytes, extra.item_bytes, std::byte{0}));
+  for (const auto& [name, extra] : bin.extras) {
+    Array array = make_array(extra.bytes, extra.item_bytes, std::byte{0});
+    array.fill = RowFill::of_bytes(extra.fill);
+    extras_.emplace(name, std::move(array));
+  }
 }
 
 template <class Make>
@@ -147,14 +161,18 @@ PackedSlots BinShards::gathered(Communicator& comm) const {
   });
 }
 
-std::vector<int32_t> BinShards::shifted_ids(Communicator& comm, std::span<const int32_t> bounds,
-                                            int32_t fill) const {
+std::vector<int32_t> BinShards::shifted(const Array& array, Communicator& comm,
+                                        std::span<const int32_t> bounds, int32_t fill,
+                                        int times) const {
   const int64_t slots = layout_.slots_of_rank();
   Buffer<int32_t> local(slots, stream_.space()), out(slots, stream_.space());
-  shard_array(ids_, comm.rank(), local.data());
-  shards_->shift_left(comm, bounds, local.data(), out.data(), fill);
+  shard_array(array, comm.rank(), local.data());
+  for (int i = 0; i < times; ++i) {
+    shards_->shift_left(comm, bounds, local.data(), out.data(), fill);
+    std::swap(local, out);
+  }
   std::vector<int32_t> shifted(slots);
-  stream_.copy(shifted.data(), out.data(), shifted.size() * sizeof(int32_t));
+  stream_.copy(shifted.data(), local.data(), shifted.size() * sizeof(int32_t));
   stream_.synchronize();
   return shifted;
 }
@@ -162,28 +180,9 @@ std::vector<int32_t> BinShards::shifted_ids(Communicator& comm, std::span<const 
 /// The matrix of needed keys is cp x cp, so it is not made for more ranks.
 constexpr int max_ranks_for_matrix = 1024;
 
-/// The arrays of a shard by name, except embeddings.
-constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> arrays[] = {
-    {"ids", &PackedSlots::ids},
-    {"labels", &PackedSlots::labels},
-    {"positions", &PackedSlots::positions},
-};
-
-/// A stream to restore a bin into. It is filled with values that no bin holds.
-PackedSlots blank_like(const PackedSlots& bin) {
-  PackedSlots blank;
-  for (const auto& [name, array] : arrays) (blank.*array).assign((bin.*array).size(), -7777);
-  blank.embeddings.assign(bin.embeddings.size(), -7777);
-  for (const auto& [name, extra] : bin.extras) {
-    blank.extras[name] = extra;
-    for (std::byte& byte : blank.extras[name].bytes) byte = ~byte;
-  }
-  return blank;
-}
-
 void restore_slots(const Layout& layout, int rank, const PackedSlots& mine, int64_t hidden_size,
                    PackedSlots& bin) {
-  for (const auto& [name, array] : arrays)
+  for (const auto& [name, array] : slot_arrays)
     if (!(mine.*array).empty()) unshard_rows<int32_t>(layout, rank, mine.*array, bin.*array);
   if (hidden_size > 0)
     unshard_rows<float>(layout, rank, mine.embeddings, bin.embeddings, hidden_size);
@@ -193,14 +192,14 @@ void restore_slots(const Layout& layout, int rank, const PackedSlots& mine, int6
 
 void compare_slots(Check& check, const PackedSlots& actual, const PackedSlots& expected,
                    int64_t bin) {
-  for (const auto& [name, array] : arrays)
+  for (const auto& [name, array] : slot_arrays)
     check.add_all(actual.*array, expected.*array, fmt::format("bin {} {}", bin, name));
   check.add_all(actual.embeddings, expected.embeddings, fmt::format("bin {} embeddings", bin));
   compare_slot_extras(check, actual, expected, fmt::format("bin {}", bin));
 }
 
 /// Checks that each slot of a rank has the extras of the bin's slot that the layout's index names,
-/// or zeros if it names none.
+/// or padding if it names none.
 void check_extras(Check& check, const Layout& layout, int rank, const PackedSlots& mine,
                   const PackedSlots& bin) {
   const std::vector<int32_t> index = shard_index(layout, rank);
@@ -216,45 +215,10 @@ void check_extras(Check& check, const Layout& layout, int rank, const PackedSlot
       const auto there = static_cast<size_t>(slot) * width + i % width;
       check.add(
           static_cast<double>(held[i]),
-          slot < layout.stream_slots ? static_cast<double>(extra.bytes[there]) : 0,
+          static_cast<double>(slot < layout.stream_slots ? extra.bytes[there] : extra.fill_byte(i)),
           [&, &name = name] { return fmt::format("extra {} rank {} slot {}", name, rank, slot); });
     }
   }
-}
-
-/// The bin's slots, moved to their places in a repadded layout.
-PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
-                     const PackedSlots& from) {
-  const auto padded = header.cu_seqlens_padded(bin);
-  const size_t hidden = header.hidden_size;
-  const size_t slots = to.padded.back();
-  if (std::equal(padded.begin(), padded.end(), to.padded.begin())) return from;
-  PackedSlots moved;
-  if (hidden == 0) moved.ids.assign(slots, 0);
-  moved.labels.assign(slots, ignored_label);
-  moved.positions.assign(slots, 0);
-  moved.embeddings.assign(slots * hidden, 0);
-  for (const auto& [name, extra] : from.extras) {
-    const auto bytes = slots * static_cast<size_t>(extra.item_bytes);
-    moved.extras[name] = {extra.item_bytes, std::vector<std::byte>(bytes)};
-  }
-  for (size_t i = 0; i + 1 < padded.size(); ++i) {
-    const size_t begin = padded[i], there = to.padded[i];
-    const size_t room = padded[i + 1] - padded[i];
-    for (size_t k = 0; k < room; ++k) {
-      if (hidden == 0) moved.ids[there + k] = from.ids[begin + k];
-      moved.labels[there + k] = from.labels[begin + k];
-    }
-    for (int32_t k = 0; k < to.padded[i + 1] - to.padded[i]; ++k) moved.positions[there + k] = k;
-    std::copy_n(from.embeddings.begin() + (begin * hidden), room * hidden,
-                moved.embeddings.begin() + (there * hidden));
-    for (auto& [name, extra] : moved.extras) {
-      const size_t width = extra.item_bytes;
-      std::copy_n(from.extras.at(name).bytes.data() + begin * width, room * width,
-                  extra.bytes.data() + there * width);
-    }
-  }
-  return moved;
 }
 
 /// The stream that makes shards and the communicator that gathers them.
@@ -266,22 +230,6 @@ struct Place {
 Place place_of(Backend* backend, Stream& host, Communicator& world) {
   if (backend == nullptr) return {host, world};
   return {backend->stream(), backend->world()};
-}
-
-/// The slots of one bin, copied from those of several.
-PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_t hidden_size) {
-  PackedSlots part;
-  const auto cut = [](const auto& from, auto& to, int64_t first, int64_t n) {
-    if (!from.empty()) to.assign(from.begin() + first, from.begin() + first + n);
-  };
-  for (const auto& [name, array] : arrays) cut(all.*array, part.*array, begin, count);
-  cut(all.embeddings, part.embeddings, begin * hidden_size, count * hidden_size);
-  for (const auto& [name, extra] : all.extras) {
-    ExtraSlots& mine = part.extras[name];
-    mine.item_bytes = extra.item_bytes;
-    cut(extra.bytes, mine.bytes, begin * extra.item_bytes, count * extra.item_bytes);
-  }
-  return part;
 }
 
 /// The slots of `bin`, at their places in the layout.
@@ -309,6 +257,11 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
     const PackedSlots bin = bin_of(plan, all, b);
     const BinShards shards(layout, bin, hidden, stream);
     compare_slots(round_trip, shards.round_trip(), bin, b);
+    for_each_depth(bin, [&](int depth, const std::vector<int32_t>& labels) {
+      checks.check("labels ahead", 0)
+          .add_all(labels, labels_ahead_reference(bounds.view(), bin.labels, depth),
+                   fmt::format("bin {} {}", b, labels_ahead_name(depth)));
+    });
     if (extras != nullptr)
       for (int r = 0; r < plan.cp(); ++r) check_extras(*extras, layout, r, shards.shard(r), bin);
 
@@ -340,9 +293,15 @@ void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Place& p
     const PackedSlots bin = bin_of(plan, all, b);
     const BinShards shards(layout, bin, hidden, place.stream);
     compare_slots(gathered, shards.gathered(place.comm), bin, b);
-    if (shifted == nullptr) continue;
     const std::vector<int32_t> bounds = plan.bounds(b).padded;
     std::vector<int32_t> expected(layout.slots_of_rank());
+    for_each_depth(bin, [&](int depth, const std::vector<int32_t>& labels) {
+      shard_rows<int32_t>(layout, place.comm.rank(), labels, expected, 1, ignored_label);
+      checks.check("labels shifted after sharding", 0)
+          .add_all(shards.shifted_labels(place.comm, bounds, ignored_label, depth - 1), expected,
+                   fmt::format("bin {} {}", b, labels_ahead_name(depth)));
+    });
+    if (shifted == nullptr) continue;
     shard_rows<int32_t>(layout, place.comm.rank(),
                         shift_left<int32_t>(bounds, bin.ids, ignored_label), expected, 1,
                         ignored_label);
@@ -396,7 +355,7 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
     for (size_t i = 0; i < rows.size(); ++i) {
       const int r = ranks[i];
       const PackedSlots mine = shards.shard(r);
-      for (const auto& [name, array] : arrays) append(rows[i].*array, mine.*array);
+      for (const auto& [name, array] : slot_arrays) append(rows[i].*array, mine.*array);
       append(rows[i].embeddings, mine.embeddings);
       for (const auto& [name, extra] : mine.extras)
         append(rows[i].extras.at(name).bytes, extra.bytes);

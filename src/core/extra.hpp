@@ -22,6 +22,12 @@ struct Extra {
   Aligned aligned = Aligned::none;
   int64_t item_bytes = 0;  ///< bytes of a row or of a slot; not used by Aligned::none
   std::shared_ptr<const std::vector<std::byte>> bytes;
+  std::vector<std::byte> fill = {};  ///< of Aligned::slots: an element of padding; empty: zeros
+
+  /// Byte `i` of padding.
+  std::byte fill_byte(size_t i) const {
+    return fill.empty() ? std::byte{0} : fill[i % fill.size()];
+  }
 };
 using Extras = std::map<std::string, Extra>;
 

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <span>
 
 namespace gyre {
 namespace {
@@ -28,6 +29,35 @@ bool begins_with(const h5::Shape& shape, const h5::Shape& front) {
   return shape.size() >= front.size() &&
          std::equal(front.begin(), front.end(), shape.begin(),
                     [](int64_t want, int64_t has) { return want < 0 || has == want; });
+}
+
+constexpr const char* padding_attribute = "padding";
+
+/// Bytes of an element of padding, by the dataset's attribute `padding`; empty: zeros. Adds an
+/// error unless it is an integer that the elements can hold, of slots.
+std::vector<std::byte> fill_of(const h5::File& file, const h5::Dataset& dataset,
+                               Extra::Aligned aligned, ConfigErrors& errors) {
+  const std::string& path = dataset.path();
+  const h5::AttributeValue value = file.attribute(path, padding_attribute);
+  if (value == h5::AttributeValue()) return {};
+  const auto* number = std::get_if<int64_t>(&value);
+  const int64_t bits = 8 * dataset.stored_type().bytes;
+  const bool plain = (dataset.type() == h5::Type::i32 || dataset.type() == h5::Type::i64) &&
+                     dataset.stored_type() == h5::stored_type_of(dataset.type());
+  if (number == nullptr || aligned != Extra::Aligned::slots || !plain) {
+    errors.add(
+        "attribute '{}' of '{}' must be an integer, and the dataset int32 or int64, little-endian, "
+        "of slots",
+        padding_attribute, path);
+    return {};
+  }
+  if (bits < 64 && (*number >= int64_t{1} << bits || *number < -(int64_t{1} << (bits - 1)))) {
+    errors.add("attribute '{}' of '{}' is {}, which does not fit {}", padding_attribute, path,
+               *number, name_of(dataset.type()));
+    return {};
+  }
+  const auto bytes = std::as_bytes(std::span(number, 1)).first(bits / 8);
+  return {bytes.begin(), bytes.end()};
 }
 
 /// Describes a numeric dataset whose extents begin with `front`; adds an error for any other.
@@ -80,6 +110,7 @@ ExtraDatasets open_extras(const h5::File& file, SchemaReader& reader, const std:
     h5::Dataset dataset = file.dataset(path);
     std::optional<StoredExtra> stored = describe(dataset, *aligned, front, reader.errors());
     if (!stored) continue;
+    stored->extra.fill = fill_of(file, dataset, *aligned, reader.errors());
     extras.emplace(name, *std::move(stored));
     datasets.emplace(name, std::move(dataset));
   }
@@ -111,6 +142,12 @@ void create_extras(h5::File& file, const std::string& group, const StoredExtras&
     else
       file.write_dataset(path, stored.type, *extra.bytes, shape);
     file.write_attribute(path, "aligned", name_of(extra.aligned));
+    if (extra.fill.empty()) continue;
+    // The sign is that of the last byte, as the machine's integers are little-endian.
+    const bool negative = (extra.fill.back() & std::byte{0x80}) != std::byte{0};
+    int64_t number = negative ? -1 : 0;
+    std::ranges::copy(extra.fill, std::as_writable_bytes(std::span(&number, 1)).begin());
+    file.write_attribute(path, padding_attribute, number);
   }
 }
 

@@ -317,7 +317,7 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
   for_each_slot_extra(header, [&](const std::string& name, int64_t item_bytes) {
     const h5::Dataset dataset = file.dataset(path_of_extra(name));
     const h5::Slab items = slots_of(header.extras.at(name).item, begin, count);
-    ExtraSlots extra{item_bytes, {}};
+    ExtraSlots extra{item_bytes, {}, header.extras.at(name).extra.fill};
     dataset.make_room(count, item_bytes, [&] { extra.bytes.resize(count * item_bytes); });
     dataset.read_bytes(std::span(&items, 1), extra.bytes);
     slots.extras.emplace(name, std::move(extra));

@@ -58,8 +58,19 @@ struct PackedHeader {
 
 /// Bytes of consecutive slots of an extra.
 struct ExtraSlots {
-  int64_t item_bytes = 1;        ///< per slot
-  std::vector<std::byte> bytes;  ///< [slots, item_bytes]
+  int64_t item_bytes = 1;            ///< per slot
+  std::vector<std::byte> bytes;      ///< [slots, item_bytes]
+  std::vector<std::byte> fill = {};  ///< Extra::fill
+
+  std::byte fill_byte(size_t i) const {
+    return fill.empty() ? std::byte{0} : fill[i % fill.size()];
+  }
+  /// The same of `slots` slots of padding.
+  ExtraSlots padding(int64_t slots) const {
+    ExtraSlots made{item_bytes, std::vector<std::byte>(slots * item_bytes), fill};
+    for (size_t i = 0; i < made.bytes.size(); ++i) made.bytes[i] = fill_byte(i);
+    return made;
+  }
 };
 
 /// Contents of consecutive slots.

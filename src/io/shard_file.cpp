@@ -217,6 +217,7 @@ std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& pa
     GYRE_CHECK(std::ssize(all) == header.cp * width, "{}: {} bytes", extra, all.size());
     for (size_t r = 0; r < rows.size(); ++r) {
       rows[r].extras[name].item_bytes = item;
+      rows[r].extras[name].fill = stored.extra.fill;
       cut(all, r, width, rows[r].extras[name].bytes);
     }
   }

@@ -105,14 +105,22 @@ PositionIds part_of_positions(const Layout& layout, int rank, const PositionIds&
   return local;
 }
 
+std::vector<std::byte> part_of_bytes(const Layout& layout, int rank, const Extra& extra) {
+  std::vector<std::byte> local(layout.shard(rank).slots * extra.item_bytes);
+  const std::vector<std::byte> zero{std::byte{0}};
+  detail::shard_bytes(layout, rank, *extra.bytes, extra.fill.empty() ? zero : extra.fill, local,
+                      extra.item_bytes);
+  return local;
+}
+
 Extras part_of_extras(const Layout& layout, int rank, const Extras& extras) {
   Extras local;
   for (const auto& [name, extra] : extras) {
     if (name == attention_mask_extra) continue;
     Extra mine = extra;
     if (extra.aligned == Extra::Aligned::slots)
-      mine.bytes = std::make_shared<const std::vector<std::byte>>(
-          part_of<std::byte>(layout, rank, *extra.bytes, extra.item_bytes, std::byte{0}));
+      mine.bytes =
+          std::make_shared<const std::vector<std::byte>>(part_of_bytes(layout, rank, extra));
     local.emplace(name, std::move(mine));
   }
   return local;

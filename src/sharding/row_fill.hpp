@@ -1,7 +1,9 @@
 #pragma once
 // Fill value of rows that a map does not name.
 
+#include <cstddef>
 #include <cstring>
+#include <span>
 #include <type_traits>
 
 namespace gyre {
@@ -15,6 +17,13 @@ struct RowFill {
     static_assert(std::is_trivially_copyable_v<T> && 16 % sizeof(T) == 0);
     RowFill fill;
     for (size_t at = 0; at < 16; at += sizeof(T)) std::memcpy(fill.bytes + at, &value, sizeof(T));
+    return fill;
+  }
+  /// Fills with an element's bytes; empty: zeros. Their number divides 16, and row sizes.
+  static RowFill of_bytes(std::span<const std::byte> element) {
+    RowFill fill;
+    for (size_t at = 0; at < 16 && !element.empty(); at += element.size())
+      std::memcpy(fill.bytes + at, element.data(), element.size());
     return fill;
   }
 };

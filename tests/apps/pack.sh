@@ -175,6 +175,43 @@ expect 0 'RESULT UNVERIFIED (nothing to check: no documents' "$MPIEXEC" -n 3 "$p
 expect 0 'RESULT UNVERIFIED (nothing to check: no slots' "$apps/gyre-shard" --input packed-empty.h5 --cp 2
 expect 2 'nothing was packed' "$pack" --input empty.h5 --rows 64
 
+# Labels of further tokens ahead: in the file, through --repad and in shards of layouts that pad; a wrong one is found.
+expect 0 'VERIFY PASSED 9/9' "$MPIEXEC" -n 2 "$pack" --input "$docs" --capacity 512 --cp 2 --mtp 6 -o ahead.h5
+expect 0 'VERIFY PASSED' "$pack" --input ahead.h5 --repad --cp 3 -o ahead3.h5
+expect 0 'VERIFY PASSED' "$pack" --input one.h5 --repad --cp 3 --mtp 6 -o other3.h5
+for ranks in 1 3; do
+  expect 0 'VERIFY PASSED' "$MPIEXEC" -n "$ranks" "$apps/gyre-shard" --input ahead3.h5 --cp 3 --layout all
+done
+expect 0 'VERIFY PASSED' "$MPIEXEC" -n 2 "$apps/gyre-shard" --input ahead.h5 --cp 2 --layout striped --stripe 7 -o shards.h5
+/usr/bin/python3 - <<'PY'
+import h5py, numpy as np, shutil
+with h5py.File("ahead.h5") as f:
+    packed = f["packed"]
+    bins, real, slots = (packed[n][:] for n in ("bin_offsets", "cu_seqlens", "cu_seqlens_padded"))
+    first = 0
+    for b, (begin, end) in enumerate(zip(bins, bins[1:])):
+        bounds = slice(begin + b, end + b + 1)
+        for n, at in zip(np.diff(real[bounds]), slots[bounds]):
+            tokens = packed["ids"][first + at : first + at + n]
+            for k in range(2, 7):
+                mine = packed[f"extras/labels_{k}"][first + at : first + at + n]
+                assert (mine == np.append(tokens[k:], [-100] * min(k, n))).all(), (b, at, k)
+        first += slots[bounds][-1]
+    assert all(packed[f"extras/labels_{k}"].attrs["padding"] == -100 for k in range(2, 7))
+with h5py.File("shards.h5") as f:
+    pads = f["shards/index"][:] >= first
+    assert pads.any() and (f["shards/extras/labels_3"][:][pads] == -100).all()
+shutil.copy("ahead.h5", "rolled.h5")
+with h5py.File("rolled.h5", "r+") as f:  # as if the document behind went on
+    f.attrs.pop("content_sha256", None)
+    f["packed/extras/labels_4"][real[1] - 1] = f["packed/ids"][slots[1]]
+PY
+expect 1 'bin 0 labels_4' "$apps/gyre-shard" --input rolled.h5 --cp 2 --layout zigzag
+expect 2 'has the extra labels_2 already' "$pack" --input ahead.h5 --repad --cp 4 --mtp 3 -o none.h5
+expect 2 '--mtp 17: at most 16' "$pack" --input "$docs" --mtp 17 -o none.h5
+expect 2 'not with --unpack or --rows' "$pack" --input "$docs" --mtp 2 --rows 64 -o none.h5
+expect 2 'with --share-prefixes, documents go on differently' "$pack" --input "$docs" --mtp 2 --share-prefixes -o none.h5
+
 # What cannot be.
 expect 2 'one of --input and --gen' "$pack" --capacity 64
 expect 2 'needs one --algorithm' "$pack" --input "$docs" --algorithm all -o none.h5

@@ -136,6 +136,10 @@ TEST(BatchFile, WrongRowsAreRefused) {
     const h5::Handle type(H5Tcopy(H5T_STD_I64LE), H5Tclose);
     H5Tcommit2(file, "/bshd/seq_lens_padded", type.get(), H5P_DEFAULT, H5P_DEFAULT, H5P_DEFAULT);
   };
+  const auto put_padding = [](hid_t file) {
+    const int64_t padding = int64_t{1} << 32;
+    test::make_attribute(file, "/bshd/extras/x", "padding", H5T_NATIVE_INT64, &padding);
+  };
   const h5::Handle pair(H5Tcreate(H5T_COMPOUND, 4), H5Tclose);
   H5Tinsert(pair.get(), "a", 0, H5T_STD_I32LE);
   const std::string x = "dataset '/bshd/extras/x' is ", integers = x + "another integer type ",
@@ -169,6 +173,14 @@ TEST(BatchFile, WrongRowsAreRefused) {
            {integers + "[3]; aligned to rows, its extents must begin with [2]", extra("rows", {3})},
            {integers + "[2, 3, 0]; each extent behind [2, 3] must be at least 1",
             extra("slots", {2, 3, 0})},
+           {"attribute 'padding' of '/bshd/extras/x' must be an integer, and the dataset int32 or "
+            "int64, little-endian, of slots",
+            extra("slots", {2, 3}), put_padding},
+           {"attribute 'padding' of '/bshd/extras/x' must be an integer, and the dataset int32 or "
+            "int64, little-endian, of slots",
+            extra("rows", {2}, H5T_STD_I32LE), put_padding},
+           {"attribute 'padding' of '/bshd/extras/x' is 4294967296, which does not fit int32",
+            extra("slots", {2, 3}, H5T_STD_I32LE), put_padding},
            {x + "text [2]" + kinds, extra("rows", {2}, H5T_C_S1)},
            {x + "a type that is not read [2]" + kinds, extra("rows", {2}, pair.get())}})
     expect_error(ExitCode::usage, c.message, [&] { read_draft(folder, c.draft, c.spoil); });

@@ -1,0 +1,74 @@
+#include "apps/shard/slots.hpp"
+
+#include <algorithm>
+#include <span>
+
+namespace gyre {
+
+PackedSlots blank_like(const PackedSlots& bin) {
+  PackedSlots blank;
+  for (const auto& [name, array] : slot_arrays) (blank.*array).assign((bin.*array).size(), -7777);
+  blank.embeddings.assign(bin.embeddings.size(), -7777);
+  for (const auto& [name, extra] : bin.extras) {
+    blank.extras[name] = extra;
+    for (std::byte& byte : blank.extras[name].bytes) byte = ~byte;
+  }
+  return blank;
+}
+
+PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_t hidden_size) {
+  PackedSlots part;
+  const auto cut = [](const auto& from, auto& to, int64_t first, int64_t n) {
+    if (!from.empty()) to.assign(from.begin() + first, from.begin() + first + n);
+  };
+  for (const auto& [name, array] : slot_arrays) cut(all.*array, part.*array, begin, count);
+  cut(all.embeddings, part.embeddings, begin * hidden_size, count * hidden_size);
+  for (const auto& [name, extra] : all.extras) {
+    ExtraSlots& mine = part.extras[name];
+    mine.item_bytes = extra.item_bytes;
+    mine.fill = extra.fill;
+    cut(extra.bytes, mine.bytes, begin * extra.item_bytes, count * extra.item_bytes);
+  }
+  return part;
+}
+
+PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
+                     const PackedSlots& from) {
+  const auto padded = header.cu_seqlens_padded(bin);
+  const size_t hidden = header.hidden_size;
+  const size_t slots = to.padded.back();
+  if (std::equal(padded.begin(), padded.end(), to.padded.begin())) return from;
+  PackedSlots moved;
+  if (hidden == 0) moved.ids.assign(slots, 0);
+  moved.labels.assign(slots, ignored_label);
+  moved.positions.assign(slots, 0);
+  moved.embeddings.assign(slots * hidden, 0);
+  for (const auto& [name, extra] : from.extras) {
+    moved.extras[name] = extra.padding(static_cast<int64_t>(slots));
+  }
+  for (size_t i = 0; i + 1 < padded.size(); ++i) {
+    const size_t begin = padded[i], there = to.padded[i];
+    const size_t room = padded[i + 1] - padded[i];
+    for (size_t k = 0; k < room; ++k) {
+      if (hidden == 0) moved.ids[there + k] = from.ids[begin + k];
+      moved.labels[there + k] = from.labels[begin + k];
+    }
+    for (int32_t k = 0; k < to.padded[i + 1] - to.padded[i]; ++k) moved.positions[there + k] = k;
+    std::copy_n(from.embeddings.begin() + (begin * hidden), room * hidden,
+                moved.embeddings.begin() + (there * hidden));
+    for (auto& [name, extra] : moved.extras) {
+      const size_t width = extra.item_bytes;
+      std::copy_n(from.extras.at(name).bytes.data() + begin * width, room * width,
+                  extra.bytes.data() + there * width);
+    }
+  }
+  return moved;
+}
+
+std::vector<int32_t> labels_of(const ExtraSlots& extra) {
+  std::vector<int32_t> labels(extra.bytes.size() / sizeof(int32_t));
+  std::ranges::copy(extra.bytes, std::as_writable_bytes(std::span(labels)).begin());
+  return labels;
+}
+
+}  // namespace gyre

@@ -1,0 +1,42 @@
+#pragma once
+// Slots of packed streams: copies of some, and the labels among their extras.
+
+#include <cstdint>
+#include <utility>
+#include <vector>
+
+#include "apps/shard/report.hpp"
+#include "io/packed_file.hpp"
+#include "packing/labels_ahead.hpp"
+
+namespace gyre {
+
+/// The arrays of slots by name, except embeddings and extras.
+inline constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> slot_arrays[] = {
+    {"ids", &PackedSlots::ids},
+    {"labels", &PackedSlots::labels},
+    {"positions", &PackedSlots::positions},
+};
+
+/// A stream to restore a bin into. It is filled with values that no bin holds.
+PackedSlots blank_like(const PackedSlots& bin);
+
+/// The slots of one bin, copied from those of several.
+PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_t hidden_size);
+
+/// The bin's slots, moved to their places in a repadded layout.
+PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
+                     const PackedSlots& from);
+
+/// Labels of a depth, from the bytes of the extra.
+std::vector<int32_t> labels_of(const ExtraSlots& extra);
+
+/// Calls visit(depth, labels) for the labels of further tokens ahead among the bin's extras.
+template <class Visit>
+void for_each_depth(const PackedSlots& bin, Visit visit) {
+  for (const auto& [name, extra] : bin.extras)
+    if (const int depth = depth_of_labels(name); depth > 0 && extra.item_bytes == sizeof(int32_t))
+      visit(depth, labels_of(extra));
+}
+
+}  // namespace gyre
