@@ -18,6 +18,7 @@ DEFAULTS = {
     "temperature": lambda problem: 1.0,
     "top_k": lambda problem: 0,
     "top_p": lambda problem: 1.0,
+    "min_p": lambda problem: 0.0,
     "offsets": lambda problem: np.array([0, len(problem["targets"])]),
     "d_value": lambda problem: np.ones(len(problem["targets"])),
 }
@@ -26,6 +27,16 @@ DEFAULTS = {
 def complete(problem):
     """The problem with what SCHEMA.md says of everything that it leaves out."""
     return {name: make(problem) for name, make in DEFAULTS.items()} | problem
+
+
+def of_rows(problem, name):
+    """[T]: the number of each row, where the problem has one of all rows, too."""
+    return np.broadcast_to(problem[name], len(problem["targets"]))
+
+
+def heat_of(problem):
+    """[T, 1]: what the logits of each row are divided by."""
+    return of_rows(problem, "temperature").astype(np.float64)[:, None]
 
 
 def rows_of(problem, name):
@@ -41,7 +52,7 @@ def d_entropy(logp, h, g, temperature):
 
 def scores(problem, z, g):
     """What one softmax at the problem's temperature gives; z [T, V], g [T]."""
-    heat, targets = problem["temperature"], problem["targets"][:, None]
+    heat, targets = heat_of(problem), problem["targets"][:, None]
     logp, h = log_softmax(z, heat), entropy(z, heat)
     by_target, by_entropy = gradient(logp, targets, g, heat), d_entropy(logp, h, g, heat)
     return {
@@ -57,15 +68,15 @@ def scores(problem, z, g):
 
 def filtered_rows(problem, z):
     """[T, V]: which columns the filter keeps, and log p among them, -inf for the others."""
-    filters = problem["top_k"], problem["top_p"], problem["temperature"]
-    kept = np.array([survivors(row, *filters) for row in z]).reshape(z.shape)
-    return kept, log_softmax(np.where(kept, z, -np.inf), problem["temperature"])
+    filters = [of_rows(problem, name) for name in ("top_k", "top_p", "temperature", "min_p")]
+    kept = np.array([survivors(*row) for row in zip(z, *filters)], bool).reshape(z.shape)
+    return kept, log_softmax(np.where(kept, z, -np.inf), heat_of(problem))
 
 
 def filtered_gradient(problem, kept, left, ids, g):
     """[T, V]: of sum_t g_t left(id_t); ids [T, 1], those that are not kept count elsewhere."""
     counted = np.where(np.isfinite(picked(left, ids, -np.inf)), ids, -1)
-    return np.where(kept, gradient(left, counted, g, problem["temperature"]), 0)
+    return np.where(kept, gradient(left, counted, g, heat_of(problem)), 0)
 
 
 def filtered(problem, z, g):
@@ -76,6 +87,26 @@ def filtered(problem, z, g):
         "filtered_logprob": picked(left, targets, -np.inf)[:, 0],
         "d_filtered_logprob": filtered_gradient(problem, kept, left, targets, g),
     }
+
+
+def kept_of(problem, t):
+    """The ids that a sampler kept in row t."""
+    begin, end = problem["sampling_mask_offsets"][t : t + 2]
+    return problem["sampling_mask_ids"][begin:end]
+
+
+def among_kept(problem, z, g):
+    """Log p of the targets among the ids that a sampler kept, and its gradient."""
+    value, slope, heats = np.full(len(z), -np.inf), np.zeros(z.shape), heat_of(problem)
+    for t, (row, target) in enumerate(zip(z, problem["targets"])):
+        ids = kept_of(problem, t)
+        if ids.size == 0:
+            continue
+        logp = log_softmax(row[None, ids], heats[t : t + 1])[0]
+        hit = (ids == target) & np.isfinite(row[ids])
+        value[t] = logp[hit][0] if hit.any() else -np.inf
+        slope[t, ids] = g[t] * (hit - np.exp(logp)) / heats[t, 0]
+    return {"kept_logprob": value, "d_kept_logprob": slope}
 
 
 def followers(problem, g):
@@ -101,7 +132,7 @@ def by_sequence(problem, values):
 
 def next_tokens(problem, z, g):
     """Log p of the token that follows, of the whole row and under the filter."""
-    heat = problem["temperature"]
+    heat = heat_of(problem)
     following, counts = followers(problem, g)
     logp = log_softmax(z, heat)
     kept, left = filtered_rows(problem, z)
@@ -117,7 +148,7 @@ def next_tokens(problem, z, g):
 def rollouts(problem, z, g):
     """Log p of every token in the row that predicts it; of the first one of a sequence behind the
     first, in the first sequence's last row. d_value is that of the token that is predicted."""
-    heat, bounds = problem["temperature"], problem["offsets"].tolist()
+    heats, bounds = heat_of(problem), problem["offsets"].tolist()
     value, slope = np.zeros(len(z)), np.zeros(z.shape)
     for i, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
         for t in range(begin, end):
@@ -125,6 +156,7 @@ def rollouts(problem, z, g):
             if row < 0:
                 continue
             ids = problem["targets"][t].reshape(1, 1)
+            heat = heats[row : row + 1]
             logp = log_softmax(z[row : row + 1], heat)
             value[t] = picked(logp, ids, 0)[0, 0]
             slope[row] += gradient(logp, ids, g[t : t + 1], heat)[0]
@@ -144,7 +176,7 @@ def largest(z):
 
 def of_ids(problem, z, g):
     """What is asked of ids [T, K], and the largest logits, as many as there are ids."""
-    ids, heat = problem["ids"], problem["temperature"]
+    ids, heat = problem["ids"], heat_of(problem)
     logp = log_softmax(z, heat)
     top = ranking(z)[:, : ids.shape[1]]
     return {
@@ -185,8 +217,8 @@ def distilled(problem, z, g):
 def of_every_id(problem, z):
     """The gradient of log-softmax, from one of the log-probability of every id."""
     above = problem["d_logprobs"].astype(np.float64)
-    p = np.exp(log_softmax(z, problem["temperature"]))
-    return {"d_log_softmax": (above - p * above.sum(axis=1)[:, None]) / problem["temperature"]}
+    p = np.exp(log_softmax(z, heat_of(problem)))
+    return {"d_log_softmax": (above - p * above.sum(axis=1)[:, None]) / heat_of(problem)}
 
 
 def soft_targets(problem, z, g):
@@ -206,6 +238,8 @@ def answer(problem, leave_out=()):
     with np.errstate(divide="ignore"):
         found = scores(problem, z, g) | filtered(problem, z, g) | next_tokens(problem, z, g)
         found |= largest(z) | rollouts(problem, z, g)
+        if "sampling_mask_ids" in problem:
+            found |= among_kept(problem, z, g)
         if "d_logprobs" in problem:
             found |= of_every_id(problem, z)
         if "teacher" in problem:

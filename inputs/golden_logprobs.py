@@ -150,6 +150,55 @@ def temperature(rng):
     return full(rng, 5, 30, 3, temperature=0.7, top_k=8, top_p=0.8)
 
 
+PER_TOKEN = (
+    "one temperature or filter of the batch for requests that had their own; top-p of all the "
+    "probability, not of what top-k and min-p leave"
+)
+
+
+@case("min-p of 0.2, with a temperature, top-k and top-p", PER_TOKEN,
+      ("min-p", "temperature", "top-k", "top-p"))
+def min_p(rng):
+    return full(rng, 6, 40, 3, temperature=1.3, top_k=20, top_p=0.8, min_p=0.2)
+
+
+@case("a temperature of each token", PER_TOKEN, ("temperature", "per-token"))
+def temperature_of_tokens(rng):
+    heats = np.array([0.25, 2, 1, 0.7, 1.3, 1e-3, 50])
+    return full(rng, 7, 26, 3, temperature=heats, offsets=offsets(3, 4))
+
+
+@case("a temperature, top-k, top-p and min-p of each token; some have none", PER_TOKEN,
+      ("per-token", "min-p", "temperature", "top-k", "top-p"))
+def filter_of_tokens(rng):
+    return full(
+        rng, 8, 37, 4, offsets=offsets(5, 3),
+        temperature=np.array([1, 0.5, 2, 1, 1.5, 0.7, 1, 4]),
+        top_k=np.array([0, 0, 9, 0, 12, 30, 37, 1], "i4"),
+        top_p=np.array([1, 0.6, 0.7, 1, 0.9, 0.8, 1, 0.5]),
+        min_p=np.array([0, 0, 0, 0.3, 0.25, 0.1, 0.4, 1]),
+    )
+
+
+@case("the ids that a sampler kept in each row: one, none, all, the target not among them",
+      "the trainer's own filter instead of the sampler's set; log-probabilities over all ids "
+      "(NVIDIA-NeMo/RL #69, PRs #1578 and #1938)", ("kept-ids", "per-token", "nobody"))
+def sampling_mask(rng):
+    logits = distinct(rng, 8, 22)
+    logits[6, [0, 21]] = -np.inf
+    sizes = np.array([5, 1, 0, 22, 3, 8, 4, 12])
+    rows = [rng.permutation(22)[:n] for n in sizes]
+    rows[6] = np.array([0, 21, 3, 10])
+    targets = np.array([row[0] if row.size else 4 for row in rows], "i4")
+    targets[4], targets[5] = -1, np.setdiff1d(np.arange(22), rows[5])[0]  # nobody's; not kept
+    return full(
+        rng, 8, 22, 3, logits=logits, targets=targets, offsets=offsets(4, 4),
+        temperature=np.array([1, 0.5, 1, 2, 1, 0.7, 1, 1.5]),
+        sampling_mask_offsets=np.concatenate([[0], np.cumsum(sizes)]).astype(np.int64),
+        sampling_mask_ids=np.concatenate(rows).astype("i4"),
+    )
+
+
 @case("a temperature of 1/1024: exp overflows", "exp of logits before the maximum is subtracted",
       ("temperature", "overflow"))
 def cold(rng):

@@ -151,26 +151,43 @@ def shards_of_bin(layout, bin_, cp, option):
 
 def extras_of(rng, slots):
     """Name, alignment, array of what goes along with a stream."""
-    return (
+    return [
         ("attention_mask", "slots", rng.integers(0, 2, slots).astype("u1")),
         ("image", "slots", (rng.integers(-99, 100, (slots, 3)) / 2).astype("f4")),
         ("loss_mask", "slots", rng.integers(0, 2, slots).astype("u1")),
         ("weight", "rows", rng.integers(-99, 100, (4, 2)).astype("i2")),
         ("scale", "none", np.array(0.75)),
-    )
+    ]
+
+
+def labels_ahead(tokens, multiple, depth):
+    """[S] int32: of each slot of a stream the token so many places on in its document, or -100."""
+    parts = []
+    for t in tokens:
+        part = np.full(rounded(t.size, multiple), IGNORED, np.int32)
+        part[: max(0, t.size - depth)] = t[depth:]
+        parts.append(part)
+    return np.concatenate(parts)
 
 
 def put_extras(group, extras):
-    """Writes extras: name, alignment, array."""
+    """Writes extras: name, alignment, array; labels also what is in their padding."""
     group = group.create_group("extras")
     for name, aligned, array in extras:
         golden_files.put(group, name, array)
         group[name].attrs["aligned"] = aligned
+        if is_labels(name):
+            group[name].attrs["padding"] = np.int64(IGNORED)
+
+
+def is_labels(name):
+    """Whether an extra holds labels of further tokens."""
+    return name.startswith("labels_")
 
 
 def shards_of_extras(extras, bins, layout, cp, option):
-    """What each rank holds of extras, [cp, L, ...] of slots: zeros in padding of the layout, no
-    mask of attention."""
+    """What each rank holds of extras, [cp, L, ...] of slots: zeros in padding of the layout, of
+    labels -100; no mask of attention."""
     found, begin, index = [], 0, []
     for bin_ in bins:
         slots = int(bin_["cu_seqlens_padded"][-1])
@@ -181,6 +198,7 @@ def shards_of_extras(extras, bins, layout, cp, option):
     for name, aligned, array in extras:
         if aligned == "slots" and name != "attention_mask":
             blank = np.zeros((1, *array.shape[1:]), array.dtype)
+            blank += IGNORED if is_labels(name) else 0
             found.append((name, aligned, np.concatenate([array, blank])[index]))
         elif aligned != "slots":
             found.append((name, aligned, array))
@@ -224,14 +242,17 @@ def shard_commands(file, layout, cp, option):
             f"gyre-compare shards.h5:/shards {file}:/reference/{place}"]
 
 
-def write_packed(path, lengths, multiple, capacity, layouts, extras=False):
+def write_packed(path, lengths, multiple, capacity, layouts, extras=False, mtp=1):
     """Writes a gyre/packed file with the answers of sharding it; layouts: (name, cp, option)."""
     tokens = documents(lengths)
     packing = next_fit(lengths, multiple, capacity)
     bins = [packed_bin([tokens[i] for i in some], multiple) for some in packing]
     offsets = np.array([0, *np.cumsum([len(some) for some in packing])], np.int64)
     slots = sum(int(b["cu_seqlens_padded"][-1]) for b in bins)
-    beside = extras_of(golden_files.generator(f"extras {lengths}"), slots)
+    beside = extras_of(golden_files.generator(f"extras {lengths}"), slots) if extras else []
+    for depth in range(2, mtp + 1):
+        ahead = [labels_ahead([tokens[i] for i in some], multiple, depth) for some in packing]
+        beside.append((f"labels_{depth}", "slots", np.concatenate(ahead)))
 
     def fill(file):
         group = file.create_group("packed")
@@ -241,30 +262,30 @@ def write_packed(path, lengths, multiple, capacity, layouts, extras=False):
         group.attrs["tokenizer"], group.attrs["algorithm"] = "numbers", "next-fit"
         document = np.array([i for some in packing for i in some], np.int64)
         golden_files.put_all(group, {"bin_offsets": offsets, "document": document} | joined(bins))
-        if extras:
+        if beside:
             put_extras(group, beside)
         reference = golden_files.reference_group(file)
         for layout, cp, option in layouts:
             group = reference.create_group(place_of(layout, cp, option))
             put_shards(group, bins, offsets, layout, cp, option)
-            if extras:
+            if beside:
                 put_extras(group, shards_of_extras(beside, bins, layout, cp, option))
 
     golden_files.write_case(path, "packed", fill)
 
 
 def add_packed(name, edge, guards, tags, source, lengths, multiple, layouts, capacity=0,
-               extras=False):
+               extras=False, mtp=1):
     """Adds a stream; `source` is the file of its documents, or None."""
     capacity = capacity or sum(rounded(n, multiple) for n in lengths)
     shape = {"lengths": lengths, "multiple": multiple, "capacity": capacity, "layouts": layouts,
-             "extras": extras}
+             "extras": extras, "mtp": mtp}
     write = functools.partial(write_packed, **shape)
     file, run = f"inputs/golden/packed_{name}.h5", []
     if source:
         cp = max(1, multiple // 2)
         run += [f"gyre-pack --input inputs/golden/{source}.h5 --algorithm next-fit "
-                f"--capacity {capacity} --cp {cp} -o packed.h5",
+                f"--capacity {capacity} --cp {cp}{f' --mtp {mtp}' if mtp > 1 else ''} -o packed.h5",
                 f"gyre-compare packed.h5:/packed {file}:/packed"]
     run += shard_commands(file, *layouts[0])
     more = [line for layout in layouts[1:] for line in shard_commands(file, *layout)]
@@ -324,6 +345,12 @@ def add_all():
                "a mask of attention by slots that a rank takes for its own; extras of another "
                "stream", ("sharding", "bins", "extras"), None, SHORT, 4,
                [("dual-chunk-swap", 2, 1), ("striped", 2, 3)], 16, extras=True)
+    add_packed("labels_ahead_cp2", "labels of the 2nd to the 6th token ahead, for multi-token "
+               "prediction; documents that are shorter; a layout that pads",
+               "labels that leave their document, or come from the next rank's shard "
+               "(NVIDIA/Megatron-LM #4495); 0 as the label of padding",
+               ("packing", "sharding", "bins", "labels-ahead"), "documents_odd", ODD, 4,
+               [("dual-chunk-swap", 2, 1), ("zigzag", 2, 1), ("striped", 2, 3)], 40, mtp=6)
 
 
 add_all()

@@ -67,11 +67,16 @@ def hits(ids, vocab_size):
     return counts
 
 
-def survivors(row, top_k, top_p, temperature):
+def survivors(row, top_k, top_p, temperature, min_p=0.0):
     """[V] booleans: which columns of one row a filter keeps."""
     kept = np.ones(row.size, dtype=bool)
     if top_k > 0:
         kept = row >= np.sort(row)[-min(top_k, row.size)]
+    if min_p > 0:
+        below = (row - row.max()) / temperature - np.log(min_p)
+        if abs(below[row < row.max()]).min() < NEGLIGIBLE:
+            raise ValueError("a probability is too close to min_p")
+        kept &= (row == row.max()) | (below >= 0)
     if top_p < 1:
         p = np.exp(log_softmax(np.where(kept, row, -np.inf), temperature))
         order = np.lexsort((-np.arange(row.size), -row))  # larger first, then higher ids
@@ -112,8 +117,8 @@ def next_tokens(problem, logp):
 def linear_answer(problem):
     """Answers from hidden states and the weight of a head, in float64."""
     x, w = (problem[name].astype(np.float64) for name in ("hidden", "head"))
-    heat, g = problem["temperature"], problem["d_value"].astype(np.float64)
-    targets = problem["targets"][:, None]
+    g, targets = problem["d_value"].astype(np.float64), problem["targets"][:, None]
+    heat = np.broadcast_to(problem["temperature"], len(g))[:, None]
     z = x @ w.T
     logp, h = log_softmax(z, heat), entropy(z, heat)
     d_z = gradient(logp, targets, g, heat) - g[:, None] * np.exp(logp) * (logp + h[:, None]) / heat

@@ -11,20 +11,22 @@
 namespace gyre {
 namespace {
 
-// Offsets in a token's random numbers for ids (TokenTensor::ids). Those for its peaks begin at 0.
-constexpr int64_t first_target = 1 << 20, first_other = 1 << 21;
+// Offsets in a token's random numbers for ids and filters (TokenTensor::ids). Those for its peaks begin at 0.
+constexpr int64_t first_target = 1 << 20, first_other = 1 << 21, first_filter = 1 << 22;
 
 class RandomInputs final : public LogprobsInputs {
  public:
   RandomInputs(const LogprobsWorkload& problem, const LogprobsOptions& o)
       : vocab_size_(problem.vocab.vocab_size),
+        picks_(problem.picks),
         peaks_(std::min(o.peaks, vocab_size_)),
         scale_(static_cast<float>(o.logit_scale)),
         height_(static_cast<float>(o.peak_height)),
         zero_fraction_(o.zero_fraction),
         seed_(static_cast<uint64_t>(o.seed)),
         round_(problem.type == DType::bf16),
-        round_gradients_(problem.output_type == DType::bf16) {}
+        round_gradients_(problem.output_type == DType::bf16),
+        filter_(problem.filter) {}
 
   void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(vocab_size_ - first, 0, std::ssize(to));
@@ -46,6 +48,32 @@ class RandomInputs final : public LogprobsInputs {
   void ids(int64_t token, std::span<int32_t> to) const override {
     for (int64_t k = 0; k < std::ssize(to); ++k)
       to[k] = static_cast<int32_t>(k < peaks_ ? peak(token, k) : column(token, first_other + k));
+  }
+  std::vector<int32_t> kept(int64_t token) const override {
+    const uint64_t bits = token_bits(ids_, token, first_filter - 1);
+    std::vector<int32_t> some(bits / 8 % static_cast<uint64_t>(picks_ + 1));
+    ids(token, some);
+    if (!some.empty() && bits % 8 != 0) some[0] = target(token);
+    std::ranges::sort(some);
+    some.erase(std::unique(some.begin(), some.end()), some.end());
+    return some;
+  }
+  /// Temperatures from half to twice the run's; top-k, top-p and min-p from those of the run to no
+  /// limit. A quarter of the tokens has no limit of a kind.
+  SamplingFilter filter(int64_t token) const override {
+    const auto share = [&](int64_t i) {
+      return 0x1p-64 * static_cast<double>(token_bits(ids_, token, first_filter + i));
+    };
+    // 0 to 1, and 1, which stands for no limit, for a quarter of the tokens.
+    const auto slack = [&](int64_t i) { return std::min(1.0, share(i) / 0.75); };
+    const double k = filter_.top_k;
+    SamplingFilter one = filter_;
+    one.temperature *= std::exp2(2 * share(0) - 1);
+    one.top_k = slack(1) == 1 ? 0 : static_cast<int64_t>(k * (1 - slack(1)) + (k > 0 ? 1 : 0));
+    one.top_k = std::min(one.top_k, filter_.top_k);
+    one.top_p += (1 - one.top_p) * slack(2);
+    one.min_p *= 1 - slack(3);
+    return one;
   }
   float gradient(int64_t token, int64_t i) const override {
     if (has_no_gradient(token)) return 0;
@@ -81,11 +109,12 @@ class RandomInputs final : public LogprobsInputs {
     return columns;
   }
 
-  int64_t vocab_size_, peaks_;
+  int64_t vocab_size_, picks_, peaks_;
   float scale_, height_;
   double zero_fraction_;
   uint64_t seed_;
   bool round_, round_gradients_;
+  SamplingFilter filter_;
   TokenRandom ids_{seed_, TokenTensor::ids}, gradients_{seed_, TokenTensor::gradient};
 };
 
@@ -110,6 +139,17 @@ class FileInputs final : public LogprobsInputs {
   }
   void ids(int64_t token, std::span<int32_t> to) const override {
     std::copy_n(file_.ids.begin() + token * file_.picks, to.size(), to.begin());
+  }
+  std::vector<int32_t> kept(int64_t token) const override {
+    const auto ids = file_.kept_ids.begin();
+    return {ids + file_.kept_offsets[token], ids + file_.kept_offsets[token + 1]};
+  }
+  SamplingFilter filter(int64_t token) const override {
+    const auto of = [token](const auto& values, auto of_all) {
+      return values.empty() ? of_all : static_cast<decltype(of_all)>(values[token]);
+    };
+    return {of(file_.top_ks, file_.top_k), of(file_.top_ps, file_.top_p),
+            of(file_.temperatures, file_.temperature), of(file_.min_ps, file_.min_p)};
   }
   float gradient(int64_t token, int64_t) const override { return file_.d_value[token]; }
   void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
@@ -217,6 +257,7 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
   problem.top = std::min(o.picks, problem.vocab.vocab_size);
   problem.hidden = o.hidden;
   problem.filter = o.filter();
+  problem.per_token = o.filter_per_token;
   if (!o.generate.empty()) {
     for (const int64_t length : generated_lengths(o.generate, o.capacity, problem.origin))
       problem.offsets.push_back(problem.offsets.back() + length);
@@ -243,11 +284,13 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
                 : file.top > 0 ? file.top
                                : usual;
   problem.has_hidden = file.linear.has_value();
+  problem.has_kept = !file.kept_offsets.empty();
   problem.has_teacher = file.has_teacher;
   problem.has_teacher_values = file.has_teacher || file.has_teacher_values;
   o.picks = file.picks;
   o.top_k = file.top_k;
   o.top_p = file.top_p;
+  o.min_p = file.min_p;
   o.temperature = file.temperature;
   problem.offsets = file.offsets;
   problem.type = o.type();
@@ -255,8 +298,23 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   problem.picks = file.picks;
   problem.hidden = o.hidden;
   problem.filter = o.filter();
+  problem.per_token = !file.temperatures.empty() || !file.top_ks.empty() || !file.top_ps.empty() ||
+                      !file.min_ps.empty();
   problem.origin = o.input;
   return problem;
+}
+
+std::vector<SamplingFilter> LogprobsContext::filters(std::span<const int64_t> tokens) const {
+  std::vector<SamplingFilter> all;
+  for (const int64_t token : problem.per_token ? tokens : std::span<const int64_t>())
+    all.push_back(filter(token));
+  return all;
+}
+
+std::vector<double> LogprobsContext::temperatures(std::span<const int64_t> tokens) const {
+  std::vector<double> all;
+  for (const SamplingFilter& one : filters(tokens)) all.push_back(one.temperature);
+  return all;
 }
 
 std::unique_ptr<LogprobsInputs> random_inputs(const LogprobsWorkload& problem,

@@ -7,6 +7,9 @@
 //     target of token t   one of its peaks with probability 3/4, else a uniformly random id
 //     ids of token t      its peaks, then uniformly random ids
 //     teacher             other normal numbers, the same peaks
+//     kept ids            the first of `ids`, as many as a random number says, without repetitions;
+//                         with the target in 7 of 8 rows that keep some
+//     filters             with --filter-per-token: as at RandomInputs::filter
 //     gradients           normal numbers, or 0 for a fraction of the tokens (--zero-fraction);
 //                         the same for log-softmax, which has a gradient for every id
 
@@ -37,10 +40,11 @@ struct LogprobsWorkload {
   DType output_type = DType::f32;  ///< type of (log-)softmax results and of gradients of all ids
   int64_t picks = 1;               ///< K, ids per token; 0 if there are none
   int64_t top = 1;                 ///< number of largest logits listed for each row
-  bool has_teacher = true, has_teacher_values = true, has_hidden = true;
-  int64_t hidden = 1;     ///< D, elements of a hidden state
-  SamplingFilter filter;  ///< its temperature applies to all scores
-  std::string origin;     ///< source of the workload, for the report
+  bool has_teacher = true, has_teacher_values = true, has_hidden = true, has_kept = true;
+  int64_t hidden = 1;      ///< D, elements of a hidden state
+  SamplingFilter filter;   ///< of all tokens; its temperature applies to all scores
+  bool per_token = false;  ///< each token has its own filter instead, LogprobsInputs::filter()
+  std::string origin;      ///< source of the workload, for the report
 
   int64_t tokens() const { return offsets.back(); }
   int64_t sequences() const { return std::ssize(offsets) - 1; }
@@ -65,6 +69,10 @@ class LogprobsInputs {
   }
   /// to [K] <- the ids to score in the token's row.
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;
+  /// The ids that a sampler kept in the token's row: different ones, perhaps none.
+  virtual std::vector<int32_t> kept(int64_t token) const = 0;
+  /// The token's own temperature and filter, if the workload has one for each.
+  virtual SamplingFilter filter(int64_t token) const = 0;
   /// Upstream gradient of the token's result `i`: 0 is its log-probability (or cross entropy), 1
   /// its entropy, 2 + k the log-probability of id k.
   virtual float gradient(int64_t token, int64_t i) const = 0;
@@ -227,6 +235,13 @@ class LogprobsContext {
   ProcessGrid& grid;                    ///< backend.grid(), for host memory
   std::set<std::string> compared = {};  ///< answer arrays that results were compared with
 
+  /// Temperature and filter of a token; a negative one, of a padding row, has the run's.
+  SamplingFilter filter(int64_t token) const {
+    return token < 0 || !problem.per_token ? problem.filter : inputs.filter(token);
+  }
+  /// Those of rows of these tokens; empty if all tokens have the same.
+  std::vector<SamplingFilter> filters(std::span<const int64_t> tokens) const;
+  std::vector<double> temperatures(std::span<const int64_t> tokens) const;
   /// Tokens of this rank when context-parallel ranks get contiguous, balanced blocks of them.
   std::vector<int64_t> tokens_in_order() const;
   /// Rows of tokens_in_order(), with the logits restored.

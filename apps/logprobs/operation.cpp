@@ -89,10 +89,18 @@ ExpectedRow LogprobsOp::scored(std::vector<double> logprobs) {
   return row;
 }
 
-ExpectedRow LogprobsOp::score_gradient(const std::vector<double>& row, std::span<const int32_t> ids,
+ScoreOptions LogprobsOp::score_options(std::span<const int64_t> tokens, int64_t picks,
+                                       bool entropy) {
+  temperatures_ = c_.temperatures(tokens);
+  return {picks,        entropy,      c_.problem.filter.temperature, c_.options.threads, kernels(),
+          &tp_arrays(), temperatures_};
+}
+
+ExpectedRow LogprobsOp::score_gradient(int64_t token, std::span<const int32_t> ids,
                                        const std::vector<double>& g, double h,
                                        bool rounds_terms) const {
-  const double t = temperature();
+  const std::vector<double> row = whole_row(token);
+  const double t = temperature(token);
   double sum = h == 0 ? 0 : h * score_row_reference(row, -1, t).entropy, absolute = std::abs(sum);
   std::vector<double> weights;
   for (const double term : g) {
@@ -219,6 +227,8 @@ namespace {
 /// Names an input that the operation reads and the file lacks; empty if it lacks none.
 std::string missing_input(const InputNeeds& needs, const LogprobsWorkload& problem) {
   if (needs.ids && problem.picks == 0) return problem.origin + " has no /logprobs/ids";
+  if (needs.kept && !problem.has_kept)
+    return problem.origin + " has no /logprobs/sampling_mask_ids";
   if (needs.hidden && !problem.has_hidden) return problem.origin + " has no /logprobs/hidden";
   if (needs.teacher && !problem.has_teacher) return problem.origin + " has no /logprobs/teacher";
   if (needs.teacher_values && !problem.has_teacher_values)

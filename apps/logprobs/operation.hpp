@@ -72,10 +72,10 @@ class LogprobsOp : public Case {
   /// Kernels for matrices; null selects the host's.
   RowKernels* kernels() const { return c_.backend.row_kernels(); }
   MemorySpace space() const { return c_.backend.space(); }
-  double temperature() const { return c_.problem.filter.temperature; }
-  ScoreOptions score_options(int64_t picks, bool entropy = false) const {
-    return {picks, entropy, temperature(), c_.options.threads, kernels(), &tp_arrays()};
-  }
+  SamplingFilter filter(int64_t token) const { return c_.filter(token); }
+  double temperature(int64_t token) const { return filter(token).temperature; }
+  /// Options for scores of rows of these tokens. Valid until the next call.
+  ScoreOptions score_options(std::span<const int64_t> tokens, int64_t picks, bool entropy = false);
   /// Row `row` of a result, on the host. Valid until the next call.
   ConstMatrixRef host_row(ConstMatrixRef matrix, int64_t row) {
     return host_row_.read(matrix, row, stream());
@@ -114,9 +114,10 @@ class LogprobsOp : public Case {
   double shard_bytes(int64_t rows) const { return element_bytes() * (rows * valid_columns()); }
   /// Log-probabilities and their error scales.
   static ExpectedRow scored(std::vector<double> logprobs);
-  /// Gradient of a whole row of logits, from gradients g of the log-probabilities of `ids` and h of
-  /// the entropy. `rounds_terms`: each term is rounded, not only their sum, and many may cancel.
-  ExpectedRow score_gradient(const std::vector<double>& row, std::span<const int32_t> ids,
+  /// Gradient of a token's whole row of logits, from gradients g of the log-probabilities of `ids`
+  /// and h of the entropy. `rounds_terms`: each term is rounded, not only their sum, and many may
+  /// cancel.
+  ExpectedRow score_gradient(int64_t token, std::span<const int32_t> ids,
                              const std::vector<double>& g, double h = 0,
                              bool rounds_terms = false) const;
   /// Adds a check that `results` are bitwise equal on all ranks of the group.
@@ -133,7 +134,8 @@ class LogprobsOp : public Case {
   std::vector<double> answers_to(const ResultArray& array);
 
   std::string names_;
-  bool is_first_ = true;  // no forward call has been made for this pass
+  std::vector<double> temperatures_;  // of score_options()
+  bool is_first_ = true;              // no forward call has been made for this pass
   HostRow host_row_;
 };
 
@@ -242,6 +244,7 @@ struct InputNeeds {
   bool teacher = false;         ///< whole rows of a teacher's logits
   bool teacher_values = false;  ///< a teacher's logits of the ids
   bool hidden = false;          ///< hidden states and the head weight
+  bool kept = false;            ///< the ids that a sampler kept
 };
 
 /// The run and the rank whose memory is planned.

@@ -63,7 +63,12 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
   add.size("--hidden", "Elements of a hidden state", o.hidden, 1);
   add("--temperature", "Divides logits", o.temperature);
   add.size("--top-k", "Filter: how many largest logits survive; 0: all", o.top_k);
-  add("--top-p", "Filter: how much probability survives; 1: all", o.top_p);
+  add("--min-p", "Filter: least probability that survives, as a share of the largest; 0: any",
+      o.min_p);
+  add("--top-p", "Filter: how much probability survives of what the others leave; 1: all", o.top_p);
+  add.flag("--filter-per-token",
+           "Each token has its own temperature and filter, made up around those given",
+           o.filter_per_token);
   add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
              activation_type_names());
   add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale);
@@ -123,12 +128,14 @@ void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
   const bool has_shape =
       o.vocab != usual.vocab || o.padded != usual.padded || o.picks != usual.picks ||
       o.temperature != usual.temperature || o.top_k != usual.top_k || o.top_p != usual.top_p ||
-      o.logit_scale != usual.logit_scale || o.peaks != usual.peaks ||
-      o.peak_height != usual.peak_height || o.zero_fraction != usual.zero_fraction;
+      o.min_p != usual.min_p || o.filter_per_token || o.logit_scale != usual.logit_scale ||
+      o.peaks != usual.peaks || o.peak_height != usual.peak_height ||
+      o.zero_fraction != usual.zero_fraction;
   if (!o.input.empty() && has_shape)
     errors.add(
-        "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, --peaks, "
-        "--peak-height and --zero-fraction are those of the file of --input: leave them out");
+        "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, --filter-per-token, "
+        "--logit-scale, --peaks, --peak-height and --zero-fraction are those of the file of "
+        "--input: leave them out");
   const bool has_length =
       o.sweep.sweeps() || o.sequences != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
@@ -170,6 +177,8 @@ void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!(o.top_p > 0 && o.top_p <= 1))
     errors.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
                o.top_p > 1 ? "1" : "a small positive number");
+  if (!(o.min_p >= 0 && o.min_p <= 1))
+    errors.add("--min-p {} must be from 0 to 1; the nearest is {}", o.min_p, o.min_p > 1 ? 1 : 0);
 }
 
 void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {

@@ -30,10 +30,10 @@ struct LogprobsOptions {
   ReportOptions report;
   int64_t capacity = 0, vocab = 32768, padded = 0, picks = 64, hidden = 128, top_k = 0,
           list_length = 64, chunk = 0, peaks = 32, seed = 1, check_tokens = 64;
-  double temperature = 1, top_p = 0.9, logit_scale = 1, peak_height = 12, zero_fraction = 0,
-         tol_scale = 1;
+  double temperature = 1, top_p = 0.9, min_p = 0, logit_scale = 1, peak_height = 12,
+         zero_fraction = 0, tol_scale = 1;
   std::string gather_gradient;  ///< empty: not given
-  bool in_place = true, list = false, f32_output = false;
+  bool in_place = true, list = false, f32_output = false, filter_per_token = false;
   BackendOptions backend;
   LayoutChoice layout;
 
@@ -42,7 +42,7 @@ struct LogprobsOptions {
   DType type() const { return activation_type(dtype); }
   /// Type of (log-)softmax results.
   DType output_type() const { return f32_output ? DType::f32 : type(); }
-  SamplingFilter filter() const { return {top_k, top_p, temperature}; }
+  SamplingFilter filter() const { return {top_k, top_p, temperature, min_p}; }
   LayoutOptions layout_options() const { return layout.for_ranks(cp); }
   /// The columns of each rank, from --shards, --padded and --tp.
   VocabPartition partition() const;

@@ -19,6 +19,7 @@
   X(top_k)                          \
   X(argmax)                         \
   X(filtered)                       \
+  X(kept)                           \
   X(exchange)                       \
   X(fused_linear)                   \
   X(packed)                         \

@@ -24,13 +24,14 @@ Integers must be equal. Kinds, arrays, and what is in a problem besides what ../
     shards/index, ids, labels, positions,         what one rank holds of one bin: there are layout,
       cu_seqlens, cu_seqlens_padded               cp, rank, stripe or chunk, and the bin as above
     shards/extra                                  the same of an array that goes along: also extra,
-                                                  of the bin's slots if aligned is slots
+                                                  of the bin's slots if aligned is slots,
+                                                  and padding, what the layout's slots get
     bshd/ids, labels, positions, cu_seqlens,      the streams of a batch of rows: there are the
       cu_seqlens_padded, padding_mask             arrays of Rows, and tail: keep, own-segment or
                                                   absorb; slot_multiple; chunks, if not 1: streams,
                                                   whose boundaries come one behind the other
     bshd/extra                                    the same of an array that goes along: extra, and
-                                                  aligned: slots, rows or none
+                                                  aligned: slots, rows or none; padding
     salm/embeddings, labels, positions,           the stream of a batch of text with audio: there
       cu_seqlens, cu_seqlens_padded               are the arrays of Text with audio, and cp
 
@@ -77,9 +78,9 @@ def contents(group):
 
 
 def extras(group):
-    """Name, array, alignment of each array that goes along."""
+    """Name, array, alignment of each array that goes along, and what is in its padding."""
     for name, dataset in group.get("extras", {}).items():
-        yield name, read(dataset), dataset.attrs["aligned"]
+        yield name, read(dataset), dataset.attrs["aligned"], dataset.attrs.get("padding", 0)
 
 
 def defaults(problem):
@@ -89,6 +90,7 @@ def defaults(problem):
         "temperature": 1.0,
         "top_k": 0,
         "top_p": 1.0,
+        "min_p": 0.0,
         "offsets": np.array([0, tokens]),
         "d_value": np.ones(tokens, np.float32),
     } | problem
@@ -125,10 +127,10 @@ def shards(packed, group, beside):
             where = f"{group.name} rank {rank} {name}"
             problem = {**asked, "rank": rank, **part}
             yield "shards", where, problem, wanted
-            for extra, array, aligned in along:
+            for extra, array, aligned, padding in along:
                 whole = beside[extra][first:last] if aligned == "slots" else beside[extra]
                 answer = array[rank, mine] if aligned == "slots" else array
-                more = {"extra": whole, "aligned": aligned}
+                more = {"extra": whole, "aligned": aligned, "padding": padding}
                 yield "shards", f"{where} {extra}", {**problem, **more}, {"extra": answer}
         first = last
 
@@ -141,7 +143,7 @@ def problems(file, kind):
         yield kind, "", defaults(problem) if kind == "logprobs" else problem, answers
     elif kind == "packed":
         packed = contents(file["packed"])
-        beside = {name: array for name, array, _ in extras(file["packed"])}
+        beside = {name: array for name, array, *_ in extras(file["packed"])}
         for name, part, tokens in bins(packed):
             problem = {"documents": tokens, "slot_multiple": packed["slot_multiple"]}
             yield kind, name, problem, part
@@ -154,9 +156,9 @@ def problems(file, kind):
             answers = {k: x for k, x in contents(group).items()
                        if k not in left_out and k not in group.attrs}
             yield kind, name, contents(file[kind]) | dict(group.attrs), answers
-            wanted = {extra: array for extra, array, _ in extras(group)}
-            for extra, array, aligned in extras(file[kind]):
-                problem = {"extra": array, "aligned": aligned}
+            wanted = {extra: array for extra, array, *_ in extras(group)}
+            for extra, array, aligned, padding in extras(file[kind]):
+                problem = {"extra": array, "aligned": aligned, "padding": padding}
                 yield kind, f"{name} {extra}", problem, {"extra": wanted[extra]}
 
 

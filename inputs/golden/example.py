@@ -29,11 +29,15 @@ class Row:
 
     def __init__(self, problem, heat=None, source="logits"):
         self.problem, self.vocab = problem, int(problem["vocab_size"])
-        self.heat = F(problem["temperature"] if heat is None else heat)
         self.z = problem[source][:, : self.vocab].astype(F)
+        self.heat = self.numbers("temperature") if heat is None else F(heat)
         self.x = self.z / self.heat
         self.logp = log_softmax(self.x)
         self.g = problem["d_value"].astype(F)[:, None]
+
+    def numbers(self, name):
+        """[T, 1]: the number of each row, also where it is one of all rows."""
+        return np.broadcast_to(self.problem[name], len(self.z)).astype(F)[:, None]
 
     def at(self, values, ids, nobody):
         """values [T, V] at ids [T, K]."""
@@ -63,14 +67,15 @@ class Row:
 
 
 def kept(row):
-    """[T, V] booleans: what both filters leave."""
-    top_k, top_p = int(row.problem["top_k"]), row.problem["top_p"]
+    """[T, V] booleans: what all filters leave."""
+    limits = [row.numbers(name)[:, 0] for name in ("top_k", "top_p", "min_p")]
     left = np.ones(row.z.shape, bool)
-    for z, mask in zip(row.z, left):
+    for x, z, mask, heat, top_k, top_p, min_p in zip(row.x, row.z, left, row.numbers("temperature"), *limits):
         if top_k:
-            mask &= z >= np.sort(z)[-top_k]
+            mask &= z >= np.sort(z)[-int(top_k)]
+        mask &= np.exp(x - x.max()) >= min_p
         if top_p < 1:
-            p = np.exp(log_softmax(np.where(mask, z, MINUS_INFINITY) / row.heat))
+            p = np.exp(log_softmax(np.where(mask, z, MINUS_INFINITY) / heat))
             order = np.lexsort((-np.arange(z.size), -z))  # of equal ones the higher id first
             before = np.cumsum(p[order]) - p[order]
             mask[order[1:]] &= before[1:] < top_p
@@ -78,7 +83,7 @@ def kept(row):
 
 
 def among_kept(row, ids, g=None):
-    """[T]: log p of ids [T, 1] among what both filters leave; with g the gradient, [T, V]."""
+    """[T]: log p of ids [T, 1] among what all filters leave; with g the gradient, [T, V]."""
     mask = kept(row)
     logp = log_softmax(np.where(mask, row.z, MINUS_INFINITY) / row.heat)
     values = row.at(logp, ids, -np.inf)
@@ -90,6 +95,23 @@ def among_kept(row, ids, g=None):
 def filtered(problem, gradient):
     row = Row(problem)
     return among_kept(row, row.targets(), row.g if gradient else None)
+
+
+def among_sampled(problem, gradient):
+    """Log p of the targets among the ids that a sampler kept."""
+    row, bounds = Row(problem), problem["sampling_mask_offsets"]
+    mask = np.zeros(row.z.shape, bool)
+    for kept_ids, mine in zip(np.split(problem["sampling_mask_ids"], bounds[1:-1]), mask):
+        mine[kept_ids] = True
+    x = np.where(mask, row.x, MINUS_INFINITY)
+    some = mask.any(axis=1)
+    logp = np.full(x.shape, MINUS_INFINITY)
+    logp[some] = log_softmax(x[some])
+    ids = row.targets()
+    values = row.at(logp, ids, -np.inf)
+    if not gradient:
+        return values[:, 0]
+    return np.where(mask, row.gradient(np.where(np.isfinite(values), ids, -1), row.g, logp), F(0))
 
 
 def next_tokens(problem, gradient, under_filter=False):
@@ -286,7 +308,7 @@ def shard(problem, what):
         return problem["extra"]
     index, bounds = local_slots(problem), problem["cu_seqlens_padded"]
     if what == "extra":
-        blank = np.zeros(problem["extra"].shape[1:], problem["extra"].dtype)
+        blank = np.full(problem["extra"].shape[1:], problem["padding"], problem["extra"].dtype)
         found = [problem["extra"][t] if t < bounds[-1] else blank for t in index]
         return np.array(found, blank.dtype).reshape(-1, *blank.shape)
     if what == "index":
@@ -404,6 +426,8 @@ FUNCTIONS = {
     "logprobs/d_gathered_logits": scores(lambda row: row.g * row.one_hot(row.problem["ids"])),
     "logprobs/filtered_logprob": lambda problem: filtered(problem, False),
     "logprobs/d_filtered_logprob": lambda problem: filtered(problem, True),
+    "logprobs/kept_logprob": lambda problem: among_sampled(problem, False),
+    "logprobs/d_kept_logprob": lambda problem: among_sampled(problem, True),
     "logprobs/next_token_logprob": lambda problem: next_tokens(problem, False),
     "logprobs/d_next_token_logprob": lambda problem: next_tokens(problem, True),
     "logprobs/rollout_logprob": lambda problem: rollouts(problem, False),

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from . import checks
-from .arrays import is_bfloat16
+from .arrays import is_bfloat16, to_numpy
 
 ROWS = "rows are tokens, all sequences one after another; offsets says where each begins"
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-15, 1e30
@@ -27,6 +27,7 @@ ANSWERS = {
     "log_softmax": Answer("TV"),
     "softmax": Answer("TV"),
     "filtered_logprob": Answer("T"),
+    "kept_logprob": Answer("T", ("sampling_mask_ids",)),
     "next_token_logprob": Answer("nU"),
     "next_token_filtered_logprob": Answer("nU"),
     "rollout_logprob": Answer("T"),
@@ -48,6 +49,7 @@ ANSWERS = {
     "d_entropy": Answer("TV"),
     "d_logprob_entropy": Answer("TV"),
     "d_filtered_logprob": Answer("TV"),
+    "d_kept_logprob": Answer("TV", ("sampling_mask_ids",)),
     "d_next_token_logprob": Answer("TV"),
     "d_next_token_filtered_logprob": Answer("TV"),
     "d_rollout_logprob": Answer("TV"),
@@ -70,9 +72,7 @@ class LogprobProblem:
     arrays: dict[str, np.ndarray]
     bfloat16: frozenset[str]
     vocab_size: int
-    temperature: float
-    top_k: int
-    top_p: float
+    filters: dict[str, float | int | np.ndarray]  # temperature, top_k, top_p, min_p: of all tokens, or [T]
 
     @property
     def offsets(self) -> np.ndarray:
@@ -114,10 +114,13 @@ def logprob_problem(
     teacher_values: Any = None,
     hidden: Any = None,
     head: Any = None,
+    sampling_mask_offsets: Any = None,
+    sampling_mask_ids: Any = None,
     vocab_size: int | None = None,
-    temperature: float = 1.0,
-    top_k: int = 0,
-    top_p: float = 1.0,
+    temperature: Any = 1.0,
+    top_k: Any = 0,
+    top_p: Any = 1.0,
+    min_p: Any = 0.0,
 ) -> LogprobProblem:
     """Checks the inputs. T tokens, V ids in C columns, n sequences, K ids of a token, D elements.
 
@@ -126,7 +129,10 @@ def logprob_problem(
     of every value of a token; without, 1. d_logprobs [T, V]: gradient of every log-probability of
     log-softmax; without, d_value of the token. ids [T, K]: 0 to V - 1. teacher [T, C]: its logits.
     teacher_values [T, K]: its logits of ids, where whole rows are not known. hidden [T, D] and head
-    [V, D]: factors of logits, for the fused linear layer. vocab_size: V; without, C.
+    [V, D]: factors of logits, for the fused linear layer. sampling_mask_offsets [T + 1] and
+    sampling_mask_ids: the ids that a sampler kept in row t are those from sampling_mask_offsets[t]
+    to sampling_mask_offsets[t + 1] - 1. vocab_size: V; without, C. temperature,
+    top_k, top_p and min_p are numbers, or [T], one of each token.
 
     Reals are float16, bfloat16, float32 or float64, integers of any type with values of 32 bits.
     ValueError and TypeError name the array, the place, the value, and what would be right.
@@ -171,11 +177,50 @@ def logprob_problem(
         arrays["hidden"] = x
         arrays["head"] = checks.finite("head", checks.reals("head", head, vocab, x.shape[1]))
         checks.size("the number of elements of a hidden state", x.shape[1], 1)
-    heat = checks.number("temperature", temperature, LEAST_TEMPERATURE, MOST_TEMPERATURE)
-    if not 0 < checks.real("top_p", top_p) <= 1:
-        raise ValueError(f"top_p is {top_p}; it must be above 0 and at most 1, which is no limit")
-    top_k = checks.size("top_k", top_k, 0, vocab)
-    return LogprobProblem(arrays, bfloat16, vocab, heat, top_k, float(top_p))
+    if (sampling_mask_offsets is None) != (sampling_mask_ids is None):
+        raise ValueError("sampling_mask_offsets and sampling_mask_ids are one list of ids; one of them is missing")
+    if sampling_mask_ids is not None:
+        arrays |= _kept(sampling_mask_offsets, sampling_mask_ids, tokens, vocab)
+    filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
+    filters = {name: _filter(name, value, tokens, vocab) for name, value in filters.items()}
+    return LogprobProblem(arrays, bfloat16, vocab, filters)
+
+
+def _filter(name: str, value: Any, tokens: int, vocab_size: int) -> float | int | np.ndarray:
+    """A number of all tokens, or an array [T] with one of each, within its range."""
+    ranges = {
+        "temperature": (LEAST_TEMPERATURE, MOST_TEMPERATURE),
+        "top_k": (0, vocab_size),
+        "top_p": (np.nextafter(0, 1), 1),  # above 0
+        "min_p": (0, 1),
+    }
+    least, most = ranges[name]
+    whole = name == "top_k"
+    if np.ndim(value) == 0 and name == "top_p" and not 0 < checks.real(name, value) <= 1:
+        raise ValueError(f"top_p is {value}; it must be above 0 and at most 1, which is no limit")
+    if np.ndim(value) == 0:
+        return checks.size(name, value, least, most) if whole else checks.number(name, value, least, most)
+    given = to_numpy(value)
+    if whole:
+        array = checks.integers(name, given, tokens)
+    else:
+        array = checks.reals(name, given.astype(np.float64), tokens)
+    within = "above 0 and at most 1" if name == "top_p" else f"{least} to {most}"
+    checks.every(name, array, (array >= least) & (array <= most), within)
+    return array
+
+
+def _kept(offsets: Any, ids: Any, tokens: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """The sets of ids that a sampler kept, different ones in a row."""
+    array = checks.integers("sampling_mask_ids", ids, None)
+    checks.every("sampling_mask_ids", array, (array >= 0) & (array < vocab_size), f"0 to {vocab_size - 1}")
+    bounds = checks.offsets("sampling_mask_offsets", offsets, len(array), "sampling_mask_ids")
+    if len(bounds) != tokens + 1:
+        raise ValueError(f"sampling_mask_offsets are {len(bounds)}; {tokens} rows need {tokens + 1}")
+    for row, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        if len(np.unique(array[begin:end])) < end - begin:
+            raise ValueError(f"sampling_mask_ids of row {row} have an id twice")
+    return {"sampling_mask_offsets": bounds, "sampling_mask_ids": array}
 
 
 def _ids(ids: Any, tokens: int, vocab_size: int) -> np.ndarray:

@@ -53,11 +53,12 @@ TABLES = {
         "@generator? out? lse? d_q? d_k? d_v? d_sinks? *"
     ),
     "gyre/logprobs": (
-        "/logprobs @vocab_size @temperature? @top_k? @top_p? logits targets offsets~ d_value? "
+        "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? temperature? top_k? top_p? "
+        "min_p? sampling_mask_offsets~ sampling_mask_ids~ logits targets offsets~ d_value? "
         "d_logprobs? ids~ teacher? teacher_values? hidden~ head~ /reference @generator? *"
     ),
     "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_v? d_sinks?",
-    "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p *",
+    "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *",
 }
 
 ALL = "/ @schema @schema_version @content_sha256? /provenance *"

@@ -31,9 +31,11 @@ def write_logprobs(
 ) -> None:
     """Writes a gyre/logprobs file, which gyre-logprobs --input reads.
 
-    inputs: logits [T, C] and targets [T]; optional: vocab_size, temperature, top_k, top_p,
-    offsets [n + 1], d_value [T], d_logprobs [T, V], ids [T, K], teacher [T, C], teacher_values
-    [T, K], hidden [T, D] and head [V, D]. gyre.logprob_problem says what each means.
+    inputs: logits [T, C] and targets [T]; optional: vocab_size, temperature, top_k, top_p
+    and min_p (numbers or [T]), offsets [n + 1], d_value [T], d_logprobs [T, V], ids [T, K],
+    teacher [T, C], teacher_values
+    [T, K], hidden [T, D] and head [V, D], sampling_mask_offsets [T + 1] and
+    sampling_mask_ids. gyre.logprob_problem says what each means.
 
     reference: answers by the names of the schema, any of them; gyre.reference.logprobs(**inputs)
     computes all that the inputs define. provenance: texts that say where the arrays come from.
@@ -47,11 +49,13 @@ def write_logprobs(
     with new_file(path, "gyre/logprobs", origin) as file:
         group = file.create_group("logprobs")
         group.attrs["vocab_size"] = np.int64(problem.vocab_size)
-        group.attrs["temperature"] = np.float64(problem.temperature)
-        group.attrs["top_k"] = np.int64(problem.top_k)
-        group.attrs["top_p"] = np.float64(problem.top_p)
+        for name, value in problem.filters.items():
+            if np.ndim(value) > 0:
+                put(group, name, value.astype(np.int32) if name == "top_k" else value)
+            else:
+                group.attrs[name] = np.int64(value) if name == "top_k" else np.float64(value)
         for name, array in problem.arrays.items():
-            if array.dtype == np.int64 and name != "offsets":
+            if array.dtype == np.int64 and not name.endswith("offsets"):
                 array = array.astype(np.int32)
             put(group, name, array, as_bfloat16=name in problem.bfloat16)
         _put_reference(file, answers, origin)

@@ -3,7 +3,6 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
-#include <numeric>
 #include <utility>
 
 #include "comm/agree.hpp"
@@ -12,29 +11,66 @@ namespace gyre {
 namespace {
 
 constexpr const char* answers_group = "/reference";
-constexpr const char* results_group = "/results";
+constexpr const char *kept_offsets_path = "/logprobs/sampling_mask_offsets",
+                     *kept_ids_path = "/logprobs/sampling_mask_ids";
 
 struct LogprobsParts {
   std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, targets, ids, d_value,
-      d_logprobs, hidden, head;
+      d_logprobs, hidden, head, temperature, top_k, top_p, min_p, kept_offsets, kept_ids;
   std::vector<std::pair<std::string, h5::Dataset>> answers;
 };
+
+constexpr const char *temperature_name = "temperature", *top_k_name = "top_k",
+                     *top_p_name = "top_p", *min_p_name = "min_p";
+
+bool is_temperature(double t) {
+  return t >= least_temperature && t <= max_temperature;
+}
+bool is_top_p(double p) {
+  return p > 0 && p <= 1;
+}
+bool is_min_p(double p) {
+  return p >= 0 && p <= 1;
+}
+
+std::string temperature_range() {
+  return fmt::format("from {} to {}", least_temperature, max_temperature);
+}
+std::string top_k_range(const LogprobsFile& f) {
+  return fmt::format("0, none, or at most vocab_size, {}", f.vocab_size);
+}
+constexpr const char *top_p_range = "above 0 and at most 1, none",
+                     *min_p_range = "from 0, none, to 1";
 
 void check_attributes(SchemaReader& reader, LogprobsFile& f) {
   ConfigErrors& errors = reader.errors();
   f.vocab_size = reader.integer("/logprobs", "vocab_size");
-  f.top_k = reader.integer("/logprobs", "top_k", 0);
-  f.top_p = reader.real("/logprobs", "top_p", 1);
-  f.temperature = reader.real("/logprobs", "temperature", 1);
+  const auto is_of_tokens = [&](const char* name) {
+    const bool both =
+        reader.is_there(fmt::format("/logprobs/{}", name)) && reader.has("/logprobs", name);
+    if (both)
+      errors.add(
+          "'/logprobs' has {0} as an attribute, of all tokens, and as the dataset "
+          "/logprobs/{0}, of each; leave one out",
+          name);
+    return both;
+  };
+  const auto real = [&](const char* name, double usual) {
+    return is_of_tokens(name) ? usual : reader.real("/logprobs", name, usual);
+  };
+  f.top_k = is_of_tokens(top_k_name) ? 0 : reader.integer("/logprobs", top_k_name, 0);
+  f.top_p = real(top_p_name, 1);
+  f.min_p = real(min_p_name, 0);
+  f.temperature = real(temperature_name, 1);
   check_vocabulary(errors, "/logprobs", f.vocab_size);
-  if (f.top_k < 0 || f.top_k > f.vocab_size)
-    errors.add("top_k of '/logprobs' is {}; it must be 0, none, or at most vocab_size, {}", f.top_k,
-               f.vocab_size);
-  if (!(f.top_p > 0 && f.top_p <= 1))
-    errors.add("top_p of '/logprobs' is {}; it must be above 0 and at most 1, none", f.top_p);
-  if (!(f.temperature >= least_temperature && f.temperature <= max_temperature))
-    errors.add("temperature of '/logprobs' is {}; it must be from {} to {}", f.temperature,
-               least_temperature, max_temperature);
+  const auto check = [&](const char* name, double value, bool right, const std::string& range) {
+    if (!right) errors.add("{} of '/logprobs' is {}; it must be {}", name, value, range);
+  };
+  check(top_k_name, static_cast<double>(f.top_k), f.top_k >= 0 && f.top_k <= f.vocab_size,
+        top_k_range(f));
+  check(top_p_name, f.top_p, is_top_p(f.top_p), top_p_range);
+  check(min_p_name, f.min_p, is_min_p(f.min_p), min_p_range);
+  check(temperature_name, f.temperature, is_temperature(f.temperature), temperature_range());
 }
 
 /// Without ids, the first array of largest logits sets the entries per token; others must agree.
@@ -128,6 +164,21 @@ void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsPar
   parts.teacher_values = reader.reals(values, {tokens, f.picks > 0 ? f.picks : -1});
 }
 
+/// Opens the temperatures and filters of tokens, if the file has them.
+void open_filters(SchemaReader& reader, int64_t tokens, LogprobsParts& parts) {
+  parts.temperature = reader.reals_if("/logprobs/temperature", {tokens});
+  parts.top_k = reader.integers_if("/logprobs/top_k", {tokens});
+  parts.top_p = reader.reals_if("/logprobs/top_p", {tokens});
+  parts.min_p = reader.reals_if("/logprobs/min_p", {tokens});
+}
+
+/// Opens the sets of ids that a sampler kept; a file must have both datasets or neither.
+void open_kept(SchemaReader& reader, int64_t tokens, LogprobsParts& parts) {
+  if (!reader.is_there(kept_offsets_path) && !reader.is_there(kept_ids_path)) return;
+  parts.kept_offsets = reader.integers(kept_offsets_path, {tokens < 0 ? -1 : tokens + 1});
+  parts.kept_ids = reader.integers(kept_ids_path, {-1});
+}
+
 LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray>& arrays,
                            LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
@@ -147,6 +198,8 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
   parts.d_value = reader.reals_if("/logprobs/d_value", {tokens});
   parts.d_logprobs =
       reader.reals_if("/logprobs/d_logprobs", shape_of(LogprobsShape::vocab, f, tokens, 0));
+  open_filters(reader, tokens, parts);
+  open_kept(reader, tokens, parts);
   open_ids(reader, f, tokens, parts);
   open_linear(reader, f, tokens, parts);
   if (file.has_group(answers_group)) {
@@ -191,6 +244,34 @@ void check_answers(ConfigErrors& errors, const std::vector<LogprobsArray>& array
   }
 }
 
+/// Adds an error for the first number of a token that is not right.
+template <class T, class Right>
+void check_filters(ConfigErrors& errors, const char* name, const std::vector<T>& values,
+                   Right is_right, const std::string& range) {
+  const auto wrong = std::ranges::find_if_not(values, is_right);
+  if (wrong != values.end())
+    errors.add("/logprobs/{}[{}] is {}; it must be {}", name, wrong - values.begin(), *wrong,
+               range);
+}
+
+/// Adds an error for the first id that is outside the vocabulary, or twice in its row.
+void check_kept(ConfigErrors& errors, const LogprobsFile& f) {
+  if (f.kept_offsets.empty()) return;
+  const size_t before = errors.messages().size();
+  check_offsets(errors, kept_offsets_path, f.kept_offsets, std::ssize(f.kept_ids), kept_ids_path);
+  if (errors.messages().size() > before) return;
+  std::vector<int64_t> row_of_id(f.vocab_size, -1);
+  for (int64_t t = 0; t < f.tokens(); ++t)
+    for (int64_t i = f.kept_offsets[t]; i < f.kept_offsets[t + 1]; ++i) {
+      const int32_t id = f.kept_ids[i];
+      if (id < 0 || id >= f.vocab_size)
+        return errors.add("{}[{}] is {}; ids are 0 to {}", kept_ids_path, i, id, f.vocab_size - 1);
+      if (row_of_id[id] == t)
+        return errors.add("{}[{}] is {}, which row {} has already", kept_ids_path, i, id, t);
+      row_of_id[id] = t;
+    }
+}
+
 void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,
                    const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
@@ -198,6 +279,13 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   check_offsets(errors, "/logprobs/offsets", f.offsets, std::ssize(f.targets),
                 "the rows of /logprobs/logits");
   reader.throw_if_any();
+  check_filters(errors, temperature_name, f.temperatures, is_temperature, temperature_range());
+  check_filters(
+      errors, top_k_name, f.top_ks, [&](int32_t k) { return k >= 0 && k <= f.vocab_size; },
+      top_k_range(f));
+  check_filters(errors, top_p_name, f.top_ps, is_top_p, top_p_range);
+  check_filters(errors, min_p_name, f.min_ps, is_min_p, min_p_range);
+  check_kept(errors, f);
   check_logits(errors, "/logprobs/logits", f, f.logits);
   if (f.has_teacher) check_logits(errors, "/logprobs/teacher", f, f.teacher);
   check_finite(errors, "/logprobs/teacher_values", f.teacher_values, true);
@@ -214,69 +302,6 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
                f.vocab_size - 1);
   if (f.reference) check_answers(errors, arrays, f);
   reader.throw_if_any();
-}
-
-/// Throws unless every element of an array comes from exactly one rank.
-void check_coverage(Communicator& comm, const LogprobsPart& part) {
-  const int64_t rows = part.shape[0];
-  const int64_t width = h5::elements_of(part.shape) / std::max<int64_t>(1, rows);
-  std::vector<int64_t> columns(rows, 0);
-  for (const int64_t row : part.rows)
-    if (row >= 0) columns.at(row) += part.columns;
-  HostStream stream;
-  comm.all_reduce(columns.data(), rows, DType::i64, ReduceOp::sum, stream, "rows of results")
-      ->wait();
-  run_agreed(comm, "checking who has which results", [&] {
-    for (int64_t row = 0; row < rows; ++row)
-      GYRE_CHECK(columns[row] == width, "{}[{}]: {} elements come from ranks, of {}", part.name,
-                 row, columns[row], width);
-  });
-}
-
-void create_results(const std::string& path, const LogprobsResultsHeader& header,
-                    const std::vector<LogprobsPart>& parts) {
-  h5::File file = h5::File::create(path);
-  write_schema(file, logprobs_results_schema, header.provenance);
-  file.create_group(results_group);
-  file.write_attribute(results_group, "input_sha256", header.input_sha256);
-  file.write_attribute(results_group, "vocab_size", header.vocab_size);
-  file.write_attribute(results_group, "top_k", header.top_k);
-  file.write_attribute(results_group, "top_p", header.top_p);
-  file.write_attribute(results_group, "temperature", header.temperature);
-  for (const LogprobsPart& part : parts)
-    file.create_dataset(fmt::format("{}/{}", results_group, part.name),
-                        part.whole_numbers ? DType::i32 : DType::f32, part.shape,
-                        h5::Checksum::fletcher32);
-  file.close();
-}
-
-/// Writes this rank's rows, `values` [rows, columns], in file order.
-template <class T>
-void write_rows(const h5::Dataset& dataset, const LogprobsPart& part,
-                const std::vector<T>& values) {
-  std::vector<h5::Slab> slabs;
-  std::vector<T> ordered;
-  if (part.columns > 0) {
-    std::vector<size_t> order(part.rows.size());
-    std::iota(order.begin(), order.end(), size_t{0});
-    std::erase_if(order, [&](size_t i) { return part.rows[i] < 0; });
-    std::sort(order.begin(), order.end(),
-              [&](size_t a, size_t b) { return part.rows[a] < part.rows[b]; });
-    int64_t next = -1;
-    for (const size_t i : order) {
-      const int64_t row = part.rows[i];
-      if (row == next)
-        ++slabs.back().count[0];
-      else if (part.shape.size() == 1)
-        slabs.push_back({{row}, {1}});
-      else
-        slabs.push_back({{row, part.first}, {1, part.columns}});
-      next = row + 1;
-      const auto from = values.begin() + static_cast<int64_t>(i) * part.columns;
-      ordered.insert(ordered.end(), from, from + part.columns);
-    }
-  }
-  dataset.write<T>(slabs, ordered);
 }
 
 }  // namespace
@@ -315,6 +340,14 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
   f.d_value = parts.d_value ? read_floats(*parts.d_value, f.rounded)
                             : std::vector<float>(f.targets.size(), 1);
   if (parts.d_logprobs) f.d_logprobs = read_floats(*parts.d_logprobs, f.rounded);
+  if (parts.temperature) f.temperatures = parts.temperature->read_all<double>();
+  if (parts.top_k) f.top_ks = read_int32s(*parts.top_k);
+  if (parts.top_p) f.top_ps = parts.top_p->read_all<double>();
+  if (parts.min_p) f.min_ps = parts.min_p->read_all<double>();
+  if (parts.kept_offsets) {
+    f.kept_offsets = parts.kept_offsets->read_all<int64_t>();
+    f.kept_ids = read_int32s(*parts.kept_ids);
+  }
   f.has_teacher = parts.teacher.has_value();
   f.has_teacher_values = parts.teacher_values.has_value();
   if (parts.teacher) f.teacher = read_floats(*parts.teacher, f.rounded, f.columns, f.vocab_size);
@@ -328,31 +361,6 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
     f.reference->arrays[name] = dataset.read_all<double>();
   run_agreed(comm, "checking the logits of " + path, [&] { check_numbers(file, arrays, f); });
   return f;
-}
-
-void write_logprobs_results(OutputFile& output, const LogprobsResultsHeader& header,
-                            const std::vector<LogprobsPart>& mine) {
-  Communicator& comm = output.comm();
-  run_agreed(comm, "checking the shapes of results", [&] {
-    for (const LogprobsPart& part : mine) {
-      const size_t elements = part.whole_numbers ? part.integers.size() : part.values.size();
-      GYRE_CHECK(elements == part.rows.size() * static_cast<size_t>(part.columns),
-                 "{} has {} elements; it must have {} x {}", part.name, elements, part.rows.size(),
-                 part.columns);
-    }
-  });
-  for (const LogprobsPart& part : mine) check_coverage(comm, part);
-  run_on_root(comm, "creating " + output.path(),
-              [&] { create_results(output.temporary_path(), header, mine); });
-  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  for (const LogprobsPart& part : mine) {
-    const h5::Dataset dataset = file.dataset(fmt::format("{}/{}", results_group, part.name));
-    if (part.whole_numbers)
-      write_rows(dataset, part, part.integers);
-    else
-      write_rows(dataset, part, part.values);
-  }
-  file.close();
 }
 
 }  // namespace gyre

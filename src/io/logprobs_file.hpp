@@ -65,13 +65,19 @@ struct LogprobsFile {
   int64_t picks = 0;                    ///< ids per token; 0: the file has no ids
   int64_t top = 0;                      ///< entries per row of top_values; 0: unknown
   int64_t top_k = 0;                    ///< 0: no top-k filter
-  double top_p = 1, temperature = 1;
-  std::vector<int64_t> offsets{0};      ///< [sequences + 1], in tokens
-  std::vector<float> logits;            ///< [tokens, columns]
-  std::vector<float> teacher;           ///< [tokens, columns], or empty
-  std::vector<float> teacher_values;    ///< [tokens, picks] teacher logits at the ids, or empty
-  std::vector<int32_t> targets;         ///< [tokens]
-  std::vector<int32_t> ids;             ///< [tokens, picks]
+  double top_p = 1, temperature = 1, min_p = 0;
+  /// [tokens] of each token, instead of the numbers above; or empty: the number is of all.
+  std::vector<double> temperatures, top_ps, min_ps;
+  std::vector<int32_t> top_ks;
+  std::vector<int64_t> offsets{0};    ///< [sequences + 1], in tokens
+  std::vector<float> logits;          ///< [tokens, columns]
+  std::vector<float> teacher;         ///< [tokens, columns], or empty
+  std::vector<float> teacher_values;  ///< [tokens, picks] teacher logits at the ids, or empty
+  std::vector<int32_t> targets;       ///< [tokens]
+  std::vector<int32_t> ids;           ///< [tokens, picks]
+  /// Ids that a sampler kept in row t: kept_ids[kept_offsets[t]] to [kept_offsets[t + 1] - 1].
+  std::vector<int64_t> kept_offsets;  ///< [tokens + 1], or empty: there are none
+  std::vector<int32_t> kept_ids;
   std::vector<float> d_value;           ///< [tokens] upstream gradient of each value
   std::vector<float> d_logprobs;        ///< [tokens, vocab_size], or empty: d_value applies
   std::optional<LinearFactors> linear;  ///< if the file has hidden states and a head
@@ -93,8 +99,9 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
 
 /// The part of the results that is the same on all ranks.
 struct LogprobsResultsHeader {
-  int64_t vocab_size = 0, top_k = 0;
-  double top_p = 1, temperature = 1;
+  int64_t vocab_size = 0, top_k = 0;  ///< of the filter of all tokens; no number if each has one
+  double top_p = 1, temperature = 1, min_p = 0;
+  bool per_token = false;    ///< each token has its own temperature and filter
   std::string input_sha256;  ///< SHA-256 of the problem's file, or "" if it was generated
   Provenance provenance;
 };

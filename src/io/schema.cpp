@@ -41,6 +41,14 @@ bool matches(const h5::Shape& shape, const h5::Shape& wanted) {
 SchemaReader::SchemaReader(const h5::File& file, std::string schema)
     : file_(file), schema_(std::move(schema)) {}
 
+std::string SchemaReader::or_dataset(const std::string& object, const std::string& name) const {
+  const std::string place = fmt::format("{}/{}", object, name);
+  const auto& names = names_of_schema(schema_);
+  const bool known =
+      std::ranges::any_of(names, [&](const SchemaName& one) { return one.place == place; });
+  return known ? fmt::format("; a number of each row goes to the dataset '{}'", place) : "";
+}
+
 template <class T, class Convert>
 T SchemaReader::attribute(const std::string& object, const std::string& name, const char* wanted,
                           const std::optional<T>& otherwise, const Convert& convert) {
@@ -50,8 +58,8 @@ T SchemaReader::attribute(const std::string& object, const std::string& name, co
   if (value == h5::AttributeValue())
     errors_.add("'{}' has no {} attribute '{}'", object, wanted, name);
   else
-    errors_.add("attribute '{}' of '{}' is {}; it must be {}", name, object, to_string(value),
-                wanted);
+    errors_.add("attribute '{}' of '{}' is {}; it must be {}{}", name, object, to_string(value),
+                wanted, or_dataset(object, name));
   return otherwise.value_or(T());
 }
 

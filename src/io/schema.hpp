@@ -67,6 +67,8 @@ class SchemaReader {
   template <class T, class Convert>
   T attribute(const std::string& object, const std::string& name, const char* wanted,
               const std::optional<T>& otherwise, const Convert& convert);
+  /// Hint at the dataset of the schema that has the attribute's name; "" if there is none.
+  std::string or_dataset(const std::string& object, const std::string& name) const;
   std::optional<h5::Dataset> open(const std::string& path,
                                   const std::function<bool(h5::Type)>& is_right,
                                   const std::string& right, const h5::Shape& shape);

@@ -5,6 +5,15 @@
 namespace gyre {
 namespace {
 
+/// Options of the scores of one branch.
+ScoreOptions options_of(const Branch& branch, ScoreOptions options) {
+  if (!options.temperatures.empty()) options.temperature = options.temperatures[branch.row];
+  options.temperatures = {};
+  options.ids_per_token = std::ssize(branch.ids);
+  options.entropy = false;
+  return options;
+}
+
 ScoreOptions with_ids_per_token(ScoreOptions options, int64_t ids_per_token) {
   options.ids_per_token = ids_per_token;
   options.entropy = false;
@@ -27,7 +36,7 @@ BranchingScores::BranchingScores(int64_t rows, std::vector<Branch> branches,
       of_rows_(rows, vocab, with_ids_per_token(options, 1), tp) {
   for (const Branch& branch : branches_) {
     GYRE_CHECK(branch.row >= 0 && branch.row < rows, "a branch at row {} of {}", branch.row, rows);
-    of_branches_.emplace_back(1, vocab, with_ids_per_token(options, std::ssize(branch.ids)), tp);
+    of_branches_.emplace_back(1, vocab, options_of(branch, options), tp);
     branch_ids_ += std::ssize(branch.ids);
   }
 }

@@ -220,7 +220,7 @@ __global__ void __launch_bounds__(block_threads, 3)
     else
       part.with_ids();
   };
-  const SlopeOf slope(normalizer, task.pass.scale, coefficients);
+  const SlopeOf slope(normalizer, task.pass.scale[mine.row], coefficients);
   if (task.survivors == nullptr)
     run(Slopes{slope});
   else if constexpr (one_id)
@@ -236,15 +236,15 @@ __global__ void __launch_bounds__(block_threads)
   const RowKind kind = usable(row) ? RowKind::values : RowKind::nans;
   const From* from = row_of(logits, mine.row);
   To* to = row_of(out, mine.row);
-  const Distribution p(row, pass.scale);
+  const float scale = pass.scale[mine.row];
+  const Distribution p(row, scale);
   if (exponentiate)
     write_part(mine, pass.columns, 0, kind,
                each_lane([&](int64_t, float z) { return p.probability(z); }), to, from);
   else
-    write_part(mine, pass.columns, minus_infinity, kind, each_lane([&](int64_t, float z) {
-                 return (z - row.max) * pass.scale - row.log_sum;
-               }),
-               to, from);
+    write_part(mine, pass.columns, minus_infinity, kind,
+               each_lane([&](int64_t, float z) { return (z - row.max) * scale - row.log_sum; }), to,
+               from);
 }
 
 template <class From, class G, class To>
@@ -255,12 +255,12 @@ __global__ void __launch_bounds__(block_threads)
   const PartOfRow mine = part_of(out);
   const RowNormalizer row = normalizers[mine.row];
   const float sum = sums[mine.row];
-  const Distribution p(row, pass.scale);
-  write_part(mine, pass.columns, 0, usable(row) ? RowKind::values : RowKind::nans,
-             each_lane([&](int64_t, float z, float g) {
-               return pass.scale * (g - p.probability(z) * sum);
-             }),
-             row_of(out, mine.row), row_of(logits, mine.row), row_of(d_logprobs, mine.row));
+  const float scale = pass.scale[mine.row];
+  const Distribution p(row, scale);
+  write_part(
+      mine, pass.columns, 0, usable(row) ? RowKind::values : RowKind::nans,
+      each_lane([&](int64_t, float z, float g) { return scale * (g - p.probability(z) * sum); }),
+      row_of(out, mine.row), row_of(logits, mine.row), row_of(d_logprobs, mine.row));
 }
 
 template <class S, class T, class To>

@@ -51,10 +51,10 @@ class CudaRowKernels final : public RowKernels {
     const int64_t results = places.add<SoftmaxPartial>(logits.rows);
     const int64_t parts = places.add<rows::PartSums>(parts_of_rows(logits.rows, scan.columns));
     std::byte* const scratch = scratch_.at_least(places.bytes());
-    auto* const on_device = reinterpret_cast<SoftmaxPartial*>(scratch + results);
-    rows::launch_partials(handle(), logits, scan,
-                          reinterpret_cast<rows::PartSums*>(scratch + parts), on_device);
-    fetch(on_device, out);
+    auto* const found = reinterpret_cast<SoftmaxPartial*>(scratch + results);
+    rows::launch_partials(handle(), logits, on_device(scan, logits.rows),
+                          reinterpret_cast<rows::PartSums*>(scratch + parts), found);
+    fetch(found, out);
   }
 
   void cross_partials(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns, int,
@@ -103,8 +103,11 @@ class CudaRowKernels final : public RowKernels {
       rows::GradientTask task;
       task.pass = pass;
       const auto send = [&](auto& uploads) {
-        std::tie(task.normalizers, task.coefficients, task.token_ids.ids, task.token_ids.weights) =
-            uploads.send(part(normalizers), part(coefficients), ids.ids, ids.weights);
+        const float* scales = nullptr;
+        std::tie(task.normalizers, task.coefficients, task.token_ids.ids, task.token_ids.weights,
+                 scales) = uploads.send(part(normalizers), part(coefficients), ids.ids, ids.weights,
+                                        scales_of(pass.scale.from(begin), count));
+        task.pass.scale = pass.scale.at(scales);
       };
       if (begin == 0)
         send(uploads_);
@@ -119,8 +122,9 @@ class CudaRowKernels final : public RowKernels {
                    std::span<const RowNormalizer> normalizers, bool exponentiate,
                    MatrixRef out) override {
     check_output(logits, out, pass.columns, normalizers.size());
-    const auto [on_device] = uploads_.send(normalizers);
-    rows::launch_log_softmax(handle(), logits, pass, on_device, exponentiate, out);
+    const auto [on_device, scales] = uploads_.send(normalizers, scales_of(pass.scale, logits.rows));
+    rows::launch_log_softmax(handle(), logits, with_scales(pass, scales), on_device, exponentiate,
+                             out);
   }
 
   void log_softmax_gradient(ConstMatrixRef logits, ConstMatrixRef d_logprobs, const RowPass& pass,
@@ -128,9 +132,10 @@ class CudaRowKernels final : public RowKernels {
                             MatrixRef d_logits) override {
     check_output(logits, d_logits, pass.columns, normalizers.size());
     check_output(d_logprobs, d_logits, pass.columns, sums.size());
-    const auto [on_device, sums_there] = uploads_.send(normalizers, sums);
-    rows::launch_log_softmax_gradient(handle(), logits, d_logprobs, pass, on_device, sums_there,
-                                      d_logits);
+    const auto [on_device, sums_there, scales] =
+        uploads_.send(normalizers, sums, scales_of(pass.scale, logits.rows));
+    rows::launch_log_softmax_gradient(handle(), logits, d_logprobs, with_scales(pass, scales),
+                                      on_device, sums_there, d_logits);
   }
 
   void cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const RowPass& pass,
@@ -139,8 +144,8 @@ class CudaRowKernels final : public RowKernels {
                       MatrixRef d_student) override {
     check_output(student, d_student, pass.columns, students.size());
     check_output(teacher, d_student, pass.columns, teachers.size());
-    GYRE_CHECK(pass.scale == 1 && gradients.size() == students.size(), "scale {}, {} gradients",
-               pass.scale, gradients.size());
+    GYRE_CHECK(pass.scale.is_one() && gradients.size() == students.size(),
+               "a scale other than 1, or {} gradients", gradients.size());
     const auto [s, t, g] = uploads_.send(students, teachers, gradients);
     rows::launch_cross_gradient(handle(), student, teacher, pass.columns, s, t, g, d_student);
   }
@@ -158,11 +163,12 @@ class CudaRowKernels final : public RowKernels {
     std::vector<GradientCoefficients> coefficients;
     for (const float coefficient : a) coefficients.push_back({coefficient, 0});
     rows::GradientTask task;
-    task.pass = pass;
+    const float* scales = nullptr;
     std::tie(task.normalizers, task.coefficients, task.survivors, task.token_ids.ids,
-             task.token_ids.weights) =
+             task.token_ids.weights, scales) =
         uploads_.send(normalizers, std::span<const GradientCoefficients>(coefficients), survivors,
-                      token_ids.ids, token_ids.weights);
+                      token_ids.ids, token_ids.weights, scales_of(pass.scale, logits.rows));
+    task.pass = with_scales(pass, scales);
     launch_gradient(logits, token_ids, task, d_logits);
   }
 
@@ -249,6 +255,22 @@ class CudaRowKernels final : public RowKernels {
     return rows * rows::parts_of(columns, rows::part_columns);
   }
 
+  /// Factors of rows to upload; none if all have the same.
+  static std::span<const float> scales_of(const RowScale& scale, int64_t rows) {
+    return {scale.of_rows(), scale.of_rows() == nullptr ? 0 : static_cast<size_t>(rows)};
+  }
+  static RowPass with_scales(RowPass pass, const float* on_device) {
+    pass.scale = pass.scale.at(on_device);
+    return pass;
+  }
+  /// The scan with its factors of rows on the device, until the next upload.
+  RowScan on_device(RowScan scan, int64_t rows) {
+    if (scan.scale.of_rows() == nullptr) return scan;
+    const auto [scales] = uploads_.send(scales_of(scan.scale, rows));
+    scan.scale = scan.scale.at(scales);
+    return scan;
+  }
+
   void launch_gradient(ConstMatrixRef logits, const RowTokenIds& token_ids,
                        rows::GradientTask& task, MatrixRef d_logits) {
     const auto bytes = static_cast<int64_t>(token_ids.ids.size_bytes());
@@ -272,6 +294,11 @@ class CudaRowKernels final : public RowKernels {
     std::copy_n(results_.fetch(from, std::ssize(to)), to.size(), to.begin());
   }
 
+  /// The scan of rows [first, first + count), with their factors on the device.
+  RowScan part_of(RowScan scan, int64_t first, int64_t count) {
+    scan.scale = scan.scale.from(first);
+    return on_device(scan, count);
+  }
   void select_rows(ConstMatrixRef logits, const RowScan& scan, const rows::SelectionShape& shape,
                    const RowTop& top, std::span<SoftmaxPartial> partials);
 
@@ -300,7 +327,8 @@ void CudaRowKernels::top(ConstMatrixRef logits, const RowScan& scan, const RowTo
     };
     select_rows(
         {logits.data + r * logits.stride * element, logits.type, count, logits.cols, logits.stride},
-        scan, shape, {part(top.values, length), part(top.ids, length), part(top.last, 1), length},
+        part_of(scan, r, count), shape,
+        {part(top.values, length), part(top.ids, length), part(top.last, 1), length},
         part(partials, 1));
   }
 }

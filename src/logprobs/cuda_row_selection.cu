@@ -155,7 +155,7 @@ class Selector {
 // The next run, in flight, takes 8 registers per thread (16 for f32); the bound avoids spilling.
 template <class T, bool summed, bool weighted>
 __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
-    select_in_parts(const T* logits, int64_t stride, float scale, SelectionShape shape,
+    select_in_parts(const T* logits, int64_t stride, RowScale scale, SelectionShape shape,
                     SelectionTask task) {
   constexpr int lanes = lanes_of<T>;
   __shared__ SelectionRoom room;
@@ -164,7 +164,7 @@ __global__ void __launch_bounds__(select_threads, lanes_of<T> == 8 ? 10 : 8)
   uint64_t* entries = shape.part_spills ? task.part_room + block * shape.part_capacity
                                         : reinterpret_cast<uint64_t*>(dynamic_shared());
   Selector selector(entries, shape.part_length, room);
-  ThreadSums<weighted> sums{scale};
+  ThreadSums<weighted> sums{base_2(scale[mine.row])};
   const T* row = logits + mine.row * stride;
   const Grid<lanes> grid(mine.begin, mine.end, row);
   constexpr int vectors = run_columns / (select_threads * lanes);
@@ -261,7 +261,7 @@ __device__ void put_infinite(const T* row, int64_t columns, int32_t* ids, int64_
 
 template <class T>
 __global__ void __launch_bounds__(select_threads)
-    merge_selections(const T* logits, int64_t stride, float scale, bool weighted,
+    merge_selections(const T* logits, int64_t stride, RowScale scale, bool weighted,
                      SelectionShape shape, SelectionTask task) {
   __shared__ SelectionRoom room;
   const int64_t row = blockIdx.x;
@@ -294,7 +294,8 @@ __global__ void __launch_bounds__(select_threads)
   if (threadIdx.x == 0 && task.last != nullptr) task.last[row] = last == ~0U ? 0 : times;
   if (threadIdx.x == 0 && task.partials != nullptr) {
     PartSums total;
-    for (int64_t p = 0; p < shape.parts; ++p) total.add(task.sums[row * shape.parts + p], scale);
+    const float factor = base_2(scale[row]);
+    for (int64_t p = 0; p < shape.parts; ++p) total.add(task.sums[row * shape.parts + p], factor);
     task.partials[row] = partials_of(total, weighted);
   }
 }
@@ -321,7 +322,6 @@ SelectionShape selection_shape(int64_t columns, int64_t length) {
 
 void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan& scan,
                       const SelectionShape& shape, const SelectionTask& task) {
-  const float scale = base_2(scan.scale);
   const auto shared = [](int64_t entries, bool spills) {
     return spills ? 0 : entries * sizeof(uint64_t);
   };
@@ -332,10 +332,10 @@ void launch_selection(CUstream_st* stream, ConstMatrixRef logits, const RowScan&
       select = scan.weighted ? select_in_parts<T, true, true> : select_in_parts<T, true, false>;
     launch({blocks_of(logits.rows * shape.parts), select_threads, stream,
             shared(shape.part_capacity, shape.part_spills)},
-           select, z.view.data, z.view.stride, scale, shape, task);
+           select, z.view.data, z.view.stride, scan.scale, shape, task);
     launch({blocks_of(logits.rows), select_threads, stream,
             shared(shape.merge_capacity, shape.merge_spills)},
-           merge_selections<T>, z.view.data, z.view.stride, scale, scan.weighted, shape, task);
+           merge_selections<T>, z.view.data, z.view.stride, scan.scale, scan.weighted, shape, task);
   });
 }
 

@@ -9,10 +9,10 @@ namespace {
 /// A block ends with its sums: one that waited for others would keep the next from loading.
 template <class T, bool weighted>
 __global__ void __launch_bounds__(block_threads)
-    partials_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts, float scale,
-                      PartSums* out) {
+    partials_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts,
+                      RowScale scale, PartSums* out) {
   const PartOfRow mine(parts, columns, part_columns);
-  ThreadSums<weighted> sums{scale};
+  ThreadSums<weighted> sums{base_2(scale[mine.row])};
   const T* row = logits + mine.row * stride;
   const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
   for_each_vector(
@@ -22,11 +22,11 @@ __global__ void __launch_bounds__(block_threads)
 }
 
 __global__ void __launch_bounds__(block_threads)
-    partials_of_rows(const PartSums* sums, int64_t rows, int64_t parts, float scale, bool weighted,
-                     SoftmaxPartial* out) {
+    partials_of_rows(const PartSums* sums, int64_t rows, int64_t parts, RowScale scale,
+                     bool weighted, SoftmaxPartial* out) {
   const int64_t row = static_cast<int64_t>(blockIdx.x) * block_threads + threadIdx.x;
   if (row >= rows) return;
-  out[row] = partials_of(sums + row * parts, parts, scale, weighted);
+  out[row] = partials_of(sums + row * parts, parts, base_2(scale[row]), weighted);
 }
 
 // The bound of 3 blocks leaves registers for all loads in flight; else bf16 is loaded pair by pair.
@@ -98,7 +98,7 @@ void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan&
   with_elements(logits, [&](auto z) {
     using T = typename decltype(z)::Type;
     launch(shape, scan.weighted ? partials_of_parts<T, true> : partials_of_parts<T, false>,
-           z.view.data, z.view.stride, scan.columns, count, base_2(scan.scale), parts);
+           z.view.data, z.view.stride, scan.columns, count, scan.scale, parts);
   });
 }
 
@@ -106,8 +106,7 @@ void launch_partials(CUstream_st* stream, ConstMatrixRef logits, const RowScan& 
                      PartSums* parts, SoftmaxPartial* out) {
   launch_part_sums(stream, logits, scan, parts);
   launch({blocks_of(parts_of(logits.rows, block_threads)), block_threads, stream}, partials_of_rows,
-         parts, logits.rows, parts_of(scan.columns, part_columns), base_2(scan.scale),
-         scan.weighted, out);
+         parts, logits.rows, parts_of(scan.columns, part_columns), scan.scale, scan.weighted, out);
 }
 
 void launch_cross_partials(CUstream_st* stream, ConstMatrixRef student, ConstMatrixRef teacher,

@@ -26,7 +26,7 @@ struct Merge {
   const float* records = nullptr;  // [ranks, rows · (partials + per_row)]
   int64_t rows = 0, partials = 0, per_row = 0;
   int ranks = 0;
-  double scale = 1;
+  RowScale scale;
   const int64_t* offsets = nullptr;  // partition offsets, [ranks + 1]
   int64_t vocab_size = 0;
   const int32_t* ids = nullptr;
@@ -58,9 +58,10 @@ struct RowGroup {
 /// Writes the results of a row; its threads share its ids.
 __device__ void score_row(const Merge& m, const RowGroup& group, int64_t row) {
   RowTotal total;
+  const double scale = m.scale[row];
   for (int r = 0; r < m.ranks; ++r) {
     const float* part = m.records + r * m.block() + row * m.partials;
-    total.add({part[0], part[1], m.partials == 3 ? part[2] : 0}, m.scale);
+    total.add({part[0], part[1], m.partials == 3 ? part[2] : 0}, scale);
   }
   const double log_sum = std::log(total.sum);
   const int first = group.first_id();
@@ -73,7 +74,7 @@ __device__ void score_row(const Merge& m, const RowGroup& group, int64_t row) {
     const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
     m.logprob[k] = owner < 0 ? 0
                              : total.logprob(m.records[owner * m.block() + m.rows * m.partials + k],
-                                             m.scale, log_sum);
+                                             scale, log_sum);
   }
 }
 
@@ -88,7 +89,7 @@ struct Tile {
   int64_t first_id = 0;  // id of its first column
   bool first = false;    // it has column 0: the records are empty
   bool all = false;      // one rank, and the tile is its whole shard: the results are known
-  float scale = 1;
+  RowScale scale;        // of its rows
   rows::PartSums* sums = nullptr;  // [rows, parts]
   RowTotal* totals = nullptr;      // [rows]
   float* partials = nullptr;       // [rows, partials of a row]
@@ -107,9 +108,10 @@ __global__ void __launch_bounds__(block_threads)
   RowTotal total;
   if (active) {
     if (!tile.first) total = tile.totals[row];
-    total.add(rows::partials_of(tile.sums + row * tile.parts, tile.parts, rows::base_2(tile.scale),
-                                weighted),
-              tile.scale);
+    const float scale = tile.scale[row];
+    total.add(
+        rows::partials_of(tile.sums + row * tile.parts, tile.parts, rows::base_2(scale), weighted),
+        scale);
   }
   __syncthreads();  // all threads of a row have read its total
   if (active) {
@@ -207,12 +209,12 @@ class CudaScoreRecords final : public ScoreRecords {
         stream_(stream),
         group_(shape.ids_per_token),
         partition_(stream),
+        scales_(stream),
         results_(stream) {
     std::tie(merge_.offsets) = partition_.send(std::span<const int64_t>(shape_.vocab.offsets));
     merge_.partials = shape_.partials();
     merge_.per_row = shape_.ids_per_token;
     merge_.ranks = shape_.vocab.ranks();
-    merge_.scale = shape_.scale;
     merge_.vocab_size = shape_.vocab.vocab_size;
   }
 
@@ -223,6 +225,11 @@ class CudaScoreRecords final : public ScoreRecords {
     added_ = scored_ = false;
     results_.begin(ids, out);
     own_ = at_least<float>(own_memory_, rows * shape_.width());
+    merge_.scale = shape_.scale;
+    if (const float* scales = shape_.scale.of_rows(); scales != nullptr) {
+      std::tie(scales) = scales_.send(std::span(scales, static_cast<size_t>(rows)));
+      merge_.scale = shape_.scale.at(scales);
+    }
     merge_.rows = rows;
     merge_.records = own_;
     merge_.ids = results_.ids();
@@ -245,14 +252,14 @@ class CudaScoreRecords final : public ScoreRecords {
     tile.first = column == 0;
     tile.all = shape_.vocab.ranks() == 1 && logits.rows == rows_ &&
                columns == shape_.vocab.valid(shape_.rank);
-    tile.scale = shape_.scale;
+    tile.scale = merge_.scale.from(row);
     tile.sums = at_least<rows::PartSums>(parts_memory_, logits.rows * tile.parts);
     tile.totals = at_least<RowTotal>(totals_memory_, rows_) + row;
     tile.partials = own_ + row * shape_.partials();
     tile.id_logits = own_ + rows_ * shape_.partials() + first;
     tile.ids = merge_.ids + first;
     scored_ = tile.all;
-    rows::launch_part_sums(handle(), logits, {columns, shape_.scale, shape_.entropy}, tile.sums);
+    rows::launch_part_sums(handle(), logits, {columns, tile.scale, shape_.entropy}, tile.sums);
     rows::with_elements(logits, [&](auto z) {
       launch(of_groups(logits.rows), finish_tile<typename decltype(z)::Type>, z.view.data,
              z.view.stride, tile, merge_, group_);
@@ -292,6 +299,7 @@ class CudaScoreRecords final : public ScoreRecords {
   int64_t rows_ = 0;
   bool added_ = false, scored_ = false;  // since start()
   Uploads partition_;                    // the partition's offsets
+  Uploads scales_;                       // factors of rows
   Pool totals_memory_{MemorySpace::device}, own_memory_{MemorySpace::device},
       all_memory_{MemorySpace::device}, parts_memory_{MemorySpace::device};
   float* own_ = nullptr;  // [rows, width]

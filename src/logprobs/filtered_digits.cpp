@@ -13,12 +13,19 @@ namespace gyre {
 namespace {
 
 /// Narrows the range to the bucket where the mass summed from above reaches top_p of the total.
-void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
+void descend(const int64_t* masses, bool first, DigitRow& row) {
   if (first) {
-    for (int64_t i = 0; i < digit_sums; ++i) row.total += masses[i];
+    // The last sum is of values below the range, which min_p drops.
+    const int64_t kept = digit_sums - (row.filter.min_p > 0 ? 1 : 0);
+    for (int64_t i = 0; i < kept; ++i) row.total += masses[i];
     row.above = masses[digit_buckets];
   }
-  const double limit = top_p * row.total;
+  if (row.filter.top_p == 1) {  // the threshold is the least value that min_p keeps
+    row.above = row.total;
+    row.bits = 0;
+    return;
+  }
+  const double limit = row.filter.top_p * row.total;
   int64_t bucket = digit_buckets - 1;
   while (bucket >= 0 && (row.above + masses[bucket]) < limit) row.above += masses[bucket--];
   GYRE_CHECK(bucket >= 0, "token {}: no threshold from key {} in {} bits", row.token, row.low,
@@ -33,24 +40,43 @@ void descend(const int64_t* masses, bool first, double top_p, DigitRow& row) {
 
 /// Returns the key range that contains a row's threshold. Its keys are below that of `bound`. The
 /// lower limit is a value such that all columns, if they had it, would have half of the mass that
-/// top_p excludes.
+/// top_p excludes; with min_p, the least value that it keeps.
 DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, float bound) const {
   using Limits = std::numeric_limits<float>;
   const double columns = s_.vocab_.vocab_size;
-  const double left_out = (1 - s_.options_.filter.top_p) * total / 2;
+  const SamplingFilter& filter = this->filter(t);
+  const double left_out = (1 - filter.top_p) * total / 2;
   const double rounding = columns * std::exp2(-fraction_bits_for(s_.vocab_.vocab_size));
   uint32_t low = 0;
-  if (left_out > rounding) {
-    const double least = max + std::log(left_out / columns) / scale();
+  if (filter.min_p > 0) {
+    low = least_likely_key(t, max);
+  } else if (left_out > rounding) {
+    const double least = max + std::log(left_out / columns) / scale(t);
     low = key_of(std::nextafter(static_cast<float>(std::max<double>(least, Limits::lowest())),
                                 -Limits::infinity()),
                  s_.type_);
   }
-  const uint32_t high = key_of(bound, s_.type_) - 1;
+  // What min_p keeps, and so its share top_p, is not known from the lists.
+  const uint32_t high = filter.min_p > 0 ? key_of(max, s_.type_) : key_of(bound, s_.type_) - 1;
   low = std::min(low, high);
   const int digits =
       static_cast<int>(std::max<int64_t>(1, ceil_div(std::bit_width(high - low), digit_bits)));
-  return {t, max, low, digits * digit_bits};
+  return {t, max, low, digits * digit_bits, filter};
+}
+
+uint32_t FilteredScores::Forward::least_likely_key(int64_t t, float max) const {
+  const SamplingFilter& filter = this->filter(t);
+  const auto keeps = [&](uint32_t key) {
+    return filter.is_likely(value_of_key(key, s_.type_), max);
+  };
+  const float lowest = std::numeric_limits<float>::lowest();
+  const uint32_t first = key_of(lowest, s_.type_);
+  const double near = max + std::log(filter.min_p) * filter.temperature;
+  uint32_t key =
+      std::max(first, key_of(static_cast<float>(std::max<double>(near, lowest)), s_.type_));
+  while (key > first && keeps(key - 1)) --key;
+  while (!keeps(key)) ++key;
+  return key;
 }
 
 void FilteredScores::Forward::search() {
@@ -72,13 +98,13 @@ void FilteredScores::Forward::add_rounds(std::vector<DigitRow*>& active, bool fi
   std::vector<MassRow> rows;
   for (const DigitRow* row : active)
     rows.push_back(
-        {row->token, {row->max, s_.scale(), bits, row->low, row->bits - digit_bits, first}});
+        {row->token,
+         {row->max, s_.scale()[row->token], bits, row->low, row->bits - digit_bits, first}});
   Buffer<int64_t> masses(count * digit_sums);
   s_.kernels_.masses(logits_, own_columns(), rows, s_.options_.threads, masses.span());
   wait(s_.tp_.all_reduce(masses.data(), masses.size(), DType::i64, ReduceOp::sum, stream_,
                          "probabilities by digits"));
-  for (int64_t i = 0; i < count; ++i)
-    descend(masses.data() + i * digit_sums, first, s_.options_.filter.top_p, *active[i]);
+  for (int64_t i = 0; i < count; ++i) descend(masses.data() + i * digit_sums, first, *active[i]);
 }
 
 /// Gathers the counts of all ranks, [ranks, rows].
@@ -124,11 +150,16 @@ void FilteredScores::Forward::finish_by_digits(const DigitRow& row, size_t i,
     ties[r] = at(r).equal;
     group.count += at(r).equal;
   }
-  GYRE_CHECK(group.count > 0 && row.equal % group.count == 0,
-             "token {}: a mass of {} for {} columns of equal value", row.token, row.equal,
-             group.count);
   cut.mass = row.above;
-  add_group(group, row.equal / group.count, s_.options_.filter.top_p * row.total, cut);
+  if (row.filter.top_p == 1) {
+    cut.threshold = group.value;
+    cut.ties = cut.kept_ties = group.count;
+  } else {
+    GYRE_CHECK(group.count > 0 && row.equal % group.count == 0,
+               "token {}: a mass of {} for {} columns of equal value", row.token, row.equal,
+               group.count);
+    add_group(group, row.equal / group.count, row.filter.top_p * row.total, cut);
+  }
   cut.mass = std::ldexp(cut.mass, -fraction_bits_for(s_.vocab_.vocab_size));
   const int rank = owner(row.token);
   finish(

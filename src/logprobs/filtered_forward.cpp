@@ -50,12 +50,14 @@ void FilteredScores::Forward::gather() {
 void FilteredScores::Forward::make_records(ListRecords& own) {
   const int64_t tokens = s_.tokens_, length = s_.length_;
   const RowScan scan{own_columns(), s_.scale(), false, s_.options_.threads};
-  const bool filtered = s_.by_count() || s_.by_mass(), summed = !s_.by_count();
+  const bool filtered = s_.any_filter([](const auto&filter) { return filter.active(); }),
+             summed = s_.any_filter([](const auto&filter) { return filter.top_k == 0; }),
+             cuts_ties = s_.any_filter([](const auto&filter) { return filter.top_p != 1; });
   Buffer<float> values(tokens * length);
   Buffer<SoftmaxPartial> partials(summed ? tokens : 0);
   Buffer<int32_t> last(filtered ? tokens : 0);
   // Only top-p keeps some of several equal elements, which needs their ids.
-  ids_ = Buffer<int32_t>(s_.by_mass() ? tokens * length : 0);
+  ids_ = Buffer<int32_t>(cuts_ties ? tokens * length : 0);
   if (filtered) {
     s_.kernels_.top(logits_, scan, {values.span(), ids_.span(), last.span(), length},
                     partials.span());
@@ -70,7 +72,7 @@ void FilteredScores::Forward::make_records(ListRecords& own) {
                                   target.span());
   for (int64_t t = 0; t < tokens; ++t)
     own.scalars(t) = {summed ? partials[t].sum : 0, filtered ? last[t] : 0, target[t], 0};
-  if (s_.by_mass()) count_behind(own, values.span());
+  if (cuts_ties) count_behind(own, values.span());
 }
 
 /// Sets `behind` for tokens with their target in this shard; values [tokens, length].
@@ -125,18 +127,19 @@ bool FilteredScores::Forward::walk_row(int64_t t, std::span<int64_t> scratch) {
   ListWalk lists(records_, t, columns_, scratch);
   FilterCut cut;
   cut.max = lists.max();
-  const double total = s_.by_count() ? 1 : total_mass(t, cut.max);
+  const SamplingFilter& filter = this->filter(t);
+  const double total = filter.top_k > 0 ? 1 : total_mass(t, cut.max);
   if (!std::isfinite(cut.max) || !std::isfinite(total)) {
     finish_nan(t);
     return true;
   }
-  if (s_.by_count()) {
-    cut = cut_by_count(lists, cut.max);
-  } else if (s_.by_mass()) {
-    const double limit = s_.options_.filter.top_p * total;
+  if (filter.top_k > 0 || filter.min_p > 0) {
+    if (!cut_by_count(t, lists, cut)) return false;
+  } else if (filter.top_p != 1) {
+    const double limit = filter.top_p * total;
     ValueGroup group{};
     while (lists.next(group)) {
-      const double x = (group.value - static_cast<double>(cut.max)) * scale();
+      const double x = (group.value - static_cast<double>(cut.max)) * scale(t);
       if (!add_group(group, std::exp(x), limit, cut)) break;
     }
     if (lists.too_short()) return false;
@@ -157,40 +160,46 @@ double FilteredScores::Forward::total_mass(int64_t t, float max) const {
     const double sum = records_.scalars(r, t).sum;
     if (sum == 0) continue;
     const double first = records_.value(r, t, 0);
-    total += sum * std::exp((first - max) * scale());
+    total += sum * std::exp((first - max) * scale(t));
   }
   return total;
 }
 
-/// Keeps the top_k largest and all that equal the last of them; of these, what top_p keeps.
-FilterCut FilteredScores::Forward::cut_by_count(ListWalk& walk, float max) const {
-  const SamplingFilter& filter = s_.options_.filter;
+/// Keeps the top_k largest and all that equal the last of them; of these what min_p, then top_p
+/// keep. Returns false if the lists end before that.
+bool FilteredScores::Forward::cut_by_count(int64_t t, ListWalk& walk, FilterCut& cut) const {
+  const SamplingFilter& filter = this->filter(t);
+  const int64_t most = filter.top_k > 0 ? filter.top_k : s_.vocab_.vocab_size;
   std::vector<std::pair<ValueGroup, double>> groups;
   int64_t count = 0;
   double total = 0;
-  for (ValueGroup group{}; count < filter.top_k && walk.next(group);) {
-    const double x = (group.value - static_cast<double>(max)) * scale();
+  bool unlikely = false;
+  for (ValueGroup group{}; count < most && walk.next(group);) {
+    unlikely = !filter.is_likely(group.value, cut.max);
+    if (unlikely) break;
+    const double x = (group.value - static_cast<double>(cut.max)) * scale(t);
     groups.emplace_back(group, std::exp(x));
     count += group.count;
     total += group.count * groups.back().second;
   }
-  GYRE_CHECK(!walk.too_short(), "{} of {} largest", count, filter.top_k);
-  FilterCut cut;
-  cut.max = max;
-  if (s_.by_mass()) {
+  if (walk.too_short()) {
+    GYRE_CHECK(filter.top_k == 0, "{} of {} largest", count, filter.top_k);
+    return false;
+  }
+  if (filter.top_p != 1) {
     for (const auto& [group, weight] : groups)
       if (!add_group(group, weight, filter.top_p * total, cut)) break;
-    return cut;
+    return true;
   }
   cut.mass = total;
-  if (count < filter.top_k) {  // the k-th largest is -inf, so all columns survive
+  if (count < most && filter.min_p <= 0) {  // the k-th largest is -inf, so all columns survive
     cut.above = s_.vocab_.vocab_size;
-    return cut;
+    return true;
   }
   cut.threshold = groups.back().first.value;
   cut.ties = cut.kept_ties = groups.back().first.count;
   cut.above = count - cut.ties;
-  return cut;
+  return true;
 }
 
 /// Number of a rank's columns with this value. If the rank's list is incomplete, the value must not

@@ -33,9 +33,11 @@ bool add_group(const ValueGroup& group, double weight, double limit, FilterCut& 
 struct DigitRow {
   int64_t token;
   float max;
-  uint32_t low;                             ///< the threshold's key is low .. low + 2^bits - 1
-  int bits;                                 ///< a multiple of digit_bits
-  int64_t total = 0, above = 0, equal = 0;  ///< masses: of all columns, above the range, inside it
+  uint32_t low;           ///< the threshold's key is low .. low + 2^bits - 1
+  int bits;               ///< a multiple of digit_bits
+  SamplingFilter filter;  ///< with min_p, low is the key of the least value that it keeps
+  /// Masses: of all columns (with min_p: of those that it keeps), above the range, inside it.
+  int64_t total = 0, above = 0, equal = 0;
 };
 
 /// Counts that a rank reports for a row at the end of its search.
@@ -71,7 +73,8 @@ class FilteredScores::Forward {
 
  private:
   int64_t own_columns() const { return columns_[mine_]; }
-  double scale() const { return s_.scale(); }
+  double scale(int64_t t) const { return s_.scale()[t]; }
+  const SamplingFilter& filter(int64_t t) const { return s_.filter(t); }
   int64_t target_column(int64_t t) const { return targets_[t] - s_.vocab_.begin(mine_); }
   int owner(int64_t t) const { return s_.vocab_.owner(targets_[t]); }
   void wait(const WorkPtr& work) {
@@ -88,8 +91,10 @@ class FilteredScores::Forward {
   void walk();
   bool walk_row(int64_t t, std::span<int64_t> scratch);
   double total_mass(int64_t t, float max) const;
-  FilterCut cut_by_count(ListWalk& walk, float max) const;
+  bool cut_by_count(int64_t t, ListWalk& walk, FilterCut& cut) const;
   DigitRow digit_row(int64_t t, float max, double total, float bound) const;
+  /// Key of the least value that the filter's min_p keeps in a row with this maximum.
+  uint32_t least_likely_key(int64_t t, float max) const;
   void search();
   void add_rounds(std::vector<DigitRow*>& active, bool first);
   Buffer<DigitCounts> gather_counts();
@@ -139,7 +144,7 @@ void FilteredScores::Forward::finish(int64_t t, const FilterCut& cut, Ties ties_
       higher += ties;
     }
   }
-  const double x = (target - static_cast<double>(cut.max)) * scale();
+  const double x = (target - static_cast<double>(cut.max)) * scale(t);
   logprob_[t] = survives ? static_cast<float>(x - log_sum) : none;
 }
 

@@ -4,6 +4,7 @@
 #include <limits>
 
 #include "comm/agree.hpp"
+#include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "logprobs/fused_linear_detail.hpp"
 #include "logprobs/score_detail.hpp"
@@ -34,13 +35,16 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
                   options.tile_columns);
     check_partition(vocab, tp.size());
     check_temperature(options.temperature);
+    check_temperatures(options.temperatures, options.tokens);
   };
   agree_on_arguments(tp, what, check,
                      {{"the number of tokens", options.tokens},
                       {"the hidden size", options.hidden},
                       {"whether rows are dealt", options.sharded ? 1 : 0},
                       {"whether entropies are wanted", options.entropy ? 1 : 0},
-                      {"the rows of a tile", options.tile_rows}});
+                      {"the rows of a tile", options.tile_rows},
+                      {"the checksum of the tokens' temperatures",
+                       static_cast<int64_t>(checksum_of(bytes_of(options.temperatures)))}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
   agree_on_number(tp, what, "the soft cap", options.soft_cap);
@@ -49,12 +53,16 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
   if (options_.tile_columns == 0) options_.tile_columns = usual.columns;
   options_.tile_columns =
       std::min(options_.tile_columns, std::max<int64_t>(1, vocab_.valid(tp.rank())));
+  scales_ = scales_of(options.temperatures);
+  options_.temperatures = {};
   records_ = ops_.row_kernels().make_records(
       {vocab, tp.rank(), 1, options_.entropy, scale(), options_.threads});
   resize(options_.tokens);
 }
 
 void FusedLinear::resize(int64_t tokens) {
+  GYRE_CHECK(scales_.size() == 0 || scales_.size() == tokens,
+             "{} tokens, {} temperatures of tokens", tokens, scales_.size());
   options_.tokens = tokens;
   const MemorySpace space = results_space(ops_.row_kernels());
   if (normalizers_.size() != tokens) normalizers_ = Buffer<RowNormalizer>(tokens, space);
@@ -79,8 +87,8 @@ int64_t FusedLinear::rows() const {
                           : options_.tokens;
 }
 
-float FusedLinear::scale() const {
-  return scale_of(options_.temperature);
+RowScale FusedLinear::scale() const {
+  return {scale_of(options_.temperature), scales_of_rows(scales_)};
 }
 
 std::unique_ptr<LinearTile> FusedLinear::make_tile(DType x, DType weight) const {

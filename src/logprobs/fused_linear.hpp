@@ -53,6 +53,8 @@ struct LinearOptions {
   int64_t tile_rows = 0;     ///< of a tile of logits; 0: that of usual_tile()
   int64_t tile_columns = 0;  ///< 0: those of usual_tile(); may differ between ranks
   LinearOps* ops = nullptr;  ///< performs the computations, in its memory space; null: host
+  /// One for each token, instead of `temperature`; empty: that of all.
+  std::span<const double> temperatures = {};
 };
 
 /// Arrays of a backward pass.
@@ -107,7 +109,7 @@ class FusedLinear {
   /// First row of a rank when rows are distributed, as d_x is even if X is not.
   int64_t assigned_row(int rank) const;
   bool exchanges_x() const { return options_.sharded && tp_.size() > 1; }
-  float scale() const;
+  RowScale scale() const;
   int64_t tile_rows() const;
   void check_inputs(ConstMatrixRef x, ConstMatrixRef weight,
                     std::span<const int32_t> targets) const;
@@ -128,6 +130,7 @@ class FusedLinear {
   Communicator& arrays_;  // in the matrices' memory space
   LinearOps& ops_;
   std::unique_ptr<ScoreRecords> records_;
+  Buffer<float> scales_;               // [tokens] 1 / temperature of each, or empty: one for all
   Buffer<RowNormalizer> normalizers_;  // [tokens]
   Buffer<float> entropy_;              // [tokens] or empty
   Buffer<std::byte> x_;                // [tokens, hidden] of all ranks, if exchanged

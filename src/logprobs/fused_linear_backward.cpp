@@ -31,6 +31,7 @@ class FusedLinear::Backward {
         normalizers_(layer.tile_rows()),
         coefficients_(layer.tile_rows()),
         weights_(layer.tile_rows()),
+        scales_(layer.tile_rows()),
         ids_(layer.tile_rows()) {}
 
   /// sum [rows of this rank, D] <- gradient of its rows of X. Adds to d_weight. Returns the seconds
@@ -71,7 +72,7 @@ class FusedLinear::Backward {
   Buffer<int32_t> token_list_, place_list_;
   Buffer<RowNormalizer> normalizers_;
   Buffer<GradientCoefficients> coefficients_;
-  Buffer<float> weights_;
+  Buffer<float> weights_, scales_;
   Buffer<int32_t> ids_;
   Batch travelling_;
   Buffer<float> received_;  // [ranks of the batch in flight, own rows, D]
@@ -148,15 +149,16 @@ void FusedLinear::Backward::compute(const Batch& batch, MatrixView<float> part) 
 
 void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
   const LinearOptions& options = layer_.options_;
-  const double scale = layer_.scale();
+  const RowScale scale = layer_.scale();
   for (int64_t i = 0; i < count; ++i) {
     const int64_t token = tokens_[begin + i];
     const size_t at = token;
     const double g = in_.d_logprob[at];
     const double h = in_.d_entropy.empty() ? 0 : in_.d_entropy[at];
     normalizers_[i] = layer_.normalizers_[token];
-    coefficients_[i] = coefficients_of(g, h, h == 0 ? 0 : layer_.entropy_[token], scale);
-    weights_[i] = static_cast<float>(scale * g);
+    coefficients_[i] = coefficients_of(g, h, h == 0 ? 0 : layer_.entropy_[token], scale[token]);
+    scales_[i] = scale[token];
+    weights_[i] = static_cast<float>(static_cast<double>(scale[token]) * g);
     ids_[i] = in_.targets[at];
   }
   const MatrixView<float> d_x = d_x_.matrix(count, options.hidden);
@@ -167,7 +169,7 @@ void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
   layer_.for_each_column_tile(in_.weight, [&](int64_t column, ConstMatrixRef weight) {
     const MatrixView<float> z = tile_->logits(weight);
     ops_.row_kernels().gradient(
-        z, {z.cols, layer_.scale(), options.threads}, normalizers_.span().first(rows),
+        z, {z.cols, RowScale(1, scales_.data()), options.threads}, normalizers_.span().first(rows),
         coefficients_.span().first(rows),
         {ids_.span().first(rows), weights_.span().first(rows), 1, first_id + column},
         tile_->gradient());

@@ -135,25 +135,34 @@ SurvivorsReference::SurvivorsReference(std::span<const double> logits, const Sam
     const double kth = logits[*last];
     std::erase_if(order_, [&](int32_t v) { return logits[v] < kth; });
   }
-  std::sort(order_.begin(), order_.end(), by_rank(logits, true));
   for (const double z : logits) max_ = std::max(max_, z);
+  std::erase_if(order_, [&](int32_t v) { return !filter.is_likely(logits[v], max_, margin); });
+  std::sort(order_.begin(), order_.end(), by_rank(logits, true));
   for (const int32_t v : order_) {
     const double z = logits[v];
     sums_.push_back(sums_.back() +
                     (z == -infinity_of<double> ? 0 : std::exp((z - max_) / temperature_)));
   }
   const int64_t all = std::ssize(order_);
-  usual_ = fewest_ = most_ = all;
+  // Number of columns that min_p keeps.
+  const auto likely = [&](double slack) {
+    return std::ranges::count_if(
+        order_, [&](int32_t v) { return filter.is_likely(logits[v], max_, slack); });
+  };
+  usual_ = likely(0);
+  fewest_ = likely(-margin);
+  most_ = all;
   if (filter.top_p == 1 || all == 0) return;
-  // Number of columns up to a sum of `limit`; at least one, because the largest always survives.
-  const auto before = [&](double limit) {
+  // Number of the first `count` columns up to a share of `limit` of their sum; at least one,
+  // because the largest always survives.
+  const auto before = [&](double limit, int64_t count) {
     int64_t n = 1;
-    while (n < all && sums_[n] < limit * sums_.back()) ++n;
+    while (n < count && sums_[n] < limit * sums_[count]) ++n;
     return n;
   };
-  usual_ = before(filter.top_p);
-  fewest_ = before(filter.top_p - margin);
-  most_ = before(filter.top_p + margin);
+  usual_ = before(filter.top_p, usual_);
+  fewest_ = before(filter.top_p - margin, fewest_);
+  most_ = before(filter.top_p + margin, most_);
 }
 
 int64_t SurvivorsReference::rank(int64_t id) const {
@@ -240,6 +249,29 @@ std::vector<double> filtered_gradient_reference(std::span<const double> logits, 
   for (const double x : logprobs) gradient.push_back(-g * std::exp(x) / filter.temperature);
   if (has(logits, target) && logprobs[target] != -infinity_of<double>)
     gradient[target] += g / filter.temperature;
+  return gradient;
+}
+
+double kept_logprob_reference(std::span<const double> logits, std::span<const int32_t> kept,
+                              int64_t target, double temperature) {
+  if (kept.empty()) return -infinity_of<double>;
+  const std::vector<double> among = log_softmax_reference(gathered(logits, kept), temperature);
+  if (std::ranges::all_of(kept, [&](int32_t v) { return logits[v] == -infinity_of<double>; }))
+    return std::numeric_limits<double>::quiet_NaN();
+  const auto place = std::ranges::find(kept, target) - kept.begin();
+  return place == std::ssize(kept) ? -infinity_of<double> : among[place];
+}
+
+std::vector<double> kept_gradient_reference(std::span<const double> logits,
+                                            std::span<const int32_t> kept, int64_t target, double g,
+                                            double temperature) {
+  std::vector<double> gradient(logits.size(), 0);
+  if (kept.empty()) return gradient;
+  const std::vector<double> among = log_softmax_reference(gathered(logits, kept), temperature);
+  for (size_t k = 0; k < kept.size(); ++k) {
+    const bool is_target = kept[k] == target && logits[kept[k]] != -infinity_of<double>;
+    gradient[kept[k]] = g * ((is_target ? 1 : 0) - std::exp(among[k])) / temperature;
+  }
   return gradient;
 }
 

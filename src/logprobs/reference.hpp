@@ -7,6 +7,7 @@
 // with only -inf, is no distribution: its values are NaN. So are its gradients, except that a logit
 // of -inf gets the terms of the ids.
 
+#include <cmath>
 #include <cstdint>
 #include <span>
 #include <vector>
@@ -45,18 +46,26 @@ std::vector<double> soft_cross_entropy_gradient_reference(std::span<const double
                                                           double g);
 
 /// Sampling filter: divides by the temperature, then keeps the top_k largest with all ties of the
-/// k-th, then of these, renormalised, those before which the cumulative probability is below top_p.
-/// Ties at that boundary survive by descending id. The largest always survives.
+/// k-th, of these those with at least min_p of the largest probability, then of these,
+/// renormalised, those before which the cumulative probability is below top_p. Ties at that
+/// boundary survive by descending id. The largest always survives. (vLLM's order.)
 struct SamplingFilter {
   int64_t top_k = 0;  ///< 0: no limit
   double top_p = 1;   ///< 1: no limit
   double temperature = 1;
-  bool active() const { return top_k > 0 || top_p != 1; }
+  double min_p = 0;  ///< 0: no limit
+  bool active() const { return top_k > 0 || top_p != 1 || min_p > 0; }
+  /// Whether min_p keeps a logit, in a row with this largest one; `margin` in log p lets more
+  /// survive. NaN survives.
+  bool is_likely(double logit, double max, double margin = 0) const {
+    return min_p <= 0 || logit == max || !((logit - max) / temperature < std::log(min_p) - margin);
+  }
 };
 
 /// Survivors of a row in order of rank: those that top_k keeps, by descending logit, equal ones by
-/// descending id. top_p keeps the first of them. If a cumulative probability is within `margin` of
-/// top_p, an error of that size changes their number, and several numbers are valid.
+/// descending id. min_p and top_p keep the first of them. If a cumulative probability is within
+/// `margin` of top_p, or a log-probability within it of min_p's bound, an error of that size changes
+/// their number, and several numbers are valid.
 class SurvivorsReference {
  public:
   SurvivorsReference(std::span<const double> logits, const SamplingFilter& filter,
@@ -76,7 +85,7 @@ class SurvivorsReference {
   std::span<const int32_t> doubtful() const;
   /// Valid number of survivors nearest to the case that `kept` of the doubtful ids survive.
   int64_t with_doubtful(int64_t kept) const;
-  /// The ids that top_k keeps, in order of rank.
+  /// The ids that top_k keeps, and min_p if all errors are in their favour, in order of rank.
   std::span<const int32_t> ranked() const { return order_; }
 
  private:
@@ -102,6 +111,16 @@ double filtered_logprob_reference(std::span<const double> logits, int64_t target
 /// others if the target did not survive.
 std::vector<double> filtered_gradient_reference(std::span<const double> logits, int64_t target,
                                                 const SamplingFilter& filter, double g);
+
+/// Log-probability of the target among different ids of the row; -inf if it is not among them, or
+/// there are none; NaN if all have logits of -inf.
+double kept_logprob_reference(std::span<const double> logits, std::span<const int32_t> kept,
+                              int64_t target, double temperature = 1);
+/// g times the gradient of that log-probability: 0 for other ids; -g p_v / temperature for the kept
+/// ones if the target is not among them.
+std::vector<double> kept_gradient_reference(std::span<const double> logits,
+                                            std::span<const int32_t> kept, int64_t target, double g,
+                                            double temperature = 1);
 
 struct TopEntry {
   double value = 0;

@@ -137,7 +137,7 @@ void slope_row(const Base& base, const GradientCoefficients& row_coefficients, i
 void gradient_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
                   const RowNormalizer& row, const GradientCoefficients& row_coefficients,
                   const MatrixRef& out, bool stream) {
-  const Base base(row, pass.scale);
+  const Base base(row, pass.scale[r]);
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     with_row(out, r, [&](auto* to) HWY_ATTR {
       if (row_coefficients.b != 0)
@@ -152,7 +152,7 @@ void logarithm_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
                    const RowNormalizer& row, const MatrixRef& out, bool stream) {
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     with_row(out, r, [&](auto* to) HWY_ATTR {
-      map_row(F(), Logarithm(F(), row, pass.scale), pass.columns, stream, to, z);
+      map_row(F(), Logarithm(F(), row, pass.scale[r]), pass.columns, stream, to, z);
     });
   });
 }
@@ -160,7 +160,7 @@ void logarithm_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
 void centred_row(const ConstMatrixRef& logits, const ConstMatrixRef& d_logprobs, int64_t r,
                  const RowPass& pass, const RowNormalizer& row, float sum, const MatrixRef& out,
                  bool stream) {
-  const Centred centred(F(), Base(row, pass.scale), sum);
+  const Centred centred(F(), Base(row, pass.scale[r]), sum);
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     with_row(d_logprobs, r, [&](const auto* g) HWY_ATTR {
       with_row(out, r,
@@ -186,7 +186,7 @@ void filtered_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
                   const RowNormalizer& row, const RowSurvivors& survivors, float a,
                   const MatrixRef& out, bool stream) {
   const F f;
-  const Base base(row, pass.scale);
+  const Base base(row, pass.scale[r]);
   const int64_t cut = std::clamp<int64_t>(survivors.cut, 0, pass.columns);
   const Survivor<false> above(f, base, a, survivors.threshold);
   const Survivor<true> from_cut(f, base, a, survivors.threshold);
@@ -267,7 +267,7 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
         if (weighted)
           picked.keep([](int64_t) { return true; },
                       [&](int64_t column) { return logits.at(r, column); });
-        differentiate(picked.values(), pass.scale, row, row_coefficients);
+        differentiate(picked.values(), pass.scale[r], row, row_coefficients);
         gradient(logits, r, pass, row, row_coefficients, out.matrix, out.stream);
         picked.put(d_logits);
       }
@@ -321,8 +321,8 @@ void row_cross_gradient(ConstMatrixRef student, ConstMatrixRef teacher, const Ro
                         MatrixRef d_student) {
   check(student, d_student, pass.columns, students.size());
   check(teacher, d_student, pass.columns, teachers.size());
-  GYRE_CHECK(pass.scale == 1 && gradients.size() == students.size(), "scale {}, {} gradients",
-             pass.scale, gradients.size());
+  GYRE_CHECK(pass.scale.is_one() && gradients.size() == students.size(),
+             "a scale other than 1, or {} gradients", gradients.size());
   const RowOutput out = output_at(d_student, student);
   const auto gradient = HWY_DYNAMIC_DISPATCH(cross_gradient_row);
   for_each_row_part(pass.threads, student.rows, student.cols, [&](int64_t begin, int64_t end) {
@@ -369,7 +369,7 @@ void row_filtered_gradient(ConstMatrixRef logits, const RowPass& pass,
                  (z == survivors[at].threshold && column >= survivors[at].cut);
         };
         if (weighted) picked.keep(survives, [&](int64_t column) { return logits.at(r, column); });
-        differentiate(picked.values(), pass.scale, normalizers[at], {a[at], 0});
+        differentiate(picked.values(), pass.scale[r], normalizers[at], {a[at], 0});
         gradient(logits, r, pass, normalizers[at], survivors[at], a[at], out.matrix, out.stream);
         picked.put(d_logits);
       }

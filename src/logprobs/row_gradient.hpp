@@ -29,6 +29,7 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
+#include "logprobs/row_scale.hpp"
 #include "logprobs/token_ids.hpp"
 
 namespace gyre {
@@ -46,7 +47,7 @@ struct GradientCoefficients {
 
 struct RowPass {
   int64_t columns = 0;  ///< number of valid columns, the first of each row
-  float scale = 1;      ///< 1 / temperature
+  RowScale scale = 1;   ///< 1 / temperature
   int threads = 1;
 };
 

@@ -317,7 +317,7 @@ class RowSelector {
   /// Fills row r of the results.
   void select(int64_t r, Room& room, SoftmaxPartial* partials) const {
     Candidates c{room.values.data(), room.ids.data(), room.keys.data()};
-    const double scale = scan_.scale;
+    const double scale = scan_.scale[r];
     RowTotal total;
     for (int64_t begin = 0; begin < scan_.columns; begin += block) {
       const int64_t end = std::min(scan_.columns, begin + block);
@@ -342,6 +342,7 @@ class RowSelector {
     SoftmaxPartial partials;
     RowScan scan = scan_;
     scan.columns = end - begin;
+    scan.scale = scan_.scale[r];
     softmax_partials({logits_.data + (r * logits_.stride + begin) * size, logits_.type, 1,
                       end - begin, end - begin},
                      scan, {&partials, 1});

@@ -128,8 +128,8 @@ SoftmaxPartial scan_row(const T* z, int64_t count, float scale) {
 void partials_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row,
                      SoftmaxPartial& out) {
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
-    out = row.weighted ? scan_row<true>(z, row.columns, row.scale)
-                       : scan_row<false>(z, row.columns, row.scale);
+    out = row.weighted ? scan_row<true>(z, row.columns, row.scale[r])
+                       : scan_row<false>(z, row.columns, row.scale[r]);
   });
 }
 

@@ -36,6 +36,7 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
+#include "logprobs/row_scale.hpp"
 
 namespace gyre {
 
@@ -49,7 +50,7 @@ struct SoftmaxPartial {
 
 struct RowScan {
   int64_t columns = 0;    ///< number of valid columns, the first of each row
-  float scale = 1;        ///< 1 / temperature, positive
+  RowScale scale = 1;     ///< 1 / temperature, positive
   bool weighted = false;  ///< whether to compute `weighted`; else it is 0
   int threads = 1;
 };

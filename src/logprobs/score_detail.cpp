@@ -1,5 +1,6 @@
 #include "logprobs/score_detail.hpp"
 
+#include <algorithm>
 #include <cmath>
 
 #include "comm/agree.hpp"
@@ -20,6 +21,18 @@ void check_temperature(double temperature) {
 
 float scale_of(double temperature) {
   return static_cast<float>(1 / temperature);
+}
+
+void check_temperatures(std::span<const double> temperatures, int64_t tokens) {
+  if (!temperatures.empty() && std::ssize(temperatures) != tokens)
+    throw_usage("{} temperatures of {} tokens; one for each, or none", temperatures.size(), tokens);
+  for (const double temperature : temperatures) check_temperature(temperature);
+}
+
+Buffer<float> scales_of(std::span<const double> temperatures) {
+  Buffer<float> scales(std::ssize(temperatures));
+  std::ranges::transform(temperatures, scales.data(), scale_of);
+  return scales;
 }
 
 void agree_on_number(Communicator& tp, std::string_view what, std::string_view name, double value) {

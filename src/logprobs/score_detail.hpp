@@ -9,6 +9,7 @@
 
 #include "comm/communicator.hpp"
 #include "logprobs/row_gradient.hpp"
+#include "runtime/buffer.hpp"
 
 namespace gyre {
 
@@ -19,6 +20,16 @@ void check_tokens(int64_t tokens);
 void check_temperature(double temperature);
 /// Inverse of the temperature, which multiplies the logits.
 float scale_of(double temperature);
+
+/// Throws a usage error unless there is a temperature for each of `tokens` tokens, or none, and
+/// each is one that check_temperature() accepts.
+void check_temperatures(std::span<const double> temperatures, int64_t tokens);
+/// Their inverses.
+Buffer<float> scales_of(std::span<const double> temperatures);
+/// The address for RowScale: null without factors of rows.
+inline const float* scales_of_rows(const Buffer<float>& scales) {
+  return scales.size() == 0 ? nullptr : scales.data();
+}
 
 /// All ranks throw the same usage error, which names `what` and `name`, if the values differ
 /// between ranks. Collective: one small all-gather.

@@ -45,10 +45,10 @@ class HostScoreRecords final : public ScoreRecords {
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
     if (partials_.size() < logits.rows) partials_ = Buffer<SoftmaxPartial>(logits.rows);
     const size_t rows = logits.rows;
-    kernels_.partials(logits, {columns, shape_.scale, shape_.entropy, shape_.threads},
+    kernels_.partials(logits, {columns, shape_.scale.from(row), shape_.entropy, shape_.threads},
                       partials_.span().first(rows));
-    const double scale = shape_.scale;
-    for_each_row(logits.rows, 1, [&](int64_t i) { totals_[row + i].add(partials_[i], scale); });
+    for_each_row(logits.rows, 1,
+                 [&](int64_t i) { totals_[row + i].add(partials_[i], shape_.scale[row + i]); });
     kernels_.gather_token_logits(
         logits, ids_.subspan(row * shape_.ids_per_token, rows * shape_.ids_per_token),
         shape_.ids_per_token, shape_.first_id() + column, columns, id_logits(row, logits.rows));
@@ -89,7 +89,7 @@ class HostScoreRecords final : public ScoreRecords {
   }
   void merge_row(int64_t i, const float* records) const {
     const int64_t block = rows_ * shape_.width(), partials = shape_.partials();
-    const double scale = shape_.scale;
+    const double scale = shape_.scale[i];
     RowTotal row;
     for (int r = 0; r < shape_.vocab.ranks(); ++r) {
       const float* part = records + r * block + i * partials;

@@ -31,7 +31,7 @@ struct RecordShape {
   int rank = 0;               ///< the rank whose columns are added
   int64_t ids_per_token = 1;  ///< K: ids per row
   bool entropy = false;       ///< whether entropies are requested
-  float scale = 1;            ///< 1 / temperature
+  RowScale scale = 1;         ///< 1 / temperature, in host memory that outlives the records
   int threads = 1;            ///< host threads
 
   int64_t partials() const { return entropy ? 3 : 2; }          ///< floats of a row's partials

@@ -4,6 +4,7 @@
 #include <cmath>
 
 #include "comm/agree.hpp"
+#include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
@@ -53,28 +54,30 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
     if (options.ids_per_token < 0)
       throw_usage("{} ids a token; the fewest are 0", options.ids_per_token);
     check_temperature(options.temperature);
+    check_temperatures(options.temperatures, tokens);
   };
   agree_on_arguments(tp, what, check,
                      {{"the number of tokens", tokens},
                       {"the number of ids a token", options.ids_per_token},
-                      {"whether entropies are wanted", options.entropy ? 1 : 0}});
+                      {"whether entropies are wanted", options.entropy ? 1 : 0},
+                      {"the checksum of the tokens' temperatures",
+                       static_cast<int64_t>(checksum_of(bytes_of(options.temperatures)))}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
-  records_ = kernels_.make_records({vocab, tp.rank(), options.ids_per_token, options.entropy,
-                                    scale_of(options.temperature), options.threads});
+  scales_ = scales_of(options.temperatures);
+  options_.temperatures = {};
+  records_ = kernels_.make_records(
+      {vocab, tp.rank(), options.ids_per_token, options.entropy, scale(), options.threads});
   resize(tokens);
 }
 
 void VocabScores::resize(int64_t tokens) {
-  GYRE_CHECK(tokens >= 0, "{} tokens", tokens);
+  GYRE_CHECK(tokens >= 0 && (scales_.size() == 0 || scales_.size() == tokens),
+             "{} tokens, {} temperatures of tokens", tokens, scales_.size());
   if (tokens == tokens_ && normalizers_.size() == tokens) return;
   tokens_ = tokens;
   normalizers_ = Buffer<RowNormalizer>(tokens, results_space(kernels_));
   entropy_ = Buffer<float>(options_.entropy ? tokens : 0, results_space(kernels_));
-}
-
-float VocabScores::scale() const {
-  return scale_of(options_.temperature);
 }
 
 double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
@@ -99,7 +102,7 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
                            MatrixRef d_logits) const {
   const int64_t ids_per_token = options_.ids_per_token;
   const bool entropy = !d_entropy.empty();
-  const double scale = this->scale();
+  const RowScale scale = this->scale();
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(ids) == tokens_ * ids_per_token && ids.size() == d_logprob.size(),
              "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_,
@@ -107,20 +110,21 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
   GYRE_CHECK(!entropy || (std::ssize(d_entropy) == tokens_ && options_.entropy),
              "{} gradients of entropies", d_entropy.size());
   Buffer<GradientCoefficients> coefficients(tokens_);
-  Buffer<float> weights(scale == 1 ? 0 : tokens_ * ids_per_token);
+  Buffer<float> weights(scale.is_one() ? 0 : tokens_ * ids_per_token);
   for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
     double sum = 0;
+    const double factor = scale[i];
     for (int64_t at = i * ids_per_token; at < (i + 1) * ids_per_token; ++at) {
       const double g = d_logprob[at];
       sum += g;
-      if (scale != 1) weights[at] = static_cast<float>(scale * g);
+      if (!scale.is_one()) weights[at] = static_cast<float>(factor * g);
     }
     const double h = entropy ? d_entropy[i] : 0;
-    coefficients[i] = coefficients_of(sum, h, entropy ? entropy_[i] : 0, scale);
+    coefficients[i] = coefficients_of(sum, h, entropy ? entropy_[i] : 0, factor);
   });
   kernels_.gradient(
       logits, pass(), normalizers_.span(), coefficients.span(),
-      {ids, scale == 1 ? d_logprob : weights.span(), ids_per_token, vocab_.begin(tp_.rank())},
+      {ids, scale.is_one() ? d_logprob : weights.span(), ids_per_token, vocab_.begin(tp_.rank())},
       d_logits);
 }
 

@@ -36,6 +36,7 @@
 #include "logprobs/row_gradient.hpp"
 #include "logprobs/row_kernels.hpp"
 #include "logprobs/row_statistics.hpp"
+#include "logprobs/score_detail.hpp"
 #include "logprobs/score_records.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
@@ -51,6 +52,8 @@ struct ScoreOptions {
   /// Has the ranks of `tp` in the same order, and buffers in the memory space of `kernels`. null:
   /// tp, which suffices for host memory or one rank.
   Communicator* arrays = nullptr;
+  /// One for each token, instead of `temperature`; empty: that of all.
+  std::span<const double> temperatures = {};
 };
 
 /// Scores of `tokens` rows. Keeps 8 bytes per token for backward (12 with entropies), and the
@@ -63,7 +66,8 @@ class VocabScores {
   VocabScores(int64_t tokens, const VocabPartition& vocab, const ScoreOptions& options,
               Communicator& tp);
 
-  /// Sets the number of rows, equal on all ranks. No communication; discards the last pass.
+  /// Sets the number of rows, equal on all ranks, if they have one temperature. No communication;
+  /// discards the last pass.
   void resize(int64_t tokens);
 
   /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy [tokens]
@@ -97,7 +101,7 @@ class VocabScores {
   const VocabPartition& vocab() const { return vocab_; }
 
  private:
-  float scale() const;
+  RowScale scale() const { return {scale_of(options_.temperature), scales_of_rows(scales_)}; }
   RowPass pass() const;
 
   int64_t tokens_;
@@ -106,6 +110,7 @@ class VocabScores {
   Communicator& tp_;
   Communicator& arrays_;
   RowKernels& kernels_;
+  Buffer<float> scales_;  // [tokens] 1 / temperature of each, or empty: one for all
   std::unique_ptr<ScoreRecords> records_;
   Buffer<RowNormalizer> normalizers_;  // [tokens]
   Buffer<float> entropy_;              // [tokens] or empty

@@ -24,7 +24,7 @@ require_gpu "$logprobs" $tiny "${gpu[@]}" --op logprob $quick -o none.h5
 while read -r ranks grid; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick "${gpu[@]}" --csv gpu.csv $grid
   on_shared_gpu output
-  [ "$(column gpu.csv check | grep -c '^ok$')" -eq 35 ] || fail "not all are verified: $(cat output)"
+  [ "$(column gpu.csv check | grep -c '^ok$')" -eq 37 ] || fail "not all are verified: $(cat output)"
   expect 0 'RESULT' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick --csv cpu.csv ${grid/-c all/} -c none
   for name in op pass msgs sent_mb_rank; do
     [ -n "$(column gpu.csv $name)" ] || fail "no $name: $(head -1 gpu.csv)"
@@ -36,6 +36,7 @@ done <<'GRIDS'
 2 --cp 2 -d bf16 --sequences 3 -c all
 4 --tp 2 --cp 2 -d bf16 --sequences 3 --layout striped --padded 100
 4 --tp 4 --shards 40,0,20,30 --temperature 1.5 --list-length 2
+2 --tp 2 --filter-per-token --top-k 9 --min-p 0.02 --list-length 2
 GRIDS
 
 # Files and their references; what is written is what they say.

@@ -10,7 +10,7 @@ linear=$source_dir/inputs/logprobs_linear.h5
 quick="-n 1 -w 0"
 small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
 mpi=("$MPIEXEC" -n)
-operations=19 backward=16 upstream=6 upstream_backward=5
+operations=20 backward=17 upstream=6 upstream_backward=5
 
 # Every operation by both methods in both directions, on all kinds of grids and shards.
 while read -r ranks grid; do
@@ -46,6 +46,40 @@ expect 0 'RESULT' "$logprobs" $small $quick --method all --op entropy
 # A temperature: upstream's log-softmax has none.
 expect 0 '# refused entropy by upstream, 50 tokens: upstream has no temperature but 1, not 1.5' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --temperature 1.5
 grep -q 'VERIFY PASSED' output || fail "a temperature is wrong: $(cat output)"
+# Temperatures and filters of tokens, made up and of a file; min-p. Upstream has neither.
+while read -r ranks grid; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $small $quick --filter-per-token --csv table.csv -o own.h5 $grid
+  [ "$(column table.csv check | grep -c '^ok$')" -eq $((operations + backward)) ] || fail "not all are verified: $(cat output)"
+done <<'GRIDS'
+1 --top-k 9 --min-p 0.05 -d bf16
+4 --tp 2 --cp 2 --min-p 0.001 --top-p 0.97 --list-length 2 --sequences 3 --layout zigzag
+3 --shards 290,0,10 --top-k 30 --temperature 0.5 --out-of-place --threads 2
+GRIDS
+/usr/bin/python3 -c 'import h5py; a = h5py.File("own.h5")["results"].attrs; assert a["top_p"] == a["temperature"] == "of each token", dict(a)'
+expect 0 '# refused filtered by upstream, 50 tokens: upstream has one temperature and filter for all tokens' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --op filtered,logprob --filter-per-token
+grep -q '# refused logprob by upstream, 50 tokens: upstream has one temperature for all tokens, 1' output || fail "not refused: $(cat output)"
+expect 2 'filtered by upstream, 50 tokens: upstream has no min-p' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --op filtered --min-p 0.1
+for file in filter_of_tokens min_p sampling_mask; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input "$source_dir/inputs/golden/logprobs_$file.h5" $quick --tp 2 --cp 2
+done
+grep -qE 'compared in full: .*d_kept_logprob.*, kept_logprob' output || fail "the answers are not used: $(cat output)"
+/usr/bin/python3 - "$source_dir/inputs/golden" <<'PY'
+import shutil, sys, h5py
+for name, array, place in (("filter_of_tokens", "d_filtered_logprob", (4, 7)), ("sampling_mask", "kept_logprob", 3)):
+    shutil.copy(f"{sys.argv[1]}/logprobs_{name}.h5", f"{name}.h5")
+    with h5py.File(f"{name}.h5", "r+") as f:
+        f.attrs.pop("content_sha256", None)
+        f["reference"][array][place] += 0.125
+shutil.copy(f"{sys.argv[1]}/logprobs_temperature.h5", "array.h5")
+with h5py.File("array.h5", "r+") as f:
+    f.attrs.pop("content_sha256", None)
+    f["logprobs"].attrs["temperature"] = [1.0, 2.0]
+PY
+expect 1 'filtered, gyre, bwd, 8 tokens: d_logits: 1 of' "${mpi[@]}" 2 "$logprobs" --input filter_of_tokens.h5 --op filtered $quick
+expect 1 'kept, gyre, fwd, 8 tokens: log-probabilities: 1 of 8' "${mpi[@]}" 2 "$logprobs" --input sampling_mask.h5 --op kept $quick
+expect 2 "it must be real; a number of each row goes to the dataset '/logprobs/temperature'" "$logprobs" --input array.h5
+expect 2 'has no /logprobs/sampling_mask_ids' "$logprobs" --input "$golden" --op kept
+expect 2 '--min-p 1.5 must be from 0 to 1; the nearest is 1' "$logprobs" $small --min-p 1.5
 # Nothing, one token, fewer tokens than ranks, more picks than ids, made-up documents, a sweep, one direction.
 expect 0 'input prolong64k.csv sha256' "${mpi[@]}" 2 "$logprobs" --gen dist=histogram,tokens=2K,max=300,file="$source_dir/inputs/lengths/prolong64k.csv" \
   --capacity 2K --vocab 1K --op logprob-entropy $quick

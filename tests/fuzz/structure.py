@@ -34,7 +34,7 @@ FINITE = ("reference", "model", "packed", "bshd", "salm", "attention", "logprobs
 FREE = r"/salm/encoder|/bshd/inputs_embeds|/bshd/position_ids"
 # Attributes that a file may have; what others write that changes the mathematics.
 UNREAD = {"attention": ((), ("softcap", "alibi_slopes")),
-          "logprobs": (("top_k", "top_p", "temperature"), ("min_p", "final_logit_softcapping"))}
+          "logprobs": (("top_k", "top_p", "min_p", "temperature"), ("typical_p", "final_logit_softcapping"))}
 EXTREMES = (0, 1, -1, 2, 7, 127, 2**31 - 1, 2**31, 2**32, 2**40, 2**62, 2**63 - 1, -2**63)
 
 

@@ -121,9 +121,10 @@ TEST_F(LogprobsOnDevice, TheLargest) {
 /// below the threshold.
 TEST_F(LogprobsOnDevice, SamplingFilters) {
   constexpr int64_t tokens = 9, vocab_size = 1200;
-  const FilterOptions filters[] = {filter_of(0, 1, 64, 1.5), filter_of(10, 1),
-                                   filter_of(0, 0.8503, 8), filter_of(0, 0.4007, 64, 0.5),
-                                   filter_of(30, 0.7001)};
+  const FilterOptions filters[] = {
+      filter_of(0, 1, 64, 1.5),           filter_of(10, 1),      filter_of(0, 0.8503, 8),
+      filter_of(0, 0.4007, 64, 0.5),      filter_of(30, 0.7001), filter_of(0, 1, 8, 1, 0.01003),
+      filter_of(0, 0.7001, 8, 1, 0.01003)};
   int64_t by_digits = 0;
   for (const DType type : both_types) {
     LogitRows rows = random_logits(tokens, vocab_size, type);
@@ -151,6 +152,9 @@ TEST_F(LogprobsOnDevice, SamplingFilters) {
         EXPECT_EQ(got.values[2], host.values[2]);
         o.expect_reference(got, {vocab, device()});
         expect_same_on_all_ranks(got.values[0]);
+        FilteredLogprobs mixed = o;
+        mixed.filters = mixed_filters(tokens);
+        mixed.expect_reference(mixed.run({vocab, device()}), {vocab, device()});
         by_digits += got.values[2][0] > 0 ? 1 : 0;
         o.rows.at(2, vocab_size / 2) = NAN;
         const OperationResult poisoned = o.run({vocab, device()});
@@ -159,6 +163,10 @@ TEST_F(LogprobsOnDevice, SamplingFilters) {
       }
   }
   EXPECT_GT(by_digits, 0);
+}
+
+TEST_F(LogprobsOnDevice, KeptIds) {
+  expect_reference_for_any_partition(KeptLogprobs::cases(), device());
 }
 
 TEST_F(LogprobsOnDevice, EveryRunHasTheSameBits) {

@@ -43,8 +43,9 @@ TEST(BranchingScores, AreThoseOfEachIdAndGradientsAddUp) {
         const test::LogitRows whole = test::random_logits(rows, vocab_size, type);
         test::Matrix logits = whole.shard(vocab, world().rank(), type);
         test::Matrix elsewhere(rows, logits.cols(), type);
+        const Doubles temperatures{1.25, 1.25, 0.5, 2, 1, 3, 1.25};
         ScoreOptions options;
-        options.temperature = 1.25;
+        options.temperatures = temperatures;
         BranchingScores scores(rows, asked.branches, vocab, options, world());
         ASSERT_EQ(scores.predictions(), std::ssize(asked.g));
         std::vector<float> logprob(asked.g.size(), NAN);
@@ -62,14 +63,16 @@ TEST(BranchingScores, AreThoseOfEachIdAndGradientsAddUp) {
           std::vector<int32_t> ids;
           Doubles g;
           for (const auto& [id, at] : asked.of(r)) {
-            test::expect_logprob(logprob[at], score_row_reference(whole.row(r), id, 1.25).logprob,
+            test::expect_logprob(logprob[at],
+                                 score_row_reference(whole.row(r), id, temperatures[r]).logprob,
                                  fmt::format("row {} id {}", r, id));
             ids.push_back(id);
             g.push_back(static_cast<double>(asked.g[at]));
           }
-          test::expect_gradient_row(got, type, r, vocab, world().rank(),
-                                    score_gradient_reference(whole.row(r), ids, g, 0, 1.25),
-                                    Doubles(vocab_size, 4));
+          test::expect_gradient_row(
+              got, type, r, vocab, world().rank(),
+              score_gradient_reference(whole.row(r), ids, g, 0, temperatures[r]),
+              Doubles(vocab_size, 4));
         }
       }
 }

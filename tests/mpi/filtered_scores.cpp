@@ -72,11 +72,17 @@ TEST(FilteredScores, AreThoseOfWholeRowsWhateverTheFilter) {
         *rc::gen::weightedOneOf<int64_t>(
             {{2, rc::gen::just<int64_t>(0)}, {2, rc::gen::inRange<int64_t>(1, vocab_size + 1)}}),
         *rc::gen::element(1.0, 1e-9, 0.3, 0.77, 0.9, 0.9999), *rc::gen::element(1, 2, 64),
-        *rc::gen::element(1.0, 0.7, 2.5));
+        *rc::gen::element(1.0, 0.7, 2.5),
+        *rc::gen::weightedOneOf<double>(
+            {{2, rc::gen::just(0.0)}, {3, rc::gen::element(1e-20, 1e-3, 0.1, 0.6, 1.0)}}));
     const Ints targets =
         *rc::gen::arbitrary<bool>() ? random_targets(rows.tokens, vocab_size) : large_targets(rows);
     const VocabPartition vocab = *rc::gen::elementOf(partitions(vocab_size, world().size()));
-    const FilteredLogprobs o{rows, type, options, targets};
+    FilteredLogprobs o{rows, type, options, targets};
+    if (vocab_size >= 20 && *rc::gen::arbitrary<bool>()) {
+      o.filters = mixed_filters(rows.tokens);
+      if (rows.tokens > 0) o.filters.back() = options.filter;
+    }
     o.count_unclear(o.run({vocab, Place()}), {vocab, Place()});
     RC_ASSERT(!::testing::Test::HasFailure());
   }));
@@ -94,6 +100,43 @@ TEST(FilteredScores, FlatRowsAreSearchedByDigits) {
     for (const auto& [top_p, length] : {std::pair{0.2, 1}, {0.9, 16}, {0.999, 2}})
       expect_as_reference_however_split(rows, random_targets(8, 3000), type,
                                         filter_of(0, top_p, length, 1.5));
+  }
+}
+
+TEST(FilteredScores, FlatRowsUnderMinPAreSearchedByDigits) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    LogitRows rows = random_logits(6, 3000, type, 0.5);
+    for (int64_t v = 0; v < 3000; ++v) rows.at(2, v) -= 90;
+    store_as(rows, type);
+    for (const auto& [top_p, min_p] : {std::pair{1.0, 0.1}, {0.6, 0.1}, {1.0, 1e-9}, {0.9, 1e-9}}) {
+      const FilteredLogprobs o{rows, type, filter_of(0, top_p, 4, 1.5, min_p),
+                               random_targets(6, 3000)};
+      for (const VocabPartition& vocab : partitions(3000, world().size())) {
+        const OperationResult got = o.run({vocab, Place()});
+        EXPECT_EQ(by_digits(got), 6);
+        EXPECT_LE(o.count_unclear(got, {vocab, Place()}), 1);
+      }
+    }
+  }
+}
+
+TEST(FilteredScores, TokensMayHaveTheirOwnFilters) {
+  const LogitRows rows = random_logits(16, 200, DType::f32, 2);
+  FilteredLogprobs all{rows, DType::f32, filter_of(0, 1, 8), large_targets(rows)};
+  all.filters = mixed_filters(16);
+  for (const VocabPartition& vocab : partitions(200, world().size())) {
+    const OperationResult got = all.run({vocab, Place()});
+    for (int64_t t = 0; t < 16; ++t) {
+      FilteredLogprobs one = all;
+      one.options.filter = all.filters[t];
+      one.filters.clear();
+      const OperationResult same = one.run({vocab, Place()});
+      EXPECT_EQ(got.values[1][t], same.values[1][t]) << t;
+      // Digits sum in integers: the last bits differ from those of lists.
+      if (got.values[0][t] != same.values[0][t]) {
+        EXPECT_NEAR(got.values[0][t], same.values[0][t], 1e-5) << t;
+      }
+    }
   }
 }
 
@@ -339,6 +382,15 @@ TEST(FilteredScores, BadOptionsAreUsageErrorsOnAllRanks) {
   EXPECT_EQ(message(filter_of(0, 0)), "top_p is 0; it must be above 0 and at most 1");
   EXPECT_EQ(message(filter_of(0, 1.5)), "top_p is 1.5; it must be above 0 and at most 1");
   EXPECT_EQ(message(filter_of(0, not_a_number)), "top_p is nan; it must be above 0 and at most 1");
+  for (const double min_p : {-0.5, 1.5, not_a_number})
+    EXPECT_EQ(message(filter_of(0, 1, 1, 1, min_p)),
+              fmt::format("min_p is {}; it must be from 0, for no such filter, to 1", min_p));
+  FilterOptions of_tokens = filter_of(0, 1);
+  const std::vector<SamplingFilter> two(2), wrong{{.top_k = -2}};
+  of_tokens.filters = two;
+  EXPECT_EQ(message(of_tokens), "2 filters of 1 tokens; one for each, or none");
+  of_tokens.filters = wrong;
+  EXPECT_EQ(message(of_tokens), "top_k is -2; the smallest valid number is 0, for no such filter");
   EXPECT_EQ(message(filter_of(0, 1, 0)), "lists of 0 logits; the smallest valid length is 1");
   EXPECT_EQ(message(filter_of(0, 1), DType::f64), "logits of type f64; they must be f32 or bf16");
   for (const double temperature : {0.0, -1.0, infinity, 1e-60})
@@ -353,6 +405,11 @@ TEST(FilteredScores, BadOptionsAreUsageErrorsOnAllRanks) {
             "filtered log-probabilities: top_k is 2 on rank 0, but 3" + end);
   EXPECT_EQ(message(filter_of(0, odd ? 0.75 : 0.5)),
             "filtered log-probabilities: top_p is 0.5 on rank 0, but 0.75" + end);
+  EXPECT_EQ(message(filter_of(0, 1, 1, 1, odd ? 0.25 : 0.5)),
+            "filtered log-probabilities: min_p is 0.5 on rank 0, but 0.25" + end);
+  const std::vector<SamplingFilter> one{{.top_k = odd ? 3 : 2}};
+  of_tokens.filters = one;
+  EXPECT_NE(message(of_tokens).find("the checksum of the tokens' filters is "), std::string::npos);
   EXPECT_EQ(message(filter_of(0, 1, 1, odd ? 2 : 1)),
             "filtered log-probabilities: the temperature is 1 on rank 0, but 2" + end);
   EXPECT_EQ(message(filter_of(0, 1, odd ? 2 : 1)),

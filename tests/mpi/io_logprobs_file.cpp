@@ -100,6 +100,10 @@ struct Draft {
   float factor = 1;                          // all of their elements
   std::vector<std::string> linear_answers{};
   std::string omit{};
+  std::vector<double> of_tokens{};      // temperature and min_p of tokens
+  std::vector<int64_t> kept_offsets{};  // with kept_ids; empty: there are none
+  std::vector<int32_t> kept_ids{};
+  bool of_all_too = false;  // beside them, a temperature of all tokens
 };
 
 void write_draft(const std::string& path, const Draft& d) {
@@ -109,7 +113,8 @@ void write_draft(const std::string& path, const Draft& d) {
   file.write_attribute("/logprobs", "vocab_size", d.vocab_size);
   file.write_attribute("/logprobs", "top_k", d.top_k);
   file.write_attribute("/logprobs", "top_p", d.top_p);
-  file.write_attribute("/logprobs", "temperature", d.temperature);
+  if (d.of_tokens.empty() || d.of_all_too)
+    file.write_attribute("/logprobs", "temperature", d.temperature);
   file.write_dataset("/logprobs/offsets", std::span<const int64_t>(d.offsets));
   std::vector<float> logits(h5::elements_of(d.logits), 0.5F);
   logits.at(3) = NAN;  // padding
@@ -119,6 +124,13 @@ void write_draft(const std::string& path, const Draft& d) {
     if (d.omit != name)
       file.write_dataset("/logprobs/" + name, std::span<const float>(logits), d.logits);
   write_filled<int32_t>(file, "/logprobs/targets", {2}, -100);
+  if (!d.kept_offsets.empty())
+    file.write_dataset("/logprobs/sampling_mask_offsets", std::span<const int64_t>(d.kept_offsets));
+  if (!d.kept_ids.empty())
+    file.write_dataset("/logprobs/sampling_mask_ids", std::span<const int32_t>(d.kept_ids));
+  for (const char* name : {"temperature", "min_p"})
+    if (!d.of_tokens.empty())
+      file.write_dataset(fmt::format("/logprobs/{}", name), std::span<const double>(d.of_tokens));
   write_filled<int32_t>(file, "/logprobs/ids", d.ids, d.id);
   file.write_dataset("/logprobs/d_value", std::span<const float>(d_value));
   for (const auto& [name, shape] : {std::pair<const char*, h5::Shape>{"hidden", d.hidden},
@@ -192,6 +204,32 @@ TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
             std::vector<std::string>{"/reference/logprop (did you mean logprob?)"});
 }
 
+TEST(LogprobsFile, ReadsTemperaturesAndFiltersOfTokens) {
+  const LogprobsFile f =
+      read_logprobs_file(world(), input("golden/logprobs_filter_of_tokens.h5"), logprobs_arrays());
+  EXPECT_EQ(f.temperatures, (std::vector<double>{1, 0.5, 2, 1, 1.5, 0.7, 1, 4}));
+  EXPECT_EQ(f.top_ks, (std::vector<int32_t>{0, 0, 9, 0, 12, 30, 37, 1}));
+  EXPECT_EQ(f.top_ps.at(1), 0.6);
+  EXPECT_EQ(f.min_ps.at(7), 1);
+  EXPECT_EQ(f.temperature, 1);
+}
+
+TEST(LogprobsFile, ANumberOfAllTokensOrOneOfEach) {
+  const SharedFolder folder;
+  const std::string path = folder.file("f.h5");
+  const auto write = [&](bool as_attribute) {
+    on_root([&] { write_draft(path, {.of_tokens = {1, 0.5}, .of_all_too = as_attribute}); });
+  };
+  write(false);
+  EXPECT_EQ(read_logprobs_file(world(), path, logprobs_arrays()).min_ps,
+            (std::vector<double>{1, 0.5}));
+  write(true);
+  expect_error(ExitCode::usage,
+               "'/logprobs' has temperature as an attribute, of all tokens, and as the dataset "
+               "/logprobs/temperature, of each; leave one out",
+               [&] { read_logprobs_file(world(), path, logprobs_arrays()); });
+}
+
 TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
   const SharedFolder folder;
   const std::string path = folder.file("f.h5");
@@ -230,6 +268,23 @@ TEST(LogprobsFile, RefusesWrongFiles) {
              "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
              "temperature of '/logprobs' is -1; it must be from 1e-15 to 1e+30"},
             {.top_k = 4, .top_p = 0, .temperature = -1}},
+           {{"/logprobs/temperature[1] is -0.5; it must be from 1e-15 to 1e+30",
+             "/logprobs/min_p[1] is -0.5; it must be from 0, none, to 1"},
+            {.of_tokens = {1, -0.5}}},
+           {{no + "'/logprobs/sampling_mask_ids'; it must be integer [any]"},
+            {.kept_offsets = {0, 1, 1}}},
+           {{"dataset '/logprobs/sampling_mask_offsets' is int64 [2]; it must be integer [3]"},
+            {.kept_offsets = {0, 1}, .kept_ids = {1}}},
+           {{"/logprobs/sampling_mask_offsets[2], the last, is 1; it must be 2, "
+             "/logprobs/sampling_mask_ids"},
+            {.kept_offsets = {0, 1, 1}, .kept_ids = {1, 2}}},
+           {{"/logprobs/sampling_mask_ids[1] is 3; ids are 0 to 2"},
+            {.kept_offsets = {0, 1, 2}, .kept_ids = {1, 3}}},
+           {{"/logprobs/sampling_mask_ids[2] is 1, which row 1 has already"},
+            {.kept_offsets = {0, 1, 3}, .kept_ids = {1, 1, 1}}},
+           {{"dataset '/logprobs/temperature' is float64 [3]; it must be real [2]",
+             "dataset '/logprobs/min_p' is float64 [3]; it must be real [2]"},
+            {.of_tokens = {1, 1, 1}}},
            {{no + "'/logprobs/logits'; it must be real [any, any]"}, {.omit = "logits"}},
            {{"dataset '/logprobs/ids' is int32 [3, 2]; it must be integer [2, any]"},
             {.ids = {3, 2}}},

@@ -63,10 +63,10 @@ class Faulty:
     @staticmethod
     def exactly_k(problem):
         row = example.Row(problem)
-        kept = int(problem["top_k"]) or row.vocab
-        order = np.argsort(-row.z, axis=1, kind="stable")[:, kept:]
+        order = np.argsort(-row.z, axis=1, kind="stable")
         left = row.z.copy()
-        np.put_along_axis(left, order, -np.inf, axis=1)
+        for mine, ids, kept in zip(left, order, row.numbers("top_k")[:, 0].astype(int)):
+            mine[ids[kept or row.vocab :]] = -np.inf
         return example.filtered(problem | {"logits": left, "top_k": 0}, False)
 
     @staticmethod
@@ -82,7 +82,16 @@ class Faulty:
 
     @staticmethod
     def no_temperature(problem):
-        return example.FUNCTIONS["logprobs/d_logprob"](problem) * problem["temperature"]
+        return example.FUNCTIONS["logprobs/d_logprob"](problem) * example.Row(problem).numbers("temperature")
+
+    @staticmethod
+    def temperature_of_the_first(problem):
+        first = example.Row(problem).numbers("temperature")[:1, 0]
+        return example.FUNCTIONS["logprobs/logprob"](problem | {"temperature": first})
+
+    @staticmethod
+    def no_min_p(problem):
+        return example.filtered(problem | {"min_p": 0.0}, False)
 
     @staticmethod
     def nobody_is_ignored(problem):
@@ -186,6 +195,10 @@ class Faulty:
             return problem["extra"]
         return problem["extra"].take(example.local_slots(problem), axis=0, mode="clip")
 
+    @staticmethod
+    def zeros_for_padding(problem):
+        return example.shard(problem | {"padding": 0}, "extra")
+
     ALL = {"no_maximum": ("logprobs/log_softmax", "logprobs_large logprobs_cold"),
            "sum_first": ("logprobs/log_softmax", "logprobs_offset"),
            "all_columns": ("logprobs/entropy", "logprobs_padding_huge logprobs_padding_nan"),
@@ -194,6 +207,10 @@ class Faulty:
            "multiplied_mask": ("logprobs/gathered", "logprobs_minus_infinity"),
            "nothing_at_minus_infinity": ("logprobs/d_log_softmax", "logprobs_every_id"),
            "no_temperature": ("logprobs/d_logprob", "logprobs_temperature"),
+           "temperature_of_the_first": ("logprobs/logprob",
+                                        "logprobs_temperature_of_tokens logprobs_filter_of_tokens"),
+           "no_min_p": ("logprobs/filtered_logprob", "logprobs_min_p logprobs_filter_of_tokens"),
+           "zeros_for_padding": ("shards/extra", "packed_labels_ahead_cp2"),
            "nobody_is_ignored": ("logprobs/d_logprob", "logprobs_nobody"),
            "overwriting_scatter": ("logprobs/d_gathered", "logprobs_repeated_ids"),
            "other_sequence": ("logprobs/d_next_token_logprob", "logprobs_short_sequences"),

@@ -133,11 +133,30 @@ class Writing(Scratch):
         self.assertEqual((file.schema, file.provenance), ("gyre/logprobs", {"generator": "me"}))
         self.assertEqual(file.reference.attributes, {"generator": "me"})
         for name, value in file.inputs.attributes.items():
-            self.assertEqual(value, inputs.pop(name))
+            self.assertEqual(value, inputs.pop(name, 0))
         gyre.assert_close(file.inputs, inputs, rtol=0, atol=0)
         gyre.assert_close(file.reference, reference, rtol=0, atol=0)
         self.assertEqual(file.inputs["targets"].dtype, np.int32)
         self.assertEqual(self.listed(), ["x.h5"])
+
+    def test_filters_of_tokens_and_kept_ids_come_back(self):
+        own = {"temperature": np.array([1, 2, 0.5, 1, 1, 3]), "top_k": [0, 3, 7, 0, 1, 2],
+               "top_p": np.array([1, 0.5, 0.9, 1, 1, 0.7], "f4"), "min_p": [0, 0, 0.1, 1, 0.5, 0],
+               "sampling_mask_offsets": [0, 2, 2, 5, 6, 6, 9], "sampling_mask_ids": [3, 0, 6, 1, 2, 3, 5, 4, 0]}
+        inputs, path = small_logprobs() | own, self.place("x.h5")
+        gyre.write_logprobs(path, **inputs, reference=gyre.reference.logprobs(**inputs))
+        file = gyre.read(path)
+        self.assertEqual(set(file.inputs.attributes), {"vocab_size"})
+        gyre.assert_close({name: file.inputs[name] for name in own},
+                          {name: np.asarray(value) for name, value in own.items()}, rtol=1e-7, atol=0)
+        for name in ("kept_logprob", "d_kept_logprob", "filtered_logprob"):
+            self.assertIn(name, file.reference)
+        # A row is that of a problem whose filter is of all rows.
+        for row, (heat, k, p, least) in enumerate(zip(*(own[n] for n in ("temperature", "top_k", "top_p", "min_p")))):
+            one = gyre.reference.filtered(inputs["logits"][:, :7], k, p, heat, least)[row]
+            limits = (own[name] for name in ("top_k", "top_p", "temperature", "min_p"))
+            all_ = gyre.reference.filtered(inputs["logits"][:, :7], *limits)
+            np.testing.assert_array_equal(one, all_[row])
 
     def test_the_same_contents_are_the_same_bytes(self):
         files = [self.place("a.h5"), self.place("b.h5")]
@@ -304,6 +323,17 @@ class Refusals(Scratch):
                       ("temperature is nan", {"temperature": np.nan}),
                       ("top_k is 8; it must be 0 to 7", {"top_k": 8}),
                       ("top_p is 0; it must be above 0", {"top_p": 0}),
+                      ("top_p[3] is 0.0; it must be above 0 and at most 1", {"top_p": [1, 1, 1, 0, 1, 1]}),
+                      ("min_p is 2; it must be 0 to 1", {"min_p": 2}),
+                      ("top_k[1] is 8; it must be 0 to 7", {"top_k": [0, 8, 0, 0, 0, 0]}),
+                      ("temperature is [2]; it must be [6]", {"temperature": [1, 2]}),
+                      ("sampling_mask_offsets and sampling_mask_ids are one list", {"sampling_mask_ids": [1]}),
+                      ("sampling_mask_ids[1] is 7; it must be 0 to 6",
+                       {"sampling_mask_ids": [1, 7], "sampling_mask_offsets": [0, 2, 2, 2, 2, 2, 2]}),
+                      ("sampling_mask_ids of row 1 have an id twice",
+                       {"sampling_mask_ids": [1, 1, 1], "sampling_mask_offsets": [0, 1, 3, 3, 3, 3, 3]}),
+                      ("sampling_mask_offsets are 2; 6 rows need 7",
+                       {"sampling_mask_ids": [1], "sampling_mask_offsets": [0, 1]}),
                       ("hidden and head are factors of logits; one", {"hidden": np.zeros((6, 2))}),
                       ("head is [9, 2]; it must be [7, 2]",
                        {"hidden": np.zeros((6, 2)), "head": np.zeros((9, 2))}),

@@ -34,6 +34,11 @@ struct Problem {
   LogitRows x, weight;  // [tokens, hidden], [vocab_size, hidden]
   Ints targets;
   Floats d_logprob, d_entropy;
+  Doubles temperatures = {};  // of tokens; empty: that of all
+
+  double heat(int64_t token) const {
+    return temperatures.empty() ? temperature : temperatures[token];
+  }
 };
 
 inline Problem make_problem(int64_t tokens, int64_t hidden, int64_t vocab_size, DType type,
@@ -95,23 +100,22 @@ inline Reference make_reference(const Problem& p, bool entropies) {
   for (int64_t t = 0; t < p.tokens; ++t) {
     const int64_t at = t;
     const Doubles z = logits_of(p, t);
+    const double heat = p.heat(t);
     for (const double x : z)
-      r.logit_size +=
-          x * x / (p.temperature * p.temperature * static_cast<double>(p.tokens * p.vocab_size));
+      r.logit_size += x * x / (heat * heat * static_cast<double>(p.tokens * p.vocab_size));
     const int32_t target = p.targets[at];
-    const TokenScore score = score_row_reference(z, target, p.temperature);
+    const TokenScore score = score_row_reference(z, target, heat);
     r.logprob.push_back(score.logprob);
     r.entropy.push_back(score.entropy);
     const auto g = static_cast<double>(p.d_logprob[at]);
     const double h = entropies ? static_cast<double>(p.d_entropy[at]) : 0;
     if (g == 0 && h == 0) continue;
     const Doubles gradient =
-        score_gradient_reference(z, std::span(&target, 1), std::span(&g, 1), h, p.temperature);
-    const Doubles logprobs = log_softmax_reference(z, p.temperature);
-    const double b = h / p.temperature,
-                 a = (std::abs(g) + std::abs(h) * score.entropy) / p.temperature;
+        score_gradient_reference(z, std::span(&target, 1), std::span(&g, 1), h, heat);
+    const Doubles logprobs = log_softmax_reference(z, heat);
+    const double b = h / heat, a = (std::abs(g) + std::abs(h) * score.entropy) / heat;
     for (size_t v = 0; v < z.size(); ++v) {
-      const double weight = static_cast<int64_t>(v) == target ? std::abs(g) / p.temperature : 0;
+      const double weight = static_cast<int64_t>(v) == target ? std::abs(g) / heat : 0;
       const double scale = logit_gradient_scale(logprobs[v], a, b, weight);
       add_term(gradient[v], scale, p.weight.row(static_cast<int64_t>(v)), r.d_x[at],
                r.d_x_size[at]);
@@ -152,6 +156,7 @@ inline LinearOptions options_of(const Problem& p, bool sharded = true) {
   options.hidden = p.hidden;
   options.sharded = sharded;
   options.temperature = p.temperature;
+  options.temperatures = p.temperatures;
   return options;
 }
 

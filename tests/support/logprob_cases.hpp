@@ -2,6 +2,7 @@
 // Logits for tests: whole rows in double precision, and any rank's shard of them. Padded columns
 // and the gaps between rows of a shard are NaN.
 
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <limits>
@@ -124,6 +125,13 @@ inline std::vector<VocabPartition> partitions(int64_t vocab_size, int ranks) {
   uneven.back() = left;
   return {even_partition(vocab_size, padded, ranks), balanced_partition(vocab_size, ranks),
           partition_of(uneven, vocab_size)};
+}
+
+/// A temperature for each token.
+inline std::vector<double> own_temperatures(int64_t tokens) {
+  std::vector<double> all;
+  for (int64_t t = 0; t < tokens; ++t) all.push_back(std::array{1.0, 0.25, 3.0, 0.7}[t % 4]);
+  return all;
 }
 
 }  // namespace gyre::test

@@ -81,8 +81,9 @@ struct LogProbabilities {
   LogitRows rows;
   DType type;
   ScoreOptions options;
-  Ints ids;     ///< [tokens, ids_per_token]
-  Floats g, h;  ///< gradients of log-probabilities and of entropies
+  Ints ids;                   ///< [tokens, ids_per_token]
+  Floats g, h;                ///< gradients of log-probabilities and of entropies
+  Doubles temperatures = {};  ///< [tokens], or empty: that of the options
 
   LogProbabilities(const std::string& title_, const LogitRows& rows_, DType type_,
                    const ScoreOptions& options_)
@@ -113,6 +114,9 @@ struct LogProbabilities {
       all.push_back({"special rows", special_rows(type), type, {3, true, 1}});
     }
     add("three ids and entropies", 32, 256, 1, {3, true, 1});
+    add("a temperature of each row", 12, 300, 2, {2, true, 1});
+    for (size_t last = all.size(), i = last - 2; i < last; ++i)
+      all[i].temperatures = own_temperatures(12);
     return all;
   }
   static LogProbabilities threaded() {
@@ -134,6 +138,7 @@ struct LogProbabilities {
     o.threads = part.threads;
     o.kernels = part.place.kernels();
     o.arrays = part.place.arrays();
+    o.temperatures = temperatures;
     VocabScores scores(rows.tokens, part.vocab, o, part.tp());
     OperationResult r{{Floats(ids.size(), NAN), Floats(h.size(), NAN)}, {}};
     part.forward(
@@ -144,8 +149,8 @@ struct LogProbabilities {
   }
   void expect_reference(const OperationResult& got, const Part& part) const {
     const int64_t k = options.ids_per_token;
-    const double temperature = options.temperature;
     for (int64_t t = 0; t < rows.tokens; ++t) {
+      const double temperature = temperatures.empty() ? options.temperature : temperatures[t];
       const auto row = rows.row(t);
       const auto row_ids = row_of(ids, t, k);
       for (int64_t i = t * k; i < (t + 1) * k; ++i)

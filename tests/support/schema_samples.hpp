@@ -107,7 +107,7 @@ inline Sample logprobs_results_sample(const std::string& path) {
   LogprobsPart part{"logprob", {3}};
   part.rows = {0, 1, 2}, part.values = {-1, -2, -3};
   OutputFile output(world(), path);
-  write_logprobs_results(output, {9, 0, 1, 1, "x", {}}, {part});
+  write_logprobs_results(output, {.vocab_size = 9, .input_sha256 = "x", .provenance = {}}, {part});
   output.commit();
   return compared_sample(path, logprobs_results_schema, {"/results/logprob"});
 }
@@ -165,6 +165,9 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("golden/logprobs_fused_linear.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_teacher_values.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_every_id.h5"), logprobs_schema, logprobs},
+      {input("golden/logprobs_min_p.h5"), logprobs_schema, logprobs},
+      {input("golden/logprobs_filter_of_tokens.h5"), logprobs_schema, logprobs},
+      {input("golden/logprobs_sampling_mask.h5"), logprobs_schema, logprobs},
       shards_sample(folder.file("shards.h5"), 0),
       shards_sample(folder.file("shards_of_embeddings.h5"), 2),
       attention_results_sample(folder.file("attention_results.h5")),

@@ -5,6 +5,7 @@
 
 #include "logprob_operations.hpp"
 #include "logprobs/filtered_scores.hpp"
+#include "logprobs/kept_scores.hpp"
 #include "logprobs/vocab_top_k.hpp"
 
 namespace gyre::test {
@@ -116,8 +117,8 @@ struct LargestLogits {
 };
 
 inline FilterOptions filter_of(int64_t top_k, double top_p, int64_t list_length = 64,
-                               double temperature = 1) {
-  return {{top_k, top_p, temperature}, list_length, 1};
+                               double temperature = 1, double min_p = 0) {
+  return {{top_k, top_p, temperature, min_p}, list_length, 1};
 }
 
 /// Whether the same columns survive when top_p is a little larger or smaller: rounding of the sums
@@ -131,23 +132,42 @@ inline bool is_clear(std::span<const double> row, SamplingFilter filter) {
   return filter_reference(row, more) == filter_reference(row, less);
 }
 
-/// Whether lists of M are too short for the row: its threshold is below the M-th largest of some
-/// shard that has more columns.
+/// Whether lists of `length` are too short for the row: its threshold is below the last in the list
+/// of some shard that has more columns; or min_p keeps this last one, and there are smaller columns.
 inline bool needs_digits(std::span<const double> row, const VocabPartition& vocab,
-                         const FilterOptions& options) {
-  if (options.filter.top_p == 1 ||
-      (options.filter.top_k > 0 && options.filter.top_k < std::ssize(row)))
+                         const SamplingFilter& filter, int64_t length) {
+  if ((filter.top_p == 1 && filter.min_p == 0) ||
+      (filter.top_k > 0 && filter.top_k < std::ssize(row)))
     return false;
-  const std::vector<bool> kept = filter_reference(row, options.filter);
+  const std::vector<bool> kept = filter_reference(row, filter);
   double threshold = infinity;
   for (size_t v = 0; v < row.size(); ++v)
     if (kept[v]) threshold = std::min(threshold, row[v]);
+  const double max = *std::ranges::max_element(row);
+  double bound = -infinity;  // smaller columns may be missing from the lists
   for (int r = 0; r < vocab.ranks(); ++r) {
-    if (vocab.valid(r) <= options.list_length) continue;
+    if (vocab.valid(r) <= length) continue;
     const auto shard = row.subspan(vocab.begin(r), vocab.valid(r));
-    if (threshold < top_k_reference(shard, options.list_length).back().value) return true;
+    bound = std::max(bound, top_k_reference(shard, length).back().value);
   }
-  return false;
+  if (filter.min_p == 0) return threshold < bound;
+  return filter.is_likely(bound, max) &&
+         std::ranges::any_of(row, [&](double z) { return z < bound; });
+}
+
+/// Filters of tokens, all different kinds in turn.
+inline std::vector<SamplingFilter> mixed_filters(int64_t tokens) {
+  const SamplingFilter kinds[] = {{},
+                                  {.top_k = 7, .temperature = 0.5},
+                                  {.top_p = 0.7, .temperature = 2},
+                                  {.min_p = 0.05},
+                                  {.top_k = 20, .top_p = 0.8, .min_p = 0.01},
+                                  {.top_p = 0.9, .temperature = 1.5, .min_p = 0.002},
+                                  {.min_p = 1},
+                                  {.temperature = 0.3, .min_p = 1e-12}};
+  std::vector<SamplingFilter> filters;
+  for (int64_t t = 0; t < tokens; ++t) filters.push_back(kinds[t % std::ssize(kinds)]);
+  return filters;
 }
 
 /// Of each row its i-th largest, i = 0, 1, 2, ..., most - 1, 0, ...
@@ -174,7 +194,11 @@ struct FilteredLogprobs {
   FilterOptions options;
   Ints targets;
   Floats g = alternating_gradients(rows.tokens);
+  std::vector<SamplingFilter> filters = {};  // of tokens; empty: that of the options
 
+  const SamplingFilter& filter(int64_t token) const {
+    return filters.empty() ? options.filter : filters[token];
+  }
   static std::vector<FilteredLogprobs> cases() {
     std::vector<FilteredLogprobs> all;
     for (const DType type : both_types)
@@ -182,6 +206,13 @@ struct FilteredLogprobs {
         const LogitRows rows = random_logits(2 * 16, 300, type, 8);
         all.push_back({rows, type, filter_of(top_k, top_p, 16), large_targets(rows)});
       }
+    for (const DType type : both_types) {
+      const LogitRows rows = random_logits(2 * 16, 300, type, 8);
+      all.push_back({rows, type, filter_of(0, 1, 16, 1.5, 0.02), large_targets(rows)});
+      all.push_back({rows, type, filter_of(0, 0.8, 16, 1, 0.02), large_targets(rows)});
+      all.push_back({rows, type, filter_of(0, 1, 32), large_targets(rows)});
+      all.back().filters = mixed_filters(rows.tokens);
+    }
     return all;
   }
   static FilteredLogprobs threaded() {
@@ -192,13 +223,20 @@ struct FilteredLogprobs {
     FilteredScores(tokens, vocab, DType::f32, filter_of(3, 0.5), world());
   }
   std::string name() const {
-    return fmt::format("{} ids, top_k {}, top_p {}, lists of {}", rows.vocab_size,
-                       options.filter.top_k, options.filter.top_p, options.list_length);
+    return fmt::format("{} ids, top_k {}, top_p {}, min_p {}, {} filters of tokens, lists of {}",
+                       rows.vocab_size, options.filter.top_k, options.filter.top_p,
+                       options.filter.min_p, filters.size(), options.list_length);
   }
   int64_t list_length() const {
-    return options.filter.top_k > 0    ? options.filter.top_k
-           : options.filter.top_p == 1 ? 1
-                                       : options.list_length;
+    int64_t most = 1;
+    for (int64_t t = 0; t < std::max<int64_t>(1, std::ssize(filters)); ++t) {
+      const SamplingFilter& one = filter(t);
+      const bool limited = one.top_k > 0 && one.top_k < rows.vocab_size;
+      most = std::max(most, limited                            ? one.top_k
+                            : one.top_p == 1 && one.min_p == 0 ? 1
+                                                               : options.list_length);
+    }
+    return most;
   }
   int64_t forward_bytes(int64_t ranks) const {
     return (ranks - 1) * rows.tokens * (list_length() * static_cast<int64_t>(size_of(type)) + 16);
@@ -209,6 +247,7 @@ struct FilteredLogprobs {
     FilterOptions o = options;
     o.threads = part.threads;
     o.kernels = part.place.kernels();
+    o.filters = filters;
     FilteredScores scores(rows.tokens, part.vocab, type, o, part.tp());
     OperationResult r{{Floats(targets.size(), NAN)}, {}};
     HostStream host;
@@ -227,11 +266,11 @@ struct FilteredLogprobs {
   int64_t count_unclear(const OperationResult& got, const Part& part) const {
     int64_t unclear = 0, by_digits = 0;
     for (int64_t t = 0; t < rows.tokens; ++t) {
-      if (!is_clear(rows.row(t), options.filter)) {
+      if (!is_clear(rows.row(t), filter(t))) {
         ++unclear;
         continue;
       }
-      by_digits += needs_digits(rows.row(t), part.vocab, options) ? 1 : 0;
+      by_digits += needs_digits(rows.row(t), part.vocab, filter(t), list_length()) ? 1 : 0;
       expect_row(got, t, part);
     }
     if (unclear == 0) {
@@ -243,7 +282,7 @@ struct FilteredLogprobs {
  private:
   void expect_row(const OperationResult& got, int64_t t, const Part& part) const {
     const auto row = rows.row(t);
-    const SamplingFilter& filter = options.filter;
+    const SamplingFilter& filter = this->filter(t);
     const std::vector<bool> kept = filter_reference(row, filter);
     EXPECT_EQ(got.values[1][t], static_cast<float>(std::count(kept.begin(), kept.end(), true)));
     expect_logprob(got.values[0][t], filtered_logprob_reference(row, targets[t], filter),
@@ -259,6 +298,89 @@ struct FilteredLogprobs {
                                          static_cast<int32_t>(v) == targets[t] ? size : 0);
     expect_gradient_row(got.d_logits, type, t, part.vocab, part.rank(),
                         filtered_gradient_reference(row, targets[t], filter, double{g[t]}), scales);
+  }
+};
+
+/// KeptScores.
+struct KeptLogprobs {
+  static constexpr const char* agreement = "log-probabilities among kept ids";
+  LogitRows rows;
+  DType type;
+  std::vector<Ints> kept;  ///< [tokens]
+  Ints targets;
+  Doubles temperatures = {};
+  Floats g = alternating_gradients(rows.tokens);
+
+  /// Sets of 0, 1, 2, ... `most` ids; every third target is not in its set, some are nobody's.
+  static KeptLogprobs random(int64_t tokens, int64_t vocab_size, DType type, int64_t most) {
+    KeptLogprobs o{random_logits(tokens, vocab_size, type, 4), type, {}, {}};
+    for (int64_t t = 0; t < tokens; ++t) {
+      Ints ids(vocab_size);
+      for (int32_t v = 0; v < vocab_size; ++v) ids[v] = v;
+      std::ranges::sort(ids, {}, [&](int32_t v) {
+        return token_bits({9, TokenTensor::ids}, t, v);
+      });
+      const int64_t count = std::min(t % (most + 1), vocab_size);
+      o.targets.push_back(t % 7 == 6 ? -1 : t % 3 == 2 || count == 0 ? ids.back() : ids[t % count]);
+      ids.resize(count);
+      o.kept.push_back(ids);
+    }
+    return o;
+  }
+  static std::vector<KeptLogprobs> cases() {
+    std::vector<KeptLogprobs> all;
+    for (const DType type : both_types) {
+      all.push_back(random(2 * 16, 300, type, 40));
+      all.push_back(random(150, 23, type, 23));
+      all.back().temperatures = own_temperatures(150);
+      all.push_back(random(9, 40, type, 8));
+      for (const int32_t v : all.back().kept[5])
+        all.back().rows.at(5, v) = -8192 - 64 * v;  // exact in bf16
+      for (const int64_t t : {3, 4}) all.back().rows.at(t, all.back().kept[t][0]) = -infinity;
+    }
+    return all;
+  }
+  static KeptLogprobs threaded() { return random(300, 70, DType::bf16, 30); }
+  static void construct(int64_t tokens, const VocabPartition& vocab) {
+    const std::vector<int64_t> offsets(std::max<int64_t>(0, tokens) + 1, 0);
+    KeptScores(tokens, vocab, {offsets, {}}, {}, world());
+  }
+  std::string name() const {
+    return fmt::format("{} tokens of {} ids", rows.tokens, rows.vocab_size);
+  }
+  int64_t forward_bytes(int64_t ranks) const { return (ranks - 1) * rows.tokens * 12; }
+  void remove_gradient() { std::fill(g.begin(), g.end(), 0.0F); }
+  OperationResult run(const Part& part) const {
+    const auto logits = part.put(rows, type);
+    std::vector<int64_t> offsets{0};
+    Ints ids;
+    for (const Ints& some : kept) {
+      ids.insert(ids.end(), some.begin(), some.end());
+      offsets.push_back(std::ssize(ids));
+    }
+    KeptScores scores(rows.tokens, part.vocab, {offsets, ids},
+                      {1, part.threads, part.place.kernels(), temperatures}, part.tp());
+    OperationResult r{{Floats(targets.size(), NAN)}, {}};
+    HostStream host;
+    part.forward(r, [&] { scores.forward(logits->ref(), targets, host, r.values[0]); });
+    part.backward(r, *logits, type, [&](MatrixRef d) { scores.backward(targets, g, d); });
+    return r;
+  }
+  void expect_reference(const OperationResult& got, const Part& part) const {
+    for (int64_t t = 0; t < rows.tokens; ++t) {
+      const auto row = rows.row(t);
+      const double heat = temperatures.empty() ? 1 : temperatures[t];
+      expect_logprob(got.values[0][t], kept_logprob_reference(row, kept[t], targets[t], heat),
+                     fmt::format("log p of token {}, target {}", t, targets[t]));
+      const double size = std::abs(double{g[t]}) / heat;
+      Doubles scales(row.size(), 0);
+      for (const int32_t v : kept[t])
+        scales[v] = logit_gradient_scale(kept_logprob_reference(row, kept[t], v, heat), size, 0,
+                                         v == targets[t] ? size : 0);
+      expect_gradient_row(got.d_logits, type, t, part.vocab, part.rank(),
+                          kept_gradient_reference(row, kept[t], targets[t], double{g[t]}, heat),
+                          scales);
+    }
   }
 };
 

@@ -170,6 +170,77 @@ TEST(LogprobsWorkload, OfAFile) {
   test::expect_usage("--shards 1,3 are 4 columns; f.h5 has 5", [&] { workload_of(file, o); });
 }
 
+TEST(LogprobsWorkload, FiltersOfTokensOfAFile) {
+  LogprobsFile file = small_file();
+  LogprobsOptions o;
+  o.tp = 1;
+  EXPECT_FALSE(workload_of(file, o).per_token);
+  file.top_ps = {0.5, 1};
+  file.top_ks = {0, 3};
+  EXPECT_TRUE(workload_of(file, o).per_token);
+  const auto inputs = inputs_of(file, DType::f32);
+  EXPECT_EQ(inputs->filter(0).top_p, 0.5);
+  EXPECT_EQ(inputs->filter(0).top_k, 0);
+  EXPECT_EQ(inputs->filter(1).top_k, 3);
+  EXPECT_EQ(inputs->filter(1).temperature, 1.5);  // of all tokens
+  EXPECT_EQ(inputs->filter(1).min_p, 0);
+}
+
+TEST(LogprobsInputs, MadeUpFiltersOfTokensAreAroundThoseOfTheRun) {
+  LogprobsOptions o = options_of(300);
+  o.filter_per_token = true;
+  o.top_k = 40;
+  o.min_p = 0.1;
+  o.temperature = 2;
+  const LogprobsWorkload problem = generated_workload(o, 200);
+  EXPECT_TRUE(problem.per_token);
+  const auto inputs = random_inputs(problem, o);
+  std::set<int64_t> top_ks;
+  int free_of_k = 0, free_of_p = 0, free_of_min = 0;
+  for (int64_t t = 0; t < 200; ++t) {
+    const SamplingFilter one = inputs->filter(t);
+    EXPECT_TRUE(one.top_k >= 0 && one.top_k <= 40) << one.top_k;
+    EXPECT_TRUE(one.top_p >= 0.9 && one.top_p <= 1) << one.top_p;
+    EXPECT_TRUE(one.min_p >= 0 && one.min_p <= 0.1) << one.min_p;
+    EXPECT_TRUE(one.temperature >= 1 && one.temperature <= 4) << one.temperature;
+    top_ks.insert(one.top_k);
+    free_of_k += one.top_k == 0 ? 1 : 0;
+    free_of_p += one.top_p == 1 ? 1 : 0;
+    free_of_min += one.min_p == 0 ? 1 : 0;
+  }
+  EXPECT_GT(top_ks.size(), 20U);
+  for (const int count : {free_of_k, free_of_p, free_of_min}) EXPECT_TRUE(count > 25 && count < 80);
+  o.top_k = 0, o.top_p = 1, o.min_p = 0;
+  EXPECT_FALSE(random_inputs(generated_workload(o, 2), o)->filter(1).active());
+}
+
+TEST(LogprobsInputs, KeptIdsAreDifferentOnes) {
+  LogprobsOptions o = options_of(300);
+  o.picks = 12;
+  const auto inputs = random_inputs(generated_workload(o, 100), o);
+  std::set<size_t> sizes;
+  int with_target = 0;
+  for (int64_t t = 0; t < 100; ++t) {
+    const std::vector<int32_t> kept = inputs->kept(t);
+    sizes.insert(kept.size());
+    EXPECT_EQ(std::set<int32_t>(kept.begin(), kept.end()).size(), kept.size());
+    for (const int32_t id : kept) EXPECT_TRUE(id >= 0 && id < 300);
+    with_target += std::ranges::find(kept, inputs->target(t)) != kept.end() ? 1 : 0;
+  }
+  EXPECT_EQ(*sizes.begin(), 0U);
+  EXPECT_EQ(*sizes.rbegin(), 12U);
+  EXPECT_TRUE(with_target > 60 && with_target < 95) << with_target;
+  LogprobsFile file = small_file();
+  LogprobsOptions of_file;
+  of_file.tp = 1;
+  EXPECT_FALSE(workload_of(file, of_file).has_kept);
+  file.kept_offsets = {0, 0, 2};
+  file.kept_ids = {2, 0};
+  EXPECT_TRUE(workload_of(file, of_file).has_kept);
+  EXPECT_TRUE(inputs_of(file, DType::f32)->kept(0).empty());
+  EXPECT_EQ(inputs_of(file, DType::f32)->kept(1), (std::vector<int32_t>{2, 0}));
+}
+
 /// The arrays whose answers a run of these types does not compare.
 std::vector<std::string> dropped(const LogprobsFile& file, DType type,
                                  std::optional<DType> output_type = {}) {

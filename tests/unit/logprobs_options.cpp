@@ -92,7 +92,8 @@ TEST(LogprobsOptions, WhatIsImpossibleIsListedWithTheNearest) {
            {"  - --temperature 1e+31 must be from 1e-15 to 1e+30; the nearest is 1e+30",
             [](O& o) { o.logit_scale = 1, o.peak_height = 1e12, o.temperature = 1e31; }},
            // Nothing that is given is ignored.
-           {"  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --logit-scale, "
+           {"  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, "
+            "--filter-per-token, --logit-scale, "
             "--peaks, --peak-height and --zero-fraction are those of the file of --input: leave "
             "them out",
             [](O& o) { o.input = "f.h5", o.picks = 8; }},
@@ -147,7 +148,7 @@ TEST(Operations, AreFoundByName) {
   test::expect_usage(
       "operation 'softce' is none of log-softmax, softmax, logprob, entropy, logprob-entropy, "
       "gather, raw-gather, soft-ce, distill, distill-renormalised, top-k, argmax, filtered, "
-      "exchange, fused-linear, packed, packed-prerolled, packed-filtered, rollouts",
+      "kept, exchange, fused-linear, packed, packed-prerolled, packed-filtered, rollouts",
       [] { find_operation("softce"); });
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
 }

@@ -26,10 +26,10 @@ class FilteredOp : public RowsOp {
       : RowsOp(context), logprob_(rows_.rows()), d_logprob_(rows_.gradients(0)) {}
 
   void start() override {
-    const FilterOptions options{c_.problem.filter, c_.options.list_length, c_.options.threads,
-                                kernels()};
-    auto ours =
-        std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type, options, tp());
+    const RowFilters filters(c_, rows_.tokens());
+    list_bytes_ = filters.list_bytes();
+    auto ours = std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type,
+                                                 filters.options(kernels()), tp());
     forward_ = [this, ours] {
       ours->forward(rows_.logits(), rows_.targets(), stream(), logprob_.span());
       by_digits_ = ours->rows_by_digits();
@@ -44,7 +44,7 @@ class FilteredOp : public RowsOp {
   std::optional<SentTraffic> expected(Pass pass) const override {
     if (pass == Pass::backward) return SentTraffic{};
     if (by_digits_ > 0) return std::nullopt;
-    return all_gather_of(tp(), round_up(rows_.rows() * (16 + filter_list_bytes(c_)), 4));
+    return all_gather_of(tp(), round_up(rows_.rows() * (16 + list_bytes_), 4));
   }
   std::string note() const override {
     return by_digits_ == 0 ? "" : fmt::format("{} rows by digits", by_digits_);
@@ -68,7 +68,7 @@ class FilteredOp : public RowsOp {
 
  private:
   FilteredRow filtered_row(size_t r) const {
-    return {row_of(r), c_.problem.filter, rows_.targets()[r], d_logprob_[r]};
+    return {row_of(r), filter(token(r)), rows_.targets()[r], d_logprob_[r]};
   }
   FilteredAnswers answers_of(size_t r) const {
     return {answer(filtered_values, rows_.tokens()[r]),
@@ -94,7 +94,7 @@ class FilteredOp : public RowsOp {
   }
   bool has_gradient(int64_t r) const override { return d_logprob_[r] != 0; }
 
-  int64_t by_digits_ = 0;
+  int64_t by_digits_ = 0, list_bytes_ = 0;
   std::vector<int32_t> kept_;  // result of survivors_ when verify() ran
 };
 
@@ -138,13 +138,19 @@ class UpstreamFilteredOp final : public FilteredOp {
   }
 };
 
+std::string one_plain_filter(const LogprobsWorkload& problem, const LogprobsOptions&) {
+  if (problem.per_token) return "upstream has one temperature and filter for all tokens";
+  return problem.filter.min_p > 0 ? "upstream has no min-p" : "";
+}
+
 }  // namespace
 
 LogprobsOperation filtered_operation() {
   return {.name = "filtered",
-          .summary = "log-probability under temperature, top-k and top-p",
+          .summary = "log-probability under temperature, top-k, min-p and top-p",
           .definition = "filtered_logprob_reference, filtered_gradient_reference",
-          .methods = {{"gyre", makes<FilteredOp>()}, {"upstream", makes<UpstreamFilteredOp>(), 6}},
+          .methods = {{"gyre", makes<FilteredOp>()},
+                      {"upstream", makes<UpstreamFilteredOp>(), 6, one_plain_filter}},
           .backward = RowTraffic::updates,
           .arrays = {{filtered_values, LogprobsShape::tokens},
                      {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs()}}};

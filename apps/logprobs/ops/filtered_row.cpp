@@ -118,13 +118,4 @@ bool FilteredRow::is_other_gradient(DType stored, int64_t column, double got, do
   return nonzero >= low - tolerance && nonzero <= high + tolerance;
 }
 
-int64_t filter_list_bytes(const LogprobsContext& context) {
-  const SamplingFilter& filter = context.problem.filter;
-  const VocabPartition& vocab = context.problem.vocab;
-  int64_t length = filter.top_p != 1 ? context.options.list_length : 1, longest = 1;
-  if (filter.top_k > 0 && filter.top_k < vocab.vocab_size) length = filter.top_k;
-  for (int r = 0; r < vocab.ranks(); ++r) longest = std::max(longest, vocab.valid(r));
-  return std::min(length, longest) * size_of(context.problem.type);
-}
-
 }  // namespace gyre

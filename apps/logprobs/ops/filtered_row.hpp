@@ -12,6 +12,7 @@
 
 #include "apps/logprobs/inputs.hpp"
 #include "harness/result_array.hpp"
+#include "logprobs/filtered_scores.hpp"
 #include "logprobs/reference.hpp"
 #include "report/verify.hpp"
 
@@ -59,7 +60,7 @@ class FilteredRow {
   double slope() const { return g_ / filter_.temperature; }
 
   std::vector<double> row_;
-  const SamplingFilter& filter_;
+  SamplingFilter filter_;
   int32_t id_;
   double g_;
   SurvivorsReference survivors_;
@@ -78,8 +79,25 @@ void compare_survivors(std::span<const size_t> rows, std::span<const int64_t> to
   check.add_sample(std::ssize(rows), std::ssize(tokens) - padding);
 }
 
-/// Bytes that a rank sends for a token's list of largest logits: top_k entries. Without top_k, the
-/// list has --list-length entries, or 1 if top_p is 1.
-int64_t filter_list_bytes(const LogprobsContext& context);
+/// Filters of rows of tokens.
+class RowFilters {
+ public:
+  RowFilters(const LogprobsContext& context, std::span<const int64_t> tokens)
+      : context_(context), of_rows_(context.filters(tokens)) {}
+  /// Options that FilteredScores takes; valid while this object is.
+  FilterOptions options(RowKernels* kernels = nullptr) const {
+    return {context_.problem.filter, context_.options.list_length, context_.options.threads,
+            kernels, of_rows_};
+  }
+  /// Bytes that a rank sends for a token's list of largest logits.
+  int64_t list_bytes() const {
+    return filter_list_length(options(), context_.problem.vocab) *
+           static_cast<int64_t>(size_of(context_.problem.type));
+  }
+
+ private:
+  const LogprobsContext& context_;
+  std::vector<SamplingFilter> of_rows_;
+};
 
 }  // namespace gyre

@@ -34,12 +34,14 @@ class LinearOp final : public LogprobsOp {
         logit_scale_(factors_ == nullptr ? context.options.logit_scale : factors_->logit_size()),
         weight_scale_(logit_scale_ / std::sqrt(hidden_)),
         tokens_(context.tokens_in_order()),
+        temperatures_(context.temperatures(tokens_)),
         layer_({.tokens = count(),
                 .hidden = hidden_,
                 .entropy = true,
                 .temperature = context.problem.filter.temperature,
                 .threads = context.options.threads,
-                .ops = context.backend.linear_ops()},
+                .ops = context.backend.linear_ops(),
+                .temperatures = temperatures_},
                vocab(), tp(), &tp_arrays()),
         first_(layer_.first_row(context.grid.tp_rank())),
         x_(layer_.rows(), hidden_, context.problem.type, space()),
@@ -155,8 +157,14 @@ class LinearOp final : public LogprobsOp {
     });
     return z;
   }
-  /// RMS of the logits divided by the temperature.
-  double logit_size() const { return logit_scale_ / temperature(); }
+  double heat(size_t i) const { return temperature(tokens_[i]); }
+  /// RMS of the logits divided by the least temperature of a token.
+  double logit_size() const {
+    double least = c_.problem.filter.temperature;
+    for (int64_t t = 0; c_.problem.per_token && t < c_.problem.tokens(); ++t)
+      least = t == 0 ? temperature(t) : std::min(least, temperature(t));
+    return logit_scale_ / least;
+  }
   double score_tolerance() const { return linear_logprob_tolerance(hidden_, logit_size()); }
   /// On a device with bf16 factors, logit gradients are rounded to bf16 too.
   double gradient_tolerance(int64_t terms) const {
@@ -188,7 +196,7 @@ class LinearOp final : public LogprobsOp {
     std::vector<ExpectedRow> rows;
     const auto z = logits_of(batch);
     for (size_t b = 0; b < batch.size(); ++b)
-      rows.push_back(row(score_row_reference(z[b], targets_[batch[b]], temperature())));
+      rows.push_back(row(score_row_reference(z[b], targets_[batch[b]], heat(batch[b]))));
     return rows;
   }
 
@@ -198,7 +206,7 @@ class LinearOp final : public LogprobsOp {
   };
   Slopes slopes(size_t i, double entropy) const {
     const double g = d_logprob_[i], h = d_entropy_[i];
-    return {-(g + h * entropy) / temperature(), -h / temperature(), g / temperature()};
+    return {-(g + h * entropy) / heat(i), -h / heat(i), g / heat(i)};
   }
   /// Accumulates gradient rows as sums of products, and the squared error scales of the products.
   struct GradientSums {
@@ -256,8 +264,8 @@ class LinearOp final : public LogprobsOp {
     auto logprobs = logits_of(some);
     std::vector<Slopes> of_token;
     for (size_t s = 0; s < some.size(); ++s) {
-      const double entropy = score_row_reference(logprobs[s], -1, temperature()).entropy;
-      logprobs[s] = log_softmax_reference(logprobs[s], temperature());
+      const double entropy = score_row_reference(logprobs[s], -1, heat(some[s])).entropy;
+      logprobs[s] = log_softmax_reference(logprobs[s], heat(some[s]));
       of_token.push_back(slopes(some[s], entropy));
     }
     GradientSums sums(some.size(), hidden_);
@@ -300,7 +308,7 @@ class LinearOp final : public LogprobsOp {
       const Slopes of_token = slopes(i, entropy_[i]);
       for (size_t s = 0; s < batch.size(); ++s) {
         const bool is_target = targets_[i] == first_column() + static_cast<int64_t>(batch[s]);
-        const double logprob = product(x, w[s]) / temperature() - log_sum;
+        const double logprob = product(x, w[s]) / heat(i) - log_sum;
         sums.add(s, logit_gradient(logprob, of_token, is_target), x);
       }
     }
@@ -319,16 +327,17 @@ class LinearOp final : public LogprobsOp {
   /// Log-sum-exp of token i's logits divided by the temperature.
   double log_sum_of(size_t i, const std::vector<float>& x) const {
     if (vocab().owner(targets_[i]) >= 0)
-      return product(x, weight_row(targets_[i])) / temperature() - logprob_[i];
+      return product(x, weight_row(targets_[i])) / heat(i) - logprob_[i];
     const std::vector<double> z = logits_of(std::span(&i, 1))[0];
-    return z[0] / temperature() - log_softmax_reference(z, temperature())[0];
+    return z[0] / heat(i) - log_softmax_reference(z, heat(i))[0];
   }
 
   int64_t hidden_;
   const LinearFactors* factors_;  // null if generated
   double logit_scale_;            // RMS of the logits, or a bound of it
   double weight_scale_;
-  std::vector<int64_t> tokens_;  // tokens of this context-parallel rank
+  std::vector<int64_t> tokens_;       // tokens of this context-parallel rank
+  std::vector<double> temperatures_;  // [tokens_], or empty: one for all
   FusedLinear layer_;
   int64_t first_;
   LogitMatrix x_, weight_;

@@ -106,7 +106,7 @@ class PackedOp final : public RowsOp {
     SentTraffic sent = all_gather_of(cp, 8) + all_gather_of(cp, 5 * 8);
     if (pass == Pass::forward && by_digits_ > 0) return std::nullopt;
     if (pass == Pass::forward) {
-      const int64_t bytes = rows_.rows() * (packing_.filtered ? 16 + filter_list_bytes(c_) : 12);
+      const int64_t bytes = rows_.rows() * (packing_.filtered ? 16 + list_bytes_ : 12);
       sent += all_gather_of(tp(), round_up(bytes, 4)) + all_gather_of(cp, 4 * rows_.rows());
     } else if (convention_ == GatherGradient::sum) {
       sent += reduce_scatter_of(cp, 4 * rows_.rows() * cp.size());
@@ -132,7 +132,8 @@ class PackedOp final : public RowsOp {
   bool has_gradient(int64_t r) const override { return gradient(token(r)) != 0; }
   std::vector<std::span<float>> outputs() override { return {logprob_.span()}; }
   void start_scores() {
-    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(1), tp());
+    auto scores = std::make_shared<VocabScores>(rows_.rows(), vocab(),
+                                                score_options(rows_.tokens(), 1), tp());
     forward_ = [this, scores] {
       scores->forward(rows_.logits(), targets_, stream(), logprob_.span(), {});
       gather();
@@ -142,10 +143,10 @@ class PackedOp final : public RowsOp {
     };
   }
   void start_filtered() {
-    const FilterOptions options{c_.problem.filter, c_.options.list_length, c_.options.threads,
-                                kernels()};
-    auto scores =
-        std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type, options, tp());
+    const RowFilters filters(c_, rows_.tokens());
+    list_bytes_ = filters.list_bytes();
+    auto scores = std::make_shared<FilteredScores>(rows_.rows(), vocab(), c_.problem.type,
+                                                   filters.options(kernels()), tp());
     forward_ = [this, scores] {
       scores->forward(rows_.logits(), targets_, stream(), logprob_.span());
       by_digits_ = scores->rows_by_digits();
@@ -270,7 +271,7 @@ class PackedOp final : public RowsOp {
     return want;
   }
   FilteredRow filtered_row(int64_t token, int32_t next) const {
-    return {whole_row(token), c_.problem.filter, next, gradient(token)};
+    return {whole_row(token), filter(token), next, gradient(token)};
   }
   FilteredRow filtered_row(int64_t token) const {
     return filtered_row(token, has_next(token) ? c_.inputs.target(token + 1) : 0);
@@ -290,14 +291,14 @@ class PackedOp final : public RowsOp {
     if (packing_.filtered)
       return filtered_row(token).score(predictions_.at(place), filtered_answers(token));
     const int32_t next = c_.inputs.target(token + 1);
-    return scored({score_row_reference(whole_row(token), next, temperature()).logprob});
+    return scored({score_row_reference(whole_row(token), next, temperature(token)).logprob});
   }
   ExpectedRow expected_gradient(size_t r) const {
     const int64_t token = rows_.tokens()[r];
     if (packing_.filtered)
       return filtered_row(token).gradient(survivors_()[r], filtered_answers(token));
     const int32_t id = has_next(token) ? c_.inputs.target(token + 1) : 0;
-    return score_gradient(whole_row(token), std::span(&id, 1), {gradient(token)});
+    return score_gradient(token, std::span(&id, 1), {gradient(token)});
   }
   /// Checks that the gradient of padding slots is 0.
   void check_padding(Verification& checks) {
@@ -320,7 +321,7 @@ class PackedOp final : public RowsOp {
   std::vector<int32_t> targets_;
   Buffer<float> logprob_;
   std::vector<float> predictions_, d_predictions_;  // [sequences, width]
-  int64_t by_digits_ = 0;
+  int64_t by_digits_ = 0, list_bytes_ = 0;
   std::function<std::span<const int32_t>()> survivors_;  // filtered: counts by the last forward
 };
 
@@ -357,7 +358,7 @@ LogprobsOperation packed_prerolled_operation() {
 }
 
 LogprobsOperation packed_filtered_operation() {
-  return packed_family("packed-filtered", "the same under temperature, top-k and top-p",
+  return packed_family("packed-filtered", "the same under temperature, top-k, min-p and top-p",
                        {.filtered = true});
 }
 

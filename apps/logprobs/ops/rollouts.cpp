@@ -40,8 +40,8 @@ class RolloutsOp final : public RowsOp {
   }
 
   void start() override {
-    auto scores =
-        std::make_shared<BranchingScores>(rows_.rows(), branches_, vocab(), score_options(1), tp());
+    auto scores = std::make_shared<BranchingScores>(rows_.rows(), branches_, vocab(),
+                                                    score_options(rows_.tokens(), 1), tp());
     forward_ = [this, scores] { scores->forward(rows_.logits(), ids_, stream(), logprob_.span()); };
     backward_ = [this, scores] {
       scores->backward(rows_.logits(), ids_, d_logprob_, stream(), rows_.d_logits());
@@ -103,7 +103,7 @@ class RolloutsOp final : public RowsOp {
       const int64_t row = predicting_row(tokens_[i]);
       if (row < 0) return ExpectedRow{{0}, {1}};
       const int32_t id = c_.inputs.target(tokens_[i]);
-      return scored({score_row_reference(whole_row(row), id, temperature()).logprob});
+      return scored({score_row_reference(whole_row(row), id, temperature(row)).logprob});
     });
     return array;
   }
@@ -114,7 +114,7 @@ class RolloutsOp final : public RowsOp {
       ids.push_back(c_.inputs.target(next));
       g.push_back(c_.inputs.gradient(next, 0));
     }
-    return score_gradient(whole_row(token), ids, g);
+    return score_gradient(token, ids, g);
   }
 
   std::vector<int32_t> ids_;          // [rows] the id that the row predicts; -1 if none or several

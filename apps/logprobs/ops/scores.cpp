@@ -46,8 +46,8 @@ class ScoreOp : public RowsOp {
         d_entropy_(rows_.gradients(1, entropy_ ? 1 : 0)) {}
 
   void start() override {
-    auto scores =
-        std::make_shared<VocabScores>(rows_.rows(), vocab(), score_options(picks_, entropy_), tp());
+    auto scores = std::make_shared<VocabScores>(
+        rows_.rows(), vocab(), score_options(rows_.tokens(), picks_, entropy_), tp());
     forward_ = [this, scores] {
       scores->forward(rows_.logits(), ids_, stream(), logprob_.span(), entropies_.span());
     };
@@ -90,7 +90,7 @@ class ScoreOp : public RowsOp {
   std::vector<ResultArray> results(Pass pass) override {
     if (pass == Pass::backward) {
       ResultArray gradient = row_gradient(gradient_, [this](size_t r) {
-        return score_gradient(row_of(r), ids_of(r), gradients_of(r), entropy_ ? d_entropy_[r] : 0,
+        return score_gradient(token(r), ids_of(r), gradients_of(r), entropy_ ? d_entropy_[r] : 0,
                               rounds_terms());
       });
       if (picks_ == 1 && entropy_) gradient.sum_of = {"d_logprob", "d_entropy"};
@@ -103,14 +103,14 @@ class ScoreOp : public RowsOp {
                                   [this](size_t r) { return expected_scores(r); }));
     if (entropy_)
       arrays.push_back(row_values("entropy", "entropies", entropies_.span(), 0, [this](size_t r) {
-        return ExpectedRow{{score_row_reference(row_of(r), -1, temperature()).entropy},
+        return ExpectedRow{{score_row_reference(row_of(r), -1, temperature(token(r))).entropy},
                            {entropy_scale(vocab().vocab_size)}};
       }));
     return arrays;
   }
   /// The expected score of an id that no rank has is 0.
   ExpectedRow expected_scores(size_t r) const {
-    const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature());
+    const std::vector<double> logprobs = log_softmax_reference(row_of(r), temperature(token(r)));
     std::vector<double> want;
     for (const int32_t id : ids_of(r))
       want.push_back(id >= 0 && id < std::ssize(logprobs) ? logprobs[id] : 0);
@@ -165,6 +165,7 @@ class UpstreamScoreOp final : public ScoreOp {
 };
 
 std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&) {
+  if (problem.per_token) return "upstream has one temperature for all tokens, 1";
   if (problem.filter.temperature == 1) return "";
   return fmt::format("upstream has no temperature but 1, not {}", problem.filter.temperature);
 }

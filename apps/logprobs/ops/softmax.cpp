@@ -21,7 +21,8 @@ class SoftmaxOp final : public RowsOp {
         out_(rows_.rows(), columns(), context.problem.output_type, space()) {}
 
   void start() override {
-    scores_ = std::make_unique<VocabScores>(rows_.rows(), vocab(), score_options(0), tp());
+    scores_ = std::make_unique<VocabScores>(rows_.rows(), vocab(), score_options(rows_.tokens(), 0),
+                                            tp());
     forward_ = [this] {
       scores_->forward(rows_.logits(), {}, stream(), {}, {});
       scores_->write_log_softmax(rows_.logits(), exponentiate_, out_.ref());
@@ -63,7 +64,7 @@ class SoftmaxOp final : public RowsOp {
     array.tolerance = tolerance();
     array.padding = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
     array.expect = expect_rows([this](size_t r) {
-      ExpectedRow want{log_softmax_reference(row_of(r), temperature()), {}};
+      ExpectedRow want{log_softmax_reference(row_of(r), temperature(token(r))), {}};
       for (double& logprob : want.values) {
         want.scales.push_back(scale(logprob));
         if (exponentiate_) logprob = std::exp(logprob);
@@ -74,16 +75,17 @@ class SoftmaxOp final : public RowsOp {
   }
   ExpectedRow expected_gradient(int64_t token) const {
     const std::vector<double> logits = whole_row(token);
+    const double temperature = this->temperature(token);
     std::vector<float> read(logits.size());
     c_.inputs.d_logprobs(token, 0, read);
     const std::vector<double> g(read.begin(), read.end());
-    ExpectedRow want{log_softmax_gradient_reference(logits, g, temperature()), {}};
+    ExpectedRow want{log_softmax_gradient_reference(logits, g, temperature), {}};
     double sizes = 0;  // sum of the magnitudes of the terms
     for (const double x : g) sizes += std::abs(x);
-    const std::vector<double> logprobs = log_softmax_reference(logits, temperature());
+    const std::vector<double> logprobs = log_softmax_reference(logits, temperature);
     for (size_t v = 0; v < g.size(); ++v)
-      want.scales.push_back(logit_gradient_scale(logprobs[v], sizes / temperature(), 0,
-                                                 std::abs(g[v]) / temperature()));
+      want.scales.push_back(
+          logit_gradient_scale(logprobs[v], sizes / temperature, 0, std::abs(g[v]) / temperature));
     return want;
   }
 

@@ -3,6 +3,7 @@
 A row z of logits stands for the distribution log p_v = z_v / temperature - log sum_u exp(z_u /
 temperature). -inf is a logit of probability 0, and 0 log 0 = 0. Every function takes arrays of
 NumPy or tensors and returns arrays of NumPy. T: tokens, V: ids, K: ids of a token, n: sequences.
+Temperatures and limits of filters are numbers, or [T], one of each row.
 """
 
 from collections.abc import Collection
@@ -20,15 +21,20 @@ def _float64(logits: Any) -> np.ndarray:
     return to_numpy(logits).astype(np.float64)
 
 
-def log_softmax(logits: Any, temperature: float = 1.0) -> np.ndarray:
+def _column(number: Any) -> Any:
+    """A number of every row as it is; numbers [T] of rows as a column [T, 1]."""
+    return number if np.ndim(number) == 0 else to_numpy(number)[:, None]
+
+
+def log_softmax(logits: Any, temperature: Any = 1.0) -> np.ndarray:
     """log p of every column, [..., V]. A row of nothing but -inf is no distribution: NaN."""
     z = _float64(logits)
     with np.errstate(invalid="ignore"):
-        x = (z - z.max(axis=-1, keepdims=True)) / temperature
+        x = (z - z.max(axis=-1, keepdims=True)) / _column(temperature)
     return x - np.log(np.exp(x).sum(axis=-1, keepdims=True))
 
 
-def entropy(logits: Any, temperature: float = 1.0) -> np.ndarray:
+def entropy(logits: Any, temperature: Any = 1.0) -> np.ndarray:
     """-sum p log p of rows [..., V], in nats."""
     logp = log_softmax(logits, temperature)
     p = np.exp(logp)
@@ -42,7 +48,7 @@ def gather(rows: Any, ids: Any, nobody: float = 0.0) -> np.ndarray:
     return np.where(there, np.take_along_axis(values, np.where(there, places, 0), 1), nobody)
 
 
-def logprob(logits: Any, targets: Any, temperature: float = 1.0) -> np.ndarray:
+def logprob(logits: Any, targets: Any, temperature: Any = 1.0) -> np.ndarray:
     """log p of targets [T] in rows [T, V]; 0 for a target that no column has."""
     return gather(log_softmax(logits, temperature), to_numpy(targets)[:, None])[:, 0]
 
@@ -55,35 +61,40 @@ def top_k(logits: Any, k: int) -> tuple[np.ndarray, np.ndarray]:
 
 
 def survivors(
-    logits: Any, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0
+    logits: Any, top_k: Any = 0, top_p: Any = 1.0, temperature: Any = 1.0, min_p: Any = 0.0
 ) -> np.ndarray:
     """[T, V] booleans: what a sampling filter keeps.
 
-    Of a row the top_k largest, with all that equal the last of them (0: all); then, of what is left
-    and renormalised, those before which (larger first, of equals higher ids) lies less probability
-    than top_p. Where a sum of probabilities is as near top_p as rounding, float32 may differ.
+    Of a row the top_k largest, with all that equal the last of them (0: all); of these, those with
+    at least min_p of the largest probability; then, of what is left and renormalised, those before
+    which (larger first, of equals higher ids) lies less probability than top_p. Where a sum of
+    probabilities is as near top_p as rounding, float32 may differ.
     """
     z = _float64(logits)
-    kept = np.ones(z.shape, dtype=bool)
-    if 0 < top_k < z.shape[1]:
-        kept = z >= np.sort(z, axis=1)[:, -top_k, None]
-    if top_p < 1:
+    count = np.broadcast_to(to_numpy(top_k), len(z)).astype(np.int64)
+    count = np.where((count > 0) & (count < z.shape[1]), count, z.shape[1])
+    kept = z >= np.take_along_axis(np.sort(z, axis=1), z.shape[1] - count[:, None], axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        below = (z - z.max(axis=1, keepdims=True)) / _column(temperature)
+        kept &= (z == z.max(axis=1, keepdims=True)) | (below >= np.log(_column(min_p)))
+    if np.any(np.less(to_numpy(top_p), 1)):
         p = np.exp(log_softmax(np.where(kept, z, -np.inf), temperature))
         order = z.shape[1] - 1 - np.argsort(-z[:, ::-1], axis=1, kind="stable")
         ranked = np.take_along_axis(p, order, axis=1)
         before = np.zeros(z.shape)
         before[:, 1:] = np.cumsum(ranked, axis=1)[:, :-1]
         first = np.zeros(z.shape, dtype=bool)
-        np.put_along_axis(first, order, before < top_p, axis=1)
+        limit = np.broadcast_to(_column(top_p), (len(z), 1))
+        np.put_along_axis(first, order, (before < limit) | (limit == 1), axis=1)
         kept &= first
     return kept
 
 
 def filtered(
-    logits: Any, top_k: int = 0, top_p: float = 1.0, temperature: float = 1.0
+    logits: Any, top_k: Any = 0, top_p: Any = 1.0, temperature: Any = 1.0, min_p: Any = 0.0
 ) -> np.ndarray:
     """Logits [T, V] with -inf where they do not survive the filter."""
-    kept = survivors(logits, top_k, top_p, temperature)
+    kept = survivors(logits, top_k, top_p, temperature, min_p)
     return np.where(kept, _float64(logits), -np.inf)
 
 
@@ -112,7 +123,7 @@ def next_tokens(logprobs: Any, tokens: Any, offsets: Any, nobody: float = 0.0) -
 
 
 def score_gradient(
-    logits: Any, ids: Any, g: Any, h: Any = 0.0, temperature: float = 1.0
+    logits: Any, ids: Any, g: Any, h: Any = 0.0, temperature: Any = 1.0
 ) -> np.ndarray:
     """Gradient by logits [T, V] of sum_t (g_t sum_k log p(ids_tk) + h_t entropy_t).
 
@@ -124,7 +135,7 @@ def score_gradient(
     finite_logp = np.where(p > 0, logp, 0)
     of_ids = g * (_hits(ids, logp.shape[1]) - to_numpy(ids).shape[1] * p)
     of_entropy = -h * p * (finite_logp + entropy(logits, temperature)[:, None])
-    return (of_ids + of_entropy) / temperature
+    return (of_ids + of_entropy) / _column(temperature)
 
 
 def _hits(ids: Any, vocab_size: int) -> np.ndarray:
@@ -142,7 +153,7 @@ class _Definitions:
     def __init__(self, problem: LogprobProblem) -> None:
         vocab, arrays = problem.vocab_size, problem.arrays
         self.problem = problem
-        self.heat = problem.temperature
+        self.heat = problem.filters["temperature"]
         self.z = _float64(arrays["logits"])[:, :vocab]
         self.targets = arrays["targets"][:, None]
         self.ids = arrays.get("ids", np.empty((len(self.z), 0), np.int64))
@@ -156,7 +167,7 @@ class _Definitions:
 
     @cached_property
     def left(self) -> np.ndarray:
-        return filtered(self.z, self.problem.top_k, self.problem.top_p, self.heat)
+        return filtered(self.z, **self.problem.filters)
 
     @property
     def teacher(self) -> np.ndarray:
@@ -184,6 +195,28 @@ class _Definitions:
 
     def filtered_logprob(self) -> np.ndarray:
         return gather(log_softmax(self.left, self.heat), self.targets, -np.inf)[:, 0]
+
+    @cached_property
+    def kept(self) -> np.ndarray:
+        """[T, V]: which ids a sampler kept."""
+        bounds, ids = (self.problem.arrays[f"sampling_mask_{name}"] for name in ("offsets", "ids"))
+        mask = np.zeros(self.z.shape, dtype=bool)
+        mask[np.repeat(np.arange(len(self.z)), np.diff(bounds)), ids] = True
+        return mask
+
+    @cached_property
+    def logp_kept(self) -> np.ndarray:
+        """[T, V]: log p among the kept ids; -inf for others, and in rows without any."""
+        some = self.kept.any(axis=1)
+        logp = log_softmax(np.where(self.kept | ~some[:, None], self.z, -np.inf), self.heat)
+        return np.where(self.kept, logp, -np.inf)
+
+    def kept_logprob(self) -> np.ndarray:
+        return gather(self.logp_kept, self.targets, -np.inf)[:, 0]
+
+    def d_kept_logprob(self) -> np.ndarray:
+        hits = _hits(self.targets, self.problem.vocab_size) * np.isfinite(self.logp_kept)
+        return self.g * self.kept * (hits - np.exp(self.logp_kept)) / _column(self.heat)
 
     def next_token_logprob(self) -> np.ndarray:
         return next_tokens(self.logp, self.targets[:, 0], self.problem.offsets)
@@ -268,6 +301,9 @@ class _Definitions:
         gradient = score_gradient(self.left, ids, g, 0, self.heat)
         return np.where(np.isneginf(self.left), 0, gradient)
 
+    def _heat_of(self, rows: np.ndarray) -> Any:
+        return self.heat if np.ndim(self.heat) == 0 else self.heat[rows]
+
     def d_rollout_logprob(self) -> np.ndarray:
         gradient = np.zeros(self.z.shape)
         is_predicted = self.predicting >= 0
@@ -276,7 +312,7 @@ class _Definitions:
             gradient,
             rows,
             score_gradient(
-                self.z[rows], self.targets[is_predicted], self.g[is_predicted], 0, self.heat
+                self.z[rows], self.targets[is_predicted], self.g[is_predicted], 0, self._heat_of(rows)
             ),
         )
         return gradient
@@ -302,7 +338,7 @@ class _Definitions:
 
     def d_log_softmax(self) -> np.ndarray:
         g = _float64(self.problem.arrays.get("d_logprobs", np.tile(self.g, self.z.shape[1])))
-        return (g - np.exp(self.logp) * g.sum(axis=1, keepdims=True)) / self.heat
+        return (g - np.exp(self.logp) * g.sum(axis=1, keepdims=True)) / _column(self.heat)
 
     @property
     def d_product(self) -> np.ndarray:
