@@ -13,6 +13,7 @@ from . import reference
 from .attention import attention_problem
 from .comparison import assert_close, compare
 from .digest import content_sha256
+from .importance import Ratios, importance_ratios
 from .logprobs import logprob_problem
 from .reading import Damaged, File, Group, extras_of, read
 from .results import read_results
@@ -28,6 +29,7 @@ __all__ = [
     "Difference",
     "File",
     "Group",
+    "Ratios",
     "Tokenizer",
     "__version__",
     "assert_close",
@@ -35,6 +37,7 @@ __all__ = [
     "compare",
     "content_sha256",
     "extras_of",
+    "importance_ratios",
     "logprob_problem",
     "read",
     "read_results",

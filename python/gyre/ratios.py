@@ -1,0 +1,123 @@
+"""gyre-ratios: reports the importance ratios of two files of log-probabilities."""
+
+import argparse
+import contextlib
+import json
+import math
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict
+from typing import Any
+
+import numpy as np
+
+from .comparison import is_npz
+from .importance import importance_ratios
+from .reading import Damaged, read_arrays, split_place
+
+DESCRIPTION = """\
+Reports the importance ratios exp(trainer - rollout) of two files of log-probabilities: their mean,
+extremes and histogram, and how many a clipped objective would clip; of all tokens, and of each document."""
+EPILOG = """\
+exit code: 0 done, and all within --most; 1 a ratio is outside --most; 2 bad usage, or files that
+cannot be compared; 3 a damaged file, or an output that cannot be written
+
+examples: gyre-ratios mine.npz rollout.npz --array logprob
+          gyre-ratios results.h5:/results rollout.h5:/reference --array logprob --documents problem.h5
+          gyre-ratios a.npz b.npz --clip 0.2 0.28 --most 1.05 --json ratios.json"""
+PLACE = "FILE.npz, FILE.h5 or FILE.h5:/group"
+
+
+def _arrays(place: str) -> Mapping[str, np.ndarray]:
+    if is_npz(place):
+        with np.load(place) as arrays:
+            return dict(arrays)
+    path, group = split_place(place)
+    return read_arrays(path, group or "/")
+
+
+def _named(place: str, name: str) -> np.ndarray:
+    """The array of this name, or of a path that ends in it."""
+    arrays = _arrays(place)
+    found = [key for key in arrays if key == name or key.endswith(f"/{name}")]
+    if len(found) != 1:
+        raise ValueError(f"{place} has {len(found)} arrays {name}; it has {', '.join(sorted(arrays))}")
+    return arrays[found[0]]
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(
+        prog="gyre-ratios",
+        description=DESCRIPTION,
+        epilog=EPILOG,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    add = parser.add_argument
+    add("trainer", help=PLACE)
+    add("rollout", help="the log-probabilities that the sampler returned, given likewise")
+    add("--array", default="logprob", help="name of the array in both (default: logprob)")
+    add("--documents", metavar="PLACE", help="where `offsets` are: figures of each document")
+    add("--mask", metavar="PLACE", help="where `mask` is: tokens with 0 do not count")
+    clip_help = "how far below and above 1 an objective clips (default: 0.2 0.2)"
+    add("--clip", nargs=2, type=float, default=(0.2, 0.2), metavar=("LOW", "HIGH"), help=clip_help)
+    most_help = "end with exit code 1 if a ratio is above this, or below its inverse"
+    add("--most", type=float, metavar="RATIO", help=most_help)
+    add("--json", metavar="FILE", help="write the report there, too")
+    return parser
+
+
+class _Unwritten(Exception):
+    """The report cannot be written."""
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = _parser().parse_args(arguments)
+    if options.most is not None and not options.most >= 1:
+        raise ValueError(f"--most {options.most} must be 1 or more")
+    offsets = _named(options.documents, "offsets") if options.documents else None
+    mask = _named(options.mask, "mask") if options.mask else None
+    ratios = importance_ratios(
+        _named(options.trainer, options.array),
+        _named(options.rollout, options.array),
+        offsets=offsets,
+        mask=mask,
+        clip=tuple(options.clip),
+    )
+    if options.json:
+        try:
+            with open(options.json, "w", encoding="utf-8") as file:
+                json.dump(_plain(asdict(ratios)), file, indent=1, allow_nan=False)
+                file.write("\n")
+        except OSError as error:
+            raise _Unwritten(str(error)) from error
+    print(ratios)
+    limit = options.most
+    if limit is None or 1 / limit <= ratios.all.least <= ratios.all.most <= limit:
+        return 0
+    print(f"ratios from {ratios.all.least:g} to {ratios.all.most:g} are not within {limit:g}")
+    return 1
+
+
+def _plain(value: Any) -> Any:
+    """What JSON has: null instead of NaN and infinities."""
+    if isinstance(value, dict):
+        return {name: _plain(item) for name, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_plain(item) for item in value]
+    return None if isinstance(value, float) and not math.isfinite(value) else value
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs the command; returns the exit code."""
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+        return code
+    except (OSError, ValueError, _Unwritten) as error:
+        with contextlib.suppress(OSError, AttributeError):
+            sys.stderr.write(f"gyre-ratios: {error}\n")
+        return 3 if isinstance(error, (Damaged, BrokenPipeError, _Unwritten)) else 2
+
+
+if __name__ == "__main__":
+    sys.exit(main())
