@@ -6,7 +6,8 @@ log-probability of each target [tokens], the same on every rank; 0 of a target t
 gradient is not compared. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned, a
 function of the gradient [tokens] that returns that of the shard (padding has 0). With cp, ranks have different rows.
 Further parameters, given where they are taken: first (id of the first column), columns (of all
-ranks), temperature, vocab_size (columns that count; behind them is padding), mesh.
+ranks), temperature (a number, or [tokens, 1]), vocab_size (columns that count; behind them is padding),
+mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -46,6 +47,13 @@ def rows_of(tokens: int, cp: int) -> list[np.ndarray]:
     return np.array_split(np.arange(tokens), cp)
 
 
+def temperature_of(inputs: Any) -> Any:
+    """A number, or [tokens, 1]."""
+    if "temperature" in inputs:
+        return np.asarray(inputs["temperature"])[:, None]
+    return float(inputs.attributes.get("temperature", 1.0))
+
+
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of log-probabilities."""
     file = reading.read(path)
@@ -53,9 +61,11 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     logits, targets = np.asarray(inputs["logits"]), np.asarray(inputs["targets"]).astype(np.int64)
     if "logprob" not in file.reference:
         return
-    vocab, temperature = int(attributes["vocab_size"]), float(attributes.get("temperature", 1.0))
+    vocab, temperature = int(attributes["vocab_size"]), temperature_of(inputs)
     needs = {}
-    if temperature != 1:
+    if np.ndim(temperature) > 0:
+        needs["temperature"] = "each token has a temperature"
+    elif temperature != 1:
         needs["temperature"] = f"the temperature is {temperature:g}"
     if vocab < logits.shape[1]:
         needs["vocab_size"] = f"{logits.shape[1] - vocab} columns are padding"
@@ -64,7 +74,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     pieces = []
     for rank in range(options.cp * options.tp):
         mine, part = rows[rank // options.tp], columns[rank % options.tp]
-        offers = {"first": part.start, "columns": logits.shape[1], "temperature": temperature, "vocab_size": vocab}
+        offers = {"first": part.start, "columns": logits.shape[1], "vocab_size": vocab}
+        offers["temperature"] = temperature[mine] if np.ndim(temperature) > 0 else temperature
         pieces.append(
             {"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers}
         )
@@ -98,7 +109,10 @@ def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
-    taken = keywords(function, dict(piece["offers"], mesh=here.mesh), needs)
+    offers = dict(piece["offers"], mesh=here.mesh)
+    if isinstance(offers["temperature"], np.ndarray):
+        offers["temperature"] = here.array(offers["temperature"])
+    taken = keywords(function, offers, needs)
     logits = here.leaf(piece["logits"])
     value, backward = unpacked(function(logits, here.ids(piece["targets"]), here.group("tp"), **taken))
     tokens = piece["targets"].shape
@@ -250,7 +264,7 @@ def _hypotheses(
         text = f"shifted labels: row i has the target of row i {'+' if step < 0 else '-'} 1"
         yield known("label-shift", text, targets=np.roll(targets, step))
         yield known("label-shift", text + ", of its rank's rows", targets=rolled(targets, rows, step))
-    if problem["temperature"] != 1:
+    if np.any(problem["temperature"] != 1):
         yield known("temperature", "the temperature is ignored", temperature=1.0)
         yield gradient("temperature", "the gradient lacks 1 / temperature", lambda g: g * problem["temperature"])
     if problem["vocab_size"] < width:

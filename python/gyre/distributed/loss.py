@@ -36,7 +36,7 @@ from .contract import (
     not_numbers,
     returned,
 )
-from .logprob import columns_of, disagreeing, rolled, rows_of, unpacked, values_of
+from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, unpacked, values_of
 from .rank import Here
 
 KIND, USES_LAYOUT = "logprobs", False
@@ -47,11 +47,11 @@ IGNORED = -100
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """Two cases of a file of log-probabilities, its targets for labels: with weights of 0 and 1, and with others."""
     inputs = reading.read(path).inputs
-    vocab, temperature = int(inputs.attributes["vocab_size"]), float(inputs.attributes.get("temperature", 1.0))
+    vocab, temperature = int(inputs.attributes["vocab_size"]), temperature_of(inputs)
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     labels = np.where((targets >= 0) & (targets < vocab), targets, IGNORED)
     labels[1::4] = IGNORED
-    if temperature != 1 or not (labels != IGNORED).any():
+    if np.any(temperature != 1) or not (labels != IGNORED).any():
         return
     columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.cp)
     plain = np.ones(len(labels), np.float32)
