@@ -6,6 +6,7 @@ dark; no other colour is used.
 
 import html
 import io
+import math
 import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,7 +17,8 @@ import matplotlib
 matplotlib.use("svg")
 import matplotlib.pyplot as plt  # noqa: E402  (after the choice of a backend)
 from matplotlib.axes import Axes  # noqa: E402
-from matplotlib.ticker import FuncFormatter, NullFormatter, NullLocator  # noqa: E402
+from matplotlib.axis import XAxis, YAxis  # noqa: E402
+from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter, NullLocator  # noqa: E402
 
 from .sizes import size_text  # noqa: E402
 
@@ -74,15 +76,18 @@ class Panel:
     title: str
     lines: dict[int, list[Point]]
 
+    def points(self) -> list[Point]:
+        return [point for points in self.lines.values() for point in points]
+
 
 @dataclass
 class Axis:
-    """`scale`: "log2", "log" (x and y alike), "linear" or "names". `reference`: a line to compare with, or None."""
+    """`scale`: "log2", "log", "linear" or "names". `reference`: a line to compare with: of y, or of y by x; or None."""
 
     label: str
     scale: str = "linear"
     format: Callable[[Any], str] | None = None
-    reference: float | None = None
+    reference: float | Callable[[float], float] | None = None
     from_zero: bool = False
     connected: bool = True
 
@@ -97,17 +102,17 @@ def draw_line(
     points: Sequence[Point],
     places: dict[Any, float],
     links: dict[str, Point],
-    connected: bool,
+    x: Axis,
     shift: float,
 ) -> None:
     """`places`: where on the axis each x is. `shift`: so that equal points of series do not hide each other."""
     colour, marker = marker_style(number)
-    xs = [places[point.x] + shift for point in points]
-    if connected:
+    xs = [places[point.x] * 2**shift if x.scale == "log2" else places[point.x] + shift for point in points]
+    if x.connected:
         axes.plot(xs, [point.y for point in points], color=colour, linewidth=1.1, zorder=2)
-    for x, point in zip(xs, points):
+    for place, point in zip(xs, points):
         if point.low is not None and point.high is not None:
-            axes.plot([x, x], [point.low, point.high], color=colour, linewidth=0.8, zorder=2)
+            axes.plot([place, place], [point.low, point.high], color=colour, linewidth=0.8, zorder=2)
     faces = [colour if point.valid else PAPER for point in points]
     # Two widths: with one of everything matplotlib takes a short cut that forgets the links.
     drawn = axes.scatter(
@@ -128,6 +133,21 @@ def draw_line(
     drawn.set_urls(urls)
 
 
+def round_down(value: float) -> float:
+    """1, 2 or 5 times a power of ten, at most the value."""
+    power = 10.0 ** math.floor(math.log10(value))
+    return max(step * power for step in (1, 2, 5) if step * power <= value * (1 + 1e-9))
+
+
+def set_log(axis: XAxis | YAxis, low: float, high: float) -> None:
+    """A logarithmic axis with a tick at either end."""
+    bounds = round_down(low), 1 / round_down(1 / high)
+    axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": bounds})
+    axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
+    axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axis.set_minor_formatter(NullFormatter())
+
+
 def set_x(axes: Axes, axis: Axis, values: Sequence[Any]) -> dict[Any, float]:
     """Places of all values of x, on an axis that shows each of them."""
     axes.set_xlabel(axis.label)
@@ -138,7 +158,7 @@ def set_x(axes: Axes, axis: Axis, values: Sequence[Any]) -> dict[Any, float]:
     if axis.scale == "log2":
         axes.set_xscale("log", base=2)
     elif axis.scale == "log":
-        axes.set_xscale("log")
+        set_log(axes.xaxis, min(places), max(places))
         return places
     axes.xaxis.set_minor_locator(NullLocator())
     shown = list(values)
@@ -154,58 +174,63 @@ def set_x(axes: Axes, axis: Axis, values: Sequence[Any]) -> dict[Any, float]:
     return places
 
 
-def set_y(axes: Axes, axis: Axis, panel: Panel) -> None:
-    if axis.scale == "log":
-        axes.set_yscale("log")
-        axes.yaxis.set_minor_formatter(NullFormatter())
+def set_y(axes: Axes, axis: Axis, points: Sequence[Point], xs: Sequence[float]) -> None:
+    """`points`, `xs`: of all panels with this axis, which all have one scale."""
+    ends = [end for one in points for end in (one.y, one.low, one.high) if end is not None]
     if axis.reference is not None:
-        axes.axhline(axis.reference, color=MUTED, linewidth=0.8, dashes=(4, 3), zorder=1)
-    if axis.format is not None:
-        axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: axis.format(value)))  # type: ignore[misc]
-    if axis.from_zero:
-        ys = [point.y for points in panel.lines.values() for point in points]
-        axes.set_ylim(
-            min(0.0, *ys) if len(ys) > 1 else 0.0, max([axis.reference or 0.0, *ys]) * 1.08 or 1.0
-        )
+        line = [axis.reference(x) if callable(axis.reference) else axis.reference for x in xs]
+        ends += line
+        style: dict[str, Any] = {"color": MUTED, "linewidth": 0.8, "dashes": (4, 3), "zorder": 1}
+        if callable(axis.reference):
+            axes.plot(xs, line, **style)
+        else:
+            axes.axhline(axis.reference, **style)
+    if axis.scale == "linear":
+        low = min([0.0, *ends]) if axis.from_zero else min(ends)
+        margin = 0.06 * ((max(ends) - low) or 1.0)
+        axes.set_ylim(low - (margin if low < 0 or not axis.from_zero else 0), max(ends) + margin)
+        return
+    ends = [end for end in ends if end > 0]
+    if axis.scale == "log":
+        set_log(axes.yaxis, min(ends), max(ends))
+        return
+    axes.set_yscale("log", base=2)
+    axes.set_ylim(min(ends) / 1.1, max(ends) * 1.1)
+    axes.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
+    axes.yaxis.set_minor_locator(NullLocator())
 
 
-def figure(name: str, panels: Sequence[Panel], x: Axis, y: Axis) -> str:
-    """One SVG element. `name` tells its ids from those of other figures of a page."""
+def arrangement(panels: int, quantities: int) -> tuple[int, int]:
+    """Rows and columns of panels: a row for each panel of several quantities, else as few rows as may be."""
+    if quantities > 1:
+        return panels, quantities
+    columns = next((n for n in (COLUMNS, 2) if panels % n == 0), min(COLUMNS, panels))
+    return -(-panels // columns), columns
+
+
+def figure(name: str, quantities: Sequence[tuple[Axis, Sequence[Panel]]], x: Axis) -> str:
+    """One SVG element: the panels of a quantity, or of several that stand beside one another.
+
+    All panels of a quantity have the same scale. `name` tells the figure's ids from those of others of a page.
+    """
     links: dict[str, Point] = {}
-    series = 1 + max(number for panel in panels for number in panel.lines)
-    columns = next((n for n in (COLUMNS, 2) if len(panels) % n == 0), min(COLUMNS, len(panels)))
-    rows = -(-len(panels) // columns)
+    series = 1 + max(number for _, panels in quantities for panel in panels for number in panel.lines)
+    rows, columns = arrangement(len(quantities[0][1]), len(quantities))
+    size = ((3.2 if columns > 1 else 4.6) * columns, 2.5 * rows + 0.2)
+    several = len(quantities) > 1
     with plt.rc_context({**STYLE, "svg.hashsalt": name}):
-        drawn, grid = plt.subplots(
-            rows,
-            columns,
-            figsize=((3.2 if len(panels) > 1 else 4.6) * columns, 2.5 * rows + 0.2),
-            squeeze=False,
-        )
-        values = {
-            point.x for panel in panels for points in panel.lines.values() for point in points
-        }
-        ordered = list(
-            dict.fromkeys(
-                p.x for panel in panels for points in panel.lines.values() for p in points
-            )
-        )
+        drawn, grid = plt.subplots(rows, columns, figsize=size, squeeze=False)
         for place, axes in enumerate(grid.flat):
-            if place >= len(panels):
+            axis, panels = quantities[place % columns if several else 0]
+            number = place // columns if several else place
+            if number >= len(panels):
                 axes.set_visible(False)
                 continue
-            panel = panels[place]
-            axes.set_title(panel.title, color=INK)
-            places = set_x(axes, x, ordered if x.scale == "names" else sorted(values))
-            if place % columns == 0:
-                axes.set_ylabel(y.label)
-            for number, points in panel.lines.items():
-                is_beside = x.scale == "names" and not x.connected
-                shift = 0.07 * (number - (series - 1) / 2) if is_beside else 0.0
-                draw_line(axes, number, points, places, links, x.connected, shift)
-            if x.scale == "log":
-                draw_diagonal(axes, values)
-            set_y(axes, y, panel)
+            is_first = place % columns == 0
+            axes.set_title(panels[number].title if is_first or not several else "", color=INK)
+            if is_first or several:
+                axes.set_ylabel(axis.label)
+            draw_panel(axes, panels[number], panels, x, axis, series, links)
         drawn.tight_layout(w_pad=1.6, h_pad=1.8)
         text = io.StringIO()
         drawn.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
@@ -213,20 +238,25 @@ def figure(name: str, panels: Sequence[Panel], x: Axis, y: Axis) -> str:
     return for_page(text.getvalue(), name, links)
 
 
-def draw_diagonal(axes: Axes, values: set[float]) -> None:
-    """Where measured and predicted are equal."""
-    axes.plot(
-        [min(values), max(values)],
-        [min(values), max(values)],
-        color=MUTED,
-        linewidth=0.8,
-        dashes=(4, 3),
-        zorder=1,
-    )
+def draw_panel(
+    axes: Axes, panel: Panel, panels: Sequence[Panel], x: Axis, y: Axis, series: int, links: dict[str, Point]
+) -> None:
+    """`panels`: those that have the same scale. `series`: how many there are on the page."""
+    points = [point for one in panels for point in one.points()]
+    values = list(dict.fromkeys(point.x for point in points))
+    places = set_x(axes, x, values if x.scale == "names" else sorted(values))
+    is_beside = x.scale == "log2" or (x.scale == "names" and not x.connected)
+    step = min(0.07, 0.25 / series) if is_beside else 0.0
+    for number, line in panel.lines.items():
+        draw_line(axes, number, line, places, links, x, step * (number - (series - 1) / 2))
+    set_y(axes, y, points, sorted(places.values()))
 
 
 def for_page(svg: str, name: str, links: dict[str, Point]) -> str:
-    """Ids of its own, variables for colours, a title and a link for each point, the width of the page."""
+    """Ids of its own, variables for colours, a title and a link for each point, the width of the page.
+
+    On a narrow page it shrinks to the smallest width whose text can be read.
+    """
     svg = svg[svg.index("<svg") :]
     svg = re.sub(r"<metadata>.*?</metadata>", "", svg, flags=re.DOTALL)
     svg = re.sub(r'\bid="', f'id="{name}-', svg)
@@ -245,7 +275,8 @@ def for_page(svg: str, name: str, links: dict[str, Point]) -> str:
 
     svg = re.sub(r'<a xlink:href="(row:\d+)"[^>]*>', link, svg)
     width = re.search(r'width="([\d.]+)pt"', svg)
-    size = f"max-width: {float(width[1]) * 96 / 72:.0f}px" if width else ""
+    pixels = float(width[1]) * 96 / 72 if width else 0.0
+    size = f"max-width: {pixels:.0f}px; min-width: {0.75 * pixels:.0f}px"
     svg = re.sub(r'(<svg [^>]*?)height="[\d.]+pt"', rf'\1style="{size}" role="img"', svg, count=1)
     return re.sub(r'width="[\d.]+pt"', 'width="100%"', svg, count=1)
 
@@ -279,3 +310,8 @@ def marker_svg(number: int, valid: bool = True) -> str:
 
 def tokens_label(value: float) -> str:
     return size_text(int(value))
+
+
+def words_below(value: Any) -> str:
+    """dist=uniform,min=64: a word a line, for an axis."""
+    return str(value).removeprefix("dist=").replace(",", "\n")

@@ -109,6 +109,8 @@ def title_of(data: StudyData, row: pd.Series) -> str:
         if name.startswith("key_") and pd.notna(row[name])
     )
     time = f"{row['median_ms']:.4g} ms" if pd.notna(row["median_ms"]) else "no time"
+    if pd.notna(row["min_ms"]) and pd.notna(row["p95_ms"]):
+        time += f" ({row['min_ms']:.4g} to {row['p95_ms']:.4g})"
     noted = "" if row["result"] == "VALID" else f"\n{row['result']}: {row['reasons']}"
     origin = f"{row['file']}:{row['line']}, job {row['job']}, {row['hosts']}"
     return f"{keys}\n{time}, {row['repetitions']} repetitions\n{origin}{noted}"
@@ -166,11 +168,11 @@ def panels(
     x: str,
     y: Callable[[pd.Series], float],
     given: tuple[str, ...] = (),
-    bounds: bool = False,
+    power: int = 0,
 ) -> tuple[list[Panel], int]:
     """Panels and how many were left out. `y` gives NaN for rows without a point. `given`: columns that make no panels.
 
-    `bounds`: y is proportional to 1 / time, and the interval of the median is drawn.
+    `power`: y is proportional to time ** power, so that the spread of the repetitions is known; 0: it is not.
     """
     by = panel_columns(data, x, given)
     numbers = {name: number for number, name in enumerate(data.series())}
@@ -187,9 +189,9 @@ def panels(
                     int(row["row_id"]),
                     title_of(data, row),
                 )
-                if bounds and pd.notna(row["median_low_ms"]):
-                    point.low = height * row["median_ms"] / row["median_high_ms"]
-                    point.high = height * row["median_ms"] / row["median_low_ms"]
+                if power and pd.notna(row["min_ms"]) and pd.notna(row["p95_ms"]):
+                    ends = (height * (row[end] / row["median_ms"]) ** power for end in ("min_ms", "p95_ms"))
+                    point.low, point.high = sorted(ends)
                 lines.setdefault(numbers[row[data.series_key]], []).append(point)
         if lines:
             found.append(
@@ -206,8 +208,9 @@ def speed(row: pd.Series) -> float:
     return float(work) / (float(row["median_ms"]) * float(row["ranks"]))
 
 
-def efficiency(data: StudyData) -> pd.Series:
-    """By row, in percent: its speed over that of the same case on the fewest ranks."""
+def scaling(data: StudyData) -> pd.DataFrame:
+    """By row: `efficiency` in percent, its speed over that of the same case on the fewest ranks, and `speed_up`, the
+    same of all ranks together."""
     size = "axis_base" if data.has("axis_base") else "key_tokens"
     grows = [name for name in GRID_KEYS if name in data.rows and data.rows[name].nunique() > 1][:1]
     names = [
@@ -217,9 +220,27 @@ def efficiency(data: StudyData) -> pd.Series:
         name for name in (size, "axis_lengths", "axis_mask", "axis_network", "axis_dtype") if name in data.rows
     ]
     names = [name for name in dict.fromkeys(names) if data.rows[name].notna().any()]
-    speeds = data.rows.apply(speed, axis=1)
-    order = data.rows.assign(speed=speeds).sort_values("ranks")
-    first = (
-        order.groupby(names, dropna=False)["speed"].transform("first") if names else speeds.iloc[0]
-    )
-    return (100 * order["speed"] / first).reindex(data.rows.index)
+    order = data.rows.assign(speed=data.rows.apply(speed, axis=1)).sort_values("ranks")
+    order["all"] = order["speed"] * order["ranks"]
+    if names:
+        first = order.groupby(names, dropna=False)[["speed", "all"]].transform("first")
+    else:
+        first = order[["speed", "all"]].iloc[0]
+    found = {"efficiency": 100 * order["speed"] / first["speed"], "speed_up": order["all"] / first["all"]}
+    return pd.DataFrame(found).reindex(data.rows.index)
+
+
+def length_column(data: StudyData) -> str:
+    """What varies most often in lengths: drawn lengths, or tokens; "": neither."""
+    if data.has("axis_lengths") and data.rows["axis_lengths"].nunique() > 1:
+        return "axis_lengths"
+    varies = data.has("key_tokens") and data.rows["key_tokens"].nunique() > 1
+    return "key_tokens" if varies and not data.has("axis_base") else ""
+
+
+def rate_unit(data: StudyData) -> tuple[str, float]:
+    """The unit of the column `rate` on the page, and by what its values are multiplied: no table has 0.08 TFLOP/s."""
+    unit = data.units.get("rate", "").replace("F/s", "FLOP/s")
+    if unit.startswith("T") and data.rows["rate"].max() < 1:
+        return "G" + unit[1:], 1000
+    return unit, 1

@@ -21,14 +21,27 @@ ROW = {
     "time?": str,
     "*": ANY,
 }
+TEXT = (None, str)
+ROUTE = (None, {"small?": TEXT, "large?": TEXT, "*": ANY})
+MPI = {"library?": TEXT, "device?": TEXT, "transport?": TEXT, "inside_host?": ROUTE, "between_hosts?": ROUTE}
+HOST = {
+    "names?": [str],
+    "cpu?": TEXT,
+    "sockets?": (None, int),
+    "cores?": (None, int),
+    "memory_bytes?": (None, int),
+    "gpus?": [str],
+    "gpu_driver?": TEXT,
+    "*": ANY,
+}
 HEAD = {
     "suite": {"program": str, "*": ANY},
     "build?": OPEN,
     "ranks?": [{"host?": str, "device?": str, "*": ANY}],
     "run?": {"argv?": [str], "start?": str, "*": ANY},
     "configuration?": OPEN,
-    "inputs?": [{"file": str, "sha256": (None, str), "*": ANY}],
-    "machine?": {"hosts?": [{"cpu?": (None, str), "cores?": (None, int), "*": ANY}], "*": ANY},
+    "inputs?": [{"file": str, "sha256": TEXT, "*": ANY}],
+    "machine?": {"hosts?": [HOST], "mpi?": (None, {**MPI, "*": ANY}), "*": ANY},
     "*": ANY,
 }
 END = {"status?": {"reasons?": [str], "*": ANY}, "fom?": [OPEN], "*": ANY}

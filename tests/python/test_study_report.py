@@ -4,6 +4,7 @@
 Usage: test_study_report.py SOURCE_DIR BUILD_DIR; needs python3-pandas and python3-matplotlib.
 """
 
+import json
 import random
 import re
 import sqlite3
@@ -155,10 +156,13 @@ class Studies(Scratch):
     def test_efficiency(self) -> None:
         folder = self.make(self.study("strong", cp=[1, 2, 4], tokens=[512, 1024]))
         data = points.read_study(collect(folder).file)
-        shares = points.efficiency(data)
+        found = points.scaling(data)
+        shares = found["efficiency"]
         for ranks, wanted in ((1, 100), (2, 100 * 1.2 / 1.4), (4, 100 * 1.2 / 1.8)):
             for share in shares[data.rows["ranks"] == ranks]:
                 self.assertAlmostEqual(share, wanted, delta=3)
+            for speed_up in found["speed_up"][data.rows["ranks"] == ranks]:
+                self.assertAlmostEqual(speed_up, ranks * wanted / 100, delta=0.1)
 
     def check_page(self, page: str, figures: int, title: str = "A &lt;title&gt;") -> None:
         parsed = Page(page)
@@ -167,7 +171,7 @@ class Studies(Scratch):
         for link in parsed.links:
             self.assertTrue(link.startswith("#") and link[1:] in parsed.ids, link)
         self.assertEqual(self.figures, figures)
-        for figure in re.findall(r"<figure>(<svg.*?</svg>)", page, re.DOTALL):
+        for figure in re.findall(r"<figure><div class=scroll>(<svg.*?</svg>)", page, re.DOTALL):
             xml.fromstring(figure)
             self.assertEqual(re.findall(r"#[0-9a-f]{6}", figure), [],
                              "colours are variables, for light and dark")
@@ -181,7 +185,7 @@ class Studies(Scratch):
         page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024]),
                                    results=("VALID", "UNOFFICIAL")))
         self.check_page(page, 3)
-        for wanted in ("Parallel efficiency", "Rate against length", "Exposed communication",
+        for wanted in ("speed-up and parallel efficiency", "Rate against length", "Exposed communication",
                        "Who wins where", made.REASON, "slurm 7", "0: 0, 1: 1", "missing"):
             self.assertIn(wanted, page)
         first = page[page.index("<figure>") : page.index("</figure>")]
@@ -190,6 +194,54 @@ class Studies(Scratch):
         page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024])))
         first = page[page.index("<figure>") : page.index("</figure>")]
         self.assertEqual(len(re.findall(r"fill: var\(--paper\)", first)), 0)
+
+    def test_scaling_has_time_speed_up_and_efficiency_each_in_one_scale(self) -> None:
+        page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024])))
+        drawn = xml.fromstring(page.split("<figure><div class=scroll>")[1].split("</div>")[0])
+        ticks: dict[str, set[tuple[str, ...]]] = {}
+        for axis in drawn.iterfind(".//{*}g[@id]"):
+            if re.fullmatch(r"figure1-matplotlib\.axis_\d*[02468]", axis.get("id", "")):
+                *shown, label = ("".join(text.itertext()).strip() for text in axis.iterfind(".//{*}text"))
+                ticks.setdefault(label, set()).add(tuple(shown))
+        self.assertEqual(list(ticks), ["time (ms)", "speed-up", "efficiency (%)"])
+        self.assertEqual([len(scales) for scales in ticks.values()], [1, 1, 1])
+        for scales in ticks.values():
+            self.assertGreaterEqual(len(*scales), 2)
+
+    def test_points_have_the_spread_of_the_repetitions(self) -> None:
+        data = points.read_study(collect(self.make(self.study("strong", cp=[1, 2], tokens=[512]))).file)
+        row = data.rows.iloc[0]
+        for power in (1, -1):
+            found, _ = points.panels(data, "ranks", lambda one: 2 * one["median_ms"] ** power, power=power)
+            point = next(one for panel in found for one in panel.points() if one.row == row["row_id"])
+            ends = sorted(2 * row[name] ** power for name in ("min_ms", "p95_ms"))
+            self.assertAlmostEqual(point.low or 0, ends[0])
+            self.assertAlmostEqual(point.high or 0, ends[1])
+            self.assertLess(point.low or 0, point.high or 0)
+
+    def test_head_names_processor_mpi_and_network(self) -> None:
+        folder = self.make(self.study("strong", cp=[1, 2], tokens=[512]))
+        host = {"cpu": "A <fast> one", "sockets": 2, "cores": 64, "memory_bytes": int(512e9), "gpus": ["G"] * 4}
+        route = {"small": "rc_mlx5/mlx5_0:1", "large": "rc_mlx5/mlx5_0:1"}
+        machine = {"hosts": [{**host, "names": ["n1"]}, {**host, "names": ["n2"]}],
+                   "mpi": {"library": "MPICH 4.0.2", "device": "ch4:ucx", "transport": "UCX 1.13.1",
+                           "inside_host": {"small": "sysv/memory", "large": "cma/memory"},
+                           "between_hosts": route}, "slurm": None}
+        for placement in folder.placements:
+            file = folder.rows_file(placement)
+            lines = [json.loads(line) for line in file.read_text().splitlines()]
+            lines[0]["machine"] = machine
+            file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+        page = self.page(folder)
+        self.check_page(page, 2)
+        for wanted in ("2 hosts: A &lt;fast&gt; one, 2 sockets, 64 cores, 512 GB", "4 G",
+                       "MPICH 4.0.2, ch4:ucx, UCX 1.13.1",
+                       "between hosts: rc_mlx5/mlx5_0:1; inside a host: cma/memory (short messages: sysv/memory)"):
+            self.assertIn(f"<td>{wanted}</td>", page)
+
+    def test_rates_have_one_spelling(self) -> None:
+        page = self.page(self.make(self.study("strong", cp=[1, 2], tokens=[512, 1024])))
+        self.assertEqual(set(re.findall(r"\w*F(?:LOP)?/s/rank", page)), {"GFLOP/s/rank"})
 
     def test_other_kinds(self) -> None:
         page = self.page(self.make(self.study("weak-work", cp=[1, 2, 4], tokens=[512])))
