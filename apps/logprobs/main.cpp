@@ -124,6 +124,8 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   Backend machine(context, o.backend);
   std::optional<LogprobsFile> file;
   if (!o.input.empty()) file = read_logprobs_file(world, o.input, logprobs_arrays());
+  const std::string chosen = file && !o.op_is_given ? answered_operations(*file) : "";
+  if (!chosen.empty()) o.op = chosen;
   std::vector<LogprobsWorkload> cases;
   const int64_t memory = machine.memory_bytes();
   run_agreed(world, "tokens", [&] {
@@ -139,6 +141,10 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   int64_t rows = 0;
   for (const LogprobsRun& run : runs_of(o)) rows += std::ssize(run.passes(o));
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);
+  if (!context.quiet && !chosen.empty())
+    context.outputs.print(fmt::format(
+        "# note: run is what {} has answers for: --op {}; --op all runs the rest, too\n", o.input,
+        o.op));
   if (!context.quiet) context.outputs.print(method_note(o));
   Setting setting{o, file, context, machine, backend, report, memory};
   Suite<LogprobsResult> suite(context, report, o.report, logprobs_table());

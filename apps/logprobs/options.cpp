@@ -81,7 +81,10 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
 void declare_run(CLI::App& app, LogprobsOptions& o) {
   const AddOptions problem(app, "Problem"), add(app, "Parallelism"), advanced(app, "Advanced"),
       measurement(app, "Measurement"), output(app, "Output");
-  problem.choices("--op", "What is run; --list says what each is", o.op, described_operations());
+  problem.choices("--op",
+                  "What is run; --list says what each is. Unless given: all, or with --input "
+                  "those that it has answers for",
+                  o.op, described_operations());
   problem.choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
                   {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}});
   output.flag("--list", "Show operations and layouts, and stop", o.list);
@@ -340,6 +343,8 @@ void declare_options(CLI::App& app, LogprobsOptions& o) {
 
 void check_options(LogprobsOptions& o, int ranks) {
   complete_grid(o, ranks);
+  o.op_is_given = !o.op.empty();
+  if (!o.op_is_given) o.op = "all";
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
   ConfigErrors errors;
   check_source(o, errors);

@@ -22,8 +22,8 @@ inline constexpr const char* f32_output_option = "--f32-output";
 
 /// Options of gyre-logprobs; see --help.
 struct LogprobsOptions {
-  std::string input, generate, op = "all", method = "gyre", shards, dtype = "f32", pass = "both",
-                               check = "last", ties = "exact", output;
+  std::string input, generate, op, method = "gyre", shards, dtype = "f32", pass = "both",
+                                   check = "last", ties = "exact", output;
   int tp = 0, cp = 0, sequences = 1, threads = 1, warmup = 1;
   TokenSweep sweep = {512};
   RepeatOptions repeats;
@@ -34,6 +34,7 @@ struct LogprobsOptions {
          zero_fraction = 0, tol_scale = 1;
   std::string gather_gradient;  ///< empty: not given
   bool in_place = true, list = false, f32_output = false, filter_per_token = false;
+  bool op_is_given = true;  ///< set by check_options(), which completes `op`
   BackendOptions backend;
   LayoutChoice layout;
 

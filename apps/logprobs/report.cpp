@@ -217,6 +217,16 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
     add_average(report, figure.first, figure.second, values);
 }
 
+std::string answered_operations(const LogprobsFile& file) {
+  std::vector<std::string> names;
+  for (const LogprobsOperation& operation : logprobs_operations())
+    if (file.reference && std::ranges::any_of(operation.arrays, [&](const LogprobsArray& array) {
+          return file.reference->arrays.contains(array.name);
+        }))
+      names.push_back(operation.name);
+  return fmt::format("{}", fmt::join(names, ","));
+}
+
 std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptions& o,
                                    const std::set<std::string>& compared, const Refusals& refused) {
   std::vector<AnswerUse> uses;
@@ -225,7 +235,7 @@ std::vector<AnswerUse> answer_uses(const LogprobsFile& file, const LogprobsOptio
     uses.push_back(compared.contains(name) ? AnswerUse{name}
                                            : not_compared(name, file, o, refused));
   for (const std::string& name : file.reference->unknown)
-    uses.push_back({name, "not known", lists_several(o.op)});
+    uses.push_back({name, "not known", lists_several(o.op) || !o.op_is_given});
   return uses;
 }
 

@@ -53,6 +53,9 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
 /// upstream's algorithms.
 void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
 
+/// Value of --op for the operations with an answer in the file; "" without answers.
+std::string answered_operations(const LogprobsFile& file);
+
 /// Why operations did not run, by operation name.
 using Refusals = std::map<std::string, std::string>;
 /// Returns for each answer array of the file whether it was compared, or why not. `compared` names

@@ -269,11 +269,12 @@ void ScoringCase::verify_hidden(Verification& checks) {
   const int64_t longest = in_.documents.longest();
   for (int64_t l = 0; l < hidden_shape(config_).entries; ++l) {
     const Buffer<double> expected = read_reference_hidden(world_, in_.input, l, ranges);
-    ResultArray hidden{"/reference/hidden",
+    ResultArray hidden{"hidden",
                        {in_.documents.total(), config_.hidden_size},
                        fmt::format("hidden[{}]", l),
                        hidden_tolerance(shape_of(l, longest, false))};
     hidden.leading = fmt::format("{}, ", l);
+    hidden.against = Against::answer;
     hidden.columns = config_.hidden_size;
     hidden.samples_itself = true;
     // Tensor-parallel ranks have the same rows; each shows some of them.

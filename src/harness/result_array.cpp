@@ -137,7 +137,8 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
   const auto width = expected.values.size();
   // `defined` is infinite where the definition is; `want` is expected, or is the file's answer.
   const auto compare = [&](size_t at, double value, double want, double defined, double scale,
-                           bool answered, const char* which = "") {
+                           Against against, const char* which = "") {
+    const bool answered = against != Against::definition;
     const int64_t column = at;
     if (expected.undefined && !answered && std::isnan(defined) && std::isnan(value))
       return check.add_nothing();
@@ -145,12 +146,12 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
                        array.is_as_right(index, column, value, want);
     check.add(
         value, other ? value : want, [&] { return array.place(index, column, answered) + which; },
-        scale, other ? value : defined);
+        scale, other ? value : defined, against);
   };
   for (size_t c = 0; c < got.size(); ++c) {
     const size_t at = static_cast<size_t>(array.first) + c;
     if (at >= width) {
-      compare(at, got[c], array.padding, array.padding, 1, false);
+      compare(at, got[c], array.padding, array.padding, 1, Against::definition);
       continue;
     }
     if (expected.scales[at] < 0) continue;
@@ -159,10 +160,11 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
     const bool answered = answer != nullptr && !differs;
     const double value = expected.values[at];
     compare(at, got[c], answered ? answer[at] : value,
-            expected.defined.empty() ? value : expected.defined[at], expected.scales[at], answered);
+            expected.defined.empty() ? value : expected.defined[at], expected.scales[at],
+            answered ? Against::answer : array.against);
     if (differs)
       compare(at, answer[at], expected.stored[at], expected.stored[at], expected.stored_scales[at],
-              true, ", the answer itself");
+              Against::answer_definition, ", the answer itself");
   }
 }
 

@@ -53,10 +53,11 @@ struct ResultArray {
   std::vector<int64_t> rows = {};
   /// If false, this rank takes part in reading, but another rank shows the result.
   bool shown = true;
-  bool whole_numbers = false;            ///< values are integers, such as ids
-  bool of_tokens = true;                 ///< rows are tokens, each on one rank; samples count them
-  std::vector<std::string> sum_of = {};  ///< answers whose sum is the answer of `name`
-  std::vector<double> answers = {};      ///< [shape] from the file; empty: none
+  bool whole_numbers = false;             ///< values are integers, such as ids
+  bool of_tokens = true;                  ///< rows are tokens, each on one rank; samples count them
+  std::vector<std::string> sum_of = {};   ///< answers whose sum is the answer of `name`
+  std::vector<double> answers = {};       ///< [shape] from the file; empty: none
+  Against against = Against::definition;  ///< what expect() returns
 
   using Batch = std::span<const size_t>;  ///< indices into `rows`
   /// to [batch, columns] <- the results here. Collective for arrays that not all ranks show.

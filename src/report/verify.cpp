@@ -29,8 +29,14 @@ std::string sample_text(const std::deque<Check>& checks) {
 
 std::string Deviation::text(double tolerance) const {
   if (!compared) return where;
-  return fmt::format("{}: got {:.10g}, expected {:.10g}, error {:.3g}, tolerance {:.3g}", where,
-                     got, expected, std::abs(got - expected), tolerance * scale);
+  const bool is_answer = against == Against::answer_definition;
+  const std::string values =
+      against == Against::definition
+          ? fmt::format("got {:.10g}, expected {:.10g}", got, expected)
+          : fmt::format("yours {:.10g}, Gyre's {:.10g}", is_answer ? got : expected,
+                        is_answer ? expected : got);
+  return fmt::format("{}: {}, error {:.3g}, tolerance {:.3g}", where, values,
+                     std::abs(got - expected), tolerance * scale);
 }
 
 void Check::keep(Deviation deviation) {
@@ -139,7 +145,7 @@ std::string Verification::encode() const {
   for (const Check& c : checks_) {
     Json deviations = Json::array();
     for (const Deviation& d : c.deviations_)
-      deviations.push_back({d.where, d.error, d.got, d.expected, d.scale, d.compared});
+      deviations.push_back({d.where, d.error, d.got, d.expected, d.scale, d.compared, d.against});
     list.push_back({c.name_, c.tolerance_, c.count_, c.outside_, c.max_error_, c.where_, c.sampled_,
                     c.sampled_of_, std::move(deviations), c.sizes_, c.values_, c.factor_.least(),
                     c.factor_.most(), c.factor_.values()});
@@ -165,7 +171,8 @@ void Verification::merge_encoded(std::string_view bytes, int rank) {
     check.sampled_of_ = item[7].get<int64_t>();
     for (const Json& d : item[8])
       check.deviations_.push_back({place(d[0]), d[1].get<double>(), d[2].get<double>(),
-                                   d[3].get<double>(), d[4].get<double>(), d[5].get<bool>()});
+                                   d[3].get<double>(), d[4].get<double>(), d[5].get<bool>(),
+                                   d[6].get<Against>()});
     check.sizes_ = item[9].get<double>();
     check.values_ = item[10].get<int64_t>();
     check.factor_ = {item[11].get<double>(), item[12].get<double>(), item[13].get<int64_t>()};

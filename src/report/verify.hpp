@@ -37,13 +37,22 @@ inline double error_between(double actual, double reference, double scale = 1, d
   return is_known ? error : std::numeric_limits<double>::infinity();
 }
 
+/// What a value was compared with.
+enum class Against {
+  definition,
+  answer,             ///< one that the input file has: the user's
+  answer_definition,  ///< the value is itself an answer of the file
+};
+
 /// A value outside its tolerance.
 struct Deviation {
   std::string where;
   double error = std::numeric_limits<double>::infinity();  ///< in units of scale
   double got = 0, expected = 0, scale = 1;
   bool compared = true;  ///< false: there was nothing to compare (a wrong shape, a missing row)
-  /// "token 5: got 3, expected 1, error 2, tolerance 0.5"; `tolerance` in units of scale.
+  Against against = Against::definition;
+  /// "token 5: got 3, expected 1, error 2, tolerance 0.5", or with an answer "yours 1, Gyre's 3";
+  /// `tolerance` in units of scale.
   std::string text(double tolerance) const;
 };
 
@@ -60,14 +69,15 @@ class Check {
   /// say). `defined`: the reference where it is infinite by definition, see error_between().
   template <class Where>
   void add(double actual, double reference, const Where& where, double scale = 1,
-           double defined = 0) {
+           double defined = 0, Against against = Against::definition) {
     const double error = error_between(actual, reference, scale, defined);
     ++count_;
     if (std::isfinite(reference) && scale > 0) sizes_ += std::abs(reference) / scale;
     ++values_;
     factor_.add(actual, reference, tolerance_ * scale);
     const bool outside = !(error <= tolerance_);
-    if (outside && is_among_worst(error)) keep({where(), error, actual, reference, scale});
+    if (outside && is_among_worst(error))
+      keep({where(), error, actual, reference, scale, true, against});
     outside_ += outside ? 1 : 0;
     if (error > max_error_) {
       max_error_ = error;

@@ -109,9 +109,14 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input good.h5 --op logprob 
 ! grep -q 'sampled' <(grep '^VERIFY' output) && fail "gradients without answers are a sample, and nothing says so: $(cat output)"
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input good.h5 --op logprob --pass fwd $quick
 ! grep '^VERIFY' output | grep -q sampled || fail "a sample of a reference: $(cat output)"
+# Without --op, what has an answer is run; all of it with --op all, and without answers.
+expect 0 '# note: run is what good.h5 has answers for: --op logprob,logprob-entropy; --op all runs the rest, too' "$logprobs" --input good.h5 $quick --csv answered.csv
+[ "$(column answered.csv op | sort -u | xargs)" = 'logprob logprob-entropy' ] || fail "other operations: $(cat output)"
+expect 0 'VERIFY PASSED' "$logprobs" --input good.h5 --op all $quick --csv all.csv
+column all.csv op | grep -qx top-k || fail "not all operations: $(cat output)"
 for ranks in 1 4; do
   expect 1 'log-probabilities: 1 of 120 values outside' "${mpi[@]}" $ranks "$logprobs" --input wrong.h5 --op logprob --pass fwd -c all -n 3 -w 1 -J wrong.json
-  grep -qE 'VERIFY     /reference/logprob\[1\](, rank 0)?: got -?[0-9.]+, expected -?[0-9.]+, error 0.01, tolerance [0-9.]+e-0[56]$' output || fail "not what is wrong: $(cat output)"
+  grep -qE "VERIFY     /reference/logprob\\[1\\](, rank 0)?: yours -?[0-9.]+, Gyre's -?[0-9.]+, error 0.01, tolerance [0-9.]+e-0[56]\$" output || fail "not what is wrong: $(cat output)"
 done
 grep -qF 'compared in full: logprob; not compared: /reference/entropie (did you mean entropy?) (not known)' output || fail "an unknown answer is not named: $(cat output)"
 /usr/bin/python3 -c 'import json; (w,) = [c for c in json.load(open("wrong.json"))["verification"]["checks"] if not c["passed"]]
@@ -157,7 +162,8 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input sorted.h5 --op top-k 
 expect 1 'ids: ' "$logprobs" --input twice.h5 --op top-k --ties any $quick
 expect 1 '/reference/top_ids[2, 0]' "${mpi[@]}" 2 "$logprobs" --input unsorted.h5 --op top-k --ties any $quick
 for pass in fwd bwd; do expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --input "$ties" --op filtered --ties any --pass $pass $quick; done
-expect 1 'got -inf, expected -4.33' "$logprobs" --input sorted.h5 --op filtered --pass fwd $quick
+expect 1 'filtered_logprob' "$logprobs" --input sorted.h5 --op filtered --pass fwd $quick
+grep -q "yours -4.33[0-9]*, Gyre's -inf" output || fail "whose value is whose: $(cat output)"
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input sorted.h5 --op filtered --pass fwd --ties any $quick
 expect 1 '/reference/filtered_logprob[3]' "${mpi[@]}" 2 "$logprobs" --input unsorted.h5 --op filtered --pass fwd --ties any $quick
 expect 0 'VERIFY PASSED' "$logprobs" --input sorted.h5 --op top-k --ties any $quick -o top.h5

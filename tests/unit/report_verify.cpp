@@ -48,6 +48,15 @@ TEST(Verification, SaysHowMuchOfTheToleranceWasUsed) {
             "VERIFY FAILED 0/1 max_err_over_tol=2\n"
             "VERIFY   logprob: 1 of 1 values outside\n"
             "VERIFY     somewhere: got -5.5, expected -6.5, error 1, tolerance 0.5\n");
+  Verification answered;
+  answered.check("logprob", 0.5).add(3, 1, somewhere, 1, 0, Against::answer);
+  answered.check("ids", 0.5).add(3, 1, somewhere, 1, 0, Against::answer_definition);
+  EXPECT_EQ(answered.text(),
+            "VERIFY FAILED 0/2 max_err_over_tol=4\n"
+            "VERIFY   logprob: 1 of 1 values outside\n"
+            "VERIFY     somewhere: yours 1, Gyre's 3, error 2, tolerance 0.5\n"
+            "VERIFY   ids: 1 of 1 values outside\n"
+            "VERIFY     somewhere: yours 3, Gyre's 1, error 2, tolerance 0.5\n");
   sampled.check("out", 1).add(1, 1, somewhere);
   sampled.check("out", 1).add_sample(64, 4096);
   sampled.check("d_q", 1).add(1, 1, somewhere);
