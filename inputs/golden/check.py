@@ -36,7 +36,8 @@ Integers must be equal. Kinds, arrays, and what is in a problem besides what ../
       cu_seqlens, cu_seqlens_padded               are the arrays of Text with audio, and cp
 
 Reals of 8 bytes stay so; narrower ones arrive as float32, which holds them exactly; integers are
-int64. Exit code: 0 all that was compared agrees, 1 something differs, 2 nothing could be compared:
+int64. Of each array that differs the first wrong element is printed, and of each file what it
+guards against; ten arrays are, or with --all all of them. Exit code: 0 all that was compared agrees, 1 something differs, 2 nothing could be compared:
 no function, no file, a damaged one.
 """
 
@@ -48,6 +49,7 @@ import importlib.util
 import json
 import os
 import sys
+import textwrap
 import traceback
 
 import h5py
@@ -162,8 +164,17 @@ def problems(file, kind):
                 yield kind, f"{name} {extra}", problem, {"extra": wanted[extra]}
 
 
-def difference(found, wanted, gradient, rtol, atol):
-    """How an array differs, or an empty text."""
+def place_text(index, shape, problem):
+    """[2, 5] (document 0, position 2), where rows are the tokens of documents."""
+    offsets = problem.get("offsets", [])
+    if not len(offsets) or shape[0] != offsets[-1]:
+        return f"{list(index)}"
+    document = int(np.searchsorted(offsets, index[0], side="right")) - 1
+    return f"{list(index)} (document {document}, position {index[0] - offsets[document]})"
+
+
+def difference(found, wanted, gradient, rtol, atol, problem=None):
+    """How an array differs, or an empty text. `problem`: has the offsets of its documents, if any."""
     found = np.asarray(found)
     if found.shape != wanted.shape:
         return f"has the shape {list(found.shape)}, should have {list(wanted.shape)}"
@@ -183,8 +194,9 @@ def difference(found, wanted, gradient, rtol, atol):
     if not wrong.any():
         return ""
     place = tuple(int(i) for i in np.argwhere(wrong)[0])
-    values = f"{found[place]!s}, should be {wanted[place]!s}"
-    return f"{list(place)} is {values} ({wrong.sum()} of {wanted.size} are wrong)"
+    values = f"yours is {found[place]:.9g}, should be {wanted[place]:.9g}"
+    place = place_text(place, wanted.shape, problem or {})
+    return f"{place}: {values}; {wrong.sum()} of {wanted.size} are wrong"
 
 
 def any_of_ties(found, wanted, problem):
@@ -201,10 +213,31 @@ def any_of_ties(found, wanted, problem):
     return np.where(equal[:, None], wanted, found)
 
 
-def check_case(path, kind, functions, args, counts):
+class Printer:
+    """Prints what differs: `most` arrays, and counts the rest."""
+
+    def __init__(self, most):
+        self.most, self.said, self.case = most, 0, None
+
+    def add(self, case, text):
+        self.said += 1
+        if self.said > self.most:
+            return
+        if case is not self.case:
+            head = f"{case['file']} guards against {case['guards']}"
+            print(textwrap.fill(head, 100, subsequent_indent="    ", break_on_hyphens=False))
+        self.case = case
+        print(f"  {text}")
+
+    def finish(self):
+        if self.said > self.most:
+            print(f"... and {self.said - self.most} arrays more; --all shows them")
+
+
+def check_case(case, functions, args, counts, printer):
     """Compares everything that one file asks; prints what differs."""
-    with h5py.File(path, "r") as file:
-        for key, place, problem, answers in problems(file, kind):
+    with h5py.File(os.path.join(HERE, case["file"]), "r") as file:
+        for key, place, problem, answers in problems(file, case["kind"]):
             for array, wanted in answers.items():
                 function = functions.get(f"{key}/{array}")
                 if function is None:
@@ -215,14 +248,14 @@ def check_case(path, kind, functions, args, counts):
                     if args.ties == "any" and array in ("top_ids", "argmax_id"):
                         found = any_of_ties(found, wanted, problem)
                     gradient = array.startswith("d_")
-                    said = difference(found, wanted, gradient, args.rtol, args.atol)
+                    said = difference(found, wanted, gradient, args.rtol, args.atol, problem)
                 except Exception as error:  # the code under test may do anything
                     said = f"raised {type(error).__name__}: {error}"
                     if args.trace:
                         traceback.print_exc()
                 counts["wrong" if said else "right"] += 1
                 if said:
-                    print(f"{os.path.basename(path)} {place} {key}/{array}: {said}")
+                    printer.add(case, f"{place}{' ' if place else ''}{key}/{array} {said}")
 
 
 def load(module):
@@ -240,7 +273,7 @@ def load(module):
 
 
 def chosen(args):
-    """(path, kind) of the files to check, whose checksums are those of the index."""
+    """Entries of the index, of the files to check, which have its checksums."""
     with open(os.path.join(HERE, "index.json"), encoding="utf-8") as file:
         cases = json.load(file)["cases"]
     for case in cases:
@@ -253,7 +286,7 @@ def chosen(args):
         with open(path, "rb") as file:
             if hashlib.sha256(file.read()).hexdigest() != case["sha256"]:
                 raise OSError(f"{path} is not the file of index.json")
-        yield path, case["kind"]
+        yield case
 
 
 def main():
@@ -268,16 +301,19 @@ def main():
                         "default: %(default)s")
     parser.add_argument("--rtol", type=float, default=1e-5, help="default: %(default)s")
     parser.add_argument("--atol", type=float, default=1e-5, help="default: %(default)s")
+    parser.add_argument("--all", action="store_true", help="print all arrays that differ, not ten")
     parser.add_argument("--trace", action="store_true", help="show where functions raised")
     args = parser.parse_args()
     counts = {"right": 0, "wrong": 0, "left out": 0}
+    printer = Printer(sys.maxsize if args.all else 10)
     try:
         functions = load(args.module)
-        for path, kind in chosen(args):
-            check_case(path, kind, functions, args, counts)
+        for case in chosen(args):
+            check_case(case, functions, args, counts, printer)
     except (OSError, ImportError, ValueError) as error:
         print(f"check: {error}", file=sys.stderr)
         return 2
+    printer.finish()
     print(", ".join(f"{count} {what}" for what, count in counts.items()))
     return 1 if counts["wrong"] else 0 if counts["right"] else 2
 

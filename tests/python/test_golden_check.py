@@ -7,6 +7,7 @@ Run it directly or through unittest; needs python3-numpy and python3-h5py.
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -287,9 +288,17 @@ class Check(unittest.TestCase):
                              "FUNCTIONS = {'logprobs/entropy': f}\n")
             code, said = check_text(wrong, "--case", "logprobs_plain")
             self.assertEqual(code, 1)
-            self.assertRegex(said, r"logprobs_plain.h5  ?logprobs/entropy: \[2\] is \S+, should be "
-                                   r"\S+ \(1 of 7 are wrong\)\n0 right, 1 wrong, 31 left out")
+            self.assertRegex(said, r"\Alogprobs_plain.h5 guards against a wrong formula\n"
+                                   r"  logprobs/entropy \[2\] \(document 0, position 2\): yours is "
+                                   r"\S+, should be \S+; 1 of 7 are wrong\n0 right, 1 wrong, 31 left")
             self.assertEqual(check_text(wrong, "--atol", "1", "--case", "logprobs_plain")[0], 0)
+            many = begin + "FUNCTIONS = {'logprobs/logprob': lambda p: example.FUNCTIONS['logprobs/logprob'](p) + 1}\n"
+            code, said = check_text(many)
+            self.assertEqual(len(re.findall("should be", said)), 10)
+            wrong = int(re.search(r"(\d+) wrong", said)[1])
+            self.assertIn(f"... and {wrong - 10} arrays more; --all shows them\n", said)
+            self.assertEqual(len(re.findall("should be", check_text(many, "--all")[1])), wrong)
+            self.assertLessEqual(max(map(len, said.splitlines())), 120)
             shape = begin + "FUNCTIONS = {'logprobs/entropy': lambda p: 0 * p['logits']}\n"
             code, said = check_text(shape, "--case", "logprobs_plain")
             self.assertIn("has the shape [7, 48], should have [7]", said)

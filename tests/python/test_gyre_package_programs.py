@@ -233,6 +233,27 @@ class Page(Scratch):
             finally:
                 os.chdir(before)
 
+    def test_the_suite_finds_what_a_file_misses(self):
+        """What the page says of an inclusive end of a shard."""
+        (command, wanted), = re.findall(r"```text\n\$ (python3 \S+check.py .*?)\n(.*?)^```$", PAGE, re.S | re.M)
+        _, check, module = command.split()
+        run = [sys.executable, "-B", check]
+        options = {"capture_output": True, "text": True, "timeout": 60, "cwd": SOURCE}
+        done = subprocess.run([*run, module], **options)
+        self.assertEqual((done.returncode, done.stdout), (0, wanted))
+        text = Path(SOURCE, module).read_text(encoding="utf-8")
+        self.assertEqual(text.count("< end)"), 1)
+        wrong = Path(self.place("wrong.py"))
+        wrong.write_text(text.replace("< end)", "<= end)"), encoding="utf-8")
+        namespace = {}
+        exec(wrong.read_text(encoding="utf-8"), namespace)
+        problem = gyre.read(os.path.join(INPUTS, "logprobs_golden.h5"))
+        mine = namespace["logprob"]({**problem.inputs.attributes, **problem.inputs})
+        gyre.assert_close(mine, problem.reference["logprob"])
+        done = subprocess.run([*run, str(wrong)], **options)
+        self.assertEqual(done.returncode, 1)
+        self.assertRegex(done.stdout, r"(?m)^logprobs_\S+ guards against .*\n(    .*\n)*  logprobs/logprob \[\d")
+
     def test_version_is_that_of_the_programs(self):
         project = Path(SOURCE, "CMakeLists.txt").read_text(encoding="utf-8")
         version = re.search(r"project\(gyre VERSION (\S+)", project)[1]
