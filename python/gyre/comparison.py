@@ -11,7 +11,7 @@ import numpy as np
 
 from .arrays import to_numpy
 from .factor import CommonFactor
-from .reading import read_arrays, split_place
+from .reading import Group, guards_of, offsets_of, read_arrays, split_place
 from .verdict import ArrayComparison, Comparison, Difference
 
 Ties = Literal["exact", "any"]
@@ -61,12 +61,16 @@ def _compare_numbers(
     worst: list[Difference] = []
     factor = CommonFactor()
     max_error, outside, size = 0.0, 0, 0.0
+    first: tuple[int, ...] = ()
     for begin in range(0, a.size, BLOCK):
         block = slice(begin, begin + BLOCK)
         x, y = a[block].astype(real), b[block].astype(real)
         error, over = _errors(x, y, exact, tolerance, factor)
         size += float(np.abs(y[np.isfinite(y)]).sum())
         max_error = max(max_error, float(error.max()))
+        if not outside and (over > 1).any():
+            flat = begin + int(np.argmax(over > 1))
+            first = tuple(map(int, np.unravel_index(flat, got.shape)))
         outside += int((over > 1).sum())
         unequal = np.flatnonzero(error > 0)
         for i in unequal[np.argsort(-over[unequal], kind="stable")[:MOST_WORST]]:
@@ -80,7 +84,10 @@ def _compare_numbers(
     if not exact and a.size and (tolerance.rtol > 1 or tolerance.atol > widest):
         verdict = "the tolerance is larger than the values"
     share = worst[0].err_over_tol if worst else 0.0
-    return ArrayComparison(name, got.size, verdict, outside, max_error, share, tuple(worst))
+    rows = got.shape[0] if got.ndim else 0
+    return ArrayComparison(
+        name, got.size, verdict, outside, max_error, share, tuple(worst), first, rows
+    )
 
 
 def _compare_texts(name: str, got: np.ndarray, expected: np.ndarray) -> ArrayComparison:
@@ -165,6 +172,13 @@ def place_of(source: Any, other: Any) -> str:
     return f"{path}:{group or ('/' if is_file else '/reference')}"
 
 
+def _file_of(source: Any) -> str:
+    """The HDF5 file of a path, or of a group that was read; "" of all else."""
+    if isinstance(source, Group):
+        return source.file
+    return "" if not _is_path(source) or is_npz(source) else split_place(os.fspath(source))[0]
+
+
 def _flattened(arrays: Mapping[str, Any], front: str = "") -> Iterator[tuple[str, np.ndarray]]:
     for name, value in arrays.items():
         if isinstance(value, Mapping):
@@ -235,7 +249,15 @@ def compare(
     if not found:
         raise ValueError("there is nothing to compare: no array has the same name on both sides")
     found.sort(key=lambda array: array.name)
-    return Comparison(tuple(found), tuple(only_in_a), tuple(only_in_b))
+    file = _file_of(expected)
+    offsets = None if not file or all(one.verdict == "same" for one in found) else offsets_of(file)
+    return Comparison(
+        tuple(found),
+        tuple(only_in_a),
+        tuple(only_in_b),
+        () if offsets is None else tuple(map(int, offsets)),
+        guards_of(file) if file else "",
+    )
 
 
 def assert_close(got: Any, expected: Any, **options: Any) -> None:

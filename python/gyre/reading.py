@@ -1,6 +1,7 @@
 """Reads the HDF5 files of Gyre, and places in them: FILE.h5 or FILE.h5:/group."""
 
 import errno
+import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
@@ -25,12 +26,13 @@ class Group(Mapping[str, np.ndarray]):
     """The arrays in and below a group, by their paths relative to it, and its attributes.
 
     bfloat16 arrays are float32 here, which holds them exactly; texts are arrays of str.
-    array_attributes are those of arrays that have any.
+    array_attributes are those of arrays that have any; file is where the group was read.
     """
 
     arrays: Mapping[str, np.ndarray]
     attributes: Mapping[str, Any]
     array_attributes: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+    file: str = ""
 
     def __getitem__(self, name: str) -> np.ndarray:
         return self.arrays[name]
@@ -171,7 +173,7 @@ def _group(item: h5py.Group) -> Group:
     datasets = dict(sorted(_datasets(item)))
     arrays = {name: _values(dataset) for name, dataset in datasets.items()}
     beside = {name: _attributes(dataset) for name, dataset in datasets.items() if dataset.attrs}
-    return Group(arrays, _attributes(item), beside)
+    return Group(arrays, _attributes(item), beside, item.file.filename)
 
 
 def kind_of(path: str | os.PathLike[str]) -> str:
@@ -216,6 +218,27 @@ def extras_of(group: Group) -> dict[str, tuple[str, np.ndarray]]:
             aligned = group.array_attributes.get(path, {}).get("aligned", "")
             found[path.removeprefix("extras/")] = (str(aligned), array)
     return found
+
+
+def offsets_of(path: str) -> np.ndarray | None:
+    """Where the documents of a file of Gyre begin, and the last ends, in its tokens; None: none said."""
+    with h5py.File(path, "r") as file:
+        schema = _plain(file.attrs.get("schema"))
+        name = f"{str(schema).removeprefix('gyre/')}/offsets"
+        return np.asarray(file[name]) if name in file else None
+
+
+def guards_of(path: str) -> str:
+    """What a file of the golden suite guards against, as the index beside it says; "" of others."""
+    index = os.path.join(os.path.dirname(path), "index.json")
+    if not os.path.exists(index):
+        return ""
+    with open(index, encoding="utf-8") as file:
+        found = json.load(file)
+    if not isinstance(found, dict) or found.get("schema") != "gyre/golden-index":
+        return ""
+    entries = {case["file"]: case["guards"] for case in found["cases"]}
+    return str(entries.get(os.path.basename(path), ""))
 
 
 def split_place(place: str) -> tuple[str, str | None]:

@@ -1,5 +1,6 @@
 """What a comparison found, and how it is shown."""
 
+import bisect
 import textwrap
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -8,6 +9,7 @@ from typing import Any
 HEADER = ("array", "elements", "outside", "max_err", "err_over_tol", "worst", "a", "b", "verdict")
 LEFT = ("array", "verdict")
 MOST_TEXT = 24
+MOST_LINES = 10  # of values that differ
 
 
 @dataclass(frozen=True)
@@ -28,6 +30,7 @@ class ArrayComparison:
     verdict: same; differs, by a factor if all values have one whole one, or its inverse, in common;
     the tolerance is larger than the values; only in A (what was got) or B (what was expected);
     shapes that differ; types that cannot be compared. worst: up to ten elements that are not equal, the worst first.
+    first: index of the first element outside; rows: the array's first extent.
     """
 
     name: str
@@ -37,15 +40,23 @@ class ArrayComparison:
     max_error: float = 0.0
     err_over_tol: float = 0.0
     worst: tuple[Difference, ...] = ()
+    first: tuple[int, ...] = ()
+    rows: int = 0
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """All arrays that were compared; only_in_a, only_in_b: names of those that were left out."""
+    """All arrays that were compared; only_in_a, only_in_b: names of those that were left out.
+
+    offsets: where the documents of the reference begin, and the last ends, if its file says so; guards: what
+    its file guards against, if it is of the golden suite.
+    """
 
     arrays: tuple[ArrayComparison, ...]
     only_in_a: tuple[str, ...] = ()
     only_in_b: tuple[str, ...] = ()
+    offsets: tuple[int, ...] = ()
+    guards: str = ""
 
     @property
     def passed(self) -> bool:
@@ -71,6 +82,17 @@ def _place(difference: Difference) -> list[str]:
     return [index, _shortened(difference.got), _shortened(difference.expected)]
 
 
+def _first(array: ArrayComparison, offsets: Sequence[int]) -> str:
+    """", the first at [2, 5], document 0, position 2": the latter where rows are the tokens of documents."""
+    if not array.first:
+        return ""
+    place = f", the first at [{', '.join(map(str, array.first))}]"
+    if not offsets or array.rows != offsets[-1]:
+        return place
+    document = bisect.bisect_right(offsets, array.first[0]) - 1
+    return f"{place}, document {document}, position {array.first[0] - offsets[document]}"
+
+
 def _row(array: ArrayComparison) -> list[str]:
     counts = [str(array.elements), str(array.outside)]
     errors = [f"{array.max_error:.3g}", f"{array.err_over_tol:.3g}"]
@@ -92,15 +114,20 @@ def _aligned(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _text(comparison: Comparison) -> str:
-    """All arrays, then up to ten of the worst values of each that differs, then the verdict."""
+    """All arrays, then the worst values of those that differ, ten lines of them in all, then the verdict."""
     lines = _aligned(HEADER, [_row(array) for array in comparison.arrays])
-    for array in comparison.arrays:
-        if not array.verdict.startswith("differs"):
-            continue
-        lines += ["", f"{array.name or 'the array'}: {array.outside} of {array.elements} outside"]
+    different = [array for array in comparison.arrays if array.verdict.startswith("differs")]
+    for array in different[:MOST_LINES]:
+        outside = f"{array.outside} of {array.elements} outside"
+        first = _first(array, comparison.offsets)
+        lines += ["", f"{array.name or 'the array'}: {outside}{first}"]
         header = ("index", "a", "b", "error", "err_over_tol")
         rows = [[*_place(d), f"{d.error:.3g}", f"{d.err_over_tol:.3g}"] for d in array.worst]
+        rows = rows[: max(1, MOST_LINES // len(different))]
         lines += _aligned(header, rows)
+    if comparison.guards and not comparison.passed:
+        text = f"the file guards against: {comparison.guards}"
+        lines += ["", *textwrap.wrap(text, 100, subsequent_indent="  ", break_on_hyphens=False)]
     for side, names in (("A", comparison.only_in_a), ("B", comparison.only_in_b)):
         if names:
             text = f"left out, only in {side}: {', '.join(names)}"

@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import re
+import shutil
 import subprocess
 import sys
 import unittest
@@ -201,6 +202,31 @@ class SameAsGyreCompare(Scratch):
         self.assertEqual(code, done.returncode, said)
         self.assertEqual(self.figures(done.stdout), self.figures(output.getvalue()), said)
         return code
+
+    def test_says_where_and_what_for(self):
+        golden = os.path.join(INPUTS, "golden/logprobs_uneven_vocabulary.h5")
+        reference = gyre.read(golden).reference
+        mine = {name: reference[name].copy() for name in ("entropy", "logprob", "d_logprob")}
+        self.assertNotIn("guards", str(gyre.compare(mine, reference, common=True)))
+        mine["entropy"][5] += 1
+        mine["logprob"] += 1
+        mine["d_logprob"][4:, 2] -= 1
+        offsets = gyre.read(golden).inputs["offsets"].tolist()
+        document = max(i for i, offset in enumerate(offsets) if offset <= 4)
+        place = f"document {document}, position {4 - offsets[document]}"
+        for expected in (reference, f"{golden}:/reference", golden):
+            found = gyre.compare(mine, expected, common=True)
+            text = str(found)
+            self.assertIn(f"outside, the first at [4, 2], {place}\n", text)
+            self.assertIn("the file guards against: sums over the last shard", text)
+            self.assertEqual({array.name: array.first for array in found.arrays},
+                             {"d_logprob": (4, 2), "entropy": (5,), "logprob": (0,)})
+            self.assertLessEqual(len(re.findall(r"(?m)^ *\[", text)), 10)
+        copied = self.place("copied.h5")
+        shutil.copy(golden, copied)
+        text = str(gyre.compare(mine, copied, common=True))
+        self.assertIn(place, text)
+        self.assertNotIn("guards", text)
 
     def test_numbers(self):
         rng = np.random.default_rng(3)
