@@ -257,8 +257,8 @@ void declare_common(CLI::App& app, CommonOptions& common) {
       ->group("Common");
   AddOptions(app, "Common")
       .choice("--progress",
-              "Of runs above 5 s, on stderr: auto redraws a line on a terminal and writes "
-              "one every 10 s elsewhere; on: stderr ends at a terminal",
+              "Of runs above 5 s, on stderr: auto redraws a line on a terminal, its own or the "
+              "launcher's, and writes one every 10 s elsewhere; on: stderr ends at a terminal",
               common.progress, {"auto", "on", "off"});
   CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
   app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);

@@ -1,13 +1,16 @@
 #include "report/progress.hpp"
 
 #include <fmt/format.h>
-#include <unistd.h>
 
+#include <algorithm>
 #include <chrono>
+#include <string_view>
 
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
+#include "runtime/launcher.hpp"
 #include "runtime/process.hpp"
+#include "runtime/terminal.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -35,9 +38,16 @@ std::string progress_text(int64_t done, int64_t expected, double seconds,
   return doing.empty() ? text : text + ": " + doing;
 }
 
+std::string shortened_to(int columns, std::string text) {
+  constexpr std::string_view end = "...";
+  const size_t most = std::max<int>(columns - 1, end.size());
+  if (text.size() <= most) return text;
+  return text.replace(most - end.size(), std::string::npos, end);
+}
+
 Progress::Progress(std::string program, const std::string& mode, bool shows)
     : program_(std::move(program)),
-      redraws_(mode == "on" || isatty(STDERR_FILENO) == 1),
+      columns_(mode == "off" ? 0 : std::max(stderr_columns(), mode == "on" ? 80 : 0)),
       shows_(shows && mode != "off") {}
 
 Progress::~Progress() {
@@ -59,8 +69,9 @@ void Progress::rows_done(int64_t rows) {
 }
 
 void Progress::clear() {
-  if (!drawn_ || !redraws_) return;
+  if (!drawn_ || columns_ == 0) return;
   write_diagnostic("\r\033[K", 0);
+  wait_for_launcher_to_read();  // so that it does not show what is printed next before this
   drawn_ = false;
 }
 
@@ -86,13 +97,14 @@ std::string Progress::text() const {
 
 void Progress::watch() {
   std::unique_lock lock(mutex_);
-  double next = redraws_ ? first_line_seconds : line_seconds;
+  const bool redraws = columns_ > 0;
+  double next = redraws ? first_line_seconds : line_seconds;
   while (!changed_.wait_for(lock, std::chrono::duration<double>(next), [&] { return over_; })) {
-    write_diagnostic(fmt::format("{}{}: {}{}", redraws_ ? "\r" : "# ", program_, text(),
-                                 redraws_ ? "\033[K" : "\n"),
+    const std::string line = fmt::format("{}: {}", program_, text());
+    write_diagnostic(redraws ? "\r" + shortened_to(columns_, line) + "\033[K" : "# " + line + "\n",
                      0);
     drawn_ = true;
-    next = redraws_ ? redraw_seconds : line_seconds;
+    next = redraws ? redraw_seconds : line_seconds;
   }
   clear();
 }

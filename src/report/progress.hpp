@@ -9,9 +9,9 @@
 
 namespace gyre {
 
-/// Shows the progress of a run. On a terminal it redraws one line, from 5 s on. Elsewhere, as under
-/// a launcher, it prints a line of text every 10 s. It shows nothing before expect(), or in mode
-/// "off".
+/// Shows the progress of a run. On a terminal, also behind a launcher on this host, it redraws one
+/// line, from 5 s on, and clears it before anything else is printed. Elsewhere it prints a line of
+/// text every 10 s. It shows nothing before expect(), or in mode "off".
 class Progress {
  public:
   /// `mode`: "auto", "on" (treat stderr as a terminal even if it is a pipe) or "off". `shows`:
@@ -36,7 +36,8 @@ class Progress {
   std::string text() const;
 
   const std::string program_;
-  const bool redraws_, shows_;
+  const int columns_;  // of the terminal; 0: there is none
+  const bool shows_;
   std::thread thread_;
   mutable std::mutex mutex_;
   std::condition_variable changed_;
@@ -45,6 +46,9 @@ class Progress {
   std::string detail_;
   double start_ = 0;
 };
+
+/// `text`, or its beginning that a terminal shows in one line, the cursor behind it.
+std::string shortened_to(int columns, std::string text);
 
 /// "12 of 30 rows, 41 s, 3.4 s a row, about 62 s left: ring, dual-chunk-swap, 4096 tokens, fwd"
 std::string progress_text(int64_t done, int64_t expected, double seconds, const std::string& doing);

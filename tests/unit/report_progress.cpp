@@ -14,5 +14,11 @@ TEST(ProgressText, HasRateAndTimeLeft) {
             "1 of 100 rows, 3 min, 3 min a row, about 330 min left");
 }
 
+TEST(ProgressText, StaysInOneLineOfATerminal) {
+  EXPECT_EQ(shortened_to(9, "12345678"), "12345678");
+  EXPECT_EQ(shortened_to(8, "12345678"), "1234...");
+  EXPECT_EQ(shortened_to(2, "12345678"), "...");
+}
+
 }  // namespace GYRE_FILE
 }  // namespace gyre
