@@ -143,8 +143,8 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);
   if (!context.quiet && !chosen.empty())
     context.outputs.print(fmt::format(
-        "# note: run is what {} has answers for: --op {}; --op all runs the rest, too\n", o.input,
-        o.op));
+        "# note: operations that {} has answers for are run; --op all runs the others, too\n",
+        o.input));
   if (!context.quiet) context.outputs.print(method_note(o));
   Setting setting{o, file, context, machine, backend, report, memory};
   Suite<LogprobsResult> suite(context, report, o.report, logprobs_table());

@@ -10,9 +10,7 @@ A result is the folder of a study, or one JSON file of the same content:
 
 import hashlib
 import json
-import math
 import re
-import statistics
 import tempfile
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -24,7 +22,8 @@ from .cases import Placement, digest, expand
 from .errors import RUNTIME, StudyError, nearest
 from .files import Study, load_study
 from .folder import Folder, write_whole
-from .results import Row, Run, objects, read_lines
+from .official_figures import FIGURES, has_its_median, misstated
+from .results import Run, objects, read_lines
 from .shapes import ANY, misfit, parse_json
 from .status import CaseStatus, statuses
 
@@ -243,13 +242,15 @@ def judge_case(judgement: Judgement, status: CaseStatus) -> None:
         words = ", ".join(sorted(missing)) if status.rows else "any pass"
         why = f" ({status.reason})" if status.reason else ""
         judgement.refused.append(f"{place}no result of {words} of the case {what}{why}")
-    for _, row in status.rows:
+    for run, row in status.rows:
         if row.verdict in ("INVALID", "UNVERIFIED"):
             judgement.refused.append(f"{place}{row.verdict} ({'; '.join(row.reasons)}): {what}")
         elif not row.slowest():
             judgement.refused.append(f"{place}no times: {what}")
         elif not has_its_median(row):
             judgement.refused.append(f"{place}its median is not that of its samples: {what}")
+        elif wrong := misstated(status.placement.ranks, judgement.folder.study.app, run, row):
+            judgement.refused += [f"{place}{one}: {what}" for one in wrong]
         else:
             sort(judgement, place, row.reasons)
 
@@ -287,75 +288,6 @@ class Figure:
     beside: str
     ranks: int
     how: str
-
-
-def number(row: Row, name: str) -> float:
-    value = row.data.get("measurements", {}).get(name)
-    return float(value) if isinstance(value, (int, float)) else float("nan")
-
-
-def median(row: Row) -> float:
-    """Of the slowest rank's times, in ms."""
-    return statistics.median(row.slowest())
-
-
-def has_its_median(row: Row) -> bool:
-    """Whether the row states the median that its samples have."""
-    stated = row.data.get("statistics_ms", {}).get("median")
-    return isinstance(stated, (int, float)) and math.isclose(stated, median(row), rel_tol=1e-6)
-
-
-def over_time(status: CaseStatus, name: str) -> float:
-    """A rate of all passes together: that of each, weighted by its time."""
-    rows = [row for _, row in status.rows]
-    return sum(number(row, name) * median(row) for row in rows) / sum(median(row) for row in rows)
-
-
-def percent(share: float, of: str) -> str:
-    return f"{share:.1f} % of {of}" if share == share else f"n/a: share of {of}"
-
-
-def attention_figure(cases: list[CaseStatus]) -> tuple[CaseStatus, str, str]:
-    best = max(cases_of(cases, most_ranks(cases)), key=lambda one: over_time(one, "rate"))
-    rate = over_time(best, "rate")
-    alone = [over_time(one, "rate") for one in cases_of(cases, 1)]
-    efficiency = percent(100 * rate / max(alone), "one rank") if alone else "n/a: no run of one rank"
-    return best, f"{rate:.4g} TFLOP/s/rank", efficiency
-
-
-def logprobs_figure(cases: list[CaseStatus]) -> tuple[CaseStatus, str, str]:
-    best = max(cases_of(cases, most_ranks(cases)), key=lambda one: over_time(one, "share_of_limit"))
-    share, rate = over_time(best, "share_of_limit"), over_time(best, "rate")
-    return best, percent(100 * share, "measured bandwidth"), f"{rate:.4g} GB/s/rank"
-
-
-def pack_figure(cases: list[CaseStatus]) -> tuple[CaseStatus, str, str]:
-    best = min(cases, key=lambda one: number(one.rows[0][1], "cost"))
-    row = best.rows[0][1]
-    rate = 1e3 * number(row, "items") / median(row)
-    return best, f"{rate:.4g} documents/s", f"cost {number(row, 'cost'):.4f} max/mean"
-
-
-def pipeline_figure(cases: list[CaseStatus]) -> tuple[CaseStatus, str, str]:
-    best = max(cases_of(cases, most_ranks(cases)), key=lambda one: over_time(one, "rate"))
-    rate = over_time(best, "rate") / best.placement.ranks
-    return best, f"{rate:.4g} tokens/s/rank", percent(over_time(best, "of_limit"), "the limit")
-
-
-FIGURES = {
-    "gyre-attention": attention_figure,
-    "gyre-logprobs": logprobs_figure,
-    "gyre-pack": pack_figure,
-    "gyre-pipeline": pipeline_figure,
-}
-
-
-def most_ranks(cases: list[CaseStatus]) -> int:
-    return max(one.placement.ranks for one in cases)
-
-
-def cases_of(cases: list[CaseStatus], ranks: int) -> list[CaseStatus]:
-    return [one for one in cases if one.placement.ranks == ranks]
 
 
 def figure_of(judgement: Judgement) -> Figure:

@@ -315,7 +315,7 @@ std::string header_text(const RunReport& report) {
     text += fmt::format("# {}\n", devices);
   text += machine_text(report.machine);
   if (!report.environment.empty()) text += fmt::format("# env {}\n", to_text(report.environment));
-  text += fmt::format("# config {}\n", to_text(report.configuration));
+  text += wrapped("# config ", "# config ", texts_of(report.configuration), " ");
   for (const InputInfo& input : report.inputs)
     text += fmt::format("# input {} sha256 {}\n", file_name(input.path),
                         input.sha256.empty() ? "not computed" : input.sha256);
@@ -407,9 +407,12 @@ std::string footer_text(const RunReport& report, size_t most) {
     for (const Fom& fom : report.foms)
       if (std::isfinite(fom.value)) text += fom_line(report.program, fom);
   text += report.verification.text(most);
-  text += fmt::format("RESULT {}", name_of(verdict.validity));
-  if (!verdict.reasons.empty()) text += fmt::format(" ({})", fmt::join(verdict.reasons, "; "));
-  return text + "\n";
+  const std::string result = fmt::format("RESULT {}", name_of(verdict.validity));
+  if (verdict.reasons.empty()) return text + result + "\n";
+  std::vector<std::string> reasons = verdict.reasons;
+  reasons.front().insert(0, "(");
+  reasons.back() += ")";
+  return text + wrapped(result + " ", "RESULT   ", reasons, "; ");
 }
 
 }  // namespace gyre

@@ -13,14 +13,45 @@ std::string to_text(const Value& value) {
   return std::visit([](const auto& v) { return fmt::format("{}", v); }, value);
 }
 
-std::string to_text(const Fields& fields) {
-  std::string text;
+std::vector<std::string> texts_of(const Fields& fields) {
+  std::vector<std::string> texts;
   for (const auto& [name, value] : fields) {
     std::string shown = to_text(value);
     if (shown.empty() || shown.find_first_of(" \t\n") != std::string::npos)
       shown = '"' + shown + '"';
-    text += fmt::format("{}{}={}", text.empty() ? "" : " ", name, shown);
+    texts.push_back(fmt::format("{}={}", name, shown));
   }
+  return texts;
+}
+
+std::string to_text(const Fields& fields) {
+  return fmt::format("{}", fmt::join(texts_of(fields), " "));
+}
+
+std::string wrapped(const std::string& first, const std::string& next,
+                    std::vector<std::string> pieces, const std::string& between) {
+  constexpr size_t most = 119;
+  std::string text, line = first;
+  bool is_empty = true;
+  const auto end_line = [&] {
+    text += line.substr(0, line.find_last_not_of(' ') + 1) + "\n";
+    line = next;
+    is_empty = true;
+  };
+  for (size_t i = 0; i < pieces.size(); ++i) {
+    std::string piece = pieces[i] + (i + 1 < pieces.size() ? between : "");
+    const size_t shown = piece.find_last_not_of(' ') + 1;
+    if (!is_empty && line.size() + shown > most) end_line();
+    for (size_t cut = 0; line.size() + piece.size() > most + 1; piece.erase(0, cut + 1)) {
+      cut = piece.rfind(' ', most - line.size());
+      if (cut == std::string::npos) break;
+      line += piece.substr(0, cut);
+      end_line();
+    }
+    line += piece;
+    is_empty = false;
+  }
+  end_line();
   return text;
 }
 

@@ -21,6 +21,15 @@ std::string to_text(const Value& value);
 /// "tokens=1024 schedule=ring"; text that contains blanks is quoted.
 std::string to_text(const Fields& fields);
 
+/// The same, a text each.
+std::vector<std::string> texts_of(const Fields& fields);
+
+/// Lines of less than 120 columns that begin with `first`, then with `next`, and have the pieces
+/// with `between` behind all but the last. A line ends behind a piece, or at a blank of one that is
+/// longer than a line.
+std::string wrapped(const std::string& first, const std::string& next,
+                    std::vector<std::string> pieces, const std::string& between);
+
 /// Three digits and an SI prefix: si_text(16.8e6, "B") is "16.8 MB", si_text(0.0021, "s") "2.1 ms",
 /// si_text(512, "") "512".
 std::string si_text(double value, const std::string& unit);

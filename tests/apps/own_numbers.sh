@@ -110,7 +110,7 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input good.h5 --op logprob 
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input good.h5 --op logprob --pass fwd $quick
 ! grep '^VERIFY' output | grep -q sampled || fail "a sample of a reference: $(cat output)"
 # Without --op, what has an answer is run; all of it with --op all, and without answers.
-expect 0 '# note: run is what good.h5 has answers for: --op logprob,logprob-entropy; --op all runs the rest, too' "$logprobs" --input good.h5 $quick --csv answered.csv
+expect 0 '# note: operations that good.h5 has answers for are run; --op all runs the others, too' "$logprobs" --input good.h5 $quick --csv answered.csv
 [ "$(column answered.csv op | sort -u | xargs)" = 'logprob logprob-entropy' ] || fail "other operations: $(cat output)"
 expect 0 'VERIFY PASSED' "$logprobs" --input good.h5 --op all $quick --csv all.csv
 column all.csv op | grep -qx top-k || fail "not all operations: $(cat output)"

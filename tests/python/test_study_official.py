@@ -5,6 +5,7 @@ Usage: test_study_official.py SOURCE_DIR BUILD_DIR
 """
 
 import json
+import subprocess
 import sys
 import unittest
 from collections.abc import Callable
@@ -25,7 +26,8 @@ from gyre_study.official import judge, problem_of  # noqa: E402
 
 STUDIES = SOURCE / "slurm/studies"
 OFFICIAL = sorted(file.stem for file in STUDIES.glob("official-*.toml"))
-MEASURED = {"rate": 0.2, "share_of_limit": 0.8, "items": 1000, "cost": 1.01, "of_limit": 50.0}
+MEASURED = {"rate": 0.2, "share_of_limit": 0.8, "ideal_bytes": 1e7, "items": 1000, "cost": 1.01, "of_limit": 50.0}
+SAID = {"heads": 1, "head_dim": 1, "mask": "causal", "tokens": 100, "source": "dist=histogram,count=1000"}
 
 
 def app_of(name: str) -> App:
@@ -46,14 +48,18 @@ class Official(Scratch):
         directions = ("fwd", "bwd") if "pass" in app.options else (None,)
         for placement in folder.placements:
             head = json.loads(made.run_line("r", placement.ranks, inputs=inputs))
+            head["configuration"] |= SAID
             head["run"]["argv"] = [app.name, *placement.arguments, "--json", "x"]
             lines = [json.dumps(head) + "\n"]
             for case in placement.cases:
                 key = {name: value for name, value in case.axes.items() if name in app.swept}
                 for direction in directions:
-                    own = {**key, **({"pass": direction} if direction else {})}
-                    lines.append(made.row_line("r", own, [50.0] * 9, ranks=placement.ranks,
-                                               measurements={**own, **MEASURED}))
+                    own = {**key, **({"pass": direction, "tokens": 1 << 20} if direction else {})}
+                    measured = {**own, **MEASURED}
+                    if app.name == "gyre-pipeline":
+                        measured |= {"tokens": 100, "rate": 2000.0}
+                    lines.append(made.row_line("r", own, [50.0] * 9, ranks=placement.ranks, measurements=measured,
+                                               model={"flops": 1e10 * placement.ranks, "bytes_wire": 0.0}))
             folder.rows_file(placement).write_text("".join([*lines, made.end_line("r")]), encoding="utf-8")
         return folder
 
@@ -84,7 +90,7 @@ class Official(Scratch):
             "official-attention": "FIGURE 0.2 TFLOP/s/rank, 100.0 % of one rank; 2 ranks",
             "official-logprobs": "FIGURE 80.0 % of measured bandwidth, 0.2 GB/s/rank; 2 ranks",
             "official-pack": "FIGURE 2e+04 documents/s, cost 1.0100 max/mean; 1 rank, ",
-            "official-pipeline": "FIGURE 0.1 tokens/s/rank, 50.0 % of the limit; 2 ranks",
+            "official-pipeline": "FIGURE 1000 tokens/s/rank, 50.0 % of the limit; 2 ranks",
         }
         self.assertEqual(sorted(figures), OFFICIAL)
         results = self.place / "results"
@@ -117,6 +123,23 @@ class Official(Scratch):
         folder = self.planned()
         self.change(folder, "row", lambda row: row["statistics_ms"].update(median=0.05))
         self.refused(folder, "its median is not that of its samples")
+
+    def test_rates_are_computed_again(self) -> None:
+        for name, change, reason in (
+            ("attention", lambda row: row["measurements"].update(rate=0.3), "its rate is 0.3; work over time is 0.2"),
+            ("attention", lambda row: row["measurements"].pop("rate"), "its rate is nan; work over time is 0.2"),
+            ("attention", lambda row: row["model"].update(flops=1e10 + 1), "10000000001 FLOPs are 2500000000.25 pairs"),
+            ("attention", lambda row: row["model"].update(flops=1e16), "wanted: a whole number up to 549756338176"),
+            ("attention", lambda row: row["model"].pop("flops"), "no FLOPs, tokens, heads or head_dim"),
+            ("logprobs", lambda row: row["measurements"].update(rate=0.3), "its rate is 0.3; work over time is 0.2"),
+            ("logprobs", lambda row: row["measurements"].pop("ideal_bytes"), "work over time is nan"),
+            ("pipeline", lambda row: row["measurements"].update(tokens=200, rate=4e3), "200 tokens; the run has 100"),
+            ("pipeline", lambda row: row["measurements"].update(rate=4e3), "work over time is 2000"),
+            ("pack", lambda row: row["measurements"].update(items=2000), "2000 items; the source has 1000"),
+        ):
+            folder = self.planned(f"official-{name}")
+            self.change(folder, "row", change)
+            self.refused(folder, reason)
 
     def test_one_number_of_ranks_and_options_with_several_values(self) -> None:
         folder = self.planned("official-attention", "tiny", "cp=2", "threads=1,2")
@@ -249,6 +272,19 @@ class Official(Scratch):
         done = gyre_study("table", SOURCE / "results/official")
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout, (SOURCE / "results/table.md").read_text(encoding="utf-8"))
+
+    def test_results_are_of_commits_of_this_repository(self) -> None:
+        def git(*words: str) -> subprocess.CompletedProcess[str]:
+            return subprocess.run(["git", "-C", SOURCE, *words], capture_output=True, text=True)
+
+        if git("rev-parse", "--is-shallow-repository").stdout.strip() != "false":
+            self.skipTest("no clone, or a shallow one: its history is not there")
+        files = sorted((SOURCE / "results/official").glob("*.json"))
+        self.assertTrue(files)
+        commits = {json.loads(file.read_text())["plan"]["app"]["build"]["git"]: file.name for file in files}
+        for commit, file in commits.items():
+            done = git("merge-base", "--is-ancestor", commit, "HEAD")
+            self.assertEqual(done.returncode, 0, f"{file}: {commit} is not in the history: {done.stderr}")
 
 
 unittest.main(argv=sys.argv[:1])

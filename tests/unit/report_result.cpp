@@ -109,6 +109,28 @@ TEST(Report, UnofficialSaysWhy) {
       "RESULT UNOFFICIAL (dirty tree; Debug build; tolerances times 2; ranks share a GPU)\n"));
 }
 
+TEST(Report, LongLinesAreContinued) {
+  RunReport report = sample_report();
+  report.configuration.clear();
+  for (int i = 0; i < 20; ++i)
+    report.configuration.emplace_back("number_" + std::to_string(i), std::string(i, 'x') + " y");
+  report.unofficial_reasons = {std::string(60, 'a') + " b", std::string(60, 'c'), "d",
+                               std::string(100, 'e') + ' ' + std::string(100, 'f')};
+  std::istringstream lines(header_text(report) + footer_text(report));
+  std::string config, result;
+  for (std::string line; std::getline(lines, line);) {
+    if (!line.starts_with("# config ") && !line.starts_with("RESULT ")) continue;
+    EXPECT_LT(line.size(), 120u) << line;
+    EXPECT_NE(line.back(), ' ') << line;
+    (line[0] == '#' ? config : result) += line.substr(line[0] == '#' ? 8 : 0) + "\n";
+  }
+  EXPECT_EQ(std::ranges::count(config, '"'), 40);
+  EXPECT_EQ(std::ranges::count(config, '\n'), 5);
+  EXPECT_EQ(result, "RESULT UNOFFICIAL (" + std::string(60, 'a') + " b;\nRESULT   " +
+                        std::string(60, 'c') + "; d;\nRESULT   " + std::string(100, 'e') +
+                        "\nRESULT   " + std::string(100, 'f') + ")\n");
+}
+
 TEST(Report, UncheckedIsUnverifiedAndATreeWithoutGitIsFine) {
   RunReport report = sample_report();
   report.build.git_state = "no git";
