@@ -44,7 +44,7 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
                 context.world, report.verification, context.outputs);
 }
 
-/// Packs documents, or lengths alone, with one packer or all.
+/// Packs documents, or lengths alone, with one packer, several or all.
 void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, RunReport& report,
                   Outcome& outcome) {
   Communicator& world = context.world;

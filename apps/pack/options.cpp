@@ -76,16 +76,16 @@ DeviceCapability device_of(const std::string& text) {
 void declare_options(CLI::App& app, PackOptions& o) {
   const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), measurement(app, "Measurement"),
       output(app, "Output");
-  std::vector<std::string> names{"all"};
-  for (const BinPacker& packer : bin_packers()) names.push_back(packer.name);
+  std::vector<Described> packers;
+  for (const BinPacker& packer : bin_packers()) packers.push_back({packer.name, packer.summary});
   add("--input",
       "What to pack (HDF5): gyre/documents, gyre/bshd or gyre/salm; or what to unpack: gyre/packed",
       o.input);
   add("--gen", length_help(), o.generate);
   output("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output);
   add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack);
-  add.choice("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
-             names);
+  add.choices("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
+              packers);
   add.size("--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs", o.capacity);
   ranks("--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp",
         o.cp, 1);
@@ -125,8 +125,8 @@ void check_options(const PackOptions& o) {
   ConfigErrors errors;
   if (o.input.empty() == o.generate.empty())
     errors.add("one of --input and --gen is needed, and not both");
-  if (!o.output.empty() && o.algorithm == "all")
-    errors.add("--output needs one --algorithm, not all");
+  if (!o.output.empty() && lists_several(o.algorithm))
+    errors.add("--output needs one --algorithm, not {}", o.algorithm);
   if (o.unpack && (o.input.empty() || o.output.empty()))
     errors.add("--unpack takes --input and --output");
   check_repeats(o.repeats, errors);

@@ -7,6 +7,7 @@
 
 #include "apps/common/extras.hpp"
 #include "packing/lengths.hpp"
+#include "report/options.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/watchdog.hpp"
 
@@ -139,17 +140,18 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
                                      std::vector<PackingResult>& rows, std::string& notes) {
   std::vector<PackedBatch> batches;
   std::vector<std::string> refused;
+  const bool several = lists_several(job.algorithm);
   for (const BinPacker& packer : bin_packers()) {
-    if (job.algorithm != "all" && job.algorithm != packer.name) continue;
+    if (!lists(job.algorithm, packer.name)) continue;
     BinOptions options = job.options;
-    if (packer.pack != next_fit && job.algorithm == "all") options.max_items = 0;
+    if (packer.pack != next_fit && several) options.max_items = 0;
     Repeats repeats(job.repeats, nullptr);
     set_current_step(packer.name);
     try {
       while (repeats.next())
         repeats.time([&] { batches = pack_documents(job.lengths, job.multiple, packer, options); });
     } catch (const Error& error) {
-      if (job.algorithm != "all" || error.code() != ExitCode::usage) throw;
+      if (!several || error.code() != ExitCode::usage) throw;
       refused.push_back(fmt::format("{}: {}", packer.name, error.what()));
       continue;
     }

@@ -28,7 +28,7 @@ PackingResult measured_row(const PackedHeader& header, const std::string& algori
 struct PackJob {
   std::vector<int64_t> lengths;
   std::vector<int64_t> documents;  ///< the first one of each item, for messages
-  std::string algorithm;           ///< a packer's name, or "all"
+  std::string algorithm;           ///< names of packers, or "all"
   BinOptions options;
   int64_t multiple = 1;  ///< lengths are rounded up to it
   int dp = 1;            ///< data-parallel ranks that share the bins

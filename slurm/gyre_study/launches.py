@@ -1,6 +1,5 @@
 """The launches that measure some cases of a placement: few of them, and no case that is not asked for."""
 
-import itertools
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,32 +17,27 @@ class Launch:
     arguments: list[str]
 
 
-def covers(
-    combinations: set[tuple[str, ...]], all_of: Sequence[Sequence[str]]
-) -> list[tuple[str, ...]]:
-    """The combinations as blocks: in a block a word stands for itself, "all" for every word of its place.
+def covers(combinations: set[tuple[str, ...]], all_of: Sequence[Sequence[str]]) -> list[tuple[str, ...]]:
+    """The combinations as few blocks: of each place a block has words, and each word goes with each of the others.
 
-    Takes the block of most "all" that is still there as a whole, then the next.
+    A block's text of a place is what the programs take: "all", or words with commas between them.
     """
-    left, blocks = set(combinations), []
-    places = range(len(all_of))
-    for count in range(len(all_of), -1, -1):
-        for wide in itertools.combinations(places, count):
-            if any(len(all_of[place]) < 2 for place in wide):
-                continue
-            for one in sorted(left):
-                block = tuple("all" if place in wide else one[place] for place in places)
-                inside = set(
-                    itertools.product(*(all_of[p] if p in wide else [one[p]] for p in places))
-                )
-                if one in left and inside <= left:
-                    left -= inside
-                    blocks.append(block)
-    return blocks
+    blocks = {tuple(frozenset([word]) for word in one) for one in combinations}
+    for place in sorted(range(len(all_of)), key=lambda place: -len(all_of[place])):
+        joined: dict[tuple[frozenset[str], ...], set[str]] = {}
+        for block in blocks:
+            joined.setdefault((*block[:place], *block[place + 1 :]), set()).update(block[place])
+        blocks = {(*rest[:place], frozenset(words), *rest[place:]) for rest, words in joined.items()}
+
+    def text(words: frozenset[str], every: Sequence[str]) -> str:
+        chosen = [word for word in every if word in words]
+        return "all" if len(chosen) == len(every) > 1 else ",".join(chosen)
+
+    return sorted(tuple(map(text, block, all_of)) for block in blocks)
 
 
 def inside(block: tuple[str, ...], combination: tuple[str, ...]) -> bool:
-    return all(word in ("all", own) for word, own in zip(block, combination))
+    return all(words == "all" or own in words.split(",") for words, own in zip(block, combination))
 
 
 def launches_of(placement: Placement, cases: Iterable[Case], app: App) -> list[Launch]:

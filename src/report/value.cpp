@@ -41,11 +41,12 @@ std::string wrapped(const std::string& first, const std::string& next,
   for (size_t i = 0; i < pieces.size(); ++i) {
     std::string piece = pieces[i] + (i + 1 < pieces.size() ? between : "");
     const size_t shown = piece.find_last_not_of(' ') + 1;
-    if (!is_empty && line.size() + shown > most) end_line();
+    const bool fits_alone = next.size() + shown <= most;
+    if (!is_empty && fits_alone && line.size() + shown > most) end_line();
     for (size_t cut = 0; line.size() + piece.size() > most + 1; piece.erase(0, cut + 1)) {
-      cut = piece.rfind(' ', most - line.size());
-      if (cut == std::string::npos) break;
-      line += piece.substr(0, cut);
+      cut = line.size() > most ? std::string::npos : piece.rfind(' ', most - line.size());
+      if (cut == std::string::npos && is_empty) break;  // a word of more than a line
+      line += cut == std::string::npos ? "" : piece.substr(0, cut);
       end_line();
     }
     line += piece;

@@ -214,7 +214,9 @@ expect 2 'with --share-prefixes, documents go on differently' "$pack" --input "$
 
 # What cannot be.
 expect 2 'one of --input and --gen' "$pack" --capacity 64
-expect 2 'needs one --algorithm' "$pack" --input "$docs" --algorithm all -o none.h5
+for several in all next-fit,balanced; do expect 2 "needs one --algorithm, not $several" "$pack" --input "$docs" --algorithm $several -o none.h5; done
+expect 0 'VERIFY PASSED' "$pack" --input "$docs" --capacity 256 --algorithm balanced,next-fit --csv several.csv
+[ "$(column several.csv algorithm | xargs)" = 'next-fit balanced' ] || fail "a list is not run as such: $(cat several.csv)"
 expect 2 'nearest: balanced' "$pack" --input "$docs" --algorithm balancd
 expect 2 'bin capacity 100 is not a positive multiple of 8' "$MPIEXEC" -n 2 "$pack" --input "$docs" --capacity 100 --cp 4 -o none.h5
 expect 2 'long-tail' "$pack" --gen dist=long-tail

@@ -169,10 +169,14 @@ class Cases(unittest.TestCase):
             len(launches_of(placement, placement.cases, app)), 2
         )  # 1K 2K 3K by steps, and 8K
         self.assertEqual(launches_of(placement, [], app), [])
+        two = [case for case in placement.cases if case.axes["schedule"] in ("halo", "ring")]
+        self.assertEqual([one.arguments[-6:] for one in launches_of(placement, two, app)][-1],
+                         ["--schedule", "ring,halo", "--layout", "all", "--tokens", "8K"])
+        self.assertEqual(len(launches_of(placement, two, app)), 2)
 
     def cases_run(self, arguments: list[str], app: App) -> list[tuple[str, str, int]]:
         value = dict(zip(arguments[::2], arguments[1::2]))
-        pairs = [app.options[n].choices if value[f"--{n}"] == "all" else (value[f"--{n}"],)
+        pairs = [app.options[n].choices if value[f"--{n}"] == "all" else value[f"--{n}"].split(",")
                  for n in ("schedule", "layout")]
         tail = [word for name in ("--tokens", "--min", "--max", "--factor", "--step")
                 if name in value for word in (name, value[name])]

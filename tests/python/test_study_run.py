@@ -75,19 +75,13 @@ class Command(Scratch):
         self.assertIn("8 cases in 2 placements, 0 duplicates", self.plan())
         self.assertIn("2 placements were never run", self.plan())
         self.assertIn("# 8 cases: 8 missing", self.study(0, "status", "out"))
-        self.assertIn(
-            "4 launches, 2 failed", self.study(3, "run", "out")
-        )  # halo needs a window: named, it is an error
-        said = self.study(0, "status", "out", "--cases")
-        self.assertIn("# 8 cases: 4 done, 4 failed", said)
-        self.assertIn("one of 2 cases, which are launched one by one next", said)
-        self.assertIn("4 launches, 0 failed", self.study(0, "run", "out"))
-        self.assertIn("# 8 cases: 4 done, 4 refused", self.study(0, "status", "out"))
+        self.assertIn("# 2 launches, 0 failed", self.study(0, "run", "out"))  # of both schedules
+        self.assertIn("# 8 cases: 4 done, 4 refused", self.study(0, "status", "out"))  # halo needs a window
         self.assertEqual(self.rows(), 8)
         # The same study with a window: other cases.
         self.write(STUDY.replace("heads = 2", "heads = 2\nwindow = 16", 1))
         self.plan()
-        self.assertIn("# 4 launches, 0 failed", self.study(0, "run", "out"))
+        self.assertIn("# 2 launches, 0 failed", self.study(0, "run", "out"))
         self.assertIn("# 8 cases: 8 done", self.study(0, "status", "out"))
         self.assertIn("nothing to run", self.study(0, "run", "out"))
         # One more schedule: only its cases are run, and times are expected of the others.
@@ -111,6 +105,16 @@ class Command(Scratch):
         self.assertIn("needs a causal mask with a window", status["cases"][0]["reason"])
         self.assertIn("nothing to run", self.study(0, "run", "out"))
         self.assertIn("# 2 launches, 0 failed", self.study(0, "run", "out", "--retry-refused"))
+
+    def test_a_launch_that_is_refused_as_a_whole_is_split(self) -> None:
+        self.write(STUDY.replace('["ring", "halo"]', '["halo"]'))
+        self.plan()
+        self.assertIn("# 2 launches, 2 failed", self.study(3, "run", "out"))
+        said = self.study(0, "status", "out", "--cases")
+        self.assertIn("# 4 cases: 4 failed", said)
+        self.assertIn("one of 2 cases, which are launched one by one next", said)
+        self.assertIn("# 4 launches, 0 failed", self.study(0, "run", "out"))
+        self.assertIn("# 4 cases: 4 refused", self.study(0, "status", "out"))
 
     def test_a_run_that_is_killed_goes_on(self) -> None:
         slow = (STUDY.replace("[64, 128]", "[64]").replace('["ring", "halo"]', '"all"').replace(

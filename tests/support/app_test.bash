@@ -1,6 +1,6 @@
 # What the shell tests of the programs share; sourced with the test's arguments, SOURCE_DIR BUILD_DIR.
-# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect, column and
-# documents_of.
+# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect, result,
+# column and documents_of.
 set -euo pipefail
 
 source_dir=$1
@@ -24,6 +24,11 @@ expect() {
 $(cat output)"
   grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*
 $(cat output)"
+}
+
+# result: what RESULT says in the output of `expect`, in one line.
+result() {
+  sed -n 's/^RESULT *//p' output | tr '\n' ' '
 }
 
 # documents_of FROM.h5 TO.h5 LENGTH...: the first tokens of a file of documents, as documents of these lengths.

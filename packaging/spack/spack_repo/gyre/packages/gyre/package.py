@@ -7,15 +7,25 @@ from spack.package import *
 
 
 class Gyre(CMakePackage, CudaPackage):
-    """MPI mini-apps for the data path of long-context LLM training and scoring: packing, context-parallel sharding and
-    attention, vocab-parallel log-probabilities."""
+    """MPI mini-apps for the data path of long-context LLM training and scoring: packing,
+    context-parallel sharding and attention, vocab-parallel log-probabilities."""
 
     generator("ninja")
     license("BSD-3-Clause")
     version("main", branch="main")
 
-    variant("nccl", default=True, when="+cuda", description="Communicate between GPUs by NCCL; always needed by +cuda")
-    variant("cudnn", default=False, when="+cuda", description="Fused attention; downloads cuDNN's C++ headers from PyPI")
+    variant(
+        "nccl",
+        default=True,
+        when="+cuda",
+        description="Communicate between GPUs by NCCL; always needed by +cuda",
+    )
+    variant(
+        "cudnn",
+        default=False,
+        when="+cuda",
+        description="Fused attention; downloads cuDNN's C++ headers from PyPI",
+    )
     variant("tests", default=False, description="Build the tests, and install what they need")
     conflicts("~nccl", when="+cuda", msg="the CUDA build of Gyre needs NCCL")
 
@@ -54,5 +64,7 @@ class Gyre(CMakePackage, CudaPackage):
             self.define("GYRE_CUDNN_FRONTEND", "AUTO" if self.spec.satisfies("+cudnn") else "OFF"),
         ]
         if self.spec.satisfies("+cuda") and "none" not in self.spec.variants["cuda_arch"].value:
-            arguments.append(self.define("CMAKE_CUDA_ARCHITECTURES", self.spec.variants["cuda_arch"].value))
+            arguments.append(
+                self.define("CMAKE_CUDA_ARCHITECTURES", self.spec.variants["cuda_arch"].value)
+            )
         return arguments
