@@ -13,9 +13,10 @@ target_compile_options(
             -Wshadow
             -Wnon-virtual-dtor
             -Woverloaded-virtual
-            -Wno-restrict # GCC 12 false positives in std::string (GCC bug 105651), also the next
-            -Wno-stringop-overflow
-            -Wno-subobject-linkage # in a unity build, sources are included like headers
+            # GCC 12 false positives in std::string (GCC bug 105651); sources of a unity build are like headers.
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
+            $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>
             -ffp-contract=off
             -ffunction-sections # unused functions can be dropped: tests/unit/reached.sh
             -fdata-sections>
