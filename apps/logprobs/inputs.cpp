@@ -11,7 +11,8 @@
 namespace gyre {
 namespace {
 
-// Offsets in a token's random numbers for ids and filters (TokenTensor::ids). Those for its peaks begin at 0.
+// Offsets in a token's random numbers for ids and filters (TokenTensor::ids). Those for its peaks
+// begin at 0.
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21, first_filter = 1 << 22;
 
 class RandomInputs final : public LogprobsInputs {

@@ -4,8 +4,8 @@
 //
 // All arrays are row-major [rows, heads · head_dim] in device memory. Tables give the first element
 // (offsets) and the number of rows (lengths) of each entry. The device reads them when the graph
-// runs, so that one graph serves all batches of as many entries, up to its limits. Inputs and outputs are bf16,
-// log-sum-exps and sums f32.
+// runs, so that one graph serves all batches of as many entries, up to its limits. Inputs and
+// outputs are bf16, log-sum-exps and sums f32.
 //
 // Even batches (even_batch) are [batch, rows, heads · head_dim]: the address is that of the first
 // entry, the others follow at equal distances, and there are no tables. Libraries have faster

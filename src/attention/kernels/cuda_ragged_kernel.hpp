@@ -2,7 +2,7 @@
 // A block kernel on top of a library's fused attention.
 //
 //     plan       rectangles -> joined (joined.hpp, staircase.hpp) -> a few batches of sequences
-//                (ragged_batch.hpp), and for inverse ones a call on reversed rows (reversed_rows.hpp)
+//                (ragged_batch.hpp); inverse ones -> a call on reversed rows (reversed_rows.hpp)
 //     forward    each batch -> library -> (O, LSE) of its entries, in scratch rows
 //                scratch rows merged into the running (O, LSE) (cuda_merge.hpp)
 //     backward   O' with <O', dO> = delta, and the LSE, of all rows that entries touch

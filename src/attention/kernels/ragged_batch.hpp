@@ -97,10 +97,9 @@ struct RaggedPlan {
 RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t max_entries,
                        int64_t max_rows, int64_t least_inverse_keys);
 /// Returns plan_ragged with the limits of a call: 1024 entries; max(16384, 2 · rows) rows, where
-/// `rows` is the number of query rows or of key rows, whichever is larger; 256 keys. Copying the
-/// rows of a query and its keys in reverse order, and adding what becomes of them, moves 1 to 3 KB
-/// for a head of 128, the time of some 150 (backward) to 300 (forward) pairs on an H200, of which a
-/// library computes twice as many in a second as the kernel for the rest.
+/// `rows` is the number of query rows or of key rows, whichever is larger; 256 keys. At that number
+/// a library saves as much time over the kernel for the rest as the reversal takes, which moves 1 KB
+/// (forward) to 3 KB (backward) for each query and head of dimension 128.
 RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows);
 
 /// Class 0: up to 512 queries. Class c > 0: 512 · 4^(c-1) < queries <= 512 · 4^c, so that lengths
@@ -129,8 +128,8 @@ struct FirstWriters {
 inline constexpr int64_t longest_piece = 512;
 FirstWriters first_writers(std::span<const RaggedBatch> batches, RaggedRows side, int64_t rows);
 
-/// The row that a library gets as the first one of an array: at most the first of all entries, and a
-/// multiple of 4, so that a row of f32 per head is 16-byte aligned. 0 for scratch arrays.
+/// The row that a library gets as the first one of an array: at most the first row of an entry, and
+/// a multiple of 4, so that f32 values of one head are 16-byte aligned. 0 for scratch arrays.
 int64_t first_row(const RaggedBatch& batch, RaggedRows rows);
 
 /// The batch with further entries of one query and one key, so that few graphs serve all numbers of

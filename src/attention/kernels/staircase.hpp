@@ -21,8 +21,8 @@
 namespace gyre {
 
 /// Splits `rectangles`, sorted by q_begin, into layers with the same visible pairs. The first layer
-/// has all rectangles outside staircases, after joined_prefixes, and, of every staircase of at least
-/// `least_steps` steps, the pieces of single steps. Without staircases it is the only layer.
+/// has all rectangles outside staircases, after joined_prefixes, and the pieces of single steps of
+/// every staircase of at least `least_steps` steps. Without staircases it is the only layer.
 std::vector<std::vector<Rectangle>> staircase_layers(std::span<const Rectangle> rectangles);
 inline constexpr int least_steps = 4;
 
