@@ -28,7 +28,10 @@ from gyre.cli import main
 APPS = os.path.join(os.path.abspath(sys.argv[2]), "apps")
 MPIEXEC = os.environ.get("MPIEXEC", "mpiexec")
 PAGE = Path(SOURCE, "docs/python.md").read_text(encoding="utf-8")
-EXAMPLES = sorted(Path(SOURCE, "python/examples").glob("*.py"))
+# Those of functions on ranks are on a page of their own, and run by test_conform.
+OF_RANKS = Path(SOURCE, "docs/conformance.md").read_text(encoding="utf-8")
+EXAMPLES = sorted(path for path in Path(SOURCE, "python/examples").glob("*.py")
+                  if f"python/examples/{path.name}" not in OF_RANKS)
 QUICK = ("-n", 1, "-w", 0)
 
 
