@@ -411,7 +411,7 @@ std::string footer_text(const RunReport& report, size_t most) {
   if (verdict.reasons.empty()) return text + result + "\n";
   std::vector<std::string> reasons = verdict.reasons;
   reasons.front().insert(0, "(");
-  reasons.back() += ")";
+  reasons.back() += ')';
   return text + wrapped(result + " ", "RESULT   ", reasons, "; ");
 }
 
