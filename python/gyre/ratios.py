@@ -5,6 +5,7 @@ import contextlib
 import json
 import math
 import sys
+import zipfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -30,8 +31,11 @@ PLACE = "FILE.npz, FILE.h5 or FILE.h5:/group"
 
 def _arrays(place: str) -> Mapping[str, np.ndarray]:
     if is_npz(place):
-        with np.load(place) as arrays:
-            return dict(arrays)
+        try:
+            with np.load(place) as arrays:
+                return dict(arrays)
+        except zipfile.BadZipFile as error:
+            raise Damaged(f"{place}: {error}") from error
     path, group = split_place(place)
     return read_arrays(path, group or "/")
 
@@ -92,7 +96,12 @@ def _run(arguments: Sequence[str] | None) -> int:
             raise _Unwritten(str(error)) from error
     print(ratios)
     limit = options.most
-    if limit is None or 1 / limit <= ratios.all.least <= ratios.all.most <= limit:
+    if limit is None:
+        return 0
+    if ratios.all.impossible:
+        print(f"{ratios.all.impossible} tokens have an infinite ratio, which is not within {limit:g}")
+        return 1
+    if 1 / limit <= ratios.all.least <= ratios.all.most <= limit:
         return 0
     print(f"ratios from {ratios.all.least:g} to {ratios.all.most:g} are not within {limit:g}")
     return 1

@@ -86,6 +86,9 @@ def _lines(report: Report) -> Iterator[str]:
     values = sum(v.values for v in report.verdicts)
     if report.kinds:
         yield "broken: " + ", ".join(f"{kind} in {n} case{'s' if n > 1 else ''}" for kind, n in report.kinds.items())
+    partial = sum(v.status == "passed" and v.note.startswith("not returned") for v in compared)
+    if partial:
+        yield f"compared in part: {partial} cases lack what their lines call not returned"
     if not values and not report.kinds:
         yield "nothing was compared"
     left = len(report.verdicts) - len(compared)
@@ -235,7 +238,13 @@ def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance)
             return verdict.fail(
                 Finding("raised", f"{_ranks(mine)} alone refused: {outcomes[mine[0]][1]}", (), tuple(mine))
             )
-    return problem.judge([outcome[1] for outcome in outcomes], tolerance)
+    arrays = [outcome[1] for outcome in outcomes]
+    every = set().union(*arrays)
+    for rank, mine in enumerate(arrays):
+        if missing := ", ".join(sorted(every - mine.keys())):
+            text = f"rank {rank} returned no {missing}; another rank did"
+            return verdict.fail(Finding("ranks-disagree", text, (), (rank,)))
+    return problem.judge(arrays, tolerance)
 
 
 def _ranks(ranks: Sequence[int]) -> str:

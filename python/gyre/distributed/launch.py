@@ -113,9 +113,11 @@ class Team:
         for rank, outcome in enumerate(self._collect(START_S)):
             if outcome[0] == "usage":
                 raise Usage(outcome[1])
-            if outcome[0] in ("died", "unable", "hangs"):
-                why = ending(outcome[1]) if outcome[0] == "died" else outcome[1]
-                raise Unable(f"rank {rank} could not begin: {why}")
+            if outcome[0] == "unable":
+                raise Unable(f"rank {rank} could not begin: {outcome[1]}")
+            if outcome[0] in ("died", "hangs"):
+                why = ending(outcome[1]) if outcome[0] == "died" else f"no answer within {outcome[1]:g} s"
+                raise Usage(f"rank {rank} could not load the function: {why}")
 
     def stop(self) -> None:
         for process in self.processes:
