@@ -140,6 +140,15 @@ class Command(unittest.TestCase):
         done = self.run_it(a, b, "--most", "1.001")
         self.assertEqual(done.returncode, 1)
         self.assertIn("are not within 1.001", done.stdout)
+        c, bad = self.path("c.npz"), self.path("bad.npz")
+        values = np.array(ROLLOUT)
+        values[0] = -np.inf
+        np.savez(c, logprob=values)
+        done = self.run_it(a, c, "--most", "1e9")
+        self.assertEqual((done.returncode, "1 tokens have an infinite ratio" in done.stdout), (1, True), done.stdout)
+        pathlib.Path(bad).write_bytes(pathlib.Path(a).read_bytes()[:100])
+        done = self.run_it(a, bad)
+        self.assertEqual((done.returncode, str(bad) in done.stderr), (3, True), done.stderr)
         for message, arguments in (
             ("has 0 arrays entropy; it has logprob, mask, offsets", (a, b, "--array", "entropy")),
             ("--most 0.5 must be 1 or more", (a, b, "--most", "0.5")),

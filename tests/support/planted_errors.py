@@ -47,6 +47,12 @@ def leak_between_documents(q, k, v, cu_seqlens, layout, group, allowed, scale, l
     return right.attention(q, k, v, cu_seqlens, layout, group, real & (j <= i), scale)
 
 
+@planted("ranks-disagree", "rank 1 returned no d_logprob", "logprob", case="logprobs_plain")
+def no_gradient_on_one_rank(logits_shard, targets, group, first, temperature, vocab_size):
+    answer = right.logprob(logits_shard, targets, group, first, temperature, vocab_size)
+    return answer if group.rank == 0 else answer[0]
+
+
 @planted("window-lost", "the window is lost", "attention", case="attention_window_1")
 def lost_window(q, k, v, cu_seqlens, layout, group, scale, lengths, window):
     i, j, same, real = places(layout, group.rank, lengths)
