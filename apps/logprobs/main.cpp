@@ -125,7 +125,10 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   std::optional<LogprobsFile> file;
   if (!o.input.empty()) file = read_logprobs_file(world, o.input, logprobs_arrays());
   const std::string chosen = file && !o.op_is_given ? answered_operations(*file) : "";
-  if (!chosen.empty()) o.op = chosen;
+  if (!chosen.empty()) {
+    o.op = chosen;
+    run_agreed(world, "options", [&] { check_options(o, world.size()); });
+  }
   std::vector<LogprobsWorkload> cases;
   const int64_t memory = machine.memory_bytes();
   run_agreed(world, "tokens", [&] {

@@ -343,8 +343,8 @@ void declare_options(CLI::App& app, LogprobsOptions& o) {
 
 void check_options(LogprobsOptions& o, int ranks) {
   complete_grid(o, ranks);
-  o.op_is_given = !o.op.empty();
-  if (!o.op_is_given) o.op = "all";
+  if (o.op.empty()) o.op_is_given = false;
+  if (o.op.empty()) o.op = "all";
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
   ConfigErrors errors;
   check_source(o, errors);

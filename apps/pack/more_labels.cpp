@@ -45,9 +45,11 @@ void add_more_labels(const PackOptions& o, const PackedHeader& header, int64_t f
       std::vector<std::byte>& all = slots.extras.at(name).bytes;
       const std::vector<std::byte> bytes = bytes_of(mine);
       all.insert(all.end(), bytes.begin(), bytes.end());
-      if (checks != nullptr)
-        checks->check(name, 0).add_all(mine, labels_ahead_reference(bounds, labels, depth),
-                                       fmt::format("bin {} {}", b, name));
+      if (checks == nullptr) continue;
+      Check& check = checks->check(name, 0);
+      if (mine.empty()) check.add_nothing();
+      check.add_all(mine, labels_ahead_reference(bounds, labels, depth),
+                    fmt::format("bin {} {}", b, name));
     }
   }
 }

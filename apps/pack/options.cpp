@@ -152,8 +152,11 @@ void check_options(const PackOptions& o) {
     errors.add("--repad and --rows work on the host: --backend cpu");
   if (o.unpack && o.backend.on_gpu()) errors.add("--unpack works on the host: --backend cpu");
   if (o.mtp > most_labels_ahead) errors.add("--mtp {}: at most {}", o.mtp, most_labels_ahead);
-  if (o.mtp > 1 && (o.unpack || o.row > 0 || o.output.empty()))
-    errors.add("--mtp {} adds to the streams of --output: not with --unpack or --rows", o.mtp);
+  if (o.mtp > 1 && (o.unpack || o.row > 0))
+    errors.add("--mtp {} adds to packed streams: not with --unpack or --rows", o.mtp);
+  if (o.mtp > 1 && o.output.empty()) errors.add("--mtp {} needs --output", o.mtp);
+  if (o.max_items > 0 && lists_several(o.algorithm) && !lists(o.algorithm, "next-fit"))
+    errors.add("--max-items is an option of next-fit, which --algorithm {} lacks", o.algorithm);
   if (o.mtp > 1 && o.prefixes.share)
     errors.add(
         "--mtp {}: with --share-prefixes, documents go on differently after a shared prefix, so "

@@ -51,7 +51,7 @@ std::vector<std::byte> fill_of(const h5::File& file, const h5::Dataset& dataset,
         padding_attribute, path);
     return {};
   }
-  if (bits < 64 && (*number >= int64_t{1} << bits || *number < -(int64_t{1} << (bits - 1)))) {
+  if (bits < 64 && (*number >= int64_t{1} << (bits - 1) || *number < -(int64_t{1} << (bits - 1)))) {
     errors.add("attribute '{}' of '{}' is {}, which does not fit {}", padding_attribute, path,
                *number, name_of(dataset.type()));
     return {};

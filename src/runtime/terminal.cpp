@@ -44,8 +44,9 @@ int stderr_columns() {
   int process = getppid();
   while (process > 1 && !is_launcher(process)) process = parent_of(process);
   if (process <= 1) return 0;
-  const int shown =
-      open(fmt::format("/proc/{}/fd/2", process).c_str(), O_WRONLY | O_NOCTTY | O_CLOEXEC);
+  // Without O_NONBLOCK, a pipe that nobody reads would be waited for.
+  const int shown = open(fmt::format("/proc/{}/fd/2", process).c_str(),
+                         O_WRONLY | O_NOCTTY | O_CLOEXEC | O_NONBLOCK);
   if (shown < 0) return 0;
   const int columns = columns_of(shown);
   close(shown);

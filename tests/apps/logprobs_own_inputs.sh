@@ -65,6 +65,17 @@ sent_by() { column "$1.csv" msgs op="$2" pass=bwd; }
 for op in packed packed-prerolled; do
   [ "$(sent_by split $op) $(sent_by sum $op) $(sent_by none $op)" = "2 3 2" ] || fail "other messages of $op: $(cat split.csv sum.csv none.csv)"
 done
+/usr/bin/python3 - "$source_dir/inputs/golden/logprobs_sampling_mask.h5" kept.h5 <<'PY'
+import shutil, sys, h5py
+shutil.copy(*sys.argv[1:])
+with h5py.File(sys.argv[2], "r+") as file:
+    for name in list(file["reference"]):
+        if not name.endswith("kept_logprob"):
+            del file["reference"][name]
+    file.attrs.pop("content_sha256")
+PY
+expect 2 '--op kept has no --method upstream' "$logprobs" --input kept.h5 --method upstream -n 1
+expect 2 'not with kept' "$logprobs" --input kept.h5 --f32-output -n 1
 expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled, packed-filtered or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum
 expect 2 'not with --pass fwd' "${mpi[@]}" 2 "$logprobs" --op packed --gather-gradient none --pass fwd
 expect 2 'nearest: split' "$logprobs" --op packed --gather-gradient splits

@@ -129,6 +129,10 @@ expect 2 'do not apply' "$pack" --input rows160.h5 --rows 160
 expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$pack" --input one.h5 --repad --cp 6 --tp 2 -o other.h5
 expect 0 '17 documents' "$pack" --input other.h5 --unpack -o back.h5
 expect 0 'VERIFY PASSED 3/3' "$compare" --common back.h5 "$docs"
+expect 2 'option of next-fit, which --algorithm first-fit-decreasing,balanced lacks' "$pack" --input "$docs" --capacity 256 \
+  --algorithm first-fit-decreasing,balanced --max-items 1
+expect 0 'VERIFY PASSED' "$pack" --gen dist=fixed,length=0,count=2 --capacity 64 --mtp 3 -o nothing.h5
+expect 2 '--mtp 2 needs --output' "$pack" --input "$docs" --mtp 2
 expect 2 "'gyre/packed' is needed" "$pack" --input "$docs" --repad --cp 2
 expect 2 '--repad takes the packed streams' "$pack" --input one.h5 --repad --stream-slots 160
 expect 2 '--repad pads ids' "$pack" --input salm.h5 --repad

@@ -60,12 +60,15 @@ class KeptOp final : public RowsOp {
     const std::vector<double> row = row_of(r);
     const double slope = d_logprob_[r] / heat(r);
     const int32_t target = rows_.targets()[r];
+    const auto ids = kept(r);
+    std::vector<double> among;
+    for (const int32_t id : ids) among.push_back(row[id]);
+    if (!ids.empty()) among = log_softmax_reference(among, heat(r));
     RowGradientTerms terms{std::vector<double>(row.size(), -HUGE_VAL), -slope, 0, {}, {}};
-    for (const int32_t id : kept(r))
-      terms.logprobs[id] = kept_logprob_reference(row, kept(r), id, heat(r));
-    if (std::ranges::find(kept(r), target) != kept(r).end())
+    for (size_t i = 0; i < ids.size(); ++i) terms.logprobs[ids[i]] = among[i];
+    if (std::ranges::find(ids, target) != ids.end())
       terms.ids = std::span(&target, 1), terms.weights = std::span(&slope, 1);
-    return {kept_gradient_reference(row, kept(r), target, d_logprob_[r], heat(r)), terms.scales()};
+    return {kept_gradient_reference(row, ids, target, d_logprob_[r], heat(r)), terms.scales()};
   }
 
   std::vector<int64_t> offsets_{0};  // [rows + 1]
