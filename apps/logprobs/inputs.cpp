@@ -59,8 +59,8 @@ class RandomInputs final : public LogprobsInputs {
     some.erase(std::unique(some.begin(), some.end()), some.end());
     return some;
   }
-  /// Temperatures from half to twice the run's; top-k, top-p and min-p from those of the run to no
-  /// limit. A quarter of the tokens has no limit of a kind.
+  /// Temperatures from half to twice the run's; top-k from 1 to the run's; top-p and min-p from
+  /// the run's to no limit. A quarter of the tokens has no limit of a kind.
   SamplingFilter filter(int64_t token) const override {
     const auto share = [&](int64_t i) {
       return 0x1p-64 * static_cast<double>(token_bits(ids_, token, first_filter + i));

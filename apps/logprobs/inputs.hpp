@@ -239,7 +239,7 @@ class LogprobsContext {
   SamplingFilter filter(int64_t token) const {
     return token < 0 || !problem.per_token ? problem.filter : inputs.filter(token);
   }
-  /// Those of rows of these tokens; empty if all tokens have the same.
+  /// Filters of the rows of these tokens; empty if all tokens have the same one.
   std::vector<SamplingFilter> filters(std::span<const int64_t> tokens) const;
   std::vector<double> temperatures(std::span<const int64_t> tokens) const;
   /// Tokens of this rank when context-parallel ranks get contiguous, balanced blocks of them.

@@ -67,7 +67,7 @@ void declare_problem(CLI::App& app, LogprobsOptions& o) {
       o.min_p);
   add("--top-p", "Filter: how much probability survives of what the others leave; 1: all", o.top_p);
   add.flag("--filter-per-token",
-           "Each token has its own temperature and filter, made up around those given",
+           "Each token has its own temperature and filter, made up from those given",
            o.filter_per_token);
   add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
              activation_type_names());
@@ -166,10 +166,6 @@ void check_sizes(const LogprobsOptions& o, ConfigErrors& errors) {
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
 }
 
-bool is_temperature(double t) {
-  return t >= least_temperature && t <= max_temperature;
-}
-
 void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
   if (!is_temperature(o.temperature))
     errors.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
@@ -177,10 +173,10 @@ void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
                o.temperature > 1 ? max_temperature : least_temperature);
   if (o.top_k > o.vocab)
     errors.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
-  if (!(o.top_p > 0 && o.top_p <= 1))
+  if (!is_top_p(o.top_p))
     errors.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
                o.top_p > 1 ? "1" : "a small positive number");
-  if (!(o.min_p >= 0 && o.min_p <= 1))
+  if (!is_min_p(o.min_p))
     errors.add("--min-p {} must be from 0 to 1; the nearest is {}", o.min_p, o.min_p > 1 ? 1 : 0);
 }
 

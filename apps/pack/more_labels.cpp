@@ -23,8 +23,8 @@ void describe_more_labels(const PackOptions& o, PackedHeader& header) {
     stored.extra = {Extra::Aligned::slots, sizeof(int32_t), nullptr, bytes_of({&ignored_label, 1})};
     stored.type = h5::stored_type_of(h5::Type::i32);
     if (!header.extras.emplace(labels_ahead_name(depth), std::move(stored)).second)
-      throw_usage("--mtp {}: the input has the extra {} already; leave --mtp out, or the extra",
-                  o.mtp, labels_ahead_name(depth));
+      throw_usage("--mtp {}: '{}' has the extra {} already; leave --mtp out, or the extra", o.mtp,
+                  o.input, labels_ahead_name(depth));
   }
 }
 
@@ -38,7 +38,8 @@ void add_more_labels(const PackOptions& o, const PackedHeader& header, int64_t f
     const SegmentBounds bounds{header.cu_seqlens(b), header.cu_seqlens_padded(b)};
     const auto labels =
         std::span(slots.labels).subspan(offsets[b] - offsets[first], bounds.slots());
-    const auto ahead = labels_ahead(bounds, labels, o.mtp);
+    const auto ahead = labels_ahead(
+        bounds, labels, o.mtp, fmt::format("{}, bin {}", o.input.empty() ? "--gen" : o.input, b));
     for (int depth = 2; depth <= o.mtp; ++depth) {
       const std::string name = labels_ahead_name(depth);
       const std::vector<int32_t>& mine = ahead[depth - 2];

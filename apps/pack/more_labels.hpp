@@ -11,11 +11,11 @@ namespace gyre {
 void describe_more_labels(const PackOptions& o, PackedHeader& header);
 
 /// Adds these extras to the slots of bins [first, last). Adds to `checks`, if given, that they equal
-/// the definition. Throws a usage error for padding with a label.
+/// the definition. Throws a usage error that names file and bin for padding with a label.
 void add_more_labels(const PackOptions& o, const PackedHeader& header, int64_t first, int64_t last,
                      PackedSlots& slots, Verification* checks);
 
-/// Both, for the slots of all bins.
+/// Describes these extras in the header and adds them to the slots of all bins.
 void add_more_labels(const PackOptions& o, PackedHeader& header, PackedSlots& slots,
                      Verification* checks);
 

@@ -90,7 +90,7 @@ void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlot
     for (size_t k = 0; k < width; ++k)
       check.add(
           static_cast<double>(moved[here * width + k]),
-          static_cast<double>(held ? extra.bytes[there * width + k] : extra.fill_byte(k)),
+          static_cast<double>(held ? extra.bytes[there * width + k] : padding_byte(extra.fill, k)),
           [&, &name = name] { return fmt::format("extra {} slot {} byte {}", name, here, k); });
   }
 }

@@ -109,19 +109,18 @@ void check_extras(Check& check, const BshdArrays& arrays, const Layout& layout, 
     std::vector<std::byte> mine(static_cast<size_t>(layout.slots_of_rank()) * width);
     for (size_t row = 0; row < static_cast<size_t>(arrays.rows); ++row) {
       const auto given = std::span(*stored.extra.bytes).subspan(row * slots * width, slots * width);
-      const std::vector<std::byte> zero{std::byte{0}};
-      detail::shard_bytes(layout, rank, given, stored.extra.fill.empty() ? zero : stored.extra.fill,
-                          mine, stored.extra.item_bytes);
+      detail::shard_bytes(layout, rank, given, padding_element(stored.extra.fill), mine,
+                          stored.extra.item_bytes);
       for (size_t i = 0; i < mine.size(); ++i) {
         const int64_t slot = swapped_slot(0, layout.padded_slots, layout.cp(), rank,
                                           static_cast<int64_t>(i / width));
         const size_t there = static_cast<size_t>(slot) * width + i % width;
-        check.add(
-            static_cast<double>(mine[i]),
-            static_cast<double>(slot < arrays.slots ? given[there] : stored.extra.fill_byte(i)),
-            [&, &name = name] {
-              return fmt::format("{} rank {} row {} slot {}", name, rank, row, slot);
-            });
+        check.add(static_cast<double>(mine[i]),
+                  static_cast<double>(slot < arrays.slots ? given[there]
+                                                          : padding_byte(stored.extra.fill, i)),
+                  [&, &name = name] {
+                    return fmt::format("{} rank {} row {} slot {}", name, rank, row, slot);
+                  });
       }
     }
   }

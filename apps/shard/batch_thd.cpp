@@ -84,10 +84,10 @@ void check_slot_extra(Check& check, const PartView& view, const std::string& nam
     const int32_t slot = view.part.index[i / width];
     const bool given = static_cast<size_t>(slot) < slots;
     const size_t there = given ? view.whole(slot) * width + i % width : 0;
-    check.add(static_cast<double>(mine[i]),
-              static_cast<double>(given ? (*whole.bytes)[there] : whole.fill_byte(i)), [&] {
-                return fmt::format("{} {}[{}] byte {}", view.name, name, i / width, i % width);
-              });
+    check.add(
+        static_cast<double>(mine[i]),
+        static_cast<double>(given ? (*whole.bytes)[there] : padding_byte(whole.fill, i)),
+        [&] { return fmt::format("{} {}[{}] byte {}", view.name, name, i / width, i % width); });
   }
 }
 

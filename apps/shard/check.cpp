@@ -215,7 +215,8 @@ void check_extras(Check& check, const Layout& layout, int rank, const PackedSlot
       const auto there = static_cast<size_t>(slot) * width + i % width;
       check.add(
           static_cast<double>(held[i]),
-          static_cast<double>(slot < layout.stream_slots ? extra.bytes[there] : extra.fill_byte(i)),
+          static_cast<double>(slot < layout.stream_slots ? extra.bytes[there]
+                                                         : padding_byte(extra.fill, i)),
           [&, &name = name] { return fmt::format("extra {} rank {} slot {}", name, rank, slot); });
     }
   }
@@ -257,7 +258,7 @@ void check_own_bins(ShardingPlan& plan, const PackedSlots& all, const Communicat
     const PackedSlots bin = bin_of(plan, all, b);
     const BinShards shards(layout, bin, hidden, stream);
     compare_slots(round_trip, shards.round_trip(), bin, b);
-    for_each_depth(bin, [&](int depth, const std::vector<int32_t>& labels) {
+    for_each_depth(plan.header(), bin, [&](int depth, const std::vector<int32_t>& labels) {
       Check& check = checks.check("labels ahead", 0);
       if (labels.empty()) check.add_nothing();
       check.add_all(labels, labels_ahead_reference(bounds.view(), bin.labels, depth),
@@ -296,7 +297,7 @@ void check_over_ranks(ShardingPlan& plan, const PackedSlots& all, const Place& p
     compare_slots(gathered, shards.gathered(place.comm), bin, b);
     const std::vector<int32_t> bounds = plan.bounds(b).padded;
     std::vector<int32_t> expected(layout.slots_of_rank());
-    for_each_depth(bin, [&](int depth, const std::vector<int32_t>& labels) {
+    for_each_depth(plan.header(), bin, [&](int depth, const std::vector<int32_t>& labels) {
       shard_rows<int32_t>(layout, place.comm.rank(), labels, expected, 1, ignored_label);
       Check& check = checks.check("labels shifted after sharding", 0);
       if (plan.no_slots()) check.add_nothing();

@@ -65,6 +65,11 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
   return moved;
 }
 
+bool holds_labels(const std::string& name, const StoredExtra& extra) {
+  return depth_of_labels(name) > 0 && extra.item.empty() &&
+         extra.type == h5::stored_type_of(h5::Type::i32);
+}
+
 std::vector<int32_t> labels_of(const ExtraSlots& extra) {
   std::vector<int32_t> labels(extra.bytes.size() / sizeof(int32_t));
   std::ranges::copy(extra.bytes, std::as_writable_bytes(std::span(labels)).begin());

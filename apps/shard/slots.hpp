@@ -31,12 +31,14 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
 /// Labels of a depth, from the bytes of the extra.
 std::vector<int32_t> labels_of(const ExtraSlots& extra);
 
+/// Whether an extra holds labels of further tokens ahead: one int32 a slot, by that name.
+bool holds_labels(const std::string& name, const StoredExtra& extra);
+
 /// Calls visit(depth, labels) for the labels of further tokens ahead among the bin's extras.
 template <class Visit>
-void for_each_depth(const PackedSlots& bin, Visit visit) {
+void for_each_depth(const PackedHeader& header, const PackedSlots& bin, Visit visit) {
   for (const auto& [name, extra] : bin.extras)
-    if (const int depth = depth_of_labels(name); depth > 0 && extra.item_bytes == sizeof(int32_t))
-      visit(depth, labels_of(extra));
+    if (holds_labels(name, header.extras.at(name))) visit(depth_of_labels(name), labels_of(extra));
 }
 
 }  // namespace gyre

@@ -11,6 +11,17 @@
 
 namespace gyre {
 
+/// The bytes of an element of padding: `fill`, or, if that is empty, a zero.
+inline std::span<const std::byte> padding_element(std::span<const std::byte> fill) {
+  static constexpr std::byte zero{0};
+  return fill.empty() ? std::span(&zero, 1) : fill;
+}
+/// Byte `i` of padding that repeats such an element.
+inline std::byte padding_byte(std::span<const std::byte> fill, size_t i) {
+  const std::span<const std::byte> element = padding_element(fill);
+  return element[i % element.size()];
+}
+
 /// An array that accompanies a batch without being read. Its bytes are shared; they are copied only
 /// where a batch is cut.
 struct Extra {
@@ -23,11 +34,6 @@ struct Extra {
   int64_t item_bytes = 0;  ///< bytes of a row or of a slot; not used by Aligned::none
   std::shared_ptr<const std::vector<std::byte>> bytes;
   std::vector<std::byte> fill = {};  ///< of Aligned::slots: an element of padding; empty: zeros
-
-  /// Byte `i` of padding.
-  std::byte fill_byte(size_t i) const {
-    return fill.empty() ? std::byte{0} : fill[i % fill.size()];
-  }
 };
 using Extras = std::map<std::string, Extra>;
 

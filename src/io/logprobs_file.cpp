@@ -23,16 +23,6 @@ struct LogprobsParts {
 constexpr const char *temperature_name = "temperature", *top_k_name = "top_k",
                      *top_p_name = "top_p", *min_p_name = "min_p";
 
-bool is_temperature(double t) {
-  return t >= least_temperature && t <= max_temperature;
-}
-bool is_top_p(double p) {
-  return p > 0 && p <= 1;
-}
-bool is_min_p(double p) {
-  return p >= 0 && p <= 1;
-}
-
 std::string temperature_range() {
   return fmt::format("from {} to {}", least_temperature, max_temperature);
 }

@@ -18,6 +18,15 @@ inline constexpr const char* logprobs_results_schema = "gyre/logprobs-results";
 
 /// Limits that keep logits within f32; the entropy's gradient is divided by temperature squared.
 inline constexpr double least_temperature = 1e-15, max_temperature = 1e30;
+constexpr bool is_temperature(double t) {
+  return t >= least_temperature && t <= max_temperature;
+}
+constexpr bool is_top_p(double p) {
+  return p > 0 && p <= 1;
+}
+constexpr bool is_min_p(double p) {
+  return p >= 0 && p <= 1;
+}
 
 /// Hidden states and the weight of a head, whose product is the logits: logits[t, v] = Σ_d
 /// hidden[t, d] · head[v, d].

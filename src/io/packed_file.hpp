@@ -62,13 +62,10 @@ struct ExtraSlots {
   std::vector<std::byte> bytes;      ///< [slots, item_bytes]
   std::vector<std::byte> fill = {};  ///< Extra::fill
 
-  std::byte fill_byte(size_t i) const {
-    return fill.empty() ? std::byte{0} : fill[i % fill.size()];
-  }
-  /// The same of `slots` slots of padding.
+  /// `slots` slots of padding of this extra.
   ExtraSlots padding(int64_t slots) const {
     ExtraSlots made{item_bytes, std::vector<std::byte>(slots * item_bytes), fill};
-    for (size_t i = 0; i < made.bytes.size(); ++i) made.bytes[i] = fill_byte(i);
+    for (size_t i = 0; i < made.bytes.size(); ++i) made.bytes[i] = padding_byte(fill, i);
     return made;
   }
 };

@@ -5,19 +5,17 @@
 namespace gyre {
 namespace {
 
-/// Options of the scores of one branch.
-ScoreOptions options_of(const Branch& branch, ScoreOptions options) {
-  if (!options.temperatures.empty()) options.temperature = options.temperatures[branch.row];
-  options.temperatures = {};
-  options.ids_per_token = std::ssize(branch.ids);
-  options.entropy = false;
-  return options;
-}
-
 ScoreOptions with_ids_per_token(ScoreOptions options, int64_t ids_per_token) {
   options.ids_per_token = ids_per_token;
   options.entropy = false;
   return options;
+}
+
+/// Options of the scores of one branch.
+ScoreOptions options_of(const Branch& branch, ScoreOptions options) {
+  if (!options.temperatures.empty()) options.temperature = options.temperatures[branch.row];
+  options.temperatures = {};
+  return with_ids_per_token(std::move(options), std::ssize(branch.ids));
 }
 
 template <class Byte>

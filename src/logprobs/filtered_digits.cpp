@@ -56,7 +56,7 @@ DigitRow FilteredScores::Forward::digit_row(int64_t t, float max, double total, 
                                 -Limits::infinity()),
                  s_.type_);
   }
-  // What min_p keeps, and so its share top_p, is not known from the lists.
+  // The lists do not tell how much probability min_p keeps, so the search begins at the maximum.
   const uint32_t high = filter.min_p > 0 ? key_of(max, s_.type_) : key_of(bound, s_.type_) - 1;
   low = std::min(low, high);
   const int digits =

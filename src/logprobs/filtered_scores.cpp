@@ -38,8 +38,7 @@ void check_options(int64_t tokens, const VocabPartition& vocab, DType type,
     throw_usage("lists of {} logits; the smallest valid length is 1", options.list_length);
 }
 
-/// Whether the filter keeps what a sum of probabilities or a least probability says, of all ids:
-/// more than a list may have.
+/// Whether the filter may keep more ids than a list has.
 bool is_open_ended(const SamplingFilter& filter) {
   return filter.top_k == 0 && (filter.top_p != 1 || filter.min_p > 0);
 }

@@ -21,7 +21,7 @@ class RowScale {
     return {all_, of_rows_ == nullptr ? nullptr : of_rows_ + first};
   }
   const float* of_rows() const { return of_rows_; }
-  /// The same with factors of rows at another address.
+  /// A copy that reads the factors of rows at `of_rows`, if it has such factors.
   RowScale at(const float* of_rows) const {
     return {all_, of_rows_ == nullptr ? nullptr : of_rows};
   }

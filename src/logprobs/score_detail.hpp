@@ -24,7 +24,7 @@ float scale_of(double temperature);
 /// Throws a usage error unless there is a temperature for each of `tokens` tokens, or none, and
 /// each is one that check_temperature() accepts.
 void check_temperatures(std::span<const double> temperatures, int64_t tokens);
-/// Their inverses.
+/// Returns the inverses of the temperatures, [tokens].
 Buffer<float> scales_of(std::span<const double> temperatures);
 /// The address for RowScale: null without factors of rows.
 inline const float* scales_of_rows(const Buffer<float>& scales) {

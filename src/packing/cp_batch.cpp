@@ -107,8 +107,7 @@ PositionIds part_of_positions(const Layout& layout, int rank, const PositionIds&
 
 std::vector<std::byte> part_of_bytes(const Layout& layout, int rank, const Extra& extra) {
   std::vector<std::byte> local(layout.shard(rank).slots * extra.item_bytes);
-  const std::vector<std::byte> zero{std::byte{0}};
-  detail::shard_bytes(layout, rank, *extra.bytes, extra.fill.empty() ? zero : extra.fill, local,
+  detail::shard_bytes(layout, rank, *extra.bytes, padding_element(extra.fill), local,
                       extra.item_bytes);
   return local;
 }

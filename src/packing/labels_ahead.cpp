@@ -18,12 +18,13 @@ int depth_of_labels(const std::string& name) {
 }
 
 std::vector<std::vector<int32_t>> labels_ahead(SegmentBounds bounds,
-                                               std::span<const int32_t> labels, int depth) {
+                                               std::span<const int32_t> labels, int depth,
+                                               std::string_view stream) {
   for (int64_t i = 0; i < bounds.segments(); ++i)
     for (int64_t t = bounds.padded[i] + bounds.real_length(i); t < bounds.padded[i + 1]; ++t)
       if (labels[t] != ignored_label)
-        throw_usage("slot {} is padding of segment {}, and has the label {}; it must be {}", t, i,
-                    labels[t], ignored_label);
+        throw_usage("{}: slot {} is padding of segment {}, and has the label {}; it must be {}",
+                    stream, t, i, labels[t], ignored_label);
   std::vector<std::vector<int32_t>> all;
   for (int k = 2; k <= depth; ++k)
     all.push_back(shift_left<int32_t>(

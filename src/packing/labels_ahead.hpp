@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <span>
 #include <string>
+#include <string_view>
 #include <vector>
 
 #include "core/label.hpp"
@@ -24,7 +25,7 @@
 
 namespace gyre {
 
-/// Largest depth: of what programs make, and of the names that they know.
+/// Largest depth that programs make or recognise.
 inline constexpr int most_labels_ahead = 16;
 
 /// Name of the extra that holds the labels of a depth from 2 on: "labels_2".
@@ -33,9 +34,10 @@ std::string labels_ahead_name(int depth);
 int depth_of_labels(const std::string& name);
 
 /// Labels of depths 2 to `depth`, from those of depth 1, [slots] of a stream. Throws a usage error
-/// that names the first slot of padding with a label.
+/// that names `stream` and its first slot of padding with a label.
 std::vector<std::vector<int32_t>> labels_ahead(SegmentBounds bounds,
-                                               std::span<const int32_t> labels, int depth);
+                                               std::span<const int32_t> labels, int depth,
+                                               std::string_view stream);
 /// Labels of one depth by their definition.
 std::vector<int32_t> labels_ahead_reference(SegmentBounds bounds, std::span<const int32_t> labels,
                                             int depth);

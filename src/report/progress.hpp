@@ -47,7 +47,7 @@ class Progress {
   double start_ = 0;
 };
 
-/// `text`, or its beginning that a terminal shows in one line, the cursor behind it.
+/// `text`, cut to fit one line of `columns` columns together with the cursor.
 std::string shortened_to(int columns, std::string text);
 
 /// "12 of 30 rows, 41 s, 3.4 s a row, about 62 s left: ring, dual-chunk-swap, 4096 tokens, fwd"

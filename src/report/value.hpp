@@ -21,7 +21,7 @@ std::string to_text(const Value& value);
 /// "tokens=1024 schedule=ring"; text that contains blanks is quoted.
 std::string to_text(const Fields& fields);
 
-/// The same, a text each.
+/// Returns one text "name=value" for each field.
 std::vector<std::string> texts_of(const Fields& fields);
 
 /// Lines of less than 120 columns that begin with `first`, then with `next`, and have the pieces

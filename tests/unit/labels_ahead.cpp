@@ -15,11 +15,11 @@ using Ints = std::vector<int32_t>;
 TEST(LabelsAhead, StayInTheirDocuments) {
   const Ints real{0, 3, 3, 5, 6}, padded{0, 4, 6, 10, 11};
   const Ints labels{1, 2, -100, -100, -100, -100, 8, -100, -100, -100, -100};
-  const auto ahead = labels_ahead({real, padded}, labels, 4);
+  const auto ahead = labels_ahead({real, padded}, labels, 4, "bin 0");
   ASSERT_EQ(ahead.size(), 3U);
   EXPECT_EQ(ahead[0], (Ints{2, -100, -100, -100, -100, -100, -100, -100, -100, -100, -100}));
   EXPECT_EQ(ahead[1], Ints(11, -100));
-  EXPECT_TRUE(labels_ahead({real, padded}, labels, 1).empty());
+  EXPECT_TRUE(labels_ahead({real, padded}, labels, 1, "bin 0").empty());
 }
 
 TEST(LabelsAhead, AreThoseOfTheDefinition) {
@@ -34,7 +34,7 @@ TEST(LabelsAhead, AreThoseOfTheDefinition) {
       for (int p = 0; p < length; ++p) labels.push_back(*rc::gen::element(-100, 3, 4, 5, 6));
       labels.insert(labels.end(), padding, -100);
     }
-    const auto ahead = labels_ahead({real, padded}, labels, 6);
+    const auto ahead = labels_ahead({real, padded}, labels, 6, "bin 0");
     for (int depth = 2; depth <= 6; ++depth)
       RC_ASSERT(ahead[depth - 2] == labels_ahead_reference({real, padded}, labels, depth));
   }));
@@ -42,9 +42,10 @@ TEST(LabelsAhead, AreThoseOfTheDefinition) {
 
 TEST(LabelsAhead, OfPaddingWithALabelAreRefused) {
   const Ints real{0, 2, 4}, padded{0, 3, 5}, labels{1, 2, 7, 3, 4};
-  test::expect_usage("slot 2 is padding of segment 0, and has the label 7; it must be -100", [&] {
-    labels_ahead({real, padded}, labels, 2);
-  });
+  test::expect_usage("bin 0: slot 2 is padding of segment 0, and has the label 7; it must be -100",
+                     [&] {
+                       labels_ahead({real, padded}, labels, 2, "bin 0");
+                     });
 }
 
 TEST(LabelsAhead, HaveNames) {

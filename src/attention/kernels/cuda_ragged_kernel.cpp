@@ -131,7 +131,7 @@ class RaggedKernel final : public BlockKernel {
     for (const auto& [matrix, value] : results) cuda_fill_rows(round, matrix, value, stream_);
   }
 
-  /// What is left of a call after its batches.
+  /// The part of a call that its batches do not compute.
   struct Left {
     std::vector<Rectangle> rectangles;      ///< for the tiled kernel
     std::shared_ptr<const ReadyPlan> plan;  ///< none: no part of the call is the library's

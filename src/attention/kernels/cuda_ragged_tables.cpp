@@ -48,7 +48,7 @@ class RoundsWriter {
   std::vector<std::pair<DeviceRound*, int64_t>> added_;
 };
 
-/// `batch`: that of `ready`, or filled up.
+/// `batch` is ready.batch after filled_up().
 void add_tables(TableWriter& writer, const TableSizes& sizes, const RaggedBatch& batch,
                 PreparedBatch& ready) {
   using Id = AttentionTensor;

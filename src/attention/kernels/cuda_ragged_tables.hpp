@@ -29,7 +29,7 @@ using TablePlaces = std::map<AttentionTensor, TablePlace>;
 /// A batch with its library tables: built once and kept.
 struct PreparedBatch {
   RaggedBatch batch;
-  // Of the batch, filled up.
+  // Sizes of filled_up(batch).
   int64_t entries = 0;
   int64_t q_rows = 0, k_rows = 0;  // of scratch arrays
   RaggedLimits limits;
