@@ -134,6 +134,7 @@ class Command(unittest.TestCase):
             ((GOLDEN, "--function", *here, "--case", "x*"), "has a name like 'x*'"),
             ((GOLDEN, "--function", *here, "--layout", "zig"), "--layout is 'zig'; it must be one of dual-chunk-swap"),
             ((GOLDEN, "--function", *here, "--ranks", "4", "--cp", "3", "--tp", "2"), "a group of the wrong size"),
+            ((GOLDEN, "--function", *here, "--rtol", "nan"), "--rtol is nan; it must be 0 or more"),
             ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
             ((GOLDEN, "--function", *here, "--backend", "numpy", "--dtype", "bfloat16"), "NumPy has no bfloat16"),
             (

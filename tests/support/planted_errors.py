@@ -47,6 +47,17 @@ def leak_between_documents(q, k, v, cu_seqlens, layout, group, allowed, scale, l
     return right.attention(q, k, v, cu_seqlens, layout, group, real & (j <= i), scale)
 
 
+@planted("scale-lost", "gradients of q and k lack the scale", "attention", case="attention_groups_8")
+def gradients_without_scale(q, k, v, cu_seqlens, layout, group, allowed, scale):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
+
+    def wrong(d_out):
+        d_q, d_k, d_v = backward(d_out)
+        return d_q / scale, d_k / scale, d_v
+
+    return out, lse, wrong
+
+
 @planted("ranks-disagree", "rank 1 returned no d_logprob", "logprob", case="logprobs_plain")
 def no_gradient_on_one_rank(logits_shard, targets, group, first, temperature, vocab_size):
     answer = right.logprob(logits_shard, targets, group, first, temperature, vocab_size)

@@ -120,8 +120,7 @@ def call(
     offers = dict(
         piece["offers"], lengths=here.integers(layout.lengths), mesh=here.mesh, allowed=here.booleans(piece["allowed"])
     )
-    if "sinks" in leaves:
-        offers["sinks"] = leaves["sinks"]
+    offers["sinks"] = leaves.get("sinks")
     taken = keywords(function, offers, needs)
     d_out, kind = here.array(piece["d_out"]), here.kind
     answer = function(

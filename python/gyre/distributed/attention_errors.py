@@ -181,6 +181,12 @@ def hypotheses(
             f"{', '.join(sorted(zero))} is 0 everywhere",
             lambda: {n: np.zeros(got[n].shape) for n in zero},
         )
+    if scale != 1:
+        yield Hypothesis(
+            "scale-lost",
+            "gradients of q and k lack the scale",
+            lambda: {n: np.asarray(expected[n]) / scale for n in ("d_q", "d_k") if n in expected},
+        )
     yield from factors(got, expected, failing, {"cp": layout.cp, "tp": tp, "the heads of a group": heads // kv_heads})
     for kind, text, other in other_pairs(pairs, attributes, layout):
         yield known(kind, text, pairs=other)

@@ -101,16 +101,25 @@ def _said(finding: Finding) -> str:
     return finding.text + (f" ({', '.join(finding.arrays)})" if finding.arrays and finding.kind != "nan" else "")
 
 
-def files_of(suite: Sequence[str], kind: str) -> list[Path]:
-    """Files of a kind of the suite: files, or folders of them. Usage: there is none."""
+def _kind_of(path: Path) -> str:
+    try:
+        return reading.kind_of(path)
+    except OSError as error:
+        raise reading.Damaged(f"{path}: {error}") from error
+
+
+def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
+    """Files of a kind and name of the suite: files, or folders of them. Usage: there is none."""
     found = []
     for place in map(Path, suite):
         if not place.exists():
             raise Usage(f"{place} does not exist")
         found += sorted(place.glob("*.h5")) if place.is_dir() else [place]
-    mine = [path for path in found if reading.kind_of(path) == kind]
+    mine = [path for path in found if fnmatch.fnmatch(path.stem, pattern.removesuffix(".h5"))]
+    mine = [path for path in mine if _kind_of(path) == kind]
     if not mine:
-        raise Usage(f"{', '.join(suite)} has no file of the kind {kind}, which the contract needs")
+        named = "" if pattern == "*" else f" that has a name like {pattern!r}"
+        raise Usage(f"{', '.join(suite)} has no file of the kind {kind}{named}, which the contract needs")
     return mine
 
 
@@ -145,6 +154,9 @@ def settled(options: Options) -> Options:
         raise Usage("NumPy has no bfloat16: --backend gloo, or --dtype float32")
     if not 0 < options.timeout < math.inf:
         raise Usage(f"--timeout is {options.timeout}; it must be positive seconds")
+    for option, bound in (("rtol", options.rtol), ("atol", options.atol)):
+        if bound is not None and not 0 <= bound < math.inf:
+            raise Usage(f"--{option} is {bound}; it must be 0 or more, and finite")
     started = int(os.environ["WORLD_SIZE"]) if is_joined() else 0
     ranks = options.ranks or started or max(1, options.cp) * max(1, options.tp)
     if ranks == 1 and not (options.ranks or started or options.cp or options.tp):
@@ -164,13 +176,7 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     chosen = settled(Options(function, **options))
     contract = contracts.named(chosen.contract)
     places = [suite] if isinstance(suite, (str, os.PathLike)) else list(suite)
-    paths = [
-        p
-        for p in files_of([os.fspath(p) for p in places], contract.KIND)
-        if fnmatch.fnmatch(p.stem, chosen.case.removesuffix(".h5"))
-    ]
-    if not paths:
-        raise Usage(f"no file of the kind {contract.KIND} has a name like {chosen.case!r}")
+    paths = files_of([os.fspath(p) for p in places], contract.KIND, chosen.case)
     if chosen.backend != "numpy":
         torch_or_refusal()
     check_gpus(chosen.backend, chosen.ranks)
