@@ -15,7 +15,7 @@ ScoreOptions with_ids_per_token(ScoreOptions options, int64_t ids_per_token) {
 ScoreOptions options_of(const Branch& branch, ScoreOptions options) {
   if (!options.temperatures.empty()) options.temperature = options.temperatures[branch.row];
   options.temperatures = {};
-  return with_ids_per_token(std::move(options), std::ssize(branch.ids));
+  return with_ids_per_token(options, std::ssize(branch.ids));
 }
 
 template <class Byte>
