@@ -21,10 +21,11 @@ def thirty_seconds(rng, *shape):
 
 
 def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=0, scale=None,
-                 sinks=False, regions=None, **arrays):
+                 sinks=False, regions=None, v_head_dim=None, **arrays):
     """A problem as make_attention.py has them; functions in the place of `sinks`, and `arrays`,
-    change what was drawn. With regions, the mask is of them."""
-    tokens = sum(lengths)
+    change what was drawn. With regions, the mask is of them. v_head_dim: elements of a head of
+    values; without, those of keys."""
+    tokens, v_head_dim = sum(lengths), v_head_dim or head_dim
     problem = {
         "mask": "regions" if regions else mask,
         "window": window,
@@ -32,8 +33,8 @@ def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "q": thirty_seconds(rng, tokens, heads, head_dim),
         "k": thirty_seconds(rng, tokens, kv_heads, head_dim),
-        "v": thirty_seconds(rng, tokens, kv_heads, head_dim),
-        "d_out": thirty_seconds(rng, tokens, heads, head_dim),
+        "v": thirty_seconds(rng, tokens, kv_heads, v_head_dim),
+        "d_out": thirty_seconds(rng, tokens, heads, v_head_dim),
     }
     if sinks:
         drawn = thirty_seconds(rng, heads)
@@ -107,6 +108,10 @@ SINK_GRADIENTS = (
     "sinks whose gradient is 0, which no other value shows while a sink is small beside the scores "
     "(NVIDIA/TransformerEngine #2541, PR #3551)"
 )
+VALUES = (
+    "values, outputs and their gradients that are padded to the width of keys, or read as if they had "
+    "it; a scale of the values' width (NVIDIA/TransformerEngine #2719, #2868)"
+)
 MASKS = (
     "masks that context parallelism replaces by a causal one (huggingface/accelerate PR #4177, "
     "huggingface/trl PR #6843)"
@@ -164,6 +169,10 @@ add("head_dim_64", "heads of 64 elements", "tiles of one head dimension alone",
     ("causal", "head-dim"), [9], 2, 1, 64)
 add("head_dim_128", "heads of 128 elements", "tiles of one head dimension alone",
     ("causal", "head-dim"), [7], 2, 1, 128)
+add("values_narrow", "heads of 12 elements of queries and keys, 8 of values",
+    VALUES, ("causal", "head-dim", "value-dim", "sinks"), [9, 5], 4, 2, 12, v_head_dim=8, sinks=True)
+add("values_wide", "heads of 8 elements of queries and keys, 20 of values, a full mask",
+    VALUES, ("full", "head-dim", "value-dim"), [11, 3], 2, 1, 8, v_head_dim=20, mask="full")
 add("uneven", "documents of 0 to 19 tokens, the first and the last one empty",
     "an empty document that ends a loop", ("causal", "empty-document", "one-token"),
     [0, 1, 0, 19, 1, 2, 0], 2, 1, 8)

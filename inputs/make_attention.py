@@ -126,7 +126,7 @@ def answer(problem):
     """out, lse and all gradients of a problem, in float64."""
     tokens, heads, _ = problem["q"].shape
     answers = {
-        "out": np.zeros(problem["q"].shape),
+        "out": np.zeros(problem["d_out"].shape),
         "lse": np.zeros((tokens, heads)),
         "d_q": np.zeros(problem["q"].shape),
         "d_k": np.zeros(problem["k"].shape),

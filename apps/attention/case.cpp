@@ -238,7 +238,7 @@ void AttentionCase::complete(AttentionResult& row) const {
   row.communicate_ms = median(slowest(communicate_ms_));
   row.exposed_ms = median(added);
   row.exposed_noise_ms = quantile(added, 0.75) - quantile(added, 0.25);
-  row.flops = attention_flops(row.pass, workload_.pairs(), workload_.heads.head_dim);
+  row.flops = attention_flops(row.pass, workload_.pairs(), workload_.heads);
   row.peak = setup_.peak_flops;
   row.graph_operations = graph_operations_;
   row.graph_windows = executor_->windows();

@@ -98,7 +98,7 @@ std::string assumptions_text(const AttentionWorkload& workload, const AttentionO
   return fmt::format(
       "{} query heads of {}, {} of keys; {}; a rank computes {} TFLOP/s and sends {} GB/s, latency "
       "{} us",
-      workload.heads.heads, workload.heads.head_dim, workload.heads.kv_heads,
+      workload.heads.heads, name_of_dims(workload.heads), workload.heads.kv_heads,
       name_of(o.types().activations), o.tflops, o.gbytes_per_s, o.latency_us);
 }
 
@@ -160,6 +160,7 @@ class Explainer {
                                 {"heads", workload_.heads.heads},
                                 {"kv_heads", workload_.heads.kv_heads},
                                 {"head_dim", workload_.heads.head_dim},
+                                {"v_head_dim", workload_.heads.value_dim()},
                                 {"mask", o_.mask.mask},
                                 {"window", workload_.mask.window},
                                 {"dtype", name_of(o_.types().activations)},

@@ -30,7 +30,9 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
   add("--batch", "Sequences of equal length", o.batch, 1);
   add("--heads", "Query heads", o.heads, 1);
   add("--kv-heads", "Key and value heads", o.kv_heads, 1);
-  add("--head-dim", "Elements of a head", o.head_dim, 1);
+  add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1);
+  add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", o.v_head_dim,
+      0);
   declare_mask_options(app, o.mask);
   add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
   add.seed("Of inputs that are made up", o.seed);
@@ -106,12 +108,12 @@ void check_source(const AttentionOptions& o, ConfigErrors& errors) {
   const AttentionOptions usual;
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
   const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
-                         o.head_dim != usual.head_dim || !(o.mask == usual.mask) || o.sinks ||
-                         o.seed != usual.seed;
+                         o.head_dim != usual.head_dim || o.v_head_dim != usual.v_head_dim ||
+                         !(o.mask == usual.mask) || o.sinks || o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
     errors.add(
-        "--heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of the "
-        "file of --input: leave them out");
+        "--heads, --kv-heads, --head-dim, --v-head-dim, --mask, --window, --sinks and --seed are "
+        "those of the file of --input: leave them out");
   const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
@@ -133,11 +135,10 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
 
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
   check_head_groups(o.heads, o.kv_heads, errors);
-  const std::tuple<const char*, int, int> limits[] = {{"--heads", o.heads, 4096},
-                                                      {"--kv-heads", o.kv_heads, 4096},
-                                                      {"--head-dim", o.head_dim, 1024},
-                                                      {"--threads", o.threads, 1024},
-                                                      {"--cp", o.cp, max_ranks}};
+  const std::tuple<const char*, int, int> limits[] = {
+      {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
+      {"--head-dim", o.head_dim, 1024}, {"--v-head-dim", o.v_head_dim, 1024},
+      {"--threads", o.threads, 1024},   {"--cp", o.cp, max_ranks}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
   check_mask_options(o.mask, errors);
@@ -185,8 +186,10 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
   if (!o.network.empty())
     errors.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
   constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
-  if (o.head_dim > largest_head_dim)
-    errors.add("--head-dim {}: with --backend cuda at most {}", o.head_dim, largest_head_dim);
+  for (const auto& [option, value] :
+       {std::pair{"--head-dim", o.head_dim}, {"--v-head-dim", o.v_head_dim}})
+    if (value > largest_head_dim)
+      errors.add("{} {}: with --backend cuda at most {}", option, value, largest_head_dim);
   if (o.kernel == "cudnn" && !with_cudnn)
     errors.add("--kernel cudnn: this build has no cuDNN; --kernel tiled works");
 }
@@ -237,7 +240,7 @@ void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
 }  // namespace
 
 HeadShape AttentionOptions::head_shape() const {
-  return {heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<float>(head_dim))};
+  return {heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<float>(head_dim)), v_head_dim};
 }
 
 ElementTypes AttentionOptions::types() const {

@@ -142,6 +142,8 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"compute", o.emulates_compute() ? o.compute : "real"},
                                    {"check", o.check}},
                                   {});
+  if (workload.heads.value_dim() != workload.heads.head_dim)
+    report.configuration.push_back({"v_head_dim", workload.heads.value_dim()});
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
@@ -247,6 +249,7 @@ void write_results(OutputFile& output, AttentionCase& of, const std::string& inp
   header.heads = workload.heads.heads;
   header.kv_heads = workload.heads.kv_heads;
   header.head_dim = workload.heads.head_dim;
+  header.v_head_dim = workload.heads.value_dim();
   header.offsets = workload.offsets;
   header.gradients = true;
   header.d_sinks = executor.d_sinks();
@@ -275,7 +278,9 @@ int64_t writing_bytes(const std::string& output, const AttentionWorkload& worklo
   if (output.empty()) return 0;
   constexpr int64_t copies = 4, bytes = sizeof(float);
   const int64_t rows = ceil_div(workload.tokens(), int64_t{ranks});
-  return copies * rows * workload.heads.heads * workload.heads.head_dim * bytes;
+  const int64_t widest =
+      std::max(workload.width(InputTensor::q), workload.width(InputTensor::d_out));
+  return copies * rows * widest * bytes;
 }
 
 }  // namespace gyre

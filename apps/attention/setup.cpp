@@ -97,7 +97,7 @@ KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
   return [machine, type](const KernelCall& call) {
     const BlockHeads& heads = call.input.heads;
     const ModelledCall modelled{
-        call.pass, type,      heads.heads, heads.head_dim, call.input.rectangles,
+        call.pass, type,      heads.heads, heads.head_dim, heads.value_dim(), call.input.rectangles,
         call.d_q,  call.d_kv, call.merged};
     return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
   };
@@ -132,7 +132,8 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   o.mask.mask = file.mask;
   AttentionWorkload workload;
-  workload.heads = {file.heads, file.kv_heads, file.head_dim, static_cast<float>(file.scale)};
+  workload.heads = {file.heads, file.kv_heads, file.head_dim, static_cast<float>(file.scale),
+                    file.v_head_dim};
   workload.offsets = file.offsets;
   workload.mask = mask_of(file, o.input);
   workload.sinks = file.sinks;

@@ -43,7 +43,8 @@ struct AttentionWorkload {
   /// Elements of a token's row in `tensor`.
   int64_t width(InputTensor tensor) const {
     const bool kv = tensor == InputTensor::k || tensor == InputTensor::v;
-    return (kv ? heads.kv_heads : heads.heads) * heads.head_dim;
+    const bool scored = tensor == InputTensor::q || tensor == InputTensor::k;
+    return (kv ? heads.kv_heads : heads.heads) * (scored ? heads.head_dim : heads.value_dim());
   }
 };
 
@@ -104,7 +105,7 @@ void check_workloads(const std::vector<AttentionWorkload>& workloads, const Atte
 class TensorRows {
  public:
   virtual ~TensorRows() = default;
-  /// to [heads · head_dim] <- a token's row.
+  /// to [width(tensor)] <- a token's row.
   virtual void row(InputTensor tensor, int64_t token, std::span<float> to) const = 0;
 };
 
@@ -130,7 +131,7 @@ struct TokenRow {
 /// The tokens of a shard (or of any rows of an array: shard_of), in the order of its fragments.
 std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard& shard);
 
-/// Fills `to` [slots, heads · head_dim] with the rows of a rank's tokens, and its padding, which
+/// Fills `to` [slots, width(tensor)] with the rows of a rank's tokens, and its padding, which
 /// nothing may read, with NaN.
 void fill_rows(const AttentionWorkload& workload, const TensorRows& inputs, InputTensor tensor,
                const Shard& shard, MatrixRef to);

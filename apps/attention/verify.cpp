@@ -63,7 +63,7 @@ class Verifier {
         tolerance_(of.tolerances()),
         rows_(rows_for_reference(workload_, of.expectation().inputs, backward_)),
         heads_(static_cast<size_t>(workload_.heads.heads)),
-        dim_(static_cast<size_t>(workload_.heads.head_dim)),
+        value_dim_(static_cast<size_t>(workload_.heads.value_dim())),
         lse_(of.statistics(0)),
         own_(token_rows(workload_, of.shard())) {
     std::ranges::sort(own_, {}, &TokenRow::token);
@@ -138,20 +138,22 @@ class Verifier {
     };
     return array;
   }
-  /// An array [tokens, heads, head_dim]. recompute(batch) returns the recomputed rows of the batch.
+  /// An array [tokens, heads, dim], of the columns of `got`. recompute(batch) returns the recomputed
+  /// rows of the batch.
   ResultArray head_array(const char* name, double tolerance, Answers of, int64_t heads,
                          const HostCopy& got, const std::shared_ptr<const Rows>& rows,
                          const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {
     ResultArray array = array_of(name, tolerance, of, rows);
-    array.shape.insert(array.shape.end(), {heads, workload_.heads.head_dim});
+    const int64_t dim = got.matrix().cols / heads;
+    array.shape.insert(array.shape.end(), {heads, dim});
     array.columns = array.width();
     array.read = read_rows(array.columns, [&got, rows](size_t r, std::span<double> to) {
       for (size_t c = 0; c < to.size(); ++c) to[c] = got.at(rows->all[r].row, c);
     });
     const auto largest = std::make_shared<std::vector<double>>(static_cast<size_t>(heads), 0.0);
-    array.expect = [this, of, rows, recompute, largest](ResultArray::Batch batch) {
+    array.expect = [this, of, rows, recompute, largest, dim](ResultArray::Batch batch) {
       const Recomputed& want = recompute(batch);
-      const size_t width = largest->size() * dim_;
+      const size_t width = largest->size() * dim;
       std::vector<ExpectedRow> all;
       for (size_t b = 0; b < batch.size(); ++b) {
         const bool is_known = batch[b] < rows->recomputed;
@@ -165,8 +167,8 @@ class Verifier {
           double size = (*largest)[h];
           if (is_known) size = want.sizes[b * largest->size() + h];
           (*largest)[h] = std::max((*largest)[h], size);
-          row.scales.insert(row.scales.end(), dim_,
-                            error_scale(compared.subspan(h * dim_, dim_), size));
+          row.scales.insert(row.scales.end(), dim,
+                            error_scale(compared.subspan(h * dim, dim), size));
         }
       }
       return all;
@@ -284,13 +286,13 @@ class Verifier {
   /// Sum of squares, over all tokens, of the terms of a sink's gradient, [heads]; a size as in
   /// attention/attention_reference.hpp. Collective.
   std::vector<double> sink_term_squares() const {
-    std::vector<float> d_out(heads_ * dim_);
+    std::vector<float> d_out(heads_ * value_dim_);
     std::vector<double> squares(heads_, 0.0);
     for (const TokenRow& own : own_) {
       case_.expectation().inputs.row(InputTensor::d_out, own.token, d_out);
       for (size_t h = 0; h < heads_; ++h) {
         double out_squares = 0, d_out_squares = 0;
-        for (size_t i = h * dim_; i < (h + 1) * dim_; ++i) {
+        for (size_t i = h * value_dim_; i < (h + 1) * value_dim_; ++i) {
           const double o = out_.at(own.row, i);
           const double g = d_out[i];
           out_squares += o * o;
@@ -298,7 +300,7 @@ class Verifier {
         }
         const double weight =
             std::exp(workload_.sinks[h] - lse_[static_cast<size_t>(own.token) * heads_ + h]);
-        squares[h] += weight * weight * out_squares * d_out_squares / dim_;
+        squares[h] += weight * weight * out_squares * d_out_squares / value_dim_;
       }
     }
     HostStream stream;
@@ -336,7 +338,7 @@ class Verifier {
   bool backward_;
   AttentionTolerances tolerance_;
   AttentionRows rows_;
-  size_t heads_, dim_;
+  size_t heads_, value_dim_;
   std::vector<double> lse_, delta_;  // of all tokens, [tokens, heads]
   HostCopy out_, d_q_, d_k_, d_v_;   // results of this rank
   std::vector<TokenRow> own_;        // this rank's tokens, sorted

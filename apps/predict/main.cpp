@@ -51,8 +51,9 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
     if (!o.svg.empty())
       context.outputs.add_text(
           o.svg,
-          winners_svg(winners, fmt::format("{}: {} heads of {}, {} of keys, {}, {}", machine.name,
-                                           o.heads, o.head_dim, o.kv_heads, o.mask.mask, o.dtype)));
+          winners_svg(winners,
+                      fmt::format("{}: {} heads of {}, {} of keys, {}, {}", machine.name, o.heads,
+                                  name_of_dims(o.head_shape()), o.kv_heads, o.mask.mask, o.dtype)));
     if (!o.trace.empty())
       context.outputs.add_text(
           o.trace, predicted_trace({o, sizes.front(), o.cps.front(), find_schedule(o.schedule.name),

@@ -51,8 +51,10 @@ void check_attention(PredictOptions& o, ConfigErrors& errors) {
 void check_model(PredictOptions& o, ConfigErrors& errors) {
   if (o.pass.empty()) o.pass = "fwd";
   if (o.pass != "fwd") errors.add("--pass {}: a scoring pass has no backward", o.pass);
-  for (const auto& [option, value] :
-       {std::pair{"--heads", o.heads}, {"--kv-heads", o.kv_heads}, {"--head-dim", o.head_dim}})
+  for (const auto& [option, value] : {std::pair{"--heads", o.heads},
+                                      {"--kv-heads", o.kv_heads},
+                                      {"--head-dim", o.head_dim},
+                                      {"--v-head-dim", o.v_head_dim}})
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
   if (!(o.mask == MaskOptions()))
     errors.add("--mask, --window: a scoring pass has causal attention");
@@ -67,7 +69,8 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
 }  // namespace
 
 HeadShape PredictOptions::head_shape() const {
-  return {heads / tp, kv_heads / tp, head_dim, 1 / std::sqrt(static_cast<float>(head_dim))};
+  return {heads / tp, kv_heads / tp, head_dim, 1 / std::sqrt(static_cast<float>(head_dim)),
+          v_head_dim};
 }
 
 ElementTypes PredictOptions::types() const {
@@ -93,7 +96,10 @@ void declare_options(CLI::App& app, PredictOptions& o) {
   add("--batch", "Sequences of equal length", o.batch, 1);
   add("--heads", "Query heads; 0: 32, or the model's", o.heads, 0);
   add("--kv-heads", "Key and value heads; 0: 8, or the model's", o.kv_heads, 0);
-  add("--head-dim", "Elements of a head; 0: 128, or the model's", o.head_dim, 0);
+  add("--head-dim", "Elements of a head of queries and keys; 0: 128, or the model's", o.head_dim,
+      0);
+  add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", o.v_head_dim,
+      0);
   declare_mask_options(app, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
@@ -126,8 +132,9 @@ void check_options(PredictOptions& o, int ranks) {
   check_sweep(o.sweep, PredictOptions().sweep.tokens, errors);
   const std::tuple<const char*, int, int> limits[] = {
       {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
-      {"--head-dim", o.head_dim, 1024}, {"--batch", o.batch, 4096},
-      {"--dp", o.dp, max_ranks},        {"--tp", o.tp, max_ranks}};
+      {"--head-dim", o.head_dim, 1024}, {"--v-head-dim", o.v_head_dim, 1024},
+      {"--batch", o.batch, 4096},       {"--dp", o.dp, max_ranks},
+      {"--tp", o.tp, max_ranks}};
   for (const auto& [option, value, most] : limits)
     if (value > most) errors.add("{} {}: at most {}", option, value, most);
   if (o.model.empty()) check_heads(o, errors);

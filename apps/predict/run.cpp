@@ -152,7 +152,7 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
                {"tp", int64_t{c.options.tp}}};
     const std::vector<double>& wire = prediction.bytes_by_tier;
     row.wire_bytes = std::accumulate(wire.begin(), wire.end(), 0.0);
-    row.flops = attention_flops(prediction.pass, pairs, problem.heads.head_dim);
+    row.flops = attention_flops(prediction.pass, pairs, problem.heads);
     row.own_bytes = own_bytes(problem, types);
     row.memory_limit = c.machine.memory_bytes;
     row.prediction = std::move(prediction);
@@ -196,6 +196,7 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
     add("heads", int64_t{o.heads});
     add("kv_heads", int64_t{o.kv_heads});
     add("head_dim", int64_t{o.head_dim});
+    if (o.v_head_dim != 0) add("v_head_dim", int64_t{o.v_head_dim});
     add("mask", o.mask.mask);
     add("window", o.mask.window);
     add("partial_out", o.partial_out);

@@ -219,7 +219,7 @@ def attention(problem, what):
     """One head of one document after another."""
     q, d_out = problem["q"], problem["d_out"]
     found = {name: np.zeros(problem[name[2:]].shape, F) for name in ("d_q", "d_k", "d_v")}
-    found |= {"out": np.zeros(q.shape, F), "lse": np.zeros(q.shape[:2], F)}
+    found |= {"out": np.zeros(d_out.shape, F), "lse": np.zeros(q.shape[:2], F)}
     found["d_sinks"] = np.zeros(q.shape[1], F)
     group, scale = q.shape[1] // problem["k"].shape[1], F(problem["scale"])
     bounds = problem["offsets"]

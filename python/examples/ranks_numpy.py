@@ -28,7 +28,7 @@ def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None):
         d_x = scale * p * (np.einsum("qhd,khd->hqk", d_out, values) - delta[:, :, None])
         gradients = [np.einsum("hqk,khd->qhd", d_x, keys)]
         for whole in (np.einsum("hqk,qhd->khd", d_x, q), np.einsum("hqk,qhd->khd", p, d_out)):
-            whole = whole.reshape(len(whole), k.shape[1], share, k.shape[2]).sum(axis=2)
+            whole = whole.reshape(len(whole), k.shape[1], share, whole.shape[2]).sum(axis=2)
             gradients.append(sum(group.all_to_all([whole[rows] for rows in layout.index])))
         if sinks is not None:
             gradients.append(-(np.exp(z[:, None] - np.where(total == 0, 0, lse)) * delta).sum(axis=1))

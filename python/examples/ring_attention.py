@@ -35,19 +35,20 @@ class Ring(torch.autograd.Function):
     def forward(ctx, q, k, v, sinks, layout, group, allowed, scale):
         rank, size, share = dist.get_rank(group), dist.get_world_size(group), q.shape[1] // k.shape[1]
         masks = [allowed[:, torch.from_numpy(layout.index[(rank - step) % size])] for step in range(size)]
-        q32, kv = q.float(), torch.stack([k, v]).float()
+        q32, kv = q.float(), torch.cat([k, v], dim=2).float()
         top = (
             sinks.float()[:, None].repeat(1, len(q))
             if sinks is not None
             else q32.new_full((q.shape[1], len(q)), -torch.inf)
         )
-        total, out = torch.exp(top - top.nan_to_num(neginf=0)), torch.zeros_like(q32)
+        total, out = torch.exp(top - top.nan_to_num(neginf=0)), q32.new_zeros(*q.shape[:2], v.shape[2])
         for step in range(size):
-            x = scores(q32, kv[0], masks[step], scale)
+            keys, values = kv.split([k.shape[2], v.shape[2]], dim=2)
+            x = scores(q32, keys, masks[step], scale)
             new = torch.maximum(top, x.amax(2) if x.shape[2] else top)
             safe = new.nan_to_num(neginf=0)
             p, kept = torch.exp(x - safe[:, :, None]), torch.exp(top - safe)
-            out = out * kept.T[:, :, None] + torch.einsum("hqk,khd->qhd", p, kv[1].repeat_interleave(share, dim=1))
+            out = out * kept.T[:, :, None] + torch.einsum("hqk,khd->qhd", p, values.repeat_interleave(share, dim=1))
             total, top = total * kept + p.sum(2), new
             kv = passed_on(kv, group)
         out = out / torch.where(total > 0, total, 1).T[:, :, None]
@@ -61,19 +62,23 @@ class Ring(torch.autograd.Function):
         q, k, v, sinks, out, lse, *masks = ctx.saved_tensors
         share, q32, d_out = q.shape[1] // k.shape[1], q.float(), d_out.float()
         delta, safe = (out * d_out).sum(2).T, lse.nan_to_num(neginf=0)
-        kv, d_q = torch.stack([k, v]).float(), torch.zeros_like(q32)
+        widths = [k.shape[2], v.shape[2]]
+        kv, d_q = torch.cat([k, v], dim=2).float(), torch.zeros_like(q32)
         d_kv = torch.zeros_like(kv)
         for mask in masks:
-            wide_k, wide_v = (x.repeat_interleave(share, dim=1) for x in kv)
-            p = torch.exp(scores(q32, kv[0], mask, ctx.scale) - safe[:, :, None])
+            keys, values = kv.split(widths, dim=2)
+            wide_k, wide_v = (x.repeat_interleave(share, dim=1) for x in (keys, values))
+            p = torch.exp(scores(q32, keys, mask, ctx.scale) - safe[:, :, None])
             d_x = ctx.scale * p * (torch.einsum("qhd,khd->hqk", d_out, wide_v) - delta[:, :, None])
             d_q += torch.einsum("hqk,khd->qhd", d_x, wide_k)
-            d_kv[0] += per_kv_head(torch.einsum("hqk,qhd->khd", d_x, q32), k.shape[1])
-            d_kv[1] += per_kv_head(torch.einsum("hqk,qhd->khd", p, d_out), k.shape[1])
+            d_k, d_v = d_kv.split(widths, dim=2)
+            d_k += per_kv_head(torch.einsum("hqk,qhd->khd", d_x, q32), k.shape[1])
+            d_v += per_kv_head(torch.einsum("hqk,qhd->khd", p, d_out), k.shape[1])
             kv, d_kv = passed_on(torch.stack([kv, d_kv]), ctx.group)
             d_kv = d_kv.contiguous()
         d_sinks = None if sinks is None else -(torch.exp(sinks.float()[:, None] - safe) * delta).sum(1).to(sinks.dtype)
-        return d_q.to(q.dtype), d_kv[0].to(k.dtype), d_kv[1].to(v.dtype), d_sinks, None, None, None, None
+        d_k, d_v = d_kv.split(widths, dim=2)
+        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_sinks, None, None, None, None
 
 
 def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None):

@@ -41,10 +41,11 @@ def attention_problem(
     scale: float | None = None,
     regions: Any = None,
 ) -> AttentionProblem:
-    """Checks the inputs. T tokens, H query heads, K KV heads, D elements of a head.
+    """Checks the inputs. T tokens, H query heads, K KV heads, D elements of a head of queries and
+    keys, E of a head of values and of the output, which is D in most models.
 
-    q, d_out [T, H, D]; k, v [T, K, D]; H is a multiple of K, query head h reads KV head h K / H.
-    d_out: gradient of the output; without, 1. sinks [H]: a logit of each head without key or value.
+    q [T, H, D]; k [T, K, D]; v [T, K, E]; H is a multiple of K, query head h reads KV head h K / H.
+    d_out [T, H, E]: gradient of the output; without, 1. sinks [H]: a logit of each head without key or value.
     offsets [documents + 1]: without, all rows are one document. mask: causal, full or regions.
     window: a causal query sees that many positions, its own the last; 0: all. scale: of scores;
     without, 1 / sqrt(D). Reals are finite float16, bfloat16, float32 or float64.
@@ -65,12 +66,15 @@ def attention_problem(
     kv_heads = keys.shape[1]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads and k {kv_heads}; heads must be a multiple of those")
-    gradient = np.ones(queries.shape, np.float32) if d_out is None else d_out
+    values = checks.reals("v", v, tokens, kv_heads, None, hint=ROWS)
+    checks.size("the number of elements of a head of v", values.shape[2], 1)
+    outputs = (tokens, heads, values.shape[2])
+    gradient = np.ones(outputs, np.float32) if d_out is None else d_out
     arrays = {
         "q": queries,
         "k": keys,
-        "v": checks.reals("v", v, *keys.shape, hint=ROWS),
-        "d_out": checks.reals("d_out", gradient, *queries.shape, hint=ROWS),
+        "v": values,
+        "d_out": checks.reals("d_out", gradient, *outputs, hint=ROWS),
     }
     if sinks is not None:
         arrays["sinks"] = checks.reals("sinks", sinks, heads)
@@ -148,9 +152,9 @@ def check_reference(
 
     They are finite, but lse is -inf where a query sees no key.
     """
-    queries, keys = problem.arrays["q"].shape, problem.arrays["k"].shape
-    shapes = {"out": queries, "lse": queries[:2], "d_q": queries, "d_k": keys, "d_v": keys}
-    shapes["d_sinks"] = queries[1:2]
+    of = {name: array.shape for name, array in problem.arrays.items()}
+    shapes = {"out": of["d_out"], "lse": of["q"][:2], "d_q": of["q"], "d_k": of["k"], "d_v": of["v"]}
+    shapes["d_sinks"] = of["q"][1:2]
     if "d_sinks" in reference and "sinks" not in problem.arrays:
         raise ValueError("reference['d_sinks'] needs sinks, which were not given")
     arrays = {}

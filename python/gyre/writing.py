@@ -70,7 +70,7 @@ def write_attention(
 ) -> None:
     """Writes a gyre/attention file, which gyre-attention --input reads.
 
-    inputs: q [T, H, D], k and v [T, K, D]; optional: d_out [T, H, D], sinks [H],
+    inputs: q [T, H, D], k [T, K, D], v [T, K, E]; optional: d_out [T, H, E], sinks [H],
     offsets [documents + 1], mask, window, regions, scale. gyre.attention_problem says what each means.
 
     reference: any of out, lse, d_q, d_k, d_v and, with sinks, d_sinks;

@@ -26,14 +26,15 @@ def has_its_median(row: Row) -> bool:
 
 
 def attention_flops(run: Run, row: Row) -> list[str]:
-    """Whether the FLOPs are those of whole pairs of visible tokens, no more than there are: 4 head_dim forward and 10
-    backward a pair and head."""
+    """Whether the FLOPs are those of whole pairs of visible tokens, no more than there are: two for each element of
+    each product. Forward has a product of keys and one of values, backward three and two."""
     said = run.head.get("configuration", {})
     flops, tokens = row.data.get("model", {}).get("flops"), row.key.get("tokens")
     size = [said.get(name) for name in ("heads", "head_dim")]
     if not all(isinstance(one, (int, float)) and one > 0 for one in (flops, tokens, *size)):
         return ["no FLOPs, tokens, heads or head_dim"]
-    pairs = flops / (size[0] * size[1] * (4 if row.key.get("pass") == "fwd" else 10))
+    of_keys, of_values = (1, 1) if row.key.get("pass") == "fwd" else (3, 2)
+    pairs = flops / (2 * size[0] * (of_keys * size[1] + of_values * said.get("v_head_dim", size[1])))
     most = tokens * (tokens + 1) / 2 if said.get("mask") == "causal" else tokens**2
     if pairs != int(pairs) or pairs > most:
         return [f"{flops:.12g} FLOPs are {pairs:.12g} pairs; wanted: a whole number up to {most:.12g}"]

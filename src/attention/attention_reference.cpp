@@ -43,6 +43,7 @@ void check_heads(const HeadShape& heads, const MaskRule& mask) {
     throw_usage("{} query heads for {} KV heads; wanted: a multiple of the KV heads", heads.heads,
                 heads.kv_heads);
   if (heads.head_dim < 1) throw_usage("head_dim {}; wanted: 1 or more", heads.head_dim);
+  if (heads.value_dim() < 1) throw_usage("v_head_dim {}; wanted: 1 or more", heads.v_head_dim);
   check_mask(mask);
 }
 
@@ -63,12 +64,12 @@ void check_inputs(const AttentionInputs<T>& in) {
     if (documents[i] < documents[i - 1])
       throw_usage("document {} ends at token {}, before its begin at {}", i - 1, documents[i],
                   documents[i - 1]);
-  const int64_t q_size = documents.back() * in.heads.heads * in.heads.head_dim;
-  const int64_t kv_size = documents.back() * in.heads.kv_heads * in.heads.head_dim;
-  check_length("q", in.q, q_size);
-  check_length("k", in.k, kv_size);
-  check_length("v", in.v, kv_size);
-  if (!in.d_out.empty()) check_length("d_out", in.d_out, q_size);
+  const int64_t q_rows = documents.back() * in.heads.heads;
+  const int64_t kv_rows = documents.back() * in.heads.kv_heads;
+  check_length("q", in.q, q_rows * in.heads.head_dim);
+  check_length("k", in.k, kv_rows * in.heads.head_dim);
+  check_length("v", in.v, kv_rows * in.heads.value_dim());
+  if (!in.d_out.empty()) check_length("d_out", in.d_out, q_rows * in.heads.value_dim());
   if (!in.sinks.empty()) check_length("sinks", in.sinks, in.heads.heads);
 }
 
@@ -77,18 +78,23 @@ template <class T>
 class FullReference {
  public:
   explicit FullReference(const AttentionInputs<T>& in)
-      : in_(in), heads_(in.heads.heads), kv_heads_(in.heads.kv_heads), dim_(in.heads.head_dim) {}
+      : in_(in),
+        heads_(in.heads.heads),
+        kv_heads_(in.heads.kv_heads),
+        dim_(in.heads.head_dim),
+        value_dim_(in.heads.value_dim()) {}
 
   AttentionResults run() {
     const int64_t tokens = in_.documents.back();
-    r_.out.resize(at(tokens * heads_ * dim_));
+    r_.out.resize(at(tokens * heads_ * value_dim_));
     r_.lse.resize(at(tokens * heads_));
     r_.out_size.resize(at(tokens * heads_));
     if (!in_.d_out.empty()) {
       r_.delta.resize(at(tokens * heads_));
-      r_.d_q.resize(r_.out.size());
+      r_.d_q.resize(in_.q.size());
       r_.d_q_size.resize(at(tokens * heads_));
-      for (auto* gradient : {&r_.d_k, &r_.d_v}) gradient->resize(at(tokens * kv_heads_ * dim_));
+      r_.d_k.resize(in_.k.size());
+      r_.d_v.resize(in_.v.size());
       for (auto* size : {&r_.d_k_size, &r_.d_v_size}) size->resize(at(tokens * kv_heads_));
       for (auto* sinks : {&r_.d_sinks, &r_.d_sinks_size}) sinks->resize(in_.sinks.size());
     }
@@ -96,8 +102,10 @@ class FullReference {
       for (int64_t token = in_.documents[d]; token < in_.documents[d + 1]; ++token)
         for (int64_t head = 0; head < heads_; ++head)
           row({in_.documents[d], in_.documents[d + 1], static_cast<int64_t>(d)}, token, head);
-    for (auto* size : {&r_.out_size, &r_.d_q_size, &r_.d_k_size, &r_.d_v_size, &r_.d_sinks_size})
+    for (auto* size : {&r_.d_q_size, &r_.d_k_size})
       for (double& x : *size) x = std::sqrt(x / dim_);
+    for (auto* size : {&r_.out_size, &r_.d_v_size, &r_.d_sinks_size})
+      for (double& x : *size) x = std::sqrt(x / value_dim_);
     return std::move(r_);
   }
 
@@ -107,24 +115,22 @@ class FullReference {
     const std::vector<int64_t> keys = visible_keys(token - document.begin, document, in_.mask);
     const int64_t kv_head = head / in_.heads.group();
     const T* const q = &in_.q[at((token * heads_ + head) * dim_)];
-    const auto kv_row = [&](int64_t key) {
-      return at(((document.begin + key) * kv_heads_ + kv_head) * dim_);
-    };
+    const auto kv_row = [&](int64_t key) { return (document.begin + key) * kv_heads_ + kv_head; };
     std::vector<double> p;
     double lse = -infinity_of<double>;
     for (const int64_t j : keys) {
-      p.push_back(scale() * dot(q, &in_.k[kv_row(j)], dim_));
+      p.push_back(scale() * dot(q, &in_.k[at(kv_row(j) * dim_)], dim_));
       lse = log_add(lse, p.back());
     }
     if (!in_.sinks.empty()) lse = log_add(lse, in_.sinks[at(head)]);
-    double* const out = &r_.out[at((token * heads_ + head) * dim_)];
+    double* const out = &r_.out[at((token * heads_ + head) * value_dim_)];
     double& out_size = r_.out_size[at(token * heads_ + head)];
     for (size_t i = 0; i < keys.size(); ++i) {
       double& x = p[i];
       x = std::exp(x - lse);
-      const T* const v = &in_.v[kv_row(keys[i])];
-      add_scaled(out, x, v, dim_);
-      out_size += x * x * square(v, dim_);
+      const T* const v = &in_.v[at(kv_row(keys[i]) * value_dim_)];
+      add_scaled(out, x, v, value_dim_);
+      out_size += x * x * square(v, value_dim_);
     }
     r_.lse[at(token * heads_ + head)] = lse;
     if (in_.d_out.empty()) return;
@@ -132,42 +138,41 @@ class FullReference {
     sink(token, head, lse);
   }
 
-  /// Adds the terms of one query, head and key to the gradients.
-  void pair(int64_t token, int64_t head, size_t kv_row, double p) {
+  /// Adds the terms of one query, head and key, row `kv` of the heads of keys, to the gradients.
+  void pair(int64_t token, int64_t head, int64_t kv, double p) {
     const int64_t row = token * heads_ + head;
     const T* const q = &in_.q[at(row * dim_)];
-    const T* const d_out = &in_.d_out[at(row * dim_)];
-    const T* const k = &in_.k[kv_row];
-    const T* const v = &in_.v[kv_row];
-    const double delta = dot(&r_.out[at(row * dim_)], d_out, dim_);
-    const double ds = scale() * p * (dot(d_out, v, dim_) - delta);
+    const T* const d_out = &in_.d_out[at(row * value_dim_)];
+    const T* const k = &in_.k[at(kv * dim_)];
+    const T* const v = &in_.v[at(kv * value_dim_)];
+    const double delta = dot(&r_.out[at(row * value_dim_)], d_out, value_dim_);
+    const double ds = scale() * p * (dot(d_out, v, value_dim_) - delta);
     add_scaled(&r_.d_q[at(row * dim_)], ds, k, dim_);
-    add_scaled(&r_.d_k[kv_row], ds, q, dim_);
-    add_scaled(&r_.d_v[kv_row], p, d_out, dim_);
-    const double d_out2 = square(d_out, dim_);
-    const double term = scale() * scale() * p * p * d_out2 * square(v, dim_) / dim_;
-    const size_t kv = kv_row / at(dim_);
+    add_scaled(&r_.d_k[at(kv * dim_)], ds, q, dim_);
+    add_scaled(&r_.d_v[at(kv * value_dim_)], p, d_out, value_dim_);
+    const double d_out2 = square(d_out, value_dim_);
+    const double term = scale() * scale() * p * p * d_out2 * square(v, value_dim_) / value_dim_;
     r_.d_q_size[at(row)] += term * square(k, dim_);
-    r_.d_k_size[kv] += term * square(q, dim_);
-    r_.d_v_size[kv] += p * p * d_out2;
+    r_.d_k_size[at(kv)] += term * square(q, dim_);
+    r_.d_v_size[at(kv)] += p * p * d_out2;
   }
 
   void sink(int64_t token, int64_t head, double lse) {
     const int64_t row = token * heads_ + head;
-    const double* const out = &r_.out[at(row * dim_)];
-    const T* const d_out = &in_.d_out[at(row * dim_)];
-    const double delta = dot(out, d_out, dim_);
+    const double* const out = &r_.out[at(row * value_dim_)];
+    const T* const d_out = &in_.d_out[at(row * value_dim_)];
+    const double delta = dot(out, d_out, value_dim_);
     r_.delta[at(row)] = delta;
     if (in_.sinks.empty()) return;
     const double p = std::exp(in_.sinks[at(head)] - lse);
     r_.d_sinks[at(head)] -= p * delta;
-    r_.d_sinks_size[at(head)] += p * p * square(out, dim_) * square(d_out, dim_);
+    r_.d_sinks_size[at(head)] += p * p * square(out, value_dim_) * square(d_out, value_dim_);
   }
 
   double scale() const { return in_.heads.scale; }
 
   const AttentionInputs<T>& in_;
-  int64_t heads_, kv_heads_, dim_;
+  int64_t heads_, kv_heads_, dim_, value_dim_;
   AttentionResults r_;
 };
 
@@ -203,7 +208,7 @@ struct OnlineRow {
 /// A requested query: its rows and the running sums of each head.
 struct SampledQuery {
   int64_t position = 0;
-  std::vector<double> q, d_out;  ///< [heads · head_dim]
+  std::vector<double> q, d_out;  ///< all heads
   std::vector<OnlineRow> heads;
 };
 
@@ -211,7 +216,10 @@ class QuerySampler {
  public:
   QuerySampler(const AttentionRows& rows, const DocumentRange& document,
                std::span<const int64_t> tokens)
-      : rows_(rows), heads_(rows.heads.heads), dim_(rows.heads.head_dim) {
+      : rows_(rows),
+        heads_(rows.heads.heads),
+        dim_(rows.heads.head_dim),
+        value_dim_(rows.heads.value_dim()) {
     for (const int64_t token : tokens) {
       SampledQuery query;
       query.position = token - document.begin;
@@ -219,11 +227,11 @@ class QuerySampler {
       query.q.assign(q, q + heads_ * dim_);
       if (backward()) {
         const float* const d_out = rows.d_out(token);
-        query.d_out.assign(d_out, d_out + heads_ * dim_);
+        query.d_out.assign(d_out, d_out + heads_ * value_dim_);
       }
       query.heads.resize(at(heads_));
       for (OnlineRow& row : query.heads) {
-        row.out.resize(at(dim_));
+        row.out.resize(at(value_dim_));
         row.with_dp.resize(at(backward() ? dim_ : 0));
         row.with_one = row.with_dp;
       }
@@ -241,8 +249,8 @@ class QuerySampler {
         v = rows_.v(document.begin + key);
       }
       for (int64_t head = 0; head < heads_; ++head) {
-        const int64_t column = head / rows_.heads.group() * dim_;
-        add(query, head, k + column, v + column);
+        const int64_t kv_head = head / rows_.heads.group();
+        add(query, head, k + kv_head * dim_, v + kv_head * value_dim_);
       }
     }
   }
@@ -261,12 +269,12 @@ class QuerySampler {
   void add(SampledQuery& query, int64_t head, const float* k, const float* v) {
     OnlineRow& row = query.heads[at(head)];
     const double w = row.weight(scale() * dot(&query.q[at(head * dim_)], k, dim_));
-    const double v2 = square(v, dim_);
+    const double v2 = square(v, value_dim_);
     row.sum += w;
-    add_scaled(row.out.data(), w, v, dim_);
+    add_scaled(row.out.data(), w, v, value_dim_);
     row.out_size += w * w * v2;
     if (!backward()) return;
-    const double dp = dot(&query.d_out[at(head * dim_)], v, dim_);
+    const double dp = dot(&query.d_out[at(head * value_dim_)], v, value_dim_);
     add_scaled(row.with_dp.data(), w * dp, k, dim_);
     add_scaled(row.with_one.data(), w, k, dim_);
     row.d_q_size += w * w * v2 * square(k, dim_);
@@ -274,7 +282,6 @@ class QuerySampler {
 
   void finish(SampledQuery& query, int64_t head, QueryResults& results) {
     OnlineRow& row = query.heads[at(head)];
-    const double dim = dim_;
     double lse = row.sum > 0 ? row.max + std::log(row.sum) : -infinity_of<double>;
     if (!rows_.sinks.empty()) lse = log_add(lse, rows_.sinks[at(head)]);
     // exp(x - lse) = w · factor
@@ -282,19 +289,20 @@ class QuerySampler {
     for (double& x : row.out) x *= factor;
     results.out.insert(results.out.end(), row.out.begin(), row.out.end());
     results.lse.push_back(lse);
-    results.out_size.push_back(factor * std::sqrt(row.out_size / dim));
+    results.out_size.push_back(factor * std::sqrt(row.out_size / value_dim_));
     if (!backward()) return;
-    const double* const d_out = &query.d_out[at(head * dim_)];
-    const double delta = dot(row.out.data(), d_out, dim_);
+    const double* const d_out = &query.d_out[at(head * value_dim_)];
+    const double delta = dot(row.out.data(), d_out, value_dim_);
     results.delta.push_back(delta);
-    for (size_t d = 0; d < row.out.size(); ++d)
+    for (size_t d = 0; d < row.with_dp.size(); ++d)
       results.d_q.push_back(scale() * factor * (row.with_dp[d] - delta * row.with_one[d]));
-    results.d_q_size.push_back(scale() * factor * std::sqrt(row.d_q_size * square(d_out, dim_)) /
-                               dim);
+    results.d_q_size.push_back(
+        scale() * factor *
+        std::sqrt(row.d_q_size * square(d_out, value_dim_) / (1.0 * dim_ * value_dim_)));
   }
 
   const AttentionRows& rows_;
-  int64_t heads_, dim_;
+  int64_t heads_, dim_, value_dim_;
   std::vector<SampledQuery> queries_;
 };
 
@@ -303,14 +311,14 @@ class KeySampler {
  public:
   KeySampler(const AttentionRows& rows, const DocumentRange& document,
              std::span<const int64_t> tokens)
-      : rows_(rows), document_(document), tokens_(tokens), width_(kv_heads() * dim()) {
+      : rows_(rows), document_(document), tokens_(tokens) {
     for (const int64_t token : tokens) {
       const float *k = rows.k(token), *v = rows.v(token);
-      k_.insert(k_.end(), k, k + width_);
-      v_.insert(v_.end(), v, v + width_);
+      k_.insert(k_.end(), k, k + kv_heads() * dim());
+      v_.insert(v_.end(), v, v + kv_heads() * value_dim());
     }
     r_.d_k.resize(k_.size());
-    r_.d_v.resize(k_.size());
+    r_.d_v.resize(v_.size());
     r_.d_k_size.resize(tokens.size() * at(kv_heads()));
     r_.d_v_size = r_.d_k_size;
   }
@@ -327,40 +335,40 @@ class KeySampler {
         d_out = rows_.d_out(document_.begin + position);
       }
       for (int64_t head = 0; head < rows_.heads.heads; ++head)
-        add(i, head, q + head * dim(), d_out + head * dim(), lse[head], delta[head]);
+        add(i, head, q + head * dim(), d_out + head * value_dim(), lse[head], delta[head]);
     }
   }
 
   KeyResults take() {
-    for (std::vector<double>* sizes : {&r_.d_k_size, &r_.d_v_size})
-      for (double& x : *sizes) x = std::sqrt(x / dim());
+    for (double& x : r_.d_k_size) x = std::sqrt(x / dim());
+    for (double& x : r_.d_v_size) x = std::sqrt(x / value_dim());
     return std::move(r_);
   }
 
  private:
   int64_t kv_heads() const { return rows_.heads.kv_heads; }
   int64_t dim() const { return rows_.heads.head_dim; }
+  int64_t value_dim() const { return rows_.heads.value_dim(); }
 
   void add(int64_t i, int64_t head, const float* q, const float* d_out, double lse, double delta) {
     const double scale = rows_.heads.scale;
     const int64_t kv_row = i * kv_heads() + head / rows_.heads.group();
     const double* const k = &k_[at(kv_row * dim())];
-    const double* const v = &v_[at(kv_row * dim())];
+    const double* const v = &v_[at(kv_row * value_dim())];
     const double p = std::exp(scale * dot(q, k, dim()) - lse);
-    const double ds = scale * p * (dot(d_out, v, dim()) - delta);
+    const double ds = scale * p * (dot(d_out, v, value_dim()) - delta);
     add_scaled(&r_.d_k[at(kv_row * dim())], ds, q, dim());
-    add_scaled(&r_.d_v[at(kv_row * dim())], p, d_out, dim());
-    const double d_out2 = square(d_out, dim());
+    add_scaled(&r_.d_v[at(kv_row * value_dim())], p, d_out, value_dim());
+    const double d_out2 = square(d_out, value_dim());
     r_.d_k_size[at(kv_row)] +=
-        scale * scale * p * p * d_out2 * square(v, dim()) * square(q, dim()) / dim();
+        scale * scale * p * p * d_out2 * square(v, value_dim()) * square(q, dim()) / value_dim();
     r_.d_v_size[at(kv_row)] += p * p * d_out2;
   }
 
   const AttentionRows& rows_;
   DocumentRange document_;
   std::span<const int64_t> tokens_;
-  int64_t width_;
-  std::vector<double> k_, v_;  // [keys, kv_heads · head_dim]
+  std::vector<double> k_, v_;  // of the requested keys
   KeyResults r_;
 };
 

@@ -16,15 +16,15 @@
 // Rounding errors are relative to the terms of a result, not to the result, which cancellation can
 // make arbitrarily small: a query that sees one key has dq = 0 for any inputs. Therefore every
 // result comes with a size: the root of the sum of squares of its terms, as an rms over a row of
-// head_dim values:
+// one head, of D = head_dim or E = value_dim values:
 //
-//     size of O      sqrt Σ_j (p |v_j|)² / dim
-//     size of dq     scale · sqrt Σ_j (p a_ij |k_j|)² / dim
-//     size of dk     scale · sqrt Σ_ih (p a_ij |q_i|)² / dim
-//     size of dv     sqrt Σ_ih (p |dO_i|)² / dim
-//     size of dz     sqrt Σ_i (exp(z - L'_i) |O'_i| |dO_i|)² / dim
+//     size of O      sqrt Σ_j (p |v_j|)² / E
+//     size of dq     scale · sqrt Σ_j (p a_ij |k_j|)² / D
+//     size of dk     scale · sqrt Σ_ih (p a_ij |q_i|)² / D
+//     size of dv     sqrt Σ_ih (p |dO_i|)² / E
+//     size of dz     sqrt Σ_i (exp(z - L'_i) |O'_i| |dO_i|)² / E
 //
-// where |.| is the length of a row of one head, and a_ij = |dO_i| |v_j| / sqrt(dim) is the rms of
+// where |.| is the length of a row of one head, and a_ij = |dO_i| |v_j| / sqrt(E) is the rms of
 // <dO_i, v_j> for random directions. If all terms have the same direction, the rms of the result is
 // larger than its size; errors are relative to the larger of the two.
 
@@ -45,31 +45,31 @@ struct AttentionInputs {
   MaskRule mask;
   std::span<const int64_t> documents;  ///< [documents + 1] first tokens, ascending from 0
   std::span<const T> q;                ///< [tokens, heads, head_dim]
-  std::span<const T> k, v;             ///< [tokens, kv_heads, head_dim]
-  std::span<const T> d_out;            ///< shape of q; empty: no gradients
+  std::span<const T> k;                ///< [tokens, kv_heads, head_dim]
+  std::span<const T> v;                ///< [tokens, kv_heads, value_dim]
+  std::span<const T> d_out;            ///< [tokens, heads, value_dim]; empty: no gradients
   std::span<const T> sinks = {};       ///< [heads] logits; empty: no sinks
 };
 
 /// Results and their sizes (see the head of this file). Gradients are empty when d_out is; d_sinks
 /// is also empty without sinks.
 struct AttentionResults {
-  std::vector<double> out;                 ///< [tokens, heads, head_dim]
+  std::vector<double> out;                 ///< [tokens, heads, value_dim]
   std::vector<double> lse, delta;          ///< [tokens, heads]; lse is L' with sinks
-  std::vector<double> d_q;                 ///< as out
-  std::vector<double> d_k, d_v;            ///< [tokens, kv_heads, head_dim]
+  std::vector<double> d_q, d_k, d_v;       ///< shapes of q, k and v
   std::vector<double> d_sinks;             ///< [heads]
   std::vector<double> out_size, d_q_size;  ///< [tokens, heads]
   std::vector<double> d_k_size, d_v_size;  ///< [tokens, kv_heads]
   std::vector<double> d_sinks_size;        ///< [heads]
 };
 
-/// O(visible pairs · heads · head_dim) time, O(tokens) memory. Usage errors name a tensor of the
+/// O(visible pairs · heads · (head_dim + value_dim)) time, O(tokens) memory. Usage errors name a tensor of the
 /// wrong length, document boundaries that do not ascend, and heads that no KV head serves.
 template <class T>
 AttentionResults attention_reference(const AttentionInputs<T>& inputs);
 
 /// Inputs through accessors, for problems that do not fit in memory. An accessor returns the row of
-/// a token, [heads · head_dim] or [kv_heads · head_dim], valid until its next call.
+/// a token, all heads, valid until its next call.
 struct AttentionRows {
   using Row = std::function<const float*(int64_t token)>;
   HeadShape heads;
@@ -86,19 +86,20 @@ struct DocumentRange {
 
 /// Results of the requested queries, in their order.
 struct QueryResults {
-  std::vector<double> out;                 ///< [queries, heads, head_dim]
+  std::vector<double> out;                 ///< [queries, heads, value_dim]
   std::vector<double> lse, delta;          ///< [queries, heads]; no delta without d_out
-  std::vector<double> d_q;                 ///< as out; empty without d_out
+  std::vector<double> d_q;                 ///< [queries, heads, head_dim]; empty without d_out
   std::vector<double> out_size, d_q_size;  ///< [queries, heads]
 };
 /// Computes requested queries of one document; fetches every key once. O(queries · keys · heads ·
-/// head_dim) time. A usage error names a token that is not in the document.
+/// (head_dim + value_dim)) time. A usage error names a token that is not in the document.
 QueryResults reference_queries(const AttentionRows& rows, const DocumentRange& document,
                                std::span<const int64_t> tokens);
 
 /// Results of the requested keys, in their order.
 struct KeyResults {
-  std::vector<double> d_k, d_v;            ///< [keys, kv_heads, head_dim]
+  std::vector<double> d_k;                 ///< [keys, kv_heads, head_dim]
+  std::vector<double> d_v;                 ///< [keys, kv_heads, value_dim]
   std::vector<double> d_k_size, d_v_size;  ///< [keys, kv_heads]
 };
 /// Gradients of requested keys of one document from the final log-sum-exps (including sinks) and

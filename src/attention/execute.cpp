@@ -57,11 +57,11 @@ AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& head
 
 MatrixRef AttentionExecutor::columns(int index, int64_t p, HeadRange part) {
   const PlanArray& a = array(index);
-  const int64_t width = row_elements(a.kind, a.heads.count, heads_.head_dim);
-  const int64_t plane_width = width / planes_of(a.kind);
-  const int64_t dim = a.kind == ArrayKind::stats ? 1 : heads_.head_dim;
+  const int64_t width = row_elements(a.kind, a.heads.count, heads_);
+  const int64_t plane = p == 0 ? 0 : a.heads.count * plane_dim(a.kind, 0, heads_);
+  const int64_t dim = plane_dim(a.kind, p, heads_);
   const MatrixRef all{data_[index].data(), types_.stored(a.kind), a.tokens(), width, width};
-  return all.columns_from(p * plane_width + (part.begin - a.heads.begin) * dim, part.count * dim);
+  return all.columns_from(plane + (part.begin - a.heads.begin) * dim, part.count * dim);
 }
 
 MatrixRef AttentionExecutor::plane(int index, int64_t p) {
@@ -76,33 +76,39 @@ MatrixRef AttentionExecutor::matrix_of(int index) {
 
 std::span<std::byte> AttentionExecutor::place(const Slice& slice) {
   const PlanArray& a = array(slice.array);
-  const auto row =
-      row_elements(a.kind, a.heads.count, heads_.head_dim) * size_of(types_.stored(a.kind));
+  const auto row = row_elements(a.kind, a.heads.count, heads_) * size_of(types_.stored(a.kind));
   return data_[slice.array].subspan(slice.row * row, slice.rows * row);
 }
 
 RowPlace AttentionExecutor::in_array(const Slice& slice) {
   const MatrixRef rows = columns(slice.array, 0, slice.heads);
-  const auto skipped = slice.row * rows.stride * size_of(rows.type);
-  return {rows.data + skipped, rows.type, rows.stride,
-          rows.stride / planes_of(array(slice.array).kind)};
+  const int64_t size = size_of(rows.type), last = planes_of(array(slice.array).kind) - 1;
+  const std::byte* const last_plane = columns(slice.array, last, slice.heads).data;
+  return {rows.data + slice.row * rows.stride * size, rows.type, rows.stride,
+          (last_plane - rows.data) / size};
 }
 
 RowPlace AttentionExecutor::in_message(const Slice& slice, std::byte* data) const {
   const ArrayKind kind = array(slice.array).kind;
-  const int64_t row = row_elements(kind, slice.heads.count, heads_.head_dim);
-  return {data, types_.on_wire(kind), row, row / planes_of(kind)};
+  return {data, types_.on_wire(kind), row_elements(kind, slice.heads.count, heads_),
+          slice.heads.count * plane_dim(kind, 0, heads_)};
 }
 
-RowCopy AttentionExecutor::copy_of(const Slice& slice) const {
+void AttentionExecutor::add_copies(const Slice& slice, const RowPlace& from, const RowPlace& to,
+                                   bool add, std::vector<RowCopy>& copies) const {
   const ArrayKind kind = array(slice.array).kind;
+  const auto width = [&](int64_t plane) {
+    return slice.heads.count * plane_dim(kind, plane, heads_);
+  };
   const int64_t planes = planes_of(kind);
-  RowCopy copy;
-  copy.rows = slice.rows;
-  copy.planes = planes;
-  copy.width = row_elements(kind, slice.heads.count, heads_.head_dim) / planes;
-  copy.via = types_.on_wire(kind);
-  return copy;
+  RowCopy copy{slice.rows, planes, width(0), from, to, types_.on_wire(kind), add};
+  const bool even = width(planes - 1) == copy.width;
+  if (!even) copy.planes = 1;
+  copies.push_back(copy);
+  if (even) return;
+  copy.width = width(1);
+  for (RowPlace* place : {&copy.from, &copy.to}) place->data += place->plane * size_of(place->type);
+  copies.push_back(copy);
 }
 
 void AttentionExecutor::wait_on_stream(WorkPtr work) {
@@ -121,10 +127,8 @@ void AttentionExecutor::unpack(int id) {
   std::vector<RowCopy> copies;
   for (Received& received : pending.received) {
     clear_deferred(received.slice.array);
-    RowCopy& copy = copies.emplace_back(copy_of(received.slice));
-    copy.from = in_message(received.slice, received.data.data());
-    copy.to = in_array(received.slice);
-    copy.add = received.slice.add;
+    add_copies(received.slice, in_message(received.slice, received.data.data()),
+               in_array(received.slice), received.slice.add, copies);
   }
   ops_->copy(copies);
   // The buffers may be reused at once: the stream orders their next use after the copies.
@@ -178,8 +182,8 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   const HeadRange kv_heads{kv_begin, kv_end - kv_begin};
   BlockInput input;
   input.heads = {
-      q_heads.count, kv_heads.count, heads_.head_dim, group, q_heads.begin - kv_begin * group,
-      heads_.scale};
+      q_heads.count, kv_heads.count,   heads_.head_dim, group, q_heads.begin - kv_begin * group,
+      heads_.scale,  heads_.v_head_dim};
   input.q = columns(s.q, 0, q_heads);
   input.k = columns(s.kv, 0, kv_heads);
   input.v = columns(s.kv, 1, kv_heads);

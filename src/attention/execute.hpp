@@ -88,8 +88,9 @@ class AttentionExecutor {
   /// Number of operations that the latest run submitted as one recording; 0 if one by one.
   int64_t replayed() const { return replayed_; }
 
-  /// Views of the rank's own arrays in the stream's memory space: [slots, heads · head_dim], for kv
-  /// and d_kv twice as many columns; stats [slots, 2 · heads] (LSE, delta).
+  /// Views of the rank's own arrays in the stream's memory space: [slots, heads · head_dim], or
+  /// heads · value_dim; kv and d_kv [slots, kv_heads · (head_dim + value_dim)]; stats
+  /// [slots, 2 · heads] (LSE, delta).
   MatrixRef matrix(ArrayKind kind) { return matrix_of(own(kind)); }
   MatrixRef keys() { return plane(own(ArrayKind::kv), 0); }
   MatrixRef values() { return plane(own(ArrayKind::kv), 1); }
@@ -183,8 +184,10 @@ class AttentionExecutor {
   /// Addresses of a slice in its array, and in a message, where it is contiguous.
   RowPlace in_array(const Slice& slice);
   RowPlace in_message(const Slice& slice, std::byte* data) const;
-  /// A copy of a slice, without its source and destination.
-  RowCopy copy_of(const Slice& slice) const;
+  /// Appends copies of the rows of a slice, rounded to the type of messages: one of all planes, or
+  /// one of each if their widths differ.
+  void add_copies(const Slice& slice, const RowPlace& from, const RowPlace& to, bool add,
+                  std::vector<RowCopy>& copies) const;
   /// Clears an array. If the kernel can overwrite, defers the clear to the first call that writes
   /// the array.
   void clear(int index);

@@ -88,8 +88,32 @@ DType ElementTypes::on_wire(ArrayKind kind) const {
   return kind == ArrayKind::stats ? DType::f32 : activations;
 }
 
-int64_t row_elements(ArrayKind kind, int64_t heads, int64_t head_dim) {
-  return planes_of(kind) * heads * (kind == ArrayKind::stats ? 1 : head_dim);
+std::string name_of_dims(const HeadShape& shape) {
+  if (shape.value_dim() == shape.head_dim) return std::to_string(shape.head_dim);
+  return fmt::format("{} (values: {})", shape.head_dim, shape.value_dim());
+}
+
+int64_t plane_dim(ArrayKind kind, int64_t plane, const HeadShape& shape) {
+  switch (kind) {
+    case ArrayKind::stats:
+      return 1;
+    case ArrayKind::q:
+    case ArrayKind::d_q:
+      return shape.head_dim;
+    case ArrayKind::out:
+    case ArrayKind::d_out:
+      return shape.value_dim();
+    case ArrayKind::kv:
+    case ArrayKind::d_kv:
+      break;
+  }
+  return plane == 0 ? shape.head_dim : shape.value_dim();
+}
+
+int64_t row_elements(ArrayKind kind, int64_t heads, const HeadShape& shape) {
+  int64_t elements = 0;
+  for (int64_t p = 0; p < planes_of(kind); ++p) elements += heads * plane_dim(kind, p, shape);
+  return elements;
 }
 
 namespace {
@@ -230,12 +254,11 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
 
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types) {
-  return slice.rows * row_elements(kind, slice.heads.count, heads.head_dim) *
-         size_of(types.on_wire(kind));
+  return slice.rows * row_elements(kind, slice.heads.count, heads) * size_of(types.on_wire(kind));
 }
 
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types) {
-  return array.tokens() * row_elements(array.kind, array.heads.count, heads.head_dim) *
+  return array.tokens() * row_elements(array.kind, array.heads.count, heads) *
          size_of(types.stored(array.kind));
 }
 

@@ -40,8 +40,8 @@ namespace gyre {
 /// Contents of an array, row-major [tokens, planes, heads, dim].
 enum class ArrayKind {
   q,      ///< queries                                      1 plane, query heads, head_dim
-  kv,     ///< keys (plane 0) and values (plane 1)          2 planes, KV heads, head_dim
-  out,    ///< attention output, the running partial        1 plane, query heads, head_dim
+  kv,     ///< keys (plane 0) and values (plane 1)          2 planes, KV heads, head_dim; value_dim
+  out,    ///< attention output, the running partial        1 plane, query heads, value_dim
   stats,  ///< log-sum-exp (plane 0) and delta (plane 1)    2 planes, query heads, 1
   d_out,  ///< gradient of out                              as out
   d_q,    ///< gradient of q                                as q
@@ -201,8 +201,12 @@ struct ElementTypes {
   DType on_wire(ArrayKind kind) const;
 };
 
+/// "64", or "192 (values: 128)".
+std::string name_of_dims(const HeadShape& shape);
+/// Elements of one head of a row, in this plane.
+int64_t plane_dim(ArrayKind kind, int64_t plane, const HeadShape& shape);
 /// Elements of one row with `heads` heads, all planes.
-int64_t row_elements(ArrayKind kind, int64_t heads, int64_t head_dim);
+int64_t row_elements(ArrayKind kind, int64_t heads, const HeadShape& shape);
 /// Bytes of an array in memory.
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types);
 /// Bytes of the plan itself; large where chunks are small, since rectangles then cover few tokens.
@@ -237,16 +241,20 @@ std::string name_of_keys(const RankPlan& plan, const step::Compute& compute);
 
 PlanCount count(const RankPlan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types);
 
-/// Number of matrix products of a kernel call. Forward: scores and out. Backward: scores and dP,
-/// one more for dQ and two more for dK and dV.
-constexpr int products_of(Pass pass, bool d_q, bool d_kv) {
-  return pass == Pass::forward ? 2 : 2 + (d_q ? 1 : 0) + (d_kv ? 2 : 0);
+/// FLOPs of a kernel call per visible pair and query head: two for each element of each product.
+/// Products of head_dim: the scores, and backward dQ and dK. Products of value_dim: out, or backward
+/// dP and dV.
+constexpr double flops_of_pair(Pass pass, bool d_q, bool d_kv, int64_t head_dim,
+                               int64_t value_dim) {
+  const int of_keys = pass == Pass::forward ? 1 : 1 + (d_q ? 1 : 0) + (d_kv ? 1 : 0);
+  const int of_values = pass == Pass::forward ? 1 : 1 + (d_kv ? 1 : 0);
+  return 2.0 * (of_keys * head_dim + of_values * value_dim);
 }
 
-/// FLOPs of one pass over `pair_heads` pairs, counted once per query head: per pair 4 · head_dim
-/// forward (two products), 10 · head_dim backward (five).
-constexpr double attention_flops(Pass pass, int64_t pair_heads, int64_t head_dim) {
-  return (pass == Pass::forward ? 4.0 : 10.0) * pair_heads * head_dim;
+/// FLOPs of one pass over `pair_heads` pairs, counted once per query head. With values as wide as
+/// keys: per pair 4 · head_dim forward (two products), 10 · head_dim backward (five).
+constexpr double attention_flops(Pass pass, int64_t pair_heads, const HeadShape& heads) {
+  return pair_heads * flops_of_pair(pass, true, true, heads.head_dim, heads.value_dim());
 }
 
 }  // namespace gyre

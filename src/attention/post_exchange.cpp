@@ -16,12 +16,8 @@ void AttentionExecutor::add_local_copies(const step::Exchange& s, std::vector<Ro
   const std::vector<Slice> sends = slices_of(s.sends), recvs = slices_of(s.recvs);
   GYRE_CHECK(sends.size() == recvs.size(), "{}: {} local slices to {}", s.what, sends.size(),
              recvs.size());
-  for (size_t i = 0; i < sends.size(); ++i) {
-    RowCopy& copy = copies.emplace_back(copy_of(sends[i]));  // rounded as in a message
-    copy.from = in_array(sends[i]);
-    copy.to = in_array(recvs[i]);
-    copy.add = recvs[i].add;
-  }
+  for (size_t i = 0; i < sends.size(); ++i)  // rounded as in a message
+    add_copies(sends[i], in_array(sends[i]), in_array(recvs[i]), recvs[i].add, copies);
 }
 
 class AttentionExecutor::Staging {
@@ -143,9 +139,7 @@ std::span<std::byte> AttentionExecutor::stage(int64_t bytes, Pending& pending) {
 
 std::span<const std::byte> AttentionExecutor::pack(const Slice& slice, std::span<std::byte> to,
                                                    std::vector<RowCopy>& copies) {
-  RowCopy& copy = copies.emplace_back(copy_of(slice));
-  copy.from = in_array(slice);
-  copy.to = in_message(slice, to.data());
+  add_copies(slice, in_array(slice), in_message(slice, to.data()), false, copies);
   return to;
 }
 

@@ -16,12 +16,11 @@ struct AttentionParts {
 
 void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a, int64_t tokens,
                     AttentionParts& parts) {
-  const h5::Shape queries{tokens, a.heads, a.head_dim}, keys{tokens, a.kv_heads, a.head_dim};
-  parts.out = reader.reals_if("/reference/out", queries);
+  parts.out = reader.reals_if("/reference/out", {tokens, a.heads, a.v_head_dim});
   parts.lse = reader.reals_if("/reference/lse", {tokens, a.heads});
-  parts.d_q = reader.reals_if("/reference/d_q", queries);
-  parts.d_k = reader.reals_if("/reference/d_k", keys);
-  parts.d_v = reader.reals_if("/reference/d_v", keys);
+  parts.d_q = reader.reals_if("/reference/d_q", {tokens, a.heads, a.head_dim});
+  parts.d_k = reader.reals_if("/reference/d_k", {tokens, a.kv_heads, a.head_dim});
+  parts.d_v = reader.reals_if("/reference/d_v", {tokens, a.kv_heads, a.v_head_dim});
   parts.d_sinks = reader.reals_if("/reference/d_sinks", {a.heads});
   if (parts.d_sinks && !reader.is_there("/attention/sinks"))
     reader.errors().add(
@@ -57,7 +56,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   parts.offsets = reader.integers("/attention/offsets", {-1});
   parts.q = reader.reals("/attention/q", {-1, -1, -1});
   int64_t tokens = -1;  // -1 matches any extent, here and in the heads below
-  a.heads = a.kv_heads = a.head_dim = -1;
+  a.heads = a.kv_heads = a.head_dim = a.v_head_dim = -1;
   if (parts.q) {
     const h5::Shape& shape = parts.q->shape();
     tokens = shape[0], a.heads = shape[1], a.head_dim = shape[2];
@@ -72,8 +71,14 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
         "/attention/q has {} heads and /attention/k has {}; the former must be a multiple of the "
         "latter",
         a.heads, a.kv_heads);
-  parts.v = reader.reals("/attention/v", {tokens, a.kv_heads, a.head_dim});
-  parts.d_out = reader.reals("/attention/d_out", {tokens, a.heads, a.head_dim});
+  parts.v = reader.reals("/attention/v", {tokens, a.kv_heads, -1});
+  if (parts.v) {
+    a.v_head_dim = parts.v->shape()[2];
+    if (a.v_head_dim < 1)
+      reader.errors().add("/attention/v is {}; it needs an element of a head",
+                          h5::to_string(parts.v->shape()));
+  }
+  parts.d_out = reader.reals("/attention/d_out", {tokens, a.heads, a.v_head_dim});
   parts.sinks = reader.reals_if("/attention/sinks", {a.heads});
   if (a.mask == "regions")
     parts.regions = reader.integers("/attention/regions", {-1, attention_region_columns});
@@ -231,14 +236,13 @@ struct AttentionArray {
 std::vector<AttentionArray> result_arrays(const AttentionResultsHeader& header,
                                           const AttentionResultRows& mine) {
   const int64_t tokens = header.offsets.back();
-  const h5::Shape queries{tokens, header.heads, header.head_dim};
-  const h5::Shape keys{tokens, header.kv_heads, header.head_dim};
-  std::vector<AttentionArray> arrays{{"/results/out", mine.out, queries},
-                                     {"/results/lse", mine.lse, {tokens, header.heads}}};
+  const int64_t heads = header.heads, kv_heads = header.kv_heads;
+  std::vector<AttentionArray> arrays{{"/results/out", mine.out, {tokens, heads, header.v_head_dim}},
+                                     {"/results/lse", mine.lse, {tokens, heads}}};
   if (header.gradients) {
-    arrays.push_back({"/results/d_q", mine.d_q, queries});
-    arrays.push_back({"/results/d_k", mine.d_k, keys});
-    arrays.push_back({"/results/d_v", mine.d_v, keys});
+    arrays.push_back({"/results/d_q", mine.d_q, {tokens, heads, header.head_dim}});
+    arrays.push_back({"/results/d_k", mine.d_k, {tokens, kv_heads, header.head_dim}});
+    arrays.push_back({"/results/d_v", mine.d_v, {tokens, kv_heads, header.v_head_dim}});
   }
   return arrays;
 }

@@ -23,28 +23,28 @@ inline constexpr const char* attention_results_schema = "gyre/attention-results"
 /// Results computed elsewhere in double precision; lse is a natural logarithm. An array that the
 /// file lacks is empty.
 struct AttentionReference {
-  std::string generator;             ///< "" when the file does not say
-  std::vector<std::string> unknown;  ///< datasets of other names, which are not compared
-  std::vector<double> out;           ///< [tokens, heads, head_dim]
-  std::vector<double> lse;           ///< [tokens, heads], sinks included
-  std::vector<double> d_q;           ///< [tokens, heads, head_dim]
-  std::vector<double> d_k, d_v;      ///< [tokens, kv_heads, head_dim]
-  std::vector<double> d_sinks;       ///< [heads], or empty without sinks
+  std::string generator;              ///< "" when the file does not say
+  std::vector<std::string> unknown;   ///< datasets of other names, which are not compared
+  std::vector<double> out;            ///< [tokens, heads, v_head_dim]
+  std::vector<double> lse;            ///< [tokens, heads], sinks included
+  std::vector<double> d_q, d_k, d_v;  ///< shapes of q, k and v
+  std::vector<double> d_sinks;        ///< [heads], or empty without sinks
 };
 
 /// Columns of /attention/regions: document, q_begin, q_end, k_begin, k_end, kind, window.
 inline constexpr int64_t attention_region_columns = 7;
 
 struct AttentionFile {
-  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
   std::string mask = "causal";      ///< causal, full, or regions
   int64_t window = 0;               ///< keys that a query sees, itself included; 0: no limit
   std::vector<int64_t> regions;     ///< [regions, columns] if mask is regions; else empty
   double scale = 0;                 ///< factor of <q, k>
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
   std::vector<float> q;             ///< [tokens, heads, head_dim]
-  std::vector<float> k, v;          ///< [tokens, kv_heads, head_dim]
-  std::vector<float> d_out;         ///< [tokens, heads, head_dim]
+  std::vector<float> k;             ///< [tokens, kv_heads, head_dim]
+  std::vector<float> v;             ///< [tokens, kv_heads, v_head_dim]
+  std::vector<float> d_out;         ///< [tokens, heads, v_head_dim]
   std::vector<float> sinks;         ///< [heads] logits that have no value vector; or empty
   std::set<std::string> rounded;    ///< datasets that f32 cannot represent exactly
   std::optional<AttentionReference> reference;
@@ -59,7 +59,7 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path);
 
 /// The part of the results that is the same on all ranks.
 struct AttentionResultsHeader {
-  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
   bool gradients = false;           ///< whether d_q, d_k and d_v are present
   std::vector<double> d_sinks;      ///< [heads], or empty
@@ -70,10 +70,10 @@ struct AttentionResultsHeader {
 /// Results of one rank, rows in any order.
 struct AttentionResultRows {
   std::vector<int64_t> tokens;       ///< [rows] the token of each row; negative: padding
-  MatrixView<const float> out;       ///< [rows, heads · head_dim]
+  MatrixView<const float> out;       ///< [rows, heads · v_head_dim]
   MatrixView<const float> lse;       ///< [rows, heads]
   MatrixView<const float> d_q;       ///< [rows, heads · head_dim]
-  MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim]
+  MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim], [rows, kv_heads · v_head_dim]
 };
 
 /// Writes the results of all ranks, in token order, to the temporary file. Every token must be in

@@ -102,8 +102,9 @@ AttentionProblem ScoringPlan::problem(const BinLayout& of_bin, const ModelConfig
 double ScoringPlan::flops(const ModelConfig& c) const {
   double flops = linear_flops_per_token(c) * tokens;
   for (size_t m = 0; m < masks.size(); ++m)
-    flops += masks[m].layers *
-             attention_flops(Pass::forward, pairs_of_mask[m] * c.num_attention_heads, c.head_dim);
+    flops +=
+        masks[m].layers *
+        attention_flops(Pass::forward, pairs_of_mask[m] * c.num_attention_heads, local_heads(c, 1));
   return flops;
 }
 
@@ -133,7 +134,7 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
     plan.tokens += bin.tokens();
     costs.push_back(
         linear_flops_per_token(config) * bin.slots() +
-        pairs * attention_flops(Pass::forward, config.num_attention_heads, config.head_dim));
+        pairs * attention_flops(Pass::forward, config.num_attention_heads, local_heads(config, 1)));
   }
   plan.bins_of_replica = balance_over_groups(costs, setup.grid.dp);
   return plan;
@@ -227,7 +228,7 @@ PassWork Scorer::work() const {
   for (const BinShard& shard : shards_)
     add_work(work, steps, config_, setup.grid.tp, setup.types, shard.shard.slots,
              std::ssize(shard.batch.targets));
-  work.attention_flops = attention_flops(Pass::forward, count().pairs, config_.head_dim);
+  work.attention_flops = attention_flops(Pass::forward, count().pairs, local_heads(config_, 1));
   return work;
 }
 

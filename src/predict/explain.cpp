@@ -283,7 +283,7 @@ std::string explain(const Plan& plan, const AttentionProblem& problem, const Ele
   const HeadShape& heads = problem.heads;
   std::string text =
       fmt::format("# {}; {} query heads, {} KV heads, dim {}\n", plan_title(plan, problem),
-                  heads.heads, heads.kv_heads, heads.head_dim);
+                  heads.heads, heads.kv_heads, name_of_dims(heads));
   for (const Simulation& direction : directions)
     text += fmt::format("# {}\n", name_of_direction(direction.pass)) +
             direction_summary(plan, direction, problem, types, verbose ? many_ranks : few_ranks);

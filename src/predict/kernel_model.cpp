@@ -12,7 +12,13 @@ namespace gyre {
 namespace {
 
 double products_in(const ModelledCall& call) {
-  return products_of(call.pass, call.d_q, call.d_kv);
+  return flops_of_pair(call.pass, call.d_q, call.d_kv, 1, 1) / 2;
+}
+
+/// Mean over the call's products of the elements that each sums or makes for a pair.
+double mean_dim(const ModelledCall& call) {
+  return flops_of_pair(call.pass, call.d_q, call.d_kv, call.head_dim, call.value_dim) /
+         (2 * products_in(call));
 }
 
 /// Time of the call by one surface, as if the call had the surface's head dimension.
@@ -44,7 +50,7 @@ ModelledTime time_on(const KernelSurface& surface, const ModelledCall& call) {
 }  // namespace
 
 double kernel_flops(const ModelledCall& call) {
-  return 2 * products_in(call) * static_cast<double>(call.head_dim) *
+  return flops_of_pair(call.pass, call.d_q, call.d_kv, call.head_dim, call.value_dim) *
          static_cast<double>(total_pairs(call.rectangles) * call.query_heads);
 }
 
@@ -66,20 +72,19 @@ bool KernelModel::merges() const {
 
 ModelledTime KernelModel::time(const ModelledCall& call) const {
   if (surfaces.empty()) return {kernel_flops(call) / flops_per_s, 0};
+  const double dim = mean_dim(call);
   const KernelSurface *below = nullptr, *above = nullptr;
   for (const KernelSurface& s : surfaces) {
     if (s.pass != call.pass || s.type != call.type) continue;
-    if (s.head_dim <= call.head_dim && (below == nullptr || s.head_dim > below->head_dim))
-      below = &s;
-    if (s.head_dim >= call.head_dim && (above == nullptr || s.head_dim < above->head_dim))
-      above = &s;
+    if (s.head_dim <= dim && (below == nullptr || s.head_dim > below->head_dim)) below = &s;
+    if (s.head_dim >= dim && (above == nullptr || s.head_dim < above->head_dim)) above = &s;
   }
   if (below == nullptr && above == nullptr) throw_usage("{}", why_not(call.pass, call.type));
   if (below == nullptr || above == nullptr) {
     // The FLOPs of this head dimension at the rates of the nearest one.
     const KernelSurface& nearest = below != nullptr ? *below : *above;
     const ModelledTime time = time_on(nearest, call);
-    const double more = static_cast<double>(call.head_dim) / nearest.head_dim;
+    const double more = dim / nearest.head_dim;
     const double others = nearest.launch_s + nearest.merge_s * static_cast<double>(call.merged);
     const double seconds = others + (time.seconds - others) * more;
     return {seconds, seconds};
@@ -87,8 +92,7 @@ ModelledTime KernelModel::time(const ModelledCall& call) const {
   const ModelledTime low = time_on(*below, call);
   if (below->head_dim == above->head_dim) return low;
   const ModelledTime high = time_on(*above, call);
-  const double share =
-      static_cast<double>(call.head_dim - below->head_dim) / (above->head_dim - below->head_dim);
+  const double share = (dim - below->head_dim) / (above->head_dim - below->head_dim);
   return {low.seconds + share * (high.seconds - low.seconds),
           low.extrapolated + share * (high.extrapolated - low.extrapolated)};
 }

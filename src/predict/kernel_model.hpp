@@ -36,14 +36,13 @@ struct ModelledCall {
   Pass pass = Pass::forward;
   DType type = DType::f32;
   int64_t query_heads = 0;
-  int64_t head_dim = 0;
+  int64_t head_dim = 0, value_dim = 0;
   std::span<const Rectangle> rectangles;
   bool d_q = true, d_kv = true;  ///< backward: gradients to compute
   int64_t merged = 0;  ///< elements of out, or of d_q, d_k and d_v, that earlier calls have written
 };
 
-/// FLOPs of a call per visible pair and query head: forward 4 · head_dim (two products); backward
-/// 10 · head_dim (five), 6 for d_q alone, 8 for d_kv alone.
+/// FLOPs of a call: those of its visible pairs, for every query head.
 double kernel_flops(const ModelledCall& call);
 
 struct ModelledTime {
@@ -55,8 +54,9 @@ struct KernelModel {
   double flops_per_s = std::numeric_limits<double>::infinity();  ///< used without surfaces
   std::vector<KernelSurface> surfaces;
 
-  /// Times are interpolated linearly between the two nearest measured head dimensions. Throws a
-  /// usage error if there are surfaces, but none of this direction and type.
+  /// Times are interpolated linearly between the two nearest measured head dimensions; a call whose
+  /// values have another width than its keys counts as one of the mean width of its products. Throws
+  /// a usage error if there are surfaces, but none of this direction and type.
   ModelledTime time(const ModelledCall& call) const;
   std::string why_not(Pass pass, DType type) const;  ///< "" where time() has an answer
   bool merges() const;                               ///< whether merging takes time

@@ -125,14 +125,10 @@ class ProgramWriter {
 
   void walk(const step::Compute& c) {
     const HeadRange all = plan_.arrays[c.q].heads;
-    ModelledCall call{p_.pass_,
-                      p_.types_.activations,
-                      query_heads_of(all, c.kv_heads, p_.heads_).count,
-                      p_.heads_.head_dim,
-                      c.rectangles,
-                      c.d_q >= 0,
-                      c.d_kv >= 0,
-                      0};
+    ModelledCall call{
+        p_.pass_,           p_.types_.activations, query_heads_of(all, c.kv_heads, p_.heads_).count,
+        p_.heads_.head_dim, p_.heads_.value_dim(), c.rectangles,
+        c.d_q >= 0,         c.d_kv >= 0,           0};
     if (p_.machine_.kernel.merges()) {
       prepare_batches(c);
       call.merged = merged_by(c, call.query_heads);
@@ -191,14 +187,18 @@ class ProgramWriter {
   /// copies in reverse order count as much.
   int64_t merged_by(const step::Compute& c, int64_t query_heads) {
     const bool forward = p_.pass_ == Pass::forward;
+    const int64_t dim = p_.heads_.head_dim, value_dim = p_.heads_.value_dim();
     // Queries, what is added to out or dQ, and backward dO; keys, values, and backward dK and dV.
-    int64_t elements = batches_.reversed_q * query_heads * (forward ? 2 : 3) +
-                       batches_.reversed_k * c.kv_heads.count * (forward ? 2 : 4);
+    int64_t elements =
+        batches_.reversed_q * query_heads * (forward ? dim + value_dim : 2 * dim + value_dim) +
+        batches_.reversed_k * c.kv_heads.count * (forward ? 1 : 2) * (dim + value_dim);
     if (const int of_queries = forward ? c.out : c.d_q; of_queries >= 0)
-      elements += merged_rows(batches_.overwrites_q, written(of_queries), true) * query_heads;
+      elements += merged_rows(batches_.overwrites_q, written(of_queries), true) * query_heads *
+                  (forward ? value_dim : dim);
     if (c.d_kv >= 0)
-      elements += merged_rows(batches_.overwrites_k, written(c.d_kv), false) * c.kv_heads.count * 2;
-    return elements * p_.heads_.head_dim;
+      elements += merged_rows(batches_.overwrites_k, written(c.d_kv), false) * c.kv_heads.count *
+                  (dim + value_dim);
+    return elements;
   }
   /// Marks the query rows, or key rows, of the call as written. Returns how many are merged with
   /// earlier results.

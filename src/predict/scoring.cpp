@@ -183,7 +183,7 @@ class ScoringSimulation {
     int64_t bytes = activation_bytes(config_, plan_.setup.grid.tp, plan_.setup.types, slots);
     for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv, ArrayKind::out, ArrayKind::stats}) {
       const int64_t held = kind == ArrayKind::kv ? heads.kv_heads : heads.heads;
-      bytes += slots * row_elements(kind, held, heads.head_dim) * size_of(types_.stored(kind));
+      bytes += slots * row_elements(kind, held, heads) * size_of(types_.stored(kind));
     }
     return bytes;
   }

@@ -101,6 +101,7 @@ std::map<int64_t, int64_t> document_lengths(const Layout& layout) {
 AttentionReductions attention_reductions(const RankPlan& plan, const AttentionProblem& problem) {
   AttentionReductions lengths;
   lengths.head_dim = problem.heads.head_dim;
+  lengths.value_dim = problem.heads.value_dim();
   for (const auto& [document, length] : document_lengths(*problem.layout)) {
     const DocumentMask mask(problem.mask, document, length);
     lengths.keys = std::max(lengths.keys, mask.max_keys());
@@ -143,7 +144,7 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
 
 AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
                                          const ElementTypes& types, const KernelPrecision& kernel) {
-  const double dim = lengths.head_dim, keys = lengths.keys;
+  const double dim = lengths.head_dim, value_dim = lengths.value_dim, keys = lengths.keys;
   const double partials = lengths.partials;
   const double rows = lengths.queries + lengths.hops;
   const double log_keys = std::log(std::max(1.0, keys));
@@ -161,12 +162,13 @@ AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
   AttentionTolerances t;
   t.out = tolerance_of(out, narrow_out + narrow(types.activations, lengths.out_trips));
   t.lse = tolerance_of(out, 0);
-  t.d_q = tolerance_of(p + out + 2 * dim + keys, narrow_out + narrow(types.d_q, lengths.d_q_terms) +
-                                                     inside(lengths.d_q_terms) +
-                                                     narrow(types.activations, lengths.d_q_trips));
-  t.d_k = tolerance_of(p + out + 2 * dim + rows, narrow_out + narrow_d_kv);
+  t.d_q =
+      tolerance_of(p + out + 2 * value_dim + keys,
+                   narrow_out + narrow(types.d_q, lengths.d_q_terms) + inside(lengths.d_q_terms) +
+                       narrow(types.activations, lengths.d_q_trips));
+  t.d_k = tolerance_of(p + out + 2 * value_dim + rows, narrow_out + narrow_d_kv);
   t.d_v = tolerance_of(p + rows, narrow_d_kv);
-  t.d_sinks = tolerance_of(p + out + dim, narrow_out);
+  t.d_sinks = tolerance_of(p + out + value_dim, narrow_out);
   return t;
 }
 

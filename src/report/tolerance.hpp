@@ -52,7 +52,7 @@ double tolerance_for(DType type, int64_t roundings);
 double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 
 // Attention and its gradients. Sums are kept in f32; some partial results are stored or sent in
-// bf16. Let D = head_dim, K = keys that a query sees, Q = query rows (of all heads of a group) that
+// bf16. Let D = head_dim, E = value_dim, K = keys that a query sees, Q = query rows (of all heads of a group) that
 // see a key, P = partial results that are merged into the result of a query, H = hops of dK and dV.
 // Scores have the rms s, the largest is about X = s · sqrt(2 ln K), and log-sum-exps are about
 // L = max(1 + ln K, X). The roundings of each step are
@@ -63,8 +63,8 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 //     log-sum-exp       K           sum; 3L²P more for the final one, from which p is computed
 //     p = exp(x - L)                turns absolute errors into relative ones: all of the above
 //     out               K           sum of p · v
-//     dP                D           dot product
-//     delta             D           dot product, and the roundings of out
+//     dP                E           dot product
+//     delta             E           dot product, and the roundings of out
 //     dS = p (dP - delta)           the errors of p, dP and delta, relative to dP before delta is
 //                                   subtracted
 //     dQ                K           sum of dS · k
@@ -72,8 +72,8 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 //
 //     n_out  = D s² + K + (4 + 3X²) P + 1             also of the log-sum-exp, absolute
 //     n_p    = n_out + 3L²P
-//     n_dQ   = n_p + n_out + 2D + K                   n_dV   = n_p + Q + H
-//     n_dK   = n_p + n_out + 2D + Q + H               n_dz   = n_p + n_out + D, summed in f64
+//     n_dQ   = n_p + n_out + 2E + K                   n_dV   = n_p + Q + H
+//     n_dK   = n_p + n_out + 2E + Q + H               n_dz   = n_p + n_out + E, summed in f64
 //
 // Roundings to bf16 are counted separately, because they are 65536 times as large. Their numbers
 // are: P for out if partial results are bf16 (these reach dQ, dK and the sinks through delta), P
@@ -101,7 +101,7 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 
 /// The properties of an attention that determine its tolerances.
 struct AttentionReductions {
-  int64_t head_dim = 0;
+  int64_t head_dim = 0, value_dim = 0;
   int64_t keys = 0;       ///< the most keys that one query sees
   int64_t queries = 0;    ///< the most query rows that see one key, times the heads of its group
   int64_t partials = 1;   ///< results that are merged into a row of out

@@ -90,7 +90,7 @@ TEST_F(AttentionKernelGpu, WhatItDoesNotTakeIsAUsageError) {
   };
   ForwardBlock block;
   block.heads = heads_of(1, 1, 257);
-  expect_usage(block, "head_dim 257: the CUDA attention kernel takes 1 to 256");
+  expect_usage(block, "heads of 257 elements: the CUDA attention kernel takes 1 to 256");
   block.heads.head_dim = 8;
   block.heads.scale = 0;
   expect_usage(block, "a scale of 0: the CUDA attention kernel takes positive ones");

@@ -78,9 +78,10 @@ __global__ void two_products(const T* outer, const T* inner_rows, float* scores,
   T* const inner_tile = outer_tile + 16 * stride;
   float* const weights = reinterpret_cast<float*>(inner_tile + inner * stride);
   const auto all = [](int) { return true; };
-  const DeviceInput outer_input{outer, 16, dim, true}, inner_input{inner_rows, inner, dim, true};
-  load_tiles<dim, 16, 32>(dim, all, TileSource<T>{outer_tile, outer_input, 0, 0});
-  load_tiles<dim, inner, 32>(dim, all, TileSource<T>{inner_tile, inner_input, 0, 0});
+  const DeviceInput outer_input{outer, 16, dim, dim, true},
+      inner_input{inner_rows, inner, dim, dim, true};
+  load_tiles<dim, 16, 32>(all, TileSource<T>{outer_tile, outer_input, 0, 0});
+  load_tiles<dim, inner, 32>(all, TileSource<T>{inner_tile, inner_input, 0, 0});
   commit_copies();
   wait_copies<0>();
   __syncthreads();

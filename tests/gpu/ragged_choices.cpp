@@ -43,6 +43,7 @@ std::vector<ForTheTiledKernel> for_the_tiled_kernel() {
   std::vector<ForTheTiledKernel> cases = {
       {"F32Arrays", "f32 arrays", problem(heads, 33, 25, both, all_f32)},
       {"OddHeadDim", "head_dim not a multiple of 16", p(heads_of(2, 1, 24))},
+      {"OddWidthOfValues", "head_dim not a multiple of 16", p(heads_of(2, 1, 16, 24))},
       {"LastHeadsOfGroups", "parts of head groups", p({6, 2, 16, 4, 2, 0.25F})},
       {"FirstHeadsOfGroups", "parts of head groups", p({6, 2, 16, 4, 0, 0.25F})},
       {"Queries", "rows that are not 16-byte aligned", p(heads)},
@@ -53,9 +54,9 @@ std::vector<ForTheTiledKernel> for_the_tiled_kernel() {
       {"Strides", "unequal strides",
        problem(heads, 33, 25,
                {causal(0, 20, 0, 25, 5, 0, 2, 1), causal(20, 13, 3, 22, 7, 0, 3, 5)})}};
-  cases[4].problem.q = with_gap(cases[4].problem.q, 4);
-  cases[5].problem.kv = with_gap(cases[5].problem.kv, 4);
-  cases[6].problem.fixed_tiles = true;
+  cases[5].problem.q = with_gap(cases[5].problem.q, 4);
+  cases[6].problem.kv = with_gap(cases[6].problem.kv, 4);
+  cases[7].problem.fixed_tiles = true;
   return cases;
 }
 
@@ -92,8 +93,8 @@ TEST_F(PlainKernelGpu, ArraysThatBeginBetweenAlignedAddresses) {
   };
   for (const int array : {0, 1, 2}) {
     const There q = shifted(p.q, 0, p.q.cols(), array == 0),
-                k = shifted(p.kv, 0, p.kv_width(), array == 1),
-                v = shifted(p.kv, p.kv_width(), p.kv_width(), array == 2);
+                k = shifted(p.kv, 0, p.k_width(), array == 1),
+                v = shifted(p.kv, p.k_width(), p.v_width(), array == 2);
     Forward got = p.cleared();
     const There out = send(got.out), lse = send(got.lse);
     ForwardBlock block;

@@ -24,7 +24,7 @@ class FreshResultsGpu : public RaggedKernelGpu {
     return result;
   }
   static Forward fresh(const Problem& p, int64_t gap) {
-    return {{p.types.out, p.rows, p.q.cols(), gap}, {DType::f32, p.rows, p.heads.heads, gap}};
+    return {{p.types.out, p.rows, p.d_out.cols(), gap}, {DType::f32, p.rows, p.heads.heads, gap}};
   }
 
   /// Whether the library's array of the last batch lies in `m`.

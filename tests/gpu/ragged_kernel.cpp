@@ -99,6 +99,21 @@ TEST_P(RaggedKernelGpu, OneEntryFarBehindTheBegin) {
   }
 }
 
+TEST_P(RaggedKernelGpu, ValuesOfAnotherWidth) {
+  const int64_t h = head_dim();
+  for (const auto& [dim, v_dim] :
+       is_plain() ? std::vector<std::pair<int64_t, int64_t>>{{h, 2 * h}, {2 * h, h}}
+                  : std::vector<std::pair<int64_t, int64_t>>{{192, 128}})
+    for (const int64_t kv_heads : {1, 2}) {
+      const BlockHeads heads = heads_of(2, kv_heads, dim, v_dim);
+      SCOPED_TRACE(testing::Message() << dim << ", values " << v_dim << ", heads: " << kv_heads);
+      Lengths lengths;
+      for (int i = 0; i < 3; ++i) lengths.add(70, 100, {true, 30});
+      for (const Types types : {bf16_in, all_bf16}) check_library(lengths.problem(heads, types));
+      check_library(problem(heads, 1150, 600, {causal(5, 1140, 0, 600, 0, 590)}));  // and inverse
+    }
+}
+
 TEST_P(RaggedKernelGpu, EvenBatches) {
   const int64_t length = is_plain() ? 70 : 600;
   for (const int64_t more : {0, 30})
@@ -146,7 +161,7 @@ TEST_P(RaggedKernelGpu, ScoresFarBelowZero) {
     for (int64_t r = 0; r < p.rows; ++r)
       for (int64_t c = 0; c < p.q.cols(); ++c) p.q.set(r, c, shift + spread * p.q(r, c));
     for (int64_t r = 0; r < p.keys; ++r)
-      for (int64_t c = 0; c < p.kv_width(); ++c) p.kv.set(r, c, -shift + spread * p.kv(r, c));
+      for (int64_t c = 0; c < p.k_width(); ++c) p.kv.set(r, c, -shift + spread * p.kv(r, c));
     p.magnified = 100;
     p.gradient_term = shift;
     EXPECT_LT(reference_forward(p).lse(0, 0), -std::log(std::numeric_limits<float>::max()));

@@ -50,7 +50,7 @@ TEST_F(MaskedRowsGpu, CopiesAreCounted) {
   forward(p);
   // Rows with their gaps, but for the last; those of K and of V span both.
   const int64_t q = (p.rows - 1) * p.q.stride() + p.q.cols();
-  const int64_t of_keys = (p.keys - 1) * p.kv.stride() + p.kv_width();
+  const int64_t of_keys = (p.keys - 1) * p.kv.stride() + p.k_width();
   EXPECT_EQ(remarks(),
             "plain multiplies rows that it masks: " + std::to_string(2 * 2 * (q + 2 * of_keys)) +
                 " bytes of copies with 0 in rows of no rectangle");
@@ -75,7 +75,7 @@ TEST_F(MaskedRowsGpu, OutsideOfEvenBatchesAreNotReadAndThenFinite) {
 
 TEST_F(MaskedRowsGpu, AreFoundByARun) {
   AttentionGraphShape shape;
-  shape.head_dim = 64;
+  shape.head_dim = shape.value_dim = 64;
   const auto library = test::make_plain_attention(stream(), plain());
   for (const bool multiplies : {true, false})
     for (const bool backward : {false, true})

@@ -181,7 +181,8 @@ TEST(AttentionFile, RefusesWrongFiles) {
       {{"window of '/attention' is -1; it must be 0, none, or the number of keys",
         "scale of '/attention' is 0; it must be from 1.18e-38 to 3.4e+38, as 1 / sqrt(head_dim)"},
        {.window = -1, .scale = 0}},
-      {{"there is no dataset '/attention/v'; it must be real [3, 1, 2]"}, {.omit = "/attention/v"}},
+      {{"there is no dataset '/attention/v'; it must be real [3, 1, any]"},
+       {.omit = "/attention/v"}},
       {{"dataset '/attention/k' is float32 [2, 1, 2]; it must be real [3, any, 2]",
         "dataset '/reference/d_k' is float64 [2, 1, 2]; it must be real [3, any, 2]"},
        {.k = {2, 1, 2}}},
@@ -274,7 +275,8 @@ class Rows {
 
 AttentionResultsHeader header_for(int64_t tokens, bool gradients = true) {
   AttentionResultsHeader header;
-  header.heads = heads, header.kv_heads = kv_heads, header.head_dim = dim;
+  header.heads = heads, header.kv_heads = kv_heads;
+  header.head_dim = header.v_head_dim = dim;
   header.offsets = {0, tokens / 2, tokens};
   header.gradients = gradients;
   if (gradients) header.d_sinks = {1, 2, 3};
@@ -356,7 +358,7 @@ TEST(AttentionResults, EveryTokenOnce) {
   refused("token 1 comes from two rows", {0, 1, 2, 1, 3});
   refused("row 2 holds token 4, but there are 4", {0, 1, 4, 2, 3});
   AttentionResultsHeader other = header_for(0);
-  other.head_dim = 5;
+  other.v_head_dim = 5;
   expect_error(ExitCode::runtime, "/results/out is [0, 6]; it must be [0, 15]",
                [&] { save(folder.file("r.h5"), other, Rows({})); });
 }
@@ -379,8 +381,8 @@ TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
   mine.out = {out.data(), rows, width}, mine.lse = {lse.data(), rows, a.heads};
   mine.d_q = {d_q.data(), rows, width};
   mine.d_k = {d_k.data(), rows, kv_width}, mine.d_v = {d_v.data(), rows, kv_width};
-  AttentionResultsHeader header{a.heads, a.kv_heads,     a.head_dim, a.offsets,
-                                true,    wanted.d_sinks, "",         {}};
+  AttentionResultsHeader header{
+      a.heads, a.kv_heads, a.head_dim, a.v_head_dim, a.offsets, true, wanted.d_sinks, "", {}};
   {
     OutputFile output(world(), folder.file("r.h5"));
     write_attention_results(output, header, mine);

@@ -32,8 +32,8 @@ inline Rectangle causal(int64_t q, int64_t rows, int64_t k, int64_t keys, int64_
                         int64_t window = 0, int64_t q_stride = 1, int64_t k_stride = 1) {
   return {q, rows, k, keys, {true, offset, q_stride, k_stride, window}};
 }
-inline BlockHeads heads_of(int64_t heads, int64_t kv_heads, int64_t dim) {
-  return {heads, kv_heads, dim, heads / kv_heads, 0, 1 / std::sqrt(static_cast<float>(dim))};
+inline BlockHeads heads_of(int64_t heads, int64_t kv_heads, int64_t dim, int64_t v_dim = 0) {
+  return {heads, kv_heads, dim, heads / kv_heads, 0, 1 / std::sqrt(static_cast<float>(dim)), v_dim};
 }
 
 /// A matrix of f32 or bf16 on the host with gaps between rows; starts as NaN.
@@ -112,8 +112,8 @@ struct Problem {
         types(types_),
         rectangles(std::move(rectangles_)),
         q(types.inputs, rows, heads.heads * heads.head_dim, gap),
-        kv(types.inputs, keys, 2 * heads.kv_heads * heads.head_dim, 0),
-        d_out(types.inputs, rows, heads.heads * heads.head_dim, gap) {
+        kv(types.inputs, keys, k_width() + v_width(), 0),
+        d_out(types.inputs, rows, heads.heads * heads.value_dim(), gap) {
     std::mt19937 random(31);
     for (const Rectangle& r : rectangles) {
       q.fill(r.q_begin, r.q_length, random);
@@ -121,11 +121,12 @@ struct Problem {
       kv.fill(r.k_begin, r.k_length, random);
     }
   }
-  int64_t kv_width() const { return heads.kv_heads * heads.head_dim; }
+  int64_t k_width() const { return heads.kv_heads * heads.head_dim; }
+  int64_t v_width() const { return heads.kv_heads * heads.value_dim(); }
 
   /// Empty partial results in rows that rectangles cover; NaN elsewhere.
   Forward cleared(DType out_type) const {
-    Forward result{{out_type, rows, q.cols(), 3}, {DType::f32, rows, heads.heads, 1}};
+    Forward result{{out_type, rows, d_out.cols(), 3}, {DType::f32, rows, heads.heads, 1}};
     for (const Rectangle& r : rectangles)
       for (int64_t i = 0; i < r.q_length; ++i) {
         result.out.fill_row(r.q_begin + i, 0);
@@ -150,8 +151,8 @@ struct Problem {
             std::span<const Rectangle> some) const {
     block.heads = heads;
     block.q = q_ref;
-    block.k = kv_ref.columns_from(0, kv_width());
-    block.v = kv_ref.columns_from(kv_width(), kv_width());
+    block.k = kv_ref.columns_from(0, k_width());
+    block.v = kv_ref.columns_from(k_width(), v_width());
     block.rectangles = some;
     block.fixed_tiles = fixed_tiles;
     block.progress = progress;
@@ -161,7 +162,7 @@ struct Problem {
     for (int64_t r = 0; r < rows; ++r)
       for (int64_t h = 0; h < heads.heads; ++h) {
         double sum = 0;
-        for (int64_t d = h * heads.head_dim; d < (h + 1) * heads.head_dim; ++d)
+        for (int64_t d = h * heads.value_dim(); d < (h + 1) * heads.value_dim(); ++d)
           sum += static_cast<double>(of.out(r, d)) * static_cast<double>(d_out(r, d));
         delta.set(r, h, static_cast<float>(sum));
       }
@@ -205,8 +206,8 @@ inline Backward reference_backward(const Problem& p, const Forward& of) {
   block.lse = lse.view();
   block.delta = delta.view();
   block.d_q = result.d_q.ref();
-  block.d_k = result.d_kv.view().columns_from(0, p.kv_width());
-  block.d_v = result.d_kv.view().columns_from(p.kv_width(), p.kv_width());
+  block.d_k = result.d_kv.view().columns_from(0, p.k_width());
+  block.d_v = result.d_kv.view().columns_from(p.k_width(), p.v_width());
   make_reference_kernel()->backward(block);
   return result;
 }
@@ -271,7 +272,8 @@ inline double worst_error(const Problem& p, const Backward& got, const Backward&
                           int64_t calls = 1) {
   const auto tolerance = [&](int64_t terms, int64_t partials) {
     const double wide =
-        p.magnified * tolerance_for(DType::f32, 2 * p.heads.head_dim + terms + roundings_per_merge);
+        p.magnified * tolerance_for(DType::f32, p.heads.head_dim + p.heads.value_dim() + terms +
+                                                    roundings_per_merge);
     return with_narrow(wide, narrow(p, p.types.inputs) + (partials > 0 ? partials + 1 : 0));
   };
   const int64_t stores = calls * (p.fixed_tiles ? std::ssize(p.rectangles) : 1);
@@ -353,8 +355,8 @@ class KernelTest : public StreamTest {
     if (wanted.with_out) block.out = out.ref;
     if (wanted.queries) block.d_q = d_q.ref;
     if (wanted.keys) {
-      block.d_k = d_kv.ref.as<float>().columns_from(0, p.kv_width());
-      block.d_v = d_kv.ref.as<float>().columns_from(p.kv_width(), p.kv_width());
+      block.d_k = d_kv.ref.as<float>().columns_from(0, p.k_width());
+      block.d_v = d_kv.ref.as<float>().columns_from(p.k_width(), p.v_width());
     }
     kernel().backward(block);
     fetch(d_q, to.d_q);

@@ -22,7 +22,11 @@ inline Problem random_problem(const Draw& draw, bool small) {
   heads.skew = draw(0, heads.group - 1);
   heads.heads = draw(std::max<int64_t>(1, (heads.kv_heads - 1) * heads.group - heads.skew + 1),
                      heads.kv_heads * heads.group - heads.skew);
-  heads.head_dim = std::array<int64_t, 8>{5, 8, 16, 24, 32, 64, 80, 128}[draw(0, small ? 7 : 6)];
+  const auto dim = [&] {
+    return std::array<int64_t, 8>{5, 8, 16, 24, 32, 64, 80, 128}[draw(0, small ? 7 : 6)];
+  };
+  heads.head_dim = dim();
+  if (draw(0, 2) == 0) heads.v_head_dim = dim();
   heads.scale = 1 / std::sqrt(static_cast<float>(heads.head_dim));
   std::vector<Rectangle> rectangles;
   int64_t row = draw(0, 3), key = draw(0, 3);
@@ -112,8 +116,9 @@ class AttentionKernel : public OnBackend<KernelTest> {
         r.mask = {draw_(0, 3) > 0, draw_(-50, 300), 1, draw_(1, 2), draw_(0, 1) * draw_(1, 200)};
       const DType type = draw_(0, 1) == 0 ? DType::f32 : DType::bf16;
       const int64_t kv_heads = draw_(1, 2);
-      const auto dim = std::array<int64_t, 7>{5, 8, 24, 64, 80, 96, 128}[draw_(0, 6)];
-      add(heads_of(draw_(1, 3) * kv_heads, kv_heads, dim), r, {type, type, DType::f32});
+      const std::array<int64_t, 7> dims{5, 8, 24, 64, 80, 96, 128};
+      const int64_t dim = dims[draw_(0, 6)], v_dim = draw_(0, 2) == 0 ? dims[draw_(0, 6)] : dim;
+      add(heads_of(draw_(1, 3) * kv_heads, kv_heads, dim, v_dim), r, {type, type, DType::f32});
     }
     return all;
   }

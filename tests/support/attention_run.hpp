@@ -59,12 +59,10 @@ inline Problem make_problem(const ProblemSpec& spec) {
       fill_token_row({spec.seed, tensor, spec.type == DType::bf16}, t,
                      std::span(values).subspan(t * width, static_cast<size_t>(width)));
   };
-  const int64_t width = p.heads.heads * p.heads.head_dim;
-  const int64_t kv_width = p.heads.kv_heads * p.heads.head_dim;
-  fill(TokenTensor::q, width, p.q);
-  fill(TokenTensor::k, kv_width, p.k);
-  fill(TokenTensor::v, kv_width, p.v);
-  fill(TokenTensor::d_out, width, p.d_out);
+  fill(TokenTensor::q, p.heads.heads * p.heads.head_dim, p.q);
+  fill(TokenTensor::k, p.heads.kv_heads * p.heads.head_dim, p.k);
+  fill(TokenTensor::v, p.heads.kv_heads * p.heads.value_dim(), p.v);
+  fill(TokenTensor::d_out, p.heads.heads * p.heads.value_dim(), p.d_out);
   if (spec.sinks) {
     p.sinks.resize(p.heads.heads);
     fill_token_row({spec.seed, TokenTensor::sinks, false}, 0, p.sinks);
@@ -185,10 +183,12 @@ class Attention {
     };
     for (int64_t r = 0; r < to.rows; ++r)
       for (int64_t c = 0; c < to.cols; ++c) set(r, c, NAN);
-    const int64_t width = to.cols / std::ssize(planes);
     for_each_own_token([&](int64_t token, int64_t row) {
-      for (int64_t c = 0; c < to.cols; ++c)
-        set(row, c, (*planes[c / width])[token * width + c % width]);
+      int64_t column = 0;
+      for (const std::vector<float>* plane : planes) {
+        const int64_t width = std::ssize(*plane) / p_.offsets.back();
+        for (int64_t c = 0; c < width; ++c) set(row, column++, (*plane)[token * width + c]);
+      }
     });
     array.upload();
   }
@@ -247,13 +247,13 @@ inline void expect_results(const Problem& p, Attention& attention,
                            const AttentionTolerances& tolerance) {
   AttentionExecutor& run = attention.executor();
   const AttentionResults& want = p.expected;
-  const int64_t dim = p.heads.head_dim;
-  expect_rows("out", run.matrix(ArrayKind::out), want.out, want.out_size, dim, tolerance.out,
+  const int64_t dim = p.heads.head_dim, value_dim = p.heads.value_dim();
+  expect_rows("out", run.matrix(ArrayKind::out), want.out, want.out_size, value_dim, tolerance.out,
               attention);
   expect_rows("d_q", run.matrix(ArrayKind::d_q), want.d_q, want.d_q_size, dim, tolerance.d_q,
               attention);
   expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention);
-  expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, dim, tolerance.d_v, attention);
+  expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, value_dim, tolerance.d_v, attention);
 
   const PlanArray& stats = attention.plan().arrays[attention.plan().stats];
   const HostCopy lse = attention.lse_on_host();

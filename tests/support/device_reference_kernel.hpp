@@ -134,13 +134,14 @@ class DeviceReferenceKernel final : public BlockKernel {
     for (const int64_t r : rows)
       for (int64_t h = 0; h < block.heads.heads; ++h) {
         double sum = 0, size = 0;
-        for (int64_t c = h * block.heads.head_dim; c < (h + 1) * block.heads.head_dim; ++c) {
+        const int64_t dim = block.heads.value_dim();
+        for (int64_t c = h * dim; c < (h + 1) * dim; ++c) {
           const double term = static_cast<double>(out.at(r, c)) * block.d_out.at(r, c);
           sum += term;
           size += std::abs(term);
         }
         if (std::isnan(sum) && std::isnan(block.delta(r, h))) continue;  // a part of a plan, alone
-        EXPECT_NEAR(block.delta(r, h), sum, tolerance_for(DType::f32, block.heads.head_dim) * size)
+        EXPECT_NEAR(block.delta(r, h), sum, tolerance_for(DType::f32, dim) * size)
             << "delta of row " << r << ", head " << h;
       }
   }

@@ -35,12 +35,18 @@ struct EntryRows {
   int64_t entries = 0;
   int64_t rows = 0;      ///< with offsets: that can be reached
   int64_t distance = 0;  ///< without: rows from entry to entry
+  int dim = 0;           ///< elements of a head
 
   /// nullptr beyond what can be reached.
   __device__ T* row(int64_t entry, int64_t i) const {
     if (offsets == nullptr) return data + (entry * distance + i) * stride;
     const int64_t at = offsets[entry] + i * stride;
     return at / stride < rows && at < offsets[entries] ? data + at : nullptr;
+  }
+  /// The first element of a head.
+  __device__ T* head(int64_t entry, int64_t i, int head) const {
+    T* at = row(entry, i);
+    return at == nullptr ? nullptr : at + head * dim;
   }
 };
 
@@ -54,7 +60,7 @@ struct Arguments {
   const int32_t *q_lengths = nullptr, *k_lengths = nullptr;  // none: all are the longest
   RaggedMask mask = RaggedMask::full;
   int64_t window = 0;
-  int heads = 0, group = 1, head_dim = 0;
+  int heads = 0, group = 1, head_dim = 0, value_dim = 0;
   int64_t longest_q = 0, longest_k = 0;
   float scale = 0;
   int32_t* dropped = nullptr;
@@ -124,11 +130,6 @@ __device__ float dot(const bf16* a, const T* b, int head_dim) {
   for (int d = 0; d < head_dim; ++d) sum += to_float(a[d]) * to_float(b[d]);
   return sum;
 }
-/// The first element of a row's head.
-template <class T>
-__device__ T* head_of(T* row, int head, const Arguments& a) {
-  return row == nullptr ? nullptr : row + head * a.head_dim;
-}
 
 /// NaN in rows behind the entries that an array has.
 template <class T>
@@ -144,25 +145,25 @@ __global__ void spoil(EntryRows<T> array, const int32_t* lengths, int64_t column
     array.data[(begin + i / columns) * array.stride + i % columns] = not_a_number<T>();
 }
 
-/// sums [head_dim] += 0 · the rows behind the `length` of an entry.
+/// sums [dim] += 0 · the rows behind the `length` of an entry.
 template <class T>
 __device__ void add_masked(const Arguments& a, const EntryRows<T>& array, const Place& p,
-                           int64_t length, int head, float* sums) {
+                           int64_t length, int head, float* sums, int dim) {
   for (int64_t j = length; j < a.masked_end(length); ++j)
-    if (const T* row = head_of(array.row(p.entry, j), head, a); row != nullptr)
-      for (int d = 0; d < a.head_dim; ++d) sums[d] += 0.0F * to_float(row[d]);
+    if (const T* row = array.head(p.entry, j, head); row != nullptr)
+      for (int d = 0; d < dim; ++d) sums[d] += 0.0F * to_float(row[min(d, array.dim - 1)]);
 }
 
 /// The largest score of each row.
 __global__ void find_maxima(Arguments a) {
   const Place p(a);
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
-    const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
+    const bf16* q = a.q.head(p.entry, i, p.head);
     if (!p.reached(q)) continue;
     if (p.end_key(i) <= p.begin_key(i)) *p.dropped = 1;
     float largest = -std::numeric_limits<float>::infinity();
     for (int64_t j = p.begin_key(i); j < p.end_key(i); ++j)
-      if (const bf16* k = head_of(a.k.row(p.entry, j), p.kv_head, a); p.reached(k))
+      if (const bf16* k = a.k.head(p.entry, j, p.kv_head); p.reached(k))
         largest = fmaxf(largest, a.scale * dot(q, k, a.head_dim));
     a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i] = largest;
   }
@@ -172,23 +173,23 @@ __global__ void add_values(Arguments a) {
   const Place p(a);
   float sums[max_head_dim];
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
-    const bf16* q = head_of(a.q.row(p.entry, i), p.head, a);
-    bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
+    const bf16* q = a.q.head(p.entry, i, p.head);
+    bf16* out = a.out.head(p.entry, i, p.head);
     float* lse = a.lse_of(p.entry, i, p.head);
     if (!p.reached(q, out, lse)) continue;
     const float largest = a.maxima[(p.entry * a.heads + p.head) * a.longest_q + i];
     float weights = 0;
-    for (int d = 0; d < a.head_dim; ++d) sums[d] = 0;
+    for (int d = 0; d < a.value_dim; ++d) sums[d] = 0;
     for (int64_t j = p.begin_key(i); j < p.end_key(i); ++j) {
-      const bf16* k = head_of(a.k.row(p.entry, j), p.kv_head, a);
-      const bf16* v = head_of(a.v.row(p.entry, j), p.kv_head, a);
+      const bf16* k = a.k.head(p.entry, j, p.kv_head);
+      const bf16* v = a.v.head(p.entry, j, p.kv_head);
       if (!p.reached(k, v)) continue;
       const float weight = expf(a.scale * dot(q, k, a.head_dim) - largest);
       weights += weight;
-      for (int d = 0; d < a.head_dim; ++d) sums[d] += weight * to_float(v[d]);
+      for (int d = 0; d < a.value_dim; ++d) sums[d] += weight * to_float(v[d]);
     }
-    add_masked(a, a.v, p, p.keys, p.kv_head, sums);
-    for (int d = 0; d < a.head_dim; ++d) out[d] = to_bf16(sums[d] / weights);
+    add_masked(a, a.v, p, p.keys, p.kv_head, sums, a.value_dim);
+    for (int d = 0; d < a.value_dim; ++d) out[d] = to_bf16(sums[d] / weights);
     *lse = largest + logf(weights);
   }
 }
@@ -196,10 +197,10 @@ __global__ void add_values(Arguments a) {
 __global__ void find_delta(Arguments a) {
   const Place p(a);
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
-    const bf16* out = head_of(a.out.row(p.entry, i), p.head, a);
-    const bf16* d_out = head_of(a.d_out.row(p.entry, i), p.head, a);
+    const bf16* out = a.out.head(p.entry, i, p.head);
+    const bf16* d_out = a.d_out.head(p.entry, i, p.head);
     float* delta = a.delta.row(p.entry, i);
-    if (p.reached(out, d_out, delta)) delta[p.head] = dot(out, d_out, a.head_dim);
+    if (p.reached(out, d_out, delta)) delta[p.head] = dot(out, d_out, a.value_dim);
   }
 }
 
@@ -209,15 +210,15 @@ struct Weight {
   float p, d_s;
 };
 __device__ bool weigh(const Arguments& a, const Place& at, int64_t i, int64_t j, Weight& w) {
-  w.q = head_of(a.q.row(at.entry, i), at.head, a);
-  w.k = head_of(a.k.row(at.entry, j), at.kv_head, a);
-  w.d_out = head_of(a.d_out.row(at.entry, i), at.head, a);
-  const bf16* v = head_of(a.v.row(at.entry, j), at.kv_head, a);
+  w.q = a.q.head(at.entry, i, at.head);
+  w.k = a.k.head(at.entry, j, at.kv_head);
+  w.d_out = a.d_out.head(at.entry, i, at.head);
+  const bf16* v = a.v.head(at.entry, j, at.kv_head);
   const float* lse = a.lse_of(at.entry, i, at.head);
   const float* delta = a.delta.row(at.entry, i);
   if (!at.reached(w.q, w.k, w.d_out, v, lse, delta)) return false;
   w.p = expf(a.scale * dot(w.q, w.k, a.head_dim) - *lse);
-  w.d_s = w.p * (dot(w.d_out, v, a.head_dim) - delta[at.head]);
+  w.d_s = w.p * (dot(w.d_out, v, a.value_dim) - delta[at.head]);
   return true;
 }
 
@@ -225,14 +226,14 @@ __global__ void query_gradients(Arguments a) {
   const Place p(a);
   Weight w{};
   for (int64_t i = threadIdx.x; i < p.rows; i += threads) {
-    bf16* d_q = head_of(a.d_q.row(p.entry, i), p.head, a);
-    float* sums = head_of(a.q_sums.row(p.entry, i), p.head, a);
+    bf16* d_q = a.d_q.head(p.entry, i, p.head);
+    float* sums = a.q_sums.head(p.entry, i, p.head);
     if (!p.reached(d_q, sums)) continue;
     for (int d = 0; d < a.head_dim; ++d) sums[d] = 0;
     for (int64_t j = p.begin_key(i); j < p.end_key(i); ++j)
       if (weigh(a, p, i, j, w))
         for (int d = 0; d < a.head_dim; ++d) sums[d] += a.scale * w.d_s * to_float(w.k[d]);
-    add_masked(a, a.k, p, p.keys, p.kv_head, sums);
+    add_masked(a, a.k, p, p.keys, p.kv_head, sums, a.head_dim);
     for (int d = 0; d < a.head_dim; ++d) d_q[d] = to_bf16(sums[d]);
   }
 }
@@ -242,20 +243,19 @@ __global__ void key_sums(Arguments a) {
   const Place p(a);
   Weight w{};
   for (int64_t j = threadIdx.x; j < p.keys; j += threads) {
-    float* d_k = head_of(a.k_sums.row(p.entry, j), p.head, a);
-    float* d_v = head_of(a.v_sums.row(p.entry, j), p.head, a);
+    float* d_k = a.k_sums.head(p.entry, j, p.head);
+    float* d_v = a.v_sums.head(p.entry, j, p.head);
     if (!p.reached(d_k, d_v)) continue;
-    for (int d = 0; d < a.head_dim; ++d) d_k[d] = d_v[d] = 0;
+    for (int d = 0; d < a.head_dim; ++d) d_k[d] = 0;
+    for (int d = 0; d < a.value_dim; ++d) d_v[d] = 0;
     for (int64_t i = 0; i < p.rows; ++i) {
       if (!p.sees(i, j) || !weigh(a, p, i, j, w)) continue;
-      for (int d = 0; d < a.head_dim; ++d) {
-        d_k[d] += a.scale * w.d_s * to_float(w.q[d]);
-        d_v[d] += w.p * to_float(w.d_out[d]);
-      }
+      for (int d = 0; d < a.head_dim; ++d) d_k[d] += a.scale * w.d_s * to_float(w.q[d]);
+      for (int d = 0; d < a.value_dim; ++d) d_v[d] += w.p * to_float(w.d_out[d]);
     }
-    add_masked(a, a.q, p, p.rows, p.head, d_k);
-    add_masked(a, a.out, p, p.rows, p.head, d_k);  // by way of delta
-    add_masked(a, a.d_out, p, p.rows, p.head, d_v);
+    add_masked(a, a.q, p, p.rows, p.head, d_k, a.head_dim);
+    add_masked(a, a.out, p, p.rows, p.head, d_k, a.head_dim);  // by way of delta
+    add_masked(a, a.d_out, p, p.rows, p.head, d_v, a.value_dim);
   }
 }
 
@@ -264,20 +264,18 @@ __global__ void key_gradients(Arguments a) {
   const Place p(a);
   if (p.head % a.group != 0) return;
   for (int64_t j = threadIdx.x; j < p.keys; j += threads) {
-    bf16* d_k = head_of(a.d_k.row(p.entry, j), p.kv_head, a);
-    bf16* d_v = head_of(a.d_v.row(p.entry, j), p.kv_head, a);
-    const float* k_sums = head_of(a.k_sums.row(p.entry, j), p.head, a);
-    const float* v_sums = head_of(a.v_sums.row(p.entry, j), p.head, a);
+    bf16* d_k = a.d_k.head(p.entry, j, p.kv_head);
+    bf16* d_v = a.d_v.head(p.entry, j, p.kv_head);
+    const float* k_sums = a.k_sums.head(p.entry, j, p.head);
+    const float* v_sums = a.v_sums.head(p.entry, j, p.head);
     if (!p.reached(d_k, d_v, k_sums, v_sums)) continue;
-    for (int d = 0; d < a.head_dim; ++d) {
-      float of_k = 0, of_v = 0;
-      for (int h = 0; h < a.group; ++h) {
-        of_k += k_sums[h * a.head_dim + d];
-        of_v += v_sums[h * a.head_dim + d];
-      }
-      d_k[d] = to_bf16(of_k);
-      d_v[d] = to_bf16(of_v);
-    }
+    const auto sum_of = [&a](const float* sums, int dim, int d) {
+      float sum = 0;
+      for (int h = 0; h < a.group; ++h) sum += sums[h * dim + d];
+      return to_bf16(sum);
+    };
+    for (int d = 0; d < a.head_dim; ++d) d_k[d] = sum_of(k_sums, a.head_dim, d);
+    for (int d = 0; d < a.value_dim; ++d) d_v[d] = sum_of(v_sums, a.value_dim, d);
   }
 }
 
@@ -326,15 +324,18 @@ class Graph final : public AttentionGraph {
   }
   int64_t group() const { return shape_.heads / shape_.kv_heads; }
   int64_t k_columns() const { return shape_.kv_heads * shape_.head_dim; }
+  int64_t v_columns() const { return shape_.kv_heads * shape_.value_dim; }
   int64_t reached_q() const { return shape_.batch * shape_.longest_q; }
   int64_t reached_k() const { return shape_.batch * shape_.longest_k; }
   int64_t q_columns() const { return shape_.heads * shape_.head_dim; }
+  int64_t out_columns() const { return shape_.heads * shape_.value_dim; }
   int64_t delta_size() const { return reached_q() * shape_.heads; }
   int64_t q_sums_size() const { return reached_q() * q_columns(); }
   int64_t k_sums_size() const { return reached_k() * q_columns(); }
+  int64_t v_sums_size() const { return reached_k() * out_columns(); }
   int64_t used_bytes() const {
     if (!shape_.backward) return reached_q() * shape_.heads * float_bytes;
-    return (delta_size() + q_sums_size() + 2 * k_sums_size()) * float_bytes;
+    return (delta_size() + q_sums_size() + k_sums_size() + v_sums_size()) * float_bytes;
   }
 
   template <class T>
@@ -348,35 +349,39 @@ class Graph final : public AttentionGraph {
   }
   template <class T>
   EntryRows<T> array(const AttentionAddresses& addresses, AttentionTensor id,
-                     AttentionTensor offsets, int64_t stride, int64_t rows,
-                     int64_t distance) const {
-    if (shape_.even) return {address<T>(addresses, id), nullptr, stride, shape_.batch, 0, distance};
+                     AttentionTensor offsets, int64_t stride, int64_t rows, int64_t distance,
+                     int64_t dim) const {
+    const int elements = static_cast<int>(dim);
+    if (shape_.even)
+      return {address<T>(addresses, id), nullptr, stride, shape_.batch, 0, distance, elements};
     return {address<T>(addresses, id),
             address<const int64_t>(addresses, offsets),
             stride,
             shape_.batch,
             rows,
-            0};
+            0,
+            elements};
   }
-  EntryRows<float> sums(float* data, int64_t columns, int64_t longest) const {
-    return {data, nullptr, columns, shape_.batch, 0, longest};
+  EntryRows<float> sums(float* data, int64_t dim, int64_t longest) const {
+    return {data, nullptr, shape_.heads * dim, shape_.batch, 0, longest, static_cast<int>(dim)};
   }
 
   Arguments common(const AttentionAddresses& addresses) const {
     const AttentionGraphShape& s = shape_;
     Arguments a;
     const auto of_queries = [&]<class T>(EntryRows<T>& to, Id id, Id offsets, int64_t stride,
-                                         int64_t distance) {
-      to = array<T>(addresses, id, offsets, stride, reached_q(), distance);
+                                         int64_t distance, int64_t dim) {
+      to = array<T>(addresses, id, offsets, stride, reached_q(), distance, dim);
     };
-    const auto of_keys = [&]<class T>(EntryRows<T>& to, Id id, Id offsets, int64_t stride) {
-      to = array<T>(addresses, id, offsets, stride, reached_k(), s.k_distance);
+    const auto of_keys = [&]<class T>(EntryRows<T>& to, Id id, Id offsets, int64_t stride,
+                                      int64_t dim) {
+      to = array<T>(addresses, id, offsets, stride, reached_k(), s.k_distance, dim);
     };
-    of_queries(a.q, Id::q, Id::q_offsets, s.q_stride, s.q_distance);
-    of_keys(a.k, Id::k, Id::k_offsets, s.k_stride);
-    of_keys(a.v, Id::v, Id::v_offsets, s.v_stride);
-    of_queries(a.out, Id::out, Id::out_offsets, s.out_stride, s.out_distance);
-    of_queries(a.lse, Id::lse, Id::lse_offsets, s.lse_stride, s.out_distance);
+    of_queries(a.q, Id::q, Id::q_offsets, s.q_stride, s.q_distance, s.head_dim);
+    of_keys(a.k, Id::k, Id::k_offsets, s.k_stride, s.head_dim);
+    of_keys(a.v, Id::v, Id::v_offsets, s.v_stride, s.value_dim);
+    of_queries(a.out, Id::out, Id::out_offsets, s.out_stride, s.out_distance, s.value_dim);
+    of_queries(a.lse, Id::lse, Id::lse_offsets, s.lse_stride, s.out_distance, 1);
     a.lse_by_head = s.even && s.backward;
     if (!s.even) {
       a.q_lengths = address<const int32_t>(addresses, Id::q_lengths);
@@ -387,6 +392,7 @@ class Graph final : public AttentionGraph {
     a.heads = static_cast<int>(s.heads);
     a.group = static_cast<int>(group());
     a.head_dim = static_cast<int>(s.head_dim);
+    a.value_dim = static_cast<int>(s.value_dim);
     a.longest_q = s.longest_q;
     a.longest_k = s.longest_k;
     a.scale = s.scale;
@@ -411,7 +417,7 @@ class Graph final : public AttentionGraph {
 
   void forward(Arguments& a, float* workspace) const {
     a.maxima = workspace;
-    spoil_behind(a.out, a.q_lengths, q_columns());
+    spoil_behind(a.out, a.q_lengths, out_columns());
     spoil_behind(a.lse, a.q_lengths, shape_.heads);
     run(find_maxima, a);
     run(add_values, a);
@@ -420,23 +426,23 @@ class Graph final : public AttentionGraph {
   void backward(Arguments& a, const AttentionAddresses& addresses, float* workspace) const {
     const AttentionGraphShape& s = shape_;
     a.d_out = array<const bf16>(addresses, Id::d_out, Id::d_out_offsets, s.d_out_stride,
-                                reached_q(), s.q_distance);
-    a.d_q =
-        array<bf16>(addresses, Id::d_q, Id::d_q_offsets, s.d_q_stride, reached_q(), s.d_q_distance);
+                                reached_q(), s.q_distance, s.value_dim);
+    a.d_q = array<bf16>(addresses, Id::d_q, Id::d_q_offsets, s.d_q_stride, reached_q(),
+                        s.d_q_distance, s.head_dim);
     const bool as_keys = !s.even && group() == 1;
-    const auto gradient = [&](Id id, Id of, int64_t stride) {
-      return array<bf16>(addresses, id, as_keys ? of : Id::d_k_offsets,
-                         as_keys ? stride : k_columns(), reached_k(), s.longest_k);
+    const auto gradient = [&](Id id, Id own, Id of, int64_t stride, int64_t dim) {
+      return array<bf16>(addresses, id, as_keys ? of : own, as_keys ? stride : s.kv_heads * dim,
+                         reached_k(), s.longest_k, dim);
     };
-    a.d_k = gradient(Id::d_k, Id::k_offsets, s.k_stride);
-    a.d_v = gradient(Id::d_v, Id::v_offsets, s.v_stride);
-    a.delta = sums(workspace, s.heads, s.longest_q);
-    a.q_sums = sums(a.delta.data + delta_size(), q_columns(), s.longest_q);
-    a.k_sums = sums(a.q_sums.data + q_sums_size(), q_columns(), s.longest_k);
-    a.v_sums = sums(a.k_sums.data + k_sums_size(), q_columns(), s.longest_k);
+    a.d_k = gradient(Id::d_k, Id::d_k_offsets, Id::k_offsets, s.k_stride, s.head_dim);
+    a.d_v = gradient(Id::d_v, Id::d_v_offsets, Id::v_offsets, s.v_stride, s.value_dim);
+    a.delta = sums(workspace, 1, s.longest_q);
+    a.q_sums = sums(a.delta.data + delta_size(), s.head_dim, s.longest_q);
+    a.k_sums = sums(a.q_sums.data + q_sums_size(), s.head_dim, s.longest_k);
+    a.v_sums = sums(a.k_sums.data + k_sums_size(), s.value_dim, s.longest_k);
     spoil_behind(a.d_q, a.q_lengths, q_columns());
     spoil_behind(a.d_k, a.k_lengths, k_columns());
-    spoil_behind(a.d_v, a.k_lengths, k_columns());
+    spoil_behind(a.d_v, a.k_lengths, v_columns());
     run(find_delta, a);
     run(query_gradients, a);
     run(key_sums, a);
@@ -476,17 +482,20 @@ class Library final : public AttentionLibrary {
                    s.longest_q > 0 && s.longest_k > 0,
                "{} heads over {}, {} entries of up to {} and {} rows", s.heads, s.kv_heads, s.batch,
                s.longest_q, s.longest_k);
-    const int64_t q_columns = s.heads * s.head_dim, k_columns = s.kv_heads * s.head_dim;
+    const int64_t q_columns = s.heads * s.head_dim, out_columns = s.heads * s.value_dim;
     const auto wrong = [](int64_t stride, int64_t columns) {
       return stride < columns || stride % 8 != 0;  // 16 bytes
     };
     GYRE_CHECK(s.lse_stride >= s.heads || (s.even && s.backward), "a stride of {} for {} heads",
                s.lse_stride, s.heads);
-    if (s.head_dim <= 0 || s.head_dim > max_head_dim) return "head_dim";
-    if (wrong(s.q_stride, q_columns) || wrong(s.out_stride, q_columns)) return "stride of queries";
-    if (wrong(s.k_stride, k_columns) || wrong(s.v_stride, k_columns)) return "stride of keys";
+    for (const int64_t dim : {s.head_dim, s.value_dim})
+      if (dim <= 0 || dim > max_head_dim) return "head_dim";
+    if (wrong(s.q_stride, q_columns) || wrong(s.out_stride, out_columns))
+      return "stride of queries";
+    if (wrong(s.k_stride, s.kv_heads * s.head_dim) || wrong(s.v_stride, s.kv_heads * s.value_dim))
+      return "stride of keys";
     if (!s.backward) return "";
-    if (wrong(s.d_out_stride, q_columns) || wrong(s.d_q_stride, q_columns))
+    if (wrong(s.d_out_stride, out_columns) || wrong(s.d_q_stride, q_columns))
       return "stride of gradients";
     return s.deterministic && !asked_.ordered_gradients ? "no fixed order" : "";
   }

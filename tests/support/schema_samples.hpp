@@ -94,7 +94,7 @@ inline Sample compared_sample(const std::string& path, const char* schema,
 }
 
 inline Sample attention_results_sample(const std::string& path) {
-  AttentionResultsHeader header{1, 1, 2, {0, 3}, true, {1}, "x", {}};
+  AttentionResultsHeader header{1, 1, 2, 2, {0, 3}, true, {1}, "x", {}};
   const std::vector<float> values(6, 1);
   const MatrixView<const float> pairs(values.data(), 3, 2), ones(values.data(), 3, 1);
   OutputFile output(world(), path);

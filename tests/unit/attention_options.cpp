@@ -66,7 +66,8 @@ TEST(AttentionOptions, WhatIsImpossibleIsListed) {
              o.report.resume = "finished", o.trace = "t.json";
            }},
           // Nothing that is given is ignored.
-          {"  - --heads, --kv-heads, --head-dim, --mask, --window, --sinks and --seed are those of "
+          {"  - --heads, --kv-heads, --head-dim, --v-head-dim, --mask, --window, --sinks and "
+           "--seed are those of "
            "the file of --input: leave them out",
            [](O& o) { o.input = "f.h5", o.mask.window = 8; }},
           {"  - --tokens, --min and --batch go with sequences, not with --input or --gen",

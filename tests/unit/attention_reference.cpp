@@ -41,8 +41,8 @@ Problem make_problem(const HeadShape& heads, const MaskRule& mask,
   const int64_t tokens = documents.back();
   p.q = random_values(seed, TokenTensor::q, tokens * heads.heads * heads.head_dim);
   p.k = random_values(seed, TokenTensor::k, tokens * heads.kv_heads * heads.head_dim);
-  p.v = random_values(seed, TokenTensor::v, tokens * heads.kv_heads * heads.head_dim);
-  p.d_out = random_values(seed, TokenTensor::d_out, tokens * heads.heads * heads.head_dim);
+  p.v = random_values(seed, TokenTensor::v, tokens * heads.kv_heads * heads.value_dim());
+  p.d_out = random_values(seed, TokenTensor::d_out, tokens * heads.heads * heads.value_dim());
   if (sinks) p.sinks = random_values(seed, TokenTensor::sinks, heads.heads);
   return p;
 }
@@ -74,7 +74,7 @@ const std::vector<MaskRule> masks = {MaskKind::causal, MaskKind::full, {MaskKind
 TEST(AttentionReference, GradientsAreThoseOfFiniteDifferences) {
   for (const MaskRule& mask : masks)
     for (const bool sinks : {false, true}) {
-      const Problem p = make_problem({4, 2, 3, 0.7F}, mask, {0, 3, 3, 4, 8}, sinks);
+      const Problem p = make_problem({4, 2, 3, 0.7F, sinks ? 5 : 0}, mask, {0, 3, 3, 4, 8}, sinks);
       const AttentionResults r = p.run();
       expect_gradient(p, &Problem::q, r.d_q);
       expect_gradient(p, &Problem::k, r.d_k);
@@ -123,15 +123,15 @@ TEST(AttentionReference, AWindowCountsTheQueryItself) {
 
 TEST(AttentionReference, SizesAreThoseOfTheTermsBeforeTheyCancel) {
   // One token sees itself only: out is v, and its gradients by q and k vanish whatever their terms.
-  const Problem p = make_problem({1, 1, 4, 0.5F}, MaskKind::causal, {0, 1}, false);
+  const Problem p = make_problem({1, 1, 4, 0.5F, 9}, MaskKind::causal, {0, 1}, false);
   const AttentionResults r = p.run();
   const auto length = [](const Values& x) {
     return std::sqrt(std::inner_product(x.begin(), x.end(), x.begin(), 0.0));
   };
-  EXPECT_NEAR(r.out_size[0], length(p.v) / 2, 1e-14);
-  EXPECT_NEAR(r.d_v_size[0], length(p.d_out) / 2, 1e-14);
-  EXPECT_NEAR(r.d_q_size[0], 0.5 * length(p.d_out) * length(p.v) * length(p.k) / 4, 1e-14);
-  EXPECT_NEAR(r.d_k_size[0], 0.5 * length(p.d_out) * length(p.v) * length(p.q) / 4, 1e-14);
+  EXPECT_NEAR(r.out_size[0], length(p.v) / 3, 1e-14);
+  EXPECT_NEAR(r.d_v_size[0], length(p.d_out) / 3, 1e-14);
+  EXPECT_NEAR(r.d_q_size[0], 0.5 * length(p.d_out) * length(p.v) * length(p.k) / 6, 1e-14);
+  EXPECT_NEAR(r.d_k_size[0], 0.5 * length(p.d_out) * length(p.v) * length(p.q) / 6, 1e-14);
   EXPECT_LT(length(r.d_q) + length(r.d_k), 1e-15);
 }
 
@@ -222,21 +222,23 @@ void expect_row(const Values& sample, size_t place, const Values& full, int64_t 
 
 TEST(AttentionReference, SampledRowsEqualThoseOfTheWhole) {
   EXPECT_TRUE(rc::check("queries and keys of a document, any order, some of them twice", [] {
-    const HeadShape heads{4, *rc::gen::element<int64_t>(1, 2, 4), 5, 0.6F};
+    const HeadShape heads{4, *rc::gen::element<int64_t>(1, 2, 4), 5, 0.6F,
+                          *rc::gen::element<int64_t>(0, 3, 7)};
     const MaskRule mask = *rc::gen::elementOf(masks);
     const Problem p = make_problem(heads, mask, {0, 3, 20, 30}, *rc::gen::arbitrary<bool>(),
                                    *rc::gen::arbitrary<uint64_t>());
     const AttentionResults full = p.run();
     const std::vector<float> sinks(p.sinks.begin(), p.sinks.end());
-    const auto q_width = static_cast<size_t>(heads.heads * heads.head_dim);
-    const auto kv_width = static_cast<size_t>(heads.kv_heads * heads.head_dim);
-    const auto q_wide = static_cast<int64_t>(q_width), kv_wide = static_cast<int64_t>(kv_width);
+    const int64_t q_width = heads.heads * heads.head_dim;
+    const int64_t k_width = heads.kv_heads * heads.head_dim;
+    const int64_t out_width = heads.heads * heads.value_dim();
+    const int64_t v_width = heads.kv_heads * heads.value_dim();
     const AttentionRows rows{heads,
                              mask,
-                             row_accessor(p.q, q_wide),
-                             row_accessor(p.k, kv_wide),
-                             row_accessor(p.v, kv_wide),
-                             row_accessor(p.d_out, q_wide),
+                             row_accessor(p.q, q_width),
+                             row_accessor(p.k, k_width),
+                             row_accessor(p.v, v_width),
+                             row_accessor(p.d_out, out_width),
                              sinks};
     const DocumentRange document{3, 20};
     const auto tokens = *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(3, 20));
@@ -248,14 +250,14 @@ TEST(AttentionReference, SampledRowsEqualThoseOfTheWhole) {
         reference_keys(rows, document, tokens, part(full.lse), part(full.delta));
     for (size_t i = 0; i < tokens.size(); ++i) {
       const auto h = static_cast<size_t>(heads.heads), g = static_cast<size_t>(heads.kv_heads);
-      expect_row(queries.out, i, full.out, tokens[i], q_width);
+      expect_row(queries.out, i, full.out, tokens[i], out_width);
       expect_row(queries.lse, i, full.lse, tokens[i], h);
       expect_row(queries.delta, i, full.delta, tokens[i], h);
       expect_row(queries.d_q, i, full.d_q, tokens[i], q_width);
       expect_row(queries.out_size, i, full.out_size, tokens[i], h);
       expect_row(queries.d_q_size, i, full.d_q_size, tokens[i], h);
-      expect_row(keys.d_k, i, full.d_k, tokens[i], kv_width);
-      expect_row(keys.d_v, i, full.d_v, tokens[i], kv_width);
+      expect_row(keys.d_k, i, full.d_k, tokens[i], k_width);
+      expect_row(keys.d_v, i, full.d_v, tokens[i], v_width);
       expect_row(keys.d_k_size, i, full.d_k_size, tokens[i], g);
       expect_row(keys.d_v_size, i, full.d_v_size, tokens[i], g);
     }
@@ -273,6 +275,7 @@ TEST(AttentionReference, RefusesWhatItCannotDo) {
     p.heads = {3, 2, 4, 1};
   });
   refuse("head_dim 0; wanted: 1 or more", [](Problem& p) { p.heads.head_dim = 0; });
+  refuse("v_head_dim -1; wanted: 1 or more", [](Problem& p) { p.heads.v_head_dim = -1; });
   refuse("a window of 2 with a full mask; wanted: 0, or a causal mask", [](Problem& p) {
     p.mask = {MaskKind::full, 2};
   });

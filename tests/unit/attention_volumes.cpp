@@ -148,7 +148,7 @@ TEST(Volume, GroupCastDoesNotShortenTheBusiestLinkOfDualChunkSwap) {
     AttentionCase c;
     c.layout = layout_case("dual-chunk-swap", full_bounds({8 * cp}), cp);
     c.heads = shape_of(4, 2);
-    const int64_t block = 8 * row_elements(ArrayKind::kv, 2, c.heads.head_dim) * 4;
+    const int64_t block = 8 * row_elements(ArrayKind::kv, 2, c.heads) * 4;
     int64_t sent = 0;
     for (int r = 0; r < cp; ++r) {
       const PlanCount counted =
@@ -175,7 +175,7 @@ TEST(Volume, AHaloMovesTheWindowAndNotTheSequence) {
     return count(plan_rank(find_schedule(schedule), c.problem(), rank), Pass::forward, c.heads, {})
         .bytes_sent;
   };
-  const int64_t row = row_elements(ArrayKind::kv, 2, c.heads.head_dim) * 4;
+  const int64_t row = row_elements(ArrayKind::kv, 2, c.heads) * 4;
   EXPECT_EQ(sent("halo", 30), 2 * 1023 * row);  // w - 1 rows to either neighbour
   EXPECT_EQ(sent("halo", 0), 1023 * row);       // its other chunk ends the sequence
   EXPECT_EQ(sent("ring", 30), int64_t{63} * 16384 * row);

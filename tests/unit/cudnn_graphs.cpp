@@ -27,7 +27,7 @@ AttentionGraphShape shape_of(bool backward, RaggedMask mask, int64_t head_dim,
   shape.mask = mask;
   shape.heads = 8;
   shape.kv_heads = 2;
-  shape.head_dim = head_dim;
+  shape.head_dim = shape.value_dim = head_dim;
   shape.scale = 0.1F;
   shape.batch = 4;
   shape.longest_q = longest_q;

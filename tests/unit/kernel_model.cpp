@@ -50,7 +50,7 @@ ModelledCall call_of(std::span<const Rectangle> rectangles, Pass pass = Pass::fo
   ModelledCall call;
   call.pass = pass;
   call.query_heads = 3;
-  call.head_dim = head_dim;
+  call.head_dim = call.value_dim = head_dim;
   call.rectangles = rectangles;
   return call;
 }
@@ -162,7 +162,7 @@ TEST(KernelModel, MergingTakesTheSameForAllShapes) {
   const std::vector<Rectangle> inside = {rectangle(100, 100)};
   for (const int64_t head_dim : {64, 96}) {  // of the surface, and another one
     ModelledCall call = call_of(inside);
-    call.head_dim = head_dim;
+    call.head_dim = call.value_dim = head_dim;
     surface.merge_s = 1e-6;
     EXPECT_TRUE(model_of({surface}).merges());
     const double without = model_of({surface}).time(call).seconds;
@@ -171,6 +171,20 @@ TEST(KernelModel, MergingTakesTheSameForAllShapes) {
     surface.merge_s = 0;
     EXPECT_FALSE(model_of({surface}).merges());
     expect_near(model_of({surface}).time(call).seconds, without);
+  }
+}
+
+TEST(KernelModel, ValuesOfAnotherWidthCountByTheirProducts) {
+  const std::vector<Rectangle> rectangles = {rectangle(100, 100)};
+  for (const auto& [pass, elements] :
+       {std::pair{Pass::forward, 192 + 128}, {Pass::backward, 3 * 192 + 2 * 128}}) {
+    ModelledCall call = call_of(rectangles, pass, 192);
+    call.value_dim = 128;
+    const double flops = 2.0 * elements * 3 * 100 * 100;
+    expect_near(kernel_flops(call), flops);
+    for (const int narrow : {64, 128})
+      expect_near(model_of({squares_of(pass, narrow), squares_of(pass, 256)}).time(call).seconds,
+                  flops / 1e9);
   }
 }
 

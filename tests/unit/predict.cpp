@@ -192,6 +192,7 @@ class StepWalk {
     call.type = types.activations;
     call.query_heads = query_heads_of(rank.arrays[c.q].heads, c.kv_heads, shape).count;
     call.head_dim = shape.head_dim;
+    call.value_dim = shape.value_dim();
     call.rectangles = c.rectangles;
     call.d_q = c.d_q >= 0;
     call.d_kv = c.d_kv >= 0;

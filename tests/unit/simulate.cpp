@@ -516,7 +516,7 @@ void check_timeline(const RankTimeline& rank, const PlanCount& counted, Pass pas
   RC_ASSERT(equal(sums[3], rank.wait));
   RC_ASSERT(messages == counted.messages);
   if (pass == Pass::forward)
-    RC_ASSERT(equal(rank.compute, attention_flops(pass, counted.pairs, shape.head_dim) / 1e9));
+    RC_ASSERT(equal(rank.compute, attention_flops(pass, counted.pairs, shape) / 1e9));
 }
 
 TEST(Simulate, EveryScheduleEndsAndItsTimesAddUp) {

@@ -40,7 +40,7 @@ struct Problem {
           DType narrow, float score_size = 1)
       : heads(heads_), mask(mask_), tokens(tokens_) {
     heads.scale = score_size / std::sqrt(static_cast<float>(heads.head_dim));
-    lengths.head_dim = heads.head_dim;
+    lengths.head_dim = lengths.value_dim = heads.head_dim;
     lengths.score_size = static_cast<double>(score_size);
     lengths.keys = mask.window > 0 ? std::min(mask.window, tokens) : tokens;
     lengths.queries = lengths.keys * heads.group();
@@ -294,7 +294,7 @@ TEST(AttentionTolerance, NoticesABlockOfKeysThatIsLeftOut) {
 
 TEST(AttentionTolerance, CountsTheRoundingsOfEveryReduction) {
   AttentionReductions n;
-  n.head_dim = 64;
+  n.head_dim = n.value_dim = 64;
   n.keys = n.queries = 1;
   const AttentionTolerances one = attention_tolerances(n, {});
   const auto f32 = [](int64_t roundings) { return tolerance_for(DType::f32, roundings); };
@@ -370,11 +370,12 @@ TEST(AttentionTolerance, ReductionsAreCountedFromThePlan) {
   options.cp = 4;
   const Layout layout = contiguous(test::full_bounds({64, 96}).view(), options);
   const auto reductions = [&](const std::string& schedule, const MaskRule& mask) {
-    const AttentionProblem problem{&layout, {8, 4, 16, 0.25F}, mask, {}};
+    const AttentionProblem problem{&layout, {8, 4, 16, 0.25F, 24}, mask, {}};
     return attention_reductions(plan_rank(find_schedule(schedule), problem, 3), problem);
   };
   const AttentionReductions ring = reductions("ring", MaskKind::full);
   EXPECT_EQ(ring.head_dim, 16);
+  EXPECT_EQ(ring.value_dim, 24);
   EXPECT_EQ(ring.keys, 96);
   EXPECT_EQ(ring.queries, 2 * 96);
   EXPECT_EQ(ring.partials, 3);  // rank 0 has nothing of the document on rank 3

@@ -27,7 +27,7 @@ from .rank import Here
 
 KIND, USES_LAYOUT = "attention", True
 ROWS = ("q", "k", "v", "d_out")
-ANSWERS = {"out": "q", "lse": "q", "d_q": "q", "d_k": "k", "d_v": "v", "d_sinks": "sinks"}
+ANSWERS = {"out": "d_out", "lse": "q", "d_q": "q", "d_k": "k", "d_v": "v", "d_sinks": "sinks"}
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
@@ -130,7 +130,7 @@ def call(
     if not 1 <= len(values) <= 3:
         raise Malformed("other-type", f"{len(values)} values were returned; they must be out, lse")
     out, lse, backward = (*values, None, None)[:3]
-    found = {"out": returned("out", out, piece["q"].shape, [kind])}
+    found = {"out": returned("out", out, piece["d_out"].shape, [kind])}
     if lse is not None:
         found["lse"] = returned("lse", lse, piece["q"].shape[:2], ["float32", "float64"])
     wanted = [name for name in ("q", "k", "v", "sinks") if name in leaves]

@@ -34,7 +34,7 @@ def visible(
 
 
 def attention(**inputs: Any) -> dict[str, np.ndarray]:
-    """out [T, H, D], lse [T, H], d_q [T, H, D], d_k and d_v [T, K, D], with sinks d_sinks [H].
+    """out [T, H, E], lse [T, H], d_q [T, H, D], d_k [T, K, D], d_v [T, K, E], with sinks d_sinks [H].
 
     The inputs are those of gyre.write_attention. A token sees tokens of its own document only.
     """
@@ -44,7 +44,7 @@ def attention(**inputs: Any) -> dict[str, np.ndarray]:
     tokens, heads, _ = q.shape
     group = heads // k.shape[1]
     sinks = arrays.get("sinks", np.full(heads, -np.inf))
-    out, lse, d_sinks = np.zeros(q.shape), np.zeros((tokens, heads)), np.zeros(heads)
+    out, lse, d_sinks = np.zeros(d_out.shape), np.zeros((tokens, heads)), np.zeros(heads)
     d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     offsets = problem.arrays["offsets"]
     table = problem.arrays.get("regions")

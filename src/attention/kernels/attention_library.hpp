@@ -2,12 +2,13 @@
 // Interface to a library's fused attention over ragged batches (ragged_batch.hpp), such as cuDNN's,
 // for the kernel in cuda_ragged_kernel.hpp.
 //
-// All arrays are row-major [rows, heads · head_dim] in device memory. Tables give the first element
+// All arrays are row-major [rows, heads · dim] in device memory, where dim is head_dim or, of values
+// and outputs, value_dim. Tables give the first element
 // (offsets) and the number of rows (lengths) of each entry. The device reads them when the graph
 // runs, so that one graph serves all batches of as many entries, up to its limits. Inputs and
 // outputs are bf16, log-sum-exps and sums f32.
 //
-// Even batches (even_batch) are [batch, rows, heads · head_dim]: the address is that of the first
+// Even batches (even_batch) are [batch, rows, heads · dim]: the address is that of the first
 // entry, the others follow at equal distances, and there are no tables. Libraries have faster
 // engines for these, but a graph serves only one length.
 
@@ -27,7 +28,7 @@ struct AttentionGraphShape {
   bool backward = false;
   RaggedMask mask = RaggedMask::full;
   int64_t window = 0;  ///< see RaggedBatch
-  int64_t heads = 0, kv_heads = 0, head_dim = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, value_dim = 0;
   float scale = 0;
   int64_t batch = 0;                     ///< number of entries
   int64_t longest_q = 0, longest_k = 0;  ///< largest number of rows of an entry
@@ -66,7 +67,8 @@ enum class AttentionTensor : int64_t {
   lse_offsets,
   d_out_offsets,
   d_q_offsets,
-  d_k_offsets,  ///< also of d_v
+  d_k_offsets,
+  d_v_offsets,
 };
 
 using AttentionAddresses = std::map<AttentionTensor, void*>;

@@ -24,8 +24,10 @@ namespace gyre {
 struct HeadShape {
   int64_t heads = 0;
   int64_t kv_heads = 0;
-  int64_t head_dim = 0;
-  float scale = 0;  ///< usually head_dim^-0.5
+  int64_t head_dim = 0;    ///< elements of a head of Q and K
+  float scale = 0;         ///< usually head_dim^-0.5
+  int64_t v_head_dim = 0;  ///< elements of a head of V and out; 0: head_dim
+  constexpr int64_t value_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
   int64_t group() const { return heads / kv_heads; }
 };
 
@@ -38,16 +40,19 @@ struct BlockHeads {
   int64_t group = 1;
   int64_t skew = 0;
   float scale = 0;
+  int64_t v_head_dim = 0;  ///< as in HeadShape
+  constexpr int64_t value_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
   /// Query heads [head_begin(kv), head_end(kv)) read KV head kv.
   int64_t head_begin(int64_t kv_head) const { return std::max<int64_t>(0, kv_head * group - skew); }
   int64_t head_end(int64_t kv_head) const { return std::min(heads, (kv_head + 1) * group - skew); }
 };
 
-/// Inputs of both passes. Matrices are [rows, heads · head_dim] or [rows, kv_heads · head_dim], f32
-/// or bf16; q, k, v (and d_out) have the same type.
+/// Inputs of both passes. Matrices are f32 or bf16; q, k, v (and d_out) have the same type.
 struct BlockInput {
   BlockHeads heads;
-  ConstMatrixRef q, k, v;
+  ConstMatrixRef q;  ///< [rows, heads · head_dim]
+  ConstMatrixRef k;  ///< [keys, kv_heads · head_dim]
+  ConstMatrixRef v;  ///< [keys, kv_heads · value_dim]
   /// Sorted by q_begin; the rectangles of one query are disjoint in keys.
   std::span<const Rectangle> rectangles;
   /// Whether tiles are counted from the corners of rectangles. The bits of a row (O and dQ: a
@@ -59,7 +64,7 @@ struct BlockInput {
 };
 
 struct ForwardBlock : BlockInput {
-  MatrixRef out;          ///< [rows, heads · head_dim], f32 or bf16, normalised
+  MatrixRef out;          ///< [rows, heads · value_dim], f32 or bf16, normalised
   MatrixView<float> lse;  ///< [rows, heads]; -inf: no key seen yet, out is 0
   /// Overwrites all rows of out and lse without reading them (BLAS: beta = 0); a query without
   /// visible keys gets (0, -inf). Otherwise merges into them. Requires can_overwrite().
@@ -68,11 +73,11 @@ struct ForwardBlock : BlockInput {
 
 /// An empty output matrix means that its gradient is not computed.
 struct BackwardBlock : BlockInput {
-  ConstMatrixRef d_out = {};             ///< [rows, heads · head_dim]
+  ConstMatrixRef d_out = {};             ///< [rows, heads · value_dim]
   MatrixView<const float> lse = {};      ///< [rows, heads]; -inf: the row has no gradient
   MatrixView<const float> delta = {};    ///< [rows, heads]
   MatrixRef d_q = {};                    ///< [rows, heads · head_dim], f32 or bf16, added to
-  MatrixView<float> d_k = {}, d_v = {};  ///< [keys, kv_heads · head_dim], added to; both or none
+  MatrixView<float> d_k = {}, d_v = {};  ///< shapes of k and v, added to; both or none
   /// Output of the forward pass, with delta = <out, d_out>; may be empty. If given, a kernel may
   /// compute delta itself, and may assume a finite lse for every row with a visible key in a
   /// rectangle.

@@ -175,7 +175,7 @@ void CpuKernel::forget(const ForwardBlock& block) {
 }
 
 void CpuKernel::clear_unseen(const ForwardBlock& block) {
-  const auto head_bytes = block.heads.head_dim * size_of(block.out.type);
+  const auto head_bytes = block.heads.value_dim() * size_of(block.out.type);
   const auto row_bytes = block.out.stride * size_of(block.out.type);
   for (int64_t r = 0; r < block.lse.rows; ++r)
     for (int64_t h = 0; h < block.lse.cols; ++h)
@@ -197,8 +197,8 @@ void CpuKernel::start(const BlockInput& in) {
       "rectangles are not sorted by their first query");
   for (size_t i = 0; i < workers_.size(); ++i) {
     const Progress progress(i == 0 ? &in.progress : nullptr);
-    workers_[i].tiles.start(h.head_dim, progress);
-    workers_[i].one_pass.start(h.head_dim, progress);
+    workers_[i].tiles.start(h.head_dim, h.value_dim(), progress);
+    workers_[i].one_pass.start(h.head_dim, h.value_dim(), progress);
   }
 }
 

@@ -28,14 +28,15 @@ constexpr bool in_pieces_of_16(uint64_t address, int64_t stride_bytes, int64_t h
   return address % 16 == 0 && stride_bytes % 16 == 0 && head_bytes % 16 == 0;
 }
 
-/// An input [rows, heads · head_dim] in device memory, of the kernel's element type.
+/// An input [rows, heads · dim] in device memory, of the kernel's element type.
 struct DeviceInput {
   const void* data = nullptr;
   int64_t rows = 0, stride = 0;
+  int dim = 0;           ///< elements of a head
   bool aligned = false;  ///< in_pieces_of_16()
 };
 
-/// An output [rows, heads · head_dim] in device memory; f32, or bf16 if `narrow`.
+/// An output [rows, heads · dim] in device memory; f32, or bf16 if `narrow`.
 struct DeviceOutput {
   void* data = nullptr;
   int64_t rows = 0, stride = 0;
@@ -49,8 +50,10 @@ struct DeviceStatistic {
 };
 
 struct KernelHeads {
-  int heads = 0, kv_heads = 0, head_dim = 0, group = 1, skew = 0;
+  int heads = 0, kv_heads = 0, group = 1, skew = 0;
+  int head_dim = 0, value_dim = 0;
   float scale = 0;
+  int widest_dim() const { return head_dim < value_dim ? value_dim : head_dim; }
 };
 
 struct ForwardArguments {
@@ -72,7 +75,8 @@ struct BackwardArguments {
   DeviceOutput d_k, d_v;       ///< key gradients; f32
 };
 
-/// Launches the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(head_dim); asynchronous.
+/// Launches the kernel for arrays of `type` (f32 or bf16) and tile_dim_for(widest_dim);
+/// asynchronous.
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream);
 void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,

@@ -69,10 +69,11 @@ AttentionGraphShape probed(const AttentionGraphShape& shape) {
   one.heads = one.kv_heads = one.lse_stride = 1;
   one.batch = 2;
   one.head_dim = shape.head_dim;
+  one.value_dim = shape.value_dim;
   one.scale = 1 / std::sqrt(static_cast<float>(shape.head_dim));
   one.longest_q = one.longest_k = probe_rows;
-  one.q_stride = one.k_stride = one.v_stride = one.out_stride = shape.head_dim;
-  one.d_out_stride = one.d_q_stride = shape.head_dim;
+  one.q_stride = one.k_stride = one.d_q_stride = shape.head_dim;
+  one.v_stride = one.out_stride = one.d_out_stride = shape.value_dim;
   return one;
 }
 
@@ -84,23 +85,26 @@ bool find_masked_products(AttentionLibrary& library, const AttentionGraphShape& 
   std::string problem;
   const auto graph = library.build(probed(shape), problem);
   if (graph == nullptr) return false;
-  const int64_t columns = shape.head_dim;
   const auto offsets = [&](int64_t stride) {
     return on_device(std::vector<int64_t>{0, gap_end * stride, probe_rows * stride}, stream);
   };
   const Buffer<int32_t> lengths =
       on_device(std::vector<int32_t>{gap_begin, probe_rows - gap_end}, stream);
-  const Buffer<int64_t> elements = offsets(columns), numbers = offsets(1);
+  const Buffer<int64_t> of_keys = offsets(shape.head_dim), of_values = offsets(shape.value_dim),
+                        of_sums = offsets(1);
   AttentionAddresses addresses;
   for (const AttentionTensor id : {q_lengths, k_lengths})
     addresses[id] = const_cast<int32_t*>(lengths.data());
-  for (const AttentionTensor id :
-       {q_offsets, k_offsets, v_offsets, out_offsets, d_out_offsets, d_q_offsets, d_k_offsets})
-    addresses[id] = const_cast<int64_t*>(elements.data());
-  addresses[lse_offsets] = const_cast<int64_t*>(numbers.data());
+  for (const AttentionTensor id : {q_offsets, k_offsets, d_q_offsets, d_k_offsets})
+    addresses[id] = const_cast<int64_t*>(of_keys.data());
+  for (const AttentionTensor id : {v_offsets, out_offsets, d_out_offsets, d_v_offsets})
+    addresses[id] = const_cast<int64_t*>(of_values.data());
+  addresses[lse_offsets] = const_cast<int64_t*>(of_sums.data());
   std::map<AttentionTensor, ProbeArray<bf16>> arrays;
-  for (const AttentionTensor id : {q, k, v, out, d_out, d_q, d_k, d_v})
-    addresses[id] = arrays.try_emplace(id, columns, stream).first->second.data();
+  for (const AttentionTensor id : {q, k, d_q, d_k})
+    addresses[id] = arrays.try_emplace(id, shape.head_dim, stream).first->second.data();
+  for (const AttentionTensor id : {v, out, d_out, d_v})
+    addresses[id] = arrays.try_emplace(id, shape.value_dim, stream).first->second.data();
   ProbeArray<float> sums(1, stream);
   addresses[lse] = sums.data();
   Buffer<std::byte> workspace(std::max<int64_t>(1, graph->workspace_bytes()), MemorySpace::device);

@@ -12,7 +12,7 @@
 // Merging thus costs only the read of earlier results; a separate merge would read and write all of
 // O again. For a tile hidden from a row, keep = 1 and w = 0, which changes no bit of the row.
 //
-// Lower bound of the time: 4 · head_dim FLOPs per visible pair at the peak of the tensor cores
+// Lower bound of the time: 2 (head_dim + value_dim) FLOPs per visible pair at the peak of the tensor cores
 // (f32: of the FMA units and of shared memory, which feeds each FMA); the share reached is not
 // measured. bf16: weights are rounded for the second product; the sum uses them unrounded.
 
@@ -119,12 +119,11 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, form>::shape.threads())
 
   const int head = static_cast<int>(blockIdx.x) % a.heads.heads;
   const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.heads];
-  const int64_t column = head * a.heads.head_dim;
-  const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
+  const int kv_head = (head + a.heads.skew) / a.heads.group;
   const int rows_left = rows_in(a.q, tile, shape.outer());
   const auto inside = [rows_left](int row) { return row < rows_left; };
-  load_tiles<dim, shape.outer(), shape.threads()>(a.heads.head_dim, inside,
-                                                  TileSource<T>{q, a.q, tile.first_row, column});
+  load_tiles<dim, shape.outer(), shape.threads()>(inside,
+                                                  TileSource<T>{q, a.q, tile.first_row, head});
 
   const auto load = [&](const Walk& walk, int stage) {
     const TileRectangle& r = a.tiles.rectangles[walk.range->rectangle];
@@ -132,10 +131,10 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, form>::shape.threads())
     const int64_t first = r.inner_begin + walk.begin;
     const auto wanted = [left](int row) { return row < left; };
     load_tiles<dim, shape.inner, shape.threads()>(
-        a.heads.head_dim, wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_column},
-        TileSource<T>{v + stage * inner_elements, a.v, first, kv_column});
+        wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_head},
+        TileSource<T>{v + stage * inner_elements, a.v, first, kv_head});
   };
-  const OutputHead out{a.out, column, a.heads.head_dim, 0};
+  const OutputHead out{a.out, head, a.heads.value_dim, 0};
   typename Kernel::Lane lane(tile.first_row, place.warp);
   typename Kernel::Rows rows;
   const float scale = a.heads.scale * log2_e;
@@ -154,7 +153,7 @@ __global__ void __launch_bounds__(ForwardKernel<T, dim, form>::shape.threads())
 void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream) {
   with_kernel<ForwardKernel, Sweep::forward>(
-      type, arguments.heads.head_dim, form,
+      type, arguments.heads.widest_dim(), form,
       [&]<class T, int dim, TileForm of>(ForwardKernel<T, dim, of>) {
         launch_tiles<T, Sweep::forward>(ForwardKernel<T, dim, of>::shape, arguments.heads.heads,
                                         attention_forward<T, dim, of>, arguments, stream);

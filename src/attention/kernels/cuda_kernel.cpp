@@ -85,10 +85,10 @@ class TileTables {
   std::list<Entry> entries_;
 };
 
-DeviceInput input_of(const ConstMatrixRef& m, int64_t head_dim) {
+DeviceInput input_of(const ConstMatrixRef& m, int64_t dim) {
   const int64_t size = size_of(m.type);
-  return {m.data, m.rows, m.stride,
-          in_pieces_of_16(reinterpret_cast<uintptr_t>(m.data), m.stride * size, head_dim * size)};
+  return {m.data, m.rows, m.stride, static_cast<int>(dim),
+          in_pieces_of_16(reinterpret_cast<uintptr_t>(m.data), m.stride * size, dim * size)};
 }
 DeviceOutput output_of(const MatrixRef& m) {
   return {m.data, m.rows, m.stride, m.type == DType::bf16};
@@ -97,8 +97,12 @@ DeviceStatistic statistic_of(MatrixView<const float> m) {
   return {const_cast<float*>(m.data), m.stride};
 }
 KernelHeads heads_of(const BlockHeads& h) {
-  return {static_cast<int>(h.heads), static_cast<int>(h.kv_heads), static_cast<int>(h.head_dim),
-          static_cast<int>(h.group), static_cast<int>(h.skew),     h.scale};
+  const auto narrow = [](int64_t x) { return static_cast<int>(x); };
+  return {narrow(h.heads),    narrow(h.kv_heads),    narrow(h.group), narrow(h.skew),
+          narrow(h.head_dim), narrow(h.value_dim()), h.scale};
+}
+int64_t widest_dim(const BlockHeads& h) {
+  return std::max(h.head_dim, h.value_dim());
 }
 
 void check_type(const char* what, DType type, DType expected) {
@@ -117,9 +121,10 @@ void check(const BlockInput& in) {
                  (h.heads - 1 + h.skew) / h.group < h.kv_heads,
              "{} heads in groups of {} from {} on over {} KV heads", h.heads, h.group, h.skew,
              h.kv_heads);
-  if (h.head_dim < 1 || h.head_dim > cuda_kernel_largest_head_dim)
-    throw_usage("head_dim {}: the CUDA attention kernel takes 1 to {}", h.head_dim,
-                cuda_kernel_largest_head_dim);
+  for (const int64_t dim : {h.head_dim, h.value_dim()})
+    if (dim < 1 || dim > cuda_kernel_largest_head_dim)
+      throw_usage("heads of {} elements: the CUDA attention kernel takes 1 to {}", dim,
+                  cuda_kernel_largest_head_dim);
   if (!(h.scale > 0))
     throw_usage("a scale of {}: the CUDA attention kernel takes positive ones", h.scale);
   check_output("q", in.q.type);
@@ -139,12 +144,12 @@ class CudaKernel final : public BlockKernel {
     GYRE_CHECK(!block.overwrite, "overwrite is set, but this kernel merges into out");
     check(block);
     check_output("out", block.out.type);
-    const int64_t dim = block.heads.head_dim;
+    const int64_t dim = block.heads.head_dim, value_dim = block.heads.value_dim();
     ForwardArguments a;
     a.tiles = tiles(block, Sweep::forward);
     a.heads = heads_of(block.heads);
     a.store_each_range = block.fixed_tiles;
-    a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, dim);
+    a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, value_dim);
     a.out = output_of(block.out);
     a.lse = statistic_of(block.lse);
     start_forward(a, block.q.type, tile_form(block, Sweep::forward), handle_);
@@ -156,12 +161,12 @@ class CudaKernel final : public BlockKernel {
                "overwrite is set, but this kernel adds to the gradients");
     check(block);
     check_type("d_out", block.d_out.type, block.q.type);
-    const int64_t dim = block.heads.head_dim;
+    const int64_t dim = block.heads.head_dim, value_dim = block.heads.value_dim();
     BackwardArguments a;
     a.heads = heads_of(block.heads);
     a.store_each_range = block.fixed_tiles;
-    a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, dim);
-    a.d_out = input_of(block.d_out, dim);
+    a.q = input_of(block.q, dim), a.k = input_of(block.k, dim), a.v = input_of(block.v, value_dim);
+    a.d_out = input_of(block.d_out, value_dim);
     a.lse = statistic_of(block.lse), a.delta = statistic_of(block.delta);
     if (!block.d_q.empty()) {
       check_output("d_q", block.d_q.type);
@@ -190,11 +195,11 @@ class CudaKernel final : public BlockKernel {
     return bytes;
   }
   TileForm tile_form(const BlockInput& in, Sweep sweep) const {
-    return tile_form_for(in.q.type, sweep, tile_dim_for(in.heads.head_dim), sm_bytes_);
+    return tile_form_for(in.q.type, sweep, tile_dim_for(widest_dim(in.heads)), sm_bytes_);
   }
   DeviceTiles tiles(const BlockInput& in, Sweep sweep) {
     const TileShape shape =
-        tile_shape(in.q.type, sweep, tile_dim_for(in.heads.head_dim), tile_form(in, sweep));
+        tile_shape(in.q.type, sweep, tile_dim_for(widest_dim(in.heads)), tile_form(in, sweep));
     const auto side = sweep == Sweep::key_gradients ? TileSide::keys : TileSide::queries;
     return tables_.find(in.rectangles, side, shape.outer(), shape.inner);
   }

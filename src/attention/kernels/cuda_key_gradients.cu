@@ -6,7 +6,7 @@
 //       ds  = w (V dOᵀ - delta)
 //       dV += w dO,  dK += scale · ds Q
 //
-// Lower bound of the time: 8 · head_dim FLOPs per visible pair at the peak of the tensor cores. How
+// Lower bound of the time: 4 (head_dim + value_dim) FLOPs per visible pair at the peak of the tensor cores. How
 // close the kernel comes has not been measured. bf16: w and ds are rounded as factors of products.
 // Dimension 256: each of two blocks sums half of the columns, and both compute all of w and ds.
 
@@ -75,9 +75,9 @@ struct KeyGradients {
   }
 
   __device__ __forceinline__ static void finish(const BackwardArguments& a, const Lane& lane,
-                                                int64_t column, int part, const Rows& rows) {
-    const OutputHead d_k{a.d_k, column, a.heads.head_dim, part * columns},
-        d_v{a.d_v, column, a.heads.head_dim, part * columns};
+                                                int kv_head, int part, const Rows& rows) {
+    const OutputHead d_k{a.d_k, kv_head, a.heads.head_dim, part * columns},
+        d_v{a.d_v, kv_head, a.heads.value_dim, part * columns};
     for_group_rows<groups>([&](int j, int i) {
       if (!lane.of[j].seen[i]) return;
       d_k.template add<columns>(lane.of[j], i, rows.d_k[j], a.heads.scale);
@@ -103,21 +103,19 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
   const int kv_head = static_cast<int>(blockIdx.x) % a.heads.kv_heads;
   const int part = static_cast<int>(blockIdx.y);
   const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.kv_heads];
-  const int64_t column = kv_head * a.heads.head_dim;
   const int head_begin = max(kv_head * a.heads.group - a.heads.skew, 0);
   const int head_end = min((kv_head + 1) * a.heads.group - a.heads.skew, a.heads.heads);
   if (head_begin >= head_end) return;
   const int rows_left = rows_in(a.k, tile, shape.outer());
   const auto inside = [rows_left](int row) { return row < rows_left; };
-  load_tiles<dim, shape.outer(), shape.threads()>(a.heads.head_dim, inside,
-                                                  TileSource<T>{k, a.k, tile.first_row, column},
-                                                  TileSource<T>{v, a.v, tile.first_row, column});
+  load_tiles<dim, shape.outer(), shape.threads()>(inside,
+                                                  TileSource<T>{k, a.k, tile.first_row, kv_head},
+                                                  TileSource<T>{v, a.v, tile.first_row, kv_head});
 
   const auto load = [&](const Walk& walk, int stage) {
     const TileRectangle& r = a.tiles.rectangles[walk.range->rectangle];
     const int left = static_cast<int>(r.inner_length) - walk.begin;
     const int64_t first = r.inner_begin + walk.begin;
-    const int64_t from = walk.head * a.heads.head_dim;
     const float* const lse = a.lse.data + first * a.lse.stride + walk.head;
     // Rows without a gradient are loaded as zeros: their weights of 0 then multiply finite numbers.
     const auto wanted = [&](int row) {
@@ -125,8 +123,8 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
       return lse[some * a.lse.stride] != -std::numeric_limits<float>::infinity() && row < left;
     };
     load_tiles<dim, shape.inner, shape.threads()>(
-        a.heads.head_dim, wanted, TileSource<T>{q + stage * inner_elements, a.q, first, from},
-        TileSource<T>{d_out + stage * inner_elements, a.d_out, first, from});
+        wanted, TileSource<T>{q + stage * inner_elements, a.q, first, walk.head},
+        TileSource<T>{d_out + stage * inner_elements, a.d_out, first, walk.head});
   };
   typename Kernel::Lane lane(tile.first_row, place.warp);
   typename Kernel::Rows rows;
@@ -141,7 +139,7 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
     const int own = 16 * shape.groups * place.warp * Kernel::stride;
     Kernel::differentiate(a, lane, queries, k + own, v + own, part, weights, rows);
   };
-  const auto finish = [&] { Kernel::finish(a, lane, column, part, rows); };
+  const auto finish = [&] { Kernel::finish(a, lane, kv_head, part, rows); };
   walk_ranges<shape.stages>(a.tiles, a.store_each_range,
                             Walk(a.tiles, tile, head_begin, head_end, shape.inner), lane, load,
                             begin, step, finish);
@@ -152,7 +150,7 @@ __global__ void __launch_bounds__(KeyGradients<T, dim, form>::shape.threads())
 void start_key_gradients(const BackwardArguments& arguments, DType type, TileForm form,
                          CUstream_st* stream) {
   with_kernel<KeyGradients, Sweep::key_gradients>(
-      type, arguments.heads.head_dim, form,
+      type, arguments.heads.widest_dim(), form,
       [&]<class T, int dim, TileForm of>(KeyGradients<T, dim, of>) {
         launch_tiles<T, Sweep::key_gradients>(
             KeyGradients<T, dim, of>::shape, arguments.heads.kv_heads,

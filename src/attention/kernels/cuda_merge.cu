@@ -232,11 +232,15 @@ void cuda_add_rows(const DeviceRound& round, std::span<const RowSums> sums, Upda
                    Stream& stream) {
   const auto& [partial, sum] = sums.front();
   const auto& [second, second_sum] = sums.back();
+  GYRE_CHECK(sums.size() <= 2, "{} sums", sums.size());
   GYRE_CHECK(partial.cols == sum.cols, "{} columns added to {}", partial.cols, sum.cols);
-  GYRE_CHECK(sums.size() <= 2 && second.type == partial.type && second.cols == partial.cols &&
-                 second.stride == partial.stride && second_sum.type == sum.type &&
-                 second_sum.cols == sum.cols && second_sum.stride == sum.stride,
-             "{} sums of different shapes", sums.size());
+  const bool alike = second.type == partial.type && second.cols == partial.cols &&
+                     second.stride == partial.stride && second_sum.type == sum.type &&
+                     second_sum.cols == sum.cols && second_sum.stride == sum.stride;
+  if (!alike) {
+    for (const RowSums& one : sums) cuda_add_rows(round, {&one, 1}, update, stream);
+    return;
+  }
   const auto packed = [](const RowSums& pair) {
     return in_packs(pair.partial, pair.sum.cols) && in_packs(pair.sum, pair.sum.cols);
   };

@@ -39,7 +39,7 @@ GYRE_HOST_DEVICE inline float lse_for_backward(float lse) {
 /// How scratch rows combine with their result rows: added to them, or replacing them unread.
 enum class Update { add, replace };
 
-/// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · head_dim], partial_lse
+/// Merges (merge.hpp) the scratch rows of (partial [scratch rows, heads · value_dim], partial_lse
 /// [scratch rows, heads]) into the rows of (out, lse). `partial` and `out` are f32 or bf16. Rows of
 /// `out` whose lse is -inf, or all with Update::replace, are not read.
 void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
@@ -47,7 +47,7 @@ void cuda_merge_rows(const DeviceRound& round, ConstMatrixRef partial,
                      Update update, Stream& stream);
 
 /// Fills scratch rows of the backward inputs from rows of d_out, lse and delta: stand_in [scratch
-/// rows, heads · head_dim] (stand_in_factor), of the type of d_out, and scratch_lse [scratch rows,
+/// rows, heads · value_dim] (stand_in_factor), of the type of d_out, and scratch_lse [scratch rows,
 /// heads].
 void cuda_stand_in_rows(const DeviceRound& round, ConstMatrixRef d_out, MatrixView<const float> lse,
                         MatrixView<const float> delta, MatrixRef stand_in,
@@ -57,8 +57,8 @@ struct RowSums {
   ConstMatrixRef partial;
   MatrixRef sum;
 };
-/// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these, for one or two pairs
-/// in one launch. Matrices are f32 or bf16; both pairs have the same types, columns and strides.
+/// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these, for one or two pairs;
+/// in one launch if both have the same types, columns and strides. Matrices are f32 or bf16.
 void cuda_add_rows(const DeviceRound& round, std::span<const RowSums> sums, Update update,
                    Stream& stream);
 inline void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum,

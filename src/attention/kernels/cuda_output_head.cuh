@@ -21,8 +21,7 @@ __device__ inline void store(bf16& to, float x) {
 /// Columns from `begin` on of one head of an output.
 struct OutputHead {
   DeviceOutput to;
-  int64_t first;  ///< first column of the head in the matrix
-  int head_dim, begin;
+  int head, dim, begin;  ///< heads of `dim` elements
 
   /// Calls f(n, e, element) for the element of each of the lane's sums in row lane.row[which].
   template <int columns, class F>
@@ -46,7 +45,7 @@ struct OutputHead {
   /// f(n, e, x): x holds the element if `reads`, and its new value is stored if `writes`.
   template <bool reads, bool writes, int columns, class F>
   __device__ __forceinline__ void access(const LaneRows& lane, int which, F f) const {
-    const int64_t at = lane.row[which] * to.stride + first + begin;
+    const int64_t at = lane.row[which] * to.stride + int64_t{head} * dim + begin;
     if (to.narrow)
       access_row<reads, writes, columns>(static_cast<bf16*>(to.data) + at, which, f);
     else
@@ -56,7 +55,7 @@ struct OutputHead {
   __device__ __forceinline__ void access_row(T* row, int which, F f) const {
     const LanePlace place;
     T* const own = row + 2 * place.t;
-    const int left = head_dim - begin - 2 * place.t;  // columns from `own` on
+    const int left = dim - begin - 2 * place.t;  // columns from `own` on
     if (left % 2 == 0 && reinterpret_cast<uintptr_t>(own) % sizeof(Neighbours<T>) == 0) {
       GYRE_UNROLL
       for (int n = 0; n < columns / 8; ++n)

@@ -9,7 +9,7 @@
 // This file computes three products and cuda_key_gradients.cu four, where one sweep would need
 // five. In return no two blocks add to the same sum: no atomics, and equal bits in every run.
 //
-// Lower bound of the time: 6 · head_dim FLOPs per visible pair at the peak of the tensor cores. How
+// Lower bound of the time: 4 head_dim + 2 value_dim FLOPs per visible pair at the peak of the tensor cores. How
 // close the kernel comes has not been measured. bf16: ds is rounded for the third product.
 
 #include "attention/kernels/cuda_output_head.cuh"
@@ -64,8 +64,8 @@ struct QueryGradients {
   }
 
   __device__ __forceinline__ static void finish(const BackwardArguments& a, const Lane& lane,
-                                                int64_t column, const Rows& rows) {
-    const OutputHead to{a.d_q, column, a.heads.head_dim, 0};
+                                                int head, const Rows& rows) {
+    const OutputHead to{a.d_q, head, a.heads.head_dim, 0};
     for_group_rows<groups>([&](int j, int i) {
       if (lane.of[j].seen[i] && rows.shift[j][i] != std::numeric_limits<float>::infinity())
         to.template add<dim>(lane.of[j], i, rows.d_q[j], a.heads.scale);
@@ -89,8 +89,7 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
 
   const int head = static_cast<int>(blockIdx.x) % a.heads.heads;
   const OuterTile tile = a.tiles.tiles[static_cast<int>(blockIdx.x) / a.heads.heads];
-  const int64_t column = head * a.heads.head_dim;
-  const int64_t kv_column = (head + a.heads.skew) / a.heads.group * a.heads.head_dim;
+  const int kv_head = (head + a.heads.skew) / a.heads.group;
   // Rows without a gradient are loaded as zeros: their weights of 0 then multiply finite numbers.
   const int rows_left = rows_in(a.q, tile, shape.outer());
   const float* const lse = a.lse.data + tile.first_row * a.lse.stride + head;
@@ -99,8 +98,8 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
     return lse[some * a.lse.stride] != -std::numeric_limits<float>::infinity() && row < rows_left;
   };
   load_tiles<dim, shape.outer(), shape.threads()>(
-      a.heads.head_dim, wanted_row, TileSource<T>{q, a.q, tile.first_row, column},
-      TileSource<T>{d_out, a.d_out, tile.first_row, column});
+      wanted_row, TileSource<T>{q, a.q, tile.first_row, head},
+      TileSource<T>{d_out, a.d_out, tile.first_row, head});
 
   const auto load = [&](const Walk& walk, int stage) {
     const TileRectangle& r = a.tiles.rectangles[walk.range->rectangle];
@@ -108,8 +107,8 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
     const int64_t first = r.inner_begin + walk.begin;
     const auto wanted = [left](int row) { return row < left; };
     load_tiles<dim, shape.inner, shape.threads()>(
-        a.heads.head_dim, wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_column},
-        TileSource<T>{v + stage * inner_elements, a.v, first, kv_column});
+        wanted, TileSource<T>{k + stage * inner_elements, a.k, first, kv_head},
+        TileSource<T>{v + stage * inner_elements, a.v, first, kv_head});
   };
   typename Kernel::Lane lane(tile.first_row, place.warp);
   typename Kernel::Rows rows;
@@ -119,7 +118,7 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
     Kernel::differentiate(lane, walk.begin, a.heads.scale * log2_e, q + own, d_out + own,
                           k + stage * inner_elements, v + stage * inner_elements, weights, rows);
   };
-  const auto finish = [&] { Kernel::finish(a, lane, column, rows); };
+  const auto finish = [&] { Kernel::finish(a, lane, head, rows); };
   walk_ranges<shape.stages>(a.tiles, a.store_each_range, Walk(a.tiles, tile, 0, 1, shape.inner),
                             lane, load, begin, step, finish);
 }
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(QueryGradients<T, dim, form>::shape.threads())
 void start_query_gradients(const BackwardArguments& arguments, DType type, TileForm form,
                            CUstream_st* stream) {
   with_kernel<QueryGradients, Sweep::query_gradients>(
-      type, arguments.heads.head_dim, form,
+      type, arguments.heads.widest_dim(), form,
       [&]<class T, int dim, TileForm of>(QueryGradients<T, dim, of>) {
         launch_tiles<T, Sweep::query_gradients>(
             QueryGradients<T, dim, of>::shape, arguments.heads.heads,

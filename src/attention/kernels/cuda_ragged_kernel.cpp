@@ -203,6 +203,8 @@ class RaggedKernel final : public BlockKernel {
     sizes.v = block.v.stride;
     sizes.q_columns = h.heads * h.head_dim;
     sizes.k_columns = h.kv_heads * h.head_dim;
+    sizes.v_columns = h.kv_heads * h.value_dim();
+    sizes.out_columns = h.heads * h.value_dim();
     sizes.heads = h.heads;
     return sizes;
   }
@@ -367,15 +369,14 @@ class RaggedKernel final : public BlockKernel {
     AttentionGraph* graph = graphs_.of(even ? even_gradient_shape(block, ready, direct)
                                             : ragged_gradient_shape(block, ready, direct));
     if (graph == nullptr) return false;
-    const int64_t q_columns = block.heads.heads * block.heads.head_dim,
-                  k_columns = block.heads.kv_heads * block.heads.head_dim;
+    const TableSizes& sizes = plan.sizes;
     BatchArrays arrays(plan, ready, even);
     add_inputs(arrays, block, ready, even);
     if (direct.out) {
       arrays.add(out, block.out, out_offsets, ready.in_place);
       arrays.add(lse, ConstMatrixRef(block.lse), lse_offsets, ready.in_place);
     } else {
-      const MatrixRef stand_in = out_.matrix(DType::bf16, block.q.rows, q_columns),
+      const MatrixRef stand_in = out_.matrix(DType::bf16, block.q.rows, sizes.out_columns),
                       final_lse = lse_.matrix(DType::f32, block.q.rows, block.heads.heads);
       if (!std::exchange(stand_ins_are_there_, true))
         make_stand_ins(block, plan, stand_in, final_lse);
@@ -383,12 +384,12 @@ class RaggedKernel final : public BlockKernel {
       arrays.add(lse, final_lse, lse_offsets, ready.tables);
     }
     const MatrixRef part_q =
-        direct.d_q ? block.d_q : d_q_.matrix(DType::bf16, ready.q_rows, q_columns);
-    const MatrixRef part_k = d_k_.matrix(DType::bf16, ready.k_rows, k_columns),
-                    part_v = d_v_.matrix(DType::bf16, ready.k_rows, k_columns);
+        direct.d_q ? block.d_q : d_q_.matrix(DType::bf16, ready.q_rows, sizes.q_columns);
+    const MatrixRef part_k = d_k_.matrix(DType::bf16, ready.k_rows, sizes.k_columns),
+                    part_v = d_v_.matrix(DType::bf16, ready.k_rows, sizes.v_columns);
     arrays.add(d_q, part_q, d_q_offsets, direct.d_q ? ready.in_place : ready.tables);
     arrays.add(d_k, part_k, d_k_offsets, ready.tables);
-    arrays.add(d_v, part_v, d_k_offsets, ready.tables);
+    arrays.add(d_v, part_v, d_v_offsets, ready.tables);
     if (even) arrays.add(lse, packed_lse(block, ready));
     execute(*graph, arrays);
     const Update update_q = block.overwrite_d_q && ready.first_q ? Update::replace : Update::add,

@@ -15,11 +15,12 @@ AttentionGraphShape shape_of(const BlockInput& block, const RaggedBatch& batch) 
   shape.heads = h.heads;
   shape.kv_heads = h.kv_heads;
   shape.head_dim = h.head_dim;
+  shape.value_dim = h.value_dim();
   shape.scale = h.scale;
   shape.q_stride = block.q.stride;
   shape.k_stride = block.k.stride;
   shape.v_stride = block.v.stride;
-  shape.out_stride = h.heads * h.head_dim;
+  shape.out_stride = h.heads * h.value_dim();
   shape.lse_stride = h.heads;
   return shape;
 }
@@ -27,7 +28,7 @@ AttentionGraphShape shape_of(const BlockInput& block, const RaggedBatch& batch) 
 void make_gradient(AttentionGraphShape& shape, const BackwardBlock& block, DirectArrays direct) {
   shape.backward = true;
   shape.d_out_stride = block.d_out.stride;
-  shape.d_q_stride = direct.d_q ? block.d_q.stride : shape.out_stride;
+  shape.d_q_stride = direct.d_q ? block.d_q.stride : block.heads.heads * block.heads.head_dim;
   if (!direct.out) return;
   shape.out_stride = block.out.stride;
   shape.lse_stride = block.lse.stride;
@@ -38,7 +39,7 @@ void make_gradient(AttentionGraphShape& shape, const BackwardBlock& block, Direc
 const char* unsupported_reason(const BlockInput& block, ConstMatrixRef d_out) {
   const BlockHeads& h = block.heads;
   if (block.q.type != DType::bf16) return "f32 arrays";
-  if (h.head_dim % 16 != 0) return "head_dim not a multiple of 16";
+  if (h.head_dim % 16 != 0 || h.value_dim() % 16 != 0) return "head_dim not a multiple of 16";
   // In the library, query head i reads KV head i / (heads / kv_heads).
   const bool whole_groups = h.skew == 0 && h.heads == h.kv_heads * h.group;
   if (!whole_groups && h.kv_heads != 1) return "parts of head groups";
@@ -85,8 +86,10 @@ AttentionGraphShape ragged_gradient_shape(const BackwardBlock& block, const Prep
                                           DirectArrays direct) {
   AttentionGraphShape shape = ragged_shape(block, ready);
   make_gradient(shape, block, direct);
-  if (gathers_keys(block))
-    shape.k_stride = shape.v_stride = block.heads.kv_heads * block.heads.head_dim;
+  if (gathers_keys(block)) {
+    shape.k_stride = block.heads.kv_heads * block.heads.head_dim;
+    shape.v_stride = block.heads.kv_heads * block.heads.value_dim();
+  }
   return shape;
 }
 

@@ -67,11 +67,13 @@ void add_tables(TableWriter& writer, const TableSizes& sizes, const RaggedBatch&
   offsets(ready.tables, Id::d_out_offsets, RaggedRows::q, sizes.d_out);
   // Backward, out and lse have one row per query, for all entries that contain it.
   const RaggedRows results = sizes.backward ? RaggedRows::q : RaggedRows::scratch_q;
-  offsets(ready.tables, Id::out_offsets, results, sizes.q_columns);
+  offsets(ready.tables, Id::out_offsets, results, sizes.out_columns);
   offsets(ready.tables, Id::lse_offsets, results, sizes.heads);
   offsets(ready.tables, Id::d_q_offsets, RaggedRows::scratch_q, sizes.q_columns);
   offsets(ready.tables, Id::d_k_offsets, RaggedRows::scratch_k, sizes.k_columns);
-  ready.gathered[Id::k_offsets] = ready.gathered[Id::v_offsets] = ready.tables[Id::d_k_offsets];
+  offsets(ready.tables, Id::d_v_offsets, RaggedRows::scratch_k, sizes.v_columns);
+  ready.gathered[Id::k_offsets] = ready.tables[Id::d_k_offsets];
+  ready.gathered[Id::v_offsets] = ready.tables[Id::d_v_offsets];
   offsets(ready.in_place, Id::out_offsets, RaggedRows::q, sizes.out);
   offsets(ready.in_place, Id::lse_offsets, RaggedRows::q, sizes.lse);
   offsets(ready.in_place, Id::d_q_offsets, RaggedRows::q, sizes.d_q);

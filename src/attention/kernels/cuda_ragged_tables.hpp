@@ -47,7 +47,7 @@ struct TableSizes {
   bool backward = false;
   int64_t rows = 0, keys = 0;
   int64_t q = 0, k = 0, v = 0, d_out = 0, out = 0, lse = 0, d_q = 0;
-  int64_t q_columns = 0, k_columns = 0, heads = 0;
+  int64_t q_columns = 0, k_columns = 0, v_columns = 0, out_columns = 0, heads = 0;
   friend bool operator==(const TableSizes&, const TableSizes&) = default;
 };
 

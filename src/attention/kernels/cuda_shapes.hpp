@@ -37,7 +37,7 @@ namespace gyre {
 enum class Sweep { forward, query_gradients, key_gradients };
 
 struct TileShape {
-  int dim = 0;  ///< head_dim, padded with zeros
+  int dim = 0;  ///< head_dim and value_dim, padded with zeros
   int warps = 0;
   int inner = 0, stages = 0;
   int column_parts = 1;  ///< number of blocks that share the columns of the sums

@@ -31,12 +31,14 @@ struct TilePieces {
   }
 };
 
-/// A tile and its source: row i is row first + i of `from`, starting at `column`.
+/// A tile and its source: row i is head `head` of row first + i of `from`.
 template <class T>
 struct TileSource {
   T* tile;
   const DeviceInput& from;
-  int64_t first, column;
+  int64_t first;
+  int head;
+  __device__ __forceinline__ int64_t column() const { return int64_t{head} * from.dim; }
 };
 
 /// Copies the pieces of one tile asynchronously; writes zeros unless some[column][j].
@@ -53,37 +55,38 @@ __device__ __forceinline__ void copy_pieces(
   for (int c = 0; c < Pieces::columns; ++c) {
     T* const to = source.tile + pieces.row[c] * stride + pieces.begin[c];
     const T* piece = static_cast<const T*>(source.from.data) +
-                     (source.first + pieces.row[c]) * source.from.stride + source.column +
+                     (source.first + pieces.row[c]) * source.from.stride + source.column() +
                      pieces.begin[c];
+    const bool inside = pieces.begin[c] < source.from.dim;
     GYRE_UNROLL
     for (int j = 0; j < Pieces::of_column; ++j, piece += hop)
-      copy_async(to + j * Pieces::hop * stride, piece, some[c][j] ? 16 : 0);
+      copy_async(to + j * Pieces::hop * stride, piece, inside && some[c][j] ? 16 : 0);
   }
 }
 
 /// Copies a tile element by element, for rows that are not aligned.
 template <int dim, int rows, int threads, class T, class Wanted>
-__device__ void copy_elements(const TileSource<T>& source, int head_dim, const Wanted& wanted) {
+__device__ void copy_elements(const TileSource<T>& source, const Wanted& wanted) {
   constexpr int together = 16 / sizeof(T), of_row = dim / together;
   constexpr int stride = tile_stride(dtype_of<T>, dim);
   GYRE_NO_UNROLL
   for (int i = static_cast<int>(threadIdx.x); i < rows * of_row; i += threads) {
     const int row = i / of_row, begin = i % of_row * together;
-    const int count = wanted(row) ? head_dim - begin : 0;
+    const int count = wanted(row) ? source.from.dim - begin : 0;
     T* const to = source.tile + row * stride + begin;
     const T* const piece = static_cast<const T*>(source.from.data) +
-                           (source.first + row) * source.from.stride + source.column + begin;
+                           (source.first + row) * source.from.stride + source.column() + begin;
     GYRE_UNROLL
     for (int e = 0; e < together; ++e) to[e] = e < count ? piece[e] : T{};
   }
 }
 
-/// Fills tiles of `rows` rows with head_dim elements of each row and zeros after them; row i is all
+/// Fills tiles of `rows` rows with the elements of a head and zeros after them; row i is all
 /// zeros unless wanted(i). Evaluates wanted once for all tiles, before the first copy, across which
 /// the compiler moves no code. Asynchronous if rows are aligned.
 template <int dim, int rows, int threads, class Wanted, class T, class... Others>
-__device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
-                                           const TileSource<T>& source, const Others&... others) {
+__device__ __forceinline__ void load_tiles(const Wanted& wanted, const TileSource<T>& source,
+                                           const Others&... others) {
   using Pieces = TilePieces<T, dim, rows, threads>;
   const Pieces pieces;
   bool some[Pieces::columns][Pieces::of_column];
@@ -91,13 +94,13 @@ __device__ __forceinline__ void load_tiles(int head_dim, const Wanted& wanted,
   for (int c = 0; c < Pieces::columns; ++c) {
     GYRE_UNROLL
     for (int j = 0; j < Pieces::of_column; ++j)
-      some[c][j] = wanted(pieces.row[c] + j * Pieces::hop) && pieces.begin[c] < head_dim;
+      some[c][j] = wanted(pieces.row[c] + j * Pieces::hop);
   }
   const auto load = [&](const TileSource<T>& from) {
     if (from.from.aligned)
       copy_pieces<T, dim, rows, threads>(pieces, some, from);
     else
-      copy_elements<dim, rows, threads>(from, head_dim, wanted);
+      copy_elements<dim, rows, threads>(from, wanted);
   };
   load(source);
   (load(others), ...);
@@ -280,8 +283,8 @@ void with_form(TileForm form, Start start) {
   start(Kernels<T, dim, TileForm::wide>{});
 }
 template <template <class, int, TileForm> class Kernels, Sweep sweep, class T, class Start>
-void with_dim(int64_t head_dim, TileForm form, Start start) {
-  switch (tile_dim_for(head_dim)) {
+void with_dim(int64_t widest_dim, TileForm form, Start start) {
+  switch (tile_dim_for(widest_dim)) {
     case 64:
       return with_form<Kernels, sweep, T, 64>(form, start);
     case 96:
@@ -293,11 +296,11 @@ void with_dim(int64_t head_dim, TileForm form, Start start) {
   }
 }
 template <template <class, int, TileForm> class Kernels, Sweep sweep, class Start>
-void with_kernel(DType type, int64_t head_dim, TileForm form, Start start) {
+void with_kernel(DType type, int64_t widest_dim, TileForm form, Start start) {
   if (type == DType::bf16)
-    with_dim<Kernels, sweep, bf16>(head_dim, form, start);
+    with_dim<Kernels, sweep, bf16>(widest_dim, form, start);
   else
-    with_dim<Kernels, sweep, float>(head_dim, form, start);
+    with_dim<Kernels, sweep, float>(widest_dim, form, start);
 }
 
 }  // namespace gyre

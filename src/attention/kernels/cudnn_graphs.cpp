@@ -24,11 +24,11 @@ class Builder {
         .set_intermediate_data_type(fe::DataType_t::FLOAT)
         .set_compute_data_type(fe::DataType_t::FLOAT);
     if (sm_version != 0) graph_->set_sm_version(sm_version);  // nodes copy it when they are made
-    q_ = input("q", AttentionTensor::q, queries(s_.q_stride, s_.q_distance),
+    q_ = input("q", AttentionTensor::q, queries(s_.head_dim, s_.q_stride, s_.q_distance),
                AttentionTensor::q_offsets);
-    k_ = input("k", AttentionTensor::k, keys(s_.k_stride, s_.k_distance),
+    k_ = input("k", AttentionTensor::k, keys(s_.head_dim, s_.k_stride, s_.k_distance),
                AttentionTensor::k_offsets);
-    v_ = input("v", AttentionTensor::v, keys(s_.v_stride, s_.k_distance),
+    v_ = input("v", AttentionTensor::v, keys(s_.value_dim, s_.v_stride, s_.k_distance),
                AttentionTensor::v_offsets);
     if (s_.even) return;
     q_lengths_ = table("q lengths", AttentionTensor::q_lengths, s_.batch, fe::DataType_t::INT32);
@@ -44,7 +44,7 @@ class Builder {
         .set_implementation(fe::AttentionImplementation_t::COMPOSITE);
     set_common(options);
     const auto [out, lse] = graph_->sdpa(q_, k_, v_, options);
-    place(*out, "out", AttentionTensor::out, queries(s_.out_stride, s_.out_distance),
+    place(*out, "out", AttentionTensor::out, queries(s_.value_dim, s_.out_stride, s_.out_distance),
           offsets(AttentionTensor::out_offsets));
     out->set_output(true);
     place_lse(*lse);
@@ -55,11 +55,11 @@ class Builder {
   /// Omits max_total_seq_len, with which cuDNN 9.19 mixes up d_k and d_v of several entries.
   std::shared_ptr<CudnnGraph> backward() {
     const TensorPtr out =
-        input("out", AttentionTensor::out, queries(s_.out_stride, s_.out_distance),
+        input("out", AttentionTensor::out, queries(s_.value_dim, s_.out_stride, s_.out_distance),
               AttentionTensor::out_offsets);
-    const TensorPtr d_out =
-        input("d_out", AttentionTensor::d_out, queries(s_.d_out_stride, s_.q_distance),
-              AttentionTensor::d_out_offsets);
+    const TensorPtr d_out = input("d_out", AttentionTensor::d_out,
+                                  queries(s_.value_dim, s_.d_out_stride, s_.q_distance),
+                                  AttentionTensor::d_out_offsets);
     Tensor_attributes stats;
     place_lse(stats);
     const TensorPtr lse = graph_->tensor(stats);
@@ -68,12 +68,13 @@ class Builder {
     options.set_name("attention gradient").set_deterministic_algorithm(s_.deterministic);
     set_common(options);
     const auto [d_q, d_k, d_v] = graph_->sdpa_backward(q_, k_, v_, out, d_out, lse, options);
-    place(*d_q, "d_q", AttentionTensor::d_q, queries(s_.d_q_stride, s_.d_q_distance),
+    place(*d_q, "d_q", AttentionTensor::d_q, queries(s_.head_dim, s_.d_q_stride, s_.d_q_distance),
           offsets(AttentionTensor::d_q_offsets));
-    const Rows gradients = keys(s_.kv_heads * s_.head_dim, s_.longest_k);
-    const TensorPtr k_offsets = offsets(AttentionTensor::d_k_offsets);
-    place(*d_k, "d_k", AttentionTensor::d_k, gradients, k_offsets);
-    place(*d_v, "d_v", AttentionTensor::d_v, gradients, k_offsets);
+    const auto gradient = [&](int64_t dim) { return keys(dim, s_.kv_heads * dim, s_.longest_k); };
+    place(*d_k, "d_k", AttentionTensor::d_k, gradient(s_.head_dim),
+          offsets(AttentionTensor::d_k_offsets));
+    place(*d_v, "d_v", AttentionTensor::d_v, gradient(s_.value_dim),
+          offsets(AttentionTensor::d_v_offsets));
     for (const TensorPtr& gradient : {d_q, d_k, d_v}) gradient->set_output(true);
     return graph_;
   }
@@ -81,14 +82,14 @@ class Builder {
  private:
   /// Dimensions of an array, per entry.
   struct Rows {
-    int64_t heads, count, stride;
+    int64_t heads, count, dim, stride;
     int64_t distance;  ///< rows between entries of an even batch
   };
-  Rows queries(int64_t stride, int64_t distance) const {
-    return {s_.heads, s_.longest_q, stride, distance};
+  Rows queries(int64_t dim, int64_t stride, int64_t distance) const {
+    return {s_.heads, s_.longest_q, dim, stride, distance};
   }
-  Rows keys(int64_t stride, int64_t distance) const {
-    return {s_.kv_heads, s_.longest_k, stride, distance};
+  Rows keys(int64_t dim, int64_t stride, int64_t distance) const {
+    return {s_.kv_heads, s_.longest_k, dim, stride, distance};
   }
 
   TensorPtr table(const char* name, AttentionTensor id, int64_t entries, fe::DataType_t type) {
@@ -107,9 +108,9 @@ class Builder {
     tensor.set_name(name)
         .set_uid(static_cast<int64_t>(id))
         .set_data_type(fe::DataType_t::BFLOAT16)
-        .set_dim({s_.batch, rows.heads, rows.count, s_.head_dim})
+        .set_dim({s_.batch, rows.heads, rows.count, rows.dim})
         .set_stride(
-            {(s_.even ? rows.distance : rows.count) * rows.stride, s_.head_dim, rows.stride, 1});
+            {(s_.even ? rows.distance : rows.count) * rows.stride, rows.dim, rows.stride, 1});
     if (ragged) tensor.set_ragged_offset(ragged);
   }
   void place_lse(Tensor_attributes& tensor) {

@@ -96,6 +96,7 @@ class CudnnLibrary final : public AttentionLibrary {
     kind.mask = shape.mask;
     kind.window = std::min<int64_t>(shape.window, 1);  // whether there is a window
     kind.head_dim = shape.head_dim;
+    kind.value_dim = shape.value_dim;
     if (const auto found = masked_products_.find(kind); found != masked_products_.end())
       return found->second;
     AttentionGraphShape ordered = kind;

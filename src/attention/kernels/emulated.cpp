@@ -21,22 +21,26 @@ class EmulatedKernel final : public BlockKernel {
   }
 
   void forward(const ForwardBlock& block) override {
-    take_time({Pass::forward, block, false, false, elements(block, !block.overwrite, false)});
+    const int64_t merged = block.overwrite ? 0 : query_elements(block, block.heads.value_dim());
+    take_time({Pass::forward, block, false, false, merged});
   }
   void backward(const BackwardBlock& block) override {
     const bool d_q = block.d_q.data != nullptr, d_kv = block.d_k.data != nullptr;
-    take_time({Pass::backward, block, d_q, d_kv,
-               elements(block, d_q && !block.overwrite_d_q, d_kv && !block.overwrite_d_kv)});
+    int64_t merged = 0;
+    if (d_q && !block.overwrite_d_q) merged += query_elements(block, block.heads.head_dim);
+    if (d_kv && !block.overwrite_d_kv) merged += key_elements(block);
+    take_time({Pass::backward, block, d_q, d_kv, merged});
   }
   bool can_overwrite() const override { return true; }
 
  private:
-  /// Elements of result rows: per head one for each query, and two (dK, dV) for each key.
-  static int64_t elements(const BlockInput& block, bool of_queries, bool of_keys) {
-    int64_t rows = 0;
-    if (of_queries) rows += queries_of(block.rectangles).count() * block.heads.heads;
-    if (of_keys) rows += 2 * keys_of(block.rectangles).count() * block.heads.kv_heads;
-    return rows * block.heads.head_dim;
+  /// Elements of the rows of out or dQ, of heads of `dim` elements, and of those of dK and dV.
+  static int64_t query_elements(const BlockInput& block, int64_t dim) {
+    return queries_of(block.rectangles).count() * block.heads.heads * dim;
+  }
+  static int64_t key_elements(const BlockInput& block) {
+    return keys_of(block.rectangles).count() * block.heads.kv_heads *
+           (block.heads.head_dim + block.heads.value_dim());
   }
   void take_time(const KernelCall& call) {
     const double begin = sleep_.now();
@@ -62,7 +66,7 @@ class EmulatedKernel final : public BlockKernel {
 
 double flops_of(const KernelCall& call) {
   const BlockHeads& heads = call.input.heads;
-  return 2.0 * products_of(call.pass, call.d_q, call.d_kv) * heads.head_dim *
+  return flops_of_pair(call.pass, call.d_q, call.d_kv, heads.head_dim, heads.value_dim()) *
          (total_pairs(call.input.rectangles) * heads.heads);
 }
 

@@ -45,8 +45,7 @@ struct KernelCall {
 /// Returns the seconds that a call of the emulated kernel takes.
 using KernelTime = std::function<double(const KernelCall&)>;
 
-/// FLOPs of a call: 2 · head_dim per visible pair, query head and product. Forward has two
-/// products; backward has two, one more for dQ and two more for dK and dV.
+/// FLOPs of a call: those of its visible pairs, for every query head.
 double flops_of(const KernelCall& call);
 
 /// Parses the value of --emulate-compute, e.g. "tflops=0.1,launch=10us": the rate in 10^12 FLOP/s

@@ -117,7 +117,7 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state) {
       top = hn::IfThenElse(outgrown, seen, top);
       hn::Store(top, f, state.top + lane);
       sum = hn::Mul(sum, shrink);
-      for (int64_t d = 0; d < state.head_dim; ++d) {
+      for (int64_t d = 0; d < state.dim; ++d) {
         float* o = state.out + d * lane_stride + lane;
         hn::Store(hn::Mul(hn::Load(f, o), shrink), f, o);
       }
@@ -178,31 +178,30 @@ void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* cons
   const auto first_result = [&](int64_t at) { return *lse[at] == minus_infinity; };
   // Clears a row without an earlier result, whose contents must not be used.
   const auto open_row = [&](int64_t at) {
-    if (first_result(at)) std::fill_n(rows[at], state.head_dim, 0.0F);
+    if (first_result(at)) std::fill_n(rows[at], state.dim, 0.0F);
   };
   int64_t lane = 0;
 #if HWY_TARGET != HWY_SCALAR
   for (; lane + block <= lanes; lane += block) {
     const bool all =
         saw_keys(lane) && saw_keys(lane + 1) && saw_keys(lane + 2) && saw_keys(lane + 3);
-    const int64_t done = all ? state.head_dim / block * block : 0;
+    const int64_t done = all ? state.dim / block * block : 0;
     if (all && first_result(lane) && first_result(lane + 1) && first_result(lane + 2) &&
-        first_result(lane + 3) && done == state.head_dim) {
-      blend_four_lanes<true>(state.out, lane, state.head_dim, w1 + lane, w2 + lane, rows + lane);
+        first_result(lane + 3) && done == state.dim) {
+      blend_four_lanes<true>(state.out, lane, state.dim, w1 + lane, w2 + lane, rows + lane);
       continue;
     }
     for (int64_t i = lane; i < lane + block; ++i)
       if (saw_keys(i)) open_row(i);
-    if (all)
-      blend_four_lanes<false>(state.out, lane, state.head_dim, w1 + lane, w2 + lane, rows + lane);
+    if (all) blend_four_lanes<false>(state.out, lane, state.dim, w1 + lane, w2 + lane, rows + lane);
     for (int64_t i = lane; i < lane + block; ++i)
-      if (saw_keys(i)) blend_one_lane(state.out, i, done, state.head_dim, w1[i], w2[i], rows[i]);
+      if (saw_keys(i)) blend_one_lane(state.out, i, done, state.dim, w1[i], w2[i], rows[i]);
   }
 #endif
   for (; lane < lanes; ++lane)
     if (saw_keys(lane)) {
       open_row(lane);
-      blend_one_lane(state.out, lane, 0, state.head_dim, w1[lane], w2[lane], rows[lane]);
+      blend_one_lane(state.out, lane, 0, state.dim, w1[lane], w2[lane], rows[lane]);
     }
   for (int64_t i = 0; i < lanes; ++i)
     if (saw_keys(i)) *lse[i] = merged[i];

@@ -19,8 +19,8 @@ struct LaneState {
   float* top;  ///< [lanes] reference maximum, -inf before the first visible key; may be below the
                ///< maximum, see softmax_tile
   float* sum;  ///< [lanes]
-  float* out;  ///< [head_dim][lane_stride]
-  int64_t head_dim;
+  float* out;  ///< [dim][lane_stride]
+  int64_t dim;
 };
 
 /// packed [head_dim][lane_stride] = scale · rows[lane][head_dim]; `lanes` is a multiple of
@@ -39,7 +39,7 @@ void softmax_tile(float* scores, int64_t keys, int64_t lanes, LaneState state);
 void gradient_tile(float* scores, float* products, int64_t keys, int64_t lanes, const float* lse,
                    const float* delta);
 
-/// Merges lanes into the partial results rows[lane] [head_dim] and lse[lane] by merge_lse. A lane
+/// Merges lanes into the partial results rows[lane] [dim] and lse[lane] by merge_lse. A lane
 /// that saw no key leaves its row unchanged. A row with lse = -inf must be 0; it may be overwritten
 /// without being read.
 void merge_lanes(LaneState state, int64_t lanes, float* const* rows, float* const* lse);

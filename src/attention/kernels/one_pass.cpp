@@ -62,9 +62,9 @@ OnePassSplit split_one_pass(const BlockInput& in) {
   return split;
 }
 
-void OnePassWorker::start(int64_t head_dim, Progress progress) {
-  head_dim_ = head_dim;
-  padded_dim_ = round_up(head_dim, one_pass_unit);
+void OnePassWorker::start(int64_t head_dim, int64_t value_dim, Progress progress) {
+  of_keys_ = {head_dim, round_up(head_dim, one_pass_unit)};
+  of_values_ = {value_dim, round_up(value_dim, one_pass_unit)};
   progress_ = progress;
   begin_.resize(one_pass_rows);
   end_.resize(one_pass_rows);
@@ -75,7 +75,7 @@ struct OnePassWorker::Position {
   const Rectangle& rectangle;
   int64_t kv_head, head;
   bool first_of_kv_head, last_of_kv_head;
-  int64_t row_offset, column_offset;  ///< distance to the next head's rows; both 0: none
+  int64_t row_offset, head_offset;  ///< distance to the next head's rows; both 0: none
 };
 
 template <class Body>
@@ -89,10 +89,10 @@ void OnePassWorker::for_each_head(const BlockInput& in, std::span<const Rectangl
       for (int64_t head = begin; head < end; ++head) {
         Position at{rectangles[i], kv_head, head, head == begin, head + 1 == end, 0, 0};
         if (head + 1 < last) {
-          at.column_offset = head_dim_;
+          at.head_offset = 1;
         } else if (i + 1 < rectangles.size()) {
           at.row_offset = rectangles[i + 1].q_begin - rectangles[i].q_begin;
-          at.column_offset = (first - head) * head_dim_;
+          at.head_offset = first - head;
         }
         body(at);
       }
@@ -116,26 +116,26 @@ OnePassTile OnePassWorker::tile(const BlockInput& in, const Rectangle& r, int64_
   return {rows,
           r.k_length,
           one_pass_columns(r.k_length),
-          head_dim_,
-          padded_dim_,
+          of_keys_,
+          of_values_,
           begin_.data() + row,
           end_.data() + row,
           in.heads.scale};
 }
 
-void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,
-                               Buffer<float>& panel, int64_t capacity) {
-  reserve(panel, capacity * padded_dim_);
+void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t head,
+                               const HeadWidth& width, Buffer<float>& panel, int64_t capacity) {
+  const int64_t column = head * width.dim;
+  reserve(panel, capacity * width.padded);
   if (from.type == DType::f32) {
     const MatrixView<const float> rows = from.as<float>();
-    pack_panel({rows.row(row) + column, rows.stride, nullptr}, count, head_dim_, padded_dim_,
-               panel.data());
+    pack_panel({rows.row(row) + column, rows.stride, nullptr}, count, width, panel.data());
     return;
   }
   for (int64_t i = 0; i < count; ++i) {
-    float* to = panel.data() + i * padded_dim_;
-    load_row(from, row + i, column, head_dim_, 1, to);
-    std::fill(to + head_dim_, to + padded_dim_, 0.0F);
+    float* to = panel.data() + i * width.padded;
+    load_row(from, row + i, column, width.dim, 1, to);
+    std::fill(to + width.dim, to + width.padded, 0.0F);
   }
 }
 
@@ -143,105 +143,103 @@ HeadRows<const float> OnePassWorker::rows_of(ConstMatrixRef from, int64_t row, i
   return {from.as<float>().row(row) + column, from.stride, nullptr};
 }
 
-HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel) const {
-  return {panel.data(), padded_dim_, nullptr};
+HeadRows<const float> OnePassWorker::panel_of(const Buffer<float>& panel, const HeadWidth& width) {
+  return {panel.data(), width.padded, nullptr};
 }
 
 /// Whether rows can be read in their array. A copy pays neither for few rows, which are read about
 /// once, nor for rows close together, which do not compete for L1 sets.
-bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count) const {
+bool OnePassWorker::needs_no_panel(ConstMatrixRef from, int64_t count, const HeadWidth& width) {
   constexpr int64_t close_together = int64_t{64} << 10;  // in bytes
   const int64_t bytes = count * from.stride * sizeof(float);
-  return from.type == DType::f32 && head_dim_ == padded_dim_ &&
+  return from.type == DType::f32 && width.whole() &&
          (count <= 2 * one_pass_strip || bytes <= close_together);
 }
 
 void OnePassWorker::load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head,
                               bool backward) {
-  const int64_t first = r.k_begin, column = kv_head * head_dim_;
-  const int64_t columns = one_pass_columns(r.k_length);
+  const int64_t first = r.k_begin, columns = one_pass_columns(r.k_length);
   const bool by_dots =
-      std::max(r.q_length, r.k_length) <= one_pass_dots && head_dim_ == padded_dim_;
+      std::max(r.q_length, r.k_length) <= one_pass_dots && of_keys_.whole() && of_values_.whole();
   // Rows are needed for dot products, and for dQ = ds · K and out = p · V.
-  const auto load = [&](ConstMatrixRef from, bool as_rows, Buffer<float>& panel, bool transposed,
-                        Buffer<float>& to) {
-    const bool copied =
-        from.type != DType::f32 || ((as_rows || by_dots) && !needs_no_panel(from, r.k_length));
-    if (copied) load_panel(from, first, r.k_length, column, panel, one_pass_keys);
-    const HeadRows<const float> rows = copied ? panel_of(panel) : rows_of(from, first, column);
+  const auto load = [&](ConstMatrixRef from, const HeadWidth& width, bool as_rows,
+                        Buffer<float>& panel, bool transposed, Buffer<float>& to) {
+    const bool copied = from.type != DType::f32 ||
+                        ((as_rows || by_dots) && !needs_no_panel(from, r.k_length, width));
+    if (copied) load_panel(from, first, r.k_length, kv_head, width, panel, one_pass_keys);
+    const HeadRows<const float> rows =
+        copied ? panel_of(panel, width) : rows_of(from, first, kv_head * width.dim);
+    if (kv_head + 1 < in.heads.kv_heads)
+      prefetch(from, first, r.k_length, (kv_head + 1) * width.dim, width.dim);
     if (!transposed || by_dots) return OnePassKeys{rows, nullptr};
-    reserve(to, head_dim_ * max_columns);
-    transpose_rows(rows, r.k_length, head_dim_, columns, to.data());
+    reserve(to, width.dim * max_columns);
+    transpose_rows(rows, r.k_length, width.dim, columns, to.data());
     return OnePassKeys{rows, to.data()};
   };
-  keys_ = load(in.k, backward, k_, true, k_transposed_);
-  values_ = load(in.v, !backward, v_, backward, v_transposed_);
-  if (kv_head + 1 < in.heads.kv_heads) {
-    prefetch(in.k, first, r.k_length, column + head_dim_, head_dim_);
-    prefetch(in.v, first, r.k_length, column + head_dim_, head_dim_);
-  }
-  progress_.account(8.0 * (r.k_length * head_dim_));
+  keys_ = load(in.k, of_keys_, backward, k_, true, k_transposed_);
+  values_ = load(in.v, of_values_, !backward, v_, backward, v_transposed_);
+  progress_.account(4.0 * (r.k_length * (of_keys_.dim + of_values_.dim)));
 }
 
 void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle> rectangles,
                             int64_t kv_begin, int64_t kv_end) {
   reserve(scores_, tile_rows * max_columns);
-  reserve(sums_, one_pass_strip * padded_dim_);
+  reserve(sums_, one_pass_strip * of_values_.padded);
   const bool in_place = block.q.type == DType::f32, direct = block.out.type == DType::f32;
   for_each_head(block, rectangles, kv_begin, kv_end, [&](const Position& at) {
     const Rectangle& r = at.rectangle;
-    const int64_t row = r.q_begin, column = at.head * head_dim_;
+    const int64_t row = r.q_begin, out_column = at.head * of_values_.dim;
     if (at.first_of_kv_head) load_keys(block, r, at.kv_head, false);
-    const auto next = [&](const auto* rows, int64_t stride) {
-      return at.column_offset == 0 && at.row_offset == 0
+    const auto next = [&](const auto* rows, int64_t stride, const HeadWidth& width) {
+      return at.head_offset == 0 && at.row_offset == 0
                  ? nullptr
-                 : rows + at.row_offset * stride + at.column_offset;
+                 : rows + at.row_offset * stride + at.head_offset * width.dim;
     };
-    HeadRows<const float> q{nullptr, padded_dim_, nullptr};
+    HeadRows<const float> q{nullptr, of_keys_.padded, nullptr};
     if (in_place) {
-      q.data = block.q.as<float>().row(row) + column, q.stride = block.q.stride;
-      q.next = next(q.data, q.stride);
+      q = rows_of(block.q, row, at.head * of_keys_.dim);
+      q.next = next(q.data, q.stride, of_keys_);
     } else {
-      load_panel(block.q, row, r.q_length, column, q_, one_pass_rows);
+      load_panel(block.q, row, r.q_length, at.head, of_keys_, q_, one_pass_rows);
       q.data = q_.data();
     }
-    HeadRows<float> out{nullptr, padded_dim_, nullptr};
+    HeadRows<float> out{nullptr, of_values_.padded, nullptr};
     if (direct) {
-      out.data = block.out.as<float>().row(row) + column, out.stride = block.out.stride;
-      out.next = next(out.data, out.stride);
+      out.data = block.out.as<float>().row(row) + out_column, out.stride = block.out.stride;
+      out.next = next(out.data, out.stride, of_values_);
     } else {
-      load_panel(block.out, row, r.q_length, column, out_, one_pass_rows);
+      load_panel(block.out, row, r.q_length, at.head, of_values_, out_, one_pass_rows);
       out.data = out_.data();
     }
     one_pass_forward(tile(block, r, 0, r.q_length), q, keys_, values_.rows, out,
                      block.lse.row(row) + at.head, block.lse.stride, scores_.data(), sums_.data());
     for (int64_t i = 0; !direct && i < r.q_length; ++i)
       if (block.lse(row + i, at.head) != -infinity_of<float>)
-        store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.out);
-    progress_.account(4.0 * (r.q_length * r.k_length * head_dim_));
+        store_row(out_.data() + i * of_values_.padded, row + i, out_column, of_values_.dim,
+                  block.out);
+    progress_.account(2.0 * (r.q_length * r.k_length * (of_keys_.dim + of_values_.dim)));
   });
 }
 
 /// Loads the rows of a tile; rows without a gradient become zeros.
 void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows,
                                        int64_t head) {
-  const int64_t column = head * head_dim_;
   bool all_have = true;
   for (int64_t i = 0; i < rows; ++i) {
     lse_.data()[i] = block.lse(row + i, head);
     delta_.data()[i] = block.heads.scale * block.delta(row + i, head);
     all_have = all_have && lse_.data()[i] != -infinity_of<float>;
   }
-  const auto load = [&](ConstMatrixRef from, Buffer<float>& panel) {
-    if (all_have && needs_no_panel(from, rows)) return rows_of(from, row, column);
-    load_panel(from, row, rows, column, panel, tile_rows);
+  const auto load = [&](ConstMatrixRef from, const HeadWidth& width, Buffer<float>& panel) {
+    if (all_have && needs_no_panel(from, rows, width)) return rows_of(from, row, head * width.dim);
+    load_panel(from, row, rows, head, width, panel, tile_rows);
     for (int64_t i = 0; !all_have && i < rows; ++i)
       if (lse_.data()[i] == -infinity_of<float>)
-        std::fill_n(panel.data() + i * padded_dim_, padded_dim_, 0.0F);
-    return panel_of(panel);
+        std::fill_n(panel.data() + i * width.padded, width.padded, 0.0F);
+    return panel_of(panel, width);
   };
-  q_rows_ = load(block.q, q_);
-  d_out_rows_ = load(block.d_out, d_out_);
+  q_rows_ = load(block.q, of_keys_, q_);
+  d_out_rows_ = load(block.d_out, of_values_, d_out_);
   for (int64_t i = 0; !all_have && i < rows; ++i) {
     if (lse_.data()[i] != -infinity_of<float>) continue;
     lse_.data()[i] = infinity_of<float>;
@@ -252,20 +250,20 @@ void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, 
 /// Destination of the key gradients of a rectangle: the result itself, or a panel if rows of the
 /// result are not a multiple of a vector.
 HeadRows<float> OnePassWorker::open_gradients(MatrixView<float> result, const Rectangle& r,
-                                              int64_t kv_head, Buffer<float>& panel) {
-  if (head_dim_ == padded_dim_)
-    return {result.row(r.k_begin) + kv_head * head_dim_, result.stride, nullptr};
-  reserve(panel, one_pass_keys * padded_dim_);
-  std::fill_n(panel.data(), r.k_length * padded_dim_, 0.0F);
-  return {panel.data(), padded_dim_, nullptr};
+                                              int64_t kv_head, const HeadWidth& width,
+                                              Buffer<float>& panel) {
+  if (width.whole()) return {result.row(r.k_begin) + kv_head * width.dim, result.stride, nullptr};
+  reserve(panel, one_pass_keys * width.padded);
+  std::fill_n(panel.data(), r.k_length * width.padded, 0.0F);
+  return {panel.data(), width.padded, nullptr};
 }
 
 void OnePassWorker::close_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
-                                    const Buffer<float>& panel) {
-  if (head_dim_ == padded_dim_) return;
+                                    const HeadWidth& width, const Buffer<float>& panel) {
+  if (width.whole()) return;
   for (int64_t j = 0; j < r.k_length; ++j) {
-    float* row = result.row(r.k_begin + j) + kv_head * head_dim_;
-    for (int64_t d = 0; d < head_dim_; ++d) row[d] += panel.data()[j * padded_dim_ + d];
+    float* row = result.row(r.k_begin + j) + kv_head * width.dim;
+    for (int64_t d = 0; d < width.dim; ++d) row[d] += panel.data()[j * width.padded + d];
   }
 }
 
@@ -273,41 +271,41 @@ void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectang
                              int64_t kv_begin, int64_t kv_end) {
   for (Buffer<float>* buffer : {&scores_, &d_scores_}) reserve(*buffer, tile_rows * max_columns);
   for (Buffer<float>* buffer : {&lse_, &delta_}) reserve(*buffer, tile_rows);
-  reserve(sums_, one_pass_strip * padded_dim_);
+  reserve(sums_, one_pass_strip * of_keys_.padded);
   const bool keys_wanted = block.d_k.data != nullptr, queries_wanted = !block.d_q.empty();
   const bool direct = block.d_q.type == DType::f32;
   HeadRows<float> d_k{}, d_v{};
   for_each_head(block, rectangles, kv_begin, kv_end, [&](const Position& at) {
     const Rectangle& r = at.rectangle;
-    const int64_t column = at.head * head_dim_;
+    const int64_t column = at.head * of_keys_.dim;
     if (at.first_of_kv_head) {
       load_keys(block, r, at.kv_head, true);
       if (keys_wanted) {
-        d_k = open_gradients(block.d_k, r, at.kv_head, d_k_);
-        d_v = open_gradients(block.d_v, r, at.kv_head, d_v_);
+        d_k = open_gradients(block.d_k, r, at.kv_head, of_keys_, d_k_);
+        d_v = open_gradients(block.d_v, r, at.kv_head, of_values_, d_v_);
       }
     }
     for (int64_t begin = 0; begin < r.q_length; begin += tile_rows) {
       const int64_t rows = std::min(tile_rows, r.q_length - begin);
       const int64_t row = r.q_begin + begin;
       load_gradient_rows(block, row, rows, at.head);
-      HeadRows<float> d_q{nullptr, padded_dim_, nullptr};
+      HeadRows<float> d_q{nullptr, of_keys_.padded, nullptr};
       if (queries_wanted && direct) {
         d_q.data = block.d_q.as<float>().row(row) + column, d_q.stride = block.d_q.stride;
       } else if (queries_wanted) {
-        load_panel(block.d_q, row, rows, column, out_, tile_rows);
+        load_panel(block.d_q, row, rows, at.head, of_keys_, out_, tile_rows);
         d_q.data = out_.data();
       }
       one_pass_backward(tile(block, r, begin, rows),
                         {q_rows_, d_out_rows_, keys_, values_, lse_.data(), delta_.data()}, d_q,
                         d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
       for (int64_t i = 0; queries_wanted && !direct && i < rows; ++i)
-        store_row(out_.data() + i * padded_dim_, row + i, column, head_dim_, block.d_q);
-      progress_.account(10.0 * (rows * r.k_length * head_dim_));
+        store_row(out_.data() + i * of_keys_.padded, row + i, column, of_keys_.dim, block.d_q);
+      progress_.account(2.0 * (rows * r.k_length * (3 * of_keys_.dim + 2 * of_values_.dim)));
     }
     if (keys_wanted && at.last_of_kv_head) {
-      close_gradients(block.d_k, r, at.kv_head, d_k_);
-      close_gradients(block.d_v, r, at.kv_head, d_v_);
+      close_gradients(block.d_k, r, at.kv_head, of_keys_, d_k_);
+      close_gradients(block.d_v, r, at.kv_head, of_values_, d_v_);
     }
   });
 }

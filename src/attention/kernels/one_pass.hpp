@@ -29,7 +29,7 @@ OnePassSplit split_one_pass(const BlockInput& in);
 /// Scratch arrays of one thread, and the loops over the heads of a rectangle.
 class OnePassWorker {
  public:
-  void start(int64_t head_dim, Progress progress);
+  void start(int64_t head_dim, int64_t value_dim, Progress progress);
   /// Computes the query heads of KV heads [kv_begin, kv_end) for several rectangles.
   void forward(const ForwardBlock& block, std::span<const Rectangle> rectangles, int64_t kv_begin,
                int64_t kv_end);
@@ -43,30 +43,31 @@ class OnePassWorker {
                      int64_t kv_end, Body body);
   void set_limits(const Rectangle& r);
   OnePassTile tile(const BlockInput& in, const Rectangle& r, int64_t row, int64_t rows) const;
-  /// Copies rows of one head to a panel.
-  void load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t column,
-                  Buffer<float>& panel, int64_t capacity);
+  /// Copies rows of one head, `head`, to a panel.
+  static void load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t head,
+                         const HeadWidth& width, Buffer<float>& panel, int64_t capacity);
   static HeadRows<const float> rows_of(ConstMatrixRef from, int64_t row, int64_t column);
-  HeadRows<const float> panel_of(const Buffer<float>& panel) const;
-  bool needs_no_panel(ConstMatrixRef from, int64_t count) const;
+  static HeadRows<const float> panel_of(const Buffer<float>& panel, const HeadWidth& width);
+  static bool needs_no_panel(ConstMatrixRef from, int64_t count, const HeadWidth& width);
   void load_keys(const BlockInput& in, const Rectangle& r, int64_t kv_head, bool backward);
   void load_gradient_rows(const BackwardBlock& block, int64_t row, int64_t rows, int64_t head);
-  HeadRows<float> open_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
-                                 Buffer<float>& panel);
-  void close_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
-                       const Buffer<float>& panel);
+  static HeadRows<float> open_gradients(MatrixView<float> result, const Rectangle& r,
+                                        int64_t kv_head, const HeadWidth& width,
+                                        Buffer<float>& panel);
+  static void close_gradients(MatrixView<float> result, const Rectangle& r, int64_t kv_head,
+                              const HeadWidth& width, const Buffer<float>& panel);
 
-  int64_t head_dim_ = 0, padded_dim_ = 0;
+  HeadWidth of_keys_{}, of_values_{};
   Progress progress_;
   std::vector<int32_t> begin_, end_;           ///< [rows] keys that each row sees
-  Buffer<float> k_, v_, d_k_, d_v_;            ///< [one_pass_keys][padded_dim]
-  Buffer<float> k_transposed_, v_transposed_;  ///< [head_dim][columns]
-  Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded_dim]
+  Buffer<float> k_, v_, d_k_, d_v_;            ///< [one_pass_keys][padded]
+  Buffer<float> k_transposed_, v_transposed_;  ///< [dim][columns]
+  Buffer<float> q_, d_out_, out_;              ///< [tile rows][padded]
   /// Location of rows: in their arrays, or in the panels above.
   OnePassKeys keys_{}, values_{};
   HeadRows<const float> q_rows_{}, d_out_rows_{};
   Buffer<float> scores_, d_scores_;  ///< [tile rows][columns]
-  Buffer<float> sums_;               ///< [one_pass_strip][padded_dim]
+  Buffer<float> sums_;               ///< [one_pass_strip][padded]
   Buffer<float> lse_, delta_;        ///< [tile rows]
 };
 

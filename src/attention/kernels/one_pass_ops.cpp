@@ -32,16 +32,15 @@ HWY_INLINE void with_vector(int64_t keys, Body body) {
   body(Wide());
 }
 
-void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
-                float* panel) {
+void pack_panel(HeadRows<const float> rows, int64_t count, const HeadWidth& width, float* panel) {
   constexpr Wide d;
   for (int64_t i = 0; i < count; ++i) {
     const float* row = rows.data + i * rows.stride;
-    float* to = panel + i * padded_dim;
+    float* to = panel + i * width.padded;
     int64_t c = 0;
-    for (; c + lanes(d) <= head_dim; c += lanes(d)) hn::Store(hn::LoadU(d, row + c), d, to + c);
-    for (; c < head_dim; ++c) to[c] = row[c];
-    for (; c < padded_dim; ++c) to[c] = 0;
+    for (; c + lanes(d) <= width.dim; c += lanes(d)) hn::Store(hn::LoadU(d, row + c), d, to + c);
+    for (; c < width.dim; ++c) to[c] = row[c];
+    for (; c < width.padded; ++c) to[c] = 0;
   }
 }
 
@@ -81,47 +80,47 @@ HWY_INLINE void transpose_block(D f, const float* from, int64_t stride, float* t
 /// Transposes whole blocks from row `row` on; returns the first remaining row.
 template <class D>
 HWY_INLINE int64_t transpose_blocks(D d, HeadRows<const float> from, int64_t row, int64_t count,
-                                    int64_t head_dim, float* to, int64_t columns) {
+                                    int64_t dim, float* to, int64_t columns) {
   for (; row + lanes(d) <= count; row += lanes(d))
-    for (int64_t c = 0; c + block <= head_dim; c += block)
+    for (int64_t c = 0; c + block <= dim; c += block)
       transpose_block(d, from.data + row * from.stride + c, from.stride, to + c * columns + row,
                       columns);
   return row;
 }
 #endif
 
-void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim, int64_t columns,
+void transpose_rows(HeadRows<const float> from, int64_t count, int64_t dim, int64_t columns,
                     float* to) {
   int64_t rows = 0, dims = 0;  // already transposed
 #if HWY_TARGET != HWY_SCALAR
-  rows = transpose_blocks(Narrow(), from, 0, count, head_dim, to, columns);
-  rows = transpose_blocks(hn::FixedTag<float, block>(), from, rows, count, head_dim, to, columns);
-  dims = head_dim / block * block;
+  rows = transpose_blocks(Narrow(), from, 0, count, dim, to, columns);
+  rows = transpose_blocks(hn::FixedTag<float, block>(), from, rows, count, dim, to, columns);
+  dims = dim / block * block;
 #endif
-  for (int64_t c = dims; c < head_dim; ++c)
+  for (int64_t c = dims; c < dim; ++c)
     for (int64_t i = 0; i < rows; ++i) to[c * columns + i] = from.data[i * from.stride + c];
   if (rows == columns) return;
-  for (int64_t c = 0; c < head_dim; ++c) {
+  for (int64_t c = 0; c < dim; ++c) {
     for (int64_t i = rows; i < count; ++i) to[c * columns + i] = from.data[i * from.stride + c];
     for (int64_t i = count; i < columns; ++i) to[c * columns + i] = 0;
   }
 }
 
 /// result = w1 · result + w2 · sums; does not read `result` if w1 is 0.
-HWY_INLINE void blend(const float* sums, int64_t head_dim, float w1, float w2, float* result) {
+HWY_INLINE void blend(const float* sums, int64_t dim, float w1, float w2, float* result) {
   constexpr Wide d;
   const auto v1 = hn::Set(d, w1), v2 = hn::Set(d, w2);
   int64_t c = 0;
   if (w1 == 0) {
-    for (; c + lanes(d) <= head_dim; c += lanes(d))
+    for (; c + lanes(d) <= dim; c += lanes(d))
       hn::StoreU(hn::Mul(v2, hn::Load(d, sums + c)), d, result + c);
-    for (; c < head_dim; ++c) result[c] = w2 * sums[c];
+    for (; c < dim; ++c) result[c] = w2 * sums[c];
     return;
   }
-  for (; c + lanes(d) <= head_dim; c += lanes(d))
+  for (; c + lanes(d) <= dim; c += lanes(d))
     hn::StoreU(hn::MulAdd(v1, hn::LoadU(d, result + c), hn::Mul(v2, hn::Load(d, sums + c))), d,
                result + c);
-  for (; c < head_dim; ++c) result[c] = w1 * result[c] + w2 * sums[c];
+  for (; c < dim; ++c) result[c] = w1 * result[c] + w2 * sums[c];
 }
 
 template <class D>
@@ -133,13 +132,12 @@ HWY_INLINE void scale_row(D d, float factor, float* row, int64_t begin, int64_t 
 
 /// Prefetches the next head's rows unless they are contiguous: hardware prefetches such a stream.
 template <class T>
-HWY_INLINE void prefetch_next(const HeadRows<T>& rows, int64_t begin, int64_t count,
-                              int64_t head_dim) {
+HWY_INLINE void prefetch_next(const HeadRows<T>& rows, int64_t begin, int64_t count, int64_t dim) {
   constexpr int64_t line = 16;
-  if (rows.next == nullptr || rows.stride == head_dim) return;
+  if (rows.next == nullptr || rows.stride == dim) return;
   for (int64_t i = begin; i < begin + count; ++i)
 #pragma GCC unroll 4
-    for (int64_t c = 0; c < head_dim; c += line) hwy::Prefetch(rows.next + i * rows.stride + c);
+    for (int64_t c = 0; c < dim; c += line) hwy::Prefetch(rows.next + i * rows.stride + c);
 }
 
 /// Log-sum-exps of the rows of a strip.
@@ -182,8 +180,8 @@ HWY_INLINE void merge_strip(const OnePassTile& tile, const StripSums& sums, cons
   merge_factors(Narrow(), sums.top, sums.sum, one_pass_strip, w1, w2, merged);
   for (int64_t i = 0; i < lse.rows; ++i) {
     if (sums.sum[i] == 0.0F) continue;  // NaN counts as seen
-    blend(values + i * tile.padded_dim, tile.head_dim, lse[i] == minus_infinity ? 0 : w1[i], w2[i],
-          out.data + i * out.stride);
+    blend(values + i * tile.of_values.padded, tile.of_values.dim,
+          lse[i] == minus_infinity ? 0 : w1[i], w2[i], out.data + i * out.stride);
     lse[i] = merged[i];
   }
 }
@@ -196,20 +194,20 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
   StripSums sums;
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const Strip strip(d, tile, row);
-    prefetch_next(q, row, strip.rows, tile.head_dim);
-    prefetch_next(out, row, strip.rows, tile.head_dim);
+    prefetch_next(q, row, strip.rows, tile.of_keys.dim);
+    prefetch_next(out, row, strip.rows, tile.of_values.dim);
     if (strip.begin == strip.end) continue;
     multiply(d, strip.rows, {q.data + row * q.stride, q.stride, 1}, k_transposed + strip.begin,
-             tile.columns, scores + strip.begin, tile.columns, tile.head_dim,
+             tile.columns, scores + strip.begin, tile.columns, tile.of_keys.dim,
              strip.end - strip.begin);
     softmax(d, tile, strip, scores, sums.top, sums.sum);
     const StripLse strip_lse{lse + row * lse_stride, lse_stride, strip.rows};
     const auto add_values = [&](HeadRows<float> to) HWY_ATTR {
       multiply_seen_keys<Terms::many>(tile, row, strip.rows, {scores, tile.columns, 1}, v, to,
-                                      false);
+                                      tile.of_values, false);
     };
     // Dividing the scores is cheaper than a pass over the results if the scores are fewer.
-    if (tile.head_dim == tile.padded_dim && strip.end - strip.begin <= tile.head_dim &&
+    if (tile.of_values.whole() && strip.end - strip.begin <= tile.of_values.dim &&
         is_first(strip_lse, sums)) {
       HWY_ALIGN float factors[one_pass_strip];
       set_lse(sums, strip_lse, factors);
@@ -218,7 +216,7 @@ HWY_INLINE void forward_tile(D d, const OnePassTile& tile, HeadRows<const float>
       add_values(out.from(row));
       continue;
     }
-    add_values({values, tile.padded_dim, nullptr});
+    add_values({values, tile.of_values.padded, nullptr});
     merge_strip(tile, sums, values, out.from(row), strip_lse);
   }
 }
@@ -229,10 +227,11 @@ HWY_INLINE void forward_strip(const OnePassTile& tile, HeadRows<const float> q,
                               const StripLse& lse, float* scores, float* values) {
   constexpr Narrow d;
   StripSums sums;
-  dot_products(d, tile, q, k, scores);
+  dot_products(d, tile, q, k, tile.of_keys.dim, scores);
   softmax_of_lanes(d, tile, scores, sums.top, sums.sum);
   const auto add_values = [&](HeadRows<float> to) HWY_ATTR {
-    multiply_seen_keys<Terms::few>(tile, 0, tile.rows, {scores, 1, one_pass_strip}, v, to, false);
+    multiply_seen_keys<Terms::few>(tile, 0, tile.rows, {scores, 1, one_pass_strip}, v, to,
+                                   tile.of_values, false);
   };
   if (is_first(lse, sums)) {
     HWY_ALIGN float factors[one_pass_strip];
@@ -246,7 +245,7 @@ HWY_INLINE void forward_strip(const OnePassTile& tile, HeadRows<const float> q,
     }
     add_values(out);
   } else {
-    add_values({values, tile.padded_dim, nullptr});
+    add_values({values, tile.of_values.padded, nullptr});
     merge_strip(tile, sums, values, out, lse);
   }
 }
@@ -255,8 +254,8 @@ HWY_INLINE void forward_by_dots(const OnePassTile& tile, HeadRows<const float> q
                                 HeadRows<const float> k, HeadRows<const float> v,
                                 HeadRows<float> out, float* lse, int64_t lse_stride, float* scores,
                                 float* values) {
-  prefetch_next(q, 0, tile.rows, tile.head_dim);
-  prefetch_next(out, 0, tile.rows, tile.head_dim);
+  prefetch_next(q, 0, tile.rows, tile.of_keys.dim);
+  prefetch_next(out, 0, tile.rows, tile.of_values.dim);
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const OnePassTile strip = tile.strip(row);
     const StripLse strip_lse{lse + row * lse_stride, lse_stride, strip.rows};
@@ -307,28 +306,29 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
                               float* p, float* d_scores, float* sums) {
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const Strip strip(d, tile, row);
-    prefetch_next(d_q, row, strip.rows, tile.head_dim);
+    prefetch_next(d_q, row, strip.rows, tile.of_keys.dim);
     const int64_t at = row * tile.columns + strip.begin, columns = strip.end - strip.begin;
     const auto weights_of = [&](const HeadRows<const float>& rows) {
       return Weights{rows.data + row * rows.stride, rows.stride, 1};
     };
     multiply(d, strip.rows, weights_of(in.q), in.k.transposed + strip.begin, tile.columns, p + at,
-             tile.columns, tile.head_dim, columns);
+             tile.columns, tile.of_keys.dim, columns);
     multiply(d, strip.rows, weights_of(in.d_out), in.v.transposed + strip.begin, tile.columns,
-             d_scores + at, tile.columns, tile.head_dim, columns);
+             d_scores + at, tile.columns, tile.of_values.dim, columns);
     differentiate(d, tile, strip, in.lse, in.delta, p, d_scores);
     if (d_q.data == nullptr || columns == 0) continue;
-    const bool direct = tile.head_dim == tile.padded_dim;
-    const HeadRows<float> result = d_q.from(row), padded{sums, tile.padded_dim, nullptr};
+    const bool direct = tile.of_keys.whole();
+    const HeadRows<float> result = d_q.from(row), padded{sums, tile.of_keys.padded, nullptr};
     multiply_seen_keys<Terms::many>(tile, row, strip.rows,
                                     {d_scores + row * tile.columns, tile.columns, 1}, in.k.rows,
-                                    direct ? result : padded, direct);
+                                    direct ? result : padded, tile.of_keys, direct);
     for (int64_t i = 0; !direct && i < strip.rows; ++i)
-      blend(sums + i * tile.padded_dim, tile.head_dim, 1, 1, result.data + i * result.stride);
+      blend(sums + i * tile.of_keys.padded, tile.of_keys.dim, 1, 1,
+            result.data + i * result.stride);
   }
   if (d_k.data == nullptr) return;
-  multiply_seeing_rows<Terms::many>(tile, {p, 1, tile.columns}, in.d_out, d_v);
-  multiply_seeing_rows<Terms::many>(tile, {d_scores, 1, tile.columns}, in.q, d_k);
+  multiply_seeing_rows<Terms::many>(tile, {p, 1, tile.columns}, in.d_out, d_v, tile.of_values);
+  multiply_seeing_rows<Terms::many>(tile, {d_scores, 1, tile.columns}, in.q, d_k, tile.of_keys);
 }
 
 /// Backward pass of one strip with p and d_scores [keys][one_pass_strip].
@@ -336,8 +336,8 @@ HWY_INLINE void backward_strip(const OnePassTile& tile, const OnePassGradientInp
                                HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
                                float* p, float* d_scores) {
   constexpr Narrow d;
-  dot_products(d, tile, in.q, in.k.rows, p);
-  dot_products(d, tile, in.d_out, in.v.rows, d_scores);
+  dot_products(d, tile, in.q, in.k.rows, tile.of_keys.dim, p);
+  dot_products(d, tile, in.d_out, in.v.rows, tile.of_values.dim, d_scores);
   const auto scale = hn::Set(d, tile.scale);
   for (int64_t row = 0; row < one_pass_strip; row += lanes(d)) {
     const auto reference = hn::LoadU(d, in.lse + row), offset = hn::LoadU(d, in.delta + row);
@@ -352,16 +352,16 @@ HWY_INLINE void backward_strip(const OnePassTile& tile, const OnePassGradientInp
   }
   if (d_q.data != nullptr)
     multiply_seen_keys<Terms::few>(tile, 0, tile.rows, {d_scores, 1, one_pass_strip}, in.k.rows,
-                                   d_q, true);
+                                   d_q, tile.of_keys, true);
   if (d_k.data == nullptr) return;
-  multiply_seeing_rows<Terms::few>(tile, {p, one_pass_strip, 1}, in.d_out, d_v);
-  multiply_seeing_rows<Terms::few>(tile, {d_scores, one_pass_strip, 1}, in.q, d_k);
+  multiply_seeing_rows<Terms::few>(tile, {p, one_pass_strip, 1}, in.d_out, d_v, tile.of_values);
+  multiply_seeing_rows<Terms::few>(tile, {d_scores, one_pass_strip, 1}, in.q, d_k, tile.of_keys);
 }
 
 HWY_INLINE void backward_by_dots(const OnePassTile& tile, const OnePassGradientInput& in,
                                  HeadRows<float> d_q, HeadRows<float> d_k, HeadRows<float> d_v,
                                  float* p, float* d_scores) {
-  prefetch_next(d_q, 0, tile.rows, tile.head_dim);
+  prefetch_next(d_q, 0, tile.rows, tile.of_keys.dim);
   for (int64_t row = 0; row < tile.rows; row += one_pass_strip) {
     const OnePassGradientInput rows{in.q.from(row), in.d_out.from(row), in.k,
                                     in.v,           in.lse + row,       in.delta + row};
@@ -390,13 +390,12 @@ HWY_EXPORT(transpose_rows);
 HWY_EXPORT(one_pass_forward);
 HWY_EXPORT(one_pass_backward);
 
-void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
-                float* panel) {
-  HWY_DYNAMIC_DISPATCH(pack_panel)(rows, count, head_dim, padded_dim, panel);
+void pack_panel(HeadRows<const float> rows, int64_t count, const HeadWidth& width, float* panel) {
+  HWY_DYNAMIC_DISPATCH(pack_panel)(rows, count, width, panel);
 }
-void transpose_rows(HeadRows<const float> from, int64_t count, int64_t head_dim, int64_t columns,
+void transpose_rows(HeadRows<const float> from, int64_t count, int64_t dim, int64_t columns,
                     float* to) {
-  HWY_DYNAMIC_DISPATCH(transpose_rows)(from, count, head_dim, columns, to);
+  HWY_DYNAMIC_DISPATCH(transpose_rows)(from, count, dim, columns, to);
 }
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,

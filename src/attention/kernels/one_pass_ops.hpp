@@ -17,11 +17,17 @@ constexpr int64_t one_pass_unit = 16;  ///< padded head dimensions are multiples
 /// more rows, reductions within vectors cost more than transposing the keys (bench/kernels.cpp).
 constexpr int64_t one_pass_dots = 24;
 
+/// Elements of a row of one head, and of the same row padded with zeros.
+struct HeadWidth {
+  int64_t dim, padded;
+  bool whole() const { return dim == padded; }
+};
+
 /// Some rows of a rectangle and its keys. Row i sees keys [begin[i], end[i]), both nondecreasing.
 struct OnePassTile {
   int64_t rows, keys;
-  int64_t columns;  ///< between rows of scores: one_pass_columns(keys)
-  int64_t head_dim, padded_dim;
+  int64_t columns;               ///< between rows of scores: one_pass_columns(keys)
+  HeadWidth of_keys, of_values;  ///< q, k, d_q, d_k; v, out, d_out, d_v
   const int32_t *begin, *end;
   float scale;  ///< > 0: maxima are found before scores are scaled
 
@@ -51,38 +57,36 @@ struct HeadRows {
   HeadRows from(int64_t row) const { return {data + row * stride, stride, nullptr}; }
 };
 
-/// Keys or values of a rectangle: rows of padded_dim elements, and their transpose [head_dim]
-/// [columns]. If the transpose is null, products with rows are dot products, which require an
-/// unpadded head_dim.
+/// Keys or values of a rectangle: padded rows, and their transpose [dim] [columns]. If the transpose
+/// is null, products with rows are dot products, which require rows without padding.
 struct OnePassKeys {
   HeadRows<const float> rows;
   const float* transposed;
 };
 
-/// panel [count][padded_dim] = rows, padded with zeros.
-void pack_panel(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t padded_dim,
-                float* panel);
-/// to [head_dim][columns] = rows, transposed and padded with zeros.
-void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t head_dim, int64_t columns,
+/// panel [count][width.padded] = rows, padded with zeros.
+void pack_panel(HeadRows<const float> rows, int64_t count, const HeadWidth& width, float* panel);
+/// to [dim][columns] = rows, transposed and padded with zeros.
+void transpose_rows(HeadRows<const float> rows, int64_t count, int64_t dim, int64_t columns,
                     float* to);
 
 /// Attention of the rows over the keys, merged into `out` and lse[i · lse_stride] by merge_lse. A
 /// row that sees no key stays unchanged; a row with lse = -inf is overwritten without being read.
-/// Reads only the transpose of `k`, or its rows if that is null. `v`: rows of padded_dim elements.
-/// `scores`: [one_pass_strip][columns], `sums`: [one_pass_strip][padded_dim].
+/// Reads only the transpose of `k`, or its rows if that is null. Rows of `v` are padded.
+/// `scores`: [one_pass_strip][columns], `sums`: [one_pass_strip][of_values.padded].
 void one_pass_forward(const OnePassTile& tile, HeadRows<const float> q, const OnePassKeys& k,
                       HeadRows<const float> v, HeadRows<float> out, float* lse, int64_t lse_stride,
                       float* scores, float* sums);
 
-/// Inputs of the backward pass of a tile: rows of q and d_out with padded_dim elements; delta times
-/// the scale. lse = inf: the row has no gradient; its rows and delta are zeros.
+/// Inputs of the backward pass of a tile: padded rows of q and d_out; delta times the scale.
+/// lse = inf: the row has no gradient; its rows and delta are zeros.
 struct OnePassGradientInput {
   HeadRows<const float> q, d_out;
   OnePassKeys k, v;
   const float *lse, *delta;
 };
-/// Adds to `d_q`, and to `d_k` and `d_v` [keys][stride ≥ padded_dim]; null outputs are skipped.
-/// `p`, `d_scores`: [rows][columns], `sums`: [one_pass_strip][padded_dim].
+/// Adds to `d_q`, and to `d_k` and `d_v` of padded rows; null outputs are skipped. `p`, `d_scores`:
+/// [rows][columns], `sums`: [one_pass_strip][of_keys.padded].
 void one_pass_backward(const OnePassTile& tile, const OnePassGradientInput& in, HeadRows<float> d_q,
                        HeadRows<float> d_k, HeadRows<float> d_v, float* p, float* d_scores,
                        float* sums);

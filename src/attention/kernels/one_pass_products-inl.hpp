@@ -134,19 +134,19 @@ enum class Terms { many, few };
 template <Terms form>
 inline constexpr int64_t rows_of_block = form == Terms::few ? 4 : rows_at_once;
 
-/// to [rows] (+)= Σ_j weights(i, j) · from [j], for one block of rows of padded_dim elements.
+/// to [rows] (+)= Σ_j weights(i, j) · from [j], for one block of rows of `padded` elements.
 template <Terms form>
 HWY_INLINE void multiply_rows_of_block(int64_t rows, Weights weights, HeadRows<const float> from,
-                                       HeadRows<float> to, int64_t terms, int64_t padded_dim,
+                                       HeadRows<float> to, int64_t terms, int64_t padded,
                                        bool add) {
   constexpr Wide d;
   if (form == Terms::many || rows < rows_of_block<form>)
-    return multiply(d, rows, weights, from.data, from.stride, to.data, to.stride, terms, padded_dim,
+    return multiply(d, rows, weights, from.data, from.stride, to.data, to.stride, terms, padded,
                     add);
   int64_t c = 0;
-  for (; c + 2 * lanes(d) <= padded_dim; c += 2 * lanes(d))
+  for (; c + 2 * lanes(d) <= padded; c += 2 * lanes(d))
     multiply_few<4, 2>(d, weights, from.data + c, from.stride, to.data + c, to.stride, terms, add);
-  if (c < padded_dim)
+  if (c < padded)
     multiply_few<4, 1>(d, weights, from.data + c, from.stride, to.data + c, to.stride, terms, add);
 }
 
@@ -154,19 +154,20 @@ HWY_INLINE void multiply_rows_of_block(int64_t rows, Weights weights, HeadRows<c
 template <Terms form>
 HWY_INLINE void multiply_seen_keys(const OnePassTile& tile, int64_t row, int64_t count,
                                    Weights weights, HeadRows<const float> keys, HeadRows<float> to,
-                                   bool add) {
+                                   const HeadWidth& width, bool add) {
   for (int64_t i = 0; i < count; i += rows_of_block<form>) {
     const int64_t rows = std::min(rows_of_block<form>, count - i), first = tile.begin[row + i];
     const int64_t last = std::max<int64_t>(first, tile.end[row + i + rows - 1]);
     multiply_rows_of_block<form>(rows, weights.from(i, first), keys.from(first), to.from(i),
-                                 last - first, tile.padded_dim, add);
+                                 last - first, width.padded, add);
   }
 }
 
 /// to [key] += Σ weights(key, row) · rows [row] over the rows of the tile that see a key.
 template <Terms form>
 HWY_INLINE void multiply_seeing_rows(const OnePassTile& tile, Weights weights,
-                                     HeadRows<const float> rows, HeadRows<float> to) {
+                                     HeadRows<const float> rows, HeadRows<float> to,
+                                     const HeadWidth& width) {
   int64_t row = 0, end = 0;  // range of rows that see a key of the block
   for (int64_t key = 0; key < tile.keys; key += rows_of_block<form>) {
     const int64_t keys = std::min(rows_of_block<form>, tile.keys - key);
@@ -174,7 +175,7 @@ HWY_INLINE void multiply_seeing_rows(const OnePassTile& tile, Weights weights,
     while (end < tile.rows && tile.begin[end] < key + keys) ++end;
     if (row < end)
       multiply_rows_of_block<form>(keys, weights.from(key, row), rows.from(row), to.from(key),
-                                   end - row, tile.padded_dim, true);
+                                   end - row, width.padded, true);
   }
 }
 
@@ -185,12 +186,12 @@ inline constexpr int64_t dot_rows = 4, dot_keys = 2;  ///< products computed at 
 /// the strip does not have are arbitrary.
 template <class D>
 HWY_INLINE void dot_products(D d, const OnePassTile& strip, HeadRows<const float> rows,
-                             HeadRows<const float> keys, float* to) {
+                             HeadRows<const float> keys, int64_t dim, float* to) {
 #if HWY_TARGET == HWY_SCALAR
   for (int64_t j = 0; j < strip.keys; ++j)
     for (int64_t i = 0; i < strip.rows; ++i) {
       const float *row = rows.data + i * rows.stride, *key = keys.data + j * keys.stride;
-      to[j * one_pass_strip + i] = std::inner_product(row, row + strip.head_dim, key, 0.0F);
+      to[j * one_pass_strip + i] = std::inner_product(row, row + dim, key, 0.0F);
     }
   (void)d;
 #else
@@ -209,7 +210,7 @@ HWY_INLINE void dot_products(D d, const OnePassTile& strip, HeadRows<const float
       V s0[dot_rows], s1[dot_rows];
       for (int64_t i = 0; i < dot_rows; ++i) s0[i] = s1[i] = hn::Zero(d);
 #pragma GCC unroll 2
-      for (int64_t c = 0; c < strip.head_dim; c += lanes(d)) {
+      for (int64_t c = 0; c < dim; c += lanes(d)) {
         const V x0 = hn::LoadU(d, k0 + c), x1 = hn::LoadU(d, k1 + c);
 #pragma GCC unroll 4
         for (int64_t i = 0; i < dot_rows; ++i) {

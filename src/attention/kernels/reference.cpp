@@ -21,8 +21,10 @@ void store(MatrixRef m, int64_t row, int64_t col, double x) {
     m.as<bf16>()(row, col) = to_bf16(rounded);
 }
 
+/// A row and head of queries, with the first columns of its heads: in q and d_q, out and d_out, k
+/// and d_k, v and d_v.
 struct Query {
-  int64_t row, head, column, kv_column;
+  int64_t row, head, q, out, k, v;
 };
 
 /// Calls body(query) for every head of every query row that a rectangle covers, in row order.
@@ -33,8 +35,11 @@ void for_each_query(const BlockInput& in, Body body) {
     const bool covered = std::any_of(
         in.rectangles.begin(), in.rectangles.end(),
         [&](const Rectangle& r) { return row >= r.q_begin && row < r.q_begin + r.q_length; });
-    for (int64_t head = 0; covered && head < h.heads; ++head)
-      body({row, head, head * h.head_dim, (head + h.skew) / h.group * h.head_dim});
+    for (int64_t head = 0; covered && head < h.heads; ++head) {
+      const int64_t kv_head = (head + h.skew) / h.group;
+      body({row, head, head * h.head_dim, head * h.value_dim(), kv_head * h.head_dim,
+            kv_head * h.value_dim()});
+    }
     if (covered && in.progress) in.progress();
   }
 }
@@ -51,21 +56,20 @@ void for_each_key(const BlockInput& in, const Query& query, Body body) {
       const int64_t key = r.k_begin + j;
       double dot = 0;
       for (int64_t d = 0; d < in.heads.head_dim; ++d)
-        dot += value(in.q, query.row, query.column + d) * value(in.k, key, query.kv_column + d);
+        dot += value(in.q, query.row, query.q + d) * value(in.k, key, query.k + d);
       body(key, dot * in.heads.scale);
     }
   }
 }
 
-/// Adds `sums` [keys, kv_heads * head_dim] to the rows of `to` that a rectangle covers.
+/// Adds `sums` [keys, columns of to] to the rows of `to` that a rectangle covers.
 void add_to_keys(const BlockInput& in, const std::vector<double>& sums, MatrixView<float> to) {
   std::vector<bool> covered(in.k.rows);
   for (const Rectangle& r : in.rectangles)
     for (int64_t j = 0; j < r.k_length; ++j) covered[r.k_begin + j] = true;
-  const int64_t width = in.heads.kv_heads * in.heads.head_dim;
   for (int64_t key = 0; key < in.k.rows; ++key)
-    for (int64_t c = 0; covered[key] && c < width; ++c)
-      to(key, c) = static_cast<float>(to(key, c) + sums[key * width + c]);
+    for (int64_t c = 0; covered[key] && c < to.cols; ++c)
+      to(key, c) = static_cast<float>(to(key, c) + sums[key * to.cols + c]);
 }
 
 class ReferenceKernel final : public BlockKernel {
@@ -76,9 +80,8 @@ class ReferenceKernel final : public BlockKernel {
 
   void backward(const BackwardBlock& block) override {
     const bool keys_wanted = block.d_k.data != nullptr;
-    const int64_t width = block.heads.kv_heads * block.heads.head_dim;
-    const size_t size = keys_wanted ? block.k.rows * width : 0;
-    std::vector<double> d_k(size), d_v(size);
+    const size_t rows = keys_wanted ? block.k.rows : 0;
+    std::vector<double> d_k(rows * block.k.cols), d_v(rows * block.v.cols);
     for_each_query(block, [&](const Query& query) {
       if (block.lse(query.row, query.head) != -infinity_of<double>)
         differentiate(block, query, d_k, d_v);
@@ -91,29 +94,29 @@ class ReferenceKernel final : public BlockKernel {
  private:
   /// Merges each visible key as a partial result of its own: (O, LSE) = (v_j, x_ij).
   static void attend(const ForwardBlock& block, const Query& query) {
-    const int64_t dim = block.heads.head_dim;
+    const int64_t dim = block.heads.value_dim();
     std::vector<double> out(dim);
-    for (int64_t d = 0; d < dim; ++d) out[d] = value(block.out, query.row, query.column + d);
+    for (int64_t d = 0; d < dim; ++d) out[d] = value(block.out, query.row, query.out + d);
     double lse = block.lse(query.row, query.head);
     bool seen = false;
     for_each_key(block, query, [&](int64_t key, double score) {
       const MergeWeights<double> w = merge_lse(lse, score);
       for (int64_t d = 0; d < dim; ++d) {
         const size_t at = d;
-        out[at] = w.w1 * out[at] + w.w2 * value(block.v, key, query.kv_column + d);
+        out[at] = w.w1 * out[at] + w.w2 * value(block.v, key, query.v + d);
       }
       lse = w.lse;
       seen = true;
     });
     if (!seen) return;
-    for (int64_t d = 0; d < dim; ++d) store(block.out, query.row, query.column + d, out[d]);
+    for (int64_t d = 0; d < dim; ++d) store(block.out, query.row, query.out + d, out[d]);
     block.lse(query.row, query.head) = static_cast<float>(lse);
   }
 
-  /// Adds to d_q of the query, and to d_k and d_v [keys, kv_heads * head_dim] unless empty.
+  /// Adds to d_q of the query, and to d_k and d_v, of the shapes of k and v, unless empty.
   static void differentiate(const BackwardBlock& block, const Query& query,
                             std::vector<double>& d_k, std::vector<double>& d_v) {
-    const int64_t dim = block.heads.head_dim, width = block.heads.kv_heads * dim;
+    const int64_t dim = block.heads.head_dim, value_dim = block.heads.value_dim();
     const double scale = block.heads.scale;
     const double lse = block.lse(query.row, query.head);
     const double delta = block.delta(query.row, query.head);
@@ -121,21 +124,19 @@ class ReferenceKernel final : public BlockKernel {
     for_each_key(block, query, [&](int64_t key, double score) {
       const double p = std::exp(score - lse);
       double dp = 0;
-      for (int64_t d = 0; d < dim; ++d)
-        dp += value(block.d_out, query.row, query.column + d) *
-              value(block.v, key, query.kv_column + d);
+      for (int64_t d = 0; d < value_dim; ++d)
+        dp += value(block.d_out, query.row, query.out + d) * value(block.v, key, query.v + d);
       const double ds = scale * p * (dp - delta);
       for (int64_t d = 0; d < dim; ++d) {
-        d_q[d] += ds * value(block.k, key, query.kv_column + d);
-        if (d_k.empty()) continue;
-        const size_t at = key * width + query.kv_column + d;
-        d_k[at] += ds * value(block.q, query.row, query.column + d);
-        d_v[at] += p * value(block.d_out, query.row, query.column + d);
+        d_q[d] += ds * value(block.k, key, query.k + d);
+        if (!d_k.empty())
+          d_k[key * block.k.cols + query.k + d] += ds * value(block.q, query.row, query.q + d);
       }
+      for (int64_t d = 0; !d_v.empty() && d < value_dim; ++d)
+        d_v[key * block.v.cols + query.v + d] += p * value(block.d_out, query.row, query.out + d);
     });
     for (int64_t d = 0; !block.d_q.empty() && d < dim; ++d)
-      store(block.d_q, query.row, query.column + d,
-            value(block.d_q, query.row, query.column + d) + d_q[d]);
+      store(block.d_q, query.row, query.q + d, value(block.d_q, query.row, query.q + d) + d_q[d]);
   }
 };
 

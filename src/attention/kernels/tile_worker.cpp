@@ -26,27 +26,29 @@ bool share_cache_sets(int64_t stride) {
 
 }  // namespace
 
-void TileWorker::start(int64_t head_dim, Progress progress) {
+void TileWorker::start(int64_t head_dim, int64_t value_dim, Progress progress) {
   progress_ = progress;
   head_dim_ = head_dim;
+  value_dim_ = value_dim;
+  widest_dim_ = std::max(head_dim, value_dim);
   reserve(scores_, key_tile * lane_stride);
   reserve(d_scores_, key_tile * lane_stride);
-  reserve(row_scratch_, lane_stride * head_dim);
+  reserve(row_scratch_, lane_stride * widest_dim_);
 }
 
-Products& TileWorker::products(int64_t stride) {
+Products& TileWorker::products(int64_t dim, int64_t stride) {
   constexpr size_t most = 16;  // a call uses up to five; least recently used ones are dropped
   for (auto p = products_.begin(); p != products_.end(); ++p)
-    if (p->serves(head_dim_, stride)) {
+    if (p->serves(dim, stride)) {
       products_.splice(products_.begin(), products_, p);
       return *p;
     }
   if (products_.size() >= most) products_.pop_back();
-  return products_.emplace_front(head_dim_, stride);
+  return products_.emplace_front(dim, stride);
 }
 
-void TileWorker::prefetch_tile(ConstMatrixRef from, const Tile& tile) const {
-  prefetch(from, tile.row_begin, tile.rows, tile.head_begin * head_dim_, tile.heads * head_dim_);
+void TileWorker::prefetch_tile(ConstMatrixRef from, const Tile& tile, int64_t dim) {
+  prefetch(from, tile.row_begin, tile.rows, tile.head_begin * dim, tile.heads * dim);
 }
 
 /// Walks the key ranges of a batch. open(key ranges) for each key block returns its KeyPanels;
@@ -96,38 +98,39 @@ KeyPanels TileWorker::open_key_block(const BlockInput& in, const TileSweep& swee
     keys.begin = std::min(keys.begin, v.rectangle->k_begin + v.begin);
     keys.end = std::max(keys.end, v.rectangle->k_begin + v.end);
   }
-  const int64_t column = kv_head * head_dim_;
+  const int64_t column = kv_head * head_dim_, v_column = kv_head * value_dim_;
   keys.k_stride = row_stride(in.k), keys.v_stride = row_stride(in.v);
   if (in.k.type != DType::f32 || sweep.fixed_tiles() || share_cache_sets(keys.k_stride)) {
     const int64_t count = keys.end - keys.begin;
     const int64_t padded = sweep.fixed_tiles() ? round_up(count, key_tile) : count;
     reserve(k_panel_, largest_key_block * head_dim_);
-    reserve(v_panel_, largest_key_block * head_dim_);
+    reserve(v_panel_, largest_key_block * value_dim_);
     for (int64_t i = 0; i < count; ++i) {
       load_row(in.k, keys.begin + i, column, head_dim_, 1, k_panel_.data() + i * head_dim_);
-      load_row(in.v, keys.begin + i, column, head_dim_, 1, v_panel_.data() + i * head_dim_);
+      load_row(in.v, keys.begin + i, v_column, value_dim_, 1, v_panel_.data() + i * value_dim_);
     }
     std::fill(k_panel_.data() + count * head_dim_, k_panel_.data() + padded * head_dim_, 0.0F);
-    std::fill(v_panel_.data() + count * head_dim_, v_panel_.data() + padded * head_dim_, 0.0F);
+    std::fill(v_panel_.data() + count * value_dim_, v_panel_.data() + padded * value_dim_, 0.0F);
     keys.k = k_panel_.data(), keys.v = v_panel_.data();
-    keys.k_stride = keys.v_stride = head_dim_;
-    progress_.account(8.0 * (count * head_dim_));
+    keys.k_stride = head_dim_, keys.v_stride = value_dim_;
+    progress_.account(4.0 * (count * (head_dim_ + value_dim_)));
   } else {
     keys.k = in.k.as<float>().row(keys.begin) + column;
-    keys.v = in.v.as<float>().row(keys.begin) + column;
+    keys.v = in.v.as<float>().row(keys.begin) + v_column;
     const int64_t count = std::min(keys.end - keys.begin, key_tile);
     prefetch(in.k, keys.begin, count, column, head_dim_);
-    prefetch(in.v, keys.begin, count, column, head_dim_);
+    prefetch(in.v, keys.begin, count, v_column, value_dim_);
   }
-  keys.k_products = &products(keys.k_stride);
-  keys.v_products = &products(keys.v_stride);
+  keys.k_products = &products(head_dim_, keys.k_stride);
+  keys.v_products = &products(value_dim_, keys.v_stride);
   return keys;
 }
 
 void TileWorker::forward(const ForwardBlock& block, const TileSweep& sweep,
                          const TileBatch& batch) {
   const auto tiles = std::ssize(batch.tiles);
-  for (Buffer<float>* buffer : {&packed_, &out_}) reserve(*buffer, tiles * head_dim_ * lane_stride);
+  for (Buffer<float>* buffer : {&packed_, &out_})
+    reserve(*buffer, tiles * widest_dim_ * lane_stride);
   for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
   sweep.list_key_ranges(batch, all_key_blocks, key_ranges_);
   walk(
@@ -137,7 +140,7 @@ void TileWorker::forward(const ForwardBlock& block, const TileSweep& sweep,
       },
       [&](const Tile& tile, size_t slot) {
         begin_forward(block, tile, sweep.padded_lanes(tile), slot);
-        if (const Tile* next = sweep.next(tile)) prefetch_tile(block.q, *next);
+        if (const Tile* next = sweep.next(tile)) prefetch_tile(block.q, *next, head_dim_);
       },
       [&](const Tile& tile, const ScoreBlock& score_block, int64_t key, const KeyPanels& keys,
           size_t slot) { attend(tile, score_block, key, keys, slot); },
@@ -169,9 +172,9 @@ void TileWorker::begin_forward(const ForwardBlock& block, const Tile& tile, int6
   std::fill_n(lane_array(top_, slot), padded, -infinity_of<float>);
   std::fill_n(lane_array(sum_, slot), padded, 0.0F);
   float* out = tile_array(out_, slot);
-  for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
-  prefetch_tile(block.out, tile);  // used by end_forward
-  progress_.account(16.0 * (head_dim_ * lane_stride));
+  for (int64_t d = 0; d < value_dim_; ++d) std::fill_n(out + d * lane_stride, padded, 0.0F);
+  prefetch_tile(block.out, tile, value_dim_);  // used by end_forward
+  progress_.account(8.0 * ((head_dim_ + value_dim_) * lane_stride));
 }
 
 /// The first key of the score block is row `key` of `keys`.
@@ -185,9 +188,9 @@ void TileWorker::attend(const Tile& tile, const ScoreBlock& score_block, int64_t
     hide(tile, score_blocks_, score_block, -infinity_of<float>, scores_.data());
   float* out = tile_array(out_, slot) + lane;
   softmax_tile(scores, score_block.count, lanes,
-               {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, head_dim_});
+               {lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane, out, value_dim_});
   keys.v_products->to_lanes(scores, keys.v + key * keys.v_stride, out, lanes, score_block.count);
-  progress_.account(4.0 * (lanes * score_block.count * head_dim_));
+  progress_.account(2.0 * (lanes * score_block.count * (head_dim_ + value_dim_)));
 }
 
 void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t slot) {
@@ -201,18 +204,18 @@ void TileWorker::end_forward(const ForwardBlock& block, const Tile& tile, size_t
   for_each_lane([&](size_t lane, int64_t row, int64_t head) {
     lse[lane] = block.lse.row(row) + head;
     if (direct) {
-      rows[lane] = block.out.as<float>().row(row) + head * head_dim_;
+      rows[lane] = block.out.as<float>().row(row) + head * value_dim_;
     } else {
-      rows[lane] = row_scratch_.data() + lane * head_dim_;
-      load_row(block.out, row, head * head_dim_, head_dim_, 1, rows[lane]);
+      rows[lane] = row_scratch_.data() + lane * value_dim_;
+      load_row(block.out, row, head * value_dim_, value_dim_, 1, rows[lane]);
     }
   });
   float* sum = lane_array(sum_, slot);
-  merge_lanes({lane_array(top_, slot), sum, tile_array(out_, slot), head_dim_}, tile.lanes(),
+  merge_lanes({lane_array(top_, slot), sum, tile_array(out_, slot), value_dim_}, tile.lanes(),
               rows.data(), lse.data());
   if (direct) return;
   for_each_lane([&](size_t lane, int64_t row, int64_t head) {
-    if (sum[lane] != 0) store_row(rows[lane], row, head * head_dim_, head_dim_, block.out);
+    if (sum[lane] != 0) store_row(rows[lane], row, head * value_dim_, value_dim_, block.out);
   });
 }
 
@@ -220,7 +223,7 @@ void TileWorker::backward(const BackwardBlock& block, const TileSweep& sweep,
                           const TileBatch& batch, Gradients wanted, size_t only_key_block) {
   const auto tiles = std::ssize(batch.tiles);
   for (Buffer<float>* buffer : {&packed_, &packed_d_out_, &rows_, &d_out_rows_, &out_})
-    reserve(*buffer, tiles * head_dim_ * lane_stride);
+    reserve(*buffer, tiles * widest_dim_ * lane_stride);
   for (Buffer<float>* buffer : {&top_, &sum_}) reserve(*buffer, tiles * lane_stride);
   sweep.list_key_ranges(batch, only_key_block, key_ranges_);
   walk(
@@ -233,8 +236,8 @@ void TileWorker::backward(const BackwardBlock& block, const TileSweep& sweep,
       [&](const Tile& tile, size_t slot) {
         begin_backward(block, tile, sweep.padded_lanes(tile), slot);
         if (const Tile* next = sweep.next(tile)) {
-          prefetch_tile(block.q, *next);
-          prefetch_tile(block.d_out, *next);
+          prefetch_tile(block.q, *next, head_dim_);
+          prefetch_tile(block.d_out, *next, value_dim_);
         }
       },
       [&](const Tile& tile, const ScoreBlock& score_block, int64_t key, const KeyPanels& keys,
@@ -252,29 +255,30 @@ void TileWorker::open_gradients(const BackwardBlock& block, const TileSweep& swe
   keys.d_k_stride = row_stride(block.d_k), keys.d_v_stride = row_stride(block.d_v);
   if (sweep.fixed_tiles() || share_cache_sets(keys.d_k_stride)) {
     const int64_t rows = round_up(keys.end - keys.begin, key_tile);
-    for (Buffer<float>* panel : {&d_k_panel_, &d_v_panel_}) {
-      reserve(*panel, largest_key_block * head_dim_);
-      std::fill_n(panel->data(), rows * head_dim_, 0.0F);
+    for (const auto& [panel, dim] :
+         {std::pair{&d_k_panel_, head_dim_}, {&d_v_panel_, value_dim_}}) {
+      reserve(*panel, largest_key_block * dim);
+      std::fill_n(panel->data(), rows * dim, 0.0F);
     }
     keys.d_k = d_k_panel_.data(), keys.d_v = d_v_panel_.data();
-    keys.d_k_stride = keys.d_v_stride = head_dim_;
+    keys.d_k_stride = head_dim_, keys.d_v_stride = value_dim_;
     keys.gradients_apart = true;
   } else {
     keys.d_k = block.d_k.row(keys.begin) + kv_head * head_dim_;
-    keys.d_v = block.d_v.row(keys.begin) + kv_head * head_dim_;
+    keys.d_v = block.d_v.row(keys.begin) + kv_head * value_dim_;
   }
-  keys.d_k_products = &products(keys.d_k_stride);
-  keys.d_v_products = &products(keys.d_v_stride);
+  keys.d_k_products = &products(head_dim_, keys.d_k_stride);
+  keys.d_v_products = &products(value_dim_, keys.d_v_stride);
 }
 
 void TileWorker::add_gradients(const BackwardBlock& block, int64_t kv_head, const KeyPanels& keys) {
   for (int64_t i = 0; i < keys.end - keys.begin; ++i) {
     float* d_k = block.d_k.row(keys.begin + i) + kv_head * head_dim_;
-    float* d_v = block.d_v.row(keys.begin + i) + kv_head * head_dim_;
+    float* d_v = block.d_v.row(keys.begin + i) + kv_head * value_dim_;
     for (int64_t d = 0; d < head_dim_; ++d) d_k[d] += keys.d_k[i * head_dim_ + d];
-    for (int64_t d = 0; d < head_dim_; ++d) d_v[d] += keys.d_v[i * head_dim_ + d];
+    for (int64_t d = 0; d < value_dim_; ++d) d_v[d] += keys.d_v[i * value_dim_ + d];
   }
-  progress_.account(8.0 * ((keys.end - keys.begin) * head_dim_));
+  progress_.account(4.0 * ((keys.end - keys.begin) * (head_dim_ + value_dim_)));
 }
 
 void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, int64_t padded,
@@ -286,25 +290,25 @@ void TileWorker::begin_backward(const BackwardBlock& block, const Tile& tile, in
     const size_t at = lane;
     const int64_t row = tile.row_begin + lane / tile.heads;
     const int64_t head = tile.head_begin + lane % tile.heads;
-    float *q_row = q_rows + lane * head_dim_, *d_out_row = d_out_rows + lane * head_dim_;
+    float *q_row = q_rows + lane * head_dim_, *d_out_row = d_out_rows + lane * value_dim_;
     q[at] = q_row, d_out[at] = d_out_row;
     if (lane < tile.lanes() && block.lse(row, head) != -infinity_of<float>) {
       load_row(block.q, row, head * head_dim_, head_dim_, block.heads.scale, q_row);
-      load_row(block.d_out, row, head * head_dim_, head_dim_, 1, d_out_row);
+      load_row(block.d_out, row, head * value_dim_, value_dim_, 1, d_out_row);
       lse[lane] = block.lse(row, head);
       delta[lane] = block.delta(row, head);
     } else {  // no gradient: the row gets weight 0 for any contents
       std::fill_n(q_row, head_dim_, 0.0F);
-      std::fill_n(d_out_row, head_dim_, 0.0F);
+      std::fill_n(d_out_row, value_dim_, 0.0F);
       lse[lane] = infinity_of<float>;
       delta[lane] = 0;
     }
   }
   pack_lanes(q.data(), padded, head_dim_, 1, tile_array(packed_, slot));
-  pack_lanes(d_out.data(), padded, head_dim_, 1, tile_array(packed_d_out_, slot));
+  pack_lanes(d_out.data(), padded, value_dim_, 1, tile_array(packed_d_out_, slot));
   float* d_q = tile_array(out_, slot);
   for (int64_t d = 0; d < head_dim_; ++d) std::fill_n(d_q + d * lane_stride, padded, 0.0F);
-  progress_.account(32.0 * (head_dim_ * lane_stride));
+  progress_.account(16.0 * ((head_dim_ + value_dim_) * lane_stride));
 }
 
 /// The first key of the score block is row `key` of `keys`.
@@ -312,28 +316,28 @@ void TileWorker::differentiate(const Tile& tile, const ScoreBlock& score_block, 
                                const KeyPanels& keys, size_t slot, Gradients wanted) {
   const int64_t lane = score_block.lane_begin, lanes = score_block.lanes(),
                 count = score_block.count;
-  const double flops = 2.0 * (lanes * count * head_dim_);
+  const double of_keys = 2.0 * (lanes * count * head_dim_),
+               of_values = 2.0 * (lanes * count * value_dim_);
   float *p = scores_.data() + lane, *ds = d_scores_.data() + lane;
   const float *k = keys.k + key * keys.k_stride, *v = keys.v + key * keys.v_stride;
   keys.k_products->score(tile_array(packed_, slot) + lane, k, p, lanes, count);
   keys.v_products->score(tile_array(packed_d_out_, slot) + lane, v, ds, lanes, count);
-  progress_.account(2 * flops);
+  progress_.account(of_keys + of_values);
   gradient_tile(p, ds, count, lanes, lane_array(top_, slot) + lane, lane_array(sum_, slot) + lane);
   if (score_block.masked) {
     hide(tile, score_blocks_, score_block, 0, scores_.data());
     hide(tile, score_blocks_, score_block, 0, d_scores_.data());
   }
   if (wanted.keys) {
-    const int64_t first = lane * head_dim_;
-    keys.d_v_products->to_keys(p, tile_array(d_out_rows_, slot) + first,
+    keys.d_v_products->to_keys(p, tile_array(d_out_rows_, slot) + lane * value_dim_,
                                keys.d_v + key * keys.d_v_stride, lanes, count);
-    keys.d_k_products->to_keys(ds, tile_array(rows_, slot) + first,
+    keys.d_k_products->to_keys(ds, tile_array(rows_, slot) + lane * head_dim_,
                                keys.d_k + key * keys.d_k_stride, lanes, count);
-    progress_.account(2 * flops);
+    progress_.account(of_keys + of_values);
   }
   if (wanted.queries) {
     keys.k_products->to_lanes(ds, k, tile_array(out_, slot) + lane, lanes, count);
-    progress_.account(flops);
+    progress_.account(of_keys);
   }
 }
 

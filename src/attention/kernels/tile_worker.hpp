@@ -35,14 +35,14 @@ struct Gradients {
 /// tiles.
 class TileWorker {
  public:
-  void start(int64_t head_dim, Progress progress);
+  void start(int64_t head_dim, int64_t value_dim, Progress progress);
   void forward(const ForwardBlock& block, const TileSweep& sweep, const TileBatch& batch);
   void backward(const BackwardBlock& block, const TileSweep& sweep, const TileBatch& batch,
                 Gradients wanted, size_t only_key_block = all_key_blocks);
 
  private:
   float* tile_array(Buffer<float>& buffer, size_t slot) {
-    return buffer.data() + slot * head_dim_ * lane_stride;
+    return buffer.data() + slot * widest_dim_ * lane_stride;
   }
   static float* lane_array(Buffer<float>& buffer, size_t slot) {
     return buffer.data() + slot * lane_stride;
@@ -50,7 +50,7 @@ class TileWorker {
   void reserve(Buffer<float>& buffer, int64_t count) {
     if (buffer.size() < count) buffer = Buffer<float>(count);
   }
-  Products& products(int64_t stride);
+  Products& products(int64_t dim, int64_t stride);
   KeyPanels open_key_block(const BlockInput& in, const TileSweep& sweep, int64_t kv_head,
                            std::span<const KeyRange> key_ranges);
   void open_gradients(const BackwardBlock& block, const TileSweep& sweep, int64_t kv_head,
@@ -68,20 +68,21 @@ class TileWorker {
   void differentiate(const Tile& tile, const ScoreBlock& score_block, int64_t key,
                      const KeyPanels& keys, size_t slot, Gradients wanted);
   void end_backward(const BackwardBlock& block, const Tile& tile, size_t slot);
-  /// Prefetches the rows of a tile in an array of the queries' shape.
-  void prefetch_tile(ConstMatrixRef from, const Tile& tile) const;
+  /// Prefetches the rows of a tile in an array of query heads of `dim` elements.
+  static void prefetch_tile(ConstMatrixRef from, const Tile& tile, int64_t dim);
 
-  int64_t head_dim_ = 0;
+  int64_t head_dim_ = 0, value_dim_ = 0, widest_dim_ = 0;
   std::list<Products> products_;
   Progress progress_;
   std::vector<KeyRange> key_ranges_;
   ScoreBlocks score_blocks_;
-  // Per slot (a tile): [head_dim][lane_stride]; rows_ and d_out_rows_ [lane][head_dim]; top_ and
-  // sum_ [lane]. In the backward pass, out_ is dQ, top_ the log-sum-exp and sum_ delta.
+  // Per slot (a tile): [dim][lane_stride]; rows_ and d_out_rows_ [lane][dim]; top_ and sum_ [lane].
+  // dim is head_dim or value_dim; a slot has room for the larger one. In the backward pass, out_ is
+  // dQ, top_ the log-sum-exp and sum_ delta.
   Buffer<float> packed_, out_, packed_d_out_, rows_, d_out_rows_, top_, sum_;
   Buffer<float> scores_, d_scores_;                          // [key_tile][lane_stride]
-  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_key_block][head_dim]
-  Buffer<float> row_scratch_;                                // [lane_stride][head_dim]
+  Buffer<float> k_panel_, v_panel_, d_k_panel_, d_v_panel_;  // [largest_key_block][dim]
+  Buffer<float> row_scratch_;                                // [lane_stride][dim]
 };
 
 }  // namespace gyre
