@@ -21,26 +21,29 @@ namespace fe = cudnn_frontend;
 constexpr RaggedMask masks[] = {RaggedMask::full, RaggedMask::causal, RaggedMask::causal_end};
 
 AttentionGraphShape shape_of(bool backward, RaggedMask mask, int64_t head_dim,
-                             int64_t longest_q = 8192) {
+                             int64_t longest_q = 8192, int64_t value_dim = 0) {
   AttentionGraphShape shape;
   shape.backward = backward;
   shape.mask = mask;
   shape.heads = 8;
   shape.kv_heads = 2;
-  shape.head_dim = shape.value_dim = head_dim;
+  shape.head_dim = head_dim;
+  shape.value_dim = value_dim > 0 ? value_dim : head_dim;
   shape.scale = 0.1F;
   shape.batch = 4;
   shape.longest_q = longest_q;
   shape.longest_k = 8192;
-  shape.q_stride = shape.d_out_stride = shape.out_stride = shape.d_q_stride = 8 * head_dim;
-  shape.k_stride = shape.v_stride = 2 * 2 * head_dim;  // keys and values side by side
+  shape.q_stride = shape.d_q_stride = 8 * head_dim;
+  shape.d_out_stride = shape.out_stride = 8 * shape.value_dim;
+  shape.k_stride = shape.v_stride = 2 * (head_dim + shape.value_dim);  // side by side
   shape.lse_stride = 8;
   return shape;
 }
 
 /// Entries of 5000 rows with 7 between them.
-AttentionGraphShape even_shape_of(bool backward, RaggedMask mask, int64_t head_dim) {
-  AttentionGraphShape shape = shape_of(backward, mask, head_dim, 5000);
+AttentionGraphShape even_shape_of(bool backward, RaggedMask mask, int64_t head_dim,
+                                  int64_t value_dim = 0) {
+  AttentionGraphShape shape = shape_of(backward, mask, head_dim, 5000, value_dim);
   shape.even = true;
   shape.longest_k = mask == RaggedMask::causal_end ? 6000 : 5000;
   shape.q_distance = shape.out_distance = 5007;
@@ -154,6 +157,12 @@ TEST_F(CudnnGraphs, HaveEngines) {
       for (const RaggedMask mask : masks)
         for (const int64_t head_dim : {64, 128})
           expect_engine(even_shape_of(backward, mask, head_dim), sm, properties);
+    // Multi-head latent attention. The front end refuses its gradients on 8.0.
+    for (const bool backward : {false, sm >= 90})
+      for (const RaggedMask mask : masks) {
+        expect_engine(shape_of(backward, mask, 192, 8192, 128), sm, properties);
+        expect_engine(even_shape_of(backward, mask, 192, 128), sm, properties);
+      }
   }
 }
 
