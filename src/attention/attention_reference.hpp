@@ -63,13 +63,14 @@ struct AttentionResults {
   std::vector<double> d_sinks_size;        ///< [heads]
 };
 
-/// O(visible pairs · heads · (head_dim + value_dim)) time, O(tokens) memory. Usage errors name a tensor of the
-/// wrong length, document boundaries that do not ascend, and heads that no KV head serves.
+/// O(visible pairs · heads · (head_dim + value_dim)) time, O(tokens) memory. Usage errors name a
+/// tensor of the wrong length, document boundaries that do not ascend, and heads that no KV head
+/// serves.
 template <class T>
 AttentionResults attention_reference(const AttentionInputs<T>& inputs);
 
 /// Inputs through accessors, for problems that do not fit in memory. An accessor returns the row of
-/// a token, all heads, valid until its next call.
+/// a token, with all heads, valid until its next call.
 struct AttentionRows {
   using Row = std::function<const float*(int64_t token)>;
   HeadShape heads;

@@ -203,7 +203,7 @@ struct ElementTypes {
 
 /// "64", or "192 (values: 128)".
 std::string name_of_dims(const HeadShape& shape);
-/// Elements of one head of a row, in this plane.
+/// Elements of a head in this plane of a row.
 int64_t plane_dim(ArrayKind kind, int64_t plane, const HeadShape& shape);
 /// Elements of one row with `heads` heads, all planes.
 int64_t row_elements(ArrayKind kind, int64_t heads, const HeadShape& shape);
@@ -242,8 +242,8 @@ std::string name_of_keys(const RankPlan& plan, const step::Compute& compute);
 PlanCount count(const RankPlan& plan, Pass pass, const HeadShape& heads, const ElementTypes& types);
 
 /// FLOPs of a kernel call per visible pair and query head: two for each element of each product.
-/// Products of head_dim: the scores, and backward dQ and dK. Products of value_dim: out, or backward
-/// dP and dV.
+/// Products of head_dim elements are the scores, and backward dQ and dK; products of value_dim
+/// elements are out forward, dP and dV backward.
 constexpr double flops_of_pair(Pass pass, bool d_q, bool d_kv, int64_t head_dim,
                                int64_t value_dim) {
   const int of_keys = pass == Pass::forward ? 1 : 1 + (d_q ? 1 : 0) + (d_kv ? 1 : 0);

@@ -73,7 +73,8 @@ struct AttentionResultRows {
   MatrixView<const float> out;       ///< [rows, heads · v_head_dim]
   MatrixView<const float> lse;       ///< [rows, heads]
   MatrixView<const float> d_q;       ///< [rows, heads · head_dim]
-  MatrixView<const float> d_k, d_v;  ///< [rows, kv_heads · head_dim], [rows, kv_heads · v_head_dim]
+  MatrixView<const float> d_k;       ///< [rows, kv_heads · head_dim]
+  MatrixView<const float> d_v;       ///< [rows, kv_heads · v_head_dim]
 };
 
 /// Writes the results of all ranks, in token order, to the temporary file. Every token must be in

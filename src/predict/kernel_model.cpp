@@ -15,7 +15,7 @@ double products_in(const ModelledCall& call) {
   return flops_of_pair(call.pass, call.d_q, call.d_kv, 1, 1) / 2;
 }
 
-/// Mean over the call's products of the elements that each sums or makes for a pair.
+/// The mean width of the call's products: head_dim if values are as wide as keys.
 double mean_dim(const ModelledCall& call) {
   return flops_of_pair(call.pass, call.d_q, call.d_kv, call.head_dim, call.value_dim) /
          (2 * products_in(call));

@@ -42,7 +42,7 @@ struct ModelledCall {
   int64_t merged = 0;  ///< elements of out, or of d_q, d_k and d_v, that earlier calls have written
 };
 
-/// FLOPs of a call: those of its visible pairs, for every query head.
+/// FLOPs of a call: flops_of_pair for each of its visible pairs and query heads.
 double kernel_flops(const ModelledCall& call);
 
 struct ModelledTime {

@@ -2,11 +2,11 @@
 // Interface to a library's fused attention over ragged batches (ragged_batch.hpp), such as cuDNN's,
 // for the kernel in cuda_ragged_kernel.hpp.
 //
-// All arrays are row-major [rows, heads · dim] in device memory, where dim is head_dim or, of values
-// and outputs, value_dim. Tables give the first element
-// (offsets) and the number of rows (lengths) of each entry. The device reads them when the graph
-// runs, so that one graph serves all batches of as many entries, up to its limits. Inputs and
-// outputs are bf16, log-sum-exps and sums f32.
+// All arrays are row-major [rows, heads · dim] in device memory, where dim is value_dim for values
+// and outputs, head_dim for queries and keys. Tables give the first element (offsets) and the
+// number of rows (lengths) of each entry. The device reads them when the graph runs, so that one
+// graph serves all batches of as many entries, up to its limits. Inputs and outputs are bf16,
+// log-sum-exps and sums f32.
 //
 // Even batches (even_batch) are [batch, rows, heads · dim]: the address is that of the first
 // entry, the others follow at equal distances, and there are no tables. Libraries have faster

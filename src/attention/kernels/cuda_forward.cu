@@ -12,9 +12,9 @@
 // Merging thus costs only the read of earlier results; a separate merge would read and write all of
 // O again. For a tile hidden from a row, keep = 1 and w = 0, which changes no bit of the row.
 //
-// Lower bound of the time: 2 (head_dim + value_dim) FLOPs per visible pair at the peak of the tensor cores
-// (f32: of the FMA units and of shared memory, which feeds each FMA); the share reached is not
-// measured. bf16: weights are rounded for the second product; the sum uses them unrounded.
+// Lower bound of the time: 2 (head_dim + value_dim) FLOPs per visible pair at the peak of the
+// tensor cores (f32: of the FMA units and of shared memory, which feeds each FMA); the share
+// reached is not measured. bf16: weights are rounded for the second product; the sum uses them unrounded.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

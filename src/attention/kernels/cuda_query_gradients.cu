@@ -9,8 +9,8 @@
 // This file computes three products and cuda_key_gradients.cu four, where one sweep would need
 // five. In return no two blocks add to the same sum: no atomics, and equal bits in every run.
 //
-// Lower bound of the time: 4 head_dim + 2 value_dim FLOPs per visible pair at the peak of the tensor cores. How
-// close the kernel comes has not been measured. bf16: ds is rounded for the third product.
+// Lower bound of the time: 4 head_dim + 2 value_dim FLOPs per visible pair at the peak of the
+// tensor cores. How close the kernel comes has not been measured. bf16: ds is rounded for the third product.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

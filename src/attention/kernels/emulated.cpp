@@ -34,10 +34,11 @@ class EmulatedKernel final : public BlockKernel {
   bool can_overwrite() const override { return true; }
 
  private:
-  /// Elements of the rows of out or dQ, of heads of `dim` elements, and of those of dK and dV.
+  /// Elements in the result rows of the call's queries, whose heads have `dim` elements.
   static int64_t query_elements(const BlockInput& block, int64_t dim) {
     return queries_of(block.rectangles).count() * block.heads.heads * dim;
   }
+  /// Elements in the rows of dK and dV of the call's keys.
   static int64_t key_elements(const BlockInput& block) {
     return keys_of(block.rectangles).count() * block.heads.kv_heads *
            (block.heads.head_dim + block.heads.value_dim());

@@ -45,7 +45,7 @@ struct KernelCall {
 /// Returns the seconds that a call of the emulated kernel takes.
 using KernelTime = std::function<double(const KernelCall&)>;
 
-/// FLOPs of a call: those of its visible pairs, for every query head.
+/// FLOPs of a call: flops_of_pair for each of its visible pairs and query heads.
 double flops_of(const KernelCall& call);
 
 /// Parses the value of --emulate-compute, e.g. "tflops=0.1,launch=10us": the rate in 10^12 FLOP/s

@@ -43,7 +43,7 @@ class OnePassWorker {
                      int64_t kv_end, Body body);
   void set_limits(const Rectangle& r);
   OnePassTile tile(const BlockInput& in, const Rectangle& r, int64_t row, int64_t rows) const;
-  /// Copies rows of one head, `head`, to a panel.
+  /// Copies rows of one head to a panel.
   static void load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t head,
                          const HeadWidth& width, Buffer<float>& panel, int64_t capacity);
   static HeadRows<const float> rows_of(ConstMatrixRef from, int64_t row, int64_t column);

@@ -17,7 +17,7 @@ constexpr int64_t one_pass_unit = 16;  ///< padded head dimensions are multiples
 /// more rows, reductions within vectors cost more than transposing the keys (bench/kernels.cpp).
 constexpr int64_t one_pass_dots = 24;
 
-/// Elements of a row of one head, and of the same row padded with zeros.
+/// Number of elements in a row of one head, without and with its padding of zeros.
 struct HeadWidth {
   int64_t dim, padded;
   bool whole() const { return dim == padded; }
@@ -27,7 +27,7 @@ struct HeadWidth {
 struct OnePassTile {
   int64_t rows, keys;
   int64_t columns;               ///< between rows of scores: one_pass_columns(keys)
-  HeadWidth of_keys, of_values;  ///< q, k, d_q, d_k; v, out, d_out, d_v
+  HeadWidth of_keys, of_values;  ///< of q, k and their gradients; of v, out and theirs
   const int32_t *begin, *end;
   float scale;  ///< > 0: maxima are found before scores are scaled
 
