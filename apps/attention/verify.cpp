@@ -138,8 +138,8 @@ class Verifier {
     };
     return array;
   }
-  /// An array [tokens, heads, dim], of the columns of `got`. recompute(batch) returns the recomputed
-  /// rows of the batch.
+  /// An array [tokens, heads, dim] with the columns of `got`. recompute(batch) returns the
+  /// recomputed rows of the batch.
   ResultArray head_array(const char* name, double tolerance, Answers of, int64_t heads,
                          const HostCopy& got, const std::shared_ptr<const Rows>& rows,
                          const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {

@@ -54,9 +54,9 @@ struct KernelModel {
   double flops_per_s = std::numeric_limits<double>::infinity();  ///< used without surfaces
   std::vector<KernelSurface> surfaces;
 
-  /// Times are interpolated linearly between the two nearest measured head dimensions; a call whose
-  /// values have another width than its keys counts as one of the mean width of its products. Throws
-  /// a usage error if there are surfaces, but none of this direction and type.
+  /// Times are interpolated linearly between the two nearest measured head dimensions. A call whose
+  /// values have another width than its keys counts as one of the mean width of its products.
+  /// Throws a usage error if there are surfaces, but none of this direction and type.
   ModelledTime time(const ModelledCall& call) const;
   std::string why_not(Pass pass, DType type) const;  ///< "" where time() has an answer
   bool merges() const;                               ///< whether merging takes time

@@ -14,7 +14,8 @@
 //
 // Lower bound of the time: 2 (head_dim + value_dim) FLOPs per visible pair at the peak of the
 // tensor cores (f32: of the FMA units and of shared memory, which feeds each FMA); the share
-// reached is not measured. bf16: weights are rounded for the second product; the sum uses them unrounded.
+// reached is not measured. bf16: weights are rounded for the second product; the sum uses them
+// unrounded.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

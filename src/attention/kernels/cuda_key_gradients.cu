@@ -7,8 +7,8 @@
 //       dV += w dO,  dK += scale · ds Q
 //
 // Lower bound of the time: 4 (head_dim + value_dim) FLOPs per visible pair at the peak of the
-// tensor cores. How close the kernel comes has not been measured. bf16: w and ds are rounded as factors of products.
-// Dimension 256: each of two blocks sums half of the columns, and both compute all of w and ds.
+// tensor cores. How close the kernel comes has not been measured. bf16: w and ds are rounded as
+// factors of products. Dimension 256: each of two blocks sums half of the columns, and both compute all of w and ds.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

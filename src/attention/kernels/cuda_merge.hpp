@@ -57,8 +57,8 @@ struct RowSums {
   ConstMatrixRef partial;
   MatrixRef sum;
 };
-/// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these, for one or two pairs;
-/// in one launch if both have the same types, columns and strides. Matrices are f32 or bf16.
+/// Adds the scratch rows of `partial` to the rows of `sum`, or replaces these, for one or two
+/// pairs; in one launch if both have the same types, columns and strides. Matrices are f32 or bf16.
 void cuda_add_rows(const DeviceRound& round, std::span<const RowSums> sums, Update update,
                    Stream& stream);
 inline void cuda_add_rows(const DeviceRound& round, ConstMatrixRef partial, MatrixRef sum,

@@ -10,7 +10,8 @@
 // five. In return no two blocks add to the same sum: no atomics, and equal bits in every run.
 //
 // Lower bound of the time: 4 head_dim + 2 value_dim FLOPs per visible pair at the peak of the
-// tensor cores. How close the kernel comes has not been measured. bf16: ds is rounded for the third product.
+// tensor cores. How close the kernel comes has not been measured. bf16: ds is rounded for
+// the third product.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"

@@ -57,7 +57,7 @@ struct HeadRows {
   HeadRows from(int64_t row) const { return {data + row * stride, stride, nullptr}; }
 };
 
-/// Keys or values of a rectangle: padded rows, and their transpose [dim] [columns]. If the transpose
+/// Keys or values of a rectangle: padded rows, and their transpose [dim][columns]. If the transpose
 /// is null, products with rows are dot products, which require rows without padding.
 struct OnePassKeys {
   HeadRows<const float> rows;
