@@ -43,7 +43,7 @@ TEST_P(AttentionKernel, HeadDimensions) {
 
 TEST_P(AttentionKernel, ValuesOfAnotherWidth) {
   for (const auto& [dim, v_dim] :
-       {std::pair{16, 48}, {48, 16}, {192, 128}, {64, 80}, {80, 64}, {24, 13}, {13, 24}, {5, 256}})
+       {std::pair{16, 48}, {48, 16}, {192, 128}, {64, 80}, {16, 13}, {13, 24}, {5, 256}})
     for (const int64_t rows : pick<int64_t>({7, 20, 150}, {70}))  // the host has a method for each
       for (const Types types : {all_f32, all_bf16}) {
         if (!on_host() && (dim == 13 || v_dim == 13) && types.inputs == DType::f32) continue;
