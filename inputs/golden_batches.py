@@ -13,7 +13,7 @@ import functools
 import numpy as np
 
 import golden_files
-from golden_packing import IGNORED, add, rounded, running
+from golden_packing import IGNORED, add, multimodal_positions, rounded, running
 
 NONE = -1000  # a cell without a segment
 MULTIPLE, CP = 4, 2  # what the slots of segments are multiples of, and what for
@@ -27,12 +27,13 @@ def tables(lengths):
     return np.array([row + [NONE] * (most - len(row)) for row in lengths], np.int64)
 
 
-def row_arrays(rng, width, real, slots):
-    """Rows of `width` slots with segments of these real lengths in so many slots."""
+def row_arrays(rng, width, real, slots, axes):
+    """Rows of `width` slots with segments of these real lengths in so many slots; positions of several
+    axes are [axes, B, S]."""
     arrays = {
         "input_ids": np.full((len(real), width), EOS),
         "labels": np.full((len(real), width), IGNORED),
-        "position_ids": np.zeros((len(real), width), np.int64),
+        "position_ids": np.zeros((*[axes] * (axes > 1), len(real), width), np.int64),
         "seq_lens": tables(real),
         "seq_lens_padded": tables(slots),
     }
@@ -42,7 +43,8 @@ def row_arrays(rng, width, real, slots):
             tokens[-1:] = EOS
             arrays["input_ids"][row, begin : begin + n] = tokens
             arrays["labels"][row, begin : begin + max(0, n - 1)] = tokens[1:]
-            arrays["position_ids"][row, begin : begin + room] = np.arange(room)
+            places = multimodal_positions(n, room) if axes == 3 else np.arange(room)
+            arrays["position_ids"][..., row, begin : begin + room] = places
     return arrays
 
 
@@ -109,12 +111,12 @@ def joined_boundaries(real, slots, width, tail, chunks):
     return *(np.concatenate(parts) for parts in zip(*found)), offsets
 
 
-def write_rows(path, name, width, real, slots, extras=False, chunks=1):
+def write_rows(path, name, width, real, slots, extras=False, chunks=1, axes=1):
     """Writes a gyre/bshd file with its streams. Without `slots` the rows, documents of `real`
     tokens, have no tables."""
     rng, tables_too = golden_files.generator(name), slots is not None
     if tables_too:
-        arrays = row_arrays(rng, width, real, slots)
+        arrays = row_arrays(rng, width, real, slots, axes)
     else:
         arrays = ids_alone(rng, width, real)
         real = [[n] if n else [] for n in real]
@@ -144,7 +146,7 @@ def write_rows(path, name, width, real, slots, extras=False, chunks=1):
                 "cu_seqlens_padded": padded,
                 "ids": arrays["input_ids"].reshape(-1).astype(np.int32),
                 "labels": arrays["labels"].reshape(-1).astype(np.int32),
-                "positions": positions.reshape(-1).astype(np.int32),
+                "positions": positions.reshape(*positions.shape[:-2], -1).astype(np.int32),
                 "padding_mask": mask.reshape(-1),
             }
             group = reference.create_group(tail)
@@ -160,11 +162,11 @@ def write_rows(path, name, width, real, slots, extras=False, chunks=1):
     golden_files.write_case(path, "bshd", fill)
 
 
-def add_rows(name, edge, guards, tags, width, real, slots, extras=False, chunks=1, more=()):
+def add_rows(name, edge, guards, tags, width, real, slots, extras=False, chunks=1, axes=1, more=()):
     """Adds a batch of rows."""
     name = "rows_" + name
     write = functools.partial(write_rows, name=name, width=width, real=real, slots=slots,
-                              extras=extras, chunks=chunks)
+                              extras=extras, chunks=chunks, axes=axes)
     file, option = f"inputs/golden/{name}.h5", f" --chunks {chunks}" if chunks > 1 else ""
     runs = [[f"gyre-pack --input {file} --cp {CP}{option} --tail {tail} -o packed.h5",
              f"gyre-compare --common packed.h5:/packed {file}:/reference/{tail}"]
@@ -276,6 +278,11 @@ add_rows("extras", "arrays that go along unread, of several types and shapes, al
          "rows or nothing", "arrays that are cut by their shape, or as tokens of another type",
          ("extras",), 12, [[3, 8], [12], [2, 5]], [[4, 8], [12], [4, 8]], extras=True,
          more=(SHARD,))
+add_rows("positions", "positions of three axes (time, height, width), as of a model of text and "
+         "images; streams of two rows each", "positions that are cut into streams along their axes, "
+         "or of one axis for all", ("positions",), 16, [[11, 3], [16], [0, 9], [14]],
+         [[12, 4], [16], [4, 12], [16]], chunks=2, axes=3,
+         more=(SHARD + " --chunks 2",))
 add("audio", "salm",
     "text with audio: none, some, and less than a frame of it; padding on the left",
     "labels that are shifted after rows were joined, or sharded", ("packing", "audio"),

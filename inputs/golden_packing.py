@@ -58,16 +58,29 @@ def next_fit(lengths, multiple, capacity):
     return bins
 
 
-def packed_bin(tokens, multiple):
+def multimodal_positions(tokens, slots):
+    """[3, slots]: time, height, width of a document as in Qwen2-VL: two tokens of text, an image of 2
+    x 3 patches, text again; each axis counts on in padding."""
+    image = np.array([[0, 0, 0, 0, 0, 0], [0, 0, 0, 1, 1, 1], [0, 1, 2, 0, 1, 2]]) + 2
+    text = np.arange(slots)
+    found = np.concatenate([np.tile(text[:2], (3, 1)), image, np.tile(text + 5, (3, 1))], axis=1)
+    found = found[:, :slots]
+    for i in range(max(1, tokens), slots):
+        found[:, i] = found[:, i - 1] + 1
+    return found
+
+
+def packed_bin(tokens, multiple, axes=1):
     """One bin of documents: each in the first of as many slots as a multiple needs."""
     real = running([t.size for t in tokens])
     slots = running([rounded(t.size, multiple) for t in tokens])
     ids, labels = np.zeros(slots[-1], np.int32), np.full(slots[-1], IGNORED, np.int32)
-    positions = np.zeros(slots[-1], np.int32)
+    positions = np.zeros((axes, slots[-1]) if axes > 1 else slots[-1], np.int32)
     for t, begin, end in zip(tokens, slots[:-1], slots[1:]):
         ids[begin : begin + t.size] = t
         labels[begin : begin + max(0, t.size - 1)] = t[1:]
-        positions[begin:end] = np.arange(end - begin)
+        places = multimodal_positions(t.size, end - begin)
+        positions[..., begin:end] = places if axes == 3 else np.arange(end - begin)
     return {
         "cu_seqlens": real,
         "cu_seqlens_padded": slots,
@@ -77,9 +90,9 @@ def packed_bin(tokens, multiple):
     }
 
 
-def joined(parts, axis=0):
-    """Arrays of bins, one behind the other."""
-    return {name: np.concatenate([part[name] for part in parts], axis) for name in parts[0]}
+def joined(parts):
+    """Arrays of bins, one behind the other along their last axis."""
+    return {name: np.concatenate([part[name] for part in parts], -1) for name in parts[0]}
 
 
 def chunks(slots, count):
@@ -132,14 +145,16 @@ def index_of(layout, bin_, cp, option):
 
 
 def shards_of_bin(layout, bin_, cp, option):
-    """What each rank holds of a bin: index and contents [cp, L], boundaries [cp, N + 1]."""
+    """What each rank holds of a bin: index and contents [cp, L], positions of axes [cp, axes, L],
+    boundaries [cp, N + 1]."""
     index = index_of(layout, bin_, cp, option)
     bounds = bin_["cu_seqlens_padded"]
     inside = index < bounds[-1]
     found = {"index": index}
     for name, padding in (("ids", 0), ("labels", IGNORED), ("positions", 0)):
-        array = np.append(bin_[name], np.int32(padding))
-        found[name] = array[np.where(inside, index, -1)]
+        blank = np.full((*bin_[name].shape[:-1], 1), padding, np.int32)
+        array = np.concatenate([bin_[name], blank], axis=-1)
+        found[name] = np.moveaxis(array[..., np.where(inside, index, -1)], -2, 0)
     segment = np.searchsorted(bounds, index, side="right") - 1
     ends = bounds[:-1] + np.diff(bin_["cu_seqlens"])
     real = inside & (index < np.append(ends, 0)[segment])
@@ -213,7 +228,7 @@ def put_shards(group, bins, bin_offsets, layout, cp, option):
     parts = [shards_of_bin(layout, b, cp, option) for b in bins]
     locals_ = [0, *np.cumsum([part["index"].shape[1] for part in parts])]
     arrays = {"bin_offsets": bin_offsets, "slot_offsets": np.array(locals_, np.int64)}
-    golden_files.put_all(group, arrays | joined(parts, axis=1))
+    golden_files.put_all(group, arrays | joined(parts))
 
 
 def write_documents(path, lengths):
@@ -242,11 +257,11 @@ def shard_commands(file, layout, cp, option):
             f"gyre-compare shards.h5:/shards {file}:/reference/{place}"]
 
 
-def write_packed(path, lengths, multiple, capacity, layouts, extras=False, mtp=1):
+def write_packed(path, lengths, multiple, capacity, layouts, extras=False, mtp=1, axes=1):
     """Writes a gyre/packed file with the answers of sharding it; layouts: (name, cp, option)."""
     tokens = documents(lengths)
     packing = next_fit(lengths, multiple, capacity)
-    bins = [packed_bin([tokens[i] for i in some], multiple) for some in packing]
+    bins = [packed_bin([tokens[i] for i in some], multiple, axes) for some in packing]
     offsets = np.array([0, *np.cumsum([len(some) for some in packing])], np.int64)
     slots = sum(int(b["cu_seqlens_padded"][-1]) for b in bins)
     beside = extras_of(golden_files.generator(f"extras {lengths}"), slots) if extras else []
@@ -275,11 +290,11 @@ def write_packed(path, lengths, multiple, capacity, layouts, extras=False, mtp=1
 
 
 def add_packed(name, edge, guards, tags, source, lengths, multiple, layouts, capacity=0,
-               extras=False, mtp=1):
+               extras=False, mtp=1, axes=1):
     """Adds a stream; `source` is the file of its documents, or None."""
     capacity = capacity or sum(rounded(n, multiple) for n in lengths)
     shape = {"lengths": lengths, "multiple": multiple, "capacity": capacity, "layouts": layouts,
-             "extras": extras, "mtp": mtp}
+             "extras": extras, "mtp": mtp, "axes": axes}
     write = functools.partial(write_packed, **shape)
     file, run = f"inputs/golden/packed_{name}.h5", []
     if source:
@@ -351,6 +366,11 @@ def add_all():
                "(NVIDIA/Megatron-LM #4495); 0 as the label of padding",
                ("packing", "sharding", "bins", "labels-ahead"), "documents_odd", ODD, 4,
                [("dual-chunk-swap", 2, 1), ("zigzag", 2, 1), ("striped", 2, 3)], 40, mtp=6)
+    add_packed("positions_cp2", "positions of three axes (time, height, width), as of a model of "
+               "text and images; two streams; a layout that pads",
+               "positions that are cut along their axes, not their slots; the first axis for all",
+               ("sharding", "bins", "positions"), None, ODD, 4,
+               [("dual-chunk-swap", 2, 1), ("contiguous", 2, 1), ("striped", 2, 3)], 80, axes=3)
 
 
 add_all()

@@ -243,6 +243,22 @@ void check_extras(Check& check, const BshdArrays& batch, const ConvertedBatch& c
   if (check.count() == 0) check.add_nothing();
 }
 
+/// Checks that positions equal the file's on each axis. Slot t is slot t mod S of row t / S.
+void check_positions(Check& check, const BshdArrays& batch, const PackedSlots& slots) {
+  if (slots.positions.size() != batch.positions.size())
+    return check.add_failure(
+        fmt::format("{} positions, not {}", slots.positions.size(), batch.positions.size()));
+  for (int64_t axis = 0; axis < batch.position_axes; ++axis)
+    for (int64_t row = 0; row < batch.rows; ++row)
+      for (int64_t t = 0; t < batch.slots; ++t) {
+        const int64_t slot = row * batch.slots + t;
+        check.add(slots.positions[slot * batch.position_axes + axis],
+                  batch.positions[(axis * batch.rows + row) * batch.slots + t],
+                  [&] { return fmt::format("axis {} row {} slot {}", axis, row, t); });
+      }
+  if (check.count() == 0) check.add_nothing();
+}
+
 /// Checks the documents of rows without tables: the ids before the padding at the end of each row.
 void check_documents(Check& check, const BshdArrays& batch, const PackedHeader& header) {
   std::vector<int64_t> expected, tokens(batch.rows, 0);
@@ -269,13 +285,11 @@ void check_documents(Check& check, const BshdArrays& batch, const PackedHeader& 
 ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOptions& options) {
   BshdBatch input = batch_of(batch);
   if (!input.seq_lens) add_tables_of_rows(input, batch, chunks);
-  if (batch.position_axes > 1)
-    throw_usage("position_ids has {} axes; packed streams hold one (gyre-shard shards all)",
-                batch.position_axes);
   ConvertedBatch converted;
   converted.header.slot_multiple = options.slot_multiple;
   converted.header.vocab_size = batch.vocab_size;
   converted.header.hidden_size = batch.hidden;
+  converted.header.position_axes = batch.position_axes;
   converted.header.tokenizer = "unknown";
   converted.header.algorithm = "bshd";
   int64_t real_tokens = 0, supervised = 0;
@@ -294,7 +308,8 @@ ConvertedBatch convert_rows(const BshdArrays& batch, int64_t chunks, const ThdOp
     add_stream(converted, {real.begin(), real.end()}, {padded.begin(), padded.end()}, stream.slots);
     PackedSlots& slots = converted.slots;
     append(slots.labels, narrow(stream.labels));
-    append(slots.positions, narrow(stream.positions->values));
+    append(slots.positions,
+           transposed(narrow(stream.positions->values), batch.position_axes, stream.slots));
     if (const auto* ids = std::get_if<TokenIds>(&stream.inputs))
       append(slots.ids, narrow(*ids));
     else
@@ -342,6 +357,8 @@ ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t
 void check_converted(const BshdArrays& batch, const ConvertedBatch& converted,
                      Verification& checks) {
   if (!batch.extras.empty()) check_extras(checks.check("extras", 0), batch, converted);
+  if (batch.position_axes > 1)
+    check_positions(checks.check("positions of axes", 0), batch, converted.slots);
   if (!batch.seq_lens)
     check_documents(checks.check("documents of rows", 0), batch, converted.header);
 }

@@ -31,8 +31,9 @@ struct ConvertedBatch {
 ConvertedBatch convert(const std::string& file, const BshdArrays& batch, int64_t chunks,
                        int64_t slot_multiple, const std::string& tail, Communicator& world);
 
-/// Checks that extras of slots equal those of the rows, if the batch has extras. If it has no
-/// tables of lengths, checks the lengths of documents by their ids.
+/// Checks that extras of slots equal those of the rows, if the batch has extras, and positions of
+/// several axes those of the rows. If it has no tables of lengths, checks the lengths of documents
+/// by their ids.
 void check_converted(const BshdArrays& batch, const ConvertedBatch& converted,
                      Verification& checks);
 

@@ -95,11 +95,26 @@ void check_moved_extras(Check& check, const PackedSlots& slots, const PackedSlot
   }
 }
 
-/// Checks every slot: the segment's old content, then padding; positions start at 0 and continue.
+/// Moves the positions of a bin's real tokens to its segments at `to`; they go on in padding.
+void move_positions(const PackedHeader& header, const PackedSlots& slots, int64_t bin,
+                    std::span<const int32_t> to, std::vector<int32_t>& moved) {
+  const auto real = header.cu_seqlens(bin), from = header.cu_seqlens_padded(bin);
+  const int64_t first = header.slot_offsets()[bin], axes = header.position_axes;
+  for (size_t i = 0; i + 1 < real.size(); ++i) {
+    const size_t begin = moved.size();
+    const int64_t tokens = real[i + 1] - real[i];
+    const auto old = slots.positions.begin() + (first + from[i]) * axes;
+    moved.insert(moved.end(), old, old + tokens * axes);
+    count_on(moved, begin, to[i + 1] - to[i] - tokens, axes);
+  }
+}
+
+/// Checks every slot: the segment's old content, then padding; positions continue in it.
 void check_repadded(Check& check, const PackedHeader& header, const PackedSlots& slots,
                     const RepaddedStreams& repadded) {
   const std::vector<int64_t> old_first = header.slot_offsets();
   const std::vector<int64_t> new_first = repadded.header.slot_offsets();
+  const size_t axes = header.position_axes;
   for (int64_t b = 0; b < header.bin_count(); ++b) {
     const auto real = header.cu_seqlens(b), from = header.cu_seqlens_padded(b);
     const auto to = repadded.header.cu_seqlens_padded(b);
@@ -111,7 +126,11 @@ void check_repadded(Check& check, const PackedHeader& header, const PackedSlots&
         const auto where = [&] { return fmt::format("bin {} segment {} slot {}", b, i, p); };
         check.add(repadded.slots.ids[here], held ? slots.ids[there] : 0, where);
         check.add(repadded.slots.labels[here], held ? slots.labels[there] : ignored_label, where);
-        check.add(repadded.slots.positions[here], p, where);
+        for (size_t a = 0; a < axes; ++a) {
+          const int32_t* now = &repadded.slots.positions[here * axes + a];
+          const int32_t next = p == 0 ? 0 : *(now - axes) + 1;
+          check.add(*now, held ? slots.positions[there * axes + a] : next, where);
+        }
         check_moved_extras(check, slots, repadded.slots, held, there, here);
       }
   }
@@ -147,7 +166,7 @@ RepaddedStreams repad_streams(const PackedHeader& header, const PackedSlots& slo
     bins.bin_capacity = std::max<int64_t>(bins.bin_capacity, padded.cu_seqlens_padded.back());
     append(result.slots.ids, padded.ids);
     append(result.slots.labels, padded.labels);
-    append(result.slots.positions, packed_positions(padded.cu_seqlens_padded));
+    move_positions(header, slots, b, result.header.cu_seqlens_padded(b), result.slots.positions);
     move_extras(header, slots, b, result.header.cu_seqlens_padded(b), result.slots);
   }
   Check& check = checks.check("repadded", 0);

@@ -94,7 +94,7 @@ BinShards::BinShards(const Layout& layout, const PackedSlots& bin, int64_t hidde
       layout_(layout),
       shards_(make_stream_shards(layout, stream)),
       labels_(make_array(bin.labels, 1, ignored_label)),
-      positions_(make_array(bin.positions, 1, 0)) {
+      positions_(make_array(bin.positions, bin.position_axes(), 0)) {
   if (hidden_size > 0)
     embeddings_ = make_array(bin.embeddings, hidden_size, 0.0F);
   else
@@ -183,7 +183,8 @@ constexpr int max_ranks_for_matrix = 1024;
 void restore_slots(const Layout& layout, int rank, const PackedSlots& mine, int64_t hidden_size,
                    PackedSlots& bin) {
   for (const auto& [name, array] : slot_arrays)
-    if (!(mine.*array).empty()) unshard_rows<int32_t>(layout, rank, mine.*array, bin.*array);
+    if (!(mine.*array).empty())
+      unshard_rows<int32_t>(layout, rank, mine.*array, bin.*array, width_of(array, mine));
   if (hidden_size > 0)
     unshard_rows<float>(layout, rank, mine.embeddings, bin.embeddings, hidden_size);
   for (const auto& [name, extra] : mine.extras)
@@ -332,6 +333,7 @@ ShardsHeader shards_header(ShardingPlan& plan) {
   shards.cp = plan.cp();
   shards.hidden_size = plan.header().hidden_size;
   shards.bin_offsets = plan.header().bins.bin_offsets;
+  shards.position_axes = plan.header().position_axes;
   shards.extras = plan.header().extras;
   for (int64_t b = 0; b < plan.header().bin_count(); ++b)
     shards.slot_offsets.push_back(shards.slot_offsets.back() + plan.layout(b).shard(0).slots);

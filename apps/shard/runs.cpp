@@ -47,8 +47,9 @@ float element(int64_t head, int64_t slot, int64_t lane) {
 /// One bin of the streams.
 struct BinView {
   int64_t index = 0;
-  std::vector<int64_t> ids, positions;
-  std::vector<int32_t> bounds;  ///< segment boundaries, in slots
+  std::vector<int64_t> ids;
+  std::vector<int64_t> positions;  ///< [axes, slots]
+  std::vector<int32_t> bounds;     ///< segment boundaries, in slots
   int64_t slots() const { return std::ssize(ids); }
 };
 
@@ -127,9 +128,11 @@ void slice_bin(ExchangeStep& step, const BinView& bin) {
   const int64_t width = (n + pad) / step.ranks(), begin = step.rank() * width;
   step.row().slots += width;
   step.row().padding += pad;
-  std::vector<int64_t> ids, positions = bin.positions;
+  std::vector<int64_t> ids, positions;
   for (int64_t t = begin; t < begin + width; ++t) ids.push_back(t < n ? bin.ids[t] : 0);
-  for (int64_t i = 0; i < pad; ++i) positions.push_back(i);
+  for (int64_t at = 0; at < std::ssize(bin.positions); at += n)
+    for (int64_t t = 0; t < n + pad; ++t)
+      positions.push_back(t < n ? bin.positions[at + t] : t - n);
   std::vector<int32_t> real = bin.bounds, padded = bin.bounds;
   if (pad > 0) real.push_back(padded.back()), padded.push_back(static_cast<int32_t>(n + pad));
   const std::string name = fmt::format("bin {}", bin.index);
@@ -266,10 +269,15 @@ void exchange_swapped(ExchangeStep& step, const UlyssesHeads& heads, const BinVi
 BinView bin_view(const PackedHeader& header, const PackedSlots& slots, int64_t b) {
   const auto padded = header.cu_seqlens_padded(b);
   const int64_t first = header.slot_offsets()[b], count = padded.back();
-  const auto part = [&](const std::vector<int32_t>& all) {
-    return std::vector<int64_t>(all.begin() + first, all.begin() + first + count);
+  const int64_t axes = header.position_axes;
+  const auto part = [&](const std::vector<int32_t>& all, int64_t width) {
+    return transposed(std::span(all).subspan(first * width, count * width), count, width);
   };
-  return {b, part(slots.ids), part(slots.positions), {padded.begin(), padded.end()}};
+  const std::vector<int32_t> ids = part(slots.ids, 1), positions = part(slots.positions, axes);
+  return {b,
+          {ids.begin(), ids.end()},
+          {positions.begin(), positions.end()},
+          {padded.begin(), padded.end()}};
 }
 
 /// Dual-chunk-swap requires that the slots of each segment are a multiple of 2·ranks.

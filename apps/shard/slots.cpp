@@ -21,7 +21,10 @@ PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_
   const auto cut = [](const auto& from, auto& to, int64_t first, int64_t n) {
     if (!from.empty()) to.assign(from.begin() + first, from.begin() + first + n);
   };
-  for (const auto& [name, array] : slot_arrays) cut(all.*array, part.*array, begin, count);
+  for (const auto& [name, array] : slot_arrays) {
+    const int64_t width = width_of(array, all);
+    cut(all.*array, part.*array, begin * width, count * width);
+  }
   cut(all.embeddings, part.embeddings, begin * hidden_size, count * hidden_size);
   for (const auto& [name, extra] : all.extras) {
     ExtraSlots& mine = part.extras[name];
@@ -37,11 +40,11 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
   const auto padded = header.cu_seqlens_padded(bin);
   const size_t hidden = header.hidden_size;
   const size_t slots = to.padded.back();
+  const size_t axes = from.position_axes();
   if (std::equal(padded.begin(), padded.end(), to.padded.begin())) return from;
   PackedSlots moved;
   if (hidden == 0) moved.ids.assign(slots, 0);
   moved.labels.assign(slots, ignored_label);
-  moved.positions.assign(slots, 0);
   moved.embeddings.assign(slots * hidden, 0);
   for (const auto& [name, extra] : from.extras) {
     moved.extras[name] = extra.padding(static_cast<int64_t>(slots));
@@ -53,7 +56,9 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
       if (hidden == 0) moved.ids[there + k] = from.ids[begin + k];
       moved.labels[there + k] = from.labels[begin + k];
     }
-    for (int32_t k = 0; k < to.padded[i + 1] - to.padded[i]; ++k) moved.positions[there + k] = k;
+    moved.positions.insert(moved.positions.end(), from.positions.begin() + begin * axes,
+                           from.positions.begin() + (begin + room) * axes);
+    count_on(moved.positions, there * axes, to.padded[i + 1] - to.padded[i] - room, axes);
     std::copy_n(from.embeddings.begin() + (begin * hidden), room * hidden,
                 moved.embeddings.begin() + (there * hidden));
     for (auto& [name, extra] : moved.extras) {

@@ -18,6 +18,11 @@ inline constexpr std::pair<const char*, std::vector<int32_t> PackedSlots::*> slo
     {"positions", &PackedSlots::positions},
 };
 
+/// Elements of an array of slot_arrays per slot.
+inline int64_t width_of(std::vector<int32_t> PackedSlots::*array, const PackedSlots& slots) {
+  return array == &PackedSlots::positions ? slots.position_axes() : 1;
+}
+
 /// A stream to restore a bin into. It is filled with values that no bin holds.
 PackedSlots blank_like(const PackedSlots& bin);
 

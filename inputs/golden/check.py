@@ -106,7 +106,7 @@ def bins(packed):
         bounds = slice(begin + b, end + b + 1)
         part = {name: packed[name][bounds] for name in ("cu_seqlens", "cu_seqlens_padded")}
         slots = slice(first, first + part["cu_seqlens_padded"][-1])
-        part.update({name: packed[name][slots] for name in ("ids", "labels", "positions")})
+        part.update({name: packed[name][..., slots] for name in ("ids", "labels", "positions")})
         tokens = [part["ids"][begin : begin + n] for begin, n in
                   zip(part["cu_seqlens_padded"], np.diff(part["cu_seqlens"]))]
         first = slots.stop
@@ -125,7 +125,7 @@ def shards(packed, group, beside):
         places["cu_seqlens_padded"] = places["cu_seqlens"]
         mine, last = slice(*local[b : b + 2]), first + part["cu_seqlens_padded"][-1]
         for rank in range(asked["cp"]):
-            wanted = {k: array[rank, places.get(k, mine)] for k, array in held.items()}
+            wanted = {k: array[rank][..., places.get(k, mine)] for k, array in held.items()}
             where = f"{group.name} rank {rank} {name}"
             problem = {**asked, "rank": rank, **part}
             yield "shards", where, problem, wanted
@@ -148,7 +148,7 @@ def problems(file, kind):
         beside = {name: array for name, array, *_ in extras(file["packed"])}
         for name, part, tokens in bins(packed):
             problem = {"documents": tokens, "slot_multiple": packed["slot_multiple"]}
-            yield kind, name, problem, part
+            yield kind, name, problem, {k: x for k, x in part.items() if x.ndim == 1}
         for ranks in file["reference"].values():
             for group in ranks.values():
                 yield from shards(packed, group, beside)

@@ -314,8 +314,8 @@ def shard(problem, what):
     if what == "index":
         return index
     if what in ("ids", "labels", "positions"):
-        padding = -100 if what == "labels" else 0
-        return np.array([problem[what][t] if t < bounds[-1] else padding for t in index], int)
+        array, inside = problem[what], index < bounds[-1]
+        return np.where(inside, array[..., np.where(inside, index, 0)], -100 if what == "labels" else 0)
     used = np.diff(problem[what])  # the slots, or those with tokens, of each segment
     ends = bounds[:-1] + used
     return running([((index >= b) & (index < e)).sum() for b, e in zip(bounds[:-1], ends)])
@@ -366,7 +366,8 @@ def rows(problem, what):
         return np.indices(problem["input_ids"].shape)[1].reshape(-1)
     flat = {"ids": "input_ids", "labels": "labels", "positions": "position_ids"}
     if what in flat:
-        return problem[flat[what]].reshape(-1)
+        array = problem[flat[what]]
+        return array.reshape(*array.shape[:-2], -1)
     parts, chunks = list(segments(problem)), int(problem.get("chunks", 1))
     each = len(parts) // chunks
     return np.concatenate([stream_of_rows(problem, what, parts[c * each : (c + 1) * each])

@@ -62,24 +62,27 @@ def loss_parallel_mean(logits_shard, labels, group, mesh, columns):
 
 def dtensor_shard(batch, rank, size, mesh):
     """Rows of distribute_tensor: the layout contiguous."""
-    return {n: distribute_tensor(batch[n], mesh["cp"], [Shard(0)]).to_local() for n in ("ids", "labels", "positions")}
+    arrays = {n: batch[n] for n in ("ids", "labels", "positions")}
+    return {n: distribute_tensor(x, mesh["cp"], [Shard(x.ndim - 1)]).to_local() for n, x in arrays.items()}
 
 
 def dtensor_unshard(shard, rank, size, group, mesh):
     """full_tensor of a DTensor that is split by rows: the layout contiguous."""
-    return {n: DTensor.from_local(x, mesh["cp"], [Shard(0)], run_check=False).full_tensor() for n, x in shard.items()}
+    parts = {n: DTensor.from_local(x, mesh["cp"], [Shard(x.ndim - 1)], run_check=False) for n, x in shard.items()}
+    return {n: x.full_tensor() for n, x in parts.items()}
 
 
 def context_parallel_shard(batch, rank, size, mesh):
     """Buffers as context_parallel leaves them to each rank: head and tail, the layout zigzag."""
     buffers = {n: batch[n].clone() for n in ("ids", "labels", "positions")}
-    with context_parallel(mesh["cp"], buffers=list(buffers.values()), buffer_seq_dims=[0] * len(buffers)):
+    with context_parallel(mesh["cp"], buffers=list(buffers.values()), buffer_seq_dims=[x.ndim - 1 for x in buffers.values()]):
         return {n: x.clone() for n, x in buffers.items()}
 
 
 def context_parallel_whole(shard, rank, size, group, mesh):
     """context_parallel_unshard of the same; it restores the order of tensors with a batch dimension alone."""
-    whole = context_parallel_unshard(mesh["cp"], [x[None] for x in shard.values()], [1] * len(shard))
+    dims = [x.ndim for x in shard.values()]
+    whole = context_parallel_unshard(mesh["cp"], [x[None] for x in shard.values()], dims)
     return {n: x[0] for n, x in zip(shard, whole)}
 
 

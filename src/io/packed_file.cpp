@@ -16,6 +16,7 @@ constexpr const char* packed_embeddings_path = "/packed/embeddings";
 constexpr const char* labels_path = "/packed/labels";
 constexpr const char* positions_path = "/packed/positions";
 constexpr const char* packed_extras_path = "/packed/extras";
+constexpr int64_t max_position_axes = 256;
 
 std::string path_of_extra(const std::string& name) {
   return fmt::format("{}/{}", packed_extras_path, name);
@@ -35,6 +36,18 @@ std::span<const std::byte> bytes_of_extra(const PackedSlots& slots, const std::s
   return extra->second.bytes;
 }
 
+/// [slots], or of several axes [axes, slots].
+h5::Shape shape_of_positions(const PackedHeader& header) {
+  const int64_t slots = header.slot_offsets().back();
+  return header.position_axes == 1 ? h5::Shape{slots} : h5::Shape{header.position_axes, slots};
+}
+
+/// Positions of slots [begin, begin + count).
+h5::Slab positions_of(const PackedHeader& header, int64_t begin, int64_t count) {
+  if (header.position_axes == 1) return {{begin}, {count}};
+  return {{0, begin}, {header.position_axes, count}};
+}
+
 void create_packed(const std::string& path, const PackedHeader& header) {
   const int64_t slots = header.slot_offsets().back();
   h5::File file = h5::File::create(path);
@@ -48,8 +61,9 @@ void create_packed(const std::string& path, const PackedHeader& header) {
   file.write_attribute(packed_group, "algorithm", header.algorithm);
   if (!header.names.empty())
     file.write_dataset("/packed/names", std::span<const std::string>(header.names));
-  for (const char* dataset : {labels_path, positions_path})
-    file.create_dataset(dataset, DType::i32, {slots}, h5::Checksum::fletcher32);
+  file.create_dataset(labels_path, DType::i32, {slots}, h5::Checksum::fletcher32);
+  file.create_dataset(positions_path, DType::i32, shape_of_positions(header),
+                      h5::Checksum::fletcher32);
   if (header.hidden_size == 0)
     file.create_dataset(ids_path, DType::i32, {slots}, h5::Checksum::fletcher32);
   else
@@ -76,6 +90,13 @@ PackedParts open_parts(const h5::File& file, PackedHeader& header) {
   header.algorithm = reader.text(packed_group, "algorithm");
   if (file.has_dataset("/packed/names"))
     parts.names = reader.dataset("/packed/names", {h5::Type::text}, {-1});
+  if (file.has_dataset(positions_path))
+    if (const h5::Shape shape = file.dataset(positions_path).shape(); shape.size() == 2) {
+      header.position_axes = shape[0];
+      if (shape[0] < 2 || shape[0] > max_position_axes)
+        reader.errors().add("{} is {}; positions of one axis are [slots], of 2 to {} [axes, slots]",
+                            positions_path, h5::to_string(shape), max_position_axes);
+    }
   reader.throw_if_any();
   return parts;
 }
@@ -131,6 +152,16 @@ void check_range(ConfigErrors& errors, const char* dataset, std::span<const int3
              limit - 1, may_be_ignored ? fmt::format(", or {}", ignored_label) : "");
 }
 
+/// Adds an error for the first negative element of positions [slots, axes].
+void check_positions(ConfigErrors& errors, std::span<const int32_t> positions, int64_t begin,
+                     int64_t axes) {
+  const auto bad = std::ranges::find_if(positions, [](int32_t value) { return value < 0; });
+  if (bad == positions.end()) return;
+  const int64_t at = bad - positions.begin();
+  errors.add("{}[{}{}] is {}; it must be 0 or more", positions_path,
+             axes > 1 ? fmt::format("{}, ", at % axes) : "", begin + at / axes, *bad);
+}
+
 /// Adds an error for padding in bins [first, last) whose label is another document's token.
 void check_labels(ConfigErrors& errors, const PackedHeader& header, const PackedSlots& slots,
                   int64_t first, int64_t last) {
@@ -162,7 +193,7 @@ SlotParts open_slots(const h5::File& file, const PackedHeader& header) {
     parts.embeddings =
         reader.dataset(packed_embeddings_path, {h5::Type::f32}, {slots, header.hidden_size});
   parts.labels = reader.dataset(labels_path, {h5::Type::i32}, {slots});
-  parts.positions = reader.dataset(positions_path, {h5::Type::i32}, {slots});
+  parts.positions = reader.dataset(positions_path, {h5::Type::i32}, shape_of_positions(header));
   reader.throw_if_any();
   return parts;
 }
@@ -191,6 +222,21 @@ std::span<const int32_t> PackedHeader::bounds(const std::vector<int32_t>& all, i
   const int64_t begin = bins.bin_offsets[b] + b;
   const int64_t end = bins.bin_offsets[b + 1] + b + 1;
   return std::span(all).subspan(begin, end - begin);
+}
+
+void count_on(std::vector<int32_t>& positions, size_t begin, int64_t slots, int64_t axes) {
+  for (int64_t k = 0; k < slots * axes; ++k) {
+    const size_t at = positions.size();
+    positions.push_back(at < begin + axes ? 0 : positions[at - axes] + 1);
+  }
+}
+
+std::vector<int32_t> transposed(std::span<const int32_t> values, int64_t rows, int64_t columns) {
+  std::vector<int32_t> turned;
+  turned.reserve(values.size());
+  for (int64_t c = 0; c < columns; ++c)
+    for (int64_t r = 0; r < rows; ++r) turned.push_back(values[r * columns + c]);
+  return turned;
 }
 
 std::vector<int64_t> PackedHeader::slot_offsets() const {
@@ -246,7 +292,7 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
     check_packed(errors, header);
     errors.throw_if_any(fmt::format("'{}' cannot be written:", output.path()));
     GYRE_CHECK(all == total, "{} slots of {} are brought", all, total);
-    GYRE_CHECK(std::ssize(mine.positions) == count &&
+    GYRE_CHECK(std::ssize(mine.positions) == count * header.position_axes &&
                    std::ssize(mine.ids) == (header.hidden_size == 0 ? count : 0) &&
                    std::ssize(mine.embeddings) == count * header.hidden_size,
                "{} labels, {} positions, {} ids, {} embeddings of {}", count, mine.positions.size(),
@@ -261,7 +307,10 @@ void fill_packed(OutputFile& output, const PackedHeader& header, const PackedSlo
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
   const h5::Slab share{{begin}, {count}}, rows{{begin, 0}, {count, header.hidden_size}};
   file.dataset(labels_path).write<int32_t>(std::span(&share, 1), mine.labels);
-  file.dataset(positions_path).write<int32_t>(std::span(&share, 1), mine.positions);
+  const h5::Slab positions = positions_of(header, begin, count);
+  file.dataset(positions_path)
+      .write<int32_t>(std::span(&positions, 1),
+                      transposed(mine.positions, count, header.position_axes));
   if (header.hidden_size == 0)
     file.dataset(ids_path).write<int32_t>(std::span(&share, 1), mine.ids);
   else
@@ -310,7 +359,12 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
   const int64_t count = offsets[last] - begin;
   PackedSlots slots;
   slots.labels = read_rows<int32_t>(*parts.labels, begin, count, 1);
-  slots.positions = read_rows<int32_t>(*parts.positions, begin, count, 1);
+  const int64_t axes = header.position_axes;
+  parts.positions->make_room(count * axes, sizeof(int32_t),
+                             [&] { slots.positions.resize(count * axes); });
+  const h5::Slab positions = positions_of(header, begin, count);
+  parts.positions->read<int32_t>(std::span(&positions, count > 0 ? 1 : 0), slots.positions);
+  slots.positions = transposed(slots.positions, axes, count);
   if (parts.ids) slots.ids = read_rows<int32_t>(*parts.ids, begin, count, 1);
   if (parts.embeddings)
     slots.embeddings = read_rows<float>(*parts.embeddings, begin, count, header.hidden_size);
@@ -326,7 +380,7 @@ PackedSlots read_packed_slots(Communicator& comm, const std::string& path,
     SchemaReader reader(file, packed_schema);
     check_range(reader.errors(), ids_path, slots.ids, begin, header.vocab_size, false);
     check_range(reader.errors(), labels_path, slots.labels, begin, header.vocab_size, true);
-    check_range(reader.errors(), positions_path, slots.positions, begin, int64_t{1} << 31, false);
+    check_positions(reader.errors(), slots.positions, begin, axes);
     check_finite(reader.errors(), packed_embeddings_path, slots.embeddings);
     if (parts.ids) check_labels(reader.errors(), header, slots, first, last);
     reader.throw_if_any();

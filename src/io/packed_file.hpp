@@ -27,6 +27,7 @@ struct PackedHeader {
   int64_t documents = 0;      ///< number of documents (or trees) in bins.document
   int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
   int64_t hidden_size = 0;    ///< 0: ids; else embeddings of this width
+  int64_t position_axes = 1;  ///< of multi-axis rotary embeddings
   std::string tokenizer;
   std::string algorithm;           ///< how documents were packed into bins
   std::vector<std::string> names;  ///< per document, or empty
@@ -75,9 +76,20 @@ struct PackedSlots {
   std::vector<int32_t> ids;        ///< [slots], or empty with embeddings
   std::vector<float> embeddings;   ///< [slots, hidden_size], or empty with ids
   std::vector<int32_t> labels;     ///< [slots] what the slot predicts; ignored_label: nothing
-  std::vector<int32_t> positions;  ///< [slots] position in the segment, padding included
+  std::vector<int32_t> positions;  ///< [slots, axes] position in the segment, padding included
   std::map<std::string, ExtraSlots> extras;  ///< the header's extras that are aligned to slots
+
+  int64_t position_axes() const {
+    return labels.empty() ? 1 : std::ssize(positions) / std::ssize(labels);
+  }
 };
+
+/// Appends `slots` positions [slots, axes] of padding: on each axis they count on from the last of
+/// `positions`, or from 0 if the segment, which begins at element `begin`, has none.
+void count_on(std::vector<int32_t>& positions, size_t begin, int64_t slots, int64_t axes);
+
+/// A matrix [rows, columns] as [columns, rows]: files hold positions [axes, slots].
+std::vector<int32_t> transposed(std::span<const int32_t> values, int64_t rows, int64_t columns);
 
 /// Adds the errors in a header's tables to `errors`; of wrong bins, only the first.
 void check_packed(ConfigErrors& errors, const PackedHeader& header);

@@ -37,6 +37,18 @@ int64_t width_of(const std::string& path, const ShardsHeader& header) {
                                                       : header.slot_offsets.back();
 }
 
+/// Axes of the column: 1, but for positions of multi-axis rotary embeddings.
+int64_t axes_of(const Column& column, const ShardsHeader& header) {
+  return column.values == &ShardRows::positions ? header.position_axes : 1;
+}
+
+/// [cp, width], of several axes [cp, axes, width].
+h5::Shape shape_of(const Column& column, const ShardsHeader& header) {
+  h5::Shape shape{header.cp, width_of(column.path, header)};
+  if (axes_of(column, header) > 1) shape.insert(shape.begin() + 1, axes_of(column, header));
+  return shape;
+}
+
 bool has(const Column& column, const ShardsHeader& header) {
   return header.hidden_size == 0 || std::string(column.path) != "/shards/ids";
 }
@@ -53,7 +65,7 @@ void create_shards(const std::string& path, const ShardsHeader& header) {
   file.write_dataset("/shards/slot_offsets", std::span<const int64_t>(header.slot_offsets));
   for (const Column& column : columns)
     if (has(column, header))
-      file.create_dataset(column.path, DType::i32, {header.cp, width_of(column.path, header)},
+      file.create_dataset(column.path, DType::i32, shape_of(column, header),
                           h5::Checksum::fletcher32);
   if (header.hidden_size > 0)
     file.create_dataset(shards_embeddings_path, DType::f32,
@@ -106,8 +118,7 @@ ShardParts open_rows(const h5::File& file, const ShardsHeader& header) {
   for (const Column& column : columns)
     if (has(column, header))
       parts.columns.emplace_back(
-          &column,
-          reader.dataset(column.path, {h5::Type::i32}, {header.cp, width_of(column.path, header)}));
+          &column, reader.dataset(column.path, {h5::Type::i32}, shape_of(column, header)));
   if (header.hidden_size > 0)
     parts.embeddings = reader.dataset(shards_embeddings_path, {h5::Type::f32},
                                       {header.cp, header.slot_offsets.back(), header.hidden_size});
@@ -143,16 +154,22 @@ void fill_shards(OutputFile& output, const ShardsHeader& header, std::span<const
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
   for (const Column& column : columns) {
     if (!has(column, header)) continue;
-    const int64_t width = width_of(column.path, header);
+    const int64_t axes = axes_of(column, header), slots = width_of(column.path, header);
+    const int64_t width = axes * slots;
     std::vector<h5::Slab> slabs;
     std::vector<int32_t> values;
     for (size_t i = 0; i < mine.size(); ++i) {
       const std::vector<int32_t>& row = mine[i].*column.values;
       GYRE_CHECK(std::ssize(row) == width, "{}: a row of {}, not {}", column.path, row.size(),
                  width);
-      if (width > 0)
-        slabs.push_back({{comm.rank() + static_cast<int64_t>(i) * comm.size(), 0}, {1, width}});
-      values.insert(values.end(), row.begin(), row.end());
+      h5::Slab slab;
+      slab.count = shape_of(column, header);
+      slab.start.resize(slab.count.size(), 0);
+      slab.start[0] = comm.rank() + static_cast<int64_t>(i) * comm.size();
+      slab.count[0] = 1;
+      if (width > 0) slabs.push_back(std::move(slab));
+      const std::vector<int32_t> turned = transposed(row, slots, axes);
+      values.insert(values.end(), turned.begin(), turned.end());
     }
     file.dataset(column.path).write<int32_t>(slabs, values);
   }
@@ -201,8 +218,11 @@ std::vector<ShardRows> read_shard_rows(Communicator& comm, const std::string& pa
   };
   for (const auto& [column, dataset] : parts.columns) {
     const auto all = dataset->read_all<int32_t>();
-    for (size_t r = 0; r < rows.size(); ++r)
-      cut(all, r, width_of(column->path, header), rows[r].*column->values);
+    const int64_t axes = axes_of(*column, header), slots = width_of(column->path, header);
+    for (size_t r = 0; r < rows.size(); ++r) {
+      cut(all, r, axes * slots, rows[r].*column->values);
+      rows[r].*column->values = transposed(rows[r].*column->values, axes, slots);
+    }
   }
   if (parts.embeddings) {
     const auto all = parts.embeddings->read_all<float>();

@@ -13,6 +13,7 @@ struct ShardsHeader {
   std::string layout;
   int64_t cp = 0;
   int64_t hidden_size = 0;               ///< 0: ids; else embeddings of this width
+  int64_t position_axes = 1;             ///< of multi-axis rotary embeddings
   std::vector<int64_t> bin_offsets;      ///< [bins + 1] in segments of the packed streams
   std::vector<int64_t> slot_offsets{0};  ///< [bins + 1] in local slots of a rank
   std::string packed_sha256;             ///< SHA-256 of the packed file, or "" if generated

@@ -208,9 +208,11 @@ SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
   const int64_t n = std::ssize(ids) / batch, padded = round_up(n, ranks);
   if (padded > std::numeric_limits<int32_t>::max())
     throw_usage("a row of {} slots exceeds the int32 range of boundaries", padded);
-  if (!positions.empty() && std::ssize(positions) != n)
-    throw_usage("{} positions for rows of {} tokens; one row of them serves the whole batch",
-                positions.size(), n);
+  const int64_t axes = n > 0 ? std::ssize(positions) / n : 0;
+  if (std::ssize(positions) != axes * n)
+    throw_usage(
+        "{} positions for rows of {} tokens; one row of each axis of them serves the whole batch",
+        positions.size(), n);
   check_bounds({bounds, bounds});
   if (bounds.back() != n)
     throw_usage("document boundaries end at {}, but rows have {} tokens", bounds.back(), n);
@@ -220,9 +222,11 @@ SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t t = begin; t < begin + width; ++t)
       result.ids.push_back(t < n ? ids[b * n + t] : 0);
-  result.positions.assign(positions.begin(), positions.end());
-  if (!positions.empty())
+  for (int64_t axis = 0; axis < axes; ++axis) {
+    const auto mine = positions.subspan(axis * n, n);
+    result.positions.insert(result.positions.end(), mine.begin(), mine.end());
     for (int64_t i = 0; i < result.pad; ++i) result.positions.push_back(i);
+  }
   result.cu_seqlens.assign(bounds.begin(), bounds.end());
   result.cu_seqlens_padded = result.cu_seqlens;
   if (result.pad > 0) {

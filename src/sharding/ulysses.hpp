@@ -60,7 +60,7 @@ std::vector<T> split_list(Communicator& comm, std::span<const T> all) {
 /// One rank's part of padded input rows.
 struct SlicedInput {
   std::vector<int64_t> ids;                ///< [batch, n'/ranks]; padding holds id 0
-  std::vector<int64_t> positions;          ///< [n'] of the whole row; padding restarts at 0
+  std::vector<int64_t> positions;          ///< [axes, n'] of the whole row; padding restarts at 0
   std::vector<int32_t> cu_seqlens;         ///< [segments + 1] real tokens; padding has none
   std::vector<int32_t> cu_seqlens_padded;  ///< [segments + 1] slots
   int64_t pad = 0;                         ///< n' - n
@@ -68,7 +68,7 @@ struct SlicedInput {
 };
 
 /// Pads ids [batch, n] on the right to n', the next multiple of `ranks`, and takes block `rank` of
-/// each row. Positions [n] (or empty: none) are padded with 0, 1, ... and not sliced, because
+/// each row. Positions [axes, n] (or empty: none) are padded with 0, 1, ... and not sliced, because
 /// rotary embedding runs after the exchange, on whole sequences. `bounds` [documents + 1] are those
 /// of the documents in the row, from 0 to n; the result adds the padding as a segment without real
 /// tokens. Boundaries must not be inferred from zeros of the positions: padding would become a

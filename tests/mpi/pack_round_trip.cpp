@@ -15,6 +15,7 @@ namespace GYRE_FILE {
 
 using test::SharedFolder;
 using test::world;
+using Ints = std::vector<int32_t>;
 
 /// Documents of random lengths, empty and one-token ones among them. The same on all ranks.
 Documents random_documents(unsigned seed) {
@@ -247,7 +248,7 @@ TEST(PackedTables, BadOnesAreRejectedByBinAndSegment) {
 
 TEST(PackedSlotsRejected, IdsLabelsAndPositionsOutOfRange) {
   const SharedFolder folder;
-  const PackedHeader header = small_header();
+  PackedHeader header = small_header();
   const PackedSlots good{
       {1, 2, 3, 0, 4, 5, 0, 0},
       {},
@@ -273,6 +274,35 @@ TEST(PackedSlotsRejected, IdsLabelsAndPositionsOutOfRange) {
   bad = good;
   bad.positions[7] = -4;
   rejected(bad, "/packed/positions[7] is -4");
+  header.position_axes = 2;
+  bad.positions.assign(16, 3);
+  rejected(bad, "");
+  bad.positions[11] = -2;
+  rejected(bad, "/packed/positions[1, 5] is -2; it must be 0 or more");
+}
+
+TEST(PackedFile, PositionsOfSeveralAxesAreReadAsTheyWereWritten) {
+  const SharedFolder folder;
+  PackedHeader header = small_header();
+  header.position_axes = 3;
+  PackedSlots slots{Ints(8, 1), {}, Ints(8, ignored_label), {}, {}};
+  for (int32_t i = 0; i < 24; ++i) slots.positions.push_back(7 * i % 24);
+  OutputFile output(world(), folder.file("packed.h5"));
+  fill_packed(output, header, world().rank() == 0 ? slots : PackedSlots());
+  output.commit();
+  const PackedHeader read = read_packed_header(world(), folder.file("packed.h5"));
+  EXPECT_EQ(read.position_axes, 3);
+  EXPECT_EQ(read_packed_slots(world(), folder.file("packed.h5"), read, 0, 1).positions,
+            slots.positions);
+}
+
+TEST(PackedFile, PaddingCountsOnFromTheLastPositionOfEachAxis) {
+  Ints positions = {9, 9, 4, 7};
+  count_on(positions, 2, 2, 2);
+  EXPECT_EQ(positions, (Ints{9, 9, 4, 7, 5, 8, 6, 9}));
+  count_on(positions, positions.size(), 2, 2);  // a segment without tokens
+  EXPECT_EQ(positions, (Ints{9, 9, 4, 7, 5, 8, 6, 9, 0, 0, 1, 1}));
+  EXPECT_EQ(transposed(Ints{0, 1, 2, 3, 4, 5}, 2, 3), (Ints{0, 3, 1, 4, 2, 5}));
 }
 
 }  // namespace GYRE_FILE

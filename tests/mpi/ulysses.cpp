@@ -91,6 +91,10 @@ TEST(SliceAndPad, TenTokensOverFourRanks) {
     EXPECT_EQ(input.ids, slices[static_cast<size_t>(rank)]);
     EXPECT_EQ(input.positions, (Longs{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1}));
     EXPECT_EQ(input.pad, 2);
+    Longs axes = ids;
+    axes.insert(axes.end(), ids.rbegin(), ids.rend());
+    EXPECT_EQ(slice_and_pad(ids, 1, axes, bounds, 4, rank).positions,
+              (Longs{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 1}));
     // Padding is a segment without tokens, not a document of two.
     EXPECT_EQ(input.cu_seqlens_padded, (Ints{0, 10, 12}));
     EXPECT_EQ(input.cu_seqlens, (Ints{0, 10, 10}));
@@ -117,8 +121,9 @@ TEST(SliceAndPad, ErrorsNameTheSizes) {
   const Ints bounds = {0, 3};
   EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 4, {}, bounds, 2, 0); }),
             "6 ids are not 4 rows of equal length");
-  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, Longs(6), bounds, 2, 0); }),
-            "6 positions for rows of 3 tokens; one row of them serves the whole batch");
+  EXPECT_EQ(
+      usage_message([&] { slice_and_pad(ids, 2, Longs(7), bounds, 2, 0); }),
+      "7 positions for rows of 3 tokens; one row of each axis of them serves the whole batch");
   EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 1, {}, bounds, 2, 0); }),
             "document boundaries end at 3, but rows have 6 tokens");
   EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, {}, bounds, 2, 2); }), "rank 2 of 2 ranks");

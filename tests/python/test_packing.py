@@ -125,14 +125,38 @@ class Batches(unittest.TestCase):
         out = os.path.join(self.folder.name, "packed.h5")
         path = self.changed("bshd_tiny.h5", two_axes)
         self.assertIn("VERIFY PASSED 5/5", run(2, "gyre-shard", "--input", path, "--cp", 2))
-        with self.assertRaisesRegex(AssertionError, "position_ids has 2 axes"):
-            run(1, "gyre-pack", "--input", path, "--cp", 2, "-o", out)
+        run(1, "gyre-pack", "--input", path, "--cp", 2, "-o", out)
+        with h5py.File(path, "r") as file:
+            rows = file["bshd/position_ids"][:].reshape(2, -1)
+        np.testing.assert_array_equal(read(out, "packed")["positions"], rows)
+        self.check_axes(out)
         for change, begin in ((shared, 5), (left_out, 0)):
             path = self.changed("bshd_tiny.h5", change)
             run(1, "gyre-pack", "--input", path, "--cp", 2, "-o", out)
             np.testing.assert_array_equal(
                 read(out, "packed")["positions"], np.tile(np.arange(16) + begin, 4))
             self.assertIn("VERIFY PASSED", run(2, "gyre-shard", "--input", path, "--cp", 4))
+
+    def check_axes(self, packed):
+        """Positions [axes, slots] are moved with the slots, and count on where slots are added."""
+        shards, repadded = (os.path.join(self.folder.name, n) for n in ("shards.h5", "repadded.h5"))
+        for ranks, options in ((2, ("--layout", "striped")), (4, ("--layout", "dual-chunk-swap", "--repad"))):
+            self.assertIn("VERIFY PASSED", run(ranks, "gyre-shard", "--input", packed, "--cp", ranks,
+                                               *options, "-o", shards))
+        self.assertIn("VERIFY PASSED", run(2, "gyre-shard", "--input", packed, "--ulysses", "--heads", 2,
+                                           "--kv-heads", 2))
+        run(1, "gyre-pack", "--input", packed, "--repad", "--cp", 4, "-o", repadded)
+        held, old, new = read(shards, "shards"), read(packed, "packed"), read(repadded, "packed")
+        self.assertEqual(held["positions"].shape, (4, 2, held["index"].shape[1]))
+        at = 0
+        bounds = zip(old["cu_seqlens_padded"], np.diff(old["cu_seqlens"]), np.diff(new["cu_seqlens_padded"]))
+        for begin, tokens, slots in bounds:  # of one bin
+            moved = old["positions"][:, begin : begin + tokens]
+            last = moved[:, -1:] if tokens else np.full((2, 1), -1)
+            more = last + 1 + np.arange(slots - tokens)
+            np.testing.assert_array_equal(new["positions"][:, at : at + slots], np.hstack([moved, more]))
+            at += slots
+        self.assertEqual(at, new["positions"].shape[1])
 
     def refused(self, message, name, change, *options):
         out = os.path.join(self.folder.name, "none.h5")

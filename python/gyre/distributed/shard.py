@@ -1,9 +1,9 @@
 """shard(batch, rank, size) -> batch of the rank
 
 batch: a packed stream, ids, labels, positions [slots], cu_seqlens and cu_seqlens_padded [segments + 1].
-The function returns a mapping of what the rank has of them under the layout, any of ids, labels,
-positions [slots / size], cu_seqlens and cu_seqlens_padded (the rank's own tokens and slots, running
-sums), or index (the slot of each row). Further parameters, given where they are taken: layout (its
+Positions of several axes are [axes, slots]. The function returns a mapping of what the rank has of them
+under the layout, any of ids, labels, positions [slots / size] or [axes, slots / size], cu_seqlens and
+cu_seqlens_padded (the rank's own tokens and slots, running sums), or index (the slot of each row). Further parameters, given where they are taken: layout (its
 name), group, mesh.
 """
 
@@ -47,9 +47,9 @@ def bins_of(path: Path, options: Any) -> Iterator[tuple[str, dict[str, np.ndarra
         segments = slice(int(begin) + b, int(end) + b + 1)
         stream = {name: np.asarray(packed[name][segments]) for name in BOUNDS}
         slots = slice(first, first + int(stream["cu_seqlens_padded"][-1]))
-        stream |= {name: np.asarray(packed[name][slots]) for name in STREAMS}
+        stream |= {name: np.asarray(packed[name])[..., slots] for name in STREAMS}
         mine = slice(*(int(x) for x in held[f"{place}/slot_offsets"][b : b + 2]))
-        answers = {name: np.asarray(held[f"{place}/{name}"])[:, mine] for name in (*STREAMS, "index")}
+        answers = {name: np.asarray(held[f"{place}/{name}"])[..., mine] for name in (*STREAMS, "index")}
         answers |= {name: np.asarray(held[f"{place}/{name}"])[:, segments] for name in BOUNDS}
         first = slots.stop
         yield path.stem + (f" bin {b}" if len(bins) > 2 else ""), stream, answers
@@ -101,11 +101,12 @@ def judge(
     expected = {n: a.astype(np.int64) for n, a in wanted.items() if n in got}
 
     def places(array: str, bad: np.ndarray) -> str:
-        rank, row = (int(i) for i in np.argwhere(bad)[0])
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = f"rank {place[0]}, " + "".join(f"axis {i}, " for i in place[1:-1]) + f"row {place[-1]}"
         counts = ", ".join(f"rank {r}: {int(b.sum())}" for r, b in enumerate(bad) if b.any())
         return (
-            f"{int(bad.sum())} of {bad.size} differ ({counts}); first [rank {rank}, row {row}]: {got[array][rank, row]}, "
-            f"should be {expected[array][rank, row]}"
+            f"{int(bad.sum())} of {bad.size} differ ({counts}); first [{where}]: {got[array][place]}, "
+            f"should be {expected[array][place]}"
         )
 
     return judged(
@@ -153,7 +154,8 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
         except ValueError:
             continue
         if other.size == len(ids):
-            yield known("layout", f"the layout is {name}", **{n: whole[n][other] for n in rows})
+            moved = {n: np.moveaxis(whole[n][..., other], -2, 0) for n in rows}
+            yield known("layout", f"the layout is {name}", **moved)
     for rank in range(cp):
 
         def doubled(rank: int = rank) -> dict[str, np.ndarray]:
@@ -207,8 +209,11 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
                         labels=sharded(shifted(ids, real, slots, places_on)),
                     )
     if "positions" in expected:
-        width = expected["positions"].shape[1]
+        width = expected["positions"].shape[-1]
         yield known("positions", "positions begin anew on every rank", positions=np.tile(np.arange(width), (cp, 1)))
+        if expected["positions"].ndim == 3:
+            first = np.repeat(expected["positions"][:, :1], expected["positions"].shape[1], axis=1)
+            yield known("positions", "every axis has the positions of the first", positions=first)
         if index is not None:
             yield known("positions", "positions count the stream, not the document", positions=index)
     for bounds in set(BOUNDS) & set(expected):

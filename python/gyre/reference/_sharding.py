@@ -69,12 +69,15 @@ def local_cu_seqlens(cu_seqlens: Any, cu_seqlens_padded: Any, index: np.ndarray)
 def shards(packed: Mapping[str, Any], cp: int) -> dict[str, np.ndarray]:
     """What gyre-shard writes into /shards, under DualChunkSwap, of the arrays of a packed file.
 
-    Bin after bin: index, ids or embeddings, labels, positions [cp, slots / cp, ...]; cu_seqlens and
+    Bin after bin: index, ids or embeddings, labels, positions [cp, slots / cp, ...]; positions of several
+    axes, [axes, slots] in the file, are [cp, axes, slots / cp]; cu_seqlens and
     cu_seqlens_padded [cp, segments + bins]; bin_offsets and slot_offsets [bins + 1]. The extras of a
     group that gyre.read has read: of slots [cp, slots / cp, ...], others as they are.
     """
     bin_offsets, real, slots = (to_numpy(packed[name]) for name in BOUNDS)
     streams = {name: to_numpy(packed[name]) for name in STREAMS if name in packed}
+    axes = streams["positions"].ndim > 1
+    streams["positions"] = streams["positions"].T
     whole = {}
     for name, (aligned, array) in (extras_of(packed) if isinstance(packed, Group) else {}).items():
         if cp > 1 and name == "attention_mask":
@@ -95,5 +98,7 @@ def shards(packed: Mapping[str, Any], cp: int) -> dict[str, np.ndarray]:
         begin = end
         slot_offsets.append(slot_offsets[-1] + index.shape[1])
     joined = {name: np.concatenate(parts, axis=1) for name, parts in found.items()}
+    if axes:
+        joined["positions"] = joined["positions"].swapaxes(1, 2)
     offsets = {"bin_offsets": bin_offsets, "slot_offsets": np.array(slot_offsets)}
     return joined | whole | offsets
