@@ -86,6 +86,10 @@ void do_layout(Setting& s, const LayoutKind& kind) {
     Verification checks(1);
     check_layout(plan, streams.slots, world, checks, &s.backend);
     if (!o.gradient.empty()) s.details += check_gather_gradients(plan, o.gradient, world, checks);
+    if (!o.relayout.empty()) {
+      ShardingPlan other(streams.header, find_layout(o.relayout), o.layout_options(), o.repad);
+      s.details += check_relayout(plan, other, world, checks);
+    }
     row.check = check_text(s.report, checks);
     s.report.verification.merge(checks);
   }

@@ -42,6 +42,12 @@ void declare_options(CLI::App& app, ShardOptions& o) {
       "--gather-gradient",
       "With as many ranks as --cp: check how the gradient of a gathered stream comes back",
       o.gradient, {"split", "sum", "none", "all"});
+  std::vector<std::string> layouts;
+  for (const LayoutKind& kind : layout_kinds()) layouts.push_back(kind.name);
+  measurement.choice(
+      "--relayout",
+      "With as many ranks as --cp: turn shards of each --layout into those of this one, and back",
+      o.relayout, layouts);
   ranks.flag(
       "--ulysses",
       "Instead of layouts: slices, and heads exchanged for tokens, over the ranks of the run",
@@ -89,10 +95,11 @@ void check_options(const ShardOptions& o) {
 
 void check_batch_options(const ShardOptions& o) {
   ConfigErrors errors;
-  if (!o.output.empty() || !o.svg.empty() || o.repad || o.ulysses || !o.gradient.empty())
+  if (!o.output.empty() || !o.svg.empty() || o.repad || o.ulysses || !o.gradient.empty() ||
+      !o.relayout.empty())
     errors.add(
-        "'{}' is a batch of rows: --repad, --ulysses, --gather-gradient, --svg and --output are "
-        "for packed streams, which gyre-pack makes of it",
+        "'{}' is a batch of rows: --repad, --ulysses, --gather-gradient, --relayout, --svg and "
+        "--output are for packed streams, which gyre-pack makes of it",
         o.input);
   if (o.backend.on_gpu()) errors.add("batches are sharded on the host: --backend cpu");
   const BatchOptions& batch = o.batch;

@@ -21,6 +21,7 @@ struct ShardOptions {
   double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
   std::string mask, gradient;  ///< mask "": the one that shards keep; gradient "": no check
+  std::string relayout;        ///< "": no check
   bool ulysses = false;
   BatchOptions batch;
   ReportOptions report;

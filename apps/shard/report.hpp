@@ -123,6 +123,14 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
 void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::string& path,
                       const ShardsHeader& shards, Communicator& world, Verification& checks);
 
+/// Turns the ranks' shards of one plan's layout into those of the other's and back, as the gradient
+/// is. Adds to `checks` that rows are those of the layouts and that bytes are those of the rows that
+/// change their rank. Returns a "#" line with the bytes that all ranks sent. Throws a usage error
+/// unless the run has as many ranks as the layouts, or if the second layout refuses a bin.
+/// Collective.
+std::string check_relayout(ShardingPlan& from, ShardingPlan& to, Communicator& world,
+                           Verification& checks);
+
 /// Adds checks to `checks`, for every bin and the convention of this name ("split", "sum", "none",
 /// or "all"). A rank's gradient is that of its own slots (split), the sum of all ranks' gradients
 /// at its slots (sum), or zero (none). It is zero at padding of the layout. Returns a "#" line per

@@ -41,16 +41,16 @@ const std::byte* bytes_at(const void* data, int64_t offset) {
 /// A rank's part of a next-token shift (see distributed.hpp), on the device.
 class DeviceShift {
  public:
-  DeviceShift(const ShiftPlan& plan, Stream& stream) : stream_(stream), slots_(plan.slots) {
+  DeviceShift(const SlotMoves& plan, Stream& stream) : stream_(stream), slots_(plan.slots) {
     std::vector<int32_t> outgoing, result(plan.slots, -1);
-    for (const ShiftPlan::Move& move : plan.moves)
+    for (const SlotMoves::Move& move : plan.moves)
       for (int32_t i = 0; i < move.length; ++i) result[move.to + i] = move.from + i;
-    for (const ShiftPlan::Message& message : plan.sends) {
+    for (const SlotMoves::Message& message : plan.sends) {
       sends_.push_back({message.peer, sent_, std::ssize(message.slots)});
       outgoing.insert(outgoing.end(), message.slots.begin(), message.slots.end());
       sent_ += std::ssize(message.slots);
     }
-    for (const ShiftPlan::Message& message : plan.recvs) {
+    for (const SlotMoves::Message& message : plan.recvs) {
       recvs_.push_back({message.peer, received_, std::ssize(message.slots)});
       for (const int32_t slot : message.slots)
         result[slot] = static_cast<int32_t>(slots_ + received_++);

@@ -26,22 +26,22 @@ struct Crossing {
   int32_t local;
 };
 
-std::vector<ShiftPlan::Message> messages(std::vector<std::vector<Crossing>>& by_peer) {
-  std::vector<ShiftPlan::Message> result;
+std::vector<SlotMoves::Message> messages(std::vector<std::vector<Crossing>>& by_peer) {
+  std::vector<SlotMoves::Message> result;
   for (size_t peer = 0; peer < by_peer.size(); ++peer) {
     std::vector<Crossing>& crossings = by_peer[peer];
     if (crossings.empty()) continue;
     // A rank may hold its runs in any order.
     std::sort(crossings.begin(), crossings.end(),
               [](const Crossing& a, const Crossing& b) { return a.stream_slot < b.stream_slot; });
-    ShiftPlan::Message& message = result.emplace_back();
+    SlotMoves::Message& message = result.emplace_back();
     message.peer = static_cast<int>(peer);
     for (const Crossing& crossing : crossings) message.slots.push_back(crossing.local);
   }
   return result;
 }
 
-void add_move(std::vector<ShiftPlan::Move>& moves, int32_t from, int32_t to) {
+void add_move(std::vector<SlotMoves::Move>& moves, int32_t from, int32_t to) {
   if (!moves.empty() && moves.back().from + moves.back().length == from &&
       moves.back().to + moves.back().length == to)
     ++moves.back().length;
@@ -118,7 +118,7 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
   return grad;
 }
 
-ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds, int rank) {
+SlotMoves plan_shift_left(const Layout& layout, std::span<const int32_t> bounds, int rank) {
   check_boundaries(layout, bounds);
   if (rank < 0 || rank >= layout.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, layout.cp());
@@ -127,8 +127,8 @@ ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
   const std::vector<Owner> owners = slot_owners(layout);
   const std::vector<int32_t> index = shard_index(layout, rank);
   std::vector<std::vector<Crossing>> sends(layout.cp()), recvs = sends;
-  ShiftPlan plan;
-  plan.slots = std::ssize(index);
+  SlotMoves plan;
+  plan.held = plan.slots = std::ssize(index);
   for (size_t t = 0; t < index.size(); ++t) {
     const auto local = static_cast<int32_t>(t);
     const size_t slot = index[t];
@@ -137,7 +137,7 @@ ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
       if (const Owner before = owners[slot - 1]; before.rank != rank)
         sends[before.rank].push_back({index[t], local});
     if (!in_stream || begins[slot + 1]) {
-      plan.ends.push_back(local);
+      plan.filled.push_back(local);
       continue;
     }
     const Owner next = owners[slot + 1];
@@ -151,39 +151,105 @@ ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
   return plan;
 }
 
+namespace {
+
+/// Moves local [held, row] to the result [slots, row].
 template <class T>
-std::vector<T> shift_left_sharded(const ShiftPlan& plan, Communicator& comm,
-                                  std::span<const T> local, T fill) {
-  GYRE_CHECK(std::ssize(local) == plan.slots, "shift of {} slots by a plan of {}", local.size(),
-             plan.slots);
+std::vector<T> move_slots(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
+                          int64_t row, T fill, const char* what) {
+  GYRE_CHECK(std::ssize(local) == plan.held * row, "{} of {} values by a plan of {} slots", what,
+             local.size(), plan.held);
+  const auto append = [&](std::vector<T>& values, int32_t slot) {
+    const auto begin = local.begin() + slot * row;
+    values.insert(values.end(), begin, begin + row);
+  };
   std::vector<std::vector<T>> sent, received;
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
-  for (const ShiftPlan::Message& message : plan.sends) {
+  for (const SlotMoves::Message& message : plan.sends) {
     std::vector<T>& values = sent.emplace_back();
-    for (const int32_t slot : message.slots) values.push_back(local[slot]);
+    for (const int32_t slot : message.slots) append(values, slot);
     sends.push_back({message.peer, bytes_of(std::span<const T>(values))});
   }
-  for (const ShiftPlan::Message& message : plan.recvs) {
-    std::vector<T>& values = received.emplace_back(message.slots.size());
+  for (const SlotMoves::Message& message : plan.recvs) {
+    std::vector<T>& values = received.emplace_back(message.slots.size() * row);
     recvs.push_back({message.peer, writable_bytes_of(std::span<T>(values))});
   }
   HostStream host;
-  const WorkPtr work = comm.exchange(sends, recvs, host, "next-token shift");
-  std::vector<T> out(local.size());
-  for (const ShiftPlan::Move& move : plan.moves)
-    std::copy_n(local.begin() + move.from, move.length, out.begin() + move.to);
-  for (const int32_t slot : plan.ends) out[slot] = fill;
+  const WorkPtr work = comm.exchange(sends, recvs, host, what);
+  std::vector<T> out(plan.slots * row);
+  for (const SlotMoves::Move& move : plan.moves)
+    std::copy_n(local.begin() + move.from * row, move.length * row, out.begin() + move.to * row);
+  for (const int32_t slot : plan.filled) std::fill_n(out.begin() + slot * row, row, fill);
   work->wait();
   for (size_t m = 0; m < plan.recvs.size(); ++m)
-    for (size_t i = 0; i < received[m].size(); ++i) out[plan.recvs[m].slots[i]] = received[m][i];
+    for (size_t i = 0; i < plan.recvs[m].slots.size(); ++i)
+      std::copy_n(received[m].begin() + static_cast<int64_t>(i) * row, row,
+                  out.begin() + plan.recvs[m].slots[i] * row);
   return out;
+}
+
+}  // namespace
+
+SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank) {
+  if (from.stream_slots != to.stream_slots || from.cp() != to.cp())
+    throw_usage("layout {} is of {} slots over {} ranks, layout {} of {} over {}", from.name,
+                from.stream_slots, from.cp(), to.name, to.stream_slots, to.cp());
+  if (rank < 0 || rank >= from.cp())
+    throw_usage("rank {} of a layout of {} ranks", rank, from.cp());
+  const std::vector<Owner> before = slot_owners(from), after = slot_owners(to);
+  SlotMoves plan;
+  plan.held = from.slots_of_rank();
+  plan.slots = to.slots_of_rank();
+  std::vector<std::vector<Crossing>> sends(from.cp()), recvs = sends;
+  for (int64_t slot = 0; slot < from.stream_slots; ++slot) {
+    const Owner old = before[slot], now = after[slot];
+    if (old.rank == rank && now.rank == rank) add_move(plan.moves, old.local, now.local);
+    if (old.rank == rank && now.rank != rank) sends[now.rank].push_back({slot, old.local});
+    if (old.rank != rank && now.rank == rank) recvs[old.rank].push_back({slot, now.local});
+  }
+  const std::vector<int32_t> index = shard_index(to, rank);
+  for (size_t t = 0; t < index.size(); ++t)
+    if (index[t] >= to.stream_slots) plan.filled.push_back(static_cast<int32_t>(t));
+  plan.sends = messages(sends);
+  plan.recvs = messages(recvs);
+  return plan;
+}
+
+template <class T>
+std::vector<T> relayout(const Layout& from, const Layout& to, Communicator& comm,
+                        std::span<const T> local, int64_t row, T fill) {
+  SlotMoves plan;
+  agree_on_arguments(
+      comm, "change of layout",
+      [&] {
+        check_group(from, comm);
+        check_rows(1, row);
+        plan = plan_relayout(from, to, comm.rank());
+        if (std::ssize(local) != plan.held * row)
+          throw_usage("change of layout: {} local elements, but {} slots x {} elements are {}",
+                      local.size(), plan.held, row, plan.held * row);
+      },
+      {{"the number of elements a slot", row}});
+  return relayout(plan, comm, local, row, fill);
+}
+
+template <class T>
+std::vector<T> relayout(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
+                        int64_t row, T fill) {
+  return move_slots(plan, comm, local, row, fill, "change of layout");
+}
+
+template <class T>
+std::vector<T> shift_left_sharded(const SlotMoves& plan, Communicator& comm,
+                                  std::span<const T> local, T fill) {
+  return move_slots(plan, comm, local, 1, fill, "next-token shift");
 }
 
 template <class T>
 std::vector<T> shift_left_sharded(const Layout& layout, std::span<const int32_t> bounds,
                                   Communicator& comm, std::span<const T> local, T fill) {
-  ShiftPlan plan;
+  SlotMoves plan;
   run_agreed(comm, "next-token shift", [&] {
     check_group(layout, comm);
     plan = plan_shift_left(layout, bounds, comm.rank());
@@ -199,9 +265,25 @@ template std::vector<float> gather_stream_backward(const Layout&, Communicator&,
 template std::vector<double> gather_stream_backward(const Layout&, Communicator&,
                                                     std::span<const double>, int64_t,
                                                     GatherGradient);
-template std::vector<int32_t> shift_left_sharded(const ShiftPlan&, Communicator&,
+template std::vector<int32_t> relayout(const Layout&, const Layout&, Communicator&,
+                                       std::span<const int32_t>, int64_t, int32_t);
+template std::vector<int32_t> relayout(const SlotMoves&, Communicator&, std::span<const int32_t>,
+                                       int64_t, int32_t);
+template std::vector<int64_t> relayout(const Layout&, const Layout&, Communicator&,
+                                       std::span<const int64_t>, int64_t, int64_t);
+template std::vector<int64_t> relayout(const SlotMoves&, Communicator&, std::span<const int64_t>,
+                                       int64_t, int64_t);
+template std::vector<float> relayout(const Layout&, const Layout&, Communicator&,
+                                     std::span<const float>, int64_t, float);
+template std::vector<float> relayout(const SlotMoves&, Communicator&, std::span<const float>,
+                                     int64_t, float);
+template std::vector<double> relayout(const Layout&, const Layout&, Communicator&,
+                                      std::span<const double>, int64_t, double);
+template std::vector<double> relayout(const SlotMoves&, Communicator&, std::span<const double>,
+                                      int64_t, double);
+template std::vector<int32_t> shift_left_sharded(const SlotMoves&, Communicator&,
                                                  std::span<const int32_t>, int32_t);
-template std::vector<int64_t> shift_left_sharded(const ShiftPlan&, Communicator&,
+template std::vector<int64_t> shift_left_sharded(const SlotMoves&, Communicator&,
                                                  std::span<const int64_t>, int64_t);
 template std::vector<int32_t> shift_left_sharded(const Layout&, std::span<const int32_t>,
                                                  Communicator&, std::span<const int32_t>, int32_t);

@@ -4,6 +4,7 @@
 //     gather_stream            all-gather the shards; put each block on its rank's slots; trim
 //     gather_stream_backward   gradient of gather_stream, by one of three conventions
 //     shift_left_sharded       every slot gets the value of the next slot of its segment
+//     relayout                 every row moves to its rank and place under another layout
 //
 // Serial pseudo-code of the shift:
 //
@@ -24,6 +25,12 @@
 // + 1: from rank r + 1, or from its own tail chunk when r = cp - 1. The end of its tail chunk needs
 // the first slot of the next chunk, from rank r - 1; on rank 0 it ends the segment. The code here
 // has no case for this: it reads the owner of a successor from the layout.
+//
+// relayout with 8 slots, cp = 2, from dual-chunk-swap to contiguous: rows that change their rank are
+// sent, once; a gather of the whole stream would bring every row to every rank.
+//
+//     rank 0 holds 0 1 | 6 7   sends 6 7 to rank 1, keeps 0 1, gets 2 3      ->  0 1 2 3
+//     rank 1 holds 2 3 | 4 5   sends 2 3 to rank 0, keeps 4 5, gets 6 7      ->  4 5 6 7
 
 #include <span>
 #include <vector>
@@ -80,8 +87,9 @@ std::vector<T> gather_stream_backward(const Layout& layout, Communicator& comm,
                                       std::span<const T> grad_stream, int64_t row,
                                       GatherGradient convention);
 
-/// One rank's part of a shift. Slots are local; sender and receiver list them in stream order.
-struct ShiftPlan {
+/// One rank's part of a shift or of a change of layout. Slots are local; sender and receiver list
+/// them in stream order.
+struct SlotMoves {
   struct Move {  ///< out[to + i] = in[from + i]
     int32_t from, to, length;
   };
@@ -90,18 +98,19 @@ struct ShiftPlan {
     std::vector<int32_t> slots;  ///< sent: in[slot]; received: out[slot]
   };
   std::vector<Move> moves;
-  std::vector<int32_t> ends;   ///< last slots of segments, and padding of the layout; they get the
-                               ///< fill value
-  std::vector<Message> sends;  ///< ascending by peer, at most one per peer
-  std::vector<Message> recvs;  ///< likewise
-  int64_t slots = 0;
+  std::vector<int32_t> filled;  ///< slots of the result that get the fill value: padding of the
+                                ///< layout; of a shift also the last slots of segments
+  std::vector<Message> sends;   ///< ascending by peer, at most one per peer
+  std::vector<Message> recvs;   ///< likewise
+  int64_t held = 0;             ///< slots of the rank before
+  int64_t slots = 0;            ///< slots of the rank afterwards
 };
 
 /// The plan of `rank`. `bounds` are slot ranges of segments (padded boundaries), [segments + 1]; a
 /// shift by real boundaries would pull the first token of a segment into the padding before it.
 /// Throws a usage error unless they run from 0 to layout.stream_slots without decreasing. Time and
 /// memory O(stream_slots).
-ShiftPlan plan_shift_left(const Layout& layout, std::span<const int32_t> bounds, int rank);
+SlotMoves plan_shift_left(const Layout& layout, std::span<const int32_t> bounds, int rank);
 
 /// Shifts local [slots] left by one slot inside each segment, across all ranks; returns [slots].
 /// One grouped exchange, at most one message per peer. T is int32_t or int64_t. Collective; all
@@ -111,10 +120,30 @@ template <class T>
 std::vector<T> shift_left_sharded(const Layout& layout, std::span<const int32_t> bounds,
                                   Communicator& comm, std::span<const T> local, T fill);
 
-/// Shifts by a given plan; local.size() == plan.slots.
+/// Shifts by a given plan; local.size() == plan.held.
 template <class T>
-std::vector<T> shift_left_sharded(const ShiftPlan& plan, Communicator& comm,
+std::vector<T> shift_left_sharded(const SlotMoves& plan, Communicator& comm,
                                   std::span<const T> local, T fill);
+
+/// The plan of `rank`: rows of its shard of `from` become those of its shard of `to`. Throws a usage
+/// error unless both layouts are of the same stream slots and ranks. Time and memory
+/// O(stream_slots).
+SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank);
+
+/// Turns the ranks' shards [slots, row] of `from` into those of `to`; padding of `to` gets `fill`.
+/// One grouped exchange, at most one message per peer; a row is sent only if its rank changes. The
+/// gradient is the relayout back, with fill 0: rows are permuted, so nothing is summed. T is
+/// int32_t, int64_t, float or double. Collective; all ranks throw the same usage error when the
+/// layouts differ in slots or have another number of ranks than the group, or when the size of
+/// `local` does not match.
+template <class T>
+std::vector<T> relayout(const Layout& from, const Layout& to, Communicator& comm,
+                        std::span<const T> local, int64_t row, T fill);
+
+/// Moves rows by a given plan; local.size() == plan.held * row.
+template <class T>
+std::vector<T> relayout(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
+                        int64_t row, T fill);
 
 /// Shifts a whole stream [bounds.back()], before sharding.
 template <class T>

@@ -118,6 +118,15 @@ expect 0 'VERIFY PASSED 8/8' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --cp 3 -
 expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 2 --layout balanced --gather-gradient sum
 expect 2 '--gather-gradient gathers over the run' "$shard" --input packed.h5 --cp 2 --gather-gradient split
 
+# Shards of one layout become those of another; rows are sent once, and come back as gradients do.
+expect 0 'VERIFY PASSED 11/11' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --cp 3 --layout dual-chunk-swap,striped --relayout contiguous
+grep -q '# dual-chunk-swap to contiguous: all ranks send [1-9][0-9]* B' output || fail "not said: $(cat output)"
+expect 0 '# striped to striped: all ranks send 0 B' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 2 --layout striped --relayout striped
+expect 0 'VERIFY PASSED' "$MPIEXEC" -n 4 "$shard" --gen dist=uniform,count=7,min=0,max=50 --cp 4 --layout all --relayout dual-chunk-swap
+expect 2 '--relayout exchanges rows over the run' "$shard" --input packed.h5 --cp 2 --relayout contiguous
+expect 2 'is not a multiple of 2·cp = 10' "$MPIEXEC" -n 5 "$shard" --input packed.h5 --cp 5 --layout contiguous --relayout dual-chunk-swap
+expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --relayout contiguous
+
 # Heads for tokens: fewer key heads than ranks, as many, more; a stream that the ranks do not divide.
 for case in '1 6' '3 1' '3 6' '4 2'; do
   read -r ranks kv <<<"$case"

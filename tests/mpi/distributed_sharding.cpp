@@ -296,15 +296,15 @@ TEST(GatherGradient, ErrorsAreTheSameOnAllRanks) {
 // number of ranks; the collective for the ranks of this run.
 
 /// Every rank's shard after the shift, by the plans alone.
-std::vector<Ints> run_plans(const std::vector<ShiftPlan>& plans, const std::vector<Ints>& locals) {
+std::vector<Ints> run_plans(const std::vector<SlotMoves>& plans, const std::vector<Ints>& locals) {
   std::vector<Ints> out;
   for (size_t r = 0; r < plans.size(); ++r) {
     Ints mine(locals[r].size(), -12345);
-    for (const ShiftPlan::Move& move : plans[r].moves)
+    for (const SlotMoves::Move& move : plans[r].moves)
       for (int32_t i = 0; i < move.length; ++i) mine[move.to + i] = locals[r][move.from + i];
-    for (const int32_t slot : plans[r].ends) mine[slot] = fill;
-    for (const ShiftPlan::Message& recv : plans[r].recvs)
-      for (const ShiftPlan::Message& send : plans[recv.peer].sends)
+    for (const int32_t slot : plans[r].filled) mine[slot] = fill;
+    for (const SlotMoves::Message& recv : plans[r].recvs)
+      for (const SlotMoves::Message& send : plans[recv.peer].sends)
         if (send.peer == static_cast<int>(r))
           for (size_t i = 0; i < recv.slots.size(); ++i)
             mine[recv.slots[i]] = locals[recv.peer][send.slots.at(i)];
@@ -313,8 +313,8 @@ std::vector<Ints> run_plans(const std::vector<ShiftPlan>& plans, const std::vect
   return out;
 }
 
-std::vector<ShiftPlan> all_plans(const Layout& layout, const Ints& bounds) {
-  std::vector<ShiftPlan> plans;
+std::vector<SlotMoves> all_plans(const Layout& layout, const Ints& bounds) {
+  std::vector<SlotMoves> plans;
   for (int r = 0; r < layout.cp(); ++r) plans.push_back(plan_shift_left(layout, bounds, r));
   return plans;
 }
@@ -326,9 +326,9 @@ std::vector<Ints> all_shards(const Layout& layout, const Ints& stream) {
   return shards;
 }
 
-std::vector<int> peers_of(const std::vector<ShiftPlan::Message>& messages) {
+std::vector<int> peers_of(const std::vector<SlotMoves::Message>& messages) {
   std::vector<int> peers;
-  for (const ShiftPlan::Message& message : messages) peers.push_back(message.peer);
+  for (const SlotMoves::Message& message : messages) peers.push_back(message.peer);
   return peers;
 }
 
@@ -350,14 +350,14 @@ TEST(ShiftLeft, BoundsAreThoseOfTheSlotsAndSegmentsDoNotLeak) {
 
 TEST(ShiftLeft, DualChunkSwapTalksToItsNeighboursOnly) {
   const Ints bounds = {0, 16, 16, 40};
-  const std::vector<ShiftPlan> plans = all_plans(dual_chunk_swap({bounds, bounds}, 4), bounds);
+  const std::vector<SlotMoves> plans = all_plans(dual_chunk_swap({bounds, bounds}, 4), bounds);
   // Head chunks need the next rank, tail chunks the previous one; two segments, one message.
   EXPECT_EQ(peers_of(plans[0].recvs), (std::vector<int>{1}));
   EXPECT_EQ(peers_of(plans[1].recvs), (std::vector<int>{0, 2}));
   EXPECT_EQ(peers_of(plans[2].recvs), (std::vector<int>{1, 3}));
   EXPECT_EQ(peers_of(plans[3].recvs), (std::vector<int>{2}));
-  for (const ShiftPlan& plan : plans)
-    for (const ShiftPlan::Message& message : plan.recvs) EXPECT_EQ(message.slots.size(), 2u);
+  for (const SlotMoves& plan : plans)
+    for (const SlotMoves::Message& message : plan.recvs) EXPECT_EQ(message.slots.size(), 2u);
   // The last rank's chunks are neighbours: one run, cut nowhere.
   EXPECT_EQ(plans[3].moves.size(), 2u);
 }
@@ -381,7 +381,7 @@ TEST(ShiftLeft, PlansOfEveryLayoutEqualTheShiftBeforeSharding) {
         *rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 40));
     const Sharded s = make(kind, lengths, cp, stripe);
     const Ints stream = counting<int32_t>(s.layout.stream_slots);
-    const std::vector<ShiftPlan> plans = all_plans(s.layout, s.bounds.padded);
+    const std::vector<SlotMoves> plans = all_plans(s.layout, s.bounds.padded);
     const Ints shifted = shift_left<int32_t>(s.bounds.padded, stream, fill);
     RC_ASSERT(run_plans(plans, all_shards(s.layout, stream)) == all_shards(s.layout, shifted));
     for (size_t r = 0; r < plans.size(); ++r) {
@@ -400,10 +400,10 @@ TEST(ShiftLeft, PlansOfEveryLayoutEqualTheShiftBeforeSharding) {
     }
     const auto count = [&](auto member) {
       size_t total = 0;
-      for (const ShiftPlan& plan : plans) total += (plan.*member).size();
+      for (const SlotMoves& plan : plans) total += (plan.*member).size();
       return total;
     };
-    RC_ASSERT(count(&ShiftPlan::sends) == count(&ShiftPlan::recvs));
+    RC_ASSERT(count(&SlotMoves::sends) == count(&SlotMoves::recvs));
   }));
 }
 
@@ -413,12 +413,12 @@ void expect_shifted(const Sharded& s) {
   const auto shifted = shift_left<T>(s.bounds.padded, stream, T{fill});
   const int me = world().rank();
   const auto local = shard_of<T>(s.layout, me, stream, 1, T{-7});
-  const ShiftPlan plan = plan_shift_left(s.layout, s.bounds.padded, me);
+  const SlotMoves plan = plan_shift_left(s.layout, s.bounds.padded, me);
   const Traffic before = world().traffic();
   EXPECT_EQ(shift_left_sharded<T>(plan, world(), local, T{fill}),
             shard_of<T>(s.layout, me, shifted, 1, T{fill}));
   int64_t values = 0;
-  for (const ShiftPlan::Message& message : plan.sends) values += std::ssize(message.slots);
+  for (const SlotMoves::Message& message : plan.sends) values += std::ssize(message.slots);
   EXPECT_EQ(world().traffic().messages - before.messages, std::ssize(plan.sends));
   EXPECT_LT(std::ssize(plan.sends), world().size());
   EXPECT_EQ(world().traffic().bytes_sent - before.bytes_sent,
@@ -436,6 +436,58 @@ TEST(ShiftLeft, ShardedEqualsTheShiftBeforeShardingForEveryLayout) {
       expect_shifted<int32_t>(s);
       expect_shifted<int64_t>(s);
     }
+}
+
+TEST(Relayout, RowsOfEveryLayoutBecomeThoseOfEveryOther) {
+  std::mt19937 random(29);
+  const int n = world().size(), me = world().rank();
+  for (const LayoutKind& first : layout_kinds())
+    for (const LayoutKind& second : layout_kinds()) {
+      std::vector<int64_t> lengths = random_lengths(random);
+      for (int64_t& length : lengths) length = round_up(length, 2 * n);
+      const Layout from = make(first, lengths, n, 2).layout,
+                   to = make(second, lengths, n, 2).layout;
+      SCOPED_TRACE(first.name + " to " + second.name);
+      const auto stream = counting<int64_t>(from.stream_slots * 2);
+      const auto local = shard_of<int64_t>(from, me, stream, 2, -7);
+      const auto turned = relayout<int64_t>(from, to, world(), local, 2, -9);
+      EXPECT_EQ(turned, shard_of<int64_t>(to, me, stream, 2, -9));
+      EXPECT_EQ(relayout<int64_t>(to, from, world(), turned, 2, -7), local);
+      const SlotMoves plan = plan_relayout(from, to, me);
+      if (first.name == second.name) {
+        EXPECT_TRUE(plan.sends.empty() && plan.recvs.empty());
+      }
+      EXPECT_LT(std::ssize(plan.sends), n);
+    }
+}
+
+TEST(Relayout, HeadAndTailOfTwoRanksBecomeContiguous) {
+  const Ints bounds = {0, 8};
+  LayoutOptions options;
+  options.cp = 2;
+  const SegmentBounds view{bounds, bounds};
+  const SlotMoves plan =
+      plan_relayout(dual_chunk_swap(view, options), contiguous(view, options), 0);
+  ASSERT_EQ(plan.sends.size(), 1u);
+  EXPECT_EQ(plan.sends[0].slots, (Ints{2, 3}));  // slots 6 and 7 of the stream
+  ASSERT_EQ(plan.recvs.size(), 1u);
+  EXPECT_EQ(plan.recvs[0].slots, (Ints{2, 3}));
+  ASSERT_EQ(plan.moves.size(), 1u);
+  EXPECT_EQ(plan.moves[0].length, 2);
+}
+
+TEST(Relayout, ErrorsAreTheSameOnAllRanks) {
+  const int n = world().size();
+  const Layout six = make(find_layout("contiguous"), {6 * n}, n, 1).layout;
+  const Layout four = make(find_layout("contiguous"), {4 * n}, n, 1).layout;
+  const auto turn = [&](const Layout& to, size_t values) {
+    const Doubles local(values, 1);
+    return agreed_message([&] { relayout<double>(six, to, world(), local, 1, 0.0); });
+  };
+  EXPECT_EQ(turn(four, 6), fmt::format("layout contiguous is of {} slots over {} ranks, layout "
+                                       "contiguous of {} over {}",
+                                       6 * n, n, 4 * n, n));
+  EXPECT_EQ(turn(six, 5), "change of layout: 5 local elements, but 6 slots x 1 elements are 6");
 }
 
 TEST(ShiftLeft, ErrorsAreTheSameOnAllRanks) {

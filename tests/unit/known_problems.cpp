@@ -362,7 +362,7 @@ TEST(KnownProblems, AShardIsRotatedByThePositionsOfItsTokens) {
 
 /// Every rank's shard of `stream` after the plans of all ranks are carried out.
 std::vector<Longs> shift_shards(const Layout& layout, const Ints& bounds, const Longs& stream) {
-  std::vector<ShiftPlan> plans;
+  std::vector<SlotMoves> plans;
   std::vector<Longs> in, out;
   for (int r = 0; r < layout.cp(); ++r) {
     plans.push_back(plan_shift_left(layout, bounds, r));
@@ -374,11 +374,11 @@ std::vector<Longs> shift_shards(const Layout& layout, const Ints& bounds, const 
     out[to][at] = in[from][source];
   };
   for (size_t r = 0; r < plans.size(); ++r) {
-    for (const ShiftPlan::Move& m : plans[r].moves)
+    for (const SlotMoves::Move& m : plans[r].moves)
       for (int32_t i = 0; i < m.length; ++i) move(r, m.to + i, r, m.from + i);
-    for (const int32_t slot : plans[r].ends) out[r][slot] = ignored_label;
-    for (const ShiftPlan::Message& recv : plans[r].recvs)
-      for (const ShiftPlan::Message& send : plans[recv.peer].sends)
+    for (const int32_t slot : plans[r].filled) out[r][slot] = ignored_label;
+    for (const SlotMoves::Message& recv : plans[r].recvs)
+      for (const SlotMoves::Message& send : plans[recv.peer].sends)
         if (send.peer == static_cast<int>(r))
           for (size_t i = 0; i < recv.slots.size(); ++i)
             move(r, recv.slots[i], static_cast<size_t>(recv.peer), send.slots[i]);
