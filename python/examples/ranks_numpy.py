@@ -3,6 +3,7 @@
 import numpy as np
 
 import gyre
+from gyre.distributed.layouts import layout_of
 
 
 def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None):
@@ -83,7 +84,7 @@ def shard(batch, rank, size, layout):
         real.append(int((mine < begin + length).sum()))
         slots.append(len(mine))
     index = np.concatenate([np.zeros(0, int), *rows])
-    found = {name: batch[name][index] for name in ("ids", "labels", "positions")}
+    found = {name: batch[name][..., index] for name in ("ids", "labels", "positions")}
     return found | {"cu_seqlens": np.cumsum(real), "cu_seqlens_padded": np.cumsum(slots)}
 
 
@@ -118,7 +119,30 @@ def labels(batch, shift, rank, size):
     return shard({**batch, "labels": wanted}, rank, size, "dual-chunk-swap")["labels"]
 
 
+def relayout(rows, rank, size, group, cu_seqlens_padded, source, target):
+    """Every row goes to its owner under the other layout, and its gradient comes back the same way."""
+    old, new = (layout_of(name, cu_seqlens_padded, size).index for name in (source, target))
+
+    def moved(rows, held, wanted):
+        owner, place = np.empty((2, held.size), int)
+        owner[wanted], place[wanted] = np.arange(size)[:, None], np.arange(held.shape[1])
+        mine = owner[held[rank]]
+        arrived = group.all_to_all([rows[mine == peer] for peer in range(size)])
+        found = np.empty_like(rows)
+        for peer, part in enumerate(arrived):
+            slots = held[peer]
+            found[place[slots[owner[slots] == rank]]] = part
+        return found
+
+    return moved(rows, old, new), lambda d_rows: moved(d_rows, new, old)
+
+
+def sum_over_group(x, group):
+    """The sum; every rank computes the same loss of it, so its gradient is that of y."""
+    return group.all_reduce(x), lambda d_y: d_y
+
+
 def unshard(shard, rank, size, group, cu_seqlens_padded):
     """All shards are gathered, and each row goes to its slot."""
     index = gyre.reference.dual_chunk_swap(cu_seqlens_padded, size)
-    return {name: gyre.reference.unshard(group.all_gather(part), index) for name, part in shard.items()}
+    return {name: gyre.reference.unshard(group.all_gather(part.T), index).T for name, part in shard.items()}

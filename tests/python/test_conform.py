@@ -8,6 +8,7 @@ import contextlib
 import io
 import os
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -55,6 +56,8 @@ class Right(unittest.TestCase):
             "shard": ({"ranks": 2}, {"ranks": 4}),
             "labels": ({"ranks": 2, "case": "packed_odd_*"},),
             "unshard": ({"ranks": 4},),
+            "relayout": ({"ranks": 4}, {"cp": 2, "tp": 2, "layout": "zigzag"}),
+            "sum_over_group": ({"tp": 4, "case": "logprobs_[np]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[np]*"}),
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
         }
@@ -64,6 +67,11 @@ class Right(unittest.TestCase):
                 with self.subTest(name, **options):
                     report = run(f"{EXAMPLE}:{name}", **options)
                     self.assertTrue(report.passed, str(report))
+
+    def test_parameters_that_only_some_cases_have_are_always_given(self):
+        for name, contract in (("model_that_must_get_sinks", "model"), ("attention_that_must_get_regions", "attention")):
+            report = run(f"planted_errors:{name}", contract=contract, case="attention_uneven")
+            self.assertTrue(report.passed, str(report))
 
     def test_regions(self):
         report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))
@@ -106,7 +114,7 @@ class Command(unittest.TestCase):
     def test_commands_of_the_page(self):
         with open(os.path.join(SOURCE, "docs", "conformance.md"), encoding="utf-8") as page:
             shown = [line.split()[1:] for line in page if line.startswith("    python3 -m gyre conform")]
-        self.assertEqual(len(shown), 3)
+        self.assertEqual(len(shown), 4)
         for words in shown:
             done = subprocess.run(
                 [sys.executable, *(word.strip('"') for word in words)], capture_output=True, text=True, cwd=SOURCE
@@ -134,6 +142,9 @@ class Command(unittest.TestCase):
             ((GOLDEN, "--function", *here, "--case", "x*"), "has a name like 'x*'"),
             ((GOLDEN, "--function", *here, "--layout", "zig"), "--layout is 'zig'; it must be one of dual-chunk-swap"),
             ((GOLDEN, "--function", *here, "--ranks", "4", "--cp", "3", "--tp", "2"), "a group of the wrong size"),
+            ((GOLDEN, "--function", *here, "--ranks", "0"), "--ranks is 0; it must be 1 or more"),
+            ((GOLDEN, "--function", *here, "--tp", "-2"), "--tp is -2; it must be 1 or more"),
+            ((GOLDEN, "--function", *here, "--convention", "mean"), "--convention is 'mean'; attention has none"),
             ((GOLDEN, "--function", *here, "--rtol", "nan"), "--rtol is nan; it must be 0 or more"),
             ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
             ((GOLDEN, "--function", *here, "--backend", "numpy", "--dtype", "bfloat16"), "NumPy has no bfloat16"),
@@ -147,15 +158,56 @@ class Command(unittest.TestCase):
                 self.assertEqual(code, 2, text)
                 self.assertIn(words, text)
 
+    def test_forward_only(self):
+        run = (*self.ARGUMENTS, "planted_errors:sum_without_gradient", "--contract", "sum_over_group", "--case",
+               "logprobs_plain", "--tp", "2")
+        self.assertEqual(command(*run)[0], 1)
+        code, text = command(*run, "--forward-only")
+        self.assertEqual(code, 0, text)
+        self.assertIn("compared in part: 1 cases lack", text)
+        code, text = command(*run, "--convention", "none")
+        self.assertEqual(code, 0, text)
+        self.assertNotIn("compared in part", text)
+
+    def test_few_values_are_said(self):
+        code, text = command(*self.ARGUMENTS, "planted_errors:gradient_of_a_gather_that_is_summed", "--contract",
+                             "relayout", "--case", "packed_short_cp4", "--cp", "4")
+        self.assertNotIn("alone", text)
+        code, text = command(*self.ARGUMENTS, "planted_errors:loss_times_cp", "--contract", "loss", "--case",
+                             "logprobs_plain", "--cp", "2", "--forward-only")
+        self.assertIn("a factor 2 = cp or the ranks, by 2 values alone", text)
+
+    def test_ctrl_c_ends_the_run_and_its_ranks(self):
+        words = [sys.executable, "-m", "gyre", "conform", *self.ARGUMENTS, "planted_errors:hang", "--contract",
+                 "attention", "--case", "attention_causal"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True,
+                              start_new_session=True) as process:
+            line = process.stdout.readline()  # a rank is in the function
+            os.killpg(process.pid, signal.SIGINT)
+            text = process.stdout.read()  # ends when no rank has the pipe
+            code = process.wait()
+        self.assertEqual((line, code, text), ("hanging\n", 130, "gyre conform: interrupted\n"))
+
     def test_damaged_file(self):
-        with tempfile.TemporaryDirectory() as folder:
-            path = os.path.join(folder, "damaged.h5")
-            shutil.copy(os.path.join(GOLDEN, "attention_causal.h5"), path)
+        def changed(path):
             with h5py.File(path, "r+") as file:
                 file["reference/out"][0] = 0
-            code, text = command(path, "--function", f"{EXAMPLE}:attention", "--backend", "numpy")
-        self.assertEqual(code, 3, text)
-        self.assertIn("are not what was written", text)
+
+        def cut(path):
+            with open(path, "r+b") as file:
+                file.truncate(2000)
+
+        for damage, words in ((changed, "are not what was written"), (cut, "truncated")):
+            with self.subTest(words), tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "attention_damaged.h5")
+                for name in ("attention_causal.h5", "logprobs_plain.h5"):
+                    shutil.copy(os.path.join(GOLDEN, name), folder)
+                shutil.copy(os.path.join(GOLDEN, "attention_causal.h5"), path)
+                damage(path)
+                code, text = command(folder, "--function", f"{EXAMPLE}:attention", "--backend", "numpy")
+                self.assertEqual(code, 3, text)
+                self.assertIn(path, text)
+                self.assertIn(words, text)
 
     def test_without_torch(self):
         hidden = {"PYTHONPATH": os.pathsep.join([os.path.join(SOURCE, "tests", "support", "no_torch"), *PATHS])}

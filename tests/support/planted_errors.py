@@ -224,7 +224,8 @@ def other_type(q, k, v, cu_seqlens, layout, group, allowed, scale):
 @attention_case("hang", "rank 1 hangs", timeout=2)
 def hang(q, k, v, cu_seqlens, layout, group, allowed, scale):
     while group.rank == 1:
-        time.sleep(1)
+        print("hanging", flush=True)
+        time.sleep(60)
     return np.zeros_like(q), None
 
 
@@ -302,6 +303,21 @@ def model_without_remote_gradients(x, cu_seqlens, layout, group, allowed):
 @model_case("sinks-ignored", "y does not depend on the sinks", case="attention_sinks")
 def model_without_sinks(x, cu_seqlens, layout, group, allowed, sinks):
     return right.model(x, cu_seqlens, layout, group, allowed)
+
+
+@model_case("not-deterministic", "dropout?")
+def model_with_dropout(x, cu_seqlens, layout, group, allowed):
+    y, backward = right.model(x, cu_seqlens, layout, group, allowed)
+    kept = 2 * np.random.default_rng().integers(0, 2, y.shape)
+    return kept * y, lambda d_y: backward(kept * d_y)
+
+
+def model_that_must_get_sinks(x, cu_seqlens, layout, group, allowed, sinks):
+    return right.model(x, cu_seqlens, layout, group, allowed, sinks)
+
+
+def attention_that_must_get_regions(q, k, v, cu_seqlens, layout, group, allowed, scale, regions):
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
 
 
 @model_case("nothing-moves", "does not depend on its own x")
@@ -466,6 +482,12 @@ def positions_of_the_rank(batch, rank, size, layout):
     return {**found, "positions": np.arange(len(found["ids"]))}
 
 
+@planted("positions", "every axis has the positions of the first", "shard", case="packed_positions_cp2")
+def positions_of_one_axis(batch, rank, size, layout):
+    found = right.shard(batch, rank, size, layout)
+    return {**found, "positions": np.broadcast_to(found["positions"][:1], found["positions"].shape)}
+
+
 @shard_case("boundaries", "of the whole stream over cp")
 def boundaries_divided(batch, rank, size, layout):
     return {**right.shard(batch, rank, size, layout), "cu_seqlens": batch["cu_seqlens"] // size}
@@ -496,6 +518,69 @@ def shift_over_documents(batch, shift, rank, size):
 @planted("layout", "one behind the other", "unshard", case="packed_odd_cp2")
 def joined_without_order(shard, rank, size, group):
     return {name: np.concatenate(group.all_gather(part)) for name, part in shard.items()}
+
+
+relayout_case = functools.partial(planted, contract="relayout", case="packed_odd_cp2")
+sum_case = functools.partial(planted, contract="sum_over_group", case="logprobs_plain", tp=2)
+
+
+@relayout_case("layout", "no row moves")
+def shards_as_they_are(rows, rank, size, group):
+    return rows, lambda d_rows: d_rows
+
+
+@relayout_case("gradient-dropped", "another rank have no gradient")
+def gradient_of_own_rows(rows, rank, size, group, cu_seqlens_padded, source, target):
+    value, backward = right.relayout(rows, rank, size, group, cu_seqlens_padded, source, target)
+    index = [right.layout_of(name, cu_seqlens_padded, size).index[rank] for name in (source, target)]
+    return value, lambda d: backward(d) * np.isin(*index)[:, None]
+
+
+@relayout_case("factor-cp", "a factor 2 = cp")
+def gradient_of_a_gather_that_is_summed(rows, rank, size, group, cu_seqlens_padded, source, target):
+    value, backward = right.relayout(rows, rank, size, group, cu_seqlens_padded, source, target)
+    return value, lambda d: size * backward(d)
+
+
+@relayout_case("layout", "taken for those of zigzag")
+def whole_stream_cut_head_and_tail(rows, rank, size, group, cu_seqlens_padded, target):
+    source = "zigzag" if target == "contiguous" else "contiguous"
+    return right.relayout(rows, rank, size, group, cu_seqlens_padded, source, target)
+
+
+@sum_case("convention", "a factor tp = 2")
+def sum_whose_gradient_is_summed(x, group):
+    return group.all_reduce(x), group.all_reduce
+
+
+@sum_case("convention", "other ranks are lost", convention="sum")
+def sum_whose_gradient_is_not_summed(x, group):
+    return right.sum_over_group(x, group)
+
+
+@sum_case("no-gradient", "--forward-only")
+def sum_without_gradient(x, group):
+    return group.all_reduce(x)
+
+
+@sum_case("gradient", "it is a constant", convention="none")
+def constant_with_a_gradient(x, group):
+    return right.sum_over_group(x, group)
+
+
+@sum_case("zero", "the gradient is 0")
+def sum_whose_gradient_is_lost(x, group):
+    return group.all_reduce(x), np.zeros_like
+
+
+@sum_case("factor-1/tp", "1/2 = 1/tp")
+def mean_over_the_group(x, group):
+    return group.all_reduce(x) / group.size, lambda d_y: d_y / group.size
+
+
+@planted("wrong-group", "over all ranks", "sum_over_group", case="logprobs_plain", cp=2, tp=2)
+def sum_over_everyone(x, group, data_group):
+    return data_group.all_reduce(group.all_reduce(x)), lambda d_y: d_y
 
 
 @planted("dropped-document", "documents are in no bin", "pack", case="documents_odd")

@@ -44,9 +44,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     )
     needs = needs_of(inputs, layout)
     streams, pairs = _streams(inputs, layout), pairs_of(inputs, layout)
-    offers = {"mask": mask, "window": window, "scale": float(attributes["scale"])}
-    if mask == "regions":
-        offers["regions"] = np.asarray(inputs["regions"])
+    regions = np.asarray(inputs["regions"]) if mask == "regions" else None
+    offers = {"mask": mask, "window": window, "scale": float(attributes["scale"]), "regions": regions}
     pieces = [_piece(streams, pairs, layout, offers, rank, options) for rank in range(options.cp * options.tp)]
     if heads % options.tp or kv_heads % options.tp:
         raise LeftOut(f"{kv_heads} KV heads are no multiple of tp = {options.tp}")

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from . import contracts, layouts
 from .conform import BACKENDS, TOLERANCE, conform
 from .joined import is_joined
-from .loss import CONVENTIONS
 from .rank import TYPES, Unable, Usage
 
 EPILOG = """\
@@ -37,9 +36,9 @@ def _parser() -> argparse.ArgumentParser:
     add("--function", help="FILE.py:NAME or MODULE:NAME")
     add("--contract", default="", help=", ".join(contracts.NAMES))
     add("--explain", action="store_true", help="print the contract and end")
-    add("--ranks", type=int, default=0, help="number of processes (default: cp x tp, else 2)")
-    add("--cp", type=int, default=0, help="ranks that share tokens (default: the ranks over tp)")
-    add("--tp", type=int, default=0, help="ranks that share heads or the vocabulary")
+    add("--ranks", type=int, help="number of processes (default: cp x tp, else 2)")
+    add("--cp", type=int, help="ranks that share tokens (default: the ranks over tp)")
+    add("--tp", type=int, help="ranks that share heads or the vocabulary")
     add("--layout", default="dual-chunk-swap", help=", ".join(layouts.NAMES) + " (default: %(default)s)")
     add(
         "--backend",
@@ -52,7 +51,10 @@ def _parser() -> argparse.ArgumentParser:
     defaults = ", ".join(f"{t} {v:g}" for t, v in TOLERANCE.items())
     add("--rtol", type=float, help="|got - answer| <= atol scale + rtol |answer|")
     add("--atol", type=float, help=f"(default of both: {defaults})")
-    add("--convention", default="mean", help="what a loss is: " + ", ".join(CONVENTIONS) + " (default: %(default)s)")
+    conventions = {n: getattr(contracts.named(n), "CONVENTIONS", ()) for n in contracts.NAMES}
+    text = "; ".join(f"{name}: {', '.join(known)}" for name, known in conventions.items() if known)
+    add("--convention", default="", help=f"what a value or a gradient is, of {text} (default: the first)")
+    add("--forward-only", action="store_true", help="the function has no gradients: they are not asked for")
     add("--timeout", type=float, default=60.0, help="seconds for a case (default: %(default)s)")
     return parser
 
@@ -63,6 +65,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     suite, function, explain = options.pop("suite"), options.pop("function"), options.pop("explain")
     try:
+        for name in ("ranks", "cp", "tp"):
+            if options[name] is not None and options[name] < 1:
+                raise Usage(f"--{name} is {options[name]}; it must be 1 or more")
+            options[name] = options[name] or 0
         if explain:
             name = options["contract"]
             if name not in contracts.NAMES:
@@ -76,14 +82,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _complain(error, 2)
     except (Unable, OSError, ValueError) as error:
         return _complain(error, 3)
+    except KeyboardInterrupt:
+        return _leave(_complain("interrupted", 130))
     print(report, flush=True)
-    code = 0 if report.passed else 1
+    return _leave(0 if report.passed else 1)
+
+
+def _leave(code: int) -> int:
     if is_joined():
         os._exit(code)  # a thread may hang in the function
     return code
 
 
-def _complain(error: Exception, code: int) -> int:
+def _complain(error: Exception | str, code: int) -> int:
     if os.environ.get("RANK", "0") == "0":
         print(f"gyre conform: {error}", file=sys.stderr, flush=True)
     return code

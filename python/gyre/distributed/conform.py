@@ -14,7 +14,6 @@ from . import contracts, layouts
 from .contract import Finding, LeftOut, Problem, Tolerance, Verdict
 from .joined import Joined, is_joined
 from .launch import Setting, Team, ending
-from .loss import CONVENTIONS
 from .rank import TYPES, Unable, Usage, check_gpus, split_function, torch_or_refusal
 
 BACKENDS = ("gloo", "nccl", "numpy")
@@ -37,7 +36,8 @@ class Options:
     rtol: float | None = None
     atol: float | None = None
     timeout: float = 60.0
-    convention: str = "mean"
+    convention: str = ""
+    forward_only: bool = False
 
 
 @dataclass
@@ -146,10 +146,13 @@ def settled(options: Options) -> Options:
         ("layout", options.layout, layouts.NAMES),
         ("backend", options.backend, BACKENDS),
         ("dtype", options.dtype, TYPES),
-        ("convention", options.convention, CONVENTIONS),
     ):
         if value not in known:
             raise Usage(f"--{option} is {value!r}; it must be one of {', '.join(known)}")
+    conventions = getattr(contracts.named(name), "CONVENTIONS", ("",))
+    if options.convention and options.convention not in conventions:
+        known = f"it must be one of {', '.join(conventions)}" if any(conventions) else f"{name} has none"
+        raise Usage(f"--convention is {options.convention!r}; {known}")
     if options.backend == "numpy" and options.dtype == "bfloat16":
         raise Usage("NumPy has no bfloat16: --backend gloo, or --dtype float32")
     if not 0 < options.timeout < math.inf:
@@ -164,7 +167,10 @@ def settled(options: Options) -> Options:
     if started and ranks != started:
         raise Usage(f"--ranks is {ranks}, but {started} ranks were started: a group of the wrong size")
     cp, tp = grid(ranks, options.cp, options.tp, contracts.named(name).USES_LAYOUT)
-    return Options(**{**vars(options), "contract": name, "ranks": ranks, "cp": cp, "tp": tp})
+    convention = options.convention or conventions[0]
+    return Options(
+        **{**vars(options), "contract": name, "ranks": ranks, "cp": cp, "tp": tp, "convention": convention}
+    )
 
 
 def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report:
@@ -182,7 +188,9 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     check_gpus(chosen.backend, chosen.ranks)
     usual = TOLERANCE[chosen.dtype]
     tolerance = Tolerance(usual if chosen.rtol is None else chosen.rtol, usual if chosen.atol is None else chosen.atol)
-    setting = Setting(chosen.contract, function, chosen.backend, chosen.cp, chosen.tp, chosen.dtype)
+    setting = Setting(
+        chosen.contract, function, chosen.backend, chosen.cp, chosen.tp, chosen.dtype, chosen.forward_only
+    )
     report = Report(chosen)
     team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
     try:
@@ -250,7 +258,11 @@ def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance)
         if missing := ", ".join(sorted(every - mine.keys())):
             text = f"rank {rank} returned no {missing}; another rank did"
             return verdict.fail(Finding("ranks-disagree", text, (), (rank,)))
-    return problem.judge(arrays, tolerance)
+    verdict = problem.judge(arrays, tolerance)
+    if verdict.status == "passed" and any(outcome[2] for outcome in outcomes):
+        text = "nothing that was returned has a gradient; --forward-only says that this is meant"
+        verdict.fail(Finding("no-gradient", text))
+    return verdict
 
 
 def _ranks(ranks: Sequence[int]) -> str:

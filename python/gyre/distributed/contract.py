@@ -2,7 +2,7 @@
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -11,6 +11,7 @@ from .. import compare
 from ..arrays import is_bfloat16, to_numpy
 from ..factor import CommonFactor
 
+FEW = 8  # values: any few can be explained by chance
 ALLOWED = ("mask", "window", "regions", "lengths")  # parameters that `allowed` stands for
 Arrays = Mapping[str, np.ndarray]
 
@@ -215,11 +216,18 @@ def judged(
             failing.add(array)
     if not failing:
         return verdict
+    wrong = 0
     for array in sorted(failing):
         want, have = np.asarray(expected[array], np.float64), got[array].astype(np.float64)
         rtol, atol = (0, 0) if np.asarray(expected[array]).dtype.kind in "iub" else tolerance.of(array, want)
-        verdict.places.append(f"{array}: {places(array, ~np.isclose(have, want, rtol=rtol, atol=atol))}")
-    return verdict.fail(*explain(got, expected, failing, hypotheses(failing), tolerance))
+        bad = ~np.isclose(have, want, rtol=rtol, atol=atol)
+        wrong += int(bad.sum())
+        verdict.places.append(f"{array}: {places(array, bad)}")
+    findings = explain(got, expected, failing, hypotheses(failing), tolerance)
+    if wrong < FEW:
+        few = f", by {wrong} value{'s' * (wrong > 1)} alone"
+        findings = [f if f.kind == "values" else replace(f, text=f.text + few) for f in findings]
+    return verdict.fail(*findings)
 
 
 def not_numbers(

@@ -48,6 +48,7 @@ class Joined:
         self.store = torch.distributed.PrefixStore("gyre", store)
         s = self.setting
         self.here = torch_here(rank, s.backend, s.cp, s.tp, s.kind)
+        self.here.forward_only = s.forward_only
         self.contract, self.function = contracts.named(s.contract), load(s.function)
         signal.signal(signal.SIGTERM, lambda *_: self.ended.set())
         if rank:

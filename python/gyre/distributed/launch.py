@@ -26,9 +26,9 @@ START_S = 300.0  # imports of torch on a busy machine
 class Setting:
     """What all ranks of a run share."""
 
-    def __init__(self, contract: str, function: str, backend: str, cp: int, tp: int, kind: str) -> None:
+    def __init__(self, contract: str, function: str, backend: str, cp: int, tp: int, kind: str, forward_only: bool) -> None:
         self.contract, self.function, self.backend = contract, function, backend
-        self.cp, self.tp, self.kind = cp, tp, kind
+        self.cp, self.tp, self.kind, self.forward_only = cp, tp, kind, forward_only
 
     @property
     def ranks(self) -> int:
@@ -47,6 +47,7 @@ def numpy_here(rank: int, setting: Setting, wires: Wires, case: int) -> Here:
 
 def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connection], port: int) -> None:
     """One rank: loads the function, then answers case after case. What it prints is no part of the report."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its ranks
     os.dup2(2, 1)
     try:
         contract = contracts.named(setting.contract)
@@ -73,6 +74,7 @@ def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connec
         except (EOFError, OSError):
             return
         place = numpy_here(rank, setting, wires, case) if setting.backend == "numpy" else here
+        place.forward_only = setting.forward_only
         pipe.send(answer(contract, function, piece, needs, place))
 
 

@@ -86,8 +86,7 @@ def call(
             mesh=here.mesh,
             allowed=here.booleans(piece["allowed"]),
         )
-        if piece["sinks"]:
-            offers["sinks"] = here.array(np.full(SINKS, sinks))
+        offers["sinks"] = here.array(np.full(SINKS, sinks)) if piece["sinks"] else None
         gradients = []
         wanted: list[np.ndarray | None] = [*d_ys] or [None]
         for d_y in wanted:  # a graph of autograd is gone after one backward
@@ -111,8 +110,8 @@ def call(
     doubled = [d_y * (2 if here.rank // here.tp == rank else 1) for rank in range(here.cp)]
     first, gradients = run(base, [*ones, d_y, *doubled])
     values = [first] + [run(base + one, [])[0] for one in ones] + ([run(base, [], 2.0)[0]] if piece["sinks"] else [])
-    layers = np.array(getattr(function, "layers", 0))
-    return {"y": np.stack(values, axis=1), "layers": layers} | (
+    layers, again = np.array(getattr(function, "layers", 0)), run(base, [])[0]
+    return {"y": np.stack(values, axis=1), "again": again, "layers": layers} | (
         {"d_x": np.stack(gradients, axis=1)} if gradients else {}
     )
 
@@ -136,20 +135,24 @@ def _judge(
     if broken:
         return Verdict(name).fail(*broken)
     whole = {}
-    for array in ("y", "d_x"):
+    for array in ("y", "again", "d_x"):
         if array in arrays[0]:
             whole[array] = np.zeros((layout.slots, *arrays[0][array].shape[1:]))
             for rows, mine in zip(layout.index, arrays[::tp]):
                 whole[array][rows] = mine[array]
             whole[array] = whole[array][layout.tokens]
     verdict = Verdict(name, values=sum(a.size for a in whole.values()))
+    differs = _moved(whole["again"], whole["y"][:, 0], tolerance)
+    if differs.any():
+        text = "it is not deterministic: two calls with the same x return different y (dropout?)"
+        place = f"{int(differs.sum())} tokens differ; first {layout.place(int(np.argmax(differs)))}"
+        return verdict.fail(Finding("not-deterministic", text, ("y",)), places=[place])
     sees = reached(pairs, int(arrays[0]["layers"]))[np.ix_(layout.tokens, layout.tokens)]
     own = pairs.diagonal()[layout.tokens]
     _judge_values(verdict, whole["y"], sees, own, layout, tolerance)
     if "d_x" in whole:
         _judge_gradients(verdict, whole["d_x"], sees, layout, tolerance)
-    else:
-        verdict.note = "forward alone: no gradient was returned"
+    verdict.note = "" if "d_x" in whole else "not returned: the gradient"
     return verdict
 
 

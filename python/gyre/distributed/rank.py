@@ -59,6 +59,9 @@ def load(place: str) -> Callable[..., Any]:
 class Here:
     """A rank of a grid of cp x tp, with NumPy arrays."""
 
+    forward_only = False  # the function has no gradients, by --forward-only
+    lacks_gradients = False  # they were asked for, and the function returned no way to them
+
     def __init__(self, rank: int, cp: int, tp: int, kind: str, groups: Mapping[str, Any], mesh: Any = None) -> None:
         self.rank, self.cp, self.tp, self.kind, self.mesh = rank, cp, tp, kind, mesh
         self._groups = groups
@@ -82,8 +85,9 @@ class Here:
         return np.array(values, dtype=bool)
 
     def gradients(self, out: Any, d_out: Any, leaves: Sequence[Any], backward: Any) -> Sequence[Any]:
-        """The gradients of the leaves; none, if the function returned no way to them."""
-        if backward is None:
+        """The gradients of the leaves; none with forward_only, or if the function returned no way to them."""
+        if self.forward_only or backward is None:
+            self.lacks_gradients = not self.forward_only
             return ()
         found = backward(d_out)
         values = found if isinstance(found, (tuple, list)) else (found,)
@@ -125,11 +129,12 @@ class TorchHere(Here):
     def gradients(self, out: Any, d_out: Any, leaves: Sequence[Any], backward: Any) -> Sequence[Any]:
         import torch
 
-        if backward is not None:
+        if backward is not None or self.forward_only:
             return super().gradients(out, d_out, leaves, backward)
         if hasattr(out, "to_local"):
             out = out.to_local()
         if not out.requires_grad:
+            self.lacks_gradients = True
             return ()
         found = torch.autograd.grad(out, leaves, d_out.to(out.dtype), allow_unused=True)
         return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves)]
@@ -174,7 +179,8 @@ def answer(
     try:
         if getattr(function, "needs_gpu", False) and getattr(here, "device", "cpu") == "cpu":
             return "left out", "the function needs a GPU: --backend nccl"
-        return "done", contract.call(function, piece, needs, here)
+        here.lacks_gradients = False
+        return "done", contract.call(function, piece, needs, here), here.lacks_gradients
     except LeftOut as error:
         return "left out", str(error)
     except NotImplementedError as error:
