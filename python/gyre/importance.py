@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from . import checks
 from .arrays import to_numpy
 
 EDGES = (0, 0.5, 0.8, 0.9, 0.95, 0.99, 1.01, 1.05, 1.1, 1.25, 2, math.inf)
@@ -119,6 +120,10 @@ def _counting(shape: tuple[int, ...], lengths: np.ndarray | None, mask: Any) -> 
     if lengths is not None and len(shape) == 2:
         # Of next tokens, a document of n tokens has n - 1.
         longest = int(lengths.max(initial=0))
+        if shape[1] < longest - 1:
+            raise ValueError(
+                f"rows have {shape[1]} elements; the longest document has {longest} tokens, or {longest - 1} next ones"
+            )
         own = lengths - (1 if shape[1] == longest - 1 else 0)
         counts &= np.arange(shape[1]) < own[:, None]
     if mask is not None:
@@ -143,21 +148,17 @@ def importance_ratios(
     offsets [documents + 1]: document i of [T] is offsets[i] to offsets[i + 1] - 1; rows of
     [documents, T] hold its tokens first, or its tokens but one, of next tokens. mask, of the same
     shape: where it is 0, nothing counts. clip: how far below and above 1 an objective clips.
-    ValueError names the array, the place and the value.
+    ValueError, TypeError name the array, the place and the value.
     """
     a, b = _logprobs("trainer", trainer), _logprobs("rollout", rollout)
     if a.shape != b.shape:
         raise ValueError(f"trainer is {list(a.shape)}, and rollout {list(b.shape)}")
     if not all(0 <= x < math.inf for x in clip) or clip[0] > 1:
         raise ValueError(f"clip is {clip}; it is from 0 to 1 below 1, and 0 or more above it")
-    bounds = None if offsets is None else to_numpy(offsets).astype(np.int64)
-    if bounds is not None:
-        total = len(a) if a.ndim == 1 else None
-        if bounds.ndim != 1 or bounds.size < 1 or bounds[0] != 0 or (np.diff(bounds) < 0).any():
-            raise ValueError("offsets must begin with 0 and never decrease")
-        if total is not None and bounds[-1] != total:
-            raise ValueError(f"offsets end at {bounds[-1]}; there are {total} tokens")
-        if total is None and len(bounds) - 1 != len(a):
+    bounds = None
+    if offsets is not None:
+        bounds = checks.offsets("offsets", offsets, len(a) if a.ndim == 1 else None, "the number of tokens")
+        if a.ndim == 2 and len(bounds) - 1 != len(a):
             raise ValueError(f"offsets are of {len(bounds) - 1} documents; there are {len(a)} rows")
     counts = _counting(a.shape, None if bounds is None else np.diff(bounds), mask)
     possible = counts & np.isfinite(b)

@@ -122,7 +122,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = _run(arguments)
         sys.stdout.flush()
         return code
-    except (OSError, ValueError, _Unwritten) as error:
+    except (OSError, TypeError, ValueError, _Unwritten) as error:
         with contextlib.suppress(OSError, AttributeError):
             sys.stderr.write(f"gyre-ratios: {error}\n")
         return 3 if isinstance(error, (Damaged, BrokenPipeError, _Unwritten)) else 2

@@ -91,12 +91,15 @@ class Figures(unittest.TestCase):
             ("no token counts: nothing was compared", TRAINER, ROLLOUT, {"mask": np.zeros(12)}),
             ("no token counts: nothing was compared", [], [], {}),
             ("the mask is [3], and the log-probabilities [12]", TRAINER, ROLLOUT, {"mask": np.ones(3)}),
-            ("offsets end at 11; there are 12 tokens", TRAINER, ROLLOUT, {"offsets": [0, 11]}),
-            ("offsets must begin with 0", TRAINER, ROLLOUT, {"offsets": [0, 9, 7, 12]}),
+            ("offsets[1], the last, is 11; it must be 12, the number of tokens", TRAINER, ROLLOUT, {"offsets": [0, 11]}),
+            ("offsets[2] is 7; it must be at least the offset", TRAINER, ROLLOUT, {"offsets": [0, 9, 7, 12]}),
+            ("offsets is float64; it must be an integer type", TRAINER, ROLLOUT, {"offsets": [0, 5.5, 12]}),
+            ("rows have 4 elements; the longest document has 6 tokens, or 5 next ones", np.zeros((2, 4)),
+             np.zeros((2, 4)), {"offsets": [0, 6, 8]}),
             ("it is from 0 to 1 below 1", TRAINER, ROLLOUT, {"clip": (1.5, 0)}),
             ("trainer has 3 extents", np.zeros((1, 1, 1)), ROLLOUT, {}),
         ):
-            with self.assertRaisesRegex(ValueError, message.replace("[", r"\[").replace("]", r"\]")):
+            with self.assertRaisesRegex((TypeError, ValueError), message.replace("[", r"\[").replace("]", r"\]")):
                 gyre.importance_ratios(a, b, **how)
 
 
