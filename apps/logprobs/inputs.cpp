@@ -7,6 +7,7 @@
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/special_values.hpp"
+#include "logprobs/kept_scores.hpp"
 
 namespace gyre {
 namespace {
@@ -258,7 +259,7 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
   problem.top = std::min(o.picks, problem.vocab.vocab_size);
   problem.hidden = o.hidden;
   problem.filter = o.filter();
-  problem.per_token = o.filter_per_token;
+  if (o.filter_per_token) problem.of_tokens = {"temperature", "top_k", "top_p", "min_p"};
   if (!o.generate.empty()) {
     for (const int64_t length : generated_lengths(o.generate, o.capacity, problem.origin))
       problem.offsets.push_back(problem.offsets.back() + length);
@@ -286,6 +287,7 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
                                : usual;
   problem.has_hidden = file.linear.has_value();
   problem.has_kept = !file.kept_offsets.empty();
+  problem.kept_refusal = too_many_kept({file.kept_offsets, file.kept_ids}, problem.vocab);
   problem.has_teacher = file.has_teacher;
   problem.has_teacher_values = file.has_teacher || file.has_teacher_values;
   o.picks = file.picks;
@@ -299,15 +301,20 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   problem.picks = file.picks;
   problem.hidden = o.hidden;
   problem.filter = o.filter();
-  problem.per_token = !file.temperatures.empty() || !file.top_ks.empty() || !file.top_ps.empty() ||
-                      !file.min_ps.empty();
+  const auto add_if = [&](const char* name, bool is_there) {
+    if (is_there) problem.of_tokens.push_back(name);
+  };
+  add_if("temperature", !file.temperatures.empty());
+  add_if("top_k", !file.top_ks.empty());
+  add_if("top_p", !file.top_ps.empty());
+  add_if("min_p", !file.min_ps.empty());
   problem.origin = o.input;
   return problem;
 }
 
 std::vector<SamplingFilter> LogprobsContext::filters(std::span<const int64_t> tokens) const {
   std::vector<SamplingFilter> all;
-  for (const int64_t token : problem.per_token ? tokens : std::span<const int64_t>())
+  for (const int64_t token : problem.per_token() ? tokens : std::span<const int64_t>())
     all.push_back(filter(token));
   return all;
 }

@@ -41,11 +41,15 @@ struct LogprobsWorkload {
   int64_t picks = 1;               ///< K, ids per token; 0 if there are none
   int64_t top = 1;                 ///< number of largest logits listed for each row
   bool has_teacher = true, has_teacher_values = true, has_hidden = true, has_kept = true;
-  int64_t hidden = 1;      ///< D, elements of a hidden state
-  SamplingFilter filter;   ///< of all tokens; its temperature applies to all scores
-  bool per_token = false;  ///< each token has its own filter instead, LogprobsInputs::filter()
-  std::string origin;      ///< source of the workload, for the report
+  int64_t hidden = 1;     ///< D, elements of a hidden state
+  SamplingFilter filter;  ///< of all tokens; its temperature applies to all scores
+  /// Names, of temperature, top_k, top_p and min_p, whose numbers differ between tokens
+  /// (LogprobsInputs::filter)
+  std::vector<std::string> of_tokens;
+  std::string kept_refusal;  ///< why the kept ids cannot be scored; empty if they can
+  std::string origin;        ///< source of the workload, for the report
 
+  bool per_token() const { return !of_tokens.empty(); }
   int64_t tokens() const { return offsets.back(); }
   int64_t sequences() const { return std::ssize(offsets) - 1; }
   int64_t length(int64_t i) const { return offsets[i + 1] - offsets[i]; }
@@ -237,7 +241,7 @@ class LogprobsContext {
 
   /// Temperature and filter of a token; a negative one, of a padding row, has the run's.
   SamplingFilter filter(int64_t token) const {
-    return token < 0 || !problem.per_token ? problem.filter : inputs.filter(token);
+    return token < 0 || !problem.per_token() ? problem.filter : inputs.filter(token);
   }
   /// Filters of the rows of these tokens; empty if all tokens have the same one.
   std::vector<SamplingFilter> filters(std::span<const int64_t> tokens) const;

@@ -224,11 +224,14 @@ void RowsOp::verify(Pass pass, Verification& checks) {
 
 namespace {
 
-/// Names an input that the operation reads and the file lacks; empty if it lacks none.
-std::string missing_input(const InputNeeds& needs, const LogprobsWorkload& problem) {
+/// Names an input that the operation reads and the file lacks, or has too much of; empty if there
+/// is none.
+std::string unfit_input(const InputNeeds& needs, const LogprobsWorkload& problem) {
   if (needs.ids && problem.picks == 0) return problem.origin + " has no /logprobs/ids";
   if (needs.kept && !problem.has_kept)
     return problem.origin + " has no /logprobs/sampling_mask_ids";
+  if (needs.kept && !problem.kept_refusal.empty())
+    return fmt::format("{}: {}", problem.origin, problem.kept_refusal);
   if (needs.hidden && !problem.has_hidden) return problem.origin + " has no /logprobs/hidden";
   if (needs.teacher && !problem.has_teacher) return problem.origin + " has no /logprobs/teacher";
   if (needs.teacher_values && !problem.has_teacher_values)
@@ -283,7 +286,7 @@ int64_t LogprobsRun::planned_bytes(const LogprobsWorkload& problem, const Logpro
 
 std::string LogprobsRun::why_not(const LogprobsWorkload& problem, const LogprobsOptions& o,
                                  int64_t memory_bytes, int rank) const {
-  if (std::string reason = missing_input(operation.needs, problem); !reason.empty()) return reason;
+  if (std::string reason = unfit_input(operation.needs, problem); !reason.empty()) return reason;
   if (std::string reason = method.why_not(problem, o); !reason.empty()) return reason;
   const int64_t bytes = planned_bytes(problem, o, rank);
   if (memory_bytes == 0 || bytes <= memory_bytes) return "";

@@ -108,10 +108,10 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
 
 /// The part of the results that is the same on all ranks.
 struct LogprobsResultsHeader {
-  int64_t vocab_size = 0, top_k = 0;  ///< of the filter of all tokens; no number if each has one
+  int64_t vocab_size = 0, top_k = 0;  ///< of the filter of all tokens
   double top_p = 1, temperature = 1, min_p = 0;
-  bool per_token = false;    ///< each token has its own temperature and filter
-  std::string input_sha256;  ///< SHA-256 of the problem's file, or "" if it was generated
+  std::vector<std::string> of_tokens;  ///< numbers of the filter of which each token has its own
+  std::string input_sha256;            ///< SHA-256 of the problem's file, or "" if it was generated
   Provenance provenance;
 };
 

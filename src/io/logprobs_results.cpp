@@ -33,15 +33,16 @@ void create_results(const std::string& path, const LogprobsResultsHeader& header
   file.create_group(results_group);
   file.write_attribute(results_group, "input_sha256", header.input_sha256);
   file.write_attribute(results_group, "vocab_size", header.vocab_size);
-  if (header.per_token) {
-    for (const char* name : {"top_k", "top_p", "min_p", "temperature"})
+  const auto write = [&](const char* name, const auto& number) {
+    if (std::ranges::find(header.of_tokens, name) == header.of_tokens.end())
+      file.write_attribute(results_group, name, number);
+    else
       file.write_attribute(results_group, name, std::string("of each token"));
-  } else {
-    file.write_attribute(results_group, "top_k", header.top_k);
-    file.write_attribute(results_group, "top_p", header.top_p);
-    file.write_attribute(results_group, "min_p", header.min_p);
-    file.write_attribute(results_group, "temperature", header.temperature);
-  }
+  };
+  write("top_k", header.top_k);
+  write("top_p", header.top_p);
+  write("min_p", header.min_p);
+  write("temperature", header.temperature);
   for (const LogprobsPart& part : parts)
     file.create_dataset(fmt::format("{}/{}", results_group, part.name),
                         part.whole_numbers ? DType::i32 : DType::f32, part.shape,

@@ -1,5 +1,7 @@
 #include "logprobs/kept_scores.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <cmath>
 
@@ -13,7 +15,7 @@
 namespace gyre {
 namespace {
 
-/// What a rank knows of a row's set.
+/// One rank's part of the statistics of a row's set.
 struct KeptRecord {
   float max = -infinity_of<float>;     ///< of its ids
   float sum = 0;                       ///< Σ exp((z - max) / T) over its ids
@@ -34,16 +36,22 @@ void check_kept(const KeptIds& kept, int64_t tokens, const VocabPartition& vocab
   if (wrong != kept.ids.end())
     throw_usage("kept id {} is {}; ids are 0 to {}", wrong - kept.ids.begin(), *wrong,
                 vocab.vocab_size - 1);
-  for (int64_t t = 0; t < tokens; ++t)
+  if (const std::string reason = too_many_kept(kept, vocab); !reason.empty())
+    throw_usage("{}", reason);
+}
+
+}  // namespace
+
+std::string too_many_kept(const KeptIds& kept, const VocabPartition& vocab) {
+  for (int64_t t = 0; t + 1 < std::ssize(kept.offsets); ++t)
     for (int r = 0; r < vocab.ranks() && std::ssize(kept.of(t)) > most_kept_ids; ++r) {
       const auto own =
           std::ranges::count_if(kept.of(t), [&](int32_t id) { return vocab.owner(id) == r; });
       if (own > most_kept_ids)
-        throw_usage("row {} keeps {} ids of rank {}; at most {}", t, own, r, most_kept_ids);
+        return fmt::format("row {} keeps {} ids of rank {}; at most {}", t, own, r, most_kept_ids);
     }
+  return "";
 }
-
-}  // namespace
 
 KeptScores::KeptScores(int64_t tokens, const VocabPartition& vocab, const KeptIds& kept,
                        const KeptOptions& options, Communicator& tp)

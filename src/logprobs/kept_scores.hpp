@@ -20,6 +20,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "comm/communicator.hpp"
@@ -42,6 +43,10 @@ struct KeptIds {
 
 /// Most ids of a row on one rank.
 inline constexpr int64_t most_kept_ids = 65536;
+
+/// Names the first row of which a rank has more than most_kept_ids ids; empty if there is none. Ids
+/// are in the vocabulary.
+std::string too_many_kept(const KeptIds& kept, const VocabPartition& vocab);
 
 struct KeptOptions {
   double temperature = 1;

@@ -56,6 +56,8 @@ done <<'GRIDS'
 3 --shards 290,0,10 --top-k 30 --temperature 0.5 --out-of-place --threads 2
 GRIDS
 /usr/bin/python3 -c 'import h5py; a = h5py.File("own.h5")["results"].attrs; assert a["top_p"] == a["temperature"] == "of each token", dict(a)'
+expect 0 'VERIFY PASSED' "$logprobs" --input "$source_dir/inputs/golden/logprobs_temperature_of_tokens.h5" --op filtered -n 1 -o heat.h5
+/usr/bin/python3 -c 'import h5py; a = h5py.File("heat.h5")["results"].attrs; assert (a["temperature"], a["top_p"], a["top_k"]) == ("of each token", 1, 0), dict(a)'
 expect 0 '# refused filtered by upstream, 50 tokens: upstream has one temperature and filter for all tokens' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --op filtered,logprob --filter-per-token
 grep -q '# refused logprob by upstream, 50 tokens: upstream has no parameters of single tokens' output || fail "not refused: $(cat output)"
 expect 2 'filtered by upstream, 50 tokens: upstream has no min-p' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --op filtered --min-p 0.1

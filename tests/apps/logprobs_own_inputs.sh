@@ -74,6 +74,22 @@ with h5py.File(sys.argv[2], "r+") as file:
             del file["reference"][name]
     file.attrs.pop("content_sha256")
 PY
+# More kept ids of a row than a rank takes: refused before anything runs, whichever rank has the row.
+/usr/bin/python3 - kept.h5 many.h5 <<'PY'
+import sys, h5py, numpy
+columns = 65600
+with h5py.File(sys.argv[1], "r") as old, h5py.File(sys.argv[2], "w") as file:
+    file.attrs.update({k: x for k, x in old.attrs.items() if k != "content_sha256"})
+    group = file.create_group("logprobs")
+    group.attrs["vocab_size"] = numpy.int64(columns)
+    group["logits"] = numpy.zeros((3, columns), "f4")
+    group["targets"] = numpy.array([1, 2, 3], "i4")
+    group["sampling_mask_offsets"] = numpy.array([0, 1, 2, 2 + 65537])
+    group["sampling_mask_ids"] = numpy.concatenate([[1, 2], numpy.arange(65537)]).astype("i4")
+PY
+expect 2 'kept by gyre, 3 tokens: many.h5: row 2 keeps 65537 ids of rank 0; at most 65536' "${mpi[@]}" 3 "$logprobs" --input many.h5 --op kept --cp 3 -n 1
+expect 0 '# refused kept by gyre, 3 tokens: many.h5: row 2 keeps 65537' "${mpi[@]}" 3 "$logprobs" --input many.h5 --op kept,argmax --cp 3 -n 1
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input many.h5 --op kept --tp 2 -n 1
 expect 2 '--op kept has no --method upstream' "$logprobs" --input kept.h5 --method upstream -n 1
 expect 2 'not with kept' "$logprobs" --input kept.h5 --f32-output -n 1
 expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled, packed-filtered or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum

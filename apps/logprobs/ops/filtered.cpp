@@ -139,7 +139,7 @@ class UpstreamFilteredOp final : public FilteredOp {
 };
 
 std::string one_plain_filter(const LogprobsWorkload& problem, const LogprobsOptions&) {
-  if (problem.per_token) return "upstream has one temperature and filter for all tokens";
+  if (problem.per_token()) return "upstream has one temperature and filter for all tokens";
   return problem.filter.min_p > 0 ? "upstream has no min-p" : "";
 }
 

@@ -161,7 +161,7 @@ class LinearOp final : public LogprobsOp {
   /// RMS of the logits divided by the least temperature of a token.
   double logit_size() const {
     double least = c_.problem.filter.temperature;
-    for (int64_t t = 0; c_.problem.per_token && t < c_.problem.tokens(); ++t)
+    for (int64_t t = 0; c_.problem.per_token() && t < c_.problem.tokens(); ++t)
       least = t == 0 ? temperature(t) : std::min(least, temperature(t));
     return logit_scale_ / least;
   }

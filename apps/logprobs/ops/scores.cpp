@@ -165,7 +165,7 @@ class UpstreamScoreOp final : public ScoreOp {
 };
 
 std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&) {
-  if (problem.per_token) return "upstream has no parameters of single tokens";
+  if (problem.per_token()) return "upstream has no parameters of single tokens";
   if (problem.filter.temperature == 1) return "";
   return fmt::format("upstream has no temperature but 1, not {}", problem.filter.temperature);
 }
