@@ -10,6 +10,7 @@
 #include "apps/common/registry_options.hpp"
 #include "apps/shard/options.hpp"
 #include "apps/shard/report.hpp"
+#include "apps/shard/slots.hpp"
 #include "comm/agree.hpp"
 #include "harness/backend.hpp"
 #include "io/sha256.hpp"
@@ -36,7 +37,7 @@ Streams open_streams(const ShardOptions& o, AppContext& context) {
   const bool wanted = o.check != "none" || !o.output.empty() || o.ulysses;
   if (!o.input.empty()) {
     header = read_packed_header(world, o.input);
-    streams.notes = extras_text(header.extras, o.cp > 1);
+    streams.notes = extras_text(header.extras, o.cp > 1) + other_labels_text(header.extras);
     if (o.cp > 1) header.extras.erase(attention_mask_extra);
     streams.inputs = {{o.input, sha256_of_file(world, o.input)}};
     streams.origin = o.input;

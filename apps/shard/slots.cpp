@@ -1,6 +1,9 @@
 #include "apps/shard/slots.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
+#include <limits>
 #include <span>
 
 namespace gyre {
@@ -71,13 +74,34 @@ PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bi
 }
 
 bool holds_labels(const std::string& name, const StoredExtra& extra) {
-  return depth_of_labels(name) > 0 && extra.item.empty() &&
-         extra.type == h5::stored_type_of(h5::Type::i32);
+  return depth_of_labels(name) > 0 && extra.extra.aligned == Extra::Aligned::slots &&
+         extra.item.empty() &&
+         (extra.type == h5::stored_type_of(h5::Type::i32) ||
+          extra.type == h5::stored_type_of(h5::Type::i64));
+}
+
+std::string other_labels_text(const StoredExtras& extras) {
+  std::string text;
+  for (const auto& [name, extra] : extras)
+    if (depth_of_labels(name) > 0 && !holds_labels(name, extra))
+      text += fmt::format(
+          "# extra {} is not compared with labels: it is not one int32 or int64, little-endian, a "
+          "slot\n",
+          name);
+  return text;
 }
 
 std::vector<int32_t> labels_of(const ExtraSlots& extra) {
-  std::vector<int32_t> labels(extra.bytes.size() / sizeof(int32_t));
-  std::ranges::copy(extra.bytes, std::as_writable_bytes(std::span(labels)).begin());
+  const auto values = [&](auto all) {
+    std::ranges::copy(extra.bytes, std::as_writable_bytes(std::span(all)).begin());
+    return all;
+  };
+  const size_t slots = extra.bytes.size() / extra.item_bytes;
+  if (extra.item_bytes == sizeof(int32_t)) return values(std::vector<int32_t>(slots));
+  std::vector<int32_t> labels;
+  for (const int64_t label : values(std::vector<int64_t>(slots)))
+    labels.push_back(static_cast<int32_t>(std::clamp<int64_t>(
+        label, std::numeric_limits<int32_t>::min(), std::numeric_limits<int32_t>::max())));
   return labels;
 }
 

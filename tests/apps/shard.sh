@@ -107,6 +107,27 @@ expect 0 'VERIFY PASSED' "$shard" --input "$golden/packed_extras_cp2.h5" --cp 3 
 expect 0 'VERIFY PASSED' "$shard" --input "$golden/packed_extras_cp2.h5" --cp 1 --layout contiguous -o extras1.h5
 h5dump -d /shards/extras/attention_mask extras1.h5 | grep -q '( 1, 28 )' || fail "one rank has the whole stream: $(h5dump -H extras1.h5)"
 
+# Labels of further tokens are compared as int64, too; of another type they are named.
+for type in i8 i2; do
+  cp "$golden/packed_labels_ahead_cp2.h5" "labels_$type.h5"
+  /usr/bin/python3 - "labels_$type.h5" $type <<'PY'
+import sys, h5py
+with h5py.File(sys.argv[1], "r+") as file:
+    file.attrs.pop("content_sha256")
+    extras = file["packed/extras"]
+    values, attributes = extras["labels_3"][...], dict(extras["labels_3"].attrs)
+    del extras["labels_3"]
+    if sys.argv[2] == "i8":
+        values = values.astype("i8")
+        values[0] += 2**32  # not the label, although its low half is
+    else:
+        attributes.pop("padding")
+    extras.create_dataset("labels_3", data=values.astype(sys.argv[2])).attrs.update(attributes)
+PY
+done
+expect 1 'bin 0 labels_3[0]' "$shard" --input labels_i8.h5 --cp 2 --layout zigzag
+expect 0 '# extra labels_3 is not compared with labels: it is not one int32' "$shard" --input labels_i2.h5 --cp 2 --layout zigzag
+
 # Masks of packed streams that shards cannot keep.
 expect 0 'VERIFY PASSED' "$shard" --input packed.h5 --cp 2 --mask causal-segments
 expect 2 'would see each other' "$shard" --input packed.h5 --cp 2 --mask causal
