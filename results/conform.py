@@ -26,6 +26,8 @@ RUNS = (
     ("torch_peers:dtensor_cross_entropy", "logprob", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:loss_parallel_logprob", "logprob", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:loss_parallel_mean", "loss", ({"tp": 2}, {"tp": 4})),
+    ("torch_peers:autograd_all_reduce", "sum_over_group", ({"tp": 2, "convention": "sum"},)),
+    ("torch_peers:constant_all_reduce", "sum_over_group", ({"tp": 2, "convention": "none"},)),
     (
         "torch_peers:context_parallel_shard",
         "shard",

@@ -1,6 +1,8 @@
 """PyTorch's own distributed operations as functions for gyre conform: DTensor, loss_parallel, context_parallel."""
 
 import torch
+import torch.distributed as dist
+import torch.distributed._functional_collectives as collectives
 import torch.nn.functional as F
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 from torch.distributed.tensor.experimental import context_parallel
@@ -75,7 +77,8 @@ def dtensor_unshard(shard, rank, size, group, mesh):
 def context_parallel_shard(batch, rank, size, mesh):
     """Buffers as context_parallel leaves them to each rank: head and tail, the layout zigzag."""
     buffers = {n: batch[n].clone() for n in ("ids", "labels", "positions")}
-    with context_parallel(mesh["cp"], buffers=list(buffers.values()), buffer_seq_dims=[x.ndim - 1 for x in buffers.values()]):
+    dims = [x.ndim - 1 for x in buffers.values()]
+    with context_parallel(mesh["cp"], buffers=list(buffers.values()), buffer_seq_dims=dims):
         return {n: x.clone() for n, x in buffers.items()}
 
 
@@ -84,6 +87,18 @@ def context_parallel_whole(shard, rank, size, group, mesh):
     dims = [x.ndim for x in shard.values()]
     whole = context_parallel_unshard(mesh["cp"], [x[None] for x in shard.values()], dims)
     return {n: x[0] for n, x in zip(shard, whole)}
+
+
+def autograd_all_reduce(x, group):
+    """all_reduce of the functional collectives, whose backward is another one: the convention sum."""
+    return collectives.all_reduce(x, "sum", group)
+
+
+def constant_all_reduce(x, group):
+    """all_reduce of torch.distributed, which autograd does not see: the convention none."""
+    total = x.detach().clone()
+    dist.all_reduce(total, group=group)
+    return total
 
 
 def context_parallel_attention(q, k, v, cu_seqlens, layout, group, mesh):

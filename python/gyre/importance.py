@@ -81,7 +81,7 @@ def _cells(s: RatioStatistics) -> list[str]:
 
 
 def _statistics(log_ratio: np.ndarray, impossible: int, clip: tuple[float, float]) -> RatioStatistics:
-    """Of tokens with a finite rollout; a trainer's -inf is a ratio of 0."""
+    """Statistics of tokens with a finite rollout; a trainer's -inf is a ratio of 0."""
     if log_ratio.size == 0:
         nothing = [math.nan] * 9
         return RatioStatistics(0, *nothing, impossible)
@@ -118,7 +118,7 @@ def _counting(shape: tuple[int, ...], lengths: np.ndarray | None, mask: Any) -> 
     """Which elements are tokens: the first of each row of [documents, T], and those of the mask."""
     counts = np.ones(shape, dtype=bool)
     if lengths is not None and len(shape) == 2:
-        # Of next tokens, a document of n tokens has n - 1.
+        # A document of n tokens has n - 1 next tokens.
         longest = int(lengths.max(initial=0))
         if shape[1] < longest - 1:
             raise ValueError(

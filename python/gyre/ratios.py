@@ -108,7 +108,7 @@ def _run(arguments: Sequence[str] | None) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """What JSON has: null instead of NaN and infinities."""
+    """The value as JSON can hold it: null instead of NaN and infinities."""
     if isinstance(value, dict):
         return {name: _plain(item) for name, item in value.items()}
     if isinstance(value, (list, tuple)):

@@ -69,7 +69,10 @@ class Right(unittest.TestCase):
                     self.assertTrue(report.passed, str(report))
 
     def test_parameters_that_only_some_cases_have_are_always_given(self):
-        for name, contract in (("model_that_must_get_sinks", "model"), ("attention_that_must_get_regions", "attention")):
+        for name, contract in (
+            ("model_that_must_get_sinks", "model"),
+            ("attention_that_must_get_regions", "attention"),
+        ):
             report = run(f"planted_errors:{name}", contract=contract, case="attention_uneven")
             self.assertTrue(report.passed, str(report))
 

@@ -83,6 +83,19 @@ class Peers(unittest.TestCase):
                 # ranks without a column, slots that the ranks do not divide
                 self.assertLessEqual(set(report.kinds), {"raised", "other-shape"}, str(report))
 
+    def test_conventions_of_a_sum(self):
+        for name, right, wrong, kind in (
+            ("autograd_all_reduce", "sum", "identity", "convention"),
+            ("constant_all_reduce", "none", "identity", "no-gradient"),
+            ("autograd_all_reduce", "sum", "none", "gradient"),
+        ):
+            with self.subTest(name, wrong=wrong):
+                options = {"contract": "sum_over_group", "tp": 2, "case": "logprobs_plain"}
+                report = run(f"torch_peers:{name}", convention=right, **options)
+                self.assertTrue(report.passed, str(report))
+                report = run(f"torch_peers:{name}", convention=wrong, **options)
+                self.assertEqual(list(report.kinds), [kind], str(report))
+
     def test_without_gpus(self):
         if torch.cuda.is_available():
             self.skipTest("there is a GPU")

@@ -96,7 +96,7 @@ def _piece(
     rank: int,
     options: Any,
 ) -> dict[str, Any]:
-    """What a rank is given."""
+    """The arguments of a rank."""
     cp_rank, tp_rank = divmod(rank, options.tp)
     rows = layout.index[cp_rank]
     mine = {

@@ -1,4 +1,4 @@
-"""What contracts have in common: cases, what a rank is given, what is said of an answer."""
+"""Types and functions that contracts share: cases, arguments of a rank, verdicts."""
 
 import inspect
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -72,7 +72,7 @@ class Hypothesis:
 
 @dataclass
 class Verdict:
-    """What is said of one case. status: passed, failed or left out."""
+    """The verdict of one case. status: passed, failed or left out."""
 
     case: str
     status: str = "passed"

@@ -24,9 +24,11 @@ START_S = 300.0  # imports of torch on a busy machine
 
 
 class Setting:
-    """What all ranks of a run share."""
+    """Options that all ranks of a run share."""
 
-    def __init__(self, contract: str, function: str, backend: str, cp: int, tp: int, kind: str, forward_only: bool) -> None:
+    def __init__(
+        self, contract: str, function: str, backend: str, cp: int, tp: int, kind: str, forward_only: bool
+    ) -> None:
         self.contract, self.function, self.backend = contract, function, backend
         self.cp, self.tp, self.kind, self.forward_only = cp, tp, kind, forward_only
 

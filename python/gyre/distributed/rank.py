@@ -1,4 +1,4 @@
-"""What one rank has: its place, its groups, its arrays; and the loop in which it answers."""
+"""A rank: its place, its groups and its arrays, and how it answers a case."""
 
 import importlib
 import importlib.util
@@ -17,7 +17,7 @@ TYPES = ("float32", "float64", "bfloat16")
 
 
 class Usage(ValueError):
-    """What the user asked for cannot be: no such module, function or contract."""
+    """The user asked for something that does not exist, such as a module or a function."""
 
 
 class Unable(RuntimeError):
@@ -97,7 +97,7 @@ class Here:
 
 
 class TorchHere(Here):
-    """The same with tensors, on a CPU or a GPU."""
+    """A rank with tensors, on a CPU or a GPU."""
 
     def __init__(self, *args: Any, device: str) -> None:
         super().__init__(*args)
@@ -175,7 +175,7 @@ def check_gpus(backend: str, ranks: int) -> None:
 def answer(
     contract: Any, function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> tuple[Any, ...]:
-    """What becomes of one case on this rank: (status, arrays or a text, ...)."""
+    """Runs one case on this rank; returns (status, arrays or a text, ...)."""
     try:
         if getattr(function, "needs_gpu", False) and getattr(here, "device", "cpu") == "cpu":
             return "left out", "the function needs a GPU: --backend nccl"

@@ -3,8 +3,8 @@
 batch: a packed stream, ids, labels, positions [slots], cu_seqlens and cu_seqlens_padded [segments + 1].
 Positions of several axes are [axes, slots]. The function returns a mapping of what the rank has of them
 under the layout, any of ids, labels, positions [slots / size] or [axes, slots / size], cu_seqlens and
-cu_seqlens_padded (the rank's own tokens and slots, running sums), or index (the slot of each row). Further parameters, given where they are taken: layout (its
-name), group, mesh.
+cu_seqlens_padded (the rank's own tokens and slots, running sums), or index (the slot of each row).
+Further parameters, given where they are taken: layout (its name), group, mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -36,7 +36,7 @@ def shifted(ids: np.ndarray, real: np.ndarray, slots: np.ndarray, shift: int) ->
 
 
 def bins_of(path: Path, options: Any) -> Iterator[tuple[str, dict[str, np.ndarray], dict[str, np.ndarray]]]:
-    """Of each bin its name, its stream, and what all ranks have of it; none without answers for this layout and cp."""
+    """Name, stream and shards of each bin; nothing, if the file has no answers for this layout and cp."""
     file, place = reading.read(path), f"cp{options.cp}/{options.layout}"
     packed, held = file.inputs, file.reference
     if f"{place}/index" not in held:

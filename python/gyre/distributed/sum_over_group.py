@@ -17,7 +17,19 @@ from typing import Any
 import numpy as np
 
 from .. import reading
-from .contract import Arrays, Hypothesis, Malformed, Problem, Tolerance, Verdict, factors, judged, keywords, not_numbers, returned
+from .contract import (
+    Arrays,
+    Hypothesis,
+    Malformed,
+    Problem,
+    Tolerance,
+    Verdict,
+    factors,
+    judged,
+    keywords,
+    not_numbers,
+    returned,
+)
 from .logprob import unpacked
 from .rank import Here
 
@@ -104,7 +116,8 @@ def _hypotheses(
         yield Hypothesis("convention", text, lambda: {"d_x": d_y})
     yield Hypothesis("zero", "the gradient is 0", lambda: {"d_x": np.zeros(x.shape)})
     yield Hypothesis("not-summed", "y is the rank's own x", lambda: {"y": x})
-    yield Hypothesis("not-summed", "y is the largest x, not the sum", lambda: {"y": np.broadcast_to(x.max(axis=1, keepdims=True), x.shape)})
+    largest = np.broadcast_to(x.max(axis=1, keepdims=True), x.shape)
+    yield Hypothesis("not-summed", "y is the largest x, not the sum", lambda: {"y": largest})
     everyone = np.broadcast_to(x.sum(axis=(0, 1)), x.shape)
     yield Hypothesis("wrong-group", "the sum is over all ranks, not over the group", lambda: {"y": everyone})
     others = np.broadcast_to(x.sum(axis=0, keepdims=True), x.shape)

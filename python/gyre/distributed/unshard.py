@@ -1,8 +1,9 @@
 """unshard(shard, rank, size, group) -> batch
 
 shard: what the rank has under the layout, ids, labels, positions [slots / size], or positions of several
-axes [axes, slots / size]. The function returns them whole, in the order of the stream, the same on every rank, in a mapping. Further parameters, given
-where they are taken: layout (its name), cu_seqlens_padded (boundaries of the stream), mesh.
+axes [axes, slots / size]. The function returns them whole, in the order of the stream, the same on every
+rank, in a mapping. Further parameters, given where they are taken: layout (its name), cu_seqlens_padded
+(boundaries of the stream), mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
