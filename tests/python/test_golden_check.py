@@ -177,6 +177,16 @@ class Faulty:
         return np.arange(example.local_slots(problem).size)
 
     @staticmethod
+    def one_axis_for_all(problem):
+        found = example.shard(problem, "positions")
+        return np.repeat(found[:1], len(found), axis=0) if found.ndim > 1 else found
+
+    @staticmethod
+    def cut_along_axes(problem):
+        positions = np.asarray(example.rows(problem, "positions"))
+        return positions.reshape(-1, *positions.shape[:-1]).T
+
+    @staticmethod
     def shifted_late(problem):
         ids = example.shard(problem, "ids")
         return np.append(ids[1:], -100)
@@ -231,6 +241,8 @@ class Faulty:
            "scores_as_they_are": ("attention/out", "attention_large_scores"),
            "divided_lengths": ("shards/cu_seqlens", "packed_odd_cp2 packed_long_cp4"),
            "local_positions": ("shards/positions", "packed_odd_cp4"),
+           "one_axis_for_all": ("shards/positions", "packed_positions_cp2"),
+           "cut_along_axes": ("bshd/positions", "rows_positions"),
            "shifted_late": ("shards/labels", "packed_odd_cp8"),
            "padding_by_id": ("bshd/padding_mask", "rows_padding"),
            "aligned_by_rank": ("bshd/extra", "rows_extras"),

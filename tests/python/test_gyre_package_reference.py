@@ -166,6 +166,14 @@ class References(unittest.TestCase):
         with self.assertRaisesRegex(ValueError, "segment 1 has 6 slots, no multiple of 2 cp = 4"):
             gyre.reference.dual_chunk_swap([0, 4, 10], 2)
 
+    def test_shards_of_golden_streams(self):
+        for name in ("packed_positions_cp2", "packed_bins_cp2"):
+            file = gyre.read(Path(SOURCE) / "inputs" / "golden" / f"{name}.h5")
+            shards = gyre.reference.shards(file.inputs, 2)
+            for array in ("index", "ids", "labels", "positions", "cu_seqlens", "cu_seqlens_padded"):
+                wanted = file.reference[f"cp2/dual-chunk-swap/{array}"]
+                np.testing.assert_array_equal(shards[array], wanted, f"{name} {array}")
+
 
 class Names(Scratch):
     """Names that files may have: gyre.schema, and what gyre.read refuses."""
