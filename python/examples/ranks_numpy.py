@@ -63,6 +63,22 @@ def logprob(logits_shard, targets, group, first, temperature=1.0, vocab_size=Non
     return value.astype(logits_shard.dtype), backward
 
 
+def topk_kl(logits_shard, ids, targets, teacher_ids, teacher_targets, group, first, one=1.0):
+    """Log-probabilities of ids and targets by the contract logprob, whose gradients are weighted."""
+    asked = np.concatenate([ids, targets[:, None]], axis=1)
+    scored = [logprob(logits_shard, column, group, first, vocab_size=np.inf) for column in asked.T]
+    log_q = np.stack([value for value, _ in scored], axis=1)
+    gaps = log_q - np.concatenate([teacher_ids, teacher_targets[:, None]], axis=1)
+    weights = np.exp(log_q)
+    weights[:, -1] = (ids != targets[:, None]).all(axis=1)
+    slopes = weights * (gaps + [*[1.0] * ids.shape[1], one])
+
+    def backward(d_kl):
+        return sum(gradient(d_kl * slope) for (_, gradient), slope in zip(scored, slopes.T))
+
+    return (weights * gaps).sum(axis=1), backward
+
+
 def loss(logits_shard, labels, group, data_group, first, weights):
     """The mean over all labels of all ranks that are not ignored, by their weights."""
     vocab = int(group.all_reduce(np.int64(logits_shard.shape[1])))

@@ -15,6 +15,7 @@ import tempfile
 import unittest
 
 import h5py
+import numpy as np
 
 SOURCE = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.getcwd()
 INPUTS = os.path.join(SOURCE, "inputs")
@@ -25,7 +26,7 @@ sys.path[:0] = PATHS
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import planted_errors  # noqa: E402
-from gyre.distributed import cli, conform, contracts  # noqa: E402
+from gyre.distributed import cli, conform, contracts, topk_kl  # noqa: E402
 
 GOLDEN = os.path.join(INPUTS, "golden")
 
@@ -57,6 +58,7 @@ class Right(unittest.TestCase):
             "labels": ({"ranks": 2, "case": "packed_odd_*"},),
             "unshard": ({"ranks": 4},),
             "relayout": ({"ranks": 4}, {"cp": 2, "tp": 2, "layout": "zigzag"}),
+            "topk_kl": ({"tp": 4, "case": "logprobs_[pu]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[pu]*"}),
             "sum_over_group": ({"tp": 4, "case": "logprobs_[np]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[np]*"}),
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
@@ -75,6 +77,27 @@ class Right(unittest.TestCase):
         ):
             report = run(f"planted_errors:{name}", contract=contract, case="attention_uneven")
             self.assertTrue(report.passed, str(report))
+
+    def test_divergences_average_to_the_whole(self):
+        rng, ids = np.random.default_rng(3), np.array([[7, 2, 5]])
+        student, teacher = (topk_kl.log_softmax(rng.normal(scale=2, size=(1, 11))) for _ in range(2))
+        q, gaps = np.exp(student[0]), (student - teacher)[0]
+        found = [
+            topk_kl.kl_of({
+                "logits": student,
+                "ids": ids,
+                "targets": np.array([target]),
+                "teacher_ids": teacher[:, ids[0]],
+                "teacher_targets": teacher[:, target],
+                "d_kl": np.ones(1),
+                "convention": "unbiased",
+            })
+            for target in range(11)
+        ]
+        whole = q @ gaps
+        np.testing.assert_allclose(q @ np.concatenate([f["kl"] for f in found]), whole, rtol=1e-12)
+        gradient = q @ np.concatenate([f["d_kl"] for f in found])
+        np.testing.assert_allclose(gradient, q * (gaps - whole), rtol=1e-9, atol=1e-14)
 
     def test_regions(self):
         report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))

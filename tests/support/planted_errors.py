@@ -583,6 +583,44 @@ def sum_over_everyone(x, group, data_group):
     return data_group.all_reduce(group.all_reduce(x)), lambda d_y: d_y
 
 
+kl_case = functools.partial(planted, contract="topk_kl", case="logprobs_plain", tp=2)
+
+
+@kl_case("convention", "the convention is advantage, not unbiased")
+def kl_of_a_policy_gradient(logits_shard, ids, targets, teacher_ids, teacher_targets, group, first):
+    return right.topk_kl(logits_shard, ids, targets, teacher_ids, teacher_targets, group, first, one=0.0)
+
+
+@kl_case("tail", "targets outside of the ids is missing")
+def kl_without_a_tail(logits_shard, ids, targets, teacher_ids, teacher_targets, group, first):
+    return right.topk_kl(logits_shard, ids, ids[:, 0], teacher_ids, teacher_ids[:, 0], group, first)
+
+
+@kl_case("renormalised", "normalised over the ids")
+def kl_of_the_ids_alone(logits_shard, ids, targets, teacher_ids, teacher_targets, group, first):
+    def log_softmax(x):
+        x = x - x.max(axis=1, keepdims=True)
+        return x - np.log(np.exp(x).sum(axis=1, keepdims=True))
+
+    whole = np.concatenate(group.all_gather(logits_shard), axis=1)
+    rows = np.arange(len(ids))[:, None]
+    log_q, log_p = log_softmax(whole[rows, ids]), log_softmax(teacher_ids)
+    outside = (ids != targets[:, None]).all(axis=1)
+    q, gaps = np.exp(log_q), log_q - log_p
+    norm = np.log(np.exp(whole[rows, ids]).sum(axis=1))
+    sampled = np.where(outside, whole[rows[:, 0], targets] - norm - teacher_targets, 0)
+
+    def backward(d_kl):
+        weights, more = q * (gaps + 1), np.where(outside, sampled + 1, 0)
+        found = np.zeros(whole.shape)
+        np.add.at(found, (rows, ids), weights - q * (weights.sum(axis=1) + more)[:, None])
+        found[rows[:, 0], targets] += more
+        found = (found * d_kl[:, None]).astype(np.float32)
+        return found[:, first : first + logits_shard.shape[1]]
+
+    return ((q * gaps).sum(axis=1) + sampled).astype(np.float32), backward
+
+
 @planted("dropped-document", "documents are in no bin", "pack", case="documents_odd")
 def last_document_lost(lengths, capacity):
     return right.pack(lengths[:-1], capacity)

@@ -174,10 +174,11 @@ TEST(LogprobsWorkload, FiltersOfTokensOfAFile) {
   LogprobsFile file = small_file();
   LogprobsOptions o;
   o.tp = 1;
-  EXPECT_FALSE(workload_of(file, o).per_token);
+  EXPECT_FALSE(workload_of(file, o).per_token());
   file.top_ps = {0.5, 1};
   file.top_ks = {0, 3};
-  EXPECT_TRUE(workload_of(file, o).per_token);
+  EXPECT_TRUE(workload_of(file, o).per_token());
+  EXPECT_EQ(workload_of(file, o).of_tokens, (std::vector<std::string>{"top_k", "top_p"}));
   const auto inputs = inputs_of(file, DType::f32);
   EXPECT_EQ(inputs->filter(0).top_p, 0.5);
   EXPECT_EQ(inputs->filter(0).top_k, 0);
@@ -193,7 +194,7 @@ TEST(LogprobsInputs, MadeUpFiltersOfTokensAreAroundThoseOfTheRun) {
   o.min_p = 0.1;
   o.temperature = 2;
   const LogprobsWorkload problem = generated_workload(o, 200);
-  EXPECT_TRUE(problem.per_token);
+  EXPECT_TRUE(problem.per_token());
   const auto inputs = random_inputs(problem, o);
   std::set<int64_t> top_ks;
   int free_of_k = 0, free_of_p = 0, free_of_min = 0;

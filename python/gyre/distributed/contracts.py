@@ -3,7 +3,7 @@
 import importlib
 from typing import Any
 
-NAMES = ("attention", "logprob", "loss", "shard", "labels", "unshard", "relayout", "pack", "sum_over_group", "model")
+NAMES = ("attention", "logprob", "loss", "shard", "labels", "unshard", "relayout", "pack", "sum_over_group", "topk_kl", "model")
 
 
 def named(name: str) -> Any:
