@@ -151,8 +151,8 @@ def settled(options: Options) -> Options:
             raise Usage(f"--{option} is {value!r}; it must be one of {', '.join(known)}")
     conventions = getattr(contracts.named(name), "CONVENTIONS", ("",))
     if options.convention and options.convention not in conventions:
-        known = f"it must be one of {', '.join(conventions)}" if any(conventions) else f"{name} has none"
-        raise Usage(f"--convention is {options.convention!r}; {known}")
+        wanted = f"it must be one of {', '.join(conventions)}" if any(conventions) else f"{name} has none"
+        raise Usage(f"--convention is {options.convention!r}; {wanted}")
     if options.backend == "numpy" and options.dtype == "bfloat16":
         raise Usage("NumPy has no bfloat16: --backend gloo, or --dtype float32")
     if not 0 < options.timeout < math.inf:
