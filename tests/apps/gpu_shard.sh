@@ -7,6 +7,7 @@ shard=$apps/gyre-shard
 compare=$apps/gyre-compare
 "$apps/gyre-pack" --input "$source_dir/inputs/docs_tiny.h5" --capacity 144 --cp 4 -o packed.h5 >/dev/null
 "$apps/gyre-pack" --input "$source_dir/inputs/salm_tiny.h5" --cp 2 -o embeddings.h5 >/dev/null
+cp "$source_dir/inputs/golden/packed_positions_cp2.h5" positions.h5
 require_gpu "$shard" --input packed.h5 --cp 2 --layout striped -o none.h5 "${gpu[@]}"
 rm none.h5
 
@@ -24,13 +25,15 @@ expect 0 'VERIFY PASSED 3/3' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 5 -
 expect 0 'VERIFY PASSED' "$MPIEXEC" -n 2 "$shard" --input embeddings.h5 --cp 2 "${gpu[@]}"
 
 # Files are the CPU's.
-for input in packed embeddings; do
+for input in packed embeddings positions; do
   expect 0 'VERIFY PASSED' "$shard" --input $input.h5 --cp 2 --layout dual-chunk-swap -o host.h5
   for ranks in 1 2; do
     expect 0 'VERIFY PASSED' "$MPIEXEC" -n "$ranks" "$shard" --input $input.h5 --cp 2 --layout dual-chunk-swap -o gpu.h5 "${gpu[@]}"
     expect 0 'VERIFY PASSED' "$compare" gpu.h5 host.h5
   done
 done
+
+expect 0 'VERIFY PASSED' "$MPIEXEC" -n 2 "$shard" --input positions.h5 --cp 2 --layout dual-chunk-swap --relayout contiguous "${gpu[@]}"
 
 # Nothing to shard, and what cannot be.
 expect 0 'RESULT UNVERIFIED (nothing to check: no slots' "$MPIEXEC" -n 2 "$shard" --gen dist=fixed,length=0,count=3 --cp 2 "${gpu[@]}"
