@@ -69,12 +69,12 @@ struct AttentionResultsHeader {
 
 /// Results of one rank, rows in any order.
 struct AttentionResultRows {
-  std::vector<int64_t> tokens;       ///< [rows] the token of each row; negative: padding
-  MatrixView<const float> out;       ///< [rows, heads · v_head_dim]
-  MatrixView<const float> lse;       ///< [rows, heads]
-  MatrixView<const float> d_q;       ///< [rows, heads · head_dim]
-  MatrixView<const float> d_k;       ///< [rows, kv_heads · head_dim]
-  MatrixView<const float> d_v;       ///< [rows, kv_heads · v_head_dim]
+  std::vector<int64_t> tokens;  ///< [rows] the token of each row; negative: padding
+  MatrixView<const float> out;  ///< [rows, heads · v_head_dim]
+  MatrixView<const float> lse;  ///< [rows, heads]
+  MatrixView<const float> d_q;  ///< [rows, heads · head_dim]
+  MatrixView<const float> d_k;  ///< [rows, kv_heads · head_dim]
+  MatrixView<const float> d_v;  ///< [rows, kv_heads · v_head_dim]
 };
 
 /// Writes the results of all ranks, in token order, to the temporary file. Every token must be in

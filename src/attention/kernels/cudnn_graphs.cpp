@@ -70,10 +70,10 @@ class Builder {
     const auto [d_q, d_k, d_v] = graph_->sdpa_backward(q_, k_, v_, out, d_out, lse, options);
     place(*d_q, "d_q", AttentionTensor::d_q, queries(s_.head_dim, s_.d_q_stride, s_.d_q_distance),
           offsets(AttentionTensor::d_q_offsets));
-    const auto gradient = [&](int64_t dim) { return keys(dim, s_.kv_heads * dim, s_.longest_k); };
-    place(*d_k, "d_k", AttentionTensor::d_k, gradient(s_.head_dim),
+    const auto contiguous = [&](int64_t dim) { return keys(dim, s_.kv_heads * dim, s_.longest_k); };
+    place(*d_k, "d_k", AttentionTensor::d_k, contiguous(s_.head_dim),
           offsets(AttentionTensor::d_k_offsets));
-    place(*d_v, "d_v", AttentionTensor::d_v, gradient(s_.value_dim),
+    place(*d_v, "d_v", AttentionTensor::d_v, contiguous(s_.value_dim),
           offsets(AttentionTensor::d_v_offsets));
     for (const TensorPtr& gradient : {d_q, d_k, d_v}) gradient->set_output(true);
     return graph_;
