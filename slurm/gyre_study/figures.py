@@ -246,7 +246,8 @@ def draw_panel(
     values = list(dict.fromkeys(point.x for point in points))
     places = set_x(axes, x, values if x.scale == "names" else sorted(values))
     is_beside = x.scale == "log2" or (x.scale == "names" and not x.connected)
-    step = min(0.07, 0.25 / series) if is_beside else 0.0
+    is_sloped = callable(y.reference)  # a point beside its x would be on the wrong side of such a line
+    step = min(0.07, 0.25 / series) if is_beside and not is_sloped else 0.0
     for number, line in panel.lines.items():
         draw_line(axes, number, line, places, links, x, step * (number - (series - 1) / 2))
     set_y(axes, y, points, sorted(places.values()))

@@ -210,7 +210,8 @@ def speed(row: pd.Series) -> float:
 
 def scaling(data: StudyData) -> pd.DataFrame:
     """By row: `efficiency` in percent, its speed over that of the same case on the fewest ranks, and `speed_up`, the
-    same of all ranks together."""
+    efficiency times the ranks over the fewest ranks of all cases. A case that starts on more ranks than others thus
+    starts on the line of no loss."""
     size = "axis_base" if data.has("axis_base") else "key_tokens"
     grows = [name for name in GRID_KEYS if name in data.rows and data.rows[name].nunique() > 1][:1]
     names = [
@@ -221,12 +222,9 @@ def scaling(data: StudyData) -> pd.DataFrame:
     ]
     names = [name for name in dict.fromkeys(names) if data.rows[name].notna().any()]
     order = data.rows.assign(speed=data.rows.apply(speed, axis=1)).sort_values("ranks")
-    order["all"] = order["speed"] * order["ranks"]
-    if names:
-        first = order.groupby(names, dropna=False)[["speed", "all"]].transform("first")
-    else:
-        first = order[["speed", "all"]].iloc[0]
-    found = {"efficiency": 100 * order["speed"] / first["speed"], "speed_up": order["all"] / first["all"]}
+    first = order.groupby(names, dropna=False)["speed"].transform("first") if names else order["speed"].iloc[0]
+    efficiency = order["speed"] / first
+    found = {"efficiency": 100 * efficiency, "speed_up": efficiency * order["ranks"] / order["ranks"].min()}
     return pd.DataFrame(found).reindex(data.rows.index)
 
 

@@ -81,7 +81,7 @@ class Report:
         efficiency = panels(data, "ranks", lambda row: shares["efficiency"][row.name], power=-1)
         caption = (
             "Median time; work done in a second, over that of the same case on the fewest ranks; the same a rank."
-            f" Dashed: no loss. {BARS}"
+            f" Dashed: no loss; a case that starts on more ranks than others starts there. {BARS}"
         )
         return self.figure(
             [

@@ -164,6 +164,19 @@ class Studies(Scratch):
             for speed_up in found["speed_up"][data.rows["ranks"] == ranks]:
                 self.assertAlmostEqual(speed_up, ranks * wanted / 100, delta=0.1)
 
+    def test_a_case_that_starts_on_more_ranks_starts_on_the_line_of_no_loss(self) -> None:
+        folder = self.make(self.study("strong", cp=[1, 2, 4], tokens=[512]))
+        file = folder.rows_file(folder.placements[0])
+        lines = file.read_text().splitlines(keepends=True)
+        file.write_text("".join(line for line in lines if '"schedule": "ring"' not in line))
+        data = points.read_study(collect(folder).file)
+        late = data.rows[data.rows["key_schedule"] == "ring"]
+        self.assertEqual(sorted(set(late["ranks"])), [2, 4])
+        found = points.scaling(data)
+        for ranks, wanted in ((2, 2.0), (4, 2.0 * (1.4 / 2) / (1.8 / 4))):
+            for speed_up in found["speed_up"][late.index[late["ranks"] == ranks]]:
+                self.assertAlmostEqual(speed_up, wanted, delta=0.1)
+
     def check_page(self, page: str, figures: int, title: str = "A &lt;title&gt;") -> None:
         parsed = Page(page)
         self.assertEqual((parsed.wrong, parsed.open), ([], []))
