@@ -14,6 +14,9 @@ function(gyre_check_mpi_of_hdf5 hdf5_libraries mpi_libraries)
     endif()
   endforeach()
   foreach(library ${hdf5_libraries})
+    if(TARGET ${library}) # of HDF5's own CMake package
+      get_target_property(library ${library} LOCATION)
+    endif()
     execute_process(COMMAND ${GYRE_OBJDUMP} -p ${library} OUTPUT_VARIABLE headers ERROR_QUIET)
     if(found AND headers MATCHES "NEEDED +(libmpi[^ \n]*)" AND NOT CMAKE_MATCH_1 IN_LIST found)
       message(

@@ -1,5 +1,9 @@
 # All dependencies of Gyre. Each package is required: a build that silently lost MPI or parallel HDF5 would measure
 # something else.
+if(NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
+  message(FATAL_ERROR "Gyre needs an x86-64 processor: libxsmm 1.17 generates no kernels for ${CMAKE_SYSTEM_PROCESSOR}")
+endif()
+
 find_package(Threads REQUIRED)
 find_package(OpenMP REQUIRED COMPONENTS CXX)
 find_package(MPI REQUIRED COMPONENTS C CXX)

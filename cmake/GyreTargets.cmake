@@ -17,6 +17,10 @@ target_compile_options(
             $<$<CXX_COMPILER_ID:GNU>:-Wno-restrict>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-stringop-overflow>
             $<$<CXX_COMPILER_ID:GNU>:-Wno-subobject-linkage>
+            # Clang 19: variables of sources that are compiled together, bindings that lambdas capture, and the buffers
+            # of std::stable_sort in GCC 12's library.
+            $<$<CXX_COMPILER_ID:Clang>:-Wno-shadow>
+            $<$<CXX_COMPILER_ID:Clang>:-Wno-deprecated-declarations>
             -ffp-contract=off
             -ffunction-sections # unused functions can be dropped: tests/unit/reached.sh
             -fdata-sections>

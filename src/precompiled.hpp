@@ -2,7 +2,7 @@
 // Headers that most sources include, compiled once (target_precompile_headers). Each source still
 // includes what it uses: clang-tidy and presets of other compilers do not use this.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -1,7 +1,7 @@
 #pragma once
 // Layouts and schedules as options of an app: --layout, --stripe, --chunk, --schedule.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <string>

@@ -1,6 +1,6 @@
 #include "apps/common/workload_options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

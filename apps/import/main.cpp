@@ -1,7 +1,7 @@
 // gyre-import: converts text files to a documents file, one document per file, bytes as tokens; or
 // a checkpoint of another program to a model file.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cstdio>
 

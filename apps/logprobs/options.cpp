@@ -1,6 +1,6 @@
 #include "apps/logprobs/options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "apps/logprobs/registry.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

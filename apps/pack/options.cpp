@@ -1,6 +1,6 @@
 #include "apps/pack/options.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <charconv>
 #include <sstream>

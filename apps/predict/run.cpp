@@ -1,6 +1,6 @@
 #include "apps/predict/run.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <charconv>

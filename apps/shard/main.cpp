@@ -1,7 +1,7 @@
 // gyre-shard shards packed streams over any number of context-parallel ranks under every layout. It
 // shows what each rank owns and computes, and whose keys it needs.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

@@ -2,7 +2,7 @@
 // counted before anything runs. Then the ranks, each with a part of the vocabulary, compute
 // log-probabilities. Both are compared with what they should be.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

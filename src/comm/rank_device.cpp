@@ -1,6 +1,6 @@
 #include "comm/rank_device.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

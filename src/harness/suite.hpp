@@ -11,6 +11,8 @@
 //       });
 //     suite.require_rows();
 
+#include <fmt/ranges.h>
+
 #include <functional>
 #include <string>
 

@@ -1,6 +1,6 @@
 #include "io/batch_file.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 

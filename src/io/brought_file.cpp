@@ -1,6 +1,6 @@
 #include "io/brought_file.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <filesystem>

@@ -1,6 +1,6 @@
 #include "io/decoder_keys.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

@@ -1,6 +1,6 @@
 #include "io/h5_support.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cfloat>

@@ -1,6 +1,6 @@
 #include "io/model_features.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <cmath>

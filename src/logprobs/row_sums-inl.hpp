@@ -9,6 +9,7 @@
 #endif
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <type_traits>
 
@@ -122,9 +123,12 @@ class RangeLanes {
               hn::BitCast(F(), hn::And(both, hn::Set(Words(), 0xffff0000U)))};
     }
   }
+  /// Not by MaxOfLanes: in Highway 1.0's EMU128, no maximum is below the lowest finite number.
   static float top_of(Lanes x) {
     const Pair floats = floats_of(x);
-    return hn::GetLane(hn::MaxOfLanes(F(), hn::Max(floats.a, floats.b)));
+    HWY_ALIGN std::array<float, hn::MaxLanes(F())> lanes;
+    hn::Store(hn::Max(floats.a, floats.b), F(), lanes.data());
+    return *std::max_element(lanes.begin(), lanes.end());
   }
   /// If all elements are negative, the largest has the smallest bits.
   static Lanes least_bits(const T* z, int64_t count) {

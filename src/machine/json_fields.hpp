@@ -66,7 +66,7 @@ class FieldReader {
   }
   template <std::integral T>
   void operator()(const Json& json, const std::string& place, T& value) const {
-    constexpr double limit = std::numeric_limits<T>::max();
+    constexpr auto limit = static_cast<double>(std::numeric_limits<T>::max());
     require(json.is_number_integer() && json.get<double>() >= 0 && json.get<double>() < limit, json,
             place, "a whole number of at least 0");
     value = json.get<T>();

@@ -1,6 +1,6 @@
 #include "packing/bins.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <functional>

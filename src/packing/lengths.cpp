@@ -1,6 +1,6 @@
 #include "packing/lengths.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "predict/explain.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <algorithm>
 #include <array>

@@ -1,6 +1,6 @@
 #include "predict/machine_file.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <cmath>
 #include <nlohmann/json.hpp>

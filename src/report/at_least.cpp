@@ -1,6 +1,5 @@
 #include "report/at_least.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>

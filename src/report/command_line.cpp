@@ -1,6 +1,6 @@
 #include "report/command_line.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <toml++/toml.h>
 
 #include <CLI/CLI.hpp>

@@ -1,6 +1,6 @@
 #include "report/value.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <array>
 #include <cmath>

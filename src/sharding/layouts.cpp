@@ -1,6 +1,6 @@
 #include "sharding/layouts.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <numeric>
 

@@ -40,6 +40,11 @@ for with in BUILD_TESTING GYRE_BENCHMARKS; do
   cmake -D$with=OFF "$scratch/build" >"$scratch/log" 2>&1 || fail "$(cat "$scratch/log")"
 done
 
+# What cannot be built for is refused before libraries are looked for.
+! cmake -DCMAKE_SYSTEM_NAME=Linux -DCMAKE_SYSTEM_PROCESSOR=aarch64 -S "$source_dir" -B "$scratch/arm" >"$scratch/log" 2>&1 ||
+  fail "it configures for ARM64"
+grep -q 'Gyre needs an x86-64 processor' "$scratch/log" || fail "ARM64: $(cat "$scratch/log")"
+
 # ./run build: no package is installed, and CMake does not succeed.
 mkdir "$scratch/bin"
 printf '#!/bin/sh\nexit 1\n' | tee "$scratch/bin/dpkg-query" >"$scratch/bin/cmake"

@@ -2,7 +2,7 @@
 
 #include "logprobs/vocab_exchange.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <bit>

@@ -1,6 +1,8 @@
 // Log-probabilities and entropies from a vocabulary split over all ranks, soft cross entropies and
 // raw logits of ids, and their gradients, against whole rows in double precision.
 
+#include <fmt/ranges.h>
+
 #include "selection_operations.hpp"
 #include "simd_targets.hpp"
 

@@ -14,7 +14,7 @@
 //     a result that does not have exactly the terms of the mask, each once
 // The mask is applied to the boundaries of the documents alone, not to fragments or rectangles.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <rapidcheck.h>
 
 #include <algorithm>

@@ -16,7 +16,7 @@
 //     };
 //     GYRE_TEST_OPERATION(MyOperation);
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include <functional>
 #include <memory>

@@ -1,7 +1,7 @@
 #pragma once
 // What most test programs include, compiled once for all of them.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 #include <rapidcheck.h>
 

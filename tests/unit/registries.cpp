@@ -1,6 +1,7 @@
 // The registries of schedules and layouts: what every entry must have, that it reads the options
 // which it names and no others, and what apps make of that.
 
+#include <fmt/ranges.h>
 #include <gtest/gtest.h>
 
 #include <set>

@@ -1,6 +1,6 @@
 // Results as lines: written as they are measured, read again by --resume.
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 #include <sys/resource.h>
 #include <unistd.h>
 

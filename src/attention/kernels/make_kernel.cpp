@@ -1,6 +1,6 @@
 #include "attention/kernels/make_kernel.hpp"
 
-#include <fmt/format.h>
+#include <fmt/ranges.h>
 
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/cudnn_kernel.hpp"

@@ -1,6 +1,5 @@
 #include "attention/masks/registry.hpp"
 
-#include <fmt/format.h>
 #include <fmt/ranges.h>
 
 #include <algorithm>
@@ -23,7 +22,7 @@ std::string usage_of(const NamedMask& mask) {
   return text;
 }
 
-const NamedMask& find_mask(const std::string& name) {
+const NamedMask& find_mask(std::string_view name) {
   std::vector<std::string> names;
   for (const NamedMask& mask : named_masks()) {
     if (mask.name == name) return mask;
@@ -67,7 +66,7 @@ std::vector<int64_t> MaskChoice::documents_of(std::span<const int64_t> lengths) 
 
 MaskChoice parse_mask(std::string_view text) {
   const size_t comma = std::min(text.find(','), text.size());
-  const NamedMask& mask = find_mask(std::string(text.substr(0, comma)));
+  const NamedMask& mask = find_mask(text.substr(0, comma));
   MaskChoice choice{&mask, std::vector<int64_t>(mask.keys.size(), 0)};
   std::vector<std::string_view> names;
   for (const MaskKey& key : mask.keys) names.push_back(key.name);
