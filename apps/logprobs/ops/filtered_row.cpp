@@ -111,7 +111,7 @@ bool FilteredRow::is_other_gradient(DType stored, int64_t column, double got, do
   const auto value = [&](int64_t survivors) {
     return weight - slope() * std::exp(logprob_in_place(column, survivors));
   };
-  const auto [low, high] = std::minmax(value(survivors_.fewest()), value(survivors_.most()));
+  const auto [low, high] = std::minmax({value(survivors_.fewest()), value(survivors_.most())});
   const double tolerance = logit_gradient_tolerance(stored) *
                            logit_gradient_scale(logprob_in_place(column, survivors_.fewest()),
                                                 slope(), 0, std::abs(weight));
