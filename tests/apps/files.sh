@@ -173,7 +173,7 @@ mkdir real
 mkfifo pipe.json pipe.jsonl
 $(small) -J stdout.json >log || fail "exit code $?: -J /dev/stdout"
 /usr/bin/python3 -c 'import json; assert json.JSONDecoder().raw_decode(open("log").read())[0]["schema"] == "gyre-result/1"'
-tail -1 log | grep -q '^RESULT' || fail "standard output is not behind the document: $(tail -1 log)"
+grep -q '^RESULT' <(tail -1 log) || fail "standard output is not behind the document: $(tail -1 log)"
 ends 0 $(small) -J null.json --csv null.json
 ends 3 $(small) -J full.json
 says "cannot write 'full.json': No space left on device"

@@ -10,7 +10,7 @@ cpack --config "$2/CPackConfig.cmake" -D CPACK_CMAKE_GENERATOR=Ninja -B "$scratc
 deb=$(echo packages/gyre_*.deb)
 dpkg-deb -x "$deb" root
 for needed in libmpich12 libhdf5-mpich libhwloc15; do
-  dpkg-deb -f "$deb" Depends | grep -q "$needed" || fail "it does not depend on $needed: $(dpkg-deb -f "$deb")"
+  grep -q "$needed" <(dpkg-deb -f "$deb" Depends) || fail "it does not depend on $needed: $(dpkg-deb -f "$deb")"
 done
 expect 0 "RESULT UNOFFICIAL" root/usr/bin/gyre-predict --machine h100-sxm-8 --cp 8 --tokens 32K --schedule ring
 expect 0 "VERIFY PASSED" "$MPIEXEC" -n 2 root/usr/bin/gyre-attention --tokens 64 -n 2

@@ -129,7 +129,7 @@ for grid in "1" "2 --cp 2" "2 --tp 2" "4 --cp 4 --layout balanced --schedule gro
   timeout 60 "$apps/gyre-compare" "$scratch/a.h5:/results" "$scratch/b.h5:/results" --common --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
     fail "$grid: $(cat "$scratch/log")"
 done
-h5dump -d /packed/prefixes/nodes "$scratch/b.h5" | grep -q '(0,0): -1, 201, 0, 5' || fail "$(h5dump -g /packed "$scratch/b.h5")"
+grep -q '(0,0): -1, 201, 0, 5' <(h5dump -d /packed/prefixes/nodes "$scratch/b.h5") || fail "$(h5dump -g /packed "$scratch/b.h5")"
 pipeline 1 --share-prefixes --dry-run >"$scratch/log"
 grep -q '^# prefixes  6 documents in 2 trees: ' "$scratch/log" || fail "$(cat "$scratch/log")"
 # Documents without a prediction: nothing to score is said, claimed by nobody, and written as such.
@@ -143,7 +143,7 @@ for documents in "" "0 0 0" "1 0 1"; do
     grep -q '^# score  nothing to score: no token has a next one' "$scratch/log" || fail "$(cat "$scratch/log")"
     grep -q '^VERIFY SKIPPED' "$scratch/log" || fail "$(cat "$scratch/log")"
     grep -q '^RESULT UNVERIFIED (nothing to check: no token has a next one' "$scratch/log" || fail "$(cat "$scratch/log")"
-    h5dump -H -d /results/logprob "$scratch/none.h5" | grep -q '( 0 )' || fail "$(h5dump -H "$scratch/none.h5")"
+    grep -q '( 0 )' <(h5dump -H -d /results/logprob "$scratch/none.h5") || fail "$(h5dump -H "$scratch/none.h5")"
     rm "$scratch/none.h5"
   done
 done
