@@ -21,10 +21,10 @@ def thirty_seconds(rng, *shape):
 
 
 def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=0, scale=None,
-                 sinks=False, regions=None, v_head_dim=None, **arrays):
+                 sinks=False, regions=None, v_head_dim=None, shared=0, **arrays):
     """A problem as make_attention.py has them; functions in the place of `sinks`, and `arrays`,
     change what was drawn. With regions, the mask is of them. v_head_dim: elements of a head of
-    values; without, those of keys."""
+    values; without, those of keys. shared: the last elements of keys, which all heads share."""
     tokens, v_head_dim = sum(lengths), v_head_dim or head_dim
     problem = {
         "mask": "regions" if regions else mask,
@@ -32,10 +32,12 @@ def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=
         "scale": head_dim**-0.5 if scale is None else scale,
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "q": thirty_seconds(rng, tokens, heads, head_dim),
-        "k": thirty_seconds(rng, tokens, kv_heads, head_dim),
+        "k": thirty_seconds(rng, tokens, kv_heads, head_dim - shared),
         "v": thirty_seconds(rng, tokens, kv_heads, v_head_dim),
         "d_out": thirty_seconds(rng, tokens, heads, v_head_dim),
     }
+    if shared:
+        problem["k_shared"] = thirty_seconds(rng, tokens, shared)
     if sinks:
         drawn = thirty_seconds(rng, heads)
         problem["sinks"] = sinks(drawn) if callable(sinks) else drawn
@@ -58,7 +60,7 @@ def write_problem(path, name, arguments, stores=None, only=None, answers_as="f8"
         group.attrs["mask"] = problem["mask"]
         group.attrs["window"] = np.int64(problem["window"])
         group.attrs["scale"] = np.float64(problem["scale"])
-        arrays = ("offsets", "q", "k", "v", "d_out", "sinks", "regions")
+        arrays = ("offsets", "q", "k", "k_shared", "v", "d_out", "sinks", "regions")
         golden_files.put_all(group, {key: problem[key] for key in arrays if key in problem}, stores)
         golden_files.put_all(golden_files.reference_group(file), answers)
 
@@ -111,6 +113,10 @@ SINK_GRADIENTS = (
 VALUES = (
     "values, outputs and their gradients that are padded to the width of keys, or read as if they had "
     "it; a scale of the values' width (NVIDIA/TransformerEngine #2719, #2868)"
+)
+SHARED = (
+    "a gradient of the shared elements that lacks some heads or ranks, or is repeated by each of them; "
+    "keys whose elements are in another order (pytorch/torchtitan PR #4313, PR #4760)"
 )
 MASKS = (
     "masks that context parallelism replaces by a causal one (huggingface/accelerate PR #4177, "
@@ -173,6 +179,11 @@ add("values_narrow", "heads of 12 elements of queries and keys, 8 of values",
     VALUES, ("causal", "head-dim", "value-dim", "sinks"), [9, 5], 4, 2, 12, v_head_dim=8, sinks=True)
 add("values_wide", "heads of 8 elements of queries and keys, 20 of values, a full mask",
     VALUES, ("full", "head-dim", "value-dim"), [11, 3], 2, 1, 8, v_head_dim=20, mask="full")
+add("keys_shared", "the last 6 of 14 elements of a key are the same in all four KV heads", SHARED,
+    ("causal", "head-dim", "value-dim", "shared-keys"), [9, 5], 4, 4, 14, v_head_dim=8, shared=6)
+add("keys_shared_groups", "the last 2 of 6 elements are those of two KV heads of two; a window, sinks",
+    SHARED, ("causal", "window", "head-dim", "shared-keys", "sinks"), [11, 4], 4, 2, 6, shared=2,
+    window=3, sinks=True)
 add("uneven", "documents of 0 to 19 tokens, the first and the last one empty",
     "an empty document that ends a loop", ("causal", "empty-document", "one-token"),
     [0, 1, 0, 19, 1, 2, 0], 2, 1, 8)

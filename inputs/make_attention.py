@@ -93,11 +93,14 @@ def visible(length, problem, document):
 
 
 def attend(problem, answers, document, head):
-    """Fills in the answers of one head on the rows of one document; adds to d_k, d_v, d_sinks."""
+    """Fills in the answers of one head on the rows of one document; adds to other gradients."""
     rows = slice(*problem["offsets"][document : document + 2])
     group = problem["q"].shape[1] // problem["k"].shape[1]
     q, d_out = (problem[name][rows, head].astype(np.float64) for name in ("q", "d_out"))
     k, v = (problem[name][rows, head // group].astype(np.float64) for name in ("k", "v"))
+    own = k.shape[1]
+    if "k_shared" in problem:
+        k = np.hstack([k, problem["k_shared"][rows]])
     if len(q) == 0:
         return
     scores = problem["scale"] * (q @ k.T)
@@ -116,7 +119,10 @@ def attend(problem, answers, document, head):
     answers["out"][rows, head] = out
     answers["lse"][rows, head] = lse
     answers["d_q"][rows, head] = problem["scale"] * (d_scores @ k)
-    answers["d_k"][rows, head // group] += problem["scale"] * (d_scores.T @ q)
+    d_k = problem["scale"] * (d_scores.T @ q)
+    answers["d_k"][rows, head // group] += d_k[:, :own]
+    if "k_shared" in problem:
+        answers["d_k_shared"][rows] += d_k[:, own:]
     answers["d_v"][rows, head // group] += p.T @ d_out
     if "sinks" in problem:
         answers["d_sinks"][head] -= (np.exp(sink - lse) * delta).sum()
@@ -132,8 +138,9 @@ def answer(problem):
         "d_k": np.zeros(problem["k"].shape),
         "d_v": np.zeros(problem["v"].shape),
     }
-    if "sinks" in problem:
-        answers["d_sinks"] = np.zeros(heads)
+    for name in ("k_shared", "sinks"):
+        if name in problem:
+            answers[f"d_{name}"] = np.zeros(problem[name].shape)
     for document in range(len(problem["offsets"]) - 1):
         for head in range(heads):
             attend(problem, answers, document, head)

@@ -55,7 +55,7 @@ FAMILIES = {
     "distilled_renormalised_logprob distilled_renormalised_teacher_logprob d_distilled "
     "d_distilled_renormalised",
     "fused linear": "linear_logprob linear_entropy d_hidden d_head",
-    "attention": "out lse d_q d_k d_v",
+    "attention": "out lse d_q d_k d_k_shared d_v",
     "shards": "bin_offsets cu_seqlens cu_seqlens_padded ids index labels positions slot_offsets",
     "stream": "bin_offsets cu_seqlens cu_seqlens_padded document labels positions",
 }

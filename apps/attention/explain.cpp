@@ -161,6 +161,7 @@ class Explainer {
                                 {"kv_heads", workload_.heads.kv_heads},
                                 {"head_dim", workload_.heads.head_dim},
                                 {"v_head_dim", workload_.heads.value_dim()},
+                                {"shared_key_dim", workload_.heads.shared_key_dim},
                                 {"mask", o_.mask.mask},
                                 {"window", workload_.mask.window},
                                 {"dtype", name_of(o_.types().activations)},

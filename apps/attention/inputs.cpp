@@ -32,12 +32,14 @@ TokenTensor token_tensor(InputTensor tensor) {
 class RandomRows final : public TensorRows {
  public:
   RandomRows(const AttentionWorkload& workload, uint64_t seed)
-      : seed_(seed), round_(workload.type == DType::bf16) {}
+      : heads_(workload.heads), seed_(seed), round_(workload.type == DType::bf16) {}
   void row(InputTensor tensor, int64_t token, std::span<float> to) const override {
     fill_token_row({seed_, token_tensor(tensor), round_}, token, to);
+    if (tensor == InputTensor::k) share_keys(heads_, to);
   }
 
  private:
+  HeadShape heads_;
   uint64_t seed_;
   bool round_;
 };
@@ -106,12 +108,15 @@ std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions&
     std::vector<std::string> reads;
     bool gradient = true;
   };
-  const std::vector<Answers> all{{"out", reference.out, {"q", "k", "v", "sinks"}, false},
-                                 {"lse", reference.lse, {"q", "k", "sinks"}, false},
-                                 {"d_q", reference.d_q, {"q", "k", "v", "d_out", "sinks"}},
-                                 {"d_k", reference.d_k, {"q", "k", "v", "d_out", "sinks"}},
-                                 {"d_v", reference.d_v, {"q", "k", "d_out", "sinks"}},
-                                 {"d_sinks", reference.d_sinks, {"q", "k", "v", "d_out", "sinks"}}};
+  const std::vector<std::string> every_input{"q", "k", "k_shared", "v", "d_out", "sinks"};
+  const std::vector<Answers> all{
+      {"out", reference.out, {"q", "k", "k_shared", "v", "sinks"}, false},
+      {"lse", reference.lse, {"q", "k", "k_shared", "sinks"}, false},
+      {"d_q", reference.d_q, every_input},
+      {"d_k", reference.d_k, every_input},
+      {"d_k_shared", reference.d_k_shared, every_input},
+      {"d_v", reference.d_v, {"q", "k", "k_shared", "d_out", "sinks"}},
+      {"d_sinks", reference.d_sinks, every_input}};
   const std::set<std::string> rounded = rounded_inputs(file, o.types().activations);
   std::vector<AnswerUse> uses;
   for (const Answers& answers : all) {

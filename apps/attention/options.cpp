@@ -33,6 +33,10 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
   add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1);
   add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", o.v_head_dim,
       0);
+  add("--shared-key-dim",
+      "Last elements of a head of keys that all KV heads share; sent once (of MLA: the rotary "
+      "part)",
+      o.shared_key_dim, 0);
   declare_mask_options(app, o.mask);
   add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
   add.seed("Of inputs that are made up", o.seed);
@@ -109,11 +113,13 @@ void check_source(const AttentionOptions& o, ConfigErrors& errors) {
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
   const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
                          o.head_dim != usual.head_dim || o.v_head_dim != usual.v_head_dim ||
-                         !(o.mask == usual.mask) || o.sinks || o.seed != usual.seed;
+                         o.shared_key_dim != usual.shared_key_dim || !(o.mask == usual.mask) ||
+                         o.sinks || o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
     errors.add(
-        "--heads, --kv-heads, --head-dim, --v-head-dim, --mask, --window, --sinks and --seed are "
-        "those of the file of --input: leave them out");
+        "--heads, --kv-heads, --head-dim, --v-head-dim, --shared-key-dim, --mask, --window, "
+        "--sinks "
+        "and --seed are those of the file of --input: leave them out");
   const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
@@ -135,6 +141,7 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
 
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
   check_head_groups(o.heads, o.kv_heads, errors);
+  check_shared_keys(o.shared_key_dim, o.head_dim, errors);
   const std::tuple<const char*, int, int> limits[] = {
       {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
       {"--head-dim", o.head_dim, 1024}, {"--v-head-dim", o.v_head_dim, 1024},
@@ -240,7 +247,8 @@ void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
 }  // namespace
 
 HeadShape AttentionOptions::head_shape() const {
-  return {heads, kv_heads, head_dim, 1 / std::sqrt(static_cast<float>(head_dim)), v_head_dim};
+  return {heads,      kv_heads,      head_dim, 1 / std::sqrt(static_cast<float>(head_dim)),
+          v_head_dim, shared_key_dim};
 }
 
 ElementTypes AttentionOptions::types() const {

@@ -19,8 +19,8 @@ struct AttentionOptions {
   MaskOptions mask;
   ScheduleChoice schedule;
   LayoutChoice layout;
-  int cp = 0, heads = 8, kv_heads = 8, head_dim = 64, v_head_dim = 0, batch = 1, threads = 1,
-      warmup = 1;
+  int cp = 0, heads = 8, kv_heads = 8, head_dim = 64, v_head_dim = 0, shared_key_dim = 0, batch = 1,
+      threads = 1, warmup = 1;
   TokenSweep sweep = {4096};
   int64_t capacity = 0, seed = 1, check_pairs = int64_t{1} << 18;
   RepeatOptions repeats;

@@ -50,16 +50,18 @@ std::string parts_text(const AttentionResult& result) {
 /// An f32 view of a matrix in host memory. Only a matrix of another type is converted.
 class AsFloat {
  public:
-  AsFloat(const MatrixRef& from, Stream& stream) : here_(from, stream) {
+  AsFloat(const MatrixRef& from, Stream& stream) : AsFloat(from, stream, {1, from.cols}) {}
+  AsFloat(const MatrixRef& from, Stream& stream, const HeadColumns& part) : here_(from, stream) {
     const ConstMatrixRef& matrix = here_.matrix();
-    if (matrix.type == DType::f32) {
+    const int64_t columns = part.heads * part.dim;
+    if (matrix.type == DType::f32 && columns == matrix.cols) {
       view_ = matrix.as<float>();
       return;
     }
-    values_ = Buffer<float>(matrix.rows * matrix.cols);
+    values_ = Buffer<float>(matrix.rows * columns);
     for (int64_t r = 0; r < matrix.rows; ++r)
-      for (int64_t c = 0; c < matrix.cols; ++c) values_[r * matrix.cols + c] = here_.at(r, c);
-    view_ = {values_.data(), matrix.rows, matrix.cols, matrix.cols};
+      for (int64_t c = 0; c < columns; ++c) values_[r * columns + c] = here_.at(r, part.at(c));
+    view_ = {values_.data(), matrix.rows, columns, columns};
   }
   const MatrixView<const float>& view() const { return view_; }
 
@@ -144,6 +146,8 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                   {});
   if (workload.heads.value_dim() != workload.heads.head_dim)
     report.configuration.push_back({"v_head_dim", workload.heads.value_dim()});
+  if (workload.heads.shared_key_dim > 0)
+    report.configuration.push_back({"shared_key_dim", workload.heads.shared_key_dim});
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
@@ -250,6 +254,7 @@ void write_results(OutputFile& output, AttentionCase& of, const std::string& inp
   header.kv_heads = workload.heads.kv_heads;
   header.head_dim = workload.heads.head_dim;
   header.v_head_dim = workload.heads.value_dim();
+  header.shared_key_dim = workload.heads.shared_key_dim;
   header.offsets = workload.offsets;
   header.gradients = true;
   header.d_sinks = executor.d_sinks();
@@ -264,12 +269,15 @@ void write_results(OutputFile& output, AttentionCase& of, const std::string& inp
       lse[own.row * header.heads + h] = static_cast<float>(all_lse[own.token * header.heads + h]);
   }
   const AsFloat out(executor.matrix(ArrayKind::out), of.stream()),
-      d_q(executor.matrix(ArrayKind::d_q), of.stream()), d_k(executor.d_keys(), of.stream()),
+      d_q(executor.matrix(ArrayKind::d_q), of.stream()),
+      d_k(executor.d_keys(), of.stream(), own_key_columns(workload.heads)),
+      d_k_shared(executor.d_keys(), of.stream(), shared_key_columns(workload.heads)),
       d_v(executor.d_values(), of.stream());
   mine.out = out.view();
   mine.lse = lse.matrix(of.shard().slots, header.heads);
   mine.d_q = d_q.view();
   mine.d_k = d_k.view();
+  mine.d_k_shared = d_k_shared.view();
   mine.d_v = d_v.view();
   write_attention_results(output, header, mine);
 }

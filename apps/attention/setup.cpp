@@ -132,8 +132,9 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   o.mask.mask = file.mask;
   AttentionWorkload workload;
-  workload.heads = {file.heads, file.kv_heads, file.head_dim, static_cast<float>(file.scale),
-                    file.v_head_dim};
+  workload.heads = {file.heads,      file.kv_heads,
+                    file.head_dim,   static_cast<float>(file.scale),
+                    file.v_head_dim, file.shared_key_dim};
   workload.offsets = file.offsets;
   workload.mask = mask_of(file, o.input);
   workload.sinks = file.sinks;

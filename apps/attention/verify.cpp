@@ -36,7 +36,7 @@ AttentionRows rows_for_reference(const AttentionWorkload& workload, const Tensor
   return rows;
 }
 
-std::span<const double> part(const std::vector<double>& all, size_t index, size_t length) {
+std::span<const double> row_of(const std::vector<double>& all, size_t index, size_t length) {
   return std::span(all).subspan(index * length, length);
 }
 
@@ -138,20 +138,23 @@ class Verifier {
     };
     return array;
   }
-  /// An array [tokens, heads, dim] with the columns of `got`. recompute(batch) returns the
-  /// recomputed rows of the batch.
-  ResultArray head_array(const char* name, double tolerance, Answers of, int64_t heads,
+  /// An array [tokens, heads, dim] of these elements of the heads in the columns of `got`.
+  /// recompute(batch) returns the recomputed rows of the batch: all columns, and a size of each
+  /// head of the array.
+  ResultArray head_array(const char* name, double tolerance, Answers of, const HeadColumns& part,
                          const HostCopy& got, const std::shared_ptr<const Rows>& rows,
                          const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {
     ResultArray array = array_of(name, tolerance, of, rows);
-    const int64_t dim = got.matrix().cols / heads;
-    array.shape.insert(array.shape.end(), {heads, dim});
+    const int64_t heads = part.heads, dim = part.dim, columns = got.matrix().cols;
+    if (!part.of_all_heads) array.shape.push_back(heads);
+    array.shape.push_back(dim);
     array.columns = array.width();
-    array.read = read_rows(array.columns, [&got, rows](size_t r, std::span<double> to) {
-      for (size_t c = 0; c < to.size(); ++c) to[c] = got.at(rows->all[r].row, c);
+    array.read = read_rows(array.columns, [&got, rows, part](size_t r, std::span<double> to) {
+      for (size_t c = 0; c < to.size(); ++c) to[c] = got.at(rows->all[r].row, part.at(c));
     });
     const auto largest = std::make_shared<std::vector<double>>(static_cast<size_t>(heads), 0.0);
-    array.expect = [this, of, rows, recompute, largest, dim](ResultArray::Batch batch) {
+    array.expect = [this, of, rows, recompute, largest, dim, part,
+                    columns](ResultArray::Batch batch) {
       const Recomputed& want = recompute(batch);
       const size_t width = largest->size() * dim;
       std::vector<ExpectedRow> all;
@@ -159,10 +162,11 @@ class Verifier {
         const bool is_known = batch[b] < rows->recomputed;
         ExpectedRow& row = all.emplace_back();
         row.values.assign(width, 0);
-        if (is_known) std::ranges::copy(part(want.values, b, width), row.values.begin());
+        for (size_t c = 0; is_known && c < width; ++c)
+          row.values[c] = want.values[b * columns + part.at(c)];
         const size_t token = rows->all[batch[b]].token;
         const auto compared = answers(of).empty() ? std::span<const double>(row.values)
-                                                  : part(answers(of), token, width);
+                                                  : row_of(answers(of), token, width);
         for (size_t h = 0; h < largest->size(); ++h) {
           double size = (*largest)[h];
           if (is_known) size = want.sizes[b * largest->size() + h];
@@ -210,14 +214,16 @@ class Verifier {
                         });
       return *memo;
     };
+    const HeadShape& shape = workload_.heads;
+    const int64_t value_dim = shape.value_dim();
     std::vector<ResultArray> arrays{
         lse_array(rows, [queries](ResultArray::Batch b) { return std::span(queries(b).lse); }),
-        head_array("out", tolerance_.out, &AttentionReference::out, workload_.heads.heads, out_,
+        head_array("out", tolerance_.out, &AttentionReference::out, {shape.heads, value_dim}, out_,
                    rows, [queries](auto b) -> const Recomputed& { return queries(b).out; })};
     if (backward_)
-      arrays.push_back(
-          head_array("d_q", tolerance_.d_q, &AttentionReference::d_q, workload_.heads.heads, d_q_,
-                     rows, [queries](auto b) -> const Recomputed& { return queries(b).d_q; }));
+      arrays.push_back(head_array(
+          "d_q", tolerance_.d_q, &AttentionReference::d_q, {shape.heads, shape.head_dim}, d_q_,
+          rows, [queries](auto b) -> const Recomputed& { return queries(b).d_q; }));
     return with_answers(std::move(arrays), answered);
   }
   static std::vector<ResultArray> with_answers(std::vector<ResultArray> arrays, bool answered) {
@@ -231,7 +237,7 @@ class Verifier {
     array.shape.push_back(workload_.heads.heads);
     array.columns = array.width();
     array.read = read_rows(array.columns, [this, rows](size_t r, std::span<double> to) {
-      std::ranges::copy(part(lse_, rows->all[r].token, heads_), to.begin());
+      std::ranges::copy(row_of(lse_, rows->all[r].token, heads_), to.begin());
     });
     array.expect = [this, rows, recompute](ResultArray::Batch batch) {
       const std::span<const double> want = recompute(batch);
@@ -253,14 +259,14 @@ class Verifier {
   /// Rows of a batch as keys.
   struct Keys {
     size_t first = SIZE_MAX;  // first row of the batch
-    Recomputed d_k, d_v;
+    Recomputed d_k, d_k_shared, d_v;
   };
   std::vector<ResultArray> key_arrays(bool answered) {
     const auto rows = rows_of(true, answered);
     const auto memo = std::make_shared<Keys>();
     const auto keys = [this, rows, memo](ResultArray::Batch batch) -> const Keys& {
       if (memo->first == batch.front()) return *memo;
-      *memo = {batch.front(), {}, {}};
+      *memo = {batch.front(), {}, {}, {}};
       for_each_document(
           *rows, batch, [&](const DocumentRange& of, const std::vector<int64_t>& tokens) {
             const auto statistics = [&](const std::vector<double>& all) {
@@ -270,17 +276,24 @@ class Verifier {
             const KeyResults want =
                 reference_keys(rows_, of, tokens, statistics(lse_), statistics(delta_));
             memo->d_k.append(want.d_k, want.d_k_size);
+            memo->d_k_shared.append(want.d_k, want.d_k_shared_size);
             memo->d_v.append(want.d_v, want.d_v_size);
           });
       return *memo;
     };
-    const int64_t heads = workload_.heads.kv_heads;
-    return with_answers(
-        {head_array("d_k", tolerance_.d_k, &AttentionReference::d_k, heads, d_k_, rows,
-                    [keys](auto b) -> const Recomputed& { return keys(b).d_k; }),
-         head_array("d_v", tolerance_.d_v, &AttentionReference::d_v, heads, d_v_, rows,
-                    [keys](auto b) -> const Recomputed& { return keys(b).d_v; })},
-        answered);
+    const HeadShape& shape = workload_.heads;
+    const int64_t heads = shape.kv_heads;
+    std::vector<ResultArray> arrays{
+        head_array("d_k", tolerance_.d_k, &AttentionReference::d_k, own_key_columns(shape), d_k_,
+                   rows, [keys](auto b) -> const Recomputed& { return keys(b).d_k; }),
+        head_array("d_v", tolerance_.d_v, &AttentionReference::d_v, {heads, shape.value_dim()},
+                   d_v_, rows, [keys](auto b) -> const Recomputed& { return keys(b).d_v; })};
+    if (shape.shared_key_dim > 0)
+      arrays.push_back(
+          head_array("d_k_shared", tolerance_.d_k_shared, &AttentionReference::d_k_shared,
+                     shared_key_columns(shape), d_k_, rows,
+                     [keys](auto b) -> const Recomputed& { return keys(b).d_k_shared; }));
+    return with_answers(std::move(arrays), answered);
   }
 
   /// Sum of squares, over all tokens, of the terms of a sink's gradient, [heads]; a size as in

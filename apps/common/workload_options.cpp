@@ -153,4 +153,10 @@ void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {
                std::max(1, (heads + kv_heads / 2) / kv_heads) * kv_heads);
 }
 
+void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors) {
+  if (shared_key_dim >= head_dim)
+    errors.add("--shared-key-dim {}: heads of keys have {} elements; at most {} can be shared",
+               shared_key_dim, head_dim, head_dim - 1);
+}
+
 }  // namespace gyre

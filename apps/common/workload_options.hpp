@@ -74,6 +74,8 @@ std::vector<InputInfo> input_files(Communicator& world, const std::string& input
 
 /// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);
+/// Adds an error unless a head has more elements than those that all heads share.
+void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors);
 
 /// The named element type of activations: f32 or bf16.
 inline DType activation_type(const std::string& name) {

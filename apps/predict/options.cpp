@@ -17,6 +17,7 @@ namespace {
 /// Checks the numbers of heads; errors name the nearest valid value.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
   check_head_groups(o.heads, o.kv_heads, errors);
+  check_shared_keys(o.shared_key_dim, o.head_dim, errors);
   if (o.kv_heads % o.tp != 0)
     errors.add("--tp {} does not divide --kv-heads {}; the nearest is {}", o.tp, o.kv_heads, [&] {
       int tp = std::min(o.tp, o.kv_heads);
@@ -54,7 +55,8 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
   for (const auto& [option, value] : {std::pair{"--heads", o.heads},
                                       {"--kv-heads", o.kv_heads},
                                       {"--head-dim", o.head_dim},
-                                      {"--v-head-dim", o.v_head_dim}})
+                                      {"--v-head-dim", o.v_head_dim},
+                                      {"--shared-key-dim", o.shared_key_dim}})
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
   if (!(o.mask == MaskOptions()))
     errors.add("--mask, --window: a scoring pass has causal attention");
@@ -70,7 +72,7 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
 
 HeadShape PredictOptions::head_shape() const {
   return {heads / tp, kv_heads / tp, head_dim, 1 / std::sqrt(static_cast<float>(head_dim)),
-          v_head_dim};
+          v_head_dim, shared_key_dim};
 }
 
 ElementTypes PredictOptions::types() const {
@@ -100,6 +102,10 @@ void declare_options(CLI::App& app, PredictOptions& o) {
       0);
   add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", o.v_head_dim,
       0);
+  add("--shared-key-dim",
+      "Last elements of a head of keys that all KV heads share; sent once (of MLA: the rotary "
+      "part)",
+      o.shared_key_dim, 0);
   declare_mask_options(app, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);

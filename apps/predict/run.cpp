@@ -197,6 +197,7 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
     add("kv_heads", int64_t{o.kv_heads});
     add("head_dim", int64_t{o.head_dim});
     if (o.v_head_dim != 0) add("v_head_dim", int64_t{o.v_head_dim});
+    if (o.shared_key_dim != 0) add("shared_key_dim", int64_t{o.shared_key_dim});
     add("mask", o.mask.mask);
     add("window", o.mask.window);
     add("partial_out", o.partial_out);

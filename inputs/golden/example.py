@@ -218,7 +218,8 @@ def visible(problem, document, length):
 def attention(problem, what):
     """One head of one document after another."""
     q, d_out = problem["q"], problem["d_out"]
-    found = {name: np.zeros(problem[name[2:]].shape, F) for name in ("d_q", "d_k", "d_v")}
+    inputs = ("q", "k", "v", *({"k_shared"} & problem.keys()))
+    found = {f"d_{name}": np.zeros(problem[name].shape, F) for name in inputs}
     found |= {"out": np.zeros(d_out.shape, F), "lse": np.zeros(q.shape[:2], F)}
     found["d_sinks"] = np.zeros(q.shape[1], F)
     group, scale = q.shape[1] // problem["k"].shape[1], F(problem["scale"])
@@ -228,6 +229,9 @@ def attention(problem, what):
         for h in range(q.shape[1] if end > begin else 0):
             mine, shared = (slice(begin, end), h), (slice(begin, end), h // group)
             k, v = problem["k"][shared], problem["v"][shared]
+            own = k.shape[1]
+            if "k_shared" in problem:
+                k = np.hstack([k, problem["k_shared"][mine[0]]])
             x = np.where(seen, scale * (q[mine] @ k.T), MINUS_INFINITY)
             sink = problem["sinks"][h] if "sinks" in problem else MINUS_INFINITY
             top = np.maximum(x.max(axis=1), sink)
@@ -240,7 +244,10 @@ def attention(problem, what):
             delta = (out * d_out[mine]).sum(axis=1)
             d_x = p * (d_out[mine] @ v.T - delta[:, None])
             found["d_q"][mine] = scale * (d_x @ k)
-            found["d_k"][shared] += scale * (d_x.T @ q[mine])
+            d_k = scale * (d_x.T @ q[mine])
+            found["d_k"][shared] += d_k[:, :own]
+            if "k_shared" in problem:
+                found["d_k_shared"][mine[0]] += d_k[:, own:]
             found["d_v"][shared] += p.T @ d_out[mine]
             if sink > MINUS_INFINITY:
                 found["d_sinks"][h] -= (np.exp(sink - lse) * delta).sum()
@@ -452,7 +459,7 @@ FUNCTIONS = {
     "logprobs/linear_entropy": lambda problem: linear(problem, "entropy"),
     "logprobs/d_hidden": lambda problem: linear(problem, "hidden"),
     "logprobs/d_head": lambda problem: linear(problem, "head"),
-    **parts("attention", attention, "out lse d_q d_k d_v d_sinks"),
+    **parts("attention", attention, "out lse d_q d_k d_k_shared d_v d_sinks"),
     **parts("packed", pack, "ids labels positions cu_seqlens cu_seqlens_padded"),
     **parts("shards", shard, "index ids labels positions cu_seqlens cu_seqlens_padded extra"),
     **parts("bshd", rows, "ids labels positions cu_seqlens cu_seqlens_padded padding_mask extra"),

@@ -35,6 +35,7 @@ def attention_problem(
     v: Any,
     d_out: Any = None,
     sinks: Any = None,
+    k_shared: Any = None,
     offsets: Any = None,
     mask: str = "causal",
     window: int = 0,
@@ -45,6 +46,8 @@ def attention_problem(
     keys, E of a head of values and of the output, which is D in most models.
 
     q [T, H, D]; k [T, K, D]; v [T, K, E]; H is a multiple of K, query head h reads KV head h K / H.
+    k_shared [T, R]: the last R elements of every head of keys (the rotary part of multi-head latent
+    attention); k is then [T, K, D - R].
     d_out [T, H, E]: gradient of the output; without, 1. sinks [H]: a logit of each head without key or value.
     offsets [documents + 1]: without, all rows are one document. mask: causal, full or regions.
     window: a causal query sees that many positions, its own the last; 0: all. scale: of scores;
@@ -56,13 +59,17 @@ def attention_problem(
 
     ValueError and TypeError name the array, the place, the value, and what would be right.
     """
-    given = {"q": q, "k": k, "v": v, "d_out": d_out, "sinks": sinks}
+    given = {"q": q, "k": k, "v": v, "d_out": d_out, "sinks": sinks, "k_shared": k_shared}
     bfloat16 = frozenset(name for name, value in given.items() if is_bfloat16(value))
     queries = checks.reals("q", q, None, None, None, hint=ROWS)
     tokens, heads, width = queries.shape
     checks.size("the number of heads of q", heads, 1)
     checks.size("the number of elements of a head", width, 1)
-    keys = checks.reals("k", k, tokens, None, width, hint=ROWS)
+    shared = None if k_shared is None else checks.reals("k_shared", k_shared, tokens, None)
+    own_width = width
+    if shared is not None:
+        own_width -= checks.size("the number of elements of k_shared", shared.shape[1], 1, width - 1)
+    keys = checks.reals("k", k, tokens, None, own_width, hint=ROWS)
     kv_heads = keys.shape[1]
     if kv_heads == 0 or heads % kv_heads:
         raise ValueError(f"q has {heads} heads and k {kv_heads}; heads must be a multiple of those")
@@ -76,6 +83,8 @@ def attention_problem(
         "v": values,
         "d_out": checks.reals("d_out", gradient, *outputs, hint=ROWS),
     }
+    if shared is not None:
+        arrays["k_shared"] = shared
     if sinks is not None:
         arrays["sinks"] = checks.reals("sinks", sinks, heads)
     for name, array in arrays.items():
@@ -94,6 +103,21 @@ def attention_problem(
     least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     scale = checks.number("scale", width**-0.5 if scale is None else scale, least, most)
     return AttentionProblem(arrays, bfloat16, mask, window, scale)
+
+
+def whole_keys(arrays: Mapping[str, Any]) -> np.ndarray:
+    """[T, K, D]: k, of which every head ends with k_shared, if there is one."""
+    k = np.asarray(arrays["k"])
+    if "k_shared" not in arrays:
+        return k
+    shared = np.asarray(arrays["k_shared"])[:, None]
+    return np.concatenate([k, np.broadcast_to(shared, (*k.shape[:2], shared.shape[2]))], axis=2)
+
+
+def split_gradient(d_k: np.ndarray, own: int) -> dict[str, np.ndarray]:
+    """d_k [T, K, own] and, if keys have more elements, d_k_shared, summed over heads: of d_k [T, K, D]."""
+    found = {"d_k": d_k[..., :own]}
+    return found if own == d_k.shape[2] else found | {"d_k_shared": d_k[..., own:].sum(axis=1)}
 
 
 def shown(region: np.ndarray, length: int) -> np.ndarray:
@@ -154,9 +178,10 @@ def check_reference(
     """
     of = {name: array.shape for name, array in problem.arrays.items()}
     shapes = {"out": of["d_out"], "lse": of["q"][:2], "d_q": of["q"], "d_k": of["k"], "d_v": of["v"]}
-    shapes["d_sinks"] = of["q"][1:2]
-    if "d_sinks" in reference and "sinks" not in problem.arrays:
-        raise ValueError("reference['d_sinks'] needs sinks, which were not given")
+    shapes["d_sinks"], shapes["d_k_shared"] = of["q"][1:2], of.get("k_shared", ())
+    for name in ("sinks", "k_shared"):
+        if f"d_{name}" in reference and name not in problem.arrays:
+            raise ValueError(f"reference['d_{name}'] needs {name}, which were not given")
     arrays = {}
     for name, value in reference.items():
         label = f"reference[{name!r}]"

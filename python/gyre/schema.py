@@ -49,15 +49,15 @@ TABLES = {
         "audio_offsets encoder /reference *"
     ),
     "gyre/attention": (
-        "/attention @mask @window @scale offsets q k v d_out regions~ sinks~ /reference "
-        "@generator? out? lse? d_q? d_k? d_v? d_sinks? *"
+        "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ /reference "
+        "@generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
     ),
     "gyre/logprobs": (
         "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? temperature? top_k? top_p? "
         "min_p? sampling_mask_offsets~ sampling_mask_ids~ logits targets offsets~ d_value? "
         "d_logprobs? ids~ teacher? teacher_values? hidden~ head~ /reference @generator? *"
     ),
-    "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_v? d_sinks?",
+    "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?",
     "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *",
 }
 

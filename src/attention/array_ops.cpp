@@ -85,6 +85,11 @@ class HostArrayOps final : public ArrayOps {
     });
   }
 
+  void sum_over_heads(MatrixView<float> heads, int64_t dim, int64_t part) override {
+    for (int64_t r = 0; r < heads.rows; ++r)
+      for (int64_t i = dim - part; i < dim; ++i) sum_elements(heads.row(r) + i, heads.cols, dim);
+  }
+
   void add_sink_gradient(MatrixView<const float> lse, MatrixView<const float> delta,
                          const float* sinks, double* d_sinks) override {
     for (int64_t h = 0; h < lse.cols; ++h)

@@ -6,6 +6,7 @@
 //     fill                  initialise log-sum-exps of cleared arrays
 //     take_in_sinks         O, L <- O · exp(L - L'), L'         L' = log(exp L + exp z)
 //     delta                 delta_i <- <O_i, dO_i>
+//     sum_over_heads        a part of every head <- their sum in the first head, 0 in the others
 //     add_sink_gradient     dz <- dz - sum_i exp(z - L_i) · delta_i
 //
 // Both implementations copy, add and take in sinks by the same arithmetic, element by element. Sums
@@ -68,6 +69,16 @@ GYRE_HOST_DEVICE inline double sink_gradient_term(float sink, float lse, float d
   return std::exp(sink - static_cast<double>(lse)) * delta;
 }
 
+/// x[0] <- sum of the elements x[0], x[stride], x[2 stride], ... before x[end]; the others <- 0.
+GYRE_HOST_DEVICE inline void sum_elements(float* x, int64_t end, int64_t stride) {
+  double sum = 0;
+  for (int64_t at = 0; at < end; at += stride) {
+    sum += x[at];
+    x[at] = 0;
+  }
+  x[0] = static_cast<float>(sum);
+}
+
 /// Arrays lie in the memory space of the implementation's stream. All operations are submitted to
 /// that stream, in order.
 class ArrayOps {
@@ -82,6 +93,8 @@ class ArrayOps {
   /// out, d_out [rows, heads · dim], delta [rows, heads].
   virtual void delta(const ConstMatrixRef& out, const ConstMatrixRef& d_out,
                      MatrixView<float> delta) = 0;
+  /// heads [rows, heads · dim]; the part is the last `part` elements of each head.
+  virtual void sum_over_heads(MatrixView<float> heads, int64_t dim, int64_t part) = 0;
   /// lse, delta [rows, heads], sinks and d_sinks [heads].
   virtual void add_sink_gradient(MatrixView<const float> lse, MatrixView<const float> delta,
                                  const float* sinks, double* d_sinks) = 0;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "core/dot.hpp"
 #include "core/error.hpp"
@@ -44,6 +45,8 @@ void check_heads(const HeadShape& heads, const MaskRule& mask) {
                 heads.kv_heads);
   if (heads.head_dim < 1) throw_usage("head_dim {}; wanted: 1 or more", heads.head_dim);
   if (heads.value_dim() < 1) throw_usage("v_head_dim {}; wanted: 1 or more", heads.v_head_dim);
+  if (heads.shared_key_dim < 0 || heads.own_key_dim() < 1)
+    throw_usage("shared_key_dim {}; wanted: 0 to {}", heads.shared_key_dim, heads.head_dim - 1);
   check_mask(mask);
 }
 
@@ -71,6 +74,24 @@ void check_inputs(const AttentionInputs<T>& in) {
   check_length("v", in.v, kv_rows * in.heads.value_dim());
   if (!in.d_out.empty()) check_length("d_out", in.d_out, q_rows * in.heads.value_dim());
   if (!in.sinks.empty()) check_length("sinks", in.sinks, in.heads.heads);
+}
+
+/// Sums the gradients of shared elements over the KV heads into the first one; the others become 0.
+/// d_k [rows, kv_heads, head_dim], sizes [rows, kv_heads]. Returns the sizes of the sums: [rows].
+std::vector<double> sum_shared_keys(const HeadShape& shape, std::vector<double>& d_k,
+                                    const std::vector<double>& sizes) {
+  std::vector<double> summed;
+  if (shape.shared_key_dim == 0) return summed;
+  const int64_t heads = shape.kv_heads, dim = shape.head_dim;
+  for (int64_t row = 0; row < std::ssize(sizes) / heads; ++row) {
+    for (int64_t i = shape.own_key_dim(); i < dim; ++i)
+      for (int64_t head = 1; head < heads; ++head) {
+        double& other = d_k[at((row * heads + head) * dim + i)];
+        d_k[at(row * heads * dim + i)] += std::exchange(other, 0);
+      }
+    summed.push_back(std::sqrt(square(&sizes[at(row * heads)], heads)));
+  }
+  return summed;
 }
 
 /// Computes all results query by query and pair by pair.
@@ -106,6 +127,7 @@ class FullReference {
       for (double& x : *size) x = std::sqrt(x / dim_);
     for (auto* size : {&r_.out_size, &r_.d_v_size, &r_.d_sinks_size})
       for (double& x : *size) x = std::sqrt(x / value_dim_);
+    r_.d_k_shared_size = sum_shared_keys(in_.heads, r_.d_k, r_.d_k_size);
     return std::move(r_);
   }
 
@@ -342,6 +364,7 @@ class KeySampler {
   KeyResults take() {
     for (double& x : r_.d_k_size) x = std::sqrt(x / dim());
     for (double& x : r_.d_v_size) x = std::sqrt(x / value_dim());
+    r_.d_k_shared_size = sum_shared_keys(rows_.heads, r_.d_k, r_.d_k_size);
     return std::move(r_);
   }
 

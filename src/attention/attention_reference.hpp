@@ -54,12 +54,15 @@ struct AttentionInputs {
 /// Results and their sizes (see the head of this file). Gradients are empty when d_out is; d_sinks
 /// is also empty without sinks.
 struct AttentionResults {
-  std::vector<double> out;                 ///< [tokens, heads, value_dim]
-  std::vector<double> lse, delta;          ///< [tokens, heads]; lse is L' with sinks
-  std::vector<double> d_q, d_k, d_v;       ///< shapes of q, k and v
+  std::vector<double> out;         ///< [tokens, heads, value_dim]
+  std::vector<double> lse, delta;  ///< [tokens, heads]; lse is L' with sinks
+  /// Shapes of q, k and v. If KV heads share elements of their keys, the first head of d_k has the
+  /// sum of their gradients, the others have 0.
+  std::vector<double> d_q, d_k, d_v;
   std::vector<double> d_sinks;             ///< [heads]
   std::vector<double> out_size, d_q_size;  ///< [tokens, heads]
   std::vector<double> d_k_size, d_v_size;  ///< [tokens, kv_heads]
+  std::vector<double> d_k_shared_size;     ///< [tokens], of the sums; empty if nothing is shared
   std::vector<double> d_sinks_size;        ///< [heads]
 };
 
@@ -99,9 +102,10 @@ QueryResults reference_queries(const AttentionRows& rows, const DocumentRange& d
 
 /// Results of the requested keys, in their order.
 struct KeyResults {
-  std::vector<double> d_k;                 ///< [keys, kv_heads, head_dim]
+  std::vector<double> d_k;                 ///< [keys, kv_heads, head_dim], as in AttentionResults
   std::vector<double> d_v;                 ///< [keys, kv_heads, value_dim]
   std::vector<double> d_k_size, d_v_size;  ///< [keys, kv_heads]
+  std::vector<double> d_k_shared_size;     ///< [keys], or empty
 };
 /// Gradients of requested keys of one document from the final log-sum-exps (including sinks) and
 /// deltas of all its queries, [document length, heads]. Fetches every query once. A usage error

@@ -97,6 +97,14 @@ __global__ void __launch_bounds__(array_threads) fill_stats(Stats<float> to, flo
   if (i < to.rows * to.heads) to.at(i / to.heads, i % to.heads) = value;
 }
 
+/// One thread sums one element of the part of one row.
+__global__ void __launch_bounds__(array_threads)
+    sum_parts(MatrixView<float> heads, int64_t dim, int64_t part) {
+  const int64_t i = static_cast<int64_t>(blockIdx.x) * array_threads + threadIdx.x;
+  if (i < heads.rows * part)
+    sum_elements(heads.data + i / part * heads.stride + dim - part + i % part, heads.cols, dim);
+}
+
 /// Row and head of a warp.
 struct RowHead {
   int64_t row, head;
@@ -243,6 +251,21 @@ DeviceCopy device_copy(const RowCopy& c) {
   return copy;
 }
 
+/// The nonempty copies, with at most max_planes planes each.
+std::vector<RowCopy> in_parts(std::span<const RowCopy> copies) {
+  std::vector<RowCopy> parts;
+  for (RowCopy part : copies) {
+    if (part.rows * part.width == 0) continue;
+    for (int64_t left = part.planes; left > 0; left -= part.planes) {
+      part.planes = std::min<int64_t>(left, max_planes);
+      parts.push_back(part);
+      for (RowPlace* place : {&part.from, &part.to})
+        place->data += part.planes * place->plane * size_of(place->type);
+    }
+  }
+  return parts;
+}
+
 /// Byte ranges that the copies of a table write.
 class Written {
  public:
@@ -290,6 +313,10 @@ class CudaArrayOps final : public ArrayOps {
     start(blocks_for(delta.rows * delta.cols, array_warps), row_deltas, head_rows(out, delta.cols),
           head_rows(d_out, delta.cols), Stats(delta));
   }
+  void sum_over_heads(MatrixView<float> heads, int64_t dim, int64_t part) override {
+    if (heads.rows * heads.cols * part == 0) return;
+    start(blocks_for(heads.rows * part, array_threads), sum_parts, heads, dim, part);
+  }
   void add_sink_gradient(MatrixView<const float> lse, MatrixView<const float> delta,
                          const float* sinks, double* d_sinks) override {
     const int64_t rows = lse.rows, heads = lse.cols;
@@ -321,8 +348,7 @@ std::vector<CopyTable> copy_tables(std::span<const RowCopy> copies) {
   for (const RowCopy& c : copies) adds = adds || c.add;
   std::vector<CopyTable> tables;
   Written written;
-  for (const RowCopy& c : copies) {
-    if (c.rows * c.planes * c.width == 0) continue;
+  for (const RowCopy& c : in_parts(copies)) {
     const bool alone = adds && !written.take(c);
     const bool full = !tables.empty() && tables.back().count == max_copies;
     if (tables.empty() || alone || full) {

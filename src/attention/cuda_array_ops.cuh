@@ -7,7 +7,6 @@
 //     copies (rows 100, planes 2), (rows 3, planes 1)     32 lines per block
 //     blocks 0..6 the 200 lines of the first, block 7 the 3 lines of the second
 
-#include <limits>
 #include <span>
 #include <vector>
 
@@ -28,6 +27,7 @@ struct DeviceCopy {
 };
 
 inline constexpr int max_copies = 64;
+inline constexpr int max_planes = 64;  ///< of a copy in a table
 struct CopyTable {
   DeviceCopy copies[max_copies];
   int32_t count;
@@ -85,7 +85,7 @@ struct BlockLines {
            static_cast<int64_t>(i - row * planes) * plane_stride;
   }
 };
-static_assert(lines_of_a_block + std::numeric_limits<int8_t>::max() < 1 << 8);
+static_assert(lines_of_a_block + max_planes < 1 << 8);
 
 /// Groups the nonempty copies into tables to be launched one after the other. Copies of one table
 /// run concurrently: if any of `copies` adds, copies that write overlapping byte ranges (from the

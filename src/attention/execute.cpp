@@ -90,7 +90,7 @@ RowPlace AttentionExecutor::in_array(const Slice& slice) {
 
 RowPlace AttentionExecutor::in_message(const Slice& slice, std::byte* data) const {
   const ArrayKind kind = array(slice.array).kind;
-  return {data, types_.on_wire(kind), row_elements(kind, slice.heads.count, heads_),
+  return {data, types_.on_wire(kind), message_elements(kind, slice.heads.count, heads_),
           slice.heads.count * plane_dim(kind, 0, heads_)};
 }
 
@@ -111,6 +111,51 @@ void AttentionExecutor::add_copies(const Slice& slice, const RowPlace& from, con
   copies.push_back(copy);
 }
 
+void AttentionExecutor::add_unpacking(const Slice& slice, std::byte* message,
+                                      std::vector<RowCopy>& copies) {
+  if (sends_shared_keys_once(array(slice.array).kind, slice.heads.count, heads_))
+    add_shared_copies(slice, message, true, copies);
+  else
+    add_copies(slice, in_message(slice, message), in_array(slice), slice.add, copies);
+}
+
+void AttentionExecutor::add_shared_copies(const Slice& slice, std::byte* message, bool unpacks,
+                                          std::vector<RowCopy>& copies) {
+  const RowPlace lies = in_array(slice), travels = in_message(slice, message);
+  const int64_t heads = slice.heads.count, dim = heads_.head_dim, shared = heads_.shared_key_dim,
+                own_dim = heads_.own_key_dim(), values = heads * heads_.value_dim();
+  const auto at = [](RowPlace place, int64_t element, int64_t plane) {
+    place.data += element * size_of(place.type);
+    place.plane = plane;
+    return place;
+  };
+  const auto copy = [&](int64_t planes, int64_t width, const RowPlace& in_memory,
+                        const RowPlace& in_message) {
+    copies.push_back({slice.rows, planes, width, unpacks ? in_message : in_memory,
+                      unpacks ? in_memory : in_message, travels.type, unpacks && slice.add});
+  };
+  copy(heads, own_dim, at(lies, 0, dim), at(travels, 0, own_dim));
+  copy(1, values, at(lies, lies.plane, 0), at(travels, heads * own_dim, 0));
+  const bool sum = array(slice.array).kind == ArrayKind::d_kv;
+  copy(unpacks && !sum ? heads : 1, shared, at(lies, own_dim, dim),
+       at(travels, heads * own_dim + values, 0));
+  if (!unpacks || !sum || slice.add) return;
+  if (zeros_.size() == 0) {
+    zeros_ = Buffer<float>(shared, stream_.space());
+    stream_.fill(zeros_.data(), std::byte{0}, zeros_.span().size_bytes());
+  }
+  const RowPlace zeros{reinterpret_cast<std::byte*>(zeros_.data()), DType::f32, 0, 0};
+  copy(heads - 1, shared, at(lies, dim + own_dim, dim), zeros);
+}
+
+void AttentionExecutor::sum_shared_keys(const Slice& slice) {
+  if (!sends_shared_keys_once(array(slice.array).kind, slice.heads.count, heads_)) return;
+  MatrixView<float> keys = columns(slice.array, 0, slice.heads).as<float>();
+  keys.data += slice.row * keys.stride;
+  keys.rows = slice.rows;
+  ops_->sum_over_heads(keys, heads_.head_dim, heads_.shared_key_dim);
+}
+
 void AttentionExecutor::wait_on_stream(WorkPtr work) {
   work->wait_on_stream();
   if (stream_.space() == MemorySpace::device) in_stream_.push_back(std::move(work));
@@ -127,8 +172,7 @@ void AttentionExecutor::unpack(int id) {
   std::vector<RowCopy> copies;
   for (Received& received : pending.received) {
     clear_deferred(received.slice.array);
-    add_copies(received.slice, in_message(received.slice, received.data.data()),
-               in_array(received.slice), received.slice.add, copies);
+    add_unpacking(received.slice, received.data.data(), copies);
   }
   ops_->copy(copies);
   // The buffers may be reused at once: the stream orders their next use after the copies.
@@ -314,6 +358,7 @@ AttentionExecutor::Submission AttentionExecutor::submit(Pass pass, Execute what)
   Submission submission{std::make_shared<Walker>(*this, pass, what)};
   for (const Step& s : plan_.steps(pass)) submission.walker->walk(s);
   submission.walker->finish();
+  if (pass == Pass::backward) sum_shared_keys(whole(own(ArrayKind::d_kv)));
   submission.end = stream_.mark();
   GYRE_CHECK(pending_.empty(), "{} exchanges of the schedule were never waited for",
              pending_.size());

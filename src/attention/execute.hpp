@@ -147,6 +147,7 @@ class AttentionExecutor {
   };
 
   const PlanArray& array(int index) const { return plan_.arrays[index]; }
+  Slice whole(int index) const { return {index, 0, array(index).tokens(), array(index).heads}; }
   MatrixRef matrix_of(int index);
   /// Plane `p` of an array, all heads.
   MatrixRef plane(int index, int64_t p);
@@ -188,6 +189,15 @@ class AttentionExecutor {
   /// one of each if their widths differ.
   void add_copies(const Slice& slice, const RowPlace& from, const RowPlace& to, bool add,
                   std::vector<RowCopy>& copies) const;
+  /// Appends copies of a slice out of the message at `message`. The sum of gradients of shared
+  /// elements goes to the first head of the slice; without `add` the others' become 0.
+  void add_unpacking(const Slice& slice, std::byte* message, std::vector<RowCopy>& copies);
+  /// Sums the gradients of shared elements of keys into the first head of the slice; the others'
+  /// become 0.
+  void sum_shared_keys(const Slice& slice);
+  /// Appends copies of the parts of a slice whose message has shared elements of keys once.
+  void add_shared_copies(const Slice& slice, std::byte* message, bool unpacks,
+                         std::vector<RowCopy>& copies);
   /// Clears an array. If the kernel can overwrite, defers the clear to the first call that writes
   /// the array.
   void clear(int index);
@@ -225,6 +235,7 @@ class AttentionExecutor {
   std::unique_ptr<ArrayOps> ops_;
   std::span<const float> sinks_;
   Buffer<float> device_sinks_;   // [heads], copy of the sinks on a device; empty on the host
+  Buffer<float> zeros_;          // [shared_key_dim], once they are needed
   Buffer<double> sums_;          // [heads], gradients of the sinks in the stream's space
   std::vector<double> d_sinks_;  // [heads], gradients of the sinks on the host after a run
   Trace* trace_ = nullptr;

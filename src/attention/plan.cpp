@@ -116,6 +116,17 @@ int64_t row_elements(ArrayKind kind, int64_t heads, const HeadShape& shape) {
   return elements;
 }
 
+bool sends_shared_keys_once(ArrayKind kind, int64_t heads, const HeadShape& shape) {
+  return shape.shared_key_dim > 0 && heads > 1 &&
+         (kind == ArrayKind::kv || kind == ArrayKind::d_kv);
+}
+
+int64_t message_elements(ArrayKind kind, int64_t heads, const HeadShape& shape) {
+  const int64_t all = row_elements(kind, heads, shape);
+  return sends_shared_keys_once(kind, heads, shape) ? all - (heads - 1) * shape.shared_key_dim
+                                                    : all;
+}
+
 namespace {
 
 /// Counts one list of steps.
@@ -208,8 +219,10 @@ HeadRange query_heads_of(HeadRange q, HeadRange kv, const HeadShape& heads) {
   return {begin, std::max<int64_t>(0, end - begin)};
 }
 
-bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types) {
-  return slice.heads == array.heads && types.stored(array.kind) == types.on_wire(array.kind);
+bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const HeadShape& heads,
+                        const ElementTypes& types) {
+  return slice.heads == array.heads && types.stored(array.kind) == types.on_wire(array.kind) &&
+         !sends_shared_keys_once(array.kind, slice.heads.count, heads);
 }
 
 MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
@@ -218,7 +231,7 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
     return plan.arrays[slice.array];
   };
   const auto lies = [&](const Slice& slice) {
-    return travels_as_it_lies(array(slice), slice, types);
+    return travels_as_it_lies(array(slice), slice, heads, types);
   };
   const auto bytes = [&](const Slice& slice) {
     return wire_bytes(array(slice).kind, slice, heads, types);
@@ -239,8 +252,10 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
       return {sum(exchange.sends, all), sum(exchange.recvs, all)};
     }
     case Transport::all_gather: {
-      const Slice& sent = exchange.sends.front().slices.front();
-      return {lies(sent) ? 0 : bytes(sent), 0};
+      const Slice &sent = exchange.sends.front().slices.front(),
+                  &received = exchange.recvs.front().slices.front();
+      const int64_t blocks = std::ssize(exchange.group);
+      return {lies(sent) ? 0 : bytes(sent), lies(received) ? 0 : blocks * bytes(received)};
     }
     case Transport::reduce_scatter: {
       const Slice &sent = exchange.sends.front().slices.front(),
@@ -254,7 +269,8 @@ MessageCopies copies_of(const step::Exchange& exchange, const RankPlan& plan,
 
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types) {
-  return slice.rows * row_elements(kind, slice.heads.count, heads) * size_of(types.on_wire(kind));
+  return slice.rows * message_elements(kind, slice.heads.count, heads) *
+         size_of(types.on_wire(kind));
 }
 
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types) {

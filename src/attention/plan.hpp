@@ -205,8 +205,14 @@ struct ElementTypes {
 std::string name_of_dims(const HeadShape& shape);
 /// Elements of a head in this plane of a row.
 int64_t plane_dim(ArrayKind kind, int64_t plane, const HeadShape& shape);
-/// Elements of one row with `heads` heads, all planes.
+/// Elements of one row with `heads` heads in memory, all planes.
 int64_t row_elements(ArrayKind kind, int64_t heads, const HeadShape& shape);
+/// Whether a message with `heads` heads of this kind has the shared elements of their keys once.
+bool sends_shared_keys_once(ArrayKind kind, int64_t heads, const HeadShape& shape);
+/// Elements of one row with `heads` heads in a message: those in memory, or
+///     own elements of the keys [heads, own_key_dim], values [heads, value_dim],
+///     shared elements of the keys [shared_key_dim]; of d_kv, their sum over the heads
+int64_t message_elements(ArrayKind kind, int64_t heads, const HeadShape& shape);
 /// Bytes of an array in memory.
 int64_t stored_bytes(const PlanArray& array, const HeadShape& heads, const ElementTypes& types);
 /// Bytes of the plan itself; large where chunks are small, since rectangles then cover few tokens.
@@ -214,8 +220,10 @@ int64_t plan_bytes(const RankPlan& plan);
 /// Bytes of a slice of an array of `kind` in a message.
 int64_t wire_bytes(ArrayKind kind, const Slice& slice, const HeadShape& heads,
                    const ElementTypes& types);
-/// Whether a slice is sent without a copy: it has all heads of its array, in the type of messages.
-bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const ElementTypes& types);
+/// Whether a slice is sent without a copy: it has all heads of its array, in the type and the order
+/// of messages.
+bool travels_as_it_lies(const PlanArray& array, const Slice& slice, const HeadShape& heads,
+                        const ElementTypes& types);
 /// Bytes that an exchange copies on a rank, without messages to itself: of sent slices that cannot
 /// be sent in place, and of received slices that are unpacked or added.
 struct MessageCopies {

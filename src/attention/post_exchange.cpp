@@ -34,7 +34,8 @@ class AttentionExecutor::Staging {
   }
 
   bool takes(const Slice& slice) const {
-    return !travels_as_it_lies(executor_.array(slice.array), slice, executor_.types_) ||
+    return !travels_as_it_lies(executor_.array(slice.array), slice, executor_.heads_,
+                               executor_.types_) ||
            (received_ && slice.add);
   }
   std::span<std::byte> piece(const Slice& slice) {
@@ -86,9 +87,6 @@ AttentionExecutor::Posting AttentionExecutor::library_parts_of(const step::Excha
                                                                Pending& pending) {
   const MessageCopies copied = copies_of(s, plan_, heads_, types_);
   std::span<std::byte> out = stage(copied.sent, pending), in = stage(copied.received, pending);
-  const auto whole = [&](const Slice& part) {
-    return Slice{part.array, 0, array(part.array).tokens(), array(part.array).heads};
-  };
   const auto next = [&](std::span<std::byte>& left, const Slice& slice) {
     const auto bytes = wire_bytes(array(slice.array).kind, slice, heads_, types_);
     if (bytes % sizeof(float) != 0)
@@ -119,14 +117,15 @@ AttentionExecutor::Posting AttentionExecutor::library_parts_of(const step::Excha
   }
   const Slice &sent = s.sends.front().slices.front(), &received = s.recvs.front().slices.front();
   const bool gathers = s.transport == Transport::all_gather;
-  const Slice from = gathers ? sent : whole(sent);
+  const Slice from = gathers ? sent : whole(sent.array);
   posting.sends.push_back(
       {plan_.rank, copied.sent > 0 ? pack(from, next(out, from), posting.copies) : place(from)});
-  if (gathers) {
-    posting.recvs.push_back({plan_.rank, place(whole(received))});
-  } else {
-    pending.received.push_back({received, next(in, received)});
+  const Slice to = gathers ? whole(received.array) : received;
+  if (copied.received > 0) {
+    pending.received.push_back({to, next(in, to)});
     posting.recvs.push_back({plan_.rank, pending.received.back().data});
+  } else {
+    posting.recvs.push_back({plan_.rank, place(to)});
   }
   return posting;
 }
@@ -139,7 +138,12 @@ std::span<std::byte> AttentionExecutor::stage(int64_t bytes, Pending& pending) {
 
 std::span<const std::byte> AttentionExecutor::pack(const Slice& slice, std::span<std::byte> to,
                                                    std::vector<RowCopy>& copies) {
-  add_copies(slice, in_array(slice), in_message(slice, to.data()), false, copies);
+  if (!sends_shared_keys_once(array(slice.array).kind, slice.heads.count, heads_)) {
+    add_copies(slice, in_array(slice), in_message(slice, to.data()), false, copies);
+    return to;
+  }
+  if (array(slice.array).kind == ArrayKind::d_kv) sum_shared_keys(slice);
+  add_shared_copies(slice, to.data(), false, copies);
   return to;
 }
 

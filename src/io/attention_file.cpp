@@ -10,8 +10,8 @@ namespace gyre {
 namespace {
 
 struct AttentionParts {
-  std::optional<h5::Dataset> offsets, q, k, v, d_out, sinks, regions;
-  std::optional<h5::Dataset> out, lse, d_q, d_k, d_v, d_sinks;
+  std::optional<h5::Dataset> offsets, q, k, k_shared, v, d_out, sinks, regions;
+  std::optional<h5::Dataset> out, lse, d_q, d_k, d_k_shared, d_v, d_sinks;
 };
 
 void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a, int64_t tokens,
@@ -19,12 +19,16 @@ void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a
   parts.out = reader.reals_if("/reference/out", {tokens, a.heads, a.v_head_dim});
   parts.lse = reader.reals_if("/reference/lse", {tokens, a.heads});
   parts.d_q = reader.reals_if("/reference/d_q", {tokens, a.heads, a.head_dim});
-  parts.d_k = reader.reals_if("/reference/d_k", {tokens, a.kv_heads, a.head_dim});
+  parts.d_k =
+      reader.reals_if("/reference/d_k", {tokens, a.kv_heads, a.head_dim - a.shared_key_dim});
+  parts.d_k_shared = reader.reals_if("/reference/d_k_shared", {tokens, a.shared_key_dim});
   parts.d_v = reader.reals_if("/reference/d_v", {tokens, a.kv_heads, a.v_head_dim});
   parts.d_sinks = reader.reals_if("/reference/d_sinks", {a.heads});
-  if (parts.d_sinks && !reader.is_there("/attention/sinks"))
-    reader.errors().add(
-        "/reference/d_sinks is there, and '/attention/sinks', which it is of, is not");
+  for (const auto& [is_there, name] :
+       {std::pair{parts.d_sinks.has_value(), "sinks"}, {parts.d_k_shared.has_value(), "k_shared"}})
+    if (is_there && !reader.is_there(std::string("/attention/") + name))
+      reader.errors().add("/reference/d_{} is there, and '/attention/{}', which it is of, is not",
+                          name, name);
   a.reference->unknown = unknown_answers(file, attention_schema);
 }
 
@@ -64,7 +68,15 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
       reader.errors().add("/attention/q is {}; it needs a head and an element of it",
                           h5::to_string(shape));
   }
-  parts.k = reader.reals("/attention/k", {tokens, -1, a.head_dim});
+  parts.k_shared = reader.reals_if("/attention/k_shared", {tokens, -1});
+  if (parts.k_shared) a.shared_key_dim = parts.k_shared->shape()[1];
+  if (parts.q && parts.k_shared && (a.shared_key_dim < 1 || a.shared_key_dim >= a.head_dim))
+    reader.errors().add(
+        "/attention/k_shared is {}, but heads of /attention/q have {} elements: it must have 1 to "
+        "{} of a head",
+        h5::to_string(parts.k_shared->shape()), a.head_dim, a.head_dim - 1);
+  parts.k = reader.reals("/attention/k",
+                         {tokens, -1, parts.q ? a.head_dim - a.shared_key_dim : int64_t{-1}});
   if (parts.k) a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
     reader.errors().add(
@@ -110,13 +122,15 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
   }
 }
 
-void check_numbers(const h5::File& file, const AttentionFile& a) {
+void check_numbers(const h5::File& file, const AttentionFile& a,
+                   const std::vector<float>& k_shared) {
   SchemaReader reader(file, attention_schema);
   ConfigErrors& errors = reader.errors();
   const int64_t tokens = std::ssize(a.q) / (a.heads * a.head_dim);
   check_offsets(errors, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
   check_finite(errors, "/attention/q", a.q);
   check_finite(errors, "/attention/k", a.k);
+  check_finite(errors, "/attention/k_shared", k_shared);
   check_finite(errors, "/attention/v", a.v);
   check_finite(errors, "/attention/d_out", a.d_out);
   check_finite(errors, "/attention/sinks", a.sinks);
@@ -126,10 +140,25 @@ void check_numbers(const h5::File& file, const AttentionFile& a) {
     check_finite(errors, "/reference/lse", a.reference->lse, true);
     check_finite(errors, "/reference/d_q", a.reference->d_q);
     check_finite(errors, "/reference/d_k", a.reference->d_k);
+    check_finite(errors, "/reference/d_k_shared", a.reference->d_k_shared);
     check_finite(errors, "/reference/d_v", a.reference->d_v);
     check_finite(errors, "/reference/d_sinks", a.reference->d_sinks);
   }
   reader.throw_if_any();
+}
+
+/// Keys whose heads each end with the shared elements of their token.
+std::vector<float> with_shared(const AttentionFile& a, const std::vector<float>& shared) {
+  const int64_t own = a.head_dim - a.shared_key_dim;
+  std::vector<float> keys;
+  keys.reserve(a.k.size() / own * a.head_dim);
+  for (auto head = a.k.begin(); head != a.k.end(); head += own) {
+    const auto token = std::distance(a.k.begin(), head) / (own * a.kv_heads);
+    const auto of_token = shared.begin() + token * a.shared_key_dim;
+    keys.insert(keys.end(), head, head + own);
+    keys.insert(keys.end(), of_token, of_token + a.shared_key_dim);
+  }
+  return keys;
 }
 
 /// Tokens [begin, end), the block that rank `rank` of `ranks` writes.
@@ -241,7 +270,9 @@ std::vector<AttentionArray> result_arrays(const AttentionResultsHeader& header,
                                      {"/results/lse", mine.lse, {tokens, heads}}};
   if (header.gradients) {
     arrays.push_back({"/results/d_q", mine.d_q, {tokens, heads, header.head_dim}});
-    arrays.push_back({"/results/d_k", mine.d_k, {tokens, kv_heads, header.head_dim}});
+    const int64_t shared = header.shared_key_dim;
+    arrays.push_back({"/results/d_k", mine.d_k, {tokens, kv_heads, header.head_dim - shared}});
+    if (shared > 0) arrays.push_back({"/results/d_k_shared", mine.d_k_shared, {tokens, shared}});
     arrays.push_back({"/results/d_v", mine.d_v, {tokens, kv_heads, header.v_head_dim}});
   }
   return arrays;
@@ -271,6 +302,8 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   a.offsets = parts.offsets->read_all<int64_t>();
   a.q = read_floats(*parts.q, a.rounded);
   a.k = read_floats(*parts.k, a.rounded);
+  std::vector<float> shared;
+  if (parts.k_shared) shared = read_floats(*parts.k_shared, a.rounded);
   a.v = read_floats(*parts.v, a.rounded);
   a.d_out = read_floats(*parts.d_out, a.rounded);
   if (parts.regions) a.regions = parts.regions->read_all<int64_t>();
@@ -279,10 +312,11 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
     return dataset ? dataset->read_all<double>() : std::vector<double>();
   };
   if (a.reference)
-    a.reference = {a.reference->generator, a.reference->unknown, read(parts.out),
-                   read(parts.lse),        read(parts.d_q),      read(parts.d_k),
-                   read(parts.d_v),        read(parts.d_sinks)};
-  run_agreed(comm, "checking the attention of " + path, [&] { check_numbers(file, a); });
+    a.reference = {a.reference->generator, a.reference->unknown,   read(parts.out),
+                   read(parts.lse),        read(parts.d_q),        read(parts.d_k),
+                   read(parts.d_v),        read(parts.d_k_shared), read(parts.d_sinks)};
+  run_agreed(comm, "checking the attention of " + path, [&] { check_numbers(file, a, shared); });
+  if (parts.k_shared) a.k = with_shared(a, shared);
   return a;
 }
 

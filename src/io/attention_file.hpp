@@ -27,7 +27,8 @@ struct AttentionReference {
   std::vector<std::string> unknown;   ///< datasets of other names, which are not compared
   std::vector<double> out;            ///< [tokens, heads, v_head_dim]
   std::vector<double> lse;            ///< [tokens, heads], sinks included
-  std::vector<double> d_q, d_k, d_v;  ///< shapes of q, k and v
+  std::vector<double> d_q, d_k, d_v;  ///< shapes of /attention/q, k and v
+  std::vector<double> d_k_shared;     ///< [tokens, shared_key_dim], or empty
   std::vector<double> d_sinks;        ///< [heads], or empty without sinks
 };
 
@@ -36,13 +37,14 @@ inline constexpr int64_t attention_region_columns = 7;
 
 struct AttentionFile {
   int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
+  int64_t shared_key_dim = 0;       ///< width of /attention/k_shared; 0: the file has none
   std::string mask = "causal";      ///< causal, full, or regions
   int64_t window = 0;               ///< keys that a query sees, itself included; 0: no limit
   std::vector<int64_t> regions;     ///< [regions, columns] if mask is regions; else empty
   double scale = 0;                 ///< factor of <q, k>
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
   std::vector<float> q;             ///< [tokens, heads, head_dim]
-  std::vector<float> k;             ///< [tokens, kv_heads, head_dim]
+  std::vector<float> k;             ///< [tokens, kv_heads, head_dim], each head with k_shared
   std::vector<float> v;             ///< [tokens, kv_heads, v_head_dim]
   std::vector<float> d_out;         ///< [tokens, heads, v_head_dim]
   std::vector<float> sinks;         ///< [heads] logits that have no value vector; or empty
@@ -59,7 +61,7 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path);
 
 /// The part of the results that is the same on all ranks.
 struct AttentionResultsHeader {
-  int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
+  int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0, shared_key_dim = 0;
   std::vector<int64_t> offsets{0};  ///< [documents + 1]
   bool gradients = false;           ///< whether d_q, d_k and d_v are present
   std::vector<double> d_sinks;      ///< [heads], or empty
@@ -69,12 +71,13 @@ struct AttentionResultsHeader {
 
 /// Results of one rank, rows in any order.
 struct AttentionResultRows {
-  std::vector<int64_t> tokens;  ///< [rows] the token of each row; negative: padding
-  MatrixView<const float> out;  ///< [rows, heads · v_head_dim]
-  MatrixView<const float> lse;  ///< [rows, heads]
-  MatrixView<const float> d_q;  ///< [rows, heads · head_dim]
-  MatrixView<const float> d_k;  ///< [rows, kv_heads · head_dim]
-  MatrixView<const float> d_v;  ///< [rows, kv_heads · v_head_dim]
+  std::vector<int64_t> tokens;         ///< [rows] the token of each row; negative: padding
+  MatrixView<const float> out;         ///< [rows, heads · v_head_dim]
+  MatrixView<const float> lse;         ///< [rows, heads]
+  MatrixView<const float> d_q;         ///< [rows, heads · head_dim]
+  MatrixView<const float> d_k;         ///< [rows, kv_heads · (head_dim - shared_key_dim)]
+  MatrixView<const float> d_k_shared;  ///< [rows, shared_key_dim]
+  MatrixView<const float> d_v;         ///< [rows, kv_heads · v_head_dim]
 };
 
 /// Writes the results of all ranks, in token order, to the temporary file. Every token must be in

@@ -106,8 +106,8 @@ class ProgramWriter {
         compiled_.cost.bytes_sent.at(tier) += time.bytes.at(tier);
       }
     }
-    if (e.transport == Transport::reduce_scatter)
-      open.unpacked += 3 * bytes(e.recvs.front().slices.front());
+    const int64_t received = copies_of(e, plan_, p_.heads_, p_.types_).received;
+    open.unpacked += (e.transport == Transport::reduce_scatter ? 3 : 2) * received;
     add(op);
   }
 
@@ -297,7 +297,7 @@ class ProgramWriter {
     return wire_bytes(array(slice).kind, slice, p_.heads_, p_.types_);
   }
   bool as_it_lies(const Slice& slice) const {
-    return travels_as_it_lies(array(slice), slice, p_.types_);
+    return travels_as_it_lies(array(slice), slice, p_.heads_, p_.types_);
   }
   /// Position in the plan, for error messages.
   std::string place() const {

@@ -122,7 +122,7 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
 
 /// Tolerances of each tensor, relative to error_scale(); that of lse is absolute.
 struct AttentionTolerances {
-  double out = 0, lse = 0, d_q = 0, d_k = 0, d_v = 0, d_sinks = 0;
+  double out = 0, lse = 0, d_q = 0, d_k = 0, d_k_shared = 0, d_v = 0, d_sinks = 0;
 };
 /// A kernel that rounds weights to bf16 adds one rounding to each of out, dQ, dK and dV (the errors
 /// of the terms of a sum are independent, so the sum has the error of one term, relative to its

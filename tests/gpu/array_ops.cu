@@ -147,7 +147,7 @@ TEST_F(Copies, AddInTheirOrder) {
 TEST_F(Copies, LongLinesAndManyPlanesAreTheHosts) {
   for (const bool add : {false, true})
     for (const auto& [rows, planes, width] :
-         {std::array<int64_t, 3>{5, 1, 2112}, {3, 2, 301}, {40, 3, 24}, {3, 127, 2}}) {
+         {std::array<int64_t, 3>{5, 1, 2112}, {3, 2, 301}, {40, 3, 24}, {3, 200, 2}}) {
       std::vector<RowCopy> copies;
       int64_t from = 0, to = 0;
       for (int i = 0; i < 4; ++i) {
@@ -160,6 +160,15 @@ TEST_F(Copies, LongLinesAndManyPlanesAreTheHosts) {
       }
       expect_same(copies);
     }
+}
+
+TEST_F(Copies, OfOnePlaneToManyAreTheHosts) {
+  RowCopy c{5, 150, 8, {}, {}, DType::f32, false};
+  int64_t from = 0, to = 0;
+  c.from = next(from, c);
+  c.to = next(to, c);
+  c.from.plane = 0;
+  expect_same({c});
 }
 
 TEST(ArrayLines, EveryLineIsWhereItsRowAndPlaneAre) {
@@ -301,6 +310,31 @@ TEST_F(ArrayOperations, FillsOnePlane) {
     if (!std::isnan(got[i])) {
       EXPECT_EQ(got[i], minus_infinity) << i;
     }
+}
+
+TEST_F(ArrayOperations, SumOverHeadsGoesToTheFirst) {
+  for (const auto& [rows, heads, dim, part] :
+       {std::array<int64_t, 4>{37, 5, 8, 3}, {300, 2, 24, 24}, {1, 130, 3, 1}, {4, 1, 5, 2}}) {
+    std::vector<float> values = normal<float>(rows * heads * dim);
+    const std::vector<float> before = values;
+    Buffer<float> there = to_device<float>(values);
+    host().sum_over_heads({values.data(), rows, heads * dim, heads * dim}, dim, part);
+    device().sum_over_heads(there.matrix(rows, heads * dim), dim, part);
+    EXPECT_EQ(to_host(there), values);
+    for (int64_t r = 0; r < rows; ++r)
+      for (int64_t i = 0; i < dim; ++i) {
+        double sum = 0;
+        for (int64_t h = 0; h < heads; ++h) {
+          const int64_t at = (r * heads + h) * dim + i;
+          sum += before[at];
+          const float kept = i < dim - part ? before[at] : 0;
+          const bool is_sum = i >= dim - part && h == 0;
+          EXPECT_TRUE(is_sum || values[at] == kept) << r << ", " << h << ", " << i;
+        }
+        if (i < dim - part) continue;
+        EXPECT_FLOAT_EQ(values[r * heads * dim + i], static_cast<float>(sum)) << r << ", " << i;
+      }
+  }
 }
 
 /// Shapes of statistics: fewer and more rows than warps, heads that no warp divides.

@@ -140,8 +140,9 @@ TEST_F(DeviceAttention, ExecutesEveryScheduleLayoutAndMask) {
   EXPECT_GT(configurations(), 3 * 8 * 3);
 }
 
-TEST_F(DeviceAttention, ExecutesSinksAndGroupsOfHeads) {
-  for (const HeadShape& heads : {HeadShape{6, 1, 8, 0}, HeadShape{4, 4, 8, 0}})
+TEST_F(DeviceAttention, ExecutesSinksGroupsOfHeadsAndSharedKeys) {
+  for (const HeadShape& heads :
+       {HeadShape{6, 1, 8, 0}, HeadShape{4, 4, 8, 0}, HeadShape{4, 4, 8, 0, 6, 2}})
     expect_all_right({ragged, heads, {MaskKind::causal, 9}, true}, {"dual-chunk-swap"}, wide,
                      group(), reference());
 }

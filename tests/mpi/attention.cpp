@@ -63,9 +63,9 @@ const std::vector<MaskRule> masks = {{MaskKind::causal},
                                      parse_mask("sliding-window,window=4,global=3").of(ragged),
                                      mixed_mask(ragged)};
 /// 1, 2, 8 and all query heads to a KV head; fewer KV heads than ranks, and heads that ranks do not
-/// divide; values wider and narrower than keys.
+/// divide; values wider and narrower than keys; elements of keys that heads share.
 const std::vector<HeadShape> groupings = {
-    {3, 3, 8, 0}, {4, 2, 8, 0, 12}, {16, 2, 8, 0}, {6, 1, 8, 0, 6}};
+    {3, 3, 8, 0}, {4, 2, 8, 0, 12}, {16, 2, 8, 0}, {6, 1, 8, 0, 6}, {6, 6, 8, 0, 6, 2}};
 
 TEST(Attention, EveryScheduleLayoutMaskAndGroupingOfHeads) {
   for (const HeadShape& heads : groupings)

@@ -381,8 +381,8 @@ TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
   mine.out = {out.data(), rows, width}, mine.lse = {lse.data(), rows, a.heads};
   mine.d_q = {d_q.data(), rows, width};
   mine.d_k = {d_k.data(), rows, kv_width}, mine.d_v = {d_v.data(), rows, kv_width};
-  AttentionResultsHeader header{
-      a.heads, a.kv_heads, a.head_dim, a.v_head_dim, a.offsets, true, wanted.d_sinks, "", {}};
+  AttentionResultsHeader header{a.heads,   a.kv_heads, a.head_dim,     a.v_head_dim, 0,
+                                a.offsets, true,       wanted.d_sinks, "",           {}};
   {
     OutputFile output(world(), folder.file("r.h5"));
     write_attention_results(output, header, mine);

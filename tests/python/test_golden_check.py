@@ -151,6 +151,13 @@ class Faulty:
                                  "out")
 
     @staticmethod
+    def shared_of_some_heads(problem):
+        """The gradient of shared elements of keys, of as many query heads as there are KV heads."""
+        heads = np.arange(problem["q"].shape[1])
+        d_out = problem["d_out"] * (heads < problem["k"].shape[1])[:, None].astype("f4")
+        return example.attention(problem | {"d_out": d_out}, "d_k_shared")
+
+    @staticmethod
     def without_sinks(problem):
         return example.attention({k: v for k, v in problem.items() if k != "sinks"}, "lse")
 
@@ -158,6 +165,8 @@ class Faulty:
     def scores_as_they_are(problem):
         """One document, one query head, exp before the maximum is subtracted; else right."""
         out = example.attention(problem, "out")
+        if "k_shared" in problem:
+            return out
         plain = not problem["window"] and "sinks" not in problem and len(out)
         if problem["mask"] == "causal" and plain:
             end = problem["offsets"][1]
@@ -237,6 +246,7 @@ class Faulty:
            "largest_of_all_columns": ("logprobs/argmax_value",
                                       "logprobs_padding_huge logprobs_padding_nan"),
            "wide_window": ("attention/out", "attention_window_1 attention_window_sinks"),
+           "shared_of_some_heads": ("attention/d_k_shared", "attention_keys_shared_groups"),
            "without_sinks": ("attention/lse", "attention_sinks attention_sinks_full"),
            "scores_as_they_are": ("attention/out", "attention_large_scores"),
            "divided_lengths": ("shards/cu_seqlens", "packed_odd_cp2 packed_long_cp4"),

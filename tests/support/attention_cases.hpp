@@ -43,8 +43,8 @@ struct AttentionCase {
 };
 
 inline HeadShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim = 2,
-                          int64_t v_head_dim = 0) {
-  return {heads, kv_heads, head_dim, 0.5F, v_head_dim};
+                          int64_t v_head_dim = 0, int64_t shared_key_dim = 0) {
+  return {heads, kv_heads, head_dim, 0.5F, v_head_dim, shared_key_dim};
 }
 
 /// Boundaries in a layout of the given kind.
@@ -81,7 +81,8 @@ inline AttentionCase arbitrary_attention(int cp) {
   layout.layout = kind.make(layout.bounds.view(), layout.options);
   result.heads =
       *rc::gen::element(shape_of(1, 1), shape_of(2, 2), shape_of(4, 2, 3, 2), shape_of(8, 8),
-                        shape_of(8, 2), shape_of(8, 1), shape_of(6, 2), shape_of(5, 5));
+                        shape_of(8, 2), shape_of(8, 1), shape_of(6, 2), shape_of(5, 5),
+                        shape_of(8, 8, 3, 2, 1), shape_of(8, 4, 5, 3, 3));
   result.mask = arbitrary_mask(lengths_of(layout.bounds));
   std::vector<int> divisors = {0};
   for (int d = 1; d <= cp; ++d)

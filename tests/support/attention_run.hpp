@@ -61,6 +61,9 @@ inline Problem make_problem(const ProblemSpec& spec) {
   };
   fill(TokenTensor::q, p.heads.heads * p.heads.head_dim, p.q);
   fill(TokenTensor::k, p.heads.kv_heads * p.heads.head_dim, p.k);
+  const int64_t row = p.heads.kv_heads * p.heads.head_dim;
+  for (int64_t t = 0; t < p.offsets.back(); ++t)
+    share_keys(p.heads, std::span(p.k).subspan(t * row, static_cast<size_t>(row)));
   fill(TokenTensor::v, p.heads.kv_heads * p.heads.value_dim(), p.v);
   fill(TokenTensor::d_out, p.heads.heads * p.heads.value_dim(), p.d_out);
   if (spec.sinks) {
@@ -227,7 +230,7 @@ class Worst {
 
 inline void expect_rows(const char* name, MatrixRef result, const std::vector<double>& want,
                         const std::vector<double>& size, int64_t dim, double tolerance,
-                        Attention& attention) {
+                        Attention& attention, int64_t shared = 0) {
   const HostCopy copy = attention.on_host(result);
   const ConstMatrixRef& got = copy.matrix();
   Worst worst(tolerance);
@@ -235,12 +238,29 @@ inline void expect_rows(const char* name, MatrixRef result, const std::vector<do
     for (int64_t h = 0; h < got.cols / dim; ++h) {
       const auto at = static_cast<size_t>(token * got.cols / dim + h);
       const double* expected = want.data() + static_cast<int64_t>(at) * dim;
-      const double scale = error_scale({expected, static_cast<size_t>(dim)}, size[at]);
-      for (int64_t i = 0; i < dim; ++i)
+      const double scale = error_scale({expected, static_cast<size_t>(dim - shared)}, size[at]);
+      for (int64_t i = 0; i < dim - shared; ++i)
         worst.add(static_cast<double>(got.at(row, h * dim + i)), expected[i], scale);
     }
   });
   EXPECT_LE(worst.share(), 1) << name;
+}
+
+/// The sums of gradients that KV heads share, which the first head has; all others must have 0.
+inline void expect_shared_keys(const Problem& p, Attention& attention, double tolerance) {
+  const HostCopy got = attention.on_host(attention.executor().d_keys());
+  const int64_t dim = p.heads.head_dim, own = p.heads.own_key_dim();
+  const size_t shared = p.heads.shared_key_dim;
+  Worst worst(tolerance);
+  attention.for_each_own_token([&](int64_t token, int64_t row) {
+    const double* expected = p.expected.d_k.data() + token * p.heads.kv_heads * dim + own;
+    const double scale = error_scale({expected, shared}, p.expected.d_k_shared_size[token]);
+    for (int64_t i = own; i < dim; ++i)
+      worst.add(static_cast<double>(got.at(row, i)), expected[i - own], scale);
+    for (int64_t h = 1; h < p.heads.kv_heads; ++h)
+      for (int64_t i = own; i < dim; ++i) EXPECT_EQ(got.at(row, h * dim + i), 0) << "head " << h;
+  });
+  EXPECT_LE(worst.share(), 1) << "d_k_shared";
 }
 
 inline void expect_results(const Problem& p, Attention& attention,
@@ -252,7 +272,9 @@ inline void expect_results(const Problem& p, Attention& attention,
               attention);
   expect_rows("d_q", run.matrix(ArrayKind::d_q), want.d_q, want.d_q_size, dim, tolerance.d_q,
               attention);
-  expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention);
+  expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention,
+              p.heads.shared_key_dim);
+  if (p.heads.shared_key_dim > 0) expect_shared_keys(p, attention, tolerance.d_k_shared);
   expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, value_dim, tolerance.d_v, attention);
 
   const PlanArray& stats = attention.plan().arrays[attention.plan().stats];

@@ -176,6 +176,17 @@ def gradient_of_one_head(q, k, v, cu_seqlens, layout, group, allowed, scale):
     return out, lse, alone
 
 
+@planted("shared-gradient", "the last head alone", "attention", case="attention_keys_shared")
+def shared_gradient_of_one_head(q, k, v, cu_seqlens, layout, group, allowed, scale, k_shared):
+    out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale, k_shared=k_shared)
+
+    def alone(d_out):
+        last = np.where(np.arange(q.shape[1]) == q.shape[1] - 1, 1, 0)
+        return [*backward(d_out)[:3], backward((d_out * last[:, None]).astype(d_out.dtype))[3]]
+
+    return out, lse, alone
+
+
 @planted("kv-heads", "head h reads h mod K", "attention", case="attention_groups_4")
 def heads_mixed_up(q, k, v, cu_seqlens, layout, group, allowed, scale):
     share = q.shape[1] // k.shape[1]

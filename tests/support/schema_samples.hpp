@@ -94,11 +94,12 @@ inline Sample compared_sample(const std::string& path, const char* schema,
 }
 
 inline Sample attention_results_sample(const std::string& path) {
-  AttentionResultsHeader header{1, 1, 2, 2, {0, 3}, true, {1}, "x", {}};
-  const std::vector<float> values(6, 1);
-  const MatrixView<const float> pairs(values.data(), 3, 2), ones(values.data(), 3, 1);
+  AttentionResultsHeader header{1, 1, 3, 2, 1, {0, 3}, true, {1}, "x", {}};
+  const std::vector<float> values(9, 1);
+  const MatrixView<const float> triples(values.data(), 3, 3), pairs(values.data(), 3, 2),
+      ones(values.data(), 3, 1);
   OutputFile output(world(), path);
-  write_attention_results(output, header, {{0, 1, 2}, pairs, ones, pairs, pairs, pairs});
+  write_attention_results(output, header, {{0, 1, 2}, pairs, ones, triples, pairs, ones, pairs});
   output.commit();
   return compared_sample(path, attention_results_schema);
 }
@@ -159,7 +160,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("golden/rows_padded.h5"), bshd_schema, rows},
       {input("salm_tiny.h5"), salm_schema,
        [](const std::string& path) { (void)read_salm(world(), path); }},
-      {input("golden/attention_window_sinks.h5"), attention_schema, attention},
+      {input("golden/attention_keys_shared_groups.h5"), attention_schema, attention},
       {input("attention_regions.h5"), attention_schema, attention},
       {input("logprobs_golden.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_fused_linear.h5"), logprobs_schema, logprobs},

@@ -134,7 +134,7 @@ class StepWalk {
     int64_t sum = 0;
     for (const Slice& slice : message.slices) {
       const PlanArray& array = rank.arrays[slice.array];
-      if (all || slice.add || !travels_as_it_lies(array, slice, types))
+      if (all || slice.add || !travels_as_it_lies(array, slice, shape, types))
         sum += (slice.add ? 3 : 2) * wire_bytes(array.kind, slice, shape, types);
     }
     return sum;

@@ -4,8 +4,10 @@ A rank has rows [tokens, heads, elements] of q, k and v: those of layout.index[g
 its part of the heads. cu_seqlens: where documents begin, in slots of the whole stream; the last slots
 of a document may be padding. It returns its rows of the output and the log-sum-exps [tokens, heads],
 or None for them. Gradients: of tensors by autograd; of NumPy arrays, a third value is returned, a
-function of d_out that returns d_q, d_k, d_v and, with sinks, d_sinks. A rank's d_sinks is its share of
-the sum. Further parameters, given where they are taken: mask, window, scale, sinks, regions, lengths
+function of d_out that returns d_q, d_k, d_v and, where they are given, d_k_shared and d_sinks. A rank's
+d_sinks, and with tp its d_k_shared, is its share of the sum. Further parameters, given where they are
+taken: k_shared [tokens, elements] (what every head of k ends with: the rotary part of multi-head latent
+attention; k has the elements before), mask, window, scale, sinks, regions, lengths
 (tokens of each document, without padding), allowed (booleans [rows of the rank, slots]: the keys that
 each row sees), mesh.
 """
@@ -27,7 +29,8 @@ from .rank import Here
 
 KIND, USES_LAYOUT = "attention", True
 ROWS = ("q", "k", "v", "d_out")
-ANSWERS = {"out": "d_out", "lse": "q", "d_q": "q", "d_k": "k", "d_v": "v", "d_sinks": "sinks"}
+LEAVES = ("q", "k", "v", "k_shared", "sinks")
+ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
@@ -67,6 +70,8 @@ def needs_of(inputs: reading.Group, layout: Layout) -> dict[str, str]:
         needs["scale"] = f"the scale is {inputs.attributes['scale']:.4g}, not 1 / sqrt({width})"
     if "sinks" in inputs:
         needs["sinks"] = "there are sinks"
+    if "k_shared" in inputs:
+        needs["k_shared"] = "heads share elements of their keys"
     padded = (layout.lengths < np.diff(layout.cu_seqlens)) & (layout.lengths > 0)
     if mask == "full" and padded.any():
         needs["lengths"] = "every query sees the padding of its document"
@@ -76,7 +81,7 @@ def needs_of(inputs: reading.Group, layout: Layout) -> dict[str, str]:
 def _streams(inputs: reading.Group, layout: Layout) -> dict[str, np.ndarray]:
     """q, k, v, d_out in slots, and sinks. Padding repeats other rows; its d_out is 0."""
     found = {}
-    for name in ROWS:
+    for name in (*ROWS, *(["k_shared"] if "k_shared" in inputs else [])):
         array = np.asarray(inputs[name])
         rows = np.zeros((layout.slots, *array.shape[1:]), array.dtype)
         if len(array) and name != "d_out":
@@ -105,6 +110,8 @@ def _piece(
         else streams[name][rows]
         for name in ROWS
     }
+    if "k_shared" in streams:
+        mine["k_shared"] = streams["k_shared"][rows]
     if "sinks" in streams:
         mine["sinks"] = np.array_split(streams["sinks"], options.tp)[tp_rank]
     return mine | {"layout": layout, "allowed": pairs[rows], "offers": dict(offers)}
@@ -115,11 +122,11 @@ def call(
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
     layout: Layout = piece["layout"]
-    leaves = {name: here.leaf(piece[name]) for name in ("q", "k", "v", "sinks") if name in piece}
+    leaves = {name: here.leaf(piece[name]) for name in LEAVES if name in piece}
     offers = dict(
         piece["offers"], lengths=here.integers(layout.lengths), mesh=here.mesh, allowed=here.booleans(piece["allowed"])
     )
-    offers["sinks"] = leaves.get("sinks")
+    offers |= {name: leaves.get(name) for name in ("sinks", "k_shared")}
     taken = keywords(function, offers, needs)
     d_out, kind = here.array(piece["d_out"]), here.kind
     answer = function(
@@ -132,21 +139,18 @@ def call(
     found = {"out": returned("out", out, piece["d_out"].shape, [kind])}
     if lse is not None:
         found["lse"] = returned("lse", lse, piece["q"].shape[:2], ["float32", "float64"])
-    wanted = [name for name in ("q", "k", "v", "sinks") if name in leaves]
-    gradients = here.gradients(out, d_out, [leaves[n] for n in wanted], backward)
-    for name, gradient in zip(wanted, gradients):
+    gradients = here.gradients(out, d_out, list(leaves.values()), backward)
+    for name, gradient in zip(leaves, gradients):
         found[f"d_{name}"] = returned(f"d_{name}", gradient, piece[name].shape, [kind, "float32", "float64"])
     return found
 
 
 def gathered(arrays: list[dict[str, np.ndarray]], layout: Layout, tp: int) -> dict[str, np.ndarray]:
-    """Arrays of the whole stream, in slots, of those of the ranks; d_sinks is summed over cp."""
+    """Arrays of the whole stream, in slots, of those of the ranks; d_sinks is summed over cp, d_k_shared over tp."""
     found = {}
     for name in set.intersection(*(set(mine) for mine in arrays)):
-        by_cp = [
-            np.concatenate([arrays[c * tp + t][name] for t in range(tp)], axis=0 if name == "d_sinks" else 1)
-            for c in range(layout.cp)
-        ]
+        join = {"d_sinks": np.concatenate, "d_k_shared": sum}.get(name, partial(np.concatenate, axis=1))
+        by_cp = [join([arrays[c * tp + t][name] for t in range(tp)]) for c in range(layout.cp)]
         if name == "d_sinks":
             found[name] = np.sum(by_cp, axis=0)
             continue

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 
+from ..attention import split_gradient, whole_keys
 from .contract import Arrays, Hypothesis, factors
 from .layouts import Layout, segment_of
 
@@ -17,16 +18,19 @@ def answers(
     *,
     head_of: np.ndarray | None = None,
     shares: np.ndarray | None = None,
+    shared_shares: np.ndarray | None = None,
     delta: bool = True,
     kept: np.ndarray | None = None,
 ) -> dict[str, np.ndarray]:
     """out, lse and gradients in slots, for any pairs [slots, slots] of queries and keys, in float64.
 
     head_of [heads]: the KV head that each query head reads. shares [heads]: the factor that the
-    gradients of keys and values have of each query head. delta: whether <out, d_out> is subtracted.
+    gradients of keys and values have of each query head; shared_shares [KV heads]: the one that
+    d_k_shared has of each KV head. delta: whether <out, d_out> is subtracted.
     kept: pairs that count in the gradients of keys and values; without, all.
     """
-    q, k, v, d_out = (streams[n].astype(np.float64) for n in ("q", "k", "v", "d_out"))
+    q, v, d_out = (streams[n].astype(np.float64) for n in ("q", "v", "d_out"))
+    k, own = whole_keys(streams).astype(np.float64), streams["k"].shape[2]
     heads, kv_heads = q.shape[1], k.shape[1]
     reads = np.arange(heads) * kv_heads // heads if head_of is None else head_of
     part = np.ones(heads) if shares is None else shares
@@ -47,13 +51,14 @@ def answers(
     for head in range(heads):
         d_k[:, reads[head]] += part[head] * scale * (counted * d_x[head]).T @ q[:, head]
         d_v[:, reads[head]] += part[head] * (counted * p[head]).T @ d_out[:, head]
+    if shared_shares is not None:
+        d_k[..., own:] *= shared_shares[:, None]
     found = {
         "out": out,
         "lse": lse.T,
         "d_q": scale * np.einsum("hqk,khd->qhd", d_x, k[:, reads]),
-        "d_k": d_k,
         "d_v": d_v,
-    }
+    } | split_gradient(d_k, own)
     if sinks is not None:
         with np.errstate(invalid="ignore"):
             found["d_sinks"] = -(np.exp(z[:, None] - lse) * gone).sum(axis=1)
@@ -185,7 +190,7 @@ def hypotheses(
         yield Hypothesis(
             "scale-lost",
             "gradients of q and k lack the scale",
-            lambda: {n: np.asarray(expected[n]) / scale for n in ("d_q", "d_k") if n in expected},
+            lambda: {n: np.asarray(expected[n]) / scale for n in ("d_q", "d_k", "d_k_shared") if n in expected},
         )
     yield from factors(got, expected, failing, {"cp": layout.cp, "tp": tp, "the heads of a group": heads // kv_heads})
     for kind, text, other in other_pairs(pairs, attributes, layout):
@@ -216,6 +221,15 @@ def hypotheses(
         ):
             yield known(
                 "group-gradient", f"gradients of a KV head are no sum over its query heads: {text}", shares=shares
+            )
+    if "k_shared" in streams:
+        for text, alone in (
+            ("the first head alone", np.arange(kv_heads) == 0),
+            ("the last head alone", np.arange(kv_heads) == kv_heads - 1),
+            ("a mean over the heads", np.full(kv_heads, 1 / kv_heads)),
+        ):
+            yield known(
+                "shared-gradient", f"d_k_shared is no sum over the heads: {text}", shared_shares=alone.astype(float)
             )
     yield known("delta-lost", "gradients lack <out, d_out>", delta=False)
     yield from _rank_gradients(known, layout)

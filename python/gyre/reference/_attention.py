@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..attention import attention_problem, shown
+from ..attention import attention_problem, shown, split_gradient, whole_keys
 
 
 def visible(
@@ -36,11 +36,12 @@ def visible(
 def attention(**inputs: Any) -> dict[str, np.ndarray]:
     """out [T, H, E], lse [T, H], d_q [T, H, D], d_k [T, K, D], d_v [T, K, E], with sinks d_sinks [H].
 
-    The inputs are those of gyre.write_attention. A token sees tokens of its own document only.
+    With k_shared, d_k is [T, K, D - R] and d_k_shared [T, R], the sum over all heads. The inputs are those of gyre.write_attention. A token sees tokens of its own document only.
     """
     problem = attention_problem(**inputs)
     arrays = {name: array.astype(np.float64) for name, array in problem.arrays.items()}
-    q, k, v, d_out = (arrays[name] for name in ("q", "k", "v", "d_out"))
+    q, v, d_out = (arrays[name] for name in ("q", "v", "d_out"))
+    k = whole_keys(arrays)
     tokens, heads, _ = q.shape
     group = heads // k.shape[1]
     sinks = arrays.get("sinks", np.full(heads, -np.inf))
@@ -70,5 +71,5 @@ def attention(**inputs: Any) -> dict[str, np.ndarray]:
             d_v[shared] += p.T @ d_out[mine]
             if "sinks" in arrays:
                 d_sinks[head] -= (np.exp(sinks[head] - lse[mine]) * delta).sum()
-    answers = {"out": out, "lse": lse, "d_q": d_q, "d_k": d_k, "d_v": d_v}
+    answers = {"out": out, "lse": lse, "d_q": d_q, "d_v": d_v} | split_gradient(d_k, arrays["k"].shape[2])
     return answers | ({"d_sinks": d_sinks} if "sinks" in arrays else {})

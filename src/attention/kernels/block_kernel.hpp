@@ -27,9 +27,20 @@ struct HeadShape {
   int64_t head_dim = 0;    ///< elements of a head of Q and K
   float scale = 0;         ///< usually head_dim^-0.5
   int64_t v_head_dim = 0;  ///< elements of a head of V and out; 0: head_dim
+  /// The last elements of a head of K that are the same in all KV heads (the rotary part of
+  /// multi-head latent attention). In memory every head has them; a message has them once.
+  int64_t shared_key_dim = 0;
   constexpr int64_t value_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
+  int64_t own_key_dim() const { return head_dim - shared_key_dim; }
   int64_t group() const { return heads / kv_heads; }
 };
+
+/// keys [kv_heads · head_dim]: copies the shared elements of the first head to the others.
+inline void share_keys(const HeadShape& shape, std::span<float> keys) {
+  for (int64_t head = 1; head < shape.kv_heads; ++head)
+    for (int64_t i = shape.own_key_dim(); i < shape.head_dim; ++i)
+      keys[head * shape.head_dim + i] = keys[i];
+}
 
 /// Heads of one call, possibly a part of the attention's heads: query head i of the arrays reads KV
 /// head (i + skew) / group of the arrays, where skew < group.

@@ -159,6 +159,8 @@ ClosedForm closed_form(const FormContext& c) {
       form.bytes_sent += others * wire(c, kind, own, heads);
       form.bytes_received += wire(c, kind, all - own, heads);
       form.transient_bytes += stored(c, kind, all, heads);
+      if (kind == ArrayKind::kv)
+        form.transient_bytes += kv_copies(c, others * own, all - own, heads);
     }
   };
   gather({ArrayKind::kv});

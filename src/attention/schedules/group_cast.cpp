@@ -147,7 +147,8 @@ ClosedForm closed_form(const FormContext& c) {
   form.pairs = own_pairs(c);
   const int cp = c.problem.cp();
   int64_t largest[2] = {0, 0};  // rows in each of the two alternating storages
-  int64_t turn = 0, copies = 0;
+  int64_t turn = 0;
+  std::vector<int64_t> cast(cp + 1, 0), back(cp + 1, 0);  // bytes of copies of each stage
   for (int i = 1; i < cp; ++i) {
     const int to = (c.rank + i) % cp, from = (c.rank - i + cp) % cp;
     const int64_t sent = needed(c, to, c.rank), received = needed(c, c.rank, from);
@@ -158,16 +159,21 @@ ClosedForm closed_form(const FormContext& c) {
       int64_t& rows = largest[turn++ % 2];
       rows = std::max(rows, received);
     }
+    cast[i] = kv_copies(c, sent, received, c.kv_heads());
     if (c.forward()) continue;
     form.messages += received > 0 ? 1 : 0;
     form.bytes_sent += wire(c, ArrayKind::d_kv, received, c.kv_heads());
     form.bytes_received += wire(c, ArrayKind::d_kv, sent, c.kv_heads());
-    copies = std::max(copies, hop_copies(c, received, sent, c.kv_heads()));
+    back[i] = hop_copies(c, received, sent, c.kv_heads());
   }
   for (const int64_t rows : largest) {
     form.transient_bytes += stored(c, ArrayKind::kv, rows, c.kv_heads());
     if (!c.forward()) form.transient_bytes += stored(c, ArrayKind::d_kv, rows, c.kv_heads());
   }
+  // Backward, keys of a stage travel while gradients of the two stages before it do, one at a time.
+  int64_t copies = 0;
+  for (int i = 1; i <= cp; ++i)
+    copies = std::max(copies, cast[i] + std::max(back[i - 1], i > 1 ? back[i - 2] : 0));
   form.transient_bytes += copies;
   return form;
 }

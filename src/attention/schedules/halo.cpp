@@ -185,7 +185,10 @@ ClosedForm closed_form(const FormContext& c) {
   form.transient_bytes = stored(c, ArrayKind::kv, received, c.kv_heads());
   form.bytes_sent = wire(c, ArrayKind::kv, sent, c.kv_heads());
   form.bytes_received = wire(c, ArrayKind::kv, received, c.kv_heads());
-  if (c.forward()) return form;
+  if (c.forward()) {
+    form.transient_bytes += kv_copies(c, sent, received, c.kv_heads());
+    return form;
+  }
   form.bytes_sent = wire(c, ArrayKind::d_kv, received, c.kv_heads());
   form.bytes_received = wire(c, ArrayKind::d_kv, sent, c.kv_heads());
   form.transient_bytes += stored(c, ArrayKind::d_kv, received, c.kv_heads()) +

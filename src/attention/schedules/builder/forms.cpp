@@ -17,7 +17,13 @@ int64_t stored(const FormContext& c, ArrayKind kind, int64_t rows, int64_t heads
 
 int64_t copy(const FormContext& c, ArrayKind kind, int64_t rows, int64_t heads, int64_t all) {
   const bool same_types = c.types.stored(kind) == c.types.on_wire(kind);
-  return heads == all && same_types ? 0 : wire(c, kind, rows, heads);
+  const bool lies =
+      heads == all && same_types && !sends_shared_keys_once(kind, heads, c.problem.heads);
+  return lies ? 0 : wire(c, kind, rows, heads);
+}
+
+int64_t kv_copies(const FormContext& c, int64_t sent_rows, int64_t received_rows, int64_t heads) {
+  return copy(c, ArrayKind::kv, sent_rows + received_rows, heads, heads);
 }
 
 int64_t hop_copies(const FormContext& c, int64_t sent_rows, int64_t added_rows, int64_t heads) {

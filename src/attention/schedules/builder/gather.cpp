@@ -158,7 +158,8 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
     }
     // The gather of this stage overlaps with the hops of the previous stage.
     const int64_t gather =
-        (library ? 1 : others) * copy(c, ArrayKind::kv, slots, heads, c.kv_heads());
+        (library ? 1 : others) * copy(c, ArrayKind::kv, slots, heads, c.kv_heads()) +
+        kv_copies(c, 0, rows, heads);
     max_copies = std::max(max_copies, gather + hop);
     hop = c.forward() ? 0 : hop_copies(c, library ? rows : slots, slots, heads);
     max_copies = std::max(max_copies, hop);

@@ -38,13 +38,15 @@ int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind ki
   int64_t copies = 0;
   for (int m = 0; m < inner; ++m) {
     if (m == mine) continue;
-    const int64_t heads = heads_at(c, kind, inner, m);
+    const int64_t heads = heads_at(c, kind, inner, m), here = heads_at(c, kind, inner, mine);
     const int64_t sent = wire(c, kind, c.slots(), heads);
-    const int64_t received = wire(c, kind, c.slots(), heads_at(c, kind, inner, mine));
+    const int64_t received = wire(c, kind, c.slots(), here);
     form.messages += heads > 0 && !by_library(c.problem) ? 1 : 0;
     form.bytes_sent += sent;
     form.bytes_received += received;
-    copies += by_library(c.problem) ? sent + received : copy(c, kind, c.slots(), heads, all);
+    copies += by_library(c.problem)
+                  ? sent + received
+                  : copy(c, kind, c.slots(), heads, all) + copy(c, kind, c.slots(), here, here);
   }
   form.messages += by_library(c.problem) ? 1 : 0;
   return copies;
@@ -195,7 +197,8 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
 
   const bool replicated =
       kv_heads_assigned(c.problem.heads.heads, c.kv_heads(), inner) > c.kv_heads();
-  int64_t before = 0, ring = 0, after = 0;  // bytes of copies of exchanges that do not overlap
+  const int64_t ring = ring_copies(c, outer, rows, kv, true);
+  int64_t before = 0, after = 0;  // bytes of copies of exchanges that do not overlap
   int64_t arrays = stored(c, ArrayKind::out, rows, q) + stored(c, ArrayKind::stats, rows, q);
   const int64_t inputs = stored(c, ArrayKind::q, rows, q) + stored(c, ArrayKind::kv, rows, kv);
   if (c.forward()) {
@@ -204,7 +207,6 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
     arrays += inputs;
   } else {
     before = to_heads(c, form, inner, ArrayKind::d_out);
-    if (outer > 1 && kv > 0) ring = hop_copies(c, rows, rows, kv);
     after = to_tokens(c, form, inner, ArrayKind::d_q, false) +
             to_tokens(c, form, inner, ArrayKind::d_kv, replicated);
     arrays += stored(c, ArrayKind::d_out, rows, q) + stored(c, ArrayKind::d_q, rows, q) +

@@ -131,6 +131,33 @@ RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_rou
   return plan.take();
 }
 
+namespace {
+
+/// Hops of a ring of `members`: of keys and values, of their gradients, and messages.
+struct Hops {
+  int64_t kv, d_kv = 0, messages;
+  Hops(int64_t members, bool forward, bool turn_round) : kv(members - 1), messages(kv) {
+    if (forward) return;
+    kv = turn_round ? members - 2 : members - 1;
+    d_kv = turn_round ? members - 1 : members;
+    // A block and the gradients of the previous block travel as one message. The first block and
+    // the gradients of the last block travel alone, as do the own block's if they must be returned.
+    messages = turn_round ? (members == 2 ? 1 : members) : members + 1;
+  }
+};
+
+}  // namespace
+
+int64_t ring_copies(const FormContext& c, int members, int64_t rows, int64_t heads,
+                    bool turn_round) {
+  if (members == 1 || rows == 0 || heads == 0) return 0;
+  const Hops hops(members, c.forward(), turn_round);
+  const int64_t kv = hops.kv > 0 ? kv_copies(c, rows, rows, heads) : 0;
+  const int64_t d_kv = hops.d_kv > 0 ? hop_copies(c, rows, rows, heads) : 0;
+  const bool travel_together = hops.messages < hops.kv + hops.d_kv;
+  return travel_together ? kv + d_kv : std::max(kv, d_kv);
+}
+
 ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t heads,
                      bool turn_round, bool sees_other) {
   ClosedForm form;
@@ -140,21 +167,15 @@ ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t he
   // At most two storages hold received blocks; a block kept from forward counts if it is used.
   const int64_t held =
       n == 2 && !c.forward() && turn_round && !sees_other ? 0 : std::min(n - 1, int64_t{2});
-  form.transient_bytes = held * block;
-  int64_t kv_hops = n - 1, d_kv_hops = 0;
-  form.messages = n - 1;
+  form.transient_bytes = held * block + ring_copies(c, members, rows, heads, turn_round);
   if (!c.forward()) {
-    kv_hops = turn_round ? n - 2 : n - 1;
-    d_kv_hops = turn_round ? n - 1 : n;
-    // A block and the gradients of the previous block travel as one message. The first block and
-    // the gradients of the last block travel alone, as do the own block's if they must be returned.
-    form.messages = turn_round ? (n == 2 ? 1 : n) : n + 1;
     const int64_t sums = turn_round ? std::min(n - 1, int64_t{2}) : 2;
-    form.transient_bytes +=
-        sums * stored(c, ArrayKind::d_kv, rows, heads) + hop_copies(c, rows, rows, heads);
+    form.transient_bytes += sums * stored(c, ArrayKind::d_kv, rows, heads);
   }
-  form.bytes_sent = form.bytes_received = kv_hops * wire(c, ArrayKind::kv, rows, heads) +
-                                          d_kv_hops * wire(c, ArrayKind::d_kv, rows, heads);
+  const Hops hops(n, c.forward(), turn_round);
+  form.messages = hops.messages;
+  form.bytes_sent = form.bytes_received = hops.kv * wire(c, ArrayKind::kv, rows, heads) +
+                                          hops.d_kv * wire(c, ArrayKind::d_kv, rows, heads);
   return form;
 }
 

@@ -54,6 +54,9 @@ void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block);
 /// The plan of a ring of all ranks. With `turn_round`, backward reverses the direction.
 RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_round);
 
+/// Largest bytes of the copies for messages, at one time, of one pass of such a ring as ring_form's.
+int64_t ring_copies(const FormContext& c, int members, int64_t rows, int64_t heads,
+                    bool turn_round);
 /// Closed form, without pairs, of one pass of a ring of `members` blocks of `rows` rows and `heads`
 /// KV heads. `sees_other`, for two members: whether this rank sees any key of the other's block.
 ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t heads,
