@@ -69,6 +69,12 @@ predicted() {
   done
   predict documents --machine $machine --cp 16 --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 256K \
     --layout all
+  local share
+  for share in repeated once; do
+    predict "shared-keys-$share" --machine $machine --cp 8,32 --tokens 128K --heads 128 --kv-heads 128 --head-dim 192 \
+      --v-head-dim 128 --shared-key-dim "$([ $share = once ] && echo 64 || echo 0)" --layout dual-chunk-swap \
+      --schedule ring,all-gather,all-to-all
+  done
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
   echo "record: published.csv, published.txt: results/published.py"
   /usr/bin/python3 results/published.py "$apps"
