@@ -53,7 +53,7 @@ class Right(unittest.TestCase):
                 {"ranks": 2, "layout": "contiguous", "dtype": "float64", "case": "attention_[lt]*"},
             ),
             "logprob": ({"tp": 4}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
-            "loss": ({"cp": 2, "tp": 2, "case": "logprobs_[uprst]*"},),
+            "loss": ({"cp": 2, "tp": 2, "case": "logprobs_[uprst]*"}, {"dp": 2, "cp": 2, "case": "logprobs_[pu]*"}),
             "shard": ({"ranks": 2}, {"ranks": 4}),
             "labels": ({"ranks": 2, "case": "packed_odd_*"},),
             "unshard": ({"ranks": 4},),

@@ -432,6 +432,18 @@ def mean_of_means(logits_shard, labels, group, data_group, first, weights, count
     return right.loss(logits_shard, labels, group, data_group, first, weights / mine)
 
 
+@loss_case("normalisation", "a mean of the replicas' means", dp=2)
+def mean_of_replicas(logits_shard, labels, group, data_group, cp_group, dp_group, first, weights):
+    mine = cp_group.all_reduce(np.where(labels == -100, 0, weights).sum())
+    return right.loss(logits_shard, labels, group, data_group, first, weights / mine)
+
+
+@loss_case("factor-dp", "a factor 2 = dp", cp=1, dp=2)
+def loss_times_dp(logits_shard, labels, group, data_group, dp_group, first, weights):
+    value, backward = right.loss(logits_shard, labels, group, data_group, first, weights)
+    return value * dp_group.size, lambda d_loss: backward(d_loss * dp_group.size)
+
+
 @loss_case("normalisation", "a sum, not a mean")
 def sum_of_losses(logits_shard, labels, group, data_group, first, weights, count):
     return scaled(count, logits_shard, labels, group, data_group, first, weights)

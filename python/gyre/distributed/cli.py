@@ -36,9 +36,10 @@ def _parser() -> argparse.ArgumentParser:
     add("--function", help="FILE.py:NAME or MODULE:NAME")
     add("--contract", default="", help=", ".join(contracts.NAMES))
     add("--explain", action="store_true", help="print the contract and end")
-    add("--ranks", type=int, help="number of processes (default: cp x tp, else 2)")
-    add("--cp", type=int, help="ranks that share tokens (default: the ranks over tp)")
+    add("--ranks", type=int, help="number of processes (default: dp x cp x tp, else 2)")
+    add("--cp", type=int, help="ranks that share tokens (default: the ranks over dp x tp)")
     add("--tp", type=int, help="ranks that share heads or the vocabulary")
+    add("--dp", type=int, help="contract loss: replicas, which have other rows (default: 1)")
     add("--layout", default="dual-chunk-swap", help=", ".join(layouts.NAMES) + " (default: %(default)s)")
     add(
         "--backend",
@@ -65,10 +66,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     options = vars(parser.parse_args(arguments))
     suite, function, explain = options.pop("suite"), options.pop("function"), options.pop("explain")
     try:
-        for name in ("ranks", "cp", "tp"):
+        for name in ("ranks", "cp", "tp", "dp"):
             if options[name] is not None and options[name] < 1:
                 raise Usage(f"--{name} is {options[name]}; it must be 1 or more")
-            options[name] = options[name] or 0
+            options[name] = options[name] or (1 if name == "dp" else 0)
         if explain:
             name = options["contract"]
             if name not in contracts.NAMES:

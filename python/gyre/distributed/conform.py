@@ -14,7 +14,7 @@ from . import contracts, layouts
 from .contract import Finding, LeftOut, Problem, Tolerance, Verdict
 from .joined import Joined, is_joined
 from .launch import Setting, Team, ending
-from .rank import TYPES, Unable, Usage, check_gpus, split_function, torch_or_refusal
+from .rank import TYPES, Grid, Unable, Usage, check_gpus, split_function, torch_or_refusal
 
 BACKENDS = ("gloo", "nccl", "numpy")
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 2e-2}
@@ -29,6 +29,7 @@ class Options:
     ranks: int = 0
     cp: int = 0
     tp: int = 0
+    dp: int = 1
     layout: str = "dual-chunk-swap"
     backend: str = "gloo"
     dtype: str = "float32"
@@ -74,7 +75,8 @@ def _lines(report: Report) -> Iterator[str]:
     names = [v.case for v in report.verdicts]
     width = max(map(len, [*names, "case"]))
     layout = f", layout {o.layout}" if contracts.named(o.contract).USES_LAYOUT else ""
-    yield f"# contract {o.contract} of {o.function} on {o.ranks} ranks: cp {o.cp}, tp {o.tp}{layout}, {o.backend}, {o.dtype}"
+    replicas = f"dp {o.dp}, " if o.dp > 1 else ""
+    yield f"# contract {o.contract} of {o.function} on {o.ranks} ranks: {replicas}cp {o.cp}, tp {o.tp}{layout}, {o.backend}, {o.dtype}"
     yield f"{'case'.ljust(width)}  verdict   err_over_tol  broken"
     for v in report.verdicts:
         text = "; ".join(_said(f) for f in v.findings) or v.note
@@ -123,16 +125,19 @@ def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
     return mine
 
 
-def grid(ranks: int, cp: int, tp: int, uses_cp: bool) -> tuple[int, int]:
-    """cp and tp of a number of ranks; what is 0 is what is left. Usage: they do not go together."""
-    if ranks < 1 or cp < 0 or tp < 0:
-        raise Usage(f"ranks {ranks}, cp {cp}, tp {tp}: they must be at least 1")
+def grid_of(ranks: int, dp: int, cp: int, tp: int, uses_cp: bool) -> Grid:
+    """The grid of a number of ranks; cp or tp of 0 is what is left. Usage: they do not go together."""
+    if min(ranks, dp) < 1 or min(cp, tp) < 0:
+        raise Usage(f"ranks {ranks}, dp {dp}, cp {cp}, tp {tp}: they must be at least 1")
+    each = ranks // dp
     if not cp and not tp:
-        return (ranks, 1) if uses_cp else (1, ranks)
-    cp, tp = cp or ranks // tp, tp or ranks // cp
-    if cp * tp != ranks:
-        raise Usage(f"{ranks} ranks are not cp {cp} x tp {tp} = {cp * tp}: a group of the wrong size")
-    return cp, tp
+        cp, tp = (each, 1) if uses_cp else (1, each)
+    found = Grid(dp, cp or each // tp, tp or each // cp)
+    if found.ranks != ranks:
+        replicas = f"dp {dp} x " if dp > 1 else ""
+        size = f"{replicas}cp {found.cp} x tp {found.tp} = {found.ranks}"
+        raise Usage(f"{ranks} ranks are not {size}: a group of the wrong size")
+    return found
 
 
 def settled(options: Options) -> Options:
@@ -161,15 +166,17 @@ def settled(options: Options) -> Options:
         if bound is not None and not 0 <= bound < math.inf:
             raise Usage(f"--{option} is {bound}; it must be 0 or more, and finite")
     started = int(os.environ["WORLD_SIZE"]) if is_joined() else 0
-    ranks = options.ranks or started or max(1, options.cp) * max(1, options.tp)
+    if options.dp != 1 and not getattr(contracts.named(name), "USES_DP", False):
+        raise Usage(f"--dp is {options.dp}, but the contract {name} has no data-parallel ranks; it must be 1")
+    ranks = options.ranks or started or options.dp * max(1, options.cp) * max(1, options.tp)
     if ranks == 1 and not (options.ranks or started or options.cp or options.tp):
         ranks = 2
     if started and ranks != started:
         raise Usage(f"--ranks is {ranks}, but {started} ranks were started: a group of the wrong size")
-    cp, tp = grid(ranks, options.cp, options.tp, contracts.named(name).USES_LAYOUT)
+    grid = grid_of(ranks, options.dp, options.cp, options.tp, contracts.named(name).USES_LAYOUT)
     convention = options.convention or conventions[0]
     return Options(
-        **{**vars(options), "contract": name, "ranks": ranks, "cp": cp, "tp": tp, "convention": convention}
+        **{**vars(options), "contract": name, "ranks": ranks, "cp": grid.cp, "tp": grid.tp, "convention": convention}
     )
 
 
@@ -189,7 +196,12 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     usual = TOLERANCE[chosen.dtype]
     tolerance = Tolerance(usual if chosen.rtol is None else chosen.rtol, usual if chosen.atol is None else chosen.atol)
     setting = Setting(
-        chosen.contract, function, chosen.backend, chosen.cp, chosen.tp, chosen.dtype, chosen.forward_only
+        chosen.contract,
+        function,
+        chosen.backend,
+        Grid(chosen.dp, chosen.cp, chosen.tp),
+        chosen.dtype,
+        chosen.forward_only,
     )
     report = Report(chosen)
     team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)

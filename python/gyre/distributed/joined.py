@@ -47,7 +47,7 @@ class Joined:
         )
         self.store = torch.distributed.PrefixStore("gyre", store)
         s = self.setting
-        self.here = torch_here(rank, s.backend, s.cp, s.tp, s.kind)
+        self.here = torch_here(rank, s.backend, s.grid, s.kind)
         self.here.forward_only = s.forward_only
         self.contract, self.function = contracts.named(s.contract), load(s.function)
         signal.signal(signal.SIGTERM, lambda *_: self.ended.set())
@@ -126,7 +126,7 @@ class Joined:
     def stop(self) -> None:
         """Tells the others the exit code. A rank that hangs is ended by the launcher."""
         if self.rank == 0 and hasattr(self, "store"):
-            for rank in range(1, self.setting.ranks):
+            for rank in range(1, self.setting.grid.ranks):
                 self.store.set(f"{self.case + 1}/task/{rank}", pickle.dumps((self.code,)))
 
     def _leave(self, code: int) -> None:

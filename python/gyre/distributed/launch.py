@@ -15,7 +15,7 @@ from typing import Any
 
 from . import contracts
 from .group import Group, Wires
-from .rank import Here, Unable, Usage, answer, load, torch_here, torch_or_refusal
+from .rank import Grid, Here, Unable, Usage, answer, load, torch_here, torch_or_refusal
 
 GRACE_S = {"left out": 5.0, "refused": 5.0}  # for the others, once one rank has ended without an answer
 SHORT_GRACE_S = 1.0  # after an error: the others may wait for that rank
@@ -27,24 +27,19 @@ class Setting:
     """Options that all ranks of a run share."""
 
     def __init__(
-        self, contract: str, function: str, backend: str, cp: int, tp: int, kind: str, forward_only: bool
+        self, contract: str, function: str, backend: str, grid: Grid, kind: str, forward_only: bool
     ) -> None:
         self.contract, self.function, self.backend = contract, function, backend
-        self.cp, self.tp, self.kind, self.forward_only = cp, tp, kind, forward_only
-
-    @property
-    def ranks(self) -> int:
-        return self.cp * self.tp
+        self.grid, self.kind, self.forward_only = grid, kind, forward_only
 
 
 def numpy_here(rank: int, setting: Setting, wires: Wires, case: int) -> Here:
     """Groups of one case: a message that is left over from another case is in no one's way."""
-    c, t = divmod(rank, setting.tp)
     groups = {
-        "cp": Group(wires, f"{case} cp {t}", [r * setting.tp + t for r in range(setting.cp)], rank),
-        "tp": Group(wires, f"{case} tp {c}", [c * setting.tp + r for r in range(setting.tp)], rank),
+        name: Group(wires, f"{case} {name} {members[0]}", members, rank)
+        for name, members in setting.grid.groups(rank).items()
     }
-    return Here(rank, setting.cp, setting.tp, setting.kind, groups)
+    return Here(rank, setting.grid, setting.kind, groups)
 
 
 def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connection], port: int) -> None:
@@ -62,9 +57,9 @@ def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connec
                 torch.cuda.set_device(rank)
             torch.set_num_threads(1)
             torch.distributed.init_process_group(
-                setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=setting.ranks
+                setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=setting.grid.ranks
             )
-            here = torch_here(rank, setting.backend, setting.cp, setting.tp, setting.kind)
+            here = torch_here(rank, setting.backend, setting.grid, setting.kind)
         function = load(setting.function)
         pipe.send(("ready",))
     except (Usage, Unable) as error:
@@ -98,7 +93,7 @@ class Team:
 
     def start(self) -> None:
         """Usage, Unable: a rank could not begin."""
-        server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.ranks, _free_port()
+        server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.grid.ranks, _free_port()
         server.set_forkserver_preload(
             ["gyre.distributed.launch", *(["torch"] if self.setting.backend != "numpy" else [])]
         )

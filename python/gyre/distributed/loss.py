@@ -7,11 +7,12 @@ A rank has some rows of the logits and, with tp, some columns, as in the contrac
     L = sum_i w_i nll_i / sum_i w_i        over the rows of all ranks
 
 --convention says what a rank returns, and whose gradient it has: mean, L on every rank (losses a
-token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, cp times that,
-for frameworks whose average over data-parallel ranks divides by cp. Gradients: of tensors by autograd;
-of NumPy arrays, a second value is returned, a function of 1 that returns the gradient of the shard.
-group: ranks that share the vocabulary. Further parameters, given where they are taken: data_group
-(ranks with other rows), first (id of the first column), columns (of all ranks), weights [tokens],
+token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, that times the
+ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over data-parallel ranks
+divides by their number. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
+a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
+parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
+(those of them in the same replica, and at the same place of other replicas), first (id of the first column), columns (of all ranks), weights [tokens],
 count (sum of all weights), mesh.
 """
 
@@ -39,7 +40,7 @@ from .contract import (
 from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, unpacked, values_of
 from .rank import Here
 
-KIND, USES_LAYOUT = "logprobs", False
+KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
 CONVENTIONS = ("mean", "partial", "times-cp")
 IGNORED = -100
 
@@ -53,7 +54,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     labels[1::4] = IGNORED
     if np.any(temperature != 1) or not (labels != IGNORED).any():
         return
-    columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.cp)
+    columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.dp * options.cp)
     plain = np.ones(len(labels), np.float32)
     for name, weights in (
         (path.stem, plain),
@@ -69,7 +70,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             "convention": options.convention,
         }
         pieces = []
-        for rank in range(options.cp * options.tp):
+        for rank in range(len(rows) * options.tp):
             mine, part = rows[rank // options.tp], columns[rank % options.tp]
             pieces.append(
                 {
@@ -81,14 +82,15 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             )
         needs = {} if weights is plain else {"weights": "rows have weights"}
         if np.isfinite(values_of(problem, d_value=plain)["logprob"]).all():
-            yield Problem(name, pieces, needs, partial(_judge, name, problem, columns, rows))
+            yield Problem(name, pieces, needs, partial(_judge, name, problem, columns, rows, options.dp))
 
 
 def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
-    offers = dict(piece["offers"], mesh=here.mesh, data_group=here.group("cp"), weights=here.array(piece["weights"]))
+    offers = dict(piece["offers"], mesh=here.mesh, weights=here.array(piece["weights"]))
+    offers |= {f"{name}_group": here.group(name) for name in ("data", "cp", "dp")}
     logits = here.leaf(piece["logits"])
     value, backward = unpacked(
         function(logits, here.ids(piece["labels"]), here.group("tp"), **keywords(function, offers, needs))
@@ -104,7 +106,10 @@ def call(
 def loss_of(
     problem: Mapping[str, Any], rows: list[np.ndarray], normaliser: np.ndarray | float | None = None, **changes: Any
 ) -> dict[str, np.ndarray]:
-    """loss [cp], of each rank by the convention, and d_loss of all rows; normaliser: [cp] or a number, else by weights."""
+    """loss of each part of the rows by the convention, and d_loss of all rows.
+
+    normaliser: one of each part, or a number; without, the sum of the weights.
+    """
     p = {**problem, **changes}
     weights = p["weights"]
     total = np.broadcast_to(weights.sum() if normaliser is None else normaliser, (len(rows),))
@@ -123,23 +128,24 @@ def _judge(
     problem: Mapping[str, Any],
     columns: list[slice],
     rows: list[np.ndarray],
+    dp: int,
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
-    cp, tp = len(rows), len(columns)
-    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(arrays, "loss", cp, tp, tolerance)
+    parts, tp = len(rows), len(columns)
+    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(arrays, "loss", parts, tp, tolerance)
     if broken:
         return Verdict(name).fail(*broken)
     expected = loss_of(problem, rows)
-    got = {"loss": np.stack([arrays[c * tp]["loss"] for c in range(cp)])}
+    got = {"loss": np.stack([arrays[p * tp]["loss"] for p in range(parts)])}
     if all("d_loss" in mine for mine in arrays):
         got["d_loss"] = np.concatenate(
-            [np.concatenate([arrays[c * tp + t]["d_loss"] for t in range(tp)], axis=1) for c in range(cp)]
+            [np.concatenate([arrays[p * tp + t]["d_loss"] for t in range(tp)], axis=1) for p in range(parts)]
         )
 
     def places(array: str, bad: np.ndarray) -> str:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
-        where = f"cp rank {first[0]}" if array == "loss" else f"row {first[0]}, column {first[1]}"
+        where = _part_name(first[0], parts, dp) if array == "loss" else f"row {first[0]}, column {first[1]}"
         return f"{where}: {float(got[array][first]):.6g}, should be {float(expected[array][first]):.6g}"
 
     verdict = judged(
@@ -147,12 +153,12 @@ def _judge(
         got,
         expected,
         tolerance,
-        lambda failing: _hypotheses(got, expected, failing, problem, columns, rows),
+        lambda failing: _hypotheses(got, expected, failing, problem, columns, rows, dp),
         places,
     )
     if (
         verdict.status == "failed"
-        and cp > 1
+        and parts > 1
         and problem["convention"] == "mean"
         and not np.allclose(got["loss"], got["loss"][0], rtol=1e-5)
     ):
@@ -163,6 +169,11 @@ def _judge(
     return verdict
 
 
+def _part_name(part: int, parts: int, dp: int) -> str:
+    replica, cp_rank = divmod(part, parts // dp)
+    return f"cp rank {cp_rank}" if dp == 1 else f"dp rank {replica}, cp rank {cp_rank}"
+
+
 def _hypotheses(
     got: Arrays,
     expected: Arrays,
@@ -170,16 +181,20 @@ def _hypotheses(
     problem: Mapping[str, Any],
     columns: list[slice],
     rows: list[np.ndarray],
+    dp: int,
 ) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
-    weights, labels, cp, tp = problem["weights"], problem["targets"], len(rows), len(columns)
+    weights, labels, parts, tp = problem["weights"], problem["targets"], len(rows), len(columns)
+    cp = parts // dp
 
     def known(kind: str, text: str, normaliser: Any = None, **changes: Any) -> Hypothesis:
         return Hypothesis(kind, text, lambda: loss_of(problem, rows, normaliser, **changes))
 
     if {n for n in failing if not got[n].any()} == failing:
         yield Hypothesis("zero", "it is 0", lambda: {n: np.zeros(got[n].shape) for n in failing})
-    named = {"cp": cp, "tp": tp, "the ranks": cp * tp}
+    named = {"cp": cp, "tp": tp, "dp": dp, "the ranks": parts * tp}
+    if min(dp, cp) > 1:
+        named["dp x cp"] = parts
     yield from (h for h in factors(got, expected, failing, named) if h.kind.endswith(tuple(named)))
     counts = np.array([weights[mine].sum() for mine in rows])
     yield known("normalisation", "wrong normalisation: rows that are ignored are counted", len(weights))
@@ -191,9 +206,13 @@ def _hypotheses(
             "wrong normalisation: by the number of labels, not by their weights",
             float((weights > 0).sum()),
         )
-    if cp > 1:
+    if dp > 1 and cp > 1:
+        of_replica = np.repeat(counts.reshape(dp, cp).sum(axis=1), cp)
+        yield known("normalisation", "wrong normalisation: every replica divides by its own weights", of_replica)
+        yield known("normalisation", "wrong normalisation: a mean of the replicas' means", of_replica * dp)
+    if parts > 1:
         yield known("normalisation", "wrong normalisation: every rank divides by its own weights", counts)
-        yield known("normalisation", "wrong normalisation: a mean of the ranks' means", counts * cp)
+        yield known("normalisation", "wrong normalisation: a mean of the ranks' means", counts * parts)
         for convention in CONVENTIONS:
             text = f"the convention is {convention}, not {problem['convention']}"
             yield known("convention", text, convention=convention)
@@ -217,7 +236,8 @@ def _hypotheses(
     yield known(
         "padding", "labels of -100 are counted as id 0", targets=padded, weights=np.where(labels == IGNORED, 1, weights)
     )
-    for rank in range(cp if cp > 1 else 0):
+    for part in range(parts if parts > 1 else 0):
         dropped = weights.copy()
-        dropped[rows[rank]] = 0
-        yield known("dropped-shard", f"a dropped shard: the rows of cp rank {rank} are missing", weights=dropped)
+        dropped[rows[part]] = 0
+        text = f"a dropped shard: the rows of {_part_name(part, parts, dp)} are missing"
+        yield known("dropped-shard", text, weights=dropped)

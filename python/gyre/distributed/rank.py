@@ -6,6 +6,7 @@ import os
 import sys
 import traceback
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -56,14 +57,34 @@ def load(place: str) -> Callable[..., Any]:
     raise Usage(f"{module} has no function {name!r}; it has {names or 'none'}")
 
 
+@dataclass(frozen=True)
+class Grid:
+    """Ranks of dp x cp x tp; those that differ in tp alone are neighbours."""
+
+    dp: int
+    cp: int
+    tp: int
+
+    @property
+    def ranks(self) -> int:
+        return self.dp * self.cp * self.tp
+
+    def groups(self, rank: int) -> dict[str, list[int]]:
+        """Ranks that differ from this one in dp, in cp, in either (data) and in tp alone."""
+        all_ranks = np.arange(self.ranks).reshape(self.dp, self.cp, self.tp)
+        d, c, t = (int(i[0]) for i in np.nonzero(all_ranks == rank))
+        found = {"dp": all_ranks[:, c, t], "cp": all_ranks[d, :, t], "data": all_ranks[:, :, t], "tp": all_ranks[d, c]}
+        return {name: [int(r) for r in members.flat] for name, members in found.items()}
+
+
 class Here:
-    """A rank of a grid of cp x tp, with NumPy arrays."""
+    """A rank, with NumPy arrays and its groups."""
 
     forward_only = False  # the function has no gradients, by --forward-only
     lacks_gradients = False  # they were asked for, and the function returned no way to them
 
-    def __init__(self, rank: int, cp: int, tp: int, kind: str, groups: Mapping[str, Any], mesh: Any = None) -> None:
-        self.rank, self.cp, self.tp, self.kind, self.mesh = rank, cp, tp, kind, mesh
+    def __init__(self, rank: int, grid: Grid, kind: str, groups: Mapping[str, Any], mesh: Any = None) -> None:
+        self.rank, self.cp, self.tp, self.kind, self.mesh = rank, grid.cp, grid.tp, kind, mesh
         self._groups = groups
 
     def group(self, name: str) -> Any:
@@ -149,16 +170,20 @@ def torch_or_refusal() -> Any:
     return torch
 
 
-def torch_here(rank: int, backend: str, cp: int, tp: int, kind: str) -> TorchHere:
-    """The place of a rank of torch's default group, which exists."""
+def torch_here(rank: int, backend: str, grid: Grid, kind: str) -> TorchHere:
+    """The place of a rank of torch's default group, which exists. The mesh is of cp and tp; with dp > 1, of all three."""
     torch = torch_or_refusal()
     from torch.distributed.device_mesh import init_device_mesh
 
     device = "cuda" if backend == "nccl" else "cpu"
-    mesh = init_device_mesh(device, (cp, tp), mesh_dim_names=("cp", "tp"))
-    groups = {name: mesh.get_group(name) for name in ("cp", "tp")}
+    whole = init_device_mesh(device, (grid.dp, grid.cp, grid.tp), mesh_dim_names=("dp", "cp", "tp"))
+    groups = {name: whole.get_group(name) for name in ("dp", "cp", "tp")}
+    groups["data"] = groups["cp"]
+    if grid.dp > 1:
+        data, _ = torch.distributed.new_subgroups_by_enumeration([grid.groups(t)["data"] for t in range(grid.tp)])
+        groups["data"] = data
     where = f"cuda:{torch.cuda.current_device()}" if backend == "nccl" else "cpu"
-    return TorchHere(rank, cp, tp, kind, groups, mesh, device=where)
+    return TorchHere(rank, grid, kind, groups, whole if grid.dp > 1 else whole["cp", "tp"], device=where)
 
 
 def check_gpus(backend: str, ranks: int) -> None:
