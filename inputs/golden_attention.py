@@ -181,7 +181,7 @@ add("values_wide", "heads of 8 elements of queries and keys, 20 of values, a ful
     VALUES, ("full", "head-dim", "value-dim"), [11, 3], 2, 1, 8, v_head_dim=20, mask="full")
 add("keys_shared", "the last 6 of 14 elements of a key are the same in all four KV heads", SHARED,
     ("causal", "head-dim", "value-dim", "shared-keys"), [9, 5], 4, 4, 14, v_head_dim=8, shared=6)
-add("keys_shared_groups", "the last 2 of 6 elements are those of two KV heads of two; a window, sinks",
+add("keys_shared_groups", "two KV heads, each of two query heads, share the last 2 of 6 elements of a key; a window, sinks",
     SHARED, ("causal", "window", "head-dim", "shared-keys", "sinks"), [11, 4], 4, 2, 6, shared=2,
     window=3, sinks=True)
 add("uneven", "documents of 0 to 19 tokens, the first and the last one empty",

@@ -93,7 +93,7 @@ def visible(length, problem, document):
 
 
 def attend(problem, answers, document, head):
-    """Fills in the answers of one head on the rows of one document; adds to other gradients."""
+    """Fills in the answers of one head on the rows of one document; adds to the other gradients."""
     rows = slice(*problem["offsets"][document : document + 2])
     group = problem["q"].shape[1] // problem["k"].shape[1]
     q, d_out = (problem[name][rows, head].astype(np.float64) for name in ("q", "d_out"))

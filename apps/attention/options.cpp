@@ -31,12 +31,7 @@ void declare_problem(CLI::App& app, AttentionOptions& o) {
   add("--heads", "Query heads", o.heads, 1);
   add("--kv-heads", "Key and value heads", o.kv_heads, 1);
   add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1);
-  add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", o.v_head_dim,
-      0);
-  add("--shared-key-dim",
-      "Last elements of a head of keys that all KV heads share; sent once (of MLA: the rotary "
-      "part)",
-      o.shared_key_dim, 0);
+  declare_head_widths(app, o.v_head_dim, o.shared_key_dim);
   declare_mask_options(app, o.mask);
   add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
   add.seed("Of inputs that are made up", o.seed);
@@ -118,8 +113,7 @@ void check_source(const AttentionOptions& o, ConfigErrors& errors) {
   if (!o.input.empty() && has_shape)
     errors.add(
         "--heads, --kv-heads, --head-dim, --v-head-dim, --shared-key-dim, --mask, --window, "
-        "--sinks "
-        "and --seed are those of the file of --input: leave them out");
+        "--sinks and --seed are those of the file of --input: leave them out");
   const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");

@@ -47,7 +47,8 @@ std::string parts_text(const AttentionResult& result) {
   return text;
 }
 
-/// An f32 view of a matrix in host memory. Only a matrix of another type is converted.
+/// f32 values in host memory of a matrix, or of some columns of each head. Copies them unless it is
+/// the whole of an f32 matrix.
 class AsFloat {
  public:
   AsFloat(const MatrixRef& from, Stream& stream) : AsFloat(from, stream, {1, from.cols}) {}

@@ -51,16 +51,17 @@ struct AttentionWorkload {
 /// Elements [first, first + dim) of each of `heads` heads, which lie `stride` columns apart.
 struct HeadColumns {
   int64_t heads, dim, first = 0, stride = dim;
-  bool of_all_heads = false;  ///< one head has the elements of all: their arrays have no heads
+  bool of_all_heads = false;  ///< the elements belong to all heads: arrays of them have no heads
   int64_t at(size_t i) const {
     const auto index = static_cast<int64_t>(i);
     return index / dim * stride + first + index % dim;
   }
 };
-/// The columns of keys (or their gradients) that belong to one head, and to all heads.
+/// Columns of keys, or of their gradients, that each KV head has of its own.
 inline HeadColumns own_key_columns(const HeadShape& shape) {
   return {shape.kv_heads, shape.own_key_dim(), 0, shape.head_dim};
 }
+/// Columns that all KV heads share.
 inline HeadColumns shared_key_columns(const HeadShape& shape) {
   return {1, shape.shared_key_dim, shape.own_key_dim(), shape.head_dim, true};
 }

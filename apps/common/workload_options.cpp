@@ -153,6 +153,15 @@ void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {
                std::max(1, (heads + kv_heads / 2) / kv_heads) * kv_heads);
 }
 
+void declare_head_widths(CLI::App& app, int& v_head_dim, int& shared_key_dim) {
+  const AddOptions add(app, "Problem");
+  add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", v_head_dim,
+      0);
+  add("--shared-key-dim",
+      "Elements at the end of a key that all KV heads share, sent once (MLA: the rotary part)",
+      shared_key_dim, 0);
+}
+
 void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors) {
   if (shared_key_dim >= head_dim)
     errors.add("--shared-key-dim {}: heads of keys have {} elements; at most {} can be shared",

@@ -74,7 +74,9 @@ std::vector<InputInfo> input_files(Communicator& world, const std::string& input
 
 /// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);
-/// Adds an error unless a head has more elements than those that all heads share.
+/// Declares --v-head-dim and --shared-key-dim.
+void declare_head_widths(CLI::App& app, int& v_head_dim, int& shared_key_dim);
+/// Adds an error unless a head of keys has more elements than those that all heads share.
 void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors);
 
 /// The named element type of activations: f32 or bf16.

@@ -43,8 +43,8 @@ struct LogprobsWorkload {
   bool has_teacher = true, has_teacher_values = true, has_hidden = true, has_kept = true;
   int64_t hidden = 1;     ///< D, elements of a hidden state
   SamplingFilter filter;  ///< of all tokens; its temperature applies to all scores
-  /// Names, of temperature, top_k, top_p and min_p, whose numbers differ between tokens
-  /// (LogprobsInputs::filter)
+  /// Names of the parameters (temperature, top_k, top_p, min_p) that differ between tokens;
+  /// LogprobsInputs::filter has them.
   std::vector<std::string> of_tokens;
   std::string kept_refusal;  ///< why the kept ids cannot be scored; empty if they can
   std::string origin;        ///< source of the workload, for the report

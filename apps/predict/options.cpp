@@ -100,12 +100,7 @@ void declare_options(CLI::App& app, PredictOptions& o) {
   add("--kv-heads", "Key and value heads; 0: 8, or the model's", o.kv_heads, 0);
   add("--head-dim", "Elements of a head of queries and keys; 0: 128, or the model's", o.head_dim,
       0);
-  add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", o.v_head_dim,
-      0);
-  add("--shared-key-dim",
-      "Last elements of a head of keys that all KV heads share; sent once (of MLA: the rotary "
-      "part)",
-      o.shared_key_dim, 0);
+  declare_head_widths(app, o.v_head_dim, o.shared_key_dim);
   declare_mask_options(app, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);

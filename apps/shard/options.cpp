@@ -87,8 +87,11 @@ void check_options(const ShardOptions& o) {
   if (!(o.tflops > 0)) errors.add("--tflops {} must be positive", o.tflops);
   if (!(o.gbytes_per_s > 0)) errors.add("--gbps {} must be positive", o.gbytes_per_s);
   if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.output.empty() ||
-                    !o.svg.empty() || o.repad))
-    errors.add("--ulysses takes no --layout, --repad, --output or --svg");
+                    !o.svg.empty() || o.repad || !o.gradient.empty() || !o.relayout.empty()))
+    errors.add(
+        "--ulysses takes no --layout, --repad, --gather-gradient, --relayout, --output or --svg");
+  if (o.check == "none" && (!o.gradient.empty() || !o.relayout.empty()))
+    errors.add("--gather-gradient and --relayout are checks: leave --check none out");
   if (o.ulysses && o.backend.on_gpu()) errors.add("--ulysses works on the host: --backend cpu");
   errors.throw_if_any("impossible configuration");
 }

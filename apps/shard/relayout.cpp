@@ -43,7 +43,7 @@ std::string check_relayout(ShardingPlan& from, ShardingPlan& to, Communicator& w
   const int64_t bins = from.header().bin_count();
   run_agreed(world, "--relayout", [&] {
     if (world.size() != from.cp())
-      throw_usage("--relayout exchanges rows over the run's ranks: {} of them, --cp {}",
+      throw_usage("--relayout needs as many ranks as --cp: the run has {}, --cp is {}",
                   world.size(), from.cp());
     for (int64_t b = 0; b < bins; ++b) to.layout(b);
   });

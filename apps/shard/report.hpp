@@ -123,11 +123,10 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
 void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::string& path,
                       const ShardsHeader& shards, Communicator& world, Verification& checks);
 
-/// Turns the ranks' shards of one plan's layout into those of the other's and back, as the gradient
-/// is. Adds to `checks` that rows are those of the layouts and that bytes are those of the rows that
-/// change their rank. Returns a "#" line with the bytes that all ranks sent. Throws a usage error
-/// unless the run has as many ranks as the layouts, or if the second layout refuses a bin.
-/// Collective.
+/// Moves the ranks' shards from the layout of one plan to that of the other, and back, as gradients
+/// go. Checks the rows against both layouts, and the bytes sent against the rows that change rank.
+/// Returns a "#" line with the bytes that all ranks sent. Throws a usage error unless the run has as
+/// many ranks as the layouts, or if the second layout refuses a bin. Collective.
 std::string check_relayout(ShardingPlan& from, ShardingPlan& to, Communicator& world,
                            Verification& checks);
 

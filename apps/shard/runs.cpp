@@ -121,9 +121,9 @@ void exchange_lists(ExchangeStep& step, const PackedHeader& header) {
 }
 
 /// Slices the stream and gathers it again, and splits a gradient.
-void slice_bin(ExchangeStep& step, const BinView& bin) {
+void slice_bin(ExchangeStep& step, const BinView& bin, int64_t axes) {
   const SlicedInput sliced =
-      slice_and_pad(bin.ids, 1, bin.positions, bin.bounds, step.ranks(), step.rank());
+      slice_and_pad(bin.ids, 1, bin.positions, axes, bin.bounds, step.ranks(), step.rank());
   const int64_t n = bin.slots(), pad = (step.ranks() - n % step.ranks()) % step.ranks();
   const int64_t width = (n + pad) / step.ranks(), begin = step.rank() * width;
   step.row().slots += width;
@@ -333,7 +333,9 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
     for (int64_t b = 0; b < header.bin_count(); ++b) work(step, bin_view(header, slots, b));
     rows.push_back(step.finish());
   };
-  over_bins("slices", [](ExchangeStep& step, const BinView& bin) { slice_bin(step, bin); });
+  over_bins("slices", [&](ExchangeStep& step, const BinView& bin) {
+    slice_bin(step, bin, header.position_axes);
+  });
   over_bins("exchange",
             [&](ExchangeStep& step, const BinView& bin) { exchange_slices(step, heads, bin); });
   if (can_be_swapped(header, world.size()))

@@ -90,7 +90,7 @@ def context_parallel_whole(shard, rank, size, group, mesh):
 
 
 def autograd_all_reduce(x, group):
-    """all_reduce of the functional collectives, whose backward is another one: the convention sum."""
+    """The functional all_reduce; its backward is an all_reduce, too: the convention sum."""
     return collectives.all_reduce(x, "sum", group)
 
 

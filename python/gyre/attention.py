@@ -106,7 +106,7 @@ def attention_problem(
 
 
 def whole_keys(arrays: Mapping[str, Any]) -> np.ndarray:
-    """[T, K, D]: k, of which every head ends with k_shared, if there is one."""
+    """The keys [T, K, D]: k, with k_shared appended to every head if there is one."""
     k = np.asarray(arrays["k"])
     if "k_shared" not in arrays:
         return k
@@ -115,7 +115,7 @@ def whole_keys(arrays: Mapping[str, Any]) -> np.ndarray:
 
 
 def split_gradient(d_k: np.ndarray, own: int) -> dict[str, np.ndarray]:
-    """d_k [T, K, own] and, if keys have more elements, d_k_shared, summed over heads: of d_k [T, K, D]."""
+    """Splits d_k [T, K, D] into d_k [T, K, own] and, if D > own, d_k_shared [T, D - own], summed over KV heads."""
     found = {"d_k": d_k[..., :own]}
     return found if own == d_k.shape[2] else found | {"d_k_shared": d_k[..., own:].sum(axis=1)}
 
@@ -181,7 +181,7 @@ def check_reference(
     shapes["d_sinks"], shapes["d_k_shared"] = of["q"][1:2], of.get("k_shared", ())
     for name in ("sinks", "k_shared"):
         if f"d_{name}" in reference and name not in problem.arrays:
-            raise ValueError(f"reference['d_{name}'] needs {name}, which were not given")
+            raise ValueError(f"reference['d_{name}'] needs the input {name}")
     arrays = {}
     for name, value in reference.items():
         label = f"reference[{name!r}]"

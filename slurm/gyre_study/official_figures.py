@@ -31,10 +31,11 @@ def attention_flops(run: Run, row: Row) -> list[str]:
     said = run.head.get("configuration", {})
     flops, tokens = row.data.get("model", {}).get("flops"), row.key.get("tokens")
     size = [said.get(name) for name in ("heads", "head_dim")]
+    size.append(said.get("v_head_dim", size[1]))
     if not all(isinstance(one, (int, float)) and one > 0 for one in (flops, tokens, *size)):
-        return ["no FLOPs, tokens, heads or head_dim"]
+        return ["no FLOPs, tokens, heads, head_dim or v_head_dim"]
     of_keys, of_values = (1, 1) if row.key.get("pass") == "fwd" else (3, 2)
-    pairs = flops / (2 * size[0] * (of_keys * size[1] + of_values * said.get("v_head_dim", size[1])))
+    pairs = flops / (2 * size[0] * (of_keys * size[1] + of_values * size[2]))
     most = tokens * (tokens + 1) / 2 if said.get("mask") == "causal" else tokens**2
     if pairs != int(pairs) or pairs > most:
         return [f"{flops:.12g} FLOPs are {pairs:.12g} pairs; wanted: a whole number up to {most:.12g}"]

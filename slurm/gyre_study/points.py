@@ -209,8 +209,8 @@ def speed(row: pd.Series) -> float:
 
 
 def scaling(data: StudyData) -> pd.DataFrame:
-    """By row: `efficiency` in percent, its speed over that of the same case on the fewest ranks, and `speed_up`, the
-    efficiency times the ranks over the fewest ranks of all cases. A case that starts on more ranks than others thus
+    """By row: `efficiency` in percent, its speed over that of the same case on the fewest ranks, and `speed_up`,
+    efficiency times ranks, divided by the fewest ranks of any case. A case that starts on more ranks than others thus
     starts on the line of no loss."""
     size = "axis_base" if data.has("axis_base") else "key_tokens"
     grows = [name for name in GRID_KEYS if name in data.rows and data.rows[name].nunique() > 1][:1]

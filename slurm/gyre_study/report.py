@@ -80,8 +80,8 @@ class Report:
         speed_up = panels(data, "ranks", lambda row: shares["speed_up"][row.name], power=-1)
         efficiency = panels(data, "ranks", lambda row: shares["efficiency"][row.name], power=-1)
         caption = (
-            "Median time; work done in a second, over that of the same case on the fewest ranks; the same a rank."
-            f" Dashed: no loss; a case that starts on more ranks than others starts there. {BARS}"
+            "Median time. Speed-up: efficiency times ranks, divided by the fewest ranks of any case. Efficiency: work a"
+            f" second and rank, over that of the same case on the fewest ranks. Dashed: no loss. {BARS}"
         )
         return self.figure(
             [

@@ -6,7 +6,7 @@
 //     fill                  initialise log-sum-exps of cleared arrays
 //     take_in_sinks         O, L <- O · exp(L - L'), L'         L' = log(exp L + exp z)
 //     delta                 delta_i <- <O_i, dO_i>
-//     sum_over_heads        a part of every head <- their sum in the first head, 0 in the others
+//     sum_over_heads        x_0 <- Σ_h x_h, others <- 0     x_h: the last elements of head h
 //     add_sink_gradient     dz <- dz - sum_i exp(z - L_i) · delta_i
 //
 // Both implementations copy, add and take in sinks by the same arithmetic, element by element. Sums

@@ -21,6 +21,7 @@
 //     size of O      sqrt Σ_j (p |v_j|)² / E
 //     size of dq     scale · sqrt Σ_j (p a_ij |k_j|)² / D
 //     size of dk     scale · sqrt Σ_ih (p a_ij |q_i|)² / D
+//     of its shared elements, summed over KV heads: the root of the sum of squares of their sizes
 //     size of dv     sqrt Σ_ih (p |dO_i|)² / E
 //     size of dz     sqrt Σ_i (exp(z - L'_i) |O'_i| |dO_i|)² / E
 //

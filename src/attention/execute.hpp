@@ -195,7 +195,8 @@ class AttentionExecutor {
   /// Sums the gradients of shared elements of keys into the first head of the slice; the others'
   /// become 0.
   void sum_shared_keys(const Slice& slice);
-  /// Appends copies of the parts of a slice whose message has shared elements of keys once.
+  /// Appends copies of a slice into its message, or (`unpacks`) out of it. The message has the
+  /// shared elements of keys once.
   void add_shared_copies(const Slice& slice, std::byte* message, bool unpacks,
                          std::vector<RowCopy>& copies);
   /// Clears an array. If the kernel can overwrite, defers the clear to the first call that writes

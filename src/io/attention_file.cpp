@@ -70,13 +70,15 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   }
   parts.k_shared = reader.reals_if("/attention/k_shared", {tokens, -1});
   if (parts.k_shared) a.shared_key_dim = parts.k_shared->shape()[1];
-  if (parts.q && parts.k_shared && (a.shared_key_dim < 1 || a.shared_key_dim >= a.head_dim))
+  int64_t own_dim = parts.q ? a.head_dim - a.shared_key_dim : -1;
+  if (parts.q && parts.k_shared && (a.shared_key_dim < 1 || own_dim < 1)) {
     reader.errors().add(
-        "/attention/k_shared is {}, but heads of /attention/q have {} elements: it must have 1 to "
-        "{} of a head",
-        h5::to_string(parts.k_shared->shape()), a.head_dim, a.head_dim - 1);
-  parts.k = reader.reals("/attention/k",
-                         {tokens, -1, parts.q ? a.head_dim - a.shared_key_dim : int64_t{-1}});
+        "/attention/k_shared has {} elements a token; heads of /attention/q have {}, of which 1 to "
+        "{} can be shared",
+        a.shared_key_dim, a.head_dim, a.head_dim - 1);
+    own_dim = -1;
+  }
+  parts.k = reader.reals("/attention/k", {tokens, -1, own_dim});
   if (parts.k) a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
     reader.errors().add(

@@ -6,6 +6,7 @@
 
 #include "comm/agree.hpp"
 #include "core/label.hpp"
+#include "io/packed_file.hpp"
 
 namespace gyre {
 namespace {
@@ -80,7 +81,9 @@ OptionalDataset open_positions(const h5::File& file, SchemaReader& reader, BshdA
   const h5::Shape shape = file.dataset(path).shape();
   if (shape.size() == 3) {
     batch.position_axes = shape[0];
-    if (shape[0] < 1) reader.errors().add("{} has {} axes; at least 1 is needed", path, shape[0]);
+    if (shape[0] < 1 || shape[0] > max_position_axes)
+      reader.errors().add("{} has {} axes; it must have 1 to {}", path, shape[0],
+                          max_position_axes);
     return reader.dataset(path, {h5::Type::i64}, {-1, batch.rows, batch.slots});
   }
   const bool shared = shape.size() == 2 && shape[0] == 1;

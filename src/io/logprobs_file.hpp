@@ -110,8 +110,7 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
 struct LogprobsResultsHeader {
   int64_t vocab_size = 0, top_k = 0;  ///< of the filter of all tokens
   double top_p = 1, temperature = 1, min_p = 0;
-  std::vector<std::string> of_tokens =
-      {};                    ///< numbers of the filter of which each token has its own
+  std::vector<std::string> of_tokens = {};  ///< names of the parameters that differ between tokens
   std::string input_sha256;  ///< SHA-256 of the problem's file, or "" if it was generated
   Provenance provenance;
 };

@@ -16,7 +16,6 @@ constexpr const char* packed_embeddings_path = "/packed/embeddings";
 constexpr const char* labels_path = "/packed/labels";
 constexpr const char* positions_path = "/packed/positions";
 constexpr const char* packed_extras_path = "/packed/extras";
-constexpr int64_t max_position_axes = 256;
 
 std::string path_of_extra(const std::string& name) {
   return fmt::format("{}/{}", packed_extras_path, name);
@@ -227,7 +226,8 @@ std::span<const int32_t> PackedHeader::bounds(const std::vector<int32_t>& all, i
 void count_on(std::vector<int32_t>& positions, size_t begin, int64_t slots, int64_t axes) {
   for (int64_t k = 0; k < slots * axes; ++k) {
     const size_t at = positions.size();
-    positions.push_back(at < begin + axes ? 0 : positions[at - axes] + 1);
+    constexpr int32_t largest = std::numeric_limits<int32_t>::max();
+    positions.push_back(at < begin + axes ? 0 : std::min(positions[at - axes], largest - 1) + 1);
   }
 }
 

@@ -19,6 +19,7 @@
 namespace gyre {
 
 inline constexpr const char* packed_schema = "gyre/packed";
+inline constexpr int64_t max_position_axes = 256;
 
 /// The part of a stream that is the same on all ranks.
 struct PackedHeader {
@@ -27,7 +28,7 @@ struct PackedHeader {
   int64_t documents = 0;      ///< number of documents (or trees) in bins.document
   int64_t vocab_size = 0;     ///< ids are in [0, vocab_size); labels too, or ignored_label
   int64_t hidden_size = 0;    ///< 0: ids; else embeddings of this width
-  int64_t position_axes = 1;  ///< of multi-axis rotary embeddings
+  int64_t position_axes = 1;  ///< axes of a position; above 1 for multi-axis rotary embeddings
   std::string tokenizer;
   std::string algorithm;           ///< how documents were packed into bins
   std::vector<std::string> names;  ///< per document, or empty
@@ -84,8 +85,8 @@ struct PackedSlots {
   }
 };
 
-/// Appends `slots` positions [slots, axes] of padding: on each axis they count on from the last of
-/// `positions`, or from 0 if the segment, which begins at element `begin`, has none.
+/// Appends positions [slots, axes] of `slots` slots of padding. Each axis continues from the last
+/// position of the segment, which begins at element `begin`, or starts at 0 if the segment is empty.
 void count_on(std::vector<int32_t>& positions, size_t begin, int64_t slots, int64_t axes);
 
 /// A matrix [rows, columns] as [columns, rows]: files hold positions [axes, slots].

@@ -37,7 +37,7 @@ int64_t width_of(const std::string& path, const ShardsHeader& header) {
                                                       : header.slot_offsets.back();
 }
 
-/// Axes of the column: 1, but for positions of multi-axis rotary embeddings.
+/// Number of axes of the column: 1, or for positions that of the file.
 int64_t axes_of(const Column& column, const ShardsHeader& header) {
   return column.values == &ShardRows::positions ? header.position_axes : 1;
 }

@@ -123,7 +123,8 @@ class RangeLanes {
               hn::BitCast(F(), hn::And(both, hn::Set(Words(), 0xffff0000U)))};
     }
   }
-  /// Not by MaxOfLanes: in Highway 1.0's EMU128, no maximum is below the lowest finite number.
+  /// MaxOfLanes is not used: in Highway 1.0's EMU128 it never returns less than the lowest finite
+  /// number, so not -inf.
   static float top_of(Lanes x) {
     const Pair floats = floats_of(x);
     HWY_ALIGN std::array<float, hn::MaxLanes(F())> lanes;

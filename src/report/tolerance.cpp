@@ -167,7 +167,7 @@ AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
                    narrow_out + narrow(types.d_q, lengths.d_q_terms) + inside(lengths.d_q_terms) +
                        narrow(types.activations, lengths.d_q_trips));
   t.d_k = tolerance_of(p + out + 2 * value_dim + rows, narrow_out + narrow_d_kv);
-  // Each message rounds its sum over heads, as does the sum of what arrives.
+  // Each message rounds its sum over heads; the last sum rounds once more.
   t.d_k_shared =
       tolerance_of(p + out + 2 * value_dim + rows + lengths.hops + 1, narrow_out + narrow_d_kv);
   t.d_v = tolerance_of(p + rows, narrow_d_kv);

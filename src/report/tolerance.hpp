@@ -74,6 +74,7 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 //     n_p    = n_out + 3L²P
 //     n_dQ   = n_p + n_out + 2E + K                   n_dV   = n_p + Q + H
 //     n_dK   = n_p + n_out + 2E + Q + H               n_dz   = n_p + n_out + E, summed in f64
+//     n_dKs  = n_dK + H + 1: shared elements of keys, whose sum over heads a message rounds
 //
 // Roundings to bf16 are counted separately, because they are 65536 times as large. Their numbers
 // are: P for out if partial results are bf16 (these reach dQ, dK and the sinks through delta), P

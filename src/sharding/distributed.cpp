@@ -193,8 +193,9 @@ std::vector<T> move_slots(const SlotMoves& plan, Communicator& comm, std::span<c
 
 SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank) {
   if (from.stream_slots != to.stream_slots || from.cp() != to.cp())
-    throw_usage("layout {} is of {} slots over {} ranks, layout {} of {} over {}", from.name,
-                from.stream_slots, from.cp(), to.name, to.stream_slots, to.cp());
+    throw_usage(
+        "layouts must have equal slots and ranks: {} has {} slots over {} ranks, {} has {} over {}",
+        from.name, from.stream_slots, from.cp(), to.name, to.stream_slots, to.cp());
   if (rank < 0 || rank >= from.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, from.cp());
   const std::vector<Owner> before = slot_owners(from), after = slot_owners(to);

@@ -200,19 +200,17 @@ void check_split(Communicator& comm, size_t items) {
 }  // namespace detail
 
 SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
-                          std::span<const int64_t> positions, std::span<const int32_t> bounds,
-                          int ranks, int rank) {
+                          std::span<const int64_t> positions, int64_t axes,
+                          std::span<const int32_t> bounds, int ranks, int rank) {
   if (ranks < 1 || rank < 0 || rank >= ranks) throw_usage("rank {} of {} ranks", rank, ranks);
   if (batch < 1 || std::ssize(ids) % batch != 0)
     throw_usage("{} ids are not {} rows of equal length", ids.size(), batch);
   const int64_t n = std::ssize(ids) / batch, padded = round_up(n, ranks);
   if (padded > std::numeric_limits<int32_t>::max())
     throw_usage("a row of {} slots exceeds the int32 range of boundaries", padded);
-  const int64_t axes = n > 0 ? std::ssize(positions) / n : 0;
-  if (std::ssize(positions) != axes * n)
-    throw_usage(
-        "{} positions for rows of {} tokens; one row of each axis of them serves the whole batch",
-        positions.size(), n);
+  if (!positions.empty() && std::ssize(positions) != axes * n)
+    throw_usage("{} positions of {} axes for rows of {} tokens; one row serves the whole batch",
+                positions.size(), axes, n);
   check_bounds({bounds, bounds});
   if (bounds.back() != n)
     throw_usage("document boundaries end at {}, but rows have {} tokens", bounds.back(), n);
@@ -222,7 +220,7 @@ SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t t = begin; t < begin + width; ++t)
       result.ids.push_back(t < n ? ids[b * n + t] : 0);
-  for (int64_t axis = 0; axis < axes; ++axis) {
+  for (int64_t axis = 0; axis < axes && !positions.empty(); ++axis) {
     const auto mine = positions.subspan(axis * n, n);
     result.positions.insert(result.positions.end(), mine.begin(), mine.end());
     for (int64_t i = 0; i < result.pad; ++i) result.positions.push_back(i);

@@ -76,8 +76,8 @@ struct SlicedInput {
 ///     n = 10, 4 ranks, one document: pad 2; ids 0 1 2 | 3 4 5 | 6 7 8 | 9 . .
 ///     positions 0 .. 9 0 1 on every rank; segments end at slots 10 and 12, real tokens at 10
 SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
-                          std::span<const int64_t> positions, std::span<const int32_t> bounds,
-                          int ranks, int rank);
+                          std::span<const int64_t> positions, int64_t axes,
+                          std::span<const int32_t> bounds, int ranks, int rank);
 
 /// An all-gather along one axis of a tensor, then removal of padding.
 struct AxisGather {

@@ -144,7 +144,7 @@ expect 0 'VERIFY PASSED 11/11' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --cp 3
 grep -q '# dual-chunk-swap to contiguous: all ranks send [1-9][0-9]* B' output || fail "not said: $(cat output)"
 expect 0 '# striped to striped: all ranks send 0 B' "$MPIEXEC" -n 2 "$shard" --input packed.h5 --cp 2 --layout striped --relayout striped
 expect 0 'VERIFY PASSED' "$MPIEXEC" -n 4 "$shard" --gen dist=uniform,count=7,min=0,max=50 --cp 4 --layout all --relayout dual-chunk-swap
-expect 2 '--relayout exchanges rows over the run' "$shard" --input packed.h5 --cp 2 --relayout contiguous
+expect 2 '--relayout needs as many ranks as --cp' "$shard" --input packed.h5 --cp 2 --relayout contiguous
 expect 2 'is not a multiple of 2·cp = 10' "$MPIEXEC" -n 5 "$shard" --input packed.h5 --cp 5 --layout contiguous --relayout dual-chunk-swap
 expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --relayout contiguous
 

@@ -42,8 +42,9 @@ std::vector<ForTheTiledKernel> for_the_tiled_kernel() {
   const auto p = [&](BlockHeads h) { return problem(h, 33, 25, both); };
   std::vector<ForTheTiledKernel> cases = {
       {"F32Arrays", "f32 arrays", problem(heads, 33, 25, both, all_f32)},
-      {"OddHeadDim", "head_dim not a multiple of 16", p(heads_of(2, 1, 24))},
-      {"OddWidthOfValues", "head_dim not a multiple of 16", p(heads_of(2, 1, 16, 24))},
+      {"OddHeadDim", "head_dim or v_head_dim not a multiple of 16", p(heads_of(2, 1, 24))},
+      {"OddWidthOfValues", "head_dim or v_head_dim not a multiple of 16",
+       p(heads_of(2, 1, 16, 24))},
       {"LastHeadsOfGroups", "parts of head groups", p({6, 2, 16, 4, 2, 0.25F})},
       {"FirstHeadsOfGroups", "parts of head groups", p({6, 2, 16, 4, 0, 0.25F})},
       {"Queries", "rows that are not 16-byte aligned", p(heads)},
@@ -184,7 +185,7 @@ TEST_F(PlainKernelGpu, GradientsInNoFixedOrderAreTold) {
   EXPECT_EQ(remarks(), "plain's dQ is summed in no fixed order");
   check(problem(heads_of(2, 1, 24), 20, 30, {full(0, 20, 0, 30)}));
   EXPECT_EQ(remarks(),
-            "tiled kernel for 2 of 5 rectangles (head_dim not a multiple of 16); "
+            "tiled kernel for 2 of 5 rectangles (head_dim or v_head_dim not a multiple of 16); "
             "plain's dQ is summed in no fixed order");
   EXPECT_EQ(plain().backward.executed, 1);
 }

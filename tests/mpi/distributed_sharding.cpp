@@ -484,8 +484,8 @@ TEST(Relayout, ErrorsAreTheSameOnAllRanks) {
     const Doubles local(values, 1);
     return agreed_message([&] { relayout<double>(six, to, world(), local, 1, 0.0); });
   };
-  EXPECT_EQ(turn(four, 6), fmt::format("layout contiguous is of {} slots over {} ranks, layout "
-                                       "contiguous of {} over {}",
+  EXPECT_EQ(turn(four, 6), fmt::format("layouts must have equal slots and ranks: contiguous has {} "
+                                       "slots over {} ranks, contiguous has {} over {}",
                                        6 * n, n, 4 * n, n));
   EXPECT_EQ(turn(six, 5), "change of layout: 5 local elements, but 6 slots x 1 elements are 6");
 }

@@ -76,6 +76,7 @@ struct Draft {
   std::vector<int64_t> offsets{0, 1, 3};
   h5::Shape q{3, 2, 2}, k{3, 1, 2}, v{3, 1, 2}, d_out{3, 2, 2}, sinks{2};
   h5::Shape out{3, 2, 2}, lse{3, 2}, d_sinks{2};
+  h5::Shape k_shared{}, d_k_shared{};  // absent
   bool integer_q = false;
   float value = 0.5F;  // of every input
   double answer = 0.25;
@@ -103,6 +104,7 @@ void write_draft(const std::string& path, const Draft& draft) {
   put("/attention/v", draft.v, draft.value);
   put("/attention/d_out", draft.d_out, draft.value);
   put("/attention/sinks", draft.sinks, draft.value);
+  if (!draft.k_shared.empty()) put("/attention/k_shared", draft.k_shared, draft.value);
   if (!draft.regions.empty())
     file.write_dataset("/attention/regions", std::span<const int64_t>(draft.regions),
                        {std::ssize(draft.regions) / 7, 7});
@@ -115,6 +117,7 @@ void write_draft(const std::string& path, const Draft& draft) {
     put("/reference/d_k", draft.k, draft.answer);
     put("/reference/d_v", draft.v, draft.answer);
     put("/reference/d_sinks", draft.d_sinks, draft.answer);
+    if (!draft.d_k_shared.empty()) put("/reference/d_k_shared", draft.d_k_shared, draft.answer);
   }
   file.close();
 }
@@ -149,6 +152,24 @@ TEST(AttentionFile, ReadsGoodDrafts) {
   EXPECT_EQ(none.tokens(), 0);
   EXPECT_EQ(none.heads, 2);
   EXPECT_TRUE(none.q.empty());
+}
+
+TEST(AttentionFile, EveryHeadOfKeysEndsWithTheSharedElements) {
+  const AttentionFile a =
+      read_attention_file(world(), input("golden/attention_keys_shared_groups.h5"));
+  EXPECT_EQ(a.shared_key_dim, 2);
+  ASSERT_EQ(std::ssize(a.k), a.tokens() * 2 * 6);
+  ASSERT_EQ(std::ssize(a.reference->d_k), a.tokens() * 2 * 4);
+  ASSERT_EQ(std::ssize(a.reference->d_k_shared), a.tokens() * 2);
+  const h5::File file =
+      open_schema_file(world(), input("golden/attention_keys_shared_groups.h5"), attention_schema);
+  const auto own = file.dataset("/attention/k").read_all<float>();
+  const auto shared = file.dataset("/attention/k_shared").read_all<float>();
+  for (int64_t t = 0; t < a.tokens(); ++t)
+    for (int64_t h = 0; h < 2; ++h)
+      for (int64_t i = 0; i < 6; ++i)
+        EXPECT_EQ(a.k[(t * 2 + h) * 6 + i],
+                  i < 4 ? own[(t * 2 + h) * 4 + i] : shared[t * 2 + i - 4]);
 }
 
 TEST(AttentionFile, ReadsRegions) {
@@ -199,6 +220,19 @@ TEST(AttentionFile, RefusesWrongFiles) {
        {.offsets = {0, 1, 0, 3}}},
       {{"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/q"},
        {.offsets = {0, 1, 4}}}};
+  cases.push_back({{"/attention/k_shared has 2 elements a token; heads of /attention/q have 2, of "
+                    "which 1 to 1 can be shared"},
+                   {.k_shared = {3, 2}}});
+  cases.push_back({{"dataset '/attention/k_shared' is float32 [2, 1]; it must be real [3, any]"},
+                   {.k_shared = {2, 1}}});
+  cases.push_back({{"dataset '/attention/k' is float32 [3, 1, 2]; it must be real [3, any, 1]",
+                    "dataset '/reference/d_k' is float64 [3, 1, 2]; it must be real [3, any, 1]"},
+                   {.k_shared = {3, 1}}});
+  cases.push_back({{"dataset '/reference/d_k_shared' is float64 [3, 2]; it must be real [3, 1]"},
+                   {.k = {3, 1, 1}, .k_shared = {3, 1}, .d_k_shared = {3, 2}}});
+  cases.push_back({{"/reference/d_k_shared is there, and '/attention/k_shared', which it is of, is "
+                    "not"},
+                   {.d_k_shared = {3, 1}}});
   for (const double scale : {HUGE_VAL, 1e300, 1e-39, -0.5, std::nan("")})
     cases.push_back({{fmt::format("scale of '/attention' is {}; it must be from 1.18e-38 to "
                                   "3.4e+38, as 1 / sqrt(head_dim)",

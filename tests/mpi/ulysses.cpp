@@ -87,13 +87,13 @@ TEST(SliceAndPad, TenTokensOverFourRanks) {
   const Ints bounds = {0, 10};
   const std::vector<Longs> slices = {{0, 1, 2}, {3, 4, 5}, {6, 7, 8}, {9, 0, 0}};
   for (int rank = 0; rank < 4; ++rank) {
-    const SlicedInput input = slice_and_pad(ids, 1, ids, bounds, 4, rank);
+    const SlicedInput input = slice_and_pad(ids, 1, ids, 1, bounds, 4, rank);
     EXPECT_EQ(input.ids, slices[static_cast<size_t>(rank)]);
     EXPECT_EQ(input.positions, (Longs{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1}));
     EXPECT_EQ(input.pad, 2);
     Longs axes = ids;
     axes.insert(axes.end(), ids.rbegin(), ids.rend());
-    EXPECT_EQ(slice_and_pad(ids, 1, axes, bounds, 4, rank).positions,
+    EXPECT_EQ(slice_and_pad(ids, 1, axes, 2, bounds, 4, rank).positions,
               (Longs{0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 0, 1, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0, 0, 1}));
     // Padding is a segment without tokens, not a document of two.
     EXPECT_EQ(input.cu_seqlens_padded, (Ints{0, 10, 12}));
@@ -105,11 +105,11 @@ TEST(SliceAndPad, TenTokensOverFourRanks) {
 TEST(SliceAndPad, RowsOfABatchAreSlicedAlikeAndAlignedOnesStayAsTheyAre) {
   const Longs ids = {1, 2, 3, 4, 5, 6};
   const Ints bounds = {0, 1, 3};
-  const SlicedInput second = slice_and_pad(ids, 2, {}, bounds, 2, 1);
+  const SlicedInput second = slice_and_pad(ids, 2, {}, 1, bounds, 2, 1);
   EXPECT_EQ(second.ids, (Longs{3, 0, 6, 0}));
   EXPECT_TRUE(second.positions.empty());
   EXPECT_EQ(second.cu_seqlens_padded, (Ints{0, 1, 3, 4}));
-  const SlicedInput alone = slice_and_pad(ids, 2, Longs{0, 0, 1}, bounds, 1, 0);
+  const SlicedInput alone = slice_and_pad(ids, 2, Longs{0, 0, 1}, 1, bounds, 1, 0);
   EXPECT_EQ(alone.ids, ids);
   EXPECT_EQ(alone.positions, (Longs{0, 0, 1}));
   EXPECT_EQ(alone.cu_seqlens_padded, bounds);
@@ -119,12 +119,11 @@ TEST(SliceAndPad, RowsOfABatchAreSlicedAlikeAndAlignedOnesStayAsTheyAre) {
 TEST(SliceAndPad, ErrorsNameTheSizes) {
   const Longs ids(6, 1);
   const Ints bounds = {0, 3};
-  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 4, {}, bounds, 2, 0); }),
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 4, {}, 1, bounds, 2, 0); }),
             "6 ids are not 4 rows of equal length");
-  EXPECT_EQ(
-      usage_message([&] { slice_and_pad(ids, 2, Longs(7), bounds, 2, 0); }),
-      "7 positions for rows of 3 tokens; one row of each axis of them serves the whole batch");
-  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 1, {}, bounds, 2, 0); }),
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, Longs(6), 1, bounds, 2, 0); }),
+            "6 positions of 1 axes for rows of 3 tokens; one row serves the whole batch");
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 1, {}, 1, bounds, 2, 0); }),
             "document boundaries end at 3, but rows have 6 tokens");
   EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, {}, bounds, 2, 2); }), "rank 2 of 2 ranks");
 }

@@ -164,8 +164,8 @@ class Command(unittest.TestCase):
             ((GOLDEN, "--function", "attention"), "--function is 'attention'; it must be MODULE:NAME"),
             ((GOLDEN, "--function", "a:attend"), "the contract is 'attend'"),
             (("none", "--function", *here), "none does not exist"),
-            ((os.path.join(GOLDEN, "audio.h5"), "--function", *here), "has no file of the kind attention"),
-            ((GOLDEN, "--function", *here, "--case", "x*"), "has a name like 'x*'"),
+            ((os.path.join(GOLDEN, "audio.h5"), "--function", *here), "the contract needs a file of the kind attention"),
+            ((GOLDEN, "--function", *here, "--case", "x*"), "with a name like 'x*'"),
             ((GOLDEN, "--function", *here, "--layout", "zig"), "--layout is 'zig'; it must be one of dual-chunk-swap"),
             ((GOLDEN, "--function", *here, "--ranks", "4", "--cp", "3", "--tp", "2"), "a group of the wrong size"),
             ((GOLDEN, "--function", *here, "--ranks", "0"), "--ranks is 0; it must be 1 or more"),
@@ -198,10 +198,12 @@ class Command(unittest.TestCase):
     def test_few_values_are_said(self):
         code, text = command(*self.ARGUMENTS, "planted_errors:gradient_of_a_gather_that_is_summed", "--contract",
                              "relayout", "--case", "packed_short_cp4", "--cp", "4")
-        self.assertNotIn("alone", text)
+        self.assertEqual(code, 1, text)
+        self.assertIn("a factor 4 = cp", text)
+        self.assertNotIn("only", text)
         code, text = command(*self.ARGUMENTS, "planted_errors:loss_times_cp", "--contract", "loss", "--case",
                              "logprobs_plain", "--cp", "2", "--forward-only")
-        self.assertIn("a factor 2 = cp or the ranks, by 2 values alone", text)
+        self.assertIn("a factor 2 = cp or the ranks (only 2 values differ)", text)
 
     def test_ctrl_c_ends_the_run_and_its_ranks(self):
         words = [sys.executable, "-m", "gyre", "conform", *self.ARGUMENTS, "planted_errors:hang", "--contract",

@@ -505,6 +505,18 @@ def positions_of_the_rank(batch, rank, size, layout):
     return {**found, "positions": np.arange(len(found["ids"]))}
 
 
+@planted("positions", "anew on every rank", "shard", case="packed_positions_cp2")
+def positions_of_the_rank_on_all_axes(batch, rank, size, layout):
+    found = right.shard(batch, rank, size, layout)
+    return {**found, "positions": np.broadcast_to(np.arange(len(found["ids"])), found["positions"].shape)}
+
+
+@planted("positions", "count the stream", "shard", case="packed_positions_cp2")
+def positions_of_the_stream(batch, rank, size, layout):
+    counted = np.broadcast_to(np.arange(len(batch["ids"])), batch["positions"].shape)
+    return right.shard({**batch, "positions": counted}, rank, size, layout)
+
+
 @planted("positions", "every axis has the positions of the first", "shard", case="packed_positions_cp2")
 def positions_of_one_axis(batch, rank, size, layout):
     found = right.shard(batch, rank, size, layout)
@@ -586,7 +598,7 @@ def sum_without_gradient(x, group):
     return group.all_reduce(x)
 
 
-@sum_case("gradient", "it is a constant", convention="none")
+@sum_case("gradient", "must be a constant", convention="none")
 def constant_with_a_gradient(x, group):
     return right.sum_over_group(x, group)
 

@@ -165,7 +165,8 @@ class UpstreamScoreOp final : public ScoreOp {
 };
 
 std::string without_temperature(const LogprobsWorkload& problem, const LogprobsOptions&) {
-  if (problem.per_token()) return "upstream has no parameters of single tokens";
+  if (std::ranges::find(problem.of_tokens, "temperature") != problem.of_tokens.end())
+    return "upstream has one temperature for all tokens";
   if (problem.filter.temperature == 1) return "";
   return fmt::format("upstream has no temperature but 1, not {}", problem.filter.temperature);
 }

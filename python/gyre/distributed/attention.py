@@ -146,7 +146,7 @@ def call(
 
 
 def gathered(arrays: list[dict[str, np.ndarray]], layout: Layout, tp: int) -> dict[str, np.ndarray]:
-    """Arrays of the whole stream, in slots, of those of the ranks; d_sinks is summed over cp, d_k_shared over tp."""
+    """Joins the ranks' arrays into arrays of the whole stream, in slots; sums d_sinks over cp, d_k_shared over tp."""
     found = {}
     for name in set.intersection(*(set(mine) for mine in arrays)):
         join = {"d_sinks": np.concatenate, "d_k_shared": sum}.get(name, partial(np.concatenate, axis=1))

@@ -54,7 +54,7 @@ def _parser() -> argparse.ArgumentParser:
     add("--atol", type=float, help=f"(default of both: {defaults})")
     conventions = {n: getattr(contracts.named(n), "CONVENTIONS", ()) for n in contracts.NAMES}
     text = "; ".join(f"{name}: {', '.join(known)}" for name, known in conventions.items() if known)
-    add("--convention", default="", help=f"what a value or a gradient is, of {text} (default: the first)")
+    add("--convention", default="", help=f"convention of the returned value or gradient; {text} (default: the first)")
     add("--forward-only", action="store_true", help="the function has no gradients: they are not asked for")
     add("--timeout", type=float, default=60.0, help="seconds for a case (default: %(default)s)")
     return parser

@@ -120,8 +120,8 @@ def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
     mine = [path for path in found if fnmatch.fnmatch(path.stem, pattern.removesuffix(".h5"))]
     mine = [path for path in mine if _kind_of(path) == kind]
     if not mine:
-        named = "" if pattern == "*" else f" that has a name like {pattern!r}"
-        raise Usage(f"{', '.join(suite)} has no file of the kind {kind}{named}, which the contract needs")
+        named = "" if pattern == "*" else f" with a name like {pattern!r}"
+        raise Usage(f"the contract needs a file of the kind {kind}; {', '.join(suite)} has none{named}")
     return mine
 
 

@@ -11,7 +11,7 @@ from .. import compare
 from ..arrays import is_bfloat16, to_numpy
 from ..factor import CommonFactor
 
-FEW = 8  # values: any few can be explained by chance
+FEW = 8  # with fewer wrong values, a known error may match by chance
 ALLOWED = ("mask", "window", "regions", "lengths")  # parameters that `allowed` stands for
 Arrays = Mapping[str, np.ndarray]
 
@@ -225,7 +225,7 @@ def judged(
         verdict.places.append(f"{array}: {places(array, bad)}")
     findings = explain(got, expected, failing, hypotheses(failing), tolerance)
     if wrong < FEW:
-        few = f", by {wrong} value{'s' * (wrong > 1)} alone"
+        few = f" (only {wrong} value{'s' * (wrong > 1)} differ{'s' * (wrong == 1)})"
         findings = [f if f.kind == "values" else replace(f, text=f.text + few) for f in findings]
     return verdict.fail(*findings)
 

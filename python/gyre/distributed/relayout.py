@@ -2,8 +2,9 @@
 
 rows [slots / size, width]: what the rank has of a stream under the layout of --layout. The function
 returns what it has under the layout contiguous: slots rank slots / size to (rank + 1) slots / size.
-Rows are permuted, so the gradient of each is that of the row that it becomes, once. Where the function
-takes source and target, names of layouts, the way back is asked, too. Gradients: of tensors by autograd;
+Rows are permuted, so the gradient of each is that of the row that it becomes, once. If the function takes
+target, the name of the layout to produce, the relayout from contiguous back is tested, too; source is the
+name of the layout of rows. Gradients: of tensors by autograd;
 of NumPy arrays, a second value is returned, a function of the gradient that returns that of rows.
 Further parameters, given where they are taken: cu_seqlens_padded (boundaries of the stream), mesh.
 """

@@ -209,13 +209,18 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
                         labels=sharded(shifted(ids, real, slots, places_on)),
                     )
     if "positions" in expected:
-        width = expected["positions"].shape[-1]
-        yield known("positions", "positions begin anew on every rank", positions=np.tile(np.arange(width), (cp, 1)))
+        shape, width = expected["positions"].shape, expected["positions"].shape[-1]
+
+        def on_every_axis(of_rank: np.ndarray) -> np.ndarray:
+            return np.broadcast_to(of_rank if len(shape) == 2 else of_rank[:, None], shape)
+
+        anew = on_every_axis(np.tile(np.arange(width), (cp, 1)))
+        yield known("positions", "positions begin anew on every rank", positions=anew)
         if expected["positions"].ndim == 3:
             first = np.repeat(expected["positions"][:, :1], expected["positions"].shape[1], axis=1)
             yield known("positions", "every axis has the positions of the first", positions=first)
         if index is not None:
-            yield known("positions", "positions count the stream, not the document", positions=index)
+            yield known("positions", "positions count the stream, not the document", positions=on_every_axis(index))
     for bounds in set(BOUNDS) & set(expected):
         for text, source in (("real lengths", real), ("slots", slots)):
             yield known(
@@ -235,4 +240,7 @@ def _is_layout(name: str, slots: np.ndarray, cp: int, expected: Arrays, whole: A
     except ValueError:
         return False
     key = next((n for n in ("positions", "ids", "labels") if n in expected), "")
-    return bool(key) and index.size == len(whole[key]) and bool((whole[key][index] == expected[key]).all())
+    if not key or index.size != whole[key].shape[-1]:
+        return False
+    mine = whole[key][..., index]  # [cp, width]; [axes, cp, width]
+    return bool((np.moveaxis(mine, -2, 0) == expected[key]).all())

@@ -3,9 +3,9 @@
 Every rank of the group (tp) has its x [tokens, width]; y [tokens, width] is the sum of x over the ranks
 of the group, the same on all of them. --convention says what the gradient of x is: identity, that of the
 rank's own y, for ranks that all compute the same loss of y; sum, those of y of all ranks, for ranks whose
-losses are parts of one; none: y is a constant, and has no gradient. Identity in place of sum, or the
-reverse, is a factor of the group's size, or a gradient that is lost. Gradients: of tensors by autograd;
-of NumPy arrays, a second value is returned, a function of the gradient of y that returns that of x.
+losses are parts of one; none: y is a constant, and has no gradient. A gradient of sum where identity is
+right is too large by the group's size; identity where sum is right loses the other ranks' gradients.
+Gradients: of tensors by autograd; of NumPy arrays, a second value is returned, a function of the gradient of y that returns that of x.
 Further parameters, given where they are taken: data_group (ranks with another sum), mesh.
 """
 
@@ -63,7 +63,7 @@ def call(
     found = {"y": returned("y", value, shape, kinds)}
     if piece["convention"] == "none":
         if backward is not None or getattr(value, "requires_grad", False):
-            raise Malformed("gradient", "y has a gradient; by the convention none it is a constant")
+            raise Malformed("gradient", "y has a gradient; with --convention none it must be a constant")
         return found
     for gradient in here.gradients(value, here.array(piece["d_y"]), [x], backward):
         found["d_x"] = returned("the gradient of x", gradient, shape, kinds)

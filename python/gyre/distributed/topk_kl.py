@@ -1,8 +1,8 @@
 """topk_kl(logits_shard, ids, targets, teacher_ids, teacher_targets, group) -> kl
 
-The Kullback-Leibler divergence of the student q from a teacher p, of which a rank has log p of K ids
-[tokens, K], the student's largest logits, and of the target [tokens], the token that the student sampled;
-both are normalised over the whole vocabulary. It returns, for each token,
+The Kullback-Leibler divergence KL(q || p) of each token; q is the student, p the teacher. teacher_ids
+[tokens, K] is log p of ids, which have the student's K largest logits. teacher_targets [tokens] is log p of
+the target, the token that the student sampled. q and p are normalised over the whole vocabulary. It returns
 
     sum over ids of q (log q - log p)  +  log q(target) - log p(target), unless the target is among the ids
 

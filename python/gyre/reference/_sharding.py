@@ -76,8 +76,9 @@ def shards(packed: Mapping[str, Any], cp: int) -> dict[str, np.ndarray]:
     """
     bin_offsets, real, slots = (to_numpy(packed[name]) for name in BOUNDS)
     streams = {name: to_numpy(packed[name]) for name in STREAMS if name in packed}
-    axes = streams["positions"].ndim > 1
-    streams["positions"] = streams["positions"].T
+    axes = "positions" in streams and streams["positions"].ndim > 1
+    if axes:
+        streams["positions"] = streams["positions"].T
     whole = {}
     for name, (aligned, array) in (extras_of(packed) if isinstance(packed, Group) else {}).items():
         if cp > 1 and name == "attention_mask":

@@ -39,7 +39,8 @@ void make_gradient(AttentionGraphShape& shape, const BackwardBlock& block, Direc
 const char* unsupported_reason(const BlockInput& block, ConstMatrixRef d_out) {
   const BlockHeads& h = block.heads;
   if (block.q.type != DType::bf16) return "f32 arrays";
-  if (h.head_dim % 16 != 0 || h.value_dim() % 16 != 0) return "head_dim not a multiple of 16";
+  if (h.head_dim % 16 != 0 || h.value_dim() % 16 != 0)
+    return "head_dim or v_head_dim not a multiple of 16";
   // In the library, query head i reads KV head i / (heads / kv_heads).
   const bool whole_groups = h.skew == 0 && h.heads == h.kv_heads * h.group;
   if (!whole_groups && h.kv_heads != 1) return "parts of head groups";

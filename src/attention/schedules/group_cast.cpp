@@ -170,7 +170,7 @@ ClosedForm closed_form(const FormContext& c) {
     form.transient_bytes += stored(c, ArrayKind::kv, rows, c.kv_heads());
     if (!c.forward()) form.transient_bytes += stored(c, ArrayKind::d_kv, rows, c.kv_heads());
   }
-  // Backward, keys of a stage travel while gradients of the two stages before it do, one at a time.
+  // Backward, the keys of stage i travel with the gradients of stage i - 2, then of stage i - 1.
   int64_t copies = 0;
   for (int i = 1; i <= cp; ++i)
     copies = std::max(copies, cast[i] + std::max(back[i - 1], i > 1 ? back[i - 2] : 0));

@@ -133,7 +133,7 @@ RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_rou
 
 namespace {
 
-/// Hops of a ring of `members`: of keys and values, of their gradients, and messages.
+/// Numbers of hops of keys and values, of hops of their gradients, and of messages, in one pass.
 struct Hops {
   int64_t kv, d_kv = 0, messages;
   Hops(int64_t members, bool forward, bool turn_round) : kv(members - 1), messages(kv) {

@@ -54,7 +54,7 @@ void ring_backward(PlanBuilder& plan, const Ring& ring, int last_block);
 /// The plan of a ring of all ranks. With `turn_round`, backward reverses the direction.
 RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_round);
 
-/// Largest bytes of the copies for messages, at one time, of one pass of such a ring as ring_form's.
+/// The most bytes that copies for messages take at one time, in one pass of the ring of ring_form.
 int64_t ring_copies(const FormContext& c, int members, int64_t rows, int64_t heads,
                     bool turn_round);
 /// Closed form, without pairs, of one pass of a ring of `members` blocks of `rows` rows and `heads`
