@@ -3,6 +3,8 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
+#include <utility>
 
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
@@ -15,6 +17,8 @@ namespace {
 // Offsets in a token's random numbers for ids and filters (TokenTensor::ids). Those for its peaks
 // begin at 0.
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21, first_filter = 1 << 22;
+// Those of a column of the projection, in the place of a token's.
+constexpr int64_t first_entry = 1 << 23;
 
 class RandomInputs final : public LogprobsInputs {
  public:
@@ -59,6 +63,27 @@ class RandomInputs final : public LogprobsInputs {
     std::ranges::sort(some);
     some.erase(std::unique(some.begin(), some.end()), some.end());
     return some;
+  }
+  /// As of a teacher's ids, each spelt by a few of the student's: some by none, and some of the
+  /// student's ids spell several.
+  StoredProjection projection() const override {
+    std::vector<std::pair<int32_t, int32_t>> places;
+    for (int64_t c = 0; c < picks_; ++c)
+      for (uint64_t e = 0; e < token_bits(ids_, c, first_entry) % 8; ++e)
+        places.emplace_back(column(c, first_entry + 1 + static_cast<int64_t>(e)), c);
+    std::ranges::sort(places);
+    places.erase(std::unique(places.begin(), places.end()), places.end());
+    StoredProjection made{picks_, std::vector<int64_t>(vocab_size_ + 1, 0), {}, {}, {}};
+    for (const auto& [id, c] : places) {
+      ++made.offsets[id + 1];
+      made.columns.push_back(c);
+      made.weights.push_back(0x1p-8F * static_cast<float>(1 + token_bits(ids_, c, id) % 256));
+    }
+    std::partial_sum(made.offsets.begin(), made.offsets.end(), made.offsets.begin());
+    return made;
+  }
+  void d_projected(int64_t token, std::span<float> to) const override {
+    for (int64_t c = 0; c < std::ssize(to); ++c) to[c] = gradient(token, 2 + c);
   }
   /// Temperatures from half to twice the run's; top-k from 1 to the run's; top-p and min-p from
   /// the run's to no limit. A quarter of the tokens has no limit of a kind.
@@ -146,6 +171,17 @@ class FileInputs final : public LogprobsInputs {
     const auto ids = file_.kept_ids.begin();
     return {ids + file_.kept_offsets[token], ids + file_.kept_offsets[token + 1]};
   }
+  StoredProjection projection() const override {
+    const StoredProjection& p = *file_.projection;
+    return {p.width, p.offsets, p.columns, p.weights, {}};
+  }
+  void d_projected(int64_t token, std::span<float> to) const override {
+    const std::vector<float>& all = file_.projection->d_projected;
+    if (all.empty())
+      std::ranges::fill(to, file_.d_value[token]);
+    else
+      std::copy_n(all.begin() + token * std::ssize(to), to.size(), to.begin());
+  }
   SamplingFilter filter(int64_t token) const override {
     const auto of = [token](const auto& values, auto of_all) {
       return values.empty() ? of_all : static_cast<decltype(of_all)>(values[token]);
@@ -194,7 +230,7 @@ class FileInputs final : public LogprobsInputs {
     add("logits", round_ && any_logit(file_.logits));
     add("teacher", round_ && any_logit(file_.teacher));
     add("teacher_values", round_ && any(file_.teacher_values));
-    add("d_value", false);
+    for (const char* name : {"d_value", "projection_weights", "d_projected"}) add(name, false);
     add("d_logprobs",
         round_gradients_ && any(file_.d_logprobs.empty() ? file_.d_value : file_.d_logprobs));
     add("hidden", round_ && file_.linear && any(file_.linear->hidden));
@@ -202,6 +238,8 @@ class FileInputs final : public LogprobsInputs {
     // Absent datasets are derived from others and inherit their rounding.
     if (file_.teacher_values.empty()) add("teacher_values", rounded_.contains("teacher"));
     if (file_.d_logprobs.empty()) add("d_logprobs", rounded_.contains("d_value"));
+    if (file_.projection && file_.projection->d_projected.empty())
+      add("d_projected", rounded_.contains("d_value"));
   }
 
   const LogprobsFile& file_;
@@ -257,6 +295,7 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
   problem.output_type = o.output_type();
   problem.picks = o.picks;
   problem.top = std::min(o.picks, problem.vocab.vocab_size);
+  problem.projected = o.picks;
   problem.hidden = o.hidden;
   problem.filter = o.filter();
   if (o.filter_per_token) problem.of_tokens = {"temperature", "top_k", "top_p", "min_p"};
@@ -288,6 +327,7 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   problem.has_hidden = file.linear.has_value();
   problem.has_kept = !file.kept_offsets.empty();
   problem.kept_refusal = too_many_kept({file.kept_offsets, file.kept_ids}, problem.vocab);
+  problem.projected = file.projection ? file.projection->width : 0;
   problem.has_teacher = file.has_teacher;
   problem.has_teacher_values = file.has_teacher || file.has_teacher_values;
   o.picks = file.picks;

@@ -9,6 +9,7 @@
 //     teacher             other normal numbers, the same peaks
 //     kept ids            the first of `ids`, as many as a random number says, without repetitions;
 //                         with the target in 7 of 8 rows that keep some
+//     projection          to --picks columns; each has up to 7 entries, at random ids
 //     filters             with --filter-per-token: as at RandomInputs::filter
 //     gradients           normal numbers, or 0 for a fraction of the tokens (--zero-fraction);
 //                         the same for log-softmax, which has a gradient for every id
@@ -46,6 +47,7 @@ struct LogprobsWorkload {
   /// Names of the parameters (temperature, top_k, top_p, min_p) that differ between tokens;
   /// LogprobsInputs::filter has them.
   std::vector<std::string> of_tokens;
+  int64_t projected = 0;     ///< columns of the projection; 0 if there is none
   std::string kept_refusal;  ///< why the kept ids cannot be scored; empty if they can
   std::string origin;        ///< source of the workload, for the report
 
@@ -75,6 +77,10 @@ class LogprobsInputs {
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;
   /// The ids that a sampler kept in the token's row: different ones, perhaps none.
   virtual std::vector<int32_t> kept(int64_t token) const = 0;
+  /// The projection of the vocabulary to other columns; no gradients.
+  virtual StoredProjection projection() const = 0;
+  /// to [columns of the projection] <- upstream gradients of the token's projected probabilities.
+  virtual void d_projected(int64_t token, std::span<float> to) const = 0;
   /// The token's own temperature and filter, if the workload has one for each.
   virtual SamplingFilter filter(int64_t token) const = 0;
   /// Upstream gradient of the token's result `i`: 0 is its log-probability (or cross entropy), 1

@@ -232,6 +232,8 @@ std::string unfit_input(const InputNeeds& needs, const LogprobsWorkload& problem
     return problem.origin + " has no /logprobs/sampling_mask_ids";
   if (needs.kept && !problem.kept_refusal.empty())
     return fmt::format("{}: {}", problem.origin, problem.kept_refusal);
+  if (needs.projection && problem.projected == 0)
+    return problem.origin + " has no /logprobs/projection_offsets";
   if (needs.hidden && !problem.has_hidden) return problem.origin + " has no /logprobs/hidden";
   if (needs.teacher && !problem.has_teacher) return problem.origin + " has no /logprobs/teacher";
   if (needs.teacher_values && !problem.has_teacher_values)
@@ -270,7 +272,7 @@ std::unique_ptr<LogprobsOp> LogprobsRun::make(LogprobsContext& context) const {
 int64_t LogprobsRun::planned_bytes(const LogprobsWorkload& problem, const LogprobsOptions& o,
                                    int rank) const {
   const MemoryCase run{problem, o, rank % o.tp};
-  const double picks = std::max(problem.picks, problem.top);
+  const double picks = std::max({problem.picks, problem.top, problem.projected});
   // A few arrays of one or `picks` numbers per token, and their copies from all ranks.
   const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
   if (operation.bytes_without_logits) return saturated(small + operation.bytes_without_logits(run));

@@ -245,6 +245,7 @@ struct InputNeeds {
   bool teacher_values = false;  ///< a teacher's logits of the ids
   bool hidden = false;          ///< hidden states and the head weight
   bool kept = false;            ///< the ids that a sampler kept
+  bool projection = false;      ///< weights that project probabilities to other columns
 };
 
 /// The run and the rank whose memory is planned.

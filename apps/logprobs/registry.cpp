@@ -16,6 +16,7 @@
   X(soft_cross_entropy)             \
   X(distill)                        \
   X(distill_renormalised)           \
+  X(project)                        \
   X(top_k)                          \
   X(argmax)                         \
   X(filtered)                       \

@@ -13,10 +13,17 @@ namespace {
 constexpr const char* answers_group = "/reference";
 constexpr const char *kept_offsets_path = "/logprobs/sampling_mask_offsets",
                      *kept_ids_path = "/logprobs/sampling_mask_ids";
+constexpr const char *projection_arrays = "/logprobs/projection_",
+                     *projection_width = "projection_width",
+                     *projection_offsets_path = "/logprobs/projection_offsets",
+                     *projection_columns_path = "/logprobs/projection_columns",
+                     *projection_weights_path = "/logprobs/projection_weights",
+                     *d_projected_path = "/logprobs/d_projected";
 
 struct LogprobsParts {
   std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, targets, ids, d_value,
-      d_logprobs, hidden, head, temperature, top_k, top_p, min_p, kept_offsets, kept_ids;
+      d_logprobs, hidden, head, temperature, top_k, top_p, min_p, kept_offsets, kept_ids,
+      projection_offsets, projection_columns, projection_weights, d_projected;
   std::vector<std::pair<std::string, h5::Dataset>> answers;
 };
 
@@ -90,6 +97,8 @@ h5::Shape shape_of(LogprobsShape shape, const LogprobsFile& f, int64_t tokens, i
       return {tokens, width};
     case LogprobsShape::head:
       return {ids, width};
+    case LogprobsShape::projected:
+      return {tokens, f.projection ? f.projection->width : -1};
   }
   return {};
 }
@@ -118,6 +127,9 @@ void open_reference(SchemaReader& reader, const h5::File& file,
       reader.errors().add("{} is there, and '/logprobs/ids', which it is of, is not", path);
     if ((array.shape == LogprobsShape::hidden || array.shape == LogprobsShape::head) && !f.linear)
       reader.errors().add("{} is there, and '/logprobs/hidden', which it is of, is not", path);
+    if (array.shape == LogprobsShape::projected && !f.projection)
+      reader.errors().add("{} is there, and '{}', which it is of, is not", path,
+                          projection_offsets_path);
     if (array.shape == LogprobsShape::top) check_top(reader, f, path, dataset->shape()[1]);
     parts.answers.emplace_back(array.name, std::move(*dataset));
   }
@@ -169,6 +181,27 @@ void open_kept(SchemaReader& reader, int64_t tokens, LogprobsParts& parts) {
   parts.kept_ids = reader.integers(kept_ids_path, {-1});
 }
 
+/// Opens the projection to other columns; a file must have all of its parts or none.
+void open_projection(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
+  const auto is_there = [&](const char* path) { return reader.is_there(path); };
+  const bool any = is_there(projection_offsets_path) || is_there(projection_columns_path) ||
+                   is_there(projection_weights_path);
+  if (!any) {
+    if (is_there(d_projected_path))
+      reader.errors().add("{} is there, and '{}', which it is of, is not", d_projected_path,
+                          projection_offsets_path);
+    return;
+  }
+  f.projection.emplace().width = reader.integer("/logprobs", projection_width);
+  parts.projection_offsets =
+      reader.integers(projection_offsets_path, {f.vocab_size > 0 ? f.vocab_size + 1 : int64_t{-1}});
+  parts.projection_columns = reader.integers(projection_columns_path, {-1});
+  const int64_t entries = parts.projection_columns ? parts.projection_columns->shape()[0] : -1;
+  parts.projection_weights = reader.reals(projection_weights_path, {entries});
+  parts.d_projected =
+      reader.reals_if(d_projected_path, shape_of(LogprobsShape::projected, f, tokens, 0));
+}
+
 LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray>& arrays,
                            LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
@@ -190,6 +223,7 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
       reader.reals_if("/logprobs/d_logprobs", shape_of(LogprobsShape::vocab, f, tokens, 0));
   open_filters(reader, tokens, parts);
   open_kept(reader, tokens, parts);
+  open_projection(reader, f, tokens, parts);
   open_ids(reader, f, tokens, parts);
   open_linear(reader, f, tokens, parts);
   if (file.has_group(answers_group)) {
@@ -262,6 +296,12 @@ void check_kept(ConfigErrors& errors, const LogprobsFile& f) {
     }
 }
 
+void check_projection(ConfigErrors& errors, const LogprobsFile& f) {
+  const std::string fault = fault_of(f.projection->matrix(), f.vocab_size, projection_arrays);
+  if (!fault.empty()) errors.add("{}", fault);
+  check_finite(errors, d_projected_path, f.projection->d_projected);
+}
+
 void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,
                    const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
@@ -276,6 +316,7 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   check_filters(errors, top_p_name, f.top_ps, is_top_p, top_p_range);
   check_filters(errors, min_p_name, f.min_ps, is_min_p, min_p_range);
   check_kept(errors, f);
+  if (f.projection) check_projection(errors, f);
   check_logits(errors, "/logprobs/logits", f, f.logits);
   if (f.has_teacher) check_logits(errors, "/logprobs/teacher", f, f.teacher);
   check_finite(errors, "/logprobs/teacher_values", f.teacher_values, true);
@@ -337,6 +378,12 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
   if (parts.kept_offsets) {
     f.kept_offsets = parts.kept_offsets->read_all<int64_t>();
     f.kept_ids = read_int32s(*parts.kept_ids);
+  }
+  if (f.projection) {
+    f.projection->offsets = parts.projection_offsets->read_all<int64_t>();
+    f.projection->columns = read_int32s(*parts.projection_columns);
+    f.projection->weights = read_floats(*parts.projection_weights, f.rounded);
+    if (parts.d_projected) f.projection->d_projected = read_floats(*parts.d_projected, f.rounded);
   }
   f.has_teacher = parts.teacher.has_value();
   f.has_teacher_values = parts.teacher_values.has_value();

@@ -9,6 +9,7 @@
 #include <string>
 #include <vector>
 
+#include "core/sparse_matrix.hpp"
 #include "io/schema.hpp"
 
 namespace gyre {
@@ -40,8 +41,19 @@ struct LinearFactors {
   double logit_size() const;
 };
 
+/// A matrix of weights that projects probabilities of the vocabulary to other columns.
+struct StoredProjection {
+  int64_t width = 0;               ///< number of columns, C
+  std::vector<int64_t> offsets;    ///< [vocab_size + 1]
+  std::vector<int32_t> columns;    ///< [entries]
+  std::vector<float> weights;      ///< [entries]
+  std::vector<float> d_projected;  ///< [tokens, C] upstream gradient, or empty: d_value applies
+
+  SparseMatrixRef matrix() const { return {width, offsets, columns, weights}; }
+};
+
 /// Extents of an array of answers or results: T tokens, V vocabulary ids, K ids per token, D
-/// elements of a hidden state, P predictions in the longest sequence.
+/// elements of a hidden state, P predictions in the longest sequence, C columns of a projection.
 enum class LogprobsShape {
   tokens,       ///< [T]
   picks,        ///< [T, K]
@@ -50,6 +62,7 @@ enum class LogprobsShape {
   predictions,  ///< [sequences, P]
   hidden,       ///< [T, D]
   head,         ///< [V, D]
+  projected,    ///< [T, C]
 };
 
 /// An array that /reference and /results may have (inputs/SCHEMA.md defines each).
@@ -90,6 +103,7 @@ struct LogprobsFile {
   std::vector<float> d_value;           ///< [tokens] upstream gradient of each value
   std::vector<float> d_logprobs;        ///< [tokens, vocab_size], or empty: d_value applies
   std::optional<LinearFactors> linear;  ///< if the file has hidden states and a head
+  std::optional<StoredProjection> projection;
   bool has_teacher = false, has_teacher_values = false;
   std::set<std::string> rounded = {};  ///< datasets that f32 cannot represent exactly
   std::optional<LogprobsReference> reference;

@@ -281,6 +281,29 @@ __global__ void __launch_bounds__(block_threads)
              row_of(out, mine.row), row_of(students, mine.row), row_of(teachers, mine.row));
 }
 
+template <class From, class To>
+__global__ void __launch_bounds__(block_threads)
+    projection_gradient(MatrixView<const From> logits, RowPass pass,
+                        const RowNormalizer* normalizers, const RowCentre* centres,
+                        DeviceEntries by_row, MatrixView<const float> d_projected,
+                        MatrixView<To> out) {
+  const PartOfRow mine = part_of(out);
+  const RowNormalizer row = normalizers[mine.row];
+  const RowCentre centre = centres[mine.row];
+  const float* const d = row_of(d_projected, mine.row);
+  const float scale = pass.scale[mine.row];
+  const Distribution p(row, scale);
+  const auto slope = [&](int64_t column, float z) {
+    float g = 0;
+    if (column >= 0 && column < pass.columns)  // a vector may begin before its part
+      for (int32_t e = by_row.offsets[column]; e < by_row.offsets[column + 1]; ++e)
+        g += by_row.entries[e].weight * d[by_row.entries[e].at];
+    return scale * p.probability(z) * (g - centre.value);
+  };
+  write_part(mine, pass.columns, 0, kind_of(row, centre.needed, centre.needed), each_lane(slope),
+             row_of(out, mine.row), row_of(logits, mine.row));
+}
+
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     gather(const T* logits, int64_t stride, int64_t columns, int64_t count,
@@ -352,6 +375,19 @@ void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMat
                               typename decltype(to)::Type>,
                s.view, t.view, columns, students, teachers, gradients, to.view);
       });
+    });
+  });
+}
+
+void launch_projection_gradient(CUstream_st* stream, ConstMatrixRef logits, const RowPass& pass,
+                                const RowNormalizer* normalizers, const RowCentre* centres,
+                                const DeviceEntries& by_row, MatrixView<const float> d_projected,
+                                MatrixRef out) {
+  with_elements(logits, [&](auto from) {
+    with_elements(out, [&](auto to) {
+      launch(over_parts(stream, out),
+             projection_gradient<typename decltype(from)::Type, typename decltype(to)::Type>,
+             from.view, pass, normalizers, centres, by_row, d_projected, to.view);
     });
   });
 }

@@ -8,6 +8,7 @@
 #include "core/error.hpp"
 #include "logprobs/cuda_row_launch.hpp"
 #include "logprobs/cuda_row_memory.hpp"
+#include "logprobs/cuda_row_projection.hpp"
 #include "logprobs/cuda_score_records.hpp"
 #include "logprobs/token_columns.hpp"
 #include "runtime/cuda_stream.hpp"
@@ -247,6 +248,9 @@ class CudaRowKernels final : public RowKernels {
   }
   std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) override {
     return make_cuda_cross_records(stream_, ranks, threads);
+  }
+  std::unique_ptr<RowProjection> make_projection(const ProjectionShard& shard) override {
+    return make_cuda_row_projection(stream_, shard);
   }
 
  private:

@@ -54,6 +54,22 @@ void launch_cross_gradient(CUstream_st* stream, ConstMatrixRef student, ConstMat
 void launch_gather(CUstream_st* stream, ConstMatrixRef logits, int64_t columns,
                    const DeviceTokenIds& token_ids, float* values);
 
+/// Entries of a sparse matrix, grouped: those of group i from offsets[i] to offsets[i + 1] - 1.
+struct DeviceEntries {
+  const int32_t* offsets = nullptr;
+  const ProjectionShard::Entry* entries = nullptr;
+};
+/// Σ_c d_c out_c of a row, and whether a d_c is not 0.
+struct RowCentre {
+  float value = 0;
+  bool needed = false;
+};
+/// Gradients of row_projection.hpp. `by_row`: groups are the valid columns of the shard.
+void launch_projection_gradient(CUstream_st* stream, ConstMatrixRef logits, const RowPass& pass,
+                                const RowNormalizer* normalizers, const RowCentre* centres,
+                                const DeviceEntries& by_row, MatrixView<const float> d_projected,
+                                MatrixRef out);
+
 /// Sizes of the candidate lists of a selection.
 struct SelectionShape {
   int64_t length = 0;          ///< number of elements to select per row

@@ -310,4 +310,36 @@ std::vector<double> distillation_gradient_reference(std::span<const double> stud
   return gradient;
 }
 
+std::vector<double> projected_reference(std::span<const double> logits,
+                                        const SparseMatrixRef& matrix, double temperature) {
+  std::vector<double> projected(matrix.width, 0);
+  double sum = 0;
+  const std::vector<double> logprobs = log_softmax_reference(logits, temperature);
+  for (size_t v = 0; v < logprobs.size(); ++v) {
+    const double p = std::exp(logprobs[v]);
+    sum += p;
+    for (int64_t e = matrix.offsets[v]; e < matrix.offsets[v + 1]; ++e)
+      projected[matrix.columns[e]] += p * static_cast<double>(matrix.weights[e]);
+  }
+  if (std::isnan(sum)) std::ranges::fill(projected, sum);
+  return projected;
+}
+
+std::vector<double> projected_gradient_reference(std::span<const double> logits,
+                                                 const SparseMatrixRef& matrix,
+                                                 std::span<const double> g, double temperature) {
+  std::vector<double> gradient(logits.size(), 0);
+  if (std::ranges::all_of(g, [](double x) { return x == 0; })) return gradient;
+  const std::vector<double> logprobs = log_softmax_reference(logits, temperature);
+  double centre = 0;
+  for (size_t v = 0; v < gradient.size(); ++v) {
+    for (int64_t e = matrix.offsets[v]; e < matrix.offsets[v + 1]; ++e)
+      gradient[v] += g[matrix.columns[e]] * static_cast<double>(matrix.weights[e]);
+    centre += std::exp(logprobs[v]) * gradient[v];
+  }
+  for (size_t v = 0; v < gradient.size(); ++v)
+    gradient[v] = std::exp(logprobs[v]) * (gradient[v] - centre) / temperature;
+  return gradient;
+}
+
 }  // namespace gyre

@@ -12,6 +12,8 @@
 #include <span>
 #include <vector>
 
+#include "core/sparse_matrix.hpp"
+
 namespace gyre {
 
 /// log p_v of every column, [vocab_size].
@@ -146,5 +148,13 @@ std::vector<double> distillation_gradient_reference(std::span<const double> stud
                                                     std::span<const int32_t> ids,
                                                     std::span<const double> g, double h,
                                                     bool renormalise);
+
+/// Σ_v p_v M_vc for each column c of a matrix with a row for each id.
+std::vector<double> projected_reference(std::span<const double> logits,
+                                        const SparseMatrixRef& matrix, double temperature = 1);
+/// Gradient of Σ_c g_c projected_c with respect to the logits; zeros if g is 0, whatever they are.
+std::vector<double> projected_gradient_reference(std::span<const double> logits,
+                                                 const SparseMatrixRef& matrix,
+                                                 std::span<const double> g, double temperature = 1);
 
 }  // namespace gyre

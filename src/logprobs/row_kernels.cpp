@@ -109,6 +109,9 @@ class CpuRowKernels final : public RowKernels {
   std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) override {
     return make_host_cross_records(*this, ranks, threads);
   }
+  std::unique_ptr<RowProjection> make_projection(const ProjectionShard& shard) override {
+    return make_host_row_projection(shard);
+  }
 };
 
 }  // namespace

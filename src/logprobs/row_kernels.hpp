@@ -19,6 +19,7 @@
 #include "logprobs/cross_records.hpp"
 #include "logprobs/row_digits.hpp"
 #include "logprobs/row_gradient.hpp"
+#include "logprobs/row_projection.hpp"
 #include "logprobs/row_selection.hpp"
 #include "logprobs/row_statistics.hpp"
 #include "logprobs/score_records.hpp"
@@ -98,6 +99,7 @@ class RowKernels {
   /// Creates records in memory of space(); the kernels must outlive them.
   virtual std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) = 0;
   virtual std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) = 0;
+  virtual std::unique_ptr<RowProjection> make_projection(const ProjectionShard& shard) = 0;
 };
 
 /// Kernels of the host. They are stateless, so any number of threads may use them.

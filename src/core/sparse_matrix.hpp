@@ -1,0 +1,28 @@
+#pragma once
+// Sparse matrices of non-negative weights, by rows.
+
+#include <cstdint>
+#include <span>
+#include <string>
+#include <string_view>
+
+namespace gyre {
+
+/// Row r has weights[e] in column columns[e] for e from offsets[r] to offsets[r + 1] - 1, and 0 in
+/// other columns.
+struct SparseMatrixRef {
+  int64_t width = 0;                 ///< number of columns
+  std::span<const int64_t> offsets;  ///< [rows + 1]
+  std::span<const int32_t> columns;  ///< [entries]
+  std::span<const float> weights;    ///< [entries]
+
+  int64_t rows() const { return static_cast<int64_t>(offsets.size()) - 1; }
+};
+
+/// Names the first thing that is wrong with a matrix of `rows` rows, with row and entry; empty if
+/// nothing is: the offsets divide all entries over the rows, columns are inside the matrix and
+/// different in a row, weights are finite and not negative. `name` stands before the names of the
+/// arrays: "/logprobs/projection_" for "/logprobs/projection_weights[3]".
+std::string fault_of(const SparseMatrixRef& matrix, int64_t rows, std::string_view name);
+
+}  // namespace gyre
