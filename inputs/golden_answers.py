@@ -109,6 +109,23 @@ def among_kept(problem, z, g):
     return {"kept_logprob": value, "d_kept_logprob": slope}
 
 
+def projected(problem, z, g):
+    """Probabilities, times a sparse matrix of weights that is written out here, [V, C]; and the
+    gradient of sum_tc d_projected_tc projected_tc."""
+    bounds, width = problem["projection_offsets"], problem["projection_width"]
+    matrix = np.zeros((z.shape[1], width))
+    for v, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
+        for column, weight in zip(problem["projection_columns"][begin:end], problem["projection_weights"][begin:end]):
+            matrix[v, column] += weight
+    above = problem.get("d_projected", np.repeat(g[:, None], width, axis=1)).astype(np.float64)
+    p = np.exp(log_softmax(z, heat_of(problem)))
+    by_p = above @ matrix.T
+    return {
+        "projected_probability": p @ matrix,
+        "d_projected_probability": p * (by_p - (p * by_p).sum(axis=1)[:, None]) / heat_of(problem),
+    }
+
+
 def followers(problem, g):
     """[T, 1]: the target of the token that follows in the sequence; [T]: the gradient of its
     prediction, g of the token that predicts; -1 and 0 for a sequence's last token."""
@@ -240,6 +257,8 @@ def answer(problem, leave_out=()):
         found |= largest(z) | rollouts(problem, z, g)
         if "sampling_mask_ids" in problem:
             found |= among_kept(problem, z, g)
+        if "projection_offsets" in problem:
+            found |= projected(problem, z, g)
         if "d_logprobs" in problem:
             found |= of_every_id(problem, z)
         if "teacher" in problem:

@@ -458,3 +458,54 @@ def fused_linear(rng):
       ("fused-linear", "bfloat16"), stores={"hidden": BFLOAT16, "head": BFLOAT16})
 def fused_linear_narrow(rng):
     return linear(rng, 4, 9, 1)
+
+
+PROJECTION = (
+    "a projection of a shard's own softmax; a gradient without the mean over all ids; columns or ids "
+    "without an entry that are left out; padding that is projected (NVIDIA-NeMo/RL, "
+    "project_student_to_teacher_vocab)"
+)
+
+
+def projection(rng, vocab, rows, width, **more):
+    """Rows of a sparse matrix, id -> {column: weight}, and gradients of the projected tokens."""
+    listed = [rows.get(v, {}) for v in range(vocab)]
+    return {
+        "projection_width": width,
+        "projection_offsets": offsets(*(len(row) for row in listed)),
+        "projection_columns": np.array([c for row in listed for c in row], "i4"),
+        "projection_weights": np.array([w for row in listed for w in row.values()], "f4"),
+    } | more
+
+
+@case(
+    "probabilities projected to 9 columns: ids with no, one and several entries, a column with none, "
+    "weights of 0, logits of -inf, padding, temperatures",
+    PROJECTION,
+    ("projection", "padding", "minus-infinity", "temperature", "per-token"),
+)
+def projected(rng):
+    logits = np.full((6, 24), 3e38, "f4")
+    logits[:, :21] = distinct(rng, 6, 21)
+    logits[2, [0, 7, 20]] = logits[3, :11] = -np.inf
+    rows = {0: {8: 1}, 2: {0: 0.5, 3: 0.25, 8: 0.25}, 3: {3: 1}, 7: {1: 0}, 9: {2: 0.75, 5: 0.125}}
+    rows |= {13: {7: 1, 6: 3, 1: 100}, 14: {3: 0.5}, 19: {5: 1}, 20: {0: 1, 3: 2.0**-20}}  # 4: none
+    return full(
+        rng, 6, 21, 3, logits=logits, teacher=logits, offsets=offsets(2, 4),
+        temperature=np.array([1, 0.5, 1, 2, 4, 1]),
+        **projection(rng, 21, rows, 9, d_projected=eighths(rng, 6, 9, size=1.0)),
+    )
+
+
+@case(
+    "entries for ids of one shard alone; more columns than ids; one gradient for all columns of a "
+    "token, 0 for some tokens",
+    PROJECTION,
+    ("projection", "zero-gradients", "float16"),
+    stores={"logits": "f2"},
+)
+def projected_one_shard(rng):
+    columns = rng.permutation(40)
+    rows = {5: {int(c): 0.125 for c in columns[:30]}, 6: {int(c): 2 for c in columns[8:20]}}
+    g = np.array([1, 0, -0.5, 0, 2], "f4")
+    return full(rng, 5, 32, 2, d_value=g, **projection(rng, 32, rows, 40))

@@ -50,6 +50,7 @@ FAMILIES = {
     "d_rollout_logprob",
     "ids": "gathered gathered_logits top_values top_ids d_gathered d_gathered_logits",
     "kept ids": "kept_logprob d_kept_logprob",
+    "projection": "projected_probability d_projected_probability",
     "soft targets": "soft_cross_entropy d_soft_cross_entropy",
     "distillation": "distilled_logprob distilled_teacher_logprob distilled_entropy "
     "distilled_renormalised_logprob distilled_renormalised_teacher_logprob d_distilled "

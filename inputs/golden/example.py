@@ -114,6 +114,21 @@ def among_sampled(problem, gradient):
     return np.where(mask, row.gradient(np.where(np.isfinite(values), ids, -1), row.g, logp), F(0))
 
 
+def projected(problem, gradient):
+    """Probabilities, summed with weights into other columns."""
+    row, width = Row(problem), problem["projection_width"]
+    p, ids = np.exp(row.logp), np.repeat(np.arange(row.z.shape[1]), np.diff(problem["projection_offsets"]))
+    columns, weights = problem["projection_columns"], problem["projection_weights"].astype(F)
+    if not gradient:
+        values = np.zeros((width, len(p)), F)
+        np.add.at(values, columns, (p[:, ids] * weights).T)
+        return values.T
+    above = problem.get("d_projected", np.repeat(row.g, width, axis=1)).astype(F)
+    by_p = np.zeros((p.shape[1], len(p)), F)
+    np.add.at(by_p, ids, (above[:, columns] * weights).T)
+    return p * (by_p.T - (p * by_p.T).sum(axis=1, keepdims=True)) / row.heat
+
+
 def next_tokens(problem, gradient, under_filter=False):
     row, offsets = Row(problem), problem["offsets"]
     following, counts = np.full((len(row.z), 1), -1), np.zeros_like(row.g)
@@ -436,6 +451,8 @@ FUNCTIONS = {
     "logprobs/d_filtered_logprob": lambda problem: filtered(problem, True),
     "logprobs/kept_logprob": lambda problem: among_sampled(problem, False),
     "logprobs/d_kept_logprob": lambda problem: among_sampled(problem, True),
+    "logprobs/projected_probability": lambda problem: projected(problem, False),
+    "logprobs/d_projected_probability": lambda problem: projected(problem, True),
     "logprobs/next_token_logprob": lambda problem: next_tokens(problem, False),
     "logprobs/d_next_token_logprob": lambda problem: next_tokens(problem, True),
     "logprobs/rollout_logprob": lambda problem: rollouts(problem, False),

@@ -43,6 +43,7 @@ ANSWERS = {
     "distilled_entropy": Answer("T", _OF_TEACHER),
     "distilled_renormalised_logprob": Answer("TK", _OF_TEACHER),
     "distilled_renormalised_teacher_logprob": Answer("TK", _OF_TEACHER),
+    "projected_probability": Answer("TC", ("projection_columns",)),
     "linear_logprob": Answer("T", ("hidden",)),
     "linear_entropy": Answer("T", ("hidden",)),
     "d_logprob": Answer("TV"),
@@ -58,6 +59,7 @@ ANSWERS = {
     "d_soft_cross_entropy": Answer("TV", ("teacher",)),
     "d_distilled": Answer("TV", _OF_TEACHER),
     "d_distilled_renormalised": Answer("TV", _OF_TEACHER),
+    "d_projected_probability": Answer("TV", ("projection_columns",)),
     "d_log_softmax": Answer("TV"),
     "d_hidden": Answer("TD", ("hidden",)),
     "d_head": Answer("VD", ("hidden",)),
@@ -73,6 +75,7 @@ class LogprobProblem:
     bfloat16: frozenset[str]
     vocab_size: int
     filters: dict[str, float | int | np.ndarray]  # temperature, top_k, top_p, min_p: of all tokens, or [T]
+    projection_width: int | None = None
 
     @property
     def offsets(self) -> np.ndarray:
@@ -97,6 +100,7 @@ class LogprobProblem:
             "L": min(ids, self.vocab_size) or None,
             "n": len(self.offsets) - 1,
             "U": max(0, longest - 1),
+            "C": self.projection_width,
             "D": self.arrays["hidden"].shape[1] if "hidden" in self.arrays else 0,
         }
         return tuple(extents[letter] for letter in ANSWERS[answer].extents)
@@ -116,6 +120,11 @@ def logprob_problem(
     head: Any = None,
     sampling_mask_offsets: Any = None,
     sampling_mask_ids: Any = None,
+    projection_width: int | None = None,
+    projection_offsets: Any = None,
+    projection_columns: Any = None,
+    projection_weights: Any = None,
+    d_projected: Any = None,
     vocab_size: int | None = None,
     temperature: Any = 1.0,
     top_k: Any = 0,
@@ -131,7 +140,11 @@ def logprob_problem(
     teacher_values [T, K]: its logits of ids, where whole rows are not known. hidden [T, D] and head
     [V, D]: factors of logits, for the fused linear layer. sampling_mask_offsets [T + 1] and
     sampling_mask_ids: the ids that a sampler kept in row t are those from sampling_mask_offsets[t]
-    to sampling_mask_offsets[t + 1] - 1. vocab_size: V; without, C. temperature,
+    to sampling_mask_offsets[t + 1] - 1. projection_width, projection_offsets [V + 1],
+    projection_columns and projection_weights: a sparse matrix; id v has these columns, 0 to
+    projection_width - 1, and weights, at least 0, from projection_offsets[v] to
+    projection_offsets[v + 1] - 1. d_projected [T, projection_width]: gradients of the projected
+    probabilities; without, d_value of the token. vocab_size: V; without, C. temperature,
     top_k, top_p and min_p are numbers, or [T], one of each token.
 
     Reals are float16, bfloat16, float32 or float64, integers of any type with values of 32 bits.
@@ -145,6 +158,8 @@ def logprob_problem(
         "d_logprobs": d_logprobs,
         "hidden": hidden,
         "head": head,
+        "projection_weights": projection_weights,
+        "d_projected": d_projected,
     }
     bfloat16 = frozenset(name for name, value in reals.items() if is_bfloat16(value))
     rows = checks.reals("logits", logits, None, None, hint=ROWS)
@@ -181,9 +196,16 @@ def logprob_problem(
         raise ValueError("sampling_mask_offsets and sampling_mask_ids are one list of ids; one of them is missing")
     if sampling_mask_ids is not None:
         arrays |= _kept(sampling_mask_offsets, sampling_mask_ids, tokens, vocab)
+    projection = {"width": projection_width, "offsets": projection_offsets, "columns": projection_columns,
+                  "weights": projection_weights}
+    if lacking := [name for name, value in projection.items() if value is None]:
+        if len(lacking) < len(projection) or d_projected is not None:
+            raise ValueError(f"a projection has width, offsets, columns and weights; projection_{lacking[0]} is missing")
+    else:
+        arrays |= _projection(projection, d_projected, tokens, vocab)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     filters = {name: _filter(name, value, tokens, vocab) for name, value in filters.items()}
-    return LogprobProblem(arrays, bfloat16, vocab, filters)
+    return LogprobProblem(arrays, bfloat16, vocab, filters, projection_width)
 
 
 def _filter(name: str, value: Any, tokens: int, vocab_size: int) -> float | int | np.ndarray:
@@ -221,6 +243,25 @@ def _kept(offsets: Any, ids: Any, tokens: int, vocab_size: int) -> dict[str, np.
         if len(np.unique(array[begin:end])) < end - begin:
             raise ValueError(f"sampling_mask_ids of row {row} have an id twice")
     return {"sampling_mask_offsets": bounds, "sampling_mask_ids": array}
+
+
+def _projection(given: Mapping[str, Any], above: Any, tokens: int, vocab_size: int) -> dict[str, np.ndarray]:
+    """A sparse matrix of weights, different columns in a row, and the gradients of what it gives."""
+    width = checks.size("projection_width", given["width"], 1)
+    columns = checks.integers("projection_columns", given["columns"], None)
+    checks.every("projection_columns", columns, (columns >= 0) & (columns < width), f"0 to {width - 1}")
+    weights = checks.reals("projection_weights", given["weights"], len(columns))
+    checks.every("projection_weights", weights, np.isfinite(weights) & (weights >= 0), "finite and at least 0")
+    bounds = checks.offsets("projection_offsets", given["offsets"], len(columns), "projection_columns")
+    if len(bounds) != vocab_size + 1:
+        raise ValueError(f"projection_offsets are {len(bounds)}; {vocab_size} ids need {vocab_size + 1}")
+    for row, (begin, end) in enumerate(zip(bounds, bounds[1:])):
+        if len(np.unique(columns[begin:end])) < end - begin:
+            raise ValueError(f"projection_columns of row {row} have a column twice")
+    arrays = {"projection_offsets": bounds, "projection_columns": columns, "projection_weights": weights}
+    if above is not None:
+        arrays["d_projected"] = checks.finite("d_projected", checks.reals("d_projected", above, tokens, width))
+    return arrays
 
 
 def _ids(ids: Any, tokens: int, vocab_size: int) -> np.ndarray:

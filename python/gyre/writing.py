@@ -35,7 +35,8 @@ def write_logprobs(
     and min_p (numbers or [T]), offsets [n + 1], d_value [T], d_logprobs [T, V], ids [T, K],
     teacher [T, C], teacher_values
     [T, K], hidden [T, D] and head [V, D], sampling_mask_offsets [T + 1] and
-    sampling_mask_ids. gyre.logprob_problem says what each means.
+    sampling_mask_ids, projection_width, projection_offsets [V + 1], projection_columns,
+    projection_weights and d_projected [T, projection_width]. gyre.logprob_problem says what each means.
 
     reference: answers by the names of the schema, any of them; gyre.reference.logprobs(**inputs)
     computes all that the inputs define. provenance: texts that say where the arrays come from.
@@ -49,6 +50,8 @@ def write_logprobs(
     with new_file(path, "gyre/logprobs", origin) as file:
         group = file.create_group("logprobs")
         group.attrs["vocab_size"] = np.int64(problem.vocab_size)
+        if problem.projection_width is not None:
+            group.attrs["projection_width"] = np.int64(problem.projection_width)
         for name, value in problem.filters.items():
             if np.ndim(value) > 0:
                 put(group, name, value.astype(np.int32) if name == "top_k" else value)

@@ -33,26 +33,29 @@ ProjectedProbabilities::ProjectedProbabilities(int64_t tokens, const VocabPartit
       scale_(scale_of(options.temperature)) {
   constexpr std::string_view what = "projected probabilities";
   check_arrays(tp, arrays_, kernels_.space());
+  const auto sum_of = [](auto values) {
+    return static_cast<int64_t>(checksum_of(bytes_of(values)));
+  };
   const auto check = [&] {
     check_tokens(tokens);
     check_partition(vocab, tp.size());
     check_temperature(options.temperature);
     check_temperatures(options.temperatures, tokens);
-    const std::string fault = fault_of(matrix, vocab.vocab_size, "projection_");
-    if (!fault.empty()) throw_usage("{}", fault);
-  };
-  const auto sum_of = [](auto values) {
-    return static_cast<int64_t>(checksum_of(bytes_of(values)));
   };
   agree_on_arguments(tp, what, check,
                      {{"the number of tokens", tokens},
-                      {"the number of columns of the projection", matrix.width},
-                      {"the checksum of the projection's offsets", sum_of(matrix.offsets)},
-                      {"the checksum of the projection's columns", sum_of(matrix.columns)},
-                      {"the checksum of the projection's weights", sum_of(matrix.weights)},
                       {"the checksum of the tokens' temperatures", sum_of(options.temperatures)}});
   agree_on_partition(tp, what, vocab);
   agree_on_number(tp, what, "the temperature", options.temperature);
+  const auto check_matrix = [&] {
+    const std::string fault = fault_of(matrix, vocab.vocab_size, "projection_");
+    if (!fault.empty()) throw_usage("{}", fault);
+  };
+  agree_on_arguments(tp, what, check_matrix,
+                     {{"the number of columns of the projection", matrix.width},
+                      {"the checksum of the projection's offsets", sum_of(matrix.offsets)},
+                      {"the checksum of the projection's columns", sum_of(matrix.columns)},
+                      {"the checksum of the projection's weights", sum_of(matrix.weights)}});
   scales_ = scales_of(options.temperatures);
   const int64_t valid = vocab.valid(tp.rank());
   const int64_t first = valid == 0 ? 0 : vocab.begin(tp.rank());

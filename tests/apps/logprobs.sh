@@ -10,7 +10,7 @@ linear=$source_dir/inputs/logprobs_linear.h5
 quick="-n 1 -w 0"
 small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
 mpi=("$MPIEXEC" -n)
-operations=20 backward=17 upstream=6 upstream_backward=5
+operations=21 backward=18 upstream=6 upstream_backward=5
 
 # Every operation by both methods in both directions, on all kinds of grids and shards.
 while read -r ranks grid; do
@@ -82,6 +82,29 @@ expect 1 'kept, gyre, fwd, 8 tokens: log-probabilities: 1 of 8' "${mpi[@]}" 2 "$
 expect 2 "it must be real; a number of each row goes to the dataset '/logprobs/temperature'" "$logprobs" --input array.h5
 expect 2 'has no /logprobs/sampling_mask_ids' "$logprobs" --input "$golden" --op kept
 expect 2 '--min-p 1.5 must be from 0 to 1; the nearest is 1' "$logprobs" $small --min-p 1.5
+# Probabilities projected to other columns: stored matrices with answers, wrong ones, none; made-up ones for many columns.
+for file in projected projected_one_shard; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input "$source_dir/inputs/golden/logprobs_$file.h5" -n 2 -w 0 -c all --op project --tp 2 --cp 2 -d bf16 -o project.h5
+  grep -qE 'compared in full: d_projected_probability, projected_probability' output || fail "the answers are not used: $(cat output)"
+  expect 0 '' "$compare" --common --rtol 0.01 --atol 1e-6 project.h5:/results "$source_dir/inputs/golden/logprobs_$file.h5:/reference"
+done
+/usr/bin/python3 - "$source_dir/inputs/golden/logprobs_projected.h5" <<'PY'
+import shutil, sys, h5py
+for name, dataset, place, value in (("answer", "reference/projected_probability", (3, 2), 0.125),
+                                    ("gradient", "reference/d_projected_probability", (5, 20), 0.125),
+                                    ("column", "logprobs/projection_columns", 2, 9),
+                                    ("weight", "logprobs/projection_weights", 2, -1)):
+    shutil.copy(sys.argv[1], f"{name}.h5")
+    with h5py.File(f"{name}.h5", "r+") as f:
+        f.attrs.pop("content_sha256", None)
+        f[dataset][place] = value
+PY
+expect 1 'project, gyre, fwd, 6 tokens: probabilities: 1 of 54' "${mpi[@]}" 2 "$logprobs" --input answer.h5 --op project $quick
+expect 1 'project, gyre, bwd, 6 tokens: d_logits: 1 of 126' "${mpi[@]}" 2 "$logprobs" --input gradient.h5 --op project $quick
+expect 2 '/logprobs/projection_columns[2], of row 2, is 9; columns are 0 to 8' "${mpi[@]}" 2 "$logprobs" --input column.h5 --op project $quick
+expect 2 '/logprobs/projection_weights[2], of row 2, is -1; a weight is finite and at least 0' "$logprobs" --input weight.h5 --op project $quick
+expect 2 'has no /logprobs/projection_offsets' "$logprobs" --input "$golden" --op project
+expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --op project --tp 3 --tokens 20 --vocab 70 --padded 75 --picks 500 --filter-per-token --zero-fraction 0.3 --out-of-place $quick
 # Nothing, one token, fewer tokens than ranks, more picks than ids, made-up documents, a sweep, one direction.
 expect 0 'input prolong64k.csv sha256' "${mpi[@]}" 2 "$logprobs" --gen dist=histogram,tokens=2K,max=300,file="$source_dir/inputs/lengths/prolong64k.csv" \
   --capacity 2K --vocab 1K --op logprob-entropy $quick

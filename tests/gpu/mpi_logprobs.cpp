@@ -6,6 +6,7 @@
 #include "gpu_test.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
 #include "logprobs/gather_records.hpp"
+#include "projection_operation.hpp"
 #include "selection_operations.hpp"
 
 #ifdef GYRE_SOFTGPU
@@ -167,6 +168,13 @@ TEST_F(LogprobsOnDevice, SamplingFilters) {
 
 TEST_F(LogprobsOnDevice, KeptIds) {
   expect_reference_for_any_partition(KeptLogprobs::cases(), device());
+}
+
+TEST_F(LogprobsOnDevice, ProjectedProbabilities) {
+  std::vector<ProjectedRows> cases = ProjectedRows::cases();
+  cases.push_back(ProjectedRows::random(3, 700, DType::bf16, 520, 0.02));
+  expect_reference_for_any_partition(cases, device());
+  expect_zeros_without_a_gradient(cases, device());
 }
 
 TEST_F(LogprobsOnDevice, EveryRunHasTheSameBits) {

@@ -103,6 +103,10 @@ struct Draft {
   std::vector<double> of_tokens{};      // temperature and min_p of tokens
   std::vector<int64_t> kept_offsets{};  // with kept_ids; empty: there are none
   std::vector<int32_t> kept_ids{};
+  std::vector<int64_t> projection_offsets{};  // with the two below; empty: there are none
+  std::vector<int32_t> projection_columns{};
+  std::vector<float> projection_weights{};
+  h5::Shape d_projected{};
   bool of_all_too = false;  // beside them, a temperature of all tokens
 };
 
@@ -128,6 +132,13 @@ void write_draft(const std::string& path, const Draft& d) {
     file.write_dataset("/logprobs/sampling_mask_offsets", std::span<const int64_t>(d.kept_offsets));
   if (!d.kept_ids.empty())
     file.write_dataset("/logprobs/sampling_mask_ids", std::span<const int32_t>(d.kept_ids));
+  if (!d.projection_offsets.empty()) {
+    const std::string name = "/logprobs/projection_";
+    file.write_attribute("/logprobs", "projection_width", int64_t{4});
+    file.write_dataset(name + "offsets", std::span<const int64_t>(d.projection_offsets));
+    file.write_dataset(name + "columns", std::span<const int32_t>(d.projection_columns));
+    file.write_dataset(name + "weights", std::span<const float>(d.projection_weights));
+  }
   for (const char* name : {"temperature", "min_p"})
     if (!d.of_tokens.empty())
       file.write_dataset(fmt::format("/logprobs/{}", name), std::span<const double>(d.of_tokens));
@@ -135,7 +146,8 @@ void write_draft(const std::string& path, const Draft& d) {
   file.write_dataset("/logprobs/d_value", std::span<const float>(d_value));
   for (const auto& [name, shape] : {std::pair<const char*, h5::Shape>{"hidden", d.hidden},
                                     {"head", d.head},
-                                    {"d_logprobs", d.of_all_ids}})
+                                    {"d_logprobs", d.of_all_ids},
+                                    {"d_projected", d.d_projected}})
     if (!shape.empty()) write_filled(file, std::string("/logprobs/") + name, shape, d.factor);
   file.create_group("/reference");
   file.write_attribute("/reference", "generator", std::string("test"));
@@ -282,6 +294,37 @@ TEST(LogprobsFile, RefusesWrongFiles) {
             {.kept_offsets = {0, 1, 2}, .kept_ids = {1, 3}}},
            {{"/logprobs/sampling_mask_ids[2] is 1, which row 1 has already"},
             {.kept_offsets = {0, 1, 3}, .kept_ids = {1, 1, 1}}},
+           // A projection of 3 ids to 4 columns.
+           {{"/logprobs/d_projected is there, and '/logprobs/projection_offsets', which it is of, "
+             "is not"},
+            {.d_projected = {2, 4}}},
+           {{"dataset '/logprobs/projection_offsets' is int64 [3]; it must be integer [4]",
+             "dataset '/logprobs/projection_weights' is float32 [1]; it must be real [2]",
+             "dataset '/logprobs/d_projected' is float32 [2, 3]; it must be real [2, 4]"},
+            {.projection_offsets = {0, 1, 2},
+            .projection_columns = {0, 1},
+            .projection_weights = {1},
+            .d_projected = {2, 3}}},
+           {{"/logprobs/projection_offsets[2] is 0, below the 1 before it; offsets never decrease",
+             "/logprobs/d_projected[0] is nan; it must be finite"},
+            {.factor = NAN,
+            .projection_offsets = {0, 1, 0, 2},
+            .projection_columns = {0, 1},
+            .projection_weights = {1, 1},
+            .d_projected = {2, 4}}},
+           {{"/logprobs/projection_columns[1], of row 2, is 4; columns are 0 to 3"},
+            {.projection_offsets = {0, 1, 1, 2},
+            .projection_columns = {0, 4},
+            .projection_weights = {1, 1}}},
+           {{"/logprobs/projection_columns[1], of row 0, is 2, as entry 0 is; give one entry with "
+             "both weights"},
+            {.projection_offsets = {0, 2, 2, 2},
+            .projection_columns = {2, 2},
+            .projection_weights = {1, 1}}},
+           {{"/logprobs/projection_weights[0], of row 1, is -1; a weight is finite and at least 0"},
+            {.projection_offsets = {0, 0, 1, 1},
+            .projection_columns = {2},
+            .projection_weights = {-1}}},
            {{"dataset '/logprobs/temperature' is float64 [3]; it must be real [2]",
              "dataset '/logprobs/min_p' is float64 [3]; it must be real [2]"},
             {.of_tokens = {1, 1, 1}}},

@@ -40,6 +40,12 @@ def small_logprobs(seed=1):
             "top_p": 0.8}
 
 
+def projection(columns=(0, 0, 1), weights=np.array([1, 2, 4], "f4"), offsets=(0, 1, 1, 3, 3, 3, 3, 3), above=None):
+    """A matrix of 7 ids and 2 columns: id 0 has an entry, id 2 has two."""
+    given = {"width": 2, "offsets": offsets, "columns": columns, "weights": weights}
+    return {f"projection_{name}": value for name, value in given.items()} | {"d_projected": above}
+
+
 def small_attention(seed=2, **more):
     rng = np.random.default_rng(seed)
     shapes = {"q": (7, 4, 3), "k": (7, 2, 3), "v": (7, 2, 3), "d_out": (7, 4, 3)}
@@ -157,6 +163,17 @@ class Writing(Scratch):
             limits = (own[name] for name in ("top_k", "top_p", "temperature", "min_p"))
             all_ = gyre.reference.filtered(inputs["logits"][:, :7], *limits)
             np.testing.assert_array_equal(one, all_[row])
+
+    def test_projections_come_back(self):
+        inputs, path = small_logprobs() | projection(above=np.ones((6, 2), "f4")), self.place("x.h5")
+        answers = gyre.reference.logprobs(**inputs)
+        gyre.write_logprobs(path, **inputs, reference=answers)
+        file = gyre.read(path)
+        self.assertEqual(file.inputs.attributes["projection_width"], 2)
+        self.assertEqual(file.reference["projected_probability"].shape, (6, 2))
+        p = answers["softmax"]  # id 0: column 0; id 2: columns 0 and 1
+        np.testing.assert_allclose(answers["projected_probability"], np.stack([p[:, 0] + 2 * p[:, 2], 4 * p[:, 2]], 1))
+        np.testing.assert_allclose(answers["d_projected_probability"].sum(axis=1), 0, atol=1e-12)
 
     def test_the_same_contents_are_the_same_bytes(self):
         files = [self.place("a.h5"), self.place("b.h5")]
@@ -334,6 +351,14 @@ class Refusals(Scratch):
                        {"sampling_mask_ids": [1, 1, 1], "sampling_mask_offsets": [0, 1, 3, 3, 3, 3, 3]}),
                       ("sampling_mask_offsets are 2; 6 rows need 7",
                        {"sampling_mask_ids": [1], "sampling_mask_offsets": [0, 1]}),
+                      ("a projection has width, offsets, columns and weights; projection_width is missing",
+                       {"d_projected": np.zeros((6, 2))}),
+                      ("projection_columns[1] is 2; it must be 0 to 1", projection(columns=[0, 2, 1])),
+                      ("projection_weights[2] is -1.0; it must be finite and at least 0",
+                       projection(weights=np.array([1.0, 0, -1]))),
+                      ("projection_offsets are 3; 7 ids need 8", projection(offsets=[0, 1, 3])),
+                      ("projection_columns of row 2 have a column twice", projection(columns=[0, 1, 1])),
+                      ("d_projected is [6, 3]; it must be [6, 2]", projection(above=np.zeros((6, 3)))),
                       ("hidden and head are factors of logits; one", {"hidden": np.zeros((6, 2))}),
                       ("head is [9, 2]; it must be [7, 2]",
                        {"hidden": np.zeros((6, 2)), "head": np.zeros((9, 2))}),

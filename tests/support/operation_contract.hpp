@@ -12,6 +12,7 @@
 //       OperationResult run(const Part&) const;
 //       void expect_reference(const OperationResult&, const Part&) const;
 //       int64_t forward_bytes(int64_t ranks) const;         // that a rank sends
+//       static constexpr int64_t collectives = 2;           // forward; without, 1
 //       void remove_gradient();                             // zeros come from above
 //     };
 //     GYRE_TEST_OPERATION(MyOperation);
@@ -155,9 +156,18 @@ void expect_same_bits_again() {
   EXPECT_TRUE(operation.run(part).same_bits(once)) << "in the logits' memory";
 }
 
-/// Expects one collective in the forward pass and none in the backward pass (Part::backward).
 template <class Operation>
-void expect_one_collective_forward() {
+constexpr int64_t collectives_of() {
+  if constexpr (requires { Operation::collectives; })
+    return Operation::collectives;
+  else
+    return 1;
+}
+
+/// Expects the operation's collectives in the forward pass and none in the backward pass
+/// (Part::backward).
+template <class Operation>
+void expect_collectives_forward() {
   const Place place;
   const int n = world().size();
   for (const Operation& operation : Operation::cases()) {
@@ -165,7 +175,7 @@ void expect_one_collective_forward() {
     SCOPED_TRACE(operation.name());
     const OperationResult got =
         operation.run({balanced_partition(operation.rows.vocab_size, n), place});
-    EXPECT_EQ(got.messages, n > 1 ? 1 : 0);
+    EXPECT_EQ(got.messages, n > 1 ? collectives_of<Operation>() : 0);
     EXPECT_EQ(got.bytes, operation.forward_bytes(n));
   }
 }
@@ -233,8 +243,8 @@ void expect_wrong_arguments_end_all_ranks_alike() {
   TEST(Operation, HasTheSameBitsAgainForAnyThreadsAndInPlace) {            \
     ::gyre::test::expect_same_bits_again<Operation>();                     \
   }                                                                        \
-  TEST(Operation, SendsOneCollectiveForwardAndNothingBackward) {           \
-    ::gyre::test::expect_one_collective_forward<Operation>();              \
+  TEST(Operation, SendsItsCollectivesForwardAndNothingBackward) {          \
+    ::gyre::test::expect_collectives_forward<Operation>();                 \
   }                                                                        \
   TEST(Operation, HasZerosForTokensWithoutAGradientWhateverTheyHold) {     \
     ::gyre::test::expect_zeros_without_a_gradient(Operation::cases());     \

@@ -242,6 +242,39 @@ TEST(LogprobsInputs, KeptIdsAreDifferentOnes) {
   EXPECT_EQ(inputs_of(file, DType::f32)->kept(1), (std::vector<int32_t>{2, 0}));
 }
 
+TEST(LogprobsInputs, ProjectionsHaveColumnsAndIdsWithNoneAndWithSeveralEntries) {
+  LogprobsOptions o = options_of(300);
+  o.picks = 200;
+  const auto inputs = random_inputs(generated_workload(o, 5), o);
+  const StoredProjection made = inputs->projection();
+  EXPECT_EQ(fault_of(made.matrix(), 300, ""), "");
+  EXPECT_EQ(made.width, 200);
+  std::vector<int> of_columns(200, 0);
+  for (const int32_t c : made.columns) ++of_columns[c];
+  int64_t most = 0;
+  bool some_without = false;
+  for (size_t v = 0; v < 300; ++v) {
+    most = std::max(most, made.offsets[v + 1] - made.offsets[v]);
+    some_without = some_without || made.offsets[v + 1] == made.offsets[v];
+  }
+  EXPECT_TRUE(some_without && most > 3) << most;
+  EXPECT_EQ(std::ranges::min(of_columns), 0);
+  EXPECT_EQ(std::ranges::max(of_columns), 7);
+  LogprobsFile file = small_file();
+  LogprobsOptions of_file;
+  of_file.tp = 1;
+  EXPECT_EQ(workload_of(file, of_file).projected, 0);
+  file.projection = StoredProjection{2, std::vector<int64_t>(file.vocab_size + 1, 0), {}, {}, {}};
+  EXPECT_EQ(workload_of(file, of_file).projected, 2);
+  std::vector<float> g(2);
+  inputs_of(file, DType::f32)->d_projected(1, g);  // without an array, d_value
+  EXPECT_EQ(g, std::vector<float>(2, file.d_value[1]));
+  file.projection->d_projected.assign(2 * file.tokens(), 3);
+  file.projection->d_projected[3] = 5;
+  inputs_of(file, DType::f32)->d_projected(1, g);
+  EXPECT_EQ(g, (std::vector<float>{3, 5}));
+}
+
 /// The arrays whose answers a run of these types does not compare.
 std::vector<std::string> dropped(const LogprobsFile& file, DType type,
                                  std::optional<DType> output_type = {}) {

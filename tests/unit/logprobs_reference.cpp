@@ -57,6 +57,25 @@ TEST(LogprobsReference, GradientThroughLogSoftmaxByHand) {
   expect_values(log_softmax_gradient_reference(hot, Doubles{3, 0}, 2), {1, -1});
 }
 
+TEST(LogprobsReference, ProjectedProbabilitiesByHand) {
+  const Doubles row = {0, std::log(2.0), -inf, 0};  // p = 1/4, 1/2, 0, 1/4
+  const std::vector<int64_t> offsets = {0, 2, 3, 4, 4};
+  const Ints columns = {0, 1, 1, 0};
+  const std::vector<float> weights = {1, 0.5F, 2, 8};
+  const SparseMatrixRef matrix{3, offsets, columns, weights};
+  expect_values(projected_reference(row, matrix), {0.25, 1.125, 0});
+  // g = 1 + 0.5 · 2, 2 · 2, 8, 0, whose mean is 2.5.
+  expect_values(projected_gradient_reference(row, matrix, Doubles{1, 2, 5}),
+                {-0.125, 0.75, 0, -0.625});
+  expect_values(projected_gradient_reference(row, matrix, Doubles{0, 0, 0}), {0, 0, 0, 0});
+  const Doubles hot = {0, 2 * std::log(2.0), -inf, 0};
+  expect_values(projected_reference(hot, matrix, 2), {0.25, 1.125, 0});
+  expect_values(projected_gradient_reference(hot, matrix, Doubles{1, 2, 5}, 2),
+                {-0.0625, 0.375, 0, -0.3125});
+  for (const double x : projected_reference(Doubles{0, nan, 0, 0}, matrix))
+    EXPECT_TRUE(std::isnan(x));
+}
+
 /// Every answer of inputs/logprobs_golden.h5. The generator of the file compares some of them with
 /// numbers that were worked out elsewhere.
 TEST(LogprobsReference, GivesTheAnswersOfTheGoldenFile) {

@@ -218,6 +218,23 @@ class _Definitions:
         hits = _hits(self.targets, self.problem.vocab_size) * np.isfinite(self.logp_kept)
         return self.g * self.kept * (hits - np.exp(self.logp_kept)) / _column(self.heat)
 
+    @cached_property
+    def matrix(self) -> np.ndarray:
+        """[V, C]: the weights of the projection."""
+        arrays = self.problem.arrays
+        weights = np.zeros((self.problem.vocab_size, self.problem.projection_width or 0))
+        rows = np.repeat(np.arange(len(weights)), np.diff(arrays["projection_offsets"]))
+        weights[rows, arrays["projection_columns"]] = arrays["projection_weights"]
+        return weights
+
+    def projected_probability(self) -> np.ndarray:
+        return np.exp(self.logp) @ self.matrix
+
+    def d_projected_probability(self) -> np.ndarray:
+        above = self.problem.arrays.get("d_projected", np.tile(self.g, self.matrix.shape[1]))
+        by_p, p = _float64(above) @ self.matrix.T, np.exp(self.logp)
+        return p * (by_p - (p * by_p).sum(axis=1, keepdims=True)) / _column(self.heat)
+
     def next_token_logprob(self) -> np.ndarray:
         return next_tokens(self.logp, self.targets[:, 0], self.problem.offsets)
 
