@@ -96,7 +96,13 @@ class HostRowProjection final : public RowProjection {
                      const RowNormalizer& normalizer, std::vector<float>& p) const {
     const auto count = std::ssize(used_);
     if (count == 0) return;
-    for (int64_t i = 0; i < count; ++i) p[i] = logits.at(r, used_[i]);
+    if (logits.type == DType::f32) {
+      const float* const row = logits.as<float>().row(r);
+      for (int64_t i = 0; i < count; ++i) p[i] = row[used_[i]];
+    } else {
+      const bf16* const row = logits.as<bf16>().row(r);
+      for (int64_t i = 0; i < count; ++i) p[i] = to_float(row[used_[i]]);
+    }
     const MatrixView<float> row(p.data(), 1, count);
     row_log_softmax(ConstMatrixRef(MatrixRef(row)), {count, scale, 1}, {&normalizer, 1}, true, row);
   }
