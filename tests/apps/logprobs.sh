@@ -100,7 +100,7 @@ for name, dataset, place, value in (("answer", "reference/projected_probability"
         f[dataset][place] = value
 PY
 expect 1 'project, gyre, fwd, 6 tokens: probabilities: 1 of 54' "${mpi[@]}" 2 "$logprobs" --input answer.h5 --op project $quick
-expect 1 'project, gyre, bwd, 6 tokens: d_logits: 1 of 126' "${mpi[@]}" 2 "$logprobs" --input gradient.h5 --op project $quick
+expect 1 'project, gyre, bwd, 6 tokens: d_logits: 1 of 144' "${mpi[@]}" 2 "$logprobs" --input gradient.h5 --op project $quick
 expect 2 '/logprobs/projection_columns[2], of row 2, is 9; columns are 0 to 8' "${mpi[@]}" 2 "$logprobs" --input column.h5 --op project $quick
 expect 2 '/logprobs/projection_weights[2], of row 2, is -1; a weight is finite and at least 0' "$logprobs" --input weight.h5 --op project $quick
 expect 2 'has no /logprobs/projection_offsets' "$logprobs" --input "$golden" --op project
