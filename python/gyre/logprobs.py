@@ -200,7 +200,8 @@ def logprob_problem(
                   "weights": projection_weights}
     if lacking := [name for name, value in projection.items() if value is None]:
         if len(lacking) < len(projection) or d_projected is not None:
-            raise ValueError(f"a projection has width, offsets, columns and weights; projection_{lacking[0]} is missing")
+            missing = f"projection_{lacking[0]} is missing"
+            raise ValueError(f"a projection has width, offsets, columns and weights; {missing}")
     else:
         arrays |= _projection(projection, d_projected, tokens, vocab)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}

@@ -2,8 +2,10 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 #include <vector>
 
 namespace gyre {
@@ -33,29 +35,38 @@ std::string fault_of_offsets(const SparseMatrixRef& m, int64_t rows, std::string
   return "";
 }
 
+/// Two entries of a row in one column.
+std::string fault_of_repetition(const SparseMatrixRef& m, int64_t row, std::string_view name) {
+  std::vector<std::pair<int32_t, int64_t>> places;
+  for (int64_t e = m.offsets[row]; e < m.offsets[row + 1]; ++e)
+    places.emplace_back(m.columns[e], e);
+  std::ranges::sort(places);
+  for (size_t i = 1; i < places.size(); ++i)
+    if (places[i].first == places[i - 1].first)
+      return fmt::format(
+          "{}columns[{}], of row {}, is {}, as entry {} is; give one entry with both weights", name,
+          places[i].second, row, places[i].first, places[i - 1].second);
+  return "";
+}
+
 }  // namespace
 
 std::string fault_of(const SparseMatrixRef& m, int64_t rows, std::string_view name) {
   if (m.width < 1 || m.width > std::numeric_limits<int32_t>::max())
-    return fmt::format("{} columns of {}columns; they are 1 to {}", m.width, name,
+    return fmt::format("{}width is {}; it must be 1 to {}", name, m.width,
                        std::numeric_limits<int32_t>::max());
   if (std::string fault = fault_of_offsets(m, rows, name); !fault.empty()) return fault;
-  std::vector<int64_t> last(m.width, -1);  // entry that had the column last
-  for (int64_t r = 0; r < rows; ++r)
+  for (int64_t r = 0; r < rows; ++r) {
     for (int64_t e = m.offsets[r]; e < m.offsets[r + 1]; ++e) {
-      const int32_t column = m.columns[e];
-      if (column < 0 || column >= m.width)
+      if (m.columns[e] < 0 || m.columns[e] >= m.width)
         return fmt::format("{}columns[{}], of row {}, is {}; columns are 0 to {}", name, e, r,
-                           column, m.width - 1);
-      if (last[column] >= m.offsets[r])
-        return fmt::format(
-            "{}columns[{}], of row {}, is {}, as entry {} is; give one entry with both weights",
-            name, e, r, column, last[column]);
-      last[column] = e;
+                           m.columns[e], m.width - 1);
       if (!std::isfinite(m.weights[e]) || m.weights[e] < 0)
         return fmt::format("{}weights[{}], of row {}, is {}; a weight is finite and at least 0",
                            name, e, r, m.weights[e]);
     }
+    if (std::string fault = fault_of_repetition(m, r, name); !fault.empty()) return fault;
+  }
   return "";
 }
 

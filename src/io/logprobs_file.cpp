@@ -185,7 +185,7 @@ void open_kept(SchemaReader& reader, int64_t tokens, LogprobsParts& parts) {
 void open_projection(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
   const auto is_there = [&](const char* path) { return reader.is_there(path); };
   const bool any = is_there(projection_offsets_path) || is_there(projection_columns_path) ||
-                   is_there(projection_weights_path);
+                   is_there(projection_weights_path) || reader.has("/logprobs", projection_width);
   if (!any) {
     if (is_there(d_projected_path))
       reader.errors().add("{} is there, and '{}', which it is of, is not", d_projected_path,

@@ -132,17 +132,23 @@ class HostRowProjection final : public RowProjection {
     const GradientCoefficients coefficients{static_cast<float>(slope), 0};
     row_gradient(logits.rows_from(r, 1), {pass.columns, scale, 1}, {&normalizer, 1},
                  {&coefficients, 1}, {}, d_logits.rows_from(r, 1));
-    for (size_t i = 0; some && usable && i < used_.size(); ++i) {
+    if (!some || !usable) return;
+    if (d_logits.type == DType::f32)
+      put(d_out, p, scale, centre, d_logits.as<float>().row(r), [](float x) { return x; });
+    else
+      put(d_out, p, scale, centre, d_logits.as<bf16>().row(r), [](float x) { return to_bf16(x); });
+  }
+  /// Writes the gradients of the columns with entries.
+  template <class T, class Round>
+  void put(const float* d_out, const std::vector<float>& p, double scale, double centre, T* to,
+           Round round) const {
+    for (size_t i = 0; i < used_.size(); ++i) {
       const int32_t v = used_[i];
       double g = 0;
       for (int32_t e = shard_.row_offsets[v]; e < shard_.row_offsets[v + 1]; ++e)
         g += static_cast<double>(shard_.by_row[e].weight) *
              static_cast<double>(d_out[shard_.by_row[e].at]);
-      const auto value = static_cast<float>(scale * static_cast<double>(p[i]) * (g - centre));
-      if (d_logits.type == DType::f32)
-        d_logits.as<float>()(r, v) = value;
-      else
-        d_logits.as<bf16>()(r, v) = to_bf16(value);
+      to[v] = round(static_cast<float>(scale * static_cast<double>(p[i]) * (g - centre)));
     }
   }
 

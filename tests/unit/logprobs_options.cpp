@@ -147,7 +147,8 @@ TEST(Operations, AreFoundByName) {
   EXPECT_EQ(find_operation("soft-ce").name, "soft-ce");
   test::expect_usage(
       "operation 'softce' is none of log-softmax, softmax, logprob, entropy, logprob-entropy, "
-      "gather, raw-gather, soft-ce, distill, distill-renormalised, top-k, argmax, filtered, "
+      "gather, raw-gather, soft-ce, distill, distill-renormalised, project, top-k, argmax, "
+      "filtered, "
       "kept, exchange, fused-linear, packed, packed-prerolled, packed-filtered, rollouts",
       [] { find_operation("softce"); });
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);

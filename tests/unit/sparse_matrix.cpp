@@ -28,7 +28,7 @@ TEST(SparseMatrix, HasNoFaultWithEmptyRowsAndWeightsOfZero) {
 }
 
 TEST(SparseMatrix, FaultsNameRowAndEntry) {
-  EXPECT_EQ(fault({.width = 0}), "0 columns of m_columns; they are 1 to 2147483647");
+  EXPECT_EQ(fault({.width = 0}), "m_width is 0; it must be 1 to 2147483647");
   EXPECT_EQ(fault({.offsets = {0, 3}}),
             "m_offsets has 2 elements; it must have 4, one more than the rows");
   EXPECT_EQ(fault({.weights = {1}}), "m_weights has 1 elements; it must have 3, as m_columns");
