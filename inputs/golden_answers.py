@@ -231,6 +231,45 @@ def distilled(problem, z, g):
     }
 
 
+def teacher_at(problem, z, t):
+    """The ids of row t that carry a divergence, log p of them by the teacher, and log p of the target."""
+    if "teacher_logprobs" in problem:
+        return problem["ids"][t], problem["teacher_logprobs"][t], problem["teacher_target_logprobs"][t]
+    ids = ranking(z)[t, : problem["ids"].shape[1]]
+    log_p = log_softmax(rows_of(problem, "teacher")[t])
+    target = problem["targets"][t]
+    return ids, log_p[ids], log_p[target] if 0 <= target < z.shape[1] else np.nan
+
+
+def divergences(problem, z, g):
+    """sum q (log q - log p) over the student's largest ids, and log q - log p of a target that is not
+    among them; at temperature 1. Two gradients, which differ in that of the target's term."""
+    log_qs, value = log_softmax(z), np.zeros(len(z))
+    slopes = {"d_topk_kl": np.zeros(z.shape), "d_topk_kl_advantage": np.zeros(z.shape)}
+    for t, target in enumerate(problem["targets"]):
+        ids, log_p, of_target = teacher_at(problem, z, t)
+        log_q, by_log_q = log_qs[t], np.zeros(z.shape[1])
+        for v, theirs in zip(ids, np.asarray(log_p, np.float64)):
+            if np.isneginf(log_q[v]):
+                continue
+            value[t] += np.inf if np.isneginf(theirs) else np.exp(log_q[v]) * (log_q[v] - theirs)
+            by_log_q[v] = np.exp(log_q[v]) * (log_q[v] - theirs + 1)
+        gap = 0
+        is_tail = 0 <= target < z.shape[1] and target not in ids
+        if is_tail:
+            gap = -np.inf if np.isneginf(log_q[target]) else log_q[target] - np.float64(of_target)
+        value[t] += gap
+        for constant, slope in zip((1, 0), slopes.values()):
+            total = by_log_q.copy()
+            if is_tail:
+                total[target] = gap + constant
+            if g[t] != 0 and not np.isfinite(value[t]):
+                slope[t] = np.nan
+            elif g[t] != 0:
+                slope[t] = g[t] * (total - np.exp(log_q) * total.sum())
+    return {"topk_kl": value} | slopes
+
+
 def of_every_id(problem, z):
     """The gradient of log-softmax, from one of the log-probability of every id."""
     above = problem["d_logprobs"].astype(np.float64)
@@ -268,6 +307,8 @@ def answer(problem, leave_out=()):
             asked = "teacher" in problem or "teacher_values" in problem
             if asked and problem["ids"].shape[1] <= z.shape[1]:
                 found |= distilled(problem, z, g)
+            if "teacher" in problem or "teacher_logprobs" in problem:
+                found |= divergences(problem, z, g)
         if "hidden" in problem:
             found |= make_logprobs.linear_answer(problem)
     for name in leave_out:

@@ -7,6 +7,7 @@ vocabulary, C = columns, K = ids of a token, D = elements of a hidden state.
 
 import numpy as np
 
+import make_logprobs
 from golden_files import BFLOAT16, BFLOAT16_WORDS
 from golden_problems import case, distinct, eighths, full, ids_below, offsets
 
@@ -74,6 +75,7 @@ def top_k_then_top_p(rng):
     "0 times -inf is NaN: in entropies, in cross entropies, in a gather that multiplies by a mask "
     "(NovaSky-AI/SkyRL PR #2259, huggingface/trl #7221)",
     ("minus-infinity",),
+    leave_out=("d_topk_kl", "d_topk_kl_advantage"),  # some divergences are infinite
 )
 def minus_infinity(rng):
     logits, teacher = eighths(rng, 7, 24), eighths(rng, 7, 24)
@@ -182,7 +184,8 @@ def filter_of_tokens(rng):
 
 @case("the ids that a sampler kept in each row: one, none, all, the target not among them",
       "the trainer's own filter instead of the sampler's set; log-probabilities over all ids "
-      "(NVIDIA-NeMo/RL #69, PRs #1578 and #1938)", ("kept-ids", "per-token", "nobody"))
+      "(NVIDIA-NeMo/RL #69, PRs #1578 and #1938)", ("kept-ids", "per-token", "nobody"),
+      leave_out=("d_topk_kl", "d_topk_kl_advantage"))
 def sampling_mask(rng):
     logits = distinct(rng, 8, 22)
     logits[6, [0, 21]] = -np.inf
@@ -415,6 +418,49 @@ def teacher_values(rng):
 def teacher_differs(rng):
     more = {"teacher_values": eighths(rng, 4, 4) - 20, "temperature": 2.0}
     return full(rng, 4, 28, 4, **more)
+
+
+TAIL = (
+    "a term of the sampled id that has no gradient, or is counted twice for one of the largest; "
+    "probabilities that are normalised over the largest (NVIDIA-NeMo/RL PR #3584)"
+)
+
+
+@case("a student's largest ids carry the divergence, a sampled one the rest: among them, equal to "
+      "the last of them, nobody's", TAIL, ("distillation", "topk-kl", "ties", "nobody", "padding", "float16"),
+      stores={"logits": "f2", "teacher": "f2"})
+def topk_kl(rng):
+    logits, teacher = np.full((2, 8, 31), np.nan, "f4")
+    logits[:, :29], teacher[:, :29] = distinct(rng, 8, 29), eighths(rng, 8, 29)
+    logits[1, :29] = 0.5  # of equal logits the lowest ids
+    logits[2, [3, 9, 14, 28]] = 6, 5, 5, 5
+    logits[3, 4:29] = -np.inf  # four are left
+    order = np.argsort(-logits[:, :29], axis=1, kind="stable")
+    targets = order[np.arange(8), [0, 4, 3, 3, 20, 28, 2, 0]]  # of row 2: the last of three equal ones
+    targets[7] = 29
+    more = {"logits": logits, "teacher": teacher, "targets": targets.astype("i4")}
+    return full(rng, 8, 29, 3, **more)
+
+
+@case("the same where the teacher answered for those ids alone, in any order; of equal logits a higher "
+      "id", TAIL, ("distillation", "topk-kl", "ties", "optional", "bfloat16"),
+      stores={"logits": BFLOAT16})
+def topk_kl_of_ids(rng):
+    logits = distinct(rng, 6, 26)
+    ids = np.argsort(-logits, axis=1)[:, :5].astype("i4")
+    ids = ids[:, rng.permutation(5)]
+    logits[2, [1, 20]] = logits[2, ids[2]].min()
+    ids[2, logits[2, ids[2]].argmin()] = 20
+    targets = ids_below(rng, 26, 6)
+    targets[:3] = ids[0, 2], -1, 1
+    log_p = make_logprobs.log_softmax(eighths(rng, 6, 26).astype(np.float64))
+    at = np.where(targets < 0, 0, targets)[:, None]
+    return {
+        "vocab_size": 26, "logits": logits, "targets": targets, "ids": ids,
+        "d_value": eighths(rng, 6, size=1.0),
+        "teacher_logprobs": np.take_along_axis(log_p, ids, axis=1).astype("f4"),
+        "teacher_target_logprobs": np.take_along_axis(log_p, at, axis=1)[:, 0].astype("f4"),
+    }
 
 
 @case(

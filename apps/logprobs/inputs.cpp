@@ -164,6 +164,10 @@ class FileInputs final : public LogprobsInputs {
     const float value = file_.teacher_values[token * file_.picks + k];
     return round_ ? to_float(to_bf16(value)) : value;
   }
+  float teacher_logprob(int64_t token, int64_t k) const override {
+    if (k == file_.picks) return file_.teacher_target_logprobs[token];
+    return file_.teacher_logprobs[token * file_.picks + k];
+  }
   void ids(int64_t token, std::span<int32_t> to) const override {
     std::copy_n(file_.ids.begin() + token * file_.picks, to.size(), to.begin());
   }
@@ -230,13 +234,16 @@ class FileInputs final : public LogprobsInputs {
     add("logits", round_ && any_logit(file_.logits));
     add("teacher", round_ && any_logit(file_.teacher));
     add("teacher_values", round_ && any(file_.teacher_values));
-    for (const char* name : {"d_value", "projection_weights", "d_projected"}) add(name, false);
+    for (const char* name : {"teacher_logprobs", "teacher_target_logprobs", "d_value",
+                             "projection_weights", "d_projected"})
+      add(name, false);
     add("d_logprobs",
         round_gradients_ && any(file_.d_logprobs.empty() ? file_.d_value : file_.d_logprobs));
     add("hidden", round_ && file_.linear && any(file_.linear->hidden));
     add("head", round_ && file_.linear && any(file_.linear->head));
     // Absent datasets are derived from others and inherit their rounding.
     if (file_.teacher_values.empty()) add("teacher_values", rounded_.contains("teacher"));
+    if (!file_.has_teacher_logprobs) add("teacher_logprobs", rounded_.contains("teacher"));
     if (file_.d_logprobs.empty()) add("d_logprobs", rounded_.contains("d_value"));
     if (file_.projection && file_.projection->d_projected.empty())
       add("d_projected", rounded_.contains("d_value"));
@@ -330,6 +337,7 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   problem.projected = file.projection ? file.projection->width : 0;
   problem.has_teacher = file.has_teacher;
   problem.has_teacher_values = file.has_teacher || file.has_teacher_values;
+  problem.has_teacher_logprobs = file.has_teacher_logprobs;
   o.picks = file.picks;
   o.top_k = file.top_k;
   o.top_p = file.top_p;

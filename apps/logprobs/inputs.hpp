@@ -16,6 +16,7 @@
 
 #include <cstdint>
 #include <functional>
+#include <limits>
 #include <memory>
 #include <optional>
 #include <set>
@@ -42,6 +43,7 @@ struct LogprobsWorkload {
   int64_t picks = 1;               ///< K, ids per token; 0 if there are none
   int64_t top = 1;                 ///< number of largest logits listed for each row
   bool has_teacher = true, has_teacher_values = true, has_hidden = true, has_kept = true;
+  bool has_teacher_logprobs = false;  ///< of `ids`, the student's largest, and of the targets
   int64_t hidden = 1;     ///< D, elements of a hidden state
   SamplingFilter filter;  ///< of all tokens; its temperature applies to all scores
   /// Names of the parameters (temperature, top_k, top_p, min_p) that differ between tokens;
@@ -72,6 +74,11 @@ class LogprobsInputs {
     float value = 0;
     row(TokenTensor::teacher, token, id, std::span(&value, 1));
     return value;
+  }
+  /// The teacher's log-probability of entry k of ids(token), or of the target if k is K; NaN unless
+  /// the workload has them.
+  virtual float teacher_logprob([[maybe_unused]] int64_t token, [[maybe_unused]] int64_t k) const {
+    return std::numeric_limits<float>::quiet_NaN();
   }
   /// to [K] <- the ids to score in the token's row.
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;

@@ -238,6 +238,8 @@ std::string unfit_input(const InputNeeds& needs, const LogprobsWorkload& problem
   if (needs.teacher && !problem.has_teacher) return problem.origin + " has no /logprobs/teacher";
   if (needs.teacher_values && !problem.has_teacher_values)
     return problem.origin + " has neither /logprobs/teacher nor /logprobs/teacher_values";
+  if (needs.teacher_logprobs && !problem.has_teacher && !problem.has_teacher_logprobs)
+    return problem.origin + " has neither /logprobs/teacher nor /logprobs/teacher_logprobs";
   return "";
 }
 
@@ -274,7 +276,7 @@ int64_t LogprobsRun::planned_bytes(const LogprobsWorkload& problem, const Logpro
   const MemoryCase run{problem, o, rank % o.tp};
   const double picks = std::max({problem.picks, problem.top, problem.projected});
   // A few arrays of one or `picks` numbers per token, and their copies from all ranks.
-  const double small = run.tokens() * (40 + 24 * picks + 8 * o.tp * (1 + picks));
+  const double small = run.tokens() * (40 + 24 * picks + 12 * o.tp * (2 + picks));
   if (operation.bytes_without_logits) return saturated(small + operation.bytes_without_logits(run));
   const MatrixNeeds& needs = operation.matrices;
   const bool differentiates = operation.has_backward() && o.pass != "fwd";

@@ -240,12 +240,13 @@ struct MatrixNeeds {
 
 /// Inputs that an operation reads besides logits and targets. A file may lack them.
 struct InputNeeds {
-  bool ids = false;             ///< --picks ids per token
-  bool teacher = false;         ///< whole rows of a teacher's logits
-  bool teacher_values = false;  ///< a teacher's logits of the ids
-  bool hidden = false;          ///< hidden states and the head weight
-  bool kept = false;            ///< the ids that a sampler kept
-  bool projection = false;      ///< weights that project probabilities to other columns
+  bool ids = false;               ///< --picks ids per token
+  bool teacher = false;           ///< whole rows of a teacher's logits
+  bool teacher_values = false;    ///< a teacher's logits of the ids
+  bool teacher_logprobs = false;  ///< a teacher's log-probabilities of the ids, or whole rows
+  bool hidden = false;            ///< hidden states and the head weight
+  bool kept = false;              ///< the ids that a sampler kept
+  bool projection = false;        ///< weights that project probabilities to other columns
 };
 
 /// The run and the rank whose memory is planned.

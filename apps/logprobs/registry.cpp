@@ -17,6 +17,8 @@
   X(distill)                        \
   X(distill_renormalised)           \
   X(project)                        \
+  X(topk_kl)                        \
+  X(topk_kl_advantage)              \
   X(top_k)                          \
   X(argmax)                         \
   X(filtered)                       \

@@ -202,6 +202,29 @@ def distilled(problem, what, among=False):
     return out
 
 
+def divergence(problem, constant=None):
+    """[T]: of the largest ids and a sampled tail; with a constant, a gradient, [T, V]."""
+    row, ids, target = Row(problem, 1), problem["ids"], problem["targets"][:, None]
+    if "teacher_logprobs" in problem:
+        log_p = problem["teacher_logprobs"].astype(F)
+        of_target = problem["teacher_target_logprobs"].astype(F)[:, None]
+    else:
+        teacher = Row(problem, 1, "teacher").logp
+        ids = np.argsort(-row.z, axis=1, kind="stable")[:, : ids.shape[1]]
+        log_p, of_target = row.at(teacher, ids, 0), row.at(teacher, target, 0)
+    tail = (target >= 0) & (target < row.vocab) & (ids != target).all(axis=1, keepdims=True)
+    with np.errstate(invalid="ignore"):
+        q, log_q, sampled = np.exp(row.logp), row.at(row.logp, ids, 0), row.at(row.logp, target, 0)
+        gaps = np.where(np.isneginf(log_q), F(0), log_q - log_p)
+        rest = np.where(tail, np.where(np.isneginf(sampled), MINUS_INFINITY, sampled - of_target), F(0))
+        if constant is None:
+            return (row.at(q, ids, 0) * gaps).sum(axis=1) + rest[:, 0]
+        slopes = np.zeros_like(row.z)
+        np.put_along_axis(slopes, ids, row.at(q, ids, 0) * (gaps + 1), axis=1)
+        slopes += row.one_hot(target) * np.where(tail, rest + F(constant), F(0))
+        return row.g * (slopes - q * slopes.sum(axis=1, keepdims=True))
+
+
 def linear(problem, what):
     x, w = problem["hidden"].astype(F), problem["head"].astype(F)
     row = Row(problem | {"logits": x @ w.T})
@@ -472,6 +495,9 @@ FUNCTIONS = {
     "logprobs/distilled_renormalised_logprob": lambda p: distilled(p, "student", True),
     "logprobs/distilled_renormalised_teacher_logprob": lambda p: distilled(p, "teacher", True),
     "logprobs/d_distilled_renormalised": lambda p: distilled(p, "gradient", True),
+    "logprobs/topk_kl": divergence,
+    "logprobs/d_topk_kl": lambda problem: divergence(problem, 1),
+    "logprobs/d_topk_kl_advantage": lambda problem: divergence(problem, 0),
     "logprobs/linear_logprob": lambda problem: linear(problem, "logprob"),
     "logprobs/linear_entropy": lambda problem: linear(problem, "entropy"),
     "logprobs/d_hidden": lambda problem: linear(problem, "hidden"),

@@ -21,6 +21,7 @@ class Answer(NamedTuple):
 
 
 _OF_TEACHER = ("ids", "teacher or teacher_values")
+_OF_LARGEST = ("ids", "teacher or teacher_logprobs")
 ANSWERS = {
     "logprob": Answer("T"),
     "entropy": Answer("T"),
@@ -44,6 +45,7 @@ ANSWERS = {
     "distilled_renormalised_logprob": Answer("TK", _OF_TEACHER),
     "distilled_renormalised_teacher_logprob": Answer("TK", _OF_TEACHER),
     "projected_probability": Answer("TC", ("projection_columns",)),
+    "topk_kl": Answer("T", _OF_LARGEST),
     "linear_logprob": Answer("T", ("hidden",)),
     "linear_entropy": Answer("T", ("hidden",)),
     "d_logprob": Answer("TV"),
@@ -60,6 +62,8 @@ ANSWERS = {
     "d_distilled": Answer("TV", _OF_TEACHER),
     "d_distilled_renormalised": Answer("TV", _OF_TEACHER),
     "d_projected_probability": Answer("TV", ("projection_columns",)),
+    "d_topk_kl": Answer("TV", _OF_LARGEST),
+    "d_topk_kl_advantage": Answer("TV", _OF_LARGEST),
     "d_log_softmax": Answer("TV"),
     "d_hidden": Answer("TD", ("hidden",)),
     "d_head": Answer("VD", ("hidden",)),
@@ -116,6 +120,8 @@ def logprob_problem(
     ids: Any = None,
     teacher: Any = None,
     teacher_values: Any = None,
+    teacher_logprobs: Any = None,
+    teacher_target_logprobs: Any = None,
     hidden: Any = None,
     head: Any = None,
     sampling_mask_offsets: Any = None,
@@ -137,7 +143,9 @@ def logprob_problem(
     below V, is nobody's. offsets [n + 1]: without, all rows are one sequence. d_value [T]: gradient
     of every value of a token; without, 1. d_logprobs [T, V]: gradient of every log-probability of
     log-softmax; without, d_value of the token. ids [T, K]: 0 to V - 1. teacher [T, C]: its logits.
-    teacher_values [T, K]: its logits of ids, where whole rows are not known. hidden [T, D] and head
+    teacher_values [T, K]: its logits of ids, where whole rows are not known. teacher_logprobs [T, K]
+    and teacher_target_logprobs [T]: its log-probabilities, over the vocabulary, of ids, which are then
+    the K largest logits of a row, and of targets. hidden [T, D] and head
     [V, D]: factors of logits, for the fused linear layer. sampling_mask_offsets [T + 1] and
     sampling_mask_ids: the ids that a sampler kept in row t are those from sampling_mask_offsets[t]
     to sampling_mask_offsets[t + 1] - 1. projection_width, projection_offsets [V + 1],
@@ -154,6 +162,8 @@ def logprob_problem(
         "logits": logits,
         "teacher": teacher,
         "teacher_values": teacher_values,
+        "teacher_logprobs": teacher_logprobs,
+        "teacher_target_logprobs": teacher_target_logprobs,
         "d_value": d_value,
         "d_logprobs": d_logprobs,
         "hidden": hidden,
@@ -185,6 +195,17 @@ def logprob_problem(
         values = checks.reals("teacher_values", teacher_values, *arrays["ids"].shape)
         checks.logits("teacher_values", values)
         arrays["teacher_values"] = values
+    if (teacher_logprobs is None) != (teacher_target_logprobs is None):
+        raise ValueError("teacher_logprobs and teacher_target_logprobs go together; one of them is missing")
+    if teacher_logprobs is not None:
+        if ids is None:
+            raise ValueError("teacher_logprobs are of ids; there are no ids")
+        shapes = {"teacher_logprobs": arrays["ids"].shape, "teacher_target_logprobs": (tokens,)}
+        for name, shape in shapes.items():
+            values = checks.reals(name, reals[name], *shape)
+            checks.every(name, values, values <= 0, "at most 0, as log-probabilities are")
+            arrays[name] = values
+        _check_largest(rows[:, :vocab], arrays["ids"])
     if (hidden is None) != (head is None):
         raise ValueError("hidden and head are factors of logits; one of them is missing")
     if hidden is not None:
@@ -263,6 +284,20 @@ def _projection(given: Mapping[str, Any], above: Any, tokens: int, vocab_size: i
     if above is not None:
         arrays["d_projected"] = checks.finite("d_projected", checks.reals("d_projected", above, tokens, width))
     return arrays
+
+
+def _check_largest(logits: np.ndarray, ids: np.ndarray) -> None:
+    """Whether the ids of each row are those of its largest logits, each once; any of equal ones will do."""
+    for row, (z, own) in enumerate(zip(logits, ids)):
+        if len(np.unique(own)) < len(own):
+            raise ValueError(f"ids of row {row} have an id twice; teacher_logprobs are of different ids")
+        least = own[np.argmin(z[own])]
+        other = np.argmax(np.where(np.isin(np.arange(len(z)), own), -np.inf, z))
+        if z[other] > z[least] and other not in own:
+            raise ValueError(
+                f"ids of row {row} have {least}, whose logit is {z[least]:g}; teacher_logprobs are of the "
+                f"{len(own)} largest, of which {other}, with {z[other]:g}, is missing"
+            )
 
 
 def _ids(ids: Any, tokens: int, vocab_size: int) -> np.ndarray:

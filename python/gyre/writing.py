@@ -34,9 +34,10 @@ def write_logprobs(
     inputs: logits [T, C] and targets [T]; optional: vocab_size, temperature, top_k, top_p
     and min_p (numbers or [T]), offsets [n + 1], d_value [T], d_logprobs [T, V], ids [T, K],
     teacher [T, C], teacher_values
-    [T, K], hidden [T, D] and head [V, D], sampling_mask_offsets [T + 1] and
-    sampling_mask_ids, projection_width, projection_offsets [V + 1], projection_columns,
-    projection_weights and d_projected [T, projection_width]. gyre.logprob_problem says what each means.
+    [T, K], teacher_logprobs [T, K] and teacher_target_logprobs [T], hidden [T, D] and head [V, D],
+    sampling_mask_offsets [T + 1] and sampling_mask_ids, projection_width, projection_offsets [V + 1],
+    projection_columns, projection_weights and d_projected [T, projection_width].
+    gyre.logprob_problem says what each means.
 
     reference: answers by the names of the schema, any of them; gyre.reference.logprobs(**inputs)
     computes all that the inputs define. provenance: texts that say where the arrays come from.

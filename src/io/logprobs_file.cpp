@@ -12,7 +12,10 @@ namespace {
 
 constexpr const char* answers_group = "/reference";
 constexpr const char *kept_offsets_path = "/logprobs/sampling_mask_offsets",
-                     *kept_ids_path = "/logprobs/sampling_mask_ids";
+                     *kept_ids_path = "/logprobs/sampling_mask_ids",
+                     *row_ids_path = "/logprobs/ids",
+                     *teacher_logprobs_path = "/logprobs/teacher_logprobs",
+                     *teacher_target_path = "/logprobs/teacher_target_logprobs";
 constexpr const char *projection_arrays = "/logprobs/projection_",
                      *projection_width = "projection_width",
                      *projection_offsets_path = "/logprobs/projection_offsets",
@@ -21,9 +24,10 @@ constexpr const char *projection_arrays = "/logprobs/projection_",
                      *d_projected_path = "/logprobs/d_projected";
 
 struct LogprobsParts {
-  std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, targets, ids, d_value,
-      d_logprobs, hidden, head, temperature, top_k, top_p, min_p, kept_offsets, kept_ids,
-      projection_offsets, projection_columns, projection_weights, d_projected;
+  std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, teacher_logprobs,
+      teacher_target_logprobs, targets, ids, d_value, d_logprobs, hidden, head, temperature, top_k,
+      top_p, min_p, kept_offsets, kept_ids, projection_offsets, projection_columns,
+      projection_weights, d_projected;
   std::vector<std::pair<std::string, h5::Dataset>> answers;
 };
 
@@ -152,7 +156,7 @@ void open_linear(SchemaReader& reader, LogprobsFile& f, int64_t tokens, Logprobs
 
 /// Opens ids and teacher, if the file has them.
 void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
-  const char *ids = "/logprobs/ids", *teacher = "/logprobs/teacher",
+  const char *ids = row_ids_path, *teacher = "/logprobs/teacher",
              *values = "/logprobs/teacher_values";
   parts.ids = reader.integers_if(ids, {tokens, -1});
   if (parts.ids) f.picks = parts.ids->shape()[1];
@@ -164,6 +168,18 @@ void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsPar
   if (!reader.is_there(ids))
     reader.errors().add("{} is there, and '{}', which it is of, is not", values, ids);
   parts.teacher_values = reader.reals(values, {tokens, f.picks > 0 ? f.picks : -1});
+}
+
+/// Opens a teacher's log-probabilities of ids and targets; a file must have both or neither.
+void open_teacher_logprobs(SchemaReader& reader, LogprobsFile& f, int64_t tokens,
+                           LogprobsParts& parts) {
+  if (!reader.is_there(teacher_logprobs_path) && !reader.is_there(teacher_target_path)) return;
+  if (!reader.is_there(row_ids_path))
+    reader.errors().add("{} is there, and '{}', which it is of, is not", teacher_logprobs_path,
+                        row_ids_path);
+  parts.teacher_logprobs =
+      reader.reals(teacher_logprobs_path, {tokens, f.picks > 0 ? f.picks : -1});
+  parts.teacher_target_logprobs = reader.reals(teacher_target_path, {tokens});
 }
 
 /// Opens the temperatures and filters of tokens, if the file has them.
@@ -225,6 +241,7 @@ LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray
   open_kept(reader, tokens, parts);
   open_projection(reader, f, tokens, parts);
   open_ids(reader, f, tokens, parts);
+  open_teacher_logprobs(reader, f, tokens, parts);
   open_linear(reader, f, tokens, parts);
   if (file.has_group(answers_group)) {
     f.reference.emplace();
@@ -302,6 +319,40 @@ void check_projection(ConfigErrors& errors, const LogprobsFile& f) {
   check_finite(errors, d_projected_path, f.projection->d_projected);
 }
 
+/// Adds an error for the first log-probability that is NaN or above 0.
+void check_logprobs(ConfigErrors& errors, const char* path, const std::vector<float>& values) {
+  const auto wrong = std::ranges::find_if_not(values, [](float x) { return x <= 0; });
+  if (wrong != values.end())
+    errors.add("{}[{}] is {}; a log-probability is at most 0", path, wrong - values.begin(),
+               *wrong);
+}
+
+/// Adds an error for the first row in which the ids of a teacher's log-probabilities are not the
+/// student's largest, each once; any of equal logits will do.
+void check_largest(ConfigErrors& errors, const LogprobsFile& f) {
+  if (!f.has_teacher_logprobs) return;
+  std::vector<int64_t> row_of_id(f.vocab_size, -1);
+  for (int64_t t = 0; t < f.tokens(); ++t) {
+    const float* const z = f.logits.data() + t * f.columns;
+    const int32_t* const ids = f.ids.data() + t * f.picks;
+    int64_t least = 0;
+    for (int64_t k = 0; k < f.picks; ++k) {
+      if (row_of_id[ids[k]] == t)
+        return errors.add("{}[{}, {}] is {}, which the row has already; {} is of different ids",
+                          row_ids_path, t, k, ids[k], teacher_logprobs_path);
+      row_of_id[ids[k]] = t;
+      if (z[ids[k]] < z[ids[least]]) least = k;
+    }
+    for (int64_t v = 0; v < f.vocab_size; ++v)
+      if (row_of_id[v] != t && z[v] > z[ids[least]])
+        return errors.add(
+            "{}[{}, {}] is {}, whose logit is {}; {} is of the student's {} largest, of which {}, "
+            "with {}, is missing",
+            row_ids_path, t, least, ids[least], z[ids[least]], teacher_logprobs_path, f.picks, v,
+            z[v]);
+  }
+}
+
 void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,
                    const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
@@ -320,6 +371,8 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   check_logits(errors, "/logprobs/logits", f, f.logits);
   if (f.has_teacher) check_logits(errors, "/logprobs/teacher", f, f.teacher);
   check_finite(errors, "/logprobs/teacher_values", f.teacher_values, true);
+  check_logprobs(errors, teacher_logprobs_path, f.teacher_logprobs);
+  check_logprobs(errors, teacher_target_path, f.teacher_target_logprobs);
   check_finite(errors, "/logprobs/d_value", f.d_value);
   check_finite(errors, "/logprobs/d_logprobs", f.d_logprobs);
   if (f.linear) {
@@ -331,6 +384,8 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   if (bad != f.ids.end())
     errors.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
                f.vocab_size - 1);
+  else
+    check_largest(errors, f);
   if (f.reference) check_answers(errors, arrays, f);
   reader.throw_if_any();
 }
@@ -389,6 +444,11 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
   f.has_teacher_values = parts.teacher_values.has_value();
   if (parts.teacher) f.teacher = read_floats(*parts.teacher, f.rounded, f.columns, f.vocab_size);
   if (parts.teacher_values) f.teacher_values = read_floats(*parts.teacher_values, f.rounded);
+  f.has_teacher_logprobs = parts.teacher_logprobs.has_value();
+  if (f.has_teacher_logprobs) {
+    f.teacher_logprobs = read_floats(*parts.teacher_logprobs, f.rounded);
+    f.teacher_target_logprobs = read_floats(*parts.teacher_target_logprobs, f.rounded);
+  }
   if (parts.ids) f.ids = read_int32s(*parts.ids);
   if (f.linear) {
     f.linear->hidden = read_floats(*parts.hidden, f.rounded);

@@ -95,8 +95,12 @@ struct LogprobsFile {
   std::vector<float> logits;          ///< [tokens, columns]
   std::vector<float> teacher;         ///< [tokens, columns], or empty
   std::vector<float> teacher_values;  ///< [tokens, picks] teacher logits at the ids, or empty
-  std::vector<int32_t> targets;       ///< [tokens]
-  std::vector<int32_t> ids;           ///< [tokens, picks]
+  /// A teacher's log-probabilities over the vocabulary: of the ids, which are then the student's
+  /// largest, and of the targets; or empty.
+  std::vector<float> teacher_logprobs;         ///< [tokens, picks]
+  std::vector<float> teacher_target_logprobs;  ///< [tokens]
+  std::vector<int32_t> targets;                ///< [tokens]
+  std::vector<int32_t> ids;                    ///< [tokens, picks]
   /// Ids that a sampler kept in row t: kept_ids[kept_offsets[t]] to [kept_offsets[t + 1] - 1].
   std::vector<int64_t> kept_offsets;  ///< [tokens + 1], or empty: there are none
   std::vector<int32_t> kept_ids;
@@ -104,7 +108,7 @@ struct LogprobsFile {
   std::vector<float> d_logprobs;        ///< [tokens, vocab_size], or empty: d_value applies
   std::optional<LinearFactors> linear;  ///< if the file has hidden states and a head
   std::optional<StoredProjection> projection;
-  bool has_teacher = false, has_teacher_values = false;
+  bool has_teacher = false, has_teacher_values = false, has_teacher_logprobs = false;
   std::set<std::string> rounded = {};  ///< datasets that f32 cannot represent exactly
   std::optional<LogprobsReference> reference;
 

@@ -49,7 +49,8 @@ constexpr std::pair<const char*, const char*> tables[] = {
      "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? temperature? top_k? top_p? "
      "min_p? sampling_mask_offsets~ sampling_mask_ids~ @projection_width~ projection_offsets~ "
      "projection_columns~ projection_weights~ d_projected? logits targets offsets~ d_value? "
-     "d_logprobs? ids~ teacher? teacher_values? hidden~ head~ /reference @generator? *"},
+     "d_logprobs? ids~ teacher? teacher_values? teacher_logprobs~ teacher_target_logprobs~ hidden~ "
+     "head~ /reference @generator? *"},
     {"gyre/attention-results",
      "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?"},
     {"gyre/logprobs-results",

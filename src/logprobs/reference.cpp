@@ -342,4 +342,50 @@ std::vector<double> projected_gradient_reference(std::span<const double> logits,
   return gradient;
 }
 
+TopKDivergenceReference top_k_divergence_reference(std::span<const double> student,
+                                                   std::span<const int32_t> ids,
+                                                   std::span<const double> log_p, int64_t target,
+                                                   bool unbiased) {
+  const std::vector<double> log_q = log_softmax_reference(student);
+  TopKDivergenceReference of;
+  for (size_t k = 0; k < ids.size(); ++k) {
+    const double own = log_q[ids[k]], q = std::exp(own);
+    of.ids.push_back(ids[k]);
+    of.log_q.push_back(own);
+    of.log_p.push_back(log_p[k]);
+    of.slopes.push_back(own == -infinity_of<double> ? 0 : q * (own - log_p[k] + 1));
+    if (own == -infinity_of<double>) continue;
+    of.value += log_p[k] == -infinity_of<double> ? infinity_of<double> : q * (own - log_p[k]);
+  }
+  if (!has(student, target) || std::ranges::find(ids, target) != ids.end()) return of;
+  const double own = log_q[target], other = log_p.back();
+  of.ids.push_back(static_cast<int32_t>(target));
+  of.log_q.push_back(own);
+  of.log_p.push_back(other);
+  of.slopes.push_back(own - other + (unbiased ? 1 : 0));
+  of.value += own == -infinity_of<double> ? own : own - other;
+  return of;
+}
+
+TopKDivergenceReference top_k_divergence_reference(std::span<const double> student, int64_t k,
+                                                   std::span<const double> teacher, int64_t target,
+                                                   bool unbiased) {
+  const std::vector<double> log_p = log_softmax_reference(teacher);
+  std::vector<int32_t> ids;
+  for (const TopEntry& entry : top_k_reference(student, k)) ids.push_back(entry.id);
+  std::vector<double> some = gathered(log_p, ids);
+  some.push_back(has(teacher, target) ? log_p[target] : 0);
+  return top_k_divergence_reference(student, ids, some, target, unbiased);
+}
+
+std::vector<double> top_k_divergence_gradient_reference(std::span<const double> student,
+                                                        const TopKDivergenceReference& of,
+                                                        double g) {
+  if (g == 0) return std::vector<double>(student.size(), 0);
+  if (!std::isfinite(of.value)) return std::vector<double>(student.size(), std::nan(""));
+  std::vector<double> terms;
+  for (const double slope : of.slopes) terms.push_back(g * slope);
+  return score_gradient_reference(student, of.ids, terms, 0);
+}
+
 }  // namespace gyre

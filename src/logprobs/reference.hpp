@@ -156,5 +156,29 @@ std::vector<double> projected_reference(std::span<const double> logits,
 std::vector<double> projected_gradient_reference(std::span<const double> logits,
                                                  const SparseMatrixRef& matrix,
                                                  std::span<const double> g, double temperature = 1);
+/// Divergence of a student q from a teacher p, of the student's K largest ids and a sampled target
+/// (top_k_divergence.hpp).
+struct TopKDivergenceReference {
+  double value = 0;
+  std::vector<int32_t> ids;    ///< the K ids, and the target if it adds a term
+  std::vector<double> log_q;   ///< log-probabilities of `ids` by the student
+  std::vector<double> log_p;   ///< by the teacher
+  std::vector<double> slopes;  ///< derivatives of `value` by log_q
+};
+/// log_p: of `ids` by the teacher, then of the target. `unbiased`: whether the derivative of the
+/// target's term is log q - log p + 1 or log q - log p.
+TopKDivergenceReference top_k_divergence_reference(std::span<const double> student,
+                                                   std::span<const int32_t> ids,
+                                                   std::span<const double> log_p, int64_t target,
+                                                   bool unbiased);
+/// The same of a teacher's logits and the student's min(k, vocab_size) largest.
+TopKDivergenceReference top_k_divergence_reference(std::span<const double> student, int64_t k,
+                                                   std::span<const double> teacher, int64_t target,
+                                                   bool unbiased);
+/// g times the gradient by the student's logits; NaN throughout if g is not 0 and the value is not
+/// finite.
+std::vector<double> top_k_divergence_gradient_reference(std::span<const double> student,
+                                                        const TopKDivergenceReference& of,
+                                                        double g);
 
 }  // namespace gyre

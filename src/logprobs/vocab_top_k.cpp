@@ -1,12 +1,13 @@
 #include "logprobs/vocab_top_k.hpp"
 
 #include <algorithm>
-#include <cmath>
+#include <tuple>
 #include <utility>
 #include <vector>
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
+#include "logprobs/merge_lists.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/clock.hpp"
@@ -35,30 +36,6 @@ struct Lists {
                               : to_float(reinterpret_cast<const bf16*>(values)[at]);
   }
 };
-
-/// Whether a precedes b, if a has the lower id.
-bool not_behind(float a, float b) {
-  return std::isnan(a) || a >= b;
-}
-
-/// Merges all ranks' lists of one token; writes the first values.size() entries.
-void merge_lists(const Lists& lists, const std::byte* all, int64_t token, std::span<int64_t> heads,
-                 std::span<float> values, std::span<int32_t> ids) {
-  std::fill(heads.begin(), heads.end(), 0);
-  for (size_t k = 0; k < values.size(); ++k) {
-    int64_t best = -1;
-    float value = 0;
-    for (int64_t r = 0; r < std::ssize(heads); ++r) {
-      const int64_t head = heads[r];
-      if (head == lists.entries || lists.ids(all, r, token)[head] < 0) continue;
-      const float x = lists.value(all, r, token, head);
-      if (best >= 0 && not_behind(value, x)) continue;
-      best = r, value = x;
-    }
-    values[k] = value;
-    ids[k] = lists.ids(all, best, token)[heads[best]++];
-  }
-}
 
 }  // namespace
 
@@ -111,13 +88,17 @@ double VocabTopK::run(ConstMatrixRef logits, Stream& stream, std::span<float> va
   const Stopwatch watch;
   tp_.all_gather(bytes_of(std::as_const(own).span()), all.span(), stream, call_name)->wait();
   const double waited = watch.seconds();
-  const size_t length = length_;
   const double nanoseconds = 2.0 * (length_ * tp_.size());
   for_each_part(threads_, tokens_, nanoseconds, [&](int64_t begin, int64_t end, int) {
     std::vector<int64_t> heads(tp_.size());
     for (int64_t t = begin; t < end; ++t) {
-      const size_t at = t * length;
-      merge_lists(lists, all.data(), t, heads, values.subspan(at, length), ids.subspan(at, length));
+      const size_t at = t * length_;
+      const auto entry = [&](int64_t r, int64_t i) {
+        return std::pair(lists.value(all.data(), r, t, i), lists.ids(all.data(), r, t)[i]);
+      };
+      merge_lists(heads, lists.entries, length_, entry, [&](size_t k, int64_t r, int64_t i) {
+        std::tie(values[at + k], ids[at + k]) = entry(r, i);
+      });
     }
   });
   return waited;

@@ -195,6 +195,12 @@ double entropy_scale(int64_t vocab_size) {
   return std::max(1.0, std::log(vocab_size));
 }
 
+double divergence_scale(double log_q, double log_p, bool sampled) {
+  if (log_q == -HUGE_VAL) return 0;
+  const double own = logprob_scale(log_q), other = logprob_scale(log_p);
+  return sampled ? own + other : std::exp(log_q) * (own * (2 + std::abs(log_q - log_p)) + other);
+}
+
 double logit_gradient_tolerance(DType stored) {
   return tolerance_of(row_roundings, stored == DType::bf16 ? 1 : 0);
 }

@@ -24,7 +24,7 @@ require_gpu "$logprobs" $tiny "${gpu[@]}" --op logprob $quick -o none.h5
 while read -r ranks grid; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick "${gpu[@]}" --csv gpu.csv $grid
   on_shared_gpu output
-  [ "$(column gpu.csv check | grep -c '^ok$')" -eq 39 ] || fail "not all are verified: $(cat output)"
+  [ "$(column gpu.csv check | grep -c '^ok$')" -eq 43 ] || fail "not all are verified: $(cat output)"
   expect 0 'RESULT' "${mpi[@]}" "$ranks" "$logprobs" $tiny $quick --csv cpu.csv ${grid/-c all/} -c none
   for name in op pass msgs sent_mb_rank; do
     [ -n "$(column gpu.csv $name)" ] || fail "no $name: $(head -1 gpu.csv)"
@@ -40,7 +40,7 @@ done <<'GRIDS'
 GRIDS
 
 # Files and their references; what is written is what they say.
-for file in "$golden" "$ties"; do
+for file in "$golden" "$ties" "$source_dir/inputs/golden/logprobs_topk_kl_of_ids.h5"; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --input "$file" $quick "${gpu[@]}"
 done
 expect 0 'RESULT' "${mpi[@]}" 2 "$logprobs" --input "$ties" -o out.h5 $quick "${gpu[@]}"

@@ -10,7 +10,7 @@ linear=$source_dir/inputs/logprobs_linear.h5
 quick="-n 1 -w 0"
 small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
 mpi=("$MPIEXEC" -n)
-operations=21 backward=18 upstream=6 upstream_backward=5
+operations=23 backward=20 upstream=6 upstream_backward=5
 
 # Every operation by both methods in both directions, on all kinds of grids and shards.
 while read -r ranks grid; do

@@ -90,6 +90,56 @@ PY
 expect 2 'kept by gyre, 3 tokens: many.h5: row 2 keeps 65537 ids of rank 0; at most 65536' "${mpi[@]}" 3 "$logprobs" --input many.h5 --op kept --cp 3 -n 1
 expect 0 '# refused kept by gyre, 3 tokens: many.h5: row 2 keeps 65537' "${mpi[@]}" 3 "$logprobs" --input many.h5 --op kept,argmax --cp 3 -n 1
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input many.h5 --op kept --tp 2 -n 1
+
+# Divergences of a student's largest ids: of a teacher's rows, and of its log-probabilities of these ids; more ids than a
+# rank or the vocabulary has. Answers are used, and results written as the references have them.
+while read -r file ranks grid; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" "$ranks" "$logprobs" --input "$source_dir/inputs/golden/logprobs_$file.h5" --op topk-kl,topk-kl-advantage $quick -c all -o kl.h5 $grid
+  grep -q 'compared in full: d_topk_kl, d_topk_kl_advantage, topk_kl; ' output || fail "the answers are not used: $(cat output)"
+  expect 0 'VERIFY PASSED' "$apps/gyre-compare" --common --rtol 1e-2 --atol 1e-2 kl.h5:/results "$source_dir/inputs/golden/logprobs_$file.h5:/reference"
+done <<'GRIDS'
+topk_kl 1
+topk_kl 4 --tp 2 --cp 2 --out-of-place
+topk_kl 3 --shards 2,0,29 -d bf16 --threads 2
+topk_kl_of_ids 3 --tp 3 -d bf16
+topk_kl_of_ids 2 --cp 2
+more_ids_than_vocabulary 2 --tp 2
+GRIDS
+expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --tokens 50 --vocab 90 --picks 90 --padded 96 --op topk-kl,topk-kl-advantage --tp 3 -d bf16 $quick
+/usr/bin/python3 - "$source_dir/inputs/golden" <<'PY'
+import shutil, sys, h5py
+def change(name, of, to):
+    shutil.copy(f"{sys.argv[1]}/logprobs_topk_kl{of}.h5", f"kl_{name}.h5")
+    with h5py.File(f"kl_{name}.h5", "r+") as f:
+        del f.attrs["content_sha256"]
+        to(f["logprobs"], f["reference"])
+def add(array, place):
+    def to(_, reference):
+        reference[array][place] += 0.125
+    return to
+def narrow(problem, _):
+    teacher = problem["teacher"][:, :30]
+    del problem["teacher"]
+    problem["teacher"] = teacher
+def swap(problem, _):
+    problem["ids"][1, 2] = problem["logits"][1].argmin()
+change("value", "", add("topk_kl", 4))
+change("slope", "_of_ids", add("d_topk_kl_advantage", (3, 20)))
+change("none", "", lambda problem, _: problem.__delitem__("teacher"))
+change("narrow", "", narrow)
+change("swap", "_of_ids", swap)
+change("lone", "_of_ids", lambda problem, _: problem.__delitem__("teacher_target_logprobs"))
+PY
+expect 1 'topk-kl, gyre, fwd, 8 tokens: divergences: 1 of 8' "${mpi[@]}" 2 "$logprobs" --input kl_value.h5 --op topk-kl $quick
+expect 1 'topk-kl-advantage, gyre, bwd, 6 tokens: d_logits: 1 of' "${mpi[@]}" 2 "$logprobs" --input kl_slope.h5 --op topk-kl,topk-kl-advantage $quick
+grep -q '/reference/d_topk_kl_advantage\[3, 20\]' output || fail "the wrong gradient is not named: $(cat output)"
+expect 2 'topk-kl by gyre, 3 tokens: many.h5 has no /logprobs/ids' "$logprobs" --input many.h5 --op topk-kl -n 1
+expect 2 'kl_none.h5 has neither /logprobs/teacher nor /logprobs/teacher_logprobs' "$logprobs" --input kl_none.h5 --op topk-kl -n 1
+expect 2 "dataset '/logprobs/teacher' is float16 [8, 30]; it must be real [8, 31]" "$logprobs" --input kl_narrow.h5 --op topk-kl -n 1
+expect 2 "/logprobs/teacher_logprobs is of the student's 5 largest, of which" "$logprobs" --input kl_swap.h5 --op topk-kl -n 1
+expect 2 "there is no dataset '/logprobs/teacher_target_logprobs'; it must be real [6]" "$logprobs" --input kl_lone.h5 --op topk-kl -n 1
+expect 2 'topk-kl by gyre, 1 tokens: 65536 ids of a token, with its target one more; at most 65535' "$logprobs" --tokens 1 --vocab 65536 --picks 65536 --op topk-kl -n 1
+expect 2 '--op topk-kl has no --method upstream' "$logprobs" --op topk-kl --method upstream -n 1
 expect 2 '--op kept has no --method upstream' "$logprobs" --input kept.h5 --method upstream -n 1
 expect 2 'not with kept' "$logprobs" --input kept.h5 --f32-output -n 1
 expect 2 '--gather-gradient sum goes with --op packed, packed-prerolled, packed-filtered or all, not with logprob' "${mpi[@]}" 2 "$logprobs" --op logprob --gather-gradient sum

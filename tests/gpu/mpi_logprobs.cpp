@@ -3,6 +3,7 @@
 
 #include "comm/staged.hpp"
 #include "device_matrix.hpp"
+#include "divergence_operations.hpp"
 #include "gpu_test.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
 #include "logprobs/gather_records.hpp"
@@ -106,6 +107,20 @@ TEST_F(LogprobsOnDevice, LogitsOfIdsAndDistillation) {
   expect_reference_for_any_partition(gathered, device());
   expect_reference_for_any_partition(all, device());
   expect_reference_for_any_partition(some, device());
+}
+
+TEST_F(LogprobsOnDevice, DivergencesOfTheLargest) {
+  std::vector<DivergencesOfRows> of_rows;
+  std::vector<DivergencesOfGivenIds> given;
+  for (const DType type : both_types) {
+    of_rows.push_back(DivergencesOfRows::random(6, 500, 90, type, TailGradient::advantage));
+    given.push_back(DivergencesOfGivenIds::random(6, 500, 90, type, TailGradient::advantage));
+    of_rows.push_back(DivergencesOfRows::special(type));
+    given.push_back(DivergencesOfGivenIds::special(type));
+  }
+  expect_reference_for_any_partition(of_rows, device());
+  expect_reference_for_any_partition(given, device());
+  expect_zeros_without_a_gradient(of_rows, device());
 }
 
 TEST_F(LogprobsOnDevice, TheLargest) {

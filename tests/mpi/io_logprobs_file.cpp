@@ -108,6 +108,9 @@ struct Draft {
   std::vector<float> projection_weights{};
   h5::Shape d_projected{};
   bool of_all_too = false;  // beside them, a temperature of all tokens
+  std::vector<float> of_ids{},
+      of_targets{};                // a teacher's log-probabilities; empty: there are none
+  std::vector<int32_t> own_ids{};  // instead of `id` throughout
 };
 
 void write_draft(const std::string& path, const Draft& d) {
@@ -142,7 +145,15 @@ void write_draft(const std::string& path, const Draft& d) {
   for (const char* name : {"temperature", "min_p"})
     if (!d.of_tokens.empty())
       file.write_dataset(fmt::format("/logprobs/{}", name), std::span<const double>(d.of_tokens));
-  write_filled<int32_t>(file, "/logprobs/ids", d.ids, d.id);
+  if (d.own_ids.empty())
+    write_filled<int32_t>(file, "/logprobs/ids", d.ids, d.id);
+  else
+    file.write_dataset("/logprobs/ids", std::span<const int32_t>(d.own_ids), d.ids);
+  if (!d.of_ids.empty())
+    file.write_dataset("/logprobs/teacher_logprobs", std::span<const float>(d.of_ids),
+                       {2, std::ssize(d.of_ids) / 2});
+  if (!d.of_targets.empty())
+    file.write_dataset("/logprobs/teacher_target_logprobs", std::span<const float>(d.of_targets));
   file.write_dataset("/logprobs/d_value", std::span<const float>(d_value));
   for (const auto& [name, shape] : {std::pair<const char*, h5::Shape>{"hidden", d.hidden},
                                     {"head", d.head},
@@ -325,6 +336,24 @@ TEST(LogprobsFile, RefusesWrongFiles) {
             {.projection_offsets = {0, 0, 1, 1},
             .projection_columns = {2},
             .projection_weights = {-1}}},
+           // A teacher's log-probabilities: both or neither, of the student's largest ids.
+           {{no + "'/logprobs/teacher_target_logprobs'; it must be real [2]"},
+            {.of_ids = {-1, -1, -1, -1}, .own_ids = {0, 1, 1, 2}}},
+           {{"dataset '/logprobs/teacher_logprobs' is float32 [2, 3]; it must be real [2, 2]"},
+            {.of_ids = {-1, -1, -1, -1, -1, -1}, .of_targets = {-1, -1}}},
+           {{"/logprobs/teacher_logprobs[2] is 0.5; a log-probability is at most 0",
+             "/logprobs/teacher_target_logprobs[1] is nan; a log-probability is at most 0"},
+            {.of_ids = {0, -1, 0.5, NAN}, .of_targets = {-inf, NAN}, .own_ids = {0, 1, 2, 1}}},
+           {{"/logprobs/ids[1, 1] is 2, which the row has already; /logprobs/teacher_logprobs is "
+             "of "
+             "different ids"},
+            {.of_ids = {-1, -1, -1, -1}, .of_targets = {-1, -1}, .own_ids = {0, 1, 2, 2}}},
+           {{"/logprobs/ids[1, 0] is 2, whose logit is 0.5; /logprobs/teacher_logprobs is of the "
+             "student's 2 largest, of which 0, with 0.75, is missing"},
+            {.logit = 0.75F,
+            .of_ids = {-1, -1, -1, -1},
+            .of_targets = {-1, -1},
+            .own_ids = {0, 2, 2, 1}}},
            {{"dataset '/logprobs/temperature' is float64 [3]; it must be real [2]",
              "dataset '/logprobs/min_p' is float64 [3]; it must be real [2]"},
             {.of_tokens = {1, 1, 1}}},

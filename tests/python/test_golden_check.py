@@ -312,7 +312,7 @@ class Check(unittest.TestCase):
             self.assertEqual(code, 1)
             self.assertRegex(said, r"\Alogprobs_plain.h5 guards against a wrong formula\n"
                                    r"  logprobs/entropy \[2\] \(document 0, position 2\): yours is "
-                                   r"\S+, should be \S+; 1 of 7 are wrong\n0 right, 1 wrong, 31 left")
+                                   r"\S+, should be \S+; 1 of 7 are wrong\n0 right, 1 wrong, 34 left")
             self.assertEqual(check_text(wrong, "--atol", "1", "--case", "logprobs_plain")[0], 0)
             many = begin + "FUNCTIONS = {'logprobs/logprob': lambda p: example.FUNCTIONS['logprobs/logprob'](p) + 1}\n"
             code, said = check_text(many)

@@ -175,6 +175,22 @@ class Writing(Scratch):
         np.testing.assert_allclose(answers["projected_probability"], np.stack([p[:, 0] + 2 * p[:, 2], 4 * p[:, 2]], 1))
         np.testing.assert_allclose(answers["d_projected_probability"].sum(axis=1), 0, atol=1e-12)
 
+    def test_a_teacher_of_the_largest_ids_comes_back(self):
+        inputs, path = small_logprobs(), self.place("x.h5")
+        z, targets = inputs["logits"][:, :7], inputs["targets"]
+        log_p = gyre.reference.log_softmax(inputs.pop("teacher")[:, :7])
+        ids = gyre.reference.top_k(z, 3)[1][:, ::-1]
+        inputs |= {"ids": ids, "teacher_logprobs": np.take_along_axis(log_p, ids, 1),
+                   "teacher_target_logprobs": log_p[np.arange(6), targets]}
+        answers = gyre.reference.logprobs(**inputs)
+        gyre.write_logprobs(path, **inputs, reference=answers)
+        file = gyre.read(path)
+        gyre.assert_close(file.inputs, {name: inputs[name] for name in ("teacher_logprobs", "ids")}, rtol=1e-7,
+                          common=True)
+        # The same as of the teacher's whole rows.
+        rows = gyre.reference.logprobs(["topk_kl", "d_topk_kl"], **small_logprobs())
+        gyre.assert_close({name: answers[name] for name in rows}, rows, rtol=1e-12, atol=1e-14)
+
     def test_the_same_contents_are_the_same_bytes(self):
         files = [self.place("a.h5"), self.place("b.h5")]
         for path in files:
@@ -307,6 +323,11 @@ class Refusals(Scratch):
         def write(changes):
             gyre.write_logprobs(self.place("x.h5"), **{**small_logprobs(), **changes})
 
+        def largest(**changes):
+            ids = np.argsort(-small_logprobs()["logits"][:, :7], axis=1)[:, :3]
+            return {"ids": ids, "teacher_logprobs": np.full((6, 3), -1.0),
+                    "teacher_target_logprobs": np.zeros(6), **changes}
+
         answers = lambda **arrays: {"reference": arrays}  # noqa: E731
         self.refused(write,
                      (("logits[3, 5] is nan; it must be finite or -inf",
@@ -364,6 +385,15 @@ class Refusals(Scratch):
                        {"hidden": np.zeros((6, 2)), "head": np.zeros((9, 2))}),
                       ("teacher_values are logits of ids; there are no",
                        {"ids": None, "teacher_values": np.zeros((6, 3))}),
+                      ("teacher_logprobs and teacher_target_logprobs go together",
+                       {"teacher_target_logprobs": np.zeros(6)}),
+                      ("teacher_logprobs is [6, 2]; it must be [6, 3]", largest(teacher_logprobs=np.zeros((6, 2)))),
+                      ("teacher_logprobs[1, 0] is 0.5; it must be at most 0",
+                       largest(teacher_logprobs=np.full((6, 3), [[0], [0.5]] * 3))),
+                      ("ids of row 0 have an id twice", largest(ids=np.full((6, 3), 2))),
+                      ("teacher_logprobs are of the 3 largest, of which", largest(ids=np.full((6, 3), [0, 1, 2]))),
+                      ("reference['topk_kl'] needs teacher or teacher_logprobs",
+                       {"teacher": None, **answers(topk_kl=np.zeros(6))}),
                       ("a reference has no array 'logprobs'; nearest: 'logprob'",
                        answers(logprobs=np.zeros(6))),
                       ("reference['logprob'][1] is nan; it must be a number",

@@ -70,6 +70,11 @@ class References(unittest.TestCase):
             rollout_logp[1:] = logp[[0, 1, 2, 0, 4], inputs["targets"][1:]]
             logprob, distilled = at(logp, targets)[:, 0], at(logs(z), ids)
             left = at(z / heat, targets)[:, 0] - gone
+            top = np.argsort(-z.real, axis=1, kind="stable")[:, :3]
+            gaps, gap = logs(z) - logs(teacher), at(logs(z) - logs(teacher), targets)[:, 0]
+            gap = np.where((top == targets).any(axis=1), 0, gap)
+            divergence = (np.exp(at(logs(z), top)) * at(gaps, top)).sum(axis=1)
+            by_advantage = divergence + gap.real * at(logs(z), targets)[:, 0]
             return {"log_softmax": logp, "softmax": np.exp(logp), "logprob": logprob,
                     "entropy": entropy(z / heat), "logprob_entropy": logprob + entropy(z / heat),
                     "gathered": at(logp, ids), "gathered_logits": at(z, ids),
@@ -80,11 +85,14 @@ class References(unittest.TestCase):
                     "distilled_teacher_logprob": logs(at(teacher, ids)),
                     "distilled_renormalised_logprob": logs(at(z, ids)),
                     "distilled_renormalised": logs(at(z, ids)),
+                    # Its gradient is that of the value, whose real part this is, and of the advantage.
+                    "topk_kl": divergence + gap + 1j * (by_advantage - divergence).imag,
+                    "topk_kl_advantage": by_advantage,
                     "filtered_logprob": np.where(at(kept, targets)[:, 0], left, -np.inf),
                     "next_token_logprob": next_logp, "rollout_logprob": rollout_logp,
                     "next_token_filtered_logprob": next_left}
 
-        want = values(z)
+        want = {name: value.real for name, value in values(z).items()}
         by_sequence = {}
         for name in ("next_token_logprob", "next_token_filtered_logprob"):
             first, second, third = want[name][followed]
@@ -94,7 +102,7 @@ class References(unittest.TestCase):
         self.assertEqual(set(comparison.only_in_a),
                          {n for n in want if f"d_{n}" in found} - set(found))
         gradients = [name for name in found if name.startswith("d_")]
-        self.assertEqual(len(gradients), 13)
+        self.assertEqual(len(gradients), 15)
         for t, v in np.ndindex(*z.shape):
             changed = z.astype(complex)
             changed[t, v] += 1j * STEP

@@ -170,6 +170,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("golden/logprobs_filter_of_tokens.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_sampling_mask.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_projected.h5"), logprobs_schema, logprobs},
+      {input("golden/logprobs_topk_kl_of_ids.h5"), logprobs_schema, logprobs},
       shards_sample(folder.file("shards.h5"), 0),
       shards_sample(folder.file("shards_of_embeddings.h5"), 2),
       attention_results_sample(folder.file("attention_results.h5")),

@@ -303,6 +303,14 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
             to_float(to_bf16(0.1F)));
   file.teacher_values = {1, 2};
   EXPECT_EQ(dropped(file, DType::bf16), Names{"soft_cross_entropy"});
+  file.reference->arrays["topk_kl"] = {};
+  EXPECT_EQ(dropped(file, DType::bf16), (Names{"soft_cross_entropy", "topk_kl"}));
+  file.has_teacher_logprobs = true;  // kept in f32, and read instead of the rows
+  file.teacher_logprobs = file.teacher_target_logprobs = {-0.1F, -0.1F};
+  EXPECT_EQ(dropped(file, DType::bf16), Names{"soft_cross_entropy"});
+  EXPECT_EQ(inputs_of(file, DType::bf16)->teacher_logprob(1, 0), -0.1F);
+  file.rounded = {"/logprobs/teacher_target_logprobs"};
+  EXPECT_EQ(dropped(file, DType::f32), Names{"topk_kl"});
   file = small_file();
   file.d_value[0] = 0.1F;
   EXPECT_EQ(dropped(file, DType::bf16), Names{"d_log_softmax"}) << "others take it in f32";

@@ -147,9 +147,9 @@ TEST(Operations, AreFoundByName) {
   EXPECT_EQ(find_operation("soft-ce").name, "soft-ce");
   test::expect_usage(
       "operation 'softce' is none of log-softmax, softmax, logprob, entropy, logprob-entropy, "
-      "gather, raw-gather, soft-ce, distill, distill-renormalised, project, top-k, argmax, "
-      "filtered, "
-      "kept, exchange, fused-linear, packed, packed-prerolled, packed-filtered, rollouts",
+      "gather, raw-gather, soft-ce, distill, distill-renormalised, project, topk-kl, "
+      "topk-kl-advantage, top-k, argmax, filtered, kept, exchange, fused-linear, packed, "
+      "packed-prerolled, packed-filtered, rollouts",
       [] { find_operation("softce"); });
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
 }
@@ -167,14 +167,14 @@ TEST(Memory, IsRefusedWithWhatFits) {
   const LogprobsWorkload problem = small_case(o);
   const LogprobsOperation& op = find_operation("logprob");
   const LogprobsRun ours{op, op.methods[0]}, theirs{op, op.methods[1]};
-  // Logits and gradient, f32; 40 + 24 + 8 · 4 · 2 bytes a token beside them.
-  const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 128;
+  // Logits and gradient, f32; 40 + 24 + 12 · 4 · 3 bytes a token beside them.
+  const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 208;
   EXPECT_EQ(ours.planned_bytes(problem, o, 0), 2 * matrix + small);
   EXPECT_EQ(theirs.planned_bytes(problem, o, 0), 7 * matrix + small);
   EXPECT_EQ(ours.why_not(problem, o, 0, 0), "");
   EXPECT_EQ(ours.why_not(problem, o, 2 * matrix + small, 0), "");
   EXPECT_EQ(ours.why_not(problem, o, matrix + small / 2, 0),
-            "needs 269 MB a rank, and 134 MB are available; about 2048 tokens fit");
+            "needs 269 MB a rank, and 135 MB are available; about 2048 tokens fit");
   EXPECT_EQ(
       ours.why_not(problem, o, 1000, 0),
       "needs 269 MB a rank, and 1 kB are available; not even one token fits: take more ranks");
@@ -205,6 +205,7 @@ TEST(Operations, SayWhatTheyCannotDo) {
     return LogprobsRun{op, op.methods.at(method)}.why_not(problem, o, 0, 0);
   };
   EXPECT_EQ(refusal("distill", 0), "a teacher has no 64 largest of 8 logits; the most are 8");
+  EXPECT_EQ(refusal("topk-kl", 0), "");  // all 8 are the largest
   EXPECT_EQ(refusal("entropy", 1), "upstream has no temperature but 1, not 2");
   EXPECT_EQ(refusal("entropy", 0), "");
 }

@@ -407,6 +407,61 @@ TEST(LogprobsReference, DistillationGradientsAreDifferences) {
   }));
 }
 
+/// Σ q (log q - log p) over the whole vocabulary.
+double divergence(const Doubles& student, const Doubles& teacher) {
+  const double h = score_row_reference(student, -1).entropy;
+  return soft_cross_entropy_reference(teacher, student) - h;
+}
+
+TEST(LogprobsReference, DivergencesWithASampledTailAreRightOnAverageOverTargets) {
+  EXPECT_TRUE(rc::check("value, unbiased gradient, and what the advantage lacks", [] {
+    const Doubles student = any_row();
+    Doubles teacher = any_row();
+    teacher.resize(student.size(), 1);
+    const auto k = *rc::gen::inRange<int64_t>(1, std::ssize(student) + 3);
+    const double g = any_gradient();
+    const Doubles log_q = log_softmax_reference(student);
+    double value = 0;
+    Doubles gradient(student.size(), 0);
+    for (size_t target = 0; target < student.size(); ++target) {
+      const auto one = top_k_divergence_reference(student, k, teacher, target, true);
+      const auto other = top_k_divergence_reference(student, k, teacher, target, false);
+      const Doubles slope = top_k_divergence_gradient_reference(student, one, g),
+                    lacks = top_k_divergence_gradient_reference(student, other, g);
+      const bool is_tail = std::cmp_greater(one.ids.size(), std::min(k, std::ssize(student)));
+      RC_ASSERT(one.value == other.value);
+      for (size_t v = 0; v < slope.size(); ++v) {
+        const double constant = g * ((v == target ? 1 : 0) - std::exp(log_q[v]));
+        RC_ASSERT(std::abs(slope[v] - lacks[v] - (is_tail ? constant : 0)) <
+                  1e-9 * (1 + std::abs(slope[v])));
+        gradient[v] += std::exp(log_q[target]) * slope[v];
+      }
+      value += std::exp(log_q[target]) * one.value;
+    }
+    RC_ASSERT(std::abs(value - divergence(student, teacher)) < 1e-9 * (1 + std::abs(value)));
+    assert_gradient(student, gradient,
+                    [&](const Doubles& z) { return g * divergence(z, teacher); });
+  }));
+}
+
+TEST(LogprobsReference, DivergencesOfExcludedIdsAreSelected) {
+  const Doubles student = {0, 0, -inf, -inf}, even(4, 0), teacher = {0, -inf, 0, -inf};
+  const auto of = [&](const Doubles& p, int64_t k, int64_t target) {
+    return top_k_divergence_reference(student, k, p, target, true);
+  };
+  EXPECT_NEAR(of(even, 3, 1).value, std::log(2), 1e-12);  // the third has no part
+  EXPECT_NEAR(of(even, 3, -1).value, std::log(2), 1e-12);
+  EXPECT_NEAR(of(even, 1, 4).value, std::log(2) / 2, 1e-12);
+  EXPECT_EQ(of(even, 2, 3).value, -inf);
+  EXPECT_EQ(of(teacher, 2, 0).value, inf);
+  EXPECT_EQ(of(teacher, 1, 1).value, inf);
+  EXPECT_EQ(of(teacher, 1, 3).value, -inf);
+  EXPECT_TRUE(std::isnan(of(teacher, 2, 3).value));
+  EXPECT_EQ(top_k_divergence_gradient_reference(student, of(even, 4, 0), 1)[3], 0);
+  EXPECT_TRUE(std::isnan(top_k_divergence_gradient_reference(student, of(even, 2, 3), 1)[0]));
+  EXPECT_EQ(top_k_divergence_gradient_reference(student, of(even, 2, 3), 0)[0], 0);
+}
+
 TEST(LogprobsReference, FilteredGradientsAreDifferencesWhereTheTargetSurvives) {
   EXPECT_TRUE(rc::check("ties kept together, target kept", [] {
     const Doubles row = any_row();

@@ -290,6 +290,41 @@ class _Definitions:
 
     distilled_renormalised_teacher_logprob = distilled_teacher_logprob
 
+    @cached_property
+    def _largest(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """The student's largest ids [T, K], and the teacher's log p of them and of the targets [T, 1]."""
+        arrays = self.problem.arrays
+        if "teacher_logprobs" in arrays:
+            of_ids, of_targets = arrays["teacher_logprobs"], arrays["teacher_target_logprobs"]
+            return self.ids.astype(np.int64), _float64(of_ids), _float64(of_targets)[:, None]
+        ids, log_p = top_k(self.z, self.ids.shape[1])[1], log_softmax(self.teacher)
+        return ids, gather(log_p, ids), gather(log_p, self.targets)
+
+    @cached_property
+    def _gaps(self) -> tuple[np.ndarray, np.ndarray]:
+        """log q - log p of the largest ids [T, K], 0 where q is 0, and of targets [T, 1] that are not
+        among them, else 0."""
+        ids, log_p, of_targets = self._largest
+        log_q = log_softmax(self.z)
+        own, sampled = gather(log_q, ids), gather(log_q, self.targets)
+        with np.errstate(invalid="ignore"):
+            gaps = np.where(np.isneginf(own), 0, own - log_p)
+            tail = np.where(np.isneginf(sampled), -np.inf, sampled - of_targets)
+        return gaps, np.where(self._is_tail, tail, 0)
+
+    @property
+    def _is_tail(self) -> np.ndarray:
+        """[T, 1]: whether the target is an id, and not among the largest."""
+        is_id = (self.targets >= 0) & (self.targets < self.problem.vocab_size)
+        return is_id & ~(self._largest[0] == self.targets).any(axis=1, keepdims=True)
+
+    def topk_kl(self) -> np.ndarray:
+        gaps, tail = self._gaps
+        q = np.exp(gather(log_softmax(self.z), self._largest[0]))
+        with np.errstate(invalid="ignore"):
+            terms = np.where(np.isposinf(gaps), np.inf, q * gaps)
+            return terms.sum(axis=1) + tail[:, 0]
+
     def linear_logprob(self) -> np.ndarray:
         return logprob(self.hidden @ self.head.T, self.targets[:, 0], self.heat)
 
@@ -352,6 +387,25 @@ class _Definitions:
         gradient = np.zeros(self.z.shape)
         np.add.at(gradient, (np.arange(len(self.z))[:, None], self.ids), of_places)
         return gradient
+
+    def d_topk_kl(self) -> np.ndarray:
+        return self._divergence_gradient(1)
+
+    def d_topk_kl_advantage(self) -> np.ndarray:
+        return self._divergence_gradient(0)
+
+    def _divergence_gradient(self, constant: int) -> np.ndarray:
+        """NaN where the divergence is not finite, but 0 where none comes from above."""
+        ids, (gaps, tail), q = self._largest[0], self._gaps, np.exp(log_softmax(self.z))
+        slopes = np.zeros(self.z.shape)
+        bad = ~np.isfinite(self.topk_kl())[:, None]
+        with np.errstate(invalid="ignore"):
+            np.put_along_axis(slopes, ids, gather(q, ids) * (gaps + 1), axis=1)
+            at = np.clip(self.targets, 0, self.z.shape[1] - 1)
+            sampled = np.where(self._is_tail, tail + constant, gather(slopes, at))
+            np.put_along_axis(slopes, at, sampled, axis=1)
+            gradient = self.g * (slopes - q * slopes.sum(axis=1, keepdims=True))
+        return np.where(self.g == 0, 0, np.where(bad, np.nan, gradient))
 
     def d_log_softmax(self) -> np.ndarray:
         g = _float64(self.problem.arrays.get("d_logprobs", np.tile(self.g, self.z.shape[1])))
