@@ -529,6 +529,7 @@ def projection(rng, vocab, rows, width, **more):
     "weights of 0, logits of -inf, padding, temperatures",
     PROJECTION,
     ("projection", "padding", "minus-infinity", "temperature", "per-token"),
+    leave_out=("d_topk_kl", "d_topk_kl_advantage"),  # a divergence is infinite
 )
 def projected(rng):
     logits = np.full((6, 24), 3e38, "f4")

@@ -44,8 +44,8 @@ struct LogprobsWorkload {
   int64_t top = 1;                 ///< number of largest logits listed for each row
   bool has_teacher = true, has_teacher_values = true, has_hidden = true, has_kept = true;
   bool has_teacher_logprobs = false;  ///< of `ids`, the student's largest, and of the targets
-  int64_t hidden = 1;     ///< D, elements of a hidden state
-  SamplingFilter filter;  ///< of all tokens; its temperature applies to all scores
+  int64_t hidden = 1;                 ///< D, elements of a hidden state
+  SamplingFilter filter;              ///< of all tokens; its temperature applies to all scores
   /// Names of the parameters (temperature, top_k, top_p, min_p) that differ between tokens;
   /// LogprobsInputs::filter has them.
   std::vector<std::string> of_tokens;
