@@ -12,7 +12,7 @@ namespace {
 
 using rows::block_threads;
 
-/// A thread for each column of a row of `out`; blocks_of_row() blocks a row.
+/// A thread for each column of each row of `out`.
 template <class T>
 __global__ void __launch_bounds__(block_threads)
     project(MatrixView<const T> logits, RowScale scale, const SoftmaxPartial* partials,
@@ -31,7 +31,7 @@ __global__ void __launch_bounds__(block_threads)
              static_cast<double>(p.probability(to_float(row[entry.at])));
     }
   }
-  out(mine.row, c) = static_cast<float>(sum);
+  rows::row_of(out, mine.row)[c] = static_cast<float>(sum);
 }
 
 __global__ void __launch_bounds__(block_threads)
@@ -40,7 +40,7 @@ __global__ void __launch_bounds__(block_threads)
                              block_threads);
   const int64_t c = mine.begin + threadIdx.x;
   const float factor = factors[mine.row];
-  if (c < mine.end && factor != 1) values(mine.row, c) *= factor;
+  if (c < mine.end && factor != 1) rows::row_of(values, mine.row)[c] *= factor;
 }
 
 /// A block for each row.
@@ -52,9 +52,9 @@ __global__ void __launch_bounds__(block_threads)
   double mine = 0;
   bool some = false;
   for (int64_t c = threadIdx.x; c < out.cols; c += block_threads) {
-    const float d = d_out(row, c);
+    const float d = rows::row_of(d_out, row)[c];
     some |= d != 0;
-    mine += static_cast<double>(d) * static_cast<double>(out(row, c));
+    mine += static_cast<double>(d) * static_cast<double>(rows::row_of(out, row)[c]);
   }
   const bool needed = __syncthreads_or(some) != 0;
   const double sum = rows::block_sum(mine, shared);
