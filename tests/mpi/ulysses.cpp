@@ -125,7 +125,8 @@ TEST(SliceAndPad, ErrorsNameTheSizes) {
             "6 positions of 1 axes for rows of 3 tokens; one row serves the whole batch");
   EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 1, {}, 1, bounds, 2, 0); }),
             "document boundaries end at 3, but rows have 6 tokens");
-  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, {}, bounds, 2, 2); }), "rank 2 of 2 ranks");
+  EXPECT_EQ(usage_message([&] { slice_and_pad(ids, 2, {}, 1, bounds, 2, 2); }),
+            "rank 2 of 2 ranks");
 }
 
 TEST(GatherAxis, JoinsAlongAnyAxisAndDropsPaddingOfAnyAxis) {
