@@ -1,5 +1,7 @@
 """Spack recipe of Gyre; docs/building.md says how to use it."""
 
+from pathlib import Path
+
 from spack_repo.builtin.build_systems.cmake import CMakePackage, generator
 from spack_repo.builtin.build_systems.cuda import CudaPackage
 
@@ -9,6 +11,8 @@ from spack.package import *
 class Gyre(CMakePackage, CudaPackage):
     """MPI mini-apps for the data path of long-context LLM training and scoring: packing,
     context-parallel sharding and attention, vocab-parallel log-probabilities."""
+
+    git = str(Path(__file__).resolve().parents[6])  # the checkout that holds this recipe
 
     generator("ninja")
     license("BSD-3-Clause")
@@ -28,6 +32,8 @@ class Gyre(CMakePackage, CudaPackage):
     )
     variant("tests", default=False, description="Build the tests, and install what they need")
     conflicts("~nccl", when="+cuda", msg="the CUDA build of Gyre needs NCCL")
+    conflicts("%gcc@:11", msg="Gyre was built with GCC from 12 on")
+    requires("target=x86_64:", msg="libxsmm 1.17 has no code for other processors")
 
     depends_on("c", type="build")
     depends_on("cxx", type="build")
@@ -49,6 +55,8 @@ class Gyre(CMakePackage, CudaPackage):
     depends_on("python@3.11:", type="run")  # gyre-study
     depends_on("cuda@13:", when="+cuda")
     depends_on("nccl@2.28:", when="+nccl")
+    for arch in CudaPackage.cuda_arch_values:
+        depends_on(f"nccl cuda_arch={arch}", when=f"+nccl cuda_arch={arch}")
     with when("+cudnn"):
         depends_on("cudnn@9.19:")
         depends_on("py-pip", type="build")
