@@ -99,6 +99,9 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
     if (shows) write_stdout(fmt::format("# note: {}\n", note));
   });
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
+  const CLI::Option& config = *app.get_config_ptr();
+  // CLI11 2.4 reads past the end of the values of --config if there are none.
+  const std::string config_file = config.count() == 0 ? "" : config.as<std::string>();
   AppContext context{info,
                      mpi,
                      world,
@@ -110,7 +113,7 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
                      common.verbose,
                      common.quiet,
                      read_machine_file(world, machine),
-                     app.get_config_ptr()->as<std::string>()};
+                     config_file};
   return agree_on(world, body(context));
 }
 
