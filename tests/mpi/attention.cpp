@@ -138,7 +138,7 @@ TEST(Attention, TheSameRunTwiceGivesTheSameBits) {
 TEST(Attention, CanonicalGivesTheBitsOfOneRank) {
   const auto kernel = make_cpu_kernel();
   const auto alone = world().split(world().rank());
-  const Schedule& canonical = find_schedule("canonical");
+  const Schedule canonical = find_schedule("canonical");
   const std::vector<int64_t> lengths = {130, 0, 1, 200, 37, 3};
   const auto expect_bits = [&](const MaskRule& mask, bool sinks, const ElementTypes& types) {
     const Problem p = make_problem({lengths, {4, 2, 16, 0}, mask, sinks, types.activations});

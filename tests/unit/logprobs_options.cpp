@@ -165,7 +165,7 @@ TEST(Memory, IsRefusedWithWhatFits) {
   o.tp = 4;
   o.picks = 1;
   const LogprobsWorkload problem = small_case(o);
-  const LogprobsOperation& op = find_operation("logprob");
+  const LogprobsOperation op = find_operation("logprob");
   const LogprobsRun ours{op, op.methods[0]}, theirs{op, op.methods[1]};
   // Logits and gradient, f32; 40 + 24 + 12 · 4 · 3 bytes a token beside them.
   const int64_t matrix = 4096 * 8192 * 4, small = 4096 * 208;
@@ -189,7 +189,7 @@ TEST(Memory, OfMoreBytesThanIntegersCountIsRefused) {
   o.vocab = o.sweep.tokens = int64_t{1} << 30;
   check_options(o, 1);
   const LogprobsWorkload problem = generated_workload(o, o.sweep.tokens);
-  const LogprobsOperation& op = find_operation("logprob");
+  const LogprobsOperation op = find_operation("logprob");
   EXPECT_EQ((LogprobsRun{op, op.methods[0]}.why_not(problem, o, 1 << 30, 0)),
             "needs 9.22 EB a rank, and 1.07 GB are available; not even one token fits: take more "
             "ranks");
@@ -201,7 +201,7 @@ TEST(Operations, SayWhatTheyCannotDo) {
   o.temperature = 2;
   const LogprobsWorkload problem = small_case(o);
   const auto refusal = [&](const char* name, size_t method) {
-    const LogprobsOperation& op = find_operation(name);
+    const LogprobsOperation op = find_operation(name);
     return LogprobsRun{op, op.methods.at(method)}.why_not(problem, o, 0, 0);
   };
   EXPECT_EQ(refusal("distill", 0), "a teacher has no 64 largest of 8 logits; the most are 8");

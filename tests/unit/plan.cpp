@@ -376,7 +376,7 @@ TEST(ShardOf, RowsThatGoOnAreOneFragment) {
 }
 
 TEST(Halo, TakesTheLargestWindowThatNeighboursCanServe) {
-  const Schedule& halo = find_schedule("halo");
+  const Schedule halo = find_schedule("halo");
   struct Case {
     std::string kind;
     int64_t stripe, largest;

@@ -517,7 +517,7 @@ TEST(Predict, ForwardAloneIsThatOfBoth) {
   const Layout layout =
       find_layout("dual-chunk-swap").make(test::full_bounds({64}).view(), ranks_of(4));
   AttentionProblem problem{&layout, shape, MaskKind::causal, {}};
-  const Schedule& schedule = find_schedule("ring");
+  const Schedule schedule = find_schedule("ring");
   const MachineModel machine = three_tiers();
   const double both = predict({schedule, problem, types}, machine).at(0).seconds;
   problem.passes = PlanPasses::forward;
@@ -543,7 +543,7 @@ TEST(Predict, SaysWhatMostOfTheLostTimeGoesTo) {
 TEST(Predict, PassesRefusalsOn) {
   const Layout layout = find_layout("contiguous").make(test::full_bounds({64}).view(), ranks_of(4));
   const AttentionProblem problem{&layout, shape, MaskKind::causal, {}};
-  const Schedule& halo = find_schedule("halo");
+  const Schedule halo = find_schedule("halo");
   ASSERT_NE(halo.why_not(problem), "");
   test::expect_usage("schedule halo: " + halo.why_not(problem), [&] {
     predict({halo, problem, types}, three_tiers());
