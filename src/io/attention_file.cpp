@@ -12,6 +12,7 @@ namespace {
 struct AttentionParts {
   std::optional<h5::Dataset> offsets, q, k, k_shared, v, d_out, sinks, regions;
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_k_shared, d_v, d_sinks;
+  int64_t own_dim = -1, shared_dim = -1;  // elements of k and k_shared; -1: not known
 };
 
 void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a, int64_t tokens,
@@ -19,9 +20,8 @@ void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a
   parts.out = reader.reals_if("/reference/out", {tokens, a.heads, a.v_head_dim});
   parts.lse = reader.reals_if("/reference/lse", {tokens, a.heads});
   parts.d_q = reader.reals_if("/reference/d_q", {tokens, a.heads, a.head_dim});
-  parts.d_k =
-      reader.reals_if("/reference/d_k", {tokens, a.kv_heads, a.head_dim - a.shared_key_dim});
-  parts.d_k_shared = reader.reals_if("/reference/d_k_shared", {tokens, a.shared_key_dim});
+  parts.d_k = reader.reals_if("/reference/d_k", {tokens, a.kv_heads, parts.own_dim});
+  parts.d_k_shared = reader.reals_if("/reference/d_k_shared", {tokens, parts.shared_dim});
   parts.d_v = reader.reals_if("/reference/d_v", {tokens, a.kv_heads, a.v_head_dim});
   parts.d_sinks = reader.reals_if("/reference/d_sinks", {a.heads});
   for (const auto& [is_there, name] :
@@ -70,15 +70,16 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   }
   parts.k_shared = reader.reals_if("/attention/k_shared", {tokens, -1});
   if (parts.k_shared) a.shared_key_dim = parts.k_shared->shape()[1];
-  int64_t own_dim = parts.q ? a.head_dim - a.shared_key_dim : -1;
-  if (parts.q && parts.k_shared && (a.shared_key_dim < 1 || own_dim < 1)) {
+  if (parts.q) parts.own_dim = a.head_dim - a.shared_key_dim;
+  if (parts.k_shared) parts.shared_dim = a.shared_key_dim;
+  if (parts.q && parts.k_shared && (a.shared_key_dim < 1 || parts.own_dim < 1)) {
     reader.errors().add(
         "/attention/k_shared has {} elements a token; heads of /attention/q have {}, of which 1 to "
         "{} can be shared",
         a.shared_key_dim, a.head_dim, a.head_dim - 1);
-    own_dim = -1;
+    parts.own_dim = -1;
   }
-  parts.k = reader.reals("/attention/k", {tokens, -1, own_dim});
+  parts.k = reader.reals("/attention/k", {tokens, -1, parts.own_dim});
   if (parts.k) a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
     reader.errors().add(

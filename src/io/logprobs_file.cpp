@@ -6,16 +6,12 @@
 #include <utility>
 
 #include "comm/agree.hpp"
+#include "io/logprobs_checks.hpp"
 
 namespace gyre {
 namespace {
 
 constexpr const char* answers_group = "/reference";
-constexpr const char *kept_offsets_path = "/logprobs/sampling_mask_offsets",
-                     *kept_ids_path = "/logprobs/sampling_mask_ids",
-                     *row_ids_path = "/logprobs/ids",
-                     *teacher_logprobs_path = "/logprobs/teacher_logprobs",
-                     *teacher_target_path = "/logprobs/teacher_target_logprobs";
 constexpr const char *projection_arrays = "/logprobs/projection_",
                      *projection_width = "projection_width",
                      *projection_offsets_path = "/logprobs/projection_offsets",
@@ -294,63 +290,10 @@ void check_filters(ConfigErrors& errors, const char* name, const std::vector<T>&
     errors.add("/logprobs/{}[{}] is {}; it must be {}", name, wrong - values.begin(), *wrong,
                range);
 }
-
-/// Adds an error for the first id that is outside the vocabulary, or twice in its row.
-void check_kept(ConfigErrors& errors, const LogprobsFile& f) {
-  if (f.kept_offsets.empty()) return;
-  const size_t before = errors.messages().size();
-  check_offsets(errors, kept_offsets_path, f.kept_offsets, std::ssize(f.kept_ids), kept_ids_path);
-  if (errors.messages().size() > before) return;
-  std::vector<int64_t> row_of_id(f.vocab_size, -1);
-  for (int64_t t = 0; t < f.tokens(); ++t)
-    for (int64_t i = f.kept_offsets[t]; i < f.kept_offsets[t + 1]; ++i) {
-      const int32_t id = f.kept_ids[i];
-      if (id < 0 || id >= f.vocab_size)
-        return errors.add("{}[{}] is {}; ids are 0 to {}", kept_ids_path, i, id, f.vocab_size - 1);
-      if (row_of_id[id] == t)
-        return errors.add("{}[{}] is {}, which row {} has already", kept_ids_path, i, id, t);
-      row_of_id[id] = t;
-    }
-}
-
 void check_projection(ConfigErrors& errors, const LogprobsFile& f) {
   const std::string fault = fault_of(f.projection->matrix(), f.vocab_size, projection_arrays);
   if (!fault.empty()) errors.add("{}", fault);
   check_finite(errors, d_projected_path, f.projection->d_projected);
-}
-
-/// Adds an error for the first log-probability that is NaN or above 0.
-void check_logprobs(ConfigErrors& errors, const char* path, const std::vector<float>& values) {
-  const auto wrong = std::ranges::find_if_not(values, [](float x) { return x <= 0; });
-  if (wrong != values.end())
-    errors.add("{}[{}] is {}; a log-probability is at most 0", path, wrong - values.begin(),
-               *wrong);
-}
-
-/// Adds an error for the first row in which the ids of a teacher's log-probabilities are not the
-/// student's largest, each once; any of equal logits will do.
-void check_largest(ConfigErrors& errors, const LogprobsFile& f) {
-  if (!f.has_teacher_logprobs) return;
-  std::vector<int64_t> row_of_id(f.vocab_size, -1);
-  for (int64_t t = 0; t < f.tokens(); ++t) {
-    const float* const z = f.logits.data() + t * f.columns;
-    const int32_t* const ids = f.ids.data() + t * f.picks;
-    int64_t least = 0;
-    for (int64_t k = 0; k < f.picks; ++k) {
-      if (row_of_id[ids[k]] == t)
-        return errors.add("{}[{}, {}] is {}, which the row has already; {} is of different ids",
-                          row_ids_path, t, k, ids[k], teacher_logprobs_path);
-      row_of_id[ids[k]] = t;
-      if (z[ids[k]] < z[ids[least]]) least = k;
-    }
-    for (int64_t v = 0; v < f.vocab_size; ++v)
-      if (row_of_id[v] != t && z[v] > z[ids[least]])
-        return errors.add(
-            "{}[{}, {}] is {}, whose logit is {}; {} is of the student's {} largest, of which {}, "
-            "with {}, is missing",
-            row_ids_path, t, least, ids[least], z[ids[least]], teacher_logprobs_path, f.picks, v,
-            z[v]);
-  }
 }
 
 void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,

@@ -130,7 +130,7 @@ class Official(Scratch):
             ("attention", lambda row: row["measurements"].pop("rate"), "its rate is nan; work over time is 0.2"),
             ("attention", lambda row: row["model"].update(flops=1e10 + 1), "10000000001 FLOPs are 2500000000.25 pairs"),
             ("attention", lambda row: row["model"].update(flops=1e16), "wanted: a whole number up to 549756338176"),
-            ("attention", lambda row: row["model"].pop("flops"), "no FLOPs, tokens, heads or head_dim"),
+            ("attention", lambda row: row["model"].pop("flops"), "no FLOPs, tokens, heads, head_dim or v_head_dim"),
             ("logprobs", lambda row: row["measurements"].update(rate=0.3), "its rate is 0.3; work over time is 0.2"),
             ("logprobs", lambda row: row["measurements"].pop("ideal_bytes"), "work over time is nan"),
             ("pipeline", lambda row: row["measurements"].update(tokens=200, rate=4e3), "200 tokens; the run has 100"),
