@@ -59,7 +59,7 @@ GRIDS
 expect 0 'VERIFY PASSED' "$logprobs" --input "$source_dir/inputs/golden/logprobs_temperature_of_tokens.h5" --op filtered -n 1 -o heat.h5
 /usr/bin/python3 -c 'import h5py; a = h5py.File("heat.h5")["results"].attrs; assert (a["temperature"], a["top_p"], a["top_k"]) == ("of each token", 1, 0), dict(a)'
 expect 0 '# refused filtered by upstream, 50 tokens: upstream has one temperature and filter for all tokens' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --op filtered,logprob --filter-per-token
-grep -q '# refused logprob by upstream, 50 tokens: upstream has no parameters of single tokens' output || fail "not refused: $(cat output)"
+grep -q '# refused logprob by upstream, 50 tokens: upstream has one temperature for all tokens' output || fail "not refused: $(cat output)"
 expect 2 'filtered by upstream, 50 tokens: upstream has no min-p' "${mpi[@]}" 2 "$logprobs" $small $quick --method all --op filtered --min-p 0.1
 for file in filter_of_tokens min_p sampling_mask; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input "$source_dir/inputs/golden/logprobs_$file.h5" $quick --tp 2 --cp 2
