@@ -81,6 +81,8 @@ class Ring(torch.autograd.Function):
         return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_sinks, None, None, None, None
 
 
-def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None):
+def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_shared=None):
     """The function for gyre conform: out and lse of this rank's rows."""
+    if k_shared is not None:  # every head of k ends with it
+        k = torch.cat([k, k_shared[:, None].expand(-1, k.shape[1], -1)], dim=2)
     return Ring.apply(q, k, v, sinks, layout, group, allowed, scale)

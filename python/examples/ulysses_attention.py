@@ -36,8 +36,10 @@ def rows_of_all_heads(x, order, group):
     return torch.cat(list(Exchange.apply(parts, group)), dim=1)
 
 
-def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None):
+def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_shared=None):
     """The function for gyre conform: out and lse of this rank's rows."""
+    if k_shared is not None:  # every head of k ends with it
+        k = torch.cat([k, k_shared[:, None].expand(-1, k.shape[1], -1)], dim=2)
     rank, size = dist.get_rank(group), dist.get_world_size(group)
     if q.shape[1] % size:
         raise NotImplementedError(f"{q.shape[1]} heads over {size} ranks")
