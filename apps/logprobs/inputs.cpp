@@ -14,10 +14,9 @@
 namespace gyre {
 namespace {
 
-// Offsets in a token's random numbers for ids and filters (TokenTensor::ids). Those for its peaks
-// begin at 0.
+// Offsets in a token's random numbers for ids and filters (TokenTensor::ids). Its peaks begin at 0.
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21, first_filter = 1 << 22;
-// Those of a column of the projection, in the place of a token's.
+// The entries of a projection begin here; they take a column's number in the place of a token's.
 constexpr int64_t first_entry = 1 << 23;
 
 class RandomInputs final : public LogprobsInputs {

@@ -13,7 +13,7 @@
 namespace gyre {
 namespace {
 
-/// What the ranks exchange of a row.
+/// Softmax statistics of one row of a shard, as ranks exchange them.
 struct ShardSum {
   float max = 0, sum = 0;
 };

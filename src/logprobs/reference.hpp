@@ -165,13 +165,13 @@ struct TopKDivergenceReference {
   std::vector<double> log_p;   ///< by the teacher
   std::vector<double> slopes;  ///< derivatives of `value` by log_q
 };
-/// log_p: of `ids` by the teacher, then of the target. `unbiased`: whether the derivative of the
-/// target's term is log q - log p + 1 or log q - log p.
+/// log_p [ids + 1]: the teacher's log-probabilities of `ids`, then of the target. The derivative of
+/// the target's term is log q - log p, plus 1 if `unbiased`.
 TopKDivergenceReference top_k_divergence_reference(std::span<const double> student,
                                                    std::span<const int32_t> ids,
                                                    std::span<const double> log_p, int64_t target,
                                                    bool unbiased);
-/// The same of a teacher's logits and the student's min(k, vocab_size) largest.
+/// Takes the student's min(k, vocab_size) largest ids, and log p from the teacher's logits.
 TopKDivergenceReference top_k_divergence_reference(std::span<const double> student, int64_t k,
                                                    std::span<const double> teacher, int64_t target,
                                                    bool unbiased);

@@ -39,7 +39,7 @@
 
 namespace gyre {
 
-/// What the gradient of the sampled term is.
+/// Chooses the gradient of the sampled term (see the file head).
 enum class TailGradient { unbiased, advantage };
 
 /// Most ids of a token; its target is one more.
@@ -72,7 +72,8 @@ class TopKDivergence {
   /// seconds waited.
   double forward(ConstMatrixRef student, ConstMatrixRef teacher, std::span<const int32_t> targets,
                  Stream& stream, std::span<float> value);
-  /// The same of given ids, at most as many as the vocabulary has. Requires ids_are_given.
+  /// Computes the divergences of given ids, at most as many as the vocabulary has. Requires
+  /// ids_are_given.
   double forward(ConstMatrixRef student, const TeacherLogprobs& teacher,
                  std::span<const int32_t> targets, Stream& stream, std::span<float> value);
 

@@ -169,8 +169,8 @@ inline constexpr int64_t row_roundings = 64;
 double logprob_tolerance();
 double logprob_scale(double logprob);
 double entropy_scale(int64_t vocab_size);
-/// Of a term of a divergence: q (log q - log p), or log q - log p of a sampled id; also of its
-/// derivative by log q. q has the error of log q as a relative one. 0 if q is 0.
+/// Returns the scale of a term of a divergence, q (log q - log p) or, for a sampled id, log q - log
+/// p, and of its derivative by log q. The relative error of q is the error of log q. 0 if q is 0.
 double divergence_scale(double log_q, double log_p, bool sampled);
 double logit_gradient_tolerance(DType stored);
 /// `weights`: sum of the magnitudes of the terms that ids add. The result is at least 2^-80,
