@@ -1,6 +1,7 @@
 #include "logprobs/projected_probabilities.hpp"
 
 #include <cmath>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "core/checksum.hpp"
