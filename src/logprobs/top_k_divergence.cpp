@@ -157,7 +157,7 @@ float TopKDivergence::finish(int64_t row, std::span<const double> log_q,
     slopes_[first + k] = static_cast<float>(slope);
   }
   sums_[row] = sum;
-  if (!std::isfinite(value)) normalizers_[row].log_sum = nan_of<float>;  // no gradient
+  if (!std::isfinite(value)) normalizers_[row].log_sum = nan_of<float>;  // makes the gradient NaN
   return static_cast<float>(value);
 }
 
