@@ -101,7 +101,7 @@ class TopKDivergence {
   RowKernels& kernels_;
   std::unique_ptr<VocabScores> scores_;  // of given ids
   Buffer<RowNormalizer> normalizers_;    // [tokens]; NaN where the value is not finite
-  Buffer<int32_t> ids_;                  // [tokens, length + 1], last the target; -1: it adds nothing
+  Buffer<int32_t> ids_;                  // [tokens, length + 1], last the target or -1
   Buffer<float> slopes_;                 // [tokens, length + 1] d value / d log q
   Buffer<double> sums_;                  // [tokens] of the slopes
 };
