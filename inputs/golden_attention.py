@@ -127,6 +127,15 @@ NO_KEY = (
     "(flashinfer-ai/flashinfer PR #4401, NVIDIA/TensorRT-LLM #17477)"
 )
 OVERFLOW = "exp of scores before the maximum is subtracted"
+EXCHANGE = (
+    "query heads that meet other KV heads once ranks have exchanged tokens for heads: repeat for "
+    "repeat_interleave, query and KV heads that are padded apart (vllm-project/vllm-omni PR #5716)"
+)
+TILES = (
+    "NaN of a tile that a window hides from a row (vllm-project/vllm PR #4405); a window that every "
+    "block of a ring counts from its own first row; a ring that stops a step too early"
+)
+BFLOAT16_SUMS = "sums in bfloat16, which 1 no longer changes from 256 on; an lse in bfloat16"
 
 add("causal", "two documents, as many KV heads as query heads", "a key of another document or of "
     "the future", ("causal", "groups-1"), [9, 5], 2, 2, 8)
@@ -136,6 +145,14 @@ add("groups_4", "four query heads read each KV head", GROUPS, ("causal", "groups
     [12], 8, 2, 8)
 add("groups_8", "eight query heads read each KV head", GROUPS, ("causal", "groups-8"),
     [11], 16, 2, 4)
+add("groups_3", "three query heads read each KV head", GROUPS + "; groups in powers of two "
+    "(flashinfer-ai/flashinfer #140, PR #2684)", ("causal", "groups-3"), [9, 4], 6, 2, 4)
+add("groups_7", "seven query heads read each KV head", GROUPS + "; groups in powers of two "
+    "(flashinfer-ai/flashinfer #140, PR #2684)", ("causal", "groups-7"), [11], 14, 2, 4)
+add("kv_heads_3", "three KV heads, which no even number of ranks divides, under twelve query heads",
+    EXCHANGE, ("causal", "groups-4"), [10, 3], 12, 3, 4)
+add("kv_heads_8", "eight KV heads under sixteen query heads: two and four ranks have several of them",
+    EXCHANGE, ("causal", "groups-2"), [10, 6], 16, 8, 4)
 add("one_kv_head", "all query heads read one KV head", GROUPS, ("causal", "groups-4", "mqa"),
     [6, 7], 4, 1, 8)
 add("window_1", "a window of one token: each sees itself alone", WINDOW, ("causal", "window"),
@@ -144,6 +161,12 @@ add("window_wide", "a window wider than every document", WINDOW, ("causal", "win
     [10, 6], 2, 1, 8, window=16)
 add("window_sinks", "a window and sinks", WINDOW, ("causal", "window", "sinks"),
     [17, 3], 4, 2, 8, window=5, sinks=True)
+add("window_documents", "a window of 7 tokens on documents of 40, 75 and 9", WINDOW,
+    ("causal", "window", "long"), [40, 75, 9], 2, 1, 4, window=7)
+add("window_long", "one document of 220 tokens, a window of 16, no sinks", TILES,
+    ("causal", "window", "long"), [220], 2, 1, 4, window=16)
+add("window_ranks", "a window of 100 of a document's 230 tokens: it reaches over several ranks", TILES,
+    ("causal", "window", "long"), [230], 2, 1, 4, window=100)
 add("sinks", "a sink for each head", SINKS, ("causal", "sinks"), [9, 4], 4, 2, 8, sinks=True)
 add("sinks_full", "sinks without a causal mask", SINKS, ("full", "sinks"),
     [6, 5], 2, 2, 8, mask="full", sinks=True)
@@ -157,6 +180,11 @@ add("prefix", "two answers to one prompt: each sees the prompt and itself", MASK
     ("regions", "prefix"), [14, 3], 4, 2, 8, regions=[
         [0, 0, 5, 0, 5, 1, 0], [0, 5, 14, 0, 5, 0, 0], [0, 5, 9, 5, 9, 1, 0],
         [0, 9, 14, 9, 14, 1, 0], [1, 0, 3, 0, 3, 1, 0]])
+add("prefix_long", "a prompt of 70 tokens and two answers to it, of 66 and 20: the second one does not "
+    "see the first", MASKS + "; a loop over tiles that ends with the first hidden one",
+    ("regions", "prefix", "long"), [156], 2, 1, 4, regions=[
+        [0, 0, 70, 0, 70, 1, 0], [0, 70, 156, 0, 70, 0, 0], [0, 70, 136, 70, 136, 1, 0],
+        [0, 136, 156, 136, 156, 1, 0]])
 add("blocks", "blocks that see themselves alone, whole or causal, through a window, too", MASKS,
     ("regions", "blocks", "window"), [13, 6], 4, 2, 8, regions=[
         [0, 0, 4, 0, 4, 0, 0], [0, 4, 9, 4, 9, 1, 0], [0, 9, 13, 9, 13, 1, 2],
@@ -191,6 +219,11 @@ add("uneven_full", "the same without a causal mask", "an empty document that end
     ("full", "empty-document", "one-token"), [0, 1, 13, 1, 0], 2, 1, 8, mask="full")
 add("long", "one document of 200 tokens", "a maximum that is not updated from block to block",
     ("causal", "long"), [200], 2, 1, 4)
+add("tiles", "documents of 257 and 130 tokens: more rows and keys than tiles have",
+    "a tile's keys that are left out, or counted for the document behind it",
+    ("causal", "long"), [257, 130], 2, 1, 4)
+add("equal_keys_long", "600 equal keys", BFLOAT16_SUMS, ("causal", "ties", "long"),
+    [600], 1, 1, 2, k=same_as_first)
 add("scale", "scores times 0.3, not by the root of the head's elements",
     "a scale that is taken for granted", ("causal", "scale"), [11], 2, 2, 16, scale=0.3)
 add("large_scores", "scores of about 128, some apart", OVERFLOW, ("causal", "overflow"),

@@ -288,6 +288,38 @@ def uneven_vocabulary(rng):
     return full(rng, 6, 53, 5, targets=targets, d_value=g, top_k=7, offsets=offsets(2, 4))
 
 
+@case(
+    "10007 ids: a row of large logits behind column 1024, one of equal ones, one whose target has 0.94 of "
+    "the probability",
+    "columns behind the first tile that are lost (volcengine/verl #2656); sums in bfloat16; a log-sum-exp "
+    "in bfloat16",
+    ("large-vocabulary", "uneven-vocabulary", "bfloat16", "partial", "ties", "top-k"),
+    stores={"logits": BFLOAT16, "teacher": BFLOAT16},
+    leave_out=("log_softmax", "softmax", "d_entropy", "d_logprob_entropy", "d_filtered_logprob",
+               "d_next_token_logprob", "d_next_token_filtered_logprob", "d_rollout_logprob", "d_gathered",
+               "d_gathered_logits", "d_distilled", "d_distilled_renormalised", "d_soft_cross_entropy",
+               "d_topk_kl", "d_topk_kl_advantage"),
+    answers_as="f4",
+)
+def vocabulary_10007(rng):
+    logits = eighths(rng, 3, 10007)
+    logits[0, 1024:] += 3
+    logits[1] = 0.5
+    logits[2] = 18  # beside 30: 0.06 of the probability, and a log-sum-exp of 30.06
+    logits[2, 9001] = 30
+    more = {"logits": logits, "targets": np.array([10006, 1500, 9001], np.int32), "top_k": 1500}
+    return full(rng, 3, 10007, 4, offsets=offsets(2, 1), **more)
+
+
+@case("300 rows of 5 ids: more than a block of threads has", "rows behind the first block",
+      ("many-rows", "partial", "top-k"),
+      leave_out=("log_softmax", "softmax", "d_entropy", "d_logprob_entropy", "d_gathered",
+                 "d_gathered_logits", "d_distilled", "d_distilled_renormalised"),
+      answers_as="f4")
+def many_rows(rng):
+    return full(rng, 300, 5, 2, top_k=3, offsets=offsets(160, 1, 139))
+
+
 @case("one id: its probability is 1", "shards without a column", ("one-id", "uneven-vocabulary"))
 def one_id(rng):
     logits = np.array([[3.5], [-2], [0]], "f4")

@@ -18,6 +18,8 @@ CASES = []
 VOCAB, IGNORED = 101, -100
 ODD = [7, 1, 0, 9, 13, 2, 5, 16, 3, 31, 0, 8]
 SHORT = [3, 1, 1, 2, 0, 5, 1]
+HALF = [9, 10, 9, 17, 9, 9, 10, 9, 9, 2]  # two of 9 are more than a bin of 17
+MANY = [(7 * i) % 19 + 1 for i in range(80)]
 
 
 def add(name, kind, edge, guards, tags, write, run, more=()):
@@ -319,13 +321,15 @@ def add_all():
     pack = ("gyre-pack --input inputs/golden/{}.h5 --capacity 256 --cp 4 -o packed.h5",
             "gyre-pack --input packed.h5 --unpack -o again.h5",
             "gyre-compare again.h5:/documents inputs/golden/{}.h5:/documents")
-    for name, lengths, edge in (
-        ("documents_odd", ODD, "documents of odd lengths, and empty ones; id 0 is content"),
-        ("documents_short", SHORT, "documents that are shorter than 2 cp"),
+    by_id, packed = "padding that is found by its id (NVIDIA-NeMo/Automodel #3223)", "; what becomes of them is in packed_*.h5"
+    for name, lengths, edge, guards in (
+        ("documents_odd", ODD, "documents of odd lengths, and empty ones; id 0 is content" + packed, by_id),
+        ("documents_short", SHORT, "documents that are shorter than 2 cp" + packed, by_id),
+        ("documents_half", HALF, "documents just longer than half of a bin of 17 tokens, and one as long as it",
+         "as many bins as the sum of lengths needs, so that one of them is too full (volcengine/verl #7553)"),
+        ("documents_many", MANY, "80 documents", "more documents than a mask of 64 bits has places"),
     ):
-        add(name, "documents", edge + "; what becomes of them is in packed_*.h5",
-            "padding that is found by its id (NVIDIA-NeMo/Automodel #3223)", ("packing",),
-            functools.partial(write_documents, lengths=lengths),
+        add(name, "documents", edge, guards, ("packing",), functools.partial(write_documents, lengths=lengths),
             [line.format(name) for line in pack])
     tight = [x for cp in (3, 1, 2, 4, 8) for x in layouts_for(cp) if x[0] != "dual-chunk-swap"]
     add_packed("odd_cp1", "no slot of padding in the stream: layouts append theirs, cp 1, 2, 3, 4 "
