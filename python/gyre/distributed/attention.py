@@ -26,6 +26,7 @@ from .attention_errors import hypotheses
 from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, judged, keywords, not_numbers, returned
 from .layouts import Layout, layout_of
 from .rank import Here
+from .rounding import case_of
 
 KIND, USES_LAYOUT = "attention", True
 ROWS = ("q", "k", "v", "d_out")
@@ -35,8 +36,7 @@ ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of attention."""
-    file = reading.read(path)
-    inputs, expected = file.inputs, dict(file.reference)
+    inputs, expected = case_of(path, options.dtype, ANSWERS)
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
     attributes = inputs.attributes
     heads, kv_heads, mask, window = (
@@ -138,7 +138,7 @@ def call(
     out, lse, backward = (*values, None, None)[:3]
     found = {"out": returned("out", out, piece["d_out"].shape, [kind])}
     if lse is not None:
-        found["lse"] = returned("lse", lse, piece["q"].shape[:2], ["float32", "float64"])
+        found["lse"] = returned("lse", lse, piece["q"].shape[:2], ["float32", "float64"]).astype(np.float64)
     gradients = here.gradients(out, d_out, list(leaves.values()), backward)
     for name, gradient in zip(leaves, gradients):
         found[f"d_{name}"] = returned(f"d_{name}", gradient, piece[name].shape, [kind, "float32", "float64"])
@@ -190,7 +190,7 @@ def _judge(
     worse = max(
         1.0, float(np.abs(lse[np.isfinite(lse)]).max(initial=0)) / 32
     )  # a score's rounding is that of its exponential
-    tolerance = Tolerance(worse * tolerance.rtol, worse * tolerance.atol)
+    tolerance = tolerance.times(worse)
 
     def counted(rank: int, array: str, values: np.ndarray) -> np.ndarray:
         return values if array == "d_sinks" else values[real[layout.index[rank // tp]]]
@@ -210,8 +210,8 @@ def _judge(
     def known(failing: set[str]) -> Iterator[Any]:
         return hypotheses(got, expected, failing, streams, pairs, inputs.attributes, layout, tp)
 
-    verdict = judged(name, got, {n: a for n, a in expected.items() if n in ANSWERS}, tolerance, known, places)
-    missing = sorted(n for n in expected if n in ANSWERS and n not in got)
+    verdict = judged(name, got, expected, tolerance, known, places)
+    missing = sorted(n for n in expected if n not in got)
     verdict.note = f"not returned: {', '.join(missing)}" if missing else ""
     return verdict
 

@@ -1,6 +1,7 @@
 """Types and functions that contracts share: cases, arguments of a rank, verdicts."""
 
 import inspect
+import math
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -11,6 +12,7 @@ from .. import compare
 from ..arrays import is_bfloat16, to_numpy
 from ..factor import CommonFactor
 
+STATISTICS = ("lse", "logprob", "loss", "kl")  # sums of a row: an accurate kernel adds them in float32
 FEW = 8  # with fewer wrong values, a known error may match by chance
 ALLOWED = ("mask", "window", "regions", "lengths")  # parameters that `allowed` stands for
 Arrays = Mapping[str, np.ndarray]
@@ -30,12 +32,21 @@ class LeftOut(Exception):
 
 @dataclass(frozen=True)
 class Tolerance:
-    """|got - expected| <= atol scale + rtol |expected|; of gradients, scale is the largest |expected|, at least 1."""
+    """|got - expected| <= atol scale + rtol |expected|; of gradients, scale is the largest |expected|, at least 1.
+
+    wide: the bound of rtol and atol of statistics of rows that a rank returns in a wider type than its inputs'.
+    """
 
     rtol: float
     atol: float
+    wide: float = math.inf
 
-    def of(self, name: str, expected: np.ndarray) -> tuple[float, float]:
+    def times(self, factor: float) -> "Tolerance":
+        return Tolerance(factor * self.rtol, factor * self.atol, self.wide)
+
+    def of(self, name: str, expected: np.ndarray, got: np.ndarray) -> tuple[float, float]:
+        if name in STATISTICS and got.dtype == np.float64 and self.wide < max(self.rtol, self.atol):
+            return self.wide, self.wide
         finite = np.abs(expected[np.isfinite(expected)]) if name.startswith("d_") else np.zeros(0)
         stored = (
             8 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind == "f" else 0.0
@@ -47,7 +58,7 @@ class Tolerance:
             return False
         if expected.dtype.kind in "iub":
             return bool(np.array_equal(got, expected))
-        rtol, atol = self.of(name, expected)
+        rtol, atol = self.of(name, expected, got)
         return bool(np.allclose(got, expected, rtol=4 * rtol, atol=4 * atol))
 
 
@@ -119,7 +130,10 @@ def keywords(function: Callable[..., Any], offers: Mapping[str, Any], needs: Map
 
 
 def returned(name: str, array: Any, shape: tuple[int, ...], types: Iterable[str]) -> np.ndarray:
-    """An array that a function returned, if shape and type are those of the contract."""
+    """An array that a function returned, if shape and type are those of the contract.
+
+    One that is wider than inputs of bfloat16 becomes float64, as Tolerance.wide has it.
+    """
     if hasattr(array, "to_local"):  # a DTensor
         array = array.to_local()
     if not hasattr(array, "dtype"):
@@ -130,7 +144,7 @@ def returned(name: str, array: Any, shape: tuple[int, ...], types: Iterable[str]
     wanted = list(types)
     if kind not in wanted:
         raise Malformed("other-type", f"{name} is {kind}; it must be {' or '.join(wanted)}")
-    return to_numpy(array)
+    return to_numpy(array).astype(np.float64) if wanted[0] == "bfloat16" != kind else to_numpy(array)
 
 
 def explain(
@@ -208,7 +222,7 @@ def judged(
     """
     verdict, failing = Verdict(name), set()
     for array in expected.keys() & got.keys():
-        rtol, atol = tolerance.of(array, np.asarray(expected[array]))
+        rtol, atol = tolerance.of(array, np.asarray(expected[array]), got[array])
         result = compare(got[array], expected[array], rtol=rtol, atol=atol).arrays[0]
         verdict.values += result.elements
         verdict.err_over_tol = max(verdict.err_over_tol, result.err_over_tol)
@@ -219,7 +233,7 @@ def judged(
     wrong = 0
     for array in sorted(failing):
         want, have = np.asarray(expected[array], np.float64), got[array].astype(np.float64)
-        rtol, atol = (0, 0) if np.asarray(expected[array]).dtype.kind in "iub" else tolerance.of(array, want)
+        rtol, atol = (0, 0) if np.asarray(expected[array]).dtype.kind in "iub" else tolerance.of(array, want, got[array])
         bad = ~np.isclose(have, want, rtol=rtol, atol=atol)
         wrong += int(bad.sum())
         verdict.places.append(f"{array}: {places(array, bad)}")

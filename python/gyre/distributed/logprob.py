@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Finding,
@@ -33,6 +32,7 @@ from .contract import (
     returned,
 )
 from .rank import Here
+from .rounding import case_of
 
 KIND, USES_LAYOUT = "logprobs", False
 
@@ -56,10 +56,10 @@ def temperature_of(inputs: Any) -> Any:
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of log-probabilities."""
-    file = reading.read(path)
-    inputs, attributes = file.inputs, file.inputs.attributes
+    inputs, answers = case_of(path, options.dtype, ("logprob", "d_logprob"))
+    attributes = inputs.attributes
     logits, targets = np.asarray(inputs["logits"]), np.asarray(inputs["targets"]).astype(np.int64)
-    if "logprob" not in file.reference:
+    if "logprob" not in answers:
         return
     vocab, temperature = int(attributes["vocab_size"]), temperature_of(inputs)
     needs = {}
@@ -79,7 +79,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         pieces.append(
             {"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers}
         )
-    expected = {n: np.asarray(file.reference[n]) for n in ("logprob", "d_logprob") if n in file.reference}
+    expected = dict(answers)
     if "d_logprob" in expected:  # the file has the columns that count; padding has a gradient of 0
         expected["d_logprob"] = np.pad(
             expected["d_logprob"], ((0, 0), (0, logits.shape[1] - expected["d_logprob"].shape[1]))

@@ -21,10 +21,10 @@ KIND, USES_LAYOUT = "documents", False
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
-    """A file of documents under three capacities: its longest document, twice that, all tokens."""
+    """A file of documents under five capacities: its longest document, twice that, each less one token, all tokens."""
     lengths = np.diff(np.asarray(reading.read(path).inputs["offsets"]).astype(np.int64))
     longest = int(lengths.max(initial=1)) or 1
-    for capacity in sorted({longest, 2 * longest, max(longest, int(lengths.sum()))}):
+    for capacity in sorted({max(1, longest - 1), longest, 2 * longest - 1, 2 * longest, max(longest, int(lengths.sum()))}):
         name = f"{path.stem} capacity {capacity}"
         pieces = [{"lengths": lengths, "capacity": capacity}] * (options.cp * options.tp)
         yield Problem(name, pieces, {}, partial(_judge, name, lengths, capacity))

@@ -32,6 +32,7 @@ from .contract import (
 from .layouts import NAMES, layout_of
 from .logprob import unpacked
 from .rank import Here
+from .rounding import in_type
 from .shard import bins_of
 
 KIND, USES_LAYOUT = "packed", True
@@ -48,7 +49,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         if any(index.size != slots for index in layouts.values()):
             continue
         rng = np.random.default_rng(slots)
-        whole, d_whole = rng.normal(size=(2, slots, WIDTH)).astype(np.float32)
+        whole, d_whole = in_type(rng.normal(size=(2, slots, WIDTH)).astype(np.float32), options.dtype)
         for source, target in ((options.layout, TARGET), (TARGET, options.layout)):
             old, new = layouts[source], layouts[target]
             pieces = [

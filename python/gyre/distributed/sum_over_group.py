@@ -32,6 +32,7 @@ from .contract import (
 )
 from .logprob import unpacked
 from .rank import Here
+from .rounding import in_type
 
 KIND, USES_LAYOUT = "logprobs", False
 CONVENTIONS = ("identity", "sum", "none")
@@ -42,8 +43,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     """Vectors for the tokens of a file of log-probabilities."""
     tokens = len(reading.read(path).inputs["targets"])
     rng = np.random.default_rng(tokens)
-    x = rng.normal(size=(options.cp, options.tp, tokens, WIDTH)).astype(np.float32)
-    d_y = rng.normal(size=x.shape).astype(np.float32)
+    x, d_y = in_type(rng.normal(size=(2, options.cp, options.tp, tokens, WIDTH)).astype(np.float32), options.dtype)
     if options.convention == "identity":
         d_y[:] = d_y[:, :1]
     pieces = [

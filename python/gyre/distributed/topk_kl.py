@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Hypothesis,
@@ -38,6 +37,7 @@ from .contract import (
 )
 from .logprob import columns_of, disagreeing, rows_of, unpacked
 from .rank import Here
+from .rounding import in_type, inputs_of
 
 KIND, USES_LAYOUT = "logprobs", False
 CONVENTIONS = ("unbiased", "advantage")
@@ -54,7 +54,7 @@ def log_softmax(logits: np.ndarray, kept: np.ndarray | None = None) -> np.ndarra
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file that has a teacher; every second target is among the ids."""
-    inputs = reading.read(path).inputs
+    inputs, _ = inputs_of(path, options.dtype)
     vocab = int(inputs.attributes["vocab_size"])
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     if "teacher" not in inputs or not len(targets) or vocab <= MOST:
@@ -67,8 +67,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         "logits": logits.astype(np.float64),
         "ids": ids,
         "targets": targets,
-        "teacher_ids": np.take_along_axis(log_p, ids, 1).astype(np.float32),
-        "teacher_targets": np.take_along_axis(log_p, targets[:, None], 1)[:, 0].astype(np.float32),
+        "teacher_ids": in_type(np.take_along_axis(log_p, ids, 1).astype(np.float32), options.dtype),
+        "teacher_targets": in_type(np.take_along_axis(log_p, targets[:, None], 1)[:, 0].astype(np.float32), options.dtype),
         "d_kl": np.asarray(inputs.get("d_value", np.ones(len(targets), np.float32))),
         "convention": options.convention,
     }
