@@ -89,6 +89,11 @@ def whole_with_16(vectors):
     return whole
 
 
+def opposite_to_16(vectors):
+    """The same with -16: products with those have -256 in common."""
+    return whole_with_16(vectors) * np.where(np.arange(vectors.shape[2]) == 0, -1, 1)
+
+
 def extreme(sinks):
     """One sink that outweighs all keys, one that none notices, and the others."""
     sinks[:2] = 64, -64
@@ -172,6 +177,8 @@ add("sinks_full", "sinks without a causal mask", SINKS, ("full", "sinks"),
     [6, 5], 2, 2, 8, mask="full", sinks=True)
 add("sinks_extreme", "a sink that outweighs all keys, and one that none notices", SINKS,
     ("causal", "sinks", "overflow"), [7, 1], 4, 4, 8, sinks=extreme)
+add("sinks_far", "sinks of about 128 beside scores of about 1", "a maximum without the sink, whose exp overflows",
+    ("causal", "sinks", "overflow"), [8, 4], 4, 2, 8, sinks=beside_128)
 add("sinks_offset", "sinks about as large as the scores, both about 128", SINK_GRADIENTS,
     ("causal", "sinks", "overflow"), [10, 3], 4, 2, 8, scale=0.5, sinks=beside_128,
     q=whole_with_16, k=whole_with_16)
@@ -180,11 +187,11 @@ add("prefix", "two answers to one prompt: each sees the prompt and itself", MASK
     ("regions", "prefix"), [14, 3], 4, 2, 8, regions=[
         [0, 0, 5, 0, 5, 1, 0], [0, 5, 14, 0, 5, 0, 0], [0, 5, 9, 5, 9, 1, 0],
         [0, 9, 14, 9, 14, 1, 0], [1, 0, 3, 0, 3, 1, 0]])
-add("prefix_long", "a prompt of 70 tokens and two answers to it, of 66 and 20: the second one does not "
+add("prefix_long", "a prompt of 70 tokens and two answers to it, of 130 and 80: the second one does not "
     "see the first", MASKS + "; a loop over tiles that ends with the first hidden one",
-    ("regions", "prefix", "long"), [156], 2, 1, 4, regions=[
-        [0, 0, 70, 0, 70, 1, 0], [0, 70, 156, 0, 70, 0, 0], [0, 70, 136, 70, 136, 1, 0],
-        [0, 136, 156, 136, 156, 1, 0]])
+    ("regions", "prefix", "long"), [280], 2, 1, 2, regions=[
+        [0, 0, 70, 0, 70, 1, 0], [0, 70, 280, 0, 70, 0, 0], [0, 70, 200, 70, 200, 1, 0],
+        [0, 200, 280, 200, 280, 1, 0]])
 add("blocks", "blocks that see themselves alone, whole or causal, through a window, too", MASKS,
     ("regions", "blocks", "window"), [13, 6], 4, 2, 8, regions=[
         [0, 0, 4, 0, 4, 0, 0], [0, 4, 9, 4, 9, 1, 0], [0, 9, 13, 9, 13, 1, 2],
@@ -228,6 +235,8 @@ add("scale", "scores times 0.3, not by the root of the head's elements",
     "a scale that is taken for granted", ("causal", "scale"), [11], 2, 2, 16, scale=0.3)
 add("large_scores", "scores of about 128, some apart", OVERFLOW, ("causal", "overflow"),
     [12, 4], 2, 1, 8, scale=0.5, q=whole_with_16, k=whole_with_16)
+add("low_scores", "scores of about -128", "a running maximum that starts at 0, so that all weights are 0",
+    ("causal", "overflow"), [9, 5], 2, 1, 8, scale=0.5, q=whole_with_16, k=opposite_to_16)
 add("identical_keys", "equal keys, so that every output is a mean of values",
     "ties in the maximum", ("causal", "ties"), [8, 5], 2, 1, 8, k=same_as_first)
 add("no_token", "no token at all", "a kernel without blocks", ("causal", "no-token"),

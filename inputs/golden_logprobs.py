@@ -130,6 +130,14 @@ def padding_huge(rng):
     return padded(rng, [[[3e38]], [[1e38]]])
 
 
+@case("21 ids in 64 columns: ranks that have padding alone", PADDING, ("padding", "uneven-vocabulary"))
+def padding_ranks(rng):
+    logits, teacher = np.full((2, 4, 64), 30, "f4")
+    logits[:, :21], teacher[:, :21] = distinct(rng, 4, 21), eighths(rng, 4, 21)
+    more = {"logits": logits, "teacher": teacher, "targets": np.array([20, 21, 63, 7], np.int32)}
+    return full(rng, 4, 21, 3, top_k=5, **more)
+
+
 @case("padding of NaN and infinities", PADDING, ("padding", "nan"))
 def padding_nan(rng):
     return padded(rng, np.resize([np.nan, np.inf, -np.inf, np.nan, 3e38], (2, 1, 24)))
@@ -289,9 +297,9 @@ def uneven_vocabulary(rng):
 
 
 @case(
-    "10007 ids: a row of large logits behind column 1024, one of equal ones, one whose target has 0.94 of "
-    "the probability",
-    "columns behind the first tile that are lost (volcengine/verl #2656); sums in bfloat16; a log-sum-exp "
+    "10007 ids: a row of large logits behind column 1024, one of equal ones but one, one whose target has "
+    "0.94 of the probability",
+    "columns behind the first tile that are lost (volcengine/verl #2656); exponentials, sums or a log-sum-exp "
     "in bfloat16",
     ("large-vocabulary", "uneven-vocabulary", "bfloat16", "partial", "ties", "top-k"),
     stores={"logits": BFLOAT16, "teacher": BFLOAT16},
@@ -304,7 +312,8 @@ def uneven_vocabulary(rng):
 def vocabulary_10007(rng):
     logits = eighths(rng, 3, 10007)
     logits[0, 1024:] += 3
-    logits[1] = 0.5
+    logits[1] = 0.5  # exp(-1.375) is far from the nearest number of bfloat16
+    logits[1, 77] = 1.875
     logits[2] = 18  # beside 30: 0.06 of the probability, and a log-sum-exp of 30.06
     logits[2, 9001] = 30
     more = {"logits": logits, "targets": np.array([10006, 1500, 9001], np.int32), "top_k": 1500}

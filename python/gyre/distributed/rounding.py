@@ -19,9 +19,9 @@ def in_type(values: Any, kind: str) -> Any:
     array = array.astype(np.float32)
     if kind != "bfloat16":
         return array
-    bits = array.view(np.uint32)
-    up = (bits + np.uint32(0x7FFF) + (bits >> 16 & 1)).view(np.float32)  # ties go to the even neighbour
-    return from_bfloat16_bits(bfloat16_bits(np.where(np.isfinite(array), up, array)))
+    bits = array.reshape(-1).view(np.uint32)
+    up = (bits + np.uint32(0x7FFF) + (bits >> np.uint32(16) & np.uint32(1))).view(np.float32)  # ties go to the even one
+    return from_bfloat16_bits(bfloat16_bits(np.where(np.isfinite(array), up.reshape(array.shape), array)))
 
 
 def inputs_of(path: Path, kind: str) -> tuple[reading.Group, reading.File]:

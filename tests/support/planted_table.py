@@ -1,0 +1,174 @@
+#!/usr/bin/env python3
+"""Planted errors x golden cases, which of them find each error: planted_table.py [--all] [NAME ...]
+
+Errors are functions for the contracts of gyre conform; planted_*.py have them. The ranks of a run are threads of this
+process, and the verdict is that of gyre conform. NAME: of errors, by pattern. --all names all cases that find an error, not three.
+Exit code 1: no case finds an error, or one finds fault with a right function.
+"""
+
+import argparse
+import collections
+import fnmatch
+import functools
+import importlib
+import pathlib
+import queue
+import sys
+import threading
+
+ROOT = pathlib.Path(__file__).resolve().parents[2]
+GOLDEN = ROOT / "inputs" / "golden"
+sys.path[:0] = [str(ROOT / place) for place in ("python", "python/examples", "tests/support")]
+
+import numpy as np  # noqa: E402
+import planted  # noqa: E402
+
+from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
+from gyre.distributed.conform import TOLERANCE, WIDE, Options, files_of, one  # noqa: E402
+from gyre.distributed.group import Group, PeerGone  # noqa: E402
+
+MODULES = ("planted_attention", "planted_rows")
+CP = ("attention", "model", "shard", "labels", "unshard", "relayout")  # contracts of ranks that have other tokens
+WAIT_S = 0.1
+UNEXPLAINED = contract.Finding("values", "")
+
+
+class Boxes:
+    """What ranks have sent one another, by group, sender and receiver."""
+
+    def __init__(self):
+        self.boxes, self.is_over, self.lock = collections.defaultdict(queue.SimpleQueue), False, threading.Lock()
+
+    def box(self, *key):
+        with self.lock:
+            return self.boxes[key]
+
+
+class Wires:
+    """One rank's view of them, in the place of connections with other processes."""
+
+    def __init__(self, boxes, me):
+        self.boxes, self.me = boxes, me
+
+    def send(self, tag, peer, array):
+        self.boxes.box(tag, self.me, peer).put(np.array(array))
+
+    def receive(self, tag, peer):
+        box = self.boxes.box(tag, peer, self.me)
+        while True:
+            try:
+                return box.get(timeout=WAIT_S)
+            except queue.Empty:
+                if self.boxes.is_over:
+                    raise PeerGone(f"rank {peer} has ended") from None
+
+
+class NarrowHere(rank.Here):
+    """A rank whose arrays are numbers of bfloat16, in float32."""
+
+    def array(self, values):
+        return rounding.in_type(np.array(values, np.float32), "bfloat16")
+
+    leaf = array
+
+
+def options_of(bug):
+    """How an error is run: by default on two ranks that share what the contract is about."""
+    chosen = {name: value for name, value in bug.options.items() if name not in ("case", "timeout")}
+    ranks = chosen.pop("ranks", 2)
+    if not {"cp", "tp", "dp"} & set(chosen):
+        chosen["cp" if bug.contract in CP else "tp"] = ranks
+    chosen = {"dp": 1, "cp": 1, "tp": 1, "convention": getattr(contracts.named(bug.contract), "CONVENTIONS", ("",))[0]} | chosen
+    return Options("planted:errors", bug.contract, chosen["dp"] * chosen["cp"] * chosen["tp"], backend="numpy", **chosen)
+
+
+@functools.lru_cache(maxsize=None)
+def problems_of(options):
+    """(file, its problems) of every golden file of a contract's kind."""
+    found = []
+    for path in files_of([str(GOLDEN)], contracts.named(options.contract).KIND, "*"):
+        try:
+            found.append((path.stem, list(contracts.named(options.contract).problems(path, options))))
+        except contract.LeftOut:
+            continue
+    return found
+
+
+def answers(function, options, problem):
+    """The outcome of a problem on each rank."""
+    grid, boxes, found = rank.Grid(options.dp, options.cp, options.tp), Boxes(), [None] * options.ranks
+    kind = NarrowHere if options.dtype == "bfloat16" else rank.Here
+
+    def work(me):
+        groups = {name: Group(Wires(boxes, me), f"{name} {members[0]}", members, me) for name, members in grid.groups(me).items()}
+        here = kind(me, grid, options.dtype, groups)
+        with np.errstate(all="ignore"):
+            found[me] = rank.answer(contracts.named(options.contract), function, problem.pieces[me], problem.needs, here)
+        boxes.is_over |= found[me][0] != "done"
+
+    threads = [threading.Thread(target=work, args=(me,)) for me in range(options.ranks)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found
+
+
+def outcomes_of(bug, options, problem):
+    """The outcome on each rank. AssertionError: the function raised, and that is not its error."""
+    found = answers(bug.function, options, problem)
+    for outcome in found:
+        if outcome[0] in ("raised", "malformed") and not bug.raises:
+            raise AssertionError(f"{bug.name}: {problem.name}: {outcome[1:]}")
+    return found
+
+
+def verdicts(bug, first=False):
+    """file -> whether it finds the error, of the golden files that the function takes; first: up to one that does."""
+    options, found = options_of(bug), {}
+    usual = TOLERANCE[options.dtype]
+    tolerance = contract.Tolerance(usual, usual, WIDE if options.dtype == "bfloat16" else np.inf)
+    for name, problems in problems_of(options):
+        mine = [one(problem, outcomes_of(bug, options, problem), tolerance) for problem in problems]
+        compared = [v for v in mine if v.status == "failed" or v.status == "passed" and v.values]
+        if compared:
+            found[name] = any(v.status == "failed" for v in compared)
+            if first and found[name]:
+                break
+    return found
+
+
+def bugs_and_right():
+    """The errors, and the right functions that they are variants of."""
+    modules = [importlib.import_module(name) for name in MODULES]
+    return [bug for m in modules for bug in m.BUGS], [bug for m in modules for bug in m.RIGHT]
+
+
+def row(bug, found, most):
+    """A line of the table."""
+    names = [name for name, is_found in found.items() if is_found]
+    shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
+    return f"{bug.contract:<14}  {len(names):>3} of {len(found):>3}  {bug.name}: {bug.origin}\n{'':<28}{shown or 'NONE'}"
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("names", nargs="*", metavar="NAME", default=["*"])
+    parser.add_argument("--all", action="store_true")
+    options = parser.parse_args()
+    contract.explain = lambda *_: [UNEXPLAINED]  # that something differs is enough
+    bugs, right = bugs_and_right()
+    bugs = [bug for bug in bugs if any(fnmatch.fnmatch(bug.name, name) for name in options.names)]
+    table = {bug: verdicts(bug) for bug in bugs}
+    for bug, found in table.items():
+        print(row(bug, found, sys.maxsize if options.all else 3))
+    missed = [bug.name for bug, found in table.items() if not any(found.values())]
+    wrong = [f"{bug.name}: {name}" for bug in right for name, is_found in verdicts(bug).items() if is_found]
+    cases = {name for found in table.values() for name, is_found in found.items() if is_found}
+    print(f"{len(bugs)} errors, {len(missed)} found by no case: {', '.join(missed) or '-'}; {len(cases)} cases find one or more")
+    print(f"{len(right)} right functions, fault found with: {', '.join(wrong) or '-'}")
+    sys.exit(1 if missed or wrong or not bugs else 0)
+
+
+if __name__ == "__main__":
+    main()
