@@ -23,11 +23,13 @@ import numpy as np
 from .. import reading
 from ..reference import visible
 from .attention_errors import hypotheses
-from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, judged, keywords, not_numbers, returned
+from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, checked_file, judged, keywords, not_numbers, returned
 from .layouts import Layout, layout_of
 from .rank import Here
 
 KIND, USES_LAYOUT = "attention", True
+SPLITS = ("cp",)
+NEEDS = ("mask", "regions", "window", "scale", "sinks", "k_shared", "lengths")
 ROWS = ("q", "k", "v", "d_out")
 LEAVES = ("q", "k", "v", "k_shared", "sinks")
 ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))
@@ -35,7 +37,7 @@ ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of attention."""
-    file = reading.read(path)
+    file = checked_file(path)
     inputs, expected = file.inputs, dict(file.reference)
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
     attributes = inputs.attributes

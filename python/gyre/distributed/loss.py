@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Finding,
@@ -31,6 +30,7 @@ from .contract import (
     Problem,
     Tolerance,
     Verdict,
+    checked_file,
     factors,
     judged,
     keywords,
@@ -41,13 +41,15 @@ from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, u
 from .rank import Here
 
 KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
+SPLITS = ("cp", "tp")
+NEEDS = ("weights",)
 CONVENTIONS = ("mean", "partial", "times-cp")
 IGNORED = -100
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """Two cases of a file of log-probabilities, its targets for labels: with weights of 0 and 1, and with others."""
-    inputs = reading.read(path).inputs
+    inputs = checked_file(path).inputs
     vocab, temperature = int(inputs.attributes["vocab_size"]), temperature_of(inputs)
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     labels = np.where((targets >= 0) & (targets < vocab), targets, IGNORED)

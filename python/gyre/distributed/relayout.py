@@ -35,6 +35,8 @@ from .rank import Here
 from .shard import bins_of
 
 KIND, USES_LAYOUT = "packed", True
+SPLITS = ("cp",)
+NEEDS = ("target",)
 TARGET, WIDTH = "contiguous", 3
 
 

@@ -23,13 +23,13 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Hypothesis,
     Problem,
     Tolerance,
     Verdict,
+    checked_file,
     factors,
     judged,
     keywords,
@@ -40,6 +40,7 @@ from .logprob import columns_of, disagreeing, rows_of, unpacked
 from .rank import Here
 
 KIND, USES_LAYOUT = "logprobs", False
+SPLITS = ("cp", "tp")
 CONVENTIONS = ("unbiased", "advantage")
 MOST = 4  # ids of a token
 
@@ -54,7 +55,7 @@ def log_softmax(logits: np.ndarray, kept: np.ndarray | None = None) -> np.ndarra
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file that has a teacher; every second target is among the ids."""
-    inputs = reading.read(path).inputs
+    inputs = checked_file(path).inputs
     vocab = int(inputs.attributes["vocab_size"])
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     if "teacher" not in inputs or not len(targets) or vocab <= MOST:
