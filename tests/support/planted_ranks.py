@@ -153,6 +153,98 @@ def nothing_but_zeros(shard, rank, size, group):
     return {name: np.zeros((*part.shape[:-1], size * part.shape[-1]), int) for name, part in shard.items()}
 
 
+bshd_case = functools.partial(planted, contract="bshd_shard", case="rows_padding", ranks=2)
+exchange_case = functools.partial(planted, contract="head_exchange", case="attention_groups_4", ranks=2)
+slice_case = functools.partial(planted, contract="slice", case="documents_odd", ranks=4)
+
+
+@bshd_case("layout", "as the layout contiguous does")
+def rows_cut_in_blocks(batch, rank, size):
+    pad = -batch["ids"].shape[1] % (2 * size)
+    rows = {n: np.pad(a, ((0, 0), (0, pad)), constant_values=-100 if n == "labels" else 0) for n, a in batch.items()}
+    return {n: np.split(a, size, axis=1)[rank] for n, a in rows.items()}
+
+
+@bshd_case("mask-lost", "every slot is a key")
+def key_mask_of_ones(batch, rank, size, tp):
+    found = right.bshd_shard(batch, rank, size, tp)
+    return found | {"key_mask": np.ones_like(found["key_mask"])}
+
+
+@bshd_case("mask-lost", "padding on the left is taken for keys")
+def key_mask_of_the_right_alone(batch, rank, size, tp):
+    mask = np.maximum.accumulate(batch["key_mask"][:, ::-1], axis=1)[:, ::-1]
+    return right.bshd_shard(batch | {"key_mask": mask}, rank, size, tp)
+
+
+@bshd_case("labels-of-shards", "shifted after sharding")
+def labels_of_the_rank(batch, rank, size, tp):
+    found = right.bshd_shard(batch, rank, size, tp)
+    return found | {"labels": np.roll(found["ids"], -1, axis=1)}
+
+
+@bshd_case("wrong-rows", "the slots of rank r + 1")
+def slots_of_the_next_rank(batch, rank, size, tp):
+    return right.bshd_shard(batch, (rank + 1) % size, size, tp)
+
+
+@exchange_case("heads", "dealt out by turns")
+def heads_by_turns(x, rank, size, group, back=False):
+    heads = x.shape[1]
+    order = np.arange(heads).reshape(-1, size).T.reshape(-1)
+    if back:
+        return right.head_exchange(x, rank, size, group, back)
+    value, backward = right.head_exchange(x[:, order], rank, size, group)
+    return value, lambda d: backward(d)[:, np.argsort(order)]
+
+
+@exchange_case("heads", "head r mod heads", case="attention_groups_8", ranks=4)
+def kv_heads_repeated_as_a_block(x, rank, size, group, back=False):
+    if back or x.shape[1] >= size:
+        return right.head_exchange(x, rank, size, group, back)
+    value, backward = right.head_exchange(np.tile(x, (1, size // x.shape[1], 1)), rank, size, group)
+    return value, lambda d: backward(d).reshape(len(x), -1, x.shape[1], x.shape[2]).sum(axis=1)
+
+
+@exchange_case("group-gradient", "of the first rank that has it", case="attention_one_kv_head", ranks=4)
+def gradient_of_one_copy(x, rank, size, group):
+    value, backward = right.head_exchange(x, rank, size, group)
+    if x.shape[1] >= size:
+        return value, backward
+    return value, lambda d: backward(d * (rank % (size // x.shape[1]) == 0))
+
+
+@exchange_case("factor-cp", "a factor 2 = cp")
+def gradient_of_an_exchange_that_is_summed(x, rank, size, group, back=False):
+    value, backward = right.head_exchange(x, rank, size, group, back)
+    return value, lambda d: size * backward(d)
+
+
+@slice_case("positions", "go on from the last token")
+def positions_counted_on(batch, rank, size):
+    found = right.slice(batch, rank, size)
+    tokens, pad = batch["ids"].shape[1], found["positions"].shape[1] - batch["ids"].shape[1]
+    found["positions"][0, tokens:] = batch["positions"][0, -1] + 1 + np.arange(pad)
+    return found
+
+
+@slice_case("layout", "by turns")
+def ids_by_turns(batch, rank, size):
+    return {"ids": np.pad(batch["ids"], ((0, 0), (0, -batch["ids"].shape[1] % size)))[:, rank::size]}
+
+
+@slice_case("boundaries", "padding is counted as tokens")
+def padding_is_a_document(batch, rank, size):
+    found = right.slice(batch, rank, size)
+    return found | {"cu_seqlens": found["cu_seqlens_padded"]}
+
+
+@slice_case("other-shape", "positions is [1, 24]; it must be [1, 96]")
+def positions_sliced(batch, rank, size):
+    found = right.slice(batch, rank, size)
+    return found | {"positions": np.split(found["positions"], size, axis=1)[rank]}
+
+
 class Kernel:
     """As torch.autograd.Function: apply takes what forward takes, in order, and no keywords."""
 
