@@ -3,6 +3,8 @@
 import sys
 from collections.abc import Callable, Sequence
 
+from .console import ended
+
 USAGE = """\
 usage: gyre check|conform|text ...
 
@@ -26,6 +28,10 @@ def _command(name: str) -> Callable[[Sequence[str]], int] | None:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
+    return ended("gyre", lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] in (["-h"], ["--help"]):
         print(USAGE, end="")

@@ -10,6 +10,7 @@ from . import checks
 from .arrays import is_bfloat16
 
 ROWS = "[tokens, heads, elements], all documents one after another; offsets says where each begins"
+ANSWERS = ("out", "lse", "d_q", "d_k", "d_v", "d_sinks", "d_k_shared")
 MASKS = ("causal", "full", "regions")
 REGION = "[regions, 7]: document, q_begin, q_end, k_begin, k_end, kind, window"
 

@@ -1,12 +1,11 @@
 """gyre-check: compares arrays with a reference from the command line."""
 
 import argparse
-import contextlib
-import os
 import sys
 from collections.abc import Sequence
 
 from .comparison import compare, is_npz, place_of
+from .console import complain, ended
 from .reading import Damaged
 
 DESCRIPTION = "Compares arrays by name: those that you computed with those of a reference."
@@ -39,32 +38,9 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _complain(error: Exception, code: int) -> int:
-    """Prints an error to standard error, if possible; returns the exit code."""
-    with contextlib.suppress(OSError, AttributeError):  # None, if it was closed
-        sys.stderr.write(f"gyre-check: {error}\n")
-        sys.stderr.flush()
-    return code
-
-
-def _drop_output() -> None:
-    """Discards unwritten output: otherwise the interpreter would end with its own exit code."""
-    nowhere = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nowhere, stream)
-
-
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    try:
-        code = _run(arguments)
-        if sys.stdout is None:
-            raise OSError("standard output is closed")
-        sys.stdout.flush()
-    except OSError as error:
-        code = _complain(OSError(f"cannot write to standard output: {error}"), 3)
-        _drop_output()
-    return code
+    return ended("gyre-check", lambda: _run(arguments))
 
 
 def _run(arguments: Sequence[str] | None) -> int:
@@ -73,9 +49,9 @@ def _run(arguments: Sequence[str] | None) -> int:
     try:
         comparison = compare(a, b, **options)
     except Damaged as error:
-        return _complain(error, 3)
+        return complain("gyre-check", error, 3)
     except (OSError, ValueError) as error:
-        return _complain(error, 2)
+        return complain("gyre-check", error, 2)
     for letter, place, other in (("A", a, b), ("B", b, a)):
         print(f"# {letter}  {place if is_npz(place) else place_of(place, other)}")
     print(comparison)

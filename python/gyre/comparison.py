@@ -2,7 +2,6 @@
 
 import math
 import os
-import zipfile
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
@@ -11,7 +10,7 @@ import numpy as np
 
 from .arrays import to_numpy
 from .factor import CommonFactor
-from .reading import Group, guards_of, offsets_of, read_arrays, split_place
+from .reading import Group, guards_of, offsets_of, read_arrays, read_npz, split_place
 from .verdict import ArrayComparison, Comparison, Difference
 
 Ties = Literal["exact", "any"]
@@ -26,6 +25,20 @@ class _Tolerance:
     rtol: float
     atol: float
     equal_nan: bool
+
+
+def is_wide(rtol: float, atol: float, mean: float) -> bool:
+    """Whether a tolerance is larger than values of this mean: zeros would pass."""
+    return rtol >= 1 or atol + rtol * mean > max(1.0, mean)
+
+
+def _within_range(expected: np.ndarray, got: np.dtype) -> np.ndarray:
+    """What was expected, where the type of what was got has a narrower range: a value beyond it is infinite."""
+    if got.kind != "f" or got.itemsize >= expected.dtype.itemsize:
+        return expected
+    with np.errstate(over="ignore"):
+        narrow = expected.astype(got)
+    return np.where(np.isinf(narrow), narrow, expected)
 
 
 def _in_double(array: np.ndarray) -> bool:
@@ -64,7 +77,7 @@ def _compare_numbers(
     first: tuple[int, ...] = ()
     for begin in range(0, a.size, BLOCK):
         block = slice(begin, begin + BLOCK)
-        x, y = a[block].astype(real), b[block].astype(real)
+        x, y = a[block].astype(real), _within_range(b[block].astype(real), a.dtype)
         error, over = _errors(x, y, exact, tolerance, factor)
         size += float(np.abs(y[np.isfinite(y)]).sum())
         max_error = max(max_error, float(error.max()))
@@ -80,8 +93,7 @@ def _compare_numbers(
             worst.append(Difference(index, *pair, float(error[i]), float(over[i])))
         worst = sorted(worst, key=lambda d: -d.err_over_tol)[:MOST_WORST]
     verdict = (factor.hint() or "differs") if outside else "same"
-    widest = max(1.0, size / max(1, a.size))
-    if not exact and a.size and (tolerance.rtol > 1 or tolerance.atol > widest):
+    if not exact and a.size and is_wide(tolerance.rtol, tolerance.atol, size / a.size):
         verdict = "the tolerance is larger than the values"
     share = worst[0].err_over_tol if worst else 0.0
     rows = got.shape[0] if got.ndim else 0
@@ -192,11 +204,7 @@ def _load(source: Any, other: Any) -> dict[str, np.ndarray]:
     if isinstance(source, Mapping):
         return dict(_flattened(source))
     if is_npz(source):
-        try:
-            with np.load(source) as arrays:
-                return dict(arrays)
-        except zipfile.BadZipFile as error:
-            raise ValueError(f"{source}: {error}") from error
+        return read_npz(source)
     if _is_path(source):
         path, group = split_place(place_of(source, other))
         return read_arrays(path, group or "/")
@@ -220,9 +228,10 @@ def compare(
 
     Reals agree when |got - expected| <= atol + rtol |expected|, equal infinities agree, and NaN
     agrees with nothing, or with NaN if equal_nan. Integers, booleans and texts agree when they are
-    equal. Nothing is rounded before it is compared. An array of reals fails where the tolerance is
-    larger than the values: rtol above 1, or atol above 1 and above the mean of |expected|. An array
-    that one side alone has is a difference, unless common. ties="any": NAME_ids [rows, entries] beside descending NAME_values,
+    equal. Nothing is rounded before it is compared, but what is expected beyond the range of the type
+    of got, such as -4e38 of a float32, is infinite. An array of reals fails where the tolerance is
+    larger than the values: rtol of 1 or more, or atol + rtol mean above 1 and above the mean of
+    |expected|. An array that one side alone has is a difference, unless common. ties="any": NAME_ids [rows, entries] beside descending NAME_values,
     as top_ids and top_values are, may have ids of equal values in any order; those of the last
     value of a row, which others may share, may be any, and both are shown as -1.
 

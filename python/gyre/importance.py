@@ -71,7 +71,7 @@ _HEAD = ("count", "mean", "least", "most", "deviation", "k1", "k3", "sequence", 
 
 
 def _row(name: str, cells: Sequence[str]) -> str:
-    return f"{name:14}" + "".join(f"{cell:>11}" for cell in cells)
+    return f"{name:14}" + "".join(f" {cell:>11}" for cell in cells)
 
 
 def _cells(s: RatioStatistics) -> list[str]:
@@ -85,18 +85,21 @@ def _statistics(log_ratio: np.ndarray, impossible: int, clip: tuple[float, float
     if log_ratio.size == 0:
         nothing = [math.nan] * 9
         return RatioStatistics(0, *nothing, impossible)
-    with np.errstate(over="ignore"):
-        ratio = np.exp(log_ratio)
     low, high = clip
+    with np.errstate(all="ignore"):  # a ratio beyond float64 is inf
+        ratio = np.exp(log_ratio)
+        deviation = float(ratio.std()) if np.isfinite(ratio).all() else math.inf
+        k3 = float((ratio - 1 - log_ratio).mean())
+        sequence = float(np.exp(log_ratio.mean()))
     return RatioStatistics(
         tokens=int(ratio.size),
         mean=float(ratio.mean()),
         least=float(ratio.min()),
         most=float(ratio.max()),
-        deviation=float(ratio.std()),
+        deviation=deviation,
         k1=float(-log_ratio.mean()),
-        k3=float((ratio - 1 - log_ratio).mean()),
-        sequence=float(np.exp(log_ratio.mean())),
+        k3=k3,
+        sequence=sequence,
         clipped_below=float((ratio < 1 - low).mean()),
         clipped_above=float((ratio > 1 + high).mean()),
         impossible=impossible,
@@ -107,11 +110,15 @@ def _logprobs(side: str, value: Any) -> np.ndarray:
     array = to_numpy(value).astype(np.float64)
     if array.ndim not in (1, 2):
         raise ValueError(f"{side} has {array.ndim} extents; log-probabilities are [T] or [documents, T]")
-    for what, wrong in (("NaN", np.isnan(array)), (f"above {SLACK}", array > SLACK)):
-        if wrong.any():
-            place = np.argwhere(wrong)[0].tolist()
-            raise ValueError(f"{side}{place} is {array[tuple(place)]}; a log-probability is not {what}")
     return array
+
+
+def _check_values(side: str, array: np.ndarray, counts: np.ndarray) -> None:
+    """Refuses what is no log-probability; what does not count may be anything."""
+    for what, wrong in (("NaN", np.isnan(array)), (f"above {SLACK}", array > SLACK)):
+        if (counts & wrong).any():
+            place = np.argwhere(counts & wrong)[0].tolist()
+            raise ValueError(f"{side}{place} is {array[tuple(place)]}; a log-probability is not {what}")
 
 
 def _counting(shape: tuple[int, ...], lengths: np.ndarray | None, mask: Any) -> np.ndarray:
@@ -147,7 +154,8 @@ def importance_ratios(
 
     offsets [documents + 1]: document i of [T] is offsets[i] to offsets[i + 1] - 1; rows of
     [documents, T] hold its tokens first, or its tokens but one, of next tokens. mask, of the same
-    shape: where it is 0, nothing counts. clip: how far below and above 1 an objective clips.
+    shape: where it is 0, nothing counts, and values may be anything; so it is behind the tokens of a
+    row. clip: how far below and above 1 an objective clips.
     ValueError, TypeError name the array, the place and the value.
     """
     a, b = _logprobs("trainer", trainer), _logprobs("rollout", rollout)
@@ -161,6 +169,8 @@ def importance_ratios(
         if a.ndim == 2 and len(bounds) - 1 != len(a):
             raise ValueError(f"offsets are of {len(bounds) - 1} documents; there are {len(a)} rows")
     counts = _counting(a.shape, None if bounds is None else np.diff(bounds), mask)
+    for side, array in (("trainer", a), ("rollout", b)):
+        _check_values(side, array, counts)
     possible = counts & np.isfinite(b)
     if not possible.any():
         raise ValueError("no token counts: nothing was compared")

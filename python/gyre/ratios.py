@@ -1,20 +1,19 @@
 """gyre-ratios: reports the importance ratios of two files of log-probabilities."""
 
 import argparse
-import contextlib
 import json
 import math
 import sys
-import zipfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from .comparison import is_npz
-from .importance import importance_ratios
-from .reading import Damaged, read_arrays, split_place
+from .console import complain, ended, refuse_input
+from .importance import Ratios, importance_ratios
+from .reading import Damaged, read_arrays, read_npz, split_place
 
 DESCRIPTION = """\
 Reports the importance ratios exp(trainer - rollout) of two files of log-probabilities: their mean,
@@ -29,20 +28,10 @@ examples: gyre-ratios mine.npz rollout.npz --array logprob
 PLACE = "FILE.npz, FILE.h5 or FILE.h5:/group"
 
 
-def _arrays(place: str) -> Mapping[str, np.ndarray]:
-    if is_npz(place):
-        try:
-            with np.load(place) as arrays:
-                return dict(arrays)
-        except zipfile.BadZipFile as error:
-            raise Damaged(f"{place}: {error}") from error
-    path, group = split_place(place)
-    return read_arrays(path, group or "/")
-
-
 def _named(place: str, name: str) -> np.ndarray:
     """The array of this name, or of a path that ends in it."""
-    arrays = _arrays(place)
+    path, group = split_place(place)
+    arrays = read_npz(place) if is_npz(place) else read_arrays(path, group or "/")
     found = [key for key in arrays if key == name or key.endswith(f"/{name}")]
     if len(found) != 1:
         raise ValueError(f"{place} has {len(found)} arrays {name}; it has {', '.join(sorted(arrays))}")
@@ -70,30 +59,37 @@ def _parser() -> argparse.ArgumentParser:
     return parser
 
 
-class _Unwritten(Exception):
-    """The report cannot be written."""
+def _ratios_of(options: argparse.Namespace) -> Ratios:
+    """The ratios of the files. ValueError, TypeError, OSError: they have none."""
+    if options.most is not None and not options.most >= 1:
+        raise ValueError(f"--most {options.most} must be 1 or more")
+    if options.json:
+        places = (options.trainer, options.rollout, options.documents, options.mask)
+        refuse_input("--json", options.json, (split_place(place)[0] for place in places if place))
+    trainer, rollout = (_named(place, options.array) for place in (options.trainer, options.rollout))
+    offsets = _named(options.documents, "offsets") if options.documents else None
+    mask = _named(options.mask, "mask") if options.mask else None
+    try:
+        return importance_ratios(trainer, rollout, offsets=offsets, mask=mask, clip=tuple(options.clip))
+    except (TypeError, ValueError) as error:
+        raise ValueError(f"{options.trainer}, {options.rollout}: {error}") from error
 
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
-    if options.most is not None and not options.most >= 1:
-        raise ValueError(f"--most {options.most} must be 1 or more")
-    offsets = _named(options.documents, "offsets") if options.documents else None
-    mask = _named(options.mask, "mask") if options.mask else None
-    ratios = importance_ratios(
-        _named(options.trainer, options.array),
-        _named(options.rollout, options.array),
-        offsets=offsets,
-        mask=mask,
-        clip=tuple(options.clip),
-    )
+    try:
+        ratios = _ratios_of(options)
+    except Damaged as error:
+        return complain("gyre-ratios", error, 3)
+    except (OSError, TypeError, ValueError) as error:
+        return complain("gyre-ratios", error, 2)
     if options.json:
         try:
             with open(options.json, "w", encoding="utf-8") as file:
                 json.dump(_plain(asdict(ratios)), file, indent=1, allow_nan=False)
                 file.write("\n")
         except OSError as error:
-            raise _Unwritten(str(error)) from error
+            return complain("gyre-ratios", f"cannot write {options.json}: {error.strerror}", 3)
     print(ratios)
     limit = options.most
     if limit is None:
@@ -118,14 +114,7 @@ def _plain(value: Any) -> Any:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    try:
-        code = _run(arguments)
-        sys.stdout.flush()
-        return code
-    except (OSError, TypeError, ValueError, _Unwritten) as error:
-        with contextlib.suppress(OSError, AttributeError):
-            sys.stderr.write(f"gyre-ratios: {error}\n")
-        return 3 if isinstance(error, (Damaged, BrokenPipeError, _Unwritten)) else 2
+    return ended("gyre-ratios", lambda: _run(arguments))
 
 
 if __name__ == "__main__":

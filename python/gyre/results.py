@@ -3,7 +3,6 @@
 import json
 import os
 import re
-from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -41,26 +40,42 @@ def _columns(run: Json, row: Json) -> Json:
     return columns | {"result": row["status"]["result"]}
 
 
-def _lines(text: str) -> Iterator[Json]:
-    """The objects of JSON lines; a last line without an end is of a run that was killed."""
-    for number, line in enumerate(text.split("\n")[:-1], 1):
-        try:
-            yield json.loads(line)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from error
+class _Table:
+    """Runs, and the columns of rows, of the JSON of one or several runs."""
 
+    def __init__(self) -> None:
+        self.runs: dict[Any, Json] = {}
+        self.rows: list[Json] = []
 
-def _runs_and_rows(text: str, is_lines: bool) -> tuple[list[Json], list[tuple[Json, Json]]]:
-    """Runs, and each row with its run."""
-    documents = list(_lines(text)) if is_lines else [json.loads(text)]
-    for document in documents:
+    def add(self, text: str, is_line: bool) -> None:
+        """Adds a document, or a line of JSON lines. ValueError: it is damaged."""
+        document = json.loads(text)
         if not isinstance(document, dict) or document.get("schema") != SCHEMA:
             raise ValueError(f"this is not of the schema {SCHEMA}")
-    if not is_lines:
-        return documents, [(documents[0], row) for row in documents[0]["results"]]
-    runs = {line["id"]: line for line in documents if line["kind"] == "run"}
-    rows = [(runs[line["run"]], line) for line in documents if line["kind"] == "row"]
-    return list(runs.values()), rows
+        try:
+            if not is_line:
+                self.runs[""] = document
+                self.rows += [_columns(document, row) for row in document["results"]]
+            elif document["kind"] == "run":
+                self.runs[document["id"]] = document
+            elif document["kind"] == "row":
+                self.rows.append(_columns(self.runs[document["run"]], document))
+        except (AttributeError, IndexError, KeyError, TypeError) as error:
+            raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
+
+
+def _table(name: str, text: str) -> _Table:
+    """The table of a file's text; a last line of JSON lines without an end is of a run that was killed."""
+    found = _Table()
+    if not name.endswith(".jsonl"):
+        found.add(text, False)
+        return found
+    for number, line in enumerate(text.split("\n")[:-1], 1):
+        try:
+            found.add(line, True)
+        except ValueError as error:
+            raise ValueError(f"line {number}: {error}") from error
+    return found
 
 
 def read_results(path: str | os.PathLike[str]) -> "pandas.DataFrame":
@@ -69,18 +84,17 @@ def read_results(path: str | os.PathLike[str]) -> "pandas.DataFrame":
     Columns are the run's configuration, the row's key, its measurements, named with their units
     (time_ms, sent_mb_rank), and its verdict. Of JSON, `attrs["runs"]` has all that each file says
     of its runs: build, machine, inputs, verification, samples. Needs pandas. ValueError: the file
-    is not of the schema gyre-result/1.
+    is not of the schema gyre-result/1, or damaged; it names the file and the line.
     """
     import pandas
 
     name = os.fspath(path)
-    if name.endswith(".csv"):
-        return pandas.read_csv(name, keep_default_na=False, na_values=[""])
     try:
-        text = Path(name).read_text(encoding="utf-8")
-        runs, rows = _runs_and_rows(text, name.endswith(".jsonl"))
-    except ValueError as error:
+        if name.endswith(".csv"):
+            return pandas.read_csv(name, keep_default_na=False, na_values=[""])
+        table = _table(name, Path(name).read_text(encoding="utf-8"))
+    except (RecursionError, ValueError) as error:
         raise ValueError(f"{name}: {error}") from error
-    frame = pandas.DataFrame([_columns(run, row) for run, row in rows])
-    frame.attrs["runs"] = runs
+    frame = pandas.DataFrame(table.rows)
+    frame.attrs["runs"] = list(table.runs.values())
     return frame

@@ -26,7 +26,10 @@ sys.path[:0] = PATHS
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
 import planted_errors  # noqa: E402
+import planted_ranks  # noqa: E402
 from gyre.distributed import cli, conform, contracts, topk_kl  # noqa: E402
+from gyre.distributed.conform import one  # noqa: E402
+from gyre.distributed.contract import Problem, Tolerance  # noqa: E402
 
 GOLDEN = os.path.join(INPUTS, "golden")
 
@@ -53,10 +56,15 @@ class Right(unittest.TestCase):
                 {"ranks": 2, "layout": "contiguous", "dtype": "float64", "case": "attention_[lt]*"},
             ),
             "logprob": ({"tp": 4}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
+            "entropy": ({"tp": 2}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
+            "filtered_logprob": ({"tp": 4}, {"cp": 2, "tp": 2, "case": "logprobs_[ptf]*"}),
             "loss": ({"cp": 2, "tp": 2, "case": "logprobs_[uprst]*"}, {"dp": 2, "cp": 2, "case": "logprobs_[pu]*"}),
             "shard": ({"ranks": 2}, {"ranks": 4}),
             "labels": ({"ranks": 2, "case": "packed_odd_*"},),
             "unshard": ({"ranks": 4},),
+            "bshd_shard": ({"ranks": 2}, {"cp": 2, "tp": 2, "case": "rows_p*"}),
+            "head_exchange": ({"ranks": 2, "case": "attention_[bgos]*"}, {"ranks": 4, "case": "attention_[gko]*"}),
+            "slice": ({"ranks": 2}, {"ranks": 4}),
             "relayout": ({"ranks": 4}, {"cp": 2, "tp": 2, "layout": "zigzag"}),
             "topk_kl": ({"tp": 4, "case": "logprobs_[pu]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[pu]*"}),
             "sum_over_group": ({"tp": 4, "case": "logprobs_[np]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[np]*"}),
@@ -109,12 +117,81 @@ class Planted(unittest.TestCase):
         self.assertGreaterEqual(len(planted_errors.ERRORS), 20)
 
     def test_each_is_found_and_named(self):
-        for name, (contract, kind, words, options) in planted_errors.ERRORS.items():
+        all_errors = [(module, *error) for module in (planted_errors, planted_ranks) for error in module.ERRORS.items()]
+        for module, name, (contract, kind, words, options) in all_errors:
             with self.subTest(name):
-                report = run(f"planted_errors:{name}", contract=contract, **options)
+                report = run(f"{module.__name__}:{name}", contract=contract, **options)
                 self.assertFalse(report.passed)
                 self.assertEqual(next(iter(report.kinds)), kind, str(report))
                 self.assertIn(words, str(report))
+
+
+class Judges(unittest.TestCase):
+    def test_answers_that_cannot_be_compared_are_one_verdict(self):
+        def judge(arrays, tolerance):
+            raise IndexError("index 3 is out of bounds")
+
+        verdict = one(Problem("case", [{}], {}, judge), [("done", {"y": np.zeros(1)}, False)], Tolerance(0, 0))
+        self.assertEqual((verdict.status, verdict.findings[0].text),
+                         ("failed", "it cannot be compared: IndexError: index 3 is out of bounds"))
+
+
+class Grids(unittest.TestCase):
+    """Without cp and tp, the ranks are split in every way that the contract is about."""
+
+    def test_of_contracts(self):
+        for contract, ranks, grids in (("loss", 2, ["cp 2 x tp 1", "cp 1 x tp 2"]), ("logprob", 1, ["cp 1 x tp 1"]),
+                                       ("logprob", 4, ["cp 4 x tp 1", "cp 2 x tp 2", "cp 1 x tp 4"]),
+                                       ("attention", 2, ["cp 2 x tp 1"]), ("pack", 2, ["cp 1 x tp 2"])):
+            case = {"attention": "attention_causal", "pack": "documents_short"}.get(contract, "logprobs_plain")
+            report = run(f"{EXAMPLE}:{contract}", ranks=ranks, case=case)
+            self.assertTrue(report.passed, str(report))
+            self.assertEqual(list(map(str, report.grids)), grids)
+            self.assertTrue(str(report).endswith(f"0 left out; {', '.join(grids)}"), str(report))
+            self.assertEqual(list(dict.fromkeys(v.grid for v in report.verdicts)), grids)
+
+    def test_of_options(self):
+        report = run(f"{EXAMPLE}:loss", ranks=4, dp=2, case="logprobs_plain")
+        self.assertEqual(list(map(str, report.grids)), ["dp 2 x cp 2 x tp 1", "dp 2 x cp 1 x tp 2"])
+        report = run(f"{EXAMPLE}:loss", ranks=4, tp=2, case="logprobs_plain")
+        self.assertEqual((report.options.cp, list(map(str, report.grids))), (2, ["cp 2 x tp 2"]))
+
+
+class Functions(unittest.TestCase):
+    """Functions of other kinds than a def with all parameters."""
+
+    def test_apply_takes_no_further_parameters(self):
+        report = run("planted_ranks:sum_over_group", case="logprobs_plain")
+        self.assertTrue(report.passed, str(report))
+
+    def test_without_a_signature(self):
+        report = run("planted_ranks:logprob", case="logprobs_[pt]*", tp=2)
+        self.assertTrue(report.passed, str(report))
+        self.assertIn("no parameter 'temperature'; nothing says what it takes: wrap it in a def", str(report))
+
+    def test_parameters_that_no_case_needed_are_named(self):
+        report = run(f"{EXAMPLE}:attention", case="attention_causal")
+        self.assertIn("\nnot tested: scale, sinks, k_shared, which the function takes and no case needed", str(report))
+        report = run(f"{EXAMPLE}:attention", case="attention_sinks_offset")
+        self.assertNotIn("sinks", "".join(report.unasked))
+        for function in ("filter_without_a_new_sum", "top_p_ignored"):  # **more takes all
+            report = run(f"planted_ranks:{function}", contract="filtered_logprob", case="logprobs_plain")
+            self.assertEqual(report.unasked, ["temperature", "min_p", "vocab_size"])
+
+    def test_an_empty_shard_needs_no_gradient(self):
+        report = run("planted_ranks:empty_shards_are_constants", contract="logprob", case="logprobs_one_id", tp=2)
+        self.assertTrue(report.passed, str(report))
+
+    def test_advice_on_forward_only_says_what_it_costs(self):
+        report = run("planted_errors:sum_without_gradient", contract="sum_over_group", case="logprobs_plain", tp=2)
+        self.assertIn("ranks 0, 1 returned nothing that has a gradient; for a function that has none in any case there "
+                      "is --forward-only, which compares no gradient at all", str(report))
+
+    def test_processes_of_a_function_end_with_it(self):
+        words = [sys.executable, "-m", "gyre", "conform", GOLDEN, "--backend", "numpy", "--function",
+                 "planted_ranks:starts_a_process", "--contract", "sum_over_group", "--case", "logprobs_plain"]
+        done = subprocess.run(words, capture_output=True, text=True, timeout=40)  # the pipes are open as long as one lives
+        self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
 
 
 class Command(unittest.TestCase):
@@ -173,6 +250,7 @@ class Command(unittest.TestCase):
             ((GOLDEN, "--function", *here, "--convention", "mean"), "--convention is 'mean'; attention has none"),
             ((GOLDEN, "--function", *here, "--rtol", "nan"), "--rtol is nan; it must be 0 or more"),
             ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
+            ((GOLDEN, "--function", *here, "--timeout", "1e308"), "--timeout is 1e+308; it must be positive seconds, at most"),
             ((GOLDEN, "--function", *here, "--backend", "numpy", "--dtype", "bfloat16"), "NumPy has no bfloat16"),
             (
                 (GOLDEN, "--function", f"{EXAMPLE}:loss", "--convention", "sum"),
@@ -194,6 +272,44 @@ class Command(unittest.TestCase):
         code, text = command(*run, "--convention", "none")
         self.assertEqual(code, 0, text)
         self.assertNotIn("compared in part", text)
+
+    def test_a_tolerance_that_zeros_pass_fails(self):
+        right = (*self.ARGUMENTS, f"{EXAMPLE}:logprob", "--case", "logprobs_plain", "--tp", "2")
+        for option in (("--atol", "10"), ("--rtol", "1"), ("--rtol", "0.9", "--atol", "0.9")):
+            code, text = command(*right, *option)
+            self.assertEqual(code, 1, text)
+            self.assertIn("the tolerance is larger than the values: nothing was verified", text)
+        self.assertEqual(command(*right, "--atol", "0.1")[0], 0)
+
+    def test_answers_that_do_not_fit(self):
+        def without(file):
+            del file["reference"]
+
+        def short(file):
+            del file["reference/logprob"]
+            file["reference/logprob"] = np.zeros(2)
+
+        def nan(file):
+            file["logprobs/logits"][0, 0] = np.nan
+
+        for change, words in ((without, "has no group 'reference'"), (short, "reference['logprob'] is [2]"),
+                              (nan, "logits[0, 0] is nan")):
+            with self.subTest(words), tempfile.TemporaryDirectory() as folder:
+                path = os.path.join(folder, "logprobs_plain.h5")
+                shutil.copy(os.path.join(GOLDEN, "logprobs_plain.h5"), path)
+                with h5py.File(path, "r+") as file:
+                    del file.attrs["content_sha256"]
+                    change(file)
+                code, text = command(path, "--function", f"{EXAMPLE}:logprob", "--backend", "numpy")
+                self.assertEqual(code, 3, text)
+                self.assertIn(path, text)
+                self.assertIn(words, text)
+
+    def test_a_full_disk(self):
+        words = [sys.executable, "-m", "gyre", "conform", *self.ARGUMENTS, f"{EXAMPLE}:logprob", "--case", "logprobs_plain"]
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            done = subprocess.run(words, stdout=full, stderr=subprocess.PIPE, text=True)
+        self.assertEqual((done.returncode, "No space left" in done.stderr), (3, True), done.stderr)
 
     def test_few_values_are_said(self):
         code, text = command(*self.ARGUMENTS, "planted_errors:gradient_of_a_gather_that_is_summed", "--contract",

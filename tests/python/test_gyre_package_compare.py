@@ -56,6 +56,16 @@ class Compare(Scratch):
         self.assertEqual([difference.index[0] for difference in array.worst], ranking)
         self.assertEqual((array.outside, array.max_error), (17, 7))
 
+    def test_what_a_type_cannot_hold_is_infinite(self):
+        least = float(np.finfo(np.float32).min)
+        expected = gyre.reference.log_softmax(np.array([[0.0, least]]), 0.7)
+        with np.errstate(over="ignore"):
+            self.assertEqual(one(expected.astype(np.float32), expected).verdict, "same")
+            self.assertEqual(one(np.float16([-INF, -7e4]), [-7e4, INF]).outside, 1)
+        self.assertEqual(one([[0.0, -INF]], expected).outside, 1)  # a float64 holds it
+        self.assertEqual(one(np.float32([[0, INF]]), expected).outside, 1)
+        self.assertEqual(one(np.float32([-INF]), [least]).outside, 1)
+
     def test_a_common_factor_is_named(self):
         expected = np.array([[1.0, -2.5, 0.0], [1e-3, 7.0, -0.125]])
         hint = "differs by a factor {}: gather convention?"
@@ -159,7 +169,7 @@ class Check(Scratch):
                                             "must be finite, not negative"),
                                            (("none.npz", TIES), 2, "none.npz"),
                                            (("none.h5", TIES), 2, "none.h5"),
-                                           ((broken, TIES), 2, "broken.npz"),
+                                           ((broken, TIES), 3, "broken.npz"),
                                            ((TIES, f"{TIES}:/nothing"), 2, "no such object"),
                                            ((damaged, damaged), 3, "not what was written")):
             code, _, errors = self.check(*arguments)
@@ -247,16 +257,19 @@ class SameAsGyreCompare(Scratch):
                       ("--rtol", "0"),
                       ("--atol", "0", "--rtol", "0"),
                       ("--rtol", "1"),
+                      ("--atol", "0.3", "--rtol", "0.9"),
                       ("--atol", "1e308"),
                       ("--atol", "inf")):
             self.agree(*files, *flags)
         x = np.array([1.0, 1.5])
         zeros = np.zeros(2)
         files = [self.write(name, x=x, zeros=zeros, n=[1, 2]) for name in ("a.h5", "b.h5")]
-        for flags, code in ((("--rtol", "1.01"), 1), (("--atol", "1.26"), 1),
-                            (("--atol", "1e-3"), 0),
-                            (("--atol", "1", "--rtol", "1"), 0)):
+        for flags, code in ((("--rtol", "1"), 1), (("--atol", "1.26"), 1), (("--atol", "1e-3"), 0),
+                            (("--atol", "0.9", "--rtol", "0.5"), 1), (("--atol", "0.6", "--rtol", "0.5"), 0)):
             self.assertEqual(self.agree(*files, *flags), code, flags)
+        files = self.write("a.h5", x=np.float32([-INF, 1])), self.write("b.h5", x=[-4e38, 1])
+        self.assertEqual(self.agree(*files), 0)
+        self.assertEqual(self.agree(*files[::-1]), 1)
         files = self.write("a.h5", x=2 * x), self.write("b.h5", x=x)
         self.assertEqual(self.agree(*files), 1)
         files = self.write("a.h5", x=x), self.write("b.h5", x=x + 0.5)

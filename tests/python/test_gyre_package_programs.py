@@ -11,6 +11,7 @@ Tests of pandas and torch are skipped where these are not.
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import re
 import subprocess
@@ -190,6 +191,46 @@ class Programs(Scratch):
         self.assertEqual(len(gyre.read_results(files[1])), len(lines))
         with self.assertRaisesRegex(ValueError, "not of the schema gyre-result/1"):
             gyre.read_results(os.path.join(SOURCE, "results/cpu-2core/machine.json"))
+
+
+@needs("pandas")
+class DamagedResults(Scratch):
+    """gyre.read_results of files with a fault names the file, and of JSON lines the line."""
+
+    RUN = {"schema": "gyre-result/1", "kind": "run", "id": 7, "suite": {"program": "gyre-pack", "git": "x"},
+           "run": {"start": "now"}, "ranks": [{"host": "h"}], "configuration": {"cp": 2}}
+    ROW = {"schema": "gyre-result/1", "kind": "row", "run": 7, "key": {"pass": "fwd"}, "measurements": {"time": 1.5},
+           "units": {"time": "ms"}, "samples_ms": [1.5], "statistics_ms": {"median_low": 1, "median_high": 2},
+           "cpu_share": 1.0, "status": {"result": "VALID"}}
+
+    def written(self, *lines):
+        path = self.place("rows.jsonl")
+        Path(path).write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
+        return path
+
+    def test_of_lines(self):
+        self.assertEqual(gyre.read_results(self.written(self.RUN, self.ROW))["time_ms"].tolist(), [1.5])
+        for key in self.ROW:
+            changes = [{name: value for name, value in self.ROW.items() if name != key}]
+            changes += [self.ROW | {key: value} for value in (None, 3, [])]
+            for row in changes[: 1 if key in ("cpu_share", "kind", "samples_ms") else None]:
+                with self.subTest(key, row=row), self.assertRaisesRegex(ValueError, r"rows\.jsonl: line 2: "):
+                    gyre.read_results(self.written(self.RUN, row))
+        for line in ("", "{", "[" * 100_000, json.dumps(self.ROW)[:-9], "null", '"text"'):
+            with self.subTest(line[:9]), self.assertRaisesRegex(ValueError, r"rows\.jsonl"):
+                gyre.read_results(self.written(self.RUN, line))
+        for key in ("suite", "run", "ranks", "configuration", "id"):
+            run = {name: value for name, value in self.RUN.items() if name != key}
+            with self.subTest(key), self.assertRaisesRegex(ValueError, r"rows\.jsonl: line [12]: "):
+                gyre.read_results(self.written(run, self.ROW))
+
+    def test_of_other_files(self):
+        for name, content in (("x.json", b"{}"), ("x.json", b'{"schema": "gyre-result/1"}'), ("x.json", b"\xff"),
+                              ("x.csv", b""), ("x.csv", b"\xff\xfe,\n1,2,3\n")):
+            path = Path(self.place(name))
+            path.write_bytes(content)
+            with self.subTest(content), self.assertRaisesRegex(ValueError, name):
+                gyre.read_results(path)
 
 
 class Page(Scratch):

@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+import warnings
 
 import numpy as np
 
@@ -64,6 +65,29 @@ class Figures(unittest.TestCase):
         got = gyre.importance_ratios(TRAINER, ROLLOUT, mask=mask, offsets=OFFSETS)
         self.assertEqual(got.all, gyre.importance_ratios(TRAINER[mask], ROLLOUT[mask]).all)
         self.assertEqual([d.tokens for d in got.documents], [2, 0, 2])
+
+    def test_what_does_not_count_may_be_anything(self):
+        mask = np.arange(12) % 3 == 0
+        trainer, rollout = TRAINER.copy(), ROLLOUT.copy()
+        trainer[1], trainer[2], rollout[4], rollout[5] = np.nan, 1.0, np.nan, np.inf
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = gyre.importance_ratios(trainer, rollout, mask=mask)
+        self.assertEqual(got, gyre.importance_ratios(TRAINER, ROLLOUT, mask=mask))
+        with self.assertRaisesRegex(ValueError, r"rollout\[4\] is nan"):
+            gyre.importance_ratios(TRAINER, rollout, mask=mask | (np.arange(12) == 4))
+        rows = np.full((2, 4), -1.0)
+        rows[1, 2:] = np.nan, 1.0  # behind the second document
+        self.assertEqual(gyre.importance_ratios(rows, rows, offsets=[0, 5, 8]).all.tokens, 6)
+
+    def test_ratios_that_are_not_finite_warn_nobody(self):
+        trainer, rollout = np.array([-0.5, -0.5, -1e3]), np.array([-1e3, -0.5, -np.inf])
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            got = gyre.importance_ratios(trainer, rollout)
+            gyre.importance_ratios([-np.inf, -1.0], [-1.0, -1.0])
+        self.assertEqual((got.all.most, got.all.mean, got.all.deviation, got.all.k3), (np.inf,) * 4)
+        self.assertEqual(got.counts[-1], 1)
 
     def test_of_minus_infinity(self):
         trainer, rollout = TRAINER.copy(), ROLLOUT.copy()
@@ -160,7 +184,35 @@ class Command(unittest.TestCase):
             done = self.run_it(*arguments)
             self.assertEqual(done.returncode, 2, done.stderr)
             self.assertIn(message, done.stderr)
-        self.assertEqual(self.run_it(a, b, "--json", self.path("no/r.json")).returncode, 3)
+            self.assertNotIn("Traceback", done.stderr)
+        done = self.run_it(a, b, "--json", self.path("no/r.json"))
+        self.assertEqual((done.returncode, "no/r.json: No such file" in done.stderr), (3, True), done.stderr)
+        np.savez(c, logprob=np.full(12, np.nan))
+        done = self.run_it(a, c)
+        self.assertEqual((done.returncode, c in done.stderr), (2, True), done.stderr)
+        for content in (b"", b"text", b"PK"):
+            pathlib.Path(bad).write_bytes(content)
+            done = self.run_it(a, bad)
+            self.assertEqual((done.returncode, str(bad) in done.stderr), (3, True), done.stderr)
+
+    def test_an_input_is_not_overwritten(self):
+        a, b, link = self.path("a.npz"), self.path("b.npz"), self.path("link.json")
+        pathlib.Path(link).symlink_to(b)
+        before = pathlib.Path(a).read_bytes(), pathlib.Path(b).read_bytes()
+        for output, inputs in ((a, (a, b)), (link, (a, b)), (a, (b, b, "--mask", a)), (a, (b, b, "--documents", a))):
+            done = self.run_it(*inputs, "--json", output)
+            self.assertEqual(done.returncode, 2, done.stderr)
+            self.assertIn(f"--json {output} is the file of the input", done.stderr)
+        self.assertEqual((pathlib.Path(a).read_bytes(), pathlib.Path(b).read_bytes()), before)
+
+    def test_a_full_disk(self):
+        a, b = self.path("a.npz"), self.path("b.npz")
+        with open("/dev/full", "w", encoding="utf-8") as full:
+            for module, words in (("gyre.ratios", (a, b)), ("gyre.ratios", ("--help",)), ("gyre", ("--help",)),
+                                  ("gyre.cli", (a, a))):
+                done = subprocess.run([sys.executable, "-m", module, *words], cwd=SOURCE / "python", stdout=full,
+                                      stderr=subprocess.PIPE, text=True, timeout=120, check=False)
+                self.assertEqual((done.returncode, "No space left" in done.stderr), (3, True), done.stderr)
 
 
 if __name__ == "__main__":

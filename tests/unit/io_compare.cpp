@@ -75,12 +75,22 @@ TEST(Compare, RelativeToTheSecond) {
 
 TEST(Compare, AToleranceAboveTheValuesFails) {
   const std::vector<double> values{1, 2}, zeros{0, 0};
-  EXPECT_EQ(compare(values, values, {.rtol = 1.01}).match, Match::wide);
+  EXPECT_EQ(compare(values, values, {.rtol = 1}).match, Match::wide);
   EXPECT_EQ(compare(values, values, {.atol = 1.51}).match, Match::wide);
-  EXPECT_EQ(compare(values, values, {.rtol = 1, .atol = 1.5}).match, Match::same);
+  EXPECT_EQ(compare(values, values, {.rtol = 0.5, .atol = 0.76}).match, Match::wide);
+  EXPECT_EQ(compare(values, values, {.rtol = 0.5, .atol = 0.74}).match, Match::same);
   EXPECT_EQ(compare(zeros, zeros, {.atol = 1}).match, Match::same);
   EXPECT_EQ(compare(zeros, zeros, {.atol = 1.01}).match, Match::wide);
   EXPECT_EQ(compare<int64_t>({1, 2}, std::vector<int64_t>{1, 2}, {.rtol = 9}).match, Match::same);
+}
+
+TEST(Compare, ValuesBeyondTheRangeOfATypeAreInfinite) {
+  const double inf = std::numeric_limits<double>::infinity();
+  const auto least = static_cast<float>(-inf);
+  EXPECT_EQ(compare<float>({least}, std::vector<double>{-4.86e38}).match, Match::same);
+  EXPECT_EQ(compare<float>({least}, std::vector<double>{4.86e38}).match, Match::differs);
+  EXPECT_EQ(compare<float>({least}, std::vector<double>{-3.4e38}).match, Match::differs);
+  EXPECT_EQ(compare<double>({-inf}, std::vector<double>{-4.86e38}).match, Match::differs);
 }
 
 TEST(Compare, ACommonFactorIsNamed) {

@@ -29,6 +29,8 @@ from .rank import Here
 from .rounding import case_of
 
 KIND, USES_LAYOUT = "attention", True
+SPLITS = ("cp",)
+NEEDS = ("mask", "regions", "window", "scale", "sinks", "k_shared", "lengths")
 ROWS = ("q", "k", "v", "d_out")
 LEAVES = ("q", "k", "v", "k_shared", "sinks")
 ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))

@@ -1,6 +1,7 @@
 """Errors of distributed attention that are known by name, and what the arrays would be with each."""
 
 from collections.abc import Callable, Iterator, Mapping
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -129,6 +130,12 @@ def other_pairs(
             "the window is lost for keys of other ranks",
             np.where(own, pairs, rule(both & together, i - j, 0)),
         )
+    for text, counted in shares_of_lengths(layout):
+        seen = rule(real[:, None] & together & counted[None, :], i - j) if mask != "regions" else pairs & counted
+        yield "uneven-lengths", f"{text}, as keys", pairs & counted
+        yield "uneven-lengths", f"{text}, as keys, and padding among these", seen
+        yield "uneven-lengths", f"{text}, as keys and as queries", pairs & counted & counted[:, None]
+        yield "uneven-lengths", f"{text}, as keys and as queries, and padding among these", seen & counted[:, None]
     for rank in range(layout.cp):
         keys = owner[None, :] == rank
         yield "dropped-shard", f"a dropped shard: other ranks do not see the keys of rank {rank}", pairs & (~keys | own)
@@ -140,6 +147,17 @@ def other_pairs(
             f"a dropped shard: rank r does not see the keys of rank r + {step} (mod cp)",
             pairs & ~lost,
         )
+
+
+def shares_of_lengths(layout: Layout) -> Iterator[tuple[str, np.ndarray]]:
+    """Slots [slots] that count if every rank takes the same share of a document's tokens, whatever it has of them."""
+    for text, up in (("length // cp", 0), ("length / cp, rounded up,", layout.cp - 1)):
+        found = np.zeros(layout.slots, bool)
+        for (begin, end), length in zip(pairwise(layout.cu_seqlens), layout.lengths):
+            for rows in layout.index:
+                mine = np.sort(rows[(rows >= begin) & (rows < end)])
+                found[mine[: (length + up) // layout.cp]] = True
+        yield f"documents are uneven over ranks: a rank takes {text} of its rows of a document for real", found
 
 
 def hypotheses(

@@ -3,9 +3,9 @@
 import argparse
 import inspect
 import os
-import sys
 from collections.abc import Sequence
 
+from ..console import complain, ended
 from . import contracts, layouts
 from .conform import BACKENDS, TOLERANCE, conform
 from .joined import is_joined
@@ -36,7 +36,8 @@ def _parser() -> argparse.ArgumentParser:
     add("--function", help="FILE.py:NAME or MODULE:NAME")
     add("--contract", default="", help=", ".join(contracts.NAMES))
     add("--explain", action="store_true", help="print the contract and end")
-    add("--ranks", type=int, help="number of processes (default: dp x cp x tp, else 2)")
+    add("--ranks", type=int, help="number of processes (default: dp x cp x tp, else 2); without --cp and --tp all grids that the "
+        "contract splits")
     add("--cp", type=int, help="ranks that share tokens (default: the ranks over dp x tp)")
     add("--tp", type=int, help="ranks that share heads or the vocabulary")
     add("--dp", type=int, help="contract loss: replicas, which have other rows (default: 1)")
@@ -62,8 +63,14 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
-    parser = _parser()
-    options = vars(parser.parse_args(arguments))
+    code = ended("gyre conform", lambda: _run(arguments))
+    if is_joined():
+        os._exit(code)  # a thread may hang in the function
+    return code
+
+
+def _run(arguments: Sequence[str] | None) -> int:
+    options = vars(_parser().parse_args(arguments))
     suite, function, explain = options.pop("suite"), options.pop("function"), options.pop("explain")
     try:
         for name in ("ranks", "cp", "tp", "dp"):
@@ -84,18 +91,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except (Unable, OSError, ValueError) as error:
         return _complain(error, 3)
     except KeyboardInterrupt:
-        return _leave(_complain("interrupted", 130))
+        return _complain("interrupted", 130)
     print(report, flush=True)
-    return _leave(0 if report.passed else 1)
-
-
-def _leave(code: int) -> int:
-    if is_joined():
-        os._exit(code)  # a thread may hang in the function
-    return code
+    return 0 if report.passed else 1
 
 
 def _complain(error: Exception | str, code: int) -> int:
-    if os.environ.get("RANK", "0") == "0":
-        print(f"gyre conform: {error}", file=sys.stderr, flush=True)
-    return code
+    return complain("gyre conform", error, code) if os.environ.get("RANK", "0") == "0" else code

@@ -2,10 +2,11 @@
 
 import difflib
 import fnmatch
+import itertools
 import math
 import os
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,11 +20,13 @@ from .rank import TYPES, Grid, Unable, Usage, check_gpus, split_function, torch_
 BACKENDS = ("gloo", "nccl", "numpy")
 WIDE = 2e-4  # of what a function returns in float32 for inputs of bfloat16: logprob, loss, kl, lse
 TOLERANCE = {"float32": 1e-5, "float64": 1e-10, "bfloat16": 1e-2}
+LONGEST_S = 1e6  # that can be waited for
+WITHOUT = "for a function that has none in any case there is --forward-only, which compares no gradient at all"
 
 
 @dataclass(frozen=True)
 class Options:
-    """How a function is run. cp or tp of 0: what is left of the ranks."""
+    """How a function is run. cp or tp of 0: what is left of the ranks; of both: all grids that the contract splits."""
 
     function: str
     contract: str = ""
@@ -44,10 +47,15 @@ class Options:
 
 @dataclass
 class Report:
-    """The verdicts of all cases."""
+    """The verdicts of all cases on all grids.
+
+    unasked: parameters of the function that no case needed of those that were compared.
+    """
 
     options: Options
+    grids: tuple[Grid, ...]
     verdicts: list[Verdict] = field(default_factory=list)
+    unasked: list[str] = field(default_factory=list)
 
     @property
     def compared(self) -> list[Verdict]:
@@ -76,10 +84,14 @@ def _lines(report: Report) -> Iterator[str]:
     names = [v.case for v in report.verdicts]
     width = max(map(len, [*names, "case"]))
     layout = f", layout {o.layout}" if contracts.named(o.contract).USES_LAYOUT else ""
-    replicas = f"dp {o.dp}, " if o.dp > 1 else ""
-    yield f"# contract {o.contract} of {o.function} on {o.ranks} ranks: {replicas}cp {o.cp}, tp {o.tp}{layout}, {o.backend}, {o.dtype}"
+    grids = ", ".join(map(str, report.grids))
+    yield f"# contract {o.contract} of {o.function} on {o.ranks} ranks: {grids}{layout}, {o.backend}, {o.dtype}"
     yield f"{'case'.ljust(width)}  verdict   err_over_tol  broken"
+    grid = ""
     for v in report.verdicts:
+        if len(report.grids) > 1 and v.grid != grid:
+            grid = v.grid
+            yield f"# {grid}"
         text = "; ".join(_said(f) for f in v.findings) or v.note
         error = f"{v.err_over_tol:.3g}" if v.status != "left out" and not math.isnan(v.err_over_tol) else ""
         yield f"{v.case.ljust(width)}  {v.status.ljust(8)}  {error.rjust(12)}  {text}".rstrip()
@@ -92,12 +104,13 @@ def _lines(report: Report) -> Iterator[str]:
     partial = sum(v.status == "passed" and v.note.startswith("not returned") for v in compared)
     if partial:
         yield f"compared in part: {partial} cases lack what their lines call not returned"
+    if report.unasked:
+        yield f"not tested: {', '.join(report.unasked)}, which the function takes and no case needed that was compared"
     if not values and not report.kinds:
         yield "nothing was compared"
     left = len(report.verdicts) - len(compared)
-    yield (
-        f"CONFORM {'PASSED' if report.passed else 'FAILED'} {good}/{len(compared)} cases, {values} values, {left} left out"
-    )
+    verdict = "PASSED" if report.passed else "FAILED"
+    yield f"CONFORM {verdict} {good}/{len(compared)} cases, {values} values, {left} left out; {grids}"
 
 
 def _said(finding: Finding) -> str:
@@ -126,23 +139,25 @@ def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
     return mine
 
 
-def grid_of(ranks: int, dp: int, cp: int, tp: int, uses_cp: bool) -> Grid:
-    """The grid of a number of ranks; cp or tp of 0 is what is left. Usage: they do not go together."""
+def grids_of(ranks: int, dp: int, cp: int, tp: int, splits: Sequence[str]) -> tuple[Grid, ...]:
+    """The grid of a number of ranks; cp or tp of 0 is what is left, of both all grids of what a contract splits.
+
+    Usage: they do not go together.
+    """
     if min(ranks, dp) < 1 or min(cp, tp) < 0:
         raise Usage(f"ranks {ranks}, dp {dp}, cp {cp}, tp {tp}: they must be at least 1")
     each = ranks // dp
-    if not cp and not tp:
-        cp, tp = (each, 1) if uses_cp else (1, each)
-    found = Grid(dp, cp or each // tp, tp or each // cp)
-    if found.ranks != ranks:
-        replicas = f"dp {dp} x " if dp > 1 else ""
-        size = f"{replicas}cp {found.cp} x tp {found.tp} = {found.ranks}"
-        raise Usage(f"{ranks} ranks are not {size}: a group of the wrong size")
+    sizes = [(cp or each // tp, tp or each // cp)] if cp or tp else [(each, 1)] if splits == ("cp",) else [(1, each)]
+    if not cp and not tp and len(splits) > 1:
+        sizes = [(each // n, n) for n in range(1, each + 1) if each % n == 0]
+    found = tuple(Grid(dp, *size) for size in sizes)
+    if any(grid.ranks != ranks for grid in found):
+        raise Usage(f"{ranks} ranks are not {found[0]} = {found[0].ranks}: a group of the wrong size")
     return found
 
 
-def settled(options: Options) -> Options:
-    """Options with nothing left open. Usage: they contradict each other."""
+def settled(options: Options) -> tuple[Options, tuple[Grid, ...]]:
+    """Options with nothing left open but cp and tp, where there are several grids. Usage: they contradict each other."""
     split_function(options.function)
     name = options.contract or options.function.rpartition(":")[2]
     if name not in contracts.NAMES:
@@ -161,8 +176,8 @@ def settled(options: Options) -> Options:
         raise Usage(f"--convention is {options.convention!r}; {wanted}")
     if options.backend == "numpy" and options.dtype == "bfloat16":
         raise Usage("NumPy has no bfloat16: --backend gloo, or --dtype float32")
-    if not 0 < options.timeout < math.inf:
-        raise Usage(f"--timeout is {options.timeout}; it must be positive seconds")
+    if not 0 < options.timeout <= LONGEST_S:
+        raise Usage(f"--timeout is {options.timeout}; it must be positive seconds, at most {LONGEST_S:g}")
     for option, bound in (("rtol", options.rtol), ("atol", options.atol)):
         if bound is not None and not 0 <= bound < math.inf:
             raise Usage(f"--{option} is {bound}; it must be 0 or more, and finite")
@@ -174,11 +189,10 @@ def settled(options: Options) -> Options:
         ranks = 2
     if started and ranks != started:
         raise Usage(f"--ranks is {ranks}, but {started} ranks were started: a group of the wrong size")
-    grid = grid_of(ranks, options.dp, options.cp, options.tp, contracts.named(name).USES_LAYOUT)
+    grids = grids_of(ranks, options.dp, options.cp, options.tp, contracts.named(name).SPLITS)
     convention = options.convention or conventions[0]
-    return Options(
-        **{**vars(options), "contract": name, "ranks": ranks, "cp": grid.cp, "tp": grid.tp, "convention": convention}
-    )
+    cp, tp = (grids[0].cp, grids[0].tp) if len(grids) == 1 else (0, 0)
+    return replace(options, contract=name, ranks=ranks, cp=cp, tp=tp, convention=convention), grids
 
 
 def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report:
@@ -187,7 +201,7 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     ValueError (Usage): what was asked for cannot be. RuntimeError (Unable): this machine lacks torch,
     or GPUs.
     """
-    chosen = settled(Options(function, **options))
+    chosen, grids = settled(Options(function, **options))
     contract = contracts.named(chosen.contract)
     places = [suite] if isinstance(suite, (str, os.PathLike)) else list(suite)
     paths = files_of([os.fspath(p) for p in places], contract.KIND, chosen.case)
@@ -198,40 +212,55 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     tolerance = Tolerance(usual if chosen.rtol is None else chosen.rtol, usual if chosen.atol is None else chosen.atol)
     if chosen.dtype == "bfloat16" and tolerance == Tolerance(usual, usual):
         tolerance = Tolerance(usual, usual, WIDE)
-    setting = Setting(
-        chosen.contract,
-        function,
-        chosen.backend,
-        Grid(chosen.dp, chosen.cp, chosen.tp),
-        chosen.dtype,
-        chosen.forward_only,
-    )
-    report = Report(chosen)
+    setting = Setting(chosen.contract, function, chosen.backend, grids, chosen.dtype, chosen.forward_only)
+    report = Report(chosen, grids)
     team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
     try:
         team.start()
         _run_all(report, contract, paths, team, tolerance)
+        report.unasked = _unasked(report, getattr(contract, "NEEDS", ()), team.parameters)
         team.code = 0 if report.passed else 1
     finally:
         team.stop()
     return report
 
 
+def _problems(contract: Any, path: Path, options: Options) -> list[Problem]:
+    """The cases of a file. Damaged: it has no answers, or they do not fit it."""
+    try:
+        return list(contract.problems(path, options))
+    except (LeftOut, OSError):
+        raise
+    except Exception as error:  # a file may hold anything
+        text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
+        raise reading.Damaged(text if str(path) in text else f"{path}: {text}") from error
+
+
 def _run_all(report: Report, contract: Any, paths: list[Path], team: Any, tolerance: Tolerance) -> None:
-    """Adds the verdicts of all cases; a rank that hangs ends it."""
-    for i, path in enumerate(paths):
+    """Adds the verdicts of all cases on all grids; a rank that hangs ends it."""
+    ended = ""
+    for grid, path in itertools.product(report.grids, paths):
+        if ended:
+            report.verdicts.append(Verdict(path.stem, "left out", note=f"not run after {ended}", grid=str(grid)))
+            continue
         try:
-            problems = list(contract.problems(path, report.options))
+            problems = _problems(contract, path, replace(report.options, cp=grid.cp, tp=grid.tp))
         except LeftOut as error:
-            report.verdicts.append(Verdict(path.stem, "left out", note=str(error)))
+            report.verdicts.append(Verdict(path.stem, "left out", note=str(error), grid=str(grid)))
             continue
         for problem in problems:
-            verdict = one(problem, team.run(problem.pieces, problem.needs), tolerance)
+            verdict = one(problem, team.run(problem.pieces, problem.needs, grid), tolerance)
+            verdict.grid, verdict.needs = str(grid), tuple(problem.needs)
             report.verdicts.append(verdict)
             if team.is_over or any(f.kind == "hang" for f in verdict.findings):
-                left = [p.stem for p in paths[i + 1 :]]
-                report.verdicts += [Verdict(name, "left out", note=f"not run after {problem.name}") for name in left]
-                return
+                ended = problem.name
+                break
+
+
+def _unasked(report: Report, needs: Sequence[str], parameters: set[str] | None) -> list[str]:
+    """Parameters that a function takes (None: any) and that cases may need, but none did that was compared."""
+    asked = {name for verdict in report.compared for name in verdict.needs}
+    return [name for name in needs if name not in asked and (parameters is None or name in parameters)]
 
 
 def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance) -> Verdict:
@@ -273,10 +302,13 @@ def one(problem: Problem, outcomes: list[tuple[Any, ...]], tolerance: Tolerance)
         if missing := ", ".join(sorted(every - mine.keys())):
             text = f"rank {rank} returned no {missing}; another rank did"
             return verdict.fail(Finding("ranks-disagree", text, (), (rank,)))
-    verdict = problem.judge(arrays, tolerance)
-    if verdict.status == "passed" and any(outcome[2] for outcome in outcomes):
-        text = "nothing that was returned has a gradient; --forward-only says that this is meant"
-        verdict.fail(Finding("no-gradient", text))
+    try:
+        verdict = problem.judge(arrays, tolerance)
+    except Exception as error:  # what was returned may be anything: the other cases go on
+        return verdict.fail(Finding("values", f"it cannot be compared: {type(error).__name__}: {error}"))
+    lacking = [rank for rank, outcome in enumerate(outcomes) if outcome[2]]
+    if verdict.status == "passed" and lacking:
+        verdict.fail(Finding("no-gradient", f"{_ranks(lacking)} returned nothing that has a gradient; {WITHOUT}"))
     return verdict
 
 

@@ -3,7 +3,24 @@
 import importlib
 from typing import Any
 
-NAMES = ("attention", "logprob", "loss", "shard", "labels", "unshard", "relayout", "pack", "sum_over_group", "topk_kl", "model")
+NAMES = (
+    "attention",
+    "logprob",
+    "entropy",
+    "filtered_logprob",
+    "loss",
+    "shard",
+    "labels",
+    "unshard",
+    "relayout",
+    "bshd_shard",
+    "head_exchange",
+    "slice",
+    "pack",
+    "sum_over_group",
+    "topk_kl",
+    "model",
+)
 
 
 def named(name: str) -> Any:

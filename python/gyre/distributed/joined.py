@@ -15,8 +15,9 @@ from collections.abc import Sequence
 from typing import Any
 
 from . import contracts
+from .contract import parameters_of
 from .launch import GRACE_S, SHORT_GRACE_S, WELL, Setting
-from .rank import Usage, answer, load, torch_here, torch_or_refusal
+from .rank import Grid, Usage, answer, load, torch_here, torch_or_refusal
 
 POLL_S = 0.01
 ALIVE_S = 3.0  # in which ranks that the launcher ends say that they were alive
@@ -47,21 +48,23 @@ class Joined:
         )
         self.store = torch.distributed.PrefixStore("gyre", store)
         s = self.setting
-        self.here = torch_here(rank, s.backend, s.grid, s.kind)
-        self.here.forward_only = s.forward_only
+        self.here = {grid: torch_here(rank, s.backend, grid, s.kind) for grid in s.grids}
         self.contract, self.function = contracts.named(s.contract), load(s.function)
+        self.parameters = parameters_of(self.function)
         signal.signal(signal.SIGTERM, lambda *_: self.ended.set())
         if rank:
             self._serve()
 
-    def _begin(self, piece: Any, needs: Any) -> list[Any]:
+    def _begin(self, piece: Any, needs: Any, grid: Grid) -> list[Any]:
         """Runs the function in a thread; the list holds its outcome once there is one."""
         found: list[Any] = []
+        here = self.here[grid]
+        here.forward_only = self.setting.forward_only
 
         def run() -> None:
             if self.setting.backend == "nccl":
-                torch_or_refusal().cuda.set_device(self.here.device)
-            found.append(answer(self.contract, self.function, piece, needs, self.here))
+                torch_or_refusal().cuda.set_device(here.device)
+            found.append(answer(self.contract, self.function, piece, needs, here))
 
         threading.Thread(target=run, daemon=True).start()
         return found
@@ -85,19 +88,19 @@ class Joined:
                 found = self._begin(*task)
             time.sleep(POLL_S)
 
-    def run(self, pieces: Sequence[Any], needs: Any) -> list[tuple[Any, ...]]:
+    def run(self, pieces: Sequence[Any], needs: Any, grid: Grid) -> list[tuple[Any, ...]]:
         """The outcome of a case on every rank; on rank 0. No rank can be started again after one that failed."""
-        outcomes = self._outcomes(pieces, needs)
+        outcomes = self._outcomes(pieces, needs, grid)
         self.is_over = bool({o[0] for o in outcomes} & {"died", "hangs", "waits", "raised"})
         return outcomes
 
-    def _outcomes(self, pieces: Sequence[Any], needs: Any) -> list[tuple[Any, ...]]:
+    def _outcomes(self, pieces: Sequence[Any], needs: Any, grid: Grid) -> list[tuple[Any, ...]]:
         self.case += 1
         for rank, piece in enumerate(pieces):
             if rank:
-                self.store.set(f"{self.case}/task/{rank}", pickle.dumps((piece, needs)))
+                self.store.set(f"{self.case}/task/{rank}", pickle.dumps((piece, needs, grid)))
         found: dict[int, tuple[Any, ...]] = {}
-        mine = self._begin(pieces[0], needs)
+        mine = self._begin(pieces[0], needs, grid)
         end = time.monotonic() + self.timeout
         while len(found) < len(pieces) and time.monotonic() < end and not self.ended.is_set():
             for rank in set(range(len(pieces))) - found.keys():
@@ -126,7 +129,7 @@ class Joined:
     def stop(self) -> None:
         """Tells the others the exit code. A rank that hangs is ended by the launcher."""
         if self.rank == 0 and hasattr(self, "store"):
-            for rank in range(1, self.setting.grid.ranks):
+            for rank in range(1, self.setting.ranks):
                 self.store.set(f"{self.case + 1}/task/{rank}", pickle.dumps((self.code,)))
 
     def _leave(self, code: int) -> None:

@@ -19,6 +19,7 @@ from .rank import Here
 from .shard import INTEGERS, SHIFTS, bins_of, judge, shifted
 
 KIND, USES_LAYOUT = "packed", True
+SPLITS = ("cp",)
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:

@@ -4,16 +4,19 @@ Team starts a process a rank, each a copy of a server that has imported what it 
 raises, dies or hangs ends its team; the next case has a new one.
 """
 
+import contextlib
 import multiprocessing
 import os
 import signal
 import socket
 import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
 from . import contracts
+from .contract import parameters_of
 from .group import Group, Wires
 from .rank import Grid, Here, Unable, Usage, answer, load, torch_here, torch_or_refusal
 
@@ -23,32 +26,38 @@ WELL = ("ready", "done")
 START_S = 300.0  # imports of torch on a busy machine
 
 
+@dataclass(frozen=True)
 class Setting:
-    """Options that all ranks of a run share."""
+    """Options that all ranks of a run share. All grids are of as many ranks."""
 
-    def __init__(
-        self, contract: str, function: str, backend: str, grid: Grid, kind: str, forward_only: bool
-    ) -> None:
-        self.contract, self.function, self.backend = contract, function, backend
-        self.grid, self.kind, self.forward_only = grid, kind, forward_only
+    contract: str
+    function: str
+    backend: str
+    grids: tuple[Grid, ...]
+    kind: str
+    forward_only: bool
+
+    @property
+    def ranks(self) -> int:
+        return self.grids[0].ranks
 
 
-def numpy_here(rank: int, setting: Setting, wires: Wires, case: int) -> Here:
+def numpy_here(rank: int, setting: Setting, wires: Wires, case: int, grid: Grid) -> Here:
     """Groups of one case: a message that is left over from another case is in no one's way."""
     groups = {
-        name: Group(wires, f"{case} {name} {members[0]}", members, rank)
-        for name, members in setting.grid.groups(rank).items()
+        name: Group(wires, f"{case} {name} {members[0]}", members, rank) for name, members in grid.groups(rank).items()
     }
-    return Here(rank, setting.grid, setting.kind, groups)
+    return Here(rank, grid, setting.kind, groups)
 
 
 def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connection], port: int) -> None:
     """One rank: loads the function, then answers case after case. What it prints is no part of the report."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its ranks
+    os.setpgid(0, 0)  # and the processes that a function starts, which are of the rank's group
     os.dup2(2, 1)
     try:
         contract = contracts.named(setting.contract)
-        here: Any = None
+        here: dict[Grid, Here] = {}
         if setting.backend == "numpy":
             wires = Wires(peers)
         else:
@@ -57,20 +66,20 @@ def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connec
                 torch.cuda.set_device(rank)
             torch.set_num_threads(1)
             torch.distributed.init_process_group(
-                setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=setting.grid.ranks
+                setting.backend, init_method=f"tcp://127.0.0.1:{port}", rank=rank, world_size=setting.ranks
             )
-            here = torch_here(rank, setting.backend, setting.grid, setting.kind)
+            here = {grid: torch_here(rank, setting.backend, grid, setting.kind) for grid in setting.grids}
         function = load(setting.function)
-        pipe.send(("ready",))
+        pipe.send(("ready", parameters_of(function)))
     except (Usage, Unable) as error:
         pipe.send(("usage" if isinstance(error, Usage) else "unable", str(error)))
         return
     while True:
         try:
-            case, piece, needs = pipe.recv()
+            case, piece, needs, grid = pipe.recv()
         except (EOFError, OSError):
             return
-        place = numpy_here(rank, setting, wires, case) if setting.backend == "numpy" else here
+        place = numpy_here(rank, setting, wires, case, grid) if setting.backend == "numpy" else here[grid]
         place.forward_only = setting.forward_only
         pipe.send(answer(contract, function, piece, needs, place))
 
@@ -85,6 +94,7 @@ class Team:
     """Processes of all ranks of a setting."""
 
     is_over = False  # after a failure, others are started
+    parameters: set[str] | None = None  # of the function; None: any
 
     def __init__(self, setting: Setting, timeout: float) -> None:
         self.setting, self.timeout, self.case, self.code = setting, timeout, 0, 1
@@ -93,7 +103,7 @@ class Team:
 
     def start(self) -> None:
         """Usage, Unable: a rank could not begin."""
-        server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.grid.ranks, _free_port()
+        server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.ranks, _free_port()
         server.set_forkserver_preload(
             ["gyre.distributed.launch", *(["torch"] if self.setting.backend != "numpy" else [])]
         )
@@ -103,7 +113,7 @@ class Team:
                 ends[a][b], ends[b][a] = server.Pipe()
         for rank in range(ranks):
             mine, theirs = server.Pipe()
-            process = server.Process(target=_work, args=(rank, self.setting, theirs, ends[rank], port), daemon=True)
+            process = server.Process(target=_work, args=(rank, self.setting, theirs, ends[rank], port))
             process.start()
             theirs.close()
             self.processes.append(process)
@@ -119,9 +129,12 @@ class Team:
             if outcome[0] in ("died", "hangs"):
                 why = ending(outcome[1]) if outcome[0] == "died" else f"no answer within {outcome[1]:g} s"
                 raise Usage(f"rank {rank} could not load the function: {why}")
+            self.parameters = outcome[1] if outcome[0] == "ready" else self.parameters
 
     def stop(self) -> None:
         for process in self.processes:
+            with contextlib.suppress(ProcessLookupError, PermissionError):  # it has not begun, or all have ended
+                os.killpg(process.pid, signal.SIGKILL)
             process.kill()
         for process in self.processes:
             process.join()
@@ -129,13 +142,13 @@ class Team:
             pipe.close()
         self.processes, self.pipes = [], []
 
-    def run(self, pieces: Sequence[Any], needs: Any) -> list[tuple[Any, ...]]:
+    def run(self, pieces: Sequence[Any], needs: Any, grid: Grid) -> list[tuple[Any, ...]]:
         """The outcome of a case on every rank."""
         if not self.processes:
             self.start()
         self.case += 1
         for pipe, piece in zip(self.pipes, pieces):
-            pipe.send((self.case, piece, needs))
+            pipe.send((self.case, piece, needs, grid))
         outcomes = self._collect(self.timeout)
         found = {o[0] for o in outcomes}
         if found & {"died", "hangs", "waits"} or ("raised" in found and self.setting.backend != "numpy"):

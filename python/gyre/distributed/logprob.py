@@ -10,7 +10,7 @@ ranks), temperature (a number, or [tokens, 1]), vocab_size (columns that count; 
 mesh.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -35,6 +35,9 @@ from .rank import Here
 from .rounding import case_of
 
 KIND, USES_LAYOUT = "logprobs", False
+SPLITS = ("cp", "tp")
+NEEDS = ("temperature", "vocab_size")
+NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # what changes nothing
 
 
 def columns_of(width: int, tp: int) -> list[slice]:
@@ -47,26 +50,39 @@ def rows_of(tokens: int, cp: int) -> list[np.ndarray]:
     return np.array_split(np.arange(tokens), cp)
 
 
+def filter_of(inputs: Any, name: str) -> Any:
+    """What a file says of a filter, or of the temperature: a number, or one of each token [tokens, 1]."""
+    if name in inputs:
+        return np.asarray(inputs[name])[:, None]
+    return inputs.attributes.get(name, NEUTRAL[name])
+
+
 def temperature_of(inputs: Any) -> Any:
     """A number, or [tokens, 1]."""
-    if "temperature" in inputs:
-        return np.asarray(inputs["temperature"])[:, None]
-    return float(inputs.attributes.get("temperature", 1.0))
+    return filter_of(inputs, "temperature")
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of log-probabilities."""
-    inputs, answers = case_of(path, options.dtype, ("logprob", "d_logprob"))
+    yield from row_problems(path, options, "logprob", NEEDS, _judge)
+
+
+def row_problems(
+    path: Path, options: Any, value: str, needed: Sequence[str], judge: Callable[..., Verdict]
+) -> Iterator[Problem]:
+    """The case of a file that has answers for a value of each row; needed: parameters that it may need.
+
+    judge(name, problem, expected, columns, rows, arrays, tolerance) gives the verdict.
+    """
+    inputs, answers = case_of(path, options.dtype, (value, f"d_{value}"))
     attributes = inputs.attributes
     logits, targets = np.asarray(inputs["logits"]), np.asarray(inputs["targets"]).astype(np.int64)
-    if "logprob" not in answers:
+    if value not in answers:
         return
-    vocab, temperature = int(attributes["vocab_size"]), temperature_of(inputs)
-    needs = {}
-    if np.ndim(temperature) > 0:
-        needs["temperature"] = "each token has a temperature"
-    elif temperature != 1:
-        needs["temperature"] = f"the temperature is {temperature:g}"
+    vocab = int(attributes["vocab_size"])
+    given = {name: filter_of(inputs, name) for name in NEUTRAL if name in needed}
+    needs = {n: f"{n} is {x:g}" if np.ndim(x) == 0 else f"each token has a {n}"
+             for n, x in given.items() if np.ndim(x) > 0 or x != NEUTRAL[n]}
     if vocab < logits.shape[1]:
         needs["vocab_size"] = f"{logits.shape[1] - vocab} columns are padding"
     d_value = np.asarray(inputs.get("d_value", np.ones(len(targets), np.float32)))
@@ -75,23 +91,22 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     for rank in range(options.cp * options.tp):
         mine, part = rows[rank // options.tp], columns[rank % options.tp]
         offers = {"first": part.start, "columns": logits.shape[1], "vocab_size": vocab}
-        offers["temperature"] = temperature[mine] if np.ndim(temperature) > 0 else temperature
+        offers |= {name: x[mine] if np.ndim(x) > 0 else x for name, x in given.items()}
         pieces.append(
             {"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers}
         )
     expected = dict(answers)
-    if "d_logprob" in expected:  # the file has the columns that count; padding has a gradient of 0
-        expected["d_logprob"] = np.pad(
-            expected["d_logprob"], ((0, 0), (0, logits.shape[1] - expected["d_logprob"].shape[1]))
-        )
+    if f"d_{value}" in expected:  # the file has the columns that count; padding has a gradient of 0
+        padding = logits.shape[1] - expected[f"d_{value}"].shape[1]
+        expected[f"d_{value}"] = np.pad(expected[f"d_{value}"], ((0, 0), (0, padding)))
     problem = {
         "logits": logits.astype(np.float64),
         "targets": targets,
         "d_value": d_value,
-        "temperature": temperature,
+        "temperature": 1.0,
         "vocab_size": vocab,
     }
-    yield Problem(path.stem, pieces, needs, partial(_judge, path.stem, problem, expected, columns, rows))
+    yield Problem(path.stem, pieces, needs, partial(judge, path.stem, problem | given, expected, columns, rows))
 
 
 def unpacked(answer: Any) -> tuple[Any, Any]:
@@ -109,19 +124,32 @@ def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
-    offers = dict(piece["offers"], mesh=here.mesh)
-    if isinstance(offers["temperature"], np.ndarray):
-        offers["temperature"] = here.array(offers["temperature"])
-    taken = keywords(function, offers, needs)
+    return call_of_rows(function, piece, needs, here, "logprob")
+
+
+def call_of_rows(
+    function: Callable[..., Any],
+    piece: Mapping[str, Any],
+    needs: Mapping[str, str],
+    here: Here,
+    value: str,
+    takes_targets: bool = True,
+) -> dict[str, np.ndarray]:
+    """Calls a function that returns a value of each row."""
+    of_tokens = {
+        n: here.array(x) if x.dtype.kind == "f" else here.ids(x)
+        for n, x in piece["offers"].items()
+        if isinstance(x, np.ndarray)
+    }
+    taken = keywords(function, {**piece["offers"], **of_tokens, "mesh": here.mesh}, needs)
     logits = here.leaf(piece["logits"])
-    value, backward = unpacked(function(logits, here.ids(piece["targets"]), here.group("tp"), **taken))
-    tokens = piece["targets"].shape
-    found = {"logprob": returned("logprob", value, tokens, [here.kind, "float32", "float64"])}
-    for gradient in here.gradients(value, here.array(piece["d_value"]), [logits], backward):
-        found["d_logprob"] = returned(
-            "the gradient of logits_shard", gradient, piece["logits"].shape, [here.kind, "float32", "float64"]
-        )
-    return found
+    asked = (here.ids(piece["targets"]),) if takes_targets else ()
+    found, backward = unpacked(function(logits, *asked, here.group("tp"), **taken))
+    kinds = [here.kind, "float32", "float64"]
+    arrays = {value: returned(value, found, piece["targets"].shape, kinds)}
+    for gradient in here.gradients(found, here.array(piece["d_value"]), [logits], backward):
+        arrays[f"d_{value}"] = returned("the gradient of logits_shard", gradient, piece["logits"].shape, kinds)
+    return arrays
 
 
 def disagreeing(
@@ -147,40 +175,55 @@ def _judge(
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
-    cp, tp = len(rows), len(columns)
-    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(
-        arrays, "logprob", cp, tp, tolerance
-    )
+    known = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
+
+    def errors(got: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
+        return _hypotheses(got, expected, failing, problem, columns, rows)
+
+    return judge_rows(name, "logprob", known, expected, columns, rows, errors, arrays, tolerance)
+
+
+def judge_rows(
+    name: str,
+    value: str,
+    asked: np.ndarray,
+    expected: Arrays,
+    columns: list[slice],
+    rows: list[np.ndarray],
+    errors: Callable[[Arrays, set[str]], Iterable[Hypothesis]],
+    arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+    defined: np.ndarray | None = None,
+) -> Verdict:
+    """The verdict of values of rows and their gradients, which count in the rows `asked` [tokens].
+
+    defined [tokens]: rows whose gradient exists; in others NaN is no error.
+    """
+    cp, tp, gradient = len(rows), len(columns), f"d_{value}"
+
+    def counted(rank: int, array: str, values: np.ndarray) -> np.ndarray:
+        return values if array == value or defined is None else values[defined[rows[rank // tp]]]
+
+    broken = not_numbers(arrays, counted) or disagreeing(arrays, value, cp, tp, tolerance)
     if broken:
         return Verdict(name).fail(*broken)
-    got = {"logprob": np.concatenate([arrays[c * tp]["logprob"] for c in range(cp)])}
-    if all("d_logprob" in mine for mine in arrays):
-        got["d_logprob"] = np.concatenate(
-            [np.concatenate([arrays[c * tp + t]["d_logprob"] for t in range(tp)], axis=1) for c in range(cp)]
-        )
-
-        known = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
-        got["d_logprob"] = np.where(known[:, None], got["d_logprob"], expected.get("d_logprob", 0))
+    got = {value: np.concatenate([arrays[c * tp][value] for c in range(cp)])}
+    if all(gradient in mine for mine in arrays):
+        parts = [np.concatenate([arrays[c * tp + t][gradient] for t in range(tp)], axis=1) for c in range(cp)]
+        got[gradient] = np.where(asked[:, None], np.concatenate(parts), expected.get(gradient, 0))
 
     def places(array: str, bad: np.ndarray) -> str:
         first = tuple(int(i) for i in np.argwhere(bad)[0])
         c = next(i for i, mine in enumerate(rows) if first[0] in mine)
-        where = (
-            f"rank {c * tp}"
-            if len(first) == 1
-            else f"rank {c * tp + next(i for i, s in enumerate(columns) if first[1] < s.stop)}"
-        )
+        t = next(i for i, s in enumerate(columns) if first[1] < s.stop) if len(first) > 1 else 0
         count = int(bad.reshape(len(bad), -1).any(axis=1).sum())
         return (
-            f"{count} of {len(bad)} rows differ; first {list(first)} ({where}): {float(got[array][first]):.6g}, "
-            f"should be {float(expected[array][first]):.6g}"
+            f"{count} of {len(bad)} rows differ; first {list(first)} (rank {c * tp + t}): "
+            f"{float(got[array][first]):.6g}, should be {float(expected[array][first]):.6g}"
         )
 
-    def errors(failing: set[str]) -> Iterator[Hypothesis]:
-        return _hypotheses(got, expected, failing, problem, columns, rows)
-
-    verdict = judged(name, got, expected, tolerance, errors, places)
-    verdict.note = "" if "d_logprob" in got or "d_logprob" not in expected else "not returned: d_logprob"
+    verdict = judged(name, got, expected, tolerance, partial(errors, got), places)
+    verdict.note = "" if gradient in got or gradient not in expected else f"not returned: {gradient}"
     return verdict
 
 

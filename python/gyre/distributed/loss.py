@@ -41,6 +41,8 @@ from .rank import Here
 from .rounding import inputs_of
 
 KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
+SPLITS = ("cp", "tp")
+NEEDS = ("weights",)
 CONVENTIONS = ("mean", "partial", "times-cp")
 IGNORED = -100
 

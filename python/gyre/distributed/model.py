@@ -18,14 +18,15 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .attention import needs_of, pairs_of
-from .contract import Finding, Problem, Tolerance, Verdict, keywords, not_numbers, returned
+from .contract import Finding, Problem, Tolerance, Verdict, checked_file, keywords, not_numbers, returned
 from .layouts import Layout, layout_of
 from .logprob import unpacked
 from .rank import Here
 
 KIND, USES_LAYOUT = "attention", True
+SPLITS = ("cp",)
+NEEDS = ("mask", "regions", "window", "sinks", "lengths")
 WIDTH, SINKS, MOST = 8, 4, 9  # elements of a token, sinks, tokens that are changed
 
 
@@ -39,7 +40,7 @@ def probed(layout: Layout) -> list[int]:
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The documents and the mask of a file of attention."""
-    inputs = reading.read(path).inputs
+    inputs = checked_file(path).inputs
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
     if not layout.lengths.sum():
         return

@@ -18,6 +18,7 @@ from .contract import Finding, Malformed, Problem, Tolerance, Verdict, keywords
 from .rank import Here
 
 KIND, USES_LAYOUT = "documents", False
+SPLITS = ("tp",)
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:

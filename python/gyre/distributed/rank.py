@@ -69,6 +69,9 @@ class Grid:
     def ranks(self) -> int:
         return self.dp * self.cp * self.tp
 
+    def __str__(self) -> str:
+        return (f"dp {self.dp} x " if self.dp > 1 else "") + f"cp {self.cp} x tp {self.tp}"
+
     def groups(self, rank: int) -> dict[str, list[int]]:
         """Ranks that differ from this one in dp, in cp, in either (data) and in tp alone."""
         all_ranks = np.arange(self.ranks).reshape(self.dp, self.cp, self.tp)
@@ -105,9 +108,16 @@ class Here:
     def booleans(self, values: np.ndarray) -> Any:
         return np.array(values, dtype=bool)
 
+    @staticmethod
+    def is_nothing(out: Any, leaves: Sequence[Any]) -> bool:
+        """Whether a shard is empty: without a value, or nothing to differentiate by. Its gradients are 0."""
+        return 0 in out.shape or all(0 in leaf.shape for leaf in leaves)
+
     def gradients(self, out: Any, d_out: Any, leaves: Sequence[Any], backward: Any) -> Sequence[Any]:
         """The gradients of the leaves; none with forward_only, or if the function returned no way to them."""
         if self.forward_only or backward is None:
+            if not self.forward_only and self.is_nothing(out, leaves):
+                return [np.zeros(leaf.shape, self.kind) for leaf in leaves]
             self.lacks_gradients = not self.forward_only
             return ()
         found = backward(d_out)
@@ -155,6 +165,8 @@ class TorchHere(Here):
         if hasattr(out, "to_local"):
             out = out.to_local()
         if not out.requires_grad:
+            if self.is_nothing(out, leaves):
+                return [torch.zeros_like(leaf) for leaf in leaves]
             self.lacks_gradients = True
             return ()
         found = torch.autograd.grad(out, leaves, d_out.to(out.dtype), allow_unused=True)

@@ -36,6 +36,8 @@ from .rounding import in_type
 from .shard import bins_of
 
 KIND, USES_LAYOUT = "packed", True
+SPLITS = ("cp",)
+NEEDS = ("target",)
 TARGET, WIDTH = "contiguous", 3
 
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from .. import reading, reference
 from ..arrays import bfloat16_bits, from_bfloat16_bits
-from .contract import Arrays
+from .contract import Arrays, checked_file
 
 
 def in_type(values: Any, kind: str) -> Any:
@@ -26,7 +26,7 @@ def in_type(values: Any, kind: str) -> Any:
 
 def inputs_of(path: Path, kind: str) -> tuple[reading.Group, reading.File]:
     """The inputs of a file in the type `kind`, and the file."""
-    file = reading.read(path)
+    file = checked_file(path)
     return replace(file.inputs, arrays={name: in_type(array, kind) for name, array in file.inputs.items()}), file
 
 

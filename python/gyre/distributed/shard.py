@@ -21,6 +21,7 @@ from .layouts import NAMES, layout_of
 from .rank import Here
 
 KIND, USES_LAYOUT = "packed", True
+SPLITS = ("cp",)
 STREAMS, BOUNDS = ("ids", "labels", "positions"), ("cu_seqlens", "cu_seqlens_padded")
 INTEGERS = ("int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64")
 IGNORED, SHIFTS = -100, range(1, 7)

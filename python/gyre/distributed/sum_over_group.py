@@ -16,7 +16,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Hypothesis,
@@ -24,6 +23,7 @@ from .contract import (
     Problem,
     Tolerance,
     Verdict,
+    checked_file,
     factors,
     judged,
     keywords,
@@ -35,13 +35,14 @@ from .rank import Here
 from .rounding import in_type
 
 KIND, USES_LAYOUT = "logprobs", False
+SPLITS = ("cp", "tp")
 CONVENTIONS = ("identity", "sum", "none")
 WIDTH = 3
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """Vectors for the tokens of a file of log-probabilities."""
-    tokens = len(reading.read(path).inputs["targets"])
+    tokens = len(checked_file(path).inputs["targets"])
     rng = np.random.default_rng(tokens)
     x, d_y = in_type(rng.normal(size=(2, options.cp, options.tp, tokens, WIDTH)).astype(np.float32), options.dtype)
     if options.convention == "identity":

@@ -40,6 +40,7 @@ from .rank import Here
 from .rounding import in_type, inputs_of
 
 KIND, USES_LAYOUT = "logprobs", False
+SPLITS = ("cp", "tp")
 CONVENTIONS = ("unbiased", "advantage")
 MOST = 4  # ids of a token
 

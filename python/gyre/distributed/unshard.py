@@ -18,6 +18,7 @@ from .rank import Here
 from .shard import STREAMS, bins_of, checked
 
 KIND, USES_LAYOUT = "packed", True
+SPLITS = ("cp",)
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
@@ -60,22 +61,27 @@ def _judge(
     expected = {n: whole[n] for n in got}
 
     def places(array: str, bad: np.ndarray) -> str:
-        slot = int(np.argmax(bad))
-        values = f"{got[array][slot]}, should be {expected[array][slot]}"
-        return f"{int(bad.sum())} of {bad.size} differ; first slot {slot}: {values}"
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        axis = "".join(f"axis {i}, " for i in place[:-1])
+        values = f"{got[array][place]}, should be {expected[array][place]}"
+        return f"{int(bad.sum())} of {bad.size} differ; first {axis}slot {place[-1]}: {values}"
+
+    def behind(array: str, step: int = 0) -> np.ndarray:
+        """Shards one behind the other, those of rank r + step (mod cp) in place of rank r's."""
+        return np.moveaxis(np.roll(shards[array], step, axis=0), 0, -2).reshape(whole[array].shape)
 
     def errors(failing: set[str]) -> Iterator[Hypothesis]:
         size = len(next(iter(shards.values())))
         yield Hypothesis(
             "layout",
             "shards stand one behind the other, as if the layout were contiguous",
-            lambda: {n: shards[n].reshape(-1) for n in failing},
+            lambda: {n: behind(n) for n in failing},
         )
         for step in range(1, size):
             yield Hypothesis(
                 "wrong-rows",
                 "shards of the ranks are mixed up",
-                lambda step=step: {n: np.roll(shards[n], step, axis=0).reshape(-1) for n in failing},
+                lambda step=step: {n: behind(n, step) for n in failing},
             )
 
     return judged(name, got, expected, tolerance, errors, places)
