@@ -14,6 +14,7 @@ In rows, is_newest is 1 for the last row of its key and build; earlier ones stay
 
 import json
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -65,9 +66,6 @@ def write_table(
 def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
     head, end = run.head, run.end or {}
     hosts = list(dict.fromkeys(rank.get("host", "") for rank in head.get("ranks", [])))
-    cpus = [
-        f"{rank.get('rank')}: {rank['cpus']}" for rank in head.get("ranks", []) if rank.get("cpus")
-    ]
     started = head.get("run", {})
     return {
         "run_id": number,
@@ -77,6 +75,7 @@ def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
         "line": run.line,
         "program": head.get("suite", {}).get("program"),
         **{f"build_{key}": value for key, value in run.build.items()},
+        "build_flags": head.get("build", {}).get("flags"),
         "start": started.get("start"),
         "end": end.get("end") or started.get("end"),
         "launcher": started.get("launcher"),
@@ -84,8 +83,8 @@ def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
         "hosts": " ".join(hosts),
         "nodes": len(hosts),
         "ranks": len(head.get("ranks", [])),
-        "binding": ", ".join(cpus) or None,
-        "argv": " ".join(started.get("argv", [])),
+        "binding": run.binding or None,
+        "argv": shlex.join(started.get("argv", [])),
         "libraries": head.get("libraries"),
         "environment": head.get("environment"),
         "configuration": head.get("configuration"),

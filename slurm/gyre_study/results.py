@@ -96,6 +96,12 @@ class Run:
         from_suite = {name: suite.get(name, "") for name in ("version", "git", "git_state")}
         return {**from_suite, "type": build.get("type", ""), "compiler": build.get("compiler", "")}
 
+    @property
+    def binding(self) -> str:
+        """CPUs of each rank: "0: 0-1, 1: 2-3"; "": unknown."""
+        cpus = [f"{rank.get('rank')}: {rank['cpus']}" for rank in self.head.get("ranks", []) if rank.get("cpus")]
+        return ", ".join(cpus) or self.head.get("binding") or ""
+
 
 def wrong(path: Path, place: str, what: str) -> StudyError:
     return StudyError(f"{path}: {place}: {what}; wanted: {SCHEMA}", RUNTIME)
