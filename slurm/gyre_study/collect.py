@@ -23,6 +23,7 @@ from typing import Any
 
 from .errors import RUNTIME, StudyError
 from .folder import Folder
+from .identity import contradicts
 from .results import Row, Run, read_lines
 from .status import CaseStatus, fits, newest_rows, statuses
 
@@ -143,7 +144,8 @@ class Collector:
             (one for one in self.folder.placements if self.folder.rows_file(one) == file), None
         )
         runs = read_lines(file)
-        newest = {id(row) for _, row in newest_rows(runs, self.folder.app).values()}
+        of_cases = newest_rows(runs, self.folder.app, placement) if placement else {}
+        newest = {id(row) for _, row in of_cases.values()}
         for run in runs:
             number = len(self.runs) + 1
             self.runs.append(run_fields(number, run, placement.name if placement else file.stem))
@@ -155,9 +157,11 @@ class Collector:
                     {column(name): unit for name, unit in row.data.get("units", {}).items()}
                 )
                 self.samples += samples_of(fields["row_id"], row)
-                if placement is not None and run.build == self.folder.app.build:
+                app = self.folder.app
+                ours = placement is not None and run.build == app.build
+                if placement and ours and not contradicts(run, placement.arguments, app.swept):
                     case = next(
-                        (case for case in placement.cases if fits(case, row, self.folder.app)), None
+                        (case for case in placement.cases if fits(case, row, app)), None
                     )
                     fields.update(
                         case_id=case.id if case else None,
@@ -173,6 +177,7 @@ def case_fields(status: CaseStatus, folder: Folder) -> dict[str, Any]:
         "case_id": status.case.id,
         "kin": status.case.kin,
         "placement": placement.name,
+        "repetition": placement.repetition,
         "state": status.state,
         "reason": status.reason,
         "nodes": placement.nodes,

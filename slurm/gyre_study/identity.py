@@ -1,12 +1,11 @@
 """What a row of results is of, and what its run was made with: rows of different experiments are never one row."""
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from .official import portable
-from .results import Run
+from .results import Run, portable
 from .sizes import parse_size
 
 # Options that do not tell experiments apart: how long and how carefully is measured, where output goes, and how much is
@@ -68,6 +67,14 @@ def given_options(argv: Sequence[str]) -> dict[str, str]:
             found[name] = as_text(word)
             name = ""
     return found
+
+
+def contradicts(run: Run, arguments: Sequence[str], others: Collection[str]) -> bool:
+    """Whether a run was started with another value of an option than these arguments, or with an option more. `others`:
+    options that may differ."""
+    given, wanted = (given_options(words) for words in (run.head.get("run", {}).get("argv", []), ["", *arguments]))
+    free = NOT_COMPARED | {name.replace("-", "_") for name in others}
+    return any(wanted.get(name) != value for name, value in given.items() if name not in free)
 
 
 def recorded_settings(run: Run) -> dict[str, str]:

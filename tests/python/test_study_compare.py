@@ -19,7 +19,7 @@ sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
 from study_plans import Scratch, gyre_study  # noqa: E402
 from gyre_study import noise  # noqa: E402
-from gyre_study.compare import ALL_ROWS, Tester, changed, compare, families_of  # noqa: E402
+from gyre_study.compare import ALL_ROWS, Family, Tester, changed, compare, families_of  # noqa: E402
 from gyre_study.identity import Experiment, given_options  # noqa: E402
 from gyre_study.sides import Compared, Side  # noqa: E402
 
@@ -70,11 +70,10 @@ def alarms(times: np.ndarray, before: int, cases: list[Experiment]) -> np.ndarra
     return bad
 
 
-def found_in(times: np.ndarray, before: int, cases: list[Experiment], drift: float | None = None) -> dict[str, float]:
+def found_in(times: np.ndarray, before: int, families: list[Family], drift: float | None = None) -> dict[str, float]:
     """Names and changes of one comparison, [runs, rows]."""
-    inside = np.full(len(cases), 0.0001)
-    tester = Tester(times.copy(), before, inside, SAMPLES - 1, drift)
-    return {name: one[0] for name, one in changed(tester, families_of(cases, 0.01), LEAST).items()}
+    tester = Tester(times.copy(), before, np.full(times.shape[1], 0.0001), SAMPLES - 1, drift)
+    return {name: one[0] for name, one in changed(tester, families, LEAST).items()}
 
 
 class Simulation(unittest.TestCase):
@@ -104,7 +103,7 @@ class Simulation(unittest.TestCase):
             times = Machine(1, 0.1, 0.05, 0.02).draw(2000, 6, rows)
             bad = alarms(times, 3, cases)
             for place in [*np.flatnonzero(bad)[:10], *np.flatnonzero(~bad)[:20]]:
-                self.assertEqual(bool(found_in(times[place], 3, cases)), bool(bad[place]), (rows, place))
+                self.assertEqual(bool(found_in(times[place], 3, families_of(cases, 0.01))), bool(bad[place]), (rows, place))
 
     def found(self, rows: int, what: str, runs: int, noise_of: tuple[float, float, float],
               comparisons: int = 100, drift: float | None = None) -> float:
@@ -115,9 +114,9 @@ class Simulation(unittest.TestCase):
         own = [place for place, case in enumerate(cases)
                if what == "all" or names[what] in (case.name, *(f"{key}={value}" for key, value in case.key.items()))]
         times[:, runs:, own] += TEN_PERCENT
-        good = 0
+        good, families = 0, families_of(cases, 0.01)
         for one in times:
-            found = found_in(one, runs, cases, drift)
+            found = found_in(one, runs, families, drift)
             slower = {name for name, change in found.items() if change > 0}
             good += slower == {names[what]}
         return good / comparisons
@@ -144,24 +143,25 @@ class Simulation(unittest.TestCase):
     def test_any_half_of_the_rows(self) -> None:
         """Rows that have no value in common: something became slower, by a group that holds most of them, or by rows."""
         rng = np.random.default_rng(3)
-        cases = experiments(16)
+        families = families_of(experiments(16), 0.01)
         for times in Machine(5, 0.01, 0, 0.01).draw(30, 6, 16):
             times[3:, rng.permutation(16)[:8]] += TEN_PERCENT
-            self.assertTrue(any(change > 0 for change in found_in(times, 3, cases).values()))
+            self.assertTrue(any(change > 0 for change in found_in(times, 3, families).values()))
 
     def test_one_run_a_side(self) -> None:
         """A verdict is what exceeds the stated drift: false alarms are 1 % where it is true."""
         for rows in (1, 8):
-            cases, bad = experiments(rows), 0
+            families, bad = families_of(experiments(rows), 0.01), 0
             for times in Machine(7, 0.05, 0.0, 0.01).draw(300, 2, rows):
-                bad += bool(found_in(times, 1, cases, 0.05))
+                bad += bool(found_in(times, 1, families, 0.05))
             self.assertLessEqual(bad, 9, rows)
         cases = experiments(16)
+        families = families_of(cases, 0.01)
         for times in Machine(8, 0.03, 0, 0.01).draw(20, 2, 16):
             times[1] += [math.log(2) if case.key["pass"] == "fwd" else 0 for case in cases]
-            self.assertEqual([*found_in(times, 1, cases, 0.05)], ["pass=fwd"])
+            self.assertEqual([*found_in(times, 1, families, 0.05)], ["pass=fwd"])
             times[1] += [0 if case.key["pass"] == "fwd" else math.log(2) for case in cases]
-            self.assertEqual([*found_in(times, 1, cases, 0.05)], [ALL_ROWS])
+            self.assertEqual([*found_in(times, 1, families, 0.05)], [ALL_ROWS])
 
     def test_a_stated_drift_that_runs_refute(self) -> None:
         times = np.zeros((6, 2))
@@ -281,6 +281,83 @@ class Command(Scratch):
         data = json.loads(self.compare(before, slow, "--json")[1])
         self.assertEqual([one["verdict"] for one in data["changes"]].count("slower"), 2)
 
+    def test_several_runs_a_side(self) -> None:
+        before = [self.write(f"a{run}.jsonl", 1, run) for run in range(3)]
+        same = [self.write(f"b{run}.jsonl", 1, 10 + run) for run in range(3)]
+        slow = [self.write(f"c{run}.jsonl", 1.1, 20 + run) for run in range(3)]
+        code, said = self.compare(*before, "--", *same)
+        self.assertEqual(code, 0, said)
+        self.assertIn("# noise between runs: estimated from 3 runs before and 3 after", said)
+        code, said = self.compare(*before, "--", *slow, "--json")
+        self.assertEqual(code, 1, said)
+        self.assertEqual([one["name"] for one in json.loads(said)["groups"]], ["schedule=ring"])
+        self.assertEqual(json.loads(said)["runs"], [3, 3])
+        code, said = self.compare(before[0], slow[0])  # too little for one run a side
+        self.assertEqual(code, 0, said)
+        self.assertIn("4 unchanged, beyond a stated drift of 5 %", said)
+        self.assertEqual(self.compare(before[0], slow[0], "--drift", 1)[0], 1)
+        # A file in which every row was measured three times holds three runs; one more of one row replaces the last.
+        together = self.place / "all.jsonl"
+        texts = [file.read_text().replace('"r1"', f'"r{number}"') for number, file in enumerate(before)]
+        together.write_text("".join(texts))
+        self.assertIn("3 runs before and 3 after", self.compare(together, "--", *slow)[1])
+        row = next(line for line in texts[2].splitlines() if '"kind": "row"' in line)
+        together.write_text(texts[0] + texts[2].splitlines()[0] + "\n" + row + "\n")
+        found = json.loads(self.compare(together, before[0], "--json")[1])
+        self.assertEqual((found["runs"], [one["before"] for one in found["changes"]][0]), ([1, 1], "all.jsonl:8"))
+
+    def test_different_experiments_are_no_row(self) -> None:
+        def given(*options: str):
+            return lambda text: text.replace('"argv": ["gyre-attention"]', json.dumps(
+                {"argv": ["gyre-attention", *options]})[1:-1])
+
+        plain = self.write("a.jsonl", 1, 1, change=given("--tokens", "512"))
+        other = self.write("b.jsonl", 1, 2, change=given("--collectives", "library", "--json", "b.jsonl"))
+        code, said = self.compare(plain, other)
+        self.assertEqual((code, "the two are different experiments: collectives: default before, library after" in said),
+                         (2, True), said)
+        # The configuration says it, and the other side, which is older, was not given it.
+        newer = self.write("c.jsonl", 1, 3, change=lambda text: given("--collectives", "messages")(text).replace(
+            '"heads": 8', '"heads": 8, "collectives": "messages", "seed": 1'))
+        self.assertIn("collectives: default before, messages after", self.compare(plain, newer)[1])
+        usual = self.write("d.jsonl", 1, 4, change=lambda text: text.replace(
+            '"heads": 8', '"heads": 8, "collectives": "messages", "seed": 1'))
+        self.assertIn("4 unchanged", self.compare(plain, usual)[1])
+        self.assertIn("4 unchanged", self.compare(usual, newer)[1])
+        inputs = [self.write(f"{name}.jsonl", 1, 5, change=lambda text: text.replace(
+            '"inputs": []', f'"inputs": [{{"file": "x.h5", "sha256": "{name * 64}"}}]')) for name in "01"]
+        self.assertIn(f"inputs: {'0' * 64} before, {'1' * 64} after", self.compare(*inputs)[1])
+        self.assertEqual(given_options("gyre-x --heads 8K --sinks -n 3 --mask=full --gen a=-1 --drift -0.5".split()),
+                         {"heads": "8192", "sinks": "true", "mask": "full", "gen": "a=-1", "drift": "-0.5"})
+
+    def test_recorded_results(self) -> None:
+        """Of programs that recorded fewer options in the configuration: the command line tells them apart."""
+        folder = SOURCE / "results/cpu-2core"
+        for name in ("all-gather", "all-to-all"):
+            code, said = self.compare(*(folder / f"attention-{name}-{how}.json" for how in ("messages", "library")))
+            self.assertEqual(code, 2, said)
+            self.assertIn("collectives: messages before, library after", said)
+
+    def test_builds_and_environments_are_named(self) -> None:
+        def of(flags: str, kind: str = "Release", threads: str = "1"):
+            return lambda text: text.replace('"compiler": "GNU 12.2.0"', f'"compiler": "GNU 12.2.0", "flags": "{flags}"'
+                                             ).replace('"Release"', f'"{kind}"').replace(
+                '"environment": {}', f'"environment": {{"OMP_NUM_THREADS": "{threads}"}}')
+
+        plain = self.write("a.jsonl", 1, 1, change=of("-O3 -DNDEBUG"))
+        self.assertNotIn("differs", self.compare(plain, plain)[1])
+        fast = self.write("b.jsonl", 1, 2, change=of("-O1 -ffast-math -DNDEBUG", threads="2"))
+        said = self.compare(plain, fast)[1]
+        self.assertIn("# differs: build flags: -O3 -DNDEBUG before, -O1 -ffast-math -DNDEBUG after", said)
+        self.assertIn("# differs: environment OMP_NUM_THREADS: 1 before, 2 after", said)
+        self.assertIn("4 unchanged, beyond a stated drift of 5 %; NOT COMPARABLE: build flags: ", said)
+        harmless = self.write("c.jsonl", 1, 3, change=of("-O3 -DNDEBUG -DOTHER"))
+        said = self.compare(plain, harmless)[1]
+        self.assertIn("# differs: build flags", said)
+        self.assertNotIn("NOT COMPARABLE", said)
+        debug = self.write("d.jsonl", 1, 4, change=of("-O3 -DNDEBUG", "Debug"))
+        self.assertIn("NOT COMPARABLE: build type: Release before, Debug after", self.compare(plain, debug)[1])
+
     def test_a_folder_and_a_document(self) -> None:
         before = self.write("study/rows/cp2.jsonl", 1, 1)
         lines = [json.loads(line) for line in before.read_text().splitlines()]
@@ -323,6 +400,9 @@ class Command(Scratch):
         for words, code, wanted in (((before, other), 2, "the two are different experiments: heads: 8 before, 9 after"),
                                     ((before, self.place / "none.jsonl"), 2, "no such file"),
                                     ((self.place, before), 2, "no rows/*.jsonl are there"),
+                                    ((before, before, before), 2, "wanted: BEFORE AFTER, or BEFORE ... -- AFTER"),
+                                    ((before, "--"), 2, "wanted: BEFORE AFTER, or BEFORE ... -- AFTER"),
+                                    ((before, before, "--drift", -1), 2, "--drift -1.0: wanted: at least 0"),
                                     ((before, before, "--alpha", 1), 2,
                                      "--alpha 1.0: wanted: above 0, below 1"),
                                     ((before, before, "--min-effect", -1), 2, "--min-effect -1.0")):
@@ -339,4 +419,4 @@ class Command(Scratch):
                       self.compare(self.place / "x.sqlite", other)[1])
 
 
-unittest.main(argv=sys.argv[:1])
+unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
