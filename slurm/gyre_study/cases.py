@@ -8,7 +8,7 @@ import hashlib
 import itertools
 import json
 import math
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from .app import RESERVED, App
@@ -25,7 +25,8 @@ BASE = "base"  # of a weak study's case: what the axis tokens says, before it is
 
 @dataclass
 class Case:
-    """`axes`: everything that tells this case from others of the study. `kin`: the id without the build."""
+    """`axes`: everything that tells this case from others of the study, but for its repetition. `kin`: the id without
+    the build and the repetition."""
 
     id: str
     kin: str
@@ -44,6 +45,7 @@ class Placement:
     common: dict[str, Any]
     arguments: list[str]
     cases: list[Case] = field(default_factory=list)
+    repetition: int = 1
 
 
 @dataclass
@@ -275,7 +277,9 @@ class Expander:
             seen.add(case.id)
             placement.cases.append(case)
         ordered = sorted(placements.values(), key=lambda one: (one.nodes, one.ranks))
-        return Expansion(ordered, duplicates)
+        # All placements once, then all again: what changes with time is not taken for a difference of placements.
+        again = range(1, self.study.repeat + 1)
+        return Expansion([repeated(one, turn) for turn in again for one in ordered], duplicates)
 
     def identity(self, build: bool) -> dict[str, Any]:
         site = asdict(self.site)
@@ -341,6 +345,17 @@ class Expander:
                 else [f"--{name}", size_text(value) if is_size else str(value)]
             )
         return words
+
+
+def repeated(placement: Placement, repetition: int) -> Placement:
+    """The placement's next run, with rows of its own. The first keeps its ids: what is done stays done."""
+    if repetition == 1:
+        return placement
+    cases = [replace(case, id=digest([case.id, repetition])) for case in placement.cases]
+    name = f"{placement.name}-r{repetition}"
+    return replace(
+        placement, id=digest([placement.id, repetition]), name=name, cases=cases, repetition=repetition
+    )
 
 
 def expand(study: Study, site: Site, app: App, file: str) -> Expansion:

@@ -12,6 +12,7 @@ from .errors import RUNTIME, StudyError
 SLURM = Path(__file__).resolve().parent.parent
 IS_SOURCE_TREE = (SLURM.parent / "CMakeLists.txt").exists()  # else SLURM is PREFIX/share/gyre/slurm
 APPS = SLURM.parent / "build/cpu/apps" if IS_SOURCE_TREE else SLURM.parents[2] / "bin"
+SEPARATOR = "\0"  # stands for "--"
 DESCRIPTION = """Plans, launches and evaluates studies of Gyre's programs: which schedule, layout, number of ranks,
 length or network costs what, on a machine with Slurm or without."""
 EPILOG = """Examples:
@@ -116,9 +117,12 @@ def parser() -> argparse.ArgumentParser:
 
     compare = command("compare", "which rows became slower or faster, beyond noise", COMPARE_TEXT)
     compare.add_argument(
-        "before", type=Path, help="folder of a study, its SQLite file, or a file of results"
+        "runs",
+        nargs="+",
+        type=str,
+        metavar="RUN",
+        help="folder of a study, its SQLite file, or a file of results: BEFORE AFTER, or BEFORE ... -- AFTER ...",
     )
-    compare.add_argument("after", type=Path, help="the same, of later")
     compare.add_argument(
         "--min-effect",
         type=float,
@@ -127,10 +131,16 @@ def parser() -> argparse.ArgumentParser:
         help="smaller changes do not count (5)",
     )
     compare.add_argument(
+        "--drift",
+        type=float,
+        metavar="PERCENT",
+        help="standard deviation of the time between runs of one build; with one run a side it is needed (5)",
+    )
+    compare.add_argument(
         "--alpha",
         type=float,
         default=0.01,
-        help="level of the tests, and chance of a false alarm (0.01)",
+        help="chance of any false alarm among all rows and groups (0.01)",
     )
     compare.add_argument("--all", action="store_true", help="list unchanged rows, too")
     compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
@@ -168,18 +178,24 @@ CHECK_TEXT = """docs/official.md has the rules. Exit code 1: a result was refuse
 COLLECT_TEXT = """Tables: cases, runs, rows (one a measured row; key and
 measurements as columns), units (of columns), samples (one an iteration and rank), foms."""
 COMPARE_TEXT = """Rows are the same when program, ranks,
-nodes, options and key are. The raw samples of both are compared. A row changed when Mann and Whitney's test
-finds it, the whole confidence interval of the ratio (Hodges and Lehmann) is beyond --min-effect, and the
-ratio is beyond what most rows scatter by, for as many rows as there are. So two runs of one build are
-unchanged. Verdicts on rows that break a run rule are marked ~. Exit code 1: a row, or what a group of rows
-has in common, became slower, or a result is wrong."""
+nodes, key, inputs and all options are, but for those of measurement and output. How far two runs of one build
+are apart is estimated from several runs a side (three at least; a study with repeat = 3 is three runs):
+  gyre-study compare old1 old2 old3 -- new1 new2 new3
+All rows together, groups (rows with one value of a variable, such as pass=bwd) and rows are tested with Student's t;
+groups and rows against the other rows of the same run, so that what a run drifts as a whole does not count. The
+chance of any false alarm is --alpha. With one run a side nothing tells drift from change: a verdict is what exceeds
+--drift, and the output says so. slurm/README.md has what three runs can find. Differences of options, build,
+compiler flags, libraries and environment are named. Verdicts on rows that break a run rule are marked ~.
+Exit code 1: something became slower, or a result is wrong."""
 
 
 def run_command(arguments: list[str] | None) -> int:
     from . import commands
 
     try:
-        options = parser().parse_args(arguments)
+        words = sys.argv[1:] if arguments is None else arguments
+        # argparse drops the first "--"; no argument of a process holds a zero byte.
+        options = parser().parse_args([SEPARATOR if word == "--" else word for word in words])
         return int(getattr(commands, options.command)(options))
     finally:
         sys.stdout.flush()

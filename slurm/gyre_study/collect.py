@@ -14,6 +14,7 @@ In rows, is_newest is 1 for the last row of its key and build; earlier ones stay
 
 import json
 import re
+import shlex
 import sqlite3
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass
@@ -22,6 +23,7 @@ from typing import Any
 
 from .errors import RUNTIME, StudyError
 from .folder import Folder
+from .identity import contradicts
 from .results import Row, Run, read_lines
 from .status import CaseStatus, fits, newest_rows, statuses
 
@@ -65,9 +67,6 @@ def write_table(
 def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
     head, end = run.head, run.end or {}
     hosts = list(dict.fromkeys(rank.get("host", "") for rank in head.get("ranks", [])))
-    cpus = [
-        f"{rank.get('rank')}: {rank['cpus']}" for rank in head.get("ranks", []) if rank.get("cpus")
-    ]
     started = head.get("run", {})
     return {
         "run_id": number,
@@ -77,6 +76,7 @@ def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
         "line": run.line,
         "program": head.get("suite", {}).get("program"),
         **{f"build_{key}": value for key, value in run.build.items()},
+        "build_flags": head.get("build", {}).get("flags"),
         "start": started.get("start"),
         "end": end.get("end") or started.get("end"),
         "launcher": started.get("launcher"),
@@ -84,8 +84,8 @@ def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
         "hosts": " ".join(hosts),
         "nodes": len(hosts),
         "ranks": len(head.get("ranks", [])),
-        "binding": ", ".join(cpus) or None,
-        "argv": " ".join(started.get("argv", [])),
+        "binding": run.binding or None,
+        "argv": shlex.join(started.get("argv", [])),
         "libraries": head.get("libraries"),
         "environment": head.get("environment"),
         "configuration": head.get("configuration"),
@@ -144,7 +144,8 @@ class Collector:
             (one for one in self.folder.placements if self.folder.rows_file(one) == file), None
         )
         runs = read_lines(file)
-        newest = {id(row) for _, row in newest_rows(runs, self.folder.app).values()}
+        of_cases = newest_rows(runs, self.folder.app, placement) if placement else {}
+        newest = {id(row) for _, row in of_cases.values()}
         for run in runs:
             number = len(self.runs) + 1
             self.runs.append(run_fields(number, run, placement.name if placement else file.stem))
@@ -156,9 +157,11 @@ class Collector:
                     {column(name): unit for name, unit in row.data.get("units", {}).items()}
                 )
                 self.samples += samples_of(fields["row_id"], row)
-                if placement is not None and run.build == self.folder.app.build:
+                app = self.folder.app
+                ours = placement is not None and run.build == app.build
+                if placement and ours and not contradicts(run, placement.arguments, app.swept):
                     case = next(
-                        (case for case in placement.cases if fits(case, row, self.folder.app)), None
+                        (case for case in placement.cases if fits(case, row, app)), None
                     )
                     fields.update(
                         case_id=case.id if case else None,
@@ -174,6 +177,7 @@ def case_fields(status: CaseStatus, folder: Folder) -> dict[str, Any]:
         "case_id": status.case.id,
         "kin": status.case.kin,
         "placement": placement.name,
+        "repetition": placement.repetition,
         "state": status.state,
         "reason": status.reason,
         "nodes": placement.nodes,

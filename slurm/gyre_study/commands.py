@@ -9,7 +9,7 @@ from pathlib import Path
 
 from .app import load_app
 from .cases import Expansion, expand
-from .cli import APPS, SLURM
+from .cli import APPS, SEPARATOR, SLURM
 from .errors import RUNTIME, StudyError
 from .files import find_file, load_site, load_study
 from .folder import Folder, write_plan, write_whole
@@ -185,16 +185,31 @@ def report(options: argparse.Namespace) -> int:
     return 0
 
 
+def sides_of(words: list[str]) -> tuple[list[Path], list[Path]]:
+    """BEFORE AFTER, or several paths on either side of SEPARATOR."""
+    place = words.index(SEPARATOR) if SEPARATOR in words else 1
+    before, after = words[:place], words[place + (SEPARATOR in words) :]
+    if not before or not after or SEPARATOR in after or (SEPARATOR not in words and len(words) != 2):
+        said = shlex.join("--" if word == SEPARATOR else word for word in words).replace("'--'", "--")
+        raise StudyError(f"compare {said}: wanted: BEFORE AFTER, or BEFORE ... -- AFTER ..., a path for each run")
+    return [Path(word) for word in before], [Path(word) for word in after]
+
+
 def compare(options: argparse.Namespace) -> int:
-    from .compare import compare_files, comparison_json, comparison_text
+    try:
+        from .compare import compare_files
+        from .compare_text import comparison_json, comparison_text
+    except ImportError as error:
+        needed = "compare needs numpy (Debian: python3-numpy, for /usr/bin/python3; or pip)"
+        raise StudyError(f"{needed}; {sys.executable}: {error}", RUNTIME) from error
 
     if not 0 < options.alpha < 1:
         raise StudyError(f"--alpha {options.alpha}: wanted: above 0, below 1; nearest: 0.01")
-    if not 0 <= options.min_effect < 1000:
-        raise StudyError(
-            f"--min-effect {options.min_effect}: wanted: at least 0, below 1000; nearest: 5"
-        )
-    found = compare_files(options.before, options.after, options.min_effect / 100, options.alpha)
+    for name, value, usual in (("min-effect", options.min_effect, 5), ("drift", options.drift, 5)):
+        if value is not None and not 0 <= value < 1000:
+            raise StudyError(f"--{name} {value}: wanted: at least 0, below 1000; nearest: {usual}")
+    drift = None if options.drift is None else options.drift / 100
+    found = compare_files(*sides_of(options.runs), options.min_effect / 100, options.alpha, drift)
     print(comparison_json(found) if options.json else comparison_text(found, options.all))
     return 1 if found.slower else 0
 

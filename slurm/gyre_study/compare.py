@@ -1,27 +1,28 @@
-"""Which cases of two sets of results became slower or faster."""
+"""Which cases of two sets of runs became slower or faster; noise.py has the statistics."""
 
 import json
 import math
-import re
-import sqlite3
-from dataclasses import asdict, dataclass, field
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
-from statistics import NormalDist, median
-from typing import Any
+from statistics import median
+
+import numpy as np
 
 from .errors import StudyError
+from .identity import Experiment, fact_differences, setting_differences
 from .noise import (
-    LEAST_CASES,
     LEAST_SAMPLES,
-    holm,
-    median_interval,
-    p_value,
-    ratio_interval,
-    scatter,
-    spread,
+    Array,
+    Test,
+    cell_means,
+    levels,
+    refutes,
+    test_by_drift,
+    test_by_runs,
+    variance_of_median,
 )
-from .official import is_result, opened, portable
-from .results import Run, read_runs
+from .sides import Compared, Side, Sides, read_sides
 
 VERDICTS = (
     "wrong result",
@@ -29,35 +30,28 @@ VERDICTS = (
     "faster",
     "too noisy",
     "too few samples",
+    "not in all runs",
     "no time",
     "unchanged",
 )
 MOST_THRESHOLD = 2.0  # where the noise hides more than a doubling, a case is not called unchanged
-# Entries of a configuration that describe the measurement, or repeat the first row's key.
-NOT_COMPARED = ("iters", "warmup", "check", "tokens", "max_seconds")
-
-
-@dataclass
-class Side:
-    """A case of one set. `samples`: ms of each iteration, of the slowest rank, of all its rows that are right."""
-
-    samples: list[float]
-    wrong: bool
-    where: str
-    broken: str = ""  # run rules that a row of it breaks
+USUAL_DRIFT = 0.05  # that is taken where neither runs nor --drift say how far runs are apart
+ALL_ROWS = "all rows"
 
 
 @dataclass
 class Change:
-    """`ratio`: after / before, with its interval; None where nothing could be said."""
+    """`ratio`: after / before, of medians. `change`, `low`, `high`: what was tested, with its interval: of several rows
+    the ratio over that of the other rows."""
 
     case: str
     verdict: str  # one of VERDICTS
     ratio: float | None = None
+    change: float | None = None
     low: float | None = None
     high: float | None = None
-    p: float | None = None
-    threshold: float = 1.0  # smallest ratio that counts as a change
+    threshold: float | None = None  # smallest change that counts
+    group: str = ""  # that changed, and the row with it
     before: str = ""
     after: str = ""
     broken: dict[str, str] = field(default_factory=dict)  # run rules that a side breaks
@@ -65,7 +59,8 @@ class Change:
 
 @dataclass
 class Group:
-    """Cases that share a word of their names, and changed together: the centre of their ratios, and its interval."""
+    """Rows with one value of a variable, or all rows, that changed together. `ratio` is over that of the other rows; of
+    all rows, after / before."""
 
     name: str
     verdict: str  # "slower" or "faster"
@@ -77,11 +72,18 @@ class Group:
 
 @dataclass
 class Comparison:
+    """`between`: what the noise between runs was taken from. `differences`: of settings, builds, libraries, environments;
+    `grave`: those between which times cannot be compared. `stated`: drift, as a share, where runs do not measure it."""
+
     groups: list[Group]
     changes: list[Change]
     only_before: list[str]
     only_after: list[str]
-    scatter: float  # of the logarithm of most ratios; 0: too few cases to tell
+    runs: tuple[int, int]
+    between: str
+    stated: float | None = None
+    differences: list[str] = field(default_factory=list)
+    grave: list[str] = field(default_factory=list)
 
     @property
     def slower(self) -> list[Change | Group]:
@@ -89,297 +91,229 @@ class Comparison:
         return [one for one in both if one.verdict in ("slower", "wrong result")]
 
 
-def case_name(
-    program: str, ranks: int, nodes: int, configuration: dict[str, Any], key: dict[str, Any]
-) -> str:
-    """What must be equal for two rows to be compared."""
-    settings = portable(
-        {name: value for name, value in configuration.items() if name not in (*NOT_COMPARED, *key)}
-    )
-    if re.fullmatch(r"\d+ x \d+ tokens", str(settings.get("source", ""))):
-        del settings["source"]  # documents, and the key's tokens, say it
-    own = " ".join(f"{name}={value}" for name, value in key.items())
-    other = " ".join(f"{name}={value}" for name, value in settings.items())
-    return f"{program} {own} | {ranks} ranks on {nodes} nodes | {other}"
+@dataclass
+class Family:
+    """Cells of rows: `names` and the rows of each, as indices."""
+
+    names: list[str]
+    cells: list[list[int]]
+    level: float = 0.0
+
+    def among(self, free: Collection[int]) -> "Family":
+        """The cells with the free rows alone; empty ones are left out."""
+        left = {*free}
+        both = [(name, [row for row in cell if row in left]) for name, cell in zip(self.names, self.cells)]
+        kept = [(name, cell) for name, cell in both if cell]
+        return Family([name for name, _ in kept], [cell for _, cell in kept], self.level)
 
 
-def add(
-    sides: dict[str, Side], name: str, samples: list[float], result: str, reasons: str, where: str
-) -> None:
-    side = sides.setdefault(name, Side([], False, where))
-    if result == "INVALID":
-        side.wrong = True
-    else:
-        side.broken = side.broken or ("" if result == "VALID" else reasons or result)
-        side.samples += [sample for sample in samples if sample > 0]
+def families_of(cases: Sequence[Experiment], alpha: float) -> list[Family]:
+    """All rows, each row, and each variable that divides the rows in another way; with their levels."""
+    found = [Family([ALL_ROWS], [list(range(len(cases)))])]
+    if len(cases) > 1:
+        found.append(Family([case.name for case in cases], [[row] for row in range(len(cases))]))
+    variables = [case.variables for case in cases]
+    for name in dict.fromkeys(name for one in variables for name in one):
+        cells: dict[str, list[int]] = {}
+        for row, one in enumerate(variables):
+            cells.setdefault(f"{name}={one[name]}" if name in one else f"no {name}", []).append(row)
+        if 1 < len(cells) < len(cases) and [*cells.values()] not in [family.cells for family in found]:
+            found.append(Family([*cells], [*cells.values()]))
+    for family, level in zip(found, levels(len(found), alpha)):
+        family.level = level
+    return found
 
 
-def sides_of_runs(runs: list[Run]) -> dict[str, Side]:
-    sides: dict[str, Side] = {}
-    for run in runs:
-        ranks = run.head.get("ranks", [])
-        nodes = len({rank.get("host") for rank in ranks})
-        for row in run.rows:
-            key = {name: value for name, value in row.key.items() if name != "cycle"}
-            name = case_name(
-                run.head["suite"]["program"],
-                len(ranks),
-                nodes,
-                run.head.get("configuration", {}),
-                key,
-            )
-            add(
-                sides,
-                name,
-                row.slowest(),
-                row.verdict,
-                "; ".join(row.reasons),
-                f"{run.file.name}:{row.line}",
-            )
-    return sides
+class Tester:
+    """Tests families of the rows that all runs have. `times`: [runs, rows], logarithms; the first `before` runs are
+    before. `inside`: of each row, variance of its change by noise inside of runs."""
+
+    def __init__(self, times: Array, before: int, inside: Array, freedom: int, drift: float | None) -> None:
+        self.times, self.before, self.inside, self.freedom = times, before, inside, freedom
+        self.estimates = min(before, len(times) - before) > 1
+        self.drift = drift if drift is not None or self.estimates else USUAL_DRIFT
+        self.doubt = ""
+        if self.estimates and self.drift is not None:
+            share = 1 / before + 1 / (len(times) - before)
+            if refutes(times.mean(1), before, self.drift, self.within([*range(times.shape[1])]) / share):
+                self.doubt = f"; they scatter more than the stated {100 * self.drift:g} %, which was not used"
+                self.drift = None
+
+    def within(self, cell: Sequence[int]) -> float:
+        return float(self.inside[list(cell)].sum()) / len(cell) ** 2
+
+    def test(self, family: Family) -> Test:
+        cells = cell_means(self.times, family.cells)
+        if self.drift is None or (self.estimates and len(family.cells) > 1):
+            return test_by_runs(cells, self.before, family.level)
+        inside = np.array([self.within(cell) for cell in family.cells])
+        return test_by_drift(cells, self.before, family.level, self.drift, inside, self.freedom)
+
+    def shifts(self, family: Family) -> Array:
+        """By how much cells changed, the drift of the runs included."""
+        cells = cell_means(self.times, family.cells)
+        shift: Array = cells[self.before :].mean(0) - cells[: self.before].mean(0)
+        return shift
+
+    @property
+    def source(self) -> str:
+        after = len(self.times) - self.before
+        runs = f"{self.before} run{'s' * (self.before > 1)} before and {after} after"
+        stated = f"runs of one build that differ by {100 * (self.drift or 0):g} % (standard deviation, --drift)"
+        if not self.estimates:
+            return f"stated, not measured: a verdict is what exceeds {stated}; two runs a side would measure it"
+        return f"estimated from {runs}" + self.doubt + (f"; of all rows stated: {stated}" if self.drift is not None else "")
 
 
-def sides_of_database(path: Path) -> dict[str, Side]:
-    sides: dict[str, Side] = {}
-    database = sqlite3.connect(f"file:{path}?mode=ro", uri=True)
-    database.row_factory = sqlite3.Row
-    try:
-        times: dict[int, list[float]] = {}
-        slowest = "SELECT row_id, max(ms) FROM samples GROUP BY row_id, iteration ORDER BY row_id, iteration"
-        for row_id, ms in database.execute(slowest):
-            times.setdefault(row_id, []).append(ms)
-        of_run = "runs.program, runs.ranks, runs.nodes, runs.configuration"
-        query = f"SELECT rows.*, {of_run} FROM rows JOIN runs USING (run_id)"
-        for row in database.execute(query):
-            keys = {
-                name[4:]: row[name]
-                for name in row.keys()
-                if name.startswith("key_") and row[name] is not None
-            }
-            keys.pop("cycle", None)
-            name = case_name(
-                row["program"],
-                row["ranks"],
-                row["nodes"],
-                json.loads(row["configuration"] or "{}"),
-                keys,
-            )
-            add(
-                sides,
-                name,
-                times.get(row["row_id"], []),
-                row["result"],
-                row["reasons"],
-                f"{row['file']}:{row['line']}",
-            )
-    except (sqlite3.DatabaseError, IndexError, TypeError, ValueError) as error:
-        raise StudyError(
-            f"{path}: {error}; wanted: a file that gyre-study collect wrote"
-        ) from error
-    finally:
-        database.close()
-    return sides
+def is_large(change: float, shift: float, least: float) -> bool:
+    """Whether a change over the other rows is worth a verdict.
 
-
-def read_sides(path: Path) -> dict[str, Side]:
-    """Reads a study's folder (its rows), an SQLite file, or a file of results."""
-    if path.is_dir():
-        files = sorted((path / "rows").glob("*.jsonl"))
-        if not files:
-            raise StudyError(
-                f"{path}: no rows/*.jsonl are there; wanted: the folder of a study that was run"
-            )
-        return sides_of_runs([run for file in files for run in read_runs(file)])
-    if not path.is_file():
-        raise StudyError(
-            f"{path}: no such file; wanted: a study's folder, an SQLite file of collect, .jsonl or .json"
-        )
-    if path.suffix == ".json" and is_result(path):
-        with opened(path) as (folder, _):
-            return read_sides(folder.path)
-    return sides_of_database(path) if path.suffix == ".sqlite" else sides_of_runs(read_runs(path))
-
-
-def compare_files(before: Path, after: Path, min_effect: float, alpha: float) -> Comparison:
-    return compare(read_sides(before), read_sides(after), min_effect, alpha)
-
-
-def groups_of(tested: list[Change], min_effect: float, alpha: float) -> list[Group]:
-    """What all rows, or those with one value of a variable, have in common, where that is beyond min_effect.
-
-    One kernel that became slower by less than a single case can show is found in the cases that run it.
+    Where many rows changed, those that did differ less from the mean of the others: half of it is enough for a row or
+    group that was shifted as a whole by `least` in the same direction.
     """
-    logs = {one.case: math.log(one.ratio) for one in tested if one.ratio}
-    words: dict[str, set[str]] = {"all rows": set(logs)}
-    for case in logs:
-        for word in re.findall(r"\S+=\S+", case):
-            words.setdefault(word, set()).add(case)
-    names: dict[frozenset[str], str] = {}
-    for word, cases in words.items():
-        names.setdefault(frozenset(cases), word)
-    found = []
-    for cases, name in names.items():
-        interval = median_interval([logs[case] for case in cases], alpha / len(names))
-        if interval is None:
+    return abs(change) >= least or (2 * abs(change) >= least and abs(shift) >= least and change * shift > 0)
+
+
+def strongest(tester: Tester, families: Sequence[Family], free: Sequence[int], least: float,
+              done: Sequence[str]) -> tuple[Family, Test, int] | None:
+    """The family whose change explains most of how the rows shifted, and the cell of it that was shifted most."""
+    best: tuple[float, Family, Test, int] | None = None
+    for whole in families:
+        family = whole.among(free)
+        if len(family.cells) < 2:
             continue
-        low, high = (math.exp(end) for end in interval)
-        if low > 1 + min_effect or high < 1 / (1 + min_effect):
-            ratio = math.exp(median(logs[case] for case in cases))
-            verdict = "slower" if low > 1 else "faster"
-            found.append(Group(name, verdict, ratio, low, high, sorted(cases)))
-    everything = [group for group in found if len(group.cases) == len(logs)]
-    return everything or sorted(found, key=lambda group: -abs(math.log(group.ratio)))
+        test, shifts = tester.test(family), tester.shifts(family)
+        found = [
+            cell
+            for cell, name in enumerate(family.names)
+            if name not in done and test.strength[cell] > 1 and is_large(test.change[cell], shifts[cell], least)
+        ]
+        own = [len(cell) for cell in family.cells]
+        # sum of squares between the rows of the cell and the others
+        explained = [own[cell] * (1 - own[cell] / len(free)) * float(test.change[cell]) ** 2 for cell in found]
+        if found and (best is None or max(explained) > best[0]):
+            best = max(explained), family, test, max(found, key=lambda cell: abs(float(shifts[cell])))
+    return best[1:] if best else None
 
 
-def compare(
-    before: dict[str, Side], after: dict[str, Side], min_effect: float, alpha: float
-) -> Comparison:
-    """`min_effect`: as a share (0.05).
+def changed(tester: Tester, families: Sequence[Family], least: float) -> dict[str, tuple[float, float, float, list[int]]]:
+    """Groups and rows that changed: name, change with its interval, rows; strongest first, all rows last.
 
-    A case changed when three things hold:
-      - Mann and Whitney's test finds it; with few cases, corrected for their number after Holm
-      - the whole interval of its ratio is beyond min_effect
-      - the ratio is beyond what two runs of one build differ by. That is more than samples of one run tell, so it is
-        taken from the cases themselves: most of them have not changed, or not each by another amount. It is estimated
-        as a ratio, and in units of a case's own spread; the larger of both counts, for as many cases as there are.
-        What changed for a whole group of cases is subtracted before.
+    A row that changed is left out of what follows; from the rows of a group its change is subtracted.
     """
-    both = [name for name in before if name in after]
-    if not both:
-        raise StudyError(
-            "the two have no row in common: program, ranks, nodes, options and key must be equal"
-        )
-    changes = [
-        Change(
-            name,
-            first_verdict(before[name], after[name]),
-            before=before[name].where,
-            after=after[name].where,
-            broken={
-                side: one.broken
-                for side, one in (("before", before[name]), ("after", after[name]))
-                if one.broken
-            },
-        )
-        for name in both
-    ]
-    tested = [change for change in changes if not change.verdict]
-    samples = [(before[one.case].samples, after[one.case].samples) for one in tested]
-    found = [p_value(*pair) for pair in samples]
-    spreads = [max(spread(pair[0]), spread(pair[1])) for pair in samples]
-    for change, pair, p in zip(
-        tested, samples, found if len(tested) >= LEAST_CASES else holm(found)
-    ):
-        change.ratio, change.low, change.high = ratio_interval(*pair, alpha)
-        change.p = p
-    groups = groups_of(tested, min_effect, alpha)
-    common = {case: math.log(group.ratio) for group in reversed(groups) for case in group.cases}
-    logs = [math.log(one.ratio) - common.get(one.case, 0) for one in tested if one.ratio]
-    width, own_width = scatter(logs), scatter([log / own for log, own in zip(logs, spreads)])
-    own_width = max(math.sqrt(2), own_width)  # as if each run were off by as much as a sample of it
-    spreads = [
-        max(own, median(spreads)) for own in spreads
-    ]  # the spread of few samples may be small by chance
-    quantile = NormalDist().inv_cdf(1 - alpha / (2 * max(1, len(tested))))
-    for change, own in zip(tested, spreads):
-        change.threshold = math.exp(
-            max(math.log1p(min_effect), quantile * max(width, own_width * own))
-        )
-        change.verdict = verdict_of(change, 1 + min_effect, alpha)
-    only_before = [name for name in before if name not in after]
-    return Comparison(
-        groups, changes, only_before, [name for name in after if name not in before], width
-    )
+    found: dict[str, tuple[float, float, float, list[int]]] = {}
+    free = list(range(tester.times.shape[1]))
+
+    def note(name: str, test: Test, cell: int, rows: list[int]) -> float:
+        change, margin = float(test.change[cell]), float(test.error[cell] * test.quantile[cell])
+        found[name] = change, change - margin, change + margin, rows
+        return change
+
+    while best := strongest(tester, families[1:], free, least, [*found]):
+        family, test, cell = best
+        rows = family.cells[cell]
+        change = note(family.names[cell], test, cell, rows)
+        if len(rows) == 1:
+            free.remove(rows[0])
+        else:
+            tester.times[tester.before :, rows] -= change
+    everything = families[0].among(free)
+    test = tester.test(everything)
+    if test.strength[0] > 1 and abs(test.change[0]) >= least:
+        note(ALL_ROWS, test, 0, free)
+    return found
 
 
-def verdict_of(change: Change, least: float, alpha: float) -> str:
-    assert change.ratio and change.low and change.high and change.p is not None
-    if change.p < alpha and change.ratio > change.threshold and change.low > least:
-        return "slower"
-    if change.p < alpha and change.ratio < 1 / change.threshold and change.high < 1 / least:
-        return "faster"
-    return "too noisy" if change.threshold > MOST_THRESHOLD else "unchanged"
-
-
-def first_verdict(before: Side, after: Side) -> str:
+def first_verdict(before: Sequence[Side | None], after: Sequence[Side | None]) -> str:
     """The verdict that needs no test, or ""."""
-    if after.wrong:
+    sides = [*before, *after]
+    if any(one is not None and one.wrong for one in after):
         return "wrong result"
-    if not before.samples or not after.samples:
+    if any(one is None for one in sides):
+        return "not in all runs"
+    samples = [len(one.samples) for one in sides if one is not None]
+    if min(samples) == 0:
         return "no time"
-    return "too few samples" if min(len(before.samples), len(after.samples)) < LEAST_SAMPLES else ""
+    measures = min(len(before), len(after)) > 1
+    return "too few samples" if not measures and min(samples) < LEAST_SAMPLES else ""
 
 
-def comparison_json(found: Comparison) -> str:
-    return json.dumps(asdict(found), indent=1)
-
-
-def percent(ratio: float) -> str:
-    return f"{100 * (ratio - 1):+.1f} %"
-
-
-def shared_part(names: list[str]) -> set[str]:
-    """Words that all names share; they need not be repeated."""
-    return (
-        set.intersection(*(set(name.split(" | ")[-1].split()) for name in names))
-        if len(names) > 1
-        else set()
+def change_of(name: str, before: Sequence[Sides], after: Sequence[Sides]) -> Change:
+    sides = [[one.get(name) for one in runs] for runs in (before, after)]
+    there = [[one for one in side if one] for side in sides]
+    broken = [next((one.broken for one in side if one.broken), "") for side in there]
+    return Change(
+        name,
+        first_verdict(*sides),
+        before=there[0][0].where,
+        after=there[1][0].where,
+        broken={side: reason for side, reason in zip(("before", "after"), broken) if reason},
     )
 
 
-def rules_text(changes: list[Change]) -> list[str]:
-    """Lines about the rows that break a run rule; empty if none does."""
-    lines = []
-    for side in ("before", "after"):
-        if reasons := [one.broken[side] for one in changes if side in one.broken]:
-            lines.append(
-                f"# {side}: {len(reasons)} of {len(changes)} rows break a run rule, such as: {reasons[0]}"
-            )
-    if lines:
-        lines.append("# a verdict on such rows is marked ~; measure them again")
-    return lines
+def tester_of(names: Sequence[str], before: Sequence[Sides], after: Sequence[Sides], drift: float | None) -> Tester:
+    samples = [[run[name].samples for name in names] for run in (*before, *after)]
+    times = np.array([[math.log(median(one)) for one in run] for run in samples])
+    inside = np.array([[variance_of_median(one) for one in run] for run in samples])
+    count = len(before)
+    change = inside[:count].sum(0) / count**2 + inside[count:].sum(0) / len(after) ** 2
+    freedom = max(1, min(len(one) for run in samples for one in run) - 1)
+    return Tester(times, count, change, freedom, drift)
 
 
-def comparison_text(found: Comparison, everything: bool) -> str:
-    shown = [
-        one
-        for one in found.changes
-        if everything or one.verdict in ("wrong result", "slower", "faster")
-    ]
-    shown.sort(key=lambda one: (VERDICTS.index(one.verdict), -abs(math.log(one.ratio or 1))))
-    shared = shared_part([one.case for one in found.changes])
-    doubtful = {one.case for one in found.changes if one.broken}
-    lines = rules_text(found.changes)
-    for group in found.groups:
-        verdict = group.verdict + ("~" if doubtful & {*group.cases} else "")
-        change = f"{percent(group.ratio)} ({percent(group.low)} to {percent(group.high)})"
-        lines.append(
-            f"{verdict:15}  {change:34}  {group.name}: median of {len(group.cases)} rows"
-        )
-    for one in shown:
-        verdict = one.verdict + ("~" if one.broken and one.verdict != "wrong result" else "")
-        name = " ".join(word for word in one.case.split() if word not in shared).removesuffix(" |")
-        change = (
-            f"{percent(one.ratio)} ({percent(one.low or 1)} to {percent(one.high or 1)})"
-            if one.ratio
-            else "n/a"
-        )
-        lines.append(f"{verdict:15}  {change:34}  {name}  [{one.before} -> {one.after}]")
-    many = {verdict: sum(one.verdict == verdict for one in found.changes) for verdict in VERDICTS}
-    told = ", ".join(f"{number} {verdict}" for verdict, number in many.items() if number)
-    lines.append(f"# {len(found.changes)} rows in both: {told}")
-    thresholds = [one.threshold for one in found.changes if one.p is not None]
-    if thresholds:
-        width = (
-            f"most rows scatter by {100 * found.scatter:.2g} % between the two"
-            if found.scatter
-            else "too few rows to see how they scatter"
-        )
-        lines.append(
-            f"# smallest change that counts, by row: {percent(min(thresholds))} to {percent(max(thresholds))},"
-            f" median {percent(median(thresholds))}; {width}"
-        )
-    for side, names in (("before", found.only_before), ("after", found.only_after)):
-        if names:
-            lines.append(f"# only {side}: {len(names)} rows, such as {names[0]}")
-    return "\n".join(lines)
+def judge_rows(tested: list[Change], families: Sequence[Family], tester: Tester, least: float) -> list[Group]:
+    """Sets what was found of each row, and returns the groups."""
+    shifts = tester.shifts(Family([], [[row] for row in range(len(tested))]))
+    found = changed(tester, families, least)
+    rows = families[min(1, len(families) - 1)]
+    test = tester.test(rows)  # after what changed was subtracted: the noise that is left
+    for row, change in enumerate(tested):
+        margin = float(test.error[row] * test.quantile[row])
+        own = float(test.change[row])
+        change.ratio, change.change = math.exp(float(shifts[row])), math.exp(own)
+        change.low, change.high = math.exp(own - margin), math.exp(own + margin)
+        change.threshold = math.exp(max(least, margin))
+        change.verdict = "too noisy" if change.threshold > MOST_THRESHOLD else "unchanged"
+    groups = []
+    for name, (change, low, high, own) in found.items():
+        verdict = "slower" if change > 0 else "faster"
+        if len(own) > 1:
+            ends = [math.exp(end) for end in (change, low, high)]
+            groups.append(Group(name, verdict, *ends, [tested[row].case for row in own]))
+        for row in own:
+            one = tested[row]
+            if one.verdict not in ("slower", "faster") or len(own) == 1:  # a row's own change is said before its group's
+                one.verdict, one.group = verdict, name if len(own) > 1 else ""
+            if len(own) == 1:
+                one.change, one.low, one.high = (math.exp(end) for end in (change, low, high))
+    return groups
+
+
+def compare(sides: Compared, min_effect: float, alpha: float, drift: float | None = None) -> Comparison:
+    """`min_effect`, `drift`: as shares (0.05). A change counts that is more than noise, and min_effect at least."""
+    before, after = sides.before, sides.after
+    names = [list(dict.fromkeys(name for run in side for name in run)) for side in (before, after)]
+    both = [name for name in names[0] if name in {*names[1]}]
+    only = [[name for name in own if name not in {*other}] for own, other in zip(names, names[::-1])]
+    settings = setting_differences(*([sides.cases[name] for name in side] for side in only))
+    if not both:
+        if settings:
+            raise StudyError("the two are different experiments: " + "; ".join(settings))
+        raise StudyError("the two have no row in common: program, ranks, nodes, options, inputs and key must be equal")
+    changes = [change_of(name, before, after) for name in both]
+    tested = [change for change in changes if not change.verdict]
+    groups, between, stated = [], "not asked for: no row was tested", None
+    if tested:
+        least = math.log1p(min_effect)
+        tester = tester_of([one.case for one in tested], before, after, drift)
+        between, stated = tester.source, None if tester.estimates else tester.drift
+        groups = judge_rows(tested, families_of([sides.cases[one.case] for one in tested], alpha), tester, least)
+    facts, grave = fact_differences(*sides.runs)
+    return Comparison(
+        groups, changes, *only, (len(before), len(after)), between, stated, [*settings, *facts], grave
+    )
+
+
+def compare_files(before: Sequence[Path], after: Sequence[Path], min_effect: float, alpha: float,
+                  drift: float | None) -> Comparison:
+    return compare(read_sides(before, after), min_effect, alpha, drift)

@@ -47,7 +47,7 @@ class Site:
 class Study:
     """A set of cases: `axes`, `options` and `problems` as the file has them, with those of one of its sizes.
 
-    `problems`: by name, axes whose values go together. `chosen`: what --set has changed, of what is `tunable`.
+    `repeat`: runs of each case, for gyre-study compare. `problems`: by name, axes whose values go together. `chosen`: what --set has changed, of what is `tunable`.
     """
 
     name: str
@@ -58,6 +58,7 @@ class Study:
     minutes: int = 30
     accept: str = "measured"
     ranks_per_node: int = 0
+    repeat: int = 1
     options: dict[str, Any] = field(default_factory=dict)
     problems: dict[str, Any] = field(default_factory=dict)
     tunable: list[str] = field(default_factory=list)
@@ -89,6 +90,7 @@ STUDY_KEYS: dict[str, type] = {
     "minutes": int,
     "accept": str,
     "ranks_per_node": int,
+    "repeat": int,
     "options": dict,
     "problems": dict,
     "tunable": list,
@@ -96,7 +98,8 @@ STUDY_KEYS: dict[str, type] = {
     "chosen": dict,
 }
 FILE_KEYS = {**{key: kind for key, kind in STUDY_KEYS.items() if key not in ("size", "chosen")}, "sizes": dict}
-SIZE_KEYS = {key: FILE_KEYS[key] for key in ("kind", "minutes", "axes", "options", "problems")}
+SIZE_KEYS = {key: FILE_KEYS[key] for key in ("kind", "minutes", "repeat", "axes", "options", "problems")}
+ABOVE_ZERO = ("cores_per_node", "minutes", "repeat")
 MODEL_KEYS = ("tflops", "gbps", "latency_us")
 # Options of sbatch and srun that the shape of a placement sets, and their short forms.
 SHAPE_OPTIONS = {
@@ -146,10 +149,8 @@ def wrong_values(file: str, table: dict[str, Any], kinds: dict[str, type]) -> li
             is_right = isinstance(value, list) and all(isinstance(one, str) for one in value)
         if not is_right:
             messages.append(f"{file}: {key} = {value!r}: wanted: {WORDS[wanted]}")
-        elif wanted is int and value < (1 if key in ("cores_per_node", "minutes") else 0):
-            messages.append(
-                f"{file}: {key} = {value}: wanted: at least {1 if key in ('cores_per_node', 'minutes') else 0}"
-            )
+        elif wanted is int and value < (least := int(key in ABOVE_ZERO)):
+            messages.append(f"{file}: {key} = {value}: wanted: at least {least}")
     return messages
 
 

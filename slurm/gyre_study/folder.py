@@ -42,6 +42,7 @@ PLAN = {
             "common": dict,
             "arguments": [str],
             "cases": [{"id": str, "kin": str, "axes": dict}],
+            "repetition?": int,
         }
     ],
     "predicted?": {"*": {"*": NUMBER}},

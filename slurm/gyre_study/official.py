@@ -23,7 +23,7 @@ from .errors import RUNTIME, StudyError, nearest
 from .files import Study, load_study
 from .folder import Folder, write_whole
 from .official_figures import FIGURES, has_its_median, misstated
-from .results import Run, objects, read_lines
+from .results import Run, objects, portable, read_lines
 from .shapes import ANY, misfit, parse_json
 from .status import CaseStatus, statuses
 
@@ -34,15 +34,6 @@ ENTRY = {"schema": str, "problem": str, "plan": {"*": ANY}, "rows": {"*": [{"*":
 # How the programs begin reasons that the timing of a run has (docs/run-rules.md). All others are refused.
 NOISE = ("noisy: ", "too few repetitions: ", "too short: ")
 CONTROL = ("json", "resume")  # what gyre-study gives to each launch
-
-
-def portable(value: Any) -> Any:
-    """A value without the folders of the files that it names, which differ between hosts."""
-    if isinstance(value, dict):
-        return {key: portable(one) for key, one in value.items()}
-    if isinstance(value, list):
-        return [portable(one) for one in value]
-    return re.sub(r"(?:(?<==)|^)[^=,]*/", "", value) if isinstance(value, str) else value
 
 
 def files_of(study: Study) -> list[Path]:

@@ -33,7 +33,8 @@ MOST_PANELS = 12
 
 @dataclass
 class StudyData:
-    """`rows`: the newest of each key, with case and run; `units`: by column."""
+    """`every`: the newest row of each key, with case and run. `rows`: of a study that repeats itself, those of the
+    repetition with the middle median; these are drawn. `units`: by column."""
 
     about: dict[str, Any]
     plan: dict[str, Any]
@@ -41,6 +42,7 @@ class StudyData:
     runs: pd.DataFrame
     rows: pd.DataFrame
     units: dict[str, str]
+    every: pd.DataFrame
 
     @property
     def series_key(self) -> str:
@@ -78,11 +80,22 @@ def read_study(path: Path) -> StudyData:
     in_case = [
         name
         for name in cases
-        if name.startswith(("axis_", "predicted_")) or name in ("nodes", "ranks", "kin")
+        if name.startswith(("axis_", "predicted_")) or name in ("nodes", "ranks", "kin", "repetition")
     ]
     in_run = ["run_id", "program", "job", "hosts", "build_git", "build_git_state", "start"]
     rows = rows.merge(cases[["case_id", *in_case]], on="case_id").merge(runs[in_run], on="run_id")
-    return StudyData(about, json.loads(about["plan"]), cases, runs, rows, units)
+    return StudyData(about, json.loads(about["plan"]), cases, runs, middle_rows(rows), units, rows)
+
+
+def middle_rows(rows: pd.DataFrame) -> pd.DataFrame:
+    """Of the repetitions of a row, the one with the middle median; of two, the faster."""
+    if rows.empty or "repetition" not in rows or rows["repetition"].nunique() < 2:
+        return rows
+    names = ["kin", *(name for name in rows if name.startswith("key_"))]
+    ordered = rows.sort_values(["median_ms", "row_id"])
+    groups = ordered.groupby(names, dropna=False)
+    place, count = groups.cumcount(), groups["row_id"].transform("size")
+    return ordered[place == (count - 1) // 2].sort_values("row_id")
 
 
 def what(value: Any, name: str) -> str:

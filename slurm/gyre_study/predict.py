@@ -85,12 +85,14 @@ def predict(expansion: Expansion, app: App, site: Site) -> dict[str, dict[str, f
     """Predictions by case; none for other programs, sites without a model, over MOST_RANKS ranks or emulated networks."""
     if not site.model or "explain" not in app.options:
         return {}
-    found = {}
+    found: dict[str, dict[str, float]] = {}
+    of_kin: dict[str, dict[str, float]] = {}  # repetitions of a case are predicted once
     for placement in expansion.placements:
         if placement.ranks > MOST_RANKS or placement.common.get("network", "none") != "none":
             continue
         for case in placement.cases:
-            times = predict_case(case, placement, app, site)
-            if times:
-                found[case.id] = times
+            if case.kin not in of_kin:
+                of_kin[case.kin] = predict_case(case, placement, app, site)
+            if of_kin[case.kin]:
+                found[case.id] = of_kin[case.kin]
     return found

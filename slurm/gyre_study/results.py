@@ -1,5 +1,6 @@
 """Reads result files (gyre-result/1): lines of kind run, row and end, or one document a run."""
 
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -95,6 +96,21 @@ class Run:
         suite, build = self.head.get("suite", {}), self.head.get("build", {})
         from_suite = {name: suite.get(name, "") for name in ("version", "git", "git_state")}
         return {**from_suite, "type": build.get("type", ""), "compiler": build.get("compiler", "")}
+
+    @property
+    def binding(self) -> str:
+        """CPUs of each rank: "0: 0-1, 1: 2-3"; "": unknown."""
+        cpus = [f"{rank.get('rank')}: {rank['cpus']}" for rank in self.head.get("ranks", []) if rank.get("cpus")]
+        return ", ".join(cpus) or self.head.get("binding") or ""
+
+
+def portable(value: Any) -> Any:
+    """A value without the folders of the files that it names, which differ between hosts."""
+    if isinstance(value, dict):
+        return {key: portable(one) for key, one in value.items()}
+    if isinstance(value, list):
+        return [portable(one) for one in value]
+    return re.sub(r"(?:(?<==)|^)[^=,]*/", "", value) if isinstance(value, str) else value
 
 
 def wrong(path: Path, place: str, what: str) -> StudyError:

@@ -14,6 +14,7 @@ from .app import App
 from .cases import Case, Placement
 from .errors import RUNTIME, USAGE, StudyError
 from .folder import Folder, read_events
+from .identity import contradicts
 from .results import Row, Run, read_lines
 
 # In the order in which they are told. "refused": the program cannot run this combination.
@@ -59,11 +60,11 @@ def stands(row: Row, accept: str, unchecked: bool) -> bool:
     return accept == "finished" or row.is_measured
 
 
-def newest_rows(runs: list[Run], app: App) -> dict[str, tuple[Run, Row]]:
-    """The newest row of each key, from runs of this build."""
+def newest_rows(runs: list[Run], app: App, placement: Placement) -> dict[str, tuple[Run, Row]]:
+    """The newest row of each key, from runs of this build with the placement's options."""
     rows = {}
     for run in runs:
-        if run.build == app.build:
+        if run.build == app.build and not contradicts(run, placement.arguments, app.swept):
             for row in run.rows:
                 rows[json.dumps(row.key, sort_keys=True)] = (run, row)
     return rows
@@ -240,7 +241,7 @@ def statuses(folder: Folder) -> list[CaseStatus]:
     unchecked = str(folder.study.options.get("check", "")) == "none"
     found = []
     for placement in folder.placements:
-        rows = newest_rows(read_lines(folder.rows_file(placement)), folder.app)
+        rows = newest_rows(read_lines(folder.rows_file(placement)), folder.app, placement)
         for case in placement.cases:
             own = [(run, row) for run, row in rows.values() if fits(case, row, folder.app)]
             attempt = handed.get(case.id)

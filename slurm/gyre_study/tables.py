@@ -47,7 +47,7 @@ class Tables:
             or "as they come"
         )
         results = ", ".join(
-            f"{count} {name}" for name, count in data.rows["result"].value_counts().items()
+            f"{count} {name}" for name, count in data.every["result"].value_counts().items()
         )
         build = ", ".join(
             sorted(
@@ -62,15 +62,19 @@ class Tables:
             ("Machine", f"{machine} a node, launched by {site['launcher']}"),
             *machine_facts(data.runs["machine"]),
             ("Cases", f"{len(data.cases)}: {states}"),
-            ("Rows", f"{len(data.rows)}: {results}"),
+            ("Rows", f"{len(data.every)}: {results}" + self.repeated()),
             ("Options", options),
             (
                 "Measured (UTC)",
-                f"{data.rows['measured_at'].min()} to {data.rows['measured_at'].max()}",
+                f"{data.every['measured_at'].min()} to {data.every['measured_at'].max()}",
             ),
         )
         rows = "".join(f"<tr><th>{name}</th><td>{text(value)}</td></tr>" for name, value in listed)
         return f'<div class="scroll"><table class="facts"><tbody>{rows}</tbody></table></div>'
+
+    def repeated(self) -> str:
+        repeat = self.data.plan["study"].get("repeat", 1)
+        return f"; each was run {repeat} times, of which plots show the one with the middle median" if repeat > 1 else ""
 
     def winners(self) -> str:
         """Series x length, a table for each of the other variables: time over the best of the column."""
@@ -167,7 +171,7 @@ class Tables:
             ("reasons", False),
         ]
         rows = []
-        for _, row in data.rows.iterrows():
+        for _, row in data.every.iterrows():
             cells = [f"<td>{text(number(row[name]))}</td>" for name in (*keys, *extra)]
             cv = None if pd.isna(row["cv"]) else 100 * float(row["cv"])
             values = [
@@ -191,10 +195,11 @@ class Tables:
         return f"<h2>All rows</h2><p class=small>{note}</p>{table(header, rows, 'rows')}"
 
     def run_table(self) -> str:
-        used = self.data.runs[self.data.runs["run_id"].isin(self.data.rows["run_id"])]
+        used = self.data.runs[self.data.runs["run_id"].isin(self.data.every["run_id"])]
         rows = []
         for _, run in used.iterrows():
             build = f"{run['build_git']} ({run['build_git_state']}), {run['build_type']}, {run['build_compiler']}"
+            build += f", {run['build_flags']}" if run.get("build_flags") else ""
             cells = [
                 run["id"],
                 run["start"],

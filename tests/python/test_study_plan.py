@@ -9,6 +9,7 @@ import random
 import sys
 import tomllib
 import unittest
+from dataclasses import replace
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -21,7 +22,7 @@ from gyre_study import sizes  # noqa: E402
 from gyre_study.app import App, load_app  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
 from gyre_study.collect import Collector  # noqa: E402
-from gyre_study.compare import read_sides  # noqa: E402
+from gyre_study.sides import runs_of  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.files import Site, Study, load_site, load_study  # noqa: E402
 from gyre_study.folder import Folder  # noqa: E402
@@ -113,6 +114,17 @@ class Cases(unittest.TestCase):
         self.assertNotEqual(first(study, Site("there", 4)).kin, same.kin)
         self.assertNotEqual(first(study_of(cp=[1, 2], tokens=[64], options={"heads": 2})).kin,
                             same.kin)
+
+    def test_repetitions_are_interleaved(self) -> None:
+        once = study_of(cp=[1, 2], tokens=[64])
+        thrice = replace(once, repeat=3)
+        one, all_of = self.expand(once).placements, self.expand(thrice).placements
+        self.assertEqual([place.name for place in all_of],
+                         [f"{place.name}{turn}" for turn in ("", "-r2", "-r3") for place in one])
+        self.assertEqual(all_of[:2], one)  # what is done stays done
+        cases = [case for place in all_of for case in place.cases]
+        self.assertEqual(len({case.id for case in cases}), 6)
+        self.assertEqual(len({case.kin for case in cases}), 2)  # expected times are those of the first
 
     def test_weak(self) -> None:
         found = self.expand(study_of("weak-tokens", cp=[1, 2, 3], tokens=["4K"]))
@@ -278,7 +290,7 @@ problems.p.mask = "full"
             with self.assertRaisesRegex(StudyError, wanted):
                 load_study(self.file, size, chosen)
         self.refused(load_study, text.replace("[sizes.little]", "[sizes.little]\nacept = 1"),
-                     "x.toml: sizes.little: acept: unknown key; nearest: axes")
+                     "x.toml: sizes.little: acept: unknown key; nearest: repeat")
         self.refused(load_study, "problems.q = 1" + text.replace("[problems.p]\nlengths", "[other]\nlengths"),
                      "problems.q = 1: wanted: a table")
         self.refused(lambda file: load_study(file, "little"), 'kind = "strong"\napp = "a"\n[axes]\n',
@@ -388,7 +400,7 @@ class Shapes(Scratch):
                 file.write_text("".join(changed), encoding="utf-8")
                 try:
                     statuses(folder)
-                    read_sides(folder.path)
+                    runs_of(folder.path)
                     Collector(folder).add_file(file)
                 except StudyError as error:
                     self.assertIn(file.name, str(error))

@@ -12,6 +12,7 @@ import subprocess
 import sys
 import unittest
 import xml.etree.ElementTree as xml
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -34,6 +35,7 @@ from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.files import Site, Study  # noqa: E402
 from gyre_study.folder import Folder, write_plan  # noqa: E402
 from gyre_study.launches import launches_of  # noqa: E402
+from gyre_study.sides import read_sides  # noqa: E402
 
 VOID = "meta link br img input hr".split()
 
@@ -152,6 +154,22 @@ class Studies(Scratch):
             found = database.execute(query).fetchall()
         self.assertEqual([is_newest for is_newest, _ in found], [0, 1])
         self.assertEqual(found[1][1], 5.0)
+
+    def test_repetitions(self) -> None:
+        """Each is a run of its own for compare; a plot shows the one with the middle median, the table all."""
+        folder = self.make(replace(self.study("strong", cp=[1, 2], tokens=[512]), repeat=3))
+        found = collect(folder)
+        data = points.read_study(found.file)
+        self.assertEqual((len(data.every), len(data.rows)), (24, 8))
+        for _, rows in data.every.groupby(["kin", "key_pass"]):
+            drawn = data.rows[data.rows["row_id"].isin(rows["row_id"])]
+            self.assertEqual(drawn["median_ms"].tolist(), [rows["median_ms"].median()])
+        page = self.page(folder)
+        self.assertEqual(len(re.findall(r'<tr id="row-', page)), 24)
+        self.assertIn("each was run 3 times", page)
+        for path in (folder.path, found.file):
+            sides = read_sides([path], [path])
+            self.assertEqual([len(side) for side in (*sides.before, *sides.after)], [8] * 6, path)
 
     def test_efficiency(self) -> None:
         folder = self.make(self.study("strong", cp=[1, 2, 4], tokens=[512, 1024]))

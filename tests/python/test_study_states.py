@@ -68,6 +68,10 @@ class States(Scratch):
         self.assertEqual(caught.exception.code, RUNTIME)
         self.assertEqual(list((folder.path / "jobs").glob("*")), [])
 
+    def begin(self, options: str) -> str:
+        words = json.dumps(["gyre-attention", *options.split()])
+        return made.run_line("r", 1).replace('["gyre-attention"]', words)
+
     def test_from_rows(self) -> None:
         folder = planned(self.path, study_of(cp=[1, 2], tokens=[64], schedule=["ring", "halo"]))
         begin, end = made.run_line("r", 1), made.end_line("r")
@@ -86,6 +90,9 @@ class States(Scratch):
             (begin + self.both() + self.both("INVALID") + end, "invalid"),
             (begin.replace("0123abcd", "other") + self.both() + end, "missing"),  # of another build
             (begin + self.both(schedule="halo") + end, "missing"),
+            (self.begin("--cp 1 --schedule ring -n 3 --json rows/x.jsonl --resume measured") + self.both() + end, "done"),
+            (self.begin("--cp 1 --heads 16 --schedule ring") + self.both() + end, "missing"),  # other options
+            (self.begin("--cp 1 --schedule ring --sinks") + self.both() + end, "missing"),
         ):
             self.rows(folder, text)
             self.assertEqual(self.states(folder)[0], wanted, text)
