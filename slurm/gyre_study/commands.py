@@ -215,20 +215,22 @@ def compare(options: argparse.Namespace) -> int:
 
 
 def check(options: argparse.Namespace) -> int:
-    from .official import check_text, entry_text, judge, opened
+    from .official import opened_result
+    from .official_judge import judge
+    from .official_report import check_text, entry_text
 
     if options.output and len(options.results) > 1:
         raise StudyError(f"--output {options.output}: it takes one result, not {len(options.results)}")
     code = 0
     for path in options.results:
         try:
-            with opened(path) as (folder, stated):
-                judgement = judge(folder, path, stated)
+            with opened_result(path) as result:
+                judgement = judge(result, path)
                 print(check_text(judgement))
                 if judgement.refused:
                     code = max(code, 1)
                 elif options.output:
-                    write_whole(options.output, entry_text(judgement))
+                    write_whole(options.output, entry_text(judgement, result.lines))
         except StudyError as error:  # the others are judged all the same
             print(f"gyre-study: error: {error}", file=sys.stderr)
             code = max(code, error.code)
@@ -236,7 +238,7 @@ def check(options: argparse.Namespace) -> int:
 
 
 def table(options: argparse.Namespace) -> int:
-    from .official import table_text
+    from .official_report import table_text
 
     text = table_text(options.folder)
     if options.output:

@@ -1,12 +1,19 @@
-"""The figures of official problems, from rows whose rates are computed again."""
+"""Measurements and figures of official problems, computed from samples and work."""
 
 import math
-import re
 import statistics
-from collections.abc import Callable
+from typing import Any
 
-from .results import Row, Run
+from .errors import nearest
+from .official_rules import all_differ, differ, summarize
+from .official_setting import differences
+from .official_work import Work
+from .results import Row
 from .status import CaseStatus
+
+SHARES = ("of_peak", "of_limit", "share_of_limit")  # null where the limit is not known
+COUNTS = ("msgs", "bins")
+AVERAGED = ("gyre-attention", "gyre-logprobs")
 
 
 def number(row: Row, name: str) -> float:
@@ -19,61 +26,73 @@ def median(row: Row) -> float:
     return statistics.median(row.slowest())
 
 
-def has_its_median(row: Row) -> bool:
-    """Whether the row states the median that its samples have."""
-    stated = row.data.get("statistics_ms", {}).get("median")
-    return isinstance(stated, (int, float)) and math.isclose(stated, median(row), rel_tol=1e-6)
+def judge_measurements(work: Work, row: Row, error: float | None) -> list[str]:
+    """What a row states otherwise than its samples, its checks and the problem have it. `error`: of its checks, over the
+    tolerance."""
+    key, stated, ranks = row.key, row.data["measurements"], work.ranks
+    found = summarize(row.slowest())
+    computed = {"time": found["median"], "min": found["min"], "p95": found["p95"], "cv": 100 * found["cv"],
+                "reps": found["count"], "check": "ok", "err_over_tol": error, **work.figures(row.data, found["median"] / 1e3)}
+    own = {name: value for name, value in key.items() if name in stated}
+    names = {*own, *key} - {"grid", "cp", "tp"} | {*work.measured}
+    wrong = [f"measurements has no {name}" for name in sorted(names - {*stated})]
+    wrong += [f"measurements.{name}: unknown; nearest: {nearest(name, names)}" for name in stated if name not in {*names, *own}]
+    wrong += all_differ("measurements", stated, {**own, **{name: computed[name] for name in work.measured if name in computed}})
+    for name, (least, most) in work.limits(row.data).items():
+        value = stated.get(name)
+        if name not in computed and not (value is None and name in SHARES) and not (
+            isinstance(value, (int, float)) and least <= value <= most
+        ):
+            wrong.append(f"measurements.{name} {value}; wanted: {least:.9g} to {most:.9g}")
+    wrong += [f"measurements.{name} {stated[name]}; wanted: a whole number"
+              for name in COUNTS if name in stated and not isinstance(stated[name], int)]
+    wrong += differences(row.data["units"], {name: unit for name, unit in work.measured.items() if unit}, "", "unit of ")
+    wrong += differ("model.flops", row.data["model"]["flops"], work.flops(key))
+    wire = row.data["model"]["bytes_wire"]
+    sent = number(row, "sent") * 1e6 if "sent" in work.measured else 0
+    if (ranks == 1 and wire not in (0, None)) or ("sent" in work.measured and not sent * (1 - 1e-9) <= (wire or 0) <= sent * ranks + 1):
+        wrong.append(f"model.bytes_wire {wire}; wanted: as many as the busiest of {ranks} ranks sends, {sent:.9g}, to {ranks} times"
+                     " as many" if ranks > 1 else f"model.bytes_wire {wire}; wanted: 0, of one rank")
+    return wrong
 
 
-def attention_flops(run: Run, row: Row) -> list[str]:
-    """Whether the FLOPs are those of whole pairs of visible tokens, no more than there are: two for each element of
-    each product. Forward has a product of keys and one of values, backward three and two."""
-    said = run.head.get("configuration", {})
-    flops, tokens = row.data.get("model", {}).get("flops"), row.key.get("tokens")
-    size = [said.get(name) for name in ("heads", "head_dim")]
-    size.append(said.get("v_head_dim", size[1]))
-    if not all(isinstance(one, (int, float)) and one > 0 for one in (flops, tokens, *size)):
-        return ["no FLOPs, tokens, heads, head_dim or v_head_dim"]
-    of_keys, of_values = (1, 1) if row.key.get("pass") == "fwd" else (3, 2)
-    pairs = flops / (2 * size[0] * (of_keys * size[1] + of_values * size[2]))
-    most = tokens * (tokens + 1) / 2 if said.get("mask") == "causal" else tokens**2
-    if pairs != int(pairs) or pairs > most:
-        return [f"{flops:.12g} FLOPs are {pairs:.12g} pairs; wanted: a whole number up to {most:.12g}"]
-    return []
+def figures_of_merit(app: str, work: Work, rows: list[Row]) -> list[tuple[str, Any, str, dict[str, Any]]]:
+    """Those of a run: metric, value (None: any), unit and tags."""
+    each = [(metric, value, unit, row.key) for row in rows for metric, value, unit in work.foms(row.data) if value is not None]
+    found = list(each)
+    if app == "gyre-attention":  # the best of each pass
+        best = {one[3]["pass"]: max((other for other in each if other[3]["pass"] == one[3]["pass"]), key=lambda a: a[1])
+                for one in each}
+        found = list(best.values())
+    for metric, unit in sorted({(one[0], one[2]) for one in each}) if app in AVERAGED else ():
+        values = [one[1] for one in each if one[0] == metric]
+        if len(values) > 1:
+            found.append((f"average_{metric}", sum(values) / len(values), unit, {"rows": len(values)}))
+    if app == "gyre-pipeline":
+        found = [(metric, value, unit, row.key) for row in rows for metric, value, unit in work.foms(row.data)]
+        found += [(metric, None, "bit", {}) for metric in ("bits_per_byte", "mean_entropy") if rows]
+    return found
 
 
-def pack_items(run: Run, row: Row) -> list[str]:
-    count = re.search(r"\bcount=(\d+)", str(run.head.get("configuration", {}).get("source")))
-    if count and number(row, "items") != int(count[1]):
-        return [f"{number(row, 'items'):.9g} items; the source has {count[1]}"]
-    return []
+def misstated_foms(app: str, work: Work, rows: list[Row], stated: list[dict[str, Any]]) -> list[str]:
+    wanted = figures_of_merit(app, work, rows)
+    wrong = differ("fom: metrics", [one["metric"] for one in stated], [one[0] for one in wanted])
+    for index, (one, (_, value, unit, tags)) in enumerate(zip(stated, wanted) if not wrong else ()):
+        place = f"fom[{index}]"
+        wrong += differ(f"{place}.unit", one["unit"], unit) + differ(f"{place}.tags", one["tags"], tags)
+        if value is not None or one["metric"] == "share_of_limit":
+            wrong += differ(f"{place}.value", one["value"], value)
+        elif one["value"] is None or one["value"] < 0:
+            wrong.append(f"{place}.value {one['value']}; wanted: a number of at least 0")
+    return wrong
 
 
-def pipeline_tokens(run: Run, row: Row) -> list[str]:
-    tokens = run.head.get("configuration", {}).get("tokens")
-    return [] if number(row, "tokens") == tokens else [f"{number(row, 'tokens'):.9g} tokens; the run has {tokens}"]
-
-
-# Of each program: its rate, by row, ranks and seconds; and what more its file lets one compute.
-Rate = Callable[[Row, int, float], float]
-RATES: dict[str, tuple[Rate, Callable[[Run, Row], list[str]]]] = {
-    "gyre-attention": (lambda row, ranks, time: row.data["model"]["flops"] / time / ranks / 1e12, attention_flops),
-    "gyre-logprobs": (lambda row, ranks, time: number(row, "ideal_bytes") / time / 1e9, lambda run, row: []),
-    "gyre-pipeline": (lambda row, ranks, time: number(row, "tokens") / time, pipeline_tokens),
-    "gyre-pack": (lambda row, ranks, time: float("nan"), pack_items),
-}
-
-
-def misstated(ranks: int, app: str, run: Run, row: Row) -> list[str]:
-    """What a row states otherwise than its file has it. Its rate is work over time; gyre-pack states none."""
-    rate, more = RATES[app]
-    found = more(run, row)
-    if found or app == "gyre-pack":
-        return found
-    computed, stated = rate(row, ranks, median(row) / 1e3), number(row, "rate")
-    if math.isclose(computed, stated, rel_tol=1e-6):
+def misstated_peaks(rows: list[Row]) -> list[str]:
+    """A run measures one peak, of which all its shares are."""
+    peaks = [number(row, "rate") / number(row, "of_peak") for row in rows if number(row, "of_peak") > 0]
+    if all(math.isclose(one, peaks[0], rel_tol=1e-6) for one in peaks):
         return []
-    return [f"its rate is {stated:.6g}; work over time is {computed:.6g}"]
+    return [f"measurements.of_peak: of peaks of {', '.join(f'{100 * one:.6g}' for one in peaks)} TFLOP/s in one run"]
 
 
 def over_time(status: CaseStatus, name: str) -> float:

@@ -1,7 +1,7 @@
 """Reads result files (gyre-result/1): lines of kind run, row and end, or one document a run."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -133,10 +133,13 @@ def objects(path: Path) -> Iterator[tuple[int, dict[str, Any]]]:
 
 def read_lines(path: Path) -> list[Run]:
     """The runs of a file of lines, in order. No file: no runs."""
+    return runs_of(path, objects(path)) if path.exists() else []
+
+
+def runs_of(path: Path, lines: Iterable[tuple[int, dict[str, Any]]]) -> list[Run]:
+    """The runs of numbered lines, in order."""
     runs: dict[str, Run] = {}
-    if not path.exists():
-        return []
-    for number, value in objects(path):
+    for number, value in lines:
         kind = value["kind"]
         if kind == "run":
             runs[value["id"]] = Run(value["id"], path, number, value)
