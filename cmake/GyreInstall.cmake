@@ -36,7 +36,12 @@ foreach(app ${apps} study)
                 endif()")
 endforeach()
 
-add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -D MANIFEST=${CMAKE_BINARY_DIR}/install_manifest.txt
+# What the target uninstall removes. install_manifest.txt tells of CPack's installations, too, which go to a folder of its own.
+install(CODE "if(NOT \"\$ENV{DESTDIR}\${CMAKE_INSTALL_PREFIX}\" MATCHES \"/_CPack_Packages/\")
+                list(JOIN CMAKE_INSTALL_MANIFEST_FILES \"\\n\" installed)
+                file(WRITE ${CMAKE_BINARY_DIR}/installed_files.txt \"\${installed}\\n\")
+              endif()")
+add_custom_target(uninstall COMMAND ${CMAKE_COMMAND} -D MANIFEST=${CMAKE_BINARY_DIR}/installed_files.txt
                                     -P ${CMAKE_SOURCE_DIR}/cmake/uninstall.cmake VERBATIM)
 
 set(CPACK_GENERATOR DEB TZST)

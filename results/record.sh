@@ -12,7 +12,9 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 what=${1:-}
 build=${2:-build/cpu}
 apps=$build/apps
-out=results/cpu-2core
+results=${GYRE_RESULTS:-results}
+out=$results/cpu-2core
+predictions=$results/prediction
 mpiexec=$(command -v mpiexec.mpich || command -v mpiexec)
 export UCX_HANDLE_ERRORS=none UCX_MEM_EVENTS=n HWLOC_COMPONENTS=-pci,-linux:pci OMP_NUM_THREADS=1
 mkdir -p "$out"
@@ -55,15 +57,15 @@ explained() {
 # predict NAME ARGS...: to results/prediction/NAME.json.
 predict() {
   echo "record: $1.json: gyre-predict ${*:2}"
-  "$apps/gyre-predict" "${@:2}" --json "results/prediction/$1.json" >/dev/null
+  "$apps/gyre-predict" "${@:2}" --json "$predictions/$1.json" >/dev/null
 }
 
 predicted() {
   local machine=inputs/machines/h100-sxm-8.toml link
-  mkdir -p results/prediction
+  mkdir -p "$predictions"
   for link in 50 25 12.5; do
     predict "winners-$link" --machine $machine --link "switch=${link}G" --cp 8,16,32,64,128 --min 32K --max 1M \
-      --svg "results/prediction/winners-$link.svg"
+      --svg "$predictions/winners-$link.svg"
     predict "hiding-$link" --machine $machine --link "switch=${link}G" --cp 16 --min 16K --max 512K --schedule ring \
       --pass fwd
   done
@@ -77,16 +79,16 @@ predicted() {
   done
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
   echo "record: published.csv, published.txt: results/published.py"
-  /usr/bin/python3 results/published.py "$apps"
+  /usr/bin/python3 results/published.py "$apps" -o "$predictions"
 }
 
 # timed_prediction ARGS...: appends seconds and memory of a prediction to scale.txt.
 timed_prediction() {
   local command="gyre-predict --machine inputs/machines/h100-sxm-8.toml $*"
   echo "record: scale.txt: $command"
-  printf '$ %s\n' "$command" >>results/prediction/scale.txt
+  printf '$ %s\n' "$command" >>"$predictions/scale.txt"
   # shellcheck disable=SC2086 # words
-  env -u OMP_NUM_THREADS /usr/bin/python3 - "$apps"/$command >>results/prediction/scale.txt <<'PY'
+  env -u OMP_NUM_THREADS /usr/bin/python3 - "$apps"/$command >>"$predictions/scale.txt" <<'PY'
 import resource, subprocess, sys, time
 begin = time.monotonic()
 subprocess.run(sys.argv[1:], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -97,7 +99,7 @@ PY
 
 scale() {
   local documents=dist=long-tailed,count=2K,max=1M,seed=1
-  rm -f results/prediction/scale.txt
+  rm -f "$predictions/scale.txt"
   timed_prediction --cp 1024 --tokens 1M --schedule ring
   timed_prediction --cp 1024 --tokens 1M --schedule all
   timed_prediction --cp 4096 --tokens 4M --schedule ring

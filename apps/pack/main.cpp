@@ -17,6 +17,14 @@ namespace {
 
 using namespace gyre;
 
+/// The "#" line on the attention that is to read these streams. An unsound setup is a usage error.
+std::string judgement(const PackOptions& o, const PackedHeader& header, Communicator& world) {
+  std::string text;
+  run_agreed(world, "--attention",
+             [&] { text = compatibility_text(o.target, o.cp, has_padding(header)); });
+  return text;
+}
+
 /// Writes the slots of this rank's bins. If the backend has a device, it fills them, and the check
 /// of the file compares them with the host's.
 void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSource& tokens,
@@ -94,6 +102,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
     outcome.notes += fmt::format("# streams rounded: {} slots in all, {} documents with padding\n",
                                  header.slot_offsets().back(), header.documents);
   });
+  outcome.notes += judgement(o, header, world);
   if (o.output.empty()) return;
   describe_more_labels(o, header);
   const TokenSource tokens =
@@ -109,11 +118,13 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
   ConvertedBatch batch;
   if (schema == bshd_schema) {
     const BshdArrays rows = read_bshd(world, o.input);
-    batch = convert(o.input, rows, o.chunks, o.multiple(), o.tail, world);
+    batch = convert(o.input, rows, o.chunks, o.multiple(), o.tail, world, o.repeats);
     if (o.check != "none") check_converted(rows, batch, report.verification);
   } else {
-    batch = convert(o.input, read_salm(world, o.input), o.cp, o.tp, world, report.verification,
-                    &backend);
+    const TpRounding rounding = o.tp_rounding == "total" ? TpRounding::total : TpRounding::per_rank;
+    batch = convert(o.input, read_salm(world, o.input),
+                    {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
+                    report.verification, &backend);
   }
   run_agreed(world, "labels ahead", [&] {
     add_more_labels(o, batch.header, batch.slots,
@@ -121,6 +132,13 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
     if (batch.gathered_slots) batch.gathered_slots->extras = batch.slots.extras;
   });
   outcome.notes += batch.notes;
+  outcome.notes += judgement(o, batch.header, world);
+  if (batch.encoder) {
+    batch.encoder->input_sha256 = report.inputs.at(0).sha256;
+    batch.encoder->provenance = provenance_of(context, o.input);
+    outcome.notes += write_and_compare(*batch.encoder, o.encoder, o.check != "none", context,
+                                       report.verification);
+  }
   if (!o.output.empty()) {
     batch.header.provenance = provenance_of(context, o.input);
     write_on_root(o, batch.header, batch.gathered_slots.value_or(batch.slots), context, report,
@@ -131,15 +149,18 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
 
 ExitCode run(const PackOptions& o, AppContext& context) {
   Communicator& world = context.world;
-  std::string source = o.input, compatibility;
+  std::string source = o.input;
   run_agreed(world, "options", [&] {
     check_options(o);
     if (o.unpack) refuse_report_options(context, o.report, "--unpack");
-    compatibility = compatibility_text(o.target, o.cp);
+    compatibility_text(o.target, o.cp, false);  // what is unsound whatever the streams are
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
   Backend backend(context, o.backend);
-  plan_outputs(context, o.report, {{{"--output", o.output}}, {}, {{"--input", o.input}}});
+  plan_outputs(context, o.report,
+               {{{"--output", o.output}, {"--encoder", o.encoder.output}},
+                {},
+                {{"--input", o.input}, {"--yours", o.encoder.yours}}});
   if (o.unpack) {
     const std::string text =
         unpack_file(world, o.input, o.output, provenance_of(context, o.input), context.outputs);
@@ -148,18 +169,20 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   }
   const std::string schema = o.input.empty() ? documents_schema : schema_of(world, o.input);
   const bool is_batch = schema == bshd_schema || schema == salm_schema;
-  if (is_batch) run_agreed(world, "options", [&] { check_batch_options(o, schema); });
-  Fields configuration{{"source", source}, {"cp", int64_t{o.cp}}};
+  run_agreed(world, "options", [&] {
+    if (is_batch)
+      check_batch_options(o, schema);
+    else
+      check_audio_options(o, schema);
+  });
+  Fields configuration{{"source", source}, {"cp", int64_t{o.cp}}, {"iters", o.repeats.text()}};
   if (!is_batch)
-    configuration.insert(
-        configuration.end(),
-        {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}, {"iters", o.repeats.text()}});
+    configuration.insert(configuration.end(), {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}});
   RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
   report.inputs = input_files(world, o.input, o.generate);
   backend.describe(report);
   start_run(context, report, o.report, 0);
   Outcome outcome;
-  outcome.notes = compatibility;
   if (is_batch)
     pack_batch(o, schema, context, backend, report, outcome);
   else if (o.repad)

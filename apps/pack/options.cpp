@@ -7,6 +7,7 @@
 
 #include "apps/pack/report.hpp"
 #include "core/error.hpp"
+#include "io/batch_file.hpp"
 #include "packing/bins.hpp"
 #include "packing/labels_ahead.hpp"
 #include "sharding/layouts.hpp"
@@ -35,6 +36,11 @@ void declare_shape_options(CLI::App& app, PackOptions& o) {
       "Multi-token prediction: labels of so many tokens ahead; from the 2nd on as extras, "
       "labels_2, labels_3, ...",
       o.mtp, 1);
+  add.choice(
+      "--tp-rounding",
+      "gyre/salm: --tp divides the slots of every context-parallel rank (per-rank), or of all "
+      "together, as upstream does (total)",
+      o.tp_rounding, {"per-rank", "total"});
   add.flag("--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp", o.repad);
 }
 
@@ -83,6 +89,12 @@ void declare_options(CLI::App& app, PackOptions& o) {
       o.input);
   add("--gen", length_help(), o.generate);
   output("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output);
+  output("--encoder",
+         "gyre/salm: write here the encodings that the ranks make together, and their gradients "
+         "(HDF5, gyre/encoder)",
+         o.encoder.output);
+  add("--yours", "gyre/salm: compare a file of another program with what --encoder would write",
+      o.encoder.yours);
   add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack);
   add.choices("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
               packers);
@@ -169,13 +181,22 @@ void check_options(const PackOptions& o) {
 
 void check_batch_options(const PackOptions& o, const std::string& schema) {
   if (!o.algorithm.empty() || o.capacity > 0 || o.dp > 1 || o.min_bins > 0 || o.max_items > 0 ||
-      o.bin_multiple > 1 || o.repeats.iterations != 1 || o.row > 0 || o.rounding.wanted() ||
-      o.prefixes.share)
+      o.bin_multiple > 1 || o.row > 0 || o.rounding.wanted() || o.prefixes.share)
     throw_usage(
         "'{}' is a batch of packed rows ({}): --algorithm, --capacity, --dp, --min-bins, "
-        "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots, "
-        "--share-prefixes and --iters do not apply",
+        "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots and "
+        "--share-prefixes do not apply",
         o.input, schema);
+  check_audio_options(o, schema);
+}
+
+void check_audio_options(const PackOptions& o, const std::string& schema) {
+  const bool asked = o.encoder.wanted() || o.tp_rounding != PackOptions().tp_rounding;
+  if (asked && schema != salm_schema)
+    throw_usage("--encoder, --yours and --tp-rounding are for text with audio ({}), not {}",
+                salm_schema, schema);
+  if (!o.encoder.yours.empty() && o.check == "none")
+    throw_usage("--yours is a check: leave --check none out");
 }
 
 void declare_target_options(CLI::App& app, AttentionTarget& target) {
@@ -190,20 +211,24 @@ void declare_target_options(CLI::App& app, AttentionTarget& target) {
   add.choice("--gradient-probe",
              "With --attention: the fused gradient on that device against a reference",
              target.probe, {"not-run", "agrees", "differs"});
+  add.flag("--unpacked",
+           "With --attention: ask for rows of one document each, with their padding, instead",
+           target.unpacked);
   add.flag("--forward-only", "With --attention: there is no backward pass", target.forward_only);
   add.flag("--linear-attention", "With --attention: the model has linear-attention layers",
            target.linear_attention);
 }
 
-ParallelSetup setup_of(const AttentionTarget& target, int cp) {
+ParallelSetup setup_of(const AttentionTarget& target, int cp, bool padding) {
   if (target.attention.empty() &&
       (target.fused_flag != "unset" || !target.device.empty() || target.probe != "not-run" ||
-       target.forward_only || target.linear_attention))
+       target.forward_only || target.linear_attention || target.unpacked))
     throw_usage(
-        "--fused-flag, --device, --gradient-probe, --forward-only and --linear-attention go with "
-        "--attention");
+        "--fused-flag, --device, --gradient-probe, --unpacked, --forward-only and "
+        "--linear-attention go with --attention");
   ParallelSetup setup;
-  setup.packed = true;
+  setup.packed = !target.unpacked;
+  setup.padding = padding;
   setup.cp = cp;
   setup.attention = capabilities_of(target.attention);
   if (target.fused_flag != "unset") setup.fused_flag = target.fused_flag;
@@ -215,12 +240,13 @@ ParallelSetup setup_of(const AttentionTarget& target, int cp) {
   return setup;
 }
 
-std::string compatibility_text(const AttentionTarget& target, int cp) {
-  const ParallelSetup setup = setup_of(target, cp);
+std::string compatibility_text(const AttentionTarget& target, int cp, bool padding) {
+  const ParallelSetup setup = setup_of(target, cp, padding);
   if (target.attention.empty()) return "";
   const Compatibility answer = require_compatible(setup);
   if (answer.level == Compatibility::Level::ok)
-    return fmt::format("# compatibility: ok: packed rows with cp {}\n", cp);
+    return fmt::format("# compatibility: ok: {} rows with cp {}\n",
+                       setup.packed ? "packed" : "unpacked", cp);
   return fmt::format("# compatibility: warning: {}\n", answer.message);
 }
 

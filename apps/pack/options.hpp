@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apps/common/array_output.hpp"
 #include "apps/common/workload_options.hpp"
 #include "core/index.hpp"
 #include "harness/backend.hpp"
@@ -22,16 +23,17 @@ struct AttentionTarget {
   std::string fused_flag = "unset";
   std::string device;  ///< "9.0"; "": unknown
   std::string probe = "not-run";
-  bool forward_only = false, linear_attention = false;
+  bool forward_only = false, linear_attention = false, unpacked = false;
 };
 void declare_target_options(CLI::App& app, AttentionTarget& target);
 
 /// The setup that packing/compatibility judges. Throws a usage error for unknown capabilities or
-/// devices, and for other options without --attention.
-ParallelSetup setup_of(const AttentionTarget& target, int cp);
+/// devices, and for other options without --attention. `padding`: whether segments have padding
+/// between them.
+ParallelSetup setup_of(const AttentionTarget& target, int cp, bool padding);
 
 /// The "#" line with that judgement; "" without --attention. An unsound setup is a usage error.
-std::string compatibility_text(const AttentionTarget& target, int cp);
+std::string compatibility_text(const AttentionTarget& target, int cp, bool padding);
 
 /// Requirements on the lengths of whole streams.
 struct StreamRounding {
@@ -43,7 +45,8 @@ struct StreamRounding {
 /// Options of gyre-pack; see --help.
 struct PackOptions {
   std::string input, generate, output, algorithm, oversize = "reject", tail = "own-segment",
-                                                  check = "last";
+                                                  check = "last", tp_rounding = "per-rank";
+  ArrayPaths encoder;  ///< --encoder and --yours
   int64_t capacity = 0, min_bins = 0, bin_multiple = 1, seed = 1, max_items = 0, chunks = 1;
   int cp = 1, tp = 1, dp = 1;
   int mtp = 1;  ///< labels of so many tokens ahead
@@ -72,5 +75,7 @@ void declare_options(CLI::App& app, PackOptions& o);
 void check_options(const PackOptions& o);
 /// Throws a usage error for options of packers, which do not apply to rows that are packed already.
 void check_batch_options(const PackOptions& o, const std::string& schema);
+/// Throws a usage error for options of text with audio that are given with another kind of input.
+void check_audio_options(const PackOptions& o, const std::string& schema);
 
 }  // namespace gyre

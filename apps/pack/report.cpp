@@ -163,9 +163,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     row.measures = measure_bins(bins, job.lengths, options.capacity, job.multiple);
     if (!job.lengths.empty())
       row.longest = *std::max_element(job.lengths.begin(), job.lengths.end());
-    const Timing timing = repeats.timing();
-    row.time_ms = timing.statistics();
-    if (job.repeats.iterations != 1) row.timing = timing;
+    set_times(row, repeats, job.repeats);
     if (job.check) {
       Verification checks(report.verification.tolerance_scale());
       check_bins(bins, job.lengths, options.capacity, job.multiple, packer.name, checks);
@@ -209,6 +207,12 @@ void write_checked(const PackedFile& file, Communicator& world, Verification& ch
   fill_packed(output, file.header, file.mine);
   if (file.check) check_packed_file(output.temporary_path(), file, world, checks);
   outputs.add(std::move(output));
+}
+
+void set_times(PackingResult& row, const Repeats& times, const RepeatOptions& repeats) {
+  const Timing timing = times.timing();
+  row.time_ms = timing.statistics();
+  if (repeats.iterations != 1) row.timing = timing;
 }
 
 void add_row(RunReport& report, PackingResult& row) {

@@ -69,6 +69,9 @@ struct PackedFile {
 void write_checked(const PackedFile& file, Communicator& world, Verification& checks,
                    Outputs& outputs);
 
+/// Sets the times of a row; one repetition is no measurement.
+void set_times(PackingResult& row, const Repeats& times, const RepeatOptions& repeats);
+
 /// Adds the row to the results, with the measured times, and its figures of merit.
 void add_row(RunReport& report, PackingResult& row);
 

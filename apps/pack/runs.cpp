@@ -288,6 +288,10 @@ void write_rows(const std::string& path, const BshdArrays& arrays, const Provena
 
 }  // namespace
 
+bool has_padding(const PackedHeader& header) {
+  return header.bins.cu_seqlens != header.bins.cu_seqlens_padded;
+}
+
 void round_streams(PackedHeader& header, const RoundOptions& options, Verification& checks) {
   Check& check = checks.check("rounded streams", 0);
   if (header.bin_count() == 0) check.add_nothing();
@@ -350,6 +354,8 @@ void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report
         o.row, o.cp, o.oversize == "drop" ? OversizeSample::drop : OversizeSample::reject};
     rows = make_rows(lengths, options, tokens, vocab_size);
     if (o.check != "none") check_rows(rows, lengths, options, tokens, report.verification);
+    outcome.notes +=
+        compatibility_text(o.target, o.cp, rows.arrays.seq_lens != rows.arrays.seq_lens_padded);
   });
   outcome.notes += fmt::format("# {} rows of {} slots, {} documents dropped\n", rows.arrays.rows,
                                rows.arrays.slots, rows.packing.dropped.size());
@@ -370,6 +376,7 @@ void repad_streams(const PackOptions& o, AppContext& context, RunReport& report,
     streams = repad_streams(header, slots, o.document_multiple(), report.verification);
     add_more_labels(o, streams.header, streams.slots,
                     o.check != "none" ? &report.verification : nullptr);
+    outcome.notes += compatibility_text(o.target, o.cp, has_padding(streams.header));
   });
   streams.header.provenance = provenance_of(context, o.input);
   if (!o.output.empty()) write_on_root(o, streams.header, streams.slots, context, report);

@@ -13,6 +13,9 @@ struct Outcome {
   std::string notes;
 };
 
+/// Whether segments have slots without tokens.
+bool has_padding(const PackedHeader& header);
+
 /// Ends a run that packs once: adds its row with the verdict of the checks.
 void add_checked_row(PackingResult row, RunReport& report, Outcome& outcome);
 

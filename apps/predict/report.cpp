@@ -24,7 +24,7 @@ std::string colour_of(const std::string& schedule) {
   const auto& all = schedules();
   const auto at = std::ranges::find_if(all, [&](const Schedule& s) { return s.name == schedule; }) -
                   all.begin();
-  return fmt::format("hsl({:.0f},62%,{}%)", 360.0 * at / all.size(), at % 2 == 0 ? 78 : 68);
+  return svg::tint(static_cast<int>(at));
 }
 
 /// "2M", "64K", or all digits.

@@ -148,8 +148,8 @@ LossSums stand_in_loss(const std::vector<int64_t>& labels) {
 }
 
 std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& arrays,
-                                     const BatchJob& job, Communicator& world,
-                                     Verification& checks) {
+                                     const BatchJob& job, Communicator& world, Verification& checks,
+                                     KeptRows* kept) {
   const bool rows = job.options.format == "bshd";
   Verification mine(checks.tolerance_scale());
   StreamParts streams;
@@ -176,7 +176,7 @@ std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& 
   agree_on_batch(world, batch);
   run_agreed(world, "sharding rows", [&] {
     of_file([&] {
-      streams = rows ? shard_key_masked_rows(arrays, job, world, mine)
+      streams = rows ? shard_key_masked_rows(arrays, job, world, mine, kept)
                      : shard_streams(arrays, job, world, mine);
     });
   });

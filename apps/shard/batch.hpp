@@ -13,6 +13,7 @@
 
 #include "apps/common/bshd_rows.hpp"
 #include "harness/row.hpp"
+#include "io/array_file.hpp"
 #include "io/batch_file.hpp"
 #include "packing/compatibility.hpp"
 
@@ -52,15 +53,31 @@ struct BatchResult : MeasuredRow {
 };
 const Table<BatchResult>& batch_table();
 
+/// The arrays of gyre/row-shards of the ranks whose parts this rank of the run makes, in their order.
+struct KeptRows {
+  std::vector<int32_t> index;      ///< [parts, slots]
+  std::vector<int32_t> key_mask;   ///< [parts, batch, slots]
+  std::vector<int64_t> ids;        ///< [parts, batch, slots], or
+  std::vector<float> embeddings;   ///< [parts, batch, slots, hidden]
+  std::vector<int64_t> labels;     ///< [parts, batch, slots]
+  std::vector<int64_t> positions;  ///< [parts, axes, batch, slots]
+  int64_t axes = 1;
+};
+
+/// The file of all ranks' shards, on rank 0. Collective.
+ArrayFile row_shards_of(const KeptRows& kept, const BshdArrays& arrays, const BatchJob& job,
+                        Communicator& world);
+
 /// Shards the rows of `file`, which every rank has. Each rank of the run makes the parts of some
 /// ranks of the layout. Adds checks to `checks`: each part holds what the definition of its slots
 /// says; boundaries are those of the tables; the mean loss of the shards is that of the batch; rows
 /// come back over the communicator if the run has as many ranks as the layout. Returns a row per
-/// stream. Throws a usage error if a batch cannot be sharded (names file, row and segment), ranks'
-/// batches differ, or sharded attention cannot keep the mask. Collective.
+/// stream. `kept`, if not null, gets the arrays of the format bshd. Throws a usage error if a batch
+/// cannot be sharded (names file, row and segment), ranks' batches differ, or sharded attention
+/// cannot keep the mask. Collective.
 std::vector<BatchResult> shard_batch(const std::string& file, const BshdArrays& arrays,
-                                     const BatchJob& job, Communicator& world,
-                                     Verification& checks);
+                                     const BatchJob& job, Communicator& world, Verification& checks,
+                                     KeptRows* kept = nullptr);
 
 /// The mask of this name: "causal", "causal-segments", "full" or "dense".
 AttentionMask find_mask(const std::string& name);
@@ -80,7 +97,7 @@ using StreamParts = std::vector<std::vector<RankPart>>;
 StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                           Verification& checks);
 StreamParts shard_key_masked_rows(const BshdArrays& arrays, const BatchJob& job,
-                                  Communicator& world, Verification& checks);
+                                  Communicator& world, Verification& checks, KeptRows* kept);
 /// Checks that the rows come back from the ranks of the run. Requires cp ranks. Collective.
 void check_rows_over_ranks(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                            Verification& checks);

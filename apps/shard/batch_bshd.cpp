@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "apps/common/array_output.hpp"
 #include "apps/common/bshd_rows.hpp"
 #include "apps/shard/batch.hpp"
 #include "core/label.hpp"
@@ -77,24 +78,34 @@ void check_shard(Check& check, const Rows<T>& rows, const BshdShard<T>& shard, c
     }
 }
 
-/// Checks the positions of each row, which are padded as in the options and cut like the row.
-void check_positions(Check& check, const BshdArrays& arrays, const Layout& layout,
-                     const BatchJob& job, int rank) {
-  const PositionIds positions = *batch_of(arrays).positions;
-  const std::string& kind = job.options.pad_positions;
+/// Positions of the rank's slots, [axes, batch, slots]: those of each row, padded as in the options
+/// and cut like the row.
+std::vector<int64_t> cut_positions(const PositionIds& positions, const BshdArrays& arrays,
+                                   const Layout& layout, const std::string& kind, int rank) {
+  std::vector<int64_t> all, mine(layout.slots_of_rank());
   for (int64_t row = 0; row < positions.axes * arrays.rows; ++row) {
     const auto begin = positions.values.begin() + row * arrays.slots;
     std::vector<int64_t> padded(begin, begin + arrays.slots);
-    const int64_t last = padded.empty() ? -1 : padded.back();
     pad_positions(padded, layout.padded_slots, kind_of(kind));
-    std::vector<int64_t> mine(layout.slots_of_rank());
     shard_rows<int64_t>(layout, rank, padded, mine);
-    for (size_t t = 0; t < mine.size(); ++t) {
-      const int64_t slot =
-          swapped_slot(0, layout.padded_slots, layout.cp(), rank, static_cast<int64_t>(t));
+    all.insert(all.end(), mine.begin(), mine.end());
+  }
+  return all;
+}
+
+/// Checks positions [axes, batch, slots] by the definition of the rank's slots.
+void check_positions(Check& check, const PositionIds& positions, const std::vector<int64_t>& mine,
+                     const BshdArrays& arrays, const Layout& layout, const std::string& kind,
+                     int rank) {
+  const int64_t count = layout.slots_of_rank();
+  for (int64_t row = 0; row < positions.axes * arrays.rows; ++row) {
+    const auto begin = positions.values.begin() + row * arrays.slots;
+    const int64_t last = arrays.slots == 0 ? -1 : begin[arrays.slots - 1];
+    for (int64_t t = 0; t < count; ++t) {
+      const int64_t slot = swapped_slot(0, layout.padded_slots, layout.cp(), rank, t);
       const int64_t expected =
           slot < arrays.slots ? begin[slot] : padded_position(kind, last, slot - arrays.slots);
-      check.add(mine[t], expected,
+      check.add(mine[row * count + t], expected,
                 [&] { return fmt::format("rank {} row {} slot {}", rank, row, slot); });
     }
   }
@@ -152,20 +163,42 @@ RankPart counted(const Rows<T>& rows, const BshdShard<T>& shard, int rank) {
 }
 
 template <class T>
+void keep(KeptRows& kept, const BshdShard<T>& shard, const std::vector<int64_t>& positions,
+          int rank) {
+  const auto append = [](auto& all, const auto& part) {
+    all.insert(all.end(), part.begin(), part.end());
+  };
+  append(kept.index, shard_index(shard.layout, rank));
+  append(kept.key_mask, shard.key_mask);
+  append(kept.labels, shard.targets);
+  append(kept.positions, positions);
+  if constexpr (std::is_same_v<T, float>)
+    append(kept.embeddings, shard.inputs);
+  else
+    append(kept.ids, shard.inputs);
+}
+
+template <class T>
 std::vector<RankPart> shard_rows_of(const Rows<T>& rows, const BatchJob& job, Communicator& world,
-                                    Verification& checks) {
+                                    Verification& checks, KeptRows* kept) {
   Check& contents = checks.check("rows, key masks, targets", 0);
   Check& positions = checks.check("positions", 0);
   Check* extras = rows.arrays.extras.empty() ? nullptr : &checks.check("extras", 0);
   for (Check* check : {&contents, &positions, extras})
     if (check != nullptr) check->add_nothing();  // a rank may have no part
   std::vector<RankPart> parts;
+  const PositionIds whole = *batch_of(rows.arrays).positions;
+  const std::string& kind = job.options.pad_positions;
   for (const int rank : ranks_of(world, job.cp)) {
     const BshdShard<T> shard = rows.shard(job, rank);
+    const std::vector<int64_t> cut = cut_positions(whole, rows.arrays, shard.layout, kind, rank);
     check_shard(contents, rows, shard, job, rank);
-    check_positions(positions, rows.arrays, shard.layout, job, rank);
+    check_positions(positions, whole, cut, rows.arrays, shard.layout, kind, rank);
     if (extras != nullptr) check_extras(*extras, rows.arrays, shard.layout, rank);
     parts.push_back(counted(rows, shard, rank));
+    if (kept == nullptr) continue;
+    kept->axes = whole.axes;
+    keep(*kept, shard, cut, rank);
   }
   return parts;
 }
@@ -186,9 +219,33 @@ void check_gathered(const Rows<T>& rows, const BatchJob& job, Communicator& worl
 }  // namespace
 
 StreamParts shard_key_masked_rows(const BshdArrays& arrays, const BatchJob& job,
-                                  Communicator& world, Verification& checks) {
-  if (arrays.hidden > 0) return {shard_rows_of(Rows<float>(arrays), job, world, checks)};
-  return {shard_rows_of(Rows<int64_t>(arrays), job, world, checks)};
+                                  Communicator& world, Verification& checks, KeptRows* kept) {
+  if (arrays.hidden > 0) return {shard_rows_of(Rows<float>(arrays), job, world, checks, kept)};
+  return {shard_rows_of(Rows<int64_t>(arrays), job, world, checks, kept)};
+}
+
+ArrayFile row_shards_of(const KeptRows& kept, const BshdArrays& arrays, const BatchJob& job,
+                        Communicator& world) {
+  const int64_t slots = bshd_padded_width(arrays.slots, job.cp, job.options.tp) / job.cp;
+  const h5::Shape tokens{job.cp, arrays.rows, slots};
+  // A rank without a part does not know the axes.
+  const int64_t axes = all_reduce_value(world, kept.axes, ReduceOp::max);
+  ArrayFile file{row_shards_schema,
+                 "/row_shards",
+                 {{"cp", job.cp}, {"tp", job.options.tp}, {"hidden_size", arrays.hidden}},
+                 {{"pad_positions", job.options.pad_positions}}};
+  const auto add = [&](const char* name, const h5::Shape& shape, const auto& mine) {
+    file.arrays.push_back({name, shape, rows_on_root(world, mine, job.cp)});
+  };
+  add("index", {job.cp, slots}, kept.index);
+  if (arrays.hidden > 0)
+    add("inputs_embeds", {job.cp, arrays.rows, slots, arrays.hidden}, kept.embeddings);
+  else
+    add("input_ids", tokens, kept.ids);
+  add("key_mask", tokens, kept.key_mask);
+  add("labels", tokens, kept.labels);
+  add("position_ids", {job.cp, axes, arrays.rows, slots}, kept.positions);
+  return file;
 }
 
 void check_rows_over_ranks(const BshdArrays& arrays, const BatchJob& job, Communicator& world,

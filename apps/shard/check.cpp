@@ -400,4 +400,27 @@ void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::s
   checks.merge(mine);
 }
 
+void check_your_shards(std::span<const ShardRows> mine, const std::string& path,
+                       const ShardsHeader& shards, Communicator& world, Verification& checks) {
+  Verification local(checks.tolerance_scale());
+  Check& check = local.check("yours", 0);
+  check.add_nothing();  // a rank may have no row, and a row no slot
+  compare_extras(check, read_shard_extras(world, path, shards), shards.extras);
+  const std::vector<ShardRows> yours = read_shard_rows(world, path, shards);
+  for (size_t i = 0; i < mine.size(); ++i) {
+    const size_t r = world.rank() + i * world.size();
+    const auto compare = [&](const auto& array, const char* name) {
+      check.add_all(yours[r].*array, mine[i].*array, fmt::format("rank {} {}", r, name));
+    };
+    for (const auto& [name, array] : slot_arrays) compare(array, name);
+    compare(&ShardRows::embeddings, "embeddings");
+    compare(&ShardRows::index, "index");
+    compare(&ShardRows::cu_seqlens, "cu_seqlens");
+    compare(&ShardRows::cu_seqlens_padded, "cu_seqlens_padded");
+    compare_slot_extras(check, yours[r], mine[i], fmt::format("rank {}", r));
+  }
+  local.merge_over(world);
+  checks.merge(local);
+}
+
 }  // namespace gyre

@@ -34,7 +34,7 @@ Streams open_streams(const ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   Streams streams;
   PackedHeader& header = streams.header;
-  const bool wanted = o.check != "none" || !o.output.empty() || o.ulysses;
+  const bool wanted = o.check != "none" || o.files().wanted() || o.ulysses;
   if (!o.input.empty()) {
     header = read_packed_header(world, o.input);
     streams.notes = extras_text(header.extras, o.cp > 1) + other_labels_text(header.extras);
@@ -97,12 +97,15 @@ void do_layout(Setting& s, const LayoutKind& kind) {
   if (context.verbose) s.details += rank_costs_text(kind.name, costs, s.shape);
   add_row(s.report, row);
   s.rows.push_back(row);
-  if (o.output.empty() || row.check == "FAILED") return;
-  OutputFile output(world, o.output);
+  if (!o.files().wanted() || row.check == "FAILED") return;
   ShardsHeader header = shards_header(plan);
   header.packed_sha256 = streams.inputs.empty() ? "" : streams.inputs[0].sha256;
+  const std::vector<ShardRows> rows = make_shard_rows(plan, streams.slots, world, &s.backend);
+  if (!o.yours.empty()) check_your_shards(rows, o.yours, header, world, s.report.verification);
+  if (o.output.empty()) return;
+  OutputFile output(world, o.output);
   header.provenance = provenance_of(context, streams.origin);
-  fill_shards(output, header, make_shard_rows(plan, streams.slots, world, &s.backend));
+  fill_shards(output, header, rows);
   if (o.check != "none")
     check_shard_file(plan, streams.slots, output.temporary_path(), header, world,
                      s.report.verification);
@@ -122,8 +125,9 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o); });
   Backend backend(context, o.backend);
-  plan_outputs(context, o.report,
-               {{{"--output", o.output}}, {{"--svg", o.svg}}, {{"--input", o.input}}});
+  plan_outputs(
+      context, o.report,
+      {{{"--output", o.output}}, {{"--svg", o.svg}}, {{"--input", o.input}, {"--yours", o.yours}}});
   if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);
   const Streams streams = open_streams(o, context);
   run_agreed(world, "--bin", [&] {

@@ -62,7 +62,11 @@ void declare_options(CLI::App& app, ShardOptions& o) {
   plan("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s);
   output.size("--bin", "The bin that --svg draws", o.bin);
   output("--svg", "Draw the layouts here", o.svg);
-  output("-o,--output", "Write the shards of one layout here (HDF5, gyre/shards)", o.output);
+  output("-o,--output",
+         "Write here the shards of one layout (HDF5, gyre/shards), of rows (--format bshd, "
+         "gyre/row-shards), or what --ulysses exchanges (gyre/ulysses)",
+         o.output);
+  add("--yours", "Compare a file of another program with what --output would write", o.yours);
   measurement.choice("-c,--check", "Verify round trips and sums, or nothing", o.check,
                      {"none", "last"});
   declare_report_options(app, o.report);
@@ -72,8 +76,9 @@ void check_options(const ShardOptions& o) {
   ConfigErrors errors;
   if (o.input.empty() == o.generate.empty())
     errors.add("one of --input and --gen is needed, and not both");
-  if (!o.output.empty() && o.layout.several())
-    errors.add("--output needs one --layout, not {}", o.layout.name);
+  if (o.files().wanted() && o.layout.several() && !o.ulysses && o.batch.format != "bshd")
+    errors.add("{} needs one --layout, not {}", o.output.empty() ? "--yours" : "--output",
+               o.layout.name);
   if (!o.input.empty() && (o.capacity != 0 || !o.algorithm.empty()))
     errors.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
   layout_choices().check(o.layout, errors);
@@ -86,23 +91,26 @@ void check_options(const ShardOptions& o) {
     if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   if (!(o.tflops > 0)) errors.add("--tflops {} must be positive", o.tflops);
   if (!(o.gbytes_per_s > 0)) errors.add("--gbps {} must be positive", o.gbytes_per_s);
-  if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.output.empty() ||
-                    !o.svg.empty() || o.repad || !o.gradient.empty() || !o.relayout.empty()))
-    errors.add(
-        "--ulysses takes no --layout, --repad, --gather-gradient, --relayout, --output or --svg");
-  if (o.check == "none" && (!o.gradient.empty() || !o.relayout.empty()))
-    errors.add("--gather-gradient and --relayout are checks: leave --check none out");
+  if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.svg.empty() || o.repad ||
+                    !o.gradient.empty() || !o.relayout.empty()))
+    errors.add("--ulysses takes no --layout, --repad, --gather-gradient, --relayout or --svg");
+  if (o.check == "none" && (!o.gradient.empty() || !o.relayout.empty() || !o.yours.empty()))
+    errors.add("--gather-gradient, --relayout and --yours are checks: leave --check none out");
   if (o.ulysses && o.backend.on_gpu()) errors.add("--ulysses works on the host: --backend cpu");
   errors.throw_if_any("impossible configuration");
 }
 
 void check_batch_options(const ShardOptions& o) {
   ConfigErrors errors;
-  if (!o.output.empty() || !o.svg.empty() || o.repad || o.ulysses || !o.gradient.empty() ||
-      !o.relayout.empty())
+  if (!o.svg.empty() || o.repad || o.ulysses || !o.gradient.empty() || !o.relayout.empty())
     errors.add(
-        "'{}' is a batch of rows: --repad, --ulysses, --gather-gradient, --relayout, --svg and "
-        "--output are for packed streams, which gyre-pack makes of it",
+        "'{}' is a batch of rows: --repad, --ulysses, --gather-gradient, --relayout and --svg are "
+        "for packed streams, which gyre-pack makes of it",
+        o.input);
+  if (o.files().wanted() && o.batch.format != "bshd")
+    errors.add(
+        "'{}' is a batch of rows: --output and --yours take --format bshd; streams of segments "
+        "are shards of what gyre-pack makes of it",
         o.input);
   if (o.backend.on_gpu()) errors.add("batches are sharded on the host: --backend cpu");
   const BatchOptions& batch = o.batch;

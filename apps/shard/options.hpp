@@ -3,6 +3,7 @@
 
 #include <string>
 
+#include "apps/common/array_output.hpp"
 #include "apps/common/registry_options.hpp"
 #include "apps/shard/batch.hpp"
 #include "apps/shard/report.hpp"
@@ -14,7 +15,7 @@ namespace gyre {
 
 /// Options of gyre-shard; see --help.
 struct ShardOptions {
-  std::string input, generate, output, svg, dtype = "bf16", check = "last", algorithm;
+  std::string input, generate, output, yours, svg, dtype = "bf16", check = "last", algorithm;
   LayoutChoice layout;
   int cp = 2, heads = 32, kv_heads = 8, head_dim = 128;
   int64_t capacity = 0, bin = 0;
@@ -28,6 +29,7 @@ struct ShardOptions {
   BackendOptions backend;
 
   ShardOptions() { layout.name = "all"; }
+  ArrayPaths files() const { return {output, yours}; }
   AttentionShape shape() const {
     return {heads, kv_heads, head_dim, dtype == "f32" ? 4 : 2, tflops, gbytes_per_s};
   }

@@ -123,6 +123,11 @@ std::vector<ShardRows> make_shard_rows(ShardingPlan& plan, const PackedSlots& sl
 void check_shard_file(ShardingPlan& plan, const PackedSlots& slots, const std::string& path,
                       const ShardsHeader& shards, Communicator& world, Verification& checks);
 
+/// Compares the file of another program at `path` with this rank's rows: every element of every
+/// array. Throws a usage error if its header is another one. Collective.
+void check_your_shards(std::span<const ShardRows> mine, const std::string& path,
+                       const ShardsHeader& shards, Communicator& world, Verification& checks);
+
 /// Moves the ranks' shards from the layout of one plan to that of the other, and back, as gradients
 /// go. Checks the rows against both layouts, and the bytes sent against the rows that change rank.
 /// Returns a "#" line with the bytes that all ranks sent. Throws a usage error unless the run has as

@@ -42,6 +42,16 @@ constexpr std::pair<const char*, const char*> tables[] = {
     {"gyre/salm",
      "/salm @vocab_size @pad_id @placeholder_id input_ids inputs_embeds target_ids audio "
      "audio_offsets encoder /reference *"},
+    {"gyre/row-shards",
+     "/row_shards @cp @tp @hidden_size @pad_positions @input_sha256? index? input_ids? "
+     "inputs_embeds? key_mask? labels? position_ids?"},
+    {"gyre/ulysses",
+     "/ulysses @ranks @heads @kv_heads @head_dim @input_sha256? slot_offsets? ids? positions? "
+     "cu_seqlens? cu_seqlens_padded? q? kv? q_exchanged? kv_exchanged? out_token_major? d_kv? "
+     "swapped_index? swapped_q? swapped_q_exchanged? swapped_q_ordered?"},
+    {"gyre/encoder",
+     "/encoder @ranks @hidden_size @input_sha256? frame_offsets? encoder_rank? frames? d_frames? "
+     "d_sum? d_split? d_none?"},
     {"gyre/attention",
      "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ "
      "/reference @generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"},

@@ -9,7 +9,8 @@ namespace {
 /// The first capability that packed attention lacks, or nullptr.
 const char* missing_capability(const ParallelSetup& setup) {
   if (!setup.attention.varlen) return "segments of different lengths (varlen)";
-  if (!setup.attention.padded_offsets) return "padding between segments (padded offsets)";
+  if (setup.padding && !setup.attention.padded_offsets)
+    return "padding between segments (padded offsets)";
   if (setup.cp > 1 && !setup.attention.cp_aware) return "context parallelism";
   return nullptr;
 }

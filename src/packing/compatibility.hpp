@@ -10,7 +10,8 @@
 //     yes     any  has all                else     not known          warning
 //     yes     any  has all                else     gradient is right  ok
 //
-// The first row that applies counts; "fused" is NVTE_FUSED_ATTN. Goes by capabilities and a probe
+// Padded offsets are needed only where there is padding between segments. With cp > 1 there is, as a
+// rule: segments are rounded. The first row that applies counts; "fused" is NVTE_FUSED_ATTN. Goes by capabilities and a probe
 // where NeMo's validate_parallelism_compatibility goes by a backend's name and a list of devices.
 
 #include <cstdint>
@@ -39,6 +40,7 @@ enum class GradientProbe { not_run, agrees, differs };
 
 struct ParallelSetup {
   bool packed = false;
+  bool padding = true;  ///< between segments; without it no padded offsets are needed
   int cp = 1;
   AttentionCapabilities attention;
   /// Value of the environment variable NVTE_FUSED_ATTN; only "0" turns fused attention off.

@@ -104,11 +104,42 @@ grep -q H5T_STD_I32BE <(h5dump -d /packed/extras/grid extras.h5) || fail "anothe
 expect 0 'encoder 3 audio items over 2 ranks' "$MPIEXEC" -n 2 "$pack" --input "$source_dir/inputs/salm_tiny.h5" \
   --cp 2 --tp 3 -o salm.h5
 
-expect 0 'VERIFY PASSED 7/7' "$MPIEXEC" -n 4 "$pack" --input "$source_dir/inputs/salm_tiny.h5" --cp 4 -o salm.h5
+salm=("$pack" --input "$source_dir/inputs/salm_tiny.h5")
+expect 0 'VERIFY PASSED 9/9' "$MPIEXEC" -n 4 "${salm[@]}" --cp 4 -o salm.h5
 "$pack" --input "$source_dir/inputs/salm_tiny.h5" -q -J salm.json >/dev/null
-for check in 'shards of text and audio' 'encoder gradient, sum' 'encoder gradient, split' 'encoder gradient, none'; do
+for check in 'shards of text and audio' 'encoder gradient, sum' 'encoder gradient, split' 'encoder gradient, none' \
+  'encoder bytes' 'encoder gradient bytes'; do
   grep -q "$check" salm.json || fail "no check '$check' in the JSON"
 done
+# Encodings and their gradients, to a file and against one.
+expect 0 'VERIFY PASSED 8/8' "$MPIEXEC" -n 2 "${salm[@]}" --cp 2 --encoder encoder.h5
+expect 0 '# yours: 7 of 7 datasets' "$MPIEXEC" -n 2 "${salm[@]}" --cp 2 --yours encoder.h5
+expect 2 "ranks of '/encoder' is 2; the run has 1" "${salm[@]}" --yours encoder.h5
+/usr/bin/python3 - <<'PY'
+import h5py
+with h5py.File("encoder.h5") as file, h5py.File("yours.h5", "w") as yours:
+    yours.attrs.update({k: v for k, v in file.attrs.items() if k != "content_sha256"})
+    file.copy("encoder", yours)
+    for dataset in yours["encoder"].values():
+        values = dataset[...]
+        values.reshape(-1)[-1] += 1
+        dataset[...] = values
+PY
+expect 1 'VERIFY FAILED' "$MPIEXEC" -n 2 "${salm[@]}" --yours yours.h5 -v
+for array in frame_offsets encoder_rank frames d_frames d_sum d_split d_none; do
+  grep -qF "$array[" output || fail "$array is not named: $(cat output)"
+done
+expect 2 '--yours and --tp-rounding are for text with audio' "$pack" --input "$docs" --encoder none.h5
+# Times, and the rounding of upstream: tp divides all slots, but not those of a rank.
+expect 0 'FOM gyre-pack documents_per_s' "${salm[@]}" --iters 7
+expect 0 'FOM gyre-pack documents_per_s' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --iters 7
+slots() { # OPTION...: slots of the stream of text and audio
+  "${salm[@]}" --cp 2 --tp 8 "$@" -q -o rounded.h5 >/dev/null
+  h5dump -H -d /packed/labels rounded.h5 | grep -oP 'SIMPLE \{ \( \K[0-9]+'
+}
+total=$(slots --tp-rounding total) each=$(slots)
+[ $((total % 8)) -eq 0 ] && [ $((total / 2 % 8)) -ne 0 ] && [ $((each / 2 % 8)) -eq 0 ] ||
+  fail "slots: $total in all, $each by rank"
 
 # Documents in rows, which become streams; what a row cannot hold.
 expect 0 '3 rows of 160 slots, 0 documents dropped' "$pack" --input "$docs" --rows 160 --cp 2 -o rows160.h5
@@ -158,7 +189,14 @@ expect 2 'linear-attention layers' "$pack" "${able[@]}" --linear-attention
 expect 2 'does not support context parallelism' "$pack" --input "$docs" --cp 2 --attention varlen,padded-offsets
 expect 0 '# compatibility: warning' "$pack" --input "$docs" --attention varlen,padded-offsets
 expect 2 'does not support segments of different lengths' "$pack" --input "$docs" --attention none -o none.h5
-expect 2 'does not support padding between segments' "$pack" --input "$docs" --attention varlen
+# Padded offsets are needed only where there is padding; rows that are not packed, only with one rank.
+expect 0 '# compatibility: warning' "$pack" --input "$docs" --attention varlen
+expect 2 'does not support padding between segments' "$pack" --input "$docs" --attention varlen --tp 8
+expect 2 'does not support padding between segments' "$pack" --input "$docs" --cp 2 --attention varlen,cp-aware
+expect 2 'does not support padding between segments' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --attention varlen --tail keep
+expect 0 '# compatibility: warning' "$pack" --input "$golden/rows_of_padding.h5" --attention varlen --tail absorb
+expect 2 'unpacked rows with cp 2: the padding mask cannot be honoured' "$pack" "${able[@]}" --unpacked
+expect 0 '# compatibility: ok: unpacked rows with cp 1' "$pack" --input "$docs" --attention none --unpacked
 expect 2 'nearest: padded-offsets' "$pack" --input "$docs" --attention varlen,paded-offsets
 expect 2 "--device '9' is no compute capability" "$pack" "${able[@]}" --device 9
 expect 2 'go with --attention' "$pack" --input "$docs" --device 9.0

@@ -86,6 +86,61 @@ expect 2 'are for --format thd' "$shard" --input "$left" --cp 2 --format bshd --
 expect 2 '--tp 2 pads the rows of --format bshd' "$shard" --input "$rows" --cp 2 --tp 2
 expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --ulysses
 
+# Shards of rows are the same from any number of ranks; a file of another program is compared in full.
+bshd=("$shard" --input "$left" --cp 4 --tp 2 --format bshd --pad-positions counting)
+for ranks in 1 3 4; do
+  expect 0 'VERIFY PASSED' "$MPIEXEC" -n "$ranks" "${bshd[@]}" -o "left$ranks.h5"
+  expect 0 'VERIFY PASSED' "$compare" left1.h5 "left$ranks.h5"
+done
+changed() { # FILE GROUP DATASETS [OTHERS]: yours.h5, a copy with 1 more in the last elements, and without the others
+  cp "$1" yours.h5
+  /usr/bin/python3 - "${@:2}" <<'PY'
+import sys, h5py
+with h5py.File("yours.h5", "r+") as file:
+    del file.attrs["content_sha256"]
+    group = file[sys.argv[1]]
+    for name in sys.argv[2].split():
+        values = group[name][...]
+        values.reshape(-1)[-1] += 1
+        group[name][...] = values
+    for name in sys.argv[3:]:
+        del group[name]
+PY
+}
+named() { # TEXT...: each is in the output
+  for text in "$@"; do grep -qF -- "$text" output || fail "'$text' is not named: $(cat output)"; done
+}
+expect 0 "# yours: 5 of 5 datasets are in 'left3.h5'" "$MPIEXEC" -n 2 "${bshd[@]}" --yours left3.h5
+changed left1.h5 /row_shards 'index inputs_embeds key_mask labels position_ids'
+expect 1 'VERIFY FAILED' "$MPIEXEC" -n 2 "${bshd[@]}" --yours yours.h5 -v
+named 'index[3' 'inputs_embeds[3' 'key_mask[3' 'labels[3' 'position_ids[3'
+changed left1.h5 /row_shards labels index inputs_embeds key_mask position_ids
+expect 1 '# yours: 1 of 5 datasets' "${bshd[@]}" --yours yours.h5
+changed left1.h5 /row_shards labels index inputs_embeds key_mask position_ids labels
+expect 2 'has none of the 5 datasets of gyre/row-shards' "${bshd[@]}" --yours yours.h5
+expect 2 "cp of '/row_shards' is 4; the run has 2" "$shard" --input "$left" --cp 2 --format bshd --yours left1.h5
+expect 2 "is of the kind 'gyre/bshd'; 'gyre/row-shards' is needed" "${bshd[@]}" --yours "$left"
+expect 2 'take --format bshd' "$shard" --input "$rows" --cp 2 --layout dual-chunk-swap --yours left1.h5
+expect 2 '--yours are checks' "${bshd[@]}" --yours left1.h5 -c none
+expect 2 'is the file of --yours' "${bshd[@]}" --yours left1.h5 -o left1.h5
+# The same of shards of streams: every element, also those that no round trip needs.
+balanced=("$shard" --input packed.h5 --cp 3 --layout balanced --chunk 8)
+expect 0 'VERIFY PASSED 6/6' "$MPIEXEC" -n 3 "${balanced[@]}" --yours one.h5
+changed one.h5 /shards 'ids labels positions index cu_seqlens cu_seqlens_padded'
+expect 1 'VERIFY FAILED' "${balanced[@]}" --yours yours.h5 -v
+named 'rank 2 '{ids,labels,positions,index,cu_seqlens,cu_seqlens_padded}'['
+# And of exchanges, with fewer KV heads than ranks.
+ulysses=("$shard" --input packed.h5 --ulysses --heads 4 --kv-heads 1 --head-dim 2)
+expect 0 'VERIFY PASSED 5/5' "$MPIEXEC" -n 2 "${ulysses[@]}" -o heads.h5
+expect 0 '# yours: 15 of 15' "$MPIEXEC" -n 2 "${ulysses[@]}" --yours heads.h5
+changed heads.h5 /ulysses 'ids positions slot_offsets q_exchanged kv_exchanged out_token_major d_kv swapped_index swapped_q_ordered'
+expect 1 'VERIFY FAILED' "$MPIEXEC" -n 2 "${ulysses[@]}" --yours yours.h5 -v
+named {ids,positions,slot_offsets,q_exchanged,kv_exchanged,out_token_major,d_kv,swapped_index,swapped_q_ordered}'['
+expect 2 "ranks of '/ulysses' is 2; the run has 1" "${ulysses[@]}" --yours heads.h5
+# Bins that the ranks do not divide.
+expect 0 'VERIFY PASSED' "$MPIEXEC" -n 3 "$shard" --gen dist=fixed,length=7,count=4 --capacity 24 --cp 1 --ulysses \
+  --heads 3 --kv-heads 3 --head-dim 2 -o odd.h5
+
 # Ids alone: a row is a document of a stream, or has a key mask that hides the pad id at both ends.
 golden=$source_dir/inputs/golden
 expect 0 'VERIFY PASSED 5/5' "$MPIEXEC" -n 2 "$shard" --input "$golden/rows_without_tables.h5" --cp 2

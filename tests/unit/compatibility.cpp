@@ -76,6 +76,10 @@ ParallelSetup probed(GradientProbe probe, DeviceCapability device, bool forward_
   s.forward_only = forward_only;
   return s;
 }
+ParallelSetup without_padding(ParallelSetup s) {
+  s.padding = false;
+  return s;
+}
 ParallelSetup forward(ParallelSetup s) {
   s.forward_only = true;
   return s;
@@ -104,6 +108,10 @@ const Row rows[] = {
      2, lacks(2, varlen)},
     {"PackedWithoutPaddedOffsets", setup(true, 1, {true, false, true}), Level::error, 2,
      lacks(1, "padding between segments (padded offsets)")},
+    {"NoPaddedOffsetsForStreamsWithoutPadding",
+     without_padding(setup(true, 1, {true, false, true}, "0")), Level::ok, 0, ""},
+    {"VarlenForStreamsWithoutPadding", without_padding(setup(true, 1, {false, true, true}, "0")),
+     Level::error, 2, lacks(1, varlen)},
     {"PackedWithoutCp", setup(true, 2, {true, true, false}), Level::error, 2,
      lacks(2, "context parallelism")},
     {"PackedWithoutCpOnOneRank", setup(true, 1, {true, true, false}, "0"), Level::ok, 0, ""},

@@ -25,6 +25,8 @@ must_notice() {
   mkdir -p "$copy/results/cpu-2core"
   cp "$source_dir/results/cpu-2core/pack-algorithms.json" "$copy/results/cpu-2core/"
   printf '%b\n' "# Title\n\n$2" >"$copy/README.md"
+  printf '#!/bin/bash\ndemo() {\n  local programs=(gyre-pack)\n}\n' >"$copy/run"
+  chmod +x "$copy/run"
   found=$(check "$copy" "$apps" "${@:3}") || status=$?
   if [[ -n $1 && ($status -ne 1 || $found != *"$1"*) ]] || [[ -z $1 && $status -ne 0 ]]; then
     echo "the check is broken: of '$2' it should say '${1:-nothing}', but says '$found'"
@@ -44,10 +46,13 @@ must_notice 'gyre-shard has no option --inputs' 'say `mpirun -n 2 gyre-shard --i
 must_notice 'no program has the option --nothing' 'use `--nothing`' --static
 must_notice 'tables or excerpts differ' "$table\n\n$rows 1 |\n" --static
 must_notice 'tables or excerpts differ' '<!-- excerpt results/cpu-2core/pack-algorithms.json lines 1-1 -->\n\n```text\n[\n```\n' --static
-must_notice 'exit code 2' '```sh\ngyre-pack --capacity 8K\n```'
+demo='export PATH=$PWD/build/cpu/apps:$PATH\n'
+must_notice 'exit code 2' "\`\`\`sh\n${demo}gyre-pack --capacity 8K\n\`\`\`"
+must_notice 'gyre-pack: command not found' '```sh\ngyre-pack --help\n```'
+must_notice 'gyre-shard: command not found' "\`\`\`sh\n${demo}gyre-shard --help\n\`\`\`"
 must_notice 'more than 4 ranks' '```sh\nmpirun -n 5 gyre-pack --help\n```'
 # And what is right must pass.
-must_notice '' '[a](#title) [b](README.md)\n\n```sh\ngyre-pack --help   # a comment\n```'
+must_notice '' "[a](#title) [b](README.md)\n\n\`\`\`sh\n${demo}gyre-pack --help   # a comment\n\`\`\`"
 must_notice '' '<!-- not run: needs more -->\n```sh\nmpirun -n 64 gyre-pack --dp 4\n```'
 must_notice '' '<!-- excerpt results/cpu-2core/pack-algorithms.json lines 1-1 -->\n\n```text\n{\n```\n' --static
 must_notice '' "$table\n\n$rows $(python3 -c '

@@ -4,6 +4,8 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <cmath>
 #include <map>
 #include <nlohmann/json.hpp>
 #include <set>
@@ -13,6 +15,7 @@
 #include "mask_cases.hpp"
 #include "predict/plan_json.hpp"
 #include "predict/plan_svg.hpp"
+#include "report/svg.hpp"
 #include "report/value.hpp"
 
 namespace gyre {
@@ -257,11 +260,46 @@ TEST(PlanSvg, ColoursAreThoseOfTheOwnersOfKeys) {
       if (box.fill != "url(#wait)") result.push_back(box.fill);
     return result;
   };
-  const std::string red = "hsl(0,62%,45%)", lime = "hsl(82,62%,63%)", teal = "hsl(165,62%,45%)",
-                    violet = "hsl(248,62%,63%)";
-  EXPECT_EQ(fills(0), (std::vector<std::string>{red}));
-  EXPECT_EQ(fills(3), (std::vector<std::string>{violet, teal, lime, red}));
-  EXPECT_EQ(fills(4 + 3), (std::vector<std::string>{red, lime, teal, violet}));
+  const std::string blue = "#0072b2", orange = "#e69f00", green = "#009e73", sky = "#56b4e9";
+  EXPECT_EQ(fills(0), (std::vector<std::string>{blue}));
+  EXPECT_EQ(fills(3), (std::vector<std::string>{sky, green, orange, blue}));
+  EXPECT_EQ(fills(4 + 3), (std::vector<std::string>{blue, orange, green, sky}));
+}
+
+/// Linear light of a colour as readers without one sort of cones see it (Viénot, Brettel and Mollon
+/// 1999: red and green cones), or as all do.
+std::array<double, 3> seen(const std::string& hex, bool colour_blind) {
+  std::array<double, 3> c{};
+  for (size_t i = 0; i < 3; ++i)
+    c[i] = std::pow(std::stoi(hex.substr(1 + 2 * i, 2), nullptr, 16) / 255.0, 2.2);
+  if (!colour_blind) return c;
+  const double yellow = 0.29275 * c[0] + 0.70725 * c[1];  // deuteranopes see red and green alike
+  return {yellow, yellow, c[2] - 0.02234 * (c[0] - c[1])};
+}
+
+double distance(const std::string& a, const std::string& b, bool colour_blind) {
+  const auto x = seen(a, colour_blind), y = seen(b, colour_blind);
+  double sum = 0;
+  for (size_t i = 0; i < 3; ++i)
+    sum += std::pow(std::pow(std::max(0.0, x[i]), 1 / 2.2) - std::pow(std::max(0.0, y[i]), 1 / 2.2),
+                    2);
+  return std::sqrt(sum);
+}
+
+TEST(PlanSvg, ColourBlindReadersTellRanksApart) {
+  for (const bool blind : {false, true}) {
+    for (int cp = 2; cp <= 8; ++cp)
+      for (int a = 0; a < cp; ++a)
+        for (int b = 0; b < a; ++b)
+          EXPECT_GT(distance(svg::color(a, cp), svg::color(b, cp), blind), 0.2)
+              << a << " and " << b << " of " << cp;
+    for (const int cp : {9, 64, 1000})  // neighbours at least
+      for (int a = 1; a < cp; ++a)
+        EXPECT_GT(distance(svg::color(a, cp), svg::color(a - 1, cp), blind), 0.3) << a;
+    for (int a = 0; a < 8; ++a)
+      for (int b = 0; b < a; ++b)
+        EXPECT_GT(distance(svg::tint(a), svg::tint(b), blind), 0.1) << a << " and " << b;
+  }
 }
 
 TEST(PlanSvg, SentMessagesDoNotOverlapOnALane) {

@@ -9,6 +9,7 @@ version=$(sed -nE 's/^project\(gyre VERSION ([0-9.]+) .*/\1/p' CMakeLists.txt)
 states() { grep -qF -- "$2" "$1" || { echo "$1 does not state '$2'" && failed=1; }; }
 states python/gyre/version.py "__version__ = \"$version\""
 states CITATION.cff "version: $version"
+states docs/numbers.md "# gyre-shard $version "
 states docs/library.md "find_package(gyre ${version%.*})"
 states docs/building.md "gyre_${version}_amd64.deb and gyre-$version-Linux.tar.zst"
 newest=$(grep -m 1 '^## ' CHANGELOG.md)

@@ -1,27 +1,26 @@
+// Ulysses on packed streams: exchanges heads for tokens between the ranks of the run.
+
+#include "sharding/ulysses.hpp"
+
 #include <fmt/format.h>
 
-#include <algorithm>
 #include <cmath>
 #include <limits>
 #include <string>
 #include <vector>
 
-#include "apps/common/extras.hpp"
-#include "apps/shard/options.hpp"
+#include "apps/shard/kept_tensors.hpp"
+#include "apps/shard/present.hpp"
 #include "comm/agree.hpp"
+#include "core/index.hpp"
 #include "harness/row.hpp"
 #include "io/packed_file.hpp"
-#include "io/sha256.hpp"
-#include "report/app.hpp"
 #include "runtime/clock.hpp"
 #include "sharding/layouts.hpp"
 #include "sharding/transfer.hpp"
-#include "sharding/ulysses.hpp"
 
 namespace gyre {
 namespace {
-
-// Ulysses on packed streams: exchanges heads for tokens between the ranks of the run.
 
 /// Measurements of one step of Ulysses over all bins.
 struct UlyssesResult : MeasuredRow {
@@ -56,8 +55,10 @@ struct BinView {
 /// Times one step over all bins and counts its bytes.
 class ExchangeStep {
  public:
-  ExchangeStep(std::string name, Communicator& world, Verification& checks, bool check)
-      : world_(world), check_(check ? &checks.check(name, 0) : nullptr) {
+  /// `kept`, if not null, gets the tensors of the step.
+  ExchangeStep(std::string name, Communicator& world, Verification& checks, bool check,
+               KeptTensors* kept)
+      : world_(world), check_(check ? &checks.check(name, 0) : nullptr), kept_(kept) {
     row_.step = std::move(name);
     row_.ranks = world.size();
     row_.check = "-";
@@ -90,6 +91,11 @@ class ExchangeStep {
     if (check_ != nullptr) check_->add_all(actual, expected, what);
   }
 
+  template <class T>
+  void keep(const std::string& name, const KeptTensors::Form& form, const std::vector<T>& values) {
+    if (kept_ != nullptr) kept_->add(name, form, values);
+  }
+
   /// The row, with the bytes of all ranks and the time of the slowest. Collective.
   UlyssesResult finish() {
     row_.bytes = all_reduce_value(world_, sent_, ReduceOp::sum);
@@ -102,6 +108,7 @@ class ExchangeStep {
  private:
   Communicator& world_;
   Check* check_;
+  KeptTensors* kept_;
   UlyssesResult row_;
   double seconds_ = 0;
   int64_t sent_ = 0;
@@ -140,6 +147,10 @@ void slice_bin(ExchangeStep& step, const BinView& bin, int64_t axes) {
   step.compare(sliced.positions, positions, name + " positions");
   step.compare(sliced.cu_seqlens, real, name + " cu_seqlens");
   step.compare(sliced.cu_seqlens_padded, padded, name + " cu_seqlens_padded");
+  step.keep("ids", {}, sliced.ids);
+  step.keep("positions", {{axes}, {}, false}, sliced.positions);
+  step.keep("cu_seqlens", {{}, {}, false}, sliced.cu_seqlens);
+  step.keep("cu_seqlens_padded", {{}, {}, false}, sliced.cu_seqlens_padded);
 
   const AxisGather gather{{1, width, 1}, 1, sliced.pad, 1};
   const std::vector<double> mine(sliced.ids.begin(), sliced.ids.end());
@@ -201,9 +212,10 @@ std::vector<int32_t> slots_from(int64_t begin, int64_t count) {
 }
 
 /// Exchanges heads for tokens and back, forward and backward. `mine`: slots of this rank. `joined`:
-/// slots of all ranks in rank order.
-void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vector<int32_t>& mine,
-                  const std::vector<int32_t>& joined, const std::string& name) {
+/// slots of all ranks in rank order. Returns this rank's queries after the exchange.
+std::vector<float> exchange_bin(ExchangeStep& step, const UlyssesHeads& heads,
+                                const std::vector<int32_t>& mine,
+                                const std::vector<int32_t>& joined, const std::string& name) {
   const int64_t ranks = step.ranks(), d = heads.head_dim, own = heads.heads / ranks;
   const UlyssesPlan plan =
       plan_ulysses(step.world(), {1, heads.heads, heads.kv_heads, std::ssize(mine), d});
@@ -224,12 +236,13 @@ void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vect
   for (const auto* array : {&keys, &values})
     step.compare(*array, tensor(first_kv, own_kv, joined, d), name + " keys");
   step.compare(exchanged(step, queries, plan.output), q, name + " output");
-  step.compare(
-      exchanged(step, token_major(step.rank() * own, own, joined, d), plan.output_token_major),
-      token_major(0, heads.heads, mine, d), name + " output, tokens first");
+  const std::vector<float> back =
+      exchanged(step, token_major(step.rank() * own, own, joined, d), plan.output_token_major);
+  step.compare(back, token_major(0, heads.heads, mine, d), name + " output, tokens first");
   // All copies of a key head have the same gradient, so their sum is `copies` times that.
-  step.compare(exchanged(step, keys, backward_of(plan.key_value, step.ranks())),
-               tensor(0, heads.kv_heads, mine, d, static_cast<float>(copies)), name + " gradient");
+  const std::vector<float> d_kv = exchanged(step, keys, backward_of(plan.key_value, step.ranks()));
+  step.compare(d_kv, tensor(0, heads.kv_heads, mine, d, static_cast<float>(copies)),
+               name + " gradient");
   // A rank sends each tensor except its own part.
   const double slots =
       static_cast<double>(std::ssize(mine)) * static_cast<double>(d) * sizeof(float);
@@ -237,6 +250,19 @@ void exchange_bin(ExchangeStep& step, const UlyssesHeads& heads, const std::vect
   const double kv_heads = heads.kv_heads * copies;
   step.add_formula((ranks - 1) * slots * (3 * q_heads + 3 * kv_heads));
   step.row().slots += std::ssize(mine);
+  if (step.row().step == "swapped") {
+    step.keep("swapped_index", {}, mine);
+    step.keep("swapped_q", {{heads.heads}, {d}}, q);
+    step.keep("swapped_q_exchanged", {{own}, {d}}, queries);
+    return queries;
+  }
+  step.keep("q", {{heads.heads}, {d}}, q);
+  step.keep("kv", {{heads.kv_heads}, {d}}, kv);
+  step.keep("q_exchanged", {{own}, {d}}, queries);
+  step.keep("kv_exchanged", {{own_kv}, {d}}, keys);
+  step.keep("out_token_major", {{}, {heads.heads, d}}, back);
+  step.keep("d_kv", {{heads.kv_heads}, {d}}, d_kv);
+  return queries;
 }
 
 void exchange_slices(ExchangeStep& step, const UlyssesHeads& heads, const BinView& bin) {
@@ -257,13 +283,14 @@ void exchange_swapped(ExchangeStep& step, const UlyssesHeads& heads, const BinVi
     joined.insert(joined.end(), index.begin(), index.end());
   }
   const std::string name = fmt::format("bin {}", bin.index);
-  exchange_bin(step, heads, shard_index(layout, step.rank()), joined, name);
+  const std::vector<float> arrived =
+      exchange_bin(step, heads, shard_index(layout, step.rank()), joined, name);
   const int64_t own = heads.heads / step.ranks(), first = step.rank() * own, d = heads.head_dim;
-  const std::vector<float> arrived = tensor(first, own, joined, d);
   const auto ordered = to_sequence_order<float>(layout, std::span<const float>(arrived), own, d);
   step.compare(ordered, tensor(first, own, slots_from(0, bin.slots()), d), name + " in order");
   step.compare(to_rank_order<float>(layout, std::span<const float>(ordered), own, d), arrived,
                name + " in rank order");
+  step.keep("swapped_q_ordered", {{own}, {d}}, ordered);
 }
 
 BinView bin_view(const PackedHeader& header, const PackedSlots& slots, int64_t b) {
@@ -315,21 +342,22 @@ const Table<UlyssesResult>& ulysses_table() {
 ///     swapped    exchange, from dual-chunk-swap shards, with tokens reordered as in the stream
 ///
 /// Each element's value encodes its head, slot and lane, so its place is checked, too. Throws a
-/// usage error with the nearest valid number if heads do not divide over the ranks. Collective.
+/// usage error with the nearest valid number if heads do not divide over the ranks. `kept`, if not
+/// null, gets the tensors. Collective.
 std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedSlots& slots,
                                        const UlyssesHeads& heads, Communicator& world, bool check,
-                                       Verification& checks) {
+                                       Verification& checks, KeptTensors* kept) {
   run_agreed(world, "--ulysses", [&] {
     if (header.hidden_size > 0)
       throw_usage("--ulysses slices ids; these streams hold embeddings of {}", header.hidden_size);
   });
   Verification mine(checks.tolerance_scale());
   std::vector<UlyssesResult> rows;
-  ExchangeStep lists("lists", world, mine, check);
+  ExchangeStep lists("lists", world, mine, check, nullptr);
   exchange_lists(lists, header);
   rows.push_back(lists.finish());
   const auto over_bins = [&](const char* name, const auto& work) {
-    ExchangeStep step(name, world, mine, check);
+    ExchangeStep step(name, world, mine, check, kept);
     for (int64_t b = 0; b < header.bin_count(); ++b) work(step, bin_view(header, slots, b));
     rows.push_back(step.finish());
   };
@@ -348,59 +376,40 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
   return rows;
 }
 
-/// Prints the table and the "#" lines below it, and writes the requested files.
-template <class Row>
-ExitCode present(const ShardOptions& o, AppContext& context, RunReport& report,
-                 const Table<Row>& table, const std::vector<Row>& rows, const char* key,
-                 const std::string& notes = "") {
-  for (const Row& row : rows) {
-    ResultEntry entry = entry_of(row, table);
-    entry.verified.reset();
-    if (!report.verification.empty()) entry.verified = report.verification.passed();
-    entry.key = {*std::find_if(entry.measurements.begin(), entry.measurements.end(),
-                               [&](const auto& field) { return field.first == key; })};
-    report.results.push_back(std::move(entry));
-  }
-  return finish_run(context, report, o.report, [&] {
-    return shown_table(context, o.report, table).text(rows) + (context.quiet ? "" : notes);
-  });
-}
-
 }  // namespace
-
-ExitCode run_batch(const ShardOptions& o, AppContext& context) {
-  Communicator& world = context.world;
-  run_agreed(world, "options", [&] { check_batch_options(o); });
-  const BshdArrays arrays = read_bshd(world, o.input);
-  RunReport report = begin_report(context,
-                                  {{"source", o.input},
-                                   {"cp", int64_t{o.cp}},
-                                   {"format", o.batch.format},
-                                   {"rows", arrays.rows},
-                                   {"slots", arrays.slots}},
-                                  {{"hdf5", h5::library_version()}});
-  report.inputs = {{o.input, sha256_of_file(world, o.input)}};
-  start_run(context, report, o.report, 0);
-  const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
-  const LayoutOptions layout = o.layout_options();
-  const BatchJob job{
-      o.batch,       o.cp,         o.layout.several() ? default_layout().name : o.layout.name,
-      layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
-  Verification checks(1);
-  const std::vector<BatchResult> rows = shard_batch(o.input, arrays, job, world, checks);
-  if (o.check != "none") report.verification.merge(checks);
-  const std::string notes = extras_text(arrays.extras, o.batch.format == "thd" && o.cp > 1);
-  return present(o, context, report, batch_table(), rows, "stream", notes);
-}
 
 ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
                               const PackedSlots& slots, AppContext& context, RunReport& report) {
+  Communicator& world = context.world;
+  KeptTensors kept;
+  const double slots_of_all = header.slot_offsets().back() + header.bin_count() * world.size();
+  if (o.files().wanted())
+    check_arrays_fit(6.0 * (o.heads + 2 * o.kv_heads) * o.head_dim * 4 * slots_of_all, context);
   std::vector<UlyssesResult> rows =
-      run_ulysses(header, slots, {o.heads, o.kv_heads, o.head_dim}, context.world,
-                  o.check != "none", report.verification);
+      run_ulysses(header, slots, {o.heads, o.kv_heads, o.head_dim}, world, o.check != "none",
+                  report.verification, o.files().wanted() ? &kept : nullptr);
   for (UlyssesResult& row : rows)
     if (check_text(report, report.verification) == "-") row.check = "-";
-  return present(o, context, report, ulysses_table(), rows, "step");
+  std::string notes;
+  if (o.files().wanted()) {
+    std::vector<int64_t> offsets{0};
+    for (int64_t b = 0; b < header.bin_count(); ++b)
+      offsets.push_back(offsets.back() +
+                        ceil_div(header.cu_seqlens_padded(b).back(), int64_t{world.size()}));
+    ArrayFile made{ulysses_schema,
+                   "/ulysses",
+                   {{"ranks", world.size()},
+                    {"heads", o.heads},
+                    {"kv_heads", o.kv_heads},
+                    {"head_dim", o.head_dim}},
+                   {},
+                   report.inputs.empty() || o.input.empty() ? "" : report.inputs[0].sha256,
+                   kept.arrays(world),
+                   provenance_of(context, o.input.empty() ? o.generate : o.input)};
+    made.arrays.push_back({"slot_offsets", {std::ssize(offsets)}, offsets});
+    notes = write_and_compare(made, o.files(), o.check != "none", context, report.verification);
+  }
+  return present(o, context, report, ulysses_table(), rows, "step", notes);
 }
 
 }  // namespace gyre

@@ -1,0 +1,66 @@
+#pragma once
+// Arrays that a run makes, to a file (--output) and against a file of another program (--yours).
+
+#include <numeric>
+#include <span>
+#include <string>
+#include <vector>
+
+#include "comm/agree.hpp"
+#include "io/array_file.hpp"
+#include "report/app.hpp"
+#include "report/verify.hpp"
+
+namespace gyre {
+
+/// Paths; "": not wanted.
+struct ArrayPaths {
+  std::string output, yours;
+  bool wanted() const { return !output.empty() || !yours.empty(); }
+};
+
+/// Writes `made` (rank 0's values), one of the outputs of `context`, and compares it with the file
+/// that was written if `check`, and with yours. Returns a "#" line about yours. Collective.
+std::string write_and_compare(const ArrayFile& made, const ArrayPaths& paths, bool check,
+                              AppContext& context, Verification& checks);
+
+/// Throws a usage error if rank 0 cannot hold arrays of so many bytes, those of all ranks. All ranks
+/// pass the same. Collective.
+void check_arrays_fit(double bytes, AppContext& context);
+
+/// The items of all ranks in rank order on rank 0, nothing on others, and the counts of all ranks.
+/// Collective.
+template <class T>
+std::vector<T> gather_on_root(Communicator& world, const std::vector<T>& mine,
+                              std::vector<int64_t>& counts) {
+  counts = all_gather_value(world, std::ssize(mine));
+  std::vector<T> all(world.rank() == 0 ? std::accumulate(counts.begin(), counts.end(), int64_t{0})
+                                       : 0);
+  std::vector<RecvSlice> recvs;
+  size_t at = 0;
+  for (int r = 0; r < world.size() && world.rank() == 0; at += counts[r++])
+    recvs.push_back({r, writable_bytes_of(std::span<T>(all).subspan(at, counts[r]))});
+  const SendSlice send{0, bytes_of(std::span<const T>(mine))};
+  HostStream stream;
+  world.exchange({&send, 1}, recvs, stream, "gathering arrays on rank 0")->wait();
+  return all;
+}
+
+/// The rows of all ranks in order on rank 0, nothing on others. Rank r of the run holds the rows r,
+/// r + size, ... of `rows` rows of equal length. Collective.
+template <class T>
+std::vector<T> rows_on_root(Communicator& world, const std::vector<T>& mine, int64_t rows) {
+  std::vector<int64_t> counts, begin{0};
+  const std::vector<T> all = gather_on_root(world, mine, counts);
+  for (const int64_t count : counts) begin.push_back(begin.back() + count);
+  std::vector<T> ordered;
+  ordered.reserve(all.size());
+  const int64_t width = std::ssize(all) / rows;
+  for (int64_t row = 0; row < rows && width > 0; ++row) {
+    const auto from = all.begin() + begin[row % world.size()] + row / world.size() * width;
+    ordered.insert(ordered.end(), from, from + width);
+  }
+  return ordered;
+}
+
+}  // namespace gyre
