@@ -3,12 +3,14 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <numeric>
 #include <utility>
 
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/special_values.hpp"
+#include "io/logprobs_inputs.hpp"
 #include "logprobs/kept_scores.hpp"
 
 namespace gyre {
@@ -65,14 +67,15 @@ class RandomInputs final : public LogprobsInputs {
   }
   /// As of a teacher's ids, each spelt by a few of the student's: some by none, and some of the
   /// student's ids spell several.
-  StoredProjection projection() const override {
+  SparseMatrix projection() const override {
     std::vector<std::pair<int32_t, int32_t>> places;
     for (int64_t c = 0; c < picks_; ++c)
       for (uint64_t e = 0; e < token_bits(ids_, c, first_entry) % 8; ++e)
         places.emplace_back(column(c, first_entry + 1 + static_cast<int64_t>(e)), c);
     std::ranges::sort(places);
     places.erase(std::unique(places.begin(), places.end()), places.end());
-    StoredProjection made{picks_, std::vector<int64_t>(vocab_size_ + 1, 0), {}, {}, {}};
+    SparseMatrix made(picks_);
+    made.offsets.resize(vocab_size_ + 1, 0);
     for (const auto& [id, c] : places) {
       ++made.offsets[id + 1];
       made.columns.push_back(c);
@@ -147,64 +150,62 @@ class RandomInputs final : public LogprobsInputs {
 class FileInputs final : public LogprobsInputs {
  public:
   FileInputs(const LogprobsFile& file, DType type, DType output_type)
-      : file_(file), round_(type == DType::bf16), round_gradients_(output_type == DType::bf16) {
-    find_rounded();
-  }
+      : file_(file),
+        round_(type == DType::bf16),
+        round_gradients_(output_type == DType::bf16),
+        rounded_(rounded_inputs(file, type, output_type)) {}
 
   void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const override {
-    const std::vector<float>& all = tensor == TokenTensor::teacher ? file_.teacher : file_.logits;
+    const auto& all = file_.floats(tensor == TokenTensor::teacher ? "teacher" : "logits");
     std::copy_n(all.begin() + token * file_.columns + first, to.size(), to.begin());
     if (!round_) return;
     for (float& z : to) z = to_float(to_bf16(z));
   }
-  int32_t target(int64_t token) const override { return file_.targets[token]; }
+  int32_t target(int64_t token) const override { return targets_[token]; }
   float teacher_value(int64_t token, int64_t k, int64_t id) const override {
-    if (!file_.has_teacher_values) return LogprobsInputs::teacher_value(token, k, id);
-    const float value = file_.teacher_values[token * file_.picks + k];
+    if (!file_.has("teacher_values")) return LogprobsInputs::teacher_value(token, k, id);
+    const float value = file_.floats("teacher_values")[token * file_.picks + k];
     return round_ ? to_float(to_bf16(value)) : value;
   }
   float teacher_logprob(int64_t token, int64_t k) const override {
-    if (k == file_.picks) return file_.teacher_target_logprobs[token];
-    return file_.teacher_logprobs[token * file_.picks + k];
+    if (k == file_.picks) return file_.floats("teacher_target_logprobs")[token];
+    return file_.floats("teacher_logprobs")[token * file_.picks + k];
   }
   void ids(int64_t token, std::span<int32_t> to) const override {
-    std::copy_n(file_.ids.begin() + token * file_.picks, to.size(), to.begin());
+    std::copy_n(file_.ints("ids").begin() + token * file_.picks, to.size(), to.begin());
   }
   std::vector<int32_t> kept(int64_t token) const override {
-    const auto ids = file_.kept_ids.begin();
-    return {ids + file_.kept_offsets[token], ids + file_.kept_offsets[token + 1]};
+    const auto& offsets = file_.arrays.of<int64_t>("sampling_mask_offsets");
+    const auto ids = file_.ints("sampling_mask_ids").begin();
+    return {ids + offsets[token], ids + offsets[token + 1]};
   }
-  StoredProjection projection() const override {
-    const StoredProjection& p = *file_.projection;
-    return {p.width, p.offsets, p.columns, p.weights, {}};
-  }
+  SparseMatrix projection() const override { return SparseMatrix(file_.projection()); }
   void d_projected(int64_t token, std::span<float> to) const override {
-    const std::vector<float>& all = file_.projection->d_projected;
-    if (all.empty())
-      std::ranges::fill(to, file_.d_value[token]);
-    else
-      std::copy_n(all.begin() + token * std::ssize(to), to.size(), to.begin());
+    gradients_of("d_projected", token, std::ssize(to), 0, to);
   }
   SamplingFilter filter(int64_t token) const override {
     const auto of = [token](const auto& values, auto of_all) {
       return values.empty() ? of_all : static_cast<decltype(of_all)>(values[token]);
     };
-    return {of(file_.top_ks, file_.top_k), of(file_.top_ps, file_.top_p),
-            of(file_.temperatures, file_.temperature), of(file_.min_ps, file_.min_p)};
+    const LogprobsArrays& arrays = file_.arrays;
+    return {of(arrays.of<int32_t>("top_k"), file_.top_k),
+            of(arrays.of<double>("top_p"), file_.top_p),
+            of(arrays.of<double>("temperature"), file_.temperature),
+            of(arrays.of<double>("min_p"), file_.min_p)};
   }
-  float gradient(int64_t token, int64_t) const override { return file_.d_value[token]; }
+  float gradient(int64_t token, int64_t) const override { return d_value_[token]; }
   void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(file_.vocab_size - first, 0, std::ssize(to));
     const auto own = to.first(valid);
-    if (file_.d_logprobs.empty())
-      std::ranges::fill(own, file_.d_value[token]);
-    else
-      std::copy_n(file_.d_logprobs.begin() + token * file_.vocab_size + first, valid, own.begin());
+    gradients_of("d_logprobs", token, file_.vocab_size, first, own);
     for (float& g : own)
       if (round_gradients_) g = to_float(to_bf16(g));
     std::fill(to.begin() + valid, to.end(), nan_of<float>);
   }
-  const LinearFactors* linear() const override { return file_.linear ? &*file_.linear : nullptr; }
+  std::optional<LinearFactors> linear() const override {
+    if (!file_.has("hidden")) return {};
+    return LinearFactors{file_.hidden, file_.floats("hidden"), file_.floats("head")};
+  }
   const std::vector<double>* answers(const std::string& array) const override {
     if (!file_.reference || !rounded_input_of(array).empty()) return nullptr;
     const auto found = file_.reference->arrays.find(array);
@@ -212,45 +213,26 @@ class FileInputs final : public LogprobsInputs {
   }
   std::string rounded_input_of(const std::string& array) const override {
     for (const std::string& input : find_array(array).reads)
-      if (rounded_.contains(input)) return "/logprobs/" + input;
+      if (rounded_.contains(input)) return logprobs_input(input).path();
     return "";
   }
 
  private:
-  void find_rounded() {
-    const auto differs = [](float z) { return to_float(to_bf16(z)) != z; };
-    const auto any = [&](const std::vector<float>& values) {
-      return std::ranges::any_of(values, differs);
-    };
-    const auto any_logit = [&](const std::vector<float>& logits) {
-      for (int64_t i = 0; i < std::ssize(logits); ++i)
-        if (i % file_.columns < file_.vocab_size && differs(logits[i])) return true;
-      return false;
-    };
-    const auto add = [&](const std::string& input, bool narrowed) {
-      if (narrowed || file_.rounded.contains("/logprobs/" + input)) rounded_.insert(input);
-    };
-    add("logits", round_ && any_logit(file_.logits));
-    add("teacher", round_ && any_logit(file_.teacher));
-    add("teacher_values", round_ && any(file_.teacher_values));
-    for (const char* name : {"teacher_logprobs", "teacher_target_logprobs", "d_value",
-                             "projection_weights", "d_projected"})
-      add(name, false);
-    add("d_logprobs",
-        round_gradients_ && any(file_.d_logprobs.empty() ? file_.d_value : file_.d_logprobs));
-    add("hidden", round_ && file_.linear && any(file_.linear->hidden));
-    add("head", round_ && file_.linear && any(file_.linear->head));
-    // Absent datasets are derived from others and inherit their rounding.
-    if (file_.teacher_values.empty()) add("teacher_values", rounded_.contains("teacher"));
-    if (!file_.has_teacher_logprobs) add("teacher_logprobs", rounded_.contains("teacher"));
-    if (file_.d_logprobs.empty()) add("d_logprobs", rounded_.contains("d_value"));
-    if (file_.projection && file_.projection->d_projected.empty())
-      add("d_projected", rounded_.contains("d_value"));
+  /// Elements from `first` on of the token's row of an array [tokens, width], or the token's d_value
+  /// if the file has no such array.
+  void gradients_of(const char* name, int64_t token, int64_t width, int64_t first,
+                    std::span<float> to) const {
+    if (file_.has(name))
+      std::copy_n(file_.floats(name).begin() + token * width + first, to.size(), to.begin());
+    else
+      std::ranges::fill(to, d_value_[token]);
   }
 
   const LogprobsFile& file_;
+  const std::vector<int32_t>& targets_ = file_.ints("targets");
+  const std::vector<float>& d_value_ = file_.floats("d_value");
   bool round_, round_gradients_;
-  std::set<std::string> rounded_;  // datasets below /logprobs
+  std::set<std::string> rounded_;  // names of inputs
 };
 
 /// Partitions the file's columns by --shards, or as evenly as possible without it.
@@ -288,6 +270,20 @@ MatrixRef rows_of(MatrixRef m, int64_t begin, int64_t count) {
 
 }  // namespace
 
+double LinearFactors::logit_size() const {
+  const auto largest_square = [&](std::span<const float> rows) {
+    double most = 0;
+    for (; !rows.empty(); rows = rows.subspan(width)) {
+      double sum = 0;
+      for (const float x : rows.first(width))
+        sum += static_cast<double>(x) * static_cast<double>(x);
+      most = std::max(most, sum);
+    }
+    return most;
+  };
+  return std::sqrt(largest_square(hidden) * largest_square(head) / static_cast<double>(width));
+}
+
 int64_t LogprobsWorkload::longest() const {
   int64_t most = 0;
   for (int64_t i = 0; i < sequences(); ++i) most = std::max(most, length(i));
@@ -299,6 +295,8 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
   problem.vocab = o.partition();
   problem.type = o.type();
   problem.output_type = o.output_type();
+  for (const LogprobsInput& input : logprobs_inputs())
+    if (input.set != "teacher_logprobs") problem.inputs.insert(input.name);
   problem.picks = o.picks;
   problem.top = std::min(o.picks, problem.vocab.vocab_size);
   problem.projected = o.picks;
@@ -319,24 +317,25 @@ LogprobsWorkload generated_workload(const LogprobsOptions& o, int64_t tokens) {
 LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   LogprobsWorkload problem;
   problem.vocab = partition_of_file(file, o);
-  if (file.linear && o.hidden != LogprobsOptions().hidden)
-    throw_usage("--hidden is that of the hidden states of {}, {}: leave it out", o.input,
-                file.linear->width);
-  if (!file.linear && o.hidden != LogprobsOptions().hidden)
+  if (o.hidden != LogprobsOptions().hidden) {
+    if (file.hidden > 0)
+      throw_usage("--hidden is that of the hidden states of {}, {}: leave it out", o.input,
+                  file.hidden);
     throw_usage("--hidden {}: {} has no hidden states; leave it out", o.hidden, o.input);
-  if (file.linear) o.hidden = file.linear->width;
+  }
+  if (file.hidden > 0) o.hidden = file.hidden;
   o.vocab = file.vocab_size;
   const int64_t usual = std::min(LogprobsOptions().picks, file.vocab_size);
   problem.top = file.picks > 0 ? std::min(file.picks, file.vocab_size)
                 : file.top > 0 ? file.top
                                : usual;
-  problem.has_hidden = file.linear.has_value();
-  problem.has_kept = !file.kept_offsets.empty();
-  problem.kept_refusal = too_many_kept({file.kept_offsets, file.kept_ids}, problem.vocab);
-  problem.projected = file.projection ? file.projection->width : 0;
-  problem.has_teacher = file.has_teacher;
-  problem.has_teacher_values = file.has_teacher || file.has_teacher_values;
-  problem.has_teacher_logprobs = file.has_teacher_logprobs;
+  for (const LogprobsInput& input : logprobs_inputs())
+    if (file.has(input.name)) problem.inputs.insert(input.name);
+  const KeptIds kept{file.arrays.of<int64_t>("sampling_mask_offsets"),
+                     file.ints("sampling_mask_ids")};
+  if (const std::string reason = too_many_kept(kept, problem.vocab); !reason.empty())
+    problem.refused["sampling_mask_ids"] = reason;
+  problem.projected = file.projected;
   o.picks = file.picks;
   o.top_k = file.top_k;
   o.top_p = file.top_p;
@@ -348,13 +347,8 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   problem.picks = file.picks;
   problem.hidden = o.hidden;
   problem.filter = o.filter();
-  const auto add_if = [&](const char* name, bool is_there) {
-    if (is_there) problem.of_tokens.push_back(name);
-  };
-  add_if("temperature", !file.temperatures.empty());
-  add_if("top_k", !file.top_ks.empty());
-  add_if("top_p", !file.top_ps.empty());
-  add_if("min_p", !file.min_ps.empty());
+  for (const char* name : {"temperature", "top_k", "top_p", "min_p"})
+    if (file.has(name)) problem.of_tokens.emplace_back(name);
   problem.origin = o.input;
   return problem;
 }

@@ -17,6 +17,7 @@
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <map>
 #include <memory>
 #include <optional>
 #include <set>
@@ -26,6 +27,7 @@
 
 #include "apps/logprobs/options.hpp"
 #include "comm/process_grid.hpp"
+#include "core/sparse_matrix.hpp"
 #include "core/token_random.hpp"
 #include "harness/backend.hpp"
 #include "io/logprobs_file.hpp"
@@ -42,22 +44,34 @@ struct LogprobsWorkload {
   DType output_type = DType::f32;  ///< type of (log-)softmax results and of gradients of all ids
   int64_t picks = 1;               ///< K, ids per token; 0 if there are none
   int64_t top = 1;                 ///< number of largest logits listed for each row
-  bool has_teacher = true, has_teacher_values = true, has_hidden = true, has_kept = true;
-  bool has_teacher_logprobs = false;  ///< of `ids`, the student's largest, and of the targets
-  int64_t hidden = 1;                 ///< D, elements of a hidden state
-  SamplingFilter filter;              ///< of all tokens; its temperature applies to all scores
+  std::set<std::string> inputs;    ///< those of logprobs_inputs() that there are
+  /// Inputs that are there and cannot be scored, with the reason.
+  std::map<std::string, std::string> refused;
+  int64_t hidden = 1;     ///< D, elements of a hidden state
+  SamplingFilter filter;  ///< of all tokens; its temperature applies to all scores
   /// Names of the parameters (temperature, top_k, top_p, min_p) that differ between tokens;
   /// LogprobsInputs::filter has them.
   std::vector<std::string> of_tokens;
-  int64_t projected = 0;     ///< columns of the projection; 0 if there is none
-  std::string kept_refusal;  ///< why the kept ids cannot be scored; empty if they can
-  std::string origin;        ///< source of the workload, for the report
+  int64_t projected = 0;  ///< columns of the projection; 0 if there is none
+  std::string origin;     ///< source of the workload, for the report
 
   bool per_token() const { return !of_tokens.empty(); }
   int64_t tokens() const { return offsets.back(); }
   int64_t sequences() const { return std::ssize(offsets) - 1; }
   int64_t length(int64_t i) const { return offsets[i + 1] - offsets[i]; }
   int64_t longest() const;
+};
+
+/// Hidden states and the weight of a head, whose product is the logits: logits[t, v] = Σ_d
+/// hidden[t, d] · head[v, d].
+struct LinearFactors {
+  int64_t width = 0;              ///< elements of a hidden state, D
+  std::span<const float> hidden;  ///< [tokens, D]
+  std::span<const float> head;    ///< [vocab_size, D]
+
+  /// Largest norm of a hidden state times largest norm of a row of the head, over √D: the root mean
+  /// square of the logits if all vectors had these norms and random directions.
+  double logit_size() const;
 };
 
 /// Input rows. Every rank can read any part of any row.
@@ -85,7 +99,7 @@ class LogprobsInputs {
   /// The ids that a sampler kept in the token's row: different ones, perhaps none.
   virtual std::vector<int32_t> kept(int64_t token) const = 0;
   /// The projection of the vocabulary to other columns; no gradients.
-  virtual StoredProjection projection() const = 0;
+  virtual SparseMatrix projection() const = 0;
   /// to [columns of the projection] <- upstream gradients of the token's projected probabilities.
   virtual void d_projected(int64_t token, std::span<float> to) const = 0;
   /// The token's own temperature and filter, if the workload has one for each.
@@ -96,8 +110,8 @@ class LogprobsInputs {
   /// Gradients of the log-probabilities of ids [first, first + to.size()), rounded to the
   /// workload's output type. No caller may read the values of padding columns.
   virtual void d_logprobs(int64_t token, int64_t first, std::span<float> to) const = 0;
-  /// Hidden states and head weight of the inputs, in f32; null if there are none.
-  virtual const LinearFactors* linear() const { return nullptr; }
+  /// Hidden states and head weight of the inputs, in f32, if they are stored.
+  virtual std::optional<LinearFactors> linear() const { return {}; }
   /// The named array of reference answers for these inputs; null if there is none.
   virtual const std::vector<double>* answers(const std::string&) const { return nullptr; }
   /// Name of a dataset that the named answers depend on and that the run rounds, so that they do

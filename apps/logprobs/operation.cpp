@@ -224,22 +224,21 @@ void RowsOp::verify(Pass pass, Verification& checks) {
 
 namespace {
 
-/// Names an input that the operation reads and the file lacks, or has too much of; empty if there
-/// is none.
+/// Names an input that the operation reads and the file lacks, or cannot score; empty if there is
+/// none.
 std::string unfit_input(const InputNeeds& needs, const LogprobsWorkload& problem) {
-  if (needs.ids && problem.picks == 0) return problem.origin + " has no /logprobs/ids";
-  if (needs.kept && !problem.has_kept)
-    return problem.origin + " has no /logprobs/sampling_mask_ids";
-  if (needs.kept && !problem.kept_refusal.empty())
-    return fmt::format("{}: {}", problem.origin, problem.kept_refusal);
-  if (needs.projection && problem.projected == 0)
-    return problem.origin + " has no /logprobs/projection_offsets";
-  if (needs.hidden && !problem.has_hidden) return problem.origin + " has no /logprobs/hidden";
-  if (needs.teacher && !problem.has_teacher) return problem.origin + " has no /logprobs/teacher";
-  if (needs.teacher_values && !problem.has_teacher_values)
-    return problem.origin + " has neither /logprobs/teacher nor /logprobs/teacher_values";
-  if (needs.teacher_logprobs && !problem.has_teacher && !problem.has_teacher_logprobs)
-    return problem.origin + " has neither /logprobs/teacher nor /logprobs/teacher_logprobs";
+  for (const std::vector<std::string>& choices : needs) {
+    const auto is_there = [&](const std::string& name) { return problem.inputs.contains(name); };
+    const auto found = std::ranges::find_if(choices, is_there);
+    if (found == choices.end()) {
+      std::string names = "/logprobs/" + choices.front();
+      for (size_t i = 1; i < choices.size(); ++i) names += " nor /logprobs/" + choices[i];
+      return fmt::format("{} has {} {}", problem.origin, choices.size() > 1 ? "neither" : "no",
+                         names);
+    }
+    if (const auto refusal = problem.refused.find(*found); refusal != problem.refused.end())
+      return fmt::format("{}: {}", problem.origin, refusal->second);
+  }
   return "";
 }
 

@@ -238,16 +238,9 @@ struct MatrixNeeds {
                         ///< copy of the logits
 };
 
-/// Inputs that an operation reads besides logits and targets. A file may lack them.
-struct InputNeeds {
-  bool ids = false;               ///< --picks ids per token
-  bool teacher = false;           ///< whole rows of a teacher's logits
-  bool teacher_values = false;    ///< a teacher's logits of the ids
-  bool teacher_logprobs = false;  ///< a teacher's log-probabilities of the ids, or whole rows
-  bool hidden = false;            ///< hidden states and the head weight
-  bool kept = false;              ///< the ids that a sampler kept
-  bool projection = false;        ///< weights that project probabilities to other columns
-};
+/// Inputs that an operation reads besides logits and targets, which a file may lack: of each list,
+/// it needs one.
+using InputNeeds = std::vector<std::vector<std::string>>;
 
 /// The run and the rank whose memory is planned.
 struct MemoryCase {

@@ -5,6 +5,7 @@
 #include <span>
 #include <string>
 #include <string_view>
+#include <vector>
 
 namespace gyre {
 
@@ -17,6 +18,22 @@ struct SparseMatrixRef {
   std::span<const float> weights;    ///< [entries]
 
   int64_t rows() const { return static_cast<int64_t>(offsets.size()) - 1; }
+};
+
+/// A matrix with its arrays.
+struct SparseMatrix {
+  int64_t width = 0;
+  std::vector<int64_t> offsets;
+  std::vector<int32_t> columns;
+  std::vector<float> weights;
+
+  explicit SparseMatrix(int64_t columns_of_matrix = 0) : width(columns_of_matrix) {}
+  explicit SparseMatrix(const SparseMatrixRef& m)
+      : width(m.width),
+        offsets(m.offsets.begin(), m.offsets.end()),
+        columns(m.columns.begin(), m.columns.end()),
+        weights(m.weights.begin(), m.weights.end()) {}
+  SparseMatrixRef ref() const { return {width, offsets, columns, weights}; }
 };
 
 /// Names the first thing that is wrong with a matrix of `rows` rows, with row and entry; empty if

@@ -1,50 +1,102 @@
 #include "io/logprobs_file.hpp"
 
 #include <algorithm>
-#include <cmath>
-#include <limits>
 #include <utility>
 
 #include "comm/agree.hpp"
-#include "io/logprobs_checks.hpp"
+#include "io/logprobs_inputs.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr const char* answers_group = "/reference";
-constexpr const char *projection_arrays = "/logprobs/projection_",
-                     *projection_width = "projection_width",
-                     *projection_offsets_path = "/logprobs/projection_offsets",
-                     *projection_columns_path = "/logprobs/projection_columns",
-                     *projection_weights_path = "/logprobs/projection_weights",
-                     *d_projected_path = "/logprobs/d_projected";
+constexpr const char *inputs_group = "/logprobs", *answers_group = "/reference",
+                     *projection_width = "projection_width";
 
-struct LogprobsParts {
-  std::optional<h5::Dataset> offsets, logits, teacher, teacher_values, teacher_logprobs,
-      teacher_target_logprobs, targets, ids, d_value, d_logprobs, hidden, head, temperature, top_k,
-      top_p, min_p, kept_offsets, kept_ids, projection_offsets, projection_columns,
-      projection_weights, d_projected;
-  std::vector<std::pair<std::string, h5::Dataset>> answers;
+/// An open dataset of an input or of answers.
+struct OpenArray {
+  std::string name;
+  h5::Dataset dataset;
 };
 
-constexpr const char *temperature_name = "temperature", *top_k_name = "top_k",
-                     *top_p_name = "top_p", *min_p_name = "min_p";
+/// What is known of a file's extents while its datasets are opened.
+class Extents {
+ public:
+  /// -1 for an unknown extent, which matches any.
+  h5::Shape shape(const LogprobsShape& letters) const {
+    h5::Shape shape;
+    for (const char letter : letters) {
+      const auto found = known_.find(upper(letter));
+      shape.push_back(found == known_.end() ? -1 : found->second + more(letter));
+    }
+    return shape;
+  }
+  int64_t of(char letter, int64_t otherwise) const {
+    const auto found = known_.find(letter);
+    return found == known_.end() ? otherwise : found->second;
+  }
+  void set(char letter, int64_t extent) { known_.emplace(letter, extent); }
+  /// Takes the extents that are not known yet from an array.
+  void take(const LogprobsShape& letters, const h5::Shape& shape) {
+    for (size_t i = 0; i < letters.size(); ++i) set(upper(letters[i]), shape[i] - more(letters[i]));
+  }
 
-std::string temperature_range() {
-  return fmt::format("from {} to {}", least_temperature, max_temperature);
-}
-std::string top_k_range(const LogprobsFile& f) {
-  return fmt::format("0, none, or at most vocab_size, {}", f.vocab_size);
-}
-constexpr const char *top_p_range = "above 0 and at most 1, none",
-                     *min_p_range = "from 0, none, to 1";
+ private:
+  static char upper(char letter) { return more(letter) == 0 ? letter : letter - 'a' + 'A'; }
+  static int64_t more(char letter) { return letter >= 'a' ? 1 : 0; }
+  std::map<char, int64_t> known_;
+};
 
-void check_attributes(SchemaReader& reader, LogprobsFile& f) {
-  ConfigErrors& errors = reader.errors();
-  f.vocab_size = reader.integer("/logprobs", "vocab_size");
+/// Opens the datasets of a problem and of its answers.
+class Opener {
+ public:
+  Opener(const h5::File& file, LogprobsFile& f)
+      : file_(file), f_(f), reader_(file, logprobs_schema) {}
+
+  void open(const std::vector<LogprobsArray>& arrays) {
+    read_attributes();
+    for (const LogprobsInput& input : logprobs_inputs()) open_input(input);
+    f_.columns = extents_.of('C', 0);
+    f_.picks = extents_.of('K', 0);
+    f_.hidden = extents_.of('D', 0);
+    if (file_.has_group(answers_group)) open_answers(arrays);
+    reader_.throw_if_any();
+  }
+
+  std::vector<OpenArray> inputs, answers;
+
+ private:
+  bool is_there(const std::string& name) const {
+    return reader_.is_there(fmt::format("{}/{}", inputs_group, name));
+  }
+  bool has_some_of(const std::string& set) const {
+    return !set.empty() && std::ranges::any_of(logprobs_inputs(), [&](const LogprobsInput& input) {
+      return input.set == set && is_there(input.name);
+    });
+  }
+
+  void read_attributes();
+  void open_input(const LogprobsInput& input);
+  void open_answers(const std::vector<LogprobsArray>& arrays);
+  void require(const std::string& path, const LogprobsInput& input) {
+    if (!is_there(input.name))
+      reader_.errors().add("{} is there, and '{}', which it is of, is not", path, input.path());
+  }
+  /// Adds an error for an array without ids or elements.
+  void check_extents(const LogprobsInput& input, const h5::Shape& shape);
+
+  const h5::File& file_;
+  LogprobsFile& f_;
+  SchemaReader reader_;
+  Extents extents_;
+};
+
+void Opener::read_attributes() {
+  ConfigErrors& errors = reader_.errors();
+  f_.vocab_size = reader_.integer(inputs_group, "vocab_size");
+  check_vocabulary(errors, inputs_group, f_.vocab_size);
+  if (f_.vocab_size > 0) extents_.set('V', f_.vocab_size);
   const auto is_of_tokens = [&](const char* name) {
-    const bool both =
-        reader.is_there(fmt::format("/logprobs/{}", name)) && reader.has("/logprobs", name);
+    const bool both = is_there(name) && reader_.has(inputs_group, name);
     if (both)
       errors.add(
           "'/logprobs' has {0} as an attribute, of all tokens, and as the dataset "
@@ -52,215 +104,97 @@ void check_attributes(SchemaReader& reader, LogprobsFile& f) {
           name);
     return both;
   };
-  const auto real = [&](const char* name, double usual) {
-    return is_of_tokens(name) ? usual : reader.real("/logprobs", name, usual);
+  const auto real = [&](const char* name, double usual, bool (*is_right)(double),
+                        const std::string& range) {
+    if (is_of_tokens(name)) return usual;
+    const double value = reader_.real(inputs_group, name, usual);
+    if (!is_right(value)) errors.add("{} of '/logprobs' is {}; it must be {}", name, value, range);
+    return value;
   };
-  f.top_k = is_of_tokens(top_k_name) ? 0 : reader.integer("/logprobs", top_k_name, 0);
-  f.top_p = real(top_p_name, 1);
-  f.min_p = real(min_p_name, 0);
-  f.temperature = real(temperature_name, 1);
-  check_vocabulary(errors, "/logprobs", f.vocab_size);
-  const auto check = [&](const char* name, double value, bool right, const std::string& range) {
-    if (!right) errors.add("{} of '/logprobs' is {}; it must be {}", name, value, range);
-  };
-  check(top_k_name, static_cast<double>(f.top_k), f.top_k >= 0 && f.top_k <= f.vocab_size,
-        top_k_range(f));
-  check(top_p_name, f.top_p, is_top_p(f.top_p), top_p_range);
-  check(min_p_name, f.min_p, is_min_p(f.min_p), min_p_range);
-  check(temperature_name, f.temperature, is_temperature(f.temperature), temperature_range());
+  f_.top_k = is_of_tokens("top_k") ? 0 : reader_.integer(inputs_group, "top_k", 0);
+  if (f_.top_k < 0 || f_.top_k > f_.vocab_size)
+    errors.add("top_k of '/logprobs' is {}; it must be {}", f_.top_k, top_k_range(f_.vocab_size));
+  f_.top_p = real("top_p", 1, is_top_p, top_p_range);
+  f_.min_p = real("min_p", 0, is_min_p, min_p_range);
+  f_.temperature = real("temperature", 1, is_temperature, temperature_range());
+  if (!has_some_of("projection") && !reader_.has(inputs_group, projection_width)) return;
+  f_.projected = reader_.integer(inputs_group, projection_width);
+  extents_.set('J', f_.projected);
 }
 
-/// Without ids, the first array of largest logits sets the entries per token; others must agree.
-void check_top(SchemaReader& reader, LogprobsFile& f, const std::string& path, int64_t entries) {
-  if (entries < 1 || entries > f.vocab_size || (f.top > 0 && entries != f.top))
-    reader.errors().add("{} has {} entries a token; it must be {}", path, entries,
-                        f.top > 0 ? fmt::format("{}, as many as there are values", f.top)
-                                  : fmt::format("1 to {}, of the vocabulary", f.vocab_size));
-  f.top = entries;
+void Opener::check_extents(const LogprobsInput& input, const h5::Shape& shape) {
+  const auto add = [&](const std::string& must) {
+    reader_.errors().add("{} is {}; {}", input.path(), h5::to_string(shape), must);
+  };
+  for (size_t i = 0; i < shape.size(); ++i) {
+    if (input.shape[i] == 'C' && shape[i] < f_.vocab_size)
+      add(fmt::format("it needs a column for each of {} ids", f_.vocab_size));
+    if (input.shape[i] == 'K' && shape[i] < 1) add("it needs an id for each token");
+    if (input.shape[i] == 'D' && shape[i] < 1) add("a hidden state has at least one element");
+  }
 }
 
-/// Extents of an array; -1 where unknown.
-h5::Shape shape_of(LogprobsShape shape, const LogprobsFile& f, int64_t tokens, int64_t sequences) {
-  const int64_t ids = f.vocab_size > 0 ? f.vocab_size : -1, width = f.linear ? f.linear->width : -1;
-  switch (shape) {
-    case LogprobsShape::tokens:
-      return {tokens};
-    case LogprobsShape::picks:
-      return {tokens, f.picks > 0 ? f.picks : -1};
-    case LogprobsShape::top:
-      return {tokens, f.picks > 0 && ids > 0 ? std::min(f.picks, ids) : -1};
-    case LogprobsShape::vocab:
-      return {tokens, ids};
-    case LogprobsShape::predictions:
-      return {sequences, -1};
-    case LogprobsShape::hidden:
-      return {tokens, width};
-    case LogprobsShape::head:
-      return {ids, width};
-    case LogprobsShape::projected:
-      return {tokens, f.projection ? f.projection->width : -1};
+void Opener::open_input(const LogprobsInput& input) {
+  using Stored = LogprobsInput::Stored;
+  const std::string path = input.path();
+  const bool there = is_there(input.name);
+  const bool needed = input.presence == SchemaName::Presence::required || has_some_of(input.set);
+  if (!there && !needed) return;
+  const h5::Shape shape = extents_.shape(input.shape);
+  const bool integers = input.stored == Stored::i32 || input.stored == Stored::i64;
+  auto dataset = integers ? reader_.integers(path, shape) : reader_.reals(path, shape);
+  if (there && !input.of.empty()) {
+    const LogprobsInput& other = logprobs_input(input.of);
+    if (other.set.empty() || other.set != input.set) require(path, other);
+  }
+  if (!dataset) return;
+  const bool defines = extents_.shape(input.shape) != dataset->shape();
+  if (defines) check_extents(input, dataset->shape());
+  extents_.take(input.shape, dataset->shape());
+  inputs.push_back({input.name, std::move(*dataset)});
+}
+
+void Opener::open_answers(const std::vector<LogprobsArray>& arrays) {
+  f_.reference.emplace().generator = reader_.text(answers_group, "generator", "");
+  extents_.set('S', 1);
+  if (f_.picks > 0 && f_.vocab_size > 0) extents_.set('L', std::min(f_.picks, f_.vocab_size));
+  std::vector<std::string> places;
+  for (const LogprobsArray& array : arrays) {
+    const std::string path = places.emplace_back(fmt::format("{}/{}", answers_group, array.name));
+    if (!reader_.is_there(path)) continue;
+    const h5::Shape shape = extents_.shape(array.shape);
+    auto dataset = array.integers ? reader_.integers(path, shape) : reader_.reals(path, shape);
+    if (!dataset) continue;
+    for (const char letter : array.shape)
+      if (const LogprobsInput* input = input_with_extent(letter)) require(path, *input);
+    // Without ids, the first array of largest logits sets the entries per token; others must agree.
+    if (const size_t at = array.shape.find('L'); at != LogprobsShape::npos) {
+      f_.top = dataset->shape()[at];
+      if (f_.top < 1 || f_.top > f_.vocab_size)
+        reader_.errors().add("{} has {} entries a token; it must be 1 to {}, of the vocabulary",
+                             path, f_.top, f_.vocab_size);
+      extents_.set('L', f_.top);
+    }
+    answers.push_back({array.name, std::move(*dataset)});
+  }
+  f_.reference->unknown = unknown_answers(file_, logprobs_schema, places);
+}
+
+LogprobsArrays::Values read_values(const LogprobsInput& input, const h5::Dataset& dataset,
+                                   LogprobsFile& f) {
+  using Stored = LogprobsInput::Stored;
+  const bool padded = input.shape.ends_with('C');
+  switch (input.stored) {
+    case Stored::f32:
+      return read_floats(dataset, f.rounded, padded ? f.columns : 1, padded ? f.vocab_size : 1);
+    case Stored::f64:
+      return dataset.read_all<double>();
+    case Stored::i32:
+      return read_int32s(dataset);
+    case Stored::i64:
+      return dataset.read_all<int64_t>();
   }
   return {};
-}
-
-std::string place_of(const LogprobsArray& array) {
-  return fmt::format("{}/{}", answers_group, array.name);
-}
-std::vector<std::string> places_of(const std::vector<LogprobsArray>& arrays) {
-  std::vector<std::string> places;
-  for (const LogprobsArray& array : arrays) places.push_back(place_of(array));
-  return places;
-}
-
-/// Opens the arrays of answers that are present, and notes datasets of unknown names.
-void open_reference(SchemaReader& reader, const h5::File& file,
-                    const std::vector<LogprobsArray>& arrays, LogprobsFile& f, int64_t tokens,
-                    LogprobsParts& parts) {
-  const int64_t sequences = parts.offsets ? parts.offsets->shape()[0] - 1 : 1;
-  for (const LogprobsArray& array : arrays) {
-    const std::string path = place_of(array);
-    if (!reader.is_there(path)) continue;
-    const h5::Shape shape = shape_of(array.shape, f, tokens, sequences);
-    auto dataset = array.integers ? reader.integers(path, shape) : reader.reals(path, shape);
-    if (!dataset) continue;
-    if (array.shape == LogprobsShape::picks && !reader.is_there("/logprobs/ids"))
-      reader.errors().add("{} is there, and '/logprobs/ids', which it is of, is not", path);
-    if ((array.shape == LogprobsShape::hidden || array.shape == LogprobsShape::head) && !f.linear)
-      reader.errors().add("{} is there, and '/logprobs/hidden', which it is of, is not", path);
-    if (array.shape == LogprobsShape::projected && !f.projection)
-      reader.errors().add("{} is there, and '{}', which it is of, is not", path,
-                          projection_offsets_path);
-    if (array.shape == LogprobsShape::top) check_top(reader, f, path, dataset->shape()[1]);
-    parts.answers.emplace_back(array.name, std::move(*dataset));
-  }
-  f.reference->unknown = unknown_answers(file, logprobs_schema, places_of(arrays));
-}
-
-/// Opens hidden states and head; a file must have both or neither.
-void open_linear(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
-  const char *hidden = "/logprobs/hidden", *head = "/logprobs/head";
-  if (!reader.is_there(hidden) && !reader.is_there(head)) return;
-  int64_t width = -1;
-  parts.hidden = reader.reals(hidden, {tokens, -1});
-  if (parts.hidden) width = parts.hidden->shape()[1];
-  if (width == 0)
-    reader.errors().add("{} is {}; a hidden state has at least one element", hidden,
-                        h5::to_string(parts.hidden->shape()));
-  parts.head = reader.reals(head, {f.vocab_size > 0 ? f.vocab_size : -1, width});
-  f.linear.emplace().width = width;
-}
-
-/// Opens ids and teacher, if the file has them.
-void open_ids(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
-  const char *ids = row_ids_path, *teacher = "/logprobs/teacher",
-             *values = "/logprobs/teacher_values";
-  parts.ids = reader.integers_if(ids, {tokens, -1});
-  if (parts.ids) f.picks = parts.ids->shape()[1];
-  if (parts.ids && f.picks < 1)
-    reader.errors().add("{} is {}; it needs an id for each token", ids,
-                        h5::to_string(parts.ids->shape()));
-  parts.teacher = reader.reals_if(teacher, {tokens, f.columns});
-  if (!reader.is_there(values)) return;
-  if (!reader.is_there(ids))
-    reader.errors().add("{} is there, and '{}', which it is of, is not", values, ids);
-  parts.teacher_values = reader.reals(values, {tokens, f.picks > 0 ? f.picks : -1});
-}
-
-/// Opens a teacher's log-probabilities of ids and targets; a file must have both or neither.
-void open_teacher_logprobs(SchemaReader& reader, LogprobsFile& f, int64_t tokens,
-                           LogprobsParts& parts) {
-  if (!reader.is_there(teacher_logprobs_path) && !reader.is_there(teacher_target_path)) return;
-  if (!reader.is_there(row_ids_path))
-    reader.errors().add("{} is there, and '{}', which it is of, is not", teacher_logprobs_path,
-                        row_ids_path);
-  parts.teacher_logprobs =
-      reader.reals(teacher_logprobs_path, {tokens, f.picks > 0 ? f.picks : -1});
-  parts.teacher_target_logprobs = reader.reals(teacher_target_path, {tokens});
-}
-
-/// Opens the temperatures and filters of tokens, if the file has them.
-void open_filters(SchemaReader& reader, int64_t tokens, LogprobsParts& parts) {
-  parts.temperature = reader.reals_if("/logprobs/temperature", {tokens});
-  parts.top_k = reader.integers_if("/logprobs/top_k", {tokens});
-  parts.top_p = reader.reals_if("/logprobs/top_p", {tokens});
-  parts.min_p = reader.reals_if("/logprobs/min_p", {tokens});
-}
-
-/// Opens the sets of ids that a sampler kept; a file must have both datasets or neither.
-void open_kept(SchemaReader& reader, int64_t tokens, LogprobsParts& parts) {
-  if (!reader.is_there(kept_offsets_path) && !reader.is_there(kept_ids_path)) return;
-  parts.kept_offsets = reader.integers(kept_offsets_path, {tokens < 0 ? -1 : tokens + 1});
-  parts.kept_ids = reader.integers(kept_ids_path, {-1});
-}
-
-/// Opens the projection to other columns; a file must have all of its parts or none.
-void open_projection(SchemaReader& reader, LogprobsFile& f, int64_t tokens, LogprobsParts& parts) {
-  const auto is_there = [&](const char* path) { return reader.is_there(path); };
-  const bool any = is_there(projection_offsets_path) || is_there(projection_columns_path) ||
-                   is_there(projection_weights_path) || reader.has("/logprobs", projection_width);
-  if (!any) {
-    if (is_there(d_projected_path))
-      reader.errors().add("{} is there, and '{}', which it is of, is not", d_projected_path,
-                          projection_offsets_path);
-    return;
-  }
-  f.projection.emplace().width = reader.integer("/logprobs", projection_width);
-  parts.projection_offsets =
-      reader.integers(projection_offsets_path, {f.vocab_size > 0 ? f.vocab_size + 1 : int64_t{-1}});
-  parts.projection_columns = reader.integers(projection_columns_path, {-1});
-  const int64_t entries = parts.projection_columns ? parts.projection_columns->shape()[0] : -1;
-  parts.projection_weights = reader.reals(projection_weights_path, {entries});
-  parts.d_projected =
-      reader.reals_if(d_projected_path, shape_of(LogprobsShape::projected, f, tokens, 0));
-}
-
-LogprobsParts open_problem(const h5::File& file, const std::vector<LogprobsArray>& arrays,
-                           LogprobsFile& f) {
-  SchemaReader reader(file, logprobs_schema);
-  check_attributes(reader, f);
-  LogprobsParts parts;
-  parts.offsets = reader.integers_if("/logprobs/offsets", {-1});
-  parts.logits = reader.reals("/logprobs/logits", {-1, -1});
-  int64_t tokens = -1;  // -1 matches any extent until the number is known
-  f.columns = -1;
-  if (parts.logits) {
-    tokens = parts.logits->shape()[0], f.columns = parts.logits->shape()[1];
-    if (f.columns < f.vocab_size)
-      reader.errors().add("/logprobs/logits is {}; it needs a column for each of {} ids",
-                          h5::to_string(parts.logits->shape()), f.vocab_size);
-  }
-  parts.targets = reader.integers("/logprobs/targets", {tokens});
-  parts.d_value = reader.reals_if("/logprobs/d_value", {tokens});
-  parts.d_logprobs =
-      reader.reals_if("/logprobs/d_logprobs", shape_of(LogprobsShape::vocab, f, tokens, 0));
-  open_filters(reader, tokens, parts);
-  open_kept(reader, tokens, parts);
-  open_projection(reader, f, tokens, parts);
-  open_ids(reader, f, tokens, parts);
-  open_teacher_logprobs(reader, f, tokens, parts);
-  open_linear(reader, f, tokens, parts);
-  if (file.has_group(answers_group)) {
-    f.reference.emplace();
-    f.reference->generator = reader.text(answers_group, "generator", "");
-    open_reference(reader, file, arrays, f, tokens, parts);
-  }
-  reader.throw_if_any();
-  return parts;
-}
-
-/// Adds errors for the first logit that is NaN or +inf and for the first row without a finite one.
-void check_logits(ConfigErrors& errors, const std::string& name, const LogprobsFile& f,
-                  const std::vector<float>& logits) {
-  for (int64_t t = 0; t < f.tokens(); ++t) {
-    bool some = false;
-    for (int64_t v = 0; v < f.vocab_size; ++v) {
-      const float z = logits[t * f.columns + v];
-      some = some || std::isfinite(z);
-      if (z < std::numeric_limits<float>::infinity()) continue;
-      return errors.add("{}[{}, {}] is {}; it must be finite or -inf", name, t, v, z);
-    }
-    if (!some) return errors.add("{}[{}] is -inf throughout; a row needs a finite logit", name, t);
-  }
 }
 
 void check_answers(ConfigErrors& errors, const std::vector<LogprobsArray>& arrays,
@@ -274,61 +208,22 @@ void check_answers(ConfigErrors& errors, const std::vector<LogprobsArray>& array
   const int64_t wanted = (std::ssize(f.offsets) - 1) * std::max<int64_t>(0, f.longest() - 1);
   for (const LogprobsArray& array : arrays) {
     const auto answer = f.reference->arrays.find(array.name);
-    if (array.shape != LogprobsShape::predictions || answer == f.reference->arrays.end()) continue;
+    if (!array.shape.ends_with('P') || answer == f.reference->arrays.end()) continue;
     if (std::ssize(answer->second) != wanted)
       errors.add("{}/{} has {} elements; it must have {}", answers_group, array.name,
                  answer->second.size(), wanted);
   }
 }
 
-/// Adds an error for the first number of a token that is not right.
-template <class T, class Right>
-void check_filters(ConfigErrors& errors, const char* name, const std::vector<T>& values,
-                   Right is_right, const std::string& range) {
-  const auto wrong = std::ranges::find_if_not(values, is_right);
-  if (wrong != values.end())
-    errors.add("/logprobs/{}[{}] is {}; it must be {}", name, wrong - values.begin(), *wrong,
-               range);
-}
-void check_projection(ConfigErrors& errors, const LogprobsFile& f) {
-  const std::string fault = fault_of(f.projection->matrix(), f.vocab_size, projection_arrays);
-  if (!fault.empty()) errors.add("{}", fault);
-  check_finite(errors, d_projected_path, f.projection->d_projected);
-}
-
-void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,
-                   const LogprobsFile& f) {
+void check_values(const h5::File& file, const std::vector<LogprobsArray>& arrays,
+                  const LogprobsFile& f) {
   SchemaReader reader(file, logprobs_schema);
   ConfigErrors& errors = reader.errors();
-  check_offsets(errors, "/logprobs/offsets", f.offsets, std::ssize(f.targets),
+  check_offsets(errors, "/logprobs/offsets", f.offsets, std::ssize(f.ints("targets")),
                 "the rows of /logprobs/logits");
   reader.throw_if_any();
-  check_filters(errors, temperature_name, f.temperatures, is_temperature, temperature_range());
-  check_filters(
-      errors, top_k_name, f.top_ks, [&](int32_t k) { return k >= 0 && k <= f.vocab_size; },
-      top_k_range(f));
-  check_filters(errors, top_p_name, f.top_ps, is_top_p, top_p_range);
-  check_filters(errors, min_p_name, f.min_ps, is_min_p, min_p_range);
-  check_kept(errors, f);
-  if (f.projection) check_projection(errors, f);
-  check_logits(errors, "/logprobs/logits", f, f.logits);
-  if (f.has_teacher) check_logits(errors, "/logprobs/teacher", f, f.teacher);
-  check_finite(errors, "/logprobs/teacher_values", f.teacher_values, true);
-  check_logprobs(errors, teacher_logprobs_path, f.teacher_logprobs);
-  check_logprobs(errors, teacher_target_path, f.teacher_target_logprobs);
-  check_finite(errors, "/logprobs/d_value", f.d_value);
-  check_finite(errors, "/logprobs/d_logprobs", f.d_logprobs);
-  if (f.linear) {
-    check_finite(errors, "/logprobs/hidden", f.linear->hidden);
-    check_finite(errors, "/logprobs/head", f.linear->head);
-  }
-  const auto bad = std::find_if(f.ids.begin(), f.ids.end(),
-                                [&](int32_t id) { return id < 0 || id >= f.vocab_size; });
-  if (bad != f.ids.end())
-    errors.add("/logprobs/ids[{}] is {}; ids are 0 to {}", bad - f.ids.begin(), *bad,
-               f.vocab_size - 1);
-  else
-    check_largest(errors, f);
+  for (const LogprobsInput& input : logprobs_inputs())
+    if (input.check != nullptr && f.has(input.name)) input.check(errors, f, input);
   if (f.reference) check_answers(errors, arrays, f);
   reader.throw_if_any();
 }
@@ -342,64 +237,29 @@ int64_t LogprobsFile::longest() const {
   return most;
 }
 
-double LinearFactors::logit_size() const {
-  const auto largest_square = [&](const std::vector<float>& rows) {
-    double most = 0;
-    for (auto row = rows.begin(); row != rows.end(); row += width) {
-      double sum = 0;
-      for (auto x = row; x != row + width; ++x)
-        sum += static_cast<double>(*x) * static_cast<double>(*x);
-      most = std::max(most, sum);
-    }
-    return most;
-  };
-  return std::sqrt(largest_square(hidden) * largest_square(head) / static_cast<double>(width));
+SparseMatrixRef LogprobsFile::projection() const {
+  return {projected, arrays.of<int64_t>("projection_offsets"), ints("projection_columns"),
+          floats("projection_weights")};
 }
 
 LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
                                 const std::vector<LogprobsArray>& arrays) {
-  const h5::File file = open_schema_file(comm, path, logprobs_schema, places_of(arrays));
+  std::vector<std::string> places;
+  for (const LogprobsArray& array : arrays)
+    places.push_back(fmt::format("{}/{}", answers_group, array.name));
+  const h5::File file = open_schema_file(comm, path, logprobs_schema, places);
   LogprobsFile f;
-  LogprobsParts parts;
-  run_agreed(comm, "opening the logits of " + path, [&] { parts = open_problem(file, arrays, f); });
-  f.logits = read_floats(*parts.logits, f.rounded, f.columns, f.vocab_size);
-  f.targets = read_int32s(*parts.targets);
-  f.offsets = parts.offsets ? parts.offsets->read_all<int64_t>()
-                            : std::vector<int64_t>{0, std::ssize(f.targets)};
-  f.d_value = parts.d_value ? read_floats(*parts.d_value, f.rounded)
-                            : std::vector<float>(f.targets.size(), 1);
-  if (parts.d_logprobs) f.d_logprobs = read_floats(*parts.d_logprobs, f.rounded);
-  if (parts.temperature) f.temperatures = parts.temperature->read_all<double>();
-  if (parts.top_k) f.top_ks = read_int32s(*parts.top_k);
-  if (parts.top_p) f.top_ps = parts.top_p->read_all<double>();
-  if (parts.min_p) f.min_ps = parts.min_p->read_all<double>();
-  if (parts.kept_offsets) {
-    f.kept_offsets = parts.kept_offsets->read_all<int64_t>();
-    f.kept_ids = read_int32s(*parts.kept_ids);
-  }
-  if (f.projection) {
-    f.projection->offsets = parts.projection_offsets->read_all<int64_t>();
-    f.projection->columns = read_int32s(*parts.projection_columns);
-    f.projection->weights = read_floats(*parts.projection_weights, f.rounded);
-    if (parts.d_projected) f.projection->d_projected = read_floats(*parts.d_projected, f.rounded);
-  }
-  f.has_teacher = parts.teacher.has_value();
-  f.has_teacher_values = parts.teacher_values.has_value();
-  if (parts.teacher) f.teacher = read_floats(*parts.teacher, f.rounded, f.columns, f.vocab_size);
-  if (parts.teacher_values) f.teacher_values = read_floats(*parts.teacher_values, f.rounded);
-  f.has_teacher_logprobs = parts.teacher_logprobs.has_value();
-  if (f.has_teacher_logprobs) {
-    f.teacher_logprobs = read_floats(*parts.teacher_logprobs, f.rounded);
-    f.teacher_target_logprobs = read_floats(*parts.teacher_target_logprobs, f.rounded);
-  }
-  if (parts.ids) f.ids = read_int32s(*parts.ids);
-  if (f.linear) {
-    f.linear->hidden = read_floats(*parts.hidden, f.rounded);
-    f.linear->head = read_floats(*parts.head, f.rounded);
-  }
-  for (const auto& [name, dataset] : parts.answers)
+  Opener opener(file, f);
+  run_agreed(comm, "opening the logits of " + path, [&] { opener.open(arrays); });
+  for (const auto& [name, dataset] : opener.inputs)
+    f.arrays.set(name, read_values(logprobs_input(name), dataset, f));
+  const std::vector<int64_t>& offsets = f.arrays.of<int64_t>("offsets");
+  const int64_t tokens = std::ssize(f.ints("targets"));
+  f.offsets = f.has("offsets") ? offsets : std::vector<int64_t>{0, tokens};
+  if (!f.has("d_value")) f.arrays.set("d_value", std::vector<float>(tokens, 1));
+  for (const auto& [name, dataset] : opener.answers)
     f.reference->arrays[name] = dataset.read_all<double>();
-  run_agreed(comm, "checking the logits of " + path, [&] { check_numbers(file, arrays, f); });
+  run_agreed(comm, "checking the logits of " + path, [&] { check_values(file, arrays, f); });
   return f;
 }
 

@@ -7,6 +7,8 @@
 #include <optional>
 #include <set>
 #include <string>
+#include <utility>
+#include <variant>
 #include <vector>
 
 #include "core/sparse_matrix.hpp"
@@ -22,6 +24,10 @@ inline constexpr double least_temperature = 1e-15, max_temperature = 1e30;
 constexpr bool is_temperature(double t) {
   return t >= least_temperature && t <= max_temperature;
 }
+std::string temperature_range();
+std::string top_k_range(int64_t vocab_size);
+inline constexpr const char *top_p_range = "above 0 and at most 1, none",
+                            *min_p_range = "from 0, none, to 1";
 constexpr bool is_top_p(double p) {
   return p > 0 && p <= 1;
 }
@@ -29,41 +35,14 @@ constexpr bool is_min_p(double p) {
   return p >= 0 && p <= 1;
 }
 
-/// Hidden states and the weight of a head, whose product is the logits: logits[t, v] = Σ_d
-/// hidden[t, d] · head[v, d].
-struct LinearFactors {
-  int64_t width = 0;          ///< elements of a hidden state, D
-  std::vector<float> hidden;  ///< [tokens, D]
-  std::vector<float> head;    ///< [vocab_size, D]
-
-  /// Largest norm of a hidden state times largest norm of a row of the head, over √D: the root mean
-  /// square of the logits if all vectors had these norms and random directions.
-  double logit_size() const;
-};
-
-/// A matrix of weights that projects probabilities of the vocabulary to other columns.
-struct StoredProjection {
-  int64_t width = 0;               ///< number of columns, C
-  std::vector<int64_t> offsets;    ///< [vocab_size + 1]
-  std::vector<int32_t> columns;    ///< [entries]
-  std::vector<float> weights;      ///< [entries]
-  std::vector<float> d_projected;  ///< [tokens, C] upstream gradient, or empty: d_value applies
-
-  SparseMatrixRef matrix() const { return {width, offsets, columns, weights}; }
-};
-
-/// Extents of an array of answers or results: T tokens, V vocabulary ids, K ids per token, D
-/// elements of a hidden state, P predictions in the longest sequence, C columns of a projection.
-enum class LogprobsShape {
-  tokens,       ///< [T]
-  picks,        ///< [T, K]
-  top,          ///< [T, min(K, V)]
-  vocab,        ///< [T, V]
-  predictions,  ///< [sequences, P]
-  hidden,       ///< [T, D]
-  head,         ///< [V, D]
-  projected,    ///< [T, C]
-};
+/// Extents of an array, a letter for each dimension:
+///
+///     T tokens       S sequences    P predictions in the longest sequence
+///     V ids of the vocabulary       C columns of logits, padding included
+///     K ids of a token              L largest logits listed for a token, min(K, V)
+///     D elements of a hidden state  J columns of a projection    E, I entries of a list
+///     a small letter: one more, as of offsets
+using LogprobsShape = std::string;
 
 /// An array that /reference and /results may have (inputs/SCHEMA.md defines each).
 struct LogprobsArray {
@@ -82,38 +61,48 @@ struct LogprobsReference {
   std::vector<std::string> unknown;  ///< datasets of other names, which are not compared
 };
 
+/// Arrays by name, row by row. An array that is not there is empty.
+class LogprobsArrays {
+ public:
+  using Values = std::variant<std::vector<float>, std::vector<double>, std::vector<int32_t>,
+                              std::vector<int64_t>>;
+
+  bool has(const std::string& name) const { return arrays_.contains(name); }
+  /// Requires T to be the type of logprobs_inputs() for this name.
+  template <class T>
+  const std::vector<T>& of(const std::string& name) const {
+    static const std::vector<T> none;
+    const auto found = arrays_.find(name);
+    return found == arrays_.end() ? none : std::get<std::vector<T>>(found->second);
+  }
+  void set(const std::string& name, Values values) { arrays_[name] = std::move(values); }
+
+ private:
+  std::map<std::string, Values> arrays_;
+};
+
 struct LogprobsFile {
   int64_t vocab_size = 0, columns = 0;  ///< columns from vocab_size on are padding
   int64_t picks = 0;                    ///< ids per token; 0: the file has no ids
   int64_t top = 0;                      ///< entries per row of top_values; 0: unknown
+  int64_t hidden = 0;                   ///< elements of a hidden state; 0: the file has none
+  int64_t projected = 0;                ///< columns of the projection; 0: the file has none
   int64_t top_k = 0;                    ///< 0: no top-k filter
   double top_p = 1, temperature = 1, min_p = 0;
-  /// [tokens] of each token, instead of the numbers above; or empty: the number is of all.
-  std::vector<double> temperatures, top_ps, min_ps;
-  std::vector<int32_t> top_ks;
-  std::vector<int64_t> offsets{0};    ///< [sequences + 1], in tokens
-  std::vector<float> logits;          ///< [tokens, columns]
-  std::vector<float> teacher;         ///< [tokens, columns], or empty
-  std::vector<float> teacher_values;  ///< [tokens, picks] teacher logits at the ids, or empty
-  /// A teacher's log-probabilities over the vocabulary: of the ids, which are then the student's
-  /// largest, and of the targets; or empty.
-  std::vector<float> teacher_logprobs;         ///< [tokens, picks]
-  std::vector<float> teacher_target_logprobs;  ///< [tokens]
-  std::vector<int32_t> targets;                ///< [tokens]
-  std::vector<int32_t> ids;                    ///< [tokens, picks]
-  /// Ids that a sampler kept in row t: kept_ids[kept_offsets[t]] to [kept_offsets[t + 1] - 1].
-  std::vector<int64_t> kept_offsets;  ///< [tokens + 1], or empty: there are none
-  std::vector<int32_t> kept_ids;
-  std::vector<float> d_value;           ///< [tokens] upstream gradient of each value
-  std::vector<float> d_logprobs;        ///< [tokens, vocab_size], or empty: d_value applies
-  std::optional<LinearFactors> linear;  ///< if the file has hidden states and a head
-  std::optional<StoredProjection> projection;
-  bool has_teacher = false, has_teacher_values = false, has_teacher_logprobs = false;
-  std::set<std::string> rounded = {};  ///< datasets that f32 cannot represent exactly
+  std::vector<int64_t> offsets{0};  ///< [sequences + 1], in tokens
+  LogprobsArrays arrays;            ///< those of logprobs_inputs() that the file has
+  std::set<std::string> rounded;    ///< datasets that f32 cannot represent exactly
   std::optional<LogprobsReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
   int64_t longest() const;  ///< tokens of the longest sequence; 0 without one
+  bool has(const std::string& name) const { return arrays.has(name); }
+  const std::vector<float>& floats(const std::string& name) const { return arrays.of<float>(name); }
+  const std::vector<int32_t>& ints(const std::string& name) const {
+    return arrays.of<int32_t>(name);
+  }
+  /// The projection of the vocabulary to other columns; empty if there is none.
+  SparseMatrixRef projection() const;
 };
 
 /// Reads a whole file, with those `arrays` of answers that it has, onto every rank. Types, shapes

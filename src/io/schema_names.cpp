@@ -10,6 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/nearest.hpp"
+#include "io/logprobs_inputs.hpp"
 
 namespace gyre {
 namespace {
@@ -55,12 +56,9 @@ constexpr std::pair<const char*, const char*> tables[] = {
     {"gyre/attention",
      "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ "
      "/reference @generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"},
-    {"gyre/logprobs",  // answers are those of the program's operations
-     "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? temperature? top_k? top_p? "
-     "min_p? sampling_mask_offsets~ sampling_mask_ids~ @projection_width~ projection_offsets~ "
-     "projection_columns~ projection_weights~ d_projected? logits targets offsets~ d_value? "
-     "d_logprobs? ids~ teacher? teacher_values? teacher_logprobs~ teacher_target_logprobs~ hidden~ "
-     "head~ /reference @generator? *"},
+    {"gyre/logprobs",  // also logprobs_inputs(); answers are those of the program's operations
+     "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ "
+     "/reference @generator? *"},
     {"gyre/attention-results",
      "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?"},
     {"gyre/logprobs-results",
@@ -243,6 +241,8 @@ const std::vector<SchemaName>& names_of_schema(const std::string& schema) {
     std::map<std::string, std::vector<SchemaName>> made;
     for (const auto& [name, table] : tables)
       made.emplace(name, parse_table(fmt::format("{} {}", names_of_all, table)));
+    for (const LogprobsInput& input : logprobs_inputs())
+      made.at(logprobs_schema).push_back({input.path(), input.presence});
     return made;
   }();
   return all.at(schema);

@@ -138,7 +138,8 @@ Digests read_attention(Communicator& comm, const std::string& path) {
 Digests read_logprobs(Communicator& comm, const std::string& path) {
   const LogprobsFile f = read_logprobs_file(comm, path, logprobs_arrays());
   Digest digest;
-  digest.add(f.offsets, f.logits, f.teacher, f.targets, f.ids, f.d_value, f.d_logprobs);
+  digest.add(f.offsets, f.floats("logits"), f.floats("teacher"), f.ints("targets"), f.ints("ids"),
+             f.floats("d_value"), f.floats("d_logprobs"));
   const uint64_t bare = digest.value();
   if (f.reference)
     for (const auto& [name, values] : f.reference->arrays) digest.add(values);

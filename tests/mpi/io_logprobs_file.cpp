@@ -37,8 +37,8 @@ TEST(LogprobsFile, ReadsTheGoldenProblem) {
   EXPECT_EQ(f.temperature, 1);
   EXPECT_EQ(f.offsets, (std::vector<int64_t>{0, 8, 16}));
   EXPECT_EQ(f.longest(), 8);
-  EXPECT_EQ(f.logits.at(57), 6);
-  EXPECT_EQ(f.targets.at(9), (7 + 13 + 5) % 64);
+  EXPECT_EQ(f.floats("logits").at(57), 6);
+  EXPECT_EQ(f.ints("targets").at(9), (7 + 13 + 5) % 64);
   ASSERT_TRUE(f.reference.has_value());
   EXPECT_EQ(f.reference->generator, "inputs/make_logprobs.py");
   EXPECT_NEAR(answer(f, "logprob", 0), -3.123163688, 1e-9);
@@ -56,25 +56,24 @@ TEST(LogprobsFile, ReadsTies) {
   EXPECT_EQ(f.vocab_size, 101);
   EXPECT_EQ(f.columns, 108);
   EXPECT_EQ(f.temperature, 2);
-  EXPECT_EQ(f.targets.at(0), -100);
+  EXPECT_EQ(f.ints("targets").at(0), -100);
   EXPECT_EQ(f.offsets, (std::vector<int64_t>{0, 1, 1, 7, 17}));
   EXPECT_EQ(answer(f, "filtered_logprob", 0), -HUGE_VAL);
-  EXPECT_EQ(f.logits.at(103), 3e38F);
+  EXPECT_EQ(f.floats("logits").at(103), 3e38F);
 }
 
 TEST(LogprobsFile, ReadsHiddenStatesAndAHead) {
   const LogprobsFile f =
       read_logprobs_file(world(), input("logprobs_linear.h5"), logprobs_arrays());
   EXPECT_EQ(f.vocab_size, 61);
-  ASSERT_TRUE(f.linear.has_value());
-  EXPECT_EQ(f.linear->width, 12);
-  ASSERT_EQ(std::ssize(f.linear->hidden), 14 * 12);
-  ASSERT_EQ(std::ssize(f.linear->head), 61 * 12);
+  EXPECT_EQ(f.hidden, 12);
+  ASSERT_EQ(std::ssize(f.floats("hidden")), 14 * 12);
+  ASSERT_EQ(std::ssize(f.floats("head")), 61 * 12);
   for (const auto& [t, v] : {std::pair<int64_t, int64_t>{0, 0}, {13, 60}, {7, 17}}) {
     float z = 0;
     for (int64_t d = 0; d < 12; ++d)
-      z += f.linear->hidden.at(12 * t + d) * f.linear->head.at(12 * v + d);
-    EXPECT_EQ(f.logits.at(64 * t + v), z);
+      z += f.floats("hidden").at(12 * t + d) * f.floats("head").at(12 * v + d);
+    EXPECT_EQ(f.floats("logits").at(64 * t + v), z);
   }
   ASSERT_TRUE(f.reference.has_value());
   EXPECT_NEAR(answer(f, "linear_logprob", 4), answer(f, "logprob", 4), 1e-12);
@@ -82,7 +81,7 @@ TEST(LogprobsFile, ReadsHiddenStatesAndAHead) {
   EXPECT_EQ(std::ssize(f.reference->arrays.at("d_hidden")), 14 * 12);
   EXPECT_EQ(std::ssize(f.reference->arrays.at("d_head")), 61 * 12);
   EXPECT_FALSE(
-      read_logprobs_file(world(), input("logprobs_ties.h5"), logprobs_arrays()).linear.has_value());
+      read_logprobs_file(world(), input("logprobs_ties.h5"), logprobs_arrays()).has("hidden"));
 }
 
 /// A small problem of 2 tokens, 3 ids in 4 columns, 2 ids a token; fields are what tests spoil.
@@ -194,7 +193,7 @@ TEST(LogprobsFile, TheDraftIsGood) {
   const LogprobsFile f = read_draft({});
   EXPECT_EQ(f.tokens(), 2);
   EXPECT_EQ(f.columns, 4);
-  EXPECT_TRUE(std::isnan(f.logits.at(3)));
+  EXPECT_TRUE(std::isnan(f.floats("logits").at(3)));
 }
 
 TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
@@ -213,12 +212,12 @@ TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
   });
   const LogprobsFile f = read_logprobs_file(world(), path, logprobs_arrays());
   EXPECT_EQ(f.offsets, (std::vector<int64_t>{0, 2}));
-  EXPECT_EQ(f.d_value, (std::vector<float>{1, 1}));
+  EXPECT_EQ(f.floats("d_value"), (std::vector<float>{1, 1}));
   EXPECT_EQ(f.temperature, 1);
   EXPECT_EQ(f.top_k, 0);
   EXPECT_EQ(f.top_p, 1);
   EXPECT_EQ(f.picks, 0);
-  EXPECT_FALSE(f.has_teacher || f.has_teacher_values || f.linear.has_value());
+  EXPECT_FALSE(f.has("teacher") || f.has("teacher_values") || f.has("hidden"));
   EXPECT_EQ(f.rounded, std::set<std::string>{"/logprobs/logits"});
   ASSERT_TRUE(f.reference.has_value());
   EXPECT_EQ(f.reference->generator, "");
@@ -230,10 +229,11 @@ TEST(LogprobsFile, WhatAFileMayLackHasADefault) {
 TEST(LogprobsFile, ReadsTemperaturesAndFiltersOfTokens) {
   const LogprobsFile f =
       read_logprobs_file(world(), input("golden/logprobs_filter_of_tokens.h5"), logprobs_arrays());
-  EXPECT_EQ(f.temperatures, (std::vector<double>{1, 0.5, 2, 1, 1.5, 0.7, 1, 4}));
-  EXPECT_EQ(f.top_ks, (std::vector<int32_t>{0, 0, 9, 0, 12, 30, 37, 1}));
-  EXPECT_EQ(f.top_ps.at(1), 0.6);
-  EXPECT_EQ(f.min_ps.at(7), 1);
+  EXPECT_EQ(f.arrays.of<double>("temperature"),
+            (std::vector<double>{1, 0.5, 2, 1, 1.5, 0.7, 1, 4}));
+  EXPECT_EQ(f.ints("top_k"), (std::vector<int32_t>{0, 0, 9, 0, 12, 30, 37, 1}));
+  EXPECT_EQ(f.arrays.of<double>("top_p").at(1), 0.6);
+  EXPECT_EQ(f.arrays.of<double>("min_p").at(7), 1);
   EXPECT_EQ(f.temperature, 1);
 }
 
@@ -244,7 +244,7 @@ TEST(LogprobsFile, ANumberOfAllTokensOrOneOfEach) {
     on_root([&] { write_draft(path, {.of_tokens = {1, 0.5}, .of_all_too = as_attribute}); });
   };
   write(false);
-  EXPECT_EQ(read_logprobs_file(world(), path, logprobs_arrays()).min_ps,
+  EXPECT_EQ(read_logprobs_file(world(), path, logprobs_arrays()).arrays.of<double>("min_p"),
             (std::vector<double>{1, 0.5}));
   write(true);
   expect_error(ExitCode::usage,
@@ -269,7 +269,7 @@ TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
     });
   };
   write(2);
-  EXPECT_EQ(read_logprobs_file(world(), path, logprobs_arrays()).targets,
+  EXPECT_EQ(read_logprobs_file(world(), path, logprobs_arrays()).ints("targets"),
             (std::vector<int32_t>{1, 2}));
   write(int64_t{1} << 32);
   expect_error(ExitCode::usage, "element 1 is 4294967296, which does not fit 32 bits",

@@ -141,11 +141,12 @@ LogprobsFile small_file() {
   file.top_k = 2;
   file.temperature = 1.5;
   file.offsets = {0, 2};
-  file.logits = {1, 2, 3, 1e30F, 1e30F, 4, 5, 6, NAN, 0.1F};
-  file.teacher = file.logits;
-  file.targets = {-100, 2};
-  file.ids = {0, 1};
-  file.d_value = {0.5F, 0};
+  const std::vector<float> logits{1, 2, 3, 1e30F, 1e30F, 4, 5, 6, NAN, 0.1F};
+  file.arrays.set("logits", logits);
+  file.arrays.set("teacher", logits);
+  file.arrays.set("targets", std::vector<int32_t>{-100, 2});
+  file.arrays.set("ids", std::vector<int32_t>{0, 1});
+  file.arrays.set("d_value", std::vector<float>{0.5F, 0});
   file.reference.emplace().arrays = {{"logprob", {1, 2}},   {"soft_cross_entropy", {3, 4}},
                                      {"d_log_softmax", {}}, {"linear_logprob", {}},
                                      {"d_logprob", {}},     {"distilled_teacher_logprob", {}}};
@@ -175,8 +176,8 @@ TEST(LogprobsWorkload, FiltersOfTokensOfAFile) {
   LogprobsOptions o;
   o.tp = 1;
   EXPECT_FALSE(workload_of(file, o).per_token());
-  file.top_ps = {0.5, 1};
-  file.top_ks = {0, 3};
+  file.arrays.set("top_p", std::vector<double>{0.5, 1});
+  file.arrays.set("top_k", std::vector<int32_t>{0, 3});
   EXPECT_TRUE(workload_of(file, o).per_token());
   EXPECT_EQ(workload_of(file, o).of_tokens, (std::vector<std::string>{"top_k", "top_p"}));
   const auto inputs = inputs_of(file, DType::f32);
@@ -234,10 +235,10 @@ TEST(LogprobsInputs, KeptIdsAreDifferentOnes) {
   LogprobsFile file = small_file();
   LogprobsOptions of_file;
   of_file.tp = 1;
-  EXPECT_FALSE(workload_of(file, of_file).has_kept);
-  file.kept_offsets = {0, 0, 2};
-  file.kept_ids = {2, 0};
-  EXPECT_TRUE(workload_of(file, of_file).has_kept);
+  EXPECT_FALSE(workload_of(file, of_file).inputs.contains("sampling_mask_ids"));
+  file.arrays.set("sampling_mask_offsets", std::vector<int64_t>{0, 0, 2});
+  file.arrays.set("sampling_mask_ids", std::vector<int32_t>{2, 0});
+  EXPECT_TRUE(workload_of(file, of_file).inputs.contains("sampling_mask_ids"));
   EXPECT_TRUE(inputs_of(file, DType::f32)->kept(0).empty());
   EXPECT_EQ(inputs_of(file, DType::f32)->kept(1), (std::vector<int32_t>{2, 0}));
 }
@@ -246,8 +247,8 @@ TEST(LogprobsInputs, ProjectionsHaveColumnsAndIdsWithNoneAndWithSeveralEntries) 
   LogprobsOptions o = options_of(300);
   o.picks = 200;
   const auto inputs = random_inputs(generated_workload(o, 5), o);
-  const StoredProjection made = inputs->projection();
-  EXPECT_EQ(fault_of(made.matrix(), 300, ""), "");
+  const SparseMatrix made = inputs->projection();
+  EXPECT_EQ(fault_of(made.ref(), 300, ""), "");
   EXPECT_EQ(made.width, 200);
   std::vector<int> of_columns(200, 0);
   for (const int32_t c : made.columns) ++of_columns[c];
@@ -264,13 +265,13 @@ TEST(LogprobsInputs, ProjectionsHaveColumnsAndIdsWithNoneAndWithSeveralEntries) 
   LogprobsOptions of_file;
   of_file.tp = 1;
   EXPECT_EQ(workload_of(file, of_file).projected, 0);
-  file.projection = StoredProjection{2, std::vector<int64_t>(file.vocab_size + 1, 0), {}, {}, {}};
+  file.projected = 2;
+  file.arrays.set("projection_offsets", std::vector<int64_t>(file.vocab_size + 1, 0));
   EXPECT_EQ(workload_of(file, of_file).projected, 2);
   std::vector<float> g(2);
   inputs_of(file, DType::f32)->d_projected(1, g);  // without an array, d_value
-  EXPECT_EQ(g, std::vector<float>(2, file.d_value[1]));
-  file.projection->d_projected.assign(2 * file.tokens(), 3);
-  file.projection->d_projected[3] = 5;
+  EXPECT_EQ(g, std::vector<float>(2, file.floats("d_value")[1]));
+  file.arrays.set("d_projected", std::vector<float>{3, 3, 3, 5});
   inputs_of(file, DType::f32)->d_projected(1, g);
   EXPECT_EQ(g, (std::vector<float>{3, 5}));
 }
@@ -294,25 +295,25 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
   LogprobsFile file = small_file();
   EXPECT_EQ(dropped(file, DType::f32), Names{});
   EXPECT_EQ(dropped(file, DType::bf16), Names{});
-  file.teacher[5] = 0.1F;
+  file.arrays.set("teacher", std::vector<float>{1, 2, 3, 0, 0, 0.1F, 5, 6, 0, 0});
   EXPECT_EQ(dropped(file, DType::f32), Names{});
   EXPECT_EQ(dropped(file, DType::bf16), (Names{"distilled_teacher_logprob", "soft_cross_entropy"}));
   EXPECT_EQ(inputs_of(file, DType::bf16)->rounded_input_of("soft_cross_entropy"),
             "/logprobs/teacher");
   EXPECT_EQ(whole(*inputs_of(file, DType::bf16), 1, 3, TokenTensor::teacher)[0],
             to_float(to_bf16(0.1F)));
-  file.teacher_values = {1, 2};
+  file.arrays.set("teacher_values", std::vector<float>{1, 2});
   EXPECT_EQ(dropped(file, DType::bf16), Names{"soft_cross_entropy"});
   file.reference->arrays["topk_kl"] = {};
   EXPECT_EQ(dropped(file, DType::bf16), (Names{"soft_cross_entropy", "topk_kl"}));
-  file.has_teacher_logprobs = true;  // kept in f32, and read instead of the rows
-  file.teacher_logprobs = file.teacher_target_logprobs = {-0.1F, -0.1F};
+  for (const char* name : {"teacher_logprobs", "teacher_target_logprobs"})
+    file.arrays.set(name, std::vector<float>{-0.1F, -0.1F});  // in f32, instead of the rows
   EXPECT_EQ(dropped(file, DType::bf16), Names{"soft_cross_entropy"});
   EXPECT_EQ(inputs_of(file, DType::bf16)->teacher_logprob(1, 0), -0.1F);
   file.rounded = {"/logprobs/teacher_target_logprobs"};
   EXPECT_EQ(dropped(file, DType::f32), Names{"topk_kl"});
   file = small_file();
-  file.d_value[0] = 0.1F;
+  file.arrays.set("d_value", std::vector<float>{0.1F, 0});
   EXPECT_EQ(dropped(file, DType::bf16), Names{"d_log_softmax"}) << "others take it in f32";
   EXPECT_EQ(dropped(file, DType::bf16, DType::f32), Names{});
   file.rounded = {"/logprobs/d_value"};
@@ -330,9 +331,8 @@ std::vector<float> gradients_of_ids(const LogprobsInputs& inputs, int64_t token,
 TEST(LogprobsInputs, GradientsOfAllIds) {
   LogprobsFile file = small_file();
   const auto row = gradients_of_ids(*inputs_of(file, DType::f32), 0, 5);
-  for (size_t v = 0; v < 5; ++v)
-    EXPECT_TRUE(v < 3 ? row[v] == file.d_value[0] : std::isnan(row[v])) << v;
-  file.d_logprobs = {1, 2, 3, 4, 5, 0.1F};
+  for (size_t v = 0; v < 5; ++v) EXPECT_TRUE(v < 3 ? row[v] == 0.5F : std::isnan(row[v])) << v;
+  file.arrays.set("d_logprobs", std::vector<float>{1, 2, 3, 4, 5, 0.1F});
   EXPECT_EQ(gradients_of_ids(*inputs_of(file, DType::f32), 1, 3), (std::vector<float>{4, 5, 0.1F}));
   EXPECT_EQ(gradients_of_ids(*inputs_of(file, DType::bf16), 1, 3)[2], to_float(to_bf16(0.1F)));
   EXPECT_EQ(dropped(file, DType::bf16), Names{"d_log_softmax"});
@@ -349,7 +349,9 @@ TEST(LogprobsInputs, GradientsOfAllIds) {
 
 LogprobsFile linear_file() {
   LogprobsFile file = small_file();
-  file.linear = LinearFactors{2, {3, 4, 1, 0}, {0, 0, 0, 1, 5, 12}};
+  file.hidden = 2;
+  file.arrays.set("hidden", std::vector<float>{3, 4, 1, 0});
+  file.arrays.set("head", std::vector<float>{0, 0, 0, 1, 5, 12});
   return file;
 }
 
@@ -359,7 +361,7 @@ TEST(LogprobsWorkload, HiddenStatesAreThoseOfTheFile) {
   o.input = "f.h5";
   o.tp = 1;
   LogprobsOptions usual = o;
-  EXPECT_FALSE(workload_of(small_file(), usual).has_hidden);
+  EXPECT_FALSE(workload_of(small_file(), usual).inputs.contains("hidden"));
   EXPECT_EQ(workload_of(file, o).hidden, 2);
   o.hidden = 24;
   test::expect_usage("--hidden is that of the hidden states of f.h5, 2: leave it out",
@@ -370,11 +372,10 @@ TEST(LogprobsWorkload, HiddenStatesAreThoseOfTheFile) {
 
 TEST(LogprobsInputs, HiddenStatesOfAFile) {
   LogprobsFile file = linear_file();
-  EXPECT_EQ(inputs_of(small_file(), DType::f32)->linear(), nullptr);
-  EXPECT_EQ(inputs_of(file, DType::f32)->linear(), &*file.linear);
+  EXPECT_FALSE(inputs_of(small_file(), DType::f32)->linear().has_value());
   // 5 · 13 / √2
-  EXPECT_DOUBLE_EQ(file.linear->logit_size(), 65 / std::sqrt(2));
-  file.linear->head[3] = 0.1F;
+  EXPECT_DOUBLE_EQ(inputs_of(file, DType::f32)->linear()->logit_size(), 65 / std::sqrt(2));
+  file.arrays.set("head", std::vector<float>{0, 0, 0, 0.1F, 5, 12});
   EXPECT_EQ(dropped(file, DType::f32), Names{});
   EXPECT_EQ(dropped(file, DType::bf16), Names{"linear_logprob"});
 }

@@ -90,9 +90,9 @@ TEST(LogprobsReference, GivesTheAnswersOfTheGoldenFile) {
   for (int64_t t = 0; t < 16; ++t) {
     SCOPED_TRACE(t);
     const std::span<const double> z = student().row(t), other = teacher().row(t);
-    const int32_t target = f.targets[t];
-    const Ints ids(f.ids.begin() + 4 * t, f.ids.begin() + 4 * t + 4);
-    const double g = static_cast<double>(f.d_value[t]);
+    const int32_t target = f.ints("targets")[t];
+    const Ints ids(f.ints("ids").begin() + 4 * t, f.ints("ids").begin() + 4 * t + 4);
+    const double g = static_cast<double>(f.floats("d_value")[t]);
     const Doubles logp = log_softmax_reference(z);
     Doubles gathered;
     for (const int32_t id : ids) gathered.push_back(logp[id]);
@@ -107,7 +107,8 @@ TEST(LogprobsReference, GivesTheAnswersOfTheGoldenFile) {
     expect("d_soft_cross_entropy", t, soft_cross_entropy_gradient_reference(z, other, g));
     expect("d_filtered_logprob", t, filtered_gradient_reference(z, target, filter, g));
     if (t % 8 < 7)
-      expect("next_token_logprob", t - t / 8, {score_row_reference(z, f.targets[t + 1]).logprob});
+      expect("next_token_logprob", t - t / 8,
+             {score_row_reference(z, f.ints("targets")[t + 1]).logprob});
   }
 }
 

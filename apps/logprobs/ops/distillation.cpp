@@ -142,21 +142,20 @@ std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOption
 }
 
 LogprobsOperation distillation_family(const char* name, const char* summary, bool renormalised) {
-  using enum LogprobsShape;
-  std::vector<LogprobsArray> arrays{{"distilled_logprob", picks},
-                                    {"distilled_teacher_logprob", picks, false, {"teacher_values"}},
-                                    {"distilled_entropy", tokens},
-                                    {"d_distilled", vocab, false, gradient_inputs()}};
+  std::vector<LogprobsArray> arrays{{"distilled_logprob", "TK"},
+                                    {"distilled_teacher_logprob", "TK", false, {"teacher_values"}},
+                                    {"distilled_entropy", "T"},
+                                    {"d_distilled", "TV", false, gradient_inputs()}};
   if (renormalised)
-    arrays = {{"distilled_renormalised_logprob", picks},
-              {"distilled_renormalised_teacher_logprob", picks, false, {"teacher_values"}},
-              {"d_distilled_renormalised", vocab, false, gradient_inputs()}};
+    arrays = {{"distilled_renormalised_logprob", "TK"},
+              {"distilled_renormalised_teacher_logprob", "TK", false, {"teacher_values"}},
+              {"d_distilled_renormalised", "TV", false, gradient_inputs()}};
   return {.name = name,
           .summary = summary,
           .definition = "distillation_reference, distillation_gradient_reference",
           .methods = {{"gyre", makes<DistillationOp>(renormalised), 0, distinct_picks}},
           .backward = renormalised ? RowTraffic::writes : RowTraffic::updates,
-          .needs = {.ids = true, .teacher_values = true},
+          .needs = {{"ids"}, {"teacher", "teacher_values"}},
           .arrays = std::move(arrays)};
 }
 

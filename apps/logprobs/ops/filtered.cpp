@@ -152,8 +152,7 @@ LogprobsOperation filtered_operation() {
           .methods = {{"gyre", makes<FilteredOp>()},
                       {"upstream", makes<UpstreamFilteredOp>(), 6, one_plain_filter}},
           .backward = RowTraffic::updates,
-          .arrays = {{filtered_values, LogprobsShape::tokens},
-                     {filtered_gradient, LogprobsShape::vocab, false, gradient_inputs()}}};
+          .arrays = {{filtered_values, "T"}, {filtered_gradient, "TV", false, gradient_inputs()}}};
 }
 
 }  // namespace gyre

@@ -31,7 +31,7 @@ class LinearOp final : public LogprobsOp {
       : LogprobsOp(context),
         hidden_(context.problem.hidden),
         factors_(context.inputs.linear()),
-        logit_scale_(factors_ == nullptr ? context.options.logit_scale : factors_->logit_size()),
+        logit_scale_(!factors_ ? context.options.logit_scale : factors_->logit_size()),
         weight_scale_(logit_scale_ / std::sqrt(hidden_)),
         tokens_(context.tokens_in_order()),
         temperatures_(context.temperatures(tokens_)),
@@ -115,9 +115,9 @@ class LinearOp final : public LogprobsOp {
     for (float& value : row) value *= static_cast<float>(scale);
     return row;
   }
-  std::vector<float> stored_row(const std::vector<float>& all, int64_t index) const {
-    const auto begin = all.begin() + index * hidden_;
-    return {begin, begin + hidden_};
+  std::vector<float> stored_row(std::span<const float> all, int64_t index) const {
+    const auto row = all.subspan(index * hidden_, hidden_);
+    return {row.begin(), row.end()};
   }
   /// Rounds to the workload's type.
   std::vector<float> rounded(std::vector<float> row) const {
@@ -126,14 +126,14 @@ class LinearOp final : public LogprobsOp {
     return row;
   }
   std::vector<float> hidden_row(int64_t token) const {
-    return rounded(factors_ == nullptr ? made_up_row(TokenTensor::hidden, token, 1)
-                                       : stored_row(factors_->hidden, token));
+    return rounded(!factors_ ? made_up_row(TokenTensor::hidden, token, 1)
+                             : stored_row(factors_->hidden, token));
   }
   /// Padding columns hold NaN and must not be read.
   std::vector<float> weight_row(int64_t id) const {
     if (id >= vocab().vocab_size) return std::vector<float>(hidden_, nan_of<float>);
-    return rounded(factors_ == nullptr ? made_up_row(TokenTensor::weight, id, weight_scale_)
-                                       : stored_row(factors_->head, id));
+    return rounded(!factors_ ? made_up_row(TokenTensor::weight, id, weight_scale_)
+                             : stored_row(factors_->head, id));
   }
   double product(const std::vector<float>& a, const std::vector<float>& b) const {
     return dot(a.data(), b.data(), hidden_);
@@ -333,8 +333,8 @@ class LinearOp final : public LogprobsOp {
   }
 
   int64_t hidden_;
-  const LinearFactors* factors_;  // null if generated
-  double logit_scale_;            // RMS of the logits, or a bound of it
+  std::optional<LinearFactors> factors_;  // none if generated
+  double logit_scale_;                    // RMS of the logits, or a bound of it
   double weight_scale_;
   std::vector<int64_t> tokens_;       // tokens of this context-parallel rank
   std::vector<double> temperatures_;  // [tokens_], or empty: one for all
@@ -368,11 +368,11 @@ LogprobsOperation fused_linear_operation() {
           .methods = {{"gyre", makes<LinearOp>()}},
           .forward = RowTraffic::products,
           .backward = RowTraffic::products,
-          .needs = {.hidden = true},
-          .arrays = {{"linear_logprob", LogprobsShape::tokens, false, {"hidden", "head"}},
-                     {"linear_entropy", LogprobsShape::tokens, false, {"hidden", "head"}},
-                     {"d_hidden", LogprobsShape::hidden, false, {"hidden", "head", "d_value"}},
-                     {"d_head", LogprobsShape::head, false, {"hidden", "head", "d_value"}}},
+          .needs = {{"hidden"}},
+          .arrays = {{"linear_logprob", "T", false, {"hidden", "head"}},
+                     {"linear_entropy", "T", false, {"hidden", "head"}},
+                     {"d_hidden", "TD", false, {"hidden", "head", "d_value"}},
+                     {"d_head", "VD", false, {"hidden", "head", "d_value"}}},
           .figure = {RateShown::always, "fused_linear_rate", "TFLOP/s/rank"},
           .bytes_without_logits = matrix_bytes};
 }

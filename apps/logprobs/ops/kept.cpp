@@ -85,9 +85,8 @@ LogprobsOperation kept_operation() {
           .definition = "kept_logprob_reference, kept_gradient_reference",
           .methods = {{"gyre", makes<KeptOp>()}},
           .backward = RowTraffic::writes,
-          .needs = {.kept = true},
-          .arrays = {{"kept_logprob", LogprobsShape::tokens},
-                     {"d_kept_logprob", LogprobsShape::vocab, false, gradient_inputs()}}};
+          .needs = {{"sampling_mask_ids"}},
+          .arrays = {{"kept_logprob", "T"}, {"d_kept_logprob", "TV", false, gradient_inputs()}}};
 }
 
 }  // namespace gyre

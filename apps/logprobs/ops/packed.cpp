@@ -342,8 +342,8 @@ LogprobsOperation packed_family(const char* name, const char* summary, const Pac
           .methods = {{"gyre", makes<PackedOp>(packing), 0, packable}},
           .backward = RowTraffic::updates,
           .own_options = {gather_gradient_option},
-          .arrays = {{values_name(packing), LogprobsShape::predictions},
-                     {gradient_name(packing), LogprobsShape::vocab, false, gradient_inputs()}}};
+          .arrays = {{values_name(packing), "SP"},
+                     {gradient_name(packing), "TV", false, gradient_inputs()}}};
 }
 
 }  // namespace

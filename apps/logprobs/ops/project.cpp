@@ -29,7 +29,7 @@ class ProjectOp final : public RowsOp {
   void start() override {
     const std::vector<double> temperatures = c_.temperatures(rows_.tokens());
     auto projected = std::make_shared<ProjectedProbabilities>(
-        rows_.rows(), vocab(), projection_.matrix(),
+        rows_.rows(), vocab(), projection_.ref(),
         ProjectionOptions{c_.problem.filter.temperature, c_.options.threads, kernels(),
                           &tp_arrays(), temperatures},
         tp());
@@ -82,7 +82,7 @@ class ProjectOp final : public RowsOp {
         read_rows(width(), [this](size_t r, std::span<double> to) { read_row(out_.ref(), r, to); });
     array.expect = expect_rows([this](size_t r) {
       const std::vector<double> row = row_of(r);
-      return ExpectedRow{projected_reference(row, projection_.matrix(), heat(r)),
+      return ExpectedRow{projected_reference(row, projection_.ref(), heat(r)),
                          scales_of(log_softmax_reference(row, heat(r)))};
     });
     return {array};
@@ -102,7 +102,7 @@ class ProjectOp final : public RowsOp {
     const std::vector<double> scales = scales_of(logprobs);
     double centre = 0;
     for (size_t c = 0; c < g.size(); ++c) centre += std::abs(g[c]) * scales[c];
-    ExpectedRow want{projected_gradient_reference(row, projection_.matrix(), g, heat(r)), {}};
+    ExpectedRow want{projected_gradient_reference(row, projection_.ref(), g, heat(r)), {}};
     for (size_t v = 0; v < row.size(); ++v) {
       double own = 0;
       for (int64_t e = projection_.offsets[v]; e < projection_.offsets[v + 1]; ++e)
@@ -112,7 +112,7 @@ class ProjectOp final : public RowsOp {
     return want;
   }
 
-  StoredProjection projection_;
+  SparseMatrix projection_;
   LogitMatrix out_, d_out_;  // [rows, width]
 };
 
@@ -124,13 +124,10 @@ LogprobsOperation project_operation() {
           .definition = "projected_reference, projected_gradient_reference",
           .methods = {{"gyre", makes<ProjectOp>()}},
           .backward = RowTraffic::updates,
-          .needs = {.projection = true},
-          .arrays = {{"projected_probability",
-                      LogprobsShape::projected,
-                      false,
-                      {"logits", "projection_weights"}},
+          .needs = {{"projection_offsets"}},
+          .arrays = {{"projected_probability", "TJ", false, {"logits", "projection_weights"}},
                      {"d_projected_probability",
-                      LogprobsShape::vocab,
+                      "TV",
                       false,
                       {"logits", "projection_weights", "d_projected"}}}};
 }

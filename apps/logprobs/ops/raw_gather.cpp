@@ -77,9 +77,8 @@ LogprobsOperation raw_gather_operation() {
           .definition = "the logits",
           .methods = {{"gyre", makes<RawGatherOp>()}},
           .backward = RowTraffic::writes,
-          .needs = {.ids = true},
-          .arrays = {{"gathered_logits", LogprobsShape::picks},
-                     {"d_gathered_logits", LogprobsShape::vocab, false, {"d_value"}}}};
+          .needs = {{"ids"}},
+          .arrays = {{"gathered_logits", "TK"}, {"d_gathered_logits", "TV", false, {"d_value"}}}};
 }
 
 }  // namespace gyre

@@ -130,13 +130,13 @@ class RolloutsOp final : public RowsOp {
 }  // namespace
 
 LogprobsOperation rollouts_operation() {
-  return {.name = "rollouts",
-          .summary = "next tokens of a prompt, stored once, and of the answers to it",
-          .definition = "score_row_reference, score_gradient_reference",
-          .methods = {{"gyre", makes<RolloutsOp>()}},
-          .backward = RowTraffic::updates,
-          .arrays = {{"rollout_logprob", LogprobsShape::tokens},
-                     {"d_rollout_logprob", LogprobsShape::vocab, false, gradient_inputs()}}};
+  return {
+      .name = "rollouts",
+      .summary = "next tokens of a prompt, stored once, and of the answers to it",
+      .definition = "score_row_reference, score_gradient_reference",
+      .methods = {{"gyre", makes<RolloutsOp>()}},
+      .backward = RowTraffic::updates,
+      .arrays = {{"rollout_logprob", "T"}, {"d_rollout_logprob", "TV", false, gradient_inputs()}}};
 }
 
 }  // namespace gyre

@@ -179,11 +179,11 @@ LogprobsOperation score_family(const char* name, const char* summary, const Scor
   if (scores.entropy) entry.definition += "score_row_reference, ";
   entry.definition += "score_gradient_reference";
   entry.backward = RowTraffic::updates;
-  entry.needs.ids = scores.ids == Scores::Ids::picks;
-  if (scores.ids == Scores::Ids::picks) entry.arrays.push_back({"gathered", LogprobsShape::picks});
-  if (scores.ids == Scores::Ids::target) entry.arrays.push_back({"logprob", LogprobsShape::tokens});
-  if (scores.entropy) entry.arrays.push_back({"entropy", LogprobsShape::tokens});
-  entry.arrays.push_back({gradient_name(scores), LogprobsShape::vocab, false, gradient_inputs()});
+  if (scores.ids == Scores::Ids::picks) entry.needs = {{"ids"}};
+  if (scores.ids == Scores::Ids::picks) entry.arrays.push_back({"gathered", "TK"});
+  if (scores.ids == Scores::Ids::target) entry.arrays.push_back({"logprob", "T"});
+  if (scores.entropy) entry.arrays.push_back({"entropy", "T"});
+  entry.arrays.push_back({gradient_name(scores), "TV", false, gradient_inputs()});
   entry.methods = {{"gyre", makes<ScoreOp>(scores)}};
   // NeMo RL computes log-probabilities or entropies, not both, through an f32 log-softmax.
   if (!scores.entropy || scores.ids == Scores::Ids::none)

@@ -95,18 +95,16 @@ class UpstreamSoftCrossEntropyOp final : public SoftCrossEntropyOp {
 }  // namespace
 
 LogprobsOperation soft_cross_entropy_operation() {
-  return {
-      .name = "soft-ce",
-      .summary = "cross entropy with a teacher's distribution",
-      .definition = "soft_cross_entropy_reference, soft_cross_entropy_gradient_reference",
-      .methods = {{"gyre", makes<SoftCrossEntropyOp>()},
-                  {"upstream", makes<UpstreamSoftCrossEntropyOp>(), 6}},
-      .backward = RowTraffic::updates,
-      .matrices = {.always = 1},
-      .needs = {.teacher = true},
-      .arrays = {
-          {"soft_cross_entropy", LogprobsShape::tokens, false, {"logits", "teacher"}},
-          {"d_soft_cross_entropy", LogprobsShape::vocab, false, {"logits", "teacher", "d_value"}}}};
+  return {.name = "soft-ce",
+          .summary = "cross entropy with a teacher's distribution",
+          .definition = "soft_cross_entropy_reference, soft_cross_entropy_gradient_reference",
+          .methods = {{"gyre", makes<SoftCrossEntropyOp>()},
+                      {"upstream", makes<UpstreamSoftCrossEntropyOp>(), 6}},
+          .backward = RowTraffic::updates,
+          .matrices = {.always = 1},
+          .needs = {{"teacher"}},
+          .arrays = {{"soft_cross_entropy", "T", false, {"logits", "teacher"}},
+                     {"d_soft_cross_entropy", "TV", false, {"logits", "teacher", "d_value"}}}};
 }
 
 }  // namespace gyre

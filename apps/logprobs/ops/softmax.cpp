@@ -113,7 +113,7 @@ LogprobsOperation softmax_family(const char* name, const char* summary, bool exp
           .forward = RowTraffic::copies,
           .matrices = {.output = 1},
           .own_options = {f32_output_option},
-          .arrays = {{exponentiate ? "softmax" : "log_softmax", LogprobsShape::vocab}}};
+          .arrays = {{exponentiate ? "softmax" : "log_softmax", "TV"}}};
 }
 
 }  // namespace
@@ -124,8 +124,7 @@ LogprobsOperation log_softmax_operation() {
   operation.definition = "log_softmax_reference, log_softmax_gradient_reference";
   operation.backward = RowTraffic::updates;
   operation.matrices.d_output = 1;
-  operation.arrays.push_back(
-      {"d_log_softmax", LogprobsShape::vocab, false, {"logits", "d_logprobs"}});
+  operation.arrays.push_back({"d_log_softmax", "TV", false, {"logits", "d_logprobs"}});
   return operation;
 }
 

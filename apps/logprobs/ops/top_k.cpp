@@ -119,7 +119,7 @@ LogprobsOperation top_k_operation() {
       .summary = "the --picks largest logits and their ids",
       .definition = "top_k_reference",
       .methods = {{"gyre", makes<TopKOp>(false)}, {"upstream", makes<UpstreamTopKOp>(false), 2}},
-      .arrays = {{"top_values", LogprobsShape::top}, {"top_ids", LogprobsShape::top, true}}};
+      .arrays = {{"top_values", "TL"}, {"top_ids", "TL", true}}};
 }
 
 LogprobsOperation argmax_operation() {
@@ -127,8 +127,7 @@ LogprobsOperation argmax_operation() {
           .summary = "the largest logit and its id",
           .definition = "top_k_reference",
           .methods = {{"gyre", makes<TopKOp>(true)}},
-          .arrays = {{"argmax_value", LogprobsShape::tokens},
-                     {"argmax_id", LogprobsShape::tokens, true}}};
+          .arrays = {{"argmax_value", "T"}, {"argmax_id", "T", true}}};
 }
 
 }  // namespace gyre

@@ -21,7 +21,7 @@ class TopKDivergenceOp final : public RowsOp {
   TopKDivergenceOp(LogprobsContext& context, TailGradient tail)
       : RowsOp(context),
         tail_(tail),
-        is_given_(context.problem.has_teacher_logprobs),
+        is_given_(context.problem.inputs.contains("teacher_logprobs")),
         k_(context.problem.top),
         values_(rows_.rows()),
         d_values_(rows_.gradients(0)) {
@@ -139,9 +139,8 @@ LogprobsOperation divergence_family(const char* name, const char* summary, const
           .methods = {{"gyre", makes<TopKDivergenceOp>(tail), 0, few_ids}},
           .backward = RowTraffic::updates,
           .matrices = {.always = 1},
-          .needs = {.ids = true, .teacher_logprobs = true},
-          .arrays = {{"topk_kl", LogprobsShape::tokens, false, reads},
-                     {gradient, LogprobsShape::vocab, false, gradient_reads}}};
+          .needs = {{"ids"}, {"teacher", "teacher_logprobs"}},
+          .arrays = {{"topk_kl", "T", false, reads}, {gradient, "TV", false, gradient_reads}}};
 }
 
 }  // namespace
