@@ -101,6 +101,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
   if (types.activations == DType::bf16 && job.model.widest_matrix_type() != h5::Type::bfloat16)
     details += "# model   weights are rounded to bf16\n";
+  details += length_note(job.documents, job.model.longest_text());
   const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
   suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
                 [&](ScoringResult& row, const Measured& measured) {
@@ -123,7 +124,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
         std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
     context.outputs.add(std::move(*output));
   }
-  const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets), world);
+  const auto scores = document_scores(mine, job.documents, world);
   details += compression_text(job.documents, scores, o.top);
   add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
               config.vocab_size);
@@ -153,6 +154,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
   });
   if (o.dry_run) {
     context.outputs.print(dry_run_text(job.plan, config) +
+                          length_note(job.documents, job.model.longest_text()) +
                           (o.prefixes.share ? savings_text(job.plan.forest) : ""));
     return ExitCode::ok;
   }

@@ -174,6 +174,34 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
   return header;
 }
 
+std::vector<DocumentScore> document_scores(ScoreRange mine, const Documents& documents,
+                                           Communicator& world) {
+  const std::vector<int64_t> offsets = prediction_offsets(documents.offsets);
+  for (size_t d = 0; d < documents.unscored.size(); ++d) {
+    const int64_t end = std::min(offsets[d] + documents.unscored[d], mine.end());
+    for (int64_t i = std::max(offsets[d], mine.begin); i < end; ++i)
+      mine.logprob[i - mine.begin] = mine.entropy[i - mine.begin] = 0;
+  }
+  std::vector<DocumentScore> scores = score_documents(mine, offsets, world);
+  for (size_t d = 0; d < documents.unscored.size(); ++d)
+    scores[d].predictions -= documents.unscored[d];
+  return scores;
+}
+
+std::string length_note(const Documents& documents, int64_t longest_text) {
+  int64_t longer = 0, longest = 0;
+  for (int64_t d = 0; longest_text > 0 && d < documents.count(); ++d) {
+    if (documents.length(d) - 1 > longest_text) ++longer;  // the last token predicts nothing
+    if (documents.length(d) > documents.length(longest)) longest = d;
+  }
+  if (longer == 0) return "";
+  return fmt::format(
+      "# model   it was made for {} tokens (max_position_embeddings); longer here: {}, up to the "
+      "{} of {}. gyre-text --window cuts texts\n",
+      longest_text, count_text(longer, "document"), documents.length(longest),
+      documents.label(longest));
+}
+
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores) {
   double logprob = 0, entropy = 0, bytes = 0;
   Compression result;

@@ -13,6 +13,15 @@ const Table<ScoringResult>& scoring_table();
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const std::string& documents_sha256, const ScoringPlan& plan);
 
+/// Sums over the predictions of each document that count: those that its windows share with others
+/// count once. Collective.
+std::vector<DocumentScore> document_scores(ScoreRange mine, const Documents& documents,
+                                           Communicator& world);
+
+/// A "#" line if documents are longer than what the model was made for, `longest_text` (0:
+/// unknown); else "".
+std::string length_note(const Documents& documents, int64_t longest_text);
+
 /// Bits per byte (for a byte tokenizer only), bits per token, and mean entropy.
 struct Compression {
   double bits_per_byte = 0;  ///< NaN without bytes

@@ -17,8 +17,8 @@ from .logprobs import ANSWERS
 
 TABLES = {
     "gyre/documents": (
-        "/documents @vocab_size @tokenizer tokens offsets names? text_bytes? /reference "
-        "@model_sha256? @generator? offsets? logprob? entropy? hidden?"
+        "/documents @vocab_size @tokenizer tokens offsets names? text_bytes? unscored? "
+        "/reference @model_sha256? @generator? offsets? logprob? entropy? hidden?"
     ),
     "gyre/model": (
         "/model @vocab_size @vocab_padded @hidden_size @num_hidden_layers @num_attention_heads "

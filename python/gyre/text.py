@@ -8,6 +8,8 @@ import pickle
 import reprlib
 import sys
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from dataclasses import field as made
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -28,9 +30,22 @@ Texts need the package tokenizers (pip install tokenizers).
 exit code: 0 done; 2 bad usage or input; 3 the output cannot be written
 
 examples: gyre-text -o docs.h5 --tokenizer SmolLM2/tokenizer.json README.md LICENSE
+          gyre-text -o docs.h5 --tokenizer SmolLM2/tokenizer.json --bos --window 2048 book.txt
           gyre-text -o docs.h5 --tokenizer model.gguf --field content corpus.jsonl"""
 
+_MARK = "\N{ZERO WIDTH NO-BREAK SPACE}"  # of byte order, which a file of UTF-8 may begin with
+
 Document = tuple[str, "str | list[Any] | np.ndarray"]  # a name, and a text or tokens
+
+
+def _positive(text: str) -> int:
+    value = int(text)
+    if value < 1:
+        raise ValueError
+    return value
+
+
+_positive.__name__ = "number from 1 on"  # argparse names it: "invalid number from 1 on value"
 
 
 def _parser() -> argparse.ArgumentParser:
@@ -44,6 +59,12 @@ def _parser() -> argparse.ArgumentParser:
     add("-o", "--output", required=True, help="file to write")
     add("--tokenizer", required=True, metavar="FILE", help="tokenizer.json, or a model NAME.gguf")
     add("--field", default="text", help="field of the objects in NAME.jsonl (default: text)")
+    add("--bos", action="store_true", help="begin every document with bos_token of "
+        "tokenizer_config.json, or with eos_token if there is none, unless it begins so")
+    add("--window", type=_positive, metavar="L", help="cut documents into windows, in which each "
+        "token is predicted once, from at most L tokens before it, as lm-eval does")
+    add("--stride", type=_positive, metavar="S", help="tokens that a window predicts, at most L: "
+        "each has L - S + 1 tokens before it, or more (default: L)")
     add("inputs", nargs="+", metavar="FILE", help="texts or tokens")
     return parser
 
@@ -58,7 +79,7 @@ def _decoded(label: str, data: bytes) -> str:
 
 def _of_line(label: str, line: bytes, field: str) -> "str | list[Any]":
     try:
-        value = json.loads(_decoded(label, line))
+        value = json.loads(_decoded(label, line).removeprefix(_MARK))
     except (json.JSONDecodeError, RecursionError) as error:
         raise ValueError(f"{label} is not JSON: {error}") from error
     what = "it"
@@ -80,7 +101,7 @@ def _of_line(label: str, line: bytes, field: str) -> "str | list[Any]":
 
 def _of_jsonl(path: str, file: BinaryIO, field: str) -> Iterator[Document]:
     for number, line in enumerate(file, 1):
-        if line.strip():
+        if line.removeprefix(_MARK.encode() if number == 1 else b"").strip():
             yield f"{path}:{number}", _of_line(f"{path}:{number}", line, field)
 
 
@@ -167,43 +188,116 @@ def _is_text(name: str) -> bool:
     return True
 
 
-def convert(output: str, tokenizer: Tokenizer, inputs: Sequence[str], field: str) -> str:
+@dataclass(frozen=True)
+class Cut:
+    """How documents are made of texts: the token that begins each, and windows."""
+
+    bos: int | None = None
+    window: int | None = None
+    stride: int | None = None
+
+    def windows(self, predictions: int) -> Iterator[tuple[int, int, int]]:
+        """First and last token of each window, and its predictions that another one makes.
+
+        The windows of lm_eval.utils.get_rolling_token_windows, whose context_len is
+        window - stride + 1.
+        """
+        length = self.window or max(1, predictions)
+        stride = self.stride or length
+        end = min(length, predictions)
+        yield 0, end, 0
+        while end < predictions:
+            count = min(predictions - end, stride)
+            end += count
+            yield end - length, end, length - count
+
+
+@dataclass
+class _Documents:
+    """Documents to be written."""
+
+    cut: Cut
+    tokens: list[np.ndarray] = made(default_factory=list)
+    names: list[str] = made(default_factory=list)
+    text_bytes: list[int] | None = made(default_factory=list)  # None: one had tokens alone
+    unscored: list[int] = made(default_factory=list)
+
+    def add(self, name: str, ids: "np.ndarray | list[int]", ends: list[int] | None) -> None:
+        """`ends`: bytes of text that the tokens up to each one stand for."""
+        if self.cut.bos is not None and (len(ids) == 0 or ids[0] != self.cut.bos):
+            ids, ends = [self.cut.bos, *ids], None if ends is None else [0, *ends]
+        if ends is None:
+            self.text_bytes = None
+        for i, (begin, end, unscored) in enumerate(self.cut.windows(max(0, len(ids) - 1))):
+            self.names.append(name if i == 0 else f"{name}#{i + 1}")
+            self.tokens.append(np.array(ids[begin : end + 1], np.int32))
+            self.unscored.append(unscored)
+            if self.text_bytes is not None and ends is not None:
+                self.text_bytes.append(ends[end] - ends[begin + unscored] if len(ids) else 0)
+
+
+def convert(
+    output: str, tokenizer: Tokenizer, inputs: Sequence[str], field: str, cut: Cut = Cut()
+) -> str:
     """Writes the documents of files; returns a line about them. Raises OSError or ValueError."""
-    names: list[str] = []
-    tokens: list[np.ndarray] = []
-    text_bytes: list[int] | None = []  # unknown as soon as one document has tokens alone
+    documents = _Documents(cut)
+    count, note = 0, None
     for path in inputs:
         for name, content in documents_of(path, field):
-            names.append(name)
+            count += 1
             if isinstance(content, str):
-                ids, size = tokenizer.encode(content)
-                tokens.append(np.array(ids, np.int32))
-                if text_bytes is not None:
-                    text_bytes.append(size)
+                try:
+                    ids, ends = tokenizer.encode_ends(content)
+                except ValueError as error:
+                    raise ValueError(f"{name}: {error}") from error
+                if note is None:
+                    note = _note_on_bos(tokenizer, ids) if cut.bos is None else ""
+                documents.add(name, ids, ends)
             else:
-                tokens.append(checked_tokens(name, content, tokenizer))
-                text_bytes = None
-    total = sum(map(len, tokens))
+                documents.add(name, checked_tokens(name, content, tokenizer), None)
+    total = sum(map(len, documents.tokens))
     if total == 0:
-        raise ValueError(f"nothing to write: {len(names)} documents, and no token in them")
+        raise ValueError(f"nothing to write: {count} documents, and no token in them")
     try:
         write_documents(
             output,
-            tokens,
+            documents.tokens,
             vocab_size=tokenizer.vocab_size,
             tokenizer=tokenizer.name,
-            names=names,
-            text_bytes=text_bytes,
+            names=documents.names,
+            text_bytes=documents.text_bytes,
+            unscored=documents.unscored if any(documents.unscored) else None,
             provenance={"tokenizer": tokenizer.path, "sources": "\n".join(inputs)},
         )
     except OSError as error:
         raise _Unwritable(f"cannot write {output}: {error}") from error
-    text = "" if text_bytes is None else f", {sum(text_bytes)} bytes predicted"
-    return f"{output}: {len(names)} documents, {total} tokens{text}, tokenizer {tokenizer.name}"
+    sys.stderr.write(note or "")
+    of_windows = f"{len(documents.tokens)} windows of " if cut.window else ""
+    sizes = documents.text_bytes
+    text = "" if sizes is None else f", {sum(sizes)} bytes predicted"
+    counts = f"{of_windows}{count} documents, {total} tokens{text}"
+    return f"{output}: {counts}, tokenizer {tokenizer.name}"
+
+
+def _note_on_bos(tokenizer: Tokenizer, ids: list[int]) -> str:
+    """What to say of files of a model that disagree on a token at the beginning."""
+    if tokenizer.settings().get("add_bos_token") is not True or ids[:1] == [tokenizer.beginning()]:
+        return ""
+    return (
+        "gyre-text: note: tokenizer_config.json has add_bos_token = true, and tokenizer.json adds "
+        "none: some programs add it; --bos does\n"
+    )
 
 
 class _Unwritable(Exception):
     pass
+
+
+def _cut_of(options: argparse.Namespace, tokenizer: Tokenizer) -> Cut:
+    if options.stride is not None and options.stride > (options.window or 0):
+        wanted = "a --window, and at most its tokens" if options.window else "a --window"
+        raise ValueError(f"--stride {options.stride}: wanted: {wanted}")
+    return Cut(tokenizer.beginning() if options.bos else None, options.window, options.stride)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -213,7 +307,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         _check_places(options.output, [options.tokenizer, *options.inputs])
         tokenizer = Tokenizer(options.tokenizer)
-        print(convert(options.output, tokenizer, options.inputs, options.field), flush=True)
+        cut = _cut_of(options, tokenizer)
+        _say(convert(options.output, tokenizer, options.inputs, options.field, cut))
         return 0
     except _Unwritable as error:
         code, text = 3, str(error)
@@ -223,6 +318,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
         text = str(error)
     sys.stderr.write(f"gyre-text: {' '.join(text.split())}\n")
     return code
+
+
+def _say(text: str) -> None:
+    try:
+        print(text, flush=True)
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would write again, and fail
+        raise _Unwritable(f"cannot write to standard output: {error.strerror}") from error
 
 
 if __name__ == "__main__":

@@ -5,12 +5,14 @@ its vocabulary as in llama.cpp (src/llama-vocab.cpp): byte-level BPE with a pre-
 or SentencePiece's BPE by scores. Other kinds are refused.
 """
 
+import contextlib
 import hashlib
 import importlib
 import json
 import os
 import re
 import struct
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -59,6 +61,8 @@ _OFF = ("add_space_prefix", "remove_extra_whitespaces")  # which may be false
 _HARMLESS = r"token_type_count|\w+_token_ids?"
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED = 1, 2, 3, 4  # of token_type
 _SPACE = "\N{LOWER ONE EIGHTH BLOCK}"  # of SentencePiece
+_BLANKS = (_SPACE, "\N{LATIN CAPITAL LETTER G WITH DOT ABOVE}")  # a lone blank, also byte-level
+_MOST_TOKENS = 1 << 24
 
 
 def _package(name: str, purpose: str) -> Any:
@@ -71,6 +75,17 @@ def _package(name: str, purpose: str) -> Any:
         ) from error
 
 
+@contextlib.contextmanager
+def _package_errors(what: str) -> Iterator[None]:
+    """Turns what the package tokenizers raises into ValueError; a panic is no Exception."""
+    try:
+        yield
+    except (KeyboardInterrupt, SystemExit, GeneratorExit):
+        raise
+    except BaseException as error:
+        raise ValueError(f"{what}: {error}") from error
+
+
 class Tokenizer:
     """A tokenizer as models name it. encode() needs the package tokenizers."""
 
@@ -81,17 +96,67 @@ class Tokenizer:
         self._before: list[int] = []  # what the rule of a GGUF file does not add itself
         self._after: list[int] = []
         self._keys: dict[str, Any] = {}
+        self._ids: dict[str, int] = {}
         read = self._read_gguf if self.path.endswith(".gguf") else self._read_json
         self.name, self.vocab_size = read()
 
     def encode(self, text: str) -> tuple[list[int], int]:
         """Tokens of a text, and the bytes of it that those after the first stand for."""
+        ids, ends = self.encode_ends(text)
+        return ids, ends[-1] - ends[0] if ids else 0
+
+    def encode_ends(self, text: str) -> tuple[list[int], list[int]]:
+        """Tokens of a text, and the bytes of it that the tokens up to each one stand for."""
         if self._rule is None:
             self._rule = self._gguf_rule() if self._keys else self._json_rule()
-        encoding = self._rule.encode(text)
+        with _package_errors(f"{self.path} cannot encode it"):
+            encoding = self._rule.encode(text)
         ids = [*self._before, *encoding.ids, *self._after]
-        of_first = 0 if self._before or not encoding.ids else _bytes_of_first(encoding, text)
-        return ids, len(text.encode()) - of_first
+        ends = [0] * len(self._before)
+        at = place = 0  # the same place of the text in characters and in bytes
+        for _, end in encoding.offsets:
+            if not ends:
+                ends.append(_bytes_of_first(encoding, text))
+                continue
+            if end > at:
+                place += len(text[at:end].encode())
+                at = end
+            ends.append(max(ends[-1], place))
+        ends += [ends[-1]] * len(self._after) if ends else []
+        if len(ids) > 1:
+            ends[-1] = len(text.encode())
+        return ids, ends
+
+    def beginning(self) -> int:
+        """The token that begins a document: bos of the model, or eos where it has none."""
+        for which in ("bos", "eos"):
+            if self._keys:
+                token = self._key(f"{which}_token_id")
+                found = token if isinstance(token, int) and 0 <= token < self.vocab_size else None
+            else:
+                token = self.settings().get(f"{which}_token")
+                token = token.get("content") if isinstance(token, dict) else token
+                found = self._ids.get(token) if isinstance(token, str) else None
+            if found is not None:
+                return found
+        place = self.path if self._keys else self._settings_path()
+        raise ValueError(f"{place} names no bos_token and no eos_token of {self.path}")
+
+    def settings(self) -> dict[str, Any]:
+        """What the tokenizer_config.json beside a tokenizer.json says, if it is there."""
+        path = self._settings_path()
+        if self._keys or not os.path.lexists(path):
+            return {}
+        with open(path, "rb") as file:
+            data = file.read()
+        try:
+            found = json.loads(data)
+        except (ValueError, RecursionError) as error:
+            raise ValueError(f"{path} is not JSON: {error}") from error
+        return found if isinstance(found, dict) else {}
+
+    def _settings_path(self) -> str:
+        return os.path.join(os.path.dirname(self.path), "tokenizer_config.json")
 
     def _read_json(self) -> tuple[str, int]:
         with open(self.path, "rb") as file:
@@ -99,19 +164,28 @@ class Tokenizer:
         try:
             document = json.loads(data)
             vocabulary = document["model"]["vocab"]
-            listed = vocabulary.values() if isinstance(vocabulary, dict) else range(len(vocabulary))
-            ids = [*listed, *(token["id"] for token in document.get("added_tokens") or ())]
-            size = max(ids) + 1
+            if isinstance(vocabulary, dict):
+                listed = list(vocabulary.items())
+            else:
+                listed = [(entry[0], i) for i, entry in enumerate(vocabulary)]
+            listed += [(t["content"], t["id"]) for t in document.get("added_tokens") or ()]
+            tokens = {}
+            for token, index in listed:
+                if type(index) is not int or not 0 <= index < _MOST_TOKENS:
+                    wanted = f"a whole number below {_MOST_TOKENS}"
+                    raise ValueError(f"the id of {token!r} is {index!r}; wanted: {wanted}")
+                tokens[index] = token.encode()
+                self._ids[token] = index
+            size = max(tokens) + 1
         except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
-            raise ValueError(f"{self.path} is no tokenizer.json: {error!r}") from error
-        return "sha256:" + hashlib.sha256(data).hexdigest(), size
+            shown = error if isinstance(error, ValueError) else repr(error)
+            raise ValueError(f"{self.path} is no tokenizer.json: {shown}") from error
+        return _name_of([tokens.get(index, b"") for index in range(size)]), size
 
     def _json_rule(self) -> Any:
         tokenizers = _package("tokenizers", "reading text")
-        try:
+        with _package_errors(self.path):
             rule = tokenizers.Tokenizer.from_file(self.path)
-        except Exception as error:  # the package raises no narrower one
-            raise ValueError(f"{self.path}: {error}") from error
         rule.no_truncation()  # a tokenizer.json may ask for both
         rule.no_padding()
         return rule
@@ -119,10 +193,7 @@ class Tokenizer:
     def _read_gguf(self) -> tuple[str, int]:
         self._keys = gguf_keys(self.path)
         tokens = self._list("tokens", bytes)
-        digest = hashlib.sha256()
-        for token in tokens:
-            digest.update(struct.pack("<Q", len(token)) + token)
-        return "sha256:" + digest.hexdigest(), len(tokens)
+        return _name_of(tokens), len(tokens)
 
     def _key(self, name: str, otherwise: Any = None) -> Any:
         value = self._keys.get(f"tokenizer.ggml.{name}", otherwise)
@@ -159,7 +230,7 @@ class Tokenizer:
     def _gguf_rule(self) -> Any:
         kind = self._kind()
         tokenizers = _package("tokenizers", "reading text")
-        try:
+        with _package_errors(f"{self.path}: its tokenizer cannot be built"):
             tokens = [token.decode() for token in self._list("tokens", bytes)]
             types = self._list("token_type", int, [_NORMAL] * len(tokens))
             vocabulary = {token: index for index, token in enumerate(tokens)}
@@ -170,8 +241,6 @@ class Tokenizer:
                 rule = self._by_scores(tokenizers, vocabulary, types)
             else:
                 rule = self._byte_level(tokenizers, vocabulary, kind)
-        except Exception as error:  # the package raises no narrower one
-            raise ValueError(f"{self.path}: its tokenizer cannot be built: {error}") from error
         rule.add_tokens(
             [
                 tokenizers.AddedToken(token, normalized=False, special=of_type != _USER_DEFINED)
@@ -234,8 +303,18 @@ class Tokenizer:
         return [token]
 
 
+def _name_of(tokens: list[bytes]) -> str:
+    """Name of a tokenizer, as gyre-import gives it: of its tokens in the order of their ids."""
+    digest = hashlib.sha256()
+    for token in tokens:
+        digest.update(struct.pack("<Q", len(token)) + token)
+    return "sha256:" + digest.hexdigest()
+
+
 def _bytes_of_first(encoding: Any, text: str) -> int:
     """Bytes of the text that the first token stands for; none if it was added."""
+    if encoding.tokens[0] in _BLANKS and not text.startswith((" ", encoding.tokens[0])):
+        return 0  # a blank that the tokenizer puts before the text
     end = encoding.offsets[0][1]
     covered = len(text[:end].encode())
     if len(encoding.ids) > 1 and encoding.offsets[1][0] < end:

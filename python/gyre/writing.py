@@ -114,6 +114,7 @@ def write_documents(
     tokenizer: str = "unknown",
     names: Sequence[str] | None = None,
     text_bytes: Any = None,
+    unscored: Any = None,
     reference: Mapping[str, Any] | None = None,
     provenance: Provenance | None = None,
 ) -> None:
@@ -122,7 +123,8 @@ def write_documents(
     documents: arrays, tensors or lists of tokens, 0 to vocab_size - 1; one may be empty.
     tokenizer: how text became tokens; gyre-pipeline refuses another one than its model's. names: of
     each document. text_bytes: bytes of text in each document's tokens after the first, from which
-    gyre-pipeline computes bits per byte. reference: what a model says, any of logprob [P] and
+    gyre-pipeline computes bits per byte. unscored: so many first predictions of each document are
+    context, and no part of its score. reference: what a model says, any of logprob [P] and
     entropy [P], in nats, and hidden [layers + 1, T, elements]: T tokens, and P predictions, of all
     but each document's first.
 
@@ -142,6 +144,11 @@ def write_documents(
     if text_bytes is not None:
         text_bytes = checks.integers("text_bytes", text_bytes, len(tokens))
         checks.every("text_bytes", text_bytes, text_bytes >= 0, "at least 0")
+    if unscored is not None:
+        unscored = checks.integers("unscored", unscored, len(tokens))
+        most = np.array([max(0, len(array) - 1) for array in tokens])
+        good = (unscored >= 0) & (unscored <= most)
+        checks.every("unscored", unscored, good, "0 to the predictions of the document")
     answers = _predictions(list(map(len, tokens)), reference) if reference else {}
     origin = _provenance(provenance)
     with new_file(path, "gyre/documents", origin) as file:
@@ -154,6 +161,8 @@ def write_documents(
             group.create_dataset("names", data=list(names), dtype=h5py.string_dtype("utf-8"))
         if text_bytes is not None:
             put(group, "text_bytes", text_bytes)
+        if unscored is not None:
+            put(group, "unscored", unscored)
         _put_reference(file, answers, origin)
 
 

@@ -23,9 +23,12 @@ void fail_check(const char* expression, const char* file, int line, fmt::string_
 }  // namespace detail
 
 void ConfigErrors::throw_if_any(const std::string& headline) const {
+  constexpr size_t most = 30;
   if (messages_.empty()) return;
   std::string text = headline;
-  for (const std::string& message : messages_) text += "\n  - " + message;
+  const size_t shown = std::min(messages_.size(), most);
+  for (size_t i = 0; i < shown; ++i) text += "\n  - " + messages_[i];
+  if (shown < messages_.size()) text += fmt::format("\n  - and {} more", messages_.size() - shown);
   throw Error(ExitCode::usage, text);
 }
 

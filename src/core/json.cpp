@@ -1,9 +1,12 @@
 #include "core/json.hpp"
 
 #include <nlohmann/json.hpp>
+#include <unordered_set>
 #include <utility>
+#include <vector>
 
 #include "core/error.hpp"
+#include "core/json_members.hpp"
 
 namespace gyre {
 namespace {
@@ -17,19 +20,57 @@ std::string_view reason_of(const Json::exception& error) {
   return name_end == std::string_view::npos ? what : what.substr(name_end + 2);
 }
 
+/// The parser's place in a document: the keys of the objects that are open.
+class OpenLevels {
+ public:
+  void open() { levels_.emplace_back(); }
+  void close() { levels_.pop_back(); }
+  /// Returns whether the innermost object had no such key.
+  bool add(const std::string& key) {
+    levels_.back().last = key;
+    return levels_.back().keys.insert(key).second;
+  }
+  /// Whether the innermost level is the object at `place`.
+  bool is_at(std::string_view place) const {
+    std::string here;
+    for (size_t i = 0; i + 1 < levels_.size(); ++i) here += (i > 0 ? "/" : "") + levels_[i].last;
+    return !levels_.empty() && !place.empty() && here == place;
+  }
+  const std::string& key() const { return levels_.back().last; }
+
+ private:
+  struct Level {
+    std::string last;
+    std::unordered_set<std::string> keys;
+  };
+  std::vector<Level> levels_;
+};
+
 }  // namespace
 
-Json parse_json(const std::string& source, std::string_view text, std::string_view wanted) {
-  const auto is_shallow = [&](int depth, Json::parse_event_t, Json&) {
+Json parse_json(const std::string& source, std::string_view text, std::string_view wanted,
+                const JsonMembers& members) {
+  using Event = Json::parse_event_t;
+  OpenLevels levels;
+  const auto keep = [&](int depth, Event event, Json& value) {
     if (depth > max_levels)
       throw_usage("{}: more than {} levels of brackets; wanted: {}", source, max_levels, wanted);
-    return true;
+    if (event == Event::object_start || event == Event::array_start) levels.open();
+    if (event == Event::object_end || event == Event::array_end) levels.close();
+    if (event == Event::key && !levels.add(value.get<std::string>()))
+      throw_usage("{}: the key '{}' is there twice; wanted: {}", source, levels.key(), wanted);
+    if (event == Event::value && levels.is_at(members.place)) members.take(levels.key(), value);
+    return event != Event::key || !levels.is_at(members.place);
   };
   try {
-    return Json::parse(text, is_shallow);
+    return Json::parse(text, keep);
   } catch (const Json::exception& error) {
     throw_usage("{}: {}; wanted: {}", source, reason_of(error), wanted);
   }
+}
+
+Json parse_json(const std::string& source, std::string_view text, std::string_view wanted) {
+  return parse_json(source, text, wanted, {});
 }
 
 std::string dump_json(const Json& json, int indent) {

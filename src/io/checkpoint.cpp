@@ -2,17 +2,19 @@
 
 #include <fcntl.h>
 #include <fmt/format.h>
-#include <sys/mman.h>
 #include <unistd.h>
 
 #include <algorithm>
 #include <cerrno>
 #include <cstring>
 #include <filesystem>
+#include <system_error>
+#include <utility>
 
 #include "core/error.hpp"
 #include "io/model_file.hpp"
 #include "io/resources.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
@@ -27,54 +29,48 @@ h5::Shape stored_shape(const std::string& name, h5::Shape shape, int64_t vocab_s
 
 /// Throws if two tensors share bytes of a file.
 void check_overlaps(const Checkpoint& checkpoint) {
-  std::map<const std::byte*, const StoredTensor*> by_place;
-  for (const auto& [name, tensor] : checkpoint.tensors) {
-    const auto [at, is_new] = by_place.emplace(tensor.data, &tensor);
-    if (!is_new) throw_usage("'{}': two tensors share bytes of the file", tensor.file);
-  }
-  const std::byte* end = nullptr;
-  for (const auto& [data, tensor] : by_place) {
-    if (data < end) throw_usage("'{}': two tensors share bytes of the file", tensor->file);
-    const EncodedBlock block = block_of(tensor->encoding);
-    end = data + h5::elements_of(tensor->shape) / block.values * block.bytes;
-  }
-}
-
-bool is_same(const StoredTensor& a, const StoredTensor& b) {
-  const EncodedBlock block = block_of(a.encoding);
-  const int64_t bytes = h5::elements_of(a.shape) / block.values * block.bytes;
-  const bool same =
-      a.encoding == b.encoding && a.shape == b.shape && std::memcmp(a.data, b.data, bytes) == 0;
-  for (const StoredTensor* tensor : {&a, &b}) release_pages(tensor->data, bytes);
-  return same;
+  std::vector<const StoredTensor*> by_place;
+  for (const auto& [name, tensor] : checkpoint.tensors) by_place.push_back(&tensor);
+  std::ranges::sort(by_place, {},
+                    [](const StoredTensor* t) { return std::pair(t->file, t->offset); });
+  for (size_t i = 1; i < by_place.size(); ++i)
+    if (by_place[i]->file == by_place[i - 1]->file &&
+        by_place[i]->offset < by_place[i - 1]->offset + by_place[i - 1]->bytes())
+      throw_usage("'{}': two tensors share bytes of the file", by_place[i]->file->path());
 }
 
 void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
   ConfigErrors errors;
+  constexpr int64_t most_named = 10;
+  int64_t missing = 0;
   for (const auto& [name, shape] : model_tensors(checkpoint.config)) {
     const auto found = checkpoint.tensors.find(name);
     if (found == checkpoint.tensors.end()) {
-      errors.add("the tensor for '{}' is missing", name);
+      if (++missing <= most_named) errors.add("the tensor for '{}' is missing", name);
       continue;
     }
     const h5::Shape wanted = stored_shape(name, shape, checkpoint.config.vocab_size);
     if (found->second.shape != wanted)
       errors.add("the tensor for '{}' in '{}' is {}; the configuration wants {}", name,
-                 found->second.file, h5::to_string(found->second.shape), h5::to_string(wanted));
+                 found->second.file->path(), h5::to_string(found->second.shape),
+                 h5::to_string(wanted));
   }
+  if (missing > most_named) errors.add("{} more tensors are missing", missing - most_named);
   const auto known = model_tensors(checkpoint.config);
   const bool tied = checkpoint.config.tied_head;
   for (const auto& [name, tensor] : checkpoint.tensors)
     if (!(tied && name == "head") &&
         std::none_of(known.begin(), known.end(), [&](const auto& k) { return k.first == name; }))
-      errors.add("'{}' has a tensor for '{}'; the configuration has {} layers", tensor.file, name,
-                 checkpoint.config.num_hidden_layers);
+      errors.add("'{}' has a tensor for '{}'; the configuration has {} layers", tensor.file->path(),
+                 name, checkpoint.config.num_hidden_layers);
   errors.throw_if_any(path);
   check_overlaps(checkpoint);
   if (tied && checkpoint.tensors.contains("head") &&
       !is_same(checkpoint.tensors.at("head"), checkpoint.tensors.at("embed")))
-    throw_usage("{}: the head is the embedding (tie_word_embeddings), but another one is stored",
-                path);
+    throw_usage(
+        "{}: the head is the embedding (tie_word_embeddings), but another one is stored; "
+        "\"tie_word_embeddings\": false in config.json would use that one",
+        path);
 }
 
 /// Whether layers have a tensor of this name.
@@ -100,40 +96,64 @@ std::string our_name(const ModelConfig& config, const TensorNames& names, const 
 
 }  // namespace
 
-MappedFile::MappedFile(const std::string& path) : path_(path) {
+InputFile::InputFile(const std::string& path) : path_(path) {
   require_regular_file(path);
-  const int file = open(path.c_str(), O_RDONLY | O_CLOEXEC);
-  if (file < 0) throw_unreadable(path, errno);
-  const off_t size = lseek(file, 0, SEEK_END);
-  void* at = size == 0  ? nullptr
-             : size < 0 ? MAP_FAILED
-                        : mmap(nullptr, size, PROT_READ, MAP_PRIVATE, file, 0);
+  file_ = open(path.c_str(), O_RDONLY | O_CLOEXEC);
+  if (file_ < 0) throw_unreadable(path, errno);
+  size_ = lseek(file_, 0, SEEK_END);
+  if (size_ >= 0) return;
   const int error = errno;
-  close(file);
-  if (at == MAP_FAILED) throw_unreadable(path, error);
-  bytes_ = {static_cast<const std::byte*>(at), static_cast<size_t>(size)};
+  close(file_);
+  throw_unreadable(path, error);
 }
 
-MappedFile::~MappedFile() {
-  if (!bytes_.empty()) munmap(const_cast<std::byte*>(bytes_.data()), bytes_.size());
+InputFile::~InputFile() {
+  close(file_);
 }
 
-void release_pages(const std::byte* data, int64_t bytes) {
-  const auto page = static_cast<uintptr_t>(sysconf(_SC_PAGESIZE));
-  const auto in_page = static_cast<int64_t>(reinterpret_cast<uintptr_t>(data) % page);
-  madvise(const_cast<std::byte*>(data) - in_page, bytes + in_page, MADV_DONTNEED);
+void InputFile::read(int64_t offset, std::span<std::byte> out) const {
+  while (!out.empty()) {
+    const ssize_t count = pread(file_, out.data(), out.size(), offset);
+    if (count < 0 && errno == EINTR) continue;
+    if (count < 0) throw_runtime("cannot read '{}': {}", path_, std::strerror(errno));
+    if (count == 0)
+      throw_runtime("cannot read '{}': it ends at byte {}, and had {} when it was opened", path_,
+                    offset, size_);
+    offset += count;
+    out = out.subspan(count);
+  }
+}
+
+int64_t StoredTensor::bytes() const {
+  const EncodedBlock block = block_of(encoding);
+  return h5::elements_of(shape) / block.values * block.bytes;
+}
+
+bool is_same(const StoredTensor& a, const StoredTensor& b) {
+  if (a.encoding != b.encoding || a.shape != b.shape) return false;
+  std::vector<std::byte> left, right;
+  for (int64_t at = 0; at < a.bytes(); at += std::ssize(left)) {
+    const WaitScope scope("reading " + a.file->path());
+    left.resize(std::min(a.bytes() - at, int64_t{1} << 20));
+    right.resize(left.size());
+    a.file->read(a.offset + at, left);
+    b.file->read(b.offset + at, right);
+    if (left != right) return false;
+  }
+  return true;
 }
 
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
                 StoredTensor tensor) {
-  const std::string file = tensor.file;
+  const std::string& file = tensor.file->path();
   const auto [at, is_new] =
       checkpoint.tensors.emplace(our_name(checkpoint.config, names, name, file), std::move(tensor));
   if (!is_new) throw_usage("'{}': the tensor '{}' is there twice", file, name);
 }
 
 Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys) {
-  const bool is_folder = std::filesystem::is_directory(path);
+  std::error_code unreadable;  // of a link to itself: no folder
+  const bool is_folder = std::filesystem::is_directory(path, unreadable);
   if (!is_folder && !path.ends_with(".gguf"))
     throw_usage(
         "'{}' is no model; wanted: a folder with config.json and model.safetensors, or a file "

@@ -17,42 +17,46 @@
 
 namespace gyre {
 
-/// A regular file in memory, read page by page as it is used. If another process shortens it, this
-/// one ends with SIGBUS.
-class MappedFile {
+/// A regular file, open for reading. It is not mapped: if it shrinks meanwhile, or its file system
+/// fails, a read is an error instead of a SIGBUS.
+class InputFile {
  public:
-  explicit MappedFile(const std::string& path);
-  ~MappedFile();
-  MappedFile(const MappedFile&) = delete;
-  MappedFile& operator=(const MappedFile&) = delete;
+  explicit InputFile(const std::string& path);
+  ~InputFile();
+  InputFile(const InputFile&) = delete;
+  InputFile& operator=(const InputFile&) = delete;
   const std::string& path() const { return path_; }
-  std::span<const std::byte> bytes() const { return bytes_; }
+  /// Bytes of the file when it was opened.
+  int64_t size() const { return size_; }
+  /// Fills `out` with the bytes from `offset` on. Throws a runtime error that names the file if it
+  /// cannot. Threads may read at the same time.
+  void read(int64_t offset, std::span<std::byte> out) const;
 
  private:
   std::string path_;
-  std::span<const std::byte> bytes_;
+  int file_ = -1;
+  int64_t size_ = 0;
 };
 
 /// A tensor as it is stored: row-major, [out, in] for a matrix.
 struct StoredTensor {
   h5::Shape shape;
   WeightEncoding encoding = WeightEncoding::f32;
-  const std::byte* data = nullptr;
-  std::string file;
-};
+  const InputFile* file = nullptr;
+  int64_t offset = 0;  ///< of its first byte in the file
 
-/// Tells the system that these bytes of a mapped file are not needed soon, so that their pages do
-/// not count as memory of this process. They can be read again.
-void release_pages(const std::byte* data, int64_t bytes);
+  int64_t bytes() const;
+};
 
 struct Checkpoint {
   ModelConfig config;
-  std::string tokenizer;  ///< "sha256:..." of its tokenizer; "" if it has none
+  std::string tokenizer;      ///< "sha256:..." of its tokenizer; "" if it has none
+  int64_t longest_text = 0;  ///< tokens of the longest text that it was made for; 0: unknown
   /// wq, wk, bq and bk are in llama.cpp's order: elements i and i + rotary_width() / 2 of a head,
   /// which rotate together, are stored at 2i and 2i + 1.
   bool interleaved_rotary = false;
   std::map<std::string, StoredTensor> tensors;  ///< by the names of model_tensors()
-  std::vector<std::unique_ptr<MappedFile>> files;
+  std::vector<std::unique_ptr<InputFile>> files;
 };
 
 /// Opens a folder with config.json and model.safetensors (or model.safetensors.index.json and its
@@ -73,6 +77,8 @@ struct TensorNames {
 /// this decoder has no such tensor.
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
                 StoredTensor tensor);
+/// Whether two tensors have the same type, shape and bytes.
+bool is_same(const StoredTensor& a, const StoredTensor& b);
 Checkpoint open_safetensors(const std::string& folder,
                             const std::vector<std::string>& ignored_keys);
 Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ignored_keys);

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/nearest.hpp"
 #include "io/model_features.hpp"
 #include "io/schema_names.hpp"
 
@@ -94,6 +95,20 @@ void check_decoder_keys(ConfigErrors& errors, const ModelConfig& config, bool on
     if (!key.is_ours(found, config))
       errors.add("'{}' is {}, which means another decoder; wanted: {}, or leave it out", key.name,
                  to_string(found), key.wanted);
+  }
+}
+
+void check_ignored_keys(ConfigErrors& errors, const std::vector<std::string>& ignored,
+                        const std::vector<std::string>& names, const std::set<std::string>& read) {
+  for (const std::string& key : ignored) {
+    if (read.contains(key)) errors.add("--ignore-key {}: this key is read", key);
+    if (read.contains(key) || std::ranges::count(names, key) > 0) continue;
+    const auto inner = std::ranges::find_if(
+        names, [&](const std::string& name) { return name.ends_with("." + key); });
+    const std::string near = inner == names.end() ? nearest(key, names) : *inner;
+    errors.add("--ignore-key {}: the configuration has no such key; {}", key,
+               near.empty() ? fmt::format("it has {}", fmt::join(names, ", "))
+                            : "nearest: '" + near + "'");
   }
 }
 

@@ -2,6 +2,7 @@
 // Keys of Hugging Face configurations that ask for a decoder other than model/decoder.hpp.
 
 #include <functional>
+#include <set>
 #include <string>
 #include <vector>
 
@@ -19,5 +20,10 @@ std::vector<std::string> decoder_keys();
 /// are given as JSON texts.
 void check_decoder_keys(ConfigErrors& errors, const ModelConfig& config, bool only_layers,
                         const std::function<h5::AttributeValue(const std::string&)>& value);
+
+/// Adds an error for each of `ignored`, the values of --ignore-key, that is none of `names`, the
+/// keys of a configuration, or one of `read`.
+void check_ignored_keys(ConfigErrors& errors, const std::vector<std::string>& ignored,
+                        const std::vector<std::string>& names, const std::set<std::string>& read);
 
 }  // namespace gyre

@@ -11,11 +11,12 @@ constexpr const char* tokens_path = "/documents/tokens";
 constexpr const char* offsets_path = "/documents/offsets";
 constexpr const char* names_path = "/documents/names";
 constexpr const char* text_bytes_path = "/documents/text_bytes";
+constexpr const char* unscored_path = "/documents/unscored";
 
 /// Datasets of a documents file. open_parts always sets tokens and offsets, and the others if
 /// present.
 struct DocumentParts {
-  std::optional<h5::Dataset> tokens, offsets, names, text_bytes;
+  std::optional<h5::Dataset> tokens, offsets, names, text_bytes, unscored;
 };
 
 DocumentParts open_parts(const h5::File& file, Documents& documents) {
@@ -33,6 +34,8 @@ DocumentParts open_parts(const h5::File& file, Documents& documents) {
       parts.names = reader.dataset(names_path, {h5::Type::text}, {count});
     if (file.has_dataset(text_bytes_path))
       parts.text_bytes = reader.dataset(text_bytes_path, {h5::Type::i64}, {count});
+    if (file.has_dataset(unscored_path))
+      parts.unscored = reader.dataset(unscored_path, {h5::Type::i64}, {count});
   }
   reader.throw_if_any();
   return parts;
@@ -50,6 +53,17 @@ void check_tokens(ConfigErrors& errors, const Documents& documents) {
     errors.add("{}[{}] is {} ({}, position {}); tokens must be 0 to {}", tokens_path,
                documents.begin(i) + position, *bad, documents.label(i), position,
                documents.vocab_size - 1);
+    return;
+  }
+}
+
+/// Adds an error for the first document of which more than its predictions are left out.
+void check_unscored(ConfigErrors& errors, const Documents& documents) {
+  for (int64_t i = 0; i < std::ssize(documents.unscored); ++i) {
+    const int64_t predictions = std::max<int64_t>(0, documents.length(i) - 1);
+    if (documents.unscored[i] >= 0 && documents.unscored[i] <= predictions) continue;
+    errors.add("{}[{}] is {}; it must be 0 to {}, the predictions of {}", unscored_path, i,
+               documents.unscored[i], predictions, documents.label(i));
     return;
   }
 }
@@ -84,7 +98,9 @@ void check_documents(ConfigErrors& errors, const Documents& documents) {
   if (bad != documents.text_bytes.end())
     errors.add("{}[{}] is {}; it must be at least 0", text_bytes_path,
                bad - documents.text_bytes.begin(), *bad);
-  if (errors.messages().size() == before) check_tokens(errors, documents);
+  if (errors.messages().size() != before) return;
+  check_tokens(errors, documents);
+  check_unscored(errors, documents);
 }
 
 Documents read_documents(Communicator& comm, const std::string& path) {
@@ -97,6 +113,7 @@ Documents read_documents(Communicator& comm, const std::string& path) {
   documents.tokens = parts.tokens->read_all<int32_t>();
   if (parts.names) documents.names = parts.names->read_texts();
   if (parts.text_bytes) documents.text_bytes = parts.text_bytes->read_all<int64_t>();
+  if (parts.unscored) documents.unscored = parts.unscored->read_all<int64_t>();
   run_agreed(comm, "checking the documents of " + path, [&] {
     SchemaReader reader(file, documents_schema);
     check_documents(reader.errors(), documents);
@@ -124,6 +141,8 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
       file.write_dataset(names_path, std::span<const std::string>(documents.names));
     if (!documents.text_bytes.empty())
       file.write_dataset(text_bytes_path, std::span<const int64_t>(documents.text_bytes));
+    if (!documents.unscored.empty())
+      file.write_dataset(unscored_path, std::span<const int64_t>(documents.unscored));
     file.create_dataset(tokens_path, DType::i32, {total}, h5::Checksum::fletcher32);
     file.close();
   });

@@ -13,6 +13,7 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "io/checkpoint.hpp"
+#include "io/decoder_keys.hpp"
 #include "io/model_file.hpp"
 #include "io/rope_keys.hpp"
 #include "io/sha256.hpp"
@@ -29,7 +30,7 @@ using GgufValue = std::variant<int64_t, double, std::string, GgufList>;
 
 class GgufParser {
  public:
-  explicit GgufParser(const MappedFile& file) : file_(file) {}
+  explicit GgufParser(const InputFile& file) : file_(file) {}
   template <class T>
   T number() {
     T value;
@@ -46,12 +47,19 @@ class GgufParser {
 
  private:
   static constexpr uint32_t text_type = 8;
+  /// The next `count` bytes, until the next call.
   const std::byte* take(uint64_t count) {
-    if (count > file_.bytes().size() - at_)
+    if (count > static_cast<uint64_t>(file_.size() - at_))
       throw_usage("'{}' is truncated: {} bytes are needed at byte {} of {}", file_.path(), count,
-                  at_, file_.bytes().size());
-    const std::byte* from = file_.bytes().data() + at_;
-    at_ += static_cast<int64_t>(count);
+                  at_, file_.size());
+    const auto bytes = static_cast<int64_t>(count);
+    if (at_ + bytes > begin_ + std::ssize(block_)) {
+      begin_ = at_;
+      block_.resize(std::min(file_.size() - at_, std::max(bytes, int64_t{1} << 20)));
+      file_.read(begin_, block_);
+    }
+    const std::byte* from = block_.data() + (at_ - begin_);
+    at_ += bytes;
     return from;
   }
   GgufValue value_of_type(uint32_t type) {
@@ -102,8 +110,9 @@ class GgufParser {
     return {static_cast<int64_t>(length), type == text_type ? digest.hex() : ""};
   }
 
-  const MappedFile& file_;
-  size_t at_ = 0;
+  const InputFile& file_;
+  std::vector<std::byte> block_;  ///< bytes of the file from begin_ on
+  int64_t begin_ = 0, at_ = 0;
 };
 
 using GgufKeys = std::map<std::string, GgufValue>;
@@ -135,9 +144,13 @@ class GgufConfig {
     const auto* value = found == nullptr ? nullptr : std::get_if<GgufList>(found);
     return value == nullptr ? GgufList{} : *value;
   }
-  /// Throws a usage error that lists the keys with this prefix that are neither read nor `ignored`.
+  /// Throws a usage error that lists the keys with this prefix that are neither read nor `ignored`,
+  /// and those of `ignored` that are read or not there.
   void refuse_others(const std::string& prefix, const std::vector<std::string>& ignored) const {
     ConfigErrors errors;
+    std::vector<std::string> names;
+    for (const auto& [key, value] : keys_) names.push_back(key);
+    check_ignored_keys(errors, ignored, names, read_);
     for (const auto& [key, value] : keys_) {
       const bool is_ours = key.starts_with(prefix) && !read_.contains(key);
       if (is_ours && std::find(ignored.begin(), ignored.end(), key) == ignored.end())
@@ -183,7 +196,7 @@ RopeScaling gguf_rope_scaling(GgufConfig& file, const std::string& architecture)
 /// Sets the divisors of all rotary frequencies from the tensor 'rope_freqs.weight', float32.
 void read_rope_freqs(ModelConfig& config, const StoredTensor& tensor) {
   RopeScaling& s = config.rope_scaling;
-  const std::string what = fmt::format("'{}': the tensor 'rope_freqs.weight'", tensor.file);
+  const std::string what = fmt::format("'{}': the tensor 'rope_freqs.weight'", tensor.file->path());
   const h5::Shape wanted = {config.rotary_width() / 2};
   if (tensor.shape != wanted || tensor.encoding != WeightEncoding::f32)
     throw_usage("{} is {}; wanted: float32 {}", what, h5::to_string(tensor.shape),
@@ -191,12 +204,12 @@ void read_rope_freqs(ModelConfig& config, const StoredTensor& tensor) {
   if (s.type != RopeType::plain)
     throw_usage("{} and 'rope.scaling.type' are both there; one of them can be computed", what);
   std::vector<float> divisors(static_cast<size_t>(wanted[0]));
-  decode_weights(tensor.encoding, tensor.data, 0, divisors);
+  tensor.file->read(tensor.offset, std::as_writable_bytes(std::span(divisors)));
   s.type = RopeType::divided;
   s.divisors.assign(divisors.begin(), divisors.end());
   ConfigErrors errors;
   check_config(errors, config);
-  errors.throw_if_any(tensor.file);
+  errors.throw_if_any(tensor.file->path());
 }
 
 void require(bool holds, const std::string& path, const std::string& key, const char* wanted) {
@@ -238,7 +251,7 @@ void set_features(ModelConfig& c, const GgufArchitecture& architecture, GgufConf
 
 ModelConfig gguf_config(GgufConfig& file, const GgufArchitecture& architecture,
                         const std::set<std::string>& biases,
-                        const std::vector<std::string>& ignored) {
+                        const std::vector<std::string>& ignored, int64_t& longest_text) {
   const std::string prefix = std::string(architecture.name) + ".";
   ModelConfig c;
   c.hidden_size = file.whole(prefix + "embedding_length");
@@ -257,7 +270,7 @@ ModelConfig gguf_config(GgufConfig& file, const GgufArchitecture& architecture,
           "values as wide as keys");
   const std::string experts_key = prefix + "expert_count";
   require(file.whole(experts_key, 0) == 0, file.path(), experts_key, "0");
-  file.whole(prefix + "context_length", 0);  // marks the key as read: it changes nothing
+  longest_text = std::max<int64_t>(0, file.whole(prefix + "context_length", 0));
   file.refuse_others(prefix, ignored);
   ConfigErrors errors;
   if (c.output_bias && !c.qkv_bias)
@@ -315,13 +328,12 @@ struct GgufEntry {
   std::string name;
   StoredTensor tensor;
   uint64_t offset = 0;
-  int64_t bytes = 0;
 };
 
-GgufEntry read_entry(GgufParser& parser, const std::string& path) {
+GgufEntry read_entry(GgufParser& parser, const InputFile& file) {
   GgufEntry entry;
   entry.name = parser.text();
-  const std::string what = fmt::format("'{}': the tensor '{}'", path, entry.name);
+  const std::string what = fmt::format("'{}': the tensor '{}'", file.path(), entry.name);
   const auto dimensions = parser.number<uint32_t>();
   if (dimensions < 1 || dimensions > 4) throw_usage("{} has {} dimensions", what, dimensions);
   double values = 1;
@@ -332,13 +344,12 @@ GgufEntry read_entry(GgufParser& parser, const std::string& path) {
     entry.tensor.shape.insert(entry.tensor.shape.begin(), static_cast<int64_t>(extent));
   }
   entry.tensor.encoding = gguf_encoding(parser.number<uint32_t>(), what);
-  entry.tensor.file = path;
+  entry.tensor.file = &file;
   entry.offset = parser.number<uint64_t>();
   const EncodedBlock block = block_of(entry.tensor.encoding);
   if (entry.tensor.shape.back() % block.values != 0)
     throw_usage("{} is {}; its rows must be whole blocks of {}", what,
                 h5::to_string(entry.tensor.shape), block.values);
-  entry.bytes = h5::elements_of(entry.tensor.shape) / block.values * block.bytes;
   return entry;
 }
 
@@ -346,12 +357,12 @@ GgufEntry read_entry(GgufParser& parser, const std::string& path) {
 
 Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ignored_keys) {
   Checkpoint checkpoint;
-  checkpoint.files.push_back(std::make_unique<MappedFile>(path));
-  const MappedFile& file = *checkpoint.files.back();
+  checkpoint.files.push_back(std::make_unique<InputFile>(path));
+  const InputFile& file = *checkpoint.files.back();
   GgufParser parser(file);
-  if (file.bytes().size() < 24 || std::memcmp(file.bytes().data(), "GGUF", 4) != 0)
+  constexpr uint32_t magic = 0x46554747;  // "GGUF"
+  if (file.size() < 24 || parser.number<uint32_t>() != magic)
     throw_usage("'{}' is no GGUF file", path);
-  parser.number<uint32_t>();
   const auto version = parser.number<uint32_t>();
   if (version != 2 && version != 3)
     throw_usage("'{}' is GGUF version {}; versions 2 and 3 can be read", path, version);
@@ -369,22 +380,23 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
   std::vector<GgufEntry> entries;
   std::set<std::string> biases;
   for (uint64_t i = 0; i < tensors; ++i) {
-    entries.push_back(read_entry(parser, path));
+    entries.push_back(read_entry(parser, file));
     if (entries.back().name.ends_with(".bias")) biases.insert(entries.back().name);
   }
   const GgufArchitecture& architecture = architecture_of(config);
-  checkpoint.config = gguf_config(config, architecture, biases, ignored_keys);
+  checkpoint.config =
+      gguf_config(config, architecture, biases, ignored_keys, checkpoint.longest_text);
   checkpoint.interleaved_rotary = architecture.interleaved_rotary;
   const int64_t alignment = config.whole("general.alignment", 32);
   if (alignment < 1 || alignment > 1 << 20)
     throw_usage("'{}': 'general.alignment' is {}; it must be from 1 to 2^20", path, alignment);
   const int64_t begin = round_up(parser.position(), alignment);
   for (GgufEntry& entry : entries) {
-    if (entry.offset > file.bytes().size() ||
-        begin + static_cast<int64_t>(entry.offset) + entry.bytes > std::ssize(file.bytes()))
+    const auto offset = static_cast<int64_t>(std::min<uint64_t>(entry.offset, file.size()));
+    entry.tensor.offset = begin + offset;
+    if (entry.tensor.offset + entry.tensor.bytes() > file.size())
       throw_usage("'{}' is truncated: the tensor '{}' ends at byte {} of {}", path, entry.name,
-                  begin + static_cast<int64_t>(entry.offset) + entry.bytes, file.bytes().size());
-    entry.tensor.data = file.bytes().data() + begin + entry.offset;
+                  entry.tensor.offset + entry.tensor.bytes(), file.size());
     if (entry.name == "rope_freqs.weight")
       read_rope_freqs(checkpoint.config, entry.tensor);
     else

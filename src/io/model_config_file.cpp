@@ -17,6 +17,8 @@
 namespace gyre {
 namespace {
 
+using namespace std::string_literals;
+
 class Config {
  public:
   Config(const std::string& path, const Json& json) : path_(path), json_(json) {
@@ -55,6 +57,16 @@ class Config {
     if (json_[key].is_boolean()) return json_[key].get<bool>();
     throw_usage("{}: '{}' is {}; wanted: true or false", path_, key, shown_json(json_[key]));
   }
+  /// Names of all keys, and of those inside objects as "OBJECT.KEY".
+  std::vector<std::string> keys_and_inner() const {
+    std::vector<std::string> names;
+    for (const auto& [key, value] : json_.items()) {
+      names.push_back(key);
+      if (!value.is_object()) continue;
+      for (const auto& [inner, of_inner] : value.items()) names.push_back(key + "." + inner);
+    }
+    return names;
+  }
   /// Names of the keys whose value is not null.
   std::vector<std::string> keys() const {
     std::vector<std::string> names;
@@ -85,8 +97,10 @@ ModelConfig shape_of(const Config& file, const ModelFamily& family) {
   c.hidden_size = file.whole("hidden_size");
   c.num_hidden_layers = file.whole("num_hidden_layers");
   c.num_attention_heads = file.whole("num_attention_heads");
-  c.num_key_value_heads = file.whole_or(
-      "num_key_value_heads", family.kv_heads > 0 ? family.kv_heads : c.num_attention_heads);
+  const bool is_null = file.value_or_null("num_key_value_heads") == h5::AttributeValue("null"s);
+  c.num_key_value_heads =
+      file.whole_or("num_key_value_heads",
+                    family.kv_heads > 0 && !is_null ? family.kv_heads : c.num_attention_heads);
   const int64_t share = c.hidden_size / std::max<int64_t>(1, c.num_attention_heads);
   c.head_dim = file.whole_or("head_dim", family.head_dim > 0 ? family.head_dim : share);
   c.intermediate_size = file.whole("intermediate_size");
@@ -144,28 +158,38 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
 }
 
 ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
-                                    const std::vector<std::string>& ignored_keys) {
+                                    const std::vector<std::string>& ignored_keys,
+                                    int64_t& longest_text) {
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
   const ModelFamily& family = family_of(file, path);
   ModelConfig c = shape_of(file, family);
   c.rms_norm_eps = file.real_or("rms_norm_eps", usual_norm_eps);
-  std::set<std::string> known(ignored_keys.begin(), ignored_keys.end());
-  known.insert(std::begin(read_keys), std::end(read_keys));
-  known.insert(std::begin(harmless_keys), std::end(harmless_keys));
+  std::set<std::string> known(std::begin(read_keys), std::end(read_keys));
   known.insert(std::begin(rope_keys), std::end(rope_keys));
   known.insert(std::begin(feature_keys), std::end(feature_keys));
   for (const std::string& key : decoder_keys()) known.insert(key);
   ConfigErrors errors;
+  check_ignored_keys(errors, ignored_keys, file.keys_and_inner(), known);
+  known.insert(std::begin(harmless_keys), std::end(harmless_keys));
+  known.insert(ignored_keys.begin(), ignored_keys.end());
   read_features(
       errors, [&](const std::string& key) { return file.value_or_null(key); }, family, c);
   c.rope_theta = family.rope_theta;
   read_rope(
-      errors, [&](const std::string& key) { return file.value(key); }, c);
+      errors, [&](const std::string& key) { return file.value(key); }, c, &ignored_keys);
+  if (c.rotary_dim != 0)
+    errors.add(
+        "'partial_rotary_factor' or 'rotary_dim' lets {} of {} elements of a head turn, which the "
+        "code of the model_type {} does not read: all turn there",
+        c.rotary_dim, c.head_dim, family.name);
   for (const std::string& key : file.keys())
     if (!known.contains(key))
       errors.add("the key '{}' is not known; --ignore-key {} if it changes no result", key, key);
   check(file, c, false, errors, path);
+  const h5::AttributeValue most = file.value("max_position_embeddings");
+  const auto* whole = std::get_if<int64_t>(&most);
+  longest_text = whole == nullptr ? 0 : std::max<int64_t>(0, *whole);
   return c;
 }
 

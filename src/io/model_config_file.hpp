@@ -13,10 +13,12 @@ namespace gyre {
 ModelConfig parse_model_config(const std::string& path, const std::string& text);
 
 /// Parses the config.json of a checkpoint, whose weights are to be used: every key must be one that
-/// is read, be known to change nothing, or be one of `ignored_keys`; any other is a usage error
-/// that names it.
+/// is read, be known to change nothing, or be one of `ignored_keys` ("KEY" or "OBJECT.KEY"); any
+/// other is a usage error that names it, as is an ignored key that is read or not there. Sets
+/// `longest_text` to 'max_position_embeddings', or to 0.
 ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
-                                    const std::vector<std::string>& ignored_keys);
+                                    const std::vector<std::string>& ignored_keys,
+                                    int64_t& longest_text);
 
 /// Reads the shape from a gyre/model file or, if the name ends in .json, from a config.json of
 /// Hugging Face's transformers. A config.json must describe dense layers of a family that

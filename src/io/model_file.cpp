@@ -85,10 +85,12 @@ h5::Type check_tensors(SchemaReader& reader, const ModelConfig& config) {
   return widest;
 }
 
-ModelConfig read_and_check(const h5::File& file, std::string& tokenizer, h5::Type& widest) {
+ModelConfig read_and_check(const h5::File& file, std::string& tokenizer, int64_t& longest_text,
+                           h5::Type& widest) {
   SchemaReader reader(file, model_schema);
   const ModelConfig config = read_config(reader, file);
   tokenizer = reader.text(group, "tokenizer", "");
+  longest_text = reader.integer(group, "max_position_embeddings", 0);
   if (reader.errors().empty()) check_config(reader.errors(), config);
   reader.throw_if_any();  // a wrong configuration would make all shapes wrong
   widest = check_tensors(reader, config);
@@ -182,7 +184,7 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
 ModelFile::ModelFile(Communicator& comm, const std::string& path)
     : comm_(comm), file_(open_schema_file(comm, path, model_schema, attributes_of_decoders())) {
   run_agreed(comm_, "checking the model " + path,
-             [&] { config_ = read_and_check(file_, tokenizer_, widest_); });
+             [&] { config_ = read_and_check(file_, tokenizer_, longest_text_, widest_); });
 }
 
 Buffer<float> ModelFile::read_matrix(const std::string& name, int64_t row_begin, int64_t row_count,

@@ -35,6 +35,8 @@ class ModelFile {
   h5::Type widest_matrix_type() const { return widest_; }
   /// Name of the tokenizer whose ids the model takes; "" if the file does not say.
   const std::string& tokenizer() const { return tokenizer_; }
+  /// Tokens of the longest text that the model was made for; 0 if the file does not say.
+  int64_t longest_text() const { return longest_text_; }
 
   /// Reads a block of tensor `name` as a packed [row_count, col_count]; a one-dimensional tensor is
   /// one row. A NaN or infinity is a usage error that names its place. Collective; blocks may
@@ -49,6 +51,7 @@ class ModelFile {
   h5::File file_;
   ModelConfig config_;
   std::string tokenizer_;
+  int64_t longest_text_ = 0;
   h5::Type widest_ = h5::Type::bfloat16;
 };
 

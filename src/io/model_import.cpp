@@ -58,6 +58,8 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   file.write_attribute("/model", "rope_theta", c.rope_theta);
   file.write_attribute("/model", "rms_norm_eps", c.rms_norm_eps);
   if (c.rotary_dim != 0) file.write_attribute("/model", "rotary_dim", c.rotary_dim);
+  if (checkpoint.longest_text != 0)
+    file.write_attribute("/model", "max_position_embeddings", checkpoint.longest_text);
   if (c.rope_scaling.type != RopeType::plain)
     file.write_attribute("/model", "rope_scaling", rope_json(c.rope_scaling));
   for (const auto& [name, value] : feature_values(c)) {
@@ -185,26 +187,23 @@ class Source {
   bool is_wide() const { return type_of(tensor_.encoding) == h5::Type::f32; }
   template <class Word>
   void read_as(const h5::Slab& block, std::byte* out) const {
-    std::vector<Word> scratch;
     const int64_t begin = block.start[transposed_ ? 1 : 0],
                   count = block.count[transposed_ ? 1 : 0];
-    if (transposed_) {
-      for (int64_t i = 0; i < count; i += together)
-        transpose(begin + i, std::min(together, count - i), scratch, out + i * sizeof(Word));
-    } else if (shape_.size() == 2) {
-      for (int64_t i = 0; i < count; ++i)
-        std::memcpy(out + i * columns_ * sizeof(Word), row(begin + i, 0, scratch),
-                    columns_ * sizeof(Word));
-    } else {
-      const std::byte* values = row(0, 0, scratch);
+    std::vector<Word> rows(columns_ * together);
+    if (shape_.size() == 1) {
+      const std::byte* values = read_rows(0, 1, rows);
       for (int64_t i = 0; i < columns_; ++i)
         std::memcpy(out + i * sizeof(Word), values + place_of(i) * sizeof(Word), sizeof(Word));
+      return;
     }
-    const int64_t bytes_of_row =
-        ceil_div(columns_, block_of(tensor_.encoding).values) * block_of(tensor_.encoding).bytes;
-    const int64_t end = std::min(rows_, begin + count);
-    if (shape_.size() == 2 && begin < end)
-      release_pages(tensor_.data + begin * bytes_of_row, (end - begin) * bytes_of_row);
+    for (int64_t i = 0; i < count; i += together) {
+      const int64_t most = std::min(together, count - i);
+      if (transposed_)
+        transpose(begin + i, most, rows, out + i * sizeof(Word));
+      else
+        std::memcpy(out + i * columns_ * sizeof(Word), read_rows(begin + i, most, rows),
+                    most * columns_ * sizeof(Word));
+    }
   }
   /// Fills columns 0 to `count` - 1 of the chunks at `out` with the columns of the dataset from
   /// `begin` on.
@@ -212,7 +211,12 @@ class Source {
   void transpose(int64_t begin, int64_t count, std::vector<Word>& scratch, std::byte* out) const {
     const int64_t stride = chunk_[1] * sizeof(Word);
     const std::byte* rows[together];
-    for (int64_t j = 0; j < count; ++j) rows[j] = row(place_of(begin + j), j, scratch);
+    for (int64_t j = 0, run = 1; j < count; j += run) {
+      for (run = 1; j + run < count && place_of(begin + j + run) == place_of(begin + j) + run;)
+        ++run;
+      const std::byte* read = read_rows(place_of(begin + j), run, scratch, j);
+      for (int64_t k = 0; k < run; ++k) rows[j + k] = read + k * columns_ * sizeof(Word);
+    }
     const bool in_squares = sizeof(Word) == 2 && count % 4 == 0 && columns_ % 4 == 0;
     for (int64_t i = 0; i < columns_; i += in_squares ? 4 : 1) {
       std::byte* to = out + i / chunk_[0] * chunk_bytes() + i % chunk_[0] * stride;
@@ -228,37 +232,40 @@ class Source {
     const int64_t i = head_dim_ == 0 ? 0 : column % head_dim_, half = rotary_dim_ / 2;
     return i < rotary_dim_ ? column - i + i % half * 2 + i / half : column;
   }
-  /// Elements of a stored row, finite and of the dataset's type, in the file or in row `slot` of
-  /// `scratch`; zeros behind the last row.
+  /// Reads `count` stored rows from `index` on into `rows`, from its row `slot` on, and returns
+  /// their elements: finite, of the dataset's type, zeros behind the last row.
   template <class Word>
-  const std::byte* row(int64_t index, int64_t slot, std::vector<Word>& scratch) const {
-    const auto own = [&] {
-      scratch.resize(columns_ * together);
-      return std::span(scratch).subspan(slot * columns_, columns_);
-    };
-    if (index >= rows_) {
-      std::ranges::fill(own(), Word{0});
-      return std::as_bytes(own()).data();
-    }
+  const std::byte* read_rows(int64_t index, int64_t count, std::vector<Word>& rows,
+                             int64_t slot = 0) const {
+    const auto out = std::span(rows).subspan(slot * columns_, count * columns_);
+    const int64_t stored = std::clamp<int64_t>(rows_ - index, 0, count) * columns_;
+    std::ranges::fill(out.subspan(stored), Word{0});
     const EncodedBlock unit = block_of(tensor_.encoding);
-    const std::byte* values = tensor_.data + index * columns_ / unit.values * unit.bytes;
-    if (unit.bytes != sizeof(Word) || unit.values != 1) {
-      std::vector<float> decoded(columns_);
-      decode_weights(tensor_.encoding, values, 0, decoded);
-      std::memcpy(own().data(), decoded.data(), own().size_bytes());
-      values = std::as_bytes(own()).data();
+    const int64_t begin = tensor_.offset + index * columns_ / unit.values * unit.bytes;
+    const std::span<std::byte> values = std::as_writable_bytes(out.first(stored));
+    if (unit.bytes == sizeof(Word) && unit.values == 1) {
+      tensor_.file->read(begin, values);
+    } else if (stored > 0) {
+      std::vector<std::byte> encoded(stored / unit.values * unit.bytes);
+      tensor_.file->read(begin, encoded);
+      std::vector<float> decoded(stored);
+      decode_weights(tensor_.encoding, encoded.data(), 0, decoded);
+      std::memcpy(values.data(), decoded.data(), values.size());
     }
-    if (!all_finite(values, columns_ * sizeof(Word), bits_of(type_of(tensor_.encoding))))
-      refuse_row(index);
-    return values;
+    if (!all_finite(values.data(), std::ssize(values), bits_of(type_of(tensor_.encoding))))
+      refuse(index, values);
+    return values.data();
   }
-  [[noreturn]] void refuse_row(int64_t row) const {
-    std::vector<float> decoded(columns_);
-    decode_weights(tensor_.encoding, tensor_.data, row * columns_, decoded);
+  /// Throws the error that names the first value that is not finite, of rows from `first` on.
+  [[noreturn]] void refuse(int64_t first, std::span<const std::byte> values) const {
+    const WeightEncoding type = is_wide() ? WeightEncoding::f32 : tensor_.encoding;
+    std::vector<float> decoded(std::ssize(values) / block_of(type).bytes);
+    decode_weights(type, values.data(), 0, decoded);
     const auto at =
-        std::find_if(decoded.begin(), decoded.end(), [](float x) { return !std::isfinite(x); });
+        std::find_if(decoded.begin(), decoded.end(), [](float x) { return !std::isfinite(x); }) -
+        decoded.begin();
     throw_usage("'{}': the tensor for '{}' has {} at [{}, {}]; weights must be finite",
-                tensor_.file, name_, *at, row, at - decoded.begin());
+                tensor_.file->path(), name_, decoded[at], first + at / columns_, at % columns_);
   }
 
   const StoredTensor& tensor_;

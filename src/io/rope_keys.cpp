@@ -88,12 +88,20 @@ class RopeObject {
     unknown_ = true;
     return RopeType::plain;
   }
-  /// Adds an error for each key that was not read.
-  void refuse_others() {
+  /// Adds an error for each key that was neither read nor is ignored, and for each that is both.
+  void refuse_others(const std::vector<std::string>* ignored) {
     if (!json_.is_object() || unknown_) return;
-    for (const auto& [key, value] : json_.items())
-      if (!value.is_null() && !read_.contains(key))
-        errors_.add("'{}' has the key '{}', which the type {} does not read", name_, key, type_);
+    for (const auto& [key, value] : json_.items()) {
+      const std::string place = fmt::format("{}.{}", name_, key);
+      const bool leave = ignored != nullptr && std::ranges::count(*ignored, place) > 0;
+      if (leave && read_.contains(key))
+        errors_.add("--ignore-key {}: the type {} reads this key", place, type_);
+      if (!value.is_null() && !read_.contains(key) && !leave)
+        errors_.add("'{}' has the key '{}', which the type {} does not read{}", name_, key, type_,
+                    ignored == nullptr
+                        ? ""
+                        : fmt::format("; --ignore-key {} if it changes no result", place));
+    }
   }
 
  private:
@@ -165,7 +173,8 @@ void set_once(ConfigErrors& errors, const std::string& key, const std::string& o
 std::optional<double> outer_number(ConfigErrors& errors, const char* key,
                                    const AttributeValue& value) {
   const std::optional<double> number = number_of(value);
-  if (!number && !is_neutral(value, NAN) && value != AttributeValue())
+  const bool is_none = std::holds_alternative<std::string>(value) && is_neutral(value, NAN);
+  if (!number && !is_none && value != AttributeValue())
     errors.add("'{}' is {}; wanted: a number", key, to_string(value));
   return number;
 }
@@ -177,7 +186,7 @@ double yarn_attention_factor(double factor, double mscale) {
 }
 
 void read_rope(ConfigErrors& errors, const std::function<AttributeValue(const std::string&)>& value,
-               ModelConfig& config) {
+               ModelConfig& config, const std::vector<std::string>* ignored) {
   const auto number = [&](const char* key) { return outer_number(errors, key, value(key)); };
   std::optional<double> theta = number("rope_theta"), share = number("partial_rotary_factor");
   const char* name = nullptr;
@@ -196,7 +205,7 @@ void read_rope(ConfigErrors& errors, const std::function<AttributeValue(const st
       set_once(errors, fmt::format("partial_rotary_factor' of '{}", name), "partial_rotary_factor",
                object.number("partial_rotary_factor"), share);
     config.rope_scaling = read_scaling(errors, object, number("max_position_embeddings"));
-    object.refuse_others();
+    object.refuse_others(ignored);
   }
   if (theta) config.rope_theta = *theta;
   const auto head_dim = static_cast<double>(config.head_dim);
@@ -242,6 +251,9 @@ void check_rope(ConfigErrors& errors, const ModelConfig& c) {
   positive("rope_theta", c.rope_theta);
   positive("factor of the rotary scaling", s.factor);
   positive("attention_factor", s.attention_factor);
+  constexpr double largest = 1000;  // cos and sin times it, squared, in f32
+  if (s.attention_factor > largest && std::isfinite(s.attention_factor))
+    errors.add("attention_factor is {}; it must be at most {}", s.attention_factor, largest);
   if (s.type == RopeType::llama3) positive("low_freq_factor", s.low_freq_factor);
   if (s.type == RopeType::llama3 && !(s.high_freq_factor > s.low_freq_factor))
     errors.add("high_freq_factor is {}; it must be above low_freq_factor = {}", s.high_freq_factor,

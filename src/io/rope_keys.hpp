@@ -4,6 +4,7 @@
 
 #include <functional>
 #include <string>
+#include <vector>
 
 #include "core/error.hpp"
 #include "core/model_config.hpp"
@@ -18,10 +19,12 @@ inline constexpr const char* rope_keys[] = {"rope_theta",      "rope_scaling",
 
 /// Sets rope_theta, rotary_dim and rope_scaling of `config` from `value(key)`, which gives objects
 /// as JSON texts. The caller has set head_dim and the default of rope_theta. Adds an error for each
-/// key, also inside an object, that is wrong, missing or not supported.
+/// key, also inside an object, that is wrong, missing or not supported. `ignored`: keys to leave
+/// alone ("rope_scaling.KEY"), for a caller that has an option for them; one that is read is an
+/// error.
 void read_rope(ConfigErrors& errors,
                const std::function<h5::AttributeValue(const std::string&)>& value,
-               ModelConfig& config);
+               ModelConfig& config, const std::vector<std::string>* ignored = nullptr);
 
 /// YaRN's factor of cos and sin: 0.1 · mscale · ln(factor) + 1, or 1 if factor <= 1.
 double yarn_attention_factor(double factor, double mscale = 1);

@@ -20,7 +20,7 @@ namespace {
 /// or answers that it does not know and so does not compare.
 constexpr std::pair<const char*, const char*> tables[] = {
     {"gyre/documents",
-     "/documents @vocab_size @tokenizer tokens offsets names? text_bytes? "
+     "/documents @vocab_size @tokenizer tokens offsets names? text_bytes? unscored? "
      "/reference @model_sha256? @generator? offsets? logprob? entropy? hidden?"},
     {"gyre/model",  // its reader refuses unknown datasets
      "/model @vocab_size @vocab_padded @hidden_size @num_hidden_layers @num_attention_heads "

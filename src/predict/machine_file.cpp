@@ -2,8 +2,12 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 #include <nlohmann/json.hpp>
+#include <span>
+#include <string_view>
 
 #include "core/error.hpp"
 #include "core/nearest.hpp"
@@ -21,6 +25,25 @@ std::string nearest_or(const char* all, const std::string& name,
   if (near.empty()) return fmt::format("{} {}", all, fmt::join(candidates, ", "));
   return "nearest: '" + near + "'";
 }
+
+/// What a figure of any machine is at least or at most. Others are mistakes of a unit, mostly:
+/// multiplied by `unit`, they would be the number that was meant.
+struct Plausible {
+  std::string_view key;  ///< the end of its name
+  bool is_rate;          ///< the largest number of a list is at least `limit`, or the least at most
+  double limit;
+  const char* wanted;
+  double unit;
+};
+constexpr Plausible plausible[] = {
+    {"flops_per_s", true, 1e7, "FLOPs in a second, which any processor has more than 1e7 of", 1e12},
+    {"bytes_per_s", true, 1e6, "bytes in a second, of which the slowest disk has more than 1e6",
+     1e9},
+    {"memory_bytes", true, 1e6, "bytes, 1e6 or more", 1e9},
+    {"kernel_slowdown", false, 100, "seconds lost for each second of a transfer, at most 100", 0},
+    {"_s", false, 1, "seconds, at most 1", 1e-6},
+    {"seconds", false, 10, "seconds, at most 10", 1e-6},
+};
 
 /// An object of the file; every key is either read or refused.
 class Object {
@@ -51,12 +74,17 @@ class Object {
     return *number;
   }
   /// Number with a source.
-  double figure(const char* key) const { return number(sourced(key), place_of(key)); }
+  double figure(const char* key) const {
+    const double value = number(sourced(key), place_of(key));
+    require_plausible(key, std::span(&value, 1));
+    return value;
+  }
   double figure_or(const char* key, double usual) const { return has(key) ? figure(key) : usual; }
   /// Numbers with a source: one number, a list, or a list of lists in row-major order.
   std::vector<double> figures(const char* key) const {
     std::vector<double> values;
     append(sourced(key), place_of(key), values);
+    require_plausible(key, values);
     return values;
   }
   /// List without a source: the points at which something was measured.
@@ -84,10 +112,23 @@ class Object {
   /// The value of {value = ..., source = "..."}.
   const Json& sourced(const char* key) const {
     const Object figure(file_, at(key), place_of(key), {"value", "source"});
-    if (figure.text("source").empty())
+    if (figure.text("source").find_first_not_of(" \t\n") == std::string::npos)
       throw_usage("{}: {} has no source; wanted: where the number comes from", file_,
                   place_of(key));
     return figure.at("value");
+  }
+  /// Numbers that are not above 0 are left to check_machine().
+  void require_plausible(std::string_view key, std::span<const double> values) const {
+    const auto* rule = std::ranges::find_if(
+        plausible, [&](const Plausible& entry) { return key.ends_with(entry.key); });
+    if (rule == std::end(plausible) || values.empty()) return;
+    const double value = rule->is_rate ? std::ranges::max(values) : std::ranges::min(values);
+    if (value <= 0 || (rule->is_rate ? value >= rule->limit : value <= rule->limit)) return;
+    const double in_thousands = rule->is_rate && value >= 1000 ? 1e-3 : 1;  // MB/s, not GB/s
+    throw_usage("{}: {} is {}; wanted: {}{}", file_, place_of(key.data()), value, rule->wanted,
+                rule->unit == 0
+                    ? ""
+                    : fmt::format("; did you mean {:.4g}?", value * rule->unit * in_thousands));
   }
   double number(const Json& value, const std::string& place) const {
     require(value.is_number(), place, value, "a number");

@@ -58,6 +58,13 @@ class Tokenizer:
         return e
 '''
 WORDS = [f"w{i}" for i in range(40)]
+
+
+def name_of(tokens):
+    """Name of the tokenizer with these tokens, by the definition."""
+    return "sha256:" + hashlib.sha256(b"".join(len(t).to_bytes(8, "little") + t for t in map(str.encode, tokens))).hexdigest()
+
+
 TINY = {"model": {"type": "WordLevel", "vocab": {w: i for i, w in enumerate(WORDS)}, "unk_token": "w1"},
         "added_tokens": [{"id": 41, "content": "<s>"}]}  # fmt: skip
 
@@ -78,9 +85,9 @@ class Scratch(unittest.TestCase):
         np.save(self.folder / name, value, allow_pickle=True)
         return self.folder / name
 
-    def gyre_text(self, *inputs, tokenizer=None, output="docs.h5", path=None):
+    def gyre_text(self, *inputs, tokenizer=None, output="docs.h5", path=None, options=()):
         """In this process, or in one that finds packages in the folder `path`."""
-        words = ["-o", self.folder / output, "--tokenizer", tokenizer or self.tokenizer, *inputs]
+        words = ["-o", self.folder / output, "--tokenizer", tokenizer or self.tokenizer, *options, *inputs]
         words = [str(word) for word in words]
         if path is None:
             with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()) as said:
@@ -95,7 +102,9 @@ class Scratch(unittest.TestCase):
         self.assertEqual(done.returncode, 0, done.stderr)
         return gyre.read(self.folder / "docs.h5").inputs
 
-    def refused(self, text, *inputs, **how):
+    def refused(self, text, *inputs, keep=True, **how):
+        if not keep:
+            os.remove(self.folder / "docs.h5")
         done = self.gyre_text(*inputs, **how)
         self.assertEqual(done.returncode, 2, done.stderr)
         self.assertRegex(done.stderr, r"\Agyre-text: .*\n\Z")
@@ -142,8 +151,7 @@ class Tokens(Scratch):
         names = [f"{lines}:1", f"{lines}:3", f"{lines}:4", f"{whole}", *(f"{self.folder}/{n}" for n in ("c.npy[0]", "c.npy[1]", "d.npy[0]", "d.npy[1]"))]
         self.assertEqual([str(name) for name in found["names"]], names)
         self.assertNotIn("text_bytes", found)
-        digest = hashlib.sha256(self.tokenizer.read_bytes()).hexdigest()
-        self.assertEqual(found.attributes["tokenizer"], f"sha256:{digest}")
+        self.assertEqual(found.attributes["tokenizer"], name_of([*WORDS, "", "<s>"]))
         self.assertEqual(found.attributes["vocab_size"], 42)
 
     def test_a_model_takes_the_tokens_of_its_own_tokenizer_alone(self):
@@ -151,13 +159,123 @@ class Tokens(Scratch):
         self.written(self.array("a.npy", np.arange(42)))
         one, two = self.scored(model, 1), self.scored(model, 2, "--cp", 2)
         self.assertEqual((one, one[0]), (two, None))
-        other = self.file("other.json", json.dumps(TINY) + "\n")
+        again = dict(reversed(TINY.items())) | {"truncation": None}  # saved again: blanks, order, defaults
+        self.written(self.folder / "a.npy", tokenizer=self.file("again.json", json.dumps(again, indent=2, ensure_ascii=True)))
+        self.assertEqual(self.scored(model, 1), one)
+        vocabulary = {"w39" if word == "w38" else "w38" if word == "w39" else word: i for i, word in enumerate(WORDS)}
+        other = self.file("other.json", json.dumps(TINY | {"model": TINY["model"] | {"vocab": vocabulary}}))
         self.written(self.folder / "a.npy", tokenizer=other)
         done = self.program(2, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", model)
         self.assertEqual(done.returncode, 2)
-        digest = {file: hashlib.sha256(file.read_bytes()).hexdigest() for file in (other, self.tokenizer)}
-        wanted = f"of the tokenizer sha256:{digest[other]}, the model of sha256:{digest[self.tokenizer]}"
-        self.assertIn(wanted, done.stderr)
+        theirs, ours = name_of([*WORDS[:38], "w39", "w38", "", "<s>"]), name_of([*WORDS, "", "<s>"])
+        self.assertIn(f"of the tokenizer {theirs}, the model of {ours}", done.stderr)
+
+    def test_tokenizers_of_every_form_have_one_name_here_and_in_the_program(self):
+        """A list with scores, escapes, gaps, and tokens that are added again under another text."""
+        texts = ["a", "\u00e4\U0001f60e", "", '"\\', *WORDS[:3]]
+        forms = {
+            "list": {"model": {"type": "Unigram", "vocab": [[text, -1.5] for text in texts]}},
+            "object": {"model": {"vocab": {text: i for i, text in enumerate(texts)}}, "added_tokens": []},
+            "added": {"added_tokens": [{"id": 2, "content": ""}, {"id": 0, "content": "a"}],
+                      "model": {"vocab": {text: i for i, text in reversed(list(enumerate(["z", *texts[1:]])))}}},
+        }  # fmt: skip
+        for form, content in forms.items():
+            file = self.file(f"{form}.json", json.dumps(content, ensure_ascii=form == "list"))
+            self.assertEqual(gyre.Tokenizer(file).name, name_of(texts), form)
+            with h5py.File(self.model(len(texts), file, f"{form}.h5")) as model:
+                self.assertEqual(str(model["model"].attrs["tokenizer"]), name_of(texts), form)
+        for i, (bad, text) in enumerate((({"model": {"vocab": {"a": 1.0}}}, "the id of the token 'a' is 1.0; wanted: a whole number below 16777216"),
+                                         ({"model": {"vocab": {"a": True}}}, "the id of the token 'a' is true"),
+                                         ({"model": {"vocab": {"a": 1 << 24}}}, "is 16777216; wanted"),
+                                         ({"model": {}}, "no tokens in 'model.vocab'"))):  # fmt: skip
+            file = self.file("bad.json", json.dumps(bad))
+            self.refused("bad.json is no tokenizer.json", self.array("a.npy", np.arange(3)), tokenizer=file)
+            with self.assertRaisesRegex(AssertionError, re.escape(text)):
+                self.model(8, file, f"bad{i}.h5")
+
+    def test_windows_are_those_of_lm_eval(self):
+        """Every token is predicted once; get_rolling_token_windows of lm_eval.utils, written again."""
+        def rolling(tokens, prefix, most, context):
+            first = tokens[:most]
+            yield [prefix, *first[:-1]], first
+            at = len(first)
+            while at < len(tokens):
+                count = min(len(tokens) - at, most - context + 1)
+                yield tokens[at + count - most - 1 : at + count - 1], tokens[at : at + count]
+                at += count
+
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "w2"}))
+        random = np.random.default_rng(3)
+        for length, window, stride in ((9, 4, 4), (9, 4, 1), (10, 4, 3), (8, 4, 4), (3, 4, 2), (1, 1, 1), (5, 1, 1), (12, 5, 2)):
+            tokens = random.integers(0, 40, length).tolist()
+            found = self.written(self.array("a.npy", np.array(tokens)), options=["--bos", "--window", window, "--stride", stride])
+            ends = found["offsets"]
+            got = [found["tokens"][a:b].tolist() for a, b in zip(ends, ends[1:])]
+            want = list(rolling(tokens, 41, window, window - stride + 1))
+            self.assertEqual(got, [[*inputs, predicted[-1]] for inputs, predicted in want])
+            unscored = found["unscored"].tolist() if "unscored" in found else [0] * len(got)
+            self.assertEqual([len(w) - 1 - u for w, u in zip(got, unscored)], [len(p) for _, p in want])
+            self.assertEqual(sum(len(w) - 1 - u for w, u in zip(got, unscored)), length)
+        self.refused("--stride 3: wanted: a --window", self.folder / "a.npy", options=["--stride", 3], keep=False)
+        self.refused("--stride 3: wanted: a --window, and at most", self.folder / "a.npy", options=["--window", 2, "--stride", 3])
+
+    def test_the_score_of_windows_counts_every_token_once(self):
+        """Bits per token beside a sum of the program's own log-probabilities of these windows."""
+        model = self.model(42)
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<s>"}))
+        tokens = np.random.default_rng(5).integers(0, 40, 23)
+        found = self.written(self.array("a.npy", tokens), options=["--bos", "--window", 7, "--stride", 3])
+        for ranks in (1, 2):
+            results = self.folder / f"scores{ranks}.h5"
+            _, per_token = self.scored(model, ranks, "--cp", ranks, "-o", results)
+            total, seen = 0.0, []
+            with h5py.File(results) as file:
+                begins, logprob = file["results/offsets"][:], file["results/logprob"][:].astype(float)
+            for i, left_out in enumerate(found["unscored"]):
+                total += logprob[begins[i] + left_out : begins[i + 1]].sum()
+                seen += found["tokens"][found["offsets"][i] + 1 + left_out : found["offsets"][i + 1]].tolist()
+            self.assertEqual(seen, tokens.tolist())
+            self.assertAlmostEqual(per_token, -total / len(tokens) / np.log(2), delta=2e-4)
+        with h5py.File(self.folder / "docs.h5", "r+") as file:
+            del file.attrs["content_sha256"]
+            file["documents/unscored"][0] = 9
+        done = self.program(1, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", model)
+        self.assertEqual(done.returncode, 2)
+        self.assertIn("/documents/unscored[0] is 9; it must be 0 to 7, the predictions of document 0", done.stderr)
+
+    def test_a_document_longer_than_the_model_was_made_for_is_noted(self):
+        model = self.model(42)  # made for 512 tokens
+        for length, noted in ((513, False), (514, True)):
+            self.written(self.array("a.npy", np.arange(length) % 40))
+            done = self.program(1, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", model, "--dry-run")
+            self.assertEqual(done.returncode, 0, done.stderr)
+            self.assertEqual("made for 512 tokens (max_position_embeddings); longer here: 1 document, up to the 514" in done.stdout, noted)
+
+    def test_a_token_that_begins_documents(self):
+        settings, tokens = self.folder / "tokenizer_config.json", self.array("a.npy", np.array([[41, 3], [4, 5]]))
+        lines = self.file("a.jsonl", "[6]\n[]\n")
+        for content, token in ({"bos_token": "<s>"}, 41), ({"bos_token": None, "eos_token": {"content": "w7"}}, 7):
+            settings.write_text(json.dumps(content))
+            found = self.written(tokens, lines, options=["--bos"])
+            first = [] if token == 41 else [token]
+            self.assertEqual(found["tokens"].tolist(), [*first, 41, 3, token, 4, 5, token, 6, token])
+        os.remove(self.folder / "docs.h5")
+        settings.write_text("{}")
+        self.refused("tokenizer_config.json names no bos_token and no eos_token of", tokens, options=["--bos"])
+        settings.write_text("{")
+        self.refused("tokenizer_config.json is not JSON", tokens, options=["--bos"])
+        file = self.file("model.gguf", checkpoints.gguf(WORDS, {"tokenizer.ggml.bos_token_id": 9}))
+        self.assertEqual(self.written(lines, tokenizer=file, options=["--bos"])["tokens"].tolist(), [9, 6, 9])
+
+    def test_a_mark_of_byte_order_and_a_full_disk(self):
+        found = self.written(self.file("a.jsonl", b"\xef\xbb\xbf[3]\n[4]\n"))
+        self.assertEqual(found["tokens"].tolist(), [3, 4])
+        self.assertEqual(self.written(self.file("a.jsonl", b"\xef\xbb\xbf\n[4]"))["tokens"].tolist(), [4])
+        environment = {**os.environ, "PYTHONPATH": f"{SOURCE}/python", "PYTHONDONTWRITEBYTECODE": "1"}
+        command = [sys.executable, "-m", "gyre.text", "-o", self.folder / "x.h5", "--tokenizer", self.tokenizer, self.folder / "a.jsonl"]
+        with open("/dev/full", "w") as full:
+            done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=environment)
+        self.assertEqual((done.returncode, done.stderr), (3, "gyre-text: cannot write to standard output: No space left on device\n"))
 
     def test_a_gguf_file_names_its_tokenizer_as_its_model_does(self):
         file = self.file("model.gguf", checkpoints.gguf(["a", "ä", "", *WORDS], {"tokenizer.ggml.scores": [1] * 43}))
@@ -265,7 +383,7 @@ class Texts(Scratch):
         (source / "tokenizer.json").write_text("{}")
         done = run()
         self.assertEqual(done.returncode, 1, done.stdout)
-        self.assertIn("is no tokenizer.json", done.stderr)
+        self.assertIn("tokenizer.json': no tokens in 'model.vocab'", done.stderr)
 
     def test_the_command_of_each_architecture(self):
         """The commands of docs/models.md, on small models of these architectures."""
@@ -293,6 +411,26 @@ class Texts(Scratch):
         self.refused("nothing to write: 1 documents", self.file("b.txt", ""), **how)
         (self.stand_in / "tokenizers.py").write_text("import is_not_there")
         self.refused("pip install tokenizers", self.file("b.txt", "ab"), **how)
+
+    def test_what_the_package_raises(self):
+        """A panic of Rust, as pyo3 passes it on, is no Exception."""
+        text = self.file("b.txt", "ab")
+        for place in ("json.load(open(path))", "assert self.whole"):
+            panics = STAND_IN.replace(place, 'raise type("PanicException", (BaseException,), {})("called unwrap")')
+            (self.stand_in / "tokenizers.py").write_text(panics)
+            self.refused(f"{self.tokenizer}", text, path=self.stand_in)
+            self.refused("called unwrap", text, path=self.stand_in)
+
+    def test_files_of_a_model_that_disagree_on_the_first_token(self):
+        settings, text = self.folder / "tokenizer_config.json", self.file("b.txt", "abcd")
+        for content, options, noted in (({"add_bos_token": True, "bos_token": "<s>"}, (), True), ({"add_bos_token": True, "bos_token": "<s>"}, ("--bos",), False),
+                                        ({"add_bos_token": False, "bos_token": "<s>"}, (), False)):  # fmt: skip
+            settings.write_text(json.dumps(content))
+            done = self.gyre_text(text, path=self.stand_in, options=options)
+            self.assertEqual((done.returncode, "add_bos_token = true, and tokenizer.json adds none" in done.stderr), (0, noted), done.stderr)
+        found = self.written(text, path=self.stand_in, options=("--bos", "--window", 1))
+        self.assertEqual(found["text_bytes"].tolist(), [2, 2])  # all of the text
+        self.assertEqual([str(name) for name in found["names"]], [f"{text}", f"{text}#2"])
 
     def test_kinds_that_are_refused(self):
         base = {"tokenizer.ggml.model": "gpt2", "tokenizer.ggml.pre": "smollm", "tokenizer.ggml.merges": ["w 0"]}
@@ -429,6 +567,23 @@ class Package(Scratch):
         for content in (text, HARD):
             found = self.written(self.file("a.txt", content), tokenizer=file)
             self.assertEqual(found["tokens"].tolist(), rule.encode(content))
+
+    def test_a_blank_that_the_tokenizer_adds_is_no_byte_of_the_text(self):
+        from tokenizers import Tokenizer, models
+        from tokenizers import pre_tokenizers as pre
+
+        for blank, rule in (("\u2581", pre.Metaspace()), ("\u0120", pre.ByteLevel(add_prefix_space=True))):
+            whole = Tokenizer(models.BPE({"?": 0, blank: 1, "a": 2, "b": 3}, [], unk_token="?"))
+            whole.pre_tokenizer = rule
+            file = self.file("blank.json", whole.to_str())
+            for text, want in (("ab", 2), (" ab", 2), ("  a", 2)):
+                found = self.written(self.file("a.txt", text), tokenizer=file)
+                self.assertEqual((found["tokens"][0], found["text_bytes"].tolist()), (1, [want]), (blank, text))
+
+    def test_models_without_a_token_for_what_they_do_not_know(self):
+        for kind in ({"type": "WordLevel", "vocab": {"a": 0}, "unk_token": "[UNK]"}, {"type": "Unigram", "vocab": [["a", -1.0]], "unk_id": None}):
+            file = self.file("bad.json", json.dumps({"version": "1.0", "added_tokens": [], "model": kind}))
+            self.refused("bad.json cannot encode it: ", self.file("b.txt", "xy"), tokenizer=file)
 
     def test_default_pre_tokenizer(self):
         """Beside what the four expressions of llama.cpp leave of a text, by hand."""

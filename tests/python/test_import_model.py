@@ -4,12 +4,14 @@
 Usage: test_import_model.py SOURCE_DIR BUILD_DIR
 """
 
+import hashlib
 import json
 import pathlib
 import struct
 import subprocess
 import sys
 import tempfile
+import time
 
 import h5py
 import numpy as np
@@ -32,9 +34,8 @@ HEAD_DIM = 16
 TYPES = {"F32": h5t.IEEE_F32LE, "F16": h5t.IEEE_F16LE, "BF16": bfloat16_type()}
 
 
-def weights(config=CONFIG):
-    """Our name -> array in the layout of gyre/model, without padding of the vocabulary."""
-    random = np.random.default_rng(40)
+def shapes_of(config):
+    """Our name -> shape in the layout of gyre/model, without padding of the vocabulary."""
     hidden, inner, vocab = (config[k] for k in ("hidden_size", "intermediate_size", "vocab_size"))
     q, kv = (config[k] * HEAD_DIM for k in ("num_attention_heads", "num_key_value_heads"))
     shapes = {"embed": (vocab, hidden), "head": (hidden, vocab), "final_norm": (hidden,)}
@@ -44,6 +45,13 @@ def weights(config=CONFIG):
             "mlp_norm": (hidden,), "w_gate": (hidden, inner), "w_up": (hidden, inner), "w_down": (inner, hidden),
         }.items():  # fmt: skip
             shapes[f"layers/{layer}/{name}"] = shape
+    return shapes
+
+
+def weights(config=CONFIG):
+    """Our name -> array in the layout of gyre/model, without padding of the vocabulary."""
+    random = np.random.default_rng(40)
+    shapes = shapes_of(config)
     return {name: random.standard_normal(shape, np.float32) for name, shape in shapes.items()}
 
 
@@ -145,9 +153,9 @@ def test_safetensors(scratch):
     for shard in set(shards.values()):
         write_safetensors(path / shard, {n: t for n, t in tensors.items() if shards[n] == shard})
     (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
-    (path / "tokenizer.json").write_text("{}")
+    (path / "tokenizer.json").write_text('{"model": {"vocab": {"a": 0}}}')  # test_gyre_text checks the name
     tokenizer = expect_model(path, arrays, types=dict.fromkeys(arrays, "BF16"), ranks=2)
-    assert tokenizer.startswith("sha256:44136fa355b3678a")
+    assert tokenizer == "sha256:" + hashlib.sha256(struct.pack("<Q", 1) + b"a").hexdigest()
     whole = (scratch / "f32.h5").stat().st_size
     for half in ("f16", "bf16"):
         size = (scratch / f"{half}.h5").stat().st_size
@@ -164,7 +172,8 @@ def test_safetensors(scratch):
         expect_model(folder(scratch, name, tensors, ties), only)
         with h5py.File(scratch / f"{name}.h5") as file:
             assert file["model"].attrs["tie_word_embeddings"] == 1 and "head" not in file["model"]
-    expect_refusal(folder(scratch, "tied_to_another", safetensors_of(arrays), ties), "but another one is stored")
+    hint = 'but another one is stored; "tie_word_embeddings": false in config.json would use that one'
+    expect_refusal(folder(scratch, "tied_to_another", safetensors_of(arrays), ties), hint)
     (path / "part-1.safetensors").unlink()
     path.with_suffix(".h5").unlink()
     expect_refusal(path, "part-1.safetensors", "No such file")
@@ -256,21 +265,110 @@ def test_refusals_of_safetensors(scratch):
             "has type 'I8'": {first: ("I8", (37, 64), bytes(37 * 64), None)},
             "the configuration wants [37, 64]": {first: ("F32", (64, 37), bytes(4 * 37 * 64), None)},
             "4 are needed": {first: ("F32", (1,), bytes(8), None)},
-            "share bytes": {first: (*good[first][:3], 8)},
+            "share bytes": {last: (*good[last][:3], 8)},
             "the file has": {first: (*good[first][:3], 1 << 40)},
             "for 'embed' has nan at [0, 3]": {first: ("F32", (37, 64), np.where(np.arange(37 * 64) == 3, np.nan, 1).astype(np.float32).tobytes(), None)},
         }.items()
     ):  # fmt: skip
         expect_refusal(folder(scratch, f"bad{i}", good | change), needle)
     expect_refusal(folder(scratch, "missing", {n: t for n, t in good.items() if n != last}), "is missing")
+    done = run("-o", scratch / "x.h5", "--model", folder(scratch, "deep", good, {"num_hidden_layers": 1 << 14}))
+    assert done.returncode == 2 and done.stderr.count("\n") == 12, done.stderr
+    assert f"{9 * ((1 << 14) - 2) - 10} more tensors are missing" in done.stderr, done.stderr
     path = folder(scratch, "cut", good)
     file = path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-1])
     expect_refusal(path, "model.safetensors", "the file has")
     file.write_bytes(struct.pack("<Q", 1 << 60))
     expect_refusal(path, "truncated")
+    write_safetensors(file, good)
+    whole = file.read_bytes()
+    file.write_bytes(whole + bytes(3))
+    expect_refusal(path, "3 bytes are behind the last tensor")
+    length = struct.unpack("<Q", whole[:8])[0]
+    header, data = whole[8 : 8 + length], whole[8 + length :]
+    twice = header[:-1] + b', "model.norm.weight": ' + json.dumps(json.loads(header)["model.norm.weight"]).encode() + b"}"
+    file.write_bytes(struct.pack("<Q", len(twice)) + twice + data)
+    expect_refusal(path, "the key 'model.norm.weight' is there twice")
+    shifted = json.loads(header)
+    for name, entry in shifted.items():
+        if name != "__metadata__":
+            entry["data_offsets"] = [at + 4 * (at > 0) for at in entry["data_offsets"]]
+    shifted[first]["data_offsets"] = json.loads(header)[first]["data_offsets"]
+    text = json.dumps(shifted).encode()
+    size = shifted[first]["data_offsets"][1]
+    file.write_bytes(struct.pack("<Q", len(text)) + text + data[:size] + bytes(4) + data[size:])
+    expect_refusal(path, f"the bytes {size} to {size + 4} are of no tensor")
     file.write_bytes(struct.pack("<Q", 4) + b"{]  ")
     expect_refusal(path, "the header of a safetensors file")
+
+
+def test_which_files_of_a_folder_are_the_model(scratch):
+    arrays = weights()
+    good = safetensors_of(arrays)
+    path = folder(scratch, "both", good)
+    shards = {name: f"model-{i % 4 + 1:05}-of-00004.safetensors" for i, name in enumerate(good)}
+
+    def write_shards(tensors):
+        for shard in set(shards.values()):
+            write_safetensors(path / shard, {n: t for n, t in tensors.items() if shards[n] == shard})
+
+    write_shards(good)
+    index = path / "model.safetensors.index.json"
+    index.write_text(json.dumps({"weight_map": shards}))
+    expect_model(path, arrays)
+    path.with_suffix(".h5").unlink()
+    name = their_name("layers/1/wo", 0)
+    dtype, shape, raw, offset = good[name]
+    write_shards(good | {name: (dtype, shape, raw[:-1] + bytes([raw[-1] ^ 1]), offset)})
+    expect_refusal(path, "are both there, and the tensor for 'layers/1/wo' differs", "transformers reads model.safetensors")
+    write_safetensors(path / "model.safetensors", {n: t for n, t in good.items() if n != name})
+    expect_refusal(path, "the tensor for 'layers/1/wo' differs")
+    write_shards(good)
+    index.unlink()
+    (path / "model.safetensors").unlink()
+    names = ", ".join(sorted(set(shards.values()))[:3])
+    expect_refusal(path, f"has {names} and 1 more, but neither model.safetensors nor model.safetensors.index.json")
+
+
+def test_links_that_lead_nowhere(scratch):
+    good = safetensors_of(weights())
+    path = folder(scratch, "links", good)
+    for name, target, text in (("tokenizer.json", "nowhere", "No such file"), ("model.safetensors.index.json", "nowhere", "No such file"),
+                               ("tokenizer.json", "tokenizer.json", "Too many levels"), ("model.safetensors", "model.safetensors", "Too many levels"),
+                               ("config.json", "config.json", "Too many levels")):  # fmt: skip
+        (path / name).unlink(missing_ok=True)
+        (path / name).symlink_to(target)
+        expect_refusal(path, f"{name}': {text}")
+        (path / name).unlink()
+    (scratch / "circle").symlink_to("circle")
+    expect_refusal(scratch / "circle", "is no model; wanted: a folder")
+
+
+def test_a_file_that_shrinks_while_it_is_read(scratch):
+    config = CONFIG | {"vocab_size": 1 << 15, "hidden_size": 1024, "num_hidden_layers": 1, "head_dim": HEAD_DIM}
+    shapes = {their_name(name, 0): shape if name == "embed" else shape[::-1] for name, shape in shapes_of(config).items()}
+    path = folder(scratch, "shrinks", None, config)
+    for ranks in (1, 2):
+        header, at = {}, 0
+        for name, shape in shapes.items():
+            header[name] = {"dtype": "F32", "shape": shape, "data_offsets": [at, at + 4 * int(np.prod(shape))]}
+            at = header[name]["data_offsets"][1]
+        text = json.dumps(header).encode()
+        with open(path / "model.safetensors", "wb") as file:  # sparse
+            file.write(struct.pack("<Q", len(text)) + text)
+            file.truncate(8 + len(text) + at)
+        launch = ["mpiexec.mpich", "-n", str(ranks)] if ranks > 1 else []
+        command = [*launch, IMPORT, "-o", scratch / "x.h5", "--model", path]
+        with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as running:
+            while running.poll() is None and not list(scratch.glob("x.h5.*")):
+                time.sleep(0.002)
+            with open(path / "model.safetensors", "rb+") as file:
+                file.truncate(100000)
+            _, said = running.communicate(timeout=120)
+        assert running.returncode == 3, (ranks, running.returncode, said)
+        assert f"cannot read '{path}/model.safetensors': it ends at byte 100000, and had {8 + len(text) + at}" in said, said
+        assert not list(scratch.glob("x.h5*"))
 
 
 def test_sizes_of_several_blocks_that_are_no_multiple_of_anything(scratch):
@@ -458,6 +556,52 @@ def test_every_key_of_a_configuration_is_known_or_refused(scratch):
     ):  # fmt: skip
         expect_refusal(folder(scratch, f"key{i}", good, {key: value}), KEYS_NAMED_OTHERWISE.get(key, f"'{key}'"))
     expect_model(folder(scratch, "ignored", good, {"mystery": 1, "sliding_window": None}), weights(), "--ignore-key", "mystery")
+
+
+def test_keys_that_are_ignored(scratch):
+    good = safetensors_of(weights())
+    scaling = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "attn_factor": 0.9}
+    path = folder(scratch, "inner", good, {"rope_scaling": scaling, "mystery": 1})
+    expect_refusal(path, "the type yarn does not read; --ignore-key rope_scaling.attn_factor if it changes no result",
+                   "the key 'mystery' is not known; --ignore-key mystery", "--ignore-key mystry: the configuration has no such key; nearest: 'mystery'",
+                   "--ignore-key attn_factor: the configuration has no such key; nearest: 'rope_scaling.attn_factor'",
+                   "--ignore-key rope_theta: this key is read", "--ignore-key rope_scaling.factor: the type yarn reads this key",
+                   "--ignore-key nonsense: the configuration has no such key; it has model_type, vocab_size",
+                   arguments=[word for key in ("mystry", "attn_factor", "rope_theta", "rope_scaling.factor", "nonsense") for word in ("--ignore-key", key)])  # fmt: skip
+    expect_model(path, weights(), "--ignore-key", "rope_scaling.attn_factor", "--ignore-key", "mystery")
+    path = scratch / "inner.gguf"
+    write_gguf(path, gguf_of(weights()), {"llama.mystery": 2})
+    path.with_suffix(".h5").unlink()
+    expect_refusal(path, "--ignore-key llama.mystary: the configuration has no such key; nearest: 'llama.mystery'",
+                   "--ignore-key llama.block_count: this key is read", arguments=["--ignore-key", "llama.mystary", "--ignore-key", "llama.block_count"])  # fmt: skip
+    expect_model(path, weights(), "--ignore-key", "llama.mystery")
+
+
+def test_values_of_keys(scratch):
+    arrays = weights()
+    good = safetensors_of(arrays)
+    yarn = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16, "attention_factor": 1e30}
+    for i, (config, needle) in enumerate(
+        (
+            ({"rope_theta": False}, "'rope_theta' is false; wanted: a number"),
+            ({"rope_scaling": yarn}, "attention_factor is 1e+30; it must be at most 1000"),
+            ({"partial_rotary_factor": 0.5}, "lets 8 of 16 elements of a head turn, which the code of the model_type llama does not read"),
+            ({"rope_parameters": {"rope_type": "default", "partial_rotary_factor": 0.5}}, "8 of 16 elements"),
+            ({"rotary_dim": 4}, "4 of 16 elements"),
+        )
+    ):
+        expect_refusal(folder(scratch, f"value{i}", good, config), needle)
+    expect_model(folder(scratch, "whole", good, {"partial_rotary_factor": 1.0, "rotary_dim": HEAD_DIM}), arrays)
+    # null means as many as query heads, in every family: 32 is the default of an absent key
+    tensors = {n: a for n, a in arrays.items() if not n.endswith(("wk", "wv"))}
+    tensors |= {n: np.tile(a, 2) for n, a in arrays.items() if n.endswith(("wk", "wv"))}
+    for layer in range(2):
+        tensors |= {f"layers/{layer}/{n}": np.ones(64, np.float32) for n in ("bq", "bk", "bv")}
+    path = folder(scratch, "null", safetensors_of(tensors), {"model_type": "qwen2", "num_key_value_heads": None, "max_position_embeddings": 99})
+    expect_model(path, tensors)
+    with h5py.File(path.with_suffix(".h5")) as file:
+        assert file["model"].attrs["num_key_value_heads"] == 4
+        assert file["model"].attrs["max_position_embeddings"] == 99
 
 
 def test_refusals_of_gguf(scratch):

@@ -35,10 +35,10 @@ YARN_OF_ALL = {
 
 GGUF = ("llama", "llama-linear", "llama-3", "llama-yarn", "llama-bias", "qwen2", "qwen3")  # cases in that format
 
-OURS = ("attention_sinks", "final_logit_softcapping")  # keys of gyre/model that no config.json of these families has
+OURS = ("attention_sinks", "final_logit_softcapping", "rotary_dim")  # keys of gyre/model that no config.json of these families has
 # What transformers has in none of these families: compared with inputs/reference.py alone.
 NUMPY_ONLY = {
-    "partial": ({"partial_rotary_factor": 0.5}, ("partial_rotary_factor",)),
+    "partial": ({"rotary_dim": 8}, ("rotary_dim",)),
     "soft-cap": ({"final_logit_softcapping": 3.0}, ("final_logit_softcapping",)),
     "partial-linear": ({"rotary_dim": 6, "rope_scaling": {"type": "linear", "factor": 4.0}}, ("rotary_dim",)),
 }

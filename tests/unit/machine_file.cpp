@@ -232,6 +232,37 @@ TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
   refuse("model.links[1].latency_s lacks 'value'", "value = 2e-5, ", "");
   refuse("model.memory_bytes has no source; wanted: where the number comes from",
          "value = 64e9, source = \"s\"", "value = 64e9, source = \"\"");
+  refuse("model.memory_bytes has no source; wanted: where the number comes from",
+         "value = 64e9, source = \"s\"", "value = 64e9, source = \" \"");
+}
+
+TEST(MachineFile, RefusesNumbersOfAnotherUnit) {
+  const std::string bytes = "bytes in a second, of which the slowest disk has more than 1e6";
+  const std::string seconds = "seconds, at most 1; did you mean ";
+  refuse("model.links[1].bytes_per_s is 11.5; wanted: " + bytes + "; did you mean 1.15e+10?", "5e8",
+         "11.5");
+  refuse("model.links[1].bytes_per_s is 11500; wanted: " + bytes + "; did you mean 1.15e+10?",
+         "5e8", "11500");
+  refuse("model.links[0].bytes_per_s is 4; wanted: " + bytes, "[1e9, 4e9]", "[1, 4]");
+  refuse("model.copy_bytes_per_s is 2000; wanted: " + bytes, "2e12", "2000");
+  refuse("model.logprob_bytes_per_s is 900; wanted: " + bytes, "1e12, source", "900, source");
+  refuse("model.links[1].latency_s is 20; wanted: " + seconds + "2e-05?", "2e-5", "20");
+  refuse("model.kernels[0].launch_s is 5; wanted: " + seconds, "5e-6", "5");
+  refuse(
+      "model.kernels[1].flops_per_s is 8; wanted: FLOPs in a second, which any processor has "
+      "more than 1e7 of; did you mean 8e+12?",
+      "[7e12, 8e12]", "[7, 8]");
+  refuse("model.memory_bytes is 64; wanted: bytes, 1e6 or more; did you mean 6.4e+10?", "64e9",
+         "64");
+  refuse(
+      "model.links[0].kernel_slowdown is 1e+30; wanted: seconds lost for each second of a "
+      "transfer, at most 100",
+      "0.25", "1e30");
+  refuse("model.all_reduces[0].seconds is 11; wanted: seconds, at most 10; did you mean 1.1e-05?",
+         "[1e-5, 3e-5]", "[11, 30]");
+  std::string slow = good;  // short messages may be slow
+  slow.replace(slow.find("[1e9, 4e9]"), 10, "[999, 1e6]");
+  EXPECT_EQ(parse_machine_model("m.toml", slow).links[0].curve[0].bytes_per_s, 999);
 }
 
 TEST(MachineFile, RefusesValuesOfAnotherKind) {
@@ -253,7 +284,6 @@ TEST(MachineFile, RefusesValuesOfAnotherKind) {
   refuse("model.links[0].bytes_per_s[1] is 5e-324; wanted: 0, or a number from 1e-30 to 1e30",
          "4e9]", "5e-324]");
   refuse("line 15: inf; wanted: a finite number, or a text in quotation marks", "4e9]", "inf]");
-  refuse("bytes_per_s of 0.5; wanted: at least 1", "5e8", "0.5");
   refuse("model.memory_bytes is [1,2]; wanted: a number", "64e9", "[1, 2]");
   refuse("model.links[0].ranks is 8.0; wanted: a whole number", "ranks = 8", "ranks = 8.0");
   refuse("model.links[0].message_bytes[1] is \"64K\"; wanted: a number", "65536", "\"64K\"");
@@ -262,7 +292,7 @@ TEST(MachineFile, RefusesValuesOfAnotherKind) {
   test::expect_usage("m.json: model.links is 1; wanted: a list", [] {
     parse_machine_model("m.json",
                         R"({"schema": "gyre-machine/1", "model": {"name": "m", "links": 1,
-                            "copy_bytes_per_s": {"value": 1, "source": "s"}}})");
+                            "copy_bytes_per_s": {"value": 1e9, "source": "s"}}})");
   });
 }
 
@@ -311,8 +341,8 @@ TEST(MachineFile, RefusesKernelsThatCannotBe) {
          "\"bwd\"\ndtype = \"f32\"\nhead_dim = 64", "\"fwd\"\ndtype = \"bf16\"\nhead_dim = 128");
   test::expect_usage("m.json: model.kernels is []; wanted: a kernel or more", [] {
     parse_machine_model("m.json", R"({"schema": "gyre-machine/1", "model": {"name": "m",
-      "copy_bytes_per_s": {"value": 1, "source": "s"}, "links": [{"tier": "node",
-      "latency_s": {"value": 0, "source": "s"}, "bytes_per_s": {"value": 1, "source": "s"}}],
+      "copy_bytes_per_s": {"value": 1e9, "source": "s"}, "links": [{"tier": "node",
+      "latency_s": {"value": 0, "source": "s"}, "bytes_per_s": {"value": 1e9, "source": "s"}}],
       "kernels": []}})");
   });
 }
