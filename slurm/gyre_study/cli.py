@@ -90,6 +90,8 @@ def parser() -> argparse.ArgumentParser:
         action="store_true",
         help="a last job collects and reports when the others have ended",
     )
+    cancel = command("cancel", "cancel the jobs of a study that are in Slurm's queue", CANCEL_TEXT)
+    folder_of(cancel)
     run = command("run", "run on this host, through mpiexec, what is not done yet")
     folder_of(run)
     for one in (submit, run):
@@ -163,13 +165,17 @@ nodes, grid and options are one placement, which is one task of a job; schedules
 lengths are run over inside of the program where it can. Times are expected only of cases that were run
 before. With the folder of an older plan as --output, results that are there stay."""
 SUBMIT_TEXT = """One array of jobs for each shape of an allocation; a task of an array is
-one placement. What is done, running or queued is left alone, so that submit after a failure resumes."""
+one placement. What is done, running or queued is left alone, so that submit after a failure resumes; so is what may
+be in the queue, because the number of its job is not known. Arrays are as large as Slurm's MaxArraySize."""
+CANCEL_TEXT = """Jobs whose number is not known, because sbatch's answer could not be read or
+gyre-study was ended while it waited for it, are cancelled by their name. submit hands over again what is left."""
 STATUS_TEXT = """
   done      verified, and measured as the study's key accept wants it
   noisy     verified, but the timing does not meet the run rules (accept = "measured"); submit measures it again
   invalid   a result is wrong
   failed    the launch ended with an error; cut off: it was ended from outside
   refused   the program cannot run this combination
+  unknown   handed to sbatch, whose answer is not known: not submitted again before gyre-study cancel
 Exit code 1: a result is wrong."""
 CHECK_TEXT = """docs/official.md has the rules. Exit code 1: a result was refused.
   ACCEPTED          the problem as it is, complete and right, by one clean build; the timing meets the run rules

@@ -19,6 +19,9 @@ from .predict import predict as predict_all
 from .status import counts, report_text, statuses
 
 
+MOST_REASONS = 20
+
+
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "n/a"
@@ -114,6 +117,16 @@ def submit(options: argparse.Namespace) -> int:
     return 0
 
 
+def cancel(options: argparse.Namespace) -> int:
+    from .launch import cancel as cancel_all
+
+    jobs, local = cancel_all(Folder(options.folder))
+    print(f"# cancelled: {' '.join(jobs)}" if jobs else "# nothing to cancel: no job is in the queue")
+    for one in local:
+        print(f"# gyre-study run goes on: {one}; end it there, with Ctrl-C or kill")
+    return 0
+
+
 def run(options: argparse.Namespace) -> int:
     from .launch import run as run_here
 
@@ -154,10 +167,11 @@ def status(options: argparse.Namespace) -> int:
             f"# {len(found)} cases: {', '.join(f'{many} {state}' for state, many in number.items())}"
         )
         if not options.cases:
-            for state, reason in dict.fromkeys(
-                (one.state, one.reason) for one in found if one.reason
-            ):
+            reasons = list(dict.fromkeys((one.state, one.reason) for one in found if one.reason))
+            for state, reason in reasons[:MOST_REASONS]:
                 print(f"#   {state}: {reason}")
+            if len(reasons) > MOST_REASONS:
+                print(f"#   and {len(reasons) - MOST_REASONS} more: --cases lists them")
         if report_state:
             print(f"# report: {report_state}")
     return 1 if "invalid" in number else 0

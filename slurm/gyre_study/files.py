@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from .errors import StudyError, nearest, raise_all, refuse_unknown
+from .slurm import MAX_ARRAY_SIZE
 
 KINDS = ("strong", "weak-tokens", "weak-work", "network", "length")
 BINDINGS = {
@@ -30,6 +31,7 @@ class Site:
     cores_per_node: int
     gpus_per_node: int = 0
     max_nodes: int = 0
+    max_array_size: int = MAX_ARRAY_SIZE
     partition: str = ""
     account: str = ""
     launcher: str = "srun"
@@ -70,6 +72,7 @@ SITE_KEYS: dict[str, type] = {
     "cores_per_node": int,
     "gpus_per_node": int,
     "max_nodes": int,
+    "max_array_size": int,
     "partition": str,
     "account": str,
     "launcher": str,
@@ -99,7 +102,7 @@ STUDY_KEYS: dict[str, type] = {
 }
 FILE_KEYS = {**{key: kind for key, kind in STUDY_KEYS.items() if key not in ("size", "chosen")}, "sizes": dict}
 SIZE_KEYS = {key: FILE_KEYS[key] for key in ("kind", "minutes", "repeat", "axes", "options", "problems")}
-ABOVE_ZERO = ("cores_per_node", "minutes", "repeat")
+ABOVE_ZERO = ("cores_per_node", "max_array_size", "minutes", "repeat")
 MODEL_KEYS = ("tflops", "gbps", "latency_us")
 # Options of sbatch and srun that the shape of a placement sets, and their short forms.
 SHAPE_OPTIONS = {

@@ -53,9 +53,11 @@ SUBMISSION = {
     "time": NUMBER,
     "host": str,
     "pid": int,
+    "user?": str,
     "report?": str,
     "launches": [
-        {"id": str, "job": str, "log": str, "cases": [str], "kin": [str], "*": ANY},
+        {"id": str, "job": str, "log": str, "cases": [str], "kin": [str], "name?": str, "cluster?": str, "gone?": str,
+         "*": ANY},
     ],
 }
 EVENT = {"launch": str, "event": str, "time": NUMBER, "code?": int, "process?": int, "*": ANY}

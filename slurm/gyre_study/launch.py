@@ -12,15 +12,28 @@ import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import IO, Any
 
-from .cases import Case, Placement
+from . import slurm
+from .cases import Case, Placement, digest
 from .errors import RUNTIME, StudyError
 from .files import BINDINGS, MPIEXEC_BINDINGS
 from .folder import Folder, write_whole, writing
 from .launches import launches_of
-from .status import ENDED, TIMED_OUT, UNDER_WAY, attempts, code_text, is_alive, report_log, statuses
+from .status import (
+    ENDED,
+    TIMED_OUT,
+    UNDER_WAY,
+    attempts,
+    code_text,
+    is_alive,
+    queue_of,
+    report_job,
+    report_log,
+    statuses,
+)
 
 JOB_SCRIPT = Path(__file__).resolve().parent.parent / "job.sbatch"
 PR_SET_PDEATHSIG = 1
@@ -67,6 +80,15 @@ def launcher(folder: Folder, placement: Placement, how: str) -> list[str]:
         *MPIEXEC_BINDINGS[site.binding],
         *own,
     ]
+
+
+@dataclass
+class Part:
+    """An array of jobs: tasks of one shape. `name`: of its files."""
+
+    name: str
+    job_name: str
+    tasks: list[Task]
 
 
 def tasks_to_do(folder: Folder, number: str, how: str, again: bool) -> list[Task]:
@@ -122,6 +144,7 @@ def write_submission(
         "time": time.time(),
         "host": socket.gethostname(),
         "pid": os.getpid(),
+        "user": slurm.this_user(),
         "launches": [launch for task in tasks for launch in task.launches],
         **more,
     }
@@ -140,28 +163,6 @@ def environment_script(folder: Folder) -> str:
     return "\n".join(lines) + "\n"
 
 
-def sbatch(words: list[str]) -> str:
-    """Submits a job and returns its number."""
-    try:
-        done = subprocess.run(
-            ["sbatch", "--parsable", *words],
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
-    except FileNotFoundError as error:
-        raise StudyError(
-            "there is no sbatch here; gyre-study run does without Slurm", RUNTIME
-        ) from error
-    if done.returncode != 0:
-        raise StudyError(
-            f"sbatch {shlex.join(words)}: exit code {done.returncode}: {done.stderr.strip()}",
-            RUNTIME,
-        )
-    return done.stdout.strip().split(";")[0]
-
-
 def partition_words(folder: Folder) -> list[str]:
     site = folder.site
     words = [f"--partition={site.partition}"] if site.partition else []
@@ -169,13 +170,13 @@ def partition_words(folder: Folder) -> list[str]:
     return words + site.sbatch_options
 
 
-def job_words(folder: Folder, place: Path, tasks: list[Task], after: str) -> list[str]:
-    """Submits an array with one element per task, all of one shape."""
-    placement, shape = tasks[0].placement, tasks[0].shape
+def job_words(folder: Folder, place: Path, part: Part, after: str) -> list[str]:
+    """Words for sbatch: an array with one element per task, all of one shape."""
+    placement = part.tasks[0].placement
     gpus = folder.site.gpus_per_node if folder.study.options.get("backend") == "cuda" else 0
     words = [
-        f"--job-name=gyre-{folder.study.name}",
-        f"--array=0-{len(tasks) - 1}",
+        f"--job-name={part.job_name}",
+        f"--array=0-{len(part.tasks) - 1}",
         f"--nodes={placement.nodes}",
         f"--ntasks={placement.ranks}",
         f"--ntasks-per-node={placement.ranks_per_node}",
@@ -187,7 +188,47 @@ def job_words(folder: Folder, place: Path, tasks: list[Task], after: str) -> lis
     ]
     words += [f"--gpus-per-node={gpus}"] if gpus else []
     words += [f"--dependency=afterany:{after}"] if after else []
-    return [*words, *partition_words(folder), str(JOB_SCRIPT), str(place), shape]
+    return [*words, *partition_words(folder), str(JOB_SCRIPT), str(place), part.name]
+
+
+def parts_of(folder: Folder, place: Path, tasks: list[Task]) -> list[Part]:
+    """Tasks by shape, in arrays as large as Slurm takes. Names of jobs are unique, so that a job can be found by it."""
+    most = slurm.max_array_size(folder.site.max_array_size)
+    unique = f"gyre-{folder.study.name}-{digest(str(folder.path))[:6]}-{place.name}"
+    parts = []
+    for shape in sorted({task.shape for task in tasks}):
+        own = [task for task in tasks if task.shape == shape]
+        for number, first in enumerate(range(0, len(own), most), 1):
+            name = shape if number == 1 else f"{shape}.{number}"
+            parts.append(Part(name, f"{unique}-{name}", own[first : first + most]))
+    return parts
+
+
+def submit_part(folder: Folder, place: Path, part: Part, after: str, write: Callable[[], None]) -> slurm.Job:
+    """Submits an array. What is known of it is on disk before sbatch is called, and as soon as it has answered."""
+    lines = [
+        f"{index}\t{launch['id']}\t{folder.path}/logs/{launch['log']}\t{shlex.join(launch['command'])}\n"
+        for index, task in enumerate(part.tasks)
+        for launch in task.launches
+    ]
+    write_whole(place / f"{part.name}.launches", "".join(lines))
+    launches = [(index, launch) for index, task in enumerate(part.tasks) for launch in task.launches]
+    for _, launch in launches:
+        launch["name"] = part.job_name
+    write()
+    try:
+        job = slurm.sbatch(job_words(folder, place, part, after))
+    except slurm.Unknown:
+        raise
+    except StudyError as error:
+        for _, launch in launches:
+            launch["gone"] = f"sbatch did not take it: {error}"
+        write()
+        raise
+    for index, launch in launches:
+        launch.update(job=f"{job.number}_{index}", cluster=job.cluster)
+    write()
+    return job
 
 
 def submit(
@@ -201,43 +242,54 @@ def submit(
             place.rmdir()
             return [], 0, 0
         write_whole(place / "environment.sh", environment_script(folder))
-        write_submission(folder, place, "slurm", tasks)
-        jobs = []
-        for shape in sorted({task.shape for task in tasks}):
-            own = [task for task in tasks if task.shape == shape]
-            lines = [
-                f"{index}\t{launch['id']}\t{folder.path}/logs/{launch['log']}\t{shlex.join(launch['command'])}\n"
-                for index, task in enumerate(own)
-                for launch in task.launches
-            ]
-            write_whole(place / f"{shape}.launches", "".join(lines))
-            job = sbatch(job_words(folder, place, own, after))
-            for index, task in enumerate(own):
-                for launch in task.launches:
-                    launch["job"] = f"{job}_{index}"
-            write_submission(folder, place, "slurm", tasks)  # a job is known as soon as it is there
-            jobs.append(job)
+        write = partial(write_submission, folder, place, "slurm", tasks)
+        write()
+        jobs = [submit_part(folder, place, part, after, write) for part in parts_of(folder, place, tasks)]
         if report:
             jobs.append(submit_report(folder, jobs))
-            write_submission(folder, place, "slurm", tasks, report=jobs[-1])
+            write(report=jobs[-1].number)
         return (
-            jobs,
+            [job.number for job in jobs],
             len(tasks),
             sum(len(launch["cases"]) for task in tasks for launch in task.launches),
         )
 
 
-def submit_report(folder: Folder, jobs: list[str]) -> str:
+def submit_report(folder: Folder, jobs: list[slurm.Job]) -> slurm.Job:
     """Submits a job that collects and reports after the others have ended, even if they failed."""
     study = [sys.executable, str(JOB_SCRIPT.parent / "gyre-study")]
     both = [shlex.join([*study, name, str(folder.path)]) for name in ("collect", "report")]
     command = " && ".join(both)
     words = [f"--job-name=gyre-{folder.study.name}-report", "--ntasks=1", "--time=30"]
     words += [
-        f"--dependency=afterany:{':'.join(jobs)}",
+        f"--dependency=afterany:{':'.join(job.number for job in jobs)}",
         f"--output={report_log(folder, '%j')}",
     ]
-    return sbatch([*words, *partition_words(folder), f"--wrap={command}"])
+    return slurm.sbatch([*words, *partition_words(folder), f"--wrap={command}"])
+
+
+def cancel(folder: Folder) -> tuple[list[str], list[str]]:
+    """Cancels what is in the queue, and what may be. Returns numbers or names of jobs, and local runs that go on."""
+    with folder.lock():
+        handed = {one.id: one for one in attempts(folder).values() if one.code is None and not one.gone}
+        queue = queue_of(folder, handed.values())
+        local = [one for one in handed.values() if one.is_local and is_alive(folder, one.submission)]
+        waits = [one for one in handed.values() if not one.is_local and one.name]
+        known = {slurm.Job(one.job.split("_")[0], one.cluster) for one in waits
+                 if one.job and (one.cluster, one.job) in queue}
+        unknown = {one.name for one in waits if not one.job}
+        report = report_job(folder)
+        known |= {slurm.Job(report)} if report else set()
+        slurm.scancel(known, unknown, slurm.this_user())
+        for submission in folder.submissions():
+            ended = [launch for launch in submission["launches"] if launch["id"] in {one.id for one in waits}]
+            for launch in ended:
+                launch["gone"] = "it was cancelled"
+            if ended:
+                place = folder.job_folder(submission)
+                write_whole(place / "submission.json", json.dumps(submission, indent=1) + "\n")
+        jobs = [*sorted((job.number for job in known), key=int), *sorted(unknown)]
+        return jobs, sorted({f"process {one.submission['pid']} on {one.submission['host']}" for one in local})
 
 
 # Without Slurm

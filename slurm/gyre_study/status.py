@@ -4,8 +4,8 @@ import json
 import re
 import signal
 import socket
-import subprocess
 from collections import Counter
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -16,12 +16,14 @@ from .errors import RUNTIME, USAGE, StudyError
 from .folder import Folder, read_events
 from .identity import contradicts
 from .results import Row, Run, read_lines
+from .slurm import queued_jobs, this_user
 
 # In the order in which they are told. "refused": the program cannot run this combination.
 STATES = (
     "done",
     "running",
     "queued",
+    "unknown",
     "noisy",
     "invalid",
     "failed",
@@ -30,7 +32,7 @@ STATES = (
     "missing",
 )
 ENDED = ("done", "refused")  # not launched again by themselves
-UNDER_WAY = ("running", "queued")
+UNDER_WAY = ("running", "queued", "unknown")  # not launched again before their end is known
 TIMED_OUT = 124  # in place of an exit code: gyre-study has ended the launch
 
 
@@ -89,7 +91,11 @@ def is_complete(case_rows: list[tuple[Run, Row]], folder: Folder) -> bool:
 
 @dataclass
 class Attempt:
-    """The last launch of a case."""
+    """The last launch of a case.
+
+    `job`: "17_3", or "" where sbatch's answer is not known. `name`: of the job, once it was handed to sbatch. `gone`: why
+    it is known to have ended, or never to have been there.
+    """
 
     id: str
     job: str
@@ -99,6 +105,9 @@ class Attempt:
     submission: dict[str, Any]
     cases: int = 1
     process: int | None = None  # process group of a launch of `gyre-study run`
+    name: str = ""
+    cluster: str = ""
+    gone: str = ""
 
     @property
     def is_local(self) -> bool:
@@ -118,36 +127,33 @@ def attempts(folder: Folder) -> dict[str, Attempt]:
             for event in read_events(file):
                 events.setdefault(event["launch"], {})[event["event"]] = event
         for launch in submission["launches"]:
+            job = launch["job"] if re.fullmatch(r"(\d+(_\d+)?)?", launch["job"]) else ""
+            usual = f"gyre-{folder.study.name}" if launch["job"] else ""  # the name that jobs had before all had their own
             own = events.get(launch["id"], {})
             attempt = Attempt(
                 launch["id"],
-                launch["job"],
+                job,
                 folder.path / "logs" / launch["log"],
                 "begin" in own,
                 own["end"].get("code", RUNTIME) if "end" in own else None,
                 submission,
                 len(launch["cases"]),
                 own["begin"].get("process") if "begin" in own else None,
+                launch.get("name", usual),
+                launch.get("cluster", ""),
+                launch.get("gone", ""),
             )
             found.update(dict.fromkeys(launch["cases"], attempt))
     return found
 
 
-def queued_jobs() -> dict[str, str]:
-    """State by job ("12_3" of an array), of all of this user's.
-
-    An error where Slurm does not answer: what is not known to have ended must not be submitted again.
-    """
-    command = ["squeue", "--me", "--noheader", "--array", "--format=%i %T"]
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise StudyError(
-            f"jobs were submitted, but squeue does not say what became of them: {error}", RUNTIME
-        ) from error
-    if done.returncode != 0:
-        raise StudyError(f"squeue: exit code {done.returncode}: {done.stderr.strip()}", RUNTIME)
-    return dict(line.split(maxsplit=1) for line in done.stdout.splitlines() if " " in line)
+def queue_of(folder: Folder, handed: Iterable[Attempt]) -> dict[tuple[str, str], str]:
+    """What the queue says of the jobs whose end is not noted; Slurm is asked only where there are some."""
+    waits = [one for one in handed if one.code is None and one.name and not one.is_local]
+    if not waits:
+        return {}
+    users = {one.submission.get("user") or this_user() for one in waits}
+    return queued_jobs(users, sorted({one.cluster for one in waits}))
 
 
 def is_alive(folder: Folder, submission: dict[str, Any]) -> bool:
@@ -205,24 +211,32 @@ def code_text(code: int) -> str:
 # Together
 
 
+def open_end(attempt: Attempt, queue: dict[tuple[str, str], str], folder: Folder) -> tuple[str, str]:
+    """State and reason of a launch that has not noted its end."""
+    waits = queue.get((attempt.cluster, attempt.job or attempt.name), "")
+    if waits or (attempt.is_local and is_alive(folder, attempt.submission)):
+        is_running = attempt.begun and waits in ("", "RUNNING", "COMPLETING")
+        return ("running" if is_running else "queued"), attempt.job or attempt.name
+    if attempt.begun:
+        return "cut off", last_words(attempt.log)
+    if attempt.gone:
+        return "missing", attempt.gone
+    if attempt.is_local or attempt.job:
+        return "missing", f"{'gyre-study run' if attempt.is_local else f'job {attempt.job}'} ended before it"
+    if not attempt.name:
+        return "missing", "it was not handed to sbatch"
+    what = f"squeue has no job {attempt.name}, and sbatch's answer is not known"
+    return "unknown", f"{what}; gyre-study cancel ends it, if it is there, and gives it free"
+
+
 def from_attempt(
-    case: Case, attempt: Attempt | None, queue: dict[str, str], folder: Folder
+    case: Case, attempt: Attempt | None, queue: dict[tuple[str, str], str], folder: Folder
 ) -> tuple[str, str]:
     """State and reason of a case that has no rows that stand."""
     if attempt is None:
         return "missing", ""
-    waits = queue.get(attempt.job, "")
-    alive = attempt.is_local and is_alive(folder, attempt.submission)
-    if attempt.code is None and (waits or alive):
-        is_running = attempt.begun and waits in ("", "RUNNING", "COMPLETING")
-        return ("running" if is_running else "queued"), attempt.job
     if attempt.code is None:
-        who = "gyre-study run" if attempt.is_local else f"job {attempt.job}"
-        return (
-            ("cut off", last_words(attempt.log))
-            if attempt.begun
-            else ("missing", f"{who} ended before it")
-        )
+        return open_end(attempt, queue, folder)
     if attempt.code == 0:
         reason = refusal(case, attempt.log)
         return ("refused", reason) if reason else ("failed", "exit code 0, but its rows are missing")
@@ -236,8 +250,7 @@ def from_attempt(
 def statuses(folder: Folder) -> list[CaseStatus]:
     """States of all cases, in the order of the plan."""
     handed = attempts(folder)
-    waits = any(one.code is None and one.job and not one.is_local for one in handed.values())
-    queue = queued_jobs() if waits else {}
+    queue = queue_of(folder, handed.values())
     unchecked = str(folder.study.options.get("check", "")) == "none"
     found = []
     for placement in folder.placements:
@@ -265,16 +278,26 @@ def report_log(folder: Folder, job: str) -> Path:
     return folder.path / "logs" / f"report-{job}.log"
 
 
+def report_job(folder: Folder) -> str:
+    """The job of the last `submit --report` while it is in the queue; else ""."""
+    asked = [one for one in folder.submissions() if "report" in one]
+    waits = queued_jobs({asked[-1].get("user") or this_user()}) if asked and not has_page(folder, asked[-1]) else {}
+    return asked[-1]["report"] if asked and ("", asked[-1]["report"]) in waits else ""
+
+
+def has_page(folder: Folder, submission: dict[str, Any]) -> bool:
+    page = folder.path / "report.html"
+    return page.is_file() and page.stat().st_mtime > submission["time"]
+
+
 def report_text(folder: Folder) -> str:
     """What became of the report that `submit --report` asked for last; "" if it is there, or none was asked for."""
     asked = [one for one in folder.submissions() if "report" in one]
-    if not asked:
+    if not asked or has_page(folder, asked[-1]):
         return ""
-    job, page = asked[-1]["report"], folder.path / "report.html"
-    if page.is_file() and page.stat().st_mtime > asked[-1]["time"]:
-        return ""
+    job = asked[-1]["report"]
     try:
-        waits = queued_jobs().get(job)
+        waits = queued_jobs({asked[-1].get("user") or this_user()}).get(("", job))
     except StudyError as error:
         return f"job {job}: {str(error).splitlines()[0]}"
     if waits:
