@@ -159,8 +159,8 @@ def misstated_build(run: Run, app: App) -> list[str]:
         wrong.append(f"{build['type']} build; wanted: Release")
     flags = run.head["build"].get("flags")
     version = tuple(map(int, build["version"].split(".")))
-    if flags is None and version > (0, 2, 0):
-        wrong.append(f"build has no flags, which programs since 0.2.0 name; version {build['version']}")
+    if flags is None and (version > (0, 2, 0) or looks_up() and git("grep", "-l", '"flags"', build["git"], "--", "src/report")):
+        wrong.append(f"build has no flags, which programs of version {build['version']}, commit {build['git']} write")
     bad = [word for word in (flags or "").split() if SLOW_OR_LOOSE.fullmatch(word)]
     if bad:
         wrong.append(f"build.flags {bad[0]}; wanted: an optimised build that keeps IEEE arithmetic, -O2 or -O3")
@@ -228,6 +228,8 @@ def misstated_ranks(run: Run, ranks: int, on_cpu: bool) -> list[str]:
             wrong.append(f"rank {one['rank']}: host {one['host']!r}; the machine's: {', '.join(hosts)}")
         if not one.get("cpus") or not one.get("numa"):
             wrong.append(f"rank {one['rank']} has no cpus or numa")
+        if not on_cpu and run.head["libraries"].get("cuda", "no").startswith(("no", "software GPU")):
+            wrong.append(f"rank {one['rank']}: device {one['device']!r} with libraries.cuda {run.head['libraries'].get('cuda')!r}")
         if (one["device"] == "cpu") != on_cpu:
             wrong.append(f"rank {one['rank']}: device {one['device']!r}; wanted: {'cpu' if on_cpu else 'a GPU'}")
     devices = [one.get("device_uuid") or (one["host"], one["device"].split(" ")[0]) for one in stated]
@@ -286,8 +288,8 @@ def of_several_machines(runs: Sequence[Run]) -> list[str]:
             if {name: host[name] for name in KIND} not in kinds:
                 wrong.append(f"host {name} is of another kind than those of the run with most ranks")
         for part in ("libraries", "environment", "build"):
-            first, own = ({name: value for name, value in one.head[part].items() if not name.startswith("SLURM_")}
-                          for one in (runs[0], run))
+            first, own = ({name: value.partition(" (seed ")[0] for name, value in one.head[part].items()
+                           if not name.startswith("SLURM_")} for one in (runs[0], run))
             wrong += [f"{part}.{name} {own.get(name)!r} and {first.get(name)!r} in runs of one result"
                       for name in sorted({*first, *own}) if first.get(name) != own.get(name)]
         mpi = run.head["machine"]["mpi"] if run.head["machine"] else {}

@@ -72,9 +72,14 @@ class Schema:
 
     def of_type(self, rule: Any, _: Any) -> Check:
         names = [rule] if isinstance(rule, str) else rule
-        kinds = [KINDS[name] for name in names]
+        first, *others = (KINDS[name] for name in names)
         wanted = " or ".join(names)
-        return lambda value, place: "" if any(kind(value) for kind in kinds) else misfit_text(place, value, wanted)
+
+        def check(value: Any, place: str) -> str:
+            fits = first(value) or any(kind(value) for kind in others)
+            return "" if fits else misfit_text(place, value, wanted)
+
+        return check
 
     def of_const(self, rule: Any, _: Any) -> Check:
         return self.of_enum([rule], _)

@@ -14,7 +14,8 @@ sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 from study_plans import Scratch, gyre_study  # noqa: E402
 from gyre_study.folder import Folder  # noqa: E402
-from gyre_study.official import judge  # noqa: E402
+from gyre_study.official import opened_result  # noqa: E402
+from gyre_study.official_judge import judge  # noqa: E402
 from gyre_study.status import counts, statuses  # noqa: E402
 
 SITE = f"""
@@ -41,7 +42,9 @@ class Tiny(Scratch):
         for name in ("attention", "logprobs", "pack", "pipeline"):
             with self.subTest(name):
                 self.path = self.place / name
-                judgement = judge(self.run_study(f"official-{name}"), self.path)
+                self.run_study(f"official-{name}")
+                with opened_result(self.path) as result:
+                    judgement = judge(result, self.path)
                 refused = [one for one in judgement.refused if not any(word in one for word in OF_TESTS)]
                 self.assertEqual(refused, [])
                 done = gyre_study("check", self.path)
