@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import reading
 from .contract import (
     Arrays,
     Finding,
@@ -32,7 +33,7 @@ from .contract import (
     returned,
 )
 from .rank import Here
-from .rounding import case_of
+from .rounding import rounded
 
 KIND, USES_LAYOUT = "logprobs", False
 
@@ -56,10 +57,10 @@ def temperature_of(inputs: Any) -> Any:
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of log-probabilities."""
-    inputs, answers = case_of(path, options.dtype, ("logprob", "d_logprob"))
-    attributes = inputs.attributes
+    file = rounded(reading.read(path), options.dtype)
+    inputs, attributes = file.inputs, file.inputs.attributes
     logits, targets = np.asarray(inputs["logits"]), np.asarray(inputs["targets"]).astype(np.int64)
-    if "logprob" not in answers:
+    if "logprob" not in file.reference:
         return
     vocab, temperature = int(attributes["vocab_size"]), temperature_of(inputs)
     needs = {}
@@ -79,7 +80,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         pieces.append(
             {"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers}
         )
-    expected = dict(answers)
+    expected = {n: np.asarray(file.reference[n]) for n in ("logprob", "d_logprob") if n in file.reference}
     if "d_logprob" in expected:  # the file has the columns that count; padding has a gradient of 0
         expected["d_logprob"] = np.pad(
             expected["d_logprob"], ((0, 0), (0, logits.shape[1] - expected["d_logprob"].shape[1]))

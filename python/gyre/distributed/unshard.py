@@ -60,9 +60,10 @@ def _judge(
     expected = {n: whole[n] for n in got}
 
     def places(array: str, bad: np.ndarray) -> str:
-        slot = int(np.argmax(bad))
-        values = f"{got[array][slot]}, should be {expected[array][slot]}"
-        return f"{int(bad.sum())} of {bad.size} differ; first slot {slot}: {values}"
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        axis = "".join(f"axis {i}, " for i in place[:-1])
+        values = f"{got[array][place]}, should be {expected[array][place]}"
+        return f"{int(bad.sum())} of {bad.size} differ; first {axis}slot {place[-1]}: {values}"
 
     def errors(failing: set[str]) -> Iterator[Hypothesis]:
         size = len(next(iter(shards.values())))
