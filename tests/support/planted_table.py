@@ -27,7 +27,7 @@ from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
 from gyre.distributed.conform import TOLERANCE, WIDE, Options, files_of, one  # noqa: E402
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
-MODULES = ("planted_attention", "planted_rows")
+MODULES = ("planted_streams",)
 CP = ("attention", "model", "shard", "labels", "unshard", "relayout")  # contracts of ranks that have other tokens
 WAIT_S = 0.1
 UNEXPLAINED = contract.Finding("values", "")

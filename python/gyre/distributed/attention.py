@@ -23,10 +23,10 @@ import numpy as np
 from .. import reading
 from ..reference import visible
 from .attention_errors import hypotheses
-from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, judged, keywords, not_numbers, returned
+from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, checked_file, judged, keywords, not_numbers, returned
 from .layouts import Layout, layout_of
 from .rank import Here
-from .rounding import case_of
+from .rounding import rounded
 
 KIND, USES_LAYOUT = "attention", True
 SPLITS = ("cp",)
@@ -38,7 +38,8 @@ ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file of attention."""
-    inputs, expected = case_of(path, options.dtype, ANSWERS)
+    file = rounded(checked_file(path), options.dtype)
+    inputs, expected = file.inputs, dict(file.reference)
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
     attributes = inputs.attributes
     heads, kv_heads, mask, window = (
@@ -212,8 +213,8 @@ def _judge(
     def known(failing: set[str]) -> Iterator[Any]:
         return hypotheses(got, expected, failing, streams, pairs, inputs.attributes, layout, tp)
 
-    verdict = judged(name, got, expected, tolerance, known, places)
-    missing = sorted(n for n in expected if n not in got)
+    verdict = judged(name, got, {n: a for n, a in expected.items() if n in ANSWERS}, tolerance, known, places)
+    missing = sorted(n for n in expected if n in ANSWERS and n not in got)
     verdict.note = f"not returned: {', '.join(missing)}" if missing else ""
     return verdict
 

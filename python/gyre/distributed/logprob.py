@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import reading
 from .contract import (
     Arrays,
     Finding,
@@ -25,6 +26,7 @@ from .contract import (
     Problem,
     Tolerance,
     Verdict,
+    checked_file,
     factors,
     judged,
     keywords,
@@ -32,7 +34,7 @@ from .contract import (
     returned,
 )
 from .rank import Here
-from .rounding import case_of
+from .rounding import rounded
 
 KIND, USES_LAYOUT = "logprobs", False
 SPLITS = ("cp", "tp")
@@ -74,10 +76,10 @@ def row_problems(
 
     judge(name, problem, expected, columns, rows, arrays, tolerance) gives the verdict.
     """
-    inputs, answers = case_of(path, options.dtype, (value, f"d_{value}"))
-    attributes = inputs.attributes
+    file = rounded(checked_file(path), options.dtype)
+    inputs, attributes = file.inputs, file.inputs.attributes
     logits, targets = np.asarray(inputs["logits"]), np.asarray(inputs["targets"]).astype(np.int64)
-    if value not in answers:
+    if value not in file.reference:
         return
     vocab = int(attributes["vocab_size"])
     given = {name: filter_of(inputs, name) for name in NEUTRAL if name in needed}
@@ -95,7 +97,7 @@ def row_problems(
         pieces.append(
             {"logits": logits[mine][:, part], "targets": targets[mine], "d_value": d_value[mine], "offers": offers}
         )
-    expected = dict(answers)
+    expected = {n: np.asarray(file.reference[n]) for n in (value, f"d_{value}") if n in file.reference}
     if f"d_{value}" in expected:  # the file has the columns that count; padding has a gradient of 0
         padding = logits.shape[1] - expected[f"d_{value}"].shape[1]
         expected[f"d_{value}"] = np.pad(expected[f"d_{value}"], ((0, 0), (0, padding)))

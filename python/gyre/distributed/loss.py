@@ -23,6 +23,7 @@ from typing import Any
 
 import numpy as np
 
+from .. import reading
 from .contract import (
     Arrays,
     Finding,
@@ -30,6 +31,7 @@ from .contract import (
     Problem,
     Tolerance,
     Verdict,
+    checked_file,
     factors,
     judged,
     keywords,
@@ -38,7 +40,7 @@ from .contract import (
 )
 from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, unpacked, values_of
 from .rank import Here
-from .rounding import inputs_of
+from .rounding import rounded
 
 KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
 SPLITS = ("cp", "tp")
@@ -49,7 +51,7 @@ IGNORED = -100
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """Two cases of a file of log-probabilities, its targets for labels: with weights of 0 and 1, and with others."""
-    inputs, _ = inputs_of(path, options.dtype)
+    inputs = rounded(checked_file(path), options.dtype).inputs
     vocab, temperature = int(inputs.attributes["vocab_size"]), temperature_of(inputs)
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     labels = np.where((targets >= 0) & (targets < vocab), targets, IGNORED)

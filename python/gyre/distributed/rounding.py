@@ -1,14 +1,12 @@
 """Inputs in the type that the ranks compute in, and the answers of these inputs."""
 
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from .. import reading, reference
 from ..arrays import bfloat16_bits, from_bfloat16_bits
-from .contract import Arrays, checked_file
 
 
 def in_type(values: Any, kind: str) -> Any:
@@ -24,21 +22,17 @@ def in_type(values: Any, kind: str) -> Any:
     return from_bfloat16_bits(bfloat16_bits(np.where(np.isfinite(array), up.reshape(array.shape), array)))
 
 
-def inputs_of(path: Path, kind: str) -> tuple[reading.Group, reading.File]:
-    """The inputs of a file in the type `kind`, and the file."""
-    file = checked_file(path)
-    return replace(file.inputs, arrays={name: in_type(array, kind) for name, array in file.inputs.items()}), file
-
-
-def case_of(path: Path, kind: str, names: tuple[str, ...]) -> tuple[reading.Group, Arrays]:
-    """The inputs of a file in the type `kind`, and their answers of these names: those of the file, or computed
-    here where the type does not hold an input."""
-    inputs, file = inputs_of(path, kind)
-    asked = [name for name in names if name in file.reference]
-    if all(np.array_equal(array, file.inputs[name], equal_nan=array.dtype.kind == "f") for name, array in inputs.items()):
-        return inputs, {name: np.asarray(file.reference[name]) for name in asked}
-    if file.schema == "gyre/attention":
-        found = reference.attention(**inputs, **inputs.attributes)
-    else:
-        found = reference.logprobs(asked, **inputs, **inputs.attributes)
-    return inputs, {name: found[name] for name in asked}
+def rounded(file: reading.File, kind: str) -> reading.File:
+    """A file of attention or log-probabilities whose inputs are in the type `kind`; where it does not hold one of
+    them, answers are those of what they became."""
+    name, inputs = file.schema.removeprefix("gyre/"), file.inputs
+    arrays = {key: in_type(array, kind) for key, array in inputs.items()}
+    if all(np.array_equal(a, inputs[key], equal_nan=a.dtype.kind == "f") for key, a in arrays.items()):
+        return file
+    groups = dict(file.groups) | {name: replace(inputs, arrays=arrays)}
+    if "reference" in file:
+        given = {**arrays, **inputs.attributes}
+        names = list(file.reference)
+        found = reference.attention(**given) if name == "attention" else reference.logprobs(names, **given)
+        groups["reference"] = replace(file.reference, arrays={key: found[key] for key in names})
+    return replace(file, groups=groups)

@@ -23,12 +23,14 @@ from typing import Any
 
 import numpy as np
 
+from .. import reading
 from .contract import (
     Arrays,
     Hypothesis,
     Problem,
     Tolerance,
     Verdict,
+    checked_file,
     factors,
     judged,
     keywords,
@@ -37,7 +39,7 @@ from .contract import (
 )
 from .logprob import columns_of, disagreeing, rows_of, unpacked
 from .rank import Here
-from .rounding import in_type, inputs_of
+from .rounding import in_type, rounded
 
 KIND, USES_LAYOUT = "logprobs", False
 SPLITS = ("cp", "tp")
@@ -55,7 +57,7 @@ def log_softmax(logits: np.ndarray, kept: np.ndarray | None = None) -> np.ndarra
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
     """The case of a file that has a teacher; every second target is among the ids."""
-    inputs, _ = inputs_of(path, options.dtype)
+    inputs = rounded(checked_file(path), options.dtype).inputs
     vocab = int(inputs.attributes["vocab_size"])
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     if "teacher" not in inputs or not len(targets) or vocab <= MOST:
