@@ -20,7 +20,7 @@ from .results import read_results
 from .tokenizer import Tokenizer
 from .verdict import ArrayComparison, Comparison, Difference
 from .version import __version__
-from .writing import write_attention, write_documents, write_logprobs, write_rows
+from .writing import write_attention, write_documents, write_logprobs, write_rows, write_salm
 
 __all__ = [
     "ArrayComparison",
@@ -46,4 +46,5 @@ __all__ = [
     "write_documents",
     "write_logprobs",
     "write_rows",
+    "write_salm",
 ]

@@ -256,6 +256,60 @@ def write_rows(
             group[f"extras/{name}"].attrs["aligned"] = aligned
 
 
+def write_salm(
+    path: FilePath,
+    *,
+    vocab_size: int,
+    pad_id: int,
+    placeholder_id: int,
+    input_ids: Any,
+    inputs_embeds: Any,
+    target_ids: Any,
+    audio: Sequence[Any],
+    encoder: Any,
+    provenance: Provenance | None = None,
+) -> None:
+    """Writes a gyre/salm file, rows of text with places for audio, which gyre-pack --input reads.
+
+    B rows of S slots, padded on the left with pad_id: input_ids [B, S]; inputs_embeds [B, S, H], of the
+    text; target_ids [B, S], not shifted, -100 where nothing is supervised. audio: the samples of each
+    placeholder_id, in row-major order, arrays [samples]. encoder [window, H]: a frame is that many samples
+    times it.
+
+    Raises ValueError or TypeError when an array breaks a rule; nothing is written then.
+    """
+    attributes = {"vocab_size": checks.size("vocab_size", vocab_size, 1)}
+    for name, value in (("pad_id", pad_id), ("placeholder_id", placeholder_id)):
+        attributes[name] = checks.size(name, value, int(checks.INT32.min))
+    if pad_id == placeholder_id:
+        raise ValueError(f"pad_id and placeholder_id are both {pad_id}; they must be different ones")
+    ids = checks.integers("input_ids", input_ids, None, None)
+    good = (ids >= 0) & (ids < vocab_size) | (ids == pad_id) | (ids == placeholder_id)
+    checks.every("input_ids", ids, good, f"0 to {vocab_size - 1}, {pad_id} or {placeholder_id}")
+    targets = checks.integers("target_ids", target_ids, *ids.shape)
+    good = (targets >= 0) & (targets < vocab_size) | (targets == IGNORED)
+    checks.every("target_ids", targets, good, f"0 to {vocab_size - 1}, or {IGNORED}")
+    embeds = checks.finite("inputs_embeds", checks.reals("inputs_embeds", inputs_embeds, *ids.shape, None))
+    matrix = checks.finite("encoder", checks.reals("encoder", encoder, None, embeds.shape[2]))
+    for extent, size in zip(("rows", "columns"), matrix.shape):
+        checks.size(f"the number of {extent} of encoder", size, 1)
+    samples = [checks.finite(f"audio[{i}]", checks.reals(f"audio[{i}]", item, None)) for i, item in enumerate(audio)]
+    places = int((ids == placeholder_id).sum())
+    if len(samples) != places:
+        raise ValueError(f"there are {len(samples)} audio items; there must be {places}, one of each placeholder")
+    joined = np.concatenate([np.empty(0, np.float32), *samples])
+    reals = {"inputs_embeds": embeds, "audio": joined, "encoder": matrix}
+    arrays = {"input_ids": ids, "target_ids": targets}
+    arrays |= {name: checks.float32(name, array) for name, array in reals.items()}
+    arrays["audio_offsets"] = np.cumsum([0, *map(len, samples)], dtype=np.int64)
+    with new_file(path, "gyre/salm", _provenance(provenance)) as file:
+        group = file.create_group("salm")
+        for name, value in attributes.items():
+            group.attrs[name] = np.int64(value)
+        for name, array in arrays.items():
+            put(group, name, array)
+
+
 def _extra(
     name: str, aligned: str, value: Any, fronts: Mapping[str, tuple[int, ...]]
 ) -> np.ndarray:

@@ -1,6 +1,5 @@
 """Which cases of two sets of runs became slower or faster; noise.py has the statistics."""
 
-import json
 import math
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field

@@ -1,7 +1,6 @@
 """What gyre-study check and table say of results of official problems."""
 
 import json
-import re
 from dataclasses import dataclass
 from pathlib import Path
 

@@ -283,6 +283,30 @@ class Writing(Scratch):
         gyre.write_rows(path, vocab_size=10, **only, position_ids=[[0, 0, 1, 2]])
         self.assertNotIn("seq_lens_padded", gyre.read(path).inputs)
 
+    def test_text_with_audio_comes_back(self):
+        for name in ("golden/audio.h5", "salm_tiny.h5"):
+            rows, path = stored(name).inputs, self.place("x.h5")
+            given = {n: rows[n] for n in ("input_ids", "target_ids", "inputs_embeds", "encoder")}
+            given["audio"] = np.split(rows["audio"], rows["audio_offsets"][1:-1])
+            gyre.write_salm(path, **given, **rows.attributes)
+            gyre.assert_close(gyre.read(path).inputs, rows, rtol=0, atol=0)
+            self.assertEqual(gyre.read(path).inputs.attributes, rows.attributes)
+        os.remove(path)
+        for message, wrong in (
+            ("there are 0 audio items; there must be", {"audio": []}),
+            ("audio[1][0] is nan; it must be finite", {"audio": [given["audio"][0], [np.nan]]}),
+            ("both 3; they must be different", {"pad_id": 3, "placeholder_id": 3}),
+            ("target_ids[0, 0] is -7", {"target_ids": np.full(rows["input_ids"].shape, -7)}),
+            ("input_ids[0, 0] is", {"input_ids": np.full(rows["input_ids"].shape, 2**30)}),
+            ("encoder is", {"encoder": np.ones((4, 1))}),
+            ("the number of rows of encoder is 0", {"encoder": np.ones((0, rows["encoder"].shape[1]))}),
+            ("inputs_embeds is", {"inputs_embeds": rows["inputs_embeds"][1:]}),
+            ("float32 holds", {"encoder": np.full(rows["encoder"].shape, 1e-12 + 1)}),
+        ):
+            with self.assertRaisesRegex(ValueError, re.escape(message)):
+                gyre.write_salm(path, **{**given, **rows.attributes, **wrong})
+            self.assertFalse(os.path.exists(path), message)
+
     def test_extras_come_back_with_their_types(self):
         rows, path = stored("golden/rows_extras.h5").inputs, self.place("x.h5")
         extras = gyre.extras_of(rows)

@@ -124,6 +124,16 @@ class Programs(Scratch):
             self.run_program(3, "gyre-shard", "--input", packed, *options, "--repad", "-o", again)
             gyre.assert_close(again + ":/shards", shards + ":/shards")
 
+    def test_text_with_audio_that_python_wrote(self):
+        stored = gyre.read(os.path.join(INPUTS, "golden/audio.h5"))
+        rows, path, packed = stored.inputs, self.place("audio.h5"), self.place("packed.h5")
+        given = {n: rows[n] for n in ("input_ids", "target_ids", "inputs_embeds", "encoder")}
+        audio = np.split(rows["audio"], rows["audio_offsets"][1:-1])
+        gyre.write_salm(path, **given, **rows.attributes, audio=audio)
+        for cp in (1, 2):
+            self.run_program(2, "gyre-pack", "--input", path, "--cp", cp, "-o", packed)
+            gyre.assert_close(packed + ":/packed", f"{stored.path}:/reference/cp{cp}")
+
     def test_rows_without_tables_and_extras(self):
         path, packed = self.place("rows.h5"), self.place("packed.h5")
         rng = np.random.default_rng(5)

@@ -17,7 +17,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Finding,

@@ -23,7 +23,6 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading
 from .contract import (
     Arrays,
     Finding,
