@@ -202,6 +202,8 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
   json(error + "invalid literal; last read: 's'" + wanted, good);
   json(error + "unexpected end of input; expected '[', '{', or a literal" + wanted, "");
   json("no gyre-machine/1: 'schema' says nothing", "[]");
+  json("the key 'a' is there twice" + wanted,
+       R"({"b": [{"a": 1}, {"a": 2}], "a": {"a": 3}, "a": 4})");
   json("no gyre-machine/1: 'schema' says 1", R"({"schema": 1})");
   json("it has no 'model', which predictions need; gyre-info --model measures one",
        R"({"schema": "gyre-machine/1"})");
