@@ -8,6 +8,8 @@ index, INDEX.md to read and index.json for programs.
     golden_packing.py     documents, packed streams, what ranks hold of them: documents_*.h5,
                           packed_*.h5
     golden_batches.py     batches of data loaders: rows_*.h5, audio.h5
+    golden_exchanges.py   what ranks hold and exchange of these: row_shards_*.h5, ulysses_*.h5,
+                          encoder_*.h5
 
 The files are a function of these programs: running this twice gives the same bytes (on another
 processor the last bits of answers may differ).
@@ -24,6 +26,7 @@ import h5py  # noqa: E402
 
 import golden_attention  # noqa: E402
 import golden_batches  # noqa: E402, F401  (adds to those of golden_packing)
+import golden_exchanges  # noqa: E402, F401  (the same)
 import golden_logprobs  # noqa: E402, F401  (adds to those of golden_problems)
 import golden_packing  # noqa: E402
 import golden_problems  # noqa: E402
@@ -40,6 +43,9 @@ HEADINGS = {
     "packed": "Packed streams, and what ranks hold of them",
     "bshd": "Rows of packed segments",
     "salm": "Text with audio",
+    "row-shards": "Shards of rows",
+    "ulysses": "Heads exchanged for tokens",
+    "encoder": "Encodings of audio",
 }
 
 # Arrays that come together, for the index.
@@ -90,12 +96,12 @@ stored; a run whose type rounds these is compared with its program's own double 
 
 
 def answers_of(path):
-    """Paths of the answers in a file: the datasets below /reference, and of packed streams those of
-    /packed."""
-    found = []
+    """Paths of the answers in a file: the datasets below /reference, and of packed streams and of
+    what ranks hold and exchange all."""
+    found, groups = [], ("packed/", "reference/", "row_shards/", "ulysses/", "encoder/")
 
     def add(name, item):
-        if isinstance(item, h5py.Dataset) and name.startswith(("packed/", "reference/")):
+        if isinstance(item, h5py.Dataset) and name.startswith(groups):
             found.append(name)
 
     with h5py.File(path, "r") as file:

@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|scale|golden|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
+# record.sh counted|explained|predicted|few|scale|golden|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
 # whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` and `model` are the last screens of ./run demo and ./run model; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
@@ -30,13 +30,17 @@ explain() {
   echo "record: $1.txt: gyre-attention --explain ${*:2}"
   {
     printf '$ gyre-attention --explain %s\n' "${*:2}"
-    "$apps/gyre-attention" --explain "${@:2}" | grep '^#' | grep -vE '^# +(rank|\()'
+    "$apps/gyre-attention" --explain "${@:2}" | grep '^#' | grep -vE '^# +(rank|\(|[0-9]+ of [0-9]+ ranks|-v: )'
   } >>"$out/$1.txt"
 }
 
-counted() {
+packed() {
   record pack-algorithms 1 gyre-pack --gen dist=long-tailed,count=100K,max=16K,seed=1 --capacity 64K --algorithm all
   record shard-layouts 2 gyre-shard --gen dist=long-tailed,count=4K,max=16K,seed=1 --capacity 64K --cp 8
+}
+
+counted() {
+  packed
   record attention-counted 4 gyre-attention --tokens 2K --heads 8 --kv-heads 4 --schedule all -n 1 -w 0
   record logprobs-counted 2 gyre-logprobs --op all --method all --tp 2 --tokens 4K --vocab 32K -d bf16 -n 1 -w 0
   record filter-152k 8 gyre-logprobs --op filtered --method all --tp 8 --tokens 256 --vocab 152K -d bf16 -n 1 -w 0
@@ -60,26 +64,45 @@ predict() {
   "$apps/gyre-predict" "${@:2}" --json "$predictions/$1.json" >/dev/null
 }
 
-predicted() {
-  local machine=inputs/machines/h100-sxm-8.toml link
-  mkdir -p "$predictions"
+machine=inputs/machines/h100-sxm-8.toml
+
+winners() {
+  local link
   for link in 50 25 12.5; do
     predict "winners-$link" --machine $machine --link "switch=${link}G" --cp 8,16,32,64,128 --min 32K --max 1M \
       --svg "$predictions/winners-$link.svg"
-    predict "hiding-$link" --machine $machine --link "switch=${link}G" --cp 16 --min 16K --max 512K --schedule ring \
-      --pass fwd
   done
   predict documents --machine $machine --cp 16 --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 256K \
     --layout all
-  local share
+  predict one-document --machine $machine --cp 16 --tokens 256K --layout all
+}
+
+few_predicted() {
+  local link share
+  for link in 50 25 12.5; do
+    predict "hiding-$link" --machine $machine --link "switch=${link}G" --cp 16 --min 16K --max 512K --schedule ring \
+      --pass fwd
+  done
   for share in repeated once; do
     predict "shared-keys-$share" --machine $machine --cp 8,32 --tokens 128K --heads 128 --kv-heads 128 --head-dim 192 \
       --v-head-dim 128 --shared-key-dim "$([ $share = once ] && echo 64 || echo 0)" --layout dual-chunk-swap \
       --schedule ring,all-gather,all-to-all
   done
-  predict one-document --machine $machine --cp 16 --tokens 256K --layout all
+}
+
+predicted() {
+  mkdir -p "$predictions"
+  few_predicted
+  winners
   echo "record: published.csv, published.txt: results/published.py"
   /usr/bin/python3 results/published.py "$apps" -o "$predictions"
+}
+
+few() {
+  mkdir -p "$predictions"
+  explained
+  few_predicted
+  packed
 }
 
 # timed_prediction ARGS...: appends seconds and memory of a prediction to scale.txt.
@@ -263,6 +286,7 @@ case $what in
   counted) counted ;;
   explained) explained ;;
   predicted) predicted ;;
+  few) few ;;
   scale) scale ;;
   golden) golden ;;
   demo) demo ;;
@@ -277,7 +301,7 @@ case $what in
   conform) conform ;;
   studies) studies ;;
   *)
-    sed -n '2,8s/^# //p' "$0" >&2
+    sed -n '2,10s/^# //p' "$0" >&2
     exit 2
     ;;
 esac

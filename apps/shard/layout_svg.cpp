@@ -108,8 +108,9 @@ std::string pair_bars(const Layout& layout, const LayoutCost& cost, double wides
   for (int r = 0; r < layout.cp(); ++r) {
     const double pairs = cost.ranks[r].pairs;
     const double top = y + height * r;
+    // Pale enough for the text.
     svg += rect(x, top + 0.1 * height, std::min(bars_width, pairs * scale), 0.8 * height,
-                color(r, layout.cp()));
+                color(r, layout.cp()), 0.6);
     if (layout.cp() <= 16)
       svg += text(x + 4, top + 0.5 * height + 4, 10, "start",
                   fmt::format("rank {}: {:.3f}", r, mean > 0 ? pairs / mean : 1));

@@ -44,6 +44,8 @@ class Programs:
 
     def run(self, command, folder, changed=None):
         words = shlex.split(command)
+        launch = [os.environ.get("MPIEXEC", "mpiexec"), *words[1:3]] if words[0] == "mpirun" else []
+        words = words[3:] if launch else words
         program = words[0]
         for i, word in enumerate(words):
             name, colon, group = word.partition(":")
@@ -55,7 +57,7 @@ class Programs:
             words += QUICK
             if self.ranks > 1:
                 words = [os.environ.get("MPIEXEC", "mpiexec"), "-n", str(self.ranks), *words]
-        return subprocess.run(words, cwd=folder, capture_output=True, text=True, timeout=120, check=False)
+        return subprocess.run([*launch, *words], cwd=folder, capture_output=True, text=True, timeout=120, check=False)
 
 
 def is_rounded(case):
