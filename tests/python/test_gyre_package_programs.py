@@ -11,6 +11,7 @@ Tests of pandas and torch are skipped where these are not.
 import contextlib
 import importlib.util
 import io
+import json
 import os
 import re
 import subprocess
@@ -190,6 +191,54 @@ class Programs(Scratch):
         self.assertEqual(len(gyre.read_results(files[1])), len(lines))
         with self.assertRaisesRegex(ValueError, "not of the schema gyre-result/1"):
             gyre.read_results(os.path.join(SOURCE, "results/cpu-2core/machine.json"))
+
+
+@needs("pandas")
+class DamagedResults(Scratch):
+    """read_results names the file and the line, whatever is damaged there."""
+
+    def refused(self, name, text, wanted):
+        with open(self.place(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        with self.assertRaises(ValueError) as caught:
+            gyre.read_results(self.place(name))
+        self.assertIn(f"{self.place(name)}: {wanted}", str(caught.exception))
+
+    def test_lines(self):
+        with open(os.path.join(SOURCE, "results/cpu-2core/studies/strong/rows/cp1-fa4e917c.jsonl")) as file:
+            lines = file.read().splitlines()[:3]
+        run, row = map(json.loads, lines[:2])
+
+        def damaged(place, value):
+            return "".join(f"{line}\n" for line in [*lines[:place], value, *lines[place + 1:]])
+
+        for text, wanted in ((damaged(1, '{"schema'), "line 2: Unterminated string"),
+                             (damaged(1, "[]"), "line 2: it is not of the schema"),
+                             (damaged(1, "[" * 100000), "line 2: maximum recursion depth"),
+                             ("\n".join(lines[1:]) + "\n", "line 1: no run"),
+                             (damaged(1, json.dumps(row | {"key": 3})), "line 2: 'int'"),
+                             (damaged(1, json.dumps(row | {"run": []})), "line 2: unhashable"),
+                             (damaged(0, json.dumps(run | {"ranks": []})), "line 1: list index")):
+            self.refused("x.jsonl", text, wanted)
+        for name in ("schema", "kind", "id", "suite", "run", "ranks", "configuration"):
+            less = json.dumps({key: value for key, value in run.items() if key != name})
+            self.refused("x.jsonl", damaged(0, less), "line 1: it ")
+        for name in ("kind", "run", "key", "measurements", "units", "samples_ms", "statistics_ms", "status"):
+            less = json.dumps({key: value for key, value in row.items() if key != name})
+            self.refused("x.jsonl", damaged(1, less), f"line 2: it has no '{name}'")
+
+    def test_documents_and_tables(self):
+        with open(os.path.join(SOURCE, "results/cpu-2core/attention-one-rank.json")) as file:
+            text = file.read()
+        self.refused("x.json", text[:500], "the document: ")
+        self.refused("x.json", "[]", "the document: it is not of the schema")
+        document = json.loads(text)
+        document["results"][1].pop("status")
+        self.refused("x.json", json.dumps(document), "results[1]: it has no 'status'")
+        document.pop("ranks")
+        self.refused("x.json", json.dumps(document), "the document: it has no 'ranks'")
+        self.refused("x.csv", "a,b\n1,2\n", "it has no column 'app'")
+        self.refused("x.csv", "", "No columns to parse")
 
 
 class Page(Scratch):
