@@ -3,6 +3,8 @@
 import json
 import os
 import re
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,18 +20,20 @@ def _snake_case(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower().replace("%", "percent")).strip("_")
 
 
-def _columns(run: Json, row: Json) -> Json:
-    """The columns that the CSV of the same run has; a later one of a name replaces the earlier."""
-    ranks = run["ranks"]
+def _run_columns(run: Json) -> Json:
     columns = {
         "app": run["suite"]["program"],
         "git": run["suite"]["git"],
         "start": run["run"]["start"],
-        "host": ranks[0]["host"],
-        "ranks": len(ranks),
+        "host": run["ranks"][0]["host"],
+        "ranks": len(run["ranks"]),
     }
-    columns |= {_snake_case(name): value for name, value in run["configuration"].items()}
-    columns |= {_snake_case(name): value for name, value in row["key"].items()}
+    return columns | {_snake_case(name): value for name, value in run["configuration"].items()}
+
+
+def _columns(of_run: Json, row: Json) -> Json:
+    """The columns that the CSV of the same run has; a later one of a name replaces the earlier."""
+    columns = of_run | {_snake_case(name): value for name, value in row["key"].items()}
     for name, value in row["measurements"].items():
         unit = row["units"].get(name)
         columns[_snake_case(name) + (f"_{_snake_case(unit)}" if unit else "")] = value
@@ -40,42 +44,49 @@ def _columns(run: Json, row: Json) -> Json:
     return columns | {"result": row["status"]["result"]}
 
 
-class _Table:
-    """Runs, and the columns of rows, of the JSON of one or several runs."""
-
-    def __init__(self) -> None:
-        self.runs: dict[Any, Json] = {}
-        self.rows: list[Json] = []
-
-    def add(self, text: str, is_line: bool) -> None:
-        """Adds a document, or a line of JSON lines. ValueError: it is damaged."""
-        document = json.loads(text)
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise ValueError(f"this is not of the schema {SCHEMA}")
-        try:
-            if not is_line:
-                self.runs[""] = document
-                self.rows += [_columns(document, row) for row in document["results"]]
-            elif document["kind"] == "run":
-                self.runs[document["id"]] = document
-            elif document["kind"] == "row":
-                self.rows.append(_columns(self.runs[document["run"]], document))
-        except (AttributeError, IndexError, KeyError, TypeError) as error:
-            raise ValueError(f"it is damaged: {type(error).__name__} {error}") from error
+@contextmanager
+def _at(place: str) -> Iterator[None]:
+    """Says where a file is damaged; ValueError, whatever is wrong there."""
+    try:
+        yield
+    except KeyError as error:
+        raise ValueError(f"{place}: it has no {error}") from error
+    except (ValueError, LookupError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{place}: {error}") from error
 
 
-def _table(name: str, text: str) -> _Table:
-    """The table of a file's text; a last line of JSON lines without an end is of a run that was killed."""
-    found = _Table()
-    if not name.endswith(".jsonl"):
-        found.add(text, False)
-        return found
-    for number, line in enumerate(text.split("\n")[:-1], 1):
-        try:
-            found.add(line, True)
-        except ValueError as error:
-            raise ValueError(f"line {number}: {error}") from error
-    return found
+def _of_schema(document: Any) -> Json:
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"it is not of the schema {SCHEMA}")
+    return document
+
+
+def _table_of_lines(text: str) -> tuple[list[Json], list[Json]]:
+    """Runs, and columns of each row; a last line without an end is of a run that was killed."""
+    runs: dict[str, Json] = {}
+    columns: dict[str, Json] = {}
+    rows = []
+    for number, text_of_line in enumerate(text.split("\n")[:-1], 1):
+        with _at(f"line {number}"):
+            line = _of_schema(json.loads(text_of_line))
+            if line["kind"] == "run":
+                runs[line["id"]], columns[line["id"]] = line, _run_columns(line)
+            elif line["kind"] == "row":
+                if line["run"] not in runs:
+                    raise ValueError(f"no run {line['run']!r} stands before it")
+                rows.append(_columns(columns[line["run"]], line))
+    return list(runs.values()), rows
+
+
+def _table_of_document(text: str) -> tuple[list[Json], list[Json]]:
+    with _at("the document"):
+        document = _of_schema(json.loads(text))
+        columns, listed = _run_columns(document), document["results"]
+    rows = []
+    for number, row in enumerate(listed):
+        with _at(f"results[{number}]"):
+            rows.append(_columns(columns, row))
+    return [document], rows
 
 
 def read_results(path: str | os.PathLike[str]) -> "pandas.DataFrame":
@@ -83,18 +94,23 @@ def read_results(path: str | os.PathLike[str]) -> "pandas.DataFrame":
 
     Columns are the run's configuration, the row's key, its measurements, named with their units
     (time_ms, sent_mb_rank), and its verdict. Of JSON, `attrs["runs"]` has all that each file says
-    of its runs: build, machine, inputs, verification, samples. Needs pandas. ValueError: the file
-    is not of the schema gyre-result/1, or damaged; it names the file and the line.
+    of its runs: build, machine, inputs, verification, samples. Needs pandas. ValueError, with the
+    file and the line: it is damaged, or not of the schema gyre-result/1.
     """
     import pandas
 
     name = os.fspath(path)
     try:
         if name.endswith(".csv"):
-            return pandas.read_csv(name, keep_default_na=False, na_values=[""])
-        table = _table(name, Path(name).read_text(encoding="utf-8"))
-    except (RecursionError, ValueError) as error:
+            frame = pandas.read_csv(name, keep_default_na=False, na_values=[""])
+            if missing := [column for column in ("app", "result") if column not in frame]:
+                raise ValueError(f"it has no column {missing[0]!r}")
+            return frame
+        text = Path(name).read_text(encoding="utf-8")
+        read = _table_of_lines if name.endswith(".jsonl") else _table_of_document
+        runs, rows = read(text)
+    except ValueError as error:
         raise ValueError(f"{name}: {error}") from error
-    frame = pandas.DataFrame(table.rows)
-    frame.attrs["runs"] = list(table.runs.values())
+    frame = pandas.DataFrame(rows)
+    frame.attrs["runs"] = runs
     return frame

@@ -16,12 +16,13 @@ SEPARATOR = "\0"  # stands for "--"
 DESCRIPTION = """Plans, launches and evaluates studies of Gyre's programs: which schedule, layout, number of ranks,
 length or network costs what, on a machine with Slurm or without."""
 EPILOG = """Examples:
-  slurm/gyre-study plan strong --site example -o strong      # slurm/studies/strong.toml on slurm/sites/example.toml
-  slurm/gyre-study submit strong                             # to Slurm; again: only what is not done
-  slurm/gyre-study run strong                                # the same without Slurm, through mpiexec
+  slurm/gyre-study plan strong --site local -o strong        # this machine: the study's size for two cores
+  slurm/gyre-study run strong                                # through mpiexec; again: only what is not done
   slurm/gyre-study status strong --cases
   slurm/gyre-study collect strong && slurm/gyre-study report strong
-  slurm/gyre-study compare before.sqlite strong
+  slurm/gyre-study plan strong --site mine -o large          # slurm/studies/strong.toml on slurm/sites/mine.toml
+  slurm/gyre-study submit large                              # the same through Slurm
+  slurm/gyre-study compare old1 old2 old3 -- strong1 strong2 strong3
   slurm/gyre-study plan official-attention --size small --site mine -o small && slurm/gyre-study submit small
   slurm/gyre-study check small                               # accepted, or why not
 
@@ -68,7 +69,7 @@ def parser() -> argparse.ArgumentParser:
         default=[],
         help="another study's folder: its times are expected",
     )
-    plan.add_argument("--size", default="", help="of a study with sizes: which one (the first)")
+    plan.add_argument("--size", default="", help="of a study with sizes: which one (the site's, else the first)")
     plan.add_argument(
         "--set",
         action="append",

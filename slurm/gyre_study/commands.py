@@ -44,15 +44,18 @@ def axes_text(axes: dict[str, object]) -> str:
 
 def plan(options: argparse.Namespace) -> int:
     study_file = find_file(options.study, SLURM / "studies")
-    study = load_study(study_file, options.size, options.set)
     site_file = find_file(options.site, SLURM / "sites")
     site = load_site(site_file)
+    study = load_study(study_file, options.size, options.set, site.size)
     apps = options.apps or (site_file.parent / site.apps if site.apps else APPS)
     app = load_app(apps, study.app)
     expansion = expand(study, site, app, study_file.name)
     own = [options.output] if options.output else []
     known = seconds_by_kin([*own, *options.previous])
     print(plan_text(expansion, known))
+    if study.size:
+        why = "" if options.size else " (the site's)" if study.size == site.size else " (the first)"
+        print(f"# size {study.size}{why}; --size chooses another")
     if options.cases:
         for placement in expansion.placements:
             for launch in launches_of(placement, placement.cases, app):
@@ -61,7 +64,8 @@ def plan(options: argparse.Namespace) -> int:
                 print(f"  {case.id}  {axes_text(case.axes)}")
     if options.output:
         write_plan(options.output, study, site, app, expansion, predict_all(expansion, app, site))
-        print(f"# {options.output}: gyre-study submit {options.output}, or run, goes on")
+        what = "submit" if site.launcher == "srun" else "run"
+        print(f"# {options.output}: gyre-study {what} {options.output} goes on")
     return 0
 
 

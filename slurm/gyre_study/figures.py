@@ -140,8 +140,10 @@ def round_down(value: float) -> float:
 
 
 def set_log(axis: XAxis | YAxis, low: float, high: float) -> None:
-    """A logarithmic axis with a tick at either end."""
+    """A logarithmic axis with a tick at either end, which are not one."""
     bounds = round_down(low), 1 / round_down(1 / high)
+    if bounds[0] == bounds[1]:
+        bounds = bounds[0] / 2, bounds[1] * 2
     axis.axes.set(**{f"{axis.axis_name}scale": "log", f"{axis.axis_name}lim": bounds})
     axis.set_major_locator(LogLocator(subs=(1, 2, 5)))
     axis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
@@ -157,6 +159,8 @@ def set_x(axes: Axes, axis: Axis, values: Sequence[Any]) -> dict[Any, float]:
     }
     if axis.scale == "log2":
         axes.set_xscale("log", base=2)
+        if len(places) == 1:  # else the axis would be as wide as the shifts of its points
+            axes.set_xlim(min(places) / 2, max(places) * 2)
     elif axis.scale == "log":
         set_log(axes.xaxis, min(places), max(places))
         return places

@@ -37,6 +37,7 @@ class Site:
     launcher: str = "srun"
     binding: str = "cores"
     apps: str = ""
+    size: str = ""
     mpiexec: str = "mpiexec"
     modules: list[str] = field(default_factory=list)
     sbatch_options: list[str] = field(default_factory=list)
@@ -78,6 +79,7 @@ SITE_KEYS: dict[str, type] = {
     "launcher": str,
     "binding": str,
     "apps": str,
+    "size": str,
     "mpiexec": str,
     "modules": list,
     "sbatch_options": list,
@@ -123,7 +125,7 @@ WORDS = {int: "a whole number", str: "a text", list: "a list of texts", dict: "a
 def find_file(word: str, folder: Path) -> Path:
     """A path, or the name of a file of the folder."""
     path = Path(word)
-    if path.suffix != ".toml" and not path.exists():
+    if path.suffix != ".toml" and not path.is_file():  # a study's folder may have the study's name
         path = folder / f"{word}.toml"
     if not path.is_file():
         there = sorted(one.stem for one in folder.glob("*.toml"))
@@ -210,9 +212,9 @@ def load_site(path: Path) -> Site:
     return Site(path.stem, **table)
 
 
-def load_study(path: Path, size: str = "", chosen: Sequence[str] = ()) -> Study:
-    """The study of a file. `size`: of its sizes; "": the first. `chosen`: "NAME=VALUE[,VALUE ...]", of what is tunable.
-    """
+def load_study(path: Path, size: str = "", chosen: Sequence[str] = (), usual: str = "") -> Study:
+    """The study of a file. `size`: of its sizes; "": `usual` if it has that, else the first. `chosen`:
+    "NAME=VALUE[,VALUE ...]", of what is tunable."""
     table = read_toml(path)
     file = path.name
     messages = wrong_values(file, table, FILE_KEYS)
@@ -230,7 +232,7 @@ def load_study(path: Path, size: str = "", chosen: Sequence[str] = ()) -> Study:
         raise StudyError(f"{file}: --size {size}: no such size; {near}")
     table.pop("sizes", None)
     if sizes:
-        table["size"] = size or next(iter(sizes))
+        table["size"] = size or (usual if usual in sizes else next(iter(sizes)))
         for key, value in sizes[table["size"]].items():
             table[key] = {**table.get(key, {}), **value} if isinstance(value, dict) else value
     messages += wrong_words(file, table, {"kind": KINDS, "accept": ("measured", "finished")})

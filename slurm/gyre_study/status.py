@@ -315,7 +315,8 @@ def judge(status: CaseStatus, folder: Folder, unchecked: bool) -> None:
         if status.state not in ("failed", "cut off"):
             status.state, status.reason = "missing", "some of its rows are missing"
     elif doubtful:
-        status.state, status.reason = "noisy", "; ".join(doubtful[0].reasons)
+        reasons = [reason.removeprefix("noisy: ") for reason in doubtful[0].reasons]
+        status.state, status.reason = "noisy", "; ".join(reasons)
     else:
         status.state, status.reason = "done", ""
 

@@ -205,42 +205,50 @@ class Programs(Scratch):
 
 @needs("pandas")
 class DamagedResults(Scratch):
-    """gyre.read_results of files with a fault names the file, and of JSON lines the line."""
+    """read_results names the file and the line, whatever is damaged there."""
 
-    RUN = {"schema": "gyre-result/1", "kind": "run", "id": 7, "suite": {"program": "gyre-pack", "git": "x"},
-           "run": {"start": "now"}, "ranks": [{"host": "h"}], "configuration": {"cp": 2}}
-    ROW = {"schema": "gyre-result/1", "kind": "row", "run": 7, "key": {"pass": "fwd"}, "measurements": {"time": 1.5},
-           "units": {"time": "ms"}, "samples_ms": [1.5], "statistics_ms": {"median_low": 1, "median_high": 2},
-           "cpu_share": 1.0, "status": {"result": "VALID"}}
+    def refused(self, name, text, wanted):
+        with open(self.place(name), "w", encoding="utf-8") as file:
+            file.write(text)
+        with self.assertRaises(ValueError) as caught:
+            gyre.read_results(self.place(name))
+        self.assertIn(f"{self.place(name)}: {wanted}", str(caught.exception))
 
-    def written(self, *lines):
-        path = self.place("rows.jsonl")
-        Path(path).write_text("".join(f"{line if isinstance(line, str) else json.dumps(line)}\n" for line in lines))
-        return path
+    def test_lines(self):
+        with open(os.path.join(SOURCE, "results/cpu-2core/studies/strong/rows/cp1-fa4e917c.jsonl")) as file:
+            lines = file.read().splitlines()[:3]
+        run, row = map(json.loads, lines[:2])
 
-    def test_of_lines(self):
-        self.assertEqual(gyre.read_results(self.written(self.RUN, self.ROW))["time_ms"].tolist(), [1.5])
-        for key in self.ROW:
-            changes = [{name: value for name, value in self.ROW.items() if name != key}]
-            changes += [self.ROW | {key: value} for value in (None, 3, [])]
-            for row in changes[: 1 if key in ("cpu_share", "kind", "samples_ms") else None]:
-                with self.subTest(key, row=row), self.assertRaisesRegex(ValueError, r"rows\.jsonl: line 2: "):
-                    gyre.read_results(self.written(self.RUN, row))
-        for line in ("", "{", "[" * 100_000, json.dumps(self.ROW)[:-9], "null", '"text"'):
-            with self.subTest(line[:9]), self.assertRaisesRegex(ValueError, r"rows\.jsonl"):
-                gyre.read_results(self.written(self.RUN, line))
-        for key in ("suite", "run", "ranks", "configuration", "id"):
-            run = {name: value for name, value in self.RUN.items() if name != key}
-            with self.subTest(key), self.assertRaisesRegex(ValueError, r"rows\.jsonl: line [12]: "):
-                gyre.read_results(self.written(run, self.ROW))
+        def damaged(place, value):
+            return "".join(f"{line}\n" for line in [*lines[:place], value, *lines[place + 1:]])
 
-    def test_of_other_files(self):
-        for name, content in (("x.json", b"{}"), ("x.json", b'{"schema": "gyre-result/1"}'), ("x.json", b"\xff"),
-                              ("x.csv", b""), ("x.csv", b"\xff\xfe,\n1,2,3\n")):
-            path = Path(self.place(name))
-            path.write_bytes(content)
-            with self.subTest(content), self.assertRaisesRegex(ValueError, name):
-                gyre.read_results(path)
+        for text, wanted in ((damaged(1, '{"schema'), "line 2: Unterminated string"),
+                             (damaged(1, "[]"), "line 2: it is not of the schema"),
+                             (damaged(1, "[" * 100000), "line 2: maximum recursion depth"),
+                             ("\n".join(lines[1:]) + "\n", "line 1: no run"),
+                             (damaged(1, json.dumps(row | {"key": 3})), "line 2: 'int'"),
+                             (damaged(1, json.dumps(row | {"run": []})), "line 2: unhashable"),
+                             (damaged(0, json.dumps(run | {"ranks": []})), "line 1: list index")):
+            self.refused("x.jsonl", text, wanted)
+        for name in ("schema", "kind", "id", "suite", "run", "ranks", "configuration"):
+            less = json.dumps({key: value for key, value in run.items() if key != name})
+            self.refused("x.jsonl", damaged(0, less), "line 1: it ")
+        for name in ("kind", "run", "key", "measurements", "units", "samples_ms", "statistics_ms", "status"):
+            less = json.dumps({key: value for key, value in row.items() if key != name})
+            self.refused("x.jsonl", damaged(1, less), f"line 2: it has no '{name}'")
+
+    def test_documents_and_tables(self):
+        with open(os.path.join(SOURCE, "results/cpu-2core/attention-one-rank.json")) as file:
+            text = file.read()
+        self.refused("x.json", text[:500], "the document: ")
+        self.refused("x.json", "[]", "the document: it is not of the schema")
+        document = json.loads(text)
+        document["results"][1].pop("status")
+        self.refused("x.json", json.dumps(document), "results[1]: it has no 'status'")
+        document.pop("ranks")
+        self.refused("x.json", json.dumps(document), "the document: it has no 'ranks'")
+        self.refused("x.csv", "a,b\n1,2\n", "it has no column 'app'")
+        self.refused("x.csv", "", "No columns to parse")
 
 
 class Page(Scratch):

@@ -5,6 +5,7 @@ Usage: test_study_plan.py SOURCE_DIR BUILD_DIR
 """
 
 import json
+import os
 import random
 import sys
 import tomllib
@@ -24,7 +25,7 @@ from gyre_study.cases import expand  # noqa: E402
 from gyre_study.collect import Collector  # noqa: E402
 from gyre_study.sides import runs_of  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
-from gyre_study.files import Site, Study, load_site, load_study  # noqa: E402
+from gyre_study.files import Site, Study, find_file, load_site, load_study  # noqa: E402
 from gyre_study.folder import Folder  # noqa: E402
 from gyre_study.launches import launches_of  # noqa: E402
 from gyre_study.status import statuses  # noqa: E402
@@ -295,6 +296,30 @@ problems.p.mask = "full"
                      "problems.q = 1: wanted: a table")
         self.refused(lambda file: load_study(file, "little"), 'kind = "strong"\napp = "a"\n[axes]\n',
                      "--size little: no such size; it has one size")
+
+    def test_each_study_has_a_size_for_this_machine(self) -> None:
+        """What --site local chooses fits its cores; another site begins with the first size."""
+        local = load_site(SOURCE / "slurm/sites/local.toml")
+        for file in (SOURCE / "slurm/studies").glob("*.toml"):
+            study = load_study(file, usual=local.size)
+            self.assertEqual(study.size, "tiny", file)
+            ranks = [sizes.parse_size(max(study.axes.get(name, [1]), key=sizes.parse_size)) for name in ("dp", "cp", "tp")]
+            self.assertLessEqual(max(ranks), local.cores_per_node, file)
+            if not file.stem.startswith("official"):
+                self.assertEqual(load_study(file).size, "large", file)
+            self.assertEqual(load_study(file, "tiny").axes, study.axes)
+        app = app_of()
+        study = load_study(SOURCE / "slurm/studies/strong.toml", usual=local.size)
+        study.options = {"heads": study.options["heads"]}
+        self.assertEqual(sum(len(one.cases) for one in expand(study, local, app, "strong.toml").placements), 12)
+
+    def test_a_folder_of_the_name_of_a_study(self) -> None:
+        """`plan strong -o strong`, again."""
+        (self.place / "strong").mkdir()
+        here = os.getcwd()
+        self.addCleanup(os.chdir, here)
+        os.chdir(self.place)
+        self.assertEqual(find_file("strong", SOURCE / "slurm/studies").name, "strong.toml")
 
     def test_sites(self) -> None:
         node = "cores_per_node = 1\n"

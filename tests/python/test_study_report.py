@@ -4,6 +4,7 @@
 Usage: test_study_report.py SOURCE_DIR BUILD_DIR; needs python3-pandas and python3-matplotlib.
 """
 
+import itertools
 import json
 import random
 import re
@@ -11,6 +12,7 @@ import sqlite3
 import subprocess
 import sys
 import unittest
+import warnings
 import xml.etree.ElementTree as xml
 from dataclasses import replace
 from html.parser import HTMLParser
@@ -20,6 +22,7 @@ SOURCE, BUILD = Path(sys.argv[1]).resolve(), Path(sys.argv[2]).resolve()
 sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 try:
+    import numpy as np
     import pandas as pd
     from gyre_study.report import write_report
 except ImportError as error:
@@ -27,7 +30,7 @@ except ImportError as error:
     sys.exit(77)
 import study_results as made  # noqa: E402
 from study_plans import SMALL, Scratch, app_of  # noqa: E402
-from gyre_study import points, predict  # noqa: E402
+from gyre_study import figures, points, predict  # noqa: E402
 from gyre_study.app import load_app  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
 from gyre_study.collect import collect  # noqa: E402
@@ -239,6 +242,53 @@ class Studies(Scratch):
         for scales in ticks.values():
             self.assertGreaterEqual(len(*scales), 2)
 
+    def test_one_value_of_x(self) -> None:
+        """Series stand beside one another, not at opposite edges."""
+        for scale in ("log2", "log", "names"):
+            for connected in (True, False):
+                for heights in ((10.0, 10.0), (9.0, 21.0)):
+                    lines = {number: [figures.Point(2, height, True, 1, "")] for number, height in enumerate(heights)}
+                    axis = figures.Axis("x", scale, connected=connected)
+                    with warnings.catch_warnings():
+                        warnings.simplefilter("error")
+                        svg = figures.figure("f", [(figures.Axis("y", "log"), [figures.Panel("", lines)])], axis)
+                    width = float(re.search(r'viewBox="0 0 ([\d.]+) ', svg)[1])
+                    places = [float(x) for x in re.findall(r'<a href="#row-1"><title></title>\s*<path d="M ([\d.]+)', svg)]
+                    self.assertEqual(len(places), 2, (scale, svg))
+                    self.assertLess(max(places) - min(places), 0.15 * width, scale)
+
+    def test_colours_can_be_told_apart_by_everybody(self) -> None:
+        """CIELAB distances under full protanopia, deuteranopia and tritanopia (Machado and others 2009)."""
+        vision = {
+            "normal": np.eye(3),
+            "protan": [[0.152286, 1.052583, -0.204868], [0.114503, 0.786281, 0.099216], [-0.003882, -0.048116, 1.051998]],
+            "deutan": [[0.367322, 0.860646, -0.227968], [0.280085, 0.672501, 0.047413], [-0.011820, 0.042940, 0.968881]],
+            "tritan": [[1.255528, -0.076749, -0.178779], [-0.078411, 0.930809, 0.147602], [0.004733, 0.691367, 0.303900]],
+        }
+        to_xyz = np.array([[0.4124564, 0.3575761, 0.1804375], [0.2126729, 0.7151522, 0.0721750],
+                           [0.0193339, 0.1191920, 0.9503041]])
+
+        def linear(colour: str) -> np.ndarray:
+            share = np.array([int(colour[place: place + 2], 16) for place in (1, 3, 5)]) / 255
+            return np.where(share <= 0.04045, share / 12.92, ((share + 0.055) / 1.055) ** 2.4)
+
+        def lab(light: np.ndarray) -> np.ndarray:
+            xyz = to_xyz @ np.clip(light, 0, 1) / [0.95047, 1, 1.08883]
+            root = np.where(xyz > 216 / 24389, np.cbrt(xyz), (24389 / 27 * xyz + 16) / 116)
+            return np.array([116 * root[1] - 16, 500 * (root[0] - root[1]), 200 * (root[1] - root[2])])
+
+        for part in (SOURCE / "slurm/gyre_study/report.css").read_text(encoding="utf-8").split("@media (prefers")[:2]:
+            paper = linear(re.search(r"--paper: (#\w{6})", part)[1])
+            colours = [linear(one) for one in re.findall(r"--series-\d: (#\w{6})", part)]
+            self.assertEqual(len(colours), len(figures.SERIES))
+            for one in colours:
+                light = [float(to_xyz[1] @ side) + 0.05 for side in (one, paper)]
+                self.assertGreaterEqual(max(light) / min(light), 3)
+            for name, matrix in vision.items():
+                seen = [lab(np.array(matrix) @ one) for one in colours]
+                nearest = min(np.linalg.norm(a - b) for a, b in itertools.combinations(seen, 2))
+                self.assertGreater(nearest, 20, name)
+
     def test_points_have_the_spread_of_the_repetitions(self) -> None:
         data = points.read_study(collect(self.make(self.study("strong", cp=[1, 2], tokens=[512]))).file)
         row = data.rows.iloc[0]
@@ -356,4 +406,4 @@ class Studies(Scratch):
         self.assertTrue(pd.notna(list(found.values())[0]["fwd"]))
 
 
-unittest.main(argv=sys.argv[:1])
+unittest.main(argv=[sys.argv[0], *sys.argv[3:]])
