@@ -1,6 +1,7 @@
 #include "io/logprobs_checks.hpp"
 
 #include <algorithm>
+#include <cmath>
 
 namespace gyre {
 
@@ -26,6 +27,19 @@ void check_logprobs(ConfigErrors& errors, const char* path, const std::vector<fl
   if (wrong != values.end())
     errors.add("{}[{}] is {}; a log-probability is at most 0", path, wrong - values.begin(),
                *wrong);
+}
+
+void check_gradients(ConfigErrors& errors, const char* path, const std::vector<float>& gradients,
+                     int64_t width, const LogprobsFile& f) {
+  for (int64_t i = 0; i < std::ssize(gradients); ++i) {
+    const double t = f.temperatures.empty() ? f.temperature : f.temperatures[i / width];
+    const double most = 1e30 * std::min(1.0, t * t);
+    if (std::abs(gradients[i]) <= most) continue;
+    if (!std::isfinite(gradients[i]))
+      return errors.add("{}[{}] is {}; it must be finite", path, i, gradients[i]);
+    return errors.add("{}[{}] is {}; a gradient at a temperature of {:g} is from {:g} to {:g}",
+                      path, i, gradients[i], t, -most, most);
+  }
 }
 
 void check_largest(ConfigErrors& errors, const LogprobsFile& f) {

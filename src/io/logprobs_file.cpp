@@ -293,7 +293,7 @@ void check_filters(ConfigErrors& errors, const char* name, const std::vector<T>&
 void check_projection(ConfigErrors& errors, const LogprobsFile& f) {
   const std::string fault = fault_of(f.projection->matrix(), f.vocab_size, projection_arrays);
   if (!fault.empty()) errors.add("{}", fault);
-  check_finite(errors, d_projected_path, f.projection->d_projected);
+  check_gradients(errors, d_projected_path, f.projection->d_projected, f.projection->width, f);
 }
 
 void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& arrays,
@@ -316,8 +316,8 @@ void check_numbers(const h5::File& file, const std::vector<LogprobsArray>& array
   check_finite(errors, "/logprobs/teacher_values", f.teacher_values, true);
   check_logprobs(errors, teacher_logprobs_path, f.teacher_logprobs);
   check_logprobs(errors, teacher_target_path, f.teacher_target_logprobs);
-  check_finite(errors, "/logprobs/d_value", f.d_value);
-  check_finite(errors, "/logprobs/d_logprobs", f.d_logprobs);
+  check_gradients(errors, "/logprobs/d_value", f.d_value, 1, f);
+  check_gradients(errors, "/logprobs/d_logprobs", f.d_logprobs, f.vocab_size, f);
   if (f.linear) {
     check_finite(errors, "/logprobs/hidden", f.linear->hidden);
     check_finite(errors, "/logprobs/head", f.linear->head);
