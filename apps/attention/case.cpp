@@ -114,11 +114,12 @@ AttentionResult AttentionCase::row(Pass pass, int cycle) const {
   return row;
 }
 
-AttentionTolerances AttentionCase::tolerances() const {
+std::pair<AttentionTolerances, AttentionTolerances> AttentionCase::tolerances() const {
   AttentionReductions lengths = attention_reductions(plan_, planned_, machine_.world);
   lengths.score_size = workload_.score_size;
-  return attention_tolerances(lengths, setup_.types,
-                              machine_.kernel.precision(setup_.types.activations));
+  const KernelPrecision kernel = machine_.kernel.precision(setup_.types.activations);
+  return {attention_tolerances(lengths, setup_.types, kernel),
+          attention_sigmas(lengths, setup_.types, kernel)};
 }
 
 void AttentionCase::check_counts(Verification& checks) const {

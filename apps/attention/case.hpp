@@ -123,8 +123,8 @@ class AttentionCase final : public Case {
   AttentionExecutor& executor() { return *executor_; }
   Stream& stream() { return machine_.stream; }
   Communicator& world() { return machine_.world; }
-  /// Collective.
-  AttentionTolerances tolerances() const;
+  /// Tolerances, and the expected standard deviations of errors. Collective.
+  std::pair<AttentionTolerances, AttentionTolerances> tolerances() const;
 
  private:
   /// "ring, dual-chunk-swap, 4096 tokens"

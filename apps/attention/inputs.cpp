@@ -135,34 +135,46 @@ std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions&
 
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs) {
   constexpr int64_t most = 32;
-  const auto stride = [](int64_t count) { return std::max<int64_t>(1, ceil_div(count, most)); };
+  const auto stride = [](int64_t count, int64_t some) {
+    return std::max<int64_t>(1, ceil_div(count, some));
+  };
   std::vector<float> q(workload.width(InputTensor::q));
   std::vector<float> k(workload.width(InputTensor::k));
   const size_t dim = workload.heads.head_dim;
   const size_t group = workload.heads.group();
-  double squares = 0, scores = 0;
-  for (int64_t d = 0; d < workload.documents(); d += stride(workload.documents())) {
-    const int64_t first = workload.offsets[d], length = workload.length(d);
-    const DocumentMask mask(workload.mask, d, length);
-    for (int64_t i = length - 1; i >= 0; i -= stride(length)) {
+  double largest = 1;
+  const auto sample = [&](int64_t first, const Region& region, int64_t rows) {
+    std::vector<double> squares(workload.heads.heads, 0.0);
+    int64_t pairs = 0;
+    for (int64_t i = region.q_end - 1; i >= region.q_begin;
+         i -= stride(region.q_end - region.q_begin, rows)) {
+      const Region::Keys keys = region.keys_of(i);
       inputs.row(InputTensor::q, first + i, q);
       // The pair of a token with itself is mostly visible, and often has the largest score.
-      for (int64_t j = i; j >= 0; j -= stride(i + 1)) {
-        if (!mask.sees(i, j)) continue;
+      for (int64_t j = keys.last; j >= keys.first; j -= stride(keys.count(), rows), ++pairs) {
         inputs.row(InputTensor::k, first + j, k);
-        for (size_t h = 0; h < static_cast<size_t>(workload.heads.heads); ++h) {
+        for (size_t h = 0; h < squares.size(); ++h) {
           double score = 0;
           for (size_t e = 0; e < dim; ++e)
             score +=
                 static_cast<double>(q[h * dim + e]) * static_cast<double>(k[h / group * dim + e]);
           score *= workload.heads.scale;
-          squares += score * score;
-          ++scores;
+          squares[h] += score * score;
         }
       }
     }
+    for (const double sum : squares)
+      if (pairs > 0) largest = std::max(largest, std::sqrt(sum / pairs));
+  };
+  for (int64_t d = 0; d < workload.documents(); d += stride(workload.documents(), most)) {
+    const DocumentMask mask(workload.mask, d, workload.length(d));
+    const auto regions = mask.regions();
+    const auto count = std::ssize(regions);
+    const int64_t rows = most / std::sqrt(std::clamp<double>(count, 1, most));
+    for (int64_t r = 0; r < count; r += stride(count, most))
+      sample(workload.offsets[d], regions[r], rows);
   }
-  return scores > 0 ? std::max(1.0, std::sqrt(squares / scores)) : 1;
+  return largest;
 }
 
 std::vector<TokenRow> token_rows(const AttentionWorkload& workload, const Shard& shard) {

@@ -138,8 +138,9 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
 /// answer.
 std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o);
 
-/// The rms of scale · <q, k> over a sample of the visible pairs (all heads; up to 32 documents, 32
-/// queries per document, 32 keys per query); at least 1.
+/// The rms of scale · <q, k> over visible pairs, of the region and head where it is largest; at
+/// least 1. A sample: up to 32 documents and 32 regions of each; of one region, 32 queries with 32
+/// keys each, of more regions fewer, so that a document has about as many pairs.
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs);
 
 /// A token and its slot in a shard.

@@ -60,7 +60,7 @@ class Verifier {
       : case_(of),
         workload_(of.workload()),
         backward_(pass == Pass::backward),
-        tolerance_(of.tolerances()),
+        tolerances_(of.tolerances()),
         rows_(rows_for_reference(workload_, of.expectation().inputs, backward_)),
         heads_(static_cast<size_t>(workload_.heads.heads)),
         value_dim_(static_cast<size_t>(workload_.heads.value_dim())),
@@ -87,6 +87,7 @@ class Verifier {
 
  private:
   using Answers = std::vector<double> AttentionReference::*;
+  using Tolerance = double AttentionTolerances::*;
   /// Recomputed rows, then rows that only have answers.
   struct Rows {
     std::vector<TokenRow> all;
@@ -122,9 +123,13 @@ class Verifier {
     return rows;
   }
   /// An array of these rows. The caller sets its columns.
-  ResultArray array_of(const char* name, double tolerance, Answers of,
+  ResultArray array_of(const char* name, Tolerance tolerance, Answers of,
                        const std::shared_ptr<const Rows>& rows) const {
-    ResultArray array{name, {workload_.tokens()}, name, tolerance};
+    ResultArray array{name,
+                      {workload_.tokens()},
+                      name,
+                      tolerances_.first.*tolerance,
+                      tolerances_.second.*tolerance};
     array.answers = answers(of);
     array.samples_itself = true;
     array.batch_rows = 16;  // small: under a short window, every row is recomputed
@@ -141,7 +146,7 @@ class Verifier {
   /// An array [tokens, heads, dim] of these elements of the heads in the columns of `got`.
   /// recompute(batch) returns the recomputed rows of the batch: all columns, and a size of each
   /// head of the array.
-  ResultArray head_array(const char* name, double tolerance, Answers of, const HeadColumns& part,
+  ResultArray head_array(const char* name, Tolerance tolerance, Answers of, const HeadColumns& part,
                          const HostCopy& got, const std::shared_ptr<const Rows>& rows,
                          const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {
     ResultArray array = array_of(name, tolerance, of, rows);
@@ -218,12 +223,13 @@ class Verifier {
     const int64_t value_dim = shape.value_dim();
     std::vector<ResultArray> arrays{
         lse_array(rows, [queries](ResultArray::Batch b) { return std::span(queries(b).lse); }),
-        head_array("out", tolerance_.out, &AttentionReference::out, {shape.heads, value_dim}, out_,
-                   rows, [queries](auto b) -> const Recomputed& { return queries(b).out; })};
+        head_array("out", &AttentionTolerances::out, &AttentionReference::out,
+                   {shape.heads, value_dim}, out_, rows,
+                   [queries](auto b) -> const Recomputed& { return queries(b).out; })};
     if (backward_)
       arrays.push_back(head_array(
-          "d_q", tolerance_.d_q, &AttentionReference::d_q, {shape.heads, shape.head_dim}, d_q_,
-          rows, [queries](auto b) -> const Recomputed& { return queries(b).d_q; }));
+          "d_q", &AttentionTolerances::d_q, &AttentionReference::d_q, {shape.heads, shape.head_dim},
+          d_q_, rows, [queries](auto b) -> const Recomputed& { return queries(b).d_q; }));
     return with_answers(std::move(arrays), answered);
   }
   static std::vector<ResultArray> with_answers(std::vector<ResultArray> arrays, bool answered) {
@@ -233,7 +239,7 @@ class Verifier {
   /// The array of log-sum-exps, infinite exactly where a query sees no key.
   template <class Recompute>
   ResultArray lse_array(const std::shared_ptr<const Rows>& rows, const Recompute& recompute) {
-    ResultArray array = array_of("lse", tolerance_.lse, &AttentionReference::lse, rows);
+    ResultArray array = array_of("lse", &AttentionTolerances::lse, &AttentionReference::lse, rows);
     array.shape.push_back(workload_.heads.heads);
     array.columns = array.width();
     array.read = read_rows(array.columns, [this, rows](size_t r, std::span<double> to) {
@@ -284,14 +290,16 @@ class Verifier {
     const HeadShape& shape = workload_.heads;
     const int64_t heads = shape.kv_heads;
     std::vector<ResultArray> arrays{
-        head_array("d_k", tolerance_.d_k, &AttentionReference::d_k, own_key_columns(shape), d_k_,
-                   rows, [keys](auto b) -> const Recomputed& { return keys(b).d_k; }),
-        head_array("d_v", tolerance_.d_v, &AttentionReference::d_v, {heads, shape.value_dim()},
-                   d_v_, rows, [keys](auto b) -> const Recomputed& { return keys(b).d_v; })};
+        head_array("d_k", &AttentionTolerances::d_k, &AttentionReference::d_k,
+                   own_key_columns(shape), d_k_, rows,
+                   [keys](auto b) -> const Recomputed& { return keys(b).d_k; }),
+        head_array("d_v", &AttentionTolerances::d_v, &AttentionReference::d_v,
+                   {heads, shape.value_dim()}, d_v_, rows,
+                   [keys](auto b) -> const Recomputed& { return keys(b).d_v; })};
     if (shape.shared_key_dim > 0)
       arrays.push_back(
-          head_array("d_k_shared", tolerance_.d_k_shared, &AttentionReference::d_k_shared,
-                     shared_key_columns(shape), d_k_, rows,
+          head_array("d_k_shared", &AttentionTolerances::d_k_shared,
+                     &AttentionReference::d_k_shared, shared_key_columns(shape), d_k_, rows,
                      [keys](auto b) -> const Recomputed& { return keys(b).d_k_shared; }));
     return with_answers(std::move(arrays), answered);
   }
@@ -326,7 +334,11 @@ class Verifier {
   /// The array of the sinks' gradients. Every rank has all of them and compares some.
   ResultArray sink_array() const {
     const std::vector<double>& stored = answers(&AttentionReference::d_sinks);
-    ResultArray array{"d_sinks", {workload_.heads.heads}, "d_sinks", tolerance_.d_sinks};
+    ResultArray array{"d_sinks",
+                      {workload_.heads.heads},
+                      "d_sinks",
+                      tolerances_.first.d_sinks,
+                      tolerances_.second.d_sinks};
     array.answers = stored;
     array.samples_itself = true;
     for (int64_t h = case_.world().rank(); h < workload_.heads.heads; h += case_.world().size())
@@ -349,7 +361,7 @@ class Verifier {
   AttentionCase& case_;
   const AttentionWorkload& workload_;
   bool backward_;
-  AttentionTolerances tolerance_;
+  std::pair<AttentionTolerances, AttentionTolerances> tolerances_;  // and sigmas
   AttentionRows rows_;
   size_t heads_, value_dim_;
   std::vector<double> lse_, delta_;  // of all tokens, [tokens, heads]

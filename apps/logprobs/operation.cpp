@@ -121,7 +121,8 @@ void LogprobsOp::read_row(ConstMatrixRef matrix, size_t row, std::span<double> t
 ResultArray LogprobsOp::gradient_array(const char* name, std::span<const int64_t> tokens,
                                        MatrixRef d_logits) {
   ResultArray array{name, {c_.problem.tokens(), vocab().vocab_size}, "d_logits"};
-  array.tolerance = logit_gradient_tolerance(c_.problem.type);
+  array.tolerance = logit_gradient_tolerance(DType::f32);
+  array.rounding = storage_scale(c_.problem.type, array.tolerance);
   array.first = first_column();
   array.columns = columns();
   array.rows.assign(tokens.begin(), tokens.end());

@@ -217,37 +217,48 @@ ResultArray ScoringCase::score_array(const char* name, double tolerance,
   return array;
 }
 
-void ScoringCase::verify_rms(const ResultArray& array,
-                             const std::function<double(size_t)>& expected,
-                             const std::vector<float>& got, Verification& checks) {
-  if (plan_.setup.types.activations == DType::f32) return;
-  double squares = 0;
-  for (size_t r = 0; r < array.rows.size(); ++r) {
-    const double error = got[array.rows[r] - scores_->begin] - expected(r);
-    squares += error * error;
-  }
+double ScoringCase::sigma(double squares, int64_t count, double tolerance) const {
+  if (plan_.setup.types.activations == DType::f32) return 0;
+  constexpr double modelled_values = 4;
+  const double modelled = tolerance / narrow_safety;
   squares = all_reduce_value(world_, squares, ReduceOp::sum);
-  const int64_t all = all_reduce_value(world_, std::ssize(array.rows), ReduceOp::sum);
-  if (world_.rank() != 0 || all == 0) return;
-  const std::string name = array.check + " rms";
-  checks.check(name, score_rms_tolerance(array.tolerance))
-      .add(std::sqrt(squares / static_cast<double>(all)), 0,
-           [&] { return fmt::format("error of {}", count_text(all, "score")); });
+  count = all_reduce_value(world_, count, ReduceOp::sum);
+  return std::sqrt((squares + modelled_values * modelled * modelled) / (count + modelled_values));
+}
+
+double ScoringCase::sigma(const ResultArray& scores, const std::vector<float>& got,
+                          const std::vector<float>& perturbed) const {
+  double squares = 0;
+  for (const int64_t row : perturbed.empty() ? std::vector<int64_t>() : scores.rows) {
+    const double change = perturbed[row - scores_->begin] - got[row - scores_->begin];
+    squares += change * change;
+  }
+  return sigma(squares, std::ssize(scores.rows), scores.tolerance);
+}
+
+double ScoringCase::sigma(int64_t layer, const std::vector<HiddenRow>& rows,
+                          double tolerance) const {
+  double squares = 0;
+  for (size_t r = 0; r < perturbed_.rows.size(); ++r) {
+    const std::vector<float>&x = rows[r].x[layer], &y = perturbed_.rows[r].x[layer];
+    double change = 0, size = 0;
+    for (size_t i = 0; i < x.size(); ++i) {
+      change += (y[i] - x[i]) * (y[i] - x[i]);
+      size += x[i] * x[i];
+    }
+    if (size > 0) squares += static_cast<double>(x.size()) * change / size;
+  }
+  const int64_t longest = in_.documents.longest();
+  return std::hypot(sigma(squares, std::ssize(rows) * config_.hidden_size, tolerance),
+                    residual_sigma(shape_of(layer, longest, false)));
 }
 
 HiddenShape hidden_shape(const ModelConfig& config) {
   return {config.num_hidden_layers + 1, config.hidden_size};
 }
 
-void ScoringCase::verify_hidden(Verification& checks) {
-  // Every rank compares the rows that it holds. It keeps copies, because
-  // reading the reference is collective while the number of bins differs by
-  // rank.
-  struct Row {
-    int64_t token, document, position;
-    std::vector<std::vector<float>> x;  // [layers + 1]
-  };
-  std::vector<Row> rows;
+std::vector<ScoringCase::HiddenRow> ScoringCase::hidden_rows() {
+  std::vector<HiddenRow> rows;
   size_t first = 0;  // first row of the current bin
   scorer_.run(*decoder_, [&](const BinShard& shard, int64_t index, MatrixView<const float> x) {
     if (index == 0) first = rows.size();
@@ -262,9 +273,25 @@ void ScoringCase::verify_hidden(Verification& checks) {
       }
     }
   });
-  std::sort(rows.begin(), rows.end(), [](const Row& a, const Row& b) { return a.token < b.token; });
+  std::ranges::sort(rows, {}, &HiddenRow::token);
+  return rows;
+}
+
+void ScoringCase::run_perturbed(bool with_hidden) {
+  perturbed_ = {};
+  if (plan_.setup.types.activations == DType::f32) return;
+  decoder_->perturb_norms(true);
+  if (with_hidden)
+    perturbed_.rows = hidden_rows();
+  else
+    scorer_.run(*decoder_);
+  decoder_->perturb_norms(false);
+  perturbed_.scores = scorer_.in_document_order(world_);
+}
+
+void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification& checks) {
   std::vector<Rows> ranges;
-  for (const Row& row : rows) ranges.push_back({row.token, 1});
+  for (const HiddenRow& row : rows) ranges.push_back({row.token, 1});
   const size_t width = config_.hidden_size;
   const int64_t longest = in_.documents.longest();
   for (int64_t l = 0; l < hidden_shape(config_).entries; ++l) {
@@ -281,6 +308,7 @@ void ScoringCase::verify_hidden(Verification& checks) {
     const size_t first_own = grid_.tp_rank(), shares = grid_.shape().tp;
     for (size_t r = first_own; r < rows.size(); r += shares) hidden.rows.push_back(rows[r].token);
     const auto own = [&](size_t i) { return first_own + i * shares; };
+    hidden.sigma = sigma(l, rows, hidden.tolerance);
     hidden.read = read_rows(width, [&](size_t i, std::span<double> to) {
       std::ranges::copy(rows[own(i)].x[l], to.begin());
     });
@@ -334,7 +362,7 @@ void ScoringCase::verify_by_twin(Verification& checks) {
   }
   const double bound = tolerance(all_logprobs, longest, true);
   const auto compare = [&](const char* name, const std::vector<float>& got,
-                           const std::vector<double>& want) {
+                           const std::vector<float>& perturbed, const std::vector<double>& want) {
     std::vector<int64_t> rows;
     std::vector<double> mine;
     for (size_t i = 0; i < numbers.size(); ++i) {
@@ -344,13 +372,12 @@ void ScoringCase::verify_by_twin(Verification& checks) {
     }
     ResultArray array = score_array(name, bound, got, std::move(rows));
     if (world_.rank() == 0) array.sampled = {tokens, in_.documents.total()};
+    array.sigma = sigma(array, got, perturbed);
     array.expect = expect_rows([mine](size_t r) { return ExpectedRow{{mine[r]}, {1}}; });
     compare_arrays(std::span(&array, 1), "", checks);
-    verify_rms(
-        array, [&](size_t r) { return mine[r]; }, got, checks);
   };
-  if (logprobs) compare("logprob", scores_->logprob, all_logprobs);
-  if (entropies) compare("entropy", scores_->entropy, all_entropies);
+  if (logprobs) compare("logprob", scores_->logprob, perturbed_.scores.logprob, all_logprobs);
+  if (entropies) compare("entropy", scores_->entropy, perturbed_.scores.entropy, all_entropies);
   notes_ += fmt::format(
       "# check   {}{}{} of {} of {} tokens, from {} documents, against the "
       "serial "
@@ -380,6 +407,9 @@ void ScoringCase::verify(Pass, Verification& checks) {
   set_current_step("verification");
   notes_.clear();
   const ScoreRange& mine = scores();
+  const bool with_hidden = in_.reference && in_.reference->has_hidden;
+  const std::vector<HiddenRow> hidden = with_hidden ? hidden_rows() : std::vector<HiddenRow>();
+  run_perturbed(with_hidden);
   if (in_.reference) {
     const Reference& reference = *in_.reference;
     notes_ = answers_text(reference.generator, answer_uses(reference));
@@ -392,20 +422,20 @@ void ScoringCase::verify(Pass, Verification& checks) {
     const double bound =
         tolerance(logprobs ? *logprobs : std::vector<double>(), in_.documents.longest(), false);
     const auto compare = [&](const char* name, const std::vector<float>& got,
+                             const std::vector<float>& perturbed,
                              const std::optional<std::vector<double>>& answers) {
       if (!answers || offsets_.back() == 0) return;
       std::vector<int64_t> rows(got.size());
       std::iota(rows.begin(), rows.end(), mine.begin);
       ResultArray array = score_array(name, bound, got, std::move(rows));
       array.answers = *answers;
+      array.sigma = sigma(array, got, perturbed);
       array.expect = expect_rows([](size_t) { return ExpectedRow{{0}, {1}}; });
       compare_arrays(std::span(&array, 1), "", checks);
-      verify_rms(
-          array, [&](size_t r) { return (*answers)[array.rows[r]]; }, got, checks);
     };
-    compare("logprob", mine.logprob, reference.logprob);
-    compare("entropy", mine.entropy, reference.entropy);
-    if (reference.has_hidden) verify_hidden(checks);
+    compare("logprob", mine.logprob, perturbed_.scores.logprob, reference.logprob);
+    compare("entropy", mine.entropy, perturbed_.scores.entropy, reference.entropy);
+    if (with_hidden) verify_hidden(hidden, checks);
   }
   verify_by_twin(checks);
 }

@@ -78,20 +78,32 @@ class ScoringCase final : public Case {
   void verify(Pass pass, Verification& checks) override;
 
  private:
-  /// Runs the decoder once more and compares the residual stream after the
-  /// embedding and after every layer with the reference's: checks "hidden[0]",
-  /// "hidden[1]", ...
-  void verify_hidden(Verification& checks);
+  /// A token of this rank, and its row of the residual stream after the embedding and after every
+  /// layer: [layers + 1].
+  struct HiddenRow {
+    int64_t token, document, position;
+    std::vector<std::vector<float>> x;
+  };
+  /// Runs the decoder once more. Keeps copies, because reading the reference is collective while
+  /// the number of bins differs by rank.
+  std::vector<HiddenRow> hidden_rows();
+  /// In a bf16 pass, runs the decoder with perturbed norms; then scores() of the last pass must be
+  /// known.
+  void run_perturbed(bool with_hidden);
+  /// Compares the residual stream with the reference's: checks "hidden[0]", "hidden[1]", ...
+  void verify_hidden(const std::vector<HiddenRow>& rows, Verification& checks);
   /// Compares arrays that the reference lacks with the scores of the twin.
   void verify_by_twin(Verification& checks);
   /// Bound of the errors of scores of documents of up to `longest` tokens. `of_twin`: the reference
   /// is the twin, whose weights are rounded like those of the pass.
   double tolerance(std::span<const double> logprobs, int64_t longest, bool of_twin) const;
   DecoderShape shape_of(int64_t layers, int64_t longest, bool of_twin) const;
-  /// In a bf16 pass, adds the check "NAME rms", which bounds the root mean square of the errors of
-  /// an array of scores. expected(r): the value for array.rows[r]. Collective.
-  void verify_rms(const ResultArray& array, const std::function<double(size_t)>& expected,
-                  const std::vector<float>& got, Verification& checks);
+  /// Expected standard deviation of the errors of `count` values here, from the sum of squares of
+  /// what the perturbation changed (tolerance.hpp); 0 in an f32 pass. Collective.
+  double sigma(double squares, int64_t count, double tolerance) const;
+  double sigma(const ResultArray& scores, const std::vector<float>& got,
+               const std::vector<float>& perturbed) const;
+  double sigma(int64_t layer, const std::vector<HiddenRow>& rows, double tolerance) const;
   /// An array of scores, [predictions], of which these rows are compared.
   ResultArray score_array(const char* name, double tolerance, const std::vector<float>& got,
                           std::vector<int64_t> rows) const;
@@ -107,6 +119,10 @@ class ScoringCase final : public Case {
   DecoderTimes times_;
   int64_t passes_ = 0;
   std::optional<ScoreRange> scores_;
+  struct {
+    ScoreRange scores;
+    std::vector<HiddenRow> rows;  // of the reference's hidden states, if there are any
+  } perturbed_;                   // the pass with perturbed norms
   std::vector<int64_t> offsets_;  // first prediction of each document
   std::string notes_;
 };

@@ -15,10 +15,16 @@ std::map<int64_t, int64_t> lengths_of(const Layout& layout) {
   return lengths;
 }
 
-std::optional<EqualSequences> equal_sequences(const Layout& layout) {
-  EqualSequences result;
+/// The sequences of a layout: its segments that have tokens, the first of which has this number.
+struct NumberedSequences : EqualSequences {
+  int64_t first_segment = 0;
+};
+
+std::optional<NumberedSequences> equal_sequences(const Layout& layout) {
+  NumberedSequences result;
   for (const auto& [segment, length] : lengths_of(layout)) {
     if (result.count > 0 && length != result.length) return std::nullopt;
+    if (result.count == 0) result.first_segment = segment;
     ++result.count;
     result.length = length;
   }
@@ -38,10 +44,10 @@ int64_t range_pairs(int64_t begin, int64_t end, const EqualSequences& all,
 
 /// Visible pairs of the tokens of a run within one sequence: under a causal mask token p sees min(p
 /// + 1, window) keys.
-int64_t strided_pairs(const SlotRun& run, int64_t length, const MaskRule& mask) {
-  if (mask.kind == MaskKind::full) return run.length * length;
+int64_t strided_pairs(const SlotRun& run, const NumberedSequences& all, const MaskRule& mask) {
+  if (mask.kind == MaskKind::full) return run.length * all.length;
   if (mask.kind == MaskKind::regions) {
-    const DocumentMask document(mask, 0, length);
+    const DocumentMask document(mask, all.first_segment, all.length);
     int64_t pairs = 0;
     for (int64_t i = 0; i < run.length; ++i)
       pairs += document.keys_of(run.start.value() + i * run.stride);
@@ -55,10 +61,11 @@ int64_t strided_pairs(const SlotRun& run, int64_t length, const MaskRule& mask) 
          (run.length - whole) * mask.window;
 }
 
-int64_t run_pairs(const SlotRun& run, const EqualSequences& all, const MaskRule& mask) {
+int64_t run_pairs(const SlotRun& run, const NumberedSequences& all, const MaskRule& mask) {
   const int64_t begin = run.start.value();
-  return run.stride == 1 ? range_pairs(begin, begin + run.length, all, {mask, 0, all.length})
-                         : strided_pairs(run, all.length, mask);
+  return run.stride == 1
+             ? range_pairs(begin, begin + run.length, all, {mask, all.first_segment, all.length})
+             : strided_pairs(run, all, mask);
 }
 
 }  // namespace

@@ -95,8 +95,9 @@ void for_each_batch(std::span<const size_t> rows, int64_t width,
 }
 
 Check& check_of(const std::string& label, const std::string& what, double tolerance,
-                int64_t elements, Verification& checks) {
-  Check& check = checks.check(label.empty() ? what : fmt::format("{}: {}", label, what), tolerance);
+                int64_t elements, Verification& checks, double sigma) {
+  Check& check =
+      checks.check(label.empty() ? what : fmt::format("{}: {}", label, what), tolerance, sigma);
   if (elements == 0) check.add_nothing();
   return check;
 }
@@ -108,8 +109,8 @@ void compare_arrays(std::span<const ResultArray> together, const std::string& la
   std::vector<Check*> of;
   int64_t widest = 0;
   for (const ResultArray& array : together) {
-    of.push_back(
-        &check_of(label, array.check, array.tolerance, h5::elements_of(array.shape), checks));
+    of.push_back(&check_of(label, array.check, array.tolerance, h5::elements_of(array.shape),
+                           checks, array.sigma));
     note_sample(array, rows.size(), *of.back());
     widest = std::max(widest, elements_of_row(array));
   }
@@ -141,7 +142,9 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
     const bool answered = against != Against::definition;
     const int64_t column = at;
     if (expected.undefined && !answered && std::isnan(defined) && std::isnan(value))
-      return check.add_nothing();
+      return check.add_undefined();
+    // Storing rounds the run's values, not those of the file.
+    if (against != Against::answer_definition) scale += array.rounding * std::abs(want);
     const bool other = value != want && at < width && array.is_as_right &&
                        array.is_as_right(index, column, value, want);
     check.add(

@@ -37,6 +37,8 @@ struct ResultArray {
   h5::Shape shape;       ///< shape of the whole array; its first index selects a row
   std::string check;     ///< name of its check
   double tolerance = 0;  ///< relative to the scales of rows
+  double sigma = 0;      ///< expected standard deviation of errors (Check); 0: not checked
+  double rounding = 0;   ///< added to scales: this times the value (storage_scale())
   double padding = 0;    ///< expected value of columns beyond the last of the whole array
   int64_t first = 0;     ///< first column here, as a column of the whole array
   int64_t columns = 1;   ///< columns of a row here, including padding
@@ -121,7 +123,7 @@ uint64_t checksum_of(std::span<const ResultArray> arrays);
 
 /// The check "LABEL: WHAT". It passes if `elements` is 0.
 Check& check_of(const std::string& label, const std::string& what, double tolerance,
-                int64_t elements, Verification& checks);
+                int64_t elements, Verification& checks, double sigma = 0);
 
 /// Compares row `index` of an array: `got` [array.columns] with `expected`, or with its `answer`
 /// [width] if that is not null. Undefined values must be NaN.

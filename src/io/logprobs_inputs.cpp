@@ -24,6 +24,23 @@ void check_finite_values(ConfigErrors& errors, const LogprobsFile& f, const Inpu
   check_finite(errors, input.path(), f.floats(input.name));
 }
 
+/// Gradients of values, finite and so small that sums of their terms stay in f32: at most 1e30, or
+/// 1e30 times the temperature squared.
+void check_gradients(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
+  const std::vector<float>& gradients = f.floats(input.name);
+  const std::vector<double>& temperatures = f.arrays.of<double>("temperature");
+  const int64_t width = std::ssize(gradients) / std::max<int64_t>(1, f.tokens());
+  for (int64_t i = 0; i < std::ssize(gradients); ++i) {
+    const double t = temperatures.empty() ? f.temperature : temperatures[i / width];
+    const double most = 1e30 * std::min(1.0, t * t);
+    if (std::abs(gradients[i]) <= most) continue;
+    if (!std::isfinite(gradients[i]))
+      return errors.add("{}[{}] is {}; it must be finite", input.path(), i, gradients[i]);
+    return errors.add("{}[{}] is {}; a gradient at a temperature of {:g} is from {:g} to {:g}",
+                      input.path(), i, gradients[i], t, -most, most);
+  }
+}
+
 void check_finite_or_masked(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
   check_finite(errors, input.path(), f.floats(input.name), true);
 }
@@ -155,10 +172,10 @@ std::vector<Input> make_inputs() {
        .check = check_logits,
        .rounded = logits},
       {.name = "targets", .shape = "T", .stored = i32, .presence = required},
-      {.name = "d_value", .shape = "T", .check = check_finite_values},
+      {.name = "d_value", .shape = "T", .check = check_gradients},
       {.name = "d_logprobs",
        .shape = "TV",
-       .check = check_finite_values,
+       .check = check_gradients,
        .rounded = outputs,
        .stand_in = "d_value"},
       {.name = "temperature", .shape = "T", .stored = f64, .check = check_temperature},
@@ -194,7 +211,7 @@ std::vector<Input> make_inputs() {
        .set = "projection"},
       {.name = "d_projected",
        .shape = "TJ",
-       .check = check_finite_values,
+       .check = check_gradients,
        .of = "projection_offsets",
        .stand_in = "d_value"},
       {.name = "ids", .shape = "TK", .stored = i32, .presence = depends, .check = check_ids},

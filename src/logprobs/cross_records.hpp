@@ -46,7 +46,7 @@ struct CrossTotal {
     return {teacher_max, static_cast<float>(std::log(teacher_sum))};
   }
   GYRE_HOST_DEVICE float value() const {
-    return static_cast<float>(std::log(student_sum) - cross / teacher_sum);
+    return static_cast<float>(std::log(student_sum) - cross / teacher_sum / cross_unit);
   }
 
  private:
@@ -59,7 +59,8 @@ struct CrossTotal {
     const double factor = std::exp(part.teacher_max - static_cast<double>(teacher_max));
     teacher_sum += of_teacher * factor;
     // -inf if the student has -inf where the teacher has not: the cross entropy is infinite.
-    cross += part.cross == nothing ? nothing : (part.cross + shift * of_teacher) * factor;
+    cross +=
+        part.cross == nothing ? nothing : (part.cross + shift * cross_unit * of_teacher) * factor;
   }
 };
 

@@ -266,7 +266,7 @@ std::vector<double> kept_gradient_reference(std::span<const double> logits,
                                             std::span<const int32_t> kept, int64_t target, double g,
                                             double temperature) {
   std::vector<double> gradient(logits.size(), 0);
-  if (kept.empty()) return gradient;
+  if (kept.empty() || g == 0) return gradient;
   const std::vector<double> among = log_softmax_reference(gathered(logits, kept), temperature);
   for (size_t k = 0; k < kept.size(); ++k) {
     const bool is_target = kept[k] == target && logits[kept[k]] != -infinity_of<double>;
@@ -382,7 +382,7 @@ std::vector<double> top_k_divergence_gradient_reference(std::span<const double> 
                                                         const TopKDivergenceReference& of,
                                                         double g) {
   if (g == 0) return std::vector<double>(student.size(), 0);
-  if (!std::isfinite(of.value)) return std::vector<double>(student.size(), std::nan(""));
+  if (!of.has_gradient()) return std::vector<double>(student.size(), std::nan(""));
   std::vector<double> terms;
   for (const double slope : of.slopes) terms.push_back(g * slope);
   return score_gradient_reference(student, of.ids, terms, 0);

@@ -9,6 +9,7 @@
 
 #include <cmath>
 #include <cstdint>
+#include <limits>
 #include <span>
 #include <vector>
 
@@ -118,8 +119,8 @@ std::vector<double> filtered_gradient_reference(std::span<const double> logits, 
 /// there are none; NaN if all have logits of -inf.
 double kept_logprob_reference(std::span<const double> logits, std::span<const int32_t> kept,
                               int64_t target, double temperature = 1);
-/// g times the gradient of that log-probability: 0 for other ids; -g p_v / temperature for the kept
-/// ones if the target is not among them.
+/// g times the gradient of that log-probability: 0 for other ids, or if g is 0; -g p_v / temperature
+/// for the kept ones if the target is not among them.
 std::vector<double> kept_gradient_reference(std::span<const double> logits,
                                             std::span<const int32_t> kept, int64_t target, double g,
                                             double temperature = 1);
@@ -164,6 +165,8 @@ struct TopKDivergenceReference {
   std::vector<double> log_q;   ///< log-probabilities of `ids` by the student
   std::vector<double> log_p;   ///< by the teacher
   std::vector<double> slopes;  ///< derivatives of `value` by log_q
+  /// Whether `value` is finite in f32, the type of results.
+  bool has_gradient() const { return std::abs(value) <= std::numeric_limits<float>::max(); }
 };
 /// log_p [ids + 1]: the teacher's log-probabilities of `ids`, then of the target. The derivative of
 /// the target's term is log q - log p, plus 1 if `unbiased`.
@@ -175,8 +178,8 @@ TopKDivergenceReference top_k_divergence_reference(std::span<const double> stude
 TopKDivergenceReference top_k_divergence_reference(std::span<const double> student, int64_t k,
                                                    std::span<const double> teacher, int64_t target,
                                                    bool unbiased);
-/// g times the gradient by the student's logits; NaN throughout if g is not 0 and the value is not
-/// finite.
+/// g times the gradient by the student's logits; NaN throughout if g is not 0 and the value has no
+/// gradient.
 std::vector<double> top_k_divergence_gradient_reference(std::span<const double> student,
                                                         const TopKDivergenceReference& of,
                                                         double g);

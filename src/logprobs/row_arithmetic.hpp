@@ -30,7 +30,6 @@ namespace gyre::rows {
 
 inline constexpr float minus_infinity = -std::numeric_limits<float>::infinity();
 inline constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
-inline constexpr float lowest_number = std::numeric_limits<float>::lowest();
 inline constexpr double log2_e = 1.44269504088896341;
 inline constexpr double ln_2 = 0.693147180559945309;
 /// Factor of a logit whose exponential is computed as a power of 2.
@@ -160,8 +159,9 @@ GYRE_HOST_DEVICE inline SoftmaxPartial partials_of(const PartSums* row, int64_t 
 
 // ---- cross partials ----
 
-/// Sums of a student's and a teacher's row, or parts of them, relative to the maxima. `cross` is
-/// f64 even in a thread: a term that a later maximum makes negligible may be large before.
+/// Sums of a student's and a teacher's row, or parts of them, relative to the maxima; `cross` is in
+/// units of 1 / cross_unit. It is f64 even in a thread: a term that a later maximum makes negligible
+/// may be large before.
 struct CrossSums {
   float student_max = minus_infinity, teacher_max = minus_infinity;
   double student_sum = 0, teacher_sum = 0, cross = 0;
@@ -170,7 +170,7 @@ struct CrossSums {
     if (top == student_max) return;
     // While all student logits are -inf, cross is 0 or -inf.
     if (student_max != minus_infinity && cross != minus_infinity)
-      cross += (student_max - static_cast<double>(top)) * teacher_sum;
+      cross += (student_max - static_cast<double>(top)) * cross_unit * teacher_sum;
     double none = 0;
     move_sums(student_max, top, static_cast<float>(log2_e), student_sum, none);
     student_max = top;
@@ -196,7 +196,8 @@ struct CrossSums {
     cross += part.cross;
   }
 
-  /// Adds elements. Their terms in cross, e^t (s - max), are 0 if t is -inf, -inf if only s is.
+  /// Adds elements. Their terms in cross, e^t (s - max) · cross_unit, are 0 if t is -inf, -inf if
+  /// only s is.
   template <int count>
   GYRE_HOST_DEVICE void add(const float (&s)[count], const float (&t)[count]) {
     constexpr auto scale = static_cast<float>(log2_e);
@@ -212,29 +213,13 @@ struct CrossSums {
       student_terms += power_of_2(below * scale);
       const float p = power_of_2((t[i] - teacher_origin) * scale);
       teacher_terms += p;
-      // If both are the lowest finite number, as masks often are, the product is 0.
-      const float product = s[i] == minus_infinity ? s[i] : p * at_least(below, lowest_number);
-      cross_terms += t[i] == minus_infinity ? 0 : product;
+      // In this unit a difference of finite logits is finite, and its product with p = 0 is 0.
+      const float scaled = s[i] * cross_unit - student_origin * cross_unit;
+      cross_terms += t[i] == minus_infinity ? 0 : s[i] == minus_infinity ? s[i] : p * scaled;
     }
     student_sum += student_terms;
     teacher_sum += teacher_terms;
-    cross += cross_terms == minus_infinity ? large_terms(s, t, student_origin, teacher_origin)
-                                           : cross_terms;
-  }
-
- private:
-  /// The same terms of cross in f64, for when they overflow f32 or the student has -inf.
-  template <int count>
-  GYRE_HOST_DEVICE static double large_terms(const float (&s)[count], const float (&t)[count],
-                                             float student_origin, float teacher_origin) {
-    double sum = 0;
-    for (int i = 0; i < count; ++i) {
-      if (t[i] == minus_infinity) continue;
-      if (s[i] == minus_infinity) return s[i];
-      const float p = power_of_2((t[i] - teacher_origin) * static_cast<float>(log2_e));
-      sum += p * (s[i] - static_cast<double>(student_origin));
-    }
-    return sum;
+    cross += cross_terms;
   }
 };
 

@@ -60,9 +60,13 @@ struct RowScan {
 /// finite, `sum` is at least 1 and `weighted` at most 0.
 void softmax_partials(ConstMatrixRef logits, const RowScan& scan, std::span<SoftmaxPartial> out);
 
+/// Unit of cross sums. A difference of finite logits is below 2^129; times this, a sum over 2^24
+/// columns with factors up to 2^32 (a block's exponentials) is finite in f32.
+inline constexpr float cross_unit = 0x1p-64F;
+
 /// Partials of a student's and a teacher's row of one token, 20 bytes:
-///     cross = Σ exp(T_v - teacher_max) (S_v - student_max)
-/// Over all shards, with s_S, s_T and u merged from student_sum, teacher_sum and cross,
+///     cross = Σ exp(T_v - teacher_max) (S_v - student_max) · cross_unit
+/// Over all shards, with s_S, s_T and u merged from student_sum, teacher_sum and cross / cross_unit,
 ///     CE = -Σ p^T_v log q^S_v = log s_S - u / s_T
 /// A column where the teacher has -inf adds nothing to cross; one where only the student has -inf
 /// makes cross -inf and CE +inf.

@@ -157,8 +157,9 @@ float TopKDivergence::finish(int64_t row, std::span<const double> log_q,
     slopes_[first + k] = static_cast<float>(slope);
   }
   sums_[row] = sum;
-  if (!std::isfinite(value)) normalizers_[row].log_sum = nan_of<float>;  // makes the gradient NaN
-  return static_cast<float>(value);
+  const auto rounded = static_cast<float>(value);
+  if (!std::isfinite(rounded)) normalizers_[row].log_sum = nan_of<float>;  // the gradient is NaN
+  return rounded;
 }
 
 float TopKDivergence::merge_row(Record& all, int64_t t, int32_t target, MergeRoom& room) {
@@ -257,16 +258,23 @@ double TopKDivergence::forward(ConstMatrixRef student, const TeacherLogprobs& te
 void TopKDivergence::backward(ConstMatrixRef student, std::span<const float> d_value,
                               MatrixRef d_student) const {
   check_call(student, d_value.size(), d_value.size());
+  // A logit near the lowest f32 makes a coefficient that overflows, where its product with p does
+  // not: a power of 2 of it moves to p.
+  constexpr double largest = 0x1p120, power = 0x1p16;
   Buffer<GradientCoefficients> coefficients(tokens_);
+  Buffer<RowNormalizer> normalizers(tokens_);
   Buffer<float> weights(slopes_.size());
   for (int64_t t = 0, at = 0; t < tokens_; ++t) {
-    const double g = d_value[t];
-    coefficients[t] = {g == 0 ? 0 : static_cast<float>(-g * sums_[t]), 0};
+    const double g = d_value[t], a = g == 0 ? 0 : -g * sums_[t];
+    const bool moves = std::abs(a) > largest;
+    coefficients[t] = {static_cast<float>(moves ? a / power : a), 0};
+    normalizers[t] = normalizers_[t];
+    if (moves) normalizers[t].log_sum -= static_cast<float>(std::log(power));
     for (int64_t k = 0; k <= length_; ++k, ++at)
       weights[at] = g == 0 ? 0 : static_cast<float>(g * slopes_[at]);
   }
   kernels_.gradient(
-      student, {vocab_.valid(tp_.rank()), 1, threads_}, normalizers_.span(), coefficients.span(),
+      student, {vocab_.valid(tp_.rank()), 1, threads_}, normalizers.span(), coefficients.span(),
       {ids_.span(), weights.span(), length_ + 1, vocab_.begin(tp_.rank())}, d_student);
 }
 

@@ -183,11 +183,20 @@ void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Worksp
   w.works.back()->wait_on_stream();
 }
 
+void Decoder::perturb_norms(bool on) {
+  perturbed_ = on ? weights_.perturbed_norms(stream_) : DecoderWeights();
+}
+
+const float* Decoder::norm_of(Weight weight, int64_t layer) const {
+  const DecoderWeights& from = perturbed_.has(weight, layer) ? perturbed_ : weights_;
+  return from.of(weight, layer).values().data();
+}
+
 void Decoder::run(const decoder_step::Norm& step, int64_t layer, Workspace& w) {
   const bool adds = step.adds && !std::exchange(w.added, false);
   ops_->add_rms_norm(w.at(Activation::x), adds ? w.at(Activation::partial) : MatrixRef(),
-                     weights_.of(step.weight, layer).values().data(),
-                     static_cast<float>(config_.rms_norm_eps), w.at(Activation::h));
+                     norm_of(step.weight, layer), static_cast<float>(config_.rms_norm_eps),
+                     w.at(Activation::h));
 }
 
 void Decoder::run(const decoder_step::Linear& step, int64_t layer, Workspace& w) {
@@ -199,8 +208,7 @@ void Decoder::run(const decoder_step::AddBias& step, int64_t layer, Workspace& w
 }
 
 void Decoder::run(const decoder_step::HeadNorm& step, int64_t layer, Workspace& w) {
-  ops_->head_norm(w.at(step.data), config_.head_dim,
-                  weights_.of(step.weight, layer).values().data(),
+  ops_->head_norm(w.at(step.data), config_.head_dim, norm_of(step.weight, layer),
                   static_cast<float>(config_.rms_norm_eps));
 }
 

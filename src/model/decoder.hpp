@@ -90,6 +90,9 @@ class Decoder {
   /// complete at return. Collective over the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, std::span<const RankPlan> plans,
                        std::span<LogprobEntropy> out, const HiddenObserver& observe = {});
+  /// Whether the next passes have norms with perturbed weights (DecoderWeights::perturbed_norms)
+  /// instead of the model's. What that changes shows how large rounding errors are.
+  void perturb_norms(bool on);
 
  private:
   struct Workspace;
@@ -107,10 +110,12 @@ class Decoder {
   /// Makes the executors of a bin's plans. They share arrays, so only one may run at a time.
   std::deque<AttentionExecutor> executors_of(std::span<const RankPlan> plans);
   void show(const HiddenObserver& observe, int64_t index, Workspace& w);
+  const float* norm_of(Weight weight, int64_t layer) const;
 
   ModelConfig config_;
   DecoderTypes types_;
   DecoderWeights weights_;
+  DecoderWeights perturbed_;  // norms, or nothing
   ProcessGrid& grid_;
   BlockKernel& kernel_;
   Stream& stream_;

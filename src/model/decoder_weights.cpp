@@ -3,6 +3,9 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
+
+#include "core/token_random.hpp"
 
 namespace gyre {
 
@@ -22,6 +25,32 @@ WeightTensor WeightTensor::converted(DType type) const {
 
 void DecoderWeights::move_to(Stream& stream) {
   for (auto& [key, tensor] : tensors_) tensor.move_to(stream);
+}
+
+DecoderWeights DecoderWeights::perturbed_norms(Stream& stream) const {
+  constexpr Weight norms[] = {Weight::attn_norm, Weight::q_norm, Weight::k_norm, Weight::mlp_norm,
+                              Weight::final_norm};
+  const double deviation = 0x1p-9 / std::sqrt(3.0);
+  DecoderWeights all;
+  for (const auto& [key, tensor] : tensors_) {
+    const auto& [layer, weight] = key;
+    if (std::ranges::find(norms, weight) == std::end(norms)) continue;
+    const ConstMatrixRef from = tensor.matrix();
+    WeightTensor to(from.type, from.rows, from.cols);
+    const MatrixRef row = to.matrix();
+    stream.copy(row.data, from.data, from.cols * size_of(from.type));
+    stream.synchronize();
+    std::vector<float> u(from.cols);
+    const auto number = (static_cast<int64_t>(Weight::head) + 1) * layer;
+    fill_token_row({1, TokenTensor::weight, false}, number + static_cast<int64_t>(weight), u);
+    for (int64_t i = 0; i < from.cols; ++i) {
+      float& x = row.as<float>()(0, i);
+      x = static_cast<float>(x * (1 + deviation * u[i]));
+    }
+    to.move_to(stream);
+    all.tensors_[key] = std::move(to);
+  }
+  return all;
 }
 
 DecoderWeights DecoderWeights::widened() && {

@@ -27,6 +27,15 @@ double epsilon_of(DType type) {
   return 0;
 }
 
+double storage_scale(DType stored, double tolerance) {
+  return stored == DType::bf16 ? epsilon_of(DType::bf16) / 2 / tolerance : 0;
+}
+
+CommonErrors common_error_limits(double sigma, double values, double squares) {
+  const double few = 1 / std::sqrt(values), bias = sigma * (0.3 + 4 * few);
+  return {2 * sigma * (1 + 2 * few), bias, bias / std::sqrt(squares / values)};
+}
+
 double tolerance_for(DType type, int64_t roundings) {
   GYRE_CHECK(roundings >= 0, "{} roundings", roundings);
   const double sigma = epsilon_of(type) / 6 * std::sqrt(roundings);
@@ -142,8 +151,12 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
   return lengths;
 }
 
-AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
-                                         const ElementTypes& types, const KernelPrecision& kernel) {
+namespace {
+
+/// of(n_f32, n_bf16) for the roundings of each tensor.
+template <class Of>
+AttentionTolerances from_roundings(const AttentionReductions& lengths, const ElementTypes& types,
+                                   const KernelPrecision& kernel, Of of) {
   const double dim = lengths.head_dim, value_dim = lengths.value_dim, keys = lengths.keys;
   const double partials = lengths.partials;
   const double rows = lengths.queries + lengths.hops;
@@ -160,19 +173,33 @@ AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
   const int64_t narrow_out = narrow(types.partial_out, lengths.partials) + inside(lengths.partials);
   const int64_t narrow_d_kv = narrow(types.wire_d_kv, lengths.hops) + inside(lengths.hops + 1);
   AttentionTolerances t;
-  t.out = tolerance_of(out, narrow_out + narrow(types.activations, lengths.out_trips));
-  t.lse = tolerance_of(out, 0);
-  t.d_q =
-      tolerance_of(p + out + 2 * value_dim + keys,
-                   narrow_out + narrow(types.d_q, lengths.d_q_terms) + inside(lengths.d_q_terms) +
-                       narrow(types.activations, lengths.d_q_trips));
-  t.d_k = tolerance_of(p + out + 2 * value_dim + rows, narrow_out + narrow_d_kv);
+  t.out = of(out, narrow_out + narrow(types.activations, lengths.out_trips));
+  t.lse = of(out, 0);
+  t.d_q = of(p + out + 2 * value_dim + keys, narrow_out + narrow(types.d_q, lengths.d_q_terms) +
+                                                 inside(lengths.d_q_terms) +
+                                                 narrow(types.activations, lengths.d_q_trips));
+  t.d_k = of(p + out + 2 * value_dim + rows, narrow_out + narrow_d_kv);
   // Each message rounds its sum over heads; the last sum rounds once more.
-  t.d_k_shared =
-      tolerance_of(p + out + 2 * value_dim + rows + lengths.hops + 1, narrow_out + narrow_d_kv);
-  t.d_v = tolerance_of(p + rows, narrow_d_kv);
-  t.d_sinks = tolerance_of(p + out + value_dim, narrow_out);
+  t.d_k_shared = of(p + out + 2 * value_dim + rows + lengths.hops + 1, narrow_out + narrow_d_kv);
+  t.d_v = of(p + rows, narrow_d_kv);
+  t.d_sinks = of(p + out + value_dim, narrow_out);
   return t;
+}
+
+}  // namespace
+
+AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
+                                         const ElementTypes& types, const KernelPrecision& kernel) {
+  return from_roundings(lengths, types, kernel, tolerance_of);
+}
+
+AttentionTolerances attention_sigmas(const AttentionReductions& lengths, const ElementTypes& types,
+                                     const KernelPrecision& kernel) {
+  const double rounding = narrow_deviation * epsilon_of(DType::bf16);
+  return from_roundings(lengths, types, kernel, [&](double wide, int64_t narrow) {
+    if (narrow == 0) return 0.0;
+    return std::hypot(tolerance_of(wide, 0) / tolerance_safety, rounding * std::sqrt(narrow));
+  });
 }
 
 double error_scale(std::span<const double> row, double size) {
@@ -269,6 +296,12 @@ double hidden_tolerance(const DecoderShape& shape) {
   return decoder_tolerance(
       shape.layers * roundings_per_layer(shape),
       shape.layers * narrow_roundings_per_layer(shape) + narrow_embedding_roundings(shape));
+}
+
+double residual_sigma(const DecoderShape& shape) {
+  const int64_t sums = shape.residual == DType::bf16 ? 2 * shape.layers : 0;
+  return narrow_deviation * epsilon_of(DType::bf16) *
+         std::sqrt(sums + narrow_embedding_roundings(shape));
 }
 
 double score_tolerance(const DecoderShape& shape, double max_abs_logit) {

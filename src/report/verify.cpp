@@ -9,6 +9,7 @@
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
+#include "report/tolerance.hpp"
 
 namespace gyre {
 namespace {
@@ -23,6 +24,12 @@ std::string sample_text(const std::deque<Check>& checks) {
       least = &c;
   if (least == nullptr) return "";
   return fmt::format(", sampled {} of {} tokens", least->sampled(), least->sampled_of());
+}
+
+std::string undefined_text(const std::deque<Check>& checks) {
+  int64_t undefined = 0;
+  for (const Check& c : checks) undefined += c.undefined();
+  return undefined == 0 ? "" : fmt::format(", {} undefined (NaN)", count_text(undefined, "value"));
 }
 
 }  // namespace
@@ -58,7 +65,7 @@ void Check::add_failure(const std::string& where) {
 }
 
 void Check::require_same(const Check& other) const {
-  GYRE_CHECK(other.name_ == name_ && other.tolerance_ == tolerance_,
+  GYRE_CHECK(other.name_ == name_ && other.tolerance_ == tolerance_ && other.sigma_ == sigma_,
              "checks {} (tolerance {}) and {} (tolerance {}) cannot be merged", name_, tolerance_,
              other.name_, other.tolerance_);
 }
@@ -67,10 +74,12 @@ void Check::merge(const Check& other) {
   require_same(other);
   count_ += other.count_;
   outside_ += other.outside_;
+  undefined_ += other.undefined_;
   add_sample(other.sampled_, other.sampled_of_);
   sizes_ += other.sizes_;
   values_ += other.values_;
   factor_.merge(other.factor_);
+  sums_.merge(other.sums_);
   for (const Deviation& deviation : other.deviations_)
     if (is_among_worst(deviation.error)) keep(deviation);
   if (other.max_error_ > max_error_) {
@@ -82,7 +91,7 @@ void Check::merge(const Check& other) {
 void Check::merge_repeat(const Check& other) {
   require_same(other);
   const auto badness = [](const Check& check) {
-    return std::tuple(check.outside_, check.max_error_, check.count_);
+    return std::tuple(check.outside_, check.error_over_tolerance(), check.max_error_, check.count_);
   };
   if (badness(other) > badness(*this)) *this = other;
 }
@@ -92,12 +101,34 @@ bool Check::is_too_wide() const {
   return !std::isfinite(tolerance_) || tolerance_ > std::max(1.0, mean);
 }
 
+std::pair<double, std::string> Check::common_error() const {
+  std::pair<double, std::string> worst{0, ""};
+  if (sigma_ == 0 || sums_.values == 0) return worst;
+  const CommonErrors limits = common_error_limits(sigma_, sums_.values, sums_.references);
+  const double mean = sums_.errors / sums_.values;
+  const double factor = sums_.references > 0 ? 1 + sums_.products / sums_.references : 1;
+  const auto consider = [&](double error, double limit, const std::string& text) {
+    if (error > worst.first * limit) worst = {error / limit, text};
+  };
+  const double rms = std::sqrt(sums_.squares / sums_.values);
+  consider(rms, limits.rms,
+           fmt::format("the rms of all errors is {:.3g}, more than {:.3g}", rms, limits.rms));
+  consider(
+      std::abs(mean), limits.mean,
+      fmt::format("the mean of all errors is {:.3g}, more than {:.3g} from 0", mean, limits.mean));
+  consider(std::abs(factor - 1), limits.factor,
+           fmt::format("the factor of all values is {:.6g}, more than {:.3g} from 1", factor,
+                       limits.factor));
+  return worst;
+}
+
 std::string Check::fault() const {
   if (count_ == 0) return "nothing was compared";
   if (is_too_wide())
     return fmt::format("a tolerance of {:.3g} is larger than the values: nothing was verified",
                        tolerance_);
-  if (outside_ == 0) return "";
+  const auto [share, common] = common_error();
+  if (outside_ == 0) return share > 1 ? common : "";
   const std::string hint = factor_.hint();
   return fmt::format("{} of {} values outside{}{}", outside_, count_, hint.empty() ? "" : ", ",
                      hint);
@@ -106,10 +137,10 @@ std::string Check::fault() const {
 double Check::error_over_tolerance() const {
   if (!std::isfinite(tolerance_)) return infinity;
   if (max_error_ == 0) return 0;
-  return tolerance_ > 0 ? max_error_ / tolerance_ : infinity;
+  return tolerance_ > 0 ? std::max(max_error_ / tolerance_, common_error().first) : infinity;
 }
 
-Check& Verification::check(std::string_view name, double tolerance) {
+Check& Verification::check(std::string_view name, double tolerance, double sigma) {
   const double scaled = tolerance * scale_;
   for (Check& check : checks_) {
     if (check.name() != name) continue;
@@ -117,7 +148,7 @@ Check& Verification::check(std::string_view name, double tolerance) {
                check.tolerance(), scaled);
     return check;
   }
-  return checks_.emplace_back(std::string(name), scaled);
+  return checks_.emplace_back(std::string(name), scaled, sigma * scale_);
 }
 
 template <class Merge>
@@ -146,9 +177,13 @@ std::string Verification::encode() const {
     Json deviations = Json::array();
     for (const Deviation& d : c.deviations_)
       deviations.push_back({d.where, d.error, d.got, d.expected, d.scale, d.compared, d.against});
-    list.push_back({c.name_, c.tolerance_, c.count_, c.outside_, c.max_error_, c.where_, c.sampled_,
-                    c.sampled_of_, std::move(deviations), c.sizes_, c.values_, c.factor_.least(),
-                    c.factor_.most(), c.factor_.values()});
+    list.push_back({c.name_,          c.tolerance_,       c.count_,
+                    c.outside_,       c.max_error_,       c.where_,
+                    c.sampled_,       c.sampled_of_,      std::move(deviations),
+                    c.sizes_,         c.values_,          c.factor_.least(),
+                    c.factor_.most(), c.factor_.values(), c.sigma_,
+                    c.undefined_,     c.sums_.values,     c.sums_.errors,
+                    c.sums_.squares,  c.sums_.products,   c.sums_.references});
   }
   std::string bytes;
   Json::to_cbor(list, bytes);  // unlike JSON text, CBOR keeps infinities
@@ -162,7 +197,7 @@ void Verification::merge_encoded(std::string_view bytes, int rank) {
     return text.empty() ? text : text + fmt::format(", rank {}", rank);
   };
   for (const Json& item : Json::from_cbor(bytes)) {
-    Check check(item[0].get<std::string>(), item[1].get<double>());
+    Check check(item[0].get<std::string>(), item[1].get<double>(), item[14].get<double>());
     check.count_ = item[2].get<int64_t>();
     check.outside_ = item[3].get<int64_t>();
     check.max_error_ = item[4].get<double>();
@@ -176,6 +211,9 @@ void Verification::merge_encoded(std::string_view bytes, int rank) {
     check.sizes_ = item[9].get<double>();
     check.values_ = item[10].get<int64_t>();
     check.factor_ = {item[11].get<double>(), item[12].get<double>(), item[13].get<int64_t>()};
+    check.undefined_ = item[15].get<int64_t>();
+    const auto sum = [&](size_t i) { return item[i].get<double>(); };
+    check.sums_ = {sum(16), sum(17), sum(18), sum(19), sum(20)};
     theirs.checks_.push_back(std::move(check));
   }
   merge(theirs);
@@ -214,9 +252,9 @@ std::string Verification::text(size_t most) const {
   if (empty()) return "VERIFY SKIPPED\n";
   const auto good = std::count_if(checks_.begin(), checks_.end(),
                                   [](const Check& check) { return check.passed(); });
-  std::string text =
-      fmt::format("VERIFY {} {}/{} max_err_over_tol={:.3g}{}\n", passed() ? "PASSED" : "FAILED",
-                  good, checks_.size(), max_error_over_tolerance(), sample_text(checks_));
+  std::string text = fmt::format(
+      "VERIFY {} {}/{} max_err_over_tol={:.3g}{}\n", passed() ? "PASSED" : "FAILED", good,
+      checks_.size(), max_error_over_tolerance(), sample_text(checks_) + undefined_text(checks_));
   for (const Check& c : checks_) {
     if (c.passed()) continue;
     text += fmt::format("VERIFY   {}: {}\n", c.name_, c.fault());

@@ -10,6 +10,10 @@
 //
 // Each value is counted once. merge_repeat() joins two checks of the same values (from two runs,
 // say). Values that all ranks have in common are added by one rank.
+//
+// Results are f32. A finite reference beyond f32, such as the log-probability of a lowest logit
+// over a small temperature, is infinite in f32: that infinity is right, and so is a finite value
+// within the tolerance.
 
 #include <fmt/format.h>
 
@@ -37,6 +41,35 @@ inline double error_between(double actual, double reference, double scale = 1, d
   return is_known ? error : std::numeric_limits<double>::infinity();
 }
 
+/// Whether `actual` is the infinity that f32 makes of a finite reference, which an error of up to
+/// `slack` takes beyond the largest f32.
+inline bool is_beyond_f32(double actual, double reference, double slack) {
+  return std::isinf(actual) && std::isfinite(reference) &&
+         std::signbit(actual) == std::signbit(reference) &&
+         std::abs(reference) + slack > std::numeric_limits<float>::max();
+}
+
+/// Sums over errors and references, both in units of scales. They show what all errors have in
+/// common, which may be far below the tolerance of one value.
+struct ErrorSums {
+  double values = 0, errors = 0, squares = 0, products = 0, references = 0;
+
+  void add(double error, double reference) {
+    ++values;
+    errors += error;
+    squares += error * error;
+    products += error * reference;
+    references += reference * reference;
+  }
+  void merge(const ErrorSums& other) {
+    values += other.values;
+    errors += other.errors;
+    squares += other.squares;
+    products += other.products;
+    references += other.references;
+  }
+};
+
 /// What a value was compared with.
 enum class Against {
   definition,
@@ -62,7 +95,11 @@ class Check {
   /// Number of values outside the tolerance that are kept: the worst ones.
   static constexpr size_t max_deviations = 10;
 
-  Check(std::string name, double tolerance) : name_(std::move(name)), tolerance_(tolerance) {}
+  /// `sigma`: expected standard deviation of the error of a value, in units of scales. If it is not
+  /// 0, the rms of all errors, their mean and their common factor are checked too
+  /// (common_error_limits() in tolerance.hpp).
+  Check(std::string name, double tolerance, double sigma = 0)
+      : name_(std::move(name)), tolerance_(tolerance), sigma_(sigma) {}
 
   /// Compares one value. `where()` names its place; it is called only when the error is one of the
   /// largest so far. Error and tolerance are relative to `scale` (the rms of the reference's row,
@@ -70,8 +107,11 @@ class Check {
   template <class Where>
   void add(double actual, double reference, const Where& where, double scale = 1,
            double defined = 0, Against against = Against::definition) {
-    const double error = error_between(actual, reference, scale, defined);
+    const bool is_infinite = is_beyond_f32(actual, reference, tolerance_ * scale);
+    const double error = is_infinite ? 0 : error_between(actual, reference, scale, defined);
     ++count_;
+    if (sigma_ > 0 && std::isfinite(error) && std::isfinite(reference) && scale > 0)
+      sums_.add(is_infinite ? 0 : (actual - reference) / scale, reference / scale);
     if (std::isfinite(reference) && scale > 0) sizes_ += std::abs(reference) / scale;
     ++values_;
     factor_.add(actual, reference, tolerance_ * scale);
@@ -99,6 +139,11 @@ class Check {
   }
   /// Lets a check of an input without elements pass: a statement about all its elements is true.
   void add_nothing() { ++count_; }
+  /// Counts a value that is NaN by definition, and is NaN: nothing was compared but that.
+  void add_undefined() {
+    ++count_;
+    ++undefined_;
+  }
   /// States that values of `tokens` out of `of` tokens were compared. Calls add up. Without a call
   /// all tokens were compared.
   void add_sample(int64_t tokens, int64_t of) {
@@ -112,26 +157,32 @@ class Check {
 
   const std::string& name() const { return name_; }
   double tolerance() const { return tolerance_; }
-  int64_t count() const { return count_; }      ///< values compared
-  int64_t outside() const { return outside_; }  ///< those beyond the tolerance
+  int64_t count() const { return count_; }          ///< values compared
+  int64_t outside() const { return outside_; }      ///< those beyond the tolerance
+  int64_t undefined() const { return undefined_; }  ///< those that are NaN by definition
   double max_error() const { return max_error_; }
   const std::string& where() const { return where_; }  ///< place of max_error; "" when it is 0
   /// The worst of the values beyond the tolerance, the largest error first.
   const std::vector<Deviation>& deviations() const { return deviations_; }
   int64_t sampled() const { return sampled_; }        ///< tokens whose values were compared
   int64_t sampled_of() const { return sampled_of_; }  ///< out of this number; 0: all were compared
-  /// max_error over tolerance; 0 without an error, also at a tolerance of 0.
+  /// The largest share of a tolerance: max_error over that of one value, or what errors have in
+  /// common over its limit. 0 without an error, also at a tolerance of 0.
   double error_over_tolerance() const;
-  /// True if something was compared, all of it was within the tolerance, and the tolerance is not
-  /// too wide: neither infinite nor above both 1 (the size that errors are relative to) and the
-  /// mean size of the references. A wider tolerance would accept results of zero.
-  bool passed() const { return count_ > 0 && outside_ == 0 && !is_too_wide(); }
+  /// True if something was compared, all of it was within the tolerance, alone and in common, and
+  /// the tolerance is not too wide: neither infinite nor above both 1 (the size that errors are
+  /// relative to) and the mean size of the references. A wider tolerance would accept results of
+  /// zero.
+  bool passed() const { return fault().empty(); }
   /// Why the check did not pass; "" if it did.
   std::string fault() const;
 
  private:
   friend class Verification;
   bool is_too_wide() const;
+  /// The share of its limit, and the text, of what errors have in common: the worst of rms, mean
+  /// and factor. {0, ""} without a sigma.
+  std::pair<double, std::string> common_error() const;
   bool is_among_worst(double error) const {
     return deviations_.size() < max_deviations || error > deviations_.back().error;
   }
@@ -140,14 +191,16 @@ class Check {
   void require_same(const Check& other) const;
 
   std::string name_;
-  double tolerance_;
+  double tolerance_, sigma_;
   int64_t count_ = 0;
   int64_t outside_ = 0;
+  int64_t undefined_ = 0;
   int64_t sampled_ = 0, sampled_of_ = 0;
   double max_error_ = 0;
   double sizes_ = 0;  // sum of |reference| / scale over values_
   int64_t values_ = 0;
   CommonFactor factor_;
+  ErrorSums sums_;
   std::string where_;
   std::vector<Deviation> deviations_;
 };
@@ -155,11 +208,12 @@ class Check {
 /// All checks of a run. Without any check, the run is unverified: neither passed nor failed.
 class Verification {
  public:
-  /// Tolerances are multiplied by `tolerance_scale`; anything but 1 makes a result unofficial.
+  /// Tolerances and sigmas are multiplied by `tolerance_scale`; anything but 1 makes a result
+  /// unofficial.
   explicit Verification(double tolerance_scale = 1) : scale_(tolerance_scale) {}
 
   /// The check `name`, created if new. The reference stays valid. A name has one tolerance.
-  Check& check(std::string_view name, double tolerance);
+  Check& check(std::string_view name, double tolerance, double sigma = 0);
 
   /// Every rank gets the checks of all ranks, in rank order, merged by name. Collective over `comm`
   /// (in host memory).
@@ -175,7 +229,7 @@ class Verification {
   double max_error_over_tolerance() const;
 
   /// "VERIFY PASSED n/n max_err_over_tol=0.37", followed by ", sampled 64 of 4096 tokens" for the
-  /// check that compared the smallest share; or FAILED, and for each failed check its fault() and a
+  /// check that compared the smallest share, and by ", 2 values undefined (NaN)"; or FAILED, and for each failed check its fault() and a
   /// line for each of the `most` worst values outside; or "VERIFY SKIPPED".
   std::string text(size_t most = 1) const;
 

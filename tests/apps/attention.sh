@@ -87,6 +87,54 @@ PY
 expect 2 'the query at position 12 of document 2 sees no key; with sinks every query must see one' "${mpi[@]}" 2 "$attention" --input blind.h5
 expect 2 'shared.h5: /attention/regions: regions 1 and 2 of document 0 share a pair' "${mpi[@]}" 2 "$attention" --input shared.h5
 expect 2 'outside.h5: /attention/regions: region 1 of document 2' "${mpi[@]}" 2 "$attention" --input outside.h5
+# Regions: the first document is empty and others are not; queries see later keys only, with large scores, in one document.
+/usr/bin/python3 - <<'PY'
+import h5py, numpy
+def write(path, offsets, regions, size=1.0):
+    rng = numpy.random.default_rng(5)
+    tokens = offsets[-1]
+    with h5py.File(path, "w") as f:
+        f.attrs.update({"schema": "gyre/attention", "schema_version": 1})
+        group = f.create_group("attention")
+        group.attrs.update({"mask": "regions", "window": 0, "scale": 0.25})
+        group["offsets"], group["regions"] = offsets, numpy.array(regions, dtype="i8")
+        for name in ("q", "k", "v", "d_out"):
+            group[name] = (size if name in "qk" else 1) * rng.standard_normal((tokens, 2, 16)).astype("f4")
+write("empty_first.h5", [0, 0, 12], [[1, 0, 12, 0, 12, 1, 0]])
+write("two_empty.h5", [0, 0, 12, 12, 24], [[1, 0, 12, 0, 12, 1, 0], [3, 0, 12, 6, 12, 0, 0]])
+write("later_keys.h5", [0, 48], [[0, 0, 8, 40, 48, 0, 0], [0, 8, 24, 30, 40, 2, 0]], size=8)
+PY
+for file in empty_first two_empty later_keys; do
+  for layout in dual-chunk-swap striped contiguous; do
+    expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$attention" --input $file.h5 --layout $layout --schedule all $quick -c all
+  done
+done
+# In bf16, answers that are right but for a factor of 1 %, less than the tolerance of a value.
+/usr/bin/python3 - "$causal" <<'PY'
+import shutil, sys, h5py, numpy
+shutil.copy(sys.argv[1], "exact.h5")
+with h5py.File("exact.h5", "r+") as f:
+    f.attrs.pop("content_sha256", None)
+    del f["reference"]
+    for name in ("q", "k", "v", "d_out"):
+        f[f"attention/{name}"][...] = (f[f"attention/{name}"][...].view("u4") & 0xFFFF0000).astype("u4").view("f4")
+PY
+expect 0 'VERIFY PASSED' "$attention" --input exact.h5 $quick -o answers.h5
+/usr/bin/python3 - <<'PY'
+import shutil, h5py
+arrays = ("out", "d_q", "d_k", "d_v")
+for wrong in ("none", *arrays):
+    shutil.copy("exact.h5", f"{wrong}.h5")
+    with h5py.File(f"{wrong}.h5", "r+") as f, h5py.File("answers.h5") as answers:
+        for name in arrays:
+            f[f"reference/{name}"] = answers[f"results/{name}"][...] * (1.01 if name == wrong else 1)
+PY
+narrow="-d bf16 --partial-out bf16 --partial-dq bf16 --layout contiguous --schedule ring"
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" --input none.h5 $narrow $quick
+grep -q '^# reference.*compared in full: .*d_q' output || fail "the answers are not compared: $(cat output)"
+for wrong in out d_q d_k d_v; do
+  expect 1 "$wrong: the factor of all values is 0.99" "${mpi[@]}" 2 "$attention" --input $wrong.h5 $narrow $quick
+done
 # Where a query sees no key, the log-sum-exp is -inf, and nowhere else. Gradients that a gather doubled. Numbers at the ends of types.
 /usr/bin/python3 - "$regions" "$causal" <<'PY'
 import shutil, sys, h5py, numpy

@@ -158,11 +158,78 @@ for name, student, teacher in (("lowest.h5", numpy.finfo("f4").min, numpy.finfo(
         f["/logprobs/targets"][:3] = [-100, 3, 64]
 PY
 for file in lowest.h5 infinite.h5; do expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input $file --shards 10,0,30,24 $quick; done
+# Lowest logits of one side only: values near the largest f32 whose terms must not overflow, and, over a temperature, values
+# beyond it. Divergences with terms of both infinities, and sets of impossible ids, have no value; they are counted.
+/usr/bin/python3 - "$golden" <<'PY'
+import shutil, sys, h5py, numpy
+lowest = numpy.finfo("f4").min
+def change(name, edit):
+    shutil.copy(sys.argv[1], name)
+    with h5py.File(name, "r+") as f:
+        del f.attrs["content_sha256"]
+        del f["/reference"]
+        logits, teacher = f["/logprobs/logits"][...], f["/logprobs/teacher"][...]
+        edit(f, logits, teacher)
+        f["/logprobs/logits"][...], f["/logprobs/teacher"][...] = logits, teacher
+def one_side(array, top):
+    """The lowest logit in some columns: of a row's largest on the other side, and of others."""
+    for row, other in zip(array, top):
+        row[numpy.argsort(other)[-3:]] = row[:4] = lowest
+    array[:, 40] = 1
+def hot(f, logits, teacher):
+    one_side(logits, teacher)
+    f["/logprobs"].attrs["temperature"] = 0.7
+def undefined(f, logits, teacher):
+    width = f["/logprobs"].attrs["vocab_size"]
+    target = numpy.argmin(logits[:, :width], axis=1)
+    rows = numpy.arange(len(logits))[::2]
+    f["/logprobs/targets"][...] = target
+    teacher[rows, numpy.argmax(logits[:, :width], axis=1)[rows]] = -numpy.inf
+    logits[rows, target[rows]] = -numpy.inf
+    kept = numpy.arange(len(logits) + 1)
+    f["/logprobs/sampling_mask_offsets"] = kept
+    f["/logprobs/sampling_mask_ids"] = target.astype("i4")
+change("student_lowest.h5", lambda f, logits, teacher: one_side(logits, teacher))
+change("teacher_lowest.h5", lambda f, logits, teacher: one_side(teacher, logits))
+change("hot_lowest.h5", hot)
+change("undefined.h5", undefined)
+PY
+for file in student_lowest.h5 teacher_lowest.h5 hot_lowest.h5; do
+  expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input $file --shards 10,0,30,24 $quick --method all -c all
+  # A divergence beyond f32, of a target that the teacher masks, has no gradient; all else is defined.
+  [[ $file == teacher* ]] || ! grep -q 'undefined' output || fail "$file: nothing is undefined: $(cat output)"
+done
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$logprobs" --input hot_lowest.h5 -d bf16 --tp 2 $quick
+for op in kept topk-kl; do
+  expect 0 'undefined (NaN)' "${mpi[@]}" 2 "$logprobs" --input undefined.h5 --op $op --tp 2 $quick -c all
+  grep -q '^VERIFY PASSED' output || fail "undefined values of $op: $(cat output)"
+done
 expect 0 '(the run rounds /logprobs/logits)' "${mpi[@]}" 2 "$logprobs" --input "$ties" -d bf16 $quick
 for check in last all none; do
   expect 0 'RESULT' "${mpi[@]}" 4 "$logprobs" --input "$ties" --tp 2 -c $check -o out.h5 $quick
   expect 0 'VERIFY PASSED 13/13' "$compare" out.h5:/results "$ties":/reference --common
 done
+
+# In bf16, answers that are right but for a factor of 1 %.
+/usr/bin/python3 - "$golden" <<'PY'
+import shutil, sys, h5py
+with h5py.File(sys.argv[1]) as f:
+    assert not (f["logprobs/logits"][...].astype("f4").view("u4") & 0xFFFF).any(), "logits that bf16 rounds"
+for name in ("logprob", "d_logprob", "d_entropy", "d_filtered_logprob", "d_soft_cross_entropy"):
+    shutil.copy(sys.argv[1], f"{name}.h5")
+    with h5py.File(f"{name}.h5", "r+") as f:
+        f.attrs.pop("content_sha256", None)
+        f[f"reference/{name}"][...] *= 1.01
+PY
+while read -r name op check; do
+  expect 1 "$op, gyre, $check: " "${mpi[@]}" 2 "$logprobs" --input $name.h5 --op $op -d bf16 --tp 2 $quick
+done <<'SCALED'
+logprob logprob fwd, 16 tokens: log-probabilities
+d_logprob logprob bwd, 16 tokens: d_logits
+d_entropy entropy bwd, 16 tokens: d_logits
+d_filtered_logprob filtered bwd, 16 tokens: d_logits
+d_soft_cross_entropy soft-ce bwd, 16 tokens: d_logits
+SCALED
 
 # Wrong numbers in references are found, each by name; there is no figure of merit, and no file.
 /usr/bin/python3 - "$golden" <<'PY'

@@ -379,6 +379,7 @@ TEST(LogprobsFile, RefusesWrongFiles) {
            {{"/logprobs/logits" + inf_logit, "/logprobs/teacher" + inf_logit}, {.logit = inf}},
            {{"/logprobs/ids[0] is 3; ids are 0 to 2"}, {.id = 3}},
            {{"/logprobs/d_value[1] is nan; it must be finite"}, {.gradient = NAN}},
+           {{"/logprobs/d_value[1] is 2e+30; a gradient at a temperature of "}, {.gradient = 2e30F}},
            {{"/logprobs/d_logprobs[0] is nan; it must be finite"},
             {.of_all_ids = {2, 3}, .factor = NAN}},
            {{"/logprobs/offsets[1], the last, is 3; it must be 2, the rows of /logprobs/logits"},

@@ -146,6 +146,35 @@ TEST(ScoreSize, IsThatOfTheInputsAndAtLeastOne) {
   EXPECT_DOUBLE_EQ(sampled_score_size(generated_workload(o, 0), ConstantRows(3)), 1);
 }
 
+/// Rows of q and k are 0 but in [begin, end) of k and wherever q reads, where all elements are
+/// `size`.
+class KeysOfOneSize final : public TensorRows {
+ public:
+  KeysOfOneSize(int64_t begin, int64_t end, float size) : begin_(begin), end_(end), size_(size) {}
+  void row(InputTensor tensor, int64_t token, std::span<float> to) const override {
+    const bool is_large = tensor != InputTensor::k || (token >= begin_ && token < end_);
+    std::fill(to.begin(), to.end(), is_large ? size_ : 0);
+  }
+
+ private:
+  int64_t begin_, end_;
+  float size_;
+};
+
+TEST(ScoreSize, IsThatOfTheLargestRegionWhateverItsPlace) {
+  AttentionOptions o;
+  o.head_dim = 16;
+  AttentionWorkload problem = generated_workload(o, 100);
+  problem.offsets = {0, 0, 60, 100};
+  const std::vector<int64_t> lengths{0, 60, 40};
+  // Queries see later keys only: two of document 1, of 60, then all of document 2.
+  problem.mask =
+      MaskRule(MaskTable({{}, {{3, 5, 50, 60}, {5, 60, 0, 50}}, {{0, 10, 30, 40}}}, lengths));
+  EXPECT_DOUBLE_EQ(sampled_score_size(problem, KeysOfOneSize(50, 60, 3)), 36);
+  EXPECT_DOUBLE_EQ(sampled_score_size(problem, KeysOfOneSize(90, 100, 3)), 36);
+  EXPECT_DOUBLE_EQ(sampled_score_size(problem, KeysOfOneSize(60, 90, 3)), 1);  // nobody sees them
+}
+
 AttentionResult measured_row(double rate, Pass pass, int64_t tokens) {
   AttentionResult row;
   row.pass = pass;

@@ -117,8 +117,12 @@ TEST(VisiblePairsOf, AgreesWithCountingForEqualSequencesAndAllMasks) {
     const int64_t length = multiple * *rc::gen::inRange<int64_t>(1, 40 / multiple + 2);
     AttentionCase c;
     const auto count = *rc::gen::inRange<size_t>(0, 5);
-    c.layout = layout_case(kind, full_bounds(Longs(count, length)), cp);
-    c.mask = test::arbitrary_mask(Longs(count, length));
+    Longs lengths(count, length);
+    const auto empty = *rc::gen::inRange<size_t>(0, 3);
+    for (size_t i = 0; i < empty; ++i)
+      lengths.insert(lengths.begin() + *rc::gen::inRange<int64_t>(0, std::ssize(lengths) + 1), 0);
+    c.layout = layout_case(kind, full_bounds(lengths), cp);
+    c.mask = test::arbitrary_mask(lengths);
     if (c.mask.kind == MaskKind::regions && count > 1) {
       RC_ASSERT(!visible_pairs_of(c.problem(), 0));
       return;

@@ -1,3 +1,5 @@
+#include <cmath>
+#include <functional>
 #include <limits>
 
 #include "core/error.hpp"
@@ -166,6 +168,72 @@ TEST(Verification, AToleranceAboveTheValuesFails) {
   EXPECT_EQ(checks.text(),
             "VERIFY FAILED 0/1 max_err_over_tol=inf\n"
             "VERIFY   x: a tolerance of inf is larger than the values: nothing was verified\n");
+}
+
+TEST(Verification, WhatF32CannotHoldIsInfinite) {
+  const double beyond = -4.86e38, below = -3.3e38;
+  const auto passes = [](double got, double expected) {
+    Verification checks;
+    checks.check("logprob", 1e-5).add(got, expected, somewhere, std::abs(expected) / 4);
+    return checks.passed();
+  };
+  EXPECT_TRUE(passes(-infinity, beyond));
+  EXPECT_TRUE(passes(-infinity, -3.40282e38)) << "an error of the tolerance takes it there";
+  EXPECT_TRUE(passes(beyond, beyond));
+  EXPECT_FALSE(passes(infinity, beyond));
+  EXPECT_FALSE(passes(-infinity, below));
+  EXPECT_FALSE(passes(-3.4e38, beyond));
+  EXPECT_FALSE(passes(nan, beyond));
+}
+
+TEST(Verification, CountsUndefinedValues) {
+  Verification checks, other;
+  checks.check("topk_kl", 1).add(1, 1, somewhere);
+  checks.check("topk_kl", 1).add_undefined();
+  other.check("topk_kl", 1).add_undefined();
+  other.check("kept", 1).add_undefined();
+  EXPECT_EQ(other.text(), "VERIFY PASSED 2/2 max_err_over_tol=0, 2 values undefined (NaN)\n");
+  checks.merge(other);
+  EXPECT_EQ(checks.text(), "VERIFY PASSED 2/2 max_err_over_tol=0, 3 values undefined (NaN)\n");
+}
+
+/// 10000 pairs of references about 2, and what `change` makes of them and of errors of one sigma.
+std::string text_of_errors(double sigma, const std::function<double(double, double)>& change) {
+  Verification checks(1), more(1);
+  for (int i = 0; i < 10000; ++i) {
+    const double want = 1 + 2.0 * ((i * 7919) % 1000) / 1000;
+    const double error = sigma * ((i * 104729) % 2001 - 1000) / 577;  // uniform
+    (i % 2 == 0 ? checks : more).check("out", 1, sigma).add(change(want, error), want, somewhere);
+  }
+  checks.merge(more);
+  const std::string all = checks.text();
+  return checks.passed() ? "" : all.substr(all.find("out: ") + 5);
+}
+
+TEST(Verification, FindsWhatErrorsHaveInCommon) {
+  constexpr double sigma = 0.004;
+  EXPECT_EQ(text_of_errors(sigma, std::plus()), "");
+  EXPECT_EQ(text_of_errors(0, [](double want, double) { return 1.01 * want; }), "");
+  const auto begins = [&](const std::function<double(double, double)>& change) {
+    const std::string text = text_of_errors(sigma, change);
+    return text.substr(0, text.find(" all "));
+  };
+  EXPECT_EQ(begins([](double want, double error) { return want + 2.1 * error; }), "the rms of");
+  EXPECT_EQ(begins([](double want, double error) { return 1.004 * want + error; }),
+            "the factor of");
+  EXPECT_EQ(text_of_errors(sigma, [](double want, double) { return 1.01 * want; }),
+            "the factor of all values is 1.01, more than 0.000654 from 1\n");
+}
+
+TEST(Verification, AnOffsetOfAllValuesFails) {
+  Verification checks;
+  for (int i = 0; i < 10000; ++i) {
+    const double want = i % 2 == 0 ? 1 : -1;
+    checks.check("logprob", 1, 0.01).add(want - 0.005, want, somewhere);
+  }
+  EXPECT_FALSE(checks.passed());
+  EXPECT_EQ(checks.checks()[0].fault(),
+            "the mean of all errors is -0.005, more than 0.0034 from 0");
 }
 
 TEST(Verification, AFactorThatAllValuesHaveIsNamed) {

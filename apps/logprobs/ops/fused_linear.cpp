@@ -169,8 +169,13 @@ class LinearOp final : public LogprobsOp {
   /// On a device with bf16 factors, logit gradients are rounded to bf16 too.
   double gradient_tolerance(int64_t terms) const {
     const double exact = linear_gradient_tolerance(hidden_, terms, logit_size());
-    const bool rounded = space() == MemorySpace::device && c_.problem.type == DType::bf16;
-    return rounded ? exact + logit_gradient_tolerance(DType::bf16) : exact;
+    return rounds_gradients() ? exact + logit_gradient_tolerance(DType::bf16) : exact;
+  }
+  bool rounds_gradients() const {
+    return space() == MemorySpace::device && c_.problem.type == DType::bf16;
+  }
+  double gradient_sigma() const {
+    return rounds_gradients() ? narrow_deviation * epsilon_of(DType::bf16) : 0;
   }
 
   std::vector<ResultArray> results(Pass pass) override {
@@ -249,6 +254,7 @@ class LinearOp final : public LogprobsOp {
     const auto mine = std::span(tokens_).subspan(first_, layer_.rows());
     ResultArray array{
         "d_hidden", {c_.problem.tokens(), hidden_}, "d_x", gradient_tolerance(vocab().vocab_size)};
+    array.sigma = gradient_sigma();
     array.columns = hidden_;
     array.max_rows = max_rows();
     array.rows.assign(mine.begin(), mine.end());
@@ -284,6 +290,7 @@ class LinearOp final : public LogprobsOp {
     const int64_t max_terms = ceil_div(c_.problem.tokens(), c_.grid.shape().cp);
     ResultArray array{
         "d_head", {vocab().vocab_size, hidden_}, "d_weight", gradient_tolerance(max_terms)};
+    array.sigma = gradient_sigma();
     array.columns = hidden_;
     array.shown = c_.grid.cp_rank() == 0;
     array.of_tokens = false;

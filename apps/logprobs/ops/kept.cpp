@@ -4,6 +4,7 @@
 // References: kept_logprob_reference and kept_gradient_reference. Forward reads the logits of the
 // ids, and does one all-gather of 12 bytes per row; backward sends nothing.
 
+#include <algorithm>
 #include <cmath>
 
 #include "apps/logprobs/operation.hpp"
@@ -52,7 +53,9 @@ class KeptOp final : public RowsOp {
       return {row_gradient("d_kept_logprob", [this](size_t r) { return expected_gradient(r); })};
     return {row_values("kept_logprob", "log-probabilities", logprob_.span(), 0, [this](size_t r) {
       const double want = kept_logprob_reference(row_of(r), kept(r), rows_.targets()[r], heat(r));
-      return ExpectedRow{{want}, {std::isfinite(want) ? logprob_scale(want) : 1}};
+      ExpectedRow row{{want}, {std::isfinite(want) ? logprob_scale(want) : 1}};
+      row.undefined = std::isnan(want);
+      return row;
     })};
   }
   double heat(size_t r) const { return temperature(token(static_cast<int64_t>(r))); }
@@ -68,7 +71,10 @@ class KeptOp final : public RowsOp {
     for (size_t i = 0; i < ids.size(); ++i) terms.logprobs[ids[i]] = among[i];
     if (std::ranges::find(ids, target) != ids.end())
       terms.ids = std::span(&target, 1), terms.weights = std::span(&slope, 1);
-    return {kept_gradient_reference(row, ids, target, d_logprob_[r], heat(r)), terms.scales()};
+    ExpectedRow want{kept_gradient_reference(row, ids, target, d_logprob_[r], heat(r)),
+                     terms.scales()};
+    want.undefined = std::ranges::any_of(want.values, [](double x) { return std::isnan(x); });
+    return want;
   }
 
   std::vector<int64_t> offsets_{0};  // [rows + 1]

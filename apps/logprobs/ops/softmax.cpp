@@ -61,7 +61,8 @@ class SoftmaxOp final : public RowsOp {
     ResultArray array =
         gradient_array(exponentiate_ ? "softmax" : "log_softmax", rows_.tokens(), out_.ref());
     array.check = "values";
-    array.tolerance = tolerance();
+    array.tolerance = logprob_tolerance();
+    array.rounding = storage_scale(c_.problem.output_type, array.tolerance);
     array.padding = exponentiate_ ? 0 : -std::numeric_limits<double>::infinity();
     array.expect = expect_rows([this](size_t r) {
       ExpectedRow want{log_softmax_reference(row_of(r), temperature(token(r))), {}};
@@ -89,11 +90,6 @@ class SoftmaxOp final : public RowsOp {
     return want;
   }
 
-  /// Storing values in bf16 adds one rounding.
-  double tolerance() const {
-    return c_.problem.output_type == DType::bf16 ? logit_gradient_tolerance(DType::bf16)
-                                                 : logprob_tolerance();
-  }
   /// An absolute error of log p is a relative error of p.
   double scale(double logprob) const {
     if (!exponentiate_) return std::isfinite(logprob) ? logprob_scale(logprob) : 1;

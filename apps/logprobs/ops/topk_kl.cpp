@@ -98,7 +98,7 @@ class TopKDivergenceOp final : public RowsOp {
     const TopKDivergenceReference of = wanted(r);
     const double g = d_values_[r];
     ExpectedRow want{top_k_divergence_gradient_reference(row, of, g), {}};
-    want.undefined = g != 0 && !std::isfinite(of.value);
+    want.undefined = g != 0 && !of.has_gradient();
     RowGradientTerms terms{log_softmax_reference(row)};
     std::vector<double> weights;
     for (const double size : sizes(of)) {
