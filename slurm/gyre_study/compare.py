@@ -275,8 +275,10 @@ def judge_rows(tested: list[Change], families: Sequence[Family], tester: Tester,
     """Sets what was found of each row, and returns the groups."""
     shifts = tester.shifts(Family([], [[row] for row in range(len(tested))]))
     found = changed(tester, families, least)
-    rows = families[min(1, len(families) - 1)]
-    test = tester.test(rows)  # after what changed was subtracted: the noise that is left
+    for one in found.values():
+        if len(one.rows) == 1:
+            tester.times[tester.before :, one.rows] -= one.change
+    test = tester.test(families[min(1, len(families) - 1)])  # of each row, without what was found
     for row, change in enumerate(tested):
         margin, middle = float(test.error[row] * test.quantile[row]), float(test.change[row])
         change.ratio, change.change = math.exp(float(shifts[row])), math.exp(middle)
@@ -290,11 +292,12 @@ def judge_rows(tested: list[Change], families: Sequence[Family], tester: Tester,
         if len(own.rows) > 1:
             groups.append(Group(name, verdict, ratio, low, high, [tested[row].case for row in own.rows]))
         for row in own.rows:
-            one = tested[row]
+            change = tested[row]
             if len(own.rows) == 1:
-                one.verdict, one.group, one.change, one.low, one.high = verdict, "", ratio, low, high
-            elif one.verdict not in ("slower", "faster"):  # else its own change was said before
-                one.verdict, one.group = verdict, name
+                change.verdict, change.group = verdict, ""
+                change.change, change.low, change.high = ratio, low, high
+            elif change.verdict not in ("slower", "faster"):  # else its own change was said before
+                change.verdict, change.group = verdict, name
     return groups
 
 
