@@ -76,7 +76,7 @@ def run_fields(number: int, run: Run, placement: str) -> dict[str, Any]:
         "line": run.line,
         "program": head.get("suite", {}).get("program"),
         **{f"build_{key}": value for key, value in run.build.items()},
-        "build_flags": head.get("build", {}).get("flags"),
+        "build_flags": run.flags or None,
         "start": started.get("start"),
         "end": end.get("end") or started.get("end"),
         "launcher": started.get("launcher"),

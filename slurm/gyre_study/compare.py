@@ -123,6 +123,16 @@ def families_of(cases: Sequence[Experiment], alpha: float) -> list[Family]:
     return found
 
 
+@dataclass
+class Found:
+    """A change of a group or a row: logarithms, and the rows as indices."""
+
+    change: float
+    low: float
+    high: float
+    rows: list[int]
+
+
 class Tester:
     """Tests families of the rows that all runs have. `times`: [runs, rows], logarithms; the first `before` runs are
     before. `inside`: of each row, variance of its change by noise inside of runs."""
@@ -195,17 +205,17 @@ def strongest(tester: Tester, families: Sequence[Family], free: Sequence[int], l
     return best[1:] if best else None
 
 
-def changed(tester: Tester, families: Sequence[Family], least: float) -> dict[str, tuple[float, float, float, list[int]]]:
-    """Groups and rows that changed: name, change with its interval, rows; strongest first, all rows last.
+def changed(tester: Tester, families: Sequence[Family], least: float) -> dict[str, Found]:
+    """Groups and rows that changed, by name: what explains most comes first, all rows come last.
 
     A row that changed is left out of what follows; from the rows of a group its change is subtracted.
     """
-    found: dict[str, tuple[float, float, float, list[int]]] = {}
+    found: dict[str, Found] = {}
     free = list(range(tester.times.shape[1]))
 
     def note(name: str, test: Test, cell: int, rows: list[int]) -> float:
         change, margin = float(test.change[cell]), float(test.error[cell] * test.quantile[cell])
-        found[name] = change, change - margin, change + margin, rows
+        found[name] = Found(change, change - margin, change + margin, rows)
         return change
 
     while best := strongest(tester, families[1:], free, least, [*found]):
@@ -264,27 +274,29 @@ def judge_rows(tested: list[Change], families: Sequence[Family], tester: Tester,
     """Sets what was found of each row, and returns the groups."""
     shifts = tester.shifts(Family([], [[row] for row in range(len(tested))]))
     found = changed(tester, families, least)
-    rows = families[min(1, len(families) - 1)]
-    test = tester.test(rows)  # after what changed was subtracted: the noise that is left
+    for one in found.values():
+        if len(one.rows) == 1:
+            tester.times[tester.before :, one.rows] -= one.change
+    test = tester.test(families[min(1, len(families) - 1)])  # of each row, without what was found
     for row, change in enumerate(tested):
-        margin = float(test.error[row] * test.quantile[row])
-        own = float(test.change[row])
-        change.ratio, change.change = math.exp(float(shifts[row])), math.exp(own)
-        change.low, change.high = math.exp(own - margin), math.exp(own + margin)
+        margin, middle = float(test.error[row] * test.quantile[row]), float(test.change[row])
+        change.ratio, change.change = math.exp(float(shifts[row])), math.exp(middle)
+        change.low, change.high = math.exp(middle - margin), math.exp(middle + margin)
         change.threshold = math.exp(max(least, margin))
         change.verdict = "too noisy" if change.threshold > MOST_THRESHOLD else "unchanged"
     groups = []
-    for name, (change, low, high, own) in found.items():
-        verdict = "slower" if change > 0 else "faster"
-        if len(own) > 1:
-            ends = [math.exp(end) for end in (change, low, high)]
-            groups.append(Group(name, verdict, *ends, [tested[row].case for row in own]))
-        for row in own:
-            one = tested[row]
-            if one.verdict not in ("slower", "faster") or len(own) == 1:  # a row's own change is said before its group's
-                one.verdict, one.group = verdict, name if len(own) > 1 else ""
-            if len(own) == 1:
-                one.change, one.low, one.high = (math.exp(end) for end in (change, low, high))
+    for name, own in found.items():
+        verdict = "slower" if own.change > 0 else "faster"
+        ratio, low, high = (math.exp(end) for end in (own.change, own.low, own.high))
+        if len(own.rows) > 1:
+            groups.append(Group(name, verdict, ratio, low, high, [tested[row].case for row in own.rows]))
+        for row in own.rows:
+            change = tested[row]
+            if len(own.rows) == 1:
+                change.verdict, change.group = verdict, ""
+                change.change, change.low, change.high = ratio, low, high
+            elif change.verdict not in ("slower", "faster"):  # else its own change was said before
+                change.verdict, change.group = verdict, name
     return groups
 
 
@@ -301,15 +313,17 @@ def compare(sides: Compared, min_effect: float, alpha: float, drift: float | Non
         raise StudyError("the two have no row in common: program, ranks, nodes, options, inputs and key must be equal")
     changes = [change_of(name, before, after) for name in both]
     tested = [change for change in changes if not change.verdict]
-    groups, between, stated = [], "not asked for: no row was tested", None
+    groups: list[Group] = []
+    between, stated = "not asked for: no row was tested", None
     if tested:
         least = math.log1p(min_effect)
         tester = tester_of([one.case for one in tested], before, after, drift)
         between, stated = tester.source, None if tester.estimates else tester.drift
         groups = judge_rows(tested, families_of([sides.cases[one.case] for one in tested], alpha), tester, least)
     facts, grave = fact_differences(*sides.runs)
+    runs = len(before), len(after)
     return Comparison(
-        groups, changes, *only, (len(before), len(after)), between, stated, [*settings, *facts], grave
+        groups, changes, only[0], only[1], runs, between, stated, [*settings, *facts], grave
     )
 
 

@@ -98,6 +98,11 @@ class Run:
         return {**from_suite, "type": build.get("type", ""), "compiler": build.get("compiler", "")}
 
     @property
+    def flags(self) -> str:
+        """Compiler flags; "" of older programs, which do not record them."""
+        return str(self.head.get("build", {}).get("flags", ""))
+
+    @property
     def binding(self) -> str:
         """CPUs of each rank: "0: 0-1, 1: 2-3"; "": unknown."""
         cpus = [f"{rank.get('rank')}: {rank['cpus']}" for rank in self.head.get("ranks", []) if rank.get("cpus")]

@@ -139,10 +139,8 @@ def read_sides(before: Sequence[Path], after: Sequence[Path]) -> Compared:
     cases = experiments(runs)
     pairs = iter(zip(runs, cases))
     splits = [split([next(pairs) for _ in one]) for one in of_path]
-    sides = splits[: len(before)], splits[len(before) :]
-    programs = of_path[: len(before)], of_path[len(before) :]
-    return Compared(
-        *([run for one in side for run in one] for side in sides),
-        {case.name: case for own in cases for case in own},
-        ([run for one in programs[0] for run in one], [run for one in programs[1] for run in one]),
-    )
+    count = len(before)
+    sides = [[run for one in side for run in one] for side in (splits[:count], splits[count:])]
+    programs = [[run for one in side for run in one] for side in (of_path[:count], of_path[count:])]
+    names = {case.name: case for own in cases for case in own}
+    return Compared(sides[0], sides[1], names, (programs[0], programs[1]))

@@ -63,10 +63,14 @@ def stands(row: Row, accept: str, unchecked: bool) -> bool:
 
 
 def newest_rows(runs: list[Run], app: App, placement: Placement) -> dict[str, tuple[Run, Row]]:
-    """The newest row of each key, from runs of this build with the placement's options."""
+    """The newest row of each key, from runs of this build with the placement's options.
+
+    A program does not say its compiler flags before it runs: those of the last run count.
+    """
     rows = {}
+    flags = runs[-1].flags if runs else ""
     for run in runs:
-        if run.build == app.build and not contradicts(run, placement.arguments, app.swept):
+        if run.build == app.build and run.flags == flags and not contradicts(run, placement.arguments, app.swept):
             for row in run.rows:
                 rows[json.dumps(row.key, sort_keys=True)] = (run, row)
     return rows

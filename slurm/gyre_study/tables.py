@@ -53,6 +53,7 @@ class Tables:
             sorted(
                 {
                     f"{run['build_git']} ({run['build_git_state']})"
+                    + (f" with {run['build_flags']}" if run.get("build_flags") else "")
                     for _, run in data.runs.iterrows()
                 }
             )

@@ -4,12 +4,14 @@
 Usage: test_study_compare.py SOURCE_DIR BUILD_DIR
 """
 
+import argparse
 import json
 import math
 import random
 import sys
 import unittest
 from pathlib import Path
+from unittest import mock
 
 import numpy as np
 
@@ -18,8 +20,9 @@ sys.dont_write_bytecode = True
 sys.path[:0] = [str(SOURCE / "slurm"), str(SOURCE / "tests/support")]
 import study_results as made  # noqa: E402
 from study_plans import Scratch, gyre_study  # noqa: E402
-from gyre_study import noise  # noqa: E402
+from gyre_study import commands, noise  # noqa: E402
 from gyre_study.compare import ALL_ROWS, Family, Tester, changed, compare, families_of  # noqa: E402
+from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.identity import Experiment, given_options  # noqa: E402
 from gyre_study.sides import Compared, Side  # noqa: E402
 
@@ -73,7 +76,7 @@ def alarms(times: np.ndarray, before: int, cases: list[Experiment]) -> np.ndarra
 def found_in(times: np.ndarray, before: int, families: list[Family], drift: float | None = None) -> dict[str, float]:
     """Names and changes of one comparison, [runs, rows]."""
     tester = Tester(times.copy(), before, np.full(times.shape[1], 0.0001), SAMPLES - 1, drift)
-    return {name: one[0] for name, one in changed(tester, families, LEAST).items()}
+    return {name: one.change for name, one in changed(tester, families, LEAST).items()}
 
 
 class Simulation(unittest.TestCase):
@@ -138,7 +141,8 @@ class Simulation(unittest.TestCase):
         self.assertGreaterEqual(self.found(16, "all", 6, shared), 0.9)
         self.assertGreaterEqual(self.found(16, "all", 4, shared, drift=0.03), 0.9)
         self.assertLess(self.found(16, "one", 3, own), 0.5)
-        self.assertGreaterEqual(self.found(16, "one", 8, own), 0.9)
+        for what, runs in (("half", 4), ("schedule", 5), ("one", 8)):
+            self.assertGreaterEqual(self.found(16, what, runs, own), 0.9, what)
 
     def test_any_half_of_the_rows(self) -> None:
         """Rows that have no value in common: something became slower, by a group that holds most of them, or by rows."""
@@ -231,6 +235,22 @@ class Verdicts(unittest.TestCase):
         back = self.compare(self.sides(2, [1.12, 1.12, 1.12]), self.sides(1, [1, 1, 1]))
         self.assertEqual([(one.name, one.verdict) for one in back.groups], [("pass=bwd", "faster")])
         self.assertFalse(back.slower)
+
+    def test_one_row_of_two(self) -> None:
+        """What the other is held against is the row without its change."""
+        before, after = self.sides(1, [1, 1, 1]), self.sides(2, [1.3, 1.3, 1.3])
+        names = [*before[0]][:2]
+        sides = [[{name: run[name] for name in names} for run in side] for side in (before, after)]
+        found = self.compare(*sides)
+        self.assertEqual([one.verdict for one in found.changes], ["unchanged", "slower"])
+        self.assertAlmostEqual(found.changes[0].change, 1, delta=0.03)
+        self.assertAlmostEqual(found.changes[1].change, 1.3, delta=0.03)
+
+    def test_without_numpy(self) -> None:
+        options = argparse.Namespace(runs=["a", "b"])
+        with mock.patch.dict(sys.modules, {"gyre_study.compare": None}):
+            with self.assertRaisesRegex(StudyError, "compare needs numpy .*or pip"):
+                commands.compare(options)
 
     def test_a_row_that_a_run_lacks_or_has_wrong(self) -> None:
         before, after = self.sides(1, [1, 1, 1]), self.sides(2, [1, 1, 1])

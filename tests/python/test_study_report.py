@@ -34,6 +34,7 @@ from gyre_study import figures, points, predict  # noqa: E402
 from gyre_study.app import load_app  # noqa: E402
 from gyre_study.cases import expand  # noqa: E402
 from gyre_study.collect import collect  # noqa: E402
+from gyre_study.compare import compare_files  # noqa: E402
 from gyre_study.errors import StudyError  # noqa: E402
 from gyre_study.files import Site, Study  # noqa: E402
 from gyre_study.folder import Folder, write_plan  # noqa: E402
@@ -173,6 +174,9 @@ class Studies(Scratch):
         for path in (folder.path, found.file):
             sides = read_sides([path], [path])
             self.assertEqual([len(side) for side in (*sides.before, *sides.after)], [8] * 6, path)
+        both = compare_files([folder.path], [found.file], 0.05, 0.01, None)  # a file holds what its folder does
+        self.assertEqual((both.runs, both.differences, both.only_before), ((3, 3), [], []))
+        self.assertEqual({(one.verdict, one.change) for one in both.changes}, {("unchanged", 1.0)})
 
     def test_efficiency(self) -> None:
         folder = self.make(self.study("strong", cp=[1, 2, 4], tokens=[512, 1024]))

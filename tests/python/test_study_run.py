@@ -6,6 +6,7 @@ Usage: test_study_run.py SOURCE_DIR BUILD_DIR   (MPIEXEC: the launcher)
 
 import json
 import os
+import re
 import resource
 import signal
 import subprocess
@@ -225,6 +226,16 @@ class Command(Scratch):
         left = [one for one in self.place.rglob("*") if one not in before and one.is_file()]
         self.assertEqual([one for one in left if one.stat().st_size], [])
 
+    def test_the_first_example_of_help(self) -> None:
+        """It plans on this machine; the others name a site of the reader's own."""
+        said = gyre_study("--help").stdout
+        example = re.search(r"^  slurm/gyre-study (plan .*?) +#", said, re.MULTILINE)[1].split()
+        place = self.place / example.pop()
+        self.assertEqual(example[-1], "-o")
+        said = self.study(0, *example, place, "--apps", BUILD / "apps")
+        self.assertIn("# size tiny (the site's); --size chooses another", said)
+        self.assertIn(f"# {place}: gyre-study run {place} goes on", said)
+
     def test_errors(self) -> None:
         self.assertIn("study.toml: no such file; studies that are there:",
                       self.study(2, "plan", "nostudy", "--site", "local").replace(
@@ -248,4 +259,4 @@ class Command(Scratch):
             self.assertIn("usage: gyre-study " + command, self.study(0, command, "--help"))
 
 
-unittest.main(argv=sys.argv[:1])
+unittest.main(argv=[sys.argv[0], *sys.argv[3:]])

@@ -95,6 +95,9 @@ class States(Scratch):
             (self.begin("--cp 1 --schedule ring -n 3 --json rows/x.jsonl --resume measured") + self.both() + end, "done"),
             (self.begin("--cp 1 --heads 16 --schedule ring") + self.both() + end, "missing"),  # other options
             (self.begin("--cp 1 --schedule ring --sinks") + self.both() + end, "missing"),
+            (begin.replace("GNU 12.2.0", 'GNU 12.2.0", "flags": "-O3') + self.both() + end, "done"),
+            (begin + self.both() + end + begin.replace('"r"', '"s"').replace("GNU 12.2.0", 'GNU 12.2.0", "flags": "-O1'),
+             "missing"),  # the last run was compiled otherwise
         ):
             self.rows(folder, text)
             self.assertEqual(self.states(folder)[0], wanted, text)

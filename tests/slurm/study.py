@@ -181,6 +181,27 @@ class TwoNodes(unittest.TestCase):
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("invalid partition specified: mian", done.stderr)
 
+    def test_cancel(self) -> None:
+        study = STUDY.replace("cp = [2, 4]", "cp = [2]").replace('network = ["none", "alpha=30ms,beta=1G"]',
+                                                                 'network = ["alpha=30ms,beta=1G", "alpha=31ms,beta=1G"]')
+        (self.place / "study.toml").write_text(study, encoding="utf-8")
+        self.plan(self.folder)
+        self.study("submit", self.folder)
+        queue = self.on_node("squeue", "--noheader", "--format=%j")
+        self.assertRegex(queue, r"^gyre-study-[0-9a-f]{6}-001-1x2-2\n")
+        plan = json.loads((self.folder / "plan.json").read_text())
+        self.wait("a row", lambda: any(self.rows(one) for one in plan["placements"]))
+        number = self.job_of(plan["placements"][0]).split("_")[0]
+        self.assertEqual(self.study("cancel", self.folder), f"# cancelled: {number}\n")
+        self.wait("an empty queue", lambda: not self.on_node("squeue", "--noheader"))
+        counts = self.status()["counts"]
+        self.assertFalse({"running", "queued", "unknown"} & {*counts}, counts)
+        self.assertIn("nothing to cancel", self.study("cancel", self.folder))
+        left = sum(many for state, many in counts.items() if state not in ("done", "refused"))
+        self.assertIn(f"submitted {left} cases", self.study("submit", self.folder))
+        self.study("cancel", self.folder)
+        self.wait("an empty queue", lambda: not self.on_node("squeue", "--noheader"))
+
     def test_killed_cancelled_resumed(self) -> None:
         self.assertIn("36 cases in 4 placements, 0 duplicates", self.plan(self.folder))
         plan = json.loads((self.folder / "plan.json").read_text())
@@ -259,4 +280,4 @@ class TwoNodes(unittest.TestCase):
 
 
 need_cluster()
-unittest.main(argv=sys.argv[:1], verbosity=2)
+unittest.main(argv=[sys.argv[0], *sys.argv[3:]], verbosity=2)
