@@ -116,13 +116,6 @@ def _said(finding: Finding) -> str:
     return finding.text + (f" ({', '.join(finding.arrays)})" if finding.arrays and finding.kind != "nan" else "")
 
 
-def _kind_of(path: Path) -> str:
-    try:
-        return reading.kind_of(path)
-    except OSError as error:
-        raise reading.Damaged(f"{path}: {error}") from error
-
-
 def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
     """Files of a kind and name of the suite: files, or folders of them. Usage: there is none."""
     found = []
@@ -131,7 +124,7 @@ def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
             raise Usage(f"{place} does not exist")
         found += sorted(place.glob("*.h5")) if place.is_dir() else [place]
     mine = [path for path in found if fnmatch.fnmatch(path.stem, pattern.removesuffix(".h5"))]
-    mine = [path for path in mine if _kind_of(path) == kind]
+    mine = [path for path in mine if reading.kind_of(path) == kind]
     if not mine:
         named = "" if pattern == "*" else f" with a name like {pattern!r}"
         raise Usage(f"the contract needs a file of the kind {kind}; {', '.join(suite)} has none{named}")
