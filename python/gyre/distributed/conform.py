@@ -109,7 +109,9 @@ def _lines(report: Report) -> Iterator[str]:
         yield "nothing was compared"
     left = len(report.verdicts) - len(compared)
     verdict = "PASSED" if report.passed else "FAILED"
-    yield f"CONFORM {verdict} {good}/{len(compared)} cases, {values} values, {left} left out; {grids}"
+    of_grids = {str(grid): sum(v.values for v in report.verdicts if v.grid == str(grid)) for grid in report.grids}
+    run = ", ".join(grid if some or len(of_grids) == 1 else f"{grid} (nothing compared)" for grid, some in of_grids.items())
+    yield f"CONFORM {verdict} {good}/{len(compared)} cases, {values} values, {left} left out; {run}"
 
 
 def _said(finding: Finding) -> str:
