@@ -254,11 +254,13 @@ def guards_of(path: str) -> str:
     index = os.path.join(os.path.dirname(path), "index.json")
     if not os.path.exists(index):
         return ""
-    with open(index, encoding="utf-8") as file:
-        found = json.load(file)
-    if not isinstance(found, dict) or found.get("schema") != "gyre/golden-index":
+    try:
+        with open(index, encoding="utf-8") as file:
+            found = json.load(file)
+        is_index = isinstance(found, dict) and found.get("schema") == "gyre/golden-index"
+        entries = {case["file"]: case["guards"] for case in found["cases"]} if is_index else {}
+    except (KeyError, RecursionError, TypeError, ValueError):  # somebody else's index.json
         return ""
-    entries = {case["file"]: case["guards"] for case in found["cases"]}
     return str(entries.get(os.path.basename(path), ""))
 
 

@@ -224,8 +224,10 @@ def _problems(contract: Any, path: Path, options: Options) -> list[Problem]:
     except (LeftOut, OSError):
         raise
     except Exception as error:  # a file may hold anything
-        text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-        raise reading.Damaged(text if str(path) in text else f"{path}: {text}") from error
+        text = str(error.args[0] if isinstance(error, KeyError) else error)
+        if str(path) not in text:
+            text = f"{path}: {'it lacks ' if isinstance(error, KeyError) else ''}{text}"
+        raise reading.Damaged(text) from error
 
 
 def _run_all(report: Report, contract: Any, paths: list[Path], team: Any, tolerance: Tolerance) -> None:
