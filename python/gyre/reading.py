@@ -1,5 +1,6 @@
 """Reads the HDF5 files of Gyre, and places in them: FILE.h5 or FILE.h5:/group."""
 
+import contextlib
 import errno
 import json
 import os
@@ -89,18 +90,36 @@ class File(Mapping[str, Group]):
         return self["results"]
 
 
-def _opened(path: str) -> h5py.File:
-    """A file open for reading, after its contents have been compared with their digest."""
+@contextlib.contextmanager
+def _file(path: str) -> Iterator[h5py.File]:
+    """A file open for reading. OSError: it is none of HDF5; Damaged: it is truncated, or the block finds it damaged."""
     if not os.path.exists(path):
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
-    file = h5py.File(path, "r")
-    recorded = _plain(file.attrs.get(digest.ATTRIBUTE))
-    if recorded is None or os.path.getsize(path) > digest.MOST_BYTES:
-        return file
-    if recorded == digest.content_sha256(path):
-        return file
-    file.close()
-    raise Damaged(f"the contents of {path} are not what was written")
+    if os.path.isdir(path):
+        raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
+    try:
+        file = h5py.File(path, "r")
+    except OSError as error:
+        kind = Damaged if "truncated" in str(error) else OSError
+        raise kind(f"{path} cannot be read: {str(error).splitlines()[0]}") from error
+    with file:
+        try:
+            yield file
+        except Damaged:
+            raise
+        except (OSError, RuntimeError) as error:  # of HDF5, which does not name the file
+            raise Damaged(f"{path} is damaged: {str(error).splitlines()[0]}") from error
+
+
+@contextlib.contextmanager
+def _opened(path: str) -> Iterator[h5py.File]:
+    """A file open for reading, after its contents have been compared with their digest."""
+    with _file(path) as file:
+        recorded = _plain(file.attrs.get(digest.ATTRIBUTE))
+        if recorded is not None and os.path.getsize(path) <= digest.MOST_BYTES:
+            if recorded != digest.content_sha256(path):
+                raise Damaged(f"the contents of {path} are not what was written")
+        yield file
 
 
 def _plain(value: Any) -> Any:
@@ -180,7 +199,7 @@ def _group(item: h5py.Group) -> Group:
 
 def kind_of(path: str | os.PathLike[str]) -> str:
     """The kind of a file of Gyre: attention of gyre/attention; "" of another file."""
-    with h5py.File(os.fspath(path), "r") as file:
+    with _file(os.fspath(path)) as file:
         schema = _plain(file.attrs.get("schema"))
     return schema.removeprefix("gyre/") if isinstance(schema, str) else ""
 
@@ -224,7 +243,7 @@ def extras_of(group: Group) -> dict[str, tuple[str, np.ndarray]]:
 
 def offsets_of(path: str) -> np.ndarray | None:
     """Where the documents of a file of Gyre begin, and the last ends, in its tokens; None: none said."""
-    with h5py.File(path, "r") as file:
+    with _file(path) as file:
         schema = _plain(file.attrs.get("schema"))
         name = f"{str(schema).removeprefix('gyre/')}/offsets"
         return np.asarray(file[name]) if name in file else None
@@ -235,11 +254,13 @@ def guards_of(path: str) -> str:
     index = os.path.join(os.path.dirname(path), "index.json")
     if not os.path.exists(index):
         return ""
-    with open(index, encoding="utf-8") as file:
-        found = json.load(file)
-    if not isinstance(found, dict) or found.get("schema") != "gyre/golden-index":
+    try:
+        with open(index, encoding="utf-8") as file:
+            found = json.load(file)
+        is_index = isinstance(found, dict) and found.get("schema") == "gyre/golden-index"
+        entries = {case["file"]: case["guards"] for case in found["cases"]} if is_index else {}
+    except (KeyError, RecursionError, TypeError, ValueError):  # somebody else's index.json
         return ""
-    entries = {case["file"]: case["guards"] for case in found["cases"]}
     return str(entries.get(os.path.basename(path), ""))
 
 

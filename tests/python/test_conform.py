@@ -150,6 +150,10 @@ class Grids(unittest.TestCase):
             self.assertTrue(str(report).endswith(f"0 left out; {', '.join(grids)}"), str(report))
             self.assertEqual(list(dict.fromkeys(v.grid for v in report.verdicts)), grids)
 
+    def test_a_grid_on_which_nothing_was_compared_is_named(self):
+        report = run("planted_ranks:refuses_columns", contract="logprob", ranks=2, case="logprobs_plain")
+        self.assertTrue(str(report).endswith("1 left out; cp 2 x tp 1, cp 1 x tp 2 (nothing compared)"), str(report))
+
     def test_of_options(self):
         report = run(f"{EXAMPLE}:loss", ranks=4, dp=2, case="logprobs_plain")
         self.assertEqual(list(map(str, report.grids)), ["dp 2 x cp 2 x tp 1", "dp 2 x cp 1 x tp 2"])

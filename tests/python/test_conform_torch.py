@@ -96,6 +96,15 @@ class Peers(unittest.TestCase):
                 report = run(f"torch_peers:{name}", convention=wrong, **options)
                 self.assertEqual(list(report.kinds), [kind], str(report))
 
+    def test_apply_of_an_autograd_function(self):
+        report = run("planted_torch:sum_over_group", case="logprobs_plain")
+        self.assertTrue(report.passed, str(report))
+        self.assertEqual(list(map(str, report.grids)), ["cp 2 x tp 1", "cp 1 x tp 2"])
+
+    def test_an_empty_shard_needs_no_gradient(self):
+        report = run("planted_torch:no_gradient_of_no_token", contract="attention", case="attention_no_[t]*")
+        self.assertEqual([v.status for v in report.verdicts], ["passed"], str(report))
+
     def test_without_gpus(self):
         if torch.cuda.is_available():
             self.skipTest("there is a GPU")
@@ -137,6 +146,11 @@ class Torchrun(unittest.TestCase):
         code, text = torchrun(2, *self.ARGUMENTS, "ring_attention:attention")
         self.assertEqual(code, 0, text)
         self.assertIn("CONFORM PASSED 3/3 cases", text)
+
+    def test_all_grids(self):
+        code, text = torchrun(2, GOLDEN, "--case", "logprobs_plain", "--function", "planted_torch:sum_over_group")
+        self.assertEqual(code, 0, text)
+        self.assertIn("CONFORM PASSED 2/2 cases, 84 values, 0 left out; cp 2 x tp 1, cp 1 x tp 2", text)
 
     def test_wrong_sizes(self):
         code, text = torchrun(2, *self.ARGUMENTS, "ring_attention:attention", "--ranks", "4")

@@ -176,6 +176,21 @@ class Check(Scratch):
             self.assertEqual(code, wanted, arguments)
             self.assertIn(message, errors)
 
+    def test_files_that_cannot_be_read_are_named(self):
+        text, cut, folder, damaged = (self.place(name) for name in ("text.h5", "cut.h5", "folder.h5", "sum.h5"))
+        Path(text).write_text("no HDF5", encoding="utf-8")
+        Path(cut).write_bytes(Path(TIES).read_bytes()[:3000])
+        os.mkdir(folder)
+        with h5py.File(damaged, "w") as file:
+            file.create_dataset("x", data=np.arange(1000.0), chunks=(100,), fletcher32=True)
+            place = file["x"].id.get_chunk_info(0).byte_offset
+        with open(damaged, "r+b") as file:
+            file.seek(place)
+            file.write(b"damage!!")
+        for path, wanted in ((text, 2), (cut, 3), (folder, 2), (damaged, 3), (self.place("none.h5"), 2)):
+            code, _, errors = self.check(path, path)
+            self.assertEqual((code, path in errors), (wanted, True), errors)
+
     def test_streams_that_cannot_be_written(self):
         environment = {**os.environ, "PYTHONPATH": os.path.join(sys.argv[1], "python")}
         for stream, arguments, wanted in (("stdout", (TIES, TIES), 3), ("stderr", ("none.h5", TIES), 2)):
@@ -234,9 +249,11 @@ class SameAsGyreCompare(Scratch):
             self.assertLessEqual(len(re.findall(r"(?m)^ *\[", text)), 10)
         copied = self.place("copied.h5")
         shutil.copy(golden, copied)
-        text = str(gyre.compare(mine, copied, common=True))
-        self.assertIn(place, text)
-        self.assertNotIn("guards", text)
+        for index in ("", "{", "[]", '{"schema": "gyre/golden-index"}'):  # of somebody else
+            Path(self.place("index.json")).write_text(index, encoding="utf-8")
+            text = str(gyre.compare(mine, copied, common=True))
+            self.assertIn(place, text)
+            self.assertNotIn("guards", text)
 
     def test_numbers(self):
         rng = np.random.default_rng(3)

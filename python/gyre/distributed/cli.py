@@ -16,7 +16,8 @@ The contract is the one that the function is named after, unless --contract name
 --explain prints it. Started by torchrun, the command takes the ranks that there are.
 
 exit code: 0 all that was compared agrees; 1 the function breaks its contract, or nothing could be
-compared; 2 bad usage; 3 what this machine lacks (torch, GPUs), or a damaged file; 130 interrupted
+compared; 2 bad usage; 3 what this machine lacks (torch, GPUs), a damaged file or one whose answers do
+not fit, or a report that cannot be written; 130 interrupted
 
 examples: gyre conform inputs/golden --function my_file.py:attention --ranks 2
           gyre conform inputs/golden --function my_package.losses:logprob --tp 4 --case 'logprobs_padding_*'

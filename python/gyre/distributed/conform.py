@@ -110,18 +110,13 @@ def _lines(report: Report) -> Iterator[str]:
         yield "nothing was compared"
     left = len(report.verdicts) - len(compared)
     verdict = "PASSED" if report.passed else "FAILED"
-    yield f"CONFORM {verdict} {good}/{len(compared)} cases, {values} values, {left} left out; {grids}"
+    of_grids = {str(grid): sum(v.values for v in report.verdicts if v.grid == str(grid)) for grid in report.grids}
+    run = ", ".join(grid if some or len(of_grids) == 1 else f"{grid} (nothing compared)" for grid, some in of_grids.items())
+    yield f"CONFORM {verdict} {good}/{len(compared)} cases, {values} values, {left} left out; {run}"
 
 
 def _said(finding: Finding) -> str:
     return finding.text + (f" ({', '.join(finding.arrays)})" if finding.arrays and finding.kind != "nan" else "")
-
-
-def _kind_of(path: Path) -> str:
-    try:
-        return reading.kind_of(path)
-    except OSError as error:
-        raise reading.Damaged(f"{path}: {error}") from error
 
 
 def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
@@ -132,7 +127,7 @@ def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
             raise Usage(f"{place} does not exist")
         found += sorted(place.glob("*.h5")) if place.is_dir() else [place]
     mine = [path for path in found if fnmatch.fnmatch(path.stem, pattern.removesuffix(".h5"))]
-    mine = [path for path in mine if _kind_of(path) == kind]
+    mine = [path for path in mine if reading.kind_of(path) == kind]
     if not mine:
         named = "" if pattern == "*" else f" with a name like {pattern!r}"
         raise Usage(f"the contract needs a file of the kind {kind}; {', '.join(suite)} has none{named}")
@@ -232,8 +227,10 @@ def _problems(contract: Any, path: Path, options: Options) -> list[Problem]:
     except (LeftOut, OSError):
         raise
     except Exception as error:  # a file may hold anything
-        text = str(error.args[0]) if isinstance(error, KeyError) else str(error)
-        raise reading.Damaged(text if str(path) in text else f"{path}: {text}") from error
+        text = str(error.args[0] if isinstance(error, KeyError) else error)
+        if str(path) not in text:
+            text = f"{path}: {'it lacks ' if isinstance(error, KeyError) else ''}{text}"
+        raise reading.Damaged(text) from error
 
 
 def _run_all(report: Report, contract: Any, paths: list[Path], team: Any, tolerance: Tolerance) -> None:
