@@ -67,6 +67,14 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
   return report;
 }
 
+/// "#" lines on what the model was not made for.
+std::string model_notes(const Job& job) {
+  const bool rounds = job.plan.setup.types.activations == DType::bf16 &&
+                      job.model.widest_matrix_type() != h5::Type::bfloat16;
+  return (rounds ? "# model   weights are rounded to bf16\n" : "") +
+         length_note(job.documents, job.model.longest_text());
+}
+
 /// Measures, verifies, writes and reports.
 ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& output,
                Backend& backend, AppContext& context) {
@@ -98,10 +106,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   report.memory.plan(planned_bytes(job.plan, config, of.scorer(), backend.stream().space()));
   double last_ms = 0;
   PhaseLimits limits;
-  std::string details = o.prefixes.share ? savings_text(job.plan.forest) : "";
-  if (types.activations == DType::bf16 && job.model.widest_matrix_type() != h5::Type::bfloat16)
-    details += "# model   weights are rounded to bf16\n";
-  details += length_note(job.documents, job.model.longest_text());
+  std::string details = (o.prefixes.share ? savings_text(job.plan.forest) : "") + model_notes(job);
   const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
   suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
                 [&](ScoringResult& row, const Measured& measured) {

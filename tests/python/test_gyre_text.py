@@ -25,7 +25,7 @@ import numpy as np
 SOURCE, BUILD = (Path(argument).resolve() for argument in sys.argv[1:3])
 MPIEXEC = os.environ.get("MPIEXEC", "mpiexec")
 sys.dont_write_bytecode = True
-sys.path[:0] = [str(SOURCE / "python"), str(SOURCE / "tests/support")]
+sys.path[:0] = [str(SOURCE / "python"), str(SOURCE / "tests/support"), str(SOURCE / "inputs")]
 PACKAGES = SOURCE / "build/model/packages"
 if importlib.util.find_spec("tokenizers") is None and PACKAGES.is_dir():
     sys.path.append(str(PACKAGES))
@@ -35,9 +35,22 @@ needs_package = unittest.skipUnless(HAS_PACKAGE, "the package tokenizers is not 
 import checkpoints  # noqa: E402  (found through the lines above)
 import model_cases  # noqa: E402
 import model_files  # noqa: E402
+import reference  # noqa: E402
 
 import gyre  # noqa: E402
 from gyre.text import main  # noqa: E402
+
+
+def rolling(tokens, prefix, most, context):
+    """get_rolling_token_windows of lm_eval.utils, written again: (inputs, predicted) of each window."""
+    first = tokens[:most]
+    yield [prefix, *first[:-1]], first
+    at = len(first)
+    while at < len(tokens):
+        count = min(len(tokens) - at, most - context + 1)
+        yield tokens[at + count - most - 1 : at + count - 1], tokens[at : at + count]
+        at += count
+
 
 STAND_IN = '''
 import json
@@ -194,16 +207,7 @@ class Tokens(Scratch):
                 self.model(8, file, f"bad{i}.h5")
 
     def test_windows_are_those_of_lm_eval(self):
-        """Every token is predicted once; get_rolling_token_windows of lm_eval.utils, written again."""
-        def rolling(tokens, prefix, most, context):
-            first = tokens[:most]
-            yield [prefix, *first[:-1]], first
-            at = len(first)
-            while at < len(tokens):
-                count = min(len(tokens) - at, most - context + 1)
-                yield tokens[at + count - most - 1 : at + count - 1], tokens[at : at + count]
-                at += count
-
+        """Every token is predicted once."""
         (self.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": {"content": "<s>"}, "eos_token": "w2"}))
         random = np.random.default_rng(3)
         for length, window, stride in ((9, 4, 4), (9, 4, 1), (10, 4, 3), (8, 4, 4), (3, 4, 2), (1, 1, 1), (5, 1, 1), (12, 5, 2)):
@@ -219,29 +223,18 @@ class Tokens(Scratch):
         self.refused("--stride 3: wanted: a --window", self.folder / "a.npy", options=["--stride", 3], keep=False)
         self.refused("--stride 3: wanted: a --window, and at most", self.folder / "a.npy", options=["--window", 2, "--stride", 3])
 
-    def test_the_score_of_windows_counts_every_token_once(self):
-        """Bits per token beside a sum of the program's own log-probabilities of these windows."""
-        model = self.model(42)
+    def test_predictions_that_are_left_out_are_some_of_the_document(self):
         (self.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<s>"}))
-        tokens = np.random.default_rng(5).integers(0, 40, 23)
-        found = self.written(self.array("a.npy", tokens), options=["--bos", "--window", 7, "--stride", 3])
-        for ranks in (1, 2):
-            results = self.folder / f"scores{ranks}.h5"
-            _, per_token = self.scored(model, ranks, "--cp", ranks, "-o", results)
-            total, seen = 0.0, []
-            with h5py.File(results) as file:
-                begins, logprob = file["results/offsets"][:], file["results/logprob"][:].astype(float)
-            for i, left_out in enumerate(found["unscored"]):
-                total += logprob[begins[i] + left_out : begins[i + 1]].sum()
-                seen += found["tokens"][found["offsets"][i] + 1 + left_out : found["offsets"][i + 1]].tolist()
-            self.assertEqual(seen, tokens.tolist())
-            self.assertAlmostEqual(per_token, -total / len(tokens) / np.log(2), delta=2e-4)
+        self.written(self.array("a.npy", np.arange(23)), options=["--bos", "--window", 7, "--stride", 3])
         with h5py.File(self.folder / "docs.h5", "r+") as file:
             del file.attrs["content_sha256"]
             file["documents/unscored"][0] = 9
-        done = self.program(1, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", model)
+        done = self.program(1, "gyre-pipeline", "--input", self.folder / "docs.h5", "--model", self.model(42))
         self.assertEqual(done.returncode, 2)
         self.assertIn("/documents/unscored[0] is 9; it must be 0 to 7, the predictions of document 0", done.stderr)
+        for wrong, text in ([0], "unscored"), ([0, 3], "unscored"), ([-1, 0], "0 to the predictions of the document"):
+            with self.assertRaisesRegex(ValueError, text):
+                gyre.write_documents(self.folder / "x.h5", [[1, 2, 3], [4, 5, 6]], vocab_size=9, unscored=wrong)
 
     def test_a_document_longer_than_the_model_was_made_for_is_noted(self):
         model = self.model(42)  # made for 512 tokens
@@ -420,6 +413,22 @@ class Texts(Scratch):
             (self.stand_in / "tokenizers.py").write_text(panics)
             self.refused(f"{self.tokenizer}", text, path=self.stand_in)
             self.refused("called unwrap", text, path=self.stand_in)
+
+    def test_the_score_of_windows_is_the_rolling_one(self):
+        """Bits per byte beside the NumPy reference, which scores the windows of rolling()."""
+        (self.folder / "tokenizer_config.json").write_text(json.dumps({"bos_token": None, "eos_token": "<s>"}))
+        model, content = self.model(42), "Each token is scored \u00f6nce, from at most seven before it."
+        loaded = reference.Model(model)
+        tokens = [2 + sum(map(ord, content[i : i + 2])) % 30 for i in range(0, len(content), 2)]
+        for stride in (7, 3):
+            windows = list(rolling(tokens, 41, 7, 7 - stride + 1))
+            scores = [reference.score(loaded, np.array([*inputs, predicted[-1]]))[0][-len(predicted) :] for inputs, predicted in windows]
+            bits = -np.concatenate(scores).sum() / np.log(2)
+            self.written(self.file("b.txt", content), path=self.stand_in, options=["--bos", "--window", 7, "--stride", stride])
+            for ranks in (1, 2):
+                per_byte, per_token = self.scored(model, ranks, "--cp", ranks)
+                self.assertAlmostEqual(per_byte, bits / len(content.encode()), delta=2e-4)
+                self.assertAlmostEqual(per_token, bits / len(tokens), delta=2e-4)
 
     def test_files_of_a_model_that_disagree_on_the_first_token(self):
         settings, text = self.folder / "tokenizer_config.json", self.file("b.txt", "abcd")

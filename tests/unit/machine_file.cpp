@@ -239,29 +239,28 @@ TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
 }
 
 TEST(MachineFile, RefusesNumbersOfAnotherUnit) {
+  const auto wrong = [](const std::string& figure, const std::string& wanted, const char* meant,
+                        const std::string& text, const std::string& replacement) {
+    refuse(fmt::format("model.{}; wanted: {}{}", figure, wanted,
+                       *meant == 0 ? "" : fmt::format("; did you mean {}?", meant)),
+           text, replacement);
+  };
   const std::string bytes = "bytes in a second, of which the slowest disk has more than 1e6";
-  const std::string seconds = "seconds, at most 1; did you mean ";
-  refuse("model.links[1].bytes_per_s is 11.5; wanted: " + bytes + "; did you mean 1.15e+10?", "5e8",
-         "11.5");
-  refuse("model.links[1].bytes_per_s is 11500; wanted: " + bytes + "; did you mean 1.15e+10?",
-         "5e8", "11500");
-  refuse("model.links[0].bytes_per_s is 4; wanted: " + bytes, "[1e9, 4e9]", "[1, 4]");
-  refuse("model.copy_bytes_per_s is 2000; wanted: " + bytes, "2e12", "2000");
-  refuse("model.logprob_bytes_per_s is 900; wanted: " + bytes, "1e12, source", "900, source");
-  refuse("model.links[1].latency_s is 20; wanted: " + seconds + "2e-05?", "2e-5", "20");
-  refuse("model.kernels[0].launch_s is 5; wanted: " + seconds, "5e-6", "5");
-  refuse(
-      "model.kernels[1].flops_per_s is 8; wanted: FLOPs in a second, which any processor has "
-      "more than 1e7 of; did you mean 8e+12?",
-      "[7e12, 8e12]", "[7, 8]");
-  refuse("model.memory_bytes is 64; wanted: bytes, 1e6 or more; did you mean 6.4e+10?", "64e9",
-         "64");
-  refuse(
-      "model.links[0].kernel_slowdown is 1e+30; wanted: seconds lost for each second of a "
-      "transfer, at most 100",
-      "0.25", "1e30");
-  refuse("model.all_reduces[0].seconds is 11; wanted: seconds, at most 10; did you mean 1.1e-05?",
-         "[1e-5, 3e-5]", "[11, 30]");
+  const std::string flops = "FLOPs in a second, which any processor has more than 1e7 of";
+  const std::string seconds = "seconds, at most 1";
+  wrong("links[1].bytes_per_s is 11.5", bytes, "1.15e+10", "5e8", "11.5");
+  wrong("links[1].bytes_per_s is 11500", bytes, "1.15e+10", "5e8", "11500");
+  wrong("links[0].bytes_per_s is 4", bytes, "4e+09", "[1e9, 4e9]", "[1, 4]");
+  wrong("copy_bytes_per_s is 2000", bytes, "2e+09", "2e12", "2000");
+  wrong("logprob_bytes_per_s is 900", bytes, "9e+11", "1e12, source", "900, source");
+  wrong("links[1].latency_s is 20", seconds, "2e-05", "2e-5", "20");
+  wrong("kernels[0].launch_s is 5", seconds, "5e-06", "5e-6", "5");
+  wrong("kernels[1].flops_per_s is 8", flops, "8e+12", "[7e12, 8e12]", "[7, 8]");
+  wrong("memory_bytes is 64", "bytes, 1e6 or more", "6.4e+10", "64e9", "64");
+  wrong("links[0].kernel_slowdown is 1e+30",
+        "seconds lost for each second of a transfer, at most 100", "", "0.25", "1e30");
+  wrong("all_reduces[0].seconds is 11", "seconds, at most 10", "1.1e-05", "[1e-5, 3e-5]",
+        "[11, 30]");
   std::string slow = good;  // short messages may be slow
   slow.replace(slow.find("[1e9, 4e9]"), 10, "[999, 1e6]");
   EXPECT_EQ(parse_machine_model("m.toml", slow).links[0].curve[0].bytes_per_s, 999);
