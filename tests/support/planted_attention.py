@@ -548,12 +548,6 @@ class ScaleTwice(Attention):
         return super().score(q, keys) * self.scale
 
 
-class ScaleTakenForGranted(Attention):
-    """the scale is 1 / sqrt(D), whatever was asked for (NVIDIA/TransformerEngine, softmax_scale)"""
-
-    def score(self, q, keys):
-        return super().score(q, keys) / self.scale / np.sqrt(q.shape[2])
-
 
 class ExpToTheBaseTwo(Attention):
     """exp2 of scores that were not multiplied by log2(e) (triton-lang/triton tutorials, fused attention)"""
@@ -998,6 +992,14 @@ class SumsInBfloat16(Attention):
     def fold(self, top, total, out, x, values):
         new, total, out = super().fold(top, total, out, x, values)
         return new, bfloat16(total), out
+
+
+class SumsInBfloat16WithoutLse(SumsInBfloat16):
+    """the same in a function that returns no lse"""
+
+    def run(self):
+        out, _, backward = super().run()
+        return out, None, backward
 
 
 class OutputsInBfloat16(SumsInBfloat16):
