@@ -314,7 +314,8 @@ def vocabulary_10007(rng):
     logits[0, 1024:] += 3
     logits[1] = 0.5  # exp(-1.375) is far from the nearest number of bfloat16
     logits[1, 77] = 1.875
-    logits[2] = 18  # beside 30: 0.06 of the probability, and a log-sum-exp of 30.06
+    logits[2] = -32
+    logits[2, 7 : 54 * 183 : 54] = 22  # beside 30: 0.06 of the probability, and a log-sum-exp of 30.06
     logits[2, 9001] = 30
     more = {"logits": logits, "targets": np.array([10006, 1500, 9001], np.int32), "top_k": 1500}
     return full(rng, 3, 10007, 4, offsets=offsets(2, 1), **more)

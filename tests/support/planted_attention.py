@@ -318,6 +318,8 @@ class OneRangeOfKeys(Attention):
 
     def pairs(self):
         keys = np.arange(self.layout.index.size)
+        if not len(keys):
+            return self.allowed
         some = self.allowed.any(axis=1)
         first, last = self.allowed.argmax(axis=1), len(keys) - 1 - self.allowed[:, ::-1].argmax(axis=1)
         return some[:, None] & self.real & (first[:, None] <= keys) & (keys <= last[:, None])
@@ -548,12 +550,6 @@ class ScaleTwice(Attention):
         return super().score(q, keys) * self.scale
 
 
-class ScaleTakenForGranted(Attention):
-    """the scale is 1 / sqrt(D), whatever was asked for (NVIDIA/TransformerEngine, softmax_scale)"""
-
-    def score(self, q, keys):
-        return super().score(q, keys) / self.scale / np.sqrt(q.shape[2])
-
 
 class ExpToTheBaseTwo(Attention):
     """exp2 of scores that were not multiplied by log2(e) (triton-lang/triton tutorials, fused attention)"""
@@ -641,6 +637,8 @@ class LseOfNothingIsInfinite(Attention):
 class LseWithoutMaximum(Attention):
     """lse is the logarithm of the sum, without the maximum (a running sum that is returned as it is)"""
 
+    top = -INF
+
     def fold(self, top, total, out, x, values):
         self.top = np.maximum(top, x.max(axis=2, initial=-INF))
         return super().fold(top, total, out, x, values)
@@ -660,7 +658,7 @@ class OutOfHeadsFirst(Attention):
     """out [heads, rows] is viewed as [rows, heads] (view in place of transpose)"""
 
     def answered(self, out, lse):
-        return out.reshape(out.shape[1], out.shape[0], -1), lse.T
+        return out.reshape(out.shape[1], out.shape[0], out.shape[2]), lse.T
 
 
 # Online softmax and merges
@@ -998,6 +996,14 @@ class SumsInBfloat16(Attention):
     def fold(self, top, total, out, x, values):
         new, total, out = super().fold(top, total, out, x, values)
         return new, bfloat16(total), out
+
+
+class SumsInBfloat16WithoutLse(SumsInBfloat16):
+    """the same in a function that returns no lse"""
+
+    def run(self):
+        out, _, backward = super().run()
+        return out, None, backward
 
 
 class OutputsInBfloat16(SumsInBfloat16):

@@ -9,6 +9,7 @@ import time
 
 import numpy as np
 import ranks_numpy as right
+from planted import Bug
 
 ERRORS = {}
 
@@ -150,18 +151,19 @@ def lse_to_the_base_2(q, k, v, cu_seqlens, layout, group, allowed, scale):
 @planted("zero-gradient", "d_sinks is 0", "attention", case="attention_sinks")
 def sinks_without_gradient(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
     out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks)
-    return out, lse, lambda d_out: [*backward(d_out)[:3], np.zeros_like(sinks)]
+    return out, lse, lambda d_out: [*backward(d_out)[:3], *([] if sinks is None else [np.zeros_like(sinks)])]
 
 
 @planted("sinks-repeated", "every rank adds the sink", "attention", case="attention_sinks")
 def sinks_of_every_rank(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
-    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks + np.float32(np.log(group.size)))
+    repeated = None if sinks is None else sinks + np.float32(np.log(group.size))
+    return right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale, repeated)
 
 
 @planted("sinks-ignored", "sinks are ignored", "attention", case="attention_sinks_full")
 def sinks_ignored(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
     out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
-    return out, lse, lambda d_out: [*backward(d_out), np.ones_like(sinks)]
+    return out, lse, lambda d_out: [*backward(d_out), *([] if sinks is None else [np.ones_like(sinks)])]
 
 
 @planted("group-gradient", "of the first query head alone", "attention", case="attention_groups_4")
@@ -182,7 +184,7 @@ def shared_gradient_of_one_head(q, k, v, cu_seqlens, layout, group, allowed, sca
 
     def alone(d_out):
         last = np.where(np.arange(q.shape[1]) == q.shape[1] - 1, 1, 0)
-        return [*backward(d_out)[:3], backward((d_out * last[:, None]).astype(d_out.dtype))[3]]
+        return [*backward(d_out)[:3], *backward((d_out * last[:, None]).astype(d_out.dtype))[3:]]
 
     return out, lse, alone
 
@@ -257,7 +259,7 @@ def raises(q, k, v, cu_seqlens, layout, group, allowed, scale):
 @planted("sinks-ignored", "d_sinks is 0 everywhere", "attention", case="attention_sinks_offset")
 def sinks_dropped_on_the_way(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks):
     out, lse, backward = right.attention(q, k, v, cu_seqlens, layout, group, allowed, scale)
-    return out, lse, lambda d_out: [*backward(d_out), np.zeros_like(sinks)]
+    return out, lse, lambda d_out: [*backward(d_out), *([] if sinks is None else [np.zeros_like(sinks)])]
 
 
 @planted("mask-lost", "the regions are lost: the mask is causal", "attention", case="attention_prefix")
@@ -392,7 +394,7 @@ def unknown_target_clamped(logits_shard, targets, group, first, vocab_size):
 
 @logprob_case("uneven-shards", "its rank times its own columns")
 def equal_shards_assumed(logits_shard, targets, group, vocab_size):
-    x = logits_shard - group.all_reduce(logits_shard.max(axis=1), "max")[:, None]
+    x = logits_shard - group.all_reduce(logits_shard.max(axis=1, initial=-np.inf), "max")[:, None]
     total = group.all_reduce(np.exp(x).sum(axis=1))
     column = targets - group.rank * x.shape[1]  # as if all shards were as wide as this one
     mine = (column >= 0) & (column < x.shape[1])
@@ -502,13 +504,11 @@ def padding_has_labels(batch, rank, size, layout):
 @shard_case("positions", "anew on every rank")
 def positions_of_the_rank(batch, rank, size, layout):
     found = right.shard(batch, rank, size, layout)
-    return {**found, "positions": np.arange(len(found["ids"]))}
-
-
-@planted("positions", "anew on every rank", "shard", case="packed_positions_cp2")
-def positions_of_the_rank_on_all_axes(batch, rank, size, layout):
-    found = right.shard(batch, rank, size, layout)
     return {**found, "positions": np.broadcast_to(np.arange(len(found["ids"])), found["positions"].shape)}
+
+
+ERRORS["positions_of_the_rank_on_all_axes"] = (*ERRORS["positions_of_the_rank"][:3], {"case": "packed_positions_cp2"})
+positions_of_the_rank_on_all_axes = positions_of_the_rank
 
 
 @planted("positions", "count the stream", "shard", case="packed_positions_cp2")
@@ -530,8 +530,8 @@ def boundaries_divided(batch, rank, size, layout):
 
 @shard_case("layout", "the layout is zigzag")
 def another_layout(batch, rank, size):
-    chunks = {name: np.split(batch[name], 2 * size) for name in ("ids", "labels", "positions")}
-    return {name: np.concatenate([c[rank], c[2 * size - 1 - rank]]) for name, c in chunks.items()}
+    chunks = {name: np.split(batch[name], 2 * size, axis=-1) for name in ("ids", "labels", "positions")}
+    return {name: np.concatenate([c[rank], c[2 * size - 1 - rank]], axis=-1) for name, c in chunks.items()}
 
 
 @shard_case("dropped-shard", "every rank has the shard of rank 0")
@@ -552,7 +552,7 @@ def shift_over_documents(batch, shift, rank, size):
 
 @planted("layout", "one behind the other", "unshard", case="packed_odd_cp2")
 def joined_without_order(shard, rank, size, group):
-    return {name: np.concatenate(group.all_gather(part)) for name, part in shard.items()}
+    return {name: np.concatenate(group.all_gather(part), axis=-1) for name, part in shard.items()}
 
 
 relayout_case = functools.partial(planted, contract="relayout", case="packed_odd_cp2")
@@ -669,3 +669,82 @@ def bins_too_full(lengths, capacity):
 @planted("ranks-disagree", "return different bins", "pack", case="documents_odd")
 def bins_by_rank(lengths, capacity, rank):
     return right.pack(lengths, capacity)[:: -1 if rank else 1]
+
+
+# What each error is of; errors that end a rank, or return what the contract does not allow, are of no case.
+ORIGINS = {
+    "documents are not told apart (packing without cu_seqlens)": "leak_between_documents model_that_leaks",
+    "gradients of q and k lack the scale (scaled scores of a kernel, unscaled ones of its backward)": "gradients_without_scale",
+    "the window is lost (huggingface/accelerate #4177)": "lost_window",
+    "the window is wider by one (`<=` in place of `<`)": "window_off_by_one",
+    "the mask is lost for keys of other ranks (huggingface/accelerate PR #4177)": "mask_lost_under_cp",
+    "a rank sees its own keys alone (context parallelism that is not wired to the kernel)": "local_keys",
+    "the keys of one rank do not arrive (a ring of size - 1 steps)": "dropped_shard last_step_of_the_ring",
+    "rows of a rank are taken for positions (PyTorch context_parallel, load balancing)": "mask_by_rows",
+    "padding is read as keys (NVIDIA/TransformerEngine #1929)": "padding_read",
+    "the scale is 1 / sqrt(D), whatever was asked for (softmax_scale)": "wrong_scale",
+    "a factor cp of gradients (NovaSky-AI/SkyRL #1420)": "gradients_times_cp loss_times_cp",
+    "gradients of keys and values lack those of other ranks (all-gather without reduce-scatter)":
+        "gradients_not_sent_home model_without_remote_gradients",
+    "lse to the base 2 (flashinfer-ai/flashinfer, lse)": "lse_to_the_base_2",
+    "d_sinks is 0 (NVIDIA/TransformerEngine PR #3551)": "sinks_without_gradient",
+    "sinks are dropped on the way (PrimeIntellect-ai/prime-rl #3397)":
+        "sinks_ignored sinks_dropped_on_the_way model_without_sinks",
+    "every rank adds the sink (InternLM/lmdeploy #3951)": "sinks_of_every_rank",
+    "gradients of a KV head are those of one query head (a store in place of an add)": "gradient_of_one_head",
+    "the gradient of shared elements is that of one head (pytorch/torchtitan PR #4313)": "shared_gradient_of_one_head",
+    "KV heads are mixed up: head h reads h mod K (repeat for repeat_interleave)": "heads_mixed_up",
+    "rows come back in the order of the stream (a layout that is not undone)": "rows_in_stream_order",
+    "the regions are lost: the mask is causal (huggingface/trl PR #6843)": "prefix_lost blocks_lost model_that_sees_the_future",
+    "rows that see no key have the mean of all values (flashinfer-ai/flashinfer PR #4401)": "weights_of_one",
+    "rows that see no key are NaN (NVIDIA/TensorRT-LLM #17477)": "softmax_of_nothing",
+    "dropout that nobody asked for (a module in training mode)": "model_with_dropout",
+    "y does not depend on x (a buffer that is not written)": "model_that_is_constant",
+    "labels are shifted twice (a causal LM's own shift)": "label_shift rolled_on_the_rank",
+    "the softmax is over the target's shard (vocabulary-parallel logits without a reduction)": "softmax_of_one_shard",
+    "the sum lacks the columns of one rank (a reduction over a smaller group)": "columns_dropped",
+    "gradients are summed over the ranks that share the vocabulary (NVIDIA/Megatron-LM #906)": "gradient_times_tp",
+    "the gradient lacks 1 / temperature (volcengine/verl #5957)": "gradient_without_temperature",
+    "columns of padding count (NVIDIA/Megatron-LM #1754)": "padding_in_the_softmax",
+    "a target that no column has is clamped to an id (mode='clip')": "unknown_target_clamped",
+    "the first column is the rank times its own columns (NVIDIA/Megatron-LM, VocabUtility)": "equal_shards_assumed",
+    "the rank that has the target alone has the value (an all-reduce that is missing)": "value_of_the_owner_alone",
+    "rows that are ignored are counted (reduction='mean' after a mask)": "ignored_counted",
+    "a mean of means (volcengine/verl #4250)": "mean_of_means mean_of_replicas",
+    "a factor dp (NovaSky-AI/SkyRL #1420)": "loss_times_dp",
+    "a sum in place of a mean (calculate_per_token_loss)": "sum_of_losses",
+    "weights are ignored (a mask of booleans)": "weights_ignored",
+    "the convention is another one (volcengine/verl #4250)":
+        "part_of_the_rank sum_whose_gradient_is_summed sum_whose_gradient_is_not_summed kl_of_a_policy_gradient",
+    "the rows of one rank do not count (a reduction over a smaller group)": "rows_dropped",
+    "labels are shifted after sharding (NVIDIA/Megatron-LM #4495)": "labels_shifted_after_sharding",
+    "labels are rolled over the stream (NVIDIA/Megatron-LM #6205)": "labels_rolled shift_over_documents",
+    "labels are rolled by boundaries without padding (NVIDIA/Megatron-LM #6205)": "labels_rolled_without_padding",
+    "labels of padding are 0 (a pad id that is an id)": "padding_has_labels",
+    "positions begin anew on every rank (NVIDIA/Megatron-LM #5243)": "positions_of_the_rank",
+    "positions count the stream (packed documents without a reset)": "positions_of_the_stream",
+    "every axis has the positions of the first (positions of text for images)": "positions_of_one_axis",
+    "boundaries are divided by cp (NVIDIA/TransformerEngine #1930)": "boundaries_divided",
+    "the whole stream is cut, not each document (PyTorch context_parallel)": "another_layout whole_stream_cut_head_and_tail",
+    "every rank has the shard of rank 0 (a rank of the wrong group)": "same_shard_everywhere",
+    "depth k is shifted by one (multi-token prediction)": "shift_of_one",
+    "shards are joined without the way back (all-gather alone)": "joined_without_order",
+    "no row moves (a relayout that is left out)": "shards_as_they_are",
+    "rows that moved have no gradient (a collective without a backward)": "gradient_of_own_rows",
+    "the gradient of a gather is summed over ranks that have other rows (NVIDIA/Megatron-LM #673)":
+        "gradient_of_a_gather_that_is_summed",
+    "the sum has a gradient of 0 (torch.distributed.all_reduce)": "sum_whose_gradient_is_lost",
+    "a mean in place of a sum (ReduceOp.AVG)": "mean_over_the_group",
+    "the sum is over all ranks (the default group)": "sum_over_everyone",
+    "the sampled tail is missing (NVIDIA-NeMo/RL PR #3584)": "kl_without_a_tail",
+    "both distributions are normalised over the ids (NVIDIA-NeMo/RL #3272)": "kl_of_the_ids_alone",
+    "the last document is in no bin (a loop that ends early)": "last_document_lost",
+    "a bin may have 8 tokens more (a capacity that is rounded up)": "bins_too_full",
+    "ranks have other bins (an order that they do not share)": "bins_by_rank",
+}
+RIGHT = []
+BUGS = [
+    Bug(name, ERRORS[name][0], origin, globals()[name], ERRORS[name][3])
+    for origin, names in ORIGINS.items()
+    for name in names.split()
+]

@@ -247,13 +247,6 @@ class LengthsNotSummed(Shard):
         return np.concatenate([[0], np.diff(super().real())])
 
 
-class PositionsOfSlots(Shard):
-    """positions count the slots of the stream (NVIDIA/Megatron-LM #5243)"""
-
-    def positions(self):
-        found = super().positions()
-        return np.broadcast_to(np.where(self.mine < self.slots, self.mine, 0), found.shape)
-
 
 class PositionsOfTheShard(Shard):
     """positions begin anew with each document's part on the rank (NVIDIA/Megatron-LM #5243)"""
@@ -298,7 +291,7 @@ class AxesReversed(Shard):
 
 
 class LabelsOfTheShard(Shard):
-    """labels are the next ids of the shard, the last one's is -100 (LlamaFactory #10475)"""
+    """labels are the next ids of the shard, the last one's is -100 (hiyouga/LLaMA-Factory #10475)"""
 
     def labels(self):
         return np.append(self.ids()[1:], IGNORED)[: len(self.mine)]
@@ -381,7 +374,7 @@ def labels_of(kind):
 
 
 class ShiftedAfterSharding(Labels):
-    """each shard shifts its own ids and masks its last rows (LlamaFactory #10475)"""
+    """each shard shifts its own ids and masks its last rows (hiyouga/LLaMA-Factory #10475)"""
 
     def run(self):
         ids = self.sharded(self.ids)
