@@ -5,7 +5,7 @@ import statistics
 from typing import Any
 
 from .errors import nearest
-from .official_rules import all_differ, differ, summarize
+from .official_rules import all_differ, differ, is_number, summarize
 from .official_setting import differences
 from .official_work import Work
 from .results import Row
@@ -41,7 +41,7 @@ def judge_measurements(work: Work, row: Row, error: float | None) -> list[str]:
     for name, (least, most) in work.limits(row.data).items():
         value = stated.get(name)
         if name not in computed and not (value is None and name in SHARES) and not (
-            isinstance(value, (int, float)) and least <= value <= most
+            is_number(value) and least <= value <= most
         ):
             wrong.append(f"measurements.{name} {value}; wanted: {least:.9g} to {most:.9g}")
     wrong += [f"measurements.{name} {stated[name]}; wanted: a whole number"
@@ -89,8 +89,9 @@ def misstated_foms(app: str, work: Work, rows: list[Row], stated: list[dict[str,
 
 def misstated_peaks(rows: list[Row]) -> list[str]:
     """A run measures one peak, of which all its shares are."""
-    peaks = [number(row, "rate") / number(row, "of_peak") for row in rows if number(row, "of_peak") > 0]
-    if all(math.isclose(one, peaks[0], rel_tol=1e-6) for one in peaks):
+    known = [row for row in rows if row.data["measurements"].get("of_peak") is not None]
+    peaks = [number(row, "rate") / number(row, "of_peak") for row in known]
+    if all(math.isclose(one, peaks[0], rel_tol=1e-6) for one in peaks) and len(known) in (0, len(rows)):
         return []
     return [f"measurements.of_peak: of peaks of {', '.join(f'{100 * one:.6g}' for one in peaks)} TFLOP/s in one run"]
 

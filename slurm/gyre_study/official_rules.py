@@ -209,6 +209,6 @@ def every(sampled: int) -> tuple[float, float]:
 
 def over_tolerance(check: dict[str, Any]) -> float | None:
     error, tolerance = check["max_error"], check["tolerance"]
-    if error == 0:
+    if error == 0 and tolerance is not None:
         return 0.0
     return error / tolerance if error is not None and tolerance else None

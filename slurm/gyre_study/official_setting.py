@@ -303,14 +303,19 @@ def of_several_machines(runs: Sequence[Run]) -> list[str]:
 
 
 def moment(text: str) -> datetime:
-    return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    """Of a text that is no date: the first year."""
+    try:
+        return datetime.strptime(text, "%Y-%m-%dT%H:%M:%SZ").replace(tzinfo=timezone.utc)
+    except ValueError:
+        return datetime.min.replace(tzinfo=timezone.utc)
 
 
 def misstated_times(run: Run) -> list[str]:
     """Whether the run lasted as long as its samples. Whole seconds are stated."""
     start, last = run.head["run"]["start"], run.end["end"] if run.end else None
     stamps = [start, *(row.time for row in run.rows), *([last] if last else [])]
-    wrong = [f"times {', '.join(stamps)}; wanted: ascending ones"] if stamps != sorted(stamps) else []
+    is_right = stamps == sorted(stamps) and all(moment(one).year > 2000 for one in stamps)
+    wrong = [] if is_right else [f"times {', '.join(stamps)}; wanted: dates that ascend"]
     wrong += [f"measurements.finished {row.data['measurements']['finished']}; its row was written at {row.time}"
               for row in run.rows if "finished" in row.data["measurements"]
               and not start <= str(row.data["measurements"]["finished"]) <= row.time]

@@ -194,7 +194,7 @@ class Work:
         raise NotImplementedError
 
 
-SHARE = (0.0, 105.0)  # %: what is measured to be faster than its limit by more was measured wrongly
+SHARE = (1e-6, 105.0)  # %: what is measured to be faster than its limit by more was measured wrongly
 PERCENT = (0.0, 100.0)
 ANY = (0.0, math.inf)
 
@@ -300,7 +300,7 @@ class Logprobs(Work):
         cp, width = self.grid["cp"], self.bytes_of_row(row["key"])
         rows = self.documents.tokens / cp
         most = rows + 2 * cp * self.documents.count * self.size("stripe", 1)
-        return {"share_of_limit": (0.0, SHARE[1] / 100), "ideal_bytes": (math.floor(rows) * width, most * width),
+        return {"share_of_limit": (SHARE[0] / 100, SHARE[1] / 100), "ideal_bytes": (math.floor(rows) * width, most * width),
                 **dict.fromkeys(("sent", "msgs", "extra"), ANY)}
 
     def checks(self, key: dict[str, Any], reps: int) -> dict[str, Any]:
