@@ -17,14 +17,6 @@ namespace {
 
 using namespace gyre;
 
-/// The "#" line on the attention that is to read these streams. An unsound setup is a usage error.
-std::string judgement(const PackOptions& o, const PackedHeader& header, Communicator& world) {
-  std::string text;
-  run_agreed(world, "--attention",
-             [&] { text = compatibility_text(o.target, o.cp, has_padding(header)); });
-  return text;
-}
-
 /// Writes the slots of this rank's bins. If the backend has a device, it fills them, and the check
 /// of the file compares them with the host's.
 void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSource& tokens,
@@ -109,42 +101,6 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
       o.input.empty() ? synthetic_tokens(spec.seed, synthetic_vocab) : tokens_of(forest, documents);
   header.provenance = provenance_of(context, o.input.empty() ? to_string(spec) : o.input);
   write_slots(o, header, tokens, context, backend, report);
-}
-
-/// Converts a batch of a training framework to packed streams.
-void pack_batch(const PackOptions& o, const std::string& schema, AppContext& context,
-                Backend& backend, RunReport& report, Outcome& outcome) {
-  Communicator& world = context.world;
-  ConvertedBatch batch;
-  if (schema == bshd_schema) {
-    const BshdArrays rows = read_bshd(world, o.input);
-    batch = convert(o.input, rows, o.chunks, o.multiple(), o.tail, world, o.repeats);
-    if (o.check != "none") check_converted(rows, batch, report.verification);
-  } else {
-    const TpRounding rounding = o.tp_rounding == "total" ? TpRounding::total : TpRounding::per_rank;
-    batch = convert(o.input, read_salm(world, o.input),
-                    {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
-                    report.verification, &backend);
-  }
-  run_agreed(world, "labels ahead", [&] {
-    add_more_labels(o, batch.header, batch.slots,
-                    o.check != "none" ? &report.verification : nullptr);
-    if (batch.gathered_slots) batch.gathered_slots->extras = batch.slots.extras;
-  });
-  outcome.notes += batch.notes;
-  outcome.notes += judgement(o, batch.header, world);
-  if (batch.encoder) {
-    batch.encoder->input_sha256 = report.inputs.at(0).sha256;
-    batch.encoder->provenance = provenance_of(context, o.input);
-    outcome.notes += write_and_compare(*batch.encoder, o.encoder, o.check != "none", context,
-                                       report.verification);
-  }
-  if (!o.output.empty()) {
-    batch.header.provenance = provenance_of(context, o.input);
-    write_on_root(o, batch.header, batch.gathered_slots.value_or(batch.slots), context, report,
-                  &batch.slots);
-  }
-  add_checked_row(batch.row, report, outcome);
 }
 
 ExitCode run(const PackOptions& o, AppContext& context) {

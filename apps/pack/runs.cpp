@@ -8,6 +8,8 @@
 
 #include "apps/common/bshd_rows.hpp"
 #include "apps/common/packed_streams.hpp"
+#include "apps/pack/inputs.hpp"
+#include "apps/pack/more_labels.hpp"
 #include "comm/agree.hpp"
 #include "harness/backend.hpp"
 #include "io/batch_file.hpp"
@@ -288,10 +290,6 @@ void write_rows(const std::string& path, const BshdArrays& arrays, const Provena
 
 }  // namespace
 
-bool has_padding(const PackedHeader& header) {
-  return header.bins.cu_seqlens != header.bins.cu_seqlens_padded;
-}
-
 void round_streams(PackedHeader& header, const RoundOptions& options, Verification& checks) {
   Check& check = checks.check("rounded streams", 0);
   if (header.bin_count() == 0) check.add_nothing();
@@ -376,11 +374,55 @@ void repad_streams(const PackOptions& o, AppContext& context, RunReport& report,
     streams = repad_streams(header, slots, o.document_multiple(), report.verification);
     add_more_labels(o, streams.header, streams.slots,
                     o.check != "none" ? &report.verification : nullptr);
-    outcome.notes += compatibility_text(o.target, o.cp, has_padding(streams.header));
   });
+  outcome.notes += judgement(o, streams.header, world);
   streams.header.provenance = provenance_of(context, o.input);
   if (!o.output.empty()) write_on_root(o, streams.header, streams.slots, context, report);
   add_checked_row(measured_row(streams.header, header.algorithm), report, outcome);
+}
+
+std::string judgement(const PackOptions& o, const PackedHeader& header, Communicator& world) {
+  std::string text;
+  run_agreed(world, "--attention", [&] {
+    text =
+        compatibility_text(o.target, o.cp, header.bins.cu_seqlens != header.bins.cu_seqlens_padded);
+  });
+  return text;
+}
+
+void pack_batch(const PackOptions& o, const std::string& schema, AppContext& context,
+                Backend& backend, RunReport& report, Outcome& outcome) {
+  Communicator& world = context.world;
+  ConvertedBatch batch;
+  if (schema == bshd_schema) {
+    const BshdArrays rows = read_bshd(world, o.input);
+    batch = convert(o.input, rows, o.chunks, o.multiple(), o.tail, world, o.repeats);
+    if (o.check != "none") check_converted(rows, batch, report.verification);
+  } else {
+    const TpRounding rounding = o.tp_rounding == "total" ? TpRounding::total : TpRounding::per_rank;
+    batch = convert(o.input, read_salm(world, o.input),
+                    {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
+                    report.verification, &backend);
+  }
+  run_agreed(world, "labels ahead", [&] {
+    add_more_labels(o, batch.header, batch.slots,
+                    o.check != "none" ? &report.verification : nullptr);
+    if (batch.gathered_slots) batch.gathered_slots->extras = batch.slots.extras;
+  });
+  outcome.notes += batch.notes;
+  outcome.notes += judgement(o, batch.header, world);
+  if (batch.encoder) {
+    batch.encoder->input_sha256 = report.inputs.at(0).sha256;
+    batch.encoder->provenance = provenance_of(context, o.input);
+    outcome.notes += write_and_compare(*batch.encoder, o.encoder, o.check != "none", context,
+                                       report.verification);
+  }
+  if (!o.output.empty()) {
+    batch.header.provenance = provenance_of(context, o.input);
+    write_on_root(o, batch.header, batch.gathered_slots.value_or(batch.slots), context, report,
+                  &batch.slots);
+  }
+  add_checked_row(batch.row, report, outcome);
 }
 
 }  // namespace gyre

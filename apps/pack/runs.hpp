@@ -13,8 +13,9 @@ struct Outcome {
   std::string notes;
 };
 
-/// Whether segments have slots without tokens.
-bool has_padding(const PackedHeader& header);
+/// The "#" line on the attention that is to read these streams, which may have padding between
+/// segments. An unsound setup is a usage error. Collective.
+std::string judgement(const PackOptions& o, const PackedHeader& header, Communicator& world);
 
 /// Ends a run that packs once: adds its row with the verdict of the checks.
 void add_checked_row(PackingResult row, RunReport& report, Outcome& outcome);
@@ -23,6 +24,10 @@ void add_checked_row(PackingResult row, RunReport& report, Outcome& outcome);
 /// all. If a device made them, `expected` are the host's slots. Collective.
 void write_on_root(const PackOptions& o, const PackedHeader& header, const PackedSlots& slots,
                    AppContext& context, RunReport& report, const PackedSlots* expected = nullptr);
+
+/// Converts a batch of a training framework to packed streams. Collective.
+void pack_batch(const PackOptions& o, const std::string& schema, AppContext& context,
+                Backend& backend, RunReport& report, Outcome& outcome);
 
 /// Packs documents, or lengths alone, into rows (--rows). Collective.
 void pack_into_rows(const PackOptions& o, AppContext& context, RunReport& report, Outcome& outcome);

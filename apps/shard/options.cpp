@@ -29,11 +29,9 @@ void declare_options(CLI::App& app, ShardOptions& o) {
              o.algorithm, packers);
   ranks("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1);
   layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add.flag(
-      "--repad",
-      fmt::format("Round the slots of every segment up to a multiple of {} cp, for all layouts",
-                  chunks),
-      o.repad);
+  add.flag("--repad",
+           fmt::format("Round slots of segments up to multiples of {} cp, for all layouts", chunks),
+           o.repad);
   add.choice("--mask",
              "What attention over the shards is to see, which is refused if they cannot keep it "
              "(causal-segments; bshd: causal)",
@@ -63,8 +61,7 @@ void declare_options(CLI::App& app, ShardOptions& o) {
   output.size("--bin", "The bin that --svg draws", o.bin);
   output("--svg", "Draw the layouts here", o.svg);
   output("-o,--output",
-         "Write here the shards of one layout (HDF5, gyre/shards), of rows (--format bshd, "
-         "gyre/row-shards), or what --ulysses exchanges (gyre/ulysses)",
+         "Write shards of one layout here, or of rows, or what --ulysses exchanges (HDF5)",
          o.output);
   add("--yours", "Compare a file of another program with what --output would write", o.yours);
   measurement.choice("-c,--check", "Verify round trips and sums, or nothing", o.check,
