@@ -11,7 +11,6 @@
 #include "comm/agree.hpp"
 #include "harness/row.hpp"
 #include "io/packed_file.hpp"
-#include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "runtime/clock.hpp"
 #include "sharding/layouts.hpp"
@@ -372,14 +371,9 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_batch_options(o); });
   const BshdArrays arrays = read_bshd(world, o.input);
-  RunReport report = begin_report(context,
-                                  {{"source", o.input},
-                                   {"cp", int64_t{o.cp}},
-                                   {"format", o.batch.format},
-                                   {"rows", arrays.rows},
-                                   {"slots", arrays.slots}},
-                                  {{"hdf5", h5::library_version()}});
-  report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  RunReport report =
+      begin_report(context, {{"source", o.input}, {"rows", arrays.rows}, {"slots", arrays.slots}},
+                   {{"hdf5", h5::library_version()}});
   start_run(context, report, o.report, 0);
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
   const LayoutOptions layout = o.layout_options();

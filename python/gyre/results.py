@@ -29,11 +29,15 @@ def _columns(run: Json, row: Json) -> Json:
         "host": ranks[0]["host"],
         "ranks": len(ranks),
     }
-    columns |= {_snake_case(name): value for name, value in run["configuration"].items()}
-    columns |= {_snake_case(name): value for name, value in row["key"].items()}
+    measured = {}
     for name, value in row["measurements"].items():
         unit = row["units"].get(name)
-        columns[_snake_case(name) + (f"_{_snake_case(unit)}" if unit else "")] = value
+        measured[_snake_case(name) + (f"_{_snake_case(unit)}" if unit else "")] = value
+    for name, value in run["configuration"].items():
+        empty = value == ""  # as pandas reads it from a CSV file
+        columns[("option_" if name in measured else "") + _snake_case(name)] = None if empty else value
+    columns |= {_snake_case(name): value for name, value in row["key"].items()}
+    columns |= measured
     if row["samples_ms"]:
         columns["time_low_ms"] = row["statistics_ms"]["median_low"]
         columns["time_high_ms"] = row["statistics_ms"]["median_high"]

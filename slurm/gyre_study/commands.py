@@ -157,7 +157,7 @@ def status(options: argparse.Namespace) -> int:
             for state, reason in dict.fromkeys(
                 (one.state, one.reason) for one in found if one.reason
             ):
-                print(f"#   {state}: {reason}")
+                print(f"#   {state}: {reason.removeprefix(f'{state}: ')}")
         if report_state:
             print(f"# report: {report_state}")
     return 1 if "invalid" in number else 0
