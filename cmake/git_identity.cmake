@@ -1,4 +1,4 @@
-# Writes OUTPUT (a header) with the version, git commit and dirty flag; touches it only when it changes.
+# Writes OUTPUT (a header) with the version, git commit, dirty flag and compiler; touches it only when it changes.
 execute_process(COMMAND git -C ${SOURCE} rev-parse --short=8 HEAD OUTPUT_VARIABLE sha
                 OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
 set(state "no git")
@@ -20,6 +20,7 @@ set(text "#pragma once
 #define GYRE_GIT_STATE \"${state}\"
 #define GYRE_BUILD_TYPE \"${BUILD_TYPE}\"
 #define GYRE_COMPILER \"${COMPILER}\"
+#define GYRE_BUILD_FLAGS R\"flags(${FLAGS})flags\"
 ")
 set(old "")
 if(EXISTS ${OUTPUT})

@@ -195,11 +195,8 @@ Explanation explain_workload(const AttentionWorkload& workload, const AttentionO
 }
 
 ExitCode explain(AttentionOptions& o, AppContext& context) {
-  run_agreed(context.world, "options", [&] {
-    ReportOptions others = o.report;
-    if (!others.in_lines()) others.json.clear();
-    refuse_report_options(context, others, "--explain");
-  });
+  run_agreed(context.world, "options",
+             [&] { refuse_report_options(context, "--explain", o.report.in_lines()); });
   std::optional<AttentionFile> file;
   if (!o.input.empty()) file = read_attention_file(context.world, o.input);
   std::string text;

@@ -10,7 +10,6 @@
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
 #include "harness/suite.hpp"
-#include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/trace_file.hpp"
 #include "runtime/peak.hpp"
@@ -35,7 +34,7 @@ struct Setting {
 /// go to a file of another name.
 void write_output(Setting& s, AttentionCase& of) {
   OutputFile output(s.context.world, s.o.output);
-  write_results(output, of, s.file ? s.report.inputs[0].sha256 : "",
+  write_results(output, of, checksum_of(s.report, s.o.input),
                 provenance_of(s.context, of.workload().origin));
   s.context.outputs.add(std::move(output));
 }
@@ -93,9 +92,7 @@ void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkl
 ExitCode run(AttentionOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  plan_outputs(
-      context, o.report,
-      {{{"--output", o.output}}, {{"--trace", o.trace}, {"--svg", o.svg}}, {{"--input", o.input}}});
+  plan_outputs(context);
   if (o.explain) return explain(o, context);
   Backend backend(context, o.backend);
   std::optional<AttentionFile> file;
@@ -112,7 +109,6 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
   AttentionWorkspace workspace;
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
-  report.inputs = input_files(world, o.input, o.generate);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
@@ -155,6 +151,6 @@ int main(int argc, char** argv) {
       "ring.svg\n" +
           schedule_help() + layout_help()};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

@@ -3,7 +3,6 @@
 #include <fmt/format.h>
 
 #include <cmath>
-#include <tuple>
 #include <utility>
 
 #include "apps/attention/setup.hpp"
@@ -21,39 +20,41 @@ namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
 
-void declare_problem(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app, "Problem");
-  add("--input", "Queries, keys, values and references (HDF5, gyre/attention)", o.input);
-  add("--gen", length_help(), o.generate);
-  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity);
-  declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
+void declare_problem(OptionTable& table, AttentionOptions& o) {
+  const AddOptions add(table, "Problem");
+  add("--input", "Queries, keys, values and references (HDF5, gyre/attention)", o.input)
+      .reads_file();
+  declare_generated(table, o.generate);
+  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity, 0, max_tokens);
+  declare_sweep(table, "Tokens of each sequence, over all ranks", o.sweep, max_tokens);
   add("--batch", "Sequences of equal length", o.batch, 1);
-  add("--heads", "Query heads", o.heads, 1);
-  add("--kv-heads", "Key and value heads", o.kv_heads, 1);
-  add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1);
-  declare_head_widths(app, o.v_head_dim, o.shared_key_dim);
-  declare_mask_options(app, o.mask);
+  add("--heads", "Query heads", o.heads, 1, max_heads);
+  add("--kv-heads", "Key and value heads", o.kv_heads, 1, max_heads);
+  add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1, max_head_dim);
+  declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
+  declare_mask_options(table, o.mask);
   add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
   add.seed("Of inputs that are made up", o.seed);
 }
 
-void declare_types(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app, "Advanced");
+void declare_types(OptionTable& table, AttentionOptions& o) {
+  const AddOptions add(table, "Advanced");
   const std::vector<std::string> types = activation_type_names();
-  AddOptions(app, "Problem")
+  AddOptions(table, "Problem")
       .choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
   add.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
   add.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
   add.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv, types);
 }
 
-void declare_schedule(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app, "Parallelism");
-  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain", o.cp, 0);
-  schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
-  layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  declare_backend_options(app, o.backend);
-  const AddOptions advanced(app, "Advanced");
+void declare_schedule(OptionTable& table, AttentionOptions& o) {
+  const AddOptions add(table, "Parallelism");
+  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain", o.cp, 0,
+      max_ranks);
+  schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
+  layout_choices().declare(table, o.layout, "Who owns which slots", true);
+  declare_backend_options(table, o.backend);
+  const AddOptions advanced(table, "Advanced");
   advanced.choice(
       "--kernel",
       "GPUs: tiled, cudnn (with tiled for what it refuses), or auto: cudnn for bf16 where "
@@ -69,13 +70,13 @@ void declare_schedule(CLI::App& app, AttentionOptions& o) {
       "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then on; "
       "with --comm nccl. At least 2 iterations of --warmup",
       o.cuda_graph);
-  add("--threads", "CPUs: threads of a rank's kernel", o.threads, 1);
+  add("--threads", "CPUs: threads of a rank's kernel", o.threads, 1, max_threads);
 }
 
-void declare_measurement(CLI::App& app, AttentionOptions& o) {
-  const AddOptions add(app, "Measurement");
-  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
-  declare_repeats(app, "Timed iterations", o.repeats);
+void declare_measurement(OptionTable& table, AttentionOptions& o) {
+  const AddOptions add(table, "Measurement");
+  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"}).in_key();
+  declare_repeats(table, "Timed iterations", o.repeats);
   add("-w,--warmup", "Iterations before them", o.warmup, 0);
   add.choice("-c,--check",
              "Verify the last iteration, every one, or nothing; default: last, or none with "
@@ -85,22 +86,31 @@ void declare_measurement(CLI::App& app, AttentionOptions& o) {
            "Pairs of a query head and a key that a check computes again, over all ranks; rows are "
            "sampled",
            o.check_pairs, 1);
-  add("--tol-scale", "Multiplies all tolerances", o.tol_scale);
-  const AddOptions advanced(app, "Advanced"), plan(app, "Plan"), output(app, "Output");
+  add("--tol-scale", "Multiplies all tolerances", o.tol_scale, positive);
+  const AddOptions advanced(table, "Advanced"), plan(table, "Plan"), output(table, "Output");
   advanced("--emulate-network",
-           "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]", o.network);
+           "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]", o.network)
+      .called("network")
+      .empty_is("none");
   advanced("--emulate-compute",
            "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or the "
            "kernel of this machine (gyre-machine/1)",
-           o.compute);
-  output("--trace", "Write a timeline of one more iteration here (for Perfetto)", o.trace);
-  plan.flag("--explain", "Show the plan and what it costs, and stop", o.explain);
-  plan("--svg", "With --explain: draw it here", o.svg);
-  plan("--tflops", "With --explain: rate of a rank, TFLOP/s", o.tflops);
-  plan("--gbps", "With --explain: what a rank sends, GB/s", o.gbytes_per_s);
-  plan("--latency-us", "With --explain: of a message, µs", o.latency_us);
-  output("-o,--output", "Write out, lse and gradients of one configuration here (HDF5)", o.output);
-  declare_report_options(app, o.report);
+           o.compute)
+      .names_file([](const std::string& text) { return names_machine(text) ? text : ""; })
+      .called("compute")
+      .empty_is("real");
+  output("--trace", "Write a timeline of one more iteration here (for Perfetto)", o.trace)
+      .writes_text();
+  plan.flag("--explain", "Show the plan and what it costs, and stop", o.explain).same_results();
+  plan("--svg", "With --explain: draw it here", o.svg).writes_text();
+  plan("--tflops", "With --explain: rate of a rank, TFLOP/s", o.tflops, positive).same_results();
+  plan("--gbps", "With --explain: what a rank sends, GB/s", o.gbytes_per_s, positive)
+      .same_results();
+  plan("--latency-us", "With --explain: of a message, µs", o.latency_us, not_negative)
+      .same_results();
+  output("-o,--output", "Write out, lse and gradients of one configuration here (HDF5)", o.output)
+      .writes_file();
+  declare_report_options(table, o.report, {"attention_rate", "average_attention_rate"});
 }
 
 void check_source(const AttentionOptions& o, ConfigErrors& errors) {
@@ -121,7 +131,6 @@ void check_source(const AttentionOptions& o, ConfigErrors& errors) {
 }
 
 void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
-  check_repeats(o.repeats, errors);
   check_sweep(o.sweep, AttentionOptions().sweep.tokens, errors);
   const std::pair<const char*, int64_t> sizes[] = {{"--tokens", o.sweep.tokens},
                                                    {"--min", o.sweep.min},
@@ -136,12 +145,6 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
   check_head_groups(o.heads, o.kv_heads, errors);
   check_shared_keys(o.shared_key_dim, o.head_dim, errors);
-  const std::tuple<const char*, int, int> limits[] = {
-      {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
-      {"--head-dim", o.head_dim, 1024}, {"--v-head-dim", o.v_head_dim, 1024},
-      {"--threads", o.threads, 1024},   {"--cp", o.cp, max_ranks}};
-  for (const auto& [option, value, most] : limits)
-    if (value > most) errors.add("{} {}: at most {}", option, value, most);
   check_mask_options(o.mask, errors);
 }
 
@@ -156,9 +159,6 @@ void check_explanation(const AttentionOptions& o, ConfigErrors& errors) {
                          o.latency_us != usual.latency_us;
   if (!o.explain && (!o.svg.empty() || has_model))
     errors.add("--svg, --tflops, --gbps and --latency-us go with --explain");
-  if (!(o.tflops > 0) || !(o.gbytes_per_s > 0) || !(o.latency_us >= 0))
-    errors.add("--tflops {} and --gbps {} must be positive, --latency-us {} at least 0", o.tflops,
-               o.gbytes_per_s, o.latency_us);
   if (!o.explain) return;
   if (o.sweep.sweeps() && o.sweep.max != o.sweep.min) errors.add("--explain needs one size");
   if (!o.svg.empty() && has_many(o)) errors.add("--svg needs one --schedule and one --layout");
@@ -234,8 +234,6 @@ void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
         "--resume leaves rows out; --output and --trace need theirs: run them by themselves");
   if (!o.output.empty() && o.pass == "fwd")
     errors.add("--output writes gradients too: --pass both");
-  if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
-    errors.add("--tol-scale {} must be positive", o.tol_scale);
 }
 
 }  // namespace
@@ -256,11 +254,11 @@ std::vector<Pass> AttentionOptions::passes() const {
   return {Pass::forward, Pass::backward};
 }
 
-void declare_options(CLI::App& app, AttentionOptions& o) {
-  declare_problem(app, o);
-  declare_types(app, o);
-  declare_schedule(app, o);
-  declare_measurement(app, o);
+void declare_options(OptionTable& table, AttentionOptions& o) {
+  declare_problem(table, o);
+  declare_types(table, o);
+  declare_schedule(table, o);
+  declare_measurement(table, o);
 }
 
 void check_options(AttentionOptions& o, int ranks) {

@@ -38,7 +38,7 @@ struct AttentionOptions {
   std::vector<Pass> passes() const;
 };
 
-void declare_options(CLI::App& app, AttentionOptions& o);
+void declare_options(OptionTable& table, AttentionOptions& o);
 
 /// Fills in defaults. Throws a usage error that lists all problems of the options in a run of
 /// `ranks` ranks.

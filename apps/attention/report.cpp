@@ -127,28 +127,10 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                    {"heads", workload.heads.heads},
                                    {"kv_heads", workload.heads.kv_heads},
                                    {"head_dim", workload.heads.head_dim},
-                                   {"mask", o.mask.mask},
                                    {"window", workload.mask.window},
                                    {"sinks", !workload.sinks.empty()},
-                                   {"dtype", o.dtype},
-                                   {"partial_out", o.partial_out},
-                                   {"partial_dq", o.partial_dq},
-                                   {"wire_dkv", o.wire_dkv},
-                                   {"cp", int64_t{o.cp}},
-                                   {"kernel", kernel_of(o)},
-                                   {"deterministic", o.deterministic},
-                                   {"cuda_graph", o.cuda_graph},
-                                   {"threads", int64_t{o.threads}},
-                                   {"iters", o.repeats.text()},
-                                   {"warmup", int64_t{o.warmup}},
-                                   {"network", o.network.empty() ? "none" : o.network},
-                                   {"compute", o.emulates_compute() ? o.compute : "real"},
-                                   {"check", o.check}},
+                                   {"kernel", kernel_of(o)}},
                                   {});
-  if (workload.heads.value_dim() != workload.heads.head_dim)
-    report.configuration.push_back({"v_head_dim", workload.heads.value_dim()});
-  if (workload.heads.shared_key_dim > 0)
-    report.configuration.push_back({"shared_key_dim", workload.heads.shared_key_dim});
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);

@@ -58,17 +58,17 @@ struct RegistryOptions {
   }
 
   /// Declares --layout and one option for each field.
-  void declare(CLI::App& app, Choice& choice, const std::string& summary, bool several) const {
+  void declare(OptionTable& table, Choice& choice, const std::string& summary, bool several) const {
     std::vector<std::string> names;
     std::vector<Described> described;
     for (const Entry& entry : entries) {
       names.push_back(entry.name);
       described.push_back({entry.name, entry.summary});
     }
-    const AddOptions add(app, "Parallelism"), of_entries(app, "Advanced");
+    const AddOptions add(table, "Parallelism"), of_entries(table, "Advanced");
     const std::string option = fmt::format("--{}", word);
     if (several)
-      add.choices(option, summary, choice.name, described);
+      add.choices(option, summary, choice.name, described).in_key();
     else
       add.choice(option, summary, choice.name, names);
     for (const Field& field : fields) {
@@ -80,18 +80,6 @@ struct RegistryOptions {
       else
         of_entries.choice(flag, help, value, field.words);
     }
-  }
-
-  /// The values that differ from the defaults, by name ("heads_at_once"), for reports.
-  std::vector<std::pair<std::string, std::string>> given(const Choice& choice) const {
-    std::vector<std::pair<std::string, std::string>> given;
-    for (const Field& field : fields)
-      if (choice.options.*field.value != Options().*field.value) {
-        given.emplace_back(field.name, field.text_of(choice.options.*field.value));
-        std::string& name = given.back().first;
-        std::replace(name.begin(), name.end(), '-', '_');
-      }
-    return given;
   }
 
   /// Adds an error for each given value that no chosen entry reads.

@@ -6,7 +6,6 @@
 
 #include "apps/common/packed_streams.hpp"
 #include "attention/masks/registry.hpp"
-#include "io/sha256.hpp"
 #include "packing/lengths.hpp"
 #include "report/options.hpp"
 
@@ -32,8 +31,8 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
   return options;
 }
 
-void declare_mask_options(CLI::App& app, MaskOptions& o) {
-  const AddOptions add(app, "Problem");
+void declare_mask_options(OptionTable& table, MaskOptions& o) {
+  const AddOptions add(table, "Problem");
   add("--mask", "Inside a document: " + mask_choices(), o.mask);
   add.size("--window", "For --mask causal,window=N; 0: none", o.window);
 }
@@ -60,8 +59,8 @@ PrefixForest PrefixChoice::forest_of(const DocumentView& documents, int64_t max_
   return share_prefixes(documents, {min_prefix, max_tokens});
 }
 
-void declare_prefix_options(CLI::App& app, PrefixChoice& o) {
-  const AddOptions add(app, "Problem");
+void declare_prefix_options(OptionTable& table, PrefixChoice& o) {
+  const AddOptions add(table, "Problem");
   add.flag("--share-prefixes",
            "Store what documents begin with in common once: a prompt and its answers", o.share);
   add.size("--min-prefix", "For --share-prefixes: tokens that are worth sharing, at least",
@@ -120,12 +119,14 @@ PrefixForest forest_of(const PrefixTables& tables) {
   return forest;
 }
 
-std::string length_help() {
+void declare_generated(OptionTable& table, std::string& generate, const std::string& more) {
   std::string text = "Draw lengths instead: dist=NAME,count=N (or tokens=N),seed=N and, of";
   for (const LengthDistribution& d : length_distributions())
     text += fmt::format(" {}: {};", d.name, fmt::join(d.keys, ","));
   text.back() = '.';
-  return text;
+  AddOptions(table, "Problem")("--gen", text + more, generate)
+      .show(Shown::never)  // as a source, with all its defaults
+      .names_file([](const std::string& spec) { return parse_length_spec(spec).file; });
 }
 
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
@@ -140,26 +141,19 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
   return lengths;
 }
 
-std::vector<InputInfo> input_files(Communicator& world, const std::string& input,
-                                   const std::string& spec) {
-  const std::string file = input.empty() && !spec.empty() ? parse_length_spec(spec).file : input;
-  if (file.empty()) return {};
-  return {{file, sha256_of_file(world, file)}};
-}
-
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {
   if (heads % kv_heads != 0)
     errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", heads, kv_heads,
                std::max(1, (heads + kv_heads / 2) / kv_heads) * kv_heads);
 }
 
-void declare_head_widths(CLI::App& app, int& v_head_dim, int& shared_key_dim) {
-  const AddOptions add(app, "Problem");
+void declare_head_widths(OptionTable& table, int& v_head_dim, int& shared_key_dim) {
+  const AddOptions add(table, "Problem");
   add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", v_head_dim,
-      0);
+      0, max_head_dim);
   add("--shared-key-dim",
       "Elements at the end of a key that all KV heads share, sent once (MLA: the rotary part)",
-      shared_key_dim, 0);
+      shared_key_dim, 0, max_head_dim);
 }
 
 void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors) {

@@ -15,10 +15,6 @@
 #include "report/result.hpp"
 #include "sharding/layouts.hpp"
 
-namespace CLI {
-class App;
-}
-
 namespace gyre {
 
 struct MaskOptions {
@@ -37,7 +33,7 @@ struct MaskOptions {
 LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
                          std::span<const int64_t> offsets);
 
-void declare_mask_options(CLI::App& app, MaskOptions& o);
+void declare_mask_options(OptionTable& table, MaskOptions& o);
 void check_mask_options(const MaskOptions& o, ConfigErrors& errors);
 
 struct PrefixChoice {
@@ -49,7 +45,7 @@ struct PrefixChoice {
   PrefixForest forest_of(const DocumentView& documents, int64_t max_tokens) const;
 };
 
-void declare_prefix_options(CLI::App& app, PrefixChoice& o);
+void declare_prefix_options(OptionTable& table, PrefixChoice& o);
 void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors);
 
 /// A "#" line with the savings of sharing.
@@ -59,23 +55,20 @@ std::string savings_text(const PrefixForest& forest);
 PrefixTables tables_of(const PrefixForest& forest);
 PrefixForest forest_of(const PrefixTables& tables);
 
-/// The help of --gen: distributions and their keys.
-std::string length_help();
+/// Adds --gen. Its help lists distributions and their keys, and ends with `more`.
+void declare_generated(OptionTable& table, std::string& generate, const std::string& more = "");
 
 /// The document lengths of the first bin of synthetic documents (packing/lengths.hpp) packed into
 /// bins of `capacity` slots. `origin` gets the spec and packer that reproduce them.
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
                                        std::string& origin);
 
-/// The file of --input, or else the one that the spec of --gen reads, with its checksum; none if
-/// there is neither. Collective.
-std::vector<InputInfo> input_files(Communicator& world, const std::string& input,
-                                   const std::string& spec);
-
 /// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
 void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);
+/// Largest values of --heads and --kv-heads, of --head-dim, and of --threads.
+inline constexpr int max_heads = 4096, max_head_dim = 1024, max_threads = 1024;
 /// Declares --v-head-dim and --shared-key-dim.
-void declare_head_widths(CLI::App& app, int& v_head_dim, int& shared_key_dim);
+void declare_head_widths(OptionTable& table, int& v_head_dim, int& shared_key_dim);
 /// Adds an error unless a head of keys has more elements than those that all heads share.
 void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors);
 

@@ -20,12 +20,13 @@ struct Options {
   CompareOptions compare;
 };
 
-void declare(CLI::App& app, Options& o) {
-  const AddOptions add(app);
+void declare(OptionTable& table, Options& o) {
+  const AddOptions add(table);
   add.required("a", "FILE.h5 or FILE.h5:/group", o.a);
   add.required("b", "FILE.h5 or FILE.h5:/group, the reference", o.b);
-  add("--rtol", "Relative tolerance of reals: |a - b| <= rtol |b| + atol", o.compare.rtol);
-  add("--atol", "Absolute tolerance of reals", o.compare.atol);
+  add("--rtol", "Relative tolerance of reals: |a - b| <= rtol |b| + atol", o.compare.rtol,
+      not_negative);
+  add("--atol", "Absolute tolerance of reals", o.compare.atol, not_negative);
   add.flag("--equal-nan", "NaN agrees with NaN; without it, with nothing", o.compare.equal_nan);
   add.choice("--ties",
              "Ids beside values (top_ids, top_values): in the order of the file, or any of those "
@@ -75,9 +76,6 @@ ExitCode run(Options& o, AppContext& context) {
   o.compare.any_of_ties = o.ties == "any";
   ExitCode code = ExitCode::ok;
   run_on_root(context.world, "comparing", [&] {
-    if (!(o.compare.rtol >= 0) || !(o.compare.atol >= 0))
-      throw_usage("tolerances must be finite, not negative: --rtol {} --atol {}", o.compare.rtol,
-                  o.compare.atol);
     const std::vector<TensorComparison> tensors = compare_files(o.a, o.b, o.compare);
     if (!context.quiet)
       context.outputs.print(fmt::format(
@@ -99,6 +97,6 @@ int main(int argc, char** argv) {
       "          gyre-compare --common scores.h5:/results docs.h5:/reference --rtol 1e-4",
       false};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

@@ -26,13 +26,15 @@ struct Options {
   int64_t max_tokens = 0;
 };
 
-void declare(CLI::App& app, Options& o) {
-  const AddOptions add(app);
+void declare(OptionTable& table, Options& o) {
+  const AddOptions add(table);
   add.required("-o,--output", "File to write (HDF5, gyre/documents; with --model, gyre/model)",
-               o.output);
-  add("paths", "Text files, or folders to search for them", o.paths);
+               o.output)
+      .writes_file();
+  add("paths", "Text files, or folders to search for them", o.paths).reads_files(o.paths);
   add("--model", "Import a model instead: a folder with config.json and safetensors, or NAME.gguf",
-      o.model);
+      o.model)
+      .reads_file();
   add("--ignore-key", "Key of the model's configuration that changes no result", o.ignored_keys);
   add.size("--max-tokens", "Cut files into documents of at most so many tokens; 0: do not cut",
            o.max_tokens);
@@ -125,7 +127,7 @@ void check_output(const Options& o, const Checkpoint& checkpoint) {
 }
 
 ExitCode run_model(const Options& o, AppContext& context) {
-  plan_outputs(context, {{{"--output", o.output}}, {}, {{"--model", o.model}}});
+  plan_outputs(context);
   OutputFile output(context.world, o.output);
   Checkpoint checkpoint;
   run_agreed(context.world, "opening " + o.model, [&] {
@@ -144,7 +146,7 @@ ExitCode run(const Options& o, AppContext& context) {
   run_agreed(context.world, "options", [&] { check(o); });
   if (!o.model.empty()) return run_model(o, context);
   Communicator& world = context.world;
-  plan_outputs(context, {{{"--output", o.output}}, {}});
+  plan_outputs(context);
   OutputFile output(world, o.output);
 
   ImportReport report;
@@ -177,6 +179,6 @@ int main(int argc, char** argv) {
       "          gyre-import -o model.h5 --model SmolLM2-135M/",
       false};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

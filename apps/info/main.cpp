@@ -31,29 +31,28 @@ struct InfoOptions {
   std::string json;
 };
 
-constexpr double least_seconds = 1e-3, max_seconds = 60;
 constexpr int max_head_dim = 512;
 
-void declare_options(CLI::App& app, InfoOptions& o) {
-  const AddOptions add(app);
+void declare_options(OptionTable& table, InfoOptions& o) {
+  const AddOptions add(table);
   add.flag("--quick", "Say what the machine is, and measure nothing", o.quick);
   add.flag("--model",
            "Measure what gyre-predict needs, too: kernels of all shapes, for half a minute",
            o.model);
   add("--model-head-dims", "With --model: head dimensions of the kernels", o.head_dim_list);
-  add("--seconds", "Of a window in which a rate is measured; there are some 40", o.seconds);
+  add("--seconds", "Of a window in which a rate is measured; there are some 40", o.seconds,
+      {1e-3, 60});
   add("--threads", "Threads of a rank that measure together", o.threads, 1);
-  declare_backend_options(app, o.backend);
-  add("-J,--json", "Write it here (gyre-machine/1), for --machine of other programs", o.json);
+  declare_backend_options(table, o.backend);
+  add("-J,--json", "Write it here (gyre-machine/1), for --machine of other programs", o.json)
+      .writes_text();
 }
 
 /// Throws a usage error that lists all problems of the options in a run of `ranks` ranks.
 void check_options(InfoOptions& o, int ranks) {
   const InfoOptions usual;
   ConfigErrors errors;
-  if (!(o.seconds >= least_seconds && o.seconds <= max_seconds))
-    errors.add("--seconds {}: {} to {}", o.seconds, least_seconds, max_seconds);
-  else if (o.quick && o.seconds != usual.seconds)
+  if (o.quick && o.seconds != usual.seconds)
     errors.add("--seconds {}: --quick measures nothing", o.seconds);
   if (o.quick && o.threads != usual.threads)
     errors.add("--threads {}: --quick measures nothing", o.threads);
@@ -74,11 +73,9 @@ void check_options(InfoOptions& o, int ranks) {
 ExitCode run(InfoOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  plan_outputs(context, {{}, {{"--json", o.json}}});
+  plan_outputs(context);
   Backend backend(context, o.backend);
-  RunReport report = begin_report(
-      context, {{"quick", o.quick}, {"seconds", o.seconds}, {"threads", int64_t{o.threads}}},
-      {{"hdf5", h5::library_version()}});
+  RunReport report = begin_report(context, {}, {{"hdf5", h5::library_version()}});
   backend.describe(report);
   if (!context.quiet)
     context.outputs.print(header_text(report) + identity_text(report) + capabilities_text());
@@ -114,6 +111,6 @@ int main(int argc, char** argv) {
                      "          mpirun -n 4 gyre-attention --machine machine.json --json a.json",
                      false};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

@@ -9,7 +9,6 @@
 #include "apps/logprobs/registry.hpp"
 #include "apps/logprobs/report.hpp"
 #include "harness/suite.hpp"
-#include "io/sha256.hpp"
 #include "report/app.hpp"
 #include "report/row_log.hpp"
 #include "runtime/watchdog.hpp"
@@ -72,7 +71,7 @@ void write_output(Setting& s, const std::vector<LogprobsPart>& output, const Log
       throw_usage("--output {}: --op {} has no results for a file", s.o.output, s.o.op);
   });
   OutputFile file(s.context.world, s.o.output);
-  write_results(file, output, c, s.file ? s.report.inputs[0].sha256 : "",
+  write_results(file, output, c, checksum_of(s.report, s.o.input),
                 provenance_of(s.context, c.problem.origin));
   s.context.outputs.add(std::move(file));
 }
@@ -120,7 +119,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
     return ExitCode::ok;
   }
   run_agreed(world, "options", [&] { check_options(o, world.size()); });
-  plan_outputs(context, o.report, {{{"--output", o.output}}, {}, {{"--input", o.input}}});
+  plan_outputs(context);
   Backend machine(context, o.backend);
   std::optional<LogprobsFile> file;
   if (!o.input.empty()) file = read_logprobs_file(world, o.input, logprobs_arrays());
@@ -140,7 +139,6 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   LogprobsBackend backend(machine, {1, o.cp, o.tp});
   RunReport report = begin_logprobs_report(context, o, cases.front());
   machine.describe(report);
-  report.inputs = input_files(world, o.input, o.generate);
   int64_t rows = 0;
   for (const LogprobsRun& run : runs_of(o)) rows += std::ssize(run.passes(o));
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);
@@ -187,6 +185,6 @@ int main(int argc, char** argv) {
       "         err_over_tol = largest error, as a share of its tolerance\n" +
           operation_help()};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <limits>
 #include <numeric>
-#include <tuple>
 
 #include "apps/logprobs/registry.hpp"
 #include "core/error.hpp"
@@ -17,6 +16,7 @@ namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
 constexpr int64_t max_columns = std::numeric_limits<int32_t>::max();
+constexpr int64_t max_picks = 65536, max_list = 1 << 20;
 constexpr double max_scale = 1e6, max_logit = 1e30;
 
 std::vector<Described> described_operations() {
@@ -24,6 +24,17 @@ std::vector<Described> described_operations() {
   for (const LogprobsOperation& operation : logprobs_operations())
     operations.push_back({operation.name, operation.summary});
   return operations;
+}
+
+/// Names of the figures of merit of the operations that are run.
+std::vector<std::string> metrics_of(const LogprobsOptions& o) {
+  std::vector<std::string> metrics = {"share_of_bandwidth", "average_share_of_bandwidth"};
+  if (o.wants_method("upstream")) metrics.emplace_back("speedup_over_upstream");
+  for (const LogprobsOperation& operation : logprobs_operations())
+    if (const std::string& metric = operation.figure.metric;
+        o.wants(operation.name) && std::ranges::find(metrics, metric) == metrics.end())
+      metrics.insert(metrics.begin(), {metric, "average_" + metric});
+  return metrics;
 }
 
 /// Lists the names of operations for which `wanted` is true: "a, b and c".
@@ -49,63 +60,73 @@ std::vector<int64_t> parse_shards(const std::string& text) {
   return sizes;
 }
 
-void declare_problem(CLI::App& app, LogprobsOptions& o) {
-  const AddOptions add(app, "Problem");
-  add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input);
-  declare_sweep(app, "Tokens, over all context-parallel ranks", o.sweep);
+void declare_problem(OptionTable& table, LogprobsOptions& o) {
+  const AddOptions add(table, "Problem");
+  add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input).reads_file();
+  declare_sweep(table, "Tokens, over all context-parallel ranks", o.sweep, max_tokens);
   add("--sequences", "They are so many sequences of about equal length", o.sequences, 1);
-  add("--gen", length_help(), o.generate);
-  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity);
-  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1);
-  add.size("--padded", "Columns in all, padding included; 0: --vocab, rounded up", o.padded);
+  declare_generated(table, o.generate);
+  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity, 0, max_tokens);
+  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1, max_columns);
+  add.size("--padded", "Columns in all, padding included; 0: --vocab, rounded up", o.padded, 0,
+           max_columns);
   add("--shards", "Columns of each tensor-parallel rank instead: 16K,8K,8K", o.shards);
-  add.size("--picks", "Ids of a token: those gathered, a teacher's, the largest", o.picks, 1);
-  add.size("--hidden", "Elements of a hidden state", o.hidden, 1);
-  add("--temperature", "Divides logits", o.temperature);
+  add.size("--picks", "Ids of a token: those gathered, a teacher's, the largest", o.picks, 1,
+           max_picks);
+  add.size("--hidden", "Elements of a hidden state", o.hidden, 1, max_list);
+  add("--temperature", "Divides logits", o.temperature, {least_temperature, max_temperature});
   add.size("--top-k", "Filter: how many largest logits survive; 0: all", o.top_k);
   add("--min-p", "Filter: least probability that survives, as a share of the largest; 0: any",
-      o.min_p);
-  add("--top-p", "Filter: how much probability survives of what the others leave; 1: all", o.top_p);
+      o.min_p, {0, 1});
+  add("--top-p", "Filter: how much probability survives of what the others leave; 1: all", o.top_p,
+      {.least = 0, .most = 1, .open = true});
   add.flag("--filter-per-token",
            "Each token has its own temperature and filter, made up from those given",
            o.filter_per_token);
   add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
              activation_type_names());
-  add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale);
-  add.size("--peaks", "Columns of each made-up row that stand out", o.peaks);
+  add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale, {0, max_scale});
+  add.size("--peaks", "Columns of each made-up row that stand out", o.peaks, 0, max_picks);
   add("--peak-height", "By how much they do", o.peak_height);
-  add("--zero-fraction", "Share of tokens whose gradient is zero, as of prompts", o.zero_fraction);
+  add("--zero-fraction", "Share of tokens whose gradient is zero, as of prompts", o.zero_fraction,
+      {0, 1});
   add.seed("Of inputs that are made up", o.seed);
 }
 
-void declare_run(CLI::App& app, LogprobsOptions& o) {
-  const AddOptions problem(app, "Problem"), add(app, "Parallelism"), advanced(app, "Advanced"),
-      measurement(app, "Measurement"), output(app, "Output");
-  problem.choices("--op",
-                  "What is run; --list says what each is. Unless given: all, or with --input "
-                  "those that it has answers for",
-                  o.op, described_operations());
-  problem.choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
-                  {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}});
+void declare_run(OptionTable& table, LogprobsOptions& o) {
+  const AddOptions problem(table, "Problem"), add(table, "Parallelism"),
+      advanced(table, "Advanced"), measurement(table, "Measurement"), output(table, "Output");
+  problem
+      .choices("--op",
+               "What is run; --list says what each is. Unless given: all, or with --input "
+               "those that it has answers for",
+               o.op, described_operations())
+      .in_key();
+  problem
+      .choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
+               {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}})
+      .in_key();
   output.flag("--list", "Show operations and layouts, and stop", o.list);
-  declare_backend_options(app, o.backend);
+  declare_backend_options(table, o.backend);
   add("--tp", "Ranks that share the vocabulary; 0: what --cp leaves", o.tp, 0);
   add("--cp", "Ranks that share the tokens; 0: what --tp leaves", o.cp, 0);
-  layout_choices().declare(app, o.layout, "Packed sequences: who owns which slots", false);
-  advanced.choice(
-      gather_gradient_option,
-      "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
-      "unless given), parts of it (sum), or no function of it (none)",
-      o.gather_gradient, {"split", "sum", "none"});
-  measurement.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"});
+  layout_choices().declare(table, o.layout, "Packed sequences: who owns which slots", false);
+  advanced
+      .choice(gather_gradient_option,
+              "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
+              "unless given), parts of it (sum), or no function of it (none)",
+              o.gather_gradient, {"split", "sum", "none"})
+      .empty_is("split");
+  measurement.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"}).in_key();
   advanced.size("--chunk", "Upstream: rows of a slice; 0: all at once", o.chunk);
-  advanced.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1);
+  advanced.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1,
+                max_list);
   advanced.flag("--in-place,!--out-of-place", "Gradients take the place of the logits (default)",
                 o.in_place);
   advanced.flag(f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype",
                 o.f32_output);
-  add("--threads", "Threads of a rank", o.threads, 1);
-  declare_repeats(app, "Timed iterations", o.repeats);
+  add("--threads", "Threads of a rank", o.threads, 1, max_threads);
+  declare_repeats(table, "Timed iterations", o.repeats);
   measurement("-w,--warmup", "Iterations before them", o.warmup, 0);
   measurement.choice("-c,--check", "Verify the last iteration, every one, or nothing", o.check,
                      {"none", "last", "all"});
@@ -117,12 +138,13 @@ void declare_run(CLI::App& app, LogprobsOptions& o) {
       "Which of equal logits are among the largest, or survive a filter: as defined, or "
       "any, as many of them",
       o.ties, {"exact", "any"});
-  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale, positive);
   output("-o,--output",
          "Write results and gradients of the operations that run here (HDF5); wrong ones go to "
          "NAME.invalid.h5",
-         o.output);
-  declare_report_options(app, o.report);
+         o.output)
+      .writes_file();
+  declare_report_options(table, o.report, {});  // check_options() knows the figures
 }
 
 void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
@@ -147,58 +169,24 @@ void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
 }
 
 void check_sizes(const LogprobsOptions& o, ConfigErrors& errors) {
-  check_repeats(o.repeats, errors);
   check_sweep(o.sweep, LogprobsOptions().sweep.tokens, errors);
   const int64_t fewest = o.sweep.sweeps() ? o.sweep.min : o.sweep.tokens;
   if (o.sequences > fewest)
     errors.add("--sequences {} of {} tokens; at most {}", o.sequences, fewest, fewest);
-  const std::tuple<const char*, int64_t, int64_t> limits[] = {
-      {"--tokens", o.sweep.tokens, max_tokens},
-      {"--max", o.sweep.max, max_tokens},
-      {"--capacity", o.capacity, max_tokens},
-      {"--vocab", o.vocab, max_columns},
-      {"--padded", o.padded, max_columns},
-      {"--picks", o.picks, 65536},
-      {"--hidden", o.hidden, 1 << 20},
-      {"--list-length", o.list_length, 1 << 20},
-      {"--threads", o.threads, 1024}};
-  for (const auto& [option, value, most] : limits)
-    if (value > most) errors.add("{} {}: at most {}", option, value, most);
 }
 
-void check_filter(const LogprobsOptions& o, ConfigErrors& errors) {
-  if (!is_temperature(o.temperature))
-    errors.add("--temperature {} must be from {} to {}; the nearest is {}", o.temperature,
-               least_temperature, max_temperature,
-               o.temperature > 1 ? max_temperature : least_temperature);
+void check_values(const LogprobsOptions& o, ConfigErrors& errors) {
   if (o.top_k > o.vocab)
     errors.add("--top-k {} of --vocab {}; the nearest is {}", o.top_k, o.vocab, o.vocab);
-  if (!is_top_p(o.top_p))
-    errors.add("--top-p {} must be above 0 and at most 1; the nearest is {}", o.top_p,
-               o.top_p > 1 ? "1" : "a small positive number");
-  if (!is_min_p(o.min_p))
-    errors.add("--min-p {} must be from 0 to 1; the nearest is {}", o.min_p, o.min_p > 1 ? 1 : 0);
-}
-
-void check_made_up(const LogprobsOptions& o, ConfigErrors& errors) {
-  if (!(o.logit_scale >= 0) || !std::isfinite(o.logit_scale))
-    errors.add("--logit-scale {} must be at least 0 and finite", o.logit_scale);
-  if (!std::isfinite(o.peak_height)) errors.add("--peak-height {} must be finite", o.peak_height);
-  if (o.logit_scale > max_scale)
-    errors.add("--logit-scale {}: at most {}", o.logit_scale, max_scale);
   // Random normal numbers rarely exceed 8. The check keeps scaled logits far from f32's limits.
   const double largest =
       (8 * o.logit_scale + std::abs(o.peak_height)) / std::min(1.0, o.temperature);
-  if (is_temperature(o.temperature) && std::isfinite(o.peak_height) && largest > max_logit)
+  if (largest > max_logit)
     errors.add(
         "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
         "most "
         "{:.3g}",
         o.logit_scale, o.peak_height, o.temperature, largest, max_logit);
-  if (o.peaks > 65536) errors.add("--peaks {}: at most 65536", o.peaks);
-  if (!(o.zero_fraction >= 0 && o.zero_fraction <= 1))
-    errors.add("--zero-fraction {} must be from 0 to 1; the nearest is {}", o.zero_fraction,
-               o.zero_fraction > 1 ? 1 : 0);
 }
 
 /// Up to three grids of `ranks` ranks that are nearest to the requested one.
@@ -303,8 +291,6 @@ void check_run(const LogprobsOptions& o, int ranks, ConfigErrors& errors) {
     errors.add(
         "--output writes results of our operations, forward too: not with --pass {} --method {}",
         o.pass, o.method);
-  if (!(o.tol_scale > 0) || !std::isfinite(o.tol_scale))
-    errors.add("--tol-scale {} must be positive", o.tol_scale);
 }
 
 void complete_grid(LogprobsOptions& o, int ranks) {
@@ -332,9 +318,9 @@ GatherGradient LogprobsOptions::gather_convention() const {
   return gather_gradient == "none" ? GatherGradient::none : GatherGradient::split;
 }
 
-void declare_options(CLI::App& app, LogprobsOptions& o) {
-  declare_problem(app, o);
-  declare_run(app, o);
+void declare_options(OptionTable& table, LogprobsOptions& o) {
+  declare_problem(table, o);
+  declare_run(table, o);
 }
 
 void check_options(LogprobsOptions& o, int ranks) {
@@ -342,11 +328,11 @@ void check_options(LogprobsOptions& o, int ranks) {
   if (o.op.empty()) o.op_is_given = false;
   if (o.op.empty()) o.op = "all";
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
+  o.report.metrics = metrics_of(o);
   ConfigErrors errors;
   check_source(o, errors);
   check_sizes(o, errors);
-  check_filter(o, errors);
-  check_made_up(o, errors);
+  check_values(o, errors);
   check_run(o, ranks, errors);
   check_own_options(o, errors);
   errors.throw_if_any("impossible configuration");

@@ -54,7 +54,7 @@ struct LogprobsOptions {
   bool wants_method(const std::string& name) const { return lists(method, name); }
 };
 
-void declare_options(CLI::App& app, LogprobsOptions& o);
+void declare_options(OptionTable& table, LogprobsOptions& o);
 
 /// Fills in options that were left open. Throws a usage error that lists everything that is wrong
 /// with the options in a run of `ranks` ranks, with the nearest valid values.

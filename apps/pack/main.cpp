@@ -9,7 +9,6 @@
 #include "apps/pack/runs.hpp"
 #include "comm/agree.hpp"
 #include "harness/backend.hpp"
-#include "io/sha256.hpp"
 #include "packing/lengths.hpp"
 #include "report/app.hpp"
 
@@ -108,15 +107,12 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   std::string source = o.input;
   run_agreed(world, "options", [&] {
     check_options(o);
-    if (o.unpack) refuse_report_options(context, o.report, "--unpack");
+    if (o.unpack) refuse_report_options(context, "--unpack");
     compatibility_text(o.target, o.cp, false);  // what is unsound whatever the streams are
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
   Backend backend(context, o.backend);
-  plan_outputs(context, o.report,
-               {{{"--output", o.output}, {"--encoder", o.encoder.output}},
-                {},
-                {{"--input", o.input}, {"--yours", o.encoder.yours}}});
+  plan_outputs(context);
   if (o.unpack) {
     const std::string text =
         unpack_file(world, o.input, o.output, provenance_of(context, o.input), context.outputs);
@@ -131,11 +127,9 @@ ExitCode run(const PackOptions& o, AppContext& context) {
     else
       check_audio_options(o, schema);
   });
-  Fields configuration{{"source", source}, {"cp", int64_t{o.cp}}, {"iters", o.repeats.text()}};
-  if (!is_batch)
-    configuration.insert(configuration.end(), {{"capacity", o.bin_slots()}, {"dp", int64_t{o.dp}}});
-  RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
-  report.inputs = input_files(world, o.input, o.generate);
+  Fields facts{{"source", source}};
+  if (!is_batch) facts.emplace_back("capacity", o.bin_slots());
+  RunReport report = begin_report(context, facts, {{"hdf5", h5::library_version()}});
   backend.describe(report);
   start_run(context, report, o.report, 0);
   Outcome outcome;
@@ -167,6 +161,6 @@ int main(int argc, char** argv) {
                      "          gyre-pack --input docs.h5 --rows 4K --cp 2 -o batch.h5\n" +
                          packer_help()};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

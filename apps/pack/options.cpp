@@ -16,8 +16,8 @@ namespace gyre {
 namespace {
 
 /// Declares the options for the shape of streams, or of rows.
-void declare_shape_options(CLI::App& app, PackOptions& o) {
-  const AddOptions add(app, "Advanced");
+void declare_shape_options(OptionTable& table, PackOptions& o) {
+  const AddOptions add(table, "Advanced");
   add.size("--chunks", "gyre/bshd: streams to make of the rows", o.chunks, 1);
   add.choice("--tail",
              "What becomes of padding at the end of a row (gyre/bshd), or of a stream that is "
@@ -35,7 +35,7 @@ void declare_shape_options(CLI::App& app, PackOptions& o) {
   add("--mtp",
       "Multi-token prediction: labels of so many tokens ahead; from the 2nd on as extras, "
       "labels_2, labels_3, ...",
-      o.mtp, 1);
+      o.mtp, 1, most_labels_ahead);
   add.choice(
       "--tp-rounding",
       "gyre/salm: --tp divides the slots of every context-parallel rank (per-rank), or of all "
@@ -79,47 +79,53 @@ DeviceCapability device_of(const std::string& text) {
 
 }  // namespace
 
-void declare_options(CLI::App& app, PackOptions& o) {
-  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), measurement(app, "Measurement"),
-      output(app, "Output");
+void declare_options(OptionTable& table, PackOptions& o) {
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism"),
+      measurement(table, "Measurement"), output(table, "Output");
   std::vector<Described> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back({packer.name, packer.summary});
   add("--input",
       "What to pack (HDF5): gyre/documents, gyre/bshd or gyre/salm; or what to unpack: gyre/packed",
-      o.input);
-  add("--gen", length_help(), o.generate);
-  output("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output);
+      o.input)
+      .reads_file();
+  declare_generated(table, o.generate);
+  output("-o,--output", "Write packed streams here (HDF5, gyre/packed), or documents", o.output)
+      .writes_file();
   output("--encoder",
          "gyre/salm: write here the encodings that the ranks make together, and their gradients "
          "(HDF5, gyre/encoder)",
-         o.encoder.output);
+         o.encoder.output)
+      .writes_file();
   add("--yours", "gyre/salm: compare a file of another program with what --encoder would write",
-      o.encoder.yours);
-  add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack);
+      o.encoder.yours)
+      .reads_file();
+  add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack)
+      .same_results();
   add.choices("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
-              packers);
+              packers)
+      .in_key();
   add.size("--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs", o.capacity);
   ranks("--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp",
-        o.cp, 1);
-  ranks("--dp", "Data-parallel ranks: the number of bins is a multiple of it", o.dp, 1);
+        o.cp, 1, max_ranks);
+  ranks("--dp", "Data-parallel ranks: the number of bins is a multiple of it", o.dp, 1, max_ranks);
   ranks(
       "--tp",
       "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp (gyre/salm: "
       "the stream alone grows; gyre/bshd: not used)",
-      o.tp, 1);
+      o.tp, 1, max_ranks);
   add.size("--min-bins", "At least so many bins", o.min_bins);
   add.size("--bin-multiple", "The number of bins is a multiple of this", o.bin_multiple, 1);
   add.size("--max-items", "next-fit: most documents of a bin; 0: any number", o.max_items);
   add.seed("Of first-fit-shuffle", o.seed);
   add.choice("--oversize", "Documents longer than a bin, or (drop) than a row", o.oversize,
              {"reject", "own-bin", "drop"});
-  declare_shape_options(app, o);
-  declare_prefix_options(app, o.prefixes);
-  declare_target_options(app, o.target);
-  declare_backend_options(app, o.backend);
-  declare_repeats(app, "Times to pack; one is no measurement", o.repeats);
+  declare_shape_options(table, o);
+  declare_prefix_options(table, o.prefixes);
+  declare_target_options(table, o.target);
+  declare_backend_options(table, o.backend);
+  declare_repeats(table, "Times to pack; one is no measurement", o.repeats);
   measurement.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
-  declare_report_options(app, o.report);
+  declare_report_options(table, o.report, {"documents_per_s", "utilisation", "cost_imbalance"});
 }
 
 RoundOptions PackOptions::round_options() const {
@@ -141,7 +147,6 @@ void check_options(const PackOptions& o) {
     errors.add("--output needs one --algorithm, not {}", o.algorithm);
   if (o.unpack && (o.input.empty() || o.output.empty()))
     errors.add("--unpack takes --input and --output");
-  check_repeats(o.repeats, errors);
   const bool rounded = o.rounding.wanted();
   check_prefix_options(o.prefixes, errors);
   if (o.prefixes.share && (o.input.empty() || o.unpack || o.repad || o.row > 0 || rounded))
@@ -163,7 +168,6 @@ void check_options(const PackOptions& o) {
   if ((o.repad || o.row > 0) && o.backend.on_gpu())
     errors.add("--repad and --rows work on the host: --backend cpu");
   if (o.unpack && o.backend.on_gpu()) errors.add("--unpack works on the host: --backend cpu");
-  if (o.mtp > most_labels_ahead) errors.add("--mtp {}: at most {}", o.mtp, most_labels_ahead);
   if (o.mtp > 1 && (o.unpack || o.row > 0))
     errors.add("--mtp {} adds to packed streams: not with --unpack or --rows", o.mtp);
   if (o.mtp > 1 && o.output.empty()) errors.add("--mtp {} needs --output", o.mtp);
@@ -174,8 +178,6 @@ void check_options(const PackOptions& o) {
         "--mtp {}: with --share-prefixes, documents go on differently after a shared prefix, so "
         "that its tokens have no such label; pack without one of the two",
         o.mtp);
-  for (const auto& [option, value] : {std::pair{"--cp", o.cp}, {"--dp", o.dp}, {"--tp", o.tp}})
-    if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
   errors.throw_if_any("impossible configuration");
 }
 
@@ -199,24 +201,31 @@ void check_audio_options(const PackOptions& o, const std::string& schema) {
     throw_usage("--yours is a check: leave --check none out");
 }
 
-void declare_target_options(CLI::App& app, AttentionTarget& target) {
-  const AddOptions add(app, "Advanced");
+void declare_target_options(OptionTable& table, AttentionTarget& target) {
+  const AddOptions add(table, "Advanced");
   add("--attention",
       "Ask before packing whether attention that can do this (varlen, padded-offsets, cp-aware; "
       "joined by commas, or none) reads the streams soundly; refuse if not",
-      target.attention);
+      target.attention)
+      .same_results();
   add("--fused-flag", "With --attention: value of NVTE_FUSED_ATTN; only 0 matters",
-      target.fused_flag);
-  add("--device", "With --attention: compute capability of the GPU, e.g. 9.0", target.device);
+      target.fused_flag)
+      .same_results();
+  add("--device", "With --attention: compute capability of the GPU, e.g. 9.0", target.device)
+      .same_results();
   add.choice("--gradient-probe",
              "With --attention: the fused gradient on that device against a reference",
-             target.probe, {"not-run", "agrees", "differs"});
+             target.probe, {"not-run", "agrees", "differs"})
+      .same_results();
   add.flag("--unpacked",
            "With --attention: ask for rows of one document each, with their padding, instead",
-           target.unpacked);
-  add.flag("--forward-only", "With --attention: there is no backward pass", target.forward_only);
+           target.unpacked)
+      .same_results();
+  add.flag("--forward-only", "With --attention: there is no backward pass", target.forward_only)
+      .same_results();
   add.flag("--linear-attention", "With --attention: the model has linear-attention layers",
-           target.linear_attention);
+           target.linear_attention)
+      .same_results();
 }
 
 ParallelSetup setup_of(const AttentionTarget& target, int cp, bool padding) {

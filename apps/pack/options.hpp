@@ -11,10 +11,6 @@
 #include "packing/padding.hpp"
 #include "report/options.hpp"
 
-namespace CLI {
-class App;
-}
-
 namespace gyre {
 
 /// The attention and the device that will read the streams; see --help.
@@ -25,7 +21,7 @@ struct AttentionTarget {
   std::string probe = "not-run";
   bool forward_only = false, linear_attention = false, unpacked = false;
 };
-void declare_target_options(CLI::App& app, AttentionTarget& target);
+void declare_target_options(OptionTable& table, AttentionTarget& target);
 
 /// The setup that packing/compatibility judges. Throws a usage error for unknown capabilities or
 /// devices, and for other options without --attention. `padding`: whether segments have padding
@@ -69,7 +65,7 @@ struct PackOptions {
   RoundOptions round_options() const;
 };
 
-void declare_options(CLI::App& app, PackOptions& o);
+void declare_options(OptionTable& table, PackOptions& o);
 
 /// Throws a usage error that lists all problems of the options.
 void check_options(const PackOptions& o);

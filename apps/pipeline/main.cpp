@@ -16,7 +16,6 @@
 #include "harness/suite.hpp"
 #include "io/model_file.hpp"
 #include "io/results.hpp"
-#include "io/sha256.hpp"
 #include "packing/lengths.hpp"
 #include "report/app.hpp"
 
@@ -35,28 +34,13 @@ struct Job {
 RunReport start_report(const PipelineOptions& o, const Job& job,
                        const std::optional<Reference>& reference, const Backend& backend,
                        AppContext& context) {
-  Fields configuration = {{"documents", job.documents.count()},
-                          {"tokens", job.plan.tokens},
-                          {"bin", job.plan.capacity},
-                          {"grid", to_string(job.shape())},
-                          {"layout", o.layout.name},
-                          {"schedule", o.schedule.name},
-                          {"parameters", job.model.config().parameters()},
-                          {"dtype", o.dtype},
-                          {"residual", o.residual},
-                          {"iters", o.repeats.text()},
-                          {"warmup", int64_t{o.warmup}},
-                          {"check", o.check}};
-  for (const auto& [name, value] : layout_choices().given(o.layout))
-    configuration.emplace_back(name, value);
-  for (const auto& [name, value] : schedule_choices().given(o.schedule))
-    configuration.emplace_back(name, value);
-  if (!o.generate.empty())
-    configuration.emplace_back("source", to_string(parse_length_spec(o.generate)));
-  if (o.prefixes.share) configuration.emplace_back("min_prefix", o.prefixes.min_prefix);
-  RunReport report = begin_report(context, configuration, {{"hdf5", h5::library_version()}});
-  report.inputs = input_files(context.world, o.input, o.generate);
-  report.inputs.push_back({o.model, sha256_of_file(context.world, o.model)});
+  Fields facts = {{"documents", job.documents.count()},
+                  {"tokens", job.plan.tokens},
+                  {"bin", job.plan.capacity},
+                  {"grid", to_string(job.shape())},
+                  {"parameters", job.model.config().parameters()}};
+  if (!o.generate.empty()) facts.emplace_back("source", to_string(parse_length_spec(o.generate)));
+  RunReport report = begin_report(context, facts, {{"hdf5", h5::library_version()}});
   report.verification = Verification(o.tol_scale);
   const bool has_hidden = reference && reference->has_hidden && job.plan.tokens > 0;
   if (job.plan.predictions == 0 && !has_hidden)
@@ -88,7 +72,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   std::optional<ScoringCase> planned;
   run_agreed(world, "planning", [&] {
     const ScoringInputs inputs{
-        job.documents,  o.input,        reference, job.model, report.inputs.back().sha256,
+        job.documents,  o.input,        reference, job.model, checksum_of(report, o.model),
         o.check_tokens, o.check_seconds};
     planned.emplace(job.plan, inputs, grid, world, context.progress);
   });
@@ -122,11 +106,11 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (reference) judge_answers(report, answer_uses(*reference));
   const ScoreRange& mine = of.scores();
   if (output) {
-    write_results(
-        *output,
-        make_results_header(report, job.documents,
-                            o.input.empty() ? "" : report.inputs.front().sha256, job.plan),
-        std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
+    ResultsHeader header = make_results_header(report, job.documents, job.plan);
+    header.input_sha256 = checksum_of(report, o.input);
+    header.model_sha256 = checksum_of(report, o.model);
+    write_results(*output, header,
+                  std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
     context.outputs.add(std::move(*output));
   }
   const auto scores = document_scores(mine, job.documents, world);
@@ -140,7 +124,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
 ExitCode run(const PipelineOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] {
-    if (o.dry_run) refuse_report_options(context, o.report, "--dry-run");
+    if (o.dry_run) refuse_report_options(context, "--dry-run");
     if (o.input.empty() == o.generate.empty())
       throw_usage("one of --input and --gen is needed, and not both");
   });
@@ -164,8 +148,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
     return ExitCode::ok;
   }
   Backend backend(context, o.backend);
-  plan_outputs(context, o.report,
-               {{{"--output", o.output}}, {}, {{"--input", o.input}, {"--model", o.model}}});
+  plan_outputs(context);
   std::optional<OutputFile> output;
   if (!o.output.empty()) output.emplace(world, o.output);
   return score(o, job, output, backend, context);
@@ -180,6 +163,6 @@ int main(int argc, char** argv) {
                      "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model inputs/model.h5 "
                      "--cp 2 --tp 2"};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

@@ -14,10 +14,6 @@ namespace {
 /// such a grid.
 bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,
                 int ranks, ConfigErrors& errors) {
-  for (const auto& [option, value] :
-       {std::pair{"--dp", grid.dp}, {"--cp", grid.cp}, {"--tp", grid.tp}})
-    if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
-  if (!errors.empty()) return false;
   check_tensor_parallel(config, grid.tp, errors);
   const bool possible = errors.empty();
   const int64_t wanted = int64_t{grid.dp} * grid.cp * grid.tp;
@@ -62,37 +58,40 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
 
 }  // namespace
 
-void declare_options(CLI::App& app, PipelineOptions& o) {
-  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), measurement(app, "Measurement"),
-      output(app, "Output");
-  add("--input", "Documents (HDF5, gyre/documents), with a reference or without", o.input);
-  add("--gen", length_help() + " Tokens are random", o.generate);
-  add.required("--model", "Weights (HDF5, gyre/model)", o.model);
-  output("-o,--output", "Write scores here (HDF5, gyre/results)", o.output);
+void declare_options(OptionTable& table, PipelineOptions& o) {
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism"),
+      measurement(table, "Measurement"), output(table, "Output");
+  add("--input", "Documents (HDF5, gyre/documents), with a reference or without", o.input)
+      .reads_file();
+  declare_generated(table, o.generate, " Tokens are random");
+  add.required("--model", "Weights (HDF5, gyre/model)", o.model).reads_file();
+  output("-o,--output", "Write scores here (HDF5, gyre/results)", o.output).writes_file();
   add.size("--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help()),
            o.bin);
-  declare_prefix_options(app, o.prefixes);
-  ranks("--dp", "Data-parallel replicas", o.dp, 1);
-  ranks("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0);
-  ranks("--tp", "Tensor-parallel ranks", o.tp, 1);
-  layout_choices().declare(app, o.layout, "Who owns which slots of a bin", false);
-  schedule_choices().declare(app, o.schedule, "How queries meet the keys of other ranks", false);
+  declare_prefix_options(table, o.prefixes);
+  ranks("--dp", "Data-parallel replicas", o.dp, 1, max_ranks).in_key();
+  ranks("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0, max_ranks).in_key();
+  ranks("--tp", "Tensor-parallel ranks", o.tp, 1, max_ranks).in_key();
+  layout_choices().declare(table, o.layout, "Who owns which slots of a bin", false);
+  schedule_choices().declare(table, o.schedule, "How queries meet the keys of other ranks", false);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of weights and activations; sums and logits are f32", o.dtype,
              types);
   add.choice("--residual", "Type of the residual stream, with --dtype bf16", o.residual, types);
-  declare_backend_options(app, o.backend);
-  declare_repeats(app, "Timed passes over all documents", o.repeats);
+  declare_backend_options(table, o.backend);
+  declare_repeats(table, "Timed passes over all documents", o.repeats);
   measurement("-w,--warmup",
               "Passes before them; one at least, with checked messages, where results are verified",
               o.warmup, 0);
   measurement.choice("-c,--check", "Verify the last pass, or nothing", o.check, {"none", "last"});
   measurement.size("--check-tokens", "Without a reference: tokens that the serial twin scores",
                    o.check_tokens, 2);
-  measurement("--check-seconds", "And the time that it may take, about", o.check_seconds);
-  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale);
+  measurement("--check-seconds", "And the time that it may take, about", o.check_seconds, positive);
+  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale, positive);
   output("--top", "List the documents that cost most bits", o.top, 0);
-  declare_report_options(app, o.report);
+  declare_report_options(
+      table, o.report,
+      {"tokens_per_s", "tokens_per_s_per_rank", "share_of_limit", "bits_per_byte", "mean_entropy"});
   output.flag("--dry-run",
               "Show sizes, bytes and memory of the grid and stop; any grid, any number of ranks",
               o.dry_run);
@@ -117,7 +116,6 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   ConfigErrors errors;
   const bool grid_possible = check_grid(o, setup.grid, config, ranks, errors);
   const size_t of_grid = errors.messages().size();
-  check_repeats(o.repeats, errors);
   layout_choices().check(o.layout, errors);
   schedule_choices().check(o.schedule, errors);
   check_prefix_options(o.prefixes, errors);
@@ -131,8 +129,6 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
     errors.add("{} has tokens of the tokenizer {}, the model of {}", o.input, documents.tokenizer,
                tokenizer);
   if (o.residual == "bf16" && o.dtype != "bf16") errors.add("--residual bf16 needs --dtype bf16");
-  if (!(o.check_seconds > 0)) errors.add("--check-seconds {} must be positive", o.check_seconds);
-  if (!(o.tol_scale > 0)) errors.add("--tol-scale {} must be positive", o.tol_scale);
   if (!o.output.empty() && o.report.resume != "none")
     errors.add("--resume leaves rows out, and --output needs them");
   ScoringPlan plan;

@@ -30,7 +30,7 @@ struct PipelineOptions {
   ScoringSetup setup(int ranks) const;
 };
 
-void declare_options(CLI::App& app, PipelineOptions& o);
+void declare_options(OptionTable& table, PipelineOptions& o);
 
 /// Packs `documents` by the options for a run of `ranks` ranks. Throws a usage
 /// error that lists all problems: incompatible options, a grid that the model or

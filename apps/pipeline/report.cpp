@@ -152,11 +152,9 @@ const Table<ScoringResult>& scoring_table() {
 }
 
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
-                                  const std::string& documents_sha256, const ScoringPlan& plan) {
+                                  const ScoringPlan& plan) {
   const ScoringSetup& setup = plan.setup;
   ResultsHeader header;
-  header.input_sha256 = documents_sha256;
-  header.model_sha256 = report.inputs.back().sha256;
   header.offsets = prediction_offsets(documents.offsets);
   header.names = documents.names;
   PackedBins& packed = header.packed;

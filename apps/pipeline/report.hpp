@@ -9,9 +9,9 @@ namespace gyre {
 
 const Table<ScoringResult>& scoring_table();
 
-/// The header of the output file, which holds everything but the scores.
+/// The header of the output file, which holds everything but the scores and checksums of inputs.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
-                                  const std::string& documents_sha256, const ScoringPlan& plan);
+                                  const ScoringPlan& plan);
 
 /// Sums over the predictions of each document that count: those that its windows share with others
 /// count once. Collective.

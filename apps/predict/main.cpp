@@ -64,10 +64,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
 
 ExitCode run(PredictOptions& o, AppContext& context) {
   check_options(o, context.world.size());
-  plan_outputs(context, o.report,
-               {{},
-                {{"--svg", o.svg}, {"--trace", o.trace}},
-                {{"--machine", o.machine}, {"--model", o.model}, {"--input", o.input}}});
+  plan_outputs(context);
   const MachineModel machine = machine_of(o);
   return o.model.empty() ? predict_attention(o, machine, context)
                          : predict_model(o, machine, context);
@@ -96,6 +93,6 @@ int main(int argc, char** argv) {
           schedule_help() + layout_help(),
       false};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <tuple>
 
 #include "core/error.hpp"
 #include "io/brought_file.hpp"
@@ -80,44 +79,50 @@ ElementTypes PredictOptions::types() const {
           activation_type(wire_dkv)};
 }
 
-void declare_options(CLI::App& app, PredictOptions& o) {
-  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), advanced(app, "Advanced"),
-      output(app, "Output");
+void declare_options(OptionTable& table, PredictOptions& o) {
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism"), advanced(table, "Advanced"),
+      output(table, "Output");
   add.required("--machine", "The machine (gyre-machine/1 with a model): a file, or h100-sxm-8 etc.",
-               o.machine);
-  add("--link", "Another rate of a tier of the machine, bytes/s: switch=25G; repeatable", o.links);
-  declare_sweep(app, "Tokens of each sequence, over all ranks", o.sweep);
-  add("--gen", length_help(), o.generate);
+               o.machine)
+      .reads_file();
+  add("--link", "Another rate of a tier of the machine, bytes/s: switch=25G; repeatable", o.links)
+      .called("links");
+  declare_sweep(table, "Tokens of each sequence, over all ranks", o.sweep);
+  declare_generated(table, o.generate);
   add.size("--capacity", "With --gen or --input: slots of a bin; 0: 16K", o.capacity);
   add("--model",
       "A scoring pass of this model instead of one attention: gyre/model, a config.json, or "
       "llama-3.1-8b etc.",
-      o.model);
-  add("--input", "With --model: documents (HDF5, gyre/documents)", o.input);
-  declare_prefix_options(app, o.prefixes);
-  add("--batch", "Sequences of equal length", o.batch, 1);
-  add("--heads", "Query heads; 0: 32, or the model's", o.heads, 0);
-  add("--kv-heads", "Key and value heads; 0: 8, or the model's", o.kv_heads, 0);
-  add("--head-dim", "Elements of a head of queries and keys; 0: 128, or the model's", o.head_dim,
-      0);
-  declare_head_widths(app, o.v_head_dim, o.shared_key_dim);
-  declare_mask_options(app, o.mask);
+      o.model)
+      .reads_file();
+  add("--input", "With --model: documents (HDF5, gyre/documents)", o.input).reads_file();
+  declare_prefix_options(table, o.prefixes);
+  add("--batch", "Sequences of equal length", o.batch, 1, max_heads);
+  add("--heads", "Query heads; 0: 32, or the model's", o.heads, 0, max_heads);
+  add("--kv-heads", "Key and value heads; 0: 8, or the model's", o.kv_heads, 0, max_heads);
+  add("--head-dim", "Elements of a head of queries and keys; 0: 128, or the model's", o.head_dim, 0,
+      max_head_dim);
+  declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
+  declare_mask_options(table, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
   advanced.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
   advanced.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
   advanced.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv,
                   types);
-  ranks("--cp", "Context-parallel ranks: one number, or several, as 8,16,32", o.cp_list);
-  ranks("--tp", "Tensor-parallel ranks, which are neighbours and share the heads", o.tp, 1);
-  ranks("--dp", "With --model: data-parallel replicas", o.dp, 1);
+  ranks("--cp", "Context-parallel ranks: one number, or several, as 8,16,32", o.cp_list).in_key();
+  ranks("--tp", "Tensor-parallel ranks, which are neighbours and share the heads", o.tp, 1,
+        max_ranks);
+  ranks("--dp", "With --model: data-parallel replicas", o.dp, 1, max_ranks);
   o.schedule.name = "all";
-  schedule_choices().declare(app, o.schedule, "How keys and queries meet", true);
-  layout_choices().declare(app, o.layout, "Who owns which slots", true);
-  add.choice("--pass", "What is predicted (both; of a model: fwd)", o.pass, {"fwd", "bwd", "both"});
-  output("--svg", "Draw which schedule wins where, ranks by tokens, here", o.svg);
-  output("--trace", "Write the timeline of one configuration here (for Perfetto)", o.trace);
-  declare_report_options(app, o.report);
+  schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
+  layout_choices().declare(table, o.layout, "Who owns which slots", true);
+  add.choice("--pass", "What is predicted (both; of a model: fwd)", o.pass, {"fwd", "bwd", "both"})
+      .in_key();
+  output("--svg", "Draw which schedule wins where, ranks by tokens, here", o.svg).writes_text();
+  output("--trace", "Write the timeline of one configuration here (for Perfetto)", o.trace)
+      .writes_text();
+  declare_report_options(table, o.report, {"predicted_tflops_per_rank", "predicted_tokens_per_s"});
 }
 
 void check_options(PredictOptions& o, int ranks) {
@@ -131,13 +136,6 @@ void check_options(PredictOptions& o, int ranks) {
   o.model.empty() ? check_attention(o, errors) : check_model(o, errors);
   if (o.sweep.cycles > 1) errors.add("-N {}: a prediction is the same every time", o.sweep.cycles);
   check_sweep(o.sweep, PredictOptions().sweep.tokens, errors);
-  const std::tuple<const char*, int, int> limits[] = {
-      {"--heads", o.heads, 4096},       {"--kv-heads", o.kv_heads, 4096},
-      {"--head-dim", o.head_dim, 1024}, {"--v-head-dim", o.v_head_dim, 1024},
-      {"--batch", o.batch, 4096},       {"--dp", o.dp, max_ranks},
-      {"--tp", o.tp, max_ranks}};
-  for (const auto& [option, value, most] : limits)
-    if (value > most) errors.add("{} {}: at most {}", option, value, most);
   if (o.model.empty()) check_heads(o, errors);
   check_mask_options(o.mask, errors);
   o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, max_ranks, "8,16,32"}, errors);

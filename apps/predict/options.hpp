@@ -35,7 +35,7 @@ struct PredictOptions {
   bool wants(Pass wanted) const { return pass == "both" || pass == name_of(wanted); }
 };
 
-void declare_options(CLI::App& app, PredictOptions& o);
+void declare_options(OptionTable& table, PredictOptions& o);
 
 /// Fills in defaults. Throws a usage error that lists all problems of the options in a run of
 /// `ranks` ranks.

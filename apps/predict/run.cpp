@@ -14,7 +14,6 @@
 #include "attention/schedules/registry.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
-#include "io/sha256.hpp"
 #include "predict/machine_file.hpp"
 #include "predict/simulate.hpp"
 #include "report/machine_report.hpp"
@@ -186,36 +185,11 @@ std::string predicted_trace(const PredictedCase& c) {
 
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,
                            const MachineModel& machine, const std::string& origin) {
-  Fields configuration = {{"machine", machine.name},
-                          {"links", fmt::format("{}", fmt::join(o.links, ","))},
-                          {"source", origin}};
-  const auto add = [&](const char* name, const Value& value) {
-    configuration.emplace_back(name, value);
-  };
-  if (o.model.empty()) {
-    add("heads", int64_t{o.heads});
-    add("kv_heads", int64_t{o.kv_heads});
-    add("head_dim", int64_t{o.head_dim});
-    if (o.v_head_dim != 0) add("v_head_dim", int64_t{o.v_head_dim});
-    if (o.shared_key_dim != 0) add("shared_key_dim", int64_t{o.shared_key_dim});
-    add("mask", o.mask.mask);
-    add("window", o.mask.window);
-    add("partial_out", o.partial_out);
-    add("partial_dq", o.partial_dq);
-    add("wire_dkv", o.wire_dkv);
-  } else {
-    add("model", std::filesystem::path(o.model).filename().string());
-    add("capacity", o.capacity);
-    add("dp", int64_t{o.dp});
-  }
-  add("dtype", o.dtype);
-  add("tp", int64_t{o.tp});
-  RunReport report = begin_report(context, configuration, {});
+  Fields facts = {{"machine", machine.name}, {"source", origin}};
+  if (!o.model.empty())
+    facts.emplace_back("model", std::filesystem::path(o.model).filename().string());
+  RunReport report = begin_report(context, facts, {});
   report.unofficial_reasons.emplace_back("predicted, not measured");
-  for (const std::string& path : {o.machine, o.model, o.input})
-    if (!path.empty()) report.inputs.push_back({path, sha256_of_file(context.world, path)});
-  for (InputInfo& file : input_files(context.world, "", o.generate))
-    report.inputs.push_back(std::move(file));
   return report;
 }
 

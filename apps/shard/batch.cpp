@@ -103,8 +103,8 @@ AttentionMask find_mask(const std::string& name) {
   return masks[std::find(names.begin(), names.end() - 1, name) - names.begin()];
 }
 
-void declare_batch_options(CLI::App& app, BatchOptions& o) {
-  const AddOptions add(app, "Advanced");
+void declare_batch_options(OptionTable& table, BatchOptions& o) {
+  const AddOptions add(table, "Advanced");
   add.choice("--format",
              "gyre/bshd: one stream of segments (thd), or rows with their key mask (bshd)",
              o.format, {"thd", "bshd"});

@@ -27,7 +27,7 @@ struct BatchOptions {
   int tp = 1;
   int64_t chunks = 1;
 };
-void declare_batch_options(CLI::App& app, BatchOptions& o);
+void declare_batch_options(OptionTable& table, BatchOptions& o);
 
 /// The ranks, layout and mask that a batch is sharded for.
 struct BatchJob {

@@ -13,7 +13,6 @@
 #include "apps/shard/slots.hpp"
 #include "comm/agree.hpp"
 #include "harness/backend.hpp"
-#include "io/sha256.hpp"
 #include "io/shard_file.hpp"
 #include "report/app.hpp"
 
@@ -25,7 +24,6 @@ using namespace gyre;
 struct Streams {
   PackedHeader header;
   PackedSlots slots;  ///< slots of all bins, if checked or written
-  std::vector<InputInfo> inputs;
   std::string origin;
   std::string notes;  ///< "#" lines
 };
@@ -39,7 +37,6 @@ Streams open_streams(const ShardOptions& o, AppContext& context) {
     header = read_packed_header(world, o.input);
     streams.notes = extras_text(header.extras, o.cp > 1) + other_labels_text(header.extras);
     if (o.cp > 1) header.extras.erase(attention_mask_extra);
-    streams.inputs = {{o.input, sha256_of_file(world, o.input)}};
     streams.origin = o.input;
     if (wanted) streams.slots = read_packed_slots(world, o.input, header, 0, header.bin_count());
     return streams;
@@ -99,7 +96,7 @@ void do_layout(Setting& s, const LayoutKind& kind) {
   s.rows.push_back(row);
   if (!o.files().wanted() || row.check == "FAILED") return;
   ShardsHeader header = shards_header(plan);
-  header.packed_sha256 = streams.inputs.empty() ? "" : streams.inputs[0].sha256;
+  header.packed_sha256 = checksum_of(s.report, o.input);
   const std::vector<ShardRows> rows = make_shard_rows(plan, streams.slots, world, &s.backend);
   if (!o.yours.empty()) check_your_shards(rows, o.yours, header, world, s.report.verification);
   if (o.output.empty()) return;
@@ -125,9 +122,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o); });
   Backend backend(context, o.backend);
-  plan_outputs(
-      context, o.report,
-      {{{"--output", o.output}}, {{"--svg", o.svg}}, {{"--input", o.input}, {"--yours", o.yours}}});
+  plan_outputs(context);
   if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);
   const Streams streams = open_streams(o, context);
   run_agreed(world, "--bin", [&] {
@@ -135,8 +130,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     check_mask(o, streams.header);
   });
   const AttentionShape shape = o.shape();
-  RunReport report = begin_sharding_report(context, streams.header, streams.origin, o.cp, shape);
-  report.inputs = o.input.empty() ? input_files(world, "", o.generate) : streams.inputs;
+  RunReport report = begin_sharding_report(context, streams.header, streams.origin, shape);
   if (streams.header.slot_offsets().back() == 0) report.nothing_to_verify = "no slots";
   backend.describe(report);
   start_run(context, report, o.report, 0);
@@ -179,6 +173,6 @@ int main(int argc, char** argv) {
       "          gyre-shard --input batch.h5 --cp 4 --format bshd --tp 2\n" +
           layout_help()};
   return run_app(
-      argc, argv, info, [&](CLI::App& app) { declare_options(app, options); },
+      argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });
 }

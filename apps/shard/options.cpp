@@ -2,24 +2,23 @@
 
 #include <fmt/format.h>
 
-#include <utility>
-
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
 #include "packing/bins.hpp"
 
 namespace gyre {
 
-void declare_options(CLI::App& app, ShardOptions& o) {
-  const AddOptions add(app, "Problem"), ranks(app, "Parallelism"), plan(app, "Plan"),
-      measurement(app, "Measurement"), output(app, "Output");
+void declare_options(OptionTable& table, ShardOptions& o) {
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism"), plan(table, "Plan"),
+      measurement(table, "Measurement"), output(table, "Output");
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
   add("--input",
       "What to shard (HDF5): packed streams as gyre-pack writes them (gyre/packed), or a batch of "
       "rows (gyre/bshd)",
-      o.input);
-  add("--gen", length_help(), o.generate);
+      o.input)
+      .reads_file();
+  declare_generated(table, o.generate);
   const int chunks = chunks_for_all_layouts();
   add.size(
       "--capacity",
@@ -27,8 +26,8 @@ void declare_options(CLI::App& app, ShardOptions& o) {
       o.capacity);
   add.choice("--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)",
              o.algorithm, packers);
-  ranks("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1);
-  layout_choices().declare(app, o.layout, "Who owns which slots", true);
+  ranks("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1, max_ranks);
+  layout_choices().declare(table, o.layout, "Who owns which slots", true);
   add.flag("--repad",
            fmt::format("Round slots of segments up to multiples of {} cp, for all layouts", chunks),
            o.repad);
@@ -50,23 +49,26 @@ void declare_options(CLI::App& app, ShardOptions& o) {
       "--ulysses",
       "Instead of layouts: slices, and heads exchanged for tokens, over the ranks of the run",
       o.ulysses);
-  declare_batch_options(app, o.batch);
-  add("--heads", "Query heads, for times", o.heads, 1);
-  add("--kv-heads", "Key and value heads, for bytes", o.kv_heads, 1);
-  add("--head-dim", "Elements of a head", o.head_dim, 1);
+  declare_batch_options(table, o.batch);
+  add("--heads", "Query heads, for times", o.heads, 1, max_ranks);
+  add("--kv-heads", "Key and value heads, for bytes", o.kv_heads, 1, max_ranks);
+  add("--head-dim", "Elements of a head", o.head_dim, 1, max_ranks);
   add.choice("-d,--dtype", "Type of keys and values", o.dtype, activation_type_names());
-  declare_backend_options(app, o.backend);
-  plan("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops);
-  plan("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s);
+  declare_backend_options(table, o.backend);
+  plan("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops, positive);
+  plan("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s, positive)
+      .called("gbytes_per_s");
   output.size("--bin", "The bin that --svg draws", o.bin);
-  output("--svg", "Draw the layouts here", o.svg);
+  output("--svg", "Draw the layouts here", o.svg).writes_text();
   output("-o,--output",
          "Write shards of one layout here, or of rows, or what --ulysses exchanges (HDF5)",
-         o.output);
-  add("--yours", "Compare a file of another program with what --output would write", o.yours);
+         o.output)
+      .writes_file();
+  add("--yours", "Compare a file of another program with what --output would write", o.yours)
+      .reads_file();
   measurement.choice("-c,--check", "Verify round trips and sums, or nothing", o.check,
                      {"none", "last"});
-  declare_report_options(app, o.report);
+  declare_report_options(table, o.report, {"pair_ratio", "needed_share"});
 }
 
 void check_options(const ShardOptions& o) {
@@ -81,13 +83,6 @@ void check_options(const ShardOptions& o) {
   layout_choices().check(o.layout, errors);
   if (o.bin != 0 && o.svg.empty()) errors.add("--bin says what --svg draws, and there is none");
   check_head_groups(o.heads, o.kv_heads, errors);
-  for (const auto& [option, value] : {std::pair{"--heads", o.heads},
-                                      {"--kv-heads", o.kv_heads},
-                                      {"--head-dim", o.head_dim},
-                                      {"--cp", o.cp}})
-    if (value > max_ranks) errors.add("{} {}: at most {}", option, value, max_ranks);
-  if (!(o.tflops > 0)) errors.add("--tflops {} must be positive", o.tflops);
-  if (!(o.gbytes_per_s > 0)) errors.add("--gbps {} must be positive", o.gbytes_per_s);
   if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.svg.empty() || o.repad ||
                     !o.gradient.empty() || !o.relayout.empty()))
     errors.add("--ulysses takes no --layout, --repad, --gather-gradient, --relayout or --svg");

@@ -40,7 +40,7 @@ struct ShardOptions {
   }
 };
 
-void declare_options(CLI::App& app, ShardOptions& o);
+void declare_options(OptionTable& table, ShardOptions& o);
 
 /// Throws a usage error that lists all errors of the options.
 void check_options(const ShardOptions& o);

@@ -231,19 +231,13 @@ std::string rank_costs_text(const std::string& layout, const std::vector<RankCos
 }
 
 RunReport begin_sharding_report(const AppContext& context, const PackedHeader& header,
-                                const std::string& origin, int cp, const AttentionShape& shape) {
+                                const std::string& origin, const AttentionShape& shape) {
   return begin_report(context,
                       {{"streams", origin},
                        {"bins", header.bin_count()},
                        {"segments", std::ssize(header.bins.document)},
                        {"capacity", header.bins.bin_capacity},
-                       {"cp", int64_t{cp}},
-                       {"heads", shape.heads},
-                       {"kv_heads", shape.kv_heads},
-                       {"head_dim", shape.head_dim},
-                       {"element_bytes", shape.element_bytes},
-                       {"tflops", shape.tflops},
-                       {"gbytes_per_s", shape.gbytes_per_s}},
+                       {"element_bytes", shape.element_bytes}},
                       {{"hdf5", h5::library_version()}});
 }
 

@@ -98,7 +98,7 @@ std::string rank_costs_text(const std::string& layout, const std::vector<RankCos
 
 /// A report whose configuration describes the streams and the attention.
 RunReport begin_sharding_report(const AppContext& context, const PackedHeader& header,
-                                const std::string& origin, int cp, const AttentionShape& shape);
+                                const std::string& origin, const AttentionShape& shape);
 /// Adds the row and its figures of merit.
 void add_row(RunReport& report, const ShardingResult& row);
 /// A picture of one existing bin under the chosen layout, or, of several, those that accept it.

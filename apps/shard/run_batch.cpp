@@ -2,7 +2,6 @@
 #include "apps/common/extras.hpp"
 #include "apps/shard/present.hpp"
 #include "comm/agree.hpp"
-#include "io/sha256.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -11,14 +10,9 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_batch_options(o); });
   const BshdArrays arrays = read_bshd(world, o.input);
-  RunReport report = begin_report(context,
-                                  {{"source", o.input},
-                                   {"cp", int64_t{o.cp}},
-                                   {"format", o.batch.format},
-                                   {"rows", arrays.rows},
-                                   {"slots", arrays.slots}},
-                                  {{"hdf5", h5::library_version()}});
-  report.inputs = {{o.input, sha256_of_file(world, o.input)}};
+  RunReport report =
+      begin_report(context, {{"source", o.input}, {"rows", arrays.rows}, {"slots", arrays.slots}},
+                   {{"hdf5", h5::library_version()}});
   start_run(context, report, o.report, 0);
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
   const LayoutOptions layout = o.layout_options();
@@ -33,7 +27,7 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   std::string notes = extras_text(arrays.extras, o.batch.format == "thd" && o.cp > 1);
   if (o.files().wanted()) {
     ArrayFile made = row_shards_of(kept, arrays, job, world);
-    made.input_sha256 = report.inputs[0].sha256;
+    made.input_sha256 = checksum_of(report, o.input);
     made.provenance = provenance_of(context, o.input);
     notes += write_and_compare(made, o.files(), o.check != "none", context, report.verification);
   }

@@ -403,7 +403,7 @@ ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
                     {"kv_heads", o.kv_heads},
                     {"head_dim", o.head_dim}},
                    {},
-                   report.inputs.empty() || o.input.empty() ? "" : report.inputs[0].sha256,
+                   checksum_of(report, o.input),
                    kept.arrays(world),
                    provenance_of(context, o.input.empty() ? o.generate : o.input)};
     made.arrays.push_back({"slot_offsets", {std::ssize(offsets)}, offsets});

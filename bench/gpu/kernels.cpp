@@ -18,7 +18,6 @@
 
 #include <fmt/format.h>
 
-#include <CLI/CLI.hpp>
 #include <chrono>
 #include <ctime>
 #include <random>
@@ -33,6 +32,7 @@
 #include "core/version.hpp"
 #include "logprobs/cuda_row_kernels.hpp"
 #include "report/app.hpp"
+#include "report/options.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "sharding/cuda_gather.hpp"
 #include "sharding/layouts.hpp"
@@ -295,7 +295,6 @@ std::string json_text(const BenchOptions& o, const RankDevice& device, const ben
 ExitCode run(AppContext& context, const BenchOptions& o) {
   if (context.world.size() != 1)
     throw_usage("bench-gpu-kernels runs on 1 rank, not {}", context.world.size());
-  if (o.repetitions < 1) throw_usage("--repetitions {}: at least 1", o.repetitions);
   const std::vector<std::pair<std::string, std::function<void(Bench&)>>> groups = {
       {"attention", attention},
       {"rows",
@@ -330,12 +329,12 @@ int main(int argc, char** argv) {
       argc, argv,
       {"bench-gpu-kernels", "The GPU's kernels against their limits.",
        "Example: bench-gpu-kernels --json result.json"},
-      [&](CLI::App& app) {
-        app.add_option("--json,-J", o.json_file, "Write results here");
-        app.add_option("--repetitions", o.repetitions, "Timed runs of each alternative; --smoke: 1")
-            ->capture_default_str();
-        app.add_option("--only", o.only, "attention, rows or gather");
-        app.add_flag("--smoke", o.smoke, "Tiny shapes: shows that everything runs");
+      [&](OptionTable& table) {
+        const AddOptions add(table);
+        add("-J,--json", "Write results here", o.json_file).writes_text();
+        add("--repetitions", "Timed runs of each alternative; --smoke: 1", o.repetitions, 1);
+        add("--only", "attention, rows or gather", o.only);
+        add.flag("--smoke", "Tiny shapes: shows that everything runs", o.smoke);
       },
       [&](AppContext& context) {
         if (o.smoke) o.repetitions = 1;

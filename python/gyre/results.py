@@ -20,7 +20,8 @@ def _snake_case(name: str) -> str:
     return re.sub(r"[^a-z0-9]+", "_", name.lower().replace("%", "percent")).strip("_")
 
 
-def _run_columns(run: Json) -> Json:
+def _run_columns(run: Json) -> tuple[Json, Json]:
+    """What all rows of a run have, and its configuration; a text without letters as pandas reads it from a CSV file."""
     columns = {
         "app": run["suite"]["program"],
         "git": run["suite"]["git"],
@@ -28,15 +29,20 @@ def _run_columns(run: Json) -> Json:
         "host": run["ranks"][0]["host"],
         "ranks": len(run["ranks"]),
     }
-    return columns | {_snake_case(name): value for name, value in run["configuration"].items()}
+    return columns, {name: None if value == "" else value for name, value in run["configuration"].items()}
 
 
-def _columns(of_run: Json, row: Json) -> Json:
+def _columns(of_run: tuple[Json, Json], row: Json) -> Json:
     """The columns that the CSV of the same run has; a later one of a name replaces the earlier."""
-    columns = of_run | {_snake_case(name): value for name, value in row["key"].items()}
+    measured = {}
     for name, value in row["measurements"].items():
         unit = row["units"].get(name)
-        columns[_snake_case(name) + (f"_{_snake_case(unit)}" if unit else "")] = value
+        measured[_snake_case(name) + (f"_{_snake_case(unit)}" if unit else "")] = value
+    columns, configuration = of_run
+    columns = columns | {
+        ("option_" if name in measured else "") + _snake_case(name): value for name, value in configuration.items()
+    }
+    columns |= {_snake_case(name): value for name, value in row["key"].items()} | measured
     if row["samples_ms"]:
         columns["time_low_ms"] = row["statistics_ms"]["median_low"]
         columns["time_high_ms"] = row["statistics_ms"]["median_high"]
@@ -64,7 +70,7 @@ def _of_schema(document: Any) -> Json:
 def _table_of_lines(text: str) -> tuple[list[Json], list[Json]]:
     """Runs, and columns of each row; a last line without an end is of a run that was killed."""
     runs: dict[str, Json] = {}
-    columns: dict[str, Json] = {}
+    columns: dict[str, tuple[Json, Json]] = {}
     rows = []
     for number, text_of_line in enumerate(text.split("\n")[:-1], 1):
         with _at(f"line {number}"):

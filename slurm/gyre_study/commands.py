@@ -173,7 +173,7 @@ def status(options: argparse.Namespace) -> int:
         if not options.cases:
             reasons = list(dict.fromkeys((one.state, one.reason) for one in found if one.reason))
             for state, reason in reasons[:MOST_REASONS]:
-                print(f"#   {state}: {reason}")
+                print(f"#   {state}: {reason.removeprefix(f'{state}: ')}")
             if len(reasons) > MOST_REASONS:
                 print(f"#   and {len(reasons) - MOST_REASONS} more: --cases lists them")
         if report_state:

@@ -29,7 +29,8 @@ std::string nearest(std::string_view text, const std::vector<std::string>& candi
   int best_distance = std::numeric_limits<int>::max();
   for (const std::string& candidate : candidates) {
     const int distance = edit_distance(text, candidate);
-    const size_t longer = std::max(text.size(), candidate.size());
+    const size_t dashes = std::min(text.find_first_not_of('-'), candidate.find_first_not_of('-'));
+    const size_t longer = std::max(text.size(), candidate.size()) - dashes;
     if (distance >= best_distance || 2 * static_cast<size_t>(distance) > longer) continue;
     best = candidate;
     best_distance = distance;

@@ -101,14 +101,16 @@ std::vector<std::string> built_comms() {
   return names;
 }
 
-void declare_backend_options(CLI::App& app, BackendOptions& o) {
-  const AddOptions add(app, "Parallelism");
+void declare_backend_options(OptionTable& table, BackendOptions& o) {
+  const AddOptions add(table, "Parallelism");
   add.choice("--backend", "Compute on cpu or cuda", o.backend, backend_names());
-  add.choice(
-      "--comm",
-      "Communicate by mpi (CPUs), nccl, staged (GPUs: MPI by way of the host) or mpi-gpu (MPI that "
-      "takes GPU memory); default: mpi, nccl, or staged where there is no NCCL or GPUs are shared",
-      o.comm, comm_names());
+  add.choice("--comm",
+             "Communicate by mpi (CPUs), nccl, staged (GPUs: MPI by way of the host) or mpi-gpu "
+             "(MPI that "
+             "takes GPU memory); default: mpi, nccl, or staged where there is no NCCL or GPUs are "
+             "shared",
+             o.comm, comm_names())
+      .records([&o] { return comm_of(o); });
   add.flag("--share-gpus", "Let ranks share a GPU: for checking, not for timing", o.share_gpus);
 }
 
@@ -171,8 +173,6 @@ void Backend::describe(RunReport& report) const {
     rank.device_uuid = device.uuid;
     shared = shared || device.sharers > 1;
   }
-  report.configuration.insert(report.configuration.end(),
-                              {{"backend", "cuda"}, {"comm", state_->comm}});
   if (shared) report.unofficial_reasons.push_back("shared GPU");
   if (software_gpu) report.unofficial_reasons.push_back("software GPU");
 }

@@ -9,10 +9,6 @@
 #include "report/result.hpp"
 #include "runtime/stream.hpp"
 
-namespace CLI {
-class App;
-}
-
 namespace gyre {
 
 struct BackendOptions {
@@ -33,7 +29,7 @@ std::vector<std::string> built_comms();
 
 /// Adds --backend, --comm and --share-gpus to `app`. --comm defaults to mpi on CPUs. On GPUs it
 /// defaults to nccl, or staged if the build has no NCCL or GPUs are shared.
-void declare_backend_options(CLI::App& app, BackendOptions& o);
+void declare_backend_options(OptionTable& table, BackendOptions& o);
 
 class Backend {
  public:

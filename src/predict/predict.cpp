@@ -68,7 +68,7 @@ class PassReader {
 /// Reads the plans of all ranks, in order. OpenMP threads make and read a few plans at a time, then
 /// drop them.
 void read_plans(const PredictedProblem& of, std::vector<PassReader>& passes) {
-  const int threads = omp_get_max_threads(), at_once = 8 * threads;
+  const int threads = wanted_threads(), at_once = 8 * threads;
   for (int first = 0; first < of.problem.cp(); first += at_once) {
     const int count = std::min(at_once, of.problem.cp() - first);
     std::vector<std::vector<PassReader::Rank>> ranks(count);
@@ -112,6 +112,10 @@ const char* name_of(PassPrediction::Bound bound) {
   return "copies";
 }
 
+int wanted_threads() {
+  return std::min(omp_get_max_threads(), omp_get_num_procs());
+}
+
 std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineModel& machine) {
   check_machine(machine);
   const std::string refusal = of.schedule.why_not(of.problem);
@@ -121,7 +125,7 @@ std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineMod
   if (of.problem.passes == PlanPasses::both) passes.emplace_back(Pass::backward, of, machine);
   read_plans(of, passes);
   std::vector<PassPrediction> predictions(passes.size());
-  for_each_task(omp_get_max_threads(), std::ssize(passes), [&](int64_t pass, int /*thread*/) {
+  for_each_task(wanted_threads(), std::ssize(passes), [&](int64_t pass, int /*thread*/) {
     predictions[pass] = passes[pass].finish(machine);
   });
   return predictions;

@@ -44,6 +44,10 @@ struct PredictedProblem {
   GroupPlace place = {};
 };
 
+/// The threads that OpenMP's settings ask for, but no more than there are processors: each thread
+/// needs a stack.
+int wanted_threads();
+
 /// Predicts forward, then backward if `problem.passes` asks for both. OpenMP threads make a few
 /// plans at a time and drop them: O(operations) time, and memory that grows with the number of
 /// distinct blocks and of ranks. Throws the refusals of the schedule and of the kernel model as

@@ -1,7 +1,5 @@
 #include "predict/scoring.hpp"
 
-#include <omp.h>
-
 #include <algorithm>
 #include <cmath>
 #include <map>
@@ -120,7 +118,7 @@ class ScoringSimulation {
         known_.try_emplace(key_of(bin, d), Simulated{bin, first_of(d), {}});
     std::vector<Simulated*> all;
     for (auto& [key, simulated] : known_) all.push_back(&simulated);
-    for_each_task(omp_get_max_threads(), std::ssize(all), [&](int64_t i, int /*thread*/) {
+    for_each_task(wanted_threads(), std::ssize(all), [&](int64_t i, int /*thread*/) {
       Simulated& one = *all[i];
       one.cost = simulate(plan_.bins[one.bin], one.first);
     });

@@ -71,20 +71,21 @@ void refuse_foreign_launcher(const MpiEnvironment& mpi) {
 
 /// Runs everything between the start and the end of MPI. run_app handles its exceptions.
 ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Communicator& world,
-             const std::function<void(CLI::App&)>& declare,
+             const std::function<void(OptionTable&)>& declare,
              const std::function<ExitCode(AppContext&)>& body) {
   refuse_foreign_launcher(mpi);
-  CLI::App app(info.description, info.name);
+  OptionTable options(info.description, info.name);
+  CLI::App& app = options.parser();
   app.footer(info.footer);
   CommonOptions common;
   std::string machine;
   Request request = Request::run;
   run_agreed(world, "reading the options", [&] {
     app.set_help_flag("");
-    declare(app);
-    declare_common(app, common);
-    if (info.takes_machine) declare_machine_option(app, machine);
-    request = parse_command_line(app, argc, argv);
+    declare(options);
+    declare_common(options, common);
+    if (info.takes_machine) declare_machine_option(options, machine);
+    request = parse_command_line(options, argc, argv);
   });
   if (request != Request::run) {
     const std::string text = request == Request::help ? app.help() : version_text(info.name);
@@ -99,9 +100,6 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
     if (shows) write_stdout(fmt::format("# note: {}\n", note));
   });
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
-  const CLI::Option& config = *app.get_config_ptr();
-  // CLI11 2.4 reads past the end of the values of --config if there are none.
-  const std::string config_file = config.count() == 0 ? "" : config.as<std::string>();
   AppContext context{info,
                      mpi,
                      world,
@@ -110,10 +108,10 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
                      outputs,
                      rows,
                      progress,
+                     options,
                      common.verbose,
                      common.quiet,
-                     read_machine_file(world, machine),
-                     config_file};
+                     read_machine_file(world, machine)};
   return agree_on(world, body(context));
 }
 
@@ -152,20 +150,14 @@ std::string message_start;
 
 }  // namespace
 
-void plan_outputs(AppContext& context, RunFiles files) {
-  files.inputs.push_back({"--config", context.config});
-  if (context.machine) files.inputs.push_back({"--machine", context.machine->path});
+void plan_outputs(AppContext& context) {
+  RunFiles files;
+  run_agreed(context.world, "options", [&] { files = context.options.files(); });
   context.outputs.plan(files);
 }
 
-void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles files) {
-  (report.in_lines() ? files.outputs : files.texts).push_back({"--json", report.json});
-  files.texts.push_back({"--csv", report.csv});
-  plan_outputs(context, std::move(files));
-}
-
 int run_app(int argc, char** argv, const AppInfo& info,
-            const std::function<void(CLI::App&)>& declare,
+            const std::function<void(OptionTable&)>& declare,
             const std::function<ExitCode(AppContext&)>& body) {
   prepare_process();
   message_start = info.name + ": error: cannot start: ";
@@ -198,13 +190,17 @@ Provenance provenance_of(const AppContext& context, const std::string& sources) 
           {"sources", sources}};
 }
 
-void declare_report_options(CLI::App& app, ReportOptions& options) {
-  const AddOptions add(app, "Output");
+void declare_report_options(OptionTable& table, ReportOptions& options,
+                            const std::vector<std::string>& metrics) {
+  options.metrics = metrics;
+  const AddOptions add(table, "Output");
   add("-J,--json",
       "Write the result here (gyre-result/1). FILE.jsonl: a line a row, appended as soon as it is "
       "measured",
-      options.json);
-  add("--csv", "Write the table here, with all columns", options.csv);
+      options.json)
+      .writes_text()
+      .is_text = [&options] { return !options.in_lines(); };
+  add("--csv", "Write the table here, with all columns", options.csv).writes_text();
   add.choice("--resume",
              "With -J FILE.jsonl: leave out rows that it has of the same run; all that are "
              "finished and right, or only those whose timing meets the run rules",
@@ -216,19 +212,11 @@ void declare_report_options(CLI::App& app, ReportOptions& options) {
       options.at_least);
 }
 
-void refuse_report_options(const AppContext& context, const ReportOptions& options,
-                           std::string_view mode) {
-  const ReportOptions usual;
+void refuse_report_options(const AppContext& context, std::string_view mode, bool json) {
   ConfigErrors errors;
-  const auto refuse = [&](const char* option, bool given) {
-    if (given) errors.add("{} goes with a run, not with {}", option, mode);
-  };
-  refuse("--json", options.json != usual.json);
-  refuse("--csv", options.csv != usual.csv);
-  refuse("--resume", options.resume != usual.resume);
-  refuse("--columns", options.columns != usual.columns);
-  refuse("--at-least", options.at_least != usual.at_least);
-  refuse("--machine", context.machine != nullptr);
+  for (const char* flag : {"--json", "--csv", "--resume", "--columns", "--at-least", "--machine"})
+    if (context.options.at(flag).is_given() && (json || flag != std::string_view("--json")))
+      errors.add("{} goes with a run, not with {}", flag, mode);
   errors.throw_if_any("impossible configuration");
 }
 

@@ -12,11 +12,8 @@
 #include "io/outputs.hpp"
 #include "io/schema.hpp"
 #include "report/machine_report.hpp"
+#include "report/option_table.hpp"
 #include "runtime/mpi_env.hpp"
-
-namespace CLI {
-class App;
-}
 
 namespace gyre {
 
@@ -41,17 +38,16 @@ struct AppContext {
   Outputs& outputs;
   RowLog& rows;
   Progress& progress;
+  const OptionTable& options;
   bool verbose = false;
   bool quiet = false;
   std::shared_ptr<const MachineFile> machine = nullptr;  ///< from --machine
-  std::string config = {};                               ///< path of --config
   bool root() const { return world.rank() == 0; }
 };
 
-/// Plans the outputs of a run (Outputs::plan). Its inputs are those of `files`, --config and
-/// --machine. The second overload also plans --json and --csv. Collective.
-void plan_outputs(AppContext& context, RunFiles files);
-void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles files);
+/// Plans the outputs of a run (Outputs::plan): the files that its options read and write. To be
+/// called before a file is written, and after the options were checked. Collective.
+void plan_outputs(AppContext& context);
 
 /// Runs an app: starts MPI, lets `declare` add options to the common ones (--config, --timeout, -v,
 /// -q, --version, -h), parses, runs `body`, and returns the exit code that all ranks agree on.
@@ -66,7 +62,7 @@ void plan_outputs(AppContext& context, const ReportOptions& report, RunFiles fil
 /// on the stack. Some of them wait for the other ranks, which know of no error. An exception
 /// without a handler unwinds nothing, so destructors need not know why they are called.
 int run_app(int argc, char** argv, const AppInfo& info,
-            const std::function<void(CLI::App&)>& declare,
+            const std::function<void(OptionTable&)>& declare,
             const std::function<ExitCode(AppContext&)>& body);
 
 /// Attributes of an output file: generator (program, version, git), command and `sources`.
@@ -77,19 +73,21 @@ struct AppContext;
 struct ReportOptions {
   std::string json;  ///< result file, or ""; NAME.jsonl: a line per row, written when measured
   std::string csv;
-  std::string resume = "none";      ///< "finished" or "measured": which rows of `json` are kept
-  std::string columns = "default";  ///< "default", "all" or comma-separated names
-  std::string at_least;             ///< "METRIC=VALUE", or "": figures of merit below it fail
+  std::string resume = "none";       ///< "finished" or "measured": which rows of `json` are kept
+  std::string columns = "default";   ///< "default", "all" or comma-separated names
+  std::string at_least;              ///< "METRIC=VALUE", or "": figures of merit below it fail
+  std::vector<std::string> metrics;  ///< names of the figures of merit that the app makes
 
   bool in_lines() const { return json.ends_with(".jsonl"); }
 };
 
-/// Adds -J,--json, --csv, --resume, --columns and --at-least.
-void declare_report_options(CLI::App& app, ReportOptions& options);
+/// Adds -J,--json, --csv, --resume, --columns and --at-least, which takes one of `metrics`.
+void declare_report_options(OptionTable& table, ReportOptions& options,
+                            const std::vector<std::string>& metrics);
 
-/// Throws a usage error that names each option of `options`, and --machine, that is given, because
-/// `mode` ("--explain") measures nothing. All ranks throw the same error.
-void refuse_report_options(const AppContext& context, const ReportOptions& options,
-                           std::string_view mode);
+/// Throws a usage error that names each of these options, and --machine, that is given, because
+/// `mode` ("--explain") measures nothing; without `json`, --json may be. All ranks throw the same
+/// error.
+void refuse_report_options(const AppContext& context, std::string_view mode, bool json = true);
 
 }  // namespace gyre

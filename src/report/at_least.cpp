@@ -27,10 +27,21 @@ Threshold parse_threshold(const std::string& text) {
   return {text.substr(0, equals), *value};
 }
 
+/// "there is no figure x; nearest: y; there are: y, z"
+std::string missing_text(const std::string& metric, const std::vector<std::string>& metrics) {
+  const std::string near = nearest(metric, metrics);
+  return fmt::format("there is no figure {}; {}there are: {}", metric,
+                     near.empty() ? "" : fmt::format("nearest: {}; ", near),
+                     metrics.empty() ? "none" : fmt::format("{}", fmt::join(metrics, ", ")));
+}
+
 }  // namespace
 
-void check_at_least(const std::string& text) {
-  if (!text.empty()) parse_threshold(text);
+void check_at_least(const std::string& text, const std::vector<std::string>& metrics) {
+  if (text.empty()) return;
+  const std::string metric = parse_threshold(text).metric;
+  if (std::ranges::find(metrics, metric) == metrics.end())
+    throw_usage("--at-least {}: {}", text, missing_text(metric, metrics));
 }
 
 AtLeast compare_at_least(const std::string& text, const std::vector<Fom>& foms) {
@@ -46,11 +57,8 @@ AtLeast compare_at_least(const std::string& text, const std::vector<Fom>& foms) 
                                to_text(fom.tags));
   }
   if (std::ranges::find(metrics, least.metric) != metrics.end()) return result;
-  const std::string near = nearest(least.metric, metrics);
-  return {ExitCode::usage,
-          fmt::format("# --at-least {}: the run has no such figure; {}it has: {}\n", text,
-                      near.empty() ? "" : fmt::format("nearest: {}; ", near),
-                      metrics.empty() ? "none" : fmt::format("{}", fmt::join(metrics, ", ")))};
+  return {ExitCode::usage, fmt::format("# --at-least {}: in this run {}\n", text,
+                                       missing_text(least.metric, metrics))};
 }
 
 }  // namespace gyre

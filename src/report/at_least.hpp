@@ -9,12 +9,13 @@
 
 namespace gyre {
 
-/// Throws a usage error unless `text` is "" or METRIC=VALUE.
-void check_at_least(const std::string& text);
+/// Throws a usage error unless `text` is "" or METRIC=VALUE with one of these metrics.
+void check_at_least(const std::string& text, const std::vector<std::string>& metrics);
 
 struct AtLeast {
-  ExitCode code = ExitCode::ok;  ///< verification_failed: a figure is below; usage: there is none
-  std::string text;              ///< a "#" line for each of these figures, or for what is missing
+  /// verification_failed: a figure is below; usage: the rows of this run have none
+  ExitCode code = ExitCode::ok;
+  std::string text;  ///< a "#" line for each of these figures, or for what is missing
 };
 /// Compares the figures of the metric with the value. An unknown figure (NaN) is below it.
 AtLeast compare_at_least(const std::string& text, const std::vector<Fom>& foms);

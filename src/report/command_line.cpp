@@ -176,18 +176,6 @@ std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const 
   throw CLI::ConfigError(fmt::format("{}", fmt::join(lines, "\n  ")), CLI::ExitCodes::ConfigError);
 }
 
-std::string complain_about_seconds(const std::string& text) {
-  double seconds = -1;
-  size_t used = 0;
-  try {
-    seconds = std::stod(text, &used);
-  } catch (const std::exception&) {
-    used = 0;
-  }
-  if (seconds >= 0 && used == text.size()) return {};
-  return fmt::format("'{}' is not a number of seconds", text);
-}
-
 /// The complaint about a file that is unreadable, not regular (a pipe would block) or too large.
 std::string complain_about_unreadable(const std::string& path) {
   try {
@@ -244,24 +232,28 @@ std::vector<std::string> describe_leftovers(const CLI::App& app) {
 
 }  // namespace
 
-void declare_common(CLI::App& app, CommonOptions& common) {
-  app.set_config("--config", "", "Read options from this TOML file; the command line wins")
-      ->type_name("FILE")
-      ->check(complain_about_empty)
-      ->check(complain_about_unreadable)
-      ->group("Common");
-  app.add_option(timeout_option, common.timeout_seconds,
-                 "End the run when one wait lasts longer, in seconds; 0: never")
-      ->capture_default_str()
-      ->check(complain_about_seconds)
-      ->group("Common");
-  AddOptions(app, "Common")
-      .choice("--progress",
-              "Of runs above 5 s, on stderr: auto redraws a line on a terminal, its own or the "
-              "launcher's, and writes one every 10 s elsewhere; on: stderr ends at a terminal",
-              common.progress, {"auto", "on", "off"});
-  CLI::Option* verbose = app.add_flag("-v,--verbose", common.verbose, "Say more")->group("Common");
-  app.add_flag("-q,--quiet", common.quiet, "Say less")->group("Common")->excludes(verbose);
+void declare_common(OptionTable& table, CommonOptions& common) {
+  CLI::App& app = table.parser();
+  const AddOptions add(table, "Common");
+  CLI::Option* config =
+      app.set_config("--config", "", "Read options from this TOML file; the command line wins")
+          ->type_name("FILE")
+          ->check(complain_about_empty)
+          ->check(complain_about_unreadable);
+  config->group("Common");
+  const auto path = [config] {  // CLI11 2.4 reads past the end of the values if there are none
+    return config->count() == 0 ? std::string() : config->as<std::string>();
+  };
+  table.add({"--config", "config", ToldBy::nothing, path, ""}).reads_file();
+  add(timeout_option, "End the run when one wait lasts longer, in seconds; 0: never",
+      common.timeout_seconds, not_negative);
+  add.choice("--progress",
+             "Of runs above 5 s, on stderr: auto redraws a line on a terminal, its own or the "
+             "launcher's, and writes one every 10 s elsewhere; on: stderr ends at a terminal",
+             common.progress, {"auto", "on", "off"});
+  add.flag("-v,--verbose", "Say more", common.verbose);
+  add.flag("-q,--quiet", "Say less", common.quiet);
+  app.get_option("--quiet")->excludes(app.get_option("--verbose"));
   app.set_version_flag("--version", std::string("unused"), "Print version and build, and exit")
       ->configurable(false)
       ->group("Common");
@@ -272,7 +264,8 @@ void declare_common(CLI::App& app, CommonOptions& common) {
   app.allow_extras();
 }
 
-Request parse_command_line(CLI::App& app, int argc, const char* const* argv) {
+Request parse_command_line(const OptionTable& table, int argc, const char* const* argv) {
+  CLI::App& app = table.parser();
   std::vector<std::string> errors = describe_switches(app, argc, argv);
   std::string complaint;
   try {

@@ -1,13 +1,10 @@
 #pragma once
 // Parsing of the command line and the configuration file, common to all programs.
 
-#include "runtime/watchdog.hpp"
-
-namespace CLI {
-class App;
-}
-
 #include <string>
+
+#include "report/option_table.hpp"
+#include "runtime/watchdog.hpp"
 
 namespace gyre {
 
@@ -22,9 +19,9 @@ struct CommonOptions {
 enum class Request { run, help, version };
 
 /// Adds the common options. Must be called after the app's own are added, which --help shows first.
-void declare_common(CLI::App& app, CommonOptions& common);
+void declare_common(OptionTable& table, CommonOptions& common);
 
 /// Parses the options. Throws a usage error that lists all errors.
-Request parse_command_line(CLI::App& app, int argc, const char* const* argv);
+Request parse_command_line(const OptionTable& table, int argc, const char* const* argv);
 
 }  // namespace gyre

@@ -46,7 +46,8 @@ class HelpFormatter final : public CLI::Formatter {
   std::string groups_text(const CLI::App* app) const {
     std::vector<std::string> groups = app->get_groups();
     const auto place = [](const std::string& group) {
-      return std::ranges::find(option_groups, group) - std::begin(option_groups);
+      return std::ranges::find(option_groups, group, &OptionGroup::name) -
+             std::begin(option_groups);
     };
     std::ranges::stable_sort(groups, {}, place);
     std::string text;

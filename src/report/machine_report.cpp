@@ -28,9 +28,10 @@ std::string read_machine_text(const std::string& path) {
   return read_text_file(path, machine_schema);
 }
 
-void declare_machine_option(CLI::App& app, std::string& path) {
-  const AddOptions add(app, "Output");
-  add("--machine", "Add measurements of this machine to the result (gyre-machine/1)", path);
+void declare_machine_option(OptionTable& table, std::string& path) {
+  AddOptions(table, "Output")(
+      "--machine", "Add measurements of this machine to the result (gyre-machine/1)", path)
+      .reads_file();
 }
 
 std::shared_ptr<const MachineFile> read_machine_file(Communicator& world, const std::string& path) {

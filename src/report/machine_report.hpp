@@ -8,13 +8,10 @@
 #include "machine/identity.hpp"
 #include "machine/json.hpp"
 
-namespace CLI {
-class App;
-}
-
 namespace gyre {
 
 struct AppContext;
+class OptionTable;
 
 /// The machine of a run.
 struct MachineReport {
@@ -23,7 +20,7 @@ struct MachineReport {
 };
 
 /// Adds --machine, whose value is stored in `path`.
-void declare_machine_option(CLI::App& app, std::string& path);
+void declare_machine_option(OptionTable& table, std::string& path);
 
 /// The bytes of a machine file. Throws a usage error if `path` is not a file or is too large.
 std::string read_machine_text(const std::string& path);

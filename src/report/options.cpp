@@ -91,52 +91,76 @@ std::string complain_about_empty(const std::string& text) {
   return text.empty() ? "an empty text is no value; leave the option out instead" : "";
 }
 
-AddOptions::AddOptions(CLI::App& app, const std::string& group)
-    : app_(app), group_(group.empty() ? app.option_defaults()->get_group() : group) {
-  app_.option_defaults()->group(group_);
+AddOptions::AddOptions(OptionTable& table, const std::string& group)
+    : table_(table),
+      group_(group.empty() ? table.parser().option_defaults()->get_group() : group) {}
+
+CLI::App& AddOptions::parser() const {
+  table_.parser().option_defaults()->group(group_);
+  return table_.parser();
 }
 
-CLI::App& AddOptions::app() const {
-  app_.option_defaults()->group(group_);
-  return app_;
+void AddOptions::require() const {
+  table_.parser().get_options().back()->required();
 }
 
-void AddOptions::flag(const std::string& name, const std::string& help, bool& value) const {
-  app().add_flag(name, value, help);
+Option& AddOptions::add(const std::string& name, const std::function<Value()>& value,
+                        const std::vector<std::string>& choices) const {
+  const CLI::Option& option = *table_.parser().get_options().back();
+  const std::string flag = option.get_positional() ? name : "--" + option.get_lnames().front();
+  std::string recorded = option.get_positional() ? name : option.get_lnames().front();
+  std::ranges::replace(recorded, '-', '_');
+  const auto* found = std::ranges::find(option_groups, group_, &OptionGroup::name);
+  const OptionGroup& group = found == std::end(option_groups) ? option_groups[0] : *found;
+  return table_.add({flag, recorded, group.told_by, value, value(), choices, group.shown});
 }
 
-void AddOptions::operator()(const std::string& name, const std::string& help,
-                            std::string& value) const {
-  app().add_option(name, value, help)->capture_default_str()->check(complain_about_empty);
+Option& AddOptions::flag(const std::string& name, const std::string& help, bool& value) const {
+  parser().add_flag(name, value, help);
+  return add(name, [&value] { return value; });
 }
 
-void AddOptions::operator()(const std::string& name, const std::string& help,
-                            std::vector<std::string>& values) const {
-  app().add_option(name, values, help)->check(complain_about_empty);
+Option& AddOptions::operator()(const std::string& name, const std::string& help,
+                               std::string& value) const {
+  parser().add_option(name, value, help)->capture_default_str()->check(complain_about_empty);
+  return add(name, [&value] { return value; });
 }
 
-void AddOptions::operator()(const std::string& name, const std::string& help, double& value) const {
-  const auto check = [](const std::string& text) {
+Option& AddOptions::operator()(const std::string& name, const std::string& help,
+                               std::vector<std::string>& values) const {
+  parser().add_option(name, values, help)->check(complain_about_empty);
+  return add(name, [&values] { return fmt::format("{}", fmt::join(values, ",")); });
+}
+
+Option& AddOptions::operator()(const std::string& name, const std::string& help, double& value,
+                               const Range& range) const {
+  const auto check = [range](const std::string& text) {
     double number = 0;
-    if (CLI::detail::lexical_cast(text, number) && !std::isfinite(number))
+    if (!CLI::detail::lexical_cast(text, number) || !std::isfinite(number))
       throw_usage("'{}' is not a finite number", text);
+    if (number < range.least || (range.open && number == range.least))
+      throw_usage("'{}' is not {} {}", text, range.open ? "above" : "at least", range.least);
+    if (number > range.most) throw_usage("'{}' is more than {}", text, range.most);
   };
-  app().add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  parser().add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  return add(name, [&value] { return value; });
 }
 
-void AddOptions::operator()(const std::string& name, const std::string& help, int& value,
-                            int minimum) const {
-  const auto check = [minimum](const std::string& text) {
+Option& AddOptions::operator()(const std::string& name, const std::string& help, int& value,
+                               int minimum, int maximum) const {
+  const auto check = [minimum, maximum](const std::string& text) {
     int number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error != std::errc() || end != text.data() + text.size() || number < minimum)
       throw_usage("'{}' is not an integer of at least {}", text, minimum);
+    if (number > maximum) throw_usage("'{}' is more than {}", text, maximum);
   };
-  app().add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  parser().add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  return add(name, [&value] { return int64_t{value}; });
 }
 
-void AddOptions::count(const std::string& name, const std::string& help, int& value,
-                       const std::string& word) const {
+Option& AddOptions::count(const std::string& name, const std::string& help, int& value,
+                          const std::string& word) const {
   const auto check = [word](std::string& text) {
     int number = 0;
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
@@ -145,71 +169,76 @@ void AddOptions::count(const std::string& name, const std::string& help, int& va
       throw_usage("'{}' is not {} and no integer of at least 1", text, word);
     if (text == word) text = "0";
   };
-  CLI::Option* option = app()
-                            .add_option(name, value, help)
-                            ->type_name(fmt::format("INT|{}", word))
-                            ->transform(validator("", check));
-  option->default_str(value == 0 ? word : std::to_string(value));
+  const auto text_of = [&value, word] { return value == 0 ? word : std::to_string(value); };
+  parser()
+      .add_option(name, value, help)
+      ->default_str(text_of())
+      ->type_name(fmt::format("INT|{}", word))
+      ->transform(validator("", check));
+  return add(name, text_of);
 }
 
-void AddOptions::size(const std::string& name, const std::string& help, int64_t& value,
-                      int64_t minimum, int64_t maximum) const {
+Option& AddOptions::size(const std::string& name, const std::string& help, int64_t& value,
+                         int64_t minimum, int64_t maximum) const {
   const auto check = [minimum, maximum](std::string& text) {
     const int64_t size = parse_size(text);
     if (size < minimum) throw_usage("'{}' is less than {}", text, minimum);
     if (size > maximum) throw_usage("'{}' is more than {}", text, maximum);
     text = std::to_string(size);
   };
-  app()
+  parser()
       .add_option(name, value, help)
       ->capture_default_str()
       ->type_name("SIZE")
       ->transform(validator("", check));
+  return add(name, [&value] { return value; });
 }
 
-void AddOptions::require() const {
-  app_.get_options().back()->required();
+Option& AddOptions::seed(const std::string& help, int64_t& value) const {
+  return size("--seed", help, value, 0, std::numeric_limits<int64_t>::max());
 }
 
-void AddOptions::seed(const std::string& help, int64_t& value) const {
-  size("--seed", help, value, 0, std::numeric_limits<int64_t>::max());
-}
-
-void AddOptions::choice(const std::string& name, const std::string& help, std::string& value,
-                        const std::vector<std::string>& choices) const {
+Option& AddOptions::choice(const std::string& name, const std::string& help, std::string& value,
+                           const std::vector<std::string>& choices) const {
   const auto check = [choices](const std::string& text) {
     if (std::ranges::find(choices, text) == choices.end()) refuse_choice(text, choices);
   };
-  app()
+  parser()
       .add_option(name, value, help)
       ->capture_default_str()
       ->type_name(fmt::format("{}", fmt::join(choices, "|")))
       ->check(validator("", check));
+  return add(
+      name, [&value] { return value; }, choices);
 }
 
-void AddOptions::choice(const std::string& name, const std::string& help, int64_t& index,
-                        const std::vector<std::string>& choices) const {
+Option& AddOptions::choice(const std::string& name, const std::string& help, int64_t& index,
+                           const std::vector<std::string>& choices) const {
   const auto check = [choices](std::string& text) {
     const auto found = std::ranges::find(choices, text);
     if (found == choices.end()) refuse_choice(text, choices);
     text = std::to_string(found - choices.begin());
   };
-  app()
+  parser()
       .add_option(name, index, help)
       ->default_str(choices[index])
       ->type_name(fmt::format("{}", fmt::join(choices, "|")))
       ->transform(validator("", check));
+  return add(
+      name, [&index, choices] { return choices[index]; }, choices);
 }
 
-void AddOptions::choices(const std::string& name, const std::string& help, std::string& value,
-                         const std::vector<Described>& choices) const {
-  std::string names = "all";
-  for (const Described& choice : choices) names += "|" + choice.name;
-  app()
+Option& AddOptions::choices(const std::string& name, const std::string& help, std::string& value,
+                            const std::vector<Described>& choices) const {
+  std::vector<std::string> names{"all"};
+  for (const Described& choice : choices) names.push_back(choice.name);
+  parser()
       .add_option(name, value, help + "; several: A,B")
       ->capture_default_str()
-      ->type_name(names)
+      ->type_name(fmt::format("{}", fmt::join(names, "|")))
       ->check(validator("", [choices](const std::string& list) { check_list(list, choices); }));
+  return add(
+      name, [&value] { return value; }, names);
 }
 
 bool lists(const std::string& list, std::string_view name) {
@@ -275,18 +304,19 @@ std::vector<int64_t> TokenSweep::sizes() const {
   return all;
 }
 
-void declare_sweep(CLI::App& app, const std::string& what, TokenSweep& sweep) {
-  const AddOptions add(app, "Problem");
-  add.size("--tokens", what, sweep.tokens, 1);
-  add.size("-b,--min", "Sweep: the fewest; 0: no sweep", sweep.min);
-  add.size("-e,--max", "Sweep: the most", sweep.max);
-  add("-f,--factor", "Sweep: ratio of neighbours", sweep.factor);
-  add.size("-i,--step", "Sweep: distance of neighbours, instead; 0: their ratio", sweep.step);
-  add("-N,--cycles", "Run all rows so often", sweep.cycles, 1);
+void declare_sweep(OptionTable& table, const std::string& what, TokenSweep& sweep, int64_t most) {
+  const AddOptions add(table, "Problem");
+  add.size("--tokens", what, sweep.tokens, 1, most).in_key();
+  add.size("-b,--min", "Sweep: the fewest; 0: no sweep", sweep.min, 0, most).in_key();
+  add.size("-e,--max", "Sweep: the most", sweep.max, 0, most).in_key();
+  add("-f,--factor", "Sweep: ratio of neighbours", sweep.factor, {.least = 1, .open = true})
+      .in_key();
+  add.size("-i,--step", "Sweep: distance of neighbours, instead; 0: their ratio", sweep.step)
+      .in_key();
+  add("-N,--cycles", "Run all rows so often", sweep.cycles, 1).in_key();
 }
 
 void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& errors) {
-  if (!(sweep.factor > 1)) errors.add("--factor {} must be more than 1", sweep.factor);
   if (!sweep.sweeps() && sweep.step != 0) errors.add("--step {} needs --min", sweep.step);
   if (sweep.step != 0 && sweep.factor != TokenSweep().factor)
     errors.add("one of --step and --factor, not both");
@@ -295,7 +325,7 @@ void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& er
     errors.add("one of --tokens and --min, not both");
   if (sweep.sweeps() && sweep.max < sweep.min)
     errors.add("--max {} is less than --min {}", sweep.max, sweep.min);
-  else if (sweep.sweeps() && sweep.factor > 1)
+  else if (sweep.sweeps())
     check_count(sweep, errors);
 }
 

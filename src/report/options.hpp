@@ -1,18 +1,18 @@
 #pragma once
-// Declaring the options of an app without including the option parser, which takes seconds to
-// compile.
+// Declaring the options of a program. An option is declared once: parsing, --help, configuration
+// files, the recorded configuration of a result and the files of a run follow. The option parser,
+// which takes seconds to compile, is not included.
 
 #include <cstdint>
+#include <functional>
+#include <limits>
 #include <string>
 #include <string_view>
 #include <vector>
 
 #include "core/error.hpp"
 #include "core/nearest.hpp"
-
-namespace CLI {
-class App;
-}
+#include "report/option_table.hpp"
 
 namespace gyre {
 
@@ -26,59 +26,69 @@ struct Described {
   std::string name, summary;
 };
 
-/// Groups of options, in the order of --help.
-inline constexpr const char* option_groups[] = {"Options", "Problem", "Parallelism", "Measurement",
-                                                "Plan",    "Output",  "Advanced",    "Common"};
-
 /// Whether a list that AddOptions::choices has read contains a name, and whether it may have more
 /// than one.
 bool lists(const std::string& list, std::string_view name);
 bool lists_several(const std::string& list);
 
-/// Adds options to an app. `name` is as on the command line: "-n,--iters", or "files" for
-/// positional arguments. The value of a variable at the call is the default that --help shows.
+/// The finite numbers that an option takes, from `least` (`open`: above it) to `most`.
+struct Range {
+  double least = std::numeric_limits<double>::lowest();
+  double most = std::numeric_limits<double>::max();
+  bool open = false;
+};
+inline constexpr Range positive{.least = 0, .open = true}, not_negative{.least = 0};
+
+/// Adds options to a table. `name` is as on the command line: "-n,--iters", or "files" for
+/// positional arguments. The value of a variable at the call is the default that --help shows. A
+/// declared option is recorded in results unless its group or its declaration says otherwise.
 class AddOptions {
  public:
   /// Adds to a group of option_groups, or to that of the options before.
-  explicit AddOptions(CLI::App& app, const std::string& group = "");
+  explicit AddOptions(OptionTable& table, const std::string& group = "");
 
-  void flag(const std::string& name, const std::string& help, bool& value) const;
+  Option& flag(const std::string& name, const std::string& help, bool& value) const;
   /// An option with a text, or with several texts. No text may be empty.
-  void operator()(const std::string& name, const std::string& help, std::string& value) const;
-  void operator()(const std::string& name, const std::string& help,
-                  std::vector<std::string>& values) const;
+  Option& operator()(const std::string& name, const std::string& help, std::string& value) const;
+  Option& operator()(const std::string& name, const std::string& help,
+                     std::vector<std::string>& values) const;
   /// An option with a finite number.
-  void operator()(const std::string& name, const std::string& help, double& value) const;
-  /// An option with an integer that is at least `minimum`.
-  void operator()(const std::string& name, const std::string& help, int& value, int minimum) const;
+  Option& operator()(const std::string& name, const std::string& help, double& value,
+                     const Range& range = {}) const;
+  /// An option with an integer from `minimum` to `maximum`.
+  Option& operator()(const std::string& name, const std::string& help, int& value, int minimum,
+                     int maximum = std::numeric_limits<int>::max()) const;
   /// An option, with a text or a finite number, that must be given.
   template <class T>
-  void required(const std::string& name, const std::string& help, T& value) const {
-    (*this)(name, help, value);
+  Option& required(const std::string& name, const std::string& help, T& value) const {
+    Option& option = (*this)(name, help, value);
     require();
+    return option;
   }
   /// An option with an integer of at least 1, or `word`, which stands for the value 0.
-  void count(const std::string& name, const std::string& help, int& value,
-             const std::string& word) const;
+  Option& count(const std::string& name, const std::string& help, int& value,
+                const std::string& word) const;
   /// An option with a size from `minimum` to `maximum`, in the notation of parse_size.
-  void size(const std::string& name, const std::string& help, int64_t& value, int64_t minimum = 0,
-            int64_t maximum = max_size) const;
+  Option& size(const std::string& name, const std::string& help, int64_t& value,
+               int64_t minimum = 0, int64_t maximum = max_size) const;
   /// Adds --seed, a size without an upper limit.
-  void seed(const std::string& help, int64_t& value) const;
+  Option& seed(const std::string& help, int64_t& value) const;
   /// An option with one of `choices`, or its index. Errors for other texts name the nearest choice.
-  void choice(const std::string& name, const std::string& help, std::string& value,
-              const std::vector<std::string>& choices) const;
-  void choice(const std::string& name, const std::string& help, int64_t& index,
-              const std::vector<std::string>& choices) const;
+  Option& choice(const std::string& name, const std::string& help, std::string& value,
+                 const std::vector<std::string>& choices) const;
+  Option& choice(const std::string& name, const std::string& help, int64_t& index,
+                 const std::vector<std::string>& choices) const;
   /// An option with "all", one of `choices`, or several separated by commas. A proper noun of a
   /// summary is refused with the name of that choice.
-  void choices(const std::string& name, const std::string& help, std::string& value,
-               const std::vector<Described>& choices) const;
+  Option& choices(const std::string& name, const std::string& help, std::string& value,
+                  const std::vector<Described>& choices) const;
 
  private:
-  CLI::App& app() const;  ///< set to the group
-  void require() const;   ///< makes the option added last mandatory
-  CLI::App& app_;
+  CLI::App& parser() const;  ///< set to the group
+  void require() const;      ///< makes the option added last mandatory
+  Option& add(const std::string& name, const std::function<Value()>& value,
+              const std::vector<std::string>& choices = {}) const;
+  OptionTable& table_;
   std::string group_;
 };
 
@@ -114,8 +124,9 @@ struct TokenSweep {
 };
 
 /// Adds --tokens, -b,--min, -e,--max, -f,--factor, -i,--step and -N,--cycles. `what` describes a
-/// size: "Tokens of each sequence".
-void declare_sweep(CLI::App& app, const std::string& what, TokenSweep& sweep);
+/// size: "Tokens of each sequence"; `most` is the largest.
+void declare_sweep(OptionTable& table, const std::string& what, TokenSweep& sweep,
+                   int64_t most = max_size);
 
 /// Adds all errors of these options; `usual_tokens` is the default of --tokens.
 void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& errors);

@@ -52,19 +52,14 @@ std::string text_of(const Breach& breach, const std::string& where) {
 
 }  // namespace
 
-void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options) {
-  const AddOptions add(app, "Measurement");
+void declare_repeats(OptionTable& table, const std::string& what, RepeatOptions& options) {
+  const AddOptions add(table, "Measurement");
   add.count(
       "-n,--iters",
       what + "; auto: at least 9, until their median is known to 2 % or --max-seconds are over",
       options.iterations, "auto");
   add("--max-seconds", "With --iters auto: for a row, from its 8th repetition on",
-      options.max_seconds);
-}
-
-void check_repeats(const RepeatOptions& options, ConfigErrors& errors) {
-  if (!(options.max_seconds > 0) || !std::isfinite(options.max_seconds))
-    errors.add("--max-seconds {} must be positive", options.max_seconds);
+      options.max_seconds, positive);
 }
 
 Repeats::Repeats(const RepeatOptions& options, Communicator* world, bool owns_core)

@@ -11,25 +11,19 @@
 #include "report/statistics.hpp"
 #include "runtime/clock.hpp"
 
-namespace CLI {
-class App;
-}
-
 namespace gyre {
+
+class OptionTable;
 
 /// With `iterations` 0, repetition ends when the 95 % confidence interval of the median is within
 /// ±2 % of it and 0.1 s are measured, or after `max_seconds`; there are 9 to 10000 repetitions.
 struct RepeatOptions {
   int iterations = 0;
   double max_seconds = 1;
-  std::string text() const { return iterations == 0 ? "auto" : std::to_string(iterations); }
 };
 
 /// Adds -n,--iters (a number or auto) and --max-seconds. `what` is repeated: "Timed iterations".
-void declare_repeats(CLI::App& app, const std::string& what, RepeatOptions& options);
-
-/// Adds an error unless max_seconds is positive.
-void check_repeats(const RepeatOptions& options, ConfigErrors& errors);
+void declare_repeats(OptionTable& table, const std::string& what, RepeatOptions& options);
 
 /// Times of the repetitions of one configuration.
 struct Timing {

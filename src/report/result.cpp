@@ -13,6 +13,7 @@
 #include "comm/agree.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_version.hpp"
+#include "io/sha256.hpp"
 #include "report/at_least.hpp"
 #include "report/progress.hpp"
 #include "runtime/process_memory.hpp"
@@ -24,6 +25,13 @@ constexpr const char* allowed_variables[] = {
     "OMP_NUM_THREADS",
     "OMP_PROC_BIND",
     "OMP_PLACES",
+    "OMP_DYNAMIC",
+    "OMP_SCHEDULE",
+    "OMP_THREAD_LIMIT",
+    "OMP_WAIT_POLICY",
+    "GOMP_CPU_AFFINITY",
+    "GOMP_SPINCOUNT",
+    "KMP_AFFINITY",
     "OPENBLAS_CORETYPE",
     "OPENBLAS_NUM_THREADS",
     "HWLOC_COMPONENTS",
@@ -153,6 +161,7 @@ void judge_setting(const RunReport& report, Judgement& judgement) {
   if (report.build.git_state == "dirty") judgement.apply(Validity::unofficial, "dirty tree");
   if (report.build.build_type != "Release" && report.build.build_type != "RelWithDebInfo")
     judgement.apply(Validity::unofficial, fmt::format("{} build", report.build.build_type));
+  if (report.build.fast_math) judgement.apply(Validity::unofficial, "fast-math build");
   if (const double scale = report.verification.tolerance_scale(); scale != 1)
     judgement.apply(Validity::unofficial, fmt::format("tolerances times {:g}", scale));
   for (const std::string& reason : report.unofficial_reasons)
@@ -190,7 +199,7 @@ Fields allowed_environment() {
   return fields;
 }
 
-RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries) {
+RunReport begin_report(const AppContext& context, const Fields& facts, const Fields& libraries) {
   RunReport report;
   report.program = context.info.name;
   report.build = build_info();
@@ -214,10 +223,19 @@ RunReport begin_report(const AppContext& context, Fields configuration, const Fi
       report.libraries.push_back(library);
   }
   report.environment = allowed_environment();
-  report.configuration = std::move(configuration);
+  report.configuration = context.options.configuration(facts);
+  report.not_shown = context.options.not_shown(facts);
+  for (const std::string& path : context.options.inputs())
+    report.inputs.push_back({path, sha256_of_file(context.world, path)});
   report.memory.start = process_memory().now_bytes;
   if (built_with_sanitizer()) report.unofficial_reasons.push_back("sanitizer");
   return report;
+}
+
+const std::string& checksum_of(const RunReport& report, const std::string& path) {
+  static const std::string none;
+  const auto input = std::ranges::find(report.inputs, path, &InputInfo::path);
+  return input == report.inputs.end() ? none : input->sha256;
 }
 
 void ResultEntry::add(const std::string& name, const Value& value, const std::string& unit) {
@@ -300,8 +318,9 @@ std::string devices_text(const std::vector<RankInfo>& ranks, size_t most) {
 
 std::string header_text(const RunReport& report) {
   const BuildInfo& build = report.build;
-  std::string text = fmt::format("# {} {}  git {} ({})  {}  {}\n", report.program, build.version,
-                                 build.git_sha, build.git_state, build.build_type, build.compiler);
+  std::string text = fmt::format("# {} {}  git {} ({})  {}  {}{}{}\n", report.program,
+                                 build.version, build.git_sha, build.git_state, build.build_type,
+                                 build.compiler, build.flags.empty() ? "" : "  ", build.flags);
   std::vector<std::string> libraries;
   for (const auto& [name, value] : report.libraries)
     libraries.push_back(fmt::format("{} {}", name, to_text(value)));
@@ -315,7 +334,11 @@ std::string header_text(const RunReport& report) {
     text += fmt::format("# {}\n", devices);
   text += machine_text(report.machine);
   if (!report.environment.empty()) text += fmt::format("# env {}\n", to_text(report.environment));
-  text += wrapped("# config ", "# config ", texts_of(report.configuration), " ");
+  Fields shown = report.configuration;
+  std::erase_if(shown, [&](const auto& field) {
+    return std::ranges::count(report.not_shown, field.first) > 0;
+  });
+  text += wrapped("# config ", "# config ", texts_of(shown), " ");
   for (const InputInfo& input : report.inputs)
     text += fmt::format("# input {} sha256 {}\n", file_name(input.path),
                         input.sha256.empty() ? "not computed" : input.sha256);
@@ -331,7 +354,7 @@ std::string memory_text(const MemoryReport& memory) {
 
 void start_run(AppContext& context, RunReport& report, const ReportOptions& options, int64_t rows) {
   run_agreed(context.world, "--at-least", [&] {
-    check_at_least(options.at_least);
+    check_at_least(options.at_least, options.metrics);
     if (!options.at_least.empty() && options.resume != "none")
       throw_usage(
           "--at-least compares the figures of this run, and --resume leaves rows out: leave out "

@@ -75,9 +75,10 @@ struct RunReport {
   std::string job;       ///< "slurm 12345", "pbs 77.host", "lsf 8" or "none"
   std::vector<RankInfo> ranks;
   MachineReport machine;
-  Fields libraries;    ///< mpi, hdf5, cuda, nccl: version, "yes" or "no"
-  Fields environment;  ///< allow-listed variables that are set
-  Fields configuration;
+  Fields libraries;                    ///< mpi, hdf5, cuda, nccl: version, "yes" or "no"
+  Fields environment;                  ///< allow-listed variables that are set
+  Fields configuration;                ///< what the options and facts are; see OptionTable
+  std::vector<std::string> not_shown;  ///< names in it that the header leaves out
   std::vector<InputInfo> inputs;
   std::vector<ResultEntry> results;
   std::vector<Fom> foms;
@@ -104,9 +105,13 @@ struct Verdict {
 };
 
 /// Starts a report at the beginning of an app's body, with everything that is known about the run
-/// and its machine. `libraries` (such as HDF5's version) are added to mpi, cuda and nccl.
-/// Collective.
-RunReport begin_report(const AppContext& context, Fields configuration, const Fields& libraries);
+/// and its machine. The options of `context` and `facts`, what the app derives from options and
+/// inputs, are its configuration; the files that options read are its inputs, with checksums.
+/// `libraries` (such as HDF5's version) are added to mpi, cuda and nccl. Collective.
+RunReport begin_report(const AppContext& context, const Fields& facts, const Fields& libraries);
+
+/// The checksum of the input `path` of a report, or "" for an empty path.
+const std::string& checksum_of(const RunReport& report, const std::string& path);
 
 /// Prints the header unless the run is quiet. Begins the file of rows (context.rows), if `options`
 /// name one, and the progress line of `rows` rows. Measures the load by other processes from here
@@ -173,7 +178,7 @@ std::string end_line(const RunReport& report, const std::string& run);
 /// The JSON text of a row's key, as in a "row" line.
 std::string key_text(const Fields& key);
 /// The part of a "run" line that must be equal for rows of that run to be kept: program, build,
-/// ranks on hosts and devices, configuration and inputs.
+/// libraries, environment, ranks on hosts and devices, configuration and inputs.
 std::string identity_of(const std::string& run_line);
 /// One row per result: program, build, host, ranks, configuration, key, measurements with their
 /// units, statistics and verdict. Names are in snake_case.

@@ -45,10 +45,15 @@ Fields csv_fields(const RunReport& report, const ResultEntry& entry) {
              {"start", report.start},
              {"host", report.ranks.empty() ? "" : report.ranks[0].host},
              {"ranks", std::ssize(report.ranks)}};
-  for (const auto& [name, value] : report.configuration) put(row, snake_case(name), value);
-  for (const auto& [name, value] : entry.key) put(row, snake_case(name), value);
+  Fields measured;
   for (const auto& [name, value] : entry.measurements)
-    put(row, snake_case(name) + unit_of(entry, name), value);
+    put(measured, snake_case(name) + unit_of(entry, name), value);
+  for (const auto& [name, value] : report.configuration) {
+    const bool is_taken = std::ranges::count(measured, name, &Fields::value_type::first) > 0;
+    put(row, (is_taken ? "option_" : "") + snake_case(name), value);
+  }
+  for (const auto& [name, value] : entry.key) put(row, snake_case(name), value);
+  for (const auto& [name, value] : measured) put(row, name, value);
   if (!entry.timing.samples_ms.empty()) {
     const Statistics s = entry.timing.statistics();
     put(row, "time_low_ms", s.median_low);

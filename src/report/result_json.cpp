@@ -111,7 +111,9 @@ Json suite_json(const RunReport& report) {
 }
 
 Json build_json(const RunReport& report) {
-  return {{"type", report.build.build_type}, {"compiler", report.build.compiler}};
+  return {{"type", report.build.build_type},
+          {"compiler", report.build.compiler},
+          {"flags", report.build.flags}};
 }
 
 Json to_json(const ForeignLoad& load) {
@@ -221,8 +223,12 @@ std::string end_line(const RunReport& report, const std::string& run) {
 std::string identity_of(const std::string& run_line) {
   const Json line = parse_json("a run", run_line, "JSON");
   Json same;
-  for (const char* part : {"suite", "build", "configuration", "inputs"})
+  for (const char* part : {"suite", "build", "libraries", "environment", "configuration", "inputs"})
     same[part] = line.value(part, Json());
+  if (same["libraries"].contains("cuda")) {  // the software GPU draws a seed for each run
+    const std::string cuda = same["libraries"]["cuda"];
+    same["libraries"]["cuda"] = cuda.substr(0, cuda.find(" (seed "));
+  }
   for (const Json& rank : line.value("ranks", Json::array()))
     same["ranks"].push_back({rank.value("host", ""), rank.value("device", "")});
   return dump_json(same);

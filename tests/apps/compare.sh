@@ -47,7 +47,7 @@ expect 2 'have no tensor in common' "$compare" --common a.h5:/documents "$tiny"
 expect 2 "cannot read 'none.h5': No such file or directory" "$compare" a.h5 none.h5
 expect 2 "'a.txt' is not an HDF5 file" "$compare" a.txt a.h5
 expect 2 "'a.h5' has no group '/results'" "$compare" a.h5:/results a.h5
-expect 2 'tolerances must be finite, not negative' "$compare" --rtol=-1 a.h5 a.h5
+expect 2 "--rtol: '-1' is not at least 0" "$compare" --rtol=-1 a.h5 a.h5
 expect 2 "--atol: 'inf' is not a finite number" "$compare" --atol inf a.h5 a.h5
 expect 2 'nearest: --rtol' "$compare" --rtoll 1 a.h5 a.h5
 head -c 3000 a.h5 >short.h5

@@ -45,6 +45,17 @@ done
   fail "it configures for ARM64"
 grep -q 'Gyre needs an x86-64 processor' "$scratch/log" || fail "ARM64: $(cat "$scratch/log")"
 
+# Options that change sums, or take NaN away, are refused by name; others are recorded.
+! cmake -DCMAKE_CXX_FLAGS=-ffast-math "$scratch/build" >"$scratch/log" 2>&1 || fail "-ffast-math is accepted"
+grep -q 'CMAKE_CXX_FLAGS has -ffast-math' "$scratch/log" || fail "-ffast-math: $(cat "$scratch/log")"
+flags() { cmake "$@" -P "$source_dir/cmake/GyreFlags.cmake" >"$scratch/log" 2>&1; }
+for given in 'CXX_FLAGS=-O2 -Ofast' 'CXX_FLAGS=-funsafe-math-optimizations -g' 'CXX_FLAGS_RELEASE=-ffinite-math-only' \
+  'CXX_FLAGS=-fassociative-math' 'CUDA_FLAGS=--use_fast_math'; do
+  ! flags -DCMAKE_BUILD_TYPE=Release -DGYRE_WITH_CUDA=ON "-DCMAKE_$given" || fail "$given is accepted"
+  grep -q "CMAKE_${given%%=*} has -" "$scratch/log" || fail "$given: $(cat "$scratch/log")"
+done
+flags '-DCMAKE_CXX_FLAGS=-fno-fast-math -DNAME=-Ofaster' || fail "what is no such option is refused: $(cat "$scratch/log")"
+
 # ./run build: no package is installed, and CMake does not succeed.
 mkdir "$scratch/bin"
 printf '#!/bin/sh\nexit 1\n' | tee "$scratch/bin/dpkg-query" >"$scratch/bin/cmake"

@@ -208,6 +208,28 @@ for case in '--config c.toml -J ./c.toml' '--config c.toml --csv config.json' '-
   says "is the file of --"
   [[ $(cat c.toml) = 'capacity = "4K"' ]] || fail "the configuration is destroyed: $case"
 done
+# Files that a value names, too.
+printf '64\n32\n' >lengths.txt
+cp lengths.txt kept.txt
+cp "$source_dir/inputs/machines/h100-sxm-8.toml" m.toml
+for case in 'attention' 'logprobs --vocab 64' 'pack' 'shard' "pipeline --model $source_dir/inputs/model_tiny.h5" \
+  'predict --machine h100-sxm-8' 'attention --explain'; do
+  for output_name in '-J lengths.txt' '--csv ./lengths.txt'; do
+    [[ $case != *explain || $output_name = -J* ]] || continue
+    ends 2 "$apps"/gyre-$case --gen dist=list,file=lengths.txt $output_name
+    says "is the file of --gen"
+    cmp -s lengths.txt kept.txt || fail "the lengths are destroyed: $case"
+  done
+done
+for case in 'attention --emulate-compute m.toml -J m.toml' 'attention --machine m.toml --trace m.toml' \
+  'predict --machine m.toml --svg m.toml' 'predict --machine m.toml --csv m.toml'; do
+  ends 2 "$apps"/gyre-$case
+  says "is the file of --"
+  cmp -s m.toml "$source_dir/inputs/machines/h100-sxm-8.toml" || fail "the machine is destroyed: $case"
+done
+printf 'quick = true\n' >quick.toml
+ends 2 "$apps/gyre-info" --config quick.toml -J quick.toml
+says "is the file of --config"
 ends 2 bash -c 'exec "$@" 2>&1 >same.txt -J same.txt' bash $(small)
 says "--json 'same.txt' is the file of standard output"
 mkdir folder
@@ -217,7 +239,7 @@ for names in 'folder/notes.txt folder/notes.txt' 'folder/notes.txt folder/../fol
   'folder/notes.txt alias'; do
   read -r input output_name <<<"$names"
   ends 2 "${mpi[@]}" 2 "$apps/gyre-import" -o "$output_name" "$input"
-  says "the output '$output_name' is the file of the input '$input'"
+  says "--output '$output_name' is the file of paths"
   cmp -s text folder/notes.txt || fail "an input is destroyed: $names"
 done
 for note in '' "# 'folder/out.h5' is found among the inputs, and left out: it is the output"; do

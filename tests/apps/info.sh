@@ -94,7 +94,7 @@ expect 2 "hosts[0] is another with" "${attention[@]}" --machine other.json
 expect 2 "cannot read '.': it is a folder" "${attention[@]}" --machine .
 expect 2 "--json './machine_2.json' is the file of --machine" "${attention[@]}" --machine machine_2.json --json ./machine_2.json
 
-expect 2 '--seconds 0: 0.001 to 60' "$info" --seconds 0
+expect 2 "--seconds: '0' is not at least 0.001" "$info" --seconds 0
 expect 2 '--threads 2: --quick measures nothing' "$info" --quick --threads 2
 expect 2 '--seconds 1: --quick measures nothing' "$info" --quick --seconds 1
 expect 2 'there is no folder' "$info" --quick -J no/machine.json

@@ -250,7 +250,7 @@ with h5py.File("rolled.h5", "r+") as f:  # as if the document behind went on
 PY
 expect 1 'bin 0 labels_4' "$apps/gyre-shard" --input rolled.h5 --cp 2 --layout zigzag
 expect 2 'has the extra labels_2 already' "$pack" --input ahead.h5 --repad --cp 4 --mtp 3 -o none.h5
-expect 2 '--mtp 17: at most 16' "$pack" --input "$docs" --mtp 17 -o none.h5
+expect 2 "--mtp: '17' is more than 16" "$pack" --input "$docs" --mtp 17 -o none.h5
 expect 2 'not with --unpack or --rows' "$pack" --input "$docs" --mtp 2 --rows 64 -o none.h5
 expect 2 'with --share-prefixes, documents go on differently' "$pack" --input "$docs" --mtp 2 --share-prefixes -o none.h5
 
@@ -269,7 +269,7 @@ expect 2 "--output 'one.h5' is the file of --input" "$MPIEXEC" -n 2 "$pack" --un
 expect 2 "--csv './none.h5' is the file of --output" "$pack" --input "$docs" -o none.h5 --csv ./none.h5
 expect 2 'it is there and no regular file' "$pack" --input "$docs" --capacity 128 -o /dev/null
 [ -c /dev/null ] || fail "/dev/null was replaced"
-expect 2 '--cp 2000000000: at most 65536' "$pack" --input "$docs" --cp 2000000000
+expect 2 "--cp: '2000000000' is more than 65536" "$pack" --input "$docs" --cp 2000000000
 expect 2 "cannot read '.': it is a folder" "$pack" --input .
 expect 0 'balanced ' "$pack" --input "$docs" --capacity 256 --algorithm all
 ! grep '# refused' output || fail "a packer refuses documents of which one is empty"

@@ -16,6 +16,10 @@ run() { # PROGRAM RANKS ARGUMENTS...: as a document and as lines
   widest=$({ grep -vE '^(# |FOM|VERIFY)' output && grep '^# config' output; } | wc -L)
   ((widest <= 120)) || fail "$widest columns: $(cat output)"
   conforms "$program.json" "$program.csv"
+  local figure # each is one that --at-least takes
+  for figure in $(/usr/bin/python3 -c 'import json, sys; print(*{fom["metric"] for fom in json.load(open(sys.argv[1]))["fom"]})' "$program.json"); do
+    expect 2 'leave out one of the two' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" --at-least "$figure=1" -J figure.jsonl --resume finished
+  done
   expect 0 'RESULT ' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" -J "$program.jsonl" --csv "$program.csv"
   conforms "$program.jsonl" "$program.csv"
 }
@@ -52,6 +56,51 @@ grep -qF '80 rows that stay are UNVERIFIED (nothing checked' <<<"$(result)" || f
 expect 2 'nearest: finished' "${sweep[@]}" --resume finish
 expect 2 'needs -J FILE.jsonl' "$apps/gyre-shard" --input packed.h5 --resume finished
 expect 2 "there is no column 'tim'" "$apps/gyre-shard" --input packed.h5 --columns tim
+
+# Rows of an experiment that differs in an option are no rows of this one, and the same experiment has its rows again.
+tells_apart() { # PROGRAM ARGUMENTS... -- ['OPTION VALUE']...
+  local program=$1 common=() once
+  shift
+  while [[ $1 != -- ]]; do
+    common+=("$1")
+    shift
+  done
+  rm -f apart.jsonl
+  for once in '' "${@:2}" ''; do
+    expect 0 'RESULT ' "${mpi[@]}" 2 "$apps/gyre-$program" "${common[@]}" $once -n 1 -w 0 -J apart.jsonl --resume finished
+    if grep -q 'were not measured again' output; then
+      [[ -z $once && -e apart ]] || fail "rows of another experiment stay: $program $once"
+    elif [[ -e apart && -z $once ]]; then
+      fail "rows of the same experiment do not stay: $program"
+    fi
+    touch apart
+  done
+  rm apart
+  conforms apart.jsonl
+}
+tells_apart attention --tokens 64 --heads 4 --kv-heads 4 --head-dim 16 --schedule all --layout all -- '--collectives library' \
+  '--inner 2' '--stripe 2' '--chunk 8' '--seed 2' '--check-pairs 1000' '--batch 2' '--max-seconds 2' '--tol-scale 2'
+tells_apart logprobs --op logprob --tokens 32 --vocab 200 -- '--seed 2' '--logit-scale 2' '--peaks 3' '--peak-height 2' \
+  '--check-tokens 8' '--max-seconds 2'
+tells_apart logprobs --op packed --gen dist=fixed,length=16,count=2 --capacity 32 --cp 2 --vocab 200 -- \
+  '--layout striped' '--layout striped --stripe 2'
+tells_apart attention --tokens 64 --heads 4 --kv-heads 4 --head-dim 16 -- '--layout striped --stripe 4' '--seed 3'
+(
+  export OMP_PROC_BIND=false
+  cp apart.jsonl bound.jsonl
+  expect 0 'RESULT ' "${mpi[@]}" 2 "$apps/gyre-attention" --tokens 64 --heads 4 --kv-heads 4 --head-dim 16 -n 1 -w 0 \
+    -J bound.jsonl --resume finished
+  ! grep -q 'were not measured again' output || fail "rows of another environment stay: $(cat output)"
+)
+
+# A figure that the program has not is found before anything is measured; nothing is written.
+expect 2 'there is no figure atention_rate; nearest: attention_rate; there are: attention_rate' "$apps/gyre-attention" \
+  --at-least atention_rate=1 -J none.json
+expect 2 'there is no figure x; there are: ' "${mpi[@]}" 2 "$apps/gyre-logprobs" --at-least x=1 -J none.json
+expect 2 'there is no figure fused_linear_rate; ' "$apps/gyre-logprobs" --op logprob --at-least fused_linear_rate=1 -J none.json
+expect 2 "--at-least 'x' is not METRIC=VALUE" "$apps/gyre-pack" --gen dist=fixed,count=2 --at-least x -J none.json
+grep -q RESULT output && fail "measured all the same: $(cat output)"
+[[ ! -e none.json ]] || fail "none.json was written"
 
 # Beside busy processes, one a core and one more, no run is valid, and each says why.
 hogs=()

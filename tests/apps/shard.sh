@@ -223,7 +223,7 @@ expect 2 '--ulysses takes no --layout' "$shard" --input packed.h5 --ulysses --la
 expect 2 'one of --input and --gen' "$shard" --cp 2
 expect 2 'needs one --layout' "$shard" --input packed.h5 -o none.h5
 expect 2 '--heads 8 is not a multiple of --kv-heads 3; the nearest is 9' "$shard" --input packed.h5 --heads 8 --kv-heads 3
-expect 2 '--tflops 0 must be positive' "$shard" --input packed.h5 --tflops 0
+expect 2 "--tflops: '0' is not above 0" "$shard" --input packed.h5 --tflops 0
 expect 2 '--bin 99: there are' "$shard" --input packed.h5 --svg none.svg --bin 99
 expect 2 "'gyre/packed' is needed" "$shard" --input "$source_dir/inputs/docs_tiny.h5"
 expect 2 'go with --gen' "$shard" --input packed.h5 --capacity 4K
@@ -234,7 +234,7 @@ expect 2 'is not a positive multiple of 6' "$shard" --gen dist=fixed,length=10,c
 # As many ranks as there can be, under every layout, the searched ones as well.
 expect 0 'RESULT UNVERIFIED' "$shard" --gen dist=fixed,length=128K,count=1 --capacity 128K --cp 65536 -c none --layout balanced-joint
 expect 2 '--gen: 1099511627776 slots need 17.6 TB at least, and ' "$shard" --gen dist=fixed,length=64M,count=16K --capacity 64M --cp 2
-expect 2 '--cp 100000: at most 65536' "$shard" --gen dist=fixed,length=10,count=5 --cp 100000
+expect 2 "--cp: '100000' is more than 65536" "$shard" --gen dist=fixed,length=10,count=5 --cp 100000
 expect 2 '--stripe 2: layout contiguous does not read it; striped does' "$shard" --input packed.h5 --layout contiguous --stripe 2 -o none.h5
 expect 2 '--chunk 8: layout dual-chunk-swap does not read it; balanced and balanced-joint do' "$shard" --input packed.h5 --layout dual-chunk-swap --chunk 8
 expect 2 'nearest: zigzag' "$shard" --input packed.h5 --layout zigzg

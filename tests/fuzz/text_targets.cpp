@@ -29,12 +29,12 @@ constexpr int ranks = 4;
 
 /// The options of a program, as its main function declares and reads them.
 struct Parser {
-  CLI::App app;
+  OptionTable app{"", "fuzz"};
   CommonOptions common;
 
   template <class Options>
   explicit Parser(Options& options) {
-    app.set_help_flag("");
+    app.parser().set_help_flag("");
     declare_options(app, options);
     declare_common(app, common);
   }
@@ -47,7 +47,7 @@ struct Parser {
 
   std::vector<std::string> names() const {
     std::vector<std::string> result;
-    for (const CLI::Option* option : app.get_options())
+    for (const CLI::Option* option : app.parser().get_options())
       for (const std::string& name : option->get_lnames()) result.push_back(name);
     return result;
   }

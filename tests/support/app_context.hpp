@@ -14,8 +14,9 @@ struct TestContext {
   Outputs outputs{world()};
   RowLog rows{world()};
   Progress progress{"gyre-test", "off", false};
-  AppContext context{info,           environment(), world(), {"gyre-test", "-v"},
-                     "gyre-test -v", outputs,       rows,    progress};
+  OptionTable options{"A test", "gyre-test"};
+  AppContext context{info, environment(), world(), {"gyre-test", "-v"}, "gyre-test -v", outputs,
+                     rows, progress,      options};
 };
 
 }  // namespace gyre::test

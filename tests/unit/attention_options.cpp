@@ -47,22 +47,19 @@ TEST(AttentionOptions, WhatIsImpossibleIsListed) {
   using O = AttentionOptions;
   for (
       const auto& [problems, change] : std::vector<std::pair<std::string, std::function<void(O&)>>>{
-          {"  - --factor 1 must be more than 1\n"
-           "  - --max 10 needs --min\n"
+          {"  - --max 10 needs --min\n"
            "  - --heads 7 is not a multiple of --kv-heads 3; the nearest is 6\n"
            "  - --window 4 needs --mask causal\n"
-           "  - --cp 5 in a run of 2 ranks; --explain takes any\n"
-           "  - --tol-scale 0 must be positive",
+           "  - --cp 5 in a run of 2 ranks; --explain takes any",
            [](O& o) {
-             o.heads = 7, o.kv_heads = 3, o.cp = 5, o.sweep.factor = 1, o.sweep.max = 10;
-             o.mask.window = 4, o.mask.mask = "full", o.tol_scale = 0;
+             o.heads = 7, o.kv_heads = 3, o.cp = 5, o.sweep.max = 10;
+             o.mask.window = 4, o.mask.mask = "full";
            }},
-          {"  - --max-seconds -1 must be positive\n"
-           "  - --step 5 needs --min\n"
+          {"  - --step 5 needs --min\n"
            "  - one of --step and --factor, not both\n"
            "  - --resume leaves rows out; --output and --trace need theirs: run them by themselves",
            [](O& o) {
-             o.sweep.step = 5, o.sweep.factor = 3, o.repeats.max_seconds = -1;
+             o.sweep.step = 5, o.sweep.factor = 3;
              o.report.resume = "finished", o.trace = "t.json";
            }},
           // Nothing that is given is ignored.

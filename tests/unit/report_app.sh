@@ -41,7 +41,7 @@ expect 2 '' 'unknown option --inptu; nearest: --input' --inptu a.h5
 expect 2 '' 'unknown option --tpp; nearest: --tp' --inptu a.h5 --tpp=2
 expect 2 '' 'see gyre-pipeline --help' --inptu a.h5 --tpp=2
 expect 2 '' "'two' is not an integer" --input a.h5 --model b.h5 --cp two
-expect 2 '' "'soon' is not a number of seconds" --timeout soon
+expect 2 '' "'soon' is not a finite number" --timeout soon
 expect 2 '' '--verbose is a switch: true or false' --verbose=18446744073709551616
 expect 2 '' "cannot read 'none.toml': No such file or directory" --config none.toml
 

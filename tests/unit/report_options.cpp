@@ -79,6 +79,7 @@ TEST(Nearest, SuggestsWhatWasMeant) {
 TEST(Nearest, KeepsQuietWhenNothingIsNear) {
   EXPECT_EQ(nearest("--frobnicate", {"--input", "--cp"}), "");
   EXPECT_EQ(nearest("--x", {}), "");
+  EXPECT_EQ(nearest("--overlap", {"--help"}), "");  // dashes alone make no name near
 }
 
 /// What a program with a flag, its negation and the common options makes of a command line.
@@ -90,8 +91,8 @@ struct Switches {
 Switches read_switches(std::vector<const char*> arguments) {
   Switches result;
   CommonOptions common;
-  CLI::App app("", "program");
-  app.set_help_flag("");
+  OptionTable app("", "program");
+  app.parser().set_help_flag("");
   const AddOptions add(app);
   add.flag("--in-place,!--out-of-place", "", result.in_place);
   add.flag("--list", "", result.list);
@@ -149,17 +150,17 @@ Configured configure(const std::string& text, std::vector<const char*> arguments
   const File file(text);
   Configured result;
   CommonOptions common;
-  CLI::App app("", "program");
-  app.set_help_flag("");
+  OptionTable app("", "program");
+  app.parser().set_help_flag("");
   const AddOptions add(app);
   add("--text", "", result.text);
   add.choice("-c,--choice", "", result.choice, {"none", "last"});
   add.choices("--choices", "", result.choices,
               {{"first-fit", "in order"}, {"best", "tightest (Baker)"}});
   add("texts", "", result.texts);
-  add("-n,--number", "", result.number, 1);
+  add("-n,--number", "", result.number, 1, 1000);
   add.size("--size", "", result.size, 1);
-  add("--real", "", result.real);
+  add("--real", "", result.real, {.least = 0, .most = 4, .open = true});
   add.flag("--list", "", result.list);
   declare_common(app, common);
   arguments.insert(arguments.begin(), {"program", "--config", file.path().c_str()});
@@ -248,7 +249,10 @@ TEST(Configuration, RefusesValuesOfAnotherType) {
   wants("choices = 'best,all'", "all stands alone, not beside other names");
   wants("choices = 'best,'", "'' is not one of all, first-fit, best");
   wants("size = -1", "'-1' is not a size (digits, then K, M or G for 2^10, 2^20, 2^30)");
-  wants("real = 'x'", "Could not convert: --real = x");
+  wants("real = 'x'", "'x' is not a finite number");
+  wants("real = 0", "'0' is not above 0");
+  wants("real = 4.5", "'4.5' is more than 4");
+  wants("number = 1001", "'1001' is more than 1000");
   wants("list = 2", "--list is a switch: true or false, not '2'");
   wants("list = [ true ]", "an array where --list takes true or false");
 }

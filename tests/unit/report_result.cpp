@@ -8,7 +8,10 @@
 #include <sstream>
 
 #include "app_context.hpp"
+#include "errors.hpp"
 #include "mpi_test.hpp"
+#include "report/at_least.hpp"
+#include "report/options.hpp"
 #include "report/result.hpp"
 
 namespace gyre {
@@ -59,6 +62,36 @@ TEST(Report, HeaderIdentifiesTheRun) {
             "# env OMP_NUM_THREADS=1\n"
             "# config tokens=131072 cp=2 causal=true\n"
             "# input pack.h5 sha256 9f2c\n");
+}
+
+TEST(Report, OptionsOfTheCompilerAreNamed) {
+  RunReport report = sample_report();
+  report.build.flags = "-O1 -ffast-math";
+  EXPECT_NE(header_text(report).find("  GNU 12.2.0  -O1 -ffast-math\n"), std::string::npos);
+  EXPECT_NE(run_line(report, "id").find("\"flags\":\"-O1 -ffast-math\""), std::string::npos);
+  EXPECT_FALSE(build_info().fast_math);
+  report.build.fast_math = true;
+  EXPECT_TRUE(footer_text(report).ends_with("RESULT UNOFFICIAL (fast-math build)\n"));
+}
+
+TEST(AtLeast, TakesFiguresThatTheProgramHas) {
+  const std::vector<std::string> metrics = {"attention_rate", "average_attention_rate"};
+  check_at_least("", metrics);
+  check_at_least("attention_rate=0.5", metrics);
+  test::expect_usage(
+      "--at-least atention_rate=1: there is no figure atention_rate; nearest: attention_rate; "
+      "there are: attention_rate, average_attention_rate",
+      [&] { check_at_least("atention_rate=1", metrics); });
+  test::expect_usage("--at-least x=1: there is no figure x; there are: none",
+                     [] { check_at_least("x=1", {}); });
+  EXPECT_THROW(check_at_least("attention_rate", metrics), Error);
+}
+
+TEST(AtLeast, ComparesTheFiguresOfTheRun) {
+  const std::vector<Fom> foms = {{"rate", 2, "1/s", {}}};
+  EXPECT_EQ(compare_at_least("rate=2", foms).code, ExitCode::ok);
+  EXPECT_EQ(compare_at_least("rate=2.1", foms).code, ExitCode::verification_failed);
+  EXPECT_EQ(compare_at_least("average_rate=1", foms).code, ExitCode::usage);
 }
 
 TEST(Report, ManyHostsAreCounted) {
@@ -281,8 +314,16 @@ TEST(ReportEnvironment, HoldsOnlyAllowedVariables) {
 
 TEST(Report, KnowsItsOwnRun) {
   test::TestContext made;
+  int heads = 8, tp = 1;
+  const AddOptions add(made.options, "Problem");
+  add("--heads", "", heads, 1);
+  add("--tp", "", tp, 1);
+  tp = 2;
   const RunReport report =
       begin_report(made.context, {{"cp", int64_t{1}}}, {{"hdf5", "1.10.8"}, {"nccl", "2.28"}});
+  EXPECT_EQ(to_text(report.configuration), "cp=1 heads=8 tp=2");
+  EXPECT_NE(header_text(report).find("\n# config cp=1 heads=8 tp=2\n"), std::string::npos)
+      << header_text(report);
   EXPECT_EQ(std::ssize(report.ranks), test::world().size());
   EXPECT_EQ(report.launcher, "hydra");
   EXPECT_EQ(report.start.size(), std::string("2026-01-31T12:00:00Z").size());

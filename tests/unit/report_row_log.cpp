@@ -196,9 +196,26 @@ TEST_F(RowLogs, NoisyRowsAreMeasuredAgainWhenThatIsWanted) {
   EXPECT_FALSE(log.has(key(2)));
 }
 
+TEST_F(RowLogs, RowsOfAnotherSeedOfTheSoftwareGpuStand) {
+  RunReport one = report(), other = report();
+  one.libraries = {{"cuda", "software GPU (seed 1)"}};
+  other.libraries = {{"cuda", "software GPU (seed 2)"}};
+  write(one, {row(1, true, true)});
+  RowLog log(world());
+  log.begin(other, options("finished"));
+  EXPECT_TRUE(log.has(key(1)));
+}
+
 TEST_F(RowLogs, RowsOfAnotherRunDoNotStand) {
   write(report(), {row(1, true, true)});
   for (const auto change : {+[](RunReport& r) { r.build.git_sha = "5e6f"; },
+                            +[](RunReport& r) { r.build.flags = "-O1"; },
+                            +[](RunReport& r) {
+                              r.libraries = {{"mpi", "MPICH 4.1"}};
+                            },
+                            +[](RunReport& r) {
+                              r.environment = {{"OMP_PROC_BIND", "false"}};
+                            },
                             +[](RunReport& r) { r.configuration[0].second = int64_t{4}; },
                             +[](RunReport& r) { r.ranks[0].host = "node02"; },
                             +[](RunReport& r) {
