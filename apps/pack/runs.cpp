@@ -412,7 +412,7 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
   outcome.notes += batch.notes;
   outcome.notes += judgement(o, batch.header, world);
   if (batch.encoder) {
-    batch.encoder->input_sha256 = report.inputs.at(0).sha256;
+    batch.encoder->input_sha256 = checksum_of(report, o.input);
     batch.encoder->provenance = provenance_of(context, o.input);
     outcome.notes += write_and_compare(*batch.encoder, o.encoder, o.check != "none", context,
                                        report.verification);
