@@ -186,7 +186,7 @@ COLLECT_TEXT = """Tables: cases, runs, rows (one a measured row; key and
 measurements as columns), units (of columns), samples (one an iteration and rank), foms."""
 COMPARE_TEXT = """Rows are the same when program, ranks,
 nodes, key, inputs and all options are, but for those of measurement and output. How far two runs of one build
-are apart is estimated from several runs a side (three at least; a study with repeat = 3 is three runs):
+are apart is estimated from several runs a side (two at least, better three; a study with repeat = 3 is three runs):
   gyre-study compare old1 old2 old3 -- new1 new2 new3
 All rows together, groups (rows with one value of a variable, such as pass=bwd) and rows are tested with Student's t;
 groups and rows against the other rows of the same run, so that what a run drifts as a whole does not count. The

@@ -144,8 +144,7 @@ class Collector:
             (one for one in self.folder.placements if self.folder.rows_file(one) == file), None
         )
         runs = read_lines(file)
-        of_cases = newest_rows(runs, self.folder.app, placement) if placement else {}
-        newest = {id(row) for _, row in of_cases.values()}
+        newest = {id(row) for _, row in newest_rows(runs, self.folder.app).values()}
         for run in runs:
             number = len(self.runs) + 1
             self.runs.append(run_fields(number, run, placement.name if placement else file.stem))

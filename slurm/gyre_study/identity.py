@@ -69,12 +69,14 @@ def given_options(argv: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def contradicts(run: Run, arguments: Sequence[str], others: Collection[str]) -> bool:
-    """Whether a run was started with another value of an option than these arguments, or with an option more. `others`:
-    options that may differ."""
+def contradicts(run: Run, arguments: Sequence[str], others: Collection[str]) -> str:
+    """The first option that a run was given with another value than in these arguments, or more than them: "--heads 2";
+    else "". `others`: options that may differ."""
     given, wanted = (given_options(words) for words in (run.head.get("run", {}).get("argv", []), ["", *arguments]))
     free = NOT_COMPARED | {name.replace("-", "_") for name in others}
-    return any(wanted.get(name) != value for name, value in given.items() if name not in free)
+    found = (f"--{name.replace('_', '-')} {value}" for name, value in given.items()
+             if name not in free and wanted.get(name) != value)
+    return next(found, "")
 
 
 def recorded_settings(run: Run) -> dict[str, str]:

@@ -62,18 +62,27 @@ def stands(row: Row, accept: str, unchecked: bool) -> bool:
     return accept == "finished" or row.is_measured
 
 
-def newest_rows(runs: list[Run], app: App, placement: Placement) -> dict[str, tuple[Run, Row]]:
-    """The newest row of each key, from runs of this build with the placement's options.
-
-    A program does not say its compiler flags before it runs: those of the last run count.
-    """
+def newest_rows(runs: list[Run], app: App) -> dict[str, tuple[Run, Row]]:
+    """The newest row of each key, from runs of this build."""
     rows = {}
-    flags = runs[-1].flags if runs else ""
     for run in runs:
-        if run.build == app.build and run.flags == flags and not contradicts(run, placement.arguments, app.swept):
+        if run.build == app.build:
             for row in run.rows:
                 rows[json.dumps(row.key, sort_keys=True)] = (run, row)
     return rows
+
+
+def other_run(case_rows: list[tuple[Run, Row]], placement: Placement, app: App, flags: str) -> str:
+    """Why rows do not count, whatever they hold: their run was started or compiled otherwise. Or "".
+
+    `flags`: of the last run. A program does not say its compiler flags before it runs.
+    """
+    for run, _ in case_rows:
+        if differs := contradicts(run, placement.arguments, app.swept):
+            return f"its rows are of a run with {differs}"
+        if run.flags != flags:
+            return f"its rows are of a program that was compiled with {run.flags or 'flags that it does not say'}"
+    return ""
 
 
 def is_complete(case_rows: list[tuple[Run, Row]], folder: Folder) -> bool:
@@ -258,7 +267,8 @@ def statuses(folder: Folder) -> list[CaseStatus]:
     unchecked = str(folder.study.options.get("check", "")) == "none"
     found = []
     for placement in folder.placements:
-        rows = newest_rows(read_lines(folder.rows_file(placement)), folder.app, placement)
+        runs = read_lines(folder.rows_file(placement))
+        rows = newest_rows(runs, folder.app)
         for case in placement.cases:
             own = [(run, row) for run, row in rows.values() if fits(case, row, folder.app)]
             attempt = handed.get(case.id)
@@ -266,10 +276,14 @@ def statuses(folder: Folder) -> list[CaseStatus]:
                 case, placement, *from_attempt(case, attempt, queue, folder), own
             )
             status.alone = attempt is not None and attempt.is_refused(folder.app)
-            if own and status.state not in UNDER_WAY:
+            other = other_run(own, placement, folder.app, runs[-1].flags if runs else "")
+            if other and status.state not in UNDER_WAY:
+                status.state, status.reason = "missing", other
+            elif own and status.state not in UNDER_WAY:
                 judge(status, folder, unchecked)
             elif (
                 own
+                and not other
                 and is_complete(own, folder)
                 and all(stands(row, folder.accept, unchecked) for _, row in own)
             ):

@@ -101,6 +101,9 @@ class States(Scratch):
         ):
             self.rows(folder, text)
             self.assertEqual(self.states(folder)[0], wanted, text)
+        self.assertEqual(statuses(folder)[0].state, "missing")
+        self.rows(folder, self.begin("--cp 1 --heads 16") + self.both() + end)
+        self.assertEqual(statuses(folder)[0].reason, "its rows are of a run with --heads 16")
 
     def test_what_is_accepted(self) -> None:
         folder = planned(self.path, study_of(accept="finished", cp=[1, 2], tokens=[64], schedule=["ring"]))
