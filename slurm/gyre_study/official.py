@@ -33,9 +33,13 @@ STUDIES = ROOT / "slurm/studies"
 PREFIX = "official-"
 SCHEMA = "gyre-official/1"
 STUDY = "name kind app axes title minutes accept ranks_per_node options problems tunable size chosen"
-SITE = """name cores_per_node gpus_per_node max_nodes partition account launcher binding apps mpiexec modules sbatch_options
-    launcher_options environment model"""
-PLAN = {"study": {**dict.fromkeys(STUDY.split(), ANY), "*": ANY}, "site": {**dict.fromkeys(SITE.split(), ANY), "*": ANY}, "*": ANY}
+SITE = """name cores_per_node gpus_per_node max_nodes partition account launcher binding apps mpiexec modules
+    sbatch_options launcher_options environment model"""
+PLAN = {
+    "study": {**dict.fromkeys(STUDY.split(), ANY), "*": ANY},
+    "site": {**dict.fromkeys(SITE.split(), ANY), "*": ANY},
+    "*": ANY,
+}
 ENTRY = {"schema": str, "problem": str, "plan": PLAN, "rows": {"*": [{"*": ANY}]}}
 # SHA-256 of a study's file, and the hashes of its problems. docs/official.md has them, too.
 OFFICIAL: dict[str, tuple[str, dict[str, str]]] = {
@@ -109,7 +113,10 @@ def read_problem(name: str, size: str, chosen: tuple[str, ...]) -> Problem:
     study = load_study(file, size, chosen)
     problem = Problem(study, {one.name: sha256(one) for one in files_of(study)})
     of_file, hashes = OFFICIAL[name]
-    for what, got, wanted in ((f"{file}: SHA-256", sha256(file), of_file), (f"{name} {size}: problem", problem.hash, hashes[study.size])):
+    for what, got, wanted in (
+        (f"{file}: SHA-256", sha256(file), of_file),
+        (f"{name} {study.size}: problem", problem.hash, hashes[study.size]),
+    ):
         if got != wanted:
             raise StudyError(f"{what} {got}; the official one: {wanted}; the study or an input of it was edited")
     return problem
@@ -121,7 +128,8 @@ def is_result(path: Path) -> bool:
     return isinstance(value, dict) and value.get("schema") == SCHEMA
 
 
-Lines = dict[str, list[tuple[int, dict[str, Any]]]]
+NumberedLines = list[tuple[int, dict[str, Any]]]
+Lines = dict[str, NumberedLines]  # by placement
 
 
 @dataclass
@@ -157,7 +165,7 @@ def opened_result(path: Path) -> Iterator[Opened]:
         yield result
 
 
-def numbered(file: Path) -> list[tuple[int, dict[str, Any]]]:
+def numbered(file: Path) -> NumberedLines:
     return list(objects(file)) if file.exists() else []
 
 
@@ -174,7 +182,8 @@ def opened_entry(path: Path, entry: Any) -> Iterator[Opened]:
         try:
             folder = Folder(Path(place))
         except StudyError as error:
-            raise StudyError(str(error).replace(f"{Path(place).resolve()}/plan.json", f"{path}: plan"), error.code) from error
+            said = str(error).replace(f"{Path(place).resolve()}/plan.json", f"{path}: plan")
+            raise StudyError(said, error.code) from error
         names = [one.name for one in folder.placements]
         if bad := [name for name in names if not re.fullmatch(r"[\w-]+", name)]:  # it becomes the name of a file
             raise StudyError(f"{path}: placement {bad[0]!r}; wanted: a name such as cp2-0123abcd", RUNTIME)

@@ -1,8 +1,9 @@
 """Judges results of official problems.
 
-Everything is computed again that follows from the problem's definition and the samples, and the rest must be there, of its
-kind and as the problem has it: official_work.py says what the problem means, official_rules.py and official_figures.py what
-the samples say, official_setting.py how was measured. Reasons name field, value and what is wanted.
+Everything is computed again that follows from the problem's definition and the samples, and the rest must be there, of
+its kind and as the problem has it: official_work.py says what the problem means, official_rules.py and
+official_figures.py what the samples say, official_setting.py how was measured. Reasons name field, value and what is
+wanted.
 """
 
 import json
@@ -16,7 +17,7 @@ from .cases import Expansion, Placement, expand
 from .errors import StudyError
 from .files import Study
 from .folder import Folder
-from .official import Opened, Problem, problem_of
+from .official import NumberedLines, Opened, Problem, problem_of
 from .official_figures import judge_measurements, misstated_foms, misstated_peaks
 from .official_rules import (
     differ,
@@ -31,6 +32,7 @@ from .official_setting import (
     ROOT,
     crowded,
     differences,
+    hosts_of,
     misstated_build,
     misstated_command,
     misstated_configuration,
@@ -95,7 +97,8 @@ def judge_plan(judgement: Judgement, stated: str) -> None:
                           for one in folder.study.tunable if one not in problem.study.tunable]
     if stated and stated != problem.hash:
         judgement.refused.append(f"problem {stated}; {problem.study.name} {problem.study.size} is {problem.hash}")
-    of_app = differ("app.name", folder.app.name, problem.study.app) + differ("app.path", Path(folder.app.path).name, folder.app.name)
+    of_app = differ("app.name", folder.app.name, problem.study.app)
+    of_app += differ("app.path", Path(folder.app.path).name, folder.app.name)
     judgement.refuse("plan", of_app)
     ids = [case.id for one in folder.placements for case in one.cases]
     forms = [*ids, *(case.kin for one in folder.placements for case in one.cases), *(one.id for one in folder.placements)]
@@ -112,7 +115,8 @@ def shape_of(placement: Placement) -> dict[str, Any]:
     """A placement without its ids, which are hashes of folders, too."""
     cases = [portable(case.axes) for case in placement.cases]
     name = placement.name.removesuffix(f"-{placement.id[:8]}")
-    return {**portable(asdict(placement)), "id": "", "name": name, "cases": cases, "arguments": words_of(placement.arguments)}
+    own = {"id": "", "name": name, "cases": cases, "arguments": words_of(placement.arguments)}
+    return {**portable(asdict(placement)), **own}
 
 
 # Runs and their rows
@@ -123,7 +127,7 @@ def lines_schema() -> Schema:
     return read_schema(ROOT / "results/gyre-result-1.schema.json")
 
 
-def misfits(lines: list[tuple[int, dict[str, Any]]]) -> list[str]:
+def misfits(lines: NumberedLines) -> list[str]:
     """What is not of the schema."""
     found = []
     for number, line in lines:
@@ -160,8 +164,8 @@ def judge_setting(judgement: Judgement, place: str, placement: Placement, run: R
 
 
 def judge_rows(run: Run, work: Work, what: dict[str, str], on_cpu: bool) -> tuple[list[str], dict[str, Any]]:
-    """What is wrong with the rows of a run, and the checks that must be there. `what`: cases by key of row. On GPUs not every
-    operation repeats its bits, and not every one compares them."""
+    """What is wrong with the rows of a run, and the checks that must be there. `what`: cases by key of row. On GPUs not
+    every operation compares the bits of its runs."""
     wrong: list[str] = []
     checks: dict[str, Any] = {}
     stated = run.end["verification"]["checks"] if run.end else []
@@ -182,7 +186,9 @@ def judge_rows(run: Run, work: Work, what: dict[str, str], on_cpu: bool) -> tupl
     return wrong or misstated_peaks(run.rows), checks
 
 
-def judge_run(judgement: Judgement, placement: Placement, run: Run, work: Work, what: dict[str, str], counts: bool) -> None:
+def judge_run(
+    judgement: Judgement, placement: Placement, run: Run, work: Work, what: dict[str, str], counts: bool
+) -> None:
     """`counts`: whether the run has a row that was not measured again since."""
     place = placement.name
     judge_setting(judgement, place, placement, run, work)
@@ -194,8 +200,7 @@ def judge_run(judgement: Judgement, placement: Placement, run: Run, work: Work, 
             judgement.refused.append(f"{place}: a run was cut off; plan the study in a new folder")
         return
     end = run.end
-    cores = {one["host"]: host["threads"] for one in run.head["ranks"] for host in (run.head["machine"] or {"hosts": []})["hosts"]
-             if one["host"] in host["names"]}
+    cores = {name: host["threads"] for name, host in hosts_of(run).items()}
     tokens = 0 if work.study.app == "gyre-pack" else work.documents.tokens
     judgement.refuse(place, misstated_checks(end, checks, tokens) + misstated_load(run, cores))
     if wrong:
@@ -207,7 +212,7 @@ def judge_run(judgement: Judgement, placement: Placement, run: Run, work: Work, 
         judgement.noise += [f"{place}: {one}" for one in reasons]
 
 
-def judge_placement(judgement: Judgement, placement: Placement, wanted: Placement, lines: list[tuple[int, dict[str, Any]]]) -> None:
+def judge_placement(judgement: Judgement, placement: Placement, wanted: Placement, lines: NumberedLines) -> None:
     problem = judgement.problem
     assert problem is not None
     if wrong := misfits(lines):
@@ -215,7 +220,8 @@ def judge_placement(judgement: Judgement, placement: Placement, wanted: Placemen
         return
     work = WORK[problem.study.app](problem.study, wanted)
     cases = {key_text(key): case for case in placement.cases for key in work.keys(case)}
-    what = {key: " ".join(f"{name}={value}" for name, value in portable(case.axes).items()) for key, case in cases.items()}
+    what = {key: " ".join(f"{name}={value}" for name, value in portable(case.axes).items())
+            for key, case in cases.items()}
     runs = runs_of(judgement.path, lines)
     newest = {key_text(row.key): (run, row) for run in runs for row in run.rows}
     counted = {run.id for run, _ in newest.values()}
@@ -229,7 +235,8 @@ def judge_placement(judgement: Judgement, placement: Placement, wanted: Placemen
         if missing:
             words = ", ".join(sorted(str(one["pass"]) for one in missing)) if own else "any pass"
             text = next(text for key, text in what.items() if cases[key] is case)
-            judgement.refused.append(f"{placement.name}: no result of {words} of the case {text}{why_missing(judgement, case.id)}")
+            why = why_missing(judgement, case.id)
+            judgement.refused.append(f"{placement.name}: no result of {words} of the case {text}{why}")
 
 
 def why_missing(judgement: Judgement, case: str) -> str:

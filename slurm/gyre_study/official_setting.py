@@ -144,8 +144,10 @@ def misstated_configuration(run: Run, app: str, work: Work) -> list[str]:
 # Builds
 
 SLOW_OR_LOOSE = re.compile(
-    r"-O[^23]\S*|-O|-Ofast|-ffast-math|--?use_fast_math|-funsafe-math\S*|-ffinite-math\S*|-fassociative-math|-fno-signed-zeros"
-    r"|-freciprocal-math|-ffp-model=(fast|aggressive)|-fsanitize\S*|--coverage|-fprofile-arcs|-pg|-UNDEBUG|-D_GLIBCXX_DEBUG\S*")
+    r"-O[^23]\S*|-O|-ffast-math|--?use_fast_math|-funsafe-math\S*|-ffinite-math\S*|-fassociative-math|-fno-signed-zeros"
+    r"|-freciprocal-math|-ffp-model=(fast|aggressive)|-fsanitize\S*|--coverage|-fprofile-arcs|-pg|-UNDEBUG"
+    r"|-D_GLIBCXX_DEBUG\S*"
+)
 
 
 def misstated_build(run: Run, app: App) -> list[str]:
@@ -159,7 +161,8 @@ def misstated_build(run: Run, app: App) -> list[str]:
         wrong.append(f"{build['type']} build; wanted: Release")
     flags = run.head["build"].get("flags")
     version = tuple(map(int, build["version"].split(".")))
-    if flags is None and (version > (0, 2, 0) or looks_up() and git("grep", "-l", '"flags"', build["git"], "--", "src/report")):
+    writes = looks_up() and git("grep", "-l", '"flags"', build["git"], "--", "src/report")
+    if flags is None and (version > (0, 2, 0) or writes):
         wrong.append(f"build has no flags, which programs of version {build['version']}, commit {build['git']} write")
     bad = [word for word in (flags or "").split() if SLOW_OR_LOOSE.fullmatch(word)]
     if bad:
@@ -228,15 +231,17 @@ def misstated_ranks(run: Run, ranks: int, on_cpu: bool) -> list[str]:
             wrong.append(f"rank {one['rank']}: host {one['host']!r}; the machine's: {', '.join(hosts)}")
         if not one.get("cpus") or not one.get("numa"):
             wrong.append(f"rank {one['rank']} has no cpus or numa")
-        if not on_cpu and run.head["libraries"].get("cuda", "no").startswith(("no", "software GPU")):
-            wrong.append(f"rank {one['rank']}: device {one['device']!r} with libraries.cuda {run.head['libraries'].get('cuda')!r}")
+        cuda = run.head["libraries"].get("cuda", "no")
+        if not on_cpu and cuda.startswith(("no", "software GPU")):
+            wrong.append(f"rank {one['rank']}: device {one['device']!r} with libraries.cuda {cuda!r}")
         if (one["device"] == "cpu") != on_cpu:
             wrong.append(f"rank {one['rank']}: device {one['device']!r}; wanted: {'cpu' if on_cpu else 'a GPU'}")
     devices = [one.get("device_uuid") or (one["host"], one["device"].split(" ")[0]) for one in stated]
     if not on_cpu and len({*devices}) < len(devices):
         wrong.append("several ranks have one device; wanted: one each")
-    if {*hosts} != {one["host"] for one in stated}:
-        wrong.append(f"machine.hosts {', '.join(hosts)}; those of the ranks: {', '.join(sorted({one['host'] for one in stated}))}")
+    of_ranks = {one["host"] for one in stated}
+    if {*hosts} != of_ranks:
+        wrong.append(f"machine.hosts {', '.join(hosts)}; those of the ranks: {', '.join(sorted(of_ranks))}")
     return wrong
 
 
@@ -251,7 +256,8 @@ def crowded(run: Run, threads: int) -> list[str]:
             inside = sum(other <= own for other in sets)
             if inside * threads > len(own):
                 few = ",".join(map(str, sorted(own)[:8]))
-                return [f"{inside} ranks of {threads} threads are bound to {len(own)} CPUs of {host} ({few}); wanted: a core each"]
+                bound = f"bound to {len(own)} CPUs of {host} ({few})"
+                return [f"{inside} ranks of {threads} threads are {bound}; wanted: a core each"]
     return []
 
 
@@ -295,7 +301,8 @@ def of_several_machines(runs: Sequence[Run]) -> list[str]:
         mpi = run.head["machine"]["mpi"] if run.head["machine"] else {}
         wrong += differ("machine.mpi.library", mpi.get("library"), run.head["libraries"].get("mpi"))
         first_mpi = (runs[0].head["machine"] or {"mpi": {}})["mpi"]
-        wrong += [one for name in ("device", "transport") for one in differ(f"machine.mpi.{name}", mpi.get(name), first_mpi.get(name))]
+        for name in ("device", "transport"):
+            wrong += differ(f"machine.mpi.{name}", mpi.get(name), first_mpi.get(name))
     return wrong
 
 

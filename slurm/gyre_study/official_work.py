@@ -313,7 +313,8 @@ class Logprobs(Work):
 
     def foms(self, row: dict[str, Any]) -> list[tuple[str, Any, str]]:
         stated = row["measurements"]
-        return [("logits_rate", stated["rate"], "GB/s/rank"), ("share_of_bandwidth", stated["share_of_limit"], "of measured")]
+        return [("logits_rate", stated["rate"], "GB/s/rank"),
+                ("share_of_bandwidth", stated["share_of_limit"], "of measured")]
 
 
 class Pack(Work):
@@ -333,7 +334,8 @@ class Pack(Work):
         bins, bound = stated.get("bins"), stated.get("cost_bound")
         if isinstance(bins, int) and bins > 0 and isinstance(bound, (int, float)):
             mean, longest = documents.pairs / bins, documents.longest * (documents.longest + 1) / 2
-            found |= {"util": 100 * documents.tokens / (bins * self.size("capacity")), "cost": bound * max(mean, longest) / mean}
+            found["util"] = 100 * documents.tokens / (bins * self.size("capacity"))
+            found["cost"] = bound * max(mean, longest) / mean
         return found
 
     def limits(self, row: dict[str, Any]) -> dict[str, tuple[float, float]]:
@@ -368,7 +370,8 @@ class Pipeline(Work):
 
     def facts(self) -> dict[str, Any]:
         found = {"documents": self.documents.count, "tokens": self.documents.tokens, "parameters": self.model.parameters,
-                 "grid": " ".join(f"{name}={self.grid[name]}" for name in ("dp", "cp", "tp")), "bin": (self.bin, self.size("bin"))}
+                 "grid": " ".join(f"{name}={self.grid[name]}" for name in ("dp", "cp", "tp")),
+                 "bin": (self.bin, self.size("bin"))}
         return found | ({"source": self.documents.source} if self.documents.source else {})
 
     def flops(self, key: dict[str, Any]) -> float:
@@ -380,7 +383,8 @@ class Pipeline(Work):
         grid = {name: self.grid[name] for name in ("dp", "cp", "tp")}
         flops = self.flops(row["key"]) / self.ranks / seconds / 1e9
         wire = row["model"]["bytes_wire"] / 1e6 if row["model"]["bytes_wire"] is not None else None
-        return {**grid, "tokens": self.documents.tokens, "rate": self.documents.tokens / seconds, "flop_rate": flops, "wire": wire}
+        tokens = self.documents.tokens
+        return {**grid, "tokens": tokens, "rate": tokens / seconds, "flop_rate": flops, "wire": wire}
 
     def limits(self, row: dict[str, Any]) -> dict[str, tuple[float, float]]:
         """A document that is longer than a bin is a bin; padding makes it longer still."""
@@ -389,12 +393,14 @@ class Pipeline(Work):
         bins = row["measurements"].get("bins")
         slots = sum(long) + ((bins if isinstance(bins, int) else 0) - len(long)) * self.bin
         full = 100 * self.documents.tokens / max(slots, 1)
-        return {"of_limit": SHARE, "exposed": PERCENT, "pack": (0.9 * full, full * (1 + 1e-9)), "imb_pair": ANY, "imb_time": ANY,
+        return {"of_limit": SHARE, "exposed": PERCENT, "imb_pair": ANY, "imb_time": ANY,
+                "pack": (0.9 * full, full * (1 + 1e-9)),
                 "bins": (len(long) + math.ceil(rest / self.bin), self.documents.count)}
 
     def checks(self, key: dict[str, Any], reps: int) -> dict[str, Any]:
         predicted = lambda sampled: (sampled - self.documents.count, sampled)  # noqa: E731  (not the last of a document)
-        found: dict[str, Any] = {"logprob": predicted, "entropy": predicted, "bits of timed passes": exactly(reps * self.ranks)}
+        found: dict[str, Any] = {"logprob": predicted, "entropy": predicted}
+        found["bits of timed passes"] = exactly(reps * self.ranks)
         if not self.documents.source:  # the input's reference is compared whole
             hidden = exactly(self.documents.tokens * self.model.hidden)
             predictions = exactly(sum(max(0, n - 1) for n in self.documents.lengths))

@@ -56,7 +56,8 @@ class Schema:
         return self.known[name]
 
     def compile(self, schema: dict[str, Any]) -> Check:
-        checks = [getattr(self, f"of_{word.strip('$')}")(rule, schema) for word, rule in schema.items() if word not in NO_RULES]
+        rules = {word.strip("$"): rule for word, rule in schema.items() if word not in NO_RULES}
+        checks = [getattr(self, f"of_{word}")(rule, schema) for word, rule in rules.items()]
 
         def all_of(value: Any, place: str) -> str:
             for check in checks:
