@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|few|scale|golden|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
+# record.sh counted|explained|predicted|few|scale|golden|planted|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
 # whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` and `model` are the last screens of ./run demo and ./run model; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
@@ -137,6 +137,14 @@ golden() {
     echo "\$ $command"
     /usr/bin/python3 ${command/APPS/$apps}
   } >"$out/golden.txt"
+}
+
+planted() {
+  echo "record: planted.txt: tests/support/planted_table.py"
+  {
+    echo '$ tests/support/planted_table.py'
+    OPENBLAS_NUM_THREADS=1 /usr/bin/python3 tests/support/planted_table.py
+  } >"$out/planted.txt"
 }
 
 demo() {
@@ -289,6 +297,7 @@ case $what in
   few) few ;;
   scale) scale ;;
   golden) golden ;;
+  planted) planted ;;
   demo) demo ;;
   model) model ;;
   machine) machine ;;

@@ -25,9 +25,10 @@ sys.dont_write_bytecode = True
 sys.path[:0] = PATHS
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
 
+import gyre  # noqa: E402
 import planted_errors  # noqa: E402
 import planted_ranks  # noqa: E402
-from gyre.distributed import cli, conform, contracts, topk_kl  # noqa: E402
+from gyre.distributed import cli, conform, contract, contracts, rounding, topk_kl  # noqa: E402
 from gyre.distributed.conform import one  # noqa: E402
 from gyre.distributed.contract import Problem, Tolerance  # noqa: E402
 
@@ -110,6 +111,39 @@ class Right(unittest.TestCase):
     def test_regions(self):
         report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))
         self.assertTrue(report.passed, str(report))
+
+
+class Rounding(unittest.TestCase):
+    def test_bfloat16(self):
+        values = np.array([1, 1 + 2**-8, 1 + 3 * 2**-8, -1 - 2**-7, 1 + 2**-8 + 2**-20, 3.4e38, np.inf, -np.inf, np.nan])
+        wanted = np.array([1, 1, 1 + 2**-6, -1 - 2**-7, 1 + 2**-7, np.inf, np.inf, -np.inf, np.nan])
+        np.testing.assert_array_equal(rounding.in_type(values, "bfloat16"), wanted)
+        np.testing.assert_array_equal(rounding.in_type(np.array(1 + 2**-9), "bfloat16"), 1)
+        self.assertEqual(rounding.in_type(values, "float64").dtype, np.float64)
+        self.assertEqual(rounding.in_type(np.arange(3), "bfloat16").dtype.kind, "i")
+
+    def test_answers_are_those_of_the_inputs(self):
+        for name, arrays in (("attention_sinks_offset", ("sinks",)), ("logprobs_offset", ("logits", "teacher"))):
+            file = gyre.read(os.path.join(GOLDEN, f"{name}.h5"))
+            found = rounding.rounded(file, "bfloat16")
+            changed = tuple(n for n in file.inputs if not np.array_equal(found.inputs[n], file.inputs[n]))
+            self.assertEqual(changed, arrays)
+            answers = gyre.reference.attention if "attention" in name else gyre.reference.logprobs
+            wanted = answers(**found.inputs, **found.inputs.attributes)
+            for array in file.reference:
+                np.testing.assert_array_equal(found.reference[array], wanted[array], array)
+            self.assertFalse(np.allclose(found.reference[key := next(iter(file.reference))], file.reference[key], rtol=1e-6))
+        exact = gyre.read(os.path.join(GOLDEN, "attention_causal.h5"))
+        self.assertIs(rounding.rounded(exact, "bfloat16"), exact)
+
+    def test_statistics_that_are_wider_than_inputs_have_a_tolerance_of_their_own(self):
+        tolerance = contract.Tolerance(1e-2, 1e-2, 2e-4)
+        wide, narrow = (np.ones(1, kind) for kind in ("float64", "float32"))
+        self.assertEqual(tolerance.of("logprob", wide, wide), (2e-4, 2e-4))
+        self.assertEqual(tolerance.of("logprob", wide, narrow), (1e-2, 1e-2))
+        self.assertEqual(tolerance.of("out", wide, wide), (1e-2, 1e-2))
+        self.assertEqual(contract.returned("logprob", narrow, (1,), ["bfloat16", "float32"]).dtype, np.float64)
+        self.assertEqual(contract.returned("logprob", narrow, (1,), ["float32"]).dtype, np.float32)
 
 
 class Planted(unittest.TestCase):
@@ -211,7 +245,7 @@ class Command(unittest.TestCase):
             *self.ARGUMENTS, "planted_errors:dead_rank", "--contract", "attention", "--case", "attention_[cg]*"
         )
         self.assertEqual(code, 1, text)
-        self.assertIn("dead-rank in 3 cases", text)  # each case has new ranks after the death
+        self.assertIn("dead-rank in 5 cases", text)  # each case has new ranks after the death
 
     def test_nothing_compared_fails(self):
         code, text = command(*self.ARGUMENTS, f"{EXAMPLE}:attention", "--case", "attention_no_token")
