@@ -300,6 +300,13 @@ class Command(unittest.TestCase):
                 self.assertEqual(code, 2, text)
                 self.assertIn(words, text)
 
+    def test_forward_only_errors_are_explained(self):
+        for name in ("heads_by_turns", "entropies_of_shards", "no_filter"):
+            contract, kind, words, options = planted_ranks.ERRORS[name]
+            report = run(f"planted_ranks:{name}", contract=contract, forward_only=True, **options)
+            self.assertEqual(next(iter(report.kinds)), kind, str(report))
+            self.assertIn(words, str(report))
+
     def test_forward_only(self):
         run = (*self.ARGUMENTS, "planted_errors:sum_without_gradient", "--contract", "sum_over_group", "--case",
                "logprobs_plain", "--tp", "2")

@@ -151,7 +151,7 @@ class Torchrun(unittest.TestCase):
     def test_all_grids(self):
         code, text = torchrun(2, GOLDEN, "--case", "logprobs_plain", "--function", "planted_torch:sum_over_group")
         self.assertEqual(code, 0, text)
-        self.assertIn("CONFORM PASSED 2/2 cases, 84 values, 0 left out; cp 2 x tp 1, cp 1 x tp 2", text)
+        self.assertIn("CONFORM PASSED 2/2 cases, 168 values, 0 left out; cp 2 x tp 1, cp 1 x tp 2", text)
 
     def test_wrong_sizes(self):
         code, text = torchrun(2, *self.ARGUMENTS, "ring_attention:attention", "--ranks", "4")

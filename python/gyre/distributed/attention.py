@@ -23,7 +23,18 @@ import numpy as np
 from .. import reading
 from ..reference import visible
 from .attention_errors import hypotheses
-from .contract import LeftOut, Malformed, Problem, Tolerance, Verdict, checked_file, judged, keywords, not_numbers, returned
+from .contract import (
+    LeftOut,
+    Malformed,
+    Problem,
+    Tolerance,
+    Verdict,
+    checked_file,
+    judged,
+    keywords,
+    not_numbers,
+    returned,
+)
 from .layouts import Layout, layout_of
 from .rank import Here
 from .rounding import rounded

@@ -70,7 +70,8 @@ def call(
     batch["key_mask"] = here.booleans(piece["batch"]["key_mask"])
     answer = function(batch, here.rank // here.tp, here.cp, **more)
     if not isinstance(answer, Mapping) or not answer or set(answer) - set(PADDING):
-        raise Malformed("other-type", f"{type(answer).__name__} was returned; it must be a mapping of {', '.join(PADDING)}")
+        wanted = f"it must be a mapping of {', '.join(PADDING)}"
+        raise Malformed("other-type", f"{type(answer).__name__} was returned; {wanted}")
     return {n: returned(n, a, piece["shape"], (*INTEGERS, "bool")).astype(np.int64) for n, a in answer.items()}
 
 
@@ -102,7 +103,8 @@ def _judge(
         every = np.arange(width)
         orders = {"contiguous": every.reshape(cp, -1), "striped": every.reshape(-1, cp).T}
         for layout, other in orders.items():
-            yield Hypothesis("layout", f"rows are cut as the layout {layout} does", lambda other=other: cut(whole, other))
+            text = f"rows are cut as the layout {layout} does"
+            yield Hypothesis("layout", text, lambda other=other: cut(whole, other))
         for step in range(1, cp):
             other = np.roll(index, -step, axis=0)
             text = f"rank r has the slots of rank r + {step} (mod cp)"

@@ -37,8 +37,12 @@ def _parser() -> argparse.ArgumentParser:
     add("--function", help="FILE.py:NAME or MODULE:NAME")
     add("--contract", default="", help=", ".join(contracts.NAMES))
     add("--explain", action="store_true", help="print the contract and end")
-    add("--ranks", type=int, help="number of processes (default: dp x cp x tp, else 2); without --cp and --tp all grids that the "
-        "contract splits")
+    add(
+        "--ranks",
+        type=int,
+        help="number of processes (default: dp x cp x tp, else 2); without --cp and --tp they are all grids of "
+        "what the contract splits",
+    )
     add("--cp", type=int, help="ranks that share tokens (default: the ranks over dp x tp)")
     add("--tp", type=int, help="ranks that share heads or the vocabulary")
     add("--dp", type=int, help="contract loss: replicas, which have other rows (default: 1)")

@@ -111,7 +111,8 @@ def _lines(report: Report) -> Iterator[str]:
     left = len(report.verdicts) - len(compared)
     verdict = "PASSED" if report.passed else "FAILED"
     of_grids = {str(grid): sum(v.values for v in report.verdicts if v.grid == str(grid)) for grid in report.grids}
-    run = ", ".join(grid if some or len(of_grids) == 1 else f"{grid} (nothing compared)" for grid, some in of_grids.items())
+    idle = "" if len(of_grids) == 1 else " (nothing compared)"
+    run = ", ".join(grid + (idle if not some else "") for grid, some in of_grids.items())
     yield f"CONFORM {verdict} {good}/{len(compared)} cases, {values} values, {left} left out; {run}"
 
 
@@ -152,7 +153,7 @@ def grids_of(ranks: int, dp: int, cp: int, tp: int, splits: Sequence[str]) -> tu
 
 
 def settled(options: Options) -> tuple[Options, tuple[Grid, ...]]:
-    """Options with nothing left open but cp and tp, where there are several grids. Usage: they contradict each other."""
+    """Options with nothing left open, but cp and tp of several grids. Usage: they contradict each other."""
     split_function(options.function)
     name = options.contract or options.function.rpartition(":")[2]
     if name not in contracts.NAMES:

@@ -99,7 +99,8 @@ def _hypotheses(
     if np.any(problem["temperature"] != 1):
         yield known("temperature", "the temperature is ignored", temperature=1.0)
         lost = "the gradient lacks 1 / temperature"
-        yield Hypothesis("temperature", lost, lambda: {"d_entropy": expected["d_entropy"] * problem["temperature"]})
+        gradient = np.asarray(expected.get("d_entropy", 0)) * problem["temperature"]
+        yield Hypothesis("temperature", lost, lambda: {"d_entropy": gradient})
     if problem["vocab_size"] < width:
         yield known("padding", "columns of padding are counted", vocab_size=width)
     if tp > 1:

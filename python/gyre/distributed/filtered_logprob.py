@@ -63,13 +63,14 @@ def kept_by(problem: Mapping[str, Any], **changes: Any) -> np.ndarray:
     p = {**problem, **changes}
     found = np.zeros(p["logits"].shape, bool)
     if len(found):
-        limits = (np.asarray(p[n]).reshape(-1) if np.ndim(p[n]) else p[n] for n in ("top_k", "top_p", "temperature", "min_p"))
+        given = (p[name] for name in ("top_k", "top_p", "temperature", "min_p"))
+        limits = (np.asarray(x).reshape(-1) if np.ndim(x) else x for x in given)
         found[:, : p["vocab_size"]] = survivors(p["logits"][:, : p["vocab_size"]], *limits)
     return found
 
 
 def values_of(problem: Mapping[str, Any], kept: np.ndarray, softmax: np.ndarray | None = None) -> dict[str, np.ndarray]:
-    """The value and its gradient in float64; kept: ids that the filter keeps; softmax: those of the sum, without, the same."""
+    """The value and its gradient in float64; kept: ids that the filter keeps; softmax: those of the sum (kept)."""
     targets = problem["targets"]
     known = (targets >= 0) & (targets < problem["vocab_size"])
     known[known] = kept[np.flatnonzero(known), targets[known]]
@@ -138,12 +139,14 @@ def _wrong_filters(known: Callable[..., Hypothesis], problem: Mapping[str, Any])
             kept = kept_by(problem, **{name: NEUTRAL[name]})
             yield known("limit-ignored", f"{name} is ignored", kept=kept)
     if given["temperature"]:
-        yield known("temperature", "the temperature is ignored", kept=kept_by(problem, temperature=1.0), temperature=1.0)
-        yield known("temperature", "limits are those of logits before the temperature", kept=kept_by(problem, temperature=1.0))
+        before = kept_by(problem, temperature=1.0)
+        yield known("temperature", "the temperature is ignored", kept=before, temperature=1.0)
+        yield known("temperature", "limits are those of logits before the temperature", kept=before)
     if given["top_k"]:
         ranked = np.argsort(np.argsort(-problem["logits"], axis=1, kind="stable"), axis=1)
         exact = (ranked < problem["top_k"]) | (np.asarray(problem["top_k"]) == 0)
-        yield known("ties", "top_k keeps exactly k: logits that equal the last of them are lost", kept=kept_by(problem) & exact)
+        text = "top_k keeps exactly k: logits that equal the last of them are lost"
+        yield known("ties", text, kept=kept_by(problem) & exact)
     if given["top_p"] and (given["top_k"] or given["min_p"]):
         alone = kept_by(problem, top_k=0, min_p=0.0) & kept_by(problem, top_p=1.0)
         yield known("order", "top_p is of all ids, not of those that the other limits leave", kept=alone)

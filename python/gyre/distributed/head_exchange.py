@@ -56,7 +56,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
         if x.shape[1] % size and size % x.shape[1]:
             continue  # neither are KV heads a multiple of the ranks, nor ranks of them
         x = np.pad(x, ((0, -len(x) % size), (0, 0), (0, 0)))
-        d = np.random.default_rng(len(x)).normal(size=(size, *x[:, heads_of(x.shape[1], size)[0]].shape)).astype(np.float32)
+        of_rank = x[:, heads_of(x.shape[1], size)[0]].shape
+        d = np.random.default_rng(len(x)).normal(size=(size, *of_rank)).astype(np.float32)
         label = f"{path.stem} {name}" + " back" * back
         needs = {"back": "heads are exchanged for tokens"} if back else {}
         yield _problem(label, x, d, back, needs, options)
@@ -65,13 +66,14 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
 def _problem(
     name: str, x: np.ndarray, d: np.ndarray, back: bool, needs: Mapping[str, str], options: Any
 ) -> Problem:
-    """One exchange; d [size, tokens, heads of a rank, elements]: gradients of y, and of the way back what is exchanged."""
+    """One exchange; d [size, tokens, heads of a rank, elements]: gradients of y, or back, those of x."""
     size, exchanged = options.cp, _with_heads(x, d, heads_of(x.shape[1], options.cp))
     by_heads, by_tokens, d_tokens = exchanged["y"], np.stack(np.split(x, size)), exchanged["d_x"]
     given, d_given, whole = (by_heads, d_tokens, by_tokens) if back else (by_tokens, d, by_heads)
     expected = {"y": whole, "d_x": d if back else d_tokens}
     ranks = [r // options.tp for r in range(size * options.tp)]
-    pieces = [{"x": given[r], "d_y": d_given[r].astype(np.float32), "shape": whole[r].shape, "back": back} for r in ranks]
+    pieces = [{"x": given[r], "d_y": d_given[r].astype(np.float32), "shape": whole[r].shape} for r in ranks]
+    pieces = [piece | {"back": back} for piece in pieces]
     return Problem(name, pieces, needs, partial(_judge, name, x, d, back, expected, options.tp))
 
 
@@ -122,7 +124,7 @@ def _hypotheses(
     """Known errors, the likeliest first."""
     heads, size = x.shape[1], len(d)
     held = heads_of(heads, size)
-    yield Hypothesis("zero", "the gradient is 0", lambda: {"d_x": np.zeros(got["d_x"].shape)})
+    yield Hypothesis("zero", "the gradient is 0", lambda: {"d_x": np.zeros(expected["d_x"].shape)})
     yield from factors(got, expected, failing, {"cp": size, "the ranks of a head": max(1, size // heads)})
     if back:
         turned = {n: np.roll(a, 1, axis=0) for n, a in expected.items()}
@@ -131,8 +133,8 @@ def _hypotheses(
         yield Hypothesis("heads", "heads are joined in another order", lambda: {"y": np.stack(np.split(mixed, size))})
         return
     dealt = np.arange(size)[:, None] % heads + size * np.arange(held.shape[1])[None, :]
-    text = "heads are dealt out by turns: rank r has " + ("head r mod heads" if heads < size else "heads r, r + size, ...")
-    yield Hypothesis("heads", text, lambda: _with_heads(x, d, dealt))
+    mine = "head r mod heads" if heads < size else "heads r, r + size, ..."
+    yield Hypothesis("heads", f"heads are dealt out by turns: rank r has {mine}", lambda: _with_heads(x, d, dealt))
     for step in range(1, size):
         text = f"rank r has the heads of rank r + {step} (mod size)"
         yield Hypothesis("heads", text, lambda step=step: _with_heads(x, d, np.roll(held, -step, axis=0)))
