@@ -118,7 +118,7 @@ void InputFile::read(int64_t offset, std::span<std::byte> out) const {
     if (count < 0) throw_runtime("cannot read '{}': {}", path_, std::strerror(errno));
     if (count == 0)
       throw_runtime("cannot read '{}': it ends at byte {}, and had {} when it was opened", path_,
-                    offset, size_);
+                    lseek(file_, 0, SEEK_END), size_);
     offset += count;
     out = out.subspan(count);
   }

@@ -50,7 +50,7 @@ struct StoredTensor {
 
 struct Checkpoint {
   ModelConfig config;
-  std::string tokenizer;      ///< "sha256:..." of its tokenizer; "" if it has none
+  std::string tokenizer;     ///< "sha256:..." of its tokenizer; "" if it has none
   int64_t longest_text = 0;  ///< tokens of the longest text that it was made for; 0: unknown
   /// wq, wk, bq and bk are in llama.cpp's order: elements i and i + rotary_width() / 2 of a head,
   /// which rotate together, are stored at 2i and 2i + 1.
