@@ -221,7 +221,7 @@ for case in 'attention' 'logprobs --vocab 64' 'pack' 'shard' "pipeline --model $
     cmp -s lengths.txt kept.txt || fail "the lengths are destroyed: $case"
   done
 done
-for case in 'attention --emulate-compute m.toml -J m.toml' 'attention --machine m.toml --trace m.toml' \
+for case in 'attention --emulate-compute m.toml -J m.toml' 'attention --emulate-compute m.toml --trace ./m.toml' \
   'predict --machine m.toml --svg m.toml' 'predict --machine m.toml --csv m.toml'; do
   ends 2 "$apps"/gyre-$case
   says "is the file of --"

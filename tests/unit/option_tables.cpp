@@ -187,11 +187,12 @@ TEST(OptionTables, ConfigurationsHaveFactsAndOptions) {
   add("--emulate-network", "", network).called("network").empty_is("none");
   add("--columns", "", columns).same_results();
   const Fields facts = {{"source", "a file"}, {"kv_heads", int64_t{4}}};
-  EXPECT_EQ(to_text(table.configuration(facts)), "source='a file' kv_heads=4 tp=1 network=none");
+  EXPECT_EQ(to_text(table.configuration(facts)), "source=\"a file\" kv_heads=4 tp=1 network=none");
   EXPECT_EQ(table.not_shown(facts), (std::vector<std::string>{"network", "columns"}));
   heads = 2;
   network = "beta=5G";
-  EXPECT_EQ(to_text(table.configuration(facts)), "source='a file' kv_heads=2 tp=1 network=beta=5G");
+  EXPECT_EQ(to_text(table.configuration(facts)),
+            "source=\"a file\" kv_heads=2 tp=1 network=beta=5G");
   EXPECT_EQ(table.not_shown(facts), (std::vector<std::string>{"columns"}));
   const AddOptions advanced(table, "Advanced");
   advanced("--stripe", "", stripe, 1);
