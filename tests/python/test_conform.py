@@ -28,9 +28,9 @@ os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": 
 import gyre  # noqa: E402
 import planted_errors  # noqa: E402
 import planted_ranks  # noqa: E402
-from gyre.distributed import cli, conform, contract, contracts, rounding, topk_kl  # noqa: E402
+from gyre.distributed import cli, conform, contracts, rounding, topk_kl  # noqa: E402
 from gyre.distributed.conform import one  # noqa: E402
-from gyre.distributed.contract import Problem, Tolerance  # noqa: E402
+from gyre.distributed.contract import Problem, Tolerance, returned  # noqa: E402
 
 GOLDEN = os.path.join(INPUTS, "golden")
 
@@ -137,13 +137,13 @@ class Rounding(unittest.TestCase):
         self.assertIs(rounding.rounded(exact, "bfloat16"), exact)
 
     def test_statistics_that_are_wider_than_inputs_have_a_tolerance_of_their_own(self):
-        tolerance = contract.Tolerance(1e-2, 1e-2, 2e-4)
+        tolerance = Tolerance(1e-2, 1e-2, 2e-4)
         wide, narrow = (np.ones(1, kind) for kind in ("float64", "float32"))
         self.assertEqual(tolerance.of("logprob", wide, wide), (2e-4, 2e-4))
         self.assertEqual(tolerance.of("logprob", wide, narrow), (1e-2, 1e-2))
         self.assertEqual(tolerance.of("out", wide, wide), (1e-2, 1e-2))
-        self.assertEqual(contract.returned("logprob", narrow, (1,), ["bfloat16", "float32"]).dtype, np.float64)
-        self.assertEqual(contract.returned("logprob", narrow, (1,), ["float32"]).dtype, np.float32)
+        self.assertEqual(returned("logprob", narrow, (1,), ["bfloat16", "float32"]).dtype, np.float64)
+        self.assertEqual(returned("logprob", narrow, (1,), ["float32"]).dtype, np.float32)
 
 
 class Planted(unittest.TestCase):
