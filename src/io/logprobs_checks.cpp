@@ -31,9 +31,10 @@ void check_logprobs(ConfigErrors& errors, const char* path, const std::vector<fl
 
 void check_gradients(ConfigErrors& errors, const char* path, const std::vector<float>& gradients,
                      int64_t width, const LogprobsFile& f) {
+  constexpr double largest = 1e30F;
   for (int64_t i = 0; i < std::ssize(gradients); ++i) {
     const double t = f.temperatures.empty() ? f.temperature : f.temperatures[i / width];
-    const double most = 1e30 * std::min(1.0, t * t);
+    const double most = largest * std::min(1.0, t * t);
     if (std::abs(gradients[i]) <= most) continue;
     if (!std::isfinite(gradients[i]))
       return errors.add("{}[{}] is {}; it must be finite", path, i, gradients[i]);
