@@ -30,9 +30,10 @@ void check_gradients(ConfigErrors& errors, const LogprobsFile& f, const Input& i
   const std::vector<float>& gradients = f.floats(input.name);
   const std::vector<double>& temperatures = f.arrays.of<double>("temperature");
   const int64_t width = std::ssize(gradients) / std::max<int64_t>(1, f.tokens());
+  constexpr double largest = 1e30F;
   for (int64_t i = 0; i < std::ssize(gradients); ++i) {
     const double t = temperatures.empty() ? f.temperature : temperatures[i / width];
-    const double most = 1e30 * std::min(1.0, t * t);
+    const double most = largest * std::min(1.0, t * t);
     if (std::abs(gradients[i]) <= most) continue;
     if (!std::isfinite(gradients[i]))
       return errors.add("{}[{}] is {}; it must be finite", input.path(), i, gradients[i]);
