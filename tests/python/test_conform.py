@@ -377,6 +377,14 @@ class Command(unittest.TestCase):
             code = process.wait()
         self.assertEqual((line, code, text), ("hanging\n", 130, "gyre conform: interrupted\n"))
 
+    def test_ranks_end_when_the_command_is_killed(self):
+        words = [sys.executable, "-m", "gyre", "conform", *self.ARGUMENTS, "planted_errors:hang", "--contract",
+                 "attention", "--case", "attention_causal"]
+        with subprocess.Popen(words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
+            self.assertEqual(process.stdout.readline(), "hanging\n")
+            process.kill()
+            process.stdout.read()  # ends when no rank has the pipe
+
     def test_damaged_file(self):
         def changed(path):
             with h5py.File(path, "r+") as file:

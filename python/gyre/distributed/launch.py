@@ -7,8 +7,10 @@ raises, dies or hangs ends its team; the next case has a new one.
 import contextlib
 import multiprocessing
 import os
+import select
 import signal
 import socket
+import threading
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -50,10 +52,19 @@ def numpy_here(rank: int, setting: Setting, wires: Wires, case: int, grid: Grid)
     return Here(rank, grid, setting.kind, groups)
 
 
+def _end_with_command(pipe: Connection) -> None:
+    """Ends this rank, which is in a group of its own, and what its function has started once the command is gone."""
+    gone = select.poll()
+    gone.register(pipe.fileno(), 0)  # that the other end is closed is reported in any case
+    gone.poll()
+    os.killpg(0, signal.SIGKILL)
+
+
 def _work(rank: int, setting: Setting, pipe: Connection, peers: dict[int, Connection], port: int) -> None:
     """One rank: loads the function, then answers case after case. What it prints is no part of the report."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the command ends its ranks
     os.setpgid(0, 0)  # and the processes that a function starts, which are of the rank's group
+    threading.Thread(target=_end_with_command, args=(pipe,), daemon=True).start()
     os.dup2(2, 1)
     try:
         contract = contracts.named(setting.contract)
