@@ -162,9 +162,10 @@ def main():
     options = parser.parse_args()
     bugs, right = bugs_and_right()
     bugs = [bug for bug in bugs if any(fnmatch.fnmatch(bug.name, name) for name in options.names)]
-    table = {bug: verdicts(bug) for bug in bugs}
-    for bug, found in table.items():
-        print(row(bug, found, sys.maxsize if options.all else 3))
+    table = {}
+    for bug in bugs:
+        table[bug] = verdicts(bug)
+        print(row(bug, table[bug], sys.maxsize if options.all else 3), flush=True)
     missed = [bug.name for bug, found in table.items() if not any(found.values())]
     wrong = [f"{bug.name}: {name}" for bug in right for name, is_found in verdicts(bug).items() if is_found]
     cases = {name for found in table.values() for name, is_found in found.items() if is_found}
