@@ -33,7 +33,7 @@ std::string complain_about_switch(const std::string& name, const std::string& te
 /// Reads TOML with toml++ for an app. Values on the command line win.
 class ConfigFile : public CLI::ConfigTOML {
  public:
-  explicit ConfigFile(CLI::App& app) : app_(app) {}
+  explicit ConfigFile(OptionTable& table) : table_(table), app_(table.parser()) {}
 
   /// Sets the app's options and returns an empty list. Throws CLI::ConfigError, which lists all
   /// errors by file, line, key and value: invalid TOML, sections, keys without an option, values of
@@ -41,6 +41,7 @@ class ConfigFile : public CLI::ConfigTOML {
   std::vector<CLI::ConfigItem> from_config(std::istream& input) const override;
 
  private:
+  OptionTable& table_;
   CLI::App& app_;
 };
 
@@ -159,8 +160,9 @@ std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const 
     throw CLI::ConfigError(fmt::format("{}:{}: a key of too many parts", file, deep),
                            CLI::ExitCodes::ConfigError);
   try {
-    const toml::table table = toml::parse(toml);
-    for (const auto& [key, node] : table) {
+    const toml::table keys = toml::parse(toml);
+    table_.keep_complaints(false);  // they get the line of their key
+    for (const auto& [key, node] : keys) {
       const std::string complaint = complaint_about(app_, std::string(key.str()), node);
       if (!complaint.empty()) complaints.emplace_back(key.source().begin.line, complaint);
     }
@@ -168,6 +170,7 @@ std::vector<CLI::ConfigItem> ConfigFile::from_config(std::istream& input) const 
     complaints.emplace_back(error.source().begin.line,
                             fmt::format("this is no TOML: {}", error.description()));
   }
+  table_.keep_complaints(true);
   if (complaints.empty()) return {};
   std::sort(complaints.begin(), complaints.end());
   std::vector<std::string> lines;
@@ -259,15 +262,16 @@ void declare_common(OptionTable& table, CommonOptions& common) {
       ->group("Common");
   app.set_help_flag("-h,--help", "Print this help, and exit")->group("Common");
   app.formatter(help_formatter());
-  app.config_formatter(std::make_shared<ConfigFile>(app));
+  app.config_formatter(std::make_shared<ConfigFile>(table));
   // Unknown arguments are collected, so that one error names them all, each with a suggestion.
   app.allow_extras();
 }
 
-Request parse_command_line(const OptionTable& table, int argc, const char* const* argv) {
+Request parse_command_line(OptionTable& table, int argc, const char* const* argv) {
   CLI::App& app = table.parser();
   std::vector<std::string> errors = describe_switches(app, argc, argv);
   std::string complaint;
+  table.keep_complaints(true);
   try {
     if (errors.empty()) app.parse(argc, argv);
   } catch (const CLI::CallForHelp&) {
@@ -278,6 +282,7 @@ Request parse_command_line(const OptionTable& table, int argc, const char* const
     complaint = error.what();
   }
   for (std::string& leftover : describe_leftovers(app)) errors.push_back(std::move(leftover));
+  for (const std::string& refused : table.complaints()) errors.push_back(refused);
   if (!complaint.empty()) errors.push_back(complaint);
   if (errors.empty()) return Request::run;
   errors.push_back(fmt::format("see {} --help", app.get_name()));

@@ -22,6 +22,6 @@ enum class Request { run, help, version };
 void declare_common(OptionTable& table, CommonOptions& common);
 
 /// Parses the options. Throws a usage error that lists all errors.
-Request parse_command_line(const OptionTable& table, int argc, const char* const* argv);
+Request parse_command_line(OptionTable& table, int argc, const char* const* argv);
 
 }  // namespace gyre

@@ -13,7 +13,8 @@
 
 namespace CLI {
 class App;
-}
+class Option;
+}  // namespace CLI
 
 namespace gyre {
 
@@ -104,6 +105,13 @@ class OptionTable {
   /// Names in that configuration that the header of a run leaves out.
   std::vector<std::string> not_shown(const Fields& facts) const;
 
+  /// While the table keeps them, values that options refuse become complaints, "--cp: '0' is ...",
+  /// which do not end the parsing.
+  bool keeps_complaints() const { return keeps_complaints_; }
+  void keep_complaints(bool keeps) { keeps_complaints_ = keeps; }
+  void complain(const std::string& complaint) { complaints_.push_back(complaint); }
+  const std::vector<std::string>& complaints() const { return complaints_; }
+
   /// Files that the options read and write.
   RunFiles files() const;
   /// Paths of the files that were read and tell results apart.
@@ -112,6 +120,8 @@ class OptionTable {
  private:
   std::unique_ptr<CLI::App> parser_;
   std::deque<Option> options_;  // references to its elements stay valid
+  bool keeps_complaints_ = false;
+  std::vector<std::string> complaints_;
 };
 
 }  // namespace gyre

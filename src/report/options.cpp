@@ -14,20 +14,6 @@
 namespace gyre {
 namespace {
 
-/// Runs `check` on the text of an option; an Error that it throws becomes the parser's message.
-template <class Check>
-CLI::Validator validator(const std::string& shown_type, const Check& check) {
-  const auto run = [check](std::string& text) -> std::string {
-    try {
-      check(text);
-    } catch (const Error& error) {
-      return error.what();
-    }
-    return {};
-  };
-  return CLI::Validator(run, shown_type);
-}
-
 [[noreturn]] void refuse_choice(const std::string& text, const std::vector<std::string>& choices) {
   const std::string near = nearest(text, choices);
   throw_usage("'{}' is not one of {}{}", text, fmt::join(choices, ", "),
@@ -100,6 +86,29 @@ CLI::App& AddOptions::parser() const {
   return table_.parser();
 }
 
+/// Runs check(text) on the text of an option. A text that it refuses, by throwing an Error, is kept
+/// as a complaint, and the default takes its place, so that the other options are read too.
+template <class Check>
+void AddOptions::checked(CLI::Option* option, const Check& check) const {
+  const auto complaint_of = [check](std::string& text) -> std::string {
+    try {
+      check(text);
+    } catch (const Error& error) {
+      return error.what();
+    }
+    return {};
+  };
+  const auto run = [complaint_of, option, &table = table_](std::string& text) -> std::string {
+    const std::string complaint = complaint_of(text);
+    if (complaint.empty() || !table.keeps_complaints()) return complaint;
+    table.complain(fmt::format("{}: {}", option->get_name(), complaint));
+    text = option->get_default_str();
+    complaint_of(text);  // brings the default into the parser's form
+    return {};
+  };
+  option->transform(CLI::Validator(run, ""));
+}
+
 void AddOptions::require() const {
   table_.parser().get_options().back()->required();
 }
@@ -142,7 +151,7 @@ Option& AddOptions::operator()(const std::string& name, const std::string& help,
       throw_usage("'{}' is not {} {}", text, range.open ? "above" : "at least", range.least);
     if (number > range.most) throw_usage("'{}' is more than {}", text, range.most);
   };
-  parser().add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  checked(parser().add_option(name, value, help)->capture_default_str(), check);
   return add(name, [&value] { return value; });
 }
 
@@ -155,7 +164,7 @@ Option& AddOptions::operator()(const std::string& name, const std::string& help,
       throw_usage("'{}' is not an integer of at least {}", text, minimum);
     if (number > maximum) throw_usage("'{}' is more than {}", text, maximum);
   };
-  parser().add_option(name, value, help)->capture_default_str()->check(validator("", check));
+  checked(parser().add_option(name, value, help)->capture_default_str(), check);
   return add(name, [&value] { return int64_t{value}; });
 }
 
@@ -170,11 +179,11 @@ Option& AddOptions::count(const std::string& name, const std::string& help, int&
     if (text == word) text = "0";
   };
   const auto text_of = [&value, word] { return value == 0 ? word : std::to_string(value); };
-  parser()
-      .add_option(name, value, help)
-      ->default_str(text_of())
-      ->type_name(fmt::format("INT|{}", word))
-      ->transform(validator("", check));
+  checked(parser()
+              .add_option(name, value, help)
+              ->default_str(text_of())
+              ->type_name(fmt::format("INT|{}", word)),
+          check);
   return add(name, text_of);
 }
 
@@ -186,11 +195,7 @@ Option& AddOptions::size(const std::string& name, const std::string& help, int64
     if (size > maximum) throw_usage("'{}' is more than {}", text, maximum);
     text = std::to_string(size);
   };
-  parser()
-      .add_option(name, value, help)
-      ->capture_default_str()
-      ->type_name("SIZE")
-      ->transform(validator("", check));
+  checked(parser().add_option(name, value, help)->capture_default_str()->type_name("SIZE"), check);
   return add(name, [&value] { return value; });
 }
 
@@ -203,11 +208,11 @@ Option& AddOptions::choice(const std::string& name, const std::string& help, std
   const auto check = [choices](const std::string& text) {
     if (std::ranges::find(choices, text) == choices.end()) refuse_choice(text, choices);
   };
-  parser()
-      .add_option(name, value, help)
-      ->capture_default_str()
-      ->type_name(fmt::format("{}", fmt::join(choices, "|")))
-      ->check(validator("", check));
+  checked(parser()
+              .add_option(name, value, help)
+              ->capture_default_str()
+              ->type_name(fmt::format("{}", fmt::join(choices, "|"))),
+          check);
   return add(
       name, [&value] { return value; }, choices);
 }
@@ -219,11 +224,11 @@ Option& AddOptions::choice(const std::string& name, const std::string& help, int
     if (found == choices.end()) refuse_choice(text, choices);
     text = std::to_string(found - choices.begin());
   };
-  parser()
-      .add_option(name, index, help)
-      ->default_str(choices[index])
-      ->type_name(fmt::format("{}", fmt::join(choices, "|")))
-      ->transform(validator("", check));
+  checked(parser()
+              .add_option(name, index, help)
+              ->default_str(choices[index])
+              ->type_name(fmt::format("{}", fmt::join(choices, "|"))),
+          check);
   return add(
       name, [&index, choices] { return choices[index]; }, choices);
 }
@@ -232,11 +237,11 @@ Option& AddOptions::choices(const std::string& name, const std::string& help, st
                             const std::vector<Described>& choices) const {
   std::vector<std::string> names{"all"};
   for (const Described& choice : choices) names.push_back(choice.name);
-  parser()
-      .add_option(name, value, help + "; several: A,B")
-      ->capture_default_str()
-      ->type_name(fmt::format("{}", fmt::join(names, "|")))
-      ->check(validator("", [choices](const std::string& list) { check_list(list, choices); }));
+  checked(parser()
+              .add_option(name, value, help + "; several: A,B")
+              ->capture_default_str()
+              ->type_name(fmt::format("{}", fmt::join(names, "|"))),
+          [choices](const std::string& list) { check_list(list, choices); });
   return add(
       name, [&value] { return value; }, names);
 }

@@ -86,6 +86,8 @@ class AddOptions {
  private:
   CLI::App& parser() const;  ///< set to the group
   void require() const;      ///< makes the option added last mandatory
+  template <class Check>
+  void checked(CLI::Option* option, const Check& check) const;
   Option& add(const std::string& name, const std::function<Value()>& value,
               const std::vector<std::string>& choices = {}) const;
   OptionTable& table_;
