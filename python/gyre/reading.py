@@ -78,8 +78,8 @@ class File(Mapping[str, Group]):
 
     @property
     def inputs(self) -> Group:
-        """The group that the file's kind is named after: /logprobs of gyre/logprobs."""
-        return self[self.schema.removeprefix("gyre/")]
+        """The group that the file's kind is named after: /logprobs of gyre/logprobs, /row_shards of gyre/row-shards."""
+        return self[self.schema.removeprefix("gyre/").replace("-", "_")]
 
     @property
     def reference(self) -> Group:

@@ -67,11 +67,11 @@ TABLES = {
         "@generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
     ),
     "gyre/logprobs": (
-        "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? temperature? top_k? top_p? "
-        "min_p? sampling_mask_offsets~ sampling_mask_ids~ @projection_width~ projection_offsets~ "
-        "projection_columns~ projection_weights~ d_projected? logits targets offsets~ d_value? "
-        "d_logprobs? ids~ teacher? teacher_values? teacher_logprobs~ teacher_target_logprobs~ hidden~ "
-        "head~ /reference @generator? *"
+        "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ offsets~ "
+        "logits targets d_value? d_logprobs? temperature? top_k? top_p? min_p? "
+        "sampling_mask_offsets~ sampling_mask_ids~ projection_offsets~ projection_columns~ "
+        "projection_weights~ d_projected? ids~ teacher? teacher_values? teacher_logprobs~ "
+        "teacher_target_logprobs~ hidden~ head~ /reference @generator? *"
     ),
     "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?",
     "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *",

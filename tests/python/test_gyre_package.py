@@ -95,9 +95,9 @@ class Reading(Scratch):
                 self.assertEqual(file.schema, raw.attrs["schema"])
                 self.assertEqual(set(file) | {"provenance"}, set(raw))
                 self.assertEqual(file.provenance, dict(raw["provenance"].attrs))
-                self.assertEqual(file.inputs.attributes, dict(raw[file.schema[5:]].attrs))
+                self.assertEqual(file.inputs.attributes, dict(raw[file.schema[5:].replace("-", "_")].attrs))
                 for array in file.inputs:
-                    dataset = raw[file.schema[5:]][array]
+                    dataset = raw[file.schema[5:].replace("-", "_")][array]
                     want = dataset.asstr()[()] if array == "names" else dataset[()]
                     if "dtype" in dataset.attrs:  # bfloat16 as uint16
                         want = (want.astype(np.uint32) << 16).view(np.float32)

@@ -207,7 +207,17 @@ class Names(Scratch):
         tables = text[text.index("tables[] = {") : text.index("constexpr const char* names_of_all")]
         rows = re.findall(r'\{((?:\s*"[^"]*"\s*,?)+)\}', tables)
         strings = [re.findall(r'"([^"]*)"', row) for row in rows]
-        self.assertEqual({name: "".join(table) for name, *table in strings}, schema.TABLES)
+        found = {name: "".join(table) for name, *table in strings}
+        entries = Path(SOURCE, "src/io/logprobs_inputs.cpp").read_text(encoding="utf-8").split(".name = ")[1:]
+        marks = {"required": "", "depends": "~"}
+        presence = [re.search(r"\.presence = (\w+)", entry) for entry in entries]
+        inputs = [
+            re.match(r'"(\w+)"', entry)[1] + (marks[said[1]] if said else "?")
+            for entry, said in zip(entries, presence, strict=True)
+        ]
+        head, behind = found["gyre/logprobs"].split("/reference")
+        found["gyre/logprobs"] = f"{head}{' '.join(inputs)} /reference{behind}"
+        self.assertEqual(found, schema.TABLES)
         of_all = re.search(r'names_of_all = "([^"]*)"', text)
         self.assertEqual(of_all[1], schema.ALL)
         table = re.search(r'modifier_table =((?:\s*"[^"]*")+);', text)

@@ -130,6 +130,7 @@ inline void write_documents_sample(const std::string& path) {
   documents.offsets = {0, 2, 3};
   documents.names = {"a", "b"};
   documents.text_bytes = {7, 0};
+  documents.unscored = {1, 0};
   OutputFile output(world(), path);
   write_documents(output, documents, {});
   output.commit();
