@@ -155,12 +155,12 @@ void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
       o.temperature != usual.temperature || o.top_k != usual.top_k || o.top_p != usual.top_p ||
       o.min_p != usual.min_p || o.filter_per_token || o.logit_scale != usual.logit_scale ||
       o.peaks != usual.peaks || o.peak_height != usual.peak_height ||
-      o.zero_fraction != usual.zero_fraction;
+      o.zero_fraction != usual.zero_fraction || o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
     errors.add(
         "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, --filter-per-token, "
-        "--logit-scale, --peaks, --peak-height and --zero-fraction are those of the file of "
-        "--input: leave them out");
+        "--logit-scale, --peaks, --peak-height, --zero-fraction and --seed are those of the file "
+        "of --input: leave them out");
   const bool has_length =
       o.sweep.sweeps() || o.sequences != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
@@ -184,8 +184,7 @@ void check_values(const LogprobsOptions& o, ConfigErrors& errors) {
   if (largest > max_logit)
     errors.add(
         "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
-        "most "
-        "{:.3g}",
+        "most {:.3g}",
         o.logit_scale, o.peak_height, o.temperature, largest, max_logit);
 }
 
