@@ -52,11 +52,7 @@ std::string operations_of(Wanted wanted) {
 /// Columns of each rank. Throws a usage error if an item is not a size.
 std::vector<int64_t> parse_shards(const std::string& text) {
   std::vector<int64_t> sizes;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    sizes.push_back(parse_size(text.substr(begin, end - begin)));
-    begin = end + 1;
-  }
+  for (const std::string& item : items_of(text)) sizes.push_back(parse_size(item));
   return sizes;
 }
 
