@@ -1,4 +1,5 @@
-# GYRE_BUILD_FLAGS: options of the compilers that this build chose, for results; the project's own are those of its sources.
+# GYRE_BUILD_FLAGS: the options of the compilers that this build chose. Results record them; those that the project adds
+# follow from its sources.
 # Options that let the compiler change sums, or assume that there is no NaN, are refused: kernels, references and checks
 # of them rely on both.
 string(TOUPPER "${CMAKE_BUILD_TYPE}" type)

@@ -138,9 +138,9 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
 /// answer.
 std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o);
 
-/// The rms of scale · <q, k> over visible pairs, of the region and head where it is largest; at
-/// least 1. A sample: up to 32 documents and 32 regions of each; of one region, 32 queries with 32
-/// keys each, of more regions fewer, so that a document has about as many pairs.
+/// The rms of scale · <q, k> over the visible pairs of the region and head where it is largest; at
+/// least 1. Up to 32 documents, and 32 regions of each, are sampled. Of a single region, these are
+/// 32 queries with 32 keys each; of several regions fewer, so that all documents have as many pairs.
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs);
 
 /// A token and its slot in a shard.

@@ -361,7 +361,7 @@ class Verifier {
   AttentionCase& case_;
   const AttentionWorkload& workload_;
   bool backward_;
-  std::pair<AttentionTolerances, AttentionTolerances> tolerances_;  // and sigmas
+  std::pair<AttentionTolerances, AttentionTolerances> tolerances_;  // then sigmas
   AttentionRows rows_;
   size_t heads_, value_dim_;
   std::vector<double> lse_, delta_;  // of all tokens, [tokens, heads]

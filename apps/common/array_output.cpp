@@ -2,6 +2,8 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
+
 #include "harness/backend.hpp"
 
 namespace gyre {
@@ -61,7 +63,7 @@ std::string write_and_compare(const ArrayFile& made, const ArrayPaths& paths, bo
 void check_arrays_fit(double bytes, AppContext& context) {
   run_agreed(context.world, "arrays of all ranks", [&] {
     const int64_t memory = memory_for_rank(context);
-    // The arrays, their copy in rank order, and what is read back as float64.
+    // Rank 0 holds the arrays, their copy in rank order, and what it reads back as float64.
     if (memory > 0 && context.root() && 4 * bytes > static_cast<double>(memory))
       throw_usage(
           "--output and --yours hold the arrays of all ranks on rank 0, {:.3g} GB with copies of "

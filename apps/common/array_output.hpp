@@ -1,5 +1,5 @@
 #pragma once
-// Arrays that a run makes, to a file (--output) and against a file of another program (--yours).
+// Writes arrays that a run makes (--output), and compares them with another program's (--yours).
 
 #include <numeric>
 #include <span>
@@ -13,19 +13,19 @@
 
 namespace gyre {
 
-/// Paths; "": not wanted.
+/// Paths of files, or "" for one that is not wanted.
 struct ArrayPaths {
   std::string output, yours;
   bool wanted() const { return !output.empty() || !yours.empty(); }
 };
 
-/// Writes `made` (rank 0's values), one of the outputs of `context`, and compares it with the file
-/// that was written if `check`, and with yours. Returns a "#" line about yours. Collective.
+/// Writes `made`, whose values rank 0 has, as one of the outputs of `context`; if `check`, compares
+/// it with the written file. Compares it with yours, and returns a "#" line about that. Collective.
 std::string write_and_compare(const ArrayFile& made, const ArrayPaths& paths, bool check,
                               AppContext& context, Verification& checks);
 
-/// Throws a usage error if rank 0 cannot hold arrays of so many bytes, those of all ranks. All ranks
-/// pass the same. Collective.
+/// Throws a usage error if rank 0 cannot hold the arrays of all ranks, which have so many bytes.
+/// All ranks pass the same number. Collective.
 void check_arrays_fit(double bytes, AppContext& context);
 
 /// The items of all ranks in rank order on rank 0, nothing on others, and the counts of all ranks.

@@ -125,7 +125,7 @@ void declare_generated(OptionTable& table, std::string& generate, const std::str
     text += fmt::format(" {}: {};", d.name, fmt::join(d.keys, ","));
   text.back() = '.';
   AddOptions(table, "Problem")("--gen", text + more, generate)
-      .show(Shown::never)  // as a source, with all its defaults
+      .show(Shown::never)  // the source shows it, with all its defaults
       .names_file([](const std::string& spec) { return parse_length_spec(spec).file; });
 }
 

@@ -218,8 +218,8 @@ class FileInputs final : public LogprobsInputs {
   }
 
  private:
-  /// Elements from `first` on of the token's row of an array [tokens, width], or the token's d_value
-  /// if the file has no such array.
+  /// Copies elements from `first` on of the token's row of an array [tokens, width], or the token's
+  /// d_value if the file has no such array.
   void gradients_of(const char* name, int64_t token, int64_t width, int64_t first,
                     std::span<float> to) const {
     if (file_.has(name))

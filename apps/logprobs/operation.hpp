@@ -238,8 +238,7 @@ struct MatrixNeeds {
                         ///< copy of the logits
 };
 
-/// Inputs that an operation reads besides logits and targets, which a file may lack: of each list,
-/// it needs one.
+/// Names of inputs, besides logits and targets, that an operation reads: it needs one of each list.
 using InputNeeds = std::vector<std::vector<std::string>>;
 
 /// The run and the rank whose memory is planned.

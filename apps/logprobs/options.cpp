@@ -52,11 +52,7 @@ std::string operations_of(Wanted wanted) {
 /// Columns of each rank. Throws a usage error if an item is not a size.
 std::vector<int64_t> parse_shards(const std::string& text) {
   std::vector<int64_t> sizes;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
-    sizes.push_back(parse_size(text.substr(begin, end - begin)));
-    begin = end + 1;
-  }
+  for (const std::string& item : items_of(text)) sizes.push_back(parse_size(item));
   return sizes;
 }
 
@@ -155,12 +151,12 @@ void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
       o.temperature != usual.temperature || o.top_k != usual.top_k || o.top_p != usual.top_p ||
       o.min_p != usual.min_p || o.filter_per_token || o.logit_scale != usual.logit_scale ||
       o.peaks != usual.peaks || o.peak_height != usual.peak_height ||
-      o.zero_fraction != usual.zero_fraction;
+      o.zero_fraction != usual.zero_fraction || o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
     errors.add(
         "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, --filter-per-token, "
-        "--logit-scale, --peaks, --peak-height and --zero-fraction are those of the file of "
-        "--input: leave them out");
+        "--logit-scale, --peaks, --peak-height, --zero-fraction and --seed are those of the file "
+        "of --input: leave them out");
   const bool has_length =
       o.sweep.sweeps() || o.sequences != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
@@ -184,8 +180,7 @@ void check_values(const LogprobsOptions& o, ConfigErrors& errors) {
   if (largest > max_logit)
     errors.add(
         "--logit-scale {} and --peak-height {} over --temperature {} make logits of {:.3g}; at "
-        "most "
-        "{:.3g}",
+        "most {:.3g}",
         o.logit_scale, o.peak_height, o.temperature, largest, max_logit);
 }
 

@@ -92,8 +92,9 @@ int64_t bytes_of_all(Communicator& world, const Work& work) {
 
 /// Checks the gradients that a rank's encoder gets from gradients of all encodings `frames`
 /// [items][frames, hidden]. For the items that the rank encoded they must be the sum over ranks
-/// (GatherGradient::sum), the rank's own (split), or zero (none). The sum is a reduce-scatter of the
-/// largest share of a rank; the others send nothing but what they agree with. Collective.
+/// (GatherGradient::sum), the rank's own (split), or zero (none). The sum is a reduce-scatter, in
+/// which each rank has as much as the largest share; for the others the ranks agree, and send
+/// nothing else. Collective.
 EncoderArrays check_encoder_gradients(const std::vector<std::vector<float>>& frames,
                                       Communicator& world, Verification& checks) {
   EncoderArrays arrays;

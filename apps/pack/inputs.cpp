@@ -9,7 +9,6 @@
 #include "apps/common/bshd_rows.hpp"
 #include "apps/common/extras.hpp"
 #include "comm/agree.hpp"
-#include "packing/slot_packer.hpp"
 #include "report/verify.hpp"
 
 namespace gyre {

@@ -59,7 +59,7 @@ struct SalmJob {
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, const SalmJob& job,
                        Communicator& world, Verification& checks, Backend* backend = nullptr);
 
-// Used by both conversions.
+// Both conversions use the functions below.
 
 template <class T, class U>
 void append(std::vector<T>& all, const std::vector<U>& part) {

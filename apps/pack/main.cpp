@@ -108,7 +108,7 @@ ExitCode run(const PackOptions& o, AppContext& context) {
   run_agreed(world, "options", [&] {
     check_options(o);
     if (o.unpack) refuse_report_options(context, "--unpack");
-    compatibility_text(o.target, o.cp, false);  // what is unsound whatever the streams are
+    compatibility_text(o.target, o.cp, false);  // throws for what no streams make sound
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));
   });
   Backend backend(context, o.backend);

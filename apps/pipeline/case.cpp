@@ -229,8 +229,9 @@ double ScoringCase::sigma(double squares, int64_t count, double tolerance) const
 double ScoringCase::sigma(const ResultArray& scores, const std::vector<float>& got,
                           const std::vector<float>& perturbed) const {
   double squares = 0;
-  for (const int64_t row : perturbed.empty() ? std::vector<int64_t>() : scores.rows) {
-    const double change = perturbed[row - scores_->begin] - got[row - scores_->begin];
+  for (size_t r = 0; r < scores.rows.size() && !perturbed.empty(); ++r) {
+    const int64_t at = scores.rows[r] - scores_->begin;
+    const double change = perturbed[at] - got[at];
     squares += change * change;
   }
   return sigma(squares, std::ssize(scores.rows), scores.tolerance);

@@ -13,8 +13,8 @@ const Table<ScoringResult>& scoring_table();
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const ScoringPlan& plan);
 
-/// Sums over the predictions of each document that count: those that its windows share with others
-/// count once. Collective.
+/// Sums over the predictions of each document, without those that Documents::unscored leaves out.
+/// Collective.
 std::vector<DocumentScore> document_scores(ScoreRange mine, const Documents& documents,
                                            Communicator& world);
 

@@ -53,7 +53,7 @@ struct BatchResult : MeasuredRow {
 };
 const Table<BatchResult>& batch_table();
 
-/// The arrays of gyre/row-shards of the ranks whose parts this rank of the run makes, in their order.
+/// Arrays of gyre/row-shards: the parts that this rank of the run makes, in their order.
 struct KeptRows {
   std::vector<int32_t> index;      ///< [parts, slots]
   std::vector<int32_t> key_mask;   ///< [parts, batch, slots]

@@ -14,7 +14,7 @@ namespace gyre {
 /// along the tokens.
 class KeptTensors {
  public:
-  /// Extents before and after the tokens, and whether each rank has a tensor of its own, or all have
+  /// Extents before and after the tokens. `of_ranks`: each rank has its own tensor; else all have
   /// the same.
   struct Form {
     h5::Shape outer = {}, inner = {};

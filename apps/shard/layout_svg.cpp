@@ -108,7 +108,7 @@ std::string pair_bars(const Layout& layout, const LayoutCost& cost, double wides
   for (int r = 0; r < layout.cp(); ++r) {
     const double pairs = cost.ranks[r].pairs;
     const double top = y + height * r;
-    // Pale enough for the text.
+    // Bars are pale, so that the text on them can be read.
     svg += rect(x, top + 0.1 * height, std::min(bars_width, pairs * scale), 0.8 * height,
                 color(r, layout.cp()), 0.6);
     if (layout.cp() <= 16)

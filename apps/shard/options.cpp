@@ -7,10 +7,29 @@
 #include "packing/bins.hpp"
 
 namespace gyre {
+namespace {
+
+void declare_outputs(OptionTable& table, ShardOptions& o) {
+  const AddOptions output(table, "Output");
+  output.size("--bin", "The bin that --svg draws", o.bin);
+  output("--svg", "Draw the layouts here", o.svg).writes_text();
+  output("-o,--output",
+         "Write shards of one layout here, or of rows, or what --ulysses exchanges (HDF5)",
+         o.output)
+      .writes_file();
+  AddOptions(table, "Problem")(
+      "--yours", "Compare a file of another program with what --output would write", o.yours)
+      .reads_file();
+  AddOptions(table, "Measurement")
+      .choice("-c,--check", "Verify round trips and sums, or nothing", o.check, {"none", "last"});
+  declare_report_options(table, o.report, {"pair_ratio", "needed_share"});
+}
+
+}  // namespace
 
 void declare_options(OptionTable& table, ShardOptions& o) {
   const AddOptions add(table, "Problem"), ranks(table, "Parallelism"), plan(table, "Plan"),
-      measurement(table, "Measurement"), output(table, "Output");
+      measurement(table, "Measurement");
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
   add("--input",
@@ -58,17 +77,7 @@ void declare_options(OptionTable& table, ShardOptions& o) {
   plan("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops, positive);
   plan("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s, positive)
       .called("gbytes_per_s");
-  output.size("--bin", "The bin that --svg draws", o.bin);
-  output("--svg", "Draw the layouts here", o.svg).writes_text();
-  output("-o,--output",
-         "Write shards of one layout here, or of rows, or what --ulysses exchanges (HDF5)",
-         o.output)
-      .writes_file();
-  add("--yours", "Compare a file of another program with what --output would write", o.yours)
-      .reads_file();
-  measurement.choice("-c,--check", "Verify round trips and sums, or nothing", o.check,
-                     {"none", "last"});
-  declare_report_options(table, o.report, {"pair_ratio", "needed_share"});
+  declare_outputs(table, o);
 }
 
 void check_options(const ShardOptions& o) {

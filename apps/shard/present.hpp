@@ -1,5 +1,5 @@
 #pragma once
-// What gyre-shard does with the rows of a batch, and of Ulysses.
+// Reports the rows of a run of gyre-shard over a batch, or of Ulysses.
 
 #include <algorithm>
 

@@ -383,8 +383,10 @@ ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
   Communicator& world = context.world;
   KeptTensors kept;
   const double slots_of_all = header.slot_offsets().back() + header.bin_count() * world.size();
+  constexpr double tensors = 6;  // of queries; half as many of keys, some with copies of heads
   if (o.files().wanted())
-    check_arrays_fit(6.0 * (o.heads + 2 * o.kv_heads) * o.head_dim * 4 * slots_of_all, context);
+    check_arrays_fit(
+        tensors * (o.heads + 2 * o.kv_heads) * o.head_dim * sizeof(float) * slots_of_all, context);
   std::vector<UlyssesResult> rows =
       run_ulysses(header, slots, {o.heads, o.kv_heads, o.head_dim}, world, o.check != "none",
                   report.verification, o.files().wanted() ? &kept : nullptr);

@@ -15,7 +15,7 @@ std::map<int64_t, int64_t> lengths_of(const Layout& layout) {
   return lengths;
 }
 
-/// The sequences of a layout: its segments that have tokens, the first of which has this number.
+/// The sequences of a layout, which are its segments that have tokens, and the number of the first.
 struct NumberedSequences : EqualSequences {
   int64_t first_segment = 0;
 };

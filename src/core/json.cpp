@@ -2,7 +2,6 @@
 
 #include <nlohmann/json.hpp>
 #include <unordered_set>
-#include <utility>
 #include <vector>
 
 #include "core/error.hpp"
@@ -23,7 +22,7 @@ std::string_view reason_of(const Json::exception& error) {
 /// The parser's place in a document: the keys of the objects that are open.
 class OpenLevels {
  public:
-  void open() { levels_.emplace_back(); }
+  void open(bool is_object) { levels_.push_back({is_object, "", {}}); }
   void close() { levels_.pop_back(); }
   /// Returns whether the innermost object had no such key.
   bool add(const std::string& key) {
@@ -32,14 +31,16 @@ class OpenLevels {
   }
   /// Whether the innermost level is the object at `place`.
   bool is_at(std::string_view place) const {
+    if (place.empty() || levels_.empty() || !levels_.back().is_object) return false;
     std::string here;
     for (size_t i = 0; i + 1 < levels_.size(); ++i) here += (i > 0 ? "/" : "") + levels_[i].last;
-    return !levels_.empty() && !place.empty() && here == place;
+    return here == place;
   }
   const std::string& key() const { return levels_.back().last; }
 
  private:
   struct Level {
+    bool is_object;
     std::string last;
     std::unordered_set<std::string> keys;
   };
@@ -55,7 +56,8 @@ Json parse_json(const std::string& source, std::string_view text, std::string_vi
   const auto keep = [&](int depth, Event event, Json& value) {
     if (depth > max_levels)
       throw_usage("{}: more than {} levels of brackets; wanted: {}", source, max_levels, wanted);
-    if (event == Event::object_start || event == Event::array_start) levels.open();
+    if (event == Event::object_start || event == Event::array_start)
+      levels.open(event == Event::object_start);
     if (event == Event::object_end || event == Event::array_end) levels.close();
     if (event == Event::key && !levels.add(value.get<std::string>()))
       throw_usage("{}: the key '{}' is there twice; wanted: {}", source, levels.key(), wanted);

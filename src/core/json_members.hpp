@@ -16,7 +16,7 @@ struct JsonMembers {
   std::function<void(const std::string& key, const Json& value)> take;
 };
 
-/// As parse_json().
+/// Parses as parse_json() of core/json.hpp does; `members` takes what is at its place.
 Json parse_json(const std::string& source, std::string_view text, std::string_view wanted,
                 const JsonMembers& members);
 

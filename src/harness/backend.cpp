@@ -106,9 +106,8 @@ void declare_backend_options(OptionTable& table, BackendOptions& o) {
   add.choice("--backend", "Compute on cpu or cuda", o.backend, backend_names());
   add.choice("--comm",
              "Communicate by mpi (CPUs), nccl, staged (GPUs: MPI by way of the host) or mpi-gpu "
-             "(MPI that "
-             "takes GPU memory); default: mpi, nccl, or staged where there is no NCCL or GPUs are "
-             "shared",
+             "(MPI that takes GPU memory); default: mpi, nccl, or staged where there is no NCCL or "
+             "GPUs are shared",
              o.comm, comm_names())
       .records([&o] { return comm_of(o); });
   add.flag("--share-gpus", "Let ranks share a GPU: for checking, not for timing", o.share_gpus);

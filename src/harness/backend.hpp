@@ -27,7 +27,7 @@ const std::vector<std::string>& comm_names();
 std::vector<std::string> built_backends();
 std::vector<std::string> built_comms();
 
-/// Adds --backend, --comm and --share-gpus to `app`. --comm defaults to mpi on CPUs. On GPUs it
+/// Adds --backend, --comm and --share-gpus. --comm defaults to mpi on CPUs. On GPUs it
 /// defaults to nccl, or staged if the build has no NCCL or GPUs are shared.
 void declare_backend_options(OptionTable& table, BackendOptions& o);
 

@@ -38,7 +38,7 @@ struct ResultArray {
   std::string check;     ///< name of its check
   double tolerance = 0;  ///< relative to the scales of rows
   double sigma = 0;      ///< expected standard deviation of errors (Check); 0: not checked
-  double rounding = 0;   ///< added to scales: this times the value (storage_scale())
+  double rounding = 0;   ///< this times the value is added to scales (storage_scale())
   double padding = 0;    ///< expected value of columns beyond the last of the whole array
   int64_t first = 0;     ///< first column here, as a column of the whole array
   int64_t columns = 1;   ///< columns of a row here, including padding

@@ -152,7 +152,7 @@ void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::str
 }
 
 Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys) {
-  std::error_code unreadable;  // of a link to itself: no folder
+  std::error_code unreadable;  // a link to itself is no folder
   const bool is_folder = std::filesystem::is_directory(path, unreadable);
   if (!is_folder && !path.ends_with(".gguf"))
     throw_usage(

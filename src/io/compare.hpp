@@ -21,8 +21,8 @@ struct CompareOptions {
   bool common_only = false;
 };
 
-/// wide: the tolerance exceeds the values themselves, zeros would pass: rtol of 1 or more, or
-/// atol + rtol mean above 1 and above the mean of |b|.
+/// wide: the tolerance exceeds the values themselves, so that zeros would pass: rtol is at least 1,
+/// or atol + rtol · mean is above 1 and above the mean of |b|.
 enum class Match { same, differs, wide, only_in_a, only_in_b, other_shape, other_kind };
 
 /// Result of comparing one tensor.

@@ -26,8 +26,8 @@ struct Documents {
   std::vector<std::string> names;   ///< [documents], or empty if they have no names
   /// [documents], or empty if unknown: bytes of text that all tokens but the first stand for.
   std::vector<int64_t> text_bytes;
-  /// [documents], or empty if all count: so many first predictions are context of the others, and
-  /// no part of a document's score.
+  /// [documents], or empty if all count: how many of the first predictions are context of the
+  /// others and no part of the document's score.
   std::vector<int64_t> unscored;
   int64_t vocab_size = byte_tokenizer::vocab_size;  ///< tokens are in [0, vocab_size)
   std::string tokenizer = byte_tokenizer::name;

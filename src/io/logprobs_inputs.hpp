@@ -11,7 +11,7 @@ namespace gyre {
 
 struct LogprobsInput {
   enum class Stored { f32, f64, i32, i64 };
-  /// Type to which a run rounds the values: that of --dtype, that of results (--f32-output), or f32.
+  /// Type to which a run rounds the values: that of --dtype, of results (--f32-output), or f32.
   enum class Rounded { logits, outputs, no };
   using Check = void (*)(ConfigErrors& errors, const LogprobsFile& file,
                          const LogprobsInput& input);
@@ -35,7 +35,7 @@ const std::vector<LogprobsInput>& logprobs_inputs();
 /// Requires an input of this name.
 const LogprobsInput& logprobs_input(const std::string& name);
 
-/// The input in which a file says how many `letter` stands for; null for those that every file says.
+/// The input in which a file says how many `letter` stands for; null if every file says it.
 const LogprobsInput* input_with_extent(char letter);
 
 /// Names of the inputs that a run must not round, because the dtype cannot represent them exactly.

@@ -17,8 +17,6 @@
 namespace gyre {
 namespace {
 
-using namespace std::string_literals;
-
 class Config {
  public:
   Config(const std::string& path, const Json& json) : path_(path), json_(json) {
@@ -97,7 +95,8 @@ ModelConfig shape_of(const Config& file, const ModelFamily& family) {
   c.hidden_size = file.whole("hidden_size");
   c.num_hidden_layers = file.whole("num_hidden_layers");
   c.num_attention_heads = file.whole("num_attention_heads");
-  const bool is_null = file.value_or_null("num_key_value_heads") == h5::AttributeValue("null"s);
+  const bool is_null =
+      file.value_or_null("num_key_value_heads") == h5::AttributeValue(std::string("null"));
   c.num_key_value_heads =
       file.whole_or("num_key_value_heads",
                     family.kv_heads > 0 && !is_null ? family.kv_heads : c.num_attention_heads);

@@ -212,8 +212,8 @@ class Source {
     const int64_t stride = chunk_[1] * sizeof(Word);
     const std::byte* rows[together];
     for (int64_t j = 0, run = 1; j < count; j += run) {
-      for (run = 1; j + run < count && place_of(begin + j + run) == place_of(begin + j) + run;)
-        ++run;
+      run = 1;  // columns that follow one another as stored rows
+      while (j + run < count && place_of(begin + j + run) == place_of(begin + j) + run) ++run;
       const std::byte* read = read_rows(place_of(begin + j), run, scratch, j);
       for (int64_t k = 0; k < run; ++k) rows[j + k] = read + k * columns_ * sizeof(Word);
     }

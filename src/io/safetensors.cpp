@@ -106,7 +106,7 @@ void read_tensors(Checkpoint& checkpoint, const std::string& path) {
   const InputFile& file = *checkpoint.files.back();
   constexpr uint64_t most = 100'000'000;  // the limit of the format
   uint64_t length = 0;
-  if (file.size() >= std::ssize(std::as_bytes(std::span(&length, 1))))
+  if (file.size() >= static_cast<int64_t>(sizeof(length)))
     file.read(0, std::as_writable_bytes(std::span(&length, 1)));
   if (length == 0 || length > most || length > file.size() - sizeof(length))
     throw_usage("'{}' is no safetensors file, or truncated: a header of {} bytes, a file of {}",

@@ -119,8 +119,8 @@ std::vector<double> filtered_gradient_reference(std::span<const double> logits, 
 /// there are none; NaN if all have logits of -inf.
 double kept_logprob_reference(std::span<const double> logits, std::span<const int32_t> kept,
                               int64_t target, double temperature = 1);
-/// g times the gradient of that log-probability: 0 for other ids, or if g is 0; -g p_v / temperature
-/// for the kept ones if the target is not among them.
+/// g times the gradient of that log-probability: 0 for other ids, or if g is 0;
+/// -g p_v / temperature for the kept ones if the target is not among them.
 std::vector<double> kept_gradient_reference(std::span<const double> logits,
                                             std::span<const int32_t> kept, int64_t target, double g,
                                             double temperature = 1);

@@ -159,8 +159,8 @@ GYRE_HOST_DEVICE inline SoftmaxPartial partials_of(const PartSums* row, int64_t 
 
 // ---- cross partials ----
 
-/// Sums of a student's and a teacher's row, or parts of them, relative to the maxima; `cross` is in
-/// units of 1 / cross_unit. It is f64 even in a thread: a term that a later maximum makes negligible
+/// Sums of a student's and a teacher's row, or parts of them, relative to the maxima. `cross` is in
+/// units of 1 / cross_unit, and f64 even in a thread: a term that a later maximum makes negligible
 /// may be large before.
 struct CrossSums {
   float student_max = minus_infinity, teacher_max = minus_infinity;

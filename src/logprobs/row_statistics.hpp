@@ -66,7 +66,7 @@ inline constexpr float cross_unit = 0x1p-64F;
 
 /// Partials of a student's and a teacher's row of one token, 20 bytes:
 ///     cross = Σ exp(T_v - teacher_max) (S_v - student_max) · cross_unit
-/// Over all shards, with s_S, s_T and u merged from student_sum, teacher_sum and cross / cross_unit,
+/// Over all shards, s_S, s_T and u are merged from student_sum, teacher_sum and cross / cross_unit:
 ///     CE = -Σ p^T_v log q^S_v = log s_S - u / s_T
 /// A column where the teacher has -inf adds nothing to cross; one where only the student has -inf
 /// makes cross -inf and CE +inf.

@@ -58,8 +58,9 @@ class DecoderWeights {
     tensors_[key(weight, layer)] = std::move(tensor);
   }
   void move_to(Stream& stream);
-  /// The weights of the norms alone, each times 1 + u, in the stream's memory space. u is random, of
-  /// the size of a rounding to bf16: standard deviation 2^-9 / sqrt(3). The same on all ranks.
+  /// The weights of the norms alone, each times 1 + u, in the stream's memory space. u is random,
+  /// the same on all ranks, and has the size of a rounding to bf16: its standard deviation is
+  /// 2^-9 / sqrt(3).
   DecoderWeights perturbed_norms(Stream& stream) const;
   bool has(Weight weight, int64_t layer) const { return tensors_.contains(key(weight, layer)); }
   /// The same weights with all matrices in f32, for the reference decoder. In host memory.

@@ -10,9 +10,10 @@
 //     yes     any  has all                else     not known          warning
 //     yes     any  has all                else     gradient is right  ok
 //
-// Padded offsets are needed only where there is padding between segments. With cp > 1 there is, as a
-// rule: segments are rounded. The first row that applies counts; "fused" is NVTE_FUSED_ATTN. Goes by capabilities and a probe
-// where NeMo's validate_parallelism_compatibility goes by a backend's name and a list of devices.
+// The first row that applies counts; "fused" is NVTE_FUSED_ATTN. Padded offsets are needed only
+// where there is padding between segments; with cp > 1 there usually is, because segments are
+// rounded up. These checks go by capabilities and a probe where NeMo's
+// validate_parallelism_compatibility goes by a backend's name and a list of devices.
 
 #include <cstdint>
 #include <optional>

@@ -26,8 +26,8 @@ std::string nearest_or(const char* all, const std::string& name,
   return "nearest: '" + near + "'";
 }
 
-/// What a figure of any machine is at least or at most. Others are mistakes of a unit, mostly:
-/// multiplied by `unit`, they would be the number that was meant.
+/// What a figure of any machine is at least or at most. Other numbers mostly have a wrong unit:
+/// times `unit`, they are what was meant.
 struct Plausible {
   std::string_view key;  ///< the end of its name
   bool is_rate;          ///< the largest number of a list is at least `limit`, or the least at most
@@ -118,14 +118,15 @@ class Object {
     return figure.at("value");
   }
   /// Numbers that are not above 0 are left to check_machine().
-  void require_plausible(std::string_view key, std::span<const double> values) const {
-    const auto* rule = std::ranges::find_if(
-        plausible, [&](const Plausible& entry) { return key.ends_with(entry.key); });
+  void require_plausible(const char* key, std::span<const double> values) const {
+    const auto* rule = std::ranges::find_if(plausible, [&](const Plausible& entry) {
+      return std::string_view(key).ends_with(entry.key);
+    });
     if (rule == std::end(plausible) || values.empty()) return;
     const double value = rule->is_rate ? std::ranges::max(values) : std::ranges::min(values);
     if (value <= 0 || (rule->is_rate ? value >= rule->limit : value <= rule->limit)) return;
     const double in_thousands = rule->is_rate && value >= 1000 ? 1e-3 : 1;  // MB/s, not GB/s
-    throw_usage("{}: {} is {}; wanted: {}{}", file_, place_of(key.data()), value, rule->wanted,
+    throw_usage("{}: {} is {}; wanted: {}{}", file_, place_of(key), value, rule->wanted,
                 rule->unit == 0
                     ? ""
                     : fmt::format("; did you mean {:.4g}?", value * rule->unit * in_thousands));

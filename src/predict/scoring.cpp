@@ -1,7 +1,6 @@
 #include "predict/scoring.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <map>
 #include <tuple>
 

@@ -9,7 +9,6 @@
 #include <cstdio>
 #include <exception>
 #include <new>
-#include <utility>
 
 #include "comm/agree.hpp"
 #include "comm/checked.hpp"

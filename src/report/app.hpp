@@ -68,8 +68,6 @@ int run_app(int argc, char** argv, const AppInfo& info,
 /// Attributes of an output file: generator (program, version, git), command and `sources`.
 Provenance provenance_of(const AppContext& context, const std::string& sources);
 
-struct AppContext;
-
 struct ReportOptions {
   std::string json;  ///< result file, or ""; NAME.jsonl: a line per row, written when measured
   std::string csv;

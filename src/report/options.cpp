@@ -20,17 +20,6 @@ namespace {
               near.empty() ? "" : "; nearest: " + near);
 }
 
-/// The items of a list with commas; at least one.
-std::vector<std::string> items_of(const std::string& list) {
-  std::vector<std::string> items;
-  for (size_t begin = 0; begin <= list.size();) {
-    const size_t end = std::min(list.find(',', begin), list.size());
-    items.push_back(list.substr(begin, end - begin));
-    begin = end + 1;
-  }
-  return items;
-}
-
 /// Checks that `list` is "all", or different names of `choices`.
 void check_list(const std::string& list, const std::vector<Described>& choices) {
   std::vector<std::string> names{"all"};
@@ -40,7 +29,9 @@ void check_list(const std::string& list, const std::vector<Described>& choices) 
     if (std::ranges::count(items, item) > 1) throw_usage("'{}' is there twice", item);
     if (item == "all" && items.size() > 1) throw_usage("all stands alone, not beside other names");
     if (std::ranges::find(names, item) != names.end()) continue;
-    const auto same = [](char a, char b) { return std::tolower(a) == std::tolower(b); };
+    const auto same = [](unsigned char a, unsigned char b) {
+      return std::tolower(a) == std::tolower(b);
+    };
     for (const Described& choice : choices) {
       const auto found = std::ranges::search(choice.summary, item, same);
       const bool is_name =
@@ -72,6 +63,16 @@ void check_count(const TokenSweep& sweep, ConfigErrors& errors) {
 }
 
 }  // namespace
+
+std::vector<std::string> items_of(const std::string& list) {
+  std::vector<std::string> items;
+  for (size_t begin = 0; begin <= list.size();) {
+    const size_t end = std::min(list.find(',', begin), list.size());
+    items.push_back(list.substr(begin, end - begin));
+    begin = end + 1;
+  }
+  return items;
+}
 
 std::string complain_about_empty(const std::string& text) {
   return text.empty() ? "an empty text is no value; leave the option out instead" : "";
@@ -158,7 +159,7 @@ Option& AddOptions::operator()(const std::string& name, const std::string& help,
 Option& AddOptions::operator()(const std::string& name, const std::string& help, int& value,
                                int minimum, int maximum) const {
   const auto check = [minimum, maximum](const std::string& text) {
-    int number = 0;
+    int64_t number = 0;  // numbers beyond int are then above `maximum`, and are called so
     const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
     if (error != std::errc() || end != text.data() + text.size() || number < minimum)
       throw_usage("'{}' is not an integer of at least {}", text, minimum);
@@ -256,15 +257,13 @@ bool lists_several(const std::string& list) {
 std::vector<int> parse_numbers(const char* option, const std::string& text, const NumberList& list,
                                ConfigErrors& errors) {
   std::vector<int> numbers;
-  for (size_t begin = 0; begin <= text.size();) {
-    const size_t end = std::min(text.find(',', begin), text.size());
+  for (const std::string& item : items_of(text)) {
     int number = 0;
-    const auto [last, status] = std::from_chars(text.data() + begin, text.data() + end, number);
-    if (status != std::errc() || last != text.data() + end || number < list.least ||
-        number > list.most) {
+    const char* const end = item.data() + item.size();
+    const auto [last, status] = std::from_chars(item.data(), end, number);
+    if (status != std::errc() || last != end || number < list.least || number > list.most) {
       errors.add("{} '{}': '{}' is no number of {} from {} to {}; such as {} {}", option, text,
-                 text.substr(begin, end - begin), list.what, list.least, list.most, option,
-                 list.example);
+                 item, list.what, list.least, list.most, option, list.example);
       break;
     }
     if (std::ranges::find(numbers, number) != numbers.end()) {
@@ -272,7 +271,6 @@ std::vector<int> parse_numbers(const char* option, const std::string& text, cons
       break;
     }
     numbers.push_back(number);
-    begin = end + 1;
   }
   return numbers;
 }

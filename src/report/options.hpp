@@ -26,6 +26,9 @@ struct Described {
   std::string name, summary;
 };
 
+/// The items of a list with commas; at least one, which may be empty.
+std::vector<std::string> items_of(const std::string& list);
+
 /// Whether a list that AddOptions::choices has read contains a name, and whether it may have more
 /// than one.
 bool lists(const std::string& list, std::string_view name);
@@ -78,8 +81,8 @@ class AddOptions {
                  const std::vector<std::string>& choices) const;
   Option& choice(const std::string& name, const std::string& help, int64_t& index,
                  const std::vector<std::string>& choices) const;
-  /// An option with "all", one of `choices`, or several separated by commas. A proper noun of a
-  /// summary is refused with the name of that choice.
+  /// An option with "all", one of `choices`, or several separated by commas. An error for a proper
+  /// noun that the summary of a choice has ("Ulysses") names that choice.
   Option& choices(const std::string& name, const std::string& help, std::string& value,
                   const std::vector<Described>& choices) const;
 

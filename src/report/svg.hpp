@@ -8,12 +8,13 @@ namespace gyre::svg {
 /// The opening tag of a picture of this size, and its white background.
 std::string begin(double width, double height);
 
-/// The colour of a rank, which colour-blind readers tell from the others, and print does: up to
-/// eight ranks have the palette of Okabe and Ito, with a wine red and a grey, more ranks that of
-/// cividis. Ranks of even numbers are dark, the others light.
+/// The colour of a rank. Colour-blind readers can tell up to eight ranks apart, whose colours are
+/// those of Okabe and Ito with a wine red and a grey. More ranks have colours of the map cividis:
+/// dark ones for even ranks and light ones for odd ranks, so that neighbours differ in print too.
 std::string color(int rank, int cp);
 
-/// A light tint for the background of text; eight places of a list differ, as the colours of ranks.
+/// A light tint, the background of a text, for a place of a list. The first eight differ as the
+/// colours of eight ranks do.
 std::string tint(int place);
 
 /// The `anchor` of the text ("start", "middle" or "end") is at x. `s` must have no & or <.

@@ -65,9 +65,10 @@ double storage_scale(DType stored, double tolerance);
 // values, of which one may be large. Mean and factor have 0.3 sigma beside their random part,
 // because errors are not quite independent: all outputs of a layer share its rounded inputs.
 
-/// Standard deviation of one rounding to bf16, relative to the value, in units of epsilon: sqrt(1/12)
-/// times the rms of 1/m for mantissas m whose logarithms are uniform, sqrt(3 / (8 ln 2)). Partial
-/// sums do not grow: each partial result is rounded once, at the size of the result.
+/// Standard deviation of one rounding to bf16, relative to the value, in units of epsilon:
+/// sqrt(1/12) times the rms of 1/m for mantissas m whose logarithms are uniform,
+/// sqrt(3 / (8 ln 2)). Partial sums do not grow: each partial result is rounded once, at the size
+/// of the result.
 inline constexpr double narrow_deviation = 0.2123;
 
 struct CommonErrors {
@@ -269,8 +270,8 @@ inline constexpr double narrow_safety = 16;
 /// reference's row.
 double hidden_tolerance(const DecoderShape& shape);
 
-/// Standard deviation of the roundings of the residual stream itself, of embeddings and sums, in the
-/// same units. 0 in f32, and where only what is added is bf16.
+/// Standard deviation, in the same units, of the roundings of the residual stream itself, which are
+/// those of embeddings and sums. It is 0 in f32, and where only what is added is bf16.
 double residual_sigma(const DecoderShape& shape);
 
 /// Absolute tolerance of a log-probability or entropy (nats). A relative error of the hidden state

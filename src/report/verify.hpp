@@ -229,8 +229,9 @@ class Verification {
   double max_error_over_tolerance() const;
 
   /// "VERIFY PASSED n/n max_err_over_tol=0.37", followed by ", sampled 64 of 4096 tokens" for the
-  /// check that compared the smallest share, and by ", 2 values undefined (NaN)"; or FAILED, and for each failed check its fault() and a
-  /// line for each of the `most` worst values outside; or "VERIFY SKIPPED".
+  /// check that compared the smallest share, and by ", 2 values undefined (NaN)"; or FAILED, and
+  /// for each failed check its fault() and a line for each of the `most` worst values outside; or
+  /// "VERIFY SKIPPED".
   std::string text(size_t most = 1) const;
 
  private:

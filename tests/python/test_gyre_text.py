@@ -200,6 +200,7 @@ class Tokens(Scratch):
         for i, (bad, text) in enumerate((({"model": {"vocab": {"a": 1.0}}}, "the id of the token 'a' is 1.0; wanted: a whole number below 16777216"),
                                          ({"model": {"vocab": {"a": True}}}, "the id of the token 'a' is true"),
                                          ({"model": {"vocab": {"a": 1 << 24}}}, "is 16777216; wanted"),
+                                         ({"model": {"vocab": [1, 2]}}, "no tokens in 'model.vocab'"),
                                          ({"model": {}}, "no tokens in 'model.vocab'"))):  # fmt: skip
             file = self.file("bad.json", json.dumps(bad))
             self.refused("bad.json is no tokenizer.json", self.array("a.npy", np.arange(3)), tokenizer=file)

@@ -84,9 +84,9 @@ TEST(LogprobsOptions, WhatIsImpossibleIsListedWithTheNearest) {
            // Nothing that is given is ignored.
            {"  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, "
             "--filter-per-token, --logit-scale, "
-            "--peaks, --peak-height and --zero-fraction are those of the file of --input: leave "
-            "them out",
-            [](O& o) { o.input = "f.h5", o.picks = 8; }},
+            "--peaks, --peak-height, --zero-fraction and --seed are those of the file of --input: "
+            "leave them out",
+            [](O& o) { o.input = "f.h5", o.seed = 2; }},
            {"  - --tokens, --min and --sequences do not go with --input or --gen",
             [](O& o) { o.generate = "dist=fixed", o.sequences = 5; }},
            {"  - --op raw-gather has no --method upstream, which logprob, entropy, gather, "

@@ -253,6 +253,7 @@ TEST(Configuration, RefusesValuesOfAnotherType) {
   wants("real = 0", "'0' is not above 0");
   wants("real = 4.5", "'4.5' is more than 4");
   wants("number = 1001", "'1001' is more than 1000");
+  wants("number = 9999999999", "'9999999999' is more than 1000");
   wants("list = 2", "--list is a switch: true or false, not '2'");
   wants("list = [ true ]", "an array where --list takes true or false");
 }
