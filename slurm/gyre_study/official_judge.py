@@ -42,8 +42,8 @@ from .official_setting import (
     of_several_machines,
     words_of,
 )
-from .official_work import WORK, Work, portable
-from .results import Run, runs_of
+from .official_work import WORK, Work
+from .results import Run, portable, runs_of
 from .schema import Schema, read_schema
 from .status import CaseStatus, statuses
 
