@@ -5,8 +5,8 @@
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
 # about machines of inputs/machines/ (results/prediction/): any machine gives the same. `scale` is how long predictions of
 # thousands of ranks take. `scale`, `timed` runs, `kernels`, `torch` and `studies` need a machine of two cores with nothing
-# else to do, and a clean tree. `few` are those of `counted`, `explained` and `predicted` that take seconds. GYRE_RESULTS: the
-# folder to write to, in place of results/ (tests/apps/records.sh compares the two).
+# else to do, and a clean tree. `few` makes those of `counted`, `explained` and `predicted` that take seconds. GYRE_RESULTS names
+# another folder to write to than results/; tests/apps/records.sh compares the two.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 

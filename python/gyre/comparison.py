@@ -232,8 +232,9 @@ def compare(
     of got, such as -4e38 of a float32, is infinite. An array of reals fails where the tolerance is
     larger than the values: rtol of 1 or more, or atol + rtol mean above 1 and above the mean of
     |expected|. An array that one side alone has is a difference, unless common. ties="any": NAME_ids
-    [rows, entries] beside descending NAME_values, as top_ids and top_values are, may have ids of equal values in any order; those of the last
-    value of a row, which others may share, may be any, and both are shown as -1.
+    [rows, entries] beside descending NAME_values, as top_ids and top_values are, may have ids of equal
+    values in any order; those of the last value of a row, which others may share, may be any, and both
+    are shown as -1.
 
     ValueError: a tolerance is negative or not finite, or there is nothing to compare.
     """

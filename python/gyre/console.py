@@ -25,7 +25,7 @@ def ended(program: str, run: Callable[[], int]) -> int:
             raise OSError("standard output is closed")
         sys.stdout.flush()
     except OSError as error:
-        code = complain(program, f"cannot write to standard output: {error}", 3)
+        code = complain(program, f"cannot write to standard output: {error.strerror or error}", 3)
         _drop_output()
     return code
 

@@ -2,18 +2,18 @@
 
 import argparse
 import contextlib
+import dataclasses
 import json
 import os
 import pickle
 import reprlib
 import sys
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from dataclasses import field as made
 from typing import Any, BinaryIO
 
 import numpy as np
 
+from .console import complain, ended
 from .tokenizer import Tokenizer
 from .writing import write_documents
 
@@ -188,7 +188,7 @@ def _is_text(name: str) -> bool:
     return True
 
 
-@dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True)
 class Cut:
     """How documents are made of texts: the token that begins each, and windows."""
 
@@ -212,15 +212,15 @@ class Cut:
             yield end - length, end, length - count
 
 
-@dataclass
+@dataclasses.dataclass
 class _Documents:
     """Documents to be written."""
 
     cut: Cut
-    tokens: list[np.ndarray] = made(default_factory=list)
-    names: list[str] = made(default_factory=list)
-    text_bytes: list[int] | None = made(default_factory=list)  # None: one had tokens alone
-    unscored: list[int] = made(default_factory=list)
+    tokens: list[np.ndarray] = dataclasses.field(default_factory=list)
+    names: list[str] = dataclasses.field(default_factory=list)
+    text_bytes: list[int] | None = dataclasses.field(default_factory=list)  # None: one had tokens alone
+    unscored: list[int] = dataclasses.field(default_factory=list)
 
     def add(self, name: str, ids: "np.ndarray | list[int]", ends: list[int] | None) -> None:
         """`ends`: bytes of text that the tokens up to each one stand for."""
@@ -302,30 +302,27 @@ def _cut_of(options: argparse.Namespace, tokenizer: Tokenizer) -> Cut:
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs the command; returns the exit code."""
+    return ended("gyre-text", lambda: _run(arguments))
+
+
+def _run(arguments: Sequence[str] | None) -> int:
     options = _parser().parse_args(arguments)
     code = 2
     try:
         _check_places(options.output, [options.tokenizer, *options.inputs])
         tokenizer = Tokenizer(options.tokenizer)
         cut = _cut_of(options, tokenizer)
-        _say(convert(options.output, tokenizer, options.inputs, options.field, cut))
-        return 0
+        written = convert(options.output, tokenizer, options.inputs, options.field, cut)
     except _Unwritable as error:
         code, text = 3, str(error)
     except OSError as error:
         text = f"cannot read {error.filename}: {error.strerror}" if error.filename else str(error)
     except ValueError as error:
         text = str(error)
-    sys.stderr.write(f"gyre-text: {' '.join(text.split())}\n")
-    return code
-
-
-def _say(text: str) -> None:
-    try:
-        print(text, flush=True)
-    except OSError as error:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)  # the interpreter would write again, and fail
-        raise _Unwritable(f"cannot write to standard output: {error.strerror}") from error
+    else:
+        print(written)
+        return 0
+    return complain("gyre-text", " ".join(text.split()), code)
 
 
 if __name__ == "__main__":

@@ -50,7 +50,8 @@ class Site:
 class Study:
     """A set of cases: `axes`, `options` and `problems` as the file has them, with those of one of its sizes.
 
-    `repeat`: runs of each case, for gyre-study compare. `problems`: by name, axes whose values go together. `chosen`: what --set has changed, of what is `tunable`.
+    `repeat`: runs of each case, for gyre-study compare. `problems`: by name, axes whose values go together. `chosen`:
+    what --set has changed, of what is `tunable`.
     """
 
     name: str

@@ -38,7 +38,7 @@ DEFAULTS = {
         input= gen= unpack=false algorithm= capacity=0 min-bins=0 bin-multiple=1 max-items=0 seed=1 oversize=reject
         share-prefixes=false min-prefix=64 cp=1 dp=1 tp=1 backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=1
         max-seconds=1 check=last chunks=1 tail=own-segment stream-multiple=1 stream-slots=0 rows=0 mtp=1 repad=false
-        attention= fused-flag=unset device= gradient-probe=not-run forward-only=false linear-attention=false""",
+        yours= encoder= tp-rounding=per-rank unpacked=false attention= fused-flag=unset device= gradient-probe=not-run forward-only=false linear-attention=false""",
     "gyre-pipeline": """
         input= gen= model= bin=0 share-prefixes=false min-prefix=64 dtype=f32 residual=f32 dp=1 cp=0 tp=1
         layout=dual-chunk-swap schedule=ring backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=auto

@@ -22,7 +22,6 @@ GOLDEN = ROOT / "inputs" / "golden"
 sys.path[:0] = [str(ROOT / place) for place in ("python", "python/examples", "tests/support")]
 
 import numpy as np  # noqa: E402
-import planted  # noqa: E402
 
 from gyre import reading  # noqa: E402
 from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402

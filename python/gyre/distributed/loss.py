@@ -12,8 +12,8 @@ ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over 
 divides by their number. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
 a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
 parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
-(those of them in the same replica, and at the same place of other replicas), first (id of the first column), columns (of all ranks), weights [tokens],
-count (sum of all weights), mesh.
+(those of them in the same replica, and at the same place of other replicas), first (id of the first
+column), columns (of all ranks), weights [tokens], count (sum of all weights), mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping

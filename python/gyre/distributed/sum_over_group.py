@@ -5,8 +5,9 @@ of the group, the same on all of them. --convention says what the gradient of x 
 rank's own y, for ranks that all compute the same loss of y; sum, those of y of all ranks, for ranks whose
 losses are parts of one; none: y is a constant, and has no gradient. A gradient of sum where identity is
 right is too large by the group's size; identity where sum is right loses the other ranks' gradients.
-Gradients: of tensors by autograd; of NumPy arrays, a second value is returned, a function of the gradient of y that returns that of x.
-Further parameters, given where they are taken: data_group (ranks with another sum), mesh.
+Gradients: of tensors by autograd; of NumPy arrays, a second value is returned, a function of the gradient
+of y that returns that of x. Further parameters, given where they are taken:
+data_group (ranks with another sum), mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
