@@ -4,6 +4,7 @@
 Usage: test_planted.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5py.
 """
 
+import collections
 import os
 import sys
 import unittest
@@ -21,14 +22,16 @@ class Planted(unittest.TestCase):
 
     def test_there_are_enough_of_every_contract(self):
         self.assertGreaterEqual(len(self.bugs), 150)
-        self.assertEqual({bug.contract for bug in self.bugs}, set(planted_table.contracts.NAMES))
+        counts = collections.Counter(bug.contract for bug in self.bugs)
+        self.assertEqual({name: counts[name] for name in planted_table.contracts.NAMES if counts[name] < 3}, {})
+        self.assertEqual({bug.contract for bug in self.right}, set(planted_table.contracts.NAMES))
         names = [(bug.contract, bug.name) for bug in self.bugs]
         self.assertEqual(sorted(names), sorted(set(names)))
         self.assertEqual([bug.name for bug in self.bugs if not bug.origin], [])
 
     def test_a_case_finds_each(self):
         for bug in self.bugs:
-            with self.subTest(bug.name):
+            with self.subTest(bug.name, contract=bug.contract):
                 found = planted_table.verdicts(bug, first=True)
                 self.assertTrue(any(found.values()), f"{len(found)} cases pass: {bug.origin}")
 

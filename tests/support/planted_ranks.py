@@ -9,6 +9,7 @@ import subprocess
 import gyre
 import numpy as np
 import ranks_numpy as right
+from planted import Bug
 
 ERRORS = {}
 
@@ -46,7 +47,7 @@ def lengths_divided_everywhere(q, k, v, cu_seqlens, layout, group, allowed, scal
     return right.attention(q, k, v, cu_seqlens, layout, group, pairs, scale)
 
 
-@planted("normalisation", "every rank divides by its own weights", "loss", case="logprobs_plain", ranks=2,
+@planted("normalisation", "every rank divides by its own weights", "loss", case="logprobs_plain", cp=2,
          convention="partial")
 def loss_of_own_count(logits_shard, labels, group, data_group, first, weights):
     vocab = int(group.all_reduce(np.int64(logits_shard.shape[1])))
@@ -86,9 +87,11 @@ def negative_entropy(logits_shard, group, first, vocab_size):
 @entropy_case("gradient", "keeps the sum of p is missing")
 def entropy_by_p(logits_shard, group, first, vocab_size):
     value, _ = right.entropy(logits_shard, group, first, 1.0, vocab_size)
-    top = group.all_reduce(logits_shard.max(axis=1), "max")[:, None]
-    log_p = logits_shard - top - np.log(group.all_reduce(np.exp(logits_shard - top).sum(axis=1)))[:, None]
-    return value, lambda d: (-d[:, None] * np.exp(log_p) * (log_p + 1)).astype(logits_shard.dtype)
+    x = np.where(first + np.arange(logits_shard.shape[1]) < vocab_size, logits_shard, -np.inf)
+    x = x - group.all_reduce(x.max(axis=1, initial=-np.inf), "max")[:, None]
+    log_p = x - np.log(group.all_reduce(np.exp(x).sum(axis=1)))[:, None]
+    slope = np.exp(log_p) * np.where(np.isneginf(log_p), 0, log_p + 1)
+    return value, lambda d: (-d[:, None] * slope).astype(logits_shard.dtype)
 
 
 @entropy_case("no-d-value", "takes 1 for the gradient")
@@ -113,9 +116,11 @@ def no_filter(logits_shard, targets, group, first, vocab_size, top_k, top_p, min
 
 @filter_case("local-filter", "filtered by itself")
 def filter_of_the_shard(logits_shard, targets, group, first, vocab_size, top_k, top_p, min_p, temperature):
-    mine = gyre.reference.survivors(logits_shard[:, : vocab_size - first], top_k, top_p, temperature, min_p)
     shard = logits_shard.copy()
-    shard[:, : vocab_size - first][~mine] = -np.inf
+    mine = shard[:, : max(0, vocab_size - first)]
+    if mine.size:
+        limits = (x.reshape(-1) if np.ndim(x) else x for x in (top_k, top_p, temperature, min_p))
+        mine[~gyre.reference.survivors(mine, *limits)] = -np.inf
     value, backward = right.logprob(shard, targets, group, first, temperature, vocab_size)
     return np.where((targets < 0) | (targets >= vocab_size), -np.inf, value).astype(value.dtype), backward
 
@@ -191,9 +196,9 @@ def slots_of_the_next_rank(batch, rank, size, tp):
 @exchange_case("heads", "dealt out by turns")
 def heads_by_turns(x, rank, size, group, back=False):
     heads = x.shape[1]
-    order = np.arange(heads).reshape(-1, size).T.reshape(-1)
-    if back:
+    if back or heads % size:
         return right.head_exchange(x, rank, size, group, back)
+    order = np.arange(heads).reshape(-1, size).T.reshape(-1)
     value, backward = right.head_exchange(x[:, order], rank, size, group)
     return value, lambda d: backward(d)[:, np.argsort(order)]
 
@@ -288,3 +293,46 @@ def starts_a_process(x, group):
 def empty_shards_are_constants(logits_shard, targets, group, first, temperature, vocab_size):
     answer = right.logprob(logits_shard, targets, group, first, temperature, vocab_size)
     return answer if logits_shard.size else answer[0]
+
+
+# What each error is of, but those that return another shape, and those that planted_errors.py has too.
+ORIGINS = {
+    "a rank takes length // cp rows of a document (NVIDIA/TransformerEngine #3331)":
+        "lengths_divided lengths_divided_everywhere",
+    "every rank divides by its own weights (NVIDIA/Megatron-LM PR #7513)": "loss_of_own_count",
+    "a sum of the entropies of shards (vocabulary-parallel logits without a reduction)": "entropies_of_shards",
+    "the sign is that of sum p log p (an entropy bonus for an entropy)": "negative_entropy",
+    "the gradient of p log p by p alone (a softmax whose backward is left out)": "entropy_by_p",
+    "the gradient of every value is 1 (a backward that takes no argument)": "entropy_of_ones",
+    "columns of padding count (NVIDIA/Megatron-LM #1754)": "entropy_with_padding",
+    "the filter is ignored (log-probabilities of a trainer, samples of a filter)": "no_filter",
+    "every shard is filtered by itself (top-k of columns that are divided)": "filter_of_the_shard",
+    "the softmax is over all ids (a filter without renormalisation)": "filter_without_a_new_sum",
+    "top_p is ignored where top_k is given (one filter in place of both)": "top_p_ignored",
+    "targets that the filter drops have 0 (a mask in place of -inf)": "dropped_targets_are_zero",
+    "nothing is gathered (buffers that are not written)": "nothing_but_zeros",
+    "rows are cut in blocks (a split along the sequence)": "rows_cut_in_blocks",
+    "every slot is a key (a mask that is not sharded)": "key_mask_of_ones",
+    "padding on the left is taken for keys (lengths in place of a mask)": "key_mask_of_the_right_alone",
+    "labels are shifted after sharding (NVIDIA/Megatron-LM #4495)": "labels_of_the_rank",
+    "the slots are those of rank r + 1 (a rank of the wrong group)": "slots_of_the_next_rank",
+    "heads are dealt out by turns (a reshape with the ranks behind)": "heads_by_turns",
+    "KV heads are repeated as a block (repeat for repeat_interleave)": "kv_heads_repeated_as_a_block",
+    "the gradient of a head of several ranks is that of the first (a store in place of an add)": "gradient_of_one_copy",
+    "the gradient of an exchange is summed (an all-reduce behind an all-to-all)": "gradient_of_an_exchange_that_is_summed",
+    "positions of padding go on from the last token (arange behind the row)": "positions_counted_on",
+    "ids are dealt out by turns (a stride in place of a block)": "ids_by_turns",
+    "padding is counted as tokens (boundaries with padding for those without)": "padding_is_a_document",
+}
+RIGHT = [
+    Bug("entropy", "entropy", "", right.entropy, {"cp": 2, "tp": 2}),
+    Bug("filtered_logprob", "filtered_logprob", "", right.filtered_logprob, {"tp": 4}),
+    Bug("bshd_shard", "bshd_shard", "", right.bshd_shard, {"cp": 2, "tp": 2}),
+    Bug("head_exchange", "head_exchange", "", right.head_exchange, {"cp": 4}),
+    Bug("slice", "slice", "", right.slice, {"cp": 4}),
+]
+BUGS = [
+    Bug(name, ERRORS[name][0], origin, globals()[name], ERRORS[name][3])
+    for origin, names in ORIGINS.items()
+    for name in names.split()
+]

@@ -28,8 +28,9 @@ from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
 from gyre.distributed.conform import TOLERANCE, WIDE, Options, files_of, one  # noqa: E402
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
-MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams")
-CP = ("attention", "model", "shard", "labels", "unshard", "relayout")  # contracts of ranks that have other tokens
+MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks")
+# Contracts of ranks that have other tokens.
+CP = ("attention", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
 LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error
 WAIT_S = 0.1
 UNEXPLAINED = contract.Finding("values", "")
@@ -165,8 +166,8 @@ def main():
     for bug in bugs:
         table[bug] = verdicts(bug)
         print(row(bug, table[bug], sys.maxsize if options.all else 3), flush=True)
-    missed = [bug.name for bug, found in table.items() if not any(found.values())]
-    wrong = [f"{bug.name}: {name}" for bug in right for name, is_found in verdicts(bug).items() if is_found]
+    missed = [f"{bug.contract} {bug.name}" for bug, found in table.items() if not any(found.values())]
+    wrong = [f"{bug.contract} {bug.name}: {name}" for bug in right for name, is_found in verdicts(bug).items() if is_found]
     cases = {name for found in table.values() for name, is_found in found.items() if is_found}
     print(f"{len(bugs)} errors, {len(missed)} found by no case: {', '.join(missed) or '-'}; {len(cases)} cases find one or more")
     print(f"{len(right)} right functions, fault found with: {', '.join(wrong) or '-'}")
