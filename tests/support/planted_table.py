@@ -2,8 +2,8 @@
 """Planted errors x golden cases, which of them find each error: planted_table.py [--all] [NAME ...]
 
 Errors are functions for the contracts of gyre conform; planted_*.py have them. The ranks of a run are threads of this
-process, and the verdict is that of gyre conform. NAME: of errors, by pattern. --all names all cases that find an error, not three.
-Exit code 1: no case finds an error, or one finds fault with a right function.
+process, and the verdict is that of gyre conform. NAME: a pattern of the names of errors. --all names all cases that find an
+error, not three. Exit code 1: no case finds some error, or one finds fault with a right function.
 """
 
 import argparse
