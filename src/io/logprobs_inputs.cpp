@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <cmath>
 #include <limits>
+#include <utility>
 
 #include "core/bf16.hpp"
 
@@ -161,7 +162,8 @@ bool changes(const LogprobsFile& f, const Input& input, DType type) {
   return false;
 }
 
-std::vector<Input> make_inputs() {
+/// What each row is scored by: targets, gradients, filters, sets of ids, other columns.
+std::vector<Input> inputs_of_rows() {
   using enum Input::Stored;
   using enum Input::Rounded;
   using enum SchemaName::Presence;
@@ -215,6 +217,15 @@ std::vector<Input> make_inputs() {
        .check = check_gradients,
        .of = "projection_offsets",
        .stand_in = "d_value"},
+  };
+}
+
+/// More ids of a row, a teacher, and hidden states.
+std::vector<Input> inputs_beside_rows() {
+  using enum Input::Stored;
+  using enum Input::Rounded;
+  using enum SchemaName::Presence;
+  return {
       {.name = "ids", .shape = "TK", .stored = i32, .presence = depends, .check = check_ids},
       {.name = "teacher", .shape = "TC", .check = check_logits, .rounded = logits},
       {.name = "teacher_values",
@@ -253,7 +264,11 @@ std::vector<Input> make_inputs() {
 }  // namespace
 
 const std::vector<LogprobsInput>& logprobs_inputs() {
-  static const std::vector<Input> all = make_inputs();
+  static const std::vector<Input> all = [] {
+    std::vector<Input> inputs = inputs_of_rows();
+    for (Input& input : inputs_beside_rows()) inputs.push_back(std::move(input));
+    return inputs;
+  }();
   return all;
 }
 

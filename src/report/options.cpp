@@ -100,7 +100,7 @@ void AddOptions::checked(CLI::Option* option, const Check& check) const {
     return {};
   };
   const auto run = [complaint_of, option, &table = table_](std::string& text) -> std::string {
-    const std::string complaint = complaint_of(text);
+    std::string complaint = complaint_of(text);
     if (complaint.empty() || !table.keeps_complaints()) return complaint;
     table.complain(fmt::format("{}: {}", option->get_name(), complaint));
     text = option->get_default_str();
