@@ -143,8 +143,6 @@ void write_documents(OutputFile& output, const Documents& documents, const Prove
       file.write_dataset(text_bytes_path, std::span<const int64_t>(documents.text_bytes));
     if (!documents.unscored.empty())
       file.write_dataset(unscored_path, std::span<const int64_t>(documents.unscored));
-    if (!documents.unscored.empty())
-      file.write_dataset(unscored_path, std::span<const int64_t>(documents.unscored));
     file.create_dataset(tokens_path, DType::i32, {total}, h5::Checksum::fletcher32);
     file.close();
   });
