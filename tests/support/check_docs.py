@@ -74,11 +74,14 @@ def options_of_all(apps):
 
 
 @functools.lru_cache(None)
-def options_of_conform(root):
-    """Of `gyre conform`, the command of the Python package."""
-    done = subprocess.run(["/usr/bin/python3", "-m", "gyre", "conform", "--help"], capture_output=True, text=True,
-                          env=dict(os.environ, PYTHONPATH=str(root / "python"), PYTHONDONTWRITEBYTECODE="1"))
-    return set(OPTION.findall(done.stdout))
+def options_of_package(root):
+    """Of the commands of the Python package."""
+    environment = dict(os.environ, PYTHONPATH=str(root / "python"), PYTHONDONTWRITEBYTECODE="1")
+    found = set()
+    for command in (["gyre", "conform"], ["gyre.text"], ["gyre.ratios"]):
+        done = subprocess.run(["/usr/bin/python3", "-m", *command, "--help"], capture_output=True, text=True, env=environment)
+        found |= set(OPTION.findall(done.stdout))
+    return found
 
 
 @functools.lru_cache(None)
@@ -108,7 +111,7 @@ def check_options(page, apps, root):
         yield from check_command(page, command, apps)
     usage = usage_of(root / "run")
     for option in [code.split()[0] for code in inline if re.match(r"--[a-z]", code)]:
-        if option not in options_of_all(apps) | set(OPTION.findall(usage)) | options_of_conform(root):
+        if option not in options_of_all(apps) | set(OPTION.findall(usage)) | options_of_package(root):
             yield f"{page.name}: no program has the option {option}"
     for command in re.findall(r"\./run ([a-z-]+)", text):
         if usage and not re.search(rf"^  {command}\b", usage, flags=re.MULTILINE):
