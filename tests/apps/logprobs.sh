@@ -283,9 +283,12 @@ head -c 40000 "$ties" >cut.h5
 expect 3 'cut.h5' "${mpi[@]}" 2 "$logprobs" --input cut.h5
 expect 2 '--shards 100,9 are 109 columns; ' "${mpi[@]}" 2 "$logprobs" --input "$ties" --shards 100,9
 
-# What cannot be: all at once, on all ranks, before anything is written.
-expect 2 'the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | --tp 1 --cp 4' "${mpi[@]}" 4 "$logprobs" --tp 3 --top-p 0 --factor 0.5 --temperature 0 --chunk 2 -o none.h5 --pass bwd
-[ "$(grep -c '^  - ' output)" -eq 6 ] || fail "not all problems are listed: $(cat output)"
+# What cannot be: all at once, on all ranks, before anything is written; first values, then what does not go together.
+expect 2 "--factor: '0.5' is not above 1" "${mpi[@]}" 4 "$logprobs" --tp 3 --top-p 0 --factor 0.5 --temperature 0 --chunk 2 -o none.h5
+grep -qF -- "--temperature: '0' is not at least 1e-15" output && grep -qF -- "--top-p: '0' is not above 0" output ||
+  fail "not all values are named: $(cat output)"
+expect 2 'the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | --tp 1 --cp 4' "${mpi[@]}" 4 "$logprobs" --tp 3 --chunk 2 -o none.h5 --pass bwd
+[ "$(grep -c '^  - ' output)" -eq 3 ] || fail "not all problems are listed: $(cat output)"
 expect 2 '6 columns cannot be dealt evenly to 4 ranks; 8 can' "${mpi[@]}" 4 "$logprobs" --vocab 5 --padded 6
 expect 2 'those of the file of --input' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
 expect 2 '--op packed has no --method upstream, which logprob, ' "$logprobs" --op packed --method upstream
