@@ -18,7 +18,11 @@ run() { # PROGRAM RANKS ARGUMENTS...: as a document and as lines
   conforms "$program.json" "$program.csv"
   local figure # each is one that --at-least takes
   for figure in $(/usr/bin/python3 -c 'import json, sys; print(*{fom["metric"] for fom in json.load(open(sys.argv[1]))["fom"]})' "$program.json"); do
-    expect 2 'leave out one of the two' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" --at-least "$figure=1" -J figure.jsonl --resume finished
+    if [[ $program == predict ]]; then # it measures nothing, and so takes no --resume
+      expect 0 'RESULT ' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" --at-least "$figure=0"
+    else
+      expect 2 'leave out one of the two' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" --at-least "$figure=1" -J figure.jsonl --resume finished
+    fi
   done
   expect 0 'RESULT ' "${mpi[@]}" "$ranks" "$apps/gyre-$program" "$@" -J "$program.jsonl" --csv "$program.csv"
   conforms "$program.jsonl" "$program.csv"
