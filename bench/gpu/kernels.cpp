@@ -307,7 +307,7 @@ ExitCode run(AppContext& context, const BenchOptions& o) {
       std::none_of(groups.begin(), groups.end(), [&](const auto& g) { return g.first == o.only; }))
     throw_usage("--only {}: there are attention, rows and gather", o.only);
 
-  plan_outputs(context, {{}, {{"--json", o.json_file}}});
+  plan_outputs(context);
   const RankDevice device = bind_device(context.world).front();
   const std::unique_ptr<Stream> stream = make_cuda_stream();
   const std::unique_ptr<Communicator> network = make_staged_communicator(context.world);
