@@ -112,7 +112,8 @@ void declare_run(OptionTable& table, LogprobsOptions& o) {
               "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
               "unless given), parts of it (sum), or no function of it (none)",
               o.gather_gradient, {"split", "sum", "none"})
-      .empty_is("split");
+      .empty_is("split")
+      .show(Shown::usually);
   measurement.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"}).in_key();
   advanced.size("--chunk", "Upstream: rows of a slice; 0: all at once", o.chunk);
   advanced.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1,
