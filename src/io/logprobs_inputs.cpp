@@ -25,13 +25,13 @@ void check_finite_values(ConfigErrors& errors, const LogprobsFile& f, const Inpu
   check_finite(errors, input.path(), f.floats(input.name));
 }
 
-/// Gradients of values, finite and so small that sums of their terms stay in f32: at most 1e30, or
-/// 1e30 times the temperature squared.
+/// Gradients of values, finite and so small that sums of their terms stay in f32: at most 1e31, or
+/// 1e31 times the temperature squared.
 void check_gradients(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
   const std::vector<float>& gradients = f.floats(input.name);
   const std::vector<double>& temperatures = f.arrays.of<double>("temperature");
   const int64_t width = std::ssize(gradients) / std::max<int64_t>(1, f.tokens());
-  constexpr double largest = 1e30F;
+  constexpr double largest = 1e31F;
   for (int64_t i = 0; i < std::ssize(gradients); ++i) {
     const double t = temperatures.empty() ? f.temperature : temperatures[i / width];
     const double most = largest * std::min(1.0, t * t);
