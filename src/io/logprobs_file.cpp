@@ -18,7 +18,7 @@ struct OpenArray {
   h5::Dataset dataset;
 };
 
-/// What is known of a file's extents while its datasets are opened.
+/// Keeps the extents that are known while the datasets of a file are opened.
 class Extents {
  public:
   /// -1 for an unknown extent, which matches any.

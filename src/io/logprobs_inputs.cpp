@@ -162,7 +162,7 @@ bool changes(const LogprobsFile& f, const Input& input, DType type) {
   return false;
 }
 
-/// What each row is scored by: targets, gradients, filters, sets of ids, other columns.
+/// Lists the inputs that score each row: targets, gradients, filters, sets of ids, projections.
 std::vector<Input> inputs_of_rows() {
   using enum Input::Stored;
   using enum Input::Rounded;
@@ -220,7 +220,7 @@ std::vector<Input> inputs_of_rows() {
   };
 }
 
-/// More ids of a row, a teacher, and hidden states.
+/// Lists the other inputs: more ids of a row, a teacher, hidden states and the head.
 std::vector<Input> inputs_beside_rows() {
   using enum Input::Stored;
   using enum Input::Rounded;

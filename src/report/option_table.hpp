@@ -18,7 +18,7 @@ class Option;
 
 namespace gyre {
 
-/// What in a result tells which value an option had.
+/// Names the part of a result that tells which value an option had.
 enum class ToldBy {
   configuration,  ///< recorded under the option's name
   key,            ///< the option chooses rows; the keys of rows tell them apart
