@@ -46,7 +46,7 @@ struct CrossTotal {
     return {teacher_max, static_cast<float>(std::log(teacher_sum))};
   }
   GYRE_HOST_DEVICE float value() const {
-    return static_cast<float>(std::log(student_sum) - cross / teacher_sum / cross_unit);
+    return static_cast<float>(std::log(student_sum) - cross / teacher_sum / sum_unit);
   }
 
  private:
@@ -60,7 +60,7 @@ struct CrossTotal {
     teacher_sum += of_teacher * factor;
     // -inf if the student has -inf where the teacher has not: the cross entropy is infinite.
     cross +=
-        part.cross == nothing ? nothing : (part.cross + shift * cross_unit * of_teacher) * factor;
+        part.cross == nothing ? nothing : (part.cross + shift * sum_unit * of_teacher) * factor;
   }
 };
 

@@ -207,7 +207,7 @@ __global__ void __launch_bounds__(block_threads, 3)
       task.coefficients == nullptr ? GradientCoefficients{} : task.coefficients[mine.row];
   const RowNormalizer normalizer =
       task.normalizers == nullptr ? RowNormalizer{} : task.normalizers[mine.row];
-  const bool sloped = coefficients.a != 0 || coefficients.b != 0;
+  const bool sloped = !coefficients.is_zero();
   const bool weighted = !sloped && is_weighted(task.token_ids, mine.row);
   RowKind kind = kind_of(normalizer, sloped, sloped || weighted);
   // Filtered columns must be distinguished even if the coefficients are 0.

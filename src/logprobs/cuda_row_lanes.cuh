@@ -218,33 +218,35 @@ __device__ inline float block_max(float mine, float* shared) {
 }
 
 /// Combines the sums of a warp's lanes; all lanes get the result. `scale` as in move_sums.
-template <bool weighted>
+template <bool weighted, bool total>
 __device__ PartSums warp_sums(PartSums mine, float scale) {
   const float top = warp_max(mine.max);
   move_sums(mine.max, top, scale, mine.sum, mine.weighted);
-  return {top, warp_sum(mine.sum), weighted ? warp_sum(mine.weighted) : 0};
+  return {top, warp_sum(mine.sum), weighted ? warp_sum(mine.weighted) : 0,
+          total ? warp_sum(mine.total) : 0};
 }
 
 /// Combines the sums of the block's threads, on its first warp: first within each warp, then over
 /// the warps. A kernel may call it only once.
-template <bool weighted>
+template <bool total = false, bool weighted>
 __device__ PartSums block_sums(const ThreadSums<weighted>& mine) {
   __shared__ float maxima[block_warps];
-  __shared__ double sums[block_warps], weighted_sums[block_warps];
+  __shared__ double sums[block_warps], weighted_sums[block_warps], totals[block_warps];
   const int warp = static_cast<int>(threadIdx.x) / warp_lanes;
   const int lane = static_cast<int>(threadIdx.x) % warp_lanes;
-  PartSums part = warp_sums<weighted>(mine.part(mine.max), mine.scale);
+  PartSums part = warp_sums<weighted, total>(mine.part(mine.max), mine.scale);
   if (lane == 0) {
     maxima[warp] = part.max;
     sums[warp] = part.sum;
     weighted_sums[warp] = part.weighted;
+    totals[warp] = part.total;
   }
   __syncthreads();
   if (warp > 0) return part;
   part = {};
   if (lane < static_cast<int>(blockDim.x) / warp_lanes)
-    part = {maxima[lane], sums[lane], weighted_sums[lane]};
-  return warp_sums<weighted>(part, mine.scale);
+    part = {maxima[lane], sums[lane], weighted_sums[lane], totals[lane]};
+  return warp_sums<weighted, total>(part, mine.scale);
 }
 
 inline unsigned blocks_of(int64_t count) {

@@ -7,7 +7,7 @@ namespace gyre::rows {
 namespace {
 
 /// A block ends with its sums: one that waited for others would keep the next from loading.
-template <class T, bool weighted>
+template <class T, bool weighted, bool total>
 __global__ void __launch_bounds__(block_threads)
     partials_of_parts(const T* logits, int64_t stride, int64_t columns, int64_t parts,
                       RowScale scale, PartSums* out) {
@@ -16,8 +16,13 @@ __global__ void __launch_bounds__(block_threads)
   const T* row = logits + mine.row * stride;
   const Grid<lanes_of<T>> grid(mine.begin, mine.end, row);
   for_each_vector(
-      grid, [&](Place, const auto& values) { sums.add(values.x); }, row);
-  const PartSums part = block_sums(sums);
+      grid,
+      [&](Place at, const auto& values) {
+        sums.add(values.x);
+        if constexpr (total) sums.add_total(values.x, at.whole ? ~0U : grid.valid(at.column));
+      },
+      row);
+  const PartSums part = block_sums<total>(sums);
   if (threadIdx.x == 0) out[blockIdx.x] = part;
 }
 
@@ -97,7 +102,12 @@ void launch_part_sums(CUstream_st* stream, ConstMatrixRef logits, const RowScan&
   const Launch shape{blocks_of(logits.rows * count), block_threads, stream};
   with_elements(logits, [&](auto z) {
     using T = typename decltype(z)::Type;
-    launch(shape, scan.weighted ? partials_of_parts<T, true> : partials_of_parts<T, false>,
+    const auto kernel = scan.total
+                            ? scan.weighted ? partials_of_parts<T, true, true>
+                                            : partials_of_parts<T, false, true>
+                        : scan.weighted ? partials_of_parts<T, true, false>
+                                        : partials_of_parts<T, false, false>;
+    launch(shape, kernel,
            z.view.data, z.view.stride, scan.columns, count, scan.scale, parts);
   });
 }

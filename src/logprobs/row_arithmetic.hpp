@@ -93,6 +93,7 @@ GYRE_HOST_DEVICE void move_sums(float from, float to, float scale, T& sum, T& we
 struct PartSums {
   float max = minus_infinity;
   double sum = 0, weighted = 0;
+  double total = 0;  // of logits · sum_unit
 
   GYRE_HOST_DEVICE void add(PartSums part, float scale) {
     const float top = larger(max, part.max);
@@ -101,6 +102,7 @@ struct PartSums {
     max = top;
     sum += part.sum;
     weighted += part.weighted;
+    total += part.total;
   }
 };
 
@@ -111,6 +113,7 @@ struct ThreadSums {
   float scale = 1;
   float max = minus_infinity;
   float sum = 0, weighted = 0;
+  double total = 0;
 
   template <int count>
   GYRE_HOST_DEVICE void add(const float (&z)[count]) {
@@ -129,9 +132,16 @@ struct ThreadSums {
       if (with_weights) weighted += y * term;
     }
   }
+  /// Adds those elements to `total` of which a bit of `valid` is set.
+  template <int count>
+  GYRE_HOST_DEVICE void add_total(const float (&z)[count], unsigned valid) {
+    float terms = 0;
+    for (int i = 0; i < count; ++i) terms += (valid >> i & 1U) != 0 ? z[i] * sum_unit : 0;
+    total += terms;
+  }
   /// Returns the sums in f64, relative to the common maximum `to` of several threads.
   GYRE_HOST_DEVICE PartSums part(float to) const {
-    PartSums part{to, sum, weighted};
+    PartSums part{to, sum, weighted, total};
     move_sums(max, to, scale, part.sum, part.weighted);
     return part;
   }
@@ -143,10 +153,12 @@ GYRE_HOST_DEVICE inline float sum_of(double sum) {
 }
 
 GYRE_HOST_DEVICE inline SoftmaxPartial partials_of(const PartSums& row, bool weighted) {
-  if (row.sum != row.sum) return {nan_value, nan_value, weighted ? nan_value : 0};
-  if (row.sum == 0) return {minus_infinity, 0, 0};
+  const auto total = static_cast<float>(row.total);
+  if (row.sum != row.sum) return {nan_value, nan_value, weighted ? nan_value : 0, total};
+  if (row.sum == 0) return {minus_infinity, 0, 0, total};
   const double product = row.weighted * ln_2;
-  return {row.max, sum_of(row.sum), weighted ? static_cast<float>(product > 0 ? 0 : product) : 0};
+  return {row.max, sum_of(row.sum), weighted ? static_cast<float>(product > 0 ? 0 : product) : 0,
+          total};
 }
 
 /// Partials of a row from its parts, added in order.
@@ -160,7 +172,7 @@ GYRE_HOST_DEVICE inline SoftmaxPartial partials_of(const PartSums* row, int64_t 
 // ---- cross partials ----
 
 /// Sums of a student's and a teacher's row, or parts of them, relative to the maxima. `cross` is in
-/// units of 1 / cross_unit, and f64 even in a thread: a term that a later maximum makes negligible
+/// units of 1 / sum_unit, and f64 even in a thread: a term that a later maximum makes negligible
 /// may be large before.
 struct CrossSums {
   float student_max = minus_infinity, teacher_max = minus_infinity;
@@ -170,7 +182,7 @@ struct CrossSums {
     if (top == student_max) return;
     // While all student logits are -inf, cross is 0 or -inf.
     if (student_max != minus_infinity && cross != minus_infinity)
-      cross += (student_max - static_cast<double>(top)) * cross_unit * teacher_sum;
+      cross += (student_max - static_cast<double>(top)) * sum_unit * teacher_sum;
     double none = 0;
     move_sums(student_max, top, static_cast<float>(log2_e), student_sum, none);
     student_max = top;
@@ -196,7 +208,7 @@ struct CrossSums {
     cross += part.cross;
   }
 
-  /// Adds elements. Their terms in cross, e^t (s - max) · cross_unit, are 0 if t is -inf, -inf if
+  /// Adds elements. Their terms in cross, e^t (s - max) · sum_unit, are 0 if t is -inf, -inf if
   /// only s is.
   template <int count>
   GYRE_HOST_DEVICE void add(const float (&s)[count], const float (&t)[count]) {
@@ -214,7 +226,7 @@ struct CrossSums {
       const float p = power_of_2((t[i] - teacher_origin) * scale);
       teacher_terms += p;
       // In this unit a difference of finite logits is finite, and its product with p = 0 is 0.
-      const float scaled = s[i] * cross_unit - student_origin * cross_unit;
+      const float scaled = s[i] * sum_unit - student_origin * sum_unit;
       cross_terms += t[i] == minus_infinity ? 0 : s[i] == minus_infinity ? s[i] : p * scaled;
     }
     student_sum += student_terms;
@@ -273,17 +285,17 @@ struct Distribution {
   GYRE_HOST_DEVICE float probability(float z) const { return power_of_2(exponent(z)); }
 };
 
-/// The function p (a + b log p) of a logit.
+/// The function p (a + b log p) + c of a logit.
 struct SlopeOf {
   Distribution row;
-  float a, b;  // b is the factor of log2 p
+  float a, b, c;  // b is the factor of log2 p
 
   GYRE_HOST_DEVICE SlopeOf(const RowNormalizer& normalizer, float scale,
                            const GradientCoefficients& coefficients)
-      : row(normalizer, scale), a(coefficients.a), b(static_cast<float>(coefficients.b * ln_2)) {}
+      : row(normalizer, scale), a(coefficients.a), b(static_cast<float>(coefficients.b * ln_2)), c(coefficients.c) {}
   GYRE_HOST_DEVICE float operator()(float z) const {
     const float y = row.exponent(z);
-    return power_of_2(y) * (a + b * y);
+    return power_of_2(y) * (a + b * y) + c;
   }
 };
 

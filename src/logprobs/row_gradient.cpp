@@ -41,7 +41,7 @@ struct Base {
   }
 };
 
-/// The function p (a + b log p) of a logit; b is 0 unless `sloped`.
+/// The function p (a + b log p) + c of a logit; b and c are 0 unless `sloped`.
 template <bool shifted, bool sloped>
 class Slope {
  public:
@@ -53,14 +53,15 @@ class Slope {
         factor_(hn::Set(f, row_coefficients.b * base.natural_scale)),
         constant_(hn::Set(
             f, static_cast<float>(row_coefficients.a -
-                                  row_coefficients.b * static_cast<double>(base.row.log_sum)))) {}
+                                  row_coefficients.b * static_cast<double>(base.row.log_sum)))),
+        added_(hn::Set(f, row_coefficients.c)) {}
   HWY_INLINE V operator()(V z) const {
     const F f;
     z = exponential_.clamp(z);
     const auto parts = exponential_.scale.split(f, z);
     const V p = hn::Mul(polynomial_(parts.rest), parts.power);
     if constexpr (sloped)
-      return hn::Mul(p, hn::MulAdd(hn::Sub(z, max_), factor_, constant_));
+      return hn::MulAdd(p, hn::MulAdd(hn::Sub(z, max_), factor_, constant_), added_);
     else
       return p;
   }
@@ -68,7 +69,7 @@ class Slope {
  private:
   Exponential<shifted> exponential_;
   Exp2Polynomial<F> polynomial_;
-  V max_, factor_, constant_;
+  V max_, factor_, constant_, added_;
 };
 
 /// a p for elements above the threshold or, with `ties`, equal to it; else 0.
@@ -140,7 +141,7 @@ void gradient_row(const ConstMatrixRef& logits, int64_t r, const RowPass& pass,
   const Base base(row, pass.scale[r]);
   with_row(logits, r, [&](const auto* z) HWY_ATTR {
     with_row(out, r, [&](auto* to) HWY_ATTR {
-      if (row_coefficients.b != 0)
+      if (row_coefficients.b != 0 || row_coefficients.c != 0)
         slope_row<true>(base, row_coefficients, pass.columns, stream, z, to);
       else
         slope_row<false>(base, row_coefficients, pass.columns, stream, z, to);
@@ -226,7 +227,7 @@ void check(const ConstMatrixRef& from, const MatrixRef& to, int64_t columns, siz
 }
 constexpr float nan_value = std::numeric_limits<float>::quiet_NaN();
 
-/// Replaces the logits `values` by p (a + b log p).
+/// Replaces the logits `values` by p (a + b log p) + c.
 void differentiate(std::span<float> values, float scale, const RowNormalizer& row,
                    const GradientCoefficients& row_coefficients) {
   if (values.empty()) return;
@@ -253,7 +254,7 @@ void row_gradient(ConstMatrixRef logits, const RowPass& pass,
       const RowNormalizer& row = normalizers[r];
       const GradientCoefficients& row_coefficients = coefficients[r];
       const bool weighted = picked.start(r),
-                 sloped = row_coefficients.a != 0 || row_coefficients.b != 0;
+                 sloped = !row_coefficients.is_zero();
       clear(out, r, pass.columns, logits.cols);
       if (!sloped && !weighted) {
         clear(out, r, 0, pass.columns);

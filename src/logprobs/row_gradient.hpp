@@ -3,14 +3,15 @@
 // kept for each row.
 //
 //     log p_v = (z_v - max) · scale - log_sum        p_v = exp(log p_v)
-//     dz_v    = p_v (a + b log p_v) + Σ_k {id_k = v} weight_k
+//     dz_v    = p_v (a + b log p_v) + c + Σ_k {id_k = v} weight_k
 //
-// With upstream gradients g_k of the log-probabilities of ids k and h of the entropy H (nats):
+// With upstream gradients g_k of the log-probabilities of ids k, h of the entropy H (nats), l of the
+// log-sum-exp and m of the mean of log p over the V ids of the vocabulary:
 //
-//     a = -scale (Σ_k g_k + h H)        b = -scale h        weight_k = scale g_k
+//     a = scale (l - m - Σ_k g_k - h H)     b = -scale h     c = scale m / V     weight_k = scale g_k
 //
 // The sum runs over all ids of the row, on any rank. The output may be in the logits' memory if it
-// has their type; the bits are the same. A row with a = b = 0 and no nonzero weight only costs
+// has their type; the bits are the same. A row with a = b = c = 0 and no nonzero weight only costs
 // writing its zeros. Padding columns get 0, as do columns with p = 0 and no weight. Other rows with
 // a normaliser that is not finite (NaN or +inf among the logits, or only -inf) become NaN. bf16
 // results are rounded to nearest; at an id, the sum is rounded once.
@@ -28,6 +29,7 @@
 #include <cstdint>
 #include <span>
 
+#include "core/host_device.hpp"
 #include "core/matrix_ref.hpp"
 #include "logprobs/row_scale.hpp"
 #include "logprobs/token_ids.hpp"
@@ -43,6 +45,9 @@ struct RowNormalizer {
 struct GradientCoefficients {
   float a = 0;
   float b = 0;
+  float c = 0;
+
+  GYRE_HOST_DEVICE bool is_zero() const { return a == 0 && b == 0 && c == 0; }
 };
 
 struct RowPass {

@@ -124,6 +124,33 @@ SoftmaxPartial scan_row(const T* z, int64_t count, float scale) {
           weighted ? static_cast<float>(sums.weighted_to_max(scale)) : 0};
 }
 
+/// Sum of values · unit, a power of 2.
+template <class T>
+double sum_of_block(F f, const T* values, int64_t count, float unit) {
+  const int64_t n = 2 * hn::Lanes(f);
+  const V factor = hn::Set(f, unit);
+  V a = hn::Zero(f), b = a;
+  int64_t i = 0;
+  for (; i + n <= count; i += n) {
+    prefetch_pair(f, values + i, bytes_ahead);
+    const Pair x = load_pair<even_odd<T>>(f, values + i);
+    a = hn::MulAdd(x.a, factor, a);
+    b = hn::MulAdd(x.b, factor, b);
+  }
+  double sum = hn::GetLane(hn::SumOfLanes(f, hn::Add(a, b)));
+  for (; i < count; ++i) sum += to_float(values[i]) * unit;
+  return sum;
+}
+
+double sum_of_row(const ConstMatrixRef& values, int64_t r, int64_t columns, float unit) {
+  double sum = 0;
+  with_row(values, r, [&](const auto* from) HWY_ATTR {
+    for (int64_t begin = 0; begin < columns; begin += block_columns)
+      sum += sum_of_block(F(), from + begin, std::min(block_columns, columns - begin), unit);
+  });
+  return sum;
+}
+
 /// Partials of row r, of either type.
 void partials_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row,
                      SoftmaxPartial& out) {
@@ -131,31 +158,7 @@ void partials_of_row(const ConstMatrixRef& logits, int64_t r, const RowScan& row
     out = row.weighted ? scan_row<true>(z, row.columns, row.scale[r])
                        : scan_row<false>(z, row.columns, row.scale[r]);
   });
-}
-
-template <class T>
-double sum_of_block(F f, const T* values, int64_t count) {
-  const int64_t n = 2 * hn::Lanes(f);
-  V a = hn::Zero(f), b = a;
-  int64_t i = 0;
-  for (; i + n <= count; i += n) {
-    prefetch_pair(f, values + i, bytes_ahead);
-    const Pair x = load_pair<even_odd<T>>(f, values + i);
-    a = hn::Add(a, x.a);
-    b = hn::Add(b, x.b);
-  }
-  double sum = hn::GetLane(hn::SumOfLanes(f, hn::Add(a, b)));
-  for (; i < count; ++i) sum += to_float(values[i]);
-  return sum;
-}
-
-double sum_of_row(const ConstMatrixRef& values, int64_t r, int64_t columns) {
-  double sum = 0;
-  with_row(values, r, [&](const auto* from) HWY_ATTR {
-    for (int64_t begin = 0; begin < columns; begin += block_columns)
-      sum += sum_of_block(F(), from + begin, std::min(block_columns, columns - begin));
-  });
-  return sum;
+  if (row.total) out.total = static_cast<float>(sum_of_row(logits, r, row.columns, sum_unit));
 }
 
 }  // namespace
@@ -177,7 +180,7 @@ void softmax_partials(ConstMatrixRef logits, const RowScan& scan, std::span<Soft
 void row_sums(ConstMatrixRef values, int64_t columns, int threads, std::span<double> out) {
   check_rows(values, columns, out.size());
   const auto sum = HWY_DYNAMIC_DISPATCH(sum_of_row);
-  for_each_row(threads, values.rows, columns, [&](int64_t r) { out[r] = sum(values, r, columns); });
+  for_each_row(threads, values.rows, columns, [&](int64_t r) { out[r] = sum(values, r, columns, 1); });
 }
 
 }  // namespace gyre

@@ -5,6 +5,7 @@
 // Per row, over the valid columns v, with x_v = (z_v - max) · scale and scale = 1 / temperature:
 //
 //     max = max z_v        sum = Σ exp(x_v)        weighted = Σ x_v exp(x_v)
+//     total = Σ z_v · sum_unit, where it is wanted
 //
 // Over all shards, with m = max of the max_r and d_r = (max_r - m) · scale:
 //
@@ -40,12 +41,17 @@
 
 namespace gyre {
 
-/// Partials of one row of a shard, 12 bytes. A shard without columns, or with only -inf, has max =
-/// -inf and sum = weighted = 0.
+/// Unit of sums of logits: the sum of 2^24 finite ones, or of their differences times factors up to
+/// 2^32 (a block's exponentials), is finite in f32.
+inline constexpr float sum_unit = 0x1p-64F;
+
+/// Partials of one row of a shard. A shard without columns, or with only -inf, has max = -inf and
+/// sum = weighted = 0.
 struct SoftmaxPartial {
   float max = 0;
   float sum = 0;
   float weighted = 0;
+  float total = 0;  ///< Σ z_v · sum_unit; -inf if a logit is
 };
 
 struct RowScan {
@@ -53,6 +59,7 @@ struct RowScan {
   RowScale scale = 1;     ///< 1 / temperature, positive
   bool weighted = false;  ///< whether to compute `weighted`; else it is 0
   int threads = 1;
+  bool total = false;  ///< whether to compute `total`, from a second read of each row in cache
 };
 
 /// out [rows] <- partials of logits [rows, >= scan.columns], f32 or bf16, any stride. The bits do
@@ -60,13 +67,9 @@ struct RowScan {
 /// finite, `sum` is at least 1 and `weighted` at most 0.
 void softmax_partials(ConstMatrixRef logits, const RowScan& scan, std::span<SoftmaxPartial> out);
 
-/// Unit of cross sums. A difference of finite logits is below 2^129; times this, a sum over 2^24
-/// columns with factors up to 2^32 (a block's exponentials) is finite in f32.
-inline constexpr float cross_unit = 0x1p-64F;
-
 /// Partials of a student's and a teacher's row of one token, 20 bytes:
-///     cross = Σ exp(T_v - teacher_max) (S_v - student_max) · cross_unit
-/// Over all shards, s_S, s_T and u are merged from student_sum, teacher_sum and cross / cross_unit:
+///     cross = Σ exp(T_v - teacher_max) (S_v - student_max) · sum_unit
+/// Over all shards, s_S, s_T and u are merged from student_sum, teacher_sum and cross / sum_unit:
 ///     CE = -Σ p^T_v log q^S_v = log s_S - u / s_T
 /// A column where the teacher has -inf adds nothing to cross; one where only the student has -inf
 /// makes cross -inf and CE +inf.

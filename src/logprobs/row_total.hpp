@@ -12,11 +12,12 @@ namespace gyre {
 /// Totals in f64. The bits depend only on the order of the parts.
 struct RowTotal {
   float max = -std::numeric_limits<float>::infinity();
-  double sum = 0, weighted = 0;
+  double sum = 0, weighted = 0, total = 0;
 
-  /// A part with only -inf has sum 0 and adds nothing. A part with NaN has sum NaN, whatever its
+  /// A part with only -inf has sum 0 and adds nothing but its total. A part with NaN has sum NaN, whatever its
   /// maximum, and makes the total NaN.
   GYRE_HOST_DEVICE void add(const SoftmaxPartial& part, double scale) {
+    total += part.total;
     if (part.sum == 0) return;
     const double old_max = max, part_max = part.max;
     if (max < part.max) max = part.max;
@@ -30,7 +31,7 @@ struct RowTotal {
   }
 
   GYRE_HOST_DEVICE SoftmaxPartial partials() const {
-    return {max, static_cast<float>(sum), static_cast<float>(weighted)};
+    return {max, static_cast<float>(sum), static_cast<float>(weighted), static_cast<float>(total)};
   }
 
   /// Log-probability of a column with logit z, and entropy (nats, at least 0, or NaN); `log_sum` is
@@ -41,6 +42,11 @@ struct RowTotal {
   GYRE_HOST_DEVICE float entropy(double log_sum) const {
     const double h = log_sum - weighted / sum;
     return static_cast<float>(h < 0 ? 0 : h);  // rounding may go below 0; NaN stays
+  }
+  /// Mean of the log-probabilities of all `ids` of the vocabulary.
+  GYRE_HOST_DEVICE float mean_logprob(int64_t ids, double scale, double log_sum) const {
+    const double mean = total / sum_unit / static_cast<double>(ids);
+    return static_cast<float>((mean - static_cast<double>(max)) * scale - log_sum);
   }
 
  private:

@@ -21,7 +21,7 @@ struct CrossTerms {
   V student, teacher, cross;
 };
 
-/// Adds e^t (s - reference) · cross_unit to cross: 0 if the teacher's t is -inf, whatever the
+/// Adds e^t (s - reference) · sum_unit to cross: 0 if the teacher's t is -inf, whatever the
 /// student's s is; -inf if only s is, even if e^t underflows to 0. `reference` is in that unit, so
 /// that no finite difference overflows.
 HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& students,
@@ -32,12 +32,12 @@ HWY_INLINE void add_cross(F f, V s, V t, V reference, const Exponential<true>& s
   const V e = hn::Mul(polynomial(p.rest), p.power);
   sums.teacher = hn::Add(sums.teacher, e);
   const V lowest = hn::Set(f, minus_infinity);
-  const V below = hn::MulSub(s, hn::Set(f, cross_unit), reference);
+  const V below = hn::MulSub(s, hn::Set(f, sum_unit), reference);
   const V product = hn::IfThenElse(hn::Eq(s, lowest), lowest, hn::Mul(e, below));
   sums.cross = hn::Add(sums.cross, hn::IfThenElseZero(hn::Ne(t, lowest), product));
 }
 
-/// Running sums of a pair of rows; `cross`, in units of 1 / cross_unit, is relative to the
+/// Running sums of a pair of rows; `cross`, in units of 1 / sum_unit, is relative to the
 /// student's maximum and the teacher's origin.
 struct CrossSums {
   Sums student, teacher;
@@ -48,7 +48,7 @@ struct CrossSums {
     if (student_top != minus_infinity) student.raise(student_top);
     // While all student logits are -inf, cross is 0 or -inf.
     if (old != minus_infinity && cross != -HUGE_VAL)
-      cross += (old - static_cast<double>(student.max)) * cross_unit * teacher.sum;
+      cross += (old - static_cast<double>(student.max)) * sum_unit * teacher.sum;
     if (teacher_top != minus_infinity) {
       const double factor = teacher.raise(teacher_top);
       if (cross != -HUGE_VAL) cross *= factor;
@@ -63,7 +63,7 @@ void add_cross_block(F f, const S* s, const T* t, int64_t count, CrossSums& sums
   const Exponential<true> teachers(f, sums.teacher.scale, sums.teacher.origin);
   const Exp2Polynomial<F> polynomial(f);
   const V reference =
-      hn::Set(f, sums.student.max == minus_infinity ? 0.0F : sums.student.max * cross_unit);
+      hn::Set(f, sums.student.max == minus_infinity ? 0.0F : sums.student.max * sum_unit);
   CrossTerms a{hn::Zero(f), hn::Zero(f), hn::Zero(f)}, b = a;
   const int64_t n = 2 * hn::Lanes(f);
   const auto add = [&](const Pair& x, const Pair& y) HWY_ATTR {

@@ -16,7 +16,7 @@ inline bool same_bits(const SoftmaxPartial& a, const SoftmaxPartial& b) {
 
 inline double cross_entropy(const CrossPartial& m) {
   return std::log(static_cast<double>(m.student_sum)) -
-         static_cast<double>(m.cross) / cross_unit / static_cast<double>(m.teacher_sum);
+         static_cast<double>(m.cross) / sum_unit / static_cast<double>(m.teacher_sum);
 }
 
 class RowStatistics : public RowKernelTest {
