@@ -12,6 +12,7 @@
 #include "core/special_values.hpp"
 #include "io/logprobs_inputs.hpp"
 #include "logprobs/kept_scores.hpp"
+#include "logprobs/operations/operation.hpp"
 
 namespace gyre {
 namespace {
@@ -20,6 +21,8 @@ namespace {
 constexpr int64_t first_target = 1 << 20, first_other = 1 << 21, first_filter = 1 << 22;
 // The entries of a projection begin here; they take a column's number in the place of a token's.
 constexpr int64_t first_entry = 1 << 23;
+// The numbers of inputs of single operations begin here.
+constexpr int64_t first_input = 1 << 24;
 
 class RandomInputs final : public LogprobsInputs {
  public:
@@ -55,6 +58,17 @@ class RandomInputs final : public LogprobsInputs {
   void ids(int64_t token, std::span<int32_t> to) const override {
     for (int64_t k = 0; k < std::ssize(to); ++k)
       to[k] = static_cast<int32_t>(k < peaks_ ? peak(token, k) : column(token, first_other + k));
+  }
+  void row_of_input(const std::string& name, int64_t token, std::span<float> to) const override {
+    const auto input = std::ranges::find(row_inputs(), name, &RowInput::name);
+    if (input == row_inputs().end()) return teacher_at_ids(token, to);
+    std::vector<int32_t> own(to.size());
+    ids(token, own);
+    std::vector<double> random;
+    for (int64_t k = 0; k < std::ssize(to); ++k)
+      random.push_back(
+          0x1p-64 * (0.5 + static_cast<double>(token_bits(gradients_, token, first_input + k))));
+    input->make(own, random, to);
   }
   std::vector<int32_t> kept(int64_t token) const override {
     const uint64_t bits = token_bits(ids_, token, first_filter - 1);
@@ -162,14 +176,11 @@ class FileInputs final : public LogprobsInputs {
     for (float& z : to) z = to_float(to_bf16(z));
   }
   int32_t target(int64_t token) const override { return targets_[token]; }
-  float teacher_value(int64_t token, int64_t k, int64_t id) const override {
-    if (!file_.has("teacher_values")) return LogprobsInputs::teacher_value(token, k, id);
-    const float value = file_.floats("teacher_values")[token * file_.picks + k];
-    return round_ ? to_float(to_bf16(value)) : value;
-  }
-  float teacher_logprob(int64_t token, int64_t k) const override {
-    if (k == file_.picks) return file_.floats("teacher_target_logprobs")[token];
-    return file_.floats("teacher_logprobs")[token * file_.picks + k];
+  void row_of_input(const std::string& name, int64_t token, std::span<float> to) const override {
+    if (!file_.has(name)) return teacher_at_ids(token, to);
+    std::copy_n(file_.floats(name).begin() + token * std::ssize(to), to.size(), to.begin());
+    if (!round_ || logprobs_input(name).rounded != LogprobsInput::Rounded::logits) return;
+    for (float& value : to) value = to_float(to_bf16(value));
   }
   void ids(int64_t token, std::span<int32_t> to) const override {
     std::copy_n(file_.ints("ids").begin() + token * file_.picks, to.size(), to.begin());
@@ -270,6 +281,13 @@ MatrixRef rows_of(MatrixRef m, int64_t begin, int64_t count) {
 
 }  // namespace
 
+void LogprobsInputs::teacher_at_ids(int64_t token, std::span<float> to) const {
+  std::vector<int32_t> own(to.size());
+  ids(token, own);
+  for (size_t k = 0; k < own.size(); ++k)
+    row(TokenTensor::teacher, token, own[k], to.subspan(k, 1));
+}
+
 double LinearFactors::logit_size() const {
   const auto largest_square = [&](std::span<const float> rows) {
     double most = 0;
@@ -341,6 +359,7 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
   o.top_p = file.top_p;
   o.min_p = file.min_p;
   o.temperature = file.temperature;
+  o.parameters = file.parameters;
   problem.offsets = file.offsets;
   problem.type = o.type();
   problem.output_type = o.output_type();

@@ -16,7 +16,6 @@
 
 #include <cstdint>
 #include <functional>
-#include <limits>
 #include <map>
 #include <memory>
 #include <optional>
@@ -83,17 +82,9 @@ class LogprobsInputs {
   virtual void row(TokenTensor tensor, int64_t token, int64_t first, std::span<float> to) const = 0;
   /// The id that the token's row scores. For packed sequences, it is also the token's own id.
   virtual int32_t target(int64_t token) const = 0;
-  /// The teacher's logit of `id`, which is entry k of ids(token).
-  virtual float teacher_value(int64_t token, [[maybe_unused]] int64_t k, int64_t id) const {
-    float value = 0;
-    row(TokenTensor::teacher, token, id, std::span(&value, 1));
-    return value;
-  }
-  /// The teacher's log-probability of entry k of ids(token), or of the target if k is K; NaN unless
-  /// the workload has them.
-  virtual float teacher_logprob([[maybe_unused]] int64_t token, [[maybe_unused]] int64_t k) const {
-    return std::numeric_limits<float>::quiet_NaN();
-  }
+  /// to <- the token's row of an input of floats [tokens] or [tokens, K], which the workload has.
+  /// Where the teacher's row stands in for it, the teacher's logits of the token's ids.
+  virtual void row_of_input(const std::string& name, int64_t token, std::span<float> to) const = 0;
   /// to [K] <- the ids to score in the token's row.
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;
   /// The ids that a sampler kept in the token's row: different ones, perhaps none.
@@ -117,6 +108,10 @@ class LogprobsInputs {
   /// Name of a dataset that the named answers depend on and that the run rounds, so that they do
   /// not apply; "" if there is none.
   virtual std::string rounded_input_of(const std::string&) const { return ""; }
+
+ protected:
+  /// to <- the teacher's logits of the token's ids.
+  void teacher_at_ids(int64_t token, std::span<float> to) const;
 };
 
 /// `tokens` tokens in --sequences sequences, or one pack of documents that --gen generates. Throws

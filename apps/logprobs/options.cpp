@@ -76,6 +76,10 @@ void declare_problem(OptionTable& table, LogprobsOptions& o) {
       o.min_p, {0, 1});
   add("--top-p", "Filter: how much probability survives of what the others leave; 1: all", o.top_p,
       {.least = 0, .most = 1, .open = true});
+  for (size_t i = 0; i < o.parameters.size(); ++i) {
+    const RowParameter& parameter = row_parameters()[i];
+    add(parameter.option(), parameter.help, o.parameters[i], {parameter.least, parameter.most});
+  }
   add.flag("--filter-per-token",
            "Each token has its own temperature and filter, made up from those given",
            o.filter_per_token);
@@ -153,6 +157,9 @@ void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
       o.min_p != usual.min_p || o.filter_per_token || o.logit_scale != usual.logit_scale ||
       o.peaks != usual.peaks || o.peak_height != usual.peak_height ||
       o.zero_fraction != usual.zero_fraction || o.seed != usual.seed;
+  for (size_t i = 0; i < o.parameters.size(); ++i)
+    if (!o.input.empty() && o.parameters[i] != usual.parameters[i])
+      errors.add("{} is that of the file of --input: leave it out", row_parameters()[i].option());
   if (!o.input.empty() && has_shape)
     errors.add(
         "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, --filter-per-token, "
@@ -241,6 +248,11 @@ void check_own_option(const LogprobsOptions& o, const char* option, const std::s
 }
 
 void check_own_options(const LogprobsOptions& o, ConfigErrors& errors) {
+  const LogprobsOptions usual;
+  for (size_t i = 0; i < o.parameters.size(); ++i)
+    if (const std::string option = row_parameters()[i].option();
+        o.input.empty() && o.parameters[i] != usual.parameters[i])
+      check_own_option(o, option.c_str(), option, errors);
   if (o.f32_output) check_own_option(o, f32_output_option, f32_output_option, errors);
   if (o.gather_gradient.empty()) return;
   check_own_option(o, gather_gradient_option,
@@ -297,6 +309,20 @@ void complete_grid(LogprobsOptions& o, int ranks) {
 }
 
 }  // namespace
+
+LogprobsOptions::LogprobsOptions() {
+  layout.taken = {"chunk"};
+  for (const RowParameter& parameter : row_parameters()) parameters.push_back(parameter.usual);
+}
+
+std::vector<double> LogprobsOptions::parameters_of(const RowOperation& operation) const {
+  std::vector<double> own;
+  for (const RowParameter& parameter : operation.parameters) {
+    const auto at = std::ranges::find(row_parameters(), parameter.name, &RowParameter::name);
+    own.push_back(parameters.at(at - row_parameters().begin()));
+  }
+  return own;
+}
 
 VocabPartition LogprobsOptions::partition() const {
   if (!shards.empty()) return partition_of(parse_shards(shards), vocab);

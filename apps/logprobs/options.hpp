@@ -9,6 +9,7 @@
 #include "comm/process_grid.hpp"
 #include "core/pass.hpp"
 #include "harness/backend.hpp"
+#include "logprobs/operations/operation.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "report/options.hpp"
@@ -32,13 +33,14 @@ struct LogprobsOptions {
           list_length = 64, chunk = 0, peaks = 32, seed = 1, check_tokens = 64;
   double temperature = 1, top_p = 0.9, min_p = 0, logit_scale = 1, peak_height = 12,
          zero_fraction = 0, tol_scale = 1;
-  std::string gather_gradient;  ///< empty: not given
+  std::vector<double> parameters;  ///< those of row_parameters()
+  std::string gather_gradient;     ///< empty: not given
   bool in_place = true, list = false, f32_output = false, filter_per_token = false;
   bool op_is_given = true;  ///< set by check_options(), which completes `op`
   BackendOptions backend;
   LayoutChoice layout;
 
-  LogprobsOptions() { layout.taken = {"chunk"}; }
+  LogprobsOptions();
 
   DType type() const { return activation_type(dtype); }
   /// Type of (log-)softmax results.
@@ -50,6 +52,8 @@ struct LogprobsOptions {
   GatherGradient gather_convention() const;
   /// Passes to time. A backward-only run also does forward, untimed.
   std::vector<Pass> passes() const;
+  /// The parameters of one operation, in its order.
+  std::vector<double> parameters_of(const RowOperation& operation) const;
   bool wants(const std::string& op_name) const { return lists(op, op_name); }
   bool wants_method(const std::string& name) const { return lists(method, name); }
 };

@@ -4,18 +4,14 @@
 
 #include <algorithm>
 
-// One line per operation, in the order of the table. NAME_operation() in ops/ returns its entry.
+#include "apps/logprobs/row_operation.hpp"
+
+// The operations with passes of their own, one line each. NAME_operation() in ops/ returns the entry.
+// Those on rows, which logprobs/operations/ lists, stand before them in the table.
 #define GYRE_LOGPROBS_OPERATIONS(X) \
   X(log_softmax)                    \
   X(softmax)                        \
-  X(logprob)                        \
-  X(entropy)                        \
-  X(logprob_entropy)                \
-  X(gather)                         \
-  X(raw_gather)                     \
   X(soft_cross_entropy)             \
-  X(distill)                        \
-  X(distill_renormalised)           \
   X(project)                        \
   X(topk_kl)                        \
   X(topk_kl_advantage)              \
@@ -38,7 +34,12 @@ GYRE_LOGPROBS_OPERATIONS(GYRE_DECLARE)
 
 const std::vector<LogprobsOperation>& logprobs_operations() {
 #define GYRE_ENTRY(name) name##_operation(),
-  static const std::vector<LogprobsOperation> all = {GYRE_LOGPROBS_OPERATIONS(GYRE_ENTRY)};
+  static const std::vector<LogprobsOperation> all = [] {
+    std::vector<LogprobsOperation> entries = row_operation_entries();
+    for (const LogprobsOperation& own : {GYRE_LOGPROBS_OPERATIONS(GYRE_ENTRY)})
+      entries.push_back(own);
+    return entries;
+  }();
 #undef GYRE_ENTRY
   return all;
 }

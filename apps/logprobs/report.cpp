@@ -266,6 +266,14 @@ void write_results(OutputFile& output, const std::vector<LogprobsPart>& mine,
                    const LogprobsContext& context, const std::string& input_sha256,
                    const Provenance& provenance) {
   const LogprobsWorkload& problem = context.problem;
+  std::vector<std::pair<std::string, double>> parameters;
+  for (const RowOperation& operation : row_operations()) {
+    if (std::ranges::find(mine, operation.results[0].name, &LogprobsPart::name) == mine.end())
+      continue;
+    const std::vector<double> values = context.options.parameters_of(operation);
+    for (size_t i = 0; i < values.size(); ++i)
+      parameters.emplace_back(operation.parameters[i].name, values[i]);
+  }
   write_logprobs_results(output,
                          {.vocab_size = problem.vocab.vocab_size,
                           .top_k = problem.filter.top_k,
@@ -273,6 +281,7 @@ void write_results(OutputFile& output, const std::vector<LogprobsPart>& mine,
                           .temperature = problem.filter.temperature,
                           .min_p = problem.filter.min_p,
                           .of_tokens = problem.of_tokens,
+                          .parameters = parameters,
                           .input_sha256 = input_sha256,
                           .provenance = provenance},
                          mine);

@@ -5,6 +5,7 @@
 
 #include "comm/agree.hpp"
 #include "io/logprobs_inputs.hpp"
+#include "logprobs/operations/operation.hpp"
 
 namespace gyre {
 namespace {
@@ -117,6 +118,13 @@ void Opener::read_attributes() {
   f_.top_p = real("top_p", 1, is_top_p, top_p_range);
   f_.min_p = real("min_p", 0, is_min_p, min_p_range);
   f_.temperature = real("temperature", 1, is_temperature, temperature_range());
+  for (const RowParameter& parameter : row_parameters()) {
+    const double value = reader_.real(inputs_group, parameter.name.c_str(), parameter.usual);
+    if (!(value >= parameter.least && value <= parameter.most))
+      errors.add("{} of '/logprobs' is {}; it must be {}", parameter.name, value,
+                 parameter.range());
+    f_.parameters.push_back(value);
+  }
   if (!has_some_of("projection") && !reader_.has(inputs_group, projection_width)) return;
   f_.projected = reader_.integer(inputs_group, projection_width);
   extents_.set('J', f_.projected);

@@ -89,6 +89,7 @@ struct LogprobsFile {
   int64_t projected = 0;                ///< columns of the projection; 0: the file has none
   int64_t top_k = 0;                    ///< 0: no top-k filter
   double top_p = 1, temperature = 1, min_p = 0;
+  std::vector<double> parameters;   ///< those of row_parameters() (logprobs/operations/)
   std::vector<int64_t> offsets{0};  ///< [sequences + 1], in tokens
   LogprobsArrays arrays;            ///< those of logprobs_inputs() that the file has
   std::set<std::string> rounded;    ///< datasets that f32 cannot represent exactly
@@ -117,7 +118,9 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
 struct LogprobsResultsHeader {
   int64_t vocab_size = 0, top_k = 0;  ///< of the filter of all tokens
   double top_p = 1, temperature = 1, min_p = 0;
-  std::vector<std::string> of_tokens = {};  ///< names of the parameters that differ between tokens
+  std::vector<std::string> of_tokens = {};  ///< names of the filter's numbers that differ between tokens
+  /// Names and values of the parameters of the operations with results.
+  std::vector<std::pair<std::string, double>> parameters = {};
   std::string input_sha256;  ///< SHA-256 of the problem's file, or "" if it was generated
   Provenance provenance;
 };

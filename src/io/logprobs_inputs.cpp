@@ -151,6 +151,18 @@ void check_min_p(ConfigErrors& errors, const LogprobsFile& f, const Input& input
              fmt::format("it must be {}", min_p_range));
 }
 
+/// Rows of an input that operations declare.
+void check_rows_of_operation(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
+  const std::vector<float>& values = f.floats(input.name);
+  const std::vector<int32_t>& ids = f.ints("ids");
+  const size_t width = input.shape == "T" ? 1 : f.picks, picks = input.of.empty() ? 0 : f.picks;
+  for (size_t t = 0; t * width < values.size(); ++t) {
+    const std::string fault = input.own->fault(std::span(ids).subspan(t * picks, picks),
+                                               std::span(values).subspan(t * width, width));
+    if (!fault.empty()) return errors.add("{}[{}] {}", input.path(), t, fault);
+  }
+}
+
 /// Whether rounding to `type` changes a value that is no padding.
 bool changes(const LogprobsFile& f, const Input& input, DType type) {
   if (type != DType::bf16) return false;
@@ -267,6 +279,12 @@ const std::vector<LogprobsInput>& logprobs_inputs() {
   static const std::vector<Input> all = [] {
     std::vector<Input> inputs = inputs_of_rows();
     for (Input& input : inputs_beside_rows()) inputs.push_back(std::move(input));
+    for (const RowInput& own : row_inputs())
+      inputs.push_back({.name = own.name,
+                        .shape = own.shape,
+                        .check = check_rows_of_operation,
+                        .of = own.shape == "TK" ? "ids" : "",
+                        .own = &own});
     return inputs;
   }();
   return all;

@@ -6,6 +6,7 @@
 #include <vector>
 
 #include "io/logprobs_file.hpp"
+#include "logprobs/operations/operation.hpp"
 
 namespace gyre {
 
@@ -26,6 +27,7 @@ struct LogprobsInput {
   std::string of = {};   ///< the input without which this one means nothing
   Rounded rounded = Rounded::no;
   std::string stand_in = {};  ///< the input whose values are taken where this one is not there
+  const RowInput* own = nullptr;  ///< the declaration of an input of single operations
 
   std::string path() const { return "/logprobs/" + name; }
 };

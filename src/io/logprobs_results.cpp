@@ -40,6 +40,7 @@ void create_results(const std::string& path, const LogprobsResultsHeader& header
       file.write_attribute(results_group, name, std::string("of each token"));
   };
   write("top_k", header.top_k);
+  for (const auto& [name, value] : header.parameters) write(name.c_str(), value);
   write("top_p", header.top_p);
   write("min_p", header.min_p);
   write("temperature", header.temperature);

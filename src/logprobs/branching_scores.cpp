@@ -67,11 +67,11 @@ void BranchingScores::backward(ConstMatrixRef logits, std::span<const int32_t> i
     const Branch& branch = branches_[b];
     gradients.emplace_back(bytes, stream.space());
     of_branches_[b].backward(row_of(logits, branch.row), branch.ids,
-                             d_logprob.subspan(at, branch.ids.size()), {},
+                             {d_logprob.subspan(at, branch.ids.size())},
                              {gradients[b].data(), d_logits.type, 1, columns, columns});
     at += branch.ids.size();
   }
-  of_rows_.backward(logits, ids, d_logprob.first(rows_), {}, d_logits);
+  of_rows_.backward(logits, ids, {d_logprob.first(rows_)}, d_logits);
   for (size_t b = 0; b < branches_.size(); ++b)
     stream.copy(row_of(d_logits, branches_[b].row).data, gradients[b].data(), bytes);
   stream.synchronize();

@@ -24,17 +24,18 @@ Launch over_all(int64_t count, CUstream_st* stream) {
 /// Results from all ranks' records, for ids [rows, per_row].
 struct Merge {
   const float* records = nullptr;  // [ranks, rows · (partials + per_row)]
-  int64_t rows = 0, partials = 0, per_row = 0;
+  int64_t rows = 0, per_row = 0;
+  PartialFields fields;
   int ranks = 0;
   RowScale scale;
   const int64_t* offsets = nullptr;  // partition offsets, [ranks + 1]
   int64_t vocab_size = 0;
   const int32_t* ids = nullptr;
   RowNormalizer* normalizers = nullptr;
-  float* entropy = nullptr;  // null: not requested
+  float *entropy = nullptr, *mean_logprob = nullptr;  // null: not requested
   float* logprob = nullptr;
 
-  __device__ int64_t block() const { return rows * (partials + per_row); }
+  __device__ int64_t block() const { return rows * (fields.count() + per_row); }
 };
 
 /// Rows that a block finishes together: `rows` of them, by `threads` threads each.
@@ -57,24 +58,24 @@ struct RowGroup {
 
 /// Writes the results of a row; its threads share its ids.
 __device__ void score_row(const Merge& m, const RowGroup& group, int64_t row) {
-  RowTotal total;
   const double scale = m.scale[row];
-  for (int r = 0; r < m.ranks; ++r) {
-    const float* part = m.records + r * m.block() + row * m.partials;
-    total.add({part[0], part[1], m.partials == 3 ? part[2] : 0}, scale);
-  }
+  const RowTotal total =
+      m.fields.merged(m.records + row * m.fields.count(), m.block(), m.ranks, scale);
   const double log_sum = std::log(total.sum);
   const int first = group.first_id();
   if (first == 0) {
     m.normalizers[row] = {total.max, static_cast<float>(log_sum)};
     if (m.entropy != nullptr) m.entropy[row] = total.entropy(log_sum);
+    if (m.mean_logprob != nullptr)
+      m.mean_logprob[row] = total.mean_logprob(m.vocab_size, scale, log_sum);
   }
   for (int64_t i = first; i < m.per_row; i += group.threads) {
     const int64_t k = row * m.per_row + i;
     const int owner = owner_of(m.offsets, m.vocab_size, m.ids[k]);
     m.logprob[k] = owner < 0 ? 0
-                             : total.logprob(m.records[owner * m.block() + m.rows * m.partials + k],
-                                             scale, log_sum);
+                             : total.logprob(
+                                   m.records[owner * m.block() + m.rows * m.fields.count() + k],
+                                   scale, log_sum);
   }
 }
 
@@ -104,24 +105,21 @@ __global__ void __launch_bounds__(block_threads)
     finish_tile(const T* logits, int64_t stride, const __grid_constant__ Tile tile,
                 const __grid_constant__ Merge m, const __grid_constant__ RowGroup group) {
   const int64_t row = group.row_of_thread(blockIdx.x);
-  const bool active = group.active(blockIdx.x, tile.rows), weighted = m.partials == 3;
+  const bool active = group.active(blockIdx.x, tile.rows);
   RowTotal total;
   if (active) {
     if (!tile.first) total = tile.totals[row];
     const float scale = tile.scale[row];
     total.add(
-        rows::partials_of(tile.sums + row * tile.parts, tile.parts, rows::base_2(scale), weighted),
+        rows::partials_of(tile.sums + row * tile.parts, tile.parts, rows::base_2(scale),
+                          m.fields.weighted),
         scale);
   }
   __syncthreads();  // all threads of a row have read its total
   if (active) {
     if (group.first_id() == 0) {
       tile.totals[row] = total;
-      const SoftmaxPartial sums = total.partials();
-      float* const out = tile.partials + row * m.partials;
-      out[0] = sums.max;
-      out[1] = sums.sum;
-      if (weighted) out[2] = sums.weighted;
+      m.fields.write(total.partials(), tile.partials + row * m.fields.count());
     }
     for (int64_t i = group.first_id(); i < m.per_row; i += group.threads) {
       const int64_t k = row * m.per_row + i;
@@ -156,7 +154,7 @@ class HostScores {
     Places places;
     const int64_t ids_at = place(places, ids);
     places_ = {place(places, out.normalizers), place(places, out.entropy),
-               place(places, out.logprob)};
+               place(places, out.mean_logprob), place(places, out.logprob)};
     std::byte* const room = memory_.at_least(places.bytes());
     ids_ = ids.data();
     if (ids_at >= 0) {
@@ -170,16 +168,20 @@ class HostScores {
     stream_.synchronize();
     running_ = false;
     const std::byte* const room = memory_.at_least(0);
-    const auto [normalizers, entropy, logprob] = places_;
+    const auto [normalizers, entropy, mean_logprob, logprob] = places_;
     if (normalizers >= 0) take(room, normalizers, out_.normalizers);
     if (entropy >= 0) take(room, entropy, out_.entropy);
+    if (mean_logprob >= 0) take(room, mean_logprob, out_.mean_logprob);
     if (logprob >= 0) take(room, logprob, out_.logprob);
   }
 
   const int32_t* ids() const { return ids_; }
   RowNormalizer* normalizers() { return at(places_[0], out_.normalizers); }
   float* entropy() { return out_.entropy.empty() ? nullptr : at(places_[1], out_.entropy); }
-  float* logprob() { return at(places_[2], out_.logprob); }
+  float* mean_logprob() {
+    return out_.mean_logprob.empty() ? nullptr : at(places_[2], out_.mean_logprob);
+  }
+  float* logprob() { return at(places_[3], out_.logprob); }
 
  private:
   /// Place of a copy; -1 if the array itself is pinned.
@@ -198,7 +200,7 @@ class HostScores {
   bool running_ = false;
   RowScores out_;
   const int32_t* ids_ = nullptr;
-  std::array<int64_t, 3> places_{-1, -1, -1};  // normalizers, entropy, logprob
+  std::array<int64_t, 4> places_{-1, -1, -1, -1};  // normalizers, entropy, mean_logprob, logprob
   Pool memory_{MemorySpace::pinned};
 };
 
@@ -212,7 +214,7 @@ class CudaScoreRecords final : public ScoreRecords {
         scales_(stream),
         results_(stream) {
     std::tie(merge_.offsets) = partition_.send(std::span<const int64_t>(shape_.vocab.offsets));
-    merge_.partials = shape_.partials();
+    merge_.fields = shape_.fields;
     merge_.per_row = shape_.ids_per_token;
     merge_.ranks = shape_.vocab.ranks();
     merge_.vocab_size = shape_.vocab.vocab_size;
@@ -235,6 +237,7 @@ class CudaScoreRecords final : public ScoreRecords {
     merge_.ids = results_.ids();
     merge_.normalizers = results_.normalizers();
     merge_.entropy = results_.entropy();
+    merge_.mean_logprob = results_.mean_logprob();
     merge_.logprob = results_.logprob();
   }
 
@@ -259,7 +262,9 @@ class CudaScoreRecords final : public ScoreRecords {
     tile.id_logits = own_ + rows_ * shape_.partials() + first;
     tile.ids = merge_.ids + first;
     scored_ = tile.all;
-    rows::launch_part_sums(handle(), logits, {columns, tile.scale, shape_.entropy}, tile.sums);
+    rows::launch_part_sums(
+        handle(), logits,
+        {columns, tile.scale, shape_.fields.weighted, 1, shape_.fields.total}, tile.sums);
     rows::with_elements(logits, [&](auto z) {
       launch(of_groups(logits.rows), finish_tile<typename decltype(z)::Type>, z.view.data,
              z.view.stride, tile, merge_, group_);

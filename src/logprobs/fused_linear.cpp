@@ -56,7 +56,7 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
   scales_ = scales_of(options.temperatures);
   options_.temperatures = {};
   records_ = ops_.row_kernels().make_records(
-      {vocab, tp.rank(), 1, options_.entropy, scale(), options_.threads});
+      {vocab, tp.rank(), 1, {.weighted = options_.entropy}, scale(), options_.threads});
   resize(options_.tokens);
 }
 

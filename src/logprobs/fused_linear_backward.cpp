@@ -156,7 +156,9 @@ void FusedLinear::Backward::compute_tile(int64_t begin, int64_t count) {
     const double g = in_.d_logprob[at];
     const double h = in_.d_entropy.empty() ? 0 : in_.d_entropy[at];
     normalizers_[i] = layer_.normalizers_[token];
-    coefficients_[i] = coefficients_of(g, h, h == 0 ? 0 : layer_.entropy_[token], scale[token]);
+    const ScoreSlopes slopes{.logprobs = g, .entropy = h};
+    coefficients_[i] =
+        slopes.coefficients(h == 0 ? 0 : layer_.entropy_[token], scale[token], layer_.vocab_.vocab_size);
     scales_[i] = scale[token];
     weights_[i] = static_cast<float>(static_cast<double>(scale[token]) * g);
     ids_[i] = in_.targets[at];

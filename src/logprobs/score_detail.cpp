@@ -53,9 +53,12 @@ void check_arrays(const Communicator& tp, const Communicator& arrays, MemorySpac
              name_of(space));
 }
 
-GradientCoefficients coefficients_of(double g, double h, double entropy, double scale) {
-  const double sum = h == 0 ? g : g + h * entropy;
-  return {static_cast<float>(-scale * sum), static_cast<float>(-scale * h)};
+GradientCoefficients ScoreSlopes::coefficients(double row_entropy, double scale,
+                                               int64_t ids) const {
+  double sum = logprobs + mean_logprob - log_sum_exp;
+  if (entropy != 0) sum += entropy * row_entropy;
+  return {static_cast<float>(-scale * sum), static_cast<float>(-scale * entropy),
+          static_cast<float>(scale * mean_logprob / static_cast<double>(ids))};
 }
 
 }  // namespace gyre

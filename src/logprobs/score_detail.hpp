@@ -54,8 +54,14 @@ void add_slices(int peer, std::span<Byte> data, std::vector<Slice>& slices) {
   slices.push_back({peer, data});
 }
 
-/// Coefficients of row_gradient for a row: g is the sum of the gradients of its log-probabilities,
-/// h the gradient of its entropy. If h is 0, `entropy` is not used.
-GradientCoefficients coefficients_of(double g, double h, double entropy, double scale);
+/// Upstream gradients of the scores of one row.
+struct ScoreSlopes {
+  double logprobs = 0;  ///< summed over its ids
+  double entropy = 0, log_sum_exp = 0, mean_logprob = 0;
+
+  /// Coefficients of row_gradient, for a vocabulary of `ids`. `row_entropy` is not used if the
+  /// gradient of the entropy is 0.
+  GradientCoefficients coefficients(double row_entropy, double scale, int64_t ids) const;
+};
 
 }  // namespace gyre

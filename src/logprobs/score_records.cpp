@@ -45,7 +45,9 @@ class HostScoreRecords final : public ScoreRecords {
   void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) override {
     if (partials_.size() < logits.rows) partials_ = Buffer<SoftmaxPartial>(logits.rows);
     const size_t rows = logits.rows;
-    kernels_.partials(logits, {columns, shape_.scale.from(row), shape_.entropy, shape_.threads},
+    kernels_.partials(logits,
+                      {columns, shape_.scale.from(row), shape_.fields.weighted, shape_.threads,
+                       shape_.fields.total},
                       partials_.span().first(rows));
     for_each_row(logits.rows, 1,
                  [&](int64_t i) { totals_[row + i].add(partials_[i], shape_.scale[row + i]); });
@@ -56,13 +58,8 @@ class HostScoreRecords final : public ScoreRecords {
 
  protected:
   std::span<const float> own() override {
-    const int64_t partials = shape_.partials();
-    for (int64_t i = 0; i < rows_; ++i) {
-      const SoftmaxPartial row = totals_[i].partials();
-      own_[i * partials] = row.max;
-      own_[i * partials + 1] = row.sum;
-      if (partials == 3) own_[i * partials + 2] = row.weighted;
-    }
+    for (int64_t i = 0; i < rows_; ++i)
+      shape_.fields.write(totals_[i].partials(), own_.data() + i * shape_.partials());
     return own_.span();
   }
   std::span<float> all() override {
@@ -90,15 +87,14 @@ class HostScoreRecords final : public ScoreRecords {
   void merge_row(int64_t i, const float* records) const {
     const int64_t block = rows_ * shape_.width(), partials = shape_.partials();
     const double scale = shape_.scale[i];
-    RowTotal row;
-    for (int r = 0; r < shape_.vocab.ranks(); ++r) {
-      const float* part = records + r * block + i * partials;
-      row.add({part[0], part[1], partials == 3 ? part[2] : 0}, scale);
-    }
+    const RowTotal row =
+        shape_.fields.merged(records + i * partials, block, shape_.vocab.ranks(), scale);
     const double log_sum = std::log(row.sum);
     const size_t at = i;
     out_.normalizers[at] = {row.max, static_cast<float>(log_sum)};
     if (!out_.entropy.empty()) out_.entropy[at] = row.entropy(log_sum);
+    if (!out_.mean_logprob.empty())
+      out_.mean_logprob[at] = row.mean_logprob(shape_.vocab.vocab_size, scale, log_sum);
     const float* logits_of_ids = records + rows_ * partials;
     for (int64_t k = i * shape_.ids_per_token; k < (i + 1) * shape_.ids_per_token; ++k) {
       const int owner = shape_.vocab.owner(ids_[k]);

@@ -60,6 +60,7 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
                      {{"the number of tokens", tokens},
                       {"the number of ids a token", options.ids_per_token},
                       {"whether entropies are wanted", options.entropy ? 1 : 0},
+                      {"whether means of log p are wanted", options.mean_logprob ? 1 : 0},
                       {"the checksum of the tokens' temperatures",
                        static_cast<int64_t>(checksum_of(bytes_of(options.temperatures)))}});
   agree_on_partition(tp, what, vocab);
@@ -67,7 +68,8 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
   scales_ = scales_of(options.temperatures);
   options_.temperatures = {};
   records_ = kernels_.make_records(
-      {vocab, tp.rank(), options.ids_per_token, options.entropy, scale(), options.threads});
+      {vocab, tp.rank(), options.ids_per_token,
+       {.weighted = options.entropy, .total = options.mean_logprob}, scale(), options.threads});
   resize(tokens);
 }
 
@@ -78,53 +80,64 @@ void VocabScores::resize(int64_t tokens) {
   tokens_ = tokens;
   normalizers_ = Buffer<RowNormalizer>(tokens, results_space(kernels_));
   entropy_ = Buffer<float>(options_.entropy ? tokens : 0, results_space(kernels_));
+  mean_logprob_ = Buffer<float>(options_.mean_logprob ? tokens : 0, results_space(kernels_));
 }
 
 double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
-                            std::span<float> logprob, std::span<float> entropy) {
+                            std::span<float> logprob, std::span<float> entropy,
+                            std::span<float> mean_logprob) {
   const int64_t ids_per_token = options_.ids_per_token;
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(
       std::ssize(ids) == tokens_ * ids_per_token && std::ssize(logprob) == tokens_ * ids_per_token,
       "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
       ids_per_token);
-  GYRE_CHECK(std::ssize(entropy) == entropy_.size(), "{} entropies, not {}", entropy.size(),
-             entropy_.size());
-  records_->start(tokens_, ids, {normalizers_.span(), logprob, entropy_.span()});
+  GYRE_CHECK(std::ssize(entropy) == entropy_.size() &&
+                 std::ssize(mean_logprob) == mean_logprob_.size(),
+             "{} entropies, not {}; {} means, not {}", entropy.size(), entropy_.size(),
+             mean_logprob.size(), mean_logprob_.size());
+  records_->start(tokens_, ids,
+                  {normalizers_.span(), logprob, entropy_.span(), mean_logprob_.span()});
   records_->add(logits, 0, 0, vocab_.valid(tp_.rank()));
   const double waited = records_->merge(arrays_, stream, "partial sums and logits of ids");
   std::ranges::copy(entropy_.span(), entropy.data());
+  std::ranges::copy(mean_logprob_.span(), mean_logprob.data());
   return waited;
 }
 
 void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
-                           std::span<const float> d_logprob, std::span<const float> d_entropy,
-                           MatrixRef d_logits) const {
+                           const ScoreGradients& above, MatrixRef d_logits) const {
   const int64_t ids_per_token = options_.ids_per_token;
-  const bool entropy = !d_entropy.empty();
   const RowScale scale = this->scale();
   check_shard(logits, tokens_, vocab_.columns(tp_.rank()));
-  GYRE_CHECK(std::ssize(ids) == tokens_ * ids_per_token && ids.size() == d_logprob.size(),
-             "{} ids and {} gradients of {} x {}", ids.size(), d_logprob.size(), tokens_,
+  GYRE_CHECK(std::ssize(ids) == tokens_ * ids_per_token && ids.size() == above.logprob.size(),
+             "{} ids and {} gradients of {} x {}", ids.size(), above.logprob.size(), tokens_,
              ids_per_token);
-  GYRE_CHECK(!entropy || (std::ssize(d_entropy) == tokens_ && options_.entropy),
-             "{} gradients of entropies", d_entropy.size());
+  for (const auto& [of_rows, requested] : {std::pair(above.entropy, options_.entropy),
+                                           {above.log_sum_exp, true},
+                                           {above.mean_logprob, options_.mean_logprob}})
+    GYRE_CHECK(of_rows.empty() || (requested && std::ssize(of_rows) == tokens_),
+               "{} gradients of {} rows", of_rows.size(), tokens_);
   Buffer<GradientCoefficients> coefficients(tokens_);
   Buffer<float> weights(scale.is_one() ? 0 : tokens_ * ids_per_token);
   for_each_token(options_.threads, tokens_, tp_.size(), [&](int64_t i) {
-    double sum = 0;
+    ScoreSlopes slopes;
     const double factor = scale[i];
     for (int64_t at = i * ids_per_token; at < (i + 1) * ids_per_token; ++at) {
-      const double g = d_logprob[at];
-      sum += g;
+      const double g = above.logprob[at];
+      slopes.logprobs += g;
       if (!scale.is_one()) weights[at] = static_cast<float>(factor * g);
     }
-    const double h = entropy ? d_entropy[i] : 0;
-    coefficients[i] = coefficients_of(sum, h, entropy ? entropy_[i] : 0, factor);
+    const auto own = [&](std::span<const float> values) { return values.empty() ? 0.0 : values[i]; };
+    slopes.entropy = own(above.entropy);
+    slopes.log_sum_exp = own(above.log_sum_exp);
+    slopes.mean_logprob = own(above.mean_logprob);
+    coefficients[i] =
+        slopes.coefficients(own(entropy_.span()), factor, vocab_.vocab_size);
   });
   kernels_.gradient(
       logits, pass(), normalizers_.span(), coefficients.span(),
-      {ids, scale.is_one() ? d_logprob : weights.span(), ids_per_token, vocab_.begin(tp_.rank())},
+      {ids, scale.is_one() ? above.logprob : weights.span(), ids_per_token, vocab_.begin(tp_.rank())},
       d_logits);
 }
 

@@ -54,6 +54,15 @@ struct ScoreOptions {
   Communicator* arrays = nullptr;
   /// One for each token, instead of `temperature`; empty: that of all.
   std::span<const double> temperatures = {};
+  bool mean_logprob = false;  ///< whether means of log p over the vocabulary are requested
+};
+
+/// Upstream gradients of the scores of each row. Empty: 0.
+struct ScoreGradients {
+  std::span<const float> logprob;            ///< [tokens, K]
+  std::span<const float> entropy = {};       ///< [tokens]
+  std::span<const float> log_sum_exp = {};   ///< [tokens], of logits / temperature
+  std::span<const float> mean_logprob = {};  ///< [tokens]
 };
 
 /// Scores of `tokens` rows. Keeps 8 bytes per token for backward (12 with entropies), and the
@@ -70,19 +79,19 @@ class VocabScores {
   /// discards the last pass.
   void resize(int64_t tokens);
 
-  /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy [tokens]
-  /// (empty unless requested), from logits [tokens, this rank's columns], f32 or bf16. An id that
+  /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy and
+  /// mean_logprob [tokens] (empty unless requested), from logits [tokens, this rank's columns], f32 or bf16. An id that
   /// no rank owns scores 0. `stream` is the kernels' stream. Returns the seconds that it waited for
   /// other ranks. Collective: one all-gather.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
-                 std::span<float> logprob, std::span<float> entropy);
+                 std::span<float> logprob, std::span<float> entropy,
+                 std::span<float> mean_logprob = {});
 
-  /// d_logits [tokens, columns] <- gradient from d_logprob [tokens, K] and d_entropy [tokens]
-  /// (empty: none), after a forward pass with the same logits and ids. d_logits may be the logits'
-  /// memory. The d_logprob of an id that no rank owns counts like one of an id on another rank: set
-  /// it to 0 for tokens without a target. No communication.
-  void backward(ConstMatrixRef logits, std::span<const int32_t> ids,
-                std::span<const float> d_logprob, std::span<const float> d_entropy,
+  /// d_logits [tokens, columns] <- gradient from those of the scores, after a forward pass with the
+  /// same logits and ids. d_logits may be the logits' memory. The gradient of an id that no rank
+  /// owns counts like one of an id on another rank: set it to 0 for tokens without a target. No
+  /// communication.
+  void backward(ConstMatrixRef logits, std::span<const int32_t> ids, const ScoreGradients& above,
                 MatrixRef d_logits) const;
 
   /// out [tokens, columns] <- log-probabilities of all columns, or probabilities if `exponentiate`,
@@ -114,6 +123,7 @@ class VocabScores {
   std::unique_ptr<ScoreRecords> records_;
   Buffer<RowNormalizer> normalizers_;  // [tokens]
   Buffer<float> entropy_;              // [tokens] or empty
+  Buffer<float> mean_logprob_;         // [tokens] or empty
 };
 
 /// -Σ_v p_v log q_v for a teacher's distribution p and the student's q, with equal shards. One

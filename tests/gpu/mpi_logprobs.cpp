@@ -8,6 +8,7 @@
 #include "logprobs/cuda_row_kernels.hpp"
 #include "logprobs/gather_records.hpp"
 #include "projection_operation.hpp"
+#include "row_operation_cases.hpp"
 #include "selection_operations.hpp"
 
 #ifdef GYRE_SOFTGPU
@@ -92,21 +93,15 @@ TEST_F(LogprobsOnDevice, SoftCrossEntropies) {
   expect_reference_for_any_partition(cases, device());
 }
 
-TEST_F(LogprobsOnDevice, LogitsOfIdsAndDistillation) {
-  std::vector<LogitsOfIds> gathered;
-  std::vector<DistillationOfAllIds> all;
-  std::vector<DistillationOfSomeIds> some;
-  for (const DType type : both_types) {
-    LogitRows rows = random_logits(6, 90, type);
-    gathered.push_back({rows, type, 5});
-    all.push_back({6, 90, 5, type, true});
-    some.push_back({6, 90, 5, type, false});
-  }
-  all.push_back(DistillationOfAllIds::excluded());
-  some.push_back(DistillationOfSomeIds::excluded());
-  expect_reference_for_any_partition(gathered, device());
-  expect_reference_for_any_partition(all, device());
-  expect_reference_for_any_partition(some, device());
+TEST_F(LogprobsOnDevice, OperationsOnRows) {
+  std::vector<RowOperations> cases;
+  for (const RowOperation& operation : row_operations())
+    for (const DType type : both_types) {
+      cases.push_back({operation, "random", rows_of(6, 90, type), type, 5});
+      cases.push_back({operation, "special rows", special_rows(type), type, 3});
+    }
+  expect_reference_for_any_partition(cases, device());
+  expect_zeros_without_a_gradient(cases, device());
 }
 
 TEST_F(LogprobsOnDevice, DivergencesOfTheLargest) {
@@ -205,7 +200,7 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
   const LogitRows rows = random_logits(tokens, vocab_size, DType::f32);
   const Ints ids = mixed_ids(tokens, ids_per_token, vocab_size);
   for (const VocabPartition& vocab : partitions(vocab_size, world().size())) {
-    const RecordShape shape{vocab, world().rank(), ids_per_token, true, 0.5F};
+    const RecordShape shape{vocab, world().rank(), ids_per_token, {.weighted = true}, 0.5F};
     const int64_t columns = vocab.valid(world().rank());
     const auto records = device().kernels()->make_records(shape);
     // In pinned memory, the kernels read ids and write results themselves.
@@ -283,7 +278,7 @@ TEST_F(LogprobsOnDevice, TheHostWaitsOnceForACallForwardAndNotBackward) {
     const int64_t gather = submissions_of_a_gather(*device().arrays(), stream(), 4 * tokens);
     EXPECT_EQ(forward, world().size() == 1 ? 2 : 3 + gather);
     const int64_t waited = softgpu::host_waits();
-    scores.backward(shard->ref(), ids, g, g, gradients->ref());
+    scores.backward(shard->ref(), ids, {g, g}, gradients->ref());
     EXPECT_EQ(softgpu::host_waits(), waited);
   }
   SoftCrossEntropy crosses(tokens, vocab, 1, world(), device().kernels(), device().arrays());

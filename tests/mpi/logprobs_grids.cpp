@@ -1,5 +1,5 @@
 // From logits to predictions of sequences and back, over grids of context-parallel and
-// tensor-parallel ranks, for everything that has more than one value a token: distillation, logits
+// tensor-parallel ranks, for everything that has more than one value a token: logits
 // and log-probabilities of ids, entropies, filters. Logits are bf16, and gradients take their
 // place.
 
@@ -161,99 +161,6 @@ class Part {
   Matrix logits_;
 };
 
-/// A teacher's `picks` largest logits of each slot; repeated if it has fewer.
-struct Teacher {
-  int64_t picks;
-  Ints ids;       // [slots, picks]
-  Floats logits;  // likewise
-};
-
-Teacher make_teacher(const Pack& pack, int64_t picks) {
-  Teacher teacher{picks, {}, {}};
-  const LogitRows rows = test::random_logits(pack.slots(), pack.logits.vocab_size, DType::f32, 2, 1,
-                                             TokenTensor::teacher);
-  test::add_largest(rows, picks, teacher.ids, teacher.logits);
-  return teacher;
-}
-
-DistillationReference reference_of(const Pack& pack, const Teacher& teacher, int64_t slot,
-                                   bool renormalised) {
-  return distillation_reference(
-      pack.logits.row(slot), test::row_of(teacher.ids, slot, teacher.picks),
-      test::doubles(test::row_of(teacher.logits, slot, teacher.picks)), renormalised);
-}
-
-/// Gradient of a slot's logits by the reference from g [picks] and h, and what it is made of.
-Doubles distillation_gradient(const Pack& pack, const Teacher& teacher, int64_t slot,
-                              std::span<const float> g, double h, bool renormalised,
-                              Doubles& scales) {
-  const auto row = pack.logits.row(slot);
-  const auto ids = test::row_of(teacher.ids, slot, teacher.picks);
-  const DistillationReference want = reference_of(pack, teacher, slot, renormalised);
-  const Doubles g_row = test::doubles(g);
-  if (renormalised) {
-    std::fill(scales.begin(), scales.end(), 0);
-    const double sum = std::accumulate(g.begin(), g.end(), 0.0);
-    for (size_t k = 0; k < ids.size(); ++k)
-      scales[ids[k]] += logit_gradient_scale(want.student[k], sum, 0, 0) + std::abs(g_row[k]);
-  } else {
-    scales = test::score_gradient_scales(row, ids, g_row, h);
-  }
-  return distillation_gradient_reference(row, ids, g_row, h, renormalised);
-}
-
-void expect_distillation(const Pack& pack, const Teacher& teacher, Part& part, bool renormalised) {
-  const int64_t picks = teacher.picks, segments = pack.bounds.view().segments();
-  const bool entropy = !renormalised;
-  DistillationScores scores(part.tokens(), part.vocab(), {picks, renormalised, entropy, 1},
-                            part.tp());
-  const Ints ids = part.take(teacher.ids, picks);
-  const auto size = ids.size();
-  Floats student(size), of_teacher(size), h(entropy ? part.tokens() : 0);
-  HostStream stream;
-  scores.forward(part.logits().ref(), part.take(teacher.logits, picks), ids, stream, student,
-                 of_teacher, h);
-  const Floats all = part.gather(student, picks), theirs = part.gather(of_teacher, picks);
-  const Floats entropies = entropy ? part.gather(h, 1) : Floats();
-  part.for_each_prediction(all, picks, [&](int64_t slot, int64_t place) {
-    const DistillationReference want = reference_of(pack, teacher, slot, renormalised);
-    for (size_t k = 0; k < static_cast<size_t>(picks); ++k) {
-      const size_t at = static_cast<size_t>(place * picks) + k;
-      const std::string where = fmt::format("slot {}, entry {}", slot, k);
-      test::expect_logprob(all[at], want.student[k], "student of " + where);
-      test::expect_logprob(theirs[at], want.teacher[k], "teacher of " + where);
-    }
-    if (entropy)
-      test::expect_entropy(entropies[place], want.entropy, pack.logits.vocab_size,
-                           fmt::format("entropy of slot {}", slot));
-  });
-  const Floats g = test::gradients(segments * pack.width, picks),
-               g_h = test::gradients(entropy ? segments * pack.width : 0, 1, 2);
-  scores.backward(part.logits().ref(), ids, part.gather_back(g, picks),
-                  entropy ? part.gather_back(g_h, 1) : Floats(), part.logits().ref());
-  part.expect_gradients([&](int64_t slot, Doubles& scales) {
-    const int64_t place = part.place_of(slot);
-    const double of_h = entropy ? static_cast<double>(g_h[place]) : 0;
-    return distillation_gradient(pack, teacher, slot, test::row_of(g, place, picks), of_h,
-                                 renormalised, scales);
-  });
-}
-
-TEST(LogprobGrids, DistillationLeavesOutTheLastPositionOfEachSequence) {
-  const auto expect = [](const Pack& pack, int64_t picks) {
-    const Teacher teacher = make_teacher(pack, picks);
-    for_each_grid([&](ProcessGrid& grid) {
-      for (const VocabPartition& vocab : partitions(pack.logits.vocab_size, grid))
-        for (const bool renormalised : {false, true}) {
-          Part part(pack, grid, vocab);
-          expect_distillation(pack, teacher, part, renormalised);
-        }
-    });
-  };
-  for (const Pack& pack : packs(61)) expect(pack, 4);
-  expect(packs(8).back(), 20);  // ids repeat
-}
-
 TEST(LogprobGrids, LogitsOfIdsAreThoseOfTheStreamAndTheirGradientsComeBack) {
   const int64_t vocab_size = 61, picks = 4;
   // Every slot's own ids, nobody's among them; then columns that all tokens share.
@@ -354,8 +261,8 @@ void expect_scores(const Pack& pack, const Ints& tokens, Part& part, const Sampl
   if (filtered)
     of_filter->backward(part.logits().ref(), targets, part.gather_back(g, 1), part.logits().ref());
   else
-    scores->backward(part.logits().ref(), targets, part.gather_back(g, 1), part.gather_back(g_h, 1),
-                     part.logits().ref());
+    scores->backward(part.logits().ref(), targets,
+                     {part.gather_back(g, 1), part.gather_back(g_h, 1)}, part.logits().ref());
   part.expect_gradients([&](int64_t slot, Doubles& scales) {
     const int64_t at = part.place_of(slot);
     return score_gradient(pack.logits.row(slot), next(slot), double{g[at]},

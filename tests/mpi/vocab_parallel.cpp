@@ -37,8 +37,8 @@ OperationResult score_slices(const LogProbabilities& o, const VocabPartition& vo
     scores.forward(slice, part_of(o.ids, begin, n, k), stream,
                    std::span(r.values[0]).subspan(begin * k, n * k),
                    std::span(r.values[1]).subspan(begin, n));
-    scores.backward(slice, part_of(o.ids, begin, n, k), part_of(o.g, begin, n, k),
-                    part_of(o.h, begin, n, 1), slice);
+    scores.backward(slice, part_of(o.ids, begin, n, k),
+                    {part_of(o.g, begin, n, k), part_of(o.h, begin, n, 1)}, slice);
   }
   r.d_logits = elements(logits.ref());
   return r;
@@ -68,7 +68,7 @@ TEST(VocabParallel, GradientsOfAnotherTypeThanTheLogits) {
     HostStream stream;
     scores.forward(logits.ref(), o.ids, stream, r.values[0], r.values[1]);
     Matrix d_logits(9, logits.cols(), other);
-    scores.backward(logits.ref(), o.ids, o.g, o.h, d_logits.ref());
+    scores.backward(logits.ref(), o.ids, {o.g, o.h}, d_logits.ref());
     r.d_logits = elements(d_logits.ref());
     o.type = other;
     o.expect_reference(r, {vocab, Place()});
@@ -157,7 +157,7 @@ TEST(VocabParallel, NoMemoryOfTheSizeOfTheLogits) {
   VocabScores scores(tokens, vocab, {.ids_per_token = 1, .entropy = true, .temperature = 2},
                      world());
   scores.forward(logits.ref(), ids, stream, logprob, entropy);
-  scores.backward(logits.ref(), ids, logprob, entropy, logits.ref());
+  scores.backward(logits.ref(), ids, {logprob, entropy}, logits.ref());
   const int64_t used = memory_use().peak_bytes - before;
   EXPECT_GE(used, tokens * 12);
   EXPECT_LT(used, tokens * columns / 2) << "half a byte an element";

@@ -5,7 +5,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "logprobs/distillation.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/vocab_parallel.hpp"
 #include "operation_contract.hpp"
@@ -144,7 +143,7 @@ struct LogProbabilities {
     part.forward(
         r, [&] { scores.forward(logits->ref(), ids, part.stream(), r.values[0], r.values[1]); });
     part.backward(r, *logits, type,
-                  [&](MatrixRef d) { scores.backward(logits->ref(), ids, g, h, d); });
+                  [&](MatrixRef d) { scores.backward(logits->ref(), ids, {g, h}, d); });
     return r;
   }
   void expect_reference(const OperationResult& got, const Part& part) const {
@@ -283,129 +282,5 @@ inline void add_largest(const LogitRows& rows, int64_t k, Ints& ids, Floats& val
     }
   }
 }
-
-/// DistillationScores of all ids or, renormalised, of the teacher's alone.
-template <bool renormalised>
-struct Distillation {
-  static constexpr const char* agreement = renormalised ? "logits of ids" : "log-probabilities";
-  std::string title;
-  LogitRows rows;
-  DType type;
-  int64_t ids_per_token;
-  Ints ids;                ///< [tokens, ids_per_token]
-  Floats teacher, g, d_h;  ///< [tokens, ids_per_token] twice, [tokens] or empty
-
-  /// The `ids_per_token` largest logits of each teacher's row, in descending order; repeated if the
-  /// vocabulary has fewer.
-  Distillation(int64_t tokens, int64_t vocab_size, int64_t ids_per_token_, DType type_,
-               bool entropy)
-      : title(
-            fmt::format("{} of {} ids{}", ids_per_token_, vocab_size, entropy ? ", entropy" : "")),
-        rows(random_logits(tokens, vocab_size, type_)),
-        type(type_),
-        ids_per_token(ids_per_token_),
-        g(gradients(tokens, ids_per_token)),
-        d_h(gradients(entropy ? tokens : 0, 1, 2)) {
-    const LogitRows teachers =
-        random_logits(tokens, vocab_size, DType::f32, 2, 1, TokenTensor::teacher);
-    add_largest(teachers, ids_per_token, ids, teacher);
-  }
-  /// The teacher's four largest of a golden row, which are unlikely for the student; gradients that
-  /// add up to zero.
-  static Distillation golden() {
-    Distillation c(16, 64, 4, DType::bf16, false);
-    c.rows = golden_logits();
-    c.ids.clear(), c.teacher.clear();
-    add_largest(golden_teacher(), 4, c.ids, c.teacher);
-    for (size_t i = 0; i < c.g.size(); ++i) c.g[i] = i % 2 == 0 ? 1.0F : -1.0F;
-    return c;
-  }
-  /// Logits of -inf are excluded ids.
-  static Distillation excluded() {
-    Distillation c(3, 40, 4, DType::f32, false);
-    for (const int k : {0, 2}) c.rows.at(0, c.ids[k]) = -infinity;  // the student alone
-    c.teacher[4] = -INFINITY, c.rows.at(1, c.ids[4]) = -infinity;   // both
-    for (int64_t v = 0; v < 40; ++v) c.rows.at(2, v) = -infinity;   // but for one of the ids
-    c.rows.at(2, c.ids[9]) = 1;
-    return c;
-  }
-  static std::vector<Distillation> cases() {
-    std::vector<Distillation> all;
-    for (const DType type : both_types)
-      for (const bool entropy : {false, true}) {
-        if (renormalised && entropy) continue;
-        // The second: every id eight times, as with a short list of a small vocabulary.
-        for (const auto& [vocab_size, k] : {std::pair(256, 3), {8, 64}, {700, 64}, {64, 1}})
-          all.push_back({8, vocab_size, k, type, entropy});
-      }
-    all.push_back(excluded());
-    all.push_back(golden());
-    return all;
-  }
-  static Distillation threaded() { return {150, 70, 5, DType::bf16, !renormalised}; }
-  static void construct(int64_t tokens, const VocabPartition& vocab) {
-    DistillationScores(tokens, vocab, {.ids_per_token = 2, .renormalised = renormalised}, world());
-  }
-  std::string name() const { return title; }
-  int64_t forward_bytes(int64_t ranks) const {
-    return renormalised
-               ? 2 * (ranks - 1) * rows.tokens * ids_per_token * 4 / ranks
-               : (ranks - 1) * rows.tokens * 4 * (2 + ids_per_token + (d_h.empty() ? 0 : 1));
-  }
-  void remove_gradient() {
-    for (Floats* x : {&g, &d_h}) std::fill(x->begin(), x->end(), 0.0F);
-  }
-  OperationResult run(const Part& part) const {
-    const auto logits = part.put(rows, type);
-    DistillationScores scores(rows.tokens, part.vocab,
-                              {ids_per_token, renormalised, !d_h.empty(), part.threads,
-                               part.place.kernels(), part.place.arrays()},
-                              part.tp());
-    OperationResult r{{Floats(g.size(), NAN), Floats(g.size(), NAN), Floats(d_h.size(), NAN)}, {}};
-    part.forward(r, [&] {
-      scores.forward(logits->ref(), teacher, ids, part.stream(), r.values[0], r.values[1],
-                     r.values[2]);
-    });
-    part.backward(r, *logits, type,
-                  [&](MatrixRef d) { scores.backward(logits->ref(), ids, g, d_h, d); });
-    return r;
-  }
-  Doubles gradient_scales(int64_t t, const DistillationReference& want, double h) const {
-    const auto row = rows.row(t);
-    const auto row_ids = row_of(ids, t, ids_per_token);
-    const Doubles g_row = doubles(row_of(g, t, ids_per_token));
-    if (!renormalised) return score_gradient_scales(row, row_ids, g_row, h);
-    const double sum = std::accumulate(g_row.begin(), g_row.end(), 0.0);
-    Doubles scales(row.size(), 0);
-    for (size_t k = 0; k < row_ids.size(); ++k)
-      scales[row_ids[k]] += logit_gradient_scale(want.student[k], sum, 0, 0) + std::abs(g_row[k]);
-    return scales;
-  }
-  void expect_reference(const OperationResult& got, const Part& part) const {
-    for (int64_t t = 0; t < rows.tokens; ++t) {
-      const auto row = rows.row(t);
-      const auto row_ids = row_of(ids, t, ids_per_token);
-      const DistillationReference want = distillation_reference(
-          row, row_ids, doubles(row_of(teacher, t, ids_per_token)), renormalised);
-      for (int64_t k = 0; k < ids_per_token; ++k) {
-        const std::string where = fmt::format("token {}, id {}", t, row_ids[k]);
-        expect_logprob(got.values[0][t * ids_per_token + k], want.student[k],
-                       "student of " + where);
-        expect_logprob(got.values[1][t * ids_per_token + k], want.teacher[k],
-                       "teacher of " + where);
-      }
-      const double h = d_h.empty() ? 0 : double{d_h[t]};
-      if (!d_h.empty())
-        expect_entropy(got.values[2][t], want.entropy, rows.vocab_size,
-                       fmt::format("entropy of token {}", t));
-      expect_gradient_row(got.d_logits, type, t, part.vocab, part.rank(),
-                          distillation_gradient_reference(
-                              row, row_ids, doubles(row_of(g, t, ids_per_token)), h, renormalised),
-                          gradient_scales(t, want, h));
-    }
-  }
-};
-using DistillationOfAllIds = Distillation<false>;
-using DistillationOfSomeIds = Distillation<true>;
 
 }  // namespace gyre::test

@@ -139,7 +139,7 @@ class PackedOp final : public RowsOp {
       gather();
     };
     backward_ = [this, scores] {
-      scores->backward(rows_.logits(), targets_, own_gradients(), {}, rows_.d_logits());
+      scores->backward(rows_.logits(), targets_, {own_gradients()}, rows_.d_logits());
     };
   }
   void start_filtered() {

@@ -26,10 +26,13 @@ class TopKDivergenceOp final : public RowsOp {
         values_(rows_.rows()),
         d_values_(rows_.gradients(0)) {
     if (!is_given_) teacher_ = rows_.teacher();
+    of_ids_.resize(is_given_ ? rows_.rows() * k_ : 0);
+    of_targets_.resize(is_given_ ? rows_.rows() : 0);
     for (int64_t r = 0; is_given_ && r < rows_.rows(); ++r) {
-      for (int64_t k = 0; k < k_; ++k)
-        of_ids_.push_back(context.inputs.teacher_logprob(token(r), k));
-      of_targets_.push_back(context.inputs.teacher_logprob(token(r), k_));
+      context.inputs.row_of_input("teacher_logprobs", token(r),
+                                  std::span(of_ids_).subspan(r * k_, k_));
+      context.inputs.row_of_input("teacher_target_logprobs", token(r),
+                                  std::span(of_targets_).subspan(r, 1));
     }
   }
   void start() override {
