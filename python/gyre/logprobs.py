@@ -1,23 +1,18 @@
 """Log-probability problems: what a file of the kind gyre/logprobs holds, checked."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any, NamedTuple
+from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
 from . import checks
+from . import operations
 from .arrays import is_bfloat16, to_numpy
+from .operations import Answer
 
 ROWS = "rows are tokens, all sequences one after another; offsets says where each begins"
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-15, 1e30
-
-
-class Answer(NamedTuple):
-    """Extents of an array of /reference, as letters, and the optional inputs that define it."""
-
-    extents: str
-    needs: tuple[str, ...] = ()
 
 
 _OF_TEACHER = ("ids", "teacher or teacher_values")
@@ -67,7 +62,7 @@ ANSWERS = {
     "d_log_softmax": Answer("TV"),
     "d_hidden": Answer("TD", ("hidden",)),
     "d_head": Answer("VD", ("hidden",)),
-}
+} | operations.ARRAYS
 INTEGERS = ("top_ids", "argmax_id")
 
 
@@ -80,6 +75,7 @@ class LogprobProblem:
     vocab_size: int
     filters: dict[str, float | int | np.ndarray]  # temperature, top_k, top_p, min_p: of all tokens, or [T]
     projection_width: int | None = None
+    parameters: dict[str, float] = field(default_factory=dict)  # of single operations, those that were given
 
     @property
     def offsets(self) -> np.ndarray:
@@ -136,6 +132,7 @@ def logprob_problem(
     top_k: Any = 0,
     top_p: Any = 1.0,
     min_p: Any = 0.0,
+    **of_operations: Any,
 ) -> LogprobProblem:
     """Checks the inputs. T tokens, V ids in C columns, n sequences, K ids of a token, D elements.
 
@@ -153,7 +150,8 @@ def logprob_problem(
     projection_width - 1, and weights, at least 0, from projection_offsets[v] to
     projection_offsets[v + 1] - 1. d_projected [T, projection_width]: gradients of the projected
     probabilities; without, d_value of the token. vocab_size: V; without, C. temperature,
-    top_k, top_p and min_p are numbers, or [T], one of each token.
+    top_k, top_p and min_p are numbers, or [T], one of each token. Inputs and parameters of single
+    operations are those of gyre.operations.
 
     Reals are float16, bfloat16, float32 or float64, integers of any type with values of 32 bits.
     ValueError and TypeError name the array, the place, the value, and what would be right.
@@ -227,7 +225,15 @@ def logprob_problem(
         arrays |= _projection(projection, d_projected, tokens, vocab)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     filters = {name: _filter(name, value, tokens, vocab) for name, value in filters.items()}
-    return LogprobProblem(arrays, bfloat16, vocab, filters, projection_width)
+    parameters = {}
+    for name, value in of_operations.items():
+        if name in operations.PARAMETERS:
+            _, least, most = operations.PARAMETERS[name]
+            parameters[name] = checks.number(name, value, least, most)
+            continue
+        check = operations.INPUTS[checks.known(name, [*operations.INPUTS, *operations.PARAMETERS])]
+        arrays[name] = check(value, arrays.get("ids", np.empty((tokens, 0), np.int64)))
+    return LogprobProblem(arrays, bfloat16, vocab, filters, projection_width, parameters)
 
 
 def _filter(name: str, value: Any, tokens: int, vocab_size: int) -> float | int | np.ndarray:

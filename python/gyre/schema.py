@@ -13,6 +13,7 @@ from typing import Any
 
 import h5py
 
+from . import operations
 from .logprobs import ANSWERS
 
 TABLES = {
@@ -76,6 +77,9 @@ TABLES = {
     "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?",
     "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *",
 }
+_PARAMETERS = " ".join(f"@{name}?" for name in operations.PARAMETERS)
+TABLES["gyre/logprobs"] += " ".join(["", "/logprobs", *(f"{name}?" for name in operations.INPUTS), _PARAMETERS])
+TABLES["gyre/logprobs-results"] += f" /results {_PARAMETERS}"
 
 ALL = "/ @schema @schema_version @content_sha256? /provenance *"
 

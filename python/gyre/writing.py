@@ -58,6 +58,8 @@ def write_logprobs(
                 put(group, name, value.astype(np.int32) if name == "top_k" else value)
             else:
                 group.attrs[name] = np.int64(value) if name == "top_k" else np.float64(value)
+        for name, number in problem.parameters.items():
+            group.attrs[name] = np.float64(number)
         for name, array in problem.arrays.items():
             if array.dtype == np.int64 and not name.endswith("offsets"):
                 array = array.astype(np.int32)

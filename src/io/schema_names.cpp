@@ -56,7 +56,7 @@ constexpr std::pair<const char*, const char*> tables[] = {
     {"gyre/attention",
      "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ "
      "/reference @generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"},
-    {"gyre/logprobs",  // also logprobs_inputs(); answers are those of the program's operations
+    {"gyre/logprobs",  // also logprobs_inputs() and row_parameters(); answers are those of the program's operations
      "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ "
      "/reference @generator? *"},
     {"gyre/attention-results",
@@ -243,6 +243,12 @@ const std::vector<SchemaName>& names_of_schema(const std::string& schema) {
       made.emplace(name, parse_table(fmt::format("{} {}", names_of_all, table)));
     for (const LogprobsInput& input : logprobs_inputs())
       made.at(logprobs_schema).push_back({input.path(), input.presence});
+    for (const RowParameter& parameter : row_parameters()) {
+      made.at(logprobs_schema)
+          .push_back({"/logprobs@" + parameter.name, SchemaName::Presence::optional});
+      made.at(logprobs_results_schema)
+          .push_back({"/results@" + parameter.name, SchemaName::Presence::optional});
+    }
     return made;
   }();
   return all.at(schema);

@@ -14,6 +14,7 @@ import numpy as np
 
 from ..arrays import to_numpy
 from ..checks import known
+from .. import operations
 from ..logprobs import ANSWERS, LogprobProblem, logprob_problem
 
 
@@ -160,6 +161,22 @@ class _Definitions:
         self.g = _float64(arrays.get("d_value", np.ones(len(self.z))))[:, None]
         self.following = np.append(arrays["targets"][1:], -1)[:, None]
         self.is_followed = ~np.isin(np.arange(len(self.z)) + 1, problem.offsets)[:, None]
+
+    def of(self, name: str) -> np.ndarray:
+        """An array by its name."""
+        for operation in operations.OPERATIONS.values():
+            if name in operation.arrays:
+                return operation.define(self.rows)[name]
+        return getattr(self, name)()
+
+    @property
+    def rows(self) -> operations.Rows:
+        """What definitions of single operations take."""
+        usual = {name: number.usual for name, number in operations.PARAMETERS.items()}
+        return operations.Rows(
+            self.logp, log_softmax(self.z), self.z, _column(self.heat), self.targets[:, 0], self.ids, self.g,
+            self.problem.arrays, usual | self.problem.parameters,
+        )
 
     @cached_property
     def logp(self) -> np.ndarray:
@@ -437,7 +454,7 @@ def logprobs(names: Collection[str] | None = None, **inputs: Any) -> dict[str, n
     for name in names:
         if need := _missing(problem, known(name, ANSWERS)):
             raise ValueError(f"{name} needs {need}, which was not given")
-    return {name: getattr(definitions, name)() for name in names}
+    return {name: definitions.of(name) for name in names}
 
 
 def _missing(problem: LogprobProblem, name: str) -> str | None:

@@ -11,9 +11,13 @@
   X(entropy)                   \
   X(logprob_entropy)           \
   X(gather)                    \
+  X(label_smoothing)           \
+  X(z_loss)                    \
+  X(focal)                     \
   X(raw_gather)                \
   X(distill)                   \
   X(distill_renormalised)      \
+  X(teacher_topk_kl)           \
   /* the end */
 
 namespace gyre {
