@@ -4,6 +4,7 @@ index, INDEX.md to read and index.json for programs.
 
     golden_logprobs.py    log-probabilities, filters, distillation, gradients: logprobs_*.h5; made
                           with golden_problems.py
+    golden_operations.py  single operations on rows, as gyre.operations has them
     golden_attention.py   attention: attention_*.h5
     golden_packing.py     documents, packed streams, what ranks hold of them: documents_*.h5,
                           packed_*.h5
@@ -28,6 +29,7 @@ import golden_attention  # noqa: E402
 import golden_batches  # noqa: E402, F401  (adds to those of golden_packing)
 import golden_exchanges  # noqa: E402, F401  (the same)
 import golden_logprobs  # noqa: E402, F401  (adds to those of golden_problems)
+import golden_operations  # noqa: E402, F401  (the same)
 import golden_packing  # noqa: E402
 import golden_problems  # noqa: E402
 import gyre_files  # noqa: E402

@@ -6,8 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from . import checks
-from . import operations
+from . import checks, operations
 from .arrays import is_bfloat16, to_numpy
 from .operations import Answer
 
@@ -231,8 +230,9 @@ def logprob_problem(
             _, least, most = operations.PARAMETERS[name]
             parameters[name] = checks.number(name, value, least, most)
             continue
-        check = operations.INPUTS[checks.known(name, [*operations.INPUTS, *operations.PARAMETERS])]
-        arrays[name] = check(value, arrays.get("ids", np.empty((tokens, 0), np.int64)))
+        if name not in operations.INPUTS:
+            raise TypeError(f"logprob_problem() got an unexpected keyword argument {name!r}")
+        arrays[name] = operations.INPUTS[name](value, arrays.get("ids", np.empty((tokens, 0), np.int64)))
     return LogprobProblem(arrays, bfloat16, vocab, filters, projection_width, parameters)
 
 

@@ -26,7 +26,8 @@ import check  # noqa: E402  (found through the line above)
 import example  # noqa: E402
 
 with open(os.path.join(GOLDEN, "index.json"), encoding="utf-8") as index_file:
-    INDEX = {entry["file"]: entry["kind"] for entry in json.load(index_file)["cases"]}
+    CASES = json.load(index_file)["cases"]
+INDEX = {entry["file"]: entry["kind"] for entry in CASES}
 
 
 class Faulty:
@@ -269,7 +270,9 @@ class Check(unittest.TestCase):
 
     def test_example_has_it_all_right(self):
         code, said = self.run_check(os.path.join(GOLDEN, "example.py"))
-        self.assertRegex(said, r"\A\d{4} right, 0 wrong, 0 left out\n\Z")
+        # Arrays of single operations are left to who has them.
+        single = sum(len(e["answers"]) for e in CASES if "operation" in e["tags"])
+        self.assertRegex(said, rf"\A\d{{4}} right, 0 wrong, {single} left out\n\Z")
         self.assertEqual(code, 0)
         code, said = self.run_check(os.path.join(GOLDEN, "example.py"), "--ties", "any", "--case",
                                     "logprobs_t*", "--without", "top-p")

@@ -17,7 +17,7 @@ import h5py
 import numpy as np
 from test_gyre_package import FILES, INF, SOURCE, Scratch, gyre, small_attention, small_logprobs
 
-from gyre import schema
+from gyre import operations, schema
 from gyre.logprobs import ANSWERS
 
 STEP = 1e-30
@@ -38,6 +38,8 @@ class References(unittest.TestCase):
                 continue
             mine = references[file.schema](**file.inputs, **file.inputs.attributes)
             for name, answer in file.reference.items():
+                if name in operations.ARRAYS:  # the suite has them from this package; the programs compare them
+                    continue
                 rounding = np.finfo(answer.dtype).eps if answer.dtype.kind == "f" else 0
                 close = {"rtol": 1e-11 + rounding, "atol": 1e-12}
                 comparison = gyre.compare(mine[name], answer, **close)
@@ -49,6 +51,7 @@ class References(unittest.TestCase):
         """In plain sums; gradients by a complex step."""
         inputs = small_logprobs()
         found = gyre.reference.logprobs(**inputs)
+        found = {name: array for name, array in found.items() if name not in operations.ARRAYS}
         ids, g, heat = inputs["ids"], inputs["d_value"], inputs["temperature"]
         z, teacher = inputs["logits"][:, :7], inputs["teacher"][:, :7]
         kept = gyre.reference.survivors(z, 5, 0.8, heat)
@@ -123,6 +126,29 @@ class References(unittest.TestCase):
             x = z[t] / heat + 1j * STEP * (np.arange(7) == v) / heat
             slope = (g[t] * (x - np.log(np.exp(x).sum()))).sum().imag / STEP
             np.testing.assert_allclose(found[t, v], slope, **CLOSE)
+
+    def test_gradients_of_single_operations(self):
+        """By central differences, on the problem of the golden suite."""
+        full = lambda rng, tokens, vocab, picks, **more: {  # noqa: E731
+            "logits": rng.standard_normal((tokens, vocab)).astype("f4"), "ids": np.tile(np.arange(picks), (tokens, 1)),
+            "teacher": rng.standard_normal((tokens, vocab)), "targets": np.arange(tokens),
+            "d_value": rng.standard_normal(tokens)} | more
+        self.assertGreaterEqual(len(operations.OPERATIONS), 4)
+        for name, operation in operations.OPERATIONS.items():
+            inputs = operation.golden.make(np.random.default_rng(1), full)
+            inputs["logits"] = inputs["logits"].astype(np.float64)
+            value, gradient = operation.arrays
+            self.assertEqual(gradient, f"d_{value}")
+            found = gyre.reference.logprobs([gradient], **inputs)[gradient]
+            for t, v in np.ndindex(*found.shape):
+                sums = []
+                for step in (1e-5, -1e-5):
+                    moved = inputs["logits"].copy()
+                    moved[t, v] += step
+                    values = gyre.reference.logprobs([value], **(inputs | {"logits": moved}))[value]
+                    sums.append((values * inputs["d_value"]).sum())
+                slope = (sums[0] - sums[1]) / 2e-5
+                np.testing.assert_allclose(found[t, v], slope, rtol=1e-5, atol=1e-7, err_msg=f"{name} {t} {v}")
 
     def test_full_attention(self):
         inputs = small_attention(mask="full", sinks=np.array([0.5, -1, 0, 2]))
@@ -208,15 +234,21 @@ class Names(Scratch):
         rows = re.findall(r'\{((?:\s*"[^"]*"\s*,?)+)\}', tables)
         strings = [re.findall(r'"([^"]*)"', row) for row in rows]
         found = {name: "".join(table) for name, *table in strings}
-        entries = Path(SOURCE, "src/io/logprobs_inputs.cpp").read_text(encoding="utf-8").split(".name = ")[1:]
+        entries = Path(SOURCE, "src/io/logprobs_inputs.cpp").read_text(encoding="utf-8").split('.name = "')[1:]
         marks = {"required": "", "depends": "~"}
         presence = [re.search(r"\.presence = (\w+)", entry) for entry in entries]
         inputs = [
-            re.match(r'"(\w+)"', entry)[1] + (marks[said[1]] if said else "?")
+            re.match(r"\w+", entry)[0] + (marks[said[1]] if said else "?")
             for entry, said in zip(entries, presence, strict=True)
         ]
         head, behind = found["gyre/logprobs"].split("/reference")
         found["gyre/logprobs"] = f"{head}{' '.join(inputs)} /reference{behind}"
+        own, numbers = self.of_single_operations()
+        self.assertEqual(own, list(operations.INPUTS))
+        self.assertEqual(numbers, operations.PARAMETERS)
+        parameters = " ".join(f"@{name}?" for name in operations.PARAMETERS)
+        found["gyre/logprobs"] += " ".join(["", "/logprobs", *(f"{name}?" for name in own), parameters])
+        found["gyre/logprobs-results"] += f" /results {parameters}"
         self.assertEqual(found, schema.TABLES)
         of_all = re.search(r'names_of_all = "([^"]*)"', text)
         self.assertEqual(of_all[1], schema.ALL)
@@ -225,6 +257,20 @@ class Names(Scratch):
         pairs = [word.partition("=") for word in words]
         wanted = {name: int(number) if number else None for name, _, number in pairs}
         self.assertEqual(wanted, schema.MODIFIERS)
+
+    def of_single_operations(self):
+        """Inputs and parameters of the programs' entries; and compares their arrays with the package's."""
+        inputs, numbers = [], {}
+        for name, operation in operations.OPERATIONS.items():
+            text = Path(SOURCE, f"src/logprobs/operations/{name}.cpp").read_text(encoding="utf-8")
+            results = re.search(r"\.results = \{\{\.name = \"(\w+)\"", text)[1]
+            gradient = re.search(r"\.gradient = \"(\w+)\"", text)[1]
+            self.assertEqual(list(operation.arrays), [results, gradient])
+            inputs += re.findall(r"\.own_inputs = \{\{\.name = \"(\w+)\"", text)
+            for found in re.finditer(r"\.parameters = \{\{\.name = \"(\w+)\"(.*?)\}\}", text, re.DOTALL):
+                values = [float(re.search(rf"\.{key} = ([\d.]+)", found[2])[1]) for key in ("usual", "least", "most")]
+                numbers[found[1]] = tuple(values)
+        return inputs, numbers
 
     def test_items_of_another_kind_are_refused(self):
         for name in ("mask", "window", "scale"):

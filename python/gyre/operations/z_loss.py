@@ -14,7 +14,7 @@ def _define(rows: Rows) -> dict[str, np.ndarray]:
 
 def _problem(rng, full):
     problem = full(rng, 5, 26, 2, temperature=1.5)
-    problem["logits"][[1, 2]] += np.array([[40], [-40]], "f4")
+    problem["logits"][[1, 2]] += np.array([[24], [-24]], "f4")
     return problem
 
 

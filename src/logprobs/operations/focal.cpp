@@ -26,7 +26,7 @@ double slope_of(double logprob, double gamma) {
 RowOperation focal_operation() {
   return {.name = "focal",
           .summary = "cross entropy of each token's target, weighted by (1 - p)^gamma",
-          .definition = "-(1 - p_t)^gamma log p_t",
+          .definition = "log_softmax_reference",
           .ids = "targets",
           .parameters = {{.name = "focal_gamma",
                           .help = "Exponent of 1 - p in the weight of a focal loss",

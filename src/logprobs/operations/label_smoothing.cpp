@@ -13,7 +13,7 @@ namespace gyre {
 RowOperation label_smoothing_operation() {
   return {.name = "label-smoothing",
           .summary = "cross entropy with a target smoothed over the vocabulary",
-          .definition = "-(1 - e) log p_t - e mean(log p)",
+          .definition = "log_softmax_reference",
           .ids = "targets",
           .mean_logprob = true,
           .parameters = {{.name = "label_smoothing",

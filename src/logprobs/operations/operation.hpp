@@ -61,11 +61,11 @@ struct RowAnswer {
 /// A number of the run that the operation depends on: an option of this name, with dashes, and an
 /// attribute of files.
 struct RowParameter {
-  std::string name;  ///< "label_smoothing"
+  std::string name;  ///< in words with underscores
   std::string help;
   double usual = 0, least = 0, most = 0;
 
-  std::string option() const;  ///< "--label-smoothing"
+  std::string option() const;  ///< with dashes
   std::string range() const;   ///< "from 0 to 1"
 };
 

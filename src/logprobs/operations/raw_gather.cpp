@@ -1,4 +1,5 @@
-// raw-gather: logits of several ids of a token. Backward adds each id's gradient to its column.
+// raw-gather: logits of several ids of a token; 0 for an id outside the vocabulary. Backward adds
+// each id's gradient to its column.
 
 #include "logprobs/operations/list.hpp"
 
@@ -21,8 +22,8 @@ RowOperation raw_gather_operation() {
           .define = [](const WholeRow& row, std::span<const double> g) {
             RowAnswer answer{{}, std::vector<double>(row.logits.size(), 0)};
             for (size_t k = 0; k < row.ids.size(); ++k) {
-              answer.values.push_back(row.logits[row.ids[k]]);
-              answer.d_logits[row.ids[k]] += g[k];
+              answer.values.push_back(row.is_id(k) ? row.logits[row.ids[k]] : 0);
+              if (row.is_id(k)) answer.d_logits[row.ids[k]] += g[k];
             }
             return answer;
           }};

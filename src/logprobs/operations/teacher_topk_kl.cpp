@@ -76,7 +76,7 @@ void make_row(std::span<const int32_t> ids, std::span<const double> random,
 RowOperation teacher_topk_kl_operation() {
   return {.name = "teacher-topk-kl",
           .summary = "divergence from a teacher's --picks largest ids, with the rest as one",
-          .definition = "sum(p (log p - log q)) over the ids and the rest",
+          .definition = "log_softmax_reference",
           .ids = "ids",
           .ids_are_largest = true,
           .at_temperature_1 = true,
