@@ -6,7 +6,7 @@
 // of the logits that it does not store. Times are CPU time on one thread, which other load disturbs
 // less, and wall-clock time on several.
 
-#include "logprobs/fused_linear.hpp"
+#include "logprobs/fused_linear/fused_linear.hpp"
 
 #include <benchmark/benchmark.h>
 

@@ -19,8 +19,8 @@
 #include <utility>
 #include <vector>
 
-#include "logprobs/row_gradient.hpp"
-#include "logprobs/row_statistics.hpp"
+#include "logprobs/rows/row_gradient.hpp"
+#include "logprobs/rows/row_statistics.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/peak.hpp"
 #include "timing.hpp"

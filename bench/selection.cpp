@@ -18,8 +18,8 @@
 #include <vector>
 
 #include "core/token_random.hpp"
-#include "logprobs/row_digits.hpp"
-#include "logprobs/row_selection.hpp"
+#include "logprobs/rows/row_digits.hpp"
+#include "logprobs/rows/row_selection.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/peak.hpp"

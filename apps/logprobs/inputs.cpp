@@ -66,8 +66,8 @@ class RandomInputs final : public LogprobsInputs {
     ids(token, own);
     std::vector<double> random;
     for (int64_t k = 0; k < std::ssize(to); ++k)
-      random.push_back(
-          0x1p-64 * (0.5 + static_cast<double>(token_bits(gradients_, token, first_input + k))));
+      random.push_back(0x1p-64 *
+                       (0.5 + static_cast<double>(token_bits(gradients_, token, first_input + k))));
     input->make(own, random, to);
   }
   std::vector<int32_t> kept(int64_t token) const override {

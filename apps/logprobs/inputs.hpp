@@ -31,8 +31,8 @@
 #include "core/token_random.hpp"
 #include "harness/backend.hpp"
 #include "io/logprobs_file.hpp"
-#include "logprobs/fused_linear_ops.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/fused_linear/fused_linear_ops.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "runtime/buffer.hpp"
 
 namespace gyre {

@@ -180,10 +180,10 @@ class RowsOp : public LogprobsOp {
   LogprobsRows& rows_;
 };
 
-/// Terms of the gradient of one token's row (logprobs/row_gradient.hpp).
+/// Terms of the gradient of one token's row (logprobs/rows/row_gradient.hpp).
 struct RowGradientTerms {
   std::vector<double> logprobs;          ///< [vocab_size], among the ids that survive
-  double a = 0, b = 0;                   ///< coefficients of logprobs/row_gradient.hpp
+  double a = 0, b = 0;                   ///< coefficients of logprobs/rows/row_gradient.hpp
   std::span<const int32_t> ids = {};     ///< ids with a gradient term of their own
   std::span<const double> weights = {};  ///< the terms of `ids`
   /// Error scale at every column: logit_gradient_scale().

@@ -11,7 +11,7 @@
 #include "core/special_values.hpp"
 #include "harness/expected_operation.hpp"
 #include "io/logprobs_inputs.hpp"
-#include "logprobs/operation_scores.hpp"
+#include "logprobs/operations/operation_scores.hpp"
 
 namespace gyre {
 namespace {
@@ -53,9 +53,7 @@ class RowOperationOp : public RowsOp {
                          .arrays = &tp_arrays(),
                          .temperatures = temperatures},
         tp());
-    forward_ = [this, scores] {
-      scores->forward(rows_.logits(), inputs_, stream(), outputs());
-    };
+    forward_ = [this, scores] { scores->forward(rows_.logits(), inputs_, stream(), outputs()); };
     backward_ = [this, scores] {
       const std::vector<std::span<const float>> above(d_values_.begin(), d_values_.end());
       scores->backward(rows_.logits(), inputs_, above, rows_.d_logits());
@@ -138,8 +136,7 @@ class RowOperationOp : public RowsOp {
     for (size_t i = 0; i < values_.size(); ++i) {
       const RowResult& result = operation_.results[i];
       arrays.push_back(row_values(result.name.c_str(), result.check, values_[i].span(),
-                                  result.shape == "T" ? 0 : picks_,
-                                  [this, i](size_t r) {
+                                  result.shape == "T" ? 0 : picks_, [this, i](size_t r) {
                                     return expected_row(r, [&](const ExpectedOperation& row) {
                                       return row.values(i);
                                     });

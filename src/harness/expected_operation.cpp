@@ -124,11 +124,10 @@ ExpectedRow ExpectedOperation::gradient(std::span<const double> g) const {
   for (size_t k = 0; k < row_.ids.size(); ++k)
     if (row_.is_id(k)) weights[row_.ids[k]] += sizes.of_ids[k] / row_.temperature;
   for (size_t v = 0; v < weights.size(); ++v)
-    want.scales[v] =
-        operation.on_logits
-            ? logit_gradient_scale(-HUGE_VAL, 0, 0, weights[v])
-            : logit_gradient_scale(logprobs_[v], sizes.sum / row_.temperature,
-                                   sizes.entropy / row_.temperature, weights[v]);
+    want.scales[v] = operation.on_logits
+                         ? logit_gradient_scale(-HUGE_VAL, 0, 0, weights[v])
+                         : logit_gradient_scale(logprobs_[v], sizes.sum / row_.temperature,
+                                                sizes.entropy / row_.temperature, weights[v]);
   return want;
 }
 

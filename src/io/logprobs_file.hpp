@@ -118,7 +118,8 @@ LogprobsFile read_logprobs_file(Communicator& comm, const std::string& path,
 struct LogprobsResultsHeader {
   int64_t vocab_size = 0, top_k = 0;  ///< of the filter of all tokens
   double top_p = 1, temperature = 1, min_p = 0;
-  std::vector<std::string> of_tokens = {};  ///< names of the filter's numbers that differ between tokens
+  std::vector<std::string> of_tokens =
+      {};  ///< names of the filter's numbers that differ between tokens
   /// Names and values of the parameters of the operations with results.
   std::vector<std::pair<std::string, double>> parameters = {};
   std::string input_sha256;  ///< SHA-256 of the problem's file, or "" if it was generated

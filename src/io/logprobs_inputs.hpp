@@ -26,7 +26,7 @@ struct LogprobsInput {
   std::string set = {};  ///< a file has all inputs of a set or none
   std::string of = {};   ///< the input without which this one means nothing
   Rounded rounded = Rounded::no;
-  std::string stand_in = {};  ///< the input whose values are taken where this one is not there
+  std::string stand_in = {};      ///< the input whose values are taken where this one is not there
   const RowInput* own = nullptr;  ///< the declaration of an input of single operations
 
   std::string path() const { return "/logprobs/" + name; }

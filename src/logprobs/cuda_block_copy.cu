@@ -3,7 +3,7 @@
 #include "core/error.hpp"
 #include "core/index.hpp"
 #include "logprobs/cuda_block_copy.hpp"
-#include "logprobs/cuda_row_lanes.cuh"
+#include "logprobs/rows/cuda_row_lanes.cuh"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
 

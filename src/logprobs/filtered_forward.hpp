@@ -8,9 +8,9 @@
 #include <span>
 #include <vector>
 
-#include "logprobs/filtered_lists.hpp"
 #include "logprobs/filtered_scores.hpp"
-#include "logprobs/row_digits.hpp"
+#include "logprobs/records/filtered_lists.hpp"
+#include "logprobs/rows/row_digits.hpp"
 #include "runtime/clock.hpp"
 
 namespace gyre {

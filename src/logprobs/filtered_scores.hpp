@@ -38,8 +38,8 @@
 
 #include "comm/communicator.hpp"
 #include "logprobs/reference.hpp"
-#include "logprobs/row_gradient.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/rows/row_gradient.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "logprobs/score_detail.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"

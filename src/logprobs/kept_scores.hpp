@@ -25,7 +25,7 @@
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
 

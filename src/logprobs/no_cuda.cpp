@@ -2,8 +2,8 @@
 
 #include "core/error.hpp"
 #include "logprobs/cuda_block_copy.hpp"
-#include "logprobs/cuda_row_kernels.hpp"
-#include "logprobs/fused_linear_cuda.hpp"
+#include "logprobs/fused_linear/fused_linear_cuda.hpp"
+#include "logprobs/rows/cuda_row_kernels.hpp"
 
 namespace gyre {
 

@@ -7,7 +7,7 @@
 #include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "core/special_values.hpp"
-#include "logprobs/row_total.hpp"
+#include "logprobs/records/row_total.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 

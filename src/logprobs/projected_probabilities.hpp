@@ -33,8 +33,8 @@
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
 #include "core/sparse_matrix.hpp"
-#include "logprobs/row_kernels.hpp"
-#include "logprobs/row_projection.hpp"
+#include "logprobs/rows/row_kernels.hpp"
+#include "logprobs/rows/row_projection.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
 

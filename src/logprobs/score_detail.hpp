@@ -8,7 +8,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "logprobs/row_gradient.hpp"
+#include "logprobs/rows/row_gradient.hpp"
 #include "runtime/buffer.hpp"
 
 namespace gyre {

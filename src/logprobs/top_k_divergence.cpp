@@ -8,8 +8,8 @@
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/special_values.hpp"
-#include "logprobs/merge_lists.hpp"
-#include "logprobs/row_total.hpp"
+#include "logprobs/records/merge_lists.hpp"
+#include "logprobs/records/row_total.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
 

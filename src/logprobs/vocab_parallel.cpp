@@ -67,9 +67,12 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
   agree_on_number(tp, what, "the temperature", options.temperature);
   scales_ = scales_of(options.temperatures);
   options_.temperatures = {};
-  records_ = kernels_.make_records(
-      {vocab, tp.rank(), options.ids_per_token,
-       {.weighted = options.entropy, .total = options.mean_logprob}, scale(), options.threads});
+  records_ = kernels_.make_records({vocab,
+                                    tp.rank(),
+                                    options.ids_per_token,
+                                    {.weighted = options.entropy, .total = options.mean_logprob},
+                                    scale(),
+                                    options.threads});
   resize(tokens);
 }
 
@@ -92,10 +95,10 @@ double VocabScores::forward(ConstMatrixRef logits, std::span<const int32_t> ids,
       std::ssize(ids) == tokens_ * ids_per_token && std::ssize(logprob) == tokens_ * ids_per_token,
       "{} ids and {} log-probabilities of {} x {}", ids.size(), logprob.size(), tokens_,
       ids_per_token);
-  GYRE_CHECK(std::ssize(entropy) == entropy_.size() &&
-                 std::ssize(mean_logprob) == mean_logprob_.size(),
-             "{} entropies, not {}; {} means, not {}", entropy.size(), entropy_.size(),
-             mean_logprob.size(), mean_logprob_.size());
+  GYRE_CHECK(
+      std::ssize(entropy) == entropy_.size() && std::ssize(mean_logprob) == mean_logprob_.size(),
+      "{} entropies, not {}; {} means, not {}", entropy.size(), entropy_.size(),
+      mean_logprob.size(), mean_logprob_.size());
   records_->start(tokens_, ids,
                   {normalizers_.span(), logprob, entropy_.span(), mean_logprob_.span()});
   records_->add(logits, 0, 0, vocab_.valid(tp_.rank()));
@@ -128,17 +131,18 @@ void VocabScores::backward(ConstMatrixRef logits, std::span<const int32_t> ids,
       slopes.logprobs += g;
       if (!scale.is_one()) weights[at] = static_cast<float>(factor * g);
     }
-    const auto own = [&](std::span<const float> values) { return values.empty() ? 0.0 : values[i]; };
+    const auto own = [&](std::span<const float> values) {
+      return values.empty() ? 0.0 : values[i];
+    };
     slopes.entropy = own(above.entropy);
     slopes.log_sum_exp = own(above.log_sum_exp);
     slopes.mean_logprob = own(above.mean_logprob);
-    coefficients[i] =
-        slopes.coefficients(own(entropy_.span()), factor, vocab_.vocab_size);
+    coefficients[i] = slopes.coefficients(own(entropy_.span()), factor, vocab_.vocab_size);
   });
-  kernels_.gradient(
-      logits, pass(), normalizers_.span(), coefficients.span(),
-      {ids, scale.is_one() ? above.logprob : weights.span(), ids_per_token, vocab_.begin(tp_.rank())},
-      d_logits);
+  kernels_.gradient(logits, pass(), normalizers_.span(), coefficients.span(),
+                    {ids, scale.is_one() ? above.logprob : weights.span(), ids_per_token,
+                     vocab_.begin(tp_.rank())},
+                    d_logits);
 }
 
 void VocabScores::write_log_softmax(ConstMatrixRef logits, bool exponentiate, MatrixRef out) const {

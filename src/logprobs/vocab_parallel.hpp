@@ -32,12 +32,12 @@
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
-#include "logprobs/cross_records.hpp"
-#include "logprobs/row_gradient.hpp"
-#include "logprobs/row_kernels.hpp"
-#include "logprobs/row_statistics.hpp"
+#include "logprobs/records/cross_records.hpp"
+#include "logprobs/records/score_records.hpp"
+#include "logprobs/rows/row_gradient.hpp"
+#include "logprobs/rows/row_kernels.hpp"
+#include "logprobs/rows/row_statistics.hpp"
 #include "logprobs/score_detail.hpp"
-#include "logprobs/score_records.hpp"
 #include "logprobs/vocab_partition.hpp"
 #include "runtime/buffer.hpp"
 

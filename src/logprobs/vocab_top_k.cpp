@@ -7,7 +7,7 @@
 
 #include "comm/agree.hpp"
 #include "core/index.hpp"
-#include "logprobs/merge_lists.hpp"
+#include "logprobs/records/merge_lists.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/clock.hpp"

@@ -12,7 +12,7 @@
 // distributed_vocab_topk of NeMo RL, which does not define the order of ties.
 
 #include "comm/communicator.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "logprobs/vocab_partition.hpp"
 
 namespace gyre {

@@ -9,7 +9,7 @@
 #include <utility>
 
 #include "comm/host_staging.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {

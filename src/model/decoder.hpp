@@ -31,7 +31,7 @@
 #include "attention/execute.hpp"
 #include "comm/process_grid.hpp"
 #include "core/model_config.hpp"
-#include "logprobs/fused_linear.hpp"
+#include "logprobs/fused_linear/fused_linear.hpp"
 #include "model/decoder_ops.hpp"
 #include "model/decoder_steps.hpp"
 #include "model/decoder_weights.hpp"

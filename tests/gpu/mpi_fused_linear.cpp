@@ -8,8 +8,8 @@
 #include "device_matrix.hpp"
 #include "gpu_test.hpp"
 #include "linear_cases.hpp"
-#include "logprobs/cuda_row_kernels.hpp"
-#include "logprobs/fused_linear_cuda.hpp"
+#include "logprobs/fused_linear/fused_linear_cuda.hpp"
+#include "logprobs/rows/cuda_row_kernels.hpp"
 
 #ifdef GYRE_SOFTGPU
 #include <softgpu_progress.h>

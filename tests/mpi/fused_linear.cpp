@@ -1,6 +1,6 @@
 // The fused linear layer over all ranks, against whole logits in double precision.
 
-#include "logprobs/fused_linear.hpp"
+#include "logprobs/fused_linear/fused_linear.hpp"
 
 #include <algorithm>
 #include <cmath>

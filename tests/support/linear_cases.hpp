@@ -13,7 +13,7 @@
 #include <vector>
 
 #include "logprob_cases.hpp"
-#include "logprobs/fused_linear.hpp"
+#include "logprobs/fused_linear/fused_linear.hpp"
 #include "logprobs/reference.hpp"
 #include "report/tolerance.hpp"
 #include "score_checks.hpp"

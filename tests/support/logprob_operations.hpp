@@ -142,8 +142,9 @@ struct LogProbabilities {
     OperationResult r{{Floats(ids.size(), NAN), Floats(h.size(), NAN)}, {}};
     part.forward(
         r, [&] { scores.forward(logits->ref(), ids, part.stream(), r.values[0], r.values[1]); });
-    part.backward(r, *logits, type,
-                  [&](MatrixRef d) { scores.backward(logits->ref(), ids, {g, h}, d); });
+    part.backward(r, *logits, type, [&](MatrixRef d) {
+      scores.backward(logits->ref(), ids, {g, h}, d);
+    });
     return r;
   }
   void expect_reference(const OperationResult& got, const Part& part) const {

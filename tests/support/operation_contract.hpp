@@ -23,7 +23,7 @@
 #include <memory>
 
 #include "errors.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "score_checks.hpp"
 
 namespace gyre::test {

@@ -11,7 +11,7 @@
 #include "backend_test.hpp"
 #include "device_matrix.hpp"
 #include "logprobs/reference.hpp"
-#include "logprobs/row_kernels.hpp"
+#include "logprobs/rows/row_kernels.hpp"
 #include "report/tolerance.hpp"
 
 namespace gyre::test::row_kernels {

@@ -3,7 +3,7 @@
 
 #include "harness/expected_operation.hpp"
 #include "logprob_operations.hpp"
-#include "logprobs/operation_scores.hpp"
+#include "logprobs/operations/operation_scores.hpp"
 
 namespace gyre::test {
 
@@ -17,8 +17,8 @@ struct RowOperations {
   int64_t ids_per_token;
   Doubles parameters;
   double temperature = 1;
-  Doubles temperatures = {};           ///< [tokens], or empty
-  Ints ids = {};                       ///< [tokens, ids_per_token]
+  Doubles temperatures = {};                ///< [tokens], or empty
+  Ints ids = {};                            ///< [tokens, ids_per_token]
   std::vector<Floats> inputs = {}, g = {};  ///< of the operation's inputs and results
 
   RowOperations(const RowOperation& operation_, const std::string& title_, const LogitRows& rows_,
@@ -27,7 +27,9 @@ struct RowOperations {
         title(title_),
         rows(rows_),
         type(type_),
-        ids_per_token(operation.ids.empty() ? 0 : operation.ids == "targets" ? 1 : picks) {
+        ids_per_token(operation.ids.empty()        ? 0
+                      : operation.ids == "targets" ? 1
+                                                   : picks) {
     for (const RowParameter& parameter : operation.parameters)
       parameters.push_back(parameter.usual);
     const LogitRows teacher =
@@ -59,14 +61,14 @@ struct RowOperations {
         if (operation.at_temperature_1) continue;
         all.push_back({operation, "cold", random_logits(8, 37, type, 2), type, 7});
         all.back().temperature = 0.3;
-        all.push_back({operation, "a temperature of each row", random_logits(12, 300, type), type, 2});
+        all.push_back(
+            {operation, "a temperature of each row", random_logits(12, 300, type), type, 2});
         all.back().temperatures = own_temperatures(12);
       }
     for (const RowOperation& operation : row_operations())
       for (size_t i = 0; i < operation.parameters.size(); ++i)
         for (const double value : {operation.parameters[i].least, operation.parameters[i].most}) {
-          all.push_back(
-              {operation, "a limit", random_logits(7, 90, DType::f32), DType::f32, 3});
+          all.push_back({operation, "a limit", random_logits(7, 90, DType::f32), DType::f32, 3});
           all.back().parameters[i] = value;
         }
     return all;
@@ -149,8 +151,7 @@ struct RowOperations {
       Doubles random;
       for (int64_t k = 0; k < width; ++k)
         random.push_back(0x1p-64 * (0.5 + double(token_bits({5, TokenTensor::teacher}, t, k))));
-      input.make(row_of(ids, t, ids_per_token), random,
-                 std::span(all).subspan(t * width, width));
+      input.make(row_of(ids, t, ids_per_token), random, std::span(all).subspan(t * width, width));
     }
     return all;
   }

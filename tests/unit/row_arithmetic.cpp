@@ -1,6 +1,6 @@
 // What the suites of row kernels do not show of the arithmetic of the device's row passes.
 
-#include "logprobs/row_arithmetic.hpp"
+#include "logprobs/rows/row_arithmetic.hpp"
 
 #include <gtest/gtest.h>
 

@@ -5,7 +5,7 @@
 // in one message to every other rank, then does one all-gather of 16 bytes per token. Backward
 // sends every other rank one message with the f32 gradient of that rank's hidden states.
 
-#include "logprobs/fused_linear.hpp"
+#include "logprobs/fused_linear/fused_linear.hpp"
 
 #include <algorithm>
 #include <cmath>
@@ -14,7 +14,7 @@
 #include "apps/logprobs/operation.hpp"
 #include "core/dot.hpp"
 #include "core/special_values.hpp"
-#include "logprobs/fused_linear_cuda.hpp"
+#include "logprobs/fused_linear/fused_linear_cuda.hpp"
 #include "logprobs/reference.hpp"
 
 namespace gyre {

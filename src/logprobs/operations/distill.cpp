@@ -40,15 +40,17 @@ RowOperation distill_operation() {
                 log_softmax_of(row.inputs[0], values.subspan(k, k));
                 values.back() = row.statistics.entropy;
               },
-          .define = [](const WholeRow& row, std::span<const double> g) {
-            const std::vector<double> teacher(row.inputs[0].begin(), row.inputs[0].end());
-            DistillationReference of = distillation_reference(row.logits, row.ids, teacher, false);
-            of.student.insert(of.student.end(), of.teacher.begin(), of.teacher.end());
-            of.student.push_back(of.entropy);
-            return RowAnswer{
-                of.student, distillation_gradient_reference(
-                                row.logits, row.ids, g.first(row.ids.size()), g.back(), false)};
-          }};
+          .define =
+              [](const WholeRow& row, std::span<const double> g) {
+                const std::vector<double> teacher(row.inputs[0].begin(), row.inputs[0].end());
+                DistillationReference of =
+                    distillation_reference(row.logits, row.ids, teacher, false);
+                of.student.insert(of.student.end(), of.teacher.begin(), of.teacher.end());
+                of.student.push_back(of.entropy);
+                return RowAnswer{
+                    of.student, distillation_gradient_reference(
+                                    row.logits, row.ids, g.first(row.ids.size()), g.back(), false)};
+              }};
 }
 
 }  // namespace gyre

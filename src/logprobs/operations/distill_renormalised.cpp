@@ -53,19 +53,22 @@ RowOperation distill_renormalised_operation() {
                   sizes.of_ids[k] += std::abs(g[k]) + std::abs(sum) * std::exp(student[k]) *
                                                           (1 + std::min(100.0, -student[k]));
               },
-          .define = [](const WholeRow& row, std::span<const double> g) {
-            const std::vector<double> teacher(row.inputs[0].begin(), row.inputs[0].end());
-            DistillationReference of = distillation_reference(row.logits, row.ids, teacher, true);
-            RowAnswer answer{of.student, distillation_gradient_reference(
-                                             row.logits, row.ids, g.first(row.ids.size()), 0, true)};
-            if (std::isnan(of.student[0])) {  // ids of -inf alone: no distribution
-              const bool some = std::ranges::any_of(g, [](double x) { return x != 0; });
-              answer.d_logits.assign(row.logits.size(), 0);
-              for (const int32_t id : row.ids) answer.d_logits[id] = some ? of.student[0] : 0;
-            }
-            answer.values.insert(answer.values.end(), of.teacher.begin(), of.teacher.end());
-            return answer;
-          }};
+          .define =
+              [](const WholeRow& row, std::span<const double> g) {
+                const std::vector<double> teacher(row.inputs[0].begin(), row.inputs[0].end());
+                DistillationReference of =
+                    distillation_reference(row.logits, row.ids, teacher, true);
+                RowAnswer answer{of.student,
+                                 distillation_gradient_reference(row.logits, row.ids,
+                                                                 g.first(row.ids.size()), 0, true)};
+                if (std::isnan(of.student[0])) {  // ids of -inf alone: no distribution
+                  const bool some = std::ranges::any_of(g, [](double x) { return x != 0; });
+                  answer.d_logits.assign(row.logits.size(), 0);
+                  for (const int32_t id : row.ids) answer.d_logits[id] = some ? of.student[0] : 0;
+                }
+                answer.values.insert(answer.values.end(), of.teacher.begin(), of.teacher.end());
+                return answer;
+              }};
 }
 
 }  // namespace gyre

@@ -16,9 +16,8 @@ RowOperation entropy_operation() {
                        .first_gradient = 1}},
           .gradient = "d_entropy",
           .define = [](const WholeRow& row, std::span<const double> g) {
-            return RowAnswer{
-                {score_row_reference(row.logits, -1, row.temperature).entropy},
-                score_gradient_reference(row.logits, {}, {}, g[0], row.temperature)};
+            return RowAnswer{{score_row_reference(row.logits, -1, row.temperature).entropy},
+                             score_gradient_reference(row.logits, {}, {}, g[0], row.temperature)};
           }};
 }
 

@@ -52,27 +52,28 @@ RowOperation focal_operation() {
                 if (!row.is_id(0)) return;
                 // A relative error of 1 - p is at most that of log p.
                 const double gamma = row.parameters[0], logprob = row.statistics.of_ids[0];
-                sizes.of_ids[0] += std::abs(g[0]) * (1 + gamma) * (1 + gamma) *
-                                   (1 + std::min(100.0, -logprob));
+                sizes.of_ids[0] +=
+                    std::abs(g[0]) * (1 + gamma) * (1 + gamma) * (1 + std::min(100.0, -logprob));
               },
-          .define = [](const WholeRow& row, std::span<const double> g) {
-            const double gamma = row.parameters[0];
-            RowAnswer answer{{0}, std::vector<double>(row.logits.size(), 0)};
-            if (!row.is_id(0)) return answer;
-            const double logprob = row.logprobs[row.ids[0]], p = std::exp(logprob);
-            const double weight = gamma == 0 ? 1 : std::pow(1 - p, gamma);
-            answer.values[0] = weight == 0 ? 0 : -weight * logprob;
-            // The derivative by p, times that of p by the logits.
-            double by_logprob = -weight;
-            if (gamma != 0 && p > 0 && p < 1)
-              by_logprob += gamma * std::pow(1 - p, gamma - 1) * p * logprob;
-            for (size_t v = 0; v < row.logits.size(); ++v) {
-              const double own = std::cmp_equal(v, row.ids[0]) ? 1 : 0;
-              answer.d_logits[v] =
-                  g[0] * by_logprob * (own - std::exp(row.logprobs[v])) / row.temperature;
-            }
-            return answer;
-          }};
+          .define =
+              [](const WholeRow& row, std::span<const double> g) {
+                const double gamma = row.parameters[0];
+                RowAnswer answer{{0}, std::vector<double>(row.logits.size(), 0)};
+                if (!row.is_id(0)) return answer;
+                const double logprob = row.logprobs[row.ids[0]], p = std::exp(logprob);
+                const double weight = gamma == 0 ? 1 : std::pow(1 - p, gamma);
+                answer.values[0] = weight == 0 ? 0 : -weight * logprob;
+                // The derivative by p, times that of p by the logits.
+                double by_logprob = -weight;
+                if (gamma != 0 && p > 0 && p < 1)
+                  by_logprob += gamma * std::pow(1 - p, gamma - 1) * p * logprob;
+                for (size_t v = 0; v < row.logits.size(); ++v) {
+                  const double own = std::cmp_equal(v, row.ids[0]) ? 1 : 0;
+                  answer.d_logits[v] =
+                      g[0] * by_logprob * (own - std::exp(row.logprobs[v])) / row.temperature;
+                }
+                return answer;
+              }};
 }
 
 }  // namespace gyre

@@ -37,19 +37,20 @@ RowOperation label_smoothing_operation() {
                 slopes.of_ids[0] -= g[0] * (1 - row.parameters[0]);
                 slopes.mean_logprob -= g[0] * row.parameters[0];
               },
-          .define = [](const WholeRow& row, std::span<const double> g) {
-            const size_t ids = row.logits.size();
-            RowAnswer answer{{0}, std::vector<double>(ids, 0)};
-            if (!row.is_id(0)) return answer;
-            std::vector<double> target(ids, row.parameters[0] / static_cast<double>(ids));
-            target[row.ids[0]] += 1 - row.parameters[0];
-            for (size_t v = 0; v < ids; ++v) {
-              if (target[v] != 0) answer.values[0] -= target[v] * row.logprobs[v];
-              answer.d_logits[v] =
-                  g[0] * (std::exp(row.logprobs[v]) - target[v]) / row.temperature;
-            }
-            return answer;
-          }};
+          .define =
+              [](const WholeRow& row, std::span<const double> g) {
+                const size_t ids = row.logits.size();
+                RowAnswer answer{{0}, std::vector<double>(ids, 0)};
+                if (!row.is_id(0)) return answer;
+                std::vector<double> target(ids, row.parameters[0] / static_cast<double>(ids));
+                target[row.ids[0]] += 1 - row.parameters[0];
+                for (size_t v = 0; v < ids; ++v) {
+                  if (target[v] != 0) answer.values[0] -= target[v] * row.logprobs[v];
+                  answer.d_logits[v] =
+                      g[0] * (std::exp(row.logprobs[v]) - target[v]) / row.temperature;
+                }
+                return answer;
+              }};
 }
 
 }  // namespace gyre

@@ -20,11 +20,10 @@ RowOperation logprob_entropy_operation() {
           .gradient_is_sum_of = {"d_logprob", "d_entropy"},
           .headline = true,
           .define = [](const WholeRow& row, std::span<const double> g) {
-            const TokenScore score =
-                score_row_reference(row.logits, row.ids[0], row.temperature);
-            return RowAnswer{{score.logprob, score.entropy},
-                             score_gradient_reference(row.logits, row.ids, g.first(1), g[1],
-                                                      row.temperature)};
+            const TokenScore score = score_row_reference(row.logits, row.ids[0], row.temperature);
+            return RowAnswer{
+                {score.logprob, score.entropy},
+                score_gradient_reference(row.logits, row.ids, g.first(1), g[1], row.temperature)};
           }};
 }
 

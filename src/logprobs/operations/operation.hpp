@@ -38,9 +38,9 @@ struct RowSlopes {
 struct OperationRow {
   RowStatistics statistics;
   int64_t vocab_size = 0;
-  std::span<const int32_t> ids = {};                  ///< [K]
+  std::span<const int32_t> ids = {};                    ///< [K]
   std::span<const std::span<const float>> inputs = {};  ///< the row of each of RowOperation::inputs
-  std::span<const double> parameters = {};            ///< of RowOperation::parameters
+  std::span<const double> parameters = {};              ///< of RowOperation::parameters
 
   bool is_id(size_t k) const { return ids[k] >= 0 && ids[k] < vocab_size; }
 };
@@ -111,9 +111,9 @@ struct RowOperation {
   std::string summary;
   std::string definition;  ///< routines of reference.hpp that define() calls, or the formula
 
-  std::string ids = {};       ///< input with the ids of a row: "targets" or "ids"; "": none
+  std::string ids = {};          ///< input with the ids of a row: "targets" or "ids"; "": none
   bool ids_are_largest = false;  ///< of a teacher: at most as many as the vocabulary has
-  bool on_logits = false;     ///< reads the logits of ids and nothing else: there is no pass forward
+  bool on_logits = false;  ///< reads the logits of ids and nothing else: there is no pass forward
   bool entropy = false, mean_logprob = false;  ///< whether it reads these statistics
   bool at_temperature_1 = false;               ///< whether it ignores --temperature
   /// Inputs other than the ids; those that no other operation knows are in `own_inputs` too.

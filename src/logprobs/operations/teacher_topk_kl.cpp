@@ -39,8 +39,8 @@ void add_slopes(const OperationRow& row, double g, RowSlopes& slopes, bool sizes
     const double p = std::exp(static_cast<double>(log_p[k])), q = std::exp(log_q[k]);
     // An error of Q is that of the sum of all q.
     const double error = sizes ? (2 + std::min(100.0, -log_q[k])) * (1 + 1 / tail.student) : 1;
-    slopes.of_ids[k] += sizes ? std::abs(g) * (p + q * tail.ratio() * error)
-                              : g * (q * tail.ratio() - p);
+    slopes.of_ids[k] +=
+        sizes ? std::abs(g) * (p + q * tail.ratio() * error) : g * (q * tail.ratio() - p);
   }
 }
 
@@ -93,9 +93,8 @@ RowOperation teacher_topk_kl_operation() {
               [](const OperationRow& row, std::span<double> values) {
                 const auto log_p = row.inputs[0];
                 const Tail tail(log_p, row.statistics.of_ids);
-                values[0] = tail.teacher == 0
-                                ? 0
-                                : tail.teacher * std::log(tail.teacher / tail.student);
+                values[0] =
+                    tail.teacher == 0 ? 0 : tail.teacher * std::log(tail.teacher / tail.student);
                 for (size_t k = 0; k < log_p.size(); ++k)
                   if (log_p[k] != -HUGE_VALF)
                     values[0] += std::exp(static_cast<double>(log_p[k])) *
@@ -105,27 +104,28 @@ RowOperation teacher_topk_kl_operation() {
                        RowSlopes& slopes) { add_slopes(row, g[0], slopes, false); },
           .sizes = [](const OperationRow& row, std::span<const double> g,
                       RowSlopes& sizes) { add_slopes(row, g[0], sizes, true); },
-          .define = [](const WholeRow& row, std::span<const double> g) {
-            // The teacher's target of each id: p of a listed one, else its share of the tail, q / Q.
-            std::vector<double> p(row.logits.size(), -1);
-            double rest = 1, other = 0, value = 0;
-            for (size_t k = 0; k < row.ids.size(); ++k)
-              if (const double log_p = row.inputs[0][k]; log_p != -HUGE_VAL)
-                rest -= p[row.ids[k]] = std::exp(log_p);
-            if (rest < least_tail) rest = 0;
-            for (size_t v = 0; v < p.size(); ++v) {
-              const double q = std::exp(row.logprobs[v]);
-              if (p[v] < 0) other += q;
-              if (p[v] > 0) value += p[v] * (std::log(p[v]) - row.logprobs[v]);
-            }
-            if (rest > 0) value += rest * std::log(rest / other);
-            RowAnswer answer{{value}, {}};
-            for (size_t v = 0; v < p.size(); ++v) {
-              const double q = std::exp(row.logprobs[v]);
-              answer.d_logits.push_back(g[0] * (q - (p[v] >= 0 ? p[v] : q * rest / other)));
-            }
-            return answer;
-          }};
+          .define =
+              [](const WholeRow& row, std::span<const double> g) {
+                // The teacher's target of each id: p of a listed one, else its share of the tail, q / Q.
+                std::vector<double> p(row.logits.size(), -1);
+                double rest = 1, other = 0, value = 0;
+                for (size_t k = 0; k < row.ids.size(); ++k)
+                  if (const double log_p = row.inputs[0][k]; log_p != -HUGE_VAL)
+                    rest -= p[row.ids[k]] = std::exp(log_p);
+                if (rest < least_tail) rest = 0;
+                for (size_t v = 0; v < p.size(); ++v) {
+                  const double q = std::exp(row.logprobs[v]);
+                  if (p[v] < 0) other += q;
+                  if (p[v] > 0) value += p[v] * (std::log(p[v]) - row.logprobs[v]);
+                }
+                if (rest > 0) value += rest * std::log(rest / other);
+                RowAnswer answer{{value}, {}};
+                for (size_t v = 0; v < p.size(); ++v) {
+                  const double q = std::exp(row.logprobs[v]);
+                  answer.d_logits.push_back(g[0] * (q - (p[v] >= 0 ? p[v] : q * rest / other)));
+                }
+                return answer;
+              }};
 }
 
 }  // namespace gyre

@@ -23,19 +23,21 @@ RowOperation z_loss_operation() {
               },
           .sizes =
               [](const OperationRow& row, std::span<const double> g, RowSlopes& sizes) {
-                sizes.log_sum_exp += 2 * std::abs(g[0]) * (1 + std::abs(row.statistics.log_sum_exp));
+                sizes.log_sum_exp +=
+                    2 * std::abs(g[0]) * (1 + std::abs(row.statistics.log_sum_exp));
               },
-          .define = [](const WholeRow& row, std::span<const double> g) {
-            double max = -HUGE_VAL, sum = 0;
-            for (const double z : row.logits) max = std::max(max, z / row.temperature);
-            for (const double z : row.logits) sum += std::exp(z / row.temperature - max);
-            const double log_sum_exp = max + std::log(sum);
-            RowAnswer answer{{log_sum_exp * log_sum_exp}, {}};
-            for (const double logprob : row.logprobs)
-              answer.d_logits.push_back(2 * g[0] * log_sum_exp * std::exp(logprob) /
-                                        row.temperature);
-            return answer;
-          }};
+          .define =
+              [](const WholeRow& row, std::span<const double> g) {
+                double max = -HUGE_VAL, sum = 0;
+                for (const double z : row.logits) max = std::max(max, z / row.temperature);
+                for (const double z : row.logits) sum += std::exp(z / row.temperature - max);
+                const double log_sum_exp = max + std::log(sum);
+                RowAnswer answer{{log_sum_exp * log_sum_exp}, {}};
+                for (const double logprob : row.logprobs)
+                  answer.d_logits.push_back(2 * g[0] * log_sum_exp * std::exp(logprob) /
+                                            row.temperature);
+                return answer;
+              }};
 }
 
 }  // namespace gyre
