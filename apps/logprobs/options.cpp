@@ -60,57 +60,66 @@ void declare_problem(OptionTable& table, LogprobsOptions& o) {
   const AddOptions add(table, "Problem");
   add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input).reads_file();
   declare_sweep(table, "Tokens, over all context-parallel ranks", o.sweep, max_tokens);
-  add("--sequences", "They are so many sequences of about equal length", o.sequences, 1);
+  add("--sequences", "Number of sequences, of about equal length, that the tokens form",
+      o.sequences, 1);
   declare_generated(table, o.generate);
-  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity, 0, max_tokens);
+  add.size("--capacity", "Slots of the pack that --gen fills; 0: 16K", o.capacity, 0, max_tokens);
   add.size("--vocab", "Ids of the vocabulary", o.vocab, 1, max_columns);
-  add.size("--padded", "Columns in all, padding included; 0: --vocab, rounded up", o.padded, 0,
-           max_columns);
-  add("--shards", "Columns of each tensor-parallel rank instead: 16K,8K,8K", o.shards);
-  add.size("--picks", "Ids of a token: those gathered, a teacher's, the largest", o.picks, 1,
+  add.size("--padded",
+           "Columns of all ranks, padding included; 0: --vocab, rounded up to a multiple of --tp",
+           o.padded, 0, max_columns);
+  add("--shards",
+      "Columns of each tensor-parallel rank, such as 16K,8K,8K; unless given: equal shards",
+      o.shards);
+  add.size("--picks", "Ids of each token: to gather, of a teacher, or the largest", o.picks, 1,
            max_picks);
   add.size("--hidden", "Elements of a hidden state", o.hidden, 1, max_list);
-  add("--temperature", "Divides logits", o.temperature, {least_temperature, max_temperature});
-  add.size("--top-k", "Filter: how many largest logits survive; 0: all", o.top_k);
-  add("--min-p", "Filter: least probability that survives, as a share of the largest; 0: any",
+  add("--temperature", "Temperature, by which logits are divided", o.temperature,
+      {least_temperature, max_temperature});
+  add.size("--top-k", "Sampling filter: number of largest logits that survive; 0: all", o.top_k);
+  add("--min-p",
+      "Sampling filter: least probability that survives, as a share of the largest; 0: any",
       o.min_p, {0, 1});
-  add("--top-p", "Filter: how much probability survives of what the others leave; 1: all", o.top_p,
-      {.least = 0, .most = 1, .open = true});
+  add("--top-p", "Sampling filter: share of the probability that survives top-k and min-p; 1: all",
+      o.top_p, {.least = 0, .most = 1, .open = true});
   for (size_t i = 0; i < o.parameters.size(); ++i) {
     const RowParameter& parameter = row_parameters()[i];
     add(parameter.option(), parameter.help, o.parameters[i], {parameter.least, parameter.most});
   }
   add.flag("--filter-per-token",
-           "Each token has its own temperature and filter, made up from those given",
+           "Give each token its own temperature and filter, made up from those of the options",
            o.filter_per_token);
   add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
              activation_type_names());
   add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale, {0, max_scale});
-  add.size("--peaks", "Columns of each made-up row that stand out", o.peaks, 0, max_picks);
-  add("--peak-height", "By how much they do", o.peak_height);
-  add("--zero-fraction", "Share of tokens whose gradient is zero, as of prompts", o.zero_fraction,
-      {0, 1});
-  add.seed("Of inputs that are made up", o.seed);
+  add.size("--peaks", "Columns of each made-up row whose logits stand out", o.peaks, 0, max_picks);
+  add("--peak-height", "Height by which the logits of --peaks stand out", o.peak_height);
+  add("--zero-fraction", "Share of tokens whose upstream gradient is zero, as those of prompts",
+      o.zero_fraction, {0, 1});
+  add.seed("Seed of inputs that are made up", o.seed);
 }
 
 void declare_run(OptionTable& table, LogprobsOptions& o) {
   const AddOptions problem(table, "Problem"), add(table, "Parallelism"),
       advanced(table, "Advanced"), measurement(table, "Measurement"), output(table, "Output");
   problem
-      .choices("--op",
-               "What is run; --list says what each is. Unless given: all, or with --input "
-               "those that it has answers for",
-               o.op, described_operations())
+      .choices(
+          "--op",
+          "Operations to run (--list describes them); unless given: all, or those that the file of "
+          "--input has answers for",
+          o.op, described_operations())
       .in_key();
   problem
-      .choices("--method", "Ours, or NeMo RL's algorithm where there is one, or both", o.method,
-               {{"gyre", "ours"}, {"upstream", "NeMo RL's algorithm"}})
+      .choices("--method", "Algorithms to run: Gyre's, NeMo RL's where it has one, or both",
+               o.method, {{"gyre", "Gyre's algorithm"}, {"upstream", "NeMo RL's algorithm"}})
       .in_key();
-  output.flag("--list", "Show operations and layouts, and stop", o.list);
+  output.flag("--list", "Print operations and layouts, and stop", o.list);
   declare_backend_options(table, o.backend);
-  add("--tp", "Ranks that share the vocabulary; 0: what --cp leaves", o.tp, 0);
-  add("--cp", "Ranks that share the tokens; 0: what --tp leaves", o.cp, 0);
-  layout_choices().declare(table, o.layout, "Packed sequences: who owns which slots", false);
+  add("--tp", "Tensor-parallel ranks, which share the vocabulary; 0: all that --cp leaves", o.tp,
+      0);
+  add("--cp", "Context-parallel ranks, which share the tokens; 0: all that --tp leaves", o.cp, 0);
+  layout_choices().declare(table, o.layout,
+                           "Layout of packed sequences: which rank owns which slots", false);
   advanced
       .choice(gather_gradient_option,
               "Packed sequences, backward: the ranks of --cp compute the whole loss each (split, "
@@ -118,26 +127,27 @@ void declare_run(OptionTable& table, LogprobsOptions& o) {
               o.gather_gradient, {"split", "sum", "none"})
       .empty_is("split")
       .show(Shown::usually);
-  measurement.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"}).in_key();
-  advanced.size("--chunk", "Upstream: rows of a slice; 0: all at once", o.chunk);
-  advanced.size("--list-length", "Filter: largest logits that a rank sends", o.list_length, 1,
-                max_list);
-  advanced.flag("--in-place,!--out-of-place", "Gradients take the place of the logits (default)",
-                o.in_place);
-  advanced.flag(f32_output_option, "log-softmax, softmax: results in f32 whatever --dtype",
+  measurement.choice("--pass", "Passes to time", o.pass, {"fwd", "bwd", "both"}).in_key();
+  advanced.size("--chunk", "Rows of a slice of --method upstream; 0: all at once", o.chunk);
+  advanced.size("--list-length", "Number of largest logits that a rank sends for a sampling filter",
+                o.list_length, 1, max_list);
+  advanced.flag("--in-place,!--out-of-place",
+                "Write gradients to the memory of the logits (default)", o.in_place);
+  advanced.flag(f32_output_option,
+                "Write results of log-softmax and softmax in f32, whatever --dtype is",
                 o.f32_output);
-  add("--threads", "Threads of a rank", o.threads, 1, max_threads);
+  add("--threads", "Threads of each rank", o.threads, 1, max_threads);
   declare_repeats(table, "Timed iterations", o.repeats);
-  measurement("-w,--warmup", "Iterations before them", o.warmup, 0);
-  measurement.choice("-c,--check", "Verify the last iteration, every one, or nothing", o.check,
+  measurement("-w,--warmup", "Untimed iterations before the timed ones", o.warmup, 0);
+  measurement.choice("-c,--check", "Iterations to verify: the last one, all, or none", o.check,
                      {"none", "last", "all"});
   measurement.size("--check-tokens",
-                   "Tokens that a check computes again where --input has no answers",
+                   "Number of tokens that a check computes again where --input has no answers",
                    o.check_tokens, 1);
   measurement.choice(
       "--ties",
-      "Which of equal logits are among the largest, or survive a filter: as defined, or "
-      "any, as many of them",
+      "Which of equal logits may be among the largest or survive a filter: those of the "
+      "definition (exact), or any",
       o.ties, {"exact", "any"});
   measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale, positive);
   output("-o,--output",
@@ -368,7 +378,7 @@ std::string method_note(const LogprobsOptions& o) {
   });
   if (names.empty()) return "";
   return fmt::format("# note: upstream has no counterpart of {}; {}\n", names,
-                     o.wants_method("gyre") ? "ours run alone" : "left out");
+                     o.wants_method("gyre") ? "only Gyre's run" : "left out");
 }
 
 std::string operation_help() {

@@ -34,7 +34,7 @@ expect 0 'VERIFY PASSED' "$logprobs" $small $quick --op logprob,entropy --method
 [ "$(column table.csv op | sort -u | xargs)" = 'entropy logprob' ] || fail "a list is not run as such: $(cat table.csv)"
 
 # Operations that upstream does not have are named; where it has all of them, nothing is said.
-for method in 'all ours run alone' 'upstream left out'; do
+for method in "all only Gyre's run" 'upstream left out'; do
   read -r method what <<<"$method"
   expect 0 "; $what" "${mpi[@]}" 2 "$logprobs" $small $quick --method "$method"
   note=$(sed -n "s/^# note: upstream has no counterpart of \(.*\); $what\$/\1/p" output)

@@ -370,7 +370,7 @@ double matrix_bytes(const MemoryCase& run) {
 
 LogprobsOperation fused_linear_operation() {
   return {.name = "fused-linear",
-          .summary = "hidden states to log-probability and entropy, no logits",
+          .summary = "log-probability and entropy from hidden states, without storing logits",
           .definition = "score_row_reference, log_softmax_reference",
           .methods = {{"gyre", makes<LinearOp>()}},
           .forward = RowTraffic::products,

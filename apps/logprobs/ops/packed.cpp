@@ -353,12 +353,15 @@ LogprobsOperation packed_operation() {
 }
 
 LogprobsOperation packed_prerolled_operation() {
-  return packed_family("packed-prerolled", "the same from targets that were rolled ahead of time",
-                       {.prerolled = true});
+  return packed_family(
+      "packed-prerolled",
+      "next tokens of packed sequences, from targets that were rolled ahead of time",
+      {.prerolled = true});
 }
 
 LogprobsOperation packed_filtered_operation() {
-  return packed_family("packed-filtered", "the same under temperature, top-k, min-p and top-p",
+  return packed_family("packed-filtered",
+                       "next tokens of packed sequences under temperature, top-k, min-p and top-p",
                        {.filtered = true});
 }
 

@@ -132,7 +132,7 @@ class RolloutsOp final : public RowsOp {
 LogprobsOperation rollouts_operation() {
   return {
       .name = "rollouts",
-      .summary = "next tokens of a prompt, stored once, and of the answers to it",
+      .summary = "next tokens of a prompt that is stored once, and of its answers",
       .definition = "score_row_reference, score_gradient_reference",
       .methods = {{"gyre", makes<RolloutsOp>()}},
       .backward = RowTraffic::updates,

@@ -116,7 +116,7 @@ LogprobsOperation softmax_family(const char* name, const char* summary, bool exp
 
 LogprobsOperation log_softmax_operation() {
   LogprobsOperation operation =
-      softmax_family("log-softmax", "log-probabilities of all ids, where the logits are", false);
+      softmax_family("log-softmax", "log-probabilities of all ids, sharded like the logits", false);
   operation.definition = "log_softmax_reference, log_softmax_gradient_reference";
   operation.backward = RowTraffic::updates;
   operation.matrices.d_output = 1;
@@ -125,7 +125,7 @@ LogprobsOperation log_softmax_operation() {
 }
 
 LogprobsOperation softmax_operation() {
-  return softmax_family("softmax", "probabilities of all ids, where the logits are", true);
+  return softmax_family("softmax", "probabilities of all ids, sharded like the logits", true);
 }
 
 }  // namespace gyre
