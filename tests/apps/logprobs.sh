@@ -10,7 +10,12 @@ linear=$source_dir/inputs/logprobs_linear.h5
 quick="-n 1 -w 0"
 small="--tokens 50 --vocab 300 --picks 7 --hidden 24 --peaks 5 --peak-height 6"
 mpi=("$MPIEXEC" -n)
-operations=23 backward=20 upstream=6 upstream_backward=5
+# What there is, by the lists in the sources; what has an upstream method or a backward pass, by --list.
+operations=$(cat "$source_dir/src/logprobs/operations/list.hpp" "$source_dir/apps/logprobs/registry.cpp" | grep -cE '^  X\(')
+"$logprobs" --list >list
+listed() { sed '1d' list | grep -cE "^  .{22}$1" || true; }
+upstream=$(listed u) upstream_backward=$(listed 'u ') backward=$((operations - $(listed '[u ]f')))
+[ "$upstream" -ge 6 ] && [ "$upstream_backward" -ge 5 ] && [ "$backward" -ge 20 ] || fail "too little is listed: $(cat list)"
 
 # Every operation by both methods in both directions, on all kinds of grids and shards.
 while read -r ranks grid; do

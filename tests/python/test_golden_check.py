@@ -275,7 +275,7 @@ class Check(unittest.TestCase):
         self.assertRegex(said, rf"\A\d{{4}} right, 0 wrong, {single} left out\n\Z")
         self.assertEqual(code, 0)
         code, said = self.run_check(os.path.join(GOLDEN, "example.py"), "--ties", "any", "--case",
-                                    "logprobs_t*", "--without", "top-p")
+                                    "logprobs_top*", "--without", "top-p")
         self.assertRegex(said, r"\A\d\d+ right, 0 wrong, 0 left out\n\Z")
 
     def test_faults_are_found(self):

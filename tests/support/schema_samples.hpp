@@ -1,6 +1,8 @@
 #pragma once
 // Right files of every schema, and who reads them.
 
+#include <algorithm>
+#include <filesystem>
 #include <functional>
 #include <string>
 #include <vector>
@@ -108,7 +110,12 @@ inline Sample logprobs_results_sample(const std::string& path) {
   LogprobsPart part{"logprob", {3}};
   part.rows = {0, 1, 2}, part.values = {-1, -2, -3};
   OutputFile output(world(), path);
-  write_logprobs_results(output, {.vocab_size = 9, .input_sha256 = "x", .provenance = {}}, {part});
+  LogprobsResultsHeader header;
+  header.vocab_size = 9;
+  header.input_sha256 = "x";
+  for (const RowParameter& parameter : row_parameters())
+    header.parameters.emplace_back(parameter.name, parameter.usual);
+  write_logprobs_results(output, header, {part});
   output.commit();
   return compared_sample(path, logprobs_results_schema, {"/results/logprob"});
 }
@@ -146,7 +153,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
   const Read logprobs = [](const std::string& path) {
     (void)read_logprobs_file(world(), path, logprobs_arrays());
   };
-  return {
+  std::vector<Sample> all{
       {input("docs_tiny.h5"), documents_schema, read_with_reference},
       {folder.file("documents.h5"), documents_schema,
        [](const std::string& path) { (void)read_documents(world(), path); }},
@@ -177,6 +184,13 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       attention_results_sample(folder.file("attention_results.h5")),
       logprobs_results_sample(folder.file("logprobs_results.h5")),
   };
+  for (const RowOperation& operation : row_operations()) {
+    std::string name = operation.name;
+    std::ranges::replace(name, '-', '_');
+    const std::string path = input("golden/logprobs_" + name + ".h5");
+    if (std::filesystem::exists(path)) all.push_back({path, logprobs_schema, logprobs});
+  }
+  return all;
 }
 
 }  // namespace gyre::test

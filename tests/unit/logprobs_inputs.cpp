@@ -309,7 +309,9 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
   for (const char* name : {"teacher_logprobs", "teacher_target_logprobs"})
     file.arrays.set(name, std::vector<float>{-0.1F, -0.1F});  // in f32, instead of the rows
   EXPECT_EQ(dropped(file, DType::bf16), Names{"soft_cross_entropy"});
-  EXPECT_EQ(inputs_of(file, DType::bf16)->teacher_logprob(1, 0), -0.1F);
+  float logprob = 0;
+  inputs_of(file, DType::bf16)->row_of_input("teacher_logprobs", 1, std::span(&logprob, 1));
+  EXPECT_EQ(logprob, -0.1F);
   file.rounded = {"/logprobs/teacher_target_logprobs"};
   EXPECT_EQ(dropped(file, DType::f32), Names{"topk_kl"});
   file = small_file();

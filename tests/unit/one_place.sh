@@ -45,7 +45,7 @@ violations() {
 code_of() { grep -nH '' "$@" | sed 's@//.*@@'; }
 
 # Names that the files of operations give: behind .name and .gradient, or the first argument of a family's function.
-names_in() { grep -hoE '(\.name = |\.gradient = |_family\()"[a-z0-9_-]+"' "$@" | grep -oE '"[^"]+"' | tr -d '"' | sort -u; }
+names_in() { cat "$@" | tr '\n' ' ' | grep -oE '(\.name = |\.gradient = |_family\() *"[a-z0-9_-]+"' | grep -oE '"[^"]+"' | tr -d '"' | sort -u; }
 
 # Prints every violation by operations in the tree $1: those on rows, with an entry each, and those of apps/logprobs/ops.
 violations_of_operations() {

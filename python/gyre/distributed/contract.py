@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import attention, compare, logprobs, reading
+from .. import attention, compare, logprobs, operations, reading
 from ..arrays import is_bfloat16, to_numpy
 from ..comparison import is_wide
 from ..factor import CommonFactor
@@ -135,7 +135,8 @@ def checked_file(path: Path) -> reading.File:
     module, name = of[file.schema]
     problem_of = getattr(module, name)
     given = {**file.inputs.attributes, **file.inputs}
-    problem = problem_of(**{n: given[n] for n in inspect.signature(problem_of).parameters if n in given})
+    taken = {*inspect.signature(problem_of).parameters, *operations.INPUTS, *operations.PARAMETERS}
+    problem = problem_of(**{name: value for name, value in given.items() if name in taken})
     reference = dict(file.get("reference", {}))
     module.check_reference(problem, {n: a for n, a in reference.items() if n in module.ANSWERS})
     return file
