@@ -22,7 +22,7 @@ require_gpu "$logprobs" $tiny "${gpu[@]}" --op logprob $quick -o none.h5
 
 # What there is, by the lists in the sources; what has no backward pass, by --list.
 operations=$(cat "$source_dir/src/logprobs/operations/list.hpp" "$source_dir/apps/logprobs/registry.cpp" | grep -cE '^  X\(')
-"$logprobs" --list >list
+"$logprobs" --list | sed '/^Layouts/,$d' >list
 backward=$((operations - $(grep -cE '^  .{22}[u ]f' list)))
 
 # All operations in both directions; messages and bytes are those of CPUs.
