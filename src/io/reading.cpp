@@ -4,23 +4,22 @@
 #include <unistd.h>
 
 #include <cerrno>
-#include <cstdlib>
 #include <cstring>
 #include <string_view>
 
 #include "core/error.hpp"
 #include "runtime/process.hpp"
+#include "supervision/supervisor.hpp"
 
 namespace gyre::h5 {
 namespace {
 
 constexpr const char* version = &H5_VERS_INFO[std::string_view(H5_VERS_INFO).rfind(' ') + 1];
 const char* volatile file_read = nullptr;
-const bool launched = std::getenv("PMI_RANK") != nullptr;
 alignas(16) char handler_stack[1 << 16];  // HDF5 may have exhausted the normal stack
 
-/// Calls only async-signal-safe functions. Under a launcher the signal then ends the process; its
-/// parent (runtime/supervisor) and the other ranks turn that into exit code 3.
+/// Calls only async-signal-safe functions. If the process has a supervisor, the signal then ends
+/// the process, and the supervisor and the other ranks turn that into exit code 3.
 void on_crash(int signal) {
   const char digits[] = {static_cast<char>('0' + signal / 10), static_cast<char>('0' + signal % 10),
                          '\0'};
@@ -34,7 +33,7 @@ void on_crash(int signal) {
   write_diagnostic(signal == SIGABRT
                        ? "): the file is damaged, or another rank has died\n"  // UCX aborts as well
                        : "): the file is damaged\n");
-  if (!launched) _exit(static_cast<int>(ExitCode::runtime));
+  if (!has_supervisor()) _exit(static_cast<int>(ExitCode::runtime));
   std::signal(signal, SIG_DFL);
   raise(signal);
 }

@@ -15,7 +15,7 @@
 #include "core/error.hpp"
 #include "io/h5.hpp"
 #include "io/schema_names.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace gyre {
 

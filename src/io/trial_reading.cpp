@@ -19,6 +19,7 @@
 #include "io/content_digest.hpp"
 #include "io/h5_support.hpp"
 #include "runtime/process.hpp"
+#include "supervision/supervision.hpp"
 
 namespace gyre::h5 {
 namespace {
@@ -118,6 +119,11 @@ void limit_memory() {
   setrlimit(RLIMIT_AS, &limit);
 }
 
+void read_file(const std::string& path, bool whole) {
+  const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
+  if (file.valid()) read_objects(file.get(), path, whole);
+}
+
 /// Body of the child. It is a copy of one thread: it takes no lock of this program, and resets its
 /// signals to their defaults.
 [[noreturn]] void read_everything(pid_t parent, const std::string& path, bool whole, int error) {
@@ -130,8 +136,7 @@ void limit_memory() {
   limit_memory();
   dup2(open("/dev/null", O_WRONLY), STDERR_FILENO);  // discards messages of the C library
   try {
-    const Handle file(H5Fopen(path.c_str(), H5F_ACC_RDONLY, H5P_DEFAULT), H5Fclose);
-    if (file.valid()) read_objects(file.get(), path, whole);
+    read_file(path, whole);
   } catch (const std::exception& exception) {
     write_all(error, exception.what());
     const auto* own = dynamic_cast<const Error*>(&exception);
@@ -154,21 +159,12 @@ std::string read_to_end(int pipe) {
   return text;
 }
 
-}  // namespace
-
-void try_reading(const std::string& path) {
-  using Identity = std::tuple<dev_t, ino_t, off_t, time_t, long>;
-  static std::set<Identity> survived;
-  struct stat status {};
-  if (stat(path.c_str(), &status) != 0) return;
-  const Identity identity{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
-                          status.st_mtim.tv_nsec};
-  if (survived.contains(identity)) return;
+void read_in_child(const std::string& path, bool whole) {
   int ends[2];
   if (pipe2(ends, O_CLOEXEC) != 0)
     throw_runtime("cannot start a process to read '{}' in: {}", path, std::strerror(errno));
   const pid_t parent = getpid(), child = fork();
-  if (child == 0) read_everything(parent, path, status.st_size <= max_bytes, ends[1]);
+  if (child == 0) read_everything(parent, path, whole, ends[1]);
   const int reason = errno;
   close(ends[1]);
   const std::string error = read_to_end(ends[0]);
@@ -184,6 +180,20 @@ void try_reading(const std::string& path) {
     throw_runtime("reading '{}' crashes HDF5 {} ({} {}): the file is damaged", path,
                   library_version(), WIFSIGNALED(result) ? "signal" : "exit code",
                   WIFSIGNALED(result) ? WTERMSIG(result) : WEXITSTATUS(result));
+}
+
+}  // namespace
+
+void try_reading(const std::string& path) {
+  using Identity = std::tuple<dev_t, ino_t, off_t, time_t, long>;
+  static std::set<Identity> survived;
+  struct stat status {};
+  if (stat(path.c_str(), &status) != 0) return;
+  const Identity identity{status.st_dev, status.st_ino, status.st_size, status.st_mtim.tv_sec,
+                          status.st_mtim.tv_nsec};
+  if (survived.contains(identity)) return;
+  const bool whole = status.st_size <= max_bytes;
+  runs_alone() ? read_file(path, whole) : read_in_child(path, whole);
   survived.insert(identity);
 }
 

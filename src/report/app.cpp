@@ -22,8 +22,8 @@
 #include "report/row_log.hpp"
 #include "runtime/features.hpp"
 #include "runtime/process.hpp"
-#include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
+#include "supervision/supervision.hpp"
 
 namespace gyre {
 namespace {

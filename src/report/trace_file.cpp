@@ -14,7 +14,7 @@
 #include "core/error.hpp"
 #include "core/json.hpp"
 #include "runtime/host.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {

@@ -6,6 +6,7 @@ set -euo pipefail
 # The quoted includes that a module of src may use, its own included:
 #     apps -> {harness, predict, baselines} -> {report, io} -> model -> {attention, logprobs, packing, sharding, machine} -> comm -> runtime
 #          -> core
+# supervision stands above runtime. Only apps, report and io use it: programs can leave it out.
 # predict draws with report's SVG, and report tells the provenance that io writes.
 declare -A ALLOWED=(
   [core]='core'
@@ -16,10 +17,11 @@ declare -A ALLOWED=(
   [sharding]='sharding comm runtime core'
   [attention]='attention sharding comm runtime core'
   [logprobs]='logprobs sharding comm runtime core'
-  [io]='io comm runtime core'
+  [supervision]='supervision runtime core'
+  [io]='io comm supervision runtime core'
   [model]='model attention logprobs packing sharding comm runtime core'
   [baselines]='baselines logprobs sharding comm runtime core'
-  [report]='report machine io attention sharding comm runtime core'
+  [report]='report machine io attention sharding comm supervision runtime core'
   [harness]='harness report io model attention logprobs machine sharding comm runtime core'
   [predict]='predict report model machine attention logprobs packing sharding comm runtime core'
 )
@@ -154,6 +156,8 @@ must_notice src/harness/a.cpp '#include "predict/explain.hpp"' 'harness may incl
 must_notice src/logprobs/a.cpp '#include "baselines/upstream.hpp"' 'logprobs may include only'
 must_notice apps/one/a.cpp '#include "apps/other/registry.hpp"' 'apps/one may include'
 must_notice src/machine/a.cpp '#include "report/value.hpp"' 'machine may include only'
+must_notice src/runtime/a.cpp '#include "supervision/guard.hpp"' 'runtime may include only'
+must_notice src/attention/a.cpp '#include "supervision/supervision.hpp"' 'attention may include only'
 must_notice src/runtime/a.hpp '#ifdef GYRE_WITH_CUDA' 'sources of a device'
 must_notice apps/one/a.cpp '#ifdef GYRE_SOFTGPU' 'sources of a device'
 # And what is allowed must pass.

@@ -1,4 +1,4 @@
-#include "runtime/terminal.hpp"
+#include "supervision/terminal.hpp"
 
 #include <fcntl.h>
 #include <fmt/format.h>

@@ -11,12 +11,12 @@ namespace gyre {
 ///
 /// The file is written under temporary_path(), in the same folder; commit() renames it to its final
 /// name. Before that, the destructor removes the temporary file. If any signal, including SIGKILL,
-/// ends the process, a process of start_guard() removes it, on a machine with a shell.
+/// ends the process, its guard (guard.hpp) removes the file.
 class OutputGuard {
  public:
   /// Follows links and replaces their target. Throws a usage error if the folder does not exist or
   /// is not writable, or if the path exists and is not a regular file: renaming would replace a
-  /// device or a folder. Throws a runtime error if the guard cannot be started.
+  /// device or a folder.
   explicit OutputGuard(std::string path);
   ~OutputGuard();
   OutputGuard(const OutputGuard&) = delete;
@@ -32,7 +32,6 @@ class OutputGuard {
  private:
   std::string path_;
   std::string temporary_;
-  int guard_pipe_ = -1;
 };
 
 /// A file and the option that names it. An empty path means no file.

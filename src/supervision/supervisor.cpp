@@ -1,4 +1,4 @@
-#include "runtime/supervisor.hpp"
+#include "supervision/supervisor.hpp"
 
 #include <fmt/format.h>
 #include <sys/mman.h>
@@ -11,18 +11,17 @@
 #include <cerrno>
 #include <chrono>
 #include <csignal>
-#include <cstdio>
 #include <cstdlib>
 #include <cstring>
-#include <fstream>
 #include <string>
 #include <thread>
 
 #include "core/error.hpp"
 #include "runtime/host.hpp"
-#include "runtime/launcher.hpp"
 #include "runtime/process.hpp"
-#include "runtime/watchdog.hpp"
+#include "runtime/surroundings.hpp"
+#include "supervision/guard.hpp"
+#include "supervision/launcher.hpp"
 
 namespace gyre {
 namespace {
@@ -48,27 +47,19 @@ void copy_text(char (&to)[n], std::string_view text) {
   to[length] = '\0';
 }
 
-void forward(int signal) {
-  if (worker > 0) kill(worker, signal);
+void publish(std::string_view step, std::string_view waiting_for) {
+  std::string text = "step '" + std::string(step) + "'";
+  if (!waiting_for.empty()) text += ", waiting for '" + std::string(waiting_for) + "'";
+  copy_text(shared->doing, text);
 }
 
-bool traced() {
-  std::ifstream status("/proc/self/status");
-  for (std::string word; status >> word;)
-    if (word == "TracerPid:") return status >> word && word != "0";
-  return false;
+void forward(int signal) {
+  if (worker > 0) kill(worker, signal);
 }
 
 const char* rank_name() {
   const char* rank = std::getenv("PMI_RANK");
   return rank != nullptr ? rank : "?";
-}
-
-/// Whether this is rank 0 of its host, as numbered by Hydra or Slurm; without a number, true.
-bool first_of_host() {
-  for (const char* name : {"MPI_LOCALRANKID", "SLURM_LOCALID"})
-    if (const char* number = std::getenv(name)) return std::atoi(number) == 0;
-  return true;
 }
 
 void say(const std::string& what) {
@@ -137,6 +128,7 @@ constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, 
   sigaddset(&blocked, SIGCHLD);
   sigprocmask(SIG_SETMASK, &blocked, nullptr);
   relay.enter_supervisor();
+  leave_guard();
   Patience patience;
   int status = 0;
   for (bool ended = false; !ended;) {
@@ -152,21 +144,6 @@ constexpr int forwarded_signals[] = {SIGTERM, SIGINT, SIGHUP, SIGUSR1, SIGUSR2, 
                   signal == SIGKILL ? "; out of memory?" : ""));
   // The other ranks notice within half a second, report and end the run, if they can.
   end_run(ExitCode::runtime, shared->phase == RankPhase::running ? 5'200'000 : 200'000);
-}
-
-/// Value of the timeout option. It is needed from the start, before the options are parsed; if it
-/// is given in another way or is invalid, the default applies.
-double timeout_of(int argc, char** argv) {
-  double seconds = default_timeout_seconds;
-  const size_t length = std::strlen(timeout_option);
-  for (int i = 1; i < argc; ++i) {
-    if (std::strncmp(argv[i], timeout_option, length) != 0) continue;
-    if (argv[i][length] == '=')
-      seconds = std::atof(argv[i] + length + 1);
-    else if (argv[i][length] == '\0' && i + 1 < argc)
-      seconds = std::atof(argv[i + 1]);
-  }
-  return seconds;
 }
 
 /// Runs in the rank when its supervisor has died; calls only what is safe in a signal handler.
@@ -199,36 +176,16 @@ void watch_supervisor(pid_t parent) {
   }).detach();
 }
 
-/// Removes files in /dev/shm that MPICH or UCX have created since `$1` seconds of the epoch and
-/// that no process has open or mapped. The ranks of this host end at about the same time and the
-/// launcher `$2` after them, so files are looked for until then. They are listed before processes,
-/// because the creator of a new file still uses it. UCX has files open without mapping them.
-constexpr const char* remove_shared_memory = R"sh(
-for round in 1 2 3 4 5 6 7 8 9 10 11 12 13 14 15 16 17 18 19 20; do
-  files=$(find /dev/shm -maxdepth 1 -user "$(id -u)" -newerct "@$1" \
-          \( -name 'mpich_shar_tmp*' -o -name 'ucx_shm_posix_*' \))
-  [ -n "$files" ] || [ -d "/proc/$2" ] || exit
-  for file in $files; do
-    grep -qsF "$file" /proc/[0-9]*/maps || find /proc/[0-9]*/fd -lname "$file*" | grep -q . ||
-      rm -f "$file"
-  done
-  sleep 0.1
-done)sh";
-
 }  // namespace
 
-void start_supervised(std::string_view program, int argc, char** argv) {
-  if (shared != nullptr || std::getenv("PMI_RANK") == nullptr || traced()) return;
+void fork_supervised(std::string_view program, double timeout_seconds) {
   void* page =
       mmap(nullptr, sizeof(RankState), PROT_READ | PROT_WRITE, MAP_SHARED | MAP_ANONYMOUS, -1, 0);
   if (page == MAP_FAILED) fail_to_start("mmap");
-  shared = new (page) RankState{RankPhase::starting, timeout_of(argc, argv), {}, {}};
+  shared = new (page) RankState{RankPhase::starting, timeout_seconds, {}, {}};
   copy_text(shared->program, program);
-  tell_supervisor("start-up", "MPI_Init");
+  publish("start-up", "MPI_Init");
   LauncherRelay relay;
-  if (first_of_host())  // file timestamps lag behind the clock
-    start_guard("gyre-shm-guard", remove_shared_memory,
-                {std::to_string(time(nullptr) - 2), std::to_string(getppid())});
   // Blocks signals until the supervisor is ready to wait for the child and to forward signals.
   sigset_t held, before;
   sigemptyset(&held);
@@ -246,32 +203,14 @@ void start_supervised(std::string_view program, int argc, char** argv) {
   errno = reason;
   if (child < 0) fail_to_start("fork");
   relay.enter_rank();
+  surroundings().enter = [](RankPhase phase) { shared->phase = phase; };
+  surroundings().wait = publish;
+  surroundings().set_timeout = [](double seconds) { shared->timeout_seconds = seconds; };
   watch_supervisor(parent);
 }
 
-void tell_supervisor(RankPhase phase) {
-  if (shared != nullptr) shared->phase = phase;
-}
-
-void tell_supervisor(std::string_view step, std::string_view waiting_for) {
-  if (shared == nullptr) return;
-  std::string text = "step '" + std::string(step) + "'";
-  if (!waiting_for.empty()) text += ", waiting for '" + std::string(waiting_for) + "'";
-  copy_text(shared->doing, text);
-}
-
-void tell_supervisor_timeout(double seconds) {
-  if (shared != nullptr) shared->timeout_seconds = seconds;
-}
-
-char process_state(int64_t pid) {
-  std::ifstream stat(fmt::format("/proc/{}/stat", pid));
-  std::string line;
-  if (!std::getline(stat,
-                    line))  // without /proc, or without a free descriptor, asks the kernel
-    return kill(static_cast<pid_t>(pid), 0) == 0 || errno == EPERM ? 'R' : '\0';
-  const size_t end = line.rfind(')');  // of the program's name; " S 123 ..." follows
-  return end == std::string::npos || end + 2 >= line.size() ? '\0' : line[end + 2];
+bool has_supervisor() {
+  return shared != nullptr;
 }
 
 }  // namespace gyre

@@ -1,4 +1,4 @@
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 #include <fcntl.h>
 #include <sys/stat.h>
@@ -13,12 +13,12 @@
 
 #include "core/error.hpp"
 #include "runtime/process.hpp"
+#include "supervision/guard.hpp"
 
 namespace gyre {
 namespace {
 
-/// Returns a name that no other guard uses, not even later: the watcher of an earlier guard may
-/// still remove its file after a later guard has created its own.
+/// Returns a name that no other OutputGuard of this process uses, not even later.
 std::string temporary_name(const std::string& path) {
   static std::atomic<int> guards = 0;
   return fmt::format("{}.tmp-{}-{}", path, getpid(), ++guards);
@@ -140,19 +140,14 @@ OutputGuard::OutputGuard(std::string path) : path_(std::move(path)) {
   check_place(path_, place);
   if (std::filesystem::is_symlink(path_)) path_ = place.path.string();
   temporary_ = temporary_name(path_);
-  const Guard guard = start_guard("gyre-output-guard", "rm -f -- \"$1\"",
-                                  {std::filesystem::absolute(temporary_).string()});
-  if (guard.error != 0)
-    throw_runtime("cannot start the process that removes '{}' if this one is killed: {}",
-                  std::filesystem::absolute(temporary_).string(), std::strerror(guard.error));
-  guard_pipe_ = guard.pipe;
+  guard_file(temporary_);
 }
 
 OutputGuard::~OutputGuard() {
   if (temporary_.empty()) return;
   std::error_code ignored;
   std::filesystem::remove(temporary_, ignored);
-  if (guard_pipe_ >= 0) close(guard_pipe_);
+  release_file(temporary_);
 }
 
 const std::string& OutputGuard::name_as_invalid() {
@@ -166,7 +161,7 @@ void OutputGuard::commit() {
     throw_runtime("cannot write '{}': it is there and no regular file", path_);
   if (std::rename(temporary_.c_str(), path_.c_str()) != 0)
     throw_runtime("cannot rename '{}' to '{}': {}", temporary_, path_, std::strerror(errno));
-  if (guard_pipe_ >= 0) close(guard_pipe_);  // there is no file of the temporary name any more
+  release_file(temporary_);
   temporary_.clear();
 }
 

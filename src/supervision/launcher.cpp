@@ -1,4 +1,4 @@
-#include "runtime/launcher.hpp"
+#include "supervision/launcher.hpp"
 
 #include <poll.h>
 #include <sys/ioctl.h>
