@@ -10,7 +10,7 @@
 #include "attention/execute.hpp"
 #include "harness/case.hpp"
 #include "harness/row.hpp"
-#include "io/attention_file.hpp"
+#include "io/schemas/attention_file.hpp"
 #include "report/tolerance.hpp"
 
 namespace gyre {

@@ -12,7 +12,7 @@
 #include "comm/nccl.hpp"
 #include "core/error.hpp"
 #include "harness/backend.hpp"
-#include "io/attention_file.hpp"
+#include "io/schemas/attention_file.hpp"
 #include "predict/machine_file.hpp"
 #include "report/machine_report.hpp"
 #include "report/value.hpp"

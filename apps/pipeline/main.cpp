@@ -14,8 +14,8 @@
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
 #include "harness/suite.hpp"
-#include "io/model_file.hpp"
-#include "io/results.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/results.hpp"
 #include "packing/lengths.hpp"
 #include "report/app.hpp"
 

@@ -12,7 +12,7 @@
 #include <vector>
 
 #include "core/sparse_matrix.hpp"
-#include "io/schema.hpp"
+#include "io/schemas/schema.hpp"
 
 namespace gyre {
 

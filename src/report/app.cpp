@@ -15,7 +15,7 @@
 #include "comm/mpi.hpp"
 #include "core/version.hpp"
 #include "io/h5.hpp"
-#include "io/schema_names.hpp"
+#include "io/schemas/schema_names.hpp"
 #include "report/command_line.hpp"
 #include "report/options.hpp"
 #include "report/progress.hpp"

@@ -7,8 +7,8 @@
 #include <list>
 
 #include "comm/collective.hpp"
-#include "io/model_file.hpp"
-#include "io/results.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/results.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

@@ -202,7 +202,7 @@ class Names(Scratch):
         return "", [str(note.message).removeprefix(f"{path}: ") for note in notes]
 
     def test_the_tables_are_those_of_the_programs(self):
-        text = Path(SOURCE, "src/io/schema_names.cpp").read_text(encoding="utf-8")
+        text = Path(SOURCE, "src/io/schemas/schema_names.cpp").read_text(encoding="utf-8")
         text = re.sub(r"//.*", "", text)
         tables = text[text.index("tables[] = {") : text.index("constexpr const char* names_of_all")]
         rows = re.findall(r'\{((?:\s*"[^"]*"\s*,?)+)\}', tables)

@@ -8,9 +8,9 @@
 #include <cstdlib>
 
 #include "io/h5.hpp"
-#include "io/reading.hpp"
 #include "io/resources.hpp"
-#include "io/sha256.hpp"
+#include "io/trust/reading.hpp"
+#include "io/trust/sha256.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 #include "supervision/supervisor.hpp"
