@@ -8,10 +8,10 @@
 
 #include "apps/attention/setup.hpp"
 #include "attention/execute.hpp"
+#include "attention/tolerance.hpp"
 #include "harness/case.hpp"
 #include "harness/row.hpp"
 #include "io/schemas/attention_file.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 

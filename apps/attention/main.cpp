@@ -9,9 +9,9 @@
 #include "apps/attention/case.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
+#include "comm/trace_file.hpp"
 #include "harness/suite.hpp"
 #include "report/app.hpp"
-#include "report/trace_file.hpp"
 #include "runtime/peak.hpp"
 
 namespace {

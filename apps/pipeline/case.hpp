@@ -14,9 +14,9 @@
 #include "io/schemas/results.hpp"
 #include "model/decoder_reference.hpp"
 #include "model/scoring.hpp"
+#include "model/tolerance.hpp"
 #include "report/progress.hpp"
 #include "report/result.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 

@@ -1,4 +1,4 @@
-#include "report/trace_file.hpp"
+#include "comm/trace_file.hpp"
 
 #include <algorithm>
 #include <array>
@@ -14,7 +14,6 @@
 #include "core/error.hpp"
 #include "core/json.hpp"
 #include "runtime/host.hpp"
-#include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {

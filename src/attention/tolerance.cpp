@@ -1,58 +1,18 @@
-#include "report/tolerance.hpp"
+#include "attention/tolerance.hpp"
 
 #include <algorithm>
 #include <array>
 #include <cmath>
-#include <limits>
 #include <map>
 #include <set>
 
-#include "comm/agree.hpp"
-#include "core/error.hpp"
-
 namespace gyre {
-
-double epsilon_of(DType type) {
-  switch (type) {
-    case DType::f32:
-      return std::numeric_limits<float>::epsilon();
-    case DType::bf16:
-      return 0x1p-7;
-    case DType::f64:
-      return std::numeric_limits<double>::epsilon();
-    case DType::i32:
-    case DType::i64:
-      return 0;
-  }
-  return 0;
-}
-
-double storage_scale(DType stored, double tolerance) {
-  return stored == DType::bf16 ? epsilon_of(DType::bf16) / 2 / tolerance : 0;
-}
-
-CommonErrors common_error_limits(double sigma, double values, double squares) {
-  const double few = 1 / std::sqrt(values), bias = sigma * (0.3 + 4 * few);
-  return {2 * sigma * (1 + 2 * few), bias, bias / std::sqrt(squares / values)};
-}
-
-double tolerance_for(DType type, int64_t roundings) {
-  GYRE_CHECK(roundings >= 0, "{} roundings", roundings);
-  const double sigma = epsilon_of(type) / 6 * std::sqrt(roundings);
-  return tolerance_safety * sigma;
-}
 
 double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges) {
   return tolerance_for(DType::f32, head_dim + keys + roundings_per_merge * merges + 1);
 }
 
 namespace {
-
-double tolerance_of(double f32_roundings, int64_t bf16_roundings) {
-  const double narrow = epsilon_of(DType::bf16), wide = epsilon_of(DType::f32);
-  return tolerance_safety / 6 *
-         std::sqrt(wide * wide * f32_roundings + narrow * narrow * bf16_roundings);
-}
 
 /// Counts events per range of heads, and keeps the largest count. Ranges with the same begin are
 /// the same range.
@@ -190,7 +150,7 @@ AttentionTolerances from_roundings(const AttentionReductions& lengths, const Ele
 
 AttentionTolerances attention_tolerances(const AttentionReductions& lengths,
                                          const ElementTypes& types, const KernelPrecision& kernel) {
-  return from_roundings(lengths, types, kernel, tolerance_of);
+  return from_roundings(lengths, types, kernel, mixed_tolerance);
 }
 
 AttentionTolerances attention_sigmas(const AttentionReductions& lengths, const ElementTypes& types,
@@ -198,122 +158,8 @@ AttentionTolerances attention_sigmas(const AttentionReductions& lengths, const E
   const double rounding = narrow_deviation * epsilon_of(DType::bf16);
   return from_roundings(lengths, types, kernel, [&](double wide, int64_t narrow) {
     if (narrow == 0) return 0.0;
-    return std::hypot(tolerance_of(wide, 0) / tolerance_safety, rounding * std::sqrt(narrow));
+    return std::hypot(mixed_tolerance(wide, 0) / tolerance_safety, rounding * std::sqrt(narrow));
   });
-}
-
-double error_scale(std::span<const double> row, double size) {
-  constexpr double smallest = 0x1p-80;
-  double sum = 0;
-  for (const double x : row) sum += x * x;
-  const double rms = row.empty() ? 0 : std::sqrt(sum / row.size());
-  return std::max({smallest, size, rms});
-}
-
-double logprob_tolerance() {
-  return tolerance_for(DType::f32, row_roundings);
-}
-
-double logprob_scale(double logprob) {
-  return std::sqrt(1 + 4 * logprob * logprob / row_roundings);
-}
-
-double entropy_scale(int64_t vocab_size) {
-  return std::max(1.0, std::log(vocab_size));
-}
-
-double divergence_scale(double log_q, double log_p, bool sampled) {
-  if (log_q == -HUGE_VAL) return 0;
-  const double own = logprob_scale(log_q), other = logprob_scale(log_p);
-  return sampled ? own + other : std::exp(log_q) * (own * (2 + std::abs(log_q - log_p)) + other);
-}
-
-double logit_gradient_tolerance(DType stored) {
-  return tolerance_of(row_roundings, stored == DType::bf16 ? 1 : 0);
-}
-
-double logit_gradient_scale(double logprob, double a, double b, double weights) {
-  constexpr double smallest = 0x1p-80;
-  if (!std::isfinite(logprob)) return std::max(smallest, weights);
-  const double size = std::abs(logprob);
-  return std::max(
-      smallest,
-      std::exp(logprob) * (std::abs(a) + std::abs(b) * std::max(1.0, size)) * (1 + size) + weights);
-}
-
-double linear_logprob_tolerance(int64_t hidden, double logit_size) {
-  return tolerance_for(DType::f32, hidden) * std::max(1.0, logit_size) + logprob_tolerance();
-}
-
-double linear_gradient_tolerance(int64_t hidden, int64_t terms, double logit_size) {
-  return linear_logprob_tolerance(hidden, logit_size) + tolerance_for(DType::f32, terms);
-}
-
-DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
-                           int64_t merges) {
-  return {.layers = layers,
-          .hidden = config.hidden_size,
-          .head_dim = config.head_dim,
-          .attention_width = config.query_width(),
-          .intermediate = config.intermediate_size,
-          .vocab = config.vocab_size,
-          .longest_document = longest_document,
-          .merges = merges,
-          .sinks = config.attention_sinks};
-}
-
-int64_t roundings_per_layer(const DecoderShape& shape) {
-  const int64_t norms = 2 * shape.hidden;
-  const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up
-  const int64_t merges = shape.merges + (shape.sinks ? 1 : 0);
-  const int64_t attention = shape.head_dim + shape.longest_document + roundings_per_merge * merges;
-  return norms + projections + attention + shape.attention_width + shape.intermediate + 1;
-}
-
-int64_t narrow_roundings_per_layer(const DecoderShape& shape) {
-  if (shape.activations != DType::bf16) return 0;
-  constexpr int64_t stored = 20, matrices = 7;
-  const int64_t summed = 2 * (shape.tp - 1);
-  return stored + summed + (shape.sinks ? 1 : 0) + (shape.residual == DType::bf16 ? 2 : 0) +
-         (shape.rounded_weights ? matrices : 0);
-}
-
-namespace {
-
-int64_t narrow_embedding_roundings(const DecoderShape& shape) {
-  return shape.rounded_weights || shape.residual == DType::bf16 ? 1 : 0;
-}
-
-/// Tolerance of a value that is `wide` f32 and `narrow` bf16 roundings from the inputs.
-double decoder_tolerance(int64_t wide, int64_t narrow) {
-  return std::hypot(tolerance_for(DType::f32, wide),
-                    narrow_safety / tolerance_safety * tolerance_for(DType::bf16, narrow));
-}
-
-}  // namespace
-
-double hidden_tolerance(const DecoderShape& shape) {
-  return decoder_tolerance(
-      shape.layers * roundings_per_layer(shape),
-      shape.layers * narrow_roundings_per_layer(shape) + narrow_embedding_roundings(shape));
-}
-
-double residual_sigma(const DecoderShape& shape) {
-  const int64_t sums = shape.residual == DType::bf16 ? 2 * shape.layers : 0;
-  return narrow_deviation * epsilon_of(DType::bf16) *
-         std::sqrt(sums + narrow_embedding_roundings(shape));
-}
-
-double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
-  // Roundings of the final norm, the logits and the sum over the vocabulary.
-  const int64_t after_layers = 2 * shape.hidden + shape.vocab;
-  const int64_t narrow_after = narrow_embedding_roundings(shape) +
-                               (shape.activations == DType::bf16 ? 1 : 0) +
-                               (shape.rounded_weights ? 1 : 0);
-  const double expected_max = std::sqrt(2 * std::log(std::max<int64_t>(2, shape.vocab)));
-  const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);
-  return size * decoder_tolerance(shape.layers * roundings_per_layer(shape) + after_layers,
-                                  shape.layers * narrow_roundings_per_layer(shape) + narrow_after);
 }
 
 }  // namespace gyre
