@@ -55,9 +55,8 @@ inline void write_results_sample(const std::string& path) {
   header.packed = {12, {0, 1}, {0}, {0, 11}, {0, 12}, {}};
   header.packed.prefixes = {{0, 1}, {{-1, 11, 0, 2}}, {0, 1}};
   const std::vector<float> values(4, -1);
-  const std::vector<ResultPiece> pieces{{0, values, values}};
   OutputFile output(world(), path);
-  write_results(output, header, pieces);
+  write_results(output, header, {0, values, values});
   output.commit();
 }
 

@@ -12,7 +12,7 @@ namespace {
 constexpr const char* logprob_path = "/results/logprob";
 constexpr const char* entropy_path = "/results/entropy";
 
-/// A piece without its values, as sent to the other ranks.
+/// The predictions of a rank.
 struct Claim {
   int64_t begin;
   int64_t count;
@@ -20,18 +20,14 @@ struct Claim {
 };
 
 /// Throws unless the pieces of all ranks cover each of `total` predictions exactly once.
-void check_coverage(Communicator& comm, std::span<const ResultPiece> pieces, int64_t total) {
-  std::vector<Claim> mine;
-  for (const ResultPiece& piece : pieces) {
-    GYRE_CHECK(piece.logprob.size() == piece.entropy.size(), "{} log-probs, {} entropies",
-               piece.logprob.size(), piece.entropy.size());
-    if (!piece.logprob.empty())
-      mine.push_back({piece.begin, std::ssize(piece.logprob), comm.rank()});
-  }
-  std::vector<Claim> claims = all_gather_elements(comm, std::span<const Claim>(mine));
+void check_coverage(Communicator& comm, const ResultPiece& mine, int64_t total) {
+  GYRE_CHECK(mine.logprob.size() == mine.entropy.size(), "{} log-probs, {} entropies",
+             mine.logprob.size(), mine.entropy.size());
+  std::vector<Claim> claims =
+      all_gather_value(comm, Claim{mine.begin, std::ssize(mine.logprob), comm.rank()});
+  std::erase_if(claims, [](const Claim& claim) { return claim.count == 0; });
   run_agreed(comm, "checking who has which results", [&] {
-    std::sort(claims.begin(), claims.end(),
-              [](const Claim& a, const Claim& b) { return a.begin < b.begin; });
+    std::ranges::sort(claims, {}, &Claim::begin);
     int64_t next = 0, owner = -1;
     for (const Claim& claim : claims) {
       GYRE_CHECK(claim.begin <= next, "prediction {} of {} comes from no rank", next, total);
@@ -44,33 +40,6 @@ void check_coverage(Communicator& comm, std::span<const ResultPiece> pieces, int
     GYRE_CHECK(next == total, "rank {} has prediction {}, but there are {}", owner, next - 1,
                total);
   });
-}
-
-/// This rank's pieces in file order, adjacent ones merged.
-struct SortedPieces {
-  std::vector<h5::Slab> slabs;
-  std::vector<float> logprob;
-  std::vector<float> entropy;
-};
-
-SortedPieces sort_pieces(std::span<const ResultPiece> pieces) {
-  std::vector<ResultPiece> order(pieces.begin(), pieces.end());
-  std::sort(order.begin(), order.end(),
-            [](const ResultPiece& a, const ResultPiece& b) { return a.begin < b.begin; });
-  SortedPieces sorted;
-  int64_t end = -1;
-  for (const ResultPiece& piece : order) {
-    const int64_t count = std::ssize(piece.logprob);
-    if (count == 0) continue;
-    if (piece.begin == end)
-      sorted.slabs.back().count[0] += count;
-    else
-      sorted.slabs.push_back({{piece.begin}, {count}});
-    end = piece.begin + count;
-    sorted.logprob.insert(sorted.logprob.end(), piece.logprob.begin(), piece.logprob.end());
-    sorted.entropy.insert(sorted.entropy.end(), piece.entropy.begin(), piece.entropy.end());
-  }
-  return sorted;
 }
 
 void create_results(const std::string& path, const ResultsHeader& header) {
@@ -213,16 +182,16 @@ Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path
   return values;
 }
 
-void write_results(OutputFile& output, const ResultsHeader& header,
-                   std::span<const ResultPiece> pieces) {
+void write_results(OutputFile& output, const ResultsHeader& header, const ResultPiece& mine) {
   Communicator& comm = output.comm();
-  check_coverage(comm, pieces, header.offsets.back());
+  check_coverage(comm, mine, header.offsets.back());
   run_on_root(comm, "creating " + output.path(),
               [&] { create_results(output.temporary_path(), header); });
-  const SortedPieces mine = sort_pieces(pieces);
+  std::vector<h5::Slab> slabs;
+  if (!mine.logprob.empty()) slabs.push_back({{mine.begin}, {std::ssize(mine.logprob)}});
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  file.dataset(logprob_path).write<float>(mine.slabs, mine.logprob);
-  file.dataset(entropy_path).write<float>(mine.slabs, mine.entropy);
+  file.dataset(logprob_path).write<float>(slabs, mine.logprob);
+  file.dataset(entropy_path).write<float>(slabs, mine.entropy);
   file.close();
 }
 

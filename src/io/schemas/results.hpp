@@ -68,12 +68,9 @@ struct ResultPiece {
   std::span<const float> entropy;
 };
 
-/// Writes the results of all ranks to the temporary file. Every prediction must be in exactly one
-/// piece of one rank; otherwise a runtime error names the prediction. Collective. Adjacent pieces
-/// of a rank count as one. HDF5's time is quadratic in the number of pieces: thousands per rank are
-/// quick, tens of thousands are not.
-void write_results(OutputFile& output, const ResultsHeader& header,
-                   std::span<const ResultPiece> pieces);
+/// Writes the pieces of all ranks to the temporary file. Every prediction must be in the piece of
+/// exactly one rank; otherwise a runtime error names the prediction. Collective.
+void write_results(OutputFile& output, const ResultsHeader& header, const ResultPiece& mine);
 
 struct Results {
   ResultsHeader header;
