@@ -208,7 +208,7 @@ class Names(Scratch):
         rows = re.findall(r'\{((?:\s*"[^"]*"\s*,?)+)\}', tables)
         strings = [re.findall(r'"([^"]*)"', row) for row in rows]
         found = {name: "".join(table) for name, *table in strings}
-        entries = Path(SOURCE, "src/io/logprobs_inputs.cpp").read_text(encoding="utf-8").split(".name = ")[1:]
+        entries = Path(SOURCE, "src/io/schemas/logprobs_inputs.cpp").read_text(encoding="utf-8").split(".name = ")[1:]
         marks = {"required": "", "depends": "~"}
         presence = [re.search(r"\.presence = (\w+)", entry) for entry in entries]
         inputs = [

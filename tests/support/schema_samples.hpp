@@ -7,9 +7,9 @@
 
 #include "apps/logprobs/registry.hpp"
 #include "io/compare.hpp"
-#include "io/logprobs_file.hpp"
 #include "io/schemas/attention_file.hpp"
 #include "io/schemas/batch_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 #include "io/schemas/model_file.hpp"
 #include "io/schemas/packed_file.hpp"
 #include "io/schemas/results.hpp"

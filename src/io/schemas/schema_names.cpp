@@ -10,7 +10,7 @@
 
 #include "core/error.hpp"
 #include "core/nearest.hpp"
-#include "io/logprobs_inputs.hpp"
+#include "io/schemas/logprobs_inputs.hpp"
 
 namespace gyre {
 namespace {

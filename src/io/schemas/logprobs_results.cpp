@@ -2,7 +2,7 @@
 #include <numeric>
 
 #include "comm/agree.hpp"
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 
 namespace gyre {
 namespace {

@@ -1,10 +1,10 @@
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 
 #include <algorithm>
 #include <utility>
 
 #include "comm/agree.hpp"
-#include "io/logprobs_inputs.hpp"
+#include "io/schemas/logprobs_inputs.hpp"
 
 namespace gyre {
 namespace {

@@ -5,7 +5,7 @@
 #include <string>
 #include <vector>
 
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 
 namespace gyre {
 

@@ -1,4 +1,4 @@
-#include "io/logprobs_inputs.hpp"
+#include "io/schemas/logprobs_inputs.hpp"
 
 #include <algorithm>
 #include <cmath>
