@@ -58,13 +58,13 @@ std::vector<std::tuple<std::string, Value, std::string>> AttentionResult::furthe
   return all;
 }
 
-AttentionCase::AttentionCase(const AttentionWorkload& workload, const AttentionSetup& setup,
-                             const AttentionMachine& machine, const AttentionExpectation& expected)
+AttentionCase::AttentionCase(const AttentionWorkload& workload, PlannedPtr planned,
+                             const AttentionSetup& setup, const AttentionMachine& machine,
+                             const AttentionExpectation& expected)
     : workload_(workload),
-      placed_(workload, setup.layout, setup.layout_options),
-      planned_{&placed_.layout, workload.heads, workload.mask, setup.schedule_options},
+      planned_(std::move(planned)),
+      plan_(planned_->plan),
       setup_(setup),
-      plan_(plan_that_fits(workload, planned_, setup, machine.network.rank())),
       machine_(machine),
       expected_(expected) {}
 
@@ -115,7 +115,7 @@ AttentionResult AttentionCase::row(Pass pass, int cycle) const {
 }
 
 std::pair<AttentionTolerances, AttentionTolerances> AttentionCase::tolerances() const {
-  AttentionReductions lengths = attention_reductions(plan_, planned_, machine_.world);
+  AttentionReductions lengths = attention_reductions(plan_, planned_->problem, machine_.world);
   lengths.score_size = workload_.score_size;
   const KernelPrecision kernel = machine_.kernel.precision(setup_.types.activations);
   return {attention_tolerances(lengths, setup_.types, kernel),
@@ -139,7 +139,8 @@ void AttentionCase::check_counts(Verification& checks) const {
     expect("bytes received by all ranks",
            all_reduce_value(world, mine.bytes_received, ReduceOp::sum),
            all_reduce_value(world, mine.bytes_sent, ReduceOp::sum));
-    const ClosedForm form = setup_.schedule.closed_form({planned_, setup_.types, plan_.rank, pass});
+    const ClosedForm form =
+        setup_.schedule.closed_form({planned_->problem, setup_.types, plan_.rank, pass});
     expect("messages", mine.messages, form.messages);
     expect("bytes sent", mine.bytes_sent, form.bytes_sent);
     expect("bytes received", mine.bytes_received, form.bytes_received);

@@ -8,10 +8,10 @@
 
 #include "apps/attention/setup.hpp"
 #include "attention/execute.hpp"
+#include "attention/tolerance.hpp"
 #include "harness/case.hpp"
 #include "harness/row.hpp"
-#include "io/attention_file.hpp"
-#include "report/tolerance.hpp"
+#include "io/schemas/attention_file.hpp"
 
 namespace gyre {
 
@@ -73,10 +73,8 @@ struct AttentionExpectation {
 
 class AttentionCase final : public Case {
  public:
-  /// Makes this rank's plan; every rank of the context-parallel group constructs its own. Throws a
-  /// usage error if layout or schedule refuses the workload, or if the plan needs more memory than
-  /// the setup allows.
-  AttentionCase(const AttentionWorkload& workload, const AttentionSetup& setup,
+  /// `planned`: the workload under the setup, planned for this rank of the network.
+  AttentionCase(const AttentionWorkload& workload, PlannedPtr planned, const AttentionSetup& setup,
                 const AttentionMachine& machine, const AttentionExpectation& expected);
   /// Allocates and fills the arrays, and makes the plan's communication groups. Must precede every
   /// run. Collective over the context-parallel group.
@@ -115,7 +113,7 @@ class AttentionCase final : public Case {
   /// Log-sum-exps (plane 0) or deltas (plane 1) of all tokens, [tokens, heads], on every rank.
   /// Collective.
   std::vector<double> statistics(int64_t plane);
-  const Layout& layout() const { return placed_.layout; }
+  const Layout& layout() const { return planned_->placed.layout; }
   const Shard& shard() const { return layout().shard(plan_.rank); }
   const RankPlan& plan() const { return plan_; }
   const AttentionWorkload& workload() const { return workload_; }
@@ -135,10 +133,9 @@ class AttentionCase final : public Case {
   void time_part(Pass pass, Execute part, std::vector<double>& to);
 
   const AttentionWorkload& workload_;
-  WorkloadLayout placed_;
-  AttentionProblem planned_;
+  PlannedPtr planned_;
+  const RankPlan& plan_;
   AttentionSetup setup_;
-  RankPlan plan_;
   AttentionMachine machine_;
   AttentionExpectation expected_;
   std::optional<AttentionExecutor> executor_;

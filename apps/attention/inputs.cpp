@@ -10,7 +10,7 @@
 #include "apps/attention/setup.hpp"
 #include "core/error.hpp"
 #include "core/token_random.hpp"
-#include "io/attention_file.hpp"
+#include "io/schemas/attention_file.hpp"
 
 namespace gyre {
 namespace {

@@ -9,9 +9,9 @@
 #include "apps/attention/case.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
+#include "comm/trace_file.hpp"
 #include "harness/suite.hpp"
 #include "report/app.hpp"
-#include "report/trace_file.hpp"
 #include "runtime/peak.hpp"
 
 namespace {
@@ -49,14 +49,17 @@ void write_timeline(Setting& s, AttentionCase& of) {
   run_on_root(s.context.world, "timeline", [&] { s.context.outputs.add_text(s.o.trace, text); });
 }
 
-/// Runs one schedule under one layout.
+/// Runs one schedule under one layout, which it plans first if `planned` is null.
 void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& setup,
-             const AttentionWorkload& workload, const AttentionExpectation& expected, int cycle) {
+             const AttentionWorkload& workload, PlannedPtr planned,
+             const AttentionExpectation& expected, int cycle) {
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
-  std::optional<AttentionCase> planned;
-  run_agreed(world, "plan", [&] { planned.emplace(workload, setup, s.machine, expected); });
-  AttentionCase& of = *planned;
+  const int rank = s.machine.network.rank();
+  run_agreed(world, "plan", [&] {
+    if (!planned) planned = std::make_shared<const PlannedAttention>(workload, setup, rank);
+  });
+  AttentionCase of(workload, planned, setup, s.machine, expected);
   of.allocate();
   s.report.memory.plan(planned_bytes(of.plan(), workload, setup) +
                        writing_bytes(o.output, workload, world.size()));
@@ -74,7 +77,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
 }
 
 void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkload& workload,
-                 int cycle) {
+                 const PlannedPtr& planned, int cycle) {
   const AttentionOptions& o = s.o;
   const auto inputs = s.file ? rows_of(*s.file, workload.type) : random_rows(workload, o.seed);
   const AttentionExpectation expected{
@@ -85,7 +88,7 @@ void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkl
       if (o.schedule.wants(schedule.name) && o.layout.wants(layout.name))
         suite.attempt("under " + layout.name, many, [&] {
           do_case(s, suite, setup_of(o, schedule, layout, s.memory_bytes, s.peak_flops), workload,
-                  expected, cycle);
+                  planned, expected, cycle);
         });
 }
 
@@ -98,12 +101,13 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   std::optional<AttentionFile> file;
   if (!o.input.empty()) file = read_attention_file(world, o.input);
   std::vector<AttentionWorkload> workloads;
+  std::vector<PlannedPtr> plans;
   const int64_t memory = backend.memory_bytes();
   run_agreed(world, "documents", [&] {
     if (file) workloads.push_back(workload_of(*file, o));
     for (const int64_t size : o.sweep.sizes())
       if (!file) workloads.push_back(generated_workload(o, size));
-    check_workloads(workloads, o, memory, world.rank());
+    plans = plan_workloads(workloads, o, memory, world.rank());
   });
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
@@ -122,8 +126,8 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
                   memory};
   Suite<AttentionResult> suite(context, report, o.report, attention_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
-    for (const AttentionWorkload& workload : workloads)
-      do_workload(setting, suite, workload, cycle);
+    for (size_t i = 0; i < workloads.size(); ++i)
+      do_workload(setting, suite, workloads[i], plans[i], cycle);
   suite.require_rows();
   add_figures(report, suite.rows());
   judge_answers(report, answers);

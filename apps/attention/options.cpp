@@ -13,7 +13,7 @@
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
 #include "runtime/features.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {

@@ -7,7 +7,7 @@
 #include "apps/attention/case.hpp"
 #include "apps/attention/options.hpp"
 #include "apps/attention/setup.hpp"
-#include "io/attention_file.hpp"
+#include "io/schemas/attention_file.hpp"
 #include "report/app.hpp"
 
 namespace gyre {

@@ -12,7 +12,7 @@
 #include "comm/nccl.hpp"
 #include "core/error.hpp"
 #include "harness/backend.hpp"
-#include "io/attention_file.hpp"
+#include "io/schemas/attention_file.hpp"
 #include "predict/machine_file.hpp"
 #include "report/machine_report.hpp"
 #include "report/value.hpp"
@@ -63,14 +63,6 @@ MaskRule mask_of(const AttentionFile& file, const std::string& path) {
   } catch (const Error& error) {
     throw_usage("{}: /attention/regions: {}", path, error.what());
   }
-}
-
-/// Throws the usage error that an AttentionCase of this setup on `rank` would throw, without
-/// allocating the memory of the plan.
-void check_plan(const AttentionWorkload& workload, const AttentionSetup& setup, int rank) {
-  const WorkloadLayout placed(workload, setup.layout, setup.layout_options);
-  plan_that_fits(workload, {&placed.layout, workload.heads, workload.mask, setup.schedule_options},
-                 setup, rank);
 }
 
 /// Pause between two polls of a sleeping rank. Measured: waking up for a poll takes some 15 us of a
@@ -179,32 +171,36 @@ int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
   return bytes + copies + (setup.checks ? statistics : 0);
 }
 
-RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProblem& planned,
-                        const AttentionSetup& setup, int rank) {
-  RankPlan plan = plan_rank(setup.schedule, planned, rank);
+PlannedAttention::PlannedAttention(const AttentionWorkload& workload, const AttentionSetup& setup,
+                                   int rank)
+    : placed(workload, setup.layout, setup.layout_options),
+      problem{&placed.layout, workload.heads, workload.mask, setup.schedule_options},
+      plan(plan_rank(setup.schedule, problem, rank)) {
   const int64_t bytes = planned_bytes(plan, workload, setup);
-  if (setup.memory_bytes == 0 || bytes <= setup.memory_bytes) return plan;
+  if (setup.memory_bytes == 0 || bytes <= setup.memory_bytes) return;
   const double share = static_cast<double>(setup.memory_bytes) / static_cast<double>(bytes);
   throw_usage("schedule {}: needs {} a rank, and {} are available; about {:.0f} tokens fit",
               setup.schedule.name, si_text(bytes, "B"), si_text(setup.memory_bytes, "B"),
               std::floor(share * workload.tokens()));
 }
 
-void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
-                     int64_t memory_bytes, int rank) {
-  if (o.schedule.several() || o.layout.several()) return;
+std::vector<PlannedPtr> plan_workloads(const std::vector<AttentionWorkload>& workloads,
+                                       const AttentionOptions& o, int64_t memory_bytes, int rank) {
+  std::vector<PlannedPtr> plans(workloads.size());
+  if (o.schedule.several() || o.layout.several()) return plans;
   const AttentionSetup setup =
       setup_of(o, find_schedule(o.schedule.name), find_layout(o.layout.name), memory_bytes);
   ConfigErrors errors;
-  for (const AttentionWorkload& workload : workloads) {
+  for (size_t i = 0; i < workloads.size(); ++i) {
     try {
-      check_plan(workload, setup, rank);
+      plans[i] = std::make_shared<const PlannedAttention>(workloads[i], setup, rank);
     } catch (const Error& error) {
       if (error.code() != ExitCode::usage) throw;
-      errors.add("{} tokens: {}", workload.tokens(), error.what());
+      errors.add("{} tokens: {}", workloads[i].tokens(), error.what());
     }
   }
   errors.throw_if_any("impossible configuration");
+  return plans;
 }
 
 NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,

@@ -108,16 +108,25 @@ void prepare_graphs(const Communicator& network);
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
                       const AttentionSetup& setup);
 
-/// The plan of `rank`. Throws a usage error if the schedule refuses it, or if it needs more memory
-/// than the setup allows.
-RankPlan plan_that_fits(const AttentionWorkload& workload, const AttentionProblem& planned,
-                        const AttentionSetup& setup, int rank);
+/// A workload in the layout of a setup, and the plan of one rank.
+struct PlannedAttention {
+  /// Throws a usage error if layout or schedule refuses the workload, or if the plan needs more
+  /// memory than the setup allows.
+  PlannedAttention(const AttentionWorkload& workload, const AttentionSetup& setup, int rank);
+  PlannedAttention(const PlannedAttention&) = delete;  // the problem points to the layout
+  PlannedAttention& operator=(const PlannedAttention&) = delete;
 
-/// With one schedule and one layout, throws a usage error that lists all workloads that they refuse
-/// or that do not fit the memory of `rank`. With several it does nothing: the run skips those that
-/// are refused.
-void check_workloads(const std::vector<AttentionWorkload>& workloads, const AttentionOptions& o,
-                     int64_t memory_bytes, int rank);
+  WorkloadLayout placed;
+  AttentionProblem problem;
+  RankPlan plan;
+};
+using PlannedPtr = std::shared_ptr<const PlannedAttention>;
+
+/// The plans of all workloads, with one schedule and one layout. Throws a usage error that lists
+/// all workloads that they refuse or that do not fit the memory of `rank`. With several it plans
+/// nothing, and returns null pointers: the run plans each, and skips those that are refused.
+std::vector<PlannedPtr> plan_workloads(const std::vector<AttentionWorkload>& workloads,
+                                       const AttentionOptions& o, int64_t memory_bytes, int rank);
 
 /// Rows of the inputs. Every rank can read any row.
 class TensorRows {

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "comm/agree.hpp"
-#include "io/array_file.hpp"
+#include "io/schemas/array_file.hpp"
 #include "report/app.hpp"
 #include "report/verify.hpp"
 

@@ -4,7 +4,7 @@
 #include <cstdint>
 #include <string>
 
-#include "io/batch_file.hpp"
+#include "io/schemas/batch_file.hpp"
 #include "packing/thd.hpp"
 
 namespace gyre {

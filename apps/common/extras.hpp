@@ -4,7 +4,7 @@
 #include <span>
 #include <string>
 
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "report/verify.hpp"
 
 namespace gyre {

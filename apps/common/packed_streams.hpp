@@ -3,9 +3,9 @@
 
 #include <functional>
 
-#include "io/documents.hpp"
 #include "io/outputs.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/documents.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "packing/packing.hpp"
 #include "packing/prefix_forest.hpp"
 #include "packing/slot_packer.hpp"

@@ -10,7 +10,7 @@
 #include "attention/mask.hpp"
 #include "core/dtype.hpp"
 #include "core/error.hpp"
-#include "io/prefix_tables.hpp"
+#include "io/schemas/prefix_tables.hpp"
 #include "packing/prefix_forest.hpp"
 #include "report/result.hpp"
 #include "sharding/layouts.hpp"

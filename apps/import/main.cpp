@@ -7,8 +7,8 @@
 
 #include "comm/agree.hpp"
 #include "core/version.hpp"
-#include "io/documents.hpp"
-#include "io/model_import.hpp"
+#include "io/checkpoints/model_import.hpp"
+#include "io/schemas/documents.hpp"
 #include "io/text_import.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"

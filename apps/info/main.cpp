@@ -15,7 +15,7 @@
 #include "predict/calibrate.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace {
 

@@ -10,7 +10,7 @@
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "core/special_values.hpp"
-#include "io/logprobs_inputs.hpp"
+#include "io/schemas/logprobs_inputs.hpp"
 #include "logprobs/kept_scores.hpp"
 #include "logprobs/operations/operation.hpp"
 

@@ -30,7 +30,7 @@
 #include "core/sparse_matrix.hpp"
 #include "core/token_random.hpp"
 #include "harness/backend.hpp"
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 #include "logprobs/fused_linear/fused_linear_ops.hpp"
 #include "logprobs/rows/row_kernels.hpp"
 #include "runtime/buffer.hpp"

@@ -21,8 +21,8 @@
 #include "apps/logprobs/inputs.hpp"
 #include "harness/case.hpp"
 #include "harness/result_array.hpp"
+#include "logprobs/tolerance.hpp"
 #include "logprobs/vocab_parallel.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 

@@ -9,7 +9,7 @@
 
 #include "apps/logprobs/registry.hpp"
 #include "core/error.hpp"
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 
 namespace gyre {
 namespace {

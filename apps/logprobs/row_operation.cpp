@@ -10,7 +10,7 @@
 #include "baselines/upstream.hpp"
 #include "core/special_values.hpp"
 #include "harness/expected_operation.hpp"
-#include "io/logprobs_inputs.hpp"
+#include "io/schemas/logprobs_inputs.hpp"
 #include "logprobs/operations/operation_scores.hpp"
 
 namespace gyre {

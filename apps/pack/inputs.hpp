@@ -9,8 +9,8 @@
 
 #include "apps/pack/report.hpp"
 #include "harness/backend.hpp"
-#include "io/array_file.hpp"
-#include "io/batch_file.hpp"
+#include "io/schemas/array_file.hpp"
+#include "io/schemas/batch_file.hpp"
 #include "packing/salm.hpp"
 #include "packing/thd.hpp"
 

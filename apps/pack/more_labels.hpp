@@ -2,7 +2,7 @@
 // Labels of further tokens ahead (--mtp) as extras of packed streams: labels_2, labels_3, ...
 
 #include "apps/pack/options.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "report/verify.hpp"
 
 namespace gyre {

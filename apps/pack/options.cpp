@@ -7,7 +7,7 @@
 
 #include "apps/pack/report.hpp"
 #include "core/error.hpp"
-#include "io/batch_file.hpp"
+#include "io/schemas/batch_file.hpp"
 #include "packing/bins.hpp"
 #include "packing/labels_ahead.hpp"
 #include "sharding/layouts.hpp"

@@ -7,7 +7,7 @@
 #include "apps/common/packed_streams.hpp"
 #include "harness/row.hpp"
 #include "io/outputs.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "packing/packing.hpp"
 
 namespace gyre {

@@ -10,13 +10,13 @@
 #include "harness/case.hpp"
 #include "harness/result_array.hpp"
 #include "harness/row.hpp"
-#include "io/model_file.hpp"
-#include "io/results.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/results.hpp"
 #include "model/decoder_reference.hpp"
 #include "model/scoring.hpp"
+#include "model/tolerance.hpp"
 #include "report/progress.hpp"
 #include "report/result.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 

@@ -14,8 +14,8 @@
 #include "comm/agree.hpp"
 #include "comm/process_grid.hpp"
 #include "harness/suite.hpp"
-#include "io/model_file.hpp"
-#include "io/results.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/results.hpp"
 #include "packing/lengths.hpp"
 #include "report/app.hpp"
 
@@ -109,11 +109,11 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
     ResultsHeader header = make_results_header(report, job.documents, job.plan);
     header.input_sha256 = checksum_of(report, o.input);
     header.model_sha256 = checksum_of(report, o.model);
-    write_results(*output, header,
-                  std::vector<ResultPiece>{{mine.begin, mine.logprob, mine.entropy}});
+    write_results(*output, header, {mine.begin, mine.logprob, mine.entropy});
     context.outputs.add(std::move(*output));
   }
-  const auto scores = document_scores(mine, job.documents, world);
+  const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets),
+                                      job.documents.unscored, world);
   details += compression_text(job.documents, scores, o.top);
   add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
               config.vocab_size);

@@ -6,7 +6,7 @@
 #include "apps/common/registry_options.hpp"
 #include "apps/common/workload_options.hpp"
 #include "harness/backend.hpp"
-#include "io/documents.hpp"
+#include "io/schemas/documents.hpp"
 #include "model/scoring.hpp"
 #include "report/options.hpp"
 

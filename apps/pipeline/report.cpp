@@ -172,20 +172,6 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
   return header;
 }
 
-std::vector<DocumentScore> document_scores(ScoreRange mine, const Documents& documents,
-                                           Communicator& world) {
-  const std::vector<int64_t> offsets = prediction_offsets(documents.offsets);
-  for (size_t d = 0; d < documents.unscored.size(); ++d) {
-    const int64_t end = std::min(offsets[d] + documents.unscored[d], mine.end());
-    for (int64_t i = std::max(offsets[d], mine.begin); i < end; ++i)
-      mine.logprob[i - mine.begin] = mine.entropy[i - mine.begin] = 0;
-  }
-  std::vector<DocumentScore> scores = score_documents(mine, offsets, world);
-  for (size_t d = 0; d < documents.unscored.size(); ++d)
-    scores[d].predictions -= documents.unscored[d];
-  return scores;
-}
-
 std::string length_note(const Documents& documents, int64_t longest_text) {
   int64_t longer = 0, longest = 0;
   for (int64_t d = 0; longest_text > 0 && d < documents.count(); ++d) {

@@ -13,11 +13,6 @@ const Table<ScoringResult>& scoring_table();
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const ScoringPlan& plan);
 
-/// Sums over the predictions of each document, without those that Documents::unscored leaves out.
-/// Collective.
-std::vector<DocumentScore> document_scores(ScoreRange mine, const Documents& documents,
-                                           Communicator& world);
-
 /// A "#" line if documents are longer than what the model was made for, `longest_text` (0:
 /// unknown); else "".
 std::string length_note(const Documents& documents, int64_t longest_text);

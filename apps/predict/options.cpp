@@ -7,8 +7,8 @@
 
 #include "core/error.hpp"
 #include "io/brought_file.hpp"
-#include "runtime/output_guard.hpp"
 #include "sharding/layouts.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {

@@ -12,12 +12,12 @@
 #include "apps/common/workload_options.hpp"
 #include "attention/plan_size.hpp"
 #include "attention/schedules/registry.hpp"
+#include "comm/trace_file.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
 #include "predict/machine_file.hpp"
 #include "predict/simulate.hpp"
 #include "report/machine_report.hpp"
-#include "report/trace_file.hpp"
 #include "sharding/padded_layout.hpp"
 
 namespace gyre {

@@ -7,8 +7,8 @@
 
 #include "apps/predict/run.hpp"
 #include "harness/suite.hpp"
-#include "io/documents.hpp"
-#include "io/model_config_file.hpp"
+#include "io/checkpoints/model_config_file.hpp"
+#include "io/schemas/documents.hpp"
 #include "packing/lengths.hpp"
 #include "report/progress.hpp"
 

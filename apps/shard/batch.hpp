@@ -13,8 +13,8 @@
 
 #include "apps/common/bshd_rows.hpp"
 #include "harness/row.hpp"
-#include "io/array_file.hpp"
-#include "io/batch_file.hpp"
+#include "io/schemas/array_file.hpp"
+#include "io/schemas/batch_file.hpp"
 #include "packing/compatibility.hpp"
 
 namespace gyre {

@@ -15,7 +15,7 @@
 #include "apps/shard/report.hpp"
 #include "apps/shard/slots.hpp"
 #include "core/label.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "packing/cp_batch.hpp"
 #include "packing/labels_ahead.hpp"
 #include "runtime/buffer.hpp"

@@ -13,7 +13,7 @@
 #include "apps/shard/slots.hpp"
 #include "comm/agree.hpp"
 #include "harness/backend.hpp"
-#include "io/shard_file.hpp"
+#include "io/schemas/shard_file.hpp"
 #include "report/app.hpp"
 
 namespace {

@@ -10,7 +10,7 @@
 #include "attention/mask.hpp"
 #include "harness/backend.hpp"
 #include "harness/row.hpp"
-#include "io/shard_file.hpp"
+#include "io/schemas/shard_file.hpp"
 #include "sharding/cost.hpp"
 #include "sharding/layouts.hpp"
 

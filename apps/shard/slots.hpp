@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "apps/shard/report.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "packing/labels_ahead.hpp"
 
 namespace gyre {

@@ -14,7 +14,7 @@
 #include "comm/agree.hpp"
 #include "core/index.hpp"
 #include "harness/row.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "runtime/clock.hpp"
 #include "sharding/layouts.hpp"
 #include "sharding/transfer.hpp"

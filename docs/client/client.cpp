@@ -17,6 +17,7 @@
 #include "packing/packing.hpp"
 #include "runtime/mpi_env.hpp"
 #include "sharding/layouts.hpp"
+#include "supervision/supervision.hpp"
 
 /// Layouts and plans are data: any process can ask for those of any rank.
 bool shard_and_count(int cp, bool print) {
@@ -69,6 +70,7 @@ bool score(gyre::Communicator& tp, bool print) {
 }
 
 int main(int argc, char** argv) {
+  gyre::start_supervised("client", argc, argv);
   gyre::MpiEnvironment environment(argc, argv, "client");
   const auto world = gyre::make_mpi_communicator(environment.world());
   const bool first = world->rank() == 0;

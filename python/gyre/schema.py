@@ -1,6 +1,6 @@
 """The names that files of each schema have, and names that change what is computed.
 
-Both tables are those of the programs (src/io/schema_names.cpp, which explains them); a test
+Both tables are those of the programs (src/io/schemas/schema_names.cpp, which explains them); a test
 compares them.
 """
 

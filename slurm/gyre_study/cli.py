@@ -8,11 +8,8 @@ from pathlib import Path
 from typing import TextIO
 
 from .errors import RUNTIME, StudyError
+from .files import APPS
 
-SLURM = Path(__file__).resolve().parent.parent
-IS_SOURCE_TREE = (SLURM.parent / "CMakeLists.txt").exists()  # else SLURM is PREFIX/share/gyre/slurm
-APPS = SLURM.parent / "build/cpu/apps" if IS_SOURCE_TREE else SLURM.parents[2] / "bin"
-SEPARATOR = "\0"  # stands for "--"
 DESCRIPTION = """Plans, launches and evaluates studies of Gyre's programs: which schedule, layout, number of ranks,
 length or network costs what, on a machine with Slurm or without."""
 EPILOG = """Examples:
@@ -202,7 +199,7 @@ def run_command(arguments: list[str] | None) -> int:
     try:
         words = sys.argv[1:] if arguments is None else arguments
         # argparse drops the first "--"; no argument of a process holds a zero byte.
-        options = parser().parse_args([SEPARATOR if word == "--" else word for word in words])
+        options = parser().parse_args([commands.SEPARATOR if word == "--" else word for word in words])
         return int(getattr(commands, options.command)(options))
     finally:
         sys.stdout.flush()

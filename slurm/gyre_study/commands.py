@@ -9,9 +9,8 @@ from pathlib import Path
 
 from .app import load_app
 from .cases import Expansion, expand
-from .cli import APPS, SEPARATOR, SLURM
 from .errors import RUNTIME, StudyError
-from .files import find_file, load_site, load_study
+from .files import APPS, SLURM, find_file, load_site, load_study
 from .folder import Folder, write_plan, write_whole
 from .history import expected_seconds, seconds_by_kin
 from .launches import launches_of
@@ -20,6 +19,7 @@ from .status import counts, report_text, statuses
 
 
 MOST_REASONS = 20
+SEPARATOR = "\0"  # stands for "--"
 
 
 def duration(seconds: float | None) -> str:

@@ -10,6 +10,10 @@ from typing import Any
 from .errors import StudyError, nearest, raise_all, refuse_unknown
 from .slurm import MAX_ARRAY_SIZE
 
+SLURM = Path(__file__).resolve().parent.parent
+IS_SOURCE_TREE = (SLURM.parent / "CMakeLists.txt").exists()  # else SLURM is PREFIX/share/gyre/slurm
+APPS = SLURM.parent / "build/cpu/apps" if IS_SOURCE_TREE else SLURM.parents[2] / "bin"
+
 KINDS = ("strong", "weak-tokens", "weak-work", "network", "length")
 BINDINGS = {
     "cores": ["--cpu-bind=cores"],

@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "logprobs/reference.hpp"
-#include "report/tolerance.hpp"
+#include "logprobs/tolerance.hpp"
 
 namespace gyre {
 

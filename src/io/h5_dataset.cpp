@@ -12,7 +12,7 @@
 #include "core/f16.hpp"
 #include "core/index.hpp"
 #include "io/h5_support.hpp"
-#include "io/reading.hpp"
+#include "io/trust/reading.hpp"
 
 namespace gyre::h5 {
 namespace {

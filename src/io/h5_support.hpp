@@ -21,7 +21,7 @@ inline constexpr std::ptrdiff_t max_group_levels = 64;
 /// one in a hundred files with a changed byte makes it crash or corrupt the program's memory. A
 /// crash is a runtime error that names the file. Every object and attribute is read, and every
 /// dataset unless the file is large. A file that has not changed since is not read again. A wrong
-/// digest of the contents is a runtime error as well (io/content_digest.hpp). Call it before
+/// digest of the contents is a runtime error as well (io/trust/content_digest.hpp). Call it before
 /// opening the file. Serial.
 void try_reading(const std::string& path);
 

@@ -7,7 +7,7 @@
 #include <utility>
 #include <vector>
 
-#include "io/schema.hpp"
+#include "io/schemas/schema.hpp"
 
 namespace gyre {
 

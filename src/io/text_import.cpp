@@ -9,7 +9,7 @@
 #include "comm/collective.hpp"
 #include "core/error.hpp"
 #include "io/resources.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {

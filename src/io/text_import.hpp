@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "io/documents.hpp"
+#include "io/schemas/documents.hpp"
 
 namespace gyre {
 

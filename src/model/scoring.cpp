@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <limits>
+#include <numeric>
 #include <set>
 
 #include "attention/plan_size.hpp"
@@ -259,22 +260,23 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
   const int ranks = world.size();
   const std::vector<int64_t> offsets = prediction_offsets(documents_.offsets);
   const int64_t total = offsets.back();
-  std::vector<std::vector<Scored>> outgoing(ranks);
-  for (const BinShard& shard : shards_) {
-    if (grid_.tp_rank() != 0) break;  // all ranks of a tensor-parallel group hold the same scores
-    for (const DocumentRun& run : shard.predictions)
-      for (const int64_t document : run.documents)
-        for (int64_t i = 0; i < run.length; ++i) {
-          const int64_t index = offsets[document] + run.start + i * run.stride;
-          outgoing[owner_of(index, total, ranks)].push_back({index, shard.scores[run.row + i]});
-        }
-  }
-  std::vector<Scored> send;
-  std::vector<int64_t> send_bytes;
-  for (const auto& part : outgoing) {
-    send.insert(send.end(), part.begin(), part.end());
-    send_bytes.push_back(std::ssize(part) * sizeof(Scored));
-  }
+  // All ranks of a tensor-parallel group hold the same scores: one sends them.
+  const auto for_each_score = [&](const auto& visit) {
+    for (const BinShard& shard : shards_)
+      for (const DocumentRun& run : shard.predictions)
+        for (const int64_t document : run.documents)
+          for (int64_t i = 0; i < run.length && grid_.tp_rank() == 0; ++i) {
+            const int64_t index = offsets[document] + run.start + i * run.stride;
+            visit(owner_of(index, total, ranks), Scored{index, shard.scores[run.row + i]});
+          }
+  };
+  std::vector<int64_t> send_bytes(ranks);
+  for_each_score([&](int owner, const Scored&) { send_bytes[owner] += sizeof(Scored); });
+  std::vector<int64_t> next(ranks);
+  std::exclusive_scan(send_bytes.begin(), send_bytes.end(), next.begin(), int64_t{0});
+  std::vector<Scored> send((next.back() + send_bytes.back()) / sizeof(Scored));
+  for (int64_t& bytes : next) bytes /= sizeof(Scored);
+  for_each_score([&](int owner, const Scored& scored) { send[next[owner]++] = scored; });
   HostStream stream;
   std::vector<int64_t> recv_bytes(ranks);
   world
@@ -300,12 +302,13 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
 }
 
 std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<const int64_t> offsets,
-                                           Communicator& world) {
+                                           std::span<const int64_t> unscored, Communicator& world) {
   const int64_t documents = std::ssize(offsets) - 1;
   std::vector<double> sums(2 * documents, 0);
   size_t document = std::upper_bound(offsets.begin(), offsets.end(), mine.begin) - offsets.begin();
   for (int64_t i = mine.begin; i < mine.end(); ++i) {
     while (offsets[document] <= i) ++document;  // offsets[document] is the end of document - 1
+    if (!unscored.empty() && i < offsets[document - 1] + unscored[document - 1]) continue;
     sums[2 * (document - 1)] += mine.logprob[i - mine.begin];
     sums[2 * (document - 1) + 1] += mine.entropy[i - mine.begin];
   }
@@ -316,7 +319,8 @@ std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<con
       ->wait();
   std::vector<DocumentScore> scores;
   for (int64_t d = 0; d < documents; ++d)
-    scores.push_back({sums[2 * d], sums[2 * d + 1], offsets[d + 1] - offsets[d]});
+    scores.push_back({sums[2 * d], sums[2 * d + 1],
+                      offsets[d + 1] - offsets[d] - (unscored.empty() ? 0 : unscored[d])});
   return scores;
 }
 

@@ -156,7 +156,8 @@ class Scorer {
   std::function<void(int64_t done, int64_t all)> progress_;
 };
 
-/// Sums per document over ScoreRanges that together cover all predictions. Collective.
+/// Sums per document over ScoreRanges that together cover all predictions, without the first
+/// `unscored` of each document (empty: none). Collective.
 struct DocumentScore {
   double logprob = 0;  ///< sum, nats
   double entropy = 0;  ///< sum, nats
@@ -164,6 +165,6 @@ struct DocumentScore {
 };
 std::vector<DocumentScore> score_documents(const ScoreRange& mine,
                                            std::span<const int64_t> prediction_offsets,
-                                           Communicator& world);
+                                           std::span<const int64_t> unscored, Communicator& world);
 
 }  // namespace gyre

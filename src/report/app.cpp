@@ -15,15 +15,15 @@
 #include "comm/mpi.hpp"
 #include "core/version.hpp"
 #include "io/h5.hpp"
-#include "io/schema_names.hpp"
+#include "io/schemas/schema_names.hpp"
 #include "report/command_line.hpp"
 #include "report/options.hpp"
 #include "report/progress.hpp"
 #include "report/row_log.hpp"
 #include "runtime/features.hpp"
 #include "runtime/process.hpp"
-#include "runtime/supervisor.hpp"
 #include "runtime/watchdog.hpp"
+#include "supervision/supervision.hpp"
 
 namespace gyre {
 namespace {

@@ -10,7 +10,7 @@
 #include "comm/communicator.hpp"
 #include "core/error.hpp"
 #include "io/outputs.hpp"
-#include "io/schema.hpp"
+#include "io/schemas/schema.hpp"
 #include "report/machine_report.hpp"
 #include "report/option_table.hpp"
 #include "runtime/mpi_env.hpp"

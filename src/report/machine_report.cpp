@@ -8,7 +8,7 @@
 
 #include "comm/agree.hpp"
 #include "io/resources.hpp"
-#include "io/sha256.hpp"
+#include "io/trust/sha256.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
 #include "report/value.hpp"

@@ -9,7 +9,7 @@
 #include <vector>
 
 #include "report/value.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace CLI {
 class App;

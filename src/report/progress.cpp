@@ -8,10 +8,10 @@
 
 #include "report/value.hpp"
 #include "runtime/clock.hpp"
-#include "runtime/launcher.hpp"
 #include "runtime/process.hpp"
-#include "runtime/terminal.hpp"
 #include "runtime/watchdog.hpp"
+#include "supervision/launcher.hpp"
+#include "supervision/terminal.hpp"
 
 namespace gyre {
 namespace {

@@ -13,7 +13,7 @@
 #include "comm/agree.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_version.hpp"
-#include "io/sha256.hpp"
+#include "io/trust/sha256.hpp"
 #include "report/at_least.hpp"
 #include "report/progress.hpp"
 #include "runtime/process_memory.hpp"

@@ -6,7 +6,7 @@
 
 #include "core/json.hpp"
 #include "report/result.hpp"
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {

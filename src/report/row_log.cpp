@@ -14,7 +14,7 @@
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
-#include "io/sha256.hpp"
+#include "io/trust/sha256.hpp"
 #include "report/result.hpp"
 
 namespace gyre {

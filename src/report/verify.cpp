@@ -9,7 +9,8 @@
 #include "comm/agree.hpp"
 #include "core/error.hpp"
 #include "core/json.hpp"
-#include "report/tolerance.hpp"
+#include "core/tolerance.hpp"
+#include "report/value.hpp"
 
 namespace gyre {
 namespace {

@@ -13,9 +13,8 @@
 #include "core/error.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/cuda_stream.hpp"
-#include "runtime/launcher.hpp"
 #include "runtime/sleep.hpp"
-#include "runtime/supervisor.hpp"
+#include "runtime/surroundings.hpp"
 
 namespace gyre {
 namespace {
@@ -32,8 +31,7 @@ int announced_ranks() {
 /// Ends all ranks. If this rank ended by itself, as MPI_Abort does, the launcher might report the
 /// signal that killed the others instead of `code`.
 void end_all(int code) {
-  wait_for_launcher_to_read();
-  end_run_through_launcher(code);
+  surroundings().end_run(code);
   int started = 0, finished = 0;
   MPI_Initialized(&started);
   MPI_Finalized(&finished);
@@ -96,7 +94,6 @@ void wait_politely(std::vector<MPI_Request>& requests) {
 }
 
 MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
-  start_supervised(program, argc, argv);
   launched_ranks_ = announced_ranks();
   int provided = 0;
   MPI_Init_thread(&argc, &argv, MPI_THREAD_FUNNELED, &provided);
@@ -121,7 +118,7 @@ MpiEnvironment::MpiEnvironment(int& argc, char**& argv, std::string program) {
     peers_.push_back({r, identity.host, identity.pid});
   }
   Watchdog::start(std::move(program), rank_, peers_, 0, end_all);
-  tell_supervisor(RankPhase::running);
+  surroundings().enter(RankPhase::running);
 }
 
 MpiEnvironment::~MpiEnvironment() {
@@ -132,7 +129,7 @@ MpiEnvironment::~MpiEnvironment() {
     wait_politely(request);
   }
   Watchdog::stop();
-  tell_supervisor(RankPhase::finalising);
+  surroundings().enter(RankPhase::finalising);
   MPI_Comm_free(&world_);
   MPI_Finalize();
 }

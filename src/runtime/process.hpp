@@ -1,29 +1,13 @@
 #pragma once
-// Process setup, and writing to standard output and standard error.
+// Writing to standard output and standard error; states of processes.
 
-#include <string>
+#include <cstdint>
 #include <string_view>
-#include <vector>
 
 namespace gyre {
 
-/// Must be the first call in main. Afterwards
-/// - a write to a pipe without a reader, or beyond `ulimit -f`, fails with its errno and raises no
-///   signal; children can be waited for, whatever the parent process ignores;
-/// - a closed standard stream is open but cannot be written, so no other file gets its number;
-/// - if a library calls exit() with a code that is no ExitCode, as MPI does if MPI_Init fails, the
-///   process ends with ExitCode::runtime; without a launcher the same holds for abort().
-void prepare_process();
-
-/// A process that acts when this one has ended, or was killed.
-struct Guard {
-  int pipe = -1;  ///< the guard acts when all processes have closed it; -1: there is no guard
-  int error = 0;  ///< errno if it could not be started; 0 on a machine without a shell
-};
-
-/// Starts a shell that runs `script` with `arguments` when this process and its forks have ended in
-/// any way, including SIGKILL. It is detached from the process group and holds no open files.
-Guard start_guard(std::string name, const std::string& script, std::vector<std::string> arguments);
+/// State letter of a process on this host (R, S, T: stopped, Z, ...); 0 if there is none.
+char process_state(int64_t pid);
 
 /// Writes `text` to standard error. Drops text that cannot be written, and after `patience_ms`
 /// (negative: never) text that nobody reads from a full pipe. Reports no errors and uses no locks

@@ -16,7 +16,7 @@
 #include "core/error.hpp"
 #include "runtime/host.hpp"
 #include "runtime/process.hpp"
-#include "runtime/supervisor.hpp"
+#include "runtime/surroundings.hpp"
 
 namespace gyre {
 namespace {
@@ -99,9 +99,9 @@ std::string report(const State& s, const Wait& wait, const std::string& headline
   return text + (any ? "\n" : " none\n");
 }
 
-/// Publishes the text that the supervisor reports if this process dies. Requires the lock.
+/// Publishes the text that a supervisor reports if this process dies. Requires the lock.
 void publish(const State& s) {
-  tell_supervisor(s.step, s.waits.empty() ? std::string_view() : s.waits.back().what);
+  surroundings().wait(s.step, s.waits.empty() ? std::string_view() : s.waits.back().what);
 }
 
 /// Reports and ends the process. Ranks detect the same hang moments apart, and a launcher kills the
@@ -204,7 +204,7 @@ void Watchdog::start(std::string program, int world_rank, std::vector<PeerProces
 
 void Watchdog::set_timeout(double seconds) {
   timeout_seconds = seconds;
-  tell_supervisor_timeout(seconds);
+  surroundings().set_timeout(seconds);
 }
 
 void Watchdog::begin_to_finish() {

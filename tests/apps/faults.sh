@@ -171,4 +171,35 @@ for _ in $(seq 200); do
 done
 kill -0 "$launcher" 2>/dev/null && fail "a stopped supervisor stops the run"
 wait "$launcher" || fail "exit $? with a stopped supervisor: $(cat "$scratch/log")"
+
+# GYRE_SUPERVISE=0: a rank is one process, which forks nothing, not even to read its files.
+start_counted() { # SUPERVISE OUTPUT ITERATIONS
+  COUNTED=$2 GYRE_SUPERVISE=$1 timeout 60 "$MPIEXEC" -n 2 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 2 -n "$3" \
+    -o "$2" >"$scratch/log" 2>&1 &
+  launcher=$!
+}
+processes_of() { # OUTPUT: those of the program, without the launcher's
+  local environ
+  for environ in $(grep -lszxF "COUNTED=$1" /proc/[0-9]*/environ); do
+    [[ ! ${environ%environ}exe -ef $apps/gyre-pipeline ]] || echo "${environ//[!0-9]/}"
+  done
+}
+for supervise in 1 0; do
+  most=0
+  start_counted $supervise "$scratch/counted$supervise.h5" 300
+  while kill -0 "$launcher" 2>/dev/null; do
+    now=$(processes_of "$scratch/counted$supervise.h5" | wc -l)
+    ((now <= most)) || most=$now
+  done
+  wait "$launcher" || fail "exit $? under GYRE_SUPERVISE=$supervise: $(cat "$scratch/log")"
+  ((supervise ? most >= 6 : most == 2)) || fail "$most processes of two ranks under GYRE_SUPERVISE=$supervise"
+done
+"$apps/gyre-compare" -q "$scratch"/counted{1,0}.h5 || fail "GYRE_SUPERVISE=0 changes the output"
+# A rank that is killed then leaves a temporary file, and no output.
+start_counted 0 "$scratch/out/killed.h5" 1000000
+until grep -q '^# input model' "$scratch/log"; do kill -0 "$launcher" || fail "no run: $(cat "$scratch/log")"; done
+kill -KILL "$(processes_of "$scratch/out/killed.h5" | tail -1)"
+wait "$launcher" && fail "exit 0 with a killed rank: $(cat "$scratch/log")"
+[[ ! -e $scratch/out/killed.h5 ]] || fail "an output of a killed run"
+GYRE_SUPERVISE=no expect 2 'GYRE_SUPERVISE=no in the environment; wanted: 0 or 1' "$apps/gyre-pipeline"
 echo ok

@@ -101,25 +101,15 @@ class Process:
         return f"{self.name}[{self.pid}]{'' if self.rank is None else f' rank {self.rank}'} {self.state} in {where}"
 
 
-def folder_of(pid):
-    """The folder that a process runs in; "" of one that has ended."""
-    try:
-        return os.readlink(f"/proc/{pid}/cwd")
-    except OSError:
-        return ""
-
-
 def processes_of(folder):
-    """All living processes of a trial: those with its tag, and its guards, which run in its folder."""
+    """All living processes of a trial: those with its tag, guards included."""
     tag = f"{TAG}={folder}".encode()
     found = []
     for entry in os.listdir("/proc"):
         if not entry.isdigit() or int(entry) == os.getpid():
             continue
         environment = read_bytes(f"/proc/{entry}/environ").split(b"\0")
-        command = read_bytes(f"/proc/{entry}/cmdline")
-        guard = re.search(rb"gyre-\w+-guard", command) and folder_of(entry) == str(folder)
-        if tag in environment or guard:
+        if tag in environment:
             process = Process(int(entry))
             if process.alive():
                 found.append(process)
@@ -129,7 +119,8 @@ def processes_of(folder):
 def ranks_of(folder):
     """(ranks, their parents): the programs of a trial. A rank is there when its parent has forked it; before, the program
     is being loaded, and what a signal does to it is between the launcher and the kernel."""
-    found = {p.pid: p for p in processes_of(folder) if p.rank is not None and p.name.startswith("gyre-")}
+    found = {p.pid: p for p in processes_of(folder)
+             if p.rank is not None and p.name.startswith("gyre-") and p.name != "gyre-guard"}
     parents = [p for p in found.values() if p.parent not in found]
     ranks = [p for p in found.values() if p.parent in found and found[p.parent].parent not in found]
     return ranks, [p for p in parents if p.pid in {rank.parent for rank in ranks}]

@@ -144,7 +144,7 @@ std::string last_words(const std::string& scratch) {
   return words;
 }
 
-/// Whether io/reading's handler has named the file whose damage crashed HDF5.
+/// Whether io/trust/reading's handler has named the file whose damage crashed HDF5.
 bool named_crash(const std::string& scratch) {
   const std::string words = fmt::format("reading '{}/case.h5' crashes HDF5", scratch);
   std::ifstream log(scratch + "/stderr");

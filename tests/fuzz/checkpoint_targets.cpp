@@ -10,7 +10,7 @@
 #include <utility>
 
 #include "core/error.hpp"
-#include "io/model_import.hpp"
+#include "io/checkpoints/model_import.hpp"
 #include "target.hpp"
 
 namespace gyre::fuzz {

@@ -2,14 +2,14 @@
 
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
-#include "io/attention_file.hpp"
-#include "io/batch_file.hpp"
 #include "io/compare.hpp"
-#include "io/logprobs_file.hpp"
-#include "io/model_file.hpp"
-#include "io/packed_file.hpp"
-#include "io/results.hpp"
-#include "io/shard_file.hpp"
+#include "io/schemas/attention_file.hpp"
+#include "io/schemas/batch_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/packed_file.hpp"
+#include "io/schemas/results.hpp"
+#include "io/schemas/shard_file.hpp"
 #include "target.hpp"
 
 namespace gyre::fuzz {

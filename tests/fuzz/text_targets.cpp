@@ -14,7 +14,7 @@
 #include "apps/shard/options.hpp"
 #include "comm/emulated.hpp"
 #include "core/error.hpp"
-#include "io/model_config_file.hpp"
+#include "io/checkpoints/model_config_file.hpp"
 #include "machine/json.hpp"
 #include "packing/lengths.hpp"
 #include "predict/machine_file.hpp"

@@ -5,8 +5,8 @@
 
 #include "attention/array_ops.hpp"
 #include "attention/cuda_array_ops.cuh"
+#include "core/tolerance.hpp"
 #include "gpu_test.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 namespace {

@@ -4,9 +4,9 @@
 #include <vector>
 
 #include "attention/kernels/cuda_tile_code.cuh"
+#include "core/tolerance.hpp"
 #include "gpu_test.hpp"
 #include "mpi_test.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 namespace {

@@ -8,9 +8,9 @@
 #include <vector>
 
 #include "attention/kernels/cuda_merge.hpp"
+#include "core/tolerance.hpp"
 #include "device_matrix.hpp"
 #include "gpu_test.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

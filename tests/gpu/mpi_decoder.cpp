@@ -16,9 +16,9 @@
 #include "gpu_test.hpp"
 #include "model/decoder_reference.hpp"
 #include "model/scoring.hpp"
+#include "model/tolerance.hpp"
 #include "mpi_test.hpp"
 #include "random_model.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

@@ -7,8 +7,8 @@
 #include <numeric>
 
 #include "errors.hpp"
-#include "io/attention_file.hpp"
 #include "io/compare.hpp"
+#include "io/schemas/attention_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

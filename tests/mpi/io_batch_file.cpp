@@ -5,8 +5,8 @@
 
 #include <cstring>
 
-#include "io/batch_file.hpp"
-#include "io/packed_file.hpp"
+#include "io/schemas/batch_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

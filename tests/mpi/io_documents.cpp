@@ -6,7 +6,7 @@
 #include <numeric>
 
 #include "comm/collective.hpp"
-#include "io/documents.hpp"
+#include "io/schemas/documents.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

@@ -8,7 +8,7 @@
 #include "apps/logprobs/registry.hpp"
 #include "errors.hpp"
 #include "io/compare.hpp"
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

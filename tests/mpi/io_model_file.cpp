@@ -7,7 +7,7 @@
 #include <map>
 
 #include "comm/collective.hpp"
-#include "io/model_file.hpp"
+#include "io/schemas/model_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

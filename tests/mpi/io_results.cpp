@@ -1,14 +1,13 @@
-// Results files written by all ranks in pieces, and the reference beside documents.
+// Results files written by all ranks, a piece each, and the reference beside documents.
 
 #include <gtest/gtest.h>
 
 #include <cmath>
 #include <limits>
-#include <list>
 
 #include "comm/collective.hpp"
-#include "io/model_file.hpp"
-#include "io/results.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/results.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 
@@ -27,20 +26,15 @@ float entropy_of(int64_t prediction) {
   return 0.5F * static_cast<float>(prediction);
 }
 
-/// Owns the values behind pieces.
-class Pieces {
- public:
-  void add(int64_t begin, int64_t count) {
-    auto& values = values_.emplace_back();
-    for (int64_t i = begin; i < begin + count; ++i) values.first.push_back(logprob_of(i));
-    for (int64_t i = begin; i < begin + count; ++i) values.second.push_back(entropy_of(i));
-    pieces_.push_back({begin, values.first, values.second});
+/// A rank's piece, and the values behind it.
+struct Piece {
+  Piece(int64_t first, int64_t count) : begin(first) {
+    for (int64_t i = begin; i < begin + count; ++i) logprob.push_back(logprob_of(i));
+    for (int64_t i = begin; i < begin + count; ++i) entropy.push_back(entropy_of(i));
   }
-  std::span<const ResultPiece> pieces() const { return pieces_; }
 
- private:
-  std::list<std::pair<std::vector<float>, std::vector<float>>> values_;
-  std::vector<ResultPiece> pieces_;
+  int64_t begin;
+  std::vector<float> logprob, entropy;
 };
 
 ResultsHeader header_for(std::vector<int64_t> offsets) {
@@ -55,9 +49,9 @@ ResultsHeader header_for(std::vector<int64_t> offsets) {
   return header;
 }
 
-void save(const std::string& path, const ResultsHeader& header, const Pieces& mine) {
+void save(const std::string& path, const ResultsHeader& header, const Piece& mine) {
   OutputFile output(world(), path);
-  write_results(output, header, mine.pieces());
+  write_results(output, header, {mine.begin, mine.logprob, mine.entropy});
   output.commit();
 }
 
@@ -74,43 +68,38 @@ void expect_complete(const std::string& path, int64_t total) {
   }
 }
 
+/// An equal share of `total` predictions, for rank `rank`.
+Piece share_of(int64_t total, int64_t rank) {
+  const int64_t ranks = world().size(), begin = total * rank / ranks;
+  return {begin, total * (rank + 1) / ranks - begin};
+}
+
 TEST(Results, PiecesOfAnySizeFromAnyRank) {
   const SharedFolder folder;
   const int64_t ranks = world().size(), rank = world().rank();
-  const auto expect = [&](const std::vector<int64_t>& offsets, const Pieces& mine) {
+  const auto expect = [&](const std::vector<int64_t>& offsets, const Piece& mine) {
     save(folder.file("r.h5"), header_for(offsets), mine);
     expect_complete(folder.file("r.h5"), offsets.back());
   };
-  Pieces block, scattered, all, none;
-  block.add(1003 * rank / ranks, 1003 * (rank + 1) / ranks - 1003 * rank / ranks);
-  expect({0, 3, 3, 1003}, block);
-  for (int64_t piece = 99; piece >= 0; --piece)  // pieces of 7, dealt backwards
-    if (piece % ranks == rank) scattered.add(7 * piece, 7);
-  expect({0, 700}, scattered);
-  if (rank == ranks - 1) all.add(0, 50);
-  expect({0, 50}, all);
-  none.add(0, 0);
-  expect({0, 0, 0}, none);
+  expect({0, 3, 3, 1003}, share_of(1003, rank));
+  expect({0, 700}, share_of(700, ranks - 1 - rank));
+  expect({0, 50}, rank == ranks - 1 ? Piece(0, 50) : Piece(0, 0));
+  expect({0, 0, 0}, {0, 0});
 }
 
 TEST(Results, ManyChunksAndRounds) {
   const SharedFolder folder;
-  const int64_t total = 600'000, ranks = world().size();
-  Pieces mine;
-  for (int64_t block = 0; block < 60; ++block)
-    if (block % ranks == world().rank()) mine.add(10'000 * block, 10'000);
+  const int64_t total = 600'000;
   const int64_t old = set_transfer_limit_bytes(100'000);
-  save(folder.file("r.h5"), header_for({0, total}), mine);
+  save(folder.file("r.h5"), header_for({0, total}), share_of(total, world().rank()));
   expect_complete(folder.file("r.h5"), total);
   set_transfer_limit_bytes(old);
 }
 
 TEST(Results, HeaderComesBack) {
   const SharedFolder folder;
-  Pieces mine;
-  if (world().rank() == 0) mine.add(0, 9);
   const ResultsHeader written = header_for({0, 4, 4, 9});
-  save(folder.file("r.h5"), written, mine);
+  save(folder.file("r.h5"), written, share_of(9, world().rank()));
   const ResultsHeader read = read_results(world(), folder.file("r.h5")).header;
   EXPECT_EQ(read.model_sha256, written.model_sha256);
   EXPECT_EQ(read.input_sha256, written.input_sha256);
@@ -127,30 +116,32 @@ TEST(Results, HeaderComesBack) {
 TEST(ResultsRejected, GapsAndOverlaps) {
   const SharedFolder folder;
   const int last = world().size() - 1;
-  const auto write = [&](std::vector<std::pair<int64_t, int64_t>> first_ranks,
-                         std::vector<std::pair<int64_t, int64_t>> last_ranks) {
-    Pieces mine;
-    if (world().rank() == 0)
-      for (auto [begin, count] : first_ranks) mine.add(begin, count);
-    if (world().rank() == last)
-      for (auto [begin, count] : last_ranks) mine.add(begin, count);
+  // With one rank, its piece is the second.
+  const auto write = [&](const Piece& of_first, const Piece& of_last) {
+    const Piece& mine = world().rank() == last ? of_last
+                        : world().rank() == 0  ? of_first
+                                               : Piece(0, 0);
     save(folder.file("r.h5"), header_for({0, 10}), mine);
   };
-  expect_error(ExitCode::runtime, "prediction 4 of 10 comes from no rank", [&] {
-    write({{0, 4}}, {{5, 5}});
+  expect_error(ExitCode::runtime, "prediction 0 of 10 comes from no rank", [&] {
+    write({0, 0}, {0, 0});
   });
-  expect_error(ExitCode::runtime, "prediction 0 of 10 comes from no rank", [&] { write({}, {}); });
   expect_error(ExitCode::runtime, "prediction 9 of 10 comes from no rank", [&] {
-    write({{0, 4}}, {{4, 5}});
+    write({0, 0}, {0, 9});
   });
-  expect_error(ExitCode::runtime,
-               fmt::format("prediction 3 comes from rank 0 and from rank {}", last), [&] {
-                 write({{0, 4}}, {{3, 7}});
-               });
   expect_error(ExitCode::runtime, fmt::format("rank {} has prediction 10, but there are 10", last),
                [&] {
-                 write({{0, 4}}, {{4, 7}});
+                 write({0, 0}, {0, 11});
                });
+  if (last > 0) {
+    expect_error(ExitCode::runtime, "prediction 4 of 10 comes from no rank", [&] {
+      write({0, 4}, {5, 5});
+    });
+    expect_error(ExitCode::runtime,
+                 fmt::format("prediction 3 comes from rank 0 and from rank {}", last), [&] {
+                   write({0, 4}, {3, 7});
+                 });
+  }
   EXPECT_TRUE(std::filesystem::is_empty(folder.path()));
 }
 

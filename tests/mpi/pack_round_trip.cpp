@@ -7,7 +7,7 @@
 
 #include "apps/pack/report.hpp"
 #include "apps/shard/report.hpp"
-#include "io/batch_file.hpp"
+#include "io/schemas/batch_file.hpp"
 #include "io_files.hpp"
 
 namespace gyre {

@@ -479,7 +479,7 @@ TEST(Scoring, DocumentSumsCoverAllPredictions) {
   const Documents documents = ragged_documents(config);
   const ScoringRun run = score(documents, config, setup_of({1, world().size(), 1}));
   const auto offsets = prediction_offsets(documents.offsets);
-  const auto scores = score_documents(run.range, offsets, world());
+  const auto scores = score_documents(run.range, offsets, {}, world());
   ASSERT_EQ(std::ssize(scores), documents.view().size());
   double sum = 0, mine = 0;
   for (size_t d = 0; d < scores.size(); ++d) {

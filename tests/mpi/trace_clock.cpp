@@ -7,9 +7,9 @@
 #include <nlohmann/json.hpp>
 
 #include "comm/agree.hpp"
+#include "comm/trace_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
-#include "report/trace_file.hpp"
 #include "runtime/host.hpp"
 
 namespace gyre {

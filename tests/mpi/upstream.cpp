@@ -19,8 +19,8 @@
 #include "comm/agree.hpp"
 #include "logprob_cases.hpp"
 #include "logprobs/reference.hpp"
+#include "logprobs/tolerance.hpp"
 #include "mpi_test.hpp"
-#include "report/tolerance.hpp"
 #include "runtime/buffer.hpp"
 #include "simd_targets.hpp"
 

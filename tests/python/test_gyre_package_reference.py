@@ -228,13 +228,13 @@ class Names(Scratch):
         return "", [str(note.message).removeprefix(f"{path}: ") for note in notes]
 
     def test_the_tables_are_those_of_the_programs(self):
-        text = Path(SOURCE, "src/io/schema_names.cpp").read_text(encoding="utf-8")
+        text = Path(SOURCE, "src/io/schemas/schema_names.cpp").read_text(encoding="utf-8")
         text = re.sub(r"//.*", "", text)
         tables = text[text.index("tables[] = {") : text.index("constexpr const char* names_of_all")]
         rows = re.findall(r'\{((?:\s*"[^"]*"\s*,?)+)\}', tables)
         strings = [re.findall(r'"([^"]*)"', row) for row in rows]
         found = {name: "".join(table) for name, *table in strings}
-        entries = Path(SOURCE, "src/io/logprobs_inputs.cpp").read_text(encoding="utf-8").split('.name = "')[1:]
+        entries = Path(SOURCE, "src/io/schemas/logprobs_inputs.cpp").read_text(encoding="utf-8").split('.name = "')[1:]
         marks = {"required": "", "depends": "~"}
         presence = [re.search(r"\.presence = (\w+)", entry) for entry in entries]
         inputs = [

@@ -16,9 +16,10 @@
 #include <vector>
 
 #include "attention/kernels/block_kernel.hpp"
+#include "attention/tolerance.hpp"
 #include "core/bf16.hpp"
+#include "core/tolerance.hpp"
 #include "gpu_test.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre::test::attention_kernel {
 

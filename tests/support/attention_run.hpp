@@ -15,9 +15,10 @@
 #include "attention/attention_reference.hpp"
 #include "attention/execute.hpp"
 #include "attention/schedules/registry.hpp"
+#include "attention/tolerance.hpp"
 #include "core/token_random.hpp"
+#include "core/tolerance.hpp"
 #include "mpi_test.hpp"
-#include "report/tolerance.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre::test {

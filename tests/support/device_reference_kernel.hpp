@@ -13,7 +13,7 @@
 
 #include "attention/array_ops.hpp"
 #include "attention/kernels/block_kernel.hpp"
-#include "report/tolerance.hpp"
+#include "core/tolerance.hpp"
 
 namespace gyre::test {
 

@@ -21,6 +21,7 @@
 #include "mpi_test.hpp"
 #include "runtime/parallel.hpp"
 #include "runtime/watchdog.hpp"
+#include "supervision/supervision.hpp"
 
 namespace gyre::test {
 namespace {
@@ -190,6 +191,7 @@ int main(int argc, char** argv) {
     return 0;
   }
   test::fix_seed_of_properties();
+  start_supervised("test", argc, argv);
   h5::initialise();
   MpiEnvironment environment(argc, argv, "test");
   if (environment.launched_ranks() > 1 && environment.size() == 1) {

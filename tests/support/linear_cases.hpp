@@ -12,10 +12,11 @@
 #include <span>
 #include <vector>
 
+#include "core/tolerance.hpp"
 #include "logprob_cases.hpp"
 #include "logprobs/fused_linear/fused_linear.hpp"
 #include "logprobs/reference.hpp"
-#include "report/tolerance.hpp"
+#include "logprobs/tolerance.hpp"
 #include "score_checks.hpp"
 
 namespace gyre::test::linear {

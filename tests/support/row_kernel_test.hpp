@@ -12,7 +12,7 @@
 #include "device_matrix.hpp"
 #include "logprobs/reference.hpp"
 #include "logprobs/rows/row_kernels.hpp"
-#include "report/tolerance.hpp"
+#include "logprobs/tolerance.hpp"
 
 namespace gyre::test::row_kernels {
 

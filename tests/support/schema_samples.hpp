@@ -8,14 +8,14 @@
 #include <vector>
 
 #include "apps/logprobs/registry.hpp"
-#include "io/attention_file.hpp"
-#include "io/batch_file.hpp"
 #include "io/compare.hpp"
-#include "io/logprobs_file.hpp"
-#include "io/model_file.hpp"
-#include "io/packed_file.hpp"
-#include "io/results.hpp"
-#include "io/shard_file.hpp"
+#include "io/schemas/attention_file.hpp"
+#include "io/schemas/batch_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
+#include "io/schemas/model_file.hpp"
+#include "io/schemas/packed_file.hpp"
+#include "io/schemas/results.hpp"
+#include "io/schemas/shard_file.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 
@@ -57,9 +57,8 @@ inline void write_results_sample(const std::string& path) {
   header.packed = {12, {0, 1}, {0}, {0, 11}, {0, 12}, {}};
   header.packed.prefixes = {{0, 1}, {{-1, 11, 0, 2}}, {0, 1}};
   const std::vector<float> values(4, -1);
-  const std::vector<ResultPiece> pieces{{0, values, values}};
   OutputFile output(world(), path);
-  write_results(output, header, pieces);
+  write_results(output, header, {0, values, values});
   output.commit();
 }
 

@@ -11,8 +11,8 @@
 
 #include "comm/agree.hpp"
 #include "logprob_cases.hpp"
+#include "logprobs/tolerance.hpp"
 #include "mpi_test.hpp"
-#include "report/tolerance.hpp"
 
 namespace gyre::test {
 

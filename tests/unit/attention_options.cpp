@@ -264,8 +264,8 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
       "impossible configuration\n"
       "  - 4096 tokens: schedule ring: needs 50.5 MB a rank, and 25.2 MB are available; about 2048 "
       "tokens fit",
-      [&] { check_workloads({problem}, o, bytes / 2, 0); });
-  check_workloads({problem}, o, bytes, 0);
+      [&] { plan_workloads({problem}, o, bytes / 2, 0); });
+  plan_workloads({problem}, o, bytes, 0);
 }
 
 }  // namespace GYRE_FILE

@@ -12,7 +12,7 @@
 #include "attention/kernels/cuda_arguments.hpp"
 #include "attention/kernels/cuda_shapes.hpp"
 #include "attention/kernels/cuda_tiles.hpp"
-#include "report/tolerance.hpp"
+#include "core/tolerance.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

@@ -6,6 +6,7 @@ set -euo pipefail
 # The quoted includes that a module of src may use, its own included:
 #     apps -> {harness, predict, baselines} -> {report, io} -> model -> {attention, logprobs, packing, sharding, machine} -> comm -> runtime
 #          -> core
+# supervision stands above runtime. Only apps, report and io use it: programs can leave it out.
 # predict draws with report's SVG, and report tells the provenance that io writes.
 declare -A ALLOWED=(
   [core]='core'
@@ -16,10 +17,11 @@ declare -A ALLOWED=(
   [sharding]='sharding comm runtime core'
   [attention]='attention sharding comm runtime core'
   [logprobs]='logprobs sharding comm runtime core'
-  [io]='io logprobs sharding comm runtime core'
+  [supervision]='supervision runtime core'
+  [io]='io logprobs sharding comm supervision runtime core'
   [model]='model attention logprobs packing sharding comm runtime core'
   [baselines]='baselines logprobs sharding comm runtime core'
-  [report]='report machine io attention sharding comm runtime core'
+  [report]='report machine io comm supervision runtime core'
   [harness]='harness report io model attention logprobs machine sharding comm runtime core'
   [predict]='predict report model machine attention logprobs packing sharding comm runtime core'
 )
@@ -149,18 +151,21 @@ must_notice src/io/long.cpp "$(printf '%.0s\\n' $(seq 450))" 'at most 450'
 must_notice apps/one/a.cpp '#include "apps/other/run.hpp"' 'apps/one may include'
 must_notice src/io/a.cpp '#include "harness/suite.hpp"' 'io may include only'
 must_notice src/report/a.cpp '#include "predict/explain.hpp"' 'report may include only'
+must_notice src/report/a.cpp '#include "attention/plan.hpp"' 'report may include only'
 must_notice src/report/a.cpp '#include "harness/suite.hpp"' 'report may include only'
 must_notice src/harness/a.cpp '#include "predict/explain.hpp"' 'harness may include only'
 must_notice src/logprobs/a.cpp '#include "baselines/upstream.hpp"' 'logprobs may include only'
 must_notice apps/one/a.cpp '#include "apps/other/registry.hpp"' 'apps/one may include'
 must_notice src/machine/a.cpp '#include "report/value.hpp"' 'machine may include only'
+must_notice src/runtime/a.cpp '#include "supervision/guard.hpp"' 'runtime may include only'
+must_notice src/attention/a.cpp '#include "supervision/supervision.hpp"' 'attention may include only'
 must_notice src/runtime/a.hpp '#ifdef GYRE_WITH_CUDA' 'sources of a device'
 must_notice apps/one/a.cpp '#ifdef GYRE_SOFTGPU' 'sources of a device'
 # And what is allowed must pass.
 must_notice src/runtime/cuda_a.cpp '#ifdef GYRE_SOFTGPU' ''
 must_notice src/attention/a.cuh '#ifdef GYRE_SOFTGPU' ''
 must_notice apps/info/a.cpp '#include "apps/other/registry.hpp"' ''
-must_notice src/report/a.cpp '#include "io/schema.hpp"\n#include <CLI/CLI.hpp>\nwrite_stdout("x");' ''
+must_notice src/report/a.cpp '#include "io/schemas/schema.hpp"\n#include <CLI/CLI.hpp>\nwrite_stdout("x");' ''
 must_notice apps/one/a.cpp '#include "apps/common/extras.hpp"\n#include "harness/suite.hpp"' ''
 must_notice src/runtime/mpi_env.cpp 'MPI_Comm_dup(MPI_COMM_WORLD, &world);' ''
 must_notice src/report/a.cpp 'getenv("OMPI_COMM_WORLD_SIZE");' ''

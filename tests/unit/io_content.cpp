@@ -5,10 +5,10 @@
 
 #include <cstring>
 
-#include "io/content_digest.hpp"
 #include "io/h5.hpp"
-#include "io/schema.hpp"
-#include "io/sha256.hpp"
+#include "io/schemas/schema.hpp"
+#include "io/trust/content_digest.hpp"
+#include "io/trust/sha256.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 

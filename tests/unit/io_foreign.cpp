@@ -8,11 +8,12 @@
 #include <cstdlib>
 
 #include "io/h5.hpp"
-#include "io/reading.hpp"
 #include "io/resources.hpp"
-#include "io/sha256.hpp"
+#include "io/trust/reading.hpp"
+#include "io/trust/sha256.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
+#include "supervision/supervisor.hpp"
 
 namespace gyre::h5 {
 namespace GYRE_FILE {
@@ -231,9 +232,9 @@ TEST(H5Crash, InTheChildIsAnError) {
 TEST(H5Crash, InTheProgramNamesTheFile) {
   const std::string file = "some/damaged.h5";
   for (const int signal : {SIGSEGV, SIGBUS, SIGFPE}) {
-    const auto ends = [signal](int status) {  // under a launcher, the parent makes 3 of the signal
-      return std::getenv("PMI_RANK") != nullptr ? testing::KilledBySignal(signal)(status)
-                                                : testing::ExitedWithCode(3)(status);
+    const auto ends = [signal](int status) {  // the supervisor makes 3 of the signal
+      return has_supervisor() ? testing::KilledBySignal(signal)(status)
+                              : testing::ExitedWithCode(3)(status);
     };
     EXPECT_EXIT(
         {

@@ -8,7 +8,7 @@
 #include <map>
 #include <set>
 
-#include "io/schema_names.hpp"
+#include "io/schemas/schema_names.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 #include "schema_samples.hpp"

@@ -11,7 +11,7 @@
 #include <numeric>
 
 #include "apps/logprobs/registry.hpp"
-#include "io/logprobs_file.hpp"
+#include "io/schemas/logprobs_file.hpp"
 #include "io_files.hpp"
 #include "logprob_cases.hpp"
 #include "logprobs/reference.hpp"

@@ -1,6 +1,6 @@
 // Output files appear complete or not at all, however their process ends.
 
-#include "runtime/output_guard.hpp"
+#include "supervision/output_guard.hpp"
 
 #include <fcntl.h>
 #include <gtest/gtest.h>
@@ -18,6 +18,7 @@
 
 #include "errors.hpp"
 #include "runtime/process.hpp"
+#include "supervision/guard.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -105,6 +106,7 @@ TEST_F(OutputGuardTest, TheWatcherOfOneGuardDoesNotRemoveTheFileOfTheNext) {
 TEST_F(OutputGuardTest, AKilledProcessLeavesNothing) {
   const pid_t child = fork();
   if (child == 0) {
+    start_guard(0, nullptr, false);
     OutputGuard guard(path());
     write(guard.temporary_path(), "half");
     raise(SIGKILL);

@@ -5,7 +5,7 @@
 #include <limits>
 #include <numeric>
 
-#include "io/packed_file.hpp"
+#include "io/schemas/packed_file.hpp"
 #include "layout_cases.hpp"
 #include "mpi_test.hpp"
 #include "packing/cp_batch.hpp"

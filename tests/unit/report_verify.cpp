@@ -2,9 +2,11 @@
 #include <functional>
 #include <limits>
 
+#include "attention/tolerance.hpp"
 #include "core/error.hpp"
+#include "core/tolerance.hpp"
+#include "model/tolerance.hpp"
 #include "mpi_test.hpp"
-#include "report/tolerance.hpp"
 #include "report/verify.hpp"
 
 namespace gyre {

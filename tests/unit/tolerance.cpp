@@ -1,7 +1,7 @@
 // Tolerances of attention, measured: how much of them a plain f32 computation uses, and what they
 // notice.
 
-#include "report/tolerance.hpp"
+#include "core/tolerance.hpp"
 
 #include <gtest/gtest.h>
 
@@ -13,6 +13,7 @@
 #include "attention/masks/registry.hpp"
 #include "attention/merge.hpp"
 #include "attention/schedules/registry.hpp"
+#include "attention/tolerance.hpp"
 #include "core/error.hpp"
 #include "core/token_random.hpp"
 #include "layout_cases.hpp"

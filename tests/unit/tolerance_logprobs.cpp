@@ -12,8 +12,9 @@
 #include "apps/logprobs/operation.hpp"
 #include "apps/logprobs/ops/filtered_row.hpp"
 #include "core/bf16.hpp"
+#include "core/tolerance.hpp"
 #include "logprobs/reference.hpp"
-#include "report/tolerance.hpp"
+#include "logprobs/tolerance.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

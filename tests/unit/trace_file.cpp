@@ -1,6 +1,6 @@
 // What a trace file says: processes, lanes, times.
 
-#include "report/trace_file.hpp"
+#include "comm/trace_file.hpp"
 
 #include <gtest/gtest.h>
 #include <rapidcheck.h>

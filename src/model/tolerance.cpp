@@ -1,0 +1,75 @@
+#include "model/tolerance.hpp"
+
+#include <algorithm>
+#include <cmath>
+
+namespace gyre {
+
+DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
+                           int64_t merges) {
+  return {.layers = layers,
+          .hidden = config.hidden_size,
+          .head_dim = config.head_dim,
+          .attention_width = config.query_width(),
+          .intermediate = config.intermediate_size,
+          .vocab = config.vocab_size,
+          .longest_document = longest_document,
+          .merges = merges,
+          .sinks = config.attention_sinks};
+}
+
+int64_t roundings_per_layer(const DecoderShape& shape) {
+  const int64_t norms = 2 * shape.hidden;
+  const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up
+  const int64_t merges = shape.merges + (shape.sinks ? 1 : 0);
+  const int64_t attention = shape.head_dim + shape.longest_document + roundings_per_merge * merges;
+  return norms + projections + attention + shape.attention_width + shape.intermediate + 1;
+}
+
+int64_t narrow_roundings_per_layer(const DecoderShape& shape) {
+  if (shape.activations != DType::bf16) return 0;
+  constexpr int64_t stored = 20, matrices = 7;
+  const int64_t summed = 2 * (shape.tp - 1);
+  return stored + summed + (shape.sinks ? 1 : 0) + (shape.residual == DType::bf16 ? 2 : 0) +
+         (shape.rounded_weights ? matrices : 0);
+}
+
+namespace {
+
+int64_t narrow_embedding_roundings(const DecoderShape& shape) {
+  return shape.rounded_weights || shape.residual == DType::bf16 ? 1 : 0;
+}
+
+/// Tolerance of a value that is `wide` f32 and `narrow` bf16 roundings from the inputs.
+double decoder_tolerance(int64_t wide, int64_t narrow) {
+  return std::hypot(tolerance_for(DType::f32, wide),
+                    narrow_safety / tolerance_safety * tolerance_for(DType::bf16, narrow));
+}
+
+}  // namespace
+
+double hidden_tolerance(const DecoderShape& shape) {
+  return decoder_tolerance(
+      shape.layers * roundings_per_layer(shape),
+      shape.layers * narrow_roundings_per_layer(shape) + narrow_embedding_roundings(shape));
+}
+
+double residual_sigma(const DecoderShape& shape) {
+  const int64_t sums = shape.residual == DType::bf16 ? 2 * shape.layers : 0;
+  return narrow_deviation * epsilon_of(DType::bf16) *
+         std::sqrt(sums + narrow_embedding_roundings(shape));
+}
+
+double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
+  // Roundings of the final norm, the logits and the sum over the vocabulary.
+  const int64_t after_layers = 2 * shape.hidden + shape.vocab;
+  const int64_t narrow_after = narrow_embedding_roundings(shape) +
+                               (shape.activations == DType::bf16 ? 1 : 0) +
+                               (shape.rounded_weights ? 1 : 0);
+  const double expected_max = std::sqrt(2 * std::log(std::max<int64_t>(2, shape.vocab)));
+  const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);
+  return size * decoder_tolerance(shape.layers * roundings_per_layer(shape) + after_layers,
+                                  shape.layers * narrow_roundings_per_layer(shape) + narrow_after);
+}
+
+}  // namespace gyre
