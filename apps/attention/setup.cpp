@@ -140,6 +140,7 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   workload.sinks = file.sinks;
   workload.origin = o.input;
   check_queries(workload, file);
+  check_products(file, o.pass != "fwd");
   workload.type = o.types().activations;
   workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));
   return workload;

@@ -24,6 +24,12 @@ struct ArrayPaths {
 std::string write_and_compare(const ArrayFile& made, const ArrayPaths& paths, bool check,
                               AppContext& context, Verification& checks);
 
+/// Compares the arrays that the file at `path` has with `made`, and adds this check under `name`.
+/// `all`: the check fails unless the file has all of them. Returns how many it has, on rank 0.
+/// Collective.
+int64_t compare_arrays(const std::string& name, const std::string& path, const ArrayFile& made,
+                       bool all, Communicator& world, Verification& checks);
+
 /// Throws a usage error if rank 0 cannot hold the arrays of all ranks, which have so many bytes.
 /// All ranks pass the same number. Collective.
 void check_arrays_fit(double bytes, AppContext& context);

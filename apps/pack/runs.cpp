@@ -400,8 +400,9 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
     if (o.check != "none") check_converted(rows, batch, report.verification);
   } else {
     const TpRounding rounding = o.tp_rounding == "total" ? TpRounding::total : TpRounding::per_rank;
-    batch = convert(o.input, read_salm(world, o.input),
-                    {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
+    const SalmArrays salm = read_salm(world, o.input);
+    if (o.encoder.wanted()) check_arrays_fit(encoder_bytes(salm, world.size()), context);
+    batch = convert(o.input, salm, {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
                     report.verification, &backend);
   }
   run_agreed(world, "labels ahead", [&] {

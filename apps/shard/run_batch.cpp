@@ -19,6 +19,8 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   const BatchJob job{
       o.batch,       o.cp,         o.layout.several() ? default_layout().name : o.layout.name,
       layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
+  if (o.batch.format == "bshd" && o.files().wanted())
+    check_arrays_fit(row_shard_bytes(arrays, job), context);
   Verification checks(1);
   KeptRows kept;
   const std::vector<BatchResult> rows =
