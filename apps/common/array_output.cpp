@@ -67,8 +67,7 @@ void check_arrays_fit(double bytes, AppContext& context) {
     if (memory > 0 && context.root() && 4 * bytes > static_cast<double>(memory))
       throw_usage(
           "rank 0 holds the arrays of all ranks to write or compare them, {:.3g} GB with copies, "
-          "of "
-          "{:.3g} GB that it may take: smaller inputs, or fewer ranks",
+          "of {:.3g} GB that it may take: smaller inputs, or fewer ranks",
           4 * bytes / 1e9, static_cast<double>(memory) / 1e9);
   });
 }

@@ -40,12 +40,16 @@ template <class T>
 std::vector<T> gather_on_root(Communicator& world, const std::vector<T>& mine,
                               std::vector<int64_t>& counts) {
   counts = all_gather_value(world, std::ssize(mine));
-  std::vector<T> all(world.rank() == 0 ? std::accumulate(counts.begin(), counts.end(), int64_t{0})
-                                       : 0);
+  std::vector<T> all;
   std::vector<RecvSlice> recvs;
-  size_t at = 0;
-  for (int r = 0; r < world.size() && world.rank() == 0; at += counts[r++])
-    recvs.push_back({r, writable_bytes_of(std::span<T>(all).subspan(at, counts[r]))});
+  if (world.rank() == 0) {
+    all.resize(std::accumulate(counts.begin(), counts.end(), int64_t{0}));
+    std::span<T> rest(all);
+    for (int r = 0; r < world.size(); ++r) {
+      recvs.push_back({r, writable_bytes_of(rest.first(counts[r]))});
+      rest = rest.subspan(counts[r]);
+    }
+  }
   const SendSlice send{0, bytes_of(std::span<const T>(mine))};
   HostStream stream;
   world.exchange({&send, 1}, recvs, stream, "gathering arrays on rank 0")->wait();
@@ -60,9 +64,10 @@ std::vector<T> rows_on_root(Communicator& world, const std::vector<T>& mine, int
   const std::vector<T> all = gather_on_root(world, mine, counts);
   for (const int64_t count : counts) begin.push_back(begin.back() + count);
   std::vector<T> ordered;
+  if (all.empty()) return ordered;
   ordered.reserve(all.size());
   const int64_t width = std::ssize(all) / rows;
-  for (int64_t row = 0; row < rows && width > 0; ++row) {
+  for (int64_t row = 0; row < rows; ++row) {
     const auto from = all.begin() + begin[row % world.size()] + row / world.size() * width;
     ordered.insert(ordered.end(), from, from + width);
   }

@@ -326,8 +326,13 @@ void write_on_root(const PackOptions& o, const PackedHeader& header, const Packe
   const PackedSlots nothing;
   const PackedSlots& mine = context.root() ? slots : nothing;
   const bool own = !context.root() || expected == nullptr;
-  write_checked({o.output, header, mine, own ? mine : *expected, 0,
-                 context.root() ? header.bin_count() : 0, o.check != "none"},
+  write_checked({.path = o.output,
+                 .header = header,
+                 .mine = mine,
+                 .expected = own ? mine : *expected,
+                 .first = 0,
+                 .last = context.root() ? header.bin_count() : 0,
+                 .check = o.check != "none"},
                 context.world, report.verification, context.outputs);
 }
 

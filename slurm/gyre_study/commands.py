@@ -234,7 +234,9 @@ def compare(options: argparse.Namespace) -> int:
 
 def keep_inputs(output: Path | None, inputs: list[Path]) -> None:
     """An error if the output is an input, or a file that is in one."""
-    for path in inputs if output and output.exists() else ():
+    if not output or not output.exists():
+        return
+    for path in inputs:
         if path.exists() and (path.samefile(output) or path.resolve() in output.resolve().parents):
             raise StudyError(f"--output {output}: it would overwrite the result {path}; wanted: a new file")
 
