@@ -96,8 +96,8 @@ const Table<PlanRow>& plan_table() {
 /// 5 us"
 std::string assumptions_text(const AttentionWorkload& workload, const AttentionOptions& o) {
   return fmt::format(
-      "{} query heads of {}, {} of keys; {}; a rank computes {} TFLOP/s and sends {} GB/s, latency "
-      "{} us",
+      "{} query heads of {}, {} of keys; {}; "
+      "a rank computes {} TFLOP/s and sends {} GB/s, latency {} us",
       workload.heads.heads, name_of_dims(workload.heads), workload.heads.kv_heads,
       name_of(o.types().activations), o.tflops, o.gbytes_per_s, o.latency_us);
 }

@@ -4,6 +4,7 @@
 #include <cmath>
 #include <limits>
 #include <map>
+#include <numeric>
 #include <set>
 
 #include "apps/attention/options.hpp"
@@ -131,6 +132,36 @@ std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions&
   }
   for (const std::string& name : reference.unknown) uses.push_back({name, "not known"});
   return uses;
+}
+
+void check_products(const AttentionFile& file, bool with_gradients) {
+  // |<a, b>| <= |a| |b|; the norms are those of the heads of all tokens.
+  const auto norm = [](const std::vector<float>& values, int64_t dim) {
+    double largest = 0;
+    for (auto head = values.begin(); head != values.end(); head += dim)
+      largest = std::max(largest, std::inner_product(head, head + dim, head, 0.0));
+    return std::sqrt(largest);
+  };
+  const double q = norm(file.q, file.head_dim), k = norm(file.k, file.head_dim);
+  const double v = norm(file.v, file.v_head_dim), d_out = norm(file.d_out, file.v_head_dim);
+  const double tokens = file.tokens(), queries = tokens * (file.heads / file.kv_heads);
+  const double d_score = 2 * d_out * v * std::max(1.0, file.scale);
+  struct Product {
+    const char *arrays, *what;
+    double size;
+  };
+  std::vector<Product> products{{"q and k", "scores", q * k * std::max(1.0, file.scale)},
+                                {"v", "sums over all keys", tokens * v}};
+  if (with_gradients)
+    products.insert(products.end(), {{"d_out and v", "gradients of scores", d_score},
+                                     {"d_out, v and k", "gradients of queries", d_score * k},
+                                     {"d_out, v and q", "gradients of keys", d_score * q * queries},
+                                     {"d_out", "gradients of values", d_out * queries}});
+  constexpr double most = std::numeric_limits<float>::max() / 2;
+  for (const Product& product : products)
+    if (product.size > most)
+      throw_usage("{} of /attention have elements that make {} of up to {:.3g}; at most {:.3g}",
+                  product.arrays, product.what, product.size, most);
 }
 
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs) {

@@ -32,18 +32,18 @@ struct Setting {
 
 /// Writes the results of the last timed iteration, verified unless --check is none. Wrong results
 /// go to a file of another name.
-void write_output(Setting& s, AttentionCase& of) {
+void write_output(Setting& s, AttentionCase& subject) {
   OutputFile output(s.context.world, s.o.output);
-  write_results(output, of, checksum_of(s.report, s.o.input),
-                provenance_of(s.context, of.workload().origin));
+  write_results(output, subject, checksum_of(s.report, s.o.input),
+                provenance_of(s.context, subject.workload().origin));
   s.context.outputs.add(std::move(output));
 }
 
-void write_timeline(Setting& s, AttentionCase& of) {
+void write_timeline(Setting& s, AttentionCase& subject) {
   Trace trace;
   const ClockOffset offset = common_clock(s.context.world);
   s.backend.check_messages(false);
-  for (const Pass pass : s.o.passes()) of.record(pass, trace);
+  for (const Pass pass : s.o.passes()) subject.record(pass, trace);
   const std::string text = trace_text(trace, s.context.world, offset);
   s.backend.check_messages(true);
   run_on_root(s.context.world, "timeline", [&] { s.context.outputs.add_text(s.o.trace, text); });
@@ -59,21 +59,21 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
   run_agreed(world, "plan", [&] {
     if (!planned) planned = std::make_shared<const PlannedAttention>(workload, setup, rank);
   });
-  AttentionCase of(workload, planned, setup, s.machine, expected);
-  of.allocate();
-  s.report.memory.plan(planned_bytes(of.plan(), workload, setup) +
+  AttentionCase subject(workload, planned, setup, s.machine, expected);
+  subject.allocate();
+  s.report.memory.plan(planned_bytes(subject.plan(), workload, setup) +
                        writing_bytes(o.output, workload, world.size()));
-  if (o.check != "none") of.check_counts(s.report.verification);
+  if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;
-  for (const Pass pass : o.passes()) rows.push_back(of.row(pass, cycle));
+  for (const Pass pass : o.passes()) rows.push_back(subject.row(pass, cycle));
   // With --cuda-graph, the first run of a pass allocates and the second records the graph.
   const MeasureOptions measuring{o.repeats, o.cuda_graph ? std::max(2, o.warmup) : o.warmup,
                                  o.check, o.tol_scale};
   for (AttentionResult& row : suite.wanted(std::move(rows)))
-    suite.measure(of, row.pass, measuring, s.backend, row,
-                  [&](AttentionResult& result, const Measured&) { of.complete(result); });
-  if (!o.output.empty()) write_output(s, of);
-  if (!o.trace.empty()) write_timeline(s, of);
+    suite.measure(subject, row.pass, measuring, s.backend, row,
+                  [&](AttentionResult& result, const Measured&) { subject.complete(result); });
+  if (!o.output.empty()) write_output(s, subject);
+  if (!o.trace.empty()) write_timeline(s, subject);
 }
 
 void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkload& workload,
@@ -151,8 +151,7 @@ int main(int argc, char** argv) {
       "gyre-attention", "Runs context-parallel attention, forward and backward.",
       "Examples: mpirun -n 4 gyre-attention --tokens 16K --heads 8 --kv-heads 2 --schedule all\n"
       "          mpirun -n 2 gyre-attention --gen dist=long-tailed,max=4K --layout all\n"
-      "          gyre-attention --explain --cp 64 --tokens 1M -d bf16 --tflops 400 --gbps 50 --svg "
-      "ring.svg\n" +
+      "          gyre-attention --explain --cp 8 --tokens 1M --tflops 400 --gbps 50 --svg r.svg\n" +
           schedule_help() + layout_help()};
   return run_app(
       argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },

@@ -25,16 +25,17 @@ void declare_problem(OptionTable& table, AttentionOptions& o) {
   add("--input", "Queries, keys, values and references (HDF5, gyre/attention)", o.input)
       .reads_file();
   declare_generated(table, o.generate);
-  add.size("--capacity", "With --gen: slots of the pack; 0: 16K", o.capacity, 0, max_tokens);
+  add.size("--capacity", "With --gen: slots of the bin that documents are packed into; 0: 16K",
+           o.capacity, 0, max_tokens);
   declare_sweep(table, "Tokens of each sequence, over all ranks", o.sweep, max_tokens);
-  add("--batch", "Sequences of equal length", o.batch, 1);
+  add("--batch", "Number of sequences, which have equal lengths", o.batch, 1);
   add("--heads", "Query heads", o.heads, 1, max_heads);
   add("--kv-heads", "Key and value heads", o.kv_heads, 1, max_heads);
   add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1, max_head_dim);
   declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
   declare_mask_options(table, o.mask);
   add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
-  add.seed("Of inputs that are made up", o.seed);
+  add.seed("Seed of random inputs", o.seed);
 }
 
 void declare_types(OptionTable& table, AttentionOptions& o) {
@@ -44,7 +45,8 @@ void declare_types(OptionTable& table, AttentionOptions& o) {
       .choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
   add.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
   add.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
-  add.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv, types);
+  add.choice("--wire-dkv", "Type in which dK and dV travel; default: that of --dtype", o.wire_dkv,
+             types);
 }
 
 void declare_schedule(OptionTable& table, AttentionOptions& o) {
@@ -62,31 +64,30 @@ void declare_schedule(OptionTable& table, AttentionOptions& o) {
       o.kernel, kernel_choices());
   advanced.flag(
       "--deterministic",
-      "The same bits in every run at any cost; cudnn: what it has no fixed order for goes to "
-      "the tiled kernel (all other kernels have one)",
+      "Get the same bits in every run at any cost: sums that cudnn adds in no fixed order go to "
+      "the tiled kernel (all other kernels have a fixed order)",
       o.deterministic);
   advanced.flag(
       "--cuda-graph",
-      "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then on; "
-      "with --comm nccl. At least 2 iterations of --warmup",
+      "GPUs: record the steps of a pass once, and launch them as one CUDA graph from then on. "
+      "Needs --comm nccl, and makes at least 2 iterations of --warmup",
       o.cuda_graph);
-  add("--threads", "CPUs: threads of a rank's kernel", o.threads, 1, max_threads);
+  add("--threads", "Threads of a rank's kernel on CPUs", o.threads, 1, max_threads);
 }
 
 void declare_measurement(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Measurement");
-  add.choice("--pass", "What is timed", o.pass, {"fwd", "bwd", "both"}).in_key();
+  add.choice("--pass", "Passes that are timed", o.pass, {"fwd", "bwd", "both"}).in_key();
   declare_repeats(table, "Timed iterations", o.repeats);
-  add("-w,--warmup", "Iterations before them", o.warmup, 0);
+  add("-w,--warmup", "Untimed iterations before the timed ones", o.warmup, 0);
   add.choice("-c,--check",
              "Verify the last iteration, every one, or nothing; default: last, or none with "
              "--emulate-compute",
              o.check, {"none", "last", "all"});
   add.size("--check-pairs",
-           "Pairs of a query head and a key that a check computes again, over all ranks; rows are "
-           "sampled",
+           "Pairs of a query head and a key that a check computes again on all ranks",
            o.check_pairs, 1);
-  add("--tol-scale", "Multiplies all tolerances", o.tol_scale, positive);
+  add("--tol-scale", "Factor of all tolerances", o.tol_scale, positive);
   const AddOptions advanced(table, "Advanced"), plan(table, "Plan"), output(table, "Output");
   advanced("--emulate-network",
            "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]", o.network)
@@ -99,14 +100,15 @@ void declare_measurement(OptionTable& table, AttentionOptions& o) {
       .names_file([](const std::string& text) { return names_machine(text) ? text : ""; })
       .called("compute")
       .empty_is("real");
-  output("--trace", "Write a timeline of one more iteration here (for Perfetto)", o.trace)
+  output("--trace", "Write a timeline of one more iteration here, for Perfetto", o.trace)
       .writes_text();
   plan.flag("--explain", "Show the plan and what it costs, and stop", o.explain).same_results();
-  plan("--svg", "With --explain: draw it here", o.svg).writes_text();
-  plan("--tflops", "With --explain: rate of a rank, TFLOP/s", o.tflops, positive).same_results();
-  plan("--gbps", "With --explain: what a rank sends, GB/s", o.gbytes_per_s, positive)
+  plan("--svg", "With --explain: draw the plan into this file (SVG)", o.svg).writes_text();
+  plan("--tflops", "With --explain: rate of attention on a rank, TFLOP/s", o.tflops, positive)
       .same_results();
-  plan("--latency-us", "With --explain: of a message, µs", o.latency_us, not_negative)
+  plan("--gbps", "With --explain: rate at which a rank sends, GB/s", o.gbytes_per_s, positive)
+      .same_results();
+  plan("--latency-us", "With --explain: latency of a message, µs", o.latency_us, not_negative)
       .same_results();
   output("-o,--output", "Write out, lse and gradients of one configuration here (HDF5)", o.output)
       .writes_file();
@@ -239,8 +241,12 @@ void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
 }  // namespace
 
 HeadShape AttentionOptions::head_shape() const {
-  return {heads,      kv_heads,      head_dim, 1 / std::sqrt(static_cast<float>(head_dim)),
-          v_head_dim, shared_key_dim};
+  return {.heads = heads,
+          .kv_heads = kv_heads,
+          .head_dim = head_dim,
+          .scale = 1 / std::sqrt(static_cast<float>(head_dim)),
+          .v_head_dim = v_head_dim,
+          .shared_key_dim = shared_key_dim};
 }
 
 ElementTypes AttentionOptions::types() const {

@@ -227,11 +227,11 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
   return text;
 }
 
-void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
+void write_results(OutputFile& output, AttentionCase& subject, const std::string& input_sha256,
                    const Provenance& provenance) {
-  const AttentionWorkload& workload = of.workload();
-  AttentionExecutor& executor = of.executor();
-  const std::vector<double> all_lse = of.statistics(0);
+  const AttentionWorkload& workload = subject.workload();
+  AttentionExecutor& executor = subject.executor();
+  const std::vector<double> all_lse = subject.statistics(0);
   AttentionResultsHeader header;
   header.heads = workload.heads.heads;
   header.kv_heads = workload.heads.kv_heads;
@@ -244,20 +244,20 @@ void write_results(OutputFile& output, AttentionCase& of, const std::string& inp
   header.input_sha256 = input_sha256;
   header.provenance = provenance;
   AttentionResultRows mine;
-  mine.tokens.assign(of.shard().slots, -1);
-  Buffer<float> lse(of.shard().slots * header.heads);
-  for (const TokenRow& own : token_rows(workload, of.shard())) {
+  mine.tokens.assign(subject.shard().slots, -1);
+  Buffer<float> lse(subject.shard().slots * header.heads);
+  for (const TokenRow& own : token_rows(workload, subject.shard())) {
     mine.tokens[own.row] = own.token;
     for (int64_t h = 0; h < header.heads; ++h)
       lse[own.row * header.heads + h] = static_cast<float>(all_lse[own.token * header.heads + h]);
   }
-  const AsFloat out(executor.matrix(ArrayKind::out), of.stream()),
-      d_q(executor.matrix(ArrayKind::d_q), of.stream()),
-      d_k(executor.d_keys(), of.stream(), own_key_columns(workload.heads)),
-      d_k_shared(executor.d_keys(), of.stream(), shared_key_columns(workload.heads)),
-      d_v(executor.d_values(), of.stream());
+  const AsFloat out(executor.matrix(ArrayKind::out), subject.stream()),
+      d_q(executor.matrix(ArrayKind::d_q), subject.stream()),
+      d_k(executor.d_keys(), subject.stream(), own_key_columns(workload.heads)),
+      d_k_shared(executor.d_keys(), subject.stream(), shared_key_columns(workload.heads)),
+      d_v(executor.d_values(), subject.stream());
   mine.out = out.view();
-  mine.lse = lse.matrix(of.shard().slots, header.heads);
+  mine.lse = lse.matrix(subject.shard().slots, header.heads);
   mine.d_q = d_q.view();
   mine.d_k = d_k.view();
   mine.d_k_shared = d_k_shared.view();

@@ -58,7 +58,7 @@ ExitCode explain(AttentionOptions& o, AppContext& context);
 
 /// Writes out, log-sum-exps and gradients of all tokens, after a forward and a backward pass.
 /// Collective.
-void write_results(OutputFile& output, AttentionCase& of, const std::string& input_sha256,
+void write_results(OutputFile& output, AttentionCase& subject, const std::string& input_sha256,
                    const Provenance& provenance);
 
 /// Bytes that a rank needs while results are written: four copies of its rows of the largest array

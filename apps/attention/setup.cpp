@@ -33,10 +33,11 @@ void check_queries(const AttentionWorkload& workload, const AttentionFile& file)
       const int64_t keys = mask.keys_of(q);
       if (keys == 0 && !workload.sinks.empty())
         throw_usage(
-            "the query at position {} of document {} sees no key; with sinks every query must see "
-            "one",
+            "the query at position {} of document {} sees no key; "
+            "with sinks every query must see one",
             q, d);
-      for (int64_t h = 0; answered && keys > 0 && h < heads; ++h)
+      if (!answered || keys == 0) continue;
+      for (int64_t h = 0; h < heads; ++h)
         if (std::isinf(file.reference->lse[(first + q) * heads + h]))
           throw_usage(
               "{}: /reference/lse[{}, {}] is -inf, but the query at position {} of document {} "
@@ -88,9 +89,15 @@ KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
   });
   return [machine, type](const KernelCall& call) {
     const BlockHeads& heads = call.input.heads;
-    const ModelledCall modelled{
-        call.pass, type,      heads.heads, heads.head_dim, heads.value_dim(), call.input.rectangles,
-        call.d_q,  call.d_kv, call.merged};
+    const ModelledCall modelled{.pass = call.pass,
+                                .type = type,
+                                .query_heads = heads.heads,
+                                .head_dim = heads.head_dim,
+                                .value_dim = heads.value_dim(),
+                                .rectangles = call.input.rectangles,
+                                .d_q = call.d_q,
+                                .d_kv = call.d_kv,
+                                .merged = call.merged};
     return call.input.rectangles.empty() ? 0 : machine->kernel.time(modelled).seconds;
   };
 }
@@ -124,14 +131,18 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
   o.mask.mask = file.mask;
   AttentionWorkload workload;
-  workload.heads = {file.heads,      file.kv_heads,
-                    file.head_dim,   static_cast<float>(file.scale),
-                    file.v_head_dim, file.shared_key_dim};
+  workload.heads = {.heads = file.heads,
+                    .kv_heads = file.kv_heads,
+                    .head_dim = file.head_dim,
+                    .scale = static_cast<float>(file.scale),
+                    .v_head_dim = file.v_head_dim,
+                    .shared_key_dim = file.shared_key_dim};
   workload.offsets = file.offsets;
   workload.mask = mask_of(file, o.input);
   workload.sinks = file.sinks;
   workload.origin = o.input;
   check_queries(workload, file);
+  check_products(file, o.pass != "fwd");
   workload.type = o.types().activations;
   workload.score_size = sampled_score_size(workload, *rows_of(file, workload.type));
   return workload;
@@ -141,10 +152,17 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes, double peak_flops) {
   // On a GPU, the statistics for the checks are in host memory.
   const bool checks_here = o.check != "none" && !o.backend.on_gpu();
-  return {
-      schedule,        layout,      o.schedule_options(), o.layout_options(), o.types(),
-      o.pass != "fwd", checks_here, memory_bytes,         o.cuda_graph,       o.emulates_compute(),
-      peak_flops};
+  return {.schedule = schedule,
+          .layout = layout,
+          .schedule_options = o.schedule_options(),
+          .layout_options = o.layout_options(),
+          .types = o.types(),
+          .with_backward = o.pass != "fwd",
+          .checks = checks_here,
+          .memory_bytes = memory_bytes,
+          .cuda_graph = o.cuda_graph,
+          .only_sleeps = o.emulates_compute(),
+          .peak_flops = peak_flops};
 }
 
 void prepare_graphs(const Communicator& network) {

@@ -147,9 +147,14 @@ std::unique_ptr<TensorRows> rows_of(const AttentionFile& file, DType type);
 /// answer.
 std::vector<AnswerUse> keep_answers(AttentionFile& file, const AttentionOptions& o);
 
+/// Throws a usage error if a bound of the scores of `file`, of sums over their keys, or of
+/// gradients is beyond float32, in which kernels compute them. It is a bound of any mask.
+void check_products(const AttentionFile& file, bool with_gradients);
+
 /// The rms of scale · <q, k> over the visible pairs of the region and head where it is largest; at
 /// least 1. Up to 32 documents, and 32 regions of each, are sampled. Of a single region, these are
-/// 32 queries with 32 keys each; of several regions fewer, so that all documents have as many pairs.
+/// 32 queries with 32 keys each; of several regions fewer, so that all documents have as many
+/// pairs.
 double sampled_score_size(const AttentionWorkload& workload, const TensorRows& inputs);
 
 /// A token and its slot in a shard.

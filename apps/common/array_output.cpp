@@ -17,14 +17,16 @@ std::string place_of(int64_t i, const h5::Shape& shape) {
   return h5::to_string(place);
 }
 
-/// Compares the arrays that the file at `path` has; returns how many these are, on rank 0.
-/// Collective.
+}  // namespace
+
 int64_t compare_arrays(const std::string& name, const std::string& path, const ArrayFile& made,
-                       Communicator& world, Verification& checks) {
+                       bool all, Communicator& world, Verification& checks) {
   const std::map<std::string, ReadArray> found = read_arrays(world, path, made);
   Verification local(checks.tolerance_scale());
   Check& check = local.check(name, 0);
   if (world.rank() != 0) check.add_nothing();
+  if (all && world.rank() == 0)
+    check.add(std::ssize(found), std::ssize(made.arrays), [] { return "number of datasets"; });
   for (const NamedArray& array : made.arrays) {
     const auto yours = found.find(array.name);
     if (yours == found.end()) continue;
@@ -43,19 +45,17 @@ int64_t compare_arrays(const std::string& name, const std::string& path, const A
   return std::ssize(found);
 }
 
-}  // namespace
-
 std::string write_and_compare(const ArrayFile& made, const ArrayPaths& paths, bool check,
                               AppContext& context, Verification& checks) {
   if (!paths.output.empty()) {
     OutputFile output(context.world, paths.output);
     fill_arrays(output, made);
     if (check)
-      compare_arrays("file read back", output.temporary_path(), made, context.world, checks);
+      compare_arrays("file read back", output.temporary_path(), made, true, context.world, checks);
     context.outputs.add(std::move(output));
   }
   if (paths.yours.empty()) return "";
-  const int64_t found = compare_arrays("yours", paths.yours, made, context.world, checks);
+  const int64_t found = compare_arrays("yours", paths.yours, made, false, context.world, checks);
   return fmt::format("# yours: {} of {} datasets are in '{}', and were compared\n", found,
                      made.arrays.size(), paths.yours);
 }
@@ -66,8 +66,8 @@ void check_arrays_fit(double bytes, AppContext& context) {
     // Rank 0 holds the arrays, their copy in rank order, and what it reads back as float64.
     if (memory > 0 && context.root() && 4 * bytes > static_cast<double>(memory))
       throw_usage(
-          "--output and --yours hold the arrays of all ranks on rank 0, {:.3g} GB with copies of "
-          "{:.3g} GB that it may take: fewer tokens, heads or ranks",
+          "rank 0 holds the arrays of all ranks to write or compare them, {:.3g} GB with copies, "
+          "of {:.3g} GB that it may take: smaller inputs, or fewer ranks",
           4 * bytes / 1e9, static_cast<double>(memory) / 1e9);
   });
 }

@@ -24,8 +24,8 @@ PositionIds positions_of(const BshdArrays& arrays) {
   for (int64_t row = 0; row < arrays.rows; ++row)
     if (const int64_t documents = documents_of_row(arrays, row); documents > 1)
       throw_usage(
-          "row {} has {} documents and no positions of its own (position_ids is {}): they would "
-          "merge",
+          "row {} has {} documents and no positions of its own (position_ids is {}): "
+          "they would merge",
           row, documents, arrays.positions.empty() ? "absent" : "one row for all");
   return {1, broadcast_positions(arrays.positions, arrays.rows, arrays.slots)};
 }

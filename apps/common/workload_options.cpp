@@ -33,8 +33,9 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
 
 void declare_mask_options(OptionTable& table, MaskOptions& o) {
   const AddOptions add(table, "Problem");
-  add("--mask", "Inside a document: " + mask_choices(), o.mask);
-  add.size("--window", "For --mask causal,window=N; 0: none", o.window);
+  add("--mask", "Mask inside a document: " + mask_choices(), o.mask);
+  add.size("--window", "Keys that a query sees under --mask causal, its own included; 0: no limit",
+           o.window);
 }
 
 void check_mask_options(const MaskOptions& o, ConfigErrors& errors) {
@@ -63,7 +64,7 @@ void declare_prefix_options(OptionTable& table, PrefixChoice& o) {
   const AddOptions add(table, "Problem");
   add.flag("--share-prefixes",
            "Store what documents begin with in common once: a prompt and its answers", o.share);
-  add.size("--min-prefix", "For --share-prefixes: tokens that are worth sharing, at least",
+  add.size("--min-prefix", "With --share-prefixes: tokens of the shortest prefix that is shared",
            o.min_prefix, 1);
 }
 
@@ -75,9 +76,8 @@ void check_prefix_options(const PrefixChoice& o, ConfigErrors& errors) {
 std::string savings_text(const PrefixForest& forest) {
   const PrefixSavings s = savings_of(forest);
   return fmt::format(
-      "# prefixes  {} documents in {} tree{}: {} tokens instead of {} ({:.2f}x), {} pairs instead "
-      "of "
-      "{} ({:.2f}x)\n",
+      "# prefixes  {} documents in {} tree{}: {} tokens instead of {} ({:.2f}x), "
+      "{} pairs instead of {} ({:.2f}x)\n",
       s.documents, s.trees, s.trees == 1 ? "" : "s", s.stored_tokens, s.tokens,
       ratio(s.tokens, s.stored_tokens), s.stored_pairs, s.pairs, ratio(s.pairs, s.stored_pairs));
 }
@@ -120,7 +120,7 @@ PrefixForest forest_of(const PrefixTables& tables) {
 }
 
 void declare_generated(OptionTable& table, std::string& generate, const std::string& more) {
-  std::string text = "Draw lengths instead: dist=NAME,count=N (or tokens=N),seed=N and, of";
+  std::string text = "Draw lengths of documents: dist=NAME,count=N (or tokens=N),seed=N and, of";
   for (const LengthDistribution& d : length_distributions())
     text += fmt::format(" {}: {};", d.name, fmt::join(d.keys, ","));
   text.back() = '.';

@@ -27,12 +27,13 @@ void declare(OptionTable& table, Options& o) {
   add("--rtol", "Relative tolerance of reals: |a - b| <= rtol |b| + atol", o.compare.rtol,
       not_negative);
   add("--atol", "Absolute tolerance of reals", o.compare.atol, not_negative);
-  add.flag("--equal-nan", "NaN agrees with NaN; without it, with nothing", o.compare.equal_nan);
+  add.flag("--equal-nan", "NaN agrees with NaN; without this option, it agrees with nothing",
+           o.compare.equal_nan);
   add.choice("--ties",
              "Ids beside values (top_ids, top_values): in the order of the file, or any of those "
              "with equal values",
              o.ties, {"exact", "any"});
-  add.flag("--common", "Leave out what only one of the two has", o.compare.common_only);
+  add.flag("--common", "Compare only what both files have", o.compare.common_only);
 }
 
 /// The beginning of a text for the table, which has no room for long ones.

@@ -170,14 +170,13 @@ ExitCode run(const Options& o, AppContext& context) {
 
 int main(int argc, char** argv) {
   Options options;
-  const AppInfo info{
-      "gyre-import",
-      "Turns text files into a documents file (begin, the bytes, end), or a model of another "
-      "program into a model file. For documents in a model's own tokens: gyre-text, of the Python "
-      "package.",
-      "Examples: gyre-import -o docs.h5 README.md src/\n"
-      "          gyre-import -o model.h5 --model SmolLM2-135M/",
-      false};
+  const AppInfo info{"gyre-import",
+                     "Turns text files into a documents file (begin, the bytes, end), "
+                     "or a model of another program into a model file. "
+                     "For documents in a model's own tokens: gyre-text, of the Python package.",
+                     "Examples: gyre-import -o docs.h5 README.md src/\n"
+                     "          gyre-import -o model.h5 --model SmolLM2-135M/",
+                     false};
   return run_app(
       argc, argv, info, [&](OptionTable& table) { declare(table, options); },
       [&](AppContext& context) { return run(options, context); });

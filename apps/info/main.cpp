@@ -40,11 +40,12 @@ void declare_options(OptionTable& table, InfoOptions& o) {
            "Measure what gyre-predict needs, too: kernels of all shapes, for half a minute",
            o.model);
   add("--model-head-dims", "With --model: head dimensions of the kernels", o.head_dim_list);
-  add("--seconds", "Of a window in which a rate is measured; there are some 40", o.seconds,
+  add("--seconds", "Length of a window in which a rate is measured; a run has about 40", o.seconds,
       {1e-3, 60});
   add("--threads", "Threads of a rank that measure together", o.threads, 1);
   declare_backend_options(table, o.backend);
-  add("-J,--json", "Write it here (gyre-machine/1), for --machine of other programs", o.json)
+  add("-J,--json", "Write the measurements here (gyre-machine/1), for --machine of other programs",
+      o.json)
       .writes_text();
 }
 

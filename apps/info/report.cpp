@@ -249,12 +249,12 @@ std::string capabilities_text() {
 std::string measured_text(const MeasuredMachine& measured, const std::string& crowd) {
   const MeasuredRates& rates = measured.rates;
   const auto row = [&](const char* what, Sampled WorkRates::*rate) {
-    return RateRow{what,
-                   "GB/s",
-                   1e9,
-                   nan_of<double>,
-                   (rates.one_rank.*rate).value,
-                   (rates.all_ranks.*rate).value};
+    return RateRow{.what = what,
+                   .unit = "GB/s",
+                   .scale = 1e9,
+                   .one_core = nan_of<double>,
+                   .one_rank = (rates.one_rank.*rate).value,
+                   .all_ranks = (rates.all_ranks.*rate).value};
   };
   RateRow fma = row("f32 FMA", &WorkRates::fma);
   fma.unit = "GFLOP/s";
@@ -274,8 +274,8 @@ std::string measured_text(const MeasuredMachine& measured, const std::string& cr
   constexpr double quiet = 0.05;
   if (measured.cores_used_by_others > quiet)
     text += fmt::format(
-        "# note: other processes used {:.2f} cores of a host meanwhile; these are figures of a "
-        "busy machine\n",
+        "# note: other processes used {:.2f} cores of a host meanwhile; "
+        "these are figures of a busy machine\n",
         measured.cores_used_by_others);
   if (!crowd.empty())
     text += fmt::format("# note: {}: ranks shared cores, and messages waited for them\n", crowd);

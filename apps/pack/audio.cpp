@@ -260,6 +260,14 @@ ArrayFile encoder_file(const std::vector<std::vector<float>>& frames, int64_t hi
 
 }  // namespace
 
+double encoder_bytes(const SalmArrays& batch, int ranks) {
+  double frames = 0;
+  for (size_t i = 0; i + 1 < batch.audio_offsets.size(); ++i)
+    frames += (batch.audio_offsets[i + 1] - batch.audio_offsets[i]) / batch.window;
+  // Encodings and three gradients of theirs, and those of each rank.
+  return frames * batch.hidden * (4.0 + ranks) * sizeof(float);
+}
+
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, const SalmJob& job,
                        Communicator& world, Verification& checks, Backend* backend) {
   const bool on_gpu = backend != nullptr && backend->on_gpu();

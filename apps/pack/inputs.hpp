@@ -59,6 +59,9 @@ struct SalmJob {
 ConvertedBatch convert(const std::string& file, const SalmArrays& batch, const SalmJob& job,
                        Communicator& world, Verification& checks, Backend* backend = nullptr);
 
+/// Bytes of the arrays of gyre/encoder on so many ranks.
+double encoder_bytes(const SalmArrays& batch, int ranks);
+
 // Both conversions use the functions below.
 
 template <class T, class U>

@@ -39,7 +39,13 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
       slots = fill_slots(header, first, last, tokens, *make_slot_packer(backend.stream()));
       add_more_labels(o, header, first, last, slots, nullptr);
     });
-  write_checked({o.output, header, on_gpu ? slots : expected, expected, first, last, check},
+  write_checked({.path = o.output,
+                 .header = header,
+                 .mine = on_gpu ? slots : expected,
+                 .expected = expected,
+                 .first = first,
+                 .last = last,
+                 .check = check},
                 context.world, report.verification, context.outputs);
 }
 
@@ -50,17 +56,18 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   Documents documents;
   LengthSpec spec;
   PrefixForest forest;
-  PackJob job{{},
-              {},
-              o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm,
-              {},
-              o.document_multiple(),
-              o.dp,
-              o.repeats,
-              o.check != "none"};
-  job.options = {o.bin_slots(),  o.min_bins,
-                 o.bin_multiple, static_cast<uint64_t>(o.seed),
-                 o.max_items,    o.oversize == "reject" ? Oversize::reject : Oversize::own_bin};
+  PackJob job;
+  job.algorithm = o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm;
+  job.multiple = o.document_multiple();
+  job.dp = o.dp;
+  job.repeats = o.repeats;
+  job.check = o.check != "none";
+  job.options = {.capacity = o.bin_slots(),
+                 .min_bin_count = o.min_bins,
+                 .bin_count_multiple = o.bin_multiple,
+                 .seed = static_cast<uint64_t>(o.seed),
+                 .max_items = o.max_items,
+                 .oversize = o.oversize == "reject" ? Oversize::reject : Oversize::own_bin};
   if (o.dp > 1) job.options = options_for_ranks(job.options, o.dp);
   if (!o.input.empty()) documents = read_documents(world, o.input);
   std::vector<PackedBatch> batches;
@@ -151,15 +158,14 @@ ExitCode run(const PackOptions& o, AppContext& context) {
 
 int main(int argc, char** argv) {
   PackOptions options;
-  const AppInfo info{"gyre-pack",
-                     "Packs documents into streams, compares packers, converts batches.",
-                     "Examples: gyre-pack --input docs.h5 --capacity 8K --cp 2 -o packed.h5\n"
-                     "          gyre-pack --gen dist=long-tailed,count=100K,max=64K --capacity 64K "
-                     "--algorithm all\n"
-                     "          gyre-pack --input packed.h5 --unpack -o docs.h5\n"
-                     "          gyre-pack --input packed.h5 --repad --cp 8 -o packed8.h5\n"
-                     "          gyre-pack --input docs.h5 --rows 4K --cp 2 -o batch.h5\n" +
-                         packer_help()};
+  const AppInfo info{
+      "gyre-pack", "Packs documents into streams, compares packers, converts batches.",
+      "Examples: gyre-pack --input docs.h5 --capacity 8K --cp 2 -o packed.h5\n"
+      "          gyre-pack --gen dist=long-tailed,max=64K --capacity 64K --algorithm all\n"
+      "          gyre-pack --input packed.h5 --unpack -o docs.h5\n"
+      "          gyre-pack --input packed.h5 --repad --cp 8 -o packed8.h5\n"
+      "          gyre-pack --input docs.h5 --rows 4K --cp 2 -o batch.h5\n" +
+          packer_help()};
   return run_app(
       argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });

@@ -18,19 +18,18 @@ namespace {
 /// Declares the options for the shape of streams, or of rows.
 void declare_shape_options(OptionTable& table, PackOptions& o) {
   const AddOptions add(table, "Advanced");
-  add.size("--chunks", "gyre/bshd: streams to make of the rows", o.chunks, 1);
+  add.size("--chunks", "gyre/bshd: number of streams that the rows become", o.chunks, 1);
   add.choice("--tail",
              "What becomes of padding at the end of a row (gyre/bshd), or of a stream that is "
              "rounded: not absorb",
              o.tail, {"own-segment", "keep", "absorb"});
   add.size("--stream-multiple",
-           "Slots of every stream of documents are a multiple of this, itself one of 2 cp tp",
+           "Slots of every stream of documents are a multiple of this, a multiple of 2 cp tp",
            o.rounding.multiple, 1);
   add.size("--stream-slots", "Slots of every stream of documents; 0: as many as needed",
            o.rounding.slots);
   add.size("--rows",
-           "Documents into rows of so many slots instead of streams, in their order (gyre/bshd); "
-           "0: streams",
+           "Pack documents, in their order, into rows of so many slots (gyre/bshd); 0: streams",
            o.row);
   add("--mtp",
       "Multi-token prediction: labels of so many tokens ahead; from the 2nd on as extras, "
@@ -41,7 +40,9 @@ void declare_shape_options(OptionTable& table, PackOptions& o) {
       "gyre/salm: --tp divides the slots of every context-parallel rank (per-rank), or of all "
       "together, as upstream does (total)",
       o.tp_rounding, {"per-rank", "total"});
-  add.flag("--repad", "Packed streams for another --cp: segments in multiples of 2 cp tp", o.repad);
+  add.flag("--repad",
+           "Pad packed streams again, for another --cp: segments take multiples of 2 cp tp",
+           o.repad);
 }
 
 AttentionCapabilities capabilities_of(const std::string& list) {
@@ -101,8 +102,8 @@ void declare_options(OptionTable& table, PackOptions& o) {
       .reads_file();
   add.flag("--unpack", "Turn packed streams back into documents, in their old order", o.unpack)
       .same_results();
-  add.choices("--algorithm", "How documents come into bins (first-fit-decreasing)", o.algorithm,
-              packers)
+  add.choices("--algorithm", "Packer of documents into bins; default: first-fit-decreasing",
+              o.algorithm, packers)
       .in_key();
   add.size("--capacity", "Slots of a bin; 0: 8K, rounded up to what --cp needs", o.capacity);
   ranks("--cp", "Context-parallel ranks to pack for; above 1, segments take multiples of 2 cp",
@@ -113,17 +114,20 @@ void declare_options(OptionTable& table, PackOptions& o) {
       "Tensor-parallel ranks that share a sequence: segments take multiples of 2 cp tp (gyre/salm: "
       "the stream alone grows; gyre/bshd: not used)",
       o.tp, 1, max_ranks);
-  add.size("--min-bins", "At least so many bins", o.min_bins);
+  add.size("--min-bins", "Least number of bins", o.min_bins);
   add.size("--bin-multiple", "The number of bins is a multiple of this", o.bin_multiple, 1);
-  add.size("--max-items", "next-fit: most documents of a bin; 0: any number", o.max_items);
-  add.seed("Of first-fit-shuffle", o.seed);
-  add.choice("--oversize", "Documents longer than a bin, or (drop) than a row", o.oversize,
-             {"reject", "own-bin", "drop"});
+  add.size("--max-items", "Largest number of documents in a bin of next-fit; 0: no limit",
+           o.max_items);
+  add.seed("Seed of the order of first-fit-shuffle", o.seed);
+  add.choice("--oversize",
+             "What becomes of documents that are longer than a bin, or (drop) than a row",
+             o.oversize, {"reject", "own-bin", "drop"});
   declare_shape_options(table, o);
   declare_prefix_options(table, o.prefixes);
   declare_target_options(table, o.target);
   declare_backend_options(table, o.backend);
-  declare_repeats(table, "Times to pack; one is no measurement", o.repeats);
+  declare_repeats(table, "Timed repetitions of packing; the time of one is no measurement",
+                  o.repeats);
   measurement.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
   declare_report_options(table, o.report, {"documents_per_s", "utilisation", "cost_imbalance"});
 }
@@ -204,8 +208,8 @@ void check_audio_options(const PackOptions& o, const std::string& schema) {
 void declare_target_options(OptionTable& table, AttentionTarget& target) {
   const AddOptions add(table, "Advanced");
   add("--attention",
-      "Ask before packing whether attention that can do this (varlen, padded-offsets, cp-aware; "
-      "joined by commas, or none) reads the streams soundly; refuse if not",
+      "Pack only if attention with these abilities (varlen, padded-offsets, cp-aware; joined by "
+      "commas, or none) reads the streams correctly",
       target.attention)
       .same_results();
   add("--fused-flag", "With --attention: value of NVTE_FUSED_ATTN; only 0 matters",
@@ -214,11 +218,11 @@ void declare_target_options(OptionTable& table, AttentionTarget& target) {
   add("--device", "With --attention: compute capability of the GPU, e.g. 9.0", target.device)
       .same_results();
   add.choice("--gradient-probe",
-             "With --attention: the fused gradient on that device against a reference",
+             "With --attention: whether the fused gradient on that device agrees with a reference",
              target.probe, {"not-run", "agrees", "differs"})
       .same_results();
   add.flag("--unpacked",
-           "With --attention: ask for rows of one document each, with their padding, instead",
+           "With --attention: judge rows of one document each, with their padding, not streams",
            target.unpacked)
       .same_results();
   add.flag("--forward-only", "With --attention: there is no backward pass", target.forward_only)

@@ -326,8 +326,13 @@ void write_on_root(const PackOptions& o, const PackedHeader& header, const Packe
   const PackedSlots nothing;
   const PackedSlots& mine = context.root() ? slots : nothing;
   const bool own = !context.root() || expected == nullptr;
-  write_checked({o.output, header, mine, own ? mine : *expected, 0,
-                 context.root() ? header.bin_count() : 0, o.check != "none"},
+  write_checked({.path = o.output,
+                 .header = header,
+                 .mine = mine,
+                 .expected = own ? mine : *expected,
+                 .first = 0,
+                 .last = context.root() ? header.bin_count() : 0,
+                 .check = o.check != "none"},
                 context.world, report.verification, context.outputs);
 }
 
@@ -400,8 +405,9 @@ void pack_batch(const PackOptions& o, const std::string& schema, AppContext& con
     if (o.check != "none") check_converted(rows, batch, report.verification);
   } else {
     const TpRounding rounding = o.tp_rounding == "total" ? TpRounding::total : TpRounding::per_rank;
-    batch = convert(o.input, read_salm(world, o.input),
-                    {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
+    const SalmArrays salm = read_salm(world, o.input);
+    if (o.encoder.wanted()) check_arrays_fit(encoder_bytes(salm, world.size()), context);
+    batch = convert(o.input, salm, {o.cp, o.tp, rounding, o.repeats, o.encoder.wanted()}, world,
                     report.verification, &backend);
   }
   run_agreed(world, "labels ahead", [&] {

@@ -123,8 +123,9 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
   order.pop_back();
   // Takes every stride-th document, then halves the stride for the rest, which
   // spreads the sample evenly for any budget.
-  for (size_t stride = std::max<size_t>(1, order.size() / 8); !order.empty() && left > 1;
-       stride = std::max<size_t>(1, stride / 2)) {
+  size_t stride = order.size() / 8;
+  while (!order.empty() && left > 1) {
+    stride = std::max<size_t>(1, stride);
     std::vector<int64_t> rest;
     for (size_t i = 0; i < order.size(); ++i) {
       if (i % stride == 0)
@@ -133,6 +134,7 @@ std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t 
         rest.push_back(order[i]);
     }
     order = std::move(rest);
+    stride /= 2;
   }
   return samples;
 }
@@ -229,11 +231,12 @@ double ScoringCase::sigma(double squares, int64_t count, double tolerance) const
 double ScoringCase::sigma(const ResultArray& scores, const std::vector<float>& got,
                           const std::vector<float>& perturbed) const {
   double squares = 0;
-  for (size_t r = 0; r < scores.rows.size() && !perturbed.empty(); ++r) {
-    const int64_t at = scores.rows[r] - scores_->begin;
-    const double change = perturbed[at] - got[at];
-    squares += change * change;
-  }
+  if (!perturbed.empty())
+    for (const int64_t row : scores.rows) {
+      const int64_t at = row - scores_->begin;
+      const double change = perturbed[at] - got[at];
+      squares += change * change;
+    }
   return sigma(squares, std::ssize(scores.rows), scores.tolerance);
 }
 
@@ -380,9 +383,8 @@ void ScoringCase::verify_by_twin(Verification& checks) {
   if (logprobs) compare("logprob", scores_->logprob, perturbed_.scores.logprob, all_logprobs);
   if (entropies) compare("entropy", scores_->entropy, perturbed_.scores.entropy, all_entropies);
   notes_ += fmt::format(
-      "# check   {}{}{} of {} of {} tokens, from {} documents, against the "
-      "serial "
-      "double-precision twin\n",
+      "# check   {}{}{} of {} of {} tokens, from {} documents, "
+      "against the serial double-precision twin\n",
       logprobs ? "log-probabilities" : "", logprobs && entropies ? " and " : "",
       entropies ? "entropies" : "", tokens, in_.documents.total(), documents);
 }

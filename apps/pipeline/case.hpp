@@ -39,7 +39,7 @@ struct ScoringResult : MeasuredRow {
 struct ScoringInputs {
   const Documents& documents;
   const std::string& input;                   ///< the file of the documents
-  const std::optional<Reference>& reference;  ///< from that file
+  const std::optional<Reference>& reference;  ///< answers in that file
   ModelFile& model;
   const std::string& model_sha256;
   int64_t check_tokens;  ///< budget of the twin, in tokens

@@ -71,14 +71,18 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   ProcessGrid grid(backend.world(), job.shape());
   std::optional<ScoringCase> planned;
   run_agreed(world, "planning", [&] {
-    const ScoringInputs inputs{
-        job.documents,  o.input,        reference, job.model, checksum_of(report, o.model),
-        o.check_tokens, o.check_seconds};
+    const ScoringInputs inputs{.documents = job.documents,
+                               .input = o.input,
+                               .reference = reference,
+                               .model = job.model,
+                               .model_sha256 = checksum_of(report, o.model),
+                               .check_tokens = o.check_tokens,
+                               .check_seconds = o.check_seconds};
     planned.emplace(job.plan, inputs, grid, world, context.progress);
   });
-  ScoringCase& of = *planned;
+  ScoringCase& subject = *planned;
   Suite<ScoringResult> suite(context, report, o.report, scoring_table());
-  if (suite.wanted({of.row()}).empty())
+  if (suite.wanted({subject.row()}).empty())
     return finish_run(context, report, o.report, [] { return std::string(); });
   const DecoderTypes& types = job.plan.setup.types;
   const auto kernel = make_block_kernel(backend.stream(), {.activations = types.activations});
@@ -86,25 +90,25 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                   load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model),
                                types.activations),
                   grid, *kernel, backend.stream());
-  of.set_decoder(decoder);
-  report.memory.plan(planned_bytes(job.plan, config, of.scorer(), backend.stream().space()));
+  subject.set_decoder(decoder);
+  report.memory.plan(planned_bytes(job.plan, config, subject.scorer(), backend.stream().space()));
   double last_ms = 0;
   PhaseLimits limits;
   std::string details = (o.prefixes.share ? savings_text(job.plan.forest) : "") + model_notes(job);
   const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
-  suite.measure(of, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, of.row(),
-                [&](ScoringResult& row, const Measured& measured) {
-                  of.complete(row, measured.last_ms);
+  suite.measure(subject, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend,
+                subject.row(), [&](ScoringResult& row, const Measured& measured) {
+                  subject.complete(row, measured.last_ms);
                   last_ms = measured.last_ms;
                   limits = measure_limits(types.activations, array_bytes, backend.stream(), world);
                   row.share_of_limit =
-                      share_of_limit(of.scorer().work(), limits, row.time_ms.median, world);
+                      share_of_limit(subject.scorer().work(), limits, row.time_ms.median, world);
                 });
-  details += phases_text(of.times(), of.scorer().work(), limits, last_ms, world);
-  if (context.verbose) details += ranks_text(of, world);
-  details += of.comparison_text();
+  details += phases_text(subject.times(), subject.scorer().work(), limits, last_ms, world);
+  if (context.verbose) details += ranks_text(subject, world);
+  details += subject.comparison_text();
   if (reference) judge_answers(report, answer_uses(*reference));
-  const ScoreRange& mine = of.scores();
+  const ScoreRange& mine = subject.scores();
   if (output) {
     ResultsHeader header = make_results_header(report, job.documents, job.plan);
     header.input_sha256 = checksum_of(report, o.input);
@@ -160,8 +164,7 @@ int main(int argc, char** argv) {
   PipelineOptions options;
   const AppInfo info{"gyre-pipeline",
                      "Scores documents with a decoder: per-token log-probability and entropy.",
-                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model inputs/model.h5 "
-                     "--cp 2 --tp 2"};
+                     "Example: mpirun -n 4 gyre-pipeline --input docs.h5 --model model.h5 --tp 2"};
   return run_app(
       argc, argv, info, [&](OptionTable& table) { declare_options(table, options); },
       [&](AppContext& context) { return run(options, context); });

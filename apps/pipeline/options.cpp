@@ -81,13 +81,16 @@ void declare_options(OptionTable& table, PipelineOptions& o) {
   declare_backend_options(table, o.backend);
   declare_repeats(table, "Timed passes over all documents", o.repeats);
   measurement("-w,--warmup",
-              "Passes before them; one at least, with checked messages, where results are verified",
+              "Untimed passes before the timed ones; "
+              "at least one, with checked messages, where results are verified",
               o.warmup, 0);
   measurement.choice("-c,--check", "Verify the last pass, or nothing", o.check, {"none", "last"});
   measurement.size("--check-tokens", "Without a reference: tokens that the serial twin scores",
                    o.check_tokens, 2);
-  measurement("--check-seconds", "And the time that it may take, about", o.check_seconds, positive);
-  measurement("--tol-scale", "Multiplies all tolerances", o.tol_scale, positive);
+  measurement("--check-seconds",
+              "Without a reference: seconds that the serial twin may take, about", o.check_seconds,
+              positive);
+  measurement("--tol-scale", "Factor of all tolerances", o.tol_scale, positive);
   output("--top", "List the documents that cost most bits", o.top, 0);
   declare_report_options(
       table, o.report,
@@ -141,7 +144,8 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   }
   std::string headline = "impossible configuration";
   const auto grids = nearest_grids(setup.grid, ranks, allowed_tensor_parallel(config, ranks));
-  for (size_t i = 0; i < std::min<size_t>(3, grids.size()) && of_grid > 0; ++i)
+  const size_t shown = of_grid > 0 ? std::min<size_t>(3, grids.size()) : 0;
+  for (size_t i = 0; i < shown; ++i)
     headline += fmt::format("{}{}", i == 0 ? "; the nearest grids of this run's ranks: " : " | ",
                             to_string(grids[i]));
   errors.throw_if_any(headline);

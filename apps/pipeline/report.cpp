@@ -174,7 +174,8 @@ ResultsHeader make_results_header(const RunReport& report, const Documents& docu
 
 std::string length_note(const Documents& documents, int64_t longest_text) {
   int64_t longer = 0, longest = 0;
-  for (int64_t d = 0; longest_text > 0 && d < documents.count(); ++d) {
+  if (longest_text == 0) return "";
+  for (int64_t d = 0; d < documents.count(); ++d) {
     if (documents.length(d) - 1 > longest_text) ++longer;  // the last token predicts nothing
     if (documents.length(d) > documents.length(longest)) longest = d;
   }
@@ -243,7 +244,7 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   return text;
 }
 
-std::string ranks_text(const ScoringCase& of, Communicator& world) {
+std::string ranks_text(const ScoringCase& subject, Communicator& world) {
   struct Row {
     int64_t rank, pairs;
     double linear, attention, attention_wait, tp_wait;
@@ -256,8 +257,8 @@ std::string ranks_text(const ScoringCase& of, Communicator& world) {
       {"cp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.attention_wait; }},
       {"tp_wait", "ms", 10, 1, [](const Row& r) { return 1e3 * r.tp_wait; }},
   });
-  const DecoderTimes& times = of.times();
-  const auto pairs = all_gather_value(world, of.scorer().count().pairs);
+  const DecoderTimes& times = subject.times();
+  const auto pairs = all_gather_value(world, subject.scorer().count().pairs);
   const auto linear = all_gather_value(world, times.linear);
   const auto attention = all_gather_value(world, times.attention);
   const auto attention_wait = all_gather_value(world, times.attention_wait);
@@ -311,24 +312,19 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
   constexpr double mib = 1048576;
   std::string text = fmt::format("# dry run, {}, {}, {}: nothing was computed\n", to_string(grid),
                                  plan.setup.layout->name, plan.setup.schedule->name);
+  text += fmt::format("#   tokens {}  slots {}  bins {} of {}  packing {:.1f} %  predictions {}\n",
+                      plan.tokens, load.slots, plan.bins.size(), plan.capacity,
+                      100 * packing_efficiency(plan.bins, plan.capacity), plan.predictions);
   text += fmt::format(
-      "#   tokens {}  slots {}  bins {} of {}  packing {:.1f} "
-      "%  predictions {}\n",
-      plan.tokens, load.slots, plan.bins.size(), plan.capacity,
-      100 * packing_efficiency(plan.bins, plan.capacity), plan.predictions);
-  text += fmt::format(
-      "#   FLOPs of a pass {:.4g}  attention pairs of a head "
-      "and layer {}  imbalance {:.2f} %\n",
+      "#   FLOPs of a pass {:.4g}  attention pairs of a head and layer {}  imbalance {:.2f} %\n",
       plan.flops(c), pairs_text(plan),
       mean_pairs > 0 ? 100 * (load.max_pairs / mean_pairs - 1) : 0);
   text += fmt::format(
-      "#   attention sends in a pass, busiest rank {:.4g} MB, "
-      "at most {} messages; all ranks "
-      "{:.4g} MB\n",
+      "#   attention sends in a pass, busiest rank {:.4g} MB, at most {} messages; "
+      "all ranks {:.4g} MB\n",
       load.max_sent / 1e6, load.messages, load.sent * grid.tp / 1e6);
   text += fmt::format(
-      "#   memory of a rank: weights {:.1f} MiB, activations of "
-      "the largest bin {:.1f} MiB, "
+      "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",
       weight_bytes(c, grid.tp, types.activations) / mib, activations / mib,
       load.transient_bytes / mib);

@@ -37,7 +37,7 @@ std::string compression_text(const Documents& documents, std::span<const Documen
 
 /// A "#" table with a line for each rank: its share of attention and its times
 /// in the last pass. Collective.
-std::string ranks_text(const ScoringCase& of, Communicator& world);
+std::string ranks_text(const ScoringCase& subject, Communicator& world);
 
 /// Memory of this rank, whose arrays are in `space`: weights, activations of its largest bin, a
 /// tile of logits, blocks of other ranks and copies for messages.

@@ -70,8 +70,12 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
 }  // namespace
 
 HeadShape PredictOptions::head_shape() const {
-  return {heads / tp, kv_heads / tp, head_dim, 1 / std::sqrt(static_cast<float>(head_dim)),
-          v_head_dim, shared_key_dim};
+  return {.heads = heads / tp,
+          .kv_heads = kv_heads / tp,
+          .head_dim = head_dim,
+          .scale = 1 / std::sqrt(static_cast<float>(head_dim)),
+          .v_head_dim = v_head_dim,
+          .shared_key_dim = shared_key_dim};
 }
 
 ElementTypes PredictOptions::types() const {
@@ -97,19 +101,19 @@ void declare_options(OptionTable& table, PredictOptions& o) {
       .reads_file();
   add("--input", "With --model: documents (HDF5, gyre/documents)", o.input).reads_file();
   declare_prefix_options(table, o.prefixes);
-  add("--batch", "Sequences of equal length", o.batch, 1, max_heads);
-  add("--heads", "Query heads; 0: 32, or the model's", o.heads, 0, max_heads);
-  add("--kv-heads", "Key and value heads; 0: 8, or the model's", o.kv_heads, 0, max_heads);
-  add("--head-dim", "Elements of a head of queries and keys; 0: 128, or the model's", o.head_dim, 0,
-      max_head_dim);
+  add("--batch", "Number of sequences, which have equal lengths", o.batch, 1, max_heads);
+  add("--heads", "Query heads; 0: those of the model, or 32", o.heads, 0, max_heads);
+  add("--kv-heads", "Key and value heads; 0: those of the model, or 8", o.kv_heads, 0, max_heads);
+  add("--head-dim", "Elements of a head of queries and keys; 0: those of the model, or 128",
+      o.head_dim, 0, max_head_dim);
   declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
   declare_mask_options(table, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
   advanced.choice("--partial-out", "Type of the output between two merges", o.partial_out, types);
   advanced.choice("--partial-dq", "Type of dQ between two steps", o.partial_dq, types);
-  advanced.choice("--wire-dkv", "Type of dK and dV that travel (that of --dtype)", o.wire_dkv,
-                  types);
+  advanced.choice("--wire-dkv", "Type in which dK and dV travel; default: that of --dtype",
+                  o.wire_dkv, types);
   ranks("--cp", "Context-parallel ranks: one number, or several, as 8,16,32", o.cp_list).in_key();
   ranks("--tp", "Tensor-parallel ranks, which are neighbours and share the heads", o.tp, 1,
         max_ranks);
@@ -117,10 +121,12 @@ void declare_options(OptionTable& table, PredictOptions& o) {
   o.schedule.name = "all";
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
-  add.choice("--pass", "What is predicted (both; of a model: fwd)", o.pass, {"fwd", "bwd", "both"})
+  add.choice("--pass", "Passes that are predicted; default: both, or fwd of a model", o.pass,
+             {"fwd", "bwd", "both"})
       .in_key();
-  output("--svg", "Draw which schedule wins where, ranks by tokens, here", o.svg).writes_text();
-  output("--trace", "Write the timeline of one configuration here (for Perfetto)", o.trace)
+  output("--svg", "Draw which schedule wins at which ranks and tokens into this file (SVG)", o.svg)
+      .writes_text();
+  output("--trace", "Write the timeline of one configuration here, for Perfetto", o.trace)
       .writes_text();
   declare_report_options(table, o.report, {"predicted_tflops_per_rank", "predicted_tokens_per_s"});
 }

@@ -137,14 +137,14 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {
     bool fits = true;
   };
   std::vector<std::pair<int, int64_t>> sizes;
-  std::map<std::pair<int, int64_t>, std::vector<Total>> of;
+  std::map<std::pair<int, int64_t>, std::vector<Total>> totals_of;
   for (const PredictedRow& row : rows) {
     const std::pair<int, int64_t> size{row.cp, row.tokens};
-    std::vector<Total>& totals = of[size];
+    std::vector<Total>& totals = totals_of[size];
     if (totals.empty()) sizes.push_back(size);
     if (totals.empty() || totals.back().schedule != row.schedule ||
         totals.back().layout != row.layout)
-      totals.push_back({row.schedule, row.layout, 0, 0, 0, true});
+      totals.push_back({.schedule = row.schedule, .layout = row.layout});
     Total& total = totals.back();
     total.seconds += row.prediction.seconds;
     total.kernel += row.prediction.kernel_mean;
@@ -153,7 +153,7 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {
   }
   std::vector<Winner> winners;
   for (const auto& size : sizes) {
-    std::vector<Total>& totals = of[size];
+    std::vector<Total>& totals = totals_of[size];
     std::erase_if(totals, [](const Total& t) { return !t.fits; });
     std::ranges::stable_sort(totals, {}, &Total::seconds);
     if (totals.empty()) continue;

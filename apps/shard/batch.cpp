@@ -18,8 +18,8 @@ void check_mask(const BshdArrays& arrays, const BatchJob& job) {
   check_mask_contract(job.cp > 1, job.mask, documents);
   if (job.options.format == "bshd" && job.cp > 1 && documents > 1)
     throw_usage(
-        "rows of up to {} documents: --format bshd has no boundaries between them; use --format "
-        "thd",
+        "rows of up to {} documents: "
+        "--format bshd has no boundaries between them; use --format thd",
         documents);
 }
 
@@ -32,12 +32,12 @@ std::vector<RankPart> all_parts(const std::vector<RankPart>& mine, int cp, Commu
       if (candidate.rank == r) part = candidate;
     const auto sum = [&](int64_t value) { return all_reduce_value(world, value, ReduceOp::sum); };
     all.push_back(
-        {r,
-         sum(part.slots),
-         sum(part.tokens),
-         sum(part.pairs),
-         sum(part.hidden_pairs),
-         {all_reduce_value(world, part.loss.loss, ReduceOp::sum), sum(part.loss.tokens)}});
+        {.rank = r,
+         .slots = sum(part.slots),
+         .tokens = sum(part.tokens),
+         .pairs = sum(part.pairs),
+         .hidden_pairs = sum(part.hidden_pairs),
+         .loss = {all_reduce_value(world, part.loss.loss, ReduceOp::sum), sum(part.loss.tokens)}});
   }
   return all;
 }
@@ -106,12 +106,13 @@ AttentionMask find_mask(const std::string& name) {
 void declare_batch_options(OptionTable& table, BatchOptions& o) {
   const AddOptions add(table, "Advanced");
   add.choice("--format",
-             "gyre/bshd: one stream of segments (thd), or rows with their key mask (bshd)",
+             "Form of shards of gyre/bshd: a stream of segments (thd), or masked rows (bshd)",
              o.format, {"thd", "bshd"});
   add("--tp", "bshd: tensor-parallel ranks that share a shard of a row", o.tp, 1);
-  add.size("--chunks", "thd: streams to make of the rows", o.chunks, 1);
+  add.size("--chunks", "thd: number of streams that the rows become", o.chunks, 1);
   add.choice("--tail",
-             "thd: what becomes of padding at the end of a row (own-segment; absorb with --cp 1)",
+             "thd: what becomes of padding at the end of a row; "
+             "default: own-segment, or absorb with --cp 1",
              o.tail, {"own-segment", "keep", "absorb"});
   add.choice("--pad-positions", "bshd: positions of the padding that a row gets", o.pad_positions,
              {"zero", "counting", "restarted"});

@@ -68,6 +68,9 @@ struct KeptRows {
 ArrayFile row_shards_of(const KeptRows& kept, const BshdArrays& arrays, const BatchJob& job,
                         Communicator& world);
 
+/// Bytes of the arrays of that file.
+double row_shard_bytes(const BshdArrays& arrays, const BatchJob& job);
+
 /// Shards the rows of `file`, which every rank has. Each rank of the run makes the parts of some
 /// ranks of the layout. Adds checks to `checks`: each part holds what the definition of its slots
 /// says; boundaries are those of the tables; the mean loss of the shards is that of the batch; rows

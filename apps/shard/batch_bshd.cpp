@@ -248,6 +248,13 @@ ArrayFile row_shards_of(const KeptRows& kept, const BshdArrays& arrays, const Ba
   return file;
 }
 
+double row_shard_bytes(const BshdArrays& arrays, const BatchJob& job) {
+  const double width = bshd_padded_width(arrays.slots, job.cp, job.options.tp);
+  const double inputs = arrays.hidden > 0 ? arrays.hidden * sizeof(float) : sizeof(int64_t);
+  const double of_slot = sizeof(int32_t) + (1 + arrays.position_axes) * sizeof(int64_t) + inputs;
+  return width * (sizeof(int32_t) + arrays.rows * of_slot);
+}
+
 void check_rows_over_ranks(const BshdArrays& arrays, const BatchJob& job, Communicator& world,
                            Verification& checks) {
   Check& gathered = checks.check("gathered over ranks", 0);

@@ -198,8 +198,13 @@ StreamParts shard_streams(const BshdArrays& arrays, const BatchJob& job, Communi
       parts = make_cp_chunks(batch, job.options.chunks, options);
     for (size_t s = 0; s < parts.size(); ++s) {
       const size_t rows = static_cast<size_t>(arrays.rows) / parts.size();
-      const PartView view{
-          arrays, batch, real, parts[s], s * rows, rows, fmt::format("stream {} rank {}", s, rank)};
+      const PartView view{.arrays = arrays,
+                          .batch = batch,
+                          .real = real,
+                          .part = parts[s],
+                          .first_row = s * rows,
+                          .rows = rows,
+                          .name = fmt::format("stream {} rank {}", s, rank)};
       check_contents(contents, view);
       check_extras(extras, view);
       if (swapped) {

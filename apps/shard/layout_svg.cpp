@@ -153,7 +153,7 @@ std::string need_matrix(const Layout& layout, const LayoutCost& cost, double x, 
 ///   - a bar of the stream, coloured by owner; padding is pale, ticks are segment boundaries
 ///   - the causal mask with its documents as triangles; a query's row has the colour of its owner
 ///   - bars of the pairs of each rank against the mean, in one scale for all layouts
-///   - a matrix: row r, column s is the share of rank s's tokens whose keys rank r needs; its shades
+///   - a matrix: the shade of row r, column s is the share of rank s's tokens whose keys r needs
 /// Long streams are sampled at some 400 slots.
 std::string layout_svg(const std::string& title, const std::vector<LayoutPicture>& pictures) {
   const double width = 2 * margin + mask_size + bars_width + matrix_size + 2 * gap;

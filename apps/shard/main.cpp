@@ -136,7 +136,13 @@ ExitCode run(ShardOptions& o, AppContext& context) {
   start_run(context, report, o.report, 0);
   if (o.ulysses) return run_heads_for_tokens(o, streams.header, streams.slots, context, report);
 
-  Setting setting{o, streams, shape, context, backend, report, {}, streams.notes};
+  Setting setting{.o = o,
+                  .streams = streams,
+                  .shape = shape,
+                  .context = context,
+                  .backend = backend,
+                  .report = report,
+                  .details = streams.notes};
   std::vector<std::string> refused;
   for (const LayoutKind& kind : layout_kinds()) {
     if (!o.layout.wants(kind.name)) continue;

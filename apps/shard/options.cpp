@@ -12,9 +12,9 @@ namespace {
 void declare_outputs(OptionTable& table, ShardOptions& o) {
   const AddOptions output(table, "Output");
   output.size("--bin", "The bin that --svg draws", o.bin);
-  output("--svg", "Draw the layouts here", o.svg).writes_text();
+  output("--svg", "Draw the layouts into this file (SVG)", o.svg).writes_text();
   output("-o,--output",
-         "Write shards of one layout here, or of rows, or what --ulysses exchanges (HDF5)",
+         "Write shards of one layout, shards of rows, or what --ulysses exchanges here (HDF5)",
          o.output)
       .writes_file();
   AddOptions(table, "Problem")(
@@ -43,7 +43,7 @@ void declare_options(OptionTable& table, ShardOptions& o) {
       "--capacity",
       fmt::format("With --gen: slots of a bin, a multiple of {} cp; 0: 64K, rounded up", chunks),
       o.capacity);
-  add.choice("--algorithm", "With --gen: how documents come into bins (first-fit-shuffle)",
+  add.choice("--algorithm", "With --gen: packer of documents into bins; default: first-fit-shuffle",
              o.algorithm, packers);
   ranks("--cp", "Context-parallel ranks, up to 65536, whatever the run has", o.cp, 1, max_ranks);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
@@ -51,8 +51,8 @@ void declare_options(OptionTable& table, ShardOptions& o) {
            fmt::format("Round slots of segments up to multiples of {} cp, for all layouts", chunks),
            o.repad);
   add.choice("--mask",
-             "What attention over the shards is to see, which is refused if they cannot keep it "
-             "(causal-segments; bshd: causal)",
+             "Mask of attention over the shards, refused if they cannot keep it; default: "
+             "causal-segments, or causal with --format bshd",
              o.mask, mask_names());
   measurement.choice(
       "--gather-gradient",
@@ -66,16 +66,19 @@ void declare_options(OptionTable& table, ShardOptions& o) {
       o.relayout, layouts);
   ranks.flag(
       "--ulysses",
-      "Instead of layouts: slices, and heads exchanged for tokens, over the ranks of the run",
+      "Run Ulysses instead of layouts: ranks of the run slice tokens, and exchange them for heads",
       o.ulysses);
   declare_batch_options(table, o.batch);
-  add("--heads", "Query heads, for times", o.heads, 1, max_ranks);
-  add("--kv-heads", "Key and value heads, for bytes", o.kv_heads, 1, max_ranks);
+  add("--heads", "Query heads, from which times are estimated", o.heads, 1, max_ranks);
+  add("--kv-heads", "Key and value heads, from which bytes are estimated", o.kv_heads, 1,
+      max_ranks);
   add("--head-dim", "Elements of a head", o.head_dim, 1, max_ranks);
   add.choice("-d,--dtype", "Type of keys and values", o.dtype, activation_type_names());
   declare_backend_options(table, o.backend);
-  plan("--tflops", "Attention rate of a rank, TFLOP/s, for times", o.tflops, positive);
-  plan("--gbps", "What a rank receives, GB/s, for times", o.gbytes_per_s, positive)
+  plan("--tflops", "Rate of attention on a rank, TFLOP/s, from which times are estimated", o.tflops,
+       positive);
+  plan("--gbps", "Rate at which a rank receives, GB/s, from which times are estimated",
+       o.gbytes_per_s, positive)
       .called("gbytes_per_s");
   declare_outputs(table, o);
 }

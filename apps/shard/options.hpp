@@ -31,7 +31,12 @@ struct ShardOptions {
   ShardOptions() { layout.name = "all"; }
   ArrayPaths files() const { return {output, yours}; }
   AttentionShape shape() const {
-    return {heads, kv_heads, head_dim, dtype == "f32" ? 4 : 2, tflops, gbytes_per_s};
+    return {.heads = heads,
+            .kv_heads = kv_heads,
+            .head_dim = head_dim,
+            .element_bytes = dtype == "f32" ? 4 : 2,
+            .tflops = tflops,
+            .gbytes_per_s = gbytes_per_s};
   }
   LayoutOptions layout_options() const {
     LayoutOptions options = layout.for_ranks(cp);

@@ -130,8 +130,8 @@ void check_your_shards(std::span<const ShardRows> mine, const std::string& path,
 
 /// Moves the ranks' shards from the layout of one plan to that of the other, and back, as gradients
 /// go. Checks the rows against both layouts, and the bytes sent against the rows that change rank.
-/// Returns a "#" line with the bytes that all ranks sent. Throws a usage error unless the run has as
-/// many ranks as the layouts, or if the second layout refuses a bin. Collective.
+/// Returns a "#" line with the bytes that all ranks sent. Throws a usage error unless the run has
+/// as many ranks as the layouts, or if the second layout refuses a bin. Collective.
 std::string check_relayout(ShardingPlan& from, ShardingPlan& to, Communicator& world,
                            Verification& checks);
 

@@ -16,9 +16,14 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
   start_run(context, report, o.report, 0);
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
   const LayoutOptions layout = o.layout_options();
-  const BatchJob job{
-      o.batch,       o.cp,         o.layout.several() ? default_layout().name : o.layout.name,
-      layout.stripe, layout.chunk, find_mask(o.mask.empty() ? usual : o.mask)};
+  const BatchJob job{.options = o.batch,
+                     .cp = o.cp,
+                     .layout = o.layout.several() ? default_layout().name : o.layout.name,
+                     .stripe = layout.stripe,
+                     .chunk = layout.chunk,
+                     .mask = find_mask(o.mask.empty() ? usual : o.mask)};
+  if (o.batch.format == "bshd" && o.files().wanted())
+    check_arrays_fit(row_shard_bytes(arrays, job), context);
   Verification checks(1);
   KeptRows kept;
   const std::vector<BatchResult> rows =

@@ -85,8 +85,8 @@ std::string other_labels_text(const StoredExtras& extras) {
   for (const auto& [name, extra] : extras)
     if (depth_of_labels(name) > 0 && !holds_labels(name, extra))
       text += fmt::format(
-          "# extra {} is not compared with labels: it is not one int32 or int64, little-endian, a "
-          "slot\n",
+          "# extra {} is not compared with labels: "
+          "it is not one int32 or int64, little-endian, a slot\n",
           name);
   return text;
 }

@@ -33,14 +33,15 @@ PackedSlots part_of(const PackedSlots& all, int64_t begin, int64_t count, int64_
 PackedSlots moved_to(const BinBounds& to, const PackedHeader& header, int64_t bin,
                      const PackedSlots& from);
 
-/// Labels of a depth, from the bytes of an extra for which holds_labels() is true. Numbers beyond int32 become its
-/// least or largest one, which no label is.
+/// Labels of a depth, from the bytes of an extra for which holds_labels() is true. Numbers beyond
+/// int32 become its least or largest one, which no label is.
 std::vector<int32_t> labels_of(const ExtraSlots& extra);
 
 /// Whether an extra holds labels of further tokens ahead: one int32 or int64 a slot, by that name.
 bool holds_labels(const std::string& name, const StoredExtra& extra);
 
-/// A "#" line for each extra that is named like labels but has another type, and so is not compared.
+/// A "#" line for each extra that is named like labels but has another type, and so is not
+/// compared.
 std::string other_labels_text(const StoredExtras& extras);
 
 /// Calls visit(depth, labels) for the labels of further tokens ahead among the bin's extras.

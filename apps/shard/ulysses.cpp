@@ -398,16 +398,15 @@ ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
     for (int64_t b = 0; b < header.bin_count(); ++b)
       offsets.push_back(offsets.back() +
                         ceil_div(header.cu_seqlens_padded(b).back(), int64_t{world.size()}));
-    ArrayFile made{ulysses_schema,
-                   "/ulysses",
-                   {{"ranks", world.size()},
-                    {"heads", o.heads},
-                    {"kv_heads", o.kv_heads},
-                    {"head_dim", o.head_dim}},
-                   {},
-                   checksum_of(report, o.input),
-                   kept.arrays(world),
-                   provenance_of(context, o.input.empty() ? o.generate : o.input)};
+    ArrayFile made{.schema = ulysses_schema,
+                   .group = "/ulysses",
+                   .numbers = {{"ranks", world.size()},
+                               {"heads", o.heads},
+                               {"kv_heads", o.kv_heads},
+                               {"head_dim", o.head_dim}},
+                   .input_sha256 = checksum_of(report, o.input),
+                   .arrays = kept.arrays(world),
+                   .provenance = provenance_of(context, o.input.empty() ? o.generate : o.input)};
     made.arrays.push_back({"slot_offsets", {std::ssize(offsets)}, offsets});
     notes = write_and_compare(made, o.files(), o.check != "none", context, report.verification);
   }

@@ -31,7 +31,7 @@ def _parser() -> argparse.ArgumentParser:
     add = parser.add_argument
     add("--rtol", type=float, default=1e-5, help="reals agree when |a - b| <= atol + rtol |b|")
     add("--atol", type=float, default=1e-5, help="(default of both: 1e-5)")
-    add("--equal-nan", action="store_true", help="NaN agrees with NaN; without it, with nothing")
+    add("--equal-nan", action="store_true", help="NaN agrees with NaN; without this option, it agrees with nothing")
     add("--common", action="store_true", help="leave out what one side alone has")
     ties = "any: ids beside values (top_ids, top_values) may stand in any order where values tie"
     add("--ties", choices=["exact", "any"], default="exact", help=ties)

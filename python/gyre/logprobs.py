@@ -12,6 +12,7 @@ from .operations import Answer
 
 ROWS = "rows are tokens, all sequences one after another; offsets says where each begins"
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 1e-15, 1e30
+LARGEST_GRADIENT = float(np.float32(1e31))
 
 
 _OF_TEACHER = ("ids", "teacher or teacher_values")
@@ -224,6 +225,9 @@ def logprob_problem(
         arrays |= _projection(projection, d_projected, tokens, vocab)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     filters = {name: _filter(name, value, tokens, vocab) for name, value in filters.items()}
+    for name in ("d_value", "d_logprobs", "d_projected"):
+        if name in arrays:
+            _check_gradients(name, arrays[name], filters["temperature"])
     parameters = {}
     for name, value in of_operations.items():
         if name in operations.PARAMETERS:
@@ -290,6 +294,21 @@ def _projection(given: Mapping[str, Any], above: Any, tokens: int, vocab_size: i
     if above is not None:
         arrays["d_projected"] = checks.finite("d_projected", checks.reals("d_projected", above, tokens, width))
     return arrays
+
+
+def _check_gradients(name: str, array: np.ndarray, temperature: float | np.ndarray) -> None:
+    """Refuses gradients so large that float32, in which programs read them, cannot hold those of the logits."""
+    of_row = np.reshape(temperature, (-1, *[1] * (array.ndim - 1)))
+    most = np.broadcast_to(LARGEST_GRADIENT * np.minimum(1, of_row**2), array.shape)
+    with np.errstate(over="ignore"):
+        bad = np.argwhere(np.abs(array.astype(np.float32)) > most)
+    if len(bad):
+        index = tuple(bad[0])
+        heat, limit = np.broadcast_to(of_row, array.shape)[index], most[index]
+        raise ValueError(
+            f"{name}[{', '.join(map(str, index))}] is {array[index]}; a gradient at a temperature of {heat:g} is from "
+            f"{-limit:g} to {limit:g}"
+        )
 
 
 def _check_largest(logits: np.ndarray, ids: np.ndarray) -> None:

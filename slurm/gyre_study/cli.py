@@ -64,15 +64,15 @@ def parser() -> argparse.ArgumentParser:
         type=Path,
         action="append",
         default=[],
-        help="another study's folder: its times are expected",
+        help="folder of another study, whose times are expected again",
     )
-    plan.add_argument("--size", default="", help="of a study with sizes: which one (the site's, else the first)")
+    plan.add_argument("--size", default="", help="size of a study that has several (the site's, else the first)")
     plan.add_argument(
         "--set",
         action="append",
         default=[],
         metavar="NAME=VALUE",
-        help="another value, or values with commas between them, of what the study's key tunable lists",
+        help="value, or values with commas between them, of an option in the study's list tunable",
     )
     plan.add_argument(
         "--cases", action="store_true", help="list every case, and every launch's command"
@@ -113,9 +113,9 @@ def parser() -> argparse.ArgumentParser:
         "report", "write FOLDER/report.html, a page with all its plots inside; collect first"
     )
     folder_of(report)
-    report.add_argument("-o", "--output", type=Path, help="another file")
+    report.add_argument("-o", "--output", type=Path, help="file of the report, instead of FOLDER/report.html")
 
-    compare = command("compare", "which rows became slower or faster, beyond noise", COMPARE_TEXT)
+    compare = command("compare", "say which rows became slower or faster, beyond noise", COMPARE_TEXT)
     compare.add_argument(
         "runs",
         nargs="+",
@@ -146,15 +146,15 @@ def parser() -> argparse.ArgumentParser:
     compare.add_argument("--json", action="store_true", help="print the comparison as JSON")
 
     check = command(
-        "check", "whether results are those of an official problem, or every reason why not", CHECK_TEXT
+        "check", "say whether results are those of an official problem, or every reason why not", CHECK_TEXT
     )
     check.add_argument("results", nargs="+", type=Path, help="folder of a study, or a file of results/official")
     check.add_argument(
         "-o", "--output", type=Path, help="write one accepted result as a file, for results/official"
     )
-    table = command("table", "the table of accepted results, as Markdown")
+    table = command("table", "print the table of accepted results, as Markdown")
     table.add_argument("folder", type=Path, help="folder of files that check has written")
-    table.add_argument("-o", "--output", type=Path, help="a file, instead of standard output")
+    table.add_argument("-o", "--output", type=Path, help="file of the table, instead of standard output")
     return whole
 
 

@@ -232,6 +232,15 @@ def compare(options: argparse.Namespace) -> int:
     return 1 if found.slower else 0
 
 
+def keep_inputs(output: Path | None, inputs: list[Path]) -> None:
+    """An error if the output is an input, or a file that is in one."""
+    if not output or not output.exists():
+        return
+    for path in inputs:
+        if path.exists() and (path.samefile(output) or path.resolve() in output.resolve().parents):
+            raise StudyError(f"--output {output}: it would overwrite the result {path}; wanted: a new file")
+
+
 def check(options: argparse.Namespace) -> int:
     from .official import opened_result
     from .official_judge import judge
@@ -239,6 +248,7 @@ def check(options: argparse.Namespace) -> int:
 
     if options.output and len(options.results) > 1:
         raise StudyError(f"--output {options.output}: it takes one result, not {len(options.results)}")
+    keep_inputs(options.output, options.results)
     code = 0
     for path in options.results:
         try:

@@ -225,9 +225,13 @@ void AttentionExecutor::compute(const step::Compute& s, Pass pass) {
   const int64_t kv_end = std::min(s.kv_heads.end(), ceil_div(q_heads.end(), group));
   const HeadRange kv_heads{kv_begin, kv_end - kv_begin};
   BlockInput input;
-  input.heads = {
-      q_heads.count, kv_heads.count,   heads_.head_dim, group, q_heads.begin - kv_begin * group,
-      heads_.scale,  heads_.v_head_dim};
+  input.heads = {.heads = q_heads.count,
+                 .kv_heads = kv_heads.count,
+                 .head_dim = heads_.head_dim,
+                 .group = group,
+                 .skew = q_heads.begin - kv_begin * group,
+                 .scale = heads_.scale,
+                 .v_head_dim = heads_.v_head_dim};
   input.q = columns(s.q, 0, q_heads);
   input.k = columns(s.kv, 0, kv_heads);
   input.v = columns(s.kv, 1, kv_heads);

@@ -113,10 +113,10 @@ AttentionReductions attention_reductions(const RankPlan& mine, const AttentionPr
 
 namespace {
 
-/// of(n_f32, n_bf16) for the roundings of each tensor.
-template <class Of>
+/// bound(n_f32, n_bf16) for the roundings of each tensor.
+template <class Bound>
 AttentionTolerances from_roundings(const AttentionReductions& lengths, const ElementTypes& types,
-                                   const KernelPrecision& kernel, Of of) {
+                                   const KernelPrecision& kernel, Bound bound) {
   const double dim = lengths.head_dim, value_dim = lengths.value_dim, keys = lengths.keys;
   const double partials = lengths.partials;
   const double rows = lengths.queries + lengths.hops;
@@ -133,16 +133,16 @@ AttentionTolerances from_roundings(const AttentionReductions& lengths, const Ele
   const int64_t narrow_out = narrow(types.partial_out, lengths.partials) + inside(lengths.partials);
   const int64_t narrow_d_kv = narrow(types.wire_d_kv, lengths.hops) + inside(lengths.hops + 1);
   AttentionTolerances t;
-  t.out = of(out, narrow_out + narrow(types.activations, lengths.out_trips));
-  t.lse = of(out, 0);
-  t.d_q = of(p + out + 2 * value_dim + keys, narrow_out + narrow(types.d_q, lengths.d_q_terms) +
-                                                 inside(lengths.d_q_terms) +
-                                                 narrow(types.activations, lengths.d_q_trips));
-  t.d_k = of(p + out + 2 * value_dim + rows, narrow_out + narrow_d_kv);
+  t.out = bound(out, narrow_out + narrow(types.activations, lengths.out_trips));
+  t.lse = bound(out, 0);
+  t.d_q = bound(p + out + 2 * value_dim + keys, narrow_out + narrow(types.d_q, lengths.d_q_terms) +
+                                                    inside(lengths.d_q_terms) +
+                                                    narrow(types.activations, lengths.d_q_trips));
+  t.d_k = bound(p + out + 2 * value_dim + rows, narrow_out + narrow_d_kv);
   // Each message rounds its sum over heads; the last sum rounds once more.
-  t.d_k_shared = of(p + out + 2 * value_dim + rows + lengths.hops + 1, narrow_out + narrow_d_kv);
-  t.d_v = of(p + rows, narrow_d_kv);
-  t.d_sinks = of(p + out + value_dim, narrow_out);
+  t.d_k_shared = bound(p + out + 2 * value_dim + rows + lengths.hops + 1, narrow_out + narrow_d_kv);
+  t.d_v = bound(p + rows, narrow_d_kv);
+  t.d_sinks = bound(p + out + value_dim, narrow_out);
   return t;
 }
 

@@ -33,7 +33,7 @@ void reduce(Reduction f, MatrixView<const float> a, std::span<float> out, int th
 /// out [rows] <- Σ a b of each row, 8 bytes read; terms with a = 0 are 0, whatever b holds.
 void dot(MatrixView<const float> a, MatrixView<const float> b, std::span<float> out, int threads);
 
-/// f32 out <- bf16 a, 2 + 4 bytes; bf16 out <- f32 a, rounded to nearest, 4 + 2 bytes.
+/// f32 out <- bf16 a: 2 + 4 bytes; bf16 out <- f32 a, rounded to nearest: 4 + 2 bytes.
 void widen(MatrixView<const bf16> a, MatrixView<float> out, int threads);
 void narrow(MatrixView<const float> a, MatrixView<bf16> out, int threads);
 

@@ -245,9 +245,10 @@ std::vector<int64_t> FilteredLogprob::bytes_of_rows() const {
 std::vector<int32_t> FilteredLogprob::survivors(Stream& stream) const {
   const int64_t rows = exchange_.rows(), vocab_size = shape_.vocab.vocab_size;
   std::vector<int32_t> own(rows, static_cast<int32_t>(vocab_size)), all(shape_.tokens);
-  for (int64_t r = 0; r < rows && kept_.size() > 0; ++r)
-    own[r] = static_cast<int32_t>(
-        std::count(kept_.data() + r * vocab_size, kept_.data() + (r + 1) * vocab_size, 1));
+  if (kept_.size() > 0)
+    for (int64_t r = 0; r < rows; ++r)
+      own[r] = static_cast<int32_t>(
+          std::count(kept_.data() + r * vocab_size, kept_.data() + (r + 1) * vocab_size, 1));
   tp_.all_gather_v(bytes_of(std::span<const int32_t>(own)), writable_bytes_of(std::span(all)),
                    bytes_of_rows(), stream, "numbers of survivors")
       ->wait();

@@ -98,8 +98,8 @@ std::string difference(Communicator& comm, std::string_view what,
     for (size_t r = 1; r < status.size(); ++r)
       if (of_rank(r)[i] != all[i])
         return fmt::format(
-            "{}: {} is {} on rank 0, but {} on rank {}; it must be the same on all ranks of the "
-            "group",
+            "{}: {} is {} on rank 0, but {} on rank {}; "
+            "it must be the same on all ranks of the group",
             what, arguments.begin()[i].name, all[i], of_rank(r)[i], r);
   return "";
 }

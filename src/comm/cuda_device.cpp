@@ -80,9 +80,14 @@ std::vector<RankDevice> devices_of_ranks(Communicator& host,
   run_agreed(host, "choosing a CUDA device", [&] { mine = claim_device(choose); });
   std::vector<RankDevice> devices;
   for (const Claim& claim : all_gather_value(host, mine))
-    devices.push_back({static_cast<int>(devices.size()), claim.host.data(), claim.device,
-                       claim.name.data(), uuid_text(claim.uuid), claim.major, claim.minor, 1,
-                       claim.visible});
+    devices.push_back({.rank = static_cast<int>(devices.size()),
+                       .host = claim.host.data(),
+                       .device = claim.device,
+                       .name = claim.name.data(),
+                       .uuid = uuid_text(claim.uuid),
+                       .major = claim.major,
+                       .minor = claim.minor,
+                       .visible = claim.visible});
   for (RankDevice& device : devices)
     device.sharers = static_cast<int>(
         std::count_if(devices.begin(), devices.end(),

@@ -44,7 +44,7 @@ struct Operation {
   Buffer<std::byte> sent, received;
   Reach reach = Reach::host;
   Collective call;  ///< for MPI, on memory that MPI reaches; unused for an exchange
-  std::vector<int64_t> send_bytes, recv_bytes;  ///< of `call`
+  std::vector<int64_t> send_bytes, recv_bytes;  ///< by rank, if `call` has blocks of several sizes
   Buffer<float> widened;                        ///< f32 copy of bf16 data: MPI does not reduce bf16
   std::function<WorkPtr()> start;               ///< starts the MPI operation
   std::function<void()> finish;  ///< runs on the host between MPI and the copies to the device

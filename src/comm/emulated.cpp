@@ -74,8 +74,8 @@ class Link {
   }
   /// Releases the remaining messages of one communicator, due or not.
   void flush(const Communicator& releases) {
-    for (const Release& r : take([&](const Release& r) { return r.releases == &releases; }))
-      post(r);
+    const auto is_own = [&](const Release& r) { return r.releases == &releases; };
+    for (const Release& r : take(is_own)) post(r);
   }
   /// Drops the remaining releases of one exchange.
   void drop(const DelayedWork& owner) {

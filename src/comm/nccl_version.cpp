@@ -13,7 +13,7 @@ std::string nccl_version() {
   int version = 0;
   const ncclResult_t result = ncclGetVersion(&version);
   if (result != ncclSuccess) throw_runtime("ncclGetVersion failed: {}", ncclGetErrorString(result));
-  // 22803 is 2.28.3; before 2.9 a release had one digit less.
+  // NCCL writes 2.28.3 as 22803; before 2.9, the middle number had one digit less.
   return fmt::format("{}.{}.{}", version / 10000, version % 10000 / 100, version % 100);
 #endif
 }

@@ -15,8 +15,13 @@ constexpr bool is_fast_math = false;
 }  // namespace
 
 BuildInfo build_info() {
-  return {GYRE_VERSION,  GYRE_GIT_SHA,     GYRE_GIT_STATE, GYRE_BUILD_TYPE,
-          GYRE_COMPILER, GYRE_BUILD_FLAGS, is_fast_math};
+  return {.version = GYRE_VERSION,
+          .git_sha = GYRE_GIT_SHA,
+          .git_state = GYRE_GIT_STATE,
+          .build_type = GYRE_BUILD_TYPE,
+          .compiler = GYRE_COMPILER,
+          .flags = GYRE_BUILD_FLAGS,
+          .fast_math = is_fast_math};
 }
 
 }  // namespace gyre

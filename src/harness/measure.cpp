@@ -11,9 +11,9 @@ namespace {
 
 class Measurement {
  public:
-  Measurement(Case& of, Pass pass, const MeasureOptions& options, Communicator& world,
+  Measurement(Case& subject, Pass pass, const MeasureOptions& options, Communicator& world,
               Backend& backend)
-      : case_(of),
+      : case_(subject),
         pass_(pass),
         o_(options),
         world_(world),
@@ -116,9 +116,9 @@ class Measurement {
 
 }  // namespace
 
-Measured measure(Case& of, Pass pass, const MeasureOptions& options, Communicator& world,
+Measured measure(Case& subject, Pass pass, const MeasureOptions& options, Communicator& world,
                  Backend& backend) {
-  return Measurement(of, pass, options, world, backend).run();
+  return Measurement(subject, pass, options, world, backend).run();
 }
 
 }  // namespace gyre

@@ -18,10 +18,10 @@ struct MeasuredRow {
   Fields key;          ///< the independent variables that tell rows apart
   Timing timing;       ///< times of a run; no samples: nothing was timed
   Statistics time_ms;  ///< times of the slowest rank
-  double flops = std::numeric_limits<double>::quiet_NaN();       ///< of a run, sum over ranks
-  double wire_bytes = std::numeric_limits<double>::quiet_NaN();  ///< sum over ranks, counted
-  int64_t messages = 0;                                          ///< in a run, maximum over ranks
-  int64_t bytes_sent = 0;                                        ///< in a run, maximum over ranks
+  double flops = std::numeric_limits<double>::quiet_NaN();  ///< FLOPs of a run, summed over ranks
+  double wire_bytes = std::numeric_limits<double>::quiet_NaN();  ///< bytes that all ranks sent
+  int64_t messages = 0;    ///< that a rank sends in a run, at most
+  int64_t bytes_sent = 0;  ///< that a rank sends in a run, at most
   double error_over_tolerance = std::numeric_limits<double>::quiet_NaN();  ///< NaN: not checked
   std::string check = "-";                                                 ///< "ok", "FAILED", "-"
   std::string finished;                                                    ///< UTC, ISO 8601

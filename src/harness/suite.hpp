@@ -34,14 +34,14 @@ struct MeasureOptions {
 
 struct Measured {
   Timing timing;
-  double last_ms = 0;     ///< of the last run, on this rank
-  SentTraffic sent;       ///< by this rank in the last run
+  double last_ms = 0;     ///< time of the last run on this rank
+  SentTraffic sent;       ///< traffic of this rank in the last run
   Verification checks{};  ///< merged over all ranks; empty without verification
 };
 
 /// Measures a pass of a case. Messages of `backend` are checked outside of timed runs. Collective
 /// over `world`, which has all ranks and is of host memory.
-Measured measure(Case& of, Pass pass, const MeasureOptions& options, Communicator& world,
+Measured measure(Case& subject, Pass pass, const MeasureOptions& options, Communicator& world,
                  Backend& backend);
 
 template <class Row>
@@ -66,10 +66,10 @@ class Suite {
   /// Measures a pass of a case and adds its row; complete(row, measured) fills in the columns of
   /// the app. Collective.
   template <class Complete>
-  void measure(Case& of, Pass pass, const MeasureOptions& options, Backend& backend, Row row,
+  void measure(Case& subject, Pass pass, const MeasureOptions& options, Backend& backend, Row row,
                const Complete& complete) {
     Communicator& world = context_.world;
-    const Measured measured = gyre::measure(of, pass, options, world, backend);
+    const Measured measured = gyre::measure(subject, pass, options, world, backend);
     row.timing = measured.timing;
     row.time_ms = row.timing.statistics();
     row.finished = utc_now();

@@ -27,7 +27,7 @@ struct HostKind {
 
 /// Contents of a gyre-machine/1 file.
 struct MachineFile {
-  std::string path;    ///< as given; results name it without its folder
+  std::string path;    ///< with its folder, without which results name it
   std::string sha256;  ///< SHA-256 of the file's bytes
   std::vector<HostKind> hosts;
   MeasuredMachine measured;

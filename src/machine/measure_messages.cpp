@@ -131,21 +131,22 @@ MeasuredMessages detail::measure_messages(const MachineIdentity& machine,
   MeasuredMessages messages;
   messages.how = fmt::format(
       "one_way_seconds: median of {} samples, each of as many messages as a tenth of the window "
-      "takes, by the calls of the programs, unchecked; two ranks: half of a message there and one "
-      "back, all others asleep; all at once: each rank sends to the next one and receives from the "
-      "one before, the slowest rank; bytes_per_s: of the longest message; alpha_seconds: of the "
-      "shortest",
+      "takes, by the calls of the programs, unchecked; "
+      "two ranks: half of a message there and one back, all others asleep; "
+      "all at once: each rank sends to the next one and receives from the one before, the slowest "
+      "rank; bytes_per_s: of the longest message; alpha_seconds: of the shortest",
       samples_of_a_message);
   const auto on_host_of = [&](size_t rank) {
     return [&machine, rank](const RankPlacement& other) {
       return other.rank > static_cast<int>(rank) && other.host == machine.ranks[rank].host;
     };
   };
-  for (size_t rank = 0; rank < machine.ranks.size() && !messages.inside_host; ++rank) {
+  for (size_t rank = 0; rank < machine.ranks.size(); ++rank) {
     const auto other = std::ranges::find_if(machine.ranks, on_host_of(rank));
-    if (other != machine.ranks.end())
-      messages.inside_host =
-          measure_pair(static_cast<int>(rank), other->rank, transport, window_seconds);
+    if (other == machine.ranks.end()) continue;
+    messages.inside_host =
+        measure_pair(static_cast<int>(rank), other->rank, transport, window_seconds);
+    break;
   }
   if (const std::vector<int> firsts = first_ranks(machine); firsts.size() > 1)
     messages.between_hosts = measure_pair(firsts[0], firsts[1], transport, window_seconds);

@@ -268,7 +268,8 @@ std::deque<AttentionExecutor> Decoder::executors_of(std::span<const RankPlan> pl
   // All executors share attention_memory_. Making one may reallocate arrays of those made before.
   // The first round therefore only grows the memory; the second one makes the executors to run.
   std::deque<AttentionExecutor> executors;
-  for (int round = 0; round < (plans.size() > 1 ? 2 : 1); ++round) {
+  const int rounds = plans.size() > 1 ? 2 : 1;
+  for (int round = 0; round < rounds; ++round) {
     executors.clear();
     for (const RankPlan& plan : plans)
       executors.emplace_back(plan, heads_, attention_types(types_, grid_.shape().cp), grid_.cp(),

@@ -47,13 +47,15 @@ std::vector<int64_t> pairs_of_trees(const PrefixForest& forest, const LayerMask&
 }
 
 void check_windows(const PrefixForest& forest, const std::vector<LayerMask>& masks) {
-  for (const LayerMask& mask : masks)
-    for (int64_t t = 0; mask.window > 0 && t < forest.trees(); ++t)
+  for (const LayerMask& mask : masks) {
+    if (mask.window == 0) continue;
+    for (int64_t t = 0; t < forest.trees(); ++t)
       if (forest.tree(t).size() > 1)
         throw_usage(
             "documents that share a prefix, and a model whose layers have a window of {} tokens: "
             "windows of trees are not supported",
             mask.window);
+  }
 }
 
 }  // namespace

@@ -251,8 +251,8 @@ std::vector<std::vector<int64_t>> assign_bins_to_ranks(int64_t bins, int ranks) 
   if (ranks < 1) throw_usage("bins cannot be dealt to {} ranks; at least 1", ranks);
   if (bins % ranks != 0)
     throw_usage(
-        "{} bins cannot be dealt evenly to {} ranks; the nearest numbers of bins are {} "
-        "and {}",
+        "{} bins cannot be dealt evenly to {} ranks; "
+        "the nearest numbers of bins are {} and {}",
         bins, ranks, bins / ranks * ranks, round_up(bins, ranks));
   std::vector<std::vector<int64_t>> assigned(ranks);
   for (int64_t bin = 0; bin < bins; ++bin) assigned[bin % ranks].push_back(bin);

@@ -177,7 +177,7 @@ bool move_first_at_most(int64_t most, std::vector<Item>& from, OpenBin& bin) {
   return true;
 }
 
-/// Step 5 by a list of bins sorted by load.
+/// Does step 5 with a list of bins sorted by load.
 void place_rest_by_scan(std::span<const Item> rest, int64_t capacity, std::vector<Bin>& bins) {
   std::vector<std::pair<int64_t, Bin>> by_load;
   for (const Item& item : rest) {

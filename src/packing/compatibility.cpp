@@ -53,8 +53,8 @@ Compatibility check_compatibility(const ParallelSetup& setup) {
   }
   if (setup.probe == GradientProbe::agrees) return {};
   return {Compatibility::Level::warning, 0,
-          "packed rows: the fused attention gradient of this device was not compared with a "
-          "reference"};
+          "packed rows: "
+          "the fused attention gradient of this device was not compared with a reference"};
 }
 
 Compatibility require_compatible(const ParallelSetup& setup) {

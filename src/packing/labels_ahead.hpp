@@ -30,7 +30,7 @@ inline constexpr int most_labels_ahead = 16;
 
 /// Name of the extra that holds the labels of a depth from 2 on: "labels_2".
 std::string labels_ahead_name(int depth);
-/// Depth of an extra's name; 0 if it is not that of labels.
+/// Depth of the labels that an extra of this name holds; 0: it holds no labels.
 int depth_of_labels(const std::string& name);
 
 /// Labels of depths 2 to `depth`, from those of depth 1, [slots] of a stream. Throws a usage error

@@ -298,7 +298,10 @@ std::vector<int64_t> draw_lengths(const LengthSpec& spec) {
   };
   std::vector<int64_t> lengths;
   int64_t left = spec.tokens;
-  while (spec.tokens > 0 ? left > 0 : std::ssize(lengths) < spec.count) {
+  const auto is_complete = [&] {
+    return spec.tokens > 0 ? left == 0 : std::ssize(lengths) == spec.count;
+  };
+  while (!is_complete()) {
     if (std::ssize(lengths) == max_documents)
       throw_usage("tokens={}: these are more than {} documents", spec.tokens, max_documents);
     lengths.push_back(spec.tokens > 0 ? std::min(left, draw()) : draw());

@@ -72,8 +72,8 @@ struct RowPackOptions {
 /// Samples of one row; the padded lengths sum to the row.
 struct PackedRow {
   std::vector<int64_t> samples;          ///< input indices
-  std::vector<int64_t> seq_lens;         ///< as given
-  std::vector<int64_t> seq_lens_padded;  ///< rounded up; the last one fills the row
+  std::vector<int64_t> seq_lens;         ///< lengths of the samples
+  std::vector<int64_t> seq_lens_padded;  ///< these rounded up, and the last one to the row's end
 };
 struct RowPacking {
   std::vector<PackedRow> rows;

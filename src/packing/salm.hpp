@@ -55,14 +55,15 @@ struct SalmBatch {
 /// The packed stream, T slots; N = rows.
 struct SalmPacked {
   int64_t hidden = 1;
-  std::vector<float> embeddings;           ///< [T, hidden]; padding is 0
-  std::vector<int64_t> labels;             ///< [T] shifted; -100: none
-  std::vector<int64_t> positions;          ///< [T] in the row, from 0; continue through its padding
-  std::vector<int64_t> seq_lens;           ///< [N] real
-  std::vector<int64_t> seq_lens_padded;    ///< [N] slots
-  std::vector<int32_t> cu_seqlens;         ///< [N + 1] real
-  std::vector<int32_t> cu_seqlens_padded;  ///< [N + 1] slots: the boundaries that attention needs
-  int32_t max_seqlen = 0;                  ///< slots of the widest row
+  std::vector<float> embeddings;         ///< [T, hidden]; padding is 0
+  std::vector<int64_t> labels;           ///< [T] shifted; -100: none
+  std::vector<int64_t> positions;        ///< [T] in the row, from 0; continue through its padding
+  std::vector<int64_t> seq_lens;         ///< [N] real length of each row
+  std::vector<int64_t> seq_lens_padded;  ///< [N] slots of each row
+  std::vector<int32_t> cu_seqlens;       ///< [N + 1] sums of real lengths
+  std::vector<int32_t>
+      cu_seqlens_padded;   ///< [N + 1] first slots of rows: the boundaries of attention
+  int32_t max_seqlen = 0;  ///< slots of the widest row
   /// [T] source row of each embedding in [text of all ids, frames of all audio]; -1: padding.
   /// Gathering by these indices gives `embeddings`.
   std::vector<int32_t> sources;

@@ -69,14 +69,14 @@ class SegmentReader {
     const int64_t multiple = options_.slot_multiple, number = first_row_ + row;
     if ((real == options_.sentinel) != (slots == options_.sentinel))
       throw_usage(
-          "row {}, segment {}: seq_lens is {} and seq_lens_padded {}; both or neither must be the "
-          "sentinel {}",
+          "row {}, segment {}: seq_lens is {} and seq_lens_padded {}; "
+          "both or neither must be the sentinel {}",
           number, column, real, slots, options_.sentinel);
     if (real == options_.sentinel) return;
     if (real < 0)
       throw_usage(
-          "row {}, segment {}: real length {} is negative and not the sentinel {}; the least "
-          "is 0",
+          "row {}, segment {}: real length {} is negative and not the sentinel {}; "
+          "the least is 0",
           number, column, real, options_.sentinel);
     if (slots > slots_)
       throw_usage("row {}, segment {}: slot length {} exceeds the row; at most {} fit", number,
@@ -86,8 +86,8 @@ class SegmentReader {
                   number, column, real, slots);
     if (slots % multiple != 0)
       throw_usage(
-          "row {}, segment {}: slot length {} is not a multiple of {} (2·cp); the next valid one "
-          "is {}",
+          "row {}, segment {}: slot length {} is not a multiple of {} (2·cp); "
+          "the next valid one is {}",
           number, column, slots, multiple, round_up(slots, multiple));
   }
 
@@ -158,8 +158,8 @@ void check_range(const BshdBatch& batch, int64_t first_row) {
   if (batch.slots == 0 || batch.rows <= max_slots / batch.slots) return;
   const int64_t fitting = max_slots / batch.slots;
   throw_usage(
-      "row {}: its boundaries exceed the int32 range of cu_seqlens; at most {} rows of {} slots "
-      "fit",
+      "row {}: its boundaries exceed the int32 range of cu_seqlens; "
+      "at most {} rows of {} slots fit",
       first_row + fitting, fitting, batch.slots);
 }
 

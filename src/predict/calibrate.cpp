@@ -103,12 +103,10 @@ class KernelUnderTest {
     return {buffer.data(), type_, rows, cols, cols};
   }
   void set(BlockInput& in, const Rectangle& r) {
-    in.heads = {measured_heads,
-                measured_heads,
-                head_dim_,
-                1,
-                0,
-                1 / std::sqrt(static_cast<float>(head_dim_))};
+    in.heads = {.heads = measured_heads,
+                .kv_heads = measured_heads,
+                .head_dim = head_dim_,
+                .scale = 1 / std::sqrt(static_cast<float>(head_dim_))};
     in.q = typed(q_, r.q_length, width());
     const ConstMatrixRef kv = typed(kv_, r.k_length, 2 * width());
     in.k = kv.columns_from(0, width());

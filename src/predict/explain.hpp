@@ -19,8 +19,8 @@ namespace gyre {
 
 /// For each simulated direction a table over ranks with pairs, messages, bytes, memory and the
 /// simulated times; then the steps of every rank. With more than 8 ranks, the table shows 8 evenly
-/// spaced ones, and steps are left out; if `verbose`, the table shows 64, and the steps are those of
-/// rank 0.
+/// spaced ones, and steps are left out; if `verbose`, the table shows 64, and the steps are those
+/// of rank 0.
 std::string explain(const Plan& plan, const AttentionProblem& problem, const ElementTypes& types,
                     const std::vector<Simulation>& directions, bool verbose = false);
 

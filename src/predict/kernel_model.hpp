@@ -26,9 +26,9 @@ struct KernelSurface : RateSurface {
   Pass pass = Pass::forward;
   DType type = DType::f32;
   int head_dim = 0;
-  double launch_s = 0;    ///< per call
+  double launch_s = 0;    ///< time of a call beside its work
   double diagonal_s = 0;  ///< per query head and token of a mask's edge
-  double merge_s = 0;     ///< per element of a result that is merged with an earlier one
+  double merge_s = 0;     ///< time to merge an element of a result with an earlier one
 };
 
 /// Work of one kernel call.

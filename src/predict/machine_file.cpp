@@ -26,11 +26,11 @@ std::string nearest_or(const char* all, const std::string& name,
   return "nearest: '" + near + "'";
 }
 
-/// What a figure of any machine is at least or at most. Other numbers mostly have a wrong unit:
-/// times `unit`, they are what was meant.
+/// Limit of a figure of any machine: rates are at least `limit`, times at most. A number beyond it
+/// mostly has a wrong unit; multiplied by `unit`, it is the intended one.
 struct Plausible {
-  std::string_view key;  ///< the end of its name
-  bool is_rate;          ///< the largest number of a list is at least `limit`, or the least at most
+  std::string_view key;  ///< end of the figure's name
+  bool is_rate;          ///< a list is judged by its largest rate, or by its shortest time
   double limit;
   const char* wanted;
   double unit;

@@ -14,8 +14,10 @@ namespace {
 /// Accumulates one direction from plans that arrive one rank at a time.
 class PassReader {
  public:
-  PassReader(Pass pass, const PredictedProblem& of, const MachineModel& machine)
-      : of_(of), programs_(pass, of.problem.heads, of.types, machine, of.problem.cp(), of.place) {
+  PassReader(Pass pass, const PredictedProblem& predicted, const MachineModel& machine)
+      : predicted_(predicted),
+        programs_(pass, predicted.problem.heads, predicted.types, machine, predicted.problem.cp(),
+                  predicted.place) {
     result_.pass = pass;
     result_.bytes_by_tier.resize(std::max<size_t>(1, machine.links.size()));
   }
@@ -26,8 +28,8 @@ class PassReader {
     PlanCount counted;
   };
   Rank read(const RankPlan& plan) const {
-    return {programs_.compile(plan, of_.schedule.name),
-            count(plan, result_.pass, of_.problem.heads, of_.types)};
+    return {programs_.compile(plan, predicted_.schedule.name),
+            count(plan, result_.pass, predicted_.problem.heads, predicted_.types)};
   }
   /// Adds the next rank, in order.
   void add(const Rank& rank) {
@@ -40,7 +42,7 @@ class PassReader {
   }
 
   PassPrediction finish(const MachineModel& machine) {
-    const std::vector<RankTimes> times = run_programs(programs_, machine, of_.schedule.name);
+    const std::vector<RankTimes> times = run_programs(programs_, machine, predicted_.schedule.name);
     result_.seconds = makespan_of(times);
     result_.compute_only = compute_only_of(times);
     double kernel = 0, extrapolated = 0;
@@ -60,20 +62,20 @@ class PassReader {
   }
 
  private:
-  const PredictedProblem& of_;
+  const PredictedProblem& predicted_;
   Programs programs_;
   PassPrediction result_;
 };
 
 /// Reads the plans of all ranks, in order. OpenMP threads make and read a few plans at a time, then
 /// drop them.
-void read_plans(const PredictedProblem& of, std::vector<PassReader>& passes) {
+void read_plans(const PredictedProblem& predicted, std::vector<PassReader>& passes) {
   const int threads = wanted_threads(), at_once = 8 * threads;
-  for (int first = 0; first < of.problem.cp(); first += at_once) {
-    const int count = std::min(at_once, of.problem.cp() - first);
+  for (int first = 0; first < predicted.problem.cp(); first += at_once) {
+    const int count = std::min(at_once, predicted.problem.cp() - first);
     std::vector<std::vector<PassReader::Rank>> ranks(count);
     for_each_task(threads, count, [&](int64_t i, int /*thread*/) {
-      const RankPlan plan = of.schedule.plan(of.problem, first + static_cast<int>(i));
+      const RankPlan plan = predicted.schedule.plan(predicted.problem, first + static_cast<int>(i));
       for (const PassReader& pass : passes) ranks[i].push_back(pass.read(plan));
     });
     for (const std::vector<PassReader::Rank>& rank : ranks)
@@ -116,14 +118,16 @@ int wanted_threads() {
   return std::min(omp_get_max_threads(), omp_get_num_procs());
 }
 
-std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineModel& machine) {
+std::vector<PassPrediction> predict(const PredictedProblem& predicted,
+                                    const MachineModel& machine) {
   check_machine(machine);
-  const std::string refusal = of.schedule.why_not(of.problem);
-  if (!refusal.empty()) throw_usage("schedule {}: {}", of.schedule.name, refusal);
+  const std::string refusal = predicted.schedule.why_not(predicted.problem);
+  if (!refusal.empty()) throw_usage("schedule {}: {}", predicted.schedule.name, refusal);
   std::vector<PassReader> passes;
-  passes.emplace_back(Pass::forward, of, machine);
-  if (of.problem.passes == PlanPasses::both) passes.emplace_back(Pass::backward, of, machine);
-  read_plans(of, passes);
+  passes.emplace_back(Pass::forward, predicted, machine);
+  if (predicted.problem.passes == PlanPasses::both)
+    passes.emplace_back(Pass::backward, predicted, machine);
+  read_plans(predicted, passes);
   std::vector<PassPrediction> predictions(passes.size());
   for_each_task(wanted_threads(), std::ssize(passes), [&](int64_t pass, int /*thread*/) {
     predictions[pass] = passes[pass].finish(machine);

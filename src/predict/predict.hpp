@@ -26,8 +26,8 @@ struct PassPrediction {
   int64_t messages_most = 0;                 ///< maximum over ranks
   int64_t bytes_most = 0;                    ///< sent by a rank, maximum over ranks
   std::vector<double> bytes_by_tier;         ///< over all ranks
-  int64_t transient_bytes = 0;               ///< beyond the rank's own arrays, maximum over ranks
-  std::set<CollectiveAlgorithm> algorithms;  ///< of the library's all-gathers and reduce-scatters
+  int64_t transient_bytes = 0;               ///< copies and blocks of the neediest rank
+  std::set<CollectiveAlgorithm> algorithms;  ///< that the library's collectives use
 
   /// Time that communication adds; 0 where the difference is rounding.
   double exposed() const;
@@ -52,6 +52,6 @@ int wanted_threads();
 /// plans at a time and drop them: O(operations) time, and memory that grows with the number of
 /// distinct blocks and of ranks. Throws the refusals of the schedule and of the kernel model as
 /// usage errors.
-std::vector<PassPrediction> predict(const PredictedProblem& of, const MachineModel& machine);
+std::vector<PassPrediction> predict(const PredictedProblem& predicted, const MachineModel& machine);
 
 }  // namespace gyre

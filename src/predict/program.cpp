@@ -125,10 +125,14 @@ class ProgramWriter {
 
   void walk(const step::Compute& c) {
     const HeadRange all = plan_.arrays[c.q].heads;
-    ModelledCall call{
-        p_.pass_,           p_.types_.activations, query_heads_of(all, c.kv_heads, p_.heads_).count,
-        p_.heads_.head_dim, p_.heads_.value_dim(), c.rectangles,
-        c.d_q >= 0,         c.d_kv >= 0,           0};
+    ModelledCall call{.pass = p_.pass_,
+                      .type = p_.types_.activations,
+                      .query_heads = query_heads_of(all, c.kv_heads, p_.heads_).count,
+                      .head_dim = p_.heads_.head_dim,
+                      .value_dim = p_.heads_.value_dim(),
+                      .rectangles = c.rectangles,
+                      .d_q = c.d_q >= 0,
+                      .d_kv = c.d_kv >= 0};
     if (p_.machine_.kernel.merges()) {
       prepare_batches(c);
       call.merged = merged_by(c, call.query_heads);
@@ -148,9 +152,9 @@ class ProgramWriter {
   }
   /// The batches that cuda_ragged_kernel.hpp makes of a call.
   struct CallBatches {
-    std::vector<Rectangle> rectangles;  ///< of the call
+    std::vector<Rectangle> rectangles;  ///< rectangles of the call
     bool fixed_tiles = false;
-    int64_t longest = 0;  ///< rows of its arrays
+    int64_t longest = 0;  ///< rows of the longest array of the call
     RaggedPlan plan;
     std::vector<Rectangle> entries;  ///< rectangles in no batch, then entries of all batches
     int64_t reversed_q = 0, reversed_k = 0;  ///< rows that are copied in reverse order
@@ -162,15 +166,11 @@ class ProgramWriter {
     CallBatches& b = batches_;
     if (b.rectangles == c.rectangles && b.fixed_tiles == c.fixed_tiles && b.longest == longest)
       return;
-    b = {c.rectangles,
-         c.fixed_tiles,
-         longest,
-         plan_of_call(c.rectangles, c.fixed_tiles, longest),
-         {},
-         0,
-         0,
-         {},
-         {}};
+    b = {};
+    b.rectangles = c.rectangles;
+    b.fixed_tiles = c.fixed_tiles;
+    b.longest = longest;
+    b.plan = plan_of_call(c.rectangles, c.fixed_tiles, longest);
     const ReversedRows reversed = reversed_rows(b.plan.inverse);
     b.reversed_q = reversed.q_rows;
     b.reversed_k = reversed.k_rows;

@@ -17,7 +17,7 @@ struct BinCost {
   double kernel = 0, extrapolated = 0;  ///< seconds, over all ranks
   double bytes_sent = 0;
   int64_t pairs = 0;
-  int64_t memory = 0;  ///< per rank
+  int64_t memory = 0;  ///< bytes of a rank
 };
 
 /// Adds up the costs of one bin's steps on one rank.
@@ -136,7 +136,7 @@ class ScoringSimulation {
   };
 
   int64_t first_of(int d) const { return int64_t{d} * plan_.setup.grid.cp * plan_.setup.grid.tp; }
-  /// Two places are equal if they are at the same rank within the last tier but one.
+  /// Key of equal simulations. Its place is the first rank's position inside the last tier but one.
   Key key_of(int64_t bin, int d) const {
     const PackedBatch& batch = plan_.bins[bin];
     const size_t tiers = machine_.links.size();

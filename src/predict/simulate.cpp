@@ -233,7 +233,7 @@ class Engine {
   Observer& observer_;
   std::vector<RankState> states_;
   std::vector<RankTimes> times_;
-  std::map<std::pair<int, int>, Group> groups_;  ///< {first rank / ranks, ranks}
+  std::map<std::pair<int, int>, Group> groups_;  ///< keys: {first rank / ranks, ranks}
   std::deque<int> runnable_;
 };
 

@@ -52,7 +52,7 @@ std::string join_quoted(const std::vector<std::string>& arguments) {
     const bool plain = !argument.empty() &&
                        argument.find_first_of(" \t\n'\"\\$&|;<>()*?[]#~`!{}") == std::string::npos;
     std::string quoted = argument;
-    for (size_t at = 0; !plain && (at = quoted.find('\'', at)) != std::string::npos; at += 4)
+    for (size_t at = quoted.find('\''); at != std::string::npos; at = quoted.find('\'', at + 4))
       quoted.replace(at, 1, "'\\''");
     line += (line.empty() ? "" : " ") + (plain ? quoted : "'" + quoted + "'");
   }
@@ -62,9 +62,9 @@ std::string join_quoted(const std::vector<std::string>& arguments) {
 void refuse_foreign_launcher(const MpiEnvironment& mpi) {
   if (mpi.launched_ranks() <= 1 || mpi.size() != 1) return;
   throw_runtime(
-      "the launcher started {} ranks, but this program's MPI ({}) sees only one; start it with the "
-      "launcher of that MPI (Debian: mpiexec.mpich, or srun --mpi=pmi2; srun --mpi=list names what "
-      "there is)",
+      "the launcher started {} ranks, but this program's MPI ({}) sees only one; "
+      "start it with the launcher of that MPI "
+      "(Debian: mpiexec.mpich, or srun --mpi=pmi2; srun --mpi=list names what there is)",
       mpi.launched_ranks(), MpiEnvironment::library_version());
 }
 
@@ -99,18 +99,18 @@ ExitCode run(int argc, char** argv, const AppInfo& info, MpiEnvironment& mpi, Co
     if (shows) write_stdout(fmt::format("# note: {}\n", note));
   });
   const std::vector<std::string> arguments = arguments_without_folder(argc, argv);
-  AppContext context{info,
-                     mpi,
-                     world,
-                     arguments,
-                     join_quoted(arguments),
-                     outputs,
-                     rows,
-                     progress,
-                     options,
-                     common.verbose,
-                     common.quiet,
-                     read_machine_file(world, machine)};
+  AppContext context{.info = info,
+                     .mpi = mpi,
+                     .world = world,
+                     .arguments = arguments,
+                     .command_line = join_quoted(arguments),
+                     .outputs = outputs,
+                     .rows = rows,
+                     .progress = progress,
+                     .options = options,
+                     .verbose = common.verbose,
+                     .quiet = common.quiet,
+                     .machine = read_machine_file(world, machine)};
   return agree_on(world, body(context));
 }
 
@@ -194,8 +194,8 @@ void declare_report_options(OptionTable& table, ReportOptions& options,
   options.metrics = metrics;
   const AddOptions add(table, "Output");
   add("-J,--json",
-      "Write the result here (gyre-result/1). FILE.jsonl: a line a row, appended as soon as it is "
-      "measured",
+      "Write the result here (gyre-result/1). "
+      "FILE.jsonl: a line a row, appended as soon as it is measured",
       options.json)
       .writes_text()
       .is_text = [&options] { return !options.in_lines(); };
@@ -204,7 +204,7 @@ void declare_report_options(OptionTable& table, ReportOptions& options,
              "With -J FILE.jsonl: leave out rows that it has of the same run; all that are "
              "finished and right, or only those whose timing meets the run rules",
              options.resume, {"none", "finished", "measured"});
-  add("--columns", "Of the table: default, all, or names with commas between them",
+  add("--columns", "Columns of the table: default, all, or names with commas between them",
       options.columns);
   add("--at-least",
       "METRIC=VALUE: exit code 1 if a figure of merit (FOM) of this name is below the value",

@@ -249,10 +249,11 @@ void declare_common(OptionTable& table, CommonOptions& common) {
   table.add({"--config", "config", ToldBy::nothing, path, ""}).reads_file();
   add(timeout_option, "End the run when one wait lasts longer, in seconds; 0: never",
       common.timeout_seconds, not_negative);
-  add.choice("--progress",
-             "Of runs above 5 s, on stderr: auto redraws a line on a terminal, its own or the "
-             "launcher's, and writes one every 10 s elsewhere; on: stderr ends at a terminal",
-             common.progress, {"auto", "on", "off"});
+  add.choice(
+      "--progress",
+      "Progress of runs above 5 s, on stderr: auto redraws a line on a terminal, its own or the "
+      "launcher's, and writes one every 10 s elsewhere; on: stderr ends at a terminal",
+      common.progress, {"auto", "on", "off"});
   add.flag("-v,--verbose", "Say more", common.verbose);
   add.flag("-q,--quiet", "Say less", common.quiet);
   app.get_option("--quiet")->excludes(app.get_option("--verbose"));

@@ -310,13 +310,15 @@ std::vector<int64_t> TokenSweep::sizes() const {
 void declare_sweep(OptionTable& table, const std::string& what, TokenSweep& sweep, int64_t most) {
   const AddOptions add(table, "Problem");
   add.size("--tokens", what, sweep.tokens, 1, most).in_key();
-  add.size("-b,--min", "Sweep: the fewest; 0: no sweep", sweep.min, 0, most).in_key();
-  add.size("-e,--max", "Sweep: the most", sweep.max, 0, most).in_key();
-  add("-f,--factor", "Sweep: ratio of neighbours", sweep.factor, {.least = 1, .open = true})
+  add.size("-b,--min", "Smallest size of a sweep; 0: no sweep", sweep.min, 0, most).in_key();
+  add.size("-e,--max", "Largest size of a sweep", sweep.max, 0, most).in_key();
+  add("-f,--factor", "Ratio of neighbouring sizes of a sweep", sweep.factor,
+      {.least = 1, .open = true})
       .in_key();
-  add.size("-i,--step", "Sweep: distance of neighbours, instead; 0: their ratio", sweep.step)
+  add.size("-i,--step", "Difference of neighbouring sizes of a sweep; 0: they have a ratio",
+           sweep.step)
       .in_key();
-  add("-N,--cycles", "Run all rows so often", sweep.cycles, 1).in_key();
+  add("-N,--cycles", "How often all rows are run", sweep.cycles, 1).in_key();
 }
 
 void check_sweep(const TokenSweep& sweep, int64_t usual_tokens, ConfigErrors& errors) {

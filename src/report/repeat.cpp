@@ -58,7 +58,7 @@ void declare_repeats(OptionTable& table, const std::string& what, RepeatOptions&
       "-n,--iters",
       what + "; auto: at least 9, until their median is known to 2 % or --max-seconds are over",
       options.iterations, "auto");
-  add("--max-seconds", "With --iters auto: for a row, from its 8th repetition on",
+  add("--max-seconds", "With --iters auto: seconds that a row may take, from its 8th repetition on",
       options.max_seconds, positive);
 }
 

@@ -357,9 +357,8 @@ void start_run(AppContext& context, RunReport& report, const ReportOptions& opti
     check_at_least(options.at_least, options.metrics);
     if (!options.at_least.empty() && options.resume != "none")
       throw_usage(
-          "--at-least compares the figures of this run, and --resume leaves rows out: leave out "
-          "one "
-          "of the two");
+          "--at-least compares the figures of this run, and --resume leaves rows out: "
+          "leave out one of the two");
   });
   if (!context.quiet) context.outputs.print(header_text(report));
   context.rows.begin(report, options);

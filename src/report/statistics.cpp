@@ -54,7 +54,14 @@ Interval median_interval(std::span<const double> sorted) {
 }
 
 Statistics summarize(std::span<const double> samples) {
-  Statistics result{std::ssize(samples), nan, nan, nan, nan, nan, nan, nan};
+  Statistics result{.count = std::ssize(samples),
+                    .min = nan,
+                    .median = nan,
+                    .p95 = nan,
+                    .mean = nan,
+                    .cv = nan,
+                    .median_low = nan,
+                    .median_high = nan};
   if (!usable(samples)) return result;
   std::vector<double> sorted(samples.begin(), samples.end());
   std::sort(sorted.begin(), sorted.end());

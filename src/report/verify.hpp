@@ -144,11 +144,11 @@ class Check {
     ++count_;
     ++undefined_;
   }
-  /// States that values of `tokens` out of `of` tokens were compared. Calls add up. Without a call
+  /// States that values of `tokens` out of `all` tokens were compared. Calls add up. Without a call
   /// all tokens were compared.
-  void add_sample(int64_t tokens, int64_t of) {
+  void add_sample(int64_t tokens, int64_t all) {
     sampled_ += tokens;
-    sampled_of_ += of;
+    sampled_of_ += all;
   }
   /// Adds the counts of `other`, a check of the same name, and keeps the worst values of both.
   void merge(const Check& other);

@@ -44,8 +44,8 @@ class DeviceMemory final : public MemorySource {
     GYRE_CHECK_CUDA(cudaGetDevice(&device));
     GYRE_CHECK_CUDA(cudaMemGetInfo(&free_bytes, &total_bytes));
     throw_runtime(
-        "no device memory for a buffer of {} bytes: {} of {} bytes are free on device {} of host "
-        "{}",
+        "no device memory for a buffer of {} bytes: "
+        "{} of {} bytes are free on device {} of host {}",
         bytes, free_bytes, total_bytes, device, host_name());
   }
 };

@@ -33,20 +33,22 @@ namespace {
 // packed blocks of a. Its slices of panels stay in the L1 cache for all rows of a block. Both give
 // the same bits, except where libxsmm splits the sums of a small remainder.
 
-/// Largest depth of panels, depth of their slices, columns of a panel, and rows of a block; share of
-/// the L2 cache that a group of panels takes.
+/// Largest depth of panels, depth of their slices, columns of a panel, and rows of a block; share
+/// of the L2 cache that a group of panels takes.
 struct Blocking {
   int64_t depth, slice, columns, rows;
   double share;
 };
-constexpr Blocking usual_blocking{256, 256, gemm_panel_columns, 64, 0.5};
-constexpr Blocking tile_blocking{1024, tile_depth, tile_columns, 96, 1};
+constexpr Blocking usual_blocking{
+    .depth = 256, .slice = 256, .columns = gemm_panel_columns, .rows = 64, .share = 0.5};
+constexpr Blocking tile_blocking{
+    .depth = 1024, .slice = tile_depth, .columns = tile_columns, .rows = 96, .share = 1};
 static_assert(gemm_panel_columns % tile_columns == 0);
 /// Distance between packed rows of a. The padding spreads them over the sets of the L1 cache.
 constexpr int64_t packed_a_stride = tile_blocking.depth + 16;
 
-/// Size of the parts when `whole` is cut into the fewest parts of at most `most`, all of about equal
-/// size and multiples of `unit`.
+/// Size of the parts when `whole` is cut into the fewest parts of at most `most`, all of about
+/// equal size and multiples of `unit`.
 int64_t even_part(int64_t whole, int64_t most, int64_t unit = 1) {
   const int64_t parts = ceil_div(whole, std::max(unit, most / unit * unit));
   return ceil_div(ceil_div(whole, parts), unit) * unit;

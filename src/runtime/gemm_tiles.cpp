@@ -93,8 +93,9 @@ void multiply_tiles(const TileProduct& x) {
     part.rows = std::min<int64_t>(most_rows, x.rows - row);
     part.a = x.a + row * x.a_stride;
     float* const c = x.c + row * x.c_stride;
-    for (int64_t i = 0; i < part.rows && x.accumulate; ++i)
-      std::copy_n(c + i * x.c_stride, x.columns, edge + i * tile_columns);
+    if (x.accumulate)
+      for (int64_t i = 0; i < part.rows; ++i)
+        std::copy_n(c + i * x.c_stride, x.columns, edge + i * tile_columns);
     x.columns <= vector ? multiply_rows<1>(part) : multiply_rows<2>(part);
     for (int64_t i = 0; i < part.rows; ++i)
       std::copy_n(edge + i * tile_columns, x.columns, c + i * x.c_stride);

@@ -26,8 +26,8 @@
 // the first slot of the next chunk, from rank r - 1; on rank 0 it ends the segment. The code here
 // has no case for this: it reads the owner of a successor from the layout.
 //
-// relayout with 8 slots, cp = 2, from dual-chunk-swap to contiguous: rows that change their rank are
-// sent, once; a gather of the whole stream would bring every row to every rank.
+// relayout with 8 slots, cp = 2, from dual-chunk-swap to contiguous: rows that change their rank
+// are sent, once; a gather of the whole stream would bring every row to every rank.
 //
 //     rank 0 holds 0 1 | 6 7   sends 6 7 to rank 1, keeps 0 1, gets 2 3      ->  0 1 2 3
 //     rank 1 holds 2 3 | 4 5   sends 2 3 to rank 0, keeps 4 5, gets 6 7      ->  4 5 6 7
@@ -125,8 +125,8 @@ template <class T>
 std::vector<T> shift_left_sharded(const SlotMoves& plan, Communicator& comm,
                                   std::span<const T> local, T fill);
 
-/// The plan of `rank`: rows of its shard of `from` become those of its shard of `to`. Throws a usage
-/// error unless both layouts are of the same stream slots and ranks. Time and memory
+/// The plan of `rank`: rows of its shard of `from` become those of its shard of `to`. Throws a
+/// usage error unless both layouts are of the same stream slots and ranks. Time and memory
 /// O(stream_slots).
 SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank);
 

@@ -204,8 +204,8 @@ std::vector<std::vector<float>> encoder_gradient(Communicator& comm,
   if (grads.empty()) return {};
   const int64_t each = ceil_div(std::ssize(grads), comm.size());
   std::vector<std::vector<float>> mine;
-  for (int64_t i = comm.rank() * each; i < (comm.rank() + 1) * each && i < std::ssize(grads); ++i)
-    mine.push_back(grads[i]);
+  const int64_t end = std::min((comm.rank() + 1) * each, std::ssize(grads));
+  for (int64_t i = comm.rank() * each; i < end; ++i) mine.push_back(grads[i]);
   if (convention == GatherGradient::none)
     for (std::vector<float>& grad : mine) std::fill(grad.begin(), grad.end(), 0.0f);
   if (convention == GatherGradient::sum) {

@@ -53,8 +53,8 @@ int chunks_for_all_layouts() {
 
 const std::vector<OptionField<LayoutOptions>>& layout_option_fields() {
   static const std::vector<OptionField<LayoutOptions>> fields = {
-      {"stripe", "Slots of a run", &LayoutOptions::stripe, 1, {}},
-      {"chunk", "Slots of a chunk; 0: by size", &LayoutOptions::chunk, 0, {}}};
+      {"stripe", "Consecutive slots that a rank gets at a time", &LayoutOptions::stripe, 1, {}},
+      {"chunk", "Slots of a chunk; 0: chosen by the length", &LayoutOptions::chunk, 0, {}}};
   return fields;
 }
 

@@ -22,7 +22,8 @@ struct RowFill {
   /// Fills with an element's bytes; empty: zeros. Their number divides 16, and row sizes.
   static RowFill of_bytes(std::span<const std::byte> element) {
     RowFill fill;
-    for (size_t at = 0; at < 16 && !element.empty(); at += element.size())
+    if (element.empty()) return fill;
+    for (size_t at = 0; at < 16; at += element.size())
       std::memcpy(fill.bytes + at, element.data(), element.size());
     return fill;
   }

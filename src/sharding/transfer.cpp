@@ -229,7 +229,7 @@ bool unshard_past_caches(const Layout& layout, const std::byte* shards, int64_t 
 /// Size of the stream that move_all moves.
 struct StreamSize {
   int64_t rows, row_bytes;
-  int64_t cached_bytes;  ///< smaller streams are assumed to be in the caches
+  int64_t cached_bytes;  ///< a smaller stream is assumed to be in the caches
 };
 
 /// Moves the runs of all ranks: by blocks(interleave, row size) if the layout is interleaved; by

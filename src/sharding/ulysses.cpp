@@ -184,17 +184,16 @@ std::vector<int64_t> bytes_of_all(Communicator& comm, size_t mine) {
 
 void check_split(Communicator& comm, size_t items) {
   const int64_t count = items;
-  agree_on_arguments(
-      comm, "splitting a list",
-      [&] {
-        const int64_t below = count / comm.size() * comm.size();
-        if (count != below)
-          throw_usage(
-              "a list of {} items does not split over {} ranks; the nearest lengths are {} "
-              "and {}",
-              count, comm.size(), below, below + comm.size());
-      },
-      {{"the length of the list", count}});
+  agree_on_arguments(comm, "splitting a list",
+                     [&] {
+                       const int64_t below = count / comm.size() * comm.size();
+                       if (count != below)
+                         throw_usage(
+                             "a list of {} items does not split over {} ranks; "
+                             "the nearest lengths are {} and {}",
+                             count, comm.size(), below, below + comm.size());
+                     },
+                     {{"the length of the list", count}});
 }
 
 }  // namespace detail
@@ -220,7 +219,8 @@ SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
   for (int64_t b = 0; b < batch; ++b)
     for (int64_t t = begin; t < begin + width; ++t)
       result.ids.push_back(t < n ? ids[b * n + t] : 0);
-  for (int64_t axis = 0; axis < axes && !positions.empty(); ++axis) {
+  const int64_t given_axes = positions.empty() ? 0 : axes;
+  for (int64_t axis = 0; axis < given_axes; ++axis) {
     const auto mine = positions.subspan(axis * n, n);
     result.positions.insert(result.positions.end(), mine.begin(), mine.end());
     for (int64_t i = 0; i < result.pad; ++i) result.positions.push_back(i);

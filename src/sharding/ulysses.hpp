@@ -79,7 +79,7 @@ SlicedInput slice_and_pad(std::span<const int64_t> ids, int64_t batch,
                           std::span<const int64_t> positions, int64_t axes,
                           std::span<const int32_t> bounds, int ranks, int rank);
 
-/// An all-gather along one axis of a tensor, then removal of padding.
+/// Gathers all ranks' parts of a tensor along one axis, then removes the padding.
 struct AxisGather {
   std::vector<int64_t> shape;  ///< of the local tensor, the same on all ranks
   int dim = 0;                 ///< axis along which the ranks' tensors are joined
@@ -101,7 +101,7 @@ template <class T>
 std::vector<T> split_backward_and_unpad(Communicator& comm, std::span<const T> grad,
                                         const AxisGather& gather);
 
-/// An all-to-all that divides one axis over the ranks and joins another one.
+/// Exchanges a tensor so that one axis is divided over the ranks and another one is joined.
 struct AxisExchange {
   std::vector<int64_t> shape;    ///< of the local tensor before the exchange, the same on all ranks
   int scatter = 0;               ///< axis that is cut into W / scatter_replicas parts

@@ -85,6 +85,7 @@ expect 2 'into 281474976710656 equal chunks; the most is 4' "$shard" --input "$r
 expect 2 'are for --format thd' "$shard" --input "$left" --cp 2 --format bshd --chunks 2
 expect 2 '--tp 2 pads the rows of --format bshd' "$shard" --input "$rows" --cp 2 --tp 2
 expect 2 'is a batch of rows' "$shard" --input "$rows" --cp 2 --ulysses
+expect 2 'rank 0 holds the arrays of all ranks' "$shard" --input "$left" --cp 2 --tp 500000000 --format bshd -o large.h5
 
 # Shards of rows are the same from any number of ranks; a file of another program is compared in full.
 bshd=("$shard" --input "$left" --cp 4 --tp 2 --format bshd --pad-positions counting)

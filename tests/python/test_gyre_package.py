@@ -380,6 +380,13 @@ class Refusals(Scratch):
                       ("offsets is empty", {"offsets": np.zeros(0, int)}),
                       ("d_value[5] is inf; it must be finite", with_cell("d_value", 5, np.inf)),
                       ("d_logprobs is [6, 9]; it must be [6, 7]", {"d_logprobs": np.zeros((6, 9))}),
+                      ("d_value[1] is 2e+31; a gradient at a temperature of 1.7 is from -1e+31 to 1e+31",
+                       with_cell("d_value", 1, 2e31)),
+                      ("d_logprobs[2, 0] is -2e+21; a gradient at a temperature of 1e-05 is from -1e+21 to 1e+21",
+                       {"d_logprobs": np.full((6, 7), -2e21), "temperature": [1, 1, 1e-5, 1, 1, 1]}),
+                      ("d_projected[0, 0] is 1.0000000452706117e+31; a gradient at a temperature of 3 is",
+                       projection(above=np.full((6, 2), np.nextafter(np.float32(1e31), np.float32(2e31))))
+                       | {"temperature": 3}),
                       ("vocab_size is 10; it must be 1 to 9", {"vocab_size": 10}),
                       ("temperature is 0; it must be 1e-15 to 1e+30", {"temperature": 0}),
                       ("temperature is nan", {"temperature": np.nan}),
@@ -431,6 +438,7 @@ class Refusals(Scratch):
                       ("reference['top_ids'] is [6, 2]; it must be [6, 3]",
                        answers(top_ids=np.zeros((6, 2), int))),
                       ("unexpected keyword argument 'logit'", {"logit": 1})))
+        write({"d_value": np.full(6, 1e31)})  # float32's 1e31 is a little less
 
     def test_attention(self):
         def write(changes):

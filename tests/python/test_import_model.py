@@ -634,6 +634,10 @@ def test_refusals_of_gguf(scratch):
     for length in (3, 30, 700, len(whole) - 1):
         path.write_bytes(whole[:length])
         expect_refusal(path, "bad.gguf")
+    name = b"output_norm.weight"
+    at = whole.index(name) + len(name) + struct.calcsize("<IQI")  # dimensions, extent and type are before the offset
+    path.write_bytes(whole[:at] + struct.pack("<Q", 1 << 62) + whole[at + 8 :])
+    expect_refusal(path, f"the tensor 'output_norm.weight' begins at byte ", f" + {1 << 62} of {len(whole)}")
 
 
 def test_arguments(scratch):

@@ -211,6 +211,12 @@ class Official(Scratch):
             self.assertTrue(said.endswith("\nACCEPTED\n"), said)
             self.assertEqual(self.check(results / f"{name}.json").splitlines()[1:], said.splitlines()[1:])
             self.assertNotIn(str(SOURCE), (results / f"{name}.json").read_text())
+        for given, output in ((self.path, self.path / "plan.json"), (results / f"{name}.json",) * 2):
+            before = output.read_bytes()
+            done = gyre_study("check", given, "-o", output)
+            self.assertEqual((done.returncode, done.stdout), (2, ""))
+            self.assertIn(f"--output {output}: it would overwrite the result {given}; wanted: a new file", done.stderr)
+            self.assertEqual(output.read_bytes(), before)
         done = gyre_study("table", results)
         self.assertEqual(done.returncode, 0, done.stderr)
         self.assertEqual(done.stdout.count("| tiny |"), len(figures))

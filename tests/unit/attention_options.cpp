@@ -4,12 +4,14 @@
 
 #include <cmath>
 #include <functional>
+#include <utility>
 
 #include "apps/attention/options.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
 #include "attention/plan_size.hpp"
 #include "errors.hpp"
+#include "io/attention_file.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -170,6 +172,36 @@ TEST(ScoreSize, IsThatOfTheLargestRegionWhateverItsPlace) {
   EXPECT_DOUBLE_EQ(sampled_score_size(problem, KeysOfOneSize(50, 60, 3)), 36);
   EXPECT_DOUBLE_EQ(sampled_score_size(problem, KeysOfOneSize(90, 100, 3)), 36);
   EXPECT_DOUBLE_EQ(sampled_score_size(problem, KeysOfOneSize(60, 90, 3)), 1);  // nobody sees them
+}
+
+TEST(Products, BeyondFloat32AreRefused) {
+  AttentionFile file;
+  file.heads = file.head_dim = file.v_head_dim = 2;
+  file.kv_heads = 1;
+  file.scale = 0.5;
+  file.offsets = {0, 1, 3};
+  file.q = file.d_out = std::vector<float>(12, 1);
+  file.k = file.v = std::vector<float>(6, 1);
+  check_products(file, true);
+  struct Case {
+    std::vector<float>& values;
+    float size;
+    std::string problem;
+  };
+  for (const Case& c : std::vector<Case>{
+           {file.k, 3e38F, "q and k of /attention have elements that make scores of up to 3e+38"},
+           {file.v, 1e38F, "v of /attention have elements that make sums over all keys of up to"},
+           {file.d_out, 3e38F, "d_out and v of /attention have elements that make gradients of s"},
+           {file.q, 1e38F, "d_out, v and q of /attention have elements that make gradients of k"},
+           {file.d_out, 4e37F,
+            "d_out of /attention have elements that make gradients of values"}}) {
+    const float before = std::exchange(c.values.back(), c.size);
+    EXPECT_EQ(test::usage_message([&] { check_products(file, true); }).substr(0, c.problem.size()),
+              c.problem);
+    c.values.back() = before;
+  }
+  file.d_out.back() = 3e38F;
+  check_products(file, false);  // the forward pass does not read it
 }
 
 AttentionResult measured_row(double rate, Pass pass, int64_t tokens) {

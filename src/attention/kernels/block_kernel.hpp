@@ -27,8 +27,8 @@ struct HeadShape {
   int64_t head_dim = 0;    ///< elements of a head of Q and K
   float scale = 0;         ///< usually head_dim^-0.5
   int64_t v_head_dim = 0;  ///< elements of a head of V and out; 0: head_dim
-  /// Number of elements at the end of a head of K that are the same in all KV heads (the rotary part
-  /// of multi-head latent attention). In memory every head has them; a message has them once.
+  /// Number of elements at the end of a head of K that are the same in all KV heads (the rotary
+  /// part of multi-head latent attention). In memory every head has them; a message has them once.
   int64_t shared_key_dim = 0;
   constexpr int64_t value_dim() const { return v_head_dim == 0 ? head_dim : v_head_dim; }
   int64_t own_key_dim() const { return head_dim - shared_key_dim; }

@@ -108,7 +108,7 @@ class CpuKernel final : public BlockKernel {
   static void clear(const MatrixRef& m);
   /// Sets all log-sum-exps to -inf, so that rows of `out` are overwritten without being read.
   static void forget(const ForwardBlock& block);
-  /// Sets rows of `out` to 0 whose log-sum-exp is still -inf in the end.
+  /// Sets to 0 the rows of `out` whose log-sum-exp no rectangle has changed from -inf.
   static void clear_unseen(const ForwardBlock& block);
 
   Worker& worker(int thread) { return workers_[thread]; }

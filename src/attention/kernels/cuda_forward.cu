@@ -41,14 +41,15 @@ struct ForwardKernel {
     const LanePlace place;
     set_zero<dim>(rows.out);
     for_group_rows<groups>([&](int j, int i) {
-      const int64_t at = lane.of[j].row[i];
+      const int64_t at = lane.rows[j].row[i];
       RowSum& row = rows.sums[j][i];
       row = {};
       if (at >= a.out.rows) return;
       row = partial_of(a.lse.data[at * a.lse.stride + head]);
       if (row.sum == 0) return;
       if (place.t != 0) row.sum = 0;  // only the first of four lanes keeps the previous sum
-      out.template read<dim>(lane.of[j], i, [&](int n, int e, float x) { rows.out[j][n][e] = x; });
+      out.template read<dim>(lane.rows[j], i,
+                             [&](int n, int e, float x) { rows.out[j][n][e] = x; });
     });
   }
 
@@ -82,7 +83,7 @@ struct ForwardKernel {
     add_row_products<dim, inner>(q, k, x);
     GYRE_UNROLL
     for (int j = 0; j < groups; ++j) {
-      hide<inner>(lane.of[j], key, x[j]);
+      hide<inner>(lane.rows[j], key, x[j]);
       weigh(scale, x[j], rows.sums[j], rows.out[j]);
     }
     add_weighted_rows<dim, inner, dim>(x, v, rows.out, weights);
@@ -96,10 +97,10 @@ struct ForwardKernel {
       RowSum row = rows.sums[j][i];
       row.sum += __shfl_xor_sync(all_lanes, row.sum, 1);
       row.sum += __shfl_xor_sync(all_lanes, row.sum, 2);
-      if (!lane.of[j].seen[i]) return;
-      if (place.t == 0) a.lse.data[lane.of[j].row[i] * a.lse.stride + head] = lse_of(row);
+      if (!lane.rows[j].seen[i]) return;
+      if (place.t == 0) a.lse.data[lane.rows[j].row[i] * a.lse.stride + head] = lse_of(row);
       const float factor = row.sum == 0 ? 0 : 1 / row.sum;
-      out.template write<dim>(lane.of[j], i,
+      out.template write<dim>(lane.rows[j], i,
                               [&](int n, int e) { return factor * rows.out[j][n][e]; });
     });
   }
@@ -155,9 +156,9 @@ void start_forward(const ForwardArguments& arguments, DType type, TileForm form,
                    CUstream_st* stream) {
   with_kernel<ForwardKernel, Sweep::forward>(
       type, arguments.heads.widest_dim(), form,
-      [&]<class T, int dim, TileForm of>(ForwardKernel<T, dim, of>) {
-        launch_tiles<T, Sweep::forward>(ForwardKernel<T, dim, of>::shape, arguments.heads.heads,
-                                        attention_forward<T, dim, of>, arguments, stream);
+      [&]<class T, int dim, TileForm form>(ForwardKernel<T, dim, form>) {
+        launch_tiles<T, Sweep::forward>(ForwardKernel<T, dim, form>::shape, arguments.heads.heads,
+                                        attention_forward<T, dim, form>, arguments, stream);
       });
 }
 

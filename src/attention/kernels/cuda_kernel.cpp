@@ -98,8 +98,13 @@ DeviceStatistic statistic_of(MatrixView<const float> m) {
 }
 KernelHeads heads_of(const BlockHeads& h) {
   const auto narrow = [](int64_t x) { return static_cast<int>(x); };
-  return {narrow(h.heads),    narrow(h.kv_heads),    narrow(h.group), narrow(h.skew),
-          narrow(h.head_dim), narrow(h.value_dim()), h.scale};
+  return {.heads = narrow(h.heads),
+          .kv_heads = narrow(h.kv_heads),
+          .group = narrow(h.group),
+          .skew = narrow(h.skew),
+          .head_dim = narrow(h.head_dim),
+          .value_dim = narrow(h.value_dim()),
+          .scale = h.scale};
 }
 int64_t widest_dim(const BlockHeads& h) {
   return std::max(h.head_dim, h.value_dim());

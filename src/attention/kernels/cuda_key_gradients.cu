@@ -8,7 +8,8 @@
 //
 // Lower bound of the time: 4 (head_dim + value_dim) FLOPs per visible pair at the peak of the
 // tensor cores. How close the kernel comes has not been measured. bf16: w and ds are rounded as
-// factors of products. Dimension 256: each of two blocks sums half of the columns, and both compute all of w and ds.
+// factors of products. Dimension 256: each of two blocks sums half of the columns, and both compute
+// all of w and ds.
 
 #include "attention/kernels/cuda_output_head.cuh"
 #include "attention/kernels/cuda_tile_code.cuh"
@@ -43,7 +44,7 @@ struct KeyGradients {
     const LanePlace place;
     const float scale = a.heads.scale * log2_e;
     GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) hide<inner>(lane.of[j], queries.begin, x[j]);
+    for (int j = 0; j < groups; ++j) hide<inner>(lane.rows[j], queries.begin, x[j]);
     for_row_sums<inner>(0, [&](int n, int c) {
       const int query = queries.begin + place.column(n, c);
       const bool inside = query < queries.rectangle->inner_length;
@@ -79,9 +80,9 @@ struct KeyGradients {
     const OutputHead d_k{a.d_k, kv_head, a.heads.head_dim, part * columns},
         d_v{a.d_v, kv_head, a.heads.value_dim, part * columns};
     for_group_rows<groups>([&](int j, int i) {
-      if (!lane.of[j].seen[i]) return;
-      d_k.template add<columns>(lane.of[j], i, rows.d_k[j], a.heads.scale);
-      d_v.template add<columns>(lane.of[j], i, rows.d_v[j], 1);
+      if (!lane.rows[j].seen[i]) return;
+      d_k.template add<columns>(lane.rows[j], i, rows.d_k[j], a.heads.scale);
+      d_v.template add<columns>(lane.rows[j], i, rows.d_v[j], 1);
     });
   }
 };
@@ -151,10 +152,10 @@ void start_key_gradients(const BackwardArguments& arguments, DType type, TileFor
                          CUstream_st* stream) {
   with_kernel<KeyGradients, Sweep::key_gradients>(
       type, arguments.heads.widest_dim(), form,
-      [&]<class T, int dim, TileForm of>(KeyGradients<T, dim, of>) {
+      [&]<class T, int dim, TileForm form>(KeyGradients<T, dim, form>) {
         launch_tiles<T, Sweep::key_gradients>(
-            KeyGradients<T, dim, of>::shape, arguments.heads.kv_heads,
-            attention_key_gradients<T, dim, of>, arguments, stream);
+            KeyGradients<T, dim, form>::shape, arguments.heads.kv_heads,
+            attention_key_gradients<T, dim, form>, arguments, stream);
       });
 }
 

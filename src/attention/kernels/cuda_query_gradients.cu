@@ -36,7 +36,7 @@ struct QueryGradients {
                                                int head, Rows& rows) {
     set_zero<dim>(rows.d_q);
     for_group_rows<groups>([&](int j, int i) {
-      const int64_t row = lane.of[j].row[i];
+      const int64_t row = lane.rows[j].row[i];
       const bool inside = row < a.q.rows;
       rows.shift[j][i] = backward_shift(inside ? a.lse.data[row * a.lse.stride + head]
                                                : -std::numeric_limits<float>::infinity());
@@ -55,7 +55,7 @@ struct QueryGradients {
     add_row_products<dim, inner>(d_out, v, d_s);
     GYRE_UNROLL
     for (int j = 0; j < groups; ++j) {
-      hide<inner>(lane.of[j], key, x[j]);
+      hide<inner>(lane.rows[j], key, x[j]);
       for_sums<inner>([&](int n, int e) {
         const float w = fast_exp2(fmaf(x[j][n][e], scale, -rows.shift[j][e / 2]));
         d_s[j][n][e] = w * (d_s[j][n][e] - rows.delta[j][e / 2]);
@@ -68,8 +68,8 @@ struct QueryGradients {
                                                 int head, const Rows& rows) {
     const OutputHead to{a.d_q, head, a.heads.head_dim, 0};
     for_group_rows<groups>([&](int j, int i) {
-      if (lane.of[j].seen[i] && rows.shift[j][i] != std::numeric_limits<float>::infinity())
-        to.template add<dim>(lane.of[j], i, rows.d_q[j], a.heads.scale);
+      if (lane.rows[j].seen[i] && rows.shift[j][i] != std::numeric_limits<float>::infinity())
+        to.template add<dim>(lane.rows[j], i, rows.d_q[j], a.heads.scale);
     });
   }
 };
@@ -130,10 +130,10 @@ void start_query_gradients(const BackwardArguments& arguments, DType type, TileF
                            CUstream_st* stream) {
   with_kernel<QueryGradients, Sweep::query_gradients>(
       type, arguments.heads.widest_dim(), form,
-      [&]<class T, int dim, TileForm of>(QueryGradients<T, dim, of>) {
+      [&]<class T, int dim, TileForm form>(QueryGradients<T, dim, form>) {
         launch_tiles<T, Sweep::query_gradients>(
-            QueryGradients<T, dim, of>::shape, arguments.heads.heads,
-            attention_query_gradients<T, dim, of>, arguments, stream);
+            QueryGradients<T, dim, form>::shape, arguments.heads.heads,
+            attention_query_gradients<T, dim, form>, arguments, stream);
       });
 }
 

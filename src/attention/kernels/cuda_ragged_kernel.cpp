@@ -113,9 +113,7 @@ class RaggedKernel final : public BlockKernel {
           added_q_, added_k_));
     if (graphs_.unordered()) add(library_->name() + "'s dQ is summed in no fixed order");
     if (finite_.bytes() > 0)
-      add(
-          fmt::format("{} multiplies rows that it masks: {} bytes of copies with 0 in rows of no "
-                      "rectangle",
+      add(fmt::format("{} multiplies rows that it masks: {} bytes of copies with rows of zeros",
                       library_->name(), finite_.bytes()));
     if (graphs_.used() > 0)
       add(fmt::format("{} graphs built for {} batches", graphs_.built(), graphs_.used()));

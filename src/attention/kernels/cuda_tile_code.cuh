@@ -194,7 +194,7 @@ struct LaneRows {
 /// The outer rows of a lane, two in each of the warp's groups of 16.
 template <int groups>
 struct LaneGroups {
-  LaneRows of[groups];
+  LaneRows rows[groups];
 
   __device__ LaneGroups(int64_t first_row, int warp) : LaneGroups(first_row, warp, Numbers{}) {}
   __device__ void forget() {
@@ -207,7 +207,7 @@ struct LaneGroups {
   __device__ bool any_in(int begin, int count) const {
     bool any = false;
     GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) any = of[j].any_in(begin, count) || any;
+    for (int j = 0; j < groups; ++j) any = rows[j].any_in(begin, count) || any;
     return any;
   }
 
@@ -216,11 +216,11 @@ struct LaneGroups {
   /// LaneRows adds 16 · warp to the first row, but a warp has 16 · groups rows.
   template <int... j>
   __device__ LaneGroups(int64_t first_row, int warp, std::integer_sequence<int, j...>)
-      : of{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}
+      : rows{LaneRows(first_row + 16 * ((groups - 1) * warp + j))...} {}
   template <class F>
   __device__ __forceinline__ void for_groups(F f) {
     GYRE_UNROLL
-    for (int j = 0; j < groups; ++j) f(of[j]);
+    for (int j = 0; j < groups; ++j) f(rows[j]);
   }
 };
 

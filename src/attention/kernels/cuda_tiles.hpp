@@ -146,9 +146,16 @@ struct TileTable {
 };
 
 inline TileRectangle seen_from(const Rectangle& r, TileSide side) {
-  TileRectangle t{
-      r.q_begin,       r.q_length,      r.k_begin,     r.k_length,    r.mask.offset,
-      r.mask.q_stride, r.mask.k_stride, r.mask.window, r.mask.causal, side == TileSide::keys};
+  TileRectangle t{.outer_begin = r.q_begin,
+                  .outer_length = r.q_length,
+                  .inner_begin = r.k_begin,
+                  .inner_length = r.k_length,
+                  .offset = r.mask.offset,
+                  .q_stride = r.mask.q_stride,
+                  .k_stride = r.mask.k_stride,
+                  .window = r.mask.window,
+                  .causal = r.mask.causal,
+                  .outer_is_keys = side == TileSide::keys};
   if (side == TileSide::keys) {
     std::swap(t.outer_begin, t.inner_begin);
     std::swap(t.outer_length, t.inner_length);

@@ -17,8 +17,8 @@ namespace gyre {
 
 struct KernelChoice {
   std::string name = "auto";       ///< auto, tiled or cudnn
-  DType activations = DType::f32;  ///< of queries, keys and values
-  int threads = 1;                 ///< of the CPU kernel
+  DType activations = DType::f32;  ///< type of queries, keys and values
+  int threads = 1;                 ///< threads of the CPU kernel
   /// Equal bits in every run, at any cost. Only affects cudnn: see make_ragged_kernel().
   bool deterministic = false;
 };

@@ -113,14 +113,14 @@ void OnePassWorker::set_limits(const Rectangle& r) {
 
 OnePassTile OnePassWorker::tile(const BlockInput& in, const Rectangle& r, int64_t row,
                                 int64_t rows) const {
-  return {rows,
-          r.k_length,
-          one_pass_columns(r.k_length),
-          of_keys_,
-          of_values_,
-          begin_.data() + row,
-          end_.data() + row,
-          in.heads.scale};
+  return {.rows = rows,
+          .keys = r.k_length,
+          .columns = one_pass_columns(r.k_length),
+          .of_keys = of_keys_,
+          .of_values = of_values_,
+          .begin = begin_.data() + row,
+          .end = end_.data() + row,
+          .scale = in.heads.scale};
 }
 
 void OnePassWorker::load_panel(ConstMatrixRef from, int64_t row, int64_t count, int64_t head,
@@ -213,11 +213,12 @@ void OnePassWorker::forward(const ForwardBlock& block, std::span<const Rectangle
     }
     one_pass_forward(tile(block, r, 0, r.q_length), q, keys_, values_.rows, out,
                      block.lse.row(row) + at.head, block.lse.stride, scores_.data(), sums_.data());
-    for (int64_t i = 0; !direct && i < r.q_length; ++i)
+    progress_.account(2.0 * (r.q_length * r.k_length * (of_keys_.dim + of_values_.dim)));
+    if (direct) return;
+    for (int64_t i = 0; i < r.q_length; ++i)
       if (block.lse(row + i, at.head) != -infinity_of<float>)
         store_row(out_.data() + i * of_values_.padded, row + i, out_column, of_values_.dim,
                   block.out);
-    progress_.account(2.0 * (r.q_length * r.k_length * (of_keys_.dim + of_values_.dim)));
   });
 }
 
@@ -233,14 +234,14 @@ void OnePassWorker::load_gradient_rows(const BackwardBlock& block, int64_t row, 
   const auto load = [&](ConstMatrixRef from, const HeadWidth& width, Buffer<float>& panel) {
     if (all_have && needs_no_panel(from, rows, width)) return rows_of(from, row, head * width.dim);
     load_panel(from, row, rows, head, width, panel, tile_rows);
-    for (int64_t i = 0; !all_have && i < rows; ++i)
+    for (int64_t i = 0; i < rows; ++i)
       if (lse_.data()[i] == -infinity_of<float>)
         std::fill_n(panel.data() + i * width.padded, width.padded, 0.0F);
     return panel_of(panel, width);
   };
   q_rows_ = load(block.q, of_keys_, q_);
   d_out_rows_ = load(block.d_out, of_values_, d_out_);
-  for (int64_t i = 0; !all_have && i < rows; ++i) {
+  for (int64_t i = 0; i < rows; ++i) {
     if (lse_.data()[i] != -infinity_of<float>) continue;
     lse_.data()[i] = infinity_of<float>;
     delta_.data()[i] = 0;
@@ -299,7 +300,8 @@ void OnePassWorker::backward(const BackwardBlock& block, std::span<const Rectang
       one_pass_backward(tile(block, r, begin, rows),
                         {q_rows_, d_out_rows_, keys_, values_, lse_.data(), delta_.data()}, d_q,
                         d_k, d_v, scores_.data(), d_scores_.data(), sums_.data());
-      for (int64_t i = 0; queries_wanted && !direct && i < rows; ++i)
+      const int64_t panel_rows = queries_wanted && !direct ? rows : 0;
+      for (int64_t i = 0; i < panel_rows; ++i)
         store_row(out_.data() + i * of_keys_.padded, row + i, column, of_keys_.dim, block.d_q);
       progress_.account(2.0 * (rows * r.k_length * (3 * of_keys_.dim + 2 * of_values_.dim)));
     }

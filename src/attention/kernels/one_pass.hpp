@@ -19,7 +19,7 @@ constexpr int64_t one_pass_rows = 256, one_pass_keys = 256;
 
 /// Rectangles of a call, split by method.
 struct OnePassSplit {
-  std::vector<Rectangle> one_pass, others;  ///< both in order
+  std::vector<Rectangle> one_pass, others;  ///< in the order of the call
   bool keys_apart = true;                   ///< no two rectangles of one_pass share a key
 };
 /// Selects small rectangles that share no queries with others. Selects none with fixed tiles or

@@ -322,7 +322,8 @@ HWY_INLINE void backward_tile(D d, const OnePassTile& tile, const OnePassGradien
     multiply_seen_keys<Terms::many>(tile, row, strip.rows,
                                     {d_scores + row * tile.columns, tile.columns, 1}, in.k.rows,
                                     direct ? result : padded, tile.of_keys, direct);
-    for (int64_t i = 0; !direct && i < strip.rows; ++i)
+    if (direct) continue;
+    for (int64_t i = 0; i < strip.rows; ++i)
       blend(sums + i * tile.of_keys.padded, tile.of_keys.dim, 1, 1,
             result.data + i * result.stride);
   }

@@ -27,7 +27,7 @@ struct HeadWidth {
 struct OnePassTile {
   int64_t rows, keys;
   int64_t columns;               ///< between rows of scores: one_pass_columns(keys)
-  HeadWidth of_keys, of_values;  ///< of q, k and their gradients; of v, out and theirs
+  HeadWidth of_keys, of_values;  ///< width of q, k, d_q, d_k; and of v, out, d_out, d_v
   const int32_t *begin, *end;
   float scale;  ///< > 0: maxima are found before scores are scaled
 

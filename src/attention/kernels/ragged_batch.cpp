@@ -165,10 +165,11 @@ std::vector<Round> rounds_of(const RaggedBatch& batch, RaggedRows result, Ragged
   for (const RaggedEntry& e : batch.entries) {
     const RowPiece piece = {row_of(e, result), row_of(e, scratch), length_of(e, result)};
     // The piece joins the round after the last one with its rows, to keep the order of entries.
+    const auto meets_round = [&](const Round& round) {
+      return std::ranges::any_of(round, [&](const RowPiece& p) { return meets(p, piece); });
+    };
     size_t round = rounds.size();
-    while (round > 0 && std::none_of(rounds[round - 1].begin(), rounds[round - 1].end(),
-                                     [&](const RowPiece& p) { return meets(p, piece); }))
-      --round;
+    while (round > 0 && !meets_round(rounds[round - 1])) --round;
     if (round == rounds.size()) rounds.emplace_back();
     rounds[round].push_back(piece);
   }

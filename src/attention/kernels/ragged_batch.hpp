@@ -98,8 +98,8 @@ RaggedPlan plan_ragged(std::span<const Rectangle> rectangles, bool fixed_tiles, 
                        int64_t max_rows, int64_t least_inverse_keys);
 /// Returns plan_ragged with the limits of a call: 1024 entries; max(16384, 2 · rows) rows, where
 /// `rows` is the number of query rows or of key rows, whichever is larger; 256 keys. At that number
-/// a library saves as much time over the kernel for the rest as the reversal takes, which moves 1 KB
-/// (forward) to 3 KB (backward) for each query and head of dimension 128.
+/// a library saves as much time over the kernel for the rest as the reversal takes, which moves 1
+/// KB (forward) to 3 KB (backward) for each query and head of dimension 128.
 RaggedPlan plan_of_call(std::span<const Rectangle> rectangles, bool fixed_tiles, int64_t rows);
 
 /// Class 0: up to 512 queries. Class c > 0: 512 · 4^(c-1) < queries <= 512 · 4^c, so that lengths

@@ -35,12 +35,13 @@ void for_each_query(const BlockInput& in, Body body) {
     const bool covered = std::any_of(
         in.rectangles.begin(), in.rectangles.end(),
         [&](const Rectangle& r) { return row >= r.q_begin && row < r.q_begin + r.q_length; });
-    for (int64_t head = 0; covered && head < h.heads; ++head) {
+    if (!covered) continue;
+    for (int64_t head = 0; head < h.heads; ++head) {
       const int64_t kv_head = (head + h.skew) / h.group;
       body({row, head, head * h.head_dim, head * h.value_dim(), kv_head * h.head_dim,
             kv_head * h.value_dim()});
     }
-    if (covered && in.progress) in.progress();
+    if (in.progress) in.progress();
   }
 }
 
@@ -67,9 +68,11 @@ void add_to_keys(const BlockInput& in, const std::vector<double>& sums, MatrixVi
   std::vector<bool> covered(in.k.rows);
   for (const Rectangle& r : in.rectangles)
     for (int64_t j = 0; j < r.k_length; ++j) covered[r.k_begin + j] = true;
-  for (int64_t key = 0; key < in.k.rows; ++key)
-    for (int64_t c = 0; covered[key] && c < to.cols; ++c)
+  for (int64_t key = 0; key < in.k.rows; ++key) {
+    if (!covered[key]) continue;
+    for (int64_t c = 0; c < to.cols; ++c)
       to(key, c) = static_cast<float>(to(key, c) + sums[key * to.cols + c]);
+  }
 }
 
 class ReferenceKernel final : public BlockKernel {
@@ -132,10 +135,12 @@ class ReferenceKernel final : public BlockKernel {
         if (!d_k.empty())
           d_k[key * block.k.cols + query.k + d] += ds * value(block.q, query.row, query.q + d);
       }
-      for (int64_t d = 0; !d_v.empty() && d < value_dim; ++d)
+      if (d_v.empty()) return;
+      for (int64_t d = 0; d < value_dim; ++d)
         d_v[key * block.v.cols + query.v + d] += p * value(block.d_out, query.row, query.out + d);
     });
-    for (int64_t d = 0; !block.d_q.empty() && d < dim; ++d)
+    if (block.d_q.empty()) return;
+    for (int64_t d = 0; d < dim; ++d)
       store(block.d_q, query.row, query.q + d, value(block.d_q, query.row, query.q + d) + d_q[d]);
   }
 };

@@ -26,7 +26,7 @@ bool is_inverse(const Rectangle& r);
 struct ReversedRows {
   std::vector<Rectangle> rectangles;  ///< causal, sorted by q_begin
   Round queries, keys;                ///< pieces of rows and of scratch rows, with step -1
-  int64_t q_rows = 0, k_rows = 0;     ///< of the scratch arrays
+  int64_t q_rows = 0, k_rows = 0;     ///< rows of the scratch arrays
 };
 
 /// Precondition: all rectangles are inverse.

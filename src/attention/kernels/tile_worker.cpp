@@ -352,7 +352,8 @@ void TileWorker::end_backward(const BackwardBlock& block, const Tile& tile, size
     if (!direct) load_row(block.d_q, row, column, head_dim_, 1, to);
   }
   add_lanes(tile_array(out_, slot), tile.lanes(), head_dim_, block.heads.scale, rows.data());
-  for (int64_t lane = 0; !direct && lane < tile.lanes(); ++lane)
+  if (direct) return;
+  for (int64_t lane = 0; lane < tile.lanes(); ++lane)
     store_row(rows[lane], tile.row_begin + lane / tile.heads,
               (tile.head_begin + lane % tile.heads) * head_dim_, head_dim_, block.d_q);
 }

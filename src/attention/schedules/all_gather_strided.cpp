@@ -38,7 +38,7 @@ ClosedForm closed_form(const FormContext& c) {
 
 Schedule all_gather_strided_schedule() {
   return {.name = "all-gather-strided",
-          .summary = "as all-gather, some KV heads at a time, two stages in flight",
+          .summary = "KV of all ranks for some heads at a time, two stages in flight",
           .plan = plan,
           .closed_form = closed_form,
           .refusal = refusal,

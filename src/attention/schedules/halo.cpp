@@ -145,9 +145,8 @@ std::string far_reader(const AttentionProblem& problem) {
       if (!are_neighbours(reader, owner, problem.cp()) &&
           !needed_rows(problem, reader, owner).empty())
         return fmt::format(
-            "rank {} needs keys of rank {}, which is not its neighbour, under a {}; group-cast "
-            "sends "
-            "rows to whoever sees them",
+            "rank {} needs keys of rank {}, which is not its neighbour, under a {}; "
+            "group-cast sends rows to whoever sees them",
             reader, owner, name_of(problem.mask));
   return "";
 }

@@ -14,7 +14,11 @@ const std::vector<Schedule>& schedules() {
 
 const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields() {
   static const std::vector<OptionField<ScheduleOptions>> fields = {
-      {"inner", "Ranks of an inner group; 0: by heads", &ScheduleOptions::inner, 0, {}},
+      {"inner",
+       "Ranks of an inner group; 0: as many as the heads allow",
+       &ScheduleOptions::inner,
+       0,
+       {}},
       {"heads-at-once", "KV heads of a stage", &ScheduleOptions::heads_at_once, 1, {}},
       {"collectives",
        "Transport of all-gathers, reduce-scatters and all-to-alls",

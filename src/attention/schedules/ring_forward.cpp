@@ -19,7 +19,7 @@ ClosedForm closed_form(const FormContext& c) {
 
 Schedule ring_forward_schedule() {
   return {.name = "ring-forward",
-          .summary = "as ring, but backward travels in the same direction: dKV makes cp hops",
+          .summary = "KV blocks travel round the ring in both passes; backward dKV makes cp hops",
           .plan = plan,
           .closed_form = closed_form};
 }

@@ -156,8 +156,7 @@ Checkpoint open_checkpoint(const std::string& path, const std::vector<std::strin
   const bool is_folder = std::filesystem::is_directory(path, unreadable);
   if (!is_folder && !path.ends_with(".gguf"))
     throw_usage(
-        "'{}' is no model; wanted: a folder with config.json and model.safetensors, or a file "
-        "NAME.gguf",
+        "'{}' is no model; wanted: a folder with config.json and model.safetensors, or NAME.gguf",
         path);
   Checkpoint checkpoint =
       is_folder ? open_safetensors(path, ignored_keys) : open_gguf(path, ignored_keys);

@@ -392,8 +392,10 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
     throw_usage("'{}': 'general.alignment' is {}; it must be from 1 to 2^20", path, alignment);
   const int64_t begin = round_up(parser.position(), alignment);
   for (GgufEntry& entry : entries) {
-    const auto offset = static_cast<int64_t>(std::min<uint64_t>(entry.offset, file.size()));
-    entry.tensor.offset = begin + offset;
+    if (entry.offset > static_cast<uint64_t>(file.size()))
+      throw_usage("'{}' is truncated: the tensor '{}' begins at byte {} + {} of {}", path,
+                  entry.name, begin, entry.offset, file.size());
+    entry.tensor.offset = begin + static_cast<int64_t>(entry.offset);
     if (entry.tensor.offset + entry.tensor.bytes() > file.size())
       throw_usage("'{}' is truncated: the tensor '{}' ends at byte {} of {}", path, entry.name,
                   entry.tensor.offset + entry.tensor.bytes(), file.size());

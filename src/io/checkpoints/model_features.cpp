@@ -65,10 +65,11 @@ std::vector<T> of_layers(ConfigErrors& errors, const char* key, const AttributeV
   std::vector<T> list;
   const auto* text = std::get_if<std::string>(&value);
   try {
-    const Json json = text == nullptr ? Json() : parse_json("", *text, "");
-    for (const Json& item : json.is_array() ? json : Json::array())
+    Json json = text == nullptr ? Json() : parse_json("", *text, "");
+    if (!json.is_array()) json = Json::array();
+    for (const Json& item : json)
       if (const std::optional<T> one = parse(item)) list.push_back(*one);
-    if (json.is_array() && std::ssize(json) == layers && json.size() == list.size()) return list;
+    if (std::ssize(json) == layers && json.size() == list.size()) return list;
   } catch (const Error&) {
     list.clear();
   }

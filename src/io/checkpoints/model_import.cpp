@@ -218,9 +218,10 @@ class Source {
       for (int64_t k = 0; k < run; ++k) rows[j + k] = read + k * columns_ * sizeof(Word);
     }
     const bool in_squares = sizeof(Word) == 2 && count % 4 == 0 && columns_ % 4 == 0;
-    for (int64_t i = 0; i < columns_; i += in_squares ? 4 : 1) {
+    const int64_t side = in_squares ? 4 : 1;
+    for (int64_t i = 0; i < columns_; i += side) {
       std::byte* to = out + i / chunk_[0] * chunk_bytes() + i % chunk_[0] * stride;
-      for (int64_t j = 0; j < count; j += in_squares ? 4 : 1)
+      for (int64_t j = 0; j < count; j += side)
         if (in_squares)
           transpose_square(&rows[j], i * sizeof(Word), to + j * sizeof(Word), stride);
         else

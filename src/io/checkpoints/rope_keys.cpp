@@ -82,8 +82,8 @@ class RopeObject {
         return type;
       }
     errors_.add(
-        "'{}' is of the type {}; types that can be computed are default, linear, llama3 "
-        "and yarn",
+        "'{}' is of the type {}; types that can be computed are "
+        "default, linear, llama3 and yarn",
         name_, shown_json(*found));
     unknown_ = true;
     return RopeType::plain;
@@ -214,8 +214,8 @@ void read_rope(ConfigErrors& errors, const std::function<AttributeValue(const st
   if (!share || *share == head_dim) return;
   if (!(*share >= 2 && *share < head_dim) || std::fmod(*share, 2) != 0)
     errors.add(
-        "rotary embedding turns {} of {} elements of a head; it must be an even number from "
-        "2 to head_dim",
+        "rotary embedding turns {} of {} elements of a head; "
+        "it must be an even number from 2 to head_dim",
         *share, config.head_dim);
   else
     config.rotary_dim = static_cast<int64_t>(*share);

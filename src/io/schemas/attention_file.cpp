@@ -83,8 +83,8 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   if (parts.k) a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
     reader.errors().add(
-        "/attention/q has {} heads and /attention/k has {}; the former must be a multiple of the "
-        "latter",
+        "/attention/q has {} heads and /attention/k has {}; "
+        "the former must be a multiple of the latter",
         a.heads, a.kv_heads);
   parts.v = reader.reals("/attention/v", {tokens, a.kv_heads, -1});
   if (parts.v) {
@@ -118,9 +118,8 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
                  documents);
     if (const int64_t kind = a.regions[at + 5]; kind < 0 || kind > 3)
       errors.add(
-          "/attention/regions[{}] is of kind {}; it must be 0, full, 1, causal, 2, inverse causal, "
-          "or "
-          "3, both",
+          "/attention/regions[{}] is of kind {}; "
+          "it must be 0, full, 1, causal, 2, inverse causal, or 3, both",
           row, kind);
   }
 }
@@ -315,9 +314,15 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
     return dataset ? dataset->read_all<double>() : std::vector<double>();
   };
   if (a.reference)
-    a.reference = {a.reference->generator, a.reference->unknown,   read(parts.out),
-                   read(parts.lse),        read(parts.d_q),        read(parts.d_k),
-                   read(parts.d_v),        read(parts.d_k_shared), read(parts.d_sinks)};
+    a.reference = {.generator = a.reference->generator,
+                   .unknown = a.reference->unknown,
+                   .out = read(parts.out),
+                   .lse = read(parts.lse),
+                   .d_q = read(parts.d_q),
+                   .d_k = read(parts.d_k),
+                   .d_v = read(parts.d_v),
+                   .d_k_shared = read(parts.d_k_shared),
+                   .d_sinks = read(parts.d_sinks)};
   run_agreed(comm, "checking the attention of " + path, [&] { check_numbers(file, a, shared); });
   if (parts.k_shared) a.k = with_shared(a, shared);
   return a;

@@ -28,7 +28,7 @@ struct BshdArrays {
   int64_t position_axes = 1;       ///< axes of the rotary embedding
   std::vector<int64_t> positions;  ///< [position_axes, rows, slots], or [slots], shared by rows
   std::optional<std::vector<int64_t>> seq_lens;         ///< [rows, segments_per_row]
-  std::optional<std::vector<int64_t>> seq_lens_padded;  ///< absent if seq_lens is
+  std::optional<std::vector<int64_t>> seq_lens_padded;  ///< never there without seq_lens
   StoredExtras extras;
 };
 

@@ -46,8 +46,8 @@ std::vector<std::byte> fill_of(const h5::File& file, const h5::Dataset& dataset,
                      dataset.stored_type() == h5::stored_type_of(dataset.type());
   if (number == nullptr || aligned != Extra::Aligned::slots || !plain) {
     errors.add(
-        "attribute '{}' of '{}' must be an integer, and the dataset int32 or int64, little-endian, "
-        "of slots",
+        "attribute '{}' of '{}' must be an integer, "
+        "and the dataset int32 or int64, little-endian, of slots",
         padding_attribute, path);
     return {};
   }

@@ -46,14 +46,13 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
   for (const auto& [name, shape] : model_tensors(config)) known.insert(name);
   for (const std::string& name : file.datasets_below(group))
     if (!known.contains(name))
-      reader.errors().add(
-          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{}), and would not "
-          "be read",
-          group, name, config.num_hidden_layers, config.qkv_bias ? "" : " without qkv_bias",
-          config.output_bias ? "" : ", without attention_bias",
-          config.qk_norm ? "" : ", without qk_norm",
-          config.attention_sinks ? "" : ", without attention_sinks",
-          config.tied_head ? ", with tie_word_embeddings" : "");
+      reader.errors().add("dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{})",
+                          group, name, config.num_hidden_layers,
+                          config.qkv_bias ? "" : " without qkv_bias",
+                          config.output_bias ? "" : ", without attention_bias",
+                          config.qk_norm ? "" : ", without qk_norm",
+                          config.attention_sinks ? "" : ", without attention_sinks",
+                          config.tied_head ? ", with tie_word_embeddings" : "");
 }
 
 std::vector<std::string> attributes_of_decoders() {

@@ -86,7 +86,8 @@ struct PackedSlots {
 };
 
 /// Appends positions [slots, axes] of `slots` slots of padding. Each axis continues from the last
-/// position of the segment, which begins at element `begin`, or starts at 0 if the segment is empty.
+/// position of the segment, which begins at element `begin`, or starts at 0 if the segment is
+/// empty.
 void count_on(std::vector<int32_t>& positions, size_t begin, int64_t slots, int64_t axes);
 
 /// A matrix [rows, columns] as [columns, rows]: files hold positions [axes, slots].

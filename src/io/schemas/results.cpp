@@ -130,8 +130,8 @@ void check_reference(const h5::File& file, const Documents& documents,
   for (size_t i = 0; i < offsets.size(); ++i) {
     if (offsets[i] == wanted[i]) continue;
     reader.errors().add(
-        "/reference/offsets[{}] is {}; it must be {}: a document of n tokens has max(0, n - 1) "
-        "predictions",
+        "/reference/offsets[{}] is {}; it must be {}: "
+        "a document of n tokens has max(0, n - 1) predictions",
         i, offsets[i], wanted[i]);
     break;
   }

@@ -73,8 +73,8 @@ constexpr const char* names_of_all = "/ @schema @schema_version @content_sha256?
 constexpr const char* modifier_table =
     "softcap=0 soft_cap=0 softcapping=0 logit_cap=0 alibi bias relative_position dropout=0 "
     "dropout_p=0 scale scaling sm_scale qk_norm q_norm k_norm rope rotary sink sinks window "
-    "window_size regions mask mask_mod score_mod causal is_causal chunk_size=0 cu_seqlens "
-    "segment_ids "
+    "window_size regions mask mask_mod score_mod causal is_causal chunk_size=0 "
+    "cu_seqlens segment_ids "
     "temperature=1 temperatures top_k=0 top_p=1 top_a=0 min_p=0 typical_p=1 top_n_sigma=0 "
     "epsilon_cutoff=0 eta_cutoff=0 repetition_penalty=1 penalty=0 penalties "
     "no_repeat_ngram_size=0 bad_words_ids suppress_tokens allowed_token_ids logit_scale=1 "

@@ -16,7 +16,7 @@ Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options)
 
 LayoutKind balanced_joint_layout() {
   return {.name = layout_name,
-          .summary = "the same chunks, dealt for the shortest step: compute or receiving",
+          .summary = "equal chunks, dealt for the shortest step: compute or receiving",
           .make = balanced_joint,
           .owned = no_owned_slots,
           .needed_share = no_needed_share,

@@ -77,14 +77,15 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
 /// Whether any rank of this rank's group sees keys of the group, and, if there are two groups,
 /// whether any sees keys of the other group.
 std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
-  const int first = c.rank - c.rank % inner, cp = c.problem.cp();
-  bool own_group = false, other_group = false;
-  for (int r = first; r < first + inner; ++r) {
-    for (int p = first; !own_group && p < first + inner; ++p) own_group = needed(c, r, p) > 0;
-    for (int p = 0; cp / inner == 2 && !other_group && p < cp; ++p)
-      other_group = p / inner != c.rank / inner && needed(c, r, p) > 0;
-  }
-  return {own_group, other_group};
+  const int first = c.rank - c.rank % inner;
+  const auto sees_ranks_from = [&](int begin) {
+    for (int r = first; r < first + inner; ++r)
+      for (int p = begin; p < begin + inner; ++p)
+        if (needed(c, r, p) > 0) return true;
+    return false;
+  };
+  const bool two_groups = c.problem.cp() / inner == 2;
+  return {sees_ranks_from(first), two_groups && sees_ranks_from(inner - first)};
 }
 
 }  // namespace
