@@ -11,7 +11,7 @@
 #include "apps/attention/setup.hpp"
 #include "attention/plan_size.hpp"
 #include "errors.hpp"
-#include "io/attention_file.hpp"
+#include "io/schemas/attention_file.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
