@@ -6,8 +6,8 @@
 
 #include "apps/logprobs/row_operation.hpp"
 
-// The operations with passes of their own, one line each. NAME_operation() in ops/ returns the entry.
-// Those on rows, which logprobs/operations/ lists, stand before them in the table.
+// The operations with passes of their own, one line each. NAME_operation() in ops/ returns the
+// entry. Those on rows, which logprobs/operations/ lists, stand before them in the table.
 #define GYRE_LOGPROBS_OPERATIONS(X) \
   X(log_softmax)                    \
   X(softmax)                        \

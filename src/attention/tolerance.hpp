@@ -13,10 +13,10 @@ namespace gyre {
 double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 
 // Attention and its gradients. Sums are kept in f32; some partial results are stored or sent in
-// bf16. Let D = head_dim, E = value_dim, K = keys that a query sees, Q = query rows (of all heads of
-// a group) that see a key, P = partial results that are merged into the result of a query, H = hops
-// of dK and dV. Scores have the rms s, the largest is about X = s · sqrt(2 ln K), and log-sum-exps
-// are about L = max(1 + ln K, X). The roundings of each step are
+// bf16. Let D = head_dim, E = value_dim, K = keys that a query sees, Q = query rows (of all heads
+// of a group) that see a key, P = partial results that are merged into the result of a query, H =
+// hops of dK and dV. Scores have the rms s, the largest is about X = s · sqrt(2 ln K), and
+// log-sum-exps are about L = max(1 + ln K, X). The roundings of each step are
 //
 //     score x           D s²        dot product; the error is absolute, so the score's size counts
 //     merging           4P + 3X²P   a partial log-sum-exp is rounded at its size, which counts as

@@ -2,7 +2,7 @@
 // Log-probabilities among stored sets of ids, one set for each row, as samplers return them: the
 // ids that were left to sample from when a rollout was made. The vocabulary is sharded over ranks.
 //
-//     serial:   log p_t = (z_t - m) / T - log Σ_{v in set} exp((z_v - m) / T)      m = max in the set
+//     serial:   log p_t = (z_t - m) / T - log Σ_{v in set} exp((z_v - m) / T)     m = max in set
 //               -inf if the target is not in the set; a row without ids scores -inf
 //     gradient  dz_v = g ({v = t} - p_v) / T for v in the set, 0 for other columns
 //

@@ -57,9 +57,10 @@ class ProjectedProbabilities {
   ProjectedProbabilities(int64_t tokens, const VocabPartition& vocab, const SparseMatrixRef& matrix,
                          const ProjectionOptions& options, Communicator& tp);
 
-  /// out [tokens, width] (without gaps) <- projected probabilities, from logits [tokens, own columns]; both in the
-  /// memory space of the kernels. NaN in rows with NaN or +inf, or with only -inf. `stream` is the
-  /// kernels' stream. Collective: one all-gather, one all-reduce. Returns the seconds waited.
+  /// out [tokens, width] (without gaps) <- projected probabilities, from logits [tokens, own
+  /// columns]; both in the memory space of the kernels. NaN in rows with NaN or +inf, or with only
+  /// -inf. `stream` is the kernels' stream. Collective: one all-gather, one all-reduce. Returns the
+  /// seconds waited.
   double forward(ConstMatrixRef logits, Stream& stream, MatrixView<float> out);
   /// d_logits [tokens, own columns] <- gradient from d_out [tokens, width], after a forward pass
   /// with these logits and its `out`. May be the logits' memory.

@@ -67,8 +67,8 @@ struct SamplingFilter {
 
 /// Survivors of a row in order of rank: those that top_k keeps, by descending logit, equal ones by
 /// descending id. min_p and top_p keep the first of them. If a cumulative probability is within
-/// `margin` of top_p, or a log-probability within it of min_p's bound, an error of that size changes
-/// their number, and several numbers are valid.
+/// `margin` of top_p, or a log-probability within it of min_p's bound, an error of that size
+/// changes their number, and several numbers are valid.
 class SurvivorsReference {
  public:
   SurvivorsReference(std::span<const double> logits, const SamplingFilter& filter,

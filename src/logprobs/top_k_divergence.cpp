@@ -41,9 +41,9 @@ struct TopKDivergence::MergeRoom {
   std::vector<double> log_q, log_p;  // [length + 1]
 };
 
-/// A block for each rank, as ranks exchange them. A block holds sums [tokens], then three lists, each
-/// [tokens, entries]: the student's largest logits, their global ids (-1 behind the last), and the
-/// teacher's logits of these ids.
+/// A block for each rank, as ranks exchange them. A block holds sums [tokens], then three lists,
+/// each [tokens, entries]: the student's largest logits, their global ids (-1 behind the last), and
+/// the teacher's logits of these ids.
 struct TopKDivergence::Record {
   Record(int64_t tokens_, int64_t entries_, int64_t ranks)
       : tokens(tokens_), entries(entries_), bytes(ranks * block_bytes()) {}

@@ -8,10 +8,10 @@
 // targets drawn from q is the sum over the other ids. A target that no rank owns adds nothing.
 //
 //     gradient  d value / d log q_k = q_k (log q_k - log p_k + 1)
-//               d value / d log q_t = log q_t - log p_t + 1     unbiased: the mean over targets of q
-//                                                               gives that of the whole divergence
-//                                     log q_t - log p_t         advantage: of a policy gradient with
-//                                                               the advantage log p_t - log q_t
+//               d value / d log q_t = log q_t - log p_t + 1    unbiased: the mean over targets of q
+//                                                              gives that of the whole divergence
+//                                     log q_t - log p_t        advantage: of a policy gradient
+//                                                              with the advantage log p_t - log q_t
 //               dz_v = Σ_{k in ids, t} d value / d log q_k ({k = v} - q_v)
 //
 //     forward   of a teacher's rows: each rank makes one pass over both its shards: partial sums,
@@ -30,8 +30,8 @@
 // value is +inf; a sampled id that the student has not makes it -inf. A row whose value is not
 // finite has a gradient of NaN, unless none comes from above.
 //
-// Keeps 8 (K + 3) bytes per token for backward. Based on the student's top-K distillation of NeMo RL
-// (PR 3584).
+// Keeps 8 (K + 3) bytes per token for backward. Based on the student's top-K distillation of NeMo
+// RL (PR 3584).
 
 #include <memory>
 
@@ -68,8 +68,8 @@ class TopKDivergence {
                  Communicator& tp);
 
   /// value [tokens] <- divergences, from logits of student and teacher [tokens, own columns] and
-  /// targets [tokens] (global ids). Requires !ids_are_given. Collective: one all-gather. Returns the
-  /// seconds waited.
+  /// targets [tokens] (global ids). Requires !ids_are_given. Collective: one all-gather. Returns
+  /// the seconds waited.
   double forward(ConstMatrixRef student, ConstMatrixRef teacher, std::span<const int32_t> targets,
                  Stream& stream, std::span<float> value);
   /// Computes the divergences of given ids, at most as many as the vocabulary has. Requires
@@ -89,8 +89,8 @@ class TopKDivergence {
                    Record& record) const;
   /// Merges all ranks' records of a row; returns its value.
   float merge_row(Record& all, int64_t row, int32_t target, MergeRoom& room);
-  /// Returns a row's value, and sets its slopes_ and sums_, from log q and log p [length + 1] of its
-  /// ids_. The last is the target's, which adds nothing if its id is -1.
+  /// Returns a row's value, and sets its slopes_ and sums_, from log q and log p [length + 1] of
+  /// its ids_. The last is the target's, which adds nothing if its id is -1.
   float finish(int64_t row, std::span<const double> log_q, std::span<const double> log_p);
 
   int64_t tokens_, length_;  // length_: min(K, vocabulary)

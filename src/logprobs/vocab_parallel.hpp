@@ -80,9 +80,9 @@ class VocabScores {
   void resize(int64_t tokens);
 
   /// logprob [tokens, K] <- log-probabilities of ids [tokens, K] (global), and entropy and
-  /// mean_logprob [tokens] (empty unless requested), from logits [tokens, this rank's columns], f32 or bf16. An id that
-  /// no rank owns scores 0. `stream` is the kernels' stream. Returns the seconds that it waited for
-  /// other ranks. Collective: one all-gather.
+  /// mean_logprob [tokens] (empty unless requested), from logits [tokens, this rank's columns], f32
+  /// or bf16. An id that no rank owns scores 0. `stream` is the kernels' stream. Returns the
+  /// seconds that it waited for other ranks. Collective: one all-gather.
   double forward(ConstMatrixRef logits, std::span<const int32_t> ids, Stream& stream,
                  std::span<float> logprob, std::span<float> entropy,
                  std::span<float> mean_logprob = {});

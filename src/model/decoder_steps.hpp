@@ -111,7 +111,8 @@ struct GateMultiply {
 /// Appends copies of the rows of h that are scored more than once (LocalBatch::again): from here on
 /// h has one row per prediction.
 struct Again {};
-/// Scores the targets by softmax(h · weightᵀ), tile by tile (logprobs/fused_linear/fused_linear.hpp).
+/// Scores the targets by softmax(h · weightᵀ), tile by tile
+/// (logprobs/fused_linear/fused_linear.hpp).
 struct Score {
   Weight weight = Weight::head;  ///< the embedding, if it is tied to the head
 };

@@ -9,7 +9,8 @@ namespace gyre {
 /// SIGKILL; it has a session of its own, blocks all signals and holds no open files of this
 /// process. ps shows it as gyre-guard, in place of the command line `argv`.
 /// `removes_shared_memory`: when the parent of the guard has ended, too, the guard removes files
-/// that MPI has left in /dev/shm (shared_memory.hpp). Throws a runtime error if it cannot be started.
+/// that MPI has left in /dev/shm (shared_memory.hpp). Throws a runtime error if it cannot be
+/// started.
 void start_guard(int argc, char** argv, bool removes_shared_memory);
 
 /// Detaches a fork of this process from the guard: it no longer counts.

@@ -1,4 +1,5 @@
-// Files of a run's arrays: a dataset that is not written is noticed, and their sizes are known before.
+// Files of a run's arrays: a dataset that is not written is noticed, and their sizes are known
+// before.
 
 #include "apps/common/array_output.hpp"
 
@@ -43,7 +44,8 @@ TEST(ArrayOutput, BytesAreThoseOfTheArrays) {
   rows.hidden = 3;  // in the place of the id
   rows.position_axes = 2;
   EXPECT_EQ(row_shard_bytes(rows, job), 8 * (4 + 2 * (4 + 8 + 12 + 16)));
-  // 5 and 2 samples are 2 frames and 1: encodings and three gradients, and the gradients of 4 ranks.
+  // 5 and 2 samples are 2 frames and 1: encodings and three gradients, and the gradients of 4
+  // ranks.
   SalmArrays audio;
   audio.hidden = 3;
   audio.window = 2;

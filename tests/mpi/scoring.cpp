@@ -192,7 +192,8 @@ TEST(Scoring, ScaledAndPartialRotationsOnEveryGrid) {
     expect_right(documents, config, twin, setup_of(grid));
 }
 
-// Biases of all projections of attention, norms of queries and keys, and a layer that does not turn.
+// Biases of all projections of attention, norms of queries and keys, and a layer that does not
+// turn.
 TEST(Scoring, BiasesAndNormsOfHeadsOnEveryGrid) {
   ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);

@@ -39,7 +39,8 @@ struct Divergences {
     return {random_logits(tokens, vocab_size, type, 3),
             random_logits(tokens, vocab_size, type, 3, 1, TokenTensor::teacher), type, k, tail};
   }
-  /// Equal logits; logits of -inf among the ids, as a target, of the teacher, in all of a shard; NaN.
+  /// Equal logits; logits of -inf among the ids, as a target, of the teacher, in all of a shard;
+  /// NaN.
   static Divergences special(DType type) {
     constexpr int64_t vocab_size = 24;
     Divergences o = random(14, vocab_size, 5, type);

@@ -133,7 +133,8 @@ inline bool is_clear(std::span<const double> row, SamplingFilter filter) {
 }
 
 /// Whether lists of `length` are too short for the row: its threshold is below the last in the list
-/// of some shard that has more columns; or min_p keeps this last one, and there are smaller columns.
+/// of some shard that has more columns; or min_p keeps this last one, and there are smaller
+/// columns.
 inline bool needs_digits(std::span<const double> row, const VocabPartition& vocab,
                          const SamplingFilter& filter, int64_t length) {
   if ((filter.top_p == 1 && filter.min_p == 0) ||

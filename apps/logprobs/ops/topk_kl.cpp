@@ -2,8 +2,8 @@
 // largest ids, and of the target as a sample of the others; with two gradients of that sample.
 //
 // References: top_k_divergence_reference and top_k_divergence_gradient_reference. With a teacher's
-// rows, forward finds the ids and does one all-gather of 24 + 12 min(K, most columns of a rank) bytes
-// per row; with a file's log-probabilities of ids, of 4 (3 + K). Backward sends nothing.
+// rows, forward finds the ids and does one all-gather of 24 + 12 min(K, most columns of a rank)
+// bytes per row; with a file's log-probabilities of ids, of 4 (3 + K). Backward sends nothing.
 
 #include <fmt/format.h>
 

@@ -130,8 +130,8 @@ class HostLinearOps final : public LinearOps {
 
 TileSize usual_tile(MemorySpace space) {
   // Device: products of 64 MiB of logits fill a large device and outweigh their overhead; not
-  // measured. Host: each tile packs its part of the weight, which 512 rows repay less well (3 to 6 %
-  // slower in a pass of SmolLM2).
+  // measured. Host: each tile packs its part of the weight, which 512 rows repay less well (3 to 6
+  // % slower in a pass of SmolLM2).
   return space == MemorySpace::device ? TileSize{2048, 8192} : TileSize{1024, 1024};
 }
 

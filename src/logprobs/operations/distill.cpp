@@ -1,7 +1,7 @@
-// distill: a student's log-probabilities of a teacher's ids over the vocabulary, its entropy, and the
-// teacher's own over those ids, which get no gradient. Ids may repeat: their gradients add up. Based
-// on get_distillation_topk_logprobs_from_logits of NeMo RL (zero_outside_topk), but with Shannon's
-// sign of the entropy.
+// distill: a student's log-probabilities of a teacher's ids over the vocabulary, its entropy, and
+// the teacher's own over those ids, which get no gradient. Ids may repeat: their gradients add up.
+// Based on get_distillation_topk_logprobs_from_logits of NeMo RL (zero_outside_topk), but with
+// Shannon's sign of the entropy.
 
 #include "logprobs/operations/list.hpp"
 #include "logprobs/reference.hpp"

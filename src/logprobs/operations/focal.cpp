@@ -1,7 +1,8 @@
 // focal: cross entropy of the target, less where the target is likely already (Lin et al.,
 // arXiv:1708.02002):
 //
-//     value = -(1 - p_t)^γ log p_t        d value / d log p_t = (1 - p_t)^(γ-1) (γ p_t log p_t + p_t - 1)
+//     value = -(1 - p_t)^γ log p_t
+//     d value / d log p_t = (1 - p_t)^(γ-1) (γ p_t log p_t + p_t - 1)
 //
 // γ = 0 is the cross entropy. A token without a target has the value 0 and no gradient.
 

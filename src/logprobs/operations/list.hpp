@@ -1,8 +1,8 @@
 #pragma once
 // List of the operations on rows, one line each, in the order of printed tables.
 //
-// To add an operation, write a file in this folder that defines `RowOperation NAME_operation()`, and
-// add X(NAME) here. See operation.hpp for what an entry needs.
+// To add an operation, write a file in this folder that defines `RowOperation NAME_operation()`,
+// and add X(NAME) here. See operation.hpp for what an entry needs.
 
 #include "logprobs/operations/operation.hpp"
 

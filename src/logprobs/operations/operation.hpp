@@ -1,10 +1,10 @@
 #pragma once
 // An operation on rows of logits, as data. operation_scores.hpp runs any operation:
 //
-//     forward    one pass over each rank's columns, one all-gather: the statistics of each row, with
-//                the same bits on all ranks; values() makes the results from them
-//     backward   slopes() gives the derivatives of the results by the statistics; one pass over each
-//                rank's columns, no communication (row_gradient.hpp)
+//     forward    one pass over each rank's columns, one all-gather: the statistics of each row,
+//                with the same bits on all ranks; values() makes the results from them
+//     backward   slopes() gives the derivatives of the results by the statistics; one pass over
+//                each rank's columns, no communication (row_gradient.hpp)
 //
 // An operation is a file of this folder and a line of list.hpp. Its options, inputs and results in
 // files, its checks, its row in the table of gyre-logprobs and its tests follow from the entry.
@@ -23,8 +23,8 @@ struct RowStatistics {
   double log_sum_exp = 0;   ///< log Σ_v exp(z_v / T); NaN if the row is no distribution
   double entropy = 0;       ///< nats; if RowOperation::entropy
   double mean_logprob = 0;  ///< (1/V) Σ_v log p_v; if RowOperation::mean_logprob
-  /// [K] log-probabilities of the row's ids or, of an operation on logits, their logits; 0 for an id
-  /// outside the vocabulary.
+  /// [K] log-probabilities of the row's ids or, of an operation on logits, their logits; 0 for an
+  /// id outside the vocabulary.
   std::span<const double> of_ids = {};
 };
 

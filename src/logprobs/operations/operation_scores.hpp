@@ -2,8 +2,8 @@
 // Runs an operation on rows (operations/operation.hpp) over a vocabulary that is sharded over
 // tensor-parallel ranks. All operations differ only in their entries.
 //
-//     forward    VocabScores: one pass, one all-gather of 4 · sent_floats() bytes per row; or, for an
-//                operation on logits, GatheredLogits: one all-reduce of 4 K bytes per row
+//     forward    VocabScores: one pass, one all-gather of 4 · sent_floats() bytes per row; or, for
+//                an operation on logits, GatheredLogits: one all-reduce of 4 K bytes per row
 //                each rank: values() of each row, in host memory
 //     backward   each rank: slopes() of each row, one pass over its columns; no communication
 

@@ -1,6 +1,6 @@
-// teacher-topk-kl: divergence of a teacher p from a student q over the teacher's K largest ids, with
-// all other ids in one bucket (verl issue 7856): never negative, and blind to nothing but the shape
-// of the tail.
+// teacher-topk-kl: divergence of a teacher p from a student q over the teacher's K largest ids,
+// with all other ids in one bucket (verl issue 7856): never negative, and blind to nothing but the
+// shape of the tail.
 //
 //     value = Σ_k p_k (log p_k - log q_k) + P (log P - log Q)    P = 1 - Σ p_k, Q = 1 - Σ q_k
 //     d value / d log q_k = -p_k + q_k P / Q
@@ -106,7 +106,8 @@ RowOperation teacher_topk_kl_operation() {
                       RowSlopes& sizes) { add_slopes(row, g[0], sizes, true); },
           .define =
               [](const WholeRow& row, std::span<const double> g) {
-                // The teacher's target of each id: p of a listed one, else its share of the tail, q / Q.
+                // The teacher's target of each id: p of a listed one, else its share of the tail, q
+                // / Q.
                 std::vector<double> p(row.logits.size(), -1);
                 double rest = 1, other = 0, value = 0;
                 for (size_t k = 0; k < row.ids.size(); ++k)

@@ -11,8 +11,8 @@ namespace gyre {
 
 /// Calls take(k, rank, i) for the k-th largest of all entries, k = 0 to count - 1: entry i of the
 /// rank's list. Each list has `entries` in descending order; entry(rank, i) is a value and an id,
-/// which is negative behind the last. NaN is the largest. Of equal values, those of lower ranks come
-/// first: lower ranks hold lower ids. heads [ranks] is scratch.
+/// which is negative behind the last. NaN is the largest. Of equal values, those of lower ranks
+/// come first: lower ranks hold lower ids. heads [ranks] is scratch.
 template <class Entry, class Take>
 void merge_lists(std::span<int64_t> heads, int64_t entries, int64_t count, Entry entry, Take take) {
   std::ranges::fill(heads, 0);

@@ -14,8 +14,8 @@ struct RowTotal {
   float max = -std::numeric_limits<float>::infinity();
   double sum = 0, weighted = 0, total = 0;
 
-  /// A part with only -inf has sum 0 and adds nothing but its total. A part with NaN has sum NaN, whatever its
-  /// maximum, and makes the total NaN.
+  /// A part with only -inf has sum 0 and adds nothing but its total. A part with NaN has sum NaN,
+  /// whatever its maximum, and makes the total NaN.
   GYRE_HOST_DEVICE void add(const SoftmaxPartial& part, double scale) {
     total += part.total;
     if (part.sum == 0) return;

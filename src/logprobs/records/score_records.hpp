@@ -6,8 +6,8 @@
 //              keeps the logits of ids in the tile
 //     own      the totals in f32: max, sum, weighted for entropies, total for means of log p, of
 //              each row; then the logits of its ids, [rows, K], 0 for ids on other ranks
-//     merge    one all-gather of own, 4 (2 + K) bytes per row, 4 more with entropies and with means;
-//              each rank merges all ranks' records in rank order: the same bits everywhere
+//     merge    one all-gather of own, 4 (2 + K) bytes per row, 4 more with entropies and with
+//              means; each rank merges all ranks' records in rank order: the same bits everywhere
 //
 // On a device, the host waits once, at the end of the merge. Ids and results in pinned memory are
 // read and written there by the kernels; the host copies others to or from pinned memory.

@@ -5,10 +5,10 @@
 //     log p_v = (z_v - max) · scale - log_sum        p_v = exp(log p_v)
 //     dz_v    = p_v (a + b log p_v) + c + Σ_k {id_k = v} weight_k
 //
-// With upstream gradients g_k of the log-probabilities of ids k, h of the entropy H (nats), l of the
-// log-sum-exp and m of the mean of log p over the V ids of the vocabulary:
+// With upstream gradients g_k of the log-probabilities of ids k, h of the entropy H (nats), l of
+// the log-sum-exp and m of the mean of log p over the V ids of the vocabulary:
 //
-//     a = scale (l - m - Σ_k g_k - h H)     b = -scale h     c = scale m / V     weight_k = scale g_k
+//     a = scale (l - m - Σ_k g_k - h H)    b = -scale h    c = scale m / V    weight_k = scale g_k
 //
 // The sum runs over all ids of the row, on any rank. The output may be in the logits' memory if it
 // has their type; the bits are the same. A row with a = b = c = 0 and no nonzero weight only costs

@@ -10,8 +10,8 @@
 // Σ_u p_u g_u over all shards is Σ_c d_c out_c, because M is linear: the centre of a gradient needs
 // no sum over the vocabulary.
 //
-// Sums are f64, but on GPUs g_v is f32. A row with d = 0 is not read and gets zeros; others with a normaliser that is not
-// finite become NaN; padding columns get 0.
+// Sums are f64, but on GPUs g_v is f32. A row with d = 0 is not read and gets zeros; others with a
+// normaliser that is not finite become NaN; padding columns get 0.
 
 #include <cstdint>
 #include <memory>
