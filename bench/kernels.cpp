@@ -250,7 +250,7 @@ void silu_multiply_f32(benchmark::State& state) {
 }
 void add_in_place_f32(benchmark::State& state) {
   HostStream stream;
-  elementwise(state, 3, [&](auto x, auto y) { copy_rows(matrix_copy(y, x, true), stream); });
+  elementwise(state, 3, [&](auto x, auto y) { copy_matrix(y, x, stream, true); });
 }
 BENCHMARK(rms_norm_f32)->Apply(repeated)->Args({4096, 192})->Unit(benchmark::kMicrosecond);
 BENCHMARK(rope_f32)->Apply(repeated)->Args({4096, 256})->Unit(benchmark::kMicrosecond);

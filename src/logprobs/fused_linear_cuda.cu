@@ -182,9 +182,7 @@ class CudaLinearOps final : public LinearOps {
     stream_.synchronize();
     return copied;
   }
-  void copy(ConstMatrixRef from, MatrixRef to) override {
-    copy_rows(matrix_copy(from, to), stream_);
-  }
+  void copy(ConstMatrixRef from, MatrixRef to) override { copy_matrix(from, to, stream_); }
   void scatter(MatrixView<const float> from, const int32_t* numbers,
                MatrixView<float> to) override {
     move(RowMove<float, float>{from.data, to.data, from.rows, from.cols, from.stride, to.stride,

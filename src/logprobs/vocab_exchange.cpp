@@ -43,7 +43,7 @@ BasicMatrixRef<Byte> matrix_of(const Block<Byte>& block) {
 }
 
 void copy(const From& from, const To& to, Stream& stream) {
-  if (!from.empty()) copy_rows(matrix_copy(matrix_of(from), matrix_of(to)), stream);
+  if (!from.empty()) copy_matrix(matrix_of(from), matrix_of(to), stream);
 }
 
 /// Contiguous copies of blocks with gaps between rows, sent or received instead of them. Unused on

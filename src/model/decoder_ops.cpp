@@ -129,16 +129,16 @@ class HostDecoderOps final : public DecoderOps {
 }  // namespace
 
 void DecoderOps::add(MatrixRef x, ConstMatrixRef y) {
-  copy_rows(matrix_copy(y, x, true), stream_);
+  copy_matrix(y, x, stream_, true);
 }
 
 void DecoderOps::convert(ConstMatrixRef from, MatrixRef to) {
-  copy_rows(matrix_copy(from, to), stream_);
+  copy_matrix(from, to, stream_);
 }
 
 void DecoderOps::add_bias(MatrixRef x, const float* bias) {
   const MatrixView<const float> rows(bias, x.rows, x.cols, 0);  // the same one
-  copy_rows(matrix_copy(rows, x, true), stream_);
+  copy_matrix(rows, x, stream_, true);
 }
 
 std::unique_ptr<DecoderOps> make_decoder_ops(Stream& stream) {

@@ -39,15 +39,6 @@ void copy_on_host(const RowCopy& c, const From* from, To* to) {
 
 }  // namespace
 
-RowCopy matrix_copy(ConstMatrixRef from, MatrixRef to, bool add) {
-  GYRE_CHECK(from.rows == to.rows && from.cols == to.cols, "[{}, {}] and [{}, {}]", from.rows,
-             from.cols, to.rows, to.cols);
-  RowCopy copy{.rows = to.rows, .width = to.cols, .from = {}, .to = {}, .add = add};
-  copy.from = {const_cast<std::byte*>(from.data), from.type, from.stride};
-  copy.to = {to.data, to.type, to.stride};
-  return copy;
-}
-
 void copy_rows(std::span<const RowCopy> copies, Stream& stream) {
   if (stream.space() == MemorySpace::device) return cuda_copy_rows(copies, stream);
   for (const RowCopy& c : copies)
@@ -61,7 +52,12 @@ void copy_rows(std::span<const RowCopy> copies, Stream& stream) {
     });
 }
 
-void copy_rows(const RowCopy& copy, Stream& stream) {
+void copy_matrix(ConstMatrixRef from, MatrixRef to, Stream& stream, bool add) {
+  GYRE_CHECK(from.rows == to.rows && from.cols == to.cols, "[{}, {}] and [{}, {}]", from.rows,
+             from.cols, to.rows, to.cols);
+  RowCopy copy{.rows = to.rows, .width = to.cols, .from = {}, .to = {}, .add = add};
+  copy.from = {const_cast<std::byte*>(from.data), from.type, from.stride};
+  copy.to = {to.data, to.type, to.stride};
   copy_rows(std::span(&copy, 1), stream);
 }
 

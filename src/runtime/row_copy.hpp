@@ -40,9 +40,6 @@ struct RowCopy {
   bool add = false;
 };
 
-/// The copy of a matrix to another one of the same shape.
-RowCopy matrix_copy(ConstMatrixRef from, MatrixRef to, bool add = false);
-
 /// Converts x to To; bf16 is rounded to nearest.
 template <class To, class From>
 GYRE_HOST_DEVICE constexpr To converted(From x) {
@@ -58,7 +55,9 @@ GYRE_HOST_DEVICE constexpr To converted(From x) {
 /// after the other: several may add to the same elements. No copy may read what another one writes.
 /// Throws a runtime error for a device in a build without CUDA.
 void copy_rows(std::span<const RowCopy> copies, Stream& stream);
-void copy_rows(const RowCopy& copy, Stream& stream);
+
+/// to <- from, of equal shape; with `add`, to <- to + from. Otherwise as copy_rows.
+void copy_matrix(ConstMatrixRef from, MatrixRef to, Stream& stream, bool add = false);
 
 /// Bytes copied to as many others.
 struct SpanCopy {

@@ -288,14 +288,14 @@ TEST_F(Copies, BlocksOfMatricesLeaveWhatIsBesideThem) {
           const test::DeviceMatrix wide(source.ref(), stream(), lead, 0);
           const ConstMatrixRef from = wide.ref().columns_from(0, cols);
           test::DeviceMatrix to(rows, cols, type, stream(), 8 - lead, 8 - gap);
-          copy_rows(matrix_copy(from, to.ref()), stream());
+          copy_matrix(from, to.ref(), stream());
           const test::Matrix got = to.host();  // checks what lies around
           for (int64_t r = 0; r < rows; ++r)
             for (int64_t c = 0; c < cols; ++c)
               ASSERT_EQ(got.at(r, c), source.at(r, c)) << r << ' ' << c;
         }
-  EXPECT_THROW(matrix_copy(ConstMatrixRef(nullptr, DType::f32, 3, 4, 4),
-                           MatrixRef(nullptr, DType::f32, 3, 5, 5)),
+  EXPECT_THROW(copy_matrix(ConstMatrixRef(nullptr, DType::f32, 3, 4, 4),
+                           MatrixRef(nullptr, DType::f32, 3, 5, 5), stream()),
                Error);
 }
 
