@@ -44,7 +44,7 @@ find_path(XXHASH_INCLUDE_DIR xxhash.h REQUIRED) # headers only: checksums
 # CUDA needs nvcc. SOFTWARE compiles the same sources for the software GPU (softgpu/) instead: a device implemented in
 # host code, for tests on machines without a GPU.
 #
-#   GYRE_WITH_CUDA   *.cu and cuda*.cpp are built, else no_cuda*.cpp        GYRE_WITH_NCCL   nccl*.cpp, no_nccl*.cpp
+#   GYRE_WITH_CUDA   *cuda*.cu and cuda*.cpp are built, else no_cuda*.cpp        GYRE_WITH_NCCL   nccl*.cpp, no_nccl*.cpp
 #   GYRE_WITH_CUBLAS cublas*.cpp                                            GYRE_WITH_CUDNN  cudnn*.cpp, no_cudnn*.cpp
 set(GYRE_WITH_CUDA OFF)
 set(GYRE_WITH_NCCL OFF)

@@ -68,11 +68,12 @@ function(gyre_cuda_definitions target)
   endforeach()
 endfunction()
 
-# The software GPU's kernels are C++. Call this in the directory that compiles the sources, including .cpp files.
+# Without nvcc, as for the software GPU, *.cu files are C++. Call this in the directory that compiles the sources,
+# including .cpp files.
 function(gyre_cuda_sources)
   set(kernels ${ARGN})
   list(FILTER kernels INCLUDE REGEX "\\.cu$")
-  if(GYRE_SOFTGPU AND kernels)
+  if((GYRE_SOFTGPU OR NOT GYRE_WITH_CUDA) AND kernels)
     set_source_files_properties(${kernels} PROPERTIES LANGUAGE CXX COMPILE_OPTIONS "-x;c++")
   endif()
 endfunction()
@@ -110,15 +111,16 @@ function(gyre_export)
   install(TARGETS ${ARGN} EXPORT gyre OBJECTS DESTINATION ${CMAKE_INSTALL_LIBDIR}/gyre)
 endfunction()
 
-# Sorts sources by name: cuda*.cpp and *.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise nccl*, cublas*
-# and cudnn*. A no_* file defines the factories of what is missing; they throw. Sets `others` and `device`.
+# Sorts sources by name: cuda*.cpp and *cuda*.cu are compiled with CUDA, no_cuda*.cpp without it, and likewise nccl*,
+# cublas* and cudnn*. A no_* file defines the factories of what is missing; they throw. Other *.cu files, of loops for
+# host and device (runtime/for_rows.cuh), are compiled in every build. Sets `others` and `device`.
 macro(gyre_sort_sources folder)
   file(GLOB_RECURSE others CONFIGURE_DEPENDS ${folder}/*.cpp)
-  set(device "")
-  if(GYRE_WITH_CUDA)
-    file(GLOB_RECURSE device CONFIGURE_DEPENDS ${folder}/*.cu)
-    gyre_cuda_sources(${device})
+  file(GLOB_RECURSE device CONFIGURE_DEPENDS ${folder}/*.cu)
+  if(NOT GYRE_WITH_CUDA)
+    list(FILTER device EXCLUDE REGEX "cuda[^/]*$")
   endif()
+  gyre_cuda_sources(${device})
   foreach(feature CUDA NCCL CUBLAS CUDNN)
     string(TOLOWER ${feature} prefix)
     file(GLOB_RECURSE with CONFIGURE_DEPENDS ${folder}/${prefix}*.cpp)

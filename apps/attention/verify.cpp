@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cmath>
 #include <memory>
+#include <optional>
 
 #include "apps/attention/case.hpp"
 #include "attention/attention_reference.hpp"
@@ -44,20 +45,13 @@ std::span<const double> row_of(const std::vector<double>& all, size_t index, siz
 /// Recomputing it takes about a second per rank.
 constexpr int64_t more_pairs_with_answers = 256;
 
-/// Recomputed rows of one array: values [rows, width], and the size of each head [rows, heads].
-struct Recomputed {
-  std::vector<double> values, sizes;
-  void append(const std::vector<double>& more_values, const std::vector<double>& more_sizes) {
-    values.insert(values.end(), more_values.begin(), more_values.end());
-    sizes.insert(sizes.end(), more_sizes.begin(), more_sizes.end());
-  }
-};
-
 /// Results of one pass on this rank, and their expected values.
 class Verifier {
  public:
-  Verifier(AttentionCase& of, Pass pass)
+  Verifier(AttentionCase& of, Pass pass, Verification& checks)
       : case_(of),
+        label_(of.label(pass)),
+        checks_(checks),
         workload_(of.workload()),
         backward_(pass == Pass::backward),
         tolerances_(of.tolerances()),
@@ -76,22 +70,32 @@ class Verifier {
     delta_ = of.statistics(1);
   }
 
-  void verify(const std::string& label, Verification& checks) {
-    for (const bool answered : {false, true}) {
-      compare_arrays(query_arrays(answered), label, checks);
-      if (backward_) compare_arrays(key_arrays(answered), label, checks);
-    }
-    if (backward_ && !workload_.sinks.empty())
-      compare_arrays(std::vector<ResultArray>{sink_array()}, label, checks);
+  void verify() {
+    verify_queries();
+    if (!backward_) return;
+    verify_keys();
+    if (!workload_.sinks.empty()) verify_sinks();
   }
 
  private:
   using Answers = std::vector<double> AttentionReference::*;
   using Tolerance = double AttentionTolerances::*;
-  /// Recomputed rows, then rows that only have answers.
-  struct Rows {
-    std::vector<TokenRow> all;
-    size_t recomputed = 0;
+  /// Tokens of this rank: those whose rows are recomputed, and those that only have answers.
+  struct Sample {
+    std::vector<TokenRow> recomputed, others;
+  };
+  /// An array of results whose rows are being compared.
+  struct Compared {
+    ResultArray array;
+    Check& check;
+    const std::vector<double>& answers;  ///< empty: none
+  };
+  /// An array [tokens, heads, dim]: these elements of the heads in the columns of `got`.
+  struct HeadArray {
+    Compared of;
+    HeadColumns part;
+    const HostCopy& got;
+    std::vector<double> largest;  ///< [heads] sizes of the rows so far
   };
 
   const std::vector<double>& answers(Answers array) const {
@@ -105,203 +109,168 @@ class Verifier {
     const int64_t position = own.token - workload_.offsets[own.document];
     return as_key ? mask.queries_of(position) : mask.keys_of(position);
   }
-  std::shared_ptr<const Rows> rows_of(bool keys, bool answered) const {
+  Sample sample(bool keys) const {
     int64_t total = 0, pairs = case_.expectation().pairs;
     for (const TokenRow& own : own_) total += pairs_of(own, keys) * workload_.heads.heads;
     if (case_.expectation().reference != nullptr) pairs *= more_pairs_with_answers;
     const int64_t budget = std::max<int64_t>(1, pairs / case_.world().size());
-    auto rows = std::make_shared<Rows>();
-    std::vector<bool> chosen(own_.size(), false);
-    for (const size_t i :
-         spread_sample(std::ssize(own_), std::max<int64_t>(1, ceil_div(total, budget)))) {
-      rows->all.push_back(own_[i]);
-      chosen[i] = true;
+    const std::vector<size_t> chosen =
+        spread_sample(std::ssize(own_), std::max<int64_t>(1, ceil_div(total, budget)));
+    Sample sample;
+    for (size_t i = 0, next = 0; i < own_.size(); ++i) {
+      const bool recomputes = next < chosen.size() && chosen[next] == i;
+      (recomputes ? sample.recomputed : sample.others).push_back(own_[i]);
+      next += recomputes ? 1 : 0;
     }
-    rows->recomputed = rows->all.size();
-    for (size_t i = 0; answered && i < own_.size(); ++i)
-      if (!chosen[i]) rows->all.push_back(own_[i]);
-    return rows;
+    return sample;
   }
-  /// An array of these rows. The caller sets its columns.
-  ResultArray array_of(const char* name, Tolerance tolerance, Answers of,
-                       const std::shared_ptr<const Rows>& rows) const {
+  /// An array with these dimensions after the first, of which some rows are recomputed. Makes its
+  /// check.
+  Compared compared(const char* name, std::initializer_list<int64_t> row_shape, Tolerance tolerance,
+                    Answers of, const Sample& rows) const {
     ResultArray array{name,
                       {workload_.tokens()},
                       name,
                       tolerances_.first.*tolerance,
                       tolerances_.second.*tolerance};
-    array.answers = answers(of);
-    array.samples_itself = true;
-    array.batch_rows = 16;  // small: under a short window, every row is recomputed
-    if (array.answers.empty())
-      array.sampled = {static_cast<int64_t>(rows->recomputed), std::ssize(own_)};
-    for (const TokenRow& own : rows->all) array.rows.push_back(own.token);
-    array.where = [this, rows](size_t r) {
-      const TokenRow& own = rows->all[r];
+    array.shape.insert(array.shape.end(), row_shape);
+    Check& check = check_of(array, label_, checks_);
+    if (answers(of).empty()) check.add_sample(std::ssize(rows.recomputed), std::ssize(own_));
+    return {std::move(array), check, answers(of)};
+  }
+  HeadArray heads_of(const char* name, const HeadColumns& part, Tolerance tolerance, Answers of,
+                     const HostCopy& got, const Sample& rows) const {
+    return {part.of_all_heads ? compared(name, {part.dim}, tolerance, of, rows)
+                              : compared(name, {part.heads, part.dim}, tolerance, of, rows),
+            part, got, std::vector<double>(static_cast<size_t>(part.heads), 0.0)};
+  }
+  void compare(Compared& of, const TokenRow& own, std::span<const double> got,
+               const ExpectedRow& expected) const {
+    of.array.rows = {own.token};
+    const double* answer =
+        of.answers.empty() ? nullptr : row_of(of.answers, own.token, got.size()).data();
+    compare_row(of.array, 0, got, expected, answer, of.check, [&] {
       return fmt::format(", document {} position {}", own.document,
                          own.token - workload_.offsets[own.document]);
-    };
-    return array;
-  }
-  /// An array [tokens, heads, dim] of these elements of the heads in the columns of `got`.
-  /// recompute(batch) returns the recomputed rows of the batch: all columns, and a size of each
-  /// head of the array.
-  ResultArray head_array(const char* name, Tolerance tolerance, Answers of, const HeadColumns& part,
-                         const HostCopy& got, const std::shared_ptr<const Rows>& rows,
-                         const std::function<const Recomputed&(ResultArray::Batch)>& recompute) {
-    ResultArray array = array_of(name, tolerance, of, rows);
-    const int64_t heads = part.heads, dim = part.dim, columns = got.matrix().cols;
-    if (!part.of_all_heads) array.shape.push_back(heads);
-    array.shape.push_back(dim);
-    array.columns = array.width();
-    array.read = read_rows(array.columns, [&got, rows, part](size_t r, std::span<double> to) {
-      for (size_t c = 0; c < to.size(); ++c) to[c] = got.at(rows->all[r].row, part.at(c));
     });
-    const auto largest = std::make_shared<std::vector<double>>(static_cast<size_t>(heads), 0.0);
-    array.expect = [this, of, rows, recompute, largest, dim, part,
-                    columns](ResultArray::Batch batch) {
-      const Recomputed& want = recompute(batch);
-      const size_t width = largest->size() * dim;
-      std::vector<ExpectedRow> all;
-      for (size_t b = 0; b < batch.size(); ++b) {
-        const bool is_known = batch[b] < rows->recomputed;
-        ExpectedRow& row = all.emplace_back();
-        row.values.assign(width, 0);
-        for (size_t c = 0; is_known && c < width; ++c)
-          row.values[c] = want.values[b * columns + part.at(c)];
-        const size_t token = rows->all[batch[b]].token;
-        const auto compared = answers(of).empty() ? std::span<const double>(row.values)
-                                                  : row_of(answers(of), token, width);
-        for (size_t h = 0; h < largest->size(); ++h) {
-          double size = (*largest)[h];
-          if (is_known) size = want.sizes[b * largest->size() + h];
-          (*largest)[h] = std::max((*largest)[h], size);
-          row.scales.insert(row.scales.end(), dim,
-                            error_scale(compared.subspan(h * dim, dim), size));
-        }
-      }
-      return all;
-    };
-    return array;
   }
-  /// Calls f(range of the document, tokens) for each run of recomputed rows of one document.
-  template <class F>
-  void for_each_document(const Rows& rows, ResultArray::Batch batch, F f) const {
-    for (size_t begin = 0, end = 0; begin < batch.size(); begin = end) {
-      const int64_t document = rows.all[batch[begin]].document;
+  /// Calls recompute(document, tokens) for the rows to be recomputed, and visit(row, i, results)
+  /// for each, which is number i of the results. Then calls visit(row, 0, nullptr) for the others.
+  template <class Recompute, class Visit>
+  void for_each_row(const Sample& sample, Recompute recompute, Visit visit) const {
+    constexpr size_t most = 16;  // small: under a short window, every row is recomputed
+    const std::vector<TokenRow>& rows = sample.recomputed;
+    for (size_t begin = 0, end = 0; begin < rows.size(); begin = end) {
+      const int64_t document = rows[begin].document;
       std::vector<int64_t> tokens;
-      for (; end < batch.size() && rows.all[batch[end]].document == document; ++end)
-        if (batch[end] < rows.recomputed) tokens.push_back(rows.all[batch[end]].token);
-      const size_t d = document;
-      if (!tokens.empty())
-        f(DocumentRange{workload_.offsets[d], workload_.offsets[d + 1], document}, tokens);
+      for (; end < std::min(rows.size(), begin + most) && rows[end].document == document; ++end)
+        tokens.push_back(rows[end].token);
+      const auto d = static_cast<size_t>(document);
+      const auto results = recompute(
+          DocumentRange{workload_.offsets[d], workload_.offsets[d + 1], document}, tokens);
+      for (size_t i = begin; i < end; ++i) visit(rows[i], i - begin, &results);
     }
+    for (const TokenRow& own : sample.others)
+      visit(own, 0, static_cast<decltype(recompute(DocumentRange(), {}))*>(nullptr));
+  }
+  /// Row i of an array of results; empty without results.
+  template <class Results>
+  static std::span<const double> part(const Results* results, std::vector<double> Results::*array,
+                                      size_t i, size_t length) {
+    if (results == nullptr) return {};
+    return row_of(results->*array, i, length);
   }
 
-  /// Rows of a batch as queries; recomputed once for all arrays that are compared together.
-  struct Queries {
-    size_t first = SIZE_MAX;  // first row of the batch
-    std::vector<double> lse;
-    Recomputed out, d_q;
-  };
-  std::vector<ResultArray> query_arrays(bool answered) {
-    const auto rows = rows_of(false, answered);
-    const auto memo = std::make_shared<Queries>();
-    const auto queries = [this, rows, memo](ResultArray::Batch batch) -> const Queries& {
-      if (memo->first == batch.front()) return *memo;
-      *memo = {batch.front(), {}, {}, {}};
-      for_each_document(*rows, batch,
-                        [&](const DocumentRange& of, const std::vector<int64_t>& tokens) {
-                          const QueryResults want = reference_queries(rows_, of, tokens);
-                          memo->lse.insert(memo->lse.end(), want.lse.begin(), want.lse.end());
-                          memo->out.append(want.out, want.out_size);
-                          memo->d_q.append(want.d_q, want.d_q_size);
-                        });
-      return *memo;
-    };
+  /// `want`: the recomputed row, or empty. Infinite exactly where a query sees no key.
+  void compare_lse(Compared& lse, const TokenRow& own, std::span<const double> want) const {
+    if (want.empty() && lse.answers.empty()) return;
+    const bool is_empty = pairs_of(own, false) == 0;
+    ExpectedRow row{std::vector<double>(heads_, is_empty ? -infinity_of<double> : 0),
+                    std::vector<double>(heads_, 1)};
+    row.defined = row.values;
+    if (!want.empty()) row.values.assign(want.begin(), want.end());
+    compare(lse, own, row_of(lse_, own.token, heads_), row);
+  }
+  /// `want` [columns of `got`] and `sizes` [heads]: of the recomputed row, or empty.
+  void compare_heads(HeadArray& heads, const TokenRow& own, std::span<const double> want,
+                     std::span<const double> sizes) const {
+    if (want.empty() && heads.of.answers.empty()) return;
+    const size_t dim = heads.part.dim, width = heads.largest.size() * dim;
+    ExpectedRow row;
+    std::vector<double> got;
+    for (size_t c = 0; c < width; ++c) {
+      const int64_t column = heads.part.at(c);
+      got.push_back(heads.got.at(own.row, column));
+      row.values.push_back(want.empty() ? 0 : want[column]);
+    }
+    const std::span<const double> compared =
+        heads.of.answers.empty() ? row.values : row_of(heads.of.answers, own.token, width);
+    for (size_t h = 0; h < heads.largest.size(); ++h) {
+      const double size = sizes.empty() ? heads.largest[h] : sizes[h];
+      heads.largest[h] = std::max(heads.largest[h], size);
+      row.scales.insert(row.scales.end(), dim, error_scale(compared.subspan(h * dim, dim), size));
+    }
+    compare(heads.of, own, got, row);
+  }
+
+  void verify_queries() const {
+    using Results = QueryResults;
     const HeadShape& shape = workload_.heads;
-    const int64_t value_dim = shape.value_dim();
-    std::vector<ResultArray> arrays{
-        lse_array(rows, [queries](ResultArray::Batch b) { return std::span(queries(b).lse); }),
-        head_array("out", &AttentionTolerances::out, &AttentionReference::out,
-                   {shape.heads, value_dim}, out_, rows,
-                   [queries](auto b) -> const Recomputed& { return queries(b).out; })};
+    const Sample rows = sample(false);
+    Compared lse =
+        compared("lse", {shape.heads}, &AttentionTolerances::lse, &AttentionReference::lse, rows);
+    HeadArray out = heads_of("out", {shape.heads, shape.value_dim()}, &AttentionTolerances::out,
+                             &AttentionReference::out, out_, rows);
+    std::optional<HeadArray> d_q;
     if (backward_)
-      arrays.push_back(head_array(
-          "d_q", &AttentionTolerances::d_q, &AttentionReference::d_q, {shape.heads, shape.head_dim},
-          d_q_, rows, [queries](auto b) -> const Recomputed& { return queries(b).d_q; }));
-    return with_answers(std::move(arrays), answered);
+      d_q.emplace(heads_of("d_q", {shape.heads, shape.head_dim}, &AttentionTolerances::d_q,
+                           &AttentionReference::d_q, d_q_, rows));
+    const size_t head_columns = heads_ * shape.head_dim;
+    for_each_row(
+        rows,
+        [&](const DocumentRange& document, const std::vector<int64_t>& tokens) {
+          return reference_queries(rows_, document, tokens);
+        },
+        [&](const TokenRow& own, size_t i, const Results* want) {
+          compare_lse(lse, own, part(want, &Results::lse, i, heads_));
+          compare_heads(out, own, part(want, &Results::out, i, heads_ * value_dim_),
+                        part(want, &Results::out_size, i, heads_));
+          if (d_q)
+            compare_heads(*d_q, own, part(want, &Results::d_q, i, head_columns),
+                          part(want, &Results::d_q_size, i, heads_));
+        });
   }
-  static std::vector<ResultArray> with_answers(std::vector<ResultArray> arrays, bool answered) {
-    std::erase_if(arrays, [&](const ResultArray& a) { return a.answers.empty() == answered; });
-    return arrays;
-  }
-  /// The array of log-sum-exps, infinite exactly where a query sees no key.
-  template <class Recompute>
-  ResultArray lse_array(const std::shared_ptr<const Rows>& rows, const Recompute& recompute) {
-    ResultArray array = array_of("lse", &AttentionTolerances::lse, &AttentionReference::lse, rows);
-    array.shape.push_back(workload_.heads.heads);
-    array.columns = array.width();
-    array.read = read_rows(array.columns, [this, rows](size_t r, std::span<double> to) {
-      std::ranges::copy(row_of(lse_, rows->all[r].token, heads_), to.begin());
-    });
-    array.expect = [this, rows, recompute](ResultArray::Batch batch) {
-      const std::span<const double> want = recompute(batch);
-      std::vector<ExpectedRow> all;
-      for (size_t b = 0; b < batch.size(); ++b) {
-        const bool is_empty = pairs_of(rows->all[batch[b]], false) == 0;
-        ExpectedRow row{std::vector<double>(heads_, is_empty ? -infinity_of<double> : 0),
-                        std::vector<double>(heads_, 1)};
-        row.defined = row.values;
-        if (batch[b] < rows->recomputed)
-          std::ranges::copy(want.subspan(b * heads_, heads_), row.values.begin());
-        all.push_back(std::move(row));
-      }
-      return all;
-    };
-    return array;
-  }
-
-  /// Rows of a batch as keys.
-  struct Keys {
-    size_t first = SIZE_MAX;  // first row of the batch
-    Recomputed d_k, d_k_shared, d_v;
-  };
-  std::vector<ResultArray> key_arrays(bool answered) {
-    const auto rows = rows_of(true, answered);
-    const auto memo = std::make_shared<Keys>();
-    const auto keys = [this, rows, memo](ResultArray::Batch batch) -> const Keys& {
-      if (memo->first == batch.front()) return *memo;
-      *memo = {batch.front(), {}, {}, {}};
-      for_each_document(
-          *rows, batch, [&](const DocumentRange& of, const std::vector<int64_t>& tokens) {
-            const auto statistics = [&](const std::vector<double>& all) {
-              return std::span(all).subspan(static_cast<size_t>(of.begin) * heads_,
-                                            static_cast<size_t>(of.end - of.begin) * heads_);
-            };
-            const KeyResults want =
-                reference_keys(rows_, of, tokens, statistics(lse_), statistics(delta_));
-            memo->d_k.append(want.d_k, want.d_k_size);
-            memo->d_k_shared.append(want.d_k, want.d_k_shared_size);
-            memo->d_v.append(want.d_v, want.d_v_size);
-          });
-      return *memo;
-    };
+  void verify_keys() const {
+    using Results = KeyResults;
     const HeadShape& shape = workload_.heads;
-    const int64_t heads = shape.kv_heads;
-    std::vector<ResultArray> arrays{
-        head_array("d_k", &AttentionTolerances::d_k, &AttentionReference::d_k,
-                   own_key_columns(shape), d_k_, rows,
-                   [keys](auto b) -> const Recomputed& { return keys(b).d_k; }),
-        head_array("d_v", &AttentionTolerances::d_v, &AttentionReference::d_v,
-                   {heads, shape.value_dim()}, d_v_, rows,
-                   [keys](auto b) -> const Recomputed& { return keys(b).d_v; })};
+    const Sample rows = sample(true);
+    HeadArray d_k = heads_of("d_k", own_key_columns(shape), &AttentionTolerances::d_k,
+                             &AttentionReference::d_k, d_k_, rows);
+    HeadArray d_v = heads_of("d_v", {shape.kv_heads, shape.value_dim()}, &AttentionTolerances::d_v,
+                             &AttentionReference::d_v, d_v_, rows);
+    std::optional<HeadArray> d_k_shared;
     if (shape.shared_key_dim > 0)
-      arrays.push_back(
-          head_array("d_k_shared", &AttentionTolerances::d_k_shared,
-                     &AttentionReference::d_k_shared, shared_key_columns(shape), d_k_, rows,
-                     [keys](auto b) -> const Recomputed& { return keys(b).d_k_shared; }));
-    return with_answers(std::move(arrays), answered);
+      d_k_shared.emplace(heads_of("d_k_shared", shared_key_columns(shape),
+                                  &AttentionTolerances::d_k_shared, &AttentionReference::d_k_shared,
+                                  d_k_, rows));
+    const size_t heads = shape.kv_heads, key_columns = heads * shape.head_dim;
+    for_each_row(
+        rows,
+        [&](const DocumentRange& of, const std::vector<int64_t>& tokens) {
+          const auto statistics = [&](const std::vector<double>& all) {
+            return std::span(all).subspan(static_cast<size_t>(of.begin) * heads_,
+                                          static_cast<size_t>(of.length()) * heads_);
+          };
+          return reference_keys(rows_, of, tokens, statistics(lse_), statistics(delta_));
+        },
+        [&](const TokenRow& own, size_t i, const Results* want) {
+          const std::span<const double> keys = part(want, &Results::d_k, i, key_columns);
+          compare_heads(d_k, own, keys, part(want, &Results::d_k_size, i, heads));
+          compare_heads(d_v, own, part(want, &Results::d_v, i, heads * value_dim_),
+                        part(want, &Results::d_v_size, i, heads));
+          if (d_k_shared)
+            compare_heads(*d_k_shared, own, keys, part(want, &Results::d_k_shared_size, i, 1));
+        });
   }
 
   /// Sum of squares, over all tokens, of the terms of a sink's gradient, [heads]; a size as in
@@ -331,34 +300,33 @@ class Verifier {
         ->wait();
     return squares;
   }
-  /// The array of the sinks' gradients. Every rank has all of them and compares some.
-  ResultArray sink_array() const {
+  /// Every rank has the gradients of all sinks and compares some.
+  void verify_sinks() const {
     const std::vector<double>& stored = answers(&AttentionReference::d_sinks);
     ResultArray array{"d_sinks",
                       {workload_.heads.heads},
                       "d_sinks",
                       tolerances_.first.d_sinks,
                       tolerances_.second.d_sinks};
-    array.answers = stored;
-    array.samples_itself = true;
-    for (int64_t h = case_.world().rank(); h < workload_.heads.heads; h += case_.world().size())
-      array.rows.push_back(h);
-    const std::vector<int64_t> shown = array.rows;
-    array.read = read_rows(1, [this, shown](size_t r, std::span<double> to) {
-      to[0] = case_.executor().d_sinks().at(shown[r]);
-    });
-    array.expect = expect_rows([this, shown, &stored, squares = sink_term_squares()](size_t r) {
-      const size_t h = shown[r];
+    Check& check = check_of(array, label_, checks_);
+    const std::vector<double> squares = sink_term_squares();
+    for (int64_t h = case_.world().rank(); h < workload_.heads.heads; h += case_.world().size()) {
       double sum = 0;
       for (size_t at = h; at < lse_.size(); at += heads_)
         sum -= std::exp(workload_.sinks[h] - lse_[at]) * delta_[at];
-      const double want = stored.empty() ? sum : stored[h];
-      return ExpectedRow{{sum}, {error_scale(std::span(&want, 1), std::sqrt(squares[h]))}};
-    });
-    return array;
+      const double* answer = stored.empty() ? nullptr : &stored[h];
+      const double got = case_.executor().d_sinks().at(h);
+      const double size = std::sqrt(squares[h]);
+      array.rows = {h};
+      compare_row(array, 0, {&got, 1},
+                  {{sum}, {error_scale({answer == nullptr ? &sum : answer, 1}, size)}}, answer,
+                  check);
+    }
   }
 
   AttentionCase& case_;
+  std::string label_;
+  Verification& checks_;
   const AttentionWorkload& workload_;
   bool backward_;
   std::pair<AttentionTolerances, AttentionTolerances> tolerances_;  // then sigmas
@@ -388,7 +356,7 @@ std::vector<double> AttentionCase::statistics(int64_t plane) {
 }
 
 void AttentionCase::verify(Pass pass, Verification& checks) {
-  Verifier(*this, pass).verify(label(pass), checks);
+  Verifier(*this, pass, checks).verify();
 }
 
 }  // namespace gyre

@@ -43,7 +43,7 @@ Gathered documents_of_bins(const PackedHeader& header, int64_t first, int64_t la
 }
 
 /// Adds the nodes of a tree as segments. The last one gets the rest of the tree's `slots`.
-void add_tree(SegmentLists& segments, std::span<const PrefixNode> tree, int64_t slots,
+void add_tree(SegmentList& segments, std::span<const PrefixNode> tree, int64_t slots,
               int64_t token) {
   for (const PrefixNode& node : tree)
     segments.add(&node == &tree.back() ? slots - node.begin : node.length,
@@ -99,10 +99,10 @@ void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t c
 }
 
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
-                       const TokenSource& tokens, SlotPacker& packer) {
+                       const TokenSource& tokens, Stream& stream) {
   const Gathered gathered = documents_of_bins(header, first, last, tokens);
   const PrefixForest forest = forest_of(header.bins.prefixes);
-  SegmentLists segments;
+  SegmentList segments;
   for (int64_t b = first; b < last; ++b) {
     const auto real = header.cu_seqlens(b), padded = header.cu_seqlens_padded(b);
     const auto documents = header.documents_of(b);
@@ -114,7 +114,7 @@ PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
         add_tree(segments, forest.tree(documents[i]), slots, token);
     }
   }
-  SlotArrays packed = packer.pack(segments, gathered.tokens);
+  SlotArrays packed = pack_slots(segments, gathered.tokens, stream);
   PackedSlots slots;
   slots.ids = std::move(packed.ids);
   slots.labels = std::move(packed.labels);
@@ -125,7 +125,7 @@ PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens) {
   HostStream host;
-  return fill_slots(header, first, last, tokens, *make_slot_packer(host));
+  return fill_slots(header, first, last, tokens, host);
 }
 
 void check_slots_fit(int64_t slots, int64_t memory_bytes) {

@@ -162,7 +162,7 @@ std::vector<double> LogprobsOp::answers_to(const ResultArray& array) {
 std::vector<ResultArray> LogprobsOp::answered_results(Pass pass) {
   std::vector<ResultArray> arrays = results(pass);
   for (ResultArray& array : arrays) {
-    array.sample_rows = sample_rows();
+    array.sample_rows = std::min(array.sample_rows, sample_rows());
     array.answers = answers_to(array);
   }
   return arrays;
@@ -175,7 +175,7 @@ std::optional<uint64_t> LogprobsOp::checksum(Pass pass) {
 
 void LogprobsOp::verify(Pass pass, Verification& checks) {
   for (const ResultArray& array : answered_results(pass))
-    compare_arrays(std::span(&array, 1), label(pass), checks);
+    compare_array(array, label(pass), checks);
 }
 
 void LogprobsOp::collect(Pass pass, std::vector<LogprobsPart>& output) {

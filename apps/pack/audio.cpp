@@ -306,8 +306,9 @@ ConvertedBatch convert(const std::string& file, const SalmArrays& batch, const S
     for (const std::vector<float>& item : frames) append(rows, item);
     converted.gathered_slots = converted.slots;
     HostStream host;
-    const auto packer = make_slot_packer(backend == nullptr ? host : backend->stream());
-    converted.gathered_slots->embeddings = packer->gather(rows, packed.sources, batch.hidden);
+    Stream& stream = backend == nullptr ? host : backend->stream();
+    converted.gathered_slots->embeddings =
+        gather_embeddings(rows, packed.sources, batch.hidden, stream);
   });
   return converted;
 }

@@ -20,7 +20,7 @@ namespace gyre {
 struct ConvertedBatch {
   PackedHeader header;  ///< one bin per stream; segments are numbered as documents
   PackedSlots slots;
-  /// The slots with embeddings that the backend's slot packer gathered from rows of text and audio;
+  /// The slots with embeddings that the backend gathered from rows of text and audio;
   /// none for batches without audio.
   std::optional<PackedSlots> gathered_slots;
   std::optional<ArrayFile> encoder;  ///< gyre/encoder, complete on rank 0, if wanted

@@ -36,7 +36,7 @@ void write_slots(const PackOptions& o, const PackedHeader& header, const TokenSo
   }
   if (on_gpu)
     run_agreed(context.world, "packing on the device", [&] {
-      slots = fill_slots(header, first, last, tokens, *make_slot_packer(backend.stream()));
+      slots = fill_slots(header, first, last, tokens, backend.stream());
       add_more_labels(o, header, first, last, slots, nullptr);
     });
   write_checked({.path = o.output,

@@ -204,19 +204,21 @@ double ScoringCase::tolerance(std::span<const double> logprobs, int64_t longest,
   return score_tolerance(shape_of(config_.num_hidden_layers, longest, of_twin), logits);
 }
 
-ResultArray ScoringCase::score_array(const char* name, double tolerance,
-                                     const std::vector<float>& got,
-                                     std::vector<int64_t> rows) const {
-  ResultArray array{name, {offsets_.back()}, name, tolerance};
-  array.samples_itself = true;
-  array.rows = std::move(rows);
-  array.read = read_rows(1, [&got, rows = array.rows, first = scores_->begin](
-                                size_t r, std::span<double> to) { to[0] = got[rows[r] - first]; });
-  array.where = [this, rows = array.rows](size_t r) {
-    const auto document = std::ranges::upper_bound(offsets_, rows[r]) - offsets_.begin() - 1;
-    return ", " + place_of(in_.documents, document, rows[r] - offsets_[document]);
-  };
-  return array;
+void ScoringCase::compare_scores(const ScoreComparison& of, Verification& checks) const {
+  ResultArray array{of.name, {offsets_.back()}, of.name, of.tolerance};
+  for (const auto& [token, value] : of.expected) array.rows.push_back(token);
+  array.sigma = sigma(array, of.got, of.perturbed);
+  Check& check = check_of(array, "", checks);
+  if (world_.rank() == 0) check.add_sample(of.sampled.first, of.sampled.second);
+  for (size_t r = 0; r < of.expected.size(); ++r) {
+    const auto& [token, value] = of.expected[r];
+    const double got = of.got[token - scores_->begin];
+    const ExpectedRow expected{{of.answers ? 0 : value}, {1}};
+    compare_row(array, r, {&got, 1}, expected, of.answers ? &value : nullptr, check, [&] {
+      const auto document = std::ranges::upper_bound(offsets_, token) - offsets_.begin() - 1;
+      return ", " + place_of(in_.documents, document, token - offsets_[document]);
+    });
+  }
 }
 
 double ScoringCase::sigma(double squares, int64_t count, double tolerance) const {
@@ -300,33 +302,25 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
   const int64_t longest = in_.documents.longest();
   for (int64_t l = 0; l < hidden_shape(config_).entries; ++l) {
     const Buffer<double> expected = read_reference_hidden(world_, in_.input, l, ranges);
-    ResultArray hidden{"hidden",
+    ResultArray hidden{fmt::format("hidden[{}]", l),
                        {in_.documents.total(), config_.hidden_size},
                        fmt::format("hidden[{}]", l),
                        hidden_tolerance(shape_of(l, longest, false))};
-    hidden.leading = fmt::format("{}, ", l);
-    hidden.against = Against::answer;
-    hidden.columns = config_.hidden_size;
-    hidden.samples_itself = true;
-    // Tensor-parallel ranks have the same rows; each shows some of them.
-    const size_t first_own = grid_.tp_rank(), shares = grid_.shape().tp;
-    for (size_t r = first_own; r < rows.size(); r += shares) hidden.rows.push_back(rows[r].token);
-    const auto own = [&](size_t i) { return first_own + i * shares; };
     hidden.sigma = sigma(l, rows, hidden.tolerance);
-    hidden.read = read_rows(width, [&](size_t i, std::span<double> to) {
-      std::ranges::copy(rows[own(i)].x[l], to.begin());
-    });
-    hidden.expect = expect_rows([&](size_t i) {
-      const auto want = expected.span().subspan(own(i) * width, width);
+    Check& check = check_of(hidden, "", checks);
+    // Tensor-parallel ranks have the same rows; each compares some of them.
+    for (size_t r = grid_.tp_rank(); r < rows.size(); r += grid_.shape().tp) {
+      const HiddenRow& row = rows[r];
+      const std::vector<double> got(row.x[l].begin(), row.x[l].end());
+      const auto want = expected.span().subspan(r * width, width);
       const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
-      return ExpectedRow{.values = {want.begin(), want.end()},
-                         .scales = std::vector<double>(width, std::sqrt(squares / width)),
-                         .defined = std::vector<double>(width, 0)};
-    });
-    hidden.where = [&](size_t i) {
-      return ", " + place_of(in_.documents, rows[own(i)].document, rows[own(i)].position);
-    };
-    compare_arrays(std::span(&hidden, 1), "", checks);
+      const ExpectedRow scaled{.values = {want.begin(), want.end()},
+                               .scales = std::vector<double>(width, std::sqrt(squares / width)),
+                               .defined = std::vector<double>(width, 0)};
+      hidden.rows = {row.token};
+      compare_row(hidden, 0, got, scaled, want.data(), check,
+                  [&] { return ", " + place_of(in_.documents, row.document, row.position); });
+    }
   }
 }
 
@@ -367,18 +361,12 @@ void ScoringCase::verify_by_twin(Verification& checks) {
   const double bound = tolerance(all_logprobs, longest, true);
   const auto compare = [&](const char* name, const std::vector<float>& got,
                            const std::vector<float>& perturbed, const std::vector<double>& want) {
-    std::vector<int64_t> rows;
-    std::vector<double> mine;
-    for (size_t i = 0; i < numbers.size(); ++i) {
-      if (numbers[i] < scores_->begin || numbers[i] >= scores_->end()) continue;
-      rows.push_back(numbers[i]);
-      mine.push_back(want[i]);
-    }
-    ResultArray array = score_array(name, bound, got, std::move(rows));
-    if (world_.rank() == 0) array.sampled = {tokens, in_.documents.total()};
-    array.sigma = sigma(array, got, perturbed);
-    array.expect = expect_rows([mine](size_t r) { return ExpectedRow{{mine[r]}, {1}}; });
-    compare_arrays(std::span(&array, 1), "", checks);
+    ScoreComparison of{name, bound, got, perturbed};
+    of.sampled = {tokens, in_.documents.total()};
+    for (size_t i = 0; i < numbers.size(); ++i)
+      if (numbers[i] >= scores_->begin && numbers[i] < scores_->end())
+        of.expected.emplace_back(numbers[i], want[i]);
+    compare_scores(of, checks);
   };
   if (logprobs) compare("logprob", scores_->logprob, perturbed_.scores.logprob, all_logprobs);
   if (entropies) compare("entropy", scores_->entropy, perturbed_.scores.entropy, all_entropies);
@@ -428,13 +416,11 @@ void ScoringCase::verify(Pass, Verification& checks) {
                              const std::vector<float>& perturbed,
                              const std::optional<std::vector<double>>& answers) {
       if (!answers || offsets_.back() == 0) return;
-      std::vector<int64_t> rows(got.size());
-      std::iota(rows.begin(), rows.end(), mine.begin);
-      ResultArray array = score_array(name, bound, got, std::move(rows));
-      array.answers = *answers;
-      array.sigma = sigma(array, got, perturbed);
-      array.expect = expect_rows([](size_t) { return ExpectedRow{{0}, {1}}; });
-      compare_arrays(std::span(&array, 1), "", checks);
+      ScoreComparison of{name, bound, got, perturbed};
+      of.answers = true;
+      for (int64_t token = mine.begin; token < mine.end(); ++token)
+        of.expected.emplace_back(token, answers->at(token));
+      compare_scores(of, checks);
     };
     compare("logprob", mine.logprob, perturbed_.scores.logprob, reference.logprob);
     compare("entropy", mine.entropy, perturbed_.scores.entropy, reference.entropy);

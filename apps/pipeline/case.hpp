@@ -104,9 +104,16 @@ class ScoringCase final : public Case {
   double sigma(const ResultArray& scores, const std::vector<float>& got,
                const std::vector<float>& perturbed) const;
   double sigma(int64_t layer, const std::vector<HiddenRow>& rows, double tolerance) const;
-  /// An array of scores, [predictions], of which these rows are compared.
-  ResultArray score_array(const char* name, double tolerance, const std::vector<float>& got,
-                          std::vector<int64_t> rows) const;
+  /// Scores of the pass and of its perturbation, and what is expected of some tokens of this rank.
+  struct ScoreComparison {
+    const char* name;
+    double tolerance;
+    const std::vector<float>&got, &perturbed;
+    std::vector<std::pair<int64_t, double>> expected = {};  ///< (token, score)
+    bool answers = false;                                   ///< the file's, not the twin's
+    std::pair<int64_t, int64_t> sampled = {0, 0};           ///< tokens of all ranks, of how many
+  };
+  void compare_scores(const ScoreComparison& of, Verification& checks) const;
 
   const ScoringPlan& plan_;
   ScoringInputs in_;

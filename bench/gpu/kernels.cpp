@@ -34,7 +34,7 @@
 #include "report/app.hpp"
 #include "report/options.hpp"
 #include "runtime/cuda_stream.hpp"
-#include "sharding/cuda_gather.hpp"
+#include "runtime/row_copy.hpp"
 #include "sharding/layouts.hpp"
 #include "timing.hpp"
 

@@ -20,8 +20,7 @@ AttentionExecutor::AttentionExecutor(const RankPlan& plan, const HeadShape& head
       group_(group),
       kernel_(kernel),
       stream_(stream),
-      workspace_(workspace),
-      ops_(make_array_ops(stream)) {
+      workspace_(workspace) {
   GYRE_CHECK(group.size() == 1 || group.space() == stream.space(),
              "messages of {} memory, arrays in {} memory", name_of(group.space()),
              name_of(stream.space()));
@@ -153,7 +152,7 @@ void AttentionExecutor::sum_shared_keys(const Slice& slice) {
   MatrixView<float> keys = columns(slice.array, 0, slice.heads).as<float>();
   keys.data += slice.row * keys.stride;
   keys.rows = slice.rows;
-  ops_->sum_over_heads(keys, heads_.head_dim, heads_.shared_key_dim);
+  sum_over_heads(keys, heads_.head_dim, heads_.shared_key_dim, stream_);
 }
 
 void AttentionExecutor::wait_on_stream(WorkPtr work) {
@@ -174,7 +173,7 @@ void AttentionExecutor::unpack(int id) {
     clear_deferred(received.slice.array);
     add_unpacking(received.slice, received.data.data(), copies);
   }
-  ops_->copy(copies);
+  copy_rows(copies, stream_);
   // The buffers may be reused at once: the stream orders their next use after the copies.
   for (Buffer<float>& staging : pending.staging) workspace_.give_back(std::move(staging));
   pending_.erase(id);
@@ -203,7 +202,7 @@ void AttentionExecutor::clear_deferred(int index) {
   const auto data = data_[index];
   stream_.fill(data.data(), std::byte{0}, data.size());  // bytes of 0 are 0 in all types
   if (array(index).kind == ArrayKind::stats)
-    ops_->fill(plane(index, 0).as<float>(), -infinity_of<float>);
+    fill(plane(index, 0).as<float>(), -infinity_of<float>, stream_);
 }
 
 bool AttentionExecutor::replaces_clears(std::initializer_list<int> arrays, HeadRange heads) {
@@ -285,7 +284,7 @@ const float* AttentionExecutor::sinks_of(const PlanArray& stats) const {
 
 void AttentionExecutor::finish(const step::Finish& s) {
   if (sinks_.empty()) return;
-  ops_->take_in_sinks(plane(s.out, 0), plane(s.stats, 0).as<float>(), sinks_of(array(s.stats)));
+  take_in_sinks(plane(s.out, 0), plane(s.stats, 0).as<float>(), sinks_of(array(s.stats)), stream_);
 }
 
 void AttentionExecutor::delta(const step::Delta& s) {
@@ -297,7 +296,8 @@ void AttentionExecutor::delta(const step::Delta& s) {
 
 void AttentionExecutor::make_delta() {
   if (!std::exchange(delta_is_deferred_, false)) return;
-  ops_->delta(plane(delta_->out, 0), plane(delta_->d_out, 0), plane(delta_->stats, 1).as<float>());
+  row_deltas(plane(delta_->out, 0), plane(delta_->d_out, 0), plane(delta_->stats, 1).as<float>(),
+             stream_);
 }
 
 void AttentionExecutor::make_delta_before(int index) {
@@ -310,8 +310,8 @@ void AttentionExecutor::sink_gradient(const step::SinkGradient& s) {
   if (sinks_.empty()) return;
   make_delta();
   const PlanArray& stats = array(s.stats);
-  ops_->add_sink_gradient(plane(s.stats, 0).as<float>(), plane(s.stats, 1).as<float>(),
-                          sinks_of(stats), sums_.data() + stats.heads.begin);
+  sink_gradients_.add(plane(s.stats, 0).as<float>(), plane(s.stats, 1).as<float>(), sinks_of(stats),
+                      sums_.data() + stats.heads.begin, stream_);
   if (s.complete) return;
   wait_on_stream(group_.all_reduce(sums_.data(), sums_.size(), DType::f64, ReduceOp::sum, stream_,
                                    "gradient of the sinks"));

@@ -34,6 +34,7 @@
 #include "attention/workspace.hpp"
 #include "comm/communicator.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/row_copy.hpp"
 #include "runtime/trace.hpp"
 
 namespace gyre {
@@ -233,7 +234,7 @@ class AttentionExecutor {
   BlockKernel& kernel_;
   Stream& stream_;
   AttentionWorkspace& workspace_;
-  std::unique_ptr<ArrayOps> ops_;
+  SinkGradients sink_gradients_;
   std::span<const float> sinks_;
   Buffer<float> device_sinks_;   // [heads], copy of the sinks on a device; empty on the host
   Buffer<float> zeros_;          // [shared_key_dim], once they are needed

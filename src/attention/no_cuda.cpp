@@ -1,14 +1,9 @@
 // Stubs of attention on a device for builds without CUDA.
 
-#include "attention/array_ops.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "core/error.hpp"
 
 namespace gyre {
-
-std::unique_ptr<ArrayOps> make_cuda_array_ops(Stream& /*stream*/) {
-  throw_runtime("arrays of attention on a GPU: this build has no CUDA");
-}
 
 std::unique_ptr<BlockKernel> make_cuda_kernel(Stream& /*stream*/, int64_t /*sm_bytes*/) {
   throw_runtime("attention kernel tiled: this build has no CUDA");

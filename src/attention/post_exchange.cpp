@@ -175,7 +175,7 @@ void AttentionExecutor::post(const step::Exchange& s, int step) {
   Posting posting =
       s.transport == Transport::messages ? messages_of(s, pending) : library_parts_of(s, pending);
   add_local_copies(s, posting.copies);
-  ops_->copy(posting.copies);
+  copy_rows(posting.copies, stream_);
   if (trace_ != nullptr) {
     pending.span = spans_.size();
     spans_.push_back({&s, step, traced(s.sends), traced(s.recvs), stream_.mark()});

@@ -11,8 +11,6 @@ namespace {
 
 constexpr int64_t alignment = 256;  // of messages in the staging area, as in device allocations
 
-using Copy = CoalescedExchange::Copy;
-
 template <class Byte>
 using Message = std::vector<std::span<Byte>>;
 
@@ -53,7 +51,7 @@ int64_t staged_bytes(const std::map<int, Message<Byte>>& messages, int rank, Sta
 
 /// Appends the copies from a message to the same message cut into other parts. A part that is
 /// already in place needs no copy.
-void append_copies(std::vector<Copy>& copies, const Message<const std::byte>& from,
+void append_copies(std::vector<SpanCopy>& copies, const Message<const std::byte>& from,
                    const Message<std::byte>& to) {
   size_t source = 0, skipped = 0;
   for (std::span<std::byte> target : to)

@@ -23,19 +23,16 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 
 struct CoalescedExchange {
-  /// Spans of equal length that do not overlap; each is part of one slice or of the staging area.
-  struct Copy {
-    std::span<const std::byte> from;
-    std::span<std::byte> to;
-  };
-  std::vector<Copy> before;
+  /// Each span is part of one slice or of the staging area; none overlap.
+  std::vector<SpanCopy> before;
   std::vector<SendSlice> sends;  ///< at most one per peer, in rank order; none to the rank itself
   std::vector<RecvSlice> recvs;  ///< at most one per peer, in rank order; none from the rank itself
-  std::vector<Copy> after;       ///< includes messages of the rank to itself
+  std::vector<SpanCopy> after;   ///< includes messages of the rank to itself
 };
 
 /// Messages that go through the staging area: those in several spans, or all.

@@ -11,7 +11,6 @@
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
-#include "comm/cuda_copy_spans.hpp"
 #include "comm/staged.hpp"
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
@@ -48,7 +47,7 @@ struct Operation {
   Buffer<float> widened;                        ///< f32 copy of bf16 data: MPI does not reduce bf16
   std::function<WorkPtr()> start;               ///< starts the MPI operation
   std::function<void()> finish;  ///< runs on the host between MPI and the copies to the device
-  std::vector<CoalescedExchange::Copy> results;  ///< copies to the device, or within it
+  std::vector<SpanCopy> results;  ///< copies to the device, or within it
   WorkPtr mpi;
   CudaEvent submitted;   ///< after earlier work on the caller's stream
   CudaEvent copied_out;  ///< after the copies into memory that MPI reads
@@ -59,7 +58,7 @@ struct Operation {
 };
 
 /// Submits copies: those within the device by one kernel, others by one call each.
-void copy_all(std::span<const CoalescedExchange::Copy> copies, Reach reach, Stream& stream) {
+void copy_all(std::span<const SpanCopy> copies, Reach reach, Stream& stream) {
   if (reach == Reach::device) return cuda_copy_spans(copies, cuda_handle(stream));
   for (const auto& copy : copies) stream.copy(copy.to.data(), copy.from.data(), copy.from.size());
 }

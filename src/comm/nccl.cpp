@@ -9,7 +9,6 @@
 
 #include "comm/agree.hpp"
 #include "comm/coalesce.hpp"
-#include "comm/cuda_copy_spans.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl_channel.hpp"
 #include "comm/nccl_version.hpp"

@@ -14,8 +14,8 @@ namespace gyre {
 namespace {
 
 std::vector<size_t> rows_to_compare(const ResultArray& array) {
-  if (!array.answers.empty() || array.samples_itself) return real_rows(array.rows);
-  return sample_of(array.rows, std::min(array.sample_rows, array.max_rows));
+  if (!array.answers.empty() || array.sampled) return real_rows(array.rows);
+  return sample_of(array.rows, array.sample_rows);
 }
 
 /// Size of a row for batches, which must be equal on all ranks if reading is collective.
@@ -25,8 +25,8 @@ int64_t elements_of_row(const ResultArray& array) {
 
 /// Records how many tokens the comparison covers.
 void note_sample(const ResultArray& array, size_t compared, Check& check) {
-  if (array.samples_itself)
-    check.add_sample(array.sampled.first, array.sampled.second);
+  if (array.sampled)
+    check.add_sample(array.sampled->first, array.sampled->second);
   else if (array.answers.empty() && array.shown && array.of_tokens)
     check.add_sample(compared, std::ssize(real_rows(array.rows)));
 }
@@ -56,8 +56,8 @@ std::string ResultArray::place(size_t row, int64_t column, bool answered) const 
   for (size_t d = shape.size(); d-- > 2; column /= shape[d])
     indices = fmt::format(", {}", column % shape[d]) + indices;
   if (shape.size() > 1) indices = fmt::format(", {}", column) + indices;
-  return fmt::format("{}{}[{}{}{}]{}", answered ? "/reference/" : "", name.empty() ? check : name,
-                     leading, rows[row], indices, where ? where(row) : "");
+  return fmt::format("{}{}[{}{}]", answered ? "/reference/" : "", name.empty() ? check : name,
+                     rows[row], indices);
 }
 
 std::vector<size_t> spread_sample(int64_t count, int64_t step) {
@@ -87,9 +87,9 @@ std::vector<size_t> sample_of(std::span<const int64_t> rows, int64_t count) {
 }
 
 void for_each_batch(std::span<const size_t> rows, int64_t width,
-                    const std::function<void(ResultArray::Batch)>& body, int64_t most) {
+                    const std::function<void(ResultArray::Batch)>& body) {
   constexpr int64_t max_elements = int64_t{1} << 21;
-  const size_t count = std::clamp<int64_t>(max_elements / std::max<int64_t>(1, width), 1, most);
+  const size_t count = std::max<int64_t>(1, max_elements / std::max<int64_t>(1, width));
   for (size_t begin = 0; begin < rows.size(); begin += count)
     body(rows.subspan(begin, std::min(count, rows.size() - begin)));
 }
@@ -102,24 +102,17 @@ Check& check_of(const std::string& label, const std::string& what, double tolera
   return check;
 }
 
-void compare_arrays(std::span<const ResultArray> together, const std::string& label,
-                    Verification& checks) {
-  if (together.empty()) return;
-  const std::vector<size_t> rows = rows_to_compare(together.front());
-  std::vector<Check*> of;
-  int64_t widest = 0;
-  for (const ResultArray& array : together) {
-    of.push_back(&check_of(label, array.check, array.tolerance, h5::elements_of(array.shape),
-                           checks, array.sigma));
-    note_sample(array, rows.size(), *of.back());
-    widest = std::max(widest, elements_of_row(array));
-  }
-  for_each_batch(
-      rows, widest,
-      [&](ResultArray::Batch batch) {
-        for (size_t i = 0; i < together.size(); ++i) compare_batch(together[i], batch, *of[i]);
-      },
-      together.front().batch_rows);
+Check& check_of(const ResultArray& array, const std::string& label, Verification& checks) {
+  return check_of(label, array.check, array.tolerance, h5::elements_of(array.shape), checks,
+                  array.sigma);
+}
+
+void compare_array(const ResultArray& array, const std::string& label, Verification& checks) {
+  const std::vector<size_t> rows = rows_to_compare(array);
+  Check& check = check_of(array, label, checks);
+  note_sample(array, rows.size(), check);
+  for_each_batch(rows, elements_of_row(array),
+                 [&](ResultArray::Batch batch) { compare_batch(array, batch, check); });
 }
 
 uint64_t checksum_of(std::span<const ResultArray> arrays) {
@@ -134,7 +127,8 @@ uint64_t checksum_of(std::span<const ResultArray> arrays) {
 }
 
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
-                 const ExpectedRow& expected, const double* answer, Check& check) {
+                 const ExpectedRow& expected, const double* answer, Check& check,
+                 const std::function<std::string()>& where) {
   const auto width = expected.values.size();
   // `defined` is infinite where the definition is; `want` is expected, or is the file's answer.
   const auto compare = [&](size_t at, double value, double want, double defined, double scale,
@@ -148,7 +142,8 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
     const bool other = value != want && at < width && array.is_as_right &&
                        array.is_as_right(index, column, value, want);
     check.add(
-        value, other ? value : want, [&] { return array.place(index, column, answered) + which; },
+        value, other ? value : want,
+        [&] { return array.place(index, column, answered) + (where ? where() : "") + which; },
         scale, other ? value : defined, against);
   };
   for (size_t c = 0; c < got.size(); ++c) {
@@ -164,7 +159,7 @@ void compare_row(const ResultArray& array, size_t index, std::span<const double>
     const double value = expected.values[at];
     compare(at, got[c], answered ? answer[at] : value,
             expected.defined.empty() ? value : expected.defined[at], expected.scales[at],
-            answered ? Against::answer : array.against);
+            answered ? Against::answer : Against::definition);
     if (differs)
       compare(at, answer[at], expected.stored[at], expected.stored[at], expected.stored_scales[at],
               Against::answer_definition, ", the answer itself");

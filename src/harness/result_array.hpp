@@ -1,11 +1,17 @@
 #pragma once
-// Describes an array of results on a rank: how to read its rows, and their expected values. By this
-// description the harness compares the array with a file's answers, or a sample of it with the
-// definition, and writes its checksum and result file.
+// Comparison of results with a file's answers or with the definition, row by row:
+//
+//     Check& check = check_of(...)                        the check exists, also without rows
+//     for each row   compare_row(array, row, got, expected, answer, check)
+//
+// A case whose arrays share computations has such a loop. compare_array() is the loop of one array
+// that says itself how its rows are read and what is expected of them; such an array also has a
+// checksum and can be written to a file.
 
 #include <cstdint>
 #include <functional>
 #include <limits>
+#include <optional>
 #include <span>
 #include <string>
 #include <utility>
@@ -42,24 +48,20 @@ struct ResultArray {
   double padding = 0;    ///< expected value of columns beyond the last of the whole array
   int64_t first = 0;     ///< first column here, as a column of the whole array
   int64_t columns = 1;   ///< columns of a row here, including padding
-  /// Without answers, about `sample_rows` of this rank's rows are compared, spread over all of them
-  /// (spread_sample), or about `max_rows` if that is less.
-  int64_t sample_rows = all_rows, max_rows = all_rows;
-  int64_t batch_rows = all_rows;  ///< maximum rows of a batch
-  std::string leading = "";       ///< "3, ": indices before that of the row, if this is a part
-  /// `rows` are already the sample; `sampled` is {sampled tokens, all tokens}.
-  bool samples_itself = false;
-  std::pair<int64_t, int64_t> sampled = {0, 0};
+  /// Without answers, about as many of this rank's rows are compared, spread over all of them
+  /// (spread_sample).
+  int64_t sample_rows = all_rows;
+  /// {sampled tokens, all tokens}, if `rows` are already the sample.
+  std::optional<std::pair<int64_t, int64_t>> sampled = {};
   /// Indices in the whole array of the rows here; negative: padding. Empty if another rank has the
   /// same rows and shows them.
   std::vector<int64_t> rows = {};
   /// If false, this rank takes part in reading, but another rank shows the result.
   bool shown = true;
-  bool whole_numbers = false;             ///< values are integers, such as ids
-  bool of_tokens = true;                  ///< rows are tokens, each on one rank; samples count them
-  std::vector<std::string> sum_of = {};   ///< answers whose sum is the answer of `name`
-  std::vector<double> answers = {};       ///< [shape] from the file; empty: none
-  Against against = Against::definition;  ///< what expect() returns
+  bool whole_numbers = false;            ///< values are integers, such as ids
+  bool of_tokens = true;                 ///< rows are tokens, each on one rank; samples count them
+  std::vector<std::string> sum_of = {};  ///< answers whose sum is the answer of `name`
+  std::vector<double> answers = {};      ///< [shape] from the file; empty: none
 
   using Batch = std::span<const size_t>;  ///< indices into `rows`
   /// to [batch, columns] <- the results here. Collective for arrays that not all ranks show.
@@ -69,11 +71,9 @@ struct ResultArray {
   /// Whether a value in column `column` of the whole array is as right as the expected one because
   /// logits are equal (--ties any). If unset, none is.
   std::function<bool(size_t row, int64_t column, double got, double want)> is_as_right = {};
-  /// Suffix of the place of a value: ", document 0 position 5".
-  std::function<std::string(size_t row)> where = {};
 
   int64_t width() const;
-  /// "/reference/d_q[5, 1, 7], document 0 position 5" for an answer, "d_q[..." for the definition.
+  /// "/reference/d_q[5, 1, 7]" for an answer, "d_q[..." for the definition.
   std::string place(size_t row, int64_t column, bool answered) const;
 };
 
@@ -109,25 +109,26 @@ std::vector<size_t> sample_of(std::span<const int64_t> rows, int64_t count);
 /// Calls body(batch) for consecutive parts of `rows`, of `width` elements each. A part takes about
 /// 16 MB in double precision and has at most `most` rows.
 void for_each_batch(std::span<const size_t> rows, int64_t width,
-                    const std::function<void(ResultArray::Batch)>& body,
-                    int64_t most = ResultArray::all_rows);
+                    const std::function<void(ResultArray::Batch)>& body);
 
-/// Compares arrays: answered ones in full, others by their sample. The arrays must have the same
-/// rows and samples. Their `expect` are called in turn for each batch, so that they can share
-/// computations. Names of checks are "LABEL: CHECK". Collective if reading is.
-void compare_arrays(std::span<const ResultArray> together, const std::string& label,
-                    Verification& checks);
+/// Compares an array: in full if it has answers, otherwise its sample. Collective if reading is.
+void compare_array(const ResultArray& array, const std::string& label, Verification& checks);
 
-/// Checksum of the rows of this rank that compare_arrays compares. Collective if reading is.
+/// Checksum of the rows of this rank that compare_array compares. Collective if reading is.
 uint64_t checksum_of(std::span<const ResultArray> arrays);
 
 /// The check "LABEL: WHAT". It passes if `elements` is 0.
 Check& check_of(const std::string& label, const std::string& what, double tolerance,
                 int64_t elements, Verification& checks, double sigma = 0);
 
+/// The check of an array: "LABEL: CHECK".
+Check& check_of(const ResultArray& array, const std::string& label, Verification& checks);
+
 /// Compares row `index` of an array: `got` [array.columns] with `expected`, or with its `answer`
-/// [width] if that is not null. Undefined values must be NaN.
+/// [width] if that is not null. Undefined values must be NaN. `where` gives a suffix of the places
+/// of values: ", document 0 position 5".
 void compare_row(const ResultArray& array, size_t index, std::span<const double> got,
-                 const ExpectedRow& expected, const double* answer, Check& check);
+                 const ExpectedRow& expected, const double* answer, Check& check,
+                 const std::function<std::string()>& where = {});
 
 }  // namespace gyre

@@ -1,7 +1,6 @@
 // Device functions of log-probabilities in a build without CUDA.
 
 #include "core/error.hpp"
-#include "logprobs/cuda_block_copy.hpp"
 #include "logprobs/fused_linear/fused_linear_cuda.hpp"
 #include "logprobs/rows/cuda_row_kernels.hpp"
 
@@ -13,10 +12,6 @@ std::unique_ptr<RowKernels> make_cuda_row_kernels(Stream& /*stream*/) {
 
 std::unique_ptr<LinearOps> make_cuda_linear_ops(Stream& /*stream*/, RowKernels& /*kernels*/) {
   throw_runtime("the fused linear layer on a GPU: this build has no CUDA");
-}
-
-void cuda_copy(ConstMatrixRef /*from*/, MatrixRef /*to*/, Stream& /*stream*/) {
-  throw_runtime("a copy of logits on a GPU: this build has no CUDA");
 }
 
 }  // namespace gyre

@@ -1,13 +1,12 @@
 #include "logprobs/vocab_exchange.hpp"
 
-#include <cstring>
 #include <vector>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
-#include "logprobs/cuda_block_copy.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 namespace {
@@ -44,10 +43,7 @@ BasicMatrixRef<Byte> matrix_of(const Block<Byte>& block) {
 }
 
 void copy(const From& from, const To& to, Stream& stream) {
-  if (from.empty()) return;
-  if (stream.space() == MemorySpace::device)
-    return cuda_copy(matrix_of(from), matrix_of(to), stream);
-  for (int64_t r = 0; r < from.rows; ++r) std::memcpy(to.line(r), from.line(r), from.line_bytes());
+  if (!from.empty()) copy_matrix(matrix_of(from), matrix_of(to), stream);
 }
 
 /// Contiguous copies of blocks with gaps between rows, sent or received instead of them. Unused on

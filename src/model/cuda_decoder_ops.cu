@@ -154,22 +154,6 @@ __global__ void __launch_bounds__(threads)
     norm(c, load<n>(x.mine() + c));
 }
 
-template <int n, class X, class Y>
-__global__ void __launch_bounds__(threads) add_kernel(Rows<X> x, Rows<const Y> y) {
-  for (int64_t c = first_element<n>(); c < x.cols; c += threads * n) {
-    Values<n> sum = load<n>(x.mine() + c);
-    const Values<n> more = load<n>(y.mine() + c);
-    GYRE_UNROLL for (int i = 0; i < n; ++i) sum.of[i] += more.of[i];
-    store<n>(x.mine() + c, sum);
-  }
-}
-
-template <int n, class From, class To>
-__global__ void __launch_bounds__(threads) convert_kernel(Rows<const From> from, Rows<To> to) {
-  for (int64_t c = first_element<n>(); c < to.cols; c += threads * n)
-    store<n>(to.mine() + c, load<n>(from.mine() + c));
-}
-
 /// One warp for each head.
 template <class T>
 __global__ void __launch_bounds__(threads)
@@ -275,7 +259,7 @@ void by_activation(GateActivation activation, F f) {
 
 class CudaDecoderOps final : public DecoderOps {
  public:
-  explicit CudaDecoderOps(Stream& stream) : stream_(stream) {}
+  using DecoderOps::DecoderOps;
 
   void set_slots(std::span<const int32_t> tokens, std::span<const int32_t> positions) override {
     upload(tokens, tokens_);
@@ -308,37 +292,8 @@ class CudaDecoderOps final : public DecoderOps {
       });
     });
   }
-  void add(MatrixRef x, ConstMatrixRef y) override {
-    check_rows(y, x.rows, x.cols);
-    by_width(is_wide(x) && is_wide(y), [&](auto n) {
-      by_type(x.type, [&]<class X>(X) {
-        by_type(y.type, [&]<class Y>(Y) {
-          launch(for_each_row(x), add_kernel<n(), X, Y>, rows_of<X>(x), rows_of<Y>(y));
-        });
-      });
-    });
-  }
-  void convert(ConstMatrixRef from, MatrixRef to) override {
-    check_rows(from, to.rows, to.cols);
-    by_width(is_wide(from) && is_wide(to), [&](auto n) {
-      by_type(from.type, [&]<class From>(From) {
-        by_type(to.type, [&]<class To>(To) {
-          launch(for_each_row(to), convert_kernel<n(), From, To>, rows_of<From>(from),
-                 rows_of<To>(to));
-        });
-      });
-    });
-  }
   void linear(ConstMatrixRef x, ConstMatrixRef w, MatrixRef y) override {
     cuda_gemm(x, Transpose::no, w, Transpose::no, y, false, stream_);
-  }
-  void add_bias(MatrixRef x, const float* bias) override {
-    by_width(is_wide(x) && is_wide(bias), [&](auto n) {
-      by_type(x.type, [&]<class T>(T) {
-        launch(for_each_row(x), add_kernel<n(), T, float>, rows_of<T>(x),
-               Rows<const float>{bias, 0, x.cols});  // one row for all
-      });
-    });
   }
   void head_norm(MatrixRef x, int64_t head_dim, const float* weight, float eps) override {
     GYRE_CHECK(head_dim > 0 && x.cols % head_dim == 0, "{} columns in heads of {}", x.cols,
@@ -409,7 +364,6 @@ class CudaDecoderOps final : public DecoderOps {
     stream_.synchronize();
   }
 
-  Stream& stream_;
   int64_t slots_ = 0;
   Buffer<int32_t> tokens_, positions_;  // [at least slots_]
   Rotary rotary_;

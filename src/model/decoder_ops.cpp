@@ -8,6 +8,7 @@
 #include "model/elementwise.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/gemm.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 namespace {
@@ -60,6 +61,7 @@ constexpr int64_t many_rows = 1024;  // of a product: w is packed once for each 
 
 class HostDecoderOps final : public DecoderOps {
  public:
+  using DecoderOps::DecoderOps;
   void set_slots(std::span<const int32_t> tokens, std::span<const int32_t> positions) override {
     tokens_ = tokens;
     positions_ = positions;
@@ -84,26 +86,11 @@ class HostDecoderOps final : public DecoderOps {
         },
         ConstMatrixRef(x), h);
   }
-  void add(MatrixRef x, ConstMatrixRef y) override {
-    in_f32(
-        few_rows,
-        [](int64_t, MatrixView<float> to, MatrixView<const float> from) { add_in_place(to, from); },
-        x, y);
-  }
-  void convert(ConstMatrixRef from, MatrixRef to) override { copy_converted(from, to); }
   void linear(ConstMatrixRef x, ConstMatrixRef w, MatrixRef y) override {
     in_f32(
         many_rows,
         [&](int64_t, MatrixView<const float> from, MatrixView<float> to) { gemm(from, w, to); }, x,
         y);
-  }
-  void add_bias(MatrixRef x, const float* bias) override {
-    in_f32(
-        few_rows,
-        [&](int64_t, MatrixView<float> to) {
-          add_in_place(to, MatrixView<const float>(bias, to.rows, to.cols, 0));  // one row for all
-        },
-        x);
   }
   void head_norm(MatrixRef x, int64_t head_dim, const float* weight, float eps) override {
     const std::span<const float> weights(weight, static_cast<size_t>(head_dim));
@@ -141,9 +128,22 @@ class HostDecoderOps final : public DecoderOps {
 
 }  // namespace
 
+void DecoderOps::add(MatrixRef x, ConstMatrixRef y) {
+  copy_matrix(y, x, stream_, true);
+}
+
+void DecoderOps::convert(ConstMatrixRef from, MatrixRef to) {
+  copy_matrix(from, to, stream_);
+}
+
+void DecoderOps::add_bias(MatrixRef x, const float* bias) {
+  const MatrixView<const float> rows(bias, x.rows, x.cols, 0);  // the same one
+  copy_matrix(rows, x, stream_, true);
+}
+
 std::unique_ptr<DecoderOps> make_decoder_ops(Stream& stream) {
   if (stream.space() == MemorySpace::device) return make_cuda_decoder_ops(stream);
-  return std::make_unique<HostDecoderOps>();
+  return std::make_unique<HostDecoderOps>(stream);
 }
 
 }  // namespace gyre

@@ -10,8 +10,9 @@
 //     gate_multiply   gate <- activation(gate) · up    one pass
 //
 // Matrices are f32 or bf16; arithmetic is f32, and each result is rounded once to the type of its
-// matrix. The host uses elementwise.hpp and gemm.hpp on blocks of rows that are widened to f32; a
-// device uses cuda_decoder_ops.cu and cuda_gemm.hpp. All but linear are bound by memory bandwidth.
+// matrix. Additions and conversions are copies of rows (runtime/row_copy.hpp). For the others the
+// host uses elementwise.hpp and gemm.hpp on blocks of rows that are widened to f32; a device uses
+// cuda_decoder_ops.cu and cuda_gemm.hpp. All but linear are bound by memory bandwidth.
 // Elements read and written per element: add_rms_norm 4 (2 without y), gate_multiply and add 3,
 // add_bias, head_norm, rope, embed and convert 2.
 
@@ -30,6 +31,7 @@ namespace gyre {
 /// made for. All operations are submitted to that stream, in order.
 class DecoderOps {
  public:
+  explicit DecoderOps(Stream& stream) : stream_(stream) {}
   virtual ~DecoderOps() = default;
 
   /// Sets tokens [slots] and positions [slots] for the operations that follow. Both are in host
@@ -43,13 +45,13 @@ class DecoderOps {
   virtual void add_rms_norm(MatrixRef x, ConstMatrixRef y, const float* weight, float eps,
                             MatrixRef h) = 0;
   /// x += y
-  virtual void add(MatrixRef x, ConstMatrixRef y) = 0;
+  void add(MatrixRef x, ConstMatrixRef y);
   /// to <- from, rounded or widened.
-  virtual void convert(ConstMatrixRef from, MatrixRef to) = 0;
+  void convert(ConstMatrixRef from, MatrixRef to);
   /// y [slots, n] <- x [slots, k] · w [k, n]; x and w have the same type, y has it or is f32.
   virtual void linear(ConstMatrixRef x, ConstMatrixRef w, MatrixRef y) = 0;
   /// x [slots, columns] += bias [columns]
-  virtual void add_bias(MatrixRef x, const float* bias) = 0;
+  void add_bias(MatrixRef x, const float* bias);
   /// RMS norm of each head of x [slots, heads · head_dim], in place; weight [head_dim].
   virtual void head_norm(MatrixRef x, int64_t head_dim, const float* weight, float eps) = 0;
   /// Rotates q [slots, heads · head_dim] and k [slots, kv_heads · head_dim], of the same type, in
@@ -57,6 +59,9 @@ class DecoderOps {
   virtual void rope(MatrixRef q, MatrixRef k, int64_t head_dim, const Rotary& rotary) = 0;
   /// gate <- activation(gate) · up, both [slots, columns] of the same type.
   virtual void gate_multiply(MatrixRef gate, ConstMatrixRef up, GateActivation activation) = 0;
+
+ protected:
+  Stream& stream_;
 };
 
 /// Operations for the stream's memory space. The stream must outlive them.

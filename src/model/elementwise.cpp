@@ -126,10 +126,6 @@ void gate_multiply_row(GateActivation activation, const float* gate, const float
   }
 }
 
-void add_row(float* x, const float* y, int64_t count) {
-  transform(x, y, x, count, [](V a, V b) HWY_ATTR { return hn::Add(a, b); });
-}
-
 /// cos and sin of a + b from those of a and b, computed in double and rounded to float. Arrays are
 /// padded to whole vectors.
 void add_angles(const double* cos_a, const double* sin_a, const double* cos_b, const double* sin_b,
@@ -178,7 +174,6 @@ namespace gyre {
 namespace {
 HWY_EXPORT(rms_norm_row);
 HWY_EXPORT(gate_multiply_row);
-HWY_EXPORT(add_row);
 HWY_EXPORT(add_angles);
 HWY_EXPORT(rotate_row);
 
@@ -277,12 +272,6 @@ void gate_multiply(GateActivation activation, MatrixView<const float> gate,
   const auto multiply = HWY_DYNAMIC_DISPATCH(gate_multiply_row);
   for (int64_t r = 0; r < gate.rows; ++r)
     multiply(activation, gate.row(r), up.row(r), out.row(r), gate.cols);
-}
-
-void add_in_place(MatrixView<float> x, MatrixView<const float> y) {
-  check_same_shape(x, y);
-  const auto add = HWY_DYNAMIC_DISPATCH(add_row);
-  for (int64_t r = 0; r < x.rows; ++r) add(x.row(r), y.row(r), x.cols);
 }
 
 }  // namespace gyre

@@ -31,7 +31,4 @@ void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
 void gate_multiply(GateActivation activation, MatrixView<const float> gate,
                    MatrixView<const float> up, MatrixView<float> out);
 
-/// x += y. Both [tokens, columns].
-void add_in_place(MatrixView<float> x, MatrixView<const float> y);
-
 }  // namespace gyre

@@ -1,14 +1,17 @@
 #pragma once
 // Packs documents into slots: fills ids, next-token labels and positions of every slot from the
-// documents' tokens, and gathers rows of embeddings by an index list.
+// documents' tokens, and gathers rows of embeddings by an index list. Arguments and results are in
+// host memory; the results are computed where the stream's memory is.
 //
-//     for each slot   (token, next, position) = slot_source(segments, slot)     slot_source.hpp
-//                     ids[slot]       = token < 0 ? 0 : tokens[token]
-//                     labels[slot]    = next < 0 ? ignored_label : tokens[next]
-//                     positions[slot] = position
+// 2 segments of 3 and 1 real tokens in 4 and 2 slots; first tokens 10 and 0, first positions 0 and
+// 7:
+//
+//     slot        0   1   2   3   4   5
+//     id         10  11  12   0   0   0      0: padding
+//     label      11  12   -   -   -   -      -: none, which is ignored_label
+//     position    0   1   2   3   7   8      not from 0 where a document continues a shared prefix
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <vector>
 
@@ -16,19 +19,22 @@
 
 namespace gyre {
 
-/// Segments of consecutive slots, from slot 0 on; see slot_source.hpp.
-struct SegmentLists {
-  std::vector<int64_t> first_slot{0};   ///< [segments + 1]
-  std::vector<int32_t> real_length;     ///< [segments]
-  std::vector<int64_t> first_token;     ///< [segments]
-  std::vector<int32_t> first_position;  ///< [segments]
+/// Consecutive slots of one document: `length` real tokens from index `token` on, then padding.
+struct Segment {
+  int64_t slot = 0, slots = 0;
+  int64_t token = 0;
+  int32_t length = 0, position = 0;
+};
+
+/// Segments of consecutive slots, from slot 0 on.
+struct SegmentList {
+  std::vector<Segment> segments;
   void add(int64_t slots, int32_t length, int64_t token, int32_t position = 0) {
-    first_slot.push_back(first_slot.back() + slots);
-    real_length.push_back(length);
-    first_token.push_back(token);
-    first_position.push_back(position);
+    segments.push_back({this->slots(), slots, token, length, position});
   }
-  int64_t slots() const { return first_slot.back(); }
+  int64_t slots() const {
+    return segments.empty() ? 0 : segments.back().slot + segments.back().slots;
+  }
 };
 
 /// Contents of the slots, [slots] each.
@@ -36,23 +42,13 @@ struct SlotArrays {
   std::vector<int32_t> ids, labels, positions;
 };
 
-/// Arguments and results are in host memory; the packer decides where results are computed.
-class SlotPacker {
- public:
-  virtual ~SlotPacker() = default;
-  /// Packs the segments from `tokens` [count]. Throws a usage error that names the segment unless 0
-  /// <= real length <= slots and its tokens lie within `tokens`.
-  SlotArrays pack(const SegmentLists& segments, std::span<const int32_t> tokens);
-  /// Gathers rows [any number, row] by `sources` into [sources.size(), row]; -1 gives zeros.
-  virtual std::vector<float> gather(std::span<const float> rows, std::span<const int32_t> sources,
-                                    int64_t row) = 0;
+/// Packs the segments from `tokens` [count]. Throws a usage error that names the segment unless 0
+/// <= real length <= slots and its tokens lie within `tokens`, and a runtime error for a device in
+/// a build without CUDA.
+SlotArrays pack_slots(const SegmentList& list, std::span<const int32_t> tokens, Stream& stream);
 
- private:
-  virtual SlotArrays do_pack(const SegmentLists& segments, std::span<const int32_t> tokens) = 0;
-};
-
-/// The packer for the stream's memory space. The stream must outlive it. Throws a runtime error for
-/// a device in a build without CUDA.
-std::unique_ptr<SlotPacker> make_slot_packer(Stream& stream);
+/// Gathers rows [any number, width] by `sources` into [sources.size(), width]; -1 gives zeros.
+std::vector<float> gather_embeddings(std::span<const float> rows, std::span<const int32_t> sources,
+                                     int64_t width, Stream& stream);
 
 }  // namespace gyre

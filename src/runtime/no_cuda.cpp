@@ -51,4 +51,8 @@ void cuda_gemm(ConstMatrixRef /*a*/, Transpose /*a_op*/, ConstMatrixRef /*b*/, T
   throw_runtime("a matrix product of a GPU: this build has no CUDA");
 }
 
+void cuda_copy_rows(std::span<const RowCopy> /*copies*/, Stream& /*stream*/) {
+  throw_runtime("copies on a GPU: this build has no CUDA");
+}
+
 }  // namespace gyre

@@ -4,7 +4,7 @@
 
 #include "core/error.hpp"
 #include "runtime/buffer.hpp"
-#include "sharding/cuda_gather.hpp"
+#include "runtime/row_copy.hpp"
 #include "sharding/distributed.hpp"
 
 namespace gyre {

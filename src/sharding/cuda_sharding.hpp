@@ -9,7 +9,7 @@
 //                  [local, received], with the fill value where segments end
 //
 // Memory bandwidth is the limit: each row is read and written once, and 4 bytes of a map are read
-// (see cuda_gather.hpp). The maps take 8 bytes of device memory per slot.
+// (see runtime/row_copy.hpp). The maps take 8 bytes of device memory per slot.
 
 #include <memory>
 

@@ -16,7 +16,7 @@
 #include "comm/communicator.hpp"
 #include "runtime/stream.hpp"
 #include "sharding/layout.hpp"
-#include "sharding/row_fill.hpp"
+#include "runtime/row_fill.hpp"
 
 namespace gyre {
 

@@ -5,10 +5,10 @@
 #include <random>
 #include <vector>
 
-#include "comm/cuda_copy_spans.hpp"
 #include "gpu_test.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_stream.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -30,7 +30,7 @@ class CopySpans : public test::GpuTest {
         to(static_cast<int64_t>(size), MemorySpace::device);
     stream().copy(from.data(), source.data(), size);
     stream().copy(to.data(), want.data(), size);
-    std::vector<CoalescedExchange::Copy> copies;
+    std::vector<SpanCopy> copies;
     for (const Piece& p : pieces) {
       copies.push_back({from.span().subspan(p.from, p.bytes), to.span().subspan(p.to, p.bytes)});
       std::memcpy(want.data() + p.to, source.data() + p.from, p.bytes);

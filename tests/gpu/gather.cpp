@@ -5,8 +5,7 @@
 
 #include "errors.hpp"
 #include "gpu_test.hpp"
-#include "sharding/cuda_gather.hpp"
-#include "sharding/gather_map.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -19,36 +18,6 @@ Bytes random_bytes(int64_t count, unsigned seed) {
   Bytes bytes(static_cast<size_t>(count));
   for (uint8_t& byte : bytes) byte = static_cast<uint8_t>(random());
   return bytes;
-}
-
-TEST(RowMapShape, TheUnitIsTheLargestThatRowAndAddressesAllow) {
-  EXPECT_EQ(row_map_shape(96, 0x1000).unit_bytes, 16);
-  EXPECT_EQ(row_map_shape(96, 0x1008).unit_bytes, 8);
-  EXPECT_EQ(row_map_shape(12, 0x1000).unit_bytes, 4);
-  EXPECT_EQ(row_map_shape(6, 0x1000).unit_bytes, 2);
-  EXPECT_EQ(row_map_shape(16, 0x1001).unit_bytes, 1);
-  EXPECT_EQ(row_map_shape(96, 0).units, 6);
-  EXPECT_EQ(row_map_shape(96, 0).lanes, 8);
-  EXPECT_EQ(row_map_shape(4, 0).lanes, 1);
-  EXPECT_EQ(row_map_shape(1 << 20, 0).lanes, RowMapShape::threads);
-}
-
-TEST(RowMapShape, EveryUnitOfEveryRowIsMovedOnce) {
-  for (const int64_t row_bytes : {1, 4, 12, 96, 272, 5000}) {
-    const RowMapShape shape = row_map_shape(row_bytes, 0);
-    const int64_t rows = 2 * shape.rows_of_block() + 3;
-    EXPECT_EQ(shape.units * shape.unit_bytes, row_bytes);
-    std::vector<int> times(rows * shape.units, 0);
-    for (int64_t block = 0; block < shape.blocks(rows); ++block)
-      for (int thread = 0; thread < RowMapShape::threads; ++thread)
-        for (int pass = 0; pass < RowMapShape::rows_of_thread; ++pass) {
-          const int64_t row = shape.row(block, thread, pass);
-          if (row >= rows) continue;
-          for (int64_t u = shape.unit(thread); u < shape.units; u += shape.lanes)
-            ++times[row * shape.units + u];
-        }
-    EXPECT_EQ(std::count(times.begin(), times.end(), 1), std::ssize(times)) << row_bytes;
-  }
 }
 
 class Gather : public test::GpuTest {

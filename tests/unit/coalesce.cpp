@@ -51,7 +51,7 @@ struct Rank {
   }
 };
 
-void carry_out(const std::vector<CoalescedExchange::Copy>& copies) {
+void carry_out(const std::vector<SpanCopy>& copies) {
   for (const auto& copy : copies) {
     ASSERT_EQ(copy.from.size(), copy.to.size());
     std::copy(copy.from.begin(), copy.from.end(), copy.to.begin());

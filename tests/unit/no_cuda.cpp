@@ -5,7 +5,6 @@
 #include <functional>
 #include <string>
 
-#include "attention/array_ops.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl.hpp"
@@ -13,7 +12,6 @@
 #include "comm/staged.hpp"
 #include "errors.hpp"
 #include "layout_cases.hpp"
-#include "logprobs/cuda_block_copy.hpp"
 #include "logprobs/fused_linear/fused_linear_ops.hpp"
 #include "logprobs/rows/row_kernels.hpp"
 #include "model/decoder_ops.hpp"
@@ -22,6 +20,7 @@
 #include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/features.hpp"
+#include "runtime/row_copy.hpp"
 #include "sharding/stream_shards.hpp"
 
 namespace gyre {
@@ -76,8 +75,6 @@ TEST_F(NoCuda, Communication) {
 }
 
 TEST_F(NoCuda, Attention) {
-  expect_error("arrays of attention on a GPU: this build has no CUDA",
-               [&] { make_array_ops(stream); });
   expect_error("attention kernel tiled: this build has no CUDA",
                [&] { make_block_kernel(stream, {.activations = DType::bf16}); });
   expect_error("attention kernel cudnn: this build has no cuDNN",
@@ -90,12 +87,15 @@ TEST_F(NoCuda, OtherModules) {
   const Layout layout = contiguous(test::full_bounds({8}).view(), options);
   expect_error("sharding on a GPU: this build has no CUDA",
                [&] { make_stream_shards(layout, stream); });
-  expect_error("packing on a GPU: this build has no CUDA", [&] { make_slot_packer(stream); });
+  expect_error("rows on a GPU: this build has no CUDA", [&] {
+    SegmentList segments;
+    segments.add(1, 1, 0);
+    pack_slots(segments, std::vector<int32_t>{1}, stream);
+  });
   expect_error("row passes on a GPU: this build has no CUDA", [&] { make_row_kernels(stream); });
   expect_error("the fused linear layer on a GPU: this build has no CUDA",
                [&] { make_linear_ops(stream, cpu_row_kernels()); });
-  expect_error("a copy of logits on a GPU: this build has no CUDA",
-               [&] { cuda_copy({}, {}, stream); });
+  expect_error("copies on a GPU: this build has no CUDA", [&] { copy_rows({}, stream); });
   expect_error("a decoder on a GPU: this build has no CUDA", [&] { make_decoder_ops(stream); });
 }
 

@@ -193,7 +193,7 @@ class LinearOp final : public LogprobsOp {
         return ExpectedRow{{score.entropy}, {entropy_scale(vocab().vocab_size)}};
       });
     };
-    for (ResultArray* array : {&scores, &entropies}) array->max_rows = max_rows();
+    for (ResultArray* array : {&scores, &entropies}) array->sample_rows = max_rows();
     return {scores, entropies};
   }
   template <class Row>
@@ -256,7 +256,7 @@ class LinearOp final : public LogprobsOp {
         "d_hidden", {c_.problem.tokens(), hidden_}, "d_x", gradient_tolerance(vocab().vocab_size)};
     array.sigma = gradient_sigma();
     array.columns = hidden_;
-    array.max_rows = max_rows();
+    array.sample_rows = max_rows();
     array.rows.assign(mine.begin(), mine.end());
     array.read = read_rows(hidden_, [this](size_t r, std::span<double> to) {
       read_row(d_x_.matrix(layer_.rows(), hidden_), r, to);

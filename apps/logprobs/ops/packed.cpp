@@ -228,7 +228,6 @@ class PackedOp final : public RowsOp {
     array.tolerance = logprob_tolerance();
     array.columns = width_;
     array.shown = c_.grid.world().rank() == 0;
-    array.samples_itself = true;
     array.rows.resize(array.shown ? static_cast<size_t>(c_.problem.sequences()) : 0);
     std::iota(array.rows.begin(), array.rows.end(), 0);
     array.read = read_rows(width_, [this](size_t i, std::span<double> to) {
@@ -242,7 +241,8 @@ class PackedOp final : public RowsOp {
     for_each_prediction([&](int64_t token, size_t) { predicting.push_back(token); });
     const std::vector<size_t> sampled = sample_of(predicting, sample_rows());
     for (const size_t i : sampled) (*some)[predicting[i]] = true;
-    if (!answered) array.sampled = {std::ssize(sampled), std::ssize(predicting)};
+    array.sampled = answered ? std::pair<int64_t, int64_t>()
+                             : std::pair<int64_t, int64_t>(sampled.size(), predicting.size());
     array.expect = expect_rows([this, some](size_t i) { return expected_sequence(i, *some); });
     if (packing_.filtered && takes_any_of_ties())
       array.is_as_right = [this](size_t i, int64_t p, double got, double want) {

@@ -2,11 +2,11 @@
 #include <cmath>
 
 #include "core/index.hpp"
-#include "logprobs/cuda_block_copy.hpp"
 #include "logprobs/fused_linear/fused_linear_cuda.hpp"
 #include "runtime/cuda_gemm.hpp"
 #include "runtime/cuda_stream.hpp"
 #include "runtime/device_code.cuh"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 namespace {
@@ -182,7 +182,7 @@ class CudaLinearOps final : public LinearOps {
     stream_.synchronize();
     return copied;
   }
-  void copy(ConstMatrixRef from, MatrixRef to) override { cuda_copy(from, to, stream_); }
+  void copy(ConstMatrixRef from, MatrixRef to) override { copy_matrix(from, to, stream_); }
   void scatter(MatrixView<const float> from, const int32_t* numbers,
                MatrixView<float> to) override {
     move(RowMove<float, float>{from.data, to.data, from.rows, from.cols, from.stride, to.stride,
