@@ -202,7 +202,8 @@ void rows_of(Bench& b, int64_t columns) {
   Buffer<int32_t> ids(rows, MemorySpace::pinned);
   std::vector<float> weights(rows, 1);
   for (int64_t i = 0; i < rows; ++i) ids[i] = static_cast<int32_t>(i * 7919 % columns);
-  const auto records = kernels->make_records({even_partition(columns, columns, 1), 0, 1, true});
+  const auto records = std::make_unique<ScoreRecords>(
+      *kernels, RecordShape{even_partition(columns, columns, 1), 0, 1, {.weighted = true}});
   Buffer<float> logprob(rows, MemorySpace::pinned), entropy(rows, MemorySpace::pinned);
   Buffer<RowNormalizer> found(rows, MemorySpace::pinned);
   const RowScores out = {found.span(), logprob.span(), entropy.span()};

@@ -1,5 +1,7 @@
 #include "logprobs/branching_scores.hpp"
 
+#include <utility>
+
 #include "core/error.hpp"
 
 namespace gyre {

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "core/checksum.hpp"

@@ -2,10 +2,12 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "core/checksum.hpp"
 #include "core/error.hpp"
+#include "logprobs/records/gather_records.hpp"
 #include "logprobs/score_detail.hpp"
 #include "runtime/clock.hpp"
 #include "runtime/parallel.hpp"
@@ -67,12 +69,13 @@ VocabScores::VocabScores(int64_t tokens, const VocabPartition& vocab, const Scor
   agree_on_number(tp, what, "the temperature", options.temperature);
   scales_ = scales_of(options.temperatures);
   options_.temperatures = {};
-  records_ = kernels_.make_records({vocab,
-                                    tp.rank(),
-                                    options.ids_per_token,
-                                    {.weighted = options.entropy, .total = options.mean_logprob},
-                                    scale(),
-                                    options.threads});
+  records_ = std::make_unique<ScoreRecords>(
+      kernels_, RecordShape{vocab,
+                            tp.rank(),
+                            options.ids_per_token,
+                            {.weighted = options.entropy, .total = options.mean_logprob},
+                            scale(),
+                            options.threads});
   resize(tokens);
 }
 
@@ -192,9 +195,10 @@ SoftCrossEntropy::SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, 
   };
   agree_on_arguments(tp, what, check, {{"the number of tokens", tokens}});
   agree_on_partition(tp, what, vocab);
-  records_ = kernels_.make_cross_records(tp.size(), threads);
-  students_ = Buffer<RowNormalizer>(tokens);
-  teachers_ = Buffer<RowNormalizer>(tokens);
+  const MemorySpace space = results_space(kernels_);
+  students_ = Buffer<RowNormalizer>(tokens, space);
+  teachers_ = Buffer<RowNormalizer>(tokens, space);
+  value_ = Buffer<float>(tokens, space);
 }
 
 double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,
@@ -203,8 +207,20 @@ double SoftCrossEntropy::forward(ConstMatrixRef student, ConstMatrixRef teacher,
   check_shard(student, tokens_, vocab_.columns(tp_.rank()));
   check_shard(teacher, tokens_, vocab_.columns(tp_.rank()));
   GYRE_CHECK(std::ssize(value) == tokens_, "{} values of {} tokens", value.size(), tokens_);
-  return records_->merge(student, teacher, vocab_.valid(tp_.rank()), arrays_, stream, "cross sums",
-                         {students_.span(), teachers_.span(), value});
+  const int ranks = tp_.size();
+  const std::span own(
+      kernels_.cross_parts(student, teacher, vocab_.valid(tp_.rank()), threads_, own_memory_),
+      value.size());
+  const std::span<CrossPartial> all =
+      ranks == 1 ? std::span<CrossPartial>()
+                 : at_least<CrossPartial>(all_memory_, ranks * tokens_, kernels_.space());
+  return merge_gathered<CrossPartial>(
+      ranks, own, all, arrays_, stream, "cross sums", [&](std::span<const CrossPartial> records) {
+        merge_crosses(kernels_.stream(), threads_, records, ranks,
+                      {students_.span(), teachers_.span(), value_.span()});
+        kernels_.stream().synchronize();
+        std::ranges::copy(value_.span(), value.begin());
+      });
 }
 
 void SoftCrossEntropy::backward(ConstMatrixRef student, ConstMatrixRef teacher,

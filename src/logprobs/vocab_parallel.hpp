@@ -150,8 +150,9 @@ class SoftCrossEntropy {
   Communicator& tp_;
   Communicator& arrays_;
   RowKernels& kernels_;
-  std::unique_ptr<CrossRecords> records_;
+  Buffer<std::byte> own_memory_, all_memory_;  // records
   Buffer<RowNormalizer> students_, teachers_;  // [tokens]
+  Buffer<float> value_;                        // [tokens]
 };
 
 /// Raw logits at given global ids; reads nothing else. One all-reduce of 4 K bytes per token. Based

@@ -1,6 +1,7 @@
 #include "logprobs/vocab_partition.hpp"
 
 #include <algorithm>
+#include <utility>
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"

@@ -202,7 +202,7 @@ TEST_F(LogprobsOnDevice, ShardsInTilesHaveTheScoresOfWholeOnes) {
   for (const VocabPartition& vocab : partitions(vocab_size, world().size())) {
     const RecordShape shape{vocab, world().rank(), ids_per_token, {.weighted = true}, 0.5F};
     const int64_t columns = vocab.valid(world().rank());
-    const auto records = device().kernels()->make_records(shape);
+    const auto records = std::make_unique<ScoreRecords>(*device().kernels(), shape);
     // In pinned memory, the kernels read ids and write results themselves.
     const auto scores_by = [&](const Matrix& logits, int64_t tile_rows, int64_t tile_columns,
                                MemorySpace space = MemorySpace::host) {

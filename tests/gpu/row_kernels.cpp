@@ -71,8 +71,10 @@ std::vector<float> scores_of(RowKernels& kernels, Stream& stream, const LogitRow
                              const std::vector<int32_t>& ids) {
   const int64_t tokens = rows.tokens, per_row = std::ssize(ids) / tokens;
   DeviceMatrix logits(padded(rows, DType::f32).ref(), stream);
-  const auto records = kernels.make_records(
-      {even_partition(rows.vocab_size, rows.vocab_size, 1), 0, per_row, {.weighted = true}});
+  const auto records = std::make_unique<ScoreRecords>(
+      kernels,
+      RecordShape{
+          even_partition(rows.vocab_size, rows.vocab_size, 1), 0, per_row, {.weighted = true}});
   std::vector<float> first;
   for (int call = 0; call < 2; ++call) {
     std::vector<RowNormalizer> normalizers(tokens);

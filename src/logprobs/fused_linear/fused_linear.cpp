@@ -55,8 +55,9 @@ FusedLinear::FusedLinear(const LinearOptions& options, const VocabPartition& voc
       std::min(options_.tile_columns, std::max<int64_t>(1, vocab_.valid(tp.rank())));
   scales_ = scales_of(options.temperatures);
   options_.temperatures = {};
-  records_ = ops_.row_kernels().make_records(
-      {vocab, tp.rank(), 1, {.weighted = options_.entropy}, scale(), options_.threads});
+  records_ = std::make_unique<ScoreRecords>(
+      ops_.row_kernels(),
+      RecordShape{vocab, tp.rank(), 1, {.weighted = options_.entropy}, scale(), options_.threads});
   resize(options_.tokens);
 }
 

@@ -1,25 +1,19 @@
 #pragma once
-// Per-row records for soft cross entropies, 20 bytes each (CrossPartial), in the memory space of
-// the logits. They are used like those of score_records.hpp.
+// Merges the records of soft cross entropies, 20 bytes a row (CrossPartial), of all ranks.
 
 #include <cmath>
 #include <cstdint>
 #include <limits>
-#include <memory>
 #include <span>
-#include <string_view>
 
-#include "comm/communicator.hpp"
 #include "core/host_device.hpp"
-#include "core/matrix_ref.hpp"
 #include "logprobs/rows/row_gradient.hpp"
 #include "logprobs/rows/row_statistics.hpp"
+#include "runtime/stream.hpp"
 
 namespace gyre {
 
-class RowKernels;
-
-/// Results of merging the records of all ranks, in host memory. All spans are [rows].
+/// Results of merging the records of all ranks, [rows] each.
 struct CrossScores {
   std::span<RowNormalizer> students, teachers;
   std::span<float> value;  ///< nats
@@ -64,29 +58,9 @@ struct CrossTotal {
   }
 };
 
-class CrossRecords {
- public:
-  CrossRecords(int ranks, int threads) : ranks_(ranks), threads_(threads) {}
-  virtual ~CrossRecords() = default;
-
-  /// out <- scores of the first `columns` columns of student and teacher [rows, >= columns], read
-  /// in order of `stream`, the kernels' stream; complete on return. Collective: one all-gather by
-  /// `arrays`, of the matrices' memory space. Returns the seconds that `stream` waited.
-  double merge(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
-               Communicator& arrays, Stream& stream, std::string_view what, const CrossScores& out);
-
- protected:
-  /// Computes this rank's records [rows].
-  virtual std::span<const CrossPartial> make(ConstMatrixRef student, ConstMatrixRef teacher,
-                                             int64_t columns) = 0;
-  /// Returns the buffer for the records of all ranks [ranks, rows].
-  virtual std::span<CrossPartial> all() = 0;
-  virtual void merge_records(std::span<const CrossPartial> records, const CrossScores& out) = 0;
-
-  int ranks_, threads_;
-};
-
-/// Creates records in host memory; `kernels` must be those of the host.
-std::unique_ptr<CrossRecords> make_host_cross_records(RowKernels& kernels, int ranks, int threads);
+/// Merges records [ranks, rows] of all ranks, in the memory of `stream`; out [rows] is in memory that
+/// the stream's work reaches. Submitted to the stream; on the host, done on return.
+void merge_crosses(Stream& stream, int threads, std::span<const CrossPartial> records, int ranks,
+                   const CrossScores& out);
 
 }  // namespace gyre

@@ -13,15 +13,16 @@
 // read and written there by the kernels; the host copies others to or from pinned memory.
 
 #include <cstdint>
-#include <memory>
 #include <span>
 #include <string_view>
 
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
 #include "logprobs/records/row_total.hpp"
+#include "logprobs/records/staged_arrays.hpp"
 #include "logprobs/rows/row_gradient.hpp"
 #include "logprobs/vocab_partition.hpp"
+#include "runtime/buffer.hpp"
 
 namespace gyre {
 
@@ -76,34 +77,39 @@ MemorySpace results_space(const RowKernels& kernels);
 
 class ScoreRecords {
  public:
-  explicit ScoreRecords(RecordShape shape) : shape_(std::move(shape)) {}
-  virtual ~ScoreRecords() = default;
+  /// Keeps records in memory of the kernels, which must outlive this.
+  ScoreRecords(RowKernels& kernels, const RecordShape& shape);
 
   /// Starts records of `rows` rows without columns. ids [rows, K] (global) must not change until
   /// merge(), which fills `out`.
-  virtual void start(int64_t rows, std::span<const int32_t> ids, const RowScores& out) = 0;
+  void start(int64_t rows, std::span<const int32_t> ids, const RowScores& out);
   /// Adds columns [column, column + columns) of the shard to rows [row, row + logits.rows): the
   /// first columns of `logits`, read in stream order of the kernels. No column may be added twice.
   /// Column 0 is in the first tile of a row.
-  virtual void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns) = 0;
+  void add(ConstMatrixRef logits, int64_t row, int64_t column, int64_t columns);
   /// Merges by one all-gather over the shape's ranks by `arrays`, in the memory space of the logits
   /// (unused on one rank). Results are complete on return. Returns the seconds that `stream`, the
   /// kernels' stream, waited for other ranks. Collective.
   double merge(Communicator& arrays, Stream& stream, std::string_view what);
 
- protected:
-  /// This rank's records, [rows, partials] and [rows, ids_per_token], in the kernels' stream order.
-  virtual std::span<const float> own() = 0;
-  /// Returns the buffer for the records of all ranks, [ranks, rows · width].
-  virtual std::span<float> all() = 0;
-  /// `records` is own(), or all() after the all-gather.
-  virtual void merge_records(std::span<const float> records) = 0;
+ private:
+  template <class Merge>
+  Merge merge_of(std::span<const float> records) const;
 
+  RowKernels& kernels_;
   RecordShape shape_;
+  int64_t rows_ = 0;
+  bool added_ = false, scored_ = false;  // since start()
+  StagedArrays staged_;
+  // Where the kernels read ids and write results.
+  const int32_t* ids_ = nullptr;
+  RowNormalizer* normalizers_ = nullptr;
+  float *logprob_ = nullptr, *entropy_ = nullptr, *mean_logprob_ = nullptr;
+  Buffer<int64_t> offsets_;  // of the partition
+  Buffer<float> scales_;     // [rows], or empty: one for all
+  Buffer<std::byte> parts_memory_, totals_memory_, own_memory_, all_memory_;
+  std::span<RowTotal> totals_;  // [rows]
+  std::span<float> own_;        // [rows, partials], then [rows, ids_per_token]
 };
-
-/// Creates records in host memory; `kernels` must be those of the host.
-std::unique_ptr<ScoreRecords> make_host_score_records(RowKernels& kernels,
-                                                      const RecordShape& shape);
 
 }  // namespace gyre

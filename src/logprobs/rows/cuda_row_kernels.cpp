@@ -6,7 +6,7 @@
 #include <vector>
 
 #include "core/error.hpp"
-#include "logprobs/records/cuda_score_records.hpp"
+#include "logprobs/records/staged_arrays.hpp"
 #include "logprobs/rows/cuda_row_launch.hpp"
 #include "logprobs/rows/cuda_row_memory.hpp"
 #include "logprobs/rows/cuda_row_projection.hpp"
@@ -44,6 +44,25 @@ class CudaRowKernels final : public RowKernels {
   }
 
   MemorySpace space() const override { return MemorySpace::device; }
+  Stream& stream() override { return stream_; }
+
+  RowParts parts(ConstMatrixRef logits, const RowScan& scan, Buffer<std::byte>& memory) override {
+    const int64_t count = rows::parts_of(scan.columns, rows::part_columns);
+    const auto sums = at_least<rows::PartSums>(memory, logits.rows * count, MemorySpace::device);
+    rows::launch_part_sums(handle(), logits, scan, sums.data());
+    return {.sums = sums.data(), .count = count};
+  }
+  const CrossPartial* cross_parts(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                                  int, Buffer<std::byte>& memory) override {
+    Places places;
+    const int64_t results = places.add<CrossPartial>(student.rows);
+    const int64_t parts = places.add<rows::CrossSums>(parts_of_rows(student.rows, columns));
+    std::byte* const room = at_least<std::byte>(memory, places.bytes(), MemorySpace::device).data();
+    auto* const to = reinterpret_cast<CrossPartial*>(room + results);
+    rows::launch_cross_partials(handle(), student, teacher, columns,
+                                reinterpret_cast<rows::CrossSums*>(room + parts), to);
+    return to;
+  }
 
   void partials(ConstMatrixRef logits, const RowScan& scan,
                 std::span<SoftmaxPartial> out) override {
@@ -62,14 +81,7 @@ class CudaRowKernels final : public RowKernels {
                       std::span<CrossPartial> out) override {
     check_rows(student, columns, out.size());
     check_rows(teacher, columns, out.size());
-    Places places;
-    const int64_t results = places.add<CrossPartial>(student.rows);
-    const int64_t parts = places.add<rows::CrossSums>(parts_of_rows(student.rows, columns));
-    std::byte* const scratch = scratch_.at_least(places.bytes());
-    auto* const on_device = reinterpret_cast<CrossPartial*>(scratch + results);
-    rows::launch_cross_partials(handle(), student, teacher, columns,
-                                reinterpret_cast<rows::CrossSums*>(scratch + parts), on_device);
-    fetch(on_device, out);
+    fetch(cross_parts(student, teacher, columns, 1, cross_memory_), out);
   }
 
   void sums(ConstMatrixRef values, int64_t columns, int, std::span<double> out) override {
@@ -243,12 +255,6 @@ class CudaRowKernels final : public RowKernels {
                  queries[i].row, queries[i].value);
   }
 
-  std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) override {
-    return make_cuda_score_records(stream_, shape);
-  }
-  std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) override {
-    return make_cuda_cross_records(stream_, ranks, threads);
-  }
   std::unique_ptr<RowProjection> make_projection(const ProjectionShard& shard) override {
     return make_cuda_row_projection(stream_, shard);
   }
@@ -310,6 +316,7 @@ class CudaRowKernels final : public RowKernels {
   Uploads uploads_;
   UploadsAside later_;
   Pool scratch_{MemorySpace::device};
+  Buffer<std::byte> cross_memory_;
   Download results_;
 };
 

@@ -4,6 +4,7 @@
 #include <utility>
 
 #include "core/error.hpp"
+#include "logprobs/records/staged_arrays.hpp"
 #include "logprobs/rows/cuda_row_kernels.hpp"
 #include "runtime/parallel.hpp"
 
@@ -22,6 +23,19 @@ void for_each_query(int threads, size_t count, int64_t columns, double nanosecon
 class CpuRowKernels final : public RowKernels {
  public:
   MemorySpace space() const override { return MemorySpace::host; }
+  Stream& stream() override { return stream_; }
+
+  RowParts parts(ConstMatrixRef logits, const RowScan& scan, Buffer<std::byte>& memory) override {
+    const auto out = at_least<SoftmaxPartial>(memory, logits.rows, MemorySpace::host);
+    softmax_partials(logits, scan, out);
+    return {.of_rows = out.data()};
+  }
+  const CrossPartial* cross_parts(ConstMatrixRef student, ConstMatrixRef teacher, int64_t columns,
+                                  int threads, Buffer<std::byte>& memory) override {
+    const auto out = at_least<CrossPartial>(memory, student.rows, MemorySpace::host);
+    softmax_cross_partials(student, teacher, columns, threads, out);
+    return out.data();
+  }
 
   void partials(ConstMatrixRef logits, const RowScan& scan,
                 std::span<SoftmaxPartial> out) override {
@@ -103,15 +117,12 @@ class CpuRowKernels final : public RowKernels {
       found[i] = nth_last_equal(logits, q.row, columns, q.value, q.n);
     });
   }
-  std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) override {
-    return make_host_score_records(*this, shape);
-  }
-  std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) override {
-    return make_host_cross_records(*this, ranks, threads);
-  }
   std::unique_ptr<RowProjection> make_projection(const ProjectionShard& shard) override {
     return make_host_row_projection(shard);
   }
+
+ private:
+  HostStream stream_;
 };
 
 }  // namespace

@@ -16,13 +16,13 @@
 #include <span>
 
 #include "core/matrix_ref.hpp"
-#include "logprobs/records/cross_records.hpp"
-#include "logprobs/records/score_records.hpp"
+#include "logprobs/rows/row_arithmetic.hpp"
 #include "logprobs/rows/row_digits.hpp"
 #include "logprobs/rows/row_gradient.hpp"
 #include "logprobs/rows/row_projection.hpp"
 #include "logprobs/rows/row_selection.hpp"
 #include "logprobs/rows/row_statistics.hpp"
+#include "runtime/buffer.hpp"
 #include "runtime/stream.hpp"
 
 namespace gyre {
@@ -46,11 +46,33 @@ struct TieQuery {
   int64_t n = 1;
 };
 
+/// Partials of the rows of a shard: of whole rows (host), or of parts of them (device).
+struct RowParts {
+  const SoftmaxPartial* of_rows = nullptr;  ///< [rows]
+  const rows::PartSums* sums = nullptr;     ///< [rows, count]
+  int64_t count = 0;
+
+  GYRE_HOST_DEVICE SoftmaxPartial partial(int64_t row, float scale, bool weighted) const {
+    if (of_rows != nullptr) return of_rows[row];
+    return rows::partials_of(sums + row * count, count, rows::base_2(scale), weighted);
+  }
+};
+
 class RowKernels {
  public:
   virtual ~RowKernels() = default;
   /// Memory space of the matrices: host or device.
   virtual MemorySpace space() const = 0;
+  /// The stream that orders all work on matrices.
+  virtual Stream& stream() = 0;
+
+  /// Partials of rows for later work of the stream, in `memory` of space(), which grows. The
+  /// scan's factors of rows are in that space, too.
+  virtual RowParts parts(ConstMatrixRef logits, const RowScan& scan, Buffer<std::byte>& memory) = 0;
+  /// The same of cross partials [rows].
+  virtual const CrossPartial* cross_parts(ConstMatrixRef student, ConstMatrixRef teacher,
+                                          int64_t columns, int threads,
+                                          Buffer<std::byte>& memory) = 0;
 
   // These are softmax_partials, softmax_cross_partials, row_sums, row_gradient and so on.
   virtual void partials(ConstMatrixRef logits, const RowScan& scan,
@@ -96,9 +118,6 @@ class RowKernels {
   virtual void find_ties(ConstMatrixRef logits, int64_t columns, std::span<const TieQuery> queries,
                          int threads, std::span<int64_t> found) = 0;
 
-  /// Creates records in memory of space(); the kernels must outlive them.
-  virtual std::unique_ptr<ScoreRecords> make_records(const RecordShape& shape) = 0;
-  virtual std::unique_ptr<CrossRecords> make_cross_records(int ranks, int threads) = 0;
   virtual std::unique_ptr<RowProjection> make_projection(const ProjectionShard& shard) = 0;
 };
 
