@@ -3,7 +3,7 @@
 #include "core/error.hpp"
 #include "logprobs/records/staged_arrays.hpp"
 #ifdef GYRE_WITH_CUDA
-#include "runtime/cuda_stream.hpp"
+#include "runtime/cuda_check.hpp"
 #endif
 
 namespace gyre {
