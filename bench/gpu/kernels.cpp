@@ -30,6 +30,7 @@
 #include "comm/cuda_device.hpp"
 #include "comm/staged.hpp"
 #include "core/version.hpp"
+#include "logprobs/records/score_records.hpp"
 #include "logprobs/rows/cuda_row_kernels.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"

@@ -1,5 +1,6 @@
 // Row statistics and row gradients on the device: the suites of every backend.
 
+#include "logprobs/records/score_records.hpp"
 #include "logprobs/rows/cuda_row_kernels.hpp"
 #include "row_gradient_cases.hpp"
 #include "row_statistics_cases.hpp"
