@@ -189,12 +189,13 @@ TEST(Products, BeyondFloat32AreRefused) {
     std::string problem;
   };
   for (const Case& c : std::vector<Case>{
-           {file.k, 3e38F, "q and k of /attention have elements that make scores of up to 3e+38"},
+           {file.k, 3e38F,
+            "q and k of /attention have elements that make scores of up to 4.24e+38"},
            {file.v, 1e38F, "v of /attention have elements that make sums over all keys of up to"},
            {file.d_out, 3e38F, "d_out and v of /attention have elements that make gradients of s"},
            {file.q, 1e38F, "d_out, v and q of /attention have elements that make gradients of k"},
-           {file.d_out, 4e37F,
-            "d_out of /attention have elements that make gradients of values"}}) {
+           {file.k, 1e38F,
+            "d_out, v and k of /attention have elements that make gradients of q"}}) {
     const float before = std::exchange(c.values.back(), c.size);
     EXPECT_EQ(test::usage_message([&] { check_products(file, true); }).substr(0, c.problem.size()),
               c.problem);
@@ -202,6 +203,11 @@ TEST(Products, BeyondFloat32AreRefused) {
   }
   file.d_out.back() = 3e38F;
   check_products(file, false);  // the forward pass does not read it
+  file.v.assign(6, 0);
+  const std::string values =
+      "d_out of /attention have elements that make gradients of values of up";
+  EXPECT_EQ(test::usage_message([&] { check_products(file, true); }).substr(0, values.size()),
+            values);
 }
 
 AttentionResult measured_row(double rate, Pass pass, int64_t tokens) {
