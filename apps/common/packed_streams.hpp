@@ -31,10 +31,10 @@ Documents generate_documents(const std::string& spec, int64_t vocab_size,
 void set_bins(PackedHeader& header, std::span<const PackedBatch> bins, int64_t capacity,
               int64_t slot_multiple);
 
-/// The slots of bins [first, last), filled where the stream is or on the host. Padding has id 0. The label
-/// is the next id of the document, or ignored_label for the last token and for padding. Positions
-/// continue through a segment's padding. In trees, rows at which documents diverge have no label,
-/// and positions are those in the documents. Precondition: a document is in one segment.
+/// The slots of bins [first, last), filled where the stream is or on the host. Padding has id 0.
+/// The label is the next id of the document, or ignored_label for the last token and for padding.
+/// Positions continue through a segment's padding. In trees, rows at which documents diverge have
+/// no label, and positions are those in the documents. Precondition: a document is in one segment.
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,
                        const TokenSource& tokens, Stream& stream);
 PackedSlots fill_slots(const PackedHeader& header, int64_t first, int64_t last,

@@ -174,8 +174,7 @@ std::optional<uint64_t> LogprobsOp::checksum(Pass pass) {
 }
 
 void LogprobsOp::verify(Pass pass, Verification& checks) {
-  for (const ResultArray& array : answered_results(pass))
-    compare_array(array, label(pass), checks);
+  for (const ResultArray& array : answered_results(pass)) compare_array(array, label(pass), checks);
 }
 
 void LogprobsOp::collect(Pass pass, std::vector<LogprobsPart>& output) {

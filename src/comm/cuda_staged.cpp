@@ -46,7 +46,7 @@ struct Operation {
   std::vector<int64_t> send_bytes, recv_bytes;  ///< by rank, if `call` has blocks of several sizes
   Buffer<float> widened;                        ///< f32 copy of bf16 data: MPI does not reduce bf16
   std::function<WorkPtr()> start;               ///< starts the MPI operation
-  std::function<void()> finish;  ///< runs on the host between MPI and the copies to the device
+  std::function<void()> finish;   ///< runs on the host between MPI and the copies to the device
   std::vector<SpanCopy> results;  ///< copies to the device, or within it
   WorkPtr mpi;
   CudaEvent submitted;   ///< after earlier work on the caller's stream

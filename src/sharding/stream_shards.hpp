@@ -14,9 +14,9 @@
 #include <span>
 
 #include "comm/communicator.hpp"
+#include "runtime/row_fill.hpp"
 #include "runtime/stream.hpp"
 #include "sharding/layout.hpp"
-#include "runtime/row_fill.hpp"
 
 namespace gyre {
 
