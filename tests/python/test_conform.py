@@ -13,6 +13,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -21,6 +22,7 @@ SOURCE = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.getcwd()
 INPUTS = os.path.join(SOURCE, "inputs")
 PATHS = [os.path.join(SOURCE, *parts) for parts in (("python",), ("python", "examples"), ("tests", "support"))]
 EXAMPLE = os.path.join(PATHS[1], "ranks_numpy.py")
+STEPS = os.path.join(PATHS[1], "step_numpy.py")
 sys.dont_write_bytecode = True
 sys.path[:0] = PATHS
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -28,7 +30,7 @@ os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": 
 import gyre  # noqa: E402
 import planted_errors  # noqa: E402
 import planted_ranks  # noqa: E402
-from gyre.distributed import cli, conform, contracts, rounding, topk_kl  # noqa: E402
+from gyre.distributed import Options, cli, conform, contracts, decoder, gradients, rounding, topk_kl  # noqa: E402
 from gyre.distributed.conform import one  # noqa: E402
 from gyre.distributed.contract import Problem, Tolerance, returned  # noqa: E402
 
@@ -71,12 +73,14 @@ class Right(unittest.TestCase):
             "sum_over_group": ({"tp": 4, "case": "logprobs_[np]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[np]*"}),
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
+            "gradients": ({"ranks": 2, "case": "[psr]*"}, {"ranks": 4, "case": "[pobt]*"}),
         }
         self.assertEqual(set(runs), set(contracts.NAMES))
         for name, some in runs.items():
             for options in some:
                 with self.subTest(name, **options):
-                    report = run(f"{EXAMPLE}:{name}", **options)
+                    own = hasattr(contracts.named(name), "CASES")
+                    report = run(f"{STEPS if own else EXAMPLE}:{name}", suite=() if own else GOLDEN, **options)
                     self.assertTrue(report.passed, str(report))
 
     def test_parameters_that_only_some_cases_have_are_always_given(self):
@@ -111,6 +115,50 @@ class Right(unittest.TestCase):
     def test_regions(self):
         report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))
         self.assertTrue(report.passed, str(report))
+
+
+class Decoder(unittest.TestCase):
+    """The gradients that contracts of a step are held against."""
+
+    KINDS = ({}, {"tie_word_embeddings": True}, {"attention_bias": True, "num_key_value_heads": 1},
+             {"attention_sinks": True}, {"num_experts": 4})
+
+    def test_finite_differences(self):
+        rng, step = np.random.default_rng(5), 1e-6
+        for kind in self.KINDS:
+            config = decoder.Config(**kind)
+            weights = {n: w.astype(float) for n, w in decoder.weights_of(config, 3).items()}
+            ids, labels, share = rng.integers(0, 24, (2, 9)), rng.integers(0, 24, 9), rng.random(9)
+            ids, document = ids[0], np.repeat([0, 1], [5, 4])
+            positions = np.array([0, 1, 2, 3, 4, 0, 1, 2, 3])
+            pairs = (document[:, None] == document) & np.tri(9, dtype=bool)
+
+            def run(weights):
+                return decoder.Decoder(config, weights, np.arange(9) % 3, 3).run(ids, positions, pairs)
+
+            def loss(weights):
+                return -(share * np.log(decoder.softmax(run(weights)[0])[np.arange(9), labels])).sum()
+
+            logits, backward = run(weights)
+            gradients = backward(share[:, None] * (decoder.softmax(logits) - np.eye(24)[labels]))
+            gradients = {n: g.sum(axis=0) for n, g in gradients.items()}
+            if config.tie_word_embeddings:
+                gradients[decoder.EMBEDDING] += gradients.pop(decoder.HEAD)
+            self.assertEqual(gradients.keys(), weights.keys())
+            for name, weight in weights.items():
+                along = rng.normal(size=weight.shape)
+                moved = [loss({**weights, name: weight + sign * step * along}) for sign in (1, -1)]
+                slope, wanted = (moved[0] - moved[1]) / (2 * step), (gradients[name] * along).sum()
+                self.assertAlmostEqual(slope, wanted, delta=1e-6 * max(1, np.abs(gradients[name] * along).sum()), msg=name)
+
+    def test_choices_of_routers_are_not_near_ties(self):
+        step = gradients.step_of("router", Options("", dp=1, cp=1, tp=1))
+        scores = []
+        kept = decoder.softmax
+        with mock.patch.object(decoder, "softmax", lambda x: scores.append(x) or kept(x)):
+            step.parts(np.ones((1, gradients.MICROBATCHES, 1)))
+        of_router = [np.sort(x, axis=1) for x in scores if x.ndim == 2 and x.shape[1] == 4]
+        self.assertGreater(min((x[:, 2] - x[:, 1]).min() for x in of_router), 1e-3)
 
 
 class Rounding(unittest.TestCase):
@@ -255,7 +303,7 @@ class Command(unittest.TestCase):
     def test_commands_of_the_page(self):
         with open(os.path.join(SOURCE, "docs", "conformance.md"), encoding="utf-8") as page:
             shown = [line.split()[1:] for line in page if line.startswith("    python3 -m gyre conform")]
-        self.assertEqual(len(shown), 4)
+        self.assertEqual(len(shown), 5)
         for words in shown:
             done = subprocess.run(
                 [sys.executable, *(word.strip('"') for word in words)], capture_output=True, text=True, cwd=SOURCE
@@ -270,7 +318,10 @@ class Command(unittest.TestCase):
     def test_bad_usage(self):
         here = (f"{EXAMPLE}:attention",)
         for arguments, words in (
-            ((), "SUITE and --function are needed"),
+            ((), "--function is needed, and a SUITE"),
+            (("--function", *here), "the contract attention needs a SUITE"),
+            ((GOLDEN, "--function", f"{STEPS}:gradients"), "but the contract gradients has cases of its own: plain, tied"),
+            (("--function", f"{STEPS}:gradients", "--case", "x*"), "--case is 'x*'; the contract gradients has plain"),
             (
                 (GOLDEN, "--function", f"{EXAMPLE}:attend", "--backend", "numpy", "--contract", "attention"),
                 "has no function 'attend'; it has attention",

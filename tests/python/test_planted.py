@@ -34,6 +34,8 @@ class Planted(unittest.TestCase):
             with self.subTest(bug.name, contract=bug.contract):
                 found = planted_table.verdicts(bug, first=True)
                 self.assertTrue(any(found.values()), f"{len(found)} cases pass: {bug.origin}")
+                if bug.kind:
+                    self.assertEqual(next(filter(None, found.values()))[0], bug.kind)
 
     def test_right_functions_pass(self):
         for bug in self.right:

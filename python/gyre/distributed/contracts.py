@@ -20,6 +20,7 @@ NAMES = (
     "sum_over_group",
     "topk_kl",
     "model",
+    "gradients",
 )
 
 
