@@ -269,3 +269,39 @@ class Rank:
 
 def gradients(weights, microbatches, config, dp_group, cp_group, tp_group, data_group):
     return Rank(weights, microbatches, config, dp_group, cp_group, tp_group, data_group).step()
+
+
+def grad_norm(gradients, placements, max_norm, copies, dp_group, cp_group, tp_group):
+    """Squares are summed over the axes that split a parameter; of neighbours that have the same shard, one counts."""
+    groups, sums = {"dp": dp_group, "cp": cp_group, "tp": tp_group}, {}
+    for name, gradient in gradients.items():
+        split = tuple(axis for axis, place in placements[name].items() if place.startswith("shard"))
+        sums[split] = sums.get(split, 0) + (gradient.astype(np.float64) ** 2).sum() / copies[name]
+    for split in sums:
+        for axis in split:
+            sums[split] = groups[axis].all_reduce(sums[split])
+    norm = np.sqrt(sum(sums.values()))
+    factor = min(1, max_norm / (norm + 1e-6))
+    return np.float32(norm), {name: (factor * g).astype(g.dtype) for name, g in gradients.items()}
+
+
+def optimizer_step(parameters, gradients, placements, settings, copies, dp_group, cp_group, tp_group, data_group):
+    """AdamW: gradients are summed, then clipped by the norm of all, and every rank updates its shards."""
+    s, t = settings, 0
+    states = {name: [p, np.zeros_like(p), np.zeros_like(p)] for name, p in parameters.items()}
+    for step in gradients:
+        t += 1
+        own = {}
+        for name, gradient in step.items():
+            whole = data_group.all_reduce(gradient)
+            is_split = placements[name]["dp"] == "shard(0)"
+            own[name] = np.array_split(whole, dp_group.size)[dp_group.rank] if is_split else whole
+        _, clipped = grad_norm(own, placements, s["max_norm"], copies, dp_group, cp_group, tp_group)
+        for name, g in clipped.items():
+            p, first, second = states[name]
+            p = p * (1 - s["lr"] * s["weight_decay"] * (name in s["decayed"]))
+            first = s["beta1"] * first + (1 - s["beta1"]) * g
+            second = s["beta2"] * second + (1 - s["beta2"]) * g**2
+            root = np.sqrt(second / (1 - s["beta2"] ** t)) + s["eps"]
+            states[name] = [p - s["lr"] * first / (1 - s["beta1"] ** t) / root, first, second]
+    return {name: tuple(x.astype(p.dtype) for x in states[name]) for name, p in parameters.items()}

@@ -74,6 +74,8 @@ class Right(unittest.TestCase):
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
             "gradients": ({"ranks": 2, "case": "[psr]*"}, {"ranks": 4, "case": "[pobt]*"}),
+            "grad_norm": ({"ranks": 4, "case": "[pks]*"},),
+            "optimizer_step": ({"ranks": 2, "case": "[pks]*"},),
         }
         self.assertEqual(set(runs), set(contracts.NAMES))
         for name, some in runs.items():

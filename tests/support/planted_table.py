@@ -28,7 +28,7 @@ from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
 from gyre.distributed.conform import WIDE, Options, files_of, one, tolerance_of  # noqa: E402
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
-MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps")
+MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms")
 # Contracts of ranks that have other tokens.
 CP = ("attention", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
 LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error
@@ -156,7 +156,7 @@ def bugs_and_right():
 
 def is_named(bug, found):
     """Whether the cases that find an error call it by its name, more often than by any other."""
-    kinds = collections.Counter(kind for case in found.values() for kind in dict.fromkeys(case) if kind != "values")
+    kinds = collections.Counter(case[0] for case in found.values() if case and case[0] != "values")
     return bug.kind != "values" and bool(kinds) and kinds.most_common(1)[0][0] == bug.kind
 
 

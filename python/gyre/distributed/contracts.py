@@ -21,6 +21,8 @@ NAMES = (
     "topk_kl",
     "model",
     "gradients",
+    "grad_norm",
+    "optimizer_step",
 )
 
 

@@ -26,7 +26,7 @@ from .contract import Arrays, Finding, Hypothesis, Problem, Tolerance, Verdict, 
 from .decoder import EMBEDDING, HEAD, Config, softmax, weights_of
 from .rank import Here
 from .rounding import in_type
-from .step import AXES, IGNORED, Step, Stream, assembled, called, dealt, documents_of, returned_by_name, split_by, spread
+from .step import AXES, IGNORED, Step, Stream, assembled, called, dealt, documents_of, placements_of, returned_by_name, spread
 
 USES_LAYOUT, USES_DP = True, True
 SPLITS = ("dp", "cp", "tp")
@@ -121,7 +121,10 @@ def _judge(name: str, step: Step, arrays: list[dict[str, np.ndarray]], tolerance
     broken = not_numbers(arrays, lambda rank, array, values: values)
     if broken:
         return Verdict(name).fail(*(replace(f, text=f.text[:300]) for f in broken))
-    whole, findings = assembled(arrays, grid, shapes)
+    placements, findings = placements_of(arrays)
+    if findings:
+        return Verdict(name).fail(*findings)
+    whole, findings = assembled(arrays, grid, shapes, placements)
     missing = shapes.keys() - whole.keys() if not findings else set()
     if missing:
         text = "no gradient is returned: it is left out of the graph"
@@ -132,20 +135,22 @@ def _judge(name: str, step: Step, arrays: list[dict[str, np.ndarray]], tolerance
     one = np.full(step.counts().shape, 1 / total if total else 0.0)
     answers = step.folded(step.parts(one))
     answers = {n: spread(answers[n]) for n in whole}
-    verdict = judge_parameters(name, whole, answers, tolerance, sizes, partial(_hypotheses, step, one, split_by(arrays[0])))
+    split = {n: {axis: int(p[6:-1]) for axis, p in placements[n].items() if p.startswith("shard")} for n in whole}
+    verdict = judge_parameters(name, whole, answers, tolerance, sizes, partial(_hypotheses, step, one, split))
     return verdict.fail(*findings) if findings else verdict
 
 
 def judge_parameters(
     name: str, got: Arrays, expected: Arrays, tolerance: Tolerance, sizes: Mapping[str, int],
-    hypotheses: Callable[[set[str], set[str]], Iterable[Hypothesis]],
+    hypotheses: Callable[[set[str], set[str]], Iterable[Hypothesis]], floor: float = 1e-3,
 ) -> Verdict:
-    """The verdict of arrays by parameter, [dp, cp, tp, *shape]; the tolerance is a share of the largest of each.
+    """The verdict of arrays by parameter, [dp, cp, tp, *shape]; the tolerance is a share of the largest of each,
+    at least the floor times the largest of all.
 
     hypotheses(failing, zero): known errors, of the arrays that fail, some of which are 0.
     """
     largest = {n: float(np.abs(a).max(initial=0)) for n, a in expected.items()}
-    least = 1e-3 * max(largest.values())
+    least = floor * max([x for n, x in largest.items() if expected[n].ndim > 3])
     scales = {n: max(x, least) or 1.0 for n, x in largest.items()}
     mine, wanted = ({n: a[n] / scales[n] for n in scales} for a in (got, expected))
 
@@ -196,7 +201,7 @@ def of_factors(
 def _hypotheses(
     step: Step, one: np.ndarray, split: Mapping[str, Mapping[str, int]], failing: set[str], zero: set[str]
 ) -> Iterator[Hypothesis]:
-    """Known errors, the likeliest first. split: see split_by."""
+    """Known errors, the likeliest first. split: the dimension that each parameter is split by, by axis."""
     sizes, parts = step.sizes, step.parts(one)
     folded = step.folded(parts)
     right = {n: spread(folded[n]) for n in failing}

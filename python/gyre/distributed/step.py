@@ -157,6 +157,24 @@ def spread(part: np.ndarray, kept: Iterable[str] = (), microbatch: int | None = 
     return np.broadcast_to(total, (part.shape[0], *part.shape[2:]))
 
 
+def shard_of(whole: np.ndarray, placement: Mapping[str, str], sizes: Mapping[str, int], at: Mapping[str, int],
+             copies: int = 1) -> np.ndarray:
+    """What a rank has of a parameter; of the ranks of tp, so many neighbours have the same."""
+    for axis in AXES:
+        if placement[axis].startswith("shard"):
+            each = copies if axis == "tp" else 1
+            whole = np.array_split(whole, sizes[axis] // each, axis=int(placement[axis][6:-1]))[at[axis] // each]
+    return whole
+
+
+def megatron_placement(name: str) -> str:
+    """The placement over tp that Megatron-LM gives a parameter: columns, rows, or all on every rank."""
+    if name.endswith(("o_proj.weight", "down_proj.weight")):
+        return "shard(1)"
+    by_rows = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head", "sinks")
+    return "shard(0)" if any(part in name for part in by_rows) else "replicated"
+
+
 def placement_of(given: Any, name: str) -> dict[str, str]:
     """A placement by axis, in plain names, of one in plain names or of torch's objects."""
     by_axis = given if isinstance(given, Mapping) else {"tp": given}
@@ -211,18 +229,22 @@ def _checked(
     return to_numpy(array).astype(np.float64)
 
 
-def assembled(
-    arrays: list[dict[str, np.ndarray]], grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]]
-) -> tuple[dict[str, np.ndarray], list[Finding]]:
-    """[dp, cp, tp, *shape] of each parameter: the whole, as each rank has it; and what hinders that."""
-    findings = []
-    all_placements = [str(mine["placements"]) for mine in arrays]
-    for rank, mine in enumerate(all_placements):
-        if mine != all_placements[0]:
+def placements_of(arrays: list[dict[str, np.ndarray]]) -> tuple[dict[str, dict[str, str]], list[Finding]]:
+    """The placements that the ranks returned, and that they disagree."""
+    for rank, mine in enumerate(arrays):
+        if str(mine["placements"]) != str(arrays[0]["placements"]):
             text = f"ranks 0 and {rank} return other parameters, or have other placements of them"
             return {}, [Finding("ranks-disagree", text, (), (0, rank))]
-    found = {}
-    for name, placement in json.loads(all_placements[0]).items():
+    return json.loads(str(arrays[0]["placements"])), []
+
+
+def assembled(
+    arrays: list[dict[str, np.ndarray]], grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]],
+    placements: Mapping[str, Mapping[str, str]],
+) -> tuple[dict[str, np.ndarray], list[Finding]]:
+    """[dp, cp, tp, *shape] of each parameter: the whole, as each rank has it; and what hinders that."""
+    findings, found = [], {}
+    for name, placement in placements.items():
         parts = np.empty(grid, object)
         for rank, mine in enumerate(arrays):
             parts[np.unravel_index(rank, grid)] = mine[name]
@@ -234,12 +256,6 @@ def assembled(
         else:
             found[name] = np.stack(list(whole.flat)).reshape(*grid, *shapes[name])
     return found, findings
-
-
-def split_by(arrays: Mapping[str, np.ndarray]) -> dict[str, dict[str, int]]:
-    """The dimension that each parameter is split by, by axis, of what a rank returned."""
-    return {name: {axis: int(p[6:-1]) for axis, p in placement.items() if p.startswith("shard")}
-            for name, placement in json.loads(str(arrays["placements"])).items()}
 
 
 def _whole(parts: np.ndarray, placement: Mapping[str, str], shape: tuple[int, ...]) -> np.ndarray:
