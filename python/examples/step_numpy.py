@@ -305,3 +305,46 @@ def optimizer_step(parameters, gradients, placements, settings, copies, dp_group
             root = np.sqrt(second / (1 - s["beta2"] ** t)) + s["eps"]
             states[name] = [p - s["lr"] * first / (1 - s["beta1"] ** t) / root, first, second]
     return {name: tuple(x.astype(p.dtype) for x in states[name]) for name, p in parameters.items()}
+
+
+def mtp_loss(logits_shards, labels, group, data_group, first, mtp_weight):
+    """Every depth by its own count; no rank needs labels of each."""
+    loss, gradients = 0.0, []
+    for depth, (logits, mine) in enumerate(zip(logits_shards, labels)):
+        known = mine != -100
+        factor = (1 if depth == 0 else mtp_weight / (len(labels) - 1)) / max(1, data_group.all_reduce(known.sum()))
+        top = group.all_reduce(logits.max(axis=1, initial=-np.inf), "max")[:, None]
+        lse = top + np.log(group.all_reduce(np.exp(logits - top).sum(axis=1)))[:, None]
+        here = (mine - first)[:, None] == np.arange(logits.shape[1])
+        target = group.all_reduce(np.where(here, logits, 0).sum(axis=1))
+        loss += factor * data_group.all_reduce((known * (lse[:, 0] - target)).sum())
+        gradients.append((factor * known[:, None] * (np.exp(logits - lse) - here)).astype(logits.dtype))
+    return np.float32(loss), lambda d_loss: [d_loss * g for g in gradients]
+
+
+def router_loss(router_logits, top_k, aux_weight, z_weight, weights, data_group):
+    """Fractions, means and the count are sums over all ranks."""
+    experts, w = router_logits.shape[1], weights[:, None]
+    p, lse = softmax(router_logits), np.logaddexp.reduce(router_logits, axis=1)[:, None]
+    chosen = np.argsort(np.argsort(-router_logits, axis=1), axis=1) < top_k
+    f, share, z = (data_group.all_reduce((w * x).sum(axis=0)) for x in (chosen, p, lse**2))
+    count = data_group.all_reduce(weights.sum())
+    slope = aux_weight * experts * w * f / (top_k * count**2)
+    loss = aux_weight * experts * (f @ share) / (top_k * count**2) + z_weight * z[0] / count
+    gradient = p * (slope - (slope * p).sum(axis=1, keepdims=True)) + z_weight * 2 * w * lse * p / count
+    return np.float32(loss), lambda d_loss: (d_loss * gradient).astype(router_logits.dtype)
+
+
+def policy_loss(logprobs, old_logprobs, advantages, weights, document, documents, clip, convention, data_group):
+    """Documents may lie on several ranks: their tokens are counted over all."""
+    tokens = data_group.all_reduce(np.bincount(document, weights, documents))
+    share = weights / max(1, (tokens > 0).sum())
+    if convention == "token-mean":
+        share = weights / max(1, tokens.sum())
+    elif convention == "sequence-mean":
+        share = share / np.where(tokens > 0, tokens, 1)[document]
+    ratio = np.exp(logprobs - old_logprobs)
+    kept, cut = ratio * advantages, np.clip(ratio, 1 - clip, 1 + clip) * advantages
+    slope = -share * np.where((kept <= cut) | (np.abs(ratio - 1) <= clip), kept, 0)
+    loss = data_group.all_reduce((-share * np.minimum(kept, cut)).sum())
+    return np.float32(loss), lambda d_loss: (d_loss * slope).astype(logprobs.dtype)

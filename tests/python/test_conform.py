@@ -74,6 +74,9 @@ class Right(unittest.TestCase):
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
             "gradients": ({"ranks": 2, "case": "[psr]*"}, {"ranks": 4, "case": "[pobt]*"}),
+            "mtp_loss": ({"ranks": 2},),
+            "router_loss": ({"ranks": 2},),
+            "policy_loss": ({"ranks": 2}, {"ranks": 2, "convention": "sequence-mean"}),
             "grad_norm": ({"ranks": 4, "case": "[pks]*"},),
             "optimizer_step": ({"ranks": 2, "case": "[pks]*"},),
         }
@@ -305,7 +308,7 @@ class Command(unittest.TestCase):
     def test_commands_of_the_page(self):
         with open(os.path.join(SOURCE, "docs", "conformance.md"), encoding="utf-8") as page:
             shown = [line.split()[1:] for line in page if line.startswith("    python3 -m gyre conform")]
-        self.assertEqual(len(shown), 5)
+        self.assertEqual(len(shown), 6)
         for words in shown:
             done = subprocess.run(
                 [sys.executable, *(word.strip('"') for word in words)], capture_output=True, text=True, cwd=SOURCE

@@ -28,7 +28,7 @@ from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
 from gyre.distributed.conform import WIDE, Options, files_of, one, tolerance_of  # noqa: E402
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
-MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms")
+MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms", "planted_losses")
 # Contracts of ranks that have other tokens.
 CP = ("attention", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
 LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error

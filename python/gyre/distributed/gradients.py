@@ -150,7 +150,7 @@ def judge_parameters(
     hypotheses(failing, zero): known errors, of the arrays that fail, some of which are 0.
     """
     largest = {n: float(np.abs(a).max(initial=0)) for n, a in expected.items()}
-    least = floor * max([x for n, x in largest.items() if expected[n].ndim > 3])
+    least = floor * max((x for n, x in largest.items() if expected[n].ndim > 3), default=0.0)
     scales = {n: max(x, least) or 1.0 for n, x in largest.items()}
     mine, wanted = ({n: a[n] / scales[n] for n in scales} for a in (got, expected))
 
