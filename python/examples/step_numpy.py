@@ -8,7 +8,8 @@ function that maps its gradient to that of the input, and adds gradients of para
 import numpy as np
 import ranks_numpy
 
-from gyre.distributed.decoder import rotated, softmax
+from gyre.distributed.decoder import Config, rotated, softmax, weights_of
+from gyre.distributed.layouts import NAMES
 
 EMBEDDING, HEAD = "model.embed_tokens.weight", "lm_head.weight"
 ROWS = ("q_proj", "k_proj", "v_proj", "gate_proj", "up_proj", "embed_tokens", "lm_head", "sinks")  # of [out, in]
@@ -348,3 +349,15 @@ def policy_loss(logprobs, old_logprobs, advantages, weights, document, documents
     slope = -share * np.where((kept <= cut) | (np.abs(ratio - 1) <= clip), kept, 0)
     loss = data_group.all_reduce((-share * np.minimum(kept, cut)).sum())
     return np.float32(loss), lambda d_loss: (d_loss * slope).astype(logprobs.dtype)
+
+
+CONFIG = Config(attention_sinks=True)
+WEIGHTS = weights_of(CONFIG, 11)
+
+
+def invariant(microbatches, dp_group, cp_group, tp_group, data_group):
+    """The gradients of a model with weights of its own."""
+    return gradients(WEIGHTS, microbatches, CONFIG, dp_group, cp_group, tp_group, data_group)
+
+
+invariant.layouts = NAMES

@@ -43,6 +43,7 @@ class Options:
     timeout: float = 60.0
     convention: str = ""
     forward_only: bool = False
+    memory: dict[str, Any] = field(default_factory=dict, compare=False)  # what a contract keeps from case to case
 
 
 @dataclass
@@ -233,16 +234,18 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     tolerance = Tolerance(usual if chosen.rtol is None else chosen.rtol, usual if chosen.atol is None else chosen.atol)
     if chosen.dtype == "bfloat16" and tolerance == Tolerance(usual, usual):
         tolerance = Tolerance(usual, usual, WIDE)
-    setting = Setting(chosen.contract, function, chosen.backend, grids, chosen.dtype, chosen.forward_only)
-    report = Report(chosen, grids)
-    team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
-    try:
-        team.start()
-        _run_all(report, contract, paths, team, tolerance)
-        report.unasked = _unasked(report, getattr(contract, "NEEDS", ()), team.parameters)
-        team.code = 0 if report.passed else 1
-    finally:
-        team.stop()
+    alone = (Grid(1, 1, 1),) if getattr(contract, "FROM_ONE_RANK", False) and chosen.ranks > 1 and not is_joined() else ()
+    report = Report(chosen, (*alone, *grids))
+    for of_team in filter(None, (alone, grids)):
+        setting = Setting(chosen.contract, function, chosen.backend, of_team, chosen.dtype, chosen.forward_only)
+        team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
+        try:
+            team.start()
+            _run_all(report, contract, paths, team, tolerance)
+            report.unasked = _unasked(report, getattr(contract, "NEEDS", ()), team.parameters)
+            team.code = 0 if report.passed else 1
+        finally:
+            team.stop()
     return report
 
 
@@ -262,7 +265,7 @@ def _problems(contract: Any, path: Path, options: Options) -> list[Problem]:
 def _run_all(report: Report, contract: Any, paths: list[Path], team: Any, tolerance: Tolerance) -> None:
     """Adds the verdicts of all cases on all grids; a rank that hangs ends it."""
     ended = ""
-    for grid, path in itertools.product(report.grids, paths):
+    for grid, path in itertools.product(team.setting.grids, paths):
         if ended:
             report.verdicts.append(Verdict(path.stem, "left out", note=f"not run after {ended}", grid=str(grid)))
             continue

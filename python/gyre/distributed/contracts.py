@@ -26,6 +26,7 @@ NAMES = (
     "gradients",
     "grad_norm",
     "optimizer_step",
+    "invariant",
 )
 
 

@@ -191,10 +191,16 @@ def placement_of(given: Any, name: str) -> dict[str, str]:
     return found
 
 
-def returned_by_name(found: Any, shapes: Mapping[str, tuple[int, ...]], kinds: Sequence[str]) -> dict[str, np.ndarray]:
-    """What a rank returned of each parameter, and the placements as JSON; one that lacks is not in it."""
+def returned_by_name(
+    found: Any, shapes: Mapping[str, tuple[int, ...] | None] | None, kinds: Sequence[str]
+) -> dict[str, np.ndarray]:
+    """What a rank returned of each parameter, and the placements as JSON; one that lacks is not in it.
+
+    shapes: of the whole parameters; None: any parameters of any shape.
+    """
     if not isinstance(found, Mapping):
         raise Malformed("other-type", f"{type(found).__name__} was returned; it must be a mapping by parameter")
+    shapes = dict.fromkeys(sorted(found)) if shapes is None else shapes
     strange = sorted(set(found) - set(shapes))
     if strange:
         raise Malformed("unknown-parameter", f"there is no parameter {strange[0]!r}; there are {', '.join(shapes)}")
@@ -213,7 +219,7 @@ def returned_by_name(found: Any, shapes: Mapping[str, tuple[int, ...]], kinds: S
 
 
 def _checked(
-    name: str, array: Any, shape: tuple[int, ...], placement: Mapping[str, str], kinds: Sequence[str]
+    name: str, array: Any, shape: tuple[int, ...] | None, placement: Mapping[str, str], kinds: Sequence[str]
 ) -> np.ndarray:
     """An array of float64, if type and shape are those of its placement."""
     if not hasattr(array, "dtype"):
@@ -222,8 +228,8 @@ def _checked(
     if kind not in kinds:
         raise Malformed("other-type", f"{name} is {kind}; it must be {' or '.join(kinds)}")
     split = {int(p[6:-1]) for p in placement.values() if p.startswith("shard")}
-    if len(array.shape) != len(shape) or any(n != m and i not in split
-                                             for i, (n, m) in enumerate(zip(array.shape, shape))):
+    if shape is not None and (len(array.shape) != len(shape) or any(n != m and i not in split
+                                                                    for i, (n, m) in enumerate(zip(array.shape, shape)))):
         said = "replicated" if not split else f"a shard of {list(shape)} by {', '.join(map(str, sorted(split)))}"
         raise Malformed("other-shape", f"{name} is {list(array.shape)}; it must be {list(shape)}, {said}")
     return to_numpy(array).astype(np.float64)
@@ -239,7 +245,7 @@ def placements_of(arrays: list[dict[str, np.ndarray]]) -> tuple[dict[str, dict[s
 
 
 def assembled(
-    arrays: list[dict[str, np.ndarray]], grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...]],
+    arrays: list[dict[str, np.ndarray]], grid: tuple[int, int, int], shapes: Mapping[str, tuple[int, ...] | None],
     placements: Mapping[str, Mapping[str, str]],
 ) -> tuple[dict[str, np.ndarray], list[Finding]]:
     """[dp, cp, tp, *shape] of each parameter: the whole, as each rank has it; and what hinders that."""
@@ -250,15 +256,16 @@ def assembled(
             parts[np.unravel_index(rank, grid)] = mine[name]
         whole = _whole(parts, placement, shapes[name])
         sizes = {p.shape for p in whole.flat}
-        if sizes != {shapes[name]}:
-            text = f"shards of {name} make {list(min(sizes))}; they must make {list(shapes[name])}"
+        shape = shapes[name] or min(sizes)
+        if sizes != {shape}:
+            text = f"shards of {name} make {list(min(sizes))}; they must make {list(shape)}"
             findings.append(Finding("other-shape", text, (name,)))
         else:
-            found[name] = np.stack(list(whole.flat)).reshape(*grid, *shapes[name])
+            found[name] = np.stack(list(whole.flat)).reshape(*grid, *shape)
     return found, findings
 
 
-def _whole(parts: np.ndarray, placement: Mapping[str, str], shape: tuple[int, ...]) -> np.ndarray:
+def _whole(parts: np.ndarray, placement: Mapping[str, str], shape: tuple[int, ...] | None) -> np.ndarray:
     """Shards put together, and partial sums added, tp first. Neighbours may have copies of a shard."""
     for axis in (2, 1, 0):
         kind = placement[AXES[axis]]
@@ -270,7 +277,7 @@ def _whole(parts: np.ndarray, placement: Mapping[str, str], shape: tuple[int, ..
                 line = [sum(line)] * len(line)
             elif kind != "replicated":
                 dim = int(kind[6:-1])
-                copies = max(1, sum(p.shape[dim] for p in line) // max(1, shape[dim]))
+                copies = max(1, sum(p.shape[dim] for p in line) // max(1, shape[dim])) if shape else 1
                 line = [np.concatenate(line[at % copies :: copies], axis=dim) for at in range(len(line))]
             for at, part in enumerate(line):
                 new[i, j, at] = part
