@@ -446,7 +446,7 @@ def smoothed_of(kind):
     return loss
 
 
-class SmoothedOverTheShard(Smoothed):
+class SmoothedOverOwnColumns(Smoothed):
     """labels are smoothed over the rank's own columns (NVIDIA/Megatron-LM #7452, 1)"""
 
     kind = "local-smoothing"
@@ -517,7 +517,7 @@ class CountOfTheMicrobatch(Smoothed):
         self.count = float(self.data_group.all_reduce((self.weights * (self.labels != -100)).sum()))
 
 
-class NaNWithoutLabels(Smoothed):
+class MeanOfNoLabel(Smoothed):
     """the mean over no label is 0 / 0 (reduction="mean")"""
 
     options, kind = {"cp": 2}, "nan"

@@ -6,6 +6,7 @@ the harness calls it.
 
 import numpy as np
 import ranks_numpy
+import step_numpy
 from planted import Bug, bfloat16, bugs_of
 from step_numpy import EMBEDDING, HEAD, Rank
 
@@ -659,6 +660,52 @@ class Bfloat16Activations(Step):
         return bfloat16(y).astype(self.type), lambda d: bfloat16(back(d)).astype(self.type)
 
 
+# The same steps without answers: a model with weights of its own, whose runs are held against one another.
+
+
+class ZeroGradients(Step):
+    """gradients are 0 (a path that returns zeros on both sides of a comparison; NVIDIA/TransformerEngine #3536)"""
+
+    kind = "zero-gradient"
+
+    def reduced(self, name, gradient):
+        return 0 * super().reduced(name, gradient)
+
+
+class ConstantGradients(Step):
+    """gradients do not depend on the input (buffers that are not written)"""
+
+    kind = "values"
+
+    def reduced(self, name, gradient):
+        return np.ones_like(super().reduced(name, gradient))
+
+
+def invariant_of(kind):
+    def invariant(microbatches, dp_group, cp_group, tp_group, data_group):
+        return gradients_of(kind)(step_numpy.WEIGHTS, microbatches, step_numpy.CONFIG, dp_group, cp_group, tp_group, data_group)
+
+    invariant.layouts = step_numpy.NAMES
+    return invariant
+
+
+INVARIANTS = {  # how the harness calls errors that have no answers, and the grid
+    AveragedOverData: ("depends-on-cp", {"cp": 2}),
+    TimesCp: ("depends-on-cp", {"cp": 2}),
+    NotReducedOverCp: ("ranks-disagree", {"cp": 2}),
+    NormsNotReducedOverTp: ("ranks-disagree", {"tp": 2}),
+    NormsAveragedOverTp: ("depends-on-tp", {"tp": 2}),
+    KvNotSummed: ("ranks-disagree", {"tp": 4}),
+    OwnCountAveraged: ("depends-on-dp", {"dp": 2}),
+    CountOfMicrobatch: ("depends-on-microbatches", {"cp": 2}),
+    CountOfSlots: ("depends-on-cp", {"cp": 4}),
+    MicrobatchesAveraged: ("depends-on-microbatches", {"cp": 2}),
+    LastMicrobatch: ("depends-on-microbatches", {"cp": 2}),
+    PositionsOfTheRows: ("depends-on-cp", {"cp": 2}),
+    KeysDetached: ("depends-on-cp", {"cp": 2}),
+    ZeroGradients: ("zero", {"cp": 2}),
+    ConstantGradients: ("constant", {"cp": 2}),
+}
 VARIANTS = (ShardedOverData, PartialOverData, WithoutSequenceParallel, OtherOrder, Bfloat16Activations)
 RIGHT = [
     Bug("step", "gradients", "", gradients_of(Step), TP),
@@ -667,7 +714,11 @@ RIGHT = [
     Bug("step_partial", "gradients", "", gradients_of(PartialOverData), DATA | {"layout": "striped"}),
     Bug("step_without_sp", "gradients", "", gradients_of(WithoutSequenceParallel), {"tp": 2, "layout": "contiguous"}),
     Bug("step_in_another_order", "gradients", "", gradients_of(OtherOrder), DATA | {"layout": "zigzag"}),
+    Bug("invariant", "invariant", "", step_numpy.invariant, TP),
     Bug("step_bfloat16_weights", "gradients", "", gradients_of(Step), TP | {"dtype": "bfloat16"}),
     Bug("step_bfloat16_activations", "gradients", "", gradients_of(Bfloat16Activations), TP | {"dtype": "bfloat16"}),
 ]
-BUGS = [bug for bug in bugs_of(Step, "gradients", gradients_of) if bug.name not in {v.__name__ for v in VARIANTS}]
+BUGS = [bug for bug in bugs_of(Step, "gradients", gradients_of) if bug.name not in {v.__name__ for v in VARIANTS}] + [
+    Bug(step.__name__, "invariant", step.__doc__, invariant_of(step), options, kind=kind)
+    for step, (kind, options) in INVARIANTS.items()
+]

@@ -9,6 +9,7 @@ error, not three. Exit code 1: no case finds some error, or one finds fault with
 import argparse
 import collections
 import contextlib
+import dataclasses
 import fnmatch
 import functools
 import importlib
@@ -100,6 +101,15 @@ def problems_of(options, large):
     return found
 
 
+def all_problems(options, large):
+    """(options, case, problems), of a contract that compares runs those of one rank before."""
+    if not hasattr(contracts.named(options.contract), "FROM_ONE_RANK"):
+        return [(options, *case) for case in problems_of(options, large)]
+    grids = [dataclasses.replace(options, ranks=1, dp=1, cp=1, tp=1), options]
+    # The problems are made anew: they remember what runs before them returned.
+    return [(on, f"{name} on {on.ranks}", problems) for on in grids for name, problems in problems_of.__wrapped__(on, large)]
+
+
 def answers(function, options, problem):
     """The outcome of a problem on each rank."""
     grid, boxes, found = rank.Grid(options.dp, options.cp, options.tp), Boxes(), [None] * options.ranks
@@ -138,8 +148,8 @@ def verdicts(bug, first=False, large=False):
     contract.explain = EXPLAIN if bug.kind else lambda *_: [UNEXPLAINED]
     usual = tolerance_of(contracts.named(bug.contract), options.dtype)
     tolerance = contract.Tolerance(usual, usual, WIDE if options.dtype == "bfloat16" else np.inf)
-    for name, problems in problems_of(options, large):
-        mine = [one(problem, outcomes_of(bug, options, problem), tolerance) for problem in problems]
+    for on, name, problems in all_problems(options, large):
+        mine = [one(problem, outcomes_of(bug, on, problem), tolerance) for problem in problems]
         compared = [v for v in mine if v.status == "failed" or v.status == "passed" and v.values]
         if compared:
             found[name] = [f.kind for v in compared for f in v.findings]

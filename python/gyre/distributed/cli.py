@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ..console import complain, ended
-from . import contracts, layouts
+from . import certificate, contracts, layouts
 from .conform import BACKENDS, TOLERANCE, conform
 from .joined import is_joined
 from .rank import TYPES, Unable, Usage
@@ -64,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "; ".join(f"{name}: {', '.join(known)}" for name, known in conventions.items() if known)
     add("--convention", default="", help=f"convention of the returned value or gradient; {text} (default: the first)")
     add("--forward-only", action="store_true", help="the function has no gradients: they are not asked for")
+    add("--report", default="", metavar="FILE.json",
+        help="add the run to a report, in place of one of the same function and options; FILE.html is its page")
     add("--timeout", type=float, default=60.0, help="seconds for a case (default: %(default)s)")
     return parser
 
@@ -78,7 +80,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = vars(_parser().parse_args(arguments))
-    suite, function, explain = options.pop("suite"), options.pop("function"), options.pop("explain")
+    suite, function, explain, file = (options.pop(name) for name in ("suite", "function", "explain", "report"))
     try:
         for name in ("ranks", "cp", "tp", "dp"):
             if options[name] is not None and options[name] < 1:
@@ -93,6 +95,8 @@ def _run(arguments: Sequence[str] | None) -> int:
         if not function:
             raise Usage("--function is needed, and a SUITE for contracts that have no cases of their own")
         report = conform(suite, function, **options)
+        if file:
+            certificate.add(file, report)
     except Usage as error:
         return _complain(error, 2)
     except (Unable, OSError, ValueError) as error:
