@@ -6,6 +6,7 @@ Usage: test_conform.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5p
 
 import contextlib
 import io
+import json
 import os
 import shutil
 import signal
@@ -13,6 +14,7 @@ import subprocess
 import sys
 import tempfile
 import unittest
+from unittest import mock
 
 import h5py
 import numpy as np
@@ -21,6 +23,7 @@ SOURCE = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.getcwd()
 INPUTS = os.path.join(SOURCE, "inputs")
 PATHS = [os.path.join(SOURCE, *parts) for parts in (("python",), ("python", "examples"), ("tests", "support"))]
 EXAMPLE = os.path.join(PATHS[1], "ranks_numpy.py")
+STEPS = os.path.join(PATHS[1], "step_numpy.py")
 sys.dont_write_bytecode = True
 sys.path[:0] = PATHS
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OPENBLAS_NUM_THREADS": "1"}
@@ -28,9 +31,9 @@ os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": 
 import gyre  # noqa: E402
 import planted_errors  # noqa: E402
 import planted_ranks  # noqa: E402
-from gyre.distributed import cli, conform, contracts, rounding, topk_kl  # noqa: E402
+from gyre.distributed import Options, cli, conform, contracts, decoder, gradients, rounding, step, topk_kl  # noqa: E402
 from gyre.distributed.conform import one  # noqa: E402
-from gyre.distributed.contract import Problem, Tolerance, returned  # noqa: E402
+from gyre.distributed.contract import Malformed, Problem, Tolerance, returned  # noqa: E402
 
 GOLDEN = os.path.join(INPUTS, "golden")
 
@@ -71,12 +74,20 @@ class Right(unittest.TestCase):
             "sum_over_group": ({"tp": 4, "case": "logprobs_[np]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[np]*"}),
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
+            "gradients": ({"ranks": 2, "case": "[psr]*"}, {"ranks": 4, "case": "[pobt]*"}),
+            "mtp_loss": ({"ranks": 2},),
+            "router_loss": ({"ranks": 2},),
+            "policy_loss": ({"ranks": 2}, {"ranks": 2, "convention": "sequence-mean"}),
+            "invariant": ({"ranks": 2, "case": "[bmo]*"},),
+            "grad_norm": ({"ranks": 4, "case": "[pks]*"},),
+            "optimizer_step": ({"ranks": 2, "case": "[pks]*"},),
         }
         self.assertEqual(set(runs), set(contracts.NAMES))
         for name, some in runs.items():
             for options in some:
                 with self.subTest(name, **options):
-                    report = run(f"{EXAMPLE}:{name}", **options)
+                    own = hasattr(contracts.named(name), "CASES")
+                    report = run(f"{STEPS if own else EXAMPLE}:{name}", suite=() if own else GOLDEN, **options)
                     self.assertTrue(report.passed, str(report))
 
     def test_parameters_that_only_some_cases_have_are_always_given(self):
@@ -111,6 +122,84 @@ class Right(unittest.TestCase):
     def test_regions(self):
         report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))
         self.assertTrue(report.passed, str(report))
+
+
+class Decoder(unittest.TestCase):
+    """The gradients that contracts of a step are held against."""
+
+    KINDS = ({}, {"tie_word_embeddings": True}, {"attention_bias": True, "num_key_value_heads": 1},
+             {"attention_sinks": True}, {"num_experts": 4})
+
+    def test_finite_differences(self):
+        rng, step = np.random.default_rng(5), 1e-6
+        for kind in self.KINDS:
+            config = decoder.Config(**kind)
+            weights = {n: w.astype(float) for n, w in decoder.weights_of(config, 3).items()}
+            ids, labels, share = rng.integers(0, 24, (2, 9)), rng.integers(0, 24, 9), rng.random(9)
+            ids, document = ids[0], np.repeat([0, 1], [5, 4])
+            positions = np.array([0, 1, 2, 3, 4, 0, 1, 2, 3])
+            pairs = (document[:, None] == document) & np.tri(9, dtype=bool)
+
+            def run(weights):
+                return decoder.Decoder(config, weights, np.arange(9) % 3, 3).run(ids, positions, pairs)
+
+            def loss(weights):
+                return -(share * np.log(decoder.softmax(run(weights)[0])[np.arange(9), labels])).sum()
+
+            logits, backward = run(weights)
+            gradients = backward(share[:, None] * (decoder.softmax(logits) - np.eye(24)[labels]))
+            gradients = {n: g.sum(axis=0) for n, g in gradients.items()}
+            if config.tie_word_embeddings:
+                gradients[decoder.EMBEDDING] += gradients.pop(decoder.HEAD)
+            self.assertEqual(gradients.keys(), weights.keys())
+            for name, weight in weights.items():
+                along = rng.normal(size=weight.shape)
+                moved = [loss({**weights, name: weight + sign * step * along}) for sign in (1, -1)]
+                slope, wanted = (moved[0] - moved[1]) / (2 * step), (gradients[name] * along).sum()
+                self.assertAlmostEqual(slope, wanted, delta=1e-6 * max(1, np.abs(gradients[name] * along).sum()), msg=name)
+
+    def test_choices_of_routers_are_not_near_ties(self):
+        step = gradients.step_of("router", Options("", dp=1, cp=1, tp=1))
+        scores = []
+        kept = decoder.softmax
+        with mock.patch.object(decoder, "softmax", lambda x: scores.append(x) or kept(x)):
+            step.parts(np.ones((1, gradients.MICROBATCHES, 1)))
+        of_router = [np.sort(x, axis=1) for x in scores if x.ndim == 2 and x.shape[1] == 4]
+        self.assertGreater(min((x[:, 2] - x[:, 1]).min() for x in of_router), 1e-3)
+
+
+class Placements(unittest.TestCase):
+    def test_of_torch_and_in_plain_names(self):
+        class Shard:
+            dim = 1
+            is_shard, is_partial, is_replicate = (staticmethod(lambda yes=yes: yes) for yes in (True, False, False))
+
+        for given, wanted in (("partial", ("replicated", "replicated", "partial")),
+                              ({"dp": "shard(0)", "tp": Shard()}, ("shard(0)", "replicated", "shard(1)"))):
+            self.assertEqual(step.placement_of(given, "w"), dict(zip(step.AXES, wanted)))
+        for given in ("shard", "shard(x)", {"pp": "partial"}, 3):
+            with self.assertRaisesRegex(Malformed, "the placement of w is .*it must be replicated, partial or shard"):
+                step.placement_of(given, "w")
+
+    def test_distributed_tensors_are_whole(self):
+        class Distributed:
+            full_tensor = staticmethod(lambda: np.ones((2, 3), np.float32))
+
+        arrays = step.returned_by_name({"w": Distributed(), "v": None}, {"w": (2, 3), "v": (1,)}, ["float32"])
+        self.assertEqual(sorted(arrays), ["placements", "w"])
+        for found, words in (({"x": 1}, "there is no parameter 'x'; there are w"), ([], "list was returned"),
+                             ({"w": np.ones((3, 2), np.float32)}, r"w is \[3, 2\]; it must be \[2, 3\], replicated"),
+                             ({"w": (np.ones((2, 2), np.float32), "shard(0)")}, r"\[2, 3\], a shard of"),
+                             ({"w": np.ones((2, 3), int)}, "w is int64; it must be float32")):
+            with self.assertRaisesRegex(Malformed, words):
+                step.returned_by_name(found, {"w": (2, 3)}, ["float32"])
+
+    def test_neighbours_may_have_copies(self):
+        arrays = [{"w": np.full((1, 2), r // 2, float)} for r in range(4)]
+        whole, findings = step.assembled(arrays, (1, 1, 4), {"w": (2, 2)}, {"w": step.placement_of("shard(0)", "w")})
+        self.assertEqual((whole["w"][0, 0].tolist(), findings), ([[[0, 0], [1, 1]]] * 4, []))
+        _, findings = step.assembled(arrays, (1, 1, 4), {"w": (3, 2)}, {"w": step.placement_of("shard(0)", "w")})
+        self.assertIn("shards of w make [4, 2]; they must make [3, 2]", findings[0].text)
 
 
 class Rounding(unittest.TestCase):
@@ -255,7 +344,7 @@ class Command(unittest.TestCase):
     def test_commands_of_the_page(self):
         with open(os.path.join(SOURCE, "docs", "conformance.md"), encoding="utf-8") as page:
             shown = [line.split()[1:] for line in page if line.startswith("    python3 -m gyre conform")]
-        self.assertEqual(len(shown), 4)
+        self.assertEqual(len(shown), 6)
         for words in shown:
             done = subprocess.run(
                 [sys.executable, *(word.strip('"') for word in words)], capture_output=True, text=True, cwd=SOURCE
@@ -270,7 +359,10 @@ class Command(unittest.TestCase):
     def test_bad_usage(self):
         here = (f"{EXAMPLE}:attention",)
         for arguments, words in (
-            ((), "SUITE and --function are needed"),
+            ((), "--function is needed, and a SUITE"),
+            (("--function", *here), "the contract attention needs a SUITE"),
+            ((GOLDEN, "--function", f"{STEPS}:gradients"), "but the contract gradients has cases of its own: plain, tied"),
+            (("--function", f"{STEPS}:gradients", "--case", "x*"), "--case is 'x*'; the contract gradients has plain"),
             (
                 (GOLDEN, "--function", f"{EXAMPLE}:attend", "--backend", "numpy", "--contract", "attention"),
                 "has no function 'attend'; it has attention",
@@ -416,6 +508,42 @@ class Command(unittest.TestCase):
         )
         self.assertEqual(done.returncode, 3, done.stderr)
         self.assertIn("--backend numpy needs none", done.stderr)
+
+
+class Certificate(unittest.TestCase):
+    def test_runs_are_added_and_replaced(self):
+        with tempfile.TemporaryDirectory() as folder:
+            path = os.path.join(folder, "report.json")
+            for name in ("heads_by_turns", "heads_by_turns"):
+                code, text = command(GOLDEN, "--backend", "numpy", "--function", f"planted_ranks:{name}", "--contract",
+                                     "head_exchange", "--case", "attention_groups_4", "--report", path)
+                self.assertEqual(code, 1, text)
+            code, text = command("--function", f"{STEPS}:policy_loss", "--backend", "numpy", "--ranks", "2", "--report", path)
+            self.assertEqual(code, 0, text)
+            with open(path, encoding="utf-8") as file:
+                whole = json.load(file)
+            self.assertEqual((whole["schema"], [run["passed"] for run in whole["runs"]]), ("gyre-conform/1", [False, True]))
+            self.assertEqual(whole["runs"][1]["grids"], ["dp 2 x cp 1 x tp 1", "cp 2 x tp 1"])
+            self.assertIn("dealt out by turns", whole["runs"][0]["cases"][0]["findings"][0]["text"])
+            with open(path.replace(".json", ".html"), encoding="utf-8") as file:
+                page = file.read()
+            for words in ("1 of 2 functions keep", 'class="passed">6 of 6 cases', 'class="failed">2 of 3 cases', "by turns: rank r"):
+                self.assertIn(words, page)
+            self.assertEqual(sorted(os.listdir(folder)), ["report.html", "report.json"])
+
+    def test_another_file_is_not_replaced(self):
+        run = ("--function", f"{STEPS}:policy_loss", "--backend", "numpy", "--ranks", "1", "--case", "plain", "--report")
+        with tempfile.TemporaryDirectory() as folder:
+            for name, content, words in (("a.json", "[]", "is no report of gyre conform"), ("b.txt", "", "must end in .json"),
+                                         ("c.json", '{"schema": "gyre-result/1", "runs": []}', "it must be 'gyre-conform/1'")):
+                path = os.path.join(folder, name)
+                with open(path, "w", encoding="utf-8") as file:
+                    file.write(content)
+                code, text = command(*run, path)
+                self.assertEqual(code, 3, text)
+                self.assertIn(words, text)
+                with open(path, encoding="utf-8") as file:
+                    self.assertEqual(file.read(), content)
 
 
 class Plugin(unittest.TestCase):

@@ -9,7 +9,8 @@ from gyre.distributed import rounding
 
 @dataclasses.dataclass(frozen=True, eq=False)
 class Bug:
-    """A function with an error. origin: what is wrong, and where that comes from; options: those of its run."""
+    """A function with an error. origin: what is wrong, and where that comes from; options: those of its run; kind: how the
+    harness is to call it, of those that it is asked to name ("values": it has no name)."""
 
     name: str
     contract: str
@@ -17,6 +18,7 @@ class Bug:
     function: object
     options: dict
     raises: bool = False  # or returns what the contract does not allow
+    kind: str = ""
 
 
 def bfloat16(values):
@@ -42,5 +44,5 @@ def bugs_of(right, contract, function_of):
     kinds, found = list(right.__subclasses__()), []
     for kind in kinds:
         kinds += [k for k in kind.__subclasses__() if k not in kinds]
-        found.append(Bug(kind.__name__, contract, kind.__doc__, function_of(kind), kind.options))
+        found.append(Bug(kind.__name__, contract, kind.__doc__, function_of(kind), kind.options, kind=getattr(kind, "kind", "")))
     return found

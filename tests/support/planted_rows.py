@@ -583,7 +583,7 @@ class Loss(LogProb):
         return np.where(self.labels == IGNORED, 0, self.weights.astype(np.float64))
 
     def normaliser(self, counted):
-        return self.data_group.all_reduce(counted.sum())
+        return self.count or 1
 
     def gradient_normaliser(self, counted):
         return self.total_weight

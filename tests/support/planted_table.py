@@ -9,6 +9,7 @@ error, not three. Exit code 1: no case finds some error, or one finds fault with
 import argparse
 import collections
 import contextlib
+import dataclasses
 import fnmatch
 import functools
 import importlib
@@ -25,16 +26,16 @@ import numpy as np  # noqa: E402
 
 from gyre import reading  # noqa: E402
 from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
-from gyre.distributed.conform import TOLERANCE, WIDE, Options, files_of, one  # noqa: E402
+from gyre.distributed.conform import WIDE, Options, files_of, one, tolerance_of  # noqa: E402
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
-MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks")
+MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms", "planted_losses")
 # Contracts of ranks that have other tokens.
 CP = ("attention", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
 LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error
 WAIT_S = 0.1
 UNEXPLAINED = contract.Finding("values", "")
-contract.explain = lambda *_: [UNEXPLAINED]  # that something differs is enough
+EXPLAIN = contract.explain
 reading.read = functools.cache(reading.read)
 
 
@@ -90,12 +91,23 @@ def options_of(bug):
 @functools.lru_cache(maxsize=None)
 def problems_of(options, large):
     """(file, its problems) of the golden files of a contract's kind that are large, or that are not."""
-    found = []
-    for path in files_of([str(GOLDEN)], contracts.named(options.contract).KIND, "*"):
+    found, of = [], contracts.named(options.contract)
+    if hasattr(of, "CASES"):
+        return [] if large else [(case, list(of.problems(case, options))) for case in of.CASES]
+    for path in files_of([str(GOLDEN)], of.KIND, "*"):
         with contextlib.suppress(contract.LeftOut):
             if (path.stat().st_size > LARGE) == large:
-                found.append((path.stem, list(contracts.named(options.contract).problems(path, options))))
+                found.append((path.stem, list(of.problems(path, options))))
     return found
+
+
+def all_problems(options, large):
+    """(options, case, problems), of a contract that compares runs those of one rank before."""
+    if not hasattr(contracts.named(options.contract), "FROM_ONE_RANK"):
+        return [(options, *case) for case in problems_of(options, large)]
+    grids = [dataclasses.replace(options, ranks=1, dp=1, cp=1, tp=1), options]
+    # The problems are made anew: they remember what runs before them returned.
+    return [(on, f"{name} on {on.ranks}", problems) for on in grids for name, problems in problems_of.__wrapped__(on, large)]
 
 
 def answers(function, options, problem):
@@ -128,15 +140,19 @@ def outcomes_of(bug, options, problem):
 
 
 def verdicts(bug, first=False, large=False):
-    """file -> whether it finds the error, of the golden files that the function takes; first: up to one that does."""
+    """case -> kinds of what is found, of the cases that the function takes; first: up to one that finds the error.
+
+    Without a kind that is asked for, that something differs is enough.
+    """
     options, found = options_of(bug), {}
-    usual = TOLERANCE[options.dtype]
+    contract.explain = EXPLAIN if bug.kind else lambda *_: [UNEXPLAINED]
+    usual = tolerance_of(contracts.named(bug.contract), options.dtype)
     tolerance = contract.Tolerance(usual, usual, WIDE if options.dtype == "bfloat16" else np.inf)
-    for name, problems in problems_of(options, large):
-        mine = [one(problem, outcomes_of(bug, options, problem), tolerance) for problem in problems]
+    for on, name, problems in all_problems(options, large):
+        mine = [one(problem, outcomes_of(bug, on, problem), tolerance) for problem in problems]
         compared = [v for v in mine if v.status == "failed" or v.status == "passed" and v.values]
         if compared:
-            found[name] = any(v.status == "failed" for v in compared)
+            found[name] = [f.kind for v in compared for f in v.findings]
             if first and found[name]:
                 break
     return found if large or any(found.values()) and bug.origin else found | verdicts(bug, first, True)
@@ -148,11 +164,20 @@ def bugs_and_right():
     return [bug for m in modules for bug in m.BUGS], [bug for m in modules for bug in m.RIGHT]
 
 
+def is_named(bug, found):
+    """Whether the cases that find an error call it by its name, more often than by any other."""
+    kinds = collections.Counter(case[0] for case in found.values() if case and case[0] != "values")
+    return bug.kind != "values" and bool(kinds) and kinds.most_common(1)[0][0] == bug.kind
+
+
 def row(bug, found, most):
     """A line of the table."""
     names = [name for name, is_found in found.items() if is_found]
+    if bug.kind and not is_named(bug, found):
+        names = [f"{name} ({', '.join(dict.fromkeys(found[name]))})" for name in names]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
-    return f"{bug.contract:<14}  {len(names):>3} of {len(found):>3}  {bug.name}: {bug.origin}\n{'':<28}{shown or 'NONE'}"
+    said = "" if not bug.kind else f"named {bug.kind}; " if is_named(bug, found) else "not named; "
+    return f"{bug.contract:<14}  {len(names):>3} of {len(found):>3}  {bug.name}: {bug.origin}\n{'':<28}{said}{shown or 'NONE'}"
 
 
 def main():
@@ -170,6 +195,10 @@ def main():
     wrong = [f"{bug.contract} {bug.name}: {name}" for bug in right for name, is_found in verdicts(bug).items() if is_found]
     cases = {name for found in table.values() for name, is_found in found.items() if is_found}
     print(f"{len(bugs)} errors, {len(missed)} found by no case: {', '.join(missed) or '-'}; {len(cases)} cases find one or more")
+    asked = [bug for bug in bugs if bug.kind]
+    named = [bug for bug in asked if is_named(bug, table[bug])]
+    others = [b.name for b in asked if b not in named and any(k != "values" for c in table[b].values() for k in c)]
+    print(f"{len(named)} of {len(asked)} errors of steps and losses are named; called otherwise in some case: {', '.join(others) or '-'}")
     print(f"{len(right)} right functions, fault found with: {', '.join(wrong) or '-'}")
     sys.exit(1 if missed or wrong or not bugs else 0)
 

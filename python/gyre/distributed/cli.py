@@ -6,7 +6,7 @@ import os
 from collections.abc import Sequence
 
 from ..console import complain, ended
-from . import contracts, layouts
+from . import certificate, contracts, layouts
 from .conform import BACKENDS, TOLERANCE, conform
 from .joined import is_joined
 from .rank import TYPES, Unable, Usage
@@ -33,7 +33,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     add = parser.add_argument
-    add("suite", nargs="*", help="files with answers, or folders of them: inputs/golden")
+    add("suite", nargs="*", help="files with answers, or folders of them: inputs/golden; none for a contract that has "
+        "cases of its own")
     add("--function", help="FILE.py:NAME or MODULE:NAME")
     add("--contract", default="", help=", ".join(contracts.NAMES))
     add("--explain", action="store_true", help="print the contract and end")
@@ -45,7 +46,8 @@ def _parser() -> argparse.ArgumentParser:
     )
     add("--cp", type=int, help="ranks that share tokens (default: the ranks over dp x tp)")
     add("--tp", type=int, help="ranks that share heads or the vocabulary")
-    add("--dp", type=int, help="contract loss: replicas, which have other rows (default: 1)")
+    replicated = ", ".join(n for n in contracts.NAMES if getattr(contracts.named(n), "USES_DP", False))
+    add("--dp", type=int, help=f"replicas, which have other rows; of {replicated}")
     add("--layout", default="dual-chunk-swap", help=", ".join(layouts.NAMES) + " (default: %(default)s)")
     add(
         "--backend",
@@ -54,7 +56,7 @@ def _parser() -> argparse.ArgumentParser:
         "without torch (default: %(default)s)",
     )
     add("--dtype", default="float32", help=", ".join(TYPES) + " (default: %(default)s)")
-    add("--case", default="*", help="files to run, by pattern: 'attention_window_*'")
+    add("--case", default="*", help="files or cases to run, by pattern: 'attention_window_*'")
     defaults = ", ".join(f"{t} {v:g}" for t, v in TOLERANCE.items())
     add("--rtol", type=float, help="|got - answer| <= atol scale + rtol |answer|")
     add("--atol", type=float, help=f"(default of both: {defaults})")
@@ -62,6 +64,8 @@ def _parser() -> argparse.ArgumentParser:
     text = "; ".join(f"{name}: {', '.join(known)}" for name, known in conventions.items() if known)
     add("--convention", default="", help=f"convention of the returned value or gradient; {text} (default: the first)")
     add("--forward-only", action="store_true", help="the function has no gradients: they are not asked for")
+    add("--report", default="", metavar="FILE.json",
+        help="add the run to a report, in place of one of the same function and options; FILE.html is its page")
     add("--timeout", type=float, default=60.0, help="seconds for a case (default: %(default)s)")
     return parser
 
@@ -76,21 +80,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 def _run(arguments: Sequence[str] | None) -> int:
     options = vars(_parser().parse_args(arguments))
-    suite, function, explain = options.pop("suite"), options.pop("function"), options.pop("explain")
+    suite, function, explain, file = (options.pop(name) for name in ("suite", "function", "explain", "report"))
     try:
         for name in ("ranks", "cp", "tp", "dp"):
             if options[name] is not None and options[name] < 1:
                 raise Usage(f"--{name} is {options[name]}; it must be 1 or more")
-            options[name] = options[name] or (1 if name == "dp" else 0)
+            options[name] = options[name] or 0
         if explain:
             name = options["contract"]
             if name not in contracts.NAMES:
                 raise Usage(f"--contract is {name!r}; it must be one of {', '.join(contracts.NAMES)}")
             print(inspect.getdoc(contracts.named(name)))
             return 0
-        if not suite or not function:
-            raise Usage("SUITE and --function are needed")
+        if not function:
+            raise Usage("--function is needed, and a SUITE for contracts that have no cases of their own")
         report = conform(suite, function, **options)
+        if file:
+            certificate.add(file, report)
     except Usage as error:
         return _complain(error, 2)
     except (Unable, OSError, ValueError) as error:

@@ -26,14 +26,14 @@ WITHOUT = "for a function that has none in any case there is --forward-only, whi
 
 @dataclass(frozen=True)
 class Options:
-    """How a function is run. cp or tp of 0: what is left of the ranks; of both: all grids that the contract splits."""
+    """How a function is run. dp, cp or tp of 0: what is left of the ranks; of all: all grids that the contract splits."""
 
     function: str
     contract: str = ""
     ranks: int = 0
     cp: int = 0
     tp: int = 0
-    dp: int = 1
+    dp: int = 0
     layout: str = "dual-chunk-swap"
     backend: str = "gloo"
     dtype: str = "float32"
@@ -43,6 +43,7 @@ class Options:
     timeout: float = 60.0
     convention: str = ""
     forward_only: bool = False
+    memory: dict[str, Any] = field(default_factory=dict, compare=False)  # what a contract keeps from case to case
 
 
 @dataclass
@@ -135,20 +136,43 @@ def files_of(suite: Sequence[str], kind: str, pattern: str) -> list[Path]:
     return mine
 
 
+def cases_of(suite: Sequence[str], options: Options) -> list[Path]:
+    """The files of a contract, or the names of the cases that it brings. Usage: there is none."""
+    contract = contracts.named(options.contract)
+    if not hasattr(contract, "CASES"):
+        if not suite:
+            raise Usage(f"the contract {options.contract} needs a SUITE, such as inputs/golden")
+        return files_of(suite, contract.KIND, options.case)
+    known = ", ".join(contract.CASES)
+    if suite:
+        raise Usage(f"SUITE is {suite[0]}, but the contract {options.contract} has cases of its own: {known}")
+    found = [Path(name) for name in contract.CASES if fnmatch.fnmatch(name, options.case)]
+    if not found:
+        raise Usage(f"--case is {options.case!r}; the contract {options.contract} has {known}")
+    return found
+
+
+def tolerance_of(contract: Any, kind: str) -> float:
+    """Of results in a type, if nothing else was asked for."""
+    return float({**TOLERANCE, **getattr(contract, "TOLERANCE", {})}[kind])
+
+
 def grids_of(ranks: int, dp: int, cp: int, tp: int, splits: Sequence[str]) -> tuple[Grid, ...]:
-    """The grid of a number of ranks; cp or tp of 0 is what is left, of both all grids of what a contract splits.
+    """The grid of a number of ranks; dp, cp or tp of 0 is what is left, of all all grids of what a contract splits.
 
     Usage: they do not go together.
     """
-    if min(ranks, dp) < 1 or min(cp, tp) < 0:
+    if ranks < 1 or min(dp, cp, tp) < 0:
         raise Usage(f"ranks {ranks}, dp {dp}, cp {cp}, tp {tp}: they must be at least 1")
-    each = ranks // dp
-    sizes = [(cp or each // tp, tp or each // cp)] if cp or tp else [(each, 1)] if splits == ("cp",) else [(1, each)]
-    if not cp and not tp and len(splits) > 1:
-        sizes = [(each // n, n) for n in range(1, each + 1) if each % n == 0]
-    found = tuple(Grid(dp, *size) for size in sizes)
-    if any(grid.ranks != ranks for grid in found):
-        raise Usage(f"{ranks} ranks are not {found[0]} = {found[0].ranks}: a group of the wrong size")
+    given = {"dp": dp or int("dp" not in splits), "cp": cp, "tp": tp}
+    if not cp and not tp:
+        given |= {axis: 1 for axis in ("cp", "tp") if axis not in splits}
+    sizes = [[n] if n else [n for n in range(ranks, 0, -1) if ranks % n == 0] for n in given.values()]
+    found = tuple(grid for grid in itertools.starmap(Grid, itertools.product(*sizes)) if grid.ranks == ranks)
+    if not found:
+        wanted = Grid(*(n or 1 for n in given.values()))
+        raise Usage(f"{ranks} ranks are no multiple of {wanted} = {wanted.ranks}: a group of the wrong size"
+                    if 0 in given.values() else f"{ranks} ranks are not {wanted} = {wanted.ranks}: a group of the wrong size")
     return found
 
 
@@ -178,21 +202,23 @@ def settled(options: Options) -> tuple[Options, tuple[Grid, ...]]:
         if bound is not None and not 0 <= bound < math.inf:
             raise Usage(f"--{option} is {bound}; it must be 0 or more, and finite")
     started = int(os.environ["WORLD_SIZE"]) if is_joined() else 0
-    if options.dp != 1 and not getattr(contracts.named(name), "USES_DP", False):
+    if options.dp > 1 and not getattr(contracts.named(name), "USES_DP", False):
         raise Usage(f"--dp is {options.dp}, but the contract {name} has no data-parallel ranks; it must be 1")
-    ranks = options.ranks or started or options.dp * max(1, options.cp) * max(1, options.tp)
-    if ranks == 1 and not (options.ranks or started or options.cp or options.tp):
+    ranks = options.ranks or started or max(1, options.dp) * max(1, options.cp) * max(1, options.tp)
+    if ranks == 1 and not (options.ranks or started or options.dp or options.cp or options.tp):
         ranks = 2
     if started and ranks != started:
         raise Usage(f"--ranks is {ranks}, but {started} ranks were started: a group of the wrong size")
     grids = grids_of(ranks, options.dp, options.cp, options.tp, contracts.named(name).SPLITS)
     convention = options.convention or conventions[0]
-    cp, tp = (grids[0].cp, grids[0].tp) if len(grids) == 1 else (0, 0)
-    return replace(options, contract=name, ranks=ranks, cp=cp, tp=tp, convention=convention), grids
+    dp, cp, tp = (grids[0].dp, grids[0].cp, grids[0].tp) if len(grids) == 1 else (max(1, options.dp), 0, 0)
+    return replace(options, contract=name, ranks=ranks, dp=dp, cp=cp, tp=tp, convention=convention), grids
 
 
 def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report:
     """Runs FILE.py:NAME or MODULE:NAME over the cases of a suite; the options are those of Options.
+
+    A contract that has cases of its own takes an empty suite.
 
     ValueError (Usage): what was asked for cannot be. RuntimeError (Unable): this machine lacks torch,
     or GPUs.
@@ -200,31 +226,33 @@ def conform(suite: str | Sequence[str], function: str, **options: Any) -> Report
     chosen, grids = settled(Options(function, **options))
     contract = contracts.named(chosen.contract)
     places = [suite] if isinstance(suite, (str, os.PathLike)) else list(suite)
-    paths = files_of([os.fspath(p) for p in places], contract.KIND, chosen.case)
+    paths = cases_of([os.fspath(p) for p in places], chosen)
     if chosen.backend != "numpy":
         torch_or_refusal()
     check_gpus(chosen.backend, chosen.ranks)
-    usual = TOLERANCE[chosen.dtype]
+    usual = tolerance_of(contract, chosen.dtype)
     tolerance = Tolerance(usual if chosen.rtol is None else chosen.rtol, usual if chosen.atol is None else chosen.atol)
     if chosen.dtype == "bfloat16" and tolerance == Tolerance(usual, usual):
         tolerance = Tolerance(usual, usual, WIDE)
-    setting = Setting(chosen.contract, function, chosen.backend, grids, chosen.dtype, chosen.forward_only)
-    report = Report(chosen, grids)
-    team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
-    try:
-        team.start()
-        _run_all(report, contract, paths, team, tolerance)
-        report.unasked = _unasked(report, getattr(contract, "NEEDS", ()), team.parameters)
-        team.code = 0 if report.passed else 1
-    finally:
-        team.stop()
+    alone = (Grid(1, 1, 1),) if getattr(contract, "FROM_ONE_RANK", False) and chosen.ranks > 1 and not is_joined() else ()
+    report = Report(chosen, (*alone, *grids))
+    for of_team in filter(None, (alone, grids)):
+        setting = Setting(chosen.contract, function, chosen.backend, of_team, chosen.dtype, chosen.forward_only)
+        team = Joined(setting, chosen.timeout) if is_joined() else Team(setting, chosen.timeout)
+        try:
+            team.start()
+            _run_all(report, contract, paths, team, tolerance)
+            report.unasked = _unasked(report, getattr(contract, "NEEDS", ()), team.parameters)
+            team.code = 0 if report.passed else 1
+        finally:
+            team.stop()
     return report
 
 
 def _problems(contract: Any, path: Path, options: Options) -> list[Problem]:
     """The cases of a file. Damaged: it has no answers, or they do not fit it."""
     try:
-        return list(contract.problems(path, options))
+        return list(contract.problems(path.name if hasattr(contract, "CASES") else path, options))
     except (LeftOut, OSError):
         raise
     except Exception as error:  # a file may hold anything
@@ -237,12 +265,12 @@ def _problems(contract: Any, path: Path, options: Options) -> list[Problem]:
 def _run_all(report: Report, contract: Any, paths: list[Path], team: Any, tolerance: Tolerance) -> None:
     """Adds the verdicts of all cases on all grids; a rank that hangs ends it."""
     ended = ""
-    for grid, path in itertools.product(report.grids, paths):
+    for grid, path in itertools.product(team.setting.grids, paths):
         if ended:
             report.verdicts.append(Verdict(path.stem, "left out", note=f"not run after {ended}", grid=str(grid)))
             continue
         try:
-            problems = _problems(contract, path, replace(report.options, cp=grid.cp, tp=grid.tp))
+            problems = _problems(contract, path, replace(report.options, dp=grid.dp, cp=grid.cp, tp=grid.tp))
         except LeftOut as error:
             report.verdicts.append(Verdict(path.stem, "left out", note=str(error), grid=str(grid)))
             continue

@@ -9,6 +9,9 @@ NAMES = (
     "entropy",
     "filtered_logprob",
     "loss",
+    "mtp_loss",
+    "router_loss",
+    "policy_loss",
     "shard",
     "labels",
     "unshard",
@@ -20,6 +23,10 @@ NAMES = (
     "sum_over_group",
     "topk_kl",
     "model",
+    "gradients",
+    "grad_norm",
+    "optimizer_step",
+    "invariant",
 )
 
 

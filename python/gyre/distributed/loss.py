@@ -13,7 +13,10 @@ divides by their number. Gradients: of tensors by autograd; of NumPy arrays, a s
 a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
 parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
 (those of them in the same replica, and at the same place of other replicas), first (id of the first
-column), columns (of all ranks), weights [tokens], count (sum of all weights), mesh.
+column), columns (of all ranks), weights [tokens], count (sum of all weights), label_smoothing e, where
+nll is (1 - e) nll + e mean(-log p) over the whole vocabulary, z_loss z, where z lse^2 is added to nll,
+mesh. In cases of microbatches the function is called for each of them, and its values are added: it
+needs count, which is of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -43,13 +46,15 @@ from .rounding import rounded
 
 KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
 SPLITS = ("cp", "tp")
-NEEDS = ("weights",)
+NEEDS = ("weights", "label_smoothing", "z_loss", "count")
+MICROBATCHES = 3
+GROWN = (6, 64)  # rows of files that have further cases: fewer could not be dealt to ranks and microbatches
 CONVENTIONS = ("mean", "partial", "times-cp")
 IGNORED = -100
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
-    """Two cases of a file of log-probabilities, its targets for labels: with weights of 0 and 1, and with others."""
+    """Cases of a file of log-probabilities, its targets for labels: with weights of 0 and 1, with others, and more."""
     inputs = rounded(checked_file(path), options.dtype).inputs
     vocab, temperature = int(inputs.attributes["vocab_size"]), temperature_of(inputs)
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
@@ -58,11 +63,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     if np.any(temperature != 1) or not (labels != IGNORED).any():
         return
     columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.dp * options.cp)
-    plain = np.ones(len(labels), np.float32)
-    for name, weights in (
-        (path.stem, plain),
-        (f"{path.stem} with weights", (1 + np.arange(len(labels)) % 3 / 2).astype(np.float32)),
-    ):
+    for suffix, weights, needs, changes in _variants(labels, rows, bool(np.isfinite(logits).all())):
         counted = np.where(labels == IGNORED, 0, weights)
         problem = {
             "logits": logits.astype(np.float64),
@@ -71,59 +72,107 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             "vocab_size": vocab,
             "weights": counted,
             "convention": options.convention,
-        }
+            "microbatches": 1,
+            "label_smoothing": 0.0,
+            "z_loss": 0.0,
+        } | changes
         pieces = []
         for rank in range(len(rows) * options.tp):
-            mine, part = rows[rank // options.tp], columns[rank % options.tp]
-            pieces.append(
-                {
-                    "logits": logits[mine][:, part],
-                    "labels": labels[mine],
-                    "weights": weights[mine],
-                    "offers": {"first": part.start, "columns": vocab, "count": float(counted.sum())},
-                }
-            )
-        needs = {} if weights is plain else {"weights": "rows have weights"}
-        if np.isfinite(values_of(problem, d_value=plain)["logprob"]).all():
+            part = columns[rank % options.tp]
+            offers = {"first": part.start, "columns": vocab, "count": float(counted.sum())}
+            offers |= {name: problem[name] for name in ("label_smoothing", "z_loss")}
+            batches = [
+                {"logits": logits[mine][:, part], "labels": labels[mine], "weights": weights[mine]}
+                for mine in np.array_split(rows[rank // options.tp], problem["microbatches"])
+            ]
+            pieces.append({"batches": batches, "offers": offers})
+        name = path.stem + suffix
+        if np.isfinite(values_of(problem, d_value=np.ones(len(labels)))["logprob"]).all():
             yield Problem(name, pieces, needs, partial(_judge, name, problem, columns, rows, options.dp))
+
+
+def _variants(
+    labels: np.ndarray, rows: list[np.ndarray], is_finite: bool
+) -> Iterator[tuple[str, np.ndarray, dict[str, str], dict[str, Any]]]:
+    """Of the cases of a file: a suffix of its name, weights, parameters that it needs, changes of the problem."""
+    plain = np.ones(len(labels), np.float32)
+    others = (1 + np.arange(len(labels)) % 3 / 2).astype(np.float32)
+    weighted = {"weights": "rows have weights"}
+    yield "", plain, {}, {}
+    yield " with weights", others, weighted, {}
+    if not is_finite or not GROWN[0] <= len(labels) <= GROWN[1]:
+        return
+    first, emptied = np.zeros_like(plain), plain.copy()
+    first[np.argmax(labels != IGNORED)] = 1
+    emptied[rows[-1]] = 0
+    yield " of one label", first, weighted, {}
+    if len(rows) > 1:
+        yield " with a rank without labels", emptied, weighted, {}
+    yield " without labels", 0 * plain, weighted, {}
+    yield " with label smoothing", plain, {"label_smoothing": "labels are smoothed"}, {"label_smoothing": 0.25}
+    yield " with z-loss", plain, {"z_loss": "there is a z-loss"}, {"z_loss": 0.125}
+    lost = others.copy()
+    lost[np.array_split(rows[-1], MICROBATCHES)[1]] = 0
+    needs = weighted | {"count": f"rows lie in {MICROBATCHES} microbatches"}
+    yield " in microbatches", lost, needs, {"microbatches": MICROBATCHES}
 
 
 def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
-    """Calls the function on one rank, forward and backward."""
-    offers = dict(piece["offers"], mesh=here.mesh, weights=here.array(piece["weights"]))
-    offers |= {f"{name}_group": here.group(name) for name in ("data", "cp", "dp")}
-    logits = here.leaf(piece["logits"])
-    value, backward = unpacked(
-        function(logits, here.ids(piece["labels"]), here.group("tp"), **keywords(function, offers, needs))
-    )
-    found = {"loss": returned("loss", value, (), [here.kind, "float32", "float64"])}
-    for gradient in here.gradients(value, here.array(np.array(1.0)), [logits], backward):
-        found["d_loss"] = returned(
-            "the gradient of logits_shard", gradient, piece["logits"].shape, [here.kind, "float32", "float64"]
+    """Calls the function on one rank, forward and backward, for each microbatch."""
+    kinds, losses, gradients = [here.kind, "float32", "float64"], [], []
+    for batch in piece["batches"]:
+        offers = dict(piece["offers"], mesh=here.mesh, weights=here.array(batch["weights"]))
+        offers |= {f"{name}_group": here.group(name) for name in ("data", "cp", "dp")}
+        logits = here.leaf(batch["logits"])
+        value, backward = unpacked(
+            function(logits, here.ids(batch["labels"]), here.group("tp"), **keywords(function, offers, needs))
         )
-    return found
+        losses.append(returned("loss", value, (), kinds))
+        for gradient in here.gradients(value, here.array(np.array(1.0)), [logits], backward):
+            gradients.append(returned("the gradient of logits_shard", gradient, batch["logits"].shape, kinds))
+    found = {"loss": np.sum(losses, axis=0, dtype=losses[0].dtype)}
+    return found | ({"d_loss": np.concatenate(gradients)} if gradients else {})
+
+
+def terms_of(problem: Mapping[str, Any], kept: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
+    """The loss of each row [tokens], and its slope [tokens, columns]; kept [columns]: those of the smoothing."""
+    smoothing, z_loss, width = problem["label_smoothing"], problem["z_loss"], problem["logits"].shape[1]
+    scores = values_of(problem, d_value=-np.ones(len(problem["targets"])))
+    value, slope = -scores["logprob"], scores["d_logprob"]
+    if smoothing or z_loss:
+        known = (problem["targets"] != IGNORED)[:, None]
+        lse = np.logaddexp.reduce(problem["logits"], axis=1)
+        log_p = problem["logits"] - lse[:, None]
+        share = np.full(width, 1 / width) if kept is None else kept / kept.sum()
+        value = (1 - smoothing) * value - known[:, 0] * smoothing * (log_p @ share) + known[:, 0] * z_loss * lse**2
+        slope = (1 - smoothing) * slope + known * smoothing * (np.exp(log_p) - share)
+        slope += known * 2 * z_loss * lse[:, None] * np.exp(log_p)
+    return value, slope
 
 
 def loss_of(
-    problem: Mapping[str, Any], rows: list[np.ndarray], normaliser: np.ndarray | float | None = None, **changes: Any
+    problem: Mapping[str, Any], rows: list[np.ndarray], normaliser: np.ndarray | float | None = None,
+    kept: np.ndarray | None = None, **changes: Any
 ) -> dict[str, np.ndarray]:
     """loss of each part of the rows by the convention, and d_loss of all rows.
 
-    normaliser: one of each part, or a number; without, the sum of the weights.
+    normaliser: one of each part, of each part's microbatches, or a number; without, the sum of the weights.
     """
     p = {**problem, **changes}
     weights = p["weights"]
-    total = np.broadcast_to(weights.sum() if normaliser is None else normaliser, (len(rows),))
+    total = weights.sum() if normaliser is None else np.asarray(normaliser)
+    total = np.broadcast_to(total[:, None] if np.ndim(total) == 1 else total, (len(rows), p["microbatches"]))
     share = np.zeros(len(weights))
-    for mine, one in zip(rows, total):
-        share[mine] = -weights[mine] / one if one else 0
-    scores = values_of(p, d_value=share)
-    parts = np.array([(share[mine] * scores["logprob"][mine]).sum() for mine in rows])
+    for mine, of_part in zip(rows, total):
+        for batch, one in zip(np.array_split(mine, len(of_part)), of_part):
+            share[batch] = weights[batch] / one if one else 0
+    value, slope = terms_of(p, kept)
+    parts = np.array([(share[mine] * value[mine]).sum() for mine in rows])
     factor = len(rows) if p["convention"] == "times-cp" else 1
     loss = np.full(len(rows), parts.sum()) if p["convention"] == "mean" else factor * parts
-    return {"loss": loss, "d_loss": factor * scores["d_logprob"]}
+    return {"loss": loss, "d_loss": factor * share[:, None] * slope}
 
 
 def _judge(
@@ -136,7 +185,11 @@ def _judge(
     tolerance: Tolerance,
 ) -> Verdict:
     parts, tp = len(rows), len(columns)
-    broken = not_numbers(arrays, lambda rank, array, values: values) or disagreeing(arrays, "loss", parts, tp, tolerance)
+    broken = (
+        not_numbers(arrays, lambda rank, array, values: values)
+        or _own_smoothing(problem, columns, rows, arrays, tolerance)
+        or disagreeing(arrays, "loss", parts, tp, tolerance)
+    )
     if broken:
         return Verdict(name).fail(*broken)
     expected = loss_of(problem, rows)
@@ -172,9 +225,41 @@ def _judge(
     return verdict
 
 
+def _own_smoothing(
+    problem: Mapping[str, Any], columns: list[slice], rows: list[np.ndarray], arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+) -> list[Finding]:
+    """Ranks of tp whose losses differ because each smooths labels over its own columns."""
+    if not problem["label_smoothing"] or len(columns) == 1:
+        return []
+    ids = np.arange(problem["logits"].shape[1])
+    own = [loss_of(problem, rows, kept=(ids >= c.start) & (ids < c.stop))["loss"] for c in columns]
+    got = np.array([mine["loss"] for mine in arrays]).reshape(len(rows), len(columns))
+    right = loss_of(problem, rows)["loss"]
+    if all(tolerance.near("loss", loss, right) for loss in own) or not all(
+        tolerance.near("loss", got[:, t], loss) for t, loss in enumerate(own)
+    ):
+        return []
+    text = "labels are smoothed over the rank's own columns, not over the vocabulary"
+    return [Finding("local-smoothing", text, ("loss",))]
+
+
 def _part_name(part: int, parts: int, dp: int) -> str:
     replica, cp_rank = divmod(part, parts // dp)
     return f"cp rank {cp_rank}" if dp == 1 else f"dp rank {replica}, cp rank {cp_rank}"
+
+
+def _of_terms(known: Callable[..., Hypothesis], problem: Mapping[str, Any]) -> Iterator[Hypothesis]:
+    """Errors of label smoothing and of a z-loss."""
+    smoothing, width = problem["label_smoothing"], problem["logits"].shape[1]
+    if smoothing:
+        yield known("smoothing", "label smoothing is ignored", label_smoothing=0.0)
+        text = "labels are smoothed over the other ids alone: e / (V - 1)"
+        yield known("smoothing", text, label_smoothing=smoothing * width / max(1, width - 1))
+    if problem["z_loss"]:
+        yield known("z-loss", "the z-loss is ignored", z_loss=0.0)
+        yield known("z-loss", "the z-loss counts twice", z_loss=2 * problem["z_loss"])
+        yield known("z-loss", "the z-loss counts half: z / 2 lse^2", z_loss=problem["z_loss"] / 2)
 
 
 def _hypotheses(
@@ -193,11 +278,20 @@ def _hypotheses(
     def known(kind: str, text: str, normaliser: Any = None, **changes: Any) -> Hypothesis:
         return Hypothesis(kind, text, lambda: loss_of(problem, rows, normaliser, **changes))
 
+    yield from _of_terms(known, problem)
     if {n for n in failing if not got[n].any()} == failing:
         yield Hypothesis("zero", "it is 0", lambda: {n: np.zeros(got[n].shape) for n in failing})
     named = {"cp": cp, "tp": tp, "dp": dp, "the ranks": parts * tp}
     if min(dp, cp) > 1:
         named["dp x cp"] = parts
+    if problem["microbatches"] > 1:
+        named["microbatches"] = problem["microbatches"]
+        of_batch = np.array([[weights[b].sum() for b in np.array_split(mine, MICROBATCHES)] for mine in rows])
+        every = np.broadcast_to(of_batch.sum(axis=0), of_batch.shape)
+        for own, who in ((every, "every microbatch"), (of_batch, "every microbatch of a rank")):
+            for factor, what in ((1, "sum"), (MICROBATCHES, "mean")):
+                text = f"wrong normalisation: {who} divides by its own weights; the {what} of these"
+                yield known("normalisation", text, own * factor)
     yield from (h for h in factors(got, expected, failing, named) if h.kind.endswith(tuple(named)))
     counts = np.array([weights[mine].sum() for mine in rows])
     yield known("normalisation", "wrong normalisation: rows that are ignored are counted", len(weights))
