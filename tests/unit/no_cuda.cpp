@@ -5,6 +5,7 @@
 #include <functional>
 #include <string>
 
+#include "attention/array_ops.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/cuda_device.hpp"
 #include "comm/nccl.hpp"
@@ -15,7 +16,6 @@
 #include "logprobs/fused_linear/fused_linear_ops.hpp"
 #include "logprobs/rows/row_kernels.hpp"
 #include "model/decoder_ops.hpp"
-#include "packing/slot_packer.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/cuda_memory.hpp"
 #include "runtime/cuda_stream.hpp"
@@ -87,11 +87,9 @@ TEST_F(NoCuda, OtherModules) {
   const Layout layout = contiguous(test::full_bounds({8}).view(), options);
   expect_error("sharding on a GPU: this build has no CUDA",
                [&] { make_stream_shards(layout, stream); });
-  expect_error("rows on a GPU: this build has no CUDA", [&] {
-    SegmentList segments;
-    segments.add(1, 1, 0);
-    pack_slots(segments, std::vector<int32_t>{1}, stream);
-  });
+  float element = 0;
+  expect_error("rows on a GPU: this build has no CUDA",
+               [&] { fill(MatrixView<float>(&element, 1, 1), 1, stream); });
   expect_error("row passes on a GPU: this build has no CUDA", [&] { make_row_kernels(stream); });
   expect_error("the fused linear layer on a GPU: this build has no CUDA",
                [&] { make_linear_ops(stream, cpu_row_kernels()); });
