@@ -138,8 +138,11 @@ void check_products(const AttentionFile& file, bool with_gradients) {
   // |<a, b>| <= |a| |b|; the norms are those of the heads of all tokens.
   const auto norm = [](const std::vector<float>& values, int64_t dim) {
     double largest = 0;
-    for (auto head = values.begin(); head != values.end(); head += dim)
-      largest = std::max(largest, std::inner_product(head, head + dim, head, 0.0));
+    for (auto head = values.begin(); head != values.end(); head += dim) {
+      double square = 0;
+      for (const double x : std::span(head, head + dim)) square += x * x;
+      largest = std::max(largest, square);
+    }
     return std::sqrt(largest);
   };
   const double q = norm(file.q, file.head_dim), k = norm(file.k, file.head_dim);

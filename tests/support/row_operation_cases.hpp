@@ -67,10 +67,12 @@ struct RowOperations {
       }
     for (const RowOperation& operation : row_operations())
       for (size_t i = 0; i < operation.parameters.size(); ++i)
-        for (const double value : {operation.parameters[i].least, operation.parameters[i].most}) {
-          all.push_back({operation, "a limit", random_logits(7, 90, DType::f32), DType::f32, 3});
-          all.back().parameters[i] = value;
-        }
+        for (const double value : {operation.parameters[i].least, operation.parameters[i].most})
+          for (const LogitRows& rows :
+               {random_logits(7, 90, DType::f32), special_rows(DType::f32)}) {
+            all.push_back({operation, "a limit", rows, DType::f32, 3});
+            all.back().parameters[i] = value;
+          }
     return all;
   }
   static RowOperations threaded() {

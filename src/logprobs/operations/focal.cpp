@@ -16,7 +16,6 @@ namespace {
 /// d value / d log p_t. 1 - p_t is computed without cancellation.
 double slope_of(double logprob, double gamma) {
   const double other = -std::expm1(logprob);
-  if (gamma == 0) return -1;
   if (other <= 0) return 0;
   const double p = std::exp(logprob), weighted = p == 0 ? 0 : gamma * p * logprob;
   return std::pow(other, gamma - 1) * (weighted - other);
@@ -40,7 +39,7 @@ RowOperation focal_operation() {
               [](const OperationRow& row, std::span<double> values) {
                 const double logprob = row.statistics.of_ids[0];
                 const double weight = std::pow(-std::expm1(logprob), row.parameters[0]);
-                values[0] = row.is_id(0) && weight != 0 ? -weight * logprob : 0;
+                values[0] = weight != 0 ? -weight * logprob : 0;
                 if (std::isnan(logprob)) values[0] = logprob;
               },
           .slopes =

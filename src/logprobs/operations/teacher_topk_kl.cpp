@@ -59,7 +59,7 @@ std::string fault_of_row(std::span<const int32_t> ids, std::span<const float> lo
   return sum <= 1 + 1e-3 ? "" : "has probabilities whose sum is above 1";
 }
 
-/// Nine tenths of the probability, in random parts. A repeated id is left out.
+/// Nine tenths of the probability, in random parts. Repeated ids and some others are left out.
 void make_row(std::span<const int32_t> ids, std::span<const double> random,
               std::span<float> log_p) {
   double sum = 0;
@@ -67,7 +67,9 @@ void make_row(std::span<const int32_t> ids, std::span<const double> random,
   for (size_t k = 0; k < ids.size(); ++k) {
     const auto before = ids.first(k);
     const bool again = std::ranges::find(before, ids[k]) != before.end();
-    log_p[k] = again ? -HUGE_VALF : static_cast<float>(std::log(-0.9 * std::log(random[k]) / sum));
+    log_p[k] = again || random[k] < 0x1p-4
+                   ? -HUGE_VALF
+                   : static_cast<float>(std::log(-0.9 * std::log(random[k]) / sum));
   }
 }
 

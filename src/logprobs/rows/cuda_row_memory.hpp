@@ -18,13 +18,6 @@
 
 namespace gyre {
 
-/// Whether the device may read and write this host memory.
-inline bool is_pinned(const void* pointer) {
-  cudaPointerAttributes attributes{};
-  GYRE_CHECK_CUDA(cudaPointerGetAttributes(&attributes, pointer));
-  return attributes.type == cudaMemoryTypeHost;
-}
-
 /// A buffer that grows to the requested size and is kept.
 class Pool {
  public:
