@@ -259,7 +259,7 @@ expect 2 '--heads-at-once 2: schedule all-to-all does not' "$attention" --explai
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --schedule all --layout all --inner 2 --heads-at-once 2 --stripe 3 --chunk 4
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --inner 0 --heads-at-once 1 --stripe 1 --chunk 0
 "$attention" --help >output
-for text in 'of an inner group.* by all-to-all-ring' 'of a stage.* by all-gather-strided' 'of a run.* by striped' 'of a chunk.* by balanced and balanced-joint'; do
+for text in 'of an inner group.* by all-to-all-ring' 'of a stage.* by all-gather-strided' 'at a time.* by striped' 'of a chunk.* by balanced and balanced-joint'; do
   grep -qE "$text" <<<"$(tr -s ' \n' ' ' <output)" || fail "--help does not say '$text': $(cat output)"
 done
 printf 'tokens = 64\nschedule = "all-gather"\n' >run.toml
