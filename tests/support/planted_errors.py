@@ -428,13 +428,13 @@ def ignored_counted(logits_shard, labels, group, data_group, first, weights, cou
     return scaled(count / rows, logits_shard, labels, group, data_group, first, weights)
 
 
-@loss_case("normalisation", "a mean of the ranks' means")
+@loss_case("normalisation", "a mean of the ranks' means", case="logprobs_float16")
 def mean_of_means(logits_shard, labels, group, data_group, first, weights, count):
     mine = np.where(labels == -100, 0, weights).sum()
     return right.loss(logits_shard, labels, group, data_group, first, weights / mine)
 
 
-@loss_case("normalisation", "a mean of the replicas' means", dp=2)
+@loss_case("normalisation", "a mean of the replicas' means", dp=2, case="logprobs_float16")
 def mean_of_replicas(logits_shard, labels, group, data_group, cp_group, dp_group, first, weights):
     mine = cp_group.all_reduce(np.where(labels == -100, 0, weights).sum())
     return right.loss(logits_shard, labels, group, data_group, first, weights / mine)

@@ -47,7 +47,7 @@ def lengths_divided_everywhere(q, k, v, cu_seqlens, layout, group, allowed, scal
     return right.attention(q, k, v, cu_seqlens, layout, group, pairs, scale)
 
 
-@planted("normalisation", "every rank divides by its own weights", "loss", case="logprobs_plain", cp=2,
+@planted("normalisation", "every rank divides by its own weights", "loss", case="logprobs_many_rows", cp=2,
          convention="partial")
 def loss_of_own_count(logits_shard, labels, group, data_group, first, weights):
     vocab = int(group.all_reduce(np.int64(logits_shard.shape[1])))

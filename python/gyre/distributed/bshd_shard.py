@@ -18,9 +18,9 @@ import numpy as np
 
 from .. import reading
 from ..reference import dual_chunk_swap
-from .contract import Arrays, Finding, Hypothesis, Malformed, Problem, Tolerance, Verdict, judged, keywords, returned
+from .contract import Arrays, Hypothesis, Malformed, Problem, Tolerance, Verdict, keywords, returned
 from .rank import Here
-from .shard import INTEGERS
+from .shard import INTEGERS, judge_shards
 
 KIND, USES_LAYOUT = "bshd", False
 SPLITS = ("cp",)
@@ -84,21 +84,10 @@ def _judge(
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
-    mine = arrays[::tp]
-    if any(set(m) != set(mine[0]) for m in mine):
-        return Verdict(name).fail(Finding("ranks-disagree", "ranks return different arrays"))
-    got = {n: np.stack([m[n] for m in mine]) for n in mine[0]}
-    expected = {n: answers[n] for n in got}
+    def errors(got: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
+        def cut(rows: Arrays, other: np.ndarray) -> dict[str, np.ndarray]:
+            return {n: np.moveaxis(a[:, other], 1, 0) for n, a in rows.items() if n in got}
 
-    def places(array: str, bad: np.ndarray) -> str:
-        rank, row, slot = place = tuple(int(i) for i in np.argwhere(bad)[0])
-        values = f"{got[array][place]}, should be {expected[array][place]}"
-        return f"{int(bad.sum())} of {bad.size} differ; first [rank {rank}, row {row}, slot {slot}]: {values}"
-
-    def cut(rows: Arrays, other: np.ndarray) -> dict[str, np.ndarray]:
-        return {n: np.moveaxis(a[:, other], 1, 0) for n, a in rows.items() if n in got}
-
-    def errors(failing: set[str]) -> Iterator[Hypothesis]:
         cp, width = len(index), index.size
         every = np.arange(width)
         orders = {"contiguous": every.reshape(cp, -1), "striped": every.reshape(-1, cp).T}
@@ -120,4 +109,4 @@ def _judge(
         zero = {"labels": np.maximum(answers["labels"], 0)}
         yield Hypothesis("padding", "labels of padding are 0, not -100", lambda: zero)
 
-    return judged(name, got, expected, tolerance, errors, places)
+    return judge_shards(name, answers, tp, arrays, tolerance, ("rank", "row", "slot"), errors)

@@ -10,13 +10,14 @@ padding), mesh.
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from .contract import Arrays, Hypothesis, Problem, Tolerance, Verdict, factors
-from .logprob import call_of_rows, judge_rows, row_problems
+from .contract import Arrays, Hypothesis, Problem, Tolerance, Verdict
+from .logprob import call_of_rows, first_guesses, judge_rows, row_problems
 from .rank import Here
 
 KIND, USES_LAYOUT = "logprobs", False
@@ -45,9 +46,7 @@ def _judge(
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
-    def errors(got: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
-        return _hypotheses(got, expected, failing, problem, columns, rows)
-
+    errors = partial(_hypotheses, problem, columns, rows, expected)
     every = np.ones(len(problem["targets"]), bool)
     return judge_rows(name, "entropy", every, expected, columns, rows, errors, arrays, tolerance)
 
@@ -75,12 +74,12 @@ def values_of(problem: Mapping[str, Any], kept: np.ndarray | None = None, **chan
 
 
 def _hypotheses(
-    got: Arrays,
-    expected: Arrays,
-    failing: set[str],
     problem: Mapping[str, Any],
     columns: list[slice],
     rows: list[np.ndarray],
+    expected: Arrays,
+    got: Arrays,
+    failing: set[str],
 ) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     tp, width = len(columns), problem["logits"].shape[1]
@@ -89,13 +88,7 @@ def _hypotheses(
     def known(kind: str, text: str, **changes: Any) -> Hypothesis:
         return Hypothesis(kind, text, lambda: values_of(problem, **changes))
 
-    zero = {n for n in failing if not got[n].any()}
-    if zero:
-        kind = "zero-gradient" if zero == {"d_entropy"} else "zero"
-        text = f"{', '.join(sorted(zero))} is 0 everywhere"
-        yield Hypothesis(kind, text, lambda: {n: np.zeros(got[n].shape) for n in zero})
-    yield from factors(got, expected, failing, {"tp": tp, "cp": len(rows)})
-    yield Hypothesis("sign", "the sign is that of sum p log p", lambda: {n: -np.asarray(expected[n]) for n in failing})
+    yield from first_guesses("entropy", got, expected, failing, len(rows), tp, "sum p log p")
     if np.any(problem["temperature"] != 1):
         yield known("temperature", "the temperature is ignored", temperature=1.0)
         lost = "the gradient lacks 1 / temperature"

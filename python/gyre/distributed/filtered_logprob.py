@@ -13,14 +13,15 @@ column), columns (of all ranks), vocab_size (columns that count; behind them is 
 """
 
 from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from ..reference import survivors
-from .contract import Arrays, Hypothesis, Problem, Tolerance, Verdict, factors
-from .logprob import NEUTRAL, call_of_rows, judge_rows, row_problems
+from .contract import Arrays, Hypothesis, Problem, Tolerance, Verdict
+from .logprob import NEUTRAL, call_of_rows, first_guesses, judge_rows, row_problems
 from .logprob import values_of as logprobs_of
 from .rank import Here
 
@@ -51,9 +52,7 @@ def _judge(
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
-    def errors(got: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
-        return _hypotheses(got, expected, failing, problem, columns, rows)
-
+    errors = partial(_hypotheses, problem, columns, rows, expected)
     kept = np.isfinite(expected[NAME])
     return judge_rows(name, NAME, kept, expected, columns, rows, errors, arrays, tolerance, defined=kept)
 
@@ -80,12 +79,12 @@ def values_of(problem: Mapping[str, Any], kept: np.ndarray, softmax: np.ndarray 
 
 
 def _hypotheses(
-    got: Arrays,
-    expected: Arrays,
-    failing: set[str],
     problem: Mapping[str, Any],
     columns: list[slice],
     rows: list[np.ndarray],
+    expected: Arrays,
+    got: Arrays,
+    failing: set[str],
 ) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     tp, width, targets = len(columns), problem["logits"].shape[1], problem["targets"]
@@ -100,13 +99,7 @@ def _hypotheses(
 
         return Hypothesis(kind, text, arrays)
 
-    zero = {n for n in failing if not got[n].any()}
-    if zero:
-        text = f"{', '.join(sorted(zero))} is 0 everywhere"
-        kind = "zero-gradient" if zero == {GRADIENT} else "zero"
-        yield Hypothesis(kind, text, lambda: {n: np.zeros(got[n].shape) for n in zero})
-    yield from factors(got, expected, failing, {"tp": tp, "cp": len(rows)})
-    yield Hypothesis("sign", "the sign is that of a loss", lambda: {n: -np.asarray(expected[n]) for n in failing})
+    yield from first_guesses(NAME, got, expected, failing, len(rows), tp, "a loss")
     every = np.broadcast_to(np.arange(width) < problem["vocab_size"], right.shape)
     yield known("filter-ignored", "the filter is ignored", kept=every)
     yield known("not-renormalised", "the softmax is over all ids, not over those that are kept", softmax=every)

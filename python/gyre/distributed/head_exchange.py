@@ -28,10 +28,8 @@ from .contract import (
     judged,
     keywords,
     not_numbers,
-    returned,
 )
-from .logprob import unpacked
-from .rank import Here
+from .rank import Here, differentiated
 
 KIND, USES_LAYOUT = "attention", False
 SPLITS = ("cp",)
@@ -81,13 +79,11 @@ def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
-    x, kinds = here.leaf(piece["x"]), [here.kind]
     taken = keywords(function, {"back": piece["back"], "mesh": here.mesh}, needs)
-    value, backward = unpacked(function(x, here.rank // here.tp, here.cp, here.group("cp"), **taken))
-    found = {"y": returned("y", value, piece["shape"], kinds)}
-    for gradient in here.gradients(value, here.array(piece["d_y"]), [x], backward):
-        found["d_x"] = returned("the gradient of x", gradient, piece["x"].shape, kinds)
-    return found
+    return differentiated(
+        lambda x: function(x, here.rank // here.tp, here.cp, here.group("cp"), **taken),
+        {"d_x": ("x", piece["x"])}, "y", piece["shape"], piece["d_y"], [here.kind], here,
+    )
 
 
 def _judge(

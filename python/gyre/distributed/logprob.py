@@ -21,7 +21,6 @@ from .contract import (
     Arrays,
     Finding,
     Hypothesis,
-    Malformed,
     Problem,
     Tolerance,
     Verdict,
@@ -30,9 +29,8 @@ from .contract import (
     judged,
     keywords,
     not_numbers,
-    returned,
 )
-from .rank import Here
+from .rank import Here, differentiated
 from .rounding import rounded
 
 KIND, USES_LAYOUT = "logprobs", False
@@ -110,17 +108,6 @@ def row_problems(
     yield Problem(path.stem, pieces, needs, partial(judge, path.stem, problem | given, expected, columns, rows))
 
 
-def unpacked(answer: Any) -> tuple[Any, Any]:
-    """A value and its way back, if one was returned."""
-    if not isinstance(answer, (tuple, list)):
-        return answer, None
-    if len(answer) != 2:
-        raise Malformed(
-            "other-type", f"{len(answer)} values were returned; there must be 1, or 2 with a gradient's function"
-        )
-    return answer[0], answer[1]
-
-
 def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
@@ -143,14 +130,12 @@ def call_of_rows(
         if isinstance(x, np.ndarray)
     }
     taken = keywords(function, {**piece["offers"], **of_tokens, "mesh": here.mesh}, needs)
-    logits = here.leaf(piece["logits"])
     asked = (here.ids(piece["targets"]),) if takes_targets else ()
-    found, backward = unpacked(function(logits, *asked, here.group("tp"), **taken))
-    kinds = [here.kind, "float32", "float64"]
-    arrays = {value: returned(value, found, piece["targets"].shape, kinds)}
-    for gradient in here.gradients(found, here.array(piece["d_value"]), [logits], backward):
-        arrays[f"d_{value}"] = returned("the gradient of logits_shard", gradient, piece["logits"].shape, kinds)
-    return arrays
+    return differentiated(
+        lambda logits: function(logits, *asked, here.group("tp"), **taken),
+        {f"d_{value}": ("logits_shard", piece["logits"])}, value, piece["targets"].shape, piece["d_value"],
+        [here.kind, "float32", "float64"], here,
+    )
 
 
 def disagreeing(
@@ -178,10 +163,20 @@ def _judge(
 ) -> Verdict:
     known = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
 
-    def errors(got: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
-        return _hypotheses(got, expected, failing, problem, columns, rows)
-
+    errors = partial(_hypotheses, problem, columns, rows, expected)
     return judge_rows(name, "logprob", known, expected, columns, rows, errors, arrays, tolerance)
+
+
+def first_guesses(
+    value: str, got: Arrays, expected: Arrays, failing: set[str], cp: int, tp: int, sign: str
+) -> Iterator[Hypothesis]:
+    """Known errors of any value of rows: zeros, factors and the sign, of which `sign` says what it is."""
+    if zero := {n for n in failing if not got[n].any()}:
+        text = f"{', '.join(sorted(zero))} is 0 everywhere"
+        kind = "zero-gradient" if zero == {f"d_{value}"} else "zero"
+        yield Hypothesis(kind, text, lambda: {n: np.zeros(got[n].shape) for n in zero})
+    yield from factors(got, expected, failing, {"tp": tp, "cp": cp})
+    yield Hypothesis("sign", f"the sign is that of {sign}", lambda: {n: -np.asarray(expected[n]) for n in failing})
 
 
 def judge_rows(
@@ -272,12 +267,12 @@ def rolled(targets: np.ndarray, rows: list[np.ndarray], by: int) -> np.ndarray:
 
 
 def _hypotheses(
-    got: Arrays,
-    expected: Arrays,
-    failing: set[str],
     problem: Mapping[str, Any],
     columns: list[slice],
     rows: list[np.ndarray],
+    expected: Arrays,
+    got: Arrays,
+    failing: set[str],
 ) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     targets, tp, width = problem["targets"], len(columns), problem["logits"].shape[1]
@@ -295,15 +290,7 @@ def _hypotheses(
     def gradient(kind: str, text: str, change: Callable[[np.ndarray], np.ndarray]) -> Hypothesis:
         return Hypothesis(kind, text, lambda: {"d_logprob": change(np.asarray(expected["d_logprob"]))})
 
-    zero = {n for n in failing if not got[n].any()}
-    if zero:
-        yield Hypothesis(
-            "zero-gradient" if zero == {"d_logprob"} else "zero",
-            f"{', '.join(sorted(zero))} is 0 everywhere",
-            lambda: {n: np.zeros(got[n].shape) for n in zero},
-        )
-    yield from factors(got, expected, failing, {"tp": tp, "cp": len(rows)})
-    yield Hypothesis("sign", "the sign is that of a loss", lambda: {n: -np.asarray(expected[n]) for n in failing})
+    yield from first_guesses("logprob", got, expected, failing, len(rows), tp, "a loss")
     for step in (-1, 1):
         text = f"shifted labels: row i has the target of row i {'+' if step < 0 else '-'} 1"
         yield known("label-shift", text, targets=np.roll(targets, step))

@@ -38,10 +38,9 @@ from .contract import (
     judged,
     keywords,
     not_numbers,
-    returned,
 )
-from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, unpacked, values_of
-from .rank import Here
+from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
+from .rank import Here, differentiated
 from .rounding import rounded
 
 KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
@@ -125,15 +124,15 @@ def call(
     for batch in piece["batches"]:
         offers = dict(piece["offers"], mesh=here.mesh, weights=here.array(batch["weights"]))
         offers |= {f"{name}_group": here.group(name) for name in ("data", "cp", "dp")}
-        logits = here.leaf(batch["logits"])
-        value, backward = unpacked(
-            function(logits, here.ids(batch["labels"]), here.group("tp"), **keywords(function, offers, needs))
+        taken, labels = keywords(function, offers, needs), here.ids(batch["labels"])
+        found = differentiated(
+            lambda logits, labels=labels, taken=taken: function(logits, labels, here.group("tp"), **taken),
+            {"d_loss": ("logits_shard", batch["logits"])}, "loss", (), np.array(1.0), kinds, here,
         )
-        losses.append(returned("loss", value, (), kinds))
-        for gradient in here.gradients(value, here.array(np.array(1.0)), [logits], backward):
-            gradients.append(returned("the gradient of logits_shard", gradient, batch["logits"].shape, kinds))
-    found = {"loss": np.sum(losses, axis=0, dtype=losses[0].dtype)}
-    return found | ({"d_loss": np.concatenate(gradients)} if gradients else {})
+        losses.append(found["loss"])
+        gradients += [found["d_loss"]] if "d_loss" in found else []
+    total = {"loss": np.sum(losses, axis=0, dtype=losses[0].dtype)}
+    return total | ({"d_loss": np.concatenate(gradients)} if gradients else {})
 
 
 def terms_of(problem: Mapping[str, Any], kept: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:

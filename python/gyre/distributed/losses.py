@@ -5,10 +5,9 @@ from typing import Any
 
 import numpy as np
 
-from .contract import Arrays, Hypothesis, Tolerance, Verdict, keywords, not_numbers, returned
+from .contract import Arrays, Hypothesis, Tolerance, Verdict, keywords, not_numbers
 from .gradients import judge_parameters
-from .logprob import unpacked
-from .rank import Here
+from .rank import Here, differentiated
 
 
 def call_of_loss(
@@ -16,14 +15,12 @@ def call_of_loss(
     offers: Mapping[str, Any], needs: Mapping[str, str], here: Here,
 ) -> dict[str, np.ndarray]:
     """Calls a function that returns a loss on one rank; arguments: what it gets, from the leaves."""
-    kinds, tensors = [here.kind, "float32", "float64"], [here.leaf(a) for a in leaves.values()]
     offers = dict(offers, mesh=here.mesh) | {f"{name}_group": here.group(name) for name in ("data", "cp", "dp")}
-    value, backward = unpacked(function(*arguments(tensors), **keywords(function, offers, needs)))
-    found = {"loss": returned("loss", value, (), kinds)}
-    gradients = here.gradients(value, here.array(np.array(1.0)), tensors, backward)
-    for (name, leaf), gradient in zip(leaves.items(), gradients):
-        found[f"d_{name}"] = returned(f"the gradient of {name}", gradient, leaf.shape, kinds)
-    return found
+    taken = keywords(function, offers, needs)
+    return differentiated(
+        lambda *tensors: function(*arguments(list(tensors)), **taken), {f"d_{n}": (n, a) for n, a in leaves.items()},
+        "loss", (), np.array(1.0), [here.kind, "float32", "float64"], here,
+    )
 
 
 def judge_loss(

@@ -21,8 +21,7 @@ import numpy as np
 from .attention import needs_of, pairs_of
 from .contract import Finding, Problem, Tolerance, Verdict, checked_file, keywords, not_numbers, returned
 from .layouts import Layout, layout_of
-from .logprob import unpacked
-from .rank import Here
+from .rank import Here, unpacked
 
 KIND, USES_LAYOUT = "attention", True
 SPLITS = ("cp",)

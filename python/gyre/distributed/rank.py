@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from .contract import LeftOut, Malformed
+from .contract import LeftOut, Malformed, returned
 
 TYPES = ("float32", "float64", "bfloat16")
 
@@ -171,6 +171,36 @@ class TorchHere(Here):
             return ()
         found = torch.autograd.grad(out, leaves, d_out.to(out.dtype), allow_unused=True)
         return [torch.zeros_like(x) if g is None else g for g, x in zip(found, leaves)]
+
+
+def unpacked(answer: Any) -> tuple[Any, Any]:
+    """A value and its way back, if one was returned."""
+    if not isinstance(answer, (tuple, list)):
+        return answer, None
+    if len(answer) != 2:
+        raise Malformed(
+            "other-type", f"{len(answer)} values were returned; there must be 1, or 2 with a gradient's function"
+        )
+    return answer[0], answer[1]
+
+
+def differentiated(
+    function: Callable[..., Any], leaves: Mapping[str, tuple[str, np.ndarray]], value: str, shape: tuple[int, ...],
+    d_value: np.ndarray, kinds: Sequence[str], here: Here,
+) -> dict[str, np.ndarray]:
+    """What a function of the leaves returns, and its gradients.
+
+    leaves: by the name of the array that the gradient becomes, what they are called and what they are. value, shape,
+    kinds: of what the function returns; d_value: its gradient.
+    """
+    tensors = [here.leaf(array) for _, array in leaves.values()]
+    found, backward = unpacked(function(*tensors))
+    arrays = {value: returned(value, found, shape, kinds)}
+    for (name, (called, array)), gradient in zip(
+        leaves.items(), here.gradients(found, here.array(d_value), tensors, backward)
+    ):
+        arrays[name] = returned(f"the gradient of {called}", gradient, array.shape, kinds)
+    return arrays
 
 
 def torch_or_refusal() -> Any:

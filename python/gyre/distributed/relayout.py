@@ -27,11 +27,9 @@ from .contract import (
     judged,
     keywords,
     not_numbers,
-    returned,
 )
 from .layouts import NAMES, layout_of
-from .logprob import unpacked
-from .rank import Here
+from .rank import Here, differentiated
 from .rounding import in_type
 from .shard import bins_of
 
@@ -74,13 +72,11 @@ def call(
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
     offers = dict(piece["names"], mesh=here.mesh, cu_seqlens_padded=here.ids(piece["bounds"]))
-    rows, shape = here.leaf(piece["rows"]), piece["rows"].shape
     taken = keywords(function, offers, needs)
-    value, backward = unpacked(function(rows, here.rank // here.tp, here.cp, here.group("cp"), **taken))
-    found = {"rows": returned("rows", value, shape, [here.kind])}
-    for gradient in here.gradients(value, here.array(piece["d_rows"]), [rows], backward):
-        found["d_rows"] = returned("the gradient of rows", gradient, shape, [here.kind])
-    return found
+    return differentiated(
+        lambda rows: function(rows, here.rank // here.tp, here.cp, here.group("cp"), **taken),
+        {"d_rows": ("rows", piece["rows"])}, "rows", piece["rows"].shape, piece["d_rows"], [here.kind], here,
+    )
 
 
 def _judge(

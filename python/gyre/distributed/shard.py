@@ -7,7 +7,7 @@ cu_seqlens_padded (the rank's own tokens and slots, running sums), or index (the
 Further parameters, given where they are taken: layout (its name), group, mesh.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
@@ -83,6 +83,31 @@ def checked(answer: Any, shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.
             "other-type", f"{unknown[0] if unknown else 'nothing'} was returned; it may be {', '.join(shapes)}"
         )
     return {name: returned(name, array, shapes[name], INTEGERS).astype(np.int64) for name, array in answer.items()}
+
+
+def judge_shards(
+    name: str,
+    answers: Arrays,
+    tp: int,
+    arrays: list[dict[str, np.ndarray]],
+    tolerance: Tolerance,
+    axes: Sequence[str],
+    errors: Callable[[Arrays, set[str]], Iterable[Hypothesis]],
+) -> Verdict:
+    """The verdict of arrays [cp, ...] of integers; axes: what indices are called, of ranks first and of slots last."""
+    mine = arrays[::tp]
+    if any(set(m) != set(mine[0]) for m in mine):
+        return Verdict(name).fail(Finding("ranks-disagree", "ranks return different arrays"))
+    got = {n: np.stack([m[n] for m in mine]) for n in mine[0]}
+    expected = {n: answers[n] for n in got}
+
+    def places(array: str, bad: np.ndarray) -> str:
+        place = tuple(int(i) for i in np.argwhere(bad)[0])
+        where = ", ".join(f"{axis} {i}" for axis, i in zip(axes, place if len(axes) == len(place) else (place[0], place[-1])))
+        values = f"{got[array][place]}, should be {expected[array][place]}"
+        return f"{int(bad.sum())} of {bad.size} differ; first [{where}]: {values}"
+
+    return judged(name, got, expected, tolerance, partial(errors, got), places)
 
 
 def judge(

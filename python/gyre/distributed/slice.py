@@ -17,9 +17,9 @@ from typing import Any
 import numpy as np
 
 from .. import reading
-from .contract import Arrays, Finding, Hypothesis, Problem, Tolerance, Verdict, judged, keywords
+from .contract import Arrays, Hypothesis, Problem, Tolerance, Verdict, keywords
 from .rank import Here
-from .shard import checked
+from .shard import checked, judge_shards
 
 KIND, USES_LAYOUT = "documents", False
 SPLITS = ("cp",)
@@ -67,19 +67,8 @@ def _judge(
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
-    mine = arrays[::tp]
-    if any(set(m) != set(mine[0]) for m in mine):
-        return Verdict(name).fail(Finding("ranks-disagree", "ranks return different arrays"))
-    got = {n: np.stack([m[n] for m in mine]) for n in mine[0]}
-    expected = {n: answers[n] for n in got}
-
-    def places(array: str, bad: np.ndarray) -> str:
-        place = tuple(int(i) for i in np.argwhere(bad)[0])
-        values = f"{got[array][place]}, should be {expected[array][place]}"
-        return f"{int(bad.sum())} of {bad.size} differ; first [rank {place[0]}, place {place[-1]}]: {values}"
-
-    def errors(failing: set[str]) -> Iterator[Hypothesis]:
-        cp, ids, positions = len(mine), whole["ids"], whole["positions"]
+    def errors(got: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
+        cp, ids, positions = len(arrays) // tp, whole["ids"], whole["positions"]
         for step in range(1, cp):
             text = f"rank r has the block of rank r + {step} (mod size)"
             yield Hypothesis("wrong-rows", text, lambda step=step: {"ids": np.roll(answers["ids"], -step, axis=0)})
@@ -100,7 +89,7 @@ def _judge(
             text = "padding repeats the last id"
             yield Hypothesis("padding", text, lambda: {"ids": np.stack(np.split(last[None], cp, axis=1))})
 
-    return judged(name, got, expected, tolerance, errors, places)
+    return judge_shards(name, answers, tp, arrays, tolerance, ("rank", "place"), errors)
 
 
 def _counted_on(positions: np.ndarray, pad: int) -> np.ndarray:

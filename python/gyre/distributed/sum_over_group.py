@@ -31,8 +31,7 @@ from .contract import (
     not_numbers,
     returned,
 )
-from .logprob import unpacked
-from .rank import Here
+from .rank import Here, differentiated, unpacked
 from .rounding import in_type
 
 KIND, USES_LAYOUT = "logprobs", False
@@ -59,17 +58,14 @@ def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
-    x, shape, kinds = here.leaf(piece["x"]), piece["x"].shape, [here.kind]
     taken = keywords(function, {"data_group": here.group("cp"), "mesh": here.mesh}, needs)
-    value, backward = unpacked(function(x, here.group("tp"), **taken))
-    found = {"y": returned("y", value, shape, kinds)}
-    if piece["convention"] == "none":
-        if backward is not None or getattr(value, "requires_grad", False):
-            raise Malformed("gradient", "y has a gradient; with --convention none it must be a constant")
-        return found
-    for gradient in here.gradients(value, here.array(piece["d_y"]), [x], backward):
-        found["d_x"] = returned("the gradient of x", gradient, shape, kinds)
-    return found
+    if piece["convention"] != "none":
+        return differentiated(lambda x: function(x, here.group("tp"), **taken), {"d_x": ("x", piece["x"])}, "y",
+                              piece["x"].shape, piece["d_y"], [here.kind], here)
+    value, backward = unpacked(function(here.leaf(piece["x"]), here.group("tp"), **taken))
+    if backward is not None or getattr(value, "requires_grad", False):
+        raise Malformed("gradient", "y has a gradient; with --convention none it must be a constant")
+    return {"y": returned("y", value, piece["x"].shape, [here.kind])}
 
 
 def _judge(

@@ -34,10 +34,9 @@ from .contract import (
     judged,
     keywords,
     not_numbers,
-    returned,
 )
-from .logprob import columns_of, disagreeing, rows_of, unpacked
-from .rank import Here
+from .logprob import columns_of, disagreeing, rows_of
+from .rank import Here, differentiated
 from .rounding import in_type, rounded
 
 KIND, USES_LAYOUT = "logprobs", False
@@ -90,15 +89,13 @@ def call(
     function: Callable[..., Any], piece: Mapping[str, Any], needs: Mapping[str, str], here: Here
 ) -> dict[str, np.ndarray]:
     """Calls the function on one rank, forward and backward."""
-    logits, kinds = here.leaf(piece["logits"]), [here.kind, "float32", "float64"]
     taken = keywords(function, dict(piece["offers"], mesh=here.mesh), needs)
-    teacher = [here.array(piece[name]) for name in ("teacher_ids", "teacher_targets")]
-    answer = function(logits, here.ids(piece["ids"]), here.ids(piece["targets"]), *teacher, here.group("tp"), **taken)
-    value, backward = unpacked(answer)
-    found = {"kl": returned("kl", value, piece["targets"].shape, kinds)}
-    for gradient in here.gradients(value, here.array(piece["d_kl"]), [logits], backward):
-        found["d_kl"] = returned("the gradient of logits_shard", gradient, piece["logits"].shape, kinds)
-    return found
+    given = [here.ids(piece[n]) for n in ("ids", "targets")]
+    given += [here.array(piece[n]) for n in ("teacher_ids", "teacher_targets")]
+    return differentiated(
+        lambda logits: function(logits, *given, here.group("tp"), **taken), {"d_kl": ("logits_shard", piece["logits"])},
+        "kl", piece["targets"].shape, piece["d_kl"], [here.kind, "float32", "float64"], here,
+    )
 
 
 def kl_of(
