@@ -83,14 +83,13 @@ class ExchangeOp final : public RowsOp {
 }  // namespace
 
 LogprobsOperation exchange_operation() {
-  return {
-      .name = "exchange",
-      .summary = "logits redistributed from shards of columns to shards of rows (forward) and back",
-      .definition = "the logits",
-      .methods = {{"gyre", makes<ExchangeOp>()}},
-      .forward = RowTraffic::copies,
-      .backward = RowTraffic::copies,
-      .matrices = {.always = 1}};
+  return {.name = "exchange",
+          .summary = "logits from shards of columns to shards of rows (forward) and back",
+          .definition = "the logits",
+          .methods = {{"gyre", makes<ExchangeOp>()}},
+          .forward = RowTraffic::copies,
+          .backward = RowTraffic::copies,
+          .matrices = {.always = 1}};
 }
 
 }  // namespace gyre

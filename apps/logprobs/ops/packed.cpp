@@ -353,10 +353,9 @@ LogprobsOperation packed_operation() {
 }
 
 LogprobsOperation packed_prerolled_operation() {
-  return packed_family(
-      "packed-prerolled",
-      "next tokens of packed sequences, from targets that were rolled ahead of time",
-      {.prerolled = true});
+  return packed_family("packed-prerolled",
+                       "next tokens of packed sequences, from targets rolled ahead of time",
+                       {.prerolled = true});
 }
 
 LogprobsOperation packed_filtered_operation() {

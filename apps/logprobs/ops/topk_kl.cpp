@@ -156,7 +156,7 @@ LogprobsOperation topk_kl_operation() {
 LogprobsOperation topk_kl_advantage_operation() {
   return divergence_family(
       "topk-kl-advantage",
-      "divergence of the --picks largest ids, with the gradient of a policy's advantage",
+      "divergence of the --picks largest ids, gradient of a policy's advantage",
       "d_topk_kl_advantage", TailGradient::advantage);
 }
 
