@@ -1,7 +1,6 @@
 // What gyre-logprobs makes of its options and of its measurements.
 
 #include <fmt/ranges.h>
-
 #include <gtest/gtest.h>
 
 #include <cmath>
@@ -139,9 +138,8 @@ TEST(Operations, AreFoundByName) {
   EXPECT_EQ(find_operation("soft-ce").name, "soft-ce");
   std::vector<std::string> names;
   for (const LogprobsOperation& operation : logprobs_operations()) names.push_back(operation.name);
-  test::expect_usage(
-      fmt::format("operation 'softce' is none of {}", fmt::join(names, ", ")),
-      [] { find_operation("softce"); });
+  test::expect_usage(fmt::format("operation 'softce' is none of {}", fmt::join(names, ", ")),
+                     [] { find_operation("softce"); });
   EXPECT_NE(operation_help().find("distill-renormalised"), std::string::npos);
 }
 
