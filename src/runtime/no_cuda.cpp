@@ -7,6 +7,7 @@
 #include "runtime/cuda_stream.hpp"
 #include "runtime/features.hpp"
 #include "runtime/profile_range.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 

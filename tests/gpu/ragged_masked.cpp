@@ -53,7 +53,7 @@ TEST_F(MaskedRowsGpu, CopiesAreCounted) {
   const int64_t of_keys = (p.keys - 1) * p.kv.stride() + p.k_width();
   EXPECT_EQ(remarks(),
             "plain multiplies rows that it masks: " + std::to_string(2 * 2 * (q + 2 * of_keys)) +
-                " bytes of copies with 0 in rows of no rectangle");
+                " bytes of copies with rows of zeros");
 }
 
 TEST_F(MaskedRowsGpu, NothingIsCopiedWhereAllRowsAreNamed) {
