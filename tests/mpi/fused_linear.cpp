@@ -238,7 +238,7 @@ TEST(FusedLinear, ExtraMemoryDoesNotGrowWithColumnsAndAsHiddenStatesWithTokens) 
   const int64_t tokens = 96 * n;
   const int64_t growth = extra_memory(2 * tokens, hidden, 16 * n) - few;
   const int64_t x_bytes = n == 1 ? 0 : tokens * hidden * 4;
-  const int64_t records = tokens * (24 + 12 + 12 * (n == 1 ? 1 : n + 1));
+  const int64_t records = tokens * (32 + 12 + 12 * (n == 1 ? 1 : n + 1));
   const int64_t parts = n == 1 ? 0 : 3 * 96 * hidden * 4;
   const int64_t lists = 96 * 16;
   EXPECT_LE(growth, x_bytes + 8 * tokens + records + parts + lists);
