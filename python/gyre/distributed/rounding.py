@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 
-from .. import reading, reference
+from .. import operations, reading, reference
 from ..arrays import bfloat16_bits, from_bfloat16_bits
 
 
@@ -26,7 +26,8 @@ def rounded(file: reading.File, kind: str) -> reading.File:
     """A file of attention or log-probabilities whose inputs are in the type `kind`; where it does not hold one of
     them, answers are those of what they became."""
     name, inputs = file.schema.removeprefix("gyre/"), file.inputs
-    arrays = {key: in_type(array, kind) for key, array in inputs.items()}
+    # Inputs of single operations, log-probabilities of others, are in float32 whatever ranks compute in.
+    arrays = {key: array if key in operations.INPUTS else in_type(array, kind) for key, array in inputs.items()}
     if all(np.array_equal(a, inputs[key], equal_nan=a.dtype.kind == "f") for key, a in arrays.items()):
         return file
     groups = dict(file.groups) | {name: replace(inputs, arrays=arrays)}
