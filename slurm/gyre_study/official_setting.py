@@ -30,9 +30,10 @@ DEFAULTS = {
     "gyre-logprobs": """
         input= tokens=512 min=0 max=0 factor=2 step=0 cycles=1 sequences=1 gen= capacity=0 vocab=32768 padded=0 shards=
         picks=64 hidden=128 temperature=1 top-k=0 min-p=0 top-p=0.9 label-smoothing=0.1 focal-gamma=2
-        filter-per-token=false dtype=f32 logit-scale=1 peaks=32 peak-height=12 zero-fraction=0 seed=1 op=|all method=gyre backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false
-        tp=0 cp=0 layout=dual-chunk-swap threads=1 pass=both iters=auto max-seconds=1 warmup=1 check=last check-tokens=64
-        ties=exact tol-scale=1 stripe=1 layout-chunk=0 gather-gradient=|split chunk=0 list-length=64 in-place=true
+        filter-per-token=false dtype=f32 logit-scale=1 peaks=32 peak-height=12 zero-fraction=0 seed=1 op=|all
+        method=gyre backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false tp=0 cp=0 layout=dual-chunk-swap
+        threads=1 pass=both iters=auto max-seconds=1 warmup=1 check=last check-tokens=64 ties=exact tol-scale=1
+        stripe=1 layout-chunk=0 gather-gradient=|split chunk=0 list-length=64 in-place=true
         f32-output=false""",
     "gyre-pack": """
         input= gen= unpack=false algorithm= capacity=0 min-bins=0 bin-multiple=1 max-items=0 seed=1 oversize=reject
