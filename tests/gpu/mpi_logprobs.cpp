@@ -95,11 +95,10 @@ TEST_F(LogprobsOnDevice, SoftCrossEntropies) {
 
 TEST_F(LogprobsOnDevice, OperationsOnRows) {
   std::vector<RowOperations> cases;
-  for (const RowOperation& operation : row_operations())
-    for (const DType type : both_types) {
-      cases.push_back({operation, "random", rows_of(6, 90, type), type, 5});
-      cases.push_back({operation, "special rows", special_rows(type), type, 3});
-    }
+  for (const RowOperation& operation : row_operations()) {
+    cases.push_back({operation, "random", rows_of(6, 90, DType::bf16), DType::bf16, 5});
+    cases.push_back({operation, "special rows", special_rows(DType::f32), DType::f32, 3});
+  }
   expect_reference_for_any_partition(cases, device());
   expect_zeros_without_a_gradient(cases, device());
 }
