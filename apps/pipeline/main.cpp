@@ -59,6 +59,16 @@ std::string model_notes(const Job& job) {
          length_note(job.documents, job.model.longest_text());
 }
 
+/// Writes the scores of all ranks to the output file. Collective.
+void write_scores(const PipelineOptions& o, const Job& job, const RunReport& report,
+                  const ScoreRange& mine, OutputFile output, AppContext& context) {
+  ResultsHeader header = make_results_header(report, job.documents, job.plan);
+  header.input_sha256 = checksum_of(report, o.input);
+  header.model_sha256 = checksum_of(report, o.model);
+  write_results(output, header, {mine.begin, mine.logprob, mine.entropy});
+  context.outputs.add(std::move(output));
+}
+
 /// Measures, verifies, writes and reports.
 ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& output,
                Backend& backend, AppContext& context) {
@@ -109,13 +119,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   details += subject.comparison_text();
   if (reference) judge_answers(report, answer_uses(*reference));
   const ScoreRange& mine = subject.scores();
-  if (output) {
-    ResultsHeader header = make_results_header(report, job.documents, job.plan);
-    header.input_sha256 = checksum_of(report, o.input);
-    header.model_sha256 = checksum_of(report, o.model);
-    write_results(*output, header, {mine.begin, mine.logprob, mine.entropy});
-    context.outputs.add(std::move(*output));
-  }
+  if (output) write_scores(o, job, report, mine, std::move(*output), context);
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets),
                                       job.documents.unscored, world);
   details += compression_text(job.documents, scores, o.top);
