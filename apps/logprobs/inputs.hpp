@@ -84,7 +84,7 @@ class LogprobsInputs {
   /// The id that the token's row scores. For packed sequences, it is also the token's own id.
   virtual int32_t target(int64_t token) const = 0;
   /// to <- the token's row of an input of floats [tokens] or [tokens, K], which the workload has.
-  /// Where the teacher's row stands in for it, the teacher's logits of the token's ids.
+  /// If the teacher's row replaces the input, these are the teacher's logits of the token's ids.
   virtual void row_of_input(const std::string& name, int64_t token, std::span<float> to) const = 0;
   /// to [K] <- the ids to score in the token's row.
   virtual void ids(int64_t token, std::span<int32_t> to) const = 0;

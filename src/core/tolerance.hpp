@@ -49,10 +49,11 @@ double epsilon_of(DType type);
 /// tolerance for bf16, 0 for f32.
 double storage_scale(DType stored, double tolerance);
 
-// What errors have in common. The tolerance of one value allows for the largest of millions of
-// random errors. In bf16, that is several percent, and a wrong factor or offset of all values is
-// below it. But random errors cancel: of n errors with the standard deviation sigma, the rms is
-// sigma, and their mean is about sigma / sqrt(n). So every check of bf16 results also bounds
+// These limits bound what errors have in common. The tolerance of one value allows for the largest
+// of millions of random errors. In bf16, that is several percent, and a wrong factor or offset of
+// all values is below it. But random errors cancel: of n errors with the standard deviation sigma,
+// the rms is sigma, and their mean is about sigma / sqrt(n). So every check of bf16 results also
+// bounds
 //
 //     the rms of all errors                2 sigma (1 + 2 / sqrt(n))
 //     the mean of all errors               sigma (0.3 + 4 / sqrt(n))

@@ -1,6 +1,6 @@
 #pragma once
-// What an operation on rows (logprobs/operations/operation.hpp) should give for one row: results
-// and gradient by its definition, and how far computed ones may be from them.
+// This file computes what an operation on rows (logprobs/operations/operation.hpp) should give for
+// one row: results and gradient by its definition, and how far computed ones may be from them.
 //
 // Errors of statistics are those of log-probabilities and entropies (logprobs/tolerance.hpp).
 // Slopes, the derivatives by the statistics, carry them to the results and to the gradient.

@@ -51,10 +51,10 @@ double residual_sigma(const DecoderShape& shape);
 /// max / sqrt(2 ln vocab), at least 1. Log-softmax passes the error of the logits on.
 double score_tolerance(const DecoderShape& shape, double max_abs_logit);
 
-// What errors of a bf16 decoder have in common. Their size is hardly a matter of depth: attention
-// that is nearly an argmax amplifies the errors of earlier layers, and predictions that are nearly
-// certain hide them. With random weights of equal depth it differs by a factor of 50. It is
-// measured, as in Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997): the decoder runs again
+// This is what errors of a bf16 decoder have in common. Their size hardly depends on depth:
+// attention that is nearly an argmax amplifies the errors of earlier layers, and predictions that
+// are nearly certain hide them. With random weights of equal depth it differs by a factor of 50. It
+// is measured, as in Monte Carlo arithmetic (Parker, UCLA CSD-970002, 1997): the decoder runs again
 // with random relative errors of the size of a rounding (standard deviation 2^-9 / sqrt(3)) in the
 // weights of all norms. All roundings then fall otherwise, and the change of the results has the
 // rms of the difference of two results with independent errors, and of the perturbation: at least

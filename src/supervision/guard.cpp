@@ -57,8 +57,7 @@ class ShownName {
   std::vector<char> arguments_;
 };
 
-/// Leaves the session and the open files of the rank, except for `socket`, which becomes standard
-/// input.
+/// Detaches from the rank's terminal and closes its files. `socket` becomes standard input.
 void detach(int socket) {
   setsid();
   dup2(socket, STDIN_FILENO);

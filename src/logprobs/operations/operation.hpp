@@ -18,7 +18,7 @@
 
 namespace gyre {
 
-/// What is known of a row after a forward pass. Requires no other row.
+/// A forward pass computes these statistics of each row. They depend on no other row.
 struct RowStatistics {
   double log_sum_exp = 0;   ///< log Σ_v exp(z_v / T); NaN if the row is no distribution
   double entropy = 0;       ///< nats; if RowOperation::entropy

@@ -11,7 +11,7 @@
 namespace gyre {
 namespace {
 
-/// Where results go and ids are, in memory that the kernels read and write.
+/// Points to ids and results in memory that the kernels read and write.
 struct ScoresAt {
   const int32_t* ids = nullptr;                       // [rows, ids of a row]
   RowNormalizer* normalizers = nullptr;               // [rows]

@@ -56,8 +56,8 @@ struct RecordShape {
   int rank = 0;               ///< the rank whose columns are added
   int64_t ids_per_token = 1;  ///< K: ids per row
   PartialFields fields;       ///< weighted: entropies are wanted; total: means of log p
-  RowScale scale = 1;         ///< 1 / temperature, in host memory that outlives the records
-  int threads = 1;            ///< host threads
+  RowScale scale = 1;  ///< 1 / temperature: constant, in host memory that outlives the records
+  int threads = 1;     ///< host threads
 
   int64_t partials() const { return fields.count(); }           ///< floats of a row's partials
   int64_t width() const { return partials() + ids_per_token; }  ///< floats of a row's record
@@ -101,7 +101,7 @@ class ScoreRecords {
   int64_t rows_ = 0;
   bool added_ = false, scored_ = false;  // since start()
   StagedArrays staged_;
-  // Where the kernels read ids and write results.
+  // The kernels read ids and write results here.
   const int32_t* ids_ = nullptr;
   RowNormalizer* normalizers_ = nullptr;
   float *logprob_ = nullptr, *entropy_ = nullptr, *mean_logprob_ = nullptr;

@@ -69,7 +69,7 @@ class RowKernels {
   /// Partials of rows for later work of the stream, in `memory` of space(), which grows. The
   /// scan's factors of rows are in that space, too.
   virtual RowParts parts(ConstMatrixRef logits, const RowScan& scan, Buffer<std::byte>& memory) = 0;
-  /// The same of cross partials [rows].
+  /// Returns cross partials [rows] for later work of the stream, in `memory` as for parts().
   virtual const CrossPartial* cross_parts(ConstMatrixRef student, ConstMatrixRef teacher,
                                           int64_t columns, int threads,
                                           Buffer<std::byte>& memory) = 0;
