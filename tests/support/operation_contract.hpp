@@ -21,9 +21,11 @@
 
 #include <functional>
 #include <memory>
+#include <utility>
 
 #include "errors.hpp"
 #include "logprobs/rows/row_kernels.hpp"
+#include "runtime/parallel.hpp"
 #include "score_checks.hpp"
 
 namespace gyre::test {
@@ -151,6 +153,11 @@ void expect_same_bits_again() {
   for (const int threads : {1, 3}) {
     part.threads = threads;
     EXPECT_TRUE(operation.run(part).same_bits(once)) << threads << " threads";
+  }
+  {
+    const SharingLimits one_row_a_task = std::exchange(sharing_limits, {});
+    EXPECT_TRUE(operation.run(part).same_bits(once)) << "many rows a task";
+    sharing_limits = one_row_a_task;
   }
   part.in_place = true;
   EXPECT_TRUE(operation.run(part).same_bits(once)) << "in the logits' memory";
