@@ -1,14 +1,15 @@
 // Ulysses on packed streams: exchanges heads for tokens between the ranks of the run.
 
-#include "sharding/ulysses.hpp"
-
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 #include <limits>
+#include <numeric>
 #include <string>
 #include <vector>
 
+#include "apps/shard/heads_for_tokens.hpp"
 #include "apps/shard/kept_tensors.hpp"
 #include "apps/shard/present.hpp"
 #include "comm/agree.hpp"
@@ -17,6 +18,7 @@
 #include "io/schemas/packed_file.hpp"
 #include "runtime/clock.hpp"
 #include "sharding/layouts.hpp"
+#include "sharding/slices.hpp"
 #include "sharding/transfer.hpp"
 
 namespace gyre {
@@ -31,11 +33,6 @@ struct UlyssesResult : MeasuredRow {
   double bytes = 0;     ///< counted bytes sent by all ranks
   double formula = 0;   ///< `bytes` by the closed form; NaN if there is none
   double step_ms = 0;   ///< time of the slowest rank, all bins
-};
-
-/// The attention whose tensors are exchanged.
-struct UlyssesHeads {
-  int64_t heads = 32, kv_heads = 8, head_dim = 128;
 };
 
 /// Element of a tensor. It is below 2^16, so float holds sums over 256 copies exactly.
@@ -175,122 +172,134 @@ void slice_bin(ExchangeStep& step, const BinView& bin, int64_t axes) {
                name + " bytes");
 }
 
-/// A tensor [heads, slots, dim] of the given heads and slots, times `factor`.
-std::vector<float> tensor(int64_t first_head, int64_t heads, const std::vector<int32_t>& slots,
-                          int64_t dim, float factor = 1) {
-  std::vector<float> x;
-  x.reserve(static_cast<size_t>(heads) * slots.size() * static_cast<size_t>(dim));
-  for (int64_t h = first_head; h < first_head + heads; ++h)
-    for (const int32_t slot : slots)
-      for (int64_t d = 0; d < dim; ++d) x.push_back(factor * element(h, slot, d));
-  return x;
-}
-
-/// A token-major tensor [slots, heads, dim].
-std::vector<float> token_major(int64_t first_head, int64_t heads, const std::vector<int32_t>& slots,
-                               int64_t dim) {
-  std::vector<float> x;
-  for (const int32_t slot : slots)
-    for (int64_t h = first_head; h < first_head + heads; ++h)
-      for (int64_t d = 0; d < dim; ++d) x.push_back(element(h, slot, d));
-  return x;
-}
-
-std::vector<float> exchanged(ExchangeStep& step, const std::vector<float>& x,
-                             const AxisExchange& exchange) {
-  return step.measured([&] {
-    return post_exchange<float>(step.world(), std::span<const float>(x), exchange).finish();
-  });
-}
-
-/// Slots [begin, begin + count).
-std::vector<int32_t> slots_from(int64_t begin, int64_t count) {
+/// Slots [0, count).
+std::vector<int32_t> first_slots(int64_t count) {
   std::vector<int32_t> slots(count);
-  for (size_t t = 0; t < slots.size(); ++t)
-    slots[t] = static_cast<int32_t>(begin) + static_cast<int32_t>(t);
+  std::iota(slots.begin(), slots.end(), 0);
   return slots;
 }
 
-/// Exchanges heads for tokens and back, forward and backward. `mine`: slots of this rank. `joined`:
-/// slots of all ranks in rank order. Returns this rank's queries after the exchange.
-std::vector<float> exchange_bin(ExchangeStep& step, const UlyssesHeads& heads,
-                                const std::vector<int32_t>& mine,
-                                const std::vector<int32_t>& joined, const std::string& name) {
-  const int64_t ranks = step.ranks(), d = heads.head_dim, own = heads.heads / ranks;
-  const UlyssesPlan plan =
-      plan_ulysses(step.world(), {1, heads.heads, heads.kv_heads, std::ssize(mine), d});
-  const std::vector<float> q = tensor(0, heads.heads, mine, d);
-  const std::vector<float> kv = tensor(0, heads.kv_heads, mine, d);
-  // The exchanges of queries, keys and values overlap.
-  const auto [queries, keys, values] = step.measured([&] {
-    auto first = post_exchange<float>(step.world(), std::span<const float>(q), plan.query);
-    auto second = post_exchange<float>(step.world(), std::span<const float>(kv), plan.key_value);
-    auto third = post_exchange<float>(step.world(), std::span<const float>(kv), plan.key_value);
-    auto a = first.finish();
-    auto b = second.finish();
-    return std::tuple(std::move(a), std::move(b), third.finish());
-  });
-  const int64_t copies = plan.key_value.scatter_replicas, own_kv = heads.kv_heads * copies / ranks;
-  const int64_t first_kv = step.rank() / copies * own_kv;
-  step.compare(queries, tensor(step.rank() * own, own, joined, d), name + " queries");
-  for (const auto* array : {&keys, &values})
-    step.compare(*array, tensor(first_kv, own_kv, joined, d), name + " keys");
-  step.compare(exchanged(step, queries, plan.output), q, name + " output");
-  const std::vector<float> back =
-      exchanged(step, token_major(step.rank() * own, own, joined, d), plan.output_token_major);
-  step.compare(back, token_major(0, heads.heads, mine, d), name + " output, tokens first");
-  // All copies of a key head have the same gradient, so their sum is `copies` times that.
-  const std::vector<float> d_kv = exchanged(step, keys, backward_of(plan.key_value, step.ranks()));
-  step.compare(d_kv, tensor(0, heads.kv_heads, mine, d, static_cast<float>(copies)),
-               name + " gradient");
-  // A rank sends each tensor except its own part.
-  const double slots =
-      static_cast<double>(std::ssize(mine)) * static_cast<double>(d) * sizeof(float);
-  const double q_heads = heads.heads;
-  const double kv_heads = heads.kv_heads * copies;
-  step.add_formula((ranks - 1) * slots * (3 * q_heads + 3 * kv_heads));
+/// An array [slots, heads, dim] of these ranges of heads, one after the other.
+std::vector<float> tensor(const std::vector<HeadRange>& ranges, const std::vector<int32_t>& slots,
+                          int64_t dim) {
+  std::vector<float> x;
+  for (const int32_t slot : slots)
+    for (const HeadRange& heads : ranges)
+      for (int64_t h = heads.begin; h < heads.end(); ++h)
+        for (int64_t d = 0; d < dim; ++d) x.push_back(element(h, slot, d));
+  return x;
+}
+
+/// x [slots, heads, dim] as [heads, slots, dim].
+std::vector<float> heads_first(const std::vector<float>& x, int64_t heads, int64_t dim) {
+  const int64_t slots = std::ssize(x) / std::max<int64_t>(heads * dim, 1);
+  std::vector<float> turned;
+  for (int64_t h = 0; h < heads; ++h)
+    for (int64_t t = 0; t < slots; ++t) {
+      const auto row = x.begin() + (t * heads + h) * dim;
+      turned.insert(turned.end(), row, row + dim);
+    }
+  return turned;
+}
+
+/// The keys [kv_heads, slots, dim] of keys and values [slots, 2, kv_heads, dim].
+std::vector<float> keys_of(const std::vector<float>& x, int64_t kv_heads, int64_t dim) {
+  std::vector<float> both = heads_first(x, 2 * kv_heads, dim);
+  both.resize(both.size() / 2);
+  return both;
+}
+
+/// Number of ranks whose query heads read KV head h, for all heads.
+std::vector<int64_t> copies_of_heads(const HeadShape& shape, int ranks) {
+  std::vector<int64_t> copies(shape.kv_heads, 0);
+  for (int r = 0; r < ranks; ++r) {
+    const HeadRange read = kv_heads_read(assigned_heads(shape.heads, ranks, r), shape.group());
+    for (int64_t h = read.begin; h < read.end(); ++h) ++copies[h];
+  }
+  return copies;
+}
+
+std::vector<float> values_of(MatrixView<float> x) {
+  return {x.data, x.data + x.rows * x.cols};
+}
+
+/// Exchanges the shards of `layout` for heads and back, forward and backward. Returns this rank's
+/// queries after the exchange, [slots, heads, dim], in the order of the stream.
+std::vector<float> exchange_bin(ExchangeStep& step, const HeadShape& shape, const Layout& layout,
+                                const std::string& name) {
+  HeadsForTokens exchange(step.world(), layout, shape);
+  const int64_t d = shape.head_dim, k = shape.kv_heads;
+  const std::vector<int32_t> mine = shard_index(layout, step.rank()),
+                             all = first_slots(layout.padded_slots);
+  const HeadRange q_here = exchange.range(ArrayKind::q), kv_here = exchange.range(ArrayKind::kv);
+  // Values are the heads after those of the keys, so that an exchange of both is noticed.
+  const auto of_kv = [&](HeadRange keys) { return std::vector{keys, {keys.begin + k, keys.count}}; };
+  const std::vector<float> q = tensor({{0, shape.heads}}, mine, d),
+                           kv = tensor(of_kv({0, k}), mine, d), q_all = tensor({q_here}, all, d),
+                           kv_all = tensor(of_kv(kv_here), all, d);
+  const auto fill = [](MatrixView<float> array, const std::vector<float>& values) {
+    std::ranges::copy(values, array.data);
+  };
+  fill(exchange.tokens(ArrayKind::q), q);
+  fill(exchange.tokens(ArrayKind::kv), kv);
+  step.measured([&] { exchange.run(Pass::forward); });
+  const std::vector<float> queries = values_of(exchange.heads(ArrayKind::q)),
+                           keys = values_of(exchange.heads(ArrayKind::kv));
+  step.compare(queries, q_all, name + " queries");
+  step.compare(keys, kv_all, name + " keys and values");
+
+  fill(exchange.heads(ArrayKind::out), queries);
+  fill(exchange.heads(ArrayKind::d_q), queries);
+  fill(exchange.heads(ArrayKind::d_kv), keys);
+  step.measured([&] { exchange.run(Pass::backward); });
+  const std::vector<float> out = values_of(exchange.tokens(ArrayKind::out)),
+                           d_kv = values_of(exchange.tokens(ArrayKind::d_kv));
+  step.compare(out, q, name + " output");
+  step.compare(values_of(exchange.tokens(ArrayKind::d_q)), q, name + " gradient of queries");
+  std::vector<float> sums = kv;
+  const std::vector<int64_t> copies = copies_of_heads(shape, step.ranks());
+  for (size_t i = 0; i < sums.size(); ++i) sums[i] *= copies[i / d % k];
+  step.compare(d_kv, sums, name + " gradient of keys and values");
+  // A rank sends each array except its own part: q, out and d_q, and two planes of kv and d_kv.
+  const double heads = 3 * shape.heads + 4 * kv_heads_assigned(shape.heads, k, step.ranks());
+  step.add_formula((step.ranks() - 1) * heads * d * sizeof(float) * mine.size());
   step.row().slots += std::ssize(mine);
   if (step.row().step == "swapped") {
     step.keep("swapped_index", {}, mine);
-    step.keep("swapped_q", {{heads.heads}, {d}}, q);
-    step.keep("swapped_q_exchanged", {{own}, {d}}, queries);
+    step.keep("swapped_q", {{shape.heads}, {d}}, heads_first(q, shape.heads, d));
     return queries;
   }
-  step.keep("q", {{heads.heads}, {d}}, q);
-  step.keep("kv", {{heads.kv_heads}, {d}}, kv);
-  step.keep("q_exchanged", {{own}, {d}}, queries);
-  step.keep("kv_exchanged", {{own_kv}, {d}}, keys);
-  step.keep("out_token_major", {{}, {heads.heads, d}}, back);
-  step.keep("d_kv", {{heads.kv_heads}, {d}}, d_kv);
+  step.keep("q", {{shape.heads}, {d}}, heads_first(q, shape.heads, d));
+  step.keep("kv", {{k}, {d}}, keys_of(kv, k, d));
+  step.keep("q_exchanged", {{q_here.count}, {d}}, heads_first(queries, q_here.count, d));
+  step.keep("kv_exchanged", {{kv_here.count}, {d}}, keys_of(keys, kv_here.count, d));
+  step.keep("out_token_major", {{}, {shape.heads, d}}, out);
+  step.keep("d_kv", {{k}, {d}}, keys_of(d_kv, k, d));
   return queries;
 }
 
-void exchange_slices(ExchangeStep& step, const UlyssesHeads& heads, const BinView& bin) {
-  const int64_t width = (bin.slots() + step.ranks() - 1) / step.ranks();
-  step.row().padding += width * step.ranks() - bin.slots();
-  exchange_bin(step, heads, slots_from(step.rank() * width, width),
-               slots_from(0, width * step.ranks()), fmt::format("bin {}", bin.index));
+void exchange_slices(ExchangeStep& step, const HeadShape& shape, const BinView& bin) {
+  const SlicedInput sliced = slice_and_pad(bin.ids, 1, {}, 1, bin.bounds, step.ranks(), 0);
+  step.row().padding += sliced.pad;
+  exchange_bin(step, shape, contiguous(sliced.bounds(), {.cp = step.ranks()}),
+               fmt::format("bin {}", bin.index));
 }
 
-/// Exchanges dual-chunk-swap shards. Tokens arrive in rank order and are put in stream order.
-void exchange_swapped(ExchangeStep& step, const UlyssesHeads& heads, const BinView& bin) {
-  LayoutOptions options;
-  options.cp = step.ranks();
-  const Layout layout = dual_chunk_swap({bin.bounds, bin.bounds}, options);
-  std::vector<int32_t> joined;
-  for (int r = 0; r < step.ranks(); ++r) {
-    const std::vector<int32_t> index = shard_index(layout, r);
-    joined.insert(joined.end(), index.begin(), index.end());
-  }
-  const std::string name = fmt::format("bin {}", bin.index);
-  const std::vector<float> arrived =
-      exchange_bin(step, heads, shard_index(layout, step.rank()), joined, name);
-  const int64_t own = heads.heads / step.ranks(), first = step.rank() * own, d = heads.head_dim;
-  const auto ordered = to_sequence_order<float>(layout, std::span<const float>(arrived), own, d);
-  step.compare(ordered, tensor(first, own, slots_from(0, bin.slots()), d), name + " in order");
-  step.compare(to_rank_order<float>(layout, std::span<const float>(ordered), own, d), arrived,
-               name + " in rank order");
-  step.keep("swapped_q_ordered", {{own}, {d}}, ordered);
+/// Exchanges dual-chunk-swap shards. Exchanged arrays have the order of the stream.
+void exchange_swapped(ExchangeStep& step, const HeadShape& shape, const BinView& bin) {
+  const Layout layout = dual_chunk_swap({bin.bounds, bin.bounds}, step.ranks());
+  const std::vector<float> ordered =
+      exchange_bin(step, shape, layout, fmt::format("bin {}", bin.index));
+  const int64_t own = assigned_heads(shape.heads, step.ranks(), step.rank()).count;
+  const int64_t row = own * shape.head_dim;
+  std::vector<float> by_ranks;
+  for (int r = 0; r < step.ranks(); ++r)
+    for (const int32_t slot : shard_index(layout, r))
+      by_ranks.insert(by_ranks.end(), ordered.begin() + slot * row,
+                      ordered.begin() + (slot + 1) * row);
+  const KeptTensors::Form form{{own}, {shape.head_dim}};
+  step.keep("swapped_q_exchanged", form, heads_first(by_ranks, own, shape.head_dim));
+  step.keep("swapped_q_ordered", form, heads_first(ordered, own, shape.head_dim));
 }
 
 BinView bin_view(const PackedHeader& header, const PackedSlots& slots, int64_t b) {
@@ -337,15 +346,14 @@ const Table<UlyssesResult>& ulysses_table() {
 ///     slices     the stream is padded to a multiple of the ranks and cut into contiguous slices of
 ///                ids, with whole positions; gathered slices, unpadded, are the stream; gradients
 ///                are split back
-///     exchange   each rank gets its heads of q, k and v for all tokens; backward sums over the
-///                copies of a key head; the output goes back, in both of its memory orders
-///     swapped    exchange, from dual-chunk-swap shards, with tokens reordered as in the stream
+///     exchange   each rank gets its heads of q, k and v for all tokens; the output and gradients go
+///                back, and gradients of the copies of a key head are summed
+///     swapped    exchange, of dual-chunk-swap shards
 ///
-/// Each element's value encodes its head, slot and lane, so its place is checked, too. Throws a
-/// usage error with the nearest valid number if heads do not divide over the ranks. `kept`, if not
-/// null, gets the tensors. Collective.
+/// Each element's value encodes its head, slot and lane, so its place is checked, too. `kept`, if
+/// not null, gets the tensors. Collective.
 std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedSlots& slots,
-                                       const UlyssesHeads& heads, Communicator& world, bool check,
+                                       const HeadShape& shape, Communicator& world, bool check,
                                        Verification& checks, KeptTensors* kept) {
   run_agreed(world, "--ulysses", [&] {
     if (header.hidden_size > 0)
@@ -365,10 +373,10 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
     slice_bin(step, bin, header.position_axes);
   });
   over_bins("exchange",
-            [&](ExchangeStep& step, const BinView& bin) { exchange_slices(step, heads, bin); });
+            [&](ExchangeStep& step, const BinView& bin) { exchange_slices(step, shape, bin); });
   if (can_be_swapped(header, world.size()))
     over_bins("swapped",
-              [&](ExchangeStep& step, const BinView& bin) { exchange_swapped(step, heads, bin); });
+              [&](ExchangeStep& step, const BinView& bin) { exchange_swapped(step, shape, bin); });
   mine.merge_over(world);
   for (UlyssesResult& row : rows)
     if (check) row.check = mine.check(row.step, 0).passed() ? "ok" : "FAILED";
@@ -376,11 +384,28 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
   return rows;
 }
 
+/// Throws a usage error unless all ranks get equal numbers of query heads and of KV heads, as the
+/// arrays of a file need.
+void check_heads_of_file(int64_t heads, int64_t kv_heads, int64_t ranks) {
+  ConfigErrors errors;
+  if (heads % ranks != 0)
+    errors.add("{} query heads do not divide over {} ranks, as a file needs; the nearest number "
+               "is {}",
+               heads, ranks, round_up(heads, ranks));
+  if (kv_heads % ranks != 0 && ranks % kv_heads != 0)
+    errors.add("{} KV heads neither divide {} ranks nor are a multiple of them, as a file needs; "
+               "the nearest number is {}",
+               kv_heads, ranks, std::gcd(kv_heads, ranks));
+  errors.throw_if_any("--ulysses cannot write or compare files");
+}
+
 }  // namespace
 
 ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
                               const PackedSlots& slots, AppContext& context, RunReport& report) {
   Communicator& world = context.world;
+  if (o.files().wanted())
+    run_agreed(world, "--ulysses", [&] { check_heads_of_file(o.heads, o.kv_heads, world.size()); });
   KeptTensors kept;
   const double slots_of_all = header.slot_offsets().back() + header.bin_count() * world.size();
   constexpr double tensors = 6;  // of queries; half as many of keys, some with copies of heads

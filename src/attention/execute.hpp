@@ -93,6 +93,9 @@ class AttentionExecutor {
   /// heads · value_dim; kv and d_kv [slots, kv_heads · (head_dim + value_dim)]; stats
   /// [slots, 2 · heads] (LSE, delta).
   MatrixRef matrix(ArrayKind kind) { return matrix_of(own(kind)); }
+  /// View of any array of the plan, as of its own. Arrays that share memory hold what the steps
+  /// wrote last.
+  MatrixRef matrix_of(int index);
   MatrixRef keys() { return plane(own(ArrayKind::kv), 0); }
   MatrixRef values() { return plane(own(ArrayKind::kv), 1); }
   MatrixRef d_keys() { return plane(own(ArrayKind::d_kv), 0); }
@@ -149,7 +152,6 @@ class AttentionExecutor {
 
   const PlanArray& array(int index) const { return plan_.arrays[index]; }
   Slice whole(int index) const { return {index, 0, array(index).tokens(), array(index).heads}; }
-  MatrixRef matrix_of(int index);
   /// Plane `p` of an array, all heads.
   MatrixRef plane(int index, int64_t p);
   /// The columns of the heads `part` in plane `p` of an array.

@@ -12,10 +12,7 @@
 #include "core/index.hpp"
 #include "runtime/buffer.hpp"
 #include "runtime/gemm_tiles.hpp"
-
-// libxsmm is column-major. A row-major matrix is the transpose of the column-major one at the same
-// address. So c = a·b is computed as cᵀ [n, m] = bᵀ [n, k] · aᵀ [k, m], and nothing is transposed
-// in memory.
+#include "runtime/xsmm_kernel.hpp"
 
 namespace gyre {
 namespace {
@@ -70,9 +67,7 @@ struct Strides {
 /// remainder), with and without accumulation; libxsmm caches generated kernels by shape.
 class Kernels {
  public:
-  Kernels(Strides strides, bool a_transposed)
-      : strides_(strides),
-        flags_(a_transposed ? LIBXSMM_GEMM_FLAG_TRANS_B : LIBXSMM_GEMM_FLAG_NONE) {}
+  Kernels(Strides strides, bool a_transposed) : strides_(strides), a_transposed_(a_transposed) {}
 
   libxsmm_smmfunction get(int64_t rows, int64_t columns, int64_t depth, bool accumulate) {
     for (int i = 0; i < used_; ++i) {
@@ -80,7 +75,9 @@ class Kernels {
       if (e.rows == rows && e.columns == columns && e.depth == depth && e.accumulate == accumulate)
         return e.kernel;
     }
-    const Entry made{rows, columns, depth, accumulate, generate(rows, columns, depth, accumulate)};
+    const Entry made{rows, columns, depth, accumulate,
+                     xsmm_kernel({rows, columns, depth, strides_.a, strides_.b, strides_.c,
+                                  a_transposed_, accumulate})};
     entries_[used_++] = made;
     return made.kernel;
   }
@@ -92,24 +89,8 @@ class Kernels {
     libxsmm_smmfunction kernel;
   };
 
-  libxsmm_smmfunction generate(int64_t rows, int64_t columns, int64_t depth,
-                               bool accumulate) const {
-    const auto narrow = [](int64_t x) { return static_cast<libxsmm_blasint>(x); };
-    const libxsmm_blasint lda = narrow(strides_.b), ldb = narrow(strides_.a),
-                          ldc = narrow(strides_.c);
-    const float alpha = 1, beta = accumulate ? 1.0F : 0.0F;
-    const int prefetch = LIBXSMM_PREFETCH_NONE;
-    const libxsmm_smmfunction kernel =
-        libxsmm_smmdispatch(narrow(columns), narrow(rows), narrow(depth), &lda, &ldb, &ldc, &alpha,
-                            &beta, &flags_, &prefetch);
-    if (kernel == nullptr)
-      throw_runtime("libxsmm has no f32 kernel for {} x {} x {} on this processor", rows, depth,
-                    columns);
-    return kernel;
-  }
-
   Strides strides_;
-  int flags_;
+  bool a_transposed_;
   std::array<Entry, 16> entries_;
   int used_ = 0;
 };

@@ -217,7 +217,12 @@ for step in exchange swapped; do
   sent=$(column heads.csv sent_b step=$step)
   ((sent > 0 && sent == $(column heads.csv formula_b step=$step))) || fail "bytes are not those of the formula: $(cat heads.csv)"
 done
-expect 2 'query heads do not divide over 3 ranks' "$MPIEXEC" -n 3 "$shard" --input packed.h5 --ulysses --heads 8 --kv-heads 8
+for heads in 8 2; do # heads that the ranks do not divide, and fewer than ranks: exchanged, but a file has equal numbers
+  uneven=("$MPIEXEC" -n 3 "$shard" --input packed.h5 --ulysses --heads $heads --kv-heads 2 --head-dim 3)
+  expect 0 'VERIFY PASSED' "${uneven[@]}"
+  expect 2 "$heads query heads do not divide over 3 ranks" "${uneven[@]}" -o uneven.h5
+  expect 2 'the nearest number is 1' "${uneven[@]}" --yours uneven.h5
+done
 expect 2 '--ulysses takes no --layout' "$shard" --input packed.h5 --ulysses --layout zigzag
 
 # What cannot be.

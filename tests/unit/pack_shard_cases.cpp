@@ -14,7 +14,7 @@
 #include "sharding/distributed.hpp"
 #include "sharding/encoder_work.hpp"
 #include "sharding/transfer.hpp"
-#include "sharding/ulysses.hpp"
+#include "sharding/slices.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

@@ -4,31 +4,10 @@
 #include <limits>
 
 #include "core/error.hpp"
-
-// libxsmm is column-major: a matrix [rows][columns] here is [columns, rows] there.
+#include "runtime/xsmm_kernel.hpp"
 
 namespace gyre {
 namespace {
-
-struct Gemm {
-  int64_t m, n, k;
-  int64_t lda, ldb, ldc;
-  int flags;
-  float beta;
-};
-
-libxsmm_smmfunction generate(const Gemm& g) {
-  const auto narrow = [](int64_t x) { return static_cast<libxsmm_blasint>(x); };
-  const libxsmm_blasint lda = narrow(g.lda), ldb = narrow(g.ldb), ldc = narrow(g.ldc);
-  const float alpha = 1;
-  const int prefetch = LIBXSMM_PREFETCH_NONE;
-  const libxsmm_smmfunction kernel =
-      libxsmm_smmdispatch(narrow(g.m), narrow(g.n), narrow(g.k), &lda, &ldb, &ldc, &alpha, &g.beta,
-                          &g.flags, &prefetch);
-  if (kernel == nullptr)
-    throw_runtime("libxsmm has no f32 kernel for {} x {} x {} on this processor", g.m, g.n, g.k);
-  return kernel;
-}
 
 template <class Table>
 libxsmm_smmfunction& slot(Table& table, int64_t lanes, int64_t keys) {
@@ -54,8 +33,8 @@ void Products::score(const float* packed, const float* keys, float* to, int64_t 
   for_parts(count, [&](int64_t begin, int64_t part) {
     libxsmm_smmfunction& kernel = slot(scores_, lanes, part);
     if (kernel == nullptr)
-      kernel = generate(
-          {lanes, part, head_dim_, lane_stride, stride_, lane_stride, LIBXSMM_GEMM_FLAG_NONE, 0});
+      kernel = xsmm_kernel(
+          {part, lanes, head_dim_, stride_, lane_stride, lane_stride, false, false});
     kernel(packed, keys + begin * stride_, to + begin * lane_stride);
   });
 }
@@ -65,8 +44,8 @@ void Products::to_lanes(const float* weights, const float* keys, float* to, int6
   for_parts(count, [&](int64_t begin, int64_t part) {
     libxsmm_smmfunction& kernel = slot(to_lanes_, lanes, part);
     if (kernel == nullptr)
-      kernel = generate({lanes, head_dim_, part, lane_stride, stride_, lane_stride,
-                         LIBXSMM_GEMM_FLAG_TRANS_B, 1});
+      kernel = xsmm_kernel(
+          {head_dim_, lanes, part, stride_, lane_stride, lane_stride, true, true});
     kernel(weights + begin * lane_stride, keys + begin * stride_, to);
   });
 }
@@ -82,8 +61,8 @@ void Products::to_keys(const float* weights, const float* rows, float* to, int64
       const int64_t width = kind == 1 ? widths[1] : left / widths[kind] * widths[kind];
       libxsmm_smmfunction& kernel = slot(to_keys_[kind], lanes, keys);
       if (kernel == nullptr)
-        kernel = generate(
-            {width, keys, lanes, head_dim_, lane_stride, stride_, LIBXSMM_GEMM_FLAG_NONE, 1});
+        kernel =
+            xsmm_kernel({keys, width, lanes, lane_stride, head_dim_, stride_, false, true});
       kernel(rows + d, weights + begin * lane_stride, to + begin * stride_ + d);
       d += width;
     }
