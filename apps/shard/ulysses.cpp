@@ -233,7 +233,9 @@ std::vector<float> exchange_bin(ExchangeStep& step, const HeadShape& shape, cons
                              all = first_slots(layout.padded_slots);
   const HeadRange q_here = exchange.range(ArrayKind::q), kv_here = exchange.range(ArrayKind::kv);
   // Values are the heads after those of the keys, so that an exchange of both is noticed.
-  const auto of_kv = [&](HeadRange keys) { return std::vector{keys, {keys.begin + k, keys.count}}; };
+  const auto of_kv = [&](HeadRange keys) {
+    return std::vector{keys, {keys.begin + k, keys.count}};
+  };
   const std::vector<float> q = tensor({{0, shape.heads}}, mine, d),
                            kv = tensor(of_kv({0, k}), mine, d), q_all = tensor({q_here}, all, d),
                            kv_all = tensor(of_kv(kv_here), all, d);
@@ -242,7 +244,7 @@ std::vector<float> exchange_bin(ExchangeStep& step, const HeadShape& shape, cons
   };
   fill(exchange.tokens(ArrayKind::q), q);
   fill(exchange.tokens(ArrayKind::kv), kv);
-  step.measured([&] { exchange.run(Pass::forward); });
+  step.measured([&] { return exchange.run(Pass::forward); });
   const std::vector<float> queries = values_of(exchange.heads(ArrayKind::q)),
                            keys = values_of(exchange.heads(ArrayKind::kv));
   step.compare(queries, q_all, name + " queries");
@@ -251,7 +253,7 @@ std::vector<float> exchange_bin(ExchangeStep& step, const HeadShape& shape, cons
   fill(exchange.heads(ArrayKind::out), queries);
   fill(exchange.heads(ArrayKind::d_q), queries);
   fill(exchange.heads(ArrayKind::d_kv), keys);
-  step.measured([&] { exchange.run(Pass::backward); });
+  step.measured([&] { return exchange.run(Pass::backward); });
   const std::vector<float> out = values_of(exchange.tokens(ArrayKind::out)),
                            d_kv = values_of(exchange.tokens(ArrayKind::d_kv));
   step.compare(out, q, name + " output");
@@ -281,8 +283,9 @@ std::vector<float> exchange_bin(ExchangeStep& step, const HeadShape& shape, cons
 void exchange_slices(ExchangeStep& step, const HeadShape& shape, const BinView& bin) {
   const SlicedInput sliced = slice_and_pad(bin.ids, 1, {}, 1, bin.bounds, step.ranks(), 0);
   step.row().padding += sliced.pad;
-  exchange_bin(step, shape, contiguous(sliced.bounds(), {.cp = step.ranks()}),
-               fmt::format("bin {}", bin.index));
+  LayoutOptions options;
+  options.cp = step.ranks();
+  exchange_bin(step, shape, contiguous(sliced.bounds(), options), fmt::format("bin {}", bin.index));
 }
 
 /// Exchanges dual-chunk-swap shards. Exchanged arrays have the order of the stream.
@@ -389,13 +392,15 @@ std::vector<UlyssesResult> run_ulysses(const PackedHeader& header, const PackedS
 void check_heads_of_file(int64_t heads, int64_t kv_heads, int64_t ranks) {
   ConfigErrors errors;
   if (heads % ranks != 0)
-    errors.add("{} query heads do not divide over {} ranks, as a file needs; the nearest number "
-               "is {}",
-               heads, ranks, round_up(heads, ranks));
+    errors.add(
+        "{} query heads do not divide over {} ranks, as a file needs; the nearest number "
+        "is {}",
+        heads, ranks, round_up(heads, ranks));
   if (kv_heads % ranks != 0 && ranks % kv_heads != 0)
-    errors.add("{} KV heads neither divide {} ranks nor are a multiple of them, as a file needs; "
-               "the nearest number is {}",
-               kv_heads, ranks, std::gcd(kv_heads, ranks));
+    errors.add(
+        "{} KV heads neither divide {} ranks nor are a multiple of them, as a file needs; "
+        "the nearest number is {}",
+        kv_heads, ranks, std::gcd(kv_heads, ranks));
   errors.throw_if_any("--ulysses cannot write or compare files");
 }
 

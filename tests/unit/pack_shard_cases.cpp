@@ -13,8 +13,8 @@
 #include "sharding/bshd.hpp"
 #include "sharding/distributed.hpp"
 #include "sharding/encoder_work.hpp"
-#include "sharding/transfer.hpp"
 #include "sharding/slices.hpp"
+#include "sharding/transfer.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {

@@ -33,8 +33,8 @@ void Products::score(const float* packed, const float* keys, float* to, int64_t 
   for_parts(count, [&](int64_t begin, int64_t part) {
     libxsmm_smmfunction& kernel = slot(scores_, lanes, part);
     if (kernel == nullptr)
-      kernel = xsmm_kernel(
-          {part, lanes, head_dim_, stride_, lane_stride, lane_stride, false, false});
+      kernel =
+          xsmm_kernel({part, lanes, head_dim_, stride_, lane_stride, lane_stride, false, false});
     kernel(packed, keys + begin * stride_, to + begin * lane_stride);
   });
 }
@@ -44,8 +44,7 @@ void Products::to_lanes(const float* weights, const float* keys, float* to, int6
   for_parts(count, [&](int64_t begin, int64_t part) {
     libxsmm_smmfunction& kernel = slot(to_lanes_, lanes, part);
     if (kernel == nullptr)
-      kernel = xsmm_kernel(
-          {head_dim_, lanes, part, stride_, lane_stride, lane_stride, true, true});
+      kernel = xsmm_kernel({head_dim_, lanes, part, stride_, lane_stride, lane_stride, true, true});
     kernel(weights + begin * lane_stride, keys + begin * stride_, to);
   });
 }
@@ -61,8 +60,7 @@ void Products::to_keys(const float* weights, const float* rows, float* to, int64
       const int64_t width = kind == 1 ? widths[1] : left / widths[kind] * widths[kind];
       libxsmm_smmfunction& kernel = slot(to_keys_[kind], lanes, keys);
       if (kernel == nullptr)
-        kernel =
-            xsmm_kernel({keys, width, lanes, lane_stride, head_dim_, stride_, false, true});
+        kernel = xsmm_kernel({keys, width, lanes, lane_stride, head_dim_, stride_, false, true});
       kernel(rows + d, weights + begin * lane_stride, to + begin * stride_ + d);
       d += width;
     }
