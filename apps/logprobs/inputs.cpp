@@ -204,7 +204,15 @@ class FileInputs final : public LogprobsInputs {
             of(arrays.of<double>("temperature"), file_.temperature),
             of(arrays.of<double>("min_p"), file_.min_p)};
   }
-  float gradient(int64_t token, int64_t) const override { return d_value_[token]; }
+  float gradient(int64_t token, int64_t i) const override {
+    if (i == 0) return d_value_[token];
+    float g = 0;
+    if (i == 1)
+      gradients_of("d_entropies", token, 1, 0, {&g, 1});
+    else
+      gradients_of("d_ids", token, file_.picks, i - 2, {&g, 1});
+    return g;
+  }
   void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(file_.vocab_size - first, 0, std::ssize(to));
     const auto own = to.first(valid);
@@ -223,8 +231,11 @@ class FileInputs final : public LogprobsInputs {
     return found == file_.reference->arrays.end() ? nullptr : &found->second;
   }
   std::string rounded_input_of(const std::string& array) const override {
-    for (const std::string& input : find_array(array).reads)
-      if (rounded_.contains(input)) return logprobs_input(input).path();
+    for (const std::string& name : find_array(array).reads) {
+      if (!rounded_.contains(name)) continue;
+      const LogprobsInput& input = logprobs_input(name);
+      return (file_.has(name) ? input : logprobs_input(input.stand_in)).path();
+    }
     return "";
   }
 

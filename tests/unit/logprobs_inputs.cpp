@@ -321,7 +321,26 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
   file.rounded = {"/logprobs/d_value"};
   EXPECT_EQ(dropped(file, DType::f32), (Names{"d_log_softmax", "d_logprob"}));
   EXPECT_EQ(inputs_of(file, DType::f32)->target(0), -100);
-  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 5), 0.5F);
+  EXPECT_EQ(inputs_of(file, DType::f32)->rounded_input_of("d_log_softmax"), "/logprobs/d_value");
+  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 1), 0.5F);
+  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 2), 0.5F);
+}
+
+TEST(LogprobsInputs, GradientsOfIdsAndOfEntropies) {
+  LogprobsFile file = small_file();
+  file.arrays.set("d_entropies", std::vector<float>{2, 3});
+  std::vector<float> of_ids(2 * file.picks);
+  std::iota(of_ids.begin(), of_ids.end(), 10.0F);
+  file.arrays.set("d_ids", of_ids);
+  const auto inputs = inputs_of(file, DType::f32);
+  EXPECT_EQ(inputs->gradient(0, 0), 0.5F);
+  EXPECT_EQ(inputs->gradient(1, 1), 3);
+  EXPECT_EQ(inputs->gradient(1, 2 + file.picks - 1), of_ids.back());
+  file.reference->arrays["d_gathered"] = file.reference->arrays["d_entropy"] = {};
+  file.rounded = {"/logprobs/d_ids"};
+  EXPECT_EQ(dropped(file, DType::f32), Names{"d_gathered"});
+  file.rounded = {"/logprobs/d_entropies"};
+  EXPECT_EQ(dropped(file, DType::f32), Names{"d_entropy"});
 }
 
 std::vector<float> gradients_of_ids(const LogprobsInputs& inputs, int64_t token, int64_t columns) {
