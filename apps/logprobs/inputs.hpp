@@ -69,6 +69,8 @@ struct LinearFactors {
   std::span<const float> hidden;  ///< [tokens, D]
   std::span<const float> head;    ///< [vocab_size, D]
 
+  /// Largest norm of a row of a factor.
+  double norm(std::span<const float> factor) const;
   /// Largest norm of a hidden state times largest norm of a row of the head, over √D: the root mean
   /// square of the logits if all vectors had these norms and random directions.
   double logit_size() const;

@@ -401,6 +401,31 @@ TEST(LogprobsInputs, HiddenStatesOfAFile) {
   EXPECT_EQ(dropped(file, DType::bf16), Names{"linear_logprob"});
 }
 
+// An element of 1e30 in each factor makes logits that float32 does not hold; one of 1e20 does not,
+// but does where the temperature, or an upstream gradient, is as large.
+TEST(LogprobsWorkload, ProductsOfHiddenStatesStayInFloat32) {
+  const auto refusal = [](float hidden, float head, double temperature, float d_value,
+                          const char* pass) {
+    LogprobsFile file = linear_file();
+    file.arrays.set("hidden", std::vector<float>{hidden, 0, 0, 1});
+    file.arrays.set("head", std::vector<float>{0, 0, 0, 1, head, 0});
+    file.arrays.set("d_value", std::vector<float>{d_value, 0});
+    file.temperature = temperature;
+    LogprobsOptions o;
+    o.pass = pass;
+    const auto refused = workload_of(file, o).refused;
+    return refused.contains("hidden") ? refused.at("hidden") : "";
+  };
+  EXPECT_EQ(refusal(1e18F, 1e19F, 1, 1, "both"), "");
+  EXPECT_EQ(refusal(1e20F, 1e20F, 1, 1, "fwd"),
+            "hidden states and head make logits of up to 1e+40; at most 1.7e+38");
+  EXPECT_NE(refusal(1e15F, 1e15F, 1e-10, 1, "fwd"), "");
+  EXPECT_NE(refusal(1, 1e15F, 1, 1e25F, "both").find("gradients of hidden states"),
+            std::string::npos);
+  EXPECT_NE(refusal(1e15F, 1, 1, 1e25F, "both").find("gradients of the head"), std::string::npos);
+  EXPECT_EQ(refusal(1, 1e15F, 1, 1e25F, "fwd"), "");
+}
+
 TEST(FillLogits, PaddingOfAStreamIsNaN) {
   const LogprobsFile file = small_file();
   const auto inputs = inputs_of(file, DType::bf16);
