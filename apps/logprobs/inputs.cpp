@@ -295,13 +295,11 @@ std::string too_large_products(const LogprobsFile& file, bool with_gradients) {
     const char* what;
     double size;
   };
-  std::vector<Product> products{{"hidden states and head make logits",
-                                 hidden * head / least}};
+  std::vector<Product> products{{"hidden states and head make logits", hidden * head / least}};
   if (with_gradients)
-    products.insert(products.end(),
-                    {{"the head makes gradients of hidden states", d_logits * head},
-                     {"hidden states make gradients of the head",
-                      d_logits * hidden * static_cast<double>(file.tokens())}});
+    products.insert(products.end(), {{"the head makes gradients of hidden states", d_logits * head},
+                                     {"hidden states make gradients of the head",
+                                      d_logits * hidden * static_cast<double>(file.tokens())}});
   constexpr double most = std::numeric_limits<float>::max() / 2;
   for (const Product& product : products)
     if (product.size > most)

@@ -412,6 +412,7 @@ TEST(LogprobsWorkload, ProductsOfHiddenStatesStayInFloat32) {
     file.arrays.set("d_value", std::vector<float>{d_value, 0});
     file.temperature = temperature;
     LogprobsOptions o;
+    o.tp = 1;
     o.pass = pass;
     const auto refused = workload_of(file, o).refused;
     return refused.contains("hidden") ? refused.at("hidden") : "";

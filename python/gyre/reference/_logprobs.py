@@ -417,7 +417,7 @@ class _Definitions:
         return self._divergence_gradient(0)
 
     def _divergence_gradient(self, constant: int) -> np.ndarray:
-        """NaN where the divergence is not finite, but 0 where none comes from above."""
+        """NaN where the divergence or a derivative leaves float32, but 0 where none comes from above."""
         ids, (gaps, tail), q = self._largest[0], self._gaps, np.exp(log_softmax(self.z))
         slopes = np.zeros(self.z.shape)
         bad = ~np.isfinite(self.topk_kl())[:, None]
@@ -426,6 +426,7 @@ class _Definitions:
             at = np.clip(self.targets, 0, self.z.shape[1] - 1)
             sampled = np.where(self._is_tail, tail + constant, gather(slopes, at))
             np.put_along_axis(slopes, at, sampled, axis=1)
+            bad |= (abs(self.g * slopes) > np.finfo(np.float32).max).any(axis=1, keepdims=True)
             gradient = self.g * (slopes - q * slopes.sum(axis=1, keepdims=True))
         return np.where(self.g == 0, 0, np.where(bad, np.nan, gradient))
 

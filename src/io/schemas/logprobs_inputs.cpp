@@ -50,16 +50,27 @@ void check_finite_or_masked(ConfigErrors& errors, const LogprobsFile& f, const I
 /// Logits are finite or -inf; a row needs a finite one.
 void check_logits(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
   const std::vector<float>& values = f.floats(input.name);
+  const std::vector<double>& heats = f.arrays.of<double>("temperature");
+  constexpr float infinite = std::numeric_limits<float>::infinity();
   for (int64_t t = 0; t < f.tokens(); ++t) {
-    bool some = false;
+    float least = infinite, most = -infinite;
     for (int64_t v = 0; v < f.vocab_size; ++v) {
       const float z = values[t * f.columns + v];
-      some = some || std::isfinite(z);
-      if (z < std::numeric_limits<float>::infinity()) continue;
-      return errors.add("{}[{}, {}] is {}; it must be finite or -inf", input.path(), t, v, z);
+      if (!(z < infinite))
+        return errors.add("{}[{}, {}] is {}; it must be finite or -inf", input.path(), t, v, z);
+      if (z == -infinite) continue;
+      least = std::min(least, z);
+      most = std::max(most, z);
     }
-    if (!some)
+    if (most == -infinite)
       return errors.add("{}[{}] is -inf throughout; a row needs a finite logit", input.path(), t);
+    // Over a temperature above 1, their difference could be within f32.
+    const double heat = heats.empty() ? f.temperature : heats[t];
+    if (input.name == "logits" && heat > 1 && most - least == infinite)
+      return errors.add(
+          "{}[{}] has logits of {:g} and {:g}, whose difference float32 does not hold, and a "
+          "temperature above 1",
+          input.path(), t, least, most);
   }
 }
 
@@ -90,8 +101,9 @@ void check_logprobs_of_ids(ConfigErrors& errors, const LogprobsFile& f, const In
   for (int64_t i = 0; i < std::ssize(all); ++i) {
     const int64_t t = i / f.picks;
     if (row_of_id[all[i]] == t)
-      return errors.add("/logprobs/{}[{}, {}] is {}, which the row has already; {} is of different ids",
-                        input.of, t, i % f.picks, all[i], input.path());
+      return errors.add(
+          "/logprobs/{}[{}, {}] is {}, which the row has already; {} is of different ids", input.of,
+          t, i % f.picks, all[i], input.path());
     row_of_id[all[i]] = t;
   }
 }
