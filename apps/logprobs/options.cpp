@@ -26,8 +26,8 @@ std::vector<Described> described_operations() {
   return operations;
 }
 
-/// Whether a pass of the operation reads or writes enough to have a rate: one that writes whole rows
-/// backward only reads a few elements of each forward.
+/// Whether a pass of the operation has a rate. One that only writes rows backward reads a few
+/// elements of each forward, which is too little.
 bool has_rate(const LogprobsOperation& operation, Pass pass) {
   if (pass == Pass::backward) return operation.has_backward();
   return operation.backward != RowTraffic::writes;
