@@ -101,9 +101,8 @@ RowOperation teacher_topk_kl_operation() {
                 values[0] =
                     tail.teacher == 0 ? 0 : tail.teacher * std::log(tail.teacher / tail.student);
                 for (size_t k = 0; k < log_p.size(); ++k)
-                  if (log_p[k] != -HUGE_VALF)
-                    values[0] += std::exp(static_cast<double>(log_p[k])) *
-                                 (static_cast<double>(log_p[k]) - row.statistics.of_ids[k]);
+                  if (const double p = std::exp(static_cast<double>(log_p[k])); p > 0)
+                    values[0] += p * (static_cast<double>(log_p[k]) - row.statistics.of_ids[k]);
               },
           .slopes = [](const OperationRow& row, std::span<const double> g,
                        RowSlopes& slopes) { add_slopes(row, g[0], slopes, false); },
