@@ -44,6 +44,12 @@ def rows_of(problem, name):
     return problem[name][:, : problem["vocab_size"]].astype(np.float64)
 
 
+def above(problem, name):
+    """The gradient of the values of ids [T, K], or of entropies [T]; where the problem has none, that of
+    every value of the token."""
+    return problem.get(name, problem["d_value"]).astype(np.float64)
+
+
 def d_entropy(logp, h, g, temperature):
     """[T, V]: gradient of sum_t g_t H_t, from logp [T, V] and h [T]."""
     p = np.exp(logp)
@@ -54,7 +60,8 @@ def scores(problem, z, g):
     """What one softmax at the problem's temperature gives; z [T, V], g [T]."""
     heat, targets = heat_of(problem), problem["targets"][:, None]
     logp, h = log_softmax(z, heat), entropy(z, heat)
-    by_target, by_entropy = gradient(logp, targets, g, heat), d_entropy(logp, h, g, heat)
+    by_target = gradient(logp, targets, g, heat)
+    by_entropy = d_entropy(logp, h, above(problem, "d_entropies"), heat)
     return {
         "log_softmax": logp,
         "softmax": np.exp(logp),
@@ -191,9 +198,9 @@ def largest(z):
     return {"argmax_value": z[np.arange(len(z)), first], "argmax_id": first.astype(np.int32)}
 
 
-def of_ids(problem, z, g):
+def of_ids(problem, z):
     """What is asked of ids [T, K], and the largest logits, as many as there are ids."""
-    ids, heat = problem["ids"], heat_of(problem)
+    ids, heat, g = problem["ids"], heat_of(problem), above(problem, "d_ids")
     logp = log_softmax(z, heat)
     top = ranking(z)[:, : ids.shape[1]]
     return {
@@ -202,11 +209,11 @@ def of_ids(problem, z, g):
         "top_values": np.take_along_axis(z, top, axis=1),
         "top_ids": top.astype(np.int32),
         "d_gathered": gradient(logp, ids, g, heat),
-        "d_gathered_logits": g[:, None] * make_logprobs.hits(ids, z.shape[1]),
+        "d_gathered_logits": make_logprobs.hits(ids, z.shape[1], make_logprobs.each(g, ids)),
     }
 
 
-def distilled(problem, z, g):
+def distilled(problem, z):
     """Student and teacher at a teacher's ids [T, K], at temperature 1: the student's
     log-probabilities over the vocabulary, or over those ids alone, each place a term of its own."""
     ids = problem["ids"]
@@ -216,8 +223,8 @@ def distilled(problem, z, g):
         teacher_z = picked(rows_of(problem, "teacher"), ids, 0)
     plain, teacher = log_softmax(z), log_softmax(teacher_z)
     among = log_softmax(picked(z, ids, 0))
-    h = entropy(z)
-    weights = g[:, None] * (1 - ids.shape[1] * np.exp(among))
+    h, g = entropy(z), make_logprobs.each(above(problem, "d_ids"), ids)
+    weights = g - g.sum(axis=1)[:, None] * np.exp(among)
     scattered = np.zeros(z.shape)
     np.add.at(scattered, (np.arange(len(z))[:, None], ids), weights)
     return {
@@ -226,7 +233,7 @@ def distilled(problem, z, g):
         "distilled_entropy": h,
         "distilled_renormalised_logprob": among,
         "distilled_renormalised_teacher_logprob": teacher,
-        "d_distilled": gradient(plain, ids, g, 1) + d_entropy(plain, h, g, 1),
+        "d_distilled": gradient(plain, ids, g, 1) + d_entropy(plain, h, above(problem, "d_entropies"), 1),
         "d_distilled_renormalised": scattered,
     }
 
@@ -303,10 +310,10 @@ def answer(problem, leave_out=()):
         if "teacher" in problem:
             found |= soft_targets(problem, z, g)
         if "ids" in problem:
-            found |= of_ids(problem, z, g)
+            found |= of_ids(problem, z)
             asked = "teacher" in problem or "teacher_values" in problem
             if asked and problem["ids"].shape[1] <= z.shape[1]:
-                found |= distilled(problem, z, g)
+                found |= distilled(problem, z)
             if "teacher" in problem or "teacher_logprobs" in problem:
                 found |= divergences(problem, z, g)
         if "hidden" in problem:

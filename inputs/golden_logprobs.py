@@ -9,7 +9,7 @@ import numpy as np
 
 import make_logprobs
 from golden_files import BFLOAT16, BFLOAT16_WORDS
-from golden_problems import case, distinct, eighths, full, ids_below, offsets
+from golden_problems import case, different_ids, distinct, eighths, full, ids_below, offsets
 
 
 @case("nothing unusual: two sequences, both filters, a teacher", "a wrong formula", ("plain",))
@@ -503,6 +503,41 @@ def topk_kl_of_ids(rng):
         "teacher_logprobs": np.take_along_axis(log_p, ids, axis=1).astype("f4"),
         "teacher_target_logprobs": np.take_along_axis(log_p, at, axis=1)[:, 0].astype("f4"),
     }
+
+
+@case("log-probabilities of a teacher for ids that are not the student's largest; targets among them, "
+      "beside them and nobody's", TAIL + "; the student's largest ids in the place of those that were asked for",
+      ("distillation", "topk-kl", "optional", "nobody"))
+def topk_kl_of_given_ids(rng):
+    targets = ids_below(rng, 23, 5)
+    ids = different_ids(rng, 5, 23, 4)
+    targets[:2] = ids[0, 3], -100
+    log_p = make_logprobs.log_softmax(eighths(rng, 5, 23).astype(np.float64))
+    at = np.where(targets < 0, 0, targets)[:, None]
+    return {
+        "vocab_size": 23, "logits": distinct(rng, 5, 23), "targets": targets, "ids": ids,
+        "d_value": eighths(rng, 5, size=1.0),
+        "teacher_logprobs": np.take_along_axis(log_p, ids, axis=1).astype("f4"),
+        "teacher_target_logprobs": np.take_along_axis(log_p, at, axis=1)[:, 0].astype("f4"),
+    }
+
+
+@case(
+    "a gradient of its own for the value of each id of a token, and for its entropy; ids that repeat, "
+    "gradients of 0, of a token's ids alone and of its entropy alone",
+    "a gradient of one id that all ids of the token get; the sum over ids of a mean; the gradient of the "
+    "log-probability taken for that of the entropy",
+    ("repeated-ids", "distillation", "fused-linear", "zero-gradients", "padding"),
+)
+def gradients_of_ids(rng):
+    ids = different_ids(rng, 6, 19, 4)
+    ids[1, 2:] = ids[1, 0]
+    of_ids, of_entropies = eighths(rng, 6, 4, size=1.0), eighths(rng, 6, size=1.0)
+    of_ids[2], of_entropies[3], of_ids[4, 1:] = 0, 0, 0
+    logits, teacher = np.full((2, 6, 20), np.nan, "f4")
+    logits[:, :19], teacher[:, :19] = distinct(rng, 6, 19), eighths(rng, 6, 19)
+    more = {"logits": logits, "teacher": teacher, "ids": ids, "d_ids": of_ids, "d_entropies": of_entropies}
+    return linear(rng, 6, 19, 3, temperature=1.25, **more)
 
 
 @case(

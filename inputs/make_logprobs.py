@@ -19,7 +19,8 @@ top_p. An id that no column has scores 0, and -inf when filtered. Gradients are 
 sum_t d_value_t value_t, for ids of sum_t d_value_t sum_k value_tk; nobody's ids count in them like
 columns elsewhere. Hidden states and the head's weight, if there are any, have answers of their own:
 log-probability and entropy from the product of both, and the gradients by both of
-sum_t d_value_t (log-probability_t + entropy_t).
+sum_t d_value_t (log-probability_t + entropy_t). Where d_ids [T, K] and d_entropies [T] are there,
+they are the gradients of the values of ids and of the entropies instead of d_value.
 """
 
 import os
@@ -57,14 +58,14 @@ def picked(values, ids, nobody):
     return np.where(there, found, nobody)
 
 
-def hits(ids, vocab_size):
-    """[T, V]: how often each column is among the ids [T, K]."""
-    counts = np.zeros((len(ids), vocab_size))
-    for row, some in zip(counts, ids):
-        for i in some:
+def hits(ids, vocab_size, weights):
+    """[T, V]: the sum of the weights [T, K] of the ids [T, K] that each column is."""
+    sums = np.zeros((len(ids), vocab_size))
+    for row, some, of_some in zip(sums, ids, weights):
+        for i, weight in zip(some, of_some):
             if 0 <= i < vocab_size:
-                row[i] += 1
-    return counts
+                row[i] += weight
+    return sums
 
 
 def survivors(row, top_k, top_p, temperature, min_p=0.0):
@@ -96,10 +97,16 @@ def cross_entropy(student, teacher):
     return -(p * np.where(p > 0, q, 0)).sum(axis=-1)
 
 
+def each(g, ids):
+    """[T, K]: gradients of the values of the ids [T, K]; g is that, or [T], the same for all of a token."""
+    return g if g.ndim == 2 else np.repeat(g[:, None], ids.shape[1], axis=1)
+
+
 def gradient(logp, ids, g, temperature):
-    """Of sum_t g_t sum_k log p(id_tk)."""
-    sum_g = g[:, None] * ids.shape[1]
-    return (g[:, None] * hits(ids, logp.shape[1]) - sum_g * np.exp(logp)) / temperature
+    """Of sum_t sum_k g_tk log p(id_tk); g as above."""
+    of_ids = each(g, ids)
+    total = of_ids.sum(axis=1)[:, None]
+    return (hits(ids, logp.shape[1], of_ids) - total * np.exp(logp)) / temperature
 
 
 def next_tokens(problem, logp):
@@ -118,10 +125,12 @@ def linear_answer(problem):
     """Answers from hidden states and the weight of a head, in float64."""
     x, w = (problem[name].astype(np.float64) for name in ("hidden", "head"))
     g, targets = problem["d_value"].astype(np.float64), problem["targets"][:, None]
+    g_entropy = problem.get("d_entropies", g).astype(np.float64)
     heat = np.broadcast_to(problem["temperature"], len(g))[:, None]
     z = x @ w.T
     logp, h = log_softmax(z, heat), entropy(z, heat)
-    d_z = gradient(logp, targets, g, heat) - g[:, None] * np.exp(logp) * (logp + h[:, None]) / heat
+    by_entropy = g_entropy[:, None] * np.exp(logp) * (logp + h[:, None]) / heat
+    d_z = gradient(logp, targets, g, heat) - by_entropy
     return {
         "linear_logprob": picked(logp, targets, 0)[:, 0],
         "linear_entropy": h,

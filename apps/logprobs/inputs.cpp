@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <limits>
 #include <numeric>
 #include <utility>
 
@@ -204,7 +205,15 @@ class FileInputs final : public LogprobsInputs {
             of(arrays.of<double>("temperature"), file_.temperature),
             of(arrays.of<double>("min_p"), file_.min_p)};
   }
-  float gradient(int64_t token, int64_t) const override { return d_value_[token]; }
+  float gradient(int64_t token, int64_t i) const override {
+    if (i == 0) return d_value_[token];
+    float g = 0;
+    if (i == 1)
+      gradients_of("d_entropies", token, 1, 0, {&g, 1});
+    else
+      gradients_of("d_ids", token, file_.picks, i - 2, {&g, 1});
+    return g;
+  }
   void d_logprobs(int64_t token, int64_t first, std::span<float> to) const override {
     const int64_t valid = std::clamp<int64_t>(file_.vocab_size - first, 0, std::ssize(to));
     const auto own = to.first(valid);
@@ -223,8 +232,11 @@ class FileInputs final : public LogprobsInputs {
     return found == file_.reference->arrays.end() ? nullptr : &found->second;
   }
   std::string rounded_input_of(const std::string& array) const override {
-    for (const std::string& input : find_array(array).reads)
-      if (rounded_.contains(input)) return logprobs_input(input).path();
+    for (const std::string& name : find_array(array).reads) {
+      if (!rounded_.contains(name)) continue;
+      const LogprobsInput& input = logprobs_input(name);
+      return (file_.has(name) ? input : logprobs_input(input.stand_in)).path();
+    }
     return "";
   }
 
@@ -263,6 +275,38 @@ VocabPartition partition_of_file(const LogprobsFile& file, const LogprobsOptions
   return vocab;
 }
 
+/// Says which products of the fused linear layer may leave float32: |<a, b>| <= |a| |b|, and the
+/// gradients of a token's logits have a sum of at most 2 (g + h ln V) / T. "" if none may.
+std::string too_large_products(const LogprobsFile& file, bool with_gradients) {
+  if (!file.has("hidden")) return "";
+  const LinearFactors factors{file.hidden, file.floats("hidden"), file.floats("head")};
+  const std::vector<double>& heats = file.arrays.of<double>("temperature");
+  const auto& g = file.floats("d_value");
+  const auto& h = file.has("d_entropies") ? file.floats("d_entropies") : g;
+  double least = 1, d_logits = 0;
+  for (int64_t t = 0; t < file.tokens(); ++t) {
+    const double heat = heats.empty() ? file.temperature : heats[t];
+    least = std::min(least, heat);
+    const double of_token = std::abs(g[t]) + std::abs(h[t]) * std::log(file.vocab_size);
+    d_logits = std::max(d_logits, 2 * of_token / heat);
+  }
+  const double hidden = factors.norm(factors.hidden), head = factors.norm(factors.head);
+  struct Product {
+    const char* what;
+    double size;
+  };
+  std::vector<Product> products{{"hidden states and head make logits", hidden * head / least}};
+  if (with_gradients)
+    products.insert(products.end(), {{"the head makes gradients of hidden states", d_logits * head},
+                                     {"hidden states make gradients of the head",
+                                      d_logits * hidden * static_cast<double>(file.tokens())}});
+  constexpr double most = std::numeric_limits<float>::max() / 2;
+  for (const Product& product : products)
+    if (product.size > most)
+      return fmt::format("{} of up to {:.3g}; at most {:.3g}", product.what, product.size, most);
+  return "";
+}
+
 }  // namespace
 
 void LogprobsInputs::teacher_at_ids(int64_t token, std::span<float> to) const {
@@ -272,18 +316,19 @@ void LogprobsInputs::teacher_at_ids(int64_t token, std::span<float> to) const {
     row(TokenTensor::teacher, token, own[k], to.subspan(k, 1));
 }
 
+double LinearFactors::norm(std::span<const float> factor) const {
+  double most = 0;
+  for (; !factor.empty(); factor = factor.subspan(width)) {
+    double sum = 0;
+    for (const float x : factor.first(width))
+      sum += static_cast<double>(x) * static_cast<double>(x);
+    most = std::max(most, sum);
+  }
+  return std::sqrt(most);
+}
+
 double LinearFactors::logit_size() const {
-  const auto largest_square = [&](std::span<const float> rows) {
-    double most = 0;
-    for (; !rows.empty(); rows = rows.subspan(width)) {
-      double sum = 0;
-      for (const float x : rows.first(width))
-        sum += static_cast<double>(x) * static_cast<double>(x);
-      most = std::max(most, sum);
-    }
-    return most;
-  };
-  return std::sqrt(largest_square(hidden) * largest_square(head) / static_cast<double>(width));
+  return norm(hidden) * norm(head) / std::sqrt(static_cast<double>(width));
 }
 
 int64_t LogprobsWorkload::longest() const {
@@ -337,6 +382,8 @@ LogprobsWorkload workload_of(const LogprobsFile& file, LogprobsOptions& o) {
                      file.ints("sampling_mask_ids")};
   if (const std::string reason = too_many_kept(kept, problem.vocab); !reason.empty())
     problem.refused["sampling_mask_ids"] = reason;
+  if (const std::string reason = too_large_products(file, o.pass != "fwd"); !reason.empty())
+    problem.refused["hidden"] = reason;
   problem.projected = file.projected;
   o.picks = file.picks;
   o.top_k = file.top_k;

@@ -69,6 +69,8 @@ struct LinearFactors {
   std::span<const float> hidden;  ///< [tokens, D]
   std::span<const float> head;    ///< [vocab_size, D]
 
+  /// Largest norm of a row of a factor.
+  double norm(std::span<const float> factor) const;
   /// Largest norm of a hidden state times largest norm of a row of the head, over √D: the root mean
   /// square of the logits if all vectors had these norms and random directions.
   double logit_size() const;
@@ -97,7 +99,7 @@ class LogprobsInputs {
   /// The token's own temperature and filter, if the workload has one for each.
   virtual SamplingFilter filter(int64_t token) const = 0;
   /// Upstream gradient of the token's result `i`: 0 is its log-probability (or cross entropy), 1
-  /// its entropy, 2 + k the log-probability of id k.
+  /// its entropy, 2 + k the value of id k.
   virtual float gradient(int64_t token, int64_t i) const = 0;
   /// Gradients of the log-probabilities of ids [first, first + to.size()), rounded to the
   /// workload's output type. No caller may read the values of padding columns.

@@ -253,6 +253,11 @@ struct MemoryCase {
   double element_bytes() const { return size_of(problem.type); }
 };
 
+/// The input with the upstream gradients of result `i` of a token (LogprobsInputs::gradient).
+inline std::string gradient_input(int64_t i) {
+  return i == 0 ? "d_value" : i == 1 ? "d_entropies" : "d_ids";
+}
+
 /// Inputs that most gradients depend on (LogprobsArray::reads).
 inline std::vector<std::string> gradient_inputs() {
   return {"logits", "d_value"};

@@ -219,13 +219,15 @@ std::string distinct_picks(const LogprobsWorkload& problem, const LogprobsOption
 std::vector<LogprobsArray> arrays_of(const RowOperation& operation) {
   std::vector<LogprobsArray> arrays;
   std::vector<std::string> reads;
+  const auto read = [&](const std::string& input) {
+    if (std::ranges::find(reads, input) == reads.end()) reads.push_back(input);
+  };
   for (const RowResult& result : operation.results) {
     arrays.push_back({result.name, result.shape, false, result.reads});
     if (result.first_gradient < 0) continue;
-    for (const std::string& input : result.reads)
-      if (std::ranges::find(reads, input) == reads.end()) reads.push_back(input);
+    std::ranges::for_each(result.reads, read);
+    read(gradient_input(result.first_gradient));
   }
-  reads.emplace_back("d_value");
   const bool own = !operation.gradient_reads.empty();
   arrays.push_back({operation.gradient, "TV", false, own ? operation.gradient_reads : reads});
   return arrays;

@@ -109,7 +109,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   write_slots(o, header, tokens, context, backend, report);
 }
 
-ExitCode run(const PackOptions& o, AppContext& context) {
+ExitCode run(PackOptions& o, AppContext& context) {
   Communicator& world = context.world;
   std::string source = o.input;
   run_agreed(world, "options", [&] {

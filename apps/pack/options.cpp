@@ -129,7 +129,7 @@ void declare_options(OptionTable& table, PackOptions& o) {
   declare_repeats(table, "Timed repetitions of packing; the time of one is no measurement",
                   o.repeats);
   measurement.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
-  declare_report_options(table, o.report, {"documents_per_s", "utilisation", "cost_imbalance"});
+  declare_report_options(table, o.report, {"utilisation", "cost_imbalance"});
 }
 
 RoundOptions PackOptions::round_options() const {
@@ -143,8 +143,9 @@ RoundOptions PackOptions::round_options() const {
   return options;
 }
 
-void check_options(const PackOptions& o) {
+void check_options(PackOptions& o) {
   ConfigErrors errors;
+  if (o.repeats.iterations != 1) o.report.metrics.emplace_back("documents_per_s");
   if (o.input.empty() == o.generate.empty())
     errors.add("one of --input and --gen is needed, and not both");
   if (!o.output.empty() && lists_several(o.algorithm))

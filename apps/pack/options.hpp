@@ -68,7 +68,7 @@ struct PackOptions {
 void declare_options(OptionTable& table, PackOptions& o);
 
 /// Throws a usage error that lists all problems of the options.
-void check_options(const PackOptions& o);
+void check_options(PackOptions& o);
 /// Throws a usage error for options of packers, which do not apply to rows that are packed already.
 void check_batch_options(const PackOptions& o, const std::string& schema);
 /// Throws a usage error for options of text with audio that are given with another kind of input.

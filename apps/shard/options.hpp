@@ -48,7 +48,7 @@ struct ShardOptions {
 void declare_options(OptionTable& table, ShardOptions& o);
 
 /// Throws a usage error that lists all errors of the options.
-void check_options(const ShardOptions& o);
+void check_options(ShardOptions& o);
 /// Throws a usage error for options of packed streams that are given with a gyre/bshd file.
 void check_batch_options(const ShardOptions& o);
 

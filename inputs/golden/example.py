@@ -34,6 +34,8 @@ class Row:
         self.x = self.z / self.heat
         self.logp = log_softmax(self.x)
         self.g = problem["d_value"].astype(F)[:, None]
+        self.g_entropy = problem.get("d_entropies", problem["d_value"]).astype(F)[:, None]
+        self.g_ids = problem.get("d_ids", self.g).astype(F)  # [T, K], or [T, 1]: the same for all ids
 
     def numbers(self, name):
         """[T, 1]: the number of each row, also where it is one of all rows."""
@@ -45,14 +47,16 @@ class Row:
         found = np.take_along_axis(values, np.where(there, ids, 0), axis=1)
         return np.where(there, found, F(nobody))
 
-    def one_hot(self, ids):
-        """[T, V]: how many of the ids [T, K] each column is."""
-        return (ids[:, :, None] == np.arange(self.vocab)).sum(axis=1).astype(F)
+    def one_hot(self, ids, weights=F(1)):
+        """[T, V]: the sum of the weights, [T, K] or [T, 1], of the ids [T, K] that each column is."""
+        of_ids = np.broadcast_to(weights, ids.shape)[:, :, None]
+        return np.where(ids[:, :, None] == np.arange(self.vocab), of_ids, F(0)).sum(axis=1, dtype=F)
 
     def gradient(self, ids, g=None, logp=None):
-        """[T, V]: of sum_t g_t sum_k log p(ids_tk)."""
+        """[T, V]: of sum_t sum_k g_tk log p(ids_tk); g [T, K] or [T, 1]."""
         g, logp = self.g if g is None else g, self.logp if logp is None else logp
-        return g * (self.one_hot(ids) - F(ids.shape[1]) * np.exp(logp)) / self.heat
+        total = np.broadcast_to(g, ids.shape).sum(axis=1, keepdims=True, dtype=F)
+        return (self.one_hot(ids, g) - total * np.exp(logp)) / self.heat
 
     def entropy(self):
         return -plogp(self.logp).sum(axis=1)
@@ -60,7 +64,7 @@ class Row:
     def d_entropy(self):
         p = np.exp(self.logp)
         inner = np.where(p > 0, self.logp, F(0)) + self.entropy()[:, None]
-        return -self.g * p * inner / self.heat
+        return -self.g_entropy * p * inner / self.heat
 
     def targets(self):
         return self.problem["targets"][:, None]
@@ -195,9 +199,10 @@ def distilled(problem, what, among=False):
     if what == "student":
         return values
     if not among:
-        return row.gradient(ids) + row.d_entropy()
+        return row.gradient(ids, row.g_ids) + row.d_entropy()
     out = np.zeros_like(row.z)
-    places = row.g * (1 - F(ids.shape[1]) * np.exp(values))
+    g = np.broadcast_to(row.g_ids, ids.shape)
+    places = g - g.sum(axis=1, keepdims=True, dtype=F) * np.exp(values)
     np.add.at(out, (np.arange(len(out))[:, None], ids), places)
     return out
 
@@ -468,8 +473,8 @@ FUNCTIONS = {
     "logprobs/d_entropy": scores(Row.d_entropy),
     "logprobs/d_logprob_entropy": scores(lambda row: row.gradient(row.targets()) + row.d_entropy()),
     "logprobs/d_log_softmax": scores(of_every_id),
-    "logprobs/d_gathered": scores(lambda row: row.gradient(row.problem["ids"])),
-    "logprobs/d_gathered_logits": scores(lambda row: row.g * row.one_hot(row.problem["ids"])),
+    "logprobs/d_gathered": scores(lambda row: row.gradient(row.problem["ids"], row.g_ids)),
+    "logprobs/d_gathered_logits": scores(lambda row: row.one_hot(row.problem["ids"], row.g_ids)),
     "logprobs/filtered_logprob": lambda problem: filtered(problem, False),
     "logprobs/d_filtered_logprob": lambda problem: filtered(problem, True),
     "logprobs/kept_logprob": lambda problem: among_sampled(problem, False),

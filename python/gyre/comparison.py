@@ -73,13 +73,13 @@ def _compare_numbers(
     a, b = got.reshape(-1), expected.reshape(-1)
     worst: list[Difference] = []
     factor = CommonFactor()
-    max_error, outside, size = 0.0, 0, 0.0
+    max_error, outside, size = 0.0, 0, np.longdouble(0)
     first: tuple[int, ...] = ()
     for begin in range(0, a.size, BLOCK):
         block = slice(begin, begin + BLOCK)
         x, y = a[block].astype(real), _within_range(b[block].astype(real), a.dtype)
         error, over = _errors(x, y, exact, tolerance, factor)
-        size += float(np.abs(y[np.isfinite(y)]).sum())
+        size += np.abs(y[np.isfinite(y)]).sum(dtype=np.longdouble)
         max_error = max(max_error, float(error.max()))
         if not outside and (over > 1).any():
             flat = begin + int(np.argmax(over > 1))
@@ -93,7 +93,7 @@ def _compare_numbers(
             worst.append(Difference(index, *pair, float(error[i]), float(over[i])))
         worst = sorted(worst, key=lambda d: -d.err_over_tol)[:MOST_WORST]
     verdict = (factor.hint() or "differs") if outside else "same"
-    if not exact and a.size and is_wide(tolerance.rtol, tolerance.atol, size / a.size):
+    if not exact and a.size and is_wide(tolerance.rtol, tolerance.atol, float(size / a.size)):
         verdict = "the tolerance is larger than the values"
     share = worst[0].err_over_tol if worst else 0.0
     rows = got.shape[0] if got.ndim else 0

@@ -86,24 +86,21 @@ def _statistics(log_ratio: np.ndarray, impossible: int, clip: tuple[float, float
         nothing = [math.nan] * 9
         return RatioStatistics(0, *nothing, impossible)
     low, high = clip
-    with np.errstate(all="ignore"):  # a ratio beyond float64 is inf
+    with np.errstate(all="ignore"):  # a ratio, or a sum of ratios, beyond float64 is inf
         ratio = np.exp(log_ratio)
-        deviation = float(ratio.std()) if np.isfinite(ratio).all() else math.inf
-        k3 = float((ratio - 1 - log_ratio).mean())
-        sequence = float(np.exp(log_ratio.mean()))
-    return RatioStatistics(
-        tokens=int(ratio.size),
-        mean=float(ratio.mean()),
-        least=float(ratio.min()),
-        most=float(ratio.max()),
-        deviation=deviation,
-        k1=float(-log_ratio.mean()),
-        k3=k3,
-        sequence=sequence,
-        clipped_below=float((ratio < 1 - low).mean()),
-        clipped_above=float((ratio > 1 + high).mean()),
-        impossible=impossible,
-    )
+        return RatioStatistics(
+            tokens=int(ratio.size),
+            mean=float(ratio.mean()),
+            least=float(ratio.min()),
+            most=float(ratio.max()),
+            deviation=float(ratio.std()) if np.isfinite(ratio).all() else math.inf,
+            k1=float(-log_ratio.mean()),
+            k3=float((ratio - 1 - log_ratio).mean()),
+            sequence=float(np.exp(log_ratio.mean())),
+            clipped_below=float((ratio < 1 - low).mean()),
+            clipped_above=float((ratio > 1 + high).mean()),
+            impossible=impossible,
+        )
 
 
 def _logprobs(side: str, value: Any) -> np.ndarray:

@@ -16,7 +16,7 @@ LARGEST_GRADIENT = float(np.float32(1e31))
 
 
 _OF_TEACHER = ("ids", "teacher or teacher_values")
-_OF_LARGEST = ("ids", "teacher or teacher_logprobs")
+_OF_DIVERGENCE = ("ids", "teacher or teacher_logprobs")
 ANSWERS = {
     "logprob": Answer("T"),
     "entropy": Answer("T"),
@@ -40,7 +40,7 @@ ANSWERS = {
     "distilled_renormalised_logprob": Answer("TK", _OF_TEACHER),
     "distilled_renormalised_teacher_logprob": Answer("TK", _OF_TEACHER),
     "projected_probability": Answer("TC", ("projection_columns",)),
-    "topk_kl": Answer("T", _OF_LARGEST),
+    "topk_kl": Answer("T", _OF_DIVERGENCE),
     "linear_logprob": Answer("T", ("hidden",)),
     "linear_entropy": Answer("T", ("hidden",)),
     "d_logprob": Answer("TV"),
@@ -57,8 +57,8 @@ ANSWERS = {
     "d_distilled": Answer("TV", _OF_TEACHER),
     "d_distilled_renormalised": Answer("TV", _OF_TEACHER),
     "d_projected_probability": Answer("TV", ("projection_columns",)),
-    "d_topk_kl": Answer("TV", _OF_LARGEST),
-    "d_topk_kl_advantage": Answer("TV", _OF_LARGEST),
+    "d_topk_kl": Answer("TV", _OF_DIVERGENCE),
+    "d_topk_kl_advantage": Answer("TV", _OF_DIVERGENCE),
     "d_log_softmax": Answer("TV"),
     "d_hidden": Answer("TD", ("hidden",)),
     "d_head": Answer("VD", ("hidden",)),
@@ -113,7 +113,9 @@ def logprob_problem(
     offsets: Any = None,
     d_value: Any = None,
     d_logprobs: Any = None,
+    d_entropies: Any = None,
     ids: Any = None,
+    d_ids: Any = None,
     teacher: Any = None,
     teacher_values: Any = None,
     teacher_logprobs: Any = None,
@@ -139,10 +141,11 @@ def logprob_problem(
     logits [T, C]: finite or -inf; columns from V on are padding. targets [T]: one below 0, or not
     below V, is nobody's. offsets [n + 1]: without, all rows are one sequence. d_value [T]: gradient
     of every value of a token; without, 1. d_logprobs [T, V]: gradient of every log-probability of
-    log-softmax; without, d_value of the token. ids [T, K]: 0 to V - 1. teacher [T, C]: its logits.
+    log-softmax, d_entropies [T]: of the entropy, d_ids [T, K]: of the value of each id; without,
+    d_value of the token. ids [T, K]: 0 to V - 1. teacher [T, C]: its logits.
     teacher_values [T, K]: its logits of ids, where whole rows are not known. teacher_logprobs [T, K]
-    and teacher_target_logprobs [T]: its log-probabilities, over the vocabulary, of ids, which are then
-    the K largest logits of a row, and of targets. hidden [T, D] and head
+    and teacher_target_logprobs [T]: its log-probabilities, over the vocabulary, of ids, which then
+    carry a divergence, and of targets. hidden [T, D] and head
     [V, D]: factors of logits, for the fused linear layer. sampling_mask_offsets [T + 1] and
     sampling_mask_ids: the ids that a sampler kept in row t are those from sampling_mask_offsets[t]
     to sampling_mask_offsets[t + 1] - 1. projection_width, projection_offsets [V + 1],
@@ -164,6 +167,8 @@ def logprob_problem(
         "teacher_target_logprobs": teacher_target_logprobs,
         "d_value": d_value,
         "d_logprobs": d_logprobs,
+        "d_entropies": d_entropies,
+        "d_ids": d_ids,
         "hidden": hidden,
         "head": head,
         "projection_weights": projection_weights,
@@ -182,8 +187,14 @@ def logprob_problem(
     if d_logprobs is not None:
         above = checks.reals("d_logprobs", d_logprobs, tokens, vocab)
         arrays["d_logprobs"] = checks.finite("d_logprobs", above)
+    if d_entropies is not None:
+        arrays["d_entropies"] = checks.finite("d_entropies", checks.reals("d_entropies", d_entropies, tokens))
     if ids is not None:
         arrays["ids"] = _ids(ids, tokens, vocab)
+    if d_ids is not None:
+        if ids is None:
+            raise ValueError("d_ids are gradients of values of ids; there are no ids")
+        arrays["d_ids"] = checks.finite("d_ids", checks.reals("d_ids", d_ids, *arrays["ids"].shape))
     if teacher is not None:
         arrays["teacher"] = checks.reals("teacher", teacher, tokens, columns)
         checks.logits("teacher", arrays["teacher"][:, :vocab])
@@ -203,7 +214,7 @@ def logprob_problem(
             values = checks.reals(name, reals[name], *shape)
             checks.every(name, values, values <= 0, "at most 0, as log-probabilities are")
             arrays[name] = values
-        _check_largest(rows[:, :vocab], arrays["ids"])
+        _check_different(arrays["ids"])
     if (hidden is None) != (head is None):
         raise ValueError("hidden and head are factors of logits; one of them is missing")
     if hidden is not None:
@@ -225,7 +236,7 @@ def logprob_problem(
         arrays |= _projection(projection, d_projected, tokens, vocab)
     filters = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
     filters = {name: _filter(name, value, tokens, vocab) for name, value in filters.items()}
-    for name in ("d_value", "d_logprobs", "d_projected"):
+    for name in ("d_value", "d_logprobs", "d_entropies", "d_ids", "d_projected"):
         if name in arrays:
             _check_gradients(name, arrays[name], filters["temperature"])
     parameters = {}
@@ -311,18 +322,10 @@ def _check_gradients(name: str, array: np.ndarray, temperature: float | np.ndarr
         )
 
 
-def _check_largest(logits: np.ndarray, ids: np.ndarray) -> None:
-    """Whether the ids of each row are those of its largest logits, each once; any of equal ones will do."""
-    for row, (z, own) in enumerate(zip(logits, ids)):
+def _check_different(ids: np.ndarray) -> None:
+    for row, own in enumerate(ids):
         if len(np.unique(own)) < len(own):
             raise ValueError(f"ids of row {row} have an id twice; teacher_logprobs are of different ids")
-        least = own[np.argmin(z[own])]
-        other = np.argmax(np.where(np.isin(np.arange(len(z)), own), -np.inf, z))
-        if z[other] > z[least] and other not in own:
-            raise ValueError(
-                f"ids of row {row} have {least}, whose logit is {z[least]:g}; teacher_logprobs are of the "
-                f"{len(own)} largest, of which {other}, with {z[other]:g}, is missing"
-            )
 
 
 def _ids(ids: Any, tokens: int, vocab_size: int) -> np.ndarray:

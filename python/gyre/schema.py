@@ -69,9 +69,9 @@ TABLES = {
     ),
     "gyre/logprobs": (
         "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ offsets~ "
-        "logits targets d_value? d_logprobs? temperature? top_k? top_p? min_p? "
+        "logits targets d_value? d_logprobs? d_entropies? temperature? top_k? top_p? min_p? "
         "sampling_mask_offsets~ sampling_mask_ids~ projection_offsets~ projection_columns~ "
-        "projection_weights~ d_projected? ids~ teacher? teacher_values? teacher_logprobs~ "
+        "projection_weights~ d_projected? ids~ d_ids? teacher? teacher_values? teacher_logprobs~ "
         "teacher_target_logprobs~ hidden~ head~ /reference @generator? *"
     ),
     "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?",

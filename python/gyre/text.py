@@ -156,7 +156,7 @@ def documents_of(path: str, field: str) -> Iterator[Document]:
         elif path.endswith(".npy"):
             yield from _of_npy(path, file)
         else:
-            yield path, _decoded(path, file.read())
+            yield path, _decoded(path, file.read()).removeprefix(_MARK)
 
 
 def checked_tokens(label: str, tokens: Any, tokenizer: Tokenizer) -> np.ndarray:

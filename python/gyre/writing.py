@@ -32,9 +32,9 @@ def write_logprobs(
     """Writes a gyre/logprobs file, which gyre-logprobs --input reads.
 
     inputs: logits [T, C] and targets [T]; optional: vocab_size, temperature, top_k, top_p
-    and min_p (numbers or [T]), offsets [n + 1], d_value [T], d_logprobs [T, V], ids [T, K],
-    teacher [T, C], teacher_values
-    [T, K], teacher_logprobs [T, K] and teacher_target_logprobs [T], hidden [T, D] and head [V, D],
+    and min_p (numbers or [T]), offsets [n + 1], d_value [T], d_logprobs [T, V], d_entropies [T],
+    ids [T, K], d_ids [T, K], teacher [T, C], teacher_values [T, K], teacher_logprobs [T, K] and
+    teacher_target_logprobs [T], hidden [T, D] and head [V, D],
     sampling_mask_offsets [T + 1] and sampling_mask_ids, projection_width, projection_offsets [V + 1],
     projection_columns, projection_weights and d_projected [T, projection_width].
     gyre.logprob_problem says what each means.

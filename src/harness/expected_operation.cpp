@@ -60,6 +60,21 @@ ExpectedOperation::Sizes ExpectedOperation::sizes_of(std::span<const double> g) 
   return sizes;
 }
 
+/// Whether a coefficient of the gradient is beyond f32, so that the row has none.
+bool ExpectedOperation::leaves_f32(std::span<const double> g) const {
+  if (case_.operation.on_logits) return false;
+  std::vector<double> of_ids(row_.ids.size(), 0);
+  RowSlopes slopes;
+  slopes.of_ids = of_ids;
+  case_.operation.slopes(row_, g, slopes);
+  double sum = slopes.mean_logprob - slopes.log_sum_exp;
+  for (const double slope : of_ids) sum += slope;
+  if (slopes.entropy != 0) sum += slopes.entropy * row_.statistics.entropy;
+  const auto is_beyond = [](double x) { return std::isinf(static_cast<float>(x)); };
+  return is_beyond(slopes.log_sum_exp) || is_beyond(sum / row_.temperature) ||
+         is_beyond(slopes.entropy / row_.temperature);
+}
+
 double ExpectedOperation::entropy_error() const {
   return entropy_scale(row_.vocab_size);
 }
@@ -112,6 +127,7 @@ ExpectedRow ExpectedOperation::gradient(std::span<const double> g) const {
   want.scales.assign(row_.logits.size(), 1);
   if (std::ranges::all_of(g, [](double x) { return x == 0; })) return want;
   want.values = operation.define(row_, g).d_logits;
+  if (leaves_f32(g)) std::ranges::fill(want.values, std::nan(""));
   want.undefined = std::ranges::any_of(want.values, [](double x) { return std::isnan(x); });
   if (want.undefined) {
     for (size_t v = 0; v < want.scales.size(); ++v)

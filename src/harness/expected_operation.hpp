@@ -38,6 +38,7 @@ class ExpectedOperation {
   struct Sizes;
   Sizes sizes_of(std::span<const double> g) const;
   double error_of_sum(double value, std::span<const double> unit) const;
+  bool leaves_f32(std::span<const double> g) const;
   double entropy_error() const;
 
   OperationCase case_;

@@ -385,6 +385,9 @@ std::vector<double> top_k_divergence_gradient_reference(std::span<const double> 
   if (!of.has_gradient()) return std::vector<double>(student.size(), std::nan(""));
   std::vector<double> terms;
   for (const double slope : of.slopes) terms.push_back(g * slope);
+  const auto leaves_f32 = [](double x) { return !std::isfinite(static_cast<float>(x)); };
+  if (std::ranges::any_of(terms, leaves_f32))
+    return std::vector<double>(student.size(), std::nan(""));
   return score_gradient_reference(student, of.ids, terms, 0);
 }
 

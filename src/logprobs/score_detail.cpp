@@ -5,6 +5,7 @@
 
 #include "comm/agree.hpp"
 #include "core/error.hpp"
+#include "core/special_values.hpp"
 
 namespace gyre {
 
@@ -57,8 +58,12 @@ GradientCoefficients ScoreSlopes::coefficients(double row_entropy, double scale,
                                                int64_t ids) const {
   double sum = logprobs + mean_logprob - log_sum_exp;
   if (entropy != 0) sum += entropy * row_entropy;
-  return {static_cast<float>(-scale * sum), static_cast<float>(-scale * entropy),
-          static_cast<float>(scale * mean_logprob / static_cast<double>(ids))};
+  const GradientCoefficients all{
+      static_cast<float>(-scale * sum), static_cast<float>(-scale * entropy),
+      static_cast<float>(scale * mean_logprob / static_cast<double>(ids))};
+  // A gradient that leaves f32 is NaN at every id, not at those with p = 0 alone.
+  if (std::isinf(all.a) || std::isinf(all.b)) return {nan_of<float>, nan_of<float>, nan_of<float>};
+  return all;
 }
 
 }  // namespace gyre

@@ -30,10 +30,11 @@ double logit_gradient_tolerance(DType stored) {
 double logit_gradient_scale(double logprob, double a, double b, double weights) {
   constexpr double smallest = 0x1p-80;
   if (!std::isfinite(logprob)) return std::max(smallest, weights);
-  const double size = std::abs(logprob);
-  return std::max(
-      smallest,
-      std::exp(logprob) * (std::abs(a) + std::abs(b) * std::max(1.0, size)) * (1 + size) + weights);
+  const double size = std::abs(logprob), p = std::exp(logprob);
+  // f32 flushes a p below its smallest normal number to 0: all of the term may be lost.
+  const double lost = p < 0x1p-126 ? p / logprob_tolerance() : 0;
+  const double error = p * (1 + size) + lost;
+  return std::max(smallest, error * (std::abs(a) + std::abs(b) * std::max(1.0, size)) + weights);
 }
 
 double linear_logprob_tolerance(int64_t hidden, double logit_size) {

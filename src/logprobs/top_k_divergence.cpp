@@ -270,8 +270,10 @@ void TopKDivergence::backward(ConstMatrixRef student, std::span<const float> d_v
     coefficients[t] = {static_cast<float>(moves ? a / power : a), 0};
     normalizers[t] = normalizers_[t];
     if (moves) normalizers[t].log_sum -= static_cast<float>(std::log(power));
-    for (int64_t k = 0; k <= length_; ++k, ++at)
+    for (int64_t k = 0; k <= length_; ++k, ++at) {
       weights[at] = g == 0 ? 0 : static_cast<float>(g * slopes_[at]);
+      if (std::isinf(weights[at])) normalizers[t].log_sum = nan_of<float>;  // it leaves f32
+    }
   }
   kernels_.gradient(
       student, {vocab_.valid(tp_.rank()), 1, threads_}, normalizers.span(), coefficients.span(),

@@ -1,6 +1,6 @@
 #pragma once
-// Divergence of a student q from a teacher p, Σ q (log q - log p), of the student's K largest ids,
-// and an estimate of what the other ids add, from the one id that the student sampled:
+// Divergence of a student q from a teacher p, Σ q (log q - log p), of the student's K largest ids
+// or K given ones, and an estimate of what the other ids add, from the one that it sampled:
 //
 //     value = Σ_{k in ids} q_k (log q_k - log p_k)  +  log q_t - log p_t   unless t is among ids
 //

@@ -16,6 +16,7 @@
 #include "io/trust/sha256.hpp"
 #include "report/at_least.hpp"
 #include "report/progress.hpp"
+#include "runtime/process.hpp"
 #include "runtime/process_memory.hpp"
 
 namespace gyre {
@@ -416,6 +417,8 @@ ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions&
     for (const std::string& path : invalid)
       text += fmt::format("# results that did not pass are in {}\n", path);
     text += compared.text + footer_text(report, context.verbose ? Check::max_deviations : 1);
+    if (compared.code == ExitCode::usage)  // the options do not tell that there is no such figure
+      write_diagnostic(fmt::format("{}: error: {}", report.program, compared.text.substr(2)));
   });
   context.rows.end(report);
   context.outputs.publish(text);

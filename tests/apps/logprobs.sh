@@ -197,7 +197,25 @@ def undefined(f, logits, teacher):
 change("student_lowest.h5", lambda f, logits, teacher: one_side(logits, teacher))
 change("teacher_lowest.h5", lambda f, logits, teacher: one_side(teacher, logits))
 change("hot_lowest.h5", hot)
+def beyond(f, logits, teacher):
+    """Gradients of a loss that leave float32, and probabilities that it flushes, times 1e31."""
+    logits[0, 0], logits[1, 1] = 3e38, 100
+    f["/logprobs/d_value"][...] = [1e31] * len(logits)
+    teacher[2] = logits[2]
+    logits[2, 5] = -1e38
+    teacher[2, 5] = teacher[2].max() - 88
+    f["/logprobs/teacher_topk_logprobs"] = numpy.full(f["/logprobs/ids"].shape, -6, "f4")
+    logits[3, f["/logprobs/ids"][3, 0]] = 60  # nothing is left for ids that are not listed
 change("undefined.h5", undefined)
+change("beyond.h5", beyond)
+def apart(f, logits, teacher):
+    logits[5, :2] = 3e38, -3e38
+    f["/logprobs"].attrs["temperature"] = 50.0
+change("apart.h5", apart)
+def product(f, logits, teacher):
+    f["/logprobs/hidden"] = numpy.full((len(logits), 2), 1e20, "f4")
+    f["/logprobs/head"] = numpy.full((64, 2), 1e20, "f4")
+change("product.h5", product)
 PY
 for file in student_lowest.h5 teacher_lowest.h5 hot_lowest.h5; do
   expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$logprobs" --input $file --shards 10,0,30,24 $quick --method all -c all
@@ -209,6 +227,10 @@ for op in kept topk-kl; do
   expect 0 'undefined (NaN)' "${mpi[@]}" 2 "$logprobs" --input undefined.h5 --op $op --tp 2 $quick -c all
   grep -q '^VERIFY PASSED' output || fail "undefined values of $op: $(cat output)"
 done
+expect 0 'undefined (NaN)' "${mpi[@]}" 2 "$logprobs" --input beyond.h5 --op all --tp 2 $quick
+grep -q '^VERIFY PASSED' output || fail "gradients beyond float32: $(cat output)"
+expect 2 'logits of -3e+38 and 3e+38, whose difference float32 does not hold' "$logprobs" --input apart.h5 $quick
+expect 2 'hidden states and head make logits of up to 2e+40' "$logprobs" --input product.h5 --op fused-linear $quick
 expect 0 '(the run rounds /logprobs/logits)' "${mpi[@]}" 2 "$logprobs" --input "$ties" -d bf16 $quick
 for check in last all none; do
   expect 0 'RESULT' "${mpi[@]}" 4 "$logprobs" --input "$ties" --tp 2 -c $check -o out.h5 $quick

@@ -103,6 +103,7 @@ topk_kl 4 --tp 2 --cp 2 --out-of-place
 topk_kl 3 --shards 2,0,29 -d bf16 --threads 2
 topk_kl_of_ids 3 --tp 3 -d bf16
 topk_kl_of_ids 2 --cp 2
+topk_kl_of_given_ids 3 --tp 3
 more_ids_than_vocabulary 2 --tp 2
 GRIDS
 expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$logprobs" --tokens 50 --vocab 90 --picks 90 --padded 96 --op topk-kl,topk-kl-advantage --tp 3 -d bf16 $quick
@@ -121,13 +122,13 @@ def narrow(problem, _):
     teacher = problem["teacher"][:, :30]
     del problem["teacher"]
     problem["teacher"] = teacher
-def swap(problem, _):
-    problem["ids"][1, 2] = problem["logits"][1].argmin()
+def twice(problem, _):
+    problem["ids"][1, 2] = problem["ids"][1, 1]
 change("value", "", add("topk_kl", 4))
 change("slope", "_of_ids", add("d_topk_kl_advantage", (3, 20)))
 change("none", "", lambda problem, _: problem.__delitem__("teacher"))
 change("narrow", "", narrow)
-change("swap", "_of_ids", swap)
+change("twice", "_of_ids", twice)
 change("lone", "_of_ids", lambda problem, _: problem.__delitem__("teacher_target_logprobs"))
 PY
 expect 1 'topk-kl, gyre, fwd, 8 tokens: divergences: 1 of 8' "${mpi[@]}" 2 "$logprobs" --input kl_value.h5 --op topk-kl $quick
@@ -136,7 +137,7 @@ grep -q '/reference/d_topk_kl_advantage\[3, 20\]' output || fail "the wrong grad
 expect 2 'topk-kl by gyre, 3 tokens: many.h5 has no /logprobs/ids' "$logprobs" --input many.h5 --op topk-kl -n 1
 expect 2 'kl_none.h5 has neither /logprobs/teacher nor /logprobs/teacher_logprobs' "$logprobs" --input kl_none.h5 --op topk-kl -n 1
 expect 2 "dataset '/logprobs/teacher' is float16 [8, 30]; it must be real [8, 31]" "$logprobs" --input kl_narrow.h5 --op topk-kl -n 1
-expect 2 "/logprobs/teacher_logprobs is of the student's 5 largest, of which" "$logprobs" --input kl_swap.h5 --op topk-kl -n 1
+expect 2 "/logprobs/teacher_logprobs is of different ids" "$logprobs" --input kl_twice.h5 --op topk-kl -n 1
 expect 2 "there is no dataset '/logprobs/teacher_target_logprobs'; it must be real [6]" "$logprobs" --input kl_lone.h5 --op topk-kl -n 1
 expect 2 'topk-kl by gyre, 1 tokens: 65536 ids of a token, with its target one more; at most 65535' "$logprobs" --tokens 1 --vocab 65536 --picks 65536 --op topk-kl -n 1
 expect 2 '--op topk-kl has no --method upstream' "$logprobs" --op topk-kl --method upstream -n 1

@@ -102,6 +102,14 @@ expect 2 'there is no figure atention_rate; nearest: attention_rate; there are: 
   --at-least atention_rate=1 -J none.json
 expect 2 'there is no figure x; there are: ' "${mpi[@]}" 2 "$apps/gyre-logprobs" --at-least x=1 -J none.json
 expect 2 'there is no figure fused_linear_rate; ' "$apps/gyre-logprobs" --op logprob --at-least fused_linear_rate=1 -J none.json
+for figure in 'logits_rate --op raw-gather --pass fwd' 'speedup_over_upstream --op logprob --method upstream' \
+  'speedup_over_upstream --op z-loss --method all' 'share_of_bandwidth --op fused-linear'; do
+  expect 2 "there is no figure ${figure%% *}; " "$apps/gyre-logprobs" --at-least "${figure%% *}=0" ${figure#* } -J none.json
+done
+expect 2 'there is no figure documents_per_s; ' "$apps/gyre-pack" --gen dist=fixed,count=2 -n 1 --at-least documents_per_s=0 -J none.json
+expect 2 'there is no figure pair_ratio; ' "$apps/gyre-shard" --gen dist=fixed,count=2 --ulysses --at-least pair_ratio=0 -J none.json
+expect 2 'there is no figure predicted_tokens_per_s; ' "$apps/gyre-predict" --machine h100-sxm-8 --at-least predicted_tokens_per_s=0 \
+  -J none.json
 expect 2 "--at-least 'x' is not METRIC=VALUE" "$apps/gyre-pack" --gen dist=fixed,count=2 --at-least x -J none.json
 grep -q RESULT output && fail "measured all the same: $(cat output)"
 [[ ! -e none.json ]] || fail "none.json was written"

@@ -336,7 +336,7 @@ TEST(LogprobsFile, RefusesWrongFiles) {
             {.projection_offsets = {0, 0, 1, 1},
             .projection_columns = {2},
             .projection_weights = {-1}}},
-           // A teacher's log-probabilities: both or neither, of the student's largest ids.
+           // A teacher's log-probabilities: both or neither, of different ids.
            {{no + "'/logprobs/teacher_target_logprobs'; it must be real [2]"},
             {.of_ids = {-1, -1, -1, -1}, .own_ids = {0, 1, 1, 2}}},
            {{"dataset '/logprobs/teacher_logprobs' is float32 [2, 3]; it must be real [2, 2]"},
@@ -348,12 +348,6 @@ TEST(LogprobsFile, RefusesWrongFiles) {
              "of "
              "different ids"},
             {.of_ids = {-1, -1, -1, -1}, .of_targets = {-1, -1}, .own_ids = {0, 1, 2, 2}}},
-           {{"/logprobs/ids[1, 0] is 2, whose logit is 0.5; /logprobs/teacher_logprobs is of the "
-             "student's 2 largest, of which 0, with 0.75, is missing"},
-            {.logit = 0.75F,
-            .of_ids = {-1, -1, -1, -1},
-            .of_targets = {-1, -1},
-            .own_ids = {0, 2, 2, 1}}},
            {{"dataset '/logprobs/temperature' is float64 [3]; it must be real [2]",
              "dataset '/logprobs/min_p' is float64 [3]; it must be real [2]"},
             {.of_tokens = {1, 1, 1}}},

@@ -347,9 +347,8 @@ class Refusals(Scratch):
         def write(changes):
             gyre.write_logprobs(self.place("x.h5"), **{**small_logprobs(), **changes})
 
-        def largest(**changes):
-            ids = np.argsort(-small_logprobs()["logits"][:, :7], axis=1)[:, :3]
-            return {"ids": ids, "teacher_logprobs": np.full((6, 3), -1.0),
+        def answered(**changes):
+            return {"ids": np.full((6, 3), [0, 1, 2]), "teacher_logprobs": np.full((6, 3), -1.0),
                     "teacher_target_logprobs": np.zeros(6), **changes}
 
         answers = lambda **arrays: {"reference": arrays}  # noqa: E731
@@ -418,11 +417,13 @@ class Refusals(Scratch):
                        {"ids": None, "teacher_values": np.zeros((6, 3))}),
                       ("teacher_logprobs and teacher_target_logprobs go together",
                        {"teacher_target_logprobs": np.zeros(6)}),
-                      ("teacher_logprobs is [6, 2]; it must be [6, 3]", largest(teacher_logprobs=np.zeros((6, 2)))),
+                      ("teacher_logprobs is [6, 2]; it must be [6, 3]", answered(teacher_logprobs=np.zeros((6, 2)))),
                       ("teacher_logprobs[1, 0] is 0.5; it must be at most 0",
-                       largest(teacher_logprobs=np.full((6, 3), [[0], [0.5]] * 3))),
-                      ("ids of row 0 have an id twice", largest(ids=np.full((6, 3), 2))),
-                      ("teacher_logprobs are of the 3 largest, of which", largest(ids=np.full((6, 3), [0, 1, 2]))),
+                       answered(teacher_logprobs=np.full((6, 3), [[0], [0.5]] * 3))),
+                      ("ids of row 0 have an id twice", answered(ids=np.full((6, 3), 2))),
+                      ("d_ids are gradients of values of ids; there are no", {"ids": None, "d_ids": np.zeros((6, 3))}),
+                      ("d_ids is [6, 2]; it must be [6, 3]", {"d_ids": np.zeros((6, 2))}),
+                      ("d_entropies[4] is nan; it must be finite", {"d_entropies": np.array([0, 0, 0, 0, np.nan, 0])}),
                       ("reference['topk_kl'] needs teacher or teacher_logprobs",
                        {"teacher": None, **answers(topk_kl=np.zeros(6))}),
                       ("a reference has no array 'logprobs'; nearest: 'logprob'",

@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import unittest
+import warnings
 from pathlib import Path
 
 import h5py
@@ -65,6 +66,13 @@ class Compare(Scratch):
         self.assertEqual(one([[0.0, -INF]], expected).outside, 1)  # a float64 holds it
         self.assertEqual(one(np.float32([[0, INF]]), expected).outside, 1)
         self.assertEqual(one(np.float32([-INF]), [least]).outside, 1)
+
+    def test_values_whose_sum_is_infinite_are_no_warning(self):
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            self.assertEqual(one([1e308, 1e308], [1e308, 1e308]).verdict, "same")
+            verdict = one([1e308, 1e308], [1e308, -1e308], atol=1.5e308).verdict
+        self.assertEqual(verdict, "the tolerance is larger than the values")
 
     def test_a_common_factor_is_named(self):
         expected = np.array([[1.0, -2.5, 0.0], [1e-3, 7.0, -0.125]])

@@ -127,6 +127,31 @@ class References(unittest.TestCase):
             slope = (g[t] * (x - np.log(np.exp(x).sum()))).sum().imag / STEP
             np.testing.assert_allclose(found[t, v], slope, **CLOSE)
 
+    def test_gradients_of_ids_and_of_entropies(self):
+        """By central differences; each value of a token has its own upstream gradient."""
+        rng = np.random.default_rng(7)
+        inputs = small_logprobs() | {"d_ids": rng.normal(size=(6, 3)), "d_entropies": rng.normal(size=6),
+                                     "hidden": rng.normal(size=(6, 7)), "head": np.eye(7)}
+        above = {"logprob": "d_value", "entropy": "d_entropies", "gathered": "d_ids", "gathered_logits": "d_ids",
+                 "distilled_logprob": "d_ids", "distilled_entropy": "d_entropies", "linear_logprob": "d_value",
+                 "distilled_renormalised_logprob": "d_ids", "linear_entropy": "d_entropies"}
+        sums = {"d_entropy": ["entropy"], "d_logprob_entropy": ["logprob", "entropy"], "d_gathered": ["gathered"],
+                "d_gathered_logits": ["gathered_logits"], "d_distilled": ["distilled_logprob", "distilled_entropy"],
+                "d_distilled_renormalised": ["distilled_renormalised_logprob"],
+                "d_hidden": ["linear_logprob", "linear_entropy"]}
+        found = gyre.reference.logprobs(list(sums), **inputs)
+        for t, v in np.ndindex(6, 7):
+            slopes = {name: 0.0 for name in above}
+            for step in (1e-5, -1e-5):
+                moved = {name: inputs[name].copy() for name in ("logits", "hidden")}
+                for array in moved.values():
+                    array[t, v] += step
+                for name, values in gyre.reference.logprobs(list(above), **(inputs | moved)).items():
+                    slopes[name] += np.sign(step) * (values * inputs[above[name]]).sum() / 2e-5
+            for name, parts in sums.items():
+                np.testing.assert_allclose(found[name][t, v], sum(slopes[part] for part in parts), rtol=1e-5, atol=1e-7,
+                                           err_msg=f"{name} {t} {v}")
+
     def test_gradients_of_single_operations(self):
         """By central differences, on the problem of the golden suite."""
         full = lambda rng, tokens, vocab, picks, **more: {  # noqa: E731

@@ -438,6 +438,8 @@ class Texts(Scratch):
             settings.write_text(json.dumps(content))
             done = self.gyre_text(text, path=self.stand_in, options=options)
             self.assertEqual((done.returncode, "add_bos_token = true, and tokenizer.json adds none" in done.stderr), (0, noted), done.stderr)
+        marked = self.written(self.file("marked.txt", b"\xef\xbb\xbf" + text.read_bytes()), path=self.stand_in)
+        self.assertEqual(marked["tokens"].tolist(), self.written(text, path=self.stand_in)["tokens"].tolist())
         found = self.written(text, path=self.stand_in, options=("--bos", "--window", 1))
         self.assertEqual(found["text_bytes"].tolist(), [2, 2])  # all of the text
         self.assertEqual([str(name) for name in found["names"]], [f"{text}", f"{text}#2"])

@@ -85,7 +85,9 @@ class Figures(unittest.TestCase):
         with warnings.catch_warnings():
             warnings.simplefilter("error")
             got = gyre.importance_ratios(trainer, rollout)
+            large = gyre.importance_ratios(np.zeros(2), np.full(2, -709.5))  # their sum is infinite
             gyre.importance_ratios([-np.inf, -1.0], [-1.0, -1.0])
+        self.assertEqual((large.all.mean, large.all.most < np.inf), (np.inf, True))
         self.assertEqual((got.all.most, got.all.mean, got.all.deviation, got.all.k3), (np.inf,) * 4)
         self.assertEqual(got.counts[-1], 1)
 

@@ -321,7 +321,26 @@ TEST(LogprobsInputs, AnswersOfAFileBelongToExactInputs) {
   file.rounded = {"/logprobs/d_value"};
   EXPECT_EQ(dropped(file, DType::f32), (Names{"d_log_softmax", "d_logprob"}));
   EXPECT_EQ(inputs_of(file, DType::f32)->target(0), -100);
-  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 5), 0.5F);
+  EXPECT_EQ(inputs_of(file, DType::f32)->rounded_input_of("d_log_softmax"), "/logprobs/d_value");
+  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 1), 0.5F);
+  EXPECT_EQ(inputs_of(small_file(), DType::f32)->gradient(0, 2), 0.5F);
+}
+
+TEST(LogprobsInputs, GradientsOfIdsAndOfEntropies) {
+  LogprobsFile file = small_file();
+  file.arrays.set("d_entropies", std::vector<float>{2, 3});
+  std::vector<float> of_ids(2 * file.picks);
+  std::iota(of_ids.begin(), of_ids.end(), 10.0F);
+  file.arrays.set("d_ids", of_ids);
+  const auto inputs = inputs_of(file, DType::f32);
+  EXPECT_EQ(inputs->gradient(0, 0), 0.5F);
+  EXPECT_EQ(inputs->gradient(1, 1), 3);
+  EXPECT_EQ(inputs->gradient(1, 2 + file.picks - 1), of_ids.back());
+  file.reference->arrays["d_gathered"] = file.reference->arrays["d_entropy"] = {};
+  file.rounded = {"/logprobs/d_ids"};
+  EXPECT_EQ(dropped(file, DType::f32), Names{"d_gathered"});
+  file.rounded = {"/logprobs/d_entropies"};
+  EXPECT_EQ(dropped(file, DType::f32), Names{"d_entropy"});
 }
 
 std::vector<float> gradients_of_ids(const LogprobsInputs& inputs, int64_t token, int64_t columns) {
@@ -380,6 +399,32 @@ TEST(LogprobsInputs, HiddenStatesOfAFile) {
   file.arrays.set("head", std::vector<float>{0, 0, 0, 0.1F, 5, 12});
   EXPECT_EQ(dropped(file, DType::f32), Names{});
   EXPECT_EQ(dropped(file, DType::bf16), Names{"linear_logprob"});
+}
+
+// An element of 1e30 in each factor makes logits that float32 does not hold; one of 1e20 does not,
+// but does where the temperature, or an upstream gradient, is as large.
+TEST(LogprobsWorkload, ProductsOfHiddenStatesStayInFloat32) {
+  const auto refusal = [](float hidden, float head, double temperature, float d_value,
+                          const char* pass) {
+    LogprobsFile file = linear_file();
+    file.arrays.set("hidden", std::vector<float>{hidden, 0, 0, 1});
+    file.arrays.set("head", std::vector<float>{0, 0, 0, 1, head, 0});
+    file.arrays.set("d_value", std::vector<float>{d_value, 0});
+    file.temperature = temperature;
+    LogprobsOptions o;
+    o.tp = 1;
+    o.pass = pass;
+    const auto refused = workload_of(file, o).refused;
+    return refused.contains("hidden") ? refused.at("hidden") : "";
+  };
+  EXPECT_EQ(refusal(1e18F, 1e19F, 1, 1, "both"), "");
+  EXPECT_EQ(refusal(1e20F, 1e20F, 1, 1, "fwd"),
+            "hidden states and head make logits of up to 1e+40; at most 1.7e+38");
+  EXPECT_NE(refusal(1e15F, 1e15F, 1e-10, 1, "fwd"), "");
+  EXPECT_NE(refusal(1, 1e15F, 1, 1e25F, "both").find("gradients of hidden states"),
+            std::string::npos);
+  EXPECT_NE(refusal(1e15F, 1, 1, 1e25F, "both").find("gradients of the head"), std::string::npos);
+  EXPECT_EQ(refusal(1, 1e15F, 1, 1e25F, "fwd"), "");
 }
 
 TEST(FillLogits, PaddingOfAStreamIsNaN) {

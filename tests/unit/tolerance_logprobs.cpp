@@ -379,5 +379,21 @@ TEST(FilteredRow, SurvivorsAreCountedAndScoredTogether) {
   EXPECT_FALSE(passes(1, -HUGE_VAL) || passes(4, logprob_of(4, 3)));
 }
 
+// Two equal logits, of which one survives. The gradient of the other one may stand in its place, to
+// half a unit of the stored type; 1 % more is wrong.
+TEST(FilteredRow, AGradientOfAnotherTieIsRightToTheLastBit) {
+  const FilteredRow row({0, 1, 1}, {.top_p = 0.3}, 2, slope);
+  const double p = 1, right = slope - slope * p, other = -slope * p;
+  EXPECT_EQ(right, 0);
+  for (const DType stored : {DType::f32, DType::bf16}) {
+    EXPECT_TRUE(row.is_other_gradient(stored, 1, other, 0));
+    EXPECT_TRUE(row.is_other_gradient(stored, 1, 0, other));
+    EXPECT_FALSE(row.is_other_gradient(stored, 1, 1.01 * other, 0)) << name_of(stored);
+    EXPECT_FALSE(row.is_other_gradient(stored, 0, other, 0)) << "not a tie";
+  }
+  EXPECT_TRUE(row.is_other_gradient(DType::bf16, 1, other * (1 + 0x1p-8), 0));
+  EXPECT_FALSE(row.is_other_gradient(DType::f32, 1, other * (1 + 0x1p-8), 0));
+}
+
 }  // namespace GYRE_FILE
 }  // namespace gyre

@@ -112,10 +112,11 @@ bool FilteredRow::is_other_gradient(DType stored, int64_t column, double got, do
     return weight - slope() * std::exp(logprob_in_place(column, survivors));
   };
   const auto [low, high] = std::minmax({value(survivors_.fewest()), value(survivors_.most())});
-  const double tolerance = logit_gradient_tolerance(stored) *
-                           logit_gradient_scale(logprob_in_place(column, survivors_.fewest()),
-                                                slope(), 0, std::abs(weight));
-  return nonzero >= low - tolerance && nonzero <= high + tolerance;
+  const double tolerance = logit_gradient_tolerance(DType::f32);
+  const double scale = logit_gradient_scale(logprob_in_place(column, survivors_.fewest()), slope(),
+                                            0, std::abs(weight)),
+               slack = tolerance * (scale + storage_scale(stored, tolerance) * std::abs(nonzero));
+  return nonzero >= low - slack && nonzero <= high + slack;
 }
 
 }  // namespace gyre

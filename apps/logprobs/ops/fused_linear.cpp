@@ -378,8 +378,8 @@ LogprobsOperation fused_linear_operation() {
           .needs = {{"hidden"}},
           .arrays = {{"linear_logprob", "T", false, {"hidden", "head"}},
                      {"linear_entropy", "T", false, {"hidden", "head"}},
-                     {"d_hidden", "TD", false, {"hidden", "head", "d_value"}},
-                     {"d_head", "VD", false, {"hidden", "head", "d_value"}}},
+                     {"d_hidden", "TD", false, {"hidden", "head", "d_value", "d_entropies"}},
+                     {"d_head", "VD", false, {"hidden", "head", "d_value", "d_entropies"}}},
           .figure = {RateShown::always, "fused_linear_rate", "TFLOP/s/rank"},
           .bytes_without_logits = matrix_bytes};
 }

@@ -54,10 +54,19 @@ class SoftCrossEntropyOp : public RowsOp {
     if (pass == Pass::backward)
       return {
           row_gradient("d_soft_cross_entropy", [this](size_t r) { return expected_gradient(r); })};
-    return {
-        row_values("soft_cross_entropy", "cross entropies", values_.span(), 0, [this](size_t r) {
-          return scored({soft_cross_entropy_reference(row_of(r), teacher_of(r))});
-        })};
+    return {row_values("soft_cross_entropy", "cross entropies", values_.span(), 0,
+                       [this](size_t r) { return expected_value(r); })};
+  }
+  ExpectedRow expected_value(size_t r) const {
+    const std::vector<double> student = row_of(r), teacher = teacher_of(r),
+                              log_q = log_softmax_reference(student),
+                              log_p = log_softmax_reference(teacher);
+    ExpectedRow want = scored({soft_cross_entropy_reference(student, teacher)});
+    // f32 flushes a p below its smallest normal number to 0; log q may be as large as p is small.
+    for (size_t v = 0; v < log_p.size(); ++v)
+      if (const double p = std::exp(log_p[v]); p > 0 && p < 0x1p-126 && std::isfinite(log_q[v]))
+        want.scales[0] += p * std::abs(log_q[v]) / logprob_tolerance();
+    return want;
   }
   ExpectedRow expected_gradient(size_t r) const {
     const double g = d_values_[r];

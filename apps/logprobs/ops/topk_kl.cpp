@@ -7,6 +7,7 @@
 
 #include <fmt/format.h>
 
+#include <algorithm>
 #include <cmath>
 
 #include "apps/logprobs/operation.hpp"
@@ -101,7 +102,7 @@ class TopKDivergenceOp final : public RowsOp {
     const TopKDivergenceReference of = wanted(r);
     const double g = d_values_[r];
     ExpectedRow want{top_k_divergence_gradient_reference(row, of, g), {}};
-    want.undefined = g != 0 && !of.has_gradient();
+    want.undefined = std::ranges::any_of(want.values, [](double x) { return std::isnan(x); });
     RowGradientTerms terms{log_softmax_reference(row)};
     std::vector<double> weights;
     for (const double size : sizes(of)) {

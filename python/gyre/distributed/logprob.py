@@ -84,7 +84,8 @@ def row_problems(
              for n, x in given.items() if np.ndim(x) > 0 or x != NEUTRAL[n]}
     if vocab < logits.shape[1]:
         needs["vocab_size"] = f"{logits.shape[1] - vocab} columns are padding"
-    d_value = np.asarray(inputs.get("d_value", np.ones(len(targets), np.float32)))
+    of_all = inputs.get("d_value", np.ones(len(targets), np.float32))
+    d_value = np.asarray(inputs.get("d_entropies", of_all) if value == "entropy" else of_all)
     columns, rows = columns_of(logits.shape[1], options.tp), rows_of(len(targets), options.cp)
     pieces = []
     for rank in range(options.cp * options.tp):

@@ -34,11 +34,13 @@ def _define(rows: Rows) -> dict[str, np.ndarray]:
         is_other[own] = False
         rest, other = 1 - p.sum(), q[t][is_other].sum()
         rest = rest if rest >= LEAST_TAIL else 0.0
-        value[t] = (p * (log_p[t][listed] - rows.plain_logp[t][own])).sum()
-        value[t] += rest * np.log(rest / other) if rest else 0
-        goal = q[t] * (rest / other if rest else 0)
+        some = p > 0
+        value[t] = (p[some] * (log_p[t][listed][some] - rows.plain_logp[t][own[some]])).sum()
+        value[t] += rest * np.log(rest / max(other, LEAST_TAIL)) if rest else 0
+        is_least = other < LEAST_TAIL
+        goal = q[t] * (0 if is_least or not rest else rest / other)
         goal[own] = p
-        slope[t] = rows.g[t] * (q[t] - goal)
+        slope[t] = rows.g[t] * (q[t] * (p.sum() if is_least else 1) - goal)
     return {"teacher_topk_kl": value, "d_teacher_topk_kl": slope}
 
 

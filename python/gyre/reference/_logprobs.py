@@ -126,30 +126,32 @@ def next_tokens(logprobs: Any, tokens: Any, offsets: Any, nobody: float = 0.0) -
 def score_gradient(
     logits: Any, ids: Any, g: Any, h: Any = 0.0, temperature: Any = 1.0
 ) -> np.ndarray:
-    """Gradient by logits [T, V] of sum_t (g_t sum_k log p(ids_tk) + h_t entropy_t).
+    """Gradient by logits [T, V] of sum_t (sum_k g_tk log p(ids_tk) + h_t entropy_t).
 
-    ids [T, K]; g, h: [T, 1] or numbers. An id that no column has counts like one elsewhere:
+    ids [T, K]; g: [T, K], [T, 1] or a number; h: [T, 1] or a number. An id that no column has counts like one elsewhere:
     -g p_v.
     """
     logp = log_softmax(logits, temperature)
     p = np.exp(logp)
     finite_logp = np.where(p > 0, logp, 0)
-    of_ids = g * (_hits(ids, logp.shape[1]) - to_numpy(ids).shape[1] * p)
+    of_id = np.broadcast_to(g, to_numpy(ids).shape)
+    of_ids = _scattered(ids, of_id, logp.shape[1]) - of_id.sum(axis=1, keepdims=True) * p
     of_entropy = -h * p * (finite_logp + entropy(logits, temperature)[:, None])
     return (of_ids + of_entropy) / _column(temperature)
 
 
-def _hits(ids: Any, vocab_size: int) -> np.ndarray:
-    """[T, V]: how often each column is among ids [T, K]."""
+def _scattered(ids: Any, values: np.ndarray, vocab_size: int) -> np.ndarray:
+    """[T, V]: for each column the sum of the values [T, K] whose ids [T, K] it is."""
     places = to_numpy(ids).astype(np.int64)
-    counts = np.zeros((len(places), vocab_size))
+    sums = np.zeros((len(places), vocab_size))
     row, k = np.nonzero((places >= 0) & (places < vocab_size))
-    np.add.at(counts, (row, places[row, k]), 1)
-    return counts
+    np.add.at(sums, (row, places[row, k]), values[row, k])
+    return sums
 
 
 class _Definitions:
-    """A method for each array of /reference, of the same name. g is d_value, [T, 1]."""
+    """A method for each array of /reference, of the same name. g is d_value, [T, 1]; h is that of
+    entropies; g_ids [T, K] is that of values of ids."""
 
     def __init__(self, problem: LogprobProblem) -> None:
         vocab, arrays = problem.vocab_size, problem.arrays
@@ -159,7 +161,9 @@ class _Definitions:
         self.targets = arrays["targets"][:, None]
         self.ids = arrays.get("ids", np.empty((len(self.z), 0), np.int64))
         self.g = _float64(arrays.get("d_value", np.ones(len(self.z))))[:, None]
-        self.following = np.append(arrays["targets"][1:], -1)[:, None]
+        self.h = _float64(arrays["d_entropies"])[:, None] if "d_entropies" in arrays else self.g
+        self.g_ids = _float64(arrays.get("d_ids", np.tile(self.g, self.ids.shape[1])))
+        self.following = np.append(arrays["targets"][1:], -1)[: len(self.z), None]
         self.is_followed = ~np.isin(np.arange(len(self.z)) + 1, problem.offsets)[:, None]
 
     def of(self, name: str) -> np.ndarray:
@@ -232,7 +236,8 @@ class _Definitions:
         return gather(self.logp_kept, self.targets, -np.inf)[:, 0]
 
     def d_kept_logprob(self) -> np.ndarray:
-        hits = _hits(self.targets, self.problem.vocab_size) * np.isfinite(self.logp_kept)
+        hits = _scattered(self.targets, np.ones(self.targets.shape), self.problem.vocab_size)
+        hits = hits * np.isfinite(self.logp_kept)
         return self.g * self.kept * (hits - np.exp(self.logp_kept)) / _column(self.heat)
 
     @cached_property
@@ -309,7 +314,7 @@ class _Definitions:
 
     @cached_property
     def _largest(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """The student's largest ids [T, K], and the teacher's log p of them and of the targets [T, 1]."""
+        """The ids of the divergence [T, K], and the teacher's log p of them and of the targets [T, 1]."""
         arrays = self.problem.arrays
         if "teacher_logprobs" in arrays:
             of_ids, of_targets = arrays["teacher_logprobs"], arrays["teacher_target_logprobs"]
@@ -352,10 +357,10 @@ class _Definitions:
         return score_gradient(self.z, self.targets, self.g, 0, self.heat)
 
     def d_entropy(self) -> np.ndarray:
-        return score_gradient(self.z, self.targets, 0, self.g, self.heat)
+        return score_gradient(self.z, self.targets, 0, self.h, self.heat)
 
     def d_logprob_entropy(self) -> np.ndarray:
-        return score_gradient(self.z, self.targets, self.g, self.g, self.heat)
+        return score_gradient(self.z, self.targets, self.g, self.h, self.heat)
 
     def d_filtered_logprob(self) -> np.ndarray:
         return self._filtered_gradient(self.targets, self.g)
@@ -387,20 +392,20 @@ class _Definitions:
         return gradient
 
     def d_gathered(self) -> np.ndarray:
-        return score_gradient(self.z, self.ids, self.g, 0, self.heat)
+        return score_gradient(self.z, self.ids, self.g_ids, 0, self.heat)
 
     def d_gathered_logits(self) -> np.ndarray:
-        return self.g * _hits(self.ids, self.problem.vocab_size)
+        return _scattered(self.ids, self.g_ids, self.problem.vocab_size)
 
     def d_soft_cross_entropy(self) -> np.ndarray:
         return self.g * (np.exp(log_softmax(self.z)) - np.exp(log_softmax(self.teacher)))
 
     def d_distilled(self) -> np.ndarray:
-        return score_gradient(self.z, self.ids, self.g, self.g)
+        return score_gradient(self.z, self.ids, self.g_ids, self.h)
 
     def d_distilled_renormalised(self) -> np.ndarray:
         places = np.broadcast_to(np.arange(self.ids.shape[1]), self.ids.shape)
-        of_places = score_gradient(gather(self.z, self.ids), places, self.g)
+        of_places = score_gradient(gather(self.z, self.ids), places, self.g_ids)
         gradient = np.zeros(self.z.shape)
         np.add.at(gradient, (np.arange(len(self.z))[:, None], self.ids), of_places)
         return gradient
@@ -412,7 +417,7 @@ class _Definitions:
         return self._divergence_gradient(0)
 
     def _divergence_gradient(self, constant: int) -> np.ndarray:
-        """NaN where the divergence is not finite, but 0 where none comes from above."""
+        """NaN where the divergence or a derivative leaves float32, but 0 where none comes from above."""
         ids, (gaps, tail), q = self._largest[0], self._gaps, np.exp(log_softmax(self.z))
         slopes = np.zeros(self.z.shape)
         bad = ~np.isfinite(self.topk_kl())[:, None]
@@ -421,6 +426,7 @@ class _Definitions:
             at = np.clip(self.targets, 0, self.z.shape[1] - 1)
             sampled = np.where(self._is_tail, tail + constant, gather(slopes, at))
             np.put_along_axis(slopes, at, sampled, axis=1)
+            bad |= (abs(self.g * slopes) > np.finfo(np.float32).max).any(axis=1, keepdims=True)
             gradient = self.g * (slopes - q * slopes.sum(axis=1, keepdims=True))
         return np.where(self.g == 0, 0, np.where(bad, np.nan, gradient))
 
@@ -432,7 +438,7 @@ class _Definitions:
     def d_product(self) -> np.ndarray:
         """Of linear_logprob + linear_entropy by the product of hidden and head, [T, V]."""
         z = self.hidden @ self.head.T
-        return score_gradient(z, self.targets, self.g, self.g, self.heat)
+        return score_gradient(z, self.targets, self.g, self.h, self.heat)
 
     def d_hidden(self) -> np.ndarray:
         return self.d_product @ self.head

@@ -50,16 +50,27 @@ void check_finite_or_masked(ConfigErrors& errors, const LogprobsFile& f, const I
 /// Logits are finite or -inf; a row needs a finite one.
 void check_logits(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
   const std::vector<float>& values = f.floats(input.name);
+  const std::vector<double>& heats = f.arrays.of<double>("temperature");
+  constexpr float infinite = std::numeric_limits<float>::infinity();
   for (int64_t t = 0; t < f.tokens(); ++t) {
-    bool some = false;
+    float least = infinite, most = -infinite;
     for (int64_t v = 0; v < f.vocab_size; ++v) {
       const float z = values[t * f.columns + v];
-      some = some || std::isfinite(z);
-      if (z < std::numeric_limits<float>::infinity()) continue;
-      return errors.add("{}[{}, {}] is {}; it must be finite or -inf", input.path(), t, v, z);
+      if (!(z < infinite))
+        return errors.add("{}[{}, {}] is {}; it must be finite or -inf", input.path(), t, v, z);
+      if (z == -infinite) continue;
+      least = std::min(least, z);
+      most = std::max(most, z);
     }
-    if (!some)
+    if (most == -infinite)
       return errors.add("{}[{}] is -inf throughout; a row needs a finite logit", input.path(), t);
+    // Over a temperature above 1, their difference could be within f32.
+    const double heat = heats.empty() ? f.temperature : heats[t];
+    if (input.name == "logits" && heat > 1 && most - least == infinite)
+      return errors.add(
+          "{}[{}] has logits of {:g} and {:g}, whose difference float32 does not hold, and a "
+          "temperature above 1",
+          input.path(), t, least, most);
   }
 }
 
@@ -81,32 +92,19 @@ void check_ids(ConfigErrors& errors, const LogprobsFile& f, const Input& input) 
       errors, f.ints(input.name), input, [&](int32_t id) { return is_id(f, id); }, ids_text(f));
 }
 
-/// The ids of a teacher's log-probabilities are the student's largest, each once; any of equal
-/// logits will do.
-void check_logprobs_of_largest(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
+/// A teacher's log-probabilities of ids, each id once in a row.
+void check_logprobs_of_ids(ConfigErrors& errors, const LogprobsFile& f, const Input& input) {
   check_logprobs(errors, f, input);
-  const std::vector<float>& logits = f.floats("logits");
   const std::vector<int32_t>& all = f.ints(input.of);
   if (!std::ranges::all_of(all, [&](int32_t id) { return is_id(f, id); })) return;
-  const std::string ids_path = "/logprobs/" + input.of;
   std::vector<int64_t> row_of_id(f.vocab_size, -1);
-  for (int64_t t = 0; t < f.tokens(); ++t) {
-    const float* const z = logits.data() + t * f.columns;
-    const int32_t* const own = all.data() + t * f.picks;
-    int64_t least = 0;
-    for (int64_t k = 0; k < f.picks; ++k) {
-      if (row_of_id[own[k]] == t)
-        return errors.add("{}[{}, {}] is {}, which the row has already; {} is of different ids",
-                          ids_path, t, k, own[k], input.path());
-      row_of_id[own[k]] = t;
-      if (z[own[k]] < z[own[least]]) least = k;
-    }
-    for (int64_t v = 0; v < f.vocab_size; ++v)
-      if (row_of_id[v] != t && z[v] > z[own[least]])
-        return errors.add(
-            "{}[{}, {}] is {}, whose logit is {}; {} is of the student's {} largest, of which {}, "
-            "with {}, is missing",
-            ids_path, t, least, own[least], z[own[least]], input.path(), f.picks, v, z[v]);
+  for (int64_t i = 0; i < std::ssize(all); ++i) {
+    const int64_t t = i / f.picks;
+    if (row_of_id[all[i]] == t)
+      return errors.add(
+          "/logprobs/{}[{}, {}] is {}, which the row has already; {} is of different ids", input.of,
+          t, i % f.picks, all[i], input.path());
+    row_of_id[all[i]] = t;
   }
 }
 
@@ -193,6 +191,7 @@ std::vector<Input> inputs_of_rows() {
        .check = check_gradients,
        .rounded = outputs,
        .stand_in = "d_value"},
+      {.name = "d_entropies", .shape = "T", .check = check_gradients, .stand_in = "d_value"},
       {.name = "temperature", .shape = "T", .stored = f64, .check = check_temperature},
       {.name = "top_k", .shape = "T", .stored = i32, .check = check_top_k},
       {.name = "top_p", .shape = "T", .stored = f64, .check = check_top_p},
@@ -239,6 +238,11 @@ std::vector<Input> inputs_beside_rows() {
   using enum SchemaName::Presence;
   return {
       {.name = "ids", .shape = "TK", .stored = i32, .presence = depends, .check = check_ids},
+      {.name = "d_ids",
+       .shape = "TK",
+       .check = check_gradients,
+       .of = "ids",
+       .stand_in = "d_value"},
       {.name = "teacher", .shape = "TC", .check = check_logits, .rounded = logits},
       {.name = "teacher_values",
        .shape = "TK",
@@ -249,7 +253,7 @@ std::vector<Input> inputs_beside_rows() {
       {.name = "teacher_logprobs",
        .shape = "TK",
        .presence = depends,
-       .check = check_logprobs_of_largest,
+       .check = check_logprobs_of_ids,
        .set = "teacher_logprobs",
        .of = "ids",
        .stand_in = "teacher"},

@@ -18,7 +18,7 @@ RowOperation raw_gather_operation() {
                        .error = RowError::exact,
                        .first_gradient = 2}},
           .gradient = "d_gathered_logits",
-          .gradient_reads = {"d_value"},
+          .gradient_reads = {"d_ids"},
           .define = [](const WholeRow& row, std::span<const double> g) {
             RowAnswer answer{{}, std::vector<double>(row.logits.size(), 0)};
             for (size_t k = 0; k < row.ids.size(); ++k) {

@@ -5,8 +5,8 @@
 //     value = Σ_k p_k (log p_k - log q_k) + P (log P - log Q)    P = 1 - Σ p_k, Q = 1 - Σ q_k
 //     d value / d log q_k = -p_k + q_k P / Q
 //
-// An id with p = 0 pads a shorter list: neither it nor its q belongs to the ids. A P below 1e-6,
-// which the rounding of log p alone makes, is 0.
+// An id with p = 0 pads a shorter list: neither it nor its q belongs to the ids. Rounding of log p
+// and log q alone makes a P or a Q of 1e-6: below it, P is 0, and Q is 1e-6, without a gradient.
 
 #include "logprobs/operations/list.hpp"
 
@@ -18,6 +18,7 @@ constexpr double least_tail = 1e-6;
 /// Probabilities of all ids that are not listed, by teacher and student.
 struct Tail {
   double teacher = 1, student = 1;
+  bool is_least = false;  ///< the student's is below what is resolved
   Tail(std::span<const float> log_p, std::span<const double> log_q) {
     for (size_t k = 0; k < log_p.size(); ++k) {
       if (log_p[k] == -HUGE_VALF) continue;
@@ -25,9 +26,11 @@ struct Tail {
       student -= std::exp(log_q[k]);
     }
     if (teacher < least_tail) teacher = 0;
-    student = std::max(student, 0.0);
+    is_least = student < least_tail;
+    student = std::max(student, least_tail);
   }
-  double ratio() const { return teacher == 0 ? 0 : teacher / student; }
+  /// P / Q, the derivative by Q times -1.
+  double ratio() const { return teacher == 0 || is_least ? 0 : teacher / student; }
 };
 
 void add_slopes(const OperationRow& row, double g, RowSlopes& slopes, bool sizes) {
@@ -39,8 +42,8 @@ void add_slopes(const OperationRow& row, double g, RowSlopes& slopes, bool sizes
     const double p = std::exp(static_cast<double>(log_p[k])), q = std::exp(log_q[k]);
     // An error of Q is that of the sum of all q.
     const double error = sizes ? (2 + std::min(100.0, -log_q[k])) * (1 + 1 / tail.student) : 1;
-    slopes.of_ids[k] +=
-        sizes ? std::abs(g) * (p + q * tail.ratio() * error) : g * (q * tail.ratio() - p);
+    slopes.of_ids[k] += sizes ? std::abs(g) * (p + q * tail.teacher / tail.student * error)
+                              : g * (q * tail.ratio() - p);
   }
 }
 
@@ -98,9 +101,8 @@ RowOperation teacher_topk_kl_operation() {
                 values[0] =
                     tail.teacher == 0 ? 0 : tail.teacher * std::log(tail.teacher / tail.student);
                 for (size_t k = 0; k < log_p.size(); ++k)
-                  if (log_p[k] != -HUGE_VALF)
-                    values[0] += std::exp(static_cast<double>(log_p[k])) *
-                                 (static_cast<double>(log_p[k]) - row.statistics.of_ids[k]);
+                  if (const double p = std::exp(static_cast<double>(log_p[k])); p > 0)
+                    values[0] += p * (static_cast<double>(log_p[k]) - row.statistics.of_ids[k]);
               },
           .slopes = [](const OperationRow& row, std::span<const double> g,
                        RowSlopes& slopes) { add_slopes(row, g[0], slopes, false); },
@@ -121,11 +123,15 @@ RowOperation teacher_topk_kl_operation() {
                   if (p[v] < 0) other += q;
                   if (p[v] > 0) value += p[v] * (std::log(p[v]) - row.logprobs[v]);
                 }
-                if (rest > 0) value += rest * std::log(rest / other);
+                const bool is_least = other < least_tail;
+                if (rest > 0) value += rest * std::log(rest / std::max(other, least_tail));
                 RowAnswer answer{{value}, {}};
+                double all = is_least ? 0 : 1;  // of the teacher's targets
+                for (size_t v = 0; is_least && v < p.size(); ++v) all += std::max(p[v], 0.0);
                 for (size_t v = 0; v < p.size(); ++v) {
-                  const double q = std::exp(row.logprobs[v]);
-                  answer.d_logits.push_back(g[0] * (q - (p[v] >= 0 ? p[v] : q * rest / other)));
+                  const double q = std::exp(row.logprobs[v]),
+                               of_tail = is_least ? 0 : q * rest / other;
+                  answer.d_logits.push_back(g[0] * (q * all - (p[v] >= 0 ? p[v] : of_tail)));
                 }
                 return answer;
               }};
