@@ -182,8 +182,8 @@ std::string uncertainty_text(const MachineModel& machine) {
     return "# uncertainty unknown: no prediction for this machine was compared with a measurement\n";
   const LinkTier& inner = machine.links.front();
   return fmt::format(
-      "# uncertainty: 9 in 10 times of attention measured inside of a {} are within {:.3g} % of the "
-      "predicted ones\n",
+      "# uncertainty: 9 in 10 times of attention measured inside of a {} are within {:.3g} % of "
+      "the predicted ones\n",
       inner.name, 100 * machine.error);
 }
 
