@@ -156,6 +156,8 @@ add("groups_7", "seven query heads read each KV head", GROUPS + "; groups in pow
     "(flashinfer-ai/flashinfer #140, PR #2684)", ("causal", "groups-7"), [11], 14, 2, 4)
 add("kv_heads_3", "three KV heads, which no even number of ranks divides, under twelve query heads",
     EXCHANGE, ("causal", "groups-4"), [10, 3], 12, 3, 4)
+add("kv_heads_5", "five KV heads, which two to four ranks do not divide, under ten query heads",
+    EXCHANGE, ("causal", "groups-2"), [9, 5], 10, 5, 4)
 add("kv_heads_8", "eight KV heads under sixteen query heads: two and four ranks have several of them",
     EXCHANGE, ("causal", "groups-2"), [10, 6], 16, 8, 4)
 add("one_kv_head", "all query heads read one KV head", GROUPS, ("causal", "groups-4", "mqa"),

@@ -58,7 +58,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
       context.outputs.add_text(
           o.trace, predicted_trace({o, sizes.front(), o.cps.front(), find_schedule(o.schedule.name),
                                     find_layout(o.layout.name), machine}));
-    return winners_text(winners) + refused.text();
+    return uncertainty_text(machine) + winners_text(winners) + refused.text();
   });
 }
 

@@ -177,6 +177,17 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {
   return winners;
 }
 
+std::string uncertainty_text(const MachineModel& machine) {
+  if (machine.error == 0 || machine.links.empty())
+    return "# uncertainty unknown: no prediction for this machine was compared with a "
+           "measurement\n";
+  const LinkTier& inner = machine.links.front();
+  return fmt::format(
+      "# uncertainty: 9 in 10 times of attention measured inside of a {} are within {:.3g} % of "
+      "the predicted ones\n",
+      inner.name, 100 * machine.error);
+}
+
 std::string winners_text(const std::vector<Winner>& winners) {
   std::string text;
   for (const Winner& w : winners) {

@@ -115,6 +115,9 @@ struct Winner {
 /// Winners in the order of the rows, without configurations that do not fit the memory.
 std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows);
 
+/// A line on how far predictions for this machine are from measurements, below the table.
+std::string uncertainty_text(const MachineModel& machine);
+
 /// A line for each winner, below the table.
 std::string winners_text(const std::vector<Winner>& winners);
 

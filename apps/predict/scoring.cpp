@@ -187,8 +187,9 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
   const std::vector<const PassRow*> fastest = fastest_of(suite.rows());
   for (const PassRow* row : fastest)
     report.foms.push_back({"predicted_tokens_per_s", row->tokens_per_second(), "1/s", row->key});
-  return finish_run(context, report, o.report,
-                    [&] { return fastest_text(fastest) + refused.text(); });
+  return finish_run(context, report, o.report, [&] {
+    return uncertainty_text(machine) + fastest_text(fastest) + refused.text();
+  });
 }
 
 }  // namespace gyre

@@ -36,7 +36,8 @@ def dtensor_log_softmax(logits_shard, targets, group, mesh, columns, temperature
 def dtensor_cross_entropy(logits_shard, targets, group, mesh, columns, temperature=1.0):
     """cross_entropy of a DTensor that is split by columns, outside of loss_parallel."""
     logits = split_logits(logits_shard / temperature, mesh, columns)
-    return -F.cross_entropy(logits, replicated(with_ignored(targets, columns), mesh), reduction="none").to_local()
+    losses = F.cross_entropy(logits, replicated(with_ignored(targets, columns), mesh), reduction="none")
+    return -losses.full_tensor()  # of large vocabularies, PyTorch splits the rows
 
 
 def in_loss_parallel(logits_shard, targets, mesh, columns, temperature, sign, **options):

@@ -67,6 +67,15 @@ def _of_schema(document: Any) -> Json:
     return document
 
 
+def _text_of(path: str) -> str:
+    data = Path(path).read_bytes()
+    try:
+        return data.decode("utf-8")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ValueError(f"line {line}: {error.reason} of UTF-8: 0x{data[error.start]:02x}") from error
+
+
 def _table_of_lines(text: str) -> tuple[list[Json], list[Json]]:
     """Runs, and columns of each row; a last line without an end is of a run that was killed."""
     runs: dict[str, Json] = {}
@@ -81,6 +90,8 @@ def _table_of_lines(text: str) -> tuple[list[Json], list[Json]]:
                 if line["run"] not in runs:
                     raise ValueError(f"no run {line['run']!r} stands before it")
                 rows.append(_columns(columns[line["run"]], line))
+            elif line["kind"] != "end":
+                raise ValueError(f"kind {line['kind']!r}; wanted: run, row or end")
     return list(runs.values()), rows
 
 
@@ -112,7 +123,7 @@ def read_results(path: str | os.PathLike[str]) -> "pandas.DataFrame":
             if missing := [column for column in ("app", "result") if column not in frame]:
                 raise ValueError(f"it has no column {missing[0]!r}")
             return frame
-        text = Path(name).read_text(encoding="utf-8")
+        text = _text_of(name)
         read = _table_of_lines if name.endswith(".jsonl") else _table_of_document
         runs, rows = read(text)
     except ValueError as error:

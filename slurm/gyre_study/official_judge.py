@@ -202,7 +202,8 @@ def judge_run(
     end = run.end
     cores = {name: host["threads"] for name, host in hosts_of(run).items()}
     tokens = 0 if work.study.app == "gyre-pack" else work.documents.tokens
-    judgement.refuse(place, misstated_checks(end, checks, tokens) + misstated_load(run, cores))
+    wrong_checks = misstated_checks(end, checks, tokens, work.most_tolerance)
+    judgement.refuse(place, wrong_checks + misstated_load(run, cores))
     if wrong:
         return
     reasons = reasons_of_run(run.rows, end["foreign_load"])

@@ -2,7 +2,7 @@
 (src/report/statistics.cpp, repeat.cpp, result.cpp), and held against what the result states."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -179,9 +179,11 @@ def misstated_load(run: Run, cores: dict[str, int | None]) -> list[str]:
 # Verification
 
 
-def misstated_checks(end: dict[str, Any], counts: dict[str, Any], tokens: int) -> list[str]:
+def misstated_checks(
+    end: dict[str, Any], counts: dict[str, Any], tokens: int, most_tolerance: Callable[[str], float]
+) -> list[str]:
     """`counts`: of each check that must be there, the least and the most values that it compares, by the tokens that it
-    samples; None: unknown. `tokens`: of the problem."""
+    samples; None: unknown. `tokens`: of the problem. `most_tolerance`: of an array."""
     stated = end["verification"]
     wrong = differ("verification.tolerance_scale", stated["tolerance_scale"], 1)
     wrong += differ("verification.passed", stated["passed"], True if counts else None)
@@ -195,6 +197,9 @@ def misstated_checks(end: dict[str, Any], counts: dict[str, Any], tokens: int) -
         wrong += all_differ(place, check, right)
         if (check["error_over_tolerance"] or 0) > 1:
             wrong.append(f"{place}.error_over_tolerance {check['error_over_tolerance']}; wanted: at most 1")
+        tolerance, most_of = check["tolerance"], most_tolerance(name.rpartition(": ")[2])
+        if tolerance is None or tolerance > most_of * (1 + CLOSE):
+            wrong.append(f"{place}.tolerance {tolerance}; wanted: at most {most_of:.4g}")
         sampled, of = check.get("sampled_tokens", -1), check.get("of_tokens", -1)
         if of not in (0, tokens) or not min(LEAST_SAMPLED, of) <= sampled <= of:
             wanted = f"{LEAST_SAMPLED} at least of {tokens}, or 0 of 0"

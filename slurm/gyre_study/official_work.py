@@ -14,6 +14,7 @@ from typing import Any
 
 from .cases import Case, Placement, hyphens
 from .files import Study
+from .official_tolerances import of_attention, of_decoder, of_logits
 from .sizes import parse_size
 
 # Documents
@@ -189,6 +190,10 @@ class Work:
         """Names of the checks of a row, with a function from sampled tokens to the least and most values, or None."""
         raise NotImplementedError
 
+    def most_tolerance(self, array: str) -> float:
+        """Of the check of an array; 0: what is compared must be equal."""
+        return 0.0
+
     def foms(self, row: dict[str, Any]) -> list[tuple[str, Any, str]]:
         """Figures of merit of a row: metric, value, unit."""
         raise NotImplementedError
@@ -247,6 +252,11 @@ class Attention(Work):
         found: dict[str, Any] = {f"{case}, {key['pass']}: {name}": times(width) for name, width in widths.items()}
         return {f"{case}: counters": None, **found,
                 f"{case}, {key['pass']}: bits of timed iterations": exactly(reps * self.ranks)}
+
+    def most_tolerance(self, array: str) -> float:
+        heads, kv_heads, dim = (self.size(name) for name in ("heads", "kv-heads", "head-dim"))
+        is_bf16 = self.options["dtype"] == "bf16"
+        return of_attention(array, dim, self.documents.longest, heads // kv_heads, self.ranks, is_bf16)
 
     def foms(self, row: dict[str, Any]) -> list[tuple[str, Any, str]]:
         return [("attention_rate", row["measurements"]["rate"], "TFLOP/s/rank")]
@@ -310,6 +320,9 @@ class Logprobs(Work):
             compared = {"d_logits": times(self.size("vocab"))}
         found = {"counters": None, **compared, "bits of timed calls": exactly(reps * self.ranks)}
         return {case + name: count for name, count in found.items()}
+
+    def most_tolerance(self, array: str) -> float:
+        return of_logits(array, self.options["dtype"] == "bf16")
 
     def foms(self, row: dict[str, Any]) -> list[tuple[str, Any, str]]:
         stated = row["measurements"]
@@ -407,6 +420,10 @@ class Pipeline(Work):
             found |= {"logprob": predictions, "entropy": predictions}
             found |= {f"hidden[{layer}]": hidden for layer in range(self.model.layers + 1)}
         return found
+
+    def most_tolerance(self, array: str) -> float:
+        is_bf16 = self.options["dtype"] == "bf16"
+        return of_decoder(array, self.model, self.documents.longest, self.ranks, self.grid["tp"], is_bf16)
 
     def foms(self, row: dict[str, Any]) -> list[tuple[str, Any, str]]:
         stated = row["measurements"]

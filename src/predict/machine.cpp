@@ -11,7 +11,7 @@ namespace {
 void require_rate(const char* name, double value) {
   if (!(value >= 1)) throw_usage("{} of {}; wanted: at least 1", name, value);
 }
-void require_seconds(const char* name, double value) {
+void require_amount(const char* name, double value) {
   if (!(value >= 0) || std::isinf(value)) throw_usage("{} of {}; wanted: 0 or more", name, value);
 }
 
@@ -24,8 +24,8 @@ void require_more(double bytes, double& last) {
 
 void check_tier(const LinkTier& tier) {
   require_rate("bytes_per_s", tier.bytes_per_s);
-  require_seconds("latency_s", tier.latency_s);
-  require_seconds("kernel_slowdown", tier.kernel_slowdown);
+  require_amount("latency_s", tier.latency_s);
+  require_amount("kernel_slowdown", tier.kernel_slowdown);
   if (!(tier.all_at_once > 0 && tier.all_at_once <= 1))
     throw_usage("all_at_once of {}; wanted: more than 0, at most 1", tier.all_at_once);
   double last = 0;
@@ -54,28 +54,28 @@ void check_tiers(const std::vector<LinkTier>& links) {
 }
 
 void check_kernel(const KernelSurface& kernel) {
-  require_seconds("launch_s", kernel.launch_s);
-  require_seconds("diagonal_s", kernel.diagonal_s);
-  require_seconds("merge_s", kernel.merge_s);
+  require_amount("launch_s", kernel.launch_s);
+  require_amount("diagonal_s", kernel.diagonal_s);
+  require_amount("merge_s", kernel.merge_s);
   if (kernel.head_dim < 1) throw_usage("head_dim of {}; wanted: 1 or more", kernel.head_dim);
   check_surface(kernel, "keys");
 }
 
 void check_decoder(const DecoderModel& decoder) {
   for (const LinearSurface& linear : decoder.linears) {
-    require_seconds("launch_s", linear.launch_s);
+    require_amount("launch_s", linear.launch_s);
     check_surface(linear, "columns");
   }
   require_rate("elementwise_bytes_per_s", decoder.elementwise_bytes_per_s);
   require_rate("logprob_bytes_per_s", decoder.logprob_bytes_per_s);
-  require_seconds("logprob_row_s", decoder.logprob_row_s);
+  require_amount("logprob_row_s", decoder.logprob_row_s);
   for (const CollectiveTimes& times : decoder.all_reduces) {
     if (times.ranks < 2)
       throw_usage("ranks of {} in an all-reduce; wanted: 2 or more", times.ranks);
     double last = 0;
     for (const auto& [bytes, seconds] : times.points) {
       require_more(bytes, last);
-      require_seconds("seconds", seconds);
+      require_amount("seconds", seconds);
     }
   }
 }
@@ -112,7 +112,8 @@ MachineModel flat_machine(double flops_per_s, double bytes_per_s, double latency
 void check_machine(const MachineModel& machine) {
   require_rate("flops_per_s", machine.kernel.flops_per_s);
   require_rate("copy_bytes_per_s", machine.copy_bytes_per_s);
-  require_seconds("memory_bytes", machine.memory_bytes);
+  require_amount("memory_bytes", machine.memory_bytes);
+  require_amount("error", machine.error);
   check_tiers(machine.links);
   for (const KernelSurface& surface : machine.kernel.surfaces) check_kernel(surface);
   check_decoder(machine.decoder);

@@ -46,6 +46,9 @@ struct MachineModel {
   /// Bytes moved per second; per byte, packing and unpacking move 2, adding 3, clearing 1.
   double copy_bytes_per_s = LinkTier::unlimited;
   double memory_bytes = 0;  ///< per rank; 0: unknown
+  /// 9 in 10 times that were measured on at most the ranks of the first tier are within this share
+  /// of the predicted ones; 0: unknown.
+  double error = 0;
 
   /// Index of the innermost tier that joins two ranks of the machine. links may not be empty.
   int tier_between(int64_t a, int64_t b) const;

@@ -42,6 +42,7 @@ constexpr Plausible plausible[] = {
     {"memory_bytes", true, 1e6, "bytes, 1e6 or more", 1e9},
     {"kernel_slowdown", false, 100, "seconds lost for each second of a transfer, at most 100", 0},
     {"_s", false, 1, "seconds, at most 1", 1e-6},
+    {"error", false, 1, "a share of the time, at most 1", 0.01},
     {"seconds", false, 10, "seconds, at most 10", 1e-6},
 };
 
@@ -276,12 +277,13 @@ MachineModel model_of(const std::string& path, const Json& document) {
   const Object o(
       path, document["model"], "model",
       {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels", "linears",
-       "elementwise_bytes_per_s", "logprob_bytes_per_s", "logprob_row_s", "all_reduces"});
+       "elementwise_bytes_per_s", "logprob_bytes_per_s", "logprob_row_s", "all_reduces", "error"});
   MachineModel machine;
   machine.name = o.text("name");
   if (o.has("rank")) o.text("rank");
   machine.memory_bytes = o.figure_or("memory_bytes", 0);
   machine.copy_bytes_per_s = o.figure("copy_bytes_per_s");
+  machine.error = o.figure_or("error", 0);
   o.each("links", [&](const Json& json, const std::string& place) {
     machine.links.push_back(tier_of({path,
                                      json,
@@ -370,6 +372,7 @@ Json model_json(const MachineModel& machine, const std::string& source) {
   Json model = {{"name", machine.name}};
   if (machine.memory_bytes > 0) model["memory_bytes"] = figure(machine.memory_bytes);
   model["copy_bytes_per_s"] = figure(machine.copy_bytes_per_s);
+  if (machine.error > 0) model["error"] = figure(machine.error);
   model["links"] = std::move(links);
   model["kernels"] = std::move(kernels);
   if (linears.empty()) return model;

@@ -208,7 +208,7 @@ class DamagedResults(Scratch):
     """read_results names the file and the line, whatever is damaged there."""
 
     def refused(self, name, text, wanted):
-        with open(self.place(name), "w", encoding="utf-8") as file:
+        with open(self.place(name), "w", encoding="latin-1") as file:
             file.write(text)
         with self.assertRaises(ValueError) as caught:
             gyre.read_results(self.place(name))
@@ -228,6 +228,8 @@ class DamagedResults(Scratch):
                              ("\n".join(lines[1:]) + "\n", "line 1: no run"),
                              (damaged(1, json.dumps(row | {"key": 3})), "line 2: 'int'"),
                              (damaged(1, json.dumps(row | {"run": []})), "line 2: unhashable"),
+                             (damaged(1, json.dumps(row | {"kind": "rows"})), "line 2: kind 'rows'; wanted: run, row or end"),
+                             (damaged(1, '{"schema": "\xff"}'), "line 2: invalid start byte of UTF-8: 0xff"),
                              (damaged(0, json.dumps(run | {"ranks": []})), "line 1: list index")):
             self.refused("x.jsonl", text, wanted)
         for name in ("schema", "kind", "id", "suite", "run", "ranks", "configuration"):

@@ -5,12 +5,15 @@ that is built, misses have reasons, and mistakes are refused.
 test_published.py SOURCE_DIR BUILD_DIR
 """
 
+import collections
 import csv
+import math
 import pathlib
 import shutil
 import subprocess
 import sys
 import tempfile
+import tomllib
 import unittest
 
 SOURCE, BUILD = (pathlib.Path(a).resolve() for a in (sys.argv[1:3] if len(sys.argv) > 2 else (".", "build/ci")))
@@ -55,6 +58,20 @@ class Inputs(unittest.TestCase):
                     self.assertIn(row["source"].split(":")[0], text, row)
                 else:
                     self.assertNotIn(row["source"].split(", ")[0], text, row)
+
+
+    def test_machine_files_state_the_errors_of_what_was_published(self):
+        sizes = collections.defaultdict(list)
+        for row in rows_of(SOURCE / "results/prediction/published.csv"):
+            gpu = row["gpu"].split("-")[0].split(" ")[0].lower()
+            sizes[gpu, int(row["head_dim"])].append(abs(float(row["error_percent"])))
+        for path in sorted((SOURCE / "inputs/machines").glob("*.toml")):
+            model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+            heads = {kernel["head_dim"] for kernel in model["kernels"]}
+            own = sorted(size for head in heads for size in sizes[path.stem.split("-")[0], head])
+            stated = model.get("error", {"value": 0, "source": "0 figures"})
+            self.assertAlmostEqual(stated["value"], own[math.ceil(0.9 * len(own)) - 1] / 100 if own else 0, 9, path.name)
+            self.assertIn(f"{len(own)} figures", stated["source"], path.name)
 
 
 class Predictions(unittest.TestCase):

@@ -62,6 +62,11 @@ def of(kind: str, *path: str, **fields: Any) -> Callable[[Lines], None]:
     return change
 
 
+def scaled(factor: float) -> dict[str, Callable[[float], float]]:
+    """A check whose tolerance and error are larger; their ratio stays."""
+    return dict.fromkeys(("tolerance", "max_error"), lambda value: factor * value)
+
+
 def argv(*more: str) -> Callable[[Lines], None]:
     return lambda lines: of_kind(lines, "run")["run"]["argv"].extend(more)
 
@@ -114,6 +119,10 @@ FORGED: list[tuple[str, str, Callable[[Lines], None], str]] = [
     ("attention", "cp2", of("end", verification=None), "end.verification null; wanted: object"),
     ("attention", "cp2", of("end", "verification", tolerance_scale=1e6), "tolerance_scale 1000000; computed: 1"),
     ("attention", "cp2", of("end", "verification", "checks", "2", tolerance=lambda t: 1e6 * t), "error_over_tolerance"),
+    ("attention", "cp2", of("end", "verification", "checks", "2", **scaled(2)), "fwd: out'.tolerance 3.81986"),
+    ("logprobs", "cp1-tp2", of("end", "verification", "checks", "-1", tolerance=1e-6), "calls'.tolerance 1e-06; wanted: at most 0"),
+    ("logprobs", "cp1-tp2", of("end", "verification", "checks", "-2", **scaled(2)), "d_logits'.tolerance 1.017"),
+    ("pipeline", "dp1-cp2", of("end", "verification", "checks", "0", **scaled(9)), "'logprob'.tolerance "),
     ("attention", "cp2", row("measurements", check="FAILED"), "measurements.check 'FAILED'; computed: 'ok'"),
     ("attention", "cp2", row("status", result="UNOFFICIAL"), "status.result 'UNOFFICIAL'; computed: 'VALID'"),
     ("attention", "cp2", row("status", result="HELLO"), 'row.status.result "HELLO"; wanted: VALID, UNVERIFIED, UNOFFICIAL, INVALID'),

@@ -91,6 +91,7 @@ def lines_of(app: App, placement: Placement, work: Work, inputs: dict[str, str],
     check = end["verification"]["checks"][0]
     end["verification"]["checks"] = [
         {**check, "name": name, "count": count(64)[1] if count else 64, "max_error": 0.0, "error_over_tolerance": 0.0,
+         "tolerance": work.most_tolerance(name.rpartition(": ")[2]),
          "sampled_tokens": 64 if count and count(64) != count(0) else 0,
          "of_tokens": work.documents.tokens if count and count(64) != count(0) else 0}
         for name, count in names_of_checks.items()]

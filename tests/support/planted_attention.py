@@ -467,8 +467,14 @@ class PaddedApart(Attention):
 
     def block(self, source):
         for x in (self.all_k, self.all_v):
-            wide = np.pad(x[source].astype(np.float64), ((0, 0), (0, self.size), (0, 0)))
+            wide = np.pad(x[source].astype(np.float64), ((0, 0), (0, self.heads), (0, 0)))
             yield wide.transpose(1, 0, 2)[self.kv]
+
+
+class PaddedApartOfFour(PaddedApart):
+    """the same on four ranks"""
+
+    options = {"cp": 4}
 
 
 class ReplicasByTurns(Attention):
