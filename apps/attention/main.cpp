@@ -18,14 +18,28 @@ namespace {
 
 using namespace gyre;
 
+/// The ranks of the plan that this process runs, and what each runs on.
+struct RanksHere {
+  RanksHere(const AttentionOptions& o, Communicator& world, const NetworkAndKernel& made,
+            Stream& stream)
+      : workspaces(o.ranks_here()) {
+    if (o.replay) replay.emplace(o.cp);
+    for (int rank = 0; rank < o.ranks_here(); ++rank)
+      machines.push_back({replay ? replay->of(rank) : world, *made.kernel,
+                          replay ? replay->of(rank) : made.network, stream, workspaces[rank]});
+  }
+  std::vector<AttentionWorkspace> workspaces;
+  std::optional<RanksInProcess> replay;
+  std::vector<AttentionMachine> machines;
+};
+
 /// State that the cases of a run share.
 struct Setting {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
   AppContext& context;
   Backend& backend;
-  std::vector<AttentionMachine> machines;  ///< [ranks of the plan in this process]
-  RanksInProcess* replay;                  ///< null: one rank
+  RanksHere& here;
   RunReport& report;
   double peak_flops;  ///< FLOP/s of a rank; 0: unknown
   int64_t memory_bytes;
@@ -59,16 +73,15 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
   std::vector<std::unique_ptr<AttentionCase>> ranks;
   int64_t bytes = writing_bytes(o, workload, world.size());
   run_agreed(world, "plan", [&] {
-    for (const AttentionMachine& machine : s.machines) {
+    for (const AttentionMachine& machine : s.here.machines) {
       const int rank = machine.network.rank();
       if (!planned || planned->plan.rank != rank)
         planned = std::make_shared<const PlannedAttention>(workload, setup, rank);
       bytes += planned_bytes(planned->plan, workload, setup);
-      ranks.push_back(
-          std::make_unique<AttentionCase>(workload, planned, setup, machine, expected));
+      ranks.push_back(std::make_unique<AttentionCase>(workload, planned, setup, machine, expected));
     }
   });
-  AttentionRanks subject(std::move(ranks), s.replay);
+  AttentionRanks subject(std::move(ranks), s.here.replay ? &*s.here.replay : nullptr);
   s.report.memory.plan(bytes);
   if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;
@@ -118,27 +131,13 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   });
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
-  std::vector<AttentionWorkspace> workspaces(o.ranks_here());
-  std::optional<RanksInProcess> replay;
-  if (o.replay) replay.emplace(o.cp);
-  std::vector<AttentionMachine> machines;
-  for (int rank = 0; rank < o.ranks_here(); ++rank)
-    machines.push_back({replay ? replay->of(rank) : world, *made.kernel,
-                        replay ? replay->of(rank) : made.network, backend.stream(),
-                        workspaces[rank]});
+  RanksHere here(o, world, made, backend.stream());
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
-  Setting setting{o,
-                  file,
-                  context,
-                  backend,
-                  machines,
-                  replay ? &*replay : nullptr,
-                  report,
-                  has_peak ? o.threads * measured_fma_peak() : 0,
-                  memory};
+  const double peak = has_peak ? o.threads * measured_fma_peak() : 0;
+  Setting setting{o, file, context, backend, here, report, peak, memory};
   Suite<AttentionResult> suite(context, report, o.report, attention_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
     for (size_t i = 0; i < workloads.size(); ++i)

@@ -241,7 +241,8 @@ void check_replay(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
     errors.add("--replay has ranks in host memory: --backend cpu, or without it");
   for (const auto& [option, value] : {std::pair{"--trace", o.trace},
                                       {"--emulate-network", o.network},
-                                      {"--emulate-compute", o.compute}})
+                                      {"--emulate-compute", o.compute},
+                                      {"--at-least", o.report.at_least}})
     if (!value.empty())
       errors.add("{} is about the time of ranks, which --replay does not show", option);
 }

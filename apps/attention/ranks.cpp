@@ -18,9 +18,7 @@ void AttentionRanks::each(const std::function<void(AttentionCase&)>& f) {
 template <class T, class F>
 std::vector<T> AttentionRanks::collect(const T& start, F f) {
   std::vector<T> results(ranks_.size(), start);
-  each([&](AttentionCase& rank) {
-    f(rank, results[replay_ == nullptr ? 0 : rank.plan().rank]);
-  });
+  each([&](AttentionCase& rank) { f(rank, results[replay_ == nullptr ? 0 : rank.plan().rank]); });
   return results;
 }
 

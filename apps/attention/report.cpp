@@ -313,7 +313,7 @@ void write_results(OutputFile& output, AttentionRanks& subject, const std::strin
   const Stacked out = rows_of(&RankResults::out), d_q = rows_of(&RankResults::d_q),
                 d_k = rows_of(&RankResults::d_k), d_v = rows_of(&RankResults::d_v),
                 d_k_shared = rows_of(&RankResults::d_k_shared),
-                lse = stacked([&](const RankResults& rank) {
+                lse = stacked([&](const RankResults&rank) {
                   return rank.lse_values.matrix(std::ssize(rank.tokens), header.heads);
                 });
   mine.out = out.view();

@@ -51,8 +51,8 @@ struct Partial {
   MatrixRef out;
   MatrixView<const float> lse;
 };
-/// to.out <- part.out weighted by exp(part.lse - to.lse), added to to.out if `adds`. The weight of a
-/// row over no keys is 0. The outputs have one type, to which the result is rounded.
+/// to.out <- part.out weighted by exp(part.lse - to.lse), added to to.out if `adds`. The weight of
+/// a row over no keys is 0. The outputs have one type, to which the result is rounded.
 void merge_output(const Partial& to, const Partial& part, bool adds, Stream& stream);
 
 /// out [rows, heads · dim], lse [rows, heads], sinks [heads].

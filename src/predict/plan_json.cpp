@@ -73,7 +73,8 @@ class RankWriter {
   }
   static Json json(const step::Merge& m) {
     Json partials = Json::array();
-    for (const auto& [out, stats] : m.partials) partials.push_back({{"out", out}, {"stats", stats}});
+    for (const auto& [out, stats] : m.partials)
+      partials.push_back({{"out", out}, {"stats", stats}});
     return {
         {"step", "merge"}, {"out", m.out}, {"stats", m.stats}, {"partials", std::move(partials)}};
   }

@@ -15,10 +15,10 @@ using test::expect_empty_padding;
 using test::expect_results;
 using test::make_problem;
 using test::mixed_mask;
+using test::options_of;
 using test::Problem;
 using test::ProblemSpec;
 using test::same_bits;
-using test::options_of;
 using test::world;
 
 /// Runs a problem under the given schedules and layouts.

@@ -46,8 +46,8 @@ TEST(RanksInProcess, ReductionsAddInTheOrderOfRanksAndRoundEachSum) {
 TEST(RanksInProcess, GroupsSplitAndSplitAgain) {
   RanksInProcess ranks(6);
   ranks.run([&](int rank) {
-    Communicator& odd_or_even = ranks.of(rank).subgroup(
-        rank % 2 == 0 ? std::vector{0, 2, 4} : std::vector{1, 3, 5});
+    Communicator& odd_or_even =
+        ranks.of(rank).subgroup(rank % 2 == 0 ? std::vector{0, 2, 4} : std::vector{1, 3, 5});
     EXPECT_EQ(odd_or_even.rank(), rank / 2);
     EXPECT_EQ(all_gather_value(odd_or_even, rank),
               (std::vector{rank % 2, rank % 2 + 2, rank % 2 + 4}));

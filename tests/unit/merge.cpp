@@ -101,7 +101,8 @@ TEST(Merge, OfOutputsAtTheEndRoundsEverySumAndLeavesOutWhatSawNoKey) {
   PartialRows sum{{to_bf16(256), to_bf16(2)}, {0, -HUGE_VALF}};
   PartialRows one{{to_bf16(1), to_bf16(3)}, {0, -HUGE_VALF}};
   for (int times = 0; times < 2; ++times)
-    merge_output(sum.view(), one.view(), true, stream);  // 256 + 1 rounds to 256; f32 would give 258
+    merge_output(sum.view(), one.view(), true,
+                 stream);  // 256 + 1 rounds to 256; f32 would give 258
   EXPECT_EQ(to_float(sum.out[0]), 256);
   EXPECT_EQ(to_float(sum.out[1]), 2);
   one.lse = {std::log(0.5F), 0};
