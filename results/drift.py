@@ -9,7 +9,7 @@ process replays (gyre-attention --replay), so that only the order of the sums di
     drift.txt   two of these figures by schedule, type and number of ranks, under the default layout
     drift.svg   the same as a picture
 
---quick: few cases, of 1 and 4 ranks. Inputs are bf16 numbers, so that the answers are the same for all types.
+--quick: few cases, f32, of 1 and 4 ranks. Inputs are bf16 numbers, so that the answers are the same for all types.
 """
 
 import argparse
@@ -69,8 +69,8 @@ def results_of(apps, problem, cp, options):
     """The arrays that a replay of `cp` ranks computes."""
     with tempfile.TemporaryDirectory() as folder:
         out = pathlib.Path(folder) / "out.h5"
-        command = [str(apps / "gyre-attention"), "--input", str(problem), "--replay", "--cp", str(cp), "-n", "1", "-w", "0",
-                   "-o", str(out), *options]
+        command = [str(apps / "gyre-attention"), "--input", str(problem), "--replay", "--cp", str(cp), "-n", "1",
+                   "-w", "0", "-o", str(out), *options]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=300)
         if done.returncode != 0:
             sys.exit(f"drift.py: {' '.join(command)}: exit code {done.returncode}\n{done.stdout}{done.stderr}")
@@ -94,17 +94,17 @@ def rows_of_case(case, got, one, answers):
         }
 
 
-def measure(apps, ranks, layouts):
+def measure(apps, ranks, layouts, kinds):
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         problem = pathlib.Path(folder) / "problem.h5"
         answers = write_problem(problem)
-        for kind, typed in TYPES.items():
+        for kind in kinds:
             for schedule, scheduled in SCHEDULES.items():
                 one = None
                 for layout in layouts:
                     for cp in ranks:
-                        got = results_of(apps, problem, cp, [*typed, *scheduled, "--layout", layout])
+                        got = results_of(apps, problem, cp, [*TYPES[kind], *scheduled, "--layout", layout])
                         one = one or got  # the first case has one rank
                         case = {"type": kind, "schedule": schedule, "layout": layout, "cp": cp}
                         rows += rows_of_case(case, got, one, answers)
@@ -115,15 +115,16 @@ def picked(rows, **wanted):
     return [row for row in rows if all(row[name] == value for name, value in wanted.items())]
 
 
-def text_of(rows, ranks):
+def text_of(rows, ranks, kinds):
     """For each shown array and figure a table: lines are types and schedules, columns numbers of ranks."""
     words = {"error": "rms error against float64", "distance": "rms distance from one rank's bits"}
-    lines = [f"# {TOKENS} tokens, causal, {HEADS} heads over {KV_HEADS} of {DIM}, {LAYOUTS[0]}; in 1e-6 of the rms of the answer"]
+    lines = [f"# {TOKENS} tokens, causal, {HEADS} heads over {KV_HEADS} of {DIM}, {LAYOUTS[0]}",
+             "# in 1e-6 of the rms of the answer"]
     for array in SHOWN:
         for figure, word in words.items():
             lines.append("")
             lines.append(f"{array + ': ' + word:<48}" + "".join(f"{f'cp {cp}':>9}" for cp in ranks))
-            for kind in TYPES:
+            for kind in kinds:
                 for schedule in SCHEDULES:
                     found = picked(rows, type=kind, schedule=schedule, layout=LAYOUTS[0], array=array)
                     values = {row["cp"]: 1e6 * row[figure] for row in found}
@@ -131,7 +132,7 @@ def text_of(rows, ranks):
     return "\n".join(lines) + "\n"
 
 
-def draw(rows, ranks, path):
+def draw(rows, ranks, kinds, path):
     import matplotlib
 
     matplotlib.use("svg")
@@ -140,9 +141,9 @@ def draw(rows, ranks, path):
     style = {"svg.fonttype": "none", "svg.hashsalt": "drift", "font.size": 9, "axes.spines.top": False,
              "axes.spines.right": False, "axes.grid": True, "grid.color": "#dddddd", "grid.linewidth": 0.5}
     with plt.rc_context(style):
-        figure, panels = plt.subplots(len(SHOWN), len(TYPES), figsize=(9.6, 5.8), sharex=True)
+        figure, panels = plt.subplots(len(SHOWN), len(kinds), figsize=(9.6, 5.8), sharex=True, squeeze=False)
         for array, line in zip(SHOWN, panels):
-            for kind, axes in zip(TYPES, line):
+            for kind, axes in zip(kinds, line):
                 for number, schedule in enumerate(SCHEDULES):
                     found = picked(rows, type=kind, schedule=schedule, layout=LAYOUTS[0], array=array)
                     for name, dashes in (("error", "-"), ("distance", ":")):
@@ -173,14 +174,16 @@ def main():
     parser.add_argument("--quick", action="store_true")
     arguments = parser.parse_args()
     ranks = (1, 4) if arguments.quick else (1, 2, 4, 8, 16, 32)
-    rows = measure(arguments.apps.resolve(), ranks, LAYOUTS[:1] if arguments.quick else LAYOUTS)
+    layouts, kinds = (LAYOUTS[:1], ["f32"]) if arguments.quick else (LAYOUTS, list(TYPES))
+    rows = measure(arguments.apps.resolve(), ranks, layouts, kinds)
     arguments.output.mkdir(parents=True, exist_ok=True)
     with open(arguments.output / "drift.csv", "w", newline="", encoding="utf-8") as file:
         writer = csv.DictWriter(file, rows[0].keys(), lineterminator="\n")
         writer.writeheader()
-        writer.writerows({**row, **{name: f"{row[name]:.4g}" for name in ("error", "distance", "changed")}} for row in rows)
-    (arguments.output / "drift.txt").write_text(text_of(rows, ranks), encoding="utf-8")
-    draw(rows, ranks, arguments.output / "drift.svg")
+        for row in rows:
+            writer.writerow({**row, **{name: f"{row[name]:.4g}" for name in ("error", "distance", "changed")}})
+    (arguments.output / "drift.txt").write_text(text_of(rows, ranks, kinds), encoding="utf-8")
+    draw(rows, ranks, kinds, arguments.output / "drift.svg")
 
 
 if __name__ == "__main__":

@@ -33,7 +33,8 @@ class AttentionRanks final : public Case {
   void start_timing(Pass pass) override;
   /// Runs no parts in a replay: its messages are copies, and its ranks wait for each other's work.
   void run_parts(Pass pass, bool ahead) override;
-  bool computes() const override { return ranks_.front()->computes(); }
+  /// The ranks of a replay compute on threads of their own.
+  bool computes() const override { return replay_ == nullptr && ranks_.front()->computes(); }
   /// Traffic of all ranks that this process runs.
   SentTraffic sent() const override;
   std::optional<uint64_t> checksum(Pass pass) override;

@@ -17,7 +17,7 @@
 namespace gyre {
 namespace {
 
-using Bytes = std::vector<std::byte>;
+using Payload = std::vector<std::byte>;
 
 template <class T>
 T reduced(T a, T b, ReduceOp op) {
@@ -31,7 +31,7 @@ bf16 reduced(bf16 a, bf16 b, ReduceOp op) {
 
 /// to [n] <- parts [ranks, n], reduced in the order of ranks.
 template <class T>
-void reduce_as(const Bytes& parts, std::span<std::byte> to, ReduceOp op) {
+void reduce_as(const Payload& parts, std::span<std::byte> to, ReduceOp op) {
   const size_t n = to.size() / sizeof(T);
   const auto* const terms = reinterpret_cast<const T*>(parts.data());
   auto* const results = reinterpret_cast<T*>(to.data());
@@ -42,7 +42,7 @@ void reduce_as(const Bytes& parts, std::span<std::byte> to, ReduceOp op) {
   }
 }
 
-void reduce(const Bytes& parts, std::span<std::byte> to, DType type, ReduceOp op) {
+void reduce(const Payload& parts, std::span<std::byte> to, DType type, ReduceOp op) {
   switch (type) {
     case DType::f32:
       return reduce_as<float>(parts, to, op);
@@ -128,7 +128,7 @@ struct RanksInProcess::Group {
   explicit Group(int64_t ranks) : size(static_cast<int>(ranks)) {}
   int size;
   /// Messages that were sent and not received yet, by sender, receiver, and number.
-  std::map<std::tuple<int, int, int64_t>, Bytes> messages;
+  std::map<std::tuple<int, int, int64_t>, Payload> messages;
   /// Groups that were split off, by the number of the split and the color.
   std::map<std::pair<int64_t, int>, std::shared_ptr<Group>> parts;
 };
@@ -149,7 +149,7 @@ class RanksInProcess::Receipt final : public Work {
     for (const auto& [key, to] : expected_)
       if (!group_->messages.contains(key)) return false;
     for (const auto& [key, to] : expected_) {
-      const Bytes message = std::move(group_->messages.extract(key).mapped());
+      const Payload message = std::move(group_->messages.extract(key).mapped());
       size_t at = 0;
       for (const std::span<std::byte> part : to) {
         GYRE_CHECK(at + part.size() <= message.size(), "{}: {} bytes from rank {} are too few",
@@ -236,7 +236,7 @@ class RanksInProcess::Rank final : public Communicator {
           sends.push_back({r, call.in_place() ? std::span<const std::byte>(call.recv)
                                               : call.send.subspan(r * block, block)});
         });
-        const auto parts = std::make_shared<Bytes>(block * size());
+        const auto parts = std::make_shared<Payload>(block * size());
         receive_blocks(*parts, [&](int) { return block; });
         auto work = transfer(sends, recvs, what);
         work->then([parts, to = call.recv, type = call.type, op = call.op] {
@@ -261,9 +261,9 @@ class RanksInProcess::Rank final : public Communicator {
  private:
   std::unique_ptr<Receipt> transfer(std::span<const SendSlice> sends,
                                     std::span<const RecvSlice> recvs, std::string_view what) {
-    std::map<int, Bytes> outgoing;
+    std::map<int, Payload> outgoing;
     for (const SendSlice& send : sends) {
-      Bytes& message = outgoing[send.peer];
+      Payload& message = outgoing[send.peer];
       message.insert(message.end(), send.data.begin(), send.data.end());
     }
     for (auto& [peer, message] : outgoing)

@@ -34,10 +34,10 @@ assert document["configuration"]["replay"] is True and document["configuration"]
 assert len(rows) > 60, len(rows)
 for row in rows:
     assert row["key"]["replayed"] is True and row["key"]["cp"] == 8, row["key"]
-    assert row["status"]["verified"] is True, row
+    assert row["measurements"]["check"] == "ok", row
     for name in ("exposed", "overlap", "exposed_time", "compute_only", "communication_only"):
         assert row["measurements"][name] is None, (name, row)
-    rate = row["flops"] / row["measurements"]["time"] / 1e9  # of one process
+    rate = row["model"]["flops"] / row["measurements"]["time"] / 1e9  # of one process
     assert abs(row["measurements"]["rate"] / rate - 1) < 1e-6, row
 PY
 expect 1 'VERIFY FAILED' "$attention" --replay --cp 4 $small --tol-scale 1e-6 -d bf16
@@ -56,13 +56,13 @@ expect 0 'Merge' "$attention" --explain --cp 4 --tokens 96 --merge at-end
 /usr/bin/python3 - drift.csv <<'PY'
 import csv, sys
 rows = list(csv.DictReader(open(sys.argv[1])))
-assert len(rows) == 144, len(rows)
+assert len(rows) == 48, len(rows)
 for row in rows:
     case, error, distance = (row["type"], row["schedule"], row["cp"]), float(row["error"]), float(row["distance"])
-    assert 0 < error < (1e-6 if row["type"] == "f32" else 1e-2), row
+    assert 0 < error < 3e-6 and distance < 3 * error, row
     same = row["cp"] == "1" or row["schedule"] == "canonical"
-    assert (distance == 0) == same and (float(row["changed"]) == 0) == same, (case, row)
-    assert distance < 2 * error, row
+    if row["schedule"] != "all-to-all":  # it may add the same terms in the same order
+        assert (distance == 0) == same and (float(row["changed"]) == 0) == same, (case, row)
 PY
 grep -q 'cp 4' drift.txt && grep -q '<svg' drift.svg || fail "no table, or no picture"
 echo "replay: all passed"
