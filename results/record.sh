@@ -1,5 +1,5 @@
 #!/usr/bin/env bash
-# record.sh counted|explained|predicted|few|scale|golden|planted|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
+# record.sh counted|explained|predicted|few|scale|golden|planted|drift|demo|model|machine|timed|kernels|torch|transformers|conform|studies [BUILD_DIR]: makes the runs
 # whose figures README.md and docs/ show, again, and writes what the programs say to results/. Then `results/tables.py --write`
 # brings the pages up to date. `demo` and `model` are the last screens of ./run demo and ./run model; `golden` is what the programs say of inputs/golden
 # with one answer changed at a time. `counted` runs are about bytes, messages and shares, `explained` and `predicted` ones
@@ -146,6 +146,12 @@ planted() {
     echo '$ tests/support/planted_table.py'
     OPENBLAS_NUM_THREADS=1 /usr/bin/python3 tests/support/planted_table.py
   } >"$out/planted.txt"
+}
+
+# Errors and bits of replays by number of ranks; the bits are those of a processor's instructions.
+drift() {
+  echo "record: drift.csv, drift.txt, drift.svg: results/drift.py"
+  /usr/bin/python3 results/drift.py "$apps" -o "$out"
 }
 
 demo() {
@@ -299,6 +305,7 @@ case $what in
   scale) scale ;;
   golden) golden ;;
   planted) planted ;;
+  drift) drift ;;
   demo) demo ;;
   model) model ;;
   machine) machine ;;

@@ -105,11 +105,13 @@ AttentionResult AttentionCase::row(Pass pass, int cycle) const {
   row.pass = pass;
   row.tokens = workload_.tokens();
   row.cp = layout().cp();
+  row.replayed = setup_.replays;
   row.key = {{"schedule", row.schedule},
              {"layout", row.layout},
              {"pass", std::string(name_of(pass))},
              {"tokens", row.tokens},
              {"cp", int64_t{row.cp}}};
+  if (row.replayed) row.key.emplace_back("replayed", true);
   if (cycle > 1) row.key.emplace_back("cycle", int64_t{cycle});
   return row;
 }
@@ -226,10 +228,15 @@ std::optional<uint64_t> AttentionCase::checksum(Pass pass) {
   return sum.value();
 }
 
-void AttentionCase::complete(AttentionResult& row) const {
-  Communicator& world = machine_.world;
+void AttentionCase::complete_parts(AttentionResult& row) const {
+  if (row.replayed) {
+    for (double* part :
+         {&row.compute_ms, &row.communicate_ms, &row.exposed_ms, &row.exposed_noise_ms})
+      *part = std::nan("");
+    return;
+  }
   const auto slowest = [&](const std::vector<double>& mine) {
-    return slowest_rank(gather_samples(world, mine));
+    return slowest_rank(gather_samples(machine_.world, mine));
   };
   // Exposed communication is the median difference of each iteration and its compute. A temporary
   // slowdown of the machine affects both alike.
@@ -240,6 +247,11 @@ void AttentionCase::complete(AttentionResult& row) const {
   row.communicate_ms = median(slowest(communicate_ms_));
   row.exposed_ms = median(added);
   row.exposed_noise_ms = quantile(added, 0.75) - quantile(added, 0.25);
+}
+
+void AttentionCase::complete(AttentionResult& row) const {
+  Communicator& world = machine_.world;
+  complete_parts(row);
   row.flops = attention_flops(row.pass, workload_.pairs(), workload_.heads);
   row.peak = setup_.peak_flops;
   row.graph_operations = graph_operations_;
@@ -258,7 +270,8 @@ void AttentionCase::complete(AttentionResult& row) const {
   row.messages = row.bytes_sent = 0;
   row.wire_bytes = 0;
   for (size_t r = 0; r < kernel.size(); ++r) {
-    row.ranks.push_back({kernel[r], wait[r], copy[r], pairs[r], bytes[r], messages[r]});
+    const double waited = row.replayed ? std::nan("") : wait[r];  // other ranks had the turn
+    row.ranks.push_back({kernel[r], waited, copy[r], pairs[r], bytes[r], messages[r]});
     row.messages = std::max(row.messages, messages[r]);
     row.bytes_sent = std::max(row.bytes_sent, bytes[r]);
     row.wire_bytes += bytes[r];

@@ -31,6 +31,7 @@ struct AttentionResult : MeasuredRow {
   Pass pass = Pass::forward;
   int64_t tokens = 0;
   int cp = 1;
+  bool replayed = false;        ///< by one process, whose ranks took turns
   double peak = 0;              ///< measured FLOP/s of a rank; 0: unknown
   double compute_ms = 0;        ///< kernels without communication, slowest rank, median
   double communicate_ms = 0;    ///< the messages alone
@@ -42,7 +43,8 @@ struct AttentionResult : MeasuredRow {
   int64_t graph_windows = 0;  ///< arrays that are registered with NCCL for the graph
   std::vector<AttentionRankTimes> ranks;
 
-  double tflops_per_rank() const { return flops / cp / time_ms.median / 1e9; }
+  /// Rate of a process: of a rank, or of the one that replays all ranks.
+  double tflops_per_rank() const { return flops / (replayed ? 1 : cp) / time_ms.median / 1e9; }
   double share_of_peak() const;
   /// max/mean - 1 of the time in kernels; NaN if that is 0.
   double kernel_imbalance() const;
@@ -129,6 +131,8 @@ class AttentionCase final : public Case {
   std::string name() const;
   /// Fills all arrays but the inputs with this byte.
   void overwrite(std::byte value);
+  /// Fills in what the messages cost, and what they hide. Collective.
+  void complete_parts(AttentionResult& row) const;
   /// Runs a part of the pass after a barrier, and appends its milliseconds to `to`.
   void time_part(Pass pass, Execute part, std::vector<double>& to);
 

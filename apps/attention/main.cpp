@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <optional>
 
-#include "apps/attention/case.hpp"
+#include "apps/attention/ranks.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
 #include "comm/trace_file.hpp"
@@ -18,13 +18,28 @@ namespace {
 
 using namespace gyre;
 
+/// The ranks of the plan that this process runs, and what each runs on.
+struct RanksHere {
+  RanksHere(const AttentionOptions& o, Communicator& world, const NetworkAndKernel& made,
+            Stream& stream)
+      : workspaces(o.ranks_here()) {
+    if (o.replay) replay.emplace(o.cp);
+    for (int rank = 0; rank < o.ranks_here(); ++rank)
+      machines.push_back({replay ? replay->of(rank) : world, *made.kernel,
+                          replay ? replay->of(rank) : made.network, stream, workspaces[rank]});
+  }
+  std::vector<AttentionWorkspace> workspaces;
+  std::optional<RanksInProcess> replay;
+  std::vector<AttentionMachine> machines;
+};
+
 /// State that the cases of a run share.
 struct Setting {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
   AppContext& context;
   Backend& backend;
-  AttentionMachine machine;
+  RanksHere& here;
   RunReport& report;
   double peak_flops;  ///< FLOP/s of a rank; 0: unknown
   int64_t memory_bytes;
@@ -32,10 +47,10 @@ struct Setting {
 
 /// Writes the results of the last timed iteration, verified unless --check is none. Wrong results
 /// go to a file of another name.
-void write_output(Setting& s, AttentionCase& subject) {
+void write_output(Setting& s, AttentionRanks& subject) {
   OutputFile output(s.context.world, s.o.output);
   write_results(output, subject, checksum_of(s.report, s.o.input),
-                provenance_of(s.context, subject.workload().origin));
+                provenance_of(s.context, subject.first().workload().origin));
   s.context.outputs.add(std::move(output));
 }
 
@@ -55,17 +70,22 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
              const AttentionExpectation& expected, int cycle) {
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
-  const int rank = s.machine.network.rank();
+  std::vector<std::unique_ptr<AttentionCase>> ranks;
+  int64_t bytes = writing_bytes(o, workload, world.size());
   run_agreed(world, "plan", [&] {
-    if (!planned) planned = std::make_shared<const PlannedAttention>(workload, setup, rank);
+    for (const AttentionMachine& machine : s.here.machines) {
+      const int rank = machine.network.rank();
+      if (!planned || planned->plan.rank != rank)
+        planned = std::make_shared<const PlannedAttention>(workload, setup, rank);
+      bytes += planned_bytes(planned->plan, workload, setup);
+      ranks.push_back(std::make_unique<AttentionCase>(workload, planned, setup, machine, expected));
+    }
   });
-  AttentionCase subject(workload, planned, setup, s.machine, expected);
-  subject.allocate();
-  s.report.memory.plan(planned_bytes(subject.plan(), workload, setup) +
-                       writing_bytes(o.output, workload, world.size()));
+  AttentionRanks subject(std::move(ranks), s.here.replay ? &*s.here.replay : nullptr);
+  s.report.memory.plan(bytes);
   if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;
-  for (const Pass pass : o.passes()) rows.push_back(subject.row(pass, cycle));
+  for (const Pass pass : o.passes()) rows.push_back(subject.first().row(pass, cycle));
   // With --cuda-graph, the first run of a pass allocates and the second records the graph.
   const MeasureOptions measuring{o.repeats, o.cuda_graph ? std::max(2, o.warmup) : o.warmup,
                                  o.check, o.tol_scale};
@@ -73,7 +93,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
     suite.measure(subject, row.pass, measuring, s.backend, row,
                   [&](AttentionResult& result, const Measured&) { subject.complete(result); });
   if (!o.output.empty()) write_output(s, subject);
-  if (!o.trace.empty()) write_timeline(s, subject);
+  if (!o.trace.empty()) write_timeline(s, subject.first());
 }
 
 void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkload& workload,
@@ -102,7 +122,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   if (!o.input.empty()) file = read_attention_file(world, o.input);
   std::vector<AttentionWorkload> workloads;
   std::vector<PlannedPtr> plans;
-  const int64_t memory = backend.memory_bytes();
+  const int64_t memory = backend.memory_bytes() / o.ranks_here();
   run_agreed(world, "documents", [&] {
     if (file) workloads.push_back(workload_of(*file, o));
     for (const int64_t size : o.sweep.sizes())
@@ -111,28 +131,23 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   });
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
-  AttentionWorkspace workspace;
+  RanksHere here(o, world, made, backend.stream());
   RunReport report = begin_attention_report(context, o, workloads.front(), backend);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
-  Setting setting{o,
-                  file,
-                  context,
-                  backend,
-                  {world, *made.kernel, made.network, backend.stream(), workspace},
-                  report,
-                  has_peak ? o.threads * measured_fma_peak() : 0,
-                  memory};
+  const double peak = has_peak ? o.threads * measured_fma_peak() : 0;
+  Setting setting{o, file, context, backend, here, report, peak, memory};
   Suite<AttentionResult> suite(context, report, o.report, attention_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
     for (size_t i = 0; i < workloads.size(); ++i)
       do_workload(setting, suite, workloads[i], plans[i], cycle);
   suite.require_rows();
-  add_figures(report, suite.rows());
+  if (!o.replay) add_figures(report, suite.rows());
   judge_answers(report, answers);
   return finish_run(context, report, o.report, [&] {
-    std::string text = suite.legend() + suite.refusals() + winners_text(suite.rows());
+    std::string text = suite.legend() + suite.refusals();
+    if (!o.replay) text += winners_text(suite.rows());
     if (const std::string note = made.kernel->note(); !note.empty())
       text += fmt::format("# kernel on rank 0: {}\n", note);
     if (file && file->reference && !suite.rows().empty() && !context.quiet)

@@ -19,6 +19,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
+constexpr int max_replayed_ranks = 1024;
 
 void declare_problem(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Problem");
@@ -51,8 +52,12 @@ void declare_types(OptionTable& table, AttentionOptions& o) {
 
 void declare_schedule(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Parallelism");
-  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain", o.cp, 0,
-      max_ranks);
+  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain or --replay",
+      o.cp, 0, max_ranks);
+  add.flag("--replay",
+           "Run all --cp ranks in one process, one after the other: the bits of that many ranks, "
+           "not their time",
+           o.replay);
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
   declare_backend_options(table, o.backend);
@@ -225,9 +230,26 @@ void check_emulation(const AttentionOptions& o, ConfigErrors& errors) {
                o.threads);
 }
 
+void check_replay(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
+  if (!o.replay) return;
+  if (ranks != 1)
+    errors.add("--replay in a run of {} ranks: one process runs them all, without mpirun", ranks);
+  if (o.cp > max_replayed_ranks)
+    errors.add("--cp {} with --replay: at most {}, each has a thread", o.cp, max_replayed_ranks);
+  if (o.explain) errors.add("--explain shows a plan and --replay runs it: one of them, not both");
+  if (o.backend.on_gpu())
+    errors.add("--replay has ranks in host memory: --backend cpu, or without it");
+  for (const auto& [option, value] : {std::pair{"--trace", o.trace},
+                                      {"--emulate-network", o.network},
+                                      {"--emulate-compute", o.compute},
+                                      {"--at-least", o.report.at_least}})
+    if (!value.empty())
+      errors.add("{} is about the time of ranks, which --replay does not show", option);
+}
+
 void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
-  if (!o.explain && o.cp != ranks)
-    errors.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
+  if (!o.explain && !o.replay && o.cp != ranks)
+    errors.add("--cp {} in a run of {} ranks; --explain and --replay take any", o.cp, ranks);
   for (const auto& [option, file] : {std::pair{"--output", o.output}, {"--trace", o.trace}})
     if (!file.empty() && has_many(o))
       errors.add("{} needs one --schedule, one --layout and one size", option);
@@ -280,6 +302,7 @@ void check_options(AttentionOptions& o, int ranks) {
   layout_choices().check(o.layout, errors);
   check_explanation(o, errors);
   check_backend(o, errors);
+  check_replay(o, ranks, errors);
   check_run(o, ranks, errors);
   check_emulation(o, errors);
   errors.throw_if_any("impossible configuration");

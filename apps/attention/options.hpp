@@ -26,9 +26,11 @@ struct AttentionOptions {
   RepeatOptions repeats;
   ReportOptions report;
   double tol_scale = 1, tflops = 0.1, gbytes_per_s = 5, latency_us = 10;
-  bool sinks = false, explain = false, deterministic = false, cuda_graph = false;
+  bool sinks = false, explain = false, deterministic = false, cuda_graph = false, replay = false;
   BackendOptions backend;
 
+  /// Ranks of the plan that a process runs.
+  int ranks_here() const { return replay ? cp : 1; }
   bool emulates_compute() const { return !compute.empty(); }
   HeadShape head_shape() const;
   ElementTypes types() const;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <optional>
 #include <utility>
 
 #include "attention/kernels/make_kernel.hpp"
@@ -133,6 +134,9 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                   {});
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
+  if (o.replay)
+    report.unofficial_reasons.push_back(
+        fmt::format("replayed: one process runs the {} ranks in turn", o.cp));
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
   if (o.emulates_compute())
     report.unofficial_reasons.push_back("emulated compute " + o.compute + ": nothing is computed");
@@ -227,11 +231,63 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
   return text;
 }
 
-void write_results(OutputFile& output, AttentionCase& subject, const std::string& input_sha256,
+namespace {
+
+/// Results of one rank, a row for each of its slots.
+struct RankResults {
+  std::vector<int64_t> tokens;  ///< [slots], -1: padding
+  Buffer<float> lse_values;
+  AsFloat out, d_q, d_k, d_k_shared, d_v;
+  /// Collective.
+  explicit RankResults(AttentionCase& rank)
+      : tokens(rank.shard().slots, -1),
+        lse_values(rank.shard().slots * rank.workload().heads.heads),
+        out(rank.executor().matrix(ArrayKind::out), rank.stream()),
+        d_q(rank.executor().matrix(ArrayKind::d_q), rank.stream()),
+        d_k(rank.executor().d_keys(), rank.stream(), own_key_columns(rank.workload().heads)),
+        d_k_shared(rank.executor().d_keys(), rank.stream(),
+                   shared_key_columns(rank.workload().heads)),
+        d_v(rank.executor().d_values(), rank.stream()) {
+    const int64_t heads = rank.workload().heads.heads;
+    const std::vector<double> all_lse = rank.statistics(0);
+    for (const TokenRow& own : token_rows(rank.workload(), rank.shard())) {
+      tokens[own.row] = own.token;
+      for (int64_t h = 0; h < heads; ++h)
+        lse_values[own.row * heads + h] = static_cast<float>(all_lse[own.token * heads + h]);
+    }
+  }
+};
+
+/// Rows of several ranks one below the other; the rows of a single rank stay where they are.
+class Stacked {
+ public:
+  explicit Stacked(const std::vector<MatrixView<const float>>& parts) : view_(parts.front()) {
+    if (parts.size() == 1) return;
+    view_.rows = 0;
+    for (const MatrixView<const float>& part : parts) view_.rows += part.rows;
+    values_ = Buffer<float>(view_.rows * view_.cols);
+    float* to = values_.data();
+    for (const MatrixView<const float>& part : parts)
+      for (int64_t r = 0; r < part.rows; ++r, to += part.cols)
+        std::copy_n(&part(r, 0), part.cols, to);
+    view_.data = values_.data();
+    view_.stride = view_.cols;
+  }
+  const MatrixView<const float>& view() const { return view_; }
+
+ private:
+  Buffer<float> values_;
+  MatrixView<const float> view_;
+};
+
+}  // namespace
+
+void write_results(OutputFile& output, AttentionRanks& subject, const std::string& input_sha256,
                    const Provenance& provenance) {
-  const AttentionWorkload& workload = subject.workload();
-  AttentionExecutor& executor = subject.executor();
-  const std::vector<double> all_lse = subject.statistics(0);
+  const AttentionWorkload& workload = subject.first().workload();
+  std::vector<std::optional<RankResults>> ranks(subject.size());
+  size_t next = 0;  // ranks write their rows in any order
+  subject.each([&](AttentionCase& rank) { ranks[next++].emplace(rank); });
   AttentionResultsHeader header;
   header.heads = workload.heads.heads;
   header.kv_heads = workload.heads.kv_heads;
@@ -240,24 +296,28 @@ void write_results(OutputFile& output, AttentionCase& subject, const std::string
   header.shared_key_dim = workload.heads.shared_key_dim;
   header.offsets = workload.offsets;
   header.gradients = true;
-  header.d_sinks = executor.d_sinks();
+  header.d_sinks = subject.first().executor().d_sinks();
   header.input_sha256 = input_sha256;
   header.provenance = provenance;
   AttentionResultRows mine;
-  mine.tokens.assign(subject.shard().slots, -1);
-  Buffer<float> lse(subject.shard().slots * header.heads);
-  for (const TokenRow& own : token_rows(workload, subject.shard())) {
-    mine.tokens[own.row] = own.token;
-    for (int64_t h = 0; h < header.heads; ++h)
-      lse[own.row * header.heads + h] = static_cast<float>(all_lse[own.token * header.heads + h]);
-  }
-  const AsFloat out(executor.matrix(ArrayKind::out), subject.stream()),
-      d_q(executor.matrix(ArrayKind::d_q), subject.stream()),
-      d_k(executor.d_keys(), subject.stream(), own_key_columns(workload.heads)),
-      d_k_shared(executor.d_keys(), subject.stream(), shared_key_columns(workload.heads)),
-      d_v(executor.d_values(), subject.stream());
+  for (const auto& rank : ranks)
+    mine.tokens.insert(mine.tokens.end(), rank->tokens.begin(), rank->tokens.end());
+  const auto stacked = [&](const auto& view_of) {
+    std::vector<MatrixView<const float>> parts;
+    for (const auto& rank : ranks) parts.push_back(view_of(*rank));
+    return Stacked(parts);
+  };
+  const auto rows_of = [&](AsFloat RankResults::*array) {
+    return stacked([&](const RankResults& rank) { return (rank.*array).view(); });
+  };
+  const Stacked out = rows_of(&RankResults::out), d_q = rows_of(&RankResults::d_q),
+                d_k = rows_of(&RankResults::d_k), d_v = rows_of(&RankResults::d_v),
+                d_k_shared = rows_of(&RankResults::d_k_shared),
+                lse = stacked([&](const RankResults&rank) {
+                  return rank.lse_values.matrix(std::ssize(rank.tokens), header.heads);
+                });
   mine.out = out.view();
-  mine.lse = lse.matrix(subject.shard().slots, header.heads);
+  mine.lse = lse.view();
   mine.d_q = d_q.view();
   mine.d_k = d_k.view();
   mine.d_k_shared = d_k_shared.view();
@@ -265,13 +325,17 @@ void write_results(OutputFile& output, AttentionCase& subject, const std::string
   write_attention_results(output, header, mine);
 }
 
-int64_t writing_bytes(const std::string& output, const AttentionWorkload& workload, int ranks) {
-  if (output.empty()) return 0;
+int64_t writing_bytes(const AttentionOptions& o, const AttentionWorkload& workload, int ranks) {
+  if (o.output.empty()) return 0;
   constexpr int64_t copies = 4, bytes = sizeof(float);
   const int64_t rows = ceil_div(workload.tokens(), int64_t{ranks});
   const int64_t widest =
       std::max(workload.width(InputTensor::q), workload.width(InputTensor::d_out));
-  return copies * rows * widest * bytes;
+  int64_t all = 0;  // out, d_q, d_k and d_v
+  for (const InputTensor tensor :
+       {InputTensor::d_out, InputTensor::q, InputTensor::k, InputTensor::v})
+    all += workload.width(tensor);
+  return (copies * widest + (o.replay ? all : 0)) * rows * bytes;
 }
 
 }  // namespace gyre

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
-#include "apps/attention/case.hpp"
 #include "apps/attention/options.hpp"
+#include "apps/attention/ranks.hpp"
 #include "apps/attention/setup.hpp"
 #include "io/schemas/attention_file.hpp"
 #include "report/app.hpp"
@@ -58,11 +58,12 @@ ExitCode explain(AttentionOptions& o, AppContext& context);
 
 /// Writes out, log-sum-exps and gradients of all tokens, after a forward and a backward pass.
 /// Collective.
-void write_results(OutputFile& output, AttentionCase& subject, const std::string& input_sha256,
+void write_results(OutputFile& output, AttentionRanks& subject, const std::string& input_sha256,
                    const Provenance& provenance);
 
 /// Bytes that a rank needs while results are written: four copies of its rows of the largest array
-/// (sent, received, in file order, in MPI-IO). 0 without an output.
-int64_t writing_bytes(const std::string& output, const AttentionWorkload& workload, int ranks);
+/// (sent, received, in file order, in MPI-IO); with --replay one copy of all arrays as well. 0
+/// without an output.
+int64_t writing_bytes(const AttentionOptions& o, const AttentionWorkload& workload, int ranks);
 
 }  // namespace gyre

@@ -161,6 +161,7 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
           .checks = checks_here,
           .memory_bytes = memory_bytes,
           .cuda_graph = o.cuda_graph,
+          .replays = o.replay,
           .only_sleeps = o.emulates_compute(),
           .peak_flops = peak_flops};
 }

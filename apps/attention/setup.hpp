@@ -92,6 +92,7 @@ struct AttentionSetup {
   bool checks = true;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
   bool cuda_graph = false;   ///< runs are recorded as CUDA graphs
+  bool replays = false;      ///< this process runs all ranks, which take turns
   bool only_sleeps = false;  ///< the kernel only sleeps and leaves no results
   double peak_flops = 0;     ///< measured FLOP/s of a rank; 0: unknown
 };

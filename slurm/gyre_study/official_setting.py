@@ -22,10 +22,10 @@ ROOT = Path(__file__).resolve().parents[2]  # a clone, or PREFIX/share/gyre
 DEFAULTS = {
     "gyre-attention": """
         input= gen= capacity=0 tokens=4096 min=0 max=0 factor=2 step=0 cycles=1 batch=1 heads=8 kv-heads=8 head-dim=64
-        v-head-dim=0 shared-key-dim=0 mask=causal window=0 sinks=false seed=1 dtype=f32 cp=0 schedule=ring
+        v-head-dim=0 shared-key-dim=0 mask=causal window=0 sinks=false seed=1 dtype=f32 cp=0 replay=false schedule=ring
         layout=dual-chunk-swap backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false threads=1 pass=both iters=auto
         max-seconds=1 warmup=1 check=|last check-pairs=262144 tol-scale=1 tflops=0.1 gbps=5 latency-us=10 partial-out=f32
-        partial-dq=f32 wire-dkv= inner=0 heads-at-once=1 collectives=messages stripe=1 chunk=0 kernel=auto
+        partial-dq=f32 wire-dkv= inner=0 heads-at-once=1 collectives=messages merge=at-once stripe=1 chunk=0 kernel=auto
         deterministic=false cuda-graph=false emulate-network= emulate-compute=""",
     "gyre-logprobs": """
         input= tokens=512 min=0 max=0 factor=2 step=0 cycles=1 sequences=1 gen= capacity=0 vocab=32768 padded=0 shards=
@@ -44,7 +44,7 @@ DEFAULTS = {
         input= gen= model= bin=0 share-prefixes=false min-prefix=64 dtype=f32 residual=f32 dp=1 cp=0 tp=1
         layout=dual-chunk-swap schedule=ring backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=auto
         max-seconds=1 warmup=0 check=last check-tokens=4096 check-seconds=10 tol-scale=1 stripe=1 chunk=0 inner=0
-        heads-at-once=1 collectives=messages""",
+        heads-at-once=1 collectives=messages merge=at-once""",
 }
 # What the first programs whose results are accepted recorded; later ones record more.
 RECORDED = {

@@ -34,6 +34,38 @@ struct Fill {
   GYRE_HOST_DEVICE void operator()(int64_t i) const { *to.line(i) = value; }
 };
 
+struct MergeStatistics {
+  HeadRows<float> lse;
+  HeadRows<const float> partial;
+  GYRE_HOST_DEVICE void operator()(int64_t i) const {
+    const float a = *lse.line(i), b = *partial.line(i);
+    const float top = a < b ? b : a, low = a < b ? a : b;
+    const bool is_empty = low == -std::numeric_limits<float>::infinity();
+    *lse.line(i) = is_empty ? top : top + std::log1p(std::exp(low - top));
+  }
+};
+
+template <class T>
+struct MergeOutput {
+  HeadRows<T> out;
+  HeadRows<const float> lse;
+  HeadRows<const T> part;
+  HeadRows<const float> part_lse;
+  bool adds;
+  template <class Lanes>
+  GYRE_HOST_DEVICE void operator()(int64_t i, const Lanes& lanes) const {
+    const float mine = *part_lse.line(i);
+    const bool is_empty = mine == -std::numeric_limits<float>::infinity();
+    const float weight = is_empty ? 0 : std::exp(mine - *lse.line(i));
+    T* to = out.line(i);
+    const T* from = part.line(i);
+    for (int64_t d = lanes.first; d < out.dim; d += lanes.count) {
+      const float term = to_float(from[d]) * weight;
+      to[d] = converted<T>(adds ? to_float(to[d]) + term : term);
+    }
+  }
+};
+
 template <class T>
 struct TakeInSink {
   HeadRows<T> out;
@@ -151,6 +183,24 @@ size_t extent_of(const ConstMatrixRef& m) {
 
 void fill(MatrixView<float> to, float value, Stream& stream) {
   for_elements(stream, to.rows * to.cols, Fill{{to, to.cols}, value});
+}
+
+void merge_statistics(MatrixView<float> lse, MatrixView<const float> partial, Stream& stream) {
+  for_elements(stream, lse.rows * lse.cols,
+               MergeStatistics{{lse, lse.cols}, {partial, partial.cols}});
+}
+
+void merge_output(const Partial& to, const Partial& part, bool adds, Stream& stream) {
+  const int64_t heads = to.lse.cols;
+  with_type(to.out.type, [&](auto t) {
+    using T = decltype(t);
+    for_rows(stream, to.lse.rows * heads,
+             MergeOutput<T>{{to.out.as<T>(), heads},
+                            {to.lse, heads},
+                            {ConstMatrixRef(part.out).as<T>(), heads},
+                            {part.lse, heads},
+                            adds});
+  });
 }
 
 void take_in_sinks(const MatrixRef& out, MatrixView<float> lse, const float* sinks,

@@ -3,6 +3,8 @@
 // (runtime/row_copy.hpp). Memory bandwidth is the limit: a device should take bytes / bandwidth.
 //
 //     fill                  initialise log-sum-exps of cleared arrays
+//     merge_statistics      L <- max(L, L_i) + log(1 + exp(min(L, L_i) - max(L, L_i)))
+//     merge_output          O <- O_i · exp(L_i - L), or O + that
 //     take_in_sinks         O, L <- O · exp(L - L'), L'         L' = log(exp L + exp z)
 //     row_deltas            delta_i <- <O_i, dO_i>
 //     sum_over_heads        x_0 <- Σ_h x_h, others <- 0     x_h: the last elements of head h
@@ -40,6 +42,18 @@ GYRE_HOST_DEVICE inline double sink_gradient_term(float sink, float lse, float d
 }
 
 void fill(MatrixView<float> to, float value, Stream& stream);
+
+/// lse, partial [rows, heads]: log-sum-exps over different keys; -inf over none.
+void merge_statistics(MatrixView<float> lse, MatrixView<const float> partial, Stream& stream);
+
+/// Output over some keys, out [rows, heads · dim], and its log-sum-exps, lse [rows, heads].
+struct Partial {
+  MatrixRef out;
+  MatrixView<const float> lse;
+};
+/// to.out <- part.out weighted by exp(part.lse - to.lse), added to to.out if `adds`. The weight of
+/// a row over no keys is 0. The outputs have one type, to which the result is rounded.
+void merge_output(const Partial& to, const Partial& part, bool adds, Stream& stream);
 
 /// out [rows, heads · dim], lse [rows, heads], sinks [heads].
 void take_in_sinks(const MatrixRef& out, MatrixView<float> lse, const float* sinks, Stream& stream);

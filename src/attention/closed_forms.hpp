@@ -8,6 +8,7 @@
 // rank's keys and values take k bytes, their gradients k_g; in memory (f32) the gradients take K_g.
 //                        forward           backward                    transient memory
 //     ring               (cp-1) k          (cp-2) k + (cp-1) k_g       2 k / 2 k + 2 K_g
+//       merged at the end: cp - 1 further outputs with their statistics, forward
 //     ring-forward       (cp-1) k          (cp-1) k + cp k_g           2 k / 2 k + 2 K_g
 //     all-gather         (cp-1) k          (cp-1) (k + k_g)            (cp-1) k / (cp-1) (k + K_g)
 //     all-to-all         its tokens to the other ranks' heads and back: see head_exchange.cpp

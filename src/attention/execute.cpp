@@ -282,6 +282,22 @@ const float* AttentionExecutor::sinks_of(const PlanArray& stats) const {
   return (here ? sinks_.data() : device_sinks_.data()) + stats.heads.begin;
 }
 
+void AttentionExecutor::merge(const step::Merge& s) {
+  std::vector<step::Merge::Partial> all = s.partials;
+  all.push_back({s.out, s.stats});
+  for (const auto& [out, stats] : all)
+    for (const int index : {out, stats}) clear_deferred(index);
+  const MatrixView<float> lse = plane(s.stats, 0).as<float>();
+  const MatrixRef first = plane(s.stats, 1);
+  copy_matrix(plane(s.stats, 0), first, stream_);
+  for (const auto& [out, stats] : s.partials)
+    merge_statistics(lse, plane(stats, 0).as<float>(), stream_);
+  const MatrixRef sum = plane(s.out, 0);
+  merge_output({sum, lse}, {sum, first.as<float>()}, false, stream_);
+  for (const auto& [out, stats] : s.partials)
+    merge_output({sum, lse}, {plane(out, 0), plane(stats, 0).as<float>()}, true, stream_);
+}
+
 void AttentionExecutor::finish(const step::Finish& s) {
   if (sinks_.empty()) return;
   take_in_sinks(plane(s.out, 0), plane(s.stats, 0).as<float>(), sinks_of(array(s.stats)), stream_);

@@ -212,6 +212,7 @@ class AttentionExecutor {
   /// otherwise carries them out.
   bool replaces_clears(std::initializer_list<int> arrays, HeadRange heads);
   void compute(const step::Compute& s, Pass pass);
+  void merge(const step::Merge& s);
   void finish(const step::Finish& s);
   /// Defers the computation to the first reader if the kernel asks for delta.
   void delta(const step::Delta& s);

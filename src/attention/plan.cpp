@@ -168,6 +168,11 @@ class Counter {
       if (array >= 0) touch(array);
     if (s.out >= 0 || s.d_q >= 0) count_.pairs += total_pairs(s.rectangles) * query_heads(s).count;
   }
+  void operator()(const step::Merge& s) {
+    for (const int array : {s.out, s.stats}) touch(array);
+    for (const auto& [out, stats] : s.partials)
+      for (const int array : {out, stats}) touch(array);
+  }
   void operator()(const step::Finish& s) {
     for (const int array : {s.out, s.stats}) touch(array);
   }
@@ -287,6 +292,7 @@ int64_t plan_bytes(const RankPlan& plan) {
     add(*steps);
     for (const Step& step : *steps) {
       if (const auto* compute = std::get_if<step::Compute>(&step)) add(compute->rectangles);
+      if (const auto* merge = std::get_if<step::Merge>(&step)) add(merge->partials);
       if (const auto* exchange = std::get_if<step::Exchange>(&step))
         for (const auto* messages : {&exchange->sends, &exchange->recvs}) {
           add(*messages);

@@ -124,6 +124,18 @@ struct Compute {
   std::vector<Rectangle> rectangles;
   bool fixed_tiles = false;  ///< see BlockInput
 };
+/// Merges partial results over other keys into out and stats; all have the same rows and heads.
+/// First the log-sum-exps, one after the other, then the outputs, each sum rounded to the type of
+/// out. Uses the delta plane of `stats` for L_0.
+///     L_0 = L;  for each partial: L = max(L, L_i) + log(1 + exp(min(L, L_i) - max(L, L_i)))
+///     O = O exp(L_0 - L);  for each partial: O = O + O_i exp(L_i - L)
+struct Merge {
+  struct Partial {
+    int out = -1, stats = -1;
+  };
+  int out = -1, stats = -1;
+  std::vector<Partial> partials;
+};
 /// Includes learnable sinks z_h, if any, in the softmax; forward, once, after the last merge:
 ///     L' = log(exp L + exp z),  O' = O · exp(L - L')
 struct Finish {
@@ -144,8 +156,8 @@ struct SinkGradient {
 
 }  // namespace step
 
-using Step = std::variant<step::Exchange, step::Wait, step::Clear, step::Compute, step::Finish,
-                          step::Delta, step::SinkGradient>;
+using Step = std::variant<step::Exchange, step::Wait, step::Clear, step::Compute, step::Merge,
+                          step::Finish, step::Delta, step::SinkGradient>;
 
 struct RankPlan {
   int rank = 0;
@@ -173,6 +185,7 @@ struct ScheduleOptions {
   int64_t inner = 0;          ///< ranks per inner group; 0: the schedule chooses
   int64_t heads_at_once = 1;  ///< KV heads per stage of a strided all-gather
   int64_t collectives = 0;    ///< 0: point-to-point messages; 1: library collectives
+  int64_t merge = 0;          ///< of a ring's partial outputs; 0: into each other; 1: at the end
 };
 
 /// Which lists of steps a plan gets; an unwanted list stays empty.

@@ -58,6 +58,10 @@ void AttentionExecutor::Walker::operator()(const step::Compute& s) {
   local("attention", SpanKind::compute, attend, &s);
 }
 
+void AttentionExecutor::Walker::operator()(const step::Merge& s) {
+  local("merge", SpanKind::pass, [&] { executor_.merge(s); });
+}
+
 void AttentionExecutor::Walker::operator()(const step::Finish& s) {
   local("sinks", SpanKind::pass, [&] {
     for (const int index : {s.out, s.stats}) executor_.clear_deferred(index);

@@ -22,6 +22,7 @@ class AttentionExecutor::Walker {
   void operator()(const step::Wait& s);
   void operator()(const step::Clear& s);
   void operator()(const step::Compute& s);
+  void operator()(const step::Merge& s);
   void operator()(const step::Finish& s);
   void operator()(const step::Delta& s);
   void operator()(const step::SinkGradient& s);

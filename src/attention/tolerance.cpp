@@ -35,6 +35,9 @@ struct StepCounter {
       if (compute->out >= 0) partials.add(compute->kv_heads);
       if (compute->d_q >= 0) d_q_terms.add(compute->kv_heads);
     }
+    // Merging rounds each partial and each sum: once more than the partials.
+    if (const auto* merge = std::get_if<step::Merge>(&any))
+      partials.add(plan.arrays[merge->out].heads);
     const auto* exchange = std::get_if<step::Exchange>(&any);
     if (exchange == nullptr) return;
     // A message's slices with one kind and range of heads are runs of rows of one array: one count.

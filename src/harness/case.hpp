@@ -52,7 +52,8 @@ class Case {
   /// Runs parts of the pass alone (its kernels, its messages) and times them itself. Called after a
   /// run, whose results it may destroy, or with `ahead` before prepare() of the last run.
   virtual void run_parts(Pass, [[maybe_unused]] bool ahead) {}
-  /// Returns false if the thread sleeps instead of computing (emulation) and leaves no results.
+  /// Returns false if the thread that measures sleeps, in an emulation or while other threads
+  /// compute: its CPU time then says nothing about a disturbed run.
   virtual bool computes() const { return true; }
   /// Total traffic that this rank has sent so far.
   virtual SentTraffic sent() const = 0;

@@ -158,6 +158,10 @@ class StepWriter {
     }
     return named("Compute", text);
   }
+  std::string line(const step::Merge& m) {
+    return named("Merge", fmt::format("{} <- {}", name(m.out),
+                                      count_text(std::ssize(m.partials), "partial result")));
+  }
   std::string line(const step::Finish& f) { return named("Finish", name(f.out) + ": sinks"); }
   std::string line(const step::Delta& d) { return named("Delta", name(d.stats)); }
   std::string line(const step::SinkGradient& s) {

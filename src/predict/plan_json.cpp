@@ -71,6 +71,13 @@ class RankWriter {
     }
     return json;
   }
+  static Json json(const step::Merge& m) {
+    Json partials = Json::array();
+    for (const auto& [out, stats] : m.partials)
+      partials.push_back({{"out", out}, {"stats", stats}});
+    return {
+        {"step", "merge"}, {"out", m.out}, {"stats", m.stats}, {"partials", std::move(partials)}};
+  }
   static Json json(const step::Finish& f) {
     return {{"step", "finish"}, {"out", f.out}, {"stats", f.stats}};
   }

@@ -227,6 +227,9 @@ class ProgramWriter {
   RowSet& written(int array) { return written_[array]; }
   void walk(const step::Clear& c) { pass_over({c.array}); }
   void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
+  void walk(const step::Merge& m) {
+    for (const auto& [out, stats] : m.partials) pass_over({out, m.out, m.out});  // reads and writes
+  }
   void walk(const step::Finish& /*finish*/) {}
   void walk(const step::SinkGradient& /*gradient*/) {}
 

@@ -310,6 +310,7 @@ class SpanWriter {
     return name_of_keys(plan_.ranks[rank], c);
   }
   std::string name_of_spending(int /*rank*/, const step::Clear& /*clear*/) const { return "clear"; }
+  std::string name_of_spending(int /*rank*/, const step::Merge& /*merge*/) const { return "merge"; }
   std::string name_of_spending(int /*rank*/, const step::Delta& /*delta*/) const { return "delta"; }
   template <class Other>
   std::string name_of_spending(int /*rank*/, const Other& /*step*/) const {

@@ -141,6 +141,41 @@ TYPED_TEST(TypedOperations, TakeInSinks) {
   }
 }
 
+TYPED_TEST(TypedOperations, MergesOfPartialResults) {
+  using T = TypeParam;
+  for (const auto& [rows, heads, dim] : shapes) {
+    std::vector<float> lse = this->template normal<float>(rows * heads), part_lse = lse;
+    std::ranges::reverse(part_lse);
+    part_lse[this->below(rows * heads)] = minus_infinity;
+    std::vector<T> out = this->template normal<T>(rows * heads * dim), part = out;
+    std::ranges::reverse(part);
+    Buffer<float> lse_there = this->template to_device<float>(lse),
+                  part_lse_there = this->template to_device<float>(part_lse);
+    Buffer<T> out_there = this->template to_device<T>(out),
+              part_there = this->template to_device<T>(part);
+    const auto merge = [&](T* sum, float* stats, T* term, float* term_stats, Stream& stream) {
+      const MatrixView<float> all(stats, rows, heads, heads), more(term_stats, rows, heads, heads);
+      merge_statistics(all, more, stream);
+      for (const bool adds : {false, true})
+        merge_output({MatrixView<T>(sum, rows, heads * dim), all},
+                     {MatrixView<T>(term, rows, heads * dim), more}, adds, stream);
+    };
+    merge(out_there.data(), lse_there.data(), part_there.data(), part_lse_there.data(),
+          this->device());
+    merge(out.data(), lse.data(), part.data(), part_lse.data(), this->host());
+    // exp, log1p, sums and products: each side rounds them, and may join a product and a sum.
+    const double tolerance = tolerance_for(DType::f32, 6) + 2 * epsilon_of(dtype_of<T>);
+    const auto expect_near = [&](const auto& got, const auto& want) {
+      for (size_t i = 0; i < want.size(); ++i) {
+        const auto x = static_cast<double>(to_float(want[i]));
+        EXPECT_NEAR(static_cast<double>(to_float(got[i])), x, tolerance * (1 + std::abs(x))) << i;
+      }
+    };
+    expect_near(this->to_host(lse_there), lse);
+    expect_near(this->to_host(out_there), out);
+  }
+}
+
 TYPED_TEST(TypedOperations, Deltas) {
   using T = TypeParam;
   for (const auto& [rows, heads, dim] : shapes) {

@@ -107,7 +107,7 @@ class DeviceAttention : public test::GpuTest {
     for (const Schedule& schedule : schedules())
       for (const std::string& layout : layouts) {
         if (!names.empty() && !names.contains(schedule.name)) continue;
-        for (const ScheduleOptions& options : test::transports_of(schedule)) {
+        for (const ScheduleOptions& options : test::options_of(schedule)) {
           const Configuration c{schedule, find_layout(layout), types, options};
           SCOPED_TRACE(name_of(c, spec));
           expect_right(p, c, comm, block_kernel);
@@ -271,7 +271,7 @@ TEST_F(DeviceAttention, RecordedRunsAreTheSameWithOneCall) {
   const Problem p = make_problem({{17, 2}, {2, 2, 16, 0}, {MaskKind::causal}, true});
   for (const char* name : {"ring", "all-gather", "group-cast", "all-to-all"}) {
     const Schedule& schedule = find_schedule(name);
-    for (const ScheduleOptions& options : test::transports_of(schedule)) {
+    for (const ScheduleOptions& options : test::options_of(schedule)) {
       SCOPED_TRACE(name);
       const Configuration c{schedule, find_layout("dual-chunk-swap"), wide, options};
       Attention attention(p, c, *nccl, kernel(), nullptr, device());

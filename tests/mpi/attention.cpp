@@ -15,10 +15,10 @@ using test::expect_empty_padding;
 using test::expect_results;
 using test::make_problem;
 using test::mixed_mask;
+using test::options_of;
 using test::Problem;
 using test::ProblemSpec;
 using test::same_bits;
-using test::transports_of;
 using test::world;
 
 /// Runs a problem under the given schedules and layouts.
@@ -30,7 +30,7 @@ void expect_right(const ProblemSpec& spec, const std::vector<const Schedule*>& s
   const Problem p = make_problem(spec);
   for (const Schedule* schedule : some_schedules)
     for (const LayoutKind* layout : some_layouts)
-      for (const ScheduleOptions& options : transports_of(*schedule)) {
+      for (const ScheduleOptions& options : options_of(*schedule)) {
         const Configuration c{*schedule, *layout, types, options};
         SCOPED_TRACE(name_of(c, spec));
         Attention attention(p, c, world(), *kernel);
@@ -120,7 +120,7 @@ TEST(Attention, TheSameRunTwiceGivesTheSameBits) {
   const Problem p = make_problem({ragged, {4, 2, 8, 0}, {MaskKind::causal}, true});
   for (const Schedule& schedule : schedules())
     for (const LayoutKind& layout : layout_kinds())
-      for (const ScheduleOptions& options : transports_of(schedule)) {
+      for (const ScheduleOptions& options : options_of(schedule)) {
         Attention a(p, {schedule, layout, {}, options}, world(), *kernel);
         Attention b(p, {schedule, layout, {}, options}, world(), *kernel);
         if (a.refused()) continue;

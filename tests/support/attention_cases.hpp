@@ -90,6 +90,7 @@ inline AttentionCase arbitrary_attention(int cp) {
   result.options.inner = *rc::gen::elementOf(divisors);
   result.options.heads_at_once = *rc::gen::inRange<int64_t>(1, result.heads.kv_heads + 1);
   result.options.collectives = *rc::gen::inRange<int64_t>(0, 2);
+  result.options.merge = *rc::gen::inRange<int64_t>(0, 2);
   return result;
 }
 
@@ -478,6 +479,17 @@ class PlanMachine {
       if (s.d_kv >= 0)
         change(s.d_kv, k, kv_head).terms.push_back(slot * problem_.heads.heads + head);
     }
+  }
+  void operator()(const step::Merge& s) {
+    for (const auto& [out, stats] : s.partials)
+      for (const auto& [from, to] : {std::pair(out, s.out), std::pair(stats, s.stats)}) {
+        same_rows(from, to);
+        each_cell(to, [&](int64_t row, int64_t head) {
+          const std::vector<int64_t>& terms = read(from, row, head).terms;
+          std::vector<int64_t>& sum = change(to, row, head).terms;
+          sum.insert(sum.end(), terms.begin(), terms.end());
+        });
+      }
   }
   void operator()(const step::Finish& s) {
     same_rows(s.out, s.stats);

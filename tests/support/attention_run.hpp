@@ -82,13 +82,15 @@ struct Configuration {
   ScheduleOptions options = {};
 };
 
-/// The options under which a schedule is to be right: its collectives made of messages and, where
-/// it has any, the library's.
-inline std::vector<ScheduleOptions> transports_of(const Schedule& schedule) {
-  std::vector<ScheduleOptions> transports(1);
-  if (std::ranges::find(schedule.reads, &ScheduleOptions::collectives) != schedule.reads.end())
-    transports.emplace_back().collectives = 1;
-  return transports;
+/// The options under which a schedule is to be right: the usual ones, and each other word of the
+/// options with words that it reads.
+inline std::vector<ScheduleOptions> options_of(const Schedule& schedule) {
+  std::vector<ScheduleOptions> all(1);
+  for (const auto& field : schedule_option_fields())
+    if (std::ranges::find(schedule.reads, field.value) != schedule.reads.end())
+      for (int64_t word = 1; word < std::ssize(field.words); ++word)
+        all.emplace_back().*field.value = word;
+  return all;
 }
 
 /// The device that an attention runs on: the stream of kernel and group, and a host communicator of
@@ -324,7 +326,8 @@ inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
   return c.schedule.name + ", " + c.layout.name + ", heads " + std::to_string(spec.heads.heads) +
          "/" + std::to_string(spec.heads.kv_heads) + ", " + gyre::name_of(spec.mask) + ", " +
          std::to_string(spec.lengths.size()) + " documents" +
-         (c.options.collectives == 1 ? ", by the library" : "");
+         (c.options.collectives == 1 ? ", by the library" : "") +
+         (c.options.merge == 1 ? ", merged at the end" : "");
 }
 
 /// Bits of all results of a rank's own tokens, and of its final log-sum-exps, by token.

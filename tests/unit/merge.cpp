@@ -2,6 +2,10 @@
 
 #include <gtest/gtest.h>
 
+#include <array>
+#include <vector>
+
+#include "attention/array_ops.hpp"
 #include "close.hpp"
 
 namespace gyre {
@@ -82,6 +86,44 @@ TEST(Merge, OrderOfThreePartialsDoesNotMatter) {
   EXPECT_NEAR(abc.lse, bca.lse, tolerance * std::abs(abc.lse));
   EXPECT_NEAR(abc.w1 * a.w1, bca.w1, tolerance);
   EXPECT_NEAR(abc.w2, bca.w2 * b.w2, tolerance);
+}
+
+/// Two rows of one head; outputs of one element.
+struct PartialRows {
+  std::vector<bf16> out;
+  std::vector<float> lse;
+  Partial view() { return {MatrixView<bf16>{out.data(), 2, 1, 1}, stats()}; }
+  MatrixView<float> stats() { return {lse.data(), 2, 1, 1}; }
+};
+
+TEST(Merge, OfOutputsAtTheEndRoundsEverySumAndLeavesOutWhatSawNoKey) {
+  HostStream stream;
+  PartialRows sum{{to_bf16(256), to_bf16(2)}, {0, -HUGE_VALF}};
+  PartialRows one{{to_bf16(1), to_bf16(3)}, {0, -HUGE_VALF}};
+  for (int times = 0; times < 2; ++times)
+    merge_output(sum.view(), one.view(), true,
+                 stream);  // 256 + 1 rounds to 256; f32 would give 258
+  EXPECT_EQ(to_float(sum.out[0]), 256);
+  EXPECT_EQ(to_float(sum.out[1]), 2);
+  one.lse = {std::log(0.5F), 0};
+  sum.lse = {0, std::log(2.0F)};
+  merge_output(sum.view(), one.view(), false, stream);
+  EXPECT_EQ(to_float(sum.out[0]), 0.5F);
+  EXPECT_EQ(to_float(sum.out[1]), 1.5F);
+}
+
+TEST(Merge, OfStatisticsAtTheEndIsThatOfTransformerEngine) {
+  HostStream stream;
+  const std::array<float, 4> terms = {-HUGE_VALF, -3.5F, 0.25F, 12};
+  for (const float a : terms)
+    for (const float b : terms) {
+      PartialRows sum{{}, {a, b}}, part{{}, {b, a}};
+      merge_statistics(sum.stats(), part.stats(), stream);
+      const float top = std::max(a, b), low = std::min(a, b);
+      const float want = std::isinf(low) ? top : top + std::log1p(std::exp(low - top));
+      EXPECT_EQ(sum.lse[0], want);
+      EXPECT_EQ(sum.lse[1], want);
+    }
 }
 
 }  // namespace GYRE_FILE

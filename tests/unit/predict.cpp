@@ -218,6 +218,10 @@ class StepWalk {
   bool walk(const RankPlan& rank, State& s, const step::Delta& d) const {
     return pass_over(rank, s, {d.out, d.d_out});
   }
+  bool walk(const RankPlan& rank, State& s, const step::Merge& m) const {
+    for (const auto& [out, stats] : m.partials) pass_over(rank, s, {out, m.out, m.out});
+    return true;
+  }
   static bool walk(const RankPlan&, State&, const step::Finish&) { return true; }
   static bool walk(const RankPlan&, State&, const step::SinkGradient&) { return true; }
 

@@ -24,7 +24,13 @@ const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields() {
        "Transport of all-gathers, reduce-scatters and all-to-alls",
        &ScheduleOptions::collectives,
        0,
-       {"messages", "library"}}};
+       {"messages", "library"}},
+      {"merge",
+       "When the outputs of a ring's steps are merged: each at once, or all at the end, as "
+       "TransformerEngine does",
+       &ScheduleOptions::merge,
+       0,
+       {"at-once", "at-end"}}};
   return fields;
 }
 

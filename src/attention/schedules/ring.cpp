@@ -21,7 +21,8 @@ Schedule ring_schedule() {
   return {.name = "ring",
           .summary = "KV blocks travel round the ring; backward in reverse, dKV one step later",
           .plan = plan,
-          .closed_form = closed_form};
+          .closed_form = closed_form,
+          .reads = {&ScheduleOptions::merge}};
 }
 
 }  // namespace gyre

@@ -21,7 +21,8 @@ Schedule ring_forward_schedule() {
   return {.name = "ring-forward",
           .summary = "KV blocks travel round the ring in both passes; backward dKV makes cp hops",
           .plan = plan,
-          .closed_form = closed_form};
+          .closed_form = closed_form,
+          .reads = {&ScheduleOptions::merge}};
 }
 
 }  // namespace gyre

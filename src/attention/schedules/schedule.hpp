@@ -56,6 +56,11 @@ inline bool by_library(const AttentionProblem& problem) {
   return problem.options.collectives == 1;
 }
 
+/// Whether the options ask for partial outputs that are merged after the last one.
+inline bool merges_at_end(const AttentionProblem& problem) {
+  return problem.options.merge == 1;
+}
+
 /// Members of ScheduleOptions, each with its option name in apps.
 const std::vector<OptionField<ScheduleOptions>>& schedule_option_fields();
 

@@ -90,6 +90,7 @@ int ring_forward(PlanBuilder& plan, const Ring& ring) {
   plan.clear(ring.set.out);
   plan.clear(ring.set.stats);
   int current = ring.set.kv;
+  step::Merge merge{ring.set.out, ring.set.stats, {}};
   for (int i = 0; i < ring.members(); ++i) {
     const bool more = i + 1 < ring.members();
     int next = -1, id = -1;
@@ -98,12 +99,22 @@ int ring_forward(PlanBuilder& plan, const Ring& ring) {
       id = plan.exchange_pair("KV", {circle.rank(ring.mine + 1), {plan.whole(current)}},
                               {circle.rank(ring.mine - 1), {plan.whole(next)}});
     }
-    plan.compute(ring.set, current);
+    ArraySet set = ring.set;
+    if (ring.merges_at_end && i > 0) {
+      for (int* array : {&set.out, &set.stats}) {
+        const PlanArray like = plan.array(*array);
+        *array = plan.add_array(like.kind, like.rows, like.heads);
+        plan.clear(*array);
+      }
+      merge.partials.push_back({set.out, set.stats});
+    }
+    plan.compute(set, current);
     if (more) {
       plan.wait(id);
       current = next;
     }
   }
+  if (!merge.partials.empty()) plan.add(std::move(merge));
   plan.finish(ring.set);
   return current;
 }
@@ -116,6 +127,7 @@ RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_rou
   PlanBuilder plan(problem, rank);
   Ring ring;
   ring.mine = rank;
+  ring.merges_at_end = merges_at_end(problem);
   for (int r = 0; r < problem.cp(); ++r) {
     ring.ranks.push_back(r);
     ring.blocks.push_back(plan.rows_of(r));
@@ -183,6 +195,10 @@ ClosedForm flat_ring_form(const FormContext& c, bool turn_round) {
   const bool sees = c.problem.cp() == 2 && needed(c, c.rank, 1 - c.rank) > 0;
   ClosedForm form = ring_form(c, c.problem.cp(), c.slots(), c.kv_heads(), turn_round, sees);
   form.pairs = own_pairs(c);
+  if (c.forward() && merges_at_end(c.problem))
+    for (const ArrayKind kind : {ArrayKind::out, ArrayKind::stats})
+      form.transient_bytes +=
+          (c.problem.cp() - 1) * stored(c, kind, c.slots(), c.problem.heads.heads);
   return form;
 }
 

@@ -8,6 +8,12 @@
 //         attend own queries to the current block
 //         if i < n-1: wait for the transfer
 //
+// With --merge at-end every step but the first attends into arrays of its own, and one step merges
+// them after the last (step::Merge). TransformerEngine's ring (AttnFuncWithCPAndKVP2P in
+// context_parallel.py, version of August 2026) does this: it merges the log-sum-exps of the steps
+// one after the other, in f32, in the order of the steps, while later steps run; when all are
+// merged, it adds the outputs in the same order, in the type of `out`, that of the activations.
+//
 // The transfer of step i overlaps with the computation of step i. Two receive storages suffice:
 // step i reads and sends one of them while the other receives; the contents of the latter were last
 // used at step i-1, which has ended.
@@ -43,6 +49,7 @@ struct Ring {
   int mine = 0;
   ArraySet set;
   std::array<int, 2> storages{-1, -1};  ///< used in turn by received blocks
+  bool merges_at_end = false;           ///< keeps the outputs of steps apart until then
   int members() const { return static_cast<int>(ranks.size()); }
 };
 

@@ -1,0 +1,52 @@
+#pragma once
+// The ranks that this process runs of a case: its own one, or with --replay all ranks of the plan,
+// which take turns (comm/in_process.hpp). The suite measures them as one case.
+
+#include <functional>
+#include <memory>
+#include <optional>
+#include <vector>
+
+#include "apps/attention/case.hpp"
+#include "comm/in_process.hpp"
+
+namespace gyre {
+
+class AttentionRanks final : public Case {
+ public:
+  /// `replay`: the group of several ranks; null with one. Allocates and fills their arrays.
+  /// Collective.
+  AttentionRanks(std::vector<std::unique_ptr<AttentionCase>> ranks, RanksInProcess* replay);
+  /// Calls f(rank) for every rank. f is collective over the ranks of the plan.
+  void each(const std::function<void(AttentionCase&)>& f);
+  AttentionCase& first() { return *ranks_.front(); }
+  int64_t size() const { return std::ssize(ranks_); }
+
+  /// See AttentionCase. Collective.
+  void check_counts(Verification& checks);
+  void complete(AttentionResult& row);
+
+  std::string label(Pass pass) const override { return ranks_.front()->label(pass); }
+  void begin(Pass pass) override;
+  void prepare(Pass pass, bool poisoned) override;
+  void run(Pass pass) override;
+  void start_timing(Pass pass) override;
+  /// Runs no parts in a replay: its messages are copies, and its ranks wait for each other's work.
+  void run_parts(Pass pass, bool ahead) override;
+  /// The ranks of a replay compute on threads of their own.
+  bool computes() const override { return replay_ == nullptr && ranks_.front()->computes(); }
+  /// Traffic of all ranks that this process runs.
+  SentTraffic sent() const override;
+  std::optional<uint64_t> checksum(Pass pass) override;
+  void verify(Pass pass, Verification& checks) override;
+
+ private:
+  /// Calls f(rank, its result) for every rank with copies of `start`, and returns the results.
+  template <class T, class F>
+  std::vector<T> collect(const T& start, F f);
+
+  std::vector<std::unique_ptr<AttentionCase>> ranks_;
+  RanksInProcess* replay_;
+};
+
+}  // namespace gyre
