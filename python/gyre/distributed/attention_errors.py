@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..attention import split_gradient, whole_keys
+from .attention_places import Places
 from .contract import Arrays, Hypothesis, factors
 from .layouts import Layout, segment_of
 
@@ -67,9 +68,12 @@ def answers(
 
 
 def other_pairs(
-    pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout
+    pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout, of_ranks: bool = True
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Pairs of queries and keys that a known error would compute: its kind, what is said, the pairs."""
+    """Pairs of queries and keys that a known error would compute: its kind, what is said, the pairs.
+
+    of_ranks: with errors that tell ranks apart.
+    """
     slots, mask, window = layout.slots, attributes["mask"], int(attributes["window"])
     i, j = np.ogrid[:slots, :slots]
     real = np.zeros(slots, bool)
@@ -110,7 +114,7 @@ def other_pairs(
         if window > 1:
             yield "window-off-by-one", "the window is narrower by one", rule(both & together, i - j, window - 1)
     yield "padding", "padding is read as keys", rule(real[:, None] & together, i - j)
-    if layout.cp == 1:
+    if layout.cp == 1 or not of_ranks:
         return
     yield "local-keys", "a dropped shard: a rank sees its own keys alone", pairs & own
     yield (
@@ -253,6 +257,25 @@ def hypotheses(
     yield from _rank_gradients(known, layout)
     yield from _lse(expected, known)
     yield from _moved(got, expected, failing, layout)
+    masks = {(kind, text): other for kind, text, other in other_pairs(pairs, attributes, layout, False)}
+    masks |= {("chunk-order", text): other for text, other in _other_chunks(pairs, attributes, layout)}
+    yield from Places(got, expected, failing, streams, pairs, scale, layout, masks).all()
+
+
+def _other_chunks(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, np.ndarray]]:
+    """Pairs of ranks that take their rows of a document for those of other places in it."""
+    if attributes["mask"] != "causal":
+        return
+    swapped, early = np.arange(layout.slots), np.arange(layout.slots)
+    for rows in layout.index:
+        for a, b in pairwise(layout.cu_seqlens):
+            mine = rows[(rows >= a) & (rows < b)]
+            swapped[mine] = np.roll(mine, len(mine) // 2)
+            late = mine[len(mine) // 2 :]
+            early[late] = np.maximum(late - len(late), a)
+    for text, place in (("the earlier and the later chunk of a document are exchanged", swapped),
+                        ("the later chunk of a document is taken for the one before it: a mirror off by one", early)):
+        yield text, pairs[place]
 
 
 def _rank_gradients(known: Callable[..., Hypothesis], layout: Layout) -> Iterator[Hypothesis]:
