@@ -207,6 +207,9 @@ def explain(
             return [Finding(hypothesis.kind, hypothesis.text, tuple(sorted(found)))]
         if found:
             matches.append((hypothesis, found))
+    values = {n for n in failing if not n.startswith("d_")}
+    if values != failing:  # gradients follow from values: an error of some values alone would be a coincidence
+        matches = [m for m in matches if values <= m[1]]
     findings, left = [], set(failing)
     while left:
         best = max(matches, key=lambda m: len(m[1] & left), default=None)
