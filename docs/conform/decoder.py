@@ -1,6 +1,7 @@
 """A decoder in plain PyTorch, for the examples beside it: grouped-query attention, SwiGLU, names as transformers has them."""
 
 import torch
+import torch.distributed as dist
 import torch.nn as nn
 import torch.nn.functional as F
 
@@ -81,3 +82,13 @@ def visible(cu_seqlens, layout, rank):
     mine, keys = torch.from_numpy(layout.index[rank]), torch.from_numpy(layout.index.reshape(-1))
     document = torch.searchsorted(cu_seqlens, torch.arange(len(keys)), right=True)
     return (mine[:, None] >= keys) & (document[mine][:, None] == document[keys])
+
+
+def train_step(model, microbatches, data_group, cp_rank, factor=1):
+    """Gradients of the mean over the labels of all microbatches and ranks, times factor."""
+    count = sum((b["weights"] * (b["labels"] != -100)).sum().float() for b in microbatches)
+    dist.all_reduce(count, group=data_group)
+    for b in microbatches:
+        logits = model(b["ids"], b["positions"], visible(b["cu_seqlens"], b["layout"], cp_rank))
+        loss = b["weights"] * F.cross_entropy(logits.float(), b["labels"], reduction="none")
+        (loss.sum() * factor / count.clamp(min=1e-9)).backward()

@@ -1,9 +1,7 @@
 """PyTorch: FSDP2 over dp x cp, context_parallel's gather of keys and values over cp, columns and rows over tp."""
 
 import torch
-import torch.distributed as dist
-import torch.nn.functional as F
-from decoder import Decoder, visible
+from decoder import Decoder, train_step
 from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor.experimental._attention import _ContextParallel
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
@@ -29,12 +27,7 @@ def gradients(weights, microbatches, config, mesh, data_group, policy=MixedPreci
         parallelize_module(layer, mesh["tp"], PLAN)
         fully_shard(layer, mesh=data, mp_policy=policy)
     fully_shard(model, mesh=data, mp_policy=policy)
-    count = sum((b["weights"] * (b["labels"] != -100)).sum().float() for b in microbatches)
-    dist.all_reduce(count, group=data_group)
-    share = data.size() / count.clamp(min=1e-9)  # FSDP2 averages gradients
-    for b in microbatches:
-        logits = model(b["ids"], b["positions"], visible(b["cu_seqlens"], b["layout"], mesh["cp"].get_local_rank()))
-        (share * b["weights"] * F.cross_entropy(logits.float(), b["labels"], reduction="none")).sum().backward()
+    train_step(model, microbatches, data_group, mesh["cp"].get_local_rank(), data.size())  # FSDP2 averages
     return {name: p.grad for name, p in model.named_parameters()}
 
 

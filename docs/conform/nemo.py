@@ -14,4 +14,5 @@ def chunked_logprob(logits_shard, targets, group, first):
 
 
 def entropy(logits_shard, group):
-    return ChunkedDistributedEntropy.apply(logits_shard[None], 4, group, False)[0]
+    """NeMo RL's is the sum of p log p."""
+    return -ChunkedDistributedEntropy.apply(logits_shard[None], 4, group, False)[0]

@@ -9,7 +9,7 @@ A rank has some rows of the logits and, with tp, some columns, as in the contrac
 --convention says what a rank returns, and whose gradient it has: mean, L on every rank (losses a
 token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, that times the
 ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over data-parallel ranks
-divides by their number. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
+divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
 a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
 parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
 (those of them in the same replica, and at the same place of other replicas), first (id of the first
@@ -49,7 +49,7 @@ SPLITS = ("cp", "tp")
 NEEDS = ("weights", "label_smoothing", "z_loss", "count")
 MICROBATCHES = 3
 GROWN = (6, 64)  # rows of files that have further cases: fewer could not be dealt to ranks and microbatches
-CONVENTIONS = ("mean", "partial", "times-cp")
+CONVENTIONS = ("mean", "partial", "times-cp", "mean-times-cp")
 IGNORED = -100
 
 
@@ -171,8 +171,8 @@ def loss_of(
             share[batch] = weights[batch] / one if one else 0
     value, slope = terms_of(p, kept)
     parts = np.array([(share[mine] * value[mine]).sum() for mine in rows])
-    factor = len(rows) if p["convention"] == "times-cp" else 1
-    loss = np.full(len(rows), parts.sum()) if p["convention"] == "mean" else factor * parts
+    factor = len(rows) if p["convention"].endswith("times-cp") else 1
+    loss = np.full(len(rows), parts.sum()) if p["convention"].startswith("mean") else factor * parts
     return {"loss": loss, "d_loss": factor * share[:, None] * slope}
 
 
@@ -227,7 +227,7 @@ def _judge(
     if (
         verdict.status == "failed"
         and parts > 1
-        and problem["convention"] == "mean"
+        and problem["convention"].startswith("mean")
         and not np.allclose(got["loss"], got["loss"][0], rtol=1e-5)
     ):
         verdict.findings.append(
@@ -372,7 +372,7 @@ def _of_ignored(
         with np.errstate(all="ignore"):
             x = problem["logits"] - problem["logits"].max(axis=1, keepdims=True)
             soft = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
-        factor = len(rows) if problem["convention"] == "times-cp" else 1
+        factor = len(rows) if problem["convention"].endswith("times-cp") else 1
         gradient = np.asarray(expected["d_loss"]) + np.where(ignored[:, None], factor * share[:, None] * soft, 0)
         text = f"rows of -100 have the gradient of the log-sum-exp{where}"
         yield Hypothesis("ignored-gradient", text, lambda gradient=gradient: {"d_loss": gradient})

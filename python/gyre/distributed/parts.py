@@ -39,7 +39,11 @@ def on_one_rank(
             return found
 
         part = [{n: np.asarray(a[n])[masks[n]] for n in failing} for a in (got, expected)]
-        for error in factors(*part, failing, known):
+        found = list(factors(*part, failing, known))
+        named = [error for error in found if error.kind.endswith(tuple(known))] if known else []
+        for error in named:
             yield Hypothesis(error.kind, f"{error.text}, {text}", partial(mixed, error, masks, True))
         for error in errors():
             yield Hypothesis(error.kind, f"{error.text}; {text} alone", partial(mixed, error, masks))
+        for error in (error for error in found if error not in named):
+            yield Hypothesis(error.kind, f"{error.text}, {text}", partial(mixed, error, masks, True))

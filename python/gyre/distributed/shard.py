@@ -315,7 +315,6 @@ def _chunk_orders(slots: np.ndarray, cp: int) -> Iterator[tuple[str, np.ndarray]
         ("the later chunk of rank r is 2 cp - 2 - r: a mirror off by one", lambda r: r, lambda r: 2 * cp - 2 - r),
         ("the later chunk of rank r is cp + r, not 2 cp - 1 - r", lambda r: r, lambda r: cp + r),
         ("the later chunk of rank r is 2 cp - r: a mirror off by one", lambda r: r, lambda r: (2 * cp - r) % (2 * cp)),
-        ("rank r has chunks 2 r and 2 r + 1 of each document", lambda r: 2 * r, lambda r: 2 * r + 1),
         ("the later chunk of a rank runs backwards", lambda r: r, lambda r: r - 2 * cp),
     ):
         found: list[list[int]] = [[] for _ in range(cp)]
