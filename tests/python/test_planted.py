@@ -19,8 +19,9 @@ os.environ["OPENBLAS_NUM_THREADS"] = "1"
 sys.dont_write_bytecode = True
 sys.path.insert(0, os.path.join(SOURCE, "tests", "support"))
 
-import planted_places  # noqa: E402
 import planted_table  # noqa: E402
+
+import planted_places  # noqa: E402, I001 (planted_table sets the path)
 
 
 class Alone:
