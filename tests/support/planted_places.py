@@ -565,7 +565,7 @@ KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()
     "MaskOfPaddedLengths in last step of 2": "mask-lost-under-cp", "GradientTwice": "factor-tp", "LossGradientTwice on rank 1 of 2": "factor-cp",
     "LossGradientTwice on rank 0 of 4": "factor-2",
 } | dict.fromkeys(  # found, but not named
-    ("MaskOffByOne in step 2 of 4", "HeadMissesTheLastBlock", "RepeatForInterleave", "PaddedApart", "DeltaOfOwnKeys"), "values")
+    ("HeadMissesTheLastBlock", "RepeatForInterleave", "PaddedApart", "DeltaOfOwnKeys"), "values")
 
 
 def on(rank, wrong, right, rank_of):

@@ -200,6 +200,12 @@ def main():
     named = [bug for bug in asked if is_named(bug, table[bug])]
     others = [b.name for b in asked if b not in named and any(k != "values" for c in table[b].values() for k in c)]
     print(f"{len(named)} of {len(asked)} errors that have a name are named; called otherwise in some case: {', '.join(others) or '-'}")
+    for name in contracts.NAMES:
+        mine = [b for b in bugs if b.contract == name]
+        counts = [sum(b in some for b in mine) for some in (asked, named)]
+        if mine:
+            found = sum(any(table[b].values()) for b in mine)
+            print(f"{name:<16}  {len(mine):>3} errors, {found:>3} found; {counts[0]:>3} asked for a name, {counts[1]:>3} named")
     print(f"{len(right)} right functions, fault found with: {', '.join(wrong) or '-'}")
     sys.exit(1 if missed or wrong or not bugs else 0)
 

@@ -106,6 +106,10 @@ def other_pairs(
         )
     else:
         yield "causal", "a causal mask where there is none", both & together & (i >= j)
+    yield "own-key", "a query does not see its own key", pairs & (i != j)
+    if mask != "full":
+        next_keys = np.append(np.zeros((slots, 1), bool), pairs[:, :-1], axis=1) & both & together
+        yield "shifted-mask", "the mask is wider by one: a query sees the next key, too", pairs | next_keys
     if mask == "regions":
         yield "mask-lost", "the regions are lost: the mask is causal", both & together & (i >= j)
     if window:
