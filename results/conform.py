@@ -1,16 +1,20 @@
 #!/usr/bin/env python3
-"""Runs the functions of python/examples through gyre conform and prints a table: conform.py [FILE]
+"""Runs the functions of python/examples and docs/conform through gyre conform and prints a table: conform.py [FILE]
 
-Needs torch. FILE, results/cpu-2core/conform.txt as a rule, takes the table instead of the screen.
+Needs torch. FILE, results/cpu-2core/conform.txt as a rule, takes the table instead of the screen. Packages of docs/conform
+that cannot be imported are left out; GYRE_FOREIGN names folders of those that are not installed.
 """
 
+import importlib.metadata
+import importlib.util
 import os
 import pathlib
 import re
 import sys
 
 ROOT = pathlib.Path(__file__).resolve().parent.parent
-PATHS = [str(ROOT / "python"), str(ROOT / "python" / "examples")]
+FOREIGN = [folder for folder in os.environ.get("GYRE_FOREIGN", "").split(os.pathsep) if folder]
+PATHS = [str(ROOT / "python"), str(ROOT / "python" / "examples"), str(ROOT / "docs" / "conform"), *FOREIGN]
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
 sys.path[:0] = PATHS
 
@@ -49,6 +53,29 @@ RUNS = (
         ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"}),
     ),
 )
+# Of docs/conform: the packages that a function needs besides torch.
+NEEDS = {
+    "yunchang_ring": ("yunchang",),
+    "deepspeed_ulysses": ("deepspeed",),
+    "nemo": ("nemo_rl",),
+    "verl_megatron": ("verl", "megatron"),
+    "megatron_layers": ("megatron",),
+}
+RELEASED = {"nemo_rl": "NeMo RL", "megatron": "megatron-core"}
+RUNS += (
+    ("fsdp2:gradients", "gradients", ({"ranks": 2}, {"dp": 2, "cp": 2, "tp": 1})),
+    ("fsdp2:gradients_in_bfloat16", "gradients", ({"dp": 2, "cp": 2, "tp": 1, "dtype": "bfloat16"},)),
+    ("megatron_layers:gradients", "gradients", ({"tp": 2},)),
+    ("yunchang_ring:attention", "attention", ({"ranks": 2, "layout": "contiguous-documents"}, {"ranks": 4, "layout": "contiguous-documents"})),
+    ("deepspeed_ulysses:head_exchange", "head_exchange", ({"ranks": 2, "timeout": 300},)),
+    ("deepspeed_ulysses:attention", "attention", ({"ranks": 2, "layout": "contiguous", "timeout": 300},)),
+    ("nemo:logprob", "logprob", ({"tp": 2},)),
+    ("nemo:chunked_logprob", "logprob", ({"tp": 2},)),
+    ("nemo:entropy", "entropy", ({"tp": 2},)),
+    ("verl_megatron:logprob", "logprob", ({"tp": 2},)),
+    ("verl_megatron:entropy", "entropy", ({"tp": 2},)),
+    ("verl_megatron:loss", "loss", ({"tp": 2},)),
+)
 HEADER = ("function", "cp", "tp", "layout", "passed", "failed", "left out")
 
 
@@ -65,23 +92,47 @@ def reasons(report):
         yield f"    {status}: {names}: {cases[0][1]}"
 
 
+def missing(function):
+    """Packages of a function of docs/conform that are not here."""
+    needs = NEEDS.get(function.split(":")[0], ())
+    return [name for name in needs if importlib.util.find_spec(name) is None]
+
+
+def versions():
+    """Of the packages that are here, as they say themselves."""
+    for name in dict.fromkeys(name for names in NEEDS.values() for name in names):
+        if importlib.util.find_spec(name) is not None:
+            called = RELEASED.get(name, name)
+            try:
+                version = importlib.metadata.version(called)
+            except importlib.metadata.PackageNotFoundError:  # a folder of GYRE_FOREIGN
+                version = "from " + os.environ.get("GYRE_FOREIGN_VERSIONS", "a checkout")
+            yield f"{called} {version}"
+
+
 def main():
     import torch
 
     from gyre.distributed import conform, contracts
 
+    sys.path[:0] = PATHS
     lines, notes = [HEADER], {}
     for function, contract, some in RUNS:
+        if missing(function):
+            print(function, "is left out: no", *missing(function), file=sys.stderr, flush=True)
+            continue
+        suite = [] if hasattr(contracts.named(contract), "CASES") else str(ROOT / "inputs" / "golden")
         for options in some:
-            report = conform(str(ROOT / "inputs" / "golden"), function, contract=contract, **options)
+            report = conform(suite, function, contract=contract, **options)
             count = {s: sum(v.status == s for v in report.verdicts) for s in ("passed", "failed", "left out")}
             o = report.options
             layout = o.layout if contracts.named(contract).USES_LAYOUT else "-"
-            lines.append((function, str(o.cp), str(o.tp), layout, *map(str, count.values())))
+            cp, tp = (str(o.cp), str(o.tp)) if len(report.grids) == 1 else ("all", "all")
+            lines.append((function, cp, tp, layout, *map(str, count.values())))
             notes[len(lines) - 1] = list(reasons(report))
             print(*lines[-1], file=sys.stderr, flush=True)
     widths = [max(map(len, column)) for column in zip(*lines)]
-    text = [f"# gyre conform inputs/golden, torch {torch.__version__.split('+')[0]}, gloo, float32"]
+    text = [f"# gyre conform inputs/golden, {', '.join([f'torch {torch.__version__.split(chr(43))[0]}', *versions()])}, gloo"]
     for i, line in enumerate(lines):
         cells = [
             c.ljust(w) if HEADER[k] in ("function", "layout") else c.rjust(w)

@@ -272,7 +272,7 @@ transformers() {
     --json "$out/bench-model-vs-transformers.json"
 }
 
-# Functions of python/examples through gyre conform. PYTHON: as torch.
+# Functions of python/examples and docs/conform through gyre conform. PYTHON: as torch, with the packages of docs/conform.
 conform() {
   echo "record: conform.txt: results/conform.py"
   "${PYTHON:-build/torch-venv/bin/python}" results/conform.py "$out/conform.txt"

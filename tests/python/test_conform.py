@@ -4,10 +4,12 @@
 Usage: test_conform.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5py.
 """
 
+import ast
 import contextlib
 import io
 import json
 import os
+import pathlib
 import shutil
 import signal
 import subprocess
@@ -350,6 +352,12 @@ class Command(unittest.TestCase):
                 [sys.executable, *(word.strip('"') for word in words)], capture_output=True, text=True, cwd=SOURCE
             )
             self.assertEqual(done.returncode, 0, done.stdout + done.stderr)
+
+    def test_adapters_of_other_code_have_at_most_20_lines(self):
+        for path in sorted(pathlib.Path(SOURCE, "docs", "conform").glob("*.py")):
+            for node in ast.parse(path.read_text(encoding="utf-8")).body:
+                if isinstance(node, ast.FunctionDef) and path.stem != "decoder":
+                    self.assertLessEqual(node.end_lineno - node.lineno + 1, 20, f"{path.name}: {node.name}")
 
     def test_explains_every_contract(self):
         for name in contracts.NAMES:

@@ -19,7 +19,7 @@ except ImportError as error:
 
 SOURCE = os.path.abspath(sys.argv[1]) if len(sys.argv) > 1 else os.getcwd()
 GOLDEN = os.path.join(SOURCE, "inputs", "golden")
-PATHS = [os.path.join(SOURCE, *parts) for parts in (("python",), ("python", "examples"), ("tests", "support"))]
+PATHS = [os.path.join(SOURCE, *parts) for parts in (("python",), ("python", "examples"), ("tests", "support"), ("docs", "conform"))]
 sys.dont_write_bytecode = True
 sys.path[:0] = PATHS
 os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": "1", "OMP_NUM_THREADS": "1"}
@@ -96,6 +96,15 @@ class Peers(unittest.TestCase):
                 self.assertTrue(report.passed, str(report))
                 report = run(f"torch_peers:{name}", convention=wrong, **options)
                 self.assertEqual(list(report.kinds), [kind], str(report))
+
+    def test_fsdp2_and_context_parallel_and_tensor_parallel(self):
+        report = run("fsdp2:gradients", suite=[], contract="gradients", ranks=2, case="[pb]*")
+        self.assertTrue(report.passed, str(report))
+        self.assertEqual([v.status for v in report.verdicts], ["passed"] * 6, str(report))
+
+    def test_mixed_precision_of_fsdp2_is_no_error(self):
+        report = run("fsdp2:gradients_in_bfloat16", suite=[], contract="gradients", dp=2, cp=2, tp=1, dtype="bfloat16", case="[pw]*")
+        self.assertTrue(report.passed, str(report))
 
     def test_apply_of_an_autograd_function(self):
         report = run("planted_torch:sum_over_group", case="logprobs_plain")

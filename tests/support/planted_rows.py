@@ -1122,6 +1122,7 @@ RIGHT = [
     Bug("Loss", "loss", "", loss_of(Loss), {"cp": 2, "tp": 2}),
     Bug("Loss", "loss", "", loss_of(Loss), {"cp": 8}),
     Bug("Loss", "loss", "", loss_of(Loss), {"cp": 2, "dp": 2, "dtype": "bfloat16"}),
+    Bug("GradientTimesRanks", "loss", "", loss_of(GradientTimesRanks), {"cp": 2, "convention": "mean-times-cp"}),
     Bug("Divergence", "topk_kl", "", topk_kl_of(Divergence), {}),
     Bug("SumOverGroup", "sum_over_group", "", sum_of(SumOverGroup), {"tp": 4}),
 ]

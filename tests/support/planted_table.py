@@ -29,7 +29,8 @@ from gyre.distributed import contract, contracts, rank, rounding  # noqa: E402
 from gyre.distributed.conform import WIDE, Options, files_of, one, tolerance_of  # noqa: E402
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
-MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms", "planted_losses")
+MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms", "planted_losses",
+           "planted_places")
 # Contracts of ranks that have other tokens.
 CP = ("attention", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
 LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error
@@ -198,7 +199,13 @@ def main():
     asked = [bug for bug in bugs if bug.kind]
     named = [bug for bug in asked if is_named(bug, table[bug])]
     others = [b.name for b in asked if b not in named and any(k != "values" for c in table[b].values() for k in c)]
-    print(f"{len(named)} of {len(asked)} errors of steps and losses are named; called otherwise in some case: {', '.join(others) or '-'}")
+    print(f"{len(named)} of {len(asked)} errors that have a name are named; called otherwise in some case: {', '.join(others) or '-'}")
+    for name in contracts.NAMES:
+        mine = [b for b in bugs if b.contract == name]
+        counts = [sum(b in some for b in mine) for some in (asked, named)]
+        if mine:
+            found = sum(any(table[b].values()) for b in mine)
+            print(f"{name:<16}  {len(mine):>3} errors, {found:>3} found; {counts[0]:>3} asked for a name, {counts[1]:>3} named")
     print(f"{len(right)} right functions, fault found with: {', '.join(wrong) or '-'}")
     sys.exit(1 if missed or wrong or not bugs else 0)
 

@@ -219,7 +219,10 @@ def _judge(
         if array == "d_sinks":
             return f"heads {', '.join(map(str, np.flatnonzero(bad)))}"
         rows = bad.reshape(len(bad), -1).any(axis=1)
-        return rows_that_differ(rows, layout) + value_text(got[array], expected[array], bad)
+        heads = np.flatnonzero(bad.reshape(*bad.shape[:2], -1).any(axis=(0, 2))) if array != "d_k_shared" else []
+        of_heads = f"; heads {', '.join(map(str, heads))} alone" if 0 < len(heads) < bad.shape[1] else ""
+        blocks = _blocks_behind(rows, pairs, layout) if array in ("out", "lse", "d_q") else ""
+        return rows_that_differ(rows, layout) + value_text(got[array], expected[array], bad) + of_heads + blocks
 
     def known(failing: set[str]) -> Iterator[Any]:
         return hypotheses(got, expected, failing, streams, pairs, inputs.attributes, layout, tp)
@@ -228,6 +231,17 @@ def _judge(
     missing = sorted(n for n in expected if n in ANSWERS and n not in got)
     verdict.note = f"not returned: {', '.join(missing)}" if missing else ""
     return verdict
+
+
+def _blocks_behind(rows: np.ndarray, pairs: np.ndarray, layout: Layout) -> str:
+    """The rank whose keys all rows [tokens] that differ see, and no row that is right on their ranks."""
+    owner, seen = layout.owner[layout.tokens], pairs[layout.tokens]
+    mine = np.isin(owner, owner[rows])
+    for rank in range(layout.cp if layout.cp > 1 else 0):
+        sees = seen[:, layout.owner == rank].any(axis=1)
+        if (rows[mine] == sees[mine]).all() and not sees[mine].all():
+            return f"; they are the rows that see keys of rank {rank}"
+    return ""
 
 
 def rows_that_differ(rows: np.ndarray, layout: Layout) -> str:

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from ..attention import split_gradient, whole_keys
+from .attention_places import LARGEST, Places
 from .contract import Arrays, Hypothesis, factors
 from .layouts import Layout, segment_of
 
@@ -67,9 +68,12 @@ def answers(
 
 
 def other_pairs(
-    pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout
+    pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout, of_ranks: bool = True
 ) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Pairs of queries and keys that a known error would compute: its kind, what is said, the pairs."""
+    """Pairs of queries and keys that a known error would compute: its kind, what is said, the pairs.
+
+    of_ranks: with errors that tell ranks apart.
+    """
     slots, mask, window = layout.slots, attributes["mask"], int(attributes["window"])
     i, j = np.ogrid[:slots, :slots]
     real = np.zeros(slots, bool)
@@ -102,6 +106,10 @@ def other_pairs(
         )
     else:
         yield "causal", "a causal mask where there is none", both & together & (i >= j)
+    yield "own-key", "a query does not see its own key", pairs & (i != j)
+    if mask != "full":
+        next_keys = np.append(np.zeros((slots, 1), bool), pairs[:, :-1], axis=1) & both & together
+        yield "shifted-mask", "the mask is wider by one: a query sees the next key, too", pairs | next_keys
     if mask == "regions":
         yield "mask-lost", "the regions are lost: the mask is causal", both & together & (i >= j)
     if window:
@@ -110,7 +118,10 @@ def other_pairs(
         if window > 1:
             yield "window-off-by-one", "the window is narrower by one", rule(both & together, i - j, window - 1)
     yield "padding", "padding is read as keys", rule(real[:, None] & together, i - j)
-    if layout.cp == 1:
+    for text, bounds in (("are those without padding", np.cumsum([0, *layout.lengths])), ("are one token late", layout.cu_seqlens + 1)):
+        other = np.searchsorted(bounds[1:], np.arange(slots), side="right")
+        yield "boundaries", f"boundaries of documents {text}", rule(both & (other[:, None] == other), i - j)
+    if layout.cp == 1 or not of_ranks:
         return
     yield "local-keys", "a dropped shard: a rank sees its own keys alone", pairs & own
     yield (
@@ -177,6 +188,8 @@ def hypotheses(
     def real(found: Arrays) -> dict[str, np.ndarray]:
         return {n: a if n == "d_sinks" else a[tokens] for n, a in found.items()}
 
+    asked: list[tuple[str, str, dict[str, Any]]] = []
+
     def known(
         kind: str,
         text: str,
@@ -185,6 +198,7 @@ def hypotheses(
         sinks: np.ndarray | None = sinks,
         **more: Any,
     ) -> Hypothesis:
+        asked.append((kind, text, {"pairs": pairs, "scale": scale, "sinks": sinks} | more))
         return Hypothesis(kind, text, lambda: real(answers(streams, pairs, scale, sinks, **more)))
 
     blind = ~np.asarray(pairs.any(axis=1))[tokens]
@@ -220,15 +234,23 @@ def hypotheses(
         ("the scale twice", scale**2),
         ("the root of the scale", scale**0.5),
         ("sqrt(D)", width**0.5),
+        ("1 / sqrt(D) of values", streams["v"].shape[2] ** -0.5),
+        ("times log 2: exp2 in place of exp", scale * np.log(2)),
     ):
         if not np.isclose(wrong, scale):
             yield known("scale", f"a wrong scale: {text}", scale=wrong)
     if sinks is not None:
         yield known("sinks-ignored", "sinks are ignored", sinks=None)
         yield known("sinks-repeated", "every rank adds the sink", sinks=sinks + np.log(layout.cp))
+        kv_sinks = sinks[np.arange(heads) * kv_heads // heads]
+        for text, wrong_sinks in (("are scaled like scores", sinks * scale), ("count to the base 2", sinks * np.log(2)),
+                                  ("are those of the KV heads", kv_sinks)):
+            yield known("sinks-changed", f"sinks {text}", sinks=wrong_sinks)
     reads = np.arange(heads) * kv_heads // heads
     if heads > kv_heads > 1:
         yield known("kv-heads", "KV heads are mixed up: head h reads h mod K", head_of=np.arange(heads) % kv_heads)
+    if kv_heads > 1:
+        yield known("kv-heads", "all query heads read KV head 0", head_of=np.zeros(heads, np.int64))
     if heads > kv_heads:
         first = np.append(True, reads[1:] != reads[:-1]).astype(float)
         last = np.append(reads[1:] != reads[:-1], True).astype(float)
@@ -253,6 +275,42 @@ def hypotheses(
     yield from _rank_gradients(known, layout)
     yield from _lse(expected, known)
     yield from _moved(got, expected, failing, layout)
+    masks = {(kind, text): other for kind, text, other in other_pairs(pairs, attributes, layout, False)}
+    masks |= {("chunk-order", text): other for text, other in _other_chunks(pairs, attributes, layout)}
+    places = Places(got, expected, failing, streams, pairs, scale, layout, masks)
+    yield from places.all()
+    ranks, of_gradients = places.queries, failing <= {"d_k", "d_v", "d_k_shared", "d_sinks"}
+    if layout.cp == 1 or layout.slots > LARGEST or not of_gradients and len(ranks) != 1:
+        return
+    right = {"pairs": pairs, "scale": scale, "sinks": sinks}
+    for rank in range(layout.cp) if of_gradients else ranks:
+        for kind, text, how in asked:
+            if of_gradients and not how.keys() & {"shares", "shared_shares", "kept"}:
+                continue  # values would be wrong, too
+            yield Hypothesis(kind, f"{text}; on rank {rank} alone", lambda how=how, rank=rank: real(_of_rank(streams, layout.owner == rank, how, right)))
+
+
+def _of_rank(streams: Arrays, mine: np.ndarray, how: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """answers() of queries [slots] that are computed in one way, and of others in another."""
+    one, other = (answers({**streams, "d_out": np.where(rows[:, None, None], streams["d_out"], 0)}, **chosen)
+                  for rows, chosen in ((mine, how), (~mine, right)))
+    return {n: one.get(n, 0) + a if n.startswith("d_") else np.where(mine.reshape(-1, *[1] * (a.ndim - 1)), one[n], a) for n, a in other.items()}
+
+
+def _other_chunks(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout) -> Iterator[tuple[str, np.ndarray]]:
+    """Pairs of ranks that take their rows of a document for those of other places in it."""
+    if attributes["mask"] != "causal":
+        return
+    swapped, early = np.arange(layout.slots), np.arange(layout.slots)
+    for rows in layout.index:
+        for a, b in pairwise(layout.cu_seqlens):
+            mine = rows[(rows >= a) & (rows < b)]
+            swapped[mine] = np.roll(mine, len(mine) // 2)
+            late = mine[len(mine) // 2 :]
+            early[late] = np.maximum(late - len(late), a)
+    for text, place in (("the earlier and the later chunk of a document are exchanged", swapped),
+                        ("the later chunk of a document is taken for the one before it: a mirror off by one", early)):
+        yield text, pairs[place]
 
 
 def _rank_gradients(known: Callable[..., Hypothesis], layout: Layout) -> Iterator[Hypothesis]:

@@ -21,7 +21,8 @@ STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #1c2024; }
 table { border-collapse: collapse; margin: 1em 0; } th, td { border: 1px solid #c8ced6; padding: .35em .6em; text-align: left; }
 th { background: #f1f3f6; font-weight: 600; } td { vertical-align: top; } code { font-size: 13px; }
-.passed { background: #dff3e3; } .failed { background: #fbdfdc; } .none { color: #7a828c; } .said { font-size: 13px; }
+.passed { background: #dff3e3; } .failed { background: #fbdfdc; } .none { color: #7a828c; } .said { font-size: 13px; font-weight: 400; }
+.grid { white-space: nowrap; } ul { margin: .3em 0; padding-left: 1.4em; }
 """
 
 
@@ -90,10 +91,10 @@ def page_of(whole: dict[str, Any]) -> str:
     rows = []
     for run in whole["runs"]:
         more = ", ".join(filter(None, (run["dtype"], run["backend"], run["convention"])))
-        name = f"<th>{_text(run['contract'])}<br><code>{_text(run['function'])}</code><br>{_text(more)}</th>"
+        name = f"<th>{_text(run['contract'])}<br><code>{_text(run['function'])}</code><br><span class='said'>{_text(more)}</span></th>"
         rows.append(f"<tr>{name}{''.join(_cell(run, grid) for grid in grids)}</tr>")
     passed = sum(run["passed"] for run in whole["runs"])
-    head = "".join(f"<th>{_text(grid)}</th>" for grid in grids)
+    head = "".join(f'<th class="grid">{_text(grid)}</th>' for grid in grids)
     made = ", ".join(f"{name} {version}" for name, version in whole["versions"].items())
     failures = "".join(_failures(run) for run in whole["runs"])
     return (
@@ -112,9 +113,9 @@ def _cell(run: dict[str, Any], grid: str) -> str:
     mine = [case for case in run["cases"] if case["grid"] == grid]
     compared = [case for case in mine if case["status"] != "left out"]
     if not compared:
-        return f'<td class="none">{"nothing compared" if grid in run["grids"] else ""}</td>'
+        return f'<td class="none">{"nothing compared" if grid in run["grids"] else "not run"}</td>'
     failed = [case for case in compared if case["status"] == "failed"]
-    good = f"{len(compared) - len(failed)} of {len(compared)} cases"
+    good = f"{len(compared) - len(failed)} of {len(compared)} cases pass"
     if not failed:
         error = max((case["err_over_tol"] or 0 for case in compared), default=0)
         return f'<td class="passed">{good}<br><span class="said">error / tolerance {error:.2g}</span></td>'
@@ -131,6 +132,6 @@ def _failures(run: dict[str, Any]) -> str:
     for case in failed:
         said = "; ".join(f["text"] + (f" ({', '.join(f['arrays'])})" if f["arrays"] else "") for f in case["findings"])
         places = "".join(f"<li>{_text(place)}</li>" for place in case["places"])
-        lines.append(f"<tr><td>{_text(case['case'])}</td><td>{_text(case['grid'])}</td><td>{_text(said)}<ul>{places}</ul></td></tr>")
+        lines.append(f"<tr><td>{_text(case['case'])}</td><td class=\"grid\">{_text(case['grid'])}</td><td>{_text(said)}<ul>{places}</ul></td></tr>")
     return (f"<h2>{_text(run['contract'])}: <code>{_text(run['function'])}</code></h2>\n<table>\n<tr><th>case</th><th>grid"
             "</th><th>what is wrong, and where</th></tr>\n" + "\n".join(lines) + "\n</table>\n")

@@ -17,6 +17,7 @@ from ..factor import CommonFactor
 STATISTICS = ("lse", "logprob", "loss", "kl")  # sums of a row: an accurate kernel adds them in float32
 COARSE = 2e-2  # a tolerance from which on a known error must be as near as a right answer, not four times as far
 FEW = 8  # with fewer wrong values, a known error may match by chance
+ROUNDED_32, ROUNDED_16 = 2.0**-22, 2.0**-7  # of the largest value: what some roundings of a type leave
 ALLOWED = ("mask", "window", "regions", "lengths")  # parameters that `allowed` stands for
 Arrays = Mapping[str, np.ndarray]
 
@@ -207,9 +208,12 @@ def explain(
             return [Finding(hypothesis.kind, hypothesis.text, tuple(sorted(found)))]
         if found:
             matches.append((hypothesis, found))
+    values = {n for n in failing if not n.startswith("d_")}
+    if values != failing and not any(values <= m[1] for m in matches):
+        matches = []  # gradients follow from values: what explains neither these nor all would be a coincidence
     findings, left = [], set(failing)
     while left:
-        best = max(matches, key=lambda m: len(m[1] & left), default=None)
+        best = max(matches, key=lambda m: (values & left <= m[1], len(m[1] & left)), default=None)
         if best is None or not best[1] & left:
             findings.append(Finding("values", "no known error explains it", tuple(sorted(left))))
             break
@@ -280,11 +284,28 @@ def judged(
         wrong += int(bad.sum())
         if bad.any():
             verdict.places.append(f"{array}: {places(array, bad)}")
-    findings = explain(got, expected, failing, hypotheses(failing), tolerance)
+    findings = [
+        replace(f, text=f.text + _size_of_differences(got, expected, f.arrays)) if f.kind == "values" else f
+        for f in explain(got, expected, failing, hypotheses(failing), tolerance)
+    ]
     if wrong < FEW:
         few = f" (only {wrong} value{'s' * (wrong > 1)} differ{'s' * (wrong == 1)})"
         findings = [f if f.kind == "values" else replace(f, text=f.text + few) for f in findings]
     return verdict.fail(*findings)
+
+
+def _size_of_differences(got: Arrays, expected: Arrays, names: Iterable[str]) -> str:
+    """Says that roundings may be behind differences: many, of both signs, none larger than those of bfloat16."""
+    for name in names:
+        want, have = np.asarray(expected[name], np.float64), got[name].astype(np.float64)
+        known = np.isfinite(want) & np.isfinite(have)
+        size = float(np.abs(want[known]).max(initial=0))
+        gap = np.where(known, have, 0) - np.where(known, want, 0)
+        differ = gap[np.abs(gap) > ROUNDED_32 * size]
+        few = np.asarray(expected[name]).dtype.kind in "iub" or not known.all() or len(differ) < 4 * FEW
+        if few or np.abs(gap).max() > ROUNDED_16 * size or not 0.25 < (differ > 0).mean() < 0.75:
+            return ""
+    return "; differences are as small as roundings to bfloat16"
 
 
 def not_numbers(

@@ -7,7 +7,7 @@ import numpy as np
 
 from ..reference import dual_chunk_swap
 
-NAMES = ("dual-chunk-swap", "contiguous", "zigzag", "striped")
+NAMES = ("dual-chunk-swap", "contiguous", "zigzag", "striped", "contiguous-documents")
 
 
 @dataclass(frozen=True)
@@ -61,6 +61,10 @@ def layout_of(name: str, offsets: np.ndarray, cp: int) -> Layout:
     if name == "dual-chunk-swap":
         bounds = np.concatenate([[0], np.cumsum(-(-lengths // (2 * cp)) * 2 * cp)])
         return Layout(name, dual_chunk_swap(bounds, cp), bounds, lengths)
+    if name == "contiguous-documents":
+        bounds = np.concatenate([[0], np.cumsum(-(-lengths // cp) * cp)])
+        parts = [np.arange(a, b).reshape(cp, -1) for a, b in pairwise(bounds)]
+        return Layout(name, np.concatenate([np.zeros((cp, 0), np.int64), *parts], axis=1), bounds, lengths)
     multiple = 2 * cp if name == "zigzag" else cp
     tokens = int(offsets[-1])
     slots = -(-tokens // multiple) * multiple

@@ -30,8 +30,10 @@ from .contract import (
     keywords,
     not_numbers,
 )
+from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
+from .shards_of_logits import own_maximum, shard_errors
 
 KIND, USES_LAYOUT = "logprobs", False
 SPLITS = ("cp", "tp")
@@ -165,7 +167,8 @@ def _judge(
     known = (problem["targets"] >= 0) & (problem["targets"] < problem["vocab_size"])
 
     errors = partial(_hypotheses, problem, columns, rows, expected)
-    return judge_rows(name, "logprob", known, expected, columns, rows, errors, arrays, tolerance)
+    unequal = partial(own_maximum, problem, columns, tolerance)
+    return judge_rows(name, "logprob", known, expected, columns, rows, errors, arrays, tolerance, unequal=unequal)
 
 
 def first_guesses(
@@ -191,8 +194,11 @@ def judge_rows(
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
     defined: np.ndarray | None = None,
+    unequal: Callable[[list[np.ndarray]], list[Finding]] | None = None,
 ) -> Verdict:
     """The verdict of values of rows and their gradients, which count in the rows `asked` [tokens].
+
+    unequal: says what is known of values [tp] that differ between ranks.
 
     defined [tokens]: rows whose gradient exists; in others NaN is no error.
     """
@@ -201,7 +207,9 @@ def judge_rows(
     def counted(rank: int, array: str, values: np.ndarray) -> np.ndarray:
         return values if array == value or defined is None else values[defined[rows[rank // tp]]]
 
-    broken = not_numbers(arrays, counted) or disagreeing(arrays, value, cp, tp, tolerance)
+    broken = not_numbers(arrays, counted)
+    if not broken and (broken := disagreeing(arrays, value, cp, tp, tolerance)) and unequal:
+        broken = unequal([np.concatenate([arrays[c * tp + t][value] for c in range(cp)]) for t in range(tp)]) or broken
     if broken:
         return Verdict(name).fail(*broken)
     got = {value: np.concatenate([arrays[c * tp][value] for c in range(cp)])}
@@ -219,13 +227,32 @@ def judge_rows(
             f"{float(got[array][first]):.6g}, should be {float(expected[array][first]):.6g}"
         )
 
-    verdict = judged(name, got, expected, tolerance, partial(errors, got), places)
+    def on_rows(c: int, array: str) -> np.ndarray:
+        mask = np.isin(np.arange(len(got[value])), rows[c])
+        return mask if array == value else mask[:, None]
+
+    def on_columns(t: int, array: str) -> np.ndarray:
+        column = np.arange(columns[-1].stop)
+        return np.array(False) if array == value else (column >= columns[t].start) & (column < columns[t].stop)
+
+    def everywhere_or_once(failing: set[str]) -> Iterator[Hypothesis]:
+        yield from errors(got, failing)
+        parts = [(f"on tp rank {t}", partial(on_columns, t)) for t in range(tp if tp > 1 else 0)]
+        parts += [(f"on cp rank {c}", partial(on_rows, c)) for c in range(cp if cp > 1 else 0)]
+        yield from on_one_rank(parts, got, expected, failing, lambda: errors(got, failing), {"tp": tp, "cp": cp})
+
+    verdict = judged(name, got, expected, tolerance, everywhere_or_once, places)
     verdict.note = "" if gradient in got or gradient not in expected else f"not returned: {gradient}"
     return verdict
 
 
-def values_of(problem: Mapping[str, Any], kept: np.ndarray | None = None, **changes: Any) -> dict[str, np.ndarray]:
-    """logprob and d_logprob in float64, of a problem with changes; kept [columns]: those of the softmax."""
+def values_of(
+    problem: Mapping[str, Any], kept: np.ndarray | None = None, times: np.ndarray | None = None, **changes: Any
+) -> dict[str, np.ndarray]:
+    """logprob and d_logprob in float64, of a problem with changes; kept [columns]: those of the softmax.
+
+    times [columns]: how often the sum has a column, whose gradient has the sum alone from it.
+    """
     p = {**problem, **changes}
     logits, targets, vocab = p["logits"], p["targets"], p["vocab_size"]
     real = np.arange(logits.shape[1]) < vocab
@@ -235,7 +262,8 @@ def values_of(problem: Mapping[str, Any], kept: np.ndarray | None = None, **chan
         x = np.where(real, logits, -np.inf) / p["temperature"]
         soft = x if kept is None else np.where(kept, x, -np.inf)
         top = soft.max(axis=1, initial=-np.inf)
-        log_p = x - top[:, None] - np.log(np.exp(soft - top[:, None]).sum(axis=1))[:, None]
+        total = np.exp(soft - top[:, None]) * (1 if times is None else times)
+        log_p = x - top[:, None] - np.log(total.sum(axis=1))[:, None]
         value = np.where(known, np.take_along_axis(log_p, ids[:, None], axis=1)[:, 0] if logits.shape[1] else 0, 0)
         d = np.where(known, p["d_value"], 0)[:, None] / p["temperature"]
         gradient = np.where(real, -d * np.exp(log_p), 0)
@@ -346,6 +374,7 @@ def _hypotheses(
         "the gradient takes 1 for the gradient of every value",
         lambda: {"d_logprob": values_of(problem, d_value=np.ones(len(targets)))["d_logprob"]},
     )
+    yield from shard_errors(problem, columns, expected, known)
     clamped = np.clip(targets, 0, max(0, problem["vocab_size"] - 1))
     yield known("unknown-target", "a target that no column has is clamped to an id", targets=clamped)
     yield known(
@@ -353,6 +382,8 @@ def _hypotheses(
         "a target that no column has is counted from the end",
         targets=targets % max(1, problem["vocab_size"]),
     )
+    text = "a target of -100 is taken for id 0"
+    yield known("unknown-target", text, targets=np.where(targets == -100, 0, targets))
     yield known(
         "unknown-target",
         "a target that no column has is taken for id 0",

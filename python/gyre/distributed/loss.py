@@ -9,7 +9,7 @@ A rank has some rows of the logits and, with tp, some columns, as in the contrac
 --convention says what a rank returns, and whose gradient it has: mean, L on every rank (losses a
 token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, that times the
 ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over data-parallel ranks
-divides by their number. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
+divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
 a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
 parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
 (those of them in the same replica, and at the same place of other replicas), first (id of the first
@@ -40,6 +40,7 @@ from .contract import (
     not_numbers,
 )
 from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
+from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
 
@@ -48,7 +49,7 @@ SPLITS = ("cp", "tp")
 NEEDS = ("weights", "label_smoothing", "z_loss", "count")
 MICROBATCHES = 3
 GROWN = (6, 64)  # rows of files that have further cases: fewer could not be dealt to ranks and microbatches
-CONVENTIONS = ("mean", "partial", "times-cp")
+CONVENTIONS = ("mean", "partial", "times-cp", "mean-times-cp")
 IGNORED = -100
 
 
@@ -74,6 +75,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             "microbatches": 1,
             "label_smoothing": 0.0,
             "z_loss": 0.0,
+            "given": weights,
         } | changes
         pieces = []
         for rank in range(len(rows) * options.tp):
@@ -169,8 +171,8 @@ def loss_of(
             share[batch] = weights[batch] / one if one else 0
     value, slope = terms_of(p, kept)
     parts = np.array([(share[mine] * value[mine]).sum() for mine in rows])
-    factor = len(rows) if p["convention"] == "times-cp" else 1
-    loss = np.full(len(rows), parts.sum()) if p["convention"] == "mean" else factor * parts
+    factor = len(rows) if p["convention"].endswith("times-cp") else 1
+    loss = np.full(len(rows), parts.sum()) if p["convention"].startswith("mean") else factor * parts
     return {"loss": loss, "d_loss": factor * share[:, None] * slope}
 
 
@@ -203,18 +205,29 @@ def _judge(
         where = _part_name(first[0], parts, dp) if array == "loss" else f"row {first[0]}, column {first[1]}"
         return f"{where}: {float(got[array][first]):.6g}, should be {float(expected[array][first]):.6g}"
 
+    def of_rows(part: int, array: str) -> np.ndarray:
+        return np.array(False) if array == "loss" else np.isin(np.arange(len(problem["targets"])), rows[part])[:, None]
+
+    def everywhere_or_once(failing: set[str]) -> Iterator[Hypothesis]:
+        def errors() -> Iterator[Hypothesis]:
+            return _hypotheses(got, expected, failing, problem, columns, rows, dp)
+
+        yield from errors()
+        names = [(f"on {_part_name(p, parts, dp)}", partial(of_rows, p)) for p in range(parts if parts > 1 else 0)]
+        yield from on_one_rank(names, got, expected, failing, errors, {"cp": parts // dp, "dp": dp, "tp": tp})
+
     verdict = judged(
         name,
         got,
         expected,
         tolerance,
-        lambda failing: _hypotheses(got, expected, failing, problem, columns, rows, dp),
+        everywhere_or_once,
         places,
     )
     if (
         verdict.status == "failed"
         and parts > 1
-        and problem["convention"] == "mean"
+        and problem["convention"].startswith("mean")
         and not np.allclose(got["loss"], got["loss"][0], rtol=1e-5)
     ):
         verdict.findings.append(
@@ -328,12 +341,73 @@ def _hypotheses(
             targets=rolled(labels, rows, step),
             weights=rolled(weights, rows, step),
         )
-    padded = np.where(labels == IGNORED, 0, labels)
-    yield known(
-        "padding", "labels of -100 are counted as id 0", targets=padded, weights=np.where(labels == IGNORED, 1, weights)
-    )
+    yield from _of_ignored(problem, rows, known, expected)
     for part in range(parts if parts > 1 else 0):
+        text = f"a dropped shard: the rows of {_part_name(part, parts, dp)} are missing"
         dropped = weights.copy()
         dropped[rows[part]] = 0
-        text = f"a dropped shard: the rows of {_part_name(part, parts, dp)} are missing"
         yield known("dropped-shard", text, weights=dropped)
+        yield known("dropped-shard", text + ", but are in the count", weights.sum(), weights=dropped)
+    yield from _of_one_part(problem, rows, known, expected, [f"on {_part_name(p, parts, dp)}" for p in range(parts)])
+
+
+def _of_ignored(
+    problem: Mapping[str, Any], rows: list[np.ndarray], known: Callable[..., Hypothesis], expected: Arrays
+) -> Iterator[Hypothesis]:
+    """Rows of -100 that count, of all ranks or of one; rows in which gradients alone count."""
+    labels, weights, given = problem["targets"], problem["weights"], problem["given"]
+    for part in [None, *range(len(rows) if len(rows) > 1 else 0)]:
+        mine, where = np.ones(len(labels), bool), ""
+        if part is not None:
+            mine, where = np.isin(np.arange(len(labels)), rows[part]), f", on the rank with rows {rows[part][:1]} on"
+        ignored = (labels == IGNORED) & mine
+        if not ignored.any():
+            continue
+        zero = {"targets": np.where(ignored, 0, labels), "weights": np.where(ignored, given, weights)}
+        text = f"labels of -100 are counted as id 0{where}"
+        yield known("padding", text, **zero)
+        yield known("padding", text + ", but not in the count", weights.sum() or 1.0, **zero)
+        share = given / (weights.sum() or 1.0)
+        soft = values_of(problem | {"targets": np.zeros_like(labels)}, d_value=np.zeros(len(labels)))
+        with np.errstate(all="ignore"):
+            x = problem["logits"] - problem["logits"].max(axis=1, keepdims=True)
+            soft = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
+        factor = len(rows) if problem["convention"].endswith("times-cp") else 1
+        gradient = np.asarray(expected["d_loss"]) + np.where(ignored[:, None], factor * share[:, None] * soft, 0)
+        text = f"rows of -100 have the gradient of the log-sum-exp{where}"
+        yield Hypothesis("ignored-gradient", text, lambda gradient=gradient: {"d_loss": gradient})
+
+
+def _of_one_part(
+    problem: Mapping[str, Any], rows: list[np.ndarray], known: Callable[..., Hypothesis], expected: Arrays, names: list[str]
+) -> Iterator[Hypothesis]:
+    """Errors of the rows of one rank; the count is right, or counts what is wrong."""
+    weights, labels, given = problem["weights"], problem["targets"], problem["given"]
+    for part, (mine, where) in enumerate(zip(rows, names) if len(rows) > 1 else ()):
+        is_mine = np.isin(np.arange(len(labels)), mine)
+        for total in (weights.sum() or 1.0, None):
+            for step in (-1, 1):
+                for what, kept in (("", None), (", which has the last row without one", IGNORED)):
+                    moved, other = np.roll(labels[mine], step), np.roll(given[mine], step)
+                    if kept is not None and len(mine):
+                        moved[step if step < 0 else 0] = kept
+                    targets, shares = labels.copy(), weights.copy()
+                    for carried in (other, given[mine]):
+                        targets[mine], shares[mine] = moved, np.where(moved == IGNORED, 0, carried)
+                        text = f"labels are shifted once more {where}{what}"
+                        yield known("label-shift", text, total, targets=targets.copy(), weights=shares.copy())
+            for kind, text, other in (
+                ("weights", "weights are ignored", (weights > 0).astype(float)), ("weights", "weights count twice", weights**2),
+            ):
+                yield known(kind, f"{text} {where}", total, weights=np.where(is_mine, other, weights))
+            for edge, text in ((-1, "last"), (0, "first")):
+                shares = weights.copy()
+                shares[mine[edge:][:1]] = 0
+                yield known("row-lost", f"the {text} row {where} does not count", total, weights=shares)
+        value, slope = loss_of(problem, rows), np.asarray(expected["d_loss"])
+        for convention in CONVENTIONS:
+            other = loss_of(problem, rows, convention=convention)
+            found = np.array(value["loss"])
+            found[part] = other["loss"][part]
+            text = f"the convention is {convention}, not {problem['convention']}, {where}"
+            yield Hypothesis("convention", text, lambda found=found, slope=slope: {"loss": found, "d_loss": slope})

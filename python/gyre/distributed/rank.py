@@ -14,6 +14,7 @@ import numpy as np
 
 from .contract import LeftOut, Malformed, returned
 
+SAID = 300  # characters of what a function raises
 TYPES = ("float32", "float64", "bfloat16")
 
 
@@ -251,10 +252,10 @@ def answer(
     except LeftOut as error:
         return "left out", str(error)
     except NotImplementedError as error:
-        return "refused", str(error) or "not implemented"
+        return "refused", " ".join(str(error).split())[:SAID] or "not implemented"
     except Malformed as error:
         return "malformed", error.kind, error.text
     except Exception as error:  # the function may do anything
         last = traceback.extract_tb(error.__traceback__)[-1]
-        text = " ".join(str(error).split())[:300]
+        text = " ".join(str(error).split())[:SAID]
         return "raised", f"{type(error).__name__}: {text} ({Path(last.filename).name}:{last.lineno})"

@@ -18,6 +18,7 @@ import numpy as np
 from .. import reading
 from .contract import Arrays, Finding, Hypothesis, Malformed, Problem, Tolerance, Verdict, judged, keywords, returned
 from .layouts import NAMES, layout_of
+from .parts import on_one_rank
 from .rank import Here
 
 KIND, USES_LAYOUT = "packed", True
@@ -107,7 +108,21 @@ def judge_shards(
         values = f"{got[array][place]}, should be {expected[array][place]}"
         return f"{int(bad.sum())} of {bad.size} differ; first [{where}]: {values}"
 
-    return judged(name, got, expected, tolerance, partial(errors, got), places)
+    return judged(name, got, expected, tolerance, partial(_everywhere_or_once, got, expected, partial(errors, got)), places)
+
+
+def _everywhere_or_once(
+    got: Arrays, expected: Arrays, errors: Callable[[set[str]], Iterable[Hypothesis]], failing: set[str]
+) -> Iterator[Hypothesis]:
+    """Known errors of arrays [cp, ...]: of all ranks, or of one."""
+    yield from errors(failing)
+
+    def of(rank: int, array: str) -> np.ndarray:
+        dims = got[array].ndim
+        return np.arange(len(got[array])).reshape(-1, *[1] * (dims - 1)) == rank
+
+    parts = [(f"on rank {r}", partial(of, r)) for r in range(len(next(iter(got.values()))))]
+    yield from on_one_rank(parts if len(parts) > 1 else [], got, expected, failing, lambda: errors(failing), {})
 
 
 def judge(
@@ -135,9 +150,10 @@ def judge(
             f"should be {expected[array][place]}"
         )
 
-    return judged(
-        name, got, expected, tolerance, lambda failing: hypotheses(got, expected, failing, stream, shift), places
-    )
+    def errors(failing: set[str]) -> Iterator[Hypothesis]:
+        return hypotheses(got, expected, failing, stream, shift)
+
+    return judged(name, got, expected, tolerance, partial(_everywhere_or_once, got, expected, errors), places)
 
 
 def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays, shift: int) -> Iterator[Hypothesis]:
@@ -182,6 +198,12 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
         if other.size == len(ids):
             moved = {n: np.moveaxis(whole[n][..., other], -2, 0) for n in rows}
             yield known("layout", f"the layout is {name}", **moved)
+    for text, order in _chunk_orders(slots, cp):
+        moved = {n: np.moveaxis(whole[n][..., order], -2, 0) for n in whole}
+        for names in (failing - {"cu_seqlens", "cu_seqlens_padded"}, {"labels"}, {"positions"}, {"ids"}):
+            yield known("chunk-order", text + f" ({', '.join(names)})" * (len(names) == 1), **{n: moved[n] for n in names})
+        bounds = dict(zip(("cu_seqlens", "cu_seqlens_padded"), _bounds_of(order, real, slots)))
+        yield known("chunk-order", text, **{n: a for n, a in (moved | bounds).items() if n in expected})
     for rank in range(cp):
 
         def doubled(rank: int = rank) -> dict[str, np.ndarray]:
@@ -201,6 +223,8 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
             yield known(
                 "labels-of-shards", "labels are shifted after sharding", labels=np.roll(got["ids"], -shift, axis=1)
             )
+            again = np.append(expected["labels"][:, shift:], np.full((cp, shift), IGNORED), axis=1)
+            yield known("label-shift", "labels are shifted once more on the rank", labels=again[:, : expected["labels"].shape[1]])
         rolls = np.roll(ids, -shift)
         ends = np.concatenate([[0], slots[:-1] + np.diff(real)]) if len(slots) > 1 else slots
         if index is not None and index.size == len(ids):
@@ -210,6 +234,16 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
                 "labels are rolled over the stream: a document's last token has the next one's first",
                 labels=sharded(rolls),
             )
+            ends_ignored = np.append(ids[shift:], np.full(min(shift, len(ids)), IGNORED))
+            yield known("labels-rolled", "labels cross documents: they are the next tokens of the stream", labels=sharded(ends_ignored))
+            next_ones, in_document = labels.copy(), labels.copy()
+            for a, n, b in zip(slots, np.diff(real), [*slots[1:-1], len(ids)]):
+                last = np.arange(a + max(0, n - shift), a + n)
+                in_document[last] = ids[a + (last - a + shift) % max(1, n)]
+                if b < len(ids):
+                    next_ones[last] = ids[np.minimum(b + last - (a + n - shift), len(ids) - 1)]
+            yield known("labels-rolled", "labels cross documents: the last tokens have the first ones of the next document", labels=sharded(next_ones))
+            yield known("labels-rolled", "labels are rolled within a document: its last tokens have its first ones", labels=sharded(in_document))
             padded = np.concatenate([[], *(np.roll(ids[a:b], -shift) for a, b in pairwise(slots))]).astype(np.int64)
             yield known(
                 "labels-rolled",
@@ -227,7 +261,9 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
             yield known(
                 "padding", "labels of padding are 0, not -100", labels=sharded(np.where(labels == IGNORED, 0, labels))
             )
-            for places_on in SHIFTS:
+            kept = np.where(labels == IGNORED, IGNORED, ids)
+            yield known("label-shift", "labels are the ids themselves, but for those of -100", labels=sharded(kept))
+            for places_on in (0, *SHIFTS):
                 if places_on != shift:
                     yield known(
                         "label-shift",
@@ -240,6 +276,17 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
         def on_every_axis(of_rank: np.ndarray) -> np.ndarray:
             return np.broadcast_to(of_rank if len(shape) == 2 else of_rank[:, None], shape)
 
+        yield known("positions", "positions begin at 1", positions=expected["positions"] + 1)
+        if index is not None:
+            anew_in, further = (expected["positions"].copy() for _ in range(2))
+            for rank, rows in enumerate(index):
+                document = np.searchsorted(slots, rows, side="right")
+                for d in np.unique(document):
+                    at = np.flatnonzero(document == d)
+                    anew_in[rank][..., at] = np.arange(len(at))
+                    further[rank][..., at] = expected["positions"][rank][..., at[:1]] + np.arange(len(at))
+            yield known("positions", "positions begin anew with each document's rows on the rank", positions=anew_in)
+            yield known("positions", "positions of a document's later chunk continue those of the earlier one", positions=further)
         anew = on_every_axis(np.tile(np.arange(width), (cp, 1)))
         yield known("positions", "positions begin anew on every rank", positions=anew)
         if expected["positions"].ndim == 3:
@@ -257,6 +304,35 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
                 f"{bounds} has the {text} of the whole stream over cp",
                 **{bounds: np.tile(source // cp, (cp, 1))},
             )
+
+
+def _chunk_orders(slots: np.ndarray, cp: int) -> Iterator[tuple[str, np.ndarray]]:
+    """Other orders of the chunks of each document that dual-chunk-swap could be taken for: [cp, slots / cp] slots."""
+    if (np.diff(slots) % (2 * cp)).any():
+        return
+    for text, early, late in (
+        ("a rank's later chunks stand before the earlier ones", lambda r: 2 * cp - 1 - r, lambda r: r),
+        ("the later chunk of rank r is 2 cp - 2 - r: a mirror off by one", lambda r: r, lambda r: 2 * cp - 2 - r),
+        ("the later chunk of rank r is cp + r, not 2 cp - 1 - r", lambda r: r, lambda r: cp + r),
+        ("the later chunk of rank r is 2 cp - r: a mirror off by one", lambda r: r, lambda r: (2 * cp - r) % (2 * cp)),
+        ("the later chunk of a rank runs backwards", lambda r: r, lambda r: r - 2 * cp),
+    ):
+        found: list[list[int]] = [[] for _ in range(cp)]
+        for a, b in pairwise(slots):
+            chunks = np.arange(a, b).reshape(2 * cp, -1)
+            for rank, rows in enumerate(found):
+                rows += [*chunks[early(rank)]]
+                rows += [*(chunks[late(rank)] if late(rank) >= 0 else chunks[2 * cp - 1 - rank][::-1])]
+        yield text, np.array(found, np.int64).reshape(cp, -1)
+
+
+def _bounds_of(index: np.ndarray, real: np.ndarray, slots: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """cu_seqlens and cu_seqlens_padded of ranks that have these slots."""
+    document = np.searchsorted(slots, index, side="right") - 1
+    counts = [(document == d) for d in range(len(slots) - 1)]
+    is_real = index < (slots[:-1] + np.diff(real))[np.minimum(document, len(slots) - 2)] if len(slots) > 1 else index < 0
+    of = [np.array([(c & kept).sum(axis=1) for c in counts]).reshape(len(counts), -1).T for kept in (is_real, True)]
+    return tuple(np.concatenate([np.zeros((len(a), 1), np.int64), np.cumsum(a, axis=1)], axis=1) for a in of)
 
 
 def _is_layout(name: str, slots: np.ndarray, cp: int, expected: Arrays, whole: Arrays) -> bool:

@@ -36,7 +36,18 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             }
             for rank in range(options.cp * options.tp)
         ]
-        yield Problem(name, pieces, {}, partial(_judge, name, whole, {n: answers[n] for n in STREAMS}))
+        yield Problem(name, pieces, {}, partial(_judge, name, whole, {n: answers[n] for n in STREAMS}
+                                        | {"index": answers["index"], "exchanged": exchanged(answers["index"], bounds)}))
+
+
+def exchanged(index: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Slots of ranks [cp, rows], where the halves of each document's rows are exchanged."""
+    found = index.copy()
+    for rows in found:
+        document = np.searchsorted(bounds, rows, side="right")
+        for d in np.unique(document):
+            rows[document == d] = np.roll(rows[document == d], (document == d).sum() // 2)
+    return found
 
 
 def call(
@@ -84,4 +95,24 @@ def _judge(
                 lambda step=step: {n: behind(n, step) for n in failing},
             )
 
+        yield from _of_one_rank(expected, shards, failing)
+
     return judged(name, got, expected, tolerance, errors, places)
+
+
+def _of_one_rank(expected: Arrays, shards: Arrays, failing: set[str]) -> Iterator[Hypothesis]:
+    """One rank's rows have another rank's shard, or stand in another order. shards: with index, the slots of ranks."""
+    index = shards["index"]
+    for rank, rows in enumerate(index):
+        for kind, text, source in (
+            *(("dropped-shard", f"the slots of rank {rank} have the shard of rank {o}", index[o]) for o in range(len(index)) if o != rank),
+            ("chunk-order", f"the earlier and the later chunks of rank {rank} are exchanged", shards["exchanged"][rank]),
+            ("dropped-shard", f"the shard of rank {rank} is missing", None),
+        ):
+            def put(rows: np.ndarray = rows, source: np.ndarray | None = source) -> Arrays:
+                found = {n: expected[n].copy() for n in failing}
+                for n, array in found.items():
+                    array[..., rows] = 0 if source is None else expected[n][..., source]
+                return found
+
+            yield Hypothesis(kind, text, put)

@@ -1,0 +1,18 @@
+"""NeMo RL: log-probabilities and entropies of a split vocabulary, whole and in chunks of rows. Its folder: PYTHONPATH."""
+
+from nemo_rl.distributed.model_utils import ChunkedDistributedEntropy, ChunkedDistributedLogprob, DistributedLogprob
+
+
+def logprob(logits_shard, targets, group, first):
+    last = first + logits_shard.shape[1]
+    return DistributedLogprob.apply(logits_shard[None], targets[None], first, last, group)[0]
+
+
+def chunked_logprob(logits_shard, targets, group, first):
+    last = first + logits_shard.shape[1]
+    return ChunkedDistributedLogprob.apply(logits_shard[None], targets[None], first, last, 4, group)[0]
+
+
+def entropy(logits_shard, group):
+    """NeMo RL's is the sum of p log p."""
+    return -ChunkedDistributedEntropy.apply(logits_shard[None], 4, group, False)[0]
