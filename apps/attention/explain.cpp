@@ -1,3 +1,5 @@
+// --explain of gyre-attention (report.hpp): what a plan does, costs and looks like.
+
 #include "predict/explain.hpp"
 
 #include <fmt/format.h>

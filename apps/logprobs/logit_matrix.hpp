@@ -1,6 +1,6 @@
 #pragma once
-// Matrices of logits and of other numbers of rows, in host or device memory, and how they are
-// filled and read row by row.
+// Matrices in host or device memory with a row for each token, of logits for example, and how they
+// are filled and read row by row.
 
 #include <cstdint>
 #include <functional>

@@ -98,8 +98,8 @@ class ScoringCase final : public Case {
   /// is the twin, whose weights are rounded like those of the pass.
   double tolerance(std::span<const double> logprobs, int64_t longest, bool of_twin) const;
   DecoderShape shape_of(int64_t layers, int64_t longest, bool of_twin) const;
-  /// Expected standard deviation of the errors of `count` values here, from the sum of squares of
-  /// what the perturbation changed (tolerance.hpp); 0 in an f32 pass. Collective.
+  /// Expected standard deviation of the errors of `count` values of this rank, from the sum of
+  /// squares of what the perturbation changed (tolerance.hpp); 0 in an f32 pass. Collective.
   double sigma(double squares, int64_t count, double tolerance) const;
   double sigma(const ResultArray& scores, const std::vector<float>& got,
                const std::vector<float>& perturbed) const;
@@ -111,7 +111,7 @@ class ScoringCase final : public Case {
     const std::vector<float>&got, &perturbed;
     std::vector<std::pair<int64_t, double>> expected = {};  ///< (token, score)
     bool answers = false;                                   ///< the file's, not the twin's
-    std::pair<int64_t, int64_t> sampled = {0, 0};           ///< tokens of all ranks, of how many
+    std::pair<int64_t, int64_t> sampled = {0, 0};           ///< tokens that are compared, all tokens
   };
   void compare_scores(const ScoreComparison& of, Verification& checks) const;
 

@@ -15,9 +15,9 @@
 //     labels  . . . . . . . . . 1 .     . . 4 5 .          . = -100
 //
 // If labels were shifted after laying the rows out, the last slot of a row would learn the first
-// token of the next row. Acceptance test: the ordered pairs (embedding, label) with a label equal
-// those of the unpacked path (splice, pad on the left, drop the last input and the first target),
-// for every cp and tp, also after sharding.
+// token of the next row. The tests compare with the unpacked path (splice, pad on the left, drop
+// the last input and the first target): both have the same pairs of an embedding and its label, in
+// the same order, for every cp and tp, also after sharding.
 
 #include <cstdint>
 #include <span>

@@ -293,8 +293,10 @@ class Names(Scratch):
             self.assertEqual(list(operation.arrays), [results, gradient])
             inputs += re.findall(r"\.own_inputs = \{\{\.name = \"(\w+)\"", text)
             for found in re.finditer(r"\.parameters = \{\{\.name = \"(\w+)\"(.*?)\}\}", text, re.DOTALL):
-                values = [float(re.search(rf"\.{key} = ([\d.]+)", found[2])[1]) for key in ("usual", "least", "most")]
-                numbers[found[1]] = tuple(values)
+                number = r"([-+.\de]+)"
+                values = [re.search(rf"\.{key} = {number}", found[2]) for key in ("usual", "least", "most")]
+                self.assertNotIn(None, values, f"{name}.cpp: usual, least and most of {found[1]}")
+                numbers[found[1]] = tuple(float(value[1]) for value in values)
         return inputs, numbers
 
     def test_items_of_another_kind_are_refused(self):

@@ -4,7 +4,8 @@
 //
 //     record of a rank    scalars [tokens], then values [tokens, length], f32 or bf16, descending
 //     walk of a row       of lists 5 5 1 and 4 3 2: (5, twice), (4, once), (3, once), (2, as often
-//                         as the second rank reports); below 2, values may be missing
+//                         as the second rank says). It ends there: the second rank may have further
+//                         values above 1 that its list has no room for
 
 #include <algorithm>
 #include <cmath>
@@ -23,7 +24,7 @@ struct ListScalars {
   float sum;     ///< SoftmaxPartial::sum, relative to the first value of the list; 0 if not needed
   int32_t last;  ///< number of occurrences of the list's last value
   float target;  ///< logit of the target on the rank that owns it, else -inf
-  int32_t behind;  ///< number of its owner's columns after the target's that equal it
+  int32_t behind;  ///< number of columns of that rank that equal the target and come after it
 };
 
 /// Records of one or more ranks: for each rank scalars [tokens], then lists [tokens, length].

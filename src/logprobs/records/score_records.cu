@@ -1,3 +1,6 @@
+// Records of scores on hosts and devices: one source, whose loops run in the memory space of a
+// stream (record_loops.cuh).
+
 #include <algorithm>
 #include <cmath>
 #include <utility>
