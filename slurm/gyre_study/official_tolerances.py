@@ -12,20 +12,20 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .official_work import Model
 
-STEPS = 4  # of a rank: partial results that meet in a row, and transfers of a sum
-LOGITS = 8.0  # largest logit of a model, over what is expected of normal variables
+STEPS = 4  # the most partial results of a row, or transfers of a sum, for each rank
+LOGITS = 8.0  # the largest logit of a model is at most so many times that of normal variables
 F32, BF16 = 2.0**-23, 2.0**-7  # epsilons
 SAFETY, NARROW_SAFETY = 32, 16
 ROW_ROUNDINGS = 64
 
 
 def mixed(wide: float, narrow: float, narrow_safety: float = SAFETY) -> float:
-    """Of a value with so many roundings to f32 and to bf16."""
+    """Returns the tolerance of a value that was rounded so often to f32 and to bf16."""
     return math.hypot(SAFETY * F32 * math.sqrt(wide), narrow_safety * BF16 * math.sqrt(narrow)) / 6
 
 
 def of_attention(array: str, dim: int, keys: int, group: int, ranks: int, is_bf16: bool) -> float:
-    """Of normal queries and keys, whose scores have the rms 1. `keys`: of the longest document."""
+    """Queries and keys are normal, so that scores have the rms 1. `keys`: tokens of the longest document."""
     steps = STEPS * ranks
     score = math.sqrt(2 * math.log(max(1, keys)))
     lse = max(1 + math.log(max(1, keys)), score)
@@ -43,7 +43,7 @@ def of_logits(array: str, is_bf16: bool) -> float:
 
 
 def of_decoder(array: str, model: "Model", longest: int, ranks: int, tp: int, is_bf16: bool) -> float:
-    """`longest`: tokens of a document. Behind the layers come a norm, the logits and the sum over the vocabulary."""
+    """`longest`: tokens of the longest document. A norm, the logits and the sum over the vocabulary follow the layers."""
     layer = re.fullmatch(r"hidden\[(\d+)\]", array)
     is_score = array in ("logprob", "entropy")
     if not layer and not is_score:

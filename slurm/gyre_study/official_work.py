@@ -191,7 +191,7 @@ class Work:
         raise NotImplementedError
 
     def most_tolerance(self, array: str) -> float:
-        """Of the check of an array; 0: what is compared must be equal."""
+        """Returns the largest tolerance that the check of an array may have; 0: values must be equal."""
         return 0.0
 
     def foms(self, row: dict[str, Any]) -> list[tuple[str, Any, str]]:
