@@ -174,8 +174,7 @@ TEST(OptionTables, ExceptionsAreKnown) {
         "unpack attention fused-flag device gradient-probe unpacked forward-only "
         "linear-attention " +
             report + run + "machine "}},
-      {"gyre-pipeline",
-       {"dp cp tp layout schedule ", "top " + report + "dry-run " + run + "machine "}},
+      {"gyre-pipeline", {"dp cp tp ", "top " + report + "dry-run " + run + "machine "}},
       {"gyre-predict", {sweep + "cp schedule layout pass ", report + run}},
       {"gyre-shard", {"layout ", "bin " + report + run + "machine "}}};
   for (const auto& [program, declare] : programs) {

@@ -109,6 +109,9 @@ class TopKDivergenceOp final : public RowsOp {
       weights.push_back(std::abs(g) * size);
       terms.a += std::abs(g) * size;
     }
+    double sum = 0;  // the coefficient of q, which a sampled term makes larger than its error
+    for (const double slope : of.slopes) sum += g * slope;
+    if (std::isfinite(sum)) terms.a = std::max(terms.a, std::abs(sum));
     terms.ids = of.ids;
     terms.weights = weights;
     want.scales = terms.scales();
