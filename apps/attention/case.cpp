@@ -111,7 +111,7 @@ AttentionResult AttentionCase::row(Pass pass, int cycle) const {
              {"pass", std::string(name_of(pass))},
              {"tokens", row.tokens},
              {"cp", int64_t{row.cp}}};
-  if (row.replayed) row.key.emplace_back("replayed", true);
+  if (row.replayed) row.key.emplace_back("replay", true);
   if (cycle > 1) row.key.emplace_back("cycle", int64_t{cycle});
   return row;
 }

@@ -19,6 +19,7 @@ expect 0 "by the library's alltoall of 2 ranks" "${explain[@]}" --cp 4 --tokens 
 expect 0 "by the library's reduce_scatter of 4 ranks" "${explain[@]}" --cp 4 --tokens 512 --schedule all-gather --collectives library \
   -J gather.json --svg gather.svg
 expect 0 'window' "${explain[@]}" --cp 3 --tokens 300 --window 40 --layout striped --schedule ring -J window.json
+expect 0 'own out <- 3 partial results' "${explain[@]}" --cp 4 --tokens 512 --schedule ring --merge at-end -J merge.json --svg merge.svg
 expect 0 'mask of 18 regions' "${explain[@]}" --cp 4 --tokens 300 --mask shared-prefix,prompt=60,answer=15 --schedule group-cast -J prefix.json
 /usr/bin/python3 - "$source_dir/results/gyre-plan-1.schema.json" ./*.json <<'PY' || fail "see above"
 import json, sys
