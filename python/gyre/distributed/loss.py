@@ -9,8 +9,8 @@ A rank has some rows of the logits and, with tp, some columns, as in the contrac
 --convention says what a rank returns, and whose gradient it has: mean, L on every rank (losses a
 token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, that times the
 ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over data-parallel ranks
-divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
-a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
+divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients:
+of tensors by autograd; of NumPy arrays, a second value is returned, a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
 parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
 (those of them in the same replica, and at the same place of other replicas), first (id of the first
 column), columns (of all ranks), weights [tokens], count (sum of all weights), label_smoothing e, where
