@@ -39,7 +39,7 @@ from .contract import (
     keywords,
     not_numbers,
 )
-from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
+from .logprob import claimed, columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
 from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
@@ -326,6 +326,7 @@ def _hypotheses(
             text = f"the convention is {convention}, not {problem['convention']}"
             yield known("convention", text, convention=convention)
     yield from factors(got, expected, failing, {})
+    yield from _uneven(problem, columns, parts)
     yield Hypothesis(
         "sign", "the sign is that of a log-probability", lambda: {n: -np.asarray(expected[n]) for n in failing}
     )
@@ -349,6 +350,24 @@ def _hypotheses(
         yield known("dropped-shard", text, weights=dropped)
         yield known("dropped-shard", text + ", but are in the count", weights.sum(), weights=dropped)
     yield from _of_one_part(problem, rows, known, expected, [f"on {_part_name(p, parts, dp)}" for p in range(parts)])
+
+
+def _uneven(problem: Mapping[str, Any], columns: list[slice], parts: int) -> Iterator[Hypothesis]:
+    """A rank of tp takes its rank times its own columns for its first id, where these are fewer than others'."""
+    first, labels = [r * (s.stop - s.start) for r, s in enumerate(columns)], problem["targets"]
+    if first == [s.start for s in columns] or problem["label_smoothing"] or problem["z_loss"]:
+        return
+
+    def arrays() -> Arrays:
+        asked = (labels != IGNORED)[:, None]
+        found = claimed(problem | {"d_value": -np.ones(len(labels))}, columns, first, asked, {})
+        share = problem["weights"] / (problem["weights"].sum() or 1.0)
+        loss = -(share * np.where(asked[:, 0], found["logprob"], 0)).sum()
+        return {"loss": np.full(parts, loss), "d_loss": share[:, None] * found["d_logprob"]}
+
+    if problem["convention"] == "mean":
+        text = "shards of different width: a rank takes its rank times its own columns for its first id"
+        yield Hypothesis("uneven-shards", text, arrays)
 
 
 def _of_ignored(
