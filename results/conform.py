@@ -66,7 +66,11 @@ RUNS += (
     ("fsdp2:gradients", "gradients", ({"ranks": 2}, {"dp": 2, "cp": 2, "tp": 1})),
     ("fsdp2:gradients_in_bfloat16", "gradients", ({"dp": 2, "cp": 2, "tp": 1, "dtype": "bfloat16"},)),
     ("megatron_layers:gradients", "gradients", ({"tp": 2},)),
-    ("yunchang_ring:attention", "attention", ({"ranks": 2, "layout": "contiguous-documents"}, {"ranks": 4, "layout": "contiguous-documents"})),
+    (
+        "yunchang_ring:attention",
+        "attention",
+        ({"ranks": 2, "layout": "contiguous-documents"}, {"ranks": 4, "layout": "contiguous-documents"}),
+    ),
     ("deepspeed_ulysses:head_exchange", "head_exchange", ({"ranks": 2, "timeout": 300},)),
     ("deepspeed_ulysses:attention", "attention", ({"ranks": 2, "layout": "contiguous", "timeout": 300},)),
     ("nemo:logprob", "logprob", ({"tp": 2},)),
@@ -132,7 +136,9 @@ def main():
             notes[len(lines) - 1] = list(reasons(report))
             print(*lines[-1], file=sys.stderr, flush=True)
     widths = [max(map(len, column)) for column in zip(*lines)]
-    text = [f"# gyre conform inputs/golden, {', '.join([f'torch {torch.__version__.split(chr(43))[0]}', *versions()])}, gloo"]
+    text = [
+        f"# gyre conform inputs/golden, {', '.join([f'torch {torch.__version__.split(chr(43))[0]}', *versions()])}, gloo"
+    ]
     for i, line in enumerate(lines):
         cells = [
             c.ljust(w) if HEADER[k] in ("function", "layout") else c.rjust(w)

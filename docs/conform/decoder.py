@@ -24,7 +24,9 @@ class Attention(nn.Module):
         self.core = Core()
 
     def forward(self, x, turn, seen):
-        q, k, v = (p(x).unflatten(1, (-1, self.width)).transpose(0, 1)[None] for p in (self.q_proj, self.k_proj, self.v_proj))
+        q, k, v = (
+            p(x).unflatten(1, (-1, self.width)).transpose(0, 1)[None] for p in (self.q_proj, self.k_proj, self.v_proj)
+        )
         return self.o_proj(self.core(turned(q, turn), turned(k, turn), v, seen)[0].transpose(0, 1).flatten(1))
 
 
@@ -41,7 +43,9 @@ class SwiGLU(nn.Module):
 class Layer(nn.Module):
     def __init__(self, c):
         super().__init__()
-        self.input_layernorm, self.post_attention_layernorm = (nn.RMSNorm(c.hidden_size, c.rms_norm_eps) for _ in range(2))
+        self.input_layernorm, self.post_attention_layernorm = (
+            nn.RMSNorm(c.hidden_size, c.rms_norm_eps) for _ in range(2)
+        )
         self.self_attn, self.mlp = Attention(c), SwiGLU(c)
 
     def forward(self, x, turn, seen):

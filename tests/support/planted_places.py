@@ -391,6 +391,15 @@ class RowsLost(Loss):
         return 0 * super().counted()
 
 
+class FirstByRank(Loss):
+    """the first column is the rank times its own columns (NVIDIA/Megatron-LM, VocabUtility)"""
+
+    def column(self):
+        begin = self.group.rank * self.width
+        here = (self.targets >= begin) & (self.targets < begin + self.width)
+        return np.where(here, self.targets - begin, 0), here
+
+
 class OwnLoss(Loss):
     """the rank returns its own part of the sum"""
 
@@ -403,7 +412,7 @@ LOSSES = [
     (LossOfIdZero, None, {}), (LossOfIdZero, 1, {"cp": 2}), (LossGradientOfIgnoredRows, None, {}), (LossGradientOfIgnoredRows, 1, {"cp": 2}),
     (LossGradientTwice, 1, {"cp": 2}), (LossGradientTwice, 0, FOUR), (WeightsOfOne, 1, {"cp": 2}), (RowsLost, 1, {"cp": 2}), (RowsLost, 2, FOUR),
     (rows.ShiftedOnTheRank, 1, {"cp": 2}), (rows.LastRowUncounted, 1, {"cp": 2}), (rows.WeightsTwice, 1, {"cp": 2}),
-    (rows.GradientIsASum, 1, {"cp": 2}), (OwnLoss, 1, {"cp": 2}),
+    (rows.GradientIsASum, 1, {"cp": 2}), (OwnLoss, 1, {"cp": 2}), (FirstByRank, None, {}),
 ]
 
 
@@ -557,6 +566,7 @@ KINDS = {  # what the harness is to call them
     "row-lost": "LastRowUncounted",
     "normalisation": "GradientIsASum",
     "convention": "OwnLoss",
+    "uneven-shards": "FirstByRank",
     "layout": "NextChunks",
     "positions": "PositionsContinue PositionsOfTheShard PositionsFromOne",
     "labels-rolled": "LabelsCrossDocuments DeeperLabelsCrossDocuments LabelsCrossIntoPadding RolledInTheDocument",

@@ -31,7 +31,11 @@ def scopes_of(layout: Layout, queries: set[int]) -> Iterator[Scope]:
     owner, cp = layout.owner, layout.cp
     ring = (owner[:, None] - owner[None, :]) % cp
     for step in range(cp):
-        text = "the rank's own keys (step 0 of a ring)" if step == 0 else f"keys of rank r - {step} (step {step} of a ring)"
+        text = (
+            "the rank's own keys (step 0 of a ring)"
+            if step == 0
+            else f"keys of rank r - {step} (step {step} of a ring)"
+        )
         yield Scope(f"for {text}", ring == step)
     for rank in sorted(queries) if len(queries) == 1 else ():
         yield Scope(f"on rank {rank}", np.broadcast_to(owner[:, None] == rank, ring.shape))
@@ -59,7 +63,9 @@ class Blocks:
     def masked(self, pairs: np.ndarray | None = None, x: np.ndarray | None = None) -> np.ndarray:
         return np.where(self.pairs if pairs is None else pairs, self.x if x is None else x, -np.inf)
 
-    def forward(self, x: np.ndarray, v: Callable[[np.ndarray], np.ndarray] | None = None) -> tuple[np.ndarray, np.ndarray]:
+    def forward(
+        self, x: np.ndarray, v: Callable[[np.ndarray], np.ndarray] | None = None
+    ) -> tuple[np.ndarray, np.ndarray]:
         """out and lse of masked scores; v: what weights are multiplied with."""
         top = np.maximum(x.max(axis=2, initial=-np.inf), self.z[:, None])
         top = np.where(np.isfinite(top), top, 0)
@@ -71,9 +77,17 @@ class Blocks:
         return (p @ self.v if v is None else v(p)), lse
 
     def backward(
-        self, x: np.ndarray, out: np.ndarray, lse: np.ndarray, *, delta: np.ndarray | float = 1.0,
-        of_q: np.ndarray | float = 1.0, of_k: np.ndarray | float = 1.0, of_v: np.ndarray | float = 1.0,
-        scale: np.ndarray | float | None = None, exchanged: np.ndarray | None = None,
+        self,
+        x: np.ndarray,
+        out: np.ndarray,
+        lse: np.ndarray,
+        *,
+        delta: np.ndarray | float = 1.0,
+        of_q: np.ndarray | float = 1.0,
+        of_k: np.ndarray | float = 1.0,
+        of_v: np.ndarray | float = 1.0,
+        scale: np.ndarray | float | None = None,
+        exchanged: np.ndarray | None = None,
     ) -> dict[str, np.ndarray]:
         """Gradients in slots. delta, of_q, of_k, of_v [queries, keys]: factors of <out, d_out>, and of what pairs add to
         gradients; exchanged: pairs for which keys are values and values keys."""
@@ -130,8 +144,11 @@ class Blocks:
             safe = np.where(np.isfinite(whole), whole, 0)
             a, b, new = np.exp(lse - safe), np.exp(one - safe), whole
             wrong = {
-                "lse": (a, b, lse), "rescale": (np.ones_like(a), b, whole), "weight": (a, np.ones_like(b), whole),
-                "larger": (a, b, np.maximum(lse, one)), "mean": (np.full_like(a, 0.5), np.full_like(a, 0.5), whole),
+                "lse": (a, b, lse),
+                "rescale": (np.ones_like(a), b, whole),
+                "weight": (a, np.ones_like(b), whole),
+                "larger": (a, b, np.maximum(lse, one)),
+                "mean": (np.full_like(a, 0.5), np.full_like(a, 0.5), whole),
                 "swapped": (b, a, whole),
             }[kind]
             a, b, new = (np.where(bad, w, r) for w, r in zip(wrong, (a, b, new)))
@@ -154,7 +171,14 @@ class Places:
     """Hypotheses of one problem, held against what was got."""
 
     def __init__(
-        self, got: Arrays, expected: Arrays, failing: set[str], streams: Arrays, pairs: np.ndarray, scale: float, layout: Layout,
+        self,
+        got: Arrays,
+        expected: Arrays,
+        failing: set[str],
+        streams: Arrays,
+        pairs: np.ndarray,
+        scale: float,
+        layout: Layout,
         masks: Mapping[tuple[str, str], np.ndarray],
     ) -> None:
         self.blocks, self.layout, self.masks = Blocks(streams, pairs, scale, layout), layout, masks
@@ -195,7 +219,13 @@ class Places:
     def backward(self, kind: str, text: str, change: Callable[[dict], dict] = dict, **how: Any) -> Hypothesis:
         """An error of the backward pass alone."""
         x, out, lse = self.blocks.right()
-        return Hypothesis(kind, text, lambda: self.real(change(self.blocks.backward(how.pop("x", x), how.pop("out", out), how.pop("lse", lse), **how))))
+        return Hypothesis(
+            kind,
+            text,
+            lambda: self.real(
+                change(self.blocks.backward(how.pop("x", x), how.pop("out", out), how.pop("lse", lse), **how))
+            ),
+        )
 
     def all(self) -> Iterator[Hypothesis]:
         if self.layout.cp == 1 or self.layout.slots > LARGEST:
@@ -218,7 +248,9 @@ class Places:
     def of_pairs(self, scope: Scope) -> Iterator[Hypothesis]:
         """Masks, blocks that are lost or come twice."""
         for (kind, text), other in self.masks.items():
-            yield from self.forward(kind, f"{text}, {scope.text}", self.blocks.masked(np.where(scope.pairs, other, self.pairs)))
+            yield from self.forward(
+                kind, f"{text}, {scope.text}", self.blocks.masked(np.where(scope.pairs, other, self.pairs))
+            )
         lost = self.blocks.masked(self.pairs & ~scope.pairs)
         yield from self.forward("dropped-shard", f"a dropped block: keys are not seen {scope.text}", lost)
         x = self.blocks.masked() + np.where(scope.pairs, np.log(2), 0)
@@ -236,7 +268,9 @@ class Places:
         if blocks.k.shape == blocks.v.shape:
             other = scale * blocks.q @ blocks.v.swapaxes(1, 2)
             x = blocks.masked(x=np.where(scope.pairs, other, blocks.x))
-            found = blocks.forward(x, lambda p: np.where(scope.pairs, 0, p) @ blocks.v + np.where(scope.pairs, p, 0) @ blocks.k)
+            found = blocks.forward(
+                x, lambda p: np.where(scope.pairs, 0, p) @ blocks.v + np.where(scope.pairs, p, 0) @ blocks.k
+            )
             yield from self.forward("exchanged", f"K and V are exchanged {scope.text}", x, found, exchanged=scope.pairs)
         for step in range(1, self.layout.cp):
             place = self.moved(step)
@@ -244,14 +278,20 @@ class Places:
             for what, scores in (("keys and values", np.where(scope.pairs, stale, blocks.x)), ("values", blocks.x)):
                 x = blocks.masked(x=scores)
                 found = blocks.forward(
-                    x, lambda p: np.where(scope.pairs, 0, p) @ blocks.v + np.where(scope.pairs, p, 0) @ blocks.v[:, place])
+                    x,
+                    lambda p: np.where(scope.pairs, 0, p) @ blocks.v + np.where(scope.pairs, p, 0) @ blocks.v[:, place],
+                )
                 text = f"stale {what}: those of rank s + {step} in place of rank s, {scope.text}"
                 yield from self.forward("stale", text, x, found)
         if blocks.heads > blocks.kv_heads > 1:
             reads = np.arange(blocks.heads) % blocks.kv_heads
-            k, v = (np.asarray(a)[:, reads].transpose(1, 0, 2) for a in (whole_keys(blocks.streams), blocks.streams["v"]))
+            k, v = (
+                np.asarray(a)[:, reads].transpose(1, 0, 2) for a in (whole_keys(blocks.streams), blocks.streams["v"])
+            )
             x = blocks.masked(x=np.where(scope.pairs, scale * blocks.q @ k.swapaxes(1, 2), blocks.x))
-            found = blocks.forward(x, lambda p: np.where(scope.pairs, 0, p) @ blocks.v + np.where(scope.pairs, p, 0) @ v)
+            found = blocks.forward(
+                x, lambda p: np.where(scope.pairs, 0, p) @ blocks.v + np.where(scope.pairs, p, 0) @ v
+            )
             yield from self.forward("kv-heads", f"KV heads are mixed up, {scope.text}: head h reads h mod K", x, found)
 
     def moved(self, step: int) -> np.ndarray:
@@ -279,14 +319,18 @@ class Places:
             yield self.backward("backward-mask", f"of the backward pass alone: {text}, {scope.text}", x=x)
         lost = np.where(scope.pairs, 0.0, 1.0)
         yield self.backward("delta-lost", f"gradients lack <out, d_out> {scope.text}", delta=lost)
-        yield self.backward("gradient-dropped", f"gradients of q, k and v are not added {scope.text}", of_q=lost, of_k=lost, of_v=lost)
+        yield self.backward(
+            "gradient-dropped", f"gradients of q, k and v are not added {scope.text}", of_q=lost, of_k=lost, of_v=lost
+        )
 
     def of_queries(self, scope: Scope) -> Iterator[Hypothesis]:
         if "d_k" not in self.failing and "d_v" not in self.failing:
             for text, factor in (("added twice", 2.0), ("not added", 0.0)):
                 kind = "repeated-gradient" if factor else "gradient-dropped"
                 yield self.backward(kind, f"d_q is {text} {scope.text}", of_q=np.where(scope.pairs, factor, 1.0))
-            yield self.backward("other-half", f"d_q is added to the other half of the rank's rows {scope.text}", self.halves(scope))
+            yield self.backward(
+                "other-half", f"d_q is added to the other half of the rank's rows {scope.text}", self.halves(scope)
+            )
 
     def halves(self, scope: Scope) -> Callable[[dict], dict]:
         """Adds the gradients of q of a scope to the other half of each rank's rows."""
@@ -316,10 +360,17 @@ class Places:
         """What a scope adds to gradients of keys and values."""
         for kind, text, factor in (("repeated-gradient", "added twice", 2.0), ("gradient-dropped", "not added", 0.0)):
             some = np.where(scope.pairs, factor, 1.0)
-            for names, how in (("d_k and d_v are", {"of_k": some, "of_v": some}), ("d_k is", {"of_k": some}), ("d_v is", {"of_v": some})):
+            for names, how in (
+                ("d_k and d_v are", {"of_k": some, "of_v": some}),
+                ("d_k is", {"of_k": some}),
+                ("d_v is", {"of_v": some}),
+            ):
                 yield self.backward(kind, f"{names} {text} {scope.text}", **how)
         if not np.isclose(self.blocks.scale, 1):
-            for text, factor in (("lacks the scale", 1 / self.blocks.scale), ("has the scale twice", self.blocks.scale)):
+            for text, factor in (
+                ("lacks the scale", 1 / self.blocks.scale),
+                ("has the scale twice", self.blocks.scale),
+            ):
                 yield self.backward("scale-lost", f"d_k {text} {scope.text}", of_k=np.where(scope.pairs, factor, 1.0))
 
     def of_home(self) -> Iterator[Hypothesis]:
@@ -342,9 +393,13 @@ class Places:
                 what = " and ".join(n for n in names if n != "d_k_shared")
                 for factor in (2.0, self.layout.cp):
                     change = changed(lambda a, factor=factor, rows=rows: factor * a[rows], names)
-                    yield self.backward("repeated-gradient", f"{what} of the keys of rank {rank} times {factor:g}", change)
+                    yield self.backward(
+                        "repeated-gradient", f"{what} of the keys of rank {rank} times {factor:g}", change
+                    )
                 change = changed(lambda a, half=half: a[half], names)
-                yield self.backward("other-half", f"{what} of the keys of rank {rank}: their halves are exchanged", change)
+                yield self.backward(
+                    "other-half", f"{what} of the keys of rank {rank}: their halves are exchanged", change
+                )
             if self.blocks.k.shape == self.blocks.v.shape:
 
                 def exchanged(found: dict, rows: np.ndarray = rows) -> dict:

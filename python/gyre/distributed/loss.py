@@ -9,8 +9,8 @@ A rank has some rows of the logits and, with tp, some columns, as in the contrac
 --convention says what a rank returns, and whose gradient it has: mean, L on every rank (losses a
 token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, that times the
 ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over data-parallel ranks
-divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients: of tensors by autograd; of NumPy arrays, a second value is returned,
-a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
+divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients:
+of tensors by autograd; of NumPy arrays, a second value is returned, a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
 parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
 (those of them in the same replica, and at the same place of other replicas), first (id of the first
 column), columns (of all ranks), weights [tokens], count (sum of all weights), label_smoothing e, where
@@ -39,7 +39,7 @@ from .contract import (
     keywords,
     not_numbers,
 )
-from .logprob import columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
+from .logprob import claimed, columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
 from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
@@ -326,6 +326,7 @@ def _hypotheses(
             text = f"the convention is {convention}, not {problem['convention']}"
             yield known("convention", text, convention=convention)
     yield from factors(got, expected, failing, {})
+    yield from _uneven(problem, columns, parts)
     yield Hypothesis(
         "sign", "the sign is that of a log-probability", lambda: {n: -np.asarray(expected[n]) for n in failing}
     )
@@ -349,6 +350,24 @@ def _hypotheses(
         yield known("dropped-shard", text, weights=dropped)
         yield known("dropped-shard", text + ", but are in the count", weights.sum(), weights=dropped)
     yield from _of_one_part(problem, rows, known, expected, [f"on {_part_name(p, parts, dp)}" for p in range(parts)])
+
+
+def _uneven(problem: Mapping[str, Any], columns: list[slice], parts: int) -> Iterator[Hypothesis]:
+    """A rank of tp takes its rank times its own columns for its first id, where these are fewer than others'."""
+    first, labels = [r * (s.stop - s.start) for r, s in enumerate(columns)], problem["targets"]
+    if first == [s.start for s in columns] or problem["label_smoothing"] or problem["z_loss"]:
+        return
+
+    def arrays() -> Arrays:
+        asked = (labels != IGNORED)[:, None]
+        found = claimed(problem | {"d_value": -np.ones(len(labels))}, columns, first, asked, {})
+        share = problem["weights"] / (problem["weights"].sum() or 1.0)
+        loss = -(share * np.where(asked[:, 0], found["logprob"], 0)).sum()
+        return {"loss": np.full(parts, loss), "d_loss": share[:, None] * found["d_logprob"]}
+
+    if problem["convention"] == "mean":
+        text = "shards of different width: a rank takes its rank times its own columns for its first id"
+        yield Hypothesis("uneven-shards", text, arrays)
 
 
 def _of_ignored(

@@ -19,8 +19,12 @@ def is_wrong(got: np.ndarray, expected: np.ndarray) -> np.ndarray:
 
 
 def on_one_rank(
-    parts: Iterable[tuple[str, Callable[[str], np.ndarray]]], got: Arrays, expected: Arrays, failing: set[str],
-    errors: Callable[[], Iterable[Hypothesis]], known: Mapping[str, int],
+    parts: Iterable[tuple[str, Callable[[str], np.ndarray]]],
+    got: Arrays,
+    expected: Arrays,
+    failing: set[str],
+    errors: Callable[[], Iterable[Hypothesis]],
+    known: Mapping[str, int],
 ) -> Iterator[Hypothesis]:
     """Hypotheses for the one rank that all wrong elements are of. parts: what a rank is called, and its elements of an
     array, as a mask that can be broadcast; known: sizes that a factor may be."""

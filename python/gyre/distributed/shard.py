@@ -235,15 +235,18 @@ def hypotheses(got: Arrays, expected: Arrays, failing: set[str], stream: Arrays,
                 labels=sharded(rolls),
             )
             ends_ignored = np.append(ids[shift:], np.full(min(shift, len(ids)), IGNORED))
-            yield known("labels-rolled", "labels cross documents: they are the next tokens of the stream", labels=sharded(ends_ignored))
+            text = "labels cross documents: they are the next tokens of the stream"
+            yield known("labels-rolled", text, labels=sharded(ends_ignored))
             next_ones, in_document = labels.copy(), labels.copy()
             for a, n, b in zip(slots, np.diff(real), [*slots[1:-1], len(ids)]):
                 last = np.arange(a + max(0, n - shift), a + n)
                 in_document[last] = ids[a + (last - a + shift) % max(1, n)]
                 if b < len(ids):
                     next_ones[last] = ids[np.minimum(b + last - (a + n - shift), len(ids) - 1)]
-            yield known("labels-rolled", "labels cross documents: the last tokens have the first ones of the next document", labels=sharded(next_ones))
-            yield known("labels-rolled", "labels are rolled within a document: its last tokens have its first ones", labels=sharded(in_document))
+            text = "labels cross documents: the last tokens have the first ones of the next document"
+            yield known("labels-rolled", text, labels=sharded(next_ones))
+            text = "labels are rolled within a document: its last tokens have its first ones"
+            yield known("labels-rolled", text, labels=sharded(in_document))
             padded = np.concatenate([[], *(np.roll(ids[a:b], -shift) for a, b in pairwise(slots))]).astype(np.int64)
             yield known(
                 "labels-rolled",

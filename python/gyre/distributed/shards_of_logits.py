@@ -54,13 +54,23 @@ def _unclaimed(problem: Mapping[str, Any], expected: Arrays, rows: np.ndarray, t
     top = raw.max(axis=1, initial=-np.inf)
     target = raw[np.arange(len(raw)), np.where(rows, problem["targets"], 0)]
     with np.errstate(invalid="ignore"):
-        lost = {"0": np.zeros(len(value)), "minus the log of the sum": value - target, "that of the largest logit": value - target + top}
+        lost = {
+            "0": np.zeros(len(value)),
+            "minus the log of the sum": value - target,
+            "that of the largest logit": value - target + top,
+        }
     for what, other in lost.items():
         found = {"logprob": np.where(rows, other, value)}
-        yield Hypothesis("lost-target", f"no rank has a target in {text}: its value is {what}", lambda found=found: found)
+        yield Hypothesis(
+            "lost-target", f"no rank has a target in {text}: its value is {what}", lambda found=found: found
+        )
         if slope.size:
             both = found | {"d_logprob": np.where(rows[:, None], 0, slope)}
-            yield Hypothesis("lost-target", f"no rank has a target in {text}: its value is {what}, its gradient 0", lambda both=both: both)
+            yield Hypothesis(
+                "lost-target",
+                f"no rank has a target in {text}: its value is {what}, its gradient 0",
+                lambda both=both: both,
+            )
 
 
 def _scores(problem: Mapping[str, Any]) -> np.ndarray:
@@ -76,11 +86,16 @@ def _of_target(problem: Mapping[str, Any], columns: list[slice], expected: Array
     is_known = (targets >= 0) & (targets < problem["vocab_size"])
     at = np.where(is_known, targets, 0)
     here, row = x[np.arange(len(x)), at], np.arange(len(x))
-    for text, factor in (("is divided by the temperature twice", 1 / problem["temperature"]), ("is not divided by the temperature", problem["temperature"])):
+    for text, factor in (
+        ("is divided by the temperature twice", 1 / problem["temperature"]),
+        ("is not divided by the temperature", problem["temperature"]),
+    ):
         if np.any(problem["temperature"] != 1):
             with np.errstate(invalid="ignore"):
                 other = value + np.where(is_known, here * np.reshape(factor, -1) - here, 0)
-            yield Hypothesis("temperature", f"the target's logit {text}, the sum is right", lambda other=other: {"logprob": other})
+            yield Hypothesis(
+                "temperature", f"the target's logit {text}, the sum is right", lambda other=other: {"logprob": other}
+            )
     for step, text in ((1, "one column on"), (-1, "one column before")):
         for t in [None, *range(len(columns) if len(columns) > 1 else 0)]:
             moved = at.copy()
@@ -90,7 +105,9 @@ def _of_target(problem: Mapping[str, Any], columns: list[slice], expected: Array
             with np.errstate(invalid="ignore"):
                 other = np.where(is_known, value + x[row, moved] - here, value)
             where = "" if t is None else f", on tp rank {t}"
-            yield Hypothesis("target-column", f"the target's logit is read {text}{where}", lambda other=other: {"logprob": other})
+            yield Hypothesis(
+                "target-column", f"the target's logit is read {text}{where}", lambda other=other: {"logprob": other}
+            )
 
 
 def _of_gradient(problem: Mapping[str, Any], columns: list[slice], expected: Arrays) -> Iterator[Hypothesis]:
@@ -111,7 +128,9 @@ def _of_gradient(problem: Mapping[str, Any], columns: list[slice], expected: Arr
             mine = x[:, part]
             own = mine.max(axis=1, initial=-np.inf, keepdims=True)
             own_top[:, part] = np.where(np.isfinite(own), top - own, 0)
-            own_sum[:, part] = np.exp(x - top).sum(axis=1, keepdims=True) / np.exp(mine - top).sum(axis=1, keepdims=True)
+            own_sum[:, part] = np.exp(x - top).sum(axis=1, keepdims=True) / np.exp(mine - top).sum(
+                axis=1, keepdims=True
+            )
             if part.stop > part.start:
                 moved[:, part.start + 1 : part.stop] = hot[:, part.start : part.stop - 1]
                 moved[:, part.stop - 1] += hot[:, part.stop - 1]
@@ -119,13 +138,19 @@ def _of_gradient(problem: Mapping[str, Any], columns: list[slice], expected: Arr
             ("one-hot", "the gradient lacks the one of the target", -soft),
             ("one-hot", "the gradient has the one of the target one column on", d * moved - soft),
             ("softmax-lost", "the gradient lacks the softmax", d * hot),
-            ("local-softmax", "the softmax of the gradient has the shard's own maximum", d * hot - soft * np.exp(own_top)),
+            (
+                "local-softmax",
+                "the softmax of the gradient has the shard's own maximum",
+                d * hot - soft * np.exp(own_top),
+            ),
             ("local-softmax", "the softmax of the gradient has the shard's own sum", d * hot - soft * own_sum),
         ):
             yield Hypothesis(kind, text, lambda found=found: {"d_logprob": found})
 
 
-def own_maximum(problem: Mapping[str, Any], columns: list[slice], tolerance: Tolerance, values: list[np.ndarray]) -> list[Finding]:
+def own_maximum(
+    problem: Mapping[str, Any], columns: list[slice], tolerance: Tolerance, values: list[np.ndarray]
+) -> list[Finding]:
     """Whether values [tp] differ because some rank subtracts the maximum of its own columns."""
     x, targets = _scores(problem), problem["targets"]
     known = (targets >= 0) & (targets < problem["vocab_size"])
@@ -136,7 +161,16 @@ def own_maximum(problem: Mapping[str, Any], columns: list[slice], tolerance: Tol
         for wrong in [range(len(columns)), *([t] for t in range(len(columns)))]:
             tops = [own[t] if t in wrong else top for t in range(len(columns))]
             total = sum(np.exp(x[:, part] - one[:, None]).sum(axis=1) for part, one in zip(columns, tops))
-            if all(tolerance.near("logprob", got, np.where(known, at - one - np.log(total), 0)) for got, one in zip(values, tops)):
+            if all(
+                tolerance.near("logprob", got, np.where(known, at - one - np.log(total), 0))
+                for got, one in zip(values, tops)
+            ):
                 who = "every tp rank" if len(wrong) > 1 else f"tp rank {wrong[0]}"
-                return [Finding("local-maximum", f"{who} subtracts the maximum of its own columns: it is not reduced", ("logprob",))]
+                return [
+                    Finding(
+                        "local-maximum",
+                        f"{who} subtracts the maximum of its own columns: it is not reduced",
+                        ("logprob",),
+                    )
+                ]
     return []

@@ -104,8 +104,9 @@ def _of_one_rank(expected: Arrays, shards: Arrays, failing: set[str]) -> Iterato
     """One rank's rows have another rank's shard, or stand in another order. shards: with index, the slots of ranks."""
     index = shards["index"]
     for rank, rows in enumerate(index):
+        others = [o for o in range(len(index)) if o != rank]
         for kind, text, source in (
-            *(("dropped-shard", f"the slots of rank {rank} have the shard of rank {o}", index[o]) for o in range(len(index)) if o != rank),
+            *(("dropped-shard", f"the slots of rank {rank} have the shard of rank {o}", index[o]) for o in others),
             ("chunk-order", f"the earlier and the later chunks of rank {rank} are exchanged", shards["exchanged"][rank]),
             ("dropped-shard", f"the shard of rank {rank} is missing", None),
         ):
