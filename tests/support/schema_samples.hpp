@@ -173,6 +173,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("golden/logprobs_fused_linear.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_teacher_values.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_every_id.h5"), logprobs_schema, logprobs},
+      {input("golden/logprobs_gradients_of_ids.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_min_p.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_filter_of_tokens.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_sampling_mask.h5"), logprobs_schema, logprobs},

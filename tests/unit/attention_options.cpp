@@ -52,7 +52,7 @@ TEST(AttentionOptions, WhatIsImpossibleIsListed) {
           {"  - --max 10 needs --min\n"
            "  - --heads 7 is not a multiple of --kv-heads 3; the nearest is 6\n"
            "  - --window 4 needs --mask causal\n"
-           "  - --cp 5 in a run of 2 ranks; --explain takes any",
+           "  - --cp 5 in a run of 2 ranks; --explain and --replay take any",
            [](O& o) {
              o.heads = 7, o.kv_heads = 3, o.cp = 5, o.sweep.max = 10;
              o.mask.window = 4, o.mask.mask = "full";

@@ -16,7 +16,8 @@ import numpy as np
 
 from .contract import Problem, keywords, returned
 from .rank import Here
-from .shard import INTEGERS, SHIFTS, bins_of, judge, shifted
+from .shard import INTEGERS, bins_of, judge
+from .shard_errors import SHIFTS, shifted
 
 KIND, USES_LAYOUT = "packed", True
 SPLITS = ("cp",)
