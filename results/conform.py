@@ -55,7 +55,6 @@ RUNS = (
 )
 # Of docs/conform: the packages that a function needs besides torch.
 NEEDS = {
-    "yunchang_ring": ("yunchang",),
     "deepspeed_ulysses": ("deepspeed",),
     "nemo": ("nemo_rl",),
     "verl_megatron": ("verl", "megatron"),
@@ -66,11 +65,6 @@ RUNS += (
     ("fsdp2:gradients", "gradients", ({"ranks": 2}, {"dp": 2, "cp": 2, "tp": 1})),
     ("fsdp2:gradients_in_bfloat16", "gradients", ({"dp": 2, "cp": 2, "tp": 1, "dtype": "bfloat16"},)),
     ("megatron_layers:gradients", "gradients", ({"tp": 2},)),
-    (
-        "yunchang_ring:attention",
-        "attention",
-        ({"ranks": 2, "layout": "contiguous-documents"}, {"ranks": 4, "layout": "contiguous-documents"}),
-    ),
     ("deepspeed_ulysses:head_exchange", "head_exchange", ({"ranks": 2, "timeout": 300},)),
     ("deepspeed_ulysses:attention", "attention", ({"ranks": 2, "layout": "contiguous", "timeout": 300},)),
     ("nemo:logprob", "logprob", ({"tp": 2},)),
