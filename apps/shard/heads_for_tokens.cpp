@@ -27,7 +27,7 @@ RankPlan exchanges_of(const AttentionProblem& problem, int rank, std::vector<int
 HeadsForTokens::HeadsForTokens(Communicator& group, const Layout& layout, const HeadShape& shape)
     : problem_{&layout, shape, {}, {}},
       plan_(exchanges_of(problem_, group.rank(), exchanged_)),
-      kernel_(make_reference_kernel()),
+      kernel_(make_cpu_kernel()),
       executor_(plan_, problem_.heads, {}, group, *kernel_, stream_, workspace_, true) {}
 
 MatrixView<float> HeadsForTokens::heads(ArrayKind kind) {
