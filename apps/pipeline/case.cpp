@@ -6,6 +6,7 @@
 #include <cmath>
 #include <numeric>
 
+#include "apps/pipeline/twin.hpp"
 #include "comm/agree.hpp"
 #include "harness/result_array.hpp"
 #include "runtime/clock.hpp"
@@ -21,7 +22,27 @@ ScoringCase::ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, P
       world_(world),
       progress_(progress),
       scorer_({inputs.documents.tokens, inputs.documents.offsets}, config_, plan, grid),
-      offsets_(prediction_offsets(inputs.documents.offsets)) {}
+      offsets_(prediction_offsets(inputs.documents.offsets)) {
+  if (in_.teacher == nullptr) return;
+  teacher_.emplace(DocumentView{in_.documents.tokens, in_.documents.offsets}, in_.teacher->config,
+                   config_, in_.teacher->plan, grid);
+  scorer_.set_teacher(*teacher_);
+}
+
+WeightReader TeacherModel::read_weights() {
+  return with_padding(weights_of(file), file.config().vocab_padded, config.vocab_padded);
+}
+
+void ScoringCase::set_decoders(Decoder& decoder, Decoder* of_teacher) {
+  decoder_ = &decoder;
+  if (teacher_) teacher_->set_decoder(*of_teacher);
+}
+
+PassWork ScoringCase::work() const {
+  PassWork work = scorer_.work();
+  if (teacher_) teacher_->add_to(work);
+  return work;
+}
 
 ScoringResult ScoringCase::row() const {
   ScoringResult row;
@@ -32,7 +53,7 @@ ScoringResult ScoringCase::row() const {
   row.predictions = plan_.predictions;
   row.bins = std::ssize(plan_.bins);
   row.packing = packing_efficiency(plan_.bins, plan_.capacity);
-  row.flops = plan_.flops(config_);
+  row.flops = plan_.flops(config_) + (teacher_ ? teacher_->flops() : 0);
   row.key = {{"grid", to_string(row.shape)}, {"layout", row.layout}, {"schedule", row.schedule}};
   return row;
 }
@@ -69,124 +90,28 @@ void ScoringCase::complete(ScoringResult& row, double last_ms) {
   row.pair_imbalance =
       imbalance(all_gather_value(world_, static_cast<double>(scorer_.count().pairs)));
   row.time_imbalance = imbalance(all_gather_value(world_, times_.attention));
+  row.kl = std::nan("");
+  if (!teacher_) return;
+  double sum = 0, count = 0;
+  for (const DocumentScore& score :
+       score_documents(scores(), offsets_, in_.documents.unscored, world_)) {
+    sum += score.kl;
+    count += static_cast<double>(score.predictions);
+  }
+  row.kl = sum / count;
 }
 
 namespace {
-
-/// Part of a document that the twin scores: its first `tokens` tokens (later
-/// tokens do not change their scores).
-struct TwinSample {
-  int64_t document = 0;
-  int64_t tokens = 0;
-};
 
 std::string place_of(const Documents& documents, int64_t document, int64_t position) {
   return fmt::format("{} position {}", documents.label(document), position);
 }
 
-void append(std::vector<double>& all, const std::vector<double>& more) {
-  all.insert(all.end(), more.begin(), more.end());
-}
-
-std::vector<double> broadcast_values(Communicator& world, std::vector<double> values, int64_t count,
-                                     int root) {
-  values.resize(count);
-  HostStream stream;
-  world
-      .broadcast(writable_bytes_of(std::span<double>(values)), root, stream,
-                 "scores of the serial twin")
-      ->wait();
-  return values;
-}
-
-/// Chooses about `budget` tokens: documents spread evenly over the lengths, and
-/// the beginning of the longest one.
-std::vector<TwinSample> choose_twin_samples(const Documents& documents, int64_t budget) {
-  std::vector<int64_t> order;
-  for (int64_t d = 0; d < documents.count(); ++d)
-    if (documents.length(d) > 1) order.push_back(d);
-  std::sort(order.begin(), order.end(), [&](int64_t a, int64_t b) {
-    const int64_t x = documents.length(a), y = documents.length(b);
-    return x != y ? x < y : a < b;
-  });
-  std::vector<TwinSample> samples;
-  if (order.empty()) return samples;
-  const int64_t part = std::max<int64_t>(2, budget / 4);
-  int64_t left = budget;
-  const auto take = [&](int64_t document) {
-    const int64_t tokens = std::min({documents.length(document), part, left});
-    if (tokens < 2) return;
-    samples.push_back({document, tokens});
-    left -= tokens;
-  };
-  take(order.back());
-  order.pop_back();
-  // Takes every stride-th document, then halves the stride for the rest, which
-  // spreads the sample evenly for any budget.
-  size_t stride = order.size() / 8;
-  while (!order.empty() && left > 1) {
-    stride = std::max<size_t>(1, stride);
-    std::vector<int64_t> rest;
-    for (size_t i = 0; i < order.size(); ++i) {
-      if (i % stride == 0)
-        take(order[i]);
-      else
-        rest.push_back(order[i]);
-    }
-    order = std::move(rest);
-    stride /= 2;
-  }
-  return samples;
-}
-
-/// Scores samples one after the other until the time is up.
-class TimedTwin {
- public:
-  TimedTwin(const Documents& documents, const ModelConfig& config, const DecoderWeights& weights,
-            double seconds)
-      : documents_(documents), config_(config), weights_(weights), seconds_(seconds) {}
-
-  /// Scores `sample` after shortening it to the remaining time. It becomes empty
-  /// if less than two tokens fit.
-  ReferenceScores score(TwinSample& sample) {
-    constexpr int64_t few = 16;
-    if (work_ == 0 && sample.tokens > few) score_all({sample.document, few});  // measures the speed
-    while (sample.tokens > 1 && expected(sample.tokens) > seconds_ - watch_.seconds())
-      sample.tokens = sample.tokens / 2;
-    if (sample.tokens < 2) {
-      sample.tokens = 0;
-      return {};
-    }
-    return score_all(sample);
-  }
-
- private:
-  /// Approximate number of multiplications.
-  double work_of(int64_t tokens) const {
-    return static_cast<double>(tokens) *
-           (static_cast<double>(config_.parameters()) +
-            static_cast<double>(config_.num_hidden_layers * config_.query_width() * tokens));
-  }
-  double expected(int64_t tokens) const {
-    return work_ == 0 ? 0 : work_of(tokens) * watch_.seconds() / work_;
-  }
-  ReferenceScores score_all(const TwinSample& sample) {
-    work_ += work_of(sample.tokens);
-    return score_document_reference(config_, weights_,
-                                    documents_.document(sample.document).first(sample.tokens));
-  }
-
-  const Documents& documents_;
-  const ModelConfig& config_;
-  const DecoderWeights& weights_;
-  double seconds_, work_ = 0;
-  Stopwatch watch_;
-};
-
 }  // namespace
 
-DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest, bool of_twin) const {
-  DecoderShape shape = decoder_shape(config_, layers, longest, grid_.shape().cp);
+DecoderShape ScoringCase::shape_of(const ModelConfig& config, int64_t layers, int64_t longest,
+                                   bool of_twin) const {
+  DecoderShape shape = decoder_shape(config, layers, longest, grid_.shape().cp);
   shape.tp = grid_.shape().tp;
   shape.activations = plan_.setup.types.activations;
   shape.residual = plan_.setup.types.residual;
@@ -195,25 +120,31 @@ DecoderShape ScoringCase::shape_of(int64_t layers, int64_t longest, bool of_twin
   return shape;
 }
 
-double ScoringCase::tolerance(std::span<const double> logprobs, int64_t longest,
-                              bool of_twin) const {
+double ScoringCase::tolerance(const ModelConfig& config, std::span<const double> logprobs,
+                              int64_t longest, bool of_twin) const {
   // Estimates the size of the logits, which a reference does not hold. The
   // least likely target is below the largest logit by their spread.
   double logits = 1;
   for (const double x : logprobs) logits = std::max(logits, std::abs(x));
-  return score_tolerance(shape_of(config_.num_hidden_layers, longest, of_twin), logits);
+  return score_tolerance(shape_of(config, config.num_hidden_layers, longest, of_twin), logits);
 }
 
 void ScoringCase::compare_scores(const ScoreComparison& of, Verification& checks) const {
   ResultArray array{of.name, {offsets_.back()}, of.name, of.tolerance};
-  for (const auto& [token, value] : of.expected) array.rows.push_back(token);
-  array.sigma = sigma(array, of.got, of.perturbed);
+  double squares = 0;
+  for (const ExpectedScore& e : of.expected) {
+    array.rows.push_back(e.token);
+    const int64_t at = e.token - scores_->begin;
+    const double change = of.perturbed.empty() ? 0 : (of.perturbed[at] - of.got[at]) / e.scale;
+    squares += change * change;
+  }
+  array.sigma = sigma(squares, std::ssize(of.expected), of.tolerance);
   Check& check = check_of(array, "", checks);
   if (world_.rank() == 0) check.add_sample(of.sampled.first, of.sampled.second);
   for (size_t r = 0; r < of.expected.size(); ++r) {
-    const auto& [token, value] = of.expected[r];
+    const auto& [token, value, scale] = of.expected[r];
     const double got = of.got[token - scores_->begin];
-    const ExpectedRow expected{{of.answers ? 0 : value}, {1}};
+    const ExpectedRow expected{{of.answers ? 0 : value}, {scale}};
     compare_row(array, r, {&got, 1}, expected, of.answers ? &value : nullptr, check, [&] {
       const auto document = std::ranges::upper_bound(offsets_, token) - offsets_.begin() - 1;
       return ", " + place_of(in_.documents, document, token - offsets_[document]);
@@ -230,18 +161,6 @@ double ScoringCase::sigma(double squares, int64_t count, double tolerance) const
   return std::sqrt((squares + modelled_values * modelled * modelled) / (count + modelled_values));
 }
 
-double ScoringCase::sigma(const ResultArray& scores, const std::vector<float>& got,
-                          const std::vector<float>& perturbed) const {
-  double squares = 0;
-  if (!perturbed.empty())
-    for (const int64_t row : scores.rows) {
-      const int64_t at = row - scores_->begin;
-      const double change = perturbed[at] - got[at];
-      squares += change * change;
-    }
-  return sigma(squares, std::ssize(scores.rows), scores.tolerance);
-}
-
 double ScoringCase::sigma(int64_t layer, const std::vector<HiddenRow>& rows,
                           double tolerance) const {
   double squares = 0;
@@ -256,7 +175,7 @@ double ScoringCase::sigma(int64_t layer, const std::vector<HiddenRow>& rows,
   }
   const int64_t longest = in_.documents.longest();
   return std::hypot(sigma(squares, std::ssize(rows) * config_.hidden_size, tolerance),
-                    residual_sigma(shape_of(layer, longest, false)));
+                    residual_sigma(shape_of(config_, layer, longest, false)));
 }
 
 HiddenShape hidden_shape(const ModelConfig& config) {
@@ -287,11 +206,13 @@ void ScoringCase::run_perturbed(bool with_hidden) {
   perturbed_ = {};
   if (plan_.setup.types.activations == DType::f32) return;
   decoder_->perturb_norms(true);
+  if (teacher_) teacher_->perturb_norms(true);
   if (with_hidden)
     perturbed_.rows = hidden_rows();
   else
     scorer_.run(*decoder_);
   decoder_->perturb_norms(false);
+  if (teacher_) teacher_->perturb_norms(false);
   perturbed_.scores = scorer_.in_document_order(world_);
 }
 
@@ -305,7 +226,7 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
     ResultArray hidden{fmt::format("hidden[{}]", l),
                        {in_.documents.total(), config_.hidden_size},
                        fmt::format("hidden[{}]", l),
-                       hidden_tolerance(shape_of(l, longest, false))};
+                       hidden_tolerance(shape_of(config_, l, longest, false))};
     hidden.sigma = sigma(l, rows, hidden.tolerance);
     Check& check = check_of(hidden, "", checks);
     // Tensor-parallel ranks have the same rows; each compares some of them.
@@ -326,55 +247,46 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
 
 void ScoringCase::verify_by_twin(Verification& checks) {
   const bool logprobs = !in_.reference || !in_.reference->logprob,
-             entropies = !in_.reference || !in_.reference->entropy;
-  if ((!logprobs && !entropies) || offsets_.back() == 0) return;
-  const DecoderWeights weights =
-      load_weights(config_, 1, 0, weights_of(in_.model), plan_.setup.types.activations).widened();
-  std::vector<TwinSample> samples = choose_twin_samples(in_.documents, in_.check_tokens);
-  std::vector<ReferenceScores> scores(samples.size());
-  std::vector<int64_t> lengths(samples.size(), 0);  // scored tokens
-  TimedTwin twin(in_.documents, config_, weights, in_.check_seconds);
-  const size_t ranks = world_.size();
-  for (size_t i = world_.rank(); i < samples.size(); i += ranks) {
-    scores[i] = twin.score(samples[i]);
-    lengths[i] = samples[i].tokens;
-  }
-  HostStream stream;
-  world_
-      .all_reduce(lengths.data(), std::ssize(lengths), DType::i64, ReduceOp::sum, stream,
-                  "lengths of the samples of the serial twin")
-      ->wait();
-  // Scores of all samples, and the indices of their predictions.
-  std::vector<int64_t> numbers;
-  std::vector<double> all_logprobs, all_entropies;
-  int64_t longest = 0, tokens = 0, documents = 0;
-  for (size_t i = 0; i < samples.size(); ++i) {
-    const int owner = static_cast<int>(i % ranks);
-    const int64_t count = std::max<int64_t>(0, lengths[i] - 1);
-    append(all_logprobs, broadcast_values(world_, std::move(scores[i].logprob), count, owner));
-    append(all_entropies, broadcast_values(world_, std::move(scores[i].entropy), count, owner));
-    for (int64_t p = 0; p < count; ++p) numbers.push_back(offsets_[samples[i].document] + p);
-    longest = std::max(longest, lengths[i]);
-    tokens += lengths[i];
-    documents += lengths[i] > 0 ? 1 : 0;
-  }
-  const double bound = tolerance(all_logprobs, longest, true);
-  const auto compare = [&](const char* name, const std::vector<float>& got,
-                           const std::vector<float>& perturbed, const std::vector<double>& want) {
-    ScoreComparison of{name, bound, got, perturbed};
-    of.sampled = {tokens, in_.documents.total()};
-    for (size_t i = 0; i < numbers.size(); ++i)
-      if (numbers[i] >= scores_->begin && numbers[i] < scores_->end())
-        of.expected.emplace_back(numbers[i], want[i]);
+             entropies = !in_.reference || !in_.reference->entropy, kls = teacher_.has_value();
+  if ((!logprobs && !entropies && !kls) || offsets_.back() == 0) return;
+  const auto model_of = [&](const ModelConfig& config, const WeightReader& read) {
+    return TwinModel{config,
+                     load_weights(config, 1, 0, read, plan_.setup.types.activations).widened()};
+  };
+  const TwinModel model = model_of(config_, weights_of(in_.model));
+  std::optional<TwinModel> teacher;
+  if (kls) teacher = model_of(teacher_->config(), in_.teacher->read_weights());
+  const TwinScores twin = score_by_twin(in_.documents, model, teacher ? &*teacher : nullptr,
+                                        {in_.check_tokens, in_.check_seconds}, world_);
+  const double bound = tolerance(config_, twin.scores.logprob, twin.longest, true);
+  const auto compare = [&](ScoreComparison of, const std::vector<double>& want,
+                           const std::vector<double>& bounds = {}) {
+    of.sampled = {twin.tokens, in_.documents.total()};
+    for (size_t i = 0; i < want.size(); ++i)
+      if (const int64_t at = twin.predictions[i]; at >= scores_->begin && at < scores_->end())
+        of.expected.push_back({at, want[i], bounds.empty() ? 1 : bounds[i] / of.tolerance});
     compare_scores(of, checks);
   };
-  if (logprobs) compare("logprob", scores_->logprob, perturbed_.scores.logprob, all_logprobs);
-  if (entropies) compare("entropy", scores_->entropy, perturbed_.scores.entropy, all_entropies);
+  const ScoreRange& other = perturbed_.scores;
+  if (logprobs) compare({"logprob", bound, scores_->logprob, other.logprob}, twin.scores.logprob);
+  if (entropies) compare({"entropy", bound, scores_->entropy, other.entropy}, twin.scores.entropy);
+  if (kls) {
+    const double of_teacher = tolerance(teacher->config, twin.teacher_logprob, twin.longest, true);
+    std::vector<double> bounds;
+    for (size_t i = 0; i < twin.scores.kl.size(); ++i)
+      bounds.push_back(kl_tolerance(bound, of_teacher, twin.scores.distance[i],
+                                    twin.scores.deviation[i], config_.vocab_size));
+    const double largest = bounds.empty() ? 0 : std::ranges::max(bounds);
+    compare({"kl", largest, scores_->kl, other.kl}, twin.scores.kl, bounds);
+  }
+  std::vector<std::string> compared;
+  if (logprobs) compared.emplace_back("log-probabilities");
+  if (entropies) compared.emplace_back("entropies");
+  if (kls) compared.emplace_back("divergences");
   notes_ += fmt::format(
-      "# check   {}{}{} of {} of {} tokens, from {} documents, "
+      "# check   {} of {} of {} tokens, from {} documents, "
       "against the serial double-precision twin\n",
-      logprobs ? "log-probabilities" : "", logprobs && entropies ? " and " : "",
-      entropies ? "entropies" : "", tokens, in_.documents.total(), documents);
+      fmt::join(compared, " and "), twin.tokens, in_.documents.total(), twin.documents);
 }
 
 WeightReader weights_of(ModelFile& model) {
@@ -410,8 +322,8 @@ void ScoringCase::verify(Pass, Verification& checks) {
           "another model file, sha256 {:.8}...\n",
           reference.model_sha256);
     const auto& logprobs = reference.logprob;
-    const double bound =
-        tolerance(logprobs ? *logprobs : std::vector<double>(), in_.documents.longest(), false);
+    const double bound = tolerance(config_, logprobs ? *logprobs : std::vector<double>(),
+                                   in_.documents.longest(), false);
     const auto compare = [&](const char* name, const std::vector<float>& got,
                              const std::vector<float>& perturbed,
                              const std::optional<std::vector<double>>& answers) {
@@ -419,7 +331,7 @@ void ScoringCase::verify(Pass, Verification& checks) {
       ScoreComparison of{name, bound, got, perturbed};
       of.answers = true;
       for (int64_t token = mine.begin; token < mine.end(); ++token)
-        of.expected.emplace_back(token, answers->at(token));
+        of.expected.push_back({token, answers->at(token)});
       compare_scores(of, checks);
     };
     compare("logprob", mine.logprob, perturbed_.scores.logprob, reference.logprob);

@@ -12,8 +12,8 @@
 #include "harness/row.hpp"
 #include "io/schemas/model_file.hpp"
 #include "io/schemas/results.hpp"
-#include "model/decoder_reference.hpp"
 #include "model/scoring.hpp"
+#include "model/teacher.hpp"
 #include "model/tolerance.hpp"
 #include "report/progress.hpp"
 #include "report/result.hpp"
@@ -31,8 +31,18 @@ struct ScoringResult : MeasuredRow {
   double time_imbalance = 0;  ///< of attention, measured
   /// Time of the work at the machine's limits, maximum over ranks, over the time of a pass.
   double share_of_limit = 0;
+  double kl = 0;  ///< mean divergence from the teacher, nats; NaN without one
   int ranks() const { return shape.ranks(); }
   double tokens_per_second() const { return tokens / time_ms.median * 1e3; }
+};
+
+/// A model whose predictions are compared with those of the model that is run.
+struct TeacherModel {
+  ModelFile file;
+  ModelConfig config;  ///< its vocabulary is padded as the model's
+  ScoringPlan plan;    ///< plan_teacher()
+
+  WeightReader read_weights();
 };
 
 /// The inputs of a run.
@@ -42,8 +52,9 @@ struct ScoringInputs {
   const std::optional<Reference>& reference;  ///< answers in that file
   ModelFile& model;
   const std::string& model_sha256;
-  int64_t check_tokens;  ///< budget of the twin, in tokens
-  double check_seconds;  ///< budget of the twin, in seconds
+  TeacherModel* teacher;  ///< null: no divergences
+  int64_t check_tokens;   ///< budget of the twin, in tokens
+  double check_seconds;   ///< budget of the twin, in seconds
 };
 
 class ScoringCase final : public Case {
@@ -52,8 +63,8 @@ class ScoringCase final : public Case {
   /// ranks, in host memory.
   ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, ProcessGrid& grid,
               Communicator& world, Progress& progress);
-  /// Sets the decoder that passes run.
-  void set_decoder(Decoder& decoder) { decoder_ = &decoder; }
+  /// Sets the decoders that passes run; `of_teacher` is null without one. Collective.
+  void set_decoders(Decoder& decoder, Decoder* of_teacher);
   /// The row, with its key.
   ScoringResult row() const;
   /// Fills in the columns of a measured pass; `last_ms` is the time of the last
@@ -64,6 +75,9 @@ class ScoringCase final : public Case {
   /// "#" lines that name the references of the comparisons.
   const std::string& comparison_text() const { return notes_; }
   const Scorer& scorer() const { return scorer_; }
+  const std::optional<Teacher>& teacher() const { return teacher_; }
+  /// Work of this rank in a pass.
+  PassWork work() const;
   /// Times of the last pass.
   const DecoderTimes& times() const { return times_; }
 
@@ -96,22 +110,26 @@ class ScoringCase final : public Case {
   void verify_by_twin(Verification& checks);
   /// Bound of the errors of scores of documents of up to `longest` tokens. `of_twin`: the reference
   /// is the twin, whose weights are rounded like those of the pass.
-  double tolerance(std::span<const double> logprobs, int64_t longest, bool of_twin) const;
-  DecoderShape shape_of(int64_t layers, int64_t longest, bool of_twin) const;
+  double tolerance(const ModelConfig& config, std::span<const double> logprobs, int64_t longest,
+                   bool of_twin) const;
+  DecoderShape shape_of(const ModelConfig& config, int64_t layers, int64_t longest,
+                        bool of_twin) const;
   /// Expected standard deviation of the errors of `count` values of this rank, from the sum of
   /// squares of what the perturbation changed (tolerance.hpp); 0 in an f32 pass. Collective.
   double sigma(double squares, int64_t count, double tolerance) const;
-  double sigma(const ResultArray& scores, const std::vector<float>& got,
-               const std::vector<float>& perturbed) const;
   double sigma(int64_t layer, const std::vector<HiddenRow>& rows, double tolerance) const;
+  struct ExpectedScore {
+    int64_t token;
+    double value, scale = 1;
+  };
   /// Scores of the pass and of its perturbation, and what is expected of some tokens of this rank.
   struct ScoreComparison {
     const char* name;
     double tolerance;
     const std::vector<float>&got, &perturbed;
-    std::vector<std::pair<int64_t, double>> expected = {};  ///< (token, score)
-    bool answers = false;                                   ///< the file's, not the twin's
-    std::pair<int64_t, int64_t> sampled = {0, 0};           ///< tokens that are compared, all tokens
+    std::vector<ExpectedScore> expected = {};
+    bool answers = false;                          ///< the file's, not the twin's
+    std::pair<int64_t, int64_t> sampled = {0, 0};  ///< tokens that are compared, all tokens
   };
   void compare_scores(const ScoreComparison& of, Verification& checks) const;
 
@@ -122,6 +140,7 @@ class ScoringCase final : public Case {
   Communicator& world_;
   Progress& progress_;
   Scorer scorer_;
+  std::optional<Teacher> teacher_;
   Decoder* decoder_ = nullptr;
   DecoderTimes times_;
   int64_t passes_ = 0;

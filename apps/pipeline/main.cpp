@@ -3,6 +3,7 @@
 
 #include <fmt/format.h>
 
+#include <memory>
 #include <optional>
 #include <utility>
 
@@ -28,6 +29,7 @@ struct Job {
   Documents documents;
   ModelFile model;
   ScoringPlan plan;
+  std::optional<TeacherModel> teacher;
   const GridShape& shape() const { return plan.setup.grid; }
 };
 
@@ -39,6 +41,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
                   {"bin", job.plan.capacity},
                   {"grid", to_string(job.shape())},
                   {"parameters", job.model.config().parameters()}};
+  if (job.teacher) facts.emplace_back("teacher_parameters", job.teacher->config.parameters());
   if (!o.generate.empty()) facts.emplace_back("source", to_string(parse_length_spec(o.generate)));
   RunReport report = begin_report(context, facts, {{"hdf5", h5::library_version()}});
   report.verification = Verification(o.tol_scale);
@@ -53,8 +56,10 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
 
 /// "#" lines on what the model was not made for.
 std::string model_notes(const Job& job) {
-  const bool rounds = job.plan.setup.types.activations == DType::bf16 &&
-                      job.model.widest_matrix_type() != h5::Type::bfloat16;
+  const bool rounds =
+      job.plan.setup.types.activations == DType::bf16 &&
+      (job.model.widest_matrix_type() != h5::Type::bfloat16 ||
+       (job.teacher && job.teacher->file.widest_matrix_type() != h5::Type::bfloat16));
   return (rounds ? "# model   weights are rounded to bf16\n" : "") +
          length_note(job.documents, job.model.longest_text());
 }
@@ -65,8 +70,21 @@ void write_scores(const PipelineOptions& o, const Job& job, const RunReport& rep
   ResultsHeader header = make_results_header(report, job.documents, job.plan);
   header.input_sha256 = checksum_of(report, o.input);
   header.model_sha256 = checksum_of(report, o.model);
-  write_results(output, header, {mine.begin, mine.logprob, mine.entropy});
+  if (job.teacher) header.teacher_sha256 = checksum_of(report, o.teacher);
+  write_results(output, header, {mine.begin, mine.logprob, mine.entropy, mine.kl});
   context.outputs.add(std::move(output));
+}
+
+ScoringInputs inputs_of(const PipelineOptions& o, Job& job,
+                        const std::optional<Reference>& reference, const RunReport& report) {
+  return {.documents = job.documents,
+          .input = o.input,
+          .reference = reference,
+          .model = job.model,
+          .model_sha256 = checksum_of(report, o.model),
+          .teacher = job.teacher ? &*job.teacher : nullptr,
+          .check_tokens = o.check_tokens,
+          .check_seconds = o.check_seconds};
 }
 
 /// Measures, verifies, writes and reports.
@@ -81,27 +99,25 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   ProcessGrid grid(backend.world(), job.shape());
   std::optional<ScoringCase> planned;
   run_agreed(world, "planning", [&] {
-    const ScoringInputs inputs{.documents = job.documents,
-                               .input = o.input,
-                               .reference = reference,
-                               .model = job.model,
-                               .model_sha256 = checksum_of(report, o.model),
-                               .check_tokens = o.check_tokens,
-                               .check_seconds = o.check_seconds};
-    planned.emplace(job.plan, inputs, grid, world, context.progress);
+    planned.emplace(job.plan, inputs_of(o, job, reference, report), grid, world, context.progress);
   });
   ScoringCase& subject = *planned;
-  Suite<ScoringResult> suite(context, report, o.report, scoring_table());
+  Suite<ScoringResult> suite(context, report, o.report, scoring_table(job.teacher.has_value()));
   if (suite.wanted({subject.row()}).empty())
     return finish_run(context, report, o.report, [] { return std::string(); });
   const DecoderTypes& types = job.plan.setup.types;
   const auto kernel = make_block_kernel(backend.stream(), {.activations = types.activations});
-  Decoder decoder(config, types,
-                  load_weights(config, grid.shape().tp, grid.tp_rank(), weights_of(job.model),
-                               types.activations),
-                  grid, *kernel, backend.stream());
-  subject.set_decoder(decoder);
-  report.memory.plan(planned_bytes(job.plan, config, subject.scorer(), backend.stream().space()));
+  const auto decoder_of = [&](const ModelConfig& of, const WeightReader& read) {
+    return std::make_unique<Decoder>(
+        of, types, load_weights(of, grid.shape().tp, grid.tp_rank(), read, types.activations), grid,
+        *kernel, backend.stream());
+  };
+  const auto decoder = decoder_of(config, weights_of(job.model));
+  std::unique_ptr<Decoder> of_teacher;
+  if (job.teacher) of_teacher = decoder_of(job.teacher->config, job.teacher->read_weights());
+  subject.set_decoders(*decoder, of_teacher.get());
+  report.memory.plan(planned_bytes(job.plan, config, subject.scorer(), backend.stream().space()) +
+                     teacher_bytes(subject.teacher()));
   double last_ms = 0;
   PhaseLimits limits;
   std::string details = (o.prefixes.share ? savings_text(job.plan.forest) : "") + model_notes(job);
@@ -112,9 +128,9 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                   last_ms = measured.last_ms;
                   limits = measure_limits(types.activations, array_bytes, backend.stream(), world);
                   row.share_of_limit =
-                      share_of_limit(subject.scorer().work(), limits, row.time_ms.median, world);
+                      share_of_limit(subject.work(), limits, row.time_ms.median, world);
                 });
-  details += phases_text(subject.times(), subject.scorer().work(), limits, last_ms, world);
+  details += phases_text(subject.times(), subject.work(), limits, last_ms, world);
   if (context.verbose) details += ranks_text(subject, world);
   details += subject.comparison_text();
   if (reference) judge_answers(report, answer_uses(*reference));
@@ -122,7 +138,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (output) write_scores(o, job, report, mine, std::move(*output), context);
   const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets),
                                       job.documents.unscored, world);
-  details += compression_text(job.documents, scores, o.top);
+  details += compression_text(job.documents, scores, o.top, job.teacher.has_value());
   add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
               config.vocab_size);
   return finish_run(context, report, o.report,
@@ -144,15 +160,23 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
       documents = generate_documents(o.generate, model.config().vocab_size, model.tokenizer(),
                                      memory_for_rank(context));
   });
-  Job job{std::move(documents), std::move(model), {}};
+  Job job{std::move(documents), std::move(model), {}, {}};
   const ModelConfig& config = job.model.config();
   run_agreed(world, "configuration", [&] {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });
+  std::optional<ModelFile> teacher;
+  if (!o.teacher.empty()) teacher.emplace(world, o.teacher);
+  run_agreed(world, "configuration of the teacher", [&] {
+    if (teacher)
+      job.teacher.emplace(plan_teacher(o, std::move(*teacher), job.model, job.plan, job.documents));
+  });
   if (o.dry_run) {
-    context.outputs.print(dry_run_text(job.plan, config) +
-                          length_note(job.documents, job.model.longest_text()) +
-                          (o.prefixes.share ? savings_text(job.plan.forest) : ""));
+    context.outputs.print(
+        dry_run_text(job.plan, config) +
+        (job.teacher ? teacher_text(job.teacher->plan, job.teacher->config, config) : "") +
+        length_note(job.documents, job.model.longest_text()) +
+        (o.prefixes.share ? savings_text(job.plan.forest) : ""));
     return ExitCode::ok;
   }
   Backend backend(context, o.backend);

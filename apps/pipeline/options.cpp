@@ -65,6 +65,11 @@ void declare_options(OptionTable& table, PipelineOptions& o) {
       .reads_file();
   declare_generated(table, o.generate, " Tokens are random");
   add.required("--model", "Weights (HDF5, gyre/model)", o.model).reads_file();
+  add("--teacher",
+      "Weights of another model (HDF5, gyre/model) of the same vocabulary: every prediction also "
+      "gets the divergence KL(teacher || model), in nats",
+      o.teacher)
+      .reads_file();
   output("-o,--output", "Write scores here (HDF5, gyre/results)", o.output).writes_file();
   add.size("--bin", fmt::format("Slots of a bin; {}; 0: 8K, rounded up", segment_rule_help()),
            o.bin);
@@ -150,6 +155,31 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
                             to_string(grids[i]));
   errors.throw_if_any(headline);
   return plan;
+}
+
+TeacherModel plan_teacher(const PipelineOptions& o, ModelFile file, const ModelFile& model,
+                          const ScoringPlan& plan, const Documents& documents) {
+  TeacherModel teacher{std::move(file), {}, {}};
+  ModelConfig& config = teacher.config = teacher.file.config();
+  ConfigErrors errors;
+  if (config.vocab_size != model.config().vocab_size)
+    errors.add(
+        "--teacher {} has a vocabulary of {}, --model {} of {}: a divergence is of two "
+        "distributions over the same tokens",
+        o.teacher, config.vocab_size, o.model, model.config().vocab_size);
+  if (!teacher.file.tokenizer().empty() && !model.tokenizer().empty() &&
+      teacher.file.tokenizer() != model.tokenizer())
+    errors.add("--teacher {} has the tokenizer {}, --model {} the tokenizer {}", o.teacher,
+               teacher.file.tokenizer(), o.model, model.tokenizer());
+  if (o.backend.on_gpu())
+    errors.add("--teacher needs --backend cpu; divergences are not computed on a GPU");
+  config.vocab_padded = model.config().vocab_padded;
+  check_tensor_parallel(config, plan.setup.grid.tp, errors, "teacher");
+  errors.throw_if_any("impossible configuration");
+  teacher.plan = plan_teacher(plan, documents.offsets, config);
+  check_first_bin(teacher.plan, config, errors);
+  errors.throw_if_any("impossible configuration");
+  return teacher;
 }
 
 }  // namespace gyre

@@ -5,6 +5,7 @@
 
 #include "apps/common/registry_options.hpp"
 #include "apps/common/workload_options.hpp"
+#include "apps/pipeline/case.hpp"
 #include "harness/backend.hpp"
 #include "io/schemas/documents.hpp"
 #include "model/scoring.hpp"
@@ -14,7 +15,8 @@ namespace gyre {
 
 /// Options of gyre-pipeline; see --help.
 struct PipelineOptions {
-  std::string input, generate, model, output, check = "last", dtype = "f32", residual = "f32";
+  std::string input, generate, model, teacher, output, check = "last", dtype = "f32",
+                                                       residual = "f32";
   LayoutChoice layout;
   ScheduleChoice schedule;
   PrefixChoice prefixes;
@@ -39,5 +41,11 @@ void declare_options(OptionTable& table, PipelineOptions& o);
 /// schedule that refuses the first bin. Planning finds refusals of later bins.
 ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
                       const std::string& tokenizer, const Documents& documents, int ranks);
+
+/// Plans a pass of the teacher, for a plan of make_plan(). Throws a usage error that lists all
+/// problems: another vocabulary than the model's, a grid that the teacher does not admit, a backend
+/// without divergences.
+TeacherModel plan_teacher(const PipelineOptions& o, ModelFile file, const ModelFile& model,
+                          const ScoringPlan& plan, const Documents& documents);
 
 }  // namespace gyre

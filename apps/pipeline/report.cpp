@@ -47,18 +47,22 @@ std::vector<DocumentRow> document_rows(const Documents& documents,
   return rows;
 }
 
-const Table<DocumentRow>& document_table() {
-  static const Table<DocumentRow> table({
-      {"tokens", "", 8, 0, &DocumentRow::tokens},
-      {"bits/byte", "", 9, 3, &DocumentRow::bits_per_byte},
-      {"bits/token", "", 10, 3, &DocumentRow::bits_per_token},
-      {"entropy", "bits", 8, 3,
-       [](const DocumentRow& r) {
-         return ratio(r.score.entropy * bits_per_nat, r.score.predictions);
-       }},
-      {"document", "", 0, 0, &DocumentRow::name, Align::left},
-  });
-  return table;
+const Table<DocumentRow>& document_table(bool with_teacher) {
+  using Row = DocumentRow;
+  const auto bits = [](double DocumentScore::*sum) {
+    return [sum](const Row& r) { return ratio(r.score.*sum * bits_per_nat, r.score.predictions); };
+  };
+  const auto make = [&](std::vector<Column<Row>> of_teacher) {
+    return Table<Row>(joined<Row>({{{"tokens", "", 8, 0, &Row::tokens},
+                                    {"bits/byte", "", 9, 3, &Row::bits_per_byte},
+                                    {"bits/token", "", 10, 3, &Row::bits_per_token},
+                                    {"entropy", "bits", 8, 3, bits(&DocumentScore::entropy)}},
+                                   std::move(of_teacher),
+                                   {{"document", "", 0, 0, &Row::name, Align::left}}}));
+  };
+  static const Table<Row> alone = make({}),
+                          taught = make({{"kl", "bits", 8, 4, bits(&DocumentScore::kl)}});
+  return with_teacher ? taught : alone;
 }
 
 /// Bytes that attention stores for a rank's own rows.
@@ -119,36 +123,42 @@ Load load_of(const ScoringPlan& plan, const ModelConfig& config) {
 
 }  // namespace
 
-const Table<ScoringResult>& scoring_table() {
+const Table<ScoringResult>& scoring_table(bool with_teacher) {
   using Row = ScoringResult;
-  static const Table<Row> table(joined<Row>(
-      {{
-           {"dp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.dp}; }},
-           {"cp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.cp}; }},
-           {"tp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.tp}; }},
-           {"layout", "", 15, 0, &Row::layout, Align::left},
-           {"schedule", "", 18, 0, &Row::schedule, Align::left},
-           {"tokens", "", 8, 0, &Row::tokens},
-           Column<Row>{"bins", "", 5, 0, &Row::bins}.extra(),
-           Column<Row>{"pack", "%", 5, 1, [](const Row& r) { return 100 * r.packing; }}.extra(),
-       },
-       timing_columns<Row>(9, 1),
-       {
-           {"rate", "tok/s", 8, 0, &Row::tokens_per_second},
-           Column<Row>{"flop_rate", "GF/s/rank", 9, 1,
-                       [](const Row& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }}
-               .with_prefix(),
-           Column<Row>{"wire", "MB", 8, 2, [](const Row& r) { return r.wire_bytes / 1e6; }}.extra(),
-           {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed; }},
-           Column<Row>{"of_limit", "%", 8, 1, [](const Row& r) { return 100 * r.share_of_limit; }}
-               .extra(),
-           Column<Row>{"imb_pair", "%", 8, 1, [](const Row& r) { return 100 * r.pair_imbalance; }}
-               .extra(),
-           Column<Row>{"imb_time", "%", 8, 1, [](const Row& r) { return 100 * r.time_imbalance; }}
-               .extra(),
-       },
-       verdict_columns<Row>()}));
-  return table;
+  const auto make = [](std::vector<Column<Row>> of_teacher) {
+    return Table<Row>(joined<Row>(
+        {{
+             {"dp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.dp}; }},
+             {"cp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.cp}; }},
+             {"tp", "", 3, 0, [](const Row& r) { return int64_t{r.shape.tp}; }},
+             {"layout", "", 15, 0, &Row::layout, Align::left},
+             {"schedule", "", 18, 0, &Row::schedule, Align::left},
+             {"tokens", "", 8, 0, &Row::tokens},
+             Column<Row>{"bins", "", 5, 0, &Row::bins}.extra(),
+             Column<Row>{"pack", "%", 5, 1, [](const Row& r) { return 100 * r.packing; }}.extra(),
+         },
+         timing_columns<Row>(9, 1),
+         {
+             {"rate", "tok/s", 8, 0, &Row::tokens_per_second},
+             Column<Row>{
+                 "flop_rate", "GF/s/rank", 9, 1,
+                 [](const Row& r) { return r.flops / r.ranks() / (r.time_ms.median * 1e6); }}
+                 .with_prefix(),
+             Column<Row>{"wire", "MB", 8, 2, [](const Row& r) { return r.wire_bytes / 1e6; }}
+                 .extra(),
+             {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed; }},
+             Column<Row>{"of_limit", "%", 8, 1, [](const Row& r) { return 100 * r.share_of_limit; }}
+                 .extra(),
+             Column<Row>{"imb_pair", "%", 8, 1, [](const Row& r) { return 100 * r.pair_imbalance; }}
+                 .extra(),
+             Column<Row>{"imb_time", "%", 8, 1, [](const Row& r) { return 100 * r.time_imbalance; }}
+                 .extra(),
+         },
+         std::move(of_teacher),
+         verdict_columns<Row>()}));
+  };
+  static const Table<Row> alone = make({}), taught = make({{"kl", "nats", 8, 4, &Row::kl}});
+  return with_teacher ? taught : alone;
 }
 
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
@@ -188,11 +198,12 @@ std::string length_note(const Documents& documents, int64_t longest_text) {
 }
 
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores) {
-  double logprob = 0, entropy = 0, bytes = 0;
+  double logprob = 0, entropy = 0, kl = 0, bytes = 0;
   Compression result;
   for (const DocumentRow& row : document_rows(documents, scores)) {
     logprob += row.score.logprob;
     entropy += row.score.entropy;
+    kl += row.score.kl;
     result.predictions += row.score.predictions;
     if (row.score.predictions > 0) bytes += row.bytes;
   }
@@ -200,6 +211,7 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
   result.bits_per_byte = ratio(-logprob * bits_per_nat, bytes);
   result.bits_per_token = ratio(-logprob * bits_per_nat, n);
   result.mean_entropy_bits = ratio(entropy * bits_per_nat, n);
+  result.mean_kl_bits = ratio(kl * bits_per_nat, n);
   return result;
 }
 
@@ -216,7 +228,7 @@ void add_figures(RunReport& report, const ScoringResult& result, const Compressi
 }
 
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
-                             int top) {
+                             int top, bool with_teacher) {
   const Compression all = compression_of(documents, scores);
   if (all.predictions == 0)
     return fmt::format("# score  nothing to score: no token has a next one, in {}\n",
@@ -224,10 +236,11 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   const bool has_bytes = std::isfinite(all.bits_per_byte);
   std::string text = fmt::format(
       "# score  {} predictions in {} documents: {}{:.4f} bits/token, mean "
-      "entropy {:.4f} bits\n",
+      "entropy {:.4f} bits{}\n",
       all.predictions, documents.count(),
       has_bytes ? fmt::format("{:.4f} bits/byte, ", all.bits_per_byte) : "", all.bits_per_token,
-      all.mean_entropy_bits);
+      all.mean_entropy_bits,
+      with_teacher ? fmt::format(", mean KL from the teacher {:.4g} bits", all.mean_kl_bits) : "");
   std::vector<DocumentRow> rows = document_rows(documents, scores);
   std::erase_if(rows, [&](const DocumentRow& r) {
     return r.score.predictions == 0 || (has_bytes && r.bytes == 0);
@@ -239,8 +252,9 @@ std::string compression_text(const Documents& documents, std::span<const Documen
   std::partial_sort(rows.begin(), rows.begin() + shown, rows.end(),
                     [&](const DocumentRow& a, const DocumentRow& b) { return cost(a) > cost(b); });
   if (shown == 0) return text;
-  text += fmt::format("# the {} documents that cost most:\n{}", shown, document_table().header());
-  for (size_t i = 0; i < shown; ++i) text += as_comment(document_table().row(rows[i]));
+  text += fmt::format("# the {} documents that cost most:\n{}", shown,
+                      document_table(with_teacher).header());
+  for (size_t i = 0; i < shown; ++i) text += as_comment(document_table(with_teacher).row(rows[i]));
   return text;
 }
 
@@ -329,6 +343,27 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
       weight_bytes(c, grid.tp, types.activations) / mib, activations / mib,
       load.transient_bytes / mib);
   return text;
+}
+
+int64_t teacher_bytes(const std::optional<Teacher>& teacher) {
+  if (!teacher) return 0;
+  return planned_bytes(teacher->plan(), teacher->config(), teacher->scorer(), MemorySpace::host) +
+         teacher->bytes();
+}
+
+std::string teacher_text(const ScoringPlan& plan, const ModelConfig& teacher,
+                         const ModelConfig& student) {
+  const GridShape& grid = plan.setup.grid;
+  const DecoderTypes& types = plan.setup.types;
+  const Load load = load_of(plan, teacher);
+  constexpr double mib = 1048576;
+  return fmt::format(
+      "#   teacher: FLOPs of a pass {:.4g} more; memory of a rank: weights {:.1f} MiB, activations "
+      "of the largest bin {:.1f} MiB, hidden states of the model and blocks of logits {:.1f} MiB\n",
+      plan.flops(teacher) + divergence_flops(plan, teacher, student),
+      weight_bytes(teacher, grid.tp, types.activations) / mib,
+      (activation_bytes(teacher, grid.tp, types, load.max_slots) + load.own_bytes) / mib,
+      divergence_bytes(plan, teacher, student, load.max_slots) / mib);
 }
 
 }  // namespace gyre

@@ -7,7 +7,8 @@
 
 namespace gyre {
 
-const Table<ScoringResult>& scoring_table();
+/// With the mean divergence if there is a teacher.
+const Table<ScoringResult>& scoring_table(bool with_teacher);
 
 /// The header of the output file, which holds everything but the scores and checksums of inputs.
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
@@ -22,6 +23,7 @@ struct Compression {
   double bits_per_byte = 0;  ///< NaN without bytes
   double bits_per_token = 0;
   double mean_entropy_bits = 0;
+  double mean_kl_bits = 0;
   int64_t predictions = 0;
 };
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores);
@@ -31,9 +33,9 @@ void add_figures(RunReport& report, const ScoringResult& result, const Compressi
                  int64_t vocab_size);
 
 /// "# score ..." line, and a table of the `top` documents with the most bits
-/// per byte.
+/// per byte; with divergences if there is a teacher.
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
-                             int top);
+                             int top, bool with_teacher);
 
 /// A "#" table with a line for each rank: its share of attention and its times
 /// in the last pass. Collective.
@@ -44,9 +46,15 @@ std::string ranks_text(const ScoringCase& subject, Communicator& world);
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer,
                       MemorySpace space);
 
+/// Memory of this rank that a teacher, if any, needs beside that.
+int64_t teacher_bytes(const std::optional<Teacher>& teacher);
+
 /// Sizes, FLOPs, bytes and memory of a run on the plan's grid, without running
 /// it. Plans the attention of one rank and bin at a time. Throws the usage
 /// errors of layouts and schedules.
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config);
+/// What a teacher adds to that.
+std::string teacher_text(const ScoringPlan& plan, const ModelConfig& teacher,
+                         const ModelConfig& student);
 
 }  // namespace gyre

@@ -27,7 +27,7 @@ TABLES = {
         "@tokenizer? *"
     ),
     "gyre/results": (
-        "/results @model_sha256 @input_sha256 logprob entropy offsets names? /packed @cp "
+        "/results @model_sha256 @input_sha256 @teacher_sha256? logprob entropy kl? offsets names? /packed @cp "
         "@bin_capacity bin_offsets document cu_seqlens cu_seqlens_padded /packed/prefixes "
         "tree_offsets~ nodes~ documents~"
     ),

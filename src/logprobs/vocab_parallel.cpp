@@ -195,6 +195,12 @@ SoftCrossEntropy::SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, 
   };
   agree_on_arguments(tp, what, check, {{"the number of tokens", tokens}});
   agree_on_partition(tp, what, vocab);
+  resize(tokens);
+}
+
+void SoftCrossEntropy::resize(int64_t tokens) {
+  tokens_ = tokens;
+  if (value_.size() == tokens) return;
   const MemorySpace space = results_space(kernels_);
   students_ = Buffer<RowNormalizer>(tokens, space);
   teachers_ = Buffer<RowNormalizer>(tokens, space);

@@ -135,6 +135,9 @@ class SoftCrossEntropy {
   SoftCrossEntropy(int64_t tokens, const VocabPartition& vocab, int threads, Communicator& tp,
                    RowKernels* kernels = nullptr, Communicator* arrays = nullptr);
 
+  /// Sets the number of rows, equal on all ranks. No communication; discards the last pass.
+  void resize(int64_t tokens);
+
   /// value [tokens] (nats) <- cross entropies. `stream` is the kernels' stream. Collective: one
   /// all-gather. Returns the seconds that the stream waited for other ranks.
   double forward(ConstMatrixRef student, ConstMatrixRef teacher, Stream& stream,

@@ -73,6 +73,7 @@ struct Decoder::Workspace {
   const LocalBatch& batch;
   AttentionExecutor* attention = nullptr;
   std::span<LogprobEntropy> out;
+  HeadObserver observe_head = {};
   bool added = false;  // `partial` has already been added to x; the next norm must not add it again
   Phases phases;
   std::vector<WorkPtr> works;  // communications that the host has not yet waited for
@@ -183,8 +184,8 @@ void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Worksp
   w.works.back()->wait_on_stream();
 }
 
-void Decoder::perturb_norms(bool on) {
-  perturbed_ = on ? weights_.perturbed_norms(stream_) : DecoderWeights();
+void Decoder::perturb_norms(bool on, uint64_t seed) {
+  perturbed_ = on ? weights_.perturbed_norms(stream_, seed) : DecoderWeights();
 }
 
 const float* Decoder::norm_of(Weight weight, int64_t layer) const {
@@ -243,9 +244,11 @@ void Decoder::run(const decoder_step::Score& step, int64_t /*layer*/, Workspace&
   const int64_t targets = w.targets();
   Buffer<float> logprob(targets), entropy(targets);
   head_.resize(targets);
-  const double waited = head_.forward(w.at(Activation::h), weights_.of(step.weight).matrix(),
-                                      w.batch.targets, stream_, logprob.span(), entropy.span());
+  const ConstMatrixRef h = w.at(Activation::h), head = weights_.of(step.weight).matrix();
+  const double waited =
+      head_.forward(h, head, w.batch.targets, stream_, logprob.span(), entropy.span());
   for (int64_t i = 0; i < targets; ++i) w.out[i] = {logprob[i], entropy[i]};
+  if (w.observe_head) w.observe_head(h, head);
   w.times.tp_wait += waited;
   w.times.head -= waited;
 }
@@ -279,7 +282,8 @@ std::deque<AttentionExecutor> Decoder::executors_of(std::span<const RankPlan> pl
 }
 
 DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan> plans,
-                              std::span<LogprobEntropy> out, const HiddenObserver& observe) {
+                              std::span<LogprobEntropy> out, const HiddenObserver& observe,
+                              const HeadObserver& observe_head) {
   const int64_t slots = std::ssize(batch.tokens);
   GYRE_CHECK(plans.size() == masks_.size(), "{} plans for {} masks", plans.size(), masks_.size());
   for (const RankPlan& plan : plans) {
@@ -292,6 +296,7 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan>
              batch.targets.size(), out.size());
   std::deque<AttentionExecutor> executors = executors_of(plans);
   Workspace w(slots, config_, grid_.shape().tp, types_, batch, out, stream_);
+  w.observe_head = observe_head;
   ops_->set_slots(batch.tokens, batch.positions);
   int64_t layer = -1;
   for (const DecoderStep& step : steps_) {

@@ -70,10 +70,16 @@ struct DecoderTimes {
 /// embedding, index l after layer l.
 using HiddenObserver = std::function<void(int64_t index, MatrixView<const float> x)>;
 
+/// Called with the factors of the logits, in the decoder's memory space: the hidden states h
+/// [targets, hidden] after the last norm, which are gone after the pass, and this rank's rows of
+/// the head [local_vocab(), hidden].
+using HeadObserver = std::function<void(ConstMatrixRef h, ConstMatrixRef head)>;
+
 /// The score of one prediction.
 struct LogprobEntropy {
   float logprob = 0;
   float entropy = 0;  ///< nats, >= 0
+  float kl = 0;       ///< divergence from a teacher (teacher.hpp), nats; 0 without one
 };
 
 class Decoder {
@@ -89,10 +95,11 @@ class Decoder {
   /// local_heads, one for each of layer_masks(); only their forward steps are used. All work is
   /// complete at return. Collective over the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, std::span<const RankPlan> plans,
-                       std::span<LogprobEntropy> out, const HiddenObserver& observe = {});
+                       std::span<LogprobEntropy> out, const HiddenObserver& observe = {},
+                       const HeadObserver& observe_head = {});
   /// Whether the next passes have norms with perturbed weights (DecoderWeights::perturbed_norms)
   /// instead of the model's. What that changes shows how large rounding errors are.
-  void perturb_norms(bool on);
+  void perturb_norms(bool on, uint64_t seed = 1);
 
  private:
   struct Workspace;

@@ -154,13 +154,19 @@ void apply_layer(const ModelConfig& c, const LayerWeights& weights, const LayerK
   add(x, product(gate, weights(Weight::w_down), tokens, inner, hidden));
 }
 
+/// The logits [vocab_size] after one token.
+std::span<const double> logits_of(const ModelConfig& c, std::span<const double> logits,
+                                  size_t token) {
+  const size_t padded = c.vocab_padded, vocab = c.vocab_size;
+  return logits.subspan(token * padded, vocab);
+}
+
 }  // namespace
 
-ReferenceScores score_document_reference(
+std::vector<double> logits_reference(
     const ModelConfig& c, const DecoderWeights& weights, std::span<const int32_t> document,
     const std::function<void(int64_t index, std::span<const double> x)>& observe) {
-  const size_t tokens = document.size();
-  const size_t hidden = c.hidden_size, padded = c.vocab_padded;
+  const size_t tokens = document.size(), hidden = c.hidden_size;
   const std::span<const float> embed = weights.of(Weight::embed).values();
   Matrix x;
   for (int32_t token : document)
@@ -173,17 +179,41 @@ ReferenceScores score_document_reference(
   }
   Matrix logits = product_with_transpose(
       rms_norm(x, weights.of(Weight::final_norm).values(), c.rms_norm_eps, hidden),
-      weights.of(c.tied_head ? Weight::embed : Weight::head).values(), tokens, hidden, padded);
+      weights.of(c.tied_head ? Weight::embed : Weight::head).values(), tokens, hidden,
+      c.vocab_padded);
   if (const double cap = c.final_soft_cap; cap > 0)
     for (double& z : logits) z = cap * std::tanh(z / cap);
+  return logits;
+}
+
+ReferenceScores scores_reference(const ModelConfig& c, std::span<const double> logits,
+                                 std::span<const int32_t> document) {
   ReferenceScores scores;
-  for (size_t t = 0; t + 1 < tokens; ++t) {
-    const std::span<const double> row(&logits[t * padded], static_cast<size_t>(c.vocab_size));
-    const TokenScore score = score_row_reference(row, document[t + 1]);
+  for (size_t t = 0; t + 1 < document.size(); ++t) {
+    const TokenScore score = score_row_reference(logits_of(c, logits, t), document[t + 1]);
     scores.logprob.push_back(score.logprob);
     scores.entropy.push_back(score.entropy);
   }
   return scores;
+}
+
+void add_divergences_reference(const ModelConfig& student, std::span<const double> student_logits,
+                               const ModelConfig& teacher, std::span<const double> teacher_logits,
+                               ReferenceScores& scores) {
+  for (size_t t = 0; t < scores.logprob.size(); ++t) {
+    const Matrix log_q = log_softmax_reference(logits_of(student, student_logits, t)),
+                 log_p = log_softmax_reference(logits_of(teacher, teacher_logits, t));
+    double kl = 0, distance = 0, deviation = 0;
+    for (size_t v = 0; v < log_p.size(); ++v) {
+      kl += std::exp(log_p[v]) * (log_p[v] - log_q[v]);
+      distance += std::abs(std::exp(log_p[v]) - std::exp(log_q[v]));
+    }
+    for (size_t v = 0; v < log_p.size(); ++v)
+      deviation += std::exp(log_p[v]) * std::abs(log_p[v] - log_q[v] - kl);
+    scores.kl.push_back(kl);
+    scores.distance.push_back(distance);
+    scores.deviation.push_back(deviation);
+  }
 }
 
 }  // namespace gyre

@@ -27,7 +27,7 @@ void DecoderWeights::move_to(Stream& stream) {
   for (auto& [key, tensor] : tensors_) tensor.move_to(stream);
 }
 
-DecoderWeights DecoderWeights::perturbed_norms(Stream& stream) const {
+DecoderWeights DecoderWeights::perturbed_norms(Stream& stream, uint64_t seed) const {
   constexpr Weight norms[] = {Weight::attn_norm, Weight::q_norm, Weight::k_norm, Weight::mlp_norm,
                               Weight::final_norm};
   const double deviation = 0x1p-9 / std::sqrt(3.0);
@@ -42,7 +42,7 @@ DecoderWeights DecoderWeights::perturbed_norms(Stream& stream) const {
     stream.synchronize();
     std::vector<float> u(from.cols);
     const auto number = (static_cast<int64_t>(Weight::head) + 1) * layer;
-    fill_token_row({1, TokenTensor::weight, false}, number + static_cast<int64_t>(weight), u);
+    fill_token_row({seed, TokenTensor::weight, false}, number + static_cast<int64_t>(weight), u);
     for (int64_t i = 0; i < from.cols; ++i) {
       float& x = row.as<float>()(0, i);
       x = static_cast<float>(x * (1 + deviation * u[i]));
@@ -59,9 +59,11 @@ DecoderWeights DecoderWeights::widened() && {
   return std::move(*this);
 }
 
-void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors) {
+void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors,
+                           const char* whose) {
   const auto check = [&](const char* name, int64_t value) {
-    if (value % tp != 0) errors.add("--tp {} does not divide the model's {} = {}", tp, name, value);
+    if (value % tp != 0)
+      errors.add("--tp {} does not divide the {}'s {} = {}", tp, whose, name, value);
   };
   check("num_attention_heads", config.num_attention_heads);
   if (tp % config.num_key_value_heads != 0)

@@ -58,10 +58,10 @@ class DecoderWeights {
     tensors_[key(weight, layer)] = std::move(tensor);
   }
   void move_to(Stream& stream);
-  /// The weights of the norms alone, each times 1 + u, in the stream's memory space. u is random,
-  /// the same on all ranks, and has the size of a rounding to bf16: its standard deviation is
-  /// 2^-9 / sqrt(3).
-  DecoderWeights perturbed_norms(Stream& stream) const;
+  /// The weights of the norms alone, each times 1 + u, in the stream's memory space. u is random
+  /// (by `seed`), the same on all ranks, and has the size of a rounding to bf16: its standard
+  /// deviation is 2^-9 / sqrt(3).
+  DecoderWeights perturbed_norms(Stream& stream, uint64_t seed) const;
   bool has(Weight weight, int64_t layer) const { return tensors_.contains(key(weight, layer)); }
   /// The same weights with all matrices in f32, for the reference decoder. In host memory.
   DecoderWeights widened() &&;
@@ -72,8 +72,10 @@ class DecoderWeights {
   std::map<Key, WeightTensor> tensors_;
 };
 
-/// Adds one error to `errors` for each reason why `config` cannot be split over `tp` ranks.
-void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors);
+/// Adds one error to `errors` for each reason why `config`, the model `whose`, cannot be split over
+/// `tp` ranks.
+void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& errors,
+                           const char* whose = "model");
 /// The tensor-parallel sizes up to `ranks` that the model's head counts, intermediate size and
 /// vocabulary admit.
 std::vector<int> allowed_tensor_parallel(const ModelConfig& config, int ranks);

@@ -9,12 +9,13 @@
 #include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "model/decoder_steps.hpp"
+#include "model/teacher.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
 namespace {
 
-/// One score with its index in document order; 16 bytes.
+/// One score with its index in document order.
 struct Scored {
   int64_t index;
   LogprobEntropy score;
@@ -82,12 +83,13 @@ BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
   BinLayout result{mask_of(forest, bin.documents), {}};
   LayoutOptions options = setup.layout_options;
   options.cp = setup.grid.cp;
-  const bool windows = std::ranges::any_of(masks, [](const LayerMask& m) { return m.window > 0; });
+  const bool windows =
+      std::ranges::any_of(layout_masks, [](const LayerMask& m) { return m.window > 0; });
   if (windows || !result.mask.plain_causal())
     options.pairs = [&](int64_t segment, int64_t queries) {
       const int64_t length = forest.tokens(bin.documents[segment]);
       int64_t weight = 0;
-      for (const LayerMask& m : masks)
+      for (const LayerMask& m : layout_masks)
         weight += (windows ? m.layers : 1) *
                   DocumentMask(mask_in(result.mask, m), segment, length).pairs(queries);
       return weight;
@@ -120,7 +122,7 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
   plan.capacity = bin_capacity;
   plan.bins = pack_documents(plan.forest.lengths(), bin_capacity, setup.slot_multiple());
   plan.predictions = prediction_offsets(offsets).back();
-  plan.masks = layer_masks(config);
+  plan.masks = plan.layout_masks = layer_masks(config);
   check_windows(plan.forest, plan.masks);
   std::vector<double> pairs_of_layers(plan.forest.trees(), 0);  // of a tree, over all layers
   for (const LayerMask& mask : plan.masks) {
@@ -146,6 +148,15 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity) {
   return plan_scoring(offsets, separate_documents(offsets), config, setup, bin_capacity);
+}
+
+ScoringPlan plan_teacher(const ScoringPlan& student, std::span<const int64_t> offsets,
+                         const ModelConfig& teacher) {
+  ScoringPlan plan =
+      plan_scoring(offsets, student.forest, teacher, student.setup, student.capacity);
+  plan.bins_of_replica = student.bins_of_replica;
+  plan.layout_masks = student.layout_masks;
+  return plan;
 }
 
 void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offsets,
@@ -244,7 +255,11 @@ DecoderTimes Scorer::run(
     HiddenObserver hidden;
     if (observe)
       hidden = [&](int64_t index, MatrixView<const float> x) { observe(shard, index, x); };
-    times += decoder.forward(shard.batch, shard.plans, shard.scores, hidden);
+    HeadObserver head;
+    if (teacher_ != nullptr)
+      head = [&](ConstMatrixRef h, ConstMatrixRef rows) { teacher_->keep_student(h, rows); };
+    times += decoder.forward(shard.batch, shard.plans, shard.scores, hidden, head);
+    if (teacher_ != nullptr) times += teacher_->diverge(&shard - shards_.data(), shard.scores);
   }
   return times;
 }
@@ -294,11 +309,12 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
                     writable_bytes_of(std::span<Scored>(received)), recv_bytes, stream, "scores")
       ->wait();
   mine.logprob.assign(size, std::numeric_limits<float>::quiet_NaN());
-  mine.entropy.assign(size, std::numeric_limits<float>::quiet_NaN());
+  mine.entropy = mine.kl = mine.logprob;
   for (const Scored& scored : received) {
     const size_t i = scored.index - mine.begin;
     mine.logprob.at(i) = scored.score.logprob;
     mine.entropy.at(i) = scored.score.entropy;
+    mine.kl.at(i) = scored.score.kl;
   }
   return mine;
 }
@@ -306,13 +322,15 @@ ScoreRange Scorer::in_document_order(Communicator& world) const {
 std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<const int64_t> offsets,
                                            std::span<const int64_t> unscored, Communicator& world) {
   const int64_t documents = std::ssize(offsets) - 1;
-  std::vector<double> sums(2 * documents, 0);
+  std::vector<double> sums(3 * documents, 0);
   size_t document = std::upper_bound(offsets.begin(), offsets.end(), mine.begin) - offsets.begin();
   for (int64_t i = mine.begin; i < mine.end(); ++i) {
     while (offsets[document] <= i) ++document;  // offsets[document] is the end of document - 1
     if (!unscored.empty() && i < offsets[document - 1] + unscored[document - 1]) continue;
-    sums[2 * (document - 1)] += mine.logprob[i - mine.begin];
-    sums[2 * (document - 1) + 1] += mine.entropy[i - mine.begin];
+    double* sum = &sums[3 * (document - 1)];
+    sum[0] += mine.logprob[i - mine.begin];
+    sum[1] += mine.entropy[i - mine.begin];
+    sum[2] += mine.kl[i - mine.begin];
   }
   HostStream stream;
   world
@@ -321,7 +339,7 @@ std::vector<DocumentScore> score_documents(const ScoreRange& mine, std::span<con
       ->wait();
   std::vector<DocumentScore> scores;
   for (int64_t d = 0; d < documents; ++d)
-    scores.push_back({sums[2 * d], sums[2 * d + 1],
+    scores.push_back({sums[3 * d], sums[3 * d + 1], sums[3 * d + 2],
                       offsets[d + 1] - offsets[d] - (unscored.empty() ? 0 : unscored[d])});
   return scores;
 }

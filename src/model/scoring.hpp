@@ -66,6 +66,8 @@ struct ScoringPlan {
   int64_t tokens = 0;            ///< stored: a shared prefix counts once
   int64_t predictions = 0;       ///< over all documents
   std::vector<LayerMask> masks;  ///< of the model's layers
+  /// The masks whose pairs layouts balance: `masks`, but in the plan of a teacher the student's.
+  std::vector<LayerMask> layout_masks;
   /// [masks] visible (query, key) pairs per head of one layer with that mask.
   std::vector<int64_t> pairs_of_mask;
   int64_t pairs = 0;  ///< sum of pairs_of_mask: each mask counts once, not once per layer
@@ -88,6 +90,11 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
 /// As above, with every document stored separately.
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity);
+
+/// Plans a pass of a teacher (teacher.hpp) over the bins, replicas and layouts of `student`, which
+/// was made of `offsets`. Throws plan_scoring()'s usage errors.
+ScoringPlan plan_teacher(const ScoringPlan& student, std::span<const int64_t> offsets,
+                         const ModelConfig& teacher);
 
 /// Throws a usage error if planning all ranks of all bins of `plan`, which was made of `offsets`,
 /// would take more than minutes (attention/plan_size.hpp). `alike_once`: bins with the same
@@ -113,9 +120,11 @@ struct BinShard {
 /// A contiguous range of all predictions, in document order.
 struct ScoreRange {
   int64_t begin = 0;
-  std::vector<float> logprob, entropy;
+  std::vector<float> logprob, entropy, kl;
   int64_t end() const { return begin + std::ssize(logprob); }
 };
+
+class Teacher;
 
 class Scorer {
  public:
@@ -126,6 +135,8 @@ class Scorer {
 
   const std::vector<BinShard>& shards() const { return shards_; }
   const HeadShape& heads() const { return heads_; }  ///< heads of this rank
+  /// Runs also score the divergences from `teacher`, which must outlive the scorer.
+  void set_teacher(Teacher& teacher) { teacher_ = &teacher; }
   /// Before each bin of a run, `f` is called with the bins done and all bins of this rank.
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// Attention work of this rank over all its bins and layers, counted from the plans.
@@ -152,6 +163,7 @@ class Scorer {
   const ScoringPlan& plan_;
   ProcessGrid& grid_;
   HeadShape heads_;  // heads of this rank
+  Teacher* teacher_ = nullptr;
   std::vector<BinShard> shards_;
   std::function<void(int64_t done, int64_t all)> progress_;
 };
@@ -161,6 +173,7 @@ class Scorer {
 struct DocumentScore {
   double logprob = 0;  ///< sum, nats
   double entropy = 0;  ///< sum, nats
+  double kl = 0;       ///< sum, nats
   int64_t predictions = 0;
 };
 std::vector<DocumentScore> score_documents(const ScoreRange& mine,

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <cmath>
 
+#include "logprobs/tolerance.hpp"
+
 namespace gyre {
 
 DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
@@ -70,6 +72,13 @@ double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
   const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);
   return size * decoder_tolerance(shape.layers * roundings_per_layer(shape) + after_layers,
                                   shape.layers * narrow_roundings_per_layer(shape) + narrow_after);
+}
+
+double kl_tolerance(double student, double teacher, double distance, double deviation,
+                    int64_t vocab) {
+  const double second = (student * student + teacher * teacher) / (2 * narrow_safety);
+  return std::hypot(student * std::min(1.0, distance), teacher * deviation) + second +
+         logprob_tolerance() * entropy_scale(vocab);
 }
 
 }  // namespace gyre

@@ -51,6 +51,16 @@ double residual_sigma(const DecoderShape& shape);
 /// max / sqrt(2 ln vocab), at least 1. Log-softmax passes the error of the logits on.
 double score_tolerance(const DecoderShape& shape, double max_abs_logit);
 
+/// Absolute tolerance of a divergence Σ p (log p - log q) (nats), with the tolerances `student` and
+/// `teacher` of log q and log p. An error e_v of log q_v changes it by -Σ p e, and because
+/// Σ q e = 0 by Σ (q - p) e: at most `distance` = Σ |p - q| times e, or e. An error of log p_v is a
+/// relative error of p_v, with Σ p e = 0. It changes the divergence by Σ p e (log p - log q - KL):
+/// at most `deviation` = Σ p |log p - log q - KL| times e. Both are independent. Second-order terms
+/// are half of the squares of the errors, without one safety factor. The cross entropy and the
+/// entropy, whose difference it is, are rounded at their size.
+double kl_tolerance(double student, double teacher, double distance, double deviation,
+                    int64_t vocab);
+
 // This is what errors of a bf16 decoder have in common. Their size hardly depends on depth:
 // attention that is nearly an argmax amplifies the errors of earlier layers, and predictions that
 // are nearly certain hide them. With random weights of equal depth it differs by a factor of 50. It

@@ -150,7 +150,7 @@ Digests read_scores(Communicator& comm, const std::string& path) {
   const Results r = read_results(comm, path);
   Digest digest;
   add(digest, r.header.packed);
-  return {digest.add(r.header.offsets, r.logprob, r.entropy).value()};
+  return {digest.add(r.header.offsets, r.logprob, r.entropy, r.kl).value()};
 }
 
 /// With itself, so that all of it is read, and with a seed. What differs is reported, and so no

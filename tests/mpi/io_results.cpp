@@ -31,16 +31,18 @@ struct Piece {
   Piece(int64_t first, int64_t count) : begin(first) {
     for (int64_t i = begin; i < begin + count; ++i) logprob.push_back(logprob_of(i));
     for (int64_t i = begin; i < begin + count; ++i) entropy.push_back(entropy_of(i));
+    for (const float x : entropy) kl.push_back(-x);
   }
 
   int64_t begin;
-  std::vector<float> logprob, entropy;
+  std::vector<float> logprob, entropy, kl;
 };
 
 ResultsHeader header_for(std::vector<int64_t> offsets) {
   ResultsHeader header;
   header.model_sha256 = std::string(64, 'a');
   header.input_sha256 = std::string(64, 'b');
+  header.teacher_sha256 = std::string(64, 'c');
   for (size_t i = 0; i + 1 < offsets.size(); ++i) header.names.push_back(fmt::format("d{}", i));
   header.offsets = std::move(offsets);
   header.cp = 2;
@@ -51,7 +53,7 @@ ResultsHeader header_for(std::vector<int64_t> offsets) {
 
 void save(const std::string& path, const ResultsHeader& header, const Piece& mine) {
   OutputFile output(world(), path);
-  write_results(output, header, {mine.begin, mine.logprob, mine.entropy});
+  write_results(output, header, {mine.begin, mine.logprob, mine.entropy, mine.kl});
   output.commit();
 }
 
@@ -65,6 +67,7 @@ void expect_complete(const std::string& path, int64_t total) {
   for (int64_t i = 0; i < std::ssize(results.logprob); ++i) {
     EXPECT_EQ(results.logprob[i], logprob_of(i)) << i;
     EXPECT_EQ(results.entropy[i], entropy_of(i)) << i;
+    EXPECT_EQ(results.kl.at(i), -entropy_of(i)) << i;
   }
 }
 
@@ -103,6 +106,7 @@ TEST(Results, HeaderComesBack) {
   const ResultsHeader read = read_results(world(), folder.file("r.h5")).header;
   EXPECT_EQ(read.model_sha256, written.model_sha256);
   EXPECT_EQ(read.input_sha256, written.input_sha256);
+  EXPECT_EQ(read.teacher_sha256, written.teacher_sha256);
   EXPECT_EQ(read.offsets, written.offsets);
   EXPECT_EQ(read.names, written.names);
   EXPECT_EQ(read.cp, 2);

@@ -51,14 +51,14 @@ inline void write_packed_sample(const std::string& path, int64_t width) {
 
 inline void write_results_sample(const std::string& path) {
   ResultsHeader header;
-  header.model_sha256 = header.input_sha256 = "x";
+  header.model_sha256 = header.input_sha256 = header.teacher_sha256 = "x";
   header.offsets = {0, 4, 4};
   header.names = {"a", "b"};
   header.packed = {12, {0, 1}, {0}, {0, 11}, {0, 12}, {}};
   header.packed.prefixes = {{0, 1}, {{-1, 11, 0, 2}}, {0, 1}};
   const std::vector<float> values(4, -1);
   OutputFile output(world(), path);
-  write_results(output, header, {0, values, values});
+  write_results(output, header, {0, values, values, values});
   output.commit();
 }
 

@@ -11,6 +11,7 @@ namespace {
 
 constexpr const char* logprob_path = "/results/logprob";
 constexpr const char* entropy_path = "/results/entropy";
+constexpr const char* kl_path = "/results/kl";
 
 /// The predictions of a rank.
 struct Claim {
@@ -51,16 +52,21 @@ void create_results(const std::string& path, const ResultsHeader& header) {
   file.write_dataset("/results/offsets", std::span<const int64_t>(header.offsets));
   if (!header.names.empty())
     file.write_dataset("/results/names", std::span<const std::string>(header.names));
-  for (const char* dataset : {logprob_path, entropy_path})
+  std::vector<const char*> datasets = {logprob_path, entropy_path};
+  if (!header.teacher_sha256.empty()) {
+    file.write_attribute("/results", "teacher_sha256", header.teacher_sha256);
+    datasets.push_back(kl_path);
+  }
+  for (const char* dataset : datasets)
     file.create_dataset(dataset, DType::f32, {header.offsets.back()}, h5::Checksum::fletcher32);
   write_packed_bins(file, header.packed);
   file.write_attribute("/packed", "cp", header.cp);
   file.close();
 }
 
-/// Datasets of a results file. open_parts sets all of them, but names only if present.
+/// Datasets of a results file. open_parts sets all of them, but names and kl only if present.
 struct ResultParts {
-  std::optional<h5::Dataset> logprob, entropy, offsets, names;
+  std::optional<h5::Dataset> logprob, entropy, kl, offsets, names;
   PackedBinParts bins;
 };
 
@@ -73,6 +79,8 @@ ResultParts open_parts(const h5::File& file, ResultsHeader& header) {
   parts.logprob = reader.dataset(logprob_path, {h5::Type::f32}, {-1});
   const int64_t predictions = parts.logprob ? parts.logprob->elements() : -1;
   parts.entropy = reader.dataset(entropy_path, {h5::Type::f32}, {predictions});
+  header.teacher_sha256 = reader.text("/results", "teacher_sha256", "");
+  if (file.has_dataset(kl_path)) parts.kl = reader.dataset(kl_path, {h5::Type::f32}, {predictions});
   parts.offsets = reader.dataset("/results/offsets", {h5::Type::i64}, {-1});
   if (parts.offsets && file.has_dataset("/results/names")) {
     const int64_t count = parts.offsets->elements() - 1;
@@ -192,6 +200,7 @@ void write_results(OutputFile& output, const ResultsHeader& header, const Result
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
   file.dataset(logprob_path).write<float>(slabs, mine.logprob);
   file.dataset(entropy_path).write<float>(slabs, mine.entropy);
+  if (!header.teacher_sha256.empty()) file.dataset(kl_path).write<float>(slabs, mine.kl);
   file.close();
 }
 
@@ -203,6 +212,7 @@ Results read_results(Communicator& comm, const std::string& path) {
   run_agreed(comm, "opening the results of " + path, [&] { parts = open_parts(file, header); });
   results.logprob = parts.logprob->read_all<float>();
   results.entropy = parts.entropy->read_all<float>();
+  if (parts.kl) results.kl = parts.kl->read_all<float>();
   header.offsets = parts.offsets->read_all<int64_t>();
   if (parts.names) header.names = parts.names->read_texts();
   read_packed_bins(parts.bins, header.packed);

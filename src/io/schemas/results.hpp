@@ -54,6 +54,7 @@ Buffer<double> read_reference_hidden(Communicator& comm, const std::string& path
 struct ResultsHeader {
   std::string model_sha256;
   std::string input_sha256;
+  std::string teacher_sha256;      ///< empty: there was no teacher, and there are no divergences
   std::vector<int64_t> offsets;    ///< [documents + 1], see prediction_offsets
   std::vector<std::string> names;  ///< [documents], or empty
   int64_t cp = 0;                  ///< number of ranks that each bin was divided among
@@ -66,6 +67,7 @@ struct ResultPiece {
   int64_t begin = 0;
   std::span<const float> logprob;
   std::span<const float> entropy;
+  std::span<const float> kl = {};  ///< not read without a teacher
 };
 
 /// Writes the pieces of all ranks to the temporary file. Every prediction must be in the piece of
@@ -76,6 +78,7 @@ struct Results {
   ResultsHeader header;
   std::vector<float> logprob;  ///< [P]
   std::vector<float> entropy;  ///< [P]
+  std::vector<float> kl;       ///< [P], or empty
 };
 
 /// Reads a whole results file onto every rank, and checks it against the schema. Collective.

@@ -26,7 +26,7 @@ constexpr std::pair<const char*, const char*> tables[] = {
      "/model @vocab_size @vocab_padded @hidden_size @num_hidden_layers @num_attention_heads "
      "@num_key_value_heads @head_dim @intermediate_size @rope_theta @rms_norm_eps @tokenizer? *"},
     {"gyre/results",
-     "/results @model_sha256 @input_sha256 logprob entropy offsets names? "
+     "/results @model_sha256 @input_sha256 @teacher_sha256? logprob entropy kl? offsets names? "
      "/packed @cp @bin_capacity bin_offsets document cu_seqlens cu_seqlens_padded "
      "/packed/prefixes tree_offsets~ nodes~ documents~"},
     {"gyre/packed",

@@ -1,0 +1,80 @@
+#pragma once
+// The divergence of a model, the student, from a teacher of the same vocabulary:
+//
+//     serial:   for every prediction, with the distributions p of the teacher and q of the student:
+//                   KL(teacher || student) = Σ_v p_v (log p_v - log q_v)
+//                                          = -Σ_v p_v log q_v - H(p)                       nats
+//
+//     for each bin:
+//         the student scores it, and its hidden states before the head are kept
+//         the teacher scores it, which gives H(p)
+//         for each block of predictions: both models' logits of this rank's columns, and one
+//             all-gather of 20 bytes per prediction (SoftCrossEntropy)
+//
+// Both models have the same slots of each bin. All else may differ: layers, heads, windows, widths.
+// The difference of two roundings may be a little below 0. All arrays are in host memory.
+
+#include <optional>
+#include <span>
+
+#include "logprobs/vocab_parallel.hpp"
+#include "model/scoring.hpp"
+
+namespace gyre {
+
+/// FLOPs of the logits of both models.
+double divergence_flops(const ScoringPlan& plan, const ModelConfig& teacher,
+                        const ModelConfig& student);
+/// Bytes of the kept hidden states and of the blocks of logits on a rank, of a bin with that many
+/// predictions.
+int64_t divergence_bytes(const ScoringPlan& plan, const ModelConfig& teacher,
+                         const ModelConfig& student, int64_t predictions);
+
+class Teacher {
+ public:
+  /// Plans the teacher's bins of this rank (plan_teacher()). Both must outlive the object. `config`
+  /// has the student's vocab_padded (with_padding()).
+  Teacher(const DocumentView& documents, const ModelConfig& config, const ModelConfig& student,
+          const ScoringPlan& plan, ProcessGrid& grid);
+  /// Sets the teacher's decoder. Collective over the tp group.
+  void set_decoder(Decoder& decoder);
+
+  const Scorer& scorer() const { return scorer_; }
+  const ModelConfig& config() const { return config_; }
+  const ScoringPlan& plan() const { return plan_; }
+  /// Perturbs the teacher's norms, otherwise than the student's: roundings of both are independent.
+  void perturb_norms(bool on) { decoder_->perturb_norms(on, 2); }
+  /// FLOPs of a pass that it adds to the student's.
+  double flops() const { return plan_.flops(config_) + divergence_flops(plan_, config_, student_); }
+  /// Adds the work of this rank in a pass to the student's.
+  void add_to(PassWork& student) const;
+  /// divergence_bytes() of the largest bin of this rank.
+  int64_t bytes() const;
+
+  /// Keeps the inputs of the student's head for diverge(). The head itself must stay unchanged.
+  void keep_student(ConstMatrixRef h, ConstMatrixRef head);
+  /// Runs the teacher over bin shards()[shard] and sets the divergences of `scores`, the student's
+  /// scores of the bin. Collective over the cp and tp groups.
+  DecoderTimes diverge(int64_t shard, std::span<LogprobEntropy> scores);
+
+ private:
+  /// cross_[r] <- -Σ p log q of every row; returns the seconds that it waited for other ranks.
+  double cross_entropies(ConstMatrixRef teacher, ConstMatrixRef teacher_head);
+
+  ModelConfig config_, student_;
+  const ScoringPlan& plan_;
+  ProcessGrid& grid_;
+  Scorer scorer_;
+  VocabPartition vocab_;
+  Decoder* decoder_ = nullptr;
+  std::optional<SoftCrossEntropy> soft_;
+  Buffer<std::byte> kept_;
+  ConstMatrixRef h_, head_;  // the student's: in kept_, and its decoder's
+  Buffer<float> cross_;
+};
+
+/// Reads the weights of a model whose vocabulary is padded to `from` as if it was padded to `to`.
+/// The rows of the embedding and the columns of the head that the file lacks are 0.
+WeightReader with_padding(WeightReader read, int64_t from, int64_t to);
+
+}  // namespace gyre
