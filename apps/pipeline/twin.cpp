@@ -108,13 +108,13 @@ class TimedTwin {
   TwinScores score_all(const TwinSample& sample) {
     work_ += work_of(sample.tokens);
     const auto tokens = documents_.document(sample.document).first(sample.tokens);
+    if (teacher_ == nullptr)
+      return {.scores = score_document_reference(model_.config, model_.weights, tokens)};
     const auto logits = logits_reference(model_.config, model_.weights, tokens);
+    const auto of_teacher = logits_reference(teacher_->config, teacher_->weights, tokens);
     TwinScores result{.scores = scores_reference(model_.config, logits, tokens)};
-    if (teacher_ != nullptr) {
-      const auto of_teacher = logits_reference(teacher_->config, teacher_->weights, tokens);
-      result.teacher_logprob = scores_reference(teacher_->config, of_teacher, tokens).logprob;
-      add_divergences_reference(model_.config, logits, teacher_->config, of_teacher, result.scores);
-    }
+    result.teacher_logprob = scores_reference(teacher_->config, of_teacher, tokens).logprob;
+    add_divergences_reference(model_.config, logits, teacher_->config, of_teacher, result.scores);
     return result;
   }
 
