@@ -221,7 +221,7 @@ for heads in 8 2; do # heads that the ranks do not divide, and fewer than ranks:
   uneven=("$MPIEXEC" -n 3 "$shard" --input packed.h5 --ulysses --heads $heads --kv-heads 2 --head-dim 3)
   expect 0 'VERIFY PASSED' "${uneven[@]}"
   expect 2 "$heads query heads do not divide over 3 ranks" "${uneven[@]}" -o uneven.h5
-  expect 2 'the nearest number is 1' "${uneven[@]}" --yours uneven.h5
+  expect 2 'the nearest number is 1' "${uneven[@]}" -o uneven.h5
 done
 expect 2 '--ulysses takes no --layout' "$shard" --input packed.h5 --ulysses --layout zigzag
 
