@@ -62,10 +62,10 @@ void check(LogprobsOptions& o) {
 void check(PredictOptions& o) {
   check_options(o, 1);
 }
-void check(const PackOptions& o) {
+void check(PackOptions& o) {
   check_options(o);
 }
-void check(const ShardOptions& o) {
+void check(ShardOptions& o) {
   check_options(o);
 }
 void check(const PipelineOptions& o) {
