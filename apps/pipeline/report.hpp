@@ -53,7 +53,7 @@ int64_t teacher_bytes(const std::optional<Teacher>& teacher);
 /// it. Plans the attention of one rank and bin at a time. Throws the usage
 /// errors of layouts and schedules.
 std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& config);
-/// What a teacher adds to that.
+/// FLOPs and memory that a teacher adds to those of dry_run_text().
 std::string teacher_text(const ScoringPlan& plan, const ModelConfig& teacher,
                          const ModelConfig& student);
 

@@ -16,7 +16,7 @@ struct TwinModel {
   DecoderWeights weights;
 };
 
-/// What the twin may take, about.
+/// Limits of the twin: it stops about when one of them is reached.
 struct TwinBudget {
   int64_t tokens = 0;
   double seconds = 0;

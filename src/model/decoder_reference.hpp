@@ -11,7 +11,7 @@ namespace gyre {
 struct ReferenceScores {
   std::vector<double> logprob;  ///< of the next token: [max(0, tokens - 1)]
   std::vector<double> entropy;  ///< same length, nats
-  // Of the divergence from a teacher; empty without one.
+  // The following compare p of a teacher with q of the model; they are empty without a teacher.
   std::vector<double> kl;         ///< Σ p (log p - log q), nats
   std::vector<double> distance;   ///< Σ |p - q|
   std::vector<double> deviation;  ///< Σ p |log p - log q - kl|
