@@ -26,7 +26,11 @@ ScoringCase::ScoringCase(const ScoringPlan& plan, const ScoringInputs& inputs, P
   if (in_.teacher == nullptr) return;
   teacher_.emplace(DocumentView{in_.documents.tokens, in_.documents.offsets}, in_.teacher->config,
                    config_, in_.teacher->plan, grid);
-  scorer_.set_teacher(*teacher_);
+  scorer_.observe_bins(
+      [this](ConstMatrixRef h, ConstMatrixRef head) { teacher_->keep_student(h, head); },
+      [this](int64_t shard, std::span<PredictionScore> scores) {
+        return teacher_->diverge(shard, scores);
+      });
 }
 
 WeightReader TeacherModel::read_weights() {

@@ -45,7 +45,7 @@ class Phases {
 /// Activations of one forward pass over `n` slots; from Again on, h has one row per target.
 struct Decoder::Workspace {
   Workspace(int64_t n, const ModelConfig& c, int tp, const DecoderTypes& types, const LocalBatch& b,
-            std::span<LogprobEntropy> scores, Stream& stream)
+            std::span<PredictionScore> scores, Stream& stream)
       : slots(n), batch(b), out(scores), phases(stream) {
     for (const Activation a : activations_of_decoder) {
       const int64_t width = width_of(a, c, tp);
@@ -72,7 +72,7 @@ struct Decoder::Workspace {
   int64_t slots;
   const LocalBatch& batch;
   AttentionExecutor* attention = nullptr;
-  std::span<LogprobEntropy> out;
+  std::span<PredictionScore> out;
   HeadObserver observe_head = {};
   bool added = false;  // `partial` has already been added to x; the next norm must not add it again
   Phases phases;
@@ -282,7 +282,7 @@ std::deque<AttentionExecutor> Decoder::executors_of(std::span<const RankPlan> pl
 }
 
 DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan> plans,
-                              std::span<LogprobEntropy> out, const HiddenObserver& observe,
+                              std::span<PredictionScore> out, const HiddenObserver& observe,
                               const HeadObserver& observe_head) {
   const int64_t slots = std::ssize(batch.tokens);
   GYRE_CHECK(plans.size() == masks_.size(), "{} plans for {} masks", plans.size(), masks_.size());

@@ -76,7 +76,7 @@ using HiddenObserver = std::function<void(int64_t index, MatrixView<const float>
 using HeadObserver = std::function<void(ConstMatrixRef h, ConstMatrixRef head)>;
 
 /// The score of one prediction.
-struct LogprobEntropy {
+struct PredictionScore {
   float logprob = 0;
   float entropy = 0;  ///< nats, >= 0
   float kl = 0;       ///< divergence from a teacher (teacher.hpp), nats; 0 without one
@@ -95,7 +95,7 @@ class Decoder {
   /// local_heads, one for each of layer_masks(); only their forward steps are used. All work is
   /// complete at return. Collective over the cp and tp groups.
   DecoderTimes forward(const LocalBatch& batch, std::span<const RankPlan> plans,
-                       std::span<LogprobEntropy> out, const HiddenObserver& observe = {},
+                       std::span<PredictionScore> out, const HiddenObserver& observe = {},
                        const HeadObserver& observe_head = {});
   /// Whether the next passes have norms with perturbed weights (DecoderWeights::perturbed_norms)
   /// instead of the model's. What that changes shows how large rounding errors are.

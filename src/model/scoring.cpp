@@ -9,7 +9,6 @@
 #include "core/checksum.hpp"
 #include "core/error.hpp"
 #include "model/decoder_steps.hpp"
-#include "model/teacher.hpp"
 #include "runtime/watchdog.hpp"
 
 namespace gyre {
@@ -18,7 +17,7 @@ namespace {
 /// One score with its index in document order.
 struct Scored {
   int64_t index;
-  LogprobEntropy score;
+  PredictionScore score;
 };
 
 int64_t share_begin(int64_t total, int ranks, int rank) {
@@ -255,11 +254,8 @@ DecoderTimes Scorer::run(
     HiddenObserver hidden;
     if (observe)
       hidden = [&](int64_t index, MatrixView<const float> x) { observe(shard, index, x); };
-    HeadObserver head;
-    if (teacher_ != nullptr)
-      head = [&](ConstMatrixRef h, ConstMatrixRef rows) { teacher_->keep_student(h, rows); };
-    times += decoder.forward(shard.batch, shard.plans, shard.scores, hidden, head);
-    if (teacher_ != nullptr) times += teacher_->diverge(&shard - shards_.data(), shard.scores);
+    times += decoder.forward(shard.batch, shard.plans, shard.scores, hidden, observe_head_);
+    if (after_bin_) times += after_bin_(&shard - shards_.data(), shard.scores);
   }
   return times;
 }

@@ -112,7 +112,7 @@ struct BinShard {
   Shard shard;
   std::vector<RankPlan> plans;  ///< one for each mask of the layers, without backward steps
   LocalBatch batch;
-  std::vector<LogprobEntropy> scores;    ///< [targets]
+  std::vector<PredictionScore> scores;   ///< [targets]
   std::vector<DocumentRun> tokens;       ///< row: slot
   std::vector<DocumentRun> predictions;  ///< row: index into scores
 };
@@ -124,7 +124,9 @@ struct ScoreRange {
   int64_t end() const { return begin + std::ssize(logprob); }
 };
 
-class Teacher;
+/// Called after each bin of a run, with its index in shards() and its scores, which it may complete.
+/// Returns the time that it adds to the run's.
+using BinObserver = std::function<DecoderTimes(int64_t shard, std::span<PredictionScore> scores)>;
 
 class Scorer {
  public:
@@ -135,8 +137,11 @@ class Scorer {
 
   const std::vector<BinShard>& shards() const { return shards_; }
   const HeadShape& heads() const { return heads_; }  ///< heads of this rank
-  /// Runs also score the divergences from `teacher`, which must outlive the scorer.
-  void set_teacher(Teacher& teacher) { teacher_ = &teacher; }
+  /// Later runs call these for each bin: `head` with the input of the head, then `after`.
+  void observe_bins(HeadObserver head, BinObserver after) {
+    observe_head_ = std::move(head);
+    after_bin_ = std::move(after);
+  }
   /// Before each bin of a run, `f` is called with the bins done and all bins of this rank.
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// Attention work of this rank over all its bins and layers, counted from the plans.
@@ -163,7 +168,8 @@ class Scorer {
   const ScoringPlan& plan_;
   ProcessGrid& grid_;
   HeadShape heads_;  // heads of this rank
-  Teacher* teacher_ = nullptr;
+  HeadObserver observe_head_;
+  BinObserver after_bin_;
   std::vector<BinShard> shards_;
   std::function<void(int64_t done, int64_t all)> progress_;
 };

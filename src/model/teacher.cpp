@@ -148,9 +148,9 @@ double Teacher::cross_entropies(ConstMatrixRef teacher, ConstMatrixRef teacher_h
   return grid_.shape().tp == 1 ? 0 : waited;
 }
 
-DecoderTimes Teacher::diverge(int64_t shard, std::span<LogprobEntropy> scores) {
+DecoderTimes Teacher::diverge(int64_t shard, std::span<PredictionScore> scores) {
   const BinShard& bin = scorer_.shards()[shard];
-  std::vector<LogprobEntropy> own(scores.size());
+  std::vector<PredictionScore> own(scores.size());
   double waited = 0;
   DecoderTimes times = decoder_->forward(
       bin.batch, bin.plans, own, {},

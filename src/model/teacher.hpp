@@ -55,7 +55,7 @@ class Teacher {
   void keep_student(ConstMatrixRef h, ConstMatrixRef head);
   /// Runs the teacher over bin shards()[shard] and sets the divergences of `scores`, the student's
   /// scores of the bin. Collective over the cp and tp groups.
-  DecoderTimes diverge(int64_t shard, std::span<LogprobEntropy> scores);
+  DecoderTimes diverge(int64_t shard, std::span<PredictionScore> scores);
 
  private:
   /// cross_[r] <- -Σ p log q of every row; returns the seconds that it waited for other ranks.
