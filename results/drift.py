@@ -33,6 +33,7 @@ ARRAYS = ("out", "d_q", "d_k", "d_v")
 TYPES = {
     "f32": ["-d", "f32"],
     "bf16": ["-d", "bf16"],
+    "bf16, dKV in f32": ["-d", "bf16", "--wire-dkv", "f32"],
     "bf16 sums": ["-d", "bf16", "--partial-out", "bf16", "--partial-dq", "bf16"],
 }
 SCHEDULES = {

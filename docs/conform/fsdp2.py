@@ -12,7 +12,7 @@ NARROW = MixedPrecisionPolicy(param_dtype=torch.bfloat16, reduce_dtype=torch.flo
 
 
 def data_mesh(mesh):
-    """Of dp and cp; the mesh has dp if there are replicas."""
+    """The mesh of dp and cp, or of cp alone without replicas."""
     return mesh["dp", "cp"]._flatten("data") if "dp" in mesh.mesh_dim_names else mesh["cp"]
 
 

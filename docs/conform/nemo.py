@@ -1,4 +1,4 @@
-"""NeMo RL: log-probabilities and entropies of a split vocabulary, whole and in chunks of rows. Its folder: PYTHONPATH."""
+"""NeMo RL: log-probabilities and entropies of a split vocabulary, whole and in chunks of rows. PYTHONPATH names its folder."""
 
 from nemo_rl.distributed.model_utils import ChunkedDistributedEntropy, ChunkedDistributedLogprob, DistributedLogprob
 
