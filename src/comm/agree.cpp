@@ -7,7 +7,6 @@
 
 #include "comm/local_work.hpp"
 #include "core/checksum.hpp"
-#include "runtime/mpi_env.hpp"
 
 namespace gyre {
 namespace {
@@ -107,7 +106,7 @@ std::string difference(Communicator& comm, std::string_view what,
 }  // namespace
 
 void throw_to_all(const Communicator& comm, ExitCode code, const std::string& message) {
-  if (comm.size() == MpiEnvironment::world_size()) throw AgreedError(code, message);
+  if (comm.size() == comm.transport().ranks_of_run()) throw AgreedError(code, message);
   throw Error(code, message);
 }
 

@@ -6,6 +6,7 @@
 
 #include "comm/local_work.hpp"
 #include "core/error.hpp"
+#include "runtime/mpi_env.hpp"
 
 namespace gyre {
 namespace {
@@ -43,6 +44,10 @@ Communicator& Communicator::subgroup(const std::vector<int>& ranks) {
   std::unique_ptr<Communicator>& group = subgroups_[ranks];
   if (group == nullptr) group = split(ranks.front());
   return *group;
+}
+
+int Communicator::ranks_of_run() const {
+  return MpiEnvironment::world_size();
 }
 
 Traffic Communicator::traffic() const {

@@ -111,6 +111,8 @@ class Communicator {
   void count_again(const Traffic& sent) { count(sent.bytes_sent, sent.messages); }
   /// Communicator that transports the bytes: this one, or the one that this one decorates.
   virtual const Communicator& transport() const { return *this; }
+  /// Number of ranks of the run to which the ranks of this group belong. Ask transport().
+  virtual int ranks_of_run() const;
 
   /// Grouped point-to-point: all slices form one operation. Slices to one peer travel as one
   /// message, in their order. A message has the same length at both ends; its slices may differ.

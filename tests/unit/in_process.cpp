@@ -1,10 +1,13 @@
-// Ranks that take turns in one process: order of sums, groups, errors, ranks that wait for ever.
+// Ranks that take turns in one process: order of sums, groups, buffers in use, errors, ranks that
+// wait for ever.
 
 #include "comm/in_process.hpp"
 
 #include <gtest/gtest.h>
+#include <pthread.h>
 
 #include "comm/agree.hpp"
+#include "comm/checked.hpp"
 #include "core/bf16.hpp"
 #include "core/error.hpp"
 
@@ -76,15 +79,112 @@ TEST(RanksInProcess, MessagesToARankArriveInTheOrderInWhichTheyAreSent) {
   });
 }
 
-TEST(RanksInProcess, AnErrorOfOneRankEndsAllAndIsRethrown) {
-  RanksInProcess ranks(3);
-  const std::string message = message_of([&] {
-    ranks.run([&](int rank) {
-      if (rank == 1) throw_runtime("rank 1 is out of order");
-      ranks.of(rank).barrier(stream, "never")->wait();
-    });
+/// Sends one number from rank `sender` of two to the other one, and returns the work.
+WorkPtr pass_number(Communicator& group, int sender, int& number) {
+  const SendSlice send{1 - sender, bytes_of(std::span<const int>(&number, 1))};
+  const RecvSlice recv{sender, writable_bytes_of(std::span<int>(&number, 1))};
+  if (group.rank() == sender) return group.exchange({&send, 1}, {}, stream, "a number");
+  return group.exchange({}, {&recv, 1}, stream, "a number");
+}
+
+TEST(RanksInProcess, ASenderWaitsUntilItsMessageHasArrived) {
+  RanksInProcess ranks(2);
+  ranks.run([&](int rank) {
+    int number = rank == 0 ? 7 : 0;
+    const WorkPtr work = pass_number(ranks.of(rank), 0, number);
+    EXPECT_EQ(work->test(), rank == 1);  // the second one moves the data
+    work->wait();
+    EXPECT_EQ(number, 7);
+    number = 8;
   });
-  EXPECT_EQ(message, "rank 1 is out of order");
+}
+
+TEST(RanksInProcess, ABufferThatIsOverwrittenInFlightIsFound) {
+  for (const bool checks : {false, true}) {
+    RanksInProcess ranks(2);
+    const std::string message = message_of([&] {
+      ranks.run([&](int rank) {
+        CheckedCommunicator group(ranks.of(rank).split(0));  // rank 1 goes on first
+        group.check_messages(checks);
+        int number = rank == 1 ? 7 : 0;
+        const WorkPtr work = pass_number(group, 1, number);
+        if (rank == 1) number = 8;
+        work->wait();
+        EXPECT_EQ(number, 8);
+      });
+    });
+    EXPECT_EQ(message, checks ? "a number: what rank 1 sent arrived with other bits than were "
+                                "sent: memory or network are at fault"
+                              : "no error");
+  }
+}
+
+TEST(RanksInProcess, TheFirstErrorEndsAllAndIsRethrown) {
+  RanksInProcess ranks(3);
+  const auto message = [&] {
+    return message_of([&] {
+      ranks.run([&](int rank) {
+        if (rank == 1) throw_runtime("rank 1 is out of order");
+        try {
+          ranks.of(rank).barrier(stream, "never")->wait();
+          ADD_FAILURE() << "rank " << rank << " goes on";
+        } catch (...) {
+          throw_runtime("a consequence on rank {}", rank);
+        }
+      });
+    });
+  };
+  EXPECT_EQ(message(), "rank 1 is out of order");
+  EXPECT_EQ(message(), "rank 1 is out of order") << "the ranks are used again";
+}
+
+TEST(RanksInProcess, AnErrorOnWhichAllAgreeIsThrownByAll) {
+  RanksInProcess ranks(4);
+  for (const int failing : {0, 2, 3}) {
+    int ended = 0;
+    const auto body = [&](int rank) {
+      try {
+        run_agreed(ranks.of(rank), "work", [&] {
+          if (rank >= failing) throw_usage("rank {} cannot", rank);
+        });
+      } catch (const AgreedError& error) {
+        EXPECT_EQ(error.code(), ExitCode::usage);
+        ++ended;
+        throw;
+      }
+    };
+    const std::string found = fmt::format(" (found on rank {})", failing);
+    EXPECT_EQ(message_of([&] { ranks.run(body); }),
+              fmt::format("rank {} cannot{}", failing, failing == 0 ? "" : found));
+    EXPECT_EQ(ended, 4);
+  }
+  // The others know nothing of an error on which a part of the ranks agrees.
+  EXPECT_EQ(message_of([&] {
+              ranks.run([&](int rank) {
+                const auto part = ranks.of(rank).split(rank % 2);
+                run_agreed(*part, "work", [&] {
+                  if (rank % 2 == 1) throw_usage("odd ranks cannot");
+                });
+                ranks.of(rank).barrier(stream, "never")->wait();
+                ADD_FAILURE() << "rank " << rank << " goes on";
+              });
+            }),
+            "odd ranks cannot");
+}
+
+TEST(RanksInProcess, ThreadsThatCannotBeStartedAreAnError) {
+  pthread_attr_t usual, huge;
+  ASSERT_EQ(pthread_getattr_default_np(&usual), 0);
+  ASSERT_EQ(pthread_getattr_default_np(&huge), 0);
+  ASSERT_EQ(pthread_attr_setstacksize(&huge, size_t{1} << 50), 0);  // beyond all address spaces
+  ASSERT_EQ(pthread_setattr_default_np(&huge), 0);
+  RanksInProcess ranks(3);
+  const std::string message =
+      message_of([&] { ranks.run([](int rank) { ADD_FAILURE() << "rank " << rank << " runs"; }); });
+  ASSERT_EQ(pthread_setattr_default_np(&usual), 0);
+  EXPECT_NE(message.find("a replay of 3 ranks needs as many threads, and the system starts 0"),
+            std::string::npos)
+      << message;
 }
 
 TEST(RanksInProcess, WaitingForMessagesThatNobodySendsIsAnError) {
@@ -97,8 +197,21 @@ TEST(RanksInProcess, WaitingForMessagesThatNobodySendsIsAnError) {
         ranks.of(rank).exchange({}, {&recv, 1}, stream, "nothing")->wait();
       });
     });
-    EXPECT_EQ(message, "all ranks of a replay wait for messages that nobody has sent");
+    EXPECT_EQ(message, "nothing: all ranks of a replay wait for each other");
   }
+}
+
+TEST(RanksInProcess, CollectivesThatDifferAreAnError) {
+  RanksInProcess ranks(2);
+  const std::string message = message_of([&] {
+    ranks.run([&](int rank) {
+      if (rank == 0) ranks.of(rank).barrier(stream, "never")->wait();
+      int number = 0;
+      ranks.of(rank).all_reduce(&number, 1, DType::i32, ReduceOp::sum, stream, "another")->wait();
+    });
+  });
+  EXPECT_NE(message.find("another: ranks call different collectives"), std::string::npos)
+      << message;
 }
 
 TEST(RanksInProcess, AMessageOfAnotherLengthIsAnError) {
