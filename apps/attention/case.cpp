@@ -117,7 +117,8 @@ AttentionResult AttentionCase::row(Pass pass, int cycle) const {
 }
 
 std::pair<AttentionTolerances, AttentionTolerances> AttentionCase::tolerances() const {
-  AttentionReductions lengths = attention_reductions(plan_, planned_->problem, machine_.world);
+  AttentionReductions lengths =
+      attention_reductions(plan_, planned_->placed->problem, machine_.world);
   lengths.score_size = workload_.score_size;
   const KernelPrecision kernel = machine_.kernel.precision(setup_.types.activations);
   return {attention_tolerances(lengths, setup_.types, kernel),
@@ -142,7 +143,7 @@ void AttentionCase::check_counts(Verification& checks) const {
            all_reduce_value(world, mine.bytes_received, ReduceOp::sum),
            all_reduce_value(world, mine.bytes_sent, ReduceOp::sum));
     const ClosedForm form =
-        setup_.schedule.closed_form({planned_->problem, setup_.types, plan_.rank, pass});
+        setup_.schedule.closed_form({planned_->placed->problem, setup_.types, plan_.rank, pass});
     expect("messages", mine.messages, form.messages);
     expect("bytes sent", mine.bytes_sent, form.bytes_sent);
     expect("bytes received", mine.bytes_received, form.bytes_received);

@@ -115,7 +115,7 @@ class AttentionCase final : public Case {
   /// Log-sum-exps (plane 0) or deltas (plane 1) of all tokens, [tokens, heads], on every rank.
   /// Collective.
   std::vector<double> statistics(int64_t plane);
-  const Layout& layout() const { return planned_->placed.layout; }
+  const Layout& layout() const { return planned_->placed->layout; }
   const Shard& shard() const { return layout().shard(plan_.rank); }
   const RankPlan& plan() const { return plan_; }
   const AttentionWorkload& workload() const { return workload_; }

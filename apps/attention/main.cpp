@@ -50,7 +50,7 @@ struct Setting {
 void write_output(Setting& s, AttentionRanks& subject) {
   OutputFile output(s.context.world, s.o.output);
   write_results(output, subject, checksum_of(s.report, s.o.input),
-                provenance_of(s.context, subject.first().workload().origin));
+                provenance_of(s.context, subject.rank(0).workload().origin));
   s.context.outputs.add(std::move(output));
 }
 
@@ -71,12 +71,13 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
   std::vector<std::unique_ptr<AttentionCase>> ranks;
-  int64_t bytes = writing_bytes(o, workload, world.size());
+  int64_t bytes = 0;
   run_agreed(world, "plan", [&] {
     for (const AttentionMachine& machine : s.here.machines) {
       const int rank = machine.network.rank();
       if (!planned || planned->plan.rank != rank)
-        planned = std::make_shared<const PlannedAttention>(workload, setup, rank);
+        planned = std::make_shared<const PlannedAttention>(workload, setup, rank,
+                                                           planned ? planned->placed : nullptr);
       bytes += planned_bytes(planned->plan, workload, setup);
       ranks.push_back(std::make_unique<AttentionCase>(workload, planned, setup, machine, expected));
     }
@@ -85,7 +86,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
   s.report.memory.plan(bytes);
   if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;
-  for (const Pass pass : o.passes()) rows.push_back(subject.first().row(pass, cycle));
+  for (const Pass pass : o.passes()) rows.push_back(subject.rank(0).row(pass, cycle));
   // With --cuda-graph, the first run of a pass allocates and the second records the graph.
   const MeasureOptions measuring{o.repeats, o.cuda_graph ? std::max(2, o.warmup) : o.warmup,
                                  o.check, o.tol_scale};
@@ -93,7 +94,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
     suite.measure(subject, row.pass, measuring, s.backend, row,
                   [&](AttentionResult& result, const Measured&) { subject.complete(result); });
   if (!o.output.empty()) write_output(s, subject);
-  if (!o.trace.empty()) write_timeline(s, subject.first());
+  if (!o.trace.empty()) write_timeline(s, subject.rank(0));
 }
 
 void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkload& workload,

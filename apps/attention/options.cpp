@@ -19,7 +19,7 @@ namespace gyre {
 namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
-constexpr int max_replayed_ranks = 1024;
+constexpr int max_replay_threads = 1024;
 
 void declare_problem(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Problem");
@@ -234,11 +234,12 @@ void check_replay(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
   if (!o.replay) return;
   if (ranks != 1)
     errors.add("--replay in a run of {} ranks: one process runs them all, without mpirun", ranks);
-  if (o.cp > max_replayed_ranks)
-    errors.add("--cp {} with --replay: at most {}, each has a thread", o.cp, max_replayed_ranks);
+  if (const int most = max_replay_threads / o.threads; o.cp > most)
+    errors.add("--cp {} with --replay: at most {}, as each rank has {} of {} threads (--threads)",
+               o.cp, most, o.threads, max_replay_threads);
   if (o.explain) errors.add("--explain shows a plan and --replay runs it: one of them, not both");
   if (o.backend.on_gpu())
-    errors.add("--replay has ranks in host memory: --backend cpu, or without it");
+    errors.add("--replay has ranks in host memory, none on a GPU: --backend cpu, or without it");
   for (const auto& [option, value] : {std::pair{"--trace", o.trace},
                                       {"--emulate-network", o.network},
                                       {"--emulate-compute", o.compute},

@@ -11,14 +11,14 @@ AttentionRanks::AttentionRanks(std::vector<std::unique_ptr<AttentionCase>> ranks
 }
 
 void AttentionRanks::each(const std::function<void(AttentionCase&)>& f) {
-  if (replay_ == nullptr) return f(first());
-  replay_->run([&](int rank) { f(*ranks_.at(rank)); });
+  if (replay_ == nullptr) return f(rank(0));
+  replay_->run([&](int place) { f(rank(place)); });
 }
 
 template <class T, class F>
 std::vector<T> AttentionRanks::collect(const T& start, F f) {
   std::vector<T> results(ranks_.size(), start);
-  each([&](AttentionCase& rank) { f(rank, results[replay_ == nullptr ? 0 : rank.plan().rank]); });
+  each([&](AttentionCase& rank) { f(rank, results[place_of(rank)]); });
   return results;
 }
 
@@ -51,7 +51,7 @@ void AttentionRanks::start_timing(Pass pass) {
 }
 
 void AttentionRanks::run_parts(Pass pass, bool ahead) {
-  if (replay_ == nullptr) first().run_parts(pass, ahead);
+  if (replay_ == nullptr) rank(0).run_parts(pass, ahead);
 }
 
 SentTraffic AttentionRanks::sent() const {
@@ -72,7 +72,7 @@ std::optional<uint64_t> AttentionRanks::checksum(Pass pass) {
 }
 
 void AttentionRanks::verify(Pass pass, Verification& checks) {
-  if (replay_ == nullptr) return first().verify(pass, checks);
+  if (replay_ == nullptr) return rank(0).verify(pass, checks);
   checks = collect(checks, [&](AttentionCase& rank, Verification& mine) {
              rank.verify(pass, mine);
              mine.merge_over(rank.world());

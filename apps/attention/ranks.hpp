@@ -1,5 +1,5 @@
 #pragma once
-// The ranks that this process runs of a case: its own one, or with --replay all ranks of the plan,
+// The ranks of a case that this process runs: its own rank, or with --replay all ranks of the plan,
 // which take turns (comm/in_process.hpp). The suite measures them as one case.
 
 #include <functional>
@@ -14,12 +14,13 @@ namespace gyre {
 
 class AttentionRanks final : public Case {
  public:
-  /// `replay`: the group of several ranks; null with one. Allocates and fills their arrays.
-  /// Collective.
+  /// `replay`: the group of `ranks`, which are all of the plan; null: `ranks` has only the rank of
+  /// this process. Allocates and fills their arrays. Collective.
   AttentionRanks(std::vector<std::unique_ptr<AttentionCase>> ranks, RanksInProcess* replay);
   /// Calls f(rank) for every rank. f is collective over the ranks of the plan.
   void each(const std::function<void(AttentionCase&)>& f);
-  AttentionCase& first() { return *ranks_.front(); }
+  AttentionCase& rank(int64_t place) { return *ranks_.at(place); }
+  int64_t place_of(const AttentionCase& rank) const { return replay_ ? rank.plan().rank : 0; }
   int64_t size() const { return std::ssize(ranks_); }
 
   /// See AttentionCase. Collective.
@@ -31,7 +32,7 @@ class AttentionRanks final : public Case {
   void prepare(Pass pass, bool poisoned) override;
   void run(Pass pass) override;
   void start_timing(Pass pass) override;
-  /// Runs no parts in a replay: its messages are copies, and its ranks wait for each other's work.
+  /// Does nothing in a replay, where messages are copies and ranks wait for each other's work.
   void run_parts(Pass pass, bool ahead) override;
   /// The ranks of a replay compute on threads of their own.
   bool computes() const override { return replay_ == nullptr && ranks_.front()->computes(); }

@@ -4,11 +4,11 @@
 
 #include <algorithm>
 #include <cmath>
+#include <functional>
 #include <optional>
 #include <utility>
 
 #include "attention/kernels/make_kernel.hpp"
-#include "core/index.hpp"
 #include "harness/backend.hpp"
 #include "predict/explain.hpp"
 
@@ -52,7 +52,6 @@ std::string parts_text(const AttentionResult& result) {
 /// the whole of an f32 matrix.
 class AsFloat {
  public:
-  AsFloat(const MatrixRef& from, Stream& stream) : AsFloat(from, stream, {1, from.cols}) {}
   AsFloat(const MatrixRef& from, Stream& stream, const HeadColumns& part) : here_(from, stream) {
     const ConstMatrixRef& matrix = here_.matrix();
     const int64_t columns = part.heads * part.dim;
@@ -233,61 +232,67 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
 
 namespace {
 
-/// Results of one rank, a row for each of its slots.
-struct RankResults {
-  std::vector<int64_t> tokens;  ///< [slots], -1: padding
-  Buffer<float> lse_values;
-  AsFloat out, d_q, d_k, d_k_shared, d_v;
-  /// Collective.
-  explicit RankResults(AttentionCase& rank)
-      : tokens(rank.shard().slots, -1),
-        lse_values(rank.shard().slots * rank.workload().heads.heads),
-        out(rank.executor().matrix(ArrayKind::out), rank.stream()),
-        d_q(rank.executor().matrix(ArrayKind::d_q), rank.stream()),
-        d_k(rank.executor().d_keys(), rank.stream(), own_key_columns(rank.workload().heads)),
-        d_k_shared(rank.executor().d_keys(), rank.stream(),
-                   shared_key_columns(rank.workload().heads)),
-        d_v(rank.executor().d_values(), rank.stream()) {
-    const int64_t heads = rank.workload().heads.heads;
-    const std::vector<double> all_lse = rank.statistics(0);
-    for (const TokenRow& own : token_rows(rank.workload(), rank.shard())) {
-      tokens[own.row] = own.token;
-      for (int64_t h = 0; h < heads; ++h)
-        lse_values[own.row * heads + h] = static_cast<float>(all_lse[own.token * heads + h]);
-    }
-  }
-};
-
-/// Rows of several ranks one below the other; the rows of a single rank stay where they are.
-class Stacked {
+/// The array of results that `of` names, in f32: rows of this process's ranks, one below the other.
+/// Those of a single rank may stay where they are.
+class ResultRows {
  public:
-  explicit Stacked(const std::vector<MatrixView<const float>>& parts) : view_(parts.front()) {
-    if (parts.size() == 1) return;
-    view_.rows = 0;
-    for (const MatrixView<const float>& part : parts) view_.rows += part.rows;
-    values_ = Buffer<float>(view_.rows * view_.cols);
-    float* to = values_.data();
-    for (const MatrixView<const float>& part : parts)
-      for (int64_t r = 0; r < part.rows; ++r, to += part.cols)
-        std::copy_n(&part(r, 0), part.cols, to);
-    view_.data = values_.data();
-    view_.stride = view_.cols;
+  /// `part`: the columns that are wanted, if not all.
+  ResultRows(AttentionRanks& ranks, const std::function<MatrixRef(AttentionExecutor&)>& of,
+             const std::optional<HeadColumns>& part = {}) {
+    int64_t rows = 0, at = 0;
+    for (int64_t r = 0; r < ranks.size(); ++r) rows += ranks.rank(r).shard().slots;
+    for (int64_t r = 0; r < ranks.size(); ++r) {
+      const MatrixRef from = of(ranks.rank(r).executor());
+      AsFloat mine(from, ranks.rank(r).stream(), part.value_or(HeadColumns{1, from.cols}));
+      view_ = mine.view();
+      if (ranks.size() == 1) {
+        only_ = std::move(mine);
+        return;
+      }
+      if (values_.size() == 0) values_ = Buffer<float>(rows * view_.cols);
+      for (int64_t i = 0; i < view_.rows; ++i, at += view_.cols)
+        std::copy_n(&view_(i, 0), view_.cols, values_.data() + at);
+    }
+    view_ = {values_.data(), rows, view_.cols, view_.cols};
   }
   const MatrixView<const float>& view() const { return view_; }
 
  private:
+  std::optional<AsFloat> only_;
   Buffer<float> values_;
   MatrixView<const float> view_;
+};
+
+/// Tokens of this process's ranks, a row for each of their slots, and log-sum-exps. Collective.
+struct ResultTokens {
+  std::vector<int64_t> tokens;  ///< [rows], -1: padding
+  std::vector<float> lse;       ///< [rows, heads]
+
+  explicit ResultTokens(AttentionRanks& ranks) {
+    const int64_t heads = ranks.rank(0).workload().heads.heads;
+    std::vector<int64_t> begins = {0};  // of each rank's rows
+    for (int64_t r = 0; r < ranks.size(); ++r)
+      begins.push_back(begins.back() + ranks.rank(r).shard().slots);
+    tokens.assign(begins.back(), -1);
+    lse.assign(begins.back() * heads, 0);
+    ranks.each([&](AttentionCase& rank) {
+      const int64_t begin = begins[ranks.place_of(rank)];
+      const std::vector<double> all = rank.statistics(0);
+      for (const TokenRow& own : token_rows(rank.workload(), rank.shard())) {
+        const int64_t row = begin + own.row;
+        tokens[row] = own.token;
+        for (int64_t h = 0; h < heads; ++h)
+          lse[row * heads + h] = static_cast<float>(all[own.token * heads + h]);
+      }
+    });
+  }
 };
 
 }  // namespace
 
 void write_results(OutputFile& output, AttentionRanks& subject, const std::string& input_sha256,
                    const Provenance& provenance) {
-  const AttentionWorkload& workload = subject.first().workload();
-  std::vector<std::optional<RankResults>> ranks(subject.size());
-  size_t next = 0;  // ranks write their rows in any order
-  subject.each([&](AttentionCase& rank) { ranks[next++].emplace(rank); });
+  const AttentionWorkload& workload = subject.rank(0).workload();
   AttentionResultsHeader header;
   header.heads = workload.heads.heads;
   header.kv_heads = workload.heads.kv_heads;
@@ -296,46 +301,27 @@ void write_results(OutputFile& output, AttentionRanks& subject, const std::strin
   header.shared_key_dim = workload.heads.shared_key_dim;
   header.offsets = workload.offsets;
   header.gradients = true;
-  header.d_sinks = subject.first().executor().d_sinks();
+  header.d_sinks = subject.rank(0).executor().d_sinks();
   header.input_sha256 = input_sha256;
   header.provenance = provenance;
+  const ResultTokens rows(subject);
+  const auto array = [](ArrayKind kind) {
+    return [kind](AttentionExecutor& of) { return of.matrix(kind); };
+  };
+  const auto keys = [](AttentionExecutor& of) { return of.d_keys(); };
+  const ResultRows out(subject, array(ArrayKind::out)), d_q(subject, array(ArrayKind::d_q)),
+      d_k(subject, keys, own_key_columns(workload.heads)),
+      d_k_shared(subject, keys, shared_key_columns(workload.heads)),
+      d_v(subject, [](AttentionExecutor&of) { return of.d_values(); });
   AttentionResultRows mine;
-  for (const auto& rank : ranks)
-    mine.tokens.insert(mine.tokens.end(), rank->tokens.begin(), rank->tokens.end());
-  const auto stacked = [&](const auto& view_of) {
-    std::vector<MatrixView<const float>> parts;
-    for (const auto& rank : ranks) parts.push_back(view_of(*rank));
-    return Stacked(parts);
-  };
-  const auto rows_of = [&](AsFloat RankResults::*array) {
-    return stacked([&](const RankResults& rank) { return (rank.*array).view(); });
-  };
-  const Stacked out = rows_of(&RankResults::out), d_q = rows_of(&RankResults::d_q),
-                d_k = rows_of(&RankResults::d_k), d_v = rows_of(&RankResults::d_v),
-                d_k_shared = rows_of(&RankResults::d_k_shared),
-                lse = stacked([&](const RankResults&rank) {
-                  return rank.lse_values.matrix(std::ssize(rank.tokens), header.heads);
-                });
+  mine.tokens = rows.tokens;
   mine.out = out.view();
-  mine.lse = lse.view();
+  mine.lse = {rows.lse.data(), std::ssize(rows.tokens), header.heads, header.heads};
   mine.d_q = d_q.view();
   mine.d_k = d_k.view();
   mine.d_k_shared = d_k_shared.view();
   mine.d_v = d_v.view();
   write_attention_results(output, header, mine);
-}
-
-int64_t writing_bytes(const AttentionOptions& o, const AttentionWorkload& workload, int ranks) {
-  if (o.output.empty()) return 0;
-  constexpr int64_t copies = 4, bytes = sizeof(float);
-  const int64_t rows = ceil_div(workload.tokens(), int64_t{ranks});
-  const int64_t widest =
-      std::max(workload.width(InputTensor::q), workload.width(InputTensor::d_out));
-  int64_t all = 0;  // out, d_q, d_k and d_v
-  for (const InputTensor tensor :
-       {InputTensor::d_out, InputTensor::q, InputTensor::k, InputTensor::v})
-    all += workload.width(tensor);
-  return (copies * widest + (o.replay ? all : 0)) * rows * bytes;
 }
 
 }  // namespace gyre

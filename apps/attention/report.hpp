@@ -61,9 +61,4 @@ ExitCode explain(AttentionOptions& o, AppContext& context);
 void write_results(OutputFile& output, AttentionRanks& subject, const std::string& input_sha256,
                    const Provenance& provenance);
 
-/// Bytes that a rank needs while results are written: four copies of its rows of the largest array
-/// (sent, received, in file order, in MPI-IO); with --replay one copy of all arrays as well. 0
-/// without an output.
-int64_t writing_bytes(const AttentionOptions& o, const AttentionWorkload& workload, int ranks);
-
 }  // namespace gyre

@@ -11,6 +11,7 @@
 #include "comm/emulated.hpp"
 #include "comm/nccl.hpp"
 #include "core/error.hpp"
+#include "core/index.hpp"
 #include "harness/backend.hpp"
 #include "io/schemas/attention_file.hpp"
 #include "predict/machine_file.hpp"
@@ -102,6 +103,22 @@ KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
   };
 }
 
+/// Bytes that a rank needs while results are written: four copies of its rows of the largest array
+/// (sent, received, in file order, in MPI-IO), and its log-sum-exps. A replay first copies the rows
+/// of all ranks into one array of each kind.
+int64_t writing_bytes(const AttentionWorkload& workload, const AttentionSetup& setup) {
+  constexpr int64_t copies = 4;
+  int64_t widest = 0, all = 0;  // out, d_q, d_k and d_v
+  for (const InputTensor like :
+       {InputTensor::d_out, InputTensor::q, InputTensor::k, InputTensor::v}) {
+    widest = std::max(widest, workload.width(like));
+    all += workload.width(like);
+  }
+  const int64_t rows = ceil_div(workload.tokens(), int64_t{setup.layout_options.cp});
+  const int64_t columns = copies * widest + workload.heads.heads + (setup.replays ? all : 0);
+  return rows * columns * static_cast<int64_t>(sizeof(float));
+}
+
 }  // namespace
 
 int64_t AttentionWorkload::longest() const {
@@ -150,15 +167,16 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
 
 AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
                         const LayoutKind& layout, int64_t memory_bytes, double peak_flops) {
-  // On a GPU, the statistics for the checks are in host memory.
-  const bool checks_here = o.check != "none" && !o.backend.on_gpu();
+  // On a GPU, statistics of all tokens and copies for a file are not in the arrays' memory.
+  const bool on_host = !o.backend.on_gpu(), writes = !o.output.empty();
   return {.schedule = schedule,
           .layout = layout,
           .schedule_options = o.schedule_options(),
           .layout_options = o.layout_options(),
           .types = o.types(),
           .with_backward = o.pass != "fwd",
-          .checks = checks_here,
+          .gathers_statistics = on_host && (writes || o.check != "none"),
+          .writes = on_host && writes,
           .memory_bytes = memory_bytes,
           .cuda_graph = o.cuda_graph,
           .replays = o.replay,
@@ -187,14 +205,19 @@ int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
   const int64_t planes = setup.with_backward ? 2 : 1;
   const auto statistics =
       static_cast<int64_t>(sizeof(double)) * planes * workload.tokens() * workload.heads.heads;
-  return bytes + copies + (setup.checks ? statistics : 0);
+  return bytes + copies + (setup.gathers_statistics ? statistics : 0) +
+         (setup.writes ? writing_bytes(workload, setup) : 0);
 }
 
+PlacedAttention::PlacedAttention(const AttentionWorkload& workload, const AttentionSetup& setup)
+    : WorkloadLayout(workload, setup.layout, setup.layout_options),
+      problem{&layout, workload.heads, workload.mask, setup.schedule_options} {}
+
 PlannedAttention::PlannedAttention(const AttentionWorkload& workload, const AttentionSetup& setup,
-                                   int rank)
-    : placed(workload, setup.layout, setup.layout_options),
-      problem{&placed.layout, workload.heads, workload.mask, setup.schedule_options},
-      plan(plan_rank(setup.schedule, problem, rank)) {
+                                   int rank, std::shared_ptr<const PlacedAttention> placed_)
+    : placed(placed_ ? std::move(placed_)
+                     : std::make_shared<const PlacedAttention>(workload, setup)),
+      plan(plan_rank(setup.schedule, placed->problem, rank)) {
   const int64_t bytes = planned_bytes(plan, workload, setup);
   if (setup.memory_bytes == 0 || bytes <= setup.memory_bytes) return;
   const double share = static_cast<double>(setup.memory_bytes) / static_cast<double>(bytes);

@@ -88,8 +88,9 @@ struct AttentionSetup {
   LayoutOptions layout_options;
   ElementTypes types;
   bool with_backward = true;
-  /// Results are verified, which needs the statistics of all tokens in the arrays' memory space.
-  bool checks = true;
+  /// What takes memory beside the arrays, in their memory space: statistics of all tokens, which
+  /// verifying and writing results needs, and copies for a file.
+  bool gathers_statistics = true, writes = false;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
   bool cuda_graph = false;   ///< runs are recorded as CUDA graphs
   bool replays = false;      ///< this process runs all ranks, which take turns
@@ -105,20 +106,29 @@ AttentionSetup setup_of(const AttentionOptions& o, const Schedule& schedule,
 /// `network` cannot be recorded.
 void prepare_graphs(const Communicator& network);
 
-/// Bytes that a rank allocates for a plan: the plan itself, its arrays, copies for messages.
+/// Bytes that a rank allocates for a plan: the plan itself, its arrays, copies for messages,
+/// statistics of all tokens, and copies for a file. A process that replays all ranks allocates as
+/// much for each.
 int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
                       const AttentionSetup& setup);
 
-/// A workload in the layout of a setup, and the plan of one rank.
-struct PlannedAttention {
-  /// Throws a usage error if layout or schedule refuses the workload, or if the plan needs more
-  /// memory than the setup allows.
-  PlannedAttention(const AttentionWorkload& workload, const AttentionSetup& setup, int rank);
-  PlannedAttention(const PlannedAttention&) = delete;  // the problem points to the layout
-  PlannedAttention& operator=(const PlannedAttention&) = delete;
+/// A workload in the layout of a setup: what the plans of all ranks are made of.
+struct PlacedAttention : WorkloadLayout {
+  PlacedAttention(const AttentionWorkload& workload, const AttentionSetup& setup);
+  PlacedAttention(const PlacedAttention&) = delete;  // the problem points to the layout
+  PlacedAttention& operator=(const PlacedAttention&) = delete;
 
-  WorkloadLayout placed;
   AttentionProblem problem;
+};
+
+/// The plan of one rank.
+struct PlannedAttention {
+  /// `placed_`: that of another rank of this process; null: makes it. Throws a usage error if layout
+  /// or schedule refuses the workload, or if the plan needs more memory than the setup allows.
+  PlannedAttention(const AttentionWorkload& workload, const AttentionSetup& setup, int rank,
+                   std::shared_ptr<const PlacedAttention> placed_ = nullptr);
+
+  std::shared_ptr<const PlacedAttention> placed;
   RankPlan plan;
 };
 using PlannedPtr = std::shared_ptr<const PlannedAttention>;

@@ -44,7 +44,9 @@ PY
 expect 1 'VERIFY FAILED' "$attention" --replay --cp 4 $small --tol-scale 1e-6 -d bf16
 
 expect 2 '--replay in a run of 2 ranks: one process runs them all, without mpirun' "$MPIEXEC" -n 2 "$attention" --replay --cp 2 $small
-expect 2 '--cp 2000 with --replay: at most 1024' "$attention" --replay --cp 2000 $small
+expect 2 '--cp 2000 with --replay: at most 1024, as each rank has 1 of 1024 threads' "$attention" --replay --cp 2000 $small
+expect 2 '--cp 300 with --replay: at most 256, as each rank has 4 of 1024 threads' "$attention" --replay --cp 300 --threads 4 $small
+expect 2 '--replay has ranks in host memory, none on a GPU: --backend cpu, or without it' "$attention" --replay --cp 2 --backend cuda $small
 expect 2 '--trace is about the time of ranks, which --replay does not show' "$attention" --replay --cp 2 $small --trace none.trace \
   --emulate-network alpha=1us,beta=1G --explain --at-least attention_rate=1
 for text in '--emulate-network is about the time' '--explain shows a plan and --replay runs it' '--at-least is about the time'; do

@@ -306,5 +306,22 @@ TEST(MemoryOfAPlan, IsRefusedWithWhatFits) {
   plan_workloads({problem}, o, bytes, 0);
 }
 
+TEST(MemoryOfAPlan, CountsWhatAFileNeeds) {
+  AttentionOptions o;
+  o.cp = 4;
+  o.check = "none";
+  const auto bytes = [&] {
+    const AttentionWorkload problem = generated_workload(o, 4096);
+    const AttentionSetup setup = setup_of(o, find_schedule("ring"), find_layout("zigzag"), 0);
+    return planned_bytes(PlannedAttention(problem, setup, 1).plan, problem, setup);
+  };
+  const int64_t kib = 1 << 10, arrays = bytes(), rows = 1024, row = 2 * kib, heads = 8;
+  o.output = "out.h5";
+  const int64_t statistics = 2 * 4096 * heads * 8, lse = rows * heads * 4;
+  EXPECT_EQ(bytes() - arrays, statistics + 4 * rows * row + lse);
+  o.replay = true;  // out, d_q, d_k and d_v of all ranks, one below the other
+  EXPECT_EQ(bytes() - arrays, statistics + 8 * rows * row + lse);
+}
+
 }  // namespace GYRE_FILE
 }  // namespace gyre
