@@ -45,24 +45,38 @@ struct MergeStatistics {
   }
 };
 
+/// Weight of a partial output in a merged one, whose log-sum-exp is `lse`.
+GYRE_HOST_DEVICE inline float weight_of(float partial_lse, float lse) {
+  const bool is_empty = partial_lse == -std::numeric_limits<float>::infinity();
+  return is_empty ? 0 : std::exp(partial_lse - lse);
+}
+
 template <class T>
-struct MergeOutput {
+struct RescaleOutput {
+  HeadRows<T> out;
+  HeadRows<const float> lse, before;
+  template <class Lanes>
+  GYRE_HOST_DEVICE void operator()(int64_t i, const Lanes& lanes) const {
+    const float weight = weight_of(*before.line(i), *lse.line(i));
+    T* line = out.line(i);
+    for (int64_t d = lanes.first; d < out.dim; d += lanes.count)
+      line[d] = converted<T>(to_float(line[d]) * weight);
+  }
+};
+
+template <class T>
+struct AddOutput {
   HeadRows<T> out;
   HeadRows<const float> lse;
   HeadRows<const T> part;
   HeadRows<const float> part_lse;
-  bool adds;
   template <class Lanes>
   GYRE_HOST_DEVICE void operator()(int64_t i, const Lanes& lanes) const {
-    const float mine = *part_lse.line(i);
-    const bool is_empty = mine == -std::numeric_limits<float>::infinity();
-    const float weight = is_empty ? 0 : std::exp(mine - *lse.line(i));
+    const float weight = weight_of(*part_lse.line(i), *lse.line(i));
     T* to = out.line(i);
     const T* from = part.line(i);
-    for (int64_t d = lanes.first; d < out.dim; d += lanes.count) {
-      const float term = to_float(from[d]) * weight;
-      to[d] = converted<T>(adds ? to_float(to[d]) + term : term);
-    }
+    for (int64_t d = lanes.first; d < out.dim; d += lanes.count)
+      to[d] = converted<T>(to_float(to[d]) + to_float(from[d]) * weight);
   }
 };
 
@@ -190,16 +204,24 @@ void merge_statistics(MatrixView<float> lse, MatrixView<const float> partial, St
                MergeStatistics{{lse, lse.cols}, {partial, partial.cols}});
 }
 
-void merge_output(const Partial& to, const Partial& part, bool adds, Stream& stream) {
+void rescale_output(const Partial& to, MatrixView<const float> before, Stream& stream) {
   const int64_t heads = to.lse.cols;
   with_type(to.out.type, [&](auto t) {
     using T = decltype(t);
     for_rows(stream, to.lse.rows * heads,
-             MergeOutput<T>{{to.out.as<T>(), heads},
-                            {to.lse, heads},
-                            {ConstMatrixRef(part.out).as<T>(), heads},
-                            {part.lse, heads},
-                            adds});
+             RescaleOutput<T>{{to.out.as<T>(), heads}, {to.lse, heads}, {before, heads}});
+  });
+}
+
+void add_output(const Partial& to, const Partial& part, Stream& stream) {
+  const int64_t heads = to.lse.cols;
+  with_type(to.out.type, [&](auto t) {
+    using T = decltype(t);
+    for_rows(stream, to.lse.rows * heads,
+             AddOutput<T>{{to.out.as<T>(), heads},
+                          {to.lse, heads},
+                          {ConstMatrixRef(part.out).as<T>(), heads},
+                          {part.lse, heads}});
   });
 }
 

@@ -4,7 +4,8 @@
 //
 //     fill                  initialise log-sum-exps of cleared arrays
 //     merge_statistics      L <- max(L, L_i) + log(1 + exp(min(L, L_i) - max(L, L_i)))
-//     merge_output          O <- O_i · exp(L_i - L), or O + that
+//     rescale_output        O <- O · exp(L_0 - L)           L_0: log-sum-exps of O so far
+//     add_output            O <- O + O_i · exp(L_i - L)
 //     take_in_sinks         O, L <- O · exp(L - L'), L'         L' = log(exp L + exp z)
 //     row_deltas            delta_i <- <O_i, dO_i>
 //     sum_over_heads        x_0 <- Σ_h x_h, others <- 0     x_h: the last elements of head h
@@ -51,9 +52,12 @@ struct Partial {
   MatrixRef out;
   MatrixView<const float> lse;
 };
-/// to.out <- part.out weighted by exp(part.lse - to.lse), added to to.out if `adds`. The weight of
-/// a row over no keys is 0. The outputs have one type, to which the result is rounded.
-void merge_output(const Partial& to, const Partial& part, bool adds, Stream& stream);
+// Merges outputs, after their log-sum-exps: `lse` of `to` is over the keys of all. The weight of a
+// row over no keys is 0.
+/// `before` [rows, heads]: log-sum-exps over the keys of to.out alone.
+void rescale_output(const Partial& to, MatrixView<const float> before, Stream& stream);
+/// The outputs have one type, to which the sum is rounded.
+void add_output(const Partial& to, const Partial& part, Stream& stream);
 
 /// out [rows, heads · dim], lse [rows, heads], sinks [heads].
 void take_in_sinks(const MatrixRef& out, MatrixView<float> lse, const float* sinks, Stream& stream);

@@ -293,9 +293,9 @@ void AttentionExecutor::merge(const step::Merge& s) {
   for (const auto& [out, stats] : s.partials)
     merge_statistics(lse, plane(stats, 0).as<float>(), stream_);
   const MatrixRef sum = plane(s.out, 0);
-  merge_output({sum, lse}, {sum, first.as<float>()}, false, stream_);
+  rescale_output({sum, lse}, first.as<float>(), stream_);
   for (const auto& [out, stats] : s.partials)
-    merge_output({sum, lse}, {plane(out, 0), plane(stats, 0).as<float>()}, true, stream_);
+    add_output({sum, lse}, {plane(out, 0), plane(stats, 0).as<float>()}, stream_);
 }
 
 void AttentionExecutor::finish(const step::Finish& s) {

@@ -28,16 +28,21 @@ class MostPerHeads {
 
 /// The largest counts of roundings of one row, over the rows of one rank.
 struct StepCounter {
-  MostPerHeads partials, d_q_terms, hops, out_trips, d_q_trips;
+  int64_t group;  ///< query heads of a KV head
+  MostPerHeads partials = {}, d_q_terms = {}, hops = {}, out_trips = {}, d_q_trips = {};
 
   void add(const RankPlan& plan, const Step& any) {
     if (const auto* compute = std::get_if<step::Compute>(&any)) {
       if (compute->out >= 0) partials.add(compute->kv_heads);
       if (compute->d_q >= 0) d_q_terms.add(compute->kv_heads);
     }
-    // Merging rounds each partial and each sum: once more than the partials.
-    if (const auto* merge = std::get_if<step::Merge>(&any))
-      partials.add(plan.arrays[merge->out].heads);
+    // A merge of n partials rounds n results. The n partials were rounded before: their errors are
+    // independent, and their weights add up to 1, so that together they count as one result more.
+    if (const auto* merge = std::get_if<step::Merge>(&any)) {
+      HeadRange heads = plan.arrays[merge->out].heads;  // query heads; partials counts KV heads
+      heads.begin /= group;
+      partials.add(heads);
+    }
     const auto* exchange = std::get_if<step::Exchange>(&any);
     if (exchange == nullptr) return;
     // A message's slices with one kind and range of heads are runs of rows of one array: one count.
@@ -79,7 +84,7 @@ AttentionReductions attention_reductions(const RankPlan& plan, const AttentionPr
     lengths.keys = std::max(lengths.keys, mask.max_keys());
     lengths.queries = std::max(lengths.queries, mask.max_queries() * problem.heads.group());
   }
-  StepCounter counter;
+  StepCounter counter{problem.heads.group()};
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const Step& step : plan.steps(pass)) counter.add(plan, step);
   lengths.partials = std::max<int64_t>(1, counter.partials.most());

@@ -228,15 +228,25 @@ class ProgramWriter {
   void walk(const step::Clear& c) { pass_over({c.array}); }
   void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
   void walk(const step::Merge& m) {
-    for (const auto& [out, stats] : m.partials) pass_over({out, m.out, m.out});  // reads and writes
+    // Of outputs, rescaling reads and writes one, and each sum reads two and writes one. Of
+    // log-sum-exps, a copy keeps L_0, each sum reads two and writes one, and each weight reads two.
+    const auto partials = std::ssize(m.partials);
+    const int64_t lse = stored(m.stats) / 2;  // the other plane is delta
+    pass((2 + 3 * partials) * stored(m.out) + (2 + 3 * partials + 2 * (1 + partials)) * lse);
   }
   void walk(const step::Finish& /*finish*/) {}
   void walk(const step::SinkGradient& /*gradient*/) {}
 
+  int64_t stored(int index) const {
+    return stored_bytes(plan_.arrays[index], p_.heads_, p_.types_);
+  }
   void pass_over(std::initializer_list<int> arrays) {
     int64_t size = 0;
-    for (const int index : arrays) size += stored_bytes(plan_.arrays[index], p_.heads_, p_.types_);
-    spend(SpanKind::pass, static_cast<double>(size) / p_.machine_.copy_bytes_per_s);
+    for (const int index : arrays) size += stored(index);
+    pass(size);
+  }
+  void pass(int64_t moved) {
+    spend(SpanKind::pass, static_cast<double>(moved) / p_.machine_.copy_bytes_per_s);
   }
 
   /// `moved`: bytes read plus bytes written.

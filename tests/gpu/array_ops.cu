@@ -156,9 +156,9 @@ TYPED_TEST(TypedOperations, MergesOfPartialResults) {
     const auto merge = [&](T* sum, float* stats, T* term, float* term_stats, Stream& stream) {
       const MatrixView<float> all(stats, rows, heads, heads), more(term_stats, rows, heads, heads);
       merge_statistics(all, more, stream);
-      for (const bool adds : {false, true})
-        merge_output({MatrixView<T>(sum, rows, heads * dim), all},
-                     {MatrixView<T>(term, rows, heads * dim), more}, adds, stream);
+      const Partial to{MatrixView<T>(sum, rows, heads * dim), all};
+      rescale_output(to, more, stream);
+      add_output(to, {MatrixView<T>(term, rows, heads * dim), more}, stream);
     };
     merge(out_there.data(), lse_there.data(), part_there.data(), part_lse_there.data(),
           this->device());

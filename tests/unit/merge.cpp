@@ -89,27 +89,53 @@ TEST(Merge, OrderOfThreePartialsDoesNotMatter) {
 }
 
 /// Two rows of one head; outputs of one element.
+template <class T = bf16>
 struct PartialRows {
-  std::vector<bf16> out;
+  std::vector<T> out;
   std::vector<float> lse;
-  Partial view() { return {MatrixView<bf16>{out.data(), 2, 1, 1}, stats()}; }
+  Partial view() { return {MatrixView<T>{out.data(), 2, 1, 1}, stats()}; }
   MatrixView<float> stats() { return {lse.data(), 2, 1, 1}; }
 };
 
 TEST(Merge, OfOutputsAtTheEndRoundsEverySumAndLeavesOutWhatSawNoKey) {
   HostStream stream;
-  PartialRows sum{{to_bf16(256), to_bf16(2)}, {0, -HUGE_VALF}};
-  PartialRows one{{to_bf16(1), to_bf16(3)}, {0, -HUGE_VALF}};
-  for (int times = 0; times < 2; ++times)
-    merge_output(sum.view(), one.view(), true,
-                 stream);  // 256 + 1 rounds to 256; f32 would give 258
+  PartialRows<> sum{{to_bf16(256), to_bf16(2)}, {0, -HUGE_VALF}};
+  PartialRows<> one{{to_bf16(1), to_bf16(3)}, {0, -HUGE_VALF}};
+  for (int times = 0; times < 2; ++times)  // 256 + 1 rounds to 256; f32 would give 258
+    add_output(sum.view(), one.view(), stream);
   EXPECT_EQ(to_float(sum.out[0]), 256);
   EXPECT_EQ(to_float(sum.out[1]), 2);
-  one.lse = {std::log(0.5F), 0};
-  sum.lse = {0, std::log(2.0F)};
-  merge_output(sum.view(), one.view(), false, stream);
-  EXPECT_EQ(to_float(sum.out[0]), 0.5F);
-  EXPECT_EQ(to_float(sum.out[1]), 1.5F);
+  sum.lse = {std::log(2.0F), 0};
+  const std::vector<float> before = {0, -HUGE_VALF};
+  rescale_output(sum.view(), {before.data(), 2, 1, 1}, stream);
+  EXPECT_EQ(to_float(sum.out[0]), 128);
+  EXPECT_EQ(to_float(sum.out[1]), 0);
+}
+
+TEST(Merge, AtTheEndIsTheSoftmaxOverAllKeys) {
+  HostStream stream;
+  const std::array<float, 6> terms = {-HUGE_VALF, -40, -3.5F, 0.25F, 12, 13};
+  const float x = 0.75F, y = -2.5F;
+  const double tolerance = test::rounding(8) * (1 + 40);  // exp turns rounding of 40 into a factor
+  for (const float a : terms)
+    for (const float b : terms) {
+      PartialRows<float> sum{{x, y}, {a, b}}, part{{y, x}, {b, a}};
+      const std::vector<float> before = sum.lse;
+      merge_statistics(sum.stats(), part.stats(), stream);
+      rescale_output(sum.view(), {before.data(), 2, 1, 1}, stream);
+      add_output(sum.view(), part.view(), stream);
+      const double of_a = std::exp(double{a}), of_b = std::exp(double{b}), all = of_a + of_b;
+      for (const size_t row : {0, 1}) {
+        if (all == 0) {
+          EXPECT_EQ(sum.lse[row], -HUGE_VALF);
+          EXPECT_EQ(sum.out[row], 0);
+          continue;
+        }
+        const double out = (x * of_a + y * of_b) / all;
+        EXPECT_NEAR(sum.lse[row], std::log(all), test::rounding(4) * (1 + std::abs(std::log(all))));
+        EXPECT_NEAR(sum.out[row], out, tolerance) << a << " and " << b;
+      }
+    }
 }
 
 TEST(Merge, OfStatisticsAtTheEndIsThatOfTransformerEngine) {
@@ -117,7 +143,7 @@ TEST(Merge, OfStatisticsAtTheEndIsThatOfTransformerEngine) {
   const std::array<float, 4> terms = {-HUGE_VALF, -3.5F, 0.25F, 12};
   for (const float a : terms)
     for (const float b : terms) {
-      PartialRows sum{{}, {a, b}}, part{{}, {b, a}};
+      PartialRows<> sum{{}, {a, b}}, part{{}, {b, a}};
       merge_statistics(sum.stats(), part.stats(), stream);
       const float top = std::max(a, b), low = std::min(a, b);
       const float want = std::isinf(low) ? top : top + std::log1p(std::exp(low - top));

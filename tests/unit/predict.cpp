@@ -209,7 +209,10 @@ class StepWalk {
   bool pass_over(const RankPlan& rank, State& s, std::initializer_list<int> arrays) const {
     int64_t bytes = 0;
     for (const int array : arrays) bytes += stored_bytes(rank.arrays[array], shape, types);
-    work(s, static_cast<double>(bytes) / machine_.copy_bytes_per_s);
+    return pass(s, static_cast<double>(bytes));
+  }
+  bool pass(State& s, double bytes) const {
+    work(s, bytes / machine_.copy_bytes_per_s);
     return true;
   }
   bool walk(const RankPlan& rank, State& s, const step::Clear& c) const {
@@ -219,7 +222,15 @@ class StepWalk {
     return pass_over(rank, s, {d.out, d.d_out});
   }
   bool walk(const RankPlan& rank, State& s, const step::Merge& m) const {
-    for (const auto& [out, stats] : m.partials) pass_over(rank, s, {out, m.out, m.out});
+    const auto lse_read_or_written = [&](int stats, int times) {
+      return 0.5 * times * static_cast<double>(stored_bytes(rank.arrays[stats], shape, types));
+    };
+    pass_over(rank, s, {m.out, m.out});
+    pass(s, lse_read_or_written(m.stats, 4));  // L_0 = L; exp(L_0 - L)
+    for (const auto& [out, stats] : m.partials) {
+      pass_over(rank, s, {out, m.out, m.out});
+      pass(s, lse_read_or_written(m.stats, 3) + lse_read_or_written(stats, 2));
+    }
     return true;
   }
   static bool walk(const RankPlan&, State&, const step::Finish&) { return true; }
@@ -463,6 +474,26 @@ TEST(Predict, EveryStepOfARingButTheFirstMergesItsResult) {
   EXPECT_NEAR(with[0].kernel_mean - without[0].kernel_mean, 1e-6 * (cp - 1) * of_queries, 1e-9);
   EXPECT_NEAR(with[1].kernel_mean - without[1].kernel_mean,
               1e-6 * (cp - 1) * (of_queries + of_keys), 1e-9);
+}
+
+TEST(Predict, AMergeAtTheEndReadsAndWritesOutputsAndLogSumExps) {
+  const int cp = 4, partials = cp - 1;
+  FullRing ring(cp, 32);
+  MachineModel machine = three_tiers();
+  const PassPrediction at_once = ring.predict_on(machine);
+  ring.problem.options.merge = 1;
+  const PassPrediction at_end = ring.predict_on(machine);
+  const double out = 32 * 8 * 16 * 4, lse = 32 * 8 * 4;
+  const double cleared = partials * (out + 2 * lse);  // with delta
+  const double merged = 2 * out + 4 * lse + partials * (3 * out + 5 * lse);
+  expect_seconds(at_end.compute_only - at_once.compute_only,
+                 (cleared + merged) / machine.copy_bytes_per_s);
+  for (const char* name : {"ring", "ring-forward"}) {
+    const Plan plan = plan_all(find_schedule(name), ring.problem);
+    for (const PassPrediction& pass :
+         predict({find_schedule(name), ring.problem, types, {}}, machine))
+      expect_equal(pass, plan, machine, {});
+  }
 }
 
 TEST(Predict, BatchesOfACallAreMergedWhereTheyShareRows) {

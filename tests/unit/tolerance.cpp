@@ -394,6 +394,16 @@ TEST(AttentionTolerance, ReductionsAreCountedFromThePlan) {
       "ring", parse_mask("shared-prefix,prompt=10,answer=5").of(std::vector<int64_t>{64, 96}));
   EXPECT_EQ(prompt.keys, 15);
   EXPECT_EQ(prompt.queries, 2 * 96);
+  // A merge at the end adds to the partials of its own heads, also where 2 query heads have 1 of KV.
+  AttentionProblem at_end{&layout, {8, 4, 16, 0.25F}, MaskKind::full, {}};
+  at_end.options.merge = 1;
+  RankPlan late = plan_rank(find_schedule("ring"), at_end, 3);
+  EXPECT_EQ(attention_reductions(late, at_end).partials, 3 + 1);
+  for (PlanArray& array : late.arrays)
+    array.heads = array.kind == ArrayKind::kv ? HeadRange{2, 2} : HeadRange{4, 4};
+  for (Step& step : late.forward)
+    if (auto* compute = std::get_if<step::Compute>(&step)) compute->kv_heads = {2, 2};
+  EXPECT_EQ(attention_reductions(late, at_end).partials, 3 + 1);
   const AttentionReductions heads = reductions("all-to-all", MaskKind::full);
   EXPECT_EQ(heads.partials, 1);
   EXPECT_EQ(heads.hops, 1);  // each KV head is on one rank
