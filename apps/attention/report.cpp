@@ -189,7 +189,7 @@ void add_figures(RunReport& report, const std::vector<AttentionResult>& results)
   std::vector<double> rates;
   for (const AttentionResult& result : results)
     if (result.flops > 0) rates.push_back(result.tflops_per_rank());
-  add_average(report, "attention_rate", "TFLOP/s/rank", rates);
+  add_average(report.foms, "attention_rate", "TFLOP/s/rank", rates);
 }
 
 std::string winners_text(const std::vector<AttentionResult>& results) {

@@ -139,6 +139,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   LogprobsBackend backend(machine, {1, o.cp, o.tp});
   RunReport report = begin_logprobs_report(context, o, cases.front());
   machine.describe(report);
+  o.report.metrics = metrics_of(o);
   int64_t rows = 0;
   for (const LogprobsRun& run : runs_of(o)) rows += std::ssize(run.passes(o));
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(cases) * rows);
@@ -152,7 +153,7 @@ ExitCode run(LogprobsOptions& o, AppContext& context) {
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
     for (const LogprobsWorkload& problem : cases) do_workload(setting, suite, problem, cycle);
   suite.require_rows();
-  add_figures(report, suite.rows());
+  report.foms = figures_of(suite.rows());
   const std::vector<AnswerUse> answers =
       file ? answer_uses(*file, o, setting.compared, setting.refusals) : std::vector<AnswerUse>();
   judge_answers(report, answers);

@@ -26,34 +26,6 @@ std::vector<Described> described_operations() {
   return operations;
 }
 
-/// Whether a pass of the operation has a rate. One that only writes rows backward reads a few
-/// elements of each forward, which is too little.
-bool has_rate(const LogprobsOperation& operation, Pass pass) {
-  if (pass == Pass::backward) return operation.has_backward();
-  return operation.backward != RowTraffic::writes;
-}
-
-/// Names of the figures of merit of the operations that are run, which are those of Gyre's method.
-std::vector<std::string> metrics_of(const LogprobsOptions& o) {
-  std::vector<std::string> metrics;
-  const auto add = [&](const std::string& metric) {
-    if (std::ranges::find(metrics, metric) == metrics.end()) metrics.push_back(metric);
-  };
-  for (const LogprobsOperation& operation : logprobs_operations()) {
-    if (!o.wants(operation.name) || !o.wants_method("gyre")) continue;
-    for (const Pass pass : o.passes()) {
-      if (!has_rate(operation, pass)) continue;
-      add(operation.figure.metric);
-      add("average_" + operation.figure.metric);
-      if (operation.traffic(pass) == RowTraffic::products) continue;
-      add("share_of_bandwidth");
-      add("average_share_of_bandwidth");
-    }
-    if (o.wants_method("upstream") && operation.has_upstream()) add("speedup_over_upstream");
-  }
-  return metrics;
-}
-
 /// Lists the names of operations for which `wanted` is true: "a, b and c".
 template <class Wanted>
 std::string operations_of(Wanted wanted) {
@@ -377,7 +349,6 @@ void check_options(LogprobsOptions& o, int ranks) {
   if (o.op.empty()) o.op_is_given = false;
   if (o.op.empty()) o.op = "all";
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
-  o.report.metrics = metrics_of(o);
   ConfigErrors errors;
   check_source(o, errors);
   check_sizes(o, errors);

@@ -81,6 +81,12 @@ AnswerUse not_compared(const std::string& name, const LogprobsFile& file, const 
   return use("its rows stay", false);
 }
 
+/// Whether a pass of the operation has a rate. One that only writes rows backward reads a few
+/// elements of each forward, which is too little.
+bool has_rate(const LogprobsOperation& operation, Pass pass) {
+  return pass == Pass::backward || operation.backward != RowTraffic::writes;
+}
+
 }  // namespace
 
 double LogprobsResult::share_of_limit() const {
@@ -176,7 +182,8 @@ RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions
   return report;
 }
 
-void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
+std::vector<Fom> figures_of(const std::vector<LogprobsResult>& rows) {
+  std::vector<Fom> figures;
   const bool headline = std::ranges::any_of(rows, [](const LogprobsResult& row) {
     return find_operation(row.op).figure.shown == RateShown::headline;
   });
@@ -187,19 +194,40 @@ void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows) {
     const double rate = std::isnan(row.flops) ? row.gbytes_per_s() : row.tflops_per_rank();
     const bool stands_in = !headline && row.op == rows.front().op;
     if ((figure.shown != RateShown::if_no_headline || stands_in) && !std::isnan(rate)) {
-      report.foms.push_back({figure.metric, rate, figure.unit, row.key});
+      figures.push_back({figure.metric, rate, figure.unit, row.key});
       rates[{figure.metric, figure.unit}].push_back(rate);
       if (const double share = row.share_of_limit(); std::isnan(row.flops) && !std::isnan(share)) {
-        report.foms.push_back({"share_of_bandwidth", share, "of measured", row.key});
+        figures.push_back({"share_of_bandwidth", share, "of measured", row.key});
         rates[{"share_of_bandwidth", "of measured"}].push_back(share);
       }
     }
     if (const LogprobsResult* other = upstream_of(row, rows))
-      report.foms.push_back(
+      figures.push_back(
           {"speedup_over_upstream", other->time_ms.median / row.time_ms.median, "x", row.key});
   }
   for (const auto& [figure, values] : rates)
-    add_average(report, figure.first, figure.second, values);
+    add_average(figures, figure.first, figure.second, values);
+  return figures;
+}
+
+std::vector<std::string> metrics_of(const LogprobsOptions& o) {
+  std::vector<LogprobsResult> rows;
+  for (const LogprobsRun& run : runs_of(o))
+    for (const Pass pass : run.passes(o)) {
+      LogprobsResult row;
+      row.op = run.operation.name;
+      row.method = run.method.name;
+      row.pass = pass;
+      row.time_ms.median = row.limit = 1;
+      row.ideal_bytes = has_rate(run.operation, pass) ? 1 : nan_of<double>;
+      row.flops = run.operation.traffic(pass) == RowTraffic::products ? 1 : nan_of<double>;
+      for (row.tokens = 1; row.tokens <= 2; ++row.tokens) rows.push_back(row);
+    }
+  std::vector<std::string> metrics;
+  for (const Fom& figure : figures_of(rows))
+    if (std::ranges::find(metrics, figure.metric) == metrics.end())
+      metrics.push_back(figure.metric);
+  return metrics;
 }
 
 std::string answered_operations(const LogprobsFile& file) {

@@ -49,9 +49,11 @@ const Table<LogprobsResult>& logprobs_table();
 RunReport begin_logprobs_report(const AppContext& context, const LogprobsOptions& o,
                                 const LogprobsWorkload& problem);
 
-/// Adds figures of merit: rates of the operations whose entries ask for them, and speedups over
-/// upstream's algorithms.
-void add_figures(RunReport& report, const std::vector<LogprobsResult>& rows);
+/// Figures of merit: rates of the operations whose entries ask for them, speedups over upstream's
+/// algorithms, and averages of rates.
+std::vector<Fom> figures_of(const std::vector<LogprobsResult>& rows);
+/// Names of the figures that a run with these options has when it measures several sizes.
+std::vector<std::string> metrics_of(const LogprobsOptions& o);
 
 /// Value of --op for the operations with an answer in the file; "" without answers.
 std::string answered_operations(const LogprobsFile& file);

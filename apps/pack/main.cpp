@@ -114,6 +114,7 @@ ExitCode run(PackOptions& o, AppContext& context) {
   std::string source = o.input;
   run_agreed(world, "options", [&] {
     check_options(o);
+    o.report.metrics = metrics_of(o);
     if (o.unpack) refuse_report_options(context, "--unpack");
     compatibility_text(o.target, o.cp, false);  // throws for what no streams make sound
     if (o.input.empty()) source = to_string(parse_length_spec(o.generate));

@@ -129,7 +129,7 @@ void declare_options(OptionTable& table, PackOptions& o) {
   declare_repeats(table, "Timed repetitions of packing; the time of one is no measurement",
                   o.repeats);
   measurement.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
-  declare_report_options(table, o.report, {"utilisation", "cost_imbalance"});
+  declare_report_options(table, o.report, {});  // metrics_of() knows the figures
 }
 
 RoundOptions PackOptions::round_options() const {
@@ -143,9 +143,14 @@ RoundOptions PackOptions::round_options() const {
   return options;
 }
 
-void check_options(PackOptions& o) {
+std::vector<std::string> metrics_of(const PackOptions& o) {
+  std::vector<std::string> metrics = {"utilisation", "cost_imbalance"};
+  if (o.repeats.iterations != 1) metrics.emplace_back("documents_per_s");
+  return metrics;
+}
+
+void check_options(const PackOptions& o) {
   ConfigErrors errors;
-  if (o.repeats.iterations != 1) o.report.metrics.emplace_back("documents_per_s");
   if (o.input.empty() == o.generate.empty())
     errors.add("one of --input and --gen is needed, and not both");
   if (!o.output.empty() && lists_several(o.algorithm))

@@ -2,6 +2,7 @@
 // Options of gyre-pack.
 
 #include <string>
+#include <vector>
 
 #include "apps/common/array_output.hpp"
 #include "apps/common/workload_options.hpp"
@@ -67,8 +68,11 @@ struct PackOptions {
 
 void declare_options(OptionTable& table, PackOptions& o);
 
+/// Names of the figures of merit of a run with these options.
+std::vector<std::string> metrics_of(const PackOptions& o);
+
 /// Throws a usage error that lists all problems of the options.
-void check_options(PackOptions& o);
+void check_options(const PackOptions& o);
 /// Throws a usage error for options of packers, which do not apply to rows that are packed already.
 void check_batch_options(const PackOptions& o, const std::string& schema);
 /// Throws a usage error for options of text with audio that are given with another kind of input.

@@ -64,6 +64,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
 
 ExitCode run(PredictOptions& o, AppContext& context) {
   check_options(o, context.world.size());
+  o.report.metrics = metrics_of(o);
   plan_outputs(context);
   const MachineModel machine = machine_of(o);
   return o.model.empty() ? predict_attention(o, machine, context)

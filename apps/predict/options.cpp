@@ -128,7 +128,11 @@ void declare_options(OptionTable& table, PredictOptions& o) {
       .writes_text();
   output("--trace", "Write the timeline of one configuration here, for Perfetto", o.trace)
       .writes_text();
-  declare_report_options(table, o.report, {});  // check_options() knows the figures
+  declare_report_options(table, o.report, {});  // metrics_of() knows the figures
+}
+
+std::vector<std::string> metrics_of(const PredictOptions& o) {
+  return {o.model.empty() ? "predicted_tflops_per_rank" : "predicted_tokens_per_s"};
 }
 
 void check_options(PredictOptions& o, int ranks) {
@@ -137,7 +141,6 @@ void check_options(PredictOptions& o, int ranks) {
     errors.add("a run of {} ranks: gyre-predict is one process; start it without mpirun", ranks);
   o.machine = find_brought_file("--machine", o.machine, "machines", errors);
   o.model = find_brought_file("--model", o.model, "models", errors);
-  o.report.metrics = {o.model.empty() ? "predicted_tflops_per_rank" : "predicted_tokens_per_s"};
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
   check_documents(o, errors);
   o.model.empty() ? check_attention(o, errors) : check_model(o, errors);

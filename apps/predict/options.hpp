@@ -37,6 +37,9 @@ struct PredictOptions {
 
 void declare_options(OptionTable& table, PredictOptions& o);
 
+/// Names of the figures of merit of a run with these options.
+std::vector<std::string> metrics_of(const PredictOptions& o);
+
 /// Fills in defaults. Throws a usage error that lists all problems of the options in a run of
 /// `ranks` ranks.
 void check_options(PredictOptions& o, int ranks);

@@ -121,6 +121,7 @@ void check_mask(const ShardOptions& o, const PackedHeader& header) {
 ExitCode run(ShardOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] { check_options(o); });
+  o.report.metrics = metrics_of(o);
   Backend backend(context, o.backend);
   plan_outputs(context);
   if (!o.input.empty() && schema_of(world, o.input) == bshd_schema) return run_batch(o, context);

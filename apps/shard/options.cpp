@@ -22,7 +22,7 @@ void declare_outputs(OptionTable& table, ShardOptions& o) {
       .reads_file();
   AddOptions(table, "Measurement")
       .choice("-c,--check", "Verify round trips and sums, or nothing", o.check, {"none", "last"});
-  declare_report_options(table, o.report, {});  // check_options() knows the figures
+  declare_report_options(table, o.report, {});  // metrics_of() knows the figures
 }
 
 }  // namespace
@@ -83,9 +83,13 @@ void declare_options(OptionTable& table, ShardOptions& o) {
   declare_outputs(table, o);
 }
 
-void check_options(ShardOptions& o) {
+std::vector<std::string> metrics_of(const ShardOptions& o) {
+  if (o.ulysses) return {};
+  return {"pair_ratio", "needed_share"};
+}
+
+void check_options(const ShardOptions& o) {
   ConfigErrors errors;
-  if (!o.ulysses) o.report.metrics = {"pair_ratio", "needed_share"};
   if (o.input.empty() == o.generate.empty())
     errors.add("one of --input and --gen is needed, and not both");
   if (o.files().wanted() && o.layout.several() && !o.ulysses && o.batch.format != "bshd")

@@ -2,6 +2,7 @@
 // Options of gyre-shard.
 
 #include <string>
+#include <vector>
 
 #include "apps/common/array_output.hpp"
 #include "apps/common/registry_options.hpp"
@@ -47,8 +48,11 @@ struct ShardOptions {
 
 void declare_options(OptionTable& table, ShardOptions& o);
 
+/// Names of the figures of merit of a run with these options.
+std::vector<std::string> metrics_of(const ShardOptions& o);
+
 /// Throws a usage error that lists all errors of the options.
-void check_options(ShardOptions& o);
+void check_options(const ShardOptions& o);
 /// Throws a usage error for options of packed streams that are given with a gyre/bshd file.
 void check_batch_options(const ShardOptions& o);
 

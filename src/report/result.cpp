@@ -377,13 +377,13 @@ void finish_row(AppContext& context, RunReport& report, ResultEntry entry) {
   context.progress.rows_done(std::ssize(report.results) + context.rows.skipped());
 }
 
-void add_average(RunReport& report, const std::string& metric, const std::string& unit,
+void add_average(std::vector<Fom>& figures, const std::string& metric, const std::string& unit,
                  std::vector<double> values) {
   std::erase_if(values, [](double value) { return std::isnan(value); });
   if (values.size() < 2) return;
   const double count = values.size();
   const double mean = std::accumulate(values.begin(), values.end(), 0.0) / count;
-  report.foms.push_back({"average_" + metric, mean, unit, {{"rows", std::ssize(values)}}});
+  figures.push_back({"average_" + metric, mean, unit, {{"rows", std::ssize(values)}}});
 }
 
 ExitCode finish_run(AppContext& context, RunReport& report, const ReportOptions& options,

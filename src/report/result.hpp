@@ -126,7 +126,7 @@ void finish_row(AppContext& context, RunReport& report, ResultEntry entry);
 
 /// Adds the figure of merit "average_METRIC", the mean over the rows of a sweep, like the average
 /// bus bandwidth of nccl-tests. NaN values are left out. Adds nothing for fewer than two rows.
-void add_average(RunReport& report, const std::string& metric, const std::string& unit,
+void add_average(std::vector<Fom>& figures, const std::string& metric, const std::string& unit,
                  std::vector<double> values);
 
 /// The verdict of `checks` as a table cell: "ok", "FAILED", or "-" if there was nothing to verify.

@@ -62,10 +62,10 @@ void check(LogprobsOptions& o) {
 void check(PredictOptions& o) {
   check_options(o, 1);
 }
-void check(PackOptions& o) {
+void check(const PackOptions& o) {
   check_options(o);
 }
-void check(ShardOptions& o) {
+void check(const ShardOptions& o) {
   check_options(o);
 }
 void check(const PipelineOptions& o) {

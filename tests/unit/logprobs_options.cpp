@@ -223,16 +223,16 @@ TEST(LogprobsResult, Rates) {
 }
 
 TEST(LogprobsFigures, AreOfTheUsualOperationAndOfBothMethods) {
-  RunReport report;
   LogprobsResult nothing = measured_row("logprob-entropy", "gyre", 1);
   nothing.tokens = 0;
-  add_figures(report, {measured_row("logprob", "gyre", 2), measured_row("logprob", "upstream", 12),
-                       measured_row("logprob-entropy", "gyre", 3), nothing});
-  ASSERT_EQ(report.foms.size(), 2U);
-  EXPECT_EQ(report.foms[0].metric, "speedup_over_upstream");
-  EXPECT_DOUBLE_EQ(report.foms[0].value, 6);
-  EXPECT_EQ(report.foms[1].metric, "logits_rate");
-  EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
+  const std::vector<Fom> figures =
+      figures_of({measured_row("logprob", "gyre", 2), measured_row("logprob", "upstream", 12),
+                  measured_row("logprob-entropy", "gyre", 3), nothing});
+  ASSERT_EQ(figures.size(), 2U);
+  EXPECT_EQ(figures[0].metric, "speedup_over_upstream");
+  EXPECT_DOUBLE_EQ(figures[0].value, 6);
+  EXPECT_EQ(figures[1].metric, "logits_rate");
+  EXPECT_DOUBLE_EQ(figures[1].value, 2);
 }
 
 TEST(LogprobsFigures, DoNotCompareTimingsThatBreakARunRule) {
@@ -240,41 +240,55 @@ TEST(LogprobsFigures, DoNotCompareTimingsThatBreakARunRule) {
     std::vector<LogprobsResult> rows{measured_row("logprob", "gyre", 2),
                                      measured_row("logprob", "upstream", 12)};
     rows[ours ? 0 : 1].timing.samples_ms = {{2.0}};  // one repetition
-    RunReport report;
-    add_figures(report, rows);
-    ASSERT_EQ(report.foms.size(), 1U);
-    EXPECT_EQ(report.foms[0].metric, "logits_rate");
+    const std::vector<Fom> figures = figures_of(rows);
+    ASSERT_EQ(figures.size(), 1U);
+    EXPECT_EQ(figures[0].metric, "logits_rate");
   }
 }
 
+TEST(LogprobsFigures, AreKnownFromTheOptions) {
+  using Names = std::vector<std::string>;
+  LogprobsOptions o;
+  o.op = "logprob", o.method = "gyre";
+  const Names rates = {"logits_rate", "share_of_bandwidth", "average_logits_rate",
+                       "average_share_of_bandwidth"};
+  EXPECT_EQ(metrics_of(o), rates);
+  o.op = "raw-gather", o.pass = "fwd";
+  EXPECT_EQ(metrics_of(o), Names{});
+  o.op = "fused-linear";
+  EXPECT_EQ(metrics_of(o), (Names{"fused_linear_rate", "average_fused_linear_rate"}));
+  o.op = "logprob", o.method = "upstream";
+  EXPECT_EQ(metrics_of(o), Names{});
+  o.method = "all";
+  EXPECT_EQ(metrics_of(o).at(2), "speedup_over_upstream");
+}
+
 TEST(LogprobsFigures, OfManyRowsHaveAnAverage) {
-  RunReport report;
   LogprobsResult longer = measured_row("logprob", "gyre", 4);
   longer.tokens *= 2;
-  add_figures(report, {measured_row("logprob", "gyre", 2), longer});
-  ASSERT_EQ(report.foms.size(), 3U);
-  EXPECT_EQ(report.foms[2].metric, "average_logits_rate");
-  EXPECT_DOUBLE_EQ(report.foms[2].value, (report.foms[0].value + report.foms[1].value) / 2);
-  EXPECT_EQ(to_text(report.foms[2].tags), "rows=2");
+  const std::vector<Fom> figures = figures_of({measured_row("logprob", "gyre", 2), longer});
+  ASSERT_EQ(figures.size(), 3U);
+  EXPECT_EQ(figures[2].metric, "average_logits_rate");
+  EXPECT_DOUBLE_EQ(figures[2].value, (figures[0].value + figures[1].value) / 2);
+  EXPECT_EQ(to_text(figures[2].tags), "rows=2");
 }
 
 // Without the usual operation the first one stands in for it; products have a rate of their own.
 TEST(LogprobsFigures, AreOfTheFirstOperationWithoutTheUsualOne) {
-  RunReport report;
   LogprobsResult product = measured_row("fused-linear", "gyre", 2);
   product.ideal_bytes = std::nan("");
   product.flops = 4e9;
   LogprobsResult hardly = measured_row("raw-gather", "gyre", 2);
   hardly.ideal_bytes = std::nan("");
-  add_figures(report, {hardly, measured_row("raw-gather", "gyre", 3),
-                       measured_row("argmax", "gyre", 3), product});
-  ASSERT_EQ(report.foms.size(), 2U);
-  EXPECT_EQ(report.foms[0].metric, "logits_rate");
-  EXPECT_EQ(report.foms[0].unit, "GB/s/rank");
-  EXPECT_DOUBLE_EQ(report.foms[0].value, 2);
-  EXPECT_EQ(report.foms[1].metric, "fused_linear_rate");
-  EXPECT_EQ(report.foms[1].unit, "TFLOP/s/rank");
-  EXPECT_DOUBLE_EQ(report.foms[1].value, 2);
+  const std::vector<Fom> figures = figures_of(
+      {hardly, measured_row("raw-gather", "gyre", 3), measured_row("argmax", "gyre", 3), product});
+  ASSERT_EQ(figures.size(), 2U);
+  EXPECT_EQ(figures[0].metric, "logits_rate");
+  EXPECT_EQ(figures[0].unit, "GB/s/rank");
+  EXPECT_DOUBLE_EQ(figures[0].value, 2);
+  EXPECT_EQ(figures[1].metric, "fused_linear_rate");
+  EXPECT_EQ(figures[1].unit, "TFLOP/s/rank");
+  EXPECT_DOUBLE_EQ(figures[1].value, 2);
 }
 
 }  // namespace GYRE_FILE
