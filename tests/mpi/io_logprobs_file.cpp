@@ -112,6 +112,29 @@ struct Draft {
   std::vector<int32_t> own_ids{};  // instead of `id` throughout
 };
 
+void write_answers(h5::File& file, const Draft& d) {
+  file.create_group("/reference");
+  file.write_attribute("/reference", "generator", std::string("test"));
+  const auto answer = [&](const std::string& name, const h5::Shape& shape, double value = 0) {
+    write_filled(file, "/reference/" + name, shape, value);
+  };
+  for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
+    answer(name, {2}, d.answer);
+  for (const char* name :
+       {"d_logprob", "d_entropy", "d_gathered", "d_soft_cross_entropy", "d_filtered_logprob"})
+    answer(name, {2, 3});
+  answer("gathered", {2, d.gathered_width});
+  answer("top_values", {2, 2});
+  answer("next_token_logprob", {1, 1});
+  write_filled<int32_t>(file, "/reference/top_ids", {2, 2}, 0);
+  for (const std::string& name : d.linear_answers)
+    answer(name,
+           name == "d_hidden" ? h5::Shape{2, 5}
+           : name == "d_head" ? h5::Shape{3, 5}
+                              : h5::Shape{2},
+           d.answer);
+}
+
 void write_draft(const std::string& path, const Draft& d) {
   h5::File file = h5::File::create(path);
   write_schema(file, logprobs_schema, {});
@@ -159,26 +182,7 @@ void write_draft(const std::string& path, const Draft& d) {
                                     {"d_logprobs", d.of_all_ids},
                                     {"d_projected", d.d_projected}})
     if (!shape.empty()) write_filled(file, std::string("/logprobs/") + name, shape, d.factor);
-  file.create_group("/reference");
-  file.write_attribute("/reference", "generator", std::string("test"));
-  const auto answer = [&](const std::string& name, const h5::Shape& shape, double value = 0) {
-    write_filled(file, "/reference/" + name, shape, value);
-  };
-  for (const char* name : {"logprob", "entropy", "soft_cross_entropy", "filtered_logprob"})
-    answer(name, {2}, d.answer);
-  for (const char* name :
-       {"d_logprob", "d_entropy", "d_gathered", "d_soft_cross_entropy", "d_filtered_logprob"})
-    answer(name, {2, 3});
-  answer("gathered", {2, d.gathered_width});
-  answer("top_values", {2, 2});
-  answer("next_token_logprob", {1, 1});
-  write_filled<int32_t>(file, "/reference/top_ids", {2, 2}, 0);
-  for (const std::string& name : d.linear_answers)
-    answer(name,
-           name == "d_hidden" ? h5::Shape{2, 5}
-           : name == "d_head" ? h5::Shape{3, 5}
-                              : h5::Shape{2},
-           d.answer);
+  write_answers(file, d);
   file.close();
 }
 
@@ -276,121 +280,139 @@ TEST(LogprobsFile, IntegersOfAnyWidthThatFit) {
                [&] { read_logprobs_file(world(), path, logprobs_arrays()); });
 }
 
-TEST(LogprobsFile, RefusesWrongFiles) {
-  struct Case {
-    std::vector<std::string> problems;
-    Draft draft;
-  };
-  const float inf = std::numeric_limits<float>::infinity();
-  const std::string no = "there is no dataset ",
-                    nan_logit = "[1, 0] is nan; it must be finite or -inf",
-                    inf_logit = "[1, 0] is inf; it must be finite or -inf",
-                    nan_answer = "[0] is nan; an answer is a number";
-  for (const Case& c : std::vector<Case>{
-           {{"top_k of '/logprobs' is 4; it must be 0, none, or at most vocab_size, 3",
-             "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
-             "temperature of '/logprobs' is -1; it must be from 1e-15 to 1e+30"},
-            {.top_k = 4, .top_p = 0, .temperature = -1}},
-           {{"/logprobs/temperature[1] is -0.5; it must be from 1e-15 to 1e+30",
-             "/logprobs/min_p[1] is -0.5; it must be from 0, none, to 1"},
-            {.of_tokens = {1, -0.5}}},
-           {{no + "'/logprobs/sampling_mask_ids'; it must be integer [any]"},
-            {.kept_offsets = {0, 1, 1}}},
-           {{"dataset '/logprobs/sampling_mask_offsets' is int64 [2]; it must be integer [3]"},
-            {.kept_offsets = {0, 1}, .kept_ids = {1}}},
-           {{"/logprobs/sampling_mask_offsets[2], the last, is 1; it must be 2, "
-             "/logprobs/sampling_mask_ids"},
-            {.kept_offsets = {0, 1, 1}, .kept_ids = {1, 2}}},
-           {{"/logprobs/sampling_mask_ids[1] is 3; ids are 0 to 2"},
-            {.kept_offsets = {0, 1, 2}, .kept_ids = {1, 3}}},
-           {{"/logprobs/sampling_mask_ids[2] is 1, which row 1 has already"},
-            {.kept_offsets = {0, 1, 3}, .kept_ids = {1, 1, 1}}},
-           // A projection of 3 ids to 4 columns.
-           {{"/logprobs/d_projected is there, and '/logprobs/projection_offsets', which it is of, "
-             "is not"},
-            {.d_projected = {2, 4}}},
-           {{"dataset '/logprobs/projection_offsets' is int64 [3]; it must be integer [4]",
-             "dataset '/logprobs/projection_weights' is float32 [1]; it must be real [2]",
-             "dataset '/logprobs/d_projected' is float32 [2, 3]; it must be real [2, 4]"},
-            {.projection_offsets = {0, 1, 2},
-            .projection_columns = {0, 1},
-            .projection_weights = {1},
-            .d_projected = {2, 3}}},
-           {{"/logprobs/projection_offsets[2] is 0, below the 1 before it; offsets never decrease",
-             "/logprobs/d_projected[0] is nan; it must be finite"},
-            {.factor = NAN,
-            .projection_offsets = {0, 1, 0, 2},
-            .projection_columns = {0, 1},
-            .projection_weights = {1, 1},
-            .d_projected = {2, 4}}},
-           {{"/logprobs/projection_columns[1], of row 2, is 4; columns are 0 to 3"},
-            {.projection_offsets = {0, 1, 1, 2},
-            .projection_columns = {0, 4},
-            .projection_weights = {1, 1}}},
-           {{"/logprobs/projection_columns[1], of row 0, is 2, as entry 0 is; give one entry with "
-             "both weights"},
-            {.projection_offsets = {0, 2, 2, 2},
-            .projection_columns = {2, 2},
-            .projection_weights = {1, 1}}},
-           {{"/logprobs/projection_weights[0], of row 1, is -1; a weight is finite and at least 0"},
-            {.projection_offsets = {0, 0, 1, 1},
-            .projection_columns = {2},
-            .projection_weights = {-1}}},
-           // A teacher's log-probabilities: both or neither, of different ids.
-           {{no + "'/logprobs/teacher_target_logprobs'; it must be real [2]"},
-            {.of_ids = {-1, -1, -1, -1}, .own_ids = {0, 1, 1, 2}}},
-           {{"dataset '/logprobs/teacher_logprobs' is float32 [2, 3]; it must be real [2, 2]"},
-            {.of_ids = {-1, -1, -1, -1, -1, -1}, .of_targets = {-1, -1}}},
-           {{"/logprobs/teacher_logprobs[2] is 0.5; a log-probability is at most 0",
-             "/logprobs/teacher_target_logprobs[1] is nan; a log-probability is at most 0"},
-            {.of_ids = {0, -1, 0.5, NAN}, .of_targets = {-inf, NAN}, .own_ids = {0, 1, 2, 1}}},
-           {{"/logprobs/ids[1, 1] is 2, which the row has already; /logprobs/teacher_logprobs is "
-             "of "
-             "different ids"},
-            {.of_ids = {-1, -1, -1, -1}, .of_targets = {-1, -1}, .own_ids = {0, 1, 2, 2}}},
-           {{"dataset '/logprobs/temperature' is float64 [3]; it must be real [2]",
-             "dataset '/logprobs/min_p' is float64 [3]; it must be real [2]"},
-            {.of_tokens = {1, 1, 1}}},
-           {{no + "'/logprobs/logits'; it must be real [any, any]"}, {.omit = "logits"}},
-           {{"dataset '/logprobs/ids' is int32 [3, 2]; it must be integer [2, any]"},
-            {.ids = {3, 2}}},
-           {{"dataset '/reference/gathered' is float64 [2, 3]; it must be real [2, 2]"},
-            {.gathered_width = 3}},
-           // Hidden states and a head: both or neither, of one width, and there where the file has
-           // answers of theirs.
-           {{no + "'/logprobs/head'; it must be real [3, 5]"},
-            {.hidden = {2, 5}, .linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"}}},
-           {{no + "'/logprobs/hidden'; it must be real [2, any]"}, {.head = {3, 5}}},
-           {{"dataset '/logprobs/head' is float32 [4, 6]; it must be real [3, 5]"},
-            {.hidden = {2, 5}, .head = {4, 6}}},
-           {{"/logprobs/hidden is [2, 0]; a hidden state has at least one element",
-             "dataset '/logprobs/head' is float32 [3, 5]; it must be real [3, 0]",
-             "dataset '/reference/d_hidden' is float64 [2, 5]; it must be real [2, 0]"},
-            {.hidden = {2, 0}, .head = {3, 5}, .linear_answers = {"d_hidden"}}},
-           {{"/reference/d_head is there, and '/logprobs/hidden', which it is of, is not"},
-            {.linear_answers = {"d_head"}}},
-           {{"/logprobs/logits" + nan_logit, "/logprobs/teacher" + nan_logit}, {.logit = NAN}},
-           {{"/logprobs/logits" + inf_logit, "/logprobs/teacher" + inf_logit}, {.logit = inf}},
-           {{"/logprobs/ids[0] is 3; ids are 0 to 2"}, {.id = 3}},
-           {{"/logprobs/d_value[1] is nan; it must be finite"}, {.gradient = NAN}},
-           {{"/logprobs/d_value[1] is 2e+31; a gradient at a temperature of "},
-            {.gradient = 2e31F}},
-           {{"/logprobs/d_logprobs[0] is nan; it must be finite"},
-            {.of_all_ids = {2, 3}, .factor = NAN}},
-           {{"/logprobs/offsets[1], the last, is 3; it must be 2, the rows of /logprobs/logits"},
-            {.offsets = {0, 3}}},
-           {{"/logprobs/hidden[0] is inf; it must be finite",
-             "/logprobs/head[0] is inf; it must be finite"},
-            {.hidden = {2, 5}, .head = {3, 5}, .factor = inf}},
-           {{"/reference/entropy" + nan_answer, "/reference/filtered_logprob" + nan_answer,
-             "/reference/logprob" + nan_answer, "/reference/soft_cross_entropy" + nan_answer},
-            {.answer = NAN}}}) {
+/// A draft that is refused with these problems, each on a line of its own.
+struct Refusal {
+  std::vector<std::string> problems;
+  Draft draft;
+};
+void expect_refusals(const std::vector<Refusal>& refusals) {
+  for (const Refusal& c : refusals) {
     const std::string message = test::agreed_message([&] { read_draft(c.draft); });
     for (const std::string& problem : c.problems)
       EXPECT_NE(message.find("- " + problem), std::string::npos)
           << message << "\nexpected in it: " << problem;
     EXPECT_EQ(std::count(message.begin(), message.end(), '\n'), std::ssize(c.problems)) << message;
   }
+}
+
+const float inf = std::numeric_limits<float>::infinity();
+const std::string no = "there is no dataset ";
+
+TEST(LogprobsFile, RefusesWrongNumbersAndMasks) {
+  expect_refusals(
+      {{{"top_k of '/logprobs' is 4; it must be 0, none, or at most vocab_size, 3",
+         "top_p of '/logprobs' is 0; it must be above 0 and at most 1, none",
+         "temperature of '/logprobs' is -1; it must be from 1e-15 to 1e+30"},
+        {.top_k = 4, .top_p = 0, .temperature = -1}},
+       {{"/logprobs/temperature[1] is -0.5; it must be from 1e-15 to 1e+30",
+         "/logprobs/min_p[1] is -0.5; it must be from 0, none, to 1"},
+        {.of_tokens = {1, -0.5}}},
+       {{no + "'/logprobs/sampling_mask_ids'; it must be integer [any]"},
+        {.kept_offsets = {0, 1, 1}}},
+       {{"dataset '/logprobs/sampling_mask_offsets' is int64 [2]; it must be integer [3]"},
+        {.kept_offsets = {0, 1}, .kept_ids = {1}}},
+       {{"/logprobs/sampling_mask_offsets[2], the last, is 1; it must be 2, "
+         "/logprobs/sampling_mask_ids"},
+        {.kept_offsets = {0, 1, 1}, .kept_ids = {1, 2}}},
+       {{"/logprobs/sampling_mask_ids[1] is 3; ids are 0 to 2"},
+        {.kept_offsets = {0, 1, 2}, .kept_ids = {1, 3}}},
+       {{"/logprobs/sampling_mask_ids[2] is 1, which row 1 has already"},
+        {.kept_offsets = {0, 1, 3}, .kept_ids = {1, 1, 1}}},
+       {{"dataset '/logprobs/temperature' is float64 [3]; it must be real [2]",
+         "dataset '/logprobs/min_p' is float64 [3]; it must be real [2]"},
+        {.of_tokens = {1, 1, 1}}},
+       {{no + "'/logprobs/logits'; it must be real [any, any]"}, {.omit = "logits"}},
+       {{"dataset '/logprobs/ids' is int32 [3, 2]; it must be integer [2, any]"}, {.ids = {3, 2}}},
+       {{"dataset '/reference/gathered' is float64 [2, 3]; it must be real [2, 2]"},
+        {.gathered_width = 3}}});
+}
+
+TEST(LogprobsFile, RefusesWrongProjections) {
+  // The projection maps 3 ids to 4 columns.
+  expect_refusals(
+      {{{"/logprobs/d_projected is there, and '/logprobs/projection_offsets', which it is of, "
+         "is not"},
+        {.d_projected = {2, 4}}},
+       {{"dataset '/logprobs/projection_offsets' is int64 [3]; it must be integer [4]",
+         "dataset '/logprobs/projection_weights' is float32 [1]; it must be real [2]",
+         "dataset '/logprobs/d_projected' is float32 [2, 3]; it must be real [2, 4]"},
+        {.projection_offsets = {0, 1, 2},
+         .projection_columns = {0, 1},
+         .projection_weights = {1},
+         .d_projected = {2, 3}}},
+       {{"/logprobs/projection_offsets[2] is 0, below the 1 before it; offsets never decrease",
+         "/logprobs/d_projected[0] is nan; it must be finite"},
+        {.factor = NAN,
+         .projection_offsets = {0, 1, 0, 2},
+         .projection_columns = {0, 1},
+         .projection_weights = {1, 1},
+         .d_projected = {2, 4}}},
+       {{"/logprobs/projection_columns[1], of row 2, is 4; columns are 0 to 3"},
+        {.projection_offsets = {0, 1, 1, 2},
+         .projection_columns = {0, 4},
+         .projection_weights = {1, 1}}},
+       {{"/logprobs/projection_columns[1], of row 0, is 2, as entry 0 is; give one entry with "
+         "both weights"},
+        {.projection_offsets = {0, 2, 2, 2},
+         .projection_columns = {2, 2},
+         .projection_weights = {1, 1}}},
+       {{"/logprobs/projection_weights[0], of row 1, is -1; a weight is finite and at least 0"},
+        {.projection_offsets = {0, 0, 1, 1},
+         .projection_columns = {2},
+         .projection_weights = {-1}}}});
+}
+
+TEST(LogprobsFile, RefusesWrongTeachers) {
+  // A file has both of a teacher's arrays or neither; the ids of a row differ.
+  expect_refusals(
+      {{{no + "'/logprobs/teacher_target_logprobs'; it must be real [2]"},
+        {.of_ids = {-1, -1, -1, -1}, .own_ids = {0, 1, 1, 2}}},
+       {{"dataset '/logprobs/teacher_logprobs' is float32 [2, 3]; it must be real [2, 2]"},
+        {.of_ids = {-1, -1, -1, -1, -1, -1}, .of_targets = {-1, -1}}},
+       {{"/logprobs/teacher_logprobs[2] is 0.5; a log-probability is at most 0",
+         "/logprobs/teacher_target_logprobs[1] is nan; a log-probability is at most 0"},
+        {.of_ids = {0, -1, 0.5, NAN}, .of_targets = {-inf, NAN}, .own_ids = {0, 1, 2, 1}}},
+       {{"/logprobs/ids[1, 1] is 2, which the row has already; /logprobs/teacher_logprobs is "
+         "of different ids"},
+        {.of_ids = {-1, -1, -1, -1}, .of_targets = {-1, -1}, .own_ids = {0, 1, 2, 2}}}});
+}
+
+TEST(LogprobsFile, RefusesWrongHiddenStatesAndHeads) {
+  // A file has hidden states and a head of one width, or neither and no answers of theirs.
+  expect_refusals(
+      {{{no + "'/logprobs/head'; it must be real [3, 5]"},
+        {.hidden = {2, 5}, .linear_answers = {"linear_logprob", "linear_entropy", "d_hidden"}}},
+       {{no + "'/logprobs/hidden'; it must be real [2, any]"}, {.head = {3, 5}}},
+       {{"dataset '/logprobs/head' is float32 [4, 6]; it must be real [3, 5]"},
+        {.hidden = {2, 5}, .head = {4, 6}}},
+       {{"/logprobs/hidden is [2, 0]; a hidden state has at least one element",
+         "dataset '/logprobs/head' is float32 [3, 5]; it must be real [3, 0]",
+         "dataset '/reference/d_hidden' is float64 [2, 5]; it must be real [2, 0]"},
+        {.hidden = {2, 0}, .head = {3, 5}, .linear_answers = {"d_hidden"}}},
+       {{"/reference/d_head is there, and '/logprobs/hidden', which it is of, is not"},
+        {.linear_answers = {"d_head"}}}});
+}
+
+TEST(LogprobsFile, RefusesWrongValues) {
+  const std::string nan_logit = "[1, 0] is nan; it must be finite or -inf",
+                    inf_logit = "[1, 0] is inf; it must be finite or -inf",
+                    nan_answer = "[0] is nan; an answer is a number";
+  expect_refusals(
+      {{{"/logprobs/logits" + nan_logit, "/logprobs/teacher" + nan_logit}, {.logit = NAN}},
+       {{"/logprobs/logits" + inf_logit, "/logprobs/teacher" + inf_logit}, {.logit = inf}},
+       {{"/logprobs/ids[0] is 3; ids are 0 to 2"}, {.id = 3}},
+       {{"/logprobs/d_value[1] is nan; it must be finite"}, {.gradient = NAN}},
+       {{"/logprobs/d_value[1] is 2e+31; a gradient at a temperature of "}, {.gradient = 2e31F}},
+       {{"/logprobs/d_logprobs[0] is nan; it must be finite"},
+        {.of_all_ids = {2, 3}, .factor = NAN}},
+       {{"/logprobs/offsets[1], the last, is 3; it must be 2, the rows of /logprobs/logits"},
+        {.offsets = {0, 3}}},
+       {{"/logprobs/hidden[0] is inf; it must be finite",
+         "/logprobs/head[0] is inf; it must be finite"},
+        {.hidden = {2, 5}, .head = {3, 5}, .factor = inf}},
+       {{"/reference/entropy" + nan_answer, "/reference/filtered_logprob" + nan_answer,
+         "/reference/logprob" + nan_answer, "/reference/soft_cross_entropy" + nan_answer},
+        {.answer = NAN}}});
 }
 
 TEST(LogprobsFile, RefusesOtherAndDamagedFiles) {
