@@ -31,7 +31,7 @@ struct AttentionResult : MeasuredRow {
   Pass pass = Pass::forward;
   int64_t tokens = 0;
   int cp = 1;
-  bool replayed = false;        ///< by one process, whose ranks took turns
+  bool replayed = false;        ///< one process ran all ranks, which took turns
   double peak = 0;              ///< measured FLOP/s of a rank; 0: unknown
   double compute_ms = 0;        ///< kernels without communication, slowest rank, median
   double communicate_ms = 0;    ///< the messages alone
@@ -43,7 +43,7 @@ struct AttentionResult : MeasuredRow {
   int64_t graph_windows = 0;  ///< arrays that are registered with NCCL for the graph
   std::vector<AttentionRankTimes> ranks;
 
-  /// Rate of a process: of a rank, or of the one that replays all ranks.
+  /// Rate of this process, which is one rank or replays all ranks.
   double tflops_per_rank() const { return flops / (replayed ? 1 : cp) / time_ms.median / 1e9; }
   double share_of_peak() const;
   /// max/mean - 1 of the time in kernels; NaN if that is 0.

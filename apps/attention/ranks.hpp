@@ -34,7 +34,7 @@ class AttentionRanks final : public Case {
   void start_timing(Pass pass) override;
   /// Does nothing in a replay, where messages are copies and ranks wait for each other's work.
   void run_parts(Pass pass, bool ahead) override;
-  /// The ranks of a replay compute on threads of their own.
+  /// In a replay, threads of the ranks compute, not the caller's.
   bool computes() const override { return replay_ == nullptr && ranks_.front()->computes(); }
   /// Traffic of all ranks that this process runs.
   SentTraffic sent() const override;

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# gyre-attention --replay: files have the bits of runs on as many ranks, rows say that they are replayed, a wrong result is found;
-# what it refuses; results/drift.py on a few ranks.
+# gyre-attention --replay writes files with the bits of runs on as many ranks. Its rows say that they are replayed. It finds a
+# wrong result, stays within the planned memory, and refuses what it cannot do. results/drift.py runs on a few ranks.
 # Usage: replay.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
 source "$(dirname "$0")/../support/app_test.bash"
 attention=$apps/gyre-attention
@@ -16,7 +16,7 @@ same_bits 2 $small --schedule all-gather --layout zigzag --collectives library -
 same_bits 4 $small --schedule ring --merge at-end -d bf16 --partial-out bf16
 same_bits 3 --input "$source_dir/inputs/attention_window.h5" --schedule halo --layout contiguous -n 1
 same_bits 4 $small --schedule ring
-# The test of bits can fail: other schedules, numbers of ranks and orders of merges have others.
+# The test of bits can fail: other schedules, numbers of ranks and orders of merges have other bits.
 for other in "--cp 4 --schedule canonical" "--cp 2 --schedule ring" "--cp 4 --schedule ring --merge at-end"; do
   expect 0 'VERIFY PASSED' "$attention" --replay $small $other -o other.h5
   expect 1 'VERIFY FAILED' "$apps/gyre-compare" other.h5 ranks.h5 --rtol 0 --atol 0
@@ -42,6 +42,16 @@ for row in rows:
 PY
 [ "$(column rows.csv replay | sort -u)" = true ] || fail "rows do not say that they are replayed: $(head -2 rows.csv)"
 expect 1 'VERIFY FAILED' "$attention" --replay --cp 4 $small --tol-scale 1e-6 -d bf16
+
+# All ranks are in the memory of one process, with what a file needs of them.
+expect 0 'VERIFY PASSED' "$attention" --replay --cp 4 --tokens 4K --heads 16 --kv-heads 4 --head-dim 128 --window 64 -d bf16 --partial-out bf16 \
+  -n 1 -w 0 -o memory.h5 -J memory.json
+/usr/bin/python3 - memory.json <<'PY'
+import json, sys
+memory = json.load(open(sys.argv[1]))["memory"]
+used = memory["peak_bytes"] - memory["start_bytes"]
+assert memory["planned_bytes"] / 1.5 < used < memory["planned_bytes"] + 40e6, memory
+PY
 
 expect 2 '--replay in a run of 2 ranks: one process runs them all, without mpirun' "$MPIEXEC" -n 2 "$attention" --replay --cp 2 $small
 expect 2 '--cp 2000 with --replay: at most 1024, as each rank has 1 of 1024 threads' "$attention" --replay --cp 2000 $small

@@ -4,6 +4,7 @@
 
 #include "attention_run.hpp"
 #include "comm/agree.hpp"
+#include "comm/checked.hpp"
 #include "comm/in_process.hpp"
 #include "core/checksum.hpp"
 
@@ -47,7 +48,7 @@ Bits run_for_bits(Attention& attention) {
   return bits;
 }
 
-/// Whether a library's reduce-scatter sums gradients, in an order of its own.
+/// Whether a reduce-scatter of the library sums gradients; the library chooses its order.
 bool sums_by_library(const RankPlan& plan) {
   return std::ranges::any_of(plan.backward, [](const Step& step) {
     const auto* exchange = std::get_if<step::Exchange>(&step);
@@ -61,7 +62,8 @@ void expect_replayed(const Problem& p, const Configuration& c, BlockKernel& kern
   RanksInProcess ranks(world().size());
   ranks.run([&](int rank) {
     SCOPED_TRACE("rank " + std::to_string(rank));
-    Attention attention(p, c, ranks.of(rank), kernel);
+    CheckedCommunicator group(ranks.of(rank).split(0));  // finds buffers overwritten in flight
+    Attention attention(p, c, group, kernel);
     const Bits replayed = run_for_bits(attention);
     EXPECT_EQ(replayed.out, run[rank].out);
     EXPECT_EQ(replayed.lse, run[rank].lse);

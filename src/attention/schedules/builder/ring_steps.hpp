@@ -9,10 +9,11 @@
 //         if i < n-1: wait for the transfer
 //
 // With --merge at-end every step but the first attends into arrays of its own, and one step merges
-// them after the last (step::Merge). TransformerEngine's ring (AttnFuncWithCPAndKVP2P in
-// context_parallel.py, version of August 2026) does this: it merges the log-sum-exps of the steps
-// one after the other, in f32, in the order of the steps, while later steps run; when all are
-// merged, it adds the outputs in the same order, in the type of `out`, that of the activations.
+// them after the last (step::Merge). This is the order of TransformerEngine's ring
+// (AttnFuncWithCPAndKVP2P in context_parallel.py, version of August 2026). While later steps run,
+// it merges the log-sum-exps of earlier ones in f32, in the order of the steps. After the last
+// step, it adds the outputs in the same order, and rounds every sum to the type of `out`, which is
+// that of the activations.
 //
 // The transfer of step i overlaps with the computation of step i. Two receive storages suffice:
 // step i reads and sends one of them while the other receives; the contents of the latter were last
