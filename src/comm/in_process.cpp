@@ -165,7 +165,7 @@ struct Stopped {};
 /// Decides which rank's thread runs.
 class RanksInProcess::Turns {
  public:
-  explicit Turns(int ranks) : live_(ranks, false) {}
+  explicit Turns(int ranks) : changed_(ranks), live_(ranks, false) {}
   int ranks() const { return static_cast<int>(live_.size()); }
 
   void run(const std::function<void(int)>& body) {
@@ -186,7 +186,7 @@ class RanksInProcess::Turns {
     if (++idle_ > std::ranges::count(live_, true))
       throw_runtime("{}: all ranks of a replay wait for each other", what);
     next();
-    changed_.wait(lock, [&] { return turn_ == mine; });
+    changed_[mine].wait(lock, [&] { return turn_ == mine; });
     if (stops_) throw Stopped();
   }
 
@@ -211,7 +211,7 @@ class RanksInProcess::Turns {
   }
   void take_part(size_t rank, const std::function<void(int)>& body) {
     std::unique_lock lock(mutex_);
-    changed_.wait(lock, [&] { return turn_ == rank; });
+    changed_[rank].wait(lock, [&] { return turn_ == rank; });
     lock.unlock();
     try {
       if (!stops_) body(static_cast<int>(rank));
@@ -239,12 +239,12 @@ class RanksInProcess::Turns {
       turn_ = rank;
       break;
     }
-    changed_.notify_all();
+    changed_[turn_].notify_one();
   }
 
   std::mutex mutex_;
-  std::condition_variable changed_;
-  std::vector<bool> live_;  // [ranks] whose body has not returned
+  std::vector<std::condition_variable> changed_;  // [ranks]
+  std::vector<bool> live_;                        // [ranks] whose body has not returned
   size_t turn_ = 0;
   int64_t idle_ = 0;  // ranks that passed their turn on since anything was submitted
   std::exception_ptr error_;
