@@ -90,13 +90,13 @@ void copy_message(const Sent& from, const Received& to, int sender, std::string_
 }
 
 /// The part of one rank in a collective.
-struct Part {
+struct RankPart {
   Collective call;  ///< without its lists of sizes, which end with the call that submits it
   /// [ranks + 1] Where the blocks of ranks begin in `send` and `recv`, and where the last one ends.
   std::vector<int64_t> send_begins = {0}, recv_begins = {0};
 
-  Part() = default;
-  explicit Part(const Collective& of) : call(of) {
+  RankPart() = default;
+  explicit RankPart(const Collective& of) : call(of) {
     for (const int64_t bytes : of.send_bytes) send_begins.push_back(send_begins.back() + bytes);
     for (const int64_t bytes : of.recv_bytes) recv_begins.push_back(recv_begins.back() + bytes);
     call.send_bytes = call.recv_bytes = {};
@@ -110,11 +110,11 @@ struct Part {
   }
 };
 
-void reduce(const std::vector<Part>& parts, std::string_view what) {
+void reduce(const std::vector<RankPart>& parts, std::string_view what) {
   const Collective& first = parts.front().call;
   std::vector<const std::byte*> terms;
   std::vector<std::byte*> results;
-  for (const Part& part : parts) {
+  for (const RankPart& part : parts) {
     const Collective& call = part.call;
     GYRE_CHECK(
         call.recv.size() == first.recv.size() && call.type == first.type && call.op == first.op,
@@ -131,11 +131,11 @@ void reduce(const std::vector<Part>& parts, std::string_view what) {
 }
 
 /// Moves the data of a collective of which all ranks have submitted their parts.
-void carry_out(const std::vector<Part>& parts, std::string_view what) {
+void carry_out(const std::vector<RankPart>& parts, std::string_view what) {
   using Kind = Collective::Kind;
   const Collective& first = parts.front().call;
   const auto ranks = static_cast<int>(parts.size());
-  for (const Part& part : parts)
+  for (const RankPart& part : parts)
     GYRE_CHECK(part.call.kind == first.kind && part.call.root == first.root,
                "{}: ranks call different collectives", what);
   switch (first.kind) {
@@ -263,7 +263,7 @@ struct RanksInProcess::Group {
   };
   /// A collective that some ranks have submitted.
   struct Meeting {
-    std::vector<Part> parts;  ///< [ranks]
+    std::vector<RankPart> parts;  ///< [ranks]
     Missing missing;
   };
   int size;
@@ -327,8 +327,8 @@ class RanksInProcess::Rank final : public Communicator {
     const int64_t number = collectives_++;
     Group::Meeting& meeting = group_->meetings[number];
     if (meeting.parts.empty())
-      meeting = {std::vector<Part>(size()), std::make_shared<int64_t>(size())};
-    meeting.parts[rank_] = Part(call);
+      meeting = {std::vector<RankPart>(size()), std::make_shared<int64_t>(size())};
+    meeting.parts[rank_] = RankPart(call);
     const Group::Missing missing = meeting.missing;
     if (--*missing == 0) {
       carry_out(meeting.parts, what);
