@@ -157,8 +157,8 @@ void carry_out(const std::vector<RankPart>& parts, std::string_view what) {
   }
 }
 
-/// Ends the thread of a rank after another rank has failed.
-struct Stopped {};
+/// Ends the thread of a rank after another one has failed, whose error is kept.
+struct Stopped : std::exception {};
 
 }  // namespace
 
@@ -215,8 +215,6 @@ class RanksInProcess::Turns {
     lock.unlock();
     try {
       if (!stops_) body(static_cast<int>(rank));
-    } catch (const Stopped&) {
-      // The rank that failed has the error.
     } catch (const AgreedError&) {
       keep_error();  // the others throw it, too
     } catch (...) {
