@@ -9,7 +9,7 @@ import numpy as np
 from ..attention import split_gradient, whole_keys
 from .attention_places import LARGEST, Answered, Places
 from .contract import Arrays, Hypothesis, factors
-from .layouts import Layout, segment_of
+from .layouts import Layout, halves_exchanged, segment_of
 
 HUGE = 30.0  # a sink in whose place a smaller one does not count
 
@@ -322,10 +322,10 @@ def _other_chunks(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layo
     if attributes["mask"] != "causal":
         return
     swapped, early = np.arange(layout.slots), np.arange(layout.slots)
+    swapped[layout.index] = halves_exchanged(layout.index, layout.cu_seqlens)
     for rows in layout.index:
         for a, b in pairwise(layout.cu_seqlens):
             mine = rows[(rows >= a) & (rows < b)]
-            swapped[mine] = np.roll(mine, len(mine) // 2)
             late = mine[len(mine) // 2 :]
             early[late] = np.maximum(late - len(late), a)
     for text, place in (("the earlier and the later chunk of a document are exchanged", swapped),
