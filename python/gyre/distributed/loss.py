@@ -1,8 +1,9 @@
 """loss(logits_shard, labels, group) -> loss
 
 A rank has some rows of the logits and, with tp, some columns, as in the contract logprob; labels
-[tokens] are shifted already, -100 is ignored. It returns a number, the weighted mean of
--log p(label) over all labels of all ranks that count:
+[tokens] are shifted already, -100 is ignored. All ranks have as many rows; with --uneven some have one
+more than others, or none. It returns a number, the weighted mean of -log p(label) over all labels of all
+ranks that count:
 
     L = sum_i w_i nll_i / sum_i w_i        over the rows of all ranks
 
@@ -30,6 +31,7 @@ from .contract import (
     Arrays,
     Finding,
     Hypothesis,
+    LeftOut,
     Problem,
     Tolerance,
     Verdict,
@@ -44,7 +46,7 @@ from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
 
-KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
+KIND, USES_LAYOUT, USES_DP, USES_UNEVEN = "logprobs", False, True, True
 SPLITS = ("cp", "tp")
 NEEDS = ("weights", "label_smoothing", "z_loss", "count")
 MICROBATCHES = 3
@@ -60,9 +62,14 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     labels = np.where((targets >= 0) & (targets < vocab), targets, IGNORED)
     labels[1::4] = IGNORED
+    parts, tokens = options.dp * options.cp, len(labels)
     if np.any(temperature != 1) or not (labels != IGNORED).any():
         return
-    columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.dp * options.cp)
+    if tokens < parts and not options.uneven:
+        raise LeftOut(f"{tokens} rows are fewer than {parts} ranks, and --uneven was not given")
+    kept = tokens if options.uneven else tokens // parts * parts
+    logits, labels = logits[:kept], labels[:kept]
+    columns, rows = columns_of(vocab, options.tp), rows_of(kept, parts)
     for suffix, weights, needs, changes in _variants(labels, rows, bool(np.isfinite(logits).all())):
         counted = np.where(labels == IGNORED, 0, weights)
         problem = {
