@@ -19,11 +19,8 @@ os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "OMP_NUM_THREADS": "1"}
 sys.path[:0] = PATHS
 
 RUNS = (
-    (
-        "ring_attention:attention",
-        "attention",
-        ({"ranks": 2}, {"ranks": 4}, {"ranks": 4, "layout": "striped"}, {"cp": 2, "tp": 2}),
-    ),
+    ("ring_attention:attention", "attention",
+     ({"ranks": 2}, {"ranks": 4}, {"ranks": 4, "layout": "striped"}, {"cp": 2, "tp": 2})),
     ("ulysses_attention:attention", "attention", ({"ranks": 2}, {"ranks": 4})),
     ("torch_peers:context_parallel_attention", "attention", ({"ranks": 2, "layout": "zigzag"},)),
     ("torch_peers:dtensor_log_softmax", "logprob", ({"tp": 2}, {"tp": 4})),
@@ -32,36 +29,15 @@ RUNS = (
     ("torch_peers:loss_parallel_mean", "loss", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:autograd_all_reduce", "sum_over_group", ({"tp": 2, "convention": "sum"},)),
     ("torch_peers:constant_all_reduce", "sum_over_group", ({"tp": 2, "convention": "none"},)),
-    (
-        "torch_peers:context_parallel_shard",
-        "shard",
-        ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"}),
-    ),
-    (
-        "torch_peers:context_parallel_whole",
-        "unshard",
-        ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"}),
-    ),
-    (
-        "torch_peers:dtensor_shard",
-        "shard",
-        ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"}),
-    ),
-    (
-        "torch_peers:dtensor_unshard",
-        "unshard",
-        ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"}),
-    ),
-)
-# Of docs/conform: the packages that a function needs besides torch.
-NEEDS = {
-    "deepspeed_ulysses": ("deepspeed",),
-    "nemo": ("nemo_rl",),
-    "verl_megatron": ("verl", "megatron"),
-    "megatron_layers": ("megatron",),
-}
-RELEASED = {"nemo_rl": "NeMo RL", "megatron": "megatron-core"}
-RUNS += (
+    ("torch_peers:context_parallel_shard", "shard",
+     ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"})),
+    ("torch_peers:context_parallel_whole", "unshard",
+     ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"})),
+    ("torch_peers:dtensor_shard", "shard",
+     ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"})),
+    ("torch_peers:dtensor_unshard", "unshard",
+     ({"ranks": 2, "layout": "contiguous"}, {"ranks": 4, "layout": "contiguous"})),
+    # Of docs/conform.
     ("fsdp2:gradients", "gradients", ({"ranks": 2}, {"dp": 2, "cp": 2, "tp": 1})),
     ("fsdp2:gradients_in_bfloat16", "gradients", ({"dp": 2, "cp": 2, "tp": 1, "dtype": "bfloat16"},)),
     ("megatron_layers:gradients", "gradients", ({"tp": 2},)),
@@ -74,6 +50,14 @@ RUNS += (
     ("verl_megatron:entropy", "entropy", ({"tp": 2},)),
     ("verl_megatron:loss", "loss", ({"tp": 2},)),
 )
+# Of docs/conform: the packages that a function needs besides torch.
+NEEDS = {
+    "deepspeed_ulysses": ("deepspeed",),
+    "nemo": ("nemo_rl",),
+    "verl_megatron": ("verl", "megatron"),
+    "megatron_layers": ("megatron",),
+}
+RELEASED = {"nemo_rl": "NeMo RL", "megatron": "megatron-core"}
 HEADER = ("function", "cp", "tp", "layout", "passed", "failed", "left out")
 
 
@@ -113,11 +97,10 @@ def main():
 
     from gyre.distributed import conform, contracts
 
-    sys.path[:0] = PATHS
-    lines, notes = [HEADER], {}
+    lines, notes = [HEADER], [[]]
     for function, contract, some in RUNS:
-        if missing(function):
-            print(function, "is left out: no", *missing(function), file=sys.stderr, flush=True)
+        if lacking := missing(function):
+            print(function, "is left out: no", *lacking, file=sys.stderr, flush=True)
             continue
         suite = [] if hasattr(contracts.named(contract), "CASES") else str(ROOT / "inputs" / "golden")
         for options in some:
@@ -127,18 +110,16 @@ def main():
             layout = o.layout if contracts.named(contract).USES_LAYOUT else "-"
             cp, tp = (str(o.cp), str(o.tp)) if len(report.grids) == 1 else ("all", "all")
             lines.append((function, cp, tp, layout, *map(str, count.values())))
-            notes[len(lines) - 1] = list(reasons(report))
+            notes.append(list(reasons(report)))
             print(*lines[-1], file=sys.stderr, flush=True)
     widths = [max(map(len, column)) for column in zip(*lines)]
-    text = [
-        f"# gyre conform inputs/golden, {', '.join([f'torch {torch.__version__.split(chr(43))[0]}', *versions()])}, gloo"
-    ]
-    for i, line in enumerate(lines):
+    named = ", ".join([f"torch {torch.__version__.partition('+')[0]}", *versions()])
+    text = [f"# gyre conform inputs/golden, {named}, gloo"]
+    for line, note in zip(lines, notes):
         cells = [
-            c.ljust(w) if HEADER[k] in ("function", "layout") else c.rjust(w)
-            for k, (c, w) in enumerate(zip(line, widths))
+            c.ljust(w) if name in ("function", "layout") else c.rjust(w) for name, c, w in zip(HEADER, line, widths)
         ]
-        text += ["  ".join(cells).rstrip(), *notes.get(i, [])]
+        text += ["  ".join(cells).rstrip(), *note]
     if sys.argv[1:]:
         pathlib.Path(sys.argv[1]).write_text("\n".join(text) + "\n", encoding="utf-8")
     else:

@@ -50,7 +50,9 @@ def print_checks(runs):
         print(f"{program:15}{problem.format(**runs[name]['configuration']):38}{against:40}{passed}/{len(checks)}")
     checks = [c for run in runs.values() for c in run["verification"]["checks"]]
     worst = max(c["error_over_tolerance"] for c in checks)
-    print(f"{grouped(sum(c['count'] for c in checks))} values compared; largest error: {worst:.2f} of its tolerance")
+    verdict = "all" if all(c["passed"] for c in checks) else "not all"
+    print(f"{grouped(sum(c['count'] for c in checks))} values compared, {verdict} within tolerance"
+          f" (largest error: {worst:.2f} of what it may be)")
     reasons = sorted({reason.split(":")[0] for run in runs.values() for reason in run["status"]["reasons"]})
     if reasons:
         print(f"times are not official ({', '.join(reasons)}: the runs are short, and say where): docs/run-rules.md")

@@ -18,7 +18,7 @@ AVERAGED = ("gyre-attention", "gyre-logprobs")
 
 def number(row: Row, name: str) -> float:
     value = row.data.get("measurements", {}).get(name)
-    return float(value) if isinstance(value, (int, float)) else float("nan")
+    return float(value) if is_number(value) else float("nan")
 
 
 def median(row: Row) -> float:
@@ -47,7 +47,7 @@ def judge_measurements(work: Work, row: Row, error: float | None) -> list[str]:
         ):
             wrong.append(f"measurements.{name} {value}; wanted: {least:.9g} to {most:.9g}")
     wrong += [f"measurements.{name} {stated[name]}; wanted: a whole number"
-              for name in COUNTS if name in stated and not isinstance(stated[name], int)]
+              for name in COUNTS if name in stated and not (is_number(stated[name]) and isinstance(stated[name], int))]
     wrong += differences(row.data["units"], {name: unit for name, unit in work.measured.items() if unit}, "", "unit of ")
     wrong += differ("model.flops", row.data["model"]["flops"], work.flops(key))
     wire = row.data["model"]["bytes_wire"]

@@ -14,6 +14,7 @@ from typing import Any
 
 from .cases import Case, Placement, hyphens
 from .files import Study
+from .official_rules import is_number
 from .official_tolerances import of_attention, of_decoder, of_logits
 from .sizes import parse_size
 
@@ -232,7 +233,7 @@ class Attention(Work):
         if self.ranks == 1:
             found |= {"sent": 0.0, "msgs": 0}
         apart = [stated.get(name) for name in ("exposed_time", "communication_only", "exposed_noise")]
-        if all(isinstance(one, (int, float)) for one in apart):
+        if all(map(is_number, apart)):
             exposed, alone, noise = apart
             found |= {"exposed": exposed / seconds / 10 if wire else None, "overlap": None}
             if wire and noise <= alone:
@@ -297,7 +298,7 @@ class Logprobs(Work):
         if self.grid["cp"] == 1:
             amount = float(self.documents.tokens * self.bytes_of_row(row["key"]))
             found["ideal_bytes"] = amount
-        if isinstance(amount, (int, float)):
+        if is_number(amount):
             found["rate"] = amount / seconds / 1e9
         return found | ({"sent": 0.0, "msgs": 0} if self.ranks == 1 else {})
 
@@ -345,7 +346,7 @@ class Pack(Work):
         documents, stated = self.documents, row["measurements"]
         found = {"items": documents.count, "tokens": documents.tokens, "eff": 100.0, "pad": 0.0}
         bins, bound = stated.get("bins"), stated.get("cost_bound")
-        if isinstance(bins, int) and bins > 0 and isinstance(bound, (int, float)):
+        if is_number(bins) and bins > 0 and is_number(bound):
             mean, longest = documents.pairs / bins, documents.longest * (documents.longest + 1) / 2
             found["util"] = 100 * documents.tokens / (bins * self.size("capacity"))
             found["cost"] = bound * max(mean, longest) / mean
@@ -404,7 +405,7 @@ class Pipeline(Work):
         long = [length for length in self.documents.lengths if length > self.bin]
         rest = self.documents.tokens - sum(long)
         bins = row["measurements"].get("bins")
-        slots = sum(long) + ((bins if isinstance(bins, int) else 0) - len(long)) * self.bin
+        slots = sum(long) + ((bins if is_number(bins) else 0) - len(long)) * self.bin
         full = 100 * self.documents.tokens / max(slots, 1)
         return {"of_limit": SHARE, "exposed": PERCENT, "imb_pair": ANY, "imb_time": ANY,
                 "pack": (0.9 * full, full * (1 + 1e-9)),

@@ -64,7 +64,7 @@ class Right(unittest.TestCase):
             "logprob": ({"tp": 4, "case": "logprobs_[!puc]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
             "entropy": ({"tp": 2, "case": "logprobs_[!puc]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
             "filtered_logprob": ({"tp": 4, "case": "logprobs_[!ptf]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[ptf]*"}),
-            "loss": ({"cp": 2, "tp": 2, "case": "logprobs_[uprst]*"}, {"dp": 2, "cp": 2, "case": "logprobs_[pu]*"}),
+            "loss": ({"cp": 2, "tp": 2, "case": "logprobs_[uprst]*"}, {"dp": 2, "cp": 2, "case": "logprobs_[pu]*", "uneven": True}),
             "shard": ({"ranks": 2}, {"ranks": 4}),
             "labels": ({"ranks": 2, "case": "packed_odd_*"},),
             "unshard": ({"ranks": 4},),
@@ -279,6 +279,17 @@ class Grids(unittest.TestCase):
         report = run("planted_ranks:refuses_columns", contract="logprob", ranks=2, case="logprobs_plain")
         self.assertTrue(str(report).endswith("1 left out; cp 2 x tp 1, cp 1 x tp 2 (nothing compared)"), str(report))
 
+    def test_rows_of_a_loss_are_equally_many_unless_uneven_ones_are_asked_for(self):
+        path = pathlib.Path(GOLDEN, "logprobs_plain.h5")
+        rows = len(gyre.read(path).inputs["logits"])
+        for uneven, ranks, wanted in ((False, rows - 1, [1] * (rows - 1)), (True, rows - 1, [2] + [1] * (rows - 2)),
+                                      (True, rows + 1, [1] * rows + [0])):
+            options = Options("", dp=1, cp=ranks, tp=1, convention="mean", uneven=uneven)
+            pieces = next(iter(contracts.named("loss").problems(path, options))).pieces
+            self.assertEqual([len(piece["batches"][0]["labels"]) for piece in pieces], wanted)
+        report = run(f"{EXAMPLE}:loss", cp=rows + 1, case="logprobs_plain")
+        self.assertIn(f"{rows} rows are fewer than {rows + 1} ranks, and --uneven was not given", str(report))
+
     def test_of_options(self):
         report = run(f"{EXAMPLE}:loss", ranks=4, dp=2, case="logprobs_plain")
         self.assertEqual(list(map(str, report.grids)), ["dp 2 x cp 2 x tp 1", "dp 2 x cp 1 x tp 2"])
@@ -386,6 +397,7 @@ class Command(unittest.TestCase):
             ((GOLDEN, "--function", *here, "--ranks", "0"), "--ranks is 0; it must be 1 or more"),
             ((GOLDEN, "--function", *here, "--tp", "-2"), "--tp is -2; it must be 1 or more"),
             ((GOLDEN, "--function", *here, "--convention", "mean"), "--convention is 'mean'; attention has none"),
+            ((GOLDEN, "--function", *here, "--uneven"), "--uneven was given, but rows of the contract attention are dealt in one way"),
             ((GOLDEN, "--function", *here, "--rtol", "nan"), "--rtol is nan; it must be 0 or more"),
             ((GOLDEN, "--function", *here, "--timeout", "-1"), "--timeout is -1.0; it must be positive"),
             ((GOLDEN, "--function", *here, "--timeout", "1e308"), "--timeout is 1e+308; it must be positive seconds, at most"),

@@ -50,8 +50,12 @@ class Recorded(unittest.TestCase):
     def test_all_planted_errors_are_in_the_table(self):
         lines = recorded("planted.txt")
         bugs, right = planted_table.bugs_and_right()
-        found = [match.groups() for line in lines if (match := re.match(r"(\w+) +\d+ of +\d+  (.+?): ", line))]
-        self.assertEqual(found, [(bug.contract, bug.name) for bug in bugs], AGAIN)
+        heads = {i: match for i, line in enumerate(lines) if (match := re.match(r"(\w+) +\d+ of +\d+  (.+?): ", line))}
+        found = [(*head.groups(), (re.match(r" +(named [\w/ -]+|not named); ", lines[i + 1]) or [None, ""])[1])
+                 for i, head in heads.items()]
+        names = {"": "", "values": "not named"}
+        wanted = [(bug.contract, bug.name, names.get(bug.kind, f"named {bug.kind}")) for bug in bugs]
+        self.assertEqual(found, wanted, AGAIN)
         said = "\n".join(lines)
         self.assertIn(f"{len(bugs)} errors, 0 found by no case: -; ", said)
         self.assertIn(f"{len(right)} right functions, fault found with: -", said)

@@ -120,9 +120,12 @@ FORGED: list[tuple[str, str, Callable[[Lines], None], str]] = [
     ("attention", "cp2", of("end", "verification", tolerance_scale=1e6), "tolerance_scale 1000000; computed: 1"),
     ("attention", "cp2", of("end", "verification", "checks", "2", tolerance=lambda t: 1e6 * t), "error_over_tolerance"),
     ("attention", "cp2", of("end", "verification", "checks", "2", **scaled(2)), "fwd: out'.tolerance 3.81986"),
+    ("attention", "cp2", of("end", "verification", "checks", "7", **scaled(2)), "bwd: d_k'.tolerance 7.8"),
     ("logprobs", "cp1-tp2", of("end", "verification", "checks", "-1", tolerance=1e-6), "calls'.tolerance 1e-06; wanted: at most 0"),
     ("logprobs", "cp1-tp2", of("end", "verification", "checks", "-2", **scaled(2)), "d_logits'.tolerance 1.017"),
+    ("logprobs small", "cp1-tp2", of("end", "verification", "checks", "-2", **scaled(2)), "d_logits'.tolerance 0.0833"),
     ("pipeline", "dp1-cp2", of("end", "verification", "checks", "0", **scaled(9)), "'logprob'.tolerance "),
+    ("pipeline", "dp1-cp2", of("end", "verification", "checks", "3", **scaled(9)), "'hidden[1]'.tolerance 0.000122"),
     ("attention", "cp2", row("measurements", check="FAILED"), "measurements.check 'FAILED'; computed: 'ok'"),
     ("attention", "cp2", row("status", result="UNOFFICIAL"), "status.result 'UNOFFICIAL'; computed: 'VALID'"),
     ("attention", "cp2", row("status", result="HELLO"), 'row.status.result "HELLO"; wanted: VALID, UNVERIFIED, UNOFFICIAL, INVALID'),
@@ -148,6 +151,7 @@ FORGED: list[tuple[str, str, Callable[[Lines], None], str]] = [
     ("attention", "cp2", row("measurements", of_peak=500.0), "of_peak 500.0; wanted: 1e-06 to 105"),
     ("pack", "ranks1", row("measurements", items=204800), "items 204800; computed: 20480"),
     ("pack", "ranks1", row("measurements", tokens=214508260), "tokens 214508260; computed: 21450826"),
+    ("pack", "ranks1", row("measurements", bins=True), "measurements.bins True; wanted: a whole number"),
     ("pack", "ranks1", row("measurements", cost=1.0), "measurements.cost 1; computed: 2.25978469"),
     ("attention", "cp2", argv("-n", "6", "-w", "0"), "'-n' belongs to no option; the problem has no such word"),
     ("attention", "cp2", argv("--tol-scale", "9"), "--tol-scale 9; the problem has no --tol-scale"),
@@ -274,7 +278,7 @@ class Official(Scratch):
             file.write_text(text, encoding="utf-8")
 
     def test_forged_results(self) -> None:
-        entries = {name: made.recorded(name) for name in ("attention", "logprobs", "pack", "pipeline")}
+        entries = {name: made.recorded(*name.split()) for name in ("attention", "logprobs", "logprobs small", "pack", "pipeline")}
         for name, placement, change, reason in FORGED:
             with self.subTest(reason):
                 entry = copy.deepcopy(entries[name])

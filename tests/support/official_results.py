@@ -34,8 +34,8 @@ def app_of(folder: Path, name: str) -> App:
     return App(app.name, app.path, build(), app.options)
 
 
-def recorded(name: str) -> dict[str, Any]:
-    file = STUDIES.parents[1] / f"results/official/xeon-2core-{name.removeprefix('official-')}-tiny.json"
+def recorded(name: str, size: str = "tiny") -> dict[str, Any]:
+    file = STUDIES.parents[1] / f"results/official/xeon-2core-{name.removeprefix('official-')}-{size}.json"
     entry: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
     return entry
 

@@ -60,7 +60,7 @@ class MaskStrict(Stepped):
         return super().seen(source) & (self.mine[:, None] != self.layout.index[source])
 
 
-class MaskOfPaddedLengths(Stepped):
+class CausalLostInBlock(Stepped):
     """a block is seen whole but for documents: one future block (a flag causal=False)"""
 
     def seen(self, source):
@@ -201,6 +201,12 @@ class ValueGradientTwice(Stepped):
         return super().gradients(d_q, d_k, 2 * d_v, delta)
 
 
+def halves_exchanged(rows, bounds):
+    """Rows of a rank, document by document; the halves of each are exchanged."""
+    parts = [rows[(rows >= a) & (rows < b)] for a, b in zip(bounds[:-1], bounds[1:])]
+    return np.concatenate([np.zeros(0, int), *(np.roll(part, len(part) // 2) for part in parts)])
+
+
 class HalvesExchanged(Stepped):
     """the rank takes its later chunks for its earlier ones: zigzag in the other order"""
 
@@ -208,11 +214,7 @@ class HalvesExchanged(Stepped):
         return self.causal_of(self.swapped())
 
     def swapped(self):
-        parts = []
-        for a, b in zip(self.cu_seqlens[:-1], self.cu_seqlens[1:]):
-            part = self.mine[(self.mine >= a) & (self.mine < b)]
-            parts.append(np.roll(part, len(part) // 2))
-        return np.concatenate([np.zeros(0, int), *parts])
+        return halves_exchanged(self.mine, self.cu_seqlens)
 
     def causal_of(self, rows):
         i, j = rows[:, None], np.arange(self.layout.index.size)
@@ -244,7 +246,7 @@ class HeadMissesTheLastBlock(Stepped):
 
 ON_A_STEP = [  # variant, step, options
     (MaskOffByOne, 0, {}), (MaskOffByOne, 1, {}), (MaskOffByOne, 2, FOUR), (MaskStrict, 0, {}),
-    (MaskOfPaddedLengths, 0, {}), (MaskOfPaddedLengths, LAST, {}), (MaskOfPaddedLengths, 1, FOUR | {"layout": "contiguous"}),
+    (CausalLostInBlock, 0, {}), (CausalLostInBlock, LAST, {}), (CausalLostInBlock, 1, FOUR | {"layout": "contiguous"}),
     (BackwardMaskOffByOne, 1, {}), (BackwardMaskOffByOne, 0, FOUR),
     (LseNotUpdated, LAST, {}), (LseNotUpdated, 1, FOUR), (LseNotUpdated, LAST, FOUR),
     (OutNotRescaledByMerge, LAST, {}), (OutNotRescaledByMerge, 1, FOUR), (OutNotRescaledByMerge, LAST, FOUR),
@@ -259,7 +261,7 @@ ON_A_STEP = [  # variant, step, options
     (attention.MergeAddsLse, 1, FOUR), (attention.MergeByMeans, LAST, FOUR), (attention.MergeSwapped, 1, FOUR),
 ]
 ON_A_RANK = [  # variant, rank, options
-    (MaskOffByOne, 1, {}), (MaskStrict, 0, FOUR), (MaskOfPaddedLengths, 1, {}), (MaskOfPaddedLengths, 2, FOUR),
+    (MaskOffByOne, 1, {}), (MaskStrict, 0, FOUR), (CausalLostInBlock, 1, {}), (CausalLostInBlock, 2, FOUR),
     (BackwardMaskOffByOne, 1, {}), (LseNotUpdated, 0, {}), (OutNotRescaledByMerge, 1, {}), (BlockNotWeighted, 0, FOUR),
     (KeysForValues, 1, {}), (KeysForValues, 3, FOUR), (ScoresUnscaled, 1, {}), (QueryGradientTwice, 1, {}),
     (KeyGradientsTwice, 0, {}), (KeyGradientsLost, 2, FOUR), (KeyGradientsTwiceAtHome, 1, {}), (KeyGradientsTwiceAtHome, 2, FOUR),
@@ -499,12 +501,7 @@ class PlacesExchanged(Unshard):
 
     def index(self):
         found = super().index().copy()
-        rows = found[self.wrong]
-        parts = []
-        for a, b in zip(self.cu_seqlens_padded, self.cu_seqlens_padded[1:]):
-            part = rows[(rows >= a) & (rows < b)]
-            parts.append(np.roll(part, len(part) // 2))
-        found[self.wrong] = np.concatenate([np.zeros(0, int), *parts])
+        found[self.wrong] = halves_exchanged(found[self.wrong], self.cu_seqlens_padded)
         return found
 
 
@@ -516,11 +513,11 @@ class ShardOfTheFirstTwice(Unshard):
         return [found[0], found[0], *found[2:]]
 
 
-STREAMS = [
+LABELS = [
     (LabelsCrossDocuments, None, {}), (LabelsCrossDocuments, 1, {}), (DeeperLabelsCrossDocuments, None, {}), (LabelsCrossIntoPadding, None, {}),
     (LabelsCrossIntoPadding, 1, {}), (streams.ShiftLessOne, 1, {}), (streams.RolledInTheDocument, 0, {}),
-    (PlacesExchanged, None, {}), (ShardOfTheFirstTwice, None, {}), (ShardOfTheFirstTwice, None, FOUR),
 ]
+UNSHARDS = [(PlacesExchanged, None, {}), (ShardOfTheFirstTwice, None, {}), (ShardOfTheFirstTwice, None, FOUR)]
 SHARDS = [
     (ChunksInOtherOrder, 1, {}), (ChunksInOtherOrder, 2, FOUR), (ShardMirrorOffByOne, 1, {}), (ShardMirrorOffByOne, 0, FOUR), (ShardMirrorOffByOne, None, {}),
     (LabelsInOtherOrder, 1, {}), (PositionsContinue, 1, {}), (PositionsContinue, None, {}), (LabelsShiftedTwice, 1, {}),
@@ -532,7 +529,7 @@ SHARDS = [
 KINDS = {  # what the harness is to call them
     "shifted-mask": "MaskOffByOne",
     "own-key": "MaskStrict",
-    "mask-lost": "MaskOfPaddedLengths",
+    "mask-lost": "CausalLostInBlock",
     "backward-mask": "BackwardMaskOffByOne WindowLostBackward CausalLostBackward",
     "lse-not-updated": "LseNotUpdated MergeAddsLse",
     "not-rescaled": "OutNotRescaledByMerge",
@@ -572,7 +569,7 @@ KINDS = {  # what the harness is to call them
     "labels-rolled": "LabelsCrossDocuments DeeperLabelsCrossDocuments LabelsCrossIntoPadding RolledInTheDocument",
 }
 KIND_OF = {name: kind for kind, names in KINDS.items() for name in names.split()} | {
-    "MaskOfPaddedLengths in last step of 2": "mask-lost-under-cp", "GradientTwice": "factor-tp", "LossGradientTwice on rank 1 of 2": "factor-cp",
+    "CausalLostInBlock in last step of 2": "mask-lost-under-cp", "GradientTwice": "factor-tp", "LossGradientTwice on rank 1 of 2": "factor-cp",
     "LossGradientTwice on rank 0 of 4": "factor-2",
 } | dict.fromkeys(  # found, but not named
     ("HeadMissesTheLastBlock", "RepeatForInterleave", "PaddedApart", "DeltaOfOwnKeys"), "values")
@@ -595,8 +592,8 @@ def bugs():
         ("logprob", LogProb, rows.logprob_of, LOGPROBS, lambda given: given[2].rank),
         ("loss", Loss, rows.loss_of, LOSSES, lambda given: given[3].rank),
         ("shard", Shard, streams.shard_of, SHARDS, lambda given: given[1]),
-        ("labels", Labels, streams.labels_of, STREAMS[:7], lambda given: given[2]),
-        ("unshard", Unshard, streams.unshard_of, STREAMS[7:], None),
+        ("labels", Labels, streams.labels_of, LABELS, lambda given: given[2]),
+        ("unshard", Unshard, streams.unshard_of, UNSHARDS, None),
     ):
         for kind, rank, options in listed:
             where = "" if rank is None else f" on rank {rank}"

@@ -742,7 +742,7 @@ class NaNWithoutLabels(Loss):
 class NaNWithoutRows(Loss):
     """a rank without a row takes the mean of nothing (allenai/OLMo-core PR #657)"""
 
-    options = {"cp": 8}
+    options = {"cp": 8, "uneven": True}
 
     def returned(self, loss):
         return loss if len(self.labels) else np.nan
@@ -1120,7 +1120,7 @@ RIGHT = [
     Bug("LogProb", "logprob", "", logprob_of(LogProb), {"tp": 4}),
     Bug("LogProb", "logprob", "", logprob_of(LogProb), NARROW),
     Bug("Loss", "loss", "", loss_of(Loss), {"cp": 2, "tp": 2}),
-    Bug("Loss", "loss", "", loss_of(Loss), {"cp": 8}),
+    Bug("Loss", "loss", "", loss_of(Loss), {"cp": 8, "uneven": True}),
     Bug("Loss", "loss", "", loss_of(Loss), {"cp": 2, "dp": 2, "dtype": "bfloat16"}),
     Bug("GradientTimesRanks", "loss", "", loss_of(GradientTimesRanks), {"cp": 2, "convention": "mean-times-cp"}),
     Bug("Divergence", "topk_kl", "", topk_kl_of(Divergence), {}),

@@ -37,7 +37,8 @@ LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error
 WAIT_S = 0.1
 UNEXPLAINED = contract.Finding("values", "")
 EXPLAIN = contract.explain
-reading.read = functools.cache(reading.read)
+reading.read, reading.kind_of = functools.cache(reading.read), functools.cache(reading.kind_of)
+contract.checked_file = functools.cache(contract.checked_file)  # before modules of contracts import it
 
 
 class Boxes:
@@ -175,7 +176,8 @@ def row(bug, found, most):
     """A line of the table."""
     names = [name for name, is_found in found.items() if is_found]
     if bug.kind and not is_named(bug, found):
-        names = [f"{name} ({', '.join(dict.fromkeys(found[name]))})" for name in names]
+        kinds = {name: ", ".join(dict.fromkeys(kind for kind in found[name] if kind != "values")) for name in names}
+        names = [f"{name} ({kinds[name]})" if kinds[name] else name for name in names]
     shown = ", ".join(names[:most]) + (f" and {len(names) - most} more" if len(names) > most else "")
     said = "" if not bug.kind else f"named {bug.kind}; " if is_named(bug, found) else "not named; "
     return f"{bug.contract:<14}  {len(names):>3} of {len(found):>3}  {bug.name}: {bug.origin}\n{'':<28}{said}{shown or 'NONE'}"

@@ -23,6 +23,7 @@ import numpy as np
 from .. import reading
 from ..reference import visible
 from .attention_errors import hypotheses
+from .attention_places import Answered
 from .contract import (
     LeftOut,
     Malformed,
@@ -225,7 +226,7 @@ def _judge(
         return rows_that_differ(rows, layout) + value_text(got[array], expected[array], bad) + of_heads + blocks
 
     def known(failing: set[str]) -> Iterator[Any]:
-        return hypotheses(got, expected, failing, streams, pairs, inputs.attributes, layout, tp)
+        return hypotheses(Answered(got, expected, failing, streams, pairs, inputs.attributes, layout, tp, tolerance))
 
     verdict = judged(name, got, {n: a for n, a in expected.items() if n in ANSWERS}, tolerance, known, places)
     missing = sorted(n for n in expected if n in ANSWERS and n not in got)

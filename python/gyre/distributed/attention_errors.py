@@ -7,9 +7,9 @@ from typing import Any
 import numpy as np
 
 from ..attention import split_gradient, whole_keys
-from .attention_places import LARGEST, Places
+from .attention_places import LARGEST, Answered, Places
 from .contract import Arrays, Hypothesis, factors
-from .layouts import Layout, segment_of
+from .layouts import Layout, halves_exchanged, segment_of
 
 HUGE = 30.0  # a sink in whose place a smaller one does not count
 
@@ -69,99 +69,102 @@ def answers(
     return found
 
 
-def other_pairs(
-    pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout, of_ranks: bool = True
-) -> Iterator[tuple[str, str, np.ndarray]]:
-    """Pairs of queries and keys that a known error would compute: its kind, what is said, the pairs.
+class Pairs:
+    """Pairs of queries and keys [slots, slots] that known errors would compute: kind, what is said, the pairs."""
 
-    of_ranks: with errors that tell ranks apart.
-    """
-    slots, mask, window = layout.slots, attributes["mask"], int(attributes["window"])
-    i, j = np.ogrid[:slots, :slots]
-    real = np.zeros(slots, bool)
-    real[layout.tokens] = True
-    both = real[:, None] & real[None, :]
-    segment, owner = segment_of(layout), layout.owner
-    together = segment[:, None] == segment[None, :]
-    own = owner[:, None] == owner[None, :]
-    row = np.empty(slots, np.int64)
-    row[layout.index] = np.arange(layout.index.shape[1])
+    def __init__(self, pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layout) -> None:
+        self.pairs, self.layout = pairs, layout
+        self.mask, self.window = attributes["mask"], int(attributes["window"])
+        self.i, self.j = np.ogrid[: layout.slots, : layout.slots]
+        self.real = np.zeros(layout.slots, bool)
+        self.real[layout.tokens] = True
+        self.both = self.real[:, None] & self.real[None, :]
+        segment = segment_of(layout)
+        self.together = segment[:, None] == segment[None, :]
+        self.own = layout.owner[:, None] == layout.owner[None, :]
 
-    def rule(keys: np.ndarray, behind: np.ndarray, width: int = window, full: bool = mask == "full") -> np.ndarray:
-        return keys if full else keys & (behind >= 0) & ((behind < width) | (width == 0))
+    def rule(self, keys: np.ndarray, later: int = 0, width: int | None = None) -> np.ndarray:
+        """The keys that the mask shows, without regions, to queries that are so many tokens later; width: of the window."""
+        return self.by_mask(keys, self.i - self.j + later, width)
 
-    leak = rule(both, i - j)
-    yield "leak", "a key of another document: documents are not told apart", leak
-    yield (
-        "leak",
-        "a key of another document: documents are not told apart, padding is read too",
-        rule(real[:, None] & True, i - j),
-    )
-    if mask != "full":
-        yield "mask-lost", "the causal mask is lost: keys of the future are seen", both & together
-        yield "mask-lost", "the mask is lost: every key of every document is seen", both
-        yield "shifted-mask", "the mask is shifted by one: a query sees the next key", rule(both & together, i - j + 1)
-        yield (
-            "own-key",
-            "the mask is shifted by one: a query does not see its own key",
-            rule(both & together, i - j - 1, max(0, window - 1)),
-        )
-    else:
-        yield "causal", "a causal mask where there is none", both & together & (i >= j)
-    yield "own-key", "a query does not see its own key", pairs & (i != j)
-    if mask != "full":
-        next_keys = np.append(np.zeros((slots, 1), bool), pairs[:, :-1], axis=1) & both & together
-        yield "shifted-mask", "the mask is wider by one: a query sees the next key, too", pairs | next_keys
-    if mask == "regions":
-        yield "mask-lost", "the regions are lost: the mask is causal", both & together & (i >= j)
-    if window:
-        yield "window-lost", "the window is lost", rule(both & together, i - j, 0)
-        yield "window-off-by-one", "the window is wider by one", rule(both & together, i - j, window + 1)
-        if window > 1:
-            yield "window-off-by-one", "the window is narrower by one", rule(both & together, i - j, window - 1)
-    yield "padding", "padding is read as keys", rule(real[:, None] & together, i - j)
-    for text, bounds in (
-        ("are those without padding", np.cumsum([0, *layout.lengths])), ("are one token late", layout.cu_seqlens + 1),
-    ):
-        other = np.searchsorted(bounds[1:], np.arange(slots), side="right")
-        yield "boundaries", f"boundaries of documents {text}", rule(both & (other[:, None] == other), i - j)
-    if layout.cp == 1 or not of_ranks:
-        return
-    yield "local-keys", "a dropped shard: a rank sees its own keys alone", pairs & own
-    yield (
-        "local-positions",
-        "rows of a rank are taken for positions: its mask is by row",
-        rule(both & together, row[:, None] - row[None, :]),
-    )
-    yield "mask-lost-under-cp", "the mask is lost for keys of other ranks", np.where(own, pairs, both & together)
-    yield (
-        "leak",
-        "a key of another document: documents are told apart among a rank's own keys alone",
-        np.where(own, pairs, leak),
-    )
-    if window:
-        yield (
-            "window-lost",
-            "the window is lost for keys of other ranks",
-            np.where(own, pairs, rule(both & together, i - j, 0)),
-        )
-    for text, counted in shares_of_lengths(layout):
-        seen = rule(real[:, None] & together & counted[None, :], i - j) if mask != "regions" else pairs & counted
-        yield "uneven-lengths", f"{text}, as keys", pairs & counted
-        yield "uneven-lengths", f"{text}, as keys, and padding among these", seen
-        yield "uneven-lengths", f"{text}, as keys and as queries", pairs & counted & counted[:, None]
-        yield "uneven-lengths", f"{text}, as keys and as queries, and padding among these", seen & counted[:, None]
-    for rank in range(layout.cp):
-        keys = owner[None, :] == rank
-        yield "dropped-shard", f"a dropped shard: other ranks do not see the keys of rank {rank}", pairs & (~keys | own)
-        yield "dropped-shard", f"a dropped shard: nobody sees the keys of rank {rank}", pairs & ~keys
-    for step in range(1, layout.cp):
-        lost = owner[None, :] == (owner[:, None] + step) % layout.cp
-        yield (
-            "dropped-shard",
-            f"a dropped shard: rank r does not see the keys of rank r + {step} (mod cp)",
-            pairs & ~lost,
-        )
+    def by_mask(self, keys: np.ndarray, behind: np.ndarray, width: int | None = None) -> np.ndarray:
+        width = self.window if width is None else width
+        return keys if self.mask == "full" else keys & (behind >= 0) & ((behind < width) | (width == 0))
+
+    def everywhere(self) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Errors that do not tell ranks apart."""
+        leak = "a key of another document: documents are not told apart"
+        yield "leak", leak, self.rule(self.both)
+        yield "leak", f"{leak}, padding is read too", self.rule(self.real[:, None] & True)
+        yield from self._of_masks()
+        yield from self._of_windows(self.both & self.together)
+        yield "padding", "padding is read as keys", self.rule(self.real[:, None] & self.together)
+        for text, bounds in (("are those without padding", np.cumsum([0, *self.layout.lengths])),
+                             ("are one token late", self.layout.cu_seqlens + 1)):
+            other = np.searchsorted(bounds[1:], np.arange(self.layout.slots), side="right")
+            yield "boundaries", f"boundaries of documents {text}", self.rule(self.both & (other[:, None] == other))
+
+    def _of_masks(self) -> Iterator[tuple[str, str, np.ndarray]]:
+        inside = self.both & self.together
+        causal = inside & (self.i >= self.j)
+        if self.mask != "full":
+            yield "mask-lost", "the causal mask is lost: keys of the future are seen", inside
+            yield "mask-lost", "the mask is lost: every key of every document is seen", self.both
+            yield "shifted-mask", "the mask is shifted by one: a query sees the next key", self.rule(inside, 1)
+            text = "the mask is shifted by one: a query does not see its own key"
+            yield "own-key", text, self.rule(inside, -1, max(0, self.window - 1))
+        else:
+            yield "causal", "a causal mask where there is none", causal
+        yield "own-key", "a query does not see its own key", self.pairs & (self.i != self.j)
+        if self.mask != "full":
+            next_keys = np.append(np.zeros((self.layout.slots, 1), bool), self.pairs[:, :-1], axis=1) & inside
+            yield "shifted-mask", "the mask is wider by one: a query sees the next key, too", self.pairs | next_keys
+        if self.mask == "regions":
+            yield "mask-lost", "the regions are lost: the mask is causal", causal
+
+    def _of_windows(self, inside: np.ndarray) -> Iterator[tuple[str, str, np.ndarray]]:
+        if self.window:
+            yield "window-lost", "the window is lost", self.rule(inside, width=0)
+            yield "window-off-by-one", "the window is wider by one", self.rule(inside, width=self.window + 1)
+        if self.window > 1:
+            yield "window-off-by-one", "the window is narrower by one", self.rule(inside, width=self.window - 1)
+
+    def of_ranks(self) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Errors that tell ranks apart."""
+        if self.layout.cp == 1:
+            return
+        inside, owner, row = self.both & self.together, self.layout.owner, np.empty(self.layout.slots, np.int64)
+        row[self.layout.index] = np.arange(self.layout.index.shape[1])
+        yield "local-keys", "a dropped shard: a rank sees its own keys alone", self.pairs & self.own
+        text = "rows of a rank are taken for positions: its mask is by row"
+        yield "local-positions", text, self.by_mask(inside, row[:, None] - row[None, :])
+        text = "the mask is lost for keys of other ranks"
+        yield "mask-lost-under-cp", text, np.where(self.own, self.pairs, inside)
+        text = "a key of another document: documents are told apart among a rank's own keys alone"
+        yield "leak", text, np.where(self.own, self.pairs, self.rule(self.both))
+        if self.window:
+            text = "the window is lost for keys of other ranks"
+            yield "window-lost", text, np.where(self.own, self.pairs, self.rule(inside, width=0))
+        yield from self._uneven()
+        for rank in range(self.layout.cp):
+            keys = owner[None, :] == rank
+            text = f"a dropped shard: other ranks do not see the keys of rank {rank}"
+            yield "dropped-shard", text, self.pairs & (~keys | self.own)
+            yield "dropped-shard", f"a dropped shard: nobody sees the keys of rank {rank}", self.pairs & ~keys
+        for step in range(1, self.layout.cp):
+            lost = owner[None, :] == (owner[:, None] + step) % self.layout.cp
+            text = f"a dropped shard: rank r does not see the keys of rank r + {step} (mod cp)"
+            yield "dropped-shard", text, self.pairs & ~lost
+
+    def _uneven(self) -> Iterator[tuple[str, str, np.ndarray]]:
+        """Every rank takes the same share of a document."""
+        for text, counted in shares_of_lengths(self.layout):
+            kept = self.pairs & counted
+            seen = self.rule(self.real[:, None] & self.together & counted) if self.mask != "regions" else kept
+            yield "uneven-lengths", f"{text}, as keys", kept
+            yield "uneven-lengths", f"{text}, as keys, and padding among these", seen
+            yield "uneven-lengths", f"{text}, as keys and as queries", kept & counted[:, None]
+            yield "uneven-lengths", f"{text}, as keys and as queries, and padding among these", seen & counted[:, None]
 
 
 def shares_of_lengths(layout: Layout) -> Iterator[tuple[str, np.ndarray]]:
@@ -175,128 +178,130 @@ def shares_of_lengths(layout: Layout) -> Iterator[tuple[str, np.ndarray]]:
         yield f"documents are uneven over ranks: a rank takes {text} of its rows of a document for real", found
 
 
-def hypotheses(
-    got: Arrays,
-    expected: Arrays,
-    failing: set[str],
-    streams: Arrays,
-    pairs: np.ndarray,
-    attributes: Mapping[str, Any],
-    layout: Layout,
-    tp: int,
-) -> Iterator[Hypothesis]:
+def hypotheses(answered: Answered) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
-    scale, sinks, tokens = float(attributes["scale"]), streams.get("sinks"), layout.tokens
-    width, heads, kv_heads = streams["q"].shape[2], streams["q"].shape[1], streams["k"].shape[1]
+    errors = _Errors(answered)
+    yield from errors.first_guesses()
+    for kind, text, other in (*errors.other.everywhere(), *errors.other.of_ranks()):
+        yield errors.known(kind, text, pairs=other)
+    yield from errors.of_scales()
+    yield from errors.of_sinks()
+    yield from errors.of_heads()
+    yield errors.known("delta-lost", "gradients lack <out, d_out>", delta=False)
+    yield from _rank_gradients(errors.known, answered.layout)
+    yield from errors.of_lse()
+    yield from _moved(answered)
+    yield from errors.in_one_place()
 
-    def real(found: Arrays) -> dict[str, np.ndarray]:
-        return {n: a if n == "d_sinks" else a[tokens] for n, a in found.items()}
 
-    asked: list[tuple[str, str, dict[str, Any]]] = []
+class _Errors:
+    """Hypotheses of one problem. asked: those that answers() computes, so far."""
 
-    def known(
-        kind: str,
-        text: str,
-        pairs: np.ndarray = pairs,
-        scale: float = scale,
-        sinks: np.ndarray | None = sinks,
-        **more: Any,
-    ) -> Hypothesis:
-        asked.append((kind, text, {"pairs": pairs, "scale": scale, "sinks": sinks} | more))
-        return Hypothesis(kind, text, lambda: real(answers(streams, pairs, scale, sinks, **more)))
+    def __init__(self, answered: Answered) -> None:
+        self.of, self.asked = answered, list[tuple[str, str, dict[str, Any]]]()
+        self.other = Pairs(answered.pairs, answered.attributes, answered.layout)
+        self.right = {"pairs": answered.pairs, "scale": answered.scale, "sinks": answered.streams.get("sinks")}
+        self.heads, self.kv_heads = (answered.streams[n].shape[1] for n in ("q", "k"))
+        self.reads = np.arange(self.heads) * self.kv_heads // self.heads
 
-    blind = ~np.asarray(pairs.any(axis=1))[tokens]
-    if blind.any() and failing & {"out", "lse", "d_q"}:
+    def real(self, found: Arrays) -> dict[str, np.ndarray]:
+        return {n: a if n == "d_sinks" else a[self.of.layout.tokens] for n, a in found.items()}
 
-        def elsewhere() -> dict[str, np.ndarray]:
-            return {
+    def known(self, kind: str, text: str, **changed: Any) -> Hypothesis:
+        how = self.right | changed
+        self.asked.append((kind, text, how))
+        return Hypothesis(kind, text, lambda: self.real(answers(self.of.streams, **how)))
+
+    def first_guesses(self) -> Iterator[Hypothesis]:
+        """Rows without a key, zeros, factors."""
+        got, expected, failing = self.of.got, self.of.expected, self.of.failing
+        blind = ~np.asarray(self.of.pairs.any(axis=1))[self.of.layout.tokens]
+        if blind.any() and failing & {"out", "lse", "d_q"}:
+            yield Hypothesis("no-key", "rows that see no key have an output, an lse or a gradient", lambda: {
                 n: np.where(blind.reshape(-1, *[1] * (got[n].ndim - 1)), got[n], expected[n])
-                for n in failing & {"out", "lse", "d_q"}
-            }
+                for n in failing & {"out", "lse", "d_q"}})
+        if zero := {n for n in failing if not got[n].any()}:
+            kind = "zero-gradient" if all(n.startswith("d_") for n in zero) else "zero"
+            text = f"{', '.join(sorted(zero))} is 0 everywhere"
+            yield Hypothesis(kind, text, lambda: {n: np.zeros(got[n].shape) for n in zero})
+        if self.of.scale != 1:
+            yield Hypothesis("scale-lost", "gradients of q and k lack the scale", lambda: {
+                n: np.asarray(expected[n]) / self.of.scale for n in ("d_q", "d_k", "d_k_shared") if n in expected})
+        known = {"cp": self.of.layout.cp, "tp": self.of.tp, "the heads of a group": self.heads // self.kv_heads}
+        yield from factors(got, expected, failing, known)
 
-        yield Hypothesis("no-key", "rows that see no key have an output, an lse or a gradient", elsewhere)
-    zero = {n for n in failing if not got[n].any()}
-    if zero:
-        yield Hypothesis(
-            "zero-gradient" if all(n.startswith("d_") for n in zero) else "zero",
-            f"{', '.join(sorted(zero))} is 0 everywhere",
-            lambda: {n: np.zeros(got[n].shape) for n in zero},
-        )
-    if scale != 1:
-        yield Hypothesis(
-            "scale-lost",
-            "gradients of q and k lack the scale",
-            lambda: {n: np.asarray(expected[n]) / scale for n in ("d_q", "d_k", "d_k_shared") if n in expected},
-        )
-    yield from factors(got, expected, failing, {"cp": layout.cp, "tp": tp, "the heads of a group": heads // kv_heads})
-    for kind, text, other in other_pairs(pairs, attributes, layout):
-        yield known(kind, text, pairs=other)
-    for text, wrong in (
-        ("1 / sqrt(D)", width**-0.5),
-        ("1", 1.0),
-        ("1 / D", 1 / width),
-        ("the scale twice", scale**2),
-        ("the root of the scale", scale**0.5),
-        ("sqrt(D)", width**0.5),
-        ("1 / sqrt(D) of values", streams["v"].shape[2] ** -0.5),
-        ("times log 2: exp2 in place of exp", scale * np.log(2)),
-    ):
-        if not np.isclose(wrong, scale):
-            yield known("scale", f"a wrong scale: {text}", scale=wrong)
-    if sinks is not None:
-        yield known("sinks-ignored", "sinks are ignored", sinks=None)
-        yield known("sinks-repeated", "every rank adds the sink", sinks=sinks + np.log(layout.cp))
-        kv_sinks = sinks[np.arange(heads) * kv_heads // heads]
-        for text, wrong_sinks in (("are scaled like scores", sinks * scale), ("count to the base 2", sinks * np.log(2)),
-                                  ("are those of the KV heads", kv_sinks)):
-            if np.abs(sinks).max(initial=0) < HUGE:  # smaller ones would be as good as none
-                yield known("sinks-changed", f"sinks {text}", sinks=wrong_sinks)
-    reads = np.arange(heads) * kv_heads // heads
-    if heads > kv_heads > 1:
-        yield known("kv-heads", "KV heads are mixed up: head h reads h mod K", head_of=np.arange(heads) % kv_heads)
-    if kv_heads > 1:
-        yield known("kv-heads", "all query heads read KV head 0", head_of=np.zeros(heads, np.int64))
-    if heads > kv_heads:
-        first = np.append(True, reads[1:] != reads[:-1]).astype(float)
-        last = np.append(reads[1:] != reads[:-1], True).astype(float)
-        for text, shares in (
-            ("of the first query head alone", first),
-            ("of the last query head alone", last),
-            ("a mean over the query heads", np.full(heads, kv_heads / heads)),
+    def of_scales(self) -> Iterator[Hypothesis]:
+        scale, width = self.of.scale, self.of.streams["q"].shape[2]
+        for text, wrong in (
+            ("1 / sqrt(D)", width**-0.5), ("1", 1.0), ("1 / D", 1 / width), ("the scale twice", scale**2),
+            ("the root of the scale", scale**0.5), ("sqrt(D)", width**0.5),
+            ("1 / sqrt(D) of values", self.of.streams["v"].shape[2] ** -0.5),
+            ("times log 2: exp2 in place of exp", scale * np.log(2)),
         ):
-            yield known(
-                "group-gradient", f"gradients of a KV head are no sum over its query heads: {text}", shares=shares
-            )
-    if "k_shared" in streams:
-        for text, alone in (
-            ("the first head alone", np.arange(kv_heads) == 0),
-            ("the last head alone", np.arange(kv_heads) == kv_heads - 1),
-            ("a mean over the heads", np.full(kv_heads, 1 / kv_heads)),
-        ):
-            yield known(
-                "shared-gradient", f"d_k_shared is no sum over the heads: {text}", shared_shares=alone.astype(float)
-            )
-    yield known("delta-lost", "gradients lack <out, d_out>", delta=False)
-    yield from _rank_gradients(known, layout)
-    yield from _lse(expected, known)
-    yield from _moved(got, expected, failing, layout)
-    masks = {(kind, text): other for kind, text, other in other_pairs(pairs, attributes, layout, False)}
-    masks |= {("chunk-order", text): other for text, other in _other_chunks(pairs, attributes, layout)}
-    places = Places(got, expected, failing, streams, pairs, scale, layout, masks)
-    yield from places.all()
-    ranks, of_gradients = places.queries, failing <= {"d_k", "d_v", "d_k_shared", "d_sinks"}
-    if layout.cp == 1 or layout.slots > LARGEST or not of_gradients and len(ranks) != 1:
-        return
-    right = {"pairs": pairs, "scale": scale, "sinks": sinks}
-    for rank in range(layout.cp) if of_gradients else ranks:
-        for kind, text, how in asked:
-            if of_gradients and not how.keys() & {"shares", "shared_shares", "kept"}:
-                continue  # values would be wrong, too
-            yield Hypothesis(
-                kind,
-                f"{text}; on rank {rank} alone",
-                lambda how=how, rank=rank: real(_of_rank(streams, layout.owner == rank, how, right)),
-            )
+            if not np.isclose(wrong, scale):
+                yield self.known("scale", f"a wrong scale: {text}", scale=wrong)
+
+    def of_sinks(self) -> Iterator[Hypothesis]:
+        sinks = self.right["sinks"]
+        if sinks is None:
+            return
+        yield self.known("sinks-ignored", "sinks are ignored", sinks=None)
+        yield self.known("sinks-repeated", "every rank adds the sink", sinks=sinks + np.log(self.of.layout.cp))
+        if np.abs(sinks).max(initial=0) < HUGE:  # smaller ones would be as good as none
+            for text, wrong in (("are scaled like scores", sinks * self.of.scale), ("count to the base 2", sinks * np.log(2)),
+                                ("are those of the KV heads", sinks[self.reads])):
+                yield self.known("sinks-changed", f"sinks {text}", sinks=wrong)
+
+    def of_heads(self) -> Iterator[Hypothesis]:
+        """KV heads that are mixed up, gradients that are no sums over heads."""
+        heads, kv_heads, reads = self.heads, self.kv_heads, self.reads
+        if heads > kv_heads > 1:
+            text = "KV heads are mixed up: head h reads h mod K"
+            yield self.known("kv-heads", text, head_of=np.arange(heads) % kv_heads)
+        if kv_heads > 1:
+            yield self.known("kv-heads", "all query heads read KV head 0", head_of=np.zeros(heads, np.int64))
+        if heads > kv_heads:
+            changes = reads[1:] != reads[:-1]
+            for which, shares in (("of the first query head alone", np.append(True, changes).astype(float)),
+                                  ("of the last query head alone", np.append(changes, True).astype(float)),
+                                  ("a mean over the query heads", np.full(heads, kv_heads / heads))):
+                text = f"gradients of a KV head are no sum over its query heads: {which}"
+                yield self.known("group-gradient", text, shares=shares)
+        if "k_shared" in self.of.streams:
+            for which, alone in (("the first head alone", np.arange(kv_heads) == 0),
+                                 ("the last head alone", np.arange(kv_heads) == kv_heads - 1),
+                                 ("a mean over the heads", np.full(kv_heads, 1 / kv_heads))):
+                text = f"d_k_shared is no sum over the heads: {which}"
+                yield self.known("shared-gradient", text, shared_shares=alone.astype(float))
+
+    def of_lse(self) -> Iterator[Hypothesis]:
+        if "lse" not in self.of.expected:
+            return
+        lse = np.asarray(self.of.expected["lse"])
+        yield Hypothesis("lse-base", "lse is a logarithm to the base 2", lambda: {"lse": lse / np.log(2)})
+        yield Hypothesis("lse-base", "lse is multiplied by log 2", lambda: {"lse": lse * np.log(2)})
+        if self.right["sinks"] is not None:
+            without = self.right | {"sinks": None}
+            yield Hypothesis("lse-sinks", "lse lacks the sink",
+                             lambda: {"lse": self.real(answers(self.of.streams, **without))["lse"]})
+
+    def in_one_place(self) -> Iterator[Hypothesis]:
+        """Errors of one step of a ring or of one block, then those of all on one rank alone."""
+        a, layout = self.of, self.of.layout
+        masks = {(kind, text): other for kind, text, other in self.other.everywhere()}
+        masks |= {("chunk-order", text): other for text, other in _other_chunks(a.pairs, a.attributes, layout)}
+        places = Places(a, masks)
+        yield from places.all()
+        ranks, of_gradients = places.queries, a.failing <= {"d_k", "d_v", "d_k_shared", "d_sinks"}
+        if layout.cp == 1 or layout.slots > LARGEST or not of_gradients and len(ranks) != 1:
+            return
+        for rank in range(layout.cp) if of_gradients else ranks:
+            mine = layout.owner == rank
+            for kind, text, how in list(self.asked):
+                if of_gradients and not how.keys() & {"shares", "shared_shares", "kept"}:
+                    continue  # values would be wrong, too
+                yield Hypothesis(kind, f"{text}; on rank {rank} alone", lambda how=how, mine=mine: self.real(
+                    _of_rank(a.streams, mine, how, self.right)))
 
 
 def _of_rank(streams: Arrays, mine: np.ndarray, how: Mapping[str, Any], right: Mapping[str, Any]) -> dict[str, np.ndarray]:
@@ -317,10 +322,10 @@ def _other_chunks(pairs: np.ndarray, attributes: Mapping[str, Any], layout: Layo
     if attributes["mask"] != "causal":
         return
     swapped, early = np.arange(layout.slots), np.arange(layout.slots)
+    swapped[layout.index] = halves_exchanged(layout.index, layout.cu_seqlens)
     for rows in layout.index:
         for a, b in pairwise(layout.cu_seqlens):
             mine = rows[(rows >= a) & (rows < b)]
-            swapped[mine] = np.roll(mine, len(mine) // 2)
             late = mine[len(mine) // 2 :]
             early[late] = np.maximum(late - len(late), a)
     for text, place in (("the earlier and the later chunk of a document are exchanged", swapped),
@@ -344,18 +349,10 @@ def _rank_gradients(known: Callable[..., Hypothesis], layout: Layout) -> Iterato
         )
 
 
-def _lse(expected: Arrays, known: Callable[..., Hypothesis]) -> Iterator[Hypothesis]:
-    if "lse" not in expected:
-        return
-    lse = np.asarray(expected["lse"])
-    yield Hypothesis("lse-base", "lse is a logarithm to the base 2", lambda: {"lse": lse / np.log(2)})
-    yield Hypothesis("lse-base", "lse is multiplied by log 2", lambda: {"lse": lse * np.log(2)})
-    yield Hypothesis("lse-sinks", "lse lacks the sink", lambda: {"lse": known("", "", sinks=None).arrays()["lse"]})
-
-
-def _moved(got: Arrays, expected: Arrays, failing: set[str], layout: Layout) -> Iterator[Hypothesis]:
+def _moved(answered: Answered) -> Iterator[Hypothesis]:
     """Right rows at wrong places."""
-    rows = [n for n in failing if n != "d_sinks"]
+    got, expected, layout = answered.got, answered.expected, answered.layout
+    rows = [n for n in answered.failing if n != "d_sinks"]
     for step in (1, -1):
         yield Hypothesis(
             "shifted-row",

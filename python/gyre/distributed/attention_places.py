@@ -4,18 +4,37 @@ Blocks computes forward and backward passes whose pairs of queries and keys diff
 taken to go so that rank r has the keys of rank r - s in step s; one that goes the other way has other numbers of steps.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 
 from ..attention import split_gradient, whole_keys
-from .contract import Arrays, Hypothesis
+from .contract import Arrays, Hypothesis, Tolerance
 from .layouts import Layout
 
 LARGEST = 1024  # slots of a stream that is searched
 NEAR = 0.02  # of the largest value: an output that is farther away is not that of a known error
+
+
+@dataclass(frozen=True)
+class Answered:
+    """A problem of attention in slots, and what ranks returned of it, whose arrays `failing` differ from the expected."""
+
+    got: Arrays
+    expected: Arrays
+    failing: set[str]
+    streams: Arrays
+    pairs: np.ndarray
+    attributes: Mapping[str, Any]
+    layout: Layout
+    tp: int
+    tolerance: Tolerance
+
+    @property
+    def scale(self) -> float:
+        return float(self.attributes["scale"])
 
 
 @dataclass(frozen=True)
@@ -26,22 +45,25 @@ class Scope:
     pairs: np.ndarray
 
 
-def scopes_of(layout: Layout, queries: set[int]) -> Iterator[Scope]:
-    """Steps of a ring; if the queries of one rank alone are wrong, that rank, and its blocks."""
-    owner, cp = layout.owner, layout.cp
-    ring = (owner[:, None] - owner[None, :]) % cp
-    for step in range(cp):
+def steps_of(layout: Layout) -> Iterator[Scope]:
+    """Steps of a ring, of all ranks."""
+    owner = layout.owner
+    ring = (owner[:, None] - owner[None, :]) % layout.cp
+    for step in range(layout.cp):
         text = (
             "the rank's own keys (step 0 of a ring)"
             if step == 0
             else f"keys of rank r - {step} (step {step} of a ring)"
         )
         yield Scope(f"for {text}", ring == step)
-    for rank in sorted(queries) if len(queries) == 1 else ():
-        yield Scope(f"on rank {rank}", np.broadcast_to(owner[:, None] == rank, ring.shape))
-        for other in range(cp):
-            text = f"for the queries of rank {rank} and the keys of rank {other}"
-            yield Scope(text, (owner[:, None] == rank) & (owner[None, :] == other))
+
+
+def blocks_of(layout: Layout, rank: int) -> Iterator[Scope]:
+    """All pairs of a rank's queries, and those with the keys of each rank."""
+    mine, owner = layout.owner[:, None] == rank, layout.owner[None, :]
+    yield Scope(f"on rank {rank}", np.broadcast_to(mine, (layout.slots, layout.slots)))
+    for other in range(layout.cp):
+        yield Scope(f"for the queries of rank {rank} and the keys of rank {other}", mine & (owner == other))
 
 
 class Blocks:
@@ -168,31 +190,19 @@ MERGES = {
 
 
 class Places:
-    """Hypotheses of one problem, held against what was got."""
+    """Hypotheses of one problem, held against what was got. masks: pairs of errors of a mask, by kind and text."""
 
-    def __init__(
-        self,
-        got: Arrays,
-        expected: Arrays,
-        failing: set[str],
-        streams: Arrays,
-        pairs: np.ndarray,
-        scale: float,
-        layout: Layout,
-        masks: Mapping[tuple[str, str], np.ndarray],
-    ) -> None:
-        self.blocks, self.layout, self.masks = Blocks(streams, pairs, scale, layout), layout, masks
-        self.got, self.expected, self.failing, self.pairs, self.tokens = got, expected, failing, pairs, layout.tokens
-        self.queries = {r for n in ("out", "lse", "d_q") if n in failing for r in self.ranks_of(n)}
-        self.wrong_keys = {r for n in ("d_k", "d_v") if n in failing for r in self.ranks_of(n)}
+    def __init__(self, answered: Answered, masks: Mapping[tuple[str, str], np.ndarray]) -> None:
+        a, self.masks, self.tolerance = answered, masks, answered.tolerance
+        self.layout, self.blocks = a.layout, Blocks(a.streams, a.pairs, a.scale, a.layout)
+        self.got, self.expected, self.failing, self.pairs, self.tokens = a.got, a.expected, a.failing, a.pairs, a.layout.tokens
+        self.queries = {r for n in ("out", "lse", "d_q") if n in a.failing for r in self.ranks_of(n)}
+        self.wrong_keys = {r for n in ("d_k", "d_v") if n in a.failing for r in self.ranks_of(n)}
 
     def ranks_of(self, name: str) -> set[int]:
         """Ranks with a wrong row of an array."""
-        want, have = np.asarray(self.expected[name], np.float64), self.got[name].astype(np.float64)
-        with np.errstate(invalid="ignore"):
-            size = np.abs(want[np.isfinite(want)]).max(initial=0)
-            bad = ~np.isclose(have, want, rtol=1e-3, atol=1e-4 * size).reshape(len(want), -1).all(axis=1)
-        return set(self.layout.owner[self.tokens][bad].tolist())
+        bad = self.tolerance.wrong(name, self.got[name], np.asarray(self.expected[name]))
+        return set(self.layout.owner[self.tokens][bad.reshape(len(bad), -1).any(axis=1)].tolist())
 
     def real(self, found: Arrays) -> dict[str, np.ndarray]:
         return {n: a if n == "d_sinks" else a[self.tokens] for n, a in found.items()}
@@ -217,33 +227,33 @@ class Places:
             yield Hypothesis(kind, text, lambda: self.real(values | self.blocks.backward(x, out, lse, **how)))
 
     def backward(self, kind: str, text: str, change: Callable[[dict], dict] = dict, **how: Any) -> Hypothesis:
-        """An error of the backward pass alone."""
-        x, out, lse = self.blocks.right()
-        return Hypothesis(
-            kind,
-            text,
-            lambda: self.real(
-                change(self.blocks.backward(how.pop("x", x), how.pop("out", out), how.pop("lse", lse), **how))
-            ),
-        )
+        """An error of the backward pass alone; how: parameters of Blocks.backward other than the right ones."""
+        right = dict(zip(("x", "out", "lse"), self.blocks.right()))
+        return Hypothesis(kind, text, lambda: self.real(change(self.blocks.backward(**(right | how)))))
 
     def all(self) -> Iterator[Hypothesis]:
         if self.layout.cp == 1 or self.layout.slots > LARGEST:
             return
         if self.failing & {"out", "lse"}:
-            for scope in scopes_of(self.layout, self.queries):
+            for scope in self.scopes(self.queries if len(self.queries) == 1 else ()):
                 yield from self.of_pairs(scope)
                 yield from self.of_operands(scope)
             yield from self.of_merges()
         elif "d_q" in self.failing:
-            for scope in scopes_of(self.layout, self.queries):
+            for scope in self.scopes(self.queries if len(self.queries) == 1 else ()):
                 yield from self.of_queries(scope)
                 yield from self.of_gradients(scope)
             yield from self.of_saved()
         else:
-            for scope in [s for r in range(self.layout.cp) for s in scopes_of(self.layout, {r})]:
+            for scope in self.scopes(range(self.layout.cp)):
                 yield from self.of_keys(scope)
             yield from self.of_home()
+
+    def scopes(self, ranks: Iterable[int]) -> Iterator[Scope]:
+        """Steps of a ring, then some ranks and their blocks."""
+        yield from steps_of(self.layout)
+        for rank in ranks:
+            yield from blocks_of(self.layout, rank)
 
     def of_pairs(self, scope: Scope) -> Iterator[Hypothesis]:
         """Masks, blocks that are lost or come twice."""
@@ -391,7 +401,7 @@ class Places:
             both = ("d_k", "d_v", "d_k_shared")
             for names in (both, ("d_k",), ("d_v",)):
                 what = " and ".join(n for n in names if n != "d_k_shared")
-                for factor in (2.0, self.layout.cp):
+                for factor in dict.fromkeys((2.0, float(self.layout.cp))):
                     change = changed(lambda a, factor=factor, rows=rows: factor * a[rows], names)
                     yield self.backward(
                         "repeated-gradient", f"{what} of the keys of rank {rank} times {factor:g}", change

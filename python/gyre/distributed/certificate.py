@@ -16,7 +16,7 @@ from .conform import Report
 from .contract import Verdict
 
 SCHEMA = "gyre-conform/1"
-SAME = ("contract", "function", "ranks", "backend", "dtype", "layout", "convention", "case", "forward_only")
+SAME = ("contract", "function", "ranks", "backend", "dtype", "layout", "convention", "case", "forward_only", "uneven")
 STYLE = """
 body { font: 15px/1.45 system-ui, sans-serif; margin: 2em auto; max-width: 75em; padding: 0 1em; color: #1c2024; }
 table { border-collapse: collapse; margin: 1em 0; } th, td { border: 1px solid #c8ced6; padding: .35em .6em; text-align: left; }

@@ -64,6 +64,7 @@ def _parser() -> argparse.ArgumentParser:
     text = "; ".join(f"{name}: {', '.join(known)}" for name, known in conventions.items() if known)
     add("--convention", default="", help=f"convention of the returned value or gradient; {text} (default: the first)")
     add("--forward-only", action="store_true", help="the function has no gradients: they are not asked for")
+    add("--uneven", action="store_true", help="contract loss: some ranks have one row more than others, or none")
     add("--report", default="", metavar="FILE.json",
         help="add the run to a report, in place of one of the same function and options; FILE.html is its page")
     add("--timeout", type=float, default=60.0, help="seconds for a case (default: %(default)s)")

@@ -43,6 +43,7 @@ class Options:
     timeout: float = 60.0
     convention: str = ""
     forward_only: bool = False
+    uneven: bool = False
     memory: dict[str, Any] = field(default_factory=dict, compare=False)  # what a contract keeps from case to case
 
 
@@ -201,6 +202,8 @@ def settled(options: Options) -> tuple[Options, tuple[Grid, ...]]:
     for option, bound in (("rtol", options.rtol), ("atol", options.atol)):
         if bound is not None and not 0 <= bound < math.inf:
             raise Usage(f"--{option} is {bound}; it must be 0 or more, and finite")
+    if options.uneven and not getattr(contracts.named(name), "USES_UNEVEN", False):
+        raise Usage(f"--uneven was given, but rows of the contract {name} are dealt in one way; it is for loss")
     started = int(os.environ["WORLD_SIZE"]) if is_joined() else 0
     if options.dp > 1 and not getattr(contracts.named(name), "USES_DP", False):
         raise Usage(f"--dp is {options.dp}, but the contract {name} has no data-parallel ranks; it must be 1")

@@ -67,6 +67,13 @@ class Tolerance:
             mean = 1.0 if mean else 0.0
         return is_wide(self.rtol, self.atol, mean)
 
+    def wrong(self, name: str, got: np.ndarray, expected: np.ndarray) -> np.ndarray:
+        """Booleans: the elements that are outside of the tolerance."""
+        if expected.dtype.kind in "iub":
+            return np.asarray(got != expected)
+        rtol, atol = self.of(name, expected, got)
+        return ~np.isclose(got.astype(np.float64), expected.astype(np.float64), rtol=rtol, atol=atol)
+
     def near(self, name: str, got: np.ndarray, expected: np.ndarray) -> bool:
         if got.shape != expected.shape:
             return False
@@ -190,7 +197,8 @@ def explain(
 ) -> list[Finding]:
     """Known errors that turn what was expected into what was got.
 
-    One that explains all failing arrays wins; otherwise the one that explains most, then of the rest.
+    One that explains all failing arrays wins; otherwise the one that explains most, then of the rest. Gradients follow
+    from values: what explains some gradients alone, while values fail that nothing explains, would be a coincidence.
     """
     matches: list[tuple[Hypothesis, set[str]]] = []
     for hypothesis in hypotheses:
@@ -210,7 +218,7 @@ def explain(
             matches.append((hypothesis, found))
     values = {n for n in failing if not n.startswith("d_")}
     if values != failing and not any(values <= m[1] for m in matches):
-        matches = []  # gradients follow from values: what explains neither these nor all would be a coincidence
+        matches = [m for m in matches if m[1] & values]
     findings, left = [], set(failing)
     while left:
         best = max(matches, key=lambda m: (values & left <= m[1], len(m[1] & left)), default=None)
@@ -278,9 +286,7 @@ def judged(
         return verdict
     wrong = 0
     for array in sorted(failing):
-        want, have = np.asarray(expected[array], np.float64), got[array].astype(np.float64)
-        rtol, atol = (0, 0) if np.asarray(expected[array]).dtype.kind in "iub" else tolerance.of(array, want, got[array])
-        bad = ~np.isclose(have, want, rtol=rtol, atol=atol)
+        bad = tolerance.wrong(array, got[array], np.asarray(expected[array]))
         wrong += int(bad.sum())
         if bad.any():
             verdict.places.append(f"{array}: {places(array, bad)}")

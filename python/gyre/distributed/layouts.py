@@ -86,3 +86,13 @@ def segment_of(layout: Layout) -> np.ndarray:
     for segment, (begin, end) in enumerate(pairwise(layout.cu_seqlens)):
         found[begin:end] = segment
     return found
+
+
+def halves_exchanged(index: np.ndarray, bounds: np.ndarray) -> np.ndarray:
+    """Slots of ranks [cp, rows], where the halves of each document's rows are exchanged."""
+    found = index.copy()
+    for rows in found:
+        document = np.searchsorted(bounds, rows, side="right")
+        for d in np.unique(document):
+            rows[document == d] = np.roll(rows[document == d], (document == d).sum() // 2)
+    return found

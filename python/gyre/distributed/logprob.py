@@ -239,7 +239,8 @@ def judge_rows(
         yield from errors(got, failing)
         parts = [(f"on tp rank {t}", partial(on_columns, t)) for t in range(tp if tp > 1 else 0)]
         parts += [(f"on cp rank {c}", partial(on_rows, c)) for c in range(cp if cp > 1 else 0)]
-        yield from on_one_rank(parts, got, expected, failing, lambda: errors(got, failing), {"tp": tp, "cp": cp})
+        yield from on_one_rank(parts, got, expected, failing, lambda: errors(got, failing), {"tp": tp, "cp": cp},
+                               tolerance)
 
     verdict = judged(name, got, expected, tolerance, everywhere_or_once, places)
     verdict.note = "" if gradient in got or gradient not in expected else f"not returned: {gradient}"

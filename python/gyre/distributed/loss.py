@@ -1,8 +1,9 @@
 """loss(logits_shard, labels, group) -> loss
 
 A rank has some rows of the logits and, with tp, some columns, as in the contract logprob; labels
-[tokens] are shifted already, -100 is ignored. It returns a number, the weighted mean of
--log p(label) over all labels of all ranks that count:
+[tokens] are shifted already, -100 is ignored. All ranks have as many rows; with --uneven some have one
+more than others, or none. It returns a number, the weighted mean of -log p(label) over all labels of all
+ranks that count:
 
     L = sum_i w_i nll_i / sum_i w_i        over the rows of all ranks
 
@@ -10,13 +11,13 @@ A rank has some rows of the logits and, with tp, some columns, as in the contrac
 token); partial, the part of L of its rows, so that the sum over ranks is L; times-cp, that times the
 ranks of data_group (cp; with --dp, dp x cp), for frameworks whose average over data-parallel ranks
 divides by their number; mean-times-cp, L on every rank, whose gradient is that of times-cp. Gradients:
-of tensors by autograd; of NumPy arrays, a second value is returned, a function of 1 that returns the gradient of the shard. group: ranks that share the vocabulary. Further
-parameters, given where they are taken: data_group (all ranks with other rows), cp_group and dp_group
-(those of them in the same replica, and at the same place of other replicas), first (id of the first
-column), columns (of all ranks), weights [tokens], count (sum of all weights), label_smoothing e, where
-nll is (1 - e) nll + e mean(-log p) over the whole vocabulary, z_loss z, where z lse^2 is added to nll,
-mesh. In cases of microbatches the function is called for each of them, and its values are added: it
-needs count, which is of all.
+of tensors by autograd; of NumPy arrays, a second value is returned, a function of 1 that returns the
+gradient of the shard. group: ranks that share the vocabulary. Further parameters, given where they are
+taken: data_group (all ranks with other rows), cp_group and dp_group (those of them in the same replica,
+and at the same place of other replicas), first (id of the first column), columns (of all ranks), weights
+[tokens], count (sum of all weights), label_smoothing e, where nll is (1 - e) nll + e mean(-log p) over
+the whole vocabulary, z_loss z, where z lse^2 is added to nll, mesh. In cases of microbatches the function
+is called for each of them, and its values are added: it needs count, which is of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -30,6 +31,7 @@ from .contract import (
     Arrays,
     Finding,
     Hypothesis,
+    LeftOut,
     Problem,
     Tolerance,
     Verdict,
@@ -44,7 +46,7 @@ from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
 
-KIND, USES_LAYOUT, USES_DP = "logprobs", False, True
+KIND, USES_LAYOUT, USES_DP, USES_UNEVEN = "logprobs", False, True, True
 SPLITS = ("cp", "tp")
 NEEDS = ("weights", "label_smoothing", "z_loss", "count")
 MICROBATCHES = 3
@@ -60,9 +62,14 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     logits, targets = np.asarray(inputs["logits"])[:, :vocab], np.asarray(inputs["targets"]).astype(np.int64)
     labels = np.where((targets >= 0) & (targets < vocab), targets, IGNORED)
     labels[1::4] = IGNORED
+    parts, tokens = options.dp * options.cp, len(labels)
     if np.any(temperature != 1) or not (labels != IGNORED).any():
         return
-    columns, rows = columns_of(vocab, options.tp), rows_of(len(labels), options.dp * options.cp)
+    if tokens < parts and not options.uneven:
+        raise LeftOut(f"{tokens} rows are fewer than {parts} ranks, and --uneven was not given")
+    kept = tokens if options.uneven else tokens // parts * parts
+    logits, labels = logits[:kept], labels[:kept]
+    columns, rows = columns_of(vocab, options.tp), rows_of(kept, parts)
     for suffix, weights, needs, changes in _variants(labels, rows, bool(np.isfinite(logits).all())):
         counted = np.where(labels == IGNORED, 0, weights)
         problem = {
@@ -170,10 +177,15 @@ def loss_of(
         for batch, one in zip(np.array_split(mine, len(of_part)), of_part):
             share[batch] = weights[batch] / one if one else 0
     value, slope = terms_of(p, kept)
-    parts = np.array([(share[mine] * value[mine]).sum() for mine in rows])
-    factor = len(rows) if p["convention"].endswith("times-cp") else 1
-    loss = np.full(len(rows), parts.sum()) if p["convention"].startswith("mean") else factor * parts
+    loss, factor = by_convention(p["convention"], share * value, rows)
     return {"loss": loss, "d_loss": factor * share[:, None] * slope}
+
+
+def by_convention(convention: str, terms: np.ndarray, rows: list[np.ndarray]) -> tuple[np.ndarray, int]:
+    """What ranks return of the terms [tokens] of the mean, and the factor of their gradients."""
+    parts = np.array([terms[mine].sum() for mine in rows])
+    factor = len(rows) if convention.endswith("times-cp") else 1
+    return np.full(len(rows), parts.sum()) if convention.startswith("mean") else factor * parts, factor
 
 
 def _judge(
@@ -205,8 +217,8 @@ def _judge(
         where = _part_name(first[0], parts, dp) if array == "loss" else f"row {first[0]}, column {first[1]}"
         return f"{where}: {float(got[array][first]):.6g}, should be {float(expected[array][first]):.6g}"
 
-    def of_rows(part: int, array: str) -> np.ndarray:
-        return np.array(False) if array == "loss" else np.isin(np.arange(len(problem["targets"])), rows[part])[:, None]
+    def of_rows(part: int, array: str) -> np.ndarray | None:
+        return None if array == "loss" else np.isin(np.arange(len(problem["targets"])), rows[part])[:, None]
 
     def everywhere_or_once(failing: set[str]) -> Iterator[Hypothesis]:
         def errors() -> Iterator[Hypothesis]:
@@ -214,16 +226,10 @@ def _judge(
 
         yield from errors()
         names = [(f"on {_part_name(p, parts, dp)}", partial(of_rows, p)) for p in range(parts if parts > 1 else 0)]
-        yield from on_one_rank(names, got, expected, failing, errors, {"cp": parts // dp, "dp": dp, "tp": tp})
+        yield from on_one_rank(names, got, expected, failing, errors, {"cp": parts // dp, "dp": dp, "tp": tp},
+                               tolerance)
 
-    verdict = judged(
-        name,
-        got,
-        expected,
-        tolerance,
-        everywhere_or_once,
-        places,
-    )
+    verdict = judged(name, got, expected, tolerance, everywhere_or_once, places)
     if (
         verdict.status == "failed"
         and parts > 1
@@ -326,7 +332,7 @@ def _hypotheses(
             text = f"the convention is {convention}, not {problem['convention']}"
             yield known("convention", text, convention=convention)
     yield from factors(got, expected, failing, {})
-    yield from _uneven(problem, columns, parts)
+    yield from _uneven(problem, columns, rows)
     yield Hypothesis(
         "sign", "the sign is that of a log-probability", lambda: {n: -np.asarray(expected[n]) for n in failing}
     )
@@ -342,17 +348,18 @@ def _hypotheses(
             targets=rolled(labels, rows, step),
             weights=rolled(weights, rows, step),
         )
-    yield from _of_ignored(problem, rows, known, expected)
+    names = [f"on {_part_name(p, parts, dp)}" for p in range(parts)]
+    yield from _of_ignored(problem, rows, known, expected, names)
     for part in range(parts if parts > 1 else 0):
         text = f"a dropped shard: the rows of {_part_name(part, parts, dp)} are missing"
         dropped = weights.copy()
         dropped[rows[part]] = 0
         yield known("dropped-shard", text, weights=dropped)
         yield known("dropped-shard", text + ", but are in the count", weights.sum(), weights=dropped)
-    yield from _of_one_part(problem, rows, known, expected, [f"on {_part_name(p, parts, dp)}" for p in range(parts)])
+    yield from _of_one_part(problem, rows, known, expected, names)
 
 
-def _uneven(problem: Mapping[str, Any], columns: list[slice], parts: int) -> Iterator[Hypothesis]:
+def _uneven(problem: Mapping[str, Any], columns: list[slice], rows: list[np.ndarray]) -> Iterator[Hypothesis]:
     """A rank of tp takes its rank times its own columns for its first id, where these are fewer than others'."""
     first, labels = [r * (s.stop - s.start) for r, s in enumerate(columns)], problem["targets"]
     if first == [s.start for s in columns] or problem["label_smoothing"] or problem["z_loss"]:
@@ -362,23 +369,23 @@ def _uneven(problem: Mapping[str, Any], columns: list[slice], parts: int) -> Ite
         asked = (labels != IGNORED)[:, None]
         found = claimed(problem | {"d_value": -np.ones(len(labels))}, columns, first, asked, {})
         share = problem["weights"] / (problem["weights"].sum() or 1.0)
-        loss = -(share * np.where(asked[:, 0], found["logprob"], 0)).sum()
-        return {"loss": np.full(parts, loss), "d_loss": share[:, None] * found["d_logprob"]}
+        terms = -share * np.where(asked[:, 0], found["logprob"], 0)
+        loss, factor = by_convention(problem["convention"], terms, rows)
+        return {"loss": loss, "d_loss": factor * share[:, None] * found["d_logprob"]}
 
-    if problem["convention"] == "mean":
-        text = "shards of different width: a rank takes its rank times its own columns for its first id"
-        yield Hypothesis("uneven-shards", text, arrays)
+    text = "shards of different width: a rank takes its rank times its own columns for its first id"
+    yield Hypothesis("uneven-shards", text, arrays)
 
 
 def _of_ignored(
-    problem: Mapping[str, Any], rows: list[np.ndarray], known: Callable[..., Hypothesis], expected: Arrays
+    problem: Mapping[str, Any], rows: list[np.ndarray], known: Callable[..., Hypothesis], expected: Arrays, names: list[str]
 ) -> Iterator[Hypothesis]:
-    """Rows of -100 that count, of all ranks or of one; rows in which gradients alone count."""
+    """Rows of -100 that count, of all ranks or of one; rows in which gradients alone count. names: "on" and each rank."""
     labels, weights, given = problem["targets"], problem["weights"], problem["given"]
     for part in [None, *range(len(rows) if len(rows) > 1 else 0)]:
         mine, where = np.ones(len(labels), bool), ""
         if part is not None:
-            mine, where = np.isin(np.arange(len(labels)), rows[part]), f", on the rank with rows {rows[part][:1]} on"
+            mine, where = np.isin(np.arange(len(labels)), rows[part]), f", {names[part]}"
         ignored = (labels == IGNORED) & mine
         if not ignored.any():
             continue
@@ -387,11 +394,10 @@ def _of_ignored(
         yield known("padding", text, **zero)
         yield known("padding", text + ", but not in the count", weights.sum() or 1.0, **zero)
         share = given / (weights.sum() or 1.0)
-        soft = values_of(problem | {"targets": np.zeros_like(labels)}, d_value=np.zeros(len(labels)))
         with np.errstate(all="ignore"):
             x = problem["logits"] - problem["logits"].max(axis=1, keepdims=True)
             soft = np.exp(x) / np.exp(x).sum(axis=1, keepdims=True)
-        factor = len(rows) if problem["convention"].endswith("times-cp") else 1
+        factor = by_convention(problem["convention"], share, rows)[1]
         gradient = np.asarray(expected["d_loss"]) + np.where(ignored[:, None], factor * share[:, None] * soft, 0)
         text = f"rows of -100 have the gradient of the log-sum-exp{where}"
         yield Hypothesis("ignored-gradient", text, lambda gradient=gradient: {"d_loss": gradient})
@@ -405,15 +411,15 @@ def _of_one_part(
     for part, (mine, where) in enumerate(zip(rows, names) if len(rows) > 1 else ()):
         is_mine = np.isin(np.arange(len(labels)), mine)
         for total in (weights.sum() or 1.0, None):
-            for step in (-1, 1):
-                for what, kept in (("", None), (", which has the last row without one", IGNORED)):
+            for step, way, edge in ((-1, "next row", "last"), (1, "row before", "first")):
+                for what, kept in (("", None), (f", whose {edge} row has none", IGNORED)):
                     moved, other = np.roll(labels[mine], step), np.roll(given[mine], step)
                     if kept is not None and len(mine):
                         moved[step if step < 0 else 0] = kept
                     targets, shares = labels.copy(), weights.copy()
                     for carried in (other, given[mine]):
                         targets[mine], shares[mine] = moved, np.where(moved == IGNORED, 0, carried)
-                        text = f"labels are shifted once more {where}{what}"
+                        text = f"labels are shifted once more {where}: a row has that of the {way}{what}"
                         yield known("label-shift", text, total, targets=targets.copy(), weights=shares.copy())
             for kind, text, other in (
                 ("weights", "weights are ignored", (weights > 0).astype(float)), ("weights", "weights count twice", weights**2),

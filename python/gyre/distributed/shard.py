@@ -98,11 +98,13 @@ def judge_shards(
         values = f"{got[array][place]}, should be {expected[array][place]}"
         return f"{int(bad.sum())} of {bad.size} differ; first [{where}]: {values}"
 
-    return judged(name, got, expected, tolerance, partial(_everywhere_or_once, got, expected, partial(errors, got)), places)
+    known = partial(_everywhere_or_once, got, expected, tolerance, partial(errors, got))
+    return judged(name, got, expected, tolerance, known, places)
 
 
 def _everywhere_or_once(
-    got: Arrays, expected: Arrays, errors: Callable[[set[str]], Iterable[Hypothesis]], failing: set[str]
+    got: Arrays, expected: Arrays, tolerance: Tolerance, errors: Callable[[set[str]], Iterable[Hypothesis]],
+    failing: set[str],
 ) -> Iterator[Hypothesis]:
     """Known errors of arrays [cp, ...]: of all ranks, or of one."""
     yield from errors(failing)
@@ -112,7 +114,8 @@ def _everywhere_or_once(
         return np.arange(len(got[array])).reshape(-1, *[1] * (dims - 1)) == rank
 
     parts = [(f"on rank {r}", partial(of, r)) for r in range(len(next(iter(got.values()))))]
-    yield from on_one_rank(parts if len(parts) > 1 else [], got, expected, failing, lambda: errors(failing), {})
+    yield from on_one_rank(parts if len(parts) > 1 else [], got, expected, failing, lambda: errors(failing), {},
+                           tolerance)
 
 
 def judge(
@@ -143,4 +146,4 @@ def judge(
     def errors(failing: set[str]) -> Iterator[Hypothesis]:
         return hypotheses(got, expected, failing, stream, shift)
 
-    return judged(name, got, expected, tolerance, partial(_everywhere_or_once, got, expected, errors), places)
+    return judged(name, got, expected, tolerance, partial(_everywhere_or_once, got, expected, tolerance, errors), places)

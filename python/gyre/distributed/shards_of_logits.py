@@ -16,9 +16,10 @@ def shard_errors(
     for t, part in enumerate(columns if len(columns) > 1 else ()):
         mine, where = (column >= part.start) & (column < part.stop), f"on tp rank {t}"
         yield known("repeated", f"the rank's sum counts twice, {where}", times=np.where(mine, 2.0, 1.0))
-        for text, factor in _temperatures(temperature):
+        for what, factor in _temperatures(temperature):
+            text = f"the temperature {what}, {where}"
             with np.errstate(invalid="ignore"):
-                changed = known("temperature", f"{text}, {where}", logits=np.where(mine, logits * factor, logits))
+                changed = known("temperature", text, logits=np.where(mine, logits * factor, logits))
             yield changed
 
             def with_slope(changed: Hypothesis = changed, mine: np.ndarray = mine, factor: Any = factor) -> Arrays:
@@ -38,11 +39,11 @@ def shard_errors(
 
 
 def _temperatures(temperature: Any) -> Iterator[tuple[str, Any]]:
-    """Texts, and factors of logits that are to be divided by the temperature."""
+    """What a wrong temperature does, and factors of logits that are to be divided by the right one."""
     if np.any(temperature != 1):
-        yield "the temperature counts twice", 1 / temperature
-        yield "the temperature is ignored", temperature
-        yield "logits are multiplied by the temperature", temperature**2
+        yield "counts twice", 1 / temperature
+        yield "is ignored", temperature
+        yield "multiplies logits", temperature**2
 
 
 def _unclaimed(problem: Mapping[str, Any], expected: Arrays, rows: np.ndarray, text: str) -> Iterator[Hypothesis]:
@@ -86,16 +87,11 @@ def _of_target(problem: Mapping[str, Any], columns: list[slice], expected: Array
     is_known = (targets >= 0) & (targets < problem["vocab_size"])
     at = np.where(is_known, targets, 0)
     here, row = x[np.arange(len(x)), at], np.arange(len(x))
-    for text, factor in (
-        ("is divided by the temperature twice", 1 / problem["temperature"]),
-        ("is not divided by the temperature", problem["temperature"]),
-    ):
-        if np.any(problem["temperature"] != 1):
-            with np.errstate(invalid="ignore"):
-                other = value + np.where(is_known, here * np.reshape(factor, -1) - here, 0)
-            yield Hypothesis(
-                "temperature", f"the target's logit {text}, the sum is right", lambda other=other: {"logprob": other}
-            )
+    for what, factor in _temperatures(problem["temperature"]):
+        with np.errstate(invalid="ignore"):
+            other = value + np.where(is_known, here * np.reshape(factor, -1) - here, 0)
+        text = f"the temperature {what} in the target's logit, the sum is right"
+        yield Hypothesis("temperature", text, lambda other=other: {"logprob": other})
     for step, text in ((1, "one column on"), (-1, "one column before")):
         for t in [None, *range(len(columns) if len(columns) > 1 else 0)]:
             moved = at.copy()

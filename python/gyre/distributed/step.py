@@ -269,13 +269,15 @@ def _whole(parts: np.ndarray, placement: Mapping[str, str], shape: tuple[int, ..
     """Shards put together, and partial sums added, tp first. Neighbours may have copies of a shard."""
     for axis in (2, 1, 0):
         kind = placement[AXES[axis]]
+        if kind == "replicated":
+            continue
         lines = np.moveaxis(parts, axis, 2)
         new = np.empty(lines.shape, object)
         for i, j in np.ndindex(*lines.shape[:2]):
             line = list(lines[i, j])
             if kind == "partial":
                 line = [sum(line)] * len(line)
-            elif kind != "replicated":
+            else:
                 dim = int(kind[6:-1])
                 copies = max(1, sum(p.shape[dim] for p in line) // max(1, shape[dim])) if shape else 1
                 line = [np.concatenate(line[at % copies :: copies], axis=dim) for at in range(len(line))]

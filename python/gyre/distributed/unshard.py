@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 
 from .contract import Arrays, Finding, Hypothesis, Problem, Tolerance, Verdict, judged, keywords
+from .layouts import halves_exchanged
 from .rank import Here
 from .shard import STREAMS, bins_of, checked
 
@@ -36,18 +37,9 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             }
             for rank in range(options.cp * options.tp)
         ]
-        yield Problem(name, pieces, {}, partial(_judge, name, whole, {n: answers[n] for n in STREAMS}
-                                        | {"index": answers["index"], "exchanged": exchanged(answers["index"], bounds)}))
-
-
-def exchanged(index: np.ndarray, bounds: np.ndarray) -> np.ndarray:
-    """Slots of ranks [cp, rows], where the halves of each document's rows are exchanged."""
-    found = index.copy()
-    for rows in found:
-        document = np.searchsorted(bounds, rows, side="right")
-        for d in np.unique(document):
-            rows[document == d] = np.roll(rows[document == d], (document == d).sum() // 2)
-    return found
+        shards = {n: answers[n] for n in (*STREAMS, "index")}
+        shards["exchanged"] = halves_exchanged(answers["index"], bounds)
+        yield Problem(name, pieces, {}, partial(_judge, name, whole, shards))
 
 
 def call(
