@@ -30,8 +30,8 @@ ScoringPlan plan_teacher(ScoringPlan& plan, const ModelConfig& student, const Mo
 
 /// FLOPs of the logits of both models after each of `tokens` tokens.
 double divergence_flops(int64_t tokens, const ModelConfig& teacher, const ModelConfig& student);
-/// Bytes of the kept hidden states, the cross entropies, the blocks of logits and their records on a
-/// rank whose largest bin has that many predictions.
+/// Bytes of the kept hidden states, the cross entropies, the blocks of logits and their records on
+/// a rank whose largest bin has that many predictions.
 int64_t divergence_bytes(const ScoringPlan& plan, const ModelConfig& teacher,
                          const ModelConfig& student, int64_t predictions);
 
@@ -47,8 +47,8 @@ class Teacher {
   const Scorer& scorer() const { return scorer_; }
   const ModelConfig& config() const { return config_; }
   const ScoringPlan& plan() const { return plan_; }
-  /// Perturbs the teacher's norms with other random numbers than the student's, because the rounding
-  /// errors of the two models are independent.
+  /// Perturbs the teacher's norms with other random numbers than the student's, because the
+  /// rounding errors of the two models are independent.
   void perturb_norms(bool on) { decoder_->perturb_norms(on, 2); }
   /// FLOPs of a pass that it adds to the student's.
   double flops() const {
