@@ -70,6 +70,7 @@ void ScoringCase::run(Pass) {
   times_ = scorer_.run(*decoder_);
   scorer_.on_progress({});
   scores_.reset();
+  document_scores_.clear();
 }
 
 SentTraffic ScoringCase::sent() const {
@@ -89,6 +90,12 @@ const ScoreRange& ScoringCase::scores() {
   return *scores_;
 }
 
+const std::vector<DocumentScore>& ScoringCase::document_scores() {
+  if (document_scores_.empty())
+    document_scores_ = score_documents(scores(), offsets_, in_.documents.unscored, world_);
+  return document_scores_;
+}
+
 void ScoringCase::complete(ScoringResult& row, double last_ms) {
   row.exposed = all_reduce_value(world_, 1e3 * times_.exposed() / last_ms, ReduceOp::max);
   row.pair_imbalance =
@@ -97,8 +104,7 @@ void ScoringCase::complete(ScoringResult& row, double last_ms) {
   row.kl = std::nan("");
   if (!teacher_) return;
   double sum = 0, count = 0;
-  for (const DocumentScore& score :
-       score_documents(scores(), offsets_, in_.documents.unscored, world_)) {
+  for (const DocumentScore& score : document_scores()) {
     sum += score.kl;
     count += static_cast<double>(score.predictions);
   }

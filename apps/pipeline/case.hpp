@@ -72,6 +72,8 @@ class ScoringCase final : public Case {
   void complete(ScoringResult& row, double last_ms);
   /// This rank's part of the scores of the last pass. Collective.
   const ScoreRange& scores();
+  /// Sums of these scores over each document. Collective.
+  const std::vector<DocumentScore>& document_scores();
   /// "#" lines that name the references of the comparisons.
   const std::string& comparison_text() const { return notes_; }
   const Scorer& scorer() const { return scorer_; }
@@ -145,6 +147,7 @@ class ScoringCase final : public Case {
   DecoderTimes times_;
   int64_t passes_ = 0;
   std::optional<ScoreRange> scores_;
+  std::vector<DocumentScore> document_scores_;  // of scores_, or empty
   struct {
     ScoreRange scores;
     std::vector<HiddenRow> rows;  // of the reference's hidden states, if there are any

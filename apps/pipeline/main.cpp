@@ -54,7 +54,7 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
   return report;
 }
 
-/// "#" lines on what the model was not made for.
+/// "#" lines that say whether weights are rounded and whether documents are too long for the model.
 std::string model_notes(const Job& job) {
   const bool rounds =
       job.plan.setup.types.activations == DType::bf16 &&
@@ -136,8 +136,7 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (reference) judge_answers(report, answer_uses(*reference));
   const ScoreRange& mine = subject.scores();
   if (output) write_scores(o, job, report, mine, std::move(*output), context);
-  const auto scores = score_documents(mine, prediction_offsets(job.documents.offsets),
-                                      job.documents.unscored, world);
+  const std::vector<DocumentScore>& scores = subject.document_scores();
   details += compression_text(job.documents, scores, o.top, job.teacher.has_value());
   add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
               config.vocab_size);
@@ -169,7 +168,7 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
   if (!o.teacher.empty()) teacher.emplace(world, o.teacher);
   run_agreed(world, "configuration of the teacher", [&] {
     if (teacher)
-      job.teacher.emplace(plan_teacher(o, std::move(*teacher), job.model, job.plan, job.documents));
+      job.teacher.emplace(make_teacher(o, std::move(*teacher), job.model, job.documents, job.plan));
   });
   if (o.dry_run) {
     context.outputs.print(

@@ -56,6 +56,22 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
   }
 }
 
+/// Checks that divergences of `model` from `teacher` are defined and can be computed.
+void check_teacher(const PipelineOptions& o, const TeacherModel& teacher, const ModelFile& model,
+                   ConfigErrors& errors) {
+  if (teacher.config.vocab_size != model.config().vocab_size)
+    errors.add(
+        "--teacher {} has a vocabulary of {}, --model {} of {}: a divergence is of two "
+        "distributions over the same tokens",
+        o.teacher, teacher.config.vocab_size, o.model, model.config().vocab_size);
+  const std::string &of_teacher = teacher.file.tokenizer(), &of_model = model.tokenizer();
+  if (!of_teacher.empty() && !of_model.empty() && of_teacher != of_model)
+    errors.add("--teacher {} has the tokenizer {}, --model {} the tokenizer {}", o.teacher,
+               of_teacher, o.model, of_model);
+  if (o.backend.on_gpu())
+    errors.add("--teacher needs --backend cpu; divergences are not computed on a GPU");
+}
+
 }  // namespace
 
 void declare_options(OptionTable& table, PipelineOptions& o) {
@@ -157,27 +173,18 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   return plan;
 }
 
-TeacherModel plan_teacher(const PipelineOptions& o, ModelFile file, const ModelFile& model,
-                          const ScoringPlan& plan, const Documents& documents) {
+TeacherModel make_teacher(const PipelineOptions& o, ModelFile file, const ModelFile& model,
+                          const Documents& documents, ScoringPlan& plan) {
   TeacherModel teacher{std::move(file), {}, {}};
-  ModelConfig& config = teacher.config = teacher.file.config();
+  teacher.config = teacher.file.config();
+  teacher.config.vocab_padded = model.config().vocab_padded;
   ConfigErrors errors;
-  if (config.vocab_size != model.config().vocab_size)
-    errors.add(
-        "--teacher {} has a vocabulary of {}, --model {} of {}: a divergence is of two "
-        "distributions over the same tokens",
-        o.teacher, config.vocab_size, o.model, model.config().vocab_size);
-  if (!teacher.file.tokenizer().empty() && !model.tokenizer().empty() &&
-      teacher.file.tokenizer() != model.tokenizer())
-    errors.add("--teacher {} has the tokenizer {}, --model {} the tokenizer {}", o.teacher,
-               teacher.file.tokenizer(), o.model, model.tokenizer());
-  if (o.backend.on_gpu())
-    errors.add("--teacher needs --backend cpu; divergences are not computed on a GPU");
-  config.vocab_padded = model.config().vocab_padded;
-  check_tensor_parallel(config, plan.setup.grid.tp, errors, "teacher");
-  errors.throw_if_any("impossible configuration");
-  teacher.plan = plan_teacher(plan, documents.offsets, config);
-  check_first_bin(teacher.plan, config, errors);
+  check_teacher(o, teacher, model, errors);
+  check_tensor_parallel(teacher.config, plan.setup.grid.tp, errors, "teacher");
+  if (errors.empty()) {
+    teacher.plan = plan_teacher(plan, model.config(), teacher.config, documents.offsets);
+    check_first_bin(teacher.plan, teacher.config, errors);
+  }
   errors.throw_if_any("impossible configuration");
   return teacher;
 }

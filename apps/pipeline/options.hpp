@@ -42,10 +42,11 @@ void declare_options(OptionTable& table, PipelineOptions& o);
 ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
                       const std::string& tokenizer, const Documents& documents, int ranks);
 
-/// Plans a pass of the teacher, for a plan of make_plan(). Throws a usage error that lists all
-/// problems: another vocabulary than the model's, a grid that the teacher does not admit, a backend
-/// without divergences.
-TeacherModel plan_teacher(const PipelineOptions& o, ModelFile file, const ModelFile& model,
-                          const ScoringPlan& plan, const Documents& documents);
+/// Pads the vocabulary of the teacher in `file` as the model's, and plans its pass over the bins of
+/// `plan`, which make_plan() made; the replicas of these bins change. Throws a usage error that
+/// lists all problems: another vocabulary than the model's, a grid that the teacher does not admit,
+/// a backend without divergences, a schedule that refuses the first bin.
+TeacherModel make_teacher(const PipelineOptions& o, ModelFile file, const ModelFile& model,
+                          const Documents& documents, ScoringPlan& plan);
 
 }  // namespace gyre

@@ -360,7 +360,7 @@ std::string teacher_text(const ScoringPlan& plan, const ModelConfig& teacher,
   return fmt::format(
       "#   teacher: FLOPs of a pass {:.4g} more; memory of a rank: weights {:.1f} MiB, activations "
       "of the largest bin {:.1f} MiB, hidden states of the model and blocks of logits {:.1f} MiB\n",
-      plan.flops(teacher) + divergence_flops(plan, teacher, student),
+      plan.flops(teacher) + divergence_flops(plan.tokens, teacher, student),
       weight_bytes(teacher, grid.tp, types.activations) / mib,
       (activation_bytes(teacher, grid.tp, types, load.max_slots) + load.own_bytes) / mib,
       divergence_bytes(plan, teacher, student, load.max_slots) / mib);

@@ -7,7 +7,7 @@
 
 namespace gyre {
 
-/// With the mean divergence if there is a teacher.
+/// Columns of the table of runs. With a teacher, one of them is the mean divergence.
 const Table<ScoringResult>& scoring_table(bool with_teacher);
 
 /// The header of the output file, which holds everything but the scores and checksums of inputs.
@@ -32,8 +32,8 @@ Compression compression_of(const Documents& documents, std::span<const DocumentS
 void add_figures(RunReport& report, const ScoringResult& result, const Compression& compression,
                  int64_t vocab_size);
 
-/// "# score ..." line, and a table of the `top` documents with the most bits
-/// per byte; with divergences if there is a teacher.
+/// "# score ..." line, and a table of the `top` documents with the most bits per byte. With a
+/// teacher, both state divergences.
 std::string compression_text(const Documents& documents, std::span<const DocumentScore> scores,
                              int top, bool with_teacher);
 
@@ -46,7 +46,7 @@ std::string ranks_text(const ScoringCase& subject, Communicator& world);
 int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const Scorer& scorer,
                       MemorySpace space);
 
-/// Memory of this rank that a teacher, if any, needs beside that.
+/// Memory of this rank that the teacher needs beside planned_bytes(); 0 without a teacher.
 int64_t teacher_bytes(const std::optional<Teacher>& teacher);
 
 /// Sizes, FLOPs, bytes and memory of a run on the plan's grid, without running

@@ -16,7 +16,7 @@ struct TwinModel {
   DecoderWeights weights;
 };
 
-/// Limits of the twin: it stops about when one of them is reached.
+/// Limits of the twin, which stops at about the first one that it reaches.
 struct TwinBudget {
   int64_t tokens = 0;
   double seconds = 0;
@@ -25,9 +25,9 @@ struct TwinBudget {
 /// Scores of the beginnings of some documents.
 struct TwinScores {
   ReferenceScores scores = {};                     ///< with divergences if there is a teacher
-  std::vector<double> teacher_logprob = {};        ///< of the tokens that came
-  std::vector<int64_t> predictions = {};           ///< which one each score is of
-  int64_t longest = 0, tokens = 0, documents = 0;  ///< scored tokens, and their documents
+  std::vector<double> teacher_logprob = {};        ///< of the next tokens, by the teacher
+  std::vector<int64_t> predictions = {};           ///< index of the prediction of each score
+  int64_t longest = 0, tokens = 0, documents = 0;  ///< longest beginning, all tokens, documents
 };
 
 /// Scores documents spread evenly over the lengths, and the beginning of the longest one. All ranks

@@ -131,31 +131,21 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
     plan.pairs += plan.pairs_of_mask.back();
     for (size_t t = 0; t < pairs.size(); ++t) pairs_of_layers[t] += mask.layers * pairs[t];
   }
-  std::vector<double> costs;
   for (const PackedBatch& bin : plan.bins) {
     double pairs = 0;
     for (const int64_t tree : bin.documents) pairs += pairs_of_layers[tree];
     plan.tokens += bin.tokens();
-    costs.push_back(
+    plan.bin_flops.push_back(
         linear_flops_per_token(config) * bin.slots() +
         pairs * attention_flops(Pass::forward, config.num_attention_heads, local_heads(config, 1)));
   }
-  plan.bins_of_replica = balance_over_groups(costs, setup.grid.dp);
+  plan.bins_of_replica = balance_over_groups(plan.bin_flops, setup.grid.dp);
   return plan;
 }
 
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity) {
   return plan_scoring(offsets, separate_documents(offsets), config, setup, bin_capacity);
-}
-
-ScoringPlan plan_teacher(const ScoringPlan& student, std::span<const int64_t> offsets,
-                         const ModelConfig& teacher) {
-  ScoringPlan plan =
-      plan_scoring(offsets, student.forest, teacher, student.setup, student.capacity);
-  plan.bins_of_replica = student.bins_of_replica;
-  plan.layout_masks = student.layout_masks;
-  return plan;
 }
 
 void check_scoring_size(const ScoringPlan& plan, std::span<const int64_t> offsets,

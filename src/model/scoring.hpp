@@ -61,6 +61,7 @@ struct ScoringPlan {
   ScoringSetup setup;
   PrefixForest forest;                                ///< all documents
   std::vector<PackedBatch> bins;                      ///< each batch's "documents" are trees
+  std::vector<double> bin_flops;                      ///< [bins] of all slots, with padding
   std::vector<std::vector<int64_t>> bins_of_replica;  ///< [dp] indices into bins
   int64_t capacity = 0;
   int64_t tokens = 0;            ///< stored: a shared prefix counts once
@@ -90,11 +91,6 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
 /// As above, with every document stored separately.
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, const ModelConfig& config,
                          const ScoringSetup& setup, int64_t bin_capacity);
-
-/// Plans a pass of a teacher (teacher.hpp) over the bins, replicas and layouts of `student`, which
-/// was made of `offsets`. Throws plan_scoring()'s usage errors.
-ScoringPlan plan_teacher(const ScoringPlan& student, std::span<const int64_t> offsets,
-                         const ModelConfig& teacher);
 
 /// Throws a usage error if planning all ranks of all bins of `plan`, which was made of `offsets`,
 /// would take more than minutes (attention/plan_size.hpp). `alike_once`: bins with the same

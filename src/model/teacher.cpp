@@ -51,9 +51,20 @@ class BlockLogits {
 
 }  // namespace
 
-double divergence_flops(const ScoringPlan& plan, const ModelConfig& teacher,
-                        const ModelConfig& student) {
-  return 2.0 * static_cast<double>(plan.tokens * teacher.vocab_size) *
+ScoringPlan plan_teacher(ScoringPlan& plan, const ModelConfig& student, const ModelConfig& teacher,
+                         std::span<const int64_t> offsets) {
+  ScoringPlan result = plan_scoring(offsets, plan.forest, teacher, plan.setup, plan.capacity);
+  result.layout_masks = plan.layout_masks;
+  std::vector<double> flops;
+  for (size_t i = 0; i < plan.bins.size(); ++i)
+    flops.push_back(plan.bin_flops[i] + result.bin_flops[i] +
+                    divergence_flops(plan.bins[i].slots(), teacher, student));
+  plan.bins_of_replica = result.bins_of_replica = balance_over_groups(flops, plan.setup.grid.dp);
+  return result;
+}
+
+double divergence_flops(int64_t tokens, const ModelConfig& teacher, const ModelConfig& student) {
+  return 2.0 * static_cast<double>(tokens * teacher.vocab_size) *
          static_cast<double>(teacher.hidden_size + student.hidden_size);
 }
 
@@ -63,9 +74,10 @@ int64_t divergence_bytes(const ScoringPlan& plan, const ModelConfig& teacher,
   const int64_t rows = std::min(predictions, rows_of_block(columns));
   const int64_t tile = std::min(columns, usual_tile(MemorySpace::host).columns);
   const int64_t kept = student.hidden_size * size_of(plan.setup.types.activations);
+  const int64_t records = (plan.setup.grid.tp + 2) * sizeof(CrossPartial);  // of a row
   return predictions * (kept + size_of(DType::f32)) +
-         rows * (2 * columns + 2 * tile + teacher.hidden_size + student.hidden_size) *
-             size_of(DType::f32);
+         rows * (records + (2 * columns + 2 * tile + teacher.hidden_size + student.hidden_size) *
+                               size_of(DType::f32));
 }
 
 WeightReader with_padding(WeightReader read, int64_t from, int64_t to) {
@@ -137,7 +149,7 @@ double Teacher::cross_entropies(ConstMatrixRef teacher, ConstMatrixRef teacher_h
   BlockLogits of_student(h_, head_, student_, valid, rows);
   BlockLogits of_teacher(teacher, teacher_head, config_, valid, rows);
   HostStream stream;
-  cross_ = Buffer<float>(h_.rows);
+  if (cross_.size() < h_.rows) cross_ = Buffer<float>(h_.rows);
   double waited = 0;
   for (int64_t first = 0; first < h_.rows; first += rows) {
     const int64_t count = std::min(rows, h_.rows - first);

@@ -22,11 +22,16 @@
 
 namespace gyre {
 
-/// FLOPs of the logits of both models.
-double divergence_flops(const ScoringPlan& plan, const ModelConfig& teacher,
-                        const ModelConfig& student);
-/// Bytes of the kept hidden states and of the blocks of logits on a rank, of a bin with that many
-/// predictions.
+/// Plans a pass of a teacher over the bins and layouts of `plan`, the student's, which was made of
+/// `offsets`. Divides the bins anew among the replicas, in both plans, by the FLOPs of both models.
+/// Throws plan_scoring()'s usage errors.
+ScoringPlan plan_teacher(ScoringPlan& plan, const ModelConfig& student, const ModelConfig& teacher,
+                         std::span<const int64_t> offsets);
+
+/// FLOPs of the logits of both models after each of `tokens` tokens.
+double divergence_flops(int64_t tokens, const ModelConfig& teacher, const ModelConfig& student);
+/// Bytes of the kept hidden states, the cross entropies, the blocks of logits and their records on
+/// a rank whose largest bin has that many predictions.
 int64_t divergence_bytes(const ScoringPlan& plan, const ModelConfig& teacher,
                          const ModelConfig& student, int64_t predictions);
 
@@ -42,10 +47,13 @@ class Teacher {
   const Scorer& scorer() const { return scorer_; }
   const ModelConfig& config() const { return config_; }
   const ScoringPlan& plan() const { return plan_; }
-  /// Perturbs the teacher's norms, otherwise than the student's: roundings of both are independent.
+  /// Perturbs the teacher's norms with other random numbers than the student's, because the
+  /// rounding errors of the two models are independent.
   void perturb_norms(bool on) { decoder_->perturb_norms(on, 2); }
   /// FLOPs of a pass that it adds to the student's.
-  double flops() const { return plan_.flops(config_) + divergence_flops(plan_, config_, student_); }
+  double flops() const {
+    return plan_.flops(config_) + divergence_flops(plan_.tokens, config_, student_);
+  }
   /// Adds the work of this rank in a pass to the student's.
   void add_to(PassWork& student) const;
   /// divergence_bytes() of the largest bin of this rank.
@@ -73,7 +81,7 @@ class Teacher {
   Buffer<float> cross_;
 };
 
-/// Reads the weights of a model whose vocabulary is padded to `from` as if it was padded to `to`.
+/// Reads the weights of a model whose vocabulary is padded to `from` as if it were padded to `to`.
 /// The rows of the embedding and the columns of the head that the file lacks are 0.
 WeightReader with_padding(WeightReader read, int64_t from, int64_t to);
 

@@ -28,16 +28,14 @@ grep -qE ' heads_at_once=2 ' <<<"$(config)" || fail "the configuration lacks its
 pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/a.h5" >"$scratch/log"
 grep -q '^RESULT UNVERIFIED' "$scratch/log" || fail "an unchecked run must say so: $(cat "$scratch/log")"
 pipeline 4 --cp 2 --tp 2 -c none -o "$scratch/b.h5" >"$scratch/log"
-timeout 60 "$apps/gyre-compare" "$scratch/a.h5" "$scratch/b.h5" --atol 0 --rtol 0 >"$scratch/log" ||
-  fail "two runs differ: $(cat "$scratch/log")"
+same "$scratch/a.h5" "$scratch/b.h5" 0 "two runs differ"
 
 # bf16, against the float64 reference of the same model, hidden states and what all errors have in common included.
 for options in "" "--residual bf16"; do
   # shellcheck disable=SC2086
   pipeline 4 --cp 2 --tp 2 -d bf16 $options -o "$scratch/b.h5" >"$scratch/log" || fail "-d bf16 $options: $(cat "$scratch/log")"
   grep -q '^VERIFY PASSED 6/6 ' "$scratch/log" || fail "-d bf16 $options: $(cat "$scratch/log")"
-  timeout 60 "$apps/gyre-compare" "$scratch/a.h5" "$scratch/b.h5" --atol 1e-4 --rtol 0 >"$scratch/log" &&
-    fail "-d bf16 $options has the scores of f32"
+  differ "$scratch/a.h5" "$scratch/b.h5" 1e-4 "-d bf16 $options has the scores of f32"
 done
 
 # bf16, against references of wrong parameters, whose every single error is within its tolerance.
@@ -91,8 +89,7 @@ for ranks in 1 4; do
   grep -q '^VERIFY PASSED' "$scratch/log" || fail "drawn documents are not verified: $(cat "$scratch/log")"
   grep -qE '^FOM gyre-pipeline tokens_per_s_per_rank ' "$scratch/log" || fail "no rate of a rank: $(cat "$scratch/log")"
 done
-timeout 60 "$apps/gyre-compare" "$scratch/drawn1.h5:/results" "$scratch/drawn4.h5:/results" --common --atol 1e-4 --rtol 1e-4 \
-  >"$scratch/log" || fail "drawn documents differ between grids: $(cat "$scratch/log")"
+same "$scratch/drawn1.h5" "$scratch/drawn4.h5" 1e-4 "drawn documents differ between grids"
 
 # Impossible grids: exit 2, all problems at once, the nearest grids, nothing written.
 out=$scratch/never.h5
@@ -169,8 +166,7 @@ for grid in "1" "2 --cp 2" "2 --tp 2" "4 --cp 4 --layout balanced --schedule gro
   pipeline "${arguments[@]}" --share-prefixes -o "$scratch/b.h5" >"$scratch/log"
   grep -q '^VERIFY PASSED 3/3 ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
   grep -q '^# prefixes  6 documents in 2 trees: ' "$scratch/log" || fail "$grid: $(cat "$scratch/log")"
-  timeout 60 "$apps/gyre-compare" "$scratch/a.h5:/results" "$scratch/b.h5:/results" --common --atol 1e-4 --rtol 1e-4 >"$scratch/log" ||
-    fail "$grid: $(cat "$scratch/log")"
+  same "$scratch/a.h5" "$scratch/b.h5" 1e-4 "$grid"
 done
 grep -q '(0,0): -1, 201, 0, 5' <(h5dump -d /packed/prefixes/nodes "$scratch/b.h5") || fail "$(h5dump -g /packed "$scratch/b.h5")"
 pipeline 1 --share-prefixes --dry-run >"$scratch/log"

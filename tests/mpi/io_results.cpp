@@ -117,6 +117,20 @@ TEST(Results, HeaderComesBack) {
   EXPECT_EQ(read.packed.cu_seqlens_padded, written.packed.cu_seqlens_padded);
 }
 
+TEST(Results, WithoutATeacherThereAreNoDivergences) {
+  const SharedFolder folder;
+  ResultsHeader header = header_for({0, 9});
+  header.teacher_sha256.clear();
+  save(folder.file("r.h5"), header, share_of(9, world().rank()));
+  const Results read = read_results(world(), folder.file("r.h5"));
+  EXPECT_EQ(read.header.teacher_sha256, "");
+  EXPECT_TRUE(read.kl.empty());
+  EXPECT_EQ(std::ssize(read.logprob), 9);
+  const h5::File file = h5::File::open(folder.file("r.h5"));
+  EXPECT_FALSE(file.has_dataset("/results/kl"));
+  EXPECT_EQ(file.attribute("/results", "teacher_sha256"), h5::AttributeValue());
+}
+
 TEST(ResultsRejected, GapsAndOverlaps) {
   const SharedFolder folder;
   const int last = world().size() - 1;

@@ -5,35 +5,23 @@
 
 #include <cstring>
 #include <iostream>
-#include <random>
 
 #include "errors.hpp"
 #include "model/decoder_reference.hpp"
-#include "mpi_test.hpp"
 #include "random_model.hpp"
+#include "scoring_cases.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
 
+using test::all_grids;
+using test::Documents;
+using test::name_of;
+using test::plan_of;
+using test::ragged_documents;
+using test::rollouts;
+using test::setup_of;
 using test::world;
-
-struct Documents {
-  std::vector<int32_t> tokens;
-  std::vector<int64_t> offsets = {0};
-  DocumentView view() const { return {tokens, offsets}; }
-};
-
-/// Empty, of one and two tokens, shorter than 2·cp, longer than the bin (48).
-Documents ragged_documents(const ModelConfig& config) {
-  Documents documents;
-  std::mt19937 generator(5);
-  std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(config.vocab_size) - 1);
-  for (int64_t length : {0, 1, 2, 3, 7, 16, 31, 48, 49, 0, 100, 1, 5}) {
-    for (int64_t i = 0; i < length; ++i) documents.tokens.push_back(token(generator));
-    documents.offsets.push_back(std::ssize(documents.tokens));
-  }
-  return documents;
-}
 
 /// What the serial twin says of all predictions, in document order.
 struct TwinScores {
@@ -70,38 +58,11 @@ constexpr double tolerance = 2e-5;
 /// Of bf16 passes, whose largest errors are 0.02 to 0.04 here.
 constexpr double narrow_tolerance = 0.1;
 
-std::vector<GridShape> all_grids(const ModelConfig& config) {
-  return nearest_grids({1, 1, 1}, world().size(), allowed_tensor_parallel(config, 8));
-}
-
-/// The grid of the world's size that is nearest to `wanted`.
-GridShape grid_near(const GridShape& wanted, const ModelConfig& config) {
-  return nearest_grids(wanted, world().size(), allowed_tensor_parallel(config, 8)).front();
-}
-
-ScoringSetup setup_of(const GridShape& grid, const std::string& layout = "dual-chunk-swap",
-                      const std::string& schedule = "ring") {
-  return {grid, &find_layout(layout), {}, &find_schedule(schedule), {}};
-}
-
-std::string name_of(const ScoringSetup& setup) {
-  return to_string(setup.grid) + " " + setup.layout->name + " " + setup.schedule->name;
-}
-
 struct ScoringRun {
   ScoreRange range;
   PlanCount count;   ///< of all layers, from the plans
   Traffic measured;  ///< of all layers, from the communicator
 };
-
-/// Documents that begin alike are stored once if they share `min_prefix` tokens; 0: never.
-ScoringPlan plan_of(const Documents& documents, const ModelConfig& config,
-                    const ScoringSetup& setup, int64_t min_prefix) {
-  return plan_scoring(documents.offsets,
-                      min_prefix > 0 ? share_prefixes(documents.view(), {min_prefix, 48})
-                                     : separate_documents(documents.offsets),
-                      config, setup, 48);
-}
 
 ScoringRun score(const Documents& documents, const ModelConfig& config, const ScoringSetup& setup,
                  int64_t min_prefix = 0) {
@@ -357,36 +318,6 @@ TEST(Scoring, WindowsOfTreesAreRefused) {
       });
 }
 
-/// Two prompts with answers, of which some are equal, one goes on in two ways and one is empty; and
-/// a document of its own.
-Documents rollouts(const ModelConfig& config) {
-  Documents documents;
-  std::mt19937 generator(6);
-  std::uniform_int_distribution<int32_t> token(0, static_cast<int32_t>(config.vocab_size) - 1);
-  const auto text = [&](int64_t length) {
-    std::vector<int32_t> tokens;
-    for (int64_t i = 0; i < length; ++i) tokens.push_back(token(generator));
-    return tokens;
-  };
-  const auto add = [&](std::initializer_list<std::vector<int32_t>> parts) {
-    for (const auto& part : parts)
-      documents.tokens.insert(documents.tokens.end(), part.begin(), part.end());
-    documents.offsets.push_back(std::ssize(documents.tokens));
-  };
-  const auto a = text(9), b = text(21), c = text(6), d = text(5), e = text(13), alone = text(17);
-  add({a, c});
-  add({b, d});
-  add({a, e, c});
-  add({alone});
-  add({a, e, d});
-  add({a});
-  add({b, c, b});
-  add({b, d});
-  add({});
-  for (const int64_t length : {1, 2, 7, 11, 3}) add({b, text(length)});
-  return documents;
-}
-
 // A prompt and its answers, stored once: the scores of every document are those of the documents
 // by themselves, on every grid, under every layout and schedule.
 TEST(Scoring, SharedPrefixesChangeNoScore) {
@@ -461,7 +392,8 @@ TEST(Scoring, WhatAScheduleCannotDoIsRefusedBeforeItRuns) {
 TEST(Scoring, TheSameRunTwiceGivesTheSameBits) {
   const ModelConfig config = test::small_config();
   const Documents documents = ragged_documents(config);
-  const GridShape grid = grid_near({1, 2, 2}, config);
+  const GridShape grid =
+      nearest_grids({1, 2, 2}, world().size(), allowed_tensor_parallel(config, 8)).front();
   for (const Schedule& schedule : schedules()) {
     const ScoringSetup setup = setup_of(grid, "dual-chunk-swap", schedule.name);
     if (!refusal_of(documents, config, setup).empty()) continue;

@@ -9,6 +9,15 @@ pipeline() { # RANKS ARGUMENTS...
   timeout 120 "$MPIEXEC" -n "$ranks" "$apps/gyre-pipeline" --input "$input" --model "$model" -n 1 "$@"
 }
 
+# compare_results CODE A.h5 B.h5 TOLERANCE MESSAGE: gyre-compare ends with CODE for the results that both files have.
+compare_results() {
+  local status=0
+  timeout 60 "$apps/gyre-compare" "$2:/results" "$3:/results" --common --atol "$4" --rtol "$4" >"$scratch/log2" 2>&1 || status=$?
+  ((status == $1)) || fail "$5: gyre-compare ends with $status: $(cat "$scratch/log2")"
+}
+same() { compare_results 0 "$@"; }
+differ() { compare_results 1 "$@"; }
+
 # choices OPTION: what --help lists for it, one a line.
 choices() {
   "$apps/gyre-pipeline" --help | sed -E ':join; /\|$/ { N; s/\n +//; b join }' | grep -E -- "^ +$1 " | grep -oE '[a-z-]+(\|[a-z-]+)+' | tr '|' '\n'

@@ -32,6 +32,18 @@ TEST(HostGemm, RunsAndPanelsOfColumnsChangeNoBits) {
   }
 }
 
+TEST(HostGemm, ATransposedMatrixOfOneRowMayHaveAnyStride) {
+  std::mt19937 random(4);
+  const int64_t m = 3, k = 20;
+  const Matrix a = numbers(m, k, DType::f32, random), b = numbers(1, k, DType::f32, random);
+  const MatrixView<const float> row = b.ref().as<float>();
+  std::vector<float> wanted(m), got(m);
+  host_gemm(Variant::b_transposed, a.ref(), MatrixView(row.data, 1, k, 1),
+            MatrixView(got.data(), m, 1), false);
+  host_gemm(Variant::b_transposed, a.ref(), row, MatrixView(wanted.data(), m, 1), false);
+  EXPECT_EQ(got, wanted);
+}
+
 TEST(GemmDouble, IsTheSumOfProductsWhateverTheShape) {
   std::mt19937 random(7);
   std::normal_distribution<double> normal;
