@@ -33,10 +33,6 @@ void copy_or_zero(std::span<const float> from, std::span<float> to) {
     std::ranges::copy(from, to.begin());
 }
 
-void store_rows(MatrixView<const float> from, const MatrixRef& to) {
-  copy_converted(from, to);
-}
-
 }  // namespace
 
 RecurrenceKernel::RecurrenceKernel(const RecurrenceShape& shape, int threads)
@@ -53,9 +49,16 @@ RecurrenceKernel::RecurrenceKernel(const RecurrenceShape& shape, int threads)
                                                          {}}));
 }
 
+void RecurrenceKernel::for_each_head(int64_t heads, const std::function<void(int64_t, int)>& body) {
+  for_each_task(threads_, heads, [&](int64_t head, int thread) {
+    body(head, thread);
+    if (thread == 0 && progress_) progress_();
+  });
+}
+
 void RecurrenceKernel::forward(const RecurrenceData& data, TokenRun run, const RunStates& states) {
   const int64_t elements = shape_.state_elements();
-  for_each_task(threads_, shape_.value_heads, [&](int64_t head, int thread) {
+  for_each_head(shape_.value_heads, [&](int64_t head, int thread) {
     Scratch& scratch = *scratch_[thread];
     const std::span<float> all = std::span(scratch.state).first(elements);
     copy_or_zero(part_of(states.before, head, elements), all);
@@ -75,7 +78,7 @@ void RecurrenceKernel::summarize(const RecurrenceData& data, TokenRun run, std::
                                  std::span<float> state) {
   const int64_t dim = shape_.key_dim, values = shape_.value_dim;
   const bool with_matrix = shape_.delta && !map.empty();
-  for_each_task(threads_, shape_.value_heads, [&](int64_t head, int thread) {
+  for_each_head(shape_.value_heads, [&](int64_t head, int thread) {
     Scratch& scratch = *scratch_[thread];
     RecurrenceChunk& chunk = with_matrix ? scratch.wide : scratch.narrow;
     const MatrixView<float> wide(scratch.state.data(), dim, values + (with_matrix ? dim : 0));
@@ -101,7 +104,7 @@ void RecurrenceKernel::summarize_back(const RecurrenceData& data, TokenRun run,
                                       std::span<float> d_state) {
   const int64_t elements = shape_.state_elements();
   std::ranges::fill(d_state, 0.0F);
-  for_each_task(threads_, shape_.value_heads, [&](int64_t head, int thread) {
+  for_each_head(shape_.value_heads, [&](int64_t head, int thread) {
     RecurrenceChunk& chunk = scratch_[thread]->narrow;
     const MatrixView<float> d_own(part_of(d_state, head, elements).data(), shape_.key_dim,
                                   shape_.value_dim);
@@ -116,7 +119,7 @@ void RecurrenceKernel::summarize_back(const RecurrenceData& data, TokenRun run,
 
 void RecurrenceKernel::backward(const RecurrenceData& data, TokenRun run, const RunStates& states) {
   // A task is a key head: its gradients are sums over its value heads.
-  for_each_task(threads_, shape_.key_heads, [&](int64_t key_head, int thread) {
+  for_each_head(shape_.key_heads, [&](int64_t key_head, int thread) {
     Scratch& scratch = *scratch_[thread];
     const int64_t dim = shape_.key_dim;
     for (std::vector<float>* sum : {&scratch.d_q, &scratch.d_k})
@@ -125,8 +128,9 @@ void RecurrenceKernel::backward(const RecurrenceData& data, TokenRun run, const 
       backward_head(data, run, states, key_head * shape_.group() + h, scratch);
     for (const auto& [array, sum] :
          {std::pair(RecurrenceArray::d_q, &scratch.d_q), {RecurrenceArray::d_k, &scratch.d_k}})
-      store_rows({sum->data(), run.tokens, dim},
-                 data[array].rows_from(run.begin, run.tokens).columns_from(key_head * dim, dim));
+      copy_converted(
+          MatrixView<const float>(sum->data(), run.tokens, dim),
+          data[array].rows_from(run.begin, run.tokens).columns_from(key_head * dim, dim));
   });
 }
 

@@ -5,6 +5,7 @@
 // C, which does not depend on states: dS_in = Mᵀ dS_out + C. States and their gradients are f32,
 // [value_heads, key_dim, value_dim]; maps are f32, [value_heads, map_elements()].
 
+#include <functional>
 #include <memory>
 #include <span>
 #include <vector>
@@ -32,11 +33,13 @@ class RecurrenceKernel {
   RecurrenceKernel(const RecurrenceShape& shape, int threads);
 
   const RecurrenceShape& shape() const { return shape_; }
+  /// Calls `progress` between heads, on the caller's thread.
+  void between_heads(std::function<void()> progress) { progress_ = std::move(progress); }
   /// Writes out.
   void forward(const RecurrenceData& data, TokenRun run, const RunStates& states);
   /// Writes the gradients. Computes the states of chunks again.
   void backward(const RecurrenceData& data, TokenRun run, const RunStates& states);
-  /// map, state <- M, B. Without `map` B alone.
+  /// map, state <- M, B. Without `map`, B alone.
   void summarize(const RecurrenceData& data, TokenRun run, std::span<float> map,
                  std::span<float> state);
   /// d_state <- C.
@@ -58,8 +61,12 @@ class RecurrenceKernel {
   void backward_head(const RecurrenceData& data, TokenRun run, const RunStates& states,
                      int64_t head, Scratch& scratch);
 
+  /// Calls body(head, thread) for every head.
+  void for_each_head(int64_t heads, const std::function<void(int64_t, int)>& body);
+
   RecurrenceShape shape_;
   int threads_;
+  std::function<void()> progress_;
   std::vector<std::unique_ptr<Scratch>> scratch_;  // [threads]
 };
 
