@@ -27,12 +27,11 @@ void open_reference(SchemaReader& reader, const h5::File& file, RecurrenceFile& 
   reference.generator = reader.text("/reference", "generator", "");
   reference.unknown = unknown_answers(file, recurrence_schema);
   const auto open = [&](const char* name, const std::optional<h5::Dataset>& like) {
-    const std::string path = std::string("/reference/") + name;
     if (like)
-      parts.answers[name] = reader.reals_if(path, like->shape());
-    else if (reader.is_there(path))
-      reader.errors().add("{} is there, and the input that it is of is not", path);
+      parts.answers[name] = reader.reals_if(std::string("/reference/") + name, like->shape());
   };
+  if (reader.is_there("/reference/d_beta") && !reader.is_there("/recurrence/beta"))
+    reader.errors().add("/reference/d_beta is there, and /recurrence/beta, which it is of, is not");
   open("out", parts.v);
   open("d_q", parts.q);
   open("d_k", parts.k);
