@@ -95,4 +95,4 @@ expect 2 '--seed are those of the file of --input: leave them out' "$recurrence"
 # Rows of an earlier run are kept.
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick -J rows.jsonl
 expect 0 'RESULT' "${mpi[@]}" 2 "$recurrence" $small $quick --resume finished -J rows.jsonl
-[ "$(grep -c '"kind":"row"\|"line":"row"' rows.jsonl)" -le 2 ] || fail "rows are measured again: $(cat rows.jsonl)"
+[ "$(grep -c '"kind": *"row"' rows.jsonl)" -eq 2 ] || fail "rows are measured again: $(cut -c1-200 rows.jsonl)"
