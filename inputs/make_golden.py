@@ -6,6 +6,7 @@ index, INDEX.md to read and index.json for programs.
                           with golden_problems.py
     golden_operations.py  single operations on rows, as gyre.operations has them
     golden_attention.py   attention: attention_*.h5
+    golden_recurrence.py  recurrent layers: recurrence_*.h5
     golden_packing.py     documents, packed streams, what ranks hold of them: documents_*.h5,
                           packed_*.h5
     golden_batches.py     batches of data loaders: rows_*.h5, audio.h5
@@ -32,15 +33,18 @@ import golden_logprobs  # noqa: E402, F401  (adds to those of golden_problems)
 import golden_operations  # noqa: E402, F401  (the same)
 import golden_packing  # noqa: E402
 import golden_problems  # noqa: E402
+import golden_recurrence  # noqa: E402
 import gyre_files  # noqa: E402
 
 HERE = os.path.dirname(os.path.abspath(__file__))
 FOLDER = os.path.join(HERE, "golden")
-CASES = golden_problems.CASES + golden_attention.CASES + golden_packing.CASES
+CASES = (golden_problems.CASES + golden_attention.CASES + golden_recurrence.CASES
+         + golden_packing.CASES)
 
 HEADINGS = {
     "logprobs": "Log-probabilities",
     "attention": "Attention",
+    "recurrence": "Recurrences",
     "documents": "Documents",
     "packed": "Packed streams, and what ranks hold of them",
     "bshd": "Rows of packed segments",
@@ -65,6 +69,7 @@ FAMILIES = {
     "d_distilled_renormalised",
     "fused linear": "linear_logprob linear_entropy d_hidden d_head",
     "attention": "out lse d_q d_k d_k_shared d_v",
+    "recurrence": "out d_q d_k d_v d_g",
     "shards": "bin_offsets cu_seqlens cu_seqlens_padded ids index labels positions slot_offsets",
     "stream": "bin_offsets cu_seqlens cu_seqlens_padded document labels positions",
 }

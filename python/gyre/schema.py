@@ -67,6 +67,9 @@ TABLES = {
         "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ /reference "
         "@generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
     ),
+    "gyre/recurrence": (
+        "/recurrence @scale offsets q k v g beta~ d_out /reference @generator? out? d_q? d_k? d_v? d_g? d_beta? *"
+    ),
     "gyre/logprobs": (
         "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ offsets~ "
         "logits targets d_value? d_logprobs? d_entropies? temperature? top_k? top_p? min_p? "

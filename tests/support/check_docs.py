@@ -21,7 +21,7 @@ MAX_LINES, MAX_COLUMNS = 150, 120  # of README.md
 MAX_RANKS = 4
 SECONDS = 120  # of one block
 BLOCK = re.compile(r"(?P<comment><!-- not run: [^>]*-->\n)?^```sh\n(?P<text>.*?)^```$", re.DOTALL | re.MULTILINE)
-PROGRAM = re.compile(r"gyre-(import|pack|shard|attention|logprobs|pipeline|predict|compare|info)$")
+PROGRAM = re.compile(r"gyre-(import|pack|shard|attention|recurrence|logprobs|pipeline|predict|compare|info)$")
 OPTION = re.compile(r"--[a-z][a-z0-9-]*|-[A-Za-z]\b")
 
 

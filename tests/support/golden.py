@@ -28,7 +28,7 @@ import numpy as np
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 GOLDEN = ROOT / "inputs" / "golden"
-PARALLEL = ("gyre-attention", "gyre-logprobs")  # compute the same on any number of ranks
+PARALLEL = ("gyre-attention", "gyre-logprobs", "gyre-recurrence")  # compute the same on any number of ranks
 QUICK = ("-w", "0", "--max-seconds", "0.001")
 
 

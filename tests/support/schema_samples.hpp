@@ -14,6 +14,7 @@
 #include "io/schemas/logprobs_file.hpp"
 #include "io/schemas/model_file.hpp"
 #include "io/schemas/packed_file.hpp"
+#include "io/schemas/recurrence_file.hpp"
 #include "io/schemas/results.hpp"
 #include "io/schemas/shard_file.hpp"
 #include "io_files.hpp"
@@ -169,6 +170,8 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
        [](const std::string& path) { (void)read_salm(world(), path); }},
       {input("golden/attention_keys_shared_groups.h5"), attention_schema, attention},
       {input("attention_regions.h5"), attention_schema, attention},
+      {input("golden/recurrence_kda.h5"), recurrence_schema,
+       [](const std::string& path) { (void)read_recurrence_file(world(), path); }},
       {input("logprobs_golden.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_fused_linear.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_teacher_values.h5"), logprobs_schema, logprobs},

@@ -4,7 +4,7 @@
 set -euo pipefail
 
 # The quoted includes that a module of src may use, its own included:
-#     apps -> {harness, predict, baselines} -> {report, io} -> model -> {attention, logprobs, packing, sharding, machine} -> comm -> runtime
+#     apps -> {harness, predict, baselines} -> {report, io} -> model -> {attention, recurrence, logprobs, packing, sharding, machine} -> comm -> runtime
 #          -> core
 # supervision stands above runtime. Only apps, report and io use it: programs can leave it out.
 # predict draws with report's SVG, and report tells the provenance that io writes.
@@ -16,6 +16,7 @@ declare -A ALLOWED=(
   [packing]='packing sharding comm runtime core'
   [sharding]='sharding comm runtime core'
   [attention]='attention sharding comm runtime core'
+  [recurrence]='recurrence sharding comm runtime core'
   [logprobs]='logprobs sharding comm runtime core'
   [supervision]='supervision runtime core'
   [io]='io logprobs sharding comm supervision runtime core'

@@ -5,7 +5,7 @@ set -euo pipefail
 
 source_dir=$1
 apps=$2/apps
-for app in import pack shard attention logprobs pipeline predict compare; do
+for app in import pack shard attention recurrence logprobs pipeline predict compare; do
   if [[ ! -x $apps/gyre-$app ]]; then
     echo "skipped: $apps/gyre-$app is not built"
     exit 77

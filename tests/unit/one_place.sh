@@ -24,7 +24,8 @@ entries() {
 violations() {
   cd "$1"
   local name file all
-  all=$(entries src/attention/schedules schedule 2>&1 && entries src/sharding/layouts layout 2>&1)
+  all=$(entries src/attention/schedules schedule 2>&1 && entries src/recurrence/schedules schedule 2>&1 &&
+    entries src/sharding/layouts layout 2>&1)
   grep -E ' is not defined in |: not one name' <<<"$all" || true
   all=$(grep -E '^[a-z-]+ src/' <<<"$all" || true)
   [[ $(grep -c ' src/attention/' <<<"$all") -ge 2 && $(grep -c ' src/sharding/' <<<"$all") -ge 2 ]] ||
@@ -76,7 +77,7 @@ must_notice() {
   local copy found
   copy=$(mktemp -d)
   mkdir -p "$copy/src" "$copy/apps/common"
-  cp -r "$source_dir/src/attention" "$source_dir/src/sharding" "$source_dir/src/logprobs" "$copy/src"
+  cp -r "$source_dir"/src/{attention,recurrence,sharding,logprobs} "$copy/src"
   cp -r "$source_dir/apps/logprobs" "$copy/apps"
   mkdir -p "$copy/$(dirname "$1")"
   printf '%b\n' "$2" >>"$copy/$1"
@@ -98,6 +99,7 @@ fi
 check=violations
 must_notice apps/common/a.cpp 'if (o.schedule == "all-gather-strided") return;' 'all_gather_strided.cpp may name it'
 must_notice src/model/a.hpp 'Layout* layout = find("striped");' 'striped.cpp may name it'
+must_notice apps/recurrence/a.cpp 'if (o.schedule == "state-chain") return;' 'state_chain.cpp may name it'
 must_notice src/sharding/layouts/zigzag.cpp 'bool is(const char* n) { return n == "contiguous"; }' 'contiguous.cpp may name it'
 must_notice src/attention/schedules/halo.cpp 'const char* again = "halo";' 'more than once'
 must_notice apps/common/a.cpp 'problems.add("goes with --layout zigzag");' 'zigzag.cpp may name it'

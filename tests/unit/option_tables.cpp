@@ -15,6 +15,7 @@
 #include "apps/pack/options.hpp"
 #include "apps/pipeline/options.hpp"
 #include "apps/predict/options.hpp"
+#include "apps/recurrence/options.hpp"
 #include "apps/shard/options.hpp"
 #include "errors.hpp"
 #include "mpi_test.hpp"
@@ -68,7 +69,8 @@ std::unique_ptr<Declared> make(const std::string& program) {
 const std::map<std::string, Make> programs = {
     {"gyre-attention", make<AttentionOptions>}, {"gyre-logprobs", make<LogprobsOptions>},
     {"gyre-pack", make<PackOptions>},           {"gyre-pipeline", make<PipelineOptions>},
-    {"gyre-predict", make<PredictOptions>},     {"gyre-shard", make<ShardOptions>}};
+    {"gyre-predict", make<PredictOptions>},     {"gyre-recurrence", make<RecurrenceOptions>},
+    {"gyre-shard", make<ShardOptions>}};
 
 /// The program after it has read these arguments; null if it refuses them.
 std::unique_ptr<Declared> parsed(const std::string& program, const std::vector<std::string>& args) {
@@ -176,6 +178,9 @@ TEST(OptionTables, ExceptionsAreKnown) {
             report + run + "machine "}},
       {"gyre-pipeline", {"dp cp tp ", "top " + report + "dry-run " + run + "machine "}},
       {"gyre-predict", {sweep + "cp schedule layout pass ", report + run}},
+      {"gyre-recurrence",
+       {sweep + "kind schedule layout pass ",
+        "explain tflops gbps latency-us " + report + run + "machine "}},
       {"gyre-shard", {"layout ", "bin " + report + run + "machine "}}};
   for (const auto& [program, declare] : programs) {
     EXPECT_EQ(flags_told_by(program, ToldBy::key), known.at(program).key) << program;

@@ -1,0 +1,136 @@
+#include "recurrence/execute.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "recurrence/tolerance.hpp"
+#include "runtime/clock.hpp"
+
+namespace gyre {
+
+using namespace state_step;
+
+RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Shard& shard, DType type,
+                                       Communicator& group, RecurrenceKernel& kernel)
+    : plan_(plan), shard_(shard), group_(group), kernel_(kernel) {
+  const RecurrenceShape& shape = kernel.shape();
+  for (int a = 0; a < recurrence_arrays; ++a) {
+    const auto array = static_cast<RecurrenceArray>(a);
+    if (!has_array(shape, array)) continue;
+    const DType stored = stored_type(array, type);
+    const int64_t width = width_of(shape, array);
+    arrays_.emplace_back(shard.slots * width * static_cast<int64_t>(size_of(stored)));
+    data_[array] = {arrays_.back().data(), stored, shard.slots, width, width};
+  }
+  for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, shape));
+  overwrite(std::byte{0});
+  kernel_.between_heads([this] {
+    for (auto& [id, pending] : pending_) pending.work->test();
+  });
+}
+
+void RecurrenceExecutor::overwrite(std::byte value) {
+  for (int a = static_cast<int>(first_result); a < recurrence_arrays; ++a) {
+    const MatrixRef& matrix = data_.arrays[a];
+    if (!matrix.empty())
+      std::memset(matrix.data, std::to_integer<int>(value),
+                  matrix.rows * matrix.cols * size_of(matrix.type));
+  }
+  for (Buffer<float>& one : buffers_)
+    std::memset(one.data(), std::to_integer<int>(value), one.size() * sizeof(float));
+}
+
+TokenRun RecurrenceExecutor::run_of(int part) const {
+  const Fragment& fragment = shard_.fragments.at(part);
+  return {fragment.local_begin.value(), fragment.length};
+}
+
+RecurrenceTimes RecurrenceExecutor::run(Pass pass, RunSteps what) {
+  RecurrenceTimes times;
+  for (const StateStep& any : plan_.steps(pass)) {
+    const bool waits = std::holds_alternative<Wait>(any);
+    const bool communicates = waits || std::holds_alternative<Exchange>(any);
+    if (what == (communicates ? RunSteps::compute_only : RunSteps::messages_only)) continue;
+    const Stopwatch watch;
+    std::visit([&](const auto& s) { step(s, pass); }, any);
+    if (waits) times.wait += watch.seconds();
+    if (!communicates) times.compute += watch.seconds();
+  }
+  return times;
+}
+
+void RecurrenceExecutor::step(const Summarize& s, Pass) {
+  if (s.part < 0) {
+    kernel_.identity(buffer(s.map), buffer(s.state));
+    return;
+  }
+  kernel_.summarize(data_, run_of(s.part), buffer(s.begins ? -1 : s.map), buffer(s.state));
+  if (s.begins) std::ranges::fill(buffer(s.map), 0.0F);
+}
+
+void RecurrenceExecutor::step(const SummarizeBack& s, Pass) {
+  if (s.part < 0)
+    std::ranges::fill(buffer(s.state), 0.0F);
+  else
+    kernel_.summarize_back(data_, run_of(s.part), buffer(s.state));
+}
+
+void RecurrenceExecutor::step(const Exchange& s, Pass) {
+  Pending& pending = pending_[s.id];
+  pending.step = &s;
+  if (s.all_gather) {
+    for (const int index : s.sends.front().buffers) {
+      const std::span<float> from = buffer(index);
+      pending.sent.insert(pending.sent.end(), from.begin(), from.end());
+    }
+    pending.received.resize(pending.sent.size() * s.recvs.size());
+    pending.work =
+        group_.all_gather(std::as_bytes(std::span(pending.sent)),
+                          std::as_writable_bytes(std::span(pending.received)), stream_, s.what);
+    return;
+  }
+  std::vector<SendSlice> sends;
+  std::vector<RecvSlice> recvs;
+  for (const StateMessage& m : s.sends)
+    for (const int index : m.buffers) sends.push_back({m.peer, std::as_bytes(buffer(index))});
+  for (const StateMessage& m : s.recvs)
+    for (const int index : m.buffers)
+      recvs.push_back({m.peer, std::as_writable_bytes(buffer(index))});
+  pending.work = group_.exchange(sends, recvs, stream_, s.what);
+}
+
+void RecurrenceExecutor::step(const Wait& s, Pass) {
+  Pending& pending = pending_.at(s.id);
+  pending.work->wait();
+  if (pending.step->all_gather) {
+    auto from = pending.received.begin();
+    for (const StateMessage& m : pending.step->recvs)
+      for (const int index : m.buffers) {
+        const std::span<float> to = buffer(index);
+        if (m.peer != plan_.rank) std::copy_n(from, std::ssize(to), to.begin());
+        from += std::ssize(to);
+      }
+  }
+  pending_.erase(s.id);
+}
+
+void RecurrenceExecutor::step(const Compose& s, Pass pass) {
+  const std::span<float> into = buffer(s.into);
+  std::ranges::copy(buffer(s.start < 0 ? s.terms.front().state : s.start), into.begin());
+  for (size_t i = s.start < 0 ? 1 : 0; i < s.terms.size(); ++i)
+    kernel_.apply(buffer(s.terms[i].map), buffer(s.terms[i].state), pass == Pass::backward, into);
+}
+
+void RecurrenceExecutor::step(const Run& s, Pass pass) {
+  RunStates states;
+  states.before = buffer(s.before);
+  states.behind = buffer(s.behind);
+  states.d_behind = buffer(s.d_behind);
+  states.d_before = buffer(s.d_before);
+  if (pass == Pass::forward)
+    kernel_.forward(data_, run_of(s.part), states);
+  else
+    kernel_.backward(data_, run_of(s.part), states);
+}
+
+}  // namespace gyre

@@ -1,0 +1,73 @@
+#pragma once
+// Executes the plan of a rank with a Communicator and a RecurrenceKernel, in host memory.
+//
+//     RecurrenceExecutor layer(plan, layout.shard(rank), types, group, kernel);
+//     fill layer.data()[RecurrenceArray::q], ...
+//     layer.run(Pass::forward);             results in layer.data()[RecurrenceArray::out]
+//     layer.run(Pass::backward);            results in ...[RecurrenceArray::d_q], ...
+//
+// A backward pass reads the states that the last forward pass has left.
+
+#include <map>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "recurrence/chunk_kernel.hpp"
+#include "recurrence/plan.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// Seconds spent in one run.
+struct RecurrenceTimes {
+  double compute = 0;  ///< in the kernel
+  double wait = 0;     ///< in Wait steps
+};
+
+/// Which steps of a plan to run. Without messages, states are those of an earlier run.
+enum class RunSteps { all, compute_only, messages_only };
+
+class RecurrenceExecutor {
+ public:
+  /// Allocates the arrays of a rank, rows of shard.slots. All arguments must outlive it.
+  RecurrenceExecutor(const StatePlan& plan, const Shard& shard, DType type, Communicator& group,
+                     RecurrenceKernel& kernel);
+  RecurrenceExecutor(const RecurrenceExecutor&) = delete;
+  RecurrenceExecutor& operator=(const RecurrenceExecutor&) = delete;
+  ~RecurrenceExecutor() { kernel_.between_heads({}); }
+
+  RecurrenceData& data() { return data_; }
+  /// Sets all bytes of results and states; 0xff: NaN.
+  void overwrite(std::byte value);
+  /// Collective.
+  RecurrenceTimes run(Pass pass, RunSteps what = RunSteps::all);
+
+ private:
+  struct Pending {
+    WorkPtr work;
+    const state_step::Exchange* step;
+    std::vector<float> sent, received;  // of an all-gather
+  };
+  std::span<float> buffer(int index) {
+    return index < 0 ? std::span<float>() : buffers_[index].span();
+  }
+  void step(const state_step::Summarize& s, Pass pass);
+  void step(const state_step::SummarizeBack& s, Pass pass);
+  void step(const state_step::Exchange& s, Pass pass);
+  void step(const state_step::Wait& s, Pass pass);
+  void step(const state_step::Compose& s, Pass pass);
+  void step(const state_step::Run& s, Pass pass);
+  TokenRun run_of(int part) const;
+
+  const StatePlan& plan_;
+  const Shard& shard_;
+  Communicator& group_;
+  RecurrenceKernel& kernel_;
+  HostStream stream_;
+  std::vector<Buffer<std::byte>> arrays_;
+  RecurrenceData data_;
+  std::vector<Buffer<float>> buffers_;  // [plan_.buffers]
+  std::map<int, Pending> pending_;      // by exchange id
+};
+
+}  // namespace gyre

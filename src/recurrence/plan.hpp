@@ -1,0 +1,158 @@
+#pragma once
+// A schedule of a recurrence's states as data.
+//
+// A rank computes the documents, or parts of them, that it holds. Where a part continues on the
+// next rank, its state is needed there; a part from `a` to `b` is an affine map of states:
+//
+//     S_b = M S_a + B                   forward
+//     dS_a = Mᵀ dS_b + C                backward; C is the gradient for dS_b = 0
+//     (M2, B2) after (M1, B1)           = (M2 M1, M2 B1 + B2)
+//
+// A schedule is a function that returns, for one rank, its buffers (states and maps, f32) and two
+// lists of steps. The executor walks a list with a Communicator and a RecurrenceKernel; count() and
+// simulate() read the same list.
+//
+// A rank's tokens of one document are a part. Only the last part of a rank can continue on another
+// rank, and only the first can be continued from one: other layouts are refused.
+//
+// Example: state-gather, cp = 3, documents of 5, 4 and 3 tokens, forward on rank 1, which holds the
+// last token of document 0 and the first 3 of document 1.
+//
+//     tokens        0 0 0 0 | 0 1 1 1 | 1 2 2 2
+//     Summarize     M, B of the part of document 1
+//     Exchange      all-gather M, B
+//     Run           document 1, from state 0
+//     Wait
+//     Compose       the state behind rank 0's part of document 0: B of rank 0
+//     Run           the last token of document 0, from this state
+
+#include <cstdint>
+#include <string>
+#include <variant>
+#include <vector>
+
+#include "core/pass.hpp"
+#include "recurrence/kind.hpp"
+#include "sharding/layout.hpp"
+
+namespace gyre {
+
+/// What a buffer of all value heads holds.
+enum class StateKind { state, map };
+
+/// All buffers to or from one peer; they travel as one message, in this order.
+struct StateMessage {
+  int peer = 0;
+  std::vector<int> buffers;
+};
+
+namespace state_step {
+
+/// map, state <- M, B of a part; without a part, the identity, M = 1 and B = 0.
+struct Summarize {
+  int part = -1;  ///< index of a fragment of the rank's shard; -1: none
+  int map = -1, state = -1;
+  bool begins = false;  ///< the document begins here: M = 0, as no state before it matters
+};
+/// state <- C of a part; 0 without one.
+struct SummarizeBack {
+  int part = -1, state = -1;
+};
+/// Posts messages. Until the Wait, sent buffers may not change and received ones may not be used.
+struct Exchange {
+  int id = 0;        ///< unique within a list
+  std::string what;  ///< "states": for traces and errors
+  std::vector<StateMessage> sends, recvs;
+  /// One all-gather of the library instead: sends has one message, which goes to every rank, and
+  /// recvs one of each rank, its own included.
+  bool all_gather = false;
+};
+struct Wait {
+  int id = 0;
+};
+/// into <- M_n (... (M_1 start + B_1) ...) + B_n, with Mᵀ and C backward. Without a start it begins
+/// with 0, and M_1 is not read.
+struct Compose {
+  struct Term {
+    int map = -1, state = -1;
+  };
+  int into = -1, start = -1;
+  std::vector<Term> terms;
+};
+/// Computes a part: its rows of out, or of the gradients. Buffers of states: -1: zero, or not
+/// wanted.
+struct Run {
+  int part = -1;
+  int before = -1;                   ///< state before the part
+  int behind = -1;                   ///< forward: gets the state behind it
+  int d_behind = -1, d_before = -1;  ///< backward: gradient behind it; gets the gradient before it
+};
+
+}  // namespace state_step
+
+using StateStep =
+    std::variant<state_step::Summarize, state_step::SummarizeBack, state_step::Exchange,
+                 state_step::Wait, state_step::Compose, state_step::Run>;
+
+struct StatePlan {
+  int rank = 0;
+  std::vector<int64_t> parts;      ///< tokens of each fragment of the rank's shard
+  std::vector<StateKind> buffers;  ///< they live from the forward to the end of the backward pass
+  std::vector<StateStep> forward, backward;
+  const std::vector<StateStep>& steps(Pass pass) const {
+    return pass == Pass::forward ? forward : backward;
+  }
+};
+
+/// Input of a schedule. The layout must outlive it.
+struct RecurrenceProblem {
+  const Layout* layout = nullptr;
+  RecurrenceShape shape;
+  int cp() const { return layout->cp(); }
+};
+
+/// The ranks that hold the document of a rank's first part, and of its last.
+struct StateChain {
+  /// Ranks with earlier parts of the document of the first part, in the order of tokens; empty if
+  /// it begins here. The last of them is the neighbour.
+  std::vector<int> before;
+  /// Ranks with later parts of the document of the last part, in the order of tokens.
+  std::vector<int> behind;
+  /// The rank has one part, and its document begins before and ends behind it.
+  bool passes_through = false;
+};
+/// Precondition: state_refusal() is empty.
+StateChain chain_of(const Layout& layout, int rank);
+/// Whether a document is on several ranks.
+bool crosses_ranks(const Layout& layout);
+/// Why states cannot be passed on under a layout: a part is not a run of tokens, or one that is not
+/// a rank's last continues elsewhere. "" if they can.
+std::string state_refusal(const Layout& layout);
+
+/// Elements of a buffer.
+int64_t elements_of(StateKind kind, const RecurrenceShape& shape);
+
+/// Counts of one pass of a rank's plan.
+struct StateCount {
+  int64_t tokens = 0;    ///< of Run steps
+  int64_t messages = 0;  ///< sent to other ranks; a collective counts as one
+  int64_t bytes_sent = 0, bytes_received = 0;
+  double flops = 0;       ///< of Run steps, as recurrence_flops()
+  double more_flops = 0;  ///< of summaries and compositions
+};
+StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape);
+/// FLOPs of a step: {of the recurrence itself, further ones}.
+std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan, Pass pass,
+                                   const RecurrenceShape& shape);
+/// Bytes of a rank's buffers.
+int64_t buffer_bytes(const StatePlan& plan, const RecurrenceShape& shape);
+/// Bytes of a message.
+int64_t bytes_of_message(const StateMessage& message, const StatePlan& plan,
+                         const RecurrenceShape& shape);
+
+/// FLOPs of a pass over `tokens`: two for each element of each product with a state in the
+/// recurrence, token by token. Forward Sᵀq and k uᵀ, and Sᵀk with the delta rule; backward q dOᵀ,
+/// S dO, dS u and dSᵀk, and S' du and k duᵀ. What chunks and summaries compute more is not counted.
+double recurrence_flops(Pass pass, int64_t tokens, const RecurrenceShape& shape);
+
+}  // namespace gyre

@@ -1,0 +1,37 @@
+#pragma once
+// An entry of the registry of schedules of states; each is defined in one file.
+
+#include <string>
+#include <vector>
+
+#include "recurrence/plan.hpp"
+
+namespace gyre {
+
+/// Bytes and messages that a rank sends in a pass, by formula.
+struct StateForm {
+  int64_t messages = 0;
+  int64_t bytes_sent = 0;
+};
+
+/// `plan` and `closed_form` are references, which cannot be left out.
+struct StateSchedule {
+  std::string name;
+  std::string summary;
+  /// The plan of one rank. Precondition: why_not() is empty.
+  StatePlan (&plan)(const RecurrenceProblem& problem, int rank);
+  /// Messages and bytes of that plan, without reading its steps.
+  StateForm (&closed_form)(const RecurrenceProblem& problem, int rank, Pass pass);
+  /// The most maps that are applied to one state.
+  int64_t (&maps)(const RecurrenceProblem& problem);
+};
+
+/// Entries in the order of list.hpp; the first is the default.
+const std::vector<StateSchedule>& state_schedules();
+/// The schedule of this name. Throws a usage error that lists the names if there is none.
+const StateSchedule& find_state_schedule(const std::string& name);
+
+/// The plan of one rank. Throws a usage error if the problem's layout cannot be scheduled.
+StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank);
+
+}  // namespace gyre

@@ -1,0 +1,98 @@
+#!/usr/bin/env bash
+# gyre-recurrence: every kind under every schedule, plans, files; what it refuses.
+# Usage: recurrence.sh SOURCE_DIR BUILD_DIR    (MPIEXEC: the launcher)
+source "$(dirname "$0")/../support/app_test.bash"
+recurrence=$apps/gyre-recurrence
+golden=$source_dir/inputs/golden
+quick="-n 1 -w 0"
+small="--tokens 150 --heads 4 --key-heads 2 --key-dim 16 --value-dim 8"
+mpi=("$MPIEXEC" -n)
+
+# Every kind under every schedule: verified, and counted as the closed forms say.
+for ranks in 1 3; do
+  expect 0 'VERIFY PASSED 92/92' "${mpi[@]}" "$ranks" "$recurrence" $small $quick --kind all --schedule all --csv table.csv -J result.json
+  [ "$(column table.csv check | grep -c '^ok$')" -eq 16 ] || fail "not all are verified: $(cat table.csv)"
+  [ "$(grep -c '^FOM' output)" -eq 9 ] || fail "not a figure for each kind and pass, and the average: $(cat output)"
+done
+grep -q '"gyre-result/1"' result.json || fail "no result"
+# 4 states of 16 x 8 numbers of 4 bytes are 2048 bytes, their maps of 16 x 16 are 4096: to two ranks; or to one.
+sent() { column table.csv sent_mb_rank kind=gdn schedule="$1" pass="$2"; }
+[ "$(sent state-gather fwd)/$(sent state-gather bwd)/$(sent state-chain fwd)/$(sent state-chain bwd)" = 0.012288/0.004096/0.002048/0.002048 ] ||
+  fail "other bytes than (cp - 1) H (K K + K V) 4: $(cat table.csv)"
+[ "$(column table.csv sent_mb_rank kind=ssd schedule=state-gather pass=fwd)" = 0.004128 ] || fail "a map of one number a head: $(cat table.csv)"
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick -d bf16 --threads 2 --kind kda --pass bwd -c all --batch 3
+expect 0 'VERIFY PASSED 24/24' "${mpi[@]}" 2 "$recurrence" --gen dist=long-tailed,max=100 --capacity 400 $quick --kind gdn,kda --schedule state-chain \
+  --heads 2 --key-heads 1 --key-dim 8 --value-dim 8
+
+# Heads are sampled, and it says so.
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick --check-tokens 1
+grep -q 'sampled 150 of 300 tokens' output || fail "it does not say that heads are sampled: $(cat output)"
+
+# No tokens, one token, fewer tokens than ranks, a sweep.
+expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$recurrence" --gen dist=fixed,length=0,count=3 $quick
+for tokens in 1 3; do expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$recurrence" --tokens $tokens $quick --schedule all; done
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" -b 16 -e 64 -f 2 $quick --heads 1 --key-heads 1 --csv table.csv
+[ "$(column table.csv tokens | tr '\n' ' ')" = '16 16 32 32 64 64 ' ] || fail "another sweep: $(cat table.csv)"
+
+# Layouts that cut documents oftener are refused, alone and among others.
+expect 2 'states pass from the last part of a rank to the first of another, where ranks own consecutive slots' \
+  "${mpi[@]}" 2 "$recurrence" $small $quick --layout striped
+expect 0 '# refused gdn: schedule state-gather: under zigzag part 0 of rank 0 continues as part 0 of rank 1' "${mpi[@]}" 2 "$recurrence" $small $quick --layout all
+
+# Plans: any number of ranks, steps of one choice, rows of several.
+expect 0 'fwd rank 1: done after' "$recurrence" --explain --cp 4 $small --schedule state-chain
+for line in 'map M, B of part 0' 'post state from rank 0' 'compose 1 maps' 'post state to rank 2' 'run part 0, 38 tokens, from a state'; do
+  grep -qF "$line" output || fail "no step '$line': $(cat output)"
+done
+expect 0 'kda    state-gather' "$recurrence" --explain --cp 64 --tokens 64K --kind all --schedule all --tflops 100 --gbps 50 --latency-us 2
+[ "$(grep -cE '^  [a-z]+ +state-' output)" -eq 16 ] || fail "not a row of each: $(cat output)"
+expect 2 '--explain needs one size' "$recurrence" --explain -b 16 -e 64
+expect 2 '--tflops, --gbps and --latency-us go with --explain' "$recurrence" $small --tflops 1
+
+# What it refuses, by name.
+expect 2 '--backend cuda: recurrences are computed on CPUs alone; --backend cpu' "$recurrence" $small --backend cuda
+expect 2 '--heads 6 is not a multiple of --key-heads 4; the nearest is 8' "$recurrence" --heads 6 --key-heads 4
+expect 2 "'mamba' is called ssd here" "$recurrence" --kind mamba
+expect 2 "'rwkv' is not one of all, gdn, kda, ssd, gla" "$recurrence" --kind rwkv
+expect 2 'is not one of all, state-gather, state-chain' "$recurrence" --schedule ring
+expect 2 '--cp 3 in a run of 2 ranks; --explain takes any' "${mpi[@]}" 2 "$recurrence" $small --cp 3
+
+# Files: every kind is recognised, answers are compared in full, and what is wrong is named.
+for kind in gdn kda ssd gla; do
+  expect 0 'compared in full: d_' "${mpi[@]}" 3 "$recurrence" --input "$golden/recurrence_$kind.h5" $quick --schedule all --csv table.csv
+  [ "$(column table.csv kind | sort -u)" = $kind ] || fail "$kind is taken for another kind: $(cat table.csv)"
+done
+expect 0 'not compared: d_beta, d_g, d_k, d_q, d_v (--pass fwd)' "${mpi[@]}" 2 "$recurrence" --input "$golden/recurrence_gdn.h5" $quick --pass fwd
+/usr/bin/python3 - "$golden/recurrence_documents.h5" <<'PY'
+import shutil, sys, h5py
+def change(name, dataset, index, value):
+    shutil.copy(sys.argv[1], name + ".h5")
+    with h5py.File(name + ".h5", "r+") as file:
+        if "content_sha256" in file.attrs:
+            del file.attrs["content_sha256"]
+        file[dataset][index] = value
+change("answer", "reference/d_k", (45, 0, 3), 9)
+change("growing", "recurrence/g", (6, 1), 0.5)
+change("strong", "recurrence/beta", (7, 0), 40)
+change("narrow", "recurrence/v", (2, 1, 0), 1 / 3)
+change("offsets", "recurrence/offsets", 3, 900)
+with h5py.File("narrow.h5", "r") as file:
+    shape = file["recurrence/g"].shape
+shutil.copy("narrow.h5", "heads.h5")
+with h5py.File("heads.h5", "r+") as file:
+    del file["recurrence/g"]
+    file["recurrence/g"] = [[0.0] * (shape[1] + 1)] * shape[0]
+PY
+expect 1 '/reference/d_k[45, 0, 3], document 3 position 39, rank 1: yours 9' "${mpi[@]}" 2 "$recurrence" --input answer.h5 $quick
+expect 2 '/recurrence/g[13] is 0.5; it is the logarithm of a decay: at most 0' "$recurrence" --input growing.h5 $quick
+expect 2 'their product must be from 0 to 2' "$recurrence" --input strong.h5 $quick
+expect 2 "dataset '/recurrence/g' is float64 [72, 3]; it must be real [72, 2]" "$recurrence" --input heads.h5 $quick
+expect 2 '/recurrence/offsets' "$recurrence" --input offsets.h5 $quick
+expect 1 '/reference/out' "${mpi[@]}" 2 "$recurrence" --input narrow.h5 $quick
+expect 0 'not compared: d_beta, d_g, d_k, d_q, d_v, out (the run rounds /recurrence/v)' "${mpi[@]}" 2 "$recurrence" --input narrow.h5 $quick -d bf16
+expect 2 '--seed are those of the file of --input: leave them out' "$recurrence" --input narrow.h5 --heads 3 --key-heads 3
+
+# Rows of an earlier run are kept.
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick -J rows.jsonl
+expect 0 'RESULT' "${mpi[@]}" 2 "$recurrence" $small $quick --resume finished -J rows.jsonl
+[ "$(grep -c '"kind": *"row"' rows.jsonl)" -eq 2 ] || fail "rows are measured again: $(cut -c1-200 rows.jsonl)"

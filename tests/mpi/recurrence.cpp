@@ -1,0 +1,148 @@
+// Recurrences over ranks: every kind under every schedule, for documents that begin, end, cross and
+// miss ranks, against the definition; messages and bytes against the closed forms.
+
+#include <gtest/gtest.h>
+
+#include "comm/agree.hpp"
+#include "mpi_test.hpp"
+#include "recurrence/execute.hpp"
+#include "recurrence/schedules/schedule.hpp"
+#include "recurrence_cases.hpp"
+#include "sharding/padded_layout.hpp"
+
+namespace gyre {
+namespace GYRE_FILE {
+
+struct Mix {
+  const char* name;
+  std::vector<int64_t> lengths;
+};
+
+std::vector<Mix> mixes_of(int cp) {
+  const int64_t ranks = cp;
+  return {{"one document on all ranks", {70 * ranks}},
+          {"a document on each rank", std::vector<int64_t>(cp, 30)},
+          {"documents that end inside ranks", {45 * ranks, 3, 27, 20 * ranks, 1}},
+          {"documents that end with a rank", {40 * (ranks / 2), 0, 40 * (ranks - ranks / 2)}},
+          {"many documents on a rank", std::vector<int64_t>(5 * cp, 13)},
+          {"ranks without tokens", {1, 1}},
+          {"a rank with some", {2 * ranks + 1}}};
+}
+
+/// Offsets of documents of these lengths.
+std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
+  std::vector<int64_t> offsets{0};
+  for (const int64_t length : lengths) offsets.push_back(offsets.back() + length);
+  return offsets;
+}
+
+LayoutOptions of_ranks(int cp) {
+  LayoutOptions options;
+  options.cp = cp;
+  return options;
+}
+
+/// One recurrence under one schedule, on this rank.
+struct Layer {
+  Layer(const RecurrenceShape& shape_, DType type_, const StateSchedule& schedule_, const Mix& mix)
+      : shape(shape_),
+        type(type_),
+        schedule(schedule_),
+        offsets(offsets_of(mix.lengths)),
+        placed(offsets, find_layout("contiguous"), of_ranks(test::world().size())),
+        problem{&placed.layout, shape},
+        rank(test::world().rank()),
+        plan(plan_rank(schedule, problem, rank)),
+        kernel(shape, 1),
+        executor(plan, placed.layout.shard(rank), type, test::world(), kernel) {
+    test::RecurrenceArrays inputs(shape, type, shard().slots);
+    for (const Fragment& f : shard().fragments)
+      for (int64_t i = 0; i < f.length; ++i)
+        inputs.fill(shape, type, f.local_begin.value() + i, token_of(f, i));
+    for (int a = 0; a < static_cast<int>(first_result); ++a)
+      if (!inputs.data.arrays[a].empty())
+        copy_converted(inputs.data.arrays[a], executor.data().arrays[a]);
+  }
+  const Shard& shard() const { return placed.layout.shard(rank); }
+  int64_t token_of(const Fragment& f, int64_t i) const {
+    return offsets[f.segment] + f.start.value() + i;
+  }
+  void check_traffic(Pass pass) {
+    const Traffic before = test::world().traffic();
+    executor.run(pass);
+    const Traffic after = test::world().traffic();
+    const StateForm form = schedule.closed_form(problem, rank, pass);
+    EXPECT_EQ(after.bytes_sent - before.bytes_sent, form.bytes_sent) << name_of(pass);
+    EXPECT_EQ(after.messages - before.messages, form.messages) << name_of(pass);
+    const StateCount counted = count(plan, pass, shape);
+    EXPECT_EQ(counted.bytes_sent, form.bytes_sent);
+    EXPECT_EQ(counted.messages, form.messages);
+  }
+  double worst_error(std::string& text) {
+    int64_t longest = 0;
+    for (size_t d = 0; d + 1 < offsets.size(); ++d)
+      longest = std::max(longest, offsets[d + 1] - offsets[d]);
+    test::RecurrenceErrors errors(shape, type, {longest, schedule.maps(problem)});
+    for (const Fragment& f : shard().fragments) {
+      std::vector<test::RecurrenceRow> rows;
+      for (int64_t i = 0; i < f.length; ++i)
+        rows.push_back({f.local_begin.value() + i, f.start.value() + i});
+      const DocumentTokens document{offsets[f.segment],
+                                    offsets[f.segment + 1] - offsets[f.segment]};
+      errors.compare(executor.data(), document, rows, true);
+    }
+    text = errors.text();
+    return errors.worst();
+  }
+
+  RecurrenceShape shape;
+  DType type;
+  const StateSchedule& schedule;
+  std::vector<int64_t> offsets;
+  PaddedLayout placed;
+  RecurrenceProblem problem;
+  int rank;
+  StatePlan plan;
+  RecurrenceKernel kernel;
+  RecurrenceExecutor executor;
+};
+
+TEST(MpiRecurrence, EveryKindUnderEveryScheduleAgreesWithTheDefinition) {
+  for (const RecurrenceKind& kind : recurrence_kinds())
+    for (const StateSchedule& schedule : state_schedules())
+      for (const Mix& mix : mixes_of(test::world().size()))
+        for (const DType type : {DType::f32, DType::bf16}) {
+          Layer run({kind, 2, 4, 16, 12}, type, schedule, mix);
+          run.executor.overwrite(std::byte{0xff});
+          run.check_traffic(Pass::forward);
+          run.check_traffic(Pass::backward);
+          std::string text;
+          EXPECT_LT(run.worst_error(text), 1)
+              << kind.name << ", " << schedule.name << ", " << mix.name << ", " << name_of(type)
+              << ", rank " << run.rank << ": " << text;
+        }
+}
+
+// The results of a run do not depend on what earlier runs have left.
+TEST(MpiRecurrence, TheSameRunTwiceGivesTheSameBits) {
+  const Mix mix{"", {100, 31 * test::world().size()}};
+  for (const StateSchedule& schedule : state_schedules()) {
+    Layer run({find_recurrence_kind("kda"), 1, 2, 16, 8}, DType::f32, schedule, mix);
+    std::vector<std::vector<float>> results;
+    for (const std::byte left : {std::byte{0}, std::byte{0x55}}) {
+      run.executor.overwrite(left);
+      run.executor.run(Pass::forward);
+      run.executor.run(Pass::backward);
+      std::vector<float>& mine = results.emplace_back();
+      for (const Fragment& f : run.shard().fragments)
+        for (int a = static_cast<int>(first_result); a < recurrence_arrays; ++a)
+          for (int64_t i = 0; i < f.length; ++i)
+            for (int64_t c = 0; c < run.executor.data().arrays[a].cols; ++c)
+              mine.push_back(run.executor.data().arrays[a].at(f.local_begin.value() + i, c));
+    }
+    EXPECT_EQ(results[0], results[1]) << schedule.name;
+  }
+}
+
+}  // namespace GYRE_FILE
+}  // namespace gyre

@@ -1,0 +1,170 @@
+// Plans of schedules of states, for all ranks: what each rank computes, sends and is sent, on
+// random documents, and in time.
+
+#include <gtest/gtest.h>
+#include <rapidcheck/gtest.h>
+
+#include <map>
+
+#include "errors.hpp"
+#include "recurrence/schedules/schedule.hpp"
+#include "recurrence/simulate.hpp"
+#include "sharding/padded_layout.hpp"
+
+namespace gyre {
+namespace GYRE_FILE {
+
+using namespace state_step;
+
+LayoutOptions of_ranks(int cp) {
+  LayoutOptions options;
+  options.cp = cp;
+  return options;
+}
+
+struct Plans {
+  Plans(const StateSchedule& schedule_, const std::vector<int64_t>& lengths, int cp,
+        const char* layout = "contiguous")
+      : schedule(schedule_),
+        placed(offsets_of(lengths), find_layout(layout), of_ranks(cp)),
+        problem{&placed.layout, {find_recurrence_kind("gdn"), 1, 2, 4, 3}} {
+    for (int r = 0; r < cp; ++r) ranks.push_back(plan_rank(schedule, problem, r));
+  }
+  static std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
+    std::vector<int64_t> offsets{0};
+    for (const int64_t length : lengths) offsets.push_back(offsets.back() + length);
+    return offsets;
+  }
+  template <class Kind>
+  std::vector<Kind> steps(int rank, Pass pass) const {
+    std::vector<Kind> found;
+    for (const StateStep& step : ranks.at(rank).steps(pass))
+      if (const auto* one = std::get_if<Kind>(&step)) found.push_back(*one);
+    return found;
+  }
+  const StateSchedule& schedule;
+  PaddedLayout placed;
+  RecurrenceProblem problem;
+  std::vector<StatePlan> ranks;
+};
+
+RC_GTEST_PROP(RecurrencePlan, EveryPartRunsOnceAndEveryMessageArrives, ()) {
+  const auto lengths = *rc::gen::nonEmpty(
+      rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 20)));
+  const int cp = *rc::gen::inRange(1, 9);
+  for (const StateSchedule& schedule : state_schedules()) {
+    const Plans plans(schedule, lengths, cp);
+    for (const Pass pass : {Pass::forward, Pass::backward}) {
+      int64_t sent = 0, received = 0;
+      for (int r = 0; r < cp; ++r) {
+        std::map<int, int> runs;
+        for (const Run& run : plans.steps<Run>(r, pass)) ++runs[run.part];
+        RC_ASSERT(runs.size() == plans.ranks[r].parts.size());
+        for (const auto& [part, times] : runs) RC_ASSERT(times == 1);
+        const StateCount counted = count(plans.ranks[r], pass, plans.problem.shape);
+        const StateForm form = schedule.closed_form(plans.problem, r, pass);
+        RC_ASSERT(counted.messages == form.messages);
+        RC_ASSERT(counted.bytes_sent == form.bytes_sent);
+        sent += counted.bytes_sent;
+        received += counted.bytes_received;
+      }
+      RC_ASSERT(sent == received);
+      simulate(plans.ranks, pass, plans.problem.shape, {});  // throws if a rank waits forever
+    }
+  }
+}
+
+TEST(RecurrencePlan, ChainsAreTheRanksOfADocument) {
+  // tokens   0 0 0 0 | 0 0 0 0 | 0 0 1 1 | 1 2 2 2
+  const Plans plans(state_schedules().front(), {10, 3, 3}, 4);
+  const Layout& layout = plans.placed.layout;
+  EXPECT_EQ(chain_of(layout, 0).behind, (std::vector<int>{1, 2}));
+  EXPECT_EQ(chain_of(layout, 1).before, (std::vector<int>{0}));
+  EXPECT_TRUE(chain_of(layout, 1).passes_through);
+  EXPECT_EQ(chain_of(layout, 2).before, (std::vector<int>{0, 1}));
+  EXPECT_EQ(chain_of(layout, 2).behind, (std::vector<int>{3}));
+  EXPECT_FALSE(chain_of(layout, 2).passes_through);
+  EXPECT_EQ(chain_of(layout, 3).before, (std::vector<int>{2}));
+  EXPECT_TRUE(chain_of(layout, 3).behind.empty());
+}
+
+// A rank whose last document ends with it, and one without tokens, send the identity.
+TEST(RecurrencePlan, WhatDoesNotContinueIsTheIdentity) {
+  // tokens   0 0 0 | 0 1 1 | 2 2 2 | 2 . .
+  const Plans plans(find_state_schedule("state-gather"), {4, 2, 4}, 4);
+  const std::vector<int> parts = {0, -1, 0, -1};
+  for (int r = 0; r < 4; ++r) {
+    const Summarize sum = plans.steps<Summarize>(r, Pass::forward).at(0);
+    EXPECT_EQ(sum.part, parts[r]) << r;
+    EXPECT_EQ(sum.begins, parts[r] == 0) << r;
+  }
+  const std::vector<int> back = {-1, 0, -1, 0};
+  for (int r = 0; r < 4; ++r)
+    EXPECT_EQ(plans.steps<SummarizeBack>(r, Pass::backward).at(0).part, back[r]) << r;
+}
+
+TEST(RecurrencePlan, NothingIsSentIfNoDocumentCrosses) {
+  for (const StateSchedule& schedule : state_schedules()) {
+    const Plans plans(schedule, {6, 2, 4, 6}, 3);
+    for (int r = 0; r < 3; ++r)
+      EXPECT_EQ(count(plans.ranks[r], Pass::forward, plans.problem.shape).messages, 0);
+  }
+}
+
+TEST(RecurrencePlan, ClosedFormsAreThoseOfThePages) {
+  // H_v d_k (d_k + d_v) 4 bytes a map and its state, H_v d_k d_v 4 a state; H_v 2, d_k 4, d_v 3.
+  const Plans gather(find_state_schedule("state-gather"), {16}, 4);
+  EXPECT_EQ(count(gather.ranks[0], Pass::forward, gather.problem.shape).bytes_sent,
+            3 * 2 * 4 * (4 + 3) * 4);
+  EXPECT_EQ(count(gather.ranks[0], Pass::backward, gather.problem.shape).bytes_sent,
+            3 * 2 * 4 * 3 * 4);
+  const Plans chain(find_state_schedule("state-chain"), {16}, 4);
+  for (int r = 0; r < 4; ++r) {
+    EXPECT_EQ(count(chain.ranks[r], Pass::forward, chain.problem.shape).bytes_sent,
+              r < 3 ? 2 * 4 * 3 * 4 : 0);
+    EXPECT_EQ(count(chain.ranks[r], Pass::backward, chain.problem.shape).bytes_sent,
+              r > 0 ? 2 * 4 * 3 * 4 : 0);
+  }
+}
+
+TEST(RecurrencePlan, LayoutsThatCutADocumentOftenerAreRefused) {
+  for (const auto& [layout, reason] :
+       {std::pair{"striped", "under striped rank 0 has every 4th token of document 0"},
+        {"dual-chunk-swap",
+         "under dual-chunk-swap part 0 of rank 0 continues as part 0 of rank "
+         "1 (document 0)"},
+        {"zigzag", "under zigzag part 0 of rank 0 continues"}}) {
+    const std::string message =
+        test::usage_message([&] { Plans(state_schedules().front(), {64}, 4, layout); });
+    EXPECT_NE(message.find(reason), std::string::npos) << message;
+    EXPECT_NE(message.find("consecutive slots"), std::string::npos) << message;
+  }
+}
+
+// One document on 3 ranks of a machine that computes 1 FLOP/s and sends at once: the chain waits
+// for the first rank's run and one composition, the gather for the slowest summary.
+TEST(RecurrencePlan, TimesFollowTheMessages) {
+  const StateMachine machine{1, 1e30, 0};
+  const Plans chain(find_state_schedule("state-chain"), {12}, 3);
+  const RecurrenceShape& shape = chain.problem.shape;
+  const double run = recurrence_flops(Pass::forward, 4, shape);
+  const StateTimes times = simulate(chain.ranks, Pass::forward, shape, machine);
+  EXPECT_DOUBLE_EQ(times.end[0], run);
+  EXPECT_DOUBLE_EQ(times.wait[0], 0);
+  const double summary = count(chain.ranks[1], Pass::forward, shape).more_flops;
+  EXPECT_DOUBLE_EQ(times.end[1],
+                   std::max(run, summary - 2.0 * 4 * 2 * 12) + 2.0 * 4 * 2 * 12 + run);
+  EXPECT_GT(times.wait[2], 0);
+  const Plans gather(find_state_schedule("state-gather"), {12}, 3);
+  const StateTimes all = simulate(gather.ranks, Pass::forward, shape, machine);
+  EXPECT_LT(all.wait[2], times.wait[2]);
+}
+
+TEST(RecurrencePlan, SchedulesAreFoundByName) {
+  const std::string message = test::usage_message([] { find_state_schedule("ring"); });
+  EXPECT_NE(message.find("'ring'; there are: state-gather, state-chain"), std::string::npos)
+      << message;
+}
+
+}  // namespace GYRE_FILE
+}  // namespace gyre
