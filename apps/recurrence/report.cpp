@@ -78,7 +78,7 @@ void add_figures(RunReport& report, const std::vector<RecurrenceResult>& results
   for (const RecurrenceResult* result : fastest)
     report.foms.push_back(
         {"recurrence_rate", result->tflops_per_rank(), "TFLOP/s/rank", result->key});
-  add_average(report, "recurrence_rate", "TFLOP/s/rank", rates);
+  add_average(report.foms, "recurrence_rate", "TFLOP/s/rank", rates);
 }
 
 }  // namespace gyre
