@@ -1,12 +1,13 @@
 // --explain of gyre-recurrence (report.hpp): what plans do and cost, without running them.
 
+#include "predict/explain.hpp"
+
 #include <fmt/format.h>
 
 #include <algorithm>
 
 #include "apps/recurrence/report.hpp"
 #include "comm/agree.hpp"
-#include "predict/explain.hpp"
 #include "report/table.hpp"
 
 namespace gyre {

@@ -39,6 +39,10 @@ class RecurrenceExecutor {
   RecurrenceData& data() { return data_; }
   /// Sets all bytes of results and states; 0xff: NaN.
   void overwrite(std::byte value);
+  /// A buffer of the plan; empty for -1.
+  std::span<float> buffer(int index) {
+    return index < 0 ? std::span<float>() : buffers_[index].span();
+  }
   /// Collective.
   RecurrenceTimes run(Pass pass, RunSteps what = RunSteps::all);
 
@@ -48,9 +52,6 @@ class RecurrenceExecutor {
     const state_step::Exchange* step;
     std::vector<float> sent, received;  // of an all-gather
   };
-  std::span<float> buffer(int index) {
-    return index < 0 ? std::span<float>() : buffers_[index].span();
-  }
   void step(const state_step::Summarize& s, Pass pass);
   void step(const state_step::SummarizeBack& s, Pass pass);
   void step(const state_step::Exchange& s, Pass pass);

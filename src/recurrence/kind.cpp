@@ -1,7 +1,5 @@
 #include "recurrence/kind.hpp"
 
-#include "core/error.hpp"
-
 namespace gyre {
 
 const std::vector<RecurrenceKind>& recurrence_kinds() {
@@ -11,15 +9,6 @@ const std::vector<RecurrenceKind>& recurrence_kinds() {
       {"ssd", "a decay of each head, no delta rule (Mamba-2, Lightning Attention)", false, false},
       {"gla", "a decay of each channel, no delta rule (gated linear attention)", true, false}};
   return all;
-}
-
-const RecurrenceKind& find_recurrence_kind(const std::string& name) {
-  std::string names;
-  for (const RecurrenceKind& kind : recurrence_kinds()) {
-    if (kind.name == name) return kind;
-    names += (names.empty() ? "" : ", ") + kind.name;
-  }
-  throw_usage("no kind of recurrence '{}'; there are: {}", name, names);
 }
 
 const char* name_of(RecurrenceArray array) {

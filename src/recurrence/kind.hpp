@@ -28,8 +28,6 @@ struct RecurrenceKind {
 };
 
 const std::vector<RecurrenceKind>& recurrence_kinds();
-/// The kind of this name. Throws a usage error that lists the names if there is none.
-const RecurrenceKind& find_recurrence_kind(const std::string& name);
 
 /// Value head h reads the queries and keys of key head h / group().
 struct RecurrenceShape {

@@ -123,11 +123,34 @@ TEST(MpiRecurrence, EveryKindUnderEveryScheduleAgreesWithTheDefinition) {
         }
 }
 
+// A rank that passes no state on sends M = 1 and B = 0: nobody gets what its buffers held before.
+TEST(MpiRecurrence, WhatDoesNotContinueIsSentAsTheIdentity) {
+  for (const RecurrenceKind& kind : recurrence_kinds())
+    for (const StateSchedule& schedule : state_schedules())
+      for (const Mix& mix : mixes_of(test::world().size())) {
+        Layer run({kind, 1, 2, 8, 4}, DType::f32, schedule, mix);
+        run.executor.overwrite(std::byte{0xff});
+        run.executor.run(Pass::forward);
+        std::vector<float> map(elements_of(StateKind::map, run.shape)),
+            state(elements_of(StateKind::state, run.shape));
+        run.kernel.identity(map, state);
+        for (const StateStep& step : run.plan.forward) {
+          const auto* exchange = std::get_if<state_step::Exchange>(&step);
+          if (exchange == nullptr || !exchange->all_gather) continue;
+          for (const StateMessage& m : exchange->recvs) {
+            if (!chain_of(run.placed.layout, m.peer).behind.empty()) continue;
+            EXPECT_TRUE(std::ranges::equal(run.executor.buffer(m.buffers.at(0)), map)) << mix.name;
+            EXPECT_TRUE(std::ranges::equal(run.executor.buffer(m.buffers.at(1)), state));
+          }
+        }
+      }
+}
+
 // The results of a run do not depend on what earlier runs have left.
 TEST(MpiRecurrence, TheSameRunTwiceGivesTheSameBits) {
   const Mix mix{"", {100, 31 * test::world().size()}};
   for (const StateSchedule& schedule : state_schedules()) {
-    Layer run({find_recurrence_kind("kda"), 1, 2, 16, 8}, DType::f32, schedule, mix);
+    Layer run({test::named(recurrence_kinds(), "kda"), 1, 2, 16, 8}, DType::f32, schedule, mix);
     std::vector<std::vector<float>> results;
     for (const std::byte left : {std::byte{0}, std::byte{0x55}}) {
       run.executor.overwrite(left);

@@ -16,6 +16,12 @@ namespace gyre::test {
 
 inline constexpr uint64_t recurrence_seed = 7;
 
+/// The entry of this name.
+template <class Entry>
+const Entry& named(const std::vector<Entry>& entries, const std::string& name) {
+  return *std::ranges::find(entries, name, &Entry::name);
+}
+
 /// Arrays of some rows; results start as NaN.
 class RecurrenceArrays {
  public:

@@ -6,7 +6,6 @@
 #include <cmath>
 #include <numeric>
 
-#include "errors.hpp"
 #include "recurrence_cases.hpp"
 
 namespace gyre {
@@ -64,7 +63,7 @@ TEST(Recurrence, GradientsOfTheDefinitionAreThoseOfFiniteDifferences) {
 
 // The sum that a recurrence without the delta rule is: scale · Σ_i <q_t, a k_i> v_i.
 TEST(Recurrence, TheDefinitionWithoutDeltaRuleIsASumOverTokens) {
-  const RecurrenceShape shape(find_recurrence_kind("gla"), 1, 1, 3, 2);
+  const RecurrenceShape shape(test::named(recurrence_kinds(), "gla"), 1, 1, 3, 2);
   const RecurrenceHead head = random_head(shape, 9);
   const auto out = recurrence_reference(shape, head, false).out.values;
   for (int64_t t = 0; t < head.tokens; ++t)
@@ -82,7 +81,7 @@ TEST(Recurrence, TheDefinitionWithoutDeltaRuleIsASumOverTokens) {
 
 // With beta = 1 and no decay, the state returns the last value that was stored under a key.
 TEST(Recurrence, TheDeltaRuleReplaces) {
-  RecurrenceShape shape(find_recurrence_kind("gdn"), 1, 1, 2, 1);
+  RecurrenceShape shape(test::named(recurrence_kinds(), "gdn"), 1, 1, 2, 1);
   shape.scale = 1;
   const RecurrenceHead head{.tokens = 3,
                             .q = {1, 0, 0, 1, 1, 0},
@@ -193,12 +192,6 @@ TEST(Recurrence, RunsContinueFromStates) {
     errors.compare(arrays.data, {0, tokens}, rows, true);
     EXPECT_LT(errors.worst(), 1) << kind.name << ": " << errors.text();
   }
-}
-
-TEST(Recurrence, KindsAreFoundByName) {
-  EXPECT_EQ(find_recurrence_kind("kda").name, "kda");
-  const std::string message = test::usage_message([] { find_recurrence_kind("mamba"); });
-  EXPECT_NE(message.find("'mamba'; there are: gdn, kda, ssd, gla"), std::string::npos) << message;
 }
 
 }  // namespace GYRE_FILE

@@ -9,6 +9,7 @@
 #include "errors.hpp"
 #include "recurrence/schedules/schedule.hpp"
 #include "recurrence/simulate.hpp"
+#include "recurrence_cases.hpp"
 #include "sharding/padded_layout.hpp"
 
 namespace gyre {
@@ -27,7 +28,7 @@ struct Plans {
         const char* layout = "contiguous")
       : schedule(schedule_),
         placed(offsets_of(lengths), find_layout(layout), of_ranks(cp)),
-        problem{&placed.layout, {find_recurrence_kind("gdn"), 1, 2, 4, 3}} {
+        problem{&placed.layout, {test::named(recurrence_kinds(), "gdn"), 1, 2, 4, 3}} {
     for (int r = 0; r < cp; ++r) ranks.push_back(plan_rank(schedule, problem, r));
   }
   static std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
@@ -91,7 +92,7 @@ TEST(RecurrencePlan, ChainsAreTheRanksOfADocument) {
 // A rank whose last document ends with it, and one without tokens, send the identity.
 TEST(RecurrencePlan, WhatDoesNotContinueIsTheIdentity) {
   // tokens   0 0 0 | 0 1 1 | 2 2 2 | 2 . .
-  const Plans plans(find_state_schedule("state-gather"), {4, 2, 4}, 4);
+  const Plans plans(test::named(state_schedules(), "state-gather"), {4, 2, 4}, 4);
   const std::vector<int> parts = {0, -1, 0, -1};
   for (int r = 0; r < 4; ++r) {
     const Summarize sum = plans.steps<Summarize>(r, Pass::forward).at(0);
@@ -113,12 +114,12 @@ TEST(RecurrencePlan, NothingIsSentIfNoDocumentCrosses) {
 
 TEST(RecurrencePlan, ClosedFormsAreThoseOfThePages) {
   // H_v d_k (d_k + d_v) 4 bytes a map and its state, H_v d_k d_v 4 a state; H_v 2, d_k 4, d_v 3.
-  const Plans gather(find_state_schedule("state-gather"), {16}, 4);
+  const Plans gather(test::named(state_schedules(), "state-gather"), {16}, 4);
   EXPECT_EQ(count(gather.ranks[0], Pass::forward, gather.problem.shape).bytes_sent,
             3 * 2 * 4 * (4 + 3) * 4);
   EXPECT_EQ(count(gather.ranks[0], Pass::backward, gather.problem.shape).bytes_sent,
             3 * 2 * 4 * 3 * 4);
-  const Plans chain(find_state_schedule("state-chain"), {16}, 4);
+  const Plans chain(test::named(state_schedules(), "state-chain"), {16}, 4);
   for (int r = 0; r < 4; ++r) {
     EXPECT_EQ(count(chain.ranks[r], Pass::forward, chain.problem.shape).bytes_sent,
               r < 3 ? 2 * 4 * 3 * 4 : 0);
@@ -145,7 +146,7 @@ TEST(RecurrencePlan, LayoutsThatCutADocumentOftenerAreRefused) {
 // for the first rank's run and one composition, the gather for the slowest summary.
 TEST(RecurrencePlan, TimesFollowTheMessages) {
   const StateMachine machine{1, 1e30, 0};
-  const Plans chain(find_state_schedule("state-chain"), {12}, 3);
+  const Plans chain(test::named(state_schedules(), "state-chain"), {12}, 3);
   const RecurrenceShape& shape = chain.problem.shape;
   const double run = recurrence_flops(Pass::forward, 4, shape);
   const StateTimes times = simulate(chain.ranks, Pass::forward, shape, machine);
@@ -155,15 +156,9 @@ TEST(RecurrencePlan, TimesFollowTheMessages) {
   EXPECT_DOUBLE_EQ(times.end[1],
                    std::max(run, summary - 2.0 * 4 * 2 * 12) + 2.0 * 4 * 2 * 12 + run);
   EXPECT_GT(times.wait[2], 0);
-  const Plans gather(find_state_schedule("state-gather"), {12}, 3);
+  const Plans gather(test::named(state_schedules(), "state-gather"), {12}, 3);
   const StateTimes all = simulate(gather.ranks, Pass::forward, shape, machine);
   EXPECT_LT(all.wait[2], times.wait[2]);
-}
-
-TEST(RecurrencePlan, SchedulesAreFoundByName) {
-  const std::string message = test::usage_message([] { find_state_schedule("ring"); });
-  EXPECT_NE(message.find("'ring'; there are: state-gather, state-chain"), std::string::npos)
-      << message;
 }
 
 }  // namespace GYRE_FILE

@@ -10,15 +10,6 @@ const std::vector<StateSchedule>& state_schedules() {
   return all;
 }
 
-const StateSchedule& find_state_schedule(const std::string& name) {
-  std::string names;
-  for (const StateSchedule& schedule : state_schedules()) {
-    if (schedule.name == name) return schedule;
-    names += (names.empty() ? "" : ", ") + schedule.name;
-  }
-  throw_usage("no schedule '{}'; there are: {}", name, names);
-}
-
 StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank) {
   if (const std::string reason = state_refusal(*problem.layout); !reason.empty())
     throw_usage("schedule {}: {}", schedule.name, reason);

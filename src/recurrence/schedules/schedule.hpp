@@ -28,8 +28,6 @@ struct StateSchedule {
 
 /// Entries in the order of list.hpp; the first is the default.
 const std::vector<StateSchedule>& state_schedules();
-/// The schedule of this name. Throws a usage error that lists the names if there is none.
-const StateSchedule& find_state_schedule(const std::string& name);
 
 /// The plan of one rank. Throws a usage error if the problem's layout cannot be scheduled.
 StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank);
