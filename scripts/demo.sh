@@ -34,6 +34,9 @@ step explain 'ring attention over 8 ranks is predicted and drawn' "$apps/gyre-at
   --explain --cp 8 --tokens 64K --schedule ring --svg demo/ring.svg
 step attention 'attention is run by every schedule, forward and backward' "$mpiexec" -n "$ranks" "$apps/gyre-attention" \
   --tokens 1K --heads 8 --kv-heads 4 --schedule all --max-seconds 0.1 --json demo/attention.json
+step recurrence 'recurrent layers pass their states by every schedule' "$mpiexec" -n "$ranks" "$apps/gyre-recurrence" \
+  --tokens 1K --heads 4 --key-heads 2 --key-dim 32 --value-dim 32 --kind all --schedule all --max-seconds 0.1 \
+  --json demo/recurrence.json
 step logprobs 'log-probabilities, ours and the algorithms in use, are run' "$mpiexec" -n "$ranks" "$apps/gyre-logprobs" \
   --op all --method all --tp 2 --tokens 128 --vocab 32K -d bf16 --max-seconds 0.1 --check-tokens 16 --json demo/logprobs.json
 step reference 'documents with a NumPy reference are scored' "$mpiexec" -n "$ranks" "$apps/gyre-pipeline" \

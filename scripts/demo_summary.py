@@ -11,6 +11,7 @@ CHECKED = [
     ("gyre-pack", "pack", "{source}, bins of {capacity} tokens", "documents found again in their bins"),
     ("gyre-shard", "shard", "{segments} documents in {bins} bins, cp = {cp}", "stream put together from its shards"),
     ("gyre-attention", "attention", "{tokens} tokens, {heads} heads, cp = {cp}", "float64 definition, formulas of bytes"),
+    ("gyre-recurrence", "recurrence", "{tokens} tokens, {heads} heads, cp = {cp}", "float64 definition, formulas of bytes"),
     ("gyre-logprobs", "logprobs", "{tokens} tokens, {vocab} ids, tp = {tp}", "float64 definition, formulas of bytes"),
     ("gyre-pipeline", "reference", "{documents} documents, {tokens} tokens", "independent NumPy code in float64"),
     ("gyre-pipeline", "result", "{documents} documents, {tokens} tokens", "serial float64 twin of the model"),
@@ -43,11 +44,11 @@ def gzip_bits_per_byte(folder):
 
 
 def print_checks(runs):
-    print(f"{'program':15}{'ran on':38}{'compared with':40}checks")
+    print(f"{'program':16}{'ran on':38}{'compared with':40}checks")
     for program, name, problem, against in CHECKED:
         checks = runs[name]["verification"]["checks"]
         passed = sum(c["passed"] for c in checks)
-        print(f"{program:15}{problem.format(**runs[name]['configuration']):38}{against:40}{passed}/{len(checks)}")
+        print(f"{program:16}{problem.format(**runs[name]['configuration']):38}{against:40}{passed}/{len(checks)}")
     checks = [c for run in runs.values() for c in run["verification"]["checks"]]
     worst = max(c["error_over_tolerance"] for c in checks)
     verdict = "all" if all(c["passed"] for c in checks) else "not all"
