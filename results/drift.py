@@ -123,12 +123,12 @@ def text_of(rows, ranks, kinds):
     for array in SHOWN:
         for figure, word in words.items():
             lines.append("")
-            lines.append(f"{array + ': ' + word:<48}" + "".join(f"{f'cp {cp}':>9}" for cp in ranks))
+            lines.append(f"{array + ': ' + word:<54}" + "".join(f"{f'cp {cp}':>9}" for cp in ranks))
             for kind in kinds:
                 for schedule in SCHEDULES:
                     found = picked(rows, type=kind, schedule=schedule, layout=LAYOUTS[0], array=array)
                     values = {row["cp"]: 1e6 * row[figure] for row in found}
-                    lines.append(f"  {kind:<12}{schedule:<34}" + "".join(f"{values[cp]:>9.3g}" for cp in ranks))
+                    lines.append(f"  {kind:<18}{schedule:<34}" + "".join(f"{values[cp]:>9.3g}" for cp in ranks))
     return "\n".join(lines) + "\n"
 
 
