@@ -233,7 +233,7 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
 namespace {
 
 /// The array of results that `of` names, in f32: rows of this process's ranks, one below the other.
-/// Those of a single rank may stay where they are.
+/// Rows of a single rank need no second copy.
 class ResultRows {
  public:
   /// `part`: the columns that are wanted, if not all.

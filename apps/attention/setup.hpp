@@ -88,8 +88,8 @@ struct AttentionSetup {
   LayoutOptions layout_options;
   ElementTypes types;
   bool with_backward = true;
-  /// What takes memory beside the arrays, in their memory space: statistics of all tokens, which
-  /// verifying and writing results needs, and copies for a file.
+  /// Further uses of the arrays' memory space: the statistics of all tokens are kept for
+  /// verification and files, and results are copied for a file.
   bool gathers_statistics = true, writes = false;
   int64_t memory_bytes = 0;  ///< available to this rank; 0: no limit
   bool cuda_graph = false;   ///< runs are recorded as CUDA graphs

@@ -33,7 +33,7 @@ struct RecurrenceResult : MeasuredRow {
   std::vector<std::tuple<std::string, Value, std::string>> further() const;
 };
 
-/// What results are compared with.
+/// Results are compared with the definition at these inputs, and with answers of a file.
 struct RecurrenceExpectation {
   RecurrenceRows inputs;
   const RecurrenceReference* reference;  ///< from the file; null: the definition alone

@@ -1,6 +1,6 @@
 #pragma once
-// What gyre-recurrence runs: documents, the shape of their recurrence, rows of inputs; and the plan
-// of one kind under one schedule and layout.
+// The workload of gyre-recurrence has documents, the shape of their recurrence and rows of inputs. A
+// kind, a schedule and a layout give it a plan.
 
 #include <memory>
 #include <optional>

@@ -228,8 +228,8 @@ class ProgramWriter {
   void walk(const step::Clear& c) { pass_over({c.array}); }
   void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
   void walk(const step::Merge& m) {
-    // Of outputs, rescaling reads and writes one, and each sum reads two and writes one. Of
-    // log-sum-exps, a copy keeps L_0, each sum reads two and writes one, and each weight reads two.
+    // Outputs: rescaling reads and writes one, and each sum reads two and writes one.
+    // Log-sum-exps: a copy keeps L_0, each sum reads two and writes one, each weight reads two.
     const auto partials = std::ssize(m.partials);
     const int64_t lse = stored(m.stats) / 2;  // the other plane is delta
     pass((2 + 3 * partials) * stored(m.out) + (2 + 3 * partials + 2 * (1 + partials)) * lse);

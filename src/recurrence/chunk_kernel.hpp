@@ -1,7 +1,7 @@
 #pragma once
 // The chunked kernel of a recurrence on CPUs: all heads of a run of tokens of one document.
 //
-// What a run does to a state is affine: S_out = M S_in + B. Backward it is the transpose of M, and
+// A run changes a state by an affine map: S_out = M S_in + B. Backward it is the transpose of M, and
 // C, which does not depend on states: dS_in = Mᵀ dS_out + C. States and their gradients are f32,
 // [value_heads, key_dim, value_dim]; maps are f32, [value_heads, map_elements()].
 

@@ -37,7 +37,7 @@
 
 namespace gyre {
 
-/// What a buffer of all value heads holds.
+/// A buffer holds states, or linear parts of maps, of all value heads.
 enum class StateKind { state, map };
 
 /// All buffers to or from one peer; they travel as one message, in this order.

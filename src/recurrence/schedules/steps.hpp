@@ -1,5 +1,5 @@
 #pragma once
-// What plans of several schedules share.
+// Parts of plans that several schedules share.
 
 #include "recurrence/plan.hpp"
 
