@@ -4,7 +4,8 @@
 inputs/published/attention.csv has a row for each published figure; README.md beside it says what its columns mean. Every
 row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (results/prediction) gets
 
-    published.csv   a row for each figure that was predicted: published and predicted time, error, reason of a miss
+    published.csv   a row for each figure that was predicted: published and predicted time, error, reason of a miss; and
+                    the naive time: FLOPs over the kernel's best rate, plus the bytes that a rank sends over a link's
     published.txt   groups of them: how many, median error, how many within 10 and 20 %; what was left out, and why
 
 An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/, measured by this
@@ -23,6 +24,7 @@ import statistics
 import subprocess
 import sys
 import tempfile
+import tomllib
 
 import surface
 
@@ -115,6 +117,22 @@ def predicted_ms(row, by_pass):
     return sum(m["time"] for m in measured), any(m["surface"] == "outside" for m in measured)
 
 
+def naive_ms(row, by_pass, path):
+    """FLOPs over the best rate of the machine's kernel, plus bytes over the rate of its innermost links."""
+    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+    links = model["links"][0]["bytes_per_s"]["value"]
+    total = 0
+    for name, measured in by_pass.items():
+        if row["pass"] not in (name, "both"):
+            continue
+        kernels = [k for k in model["kernels"] if (k["pass"], k["dtype"]) == (name, "bf16")]
+        kernel = min(kernels, key=lambda k: abs(k["head_dim"] - int(row["head_dim"])))
+        rates = kernel["flops_per_s"]["value"]
+        total += measured["rate"] * 1e12 * measured["time"] / max(rates)
+        total += 1e3 * measured["sent"] * 1e6 / (max(links) if isinstance(links, list) else links)
+    return total
+
+
 def predict_all(apps, rows, reasons):
     """Returns a row for each figure, and the reasons that no miss needs."""
     unused = dict(reasons)
@@ -122,12 +140,14 @@ def predict_all(apps, rows, reasons):
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             published = published_ms(row)
-            predicted, outside = predicted_ms(row, predictions_of(apps, row, pathlib.Path(folder), known))
+            by_pass = predictions_of(apps, row, pathlib.Path(folder), known)
+            predicted, outside = predicted_ms(row, by_pass)
+            naive = "" if "--model" in row["predict"] else f"{naive_ms(row, by_pass, machine_of(row, pathlib.Path(folder))):.4g}"
             error = 100 * (predicted / published - 1)
             reason = unused.pop(row["record"], "") if is_miss(row, error) else ""
             predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
                                                        "heads", "kv_heads", "head_dim", "mask", "pass")},
-                                "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}",
+                                "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}", "naive_ms": naive,
                                 "error_percent": f"{error:.1f}", "surface": "outside" if outside else "inside",
                                 "reason": reason})
     return predictions, unused
@@ -157,15 +177,18 @@ def summary(predictions, rows):
     groups = collections.defaultdict(list)
     others = [row for row in predictions if not is_own(row)]
     for row in others:
-        groups[group_of(row)].append(float(row["error_percent"]))
+        groups[group_of(row)].append(row)
     for head in sorted({row["head_dim"] for row in others}, key=int, reverse=True):
-        groups[("all", "", "", head, "")] = [float(r["error_percent"]) for r in others if r["head_dim"] == head]
-    lines = [f"{'project':34}{'GPU':5}{'GPUs':>5}{'head':>6}  {'pass':5}{'figures':>8}{'median':>10}{'within 10 %':>13}"
-             f"{'within 20 %':>13}{'worst':>9}"]
-    for (project, gpu, gpus, head, direction), errors in groups.items():
+        groups[("all", "", "", head, "")] = [r for r in others if r["head_dim"] == head]
+    lines = [f"{'project':34}{'GPU':5}{'GPUs':>5}{'head':>6}  {'pass':5}{'figures':>8}{'median':>10}{'naive':>10}"
+             f"{'within 10 %':>13}{'within 20 %':>13}{'worst':>9}"]
+    for (project, gpu, gpus, head, direction), members in groups.items():
+        errors = [float(row["error_percent"]) for row in members]
         sizes = [abs(e) for e in errors]
+        naive = [abs(100 * (float(row["naive_ms"]) / float(row["published_ms"]) - 1)) for row in members]
         lines.append(f"{project:34}{gpu:5}{gpus:>5}{head:>6}  {direction:5}{len(errors):8}{statistics.median(sizes):8.1f} %"
-                     f"{sum(s <= 10 for s in sizes):13}{sum(s <= 20 for s in sizes):13}{max(errors, key=abs):+7.0f} %")
+                     f"{statistics.median(naive):8.1f} %{sum(s <= 10 for s in sizes):13}{sum(s <= 20 for s in sizes):13}"
+                     f"{max(errors, key=abs):+7.0f} %")
     lines += ["", winners_line(others), "", "not predicted, and why:"]
     left = collections.Counter(row["left_out"] for row in rows if row["left_out"])
     lines += [f"{count:6}  {why}" for why, count in left.most_common()]

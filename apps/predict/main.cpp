@@ -38,7 +38,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
         });
       });
   if (suite.rows().empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
-  const std::vector<Winner> winners = winners_of(suite.rows());
+  const std::vector<Winner> winners = winners_of(suite.rows(), machine.order_margin);
   for (const Winner& w : winners)
     report.foms.push_back({"predicted_tflops_per_rank",
                            w.tflops_per_rank,
@@ -54,10 +54,16 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
           winners_svg(winners,
                       fmt::format("{}: {} heads of {}, {} of keys, {}, {}", machine.name, o.heads,
                                   name_of_dims(o.head_shape()), o.kv_heads, o.mask.mask, o.dtype)));
-    if (!o.trace.empty())
-      context.outputs.add_text(
-          o.trace, predicted_trace({o, sizes.front(), o.cps.front(), find_schedule(o.schedule.name),
-                                    find_layout(o.layout.name), machine}));
+    const auto one = [&] {
+      return PredictedCase{o,
+                           sizes.front(),
+                           o.cps.front(),
+                           find_schedule(o.schedule.name),
+                           find_layout(o.layout.name),
+                           machine};
+    };
+    if (!o.trace.empty()) context.outputs.add_text(o.trace, predicted_trace(one()));
+    if (!o.goal.empty()) context.outputs.add_text(o.goal, predicted_goal(one()));
     return uncertainty_text(machine) + winners_text(winners) + refused.text();
   });
 }

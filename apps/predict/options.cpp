@@ -63,7 +63,8 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
   if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
       o.wire_dkv != o.dtype)
     errors.add("--partial-out, --partial-dq, --wire-dkv: a scoring pass chooses them by --dtype");
-  for (const auto& [option, path] : {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}})
+  for (const auto& [option, path] :
+       {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}, {"--goal", &o.goal}})
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
 }
 
@@ -128,6 +129,11 @@ void declare_options(OptionTable& table, PredictOptions& o) {
       .writes_text();
   output("--trace", "Write the timeline of one configuration here, for Perfetto", o.trace)
       .writes_text();
+  output("--goal",
+         "Write messages and computations of one configuration here, as a GOAL schedule for "
+         "LogGOPSim",
+         o.goal)
+      .writes_text();
   declare_report_options(table, o.report, {});  // metrics_of() knows the figures
 }
 
@@ -158,8 +164,9 @@ void check_options(PredictOptions& o, int ranks) {
   layout_choices().check(o.layout, errors);
   const bool many = o.schedule.several() || o.layout.several() || o.cps.size() > 1 ||
                     (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
-  if (!o.trace.empty() && many)
-    errors.add("--trace needs one --schedule, one --layout, one --cp and one size");
+  for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
+    if (!path->empty() && many)
+      errors.add("{} needs one --schedule, one --layout, one --cp and one size", option);
   if (!o.svg.empty() && o.pass != "both") errors.add("--svg compares both passes: --pass both");
   if (o.report.resume != "none") errors.add("--resume: nothing is measured; leave it out");
   errors.throw_if_any("impossible configuration");

@@ -15,7 +15,8 @@ namespace gyre {
 /// Options of gyre-predict; see --help.
 struct PredictOptions {
   std::string machine, model, input, cp_list = "8", generate, pass, dtype = "bf16",
-                                     partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace;
+                                     partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace,
+                                     goal;
   std::vector<std::string> links;  ///< "switch=25G": replaces the machine's rate
   MaskOptions mask;
   ScheduleChoice schedule;

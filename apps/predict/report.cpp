@@ -34,6 +34,10 @@ std::string size_text(int64_t tokens) {
   return std::to_string(tokens);
 }
 
+std::string text_of(const Winner::Other& other) {
+  return fmt::format("{} +{:.2g} %", other.schedule, 100 * other.margin);
+}
+
 std::string cell(const Winner& w, double x, double y) {
   std::string text =
       svg::rect(x + 1, y + 1, cell_width - 2, cell_height - 2, colour_of(w.schedule));
@@ -42,9 +46,10 @@ std::string cell(const Winner& w, double x, double y) {
   text +=
       svg::text(middle, y + 34, 11, "middle",
                 fmt::format("{}, kernel {:.0f} %", si_text(w.seconds, "s"), 100 * w.efficiency));
-  if (!w.second.empty())
-    text += svg::text(middle, y + 49, 10, "middle",
-                      fmt::format("{} +{:.0f} %", w.second, 100 * w.margin));
+  if (!w.close.empty())
+    text += svg::text(middle, y + 49, 10, "middle", "or " + text_of(w.close.front()));
+  else if (w.next)
+    text += svg::text(middle, y + 49, 10, "middle", text_of(*w.next));
   return text;
 }
 
@@ -71,7 +76,7 @@ std::string winners_svg(const std::vector<Winner>& winners, const std::string& t
   picture += svg::text(12, 44, 11, "start", "each cell: the fastest schedule;");
   picture += svg::text(12, 58, 11, "start",
                        "time of all passes, share of it in which the kernel works; the next "
-                       "schedule and how much longer it takes");
+                       "schedule and how much longer it takes; 'or': too close to tell");
   for (const Winner& w : winners) {
     const double x = left + cell_width * index_in(cps, w.cp);
     const double y = bottom - cell_height * (index_in(sizes, w.tokens) + 1);
@@ -99,12 +104,13 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
       {"cp", "", 4, 0, [](const Row& r) { return int64_t{r.cp}; }},
       {"tokens", "", 7, 0, &Row::tokens},
       {"time", "ms", 8, 3, [](const Row& r) { return 1e3 * r.prediction.seconds; }},
+      {"error", "+-%", 5, 0, [](const Row& r) { return 100 * r.error; }},
       Column<Row>{"rate", "TF/s/rank", 8, 4, &Row::tflops_per_rank}.with_prefix(),
       {"exposed", "%", 7, 1, [](const Row& r) { return 100 * r.exposed(); }},
       Column<Row>{"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.imbalance(); }}.extra(),
       {"memory", "GB/rank", 7, 2, [](const Row& r) { return r.memory_bytes() / 1e9; }},
       {"bound", "", 9, 0, &Row::bound, Align::left},
-      {"surface", "", 7, 0, &Row::surface, Align::left},
+      Column<Row>{"surface", "", 7, 0, &Row::surface, Align::left}.extra(),
       Column<Row>{"extrapolated", "%", 12, 1,
                   [](const Row& r) { return 100 * r.prediction.extrapolated; }}
           .extra(),
@@ -130,7 +136,7 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
   return Table<Row>(std::move(columns));
 }
 
-std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {
+std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double order_margin) {
   struct Total {
     std::string schedule, layout;
     double seconds = 0, flops = 0, kernel = 0;
@@ -166,11 +172,14 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {
     winner.seconds = best.seconds;
     winner.tflops_per_rank = best.flops / best.seconds / size.first / 1e12;
     winner.efficiency = best.kernel / best.seconds;
-    const auto other =
-        std::ranges::find_if(totals, [&](const Total& t) { return t.schedule != best.schedule; });
-    if (other != totals.end()) {
-      winner.second = other->schedule;
-      winner.margin = other->seconds / best.seconds - 1;
+    std::set<std::string> seen = {best.schedule};
+    for (const Total& total : totals) {
+      if (winner.next || !seen.insert(total.schedule).second) continue;
+      const Winner::Other other{total.schedule, total.seconds / best.seconds - 1};
+      if (other.margin < order_margin)
+        winner.close.push_back(other);
+      else
+        winner.next = other;
     }
     winners.push_back(std::move(winner));
   }
@@ -178,14 +187,13 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows) {
 }
 
 std::string uncertainty_text(const MachineModel& machine) {
-  if (machine.error == 0 || machine.links.empty())
-    return "# uncertainty unknown: no prediction for this machine was compared with a "
-           "measurement\n";
+  if (machine.errors.empty() || machine.links.empty())
+    return "# errors unknown: no prediction for this machine was compared with a measurement\n";
   const LinkTier& inner = machine.links.front();
   return fmt::format(
-      "# uncertainty: 9 in 10 times of attention measured inside of a {} are within {:.3g} % of "
-      "the predicted ones\n",
-      inner.name, 100 * machine.error);
+      "# error: 9 in 10 published times of {} ranks or fewer differ by no more from the predicted "
+      "one\n",
+      inner.ranks);
 }
 
 std::string winners_text(const std::vector<Winner>& winners) {
@@ -193,8 +201,11 @@ std::string winners_text(const std::vector<Winner>& winners) {
   for (const Winner& w : winners) {
     text += fmt::format("# fastest at cp {}, {} tokens: {} under {}, {:.4g} ms", w.cp, w.tokens,
                         w.schedule, w.layout, 1e3 * w.seconds);
-    if (!w.second.empty())
-      text += fmt::format("; next: {}, {:.1f} % longer", w.second, 100 * w.margin);
+    std::vector<std::string> close;
+    for (const Winner::Other& other : w.close) close.push_back(text_of(other));
+    if (!close.empty()) text += fmt::format("; too close to tell: {}", fmt::join(close, ", "));
+    if (w.next)
+      text += fmt::format("; next: {}, {:.1f} % longer", w.next->schedule, 100 * w.next->margin);
     text += '\n';
   }
   return text;

@@ -15,6 +15,7 @@
 #include "comm/trace_file.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
+#include "predict/goal.hpp"
 #include "predict/machine_file.hpp"
 #include "predict/simulate.hpp"
 #include "report/machine_report.hpp"
@@ -77,7 +78,8 @@ void apply_link(const std::string& text, MachineModel& machine) {
     throw_usage("--link {}: wanted {}=RATE in bytes/s, such as {}=25G", text, name, name);
   tier->bytes_per_s = rate * found->second;
   tier->curve.clear();
-  if (tier == machine.links.data()) machine.error = 0;  // nobody measured such a machine
+  if (tier == machine.links.data())  // nobody measured several ranks of such a machine
+    std::erase_if(machine.errors, [](const PredictionError& e) { return e.several_ranks; });
 }
 
 }  // namespace
@@ -155,6 +157,8 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
     row.flops = attention_flops(prediction.pass, pairs, problem.heads);
     row.own_bytes = own_bytes(problem, types);
     row.memory_limit = c.machine.memory_bytes;
+    if (c.machine.kernel.measured(prediction.pass, types.activations, problem.heads.head_dim))
+      row.error = c.machine.error_of(prediction.pass, c.cp);
     row.prediction = std::move(prediction);
     rows.push_back(std::move(row));
   }
@@ -182,6 +186,19 @@ std::string predicted_trace(const PredictedCase& c) {
     begin += s.makespan();
   }
   return trace_json(std::move(ranks));
+}
+
+std::string predicted_goal(const PredictedCase& c) {
+  const PaddedLayout placed = layout_of(c);
+  const Plan plan = plan_all(c.schedule, problem_of(c, placed));
+  std::vector<Programs> passes;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    if (!c.options.wants(pass)) continue;
+    Programs& programs = passes.emplace_back(pass, c.options.head_shape(), c.options.types(),
+                                             c.machine, c.cp, GroupPlace{0, c.options.tp});
+    for (const RankPlan& rank : plan.ranks) programs.add(programs.compile(rank, plan.schedule));
+  }
+  return goal_text(passes);
 }
 
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,

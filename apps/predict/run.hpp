@@ -2,6 +2,7 @@
 // Predictions of gyre-predict for single configurations.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -46,6 +47,8 @@ struct PredictedRow : MeasuredRow {
   int64_t tokens = 0;
   int64_t own_bytes = 0;    ///< of a rank's own arrays in both passes
   double memory_limit = 0;  ///< bytes per rank; 0: unknown
+  /// Share of the time that 9 in 10 errors are within; NaN: unknown.
+  double error = std::numeric_limits<double>::quiet_NaN();
   PassPrediction prediction;
 
   double tflops_per_rank() const { return flops / prediction.seconds / cp / 1e12; }
@@ -67,6 +70,9 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
 
 /// The timelines of all ranks in the form of --trace of a real run.
 std::string predicted_trace(const PredictedCase& c);
+
+/// The passes of the options as a GOAL schedule.
+std::string predicted_goal(const PredictedCase& c);
 
 /// Starts the report. `origin`: source of the documents.
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,
@@ -108,12 +114,17 @@ struct Winner {
   double seconds = 0;  ///< of all passes
   double tflops_per_rank = 0;
   double efficiency = 0;  ///< share of the time in which the kernel works
-  std::string second;     ///< the fastest other schedule; "" without one
-  double margin = 0;      ///< relative extra time of `second`
+  /// Another schedule, and its relative extra time.
+  struct Other {
+    std::string schedule;
+    double margin = 0;
+  };
+  std::vector<Other> close;   ///< too close to tell (MachineModel::order_margin), fastest first
+  std::optional<Other> next;  ///< the fastest of the others
 };
 
 /// Winners in the order of the rows, without configurations that do not fit the memory.
-std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows);
+std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double order_margin);
 
 /// A line on how far predictions for this machine are from measurements, below the table.
 std::string uncertainty_text(const MachineModel& machine);

@@ -65,6 +65,12 @@ std::string KernelModel::why_not(Pass pass, DType type) const {
                      fmt::join(known, ", "));
 }
 
+bool KernelModel::measured(Pass pass, DType type, int64_t head_dim) const {
+  return std::any_of(surfaces.begin(), surfaces.end(), [&](const KernelSurface& s) {
+    return s.pass == pass && s.type == type && s.head_dim == head_dim;
+  });
+}
+
 bool KernelModel::merges() const {
   return std::any_of(surfaces.begin(), surfaces.end(),
                      [](const KernelSurface& s) { return s.merge_s > 0; });

@@ -94,6 +94,12 @@ double LinkTier::seconds(double bytes) const {
   return at(below) + share * (at(*above) - at(below));
 }
 
+double MachineModel::error_of(Pass pass, int ranks) const {
+  for (const PredictionError& error : errors)
+    if (error.pass == pass && error.several_ranks == (ranks > 1)) return error.share;
+  return std::numeric_limits<double>::quiet_NaN();
+}
+
 int MachineModel::tier_between(int64_t a, int64_t b) const {
   for (size_t i = 0; i + 1 < links.size(); ++i)
     if (a / links[i].ranks == b / links[i].ranks) return static_cast<int>(i);
@@ -113,7 +119,8 @@ void check_machine(const MachineModel& machine) {
   require_rate("flops_per_s", machine.kernel.flops_per_s);
   require_rate("copy_bytes_per_s", machine.copy_bytes_per_s);
   require_amount("memory_bytes", machine.memory_bytes);
-  require_amount("error", machine.error);
+  require_amount("order_margin", machine.order_margin);
+  for (const PredictionError& error : machine.errors) require_amount("share", error.share);
   check_tiers(machine.links);
   for (const KernelSurface& surface : machine.kernel.surfaces) check_kernel(surface);
   check_decoder(machine.decoder);

@@ -37,6 +37,13 @@ struct LinkTier {
 
 inline constexpr size_t max_tiers = 8;
 
+/// How far predictions of a pass are from measured times.
+struct PredictionError {
+  Pass pass = Pass::forward;
+  bool several_ranks = false;  ///< else of one rank
+  double share = 0;            ///< of the predicted time; 9 in 10 errors are smaller
+};
+
 /// A machine of equal ranks. An infinite rate means that its work takes no time.
 struct MachineModel {
   std::string name;             ///< "8 x H100 SXM"; may be empty
@@ -46,9 +53,14 @@ struct MachineModel {
   /// Bytes moved per second; per byte, packing and unpacking move 2, adding 3, clearing 1.
   double copy_bytes_per_s = LinkTier::unlimited;
   double memory_bytes = 0;  ///< per rank; 0: unknown
-  /// 9 in 10 times that were measured on at most the ranks of the first tier are within this share
-  /// of the predicted ones; 0: unknown.
-  double error = 0;
+  std::vector<PredictionError> errors;
+  /// If one of two predicted times is longer by this share or more, so is the measured one 9 times
+  /// in 10; 0: unknown.
+  double order_margin = 0;
+
+  /// The share of a predicted time of attention within which the measured one is 9 times in 10, on
+  /// this many ranks of a sequence; NaN: unknown.
+  double error_of(Pass pass, int ranks) const;
 
   /// Index of the innermost tier that joins two ranks of the machine. links may not be empty.
   int tier_between(int64_t a, int64_t b) const;

@@ -42,7 +42,8 @@ constexpr Plausible plausible[] = {
     {"memory_bytes", true, 1e6, "bytes, 1e6 or more", 1e9},
     {"kernel_slowdown", false, 100, "seconds lost for each second of a transfer, at most 100", 0},
     {"_s", false, 1, "seconds, at most 1", 1e-6},
-    {"error", false, 1, "a share of the time, at most 1", 0.01},
+    {"share", false, 1, "a share of the time, at most 1", 0.01},
+    {"order_margin", false, 1, "a share of the time, at most 1", 0.01},
     {"seconds", false, 10, "seconds, at most 10", 1e-6},
 };
 
@@ -182,11 +183,22 @@ DType type_of(const Object& o) {
   return type == "f32" ? DType::f32 : DType::bf16;
 }
 
-KernelSurface surface_of(const Object& o) {
-  KernelSurface surface;
+Pass pass_of(const Object& o) {
   const std::string pass = o.text("pass");
   o.require(pass == "fwd" || pass == "bwd", o.place_of("pass"), o.at("pass"), "fwd or bwd");
-  surface.pass = pass == "fwd" ? Pass::forward : Pass::backward;
+  return pass == "fwd" ? Pass::forward : Pass::backward;
+}
+
+PredictionError error_of(const Object& o) {
+  const std::string ranks = o.text("ranks");
+  o.require(ranks == "one" || ranks == "several", o.place_of("ranks"), o.at("ranks"),
+            "one or several");
+  return {.pass = pass_of(o), .several_ranks = ranks == "several", .share = o.figure("share")};
+}
+
+KernelSurface surface_of(const Object& o) {
+  KernelSurface surface;
+  surface.pass = pass_of(o);
   surface.type = type_of(o);
   const int64_t head_dim = o.whole("head_dim");
   o.require(head_dim >= 1 && head_dim <= 1024, o.place_of("head_dim"), o.at("head_dim"),
@@ -240,6 +252,9 @@ void require_distinct(const MachineModel& machine) {
   require_distinct("kernels", machine.kernel.surfaces, [](const KernelSurface& s) {
     return fmt::format("{} {} of head_dim {}", name_of(s.type), name_of(s.pass), s.head_dim);
   });
+  require_distinct("errors", machine.errors, [](const PredictionError& e) {
+    return fmt::format("{} of {}", name_of(e.pass), e.several_ranks ? "several ranks" : "one rank");
+  });
   require_distinct("linears", machine.decoder.linears,
                    [](const LinearSurface& s) { return fmt::format("of {}", name_of(s.type)); });
   require_distinct("all_reduces", machine.decoder.all_reduces, [](const CollectiveTimes& times) {
@@ -274,16 +289,20 @@ MachineModel model_of(const std::string& path, const Json& document) {
   if (!document.contains("model"))
     throw_usage("{}: it has no 'model', which predictions need; gyre-info --model measures one",
                 path);
-  const Object o(
-      path, document["model"], "model",
-      {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels", "linears",
-       "elementwise_bytes_per_s", "logprob_bytes_per_s", "logprob_row_s", "all_reduces", "error"});
+  const Object o(path, document["model"], "model",
+                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels", "linears",
+                  "elementwise_bytes_per_s", "logprob_bytes_per_s", "logprob_row_s", "all_reduces",
+                  "errors", "order_margin"});
   MachineModel machine;
   machine.name = o.text("name");
   if (o.has("rank")) o.text("rank");
   machine.memory_bytes = o.figure_or("memory_bytes", 0);
   machine.copy_bytes_per_s = o.figure("copy_bytes_per_s");
-  machine.error = o.figure_or("error", 0);
+  machine.order_margin = o.figure_or("order_margin", 0);
+  if (o.has("errors"))
+    o.each("errors", [&](const Json& json, const std::string& place) {
+      machine.errors.push_back(error_of({path, json, place, {"pass", "ranks", "share"}}));
+    });
   o.each("links", [&](const Json& json, const std::string& place) {
     machine.links.push_back(tier_of({path,
                                      json,
@@ -372,7 +391,11 @@ Json model_json(const MachineModel& machine, const std::string& source) {
   Json model = {{"name", machine.name}};
   if (machine.memory_bytes > 0) model["memory_bytes"] = figure(machine.memory_bytes);
   model["copy_bytes_per_s"] = figure(machine.copy_bytes_per_s);
-  if (machine.error > 0) model["error"] = figure(machine.error);
+  if (machine.order_margin > 0) model["order_margin"] = figure(machine.order_margin);
+  for (const PredictionError& e : machine.errors)
+    model["errors"].push_back({{"pass", name_of(e.pass)},
+                               {"ranks", e.several_ranks ? "several" : "one"},
+                               {"share", figure(e.share)}});
   model["links"] = std::move(links);
   model["kernels"] = std::move(kernels);
   if (linears.empty()) return model;

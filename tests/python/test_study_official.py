@@ -36,7 +36,7 @@ from gyre_study.official_work import LENGTHS, MODELS  # noqa: E402
 
 SMALL = Site("here", 64)
 NO_RESULTS = {"output", "json", "csv", "resume", "columns", "at-least", "machine", "config", "timeout", "progress", "verbose",
-              "quiet", "version", "help", "list", "trace", "svg", "explain", "dry-run", "top"}
+              "quiet", "version", "help", "list", "trace", "svg", "goal", "explain", "dry-run", "top"}
 Lines = list[dict[str, Any]]
 
 

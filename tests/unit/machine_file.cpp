@@ -21,7 +21,7 @@ name = "a machine"
 rank = "a rank"
 memory_bytes = { value = 64e9, source = "s" }
 copy_bytes_per_s = { value = 2e12, source = "s" }
-error = { value = 0.0625, source = "s" }
+order_margin = { value = 0.0625, source = "s" }
 logprob_row_s = { value = 3e-9, source = "s" }
 logprob_bytes_per_s = { value = 1e12, source = "s" }
 
@@ -70,6 +70,16 @@ flops_per_s = { value = [[1e11, 2e11], [3e11, 4e11]], source = "s" }
 ranks = 4
 message_bytes = [2000, 6000]
 seconds = { value = [1e-5, 3e-5], source = "s" }
+
+[[model.errors]]
+pass = "fwd"
+ranks = "one"
+share = { value = 0.15, source = "s" }
+
+[[model.errors]]
+pass = "fwd"
+ranks = "several"
+share = { value = 0.35, source = "s" }
 )";
 
 TEST(MachineFile, IsReadWhole) {
@@ -78,7 +88,10 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(m.memory_bytes, 64e9);
   EXPECT_EQ(m.copy_bytes_per_s, 2e12);
   ASSERT_EQ(m.links.size(), 2U);
-  EXPECT_EQ(m.error, 0.0625);
+  EXPECT_EQ(m.order_margin, 0.0625);
+  EXPECT_EQ(m.error_of(Pass::forward, 1), 0.15);
+  EXPECT_EQ(m.error_of(Pass::forward, 2), 0.35);
+  EXPECT_TRUE(std::isnan(m.error_of(Pass::backward, 2)));
   const LinkTier &node = m.links[0], &network = m.links[1];
   EXPECT_EQ(node.name, "node");
   EXPECT_EQ(node.ranks, 8);
@@ -221,7 +234,8 @@ TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
   refuse("model.links[0] has no 'latency'; nearest: 'latency_s'", "latency_s", "latency");
   refuse(
       "model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, links, kernels, "
-      "linears, elementwise_bytes_per_s, logprob_bytes_per_s, logprob_row_s, all_reduces, error",
+      "linears, elementwise_bytes_per_s, logprob_bytes_per_s, logprob_row_s, all_reduces, errors, "
+      "order_margin",
       "rank =", "xyz =");
   refuse("model.kernels[1] has no 'dypte'; nearest: 'dtype'", "dtype = \"f32\"", "dypte = \"f32\"");
   refuse("model.links[1].latency_s has no 'vlaue'; nearest: 'value'", "{ value = 2e-5",
@@ -263,7 +277,10 @@ TEST(MachineFile, RefusesNumbersOfAnotherUnit) {
         "seconds lost for each second of a transfer, at most 100", "", "0.25", "1e30");
   wrong("all_reduces[0].seconds is 11", "seconds, at most 10", "1.1e-05", "[1e-5, 3e-5]",
         "[11, 30]");
-  wrong("error is 7", "a share of the time, at most 1", "0.07", "0.0625", "7");
+  wrong("order_margin is 7", "a share of the time, at most 1", "0.07", "0.0625", "7");
+  wrong("errors[1].share is 35", "a share of the time, at most 1", "0.35", "0.35", "35");
+  refuse("model.errors[0].ranks is \"8\"; wanted: one or several", "\"one\"", "\"8\"");
+  refuse("model.errors[0] and [1] are both fwd of several ranks", "\"one\"", "\"several\"");
   std::string slow = good;  // short messages may be slow
   slow.replace(slow.find("[1e9, 4e9]"), 10, "[999, 1e6]");
   EXPECT_EQ(parse_machine_model("m.toml", slow).links[0].curve[0].bytes_per_s, 999);
