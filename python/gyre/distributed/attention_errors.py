@@ -309,7 +309,7 @@ class _Errors:
             ("is ignored", {"softcap": 0.0}),
             ("comes before the scale: scale c tanh(<q, k> / c)", {"softcap": scale * cap}),
             ("comes after the mask: hidden keys have the score -c", {"hidden": -cap}),
-            ("lacks the factor c: tanh(x / c)", {"softcap": 1.0, "scale": scale / cap if cap else 0}),
+            ("lacks the factor c: tanh(x / c)", {"softcap": 1.0, "scale": scale / cap}),
             ("lacks the divisor c: c tanh(x)", {"scale": scale * cap}),
             ("has no slope: gradients lack 1 - tanh(x / c)^2", {"has_slope": False}),
         ) if cap else ():
