@@ -46,6 +46,7 @@ RUNS = (
     ("nemo:logprob", "logprob", ({"tp": 2},)),
     ("nemo:chunked_logprob", "logprob", ({"tp": 2},)),
     ("nemo:entropy", "entropy", ({"tp": 2},)),
+    ("nemo:kl", "kl", ({"tp": 2},)),
     ("verl_megatron:logprob", "logprob", ({"tp": 2},)),
     ("verl_megatron:entropy", "entropy", ({"tp": 2},)),
     ("verl_megatron:loss", "loss", ({"tp": 2},)),

@@ -19,10 +19,11 @@ def passed_on(block, group):
     return arrived if size > 1 else block
 
 
-def scores(q, k, allowed, scale):
-    """[heads, rows, keys]: scaled products, -inf where the mask hides the key."""
+def scores(q, k, allowed, scale, softcap):
+    """[heads, rows, keys]: scaled products, with a softcap if there is one, -inf where the mask hides the key."""
     k = k.repeat_interleave(q.shape[1] // k.shape[1], dim=1)
-    return (scale * torch.einsum("qhd,khd->hqk", q, k)).masked_fill(~allowed, -torch.inf)
+    x = scale * torch.einsum("qhd,khd->hqk", q, k)
+    return (softcap * torch.tanh(x / softcap) if softcap else x).masked_fill(~allowed, -torch.inf)
 
 
 def per_kv_head(gradient, heads):
@@ -32,7 +33,7 @@ def per_kv_head(gradient, heads):
 
 class Ring(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, q, k, v, sinks, layout, group, allowed, scale):
+    def forward(ctx, q, k, v, sinks, layout, group, allowed, scale, softcap):
         rank, size, share = dist.get_rank(group), dist.get_world_size(group), q.shape[1] // k.shape[1]
         masks = [allowed[:, torch.from_numpy(layout.index[(rank - step) % size])] for step in range(size)]
         q32, kv = q.float(), torch.cat([k, v], dim=2).float()
@@ -44,7 +45,7 @@ class Ring(torch.autograd.Function):
         total, out = torch.exp(top - top.nan_to_num(neginf=0)), q32.new_zeros(*q.shape[:2], v.shape[2])
         for step in range(size):
             keys, values = kv.split([k.shape[2], v.shape[2]], dim=2)
-            x = scores(q32, keys, masks[step], scale)
+            x = scores(q32, keys, masks[step], scale, softcap)
             new = torch.maximum(top, x.amax(2) if x.shape[2] else top)
             safe = new.nan_to_num(neginf=0)
             p, kept = torch.exp(x - safe[:, :, None]), torch.exp(top - safe)
@@ -54,7 +55,7 @@ class Ring(torch.autograd.Function):
         out = out / torch.where(total > 0, total, 1).T[:, :, None]
         lse = top + torch.log(total)
         ctx.save_for_backward(q, k, v, sinks, out, lse, *masks)
-        ctx.group, ctx.scale = group, scale
+        ctx.group, ctx.scale, ctx.softcap = group, scale, softcap
         return out.to(q.dtype), lse.T.contiguous()
 
     @staticmethod
@@ -68,8 +69,11 @@ class Ring(torch.autograd.Function):
         for mask in masks:
             keys, values = kv.split(widths, dim=2)
             wide_k, wide_v = (x.repeat_interleave(share, dim=1) for x in (keys, values))
-            p = torch.exp(scores(q32, keys, mask, ctx.scale) - safe[:, :, None])
+            x = scores(q32, keys, mask, ctx.scale, ctx.softcap)
+            p = torch.exp(x - safe[:, :, None])
             d_x = ctx.scale * p * (torch.einsum("qhd,khd->hqk", d_out, wide_v) - delta[:, :, None])
+            if ctx.softcap:
+                d_x *= 1 - (x.clamp(min=-ctx.softcap) / ctx.softcap) ** 2
             d_q += torch.einsum("hqk,khd->qhd", d_x, wide_k)
             d_k, d_v = d_kv.split(widths, dim=2)
             d_k += per_kv_head(torch.einsum("hqk,qhd->khd", d_x, q32), k.shape[1])
@@ -78,11 +82,11 @@ class Ring(torch.autograd.Function):
             d_kv = d_kv.contiguous()
         d_sinks = None if sinks is None else -(torch.exp(sinks.float()[:, None] - safe) * delta).sum(1).to(sinks.dtype)
         d_k, d_v = d_kv.split(widths, dim=2)
-        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_sinks, None, None, None, None
+        return d_q.to(q.dtype), d_k.to(k.dtype), d_v.to(v.dtype), d_sinks, None, None, None, None, None
 
 
-def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_shared=None):
+def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_shared=None, softcap=None):
     """The function for gyre conform: out and lse of this rank's rows."""
     if k_shared is not None:  # every head of k ends with it
         k = torch.cat([k, k_shared[:, None].expand(-1, k.shape[1], -1)], dim=2)
-    return Ring.apply(q, k, v, sinks, layout, group, allowed, scale)
+    return Ring.apply(q, k, v, sinks, layout, group, allowed, scale, softcap)

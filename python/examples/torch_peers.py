@@ -63,6 +63,19 @@ def loss_parallel_mean(logits_shard, labels, group, mesh, columns):
     return in_loss_parallel(logits_shard, labels, mesh, columns, 1.0, 1)
 
 
+def autograd_kl(logits_shard, teacher_shard, group):
+    """kl_div of columns, with the functional all_reduce: the convention sum."""
+
+    def log_softmax(x):
+        top = x.detach().amax(1) if x.shape[1] else x.new_full((len(x),), -torch.inf)
+        dist.all_reduce(top, dist.ReduceOp.MAX, group)
+        x = x - top[:, None]
+        return x - collectives.all_reduce(x.exp().sum(1), "sum", group).log()[:, None]
+
+    log_q, log_p = log_softmax(logits_shard), log_softmax(teacher_shard)
+    return collectives.all_reduce(F.kl_div(log_q, log_p, reduction="none", log_target=True).sum(1), "sum", group)
+
+
 def dtensor_shard(batch, rank, size, mesh):
     """Rows of distribute_tensor: the layout contiguous."""
     arrays = {n: batch[n] for n in ("ids", "labels", "positions")}

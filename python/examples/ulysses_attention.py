@@ -36,7 +36,7 @@ def rows_of_all_heads(x, order, group):
     return torch.cat(list(Exchange.apply(parts, group)), dim=1)
 
 
-def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_shared=None):
+def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_shared=None, softcap=None):
     """The function for gyre conform: out and lse of this rank's rows."""
     if k_shared is not None:  # every head of k ends with it
         k = torch.cat([k, k_shared[:, None].expand(-1, k.shape[1], -1)], dim=2)
@@ -51,7 +51,8 @@ def attention(q, k, v, cu_seqlens, layout, group, allowed, scale, sinks=None, k_
     queries, keys, values = (heads_of_all_rows(x, order, group).float() for x in (q, k, v))
     share = q.shape[1] // k.shape[1]  # query heads of a KV head
     keys, values = (x.repeat_interleave(share, dim=1) for x in (keys, values))
-    x = (scale * torch.einsum("qhd,khd->hqk", queries, keys)).masked_fill(~mask, -torch.inf)
+    x = scale * torch.einsum("qhd,khd->hqk", queries, keys)
+    x = (softcap * torch.tanh(x / softcap) if softcap else x).masked_fill(~mask, -torch.inf)
     if sinks is not None:
         mine = sinks.float().tensor_split(size)[rank]
         x = torch.cat([x, mine[:, None, None].expand(-1, x.shape[1], 1)], dim=2)

@@ -33,9 +33,12 @@ os.environ |= {"PYTHONPATH": os.pathsep.join(PATHS), "PYTHONDONTWRITEBYTECODE": 
 import gyre  # noqa: E402
 import planted_errors  # noqa: E402
 import planted_ranks  # noqa: E402
-from gyre.distributed import Options, cli, conform, contracts, decoder, gradients, rounding, step, topk_kl  # noqa: E402
+import planted_table  # noqa: E402, I001 (files are read once, by all modules that come after it)
+from gyre.distributed import Options, attention_errors, cli, conform, contracts, decoder, gradients, kl, rounding, step, topk_kl  # noqa: E402
 from gyre.distributed.conform import one  # noqa: E402
-from gyre.distributed.contract import Malformed, Problem, Tolerance, returned  # noqa: E402
+from gyre.distributed.contract import Malformed, Problem, Tolerance, parameters_of, returned  # noqa: E402
+from gyre.distributed.launch import Team  # noqa: E402
+from gyre.distributed.rank import load  # noqa: E402
 
 GOLDEN = os.path.join(INPUTS, "golden")
 
@@ -54,14 +57,14 @@ def command(*arguments):
 
 class Right(unittest.TestCase):
     def test_examples_pass(self):
-        runs = {  # each case on one grid at least; test_planted has all of a contract on one, in one process
+        # Each case on one grid at least; test_commands_of_the_page has others, test_planted all of a contract in one process.
+        runs = {
             "attention": (
-                {"ranks": 2, "case": "attention_[!cglstuw]*"},
                 {"ranks": 4, "layout": "zigzag", "case": "attention_[cgsuw]*"},
                 {"cp": 3, "tp": 2, "case": "attention_s*"},
                 {"ranks": 2, "layout": "contiguous", "dtype": "float64", "case": "attention_[lt]*"},
             ),
-            "logprob": ({"tp": 4, "case": "logprobs_[!puc]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
+            "logprob": ({"cp": 2, "tp": 2, "case": "logprobs_[puc]*"},),
             "entropy": ({"tp": 2, "case": "logprobs_[!puc]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
             "filtered_logprob": ({"tp": 4, "case": "logprobs_[!ptf]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[ptf]*"}),
             "loss": ({"cp": 2, "tp": 2, "case": "logprobs_[uprst]*"}, {"dp": 2, "cp": 2, "case": "logprobs_[pu]*", "uneven": True}),
@@ -73,10 +76,11 @@ class Right(unittest.TestCase):
             "slice": ({"ranks": 2}, {"ranks": 4}),
             "relayout": ({"ranks": 4}, {"cp": 2, "tp": 2, "layout": "zigzag"}),
             "topk_kl": ({"tp": 4, "case": "logprobs_[pu]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[pu]*"}),
+            "kl": ({"tp": 4, "case": "logprobs_[pu]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[mp]*"}),
             "sum_over_group": ({"tp": 4, "case": "logprobs_[np]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[np]*"}),
             "pack": ({},),
             "model": ({"ranks": 2, "case": "attention_[abfnuw]*"},),
-            "gradients": ({"ranks": 2, "case": "[psr]*"}, {"ranks": 4, "case": "[pobt]*"}),
+            "gradients": ({"ranks": 4, "case": "[bort]*"},),
             "mtp_loss": ({"ranks": 2},),
             "router_loss": ({"ranks": 2},),
             "policy_loss": ({"ranks": 2}, {"ranks": 2, "convention": "sequence-mean"}),
@@ -120,6 +124,38 @@ class Right(unittest.TestCase):
         np.testing.assert_allclose(q @ np.concatenate([f["kl"] for f in found]), whole, rtol=1e-12)
         gradient = q @ np.concatenate([f["d_kl"] for f in found])
         np.testing.assert_allclose(gradient, q * (gaps - whole), rtol=1e-9, atol=1e-14)
+
+    def test_divergences_are_those_of_the_files(self):
+        found = 0
+        for path in sorted(pathlib.Path(GOLDEN).glob("logprobs_*.h5")):
+            file = gyre.read(path)
+            if "soft_cross_entropy" not in file.reference:
+                continue
+            for problem in contracts.named("kl").problems(path, Options("", dp=1, cp=1, tp=3, convention="identity", dtype="float64")):
+                given, expected = (problem.judge.args[i] for i in (1, 2))
+                if given["reverse"]:
+                    continue
+                vocab, found = given["vocab_size"], found + 1
+                wanted = {"kl": file.reference["soft_cross_entropy"] - gyre.reference.entropy(given["teacher"][:, :vocab]),
+                          "d_kl": file.reference.get("d_soft_cross_entropy", expected["d_kl"][:, :vocab])}
+                for name, array in wanted.items():
+                    stored = 1e-11 if file.reference["soft_cross_entropy"].dtype == np.float64 else 4e-6  # some are float32
+                    np.testing.assert_allclose(expected[name][..., :vocab] if name == "d_kl" else expected[name], array,
+                                               rtol=stored, atol=stored, err_msg=f"{path.stem}: {name}")
+                self.assertFalse(expected["d_kl"][:, vocab:].any())
+        self.assertGreater(found, 25)
+
+    def test_reversed_divergences_have_the_gradient_of_their_values(self):
+        rng, columns = np.random.default_rng(4), [slice(0, 3), slice(3, 7)]
+        logits, teacher, along, step = (*rng.normal(scale=2, size=(3, 5, 7)), 1e-6)
+        problem = {"logits": logits, "teacher": teacher, "vocab_size": 6, "d_kl": rng.normal(size=(2, 5)), "reverse": True}
+        for convention, gradients in (("identity", problem["d_kl"][[0]]), ("sum", problem["d_kl"].sum(axis=0)[None])):
+            here = problem | {"convention": convention, "d_kl": problem["d_kl"] if convention == "sum" else gradients.repeat(2, 0)}
+            moved = [kl.values_of(here, columns, logits=logits + sign * step * along)["kl"] for sign in (1, -1)]
+            wanted = ((moved[0] - moved[1]) / (2 * step) * gradients).sum()
+            self.assertAlmostEqual((kl.values_of(here, columns)["d_kl"] * along).sum(), wanted, places=6)
+        log_p, log_q = (x[:, :6] - np.log(np.exp(x[:, :6]).sum(axis=1, keepdims=True)) for x in (teacher, logits))
+        np.testing.assert_allclose(kl.values_of(here, columns)["kl"], (np.exp(log_q) * (log_q - log_p)).sum(axis=1), rtol=1e-12)
 
     def test_regions(self):
         report = run(f"{EXAMPLE}:attention", suite=os.path.join(INPUTS, "attention_regions.h5"))
@@ -168,6 +204,58 @@ class Decoder(unittest.TestCase):
             step.parts(np.ones((1, gradients.MICROBATCHES, 1)))
         of_router = [np.sort(x, axis=1) for x in scores if x.ndim == 2 and x.shape[1] == 4]
         self.assertGreater(min((x[:, 2] - x[:, 1]).min() for x in of_router), 1e-3)
+
+
+class Attention(unittest.TestCase):
+    """What conform itself computes of attention, against loops and differences."""
+
+    PAIRS, SCALE, CAP, SINKS = np.tri(6, dtype=bool), 0.7, 1.25, np.array([0.5, -1.0])
+
+    def setUp(self):
+        self.rng = np.random.default_rng(11)
+        shapes = {"q": (6, 2, 3), "k": (6, 1, 3), "v": (6, 1, 3), "d_out": (6, 2, 3)}
+        self.streams = {name: self.rng.normal(size=shape) for name, shape in shapes.items()}
+
+    def weights(self, q, k, head):
+        x = np.array([[self.CAP * np.tanh(self.SCALE * (a @ b) / self.CAP) for b in k[:, 0]] for a in q[:, head]])
+        p = np.exp(x) * self.PAIRS
+        return p / (p.sum(axis=1, keepdims=True) + np.exp(self.SINKS[head])), x
+
+    def test_softcap(self):
+        found = attention_errors.answers(self.streams, self.PAIRS, self.SCALE, self.SINKS, softcap=self.CAP)
+
+        def value(q, k, v):
+            return sum((self.weights(q, k, h)[0] @ v[:, 0] * self.streams["d_out"][:, h]).sum() for h in (0, 1))
+
+        given = [self.streams[n] for n in ("q", "k", "v")]
+        for i, name in enumerate(("q", "k", "v")):
+            along, step = self.rng.normal(size=given[i].shape), 1e-6
+            moved = [value(*(x + sign * step * along * (j == i) for j, x in enumerate(given))) for sign in (1, -1)]
+            self.assertAlmostEqual((moved[0] - moved[1]) / (2 * step), (found[f"d_{name}"] * along).sum(), delta=1e-8)
+        for head in (0, 1):
+            p, x = self.weights(*given[:2], head)
+            np.testing.assert_allclose(found["out"][:, head], p @ given[2][:, 0], rtol=1e-12)
+            lse = np.log((np.exp(x) * self.PAIRS).sum(axis=1) + np.exp(self.SINKS[head]))
+            np.testing.assert_allclose(found["lse"][:, head], lse, rtol=1e-12)
+
+    def test_sizes_of_terms(self):
+        q, k, v, d_out = (self.streams[n] for n in ("q", "k", "v", "d_out"))
+        found = attention_errors.Weights(self.streams, self.PAIRS, self.SCALE, self.SINKS, softcap=self.CAP)
+        squares = {n: np.zeros((6, heads)) for n, heads in (("d_q", 2), ("d_k", 1), ("d_v", 1), ("d_sinks", 2))}
+        for h in (0, 1):
+            p, x = self.weights(q, k, h)
+            for i, j in zip(*np.nonzero(self.PAIRS)):
+                a = self.SCALE * p[i, j] * (1 - (x[i, j] / self.CAP) ** 2) * np.linalg.norm(d_out[i, h]) * np.linalg.norm(v[j, 0])
+                squares["d_q"][i, h] += a**2 * (k[j, 0] ** 2).sum() / 9
+                squares["d_k"][j, 0] += a**2 * (q[i, h] ** 2).sum() / 9
+                squares["d_v"][j, 0] += p[i, j] ** 2 * (d_out[i, h] ** 2).sum() / 3
+            of_sink = ((1 - p.sum(axis=1)) * np.linalg.norm(p @ v[:, 0], axis=1) * np.linalg.norm(d_out[:, h], axis=1)) ** 2
+            squares["d_sinks"][:, h] = of_sink.sum() / 3
+        wanted = {n: np.sqrt(s.max()) for n, s in squares.items()}
+        self.assertEqual({n: round(size, 9) for n, size in found.sizes().items() if n in wanted},
+                         {n: round(size, 9) for n, size in wanted.items()})
+        self.assertAlmostEqual(found.largest, max(abs(found.lse).max(), abs(self.weights(q, k, 0)[1][self.PAIRS]).max(),
+                                                  abs(self.weights(q, k, 1)[1][self.PAIRS]).max()))
 
 
 class Placements(unittest.TestCase):
@@ -237,14 +325,38 @@ class Rounding(unittest.TestCase):
         self.assertEqual(returned("logprob", narrow, (1,), ["float32"]).dtype, np.float32)
 
 
+class Threads:
+    """Ranks as threads of this process, in the place of launch.Team."""
+
+    is_over = False
+
+    def __init__(self, setting, timeout):
+        self.setting = setting
+
+    def start(self):
+        self.function = load(self.setting.function)
+        self.parameters = parameters_of(self.function)
+
+    def run(self, pieces, needs, grid):
+        sizes = {"dp": grid.dp, "cp": grid.cp, "tp": grid.tp}
+        options = Options("", self.setting.contract, grid.ranks, dtype=self.setting.kind, **sizes)
+        return planted_table.answers(self.function, options, Problem("", pieces, needs, None))
+
+    def stop(self):
+        pass
+
+
 class Planted(unittest.TestCase):
+    OF_PROCESSES = ("hang", "dead-rank", "raised", "other-type", "other-shape")
+
     def test_there_are_enough(self):
         self.assertGreaterEqual(len(planted_errors.ERRORS), 20)
 
     def test_each_is_found_and_named(self):
         all_errors = [(module, *error) for module in (planted_errors, planted_ranks) for error in module.ERRORS.items()]
         for module, name, (contract, kind, words, options) in all_errors:
-            with self.subTest(name):
+            team = Team if kind in self.OF_PROCESSES else Threads
+            with self.subTest(name), mock.patch.object(sys.modules["gyre.distributed.conform"], "Team", team):
                 report = run(f"{module.__name__}:{name}", contract=contract, **options)
                 self.assertFalse(report.passed)
                 self.assertEqual(next(iter(report.kinds)), kind, str(report))
@@ -327,6 +439,18 @@ class Functions(unittest.TestCase):
         self.assertIn("ranks 0, 1 returned nothing that has a gradient; for a function that has none in any case there "
                       "is --forward-only, which compares no gradient at all", str(report))
 
+    def test_ranks_import_the_main_module_if_the_function_is_there(self):
+        script = ("import sys\nfrom gyre.distributed import conform\nfrom ranks_numpy import logprob as mine\n"
+                  "print('imported', flush=True)\nif __name__ == '__main__':\n"
+                  f"    print(conform({GOLDEN!r}, sys.argv[1], contract='logprob', backend='numpy', tp=2, case='logprobs_plain'))\n")
+        with tempfile.TemporaryDirectory() as folder:
+            path = pathlib.Path(folder, "own.py")
+            path.write_text(script, encoding="utf-8")
+            for function, times in ((f"{EXAMPLE}:logprob", 1), ("__main__:mine", 3)):
+                done = subprocess.run([sys.executable, str(path), function], capture_output=True, text=True, timeout=60)
+                self.assertIn("CONFORM PASSED 1/1", done.stdout, done.stderr)
+                self.assertEqual(done.stdout.count("imported"), times)
+
     def test_processes_of_a_function_end_with_it(self):
         words = [sys.executable, "-m", "gyre", "conform", GOLDEN, "--backend", "numpy", "--function",
                  "planted_ranks:starts_a_process", "--contract", "sum_over_group", "--case", "logprobs_plain"]
@@ -340,7 +464,7 @@ class Command(unittest.TestCase):
     def test_passes(self):
         code, text = command(*self.ARGUMENTS, f"{EXAMPLE}:attention", "--case", "attention_causal")
         self.assertEqual(code, 0, text)
-        self.assertIn("CONFORM PASSED 1/1 cases, 924 values, 0 left out", text)
+        self.assertIn("CONFORM PASSED 2/2 cases, 1848 values, 0 left out", text)
 
     def test_fails(self):
         code, text = command(

@@ -97,6 +97,13 @@ class Peers(unittest.TestCase):
                 report = run(f"torch_peers:{name}", convention=wrong, **options)
                 self.assertEqual(list(report.kinds), [kind], str(report))
 
+    def test_conventions_of_a_divergence(self):
+        options = {"contract": "kl", "tp": 2, "case": "logprobs_plain"}
+        self.assertTrue((report := run("torch_peers:autograd_kl", convention="sum", **options)).passed, str(report))
+        report = run("torch_peers:autograd_kl", **options)
+        self.assertEqual(list(report.kinds), ["convention"], str(report))
+        self.assertIn("the convention is sum, not identity", str(report))
+
     def test_fsdp2_and_context_parallel_and_tensor_parallel(self):
         report = run("fsdp2:gradients", suite=[], contract="gradients", ranks=2, case="[pb]*")
         self.assertTrue(report.passed, str(report))

@@ -14,7 +14,8 @@ class Attention:
 
     tile, is_narrow, options = 64, False, {}
 
-    def __init__(self, q, k, v, cu_seqlens, layout, group, scale, lengths, mask, window, regions, allowed, sinks, k_shared):
+    def __init__(self, q, k, v, cu_seqlens, layout, group, scale, lengths, mask, window, regions, allowed, sinks, k_shared,
+                 softcap):
         vars(self).update(locals())
         slots = np.arange(layout.index.size)
         self.rank, self.size, self.mine = group.rank, group.size, layout.index[group.rank]
@@ -66,6 +67,16 @@ class Attention:
     def score(self, q, keys):
         return self.scale * (q @ keys.swapaxes(1, 2))
 
+    def capped(self, x):
+        return self.softcap * np.tanh(x / self.softcap) if self.softcap else x
+
+    def slope(self, x):
+        """The slope of capped() where it is x."""
+        return 1 - (np.maximum(x, -self.softcap) / self.softcap) ** 2
+
+    def masked(self, seen, x):
+        return np.where(seen, x, -INF)
+
     def start(self, rows):
         return np.full((self.heads, rows), -INF), np.zeros((self.heads, rows)), np.zeros((self.heads, rows, self.v.shape[2]))
 
@@ -80,7 +91,7 @@ class Attention:
         """Output and lse of the keys of one rank."""
         (keys, values), seen, state = self.block(source), self.seen(source), self.start(q.shape[1])
         for tile in self.tiles(keys.shape[1]):
-            x = np.where(seen[:, tile], self.score(q, keys[:, tile]), -INF)
+            x = self.masked(seen[:, tile], self.capped(self.score(q, keys[:, tile])))
             state = self.fold(*state, x, values[:, tile])
         return self.normal(*state)
 
@@ -140,7 +151,7 @@ class Attention:
 
     def weights(self, q, keys, source):
         lse = np.where(self.lse == -INF, 0, self.lse)
-        x = np.where(self.seen_backward(source), self.score(q, keys), -INF)
+        x = self.masked(self.seen_backward(source), self.capped(self.score(q, keys)))
         return np.exp(x - lse[:, :, None])
 
     def backward(self, d_out):
@@ -152,6 +163,8 @@ class Attention:
             keys, values = self.block(source)
             p = self.weights(q, keys, source)
             d_x = self.d_scores(p, d_out @ values.swapaxes(1, 2), delta)
+            if self.softcap:
+                d_x *= self.slope(self.masked(self.seen_backward(source), self.capped(self.score(q, keys))))
             d_q = self.add_d_q(d_q, self.scale * d_x @ keys)
             d_k[source] += self.by_kv_head(self.scale * d_x.swapaxes(1, 2) @ q)
             d_v[source] += self.by_kv_head(p.swapaxes(1, 2) @ d_out)
@@ -244,6 +257,60 @@ class OwnKeyLost(Attention):
 
     def pairs(self):
         return self.allowed & (self.mine[:, None] != np.arange(self.layout.index.size))
+
+
+class SoftcapLost(Attention):
+    """a softcap is ignored (kernels without one behind a common interface)"""
+
+    kind = "softcap"
+
+    def capped(self, x):
+        return x
+
+    def slope(self, x):
+        return 1
+
+
+class SoftcapAfterMask(Attention):
+    """the softcap comes after the mask: hidden keys have -c in place of -inf (a mask that is added to the products)"""
+
+    kind = "softcap"
+
+    def masked(self, seen, x):
+        return np.where(seen, x, -(self.softcap or INF))
+
+
+class SoftcapBeforeScale(Attention):
+    """the softcap comes before the scale: scale c tanh(<q, k> / c) (products that are capped and then scaled)"""
+
+    kind = "softcap"
+
+    def capped(self, x):
+        return self.scale * super().capped(x / self.scale)
+
+    def slope(self, x):
+        return super().slope(x / self.scale)
+
+
+class SoftcapWithoutFactor(Attention):
+    """tanh(x / c) is not multiplied with c again (one of two factors that kernels fold into the scale)"""
+
+    kind = "softcap"
+
+    def capped(self, x):
+        return super().capped(x) / self.softcap if self.softcap else x
+
+    def slope(self, x):
+        return super().slope(x * self.softcap) / self.softcap
+
+
+class SoftcapWithoutSlope(Attention):
+    """gradients lack the slope of the softcap (a backward pass that computes scores again without it)"""
+
+    kind = "softcap"
+
+    def slope(self, x):
+        return 1
 
 
 class NextKeySeen(Attention):
@@ -1068,8 +1135,8 @@ class Float16Scores(Attention):
 
 
 def attention_of(kind):
-    def attention(q, k, v, cu_seqlens, layout, group, scale, lengths, mask, window, regions, allowed, sinks, k_shared):
-        return kind(q, k, v, cu_seqlens, layout, group, scale, lengths, mask, window, regions, allowed, sinks, k_shared).run()
+    def attention(q, k, v, cu_seqlens, layout, group, scale, lengths, mask, window, regions, allowed, sinks, k_shared, softcap):
+        return kind(q, k, v, cu_seqlens, layout, group, scale, lengths, mask, window, regions, allowed, sinks, k_shared, softcap).run()
 
     return attention
 

@@ -7,11 +7,12 @@ or None for them. Gradients: of tensors by autograd; of NumPy arrays, a third va
 function of d_out that returns d_q, d_k, d_v and, where they are given, d_k_shared and d_sinks. A rank's
 d_sinks, and with tp its d_k_shared, is its share of the sum. Further parameters, given where they are
 taken: k_shared [tokens, elements] (what every head of k ends with: the rotary part of multi-head latent
-attention; k has the elements before), mask, window, scale, sinks, regions, lengths
-(tokens of each document, without padding), allowed (booleans [rows of the rank, slots]: the keys that
-each row sees), mesh.
+attention; k has the elements before), mask, window, scale, softcap (c: the scaled scores x become
+c tanh(x / c), before the mask), sinks, regions, lengths (tokens of each document, without padding),
+allowed (booleans [rows of the rank, slots]: the keys that each row sees), mesh.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from itertools import pairwise
@@ -22,7 +23,7 @@ import numpy as np
 
 from .. import reading
 from ..reference import visible
-from .attention_errors import hypotheses
+from .attention_errors import Weights, answers, hypotheses
 from .attention_places import Answered
 from .contract import (
     LeftOut,
@@ -42,33 +43,52 @@ from .rounding import rounded
 
 KIND, USES_LAYOUT = "attention", True
 SPLITS = ("cp",)
-NEEDS = ("mask", "regions", "window", "scale", "sinks", "k_shared", "lengths")
+NEEDS = ("mask", "regions", "window", "scale", "softcap", "sinks", "k_shared", "lengths")
 ROWS = ("q", "k", "v", "d_out")
 LEAVES = ("q", "k", "v", "k_shared", "sinks")
 ANSWERS = ("out", "lse", *(f"d_{name}" for name in LEAVES))
+SAFETY = 32.0  # of src/core/tolerance.hpp
+# Files that have a second case, with a softcap: causal, of every key, of regions, with a window, with scores that it needs.
+SOFTCAPPED = ("attention_causal", "attention_full", "attention_blocks", "attention_window_documents", "attention_large_scores")
 
 
 def problems(path: Path, options: Any) -> Iterator[Problem]:
-    """The case of a file of attention."""
+    """The case of a file of attention, and one with a softcap of half of its largest score."""
     file = rounded(checked_file(path), options.dtype)
     inputs, expected = file.inputs, dict(file.reference)
     layout = layout_of(options.layout, np.asarray(inputs["offsets"]).astype(np.int64), options.cp)
-    attributes = inputs.attributes
-    heads, kv_heads, mask, window = (
-        inputs["q"].shape[1],
-        inputs["k"].shape[1],
-        attributes["mask"],
-        int(attributes["window"]),
-    )
-    needs = needs_of(inputs, layout)
-    streams, pairs = _streams(inputs, layout), pairs_of(inputs, layout)
-    regions = np.asarray(inputs["regions"]) if mask == "regions" else None
-    offers = {"mask": mask, "window": window, "scale": float(attributes["scale"]), "regions": regions}
-    pieces = [_piece(streams, pairs, layout, offers, rank, options) for rank in range(options.cp * options.tp)]
+    heads, kv_heads = inputs["q"].shape[1], inputs["k"].shape[1]
     if heads % options.tp or kv_heads % options.tp:
         raise LeftOut(f"{kv_heads} KV heads are no multiple of tp = {options.tp}")
-    judge = partial(_judge, path.stem, streams, pairs, inputs, expected, layout, options.tp)
-    yield Problem(path.stem, pieces, needs, judge)
+    needs, streams, pairs = needs_of(inputs, layout), _streams(inputs, layout), pairs_of(inputs, layout)
+    attributes = {**inputs.attributes, "softcap": 0.0}
+    problem = partial(_problem, streams, pairs, inputs.get("regions"), layout, options)
+    yield problem(path.stem, needs, attributes, expected)
+    if path.stem in SOFTCAPPED:
+        exact = partial(Weights, streams, pairs, float(attributes["scale"]), streams.get("sinks"))
+        cap = float(np.float32(exact().largest / 2))
+        found = answers(streams, pairs, float(attributes["scale"]), streams.get("sinks"), softcap=cap)
+        capped = {n: a if n == "d_sinks" else a[layout.tokens] for n, a in found.items() if n in expected}
+        needs = needs | {"softcap": f"the softcap is {cap:.4g}"}
+        yield problem(f"{path.stem} with softcap", needs, attributes | {"softcap": cap}, capped)
+
+
+def _problem(
+    streams: Mapping[str, np.ndarray],
+    pairs: np.ndarray,
+    regions: np.ndarray | None,
+    layout: Layout,
+    options: Any,
+    name: str,
+    needs: Mapping[str, str],
+    attributes: Mapping[str, Any],
+    expected: Mapping[str, np.ndarray],
+) -> Problem:
+    offers = {n: attributes[n] for n in ("mask", "scale")} | {"window": int(attributes["window"])}
+    offers |= {"regions": regions, "softcap": attributes["softcap"] or None}
+    pieces = [_piece(streams, pairs, layout, offers, rank, options) for rank in range(options.cp * options.tp)]
+    eps = float(np.finfo("float64" if options.dtype == "float64" else "float32").eps)
+    return Problem(name, pieces, needs, partial(_judge, name, streams, pairs, attributes, expected, layout, options.tp, eps))
 
 
 def needs_of(inputs: reading.Group, layout: Layout) -> dict[str, str]:
@@ -188,24 +208,31 @@ def pairs_of(inputs: reading.Group, layout: Layout) -> np.ndarray:
     return found
 
 
+def error_of_merges(largest: float, partials: int, eps: float) -> float:
+    """The error of weights whose scores and log-sum-exps are rounded at their size, in every merge and in the final one.
+
+    It is the part of the model of src/attention/tolerance.hpp that grows with the scores: 3 X^2 P + 3 L^2 P roundings.
+    Kernels keep log-sum-exps in float32, so this error is no fault; where terms of a gradient cancel, it is what is left.
+    """
+    return SAFETY / 6 * eps * math.sqrt(6 * partials) * largest
+
+
 def _judge(
     name: str,
     streams: Mapping[str, np.ndarray],
     pairs: np.ndarray,
-    inputs: reading.Group,
+    attributes: Mapping[str, Any],
     expected: Mapping[str, np.ndarray],
     layout: Layout,
     tp: int,
+    eps: float,
     arrays: list[dict[str, np.ndarray]],
     tolerance: Tolerance,
 ) -> Verdict:
     real = np.zeros(layout.slots, bool)
     real[layout.tokens] = True
-    lse = np.asarray(expected.get("lse", np.zeros(1)))
-    worse = max(
-        1.0, float(np.abs(lse[np.isfinite(lse)]).max(initial=0)) / 32
-    )  # a score's rounding is that of its exponential
-    tolerance = tolerance.times(worse)
+    exact = Weights(streams, pairs, float(attributes["scale"]), streams.get("sinks"), softcap=attributes["softcap"])
+    tolerance = tolerance.widened(error_of_merges(exact.largest, layout.cp, eps), exact.sizes())
 
     def counted(rank: int, array: str, values: np.ndarray) -> np.ndarray:
         return values if array == "d_sinks" else values[real[layout.index[rank // tp]]]
@@ -226,7 +253,7 @@ def _judge(
         return rows_that_differ(rows, layout) + value_text(got[array], expected[array], bad) + of_heads + blocks
 
     def known(failing: set[str]) -> Iterator[Any]:
-        return hypotheses(Answered(got, expected, failing, streams, pairs, inputs.attributes, layout, tp, tolerance))
+        return hypotheses(Answered(got, expected, failing, streams, pairs, attributes, layout, tp, tolerance))
 
     verdict = judged(name, got, {n: a for n, a in expected.items() if n in ANSWERS}, tolerance, known, places)
     missing = sorted(n for n in expected if n in ANSWERS and n not in got)

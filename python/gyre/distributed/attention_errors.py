@@ -14,58 +14,118 @@ from .layouts import Layout, halves_exchanged, segment_of
 HUGE = 30.0  # a sink in whose place a smaller one does not count
 
 
+class Weights:
+    """Scores, weights and lse, heads first, for any pairs [slots, slots] of queries and keys, in float64.
+
+    head_of [heads]: the KV head that each query head reads. softcap c: scores x become c tanh(x / c) before the mask; 0:
+    they stay. hidden: the score of pairs that are hidden. has_slope: whether gradients of x have that of tanh.
+    """
+
+    def __init__(
+        self,
+        streams: Arrays,
+        pairs: np.ndarray,
+        scale: float,
+        sinks: np.ndarray | None,
+        head_of: np.ndarray | None = None,
+        softcap: float = 0.0,
+        hidden: float = -np.inf,
+        has_slope: bool = True,
+    ) -> None:
+        self.q, self.v, self.d_out = (streams[n].astype(np.float64) for n in ("q", "v", "d_out"))
+        self.k, self.own, self.scale = whole_keys(streams).astype(np.float64), streams["k"].shape[2], scale
+        heads, self.kv_heads = self.q.shape[1], self.k.shape[1]
+        self.reads = np.arange(heads) * self.kv_heads // heads if head_of is None else head_of
+        x = scale * np.einsum("qhd,khd->hqk", self.q, self.k[:, self.reads])
+        self.slope = np.ones(1)
+        if softcap:
+            x = np.tanh(x / softcap)
+            self.slope = np.where(pairs, 1 - x**2 if has_slope else 1, 0)
+            x *= softcap
+        self.x = x = np.where(pairs, x, hidden)
+        self.z = np.full(heads, -np.inf) if sinks is None else sinks.astype(np.float64)
+        top = np.maximum(x.max(axis=2, initial=-np.inf), self.z[:, None])
+        top[top == -np.inf] = 0
+        p = np.exp(x - top[:, :, None])
+        total = p.sum(axis=2) + np.exp(self.z[:, None] - top)
+        with np.errstate(divide="ignore", invalid="ignore"):
+            self.lse = top + np.log(total)
+            self.p = np.where(total[:, :, None] > 0, p / total[:, :, None], 0)
+        self.out = np.einsum("hqk,khd->qhd", self.p, self.v[:, self.reads])
+
+    @property
+    def largest(self) -> float:
+        """The largest size of a score that counts, or of a log-sum-exp."""
+        return max(float(np.abs(x[np.isfinite(x)]).max(initial=0)) for x in (self.x, self.lse))
+
+    def by_kv_head(self, terms: np.ndarray) -> np.ndarray:
+        """Terms [heads, ...] summed over the heads that read each KV head."""
+        found = np.zeros((self.kv_heads, *terms.shape[1:]))
+        np.add.at(found, self.reads, terms)
+        return found
+
+    def of_sinks(self) -> np.ndarray:
+        """[heads, queries]: the weights of sinks."""
+        with np.errstate(invalid="ignore"):
+            return np.nan_to_num(np.exp(self.z[:, None] - self.lse), posinf=0)
+
+    def sizes(self) -> dict[str, float]:
+        """The size of the terms that each gradient is a sum of, at its largest, as src/attention/attention_reference.hpp
+        has it: the root of the sum of their squares, as an rms over a row of one head."""
+        lengths = {n: (getattr(self, n) ** 2).sum(axis=2) for n in ("q", "k", "v", "d_out", "out")}
+        wide, narrow = self.k.shape[2], self.v.shape[2]
+        p_squared = self.p**2 * lengths["d_out"].T[:, :, None] / narrow
+        terms = (self.scale * self.slope) ** 2 * p_squared * lengths["v"].T[self.reads][:, None] / wide
+        of_keys = self.by_kv_head(np.einsum("hqk,qh->hk", terms, lengths["q"]))
+        squares = {
+            "d_q": np.einsum("hqk,kh->hq", terms, lengths["k"][:, self.reads]),
+            "d_k": of_keys,
+            "d_k_shared": of_keys.sum(axis=0),
+            "d_v": self.by_kv_head(p_squared.sum(axis=1)),
+            "d_sinks": (self.of_sinks() ** 2 * (lengths["out"] * lengths["d_out"]).T / narrow).sum(axis=1),
+        }
+        return {name: float(array.max(initial=0)) ** 0.5 for name, array in squares.items()}
+
+
 def answers(
     streams: Arrays,
     pairs: np.ndarray,
     scale: float,
     sinks: np.ndarray | None,
     *,
-    head_of: np.ndarray | None = None,
     shares: np.ndarray | None = None,
     shared_shares: np.ndarray | None = None,
     delta: bool = True,
     kept: np.ndarray | None = None,
+    **how: Any,
 ) -> dict[str, np.ndarray]:
     """out, lse and gradients in slots, for any pairs [slots, slots] of queries and keys, in float64.
 
-    head_of [heads]: the KV head that each query head reads. shares [heads]: the factor that the
-    gradients of keys and values have of each query head; shared_shares [KV heads]: the one that
-    d_k_shared has of each KV head. delta: whether <out, d_out> is subtracted.
+    how: what Weights takes. shares [heads]: the factor that the gradients of keys and values have of each query head;
+    shared_shares [KV heads]: the one that d_k_shared has of each KV head. delta: whether <out, d_out> is subtracted.
     kept: pairs that count in the gradients of keys and values; without, all.
     """
-    q, v, d_out = (streams[n].astype(np.float64) for n in ("q", "v", "d_out"))
-    k, own = whole_keys(streams).astype(np.float64), streams["k"].shape[2]
-    heads, kv_heads = q.shape[1], k.shape[1]
-    reads = np.arange(heads) * kv_heads // heads if head_of is None else head_of
-    part = np.ones(heads) if shares is None else shares
-    x = np.where(pairs, scale * np.einsum("qhd,khd->hqk", q, k[:, reads]), -np.inf)
-    z = np.full(heads, -np.inf) if sinks is None else sinks.astype(np.float64)
-    top = np.maximum(x.max(axis=2, initial=-np.inf), z[:, None])
-    top[top == -np.inf] = 0
-    p = np.exp(x - top[:, :, None])
-    total = p.sum(axis=2) + np.exp(z[:, None] - top)
-    with np.errstate(divide="ignore", invalid="ignore"):
-        lse = top + np.log(total)
-        p = np.where(total[:, :, None] > 0, p / total[:, :, None], 0)
-    out = np.einsum("hqk,khd->qhd", p, v[:, reads])
-    gone = (out * d_out).sum(axis=2).T
-    d_x = p * (np.einsum("qhd,khd->hqk", d_out, v[:, reads]) - (gone[:, :, None] if delta else 0))
-    d_k, d_v = np.zeros(k.shape), np.zeros(v.shape)
+    of = Weights(streams, pairs, scale, sinks, **how)
+    part = np.ones(of.q.shape[1]) if shares is None else shares
+    gone = (of.out * of.d_out).sum(axis=2).T
+    d_x = of.slope * of.p * (
+        np.einsum("qhd,khd->hqk", of.d_out, of.v[:, of.reads]) - (gone[:, :, None] if delta else 0)
+    )
+    d_k, d_v = np.zeros(of.k.shape), np.zeros(of.v.shape)
     counted = 1 if kept is None else kept
-    for head in range(heads):
-        d_k[:, reads[head]] += part[head] * scale * (counted * d_x[head]).T @ q[:, head]
-        d_v[:, reads[head]] += part[head] * (counted * p[head]).T @ d_out[:, head]
+    for head, reads in enumerate(of.reads):
+        d_k[:, reads] += part[head] * scale * (counted * d_x[head]).T @ of.q[:, head]
+        d_v[:, reads] += part[head] * (counted * of.p[head]).T @ of.d_out[:, head]
     if shared_shares is not None:
-        d_k[..., own:] *= shared_shares[:, None]
+        d_k[..., of.own :] *= shared_shares[:, None]
     found = {
-        "out": out,
-        "lse": lse.T,
-        "d_q": scale * np.einsum("hqk,khd->qhd", d_x, k[:, reads]),
+        "out": of.out,
+        "lse": of.lse.T,
+        "d_q": scale * np.einsum("hqk,khd->qhd", d_x, of.k[:, of.reads]),
         "d_v": d_v,
-    } | split_gradient(d_k, own)
+    } | split_gradient(d_k, of.own)
     if sinks is not None:
-        with np.errstate(invalid="ignore"):
-            found["d_sinks"] = -(np.exp(z[:, None] - lse) * gone).sum(axis=1)
+        found["d_sinks"] = -(of.of_sinks() * gone).sum(axis=1)
     return found
 
 
@@ -182,6 +242,7 @@ def hypotheses(answered: Answered) -> Iterator[Hypothesis]:
     """Known errors, the likeliest first."""
     errors = _Errors(answered)
     yield from errors.first_guesses()
+    yield from errors.of_softcap()
     for kind, text, other in (*errors.other.everywhere(), *errors.other.of_ranks()):
         yield errors.known(kind, text, pairs=other)
     yield from errors.of_scales()
@@ -200,7 +261,8 @@ class _Errors:
     def __init__(self, answered: Answered) -> None:
         self.of, self.asked = answered, list[tuple[str, str, dict[str, Any]]]()
         self.other = Pairs(answered.pairs, answered.attributes, answered.layout)
-        self.right = {"pairs": answered.pairs, "scale": answered.scale, "sinks": answered.streams.get("sinks")}
+        self.right = {"pairs": answered.pairs, "scale": answered.scale, "sinks": answered.streams.get("sinks"),
+                      "softcap": answered.softcap}
         self.heads, self.kv_heads = (answered.streams[n].shape[1] for n in ("q", "k"))
         self.reads = np.arange(self.heads) * self.kv_heads // self.heads
 
@@ -240,6 +302,18 @@ class _Errors:
         ):
             if not np.isclose(wrong, scale):
                 yield self.known("scale", f"a wrong scale: {text}", scale=wrong)
+
+    def of_softcap(self) -> Iterator[Hypothesis]:
+        cap, scale = self.of.softcap, self.of.scale
+        for text, changed in (
+            ("is ignored", {"softcap": 0.0}),
+            ("comes before the scale: scale c tanh(<q, k> / c)", {"softcap": scale * cap}),
+            ("comes after the mask: hidden keys have the score -c", {"hidden": -cap}),
+            ("lacks the factor c: tanh(x / c)", {"softcap": 1.0, "scale": scale / cap}),
+            ("lacks the divisor c: c tanh(x)", {"scale": scale * cap}),
+            ("has no slope: gradients lack 1 - tanh(x / c)^2", {"has_slope": False}),
+        ) if cap else ():
+            yield self.known("softcap", f"the softcap {text}", **changed)
 
     def of_sinks(self) -> Iterator[Hypothesis]:
         sinks = self.right["sinks"]
@@ -291,7 +365,8 @@ class _Errors:
         masks = {(kind, text): other for kind, text, other in self.other.everywhere()}
         masks |= {("chunk-order", text): other for text, other in _other_chunks(a.pairs, a.attributes, layout)}
         places = Places(a, masks)
-        yield from places.all()
+        if not a.softcap:
+            yield from places.all()
         ranks, of_gradients = places.queries, a.failing <= {"d_k", "d_v", "d_k_shared", "d_sinks"}
         if layout.cp == 1 or layout.slots > LARGEST or not of_gradients and len(ranks) != 1:
             return

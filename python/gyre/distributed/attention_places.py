@@ -36,6 +36,10 @@ class Answered:
     def scale(self) -> float:
         return float(self.attributes["scale"])
 
+    @property
+    def softcap(self) -> float:
+        return float(self.attributes["softcap"])
+
 
 @dataclass(frozen=True)
 class Scope:

@@ -39,14 +39,17 @@ class Tolerance:
     """|got - expected| <= atol scale + rtol |expected|; of gradients, scale is the largest |expected|, at least 1.
 
     wide: the bound of rtol and atol of statistics of rows that a rank returns in a wider type than its inputs'.
+    sizes: of the terms that gradients are sums of, by array; a scale is at least the size, as terms may cancel.
     """
 
     rtol: float
     atol: float
     wide: float = math.inf
+    sizes: Mapping[str, float] = field(default_factory=dict)
 
-    def times(self, factor: float) -> "Tolerance":
-        return Tolerance(factor * self.rtol, factor * self.atol, self.wide)
+    def widened(self, error: float, sizes: Mapping[str, float]) -> "Tolerance":
+        """With another error that adds up with those that rtol and atol are of as independent ones do."""
+        return Tolerance(math.hypot(error, self.rtol), math.hypot(error, self.atol), self.wide, sizes)
 
     def of(self, name: str, expected: np.ndarray, got: np.ndarray) -> tuple[float, float]:
         if name in STATISTICS and got.dtype == np.float64 and self.wide < max(self.rtol, self.atol):
@@ -55,7 +58,8 @@ class Tolerance:
         stored = (
             8 * float(np.finfo(expected.dtype).eps) if expected.dtype.kind == "f" else 0.0
         )  # some answers are float32
-        return max(self.rtol, stored), max(self.atol, stored) * max(1.0, float(finite.max(initial=0)))
+        scale = max(1.0, float(finite.max(initial=0)), self.sizes.get(name, 0.0))
+        return max(self.rtol, stored), max(self.atol, stored) * scale
 
     def is_wide(self, name: str, expected: np.ndarray) -> bool:
         """Whether zeros would pass."""
@@ -245,6 +249,9 @@ def factors(got: Arrays, expected: Arrays, failing: set[str], known: Mapping[str
             names[name] = hint.split("factor ")[1].split(":")[0]
     for text in dict.fromkeys(names.values()):
         value = 1 / int(text[2:]) if text.startswith("1/") else float(text)
+        for name in failing - names.keys():  # one value alone has any factor
+            if got[name].size == 1 and np.allclose(got[name], value * np.asarray(expected[name]), rtol=1e-4):
+                names[name] = text
         whole = round(max(value, 1 / value))
         called = [n for n, size in known.items() if size == whole]
         label = f" = {'1/' if value < 1 else ''}{' or '.join(called)}" if called else ""

@@ -22,6 +22,7 @@ NAMES = (
     "pack",
     "sum_over_group",
     "topk_kl",
+    "kl",
     "model",
     "gradients",
     "grad_norm",

@@ -10,11 +10,13 @@ import os
 import select
 import signal
 import socket
+import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
+from types import ModuleType
 from typing import Any
 
 from . import contracts
@@ -101,6 +103,18 @@ def _free_port() -> int:
         return int(one.getsockname()[1])
 
 
+@contextlib.contextmanager
+def _without_main(function: str) -> Iterator[None]:
+    """Processes that start import the command's main module, which no rank needs but one whose function is there."""
+    main = sys.modules["__main__"]
+    if not function.startswith("__main__:"):
+        sys.modules["__main__"] = ModuleType("__main__")
+    try:
+        yield
+    finally:
+        sys.modules["__main__"] = main
+
+
 class Team:
     """Processes of all ranks of a setting."""
 
@@ -116,7 +130,8 @@ class Team:
         """Usage, Unable: a rank could not begin."""
         server, ranks, port = multiprocessing.get_context("forkserver"), self.setting.ranks, _free_port()
         server.set_forkserver_preload(
-            ["gyre.distributed.launch", *(["torch"] if self.setting.backend != "numpy" else [])]
+            ["gyre.distributed.launch", *(f"gyre.distributed.{name}" for name in contracts.NAMES),
+             *(["torch"] if self.setting.backend != "numpy" else [])]
         )
         ends: list[dict[int, Connection]] = [{} for _ in range(ranks)]
         for a in range(ranks):
@@ -125,7 +140,8 @@ class Team:
         for rank in range(ranks):
             mine, theirs = server.Pipe()
             process = server.Process(target=_work, args=(rank, self.setting, theirs, ends[rank], port))
-            process.start()
+            with _without_main(self.setting.function):
+                process.start()
             theirs.close()
             self.processes.append(process)
             self.pipes.append(mine)

@@ -38,6 +38,7 @@ from .shards_of_logits import own_maximum, shard_errors
 KIND, USES_LAYOUT = "logprobs", False
 SPLITS = ("cp", "tp")
 NEEDS = ("temperature", "vocab_size")
+GROWN = (6, 64)  # rows of files that have further cases of some contracts: fewer could not be dealt to ranks and microbatches
 NEUTRAL = {"temperature": 1.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}  # what changes nothing
 
 

@@ -16,8 +16,10 @@ gradient of the shard. group: ranks that share the vocabulary. Further parameter
 taken: data_group (all ranks with other rows), cp_group and dp_group (those of them in the same replica,
 and at the same place of other replicas), first (id of the first column), columns (of all ranks), weights
 [tokens], count (sum of all weights), label_smoothing e, where nll is (1 - e) nll + e mean(-log p) over
-the whole vocabulary, z_loss z, where z lse^2 is added to nll, mesh. In cases of microbatches the function
-is called for each of them, and its values are added: it needs count, which is of all.
+the whole vocabulary, z_loss z, where z lse^2 is added to nll, teacher_shard (the rank's columns of a
+teacher's logits), where KL(teacher || student) of the row takes the place of nll, as in the contract kl,
+mesh. In cases of microbatches the function is called for each of them, and its values are added: it needs
+count, which is of all.
 """
 
 from collections.abc import Callable, Iterator, Mapping
@@ -27,6 +29,7 @@ from typing import Any
 
 import numpy as np
 
+from . import kl
 from .contract import (
     Arrays,
     Finding,
@@ -41,16 +44,15 @@ from .contract import (
     keywords,
     not_numbers,
 )
-from .logprob import claimed, columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
+from .logprob import GROWN, claimed, columns_of, disagreeing, rolled, rows_of, temperature_of, values_of
 from .parts import on_one_rank
 from .rank import Here, differentiated
 from .rounding import rounded
 
 KIND, USES_LAYOUT, USES_DP, USES_UNEVEN = "logprobs", False, True, True
 SPLITS = ("cp", "tp")
-NEEDS = ("weights", "label_smoothing", "z_loss", "count")
+NEEDS = ("weights", "label_smoothing", "z_loss", "teacher_shard", "count")
 MICROBATCHES = 3
-GROWN = (6, 64)  # rows of files that have further cases: fewer could not be dealt to ranks and microbatches
 CONVENTIONS = ("mean", "partial", "times-cp", "mean-times-cp")
 IGNORED = -100
 
@@ -70,7 +72,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
     kept = tokens if options.uneven else tokens // parts * parts
     logits, labels = logits[:kept], labels[:kept]
     columns, rows = columns_of(vocab, options.tp), rows_of(kept, parts)
-    for suffix, weights, needs, changes in _variants(labels, rows, bool(np.isfinite(logits).all())):
+    teacher = np.asarray(inputs.get("teacher", logits[:0]))[:kept, :vocab]
+    for suffix, weights, needs, changes in _variants(labels, rows, logits, teacher):
         counted = np.where(labels == IGNORED, 0, weights)
         problem = {
             "logits": logits.astype(np.float64),
@@ -82,6 +85,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             "microbatches": 1,
             "label_smoothing": 0.0,
             "z_loss": 0.0,
+            "teacher": None,
             "given": weights,
         } | changes
         pieces = []
@@ -90,7 +94,8 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
             offers = {"first": part.start, "columns": vocab, "count": float(counted.sum())}
             offers |= {name: problem[name] for name in ("label_smoothing", "z_loss")}
             batches = [
-                {"logits": logits[mine][:, part], "labels": labels[mine], "weights": weights[mine]}
+                {"logits": logits[mine][:, part], "labels": labels[mine], "weights": weights[mine],
+                 "teacher_shard": None if problem["teacher"] is None else teacher[mine][:, part]}
                 for mine in np.array_split(rows[rank // options.tp], problem["microbatches"])
             ]
             pieces.append({"batches": batches, "offers": offers})
@@ -100,7 +105,7 @@ def problems(path: Path, options: Any) -> Iterator[Problem]:
 
 
 def _variants(
-    labels: np.ndarray, rows: list[np.ndarray], is_finite: bool
+    labels: np.ndarray, rows: list[np.ndarray], logits: np.ndarray, teacher: np.ndarray
 ) -> Iterator[tuple[str, np.ndarray, dict[str, str], dict[str, Any]]]:
     """Of the cases of a file: a suffix of its name, weights, parameters that it needs, changes of the problem."""
     plain = np.ones(len(labels), np.float32)
@@ -108,7 +113,7 @@ def _variants(
     weighted = {"weights": "rows have weights"}
     yield "", plain, {}, {}
     yield " with weights", others, weighted, {}
-    if not is_finite or not GROWN[0] <= len(labels) <= GROWN[1]:
+    if not np.isfinite(logits).all() or not GROWN[0] <= len(labels) <= GROWN[1]:
         return
     first, emptied = np.zeros_like(plain), plain.copy()
     first[np.argmax(labels != IGNORED)] = 1
@@ -119,6 +124,8 @@ def _variants(
     yield " without labels", 0 * plain, weighted, {}
     yield " with label smoothing", plain, {"label_smoothing": "labels are smoothed"}, {"label_smoothing": 0.25}
     yield " with z-loss", plain, {"z_loss": "there is a z-loss"}, {"z_loss": 0.125}
+    if len(teacher) and np.isfinite(teacher).all():
+        yield " with a teacher", others, weighted | {"teacher_shard": "rows have a teacher"}, {"teacher": teacher.astype(float)}
     lost = others.copy()
     lost[np.array_split(rows[-1], MICROBATCHES)[1]] = 0
     needs = weighted | {"count": f"rows lie in {MICROBATCHES} microbatches"}
@@ -133,6 +140,7 @@ def call(
     for batch in piece["batches"]:
         offers = dict(piece["offers"], mesh=here.mesh, weights=here.array(batch["weights"]))
         offers |= {f"{name}_group": here.group(name) for name in ("data", "cp", "dp")}
+        offers["teacher_shard"] = None if batch["teacher_shard"] is None else here.array(batch["teacher_shard"])
         taken, labels = keywords(function, offers, needs), here.ids(batch["labels"])
         found = differentiated(
             lambda logits, labels=labels, taken=taken: function(logits, labels, here.group("tp"), **taken),
@@ -147,6 +155,10 @@ def call(
 def terms_of(problem: Mapping[str, Any], kept: np.ndarray | None = None) -> tuple[np.ndarray, np.ndarray]:
     """The loss of each row [tokens], and its slope [tokens, columns]; kept [columns]: those of the smoothing."""
     smoothing, z_loss, width = problem["label_smoothing"], problem["z_loss"], problem["logits"].shape[1]
+    if problem["teacher"] is not None:
+        more = {"d_kl": np.ones((1, len(problem["targets"]))), "convention": "identity"}
+        found, known = kl.values_of({"reverse": False} | problem | more, [slice(0, width)]), problem["targets"] != IGNORED
+        return np.where(known, found["kl"], 0), np.where(known[:, None], found["d_kl"], 0)
     scores = values_of(problem, d_value=-np.ones(len(problem["targets"])))
     value, slope = -scores["logprob"], scores["d_logprob"]
     if smoothing or z_loss:
@@ -268,8 +280,11 @@ def _part_name(part: int, parts: int, dp: int) -> str:
 
 
 def _of_terms(known: Callable[..., Hypothesis], problem: Mapping[str, Any]) -> Iterator[Hypothesis]:
-    """Errors of label smoothing and of a z-loss."""
+    """Errors of label smoothing, of a z-loss and of a teacher."""
     smoothing, width = problem["label_smoothing"], problem["logits"].shape[1]
+    if problem["teacher"] is not None:
+        yield known("teacher", "the teacher is ignored: it is the loss of the labels", teacher=None)
+        yield known("teacher", "the direction is exchanged: it is KL(student || teacher)", reverse=True)
     if smoothing:
         yield known("smoothing", "label smoothing is ignored", label_smoothing=0.0)
         text = "labels are smoothed over the other ids alone: e / (V - 1)"
@@ -362,7 +377,7 @@ def _hypotheses(
 def _uneven(problem: Mapping[str, Any], columns: list[slice], rows: list[np.ndarray]) -> Iterator[Hypothesis]:
     """A rank of tp takes its rank times its own columns for its first id, where these are fewer than others'."""
     first, labels = [r * (s.stop - s.start) for r, s in enumerate(columns)], problem["targets"]
-    if first == [s.start for s in columns] or problem["label_smoothing"] or problem["z_loss"]:
+    if first == [s.start for s in columns] or problem["label_smoothing"] or problem["z_loss"] or problem["teacher"] is not None:
         return
 
     def arrays() -> Arrays:
