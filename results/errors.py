@@ -102,8 +102,8 @@ def with_errors(text, gpu, rows):
     if not any(known.values()):
         return text
     margin, of = order_margin(rows, gpu)
-    head, links = text.split("[[model.links]]\n", 1)
-    head = f'{head.rstrip()}\norder_margin = {{ value = {margin:g}, source = "{RECORD}: {of}" }}\n\n'
+    line = f'order_margin = {{ value = {margin:g}, source = "{RECORD}: {of}" }}\n'
+    head, links = re.sub("(?m)^copy_bytes_per_s = .*\n", lambda found: found[0] + line, text).split("[[model.links]]\n", 1)
     for (direction, ranks), (share, of) in ((group, found) for group, found in known.items() if found):
         head += (f'[[model.errors]]\npass = "{direction}"\nranks = "{ranks}"\n'
                  f'share = {{ value = {share:g}, source = "{RECORD}: {of}" }}\n\n')
