@@ -244,6 +244,8 @@ add("conv_documents", "documents of 1, 0, 5, 40, 0, 2 and 24 tokens, a convoluti
     ("convolution", "documents"), [1, 0, 5, 40, 0, 2, 24], 1, 2, 8, 6, conv=4)
 add("conv_short_parts", "13 tokens and a convolution of 8: a history is on several ranks", SHORT,
     ("convolution", "ranks"), [11, 2], 1, 2, 8, 6, conv=8)
+add("conv_boundaries", "the documents of recurrence_boundaries, a convolution of 3 tokens", HISTORY,
+    ("convolution", "ranks"), [12, 12, 8, 4, 0, 12, 18, 6], 1, 2, 8, 6, decay=0.02, conv=3)
 add("conv_zero_rows", "queries and keys of 0, which are divided by their length",
     "0/0; the 1e-6 under the root left out, or outside of it", ("convolution", "gdn"), [30], 1, 2, 8, 6, conv=4,
     q=lambda q: np.where(np.arange(q.shape[0])[:, None, None] // 5 % 2 == 0, 0, q),

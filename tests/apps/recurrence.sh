@@ -77,7 +77,7 @@ for kind in gdn kda ssd gla; do
   expect 0 'compared in full: d_' "${mpi[@]}" 3 "$recurrence" --input "$golden/recurrence_$kind.h5" $quick --schedule all --csv table.csv
   [ "$(column table.csv kind | sort -u)" = $kind ] || fail "$kind is taken for another kind: $(cat table.csv)"
 done
-for file in conv conv_channels conv_no_delta conv_one conv_documents conv_short_parts conv_zero_rows; do
+for file in conv conv_channels conv_no_delta conv_one conv_documents conv_short_parts conv_boundaries conv_zero_rows; do
   expect 0 'compared in full: d_' "${mpi[@]}" 4 "$recurrence" --input "$golden/recurrence_$file.h5" $quick --schedule all
 done
 grep -q 'd_conv_weight' output || fail "the gradient of the weights is not compared: $(cat output)"
