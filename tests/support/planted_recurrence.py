@@ -193,7 +193,7 @@ class Recurrence:
         slots, width = np.arange(self.index.size), self.conv_weight.shape[1]
         self.mine = self.order_of(self.rank)
         document, reads = self.history_document(slots), slots[:, None] - width + 1 + np.arange(width)
-        self.reads = np.where((reads >= 0) & (document[reads] == document[:, None]), reads, -1)
+        self.reads = self.history(np.where((reads >= 0) & (document[reads] == document[:, None]), reads, -1))
         self.kept = []
         for i, x in enumerate(self.y):
             whole = np.zeros((self.index.size, *x.shape[1:]))
@@ -206,6 +206,10 @@ class Recurrence:
             root = np.sqrt((value * value).sum(axis=2, keepdims=True) + 1e-6) if self.normalises(i) else np.ones((1, 1, 1))
             self.kept.append((taps, slope / root))
             self.y[i] = value / root
+
+    def history(self, reads):
+        """[slots, width]: the slots that taps read; -1: none."""
+        return reads
 
     def weights(self, i):
         """[heads, elements, width]"""
@@ -498,6 +502,16 @@ class HaloOfAnotherDocument(Recurrence):
 
     kind = "history-leak"
     history_document = IdentityMissing.document_of
+
+
+class HistoryOfOneNeighbour(Recurrence):
+    """a history is of the rank before alone, with zeros where its part is shorter (a halo of one neighbour)"""
+
+    kind, options = "history-short", {"layout": "contiguous", "cp": 8}
+
+    def history(self, reads):
+        rank = self.index.shape[1]
+        return np.where(reads // rank < np.arange(len(reads))[:, None] // rank - 1, -1, reads)
 
 
 class NoHistory(Recurrence):

@@ -31,6 +31,7 @@ class Rule:
     taps: int = 1  # -1: the last weight is of the first token
     cut_gradients: bool = False  # gradients of states do not cross ranks
     own_states: bool = False  # d_g is of states that begin with 0 on every rank
+    one_neighbour: bool = False  # a history is of the part before alone
     cut_histories: str = ""  # of "x" or "weight" or both: gradients through tokens of other ranks are lost
 
 
@@ -61,6 +62,10 @@ def _convolved(stream: Stream, runs: Runs, rule: Rule) -> tuple[dict[str, np.nda
         for j in range(width):
             back = width - 1 - j
             before[run[back:], j] = run[: max(0, len(run) - back)]
+        if rule.one_neighbour and len(run):
+            part = np.zeros(stream.layout.slots, np.int64)
+            part[run] = np.cumsum(np.append(0, np.diff(owner[run]) != 0))
+            before[run] = np.where(part[before[run]] < part[run][:, None] - 1, -1, before[run])
     for name in CONVOLVED:
         x = stream.arrays[name].astype(np.float64)
         taps = np.where((before >= 0)[:, :, None, None], x[before], 0)
@@ -245,7 +250,9 @@ RULES = (
     ("silu-lost", "there is no SiLU", Rule(silu=False)),
     ("not-normalised", "queries and keys are not normalised", Rule(normalised=False)),
     ("taps", "weights of the convolution are in reverse order", Rule(taps=-1)),
+    ("history-short", "a history is of the part before alone, which is shorter", Rule(one_neighbour=True)),
 )
+OF_CONVOLUTIONS = ("silu", "normalised", "taps", "one_neighbour", "cut_histories")
 OF_GRADIENTS = (
     ("state-gradient", "gradients of states do not cross ranks", Rule(cut_gradients=True)),
     ("decay-gradient", "d_g lacks what the state from other ranks adds", Rule(own_states=True)),
@@ -278,7 +285,7 @@ def hypotheses(
     def of_rule(rules: Sequence[tuple[str, str, Rule]]) -> Iterator[Hypothesis]:
         plain = Rule()
         for kind, text, rule in rules:
-            convolution = (rule.silu, rule.normalised, rule.taps, rule.cut_histories) != (True, True, 1, "")
+            convolution = any(getattr(rule, n) != getattr(plain, n) for n in OF_CONVOLUTIONS)
             delta = rule.write != plain.write or rule.erase != plain.erase
             if convolution and "conv_weight" not in has or delta and "beta" not in has:
                 continue
