@@ -48,7 +48,8 @@ void declare_problem(OptionTable& table, RecurrenceOptions& o) {
   add("--value-dim", "Elements of a head of values: columns of a state", o.value_dim, 1,
       max_head_dim);
   add("--conv",
-      "Tokens that a causal convolution of queries, keys and values reads, before the recurrence; 0: "
+      "Tokens that a causal convolution of queries, keys and values reads, before the recurrence; "
+      "0: "
       "there is none",
       o.conv, 0, max_convolution);
   add.choice("-d,--dtype", "Type of queries, keys, values and the output", o.dtype,

@@ -126,16 +126,15 @@ class Verifier {
           for (const double square : row(squares)) size += square / static_cast<double>(width);
           const std::span<const double> want = row(values);
           const auto got = row(d_weights_);
-          const double* answer =
-              answers == nullptr ? nullptr : answers->data() + channel * width;
-          const double scale = error_scale(
-              answer == nullptr ? want : std::span(answer, static_cast<size_t>(width)),
-              std::sqrt(size));
+          const double* answer = answers == nullptr ? nullptr : answers->data() + channel * width;
+          const double scale =
+              error_scale(answer == nullptr ? want : std::span(answer, static_cast<size_t>(width)),
+                          std::sqrt(size));
           array.rows = {channel};
-          compare_row(array, 0, std::vector<double>(got.begin(), got.end()),
-                      {std::vector<double>(want.begin(), want.end()),
-                       std::vector<double>(width, scale)},
-                      answer, check);
+          compare_row(
+              array, 0, std::vector<double>(got.begin(), got.end()),
+              {std::vector<double>(want.begin(), want.end()), std::vector<double>(width, scale)},
+              answer, check);
         }
       });
   }

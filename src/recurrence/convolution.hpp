@@ -37,14 +37,16 @@ inline constexpr std::array convolved_arrays = {RecurrenceArray::q, RecurrenceAr
 using ConvolutionRows = std::array<MatrixRef, 3>;
 /// First channel of convolved array `index`.
 int64_t first_channel(const RecurrenceShape& shape, size_t index);
-inline bool is_normalised(size_t index) { return convolved_arrays[index] != RecurrenceArray::v; }
+inline bool is_normalised(size_t index) {
+  return convolved_arrays[index] != RecurrenceArray::v;
+}
 
 /// The rows of a part.
 struct ConvolutionPart {
-  ConvolutionRows x, d_x;    ///< [tokens], of the type of activations
-  ConvolutionRows y;         ///< [tokens], f32
-  ConvolutionRows d_y;       ///< [tokens], f32: gradient of y; from slopes() on, of z
-  ConvolutionRows history;   ///< [tokens before it, at most width - 1] of x
+  ConvolutionRows x, d_x;     ///< [tokens], of the type of activations
+  ConvolutionRows y;          ///< [tokens], f32
+  ConvolutionRows d_y;        ///< [tokens], f32: gradient of y; from slopes() on, of z
+  ConvolutionRows history;    ///< [tokens before it, at most width - 1] of x
   ConvolutionRows d_history;  ///< f32
   ConvolutionRows added;  ///< [at most width - 1], f32: gradients of its last rows, by later parts
 };
@@ -73,7 +75,7 @@ class ConvolutionKernel {
     int64_t column, dim, channel;
   };
   struct Scratch {
-    std::vector<float> rows;  ///< of x, or of dz: [width - 1 + chunk, dim]
+    std::vector<float> rows;          ///< of x, or of dz: [width - 1 + chunk, dim]
     std::vector<float> value, slope;  // [dim]
     std::vector<float> sums;          // [width, dim]
   };

@@ -155,8 +155,8 @@ int64_t convolution_bytes(const StatePlan& plan, const Shard& shard, const Recur
   const auto wide = static_cast<int64_t>(sizeof(float)), own = static_cast<int64_t>(size_of(type));
   int64_t bytes = 2 * shard.slots * wide;
   for (const Fragment& f : shard.fragments)
-    bytes += history_rows(f, shape.convolution) * (own + wide) +
-             tail_rows(f, shape.convolution) * wide;
+    bytes +=
+        history_rows(f, shape.convolution) * (own + wide) + tail_rows(f, shape.convolution) * wide;
   for (const HistoryPiece& piece : plan.history)
     if (piece.from == plan.rank) bytes += piece.rows * wide;
   return (bytes + shape.convolution * wide) * shape.channels();

@@ -23,8 +23,7 @@ RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Shard& shard
     data_[array] = {arrays_.back().data(), stored, shard.slots, width, width};
   }
   if (shape.convolution > 0)
-    convolution_ =
-        std::make_unique<ConvolutionStage>(plan, shard, shape, data_, kernel.threads());
+    convolution_ = std::make_unique<ConvolutionStage>(plan, shard, shape, data_, kernel.threads());
   for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, shape));
   overwrite(std::byte{0});
   kernel_.between_heads([this] {
@@ -95,8 +94,8 @@ void RecurrenceExecutor::step(const Exchange& s, Pass pass) {
   }
   if (s.all_reduce) {
     const std::span<float> sum = convolution_->weight_gradients();
-    pending.work = group_.all_reduce(sum.data(), std::ssize(sum), DType::f32, ReduceOp::sum,
-                                     stream_, s.what);
+    pending.work =
+        group_.all_reduce(sum.data(), std::ssize(sum), DType::f32, ReduceOp::sum, stream_, s.what);
     return;
   }
   std::vector<SendSlice> sends;

@@ -143,8 +143,8 @@ HaloForm halo_form(const RecurrenceProblem& problem, int rank, Pass pass) {
     for (const DocumentPart& from : parts)
       for (const DocumentPart& to : parts) {
         const int sender = pass == Pass::forward ? from.rank : to.rank;
-        const int64_t rows = std::min(from.start + from.length, to.start) -
-                             std::max(from.start, to.start - before);
+        const int64_t rows =
+            std::min(from.start + from.length, to.start) - std::max(from.start, to.start - before);
         if (sender != rank || from.rank == to.rank || rows <= 0) continue;
         peers.insert(pass == Pass::forward ? to.rank : from.rank);
         form.bytes_sent += rows * row_bytes(problem, pass);

@@ -27,8 +27,8 @@ void fill_recurrence_row(const RecurrenceShape& shape, uint64_t seed, DType type
                          RecurrenceArray array, int64_t token, std::span<float> row) {
   fill_token_row({seed, tensor_of(static_cast<uint32_t>(array)), false}, token, row);
   const size_t dim = dim_of(shape, array);
-  const bool is_unit = shape.convolution == 0 &&
-                       (array == RecurrenceArray::q || array == RecurrenceArray::k);
+  const bool is_unit =
+      shape.convolution == 0 && (array == RecurrenceArray::q || array == RecurrenceArray::k);
   for (size_t at = 0; is_unit && at < row.size(); at += dim) normalise(row.subspan(at, dim));
   for (float& x : row) {
     if (array == RecurrenceArray::g)

@@ -117,9 +117,7 @@ class Definition {
                        int64_t i) {
     return {array[i], errors.empty() ? 0 : errors[i]};
   }
-  Factor key(int64_t t, int64_t c) const {
-    return factor(head_.k, head_.k_errors, t * keys_ + c);
-  }
+  Factor key(int64_t t, int64_t c) const { return factor(head_.k, head_.k_errors, t * keys_ + c); }
   Factor query(int64_t t, int64_t c) const {
     return factor(head_.q, head_.q_errors, t * keys_ + c);
   }
@@ -247,10 +245,9 @@ class Definition {
     };
     std::vector<double> terms(head_.tokens + 1, 0.0);  // prefix sums
     for (int64_t t = 0; t < head_.tokens; ++t)
-      terms[t + 1] =
-          terms[t] +
-          mean_square(head_.q, head_.q_errors, t) * std::pow(results_.d_q.sizes[t], 2) +
-          mean_square(head_.k, head_.k_errors, t) * std::pow(results_.d_k.sizes[t], 2);
+      terms[t + 1] = terms[t] +
+                     mean_square(head_.q, head_.q_errors, t) * std::pow(results_.d_q.sizes[t], 2) +
+                     mean_square(head_.k, head_.k_errors, t) * std::pow(results_.d_k.sizes[t], 2);
     for (int64_t t = 0; t < head_.tokens; ++t) {
       const int64_t end = std::min(head_.tokens, t + recurrence_chunk);
       results_.d_g.sizes[t] = std::hypot(results_.d_g.sizes[t], std::sqrt(terms[end] - terms[t]));

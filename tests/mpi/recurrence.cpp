@@ -84,8 +84,7 @@ struct Layer {
     int64_t longest = 0;
     for (size_t d = 0; d + 1 < offsets.size(); ++d)
       longest = std::max(longest, offsets[d + 1] - offsets[d]);
-    test::RecurrenceErrors errors(shape, type,
-                                  {longest, schedule.maps(problem), problem.cp()});
+    test::RecurrenceErrors errors(shape, type, {longest, schedule.maps(problem), problem.cp()});
     for (const Fragment& f : shard().fragments) {
       std::vector<test::RecurrenceRow> rows;
       for (int64_t i = 0; i < f.length; ++i)

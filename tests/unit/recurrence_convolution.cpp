@@ -87,7 +87,10 @@ TEST(RecurrenceConvolution, RowsOfAnyLength) {
 /// Arrays of one part of a document, and a kernel with random weights.
 struct Convolved {
   Convolved(const RecurrenceShape& shape_, DType type, int64_t tokens_, int threads)
-      : shape(shape_), tokens(tokens_), layer(shape, type, tokens), inner(shape, DType::f32, tokens),
+      : shape(shape_),
+        tokens(tokens_),
+        layer(shape, type, tokens),
+        inner(shape, DType::f32, tokens),
         kernel(shape, threads) {
     kernel.set_weights(random_weights(shape, test::recurrence_seed));
     for (int64_t t = 0; t < tokens; ++t) layer.fill(shape, type, t, t);
@@ -96,8 +99,7 @@ struct Convolved {
     using Array = RecurrenceArray;
     ConvolutionPart part;
     for (size_t i = 0; i < convolved_arrays.size(); ++i) {
-      const Array of = convolved_arrays[i],
-                  d = std::array{Array::d_q, Array::d_k, Array::d_v}[i];
+      const Array of = convolved_arrays[i], d = std::array{Array::d_q, Array::d_k, Array::d_v}[i];
       part.x[i] = layer.data[of].rows_from(begin, count);
       part.d_x[i] = layer.data[d].rows_from(begin, count);
       part.y[i] = inner.data[of].rows_from(begin, count);
@@ -164,8 +166,7 @@ TEST(RecurrenceConvolution, PartsGoOnFromTheirHistories) {
     second.history[i] = parts.layer.data[convolved_arrays[i]].rows_from(0, cut);
     const int64_t columns = second.x[i].cols;
     sums.emplace_back(cut * columns);
-    second.d_history[i] = first.added[i] =
-        MatrixView<float>(sums.back().data(), cut, columns);
+    second.d_history[i] = first.added[i] = MatrixView<float>(sums.back().data(), cut, columns);
   }
   whole.kernel.forward(all);
   for (const ConvolutionPart* part : {&second, &first}) parts.kernel.forward(*part);

@@ -39,7 +39,7 @@ struct RecurrenceFile {
   bool with_beta = false;
   std::vector<float> conv_weight;  ///< [channels, conv_width]
   int64_t conv_width = 0;          ///< 0: there is no convolution, q and k are as it leaves them
-  std::set<std::string> rounded;  ///< datasets that f32 cannot represent exactly
+  std::set<std::string> rounded;   ///< datasets that f32 cannot represent exactly
   std::optional<RecurrenceReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
