@@ -124,12 +124,12 @@ def exact(rng, *shape, size=1.0):
 
 
 def make_problem(rng, lengths, key_heads, heads, key_dim, value_dim, channels=False, delta=True,
-                 decay=0.1, conv=0, **arrays):
+                 decay=0.1, conv=0, scale=None, **arrays):
     """A problem; functions in `arrays` change what was drawn. channels: a decay of each channel of
-    the keys. decay: the mean of -g. conv: the width of a convolution."""
+    the keys. decay: the mean of -g. conv: the width of a convolution. scale: another than 1 / sqrt(key_dim)."""
     tokens = sum(lengths)
     problem = {
-        "scale": key_dim**-0.5,
+        "scale": key_dim**-0.5 if scale is None else scale,
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "q": exact(rng, tokens, key_heads, key_dim, size=key_dim**-0.5),
         "k": exact(rng, tokens, key_heads, key_dim, size=key_dim**-0.5),
@@ -217,6 +217,8 @@ add("few_tokens", "3 tokens: ranks without any", IDENTITY, ("ranks", "gdn"), [3]
 add("groups", "6 heads of values over 2 of keys", GROUPS, ("groups", "gdn"), [40], 2, 6, 8, 5)
 add("groups_of_one_key", "5 heads of values over 1 of keys, no delta rule", GROUPS, ("groups", "ssd"),
     [40], 1, 5, 8, 5, delta=False)
+add("scale", "a scale of 0.75: neither 1 nor 1 / sqrt(D)", "1 / sqrt(D), or 1, whatever was asked for", ("scale", "gdn"),
+    [40], 1, 2, 8, 6, scale=0.75)
 add("no_decay", "g = 0: a state that keeps all", "a decay of 0 for one of 1; log(0)", ("gdn",),
     [80], 1, 1, 8, 6, g=nothing)
 add("strong_decay", "decays of exp(-40) and less, between others",

@@ -458,6 +458,15 @@ class NoScale(Recurrence):
         return 1.0
 
 
+class UsualScale(Recurrence):
+    """the scale is 1 / sqrt(D), whatever was asked for (a default)"""
+
+    kind = "scale"
+
+    def factor(self):
+        return self.k.shape[2] ** -0.5
+
+
 class HeadsByTurns(Recurrence):
     """head h of values reads head h mod K of keys (repeat for repeat_interleave)"""
 

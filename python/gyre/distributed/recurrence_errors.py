@@ -24,7 +24,7 @@ class Rule:
     write: str = "beta"  # or "one"
     erase: str = "beta"  # or "one", "zero"
     decays: str = "before"  # or "behind" the update, or "never"
-    scale: bool = True
+    scale: str = "given"  # or "one", "usual": 1 / sqrt(elements of k)
     heads: str = "blocks"  # or "turns": head h reads head h mod K
     silu: bool = True
     normalised: bool = True
@@ -130,7 +130,8 @@ class _Step:
         self.erase = strength[rule.erase] if beta is not None else strength["zero"]
         g = x["g"][slot].reshape(heads, -1, 1)
         self.decay = np.ones(g.shape) if rule.decays == "never" else np.exp(g)
-        self.behind, self.scale = rule.decays == "behind", stream.scale if rule.scale else 1.0
+        self.behind = rule.decays == "behind"
+        self.scale = {"given": stream.scale, "one": 1.0, "usual": x["k"].shape[2] ** -0.5}[rule.scale]
         self.decayed = state if self.behind else self.decay * state
         self.read = np.einsum("hde,hd->he", self.decayed, self.k)
         self.u = self.write[:, None] * self.v - self.erase[:, None] * self.read
@@ -240,7 +241,8 @@ def _of_boundaries(stream: Stream) -> Iterator[tuple[str, str, Runs]]:
     yield "layout", "rows are taken for a block of every document", [np.concatenate(parts) for parts in zip(*local)]
 
 RULES = (
-    ("scale", "the scale is 1", Rule(scale=False)),
+    ("scale", "the scale is 1", Rule(scale="one")),
+    ("scale", "the scale is 1 / sqrt(D), whatever was asked for", Rule(scale="usual")),
     ("decay-late", "the decay is applied behind the update", Rule(decays="behind")),
     ("decay-lost", "there is no decay", Rule(decays="never")),
     ("beta-write", "beta is missing where v is written", Rule(write="one")),
