@@ -3,35 +3,25 @@
 #include <algorithm>
 #include <cmath>
 
+#include "core/dot.hpp"
+#include "recurrence/chunk.hpp"
 #include "recurrence/convolution_rows.hpp"
 #include "runtime/parallel.hpp"
 
 namespace gyre {
 namespace {
 
-constexpr int64_t chunk = 64;  // tokens whose gradients of weights are added in f32
-
 MatrixRef head_rows(const MatrixRef& rows, int64_t column, int64_t dim, int64_t begin,
                     int64_t count) {
   return rows.rows_from(begin, count).columns_from(column, dim);
 }
 
-float dot_of(const float* a, const float* b, int64_t count) {
-  float sum = 0;
-#pragma omp simd reduction(+ : sum)
-  for (int64_t i = 0; i < count; ++i) sum += a[i] * b[i];
-  return sum;
-}
-
-void scale_row(float* row, int64_t count, float factor) {
-  for (int64_t i = 0; i < count; ++i) row[i] *= factor;
-}
-
 /// row <- y, of the values of SiLU. Returns 1 / sqrt(Σ s² + 1e-6).
 float normalise(float* row, int64_t count) {
-  const float root = std::sqrt(dot_of(row, row, count) + static_cast<float>(convolution_epsilon));
-  scale_row(row, count, 1 / root);
-  return 1 / root;
+  const auto factor =
+      static_cast<float>(1 / std::sqrt(dot(row, row, count) + convolution_epsilon));
+  for (int64_t i = 0; i < count; ++i) row[i] *= factor;
+  return factor;
 }
 
 }  // namespace
@@ -54,7 +44,7 @@ ConvolutionKernel::ConvolutionKernel(const RecurrenceShape& shape, int threads)
       d_taps_(taps_.size()) {
   const int64_t dim = std::max(shape.key_dim, shape.value_dim);
   for (int t = 0; t < threads; ++t)
-    scratch_.push_back({std::vector<float>((width_ - 1 + std::max(chunk, width_)) * dim),
+    scratch_.push_back({std::vector<float>((width_ - 1 + std::max(recurrence_chunk, width_)) * dim),
                         std::vector<float>(dim), std::vector<float>(dim),
                         std::vector<float>(width_ * dim)});
 }
@@ -96,8 +86,8 @@ void ConvolutionKernel::for_each_chunk(const ConvolutionPart& part, const Head& 
   std::fill_n(rows, zeros * dim, 0.0F);
   copy_converted(head_rows(history, head.column, dim, 0, history.rows),
                  MatrixView<float>(rows + zeros * dim, history.rows, dim));
-  for (int64_t begin = 0; begin < x.rows; begin += chunk) {
-    const int64_t tokens = std::min(chunk, x.rows - begin);
+  for (int64_t begin = 0; begin < x.rows; begin += recurrence_chunk) {
+    const int64_t tokens = std::min(recurrence_chunk, x.rows - begin);
     copy_converted(head_rows(x, head.column, dim, begin, tokens),
                    MatrixView<float>(rows + before * dim, tokens, dim));
     body(begin, tokens);
@@ -133,7 +123,8 @@ void ConvolutionKernel::slopes(const ConvolutionPart& part) {
         weighted_sum({tap(0, head), shape_.channels()}, {x, dim}, width_, dim, value);
         silu_row(value, dim, value, slope);
         if (is_normalised(head.array)) {
-          const float factor = normalise(value, dim), along = dot_of(value, d, dim);
+          const float factor = normalise(value, dim);
+          const auto along = static_cast<float>(dot(value, d, dim));
           for (int64_t c = 0; c < dim; ++c) d[c] = factor * (d[c] - along * value[c]);
         }
         for (int64_t c = 0; c < dim; ++c) d[c] *= slope[c];
@@ -168,8 +159,8 @@ void ConvolutionKernel::backward(const ConvolutionPart& part) {
     const MatrixRef &d_z = part.d_y[head.array], &added = part.added[head.array];
     const int64_t dim = head.dim, all = d_z.rows, first_added = all - added.rows;
     float* const sum = scratch.value.data();
-    for (int64_t begin = 0; begin < all; begin += chunk) {
-      const int64_t tokens = std::min(chunk, all - begin);
+    for (int64_t begin = 0; begin < all; begin += recurrence_chunk) {
+      const int64_t tokens = std::min(recurrence_chunk, all - begin);
       const int64_t read = std::min(tokens + width_ - 1, all - begin);
       std::ranges::fill(scratch.rows, 0.0F);
       copy_converted(head_rows(d_z, head.column, dim, begin, read),

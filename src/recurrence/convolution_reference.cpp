@@ -17,7 +17,7 @@ double silu_curvature(double z) {
   const double s = sigmoid(z);
   return s * (1 - s) * (2 + z * (1 - 2 * s));
 }
-double square(double x) {
+double squared(double x) {
   return x * x;
 }
 
@@ -41,16 +41,16 @@ ConvolvedHead::ConvolvedHead(std::vector<double> x, std::vector<double> weights,
     for (int64_t c = 0; c < dim; ++c) {
       const Term z = sum(t, c);
       y[c] = z.value * sigmoid(z.value);
-      errors[c] = square(y[c]) + square(silu_slope(z.value)) * z.square;
-      squares += square(y[c]);
-      spread += square(y[c]) * errors[c];
+      errors[c] = squared(y[c]) + squared(silu_slope(z.value)) * z.square;
+      squares += squared(y[c]);
+      spread += squared(y[c]) * errors[c];
     }
     if (!normalised) continue;
     factors_[t] = 1 / std::sqrt(squares);
-    factor_errors_[t] = 1 + spread / square(squares);
+    factor_errors_[t] = 1 + spread / squared(squares);
     for (int64_t c = 0; c < dim; ++c) {
       y[c] *= factors_[t];
-      errors[c] = errors[c] * square(factors_[t]) + square(y[c]) * factor_errors_[t];
+      errors[c] = errors[c] * squared(factors_[t]) + squared(y[c]) * factor_errors_[t];
     }
   }
 }
@@ -62,7 +62,7 @@ ConvolvedHead::Term ConvolvedHead::sum(int64_t t, int64_t c) const {
     if (from < 0) continue;
     const double product = weights_[c * width_ + j] * x_[from * dim_ + c];
     z.value += product;
-    z.square += square(product);
+    z.square += squared(product);
   }
   return z;
 }
@@ -71,11 +71,11 @@ std::vector<ConvolvedHead::Term> ConvolvedHead::slopes(const SizedRows& d_y, int
   const double* const d = d_y.values.data() + t * dim_;
   const double* const y = y_.data() + t * dim_;
   const double* const errors = errors_.data() + t * dim_;
-  const double error = square(d_y.sizes[t]);
+  const double error = squared(d_y.sizes[t]);
   Term along;  // <y, d_y>
   for (int64_t c = 0; normalised_ && c < dim_; ++c) {
     along.value += y[c] * d[c];
-    along.square += square(y[c]) * (square(d[c]) + error) + errors[c] * square(d[c]);
+    along.square += squared(y[c]) * (squared(d[c]) + error) + errors[c] * squared(d[c]);
   }
   std::vector<Term> slopes(dim_);
   for (int64_t c = 0; c < dim_; ++c) {
@@ -83,14 +83,14 @@ std::vector<ConvolvedHead::Term> ConvolvedHead::slopes(const SizedRows& d_y, int
     double value = d[c], squares = error;
     if (normalised_) {
       value = factors_[t] * (d[c] - y[c] * along.value);
-      squares = square(factors_[t]) *
-                    (error + square(d[c]) + square(y[c]) * (square(along.value) + along.square) +
-                     errors[c] * square(along.value)) +
-                square(value) * factor_errors_[t];
+      squares = squared(factors_[t]) *
+                    (error + squared(d[c]) + squared(y[c]) * (squared(along.value) + along.square) +
+                     errors[c] * squared(along.value)) +
+                squared(value) * factor_errors_[t];
     }
     const double slope = silu_slope(z.value);
-    slopes[c] = {value * slope, (squares + square(value)) * square(slope) +
-                                    square(value * silu_curvature(z.value)) * z.square};
+    slopes[c] = {value * slope, (squares + squared(value)) * squared(slope) +
+                                    squared(value * silu_curvature(z.value)) * z.square};
   }
   return slopes;
 }
@@ -108,9 +108,9 @@ ConvolvedHead::Gradients ConvolvedHead::backward(const SizedRows& d_y) const {
       for (int64_t c = 0; from >= 0 && c < dim_; ++c) {
         const double weight = weights_[c * width_ + j], x = x_[from * dim_ + c];
         to.x.values[from * dim_ + c] += weight * d_z[c].value;
-        to.x.sizes[from] += square(weight) * (square(d_z[c].value) + d_z[c].square);
+        to.x.sizes[from] += squared(weight) * (squared(d_z[c].value) + d_z[c].square);
         to.weights[c * width_ + j] += x * d_z[c].value;
-        to.weight_squares[c * width_ + j] += square(x) * (square(d_z[c].value) + d_z[c].square);
+        to.weight_squares[c * width_ + j] += squared(x) * (squared(d_z[c].value) + d_z[c].square);
       }
     }
   }

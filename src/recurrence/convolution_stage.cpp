@@ -9,11 +9,10 @@ namespace gyre {
 namespace {
 
 ConvolutionRows rows_of(const RecurrenceData& data, bool gradients, int64_t begin, int64_t count) {
-  using Array = RecurrenceArray;
   ConvolutionRows rows;
   for (size_t i = 0; i < rows.size(); ++i) {
-    const Array of = convolved_arrays[i],
-                gradient = std::array{Array::d_q, Array::d_k, Array::d_v}[i];
+    const RecurrenceArray of = convolved_arrays[i],
+                gradient = std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i];
     rows[i] = data[gradients ? gradient : of].rows_from(begin, count);
   }
   return rows;
@@ -51,14 +50,13 @@ ConvolutionStage::ConvolutionStage(const StatePlan& plan, const Shard& shard,
       y_(shape, DType::f32, shard.slots),
       d_y_(shape, DType::f32, shard.slots),
       d_weights_(shape.channels() * shape.convolution) {
-  using Array = RecurrenceArray;
   for (size_t i = 0; i < convolved_arrays.size(); ++i) {
     data_[convolved_arrays[i]] = y_.rows[i];
-    data_[std::array{Array::d_q, Array::d_k, Array::d_v}[i]] = d_y_.rows[i];
+    data_[std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i]] = d_y_.rows[i];
   }
   for (const Fragment& f : shard.fragments) {
     const int64_t rows = history_rows(f, shape.convolution);
-    histories_.emplace_back(shape, layer[Array::q].type, rows);
+    histories_.emplace_back(shape, layer[RecurrenceArray::q].type, rows);
     d_histories_.emplace_back(shape, DType::f32, rows);
     added_.emplace_back(shape, DType::f32, tail_rows(f, shape.convolution));
   }
