@@ -18,8 +18,7 @@ MatrixRef head_rows(const MatrixRef& rows, int64_t column, int64_t dim, int64_t 
 
 /// row <- y, of the values of SiLU. Returns 1 / sqrt(Σ s² + 1e-6).
 float normalise(float* row, int64_t count) {
-  const auto factor =
-      static_cast<float>(1 / std::sqrt(dot(row, row, count) + convolution_epsilon));
+  const auto factor = static_cast<float>(1 / std::sqrt(dot(row, row, count) + convolution_epsilon));
   for (int64_t i = 0; i < count; ++i) row[i] *= factor;
   return factor;
 }

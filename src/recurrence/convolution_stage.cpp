@@ -12,7 +12,8 @@ ConvolutionRows rows_of(const RecurrenceData& data, bool gradients, int64_t begi
   ConvolutionRows rows;
   for (size_t i = 0; i < rows.size(); ++i) {
     const RecurrenceArray of = convolved_arrays[i],
-                gradient = std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i];
+                          gradient = std::array{RecurrenceArray::d_q, RecurrenceArray::d_k,
+                                                RecurrenceArray::d_v}[i];
     rows[i] = data[gradients ? gradient : of].rows_from(begin, count);
   }
   return rows;
@@ -52,7 +53,8 @@ ConvolutionStage::ConvolutionStage(const StatePlan& plan, const Shard& shard,
       d_weights_(shape.channels() * shape.convolution) {
   for (size_t i = 0; i < convolved_arrays.size(); ++i) {
     data_[convolved_arrays[i]] = y_.rows[i];
-    data_[std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i]] = d_y_.rows[i];
+    data_[std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i]] =
+        d_y_.rows[i];
   }
   for (const Fragment& f : shard.fragments) {
     const int64_t rows = history_rows(f, shape.convolution);

@@ -115,10 +115,10 @@ struct Convolved {
 
 // A layer on one rank is one part of each document.
 TEST(RecurrenceConvolution, TheKernelAgreesWithTheDefinition) {
-  for (const char* kind : {"gdn", "kda", "ssd"})
+  for (const char* kind : {"gdn", "gla"})
     for (const DType type : {DType::f32, DType::bf16})
-      for (const int64_t width : {1, 2, 4, 70})
-        for (const int64_t tokens : {1, 3, 64, 65, 150}) {
+      for (const int64_t width : {1, 4, 70})
+        for (const int64_t tokens : {1, 3, 65, 150}) {
           RecurrenceShape shape(test::named(recurrence_kinds(), kind), 2, 4, 12, 5);
           shape.convolution = width;
           Convolved run(shape, type, tokens, 2);
