@@ -7,12 +7,38 @@ of keys and of values.
 """
 
 import functools
+import itertools
 
 import numpy as np
 
 import golden_files
 
 CASES = []
+
+
+def convolved(problem, name, channels, rows):
+    """What a convolution makes of the rows of a document, [tokens, heads, elements] float64: y, and a
+    function of dy that returns dx and the gradient of the weights of its channels."""
+    x = problem[name][rows].astype("f8")
+    weight = problem["conv_weight"][channels].astype("f8").reshape(*x.shape[1:], -1)
+    width = weight.shape[-1]
+    padded = np.concatenate([np.zeros((width - 1, *x.shape[1:])), x])
+    taps = np.stack([padded[j : j + len(x)] for j in range(width)], axis=-1)
+    z = np.sum(weight * taps, axis=-1)
+    sigmoid = 1 / (1 + np.exp(-z))
+    s = z * sigmoid
+    root = np.sqrt(np.sum(s * s, axis=-1, keepdims=True) + 1e-6) if name != "v" else np.ones((1, 1, 1))
+    y = s / root
+
+    def backward(d_y):
+        d_s = (d_y - y * np.sum(y * d_y, axis=-1, keepdims=True)) / root if name != "v" else d_y
+        d_z = d_s * sigmoid * (1 + z * (1 - sigmoid))
+        d_padded = np.zeros_like(padded)
+        for j in range(width):
+            d_padded[j : j + len(x)] += weight[..., j] * d_z
+        return d_padded[width - 1 :], np.sum(d_z[..., None] * taps, axis=0).reshape(-1, width)
+
+    return y, backward
 
 
 def states_of(problem, key_head, head, rows):
@@ -58,6 +84,28 @@ def answer_head(problem, key_head, head, rows, found):
 
 def answer(problem):
     """All answers, float64."""
+    if "conv_weight" not in problem:
+        return answer_recurrence(problem)
+    inner = {name: array for name, array in problem.items() if name != "conv_weight"}
+    inner |= {name: np.zeros(problem[name].shape) for name in "qkv"}
+    sizes = [problem[name][0].size for name in "qkv"]
+    ends = np.cumsum([0, *sizes])
+    parts = []
+    for begin, end in itertools.pairwise(problem["offsets"]):
+        for name, first, last in zip("qkv", ends[:-1], ends[1:]):
+            rows, channels = slice(begin, end), slice(first, last)
+            inner[name][rows], backward = convolved(problem, name, channels, rows)
+            parts.append((name, rows, channels, backward))
+    found = answer_recurrence(inner)
+    found["d_conv_weight"] = np.zeros(problem["conv_weight"].shape)
+    for name, rows, channels, backward in parts:
+        found["d_" + name][rows], d_weight = backward(found["d_" + name][rows])
+        found["d_conv_weight"][channels] += d_weight
+    return found
+
+
+def answer_recurrence(problem):
+    """The answers of the recurrence alone."""
     found = {"out": np.zeros(problem["v"].shape)}
     for name in ("q", "k", "v", "g", "beta"):
         if name in problem:
@@ -76,12 +124,12 @@ def exact(rng, *shape, size=1.0):
 
 
 def make_problem(rng, lengths, key_heads, heads, key_dim, value_dim, channels=False, delta=True,
-                 decay=0.1, **arrays):
+                 decay=0.1, conv=0, scale=None, **arrays):
     """A problem; functions in `arrays` change what was drawn. channels: a decay of each channel of
-    the keys. decay: the mean of -g."""
+    the keys. decay: the mean of -g. conv: the width of a convolution. scale: another than 1 / sqrt(key_dim)."""
     tokens = sum(lengths)
     problem = {
-        "scale": key_dim**-0.5,
+        "scale": key_dim**-0.5 if scale is None else scale,
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
         "q": exact(rng, tokens, key_heads, key_dim, size=key_dim**-0.5),
         "k": exact(rng, tokens, key_heads, key_dim, size=key_dim**-0.5),
@@ -95,6 +143,9 @@ def make_problem(rng, lengths, key_heads, heads, key_dim, value_dim, channels=Fa
     problem["k"] = np.where(long, np.round(16 * problem["k"]) / 32, problem["k"])
     if not delta:
         del problem["beta"]
+    if conv:
+        problem |= {"q": exact(rng, *problem["q"].shape), "k": exact(rng, *problem["k"].shape)}
+        problem["conv_weight"] = exact(rng, 2 * key_heads * key_dim + heads * value_dim, conv, size=conv**-0.5)
     for name, change in arrays.items():
         problem[name] = change(problem[name])
     return {k: v.astype("f4") if isinstance(v, np.ndarray) and v.dtype != np.int64 else v
@@ -166,6 +217,8 @@ add("few_tokens", "3 tokens: ranks without any", IDENTITY, ("ranks", "gdn"), [3]
 add("groups", "6 heads of values over 2 of keys", GROUPS, ("groups", "gdn"), [40], 2, 6, 8, 5)
 add("groups_of_one_key", "5 heads of values over 1 of keys, no delta rule", GROUPS, ("groups", "ssd"),
     [40], 1, 5, 8, 5, delta=False)
+add("scale", "a scale of 0.75: neither 1 nor 1 / sqrt(D)", "1 / sqrt(D), or 1, whatever was asked for", ("scale", "gdn"),
+    [40], 1, 2, 8, 6, scale=0.75)
 add("no_decay", "g = 0: a state that keeps all", "a decay of 0 for one of 1; log(0)", ("gdn",),
     [80], 1, 1, 8, 6, g=nothing)
 add("strong_decay", "decays of exp(-40) and less, between others",
@@ -174,3 +227,28 @@ add("strong_decay", "decays of exp(-40) and less, between others",
 add("strength_0_1_2", "beta of 0, of 1 and of up to 2 / |k|²",
     "strengths that are clamped to 1: states with negative eigenvalues", ("gdn",), [80], 1, 2, 8, 6,
     beta=lambda beta: np.choose(np.arange(beta.shape[0])[:, None] % 3, [0 * beta, 0 * beta + 1, 1 + beta / 64]))
+
+CONVOLUTION = (
+    "weights in another order; SiLU or the normalisation left out; gradients of histories that are not sent "
+    "back and added; gradients of weights of one rank, or without the tokens of a history"
+)
+HISTORY = "a history that is another document's; `cu_seqlens` divided by the ranks"
+SHORT = "histories that come from the rank before alone: some of their tokens lie further ahead"
+
+add("conv", "a convolution of 4 tokens before the recurrence", CONVOLUTION, ("convolution", "gdn"),
+    [70], 2, 4, 8, 6, conv=4)
+add("conv_channels", "the same with a decay of each channel, of 2 tokens", CONVOLUTION, ("convolution", "kda"),
+    [70], 1, 2, 8, 6, channels=True, conv=2)
+add("conv_no_delta", "no delta rule, a convolution of 3 tokens (Mamba-2)", CONVOLUTION, ("convolution", "ssd"),
+    [70], 1, 4, 8, 6, delta=False, conv=3)
+add("conv_one", "a convolution of one token: no history", CONVOLUTION, ("convolution", "gdn"), [20], 1, 2, 8, 6, conv=1)
+add("conv_documents", "documents of 1, 0, 5, 40, 0, 2 and 24 tokens, a convolution of 4", HISTORY,
+    ("convolution", "documents"), [1, 0, 5, 40, 0, 2, 24], 1, 2, 8, 6, conv=4)
+add("conv_short_parts", "13 tokens and a convolution of 8: a history is on several ranks", SHORT,
+    ("convolution", "ranks"), [11, 2], 1, 2, 8, 6, conv=8)
+add("conv_boundaries", "the documents of recurrence_boundaries, a convolution of 3 tokens", HISTORY,
+    ("convolution", "ranks"), [12, 12, 8, 4, 0, 12, 18, 6], 1, 2, 8, 6, decay=0.02, conv=3)
+add("conv_zero_rows", "queries and keys of 0, which are divided by their length",
+    "0/0; the 1e-6 under the root left out, or outside of it", ("convolution", "gdn"), [30], 1, 2, 8, 6, conv=4,
+    q=lambda q: np.where(np.arange(q.shape[0])[:, None, None] // 5 % 2 == 0, 0, q),
+    k=lambda k: np.where(np.arange(k.shape[0])[:, None, None] // 6 % 2 == 0, 0, k))

@@ -44,6 +44,7 @@ RecurrenceCase::RecurrenceCase(const RecurrenceWorkload& workload, const Planned
         copy_converted(values, to.rows_from(f.local_begin.value() + i, 1));
       }
   }
+  if (executor_.convolution() != nullptr) executor_.convolution()->set_weights(expected.weights);
 }
 
 std::string RecurrenceCase::name() const {
@@ -76,7 +77,7 @@ void RecurrenceCase::check_counts(Verification& checks) const {
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     const StateCount mine = count(planned_.plan, pass, planned_.problem.shape);
     const StateForm form =
-        planned_.schedule.closed_form(planned_.problem, planned_.plan.rank, pass);
+        closed_form(planned_.schedule, planned_.problem, planned_.plan.rank, pass);
     const auto expect = [&](const char* what, int64_t counted, int64_t wanted) {
       check.add(counted, wanted, [&] {
         return fmt::format("{}, rank {}, {}: {} counted, {} expected", name_of(pass),
@@ -128,7 +129,7 @@ SentTraffic RecurrenceCase::sent() const {
 }
 
 std::optional<SentTraffic> RecurrenceCase::expected(Pass pass) const {
-  const StateForm form = planned_.schedule.closed_form(planned_.problem, planned_.plan.rank, pass);
+  const StateForm form = closed_form(planned_.schedule, planned_.problem, planned_.plan.rank, pass);
   return SentTraffic{form.messages, form.bytes_sent};
 }
 
@@ -144,6 +145,8 @@ std::optional<uint64_t> RecurrenceCase::checksum(Pass pass) {
       sum.add({rows.data, static_cast<size_t>(rows.rows * rows.cols) * size_of(rows.type)});
     }
   }
+  if (backward && executor_.convolution() != nullptr)
+    sum.add(std::as_bytes(executor_.convolution()->weight_gradients()));
   return sum.value();
 }
 
@@ -162,7 +165,8 @@ void RecurrenceCase::complete(RecurrenceResult& row) const {
   row.exposed_ms = median(added);
   const RecurrenceShape& shape = planned_.problem.shape;
   const StateCount mine = count(planned_.plan, row.pass, shape);
-  row.flops = recurrence_flops(row.pass, workload_.tokens(), shape);
+  row.flops = recurrence_flops(row.pass, workload_.tokens(), shape) +
+              convolution_flops(row.pass, workload_.tokens(), shape);
   row.more_flops = all_reduce_value(group_, static_cast<int64_t>(mine.more_flops), ReduceOp::sum);
   row.buffer_bytes = all_reduce_value(group_, buffer_bytes(planned_.plan, shape), ReduceOp::max);
   const auto most = static_cast<double>(all_reduce_value(group_, mine.tokens, ReduceOp::max));

@@ -14,7 +14,8 @@
 
 namespace gyre {
 
-/// Measurements of a pass. FLOPs are those of the recurrence, token by token (recurrence_flops).
+/// Measurements of a pass. FLOPs are those of the recurrence, token by token (recurrence_flops), and
+/// of the convolution.
 struct RecurrenceResult : MeasuredRow {
   std::string kind, schedule, layout;
   Pass pass = Pass::forward;
@@ -24,7 +25,7 @@ struct RecurrenceResult : MeasuredRow {
   double communicate_ms = 0;  ///< the messages alone
   double exposed_ms = 0;      ///< median of (iteration - its compute), slowest ranks
   double imbalance = 0;       ///< max/mean - 1 of the tokens of ranks
-  double more_flops = 0;      ///< of summaries and compositions, summed over ranks
+  double more_flops = 0;      ///< of summaries, compositions and the convolution's sums again
   int64_t buffer_bytes = 0;   ///< of states and maps, the most of a rank
 
   double tflops_per_rank() const { return flops / cp / time_ms.median / 1e9; }
@@ -36,6 +37,7 @@ struct RecurrenceResult : MeasuredRow {
 /// Results are compared with the definition at these inputs, and with answers of a file.
 struct RecurrenceExpectation {
   RecurrenceRows inputs;
+  std::vector<float> weights;            ///< of the convolution, [channels, width]
   const RecurrenceReference* reference;  ///< from the file; null: the definition alone
   int64_t tokens;                        ///< tokens times heads that are computed again
 };
@@ -61,7 +63,8 @@ class RecurrenceCase final : public Case {
   std::optional<SentTraffic> expected(Pass pass) const override;
   std::optional<uint64_t> checksum(Pass pass) override;
   /// Every rank compares all of its tokens in a sample of the heads of keys and their values, for
-  /// which it computes its documents again; with answers in all heads.
+  /// which it computes its documents again; with answers in all heads. Gradients of weights are
+  /// sums over all documents, which the ranks add.
   void verify(Pass pass, Verification& checks) override;
 
  private:

@@ -15,6 +15,19 @@ namespace {
 
 using namespace state_step;
 
+/// " from rank 0, 2", or nothing.
+std::string peers_text(const char* word, const std::vector<StateMessage>& messages) {
+  std::vector<int> peers;
+  for (const StateMessage& m : messages) peers.push_back(m.peer);
+  return peers.empty() ? "" : fmt::format("{} {}", word, fmt::join(peers, ", "));
+}
+
+/// " 3 parts: 0, 1, 2"
+std::string parts_text(const std::vector<int>& parts) {
+  return fmt::format(" {} parts{}{}", parts.size(), parts.empty() ? "" : ": ",
+                     fmt::join(parts, ", "));
+}
+
 /// "maps of part 0", "all-gather of maps of states"
 struct StepText {
   const StatePlan& plan;
@@ -28,8 +41,16 @@ struct StepText {
   }
   std::string operator()(const Exchange& s) const {
     if (s.all_gather) return fmt::format("post an all-gather of {}", s.what);
-    if (s.sends.empty()) return fmt::format("post {} from rank {}", s.what, s.recvs.front().peer);
-    return fmt::format("post {} to rank {}", s.what, s.sends.front().peer);
+    if (s.all_reduce) return fmt::format("post an all-reduce of the {}", s.what);
+    return fmt::format("post {}{}{}", s.what, peers_text(" from rank", s.recvs),
+                       peers_text(" to rank", s.sends));
+  }
+  std::string operator()(const Convolve& s) const { return "convolve" + parts_text(s.parts); }
+  std::string operator()(const ConvolveSlopes&) const {
+    return "gradients of the convolution's sums, weights and histories";
+  }
+  std::string operator()(const ConvolveBack& s) const {
+    return "gradients of what was convolved," + parts_text(s.parts);
   }
   std::string operator()(const Wait&) const { return "wait"; }
   std::string operator()(const Compose& s) const {
@@ -112,7 +133,7 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
       o, [&](const RecurrenceKind& kind, const StateSchedule& schedule, const LayoutKind& layout) {
         const RecurrenceShape shape = file == nullptr ? shape_of(o, kind) : shape_of(*file);
         const PaddedLayout placed(workload.offsets, layout, o.layout.for_ranks(o.cp));
-        const RecurrenceProblem problem{&placed.layout, shape};
+        const RecurrenceProblem problem{&placed.layout, shape, o.type()};
         if (const std::string reason = state_refusal(placed.layout); !reason.empty()) {
           refused += fmt::format("# refused: schedule {}: {}\n", schedule.name, reason);
           return;

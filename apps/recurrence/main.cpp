@@ -7,6 +7,7 @@
 #include "apps/recurrence/report.hpp"
 #include "comm/agree.hpp"
 #include "harness/suite.hpp"
+#include "recurrence/inputs.hpp"
 #include "report/app.hpp"
 
 namespace {
@@ -29,6 +30,7 @@ void do_case(Setting& s, Suite<RecurrenceResult>& suite, const RecurrenceWorkloa
   const RecurrenceShape& shape = planned.problem.shape;
   const RecurrenceExpectation expected{
       s.file ? rows_of(*s.file, workload.type) : random_rows(shape, o),
+      s.file ? s.file->conv_weight : random_weights(shape, static_cast<uint64_t>(o.seed)),
       s.file && s.file->reference ? &*s.file->reference : nullptr, o.check_tokens};
   s.report.memory.plan(planned_bytes(planned, workload.type));
   RecurrenceCase subject(workload, planned, expected, s.backend.world(), o.threads);

@@ -4,6 +4,7 @@
 
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
+#include "io/schemas/recurrence_file.hpp"
 #include "sharding/padded_layout.hpp"
 
 namespace gyre {
@@ -46,6 +47,11 @@ void declare_problem(OptionTable& table, RecurrenceOptions& o) {
       max_head_dim);
   add("--value-dim", "Elements of a head of values: columns of a state", o.value_dim, 1,
       max_head_dim);
+  add("--conv",
+      "Tokens that a causal convolution of queries, keys and values reads, before the recurrence; "
+      "0: "
+      "there is none",
+      o.conv, 0, max_convolution);
   add.choice("-d,--dtype", "Type of queries, keys, values and the output", o.dtype,
              activation_type_names());
   add.seed("Seed of random inputs", o.seed);
@@ -87,11 +93,12 @@ void check_source(const RecurrenceOptions& o, ConfigErrors& errors) {
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
   const bool has_shape = o.kind != usual.kind || o.heads != usual.heads ||
                          o.key_heads != usual.key_heads || o.key_dim != usual.key_dim ||
-                         o.value_dim != usual.value_dim || o.seed != usual.seed;
+                         o.value_dim != usual.value_dim || o.conv != usual.conv ||
+                         o.seed != usual.seed;
   if (!o.input.empty() && has_shape)
     errors.add(
-        "--kind, --heads, --key-heads, --key-dim, --value-dim and --seed are those of the file of "
-        "--input: leave them out");
+        "--kind, --heads, --key-heads, --key-dim, --value-dim, --conv and --seed are those of the "
+        "file of --input: leave them out");
   const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");

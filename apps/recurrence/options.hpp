@@ -20,8 +20,8 @@ struct RecurrenceOptions {
 
   std::string input, generate, kind, schedule, pass = "both", dtype = "f32", check = "last";
   LayoutChoice layout;
-  int cp = 0, heads = 8, key_heads = 8, key_dim = 64, value_dim = 64, batch = 1, threads = 1,
-      warmup = 1;
+  int cp = 0, heads = 8, key_heads = 8, key_dim = 64, value_dim = 64, conv = 0, batch = 1,
+      threads = 1, warmup = 1;
   TokenSweep sweep = {4096};
   int64_t capacity = 0, seed = 1, check_tokens = int64_t{1} << 15;
   RepeatOptions repeats;

@@ -49,7 +49,8 @@ RunReport begin_recurrence_report(const AppContext& context, const RecurrenceOpt
                                    {"heads", shape.value_heads},
                                    {"key_heads", shape.key_heads},
                                    {"key_dim", shape.key_dim},
-                                   {"value_dim", shape.value_dim}},
+                                   {"value_dim", shape.value_dim},
+                                   {"conv", shape.convolution}},
                                   {});
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";

@@ -3,11 +3,13 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 #include <set>
 
 #include "apps/recurrence/case.hpp"
 #include "harness/result_array.hpp"
+#include "recurrence/convolution.hpp"
 
 namespace gyre {
 namespace {
@@ -16,13 +18,17 @@ namespace {
 class Verifier {
  public:
   Verifier(const RecurrenceWorkload& workload, const PlannedRecurrence& planned,
-           const RecurrenceExpectation& expected, const RecurrenceData& data)
+           const RecurrenceExpectation& expected, const RecurrenceData& data,
+           std::span<const float> d_weights, Communicator& group)
       : workload_(workload),
         shape_(planned.problem.shape),
         shard_(planned.placed.layout.shard(planned.plan.rank)),
         expected_(expected),
         data_(data),
-        lengths_{workload.longest(), planned.schedule.maps(planned.problem)} {}
+        d_weights_(d_weights),
+        group_(group),
+        lengths_{workload.longest(), planned.schedule.maps(planned.problem), planned.problem.cp()},
+        want_weights_(2 * d_weights.size()) {}
 
   void verify(const std::string& label, bool backward, Verification& checks) {
     const std::vector<int64_t> heads = sampled_heads();
@@ -37,10 +43,16 @@ class Verifier {
       std::vector<RecurrenceGroupResults> groups;
       for (const int64_t head : heads)
         groups.push_back(reference_group(shape_, expected_.inputs, workload_.document(document),
-                                         head, backward));
+                                         head, backward, expected_.weights));
+      const bool begins = std::ranges::any_of(shard_.fragments, [&](const Fragment& f) {
+        return f.segment == document && f.start.value() == 0;
+      });
+      for (size_t g = 0; begins && backward && g < heads.size(); ++g)
+        add_weights(heads[g], groups[g]);
       for (const Fragment& f : shard_.fragments)
         if (f.segment == document) compare(f, heads, groups);
     }
+    if (backward && !d_weights_.empty()) compare_weights(label, heads, checks);
   }
 
  private:
@@ -62,6 +74,70 @@ class Verifier {
     for (int64_t head = shape_.key_heads - 1; head >= 0; head -= step) heads.push_back(head);
     return heads;
   }
+  /// Answers of the file; null: none.
+  const std::vector<double>* answers_of(const std::string& name) const {
+    if (expected_.reference == nullptr) return nullptr;
+    const auto found = expected_.reference->arrays.find(name);
+    const bool any = found != expected_.reference->arrays.end() && !found->second.empty();
+    return any ? &found->second : nullptr;
+  }
+  /// Calls body(first channel of all, first of the group's results, channels) of a head of keys.
+  template <class Body>
+  void for_channels(int64_t key_head, Body body) const {
+    int64_t of_group = 0;
+    for (size_t i = 0; i < convolved_arrays.size(); ++i) {
+      const int64_t count = width_of(shape_, convolved_arrays[i]) / shape_.key_heads;
+      body(first_channel(shape_, i) + key_head * count, of_group, count);
+      of_group += count;
+    }
+  }
+  void add_weights(int64_t key_head, const RecurrenceGroupResults& results) {
+    if (results.d_weights.empty()) return;
+    const int64_t width = shape_.convolution, all = std::ssize(d_weights_);
+    for_channels(key_head, [&](int64_t channel, int64_t of_group, int64_t count) {
+      for (int64_t i = 0; i < count * width; ++i) {
+        want_weights_[channel * width + i] += results.d_weights[of_group * width + i];
+        want_weights_[all + channel * width + i] += results.d_weight_squares[of_group * width + i];
+      }
+    });
+  }
+  /// Collective.
+  void compare_weights(const std::string& label, const std::vector<int64_t>& heads,
+                       Verification& checks) {
+    HostStream stream;
+    group_
+        .all_reduce(want_weights_.data(), std::ssize(want_weights_), DType::f64, ReduceOp::sum,
+                    stream, "expected gradients of weights")
+        ->wait();
+    const int64_t width = shape_.convolution;
+    const std::span<const double> values = std::span(want_weights_).first(d_weights_.size()),
+                                  squares = std::span(want_weights_).subspan(d_weights_.size());
+    ResultArray array{"d_conv_weight",
+                      {shape_.channels(), width},
+                      "d_conv_weight",
+                      weights_tolerance(shape_, lengths_)};
+    Check& check = check_of(array, label, checks);
+    const std::vector<double>* const answers = answers_of(array.name);
+    for (const int64_t head : heads)
+      for_channels(head, [&](int64_t first, int64_t, int64_t count) {
+        for (int64_t channel = first; channel < first + count; ++channel) {
+          const auto row = [&](auto all) { return all.subspan(channel * width, width); };
+          double size = 0;
+          for (const double square : row(squares)) size += square / static_cast<double>(width);
+          const std::span<const double> want = row(values);
+          const auto got = row(d_weights_);
+          const double* answer = answers == nullptr ? nullptr : answers->data() + channel * width;
+          const double scale =
+              error_scale(answer == nullptr ? want : std::span(answer, static_cast<size_t>(width)),
+                          std::sqrt(size));
+          array.rows = {channel};
+          compare_row(
+              array, 0, std::vector<double>(got.begin(), got.end()),
+              {std::vector<double>(want.begin(), want.end()), std::vector<double>(width, scale)},
+              answer, check);
+        }
+      });
+  }
   void add_array(RecurrenceArray of, const std::string& label, int64_t heads,
                  Verification& checks) {
     ResultArray array{name_of(of),
@@ -71,12 +147,7 @@ class Verifier {
                       recurrence_sigma(shape_, lengths_, of, workload_.type)};
     if (dim_of(shape_, of) > 1) array.shape.push_back(dim_of(shape_, of));
     Check& check = check_of(array, label, checks);
-    const std::vector<double>* answers = nullptr;
-    if (expected_.reference != nullptr) {
-      const auto found = expected_.reference->arrays.find(array.name);
-      if (found != expected_.reference->arrays.end() && !found->second.empty())
-        answers = &found->second;
-    }
+    const std::vector<double>* const answers = answers_of(array.name);
     int64_t tokens = 0;
     for (const Fragment& f : shard_.fragments) tokens += f.length;
     if (heads < shape_.key_heads) check.add_sample(tokens * heads, tokens * shape_.key_heads);
@@ -128,14 +199,19 @@ class Verifier {
   const Shard& shard_;
   const RecurrenceExpectation& expected_;
   const RecurrenceData& data_;
+  std::span<const float> d_weights_;  // [channels, width] of all ranks; empty: no convolution
+  Communicator& group_;
   RecurrenceReductions lengths_;
+  std::vector<double> want_weights_;  // their values, then the squares of their sizes
   std::vector<Compared> compared_;
 };
 
 }  // namespace
 
 void RecurrenceCase::verify(Pass pass, Verification& checks) {
-  Verifier(workload_, planned_, expected_, executor_.data())
+  std::span<const float> d_weights;
+  if (executor_.convolution() != nullptr) d_weights = executor_.convolution()->weight_gradients();
+  Verifier(workload_, planned_, expected_, executor_.data(), d_weights, group_)
       .verify(label(pass), pass == Pass::backward, checks);
 }
 

@@ -6,6 +6,7 @@
 
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
+#include "recurrence/convolution_stage.hpp"
 #include "recurrence/inputs.hpp"
 
 namespace gyre {
@@ -51,6 +52,7 @@ void check_strengths(const RecurrenceFile& file, ConfigErrors& errors) {
     double square = 0;
     const auto key = file.k.begin() + (token * file.key_heads + head / group) * file.key_dim;
     for (auto x = key; x != key + file.key_dim; ++x) square += double{*x} * *x;
+    if (file.conv_width > 0) square = 1;  // the most that a normalised key has
     // Beyond 2, I - beta k kᵀ makes states and their errors grow without end.
     constexpr double most = 2.001;
     if (file.beta[i] >= 0 && file.beta[i] * square <= most) continue;
@@ -98,11 +100,14 @@ const RecurrenceKind& kind_of(const RecurrenceFile& file) {
 RecurrenceShape shape_of(const RecurrenceFile& file) {
   RecurrenceShape shape(kind_of(file), file.key_heads, file.heads, file.key_dim, file.value_dim);
   shape.scale = static_cast<float>(file.scale);
+  shape.convolution = file.conv_width;
   return shape;
 }
 
 RecurrenceShape shape_of(const RecurrenceOptions& o, const RecurrenceKind& kind) {
-  return {kind, o.key_heads, o.heads, o.key_dim, o.value_dim};
+  RecurrenceShape shape(kind, o.key_heads, o.heads, o.key_dim, o.value_dim);
+  shape.convolution = o.conv;
+  return shape;
 }
 
 RecurrenceRows random_rows(const RecurrenceShape& shape, const RecurrenceOptions& o) {
@@ -151,15 +156,19 @@ PlannedRecurrence::PlannedRecurrence(const RecurrenceWorkload& workload,
     : kind(kind_),
       schedule(schedule_),
       placed(workload.offsets, layout, options),
-      problem{&placed.layout, shape},
+      problem{&placed.layout, shape, workload.type},
       plan(plan_rank(schedule, problem, rank)) {}
 
 int64_t planned_bytes(const PlannedRecurrence& planned, DType type) {
-  int64_t bytes = buffer_bytes(planned.plan, planned.problem.shape);
+  const RecurrenceShape& shape = planned.problem.shape;
+  int64_t bytes = buffer_bytes(planned.plan, shape);
+  if (shape.convolution > 0)
+    bytes += convolution_bytes(planned.plan, planned.placed.layout.shard(planned.plan.rank), shape,
+                               type);
   for (int a = 0; a < recurrence_arrays; ++a) {
     const auto array = static_cast<Array>(a);
-    if (has_array(planned.problem.shape, array))
-      bytes += planned.placed.layout.slots_of_rank() * width_of(planned.problem.shape, array) *
+    if (has_array(shape, array))
+      bytes += planned.placed.layout.slots_of_rank() * width_of(shape, array) *
                static_cast<int64_t>(size_of(stored_type(array, type)));
   }
   return bytes;

@@ -29,7 +29,7 @@ struct RecurrenceWorkload {
 
 RecurrenceWorkload generated_workload(const RecurrenceOptions& o, int64_t size);
 /// The workload of a file. Throws a usage error if its numbers are not those of gates: g must not
-/// be positive, and beta |k|² from 0 to 2.
+/// be positive, and beta |k|² from 0 to 2; after a convolution, |k| is at most 1.
 RecurrenceWorkload workload_of(const RecurrenceFile& file, const RecurrenceOptions& o);
 /// The kind that a file's arrays are of.
 const RecurrenceKind& kind_of(const RecurrenceFile& file);

@@ -68,7 +68,8 @@ TABLES = {
         "@generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
     ),
     "gyre/recurrence": (
-        "/recurrence @scale offsets q k v g beta~ d_out /reference @generator? out? d_q? d_k? d_v? d_g? d_beta? *"
+        "/recurrence @scale offsets q k v g beta~ conv_weight~ d_out /reference @generator? out? d_q? d_k? d_v? d_g? "
+        "d_beta? d_conv_weight? *"
     ),
     "gyre/logprobs": (
         "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ offsets~ "

@@ -33,6 +33,7 @@ class RecurrenceKernel {
   RecurrenceKernel(const RecurrenceShape& shape, int threads);
 
   const RecurrenceShape& shape() const { return shape_; }
+  int threads() const { return threads_; }
   /// Calls `progress` between heads, on the caller's thread.
   void between_heads(std::function<void()> progress) { progress_ = std::move(progress); }
   /// Writes out.

@@ -22,6 +22,8 @@ RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Shard& shard
     arrays_.emplace_back(shard.slots * width * static_cast<int64_t>(size_of(stored)));
     data_[array] = {arrays_.back().data(), stored, shard.slots, width, width};
   }
+  if (shape.convolution > 0)
+    convolution_ = std::make_unique<ConvolutionStage>(plan, shard, shape, data_, kernel.threads());
   for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, shape));
   overwrite(std::byte{0});
   kernel_.between_heads([this] {
@@ -38,6 +40,7 @@ void RecurrenceExecutor::overwrite(std::byte value) {
   }
   for (Buffer<float>& one : buffers_)
     std::memset(one.data(), std::to_integer<int>(value), one.size() * sizeof(float));
+  if (convolution_) convolution_->overwrite(value);
 }
 
 TokenRun RecurrenceExecutor::run_of(int part) const {
@@ -64,7 +67,7 @@ void RecurrenceExecutor::step(const Summarize& s, Pass) {
     kernel_.identity(buffer(s.map), buffer(s.state));
     return;
   }
-  kernel_.summarize(data_, run_of(s.part), buffer(s.begins ? -1 : s.map), buffer(s.state));
+  kernel_.summarize(layer(), run_of(s.part), buffer(s.begins ? -1 : s.map), buffer(s.state));
   if (s.begins) std::ranges::fill(buffer(s.map), 0.0F);
 }
 
@@ -72,10 +75,10 @@ void RecurrenceExecutor::step(const SummarizeBack& s, Pass) {
   if (s.part < 0)
     std::ranges::fill(buffer(s.state), 0.0F);
   else
-    kernel_.summarize_back(data_, run_of(s.part), buffer(s.state));
+    kernel_.summarize_back(layer(), run_of(s.part), buffer(s.state));
 }
 
-void RecurrenceExecutor::step(const Exchange& s, Pass) {
+void RecurrenceExecutor::step(const Exchange& s, Pass pass) {
   Pending& pending = pending_[s.id];
   pending.step = &s;
   if (s.all_gather) {
@@ -89,13 +92,23 @@ void RecurrenceExecutor::step(const Exchange& s, Pass) {
                           std::as_writable_bytes(std::span(pending.received)), stream_, s.what);
     return;
   }
+  if (s.all_reduce) {
+    const std::span<float> sum = convolution_->weight_gradients();
+    pending.work =
+        group_.all_reduce(sum.data(), std::ssize(sum), DType::f32, ReduceOp::sum, stream_, s.what);
+    return;
+  }
   std::vector<SendSlice> sends;
   std::vector<RecvSlice> recvs;
-  for (const StateMessage& m : s.sends)
+  for (const StateMessage& m : s.sends) {
     for (const int index : m.buffers) sends.push_back({m.peer, std::as_bytes(buffer(index))});
-  for (const StateMessage& m : s.recvs)
+    if (!m.pieces.empty()) convolution_->add_sends(m, pass, sends);
+  }
+  for (const StateMessage& m : s.recvs) {
     for (const int index : m.buffers)
       recvs.push_back({m.peer, std::as_writable_bytes(buffer(index))});
+    if (!m.pieces.empty()) convolution_->add_recvs(m, pass, recvs);
+  }
   pending.work = group_.exchange(sends, recvs, stream_, s.what);
 }
 
@@ -128,9 +141,21 @@ void RecurrenceExecutor::step(const Run& s, Pass pass) {
   states.d_behind = buffer(s.d_behind);
   states.d_before = buffer(s.d_before);
   if (pass == Pass::forward)
-    kernel_.forward(data_, run_of(s.part), states);
+    kernel_.forward(layer(), run_of(s.part), states);
   else
-    kernel_.backward(data_, run_of(s.part), states);
+    kernel_.backward(layer(), run_of(s.part), states);
+}
+
+void RecurrenceExecutor::step(const Convolve& s, Pass) {
+  convolution_->convolve(s.parts);
+}
+
+void RecurrenceExecutor::step(const ConvolveSlopes&, Pass) {
+  convolution_->slopes();
+}
+
+void RecurrenceExecutor::step(const ConvolveBack& s, Pass) {
+  convolution_->backward(s.parts);
 }
 
 }  // namespace gyre

@@ -6,13 +6,16 @@
 //     layer.run(Pass::forward);             results in layer.data()[RecurrenceArray::out]
 //     layer.run(Pass::backward);            results in ...[RecurrenceArray::d_q], ...
 //
-// A backward pass reads the states that the last forward pass has left.
+// A backward pass reads the states that the last forward pass has left. With a convolution, queries,
+// keys and values are those before it, and so are their gradients; see convolution().
 
 #include <map>
+#include <memory>
 #include <vector>
 
 #include "comm/communicator.hpp"
 #include "recurrence/chunk_kernel.hpp"
+#include "recurrence/convolution_stage.hpp"
 #include "recurrence/plan.hpp"
 #include "runtime/buffer.hpp"
 
@@ -37,6 +40,8 @@ class RecurrenceExecutor {
   ~RecurrenceExecutor() { kernel_.between_heads({}); }
 
   RecurrenceData& data() { return data_; }
+  /// Takes the weights, and has their gradients; null: there is none.
+  ConvolutionStage* convolution() { return convolution_.get(); }
   /// Sets all bytes of results and states; 0xff: NaN.
   void overwrite(std::byte value);
   /// A buffer of the plan; empty for -1.
@@ -58,6 +63,11 @@ class RecurrenceExecutor {
   void step(const state_step::Wait& s, Pass pass);
   void step(const state_step::Compose& s, Pass pass);
   void step(const state_step::Run& s, Pass pass);
+  void step(const state_step::Convolve& s, Pass pass);
+  void step(const state_step::ConvolveSlopes& s, Pass pass);
+  void step(const state_step::ConvolveBack& s, Pass pass);
+  /// The arrays that the recurrence reads and writes.
+  const RecurrenceData& layer() const { return convolution_ ? convolution_->data() : data_; }
   TokenRun run_of(int part) const;
 
   const StatePlan& plan_;
@@ -67,6 +77,7 @@ class RecurrenceExecutor {
   HostStream stream_;
   std::vector<Buffer<std::byte>> arrays_;
   RecurrenceData data_;
+  std::unique_ptr<ConvolutionStage> convolution_;
   std::vector<Buffer<float>> buffers_;  // [plan_.buffers]
   std::map<int, Pending> pending_;      // by exchange id
 };

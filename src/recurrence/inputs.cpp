@@ -15,16 +15,21 @@ void normalise(std::span<float> head) {
   for (float& x : head) x = static_cast<float>(x * factor);
 }
 
+constexpr uint32_t first_tensor = 64;  // beyond those that have a name
+
+TokenTensor tensor_of(uint32_t index) {
+  return static_cast<TokenTensor>(first_tensor + index);
+}
+
 }  // namespace
 
 void fill_recurrence_row(const RecurrenceShape& shape, uint64_t seed, DType type,
                          RecurrenceArray array, int64_t token, std::span<float> row) {
-  constexpr uint32_t first_tensor = 64;  // beyond those that have a name
-  const auto tensor = static_cast<TokenTensor>(first_tensor + static_cast<uint32_t>(array));
-  fill_token_row({seed, tensor, false}, token, row);
+  fill_token_row({seed, tensor_of(static_cast<uint32_t>(array)), false}, token, row);
   const size_t dim = dim_of(shape, array);
-  const bool is_key = array == RecurrenceArray::q || array == RecurrenceArray::k;
-  for (size_t at = 0; is_key && at < row.size(); at += dim) normalise(row.subspan(at, dim));
+  const bool is_unit =
+      shape.convolution == 0 && (array == RecurrenceArray::q || array == RecurrenceArray::k);
+  for (size_t at = 0; is_unit && at < row.size(); at += dim) normalise(row.subspan(at, dim));
   for (float& x : row) {
     if (array == RecurrenceArray::g)
       x = -std::exp(x - 3);
@@ -33,6 +38,17 @@ void fill_recurrence_row(const RecurrenceShape& shape, uint64_t seed, DType type
     else if (type == DType::bf16)
       x = to_float(to_bf16(x));
   }
+}
+
+std::vector<float> random_weights(const RecurrenceShape& shape, uint64_t seed) {
+  const int64_t width = shape.convolution;
+  std::vector<float> weights(shape.channels() * width);
+  for (int64_t channel = 0; channel < shape.channels(); ++channel) {
+    const std::span<float> row = std::span(weights).subspan(channel * width, width);
+    fill_token_row({seed, tensor_of(recurrence_arrays), false}, channel, row);
+    for (float& x : row) x /= std::sqrt(static_cast<float>(width));
+  }
+  return weights;
 }
 
 }  // namespace gyre

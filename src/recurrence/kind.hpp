@@ -9,8 +9,9 @@
 //     out_t = scale · S_tᵀ q_t
 //
 // D_t is a multiple of the identity (g_t has one element), or has a decay of each channel of the
-// keys. Inputs are what follows projections, convolutions and gates: q and k are normalised where a
-// model normalises them, g and beta are values of gates.
+// keys. Inputs are what follows projections and gates: g and beta are values of gates. A layer may
+// begin with a convolution, which also normalises q and k (convolution.hpp); without one, inputs are
+// what follows it.
 
 #include <cmath>
 #include <cstdint>
@@ -34,6 +35,7 @@ struct RecurrenceShape {
   int64_t key_heads = 1, value_heads = 1, key_dim = 1, value_dim = 1;
   float scale = 1;
   bool channel_decay = false, delta = false;
+  int64_t convolution = 0;  ///< tokens that the convolution before it reads; 0: there is none
 
   RecurrenceShape() = default;
   RecurrenceShape(const RecurrenceKind& kind, int64_t key_heads_, int64_t value_heads_,
@@ -54,6 +56,8 @@ struct RecurrenceShape {
   /// Elements of the linear part of a value head's map (plan.hpp): a matrix [key_dim, key_dim] with
   /// the delta rule, else the diagonal of one.
   int64_t map_elements() const { return delta ? key_dim * key_dim : decay_dim(); }
+  /// Channels of the convolution: all heads of queries, then of keys, then of values.
+  int64_t channels() const { return 2 * key_heads * key_dim + value_heads * value_dim; }
 };
 
 /// Arrays of a rank, row-major [tokens, heads, dim].

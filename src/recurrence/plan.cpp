@@ -3,42 +3,33 @@
 #include <fmt/format.h>
 
 #include <algorithm>
-#include <map>
+#include <numeric>
 
 #include "core/error.hpp"
+#include "recurrence/convolution.hpp"
 
 namespace gyre {
-namespace {
 
-/// Part `index` of a rank, and the position in the document where it begins.
-struct Part {
-  int64_t start = 0, length = 0;
-  int rank = 0, index = 0;
-};
-
-/// The parts of each document, in the order of tokens.
-std::map<int64_t, std::vector<Part>> parts_of(const Layout& layout) {
-  std::map<int64_t, std::vector<Part>> documents;
+std::map<int64_t, std::vector<DocumentPart>> parts_of(const Layout& layout) {
+  std::map<int64_t, std::vector<DocumentPart>> documents;
   for (int rank = 0; rank < layout.cp(); ++rank) {
     const std::vector<Fragment>& fragments = layout.shard(rank).fragments;
     for (size_t i = 0; i < fragments.size(); ++i)
       documents[fragments[i].segment].push_back(
           {fragments[i].start.value(), fragments[i].length, rank, static_cast<int>(i)});
   }
-  for (auto& [document, parts] : documents) std::ranges::sort(parts, {}, &Part::start);
+  for (auto& [document, parts] : documents) std::ranges::sort(parts, {}, &DocumentPart::start);
   return documents;
 }
-
-}  // namespace
 
 StateChain chain_of(const Layout& layout, int rank) {
   StateChain chain;
   const std::vector<Fragment>& own = layout.shard(rank).fragments;
   if (own.empty()) return chain;
   const auto documents = parts_of(layout);
-  for (const Part& part : documents.at(own.front().segment))
+  for (const DocumentPart& part : documents.at(own.front().segment))
     if (part.start < own.front().start.value()) chain.before.push_back(part.rank);
-  for (const Part& part : documents.at(own.back().segment))
+  for (const DocumentPart& part : documents.at(own.back().segment))
     if (part.start > own.back().start.value()) chain.behind.push_back(part.rank);
   chain.passes_through = own.size() == 1 && !chain.before.empty() && !chain.behind.empty();
   return chain;
@@ -60,7 +51,7 @@ std::string state_refusal(const Layout& layout) {
                            rank, f.stride, f.segment, what_works);
   for (const auto& [document, parts] : parts_of(layout))
     for (size_t i = 0; i + 1 < parts.size(); ++i) {
-      const Part &here = parts[i], &next = parts[i + 1];
+      const DocumentPart &here = parts[i], &next = parts[i + 1];
       const auto last = std::ssize(layout.shard(here.rank).fragments) - 1;
       if (here.index != last || next.index != 0)
         return fmt::format(
@@ -79,7 +70,7 @@ int64_t bytes_of_message(const StateMessage& message, const StatePlan& plan,
                          const RecurrenceShape& shape) {
   int64_t elements = 0;
   for (const int buffer : message.buffers) elements += elements_of(plan.buffers[buffer], shape);
-  return elements * static_cast<int64_t>(sizeof(float));
+  return elements * static_cast<int64_t>(sizeof(float)) + message.row_bytes;
 }
 
 int64_t buffer_bytes(const StatePlan& plan, const RecurrenceShape& shape) {
@@ -112,6 +103,20 @@ std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan,
     const auto maps = std::ssize(compose->terms) - (compose->start < 0 ? 1 : 0);
     return {0, maps * (shape.delta ? shape.key_dim : 1) * product};
   }
+  if (std::holds_alternative<state_step::ConvolveSlopes>(step)) {
+    const int64_t all = std::accumulate(plan.parts.begin(), plan.parts.end(), int64_t{0});
+    const double sums = convolution_flops(Pass::forward, all, shape);  // of weights, and z again
+    return {sums, sums};
+  }
+  const auto convolved = [&](const std::vector<int>& parts) -> std::pair<double, double> {
+    int64_t sum = 0;
+    for (const int part : parts) sum += plan.parts[part];
+    return {convolution_flops(Pass::forward, sum, shape), 0};
+  };
+  if (const auto* convolve = std::get_if<state_step::Convolve>(&step))
+    return convolved(convolve->parts);
+  if (const auto* back = std::get_if<state_step::ConvolveBack>(&step))
+    return convolved(back->parts);
   return {0, 0};
 }
 
@@ -126,6 +131,7 @@ StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape)
     const auto* exchange = std::get_if<state_step::Exchange>(&step);
     if (exchange == nullptr) continue;
     for (const StateMessage& m : exchange->sends) {
+      if (m.peer == plan.rank && !m.pieces.empty()) continue;  // of its own part
       const auto copies = exchange->all_gather ? std::ssize(exchange->recvs) - 1 : 1;
       counted.bytes_sent += copies * bytes_of_message(m, plan, shape);
       ++counted.messages;

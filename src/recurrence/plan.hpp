@@ -27,10 +27,12 @@
 //     Run           the last token of document 0, from this state
 
 #include <cstdint>
+#include <map>
 #include <string>
 #include <variant>
 #include <vector>
 
+#include "core/dtype.hpp"
 #include "core/pass.hpp"
 #include "recurrence/kind.hpp"
 #include "sharding/layout.hpp"
@@ -40,10 +42,21 @@ namespace gyre {
 /// A buffer holds states, or linear parts of maps, of all value heads.
 enum class StateKind { state, map };
 
-/// All buffers to or from one peer; they travel as one message, in this order.
+/// All buffers to or from one peer, or rows of histories; they travel as one message, in this order.
 struct StateMessage {
   int peer = 0;
   std::vector<int> buffers;
+  std::vector<int> pieces = {};  ///< of the plan's history; their rows are `row_bytes` in all
+  int64_t row_bytes = 0;
+};
+
+/// Consecutive tokens of a part that the convolution of a later part of the document reads.
+struct HistoryPiece {
+  int from = 0, from_part = 0;  ///< rank and part that have the tokens
+  int to = 0, to_part = 0;      ///< rank and part that read them
+  int64_t row = 0;              ///< the first of them, as a row of the part that has them
+  int64_t at = 0;               ///< and as a row of the history of the part that reads them
+  int64_t rows = 0;
 };
 
 namespace state_step {
@@ -66,6 +79,9 @@ struct Exchange {
   /// One all-gather of the library instead: sends has one message, which goes to every rank, and
   /// recvs one of each rank, its own included.
   bool all_gather = false;
+  /// One all-reduce of the gradient of the convolution's weights instead: sends is one message,
+  /// whose bytes are those that the best algorithm sends, and recvs one of each rank.
+  bool all_reduce = false;
 };
 struct Wait {
   int id = 0;
@@ -88,16 +104,31 @@ struct Run {
   int d_behind = -1, d_before = -1;  ///< backward: gradient behind it; gets the gradient before it
 };
 
+/// Convolves parts: makes what Run steps read as q, k and v. Their histories are there.
+struct Convolve {
+  std::vector<int> parts;
+};
+/// Backward, first half: from the gradients of all parts' q, k and v as Run steps leave them, those
+/// of the sums before SiLU; from these, the gradients of weights and of histories.
+struct ConvolveSlopes {};
+/// Second half: the gradients of the rows of q, k and v that were convolved. What later parts add
+/// to them is there.
+struct ConvolveBack {
+  std::vector<int> parts;
+};
+
 }  // namespace state_step
 
 using StateStep =
     std::variant<state_step::Summarize, state_step::SummarizeBack, state_step::Exchange,
-                 state_step::Wait, state_step::Compose, state_step::Run>;
+                 state_step::Wait, state_step::Compose, state_step::Run, state_step::Convolve,
+                 state_step::ConvolveSlopes, state_step::ConvolveBack>;
 
 struct StatePlan {
   int rank = 0;
   std::vector<int64_t> parts;      ///< tokens of each fragment of the rank's shard
   std::vector<StateKind> buffers;  ///< they live from the forward to the end of the backward pass
+  std::vector<HistoryPiece> history = {};  ///< pieces that this rank has or reads
   std::vector<StateStep> forward, backward;
   const std::vector<StateStep>& steps(Pass pass) const {
     return pass == Pass::forward ? forward : backward;
@@ -108,8 +139,17 @@ struct StatePlan {
 struct RecurrenceProblem {
   const Layout* layout = nullptr;
   RecurrenceShape shape;
+  DType type = DType::f32;  ///< of activations
   int cp() const { return layout->cp(); }
 };
+
+/// A run of tokens of one document on one rank.
+struct DocumentPart {
+  int64_t start = 0, length = 0;  ///< `start`: position in the document
+  int rank = 0, index = 0;        ///< index of a fragment of the rank's shard
+};
+/// The parts of each document, in the order of tokens.
+std::map<int64_t, std::vector<DocumentPart>> parts_of(const Layout& layout);
 
 /// The ranks that hold the document of a rank's first part, and of its last.
 struct StateChain {
@@ -137,8 +177,8 @@ struct StateCount {
   int64_t tokens = 0;    ///< of Run steps
   int64_t messages = 0;  ///< sent to other ranks; a collective counts as one
   int64_t bytes_sent = 0, bytes_received = 0;
-  double flops = 0;       ///< of Run steps, as recurrence_flops()
-  double more_flops = 0;  ///< of summaries and compositions
+  double flops = 0;       ///< of Run steps, as recurrence_flops(), and of the convolution
+  double more_flops = 0;  ///< of summaries and compositions, and of what is computed again
 };
 StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape);
 /// FLOPs of a step: {of the recurrence itself, further ones}.

@@ -15,6 +15,8 @@ namespace gyre {
 struct RecurrenceHead {
   int64_t tokens = 0;
   std::vector<double> q, k, v, g, beta, d_out;  ///< beta: empty without the delta rule
+  /// Squares of errors of q, k and v, which a convolution has computed; empty: they are exact.
+  std::vector<double> q_errors = {}, k_errors = {}, v_errors = {};
 };
 
 /// Values [tokens, dim], and for each token the size of the terms that the row is the sum of.
@@ -48,6 +50,9 @@ using RecurrenceRows =
 /// are empty after a forward alone.
 struct RecurrenceGroupResults {
   SizedRows arrays[recurrence_arrays];
+  /// Of a convolution: the document's gradients of the weights of the group's channels, and the
+  /// squares of their sizes, [channels, width] each; channels of queries, of keys, of values.
+  std::vector<double> d_weights = {}, d_weight_squares = {};
   const SizedRows& operator[](RecurrenceArray array) const {
     return arrays[static_cast<int>(array)];
   }
@@ -59,9 +64,9 @@ struct DocumentTokens {
   int64_t begin = 0, tokens = 0;
 };
 
-/// The definition of one key head over a document.
+/// The definition of one key head over a document. weights: of the convolution, [channels, width].
 RecurrenceGroupResults reference_group(const RecurrenceShape& shape, const RecurrenceRows& rows,
                                        const DocumentTokens& document, int64_t key_head,
-                                       bool backward);
+                                       bool backward, std::span<const float> weights = {});
 
 }  // namespace gyre

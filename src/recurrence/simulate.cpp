@@ -3,6 +3,7 @@
 #include <algorithm>
 #include <map>
 #include <optional>
+#include <tuple>
 
 #include "core/error.hpp"
 
@@ -65,20 +66,23 @@ class Simulation {
   void post(size_t rank, const Exchange& exchange) {
     Walker& walker = walkers_[rank];
     walker.posted[exchange.id] = &exchange;
-    const auto messages = exchange.all_gather ? std::ssize(exchange.recvs) - 1 : 1;
+    const auto others = std::ssize(exchange.recvs) - 1, copies = exchange.all_gather ? others : 1;
+    const auto messages = exchange.all_reduce ? 2 * others : copies;
     for (const StateMessage& m : exchange.sends) {
-      const double bytes = messages * bytes_of_message(m, plans_[rank], shape_);
+      const double bytes = copies * bytes_of_message(m, plans_[rank], shape_);
       walker.link = std::max(walker.link, walker.now) + messages * machine_.latency_s +
                     bytes / machine_.bytes_per_s;
-      sent_[{rank, exchange.all_gather ? all_ranks : m.peer}] = walker.link;
+      sent_[{rank, exchange.all_gather || exchange.all_reduce ? all_ranks : m.peer,
+             exchange.what}] = walker.link;
     }
   }
   /// When the messages of an exchange have left and arrived; unset if one is not posted yet.
   std::optional<double> arrival_of(size_t rank, const Exchange& exchange) const {
     double latest = exchange.sends.empty() ? 0 : walkers_[rank].link;
     for (const StateMessage& m : exchange.recvs) {
-      const int to = exchange.all_gather ? all_ranks : static_cast<int>(rank);
-      const auto message = sent_.find({static_cast<size_t>(m.peer), to});
+      const int to =
+          exchange.all_gather || exchange.all_reduce ? all_ranks : static_cast<int>(rank);
+      const auto message = sent_.find({static_cast<size_t>(m.peer), to, exchange.what});
       if (message == sent_.end()) return {};
       latest = std::max(latest, message->second);
     }
@@ -91,7 +95,8 @@ class Simulation {
   const RecurrenceShape& shape_;
   StateMachine machine_;
   std::vector<Walker> walkers_;
-  std::map<std::pair<size_t, int>, double> sent_;  // (rank, peer): when the message is there
+  std::map<std::tuple<size_t, int, std::string>, double>
+      sent_;  // (rank, peer, what): when the message is there
 };
 
 }  // namespace

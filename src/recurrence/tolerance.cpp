@@ -12,10 +12,11 @@ double roundings(const RecurrenceShape& shape, const RecurrenceReductions& lengt
                  RecurrenceArray array) {
   const double keys = shape.key_dim, values = shape.value_dim, chunk = recurrence_chunk;
   const double tokens = lengths.tokens, maps = lengths.maps;
-  const double state = 2 * (keys + chunk) + tokens + maps * keys + 1;
-  const double out = state + keys + chunk;
-  const double d_v = state + out + values;
-  const double d_q = state + 2 * values + chunk;
+  const double width = shape.convolution, convolved = width > 0 ? width + keys + 8 : 0;
+  const double state = 2 * (keys + chunk) + tokens + maps * keys + 1 + 2 * convolved;
+  const double out = state + keys + chunk + convolved;
+  const double d_v = state + out + values + 2 * convolved;
+  const double d_q = state + 2 * values + chunk + 2 * convolved;
   const double d_k = state + d_v + 2 * values + chunk;
   switch (array) {
     case RecurrenceArray::out:
@@ -54,6 +55,12 @@ double recurrence_tolerance(const RecurrenceShape& shape, const RecurrenceReduct
                             RecurrenceArray array, DType type) {
   const bool narrow = stored_type(array, type) == DType::bf16;
   return mixed_tolerance(roundings(shape, lengths, array), narrow ? 1 : 0);
+}
+
+double weights_tolerance(const RecurrenceShape& shape, const RecurrenceReductions& lengths) {
+  return mixed_tolerance(roundings(shape, lengths, RecurrenceArray::d_k) + recurrence_chunk +
+                             static_cast<double>(lengths.ranks),
+                         0);
 }
 
 double recurrence_sigma(const RecurrenceShape& shape, const RecurrenceReductions& lengths,

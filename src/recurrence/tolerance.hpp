@@ -19,6 +19,14 @@
 //     n_dq  = n_S + 2 V + C                              n_dk  = n_S + n_dv + 2 V + C
 //     n_dg  = n_dq + n_dk + K + C
 //
+// A convolution of width w computes q, k and v, whose errors are then those of factors:
+//
+//     y                     w + K + 8 a sum, SiLU, and a normalisation: a dot product
+//     dx                    n_y + w + K + 8   the same backward, and y again
+//     dweight               C + ranks         sums of C tokens; over ranks; between them in double
+//
+//     n_S and n_out grow by 2 n_y and by n_y; dq, dk and dv by dx; n_dweight = n_dk + dx + C + ranks
+//
 // States, sums and messages are f32. A result that is stored as bf16 is rounded once.
 
 #include "core/tolerance.hpp"
@@ -29,12 +37,15 @@ namespace gyre {
 struct RecurrenceReductions {
   int64_t tokens = 0;  ///< of the longest document
   int64_t maps = 0;    ///< the most maps that are applied to a state one after the other
+  int64_t ranks = 1;   ///< whose gradients of the convolution's weights are added
 };
 
 /// Tolerance of a result, relative to error_scale() of the row of a head. `type`: that of
 /// activations.
 double recurrence_tolerance(const RecurrenceShape& shape, const RecurrenceReductions& lengths,
                             RecurrenceArray array, DType type);
+/// Tolerance of the gradient of the convolution's weights, which is f32.
+double weights_tolerance(const RecurrenceShape& shape, const RecurrenceReductions& lengths);
 /// The standard deviation of the errors of a result that is stored as bf16, in the same units; 0 of
 /// others.
 double recurrence_sigma(const RecurrenceShape& shape, const RecurrenceReductions& lengths,

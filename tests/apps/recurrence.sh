@@ -24,6 +24,16 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick -d bf16 --thr
 expect 0 'VERIFY PASSED 24/24' "${mpi[@]}" 2 "$recurrence" --gen dist=long-tailed,max=100 --capacity 400 $quick --kind gdn,kda --schedule state-chain \
   --heads 2 --key-heads 1 --key-dim 8 --value-dim 8
 
+# A convolution before it: 3 rows of 96 channels to the next rank, their gradients in f32 back, and an all-reduce of
+# 4 weights a channel.
+expect 0 'VERIFY PASSED 100/100' "${mpi[@]}" 3 "$recurrence" $small $quick --conv 4 --kind all --schedule all --csv table.csv -J conv.json
+[ "$(sent state-chain fwd)/$(sent state-chain bwd)" = 0.0032/0.005248 ] || fail "other bytes of a convolution: $(cat table.csv)"
+grep -q '"conv": *4' conv.json || fail "the width of the convolution is not recorded"
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick --conv 4 -d bf16 --threads 2 --kind kda -c all --csv table.csv
+expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$recurrence" --tokens 11 $quick --conv 8 --heads 2 --key-heads 1 --schedule all
+expect 2 '--conv: ' "$recurrence" --conv 300
+expect 2 '--value-dim, --conv and --seed are those of the file of --input: leave them out' "$recurrence" --input "$golden/recurrence_conv.h5" --conv 4
+
 # Heads are sampled, and it says so.
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick --check-tokens 1
 grep -q 'sampled 150 of 300 tokens' output || fail "it does not say that heads are sampled: $(cat output)"
@@ -44,6 +54,11 @@ expect 0 'fwd rank 1: done after' "$recurrence" --explain --cp 4 $small --schedu
 for line in 'map M, B of part 0' 'post state from rank 0' 'compose 1 maps' 'post state to rank 2' 'run part 0, 38 tokens, from a state'; do
   grep -qF "$line" output || fail "no step '$line': $(cat output)"
 done
+expect 0 'fwd rank 1: done after' "$recurrence" --explain --cp 4 --tokens 9 --batch 2 --conv 4 --heads 1 --key-heads 1
+for line in 'post histories from rank 0 to rank 2' 'convolve 1 parts: 0' 'post gradients of histories from rank 2 to rank 0' \
+  "post an all-reduce of the gradient of the convolution's weights" "gradients of the convolution's sums, weights and histories"; do
+  grep -qF "$line" output || fail "no step '$line': $(cat output)"
+done
 expect 0 'kda    state-gather' "$recurrence" --explain --cp 64 --tokens 64K --kind all --schedule all --tflops 100 --gbps 50 --latency-us 2
 [ "$(grep -cE '^  [a-z]+ +state-' output)" -eq 16 ] || fail "not a row of each: $(cat output)"
 expect 2 '--explain needs one size' "$recurrence" --explain -b 16 -e 64
@@ -62,6 +77,10 @@ for kind in gdn kda ssd gla; do
   expect 0 'compared in full: d_' "${mpi[@]}" 3 "$recurrence" --input "$golden/recurrence_$kind.h5" $quick --schedule all --csv table.csv
   [ "$(column table.csv kind | sort -u)" = $kind ] || fail "$kind is taken for another kind: $(cat table.csv)"
 done
+for file in conv conv_channels conv_no_delta conv_one conv_documents conv_short_parts conv_boundaries conv_zero_rows; do
+  expect 0 'compared in full: d_' "${mpi[@]}" 4 "$recurrence" --input "$golden/recurrence_$file.h5" $quick --schedule all
+done
+grep -q 'd_conv_weight' output || fail "the gradient of the weights is not compared: $(cat output)"
 expect 0 'not compared: d_beta, d_g, d_k, d_q, d_v (--pass fwd)' "${mpi[@]}" 2 "$recurrence" --input "$golden/recurrence_gdn.h5" $quick --pass fwd
 /usr/bin/python3 - "$golden/recurrence_documents.h5" <<'PY'
 import shutil, sys, h5py
@@ -76,6 +95,17 @@ change("growing", "recurrence/g", (6, 1), 0.5)
 change("strong", "recurrence/beta", (7, 0), 40)
 change("narrow", "recurrence/v", (2, 1, 0), 1 / 3)
 change("offsets", "recurrence/offsets", 3, 900)
+from_plain = sys.argv[1]
+sys.argv[1] = from_plain.replace("documents", "conv")
+change("weight", "reference/d_conv_weight", (33, 2), 9)
+for name in ("wide", "orphan"):
+    change(name, "recurrence/q", (0, 0, 0), 0)
+with h5py.File("wide.h5", "r+") as file:
+    weights = file["recurrence/conv_weight"][:]
+    del file["recurrence/conv_weight"]
+    file["recurrence/conv_weight"] = weights[:-1]
+with h5py.File("orphan.h5", "r+") as file:
+    del file["recurrence/conv_weight"]
 with h5py.File("narrow.h5", "r") as file:
     shape = file["recurrence/g"].shape
 shutil.copy("narrow.h5", "heads.h5")
@@ -84,6 +114,9 @@ with h5py.File("heads.h5", "r+") as file:
     file["recurrence/g"] = [[0.0] * (shape[1] + 1)] * shape[0]
 PY
 expect 1 '/reference/d_k[45, 0, 3], document 3 position 39, rank 1: yours 9' "${mpi[@]}" 2 "$recurrence" --input answer.h5 $quick
+expect 1 '/reference/d_conv_weight[33, 2], rank 0: yours 9' "${mpi[@]}" 2 "$recurrence" --input weight.h5 $quick
+expect 2 "dataset '/recurrence/conv_weight' is float32 [55, 4]; it must be real [56, any]" "$recurrence" --input wide.h5 $quick
+expect 2 '/reference/d_conv_weight is there, and /recurrence/conv_weight, which it is of, is not' "$recurrence" --input orphan.h5 $quick
 expect 2 '/recurrence/g[13] is 0.5; it is the logarithm of a decay: at most 0' "$recurrence" --input growing.h5 $quick
 expect 2 'their product must be from 0 to 2' "$recurrence" --input strong.h5 $quick
 expect 2 "dataset '/recurrence/g' is float64 [72, 3]; it must be real [72, 2]" "$recurrence" --input heads.h5 $quick

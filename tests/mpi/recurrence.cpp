@@ -50,11 +50,13 @@ struct Layer {
         schedule(schedule_),
         offsets(offsets_of(mix.lengths)),
         placed(offsets, find_layout("contiguous"), of_ranks(test::world().size())),
-        problem{&placed.layout, shape},
+        problem{&placed.layout, shape, type},
         rank(test::world().rank()),
         plan(plan_rank(schedule, problem, rank)),
         kernel(shape, 1),
         executor(plan, placed.layout.shard(rank), type, test::world(), kernel) {
+    if (shape.convolution > 0)
+      executor.convolution()->set_weights(random_weights(shape, test::recurrence_seed));
     test::RecurrenceArrays inputs(shape, type, shard().slots);
     for (const Fragment& f : shard().fragments)
       for (int64_t i = 0; i < f.length; ++i)
@@ -71,7 +73,7 @@ struct Layer {
     const Traffic before = test::world().traffic();
     executor.run(pass);
     const Traffic after = test::world().traffic();
-    const StateForm form = schedule.closed_form(problem, rank, pass);
+    const StateForm form = closed_form(schedule, problem, rank, pass);
     EXPECT_EQ(after.bytes_sent - before.bytes_sent, form.bytes_sent) << name_of(pass);
     EXPECT_EQ(after.messages - before.messages, form.messages) << name_of(pass);
     const StateCount counted = count(plan, pass, shape);
@@ -82,7 +84,7 @@ struct Layer {
     int64_t longest = 0;
     for (size_t d = 0; d + 1 < offsets.size(); ++d)
       longest = std::max(longest, offsets[d + 1] - offsets[d]);
-    test::RecurrenceErrors errors(shape, type, {longest, schedule.maps(problem)});
+    test::RecurrenceErrors errors(shape, type, {longest, schedule.maps(problem), problem.cp()});
     for (const Fragment& f : shard().fragments) {
       std::vector<test::RecurrenceRow> rows;
       for (int64_t i = 0; i < f.length; ++i)
@@ -91,6 +93,11 @@ struct Layer {
                                     offsets[f.segment + 1] - offsets[f.segment]};
       errors.compare(executor.data(), document, rows, true);
     }
+    std::vector<DocumentTokens> documents;
+    for (size_t d = 0; d + 1 < offsets.size(); ++d)
+      documents.push_back({offsets[d], offsets[d + 1] - offsets[d]});
+    if (shape.convolution > 0)
+      errors.compare_weights(executor.convolution()->weight_gradients(), documents);
     text = errors.text();
     return errors.worst();
   }
@@ -123,6 +130,29 @@ TEST(MpiRecurrence, EveryKindUnderEveryScheduleAgreesWithTheDefinition) {
         }
 }
 
+// Histories are of 3 tokens, and of 9, which are on several ranks where parts are shorter.
+TEST(MpiRecurrence, AConvolutionBeforeItAgreesWithTheDefinition) {
+  for (const char* kind : {"gdn", "gla"})
+    for (const int64_t width : {1, 4, 10})
+      for (const StateSchedule& schedule : state_schedules()) {
+        std::vector<Mix> mixes = mixes_of(test::world().size());
+        mixes.push_back({"short parts", {3 * test::world().size() + 1, 2}});
+        for (const Mix& mix : mixes)
+          for (const DType type : {DType::f32, DType::bf16}) {
+            RecurrenceShape shape(test::named(recurrence_kinds(), kind), 1, 2, 16, 12);
+            shape.convolution = width;
+            Layer run(shape, type, schedule, mix);
+            run.executor.overwrite(std::byte{0xff});
+            run.check_traffic(Pass::forward);
+            run.check_traffic(Pass::backward);
+            std::string text;
+            EXPECT_LT(run.worst_error(text), 1)
+                << kind << ", " << width << " tokens, " << schedule.name << ", " << mix.name << ", "
+                << name_of(type) << ", rank " << run.rank << ": " << text;
+          }
+      }
+}
+
 // A rank that passes no state on sends M = 1 and B = 0: nobody gets what its buffers held before.
 TEST(MpiRecurrence, WhatDoesNotContinueIsSentAsTheIdentity) {
   for (const RecurrenceKind& kind : recurrence_kinds())
@@ -150,7 +180,9 @@ TEST(MpiRecurrence, WhatDoesNotContinueIsSentAsTheIdentity) {
 TEST(MpiRecurrence, TheSameRunTwiceGivesTheSameBits) {
   const Mix mix{"", {100, 31 * test::world().size()}};
   for (const StateSchedule& schedule : state_schedules()) {
-    Layer run({test::named(recurrence_kinds(), "kda"), 1, 2, 16, 8}, DType::f32, schedule, mix);
+    RecurrenceShape shape(test::named(recurrence_kinds(), "kda"), 1, 2, 16, 8);
+    shape.convolution = 4;
+    Layer run(shape, DType::f32, schedule, mix);
     std::vector<std::vector<float>> results;
     for (const std::byte left : {std::byte{0}, std::byte{0x55}}) {
       run.executor.overwrite(left);
@@ -162,6 +194,8 @@ TEST(MpiRecurrence, TheSameRunTwiceGivesTheSameBits) {
           for (int64_t i = 0; i < f.length; ++i)
             for (int64_t c = 0; c < run.executor.data().arrays[a].cols; ++c)
               mine.push_back(run.executor.data().arrays[a].at(f.local_begin.value() + i, c));
+      const auto of_weights = run.executor.convolution()->weight_gradients();
+      mine.insert(mine.end(), of_weights.begin(), of_weights.end());
     }
     EXPECT_EQ(results[0], results[1]) << schedule.name;
   }

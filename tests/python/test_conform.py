@@ -64,6 +64,11 @@ class Right(unittest.TestCase):
                 {"cp": 3, "tp": 2, "case": "attention_s*"},
                 {"ranks": 2, "layout": "contiguous", "dtype": "float64", "case": "attention_[lt]*"},
             ),
+            "recurrence": (
+                {"ranks": 2, "case": "recurrence_[cgnk]*"},
+                {"ranks": 4, "layout": "contiguous", "case": "recurrence_[bdfs]*"},
+                {"ranks": 3, "layout": "striped", "dtype": "float64", "case": "recurrence_conv_[ds]*"},
+            ),
             "logprob": ({"cp": 2, "tp": 2, "case": "logprobs_[puc]*"},),
             "entropy": ({"tp": 2, "case": "logprobs_[!puc]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[puc]*"}),
             "filtered_logprob": ({"tp": 4, "case": "logprobs_[!ptf]*"}, {"cp": 2, "tp": 2, "case": "logprobs_[ptf]*"}),

@@ -30,9 +30,9 @@ from gyre.distributed.conform import WIDE, Options, files_of, one, tolerance_of 
 from gyre.distributed.group import Group, PeerGone  # noqa: E402
 
 MODULES = ("planted_errors", "planted_attention", "planted_rows", "planted_streams", "planted_ranks", "planted_steps", "planted_norms", "planted_losses",
-           "planted_places", "planted_kl")
+           "planted_places", "planted_kl", "planted_recurrence")
 # Contracts of ranks that have other tokens.
-CP = ("attention", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
+CP = ("attention", "recurrence", "model", "shard", "labels", "unshard", "relayout", "bshd_shard", "head_exchange", "slice")
 LARGE = 1 << 16  # bytes of a file: asked where no smaller one finds the error
 WAIT_S = 0.1
 UNEXPLAINED = contract.Finding("values", "")

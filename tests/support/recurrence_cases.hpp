@@ -74,11 +74,41 @@ class RecurrenceErrors {
                const std::vector<RecurrenceRow>& rows, bool backward) {
     for (int64_t head = 0; head < shape_.key_heads; ++head) {
       const RecurrenceGroupResults want =
-          reference_group(shape_, random_recurrence_rows(shape_, type_), document, head, backward);
+          reference_group(shape_, random_recurrence_rows(shape_, type_), document, head, backward,
+                          random_weights(shape_, recurrence_seed));
       for (int a = static_cast<int>(first_result); a < recurrence_arrays; ++a)
         if (!want.arrays[a].values.empty())
           for (const RecurrenceRow& row : rows)
             compare_row(data, static_cast<RecurrenceArray>(a), want.arrays[a], head, row);
+    }
+  }
+  /// Compares gradients of weights, of whole documents, with their sum over these.
+  void compare_weights(std::span<const float> got, const std::vector<DocumentTokens>& documents) {
+    const int64_t width = shape_.convolution, group = shape_.group();
+    std::vector<double> want(got.size()), squares(got.size());
+    const auto channel_of = [&](int64_t key_head, int64_t i) {
+      const int64_t keys = shape_.key_dim, all = shape_.key_heads * keys;
+      if (i < keys) return key_head * keys + i;
+      if (i < 2 * keys) return all + key_head * keys + i - keys;
+      return 2 * all + key_head * group * shape_.value_dim + i - 2 * keys;
+    };
+    for (const DocumentTokens& document : documents)
+      for (int64_t head = 0; head < shape_.key_heads; ++head) {
+        const RecurrenceGroupResults results =
+            reference_group(shape_, random_recurrence_rows(shape_, type_), document, head, true,
+                            random_weights(shape_, recurrence_seed));
+        for (size_t i = 0; i < results.d_weights.size(); ++i) {
+          const int64_t at = channel_of(head, static_cast<int64_t>(i) / width) * width +
+                             static_cast<int64_t>(i) % width;
+          want[at] += results.d_weights[i];
+          squares[at] += results.d_weight_squares[i];
+        }
+      }
+    double& worst = of_arrays["d_conv_weight"];
+    for (size_t i = 0; i < got.size(); ++i) {
+      const double scale = std::max(std::sqrt(squares[i]), 1e-30);
+      const double error = std::abs(got[i] - want[i]) / scale / weights_tolerance(shape_, lengths_);
+      worst = std::isnan(error) ? std::numeric_limits<double>::infinity() : std::max(worst, error);
     }
   }
   double worst() const {

@@ -172,6 +172,8 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("attention_regions.h5"), attention_schema, attention},
       {input("golden/recurrence_kda.h5"), recurrence_schema,
        [](const std::string& path) { (void)read_recurrence_file(world(), path); }},
+      {input("golden/recurrence_conv.h5"), recurrence_schema,
+       [](const std::string& path) { (void)read_recurrence_file(world(), path); }},
       {input("logprobs_golden.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_fused_linear.h5"), logprobs_schema, logprobs},
       {input("golden/logprobs_teacher_values.h5"), logprobs_schema, logprobs},

@@ -7,6 +7,7 @@
 #include <map>
 
 #include "errors.hpp"
+#include "recurrence/halo.hpp"
 #include "recurrence/schedules/schedule.hpp"
 #include "recurrence/simulate.hpp"
 #include "recurrence_cases.hpp"
@@ -25,10 +26,11 @@ LayoutOptions of_ranks(int cp) {
 
 struct Plans {
   Plans(const StateSchedule& schedule_, const std::vector<int64_t>& lengths, int cp,
-        const char* layout = "contiguous")
+        const char* layout = "contiguous", int64_t convolution = 0)
       : schedule(schedule_),
         placed(offsets_of(lengths), find_layout(layout), of_ranks(cp)),
         problem{&placed.layout, {test::named(recurrence_kinds(), "gdn"), 1, 2, 4, 3}} {
+    problem.shape.convolution = convolution;
     for (int r = 0; r < cp; ++r) ranks.push_back(plan_rank(schedule, problem, r));
   }
   static std::vector<int64_t> offsets_of(const std::vector<int64_t>& lengths) {
@@ -53,8 +55,9 @@ RC_GTEST_PROP(RecurrencePlan, EveryPartRunsOnceAndEveryMessageArrives, ()) {
   const auto lengths = *rc::gen::nonEmpty(
       rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 20)));
   const int cp = *rc::gen::inRange(1, 9);
+  const int64_t convolution = *rc::gen::inRange(0, 12);
   for (const StateSchedule& schedule : state_schedules()) {
-    const Plans plans(schedule, lengths, cp);
+    const Plans plans(schedule, lengths, cp, "contiguous", convolution);
     for (const Pass pass : {Pass::forward, Pass::backward}) {
       int64_t sent = 0, received = 0;
       for (int r = 0; r < cp; ++r) {
@@ -63,7 +66,7 @@ RC_GTEST_PROP(RecurrencePlan, EveryPartRunsOnceAndEveryMessageArrives, ()) {
         RC_ASSERT(runs.size() == plans.ranks[r].parts.size());
         for (const auto& [part, times] : runs) RC_ASSERT(times == 1);
         const StateCount counted = count(plans.ranks[r], pass, plans.problem.shape);
-        const StateForm form = schedule.closed_form(plans.problem, r, pass);
+        const StateForm form = closed_form(schedule, plans.problem, r, pass);
         RC_ASSERT(counted.messages == form.messages);
         RC_ASSERT(counted.bytes_sent == form.bytes_sent);
         sent += counted.bytes_sent;
@@ -104,6 +107,40 @@ TEST(RecurrencePlan, WhatDoesNotContinueIsTheIdentity) {
     EXPECT_EQ(plans.steps<SummarizeBack>(r, Pass::backward).at(0).part, back[r]) << r;
 }
 
+/// The tokens of a piece, by document and position, and the place in a history of each.
+using Tokens = std::map<std::tuple<int, int, int64_t>, std::pair<int64_t, int64_t>>;
+
+// Every part reads the tokens before it, as many as a convolution needs and its document has, each
+// once, from the part that has it. Also where a rank has several parts of a document.
+RC_GTEST_PROP(RecurrencePlan, HistoriesAreTheTokensBefore, ()) {
+  const auto lengths = *rc::gen::nonEmpty(
+      rc::gen::container<std::vector<int64_t>>(rc::gen::inRange<int64_t>(0, 20)));
+  const int cp = *rc::gen::inRange(1, 6);
+  const int64_t width = *rc::gen::inRange(1, 12);
+  const char* layout = *rc::gen::element("contiguous", "dual-chunk-swap", "zigzag");
+  const PaddedLayout placed(Plans::offsets_of(lengths), find_layout(layout), of_ranks(cp));
+  Tokens got, want;
+  for (const HistoryPiece& piece : history_pieces(placed.layout, width)) {
+    const Fragment& from = placed.layout.shard(piece.from).fragments.at(piece.from_part);
+    for (int64_t i = 0; i < piece.rows; ++i) {
+      RC_ASSERT(piece.row + i < from.length);
+      RC_ASSERT(got.emplace(std::tuple(piece.to, piece.to_part, piece.at + i),
+                            std::pair(from.segment, from.start.value() + piece.row + i))
+                    .second);
+    }
+  }
+  for (int r = 0; r < cp; ++r) {
+    const std::vector<Fragment>& parts = placed.layout.shard(r).fragments;
+    for (size_t p = 0; p < parts.size(); ++p) {
+      const int64_t start = parts[p].start.value(), rows = history_rows(parts[p], width);
+      RC_ASSERT(rows == std::min(start, width - 1));
+      for (int64_t i = 0; i < rows; ++i)
+        want[{r, static_cast<int>(p), i}] = {parts[p].segment, start - rows + i};
+    }
+  }
+  RC_ASSERT(got == want);
+}
+
 TEST(RecurrencePlan, NothingIsSentIfNoDocumentCrosses) {
   for (const StateSchedule& schedule : state_schedules()) {
     const Plans plans(schedule, {6, 2, 4, 6}, 3);
@@ -126,6 +163,29 @@ TEST(RecurrencePlan, ClosedFormsAreThoseOfThePages) {
     EXPECT_EQ(count(chain.ranks[r], Pass::backward, chain.problem.shape).bytes_sent,
               r > 0 ? 2 * 4 * 3 * 4 : 0);
   }
+}
+
+// 16 tokens on 4 ranks, a convolution of 6: histories of 4 tokens, then of 5, on two ranks. Rows have
+// 2 · 1 · 4 + 2 · 3 channels.
+TEST(RecurrencePlan, ClosedFormsOfAConvolution) {
+  const Plans plans(test::named(state_schedules(), "state-chain"), {16}, 4, "contiguous", 6);
+  const RecurrenceShape& shape = plans.problem.shape;
+  const int64_t row = 14, weights = 2 * 3 * row * 6 * 4 / 4, state = 2 * 4 * 3 * 4;
+  const std::vector<int64_t> given = {4 + 1, 4 + 1, 4, 0}, read = {0, 4, 4 + 1, 4 + 1};
+  const std::vector<int64_t> readers = {2, 2, 1, 0}, holders = {0, 1, 2, 2};
+  for (int r = 0; r < 4; ++r) {
+    const StateCount forward = count(plans.ranks[r], Pass::forward, shape);
+    EXPECT_EQ(forward.bytes_sent, given[r] * row * 4 + (r < 3 ? state : 0)) << r;
+    EXPECT_EQ(forward.messages, readers[r] + (r < 3 ? 1 : 0)) << r;
+    const StateCount back = count(plans.ranks[r], Pass::backward, shape);
+    EXPECT_EQ(back.bytes_sent, read[r] * row * 4 + weights + (r > 0 ? state : 0)) << r;
+    EXPECT_EQ(back.messages, holders[r] + 1 + (r > 0 ? 1 : 0)) << r;
+  }
+  // In bf16, histories have half the bytes; their gradients have not.
+  RecurrenceProblem narrow = plans.problem;
+  narrow.type = DType::bf16;
+  EXPECT_EQ(halo_form(narrow, 0, Pass::forward).bytes_sent, 5 * row * 2);
+  EXPECT_EQ(halo_form(narrow, 3, Pass::backward).bytes_sent, 5 * row * 4 + weights);
 }
 
 TEST(RecurrencePlan, LayoutsThatCutADocumentOftenerAreRefused) {

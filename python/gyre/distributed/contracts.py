@@ -5,6 +5,7 @@ from typing import Any
 
 NAMES = (
     "attention",
+    "recurrence",
     "logprob",
     "entropy",
     "filtered_logprob",

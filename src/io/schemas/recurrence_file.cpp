@@ -8,7 +8,7 @@ namespace gyre {
 namespace {
 
 struct Parts {
-  std::optional<h5::Dataset> offsets, q, k, v, g, beta, d_out;
+  std::optional<h5::Dataset> offsets, q, k, v, g, beta, d_out, conv_weight;
   std::map<std::string, std::optional<h5::Dataset>> answers;
 };
 
@@ -22,6 +22,15 @@ std::optional<h5::Dataset> open_decays(SchemaReader& reader, const h5::File& fil
                      : reader.reals(path, {tokens, r.heads});
 }
 
+void open_weights(SchemaReader& reader, RecurrenceFile& r, Parts& parts) {
+  parts.conv_weight = reader.reals_if("/recurrence/conv_weight", {r.channels(), -1});
+  if (!parts.conv_weight) return;
+  r.conv_width = parts.conv_weight->shape()[1];
+  if (r.conv_width < 1 || r.conv_width > max_convolution)
+    reader.errors().add("/recurrence/conv_weight has {} weights of a channel; it must be 1 to {}",
+                        r.conv_width, max_convolution);
+}
+
 void open_reference(SchemaReader& reader, const h5::File& file, RecurrenceFile& r, Parts& parts) {
   RecurrenceReference& reference = r.reference.emplace();
   reference.generator = reader.text("/reference", "generator", "");
@@ -30,14 +39,17 @@ void open_reference(SchemaReader& reader, const h5::File& file, RecurrenceFile& 
     if (like)
       parts.answers[name] = reader.reals_if(std::string("/reference/") + name, like->shape());
   };
-  if (reader.is_there("/reference/d_beta") && !reader.is_there("/recurrence/beta"))
-    reader.errors().add("/reference/d_beta is there, and /recurrence/beta, which it is of, is not");
+  for (const std::string name : {"beta", "conv_weight"})
+    if (reader.is_there("/reference/d_" + name) && !reader.is_there("/recurrence/" + name))
+      reader.errors().add("/reference/d_{0} is there, and /recurrence/{0}, which it is of, is not",
+                          name);
   open("out", parts.v);
   open("d_q", parts.q);
   open("d_k", parts.k);
   open("d_v", parts.v);
   open("d_g", parts.g);
   open("d_beta", parts.beta);
+  open("d_conv_weight", parts.conv_weight);
 }
 
 Parts open_recurrence(const h5::File& file, RecurrenceFile& r) {
@@ -73,6 +85,7 @@ Parts open_recurrence(const h5::File& file, RecurrenceFile& r) {
   parts.g = open_decays(reader, file, r, tokens);
   parts.beta = reader.reals_if("/recurrence/beta", {tokens, r.heads});
   r.with_beta = parts.beta.has_value();
+  if (parts.q && parts.v) open_weights(reader, r, parts);
   parts.d_out = reader.reals("/recurrence/d_out", {tokens, r.heads, r.value_dim});
   if (file.has_group("/reference")) open_reference(reader, file, r, parts);
   reader.throw_if_any();
@@ -89,6 +102,7 @@ void check_numbers(const h5::File& file, const RecurrenceFile& r) {
                                      {"v", &r.v},
                                      {"g", &r.g},
                                      {"beta", &r.beta},
+                                     {"conv_weight", &r.conv_weight},
                                      {"d_out", &r.d_out}})
     check_finite(errors, std::string("/recurrence/") + name, *values);
   if (r.reference)
@@ -110,6 +124,7 @@ RecurrenceFile read_recurrence_file(Communicator& comm, const std::string& path)
   r.v = read_floats(*parts.v, r.rounded);
   r.g = read_floats(*parts.g, r.rounded);
   if (parts.beta) r.beta = read_floats(*parts.beta, r.rounded);
+  if (parts.conv_weight) r.conv_weight = read_floats(*parts.conv_weight, r.rounded);
   r.d_out = read_floats(*parts.d_out, r.rounded);
   for (const auto& [name, dataset] : parts.answers)
     if (dataset) r.reference->arrays[name] = dataset->read_all<double>();

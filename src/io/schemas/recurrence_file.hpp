@@ -15,12 +15,15 @@
 namespace gyre {
 
 inline constexpr const char* recurrence_schema = "gyre/recurrence";
+/// The most tokens that a convolution reads.
+inline constexpr int64_t max_convolution = 256;
 
 /// Results computed elsewhere in double precision.
 struct RecurrenceReference {
   std::string generator;             ///< "" when the file does not say
   std::vector<std::string> unknown;  ///< datasets of other names, which are not compared
-  /// By name: out [tokens, heads, value_dim], and d_q, d_k, d_v, d_g and d_beta, as the inputs.
+  /// By name: out [tokens, heads, value_dim], and d_q, d_k, d_v, d_g, d_beta and d_conv_weight, as
+  /// the inputs.
   std::map<std::string, std::vector<double>> arrays;
 };
 
@@ -34,10 +37,13 @@ struct RecurrenceFile {
   std::vector<float> g;             ///< [tokens, heads], or [tokens, heads, key_dim]
   std::vector<float> beta;          ///< [tokens, heads]; empty without the delta rule
   bool with_beta = false;
-  std::set<std::string> rounded;  ///< datasets that f32 cannot represent exactly
+  std::vector<float> conv_weight;  ///< [channels, conv_width]
+  int64_t conv_width = 0;          ///< 0: there is no convolution, q and k are as it leaves them
+  std::set<std::string> rounded;   ///< datasets that f32 cannot represent exactly
   std::optional<RecurrenceReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
+  int64_t channels() const { return 2 * key_heads * key_dim + heads * value_dim; }
   bool has_delta_rule() const { return with_beta; }
   bool has_channel_decay() const { return decay_dim > 0; }
 };

@@ -57,8 +57,8 @@ constexpr std::pair<const char*, const char*> tables[] = {
      "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ "
      "/reference @generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"},
     {"gyre/recurrence",
-     "/recurrence @scale offsets q k v g beta~ d_out "
-     "/reference @generator? out? d_q? d_k? d_v? d_g? d_beta? *"},
+     "/recurrence @scale offsets q k v g beta~ conv_weight~ d_out "
+     "/reference @generator? out? d_q? d_k? d_v? d_g? d_beta? d_conv_weight? *"},
     {"gyre/logprobs",  // also logprobs_inputs() and row_parameters(); answers: see the operations
      "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ "
      "/reference @generator? *"},

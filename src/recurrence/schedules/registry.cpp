@@ -1,4 +1,5 @@
 #include "core/error.hpp"
+#include "recurrence/halo.hpp"
 #include "recurrence/schedules/list.hpp"
 
 namespace gyre {
@@ -13,7 +14,17 @@ const std::vector<StateSchedule>& state_schedules() {
 StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank) {
   if (const std::string reason = state_refusal(*problem.layout); !reason.empty())
     throw_usage("schedule {}: {}", schedule.name, reason);
-  return schedule.plan(problem, rank);
+  StatePlan plan = schedule.plan(problem, rank);
+  if (problem.shape.convolution > 0) add_convolution(problem, plan);
+  return plan;
+}
+
+StateForm closed_form(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank,
+                      Pass pass) {
+  const StateForm states = schedule.closed_form(problem, rank, pass);
+  if (problem.shape.convolution == 0) return states;
+  const HaloForm halo = halo_form(problem, rank, pass);
+  return {states.messages + halo.messages, states.bytes_sent + halo.bytes_sent};
 }
 
 }  // namespace gyre

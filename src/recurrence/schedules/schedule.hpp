@@ -20,7 +20,7 @@ struct StateSchedule {
   std::string summary;
   /// The plan of one rank. Precondition: why_not() is empty.
   StatePlan (&plan)(const RecurrenceProblem& problem, int rank);
-  /// Messages and bytes of that plan, without reading its steps.
+  /// Messages and bytes of that plan, without reading its steps and without a convolution's.
   StateForm (&closed_form)(const RecurrenceProblem& problem, int rank, Pass pass);
   /// The most maps that are applied to one state.
   int64_t (&maps)(const RecurrenceProblem& problem);
@@ -29,7 +29,11 @@ struct StateSchedule {
 /// Entries in the order of list.hpp; the first is the default.
 const std::vector<StateSchedule>& state_schedules();
 
-/// The plan of one rank. Throws a usage error if the problem's layout cannot be scheduled.
+/// The plan of one rank, with the steps of the convolution if there is one. Throws a usage error if
+/// the problem's layout cannot be scheduled.
 StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank);
+/// Messages and bytes of that plan, by formula.
+StateForm closed_form(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank,
+                      Pass pass);
 
 }  // namespace gyre

@@ -1,0 +1,165 @@
+#include "recurrence/convolution_stage.hpp"
+
+#include <algorithm>
+#include <cstring>
+
+#include "recurrence/halo.hpp"
+
+namespace gyre {
+namespace {
+
+ConvolutionRows rows_of(const RecurrenceData& data, bool gradients, int64_t begin, int64_t count) {
+  ConvolutionRows rows;
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const RecurrenceArray of = convolved_arrays[i],
+                          gradient = std::array{RecurrenceArray::d_q, RecurrenceArray::d_k,
+                                                RecurrenceArray::d_v}[i];
+    rows[i] = data[gradients ? gradient : of].rows_from(begin, count);
+  }
+  return rows;
+}
+
+std::span<std::byte> bytes_of_rows(const MatrixRef& all, int64_t begin, int64_t count) {
+  const MatrixRef rows = all.rows_from(begin, count);
+  return {rows.data, static_cast<size_t>(rows.rows * rows.cols) * size_of(rows.type)};
+}
+
+int64_t tail_rows(const Fragment& part, int64_t width) {
+  return std::min(width - 1, part.length);
+}
+
+}  // namespace
+
+ConvolutionArrays::ConvolutionArrays(const RecurrenceShape& shape, DType type, int64_t tokens)
+    : bytes(tokens * shape.channels() * static_cast<int64_t>(size_of(type))) {
+  for (size_t i = 0; i < rows.size(); ++i) {
+    const int64_t width = width_of(shape, convolved_arrays[i]);
+    std::byte* const first = bytes.data() + first_channel(shape, i) * tokens * size_of(type);
+    rows[i] = {first, type, tokens, width, width};
+  }
+}
+
+ConvolutionStage::ConvolutionStage(const StatePlan& plan, const Shard& shard,
+                                   const RecurrenceShape& shape, const RecurrenceData& layer,
+                                   int threads)
+    : plan_(plan),
+      shard_(shard),
+      shape_(shape),
+      layer_(layer),
+      data_(layer),
+      kernel_(shape, threads),
+      y_(shape, DType::f32, shard.slots),
+      d_y_(shape, DType::f32, shard.slots),
+      d_weights_(shape.channels() * shape.convolution) {
+  for (size_t i = 0; i < convolved_arrays.size(); ++i) {
+    data_[convolved_arrays[i]] = y_.rows[i];
+    data_[std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i]] =
+        d_y_.rows[i];
+  }
+  for (const Fragment& f : shard.fragments) {
+    const int64_t rows = history_rows(f, shape.convolution);
+    histories_.emplace_back(shape, layer[RecurrenceArray::q].type, rows);
+    d_histories_.emplace_back(shape, DType::f32, rows);
+    added_.emplace_back(shape, DType::f32, tail_rows(f, shape.convolution));
+  }
+  for (const HistoryPiece& piece : plan.history)
+    received_.emplace_back(shape, DType::f32, piece.from == plan.rank ? piece.rows : 0);
+}
+
+void ConvolutionStage::overwrite(std::byte value) {
+  const auto fill = [&](ConvolutionArrays& arrays) {
+    if (arrays.bytes.size() > 0)
+      std::memset(arrays.bytes.data(), std::to_integer<int>(value), arrays.bytes.size());
+  };
+  fill(y_);
+  fill(d_y_);
+  for (std::vector<ConvolutionArrays>* all : {&histories_, &d_histories_, &added_, &received_})
+    std::ranges::for_each(*all, fill);
+  std::memset(d_weights_.data(), std::to_integer<int>(value), d_weights_.size() * sizeof(float));
+}
+
+ConvolutionPart ConvolutionStage::part(int index) {
+  const Fragment& f = shard_.fragments.at(index);
+  const int64_t begin = f.local_begin.value();
+  return {.x = rows_of(layer_, false, begin, f.length),
+          .d_x = rows_of(layer_, true, begin, f.length),
+          .y = rows_of(data_, false, begin, f.length),
+          .d_y = rows_of(data_, true, begin, f.length),
+          .history = histories_[index].rows,
+          .d_history = d_histories_[index].rows,
+          .added = added_[index].rows};
+}
+
+void ConvolutionStage::convolve(std::span<const int> parts) {
+  for (const int index : parts) kernel_.forward(part(index));
+}
+
+void ConvolutionStage::slopes() {
+  kernel_.clear_weight_gradients();
+  for (int index = 0; index < static_cast<int>(shard_.fragments.size()); ++index)
+    kernel_.slopes(part(index));
+  kernel_.weight_gradients(d_weights_.span());
+}
+
+void ConvolutionStage::add_received(int index, const ConvolutionRows& added) {
+  const int64_t first = shard_.fragments[index].length - added.front().rows;
+  for (size_t i = 0; i < added.size(); ++i) {
+    const MatrixView<float> sums = added[i].as<float>();
+    std::fill_n(sums.data, sums.rows * sums.cols, 0.0F);
+    for (size_t p = 0; p < plan_.history.size(); ++p) {
+      const HistoryPiece& piece = plan_.history[p];
+      if (piece.from != plan_.rank || piece.from_part != index) continue;
+      const MatrixView<float> terms = received_[p].rows[i].as<float>();
+      for (int64_t r = 0; r < piece.rows; ++r)
+        for (int64_t c = 0; c < sums.cols; ++c) sums(piece.row + r - first, c) += terms(r, c);
+    }
+  }
+}
+
+void ConvolutionStage::backward(std::span<const int> parts) {
+  for (const int index : parts) {
+    add_received(index, added_[index].rows);
+    kernel_.backward(part(index));
+  }
+}
+
+void ConvolutionStage::add_sends(const StateMessage& message, Pass pass,
+                                 std::vector<SendSlice>& to) {
+  for (const int index : message.pieces) {
+    const HistoryPiece& piece = plan_.history[index];
+    const bool forward = pass == Pass::forward;
+    const int64_t first =
+        forward ? shard_.fragments[piece.from_part].local_begin.value() + piece.row : piece.at;
+    for (size_t i = 0; i < convolved_arrays.size(); ++i) {
+      const MatrixRef& rows =
+          forward ? layer_[convolved_arrays[i]] : d_histories_[piece.to_part].rows[i];
+      to.push_back({message.peer, bytes_of_rows(rows, first, piece.rows)});
+    }
+  }
+}
+
+void ConvolutionStage::add_recvs(const StateMessage& message, Pass pass,
+                                 std::vector<RecvSlice>& to) {
+  for (const int index : message.pieces) {
+    const HistoryPiece& piece = plan_.history[index];
+    for (size_t i = 0; i < convolved_arrays.size(); ++i)
+      to.push_back({message.peer,
+                    pass == Pass::forward
+                        ? bytes_of_rows(histories_[piece.to_part].rows[i], piece.at, piece.rows)
+                        : bytes_of_rows(received_[index].rows[i], 0, piece.rows)});
+  }
+}
+
+int64_t convolution_bytes(const StatePlan& plan, const Shard& shard, const RecurrenceShape& shape,
+                          DType type) {
+  const auto wide = static_cast<int64_t>(sizeof(float)), own = static_cast<int64_t>(size_of(type));
+  int64_t bytes = 2 * shard.slots * wide;
+  for (const Fragment& f : shard.fragments)
+    bytes +=
+        history_rows(f, shape.convolution) * (own + wide) + tail_rows(f, shape.convolution) * wide;
+  for (const HistoryPiece& piece : plan.history)
+    if (piece.from == plan.rank) bytes += piece.rows * wide;
+  return (bytes + shape.convolution * wide) * shape.channels();
+}
+
+}  // namespace gyre

@@ -1,0 +1,64 @@
+#pragma once
+// Arrays of a rank's convolution, and its steps.
+
+#include <span>
+#include <vector>
+
+#include "comm/communicator.hpp"
+#include "recurrence/chunk.hpp"
+#include "recurrence/convolution.hpp"
+#include "recurrence/plan.hpp"
+#include "runtime/buffer.hpp"
+
+namespace gyre {
+
+/// Owning rows of queries, keys and values.
+struct ConvolutionArrays {
+  ConvolutionArrays(const RecurrenceShape& shape, DType type, int64_t tokens);
+  Buffer<std::byte> bytes;
+  ConvolutionRows rows;
+};
+
+class ConvolutionStage {
+ public:
+  /// Convolves arrays of `layer`, which must outlive it, as must the plan and the shard.
+  ConvolutionStage(const StatePlan& plan, const Shard& shard, const RecurrenceShape& shape,
+                   const RecurrenceData& layer, int threads);
+
+  /// What the recurrence reads and writes: q, k, v and their gradients here, else arrays of the
+  /// layer.
+  const RecurrenceData& data() const { return data_; }
+  /// weights: [channels, width]
+  void set_weights(std::span<const float> weights) { kernel_.set_weights(weights); }
+  /// [channels, width]: of this rank after slopes(), of all ranks after the all-reduce.
+  std::span<float> weight_gradients() { return d_weights_.span(); }
+  /// Sets all bytes of results and messages.
+  void overwrite(std::byte value);
+
+  void convolve(std::span<const int> parts);
+  void slopes();
+  void backward(std::span<const int> parts);
+  /// Adds the slices of messages of the plan's pieces.
+  void add_sends(const StateMessage& message, Pass pass, std::vector<SendSlice>& to);
+  void add_recvs(const StateMessage& message, Pass pass, std::vector<RecvSlice>& to);
+
+ private:
+  ConvolutionPart part(int index);
+  void add_received(int index, const ConvolutionRows& added);
+
+  const StatePlan& plan_;
+  const Shard& shard_;
+  RecurrenceShape shape_;
+  RecurrenceData layer_, data_;
+  ConvolutionKernel kernel_;
+  ConvolutionArrays y_, d_y_;
+  std::vector<ConvolutionArrays> histories_, d_histories_, added_;  // [parts]
+  std::vector<ConvolutionArrays> received_;  // [plan_.history] gradients; empty if not of this rank
+  Buffer<float> d_weights_;
+};
+
+/// Bytes that it allocates.
+int64_t convolution_bytes(const StatePlan& plan, const Shard& shard, const RecurrenceShape& shape,
+                          DType type);
+
+}  // namespace gyre
