@@ -28,17 +28,27 @@ struct StepText {
   }
   std::string operator()(const Exchange& s) const {
     if (s.all_gather) return fmt::format("post an all-gather of {}", s.what);
-    if (s.sends.empty()) return fmt::format("post {} from rank {}", s.what, s.recvs.front().peer);
-    return fmt::format("post {} to rank {}", s.what, s.sends.front().peer);
+    std::string text = "post " + s.what;
+    for (const StateMessage& m : s.recvs) text += fmt::format(" from rank {}", m.peer);
+    for (const StateMessage& m : s.sends) text += fmt::format(" to rank {}", m.peer);
+    return text;
   }
   std::string operator()(const Wait&) const { return "wait"; }
   std::string operator()(const Compose& s) const {
     const auto maps = std::ssize(s.terms) - (s.start < 0 ? 1 : 0);
     return fmt::format("compose {} maps", maps);
   }
+  std::string operator()(const Join&) const { return "join the maps of two runs"; }
+  std::string operator()(const HeadExchange& s) const {
+    std::string text;
+    for (const RecurrenceArray array : s.arrays)
+      text += (text.empty() ? "" : ", ") + std::string(name_of(array));
+    return fmt::format("post an all-to-all of {}, {}", text,
+                       s.home ? "heads for tokens" : "tokens for heads");
+  }
   std::string operator()(const Run& s) const {
     const bool from_state = s.before >= 0, to_gradient = s.d_behind >= 0;
-    return fmt::format("run part {}, {} tokens{}{}", s.part, plan.parts[s.part],
+    return fmt::format("run part {}, {} tokens{}{}", s.part, plan.parts[s.part].tokens,
                        from_state ? ", from a state" : "", to_gradient ? ", from a gradient" : "");
   }
 };
@@ -112,8 +122,8 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
       o, [&](const RecurrenceKind& kind, const StateSchedule& schedule, const LayoutKind& layout) {
         const RecurrenceShape shape = file == nullptr ? shape_of(o, kind) : shape_of(*file);
         const PaddedLayout placed(workload.offsets, layout, o.layout.for_ranks(o.cp));
-        const RecurrenceProblem problem{&placed.layout, shape};
-        if (const std::string reason = state_refusal(placed.layout); !reason.empty()) {
+        const RecurrenceProblem problem{&placed.layout, shape, o.type()};
+        if (const std::string reason = schedule.why_not(problem); !reason.empty()) {
           refused += fmt::format("# refused: schedule {}: {}\n", schedule.name, reason);
           return;
         }

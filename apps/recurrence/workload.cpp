@@ -151,7 +151,7 @@ PlannedRecurrence::PlannedRecurrence(const RecurrenceWorkload& workload,
     : kind(kind_),
       schedule(schedule_),
       placed(workload.offsets, layout, options),
-      problem{&placed.layout, shape},
+      problem{&placed.layout, shape, workload.type},
       plan(plan_rank(schedule, problem, rank)) {}
 
 int64_t planned_bytes(const PlannedRecurrence& planned, DType type) {

@@ -39,7 +39,5 @@ double recurrence_tolerance(const RecurrenceShape& shape, const RecurrenceReduct
 /// others.
 double recurrence_sigma(const RecurrenceShape& shape, const RecurrenceReductions& lengths,
                         RecurrenceArray array, DType type);
-/// Type in which a rank's array is stored: g and beta and their gradients are f32.
-DType stored_type(RecurrenceArray array, DType activations);
 
 }  // namespace gyre

@@ -15,6 +15,8 @@
 namespace gyre {
 
 inline constexpr const char* recurrence_schema = "gyre/recurrence";
+/// Of a run's results, which write_token_results() writes.
+inline constexpr const char* recurrence_results_schema = "gyre/recurrence-results";
 
 /// Results computed elsewhere in double precision.
 struct RecurrenceReference {
