@@ -68,7 +68,7 @@ const Table<ExplainedPass>& explained_table() {
   static const Table<Row> table({
       {"kind", "", 5, 0, &Row::kind, Align::left},
       {"schedule", "", 13, 0, &Row::schedule, Align::left},
-      {"layout", "", 11, 0, &Row::layout, Align::left},
+      {"layout", "", 15, 0, &Row::layout, Align::left},
       {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
       {"time", "ms", 10, 4, [](const Row& r) { return 1e3 * r.seconds; }},
       {"waits", "ms", 10, 4, [](const Row& r) { return 1e3 * r.waited; }},
