@@ -165,13 +165,13 @@ def write_problem(path, name, arguments):
     golden_files.write_case(path, "recurrence", fill)
 
 
-def add(name, edge, guards, tags, lengths, key_heads, heads, key_dim, value_dim, **more):
-    """Adds a case."""
+def add(name, edge, guards, tags, lengths, key_heads, heads, key_dim, value_dim, options="", **more):
+    """Adds a case, which the program runs with these options too."""
     name = "recurrence_" + name
     shape = {"lengths": lengths, "key_heads": key_heads, "heads": heads, "key_dim": key_dim,
              "value_dim": value_dim}
     write = functools.partial(write_problem, name=name, arguments=shape | more)
-    command = f"gyre-recurrence --input inputs/golden/{name}.h5 --schedule all -n 1"
+    command = f"gyre-recurrence --input inputs/golden/{name}.h5 --schedule all{options} -n 1"
     CASES.append(golden_files.Case(name, "recurrence", edge, guards, write, (command,), tags))
 
 
@@ -180,6 +180,15 @@ def nothing(array):
     return np.zeros_like(array)
 
 
+LAYOUTS = " --layout all --stripe 6"
+PARTS = (
+    "a rank's second part of a document that goes on from its first; maps that are composed in the order of ranks, not of "
+    "tokens; one map a rank"
+)
+HEADS = (
+    "decays and strengths of another rank's heads; tokens that are not put in the order of their document when they arrive; "
+    "results that go home to other rows"
+)
 FORMULA = "a wrong formula; a decay that is applied behind the update, or to the output of its own token"
 RESET = (
     "a state that is not 0 where a document begins; `cu_seqlens` divided by the ranks; what is "
@@ -211,6 +220,14 @@ add("chain", "one document whose state lasts: every rank's map matters to those 
     ("chain", "gdn"), [96], 1, 2, 8, 6, decay=0.005)
 add("chain_channels", "the same with a decay of each channel", CHAIN, ("chain", "kda"),
     [96], 1, 2, 8, 6, channels=True, decay=0.005)
+add("two_parts", "documents of which a rank may have two parts, with those of others between", PARTS, ("layouts", "gdn"),
+    [96, 37, 1], 1, 2, 8, 6, options=LAYOUTS, decay=0.005)
+add("two_parts_channels", "the same with a decay of each channel", PARTS, ("layouts", "kda"),
+    [96, 37, 1], 1, 2, 8, 6, options=LAYOUTS, channels=True, decay=0.005)
+add("eight_heads", "8 heads of keys and 16 of values, which 2, 4 and 8 ranks divide", HEADS, ("heads", "gdn"),
+    [29, 0, 7], 8, 16, 4, 3, options=LAYOUTS)
+add("eight_heads_ssd", "the same without the delta rule", HEADS, ("heads", "ssd"),
+    [29, 0, 7], 8, 16, 4, 3, options=LAYOUTS, delta=False)
 add("boundaries", "documents that end where ranks of 2, 3, 4 and 6 end, and one that goes on", IDENTITY,
     ("ranks", "gdn"), [12, 12, 8, 4, 0, 12, 18, 6], 1, 2, 8, 6, decay=0.02)
 add("few_tokens", "3 tokens: ranks without any", IDENTITY, ("ranks", "gdn"), [3], 1, 2, 8, 6)

@@ -28,9 +28,8 @@ RecurrenceCase::RecurrenceCase(const RecurrenceWorkload& workload, const Planned
       planned_(planned),
       expected_(expected),
       group_(group),
-      kernel_(planned.problem.shape, threads),
-      executor_(planned.plan, planned.placed.layout.shard(planned.plan.rank), workload.type, group,
-                kernel_) {
+      kernel_(planned.plan.computed(planned.problem.shape), threads),
+      executor_(planned.plan, planned.placed.layout, group, kernel_) {
   for (int a = 0; a < static_cast<int>(first_result); ++a) {
     const MatrixRef& to = executor_.data().arrays[a];
     if (to.empty()) continue;
@@ -39,8 +38,7 @@ RecurrenceCase::RecurrenceCase(const RecurrenceWorkload& workload, const Planned
     for (int64_t r = 0; r < to.rows; ++r) copy_converted(values, to.rows_from(r, 1));  // padding
     for (const Fragment& f : shard().fragments)
       for (int64_t i = 0; i < f.length; ++i) {
-        expected_.inputs(static_cast<RecurrenceArray>(a),
-                         workload.offsets[f.segment] + f.start.value() + i, row);
+        expected_.inputs(static_cast<RecurrenceArray>(a), workload.token_of(f, i), row);
         copy_converted(values, to.rows_from(f.local_begin.value() + i, 1));
       }
   }
@@ -84,8 +82,8 @@ void RecurrenceCase::check_counts(Verification& checks) const {
                            planned_.plan.rank, what, counted, wanted);
       });
     };
-    expect("tokens of all ranks", all_reduce_value(group_, mine.tokens, ReduceOp::sum),
-           workload_.tokens());
+    expect("tokens times heads of all ranks", all_reduce_value(group_, mine.tokens, ReduceOp::sum),
+           workload_.tokens() * planned_.problem.shape.value_heads);
     expect("bytes received by all ranks",
            all_reduce_value(group_, mine.bytes_received, ReduceOp::sum),
            all_reduce_value(group_, mine.bytes_sent, ReduceOp::sum));
@@ -170,7 +168,7 @@ void RecurrenceCase::complete(RecurrenceResult& row) const {
   row.more_flops = all_reduce_value(group_, static_cast<int64_t>(mine.more_flops), ReduceOp::sum);
   row.buffer_bytes = all_reduce_value(group_, buffer_bytes(planned_.plan, shape), ReduceOp::max);
   const auto most = static_cast<double>(all_reduce_value(group_, mine.tokens, ReduceOp::max));
-  row.imbalance = most * row.cp / static_cast<double>(workload_.tokens()) - 1;
+  row.imbalance = most * row.cp / static_cast<double>(workload_.tokens() * shape.value_heads) - 1;
 }
 
 }  // namespace gyre

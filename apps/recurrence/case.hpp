@@ -54,6 +54,10 @@ class RecurrenceCase final : public Case {
   /// Fills in the columns of a measured pass. Collective.
   void complete(RecurrenceResult& row) const;
 
+  /// Writes out and gradients of the last runs, as gyre/recurrence-results. Collective.
+  void write_results(OutputFile& output, const std::string& input_sha256,
+                     const Provenance& provenance);
+
   std::string label(Pass pass) const override;
   void prepare(Pass pass, bool poisoned) override;
   void run(Pass pass) override;

@@ -57,9 +57,17 @@ struct StepText {
     const auto maps = std::ssize(s.terms) - (s.start < 0 ? 1 : 0);
     return fmt::format("compose {} maps", maps);
   }
+  std::string operator()(const Join&) const { return "join the maps of two runs"; }
+  std::string operator()(const HeadExchange& s) const {
+    std::string text;
+    for (const RecurrenceArray array : s.arrays)
+      text += (text.empty() ? "" : ", ") + std::string(name_of(array));
+    return fmt::format("post an all-to-all of {}, {}", text,
+                       s.home ? "heads for tokens" : "tokens for heads");
+  }
   std::string operator()(const Run& s) const {
     const bool from_state = s.before >= 0, to_gradient = s.d_behind >= 0;
-    return fmt::format("run part {}, {} tokens{}{}", s.part, plan.parts[s.part],
+    return fmt::format("run part {}, {} tokens{}{}", s.part, plan.parts[s.part].tokens,
                        from_state ? ", from a state" : "", to_gradient ? ", from a gradient" : "");
   }
 };
@@ -79,7 +87,7 @@ const Table<ExplainedPass>& explained_table() {
   static const Table<Row> table({
       {"kind", "", 5, 0, &Row::kind, Align::left},
       {"schedule", "", 13, 0, &Row::schedule, Align::left},
-      {"layout", "", 11, 0, &Row::layout, Align::left},
+      {"layout", "", 15, 0, &Row::layout, Align::left},
       {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); }, Align::left},
       {"time", "ms", 10, 4, [](const Row& r) { return 1e3 * r.seconds; }},
       {"waits", "ms", 10, 4, [](const Row& r) { return 1e3 * r.waited; }},
@@ -134,7 +142,7 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
         const RecurrenceShape shape = file == nullptr ? shape_of(o, kind) : shape_of(*file);
         const PaddedLayout placed(workload.offsets, layout, o.layout.for_ranks(o.cp));
         const RecurrenceProblem problem{&placed.layout, shape, o.type()};
-        if (const std::string reason = state_refusal(placed.layout); !reason.empty()) {
+        if (const std::string reason = schedule.why_not(problem); !reason.empty()) {
           refused += fmt::format("# refused: schedule {}: {}\n", schedule.name, reason);
           return;
         }

@@ -41,6 +41,11 @@ void do_case(Setting& s, Suite<RecurrenceResult>& suite, const RecurrenceWorkloa
   for (RecurrenceResult& row : suite.wanted(std::move(rows)))
     suite.measure(subject, row.pass, measuring, s.backend, row,
                   [&](RecurrenceResult& result, const Measured&) { subject.complete(result); });
+  if (o.output.empty()) return;
+  OutputFile output(s.context.world, o.output);
+  subject.write_results(output, checksum_of(s.report, o.input),
+                        provenance_of(s.context, workload.origin));
+  s.context.outputs.add(std::move(output));
 }
 
 void do_workload(Setting& s, Suite<RecurrenceResult>& suite, const RecurrenceWorkload& workload,

@@ -5,7 +5,6 @@
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
 #include "io/schemas/recurrence_file.hpp"
-#include "sharding/padded_layout.hpp"
 
 namespace gyre {
 namespace {
@@ -17,17 +16,6 @@ std::vector<Described> described(const std::vector<Entry>& entries) {
   std::vector<Described> all;
   for (const Entry& entry : entries) all.push_back({entry.name, entry.summary});
   return all;
-}
-
-/// The first layout under which states pass between three ranks.
-std::string layout_of_states() {
-  const std::vector<int64_t> offsets{0, 12 * int64_t{chunks_for_all_layouts()}};
-  LayoutOptions options;
-  options.cp = 3;
-  const auto passes = [&](const LayoutKind& kind) {
-    return state_refusal(PaddedLayout(offsets, kind, options).layout).empty();
-  };
-  return std::ranges::find_if(layout_kinds(), passes)->name;
 }
 
 void declare_problem(OptionTable& table, RecurrenceOptions& o) {
@@ -85,6 +73,9 @@ void declare_run(OptionTable& table, RecurrenceOptions& o) {
       .same_results();
   plan("--latency-us", "With --explain: latency of a message, µs", o.latency_us, not_negative)
       .same_results();
+  AddOptions(table, "Output")("-o,--output",
+                              "Write out and gradients of one configuration here (HDF5)", o.output)
+      .writes_file();
   declare_report_options(table, o.report, {"recurrence_rate", "average_recurrence_rate"});
 }
 
@@ -115,6 +106,16 @@ void check_source(const RecurrenceOptions& o, ConfigErrors& errors) {
                  max_tokens, option, max_tokens / o.batch);
 }
 
+void check_output(const RecurrenceOptions& o, ConfigErrors& errors) {
+  if (o.output.empty()) return;
+  if (o.explain) errors.add("--output goes with a run, not with --explain");
+  if (o.has_many() || o.sweep.cycles > 1 || (o.sweep.sweeps() && o.sweep.max != o.sweep.min))
+    errors.add("--output needs one --kind, one --schedule, one --layout and one size");
+  if (o.pass == "fwd") errors.add("--output writes gradients too: --pass both");
+  if (o.report.resume != "none")
+    errors.add("--resume leaves rows out; --output needs its own: run it by itself");
+}
+
 void check_run(const RecurrenceOptions& o, int ranks, ConfigErrors& errors) {
   const RecurrenceOptions usual;
   if (o.backend.on_gpu())
@@ -132,8 +133,7 @@ void check_run(const RecurrenceOptions& o, int ranks, ConfigErrors& errors) {
 
 RecurrenceOptions::RecurrenceOptions()
     : kind(recurrence_kinds().front().name), schedule(state_schedules().front().name) {
-  static const std::string first = layout_of_states();
-  layout.name = first;
+  layout.name = layout_kinds().front().name;  // one part of a document on a rank
 }
 
 DType RecurrenceOptions::type() const {
@@ -162,6 +162,7 @@ void check_options(RecurrenceOptions& o, int ranks) {
   check_source(o, errors);
   layout_choices().check(o.layout, errors);
   check_run(o, ranks, errors);
+  check_output(o, errors);
   errors.throw_if_any("impossible configuration");
 }
 

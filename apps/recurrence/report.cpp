@@ -18,7 +18,7 @@ const Table<RecurrenceResult>& recurrence_table() {
       {{
            {"kind", "", 5, 0, &Row::kind, Align::left},
            {"schedule", "", 13, 0, &Row::schedule, Align::left},
-           {"layout", "", 11, 0, &Row::layout, Align::left},
+           {"layout", "", 15, 0, &Row::layout, Align::left},
            {"pass", "", 4, 0, [](const Row& r) { return std::string(name_of(r.pass)); },
             Align::left},
            {"tokens", "", 7, 0, &Row::tokens},

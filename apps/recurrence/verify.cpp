@@ -158,8 +158,8 @@ class Verifier {
     for (Compared& c : compared_) {
       const auto width = static_cast<size_t>(width_of(shape_, c.of));
       for (int64_t i = 0; i < f.length; ++i) {
-        const int64_t position = f.start.value() + i, row = f.local_begin.value() + i,
-                      token = workload_.offsets[f.segment] + position;
+        const int64_t row = f.local_begin.value() + i, token = workload_.token_of(f, i),
+                      position = token - workload_.offsets[f.segment];
         const double* answer =
             c.answers == nullptr
                 ? nullptr

@@ -163,8 +163,7 @@ int64_t planned_bytes(const PlannedRecurrence& planned, DType type) {
   const RecurrenceShape& shape = planned.problem.shape;
   int64_t bytes = buffer_bytes(planned.plan, shape);
   if (shape.convolution > 0)
-    bytes += convolution_bytes(planned.plan, planned.placed.layout.shard(planned.plan.rank), shape,
-                               type);
+    bytes += convolution_bytes(planned.plan, planned.placed.layout.slots_of_rank(), shape);
   for (int a = 0; a < recurrence_arrays; ++a) {
     const auto array = static_cast<Array>(a);
     if (has_array(shape, array))

@@ -25,6 +25,10 @@ struct RecurrenceWorkload {
   int64_t tokens() const { return offsets.back(); }
   DocumentTokens document(int64_t d) const { return {offsets[d], offsets[d + 1] - offsets[d]}; }
   int64_t longest() const;
+  /// Token `i` of a fragment.
+  int64_t token_of(const Fragment& f, int64_t i) const {
+    return offsets[f.segment] + f.start.value() + i * f.stride;
+  }
 };
 
 RecurrenceWorkload generated_workload(const RecurrenceOptions& o, int64_t size);

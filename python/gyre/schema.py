@@ -79,6 +79,7 @@ TABLES = {
         "teacher_target_logprobs~ hidden~ head~ /reference @generator? *"
     ),
     "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?",
+    "gyre/recurrence-results": "/results @input_sha256 offsets out d_q d_k d_v d_g d_beta?",
     "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *",
 }
 _PARAMETERS = " ".join(f"@{name}?" for name in operations.PARAMETERS)

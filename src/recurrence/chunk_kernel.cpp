@@ -194,6 +194,28 @@ void RecurrenceKernel::apply(std::span<const float> map, std::span<const float> 
   }
 }
 
+void RecurrenceKernel::join(const RunMap& first, const RunMap& second, bool transposed,
+                            std::span<float> map, std::span<float> state) const {
+  std::vector<float> joined(first.state.begin(), first.state.end());
+  apply(second.map, second.state, transposed, joined);
+  std::ranges::copy(joined, state.begin());
+  const auto &left = transposed ? first.map : second.map,
+             &right = transposed ? second.map : first.map;
+  joined.resize(map.size());
+  for (int64_t head = 0; head < shape_.value_heads; ++head) {
+    const int64_t elements = shape_.map_elements(), keys = shape_.key_dim;
+    const std::span<const float> a = part_of(left, head, elements),
+                                 b = part_of(right, head, elements);
+    float* const to = joined.data() + head * elements;
+    if (shape_.delta)
+      gemm(MatrixView<const float>(a.data(), keys, keys),
+           MatrixView<const float>(b.data(), keys, keys), MatrixView<float>(to, keys, keys));
+    else
+      for (int64_t i = 0; i < elements; ++i) to[i] = a[i] * b[i];
+  }
+  std::ranges::copy(joined, map.begin());
+}
+
 void RecurrenceKernel::identity(std::span<float> map, std::span<float> state) const {
   std::ranges::fill(state, 0.0F);
   std::ranges::fill(map, shape_.delta ? 0.0F : 1.0F);

@@ -28,6 +28,11 @@ struct RunStates {
   std::span<float> d_before = {};        ///< to: gradient of the state before the run
 };
 
+/// The map and the state of a run.
+struct RunMap {
+  std::span<const float> map, state;
+};
+
 class RecurrenceKernel {
  public:
   RecurrenceKernel(const RecurrenceShape& shape, int threads);
@@ -49,6 +54,10 @@ class RecurrenceKernel {
   /// into <- M into + B, or Mᵀ into + B.
   void apply(std::span<const float> map, std::span<const float> state, bool transposed,
              std::span<float> into) const;
+  /// map, state <- (M2 M1, M2 B1 + B2), or the transposed composition, (M1 M2, M2ᵀ B1 + B2). The
+  /// results may be in the place of an argument.
+  void join(const RunMap& first, const RunMap& second, bool transposed, std::span<float> map,
+            std::span<float> state) const;
   /// The map and state of no tokens: M = 1, B = 0.
   void identity(std::span<float> map, std::span<float> state) const;
 

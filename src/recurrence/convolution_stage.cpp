@@ -24,8 +24,8 @@ std::span<std::byte> bytes_of_rows(const MatrixRef& all, int64_t begin, int64_t 
   return {rows.data, static_cast<size_t>(rows.rows * rows.cols) * size_of(rows.type)};
 }
 
-int64_t tail_rows(const Fragment& part, int64_t width) {
-  return std::min(width - 1, part.length);
+int64_t tail_rows(const StatePart& part, int64_t width) {
+  return std::min(width - 1, part.tokens);
 }
 
 }  // namespace
@@ -39,24 +39,23 @@ ConvolutionArrays::ConvolutionArrays(const RecurrenceShape& shape, DType type, i
   }
 }
 
-ConvolutionStage::ConvolutionStage(const StatePlan& plan, const Shard& shard,
+ConvolutionStage::ConvolutionStage(const StatePlan& plan, int64_t slots,
                                    const RecurrenceShape& shape, const RecurrenceData& layer,
                                    int threads)
     : plan_(plan),
-      shard_(shard),
       shape_(shape),
       layer_(layer),
       data_(layer),
       kernel_(shape, threads),
-      y_(shape, DType::f32, shard.slots),
-      d_y_(shape, DType::f32, shard.slots),
+      y_(shape, DType::f32, slots),
+      d_y_(shape, DType::f32, slots),
       d_weights_(shape.channels() * shape.convolution) {
   for (size_t i = 0; i < convolved_arrays.size(); ++i) {
     data_[convolved_arrays[i]] = y_.rows[i];
     data_[std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i]] =
         d_y_.rows[i];
   }
-  for (const Fragment& f : shard.fragments) {
+  for (const StatePart& f : plan.parts) {
     const int64_t rows = history_rows(f, shape.convolution);
     histories_.emplace_back(shape, layer[RecurrenceArray::q].type, rows);
     d_histories_.emplace_back(shape, DType::f32, rows);
@@ -79,12 +78,11 @@ void ConvolutionStage::overwrite(std::byte value) {
 }
 
 ConvolutionPart ConvolutionStage::part(int index) {
-  const Fragment& f = shard_.fragments.at(index);
-  const int64_t begin = f.local_begin.value();
-  return {.x = rows_of(layer_, false, begin, f.length),
-          .d_x = rows_of(layer_, true, begin, f.length),
-          .y = rows_of(data_, false, begin, f.length),
-          .d_y = rows_of(data_, true, begin, f.length),
+  const auto [row, tokens] = std::pair{plan_.parts.at(index).row, plan_.parts.at(index).tokens};
+  return {.x = rows_of(layer_, false, row, tokens),
+          .d_x = rows_of(layer_, true, row, tokens),
+          .y = rows_of(data_, false, row, tokens),
+          .d_y = rows_of(data_, true, row, tokens),
           .history = histories_[index].rows,
           .d_history = d_histories_[index].rows,
           .added = added_[index].rows};
@@ -96,13 +94,13 @@ void ConvolutionStage::convolve(std::span<const int> parts) {
 
 void ConvolutionStage::slopes() {
   kernel_.clear_weight_gradients();
-  for (int index = 0; index < static_cast<int>(shard_.fragments.size()); ++index)
+  for (int index = 0; index < static_cast<int>(plan_.parts.size()); ++index)
     kernel_.slopes(part(index));
   kernel_.weight_gradients(d_weights_.span());
 }
 
 void ConvolutionStage::add_received(int index, const ConvolutionRows& added) {
-  const int64_t first = shard_.fragments[index].length - added.front().rows;
+  const int64_t first = plan_.parts[index].tokens - added.front().rows;
   for (size_t i = 0; i < added.size(); ++i) {
     const MatrixView<float> sums = added[i].as<float>();
     std::fill_n(sums.data, sums.rows * sums.cols, 0.0F);
@@ -129,7 +127,7 @@ void ConvolutionStage::add_sends(const StateMessage& message, Pass pass,
     const HistoryPiece& piece = plan_.history[index];
     const bool forward = pass == Pass::forward;
     const int64_t first =
-        forward ? shard_.fragments[piece.from_part].local_begin.value() + piece.row : piece.at;
+        forward ? plan_.parts[piece.from_part].row + piece.row : piece.at;
     for (size_t i = 0; i < convolved_arrays.size(); ++i) {
       const MatrixRef& rows =
           forward ? layer_[convolved_arrays[i]] : d_histories_[piece.to_part].rows[i];
@@ -150,11 +148,10 @@ void ConvolutionStage::add_recvs(const StateMessage& message, Pass pass,
   }
 }
 
-int64_t convolution_bytes(const StatePlan& plan, const Shard& shard, const RecurrenceShape& shape,
-                          DType type) {
-  const auto wide = static_cast<int64_t>(sizeof(float)), own = static_cast<int64_t>(size_of(type));
-  int64_t bytes = 2 * shard.slots * wide;
-  for (const Fragment& f : shard.fragments)
+int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape) {
+  const auto wide = static_cast<int64_t>(sizeof(float)), own = static_cast<int64_t>(size_of(plan.type));
+  int64_t bytes = 2 * slots * wide;
+  for (const StatePart& f : plan.parts)
     bytes +=
         history_rows(f, shape.convolution) * (own + wide) + tail_rows(f, shape.convolution) * wide;
   for (const HistoryPiece& piece : plan.history)

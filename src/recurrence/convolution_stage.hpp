@@ -21,8 +21,8 @@ struct ConvolutionArrays {
 
 class ConvolutionStage {
  public:
-  /// Convolves arrays of `layer`, which must outlive it, as must the plan and the shard.
-  ConvolutionStage(const StatePlan& plan, const Shard& shard, const RecurrenceShape& shape,
+  /// Convolves arrays of `layer`, which have `slots` rows and must outlive it, as must the plan.
+  ConvolutionStage(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape,
                    const RecurrenceData& layer, int threads);
 
   /// What the recurrence reads and writes: q, k, v and their gradients here, else arrays of the
@@ -47,7 +47,6 @@ class ConvolutionStage {
   void add_received(int index, const ConvolutionRows& added);
 
   const StatePlan& plan_;
-  const Shard& shard_;
   RecurrenceShape shape_;
   RecurrenceData layer_, data_;
   ConvolutionKernel kernel_;
@@ -58,7 +57,6 @@ class ConvolutionStage {
 };
 
 /// Bytes that it allocates.
-int64_t convolution_bytes(const StatePlan& plan, const Shard& shard, const RecurrenceShape& shape,
-                          DType type);
+int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape);
 
 }  // namespace gyre

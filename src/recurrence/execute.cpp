@@ -3,28 +3,24 @@
 #include <algorithm>
 #include <cstring>
 
-#include "recurrence/tolerance.hpp"
 #include "runtime/clock.hpp"
 
 namespace gyre {
 
 using namespace state_step;
 
-RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Shard& shard, DType type,
+RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Layout& layout,
                                        Communicator& group, RecurrenceKernel& kernel)
-    : plan_(plan), shard_(shard), group_(group), kernel_(kernel) {
-  const RecurrenceShape& shape = kernel.shape();
-  for (int a = 0; a < recurrence_arrays; ++a) {
-    const auto array = static_cast<RecurrenceArray>(a);
-    if (!has_array(shape, array)) continue;
-    const DType stored = stored_type(array, type);
-    const int64_t width = width_of(shape, array);
-    arrays_.emplace_back(shard.slots * width * static_cast<int64_t>(size_of(stored)));
-    data_[array] = {arrays_.back().data(), stored, shard.slots, width, width};
-  }
-  if (shape.convolution > 0)
-    convolution_ = std::make_unique<ConvolutionStage>(plan, shard, shape, data_, kernel.threads());
-  for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, shape));
+    : plan_(plan), group_(group), kernel_(kernel) {
+  RecurrenceShape layer = kernel.shape();
+  layer.key_heads *= plan.head_ranks();
+  layer.value_heads *= plan.head_ranks();
+  const int64_t slots = layout.shard(plan.rank).slots;
+  data_ = new_arrays(layer, plan.type, slots, arrays_);
+  if (!plan.rank_tokens.empty()) heads_ = std::make_unique<HeadTransfer>(plan, layout, layer);
+  if (layer.convolution > 0)
+    convolution_ = std::make_unique<ConvolutionStage>(plan, slots, layer, data_, kernel.threads());
+  for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, layer));
   overwrite(std::byte{0});
   kernel_.between_heads([this] {
     for (auto& [id, pending] : pending_) pending.work->test();
@@ -38,21 +34,22 @@ void RecurrenceExecutor::overwrite(std::byte value) {
       std::memset(matrix.data, std::to_integer<int>(value),
                   matrix.rows * matrix.cols * size_of(matrix.type));
   }
+  if (heads_) heads_->overwrite(value);
   for (Buffer<float>& one : buffers_)
     std::memset(one.data(), std::to_integer<int>(value), one.size() * sizeof(float));
   if (convolution_) convolution_->overwrite(value);
 }
 
 TokenRun RecurrenceExecutor::run_of(int part) const {
-  const Fragment& fragment = shard_.fragments.at(part);
-  return {fragment.local_begin.value(), fragment.length};
+  return {plan_.parts.at(part).row, plan_.parts.at(part).tokens};
 }
 
 RecurrenceTimes RecurrenceExecutor::run(Pass pass, RunSteps what) {
   RecurrenceTimes times;
   for (const StateStep& any : plan_.steps(pass)) {
     const bool waits = std::holds_alternative<Wait>(any);
-    const bool communicates = waits || std::holds_alternative<Exchange>(any);
+    const bool communicates =
+        waits || std::holds_alternative<Exchange>(any) || std::holds_alternative<HeadExchange>(any);
     if (what == (communicates ? RunSteps::compute_only : RunSteps::messages_only)) continue;
     const Stopwatch watch;
     std::visit([&](const auto& s) { step(s, pass); }, any);
@@ -67,7 +64,7 @@ void RecurrenceExecutor::step(const Summarize& s, Pass) {
     kernel_.identity(buffer(s.map), buffer(s.state));
     return;
   }
-  kernel_.summarize(layer(), run_of(s.part), buffer(s.begins ? -1 : s.map), buffer(s.state));
+  kernel_.summarize(computed(), run_of(s.part), buffer(s.begins ? -1 : s.map), buffer(s.state));
   if (s.begins) std::ranges::fill(buffer(s.map), 0.0F);
 }
 
@@ -75,7 +72,7 @@ void RecurrenceExecutor::step(const SummarizeBack& s, Pass) {
   if (s.part < 0)
     std::ranges::fill(buffer(s.state), 0.0F);
   else
-    kernel_.summarize_back(layer(), run_of(s.part), buffer(s.state));
+    kernel_.summarize_back(computed(), run_of(s.part), buffer(s.state));
 }
 
 void RecurrenceExecutor::step(const Exchange& s, Pass pass) {
@@ -115,7 +112,9 @@ void RecurrenceExecutor::step(const Exchange& s, Pass pass) {
 void RecurrenceExecutor::step(const Wait& s, Pass) {
   Pending& pending = pending_.at(s.id);
   pending.work->wait();
-  if (pending.step->all_gather) {
+  if (pending.heads != nullptr) {
+    heads_->finish(*pending.heads, data_);
+  } else if (pending.step->all_gather) {
     auto from = pending.received.begin();
     for (const StateMessage& m : pending.step->recvs)
       for (const int index : m.buffers) {
@@ -134,6 +133,18 @@ void RecurrenceExecutor::step(const Compose& s, Pass pass) {
     kernel_.apply(buffer(s.terms[i].map), buffer(s.terms[i].state), pass == Pass::backward, into);
 }
 
+void RecurrenceExecutor::step(const Join& s, Pass pass) {
+  kernel_.join({buffer(s.first.map), buffer(s.first.state)},
+               {buffer(s.second.map), buffer(s.second.state)}, pass == Pass::backward,
+               buffer(s.into.map), buffer(s.into.state));
+}
+
+void RecurrenceExecutor::step(const HeadExchange& s, Pass) {
+  Pending& pending = pending_[s.id];
+  pending.heads = &s;
+  pending.work = heads_->start(s, data_, group_, stream_);
+}
+
 void RecurrenceExecutor::step(const Run& s, Pass pass) {
   RunStates states;
   states.before = buffer(s.before);
@@ -141,9 +152,9 @@ void RecurrenceExecutor::step(const Run& s, Pass pass) {
   states.d_behind = buffer(s.d_behind);
   states.d_before = buffer(s.d_before);
   if (pass == Pass::forward)
-    kernel_.forward(layer(), run_of(s.part), states);
+    kernel_.forward(computed(), run_of(s.part), states);
   else
-    kernel_.backward(layer(), run_of(s.part), states);
+    kernel_.backward(computed(), run_of(s.part), states);
 }
 
 void RecurrenceExecutor::step(const Convolve& s, Pass) {

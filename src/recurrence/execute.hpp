@@ -1,7 +1,8 @@
 #pragma once
 // Executes the plan of a rank with a Communicator and a RecurrenceKernel, in host memory.
 //
-//     RecurrenceExecutor layer(plan, layout.shard(rank), types, group, kernel);
+//     RecurrenceKernel kernel(plan.computed(shape), threads);
+//     RecurrenceExecutor layer(plan, layout, group, kernel);
 //     fill layer.data()[RecurrenceArray::q], ...
 //     layer.run(Pass::forward);             results in layer.data()[RecurrenceArray::out]
 //     layer.run(Pass::backward);            results in ...[RecurrenceArray::d_q], ...
@@ -16,6 +17,7 @@
 #include "comm/communicator.hpp"
 #include "recurrence/chunk_kernel.hpp"
 #include "recurrence/convolution_stage.hpp"
+#include "recurrence/head_transfer.hpp"
 #include "recurrence/plan.hpp"
 #include "runtime/buffer.hpp"
 
@@ -32,8 +34,8 @@ enum class RunSteps { all, compute_only, messages_only };
 
 class RecurrenceExecutor {
  public:
-  /// Allocates the arrays of a rank, rows of shard.slots. All arguments must outlive it.
-  RecurrenceExecutor(const StatePlan& plan, const Shard& shard, DType type, Communicator& group,
+  /// Allocates the arrays of a rank, rows of its slots. All arguments must outlive it.
+  RecurrenceExecutor(const StatePlan& plan, const Layout& layout, Communicator& group,
                      RecurrenceKernel& kernel);
   RecurrenceExecutor(const RecurrenceExecutor&) = delete;
   RecurrenceExecutor& operator=(const RecurrenceExecutor&) = delete;
@@ -54,7 +56,8 @@ class RecurrenceExecutor {
  private:
   struct Pending {
     WorkPtr work;
-    const state_step::Exchange* step;
+    const state_step::Exchange* step = nullptr;
+    const state_step::HeadExchange* heads = nullptr;
     std::vector<float> sent, received;  // of an all-gather
   };
   void step(const state_step::Summarize& s, Pass pass);
@@ -62,24 +65,29 @@ class RecurrenceExecutor {
   void step(const state_step::Exchange& s, Pass pass);
   void step(const state_step::Wait& s, Pass pass);
   void step(const state_step::Compose& s, Pass pass);
+  void step(const state_step::Join& s, Pass pass);
+  void step(const state_step::HeadExchange& s, Pass pass);
   void step(const state_step::Run& s, Pass pass);
   void step(const state_step::Convolve& s, Pass pass);
   void step(const state_step::ConvolveSlopes& s, Pass pass);
   void step(const state_step::ConvolveBack& s, Pass pass);
-  /// The arrays that the recurrence reads and writes.
-  const RecurrenceData& layer() const { return convolution_ ? convolution_->data() : data_; }
   TokenRun run_of(int part) const;
+  /// The arrays whose rows parts are of, as the recurrence reads and writes them.
+  const RecurrenceData& computed() const {
+    if (convolution_) return convolution_->data();
+    return heads_ ? heads_->gathered() : data_;
+  }
 
   const StatePlan& plan_;
-  const Shard& shard_;
   Communicator& group_;
   RecurrenceKernel& kernel_;
   HostStream stream_;
   std::vector<Buffer<std::byte>> arrays_;
   RecurrenceData data_;
-  std::unique_ptr<ConvolutionStage> convolution_;
-  std::vector<Buffer<float>> buffers_;  // [plan_.buffers]
-  std::map<int, Pending> pending_;      // by exchange id
+  std::unique_ptr<ConvolutionStage> convolution_;  // null without one
+  std::unique_ptr<HeadTransfer> heads_;            // null if ranks do not exchange heads
+  std::vector<Buffer<float>> buffers_;             // [plan_.buffers]
+  std::map<int, Pending> pending_;                 // by exchange id
 };
 
 }  // namespace gyre

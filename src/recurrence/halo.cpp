@@ -1,6 +1,7 @@
 #include "recurrence/halo.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 #include <set>
 
@@ -74,31 +75,30 @@ std::pair<std::vector<int>, std::vector<int>> split(const StatePlan& plan, Which
 
 }  // namespace
 
-int64_t history_rows(const Fragment& part, int64_t width) {
-  return std::min(width - 1, part.start.value());
+int64_t history_rows(const StatePart& part, int64_t width) {
+  return std::min(width - 1, part.start);
 }
 
-std::vector<HistoryPiece> history_pieces(const Layout& layout, int64_t width) {
+std::vector<HistoryPiece> history_pieces(const StateParts& parts, int64_t width) {
   std::vector<HistoryPiece> pieces;
-  for (const auto& [document, parts] : parts_of(layout))
-    for (size_t reader = 0; reader < parts.size(); ++reader) {
-      const DocumentPart& to = parts[reader];
-      size_t holder = 0;
-      for (int64_t token = std::max<int64_t>(0, to.start - (width - 1)); token < to.start;) {
-        while (token >= parts[holder].start + parts[holder].length) ++holder;
-        const DocumentPart& from = parts[holder];
-        const int64_t end = std::min(to.start, from.start + from.length);
-        const int64_t first = to.start - std::min(width - 1, to.start);
-        pieces.push_back({from.rank, from.index, to.rank, to.index, token - from.start,
-                          token - first, end - token});
-        token = end;
+  for (const auto& [document, chain] : parts.of_document)
+    for (const PartOfRank& reader : chain) {
+      const StatePart& to = parts.at(reader);
+      const int64_t first = to.start - history_rows(to, width);
+      for (const PartOfRank& holder : chain) {
+        const StatePart& from = parts.at(holder);
+        const int64_t begin = std::max(first, from.start),
+                      end = std::min(to.start, from.start + from.tokens);
+        if (begin < end)
+          pieces.push_back({holder.rank, holder.part, reader.rank, reader.part, begin - from.start,
+                            begin - first, end - begin});
       }
     }
   return pieces;
 }
 
 void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
-  for (const HistoryPiece& piece : history_pieces(*problem.layout, problem.shape.convolution))
+  for (const HistoryPiece& piece : history_pieces(problem.parts, problem.shape.convolution))
     if (piece.from == plan.rank || piece.to == plan.rank) plan.history.push_back(piece);
   const auto has = [&](int HistoryPiece::*rank, int HistoryPiece::*part) {
     return [&plan, rank, part](int index) {
@@ -139,14 +139,15 @@ HaloForm halo_form(const RecurrenceProblem& problem, int rank, Pass pass) {
   const int64_t before = problem.shape.convolution - 1;
   HaloForm form;
   std::set<int> peers;
-  for (const auto& [document, parts] : parts_of(*problem.layout))
-    for (const DocumentPart& from : parts)
-      for (const DocumentPart& to : parts) {
-        const int sender = pass == Pass::forward ? from.rank : to.rank;
+  for (const auto& [document, chain] : problem.parts.of_document)
+    for (const PartOfRank& holder : chain)
+      for (const PartOfRank& reader : chain) {
+        const StatePart &from = problem.parts.at(holder), &to = problem.parts.at(reader);
+        const int sender = pass == Pass::forward ? holder.rank : reader.rank;
         const int64_t rows =
-            std::min(from.start + from.length, to.start) - std::max(from.start, to.start - before);
-        if (sender != rank || from.rank == to.rank || rows <= 0) continue;
-        peers.insert(pass == Pass::forward ? to.rank : from.rank);
+            std::min(from.start + from.tokens, to.start) - std::max(from.start, to.start - before);
+        if (sender != rank || holder.rank == reader.rank || rows <= 0) continue;
+        peers.insert(pass == Pass::forward ? reader.rank : holder.rank);
         form.bytes_sent += rows * row_bytes(problem, pass);
       }
   form.messages = std::ssize(peers);

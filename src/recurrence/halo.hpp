@@ -21,11 +21,10 @@
 
 namespace gyre {
 
-/// Pieces of all histories, in the order of the parts that read them, then of tokens. Fragments of
-/// the layout have stride 1.
-std::vector<HistoryPiece> history_pieces(const Layout& layout, int64_t width);
+/// Pieces of all histories, in the order of the parts that read them, then of tokens.
+std::vector<HistoryPiece> history_pieces(const StateParts& parts, int64_t width);
 /// Tokens in the history of a part.
-int64_t history_rows(const Fragment& part, int64_t width);
+int64_t history_rows(const StatePart& part, int64_t width);
 
 /// Adds the convolution's steps, and its pieces, to the plan of a schedule.
 void add_convolution(const RecurrenceProblem& problem, StatePlan& plan);

@@ -51,4 +51,16 @@ int64_t dim_of(const RecurrenceShape& shape, RecurrenceArray array) {
   }
 }
 
+DType stored_type(RecurrenceArray array, DType activations) {
+  switch (array) {
+    case RecurrenceArray::g:
+    case RecurrenceArray::beta:
+    case RecurrenceArray::d_g:
+    case RecurrenceArray::d_beta:
+      return DType::f32;
+    default:
+      return activations;
+  }
+}
+
 }  // namespace gyre

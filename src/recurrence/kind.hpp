@@ -18,6 +18,8 @@
 #include <string>
 #include <vector>
 
+#include "core/dtype.hpp"
+
 namespace gyre {
 
 /// An entry of the registry.
@@ -83,6 +85,8 @@ const char* name_of(RecurrenceArray array);
 bool has_array(const RecurrenceShape& shape, RecurrenceArray array);
 int64_t heads_of(const RecurrenceShape& shape, RecurrenceArray array);
 int64_t dim_of(const RecurrenceShape& shape, RecurrenceArray array);
+/// Type in which a rank's array is stored: g and beta and their gradients are f32.
+DType stored_type(RecurrenceArray array, DType activations);
 inline int64_t width_of(const RecurrenceShape& shape, RecurrenceArray array) {
   return heads_of(shape, array) * dim_of(shape, array);
 }

@@ -1,65 +1,24 @@
 #include "recurrence/plan.hpp"
 
-#include <fmt/format.h>
-
-#include <algorithm>
 #include <numeric>
 
-#include "core/error.hpp"
 #include "recurrence/convolution.hpp"
 
 namespace gyre {
 
-std::map<int64_t, std::vector<DocumentPart>> parts_of(const Layout& layout) {
-  std::map<int64_t, std::vector<DocumentPart>> documents;
-  for (int rank = 0; rank < layout.cp(); ++rank) {
-    const std::vector<Fragment>& fragments = layout.shard(rank).fragments;
-    for (size_t i = 0; i < fragments.size(); ++i)
-      documents[fragments[i].segment].push_back(
-          {fragments[i].start.value(), fragments[i].length, rank, static_cast<int>(i)});
-  }
-  for (auto& [document, parts] : documents) std::ranges::sort(parts, {}, &DocumentPart::start);
-  return documents;
+namespace {
+
+/// Bytes of a token in the heads that a rank computes.
+int64_t bytes_of_token(RecurrenceArray array, const StatePlan& plan, const RecurrenceShape& shape) {
+  return width_of(shape, array) / plan.head_ranks() *
+         static_cast<int64_t>(size_of(stored_type(array, plan.type)));
 }
 
-StateChain chain_of(const Layout& layout, int rank) {
-  StateChain chain;
-  const std::vector<Fragment>& own = layout.shard(rank).fragments;
-  if (own.empty()) return chain;
-  const auto documents = parts_of(layout);
-  for (const DocumentPart& part : documents.at(own.front().segment))
-    if (part.start < own.front().start.value()) chain.before.push_back(part.rank);
-  for (const DocumentPart& part : documents.at(own.back().segment))
-    if (part.start > own.back().start.value()) chain.behind.push_back(part.rank);
-  chain.passes_through = own.size() == 1 && !chain.before.empty() && !chain.behind.empty();
-  return chain;
+int64_t tokens_of_all(const StatePlan& plan) {
+  return std::accumulate(plan.rank_tokens.begin(), plan.rank_tokens.end(), int64_t{0});
 }
 
-bool crosses_ranks(const Layout& layout) {
-  return std::ranges::any_of(parts_of(layout),
-                             [](const auto& parts) { return parts.second.size() > 1; });
-}
-
-std::string state_refusal(const Layout& layout) {
-  constexpr const char* what_works =
-      "states pass from the last part of a rank to the first of another, where ranks own "
-      "consecutive slots";
-  for (int rank = 0; rank < layout.cp(); ++rank)
-    for (const Fragment& f : layout.shard(rank).fragments)
-      if (f.stride != 1 && f.length > 1)
-        return fmt::format("under {} rank {} has every {}th token of document {}; {}", layout.name,
-                           rank, f.stride, f.segment, what_works);
-  for (const auto& [document, parts] : parts_of(layout))
-    for (size_t i = 0; i + 1 < parts.size(); ++i) {
-      const DocumentPart &here = parts[i], &next = parts[i + 1];
-      const auto last = std::ssize(layout.shard(here.rank).fragments) - 1;
-      if (here.index != last || next.index != 0)
-        return fmt::format(
-            "under {} part {} of rank {} continues as part {} of rank {} (document {}); {}",
-            layout.name, here.index, here.rank, next.index, next.rank, document, what_works);
-    }
-  return "";
-}
+}  // namespace
 
 int64_t elements_of(StateKind kind, const RecurrenceShape& shape) {
   return shape.value_heads *
@@ -73,10 +32,23 @@ int64_t bytes_of_message(const StateMessage& message, const StatePlan& plan,
   return elements * static_cast<int64_t>(sizeof(float)) + message.row_bytes;
 }
 
+HeadBytes bytes_of_heads(const state_step::HeadExchange& step, const StatePlan& plan,
+                         const RecurrenceShape& shape) {
+  int64_t of_token = 0;
+  for (const RecurrenceArray array : step.arrays) of_token += bytes_of_token(array, plan, shape);
+  const int64_t own = plan.rank_tokens[plan.rank];
+  const int64_t others = of_token * (tokens_of_all(plan) - own),
+                mine = of_token * (plan.head_ranks() - 1) * own;
+  return step.home ? HeadBytes{others, mine} : HeadBytes{mine, others};
+}
+
 int64_t buffer_bytes(const StatePlan& plan, const RecurrenceShape& shape) {
-  int64_t elements = 0;
+  int64_t elements = 0, of_token = 0;
   for (const StateKind kind : plan.buffers) elements += elements_of(kind, shape);
-  return elements * static_cast<int64_t>(sizeof(float));
+  for (int a = 0; a < recurrence_arrays; ++a)
+    if (has_array(shape, static_cast<RecurrenceArray>(a)))
+      of_token += bytes_of_token(static_cast<RecurrenceArray>(a), plan, shape);
+  return elements * static_cast<int64_t>(sizeof(float)) + tokens_of_all(plan) * of_token;
 }
 
 double recurrence_flops(Pass pass, int64_t tokens, const RecurrenceShape& shape) {
@@ -89,9 +61,9 @@ std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan,
                                    const RecurrenceShape& shape) {
   const double product = 2.0 * shape.value_heads * shape.state_elements();
   const double map = 2.0 * shape.value_heads * shape.map_elements();
-  const auto tokens = [&](int part) -> double { return part < 0 ? 0 : plan.parts[part]; };
+  const auto tokens = [&](int part) -> double { return part < 0 ? 0 : plan.parts[part].tokens; };
   if (const auto* run = std::get_if<state_step::Run>(&step))
-    return {recurrence_flops(pass, plan.parts[run->part], shape), 0};
+    return {recurrence_flops(pass, plan.parts[run->part].tokens, plan.computed(shape)), 0};
   if (const auto* sum = std::get_if<state_step::Summarize>(&step)) {
     const double products = shape.delta ? 2 : 1;  // k uᵀ, and Sᵀk; of S and of M
     const double of_map = shape.delta && !sum->begins ? map : 0;
@@ -103,20 +75,23 @@ std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan,
     const auto maps = std::ssize(compose->terms) - (compose->start < 0 ? 1 : 0);
     return {0, maps * (shape.delta ? shape.key_dim : 1) * product};
   }
-  if (std::holds_alternative<state_step::ConvolveSlopes>(step)) {
-    const int64_t all = std::accumulate(plan.parts.begin(), plan.parts.end(), int64_t{0});
-    const double sums = convolution_flops(Pass::forward, all, shape);  // of weights, and z again
-    return {sums, sums};
-  }
+  if (std::holds_alternative<state_step::Join>(step))
+    return {0, (shape.delta ? shape.key_dim : 1) * (map + product)};
   const auto convolved = [&](const std::vector<int>& parts) -> std::pair<double, double> {
     int64_t sum = 0;
-    for (const int part : parts) sum += plan.parts[part];
+    for (const int part : parts) sum += plan.parts[part].tokens;
     return {convolution_flops(Pass::forward, sum, shape), 0};
   };
   if (const auto* convolve = std::get_if<state_step::Convolve>(&step))
     return convolved(convolve->parts);
   if (const auto* back = std::get_if<state_step::ConvolveBack>(&step))
     return convolved(back->parts);
+  if (std::holds_alternative<state_step::ConvolveSlopes>(step)) {
+    int64_t all = 0;
+    for (const StatePart& part : plan.parts) all += part.tokens;
+    const double sums = convolution_flops(Pass::forward, all, shape);  // of weights, and z again
+    return {sums, sums};
+  }
   return {0, 0};
 }
 
@@ -127,11 +102,17 @@ StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape)
     counted.flops += flops;
     counted.more_flops += more;
     if (const auto* run = std::get_if<state_step::Run>(&step))
-      counted.tokens += plan.parts[run->part];
+      counted.tokens += plan.parts[run->part].tokens * plan.computed(shape).value_heads;
+    if (const auto* heads = std::get_if<state_step::HeadExchange>(&step)) {
+      const HeadBytes bytes = bytes_of_heads(*heads, plan, shape);
+      counted.bytes_sent += bytes.sent;
+      counted.bytes_received += bytes.received;
+      ++counted.messages;
+    }
     const auto* exchange = std::get_if<state_step::Exchange>(&step);
     if (exchange == nullptr) continue;
     for (const StateMessage& m : exchange->sends) {
-      if (m.peer == plan.rank && !m.pieces.empty()) continue;  // of its own part
+      if (!exchange->all_gather && m.peer == plan.rank) continue;
       const auto copies = exchange->all_gather ? std::ssize(exchange->recvs) - 1 : 1;
       counted.bytes_sent += copies * bytes_of_message(m, plan, shape);
       ++counted.messages;

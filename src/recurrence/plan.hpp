@@ -12,8 +12,8 @@
 // lists of steps. The executor walks a list with a Communicator and a RecurrenceKernel; count() and
 // simulate() read the same list.
 //
-// A rank's tokens of one document are a part. Only the last part of a rank can continue on another
-// rank, and only the first can be continued from one: other layouts are refused.
+// A part is a run of consecutive tokens of one document on a rank (parts.hpp). A rank may have
+// several parts of a document, with parts of other ranks between them.
 //
 // Example: state-gather, cp = 3, documents of 5, 4 and 3 tokens, forward on rank 1, which holds the
 // last token of document 0 and the first 3 of document 1.
@@ -26,8 +26,8 @@
 //     Compose       the state behind rank 0's part of document 0: B of rank 0
 //     Run           the last token of document 0, from this state
 
+#include <algorithm>
 #include <cstdint>
-#include <map>
 #include <string>
 #include <variant>
 #include <vector>
@@ -35,7 +35,7 @@
 #include "core/dtype.hpp"
 #include "core/pass.hpp"
 #include "recurrence/kind.hpp"
-#include "sharding/layout.hpp"
+#include "recurrence/parts.hpp"
 
 namespace gyre {
 
@@ -43,6 +43,7 @@ namespace gyre {
 enum class StateKind { state, map };
 
 /// All buffers to or from one peer, or rows of histories; they travel as one message, in this order.
+/// What a rank sends to itself is copied.
 struct StateMessage {
   int peer = 0;
   std::vector<int> buffers;
@@ -63,7 +64,7 @@ namespace state_step {
 
 /// map, state <- M, B of a part; without a part, the identity, M = 1 and B = 0.
 struct Summarize {
-  int part = -1;  ///< index of a fragment of the rank's shard; -1: none
+  int part = -1;  ///< of the rank; -1: none
   int map = -1, state = -1;
   bool begins = false;  ///< the document begins here: M = 0, as no state before it matters
 };
@@ -95,6 +96,19 @@ struct Compose {
   int into = -1, start = -1;
   std::vector<Term> terms;
 };
+/// into <- the map of two runs as one, (M2 M1, M2 B1 + B2): first that of `first`, then that of
+/// `second`. Backward, gradients pass first that of `first`: (M1 M2, M2ᵀ C1 + C2). `into` may be
+/// one of them.
+struct Join {
+  Compose::Term into, first, second;
+};
+/// Posts an all-to-all of tokens for heads. Each rank gets the rows of all ranks in its heads; with
+/// `home` it returns the rows that others hold, and gets its own in all heads.
+struct HeadExchange {
+  int id = 0;
+  std::vector<RecurrenceArray> arrays;
+  bool home = false;
+};
 /// Computes a part: its rows of out, or of the gradients. Buffers of states: -1: zero, or not
 /// wanted.
 struct Run {
@@ -121,60 +135,48 @@ struct ConvolveBack {
 
 using StateStep =
     std::variant<state_step::Summarize, state_step::SummarizeBack, state_step::Exchange,
-                 state_step::Wait, state_step::Compose, state_step::Run, state_step::Convolve,
-                 state_step::ConvolveSlopes, state_step::ConvolveBack>;
+                 state_step::Wait, state_step::Compose, state_step::Join, state_step::HeadExchange,
+                 state_step::Run, state_step::Convolve, state_step::ConvolveSlopes,
+                 state_step::ConvolveBack>;
 
 struct StatePlan {
   int rank = 0;
-  std::vector<int64_t> parts;      ///< tokens of each fragment of the rank's shard
-  std::vector<StateKind> buffers;  ///< they live from the forward to the end of the backward pass
+  DType type = DType::f32;           ///< of activations
+  std::vector<StatePart> parts;      ///< of the rank; whole documents if ranks exchange heads
+  std::vector<int64_t> rank_tokens;  ///< [cp] if ranks exchange tokens for heads; else empty
+  std::vector<StateKind> buffers;    ///< they live from the forward to the end of the backward pass
   std::vector<HistoryPiece> history = {};  ///< pieces that this rank has or reads
   std::vector<StateStep> forward, backward;
   const std::vector<StateStep>& steps(Pass pass) const {
     return pass == Pass::forward ? forward : backward;
   }
+  /// Ranks among which heads are divided while parts are computed.
+  int head_ranks() const { return std::max(1, static_cast<int>(rank_tokens.size())); }
+  /// The heads that a rank computes of a layer of this shape.
+  RecurrenceShape computed(RecurrenceShape shape) const {
+    shape.key_heads /= head_ranks();
+    shape.value_heads /= head_ranks();
+    return shape;
+  }
 };
 
 /// Input of a schedule. The layout must outlive it.
 struct RecurrenceProblem {
-  const Layout* layout = nullptr;
+  RecurrenceProblem(const Layout* layout_, const RecurrenceShape& shape_, DType type_ = DType::f32)
+      : layout(layout_), shape(shape_), type(type_), parts(*layout_) {}
+  const Layout* layout;
   RecurrenceShape shape;
-  DType type = DType::f32;  ///< of activations
+  DType type;  ///< of activations
+  StateParts parts;
   int cp() const { return layout->cp(); }
 };
-
-/// A run of tokens of one document on one rank.
-struct DocumentPart {
-  int64_t start = 0, length = 0;  ///< `start`: position in the document
-  int rank = 0, index = 0;        ///< index of a fragment of the rank's shard
-};
-/// The parts of each document, in the order of tokens.
-std::map<int64_t, std::vector<DocumentPart>> parts_of(const Layout& layout);
-
-/// The ranks that hold the document of a rank's first part, and of its last.
-struct StateChain {
-  /// Ranks with earlier parts of the document of the first part, in the order of tokens; empty if
-  /// it begins here. The last of them is the neighbour.
-  std::vector<int> before;
-  /// Ranks with later parts of the document of the last part, in the order of tokens.
-  std::vector<int> behind;
-  /// The rank has one part, and its document begins before and ends behind it.
-  bool passes_through = false;
-};
-/// Precondition: state_refusal() is empty.
-StateChain chain_of(const Layout& layout, int rank);
-/// Whether a document is on several ranks.
-bool crosses_ranks(const Layout& layout);
-/// Why states cannot be passed on under a layout: a part is not a run of tokens, or one that is not
-/// a rank's last continues elsewhere. "" if they can.
-std::string state_refusal(const Layout& layout);
 
 /// Elements of a buffer.
 int64_t elements_of(StateKind kind, const RecurrenceShape& shape);
 
 /// Counts of one pass of a rank's plan.
 struct StateCount {
-  int64_t tokens = 0;    ///< of Run steps
+  int64_t tokens = 0;    ///< times heads of values, of Run steps
   int64_t messages = 0;  ///< sent to other ranks; a collective counts as one
   int64_t bytes_sent = 0, bytes_received = 0;
   double flops = 0;       ///< of Run steps, as recurrence_flops(), and of the convolution
@@ -184,10 +186,16 @@ StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape)
 /// FLOPs of a step: {of the recurrence itself, further ones}.
 std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan, Pass pass,
                                    const RecurrenceShape& shape);
-/// Bytes of a rank's buffers.
+/// Bytes of a rank's buffers, and of its arrays of heads.
 int64_t buffer_bytes(const StatePlan& plan, const RecurrenceShape& shape);
 /// Bytes of a message.
 int64_t bytes_of_message(const StateMessage& message, const StatePlan& plan,
+                         const RecurrenceShape& shape);
+/// Bytes that a step sends to other ranks, and receives from them.
+struct HeadBytes {
+  int64_t sent = 0, received = 0;
+};
+HeadBytes bytes_of_heads(const state_step::HeadExchange& step, const StatePlan& plan,
                          const RecurrenceShape& shape);
 
 /// FLOPs of a pass over `tokens`: two for each element of each product with a state in the

@@ -12,12 +12,22 @@ namespace {
 
 using namespace state_step;
 
+/// Messages from one rank to another, or all-gathers of one rank, in order.
+using Channel = std::pair<size_t, int>;
+
+/// An exchange under way: which messages it waits for, and when its own have left.
+struct Posted {
+  std::vector<std::pair<Channel, size_t>> messages;
+  double left = 0;
+};
+
 /// Where a rank is in its list of steps.
 struct Walker {
   size_t next = 0;
   double now = 0, link = 0;  // link: when its last message has left
   double wait = 0;
-  std::map<int, const Exchange*> posted;  // by id
+  std::map<int, Posted> posted;        // by id
+  std::map<Channel, size_t> received;  // messages so far
 };
 
 class Simulation {
@@ -51,8 +61,10 @@ class Simulation {
     const StateStep& step = steps[walker.next];
     if (const auto* exchange = std::get_if<Exchange>(&step)) {
       post(rank, *exchange);
+    } else if (const auto* heads = std::get_if<HeadExchange>(&step)) {
+      post(rank, *heads);
     } else if (const auto* wait = std::get_if<Wait>(&step)) {
-      const std::optional<double> arrival = arrival_of(rank, *walker.posted.at(wait->id));
+      const std::optional<double> arrival = arrival_of(walker.posted.at(wait->id));
       if (!arrival) return false;
       walker.wait += std::max(0.0, *arrival - walker.now);
       walker.now = std::max(walker.now, *arrival);
@@ -64,27 +76,47 @@ class Simulation {
     return true;
   }
   void post(size_t rank, const Exchange& exchange) {
-    Walker& walker = walkers_[rank];
-    walker.posted[exchange.id] = &exchange;
-    const auto others = std::ssize(exchange.recvs) - 1, copies = exchange.all_gather ? others : 1;
-    const auto messages = exchange.all_reduce ? 2 * others : copies;
+    Posted& posted = walkers_[rank].posted[exchange.id] = {};
+    const bool to_all = exchange.all_gather || exchange.all_reduce;
     for (const StateMessage& m : exchange.sends) {
-      const double bytes = copies * bytes_of_message(m, plans_[rank], shape_);
-      walker.link = std::max(walker.link, walker.now) + messages * machine_.latency_s +
-                    bytes / machine_.bytes_per_s;
-      sent_[{rank, exchange.all_gather || exchange.all_reduce ? all_ranks : m.peer,
-             exchange.what}] = walker.link;
+      const auto bytes = static_cast<double>(bytes_of_message(m, plans_[rank], shape_));
+      const int64_t others = std::ssize(exchange.recvs) - 1;
+      if (exchange.all_gather)
+        send(rank, all_ranks, others, bytes, posted);
+      else if (exchange.all_reduce)
+        send(rank, all_ranks, 2 * others, bytes / (2.0 * others), posted);
+      else
+        send(rank, m.peer, m.peer == plans_[rank].rank ? 0 : 1, bytes, posted);
     }
+    for (const StateMessage& m : exchange.recvs)
+      receive(rank, {m.peer, to_all ? all_ranks : static_cast<int>(rank)}, posted);
+  }
+  void post(size_t rank, const HeadExchange& exchange) {
+    Posted& posted = walkers_[rank].posted[exchange.id] = {};
+    const int others = plans_[rank].head_ranks() - 1;
+    const HeadBytes bytes = bytes_of_heads(exchange, plans_[rank], shape_);
+    send(rank, all_ranks, others, static_cast<double>(bytes.sent) / others, posted);
+    for (size_t r = 0; r < plans_.size(); ++r) receive(rank, {r, all_ranks}, posted);
+  }
+  /// Sends `messages` messages of `bytes` bytes, one after the other.
+  void send(size_t rank, int to, int64_t messages, double bytes, Posted& posted) {
+    Walker& walker = walkers_[rank];
+    if (messages > 0)
+      walker.link = std::max(walker.link, walker.now) +
+                    messages * (machine_.latency_s + bytes / machine_.bytes_per_s);
+    posted.left = messages > 0 ? walker.link : walker.now;
+    sent_[{rank, to}].push_back(posted.left);
+  }
+  void receive(size_t rank, Channel from, Posted& posted) {
+    posted.messages.emplace_back(from, walkers_[rank].received[from]++);
   }
   /// When the messages of an exchange have left and arrived; unset if one is not posted yet.
-  std::optional<double> arrival_of(size_t rank, const Exchange& exchange) const {
-    double latest = exchange.sends.empty() ? 0 : walkers_[rank].link;
-    for (const StateMessage& m : exchange.recvs) {
-      const int to =
-          exchange.all_gather || exchange.all_reduce ? all_ranks : static_cast<int>(rank);
-      const auto message = sent_.find({static_cast<size_t>(m.peer), to, exchange.what});
-      if (message == sent_.end()) return {};
-      latest = std::max(latest, message->second);
+  std::optional<double> arrival_of(const Posted& posted) const {
+    double latest = posted.left;
+    for (const auto& [channel, index] : posted.messages) {
+      const auto messages = sent_.find(channel);
+      if (messages == sent_.end() || messages->second.size() <= index) return {};
+      latest = std::max(latest, messages->second[index]);
     }
     return latest;
   }
@@ -95,8 +127,7 @@ class Simulation {
   const RecurrenceShape& shape_;
   StateMachine machine_;
   std::vector<Walker> walkers_;
-  std::map<std::tuple<size_t, int, std::string>, double>
-      sent_;  // (rank, peer, what): when the message is there
+  std::map<Channel, std::vector<double>> sent_;  // when each message is there
 };
 
 }  // namespace

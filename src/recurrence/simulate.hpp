@@ -8,8 +8,8 @@
 namespace gyre {
 
 /// A machine whose ranks compute at one rate, and whose messages take latency + bytes / bandwidth;
-/// messages of a rank follow one another. An all-gather is cp - 1 messages of one block, an all-reduce 2 (cp - 1)
-/// messages.
+/// messages of a rank follow one another. All-gathers and all-to-alls are cp - 1 messages, an
+/// all-reduce is 2 (cp - 1).
 struct StateMachine {
   double flops_per_s = 1e12, bytes_per_s = 1e9, latency_s = 1e-6;
 };

@@ -39,18 +39,6 @@ double roundings(const RecurrenceShape& shape, const RecurrenceReductions& lengt
 
 }  // namespace
 
-DType stored_type(RecurrenceArray array, DType activations) {
-  switch (array) {
-    case RecurrenceArray::g:
-    case RecurrenceArray::beta:
-    case RecurrenceArray::d_g:
-    case RecurrenceArray::d_beta:
-      return DType::f32;
-    default:
-      return activations;
-  }
-}
-
 double recurrence_tolerance(const RecurrenceShape& shape, const RecurrenceReductions& lengths,
                             RecurrenceArray array, DType type) {
   const bool narrow = stored_type(array, type) == DType::bf16;

@@ -50,7 +50,5 @@ double weights_tolerance(const RecurrenceShape& shape, const RecurrenceReduction
 /// others.
 double recurrence_sigma(const RecurrenceShape& shape, const RecurrenceReductions& lengths,
                         RecurrenceArray array, DType type);
-/// Type in which a rank's array is stored: g and beta and their gradients are f32.
-DType stored_type(RecurrenceArray array, DType activations);
 
 }  // namespace gyre

@@ -20,6 +20,7 @@ import make_logprobs  # noqa: E402
 SECONDS = 60
 ENDS = {0: "accepted", 1: "refused", 2: "refused", 3: "refused", 4: "timeout"}
 LOGPROBS = ("logprobs", "--op", "all", "-n", "1", "-w", "0", "--pass", "both")
+RECURRENCE = ("recurrence", "--schedule", "state-gather", "-n", "1", "-w", "0")
 ATTENTION = ("attention", "--schedule", "ring", "-n", "1", "-w", "0", "--pass", "both")
 
 
@@ -52,7 +53,7 @@ def files(source, seeds):
     return [(seeds / "close_calls.h5", LOGPROBS), (seeds / "close_ties.h5", LOGPROBS),
             (inputs / "logprobs_ties.h5", LOGPROBS), (inputs / "logprobs_golden.h5", LOGPROBS),
             (inputs / "golden/attention_sinks_extreme.h5", ATTENTION), (inputs / "attention_window.h5", ATTENTION),
-            (inputs / "docs_tiny.h5", model)]
+            (inputs / "golden/recurrence_documents.h5", RECURRENCE), (inputs / "docs_tiny.h5", model)]
 
 
 def padding(file, name, at):

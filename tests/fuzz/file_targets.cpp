@@ -8,6 +8,7 @@
 #include "io/schemas/logprobs_file.hpp"
 #include "io/schemas/model_file.hpp"
 #include "io/schemas/packed_file.hpp"
+#include "io/schemas/recurrence_file.hpp"
 #include "io/schemas/results.hpp"
 #include "io/schemas/shard_file.hpp"
 #include "target.hpp"
@@ -135,6 +136,16 @@ Digests read_attention(Communicator& comm, const std::string& path) {
   return {digest.value(), bare};
 }
 
+Digests read_recurrence(Communicator& comm, const std::string& path) {
+  const RecurrenceFile f = read_recurrence_file(comm, path);
+  Digest digest;
+  digest.add(f.offsets, f.q, f.k, f.v, f.g, f.beta, f.d_out);
+  const uint64_t bare = digest.value();
+  if (f.reference)
+    for (const auto& [name, values] : f.reference->arrays) digest.add(values);
+  return {digest.value(), bare};
+}
+
 Digests read_logprobs(Communicator& comm, const std::string& path) {
   const LogprobsFile f = read_logprobs_file(comm, path, logprobs_arrays());
   Digest digest;
@@ -194,6 +205,8 @@ std::vector<Target> file_targets(const std::string& inputs, const std::string& f
           folder + "/rows_extras.h5"});
   target("salm", read_audio, {inputs + "/salm_tiny.h5"});
   target("attention", read_attention, {inputs + "/attention_window.h5"});
+  target("recurrence", read_recurrence,
+         {inputs + "/golden/recurrence_documents.h5", inputs + "/golden/recurrence_gla.h5"});
   target("logprobs", read_logprobs,
          {inputs + "/logprobs_golden.h5", inputs + "/logprobs_linear.h5"});
   target("results", read_scores, {results});

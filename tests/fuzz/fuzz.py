@@ -168,6 +168,7 @@ class Fuzz:
                 "shards": [self.seeds / "shards.h5"], "bshd": [inputs / "bshd_tiny.h5", inputs / "bshd_left.h5", self.seeds / "rows_without_tables.h5",
                          self.seeds / "rows_extras.h5"],
                 "salm": [inputs / "salm_tiny.h5"], "attention": [inputs / "attention_window.h5"],
+                "recurrence": [inputs / "golden/recurrence_documents.h5", inputs / "golden/recurrence_gla.h5"],
                 "logprobs": [inputs / "logprobs_golden.h5", inputs / "logprobs_linear.h5"],
                 "results": [self.seeds / "results.h5"], "compare": [self.seeds / "results.h5"]}
 

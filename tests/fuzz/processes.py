@@ -50,6 +50,7 @@ def programs(source, seeds):
         "shard": (["--input", In(seeds / "packed.h5"), "--cp", "2", "--layout", "striped"], ("-o", "--svg", *table)),
         "attention": (["--input", In(inputs / "golden/attention_head_dim_1.h5"), "-n", "1", "-w", "0"], ("-o", "--trace", *table)),
         "attention --explain": ([*attention, "--explain", "--cp", "2"], ("--svg", *table)),
+        "recurrence": (["--input", In(inputs / "golden/recurrence_documents.h5"), "-n", "1", "-w", "0"], ("-o", *table)),
         "logprobs": (["--input", In(inputs / "logprobs_golden.h5"), "--op", "logprob", "-n", "1", "-w", "0"], ("-o", *table)),
         "pipeline": (["--input", In(inputs / "docs_tiny.h5"), "--model", In(inputs / "model_tiny.h5"), "-n", "1"], ("-o", *table)),
         "predict": (["--machine", In(machine), "--cp", "2", "--tokens", "64"], ("--svg", "--trace", *table)),

@@ -23,13 +23,14 @@ REQUIRED = {
     "bshd": r"/bshd/(labels|seq_lens|seq_lens_padded|input_ids|inputs_embeds)",
     "salm": r"/salm/(input_ids|target_ids|inputs_embeds|audio|audio_offsets|encoder)",
     "attention": r"/attention/(q|k|v|d_out|offsets)",
+    "recurrence": r"/recurrence/(q|k|v|g|d_out|offsets)",
     "logprobs": r"/logprobs/(logits|targets)",
     "results": r"/results/(logprob|entropy|offsets)|/packed/(bin_offsets|document|cu_seqlens|cu_seqlens_padded)",
 }
 # Of these, what a file may do without.
 OPTIONAL = r"/bshd/seq_lens_padded"
 # Readers that check that reals are numbers.
-FINITE = ("reference", "model", "packed", "bshd", "salm", "attention", "logprobs")
+FINITE = ("reference", "model", "packed", "bshd", "salm", "attention", "recurrence", "logprobs")
 # Extents that a file of the kind may choose.
 FREE = r"/salm/encoder|/bshd/inputs_embeds|/bshd/position_ids"
 # Attributes that a file may have; what others write that changes the mathematics.

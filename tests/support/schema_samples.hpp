@@ -17,6 +17,7 @@
 #include "io/schemas/recurrence_file.hpp"
 #include "io/schemas/results.hpp"
 #include "io/schemas/shard_file.hpp"
+#include "io/schemas/token_results.hpp"
 #include "io_files.hpp"
 #include "mpi_test.hpp"
 
@@ -106,6 +107,20 @@ inline Sample attention_results_sample(const std::string& path) {
   return compared_sample(path, attention_results_schema);
 }
 
+inline Sample recurrence_results_sample(const std::string& path) {
+  const std::vector<float> values(6, 1);
+  const MatrixView<const float> pairs(values.data(), 3, 2), ones(values.data(), 3, 1);
+  std::vector<TokenArray> arrays;
+  for (const char* name : {"out", "d_q", "d_k", "d_v"})
+    arrays.push_back({std::string("/results/") + name, {3, 1, 2}, pairs});
+  for (const char* name : {"d_g", "d_beta"})
+    arrays.push_back({std::string("/results/") + name, {3, 1}, ones});
+  OutputFile output(world(), path);
+  write_token_results(output, {recurrence_results_schema, {0, 3}, "x", {}}, {0, 1, 2}, arrays);
+  output.commit();
+  return compared_sample(path, recurrence_results_schema);
+}
+
 inline Sample logprobs_results_sample(const std::string& path) {
   LogprobsPart part{"logprob", {3}};
   part.rows = {0, 1, 2}, part.values = {-1, -2, -3};
@@ -187,6 +202,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       shards_sample(folder.file("shards.h5"), 0),
       shards_sample(folder.file("shards_of_embeddings.h5"), 2),
       attention_results_sample(folder.file("attention_results.h5")),
+      recurrence_results_sample(folder.file("recurrence_results.h5")),
       logprobs_results_sample(folder.file("logprobs_results.h5")),
   };
   for (const RowOperation& operation : row_operations()) {

@@ -171,6 +171,32 @@ TEST(Recurrence, MapsOfRunsCompose) {
   }
 }
 
+// The map of two runs as one is that of the whole run, forward and backward, in the place of either.
+TEST(Recurrence, MapsJoin) {
+  for (const RecurrenceKind& kind : recurrence_kinds()) {
+    const RecurrenceShape shape(kind, 1, 2, 16, 12);
+    constexpr int64_t tokens = 45, cut = 20;
+    RecurrenceArrays arrays(shape, DType::f32, tokens);
+    for (int64_t t = 0; t < tokens; ++t) arrays.fill(shape, DType::f32, t, t);
+    RecurrenceKernel kernel(shape, 1);
+    States first(shape), second(shape), whole(shape), joined(shape);
+    kernel.summarize(arrays.data, {0, cut}, first.map, first.state);
+    kernel.summarize(arrays.data, {cut, tokens - cut}, second.map, second.state);
+    kernel.summarize(arrays.data, {0, tokens}, whole.map, whole.state);
+    kernel.join({first.map, first.state}, {second.map, second.state}, false, joined.map,
+                joined.state);
+    EXPECT_LT(largest_difference(joined.map, whole.map), 1e-5) << kind.name;
+    EXPECT_LT(largest_difference(joined.state, whole.state), 1e-5) << kind.name;
+
+    kernel.summarize_back(arrays.data, {0, cut}, first.state);
+    kernel.summarize_back(arrays.data, {cut, tokens - cut}, second.state);
+    kernel.summarize_back(arrays.data, {0, tokens}, whole.state);
+    kernel.join({second.map, second.state}, {first.map, first.state}, true, first.map, first.state);
+    EXPECT_LT(largest_difference(first.map, whole.map), 1e-5) << kind.name;
+    EXPECT_LT(largest_difference(first.state, whole.state), 1e-5) << kind.name;
+  }
+}
+
 // A run that is cut continues from the states at the cut: all results are those of the whole run.
 TEST(Recurrence, RunsContinueFromStates) {
   for (const RecurrenceKind& kind : recurrence_kinds()) {

@@ -2,9 +2,9 @@
 
 #include <algorithm>
 #include <limits>
-#include <numeric>
 
 #include "comm/agree.hpp"
+#include "io/schemas/token_results.hpp"
 
 namespace gyre {
 namespace {
@@ -163,135 +163,20 @@ std::vector<float> with_shared(const AttentionFile& a, const std::vector<float>&
   return keys;
 }
 
-/// Tokens [begin, end), the block that rank `rank` of `ranks` writes.
-struct Block {
-  int64_t begin, end;
-  Block(int64_t tokens, int rank, int ranks)
-      : begin(tokens * rank / ranks), end(tokens * (rank + 1) / ranks) {}
-  int64_t size() const { return end - begin; }
-};
-
-/// Maps each row to the rank that writes it, and to its position in that rank's block.
-class Routes {
- public:
-  /// Collective; throws an agreed error unless every token of every block occurs exactly once.
-  Routes(Communicator& comm, const std::vector<int64_t>& tokens, int64_t total)
-      : comm_(comm), block_(total, comm.rank(), comm.size()) {
-    run_agreed(comm, "looking for the tokens of results", [&] { sort(tokens, total); });
-    std::vector<int64_t> sorted;
-    for (const int64_t row : rows_) sorted.push_back(tokens[row]);
-    counts_in_.resize(counts_out_.size());
-    HostStream stream;
-    comm.all_to_all(bytes_of(std::span<const int64_t>(counts_out_)),
-                    writable_bytes_of(std::span(counts_in_)), stream, "counting rows of results")
-        ->wait();
-    arrived_.resize(std::accumulate(counts_in_.begin(), counts_in_.end(), int64_t{0}));
-    move<int64_t>(sorted, arrived_, 1);
-    run_agreed(comm, "checking who has which results", [&] { check_coverage(total); });
-  }
-
-  /// Rows of this rank's block, in token order: [block, width] <- [rows, width].
-  std::vector<float> collect(const MatrixView<const float>& rows, int64_t width) const {
-    std::vector<float> out, in(arrived_.size() * static_cast<size_t>(width));
-    out.reserve(rows_.size() * static_cast<size_t>(width));
-    for (const int64_t row : rows_) out.insert(out.end(), rows.row(row), rows.row(row) + width);
-    move<float>(out, in, width);
-    out = {};  // frees the memory before the next array of this size
-    std::vector<float> ordered(in.size());
-    for (size_t i = 0; i < arrived_.size(); ++i)
-      std::copy_n(in.begin() + static_cast<int64_t>(i) * width, width,
-                  ordered.begin() + (arrived_[i] - block_.begin) * width);
-    return ordered;
-  }
-  const Block& block() const { return block_; }
-
- private:
-  /// Sorts the rows by destination rank.
-  void sort(const std::vector<int64_t>& tokens, int64_t total) {
-    counts_out_.assign(comm_.size(), 0);
-    for (int64_t row = 0; row < std::ssize(tokens); ++row) {
-      const int64_t token = tokens[row];
-      if (token < 0) continue;
-      GYRE_CHECK(token < total, "row {} holds token {}, but there are {}", row, token, total);
-      rows_.push_back(row);
-    }
-    std::stable_sort(rows_.begin(), rows_.end(),
-                     [&](int64_t a, int64_t b) { return tokens[a] < tokens[b]; });
-    int rank = 0;
-    for (const int64_t row : rows_) {
-      while (tokens[row] >= Block(total, rank, comm_.size()).end) ++rank;
-      ++counts_out_[rank];
-    }
-  }
-  void check_coverage(int64_t total) const {
-    std::vector<bool> there(block_.size(), false);
-    for (const int64_t token : arrived_) {
-      const size_t place = token - block_.begin;
-      GYRE_CHECK(!there[place], "token {} comes from two rows", token);
-      there[place] = true;
-    }
-    for (int64_t i = 0; i < block_.size(); ++i)
-      GYRE_CHECK(there[i], "token {} of {} comes from no rank", block_.begin + i, total);
-  }
-  template <class T>
-  void move(const std::vector<T>& out, std::vector<T>& in, int64_t width) const {
-    const auto bytes = [&](const std::vector<int64_t>& counts) {
-      std::vector<int64_t> scaled;
-      for (const int64_t n : counts) scaled.push_back(n * width * static_cast<int64_t>(sizeof(T)));
-      return scaled;
-    };
-    HostStream stream;
-    comm_
-        .all_to_all_v(bytes_of(std::span<const T>(out)), bytes(counts_out_),
-                      writable_bytes_of(std::span<T>(in)), bytes(counts_in_), stream,
-                      "rows of results")
-        ->wait();
-  }
-
-  Communicator& comm_;
-  Block block_;
-  std::vector<int64_t> rows_;                    // rows that hold a token, sorted by token
-  std::vector<int64_t> counts_out_, counts_in_;  // [ranks] numbers of rows
-  std::vector<int64_t> arrived_;                 // tokens of the received rows
-};
-
-struct AttentionArray {
-  std::string path;
-  MatrixView<const float> rows;
-  h5::Shape shape;
-  int64_t width() const {
-    return std::accumulate(shape.begin() + 1, shape.end(), int64_t{1}, std::multiplies<>());
-  }
-};
-
-std::vector<AttentionArray> result_arrays(const AttentionResultsHeader& header,
-                                          const AttentionResultRows& mine) {
+std::vector<TokenArray> result_arrays(const AttentionResultsHeader& header,
+                                      const AttentionResultRows& mine) {
   const int64_t tokens = header.offsets.back();
   const int64_t heads = header.heads, kv_heads = header.kv_heads;
-  std::vector<AttentionArray> arrays{{"/results/out", mine.out, {tokens, heads, header.v_head_dim}},
-                                     {"/results/lse", mine.lse, {tokens, heads}}};
+  std::vector<TokenArray> arrays{{"/results/out", {tokens, heads, header.v_head_dim}, mine.out},
+                                 {"/results/lse", {tokens, heads}, mine.lse}};
   if (header.gradients) {
-    arrays.push_back({"/results/d_q", mine.d_q, {tokens, heads, header.head_dim}});
+    arrays.push_back({"/results/d_q", {tokens, heads, header.head_dim}, mine.d_q});
     const int64_t shared = header.shared_key_dim;
-    arrays.push_back({"/results/d_k", mine.d_k, {tokens, kv_heads, header.head_dim - shared}});
-    if (shared > 0) arrays.push_back({"/results/d_k_shared", mine.d_k_shared, {tokens, shared}});
-    arrays.push_back({"/results/d_v", mine.d_v, {tokens, kv_heads, header.v_head_dim}});
+    arrays.push_back({"/results/d_k", {tokens, kv_heads, header.head_dim - shared}, mine.d_k});
+    if (shared > 0) arrays.push_back({"/results/d_k_shared", {tokens, shared}, mine.d_k_shared});
+    arrays.push_back({"/results/d_v", {tokens, kv_heads, header.v_head_dim}, mine.d_v});
   }
   return arrays;
-}
-
-void create_results(const std::string& path, const AttentionResultsHeader& header,
-                    const std::vector<AttentionArray>& arrays) {
-  h5::File file = h5::File::create(path);
-  write_schema(file, attention_results_schema, header.provenance);
-  file.create_group("/results");
-  file.write_attribute("/results", "input_sha256", header.input_sha256);
-  file.write_dataset("/results/offsets", std::span<const int64_t>(header.offsets));
-  for (const AttentionArray& array : arrays)
-    file.create_dataset(array.path, DType::f32, array.shape, h5::Checksum::fletcher32);
-  if (!header.d_sinks.empty())
-    file.write_dataset("/results/d_sinks", std::span<const double>(header.d_sinks));
-  file.close();
 }
 
 }  // namespace
@@ -330,27 +215,12 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
 
 void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
                              const AttentionResultRows& mine) {
-  Communicator& comm = output.comm();
-  const std::vector<AttentionArray> arrays = result_arrays(header, mine);
-  run_agreed(comm, "checking the shapes of results", [&] {
-    for (const AttentionArray& array : arrays)
-      GYRE_CHECK(array.rows.rows == std::ssize(mine.tokens) && array.rows.cols == array.width(),
-                 "{} is [{}, {}]; it must be [{}, {}]", array.path, array.rows.rows,
-                 array.rows.cols, mine.tokens.size(), array.width());
-  });
-  const Routes routes(comm, mine.tokens, header.offsets.back());
-  run_on_root(comm, "creating " + output.path(),
-              [&] { create_results(output.temporary_path(), header, arrays); });
-  h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
-  for (const AttentionArray& array : arrays) {
-    const std::vector<float> block = routes.collect(array.rows, array.width());
-    h5::Slab slab{h5::Shape(array.shape.size(), 0), array.shape};
-    slab.start[0] = routes.block().begin;
-    slab.count[0] = routes.block().size();
-    const size_t slabs = block.empty() ? 0 : 1;
-    file.dataset(array.path).write<float>(std::span(&slab, slabs), block);
-  }
-  file.close();
+  write_token_results(
+      output, {attention_results_schema, header.offsets, header.input_sha256, header.provenance},
+      mine.tokens, result_arrays(header, mine), [&](h5::File& file) {
+        if (!header.d_sinks.empty())
+          file.write_dataset("/results/d_sinks", std::span<const double>(header.d_sinks));
+      });
 }
 
 }  // namespace gyre

@@ -80,10 +80,7 @@ struct AttentionResultRows {
   MatrixView<const float> d_v;         ///< [rows, kv_heads · v_head_dim]
 };
 
-/// Writes the results of all ranks, in token order, to the temporary file. Every token must be in
-/// exactly one row of one rank; otherwise a runtime error names the token. Each row is first sent
-/// to the rank that writes its block of tokens; the rows of one array on a rank must take less than
-/// 2 GiB. Collective.
+/// Writes the results of all ranks as write_token_results(). Collective.
 void write_attention_results(OutputFile& output, const AttentionResultsHeader& header,
                              const AttentionResultRows& mine);
 

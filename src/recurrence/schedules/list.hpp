@@ -8,6 +8,8 @@
 #define GYRE_STATE_SCHEDULES(X) \
   X(state_gather)               \
   X(state_chain)                \
+  X(state_scan)                 \
+  X(head_exchange)              \
   /* the end */
 
 namespace gyre {

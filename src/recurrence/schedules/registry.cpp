@@ -12,7 +12,7 @@ const std::vector<StateSchedule>& state_schedules() {
 }
 
 StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank) {
-  if (const std::string reason = state_refusal(*problem.layout); !reason.empty())
+  if (const std::string reason = schedule.why_not(problem); !reason.empty())
     throw_usage("schedule {}: {}", schedule.name, reason);
   StatePlan plan = schedule.plan(problem, rank);
   if (problem.shape.convolution > 0) add_convolution(problem, plan);

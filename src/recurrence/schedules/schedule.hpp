@@ -14,7 +14,7 @@ struct StateForm {
   int64_t bytes_sent = 0;
 };
 
-/// `plan` and `closed_form` are references, which cannot be left out.
+/// The functions are references, which cannot be left out.
 struct StateSchedule {
   std::string name;
   std::string summary;
@@ -24,13 +24,15 @@ struct StateSchedule {
   StateForm (&closed_form)(const RecurrenceProblem& problem, int rank, Pass pass);
   /// The most maps that are applied to one state.
   int64_t (&maps)(const RecurrenceProblem& problem);
+  /// Why this schedule cannot do the problem; "" if it can.
+  std::string (&why_not)(const RecurrenceProblem& problem);
 };
 
 /// Entries in the order of list.hpp; the first is the default.
 const std::vector<StateSchedule>& state_schedules();
 
 /// The plan of one rank, with the steps of the convolution if there is one. Throws a usage error if
-/// the problem's layout cannot be scheduled.
+/// the schedule cannot do the problem.
 StatePlan plan_rank(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank);
 /// Messages and bytes of that plan, by formula.
 StateForm closed_form(const StateSchedule& schedule, const RecurrenceProblem& problem, int rank,
