@@ -69,7 +69,7 @@ template <class Which>
 std::pair<std::vector<int>, std::vector<int>> split(const StatePlan& plan, Which which) {
   std::vector<int> all(plan.parts.size());
   std::iota(all.begin(), all.end(), 0);
-  const auto middle = std::ranges::stable_partition(all, which).begin();
+  const auto middle = std::stable_partition(all.begin(), all.end(), which);
   return {{all.begin(), middle}, {middle, all.end()}};
 }
 
