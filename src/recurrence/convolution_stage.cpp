@@ -126,8 +126,7 @@ void ConvolutionStage::add_sends(const StateMessage& message, Pass pass,
   for (const int index : message.pieces) {
     const HistoryPiece& piece = plan_.history[index];
     const bool forward = pass == Pass::forward;
-    const int64_t first =
-        forward ? plan_.parts[piece.from_part].row + piece.row : piece.at;
+    const int64_t first = forward ? plan_.parts[piece.from_part].row + piece.row : piece.at;
     for (size_t i = 0; i < convolved_arrays.size(); ++i) {
       const MatrixRef& rows =
           forward ? layer_[convolved_arrays[i]] : d_histories_[piece.to_part].rows[i];
@@ -149,7 +148,8 @@ void ConvolutionStage::add_recvs(const StateMessage& message, Pass pass,
 }
 
 int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape) {
-  const auto wide = static_cast<int64_t>(sizeof(float)), own = static_cast<int64_t>(size_of(plan.type));
+  const auto wide = static_cast<int64_t>(sizeof(float)),
+             own = static_cast<int64_t>(size_of(plan.type));
   int64_t bytes = 2 * slots * wide;
   for (const StatePart& f : plan.parts)
     bytes +=

@@ -172,7 +172,8 @@ TEST(MpiRecurrence, AConvolutionBeforeItAgreesWithTheDefinition) {
               RecurrenceShape shape(test::named(recurrence_kinds(), kind), 1, 2, 16, 12);
               shape.convolution = width;
               if (!can_do(schedule, shape, mix, sharding)) continue;
-              check(shape, type, schedule, mix, sharding, fmt::format("{}, {} tokens", kind, width));
+              check(shape, type, schedule, mix, sharding,
+                    fmt::format("{}, {} tokens", kind, width));
               ++done;
             }
         }
