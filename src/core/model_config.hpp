@@ -77,10 +77,9 @@ struct ModelConfig {
         (qkv_bias ? query_width() + 2 * kv_width() : 0) + (output_bias ? hidden_size : 0);
     const int64_t head_norms = qk_norm ? 2 * head_dim : 0;
     const int64_t sinks = attention_sinks ? num_attention_heads : 0;
-    const int64_t recurrence =
-        hidden_size * (recurrent.projected() + recurrent.value_width()) +
-        recurrent.conv_width * recurrent.channels() +  //
-        2 * recurrent.value_heads + recurrent.value_dim;
+    const int64_t recurrence = hidden_size * (recurrent.projected() + recurrent.value_width()) +
+                               recurrent.conv_width * recurrent.channels() +  //
+                               2 * recurrent.value_heads + recurrent.value_dim;
     return num_hidden_layers * (mlp + 2 * hidden_size) + recurrent_layers() * recurrence +
            (num_hidden_layers - recurrent_layers()) * (attention + biases + head_norms + sinks) +
            (tied_head ? 1 : 2) * vocab_padded * hidden_size + hidden_size;

@@ -196,18 +196,12 @@ LayerTensors attention_tensors(const ModelConfig& c) {
 LayerTensors recurrent_tensors(const ModelConfig& c) {
   const RecurrentConfig& r = c.recurrent;
   const int64_t keys = r.key_width(), values = r.value_width();
-  return {{"wq", {c.hidden_size, keys}},
-          {"wk", {c.hidden_size, keys}},
-          {"wv", {c.hidden_size, values}},
-          {"wz", {c.hidden_size, values}},
-          {"wb", {c.hidden_size, r.value_heads}},
-          {"wa", {c.hidden_size, r.value_heads}},
-          {"conv_q", {r.conv_width, keys}},
-          {"conv_k", {r.conv_width, keys}},
-          {"conv_v", {r.conv_width, values}},
-          {"a_log", {r.value_heads}},
-          {"dt_bias", {r.value_heads}},
-          {"o_norm", {r.value_dim}},
+  return {{"wq", {c.hidden_size, keys}},          {"wk", {c.hidden_size, keys}},
+          {"wv", {c.hidden_size, values}},        {"wz", {c.hidden_size, values}},
+          {"wb", {c.hidden_size, r.value_heads}}, {"wa", {c.hidden_size, r.value_heads}},
+          {"conv_q", {r.conv_width, keys}},       {"conv_k", {r.conv_width, keys}},
+          {"conv_v", {r.conv_width, values}},     {"a_log", {r.value_heads}},
+          {"dt_bias", {r.value_heads}},           {"o_norm", {r.value_dim}},
           {"wo", {values, c.hidden_size}}};
 }
 
@@ -224,8 +218,8 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
       tensors.emplace_back(layer_tensor(layer, name), std::move(shape));
     };
     add("attn_norm", {c.hidden_size});
-    for (auto& [name, shape] : c.kind_of(layer).recurrent ? recurrent_tensors(c)
-                                                          : attention_tensors(c))
+    for (auto& [name, shape] :
+         c.kind_of(layer).recurrent ? recurrent_tensors(c) : attention_tensors(c))
       add(name, std::move(shape));
     add("mlp_norm", {c.hidden_size});
     add("w_gate", {c.hidden_size, c.intermediate_size});
