@@ -136,6 +136,9 @@ def index_of(layout, bin_, cp, option):
         index = np.concatenate([np.zeros((cp, 0), np.int64), *parts], axis=1)
     elif layout == "contiguous":
         index = chunks(slots, cp)
+    elif layout == "contiguous-documents":
+        parts = [b + chunks(e - b, cp) for b, e in zip(bounds[:-1], bounds[1:])]
+        index = np.concatenate([np.zeros((cp, 0), np.int64), *parts], axis=1)
     elif layout == "zigzag":
         index = head_and_tail(slots, cp)
     elif layout == "striped":
@@ -357,6 +360,10 @@ def add_all():
     add_packed("bins_cp2", "several streams, each sharded by itself",
                "boundaries of one stream that are used for all",
                ("packing", "sharding", "bins"), "documents_odd", ODD, 4, layouts_for(2), 40)
+    add_packed("parts_of_documents", "segments in multiples of 24 slots, in consecutive parts over 1, 2, 3, "
+               "4 and 8 ranks", "consecutive parts of the stream taken for parts of each document",
+               ("packing", "sharding"), "documents_odd", ODD, 24,
+               [("contiguous-documents", cp, 1) for cp in (8, 1, 2, 3, 4)])
     add_packed("long_cp4", "one document of 698 tokens in 704 slots: 170, 176, 176 and 176 tokens "
                "a rank", "698 / 4 real tokens on every rank (NVIDIA/TransformerEngine #3331)",
                ("packing", "sharding", "long"), None, [698], 8, layouts_for(4, False)[:1])

@@ -13,6 +13,7 @@ T = tokens in all documents together, n = documents.
 
 import contextlib
 import hashlib
+import json
 import os
 import pathlib
 import sys
@@ -43,19 +44,57 @@ CONFIG_INTEGERS = (
     "intermediate_size",
 )
 CONFIG_FLOATS = ("rope_theta", "rms_norm_eps")
+CONFIG_RECURRENT = (
+    "linear_num_key_heads",
+    "linear_num_value_heads",
+    "linear_key_head_dim",
+    "linear_value_head_dim",
+    "linear_conv_kernel_dim",
+)
 
 
-def layer_shapes(config):
-    """Name -> shape of the weights of one layer; matrices are [in, out], applied as y = x @ W."""
-    c, i = config["hidden_size"], config["intermediate_size"]
+def attention_shapes(config):
+    """Name -> shape of the weights of softmax attention."""
+    c = config["hidden_size"]
     q = config["num_attention_heads"] * config["head_dim"]
     kv = config["num_key_value_heads"] * config["head_dim"]
+    return {"wq": (c, q), "wk": (c, kv), "wv": (c, kv), "wo": (q, c)}
+
+
+def recurrent_shapes(config):
+    """Name -> shape of the weights of a recurrent layer between its norms."""
+    c = config["hidden_size"]
+    key_heads, heads, key_dim, value_dim, width = (config[name] for name in CONFIG_RECURRENT)
+    keys, values = key_heads * key_dim, heads * value_dim
+    return {
+        "wq": (c, keys),
+        "wk": (c, keys),
+        "wv": (c, values),
+        "wz": (c, values),
+        "wb": (c, heads),
+        "wa": (c, heads),
+        "conv_q": (width, keys),
+        "conv_k": (width, keys),
+        "conv_v": (width, values),
+        "a_log": (heads,),
+        "dt_bias": (heads,),
+        "o_norm": (value_dim,),
+        "wo": (values, c),
+    }
+
+
+def is_recurrent(config, layer):
+    """Whether a layer is recurrent."""
+    return config.get("layer_types", [""] * (layer + 1))[layer] == "linear_attention"
+
+
+def layer_shapes(config, layer):
+    """Name -> shape of the weights of one layer; matrices are [in, out], applied as y = x @ W."""
+    c, i = config["hidden_size"], config["intermediate_size"]
+    mixing = recurrent_shapes(config) if is_recurrent(config, layer) else attention_shapes(config)
     return {
         "attn_norm": (c,),
-        "wq": (c, q),
-        "wk": (c, kv),
-        "wv": (c, kv),
-        "wo": (q, c),
+        **mixing,
         "mlp_norm": (c,),
         "w_gate": (c, i),
         "w_up": (c, i),
@@ -68,7 +107,7 @@ def model_shapes(config):
     c, vp = config["hidden_size"], config["vocab_padded"]
     shapes = {"embed": (vp, c), "head": (c, vp), "final_norm": (c,)}
     for layer in range(config["num_hidden_layers"]):
-        for name, shape in layer_shapes(config).items():
+        for name, shape in layer_shapes(config, layer).items():
             shapes[f"layers/{layer}/{name}"] = shape
     return shapes
 
@@ -152,6 +191,10 @@ def write_model(path, config, weights, provenance, tokenizer=TOKENIZER):
             model.attrs[key] = np.int64(config[key])
         for key in CONFIG_FLOATS:
             model.attrs[key] = np.float64(config[key])
+        if "layer_types" in config:
+            model.attrs["layer_types"] = json.dumps(config["layer_types"])
+            for key in CONFIG_RECURRENT:
+                model.attrs[key] = np.int64(config[key])
         model.attrs["tokenizer"] = tokenizer
         for name, shape in shapes.items():
             array = np.asarray(weights[name], dtype=np.float32)

@@ -4,6 +4,8 @@
     model_tiny.h5   a model with seeded random weights: 2 layers, 48 wide, fast enough for any test
     docs_tiny.h5    17 short documents, with every edge case of lengths and tokens that could be
                     thought of, and the reference of model_tiny.h5 including residual streams
+    model_hybrid.h5, docs_hybrid.h5
+                    the same with recurrent layers; residual streams are float32
     docs_small.h5   8 documents of English text, and the reference of the trained model.h5
                     including residual streams (float32)
     bshd_tiny.h5    4 rows of packed segments, as a data loader makes them for cp = 2
@@ -43,6 +45,19 @@ TINY_CONFIG = {
     "rms_norm_eps": 1e-5,
 }
 
+# Layers as in Qwen3-Next, of which three of four are recurrent; heads of values share those of keys.
+HYBRID_CONFIG = {
+    **TINY_CONFIG,
+    "num_hidden_layers": 4,
+    "rms_norm_eps": 1e-3,  # the norm of a head's output amplifies errors where its terms cancel
+    "layer_types": ["linear_attention", "full_attention", "linear_attention", "linear_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 12,
+    "linear_conv_kernel_dim": 4,
+}
+
 LICENCE = "Text written for this project, BSD-3-Clause as the rest of it."
 
 # File -> (command, description), the order of MANIFEST.
@@ -58,6 +73,14 @@ CONTENTS = {
     "docs_tiny.h5": (
         "inputs/make_inputs.py tiny",
         "edge-case documents with the float64 reference of model_tiny.h5",
+    ),
+    "model_hybrid.h5": (
+        "inputs/make_inputs.py hybrid",
+        "random-weight model, 3 recurrent layers and 1 of softmax attention, 48 wide",
+    ),
+    "docs_hybrid.h5": (
+        "inputs/make_inputs.py hybrid",
+        "edge-case documents with the float64 reference of model_hybrid.h5",
     ),
     "docs_small.h5": (
         "inputs/make_inputs.py small",
@@ -125,20 +148,20 @@ SMALL_TEXTS = [
 ]
 
 
-def tiny_weights():
+def random_weights(config, seed):
     """Random weights scaled so that every layer matters and no prediction is near certain."""
-    rng = np.random.default_rng(TINY_SEED)
+    rng = np.random.default_rng(seed)
     weights = {}
-    for name, shape in gyre_files.model_shapes(TINY_CONFIG).items():
+    for name, shape in gyre_files.model_shapes(config).items():
         values = rng.standard_normal(shape)
         if name.endswith("norm"):
             weights[name] = 1.0 + 0.25 * values
-        elif name == "embed":
+        elif name == "embed" or name.endswith(("a_log", "dt_bias")):
             weights[name] = values
         else:
             gain = 2.0 if name.endswith(("wq", "wk", "head")) else 1.2
             weights[name] = gain * values / np.sqrt(shape[0])
-    gyre_files.fill_padding(weights, TINY_CONFIG, TINY_SEED + 1)
+    gyre_files.fill_padding(weights, config, seed + 1)
     return weights
 
 
@@ -173,19 +196,19 @@ def tiny_documents():
     ]
 
 
-def make_tiny():
-    """model_tiny.h5 and docs_tiny.h5."""
-    model = os.path.join(HERE, "model_tiny.h5")
-    documents = os.path.join(HERE, "docs_tiny.h5")
-    provenance = {"generator": "inputs/make_inputs.py", "command": "inputs/make_inputs.py tiny"}
+def make_random(name, config, seed, hidden):
+    """model_NAME.h5 with random weights, and docs_NAME.h5."""
+    model = os.path.join(HERE, f"model_{name}.h5")
+    documents = os.path.join(HERE, f"docs_{name}.h5")
+    provenance = {"generator": "inputs/make_inputs.py", "command": f"inputs/make_inputs.py {name}"}
     gyre_files.write_model(
         model,
-        TINY_CONFIG,
-        tiny_weights(),
+        config,
+        random_weights(config, seed),
         {
             **provenance,
             "sources": "none: random weights from NumPy's default_rng",
-            "seed": TINY_SEED,
+            "seed": seed,
             "licence": "Random numbers.",
         },
     )
@@ -194,7 +217,17 @@ def make_tiny():
         tiny_documents(),
         {**provenance, "sources": "inputs/make_inputs.py", "licence": LICENCE},
     )
-    reference.add_reference(model, documents, "float64")
+    reference.add_reference(model, documents, hidden)
+
+
+def make_tiny():
+    """model_tiny.h5 and docs_tiny.h5."""
+    make_random("tiny", TINY_CONFIG, TINY_SEED, "float64")
+
+
+def make_hybrid():
+    """model_hybrid.h5 and docs_hybrid.h5."""
+    make_random("hybrid", HYBRID_CONFIG, TINY_SEED + 5, "float32")
 
 
 def make_small():
@@ -327,12 +360,18 @@ def main():
         "what",
         nargs="*",
         metavar="WHAT",
-        default=["tiny", "small", "batches"],
-        help="tiny, small (needs inputs/model.h5), batches, or manifest (nothing else); default: "
-        "tiny small batches",
+        default=["tiny", "hybrid", "small", "batches"],
+        help="tiny, hybrid, small (needs inputs/model.h5), batches, or manifest (nothing else); "
+        "default: tiny hybrid small batches",
     )
     args = parser.parse_args()
-    makers = {"tiny": make_tiny, "small": make_small, "batches": make_batches, "manifest": lambda: None}
+    makers = {
+        "tiny": make_tiny,
+        "hybrid": make_hybrid,
+        "small": make_small,
+        "batches": make_batches,
+        "manifest": lambda: None,
+    }
     for what in args.what:
         if what not in makers:
             parser.error(f"{what!r} is none of {', '.join(makers)}")

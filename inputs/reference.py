@@ -55,6 +55,11 @@ class Model:
             turning = group.attrs.get("no_rope_layers", str([1] * self.layers))
             self.turns = [flag == 1 for flag in json.loads(turning)]
             self.windows = windows(group.attrs, self.layers)
+            types = json.loads(group.attrs.get("layer_types", "[]")) or [""] * self.layers
+            self.recurrent = [kind == "linear_attention" for kind in types]
+            self.key_heads, self.value_heads = (
+                int(group.attrs.get(f"linear_num_{kind}_heads", 0)) for kind in ("key", "value")
+            )
             self.eps = float(group.attrs["rms_norm_eps"])
             self.soft_cap = float(group.attrs.get("final_logit_softcapping", 0))
             self.activation = ACTIVATIONS[group.attrs.get("hidden_act", "silu")]
@@ -187,6 +192,42 @@ ACTIVATIONS = {
 }
 
 
+def convolved(x, weight):
+    """silu of the causal convolution of each column of x [t, columns]; weight [width, columns]."""
+    history = np.concatenate([np.zeros((len(weight) - 1, x.shape[1])), x])
+    return silu(sum(tap * history[j : j + len(x)] for j, tap in enumerate(weight)))
+
+
+def units(x):
+    """Heads of length one, along the last axis."""
+    return x / np.sqrt((x * x).sum(axis=-1, keepdims=True) + 1e-6)
+
+
+def recur(model, w, h):
+    """A recurrent layer in place of attention: h [t, C] -> [t, C], token by token.
+
+    The state of a head is a matrix that maps keys to values. It fades, and what it holds for the
+    token's key is replaced by the token's value, in part: the gated delta rule.
+    """
+    t, group = len(h), model.value_heads // model.key_heads
+    by_head = lambda x, heads: x.reshape(t, heads, -1)  # noqa: E731
+    q = units(by_head(convolved(h @ w["wq"], w["conv_q"]), model.key_heads))
+    k = units(by_head(convolved(h @ w["wk"], w["conv_k"]), model.key_heads))
+    v = by_head(convolved(h @ w["wv"], w["conv_v"]), model.value_heads)
+    q, k = (np.repeat(x, group, axis=1) for x in (q / np.sqrt(q.shape[-1]), k))
+    strength = 1 / (1 + np.exp(-(h @ w["wb"])))
+    decay = np.exp(-np.exp(w["a_log"]) * np.logaddexp(0, h @ w["wa"] + w["dt_bias"]))
+    state = np.zeros((model.value_heads, k.shape[-1], v.shape[-1]))
+    out = np.empty_like(v)
+    for i in range(t):
+        state *= decay[i, :, None, None]
+        held = np.einsum("hkv,hk->hv", state, k[i])
+        state += np.einsum("hk,hv->hkv", k[i], strength[i, :, None] * (v[i] - held))
+        out[i] = np.einsum("hkv,hk->hv", state, q[i])
+    gated = rms_norm(out, w["o_norm"], model.eps) * silu(by_head(h @ w["wz"], model.value_heads))
+    return gated.reshape(t, -1) @ w["wo"]
+
+
 def heads_of(model, layer, x, count, matrix, bias, weight):
     """Queries or keys of each head, [t, D]: projected, with bias, normalised and turned."""
     w, d = model.layer[layer], model.head_dim
@@ -200,23 +241,28 @@ def heads_of(model, layer, x, count, matrix, bias, weight):
         yield mine
 
 
+def attention(model, layer, h):
+    """Softmax attention of one layer: h [t, C] -> [t, C]."""
+    d, w = model.head_dim, model.layer[layer]
+    queries = heads_of(model, layer, h, model.heads, "wq", "bq", "q_norm")
+    keys = list(heads_of(model, layer, h, model.kv_heads, "wk", "bk", "k_norm"))
+    v = h @ w["wv"] + w.get("bv", 0.0)
+    sinks = w.get("sinks", np.full(model.heads, -np.inf))
+    mixed = []
+    for head, query in enumerate(queries):
+        kv_head = head // (model.heads // model.kv_heads)
+        values = v[:, kv_head * d : (kv_head + 1) * d]
+        mixed.append(attend(query, keys[kv_head], values, model.windows[layer], sinks[head]))
+    return np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
+
+
 def forward(model, tokens):
     """Residual streams of one document: tokens [t] -> [L + 1, t, C]."""
-    d = model.head_dim
     x = model.embed[tokens]
     hidden = [x]
     for layer, w in enumerate(model.layer):
         h = rms_norm(x, w["attn_norm"], model.eps)
-        queries = heads_of(model, layer, h, model.heads, "wq", "bq", "q_norm")
-        keys = list(heads_of(model, layer, h, model.kv_heads, "wk", "bk", "k_norm"))
-        v = h @ w["wv"] + w.get("bv", 0.0)
-        sinks = w.get("sinks", np.full(model.heads, -np.inf))
-        mixed = []
-        for head, query in enumerate(queries):
-            kv_head = head // (model.heads // model.kv_heads)
-            values = v[:, kv_head * d : (kv_head + 1) * d]
-            mixed.append(attend(query, keys[kv_head], values, model.windows[layer], sinks[head]))
-        x = x + np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
+        x = x + (recur(model, w, h) if model.recurrent[layer] else attention(model, layer, h))
         h = rms_norm(x, w["mlp_norm"], model.eps)
         x = x + (model.activation(h @ w["w_gate"]) * (h @ w["w_up"])) @ w["w_down"]
         hidden.append(x)

@@ -19,7 +19,8 @@ std::string segment_rule_help() {
   std::vector<std::string> rules;
   for (const LayoutKind& kind : layout_kinds())
     if (kind.chunks_per_rank > 0)
-      rules.push_back(fmt::format("a multiple of {} cp under {}", kind.chunks_per_rank, kind.name));
+      rules.push_back(
+          fmt::format("a multiple of {} under {}", multiple_text(kind.chunks_per_rank), kind.name));
   return fmt::format("{}", fmt::join(rules, ", "));
 }
 

@@ -67,7 +67,10 @@ void ScoringCase::run(Pass) {
   scorer_.on_progress([&](int64_t done, int64_t all) {
     progress_.detail(fmt::format("pass {}, bin {} of {}", passes_, done + 1, all));
   });
+  const RecurrentTraffic before = decoder_->recurrent_traffic();
   times_ = scorer_.run(*decoder_);
+  const RecurrentTraffic after = decoder_->recurrent_traffic();
+  recurrent_sent_ = {after.messages - before.messages, after.bytes - before.bytes};
   scorer_.on_progress({});
   scores_.reset();
   document_scores_.clear();
@@ -299,6 +302,17 @@ void ScoringCase::verify_by_twin(Verification& checks) {
       fmt::join(compared, " and "), twin.tokens, in_.documents.total(), twin.documents);
 }
 
+void ScoringCase::verify_recurrent_traffic(Verification& checks) const {
+  if (plan_.recurrent_layers == 0) return;
+  const RecurrentTraffic form = scorer_.recurrent_expected();
+  Check& check = checks.check("messages of recurrent layers", 0);
+  const auto where = [&](const char* what) {
+    return [this, what] { return fmt::format("{} of rank {}", what, world_.rank()); };
+  };
+  check.add(recurrent_sent_.messages, form.messages, where("messages"));
+  check.add(recurrent_sent_.bytes, form.bytes, where("bytes"));
+}
+
 WeightReader weights_of(ModelFile& model) {
   return [&model](const std::string& name, int64_t row, int64_t rows, int64_t column,
                   int64_t columns) {
@@ -349,6 +363,7 @@ void ScoringCase::verify(Pass, Verification& checks) {
     if (with_hidden) verify_hidden(hidden, checks);
   }
   verify_by_twin(checks);
+  verify_recurrent_traffic(checks);
 }
 
 }  // namespace gyre

@@ -108,6 +108,8 @@ class ScoringCase final : public Case {
   void run_perturbed(bool with_hidden);
   /// Compares the residual stream with the reference's: checks "hidden[0]", "hidden[1]", ...
   void verify_hidden(const std::vector<HiddenRow>& rows, Verification& checks);
+  /// Compares what the last pass has sent in recurrent layers with its closed form.
+  void verify_recurrent_traffic(Verification& checks) const;
   /// Compares arrays that the reference lacks with the scores of the twin.
   void verify_by_twin(Verification& checks);
   /// Bound of the errors of scores of documents of up to `longest` tokens. `of_twin`: the reference
@@ -145,6 +147,7 @@ class ScoringCase final : public Case {
   std::optional<Teacher> teacher_;
   Decoder* decoder_ = nullptr;
   DecoderTimes times_;
+  RecurrentTraffic recurrent_sent_;  // in the last pass
   int64_t passes_ = 0;
   std::optional<ScoreRange> scores_;
   std::vector<DocumentScore> document_scores_;  // of scores_, or empty

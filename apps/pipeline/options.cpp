@@ -4,11 +4,19 @@
 
 #include <algorithm>
 #include <limits>
+#include <tuple>
 
 #include "core/error.hpp"
 
 namespace gyre {
 namespace {
+
+template <class Entry>
+std::vector<std::string> names_of(const std::vector<Entry>& entries) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries) names.push_back(entry.name);
+  return names;
+}
 
 /// Checks the grid first of all. Returns false if nothing can be planned for
 /// such a grid.
@@ -30,8 +38,8 @@ bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
     errors.add("--bin {}: at most {}, the int32 range of cu_seqlens", bin,
                most / multiple * multiple);
   else if (bin % multiple != 0)
-    errors.add("--bin {} is not a multiple of {} cp = {}; the nearest {}", bin,
-               setup.layout->chunks_per_rank, multiple,
+    errors.add("--bin {} is not a multiple of {} = {}; the nearest {}", bin,
+               multiple_text(multiple / setup.grid.cp), multiple,
                bin < multiple ? fmt::format("is {}", multiple)
                               : fmt::format("are {} and {}", bin / multiple * multiple,
                                             round_up(bin, multiple)));
@@ -40,7 +48,7 @@ bool check_bin(int64_t bin, const ScoringSetup& setup, ConfigErrors& errors) {
   return false;
 }
 
-/// Tries the layout and the schedule on the first bin.
+/// Tries the layouts and the schedule on the first bin.
 void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigErrors& errors) {
   if (plan.bins.empty()) return;
   const Schedule& schedule = *plan.setup.schedule;
@@ -50,10 +58,34 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
       const std::string reason = schedule.why_not(plan.problem(layout, config, m));
       if (!reason.empty()) errors.add("schedule {}: {}", schedule.name, reason);
     }
+    const std::string reason = plan.recurrent_layers > 0
+                                   ? recurrent_refusal(plan.recurrent_problem(layout, config))
+                                   : "";
+    if (!reason.empty())
+      errors.add("--recurrent-layout {}, --state-schedule {}: {}", layout.recurrent.name,
+                 plan.setup.state_schedule->name, reason);
   } catch (const Error& error) {
     if (error.code() != ExitCode::usage) throw;
     errors.add("{}", error.what());
   }
+}
+
+/// Checks what goes with recurrent layers alone, and what does not go with them.
+void check_recurrent(const PipelineOptions& o, const ModelConfig& config, ConfigErrors& errors) {
+  const PipelineOptions usual;
+  const bool recurs = config.recurrent_layers() > 0;
+  for (const auto& [option, given, not_given] :
+       {std::tuple{"--recurrent-layout", o.recurrent_layout, usual.recurrent_layout},
+        {"--state-schedule", o.state_schedule, usual.state_schedule}})
+    if (!recurs && given != not_given)
+      errors.add("{} {}: the model has no recurrent layers", option, given);
+  if (recurs && o.backend.on_gpu())
+    errors.add("the model has {} recurrent layers, which need --backend cpu",
+               config.recurrent_layers());
+  if (recurs && o.dtype == "bf16")
+    errors.add("--dtype bf16: the model has {} recurrent layers, whose errors in bf16 have no model "
+               "yet; take f32",
+               config.recurrent_layers());
 }
 
 /// Checks that divergences of `model` from `teacher` are defined and can be computed.
@@ -95,6 +127,10 @@ void declare_options(OptionTable& table, PipelineOptions& o) {
   ranks("--tp", "Tensor-parallel ranks", o.tp, 1, max_ranks).in_key();
   layout_choices().declare(table, o.layout, "Who owns which slots of a bin", false);
   schedule_choices().declare(table, o.schedule, "How queries meet the keys of other ranks", false);
+  ranks.choice("--recurrent-layout", "The layout of recurrent layers", o.recurrent_layout,
+               names_of(layout_kinds()));
+  ranks.choice("--state-schedule", "How states of recurrent layers pass from rank to rank",
+               o.state_schedule, names_of(state_schedules()));
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of weights and activations; sums and logits are f32", o.dtype,
              types);
@@ -131,6 +167,9 @@ ScoringSetup PipelineOptions::setup(int ranks) const {
   setup.schedule = &find_schedule(schedule.name);
   setup.schedule_options = schedule.options;
   setup.types = {activation_type(dtype), activation_type(residual)};
+  setup.recurrent_layout = &find_layout(recurrent_layout);
+  setup.state_schedule =
+      &*std::ranges::find(state_schedules(), state_schedule, &StateSchedule::name);
   return setup;
 }
 
@@ -143,6 +182,7 @@ ScoringPlan make_plan(const PipelineOptions& o, const ModelConfig& config,
   layout_choices().check(o.layout, errors);
   schedule_choices().check(o.schedule, errors);
   check_prefix_options(o.prefixes, errors);
+  check_recurrent(o, config, errors);
   const int64_t multiple = setup.slot_multiple();
   const int64_t bin = o.bin > 0 ? o.bin : round_up(8192, multiple);
   const bool bin_possible = check_bin(bin, setup, errors);

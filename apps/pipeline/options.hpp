@@ -19,6 +19,8 @@ struct PipelineOptions {
                                                        residual = "f32";
   LayoutChoice layout;
   ScheduleChoice schedule;
+  std::string recurrent_layout = default_recurrent_layout().name,
+              state_schedule = state_schedules().front().name;
   PrefixChoice prefixes;
   int dp = 1, cp = 0, tp = 1, warmup = 0, top = 0;
   int64_t bin = 0, check_tokens = 4096;

@@ -31,7 +31,7 @@ std::vector<Phase> phases_of(const DecoderTimes& times, const PassWork& work,
     return (flops > 0 ? flops / limits.flops_per_s : 0) +
            (bytes > 0 ? bytes / limits.bytes_per_s : 0);
   };
-  return {
+  std::vector<Phase> phases = {
       {"products of layers", times.linear, work.linear_flops, "F/s", least(work.linear_flops, 0)},
       {"attention", times.attention, work.attention_flops, "F/s", least(work.attention_flops, 0)},
       {"norms, elementwise", times.elementwise, work.elementwise_bytes, "B/s",
@@ -41,6 +41,12 @@ std::vector<Phase> phases_of(const DecoderTimes& times, const PassWork& work,
       {"attention wait", times.attention_wait, 0, "", 0},
       {"tensor-parallel wait", times.tp_wait, 0, "", 0},
   };
+  if (work.recurrent) {
+    phases.push_back({"recurrence", times.recurrence, work.recurrence_flops, "F/s",
+                      least(work.recurrence_flops, 0)});
+    phases.push_back({"states, layouts", times.recurrence_wait, 0, "", 0});
+  }
+  return phases;
 }
 
 const Table<PhaseRow>& phase_table() {

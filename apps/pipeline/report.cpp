@@ -293,11 +293,14 @@ int64_t planned_bytes(const ScoringPlan& plan, const ModelConfig& config, const 
   int64_t most = 0;
   for (const BinShard& bin : scorer.shards()) {
     const int64_t rows = std::min(tile.rows, std::ssize(bin.batch.targets));
-    most = std::max(
-        most,
-        activation_bytes(config, grid.tp, types, bin.shard.slots, std::ssize(bin.batch.again)) +
-            own_bytes(bin.plans.front(), scorer.heads(), attention_types(types, grid.cp)) +
-            rows * columns * size_of(DType::f32));
+    most = std::max(most, activation_bytes(config, grid.tp, types, bin.shard.slots,
+                                           std::ssize(bin.batch.again)) +
+                              own_bytes(bin.plans.attention.front(), scorer.heads(),
+                                        attention_types(types, grid.cp)) +
+                              (bin.plans.recurrent ? buffer_bytes(bin.plans.recurrent->states,
+                                                                  recurrence_shape(config, grid.tp))
+                                                   : 0) +
+                              rows * columns * size_of(DType::f32));
   }
   return weight_bytes(config, grid.tp, types.activations) + most + scorer.count().transient_bytes;
 }
@@ -313,6 +316,36 @@ std::string pairs_text(const ScoringPlan& plan) {
                             ? ""
                             : fmt::format(" under a window of {}", plan.masks[m].window));
   return text;
+}
+
+}  // namespace
+
+namespace {
+
+/// What recurrent layers send in a pass: "" without such layers.
+std::string recurrent_text(const ScoringPlan& plan, const ModelConfig& config) {
+  if (plan.recurrent_layers == 0) return "";
+  const int cp = plan.setup.grid.cp;
+  RecurrentTraffic most;
+  int64_t all = 0;
+  for (const std::vector<int64_t>& bins : plan.bins_of_replica) {
+    std::vector<RecurrentTraffic> ranks(cp);
+    for (const int64_t bin : bins) {
+      const BinLayout of_bin = plan.layout_of(plan.bins[bin]);
+      for (int r = 0; r < cp; ++r)
+        ranks[r] +=
+            plan.recurrent_layers * expected_traffic(plan.recurrent_problem(of_bin, config), r);
+    }
+    for (const RecurrentTraffic& rank : ranks) {
+      most = {std::max(most.messages, rank.messages), std::max(most.bytes, rank.bytes)};
+      all += rank.bytes;
+    }
+  }
+  return fmt::format(
+      "#   {} recurrent layers, {}, {}: send in a pass, busiest rank {:.4g} MB, at most {} "
+      "messages; all ranks {:.4g} MB\n",
+      plan.recurrent_layers, plan.setup.recurrent_layout->name, plan.setup.state_schedule->name,
+      most.bytes / 1e6, most.messages, all * plan.setup.grid.tp / 1e6);
 }
 
 }  // namespace
@@ -337,6 +370,7 @@ std::string dry_run_text(const ScoringPlan& plan, const ModelConfig& c) {
       "#   attention sends in a pass, busiest rank {:.4g} MB, at most {} messages; "
       "all ranks {:.4g} MB\n",
       load.max_sent / 1e6, load.messages, load.sent * grid.tp / 1e6);
+  text += recurrent_text(plan, c);
   text += fmt::format(
       "#   memory of a rank: weights {:.1f} MiB, activations of the largest bin {:.1f} MiB, "
       "blocks of other ranks and copies for messages {:.1f} MiB\n",

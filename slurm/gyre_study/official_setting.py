@@ -44,7 +44,7 @@ DEFAULTS = {
         input= gen= model= teacher= bin=0 share-prefixes=false min-prefix=64 dtype=f32 residual=f32 dp=1 cp=0 tp=1
         layout=dual-chunk-swap schedule=ring backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=auto
         max-seconds=1 warmup=0 check=last check-tokens=4096 check-seconds=10 tol-scale=1 stripe=1 chunk=0 inner=0
-        heads-at-once=1 collectives=messages merge=at-once""",
+        heads-at-once=1 collectives=messages merge=at-once recurrent-layout=contiguous state-schedule=state-gather""",
 }
 # What the first programs whose results are accepted recorded; later ones record more.
 RECORDED = {

@@ -42,17 +42,26 @@ class Phases {
 
 }  // namespace
 
-/// Activations of one forward pass over `n` slots; from Again on, h has one row per target.
+/// Activations of one forward pass over the slots of a batch; from Again on, h has one row per
+/// target.
 struct Decoder::Workspace {
-  Workspace(int64_t n, const ModelConfig& c, int tp, const DecoderTypes& types, const LocalBatch& b,
-            std::span<PredictionScore> scores, Stream& stream)
-      : slots(n), batch(b), out(scores), phases(stream) {
+  Workspace(const ModelConfig& c, int tp, const DecoderTypes& types, const LocalBatch& b,
+            const std::optional<RecurrentPlan>& recurrent_plan, std::span<PredictionScore> scores,
+            Stream& stream)
+      : slots(std::ssize(b.tokens)), batch(b), plan(recurrent_plan), out(scores), phases(stream) {
     for (const Activation a : activations_of_decoder) {
-      const int64_t width = width_of(a, c, tp);
-      const int64_t rows = a == Activation::h ? targets() : n;
-      memory_.emplace_back(rows * width * size_of(types.of(a)), stream.space());
-      at(a) = {memory_.back().data(), types.of(a), n, width, width};
+      const int64_t width = width_of(a, c, tp), rows = rows_of(a);
+      const int64_t most = a == Activation::h ? targets() : rows;
+      memory_.emplace_back(most * width * size_of(types.of(a)), stream.space());
+      at(a) = {memory_.back().data(), types.of(a), rows, width, width};
     }
+  }
+
+  int64_t rows_of(Activation a) const {
+    if (!is_of_recurrent_layers(a)) return slots;
+    if (!plan) return 0;
+    const bool has_halo = a < Activation::mixer_out;
+    return has_halo ? plan->rows() : plan->shard().slots;
   }
 
   /// Sets the executor of the next layers; q, k, v and out become views of its arrays.
@@ -71,6 +80,8 @@ struct Decoder::Workspace {
 
   int64_t slots;
   const LocalBatch& batch;
+  const std::optional<RecurrentPlan>& plan;
+  std::optional<RecurrentLayers> recurrent = {};
   AttentionExecutor* attention = nullptr;
   std::span<PredictionScore> out;
   HeadObserver observe_head = {};
@@ -92,6 +103,7 @@ double DecoderTimes::*phase_of(const DecoderOperation& operation) {
   using namespace decoder_step;
   if (std::holds_alternative<Linear>(operation)) return &DecoderTimes::linear;
   if (std::holds_alternative<Attention>(operation)) return nullptr;
+  if (std::holds_alternative<Relayout>(operation)) return &DecoderTimes::recurrence_wait;
   if (std::holds_alternative<AllReduce>(operation)) return &DecoderTimes::tp_wait;
   if (std::holds_alternative<Score>(operation)) return &DecoderTimes::head;
   return &DecoderTimes::elementwise;
@@ -115,15 +127,18 @@ DecoderTimes& DecoderTimes::operator+=(const DecoderTimes& other) {
   linear += other.linear;
   elementwise += other.elementwise;
   attention += other.attention;
+  recurrence += other.recurrence;
   head += other.head;
   attention_wait += other.attention_wait;
   tp_wait += other.tp_wait;
+  recurrence_wait += other.recurrence_wait;
   return *this;
 }
 
 std::vector<LayerMask> layer_masks(const ModelConfig& config) {
   std::vector<LayerMask> masks;
   for (int64_t l = 0; l < config.num_hidden_layers; ++l) {
+    if (config.kind_of(l).recurrent) continue;
     const int64_t window = config.kind_of(l).window;
     const auto known = std::ranges::find(masks, window, &LayerMask::window);
     if (known != masks.end())
@@ -227,6 +242,58 @@ void Decoder::run(const decoder_step::Attention& /*step*/, int64_t layer, Worksp
   out = rounded;
 }
 
+namespace {
+
+/// Adds what `comm` sends while it lives.
+class CountedTraffic {
+ public:
+  CountedTraffic(const Communicator& comm, RecurrentTraffic& total)
+      : comm_(comm), before_(comm.traffic()), total_(total) {}
+  CountedTraffic(const CountedTraffic&) = delete;
+  CountedTraffic& operator=(const CountedTraffic&) = delete;
+  ~CountedTraffic() {
+    const Traffic now = comm_.traffic();
+    total_ += {now.messages - before_.messages, now.bytes_sent - before_.bytes_sent};
+  }
+
+ private:
+  const Communicator& comm_;
+  Traffic before_;
+  RecurrentTraffic& total_;
+};
+
+}  // namespace
+
+void Decoder::run(const decoder_step::Relayout& step, int64_t /*layer*/, Workspace& w) {
+  const MatrixRef from = w.at(step.from), to = w.at(step.to);
+  const int64_t row = from.cols * static_cast<int64_t>(size_of(from.type));
+  const bool there = is_of_recurrent_layers(step.to);
+  const CountedTraffic counted(grid_.cp(), recurrent_traffic_);
+  relayout_rows(there ? w.plan->there : w.plan->back, grid_.cp(),
+                {from.data, static_cast<size_t>(from.rows * row)},
+                {to.data, static_cast<size_t>(to.rows * row)}, row);
+}
+
+void Decoder::run(const decoder_step::Recurrence& /*step*/, int64_t layer, Workspace& w) {
+  const auto matrix = [&](Weight weight) { return weights_.of(weight, layer).matrix(); };
+  const auto values = [&](Weight weight) { return weights_.of(weight, layer).values(); };
+  const RecurrentWeights weights{
+      matrix(Weight::conv_q),
+      matrix(Weight::conv_k),
+      matrix(Weight::conv_v),
+      values(Weight::a_log),
+      values(Weight::dt_bias),
+      {norm_of(Weight::o_norm, layer), static_cast<size_t>(config_.recurrent.value_dim)}};
+  const RecurrentInputs inputs{w.at(Activation::mixer_q), w.at(Activation::mixer_k),
+                               w.at(Activation::mixer_v), w.at(Activation::mixer_z),
+                               w.at(Activation::mixer_b), w.at(Activation::mixer_a)};
+  const CountedTraffic counted(grid_.cp(), recurrent_traffic_);
+  const RecurrenceTimes times = w.recurrent->run(inputs, weights, w.at(Activation::mixer_out));
+  w.times.recurrence += times.compute;
+  w.times.recurrence_wait += times.wait;
+  w.times.elementwise -= times.compute + times.wait;
+}
+
 void Decoder::run(const decoder_step::GateMultiply& step, int64_t /*layer*/, Workspace& w) {
   ops_->gate_multiply(w.at(Activation::gate), w.at(Activation::up), step.activation);
 }
@@ -281,12 +348,16 @@ std::deque<AttentionExecutor> Decoder::executors_of(std::span<const RankPlan> pl
   return executors;
 }
 
-DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan> plans,
+DecoderTimes Decoder::forward(const LocalBatch& batch, const BinPlans& plans,
                               std::span<PredictionScore> out, const HiddenObserver& observe,
                               const HeadObserver& observe_head) {
   const int64_t slots = std::ssize(batch.tokens);
-  GYRE_CHECK(plans.size() == masks_.size(), "{} plans for {} masks", plans.size(), masks_.size());
-  for (const RankPlan& plan : plans) {
+  GYRE_CHECK(plans.attention.size() == masks_.size(), "{} plans for {} masks",
+             plans.attention.size(), masks_.size());
+  const bool recurs = config_.recurrent_layers() > 0;
+  GYRE_CHECK(!recurs || (plans.recurrent && stream_.space() == MemorySpace::host),
+             "recurrent layers without a plan, or not on the host");
+  for (const RankPlan& plan : plans.attention) {
     const int64_t planned = plan.arrays.at(own(ArrayKind::q)).tokens();
     GYRE_CHECK(planned == slots, "{} slots, a plan for {}", slots, planned);
   }
@@ -294,8 +365,9 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan>
                  std::ssize(batch.targets) == slots + std::ssize(batch.again),
              "{} slots, {} of them again, {} targets, {} outputs", slots, batch.again.size(),
              batch.targets.size(), out.size());
-  std::deque<AttentionExecutor> executors = executors_of(plans);
-  Workspace w(slots, config_, grid_.shape().tp, types_, batch, out, stream_);
+  std::deque<AttentionExecutor> executors = executors_of(plans.attention);
+  Workspace w(config_, grid_.shape().tp, types_, batch, plans.recurrent, out, stream_);
+  if (recurs) w.recurrent.emplace(*plans.recurrent, config_, grid_.shape().tp, grid_.cp());
   w.observe_head = observe_head;
   ops_->set_slots(batch.tokens, batch.positions);
   int64_t layer = -1;
@@ -303,7 +375,8 @@ DecoderTimes Decoder::forward(const LocalBatch& batch, std::span<const RankPlan>
     if (step.layer != layer) {
       if (layer >= 0) show(observe, layer, w);
       layer = step.layer;
-      if (layer > 0 && layer <= config_.num_hidden_layers) {
+      if (layer > 0 && layer <= config_.num_hidden_layers &&
+          !config_.kind_of(layer - 1).recurrent) {
         const int64_t window = config_.kind_of(layer - 1).window;
         w.use(executors[std::ranges::find(masks_, window, &LayerMask::window) - masks_.begin()]);
       }

@@ -13,6 +13,9 @@
 //     rank 0: heads 0-3, KV heads 0-1, vocabulary [0, V/2)
 //     rank 1: heads 4-7, KV heads 2-3, vocabulary [V/2, V)
 //
+// Recurrent layers (recurrent_layer.hpp) split key heads, and the heads of values that each serves;
+// their slots may be others than those of softmax attention.
+//
 // With more ranks than KV heads, each KV head is replicated on the ranks whose query heads read it.
 // Example, tp = 4, 8 heads over 2 KV heads:
 //
@@ -25,6 +28,7 @@
 #include <deque>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -35,6 +39,7 @@
 #include "model/decoder_ops.hpp"
 #include "model/decoder_steps.hpp"
 #include "model/decoder_weights.hpp"
+#include "model/recurrent_layer.hpp"
 #include "model/rotary.hpp"
 #include "sharding/local_batch.hpp"
 
@@ -45,8 +50,8 @@ struct LayerMask {
   int64_t window = 0;  ///< keys that a query sees, up to and including its own; 0: none
   int64_t layers = 0;
 };
-/// The distinct masks of the layers, ordered by the first layer that has each. A model without
-/// layers gets one mask without a window.
+/// The distinct masks of the softmax layers, ordered by the first layer that has each. A model
+/// without such layers gets one mask without a window.
 std::vector<LayerMask> layer_masks(const ModelConfig& config);
 
 /// Head counts of one tensor-parallel rank, for its attention plan. `tp` must be allowed.
@@ -59,11 +64,13 @@ struct DecoderTimes {
   double linear = 0;                       ///< matrix products of the layers
   double elementwise = 0;                  ///< embedding, norms, biases, rotation, activations
   double attention = 0;                    ///< block kernel, and packing of messages
+  double recurrence = 0;                   ///< its kernel
   double head = 0;                         ///< logits, row statistics and merge
   double attention_wait = 0, tp_wait = 0;  ///< communication that is not overlapped
+  double recurrence_wait = 0;              ///< states, and changes of layout
   DecoderTimes& operator+=(const DecoderTimes& other);
-  double exposed() const { return attention_wait + tp_wait; }
-  double total() const { return linear + elementwise + attention + head + exposed(); }
+  double exposed() const { return attention_wait + tp_wait + recurrence_wait; }
+  double total() const { return linear + elementwise + attention + recurrence + head + exposed(); }
 };
 
 /// Called with a copy of the residual stream x [slots, hidden] in host memory: index 0 after the
@@ -74,6 +81,12 @@ using HiddenObserver = std::function<void(int64_t index, MatrixView<const float>
 /// [targets, hidden] after the last norm, which are gone after the pass, and this rank's rows of
 /// the head [local_vocab(), hidden].
 using HeadObserver = std::function<void(ConstMatrixRef h, ConstMatrixRef head)>;
+
+/// One rank's plans of a bin.
+struct BinPlans {
+  std::vector<RankPlan> attention;  ///< one for each of layer_masks(); forward steps are used
+  std::optional<RecurrentPlan> recurrent;  ///< if the model has recurrent layers
+};
 
 /// The score of one prediction.
 struct PredictionScore {
@@ -92,14 +105,15 @@ class Decoder {
 
   /// Scores the targets of `batch`: out [targets] (slots without a target get logprob 0; the scores
   /// of padding have no meaning). `plans` are this rank's plans for the batch's layout and
-  /// local_heads, one for each of layer_masks(); only their forward steps are used. All work is
-  /// complete at return. Collective over the cp and tp groups.
-  DecoderTimes forward(const LocalBatch& batch, std::span<const RankPlan> plans,
+  /// local_heads. All work is complete at return. Collective over the cp and tp groups.
+  DecoderTimes forward(const LocalBatch& batch, const BinPlans& plans,
                        std::span<PredictionScore> out, const HiddenObserver& observe = {},
                        const HeadObserver& observe_head = {});
   /// Whether the next passes have norms with perturbed weights (DecoderWeights::perturbed_norms)
   /// instead of the model's. What that changes shows how large rounding errors are.
   void perturb_norms(bool on, uint64_t seed = 1);
+  /// What this rank has sent so far in Relayout and Recurrence steps.
+  RecurrentTraffic recurrent_traffic() const { return recurrent_traffic_; }
 
  private:
   struct Workspace;
@@ -111,6 +125,8 @@ class Decoder {
   void run(const decoder_step::HeadNorm& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Rope& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Attention& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Relayout& step, int64_t layer, Workspace& w);
+  void run(const decoder_step::Recurrence& step, int64_t layer, Workspace& w);
   void run(const decoder_step::GateMultiply& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Again& step, int64_t layer, Workspace& w);
   void run(const decoder_step::Score& step, int64_t layer, Workspace& w);
@@ -132,6 +148,7 @@ class Decoder {
   std::vector<LayerMask> masks_;
   HeadShape heads_;  // heads of this rank
   AttentionWorkspace attention_memory_;
+  RecurrentTraffic recurrent_traffic_;
   std::unique_ptr<Communicator> host_tp_;  // null on the host, where the grid's is used
   std::unique_ptr<RowKernels> row_kernels_;
   std::unique_ptr<LinearOps> head_ops_;

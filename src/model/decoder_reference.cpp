@@ -136,8 +136,87 @@ Matrix attention(const ModelConfig& c, const LayerWeights& weights, const LayerK
   return out;
 }
 
+double silu(double x) {
+  return x / (1 + std::exp(-x));
+}
+
+/// silu of the causal convolution of each column of x [tokens, columns] with weight [width,
+/// columns].
+Matrix convolved(const Matrix& x, std::span<const float> weight, size_t columns) {
+  const size_t width = weight.size() / columns;
+  Matrix y(x.size(), 0.0);
+  for (size_t at = 0; at < x.size(); ++at) {
+    const size_t token = at / columns, column = at % columns;
+    for (size_t back = 0; back < width && back <= token; ++back)
+      y[at] += weight[(width - 1 - back) * columns + column] * x[at - back * columns];
+    y[at] = silu(y[at]);
+  }
+  return y;
+}
+
+/// Heads of x with length 1.
+Matrix units(Matrix x, size_t dim) {
+  for (size_t begin = 0; begin < x.size(); begin += dim) {
+    double squares = 0;
+    for (size_t i = 0; i < dim; ++i) squares += x[begin + i] * x[begin + i];
+    for (size_t i = 0; i < dim; ++i) x[begin + i] /= std::sqrt(squares + 1e-6);
+  }
+  return x;
+}
+
+/// The gated delta rule, token by token: S <- decay S; S <- S + k (beta (v - Sᵀ k))ᵀ; out = Sᵀ q.
+Matrix delta_rule(const RecurrentConfig& r, const Matrix& q, const Matrix& k, const Matrix& v,
+                  const Matrix& decay, const Matrix& beta) {
+  const size_t heads = r.value_heads, keys = r.key_dim, values = r.value_dim;
+  const size_t key_heads = r.key_heads, group = heads / key_heads;
+  Matrix out(v.size(), 0.0), state(heads * keys * values, 0.0);
+  for (size_t row = 0; row < v.size() / values; ++row) {
+    const size_t token = row / heads, head = row % heads;
+    const size_t key_row = (token * key_heads + head / group) * keys;
+    double* s = &state[head * keys * values];
+    for (size_t j = 0; j < values; ++j) {
+      double held = 0;
+      for (size_t i = 0; i < keys; ++i) held += (s[i * values + j] *= decay[row]) * k[key_row + i];
+      const double change = beta[row] * (v[row * values + j] - held);
+      for (size_t i = 0; i < keys; ++i) {
+        s[i * values + j] += k[key_row + i] * change;
+        out[row * values + j] += s[i * values + j] * q[key_row + i] / std::sqrt(keys);
+      }
+    }
+  }
+  return out;
+}
+
+/// A recurrent layer in place of attention.
+Matrix recurrence(const ModelConfig& c, const LayerWeights& weights, size_t tokens,
+                  const Matrix& h) {
+  const RecurrentConfig& r = c.recurrent;
+  const size_t hidden = c.hidden_size, keys = r.key_width(), values = r.value_width();
+  const size_t heads = r.value_heads;
+  const auto projected = [&](Weight weight, size_t columns) {
+    return product(h, weights(weight), tokens, hidden, columns);
+  };
+  const Matrix q = convolved(projected(Weight::wq, keys), weights(Weight::conv_q), keys);
+  const Matrix k = convolved(projected(Weight::wk, keys), weights(Weight::conv_k), keys);
+  const Matrix v = convolved(projected(Weight::wv, values), weights(Weight::conv_v), values);
+  const Matrix z = projected(Weight::wz, values);
+  Matrix beta = projected(Weight::wb, heads), decay = projected(Weight::wa, heads);
+  for (double& x : beta) x = 1 / (1 + std::exp(-x));
+  for (size_t i = 0; i < decay.size(); ++i) {
+    const double x = decay[i] + weights(Weight::dt_bias)[i % heads];
+    const double softplus = std::max(x, 0.0) + std::log1p(std::exp(-std::abs(x)));
+    decay[i] =
+        std::exp(-std::exp(static_cast<double>(weights(Weight::a_log)[i % heads])) * softplus);
+  }
+  const size_t dim = r.key_dim;
+  Matrix out = rms_norm(delta_rule(r, units(q, dim), units(k, dim), v, decay, beta),
+                        weights(Weight::o_norm), c.rms_norm_eps, r.value_dim);
+  for (size_t i = 0; i < out.size(); ++i) out[i] *= silu(z[i]);
+  return product(out, weights(Weight::wo), tokens, values, hidden);
+}
+
 double activated(GateActivation activation, double x) {
-  if (activation == GateActivation::silu) return x / (1 + std::exp(-x));
+  if (activation == GateActivation::silu) return silu(x);
   if (activation == GateActivation::gelu) return x / 2 * (1 + std::erf(x / std::sqrt(2)));
   return x / 2 * (1 + std::tanh(std::sqrt(2 / std::numbers::pi) * (x + 0.044715 * x * x * x)));
 }
@@ -145,8 +224,9 @@ double activated(GateActivation activation, double x) {
 void apply_layer(const ModelConfig& c, const LayerWeights& weights, const LayerKind& kind,
                  size_t tokens, Matrix& x) {
   const size_t hidden = c.hidden_size, inner = c.intermediate_size;
-  add(x, attention(c, weights, kind, tokens,
-                   rms_norm(x, weights(Weight::attn_norm), c.rms_norm_eps, hidden)));
+  const Matrix mixed = rms_norm(x, weights(Weight::attn_norm), c.rms_norm_eps, hidden);
+  add(x, kind.recurrent ? recurrence(c, weights, tokens, mixed)
+                        : attention(c, weights, kind, tokens, mixed));
   const Matrix h = rms_norm(x, weights(Weight::mlp_norm), c.rms_norm_eps, hidden);
   Matrix gate = product(h, weights(Weight::w_gate), tokens, hidden, inner);
   const Matrix up = product(h, weights(Weight::w_up), tokens, hidden, inner);

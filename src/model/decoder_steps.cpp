@@ -10,9 +10,24 @@ using namespace decoder_step;
 using A = Activation;
 using W = Weight;
 
-std::vector<DecoderOperation> layer_operations(const ModelConfig& config, int64_t layer) {
-  std::vector<DecoderOperation> all = {Norm{W::attn_norm, layer > 0}, Linear{A::h, W::wq, A::q},
-                                       Linear{A::h, W::wk, A::k}, Linear{A::h, W::wv, A::v}};
+/// A recurrent layer's steps from h to partial; attention_operations() are those of the others.
+std::vector<DecoderOperation> recurrent_operations() {
+  return {Relayout{A::h, A::mixer_in},
+          Linear{A::mixer_in, W::wq, A::mixer_q},
+          Linear{A::mixer_in, W::wk, A::mixer_k},
+          Linear{A::mixer_in, W::wv, A::mixer_v},
+          Linear{A::mixer_in, W::wz, A::mixer_z},
+          Linear{A::mixer_in, W::wb, A::mixer_b},
+          Linear{A::mixer_in, W::wa, A::mixer_a},
+          Recurrence{},
+          Linear{A::mixer_out, W::wo, A::mixer_partial},
+          AllReduce{A::mixer_partial, "recurrent output all-reduce"},
+          Relayout{A::mixer_partial, A::partial}};
+}
+
+std::vector<DecoderOperation> attention_operations(const ModelConfig& config, int64_t layer) {
+  std::vector<DecoderOperation> all = {Linear{A::h, W::wq, A::q}, Linear{A::h, W::wk, A::k},
+                                       Linear{A::h, W::wv, A::v}};
   const auto add = [&](bool wanted, std::initializer_list<DecoderOperation> more) {
     if (wanted) all.insert(all.end(), more);
   };
@@ -22,9 +37,19 @@ std::vector<DecoderOperation> layer_operations(const ModelConfig& config, int64_
   add(true, {Attention{}, Linear{A::out, W::wo, A::partial},
              AllReduce{A::partial, "attention output all-reduce"}});
   add(config.output_bias, {AddBias{W::bo, A::partial}});
-  add(true, {Norm{W::mlp_norm, true}, Linear{A::h, W::w_gate, A::gate},
-             Linear{A::h, W::w_up, A::up}, GateMultiply{config.hidden_act},
-             Linear{A::gate, W::w_down, A::partial}, AllReduce{A::partial, "MLP all-reduce"}});
+  return all;
+}
+
+std::vector<DecoderOperation> layer_operations(const ModelConfig& config, int64_t layer) {
+  std::vector<DecoderOperation> all = {Norm{W::attn_norm, layer > 0}};
+  const auto add = [&](const std::vector<DecoderOperation>& more) {
+    all.insert(all.end(), more.begin(), more.end());
+  };
+  add(config.kind_of(layer).recurrent ? recurrent_operations()
+                                      : attention_operations(config, layer));
+  add({Norm{W::mlp_norm, true}, Linear{A::h, W::w_gate, A::gate}, Linear{A::h, W::w_up, A::up},
+       GateMultiply{config.hidden_act}, Linear{A::gate, W::w_down, A::partial},
+       AllReduce{A::partial, "MLP all-reduce"}});
   return all;
 }
 
@@ -66,6 +91,19 @@ int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
     case Activation::k:
     case Activation::v:
       return local_kv_heads(config, tp) * config.head_dim;
+    case Activation::mixer_in:
+    case Activation::mixer_partial:
+      return config.recurrent_layers() > 0 ? config.hidden_size : 0;
+    case Activation::mixer_q:
+    case Activation::mixer_k:
+      return config.recurrent.key_width() / tp;
+    case Activation::mixer_v:
+    case Activation::mixer_z:
+    case Activation::mixer_out:
+      return config.recurrent.value_width() / tp;
+    case Activation::mixer_b:
+    case Activation::mixer_a:
+      return config.recurrent.value_heads / tp;
     case Activation::gate:
     case Activation::up:
       break;

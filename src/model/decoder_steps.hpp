@@ -21,6 +21,14 @@
 //     Norm         x += partial,  h <- rms_norm(x) · final_norm
 //     Again        h grows by a copy of the row of each slot that predicts several tokens
 //     Score        log-probabilities and entropies of the logits h · headᵀ
+//
+// A recurrent layer (recurrent_layer.hpp), whose slots may be others, has between its norms
+//
+//     Relayout     rows of h -> rows of mixer_in, and those of halos
+//     Linear       mixer_q <- mixer_in · wq, likewise k, v, z, b, a
+//     Recurrence   mixer_out <- mixed(q, k, v, z, b, a)
+//     Linear       mixer_partial <- mixer_out · wo   AllReduce mixer_partial
+//     Relayout     rows of mixer_partial -> rows of partial
 
 #include <cstddef>
 #include <cstdint>
@@ -33,18 +41,47 @@
 namespace gyre {
 
 /// Arrays of one rank, [slots, width_of()].
-enum class Activation { x, h, partial, q, k, v, out, gate, up };
-inline constexpr size_t activation_kinds = 9;
+enum class Activation {
+  x,
+  h,
+  partial,
+  q,
+  k,
+  v,
+  out,
+  gate,
+  up,
+  mixer_in,  ///< of recurrent layers, on their slots; up to mixer_a also on halos
+  mixer_q,
+  mixer_k,
+  mixer_v,
+  mixer_z,
+  mixer_b,
+  mixer_a,
+  mixer_out,
+  mixer_partial,
+};
+inline constexpr size_t activation_kinds = 18;
 /// Those that attention does not hold.
 inline constexpr Activation activations_of_decoder[] = {
-    Activation::x, Activation::h, Activation::partial, Activation::gate, Activation::up};
+    Activation::x,         Activation::h,
+    Activation::partial,   Activation::gate,
+    Activation::up,        Activation::mixer_in,
+    Activation::mixer_q,   Activation::mixer_k,
+    Activation::mixer_v,   Activation::mixer_z,
+    Activation::mixer_b,   Activation::mixer_a,
+    Activation::mixer_out, Activation::mixer_partial};
+constexpr bool is_of_recurrent_layers(Activation activation) {
+  return activation >= Activation::mixer_in;
+}
 
 /// Element types of a decoder in memory. Products, norms and softmax accumulate in f32; angles are
-/// f64.
+/// f64. Between its projections a recurrent layer is f32.
 struct DecoderTypes {
   DType activations = DType::f32;  ///< also of the weights that are matrices
   DType residual = DType::f32;     ///< of the residual stream x
   DType of(Activation activation) const {
+    if (activation >= Activation::mixer_q && activation <= Activation::mixer_a) return DType::f32;
     return activation == Activation::x ? residual : activations;
   }
 };
@@ -63,6 +100,15 @@ enum class Weight {
   sinks,  ///< [heads of the rank]
   wo,
   bo,
+  wz,  ///< of recurrent layers, which also have wq, wk, wv and wo
+  wb,
+  wa,
+  conv_q,  ///< [conv_width, columns of wq of the rank]; f32, as those that follow
+  conv_k,
+  conv_v,
+  a_log,  ///< [value heads of the rank]
+  dt_bias,
+  o_norm,  ///< [value_dim]
   mlp_norm,
   w_gate,
   w_up,
@@ -104,6 +150,12 @@ struct HeadNorm {
 };
 struct Rope {};
 struct Attention {};
+/// Moves rows to the layout of recurrent layers, or back.
+struct Relayout {
+  Activation from = Activation::h, to = Activation::mixer_in;
+};
+/// mixer_out <- what stands between the projections of a recurrent layer.
+struct Recurrence {};
 /// gate <- activation(gate) · up
 struct GateMultiply {
   GateActivation activation = GateActivation::silu;
@@ -122,8 +174,9 @@ struct Score {
 using DecoderOperation =
     std::variant<decoder_step::Embed, decoder_step::AllReduce, decoder_step::Norm,
                  decoder_step::Linear, decoder_step::AddBias, decoder_step::HeadNorm,
-                 decoder_step::Rope, decoder_step::Attention, decoder_step::GateMultiply,
-                 decoder_step::Again, decoder_step::Score>;
+                 decoder_step::Rope, decoder_step::Attention, decoder_step::Relayout,
+                 decoder_step::Recurrence, decoder_step::GateMultiply, decoder_step::Again,
+                 decoder_step::Score>;
 
 struct DecoderStep {
   int64_t layer = 0;  ///< 0: embedding; num_hidden_layers + 1: scores; layers between

@@ -28,8 +28,8 @@ void DecoderWeights::move_to(Stream& stream) {
 }
 
 DecoderWeights DecoderWeights::perturbed_norms(Stream& stream, uint64_t seed) const {
-  constexpr Weight norms[] = {Weight::attn_norm, Weight::q_norm, Weight::k_norm, Weight::mlp_norm,
-                              Weight::final_norm};
+  constexpr Weight norms[] = {Weight::attn_norm, Weight::q_norm,     Weight::k_norm,
+                              Weight::mlp_norm,  Weight::final_norm, Weight::o_norm};
   const double deviation = 0x1p-9 / std::sqrt(3.0);
   DecoderWeights all;
   for (const auto& [key, tensor] : tensors_) {
@@ -68,6 +68,8 @@ void check_tensor_parallel(const ModelConfig& config, int tp, ConfigErrors& erro
   check("num_attention_heads", config.num_attention_heads);
   if (tp % config.num_key_value_heads != 0)
     check("num_key_value_heads", config.num_key_value_heads);
+  if (config.recurrent_layers() > 0)
+    check("linear_num_key_heads", config.recurrent.key_heads);  // each has its heads of values
   check("intermediate_size", config.intermediate_size);
   check("vocab_padded", config.vocab_padded);
 }
@@ -121,7 +123,10 @@ class PartReader {
     }
   }
   void matrix(Weight weight, const std::string& name, const Block& block) {
-    WeightTensor tensor(type_, block.rows, block.columns);
+    matrix(weight, name, block, type_);
+  }
+  void matrix(Weight weight, const std::string& name, const Block& block, DType type) {
+    WeightTensor tensor(type, block.rows, block.columns);
     read_rows(name, block, [&](int64_t r, MatrixView<const float> part) {
       copy_converted(part, tensor.matrix().rows_from(r, part.rows));
     });
@@ -156,32 +161,64 @@ class PartReader {
     matrix(weight, name, {tp_rank_ * count, count, 0, c_.hidden_size});
   }
 
+  /// Name of a tensor of the current layer.
+  std::string of_layer(const char* leaf) const {
+    return fmt::format("layers/{}/{}", layer_ - 1, leaf);
+  }
+
   void read_layer() {
-    const auto name = [&](const char* leaf) {
-      return fmt::format("layers/{}/{}", layer_ - 1, leaf);
+    const int64_t inner = width(Activation::gate);
+    vector(Weight::attn_norm, of_layer("attn_norm"), c_.hidden_size);
+    if (c_.kind_of(layer_ - 1).recurrent)
+      read_recurrence();
+    else
+      read_attention();
+    vector(Weight::mlp_norm, of_layer("mlp_norm"), c_.hidden_size);
+    columns(Weight::w_gate, of_layer("w_gate"), inner);
+    columns(Weight::w_up, of_layer("w_up"), inner);
+    rows(Weight::w_down, of_layer("w_down"), inner);
+  }
+
+  void read_recurrence() {
+    const int64_t keys = width(Activation::mixer_q), values = width(Activation::mixer_v);
+    const int64_t heads = width(Activation::mixer_b);
+    columns(Weight::wq, of_layer("wq"), keys);
+    columns(Weight::wk, of_layer("wk"), keys);
+    columns(Weight::wv, of_layer("wv"), values);
+    columns(Weight::wz, of_layer("wz"), values);
+    columns(Weight::wb, of_layer("wb"), heads);
+    columns(Weight::wa, of_layer("wa"), heads);
+    const auto taps = [&](Weight weight, const char* leaf, int64_t count) {
+      matrix(weight, of_layer(leaf), {0, c_.recurrent.conv_width, tp_rank_ * count, count},
+             DType::f32);
     };
+    taps(Weight::conv_q, "conv_q", keys);
+    taps(Weight::conv_k, "conv_k", keys);
+    taps(Weight::conv_v, "conv_v", values);
+    vector(Weight::a_log, of_layer("a_log"), heads, tp_rank_ * heads);
+    vector(Weight::dt_bias, of_layer("dt_bias"), heads, tp_rank_ * heads);
+    vector(Weight::o_norm, of_layer("o_norm"), c_.recurrent.value_dim);
+    rows(Weight::wo, of_layer("wo"), values);
+  }
+
+  void read_attention() {
     const int64_t q = width(Activation::q), kv = width(Activation::k);
-    const int64_t inner = width(Activation::gate), heads = c_.num_attention_heads / tp_;
-    vector(Weight::attn_norm, name("attn_norm"), c_.hidden_size);
-    columns(Weight::wq, name("wq"), q);
-    matrix(Weight::wk, name("wk"), {0, c_.hidden_size, kv_begin(), kv});
-    matrix(Weight::wv, name("wv"), {0, c_.hidden_size, kv_begin(), kv});
+    const int64_t heads = c_.num_attention_heads / tp_;
+    columns(Weight::wq, of_layer("wq"), q);
+    matrix(Weight::wk, of_layer("wk"), {0, c_.hidden_size, kv_begin(), kv});
+    matrix(Weight::wv, of_layer("wv"), {0, c_.hidden_size, kv_begin(), kv});
     if (c_.qkv_bias) {
-      vector(Weight::bq, name("bq"), q, tp_rank_ * q);
-      vector(Weight::bk, name("bk"), kv, kv_begin());
-      vector(Weight::bv, name("bv"), kv, kv_begin());
+      vector(Weight::bq, of_layer("bq"), q, tp_rank_ * q);
+      vector(Weight::bk, of_layer("bk"), kv, kv_begin());
+      vector(Weight::bv, of_layer("bv"), kv, kv_begin());
     }
     if (c_.qk_norm) {
-      vector(Weight::q_norm, name("q_norm"), c_.head_dim);
-      vector(Weight::k_norm, name("k_norm"), c_.head_dim);
+      vector(Weight::q_norm, of_layer("q_norm"), c_.head_dim);
+      vector(Weight::k_norm, of_layer("k_norm"), c_.head_dim);
     }
-    if (c_.attention_sinks) vector(Weight::sinks, name("sinks"), heads, tp_rank_ * heads);
-    rows(Weight::wo, name("wo"), q);
-    if (c_.output_bias) vector(Weight::bo, name("bo"), c_.hidden_size);
-    vector(Weight::mlp_norm, name("mlp_norm"), c_.hidden_size);
-    columns(Weight::w_gate, name("w_gate"), inner);
-    columns(Weight::w_up, name("w_up"), inner);
-    rows(Weight::w_down, name("w_down"), inner);
+    if (c_.attention_sinks) vector(Weight::sinks, of_layer("sinks"), heads, tp_rank_ * heads);
+    rows(Weight::wo, of_layer("wo"), q);
+    if (c_.output_bias) vector(Weight::bo, of_layer("bo"), c_.hidden_size);
   }
 
   const ModelConfig& c_;
@@ -201,7 +238,7 @@ DecoderWeights load_weights(const ModelConfig& config, int tp, int tp_rank,
 
 int64_t weight_bytes(const ModelConfig& c, int tp, DType type) {
   const int64_t again = tp * width_of(Activation::k, c, tp) - c.kv_width();  // of shared KV heads
-  const int64_t copies = c.num_hidden_layers * c.hidden_size * 2 * again;
+  const int64_t copies = (c.num_hidden_layers - c.recurrent_layers()) * c.hidden_size * 2 * again;
   const int64_t norms = (2 * c.num_hidden_layers + 1) * c.hidden_size;  // f32 on every rank
   return size_of(type) * (c.parameters() - norms + copies) / tp + size_of(DType::f32) * norms;
 }

@@ -46,7 +46,7 @@ class WeightTensor {
 };
 
 /// Matrices are [in, out], except embed and head, [vocabulary, hidden]. Vectors (norms, biases,
-/// sinks) are always f32.
+/// sinks) and convolutions are always f32.
 class DecoderWeights {
  public:
   /// `layer` counts from 1; it is ignored for weights outside the layers. Precondition: the model

@@ -41,6 +41,14 @@ class WorkCounter {
   }
   StepWork operator()(const AllReduce&) const { return {}; }
   StepWork operator()(const Attention&) const { return {}; }
+  StepWork operator()(const Relayout& step) const {
+    return memory(bytes(step.from) + bytes(step.to));
+  }
+  /// Convolution, gates and norms; the recurrence is counted as attention is, from its plan.
+  StepWork operator()(const Recurrence&) const {
+    return memory(2 * (2 * bytes(A::mixer_q) + bytes(A::mixer_v)) + 2 * bytes(A::mixer_b) +
+                  2 * bytes(A::mixer_z) + bytes(A::mixer_out));
+  }
   StepWork operator()(const Again&) const { return {}; }  // copies only a few rows
 
  private:

@@ -16,7 +16,7 @@ struct StepWork {
 };
 
 /// Work of a step on `rows` rows: slots, or predictions for Score. Attention, AllReduce and Again
-/// have none here.
+/// have none here. Halos of recurrent layers, a few rows, are not counted.
 StepWork work_of(const DecoderOperation& operation, const ModelConfig& config, int tp,
                  const DecoderTypes& types, int64_t rows);
 
@@ -24,6 +24,8 @@ StepWork work_of(const DecoderOperation& operation, const ModelConfig& config, i
 struct PassWork {
   double linear_flops = 0, attention_flops = 0, head_flops = 0;
   double elementwise_bytes = 0, head_bytes = 0;
+  bool recurrent = false;  ///< the model has recurrent layers
+  double recurrence_flops = 0;
 };
 /// Adds the steps of a bin with `slots` slots and `predictions` predictions on one rank.
 void add_work(PassWork& work, std::span<const DecoderStep> steps, const ModelConfig& config, int tp,

@@ -46,24 +46,33 @@ std::vector<int64_t> pairs_of_trees(const PrefixForest& forest, const LayerMask&
   return pairs;
 }
 
-void check_windows(const PrefixForest& forest, const std::vector<LayerMask>& masks) {
-  for (const LayerMask& mask : masks) {
-    if (mask.window == 0) continue;
-    for (int64_t t = 0; t < forest.trees(); ++t)
-      if (forest.tree(t).size() > 1)
-        throw_usage(
-            "documents that share a prefix, and a model whose layers have a window of {} tokens: "
-            "windows of trees are not supported",
-            mask.window);
-  }
+void check_trees(const PrefixForest& forest, const std::vector<LayerMask>& masks,
+                 int64_t recurrent_layers) {
+  bool branches = false;
+  for (int64_t t = 0; t < forest.trees(); ++t) branches |= forest.tree(t).size() > 1;
+  if (!branches) return;
+  for (const LayerMask& mask : masks)
+    if (mask.window > 0)
+      throw_usage(
+          "documents that share a prefix, and a model whose layers have a window of {} tokens: "
+          "windows of trees are not supported",
+          mask.window);
+  if (recurrent_layers > 0)
+    throw_usage(
+        "documents that share a prefix, and a model with {} recurrent layers: states of trees are "
+        "not supported",
+        recurrent_layers);
 }
 
 }  // namespace
 
 double linear_flops_per_token(const ModelConfig& c) {
-  const int64_t layer =
-      c.hidden_size * (2 * c.query_width() + 2 * c.kv_width() + 3 * c.intermediate_size);
-  return 2.0 * (c.num_hidden_layers * layer + c.hidden_size * c.vocab_size);
+  const int64_t attention = 2 * c.query_width() + 2 * c.kv_width();
+  const int64_t recurrence = c.recurrent.projected() + c.recurrent.value_width();
+  const int64_t recurrent = c.recurrent_layers();
+  return 2.0 * c.hidden_size *
+         ((c.num_hidden_layers - recurrent) * attention + recurrent * recurrence +
+          c.num_hidden_layers * 3 * c.intermediate_size + c.vocab_size);
 }
 
 int64_t activation_bytes(const ModelConfig& c, int tp, const DecoderTypes& types, int64_t slots,
@@ -71,15 +80,15 @@ int64_t activation_bytes(const ModelConfig& c, int tp, const DecoderTypes& types
   const auto bytes = [&](Activation a) { return width_of(a, c, tp) * size_of(types.of(a)); };
   int64_t row = 0;
   for (const Activation a : activations_of_decoder) row += bytes(a);
-  return slots * row + again * bytes(Activation::h);
+  return slots * row + again * bytes(Activation::h) + recurrence_bytes(c, tp, slots);
 }
 
 int64_t ScoringSetup::slot_multiple() const {
-  return layout->segment_multiple(grid.cp);
+  return std::lcm(layout->segment_multiple(grid.cp), recurrent_layout->segment_multiple(grid.cp));
 }
 
 BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
-  BinLayout result{mask_of(forest, bin.documents), {}};
+  BinLayout result{mask_of(forest, bin.documents), {}, {}};
   LayoutOptions options = setup.layout_options;
   options.cp = setup.grid.cp;
   const bool windows =
@@ -94,6 +103,9 @@ BinLayout ScoringPlan::layout_of(const PackedBatch& bin) const {
       return weight;
     };
   result.layout = setup.layout->make(bin.bounds(), options);
+  LayoutOptions usual;
+  usual.cp = options.cp;
+  if (recurrent_layers > 0) result.recurrent = setup.recurrent_layout->make(bin.bounds(), usual);
   return result;
 }
 
@@ -103,8 +115,16 @@ AttentionProblem ScoringPlan::problem(const BinLayout& of_bin, const ModelConfig
           setup.schedule_options, PlanPasses::forward};
 }
 
+RecurrentProblem ScoringPlan::recurrent_problem(const BinLayout& of_bin,
+                                                const ModelConfig& config) const {
+  return {of_bin.layout, of_bin.recurrent, *setup.state_schedule,
+          config,        setup.grid.tp,    setup.types.activations};
+}
+
 double ScoringPlan::flops(const ModelConfig& c) const {
   double flops = linear_flops_per_token(c) * tokens;
+  if (recurrent_layers > 0)
+    flops += recurrent_layers * recurrence_flops(Pass::forward, tokens, recurrence_shape(c, 1));
   for (size_t m = 0; m < masks.size(); ++m)
     flops +=
         masks[m].layers *
@@ -122,7 +142,8 @@ ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
   plan.bins = pack_documents(plan.forest.lengths(), bin_capacity, setup.slot_multiple());
   plan.predictions = prediction_offsets(offsets).back();
   plan.masks = plan.layout_masks = layer_masks(config);
-  check_windows(plan.forest, plan.masks);
+  plan.recurrent_layers = config.recurrent_layers();
+  check_trees(plan.forest, plan.masks, plan.recurrent_layers);
   std::vector<double> pairs_of_layers(plan.forest.trees(), 0);  // of a tree, over all layers
   for (const LayerMask& mask : plan.masks) {
     const std::vector<int64_t> pairs = pairs_of_trees(plan.forest, mask);
@@ -206,7 +227,14 @@ Scorer::Scorer(const DocumentView& documents, const ModelConfig& config, const S
     shard.batch =
         make_local_batch(of_bin.layout, bin.bounds(), plan.forest, bin.documents, texts, rank);
     for (size_t m = 0; m < plan.masks.size(); ++m)
-      shard.plans.push_back(plan_rank(*setup.schedule, plan.problem(of_bin, config, m), rank));
+      shard.plans.attention.push_back(
+          plan_rank(*setup.schedule, plan.problem(of_bin, config, m), rank));
+    if (plan.recurrent_layers > 0) {
+      const RecurrentProblem problem = plan.recurrent_problem(of_bin, config);
+      shard.plans.recurrent = plan_recurrent(problem, rank);
+      shard.recurrent_sent = plan.recurrent_layers * gyre::count(*shard.plans.recurrent, problem);
+      shard.recurrent_expected = plan.recurrent_layers * expected_traffic(problem, rank);
+    }
     shard.scores.resize(shard.batch.targets.size());
     shard.tokens = token_runs(plan.forest, bin.documents, shard.shard);
     shard.predictions = prediction_runs(plan.forest, bin.documents, shard.shard);
@@ -218,9 +246,21 @@ PlanCount Scorer::count() const {
   PlanCount total;
   const ElementTypes types = attention_types(plan_.setup.types, plan_.setup.grid.cp);
   for (const BinShard& shard : shards_)
-    for (size_t m = 0; m < shard.plans.size(); ++m)
-      add_bin(total, gyre::count(shard.plans[m], Pass::forward, heads_, types),
+    for (size_t m = 0; m < plan_.masks.size(); ++m)
+      add_bin(total, gyre::count(shard.plans.attention[m], Pass::forward, heads_, types),
               plan_.masks[m].layers);
+  return total;
+}
+
+RecurrentTraffic Scorer::recurrent_sent() const {
+  RecurrentTraffic total;
+  for (const BinShard& shard : shards_) total += shard.recurrent_sent;
+  return total;
+}
+
+RecurrentTraffic Scorer::recurrent_expected() const {
+  RecurrentTraffic total;
+  for (const BinShard& shard : shards_) total += shard.recurrent_expected;
   return total;
 }
 
@@ -232,6 +272,13 @@ PassWork Scorer::work() const {
     add_work(work, steps, config_, setup.grid.tp, setup.types, shard.shard.slots,
              std::ssize(shard.batch.targets));
   work.attention_flops = attention_flops(Pass::forward, count().pairs, local_heads(config_, 1));
+  work.recurrent = plan_.recurrent_layers > 0;
+  for (const BinShard& shard : shards_)
+    if (work.recurrent)
+      work.recurrence_flops += static_cast<double>(plan_.recurrent_layers) *
+                               gyre::count(shard.plans.recurrent->states, Pass::forward,
+                                           recurrence_shape(config_, setup.grid.tp))
+                                   .flops;
   return work;
 }
 

@@ -19,6 +19,7 @@
 #include "core/ragged.hpp"
 #include "model/decoder.hpp"
 #include "model/pass_work.hpp"
+#include "model/recurrent_layer.hpp"
 #include "model/shared_prefixes.hpp"
 #include "packing/packing.hpp"
 #include "packing/prefix_forest.hpp"
@@ -43,9 +44,11 @@ struct ScoringSetup {
   const Schedule* schedule = &default_schedule();
   ScheduleOptions schedule_options = {};
   DecoderTypes types = {};
+  const LayoutKind* recurrent_layout = &default_recurrent_layout();
+  const StateSchedule* state_schedule = &state_schedules().front();  ///< of recurrent layers
 
   /// The number of slots of a segment is a multiple of this: 2·cp for DualChunkSwap, which cuts
-  /// every segment; 1 for the others, which pad the row.
+  /// every segment; 1 for layouts that pad the row.
   int64_t slot_multiple() const;
 };
 
@@ -53,7 +56,8 @@ struct ScoringSetup {
 /// without a window.
 struct BinLayout {
   MaskRule mask;
-  Layout layout;
+  Layout layout;     ///< of softmax attention, and all else
+  Layout recurrent;  ///< of recurrent layers, if the model has them
 };
 
 /// Plan of a scoring pass; the same on all ranks.
@@ -72,6 +76,7 @@ struct ScoringPlan {
   /// [masks] visible (query, key) pairs per head of one layer with that mask.
   std::vector<int64_t> pairs_of_mask;
   int64_t pairs = 0;  ///< sum of pairs_of_mask: each mask counts once, not once per layer
+  int64_t recurrent_layers = 0;
 
   /// Layout of a bin. Throws the layout's usage errors.
   BinLayout layout_of(const PackedBatch& bin) const;
@@ -79,12 +84,14 @@ struct ScoringPlan {
   /// heads of one tp rank. `layout` must outlive the result.
   AttentionProblem problem(const BinLayout& layout, const ModelConfig& config,
                            size_t mask = 0) const;
+  /// A recurrent layer over a bin. `layout` and `config` must outlive the result.
+  RecurrentProblem recurrent_problem(const BinLayout& layout, const ModelConfig& config) const;
   double flops(const ModelConfig& config) const;
 };
 
 /// Packs the trees of `forest`, built from documents with these offsets; the slots of each segment
 /// are a multiple of setup.slot_multiple(). Throws usage errors (capacity; a tree with several
-/// nodes where layers have windows).
+/// nodes where layers have windows or are recurrent).
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,
                          const ModelConfig& config, const ScoringSetup& setup,
                          int64_t bin_capacity);
@@ -106,7 +113,9 @@ void add_bin(PlanCount& total, const PlanCount& bin, int64_t layers);
 struct BinShard {
   int64_t bin = 0;
   Shard shard;
-  std::vector<RankPlan> plans;  ///< one for each mask of the layers, without backward steps
+  BinPlans plans;  ///< without backward steps
+  /// What this rank sends in all recurrent layers: counted from the plan, and by closed form.
+  RecurrentTraffic recurrent_sent, recurrent_expected;
   LocalBatch batch;
   std::vector<PredictionScore> scores;   ///< [targets]
   std::vector<DocumentRun> tokens;       ///< row: slot
@@ -142,6 +151,10 @@ class Scorer {
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// Attention work of this rank over all its bins and layers, counted from the plans.
   PlanCount count() const;
+  /// What this rank sends in recurrent layers over all its bins: counted from the plans, and by
+  /// closed form.
+  RecurrentTraffic recurrent_sent() const;
+  RecurrentTraffic recurrent_expected() const;
   /// Work of this rank in a pass.
   PassWork work() const;
 

@@ -120,6 +120,8 @@ void Teacher::add_to(PassWork& student) const {
   const PassWork own = scorer_.work();
   student.linear_flops += own.linear_flops;
   student.attention_flops += own.attention_flops;
+  student.recurrence_flops += own.recurrence_flops;
+  student.recurrent |= own.recurrent;
   student.elementwise_bytes += own.elementwise_bytes;
   // The logits of both models are computed for the scores and for the divergences.
   student.head_flops = 2 * (student.head_flops + own.head_flops);

@@ -4,8 +4,22 @@
 #include <cmath>
 
 #include "logprobs/tolerance.hpp"
+#include "recurrence/chunk.hpp"
 
 namespace gyre {
+
+namespace {
+
+/// Convolution, lengths of keys, states (recurrence/tolerance.hpp), norm and output projection.
+int64_t recurrence_roundings(const ModelConfig& config, int64_t tokens, int64_t maps) {
+  if (config.recurrent_layers() == 0) return 0;
+  const RecurrentConfig& r = config.recurrent;
+  const int64_t state = 2 * (r.key_dim + recurrence_chunk) + tokens + maps * r.key_dim + 1;
+  const int64_t out = state + r.key_dim + recurrence_chunk;
+  return r.conv_width + r.key_dim + out + r.value_dim + r.value_width();
+}
+
+}  // namespace
 
 DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
                            int64_t merges) {
@@ -17,6 +31,7 @@ DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t lo
           .vocab = config.vocab_size,
           .longest_document = longest_document,
           .merges = merges,
+          .recurrence = recurrence_roundings(config, longest_document, merges),
           .sinks = config.attention_sinks};
 }
 
@@ -25,7 +40,8 @@ int64_t roundings_per_layer(const DecoderShape& shape) {
   const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up
   const int64_t merges = shape.merges + (shape.sinks ? 1 : 0);
   const int64_t attention = shape.head_dim + shape.longest_document + roundings_per_merge * merges;
-  return norms + projections + attention + shape.attention_width + shape.intermediate + 1;
+  return norms + projections + std::max(attention + shape.attention_width, shape.recurrence) +
+         shape.intermediate + 1;
 }
 
 int64_t narrow_roundings_per_layer(const DecoderShape& shape) {

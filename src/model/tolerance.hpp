@@ -16,7 +16,9 @@ struct DecoderShape {
   int64_t vocab = 0;
   int64_t longest_document = 0;
   int64_t merges = 0;  ///< merges of partial attention results, per layer
-  int64_t tp = 1;      ///< ranks whose parts are added by all-reduces, in the type of activations
+  /// Roundings between the projections of a recurrent layer; 0 without such layers.
+  int64_t recurrence = 0;
+  int64_t tp = 1;  ///< ranks whose parts are added by all-reduces, in the type of activations
   DType activations = DType::f32;  ///< of weights and of all activations but the residual stream
   DType residual = DType::f32;
   bool sinks = false;            ///< one more merge and rounding of attention's output
@@ -27,7 +29,8 @@ struct DecoderShape {
 DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t longest_document,
                            int64_t merges);
 
-/// f32 roundings in one layer: norms, projections, scores, attention, merges, MLP.
+/// f32 roundings in one layer: norms, projections, scores, attention, merges, MLP. With recurrent
+/// layers, those of a layer of the kind that has more.
 int64_t roundings_per_layer(const DecoderShape& shape);
 /// Roundings to bf16 in one layer: inputs of products, queries and keys before and after biases,
 /// norms and rotation, probabilities, outputs, what is added to the residual stream, all-reduces, a

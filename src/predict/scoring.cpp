@@ -197,6 +197,9 @@ class ScoringSimulation {
 
 ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
                                   const MachineModel& machine) {
+  if (plan.recurrent_layers > 0)
+    throw_usage("the model has {} recurrent layers, which are not predicted",
+                plan.recurrent_layers);
   const ScoringSimulation simulation(plan, config, machine);
   ScoringPrediction prediction;
   double kernel = 0, extrapolated = 0, sum = 0;

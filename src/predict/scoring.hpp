@@ -32,7 +32,7 @@ struct ScoringPrediction {
 
 /// Activations and weights have the types of the setup. Equal bins in equal places are simulated
 /// once. Throws the usage errors of layouts, schedules, and machines that lack rates
-/// for those types.
+/// for those types. Throws a usage error for a model with recurrent layers.
 ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
                                   const MachineModel& machine);
 

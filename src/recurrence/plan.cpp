@@ -112,7 +112,8 @@ StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape)
     const auto* exchange = std::get_if<state_step::Exchange>(&step);
     if (exchange == nullptr) continue;
     for (const StateMessage& m : exchange->sends) {
-      if (!exchange->all_gather && m.peer == plan.rank) continue;
+      const bool to_all = exchange->all_gather || exchange->all_reduce;
+      if (!to_all && m.peer == plan.rank) continue;  // a copy
       const auto copies = exchange->all_gather ? std::ssize(exchange->recvs) - 1 : 1;
       counted.bytes_sent += copies * bytes_of_message(m, plan, shape);
       ++counted.messages;

@@ -153,12 +153,13 @@ SlotMoves plan_shift_left(const Layout& layout, std::span<const int32_t> bounds,
 
 namespace {
 
-/// Moves local [held, row] to the result [slots, row].
+/// Moves local [held, row] to out [slots, row].
 template <class T>
-std::vector<T> move_slots(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
-                          int64_t row, T fill, const char* what) {
-  GYRE_CHECK(std::ssize(local) == plan.held * row, "{} of {} values by a plan of {} slots", what,
-             local.size(), plan.held);
+void move_slots(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
+                std::span<T> out, int64_t row, T fill, const char* what) {
+  GYRE_CHECK(std::ssize(local) == plan.held * row && std::ssize(out) == plan.slots * row,
+             "{} of {} values to {} by a plan of {} slots to {}", what, local.size(), out.size(),
+             plan.held, plan.slots);
   const auto append = [&](std::vector<T>& values, int32_t slot) {
     const auto begin = local.begin() + slot * row;
     values.insert(values.end(), begin, begin + row);
@@ -177,7 +178,6 @@ std::vector<T> move_slots(const SlotMoves& plan, Communicator& comm, std::span<c
   }
   HostStream host;
   const WorkPtr work = comm.exchange(sends, recvs, host, what);
-  std::vector<T> out(plan.slots * row);
   for (const SlotMoves::Move& move : plan.moves)
     std::copy_n(local.begin() + move.from * row, move.length * row, out.begin() + move.to * row);
   for (const int32_t slot : plan.filled) std::fill_n(out.begin() + slot * row, row, fill);
@@ -186,32 +186,61 @@ std::vector<T> move_slots(const SlotMoves& plan, Communicator& comm, std::span<c
     for (size_t i = 0; i < plan.recvs[m].slots.size(); ++i)
       std::copy_n(received[m].begin() + static_cast<int64_t>(i) * row, row,
                   out.begin() + plan.recvs[m].slots[i] * row);
+}
+
+template <class T>
+std::vector<T> moved(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
+                     int64_t row, T fill, const char* what) {
+  std::vector<T> out(plan.slots * row);
+  move_slots<T>(plan, comm, local, out, row, fill, what);
   return out;
 }
 
 }  // namespace
 
-SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank) {
+std::vector<std::vector<int32_t>> halos_of(const Layout& layout, int rank, int64_t rows) {
+  const std::vector<int32_t> index = shard_index(layout, rank);
+  std::vector<std::vector<int32_t>> halos;
+  for (const Fragment& fragment : layout.shard(rank).fragments) {
+    std::vector<int32_t>& halo = halos.emplace_back();
+    const int32_t first = index[fragment.local_begin.value()];
+    for (int64_t i = std::min(rows, fragment.start.value()); i > 0; --i)
+      halo.push_back(first - static_cast<int32_t>(i));
+  }
+  return halos;
+}
+
+SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank, int64_t halo) {
   if (from.stream_slots != to.stream_slots || from.cp() != to.cp())
     throw_usage(
         "layouts must have equal slots and ranks: {} has {} slots over {} ranks, {} has {} over {}",
         from.name, from.stream_slots, from.cp(), to.name, to.stream_slots, to.cp());
   if (rank < 0 || rank >= from.cp())
     throw_usage("rank {} of a layout of {} ranks", rank, from.cp());
-  const std::vector<Owner> before = slot_owners(from), after = slot_owners(to);
+  const std::vector<Owner> before = slot_owners(from);
   SlotMoves plan;
   plan.held = from.slots_of_rank();
-  plan.slots = to.slots_of_rank();
   std::vector<std::vector<Crossing>> sends(from.cp()), recvs = sends;
-  for (int64_t slot = 0; slot < from.stream_slots; ++slot) {
-    const Owner old = before[slot], now = after[slot];
-    if (old.rank == rank && now.rank == rank) add_move(plan.moves, old.local, now.local);
-    if (old.rank == rank && now.rank != rank) sends[now.rank].push_back({slot, old.local});
-    if (old.rank != rank && now.rank == rank) recvs[old.rank].push_back({slot, now.local});
+  for (int peer = 0; peer < to.cp(); ++peer) {
+    std::vector<int32_t> wanted = shard_index(to, peer);
+    if (halo > 0)
+      for (const std::vector<int32_t>& rows : halos_of(to, peer, halo))
+        wanted.insert(wanted.end(), rows.begin(), rows.end());
+    if (peer == rank) plan.slots = std::ssize(wanted);
+    for (size_t t = 0; t < wanted.size(); ++t) {
+      const int32_t slot = wanted[t], now = static_cast<int32_t>(t);
+      const bool is_padding = slot >= from.stream_slots;
+      if (is_padding && peer == rank) plan.filled.push_back(now);
+      if (is_padding) continue;
+      const Owner old = before[slot];
+      if (old.rank == rank && peer == rank)
+        add_move(plan.moves, old.local, now);
+      else if (old.rank == rank)
+        sends[peer].push_back({slot, old.local});
+      else if (peer == rank)
+        recvs[old.rank].push_back({slot, now});
+    }
   }
-  const std::vector<int32_t> index = shard_index(to, rank);
-  for (size_t t = 0; t < index.size(); ++t)
-    if (index[t] >= to.stream_slots) plan.filled.push_back(static_cast<int32_t>(t));
   plan.sends = messages(sends);
   plan.recvs = messages(recvs);
   return plan;
@@ -238,13 +267,18 @@ std::vector<T> relayout(const Layout& from, const Layout& to, Communicator& comm
 template <class T>
 std::vector<T> relayout(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
                         int64_t row, T fill) {
-  return move_slots(plan, comm, local, row, fill, "change of layout");
+  return moved(plan, comm, local, row, fill, "change of layout");
+}
+
+void relayout_rows(const SlotMoves& plan, Communicator& comm, std::span<const std::byte> local,
+                   std::span<std::byte> out, int64_t row_bytes) {
+  move_slots(plan, comm, local, out, row_bytes, std::byte{0}, "change of layout");
 }
 
 template <class T>
 std::vector<T> shift_left_sharded(const SlotMoves& plan, Communicator& comm,
                                   std::span<const T> local, T fill) {
-  return move_slots(plan, comm, local, 1, fill, "next-token shift");
+  return moved(plan, comm, local, 1, fill, "next-token shift");
 }
 
 template <class T>

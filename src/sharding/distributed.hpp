@@ -31,6 +31,9 @@
 //
 //     rank 0 holds 0 1 | 6 7   sends 6 7 to rank 1, keeps 0 1, gets 2 3      ->  0 1 2 3
 //     rank 1 holds 2 3 | 4 5   sends 2 3 to rank 0, keeps 4 5, gets 6 7      ->  4 5 6 7
+//
+// With a halo of 2, rank 1 also gets 2 3, the rows before its part of the document, behind its own:
+// 4 5 6 7 | 2 3. It keeps copies of 2 and 3, which it sends to rank 0.
 
 #include <span>
 #include <vector>
@@ -125,10 +128,14 @@ template <class T>
 std::vector<T> shift_left_sharded(const SlotMoves& plan, Communicator& comm,
                                   std::span<const T> local, T fill);
 
-/// The plan of `rank`: rows of its shard of `from` become those of its shard of `to`. Throws a
-/// usage error unless both layouts are of the same stream slots and ranks. Time and memory
-/// O(stream_slots).
-SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank);
+/// The halo of each fragment of `rank`: the up to `rows` tokens of its document before it, as slots
+/// of the stream, in order. Precondition: strides are 1.
+std::vector<std::vector<int32_t>> halos_of(const Layout& layout, int rank, int64_t rows);
+
+/// The plan of `rank`: rows of its shard of `from` become those of its shard of `to`. Behind them
+/// come the halos of its fragments of `to`, of up to `halo` rows. Throws a usage error unless both
+/// layouts are of the same stream slots and ranks. Time and memory O(stream_slots).
+SlotMoves plan_relayout(const Layout& from, const Layout& to, int rank, int64_t halo = 0);
 
 /// Turns the ranks' shards [slots, row] of `from` into those of `to`; padding of `to` gets `fill`.
 /// One grouped exchange, at most one message per peer; a row is sent only if its rank changes. The
@@ -144,6 +151,11 @@ std::vector<T> relayout(const Layout& from, const Layout& to, Communicator& comm
 template <class T>
 std::vector<T> relayout(const SlotMoves& plan, Communicator& comm, std::span<const T> local,
                         int64_t row, T fill);
+
+/// Moves rows of `row_bytes` bytes by a given plan: local [plan.held] to out [plan.slots]; padding
+/// gets 0.
+void relayout_rows(const SlotMoves& plan, Communicator& comm, std::span<const std::byte> local,
+                   std::span<std::byte> out, int64_t row_bytes);
 
 /// Shifts a whole stream [bounds.back()], before sharding.
 template <class T>

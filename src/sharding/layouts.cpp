@@ -9,6 +9,10 @@
 
 namespace gyre {
 
+std::string multiple_text(int64_t chunks) {
+  return chunks > 1 ? fmt::format("{} cp", chunks) : "cp";
+}
+
 std::optional<OwnedSlots> no_owned_slots(const Layout&, const EqualSequences&, int) {
   return std::nullopt;
 }
@@ -26,6 +30,11 @@ const std::vector<LayoutKind>& layout_kinds() {
 
 const LayoutKind& default_layout() {
   static const LayoutKind& kind = find_layout(GYRE_DEFAULT_LAYOUT().name);
+  return kind;
+}
+
+const LayoutKind& default_recurrent_layout() {
+  static const LayoutKind& kind = find_layout(GYRE_RECURRENT_LAYOUT().name);
   return kind;
 }
 

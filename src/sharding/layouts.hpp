@@ -1,16 +1,18 @@
 #pragma once
 // Layouts and their registry. Examples: one row of 16 slots, cp = 2; each digit is the owner.
 //
-//     contiguous        0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1    causal work grows with the rank
-//     zigzag            0 0 0 0 1 1 1 1 1 1 1 1 0 0 0 0    chunks r and 2·cp-1-r of the whole row
-//     dual-chunk-swap   0 1 1 0 | 0 0 0 1 1 1 1 1 1 0 0 0  zigzag in each segment (4 and 12 slots)
-//     striped           0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1    slot t on rank t mod cp
-//     striped, 2        0 0 1 1 0 0 1 1 0 0 1 1 0 0 1 1    runs of `stripe` slots
-//     balanced          chunks of `chunk` slots, assigned by cost
+//     contiguous            0 0 0 0 0 0 0 0 1 1 1 1 1 1 1 1    causal work grows with the rank
+//     contiguous-documents  0 0 1 1 | 0 0 0 0 0 0 1 1 1 1 1 1  the same in each segment (4 and 12)
+//     zigzag                0 0 0 0 1 1 1 1 1 1 1 1 0 0 0 0    chunks r and 2·cp-1-r of the row
+//     dual-chunk-swap       0 1 1 0 | 0 0 0 1 1 1 1 1 1 0 0 0  zigzag in each segment
+//     striped               0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1    slot t on rank t mod cp
+//     striped, 2            0 0 1 1 0 0 1 1 0 0 1 1 0 0 1 1    runs of `stripe` slots
+//     balanced              chunks of `chunk` slots, assigned by cost
 //
 // Under a causal mask a token attends to the earlier tokens of its document. DualChunkSwap gives
 // every rank equal work for every segment that fills its slots, but the slots of each segment must
-// be a multiple of 2·cp. The other layouts accept any boundaries.
+// be a multiple of 2·cp, and of cp for contiguous-documents. The other layouts accept any
+// boundaries.
 
 #include <algorithm>
 #include <functional>
@@ -97,6 +99,9 @@ struct LayoutKind {
   int64_t segment_multiple(int cp) const { return std::max(1, chunks_per_rank * cp); }
 };
 
+/// "2 cp", or "cp": a divisor of slots in words.
+std::string multiple_text(int64_t chunks);
+
 std::optional<OwnedSlots> no_owned_slots(const Layout& layout, const EqualSequences& sequences,
                                          int rank);
 std::optional<double> no_needed_share(const Layout& layout, int64_t length);
@@ -105,6 +110,8 @@ std::optional<double> no_needed_share(const Layout& layout, int64_t length);
 const std::vector<LayoutKind>& layout_kinds();
 /// The default layout, which list.hpp sets.
 const LayoutKind& default_layout();
+/// The default of recurrent layers among others: under it states pass from rank to rank.
+const LayoutKind& default_recurrent_layout();
 /// Throws a usage error that lists the names if there is none of this name.
 const LayoutKind& find_layout(const std::string& name);
 /// The entry of a layout's name; null if there is none.

@@ -194,7 +194,7 @@ std::vector<Target> file_targets(const std::string& inputs, const std::string& f
   };
   target("documents", read_text_documents, {folder + "/docs.h5", folder + "/tokenised.h5", docs});
   target("reference", read_references, {docs});
-  target("model", read_model, {inputs + "/model_tiny.h5"});
+  target("model", read_model, {inputs + "/model_tiny.h5", inputs + "/model_hybrid.h5"});
   target("packed", read_packed,
          {folder + "/packed.h5", folder + "/trees.h5", folder + "/embeddings.h5",
           folder + "/packed_extras.h5"});

@@ -476,6 +476,56 @@ TEST(Relayout, HeadAndTailOfTwoRanksBecomeContiguous) {
   EXPECT_EQ(plan.moves[0].length, 2);
 }
 
+// Of 2·cp chunks, rank 0 keeps chunk 0, and rank r chunk 2·cp-1-r if that is 2r or 2r+1: if 3r is
+// 2·cp-1 or 2·cp-2, which one r satisfies unless 3 divides cp.
+TEST(Relayout, RowsThatCrossBetweenHeadAndTailAndContiguous) {
+  for (int cp = 1; cp <= 16; ++cp) {
+    const Ints bounds = {0, 6 * cp};
+    LayoutOptions options;
+    options.cp = cp;
+    const SegmentBounds view{bounds, bounds};
+    const Layout tails = dual_chunk_swap(view, options), whole = contiguous(view, options);
+    int64_t there = 0, back = 0;
+    for (int r = 0; r < cp; ++r)
+      for (const SlotMoves::Message& m : plan_relayout(tails, whole, r).sends)
+        there += std::ssize(m.slots);
+    for (int r = 0; r < cp; ++r)
+      for (const SlotMoves::Message& m : plan_relayout(whole, tails, r).sends)
+        back += std::ssize(m.slots);
+    const int64_t kept = 1 + (cp % 3 == 0 ? 0 : 1);
+    EXPECT_EQ(there, 3 * (2 * cp - kept)) << cp;
+    EXPECT_EQ(back, there) << cp;
+  }
+}
+
+TEST(Relayout, HalosOfFragmentsComeBehindTheSlots) {
+  std::mt19937 random(31);
+  const int n = world().size(), me = world().rank();
+  int64_t halos = 0;
+  for (const LayoutKind& first : layout_kinds())
+    for (const LayoutKind& second : layout_kinds()) {
+      std::vector<int64_t> lengths = random_lengths(random);
+      for (int64_t& length : lengths) length = round_up(length, 2 * n);
+      const Layout from = make(first, lengths, n, 2).layout;
+      const Layout to = make(second, lengths, n, 2).layout;
+      SCOPED_TRACE(first.name + " to " + second.name);
+      const auto stream = counting<int64_t>(from.stream_slots);
+      auto wanted = shard_of<int64_t>(to, me, stream, 1, 0);
+      const std::vector<int32_t> index = shard_index(to, me);
+      for (const Fragment& f : to.shard(me).fragments)
+        for (int64_t back = std::min<int64_t>(3, f.start.value()); back > 0; --back)
+          wanted.push_back(stream[index[f.local_begin.value()] - back]);
+      const SlotMoves plan = plan_relayout(from, to, me, 3);
+      const auto local = shard_of<int64_t>(from, me, stream, 1, -7);
+      std::vector<int64_t> got(plan.slots, -1);
+      relayout_rows(plan, world(), std::as_bytes(std::span(local)),
+                    std::as_writable_bytes(std::span(got)), sizeof(int64_t));
+      EXPECT_EQ(got, wanted);
+      halos += plan.slots - to.slots_of_rank();
+    }
+  EXPECT_EQ(all_reduce_value(world(), halos, ReduceOp::sum) > 0, n > 1);
+}
+
 TEST(Relayout, ErrorsAreTheSameOnAllRanks) {
   const int n = world().size();
   const Layout six = make(find_layout("contiguous"), {6 * n}, n, 1).layout;

@@ -60,8 +60,9 @@ constexpr double narrow_tolerance = 0.1;
 
 struct ScoringRun {
   ScoreRange range;
-  PlanCount count;   ///< of all layers, from the plans
+  PlanCount count;   ///< of softmax layers, from the plans
   Traffic measured;  ///< of all layers, from the communicator
+  RecurrentTraffic recurrent, recurrent_form, recurrent_measured;
 };
 
 ScoringRun score(const Documents& documents, const ModelConfig& config, const ScoringSetup& setup,
@@ -80,7 +81,10 @@ ScoringRun score(const Documents& documents, const ModelConfig& config, const Sc
   const Traffic after = grid.cp().traffic();
   return {scorer.in_document_order(world()),
           scorer.count(),
-          {after.bytes_sent - before.bytes_sent, after.messages - before.messages}};
+          {after.bytes_sent - before.bytes_sent, after.messages - before.messages},
+          scorer.recurrent_sent(),
+          scorer.recurrent_expected(),
+          decoder.recurrent_traffic()};
 }
 
 /// Why the schedule refuses a bin in layers of any mask, or "".
@@ -103,8 +107,10 @@ void expect_right(const Documents& documents, const ModelConfig& config, const T
   const ScoringRun run = score(documents, config, setup, min_prefix);
   const bool narrow = setup.types.activations == DType::bf16;
   EXPECT_LE(worst_error(run.range, twin), narrow ? narrow_tolerance : tolerance) << name_of(setup);
-  EXPECT_EQ(run.measured.bytes_sent, run.count.bytes_sent) << name_of(setup);
-  EXPECT_EQ(run.measured.messages, run.count.messages) << name_of(setup);
+  EXPECT_EQ(run.measured.bytes_sent, run.count.bytes_sent + run.recurrent.bytes) << name_of(setup);
+  EXPECT_EQ(run.measured.messages, run.count.messages + run.recurrent.messages) << name_of(setup);
+  EXPECT_EQ(run.recurrent, run.recurrent_measured) << name_of(setup);
+  EXPECT_EQ(run.recurrent, run.recurrent_form) << name_of(setup);
 }
 
 TEST(Scoring, EveryGridEqualsTheSerialTwin) {
@@ -300,6 +306,72 @@ TEST(Scoring, SinksOnEveryGridAndUnderEverySchedule) {
     if (refusal_of(documents, config, setup).empty()) expect_right(documents, config, twin, setup);
   }
   poison_new_buffers(poisoned);
+}
+
+/// The layouts of recurrent layers that a bin of these documents admits.
+std::vector<const LayoutKind*> recurrent_layouts(const Documents& documents,
+                                                 const ModelConfig& config, ScoringSetup setup) {
+  std::vector<const LayoutKind*> admitted;
+  for (const LayoutKind& kind : layout_kinds()) {
+    setup.recurrent_layout = &kind;
+    const ScoringPlan plan = plan_of(documents, config, setup, 0);
+    if (std::ranges::all_of(plan.bins, [&](const PackedBatch& bin) {
+          const BinLayout of_bin = plan.layout_of(bin);
+          return recurrent_refusal(plan.recurrent_problem(of_bin, config)).empty();
+        }))
+      admitted.push_back(&kind);
+  }
+  return admitted;
+}
+
+// Recurrent layers under a layout of their own: documents that cross ranks, parts that are shorter
+// than the convolution, ranks without a token; every softmax layout, and every schedule of states.
+TEST(Scoring, RecurrentLayersEqualTheSerialTwin) {
+  const bool poisoned = poison_new_buffers(true);
+  const ModelConfig config = test::hybrid_config();
+  const Documents documents = ragged_documents(config);
+  const TwinScores twin = twin_scores(documents, config);
+  for (const GridShape& grid : all_grids(config))
+    expect_right(documents, config, twin, setup_of(grid));
+  const GridShape cp{1, world().size(), 1};
+  for (const LayoutKind& layout : layout_kinds())
+    for (const StateSchedule& schedule : state_schedules()) {
+      ScoringSetup setup = setup_of(cp, layout.name);
+      setup.state_schedule = &schedule;
+      if (refusal_of(documents, config, setup).empty())
+        expect_right(documents, config, twin, setup);
+    }
+  const auto admitted = recurrent_layouts(documents, config, setup_of(cp));
+  EXPECT_GE(admitted.size(), 1U);
+  for (const LayoutKind* layout : admitted) {
+    ScoringSetup setup = setup_of(cp);
+    setup.recurrent_layout = layout;
+    expect_right(documents, config, twin, setup);
+  }
+  poison_new_buffers(poisoned);
+}
+
+TEST(Scoring, Bf16RecurrentLayersAreNearTheTwinOfTheRoundedWeights) {
+  ModelConfig config = test::hybrid_config();
+  config.layer_kinds[1].recurrent = true;  // no layer of softmax attention is left
+  config.rms_norm_eps = 0.1;               // the norm of a head hardly enlarges roundings
+  const Documents documents = ragged_documents(config);
+  const TwinScores twin = twin_scores(documents, config, DType::bf16);
+  for (const GridShape& grid : all_grids(config)) {
+    ScoringSetup setup = setup_of(grid);
+    setup.types = {DType::bf16, DType::f32};
+    expect_right(documents, config, twin, setup);
+  }
+}
+
+TEST(Scoring, StatesOfTreesAreRefused) {
+  const ModelConfig config = test::hybrid_config();
+  test::expect_usage(
+      "documents that share a prefix, and a model with 2 recurrent layers: states of trees are not "
+      "supported",
+      [&] {
+        plan_of(rollouts(config), config, setup_of({1, world().size(), 1}), 4);
+      });
 }
 
 TEST(Scoring, WindowsOfTreesAreRefused) {

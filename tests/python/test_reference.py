@@ -197,7 +197,8 @@ class FilesTest(unittest.TestCase):
                 file.visititems(check)
 
     def test_stored_references_hold(self):
-        for documents, model in (("docs_tiny.h5", "model_tiny.h5"), ("docs_small.h5", "model.h5")):
+        for documents, model in (("docs_tiny.h5", "model_tiny.h5"), ("docs_hybrid.h5", "model_hybrid.h5"),
+                                 ("docs_small.h5", "model.h5")):
             path = os.path.join(INPUTS, documents)
             loaded = reference.Model(os.path.join(INPUTS, model))
             with h5py.File(path, "r") as file:

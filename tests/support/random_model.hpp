@@ -23,9 +23,31 @@ inline ModelConfig small_config() {
   return c;
 }
 
+/// As above, but the first layer and the third of three are recurrent.
+inline ModelConfig hybrid_config() {
+  ModelConfig c = small_config();
+  c.num_hidden_layers = 3;
+  c.layer_kinds = {{.recurrent = true}, {}, {.recurrent = true}};
+  c.rms_norm_eps = 1e-3;  // the norm of a head's output amplifies errors where its terms cancel
+  c.recurrent = {.key_heads = 2, .value_heads = 4, .key_dim = 5, .value_dim = 6, .conv_width = 4};
+  return c;
+}
+
 /// Rows and columns of a weight of `config` by its name in a model file.
 inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std::string& name) {
   const std::string leaf = name.substr(name.rfind('/') + 1);
+  const RecurrentConfig& r = c.recurrent;
+  const bool recurs =
+      name.starts_with("layers/") && c.kind_of(std::stoll(name.substr(7))).recurrent;
+  if (leaf == "conv_q" || leaf == "conv_k") return {r.conv_width, r.key_width()};
+  if (leaf == "conv_v") return {r.conv_width, r.value_width()};
+  if (leaf == "a_log" || leaf == "dt_bias") return {1, r.value_heads};
+  if (leaf == "o_norm") return {1, r.value_dim};
+  if (leaf == "wb" || leaf == "wa") return {c.hidden_size, r.value_heads};
+  if (leaf == "wz") return {c.hidden_size, r.value_width()};
+  if (recurs && leaf == "wo") return {r.value_width(), c.hidden_size};
+  if (recurs && leaf == "wv") return {c.hidden_size, r.value_width()};
+  if (recurs && (leaf == "wq" || leaf == "wk")) return {c.hidden_size, r.key_width()};
   if (leaf == "embed") return {c.vocab_padded, c.hidden_size};
   if (leaf == "head") return {c.hidden_size, c.vocab_padded};
   if (leaf == "wq") return {c.hidden_size, c.query_width()};

@@ -19,7 +19,8 @@ using Longs = std::vector<int64_t>;
 
 TEST(ClosedForm, IsWhatEveryScheduleCountsOn64Ranks) {
   constexpr int cp = 64;
-  for (const char* kind : {"contiguous", "dual-chunk-swap", "zigzag", "striped", "balanced"})
+  for (const char* kind :
+       {"contiguous", "contiguous-documents", "dual-chunk-swap", "zigzag", "striped", "balanced"})
     for (const MaskRule& mask : {MaskRule{}, MaskRule{MaskKind::causal, 2}}) {
       AttentionCase c;
       c.layout = layout_case(kind, test::bounds_of({384, 5, 100}, {384, 128, 128}), cp);

@@ -95,6 +95,7 @@ TEST(VisiblePairsOf, OneCausalSequence) {
   const MaskRule causal;
   // S = 16, cp = 4, L = 4: r L² + L(L+1)/2; S(S+1)/(2 cp); (r+1) L(L+1)/2 + (cp-1-r) L(L-1)/2.
   EXPECT_EQ(pairs_of("contiguous", full_bounds({16}), 4, causal), (Longs{10, 26, 42, 58}));
+  EXPECT_EQ(pairs_of("contiguous-documents", full_bounds({8, 8}), 2, causal), (Longs{20, 52}));
   EXPECT_EQ(pairs_of("dual-chunk-swap", full_bounds({16}), 4, causal), (Longs{34, 34, 34, 34}));
   EXPECT_EQ(pairs_of("zigzag", full_bounds({16}), 4, causal), (Longs{34, 34, 34, 34}));
   EXPECT_EQ(pairs_of("striped", full_bounds({16}), 4, causal), (Longs{28, 32, 36, 40}));
@@ -110,8 +111,8 @@ TEST(VisiblePairsOf, OneCausalSequence) {
 
 TEST(VisiblePairsOf, AgreesWithCountingForEqualSequencesAndAllMasks) {
   EXPECT_TRUE(rc::check("brute force", [] {
-    const auto kind =
-        *rc::gen::element<std::string>("contiguous", "dual-chunk-swap", "zigzag", "striped");
+    const auto kind = *rc::gen::element<std::string>("contiguous", "contiguous-documents",
+                                                     "dual-chunk-swap", "zigzag", "striped");
     const int cp = *rc::gen::inRange(1, 9);
     const int64_t multiple = kind == "striped" ? cp : find_layout(kind).segment_multiple(cp);
     const int64_t length = multiple * *rc::gen::inRange<int64_t>(1, 40 / multiple + 2);
@@ -139,8 +140,11 @@ TEST(VisiblePairsOf, AgreesWithCountingForEqualSequencesAndAllMasks) {
 
 TEST(NeededShare, OfOneCausalSequence) {
   for (int cp = 2; cp <= 8; ++cp)
-    for (const auto& [kind, share] : std::vector<std::pair<std::string, double>>{
-             {"contiguous", 0.5}, {"dual-chunk-swap", 0.75}, {"striped", 1 - 1.0 / 12}}) {
+    for (const auto& [kind, share] :
+         std::vector<std::pair<std::string, double>>{{"contiguous", 0.5},
+                                                     {"contiguous-documents", 0.5},
+                                                     {"dual-chunk-swap", 0.75},
+                                                     {"striped", 1 - 1.0 / 12}}) {
       AttentionCase c;
       c.layout = layout_case(kind, full_bounds({6 * cp}), cp);
       c.heads = shape_of(4, 2);

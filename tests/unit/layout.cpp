@@ -214,8 +214,8 @@ TEST(Layouts, EveryKindIsFoundByItsNameAndMakesIt) {
     EXPECT_EQ(kind.make({bounds, bounds}, options_of(2)).name, kind.name);
   }
   EXPECT_EQ(usage_message([] { find_layout("zebra"); }),
-            "there is no layout 'zebra'; there are contiguous, zigzag, dual-chunk-swap, "
-            "striped, balanced, balanced-joint");
+            "there is no layout 'zebra'; there are contiguous, contiguous-documents, zigzag, "
+            "dual-chunk-swap, striped, balanced, balanced-joint");
 }
 
 TEST(Contiguous, PadsOnTheRight) {
@@ -233,6 +233,21 @@ TEST(Contiguous, FewerTokensThanRanks) {
   EXPECT_EQ(indices(layout), (std::vector<Ints>{{0}, {1}, {2}, {3}}));
   EXPECT_EQ(real_tokens(layout), (Lengths{1, 1, 0, 0}));
   EXPECT_TRUE(layout.shard(2).fragments.empty());
+}
+
+// As contiguous cuts the row: of documents of 4 and 12 slots it would give rank 0 the first 8.
+TEST(ContiguousDocuments, CutsEveryDocument) {
+  const Bounds bounds = bounds_of({4, 0, 9}, {4, 0, 12});
+  const LayoutKind& kind = find_layout("contiguous-documents");
+  const Layout layout = kind.make(bounds.view(), options_of(2));
+  EXPECT_EQ(indices(layout),
+            (std::vector<Ints>{{0, 1, 4, 5, 6, 7, 8, 9}, {2, 3, 10, 11, 12, 13, 14, 15}}));
+  EXPECT_EQ(real_tokens(layout), (Lengths{8, 5}));
+  EXPECT_EQ(layout.shard(1).fragments,
+            (std::vector<Fragment>{{0, DocPosition(2), 1, 2, LocalToken(0)},
+                                   {2, DocPosition(6), 1, 3, LocalToken(2)}}));
+  EXPECT_EQ(usage_message([&] { kind.make(bounds.view(), options_of(3)); }),
+            "segment 0: slot length 4 is not a multiple of cp = 3; the next valid one is 6");
 }
 
 TEST(Zigzag, CutsTheRowAndNotItsDocuments) {

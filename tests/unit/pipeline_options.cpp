@@ -39,18 +39,61 @@ void expect_refused(const std::string& message, const PipelineOptions& o, int ra
   });
 }
 
-TEST(MakePlan, OnlyDualChunkSwapPadsSegments) {
+TEST(MakePlan, LayoutsThatCutSegmentsPadThem) {
   const Documents documents = documents_of({5, 3, 0, 8});
   EXPECT_EQ(plan_of(options_of(2), documents).bins.front().slots(), 8 + 8 + 4);
   EXPECT_EQ(plan_of(options_of(3), documents).bins.front().slots(), 12 + 6 + 6);
   for (const LayoutKind& layout : layout_kinds()) {
-    if (layout.name == "dual-chunk-swap") continue;
+    if (layout.chunks_per_rank > 0) continue;
     const ScoringPlan plan = plan_of(options_of(3, layout.name), documents);
     EXPECT_EQ(plan.bins.front().slots(), 16) << layout.name;
     EXPECT_GE(plan.layout_of(plan.bins.front()).layout.padded_slots, 18) << layout.name;
     EXPECT_EQ(plan.capacity, 8192) << layout.name;
   }
   EXPECT_EQ(plan_of(options_of(3), documents).capacity, 8196);
+  const ScoringPlan parts = plan_of(options_of(3, "contiguous-documents"), documents);
+  EXPECT_EQ(parts.bins.front().slots(), 6 + 3 + 9);
+  EXPECT_EQ(parts.capacity, 8193);
+}
+
+ModelConfig hybrid() {
+  ModelConfig config = test::small_config();
+  config.layer_kinds = {{.recurrent = true}, {}};
+  config.recurrent = {2, 4, 4, 6, 4};
+  return config;
+}
+
+TEST(MakePlan, RecurrentLayersHaveALayoutOfTheirOwn) {
+  PipelineOptions o = options_of(2);
+  const auto message = [&](const ModelConfig& config, int ranks = 2) {
+    return test::usage_message([&] { make_plan(o, config, "", documents_of({9, 40}), ranks); });
+  };
+  const ScoringPlan plan = make_plan(o, hybrid(), "", documents_of({9, 40}), 2);
+  EXPECT_EQ(plan.recurrent_layers, 1);
+  EXPECT_EQ(plan.masks.size(), 1U);
+  EXPECT_EQ(plan.masks.front().layers, 1);
+  EXPECT_EQ(plan.layout_of(plan.bins.front()).recurrent.name, "contiguous");
+  EXPECT_NE(dry_run_text(plan, hybrid()).find("1 recurrent layers, contiguous, state-gather: send"),
+            std::string::npos);
+  o.recurrent_layout = "striped";
+  EXPECT_NE(message(hybrid()).find("--state-schedule state-gather: under striped rank 0 has one in 2 "
+                                   "tokens"),
+            std::string::npos);
+  o.recurrent_layout = "zigzag";
+  o.state_schedule = "state-chain";
+  EXPECT_NE(message(test::small_config())
+                .find("--recurrent-layout zigzag: the model has no recurrent layers\n"
+                      "  - --state-schedule state-chain: the model has no recurrent layers"),
+            std::string::npos);
+  o = options_of(1);
+  o.tp = 4;
+  EXPECT_NE(
+      message(hybrid(), 4).find("--tp 4 does not divide the model's linear_num_key_heads = 2"),
+      std::string::npos);
+  o = options_of(2);
+  o.backend.backend = "cuda";
+  EXPECT_NE(message(hybrid()).find("1 recurrent layers, which need --backend cpu"),
+            std::string::npos);
 }
 
 TEST(MakePlan, TheGridTakesTheRanksThatAreLeft) {

@@ -89,7 +89,9 @@ TEST(Registries, LayoutsReadTheOptionsThatTheyName) {
 }
 
 TEST(Registries, SegmentRulesOfLayouts) {
-  EXPECT_EQ(segment_rule_help(), "a multiple of 2 cp under dual-chunk-swap");
+  EXPECT_EQ(
+      segment_rule_help(),
+      "a multiple of cp under contiguous-documents, a multiple of 2 cp under dual-chunk-swap");
   EXPECT_EQ(chunks_for_all_layouts(), 2);
 }
 

@@ -310,6 +310,14 @@ TEST(Tolerance, FollowsEveryLength) {
   }
 }
 
+TEST(Tolerance, OfTheKindOfLayerThatHasMoreRoundings) {
+  DecoderShape hybrid = shape_of_layers(4);
+  hybrid.recurrence = 1;
+  EXPECT_EQ(hidden_tolerance(shape_of_layers(4)), hidden_tolerance(hybrid));
+  hybrid.recurrence = 1 << 20;
+  EXPECT_LT(hidden_tolerance(shape_of_layers(4)), hidden_tolerance(hybrid));
+}
+
 TEST(Tolerance, OfScoresFollowsTheLogits) {
   const DecoderShape shape = shape_of_layers(4);
   EXPECT_DOUBLE_EQ(score_tolerance(shape, 40), 2 * score_tolerance(shape, 20));

@@ -99,19 +99,27 @@ int64_t window_of(ConfigErrors& errors, const AttributeValue& value, int64_t abs
   return 0;
 }
 
-/// Sets the window of each layer whose type is "sliding_attention".
+enum class LayerType { full, sliding, recurrent };
+
+/// Sets the window of each layer whose type is "sliding_attention", and which layers are recurrent.
 void read_layer_types(ConfigErrors& errors, const AttributeValue& value, int64_t window,
-                      ModelConfig& config) {
+                      bool may_recur, ModelConfig& config) {
   if (value == AttributeValue(std::string("full_attention"))) return;
-  const std::vector<bool> slides = of_layers<bool>(
+  const std::vector<LayerType> types = of_layers<LayerType>(
       errors, "layer_types", value, config.num_hidden_layers,
-      R"("full_attention" or "sliding_attention")", [](const Json& item) -> std::optional<bool> {
-        if (item == "sliding_attention") return true;
-        return item == "full_attention" ? std::optional(false) : std::nullopt;
+      may_recur ? R"("full_attention", "sliding_attention" or "linear_attention")"
+                : R"("full_attention" or "sliding_attention")",
+      [&](const Json& item) -> std::optional<LayerType> {
+        if (item == "sliding_attention") return LayerType::sliding;
+        if (item == "linear_attention" && may_recur) return LayerType::recurrent;
+        return item == "full_attention" ? std::optional(LayerType::full) : std::nullopt;
       });
-  if (window == 0 && std::find(slides.begin(), slides.end(), true) != slides.end())
+  if (window == 0 && std::ranges::count(types, LayerType::sliding) > 0)
     errors.add(R"('layer_types' has "sliding_attention", but there is no 'sliding_window')");
-  for (size_t l = 0; l < slides.size(); ++l) config.layer_kinds[l].window = slides[l] ? window : 0;
+  for (size_t l = 0; l < types.size(); ++l) {
+    config.layer_kinds[l].window = types[l] == LayerType::sliding ? window : 0;
+    config.layer_kinds[l].recurrent = types[l] == LayerType::recurrent;
+  }
 }
 
 /// Adds errors for keys of windows that the family does not read, unless they ask for no window.
@@ -144,7 +152,7 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
   if (is_given(late) && (first == nullptr || *first < 0))
     errors.add("'max_window_layers' is {}; wanted: a number from 0 on", to_string(late));
   if (const AttributeValue types = value("layer_types"); is_given(types)) {
-    read_layer_types(errors, types, window, config);
+    read_layer_types(errors, types, window, false, config);
     return;
   }
   for (int64_t l = 0; l < std::ssize(config.layer_kinds); ++l) {
@@ -255,7 +263,7 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   if (!is_absent(used) && !is_off && window == 0)
     errors.add("'use_sliding_window' is {}, but there is no 'sliding_window'", to_string(used));
   if (const AttributeValue types = value("layer_types"); !is_absent(types))
-    read_layer_types(errors, types, window, config);
+    read_layer_types(errors, types, window, true, config);
   else
     for (LayerKind& kind : config.layer_kinds) kind.window = window;
   forget_if_alike(config);

@@ -19,6 +19,15 @@ constexpr const char* group = "/model";
 /// Types of stored weights, from wide to narrow.
 constexpr std::array weight_types = {h5::Type::f32, h5::Type::float16, h5::Type::bfloat16};
 
+/// The attributes of recurrent layers.
+std::vector<std::tuple<const char*, int64_t RecurrentConfig::*, int64_t>> recurrent_sizes() {
+  return {{"linear_num_key_heads", &RecurrentConfig::key_heads, 1 << 12},
+          {"linear_num_value_heads", &RecurrentConfig::value_heads, 1 << 12},
+          {"linear_key_head_dim", &RecurrentConfig::key_dim, 1 << 10},
+          {"linear_value_head_dim", &RecurrentConfig::value_dim, 1 << 10},
+          {"linear_conv_kernel_dim", &RecurrentConfig::conv_width, 1 << 6}};
+}
+
 ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   ModelConfig config;
   config.vocab_size = reader.integer(group, "vocab_size");
@@ -34,6 +43,9 @@ ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   const auto value = [&](const std::string& key) { return file.attribute(group, key); };
   if (reader.errors().empty()) read_rope(reader.errors(), value, config);
   if (reader.errors().empty()) read_feature_attributes(reader.errors(), value, config);
+  if (config.recurrent_layers() > 0)
+    for (const auto& [name, member, most] : recurrent_sizes())
+      config.recurrent.*member = reader.integer(group, name);
   return config;
 }
 
@@ -60,6 +72,8 @@ std::vector<std::string> attributes_of_decoders() {
   for (const std::string& key : decoder_keys()) places.push_back(fmt::format("{}@{}", group, key));
   for (const char* key : rope_keys) places.push_back(fmt::format("{}@{}", group, key));
   for (const char* key : feature_attributes) places.push_back(fmt::format("{}@{}", group, key));
+  for (const auto& [name, member, most] : recurrent_sizes())
+    places.push_back(fmt::format("{}@{}", group, name));
   places.push_back(fmt::format("{}@model_type", group));
   return places;
 }
@@ -112,6 +126,20 @@ void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const
 
 }  // namespace
 
+namespace {
+
+void check_recurrent(ConfigErrors& errors, const RecurrentConfig& r) {
+  for (const auto& [name, member, most] : recurrent_sizes()) {
+    if (r.*member < 1) errors.add("{} is {}; it must be at least 1", name, r.*member);
+    if (r.*member > most) errors.add("{} is {}; it must be at most {}", name, r.*member, most);
+  }
+  if (r.key_heads > 0 && r.value_heads % r.key_heads != 0)
+    errors.add("linear_num_value_heads is {}; it must be a multiple of linear_num_key_heads = {}",
+               r.value_heads, r.key_heads);
+}
+
+}  // namespace
+
 void check_config(ConfigErrors& errors, const ModelConfig& c) {
   // With these limits, all parameters, and the activations of max_slots, take less than 2^62 bytes.
   const std::tuple<const char*, int64_t, int64_t> sizes[] = {
@@ -137,6 +165,7 @@ void check_config(ConfigErrors& errors, const ModelConfig& c) {
   if (c.head_dim % 2 != 0)
     errors.add("head_dim is {}; it must be even, since rotary embedding turns pairs", c.head_dim);
   check_rope(errors, c);
+  if (c.recurrent_layers() > 0) check_recurrent(errors, c.recurrent);
   if (!(c.rms_norm_eps >= 0) || !std::isfinite(c.rms_norm_eps))
     errors.add("rms_norm_eps is {}; it must not be negative", c.rms_norm_eps);
 }
@@ -145,8 +174,40 @@ std::string layer_tensor(int64_t layer, const std::string& name) {
   return fmt::format("layers/{}/{}", layer, name);
 }
 
+namespace {
+
+using LayerTensors = std::vector<std::pair<const char*, h5::Shape>>;
+
+LayerTensors attention_tensors(const ModelConfig& c) {
+  const int64_t q = c.query_width(), kv = c.kv_width();
+  LayerTensors all{
+      {"wq", {c.hidden_size, q}}, {"wk", {c.hidden_size, kv}}, {"wv", {c.hidden_size, kv}}};
+  const auto add = [&](bool wanted, const LayerTensors& more) {
+    if (wanted) all.insert(all.end(), more.begin(), more.end());
+  };
+  add(c.qkv_bias, {{"bq", {q}}, {"bk", {kv}}, {"bv", {kv}}});
+  add(c.qk_norm, {{"q_norm", {c.head_dim}}, {"k_norm", {c.head_dim}}});
+  add(c.attention_sinks, {{"sinks", {c.num_attention_heads}}});
+  add(true, {{"wo", {q, c.hidden_size}}});
+  add(c.output_bias, {{"bo", {c.hidden_size}}});
+  return all;
+}
+
+LayerTensors recurrent_tensors(const ModelConfig& c) {
+  const RecurrentConfig& r = c.recurrent;
+  const int64_t keys = r.key_width(), values = r.value_width();
+  return {{"wq", {c.hidden_size, keys}},          {"wk", {c.hidden_size, keys}},
+          {"wv", {c.hidden_size, values}},        {"wz", {c.hidden_size, values}},
+          {"wb", {c.hidden_size, r.value_heads}}, {"wa", {c.hidden_size, r.value_heads}},
+          {"conv_q", {r.conv_width, keys}},       {"conv_k", {r.conv_width, keys}},
+          {"conv_v", {r.conv_width, values}},     {"a_log", {r.value_heads}},
+          {"dt_bias", {r.value_heads}},           {"o_norm", {r.value_dim}},
+          {"wo", {values, c.hidden_size}}};
+}
+
+}  // namespace
+
 std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& c) {
-  const int64_t q = c.num_attention_heads * c.head_dim, kv = c.num_key_value_heads * c.head_dim;
   std::vector<std::pair<std::string, h5::Shape>> tensors{
       {"embed", {c.vocab_padded, c.hidden_size}},
       {"final_norm", {c.hidden_size}},
@@ -157,21 +218,9 @@ std::vector<std::pair<std::string, h5::Shape>> model_tensors(const ModelConfig& 
       tensors.emplace_back(layer_tensor(layer, name), std::move(shape));
     };
     add("attn_norm", {c.hidden_size});
-    add("wq", {c.hidden_size, q});
-    add("wk", {c.hidden_size, kv});
-    add("wv", {c.hidden_size, kv});
-    if (c.qkv_bias) {
-      add("bq", {q});
-      add("bk", {kv});
-      add("bv", {kv});
-    }
-    if (c.qk_norm) {
-      add("q_norm", {c.head_dim});
-      add("k_norm", {c.head_dim});
-    }
-    if (c.attention_sinks) add("sinks", {c.num_attention_heads});
-    add("wo", {q, c.hidden_size});
-    if (c.output_bias) add("bo", {c.hidden_size});
+    for (auto& [name, shape] :
+         c.kind_of(layer).recurrent ? recurrent_tensors(c) : attention_tensors(c))
+      add(name, std::move(shape));
     add("mlp_norm", {c.hidden_size});
     add("w_gate", {c.hidden_size, c.intermediate_size});
     add("w_up", {c.hidden_size, c.intermediate_size});

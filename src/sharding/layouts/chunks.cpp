@@ -11,6 +11,17 @@ SlotRun slot_run(int64_t start, int64_t length) {
   return {GlobalToken(start), 1, length, {}};
 }
 
+// Checking that the shards cover the stream is not enough: a misaligned boundary can give a perfect
+// permutation that splits a segment at the wrong slot.
+int64_t chunk_of_segment(const SegmentBounds& bounds, int64_t i, int cp, int chunks) {
+  const int64_t slots = bounds.slot_length(i), parts = int64_t{chunks} * cp;
+  if (slots % parts != 0)
+    throw_usage(
+        "segment {}: slot length {} is not a multiple of {}cp = {}; the next valid one is {}", i,
+        slots, chunks == 1 ? "" : fmt::format("{}·", chunks), parts, round_up(slots, parts));
+  return slots / parts;
+}
+
 std::vector<int64_t> swapped_chunks(int rank, int cp) {
   return {rank, 2 * cp - 1 - rank};
 }

@@ -11,6 +11,10 @@ void check_cp(int cp);
 
 SlotRun slot_run(int64_t start, int64_t length);
 
+/// Slots of one of chunks·cp equal parts of segment i. Throws a usage error that names the segment
+/// if its slots cannot be cut so, with the next length that can.
+int64_t chunk_of_segment(const SegmentBounds& bounds, int64_t i, int cp, int chunks);
+
 /// Chunks r and 2·cp-1-r of 2·cp. They stay two entries where they are adjacent (the last rank).
 std::vector<int64_t> swapped_chunks(int rank, int cp);
 

@@ -24,13 +24,7 @@ Layout dual_chunk_swap(const SegmentBounds& bounds, int cp) {
   check_bounds(bounds);
   std::vector<std::vector<SlotRun>> pieces(cp);
   for (int64_t i = 0; i < bounds.segments(); ++i) {
-    const int64_t slots = bounds.slot_length(i), chunk = slots / (2 * cp);
-    // Checking that the shards cover the stream is not enough: a misaligned boundary can give a
-    // perfect permutation that splits a segment at the wrong slot.
-    if (slots % (2 * cp) != 0)
-      throw_usage(
-          "segment {}: slot length {} is not a multiple of 2·cp = {}; the next valid one is {}", i,
-          slots, 2 * cp, round_up(slots, 2 * cp));
+    const int64_t chunk = chunk_of_segment(bounds, i, cp, 2);
     for (int r = 0; r < cp; ++r)
       for (const int64_t c : swapped_chunks(r, cp))
         pieces[r].push_back(slot_run(bounds.begin(i) + c * chunk, chunk));

@@ -6,17 +6,20 @@
 
 #include "sharding/layouts.hpp"
 
-#define GYRE_LAYOUTS(X) \
-  X(contiguous)         \
-  X(zigzag)             \
-  X(dual_chunk_swap)    \
-  X(striped)            \
-  X(balanced)           \
-  X(balanced_joint)     \
+#define GYRE_LAYOUTS(X)   \
+  X(contiguous)           \
+  X(contiguous_documents) \
+  X(zigzag)               \
+  X(dual_chunk_swap)      \
+  X(striped)              \
+  X(balanced)             \
+  X(balanced_joint)       \
   /* the end */
 
 /// The default of apps and options.
 #define GYRE_DEFAULT_LAYOUT dual_chunk_swap_layout
+/// The default where recurrent layers have a layout of their own.
+#define GYRE_RECURRENT_LAYOUT contiguous_layout
 
 namespace gyre {
 
