@@ -58,9 +58,8 @@ void check_first_bin(const ScoringPlan& plan, const ModelConfig& config, ConfigE
       const std::string reason = schedule.why_not(plan.problem(layout, config, m));
       if (!reason.empty()) errors.add("schedule {}: {}", schedule.name, reason);
     }
-    const std::string reason = plan.recurrent_layers > 0
-                                   ? recurrent_refusal(plan.recurrent_problem(layout, config))
-                                   : "";
+    const std::string reason =
+        plan.recurrent_layers > 0 ? recurrent_refusal(plan.recurrent_problem(layout, config)) : "";
     if (!reason.empty())
       errors.add("--recurrent-layout {}, --state-schedule {}: {}", layout.recurrent.name,
                  plan.setup.state_schedule->name, reason);
@@ -83,9 +82,10 @@ void check_recurrent(const PipelineOptions& o, const ModelConfig& config, Config
     errors.add("the model has {} recurrent layers, which need --backend cpu",
                config.recurrent_layers());
   if (recurs && o.dtype == "bf16")
-    errors.add("--dtype bf16: the model has {} recurrent layers, whose errors in bf16 have no model "
-               "yet; take f32",
-               config.recurrent_layers());
+    errors.add(
+        "--dtype bf16: the model has {} recurrent layers, whose errors in bf16 have no model "
+        "yet; take f32",
+        config.recurrent_layers());
 }
 
 /// Checks that divergences of `model` from `teacher` are defined and can be computed.

