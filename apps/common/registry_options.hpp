@@ -101,7 +101,7 @@ struct RegistryOptions {
   std::string help(const std::string& title) const {
     std::string text = title + ":\n";
     for (const Entry& entry : entries)
-      text += fmt::format("  {:<20}{}\n", entry.name, entry.summary);
+      text += fmt::format("  {:<21}{}\n", entry.name, entry.summary);
     return text;
   }
 };

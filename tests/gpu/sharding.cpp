@@ -18,7 +18,7 @@ std::vector<Layout> layouts() {
       LayoutOptions options;
       options.cp = cp;
       options.stripe = 3;
-      const int64_t multiple = kind.name == "dual-chunk-swap" ? 2 * cp : 1;
+      const int64_t multiple = kind.segment_multiple(cp);
       Bounds bounds;
       for (const int64_t length : {37, 0, 5, 1, 64})
         bounds.add(length, round_up(length, multiple) + (length == 5 ? multiple : 0));

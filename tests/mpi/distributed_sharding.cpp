@@ -53,7 +53,7 @@ Sharded make(const LayoutKind& kind, const std::vector<int64_t>& lengths, int cp
   options.cp = cp;
   options.stripe = stripe;
   options.chunk = 3;
-  Sharded result{bounds_of(lengths, kind.name == "dual-chunk-swap" ? 2 * cp : 1), {}};
+  Sharded result{bounds_of(lengths, kind.segment_multiple(cp)), {}};
   result.layout = kind.make(result.bounds.view(), options);
   return result;
 }

@@ -165,7 +165,7 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
             [](hid_t file) {
               add_text(file, "layer_types", R"(["full_attention", "sliding_attention"])");
             }},
-           {R"(wanted: a list of "full_attention" or "sliding_attention" for each of 2 layers)",
+           {R"(wanted: a list of "full_attention", "sliding_attention" or "linear_attention" for each of)",
             [](hid_t file) { add_text(file, "layer_types", R"(["full_attention", "linear"])"); }},
            {"'attn_logit_softcapping' is 30, which means another decoder; wanted: 0 or false",
             [](hid_t file) { add_attribute(file, "attn_logit_softcapping", 30); }},

@@ -114,7 +114,7 @@ class Attention {
         stream_(device == nullptr ? host_stream_ : device->stream),
         workspace_(shared == nullptr ? own_workspace_ : *shared) {
     const int cp = group.size();
-    const int64_t multiple = c.layout.name == "dual-chunk-swap" ? 2 * cp : 1;
+    const int64_t multiple = c.layout.segment_multiple(cp);
     for (size_t d = 0; d + 1 < p.offsets.size(); ++d) {
       const int64_t n = p.offsets[d + 1] - p.offsets[d];
       real_.push_back(real_.back() + static_cast<int32_t>(n));

@@ -66,7 +66,7 @@ inline LayoutCase arbitrary_layout() {
   result.options.cp = *rc::gen::inRange(1, 17);
   result.options.stripe = *rc::gen::inRange<int64_t>(1, 6);
   result.options.chunk = *rc::gen::inRange<int64_t>(0, 9);
-  result.bounds = arbitrary_bounds(kind.name == "dual-chunk-swap" ? 2 * result.options.cp : 1);
+  result.bounds = arbitrary_bounds(kind.segment_multiple(result.options.cp));
   result.layout = kind.make(result.bounds.view(), result.options);
   return result;
 }

@@ -235,7 +235,7 @@ TEST(CpBatch, ShardsOfEveryLayoutAreTheStream) {
   EXPECT_TRUE(rc::check("every slot is on one rank, with all that belongs to it", [] {
     const LayoutKind kind = *rc::gen::elementOf(layout_kinds());
     const int cp = *rc::gen::inRange(2, 9);
-    const int64_t multiple = kind.name == "dual-chunk-swap" ? 2 * cp : 1;
+    const int64_t multiple = kind.segment_multiple(cp);
     Longs real, padded;
     for (int64_t i = 0, n = *rc::gen::inRange<int64_t>(1, 6); i < n; ++i) {
       padded.push_back(multiple * *rc::gen::inRange<int64_t>(0, 12));
