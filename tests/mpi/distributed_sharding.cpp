@@ -523,7 +523,7 @@ TEST(Relayout, HalosOfFragmentsComeBehindTheSlots) {
       EXPECT_EQ(got, wanted);
       halos += plan.slots - to.slots_of_rank();
     }
-  EXPECT_EQ(all_reduce_value(world(), halos, ReduceOp::sum) > 0, n > 1);
+  EXPECT_GT(all_reduce_value(world(), halos, ReduceOp::sum), 0);
 }
 
 TEST(Relayout, ErrorsAreTheSameOnAllRanks) {
