@@ -323,6 +323,9 @@ def local_slots(problem):
     if layout == "contiguous":
         n = -(-slots // cp)
         return np.arange(r * n, (r + 1) * n)
+    if layout == "contiguous-documents":
+        pieces = [(begin, (end - begin) // cp) for begin, end in zip(bounds[:-1], bounds[1:])]
+        return np.concatenate([np.arange(b + r * n, b + (r + 1) * n) for b, n in pieces])
     if layout == "striped":
         s = int(problem["stripe"])
         return np.array([t for t in range(-(-slots // (s * cp)) * s * cp) if t // s % cp == r])
