@@ -155,53 +155,54 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
   const auto add_dataset = [](const char* name) {
     return [name](hid_t file) { test::make_dataset(file, name, H5T_IEEE_F32LE, {6}); };
   };
-  for (const auto& [message, change] :
-       std::vector<std::pair<std::string, std::function<void(hid_t)>>>{
-           {"'sliding_window' is -1; wanted: a number of tokens from 1 on",
-            [](hid_t file) { add_attribute(file, "sliding_window", -1); }},
-           {"'use_sliding_window' is 1, but there is no 'sliding_window'",
-            [](hid_t file) { add_attribute(file, "use_sliding_window", 1); }},
-           {R"('layer_types' has "sliding_attention", but there is no 'sliding_window')",
-            [](hid_t file) {
-              add_text(file, "layer_types", R"(["full_attention", "sliding_attention"])");
-            }},
-           {R"(wanted: a list of "full_attention", "sliding_attention" or "linear_attention" for each of)",
-            [](hid_t file) { add_text(file, "layer_types", R"(["full_attention", "linear"])"); }},
-           {"'attn_logit_softcapping' is 30, which means another decoder; wanted: 0 or false",
-            [](hid_t file) { add_attribute(file, "attn_logit_softcapping", 30); }},
-           {"'final_logit_softcapping' is -1; wanted: a number above 0",
-            [](hid_t file) { add_attribute(file, "final_logit_softcapping", -1); }},
-           {"'hidden_act' is 'gelu_10', which means another decoder; wanted: silu or swish or gelu "
-            "or gelu_pytorch_tanh or gelu_new or gelu_fast, or leave it out",
-            [](hid_t file) { add_text(file, "hidden_act", "gelu_10"); }},
-           {"'/model/layers/0/q_norm' is none of this decoder's tensors",
-            add_dataset("/model/layers/0/q_norm")},
-           {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers without qkv_bias",
-            add_dataset("/model/layers/1/bq")},
-           {"there is no dataset '/model/layers/1/bv'; it must be float32 or float16 or bfloat16 "
-            "[4]",
-            [](hid_t file) { add_attribute(file, "qkv_bias", 1); }},
-           {"'/model/layers/1/sinks' is none of this decoder's tensors",
-            add_dataset("/model/layers/1/sinks")},
-           {"there is no dataset '/model/layers/0/sinks'; it must be float32 or float16 or "
-            "bfloat16 [4]",
-            [](hid_t file) { add_attribute(file, "attention_sinks", 1); }},
-           {"there is no dataset '/model/layers/0/bo'; it must be float32 or float16 or bfloat16 "
-            "[6]",
-            [](hid_t file) { add_attribute(file, "attention_bias", 1); }},
-           {"there is no dataset '/model/layers/0/k_norm'; it must be float32 or float16 or "
-            "bfloat16 [2]",
-            [](hid_t file) { add_attribute(file, "qk_norm", 1); }},
-           {"'qk_norm' is 2; wanted: true or false",
-            [](hid_t file) { add_attribute(file, "qk_norm", 2); }},
-           {"'model_type' is 'gemma', which means another decoder; wanted: llama, mistral, qwen2",
-            [](hid_t file) { add_text(file, "model_type", "gemma"); }},
-           {"'model_type' is 'qwen3', which wants the attribute 'qk_norm'",
-            [](hid_t file) { add_text(file, "model_type", "qwen3"); }},
-           {"'no_rope_layers' is '[1]'; wanted: a list of 1 or 0 for each of 2 layers",
-            [](hid_t file) { add_text(file, "no_rope_layers", "[1]"); }},
-           {"'no_rope_layers' is '[1, 2]'; wanted: a list of 1 or 0 for each of 2 layers",
-            [](hid_t file) { add_text(file, "no_rope_layers", "[1, 2]"); }}}) {
+  for (
+      const auto& [message, change] :
+      std::vector<std::pair<std::string, std::function<void(hid_t)>>>{
+          {"'sliding_window' is -1; wanted: a number of tokens from 1 on",
+           [](hid_t file) { add_attribute(file, "sliding_window", -1); }},
+          {"'use_sliding_window' is 1, but there is no 'sliding_window'",
+           [](hid_t file) { add_attribute(file, "use_sliding_window", 1); }},
+          {R"('layer_types' has "sliding_attention", but there is no 'sliding_window')",
+           [](hid_t file) {
+             add_text(file, "layer_types", R"(["full_attention", "sliding_attention"])");
+           }},
+          {R"(wanted: a list of "full_attention", "sliding_attention" or "linear_attention" for each of)",
+           [](hid_t file) { add_text(file, "layer_types", R"(["full_attention", "linear"])"); }},
+          {"'attn_logit_softcapping' is 30, which means another decoder; wanted: 0 or false",
+           [](hid_t file) { add_attribute(file, "attn_logit_softcapping", 30); }},
+          {"'final_logit_softcapping' is -1; wanted: a number above 0",
+           [](hid_t file) { add_attribute(file, "final_logit_softcapping", -1); }},
+          {"'hidden_act' is 'gelu_10', which means another decoder; wanted: silu or swish or gelu "
+           "or gelu_pytorch_tanh or gelu_new or gelu_fast, or leave it out",
+           [](hid_t file) { add_text(file, "hidden_act", "gelu_10"); }},
+          {"'/model/layers/0/q_norm' is none of this decoder's tensors",
+           add_dataset("/model/layers/0/q_norm")},
+          {"'/model/layers/1/bq' is none of this decoder's tensors (2 layers without qkv_bias",
+           add_dataset("/model/layers/1/bq")},
+          {"there is no dataset '/model/layers/1/bv'; it must be float32 or float16 or bfloat16 "
+           "[4]",
+           [](hid_t file) { add_attribute(file, "qkv_bias", 1); }},
+          {"'/model/layers/1/sinks' is none of this decoder's tensors",
+           add_dataset("/model/layers/1/sinks")},
+          {"there is no dataset '/model/layers/0/sinks'; it must be float32 or float16 or "
+           "bfloat16 [4]",
+           [](hid_t file) { add_attribute(file, "attention_sinks", 1); }},
+          {"there is no dataset '/model/layers/0/bo'; it must be float32 or float16 or bfloat16 "
+           "[6]",
+           [](hid_t file) { add_attribute(file, "attention_bias", 1); }},
+          {"there is no dataset '/model/layers/0/k_norm'; it must be float32 or float16 or "
+           "bfloat16 [2]",
+           [](hid_t file) { add_attribute(file, "qk_norm", 1); }},
+          {"'qk_norm' is 2; wanted: true or false",
+           [](hid_t file) { add_attribute(file, "qk_norm", 2); }},
+          {"'model_type' is 'gemma', which means another decoder; wanted: llama, mistral, qwen2",
+           [](hid_t file) { add_text(file, "model_type", "gemma"); }},
+          {"'model_type' is 'qwen3', which wants the attribute 'qk_norm'",
+           [](hid_t file) { add_text(file, "model_type", "qwen3"); }},
+          {"'no_rope_layers' is '[1]'; wanted: a list of 1 or 0 for each of 2 layers",
+           [](hid_t file) { add_text(file, "no_rope_layers", "[1]"); }},
+          {"'no_rope_layers' is '[1, 2]'; wanted: a list of 1 or 0 for each of 2 layers",
+           [](hid_t file) { add_text(file, "no_rope_layers", "[1, 2]"); }}}) {
     RawModel().save(folder.file("m.h5"));
     on_root([&] { test::change_file(folder.file("m.h5"), change); });
     expect_error(ExitCode::usage, message, [&] { ModelFile(world(), folder.file("m.h5")); });

@@ -174,8 +174,6 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
        [](const std::string& path) { (void)read_documents(world(), path); }},
       {input("model_tiny.h5"), model_schema,
        [](const std::string& path) { ModelFile(world(), path); }},
-      {input("model_hybrid.h5"), model_schema,
-       [](const std::string& path) { ModelFile(world(), path); }},
       {folder.file("results.h5"), results_schema,
        [](const std::string& path) { (void)read_results(world(), path); }},
       {folder.file("packed.h5"), packed_schema, read_packed},

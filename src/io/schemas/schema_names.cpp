@@ -24,9 +24,7 @@ constexpr std::pair<const char*, const char*> tables[] = {
      "/reference @model_sha256? @generator? offsets? logprob? entropy? hidden?"},
     {"gyre/model",  // its reader refuses unknown datasets
      "/model @vocab_size @vocab_padded @hidden_size @num_hidden_layers @num_attention_heads "
-     "@num_key_value_heads @head_dim @intermediate_size @rope_theta @rms_norm_eps @tokenizer? "
-     "@layer_types? @linear_num_key_heads? @linear_num_value_heads? @linear_key_head_dim? "
-     "@linear_value_head_dim? @linear_conv_kernel_dim? *"},
+     "@num_key_value_heads @head_dim @intermediate_size @rope_theta @rms_norm_eps @tokenizer? *"},
     {"gyre/results",
      "/results @model_sha256 @input_sha256 @teacher_sha256? logprob entropy kl? offsets names? "
      "/packed @cp @bin_capacity bin_offsets document cu_seqlens cu_seqlens_padded "
