@@ -35,7 +35,8 @@ std::string size_text(int64_t tokens) {
 }
 
 std::string text_of(const Winner::Other& other) {
-  return fmt::format("{} +{:.2g} %", other.schedule, 100 * other.margin);
+  const double percent = 100 * other.margin;
+  return fmt::format("{} +{:.{}f} %", other.schedule, percent, percent < 10 ? 1 : 0);
 }
 
 std::string cell(const Winner& w, double x, double y) {
