@@ -344,9 +344,16 @@ MachineModel parse_machine_model(const std::string& path, const std::string& tex
   return machine;
 }
 
-Json model_json(const MachineModel& machine, const std::string& source) {
-  const auto figure = [&](const auto& value) { return Json{{"value", value}, {"source", source}}; };
-  Json links = Json::array(), kernels = Json::array();
+namespace {
+
+template <class Value>
+Json figure_json(const Value& value, const std::string& source) {
+  return {{"value", value}, {"source", source}};
+}
+
+Json links_json(const MachineModel& machine, const std::string& source) {
+  const auto figure = [&](const auto& value) { return figure_json(value, source); };
+  Json links = Json::array();
   for (const LinkTier& tier : machine.links) {
     Json& link = links.emplace_back(Json{{"tier", tier.name}});
     if (tier.ranks > 0) link["ranks"] = tier.ranks;
@@ -361,6 +368,14 @@ Json model_json(const MachineModel& machine, const std::string& source) {
     link["all_at_once"] = figure(tier.all_at_once);
     link["kernel_slowdown"] = figure(tier.kernel_slowdown);
   }
+  return links;
+}
+
+}  // namespace
+
+Json model_json(const MachineModel& machine, const std::string& source) {
+  const auto figure = [&](const auto& value) { return figure_json(value, source); };
+  Json kernels = Json::array();
   for (const KernelSurface& s : machine.kernel.surfaces) {
     Json& kernel = kernels.emplace_back(
         Json{{"pass", name_of(s.pass)}, {"dtype", name_of(s.type)}, {"head_dim", s.head_dim}});
@@ -396,7 +411,7 @@ Json model_json(const MachineModel& machine, const std::string& source) {
     model["errors"].push_back({{"pass", name_of(e.pass)},
                                {"ranks", e.several_ranks ? "several" : "one"},
                                {"share", figure(e.share)}});
-  model["links"] = std::move(links);
+  model["links"] = links_json(machine, source);
   model["kernels"] = std::move(kernels);
   if (linears.empty()) return model;
   model["linears"] = std::move(linears);
