@@ -351,19 +351,6 @@ TEST(Scoring, RecurrentLayersEqualTheSerialTwin) {
   poison_new_buffers(poisoned);
 }
 
-TEST(Scoring, Bf16RecurrentLayersAreNearTheTwinOfTheRoundedWeights) {
-  ModelConfig config = test::hybrid_config();
-  config.layer_kinds[1].recurrent = true;  // no layer of softmax attention is left
-  config.rms_norm_eps = 0.1;               // the norm of a head hardly enlarges roundings
-  const Documents documents = ragged_documents(config);
-  const TwinScores twin = twin_scores(documents, config, DType::bf16);
-  for (const GridShape& grid : all_grids(config)) {
-    ScoringSetup setup = setup_of(grid);
-    setup.types = {DType::bf16, DType::f32};
-    expect_right(documents, config, twin, setup);
-  }
-}
-
 TEST(Scoring, StatesOfTreesAreRefused) {
   const ModelConfig config = test::hybrid_config();
   test::expect_usage(
