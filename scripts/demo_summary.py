@@ -80,7 +80,7 @@ def print_figures(runs, demo):
 def print_layouts(run):
     print(f"{'layout':17}{'slowest rank computes':>23}{'a rank needs of others keys':>31}{'predicted step':>17}")
     for m in (r["measurements"] for r in run["results"]):
-        print(f"{m['layout']:17}{m['pairs']:15.2f} x mean{m['need']:29.0f} %{m['step']:14.1f} ms")
+        print(f"{m['layout']:21}{m['pairs']:11.2f} x mean{m['need']:29.0f} %{m['step']:14.1f} ms")
 
 
 def print_next(demo, apps):
