@@ -318,11 +318,7 @@ std::string pairs_text(const ScoringPlan& plan) {
   return text;
 }
 
-}  // namespace
-
-namespace {
-
-/// What recurrent layers send in a pass: "" without such layers.
+/// Says what recurrent layers send in a pass; "" without such layers.
 std::string recurrent_text(const ScoringPlan& plan, const ModelConfig& config) {
   if (plan.recurrent_layers == 0) return "";
   const int cp = plan.setup.grid.cp;

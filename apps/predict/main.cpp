@@ -64,7 +64,7 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
     };
     if (!o.trace.empty()) context.outputs.add_text(o.trace, predicted_trace(one()));
     if (!o.goal.empty()) context.outputs.add_text(o.goal, predicted_goal(one()));
-    return uncertainty_text(machine) + winners_text(winners) + refused.text();
+    return error_text(machine) + winners_text(winners) + refused.text();
   });
 }
 

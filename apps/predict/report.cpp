@@ -187,14 +187,26 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
   return winners;
 }
 
-std::string uncertainty_text(const MachineModel& machine) {
-  if (machine.errors.empty() || machine.links.empty())
-    return "# errors unknown: no prediction for this machine was compared with a measurement\n";
-  const LinkTier& inner = machine.links.front();
+constexpr const char* no_errors =
+    "# errors unknown: no prediction for this machine was compared with a measurement\n";
+
+std::string error_text(const MachineModel& machine) {
+  if (machine.errors.empty()) return no_errors;
+  const bool several = std::ranges::any_of(machine.errors, &PredictionError::several_ranks);
   return fmt::format(
-      "# error: 9 in 10 published times of {} ranks or fewer differ by no more from the predicted "
-      "one\n",
-      inner.ranks);
+      "# error: 9 in 10 published times of {} differ by no more from the predicted one\n",
+      several ? fmt::format("{} ranks or fewer", machine.links.front().ranks) : "one rank");
+}
+
+std::string attention_error_text(const MachineModel& machine) {
+  std::vector<std::string> errors;
+  for (const PredictionError& error : machine.errors)
+    if (error.pass == Pass::forward)
+      errors.push_back(fmt::format(
+          "{} +-{:.0f} %", error.several_ranks ? "several ranks" : "one rank", 100 * error.share));
+  if (errors.empty()) return no_errors;
+  return fmt::format("# error of attention alone, 9 in 10 published times, forward: {}\n",
+                     fmt::join(errors, "; "));
 }
 
 std::string winners_text(const std::vector<Winner>& winners) {

@@ -78,8 +78,10 @@ void apply_link(const std::string& text, MachineModel& machine) {
     throw_usage("--link {}: wanted {}=RATE in bytes/s, such as {}=25G", text, name, name);
   tier->bytes_per_s = rate * found->second;
   tier->curve.clear();
-  if (tier == machine.links.data())  // nobody measured several ranks of such a machine
+  if (tier == machine.links.data()) {  // nobody measured several ranks of such a machine
     std::erase_if(machine.errors, [](const PredictionError& e) { return e.several_ranks; });
+    machine.order_margin = 0;
+  }
 }
 
 }  // namespace

@@ -127,7 +127,9 @@ struct Winner {
 std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double order_margin);
 
 /// A line on how far predictions for this machine are from measurements, below the table.
-std::string uncertainty_text(const MachineModel& machine);
+std::string error_text(const MachineModel& machine);
+/// The same below a table that has no column of errors: nobody published times of a whole model.
+std::string attention_error_text(const MachineModel& machine);
 
 /// A line for each winner, below the table.
 std::string winners_text(const std::vector<Winner>& winners);

@@ -188,7 +188,7 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
   for (const PassRow* row : fastest)
     report.foms.push_back({"predicted_tokens_per_s", row->tokens_per_second(), "1/s", row->key});
   return finish_run(context, report, o.report, [&] {
-    return uncertainty_text(machine) + fastest_text(fastest) + refused.text();
+    return attention_error_text(machine) + fastest_text(fastest) + refused.text();
   });
 }
 

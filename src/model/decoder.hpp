@@ -112,7 +112,7 @@ class Decoder {
   /// Whether the next passes have norms with perturbed weights (DecoderWeights::perturbed_norms)
   /// instead of the model's. What that changes shows how large rounding errors are.
   void perturb_norms(bool on, uint64_t seed = 1);
-  /// What this rank has sent so far in Relayout and Recurrence steps.
+  /// This rank's messages of Relayout and Recurrence steps so far.
   RecurrentTraffic recurrent_traffic() const { return recurrent_traffic_; }
 
  private:

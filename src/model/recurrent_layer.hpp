@@ -76,7 +76,7 @@ std::string recurrent_refusal(const RecurrentProblem& problem);
 /// Precondition: recurrent_refusal() is empty.
 RecurrentPlan plan_recurrent(const RecurrentProblem& problem, int rank);
 
-/// What a rank sends in one layer, counted from its plan.
+/// The messages of a rank in one layer, counted from its plan.
 RecurrentTraffic count(const RecurrentPlan& plan, const RecurrentProblem& problem);
 /// The same without the plan: rows by the owners of slots, states by the closed form of the
 /// schedule.

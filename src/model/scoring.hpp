@@ -114,7 +114,7 @@ struct BinShard {
   int64_t bin = 0;
   Shard shard;
   BinPlans plans;  ///< without backward steps
-  /// What this rank sends in all recurrent layers: counted from the plan, and by closed form.
+  /// This rank's messages of all recurrent layers: counted from the plan, and by closed form.
   RecurrentTraffic recurrent_sent, recurrent_expected;
   LocalBatch batch;
   std::vector<PredictionScore> scores;   ///< [targets]
@@ -151,7 +151,7 @@ class Scorer {
   void on_progress(std::function<void(int64_t done, int64_t all)> f) { progress_ = std::move(f); }
   /// Attention work of this rank over all its bins and layers, counted from the plans.
   PlanCount count() const;
-  /// What this rank sends in recurrent layers over all its bins: counted from the plans, and by
+  /// This rank's messages of recurrent layers over all its bins: counted from the plans, and by
   /// closed form.
   RecurrentTraffic recurrent_sent() const;
   RecurrentTraffic recurrent_expected() const;

@@ -25,8 +25,8 @@ class ConvolutionStage {
   ConvolutionStage(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape,
                    const RecurrenceData& layer, int threads);
 
-  /// What the recurrence reads and writes: q, k, v and their gradients here, else arrays of the
-  /// layer.
+  /// The arrays of the recurrence: q, k, v and their gradients are here, the others are the
+  /// layer's.
   const RecurrenceData& data() const { return data_; }
   /// weights: [channels, width]
   void set_weights(std::span<const float> weights) { kernel_.set_weights(weights); }

@@ -43,7 +43,7 @@ namespace gyre {
 enum class StateKind { state, map };
 
 /// All buffers to or from one peer, or rows of histories; they travel as one message, in this order.
-/// What a rank sends to itself is copied.
+/// A message of a rank to itself is a copy.
 struct StateMessage {
   int peer = 0;
   std::vector<int> buffers;

@@ -15,7 +15,7 @@
 namespace gyre {
 
 inline constexpr const char* recurrence_schema = "gyre/recurrence";
-/// Of a run's results, which write_token_results() writes.
+/// The schema of a run's results, which write_token_results() writes.
 inline constexpr const char* recurrence_results_schema = "gyre/recurrence-results";
 /// The most tokens that a convolution reads.
 inline constexpr int64_t max_convolution = 256;

@@ -33,7 +33,7 @@ Arrays present(const RecurrenceShape& shape, Arrays wanted) {
   return wanted;
 }
 
-/// What a pass sends to the ranks of heads, and home.
+/// The arrays that a pass sends to the ranks of heads or, with `home`, back to the tokens' ranks.
 Arrays sent(const RecurrenceShape& shape, Pass pass, bool home) {
   using enum RecurrenceArray;
   if (pass == Pass::forward) return home ? Arrays{out} : present(shape, {q, k, v, g, beta});

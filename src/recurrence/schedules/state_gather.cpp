@@ -37,7 +37,7 @@ namespace {
 
 using namespace state_step;
 
-/// Of the parts of a rank: the most that a rank has.
+/// The most `wanted` parts that a rank has.
 template <class Wanted>
 int64_t most_parts(const StateParts& parts, Wanted wanted) {
   int64_t most = 0;
