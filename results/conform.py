@@ -29,6 +29,7 @@ RUNS = (
     ("torch_peers:loss_parallel_mean", "loss", ({"tp": 2}, {"tp": 4})),
     ("torch_peers:autograd_all_reduce", "sum_over_group", ({"tp": 2, "convention": "sum"},)),
     ("torch_peers:constant_all_reduce", "sum_over_group", ({"tp": 2, "convention": "none"},)),
+    ("torch_peers:autograd_kl", "kl", ({"tp": 2, "convention": "sum"}, {"tp": 2})),
     ("torch_peers:context_parallel_shard", "shard",
      ({"ranks": 2, "layout": "zigzag"}, {"ranks": 4, "layout": "zigzag"})),
     ("torch_peers:context_parallel_whole", "unshard",
