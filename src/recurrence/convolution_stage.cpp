@@ -39,16 +39,16 @@ ConvolutionArrays::ConvolutionArrays(const RecurrenceShape& shape, DType type, i
   }
 }
 
-ConvolutionStage::ConvolutionStage(const StatePlan& plan, int64_t slots,
-                                   const RecurrenceShape& shape, const RecurrenceData& layer,
-                                   int threads)
+ConvolutionStage::ConvolutionStage(const StatePlan& plan, const RecurrenceShape& shape,
+                                   const RecurrenceData& layer, int threads)
     : plan_(plan),
-      shape_(shape),
+      all_heads_(shape),
+      shape_(plan.computed(shape)),
       layer_(layer),
       data_(layer),
-      kernel_(shape, threads),
-      y_(shape, DType::f32, slots),
-      d_y_(shape, DType::f32, slots),
+      kernel_(shape_, threads),
+      y_(shape_, DType::f32, layer[RecurrenceArray::q].rows),
+      d_y_(shape_, DType::f32, layer[RecurrenceArray::q].rows),
       d_weights_(shape.channels() * shape.convolution) {
   for (size_t i = 0; i < convolved_arrays.size(); ++i) {
     data_[convolved_arrays[i]] = y_.rows[i];
@@ -57,12 +57,12 @@ ConvolutionStage::ConvolutionStage(const StatePlan& plan, int64_t slots,
   }
   for (const StatePart& f : plan.parts) {
     const int64_t rows = history_rows(f, shape.convolution);
-    histories_.emplace_back(shape, layer[RecurrenceArray::q].type, rows);
-    d_histories_.emplace_back(shape, DType::f32, rows);
-    added_.emplace_back(shape, DType::f32, tail_rows(f, shape.convolution));
+    histories_.emplace_back(shape_, layer[RecurrenceArray::q].type, rows);
+    d_histories_.emplace_back(shape_, DType::f32, rows);
+    added_.emplace_back(shape_, DType::f32, tail_rows(f, shape.convolution));
   }
   for (const HistoryPiece& piece : plan.history)
-    received_.emplace_back(shape, DType::f32, piece.from == plan.rank ? piece.rows : 0);
+    received_.emplace_back(shape_, DType::f32, piece.from == plan.rank ? piece.rows : 0);
 }
 
 void ConvolutionStage::overwrite(std::byte value) {
@@ -75,6 +75,24 @@ void ConvolutionStage::overwrite(std::byte value) {
   for (std::vector<ConvolutionArrays>* all : {&histories_, &d_histories_, &added_, &received_})
     std::ranges::for_each(*all, fill);
   std::memset(d_weights_.data(), std::to_integer<int>(value), d_weights_.size() * sizeof(float));
+}
+
+template <class Body>
+void ConvolutionStage::for_each_channels(Body body) const {
+  const int share = plan_.rank % plan_.head_ranks();
+  for (size_t i = 0; i < convolved_arrays.size(); ++i) {
+    const int64_t count = width_of(shape_, convolved_arrays[i]);
+    body(first_channel(all_heads_, i) + share * count, first_channel(shape_, i), count);
+  }
+}
+
+void ConvolutionStage::set_weights(std::span<const float> weights) {
+  const int64_t width = shape_.convolution;
+  std::vector<float> own(shape_.channels() * width);
+  for_each_channels([&](int64_t all, int64_t first, int64_t count) {
+    std::copy_n(weights.begin() + all * width, count * width, own.begin() + first * width);
+  });
+  kernel_.set_weights(own);
 }
 
 ConvolutionPart ConvolutionStage::part(int index) {
@@ -96,7 +114,14 @@ void ConvolutionStage::slopes() {
   kernel_.clear_weight_gradients();
   for (int index = 0; index < static_cast<int>(plan_.parts.size()); ++index)
     kernel_.slopes(part(index));
-  kernel_.weight_gradients(d_weights_.span());
+  const int64_t width = shape_.convolution;
+  std::vector<float> own(shape_.channels() * width);
+  kernel_.weight_gradients(own);
+  std::ranges::fill(d_weights_.span(), 0.0F);
+  for_each_channels([&](int64_t all, int64_t first, int64_t count) {
+    std::copy_n(own.begin() + first * width, count * width,
+                d_weights_.span().begin() + all * width);
+  });
 }
 
 void ConvolutionStage::add_received(int index, const ConvolutionRows& added) {
@@ -150,13 +175,14 @@ void ConvolutionStage::add_recvs(const StateMessage& message, Pass pass,
 int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape) {
   const auto wide = static_cast<int64_t>(sizeof(float)),
              own = static_cast<int64_t>(size_of(plan.type));
-  int64_t bytes = 2 * slots * wide;
+  const int64_t width = shape.convolution,
+                rows = plan.rank_tokens.empty() ? slots : tokens_of_all(plan);
+  int64_t bytes = 2 * rows * wide;
   for (const StatePart& f : plan.parts)
-    bytes +=
-        history_rows(f, shape.convolution) * (own + wide) + tail_rows(f, shape.convolution) * wide;
+    bytes += history_rows(f, width) * (own + wide) + tail_rows(f, width) * wide;
   for (const HistoryPiece& piece : plan.history)
     if (piece.from == plan.rank) bytes += piece.rows * wide;
-  return (bytes + shape.convolution * wide) * shape.channels();
+  return bytes * plan.computed(shape).channels() + width * wide * shape.channels();
 }
 
 }  // namespace gyre

@@ -21,16 +21,18 @@ struct ConvolutionArrays {
 
 class ConvolutionStage {
  public:
-  /// Convolves arrays of `layer`, which have `slots` rows and must outlive it, as must the plan.
-  ConvolutionStage(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape,
-                   const RecurrenceData& layer, int threads);
+  /// Convolves arrays of `layer`, which must outlive it, as must the plan. They have the heads that
+  /// the rank computes of `shape`.
+  ConvolutionStage(const StatePlan& plan, const RecurrenceShape& shape, const RecurrenceData& layer,
+                   int threads);
 
   /// The arrays of the recurrence: q, k, v and their gradients are here, the others are the
   /// layer's.
   const RecurrenceData& data() const { return data_; }
-  /// weights: [channels, width]
-  void set_weights(std::span<const float> weights) { kernel_.set_weights(weights); }
-  /// [channels, width]: of this rank after slopes(), of all ranks after the all-reduce.
+  /// weights: [channels, width], of all heads
+  void set_weights(std::span<const float> weights);
+  /// [channels, width]: of this rank after slopes(), 0 in channels of heads that it does not compute;
+  /// of all ranks after the all-reduce.
   std::span<float> weight_gradients() { return d_weights_.span(); }
   /// Sets all bytes of results and messages.
   void overwrite(std::byte value);
@@ -43,11 +45,14 @@ class ConvolutionStage {
   void add_recvs(const StateMessage& message, Pass pass, std::vector<RecvSlice>& to);
 
  private:
+  /// Calls body(first of the layer's channels, first of the rank's, number) for each array.
+  template <class Body>
+  void for_each_channels(Body body) const;
   ConvolutionPart part(int index);
   void add_received(int index, const ConvolutionRows& added);
 
   const StatePlan& plan_;
-  RecurrenceShape shape_;
+  RecurrenceShape all_heads_, shape_;  // shape_: the heads that the rank computes
   RecurrenceData layer_, data_;
   ConvolutionKernel kernel_;
   ConvolutionArrays y_, d_y_;
@@ -56,7 +61,7 @@ class ConvolutionStage {
   Buffer<float> d_weights_;
 };
 
-/// Bytes that it allocates.
+/// Bytes that it allocates; `slots` of the layout.
 int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape);
 
 }  // namespace gyre

@@ -19,7 +19,8 @@ RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Layout& layo
   data_ = new_arrays(layer, plan.type, slots, arrays_);
   if (!plan.rank_tokens.empty()) heads_ = std::make_unique<HeadTransfer>(plan, layout, layer);
   if (layer.convolution > 0)
-    convolution_ = std::make_unique<ConvolutionStage>(plan, slots, layer, data_, kernel.threads());
+    convolution_ = std::make_unique<ConvolutionStage>(
+        plan, layer, heads_ ? heads_->gathered() : data_, kernel.threads());
   for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, layer));
   overwrite(std::byte{0});
   kernel_.between_heads([this] {

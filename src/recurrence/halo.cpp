@@ -98,8 +98,11 @@ std::vector<HistoryPiece> history_pieces(const StateParts& parts, int64_t width)
 }
 
 void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
-  for (const HistoryPiece& piece : history_pieces(problem.parts, problem.shape.convolution))
-    if (piece.from == plan.rank || piece.to == plan.rank) plan.history.push_back(piece);
+  const bool heads = !plan.rank_tokens.empty();
+  const auto exchange_and_wait = heads ? 2 : 0;  // of tokens for heads: first and last steps
+  if (!heads)
+    for (const HistoryPiece& piece : history_pieces(problem.parts, problem.shape.convolution))
+      if (piece.from == plan.rank || piece.to == plan.rank) plan.history.push_back(piece);
   const auto has = [&](int HistoryPiece::*rank, int HistoryPiece::*part) {
     return [&plan, rank, part](int index) {
       return std::ranges::any_of(plan.history, [&](const HistoryPiece& piece) {
@@ -122,9 +125,9 @@ void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
   forward.emplace_back(Convolve{beginning});
   wait(forward, any, history_exchange);
   forward.emplace_back(Convolve{reading});
-  plan.forward.insert(plan.forward.begin(), forward.begin(), forward.end());
+  plan.forward.insert(plan.forward.begin() + exchange_and_wait, forward.begin(), forward.end());
 
-  std::vector<StateStep>& backward = plan.backward;
+  std::vector<StateStep> backward;
   const auto [given, own] = split(plan, has(&HistoryPiece::from, &HistoryPiece::from_part));
   backward.emplace_back(ConvolveSlopes{});
   const bool any_back = add(backward, exchange_of(problem, plan, Pass::backward));
@@ -133,11 +136,17 @@ void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
   wait(backward, any_back, history_exchange);
   backward.emplace_back(ConvolveBack{given});
   wait(backward, problem.cp() > 1, weight_sum);
+  plan.backward.insert(plan.backward.end() - exchange_and_wait, backward.begin(), backward.end());
+}
+
+HaloForm weight_sum_form(const RecurrenceProblem& problem, Pass pass) {
+  if (pass == Pass::forward || problem.cp() == 1) return {};
+  return {1, weight_sum_bytes(problem)};
 }
 
 HaloForm halo_form(const RecurrenceProblem& problem, int rank, Pass pass) {
   const int64_t before = problem.shape.convolution - 1;
-  HaloForm form;
+  int64_t bytes_sent = 0;
   std::set<int> peers;
   for (const auto& [document, chain] : problem.parts.of_document)
     for (const PartOfRank& holder : chain)
@@ -148,13 +157,10 @@ HaloForm halo_form(const RecurrenceProblem& problem, int rank, Pass pass) {
             std::min(from.start + from.tokens, to.start) - std::max(from.start, to.start - before);
         if (sender != rank || holder.rank == reader.rank || rows <= 0) continue;
         peers.insert(pass == Pass::forward ? reader.rank : holder.rank);
-        form.bytes_sent += rows * row_bytes(problem, pass);
+        bytes_sent += rows * row_bytes(problem, pass);
       }
-  form.messages = std::ssize(peers);
-  if (pass == Pass::forward || problem.cp() == 1) return form;
-  form.bytes_sent += weight_sum_bytes(problem);
-  ++form.messages;
-  return form;
+  const HaloForm sum = weight_sum_form(problem, pass);
+  return {std::ssize(peers) + sum.messages, bytes_sent + sum.bytes_sent};
 }
 
 }  // namespace gyre

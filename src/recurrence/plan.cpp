@@ -14,11 +14,11 @@ int64_t bytes_of_token(RecurrenceArray array, const StatePlan& plan, const Recur
          static_cast<int64_t>(size_of(stored_type(array, plan.type)));
 }
 
+}  // namespace
+
 int64_t tokens_of_all(const StatePlan& plan) {
   return std::accumulate(plan.rank_tokens.begin(), plan.rank_tokens.end(), int64_t{0});
 }
-
-}  // namespace
 
 int64_t elements_of(StateKind kind, const RecurrenceShape& shape) {
   return shape.value_heads *
@@ -80,7 +80,7 @@ std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan,
   const auto convolved = [&](const std::vector<int>& parts) -> std::pair<double, double> {
     int64_t sum = 0;
     for (const int part : parts) sum += plan.parts[part].tokens;
-    return {convolution_flops(Pass::forward, sum, shape), 0};
+    return {convolution_flops(Pass::forward, sum, plan.computed(shape)), 0};
   };
   if (const auto* convolve = std::get_if<state_step::Convolve>(&step))
     return convolved(convolve->parts);
@@ -89,8 +89,8 @@ std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan,
   if (std::holds_alternative<state_step::ConvolveSlopes>(step)) {
     int64_t all = 0;
     for (const StatePart& part : plan.parts) all += part.tokens;
-    const double sums = convolution_flops(Pass::forward, all, shape);  // of weights, and z again
-    return {sums, sums};
+    const double sums = convolution_flops(Pass::forward, all, plan.computed(shape));
+    return {sums, sums};  // of weights, and z again
   }
   return {0, 0};
 }

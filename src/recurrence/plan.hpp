@@ -186,6 +186,8 @@ StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape)
 /// FLOPs of a step: {of the recurrence itself, further ones}.
 std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan, Pass pass,
                                    const RecurrenceShape& shape);
+/// Tokens of all ranks, if they exchange tokens for heads; else 0.
+int64_t tokens_of_all(const StatePlan& plan);
 /// Bytes of a rank's buffers, and of its arrays of heads.
 int64_t buffer_bytes(const StatePlan& plan, const RecurrenceShape& shape);
 /// Bytes of a message.

@@ -37,6 +37,9 @@ expect 0 'VERIFY PASSED 24/24' "${mpi[@]}" 2 "$recurrence" --gen dist=long-taile
 # 4 weights a channel.
 expect 0 'VERIFY PASSED 150/150' "${mpi[@]}" 3 "$recurrence" $small $quick --conv 4 --kind all --schedule all --csv table.csv -J conv.json
 [ "$(sent state-chain fwd)/$(sent state-chain bwd)" = 0.0032/0.005248 ] || fail "other bytes of a convolution: $(cat table.csv)"
+# Heads convolve whole documents: backward sends the all-reduce of 4 weights of 96 channels besides.
+expect 0 'VERIFY PASSED 13/13' "${mpi[@]}" 2 "$recurrence" $small $quick --conv 4 -d bf16 --schedule head-exchange --layout striped --csv heads.csv
+column heads.csv sent_mb_rank | tr '\n' ' ' | grep -qx '0.0108 0.012336 ' || fail "other bytes of convolved heads: $(cat heads.csv)"
 grep -q '"conv": *4' conv.json || fail "the width of the convolution is not recorded"
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick --conv 4 -d bf16 --threads 2 --kind kda -c all --csv table.csv
 expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$recurrence" --tokens 11 $quick --conv 8 --heads 2 --key-heads 1 --schedule all

@@ -8,7 +8,7 @@
 //     all-to-all of out: this rank's rows, in all heads
 //
 // Backward exchanges the gradient of out and, back, the gradients of the inputs, which are kept from
-// forward. Any layout will do, as rows are put in the order of documents when they arrive. If no
+// forward. A convolution comes after the first exchange, in the same heads. Any layout will do, as rows are put in the order of documents when they arrive. If no
 // document is on several ranks, nothing is sent and every rank computes its documents in all heads.
 //
 // Example, cp = 2, 4 heads of values over 2 of keys: rank 0 computes head 0 of keys with the heads 0
@@ -92,9 +92,6 @@ int64_t maps(const RecurrenceProblem&) {
 std::string why_not(const RecurrenceProblem& problem) {
   const int64_t heads = problem.shape.key_heads, cp = problem.cp();
   if (!problem.parts.crosses()) return "";
-  if (problem.shape.convolution > 0)
-    return "heads are exchanged after a convolution, whose histories are of whole rows; leave out "
-           "--conv, or take a schedule that passes states";
   if (heads % cp == 0) return "";
   int64_t below = std::min(cp, heads), above = cp;
   while (heads % below != 0) --below;
@@ -114,7 +111,8 @@ StateSchedule head_exchange_schedule() {
           .plan = plan,
           .closed_form = closed_form,
           .maps = maps,
-          .why_not = why_not};
+          .why_not = why_not,
+          .whole_documents = true};
 }
 
 }  // namespace gyre

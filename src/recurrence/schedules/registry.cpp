@@ -23,7 +23,8 @@ StateForm closed_form(const StateSchedule& schedule, const RecurrenceProblem& pr
                       Pass pass) {
   const StateForm states = schedule.closed_form(problem, rank, pass);
   if (problem.shape.convolution == 0) return states;
-  const HaloForm halo = halo_form(problem, rank, pass);
+  const HaloForm halo =
+      schedule.whole_documents ? weight_sum_form(problem, pass) : halo_form(problem, rank, pass);
   return {states.messages + halo.messages, states.bytes_sent + halo.bytes_sent};
 }
 

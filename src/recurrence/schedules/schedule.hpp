@@ -26,6 +26,8 @@ struct StateSchedule {
   int64_t (&maps)(const RecurrenceProblem& problem);
   /// Why this schedule cannot do the problem; "" if it can.
   std::string (&why_not)(const RecurrenceProblem& problem);
+  /// Ranks compute whole documents, so that a convolution reads no history of another rank.
+  bool whole_documents = false;
 };
 
 /// Entries in the order of list.hpp; the first is the default.
