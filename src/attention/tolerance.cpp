@@ -30,7 +30,14 @@ class MostPerHeads {
 struct StepCounter {
   int64_t group;  ///< query heads of a KV head
   MostPerHeads partials = {}, d_q_terms = {}, hops = {}, out_trips = {}, d_q_trips = {};
+  std::set<int> merged = {};  ///< arrays of partial results
+  int64_t partial_trips = 0;
 
+  explicit StepCounter(const RankPlan& plan, int64_t group_) : group(group_) {
+    for (const Step& any : plan.forward)
+      if (const auto* merge = std::get_if<step::Merge>(&any))
+        for (const step::Merge::Partial& partial : merge->partials) merged.insert(partial.out);
+  }
   void add(const RankPlan& plan, const Step& any) {
     if (const auto* compute = std::get_if<step::Compute>(&any)) {
       if (compute->out >= 0) partials.add(compute->kv_heads);
@@ -53,7 +60,8 @@ struct StepCounter {
         const ArrayKind kind = plan.arrays[slice.array].kind;
         if (!seen.insert({kind, slice.heads.begin}).second) continue;
         if (kind == ArrayKind::d_kv) hops.add(slice.heads);
-        if (kind == ArrayKind::out) out_trips.add({m.peer, 0});
+        if (kind == ArrayKind::out && merged.contains(slice.array)) partial_trips = 1;
+        if (kind == ArrayKind::out && !merged.contains(slice.array)) out_trips.add({m.peer, 0});
         if (kind == ArrayKind::d_q) d_q_trips.add({m.peer, 0});
       }
     }
@@ -62,7 +70,8 @@ struct StepCounter {
 
 /// The counts that may differ between ranks.
 constexpr std::array counts_of_ranks = {
-    &AttentionReductions::partials, &AttentionReductions::d_q_terms, &AttentionReductions::hops,
+    &AttentionReductions::partials,  &AttentionReductions::d_q_terms,
+    &AttentionReductions::hops,      &AttentionReductions::partial_trips,
     &AttentionReductions::out_trips, &AttentionReductions::d_q_trips};
 
 /// Tokens of each document.
@@ -84,12 +93,13 @@ AttentionReductions attention_reductions(const RankPlan& plan, const AttentionPr
     lengths.keys = std::max(lengths.keys, mask.max_keys());
     lengths.queries = std::max(lengths.queries, mask.max_queries() * problem.heads.group());
   }
-  StepCounter counter{problem.heads.group()};
+  StepCounter counter(plan, problem.heads.group());
   for (const Pass pass : {Pass::forward, Pass::backward})
     for (const Step& step : plan.steps(pass)) counter.add(plan, step);
   lengths.partials = std::max<int64_t>(1, counter.partials.most());
   lengths.d_q_terms = std::max<int64_t>(1, counter.d_q_terms.most());
   lengths.hops = counter.hops.most();
+  lengths.partial_trips = counter.partial_trips;
   lengths.out_trips = counter.out_trips.most();
   lengths.d_q_trips = counter.d_q_trips.most();
   return lengths;
@@ -138,7 +148,9 @@ AttentionTolerances from_roundings(const AttentionReductions& lengths, const Ele
   const auto inside = [&](int64_t results) {
     return (kernel.narrow_weights ? 1 : 0) + (kernel.narrow_results ? results : 0);
   };
-  const int64_t narrow_out = narrow(types.partial_out, lengths.partials) + inside(lengths.partials);
+  const int64_t narrow_out = narrow(types.partial_out, lengths.partials) +
+                             narrow(types.activations, lengths.partial_trips) +
+                             inside(lengths.partials);
   const int64_t narrow_d_kv = narrow(types.wire_d_kv, lengths.hops) + inside(lengths.hops + 1);
   AttentionTolerances t;
   t.out = bound(out, narrow_out + narrow(types.activations, lengths.out_trips));

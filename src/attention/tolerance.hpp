@@ -39,8 +39,9 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 //
 // Roundings to bf16 are counted separately, because they are 65536 times as large. Their numbers
 // are: P for out if partial results are bf16 (these reach dQ, dK and the sinks through delta), P
-// for dQ, H for dK and dV, and one for every time that out or dQ is sent as an activation. Inputs
-// are exact values of bf16.
+// for dQ, H for dK and dV, and one for every time that out or dQ is sent as an activation. Partial
+// results that are sent before they are merged count as one more of out, which delta passes on.
+// Inputs are exact values of bf16.
 //
 //     tolerance = safety / 6 · sqrt(eps_f32² n_f32 + eps_bf16² n_bf16)
 //
@@ -70,9 +71,10 @@ struct AttentionReductions {
   int64_t partials = 1;   ///< results that are merged into a row of out
   int64_t d_q_terms = 1;  ///< results that are added to a row of dQ
   int64_t hops = 0;       ///< transfers of a sum of dK and dV on its way, or of terms of it
-  int64_t out_trips = 0;  ///< sends of out
-  int64_t d_q_trips = 0;  ///< sends of dQ
-  double score_size = 1;  ///< rms of scores; 1 for normal inputs and a scale of head_dim^-1/2
+  int64_t partial_trips = 0;  ///< 1 if partial results are sent before they are merged; else 0
+  int64_t out_trips = 0;      ///< sends of merged results
+  int64_t d_q_trips = 0;      ///< sends of dQ
+  double score_size = 1;      ///< rms of scores; 1 for normal inputs and a scale of head_dim^-1/2
 };
 
 /// The counts in the steps of one rank's plan and in the documents of the layout. Ranks may differ.

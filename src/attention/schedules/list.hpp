@@ -9,6 +9,7 @@
 #define GYRE_SCHEDULES(X) \
   X(ring)                 \
   X(ring_forward)         \
+  X(ring_query)           \
   X(all_gather)           \
   X(all_gather_strided)   \
   X(all_to_all)           \
