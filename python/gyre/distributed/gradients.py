@@ -30,7 +30,8 @@ from .step import AXES, IGNORED, Step, Stream, assembled, called, dealt, documen
 
 USES_LAYOUT, USES_DP = True, True
 SPLITS = ("dp", "cp", "tp")
-TOLERANCE = {"float32": 5e-5, "bfloat16": 0.1}  # of two layers, forward and backward, as a share of the largest value
+# Of two layers, forward and backward, as a share of the largest value; in bfloat16 right models had up to 0.15.
+TOLERANCE = {"float32": 5e-5, "bfloat16": 0.3}
 MICROBATCHES = 3  # as no grid of 2, 4 or 8 ranks: a factor tells them apart
 CASES: dict[str, Config] = {
     "plain": Config(),
