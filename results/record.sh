@@ -84,6 +84,10 @@ few_predicted() {
     predict "hiding-$link" --machine $machine --link "switch=${link}G" --cp 16 --min 16K --max 512K --schedule ring \
       --pass fwd
   done
+  for share in 32 8; do
+    predict "queries-$share" --machine $machine --cp 8,32 --tokens 128K --heads 32 --kv-heads "$share" \
+      --layout dual-chunk-swap --schedule ring,ring-query,all-gather,all-to-all
+  done
   for share in repeated once; do
     predict "shared-keys-$share" --machine $machine --cp 8,32 --tokens 128K --heads 128 --kv-heads 128 --head-dim 192 \
       --v-head-dim 128 --shared-key-dim "$([ $share = once ] && echo 64 || echo 0)" --layout dual-chunk-swap \

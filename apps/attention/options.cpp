@@ -30,13 +30,14 @@ void declare_problem(OptionTable& table, AttentionOptions& o) {
            o.capacity, 0, max_tokens);
   declare_sweep(table, "Tokens of each sequence, over all ranks", o.sweep, max_tokens);
   add("--batch", "Number of sequences, which have equal lengths", o.batch, 1);
-  add("--heads", "Query heads", o.heads, 1, max_heads);
-  add("--kv-heads", "Key and value heads", o.kv_heads, 1, max_heads);
-  add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1, max_head_dim);
+  add("--heads", "Query heads", o.heads, 1, max_heads).said_by_input();
+  add("--kv-heads", "Key and value heads", o.kv_heads, 1, max_heads).said_by_input();
+  add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1, max_head_dim)
+      .said_by_input();
   declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
   declare_mask_options(table, o.mask);
-  add.flag("--sinks", "Learnable sinks, one a query head", o.sinks);
-  add.seed("Seed of random inputs", o.seed);
+  add.flag("--sinks", "Learnable sinks, one a query head", o.sinks).said_by_input();
+  add.seed("Seed of random inputs", o.seed).said_by_input();
 }
 
 void declare_types(OptionTable& table, AttentionOptions& o) {
@@ -123,14 +124,6 @@ void declare_measurement(OptionTable& table, AttentionOptions& o) {
 void check_source(const AttentionOptions& o, ConfigErrors& errors) {
   const AttentionOptions usual;
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
-  const bool has_shape = o.heads != usual.heads || o.kv_heads != usual.kv_heads ||
-                         o.head_dim != usual.head_dim || o.v_head_dim != usual.v_head_dim ||
-                         o.shared_key_dim != usual.shared_key_dim || !(o.mask == usual.mask) ||
-                         o.sinks || o.seed != usual.seed;
-  if (!o.input.empty() && has_shape)
-    errors.add(
-        "--heads, --kv-heads, --head-dim, --v-head-dim, --shared-key-dim, --mask, --window, "
-        "--sinks and --seed are those of the file of --input: leave them out");
   const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");

@@ -33,9 +33,10 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
 
 void declare_mask_options(OptionTable& table, MaskOptions& o) {
   const AddOptions add(table, "Problem");
-  add("--mask", "Mask inside a document: " + mask_choices(), o.mask);
+  add("--mask", "Mask inside a document: " + mask_choices(), o.mask).said_by_input();
   add.size("--window", "Keys that a query sees under --mask causal, its own included; 0: no limit",
-           o.window);
+           o.window)
+      .said_by_input();
 }
 
 void check_mask_options(const MaskOptions& o, ConfigErrors& errors) {
@@ -150,10 +151,12 @@ void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {
 void declare_head_widths(OptionTable& table, int& v_head_dim, int& shared_key_dim) {
   const AddOptions add(table, "Problem");
   add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", v_head_dim,
-      0, max_head_dim);
+      0, max_head_dim)
+      .said_by_input();
   add("--shared-key-dim",
       "Elements at the end of a key that all KV heads share, sent once (MLA: the rotary part)",
-      shared_key_dim, 0, max_head_dim);
+      shared_key_dim, 0, max_head_dim)
+      .said_by_input();
 }
 
 void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors) {

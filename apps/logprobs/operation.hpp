@@ -2,7 +2,9 @@
 // Registry entries of gyre-logprobs operations. An operation's entry and adaptor hold everything
 // that distinguishes it. The code that measures and reports reads these and tests no names.
 //
-// To add an operation, add a file to ops/ and a line to the list in registry.cpp. The file has
+// Operations on the statistics of rows are entries of src/logprobs/operations/list.hpp, which
+// row_operation.cpp adapts. To add an operation with a pass of its own, add a file to ops/ and a line
+// to the list in registry.cpp. The file has
 //
 //     the adaptor, a LogprobsOp       calls src/logprobs, checks the results against a definition
 //                                     in double precision, and gives the messages and bytes of a

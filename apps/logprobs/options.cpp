@@ -53,39 +53,51 @@ void declare_problem(OptionTable& table, LogprobsOptions& o) {
       o.sequences, 1);
   declare_generated(table, o.generate);
   add.size("--capacity", "Slots of the pack that --gen fills; 0: 16K", o.capacity, 0, max_tokens);
-  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1, max_columns);
+  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1, max_columns).said_by_input();
   add.size("--padded",
            "Columns of all ranks, padding included; 0: --vocab, rounded up to a multiple of --tp",
-           o.padded, 0, max_columns);
+           o.padded, 0, max_columns)
+      .said_by_input();
   add("--shards",
       "Columns of each tensor-parallel rank, such as 16K,8K,8K; unless given: equal shards",
       o.shards);
   add.size("--picks", "Ids of each token: to gather, of a teacher, or the largest", o.picks, 1,
-           max_picks);
+           max_picks)
+      .said_by_input();
   add.size("--hidden", "Elements of a hidden state", o.hidden, 1, max_list);
   add("--temperature", "Temperature, by which logits are divided", o.temperature,
-      {least_temperature, max_temperature});
-  add.size("--top-k", "Sampling filter: number of largest logits that survive; 0: all", o.top_k);
+      {least_temperature, max_temperature})
+      .said_by_input();
+  add.size("--top-k", "Sampling filter: number of largest logits that survive; 0: all", o.top_k)
+      .said_by_input();
   add("--min-p",
       "Sampling filter: least probability that survives, as a share of the largest; 0: any",
-      o.min_p, {0, 1});
+      o.min_p, {0, 1})
+      .said_by_input();
   add("--top-p", "Sampling filter: share of the probability that survives top-k and min-p; 1: all",
-      o.top_p, {.least = 0, .most = 1, .open = true});
+      o.top_p, {.least = 0, .most = 1, .open = true})
+      .said_by_input();
   for (size_t i = 0; i < o.parameters.size(); ++i) {
     const RowParameter& parameter = row_parameters()[i];
-    add(parameter.option(), parameter.help, o.parameters[i], {parameter.least, parameter.most});
+    add(parameter.option(), parameter.help, o.parameters[i], {parameter.least, parameter.most})
+        .said_by_input();
   }
   add.flag("--filter-per-token",
            "Give each token its own temperature and filter, made up from those of the options",
-           o.filter_per_token);
+           o.filter_per_token)
+      .said_by_input();
   add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
              activation_type_names());
-  add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale, {0, max_scale});
-  add.size("--peaks", "Columns of each made-up row whose logits stand out", o.peaks, 0, max_picks);
-  add("--peak-height", "Height by which the logits of --peaks stand out", o.peak_height);
+  add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale, {0, max_scale})
+      .said_by_input();
+  add.size("--peaks", "Columns of each made-up row whose logits stand out", o.peaks, 0, max_picks)
+      .said_by_input();
+  add("--peak-height", "Height by which the logits of --peaks stand out", o.peak_height)
+      .said_by_input();
   add("--zero-fraction", "Share of tokens whose upstream gradient is zero, as those of prompts",
-      o.zero_fraction, {0, 1});
-  add.seed("Seed of inputs that are made up", o.seed);
+      o.zero_fraction, {0, 1})
+      .said_by_input();
+  add.seed("Seed of inputs that are made up", o.seed).said_by_input();
 }
 
 void declare_run(OptionTable& table, LogprobsOptions& o) {
@@ -150,20 +162,6 @@ void declare_run(OptionTable& table, LogprobsOptions& o) {
 void check_source(const LogprobsOptions& o, ConfigErrors& errors) {
   const LogprobsOptions usual;
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
-  const bool has_shape =
-      o.vocab != usual.vocab || o.padded != usual.padded || o.picks != usual.picks ||
-      o.temperature != usual.temperature || o.top_k != usual.top_k || o.top_p != usual.top_p ||
-      o.min_p != usual.min_p || o.filter_per_token || o.logit_scale != usual.logit_scale ||
-      o.peaks != usual.peaks || o.peak_height != usual.peak_height ||
-      o.zero_fraction != usual.zero_fraction || o.seed != usual.seed;
-  for (size_t i = 0; i < o.parameters.size(); ++i)
-    if (!o.input.empty() && o.parameters[i] != usual.parameters[i])
-      errors.add("{} is that of the file of --input: leave it out", row_parameters()[i].option());
-  if (!o.input.empty() && has_shape)
-    errors.add(
-        "--vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, --filter-per-token, "
-        "--logit-scale, --peaks, --peak-height, --zero-fraction and --seed are those of the file "
-        "of --input: leave them out");
   const bool has_length =
       o.sweep.sweeps() || o.sequences != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)

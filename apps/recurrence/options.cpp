@@ -28,21 +28,24 @@ void declare_problem(OptionTable& table, RecurrenceOptions& o) {
   add("--batch", "Number of sequences, which have equal lengths", o.batch, 1);
   add.choices("--kind", "What the state of a head does with a token", o.kind,
               described(recurrence_kinds()))
-      .in_key();
-  add("--heads", "Heads of values, each with a state", o.heads, 1, max_heads);
-  add("--key-heads", "Heads of queries and keys", o.key_heads, 1, max_heads);
+      .in_key()
+      .said_by_input();
+  add("--heads", "Heads of values, each with a state", o.heads, 1, max_heads).said_by_input();
+  add("--key-heads", "Heads of queries and keys", o.key_heads, 1, max_heads).said_by_input();
   add("--key-dim", "Elements of a head of queries and keys: rows of a state", o.key_dim, 1,
-      max_head_dim);
+      max_head_dim)
+      .said_by_input();
   add("--value-dim", "Elements of a head of values: columns of a state", o.value_dim, 1,
-      max_head_dim);
+      max_head_dim)
+      .said_by_input();
   add("--conv",
       "Tokens that a causal convolution of queries, keys and values reads, before the recurrence; "
-      "0: "
-      "there is none",
-      o.conv, 0, max_convolution);
+      "0: there is none",
+      o.conv, 0, max_convolution)
+      .said_by_input();
   add.choice("-d,--dtype", "Type of queries, keys, values and the output", o.dtype,
              activation_type_names());
-  add.seed("Seed of random inputs", o.seed);
+  add.seed("Seed of random inputs", o.seed).said_by_input();
 }
 
 void declare_run(OptionTable& table, RecurrenceOptions& o) {
@@ -82,14 +85,6 @@ void declare_run(OptionTable& table, RecurrenceOptions& o) {
 void check_source(const RecurrenceOptions& o, ConfigErrors& errors) {
   const RecurrenceOptions usual;
   if (!o.input.empty() && !o.generate.empty()) errors.add("one of --input and --gen, not both");
-  const bool has_shape = o.kind != usual.kind || o.heads != usual.heads ||
-                         o.key_heads != usual.key_heads || o.key_dim != usual.key_dim ||
-                         o.value_dim != usual.value_dim || o.conv != usual.conv ||
-                         o.seed != usual.seed;
-  if (!o.input.empty() && has_shape)
-    errors.add(
-        "--kind, --heads, --key-heads, --key-dim, --value-dim, --conv and --seed are those of the "
-        "file of --input: leave them out");
   const bool has_length = o.sweep.sweeps() || o.batch != 1 || o.sweep.tokens != usual.sweep.tokens;
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");

@@ -58,11 +58,18 @@ struct Option {
   std::function<std::vector<std::string>()> reads = {};  ///< paths of files that the option reads
   std::function<std::string()> writes = {};  ///< path of the file that the option writes, or ""
   std::function<bool()> is_text = {};        ///< whether that file is written once, as one text
+  std::string group = {};                    ///< of option_groups
+  bool of_input = false;                     ///< the file of --input says it
 
   bool is_given() const { return value() != usual; }
 
   Option& same_results() { return told(ToldBy::nothing); }
   Option& in_key() { return told(ToldBy::key); }
+  /// The file of --input says it: refused beside --input.
+  Option& said_by_input() {
+    of_input = true;
+    return *this;
+  }
   Option& show(Shown when);
   /// Records the option under another name than its flag's.
   Option& called(const std::string& other);

@@ -122,7 +122,14 @@ Option& AddOptions::add(const std::string& name, const std::function<Value()>& v
   std::ranges::replace(recorded, '-', '_');
   const auto* found = std::ranges::find(option_groups, group_, &OptionGroup::name);
   const OptionGroup& group = found == std::end(option_groups) ? option_groups[0] : *found;
-  return table_.add({flag, recorded, group.told_by, value, value(), choices, group.shown});
+  return table_.add({.flag = flag,
+                     .name = recorded,
+                     .told_by = group.told_by,
+                     .value = value,
+                     .usual = value(),
+                     .choices = choices,
+                     .shown = group.shown,
+                     .group = group_});
 }
 
 Option& AddOptions::flag(const std::string& name, const std::string& help, bool& value) const {

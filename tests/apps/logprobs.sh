@@ -317,7 +317,7 @@ grep -qF -- "--temperature: '0' is not at least 1e-15" output && grep -qF -- "--
 expect 2 'the nearest grids: --tp 4 --cp 1 | --tp 2 --cp 2 | --tp 1 --cp 4' "${mpi[@]}" 4 "$logprobs" --tp 3 --chunk 2 -o none.h5 --pass bwd
 [ "$(grep -c '^  - ' output)" -eq 3 ] || fail "not all problems are listed: $(cat output)"
 expect 2 '6 columns cannot be dealt evenly to 4 ranks; 8 can' "${mpi[@]}" 4 "$logprobs" --vocab 5 --padded 6
-expect 2 'those of the file of --input' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
+expect 2 ' is that of the file of --input: leave it out' "${mpi[@]}" 2 "$logprobs" --input "$golden" --top-k 8
 expect 2 '--op packed has no --method upstream, which logprob, ' "$logprobs" --op packed --method upstream
 grep -q 'filtered have; the nearest is --method gyre' output || fail "operations that upstream has are not named: $(cat output)"
 expect 2 'tokens fit' "${mpi[@]}" 2 "$logprobs" --op logprob --tokens 256M --csv none.csv

@@ -11,8 +11,7 @@ cp output all
 [ "$(grep -v '^# ' all | grep -vE '^(FOM|VERIFY|RESULT)' | wc -L)" -le 120 ] || fail "more than 120 columns: $(cat all)"
 grep -q '^RESULT .*predicted, not measured' all || fail "not said to be predicted: $(cat all)"
 grep -q '^VERIFY PASSED' all || fail "nothing was checked: $(cat all)"
-for schedule in $("$apps/gyre-info" --quick -J info.json >/dev/null && /usr/bin/python3 -c 'import json
-print(*json.load(open("info.json"))["capabilities"]["schedules"])'); do
+for schedule in $(registered schedules); do
   grep -qE "^ *$schedule .* bwd |^# refused: .* schedule $schedule: " all || fail "no row of $schedule: $(cat all)"
 done
 grep -qF '# error: 9 in 10 published times of 8 ranks or fewer differ by no more from the predicted one' all ||

@@ -44,7 +44,7 @@ grep -q '"conv": *4' conv.json || fail "the width of the convolution is not reco
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick --conv 4 -d bf16 --threads 2 --kind kda -c all --csv table.csv
 expect 0 'VERIFY PASSED' "${mpi[@]}" 4 "$recurrence" --tokens 11 $quick --conv 8 --heads 2 --key-heads 1 --schedule all
 expect 2 '--conv: ' "$recurrence" --conv 300
-expect 2 '--value-dim, --conv and --seed are those of the file of --input: leave them out' "$recurrence" --input "$golden/recurrence_conv.h5" --conv 4
+expect 2 '--conv is that of the file of --input: leave it out' "$recurrence" --input "$golden/recurrence_conv.h5" --conv 4
 
 # Heads are sampled, and it says so.
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick --check-tokens 1
@@ -151,7 +151,7 @@ expect 2 "dataset '/recurrence/g' is float64 [72, 3]; it must be real [72, 2]" "
 expect 2 '/recurrence/offsets' "$recurrence" --input offsets.h5 $quick
 expect 1 '/reference/out' "${mpi[@]}" 2 "$recurrence" --input narrow.h5 $quick
 expect 0 'not compared: d_beta, d_g, d_k, d_q, d_v, out (the run rounds /recurrence/v)' "${mpi[@]}" 2 "$recurrence" --input narrow.h5 $quick -d bf16
-expect 2 '--seed are those of the file of --input: leave them out' "$recurrence" --input narrow.h5 --heads 3 --key-heads 3
+expect 2 '--key-heads is that of the file of --input: leave it out' "$recurrence" --input narrow.h5 --heads 3 --key-heads 3
 
 # Results are written as the file's answers are, whatever the layout and the schedule.
 for run in 'gdn state-gather dual-chunk-swap' 'kda state-scan contiguous' 'ssd state-chain zigzag' 'eight_heads head-exchange striped'; do

@@ -1,6 +1,6 @@
 # What the shell tests of the programs share; sourced with the test's arguments, SOURCE_DIR BUILD_DIR.
-# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect, result,
-# column and documents_of.
+# Gives source_dir, apps, MPIEXEC, a scratch folder (removed at exit, and the present one), fail, expect, registered,
+# result, column and documents_of.
 set -euo pipefail
 
 source_dir=$1
@@ -24,6 +24,12 @@ expect() {
 $(cat output)"
   grep -qF -- "$pattern" output || fail "no line holds '$pattern': $*
 $(cat output)"
+}
+
+# registered KIND: the names of all schedules, layouts, ..., as gyre-info lists them.
+registered() {
+  "$apps/gyre-info" --quick -J info.json >/dev/null || fail "gyre-info fails"
+  /usr/bin/python3 -c 'import json, sys; print(*json.load(open("info.json"))["capabilities"][sys.argv[1]])' "$1"
 }
 
 # result: what RESULT says in the output of `expect`, in one line.

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Checks README.md and the pages: check_docs.py ROOT APPS [--static]
 
-Links, anchors and images resolve; README.md is short; tables and excerpts equal their recorded runs; programs know the options that
+Links, anchors and images resolve; schedules, layouts and operations are named; README.md is short; tables and excerpts equal their recorded runs; programs know the options that
 the pages show. Blocks marked ```sh are run, each page in a scratch folder of its own, unless a comment `<!-- not run:
 REASON -->` stands before them; those of README.md with the programs that `./run demo` builds, where it builds them. Drawings
 in docs/ must be what these commands draw. --static: nothing is run.
@@ -9,6 +9,7 @@ in docs/ must be what these commands draw. --static: nothing is run.
 
 import filecmp
 import functools
+import json
 import os
 import pathlib
 import re
@@ -160,8 +161,22 @@ def run_page(page, apps, root):
                 yield f"{page.name}: docs/{drawing.name} is not what its command draws"
 
 
+def check_names(root, apps):
+    """Schedules, layouts and operations that the programs have stand in a page."""
+    with tempfile.TemporaryDirectory() as scratch:
+        file = pathlib.Path(scratch) / "info.json"
+        subprocess.run([apps / "gyre-info", "--quick", "-J", file], capture_output=True, check=True)
+        capabilities = json.loads(file.read_text())["capabilities"]
+    text = "".join(page.read_text() for page in pages(root))
+    for kind in ("schedules", "layouts", "operations"):
+        for name in capabilities[kind]:
+            if f"`{name}`" not in text:
+                yield f"docs: no page has `{name}` of the {kind}"
+
+
 def faults(root, apps, static):
     yield from check_size(root)
+    yield from check_names(root, apps)
     tables = subprocess.run([sys.executable, pathlib.Path(__file__).parents[2] / "results/tables.py", "--check", root],
                             capture_output=True, text=True)
     if tables.returncode:

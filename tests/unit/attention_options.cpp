@@ -65,9 +65,6 @@ TEST(AttentionOptions, WhatIsImpossibleIsListed) {
              o.report.resume = "finished", o.trace = "t.json";
            }},
           // Nothing that is given is ignored.
-          {"  - --heads, --kv-heads, --head-dim, --v-head-dim, --shared-key-dim, --mask, --window, "
-           "--sinks and --seed are those of the file of --input: leave them out",
-           [](O& o) { o.input = "f.h5", o.mask.window = 8; }},
           {"  - --shared-key-dim 16: heads of keys have 16 elements; at most 15 can be shared",
            [](O& o) { o.head_dim = o.shared_key_dim = 16; }},
           {"  - --tokens, --min and --batch go with sequences, not with --input or --gen",

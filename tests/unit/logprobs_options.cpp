@@ -83,11 +83,6 @@ TEST(LogprobsOptions, WhatIsImpossibleIsListedWithTheNearest) {
             "2e+30; at most 1e+30",
             [](O& o) { o.logit_scale = 1, o.peak_height = -2e20, o.temperature = 1e-10; }},
            // Nothing that is given is ignored.
-           {"  - --vocab, --padded, --picks, --temperature, --top-k, --top-p, --min-p, "
-            "--filter-per-token, --logit-scale, "
-            "--peaks, --peak-height, --zero-fraction and --seed are those of the file of --input: "
-            "leave them out",
-            [](O& o) { o.input = "f.h5", o.seed = 2; }},
            {"  - --tokens, --min and --sequences do not go with --input or --gen",
             [](O& o) { o.generate = "dist=fixed", o.sequences = 5; }},
            {"  - --op raw-gather has no --method upstream, which logprob, entropy, gather, "

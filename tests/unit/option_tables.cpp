@@ -99,6 +99,48 @@ TEST(OptionTables, HaveEveryOption) {
   }
 }
 
+/// The message of the error by which a program refuses these arguments; "" if it takes them.
+std::string refusal(const std::string& program, const std::vector<std::string>& arguments) {
+  const auto declared = programs.at(program)(program);
+  try {
+    declared->parse(arguments);
+  } catch (const Error& error) {
+    return error.what();
+  }
+  return "";
+}
+
+// An option that makes inputs up is not ignored beside a file of inputs. Every option of a problem
+// is said_by_input(), or goes with a file, or with lengths, which the programs check.
+TEST(OptionTables, WhatAFileSaysIsRefusedBesideIt) {
+  const std::set<std::string> others = {"--tokens", "--min",    "--max",      "--factor",
+                                        "--step",   "--cycles", "--batch",    "--sequences",
+                                        "--gen",    "--dtype",  "--capacity", "--shards",
+                                        "--hidden", "--op",     "--method",   "--input"};
+  int refused = 0;
+  for (const char* program : {"gyre-attention", "gyre-logprobs", "gyre-recurrence"}) {
+    const auto declared = programs.at(program)(program);
+    for (const Option& option : declared->table.all()) {
+      if (option.group != "Problem" || others.contains(option.flag)) continue;
+      EXPECT_TRUE(option.of_input) << program << ' ' << option.flag << ": does a file say it?";
+      std::vector<std::string> texts = {"true", "3", "0.5"};
+      texts.insert(texts.end(), option.choices.begin(), option.choices.end());
+      for (const std::string& text : texts) {
+        const std::string given = option.flag + "=" + text;
+        const auto alone = parsed(program, {given});
+        if (!alone || !alone->table.at(option.flag).is_given()) continue;
+        EXPECT_NE(refusal(program, {given, "--input=f.h5"})
+                      .find(option.flag + " is that of the file of --input: leave it out"),
+                  std::string::npos)
+            << program << ' ' << given;
+        ++refused;
+        break;
+      }
+    }
+  }
+  EXPECT_GE(refused, 30);
+}
+
 /// The identity of a run with this configuration.
 std::string identity(const Fields& configuration) {
   RunReport report;

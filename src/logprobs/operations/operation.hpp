@@ -103,6 +103,17 @@ struct RowResult {
 void statistics_as_values(const OperationRow& row, std::span<double> values);
 void slopes_of_statistics(const OperationRow& row, std::span<const double> g, RowSlopes& slopes);
 
+/// The definition in double precision, from a whole row, for the gradients g of the results. An
+/// entry without one does not compile.
+struct RowDefinition {
+  template <class Function>
+  RowDefinition(Function function_) : function(function_) {}
+  RowAnswer operator()(const WholeRow& row, std::span<const double> g) const {
+    return function(row, g);
+  }
+  RowAnswer (*function)(const WholeRow& row, std::span<const double> g);
+};
+
 struct RowOperation {
   using Values = void (*)(const OperationRow& row, std::span<double> values);
   using Slopes = void (*)(const OperationRow& row, std::span<const double> g, RowSlopes& slopes);
@@ -135,8 +146,7 @@ struct RowOperation {
   /// Sizes of the terms that slopes() adds up, times their own sensitivity to errors of the
   /// statistics; null: slopes() is exact.
   Slopes sizes = nullptr;
-  /// The definition in double precision, from whole rows, for the gradients g of the results.
-  RowAnswer (*define)(const WholeRow& row, std::span<const double> g) = nullptr;
+  RowDefinition define;
 
   /// Number of results of a row with K ids.
   int64_t width(int64_t ids_per_row) const;
