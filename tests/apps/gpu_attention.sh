@@ -36,7 +36,7 @@ verified() {
 checks=$((8 * ($(registered schedules | wc -w) - 1)))
 for ranks in 1 2 4; do
   verified $checks "$ranks" $small --schedule all
-  [ "$(column table.csv check | grep -c '^ok$')" -eq 16 ] || fail "not all are verified: $(cat table.csv)"
+  [ "$(column table.csv check | grep -c '^ok$')" -eq $((checks / 4)) ] || fail "not all are verified: $(cat table.csv)"
 done
 verified 9 2 $small --schedule halo --window 9 --sinks -d bf16 --wire-dkv f32 -c all
 verified 8 2 --gen dist=long-tailed,max=30 --capacity 60 --heads 2 --kv-heads 1 --head-dim 8 --mask full --layout balanced --chunk 8 --kernel tiled
