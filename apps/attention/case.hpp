@@ -37,7 +37,8 @@ struct AttentionResult : MeasuredRow {
   double communicate_ms = 0;    ///< the messages alone
   double exposed_ms = 0;        ///< median of (iteration - its compute), slowest ranks
   double exposed_noise_ms = 0;  ///< interquartile range of these differences
-  int64_t transient_bytes = 0;  ///< maximum over ranks
+  double predicted_ms = std::numeric_limits<double>::quiet_NaN();  ///< by the model of --machine
+  int64_t transient_bytes = 0;                                     ///< maximum over ranks
   /// Operations of the CUDA graph that an iteration launches on this rank; 0: no graph.
   int64_t graph_operations = 0;
   int64_t graph_windows = 0;  ///< arrays that are registered with NCCL for the graph

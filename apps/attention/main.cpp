@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "apps/attention/forecast.hpp"
 #include "apps/attention/ranks.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
@@ -37,6 +38,7 @@ struct RanksHere {
 struct Setting {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
+  const Forecast& forecast;
   AppContext& context;
   Backend& backend;
   RanksHere& here;
@@ -67,7 +69,8 @@ void write_timeline(Setting& s, AttentionCase& subject) {
 /// Runs one schedule under one layout, which it plans first if `planned` is null.
 void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& setup,
              const AttentionWorkload& workload, PlannedPtr planned,
-             const AttentionExpectation& expected, int cycle) {
+             const AttentionExpectation& expected, const std::vector<double>& predicted,
+             int cycle) {
   const AttentionOptions& o = s.o;
   Communicator& world = s.context.world;
   std::vector<std::unique_ptr<AttentionCase>> ranks;
@@ -86,7 +89,10 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
   s.report.memory.plan(bytes);
   if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;
-  for (const Pass pass : o.passes()) rows.push_back(subject.rank(0).row(pass, cycle));
+  for (const Pass pass : o.passes()) {
+    rows.push_back(subject.rank(0).row(pass, cycle));
+    rows.back().predicted_ms = 1e3 * predicted.at(rows.size() - 1);
+  }
   // With --cuda-graph, the first run of a pass allocates and the second records the graph.
   const MeasureOptions measuring{o.repeats, o.cuda_graph ? std::max(2, o.warmup) : o.warmup,
                                  o.check, o.tol_scale};
@@ -103,14 +109,12 @@ void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkl
   const auto inputs = s.file ? rows_of(*s.file, workload.type) : random_rows(workload, o.seed);
   const AttentionExpectation expected{
       *inputs, s.file && s.file->reference ? &*s.file->reference : nullptr, o.check_pairs};
-  const bool many = o.schedule.several() || o.layout.several();
-  for (const Schedule& schedule : schedules())
-    for (const LayoutKind& layout : layout_kinds())
-      if (o.schedule.wants(schedule.name) && o.layout.wants(layout.name))
-        suite.attempt("under " + layout.name, many, [&] {
-          do_case(s, suite, setup_of(o, schedule, layout, s.memory_bytes, s.peak_flops), workload,
-                  planned, expected, cycle);
-        });
+  const bool many = !o.automatic && (o.schedule.several() || o.layout.several());
+  for (const AttentionChoice& choice : s.forecast.choices(workload))
+    suite.attempt("under " + choice.layout.name, many, [&] {
+      do_case(s, suite, setup_of(o, choice.schedule, choice.layout, s.memory_bytes, s.peak_flops),
+              workload, planned, expected, choice.seconds, cycle);
+    });
 }
 
 ExitCode run(AttentionOptions& o, AppContext& context) {
@@ -130,6 +134,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
       if (!file) workloads.push_back(generated_workload(o, size));
     plans = plan_workloads(workloads, o, memory, world.rank());
   });
+  const Forecast forecast(o, context);
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
   RanksHere here(o, world, made, backend.stream());
@@ -138,7 +143,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
   const double peak = has_peak ? o.threads * measured_fma_peak() : 0;
-  Setting setting{o, file, context, backend, here, report, peak, memory};
+  Setting setting{o, file, forecast, context, backend, here, report, peak, memory};
   Suite<AttentionResult> suite(context, report, o.report, attention_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
     for (size_t i = 0; i < workloads.size(); ++i)
@@ -148,7 +153,7 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   judge_answers(report, answers);
   return finish_run(context, report, o.report, [&] {
     std::string text = suite.legend() + suite.refusals();
-    if (!o.replay) text += winners_text(suite.rows());
+    if (!o.replay) text += winners_text(suite.rows()) + forecast_text(suite.rows());
     if (const std::string note = made.kernel->note(); !note.empty())
       text += fmt::format("# kernel on rank 0: {}\n", note);
     if (file && file->reference && !suite.rows().empty() && !context.quiet)

@@ -59,6 +59,11 @@ void declare_schedule(OptionTable& table, AttentionOptions& o) {
            "Run all --cp ranks in one process, one after the other: the bits of that many ranks, "
            "not their time",
            o.replay);
+  add.flag(
+      "--auto",
+      "Of the schedules and layouts (unless given: all), run those that the model of --machine "
+      "predicts to be the fastest",
+      o.automatic);
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
   declare_backend_options(table, o.backend);
@@ -250,6 +255,7 @@ void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
   if (o.report.resume != "none" && (!o.output.empty() || !o.trace.empty()))
     errors.add(
         "--resume leaves rows out; --output and --trace need theirs: run them by themselves");
+  if (o.automatic && o.explain) errors.add("--auto chooses what runs, and --explain runs nothing");
   if (!o.output.empty() && o.pass == "fwd")
     errors.add("--output writes gradients too: --pass both");
 }
@@ -286,6 +292,8 @@ void declare_options(OptionTable& table, AttentionOptions& o) {
 void check_options(AttentionOptions& o, int ranks) {
   if (o.cp == 0) o.cp = ranks;
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
+  if (o.automatic && o.schedule.name == ScheduleChoice().name) o.schedule.name = "all";
+  if (o.automatic && o.layout.name == LayoutChoice().name) o.layout.name = "all";
   if (o.check.empty()) o.check = o.emulates_compute() ? "none" : "last";
   if (!o.generate.empty() && o.capacity == 0) o.capacity = 16384;
   ConfigErrors errors;

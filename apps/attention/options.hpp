@@ -26,7 +26,8 @@ struct AttentionOptions {
   RepeatOptions repeats;
   ReportOptions report;
   double tol_scale = 1, tflops = 0.1, gbytes_per_s = 5, latency_us = 10;
-  bool sinks = false, explain = false, deterministic = false, cuda_graph = false, replay = false;
+  bool sinks = false, explain = false, deterministic = false, cuda_graph = false, replay = false,
+       automatic = false;
   BackendOptions backend;
 
   /// Ranks of the plan that a process runs.

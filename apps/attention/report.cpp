@@ -78,8 +78,9 @@ int64_t rows_of_a_size(const AttentionOptions& o) {
   const auto wanted = [](const auto& all, const auto& choice) {
     return std::ranges::count_if(all, [&](const auto& one) { return choice.wants(one.name); });
   };
-  return wanted(schedules(), o.schedule) * wanted(layout_kinds(), o.layout) *
-         std::ssize(o.passes());
+  const int64_t cases =
+      o.automatic ? 1 : wanted(schedules(), o.schedule) * wanted(layout_kinds(), o.layout);
+  return cases * std::ssize(o.passes());
 }
 
 const Table<AttentionResult>& attention_table() {
@@ -102,6 +103,7 @@ const Table<AttentionResult>& attention_table() {
                .doubted(drowns_in_noise),
            Column<Row>{"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }}
                .extra(),
+           Column<Row>{"predicted", "ms", 9, 3, &Row::predicted_ms}.extra(),
            Column<Row>{"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }}
                .extra(),
            Column<Row>{"buffers", "MB/rank", 8, 2,

@@ -9,5 +9,34 @@ timeout 200 "$MPIEXEC" -n 2 "$apps/gyre-info" --model --model-head-dims 32 -J ma
 expect 0 'fastest at cp 2, 4096 tokens' "$apps/gyre-predict" --machine machine.json --cp 2,16 --tokens 4K --heads 4 \
   --kv-heads 2 --head-dim 32 -d f32
 grep -q 'outside' output && fail "shapes that were measured are called extrapolated: $(cat output)"
-expect 0 'RESULT ' "$MPIEXEC" -n 2 "$apps/gyre-attention" --tokens 256 --machine machine.json -n 1
+# A run with such a file says what was predicted of it, which is what gyre-predict says.
+shape=(--tokens 256 --heads 4 --kv-heads 2 --head-dim 32 -d f32)
+run=("$MPIEXEC" -n 2 "$apps/gyre-attention" "${shape[@]}" -n 1 -w 0)
+expect 0 '# predicted to be the fastest, 256 tokens: ' "${run[@]}" --machine machine.json --schedule ring,all-gather --csv run.csv
+expect 0 'RESULT' "$apps/gyre-predict" --machine machine.json "${shape[@]}" --cp 2 --schedule ring,all-gather \
+  --layout dual-chunk-swap --csv predicted.csv
+[ "$(column run.csv predicted_ms | wc -l)" -eq 4 ] || fail "not every row has a prediction: $(cat run.csv)"
+paste <(column run.csv predicted_ms) <(column predicted.csv time_ms) | awk '!($1 > 0 && ($1 / $2 - 1) ^ 2 < 1e-12) { exit 1 }' ||
+  fail "other predictions: $(cat run.csv predicted.csv)"
+# --auto runs the case whose predicted time is the shortest.
+expect 0 'RESULT' "$apps/gyre-predict" --machine machine.json "${shape[@]}" --cp 2 --layout all --csv predicted.csv
+fastest=$(/usr/bin/python3 -c 'import collections, csv
+times = collections.Counter()
+for row in csv.DictReader(open("predicted.csv")):
+    times[row["schedule"] + " under " + row["layout"]] += float(row["time_ms"])
+print(min(times, key=times.get))')
+expect 0 "# predicted to be the fastest, 256 tokens: $fastest, " "${run[@]}" --machine machine.json --auto --csv run.csv
+[ "$(column run.csv check | tr '\n' ' ')" = 'ok ok ' ] || fail "more than one case, or a wrong one: $(cat run.csv)"
+grep -q '"auto": true' <("${run[@]}" --machine machine.json --auto -J auto.json >/dev/null; cat auto.json) || fail "not recorded: $(cat auto.json)"
+refused() { expect 2 "$@"; }
+refused '--auto needs --machine FILE with a model of this machine' "${run[@]}" --auto
+refused '--auto: the model of --machine is of ranks with one thread' "${run[@]}" --auto --machine machine.json --threads 2
+refused '--auto: ranks take turns in a replay' "$apps/gyre-attention" "${shape[@]}" --replay --cp 2 --auto --machine machine.json
+refused '--auto: the model of --machine is not of an emulated machine' "${run[@]}" --auto --machine machine.json --emulate-network alpha=1ms,beta=10M
+refused '--auto chooses what runs, and --explain runs nothing' "$apps/gyre-attention" --explain --cp 2 --auto
+/usr/bin/python3 -c 'import json
+file = json.load(open("machine.json"))
+del file["model"]
+json.dump(file, open("measured.json", "w"))'
+refused 'measured.json: there is no model in it; --auto needs' "${run[@]}" --auto --machine measured.json
 echo ok
