@@ -29,6 +29,15 @@
 #include "layout_cases.hpp"
 #include "mask_cases.hpp"
 
+namespace gyre {
+inline void showValue(const HeadShape& shape, std::ostream& os) {
+  os << shape.heads << " heads over " << shape.kv_heads << " of " << name_of_dims(shape);
+}
+inline void showValue(DType type, std::ostream& os) {
+  os << name_of(type);
+}
+}  // namespace gyre
+
 namespace gyre::test {
 
 /// An attention problem, and the layout that it refers to.

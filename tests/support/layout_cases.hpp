@@ -13,6 +13,13 @@
 #include "packing/lengths.hpp"
 #include "sharding/layouts.hpp"
 
+namespace gyre {
+/// As RapidCheck prints what it has drawn, when a property fails.
+inline void showValue(const LayoutKind& kind, std::ostream& os) {
+  os << kind.name;
+}
+}  // namespace gyre
+
 namespace gyre::test {
 
 /// Boundaries of a stream, built segment by segment.
