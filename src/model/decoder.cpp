@@ -295,7 +295,7 @@ void Decoder::run(const decoder_step::Recurrence& /*step*/, int64_t layer, Works
 }
 
 void Decoder::run(const decoder_step::GateMultiply& step, int64_t /*layer*/, Workspace& w) {
-  ops_->gate_multiply(w.at(Activation::gate), w.at(Activation::up), step.activation);
+  ops_->gate_multiply(w.at(step.gate), w.at(step.up), step.activation);
 }
 
 void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Workspace& w) {

@@ -217,6 +217,7 @@ class PartReader {
       vector(Weight::k_norm, of_layer("k_norm"), c_.head_dim);
     }
     if (c_.attention_sinks) vector(Weight::sinks, of_layer("sinks"), heads, tp_rank_ * heads);
+    if (c_.output_gate) columns(Weight::wz, of_layer("wz"), q);
     rows(Weight::wo, of_layer("wo"), q);
     if (c_.output_bias) vector(Weight::bo, of_layer("bo"), c_.hidden_size);
   }

@@ -22,6 +22,7 @@ struct DecoderShape {
   DType activations = DType::f32;  ///< of weights and of all activations but the residual stream
   DType residual = DType::f32;
   bool sinks = false;            ///< one more merge and rounding of attention's output
+  bool output_gate = false;      ///< a projection and a product with attention's output
   bool rounded_weights = false;  ///< the reference has weights that are not rounded to bf16
 };
 
