@@ -66,11 +66,10 @@ enum class Activation {
 inline constexpr size_t activation_kinds = 19;
 /// Those that attention does not hold.
 inline constexpr Activation activations_of_decoder[] = {
-    Activation::x,         Activation::h,        Activation::partial,
-    Activation::out_gate,  Activation::gate,     Activation::up,
-    Activation::mixer_in,  Activation::mixer_q,  Activation::mixer_k,
-    Activation::mixer_v,   Activation::mixer_z,  Activation::mixer_b,
-    Activation::mixer_a,   Activation::mixer_out, Activation::mixer_partial};
+    Activation::x,       Activation::h,         Activation::partial,      Activation::out_gate,
+    Activation::gate,    Activation::up,        Activation::mixer_in,     Activation::mixer_q,
+    Activation::mixer_k, Activation::mixer_v,   Activation::mixer_z,      Activation::mixer_b,
+    Activation::mixer_a, Activation::mixer_out, Activation::mixer_partial};
 constexpr bool is_of_recurrent_layers(Activation activation) {
   return activation >= Activation::mixer_in;
 }

@@ -181,7 +181,8 @@ bool is_same(const StoredTensor& a, const StoredTensor& b) {
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
                 const StoredTensor& tensor) {
   for (auto& [ours, part] : our_tensors(checkpoint.config, names, name, tensor)) {
-    part.less_one = checkpoint.norms_less_one && ours.ends_with("norm") && !ours.ends_with("o_norm");
+    part.less_one =
+        checkpoint.norms_less_one && ours.ends_with("norm") && !ours.ends_with("o_norm");
     if (!checkpoint.tensors.emplace(ours, part).second)
       throw_usage("'{}': the tensor '{}' is there twice", tensor.file->path(), name);
   }

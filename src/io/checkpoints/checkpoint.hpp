@@ -89,7 +89,7 @@ struct FusedTensor {
 /// The names that a format gives to the tensors of model_tensors().
 struct TensorNames {
   const char *embed, *final_norm, *head;
-  const char* layer;                                             ///< what precedes "NUMBER.NAME"
+  const char* layer;                                              ///< what precedes "NUMBER.NAME"
   std::span<const std::pair<const char*, const char*>> of_layer;  ///< NAME, and our name
   /// NAMEs of tensors that hold several of ours, if the format has such.
   std::vector<FusedTensor> (*fused)(const ModelConfig&) = nullptr;

@@ -172,9 +172,7 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
   }
   for (int64_t l = 0; l < std::ssize(config.layer_kinds); ++l) {
     LayerKind& kind = config.layer_kinds[l];
-    if (family.windows == Windows::no_rope ? kind.rotary
-                                           : !always && l < first)
-      continue;
+    if (family.windows == Windows::no_rope ? kind.rotary : !always && l < first) continue;
     kind.window = window;
   }
 }
@@ -195,8 +193,7 @@ void read_recurrence(ConfigErrors& errors, const ConfigValue& value, ModelConfig
 void refuse_experts(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                     const ModelConfig& config) {
   const int64_t experts = number_of(errors, "num_experts", value("num_experts"), 0, family.experts);
-  const int64_t step =
-      number_of(errors, "decoder_sparse_step", value("decoder_sparse_step"), 1, 1);
+  const int64_t step = number_of(errors, "decoder_sparse_step", value("decoder_sparse_step"), 1, 1);
   const AttributeValue listed = value("mlp_only_layers");
   const auto* text = std::get_if<std::string>(&listed);
   std::vector<int64_t> dense;

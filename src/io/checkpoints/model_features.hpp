@@ -46,7 +46,7 @@ struct ModelFamily {
 /// be.
 struct RecurrentSize {
   const char* name;
-  int64_t RecurrentConfig::* member;
+  int64_t RecurrentConfig::*member;
   int64_t most;
 };
 inline constexpr RecurrentSize recurrent_sizes[] = {
@@ -70,17 +70,14 @@ inline constexpr const char* feature_keys[] = {
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
     "hidden_act",     "attn_output_gate"};
 /// Those of families with recurrent layers.
-inline constexpr const char* recurrent_keys[] = {"full_attention_interval",
-                                                 "linear_num_key_heads",
-                                                 "linear_num_value_heads",
-                                                 "linear_key_head_dim",
-                                                 "linear_value_head_dim",
-                                                 "linear_conv_kernel_dim"};
+inline constexpr const char* recurrent_keys[] = {
+    "full_attention_interval", "linear_num_key_heads",  "linear_num_value_heads",
+    "linear_key_head_dim",     "linear_value_head_dim", "linear_conv_kernel_dim"};
 /// Those of families with experts. Where no layer has them, all but the first three are not read.
 inline constexpr const char* expert_keys[] = {
-    "num_experts",           "decoder_sparse_step",   "mlp_only_layers",
-    "moe_intermediate_size", "num_experts_per_tok",   "shared_expert_intermediate_size",
-    "norm_topk_prob",        "output_router_logits",  "router_aux_loss_coef"};
+    "num_experts",           "decoder_sparse_step",  "mlp_only_layers",
+    "moe_intermediate_size", "num_experts_per_tok",  "shared_expert_intermediate_size",
+    "norm_topk_prob",        "output_router_logits", "router_aux_loss_coef"};
 /// Sets the features of `config` from a config.json. Its num_hidden_layers must be set.
 void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                    ModelConfig& config);

@@ -72,9 +72,8 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   if (!checkpoint.tokenizer.empty())
     file.write_attribute("/model", "tokenizer", checkpoint.tokenizer);
   for (const auto& [name, shape] : model_tensors(c))
-    file.create_dataset("/model/" + name,
-                        h5::stored_type_of(type_of(checkpoint.tensors.at(name))), shape,
-                        h5::Checksum::fletcher32, chunk_of(name, shape));
+    file.create_dataset("/model/" + name, h5::stored_type_of(type_of(checkpoint.tensors.at(name))),
+                        shape, h5::Checksum::fletcher32, chunk_of(name, shape));
   file.close();
 }
 
@@ -253,7 +252,8 @@ class Source {
       tensor_.file->read(begin, encoded);
       std::vector<float> decoded(stored);
       decode_weights(tensor_.encoding, encoded.data(), 0, decoded);
-      for (float& x : decoded) x += tensor_.less_one ? 1 : 0;
+      if (tensor_.less_one)
+        for (float& x : decoded) x += 1;
       std::memcpy(values.data(), decoded.data(), values.size());
     }
     if (!all_finite(values.data(), std::ssize(values), bits_of(type_of(tensor_))))

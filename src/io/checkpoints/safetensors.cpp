@@ -65,18 +65,16 @@ std::vector<FusedTensor> fused_in_layer(const ModelConfig& config) {
   all.push_back({"linear_attn.in_proj_qkv.weight",
                  1,
                  {{"wq", r.key_width()}, {"wk", r.key_width()}, {"wv", r.value_width()}}});
-  all.push_back({"linear_attn.conv1d.weight",
-                 1,
-                 {{"conv_q", r.key_width()}, {"conv_k", r.key_width()}, {"conv_v", r.value_width()}}});
+  all.push_back(
+      {"linear_attn.conv1d.weight",
+       1,
+       {{"conv_q", r.key_width()}, {"conv_k", r.key_width()}, {"conv_v", r.value_width()}}});
   return all;
 }
 
-constexpr TensorNames hugging_face = {"model.embed_tokens.weight",
-                                      "model.norm.weight",
-                                      "lm_head.weight",
-                                      "model.layers.",
-                                      hugging_face_in_layer,
-                                      fused_in_layer};
+constexpr TensorNames hugging_face = {
+    "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.layers.",
+    hugging_face_in_layer,       fused_in_layer};
 
 WeightEncoding safetensors_encoding(const std::string& type, const std::string& what) {
   if (type == "F32") return WeightEncoding::f32;

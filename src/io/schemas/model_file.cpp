@@ -49,14 +49,14 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
   for (const auto& [name, shape] : model_tensors(config)) known.insert(name);
   for (const std::string& name : file.datasets_below(group))
     if (!known.contains(name))
-      reader.errors().add("dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{}{})",
-                          group, name, config.num_hidden_layers,
-                          config.qkv_bias ? "" : " without qkv_bias",
-                          config.output_bias ? "" : ", without attention_bias",
-                          config.qk_norm ? "" : ", without qk_norm",
-                          config.attention_sinks ? "" : ", without attention_sinks",
-                          config.output_gate ? "" : ", without attn_output_gate",
-                          config.tied_head ? ", with tie_word_embeddings" : "");
+      reader.errors().add(
+          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{}{})", group, name,
+          config.num_hidden_layers, config.qkv_bias ? "" : " without qkv_bias",
+          config.output_bias ? "" : ", without attention_bias",
+          config.qk_norm ? "" : ", without qk_norm",
+          config.attention_sinks ? "" : ", without attention_sinks",
+          config.output_gate ? "" : ", without attn_output_gate",
+          config.tied_head ? ", with tie_word_embeddings" : "");
 }
 
 std::vector<std::string> attributes_of_decoders() {
