@@ -199,8 +199,9 @@ void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Worksp
   w.works.back()->wait_on_stream();
 }
 
-void Decoder::perturb_norms(bool on, uint64_t seed) {
-  perturbed_ = on ? weights_.perturbed_norms(stream_, seed) : DecoderWeights();
+void Decoder::perturb_norms(double deviation, uint64_t seed) {
+  perturbed_ =
+      deviation > 0 ? weights_.perturbed_norms(stream_, seed, deviation) : DecoderWeights();
 }
 
 const float* Decoder::norm_of(Weight weight, int64_t layer) const {

@@ -27,10 +27,10 @@ void DecoderWeights::move_to(Stream& stream) {
   for (auto& [key, tensor] : tensors_) tensor.move_to(stream);
 }
 
-DecoderWeights DecoderWeights::perturbed_norms(Stream& stream, uint64_t seed) const {
+DecoderWeights DecoderWeights::perturbed_norms(Stream& stream, uint64_t seed,
+                                               double deviation) const {
   constexpr Weight norms[] = {Weight::attn_norm, Weight::q_norm,     Weight::k_norm,
                               Weight::mlp_norm,  Weight::final_norm, Weight::o_norm};
-  const double deviation = 0x1p-9 / std::sqrt(3.0);
   DecoderWeights all;
   for (const auto& [key, tensor] : tensors_) {
     const auto& [layer, weight] = key;

@@ -93,6 +93,18 @@ double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
                                   shape.layers * narrow_roundings_per_layer(shape) + narrow_after);
 }
 
+Perturbation perturbation_of(const DecoderShape& shape) {
+  const bool narrow = shape.activations == DType::bf16, recurs = shape.recurrence > 0;
+  if (!narrow && !recurs) return {};
+  return {recurs ? 4 : 1, (narrow ? 0x1p-9 : 0x1p-14) / std::sqrt(3.0)};
+}
+
+double tolerance_over_change(const DecoderShape& shape) {
+  if (shape.recurrence == 0) return 0;
+  if (shape.activations == DType::bf16) return narrow_safety;
+  return tolerance_for(DType::f32, roundings_per_layer(shape)) / perturbation_of(shape).deviation;
+}
+
 double kl_tolerance(double student, double teacher, double distance, double deviation,
                     int64_t vocab) {
   const double second = (student * student + teacher * teacher) / (2 * narrow_safety);

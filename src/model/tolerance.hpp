@@ -55,6 +55,18 @@ double residual_sigma(const DecoderShape& shape);
 /// max / sqrt(2 ln vocab), at least 1. Log-softmax passes the error of the logits on.
 double score_tolerance(const DecoderShape& shape, double max_abs_logit);
 
+/// Passes with perturbed norms that measure errors, and the standard deviation of the perturbation.
+struct Perturbation {
+  int passes = 0;
+  double deviation = 0;
+};
+/// What is measured so of a decoder; no pass if its tolerances follow from the shape alone.
+Perturbation perturbation_of(const DecoderShape& shape);
+
+/// Tolerance of a value of an f32 decoder with recurrent layers, over the rms of what the
+/// perturbation changes in it; 0 for other decoders. See below.
+double tolerance_over_change(const DecoderShape& shape);
+
 /// Absolute tolerance of a divergence Σ p (log p - log q) (nats), with the tolerances `student` and
 /// `teacher` of log q and log p. An error e_v of log q_v changes it by -Σ p e, and because
 /// Σ q e = 0 by Σ (q - p) e: at most `distance` = Σ |p - q| times e, or e. An error of log p_v is a
@@ -64,6 +76,15 @@ double score_tolerance(const DecoderShape& shape, double max_abs_logit);
 /// entropy, whose difference it is, are rounded at their size.
 double kl_tolerance(double student, double teacher, double distance, double deviation,
                     int64_t vocab);
+
+// Recurrent layers in f32. The norm of a head's output o amplifies the errors of o by up to
+// 1/sqrt(eps) where the terms of o cancel. Only some heads of some tokens do so, and what they get
+// wrong goes on to later layers and tokens. So the errors of each value are measured as described
+// below, here with a perturbation that is far smaller and far larger than roundings to f32, so that
+// values change in proportion. Each norm then has a relative error of the standard deviation
+// `deviation`, where roundings make one of eps/6 · sqrt(roundings_per_layer()). A value's tolerance
+// is `safety` times the ratio of both times its change, and not below that of the shape. The change
+// is the rms over four passes: that of one may be small by chance.
 
 // This is what errors of a bf16 decoder have in common. Their size hardly depends on depth:
 // attention that is nearly an argmax amplifies the errors of earlier layers, and predictions that

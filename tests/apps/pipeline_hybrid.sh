@@ -27,6 +27,8 @@ for schedule in "${states[@]}"; do same_scores 2 --cp 2 --bin 60 --state-schedul
 verified 2 --cp 2 --recurrent-layout contiguous-documents
 verified 2 --cp 2 --recurrent-layout dual-chunk-swap --state-schedule state-scan
 grep -qE '^# *recurrence ' "$scratch/log" || fail "no phase of recurrences: $(cat "$scratch/log")"
+verified 2 --cp 2 -d bf16
+verified 4 --cp 2 --tp 2 -d bf16 --residual bf16
 
 # A twin, where the file has no answers; and a teacher.
 pipeline=(timeout 120 "$MPIEXEC" -n 2 "$apps/gyre-pipeline" --gen dist=uniform,count=6,min=1,max=40 --model "$model" -n 1 --cp 2)
@@ -47,7 +49,6 @@ refused() { # TEXT ARGUMENTS...
   grep -qF -- "$text" "$scratch/log" || fail "does not say '$text': $(cat "$scratch/log")"
 }
 refused '--state-schedule state-gather: under striped rank 0 has one in 2 tokens' pipeline 2 --cp 2 --recurrent-layout striped
-refused '--dtype bf16: the model has 3 recurrent layers' pipeline 2 --cp 2 -d bf16
 refused "--tp 4 does not divide the model's linear_num_key_heads = 2" pipeline 4 --tp 4
 refused 'states of trees are not supported' pipeline 2 --cp 2 --share-prefixes --min-prefix 1
 refused '3 recurrent layers, which are not predicted' timeout 60 "$apps/gyre-predict" \
