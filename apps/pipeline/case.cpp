@@ -221,7 +221,10 @@ std::vector<ScoringCase::HiddenRow> ScoringCase::hidden_rows() {
 void ScoringCase::measure_changes(const std::vector<HiddenRow>* hidden) {
   changes_ = {};
   Perturbation by = perturbation_of(shape_of(config_, 1, 1, true));
-  if (teacher_ && by.passes == 0) by = perturbation_of(shape_of(teacher_->config(), 1, 1, true));
+  if (teacher_) {
+    const Perturbation other = perturbation_of(shape_of(teacher_->config(), 1, 1, true));
+    if (other.passes > by.passes) by = other;
+  }
   const auto perturb = [&](double deviation, int pass) {
     decoder_->perturb_norms(deviation, 2 * pass + 1);  // errors of both models are independent
     if (teacher_) teacher_->perturb_norms(deviation, 2 * pass + 2);

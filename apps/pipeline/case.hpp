@@ -132,7 +132,8 @@ class ScoringCase final : public Case {
     int64_t token;
     double value, scale = 1;
   };
-  /// Scores of the pass, what its perturbation changes in them, and what is expected of some tokens of this rank.
+  /// Scores of the pass, what perturbed norms change in them, and what is expected of some tokens
+  /// of this rank.
   struct ScoreComparison {
     const char* name;
     double tolerance;

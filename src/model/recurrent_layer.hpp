@@ -112,7 +112,8 @@ class RecurrentLayers {
                       MatrixRef out);
 
  private:
-  /// q, k and v of the recurrence <- those of the inputs, convolved; heads of q and k have length 1.
+  /// q, k and v of the recurrence <- convolved q, k and v of the inputs; heads of q and k get a
+  /// length of 1.
   void convolve(const RecurrentInputs& inputs, const RecurrentWeights& weights);
   void make_gates(const RecurrentInputs& inputs, const RecurrentWeights& weights);
   void normalise(ConstMatrixRef z, std::span<const float> weight, MatrixRef out);

@@ -63,8 +63,8 @@ struct Perturbation {
 /// What is measured so of a decoder; no pass if its tolerances follow from the shape alone.
 Perturbation perturbation_of(const DecoderShape& shape);
 
-/// Tolerance of a value of an f32 decoder with recurrent layers, over the rms of what the
-/// perturbation changes in it; 0 for other decoders. See below.
+/// Tolerance of a value of a decoder with recurrent layers, over the rms of what the perturbation
+/// changes in it; 0 for other decoders. See below.
 double tolerance_over_change(const DecoderShape& shape);
 
 /// Absolute tolerance of a divergence Σ p (log p - log q) (nats), with the tolerances `student` and
@@ -77,14 +77,22 @@ double tolerance_over_change(const DecoderShape& shape);
 double kl_tolerance(double student, double teacher, double distance, double deviation,
                     int64_t vocab);
 
-// Recurrent layers in f32. The norm of a head's output o amplifies the errors of o by up to
-// 1/sqrt(eps) where the terms of o cancel. Only some heads of some tokens do so, and what they get
-// wrong goes on to later layers and tokens. So the errors of each value are measured as described
-// below, here with a perturbation that is far smaller and far larger than roundings to f32, so that
-// values change in proportion. Each norm then has a relative error of the standard deviation
-// `deviation`, where roundings make one of eps/6 · sqrt(roundings_per_layer()). A value's tolerance
-// is `safety` times the ratio of both times its change, and not below that of the shape. The change
-// is the rms over four passes: that of one may be small by chance.
+// Recurrent layers. The norm of a head's output o amplifies the errors of o by up to 1/sqrt(eps)
+// where the terms of o cancel. That happens in some heads of some tokens, and their errors reach
+// later layers and tokens. So the errors of each value are measured, as described below: by its
+// change, the rms over four passes with perturbed norms, because that of one may be small by
+// chance. A value's tolerance is the larger one of that of the shape and
+//
+//     f32     safety · eps/6 · sqrt(roundings_per_layer()) / deviation · change
+//     bf16    narrow_safety · change
+//
+// In f32 the perturbation is far larger than roundings, and so small that values change in
+// proportion. It gives each norm a relative error of the standard deviation `deviation`, where the
+// roundings of a layer make one of eps/6 · sqrt(n). In bf16 it has the size of a rounding.
+//
+// Measured with 2 to 8 layers, weights 0.6 to 2 times 1/sqrt(fan-in) and an eps of 0, 1e-6, 1e-5
+// and 1e-3: errors of scores are up to 0.08 of these tolerances in f32, and up to 0.54 in bf16, one
+// model of 48 excepted (eps 0, weights twice as large: 1.5).
 
 // This is what errors of a bf16 decoder have in common. Their size hardly depends on depth:
 // attention that is nearly an argmax amplifies the errors of earlier layers, and predictions that

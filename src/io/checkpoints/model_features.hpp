@@ -36,8 +36,8 @@ struct ModelFamily {
   bool tied_head = false;
   int64_t no_rope_interval = 0;  ///< every n-th layer has no rotary embedding; 0: all have it
   Windows windows = Windows::none;
-  /// Qwen3-Next and after: layers may be recurrent; attention has an output gate and turns a quarter
-  /// of each head; weights of norms, but those of recurrent layers, are stored less 1.
+  /// Qwen3-Next and after: layers may be recurrent; attention has an output gate, and turns a
+  /// quarter of each head; weights of norms, but those of recurrent layers, are stored less 1.
   bool recurrent = false;
   int64_t experts = 0;  ///< of layers that have them; 0: the family has none
 };

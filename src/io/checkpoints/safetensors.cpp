@@ -48,7 +48,7 @@ constexpr std::pair<const char*, const char*> hugging_face_in_layer[] = {
     {"mlp.up_proj.weight", "w_up"},
     {"mlp.down_proj.weight", "w_down"}};
 
-/// Qwen3-Next and Qwen3.5. Of their layers, the former groups projections by heads of keys.
+/// Those of Qwen3-Next, whose projections are grouped by heads of keys, and of Qwen3.5.
 std::vector<FusedTensor> fused_in_layer(const ModelConfig& config) {
   std::vector<FusedTensor> all;
   if (config.output_gate)
