@@ -166,10 +166,15 @@ def attend(q, k, v, window, sink):
     return out
 
 
-def silu(x):
-    """x * sigmoid(x), without overflow for large negative x."""
+def sigmoid(x):
+    """1 / (1 + e^-x), without overflow for large negative x."""
     e = np.exp(-np.abs(x))
-    return x * np.where(x >= 0, 1.0, e) / (1.0 + e)
+    return np.where(x >= 0, 1.0, e) / (1.0 + e)
+
+
+def silu(x):
+    """x * sigmoid(x)."""
+    return x * sigmoid(x)
 
 
 def gelu(x):
@@ -215,7 +220,7 @@ def recur(model, w, h):
     k = units(by_head(convolved(h @ w["wk"], w["conv_k"]), model.key_heads))
     v = by_head(convolved(h @ w["wv"], w["conv_v"]), model.value_heads)
     q, k = (np.repeat(x, group, axis=1) for x in (q / np.sqrt(q.shape[-1]), k))
-    strength = 1 / (1 + np.exp(-(h @ w["wb"])))
+    strength = sigmoid(h @ w["wb"])
     decay = np.exp(-np.exp(w["a_log"]) * np.logaddexp(0, h @ w["wa"] + w["dt_bias"]))
     state = np.zeros((model.value_heads, k.shape[-1], v.shape[-1]))
     out = np.empty_like(v)
@@ -253,7 +258,10 @@ def attention(model, layer, h):
         kv_head = head // (model.heads // model.kv_heads)
         values = v[:, kv_head * d : (kv_head + 1) * d]
         mixed.append(attend(query, keys[kv_head], values, model.windows[layer], sinks[head]))
-    return np.concatenate(mixed, axis=1) @ w["wo"] + w.get("bo", 0.0)
+    mixed = np.concatenate(mixed, axis=1)
+    if "wz" in w:
+        mixed = mixed * sigmoid(h @ w["wz"])
+    return mixed @ w["wo"] + w.get("bo", 0.0)
 
 
 def forward(model, tokens):

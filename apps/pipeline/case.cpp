@@ -142,22 +142,27 @@ double ScoringCase::tolerance(const ModelConfig& config, std::span<const double>
   return score_tolerance(shape_of(config, config.num_hidden_layers, longest, of_twin), logits);
 }
 
+double ScoringCase::over_change_of(const ModelConfig& config, int64_t longest, bool of_twin) const {
+  return tolerance_over_change(shape_of(config, config.num_hidden_layers, longest, of_twin));
+}
+
 void ScoringCase::compare_scores(const ScoreComparison& of, Verification& checks) const {
   ResultArray array{of.name, {offsets_.back()}, of.name, of.tolerance};
   double squares = 0;
+  std::vector<double> scales;
   for (const ExpectedScore& e : of.expected) {
     array.rows.push_back(e.token);
-    const int64_t at = e.token - scores_->begin;
-    const double change = of.perturbed.empty() ? 0 : (of.perturbed[at] - of.got[at]) / e.scale;
-    squares += change * change;
+    const double change = of.changes.empty() ? 0 : of.changes[e.token - scores_->begin];
+    scales.push_back(scale_of(e.scale, change, of.over_change, of.tolerance));
+    squares += change / (scales.back() * scales.back());
   }
   array.sigma = sigma(squares, std::ssize(of.expected), of.tolerance);
   Check& check = check_of(array, "", checks);
   if (world_.rank() == 0) check.add_sample(of.sampled.first, of.sampled.second);
   for (size_t r = 0; r < of.expected.size(); ++r) {
-    const auto& [token, value, scale] = of.expected[r];
+    const auto& [token, value, least] = of.expected[r];
     const double got = of.got[token - scores_->begin];
-    const ExpectedRow expected{{of.answers ? 0 : value}, {scale}};
+    const ExpectedRow expected{{of.answers ? 0 : value}, {scales[r]}};
     compare_row(array, r, {&got, 1}, expected, of.answers ? &value : nullptr, check, [&] {
       const auto document = std::ranges::upper_bound(offsets_, token) - offsets_.begin() - 1;
       return ", " + place_of(in_.documents, document, token - offsets_[document]);
@@ -174,17 +179,15 @@ double ScoringCase::sigma(double squares, int64_t count, double tolerance) const
   return std::sqrt((squares + modelled_values * modelled * modelled) / (count + modelled_values));
 }
 
-double ScoringCase::sigma(int64_t layer, const std::vector<HiddenRow>& rows,
-                          double tolerance) const {
+double ScoringCase::sigma(int64_t layer, const std::vector<HiddenRow>& rows, double tolerance,
+                          double over_change) const {
   double squares = 0;
-  for (size_t r = 0; r < perturbed_.rows.size(); ++r) {
-    const std::vector<float>&x = rows[r].x[layer], &y = perturbed_.rows[r].x[layer];
-    double change = 0, size = 0;
-    for (size_t i = 0; i < x.size(); ++i) {
-      change += (y[i] - x[i]) * (y[i] - x[i]);
-      size += x[i] * x[i];
-    }
-    if (size > 0) squares += static_cast<double>(x.size()) * change / size;
+  for (size_t r = 0; r < changes_.rows.size(); ++r) {
+    const std::vector<float>& x = rows[r].x[layer];
+    const double size = std::inner_product(x.begin(), x.end(), x.begin(), 0.0);
+    const double count = std::ssize(x), change = changes_.rows[r][layer];
+    const double scale = scale_of(std::sqrt(size / count), change, over_change, tolerance);
+    if (scale > 0) squares += count * change / (scale * scale);
   }
   const int64_t longest = in_.documents.longest();
   return std::hypot(sigma(squares, std::ssize(rows) * config_.hidden_size, tolerance),
@@ -215,18 +218,42 @@ std::vector<ScoringCase::HiddenRow> ScoringCase::hidden_rows() {
   return rows;
 }
 
-void ScoringCase::run_perturbed(bool with_hidden) {
-  perturbed_ = {};
-  if (plan_.setup.types.activations == DType::f32) return;
-  decoder_->perturb_norms(true);
-  if (teacher_) teacher_->perturb_norms(true);
-  if (with_hidden)
-    perturbed_.rows = hidden_rows();
-  else
-    scorer_.run(*decoder_);
-  decoder_->perturb_norms(false);
-  if (teacher_) teacher_->perturb_norms(false);
-  perturbed_.scores = scorer_.in_document_order(world_);
+void ScoringCase::measure_changes(const std::vector<HiddenRow>* hidden) {
+  changes_ = {};
+  Perturbation by = perturbation_of(shape_of(config_, 1, 1, true));
+  if (teacher_) {
+    const Perturbation other = perturbation_of(shape_of(teacher_->config(), 1, 1, true));
+    if (other.passes > by.passes) by = other;
+  }
+  const auto perturb = [&](double deviation, int pass) {
+    decoder_->perturb_norms(deviation, 2 * pass + 1);  // errors of both models are independent
+    if (teacher_) teacher_->perturb_norms(deviation, 2 * pass + 2);
+  };
+  const auto add = [&](const std::vector<float>& x, const std::vector<float>& y,
+                       std::vector<double>& changes) {
+    changes.resize(x.size());
+    for (size_t i = 0; i < x.size(); ++i) changes[i] += (y[i] - x[i]) * (y[i] - x[i]) / by.passes;
+  };
+  for (int pass = 0; pass < by.passes; ++pass) {
+    perturb(by.deviation, pass);
+    if (hidden != nullptr) {
+      const std::vector<HiddenRow> rows = hidden_rows();
+      changes_.rows.resize(rows.size(), std::vector<double>(hidden_shape(config_).entries));
+      for (size_t r = 0; r < rows.size(); ++r)
+        for (size_t l = 0; l < rows[r].x.size(); ++l) {
+          std::vector<double> changes;
+          add((*hidden)[r].x[l], rows[r].x[l], changes);
+          changes_.rows[r][l] += std::reduce(changes.begin(), changes.end()) / std::ssize(changes);
+        }
+    } else {
+      scorer_.run(*decoder_);
+    }
+    const ScoreRange scores = scorer_.in_document_order(world_);
+    add(scores_->logprob, scores.logprob, changes_.logprob);
+    add(scores_->entropy, scores.entropy, changes_.entropy);
+    add(scores_->kl, scores.kl, changes_.kl);
+  }
+  perturb(0, 0);
 }
 
 void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification& checks) {
@@ -240,7 +267,8 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
                        {in_.documents.total(), config_.hidden_size},
                        fmt::format("hidden[{}]", l),
                        hidden_tolerance(shape_of(config_, l, longest, false))};
-    hidden.sigma = sigma(l, rows, hidden.tolerance);
+    const double over_change = tolerance_over_change(shape_of(config_, l, longest, false));
+    hidden.sigma = sigma(l, rows, hidden.tolerance, over_change);
     Check& check = check_of(hidden, "", checks);
     // Tensor-parallel ranks have the same rows; each compares some of them.
     for (size_t r = grid_.tp_rank(); r < rows.size(); r += grid_.shape().tp) {
@@ -248,8 +276,11 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
       const std::vector<double> got(row.x[l].begin(), row.x[l].end());
       const auto want = expected.span().subspan(r * width, width);
       const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
+      const double change = changes_.rows.empty() ? 0 : changes_.rows[r][l];
+      const double scale =
+          scale_of(std::sqrt(squares / width), change, over_change, hidden.tolerance);
       const ExpectedRow scaled{.values = {want.begin(), want.end()},
-                               .scales = std::vector<double>(width, std::sqrt(squares / width)),
+                               .scales = std::vector<double>(width, scale),
                                .defined = std::vector<double>(width, 0)};
       hidden.rows = {row.token};
       compare_row(hidden, 0, got, scaled, want.data(), check,
@@ -280,9 +311,13 @@ void ScoringCase::verify_by_twin(Verification& checks) {
         of.expected.push_back({at, want[i], bounds.empty() ? 1 : bounds[i] / of.tolerance});
     compare_scores(of, checks);
   };
-  const ScoreRange& other = perturbed_.scores;
-  if (logprobs) compare({"logprob", bound, scores_->logprob, other.logprob}, twin.scores.logprob);
-  if (entropies) compare({"entropy", bound, scores_->entropy, other.entropy}, twin.scores.entropy);
+  const double over_change = over_change_of(config_, twin.longest, true);
+  if (logprobs)
+    compare({"logprob", bound, over_change, scores_->logprob, changes_.logprob},
+            twin.scores.logprob);
+  if (entropies)
+    compare({"entropy", bound, over_change, scores_->entropy, changes_.entropy},
+            twin.scores.entropy);
   if (kls) {
     const double of_teacher = tolerance(teacher->config, twin.teacher_logprob, twin.longest, true);
     std::vector<double> bounds;
@@ -290,7 +325,9 @@ void ScoringCase::verify_by_twin(Verification& checks) {
       bounds.push_back(kl_tolerance(bound, of_teacher, twin.scores.distance[i],
                                     twin.scores.deviation[i], config_.vocab_size));
     const double largest = bounds.empty() ? 0 : std::ranges::max(bounds);
-    compare({"kl", largest, scores_->kl, other.kl}, twin.scores.kl, bounds);
+    const double either =
+        std::max(over_change, over_change_of(teacher->config, twin.longest, true));
+    compare({"kl", largest, either, scores_->kl, changes_.kl}, twin.scores.kl, bounds);
   }
   std::vector<std::string> compared;
   if (logprobs) compared.emplace_back("log-probabilities");
@@ -336,7 +373,7 @@ void ScoringCase::verify(Pass, Verification& checks) {
   const ScoreRange& mine = scores();
   const bool with_hidden = in_.reference && in_.reference->has_hidden;
   const std::vector<HiddenRow> hidden = with_hidden ? hidden_rows() : std::vector<HiddenRow>();
-  run_perturbed(with_hidden);
+  measure_changes(with_hidden ? &hidden : nullptr);
   if (in_.reference) {
     const Reference& reference = *in_.reference;
     notes_ = answers_text(reference.generator, answer_uses(reference));
@@ -348,18 +385,19 @@ void ScoringCase::verify(Pass, Verification& checks) {
     const auto& logprobs = reference.logprob;
     const double bound = tolerance(config_, logprobs ? *logprobs : std::vector<double>(),
                                    in_.documents.longest(), false);
+    const double over_change = over_change_of(config_, in_.documents.longest(), false);
     const auto compare = [&](const char* name, const std::vector<float>& got,
-                             const std::vector<float>& perturbed,
+                             const std::vector<double>& changes,
                              const std::optional<std::vector<double>>& answers) {
       if (!answers || offsets_.back() == 0) return;
-      ScoreComparison of{name, bound, got, perturbed};
+      ScoreComparison of{name, bound, over_change, got, changes};
       of.answers = true;
       for (int64_t token = mine.begin; token < mine.end(); ++token)
         of.expected.push_back({token, answers->at(token)});
       compare_scores(of, checks);
     };
-    compare("logprob", mine.logprob, perturbed_.scores.logprob, reference.logprob);
-    compare("entropy", mine.entropy, perturbed_.scores.entropy, reference.entropy);
+    compare("logprob", mine.logprob, changes_.logprob, reference.logprob);
+    compare("entropy", mine.entropy, changes_.entropy, reference.entropy);
     if (with_hidden) verify_hidden(hidden, checks);
   }
   verify_by_twin(checks);

@@ -103,9 +103,9 @@ class ScoringCase final : public Case {
   /// Runs the decoder once more. Keeps copies, because reading the reference is collective while
   /// the number of bins differs by rank.
   std::vector<HiddenRow> hidden_rows();
-  /// In a bf16 pass, runs the decoder with perturbed norms; then scores() of the last pass must be
-  /// known.
-  void run_perturbed(bool with_hidden);
+  /// Runs the decoder with perturbed norms, where its tolerances need that (tolerance.hpp). The
+  /// scores() of the last pass must be known. `hidden`: the rows of a pass, or null. Collective.
+  void measure_changes(const std::vector<HiddenRow>* hidden);
   /// Compares the residual stream with the reference's: checks "hidden[0]", "hidden[1]", ...
   void verify_hidden(const std::vector<HiddenRow>& rows, Verification& checks);
   /// Compares what the last pass has sent in recurrent layers with its closed form.
@@ -121,16 +121,25 @@ class ScoringCase final : public Case {
   /// Expected standard deviation of the errors of `count` values of this rank, from the sum of
   /// squares of what the perturbation changed (tolerance.hpp); 0 in an f32 pass. Collective.
   double sigma(double squares, int64_t count, double tolerance) const;
-  double sigma(int64_t layer, const std::vector<HiddenRow>& rows, double tolerance) const;
+  double sigma(int64_t layer, const std::vector<HiddenRow>& rows, double tolerance,
+               double over_change) const;
+  /// Scale of the errors of a value whose changes have this mean square, at least `scale`.
+  static double scale_of(double scale, double change, double over_change, double tolerance) {
+    return std::max(scale, std::sqrt(change) * over_change / tolerance);
+  }
+  double over_change_of(const ModelConfig& config, int64_t longest, bool of_twin) const;
   struct ExpectedScore {
     int64_t token;
     double value, scale = 1;
   };
-  /// Scores of the pass and of its perturbation, and what is expected of some tokens of this rank.
+  /// Scores of the pass, what perturbed norms change in them, and what is expected of some tokens
+  /// of this rank.
   struct ScoreComparison {
     const char* name;
     double tolerance;
-    const std::vector<float>&got, &perturbed;
+    double over_change;  ///< tolerance_over_change()
+    const std::vector<float>& got;
+    const std::vector<double>& changes;  ///< mean squares, or empty
     std::vector<ExpectedScore> expected = {};
     bool answers = false;                          ///< the file's, not the twin's
     std::pair<int64_t, int64_t> sampled = {0, 0};  ///< tokens that are compared, all tokens
@@ -152,10 +161,10 @@ class ScoringCase final : public Case {
   std::optional<ScoreRange> scores_;
   std::vector<DocumentScore> document_scores_;  // of scores_, or empty
   struct {
-    ScoreRange scores;
-    std::vector<HiddenRow> rows;  // of the reference's hidden states, if there are any
-  } perturbed_;                   // the pass with perturbed norms
-  std::vector<int64_t> offsets_;  // first prediction of each document
+    std::vector<double> logprob, entropy, kl;
+    std::vector<std::vector<double>> rows;  // of the elements of each HiddenRow: [layers + 1]
+  } changes_;                               // mean squares of what perturbed norms change; or empty
+  std::vector<int64_t> offsets_;            // first prediction of each document
   std::string notes_;
 };
 

@@ -81,11 +81,6 @@ void check_recurrent(const PipelineOptions& o, const ModelConfig& config, Config
   if (recurs && o.backend.on_gpu())
     errors.add("the model has {} recurrent layers, which need --backend cpu",
                config.recurrent_layers());
-  if (recurs && o.dtype == "bf16")
-    errors.add(
-        "--dtype bf16: the model has {} recurrent layers, whose errors in bf16 have no model "
-        "yet; take f32",
-        config.recurrent_layers());
 }
 
 /// Checks that divergences of `model` from `teacher` are defined and can be computed.

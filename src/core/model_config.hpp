@@ -31,8 +31,9 @@ struct RecurrentConfig {
   int64_t projected() const { return channels() + value_width() + 2 * value_heads; }
 };
 
-/// Function f of the MLP: gate <- f(gate) · up. Formulas are in model/elementwise.hpp.
-enum class GateActivation { silu, gelu, gelu_tanh };
+/// Function f of the MLP: gate <- f(gate) · up. Formulas are in model/elementwise.hpp. sigmoid is
+/// that of attention's output gate.
+enum class GateActivation { silu, gelu, gelu_tanh, sigmoid };
 
 struct ModelConfig {
   int64_t vocab_size = 0;  ///< columns in use; token ids are below it
@@ -53,6 +54,7 @@ struct ModelConfig {
   bool qkv_bias = false;     ///< biases of queries, keys and values
   bool output_bias = false;  ///< bias of attention's output projection
   bool qk_norm = false;      ///< RMS norm of each head's queries and keys, before rotary embedding
+  bool output_gate = false;  ///< attention's output is multiplied by sigmoid(h · wz)
   bool tied_head = false;    ///< the head's weight is the embedding
   bool attention_sinks = false;             ///< logits of query heads, in the softmax's denominator
   double final_soft_cap = 0;                ///< logits <- cap · tanh(logits / cap); 0: unchanged
@@ -71,7 +73,8 @@ struct ModelConfig {
   int64_t query_width() const { return num_attention_heads * head_dim; }
   int64_t kv_width() const { return num_key_value_heads * head_dim; }
   int64_t parameters() const {
-    const int64_t attention = hidden_size * (2 * query_width() + 2 * kv_width());
+    const int64_t attention =
+        hidden_size * ((output_gate ? 3 : 2) * query_width() + 2 * kv_width());
     const int64_t mlp = 3 * hidden_size * intermediate_size;
     const int64_t biases =
         (qkv_bias ? query_width() + 2 * kv_width() : 0) + (output_bias ? hidden_size : 0);

@@ -254,6 +254,8 @@ void by_activation(GateActivation activation, F f) {
       return f(std::integral_constant<GateActivation, GateActivation::gelu>());
     case GateActivation::gelu_tanh:
       return f(std::integral_constant<GateActivation, GateActivation::gelu_tanh>());
+    case GateActivation::sigmoid:
+      return f(std::integral_constant<GateActivation, GateActivation::sigmoid>());
   }
 }
 

@@ -199,8 +199,9 @@ void Decoder::run(const decoder_step::AllReduce& step, int64_t /*layer*/, Worksp
   w.works.back()->wait_on_stream();
 }
 
-void Decoder::perturb_norms(bool on, uint64_t seed) {
-  perturbed_ = on ? weights_.perturbed_norms(stream_, seed) : DecoderWeights();
+void Decoder::perturb_norms(double deviation, uint64_t seed) {
+  perturbed_ =
+      deviation > 0 ? weights_.perturbed_norms(stream_, seed, deviation) : DecoderWeights();
 }
 
 const float* Decoder::norm_of(Weight weight, int64_t layer) const {
@@ -295,7 +296,7 @@ void Decoder::run(const decoder_step::Recurrence& /*step*/, int64_t layer, Works
 }
 
 void Decoder::run(const decoder_step::GateMultiply& step, int64_t /*layer*/, Workspace& w) {
-  ops_->gate_multiply(w.at(Activation::gate), w.at(Activation::up), step.activation);
+  ops_->gate_multiply(w.at(step.gate), w.at(step.up), step.activation);
 }
 
 void Decoder::run(const decoder_step::Again& /*step*/, int64_t /*layer*/, Workspace& w) {

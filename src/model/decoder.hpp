@@ -109,9 +109,9 @@ class Decoder {
   DecoderTimes forward(const LocalBatch& batch, const BinPlans& plans,
                        std::span<PredictionScore> out, const HiddenObserver& observe = {},
                        const HeadObserver& observe_head = {});
-  /// Whether the next passes have norms with perturbed weights (DecoderWeights::perturbed_norms)
-  /// instead of the model's. What that changes shows how large rounding errors are.
-  void perturb_norms(bool on, uint64_t seed = 1);
+  /// Perturbs the weights of norms in the next passes (DecoderWeights::perturbed_norms), unless
+  /// `deviation` is 0. What that changes shows how large rounding errors are.
+  void perturb_norms(double deviation, uint64_t seed = 1);
   /// This rank's messages of Relayout and Recurrence steps so far.
   RecurrentTraffic recurrent_traffic() const { return recurrent_traffic_; }
 

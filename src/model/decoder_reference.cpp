@@ -130,8 +130,12 @@ Matrix attention(const ModelConfig& c, const LayerWeights& weights, const LayerK
   }
   const std::span<const float> sinks =
       c.attention_sinks ? weights(Weight::sinks) : std::span<const float>();
-  Matrix out =
-      product(attend(c, q, k, v, kind.window, sinks), weights(Weight::wo), tokens, q_width, hidden);
+  Matrix mixed = attend(c, q, k, v, kind.window, sinks);
+  if (c.output_gate) {
+    const Matrix gate = product(h, weights(Weight::wz), tokens, hidden, q_width);
+    for (size_t i = 0; i < mixed.size(); ++i) mixed[i] /= 1 + std::exp(-gate[i]);
+  }
+  Matrix out = product(mixed, weights(Weight::wo), tokens, q_width, hidden);
   if (c.output_bias) add_to_rows(out, weights(Weight::bo));
   return out;
 }

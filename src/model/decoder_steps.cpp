@@ -34,7 +34,10 @@ std::vector<DecoderOperation> attention_operations(const ModelConfig& config, in
   add(config.qkv_bias, {AddBias{W::bq, A::q}, AddBias{W::bk, A::k}, AddBias{W::bv, A::v}});
   add(config.qk_norm, {HeadNorm{W::q_norm, A::q}, HeadNorm{W::k_norm, A::k}});
   add(config.kind_of(layer).rotary, {Rope{}});
-  add(true, {Attention{}, Linear{A::out, W::wo, A::partial},
+  add(config.output_gate, {Linear{A::h, W::wz, A::out_gate}});
+  add(true, {Attention{}});
+  add(config.output_gate, {GateMultiply{GateActivation::sigmoid, A::out_gate, A::out}});
+  add(true, {Linear{config.output_gate ? A::out_gate : A::out, W::wo, A::partial},
              AllReduce{A::partial, "attention output all-reduce"}});
   add(config.output_bias, {AddBias{W::bo, A::partial}});
   return all;
@@ -88,6 +91,8 @@ int64_t width_of(Activation activation, const ModelConfig& config, int tp) {
     case Activation::q:
     case Activation::out:
       return config.query_width() / tp;
+    case Activation::out_gate:
+      return config.output_gate ? config.query_width() / tp : 0;
     case Activation::k:
     case Activation::v:
       return local_kv_heads(config, tp) * config.head_dim;

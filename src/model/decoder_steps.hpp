@@ -7,11 +7,12 @@
 //
 //     Embed        x <- embed[tokens]                AllReduce x
 //     Norm         h <- rms_norm(x) · attn_norm
-//     Linear       q <- h · wq,  k <- h · wk,  v <- h · wv
+//     Linear       q <- h · wq,  k <- h · wk,  v <- h · wv,  out_gate <- h · wz if output_gate
 //     AddBias      q, k, v                           if qkv_bias
 //     HeadNorm     q, k                              if qk_norm
 //     Rope         q, k                              in layers with rotary embedding
 //     Attention    out <- attention(q, k, v)         with sinks if attention_sinks
+//     GateMultiply out_gate <- sigmoid(out_gate) · out   if output_gate: instead of out below
 //     Linear       partial <- out · wo               AllReduce partial
 //     AddBias      partial                           if output_bias
 //     Norm         x += partial,  h <- rms_norm(x) · mlp_norm
@@ -49,6 +50,7 @@ enum class Activation {
   k,
   v,
   out,
+  out_gate,  ///< if output_gate
   gate,
   up,
   mixer_in,  ///< of recurrent layers, on their slots; up to mixer_a also on halos
@@ -61,16 +63,13 @@ enum class Activation {
   mixer_out,
   mixer_partial,
 };
-inline constexpr size_t activation_kinds = 18;
+inline constexpr size_t activation_kinds = 19;
 /// Those that attention does not hold.
 inline constexpr Activation activations_of_decoder[] = {
-    Activation::x,         Activation::h,
-    Activation::partial,   Activation::gate,
-    Activation::up,        Activation::mixer_in,
-    Activation::mixer_q,   Activation::mixer_k,
-    Activation::mixer_v,   Activation::mixer_z,
-    Activation::mixer_b,   Activation::mixer_a,
-    Activation::mixer_out, Activation::mixer_partial};
+    Activation::x,       Activation::h,         Activation::partial,      Activation::out_gate,
+    Activation::gate,    Activation::up,        Activation::mixer_in,     Activation::mixer_q,
+    Activation::mixer_k, Activation::mixer_v,   Activation::mixer_z,      Activation::mixer_b,
+    Activation::mixer_a, Activation::mixer_out, Activation::mixer_partial};
 constexpr bool is_of_recurrent_layers(Activation activation) {
   return activation >= Activation::mixer_in;
 }
@@ -100,8 +99,8 @@ enum class Weight {
   sinks,  ///< [heads of the rank]
   wo,
   bo,
-  wz,  ///< of recurrent layers, which also have wq, wk, wv and wo
-  wb,
+  wz,  ///< gate of the output, of attention if output_gate and of recurrent layers
+  wb,  ///< of recurrent layers, which also have wq, wk, wv and wo
   wa,
   conv_q,  ///< [conv_width, columns of wq of the rank]; f32, as those that follow
   conv_k,
@@ -159,6 +158,7 @@ struct Recurrence {};
 /// gate <- activation(gate) · up
 struct GateMultiply {
   GateActivation activation = GateActivation::silu;
+  Activation gate = Activation::gate, up = Activation::up;
 };
 /// Appends copies of the rows of h that are scored more than once (LocalBatch::again): from here on
 /// h has one row per prediction.

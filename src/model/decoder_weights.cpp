@@ -27,10 +27,10 @@ void DecoderWeights::move_to(Stream& stream) {
   for (auto& [key, tensor] : tensors_) tensor.move_to(stream);
 }
 
-DecoderWeights DecoderWeights::perturbed_norms(Stream& stream, uint64_t seed) const {
+DecoderWeights DecoderWeights::perturbed_norms(Stream& stream, uint64_t seed,
+                                               double deviation) const {
   constexpr Weight norms[] = {Weight::attn_norm, Weight::q_norm,     Weight::k_norm,
                               Weight::mlp_norm,  Weight::final_norm, Weight::o_norm};
-  const double deviation = 0x1p-9 / std::sqrt(3.0);
   DecoderWeights all;
   for (const auto& [key, tensor] : tensors_) {
     const auto& [layer, weight] = key;
@@ -217,6 +217,7 @@ class PartReader {
       vector(Weight::k_norm, of_layer("k_norm"), c_.head_dim);
     }
     if (c_.attention_sinks) vector(Weight::sinks, of_layer("sinks"), heads, tp_rank_ * heads);
+    if (c_.output_gate) columns(Weight::wz, of_layer("wz"), q);
     rows(Weight::wo, of_layer("wo"), q);
     if (c_.output_bias) vector(Weight::bo, of_layer("bo"), c_.hidden_size);
   }

@@ -59,9 +59,8 @@ class DecoderWeights {
   }
   void move_to(Stream& stream);
   /// The weights of the norms alone, each times 1 + u, in the stream's memory space. u is random
-  /// (by `seed`), the same on all ranks, and has the size of a rounding to bf16: its standard
-  /// deviation is 2^-9 / sqrt(3).
-  DecoderWeights perturbed_norms(Stream& stream, uint64_t seed) const;
+  /// (by `seed`), with the standard deviation `deviation`, and the same on all ranks.
+  DecoderWeights perturbed_norms(Stream& stream, uint64_t seed, double deviation) const;
   bool has(Weight weight, int64_t layer) const { return tensors_.contains(key(weight, layer)); }
   /// The same weights with all matrices in f32, for the reference decoder. In host memory.
   DecoderWeights widened() &&;

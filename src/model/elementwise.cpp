@@ -123,6 +123,9 @@ void gate_multiply_row(GateActivation activation, const float* gate, const float
     case GateActivation::gelu_tanh:
       return transform(gate, up, out, count,
                        [&](V g, V u) HWY_ATTR { return hn::Mul(gelu_tanh(f, g), u); });
+    case GateActivation::sigmoid:
+      return transform(gate, up, out, count,
+                       [&](V g, V u) HWY_ATTR { return times_sigmoid(f, u, g); });
   }
 }
 

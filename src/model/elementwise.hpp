@@ -28,6 +28,7 @@ void apply_rope(MatrixView<float> x, int64_t head_dim, const Rotary& rotary,
 ///     silu         x / (1 + e^-x)
 ///     gelu         x · Φ(x) = x/2 · (1 + erf(x / √2))
 ///     gelu_tanh    x/2 · (1 + tanh(√(2/π) (x + 0.044715 x³)))
+///     sigmoid      1 / (1 + e^-x)
 void gate_multiply(GateActivation activation, MatrixView<const float> gate,
                    MatrixView<const float> up, MatrixView<float> out);
 

@@ -33,6 +33,8 @@ template <GateActivation activation>
 GYRE_HOST_DEVICE inline float activated(float x) {
   if constexpr (activation == GateActivation::silu) {
     return times_sigmoid(x, x);
+  } else if constexpr (activation == GateActivation::sigmoid) {
+    return times_sigmoid(1.0F, x);
   } else if constexpr (activation == GateActivation::gelu_tanh) {
     return times_sigmoid(x, x * (gelu_tanh_first + gelu_tanh_third * x * x));
   } else {

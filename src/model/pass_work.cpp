@@ -30,8 +30,8 @@ class WorkCounter {
     const auto turned = static_cast<double>(config_.rotary_width());
     return {.bytes = whole.bytes * turned / static_cast<double>(config_.head_dim)};
   }
-  StepWork operator()(const GateMultiply&) const {
-    return memory(2 * bytes(A::gate) + bytes(A::up));
+  StepWork operator()(const GateMultiply& step) const {
+    return memory(2 * bytes(step.gate) + bytes(step.up));
   }
   StepWork operator()(const Score&) const {
     const int64_t vocab = scored_vocab(config_, tp_);

@@ -11,8 +11,6 @@
 namespace gyre {
 namespace {
 
-constexpr float unit_eps = 1e-6F;  // of heads of q and k
-
 int64_t halo_rows(const ModelConfig& config) {
   return config.recurrent.conv_width - 1;
 }
@@ -24,44 +22,10 @@ float softplus(float x) {
   return std::max(x, 0.0F) + std::log1p(std::exp(-std::fabs(x)));
 }
 
-/// Scales heads of `row` to a length of 1.
-void make_unit(std::span<float> row, int64_t dim) {
-  for (float* head = row.data(); head != row.data() + row.size(); head += dim) {
-    float squares = 0;
-    for (int64_t i = 0; i < dim; ++i) squares += head[i] * head[i];
-    const float scale = 1 / std::sqrt(squares + unit_eps);
-    for (int64_t i = 0; i < dim; ++i) head[i] *= scale;
-  }
+RecurrenceShape with_convolution(RecurrenceShape shape, const RecurrentConfig& config) {
+  shape.convolution = config.conv_width;
+  return shape;
 }
-
-/// The last rows of a column-wise convolution.
-class Taps {
- public:
-  explicit Taps(MatrixView<const float> weight)
-      : weight_(weight), rows_(weight.rows * weight.cols) {}
-  /// Begins a document: all rows before are 0.
-  void clear() { std::ranges::fill(rows_.span(), 0.0F); }
-  void push(ConstMatrixRef row) {
-    next_ = (next_ + 1) % weight_.rows;
-    copy_converted(row, rows().rows_from(next_, 1));
-  }
-  /// out <- silu of the convolution at the row that was pushed last.
-  void result(std::span<float> out) {
-    std::ranges::fill(out, 0.0F);
-    for (int64_t j = 0; j < weight_.rows; ++j) {
-      const float* w = weight_.row(j);
-      const float* x = rows().row((next_ + 1 + j) % weight_.rows);
-      for (size_t c = 0; c < out.size(); ++c) out[c] += w[c] * x[c];
-    }
-    for (float& y : out) y = times_sigmoid(y, y);
-  }
-
- private:
-  MatrixView<float> rows() { return rows_.matrix(weight_.rows, weight_.cols); }
-  MatrixView<const float> weight_;
-  Buffer<float> rows_;
-  int64_t next_ = 0;
-};
 
 std::span<std::byte> bytes_of_rows(MatrixRef matrix) {
   return {matrix.data, static_cast<size_t>(matrix.rows * matrix.cols * size_of(matrix.type))};
@@ -156,26 +120,29 @@ RecurrentLayers::RecurrentLayers(const RecurrentPlan& plan, const ModelConfig& c
     : plan_(plan),
       config_(config),
       shape_(recurrence_shape(config, tp)),
+      convolution_(with_convolution(shape_, config.recurrent), 1),
       kernel_(plan.states.computed(shape_), 1),
       executor_(plan.states, plan.layout, group, kernel_) {}
 
-void RecurrentLayers::convolve(ConstMatrixRef x, ConstMatrixRef taps, RecurrenceArray array,
-                               bool norm) {
-  const MatrixRef out = executor_.data()[array];
-  Taps window(taps.as<float>());
-  Buffer<float> row(x.cols);
+void RecurrentLayers::convolve(const RecurrentInputs& inputs, const RecurrentWeights& weights) {
+  std::vector<float> by_channel;
+  for (const ConstMatrixRef taps : {weights.conv_q, weights.conv_k, weights.conv_v})
+    for (int64_t c = 0; c < taps.cols; ++c)
+      for (int64_t j = 0; j < taps.rows; ++j) by_channel.push_back(taps.as<float>()(j, c));
+  convolution_.set_weights(by_channel);
+  const ConvolutionRows x = {inputs.q, inputs.k, inputs.v};
   int64_t halo = plan_.shard().slots;
   for (size_t f = 0; f < plan_.halos.size(); ++f) {
     const Fragment& fragment = plan_.shard().fragments[f];
-    window.clear();
-    for (int64_t i = 0; i < plan_.halos[f]; ++i) window.push(x.rows_from(halo++, 1));
-    for (int64_t t = 0; t < fragment.length; ++t) {
-      const int64_t at = fragment.local_begin.value() + t;
-      window.push(x.rows_from(at, 1));
-      window.result(row.span());
-      if (norm) make_unit(row.span(), dim_of(shape_, array));
-      copy_converted(row.matrix(1, x.cols), out.rows_from(at, 1));
+    const int64_t at = fragment.local_begin.value();
+    ConvolutionPart part;
+    for (size_t i = 0; i < x.size(); ++i) {
+      part.x[i] = x[i].rows_from(at, fragment.length);
+      part.history[i] = x[i].rows_from(halo, plan_.halos[f]);
+      part.y[i] = executor_.data()[convolved_arrays[i]].rows_from(at, fragment.length);
     }
+    convolution_.forward(part);
+    halo += plan_.halos[f];
   }
 }
 
@@ -213,9 +180,7 @@ void RecurrentLayers::normalise(ConstMatrixRef z, std::span<const float> weight,
 
 RecurrenceTimes RecurrentLayers::run(const RecurrentInputs& inputs, const RecurrentWeights& weights,
                                      MatrixRef out) {
-  convolve(inputs.q, weights.conv_q, RecurrenceArray::q, true);
-  convolve(inputs.k, weights.conv_k, RecurrenceArray::k, true);
-  convolve(inputs.v, weights.conv_v, RecurrenceArray::v, false);
+  convolve(inputs, weights);
   make_gates(inputs, weights);
   const RecurrenceTimes times = executor_.run(Pass::forward);
   std::ranges::fill(bytes_of_rows(out), std::byte{0});

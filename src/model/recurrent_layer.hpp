@@ -27,6 +27,7 @@
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
 #include "model/decoder_steps.hpp"
+#include "recurrence/convolution.hpp"
 #include "recurrence/execute.hpp"
 #include "recurrence/schedules/schedule.hpp"
 #include "sharding/distributed.hpp"
@@ -95,7 +96,8 @@ struct RecurrentWeights {
 /// Rows of slots and halos: results of the projections, f32. The norm of a head amplifies errors of
 /// an output whose terms cancel, so that nothing is rounded before it.
 struct RecurrentInputs {
-  ConstMatrixRef q, k, v, z, b, a;
+  MatrixRef q, k, v;  ///< are not written
+  ConstMatrixRef z, b, a;
 };
 
 /// The recurrent layers of a bin, which share arrays and states. In host memory.
@@ -110,14 +112,16 @@ class RecurrentLayers {
                       MatrixRef out);
 
  private:
-  /// array <- the convolution of x, and with `norm` heads of length 1.
-  void convolve(ConstMatrixRef x, ConstMatrixRef taps, RecurrenceArray array, bool norm);
+  /// q, k and v of the recurrence <- convolved q, k and v of the inputs; heads of q and k get a
+  /// length of 1.
+  void convolve(const RecurrentInputs& inputs, const RecurrentWeights& weights);
   void make_gates(const RecurrentInputs& inputs, const RecurrentWeights& weights);
   void normalise(ConstMatrixRef z, std::span<const float> weight, MatrixRef out);
 
   const RecurrentPlan& plan_;
   const ModelConfig& config_;
   RecurrenceShape shape_;
+  ConvolutionKernel convolution_;
   RecurrenceKernel kernel_;
   RecurrenceExecutor executor_;
 };

@@ -67,7 +67,7 @@ void check_trees(const PrefixForest& forest, const std::vector<LayerMask>& masks
 }  // namespace
 
 double linear_flops_per_token(const ModelConfig& c) {
-  const int64_t attention = 2 * c.query_width() + 2 * c.kv_width();
+  const int64_t attention = (c.output_gate ? 3 : 2) * c.query_width() + 2 * c.kv_width();
   const int64_t recurrence = c.recurrent.projected() + c.recurrent.value_width();
   const int64_t recurrent = c.recurrent_layers();
   return 2.0 * c.hidden_size *

@@ -47,9 +47,8 @@ class Teacher {
   const Scorer& scorer() const { return scorer_; }
   const ModelConfig& config() const { return config_; }
   const ScoringPlan& plan() const { return plan_; }
-  /// Perturbs the teacher's norms with other random numbers than the student's, because the
-  /// rounding errors of the two models are independent.
-  void perturb_norms(bool on) { decoder_->perturb_norms(on, 2); }
+  /// Decoder::perturb_norms() of the teacher's decoder.
+  void perturb_norms(double deviation, uint64_t seed) { decoder_->perturb_norms(deviation, seed); }
   /// FLOPs of a pass that it adds to the student's.
   double flops() const {
     return plan_.flops(config_) + divergence_flops(plan_.tokens, config_, student_);

@@ -32,23 +32,26 @@ DecoderShape decoder_shape(const ModelConfig& config, int64_t layers, int64_t lo
           .longest_document = longest_document,
           .merges = merges,
           .recurrence = recurrence_roundings(config, longest_document, merges),
-          .sinks = config.attention_sinks};
+          .sinks = config.attention_sinks,
+          .output_gate = config.output_gate};
 }
 
 int64_t roundings_per_layer(const DecoderShape& shape) {
   const int64_t norms = 2 * shape.hidden;
-  const int64_t projections = 2 * shape.hidden;  // to Q, K, V and to gate and up
+  const int64_t gate = shape.output_gate ? 1 : 0;
+  const int64_t projections = (2 + gate) * shape.hidden;  // to Q, K, V, gate of them, gate and up
   const int64_t merges = shape.merges + (shape.sinks ? 1 : 0);
   const int64_t attention = shape.head_dim + shape.longest_document + roundings_per_merge * merges;
   return norms + projections + std::max(attention + shape.attention_width, shape.recurrence) +
-         shape.intermediate + 1;
+         shape.intermediate + 1 + gate;
 }
 
 int64_t narrow_roundings_per_layer(const DecoderShape& shape) {
   if (shape.activations != DType::bf16) return 0;
   constexpr int64_t stored = 20, matrices = 7;
   const int64_t summed = 2 * (shape.tp - 1);
-  return stored + summed + (shape.sinks ? 1 : 0) + (shape.residual == DType::bf16 ? 2 : 0) +
+  const int64_t gated = (shape.output_gate ? 2 : 0);
+  return stored + summed + (shape.sinks ? 1 : 0) + gated + (shape.residual == DType::bf16 ? 2 : 0) +
          (shape.rounded_weights ? matrices : 0);
 }
 
@@ -88,6 +91,18 @@ double score_tolerance(const DecoderShape& shape, double max_abs_logit) {
   const double size = std::max(1.0, std::abs(max_abs_logit) / expected_max);
   return size * decoder_tolerance(shape.layers * roundings_per_layer(shape) + after_layers,
                                   shape.layers * narrow_roundings_per_layer(shape) + narrow_after);
+}
+
+Perturbation perturbation_of(const DecoderShape& shape) {
+  const bool narrow = shape.activations == DType::bf16, recurs = shape.recurrence > 0;
+  if (!narrow && !recurs) return {};
+  return {recurs ? 4 : 1, (narrow ? 0x1p-9 : 0x1p-14) / std::sqrt(3.0)};
+}
+
+double tolerance_over_change(const DecoderShape& shape) {
+  if (shape.recurrence == 0) return 0;
+  if (shape.activations == DType::bf16) return narrow_safety;
+  return tolerance_for(DType::f32, roundings_per_layer(shape)) / perturbation_of(shape).deviation;
 }
 
 double kl_tolerance(double student, double teacher, double distance, double deviation,

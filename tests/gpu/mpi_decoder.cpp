@@ -243,7 +243,7 @@ TEST_F(DeviceDecoder, EveryFeatureOfLayersEqualsTheSerialTwin) {
   config.qkv_bias = config.output_bias = config.qk_norm = config.tied_head = true;
   config.layer_kinds = {{.rotary = false}, {.window = 5}};
   config.hidden_act = GateActivation::gelu;
-  config.attention_sinks = true;
+  config.attention_sinks = config.output_gate = true;
   config.final_soft_cap = 5;
   const Documents documents = ragged_documents(config);
   expect_right(

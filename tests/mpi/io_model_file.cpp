@@ -193,6 +193,13 @@ TEST(ModelFileRejected, WhatTheDecoderDoesNotCompute) {
           {"there is no dataset '/model/layers/0/k_norm'; it must be float32 or float16 or "
            "bfloat16 [2]",
            [](hid_t file) { add_attribute(file, "qk_norm", 1); }},
+          {"there is no dataset '/model/layers/0/wz'; it must be float32 or float16 or bfloat16 "
+           "[6, 8]",
+           [](hid_t file) { add_attribute(file, "attn_output_gate", 1); }},
+          {"'/model/layers/1/wz' is none of this decoder's tensors",
+           add_dataset("/model/layers/1/wz")},
+          {"'model_type' is 'qwen3_5_text', which wants the attribute 'attn_output_gate'",
+           [](hid_t file) { add_text(file, "model_type", "qwen3_5_text"); }},
           {"'qk_norm' is 2; wanted: true or false",
            [](hid_t file) { add_attribute(file, "qk_norm", 2); }},
           {"'model_type' is 'gemma', which means another decoder; wanted: llama, mistral, qwen2",

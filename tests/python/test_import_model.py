@@ -20,6 +20,7 @@ from h5py import h5s, h5t
 SOURCE, BUILD = map(pathlib.Path, sys.argv[1:3])
 sys.dont_write_bytecode = True
 sys.path += [str(SOURCE / "tests" / "support"), str(SOURCE / "python")]
+import model_cases  # noqa: E402
 import model_files  # noqa: E402
 from gyre.storage import bfloat16_type  # noqa: E402
 from model_files import encoded, safetensors_of, their_name, write_safetensors  # noqa: E402
@@ -329,6 +330,81 @@ def test_which_files_of_a_folder_are_the_model(scratch):
     (path / "model.safetensors").unlink()
     names = ", ".join(sorted(set(shards.values()))[:3])
     expect_refusal(path, f"has {names} and 1 more, but neither model.safetensors nor model.safetensors.index.json")
+
+
+def hybrid(scratch, name, changes=(), tensors=(), case="qwen3-next", dtype="F32"):
+    """Folder of a case with recurrent layers; a key or tensor that is None in the changes is left out."""
+    config = model_cases.config_of(case) | {"rope_theta": 5e4, "rms_norm_eps": 1e-6} | dict(changes)
+    config = {key: value for key, value in config.items() if value is not None}
+    whole = model_cases.config_of(case)
+    kept = model_files.safetensors_of(model_cases.weights_of(whole), dtype, whole) | dict(tensors)
+    return model_files.write_folder(scratch / name, config, {n: t for n, t in kept.items() if t is not None})
+
+
+def test_recurrent_layers(scratch):
+    config = model_cases.config_of("qwen3-next")
+    arrays = model_cases.weights_of(config)
+    centred = {name: a - 1 for name, a in arrays.items() if name.endswith("norm") and "o_norm" not in name}
+    for dtype in ("F32", "BF16", "F16"):
+        path = hybrid(scratch, f"types{dtype}", dtype=dtype)
+        stored = model_files.encoded
+        widen = {"F32": lambda w: w.view(np.float32), "F16": lambda w: w.view(np.float16).astype(np.float32),
+                 "BF16": lambda w: (w.astype(np.uint32) << 16).view(np.float32)}[dtype]  # fmt: skip
+        wanted = arrays | {name: 1 + widen(stored(a, dtype)) for name, a in centred.items()}
+        expect_model(path, wanted, ranks=2, types={name: dtype for name in arrays if name not in centred})
+    with h5py.File(path.with_suffix(".h5")) as file:
+        found = {key: file["model"].attrs[key] for key in ("attn_output_gate", "qk_norm", "rotary_dim", "layer_types")}
+        assert [found.pop("layer_types")] == ['["linear_attention","full_attention","linear_attention"]'], found
+        assert found == {"attn_output_gate": 1, "qk_norm": 1, "rotary_dim": 8}, found
+        assert all(file["model"].attrs[key] == value for key, value in config.items() if key.startswith("linear_"))
+    shards = {name: "part.safetensors" for name in model_files.safetensors_of(arrays, config=config)}
+    path = hybrid(scratch, "both")
+    (path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": shards}))
+    (path / "part.safetensors").write_bytes((path / "model.safetensors").read_bytes())
+    assert run("-o", scratch / "both.h5", "--model", path).returncode == 0
+    tensors = model_files.safetensors_of(arrays, config=config)
+    name = "model.layers.2.linear_attn.in_proj_qkvz.weight"
+    kind, shape, raw, _ = tensors[name]
+    row = len(raw) // shape[0]
+    at = (80 + 2 * 16 + 1) * row  # of the second row of the second head's values
+    write_safetensors(path / "part.safetensors", tensors | {name: (kind, shape, raw[:at] + bytes(4) + raw[at + 4 :], None)})
+    (scratch / "both.h5").unlink()
+    expect_refusal(path, "the tensor for 'layers/2/wv' differs")
+    nan = raw[:at] + struct.pack("<f", np.nan) + raw[at + 4 :]
+    expect_refusal(hybrid(scratch, "nan", (), {name: (kind, shape, nan, None)}), "the tensor for 'layers/2/wv' has nan at [113, 0]")
+    expect_refusal(hybrid(scratch, "short", (), {name: (kind, (shape[0] - 2, shape[1]), raw[: -2 * row], None)}),
+                   f"'{name}' is [158, 32]; the configuration wants 160 rows")  # fmt: skip
+
+
+def test_what_recurrent_layers_lack_is_refused(scratch):
+    qkv, conv = (f"model.layers.0.linear_attn.{name}.weight" for name in ("in_proj_qkv", "conv1d"))
+    for i, (changes, tensors, needle) in enumerate(
+        (
+            ({"mlp_only_layers": None}, {}, "layer 1 has experts, which are not supported; 'num_experts' is 8, 'decoder_sparse_step' 2, 'mlp_only_layers' []"),
+            ({"decoder_sparse_step": None}, {}, "layer 0 has experts, which are not supported; 'num_experts' is 8"),
+            ({"num_experts": None, "mlp_only_layers": [0, 2]}, {}, "layer 1 has experts, which are not supported; 'num_experts' is 512"),
+            ({"mlp_only_layers": ["x"]}, {}, """'mlp_only_layers' is '["x"]'; wanted: a list of layers"""),
+            ({"decoder_sparse_step": 0}, {}, "'decoder_sparse_step' is 0; wanted: a number from 1 on"),
+            ({"full_attention_interval": 0}, {}, "'full_attention_interval' is 0; wanted: a number from 1 on"),
+            ({"attention_bias": True}, {}, "'attention_bias' is true; an output gate cannot have biases"),
+            ({"attn_output_gate": False}, {}, "'attn_output_gate' is false, which means another decoder; wanted: true"),
+            ({"linear_key_head_dim": None}, {}, "lacks 'linear_key_head_dim'"),
+            ({"linear_num_value_heads": 3}, {}, "linear_num_value_heads is 3; it must be a multiple of linear_num_key_heads = 2"),
+            ({"layer_types": ["linear_attention", "sliding_attention", "linear_attention"]}, {}, "there is no 'sliding_window'"),
+            ({"partial_rotary_factor": 0.2}, {}, "rotary embedding turns 3 of 16 elements"),
+            ({"model_type": "qwen3_5_text"}, {}, "the key 'decoder_sparse_step' is not known"),
+            ({"model_type": "qwen3"}, {}, "the key 'full_attention_interval' is not known"),
+            ({}, {conv: None}, "the tensor for 'layers/0/conv_q' is missing"),
+            ({}, {qkv: ("F32", (112, 32), bytes(112 * 32 * 4), None)}, "is there twice"),
+            ({}, {"model.layers.0.mlp.experts.0.up_proj.weight": ("F32", (1,), bytes(4), None)}, "is none of this decoder's"),
+        )
+    ):  # fmt: skip
+        expect_refusal(hybrid(scratch, f"refused{i}", changes, tensors), needle)
+    sizes = {key: None for key in ("num_experts", "mlp_only_layers", "partial_rotary_factor")}
+    dense = hybrid(scratch, "dense", sizes | {"num_experts": 0, "full_attention_interval": 2, "norm_topk_prob": True})
+    assert run("-o", scratch / "dense.h5", "--model", dense).returncode == 0
+    with h5py.File(scratch / "dense.h5") as file:
+        assert file["model"].attrs["rotary_dim"] == 4  # a quarter
 
 
 def test_links_that_lead_nowhere(scratch):

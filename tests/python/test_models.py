@@ -49,7 +49,7 @@ def make_model(scratch, name, config, arrays):
     ours = {key: config[key] for key in model_cases.OURS if key in config}
     sinks = {n: a for n, a in arrays.items() if n.endswith("/sinks")}
     theirs = {key: value for key, value in config.items() if key not in ours}
-    tensors = model_files.safetensors_of({n: a for n, a in arrays.items() if n not in sinks})
+    tensors = model_files.safetensors_of({n: a for n, a in arrays.items() if n not in sinks}, config=config)
     model = import_model(scratch, model_files.write_folder(scratch / name, theirs, tensors))
     if ours:
         model_files.add_to_model(model, ours, sinks)

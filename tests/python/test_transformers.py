@@ -12,12 +12,15 @@ import pathlib
 import subprocess
 import sys
 import tempfile
+from unittest import mock
 
 try:
     import torch
     import transformers
     from transformers.models.gpt_oss import modeling_gpt_oss
     from transformers.models.llama import modeling_llama
+    from transformers.models.qwen3_5 import modeling_qwen3_5
+    from transformers.models.qwen3_next import modeling_qwen3_next
 except ImportError as error:
     print(f"skipped: {error}")
     sys.exit(77)
@@ -43,9 +46,20 @@ def add_sinks(model, arrays):
         block.self_attn.sinks = torch.from_numpy(arrays[f"layers/{layer}/sinks"]).double()
 
 
+class TorchInDouble:
+    """torch, where float32 means float64."""
+
+    def __getattr__(self, name):
+        return getattr(torch, "float64" if name == "float32" else name)
+
+
+# Recurrent layers would compute in float32 whatever the type of the model.
+@mock.patch.object(modeling_qwen3_5, "torch", TorchInDouble())
+@mock.patch.object(modeling_qwen3_next, "torch", TorchInDouble())
+@mock.patch.object(torch.Tensor, "float", torch.Tensor.double)
 @torch.no_grad()
 def scores(model):
-    """Log-probabilities of all predictions."""
+    """Log-probabilities of all predictions, in float64."""
     found = []
     for document in model_cases.documents():
         tokens = torch.from_numpy(document.astype(np.int64))[None]
@@ -60,7 +74,7 @@ def folder_of(scratch, case):
     config = model_cases.config_of(case)
     arrays = {n: a for n, a in model_cases.weights_of(config).items() if not n.endswith("/sinks")}
     theirs = {key: value for key, value in config.items() if key not in model_cases.OURS}
-    return model_files.write_folder(scratch / case, theirs, model_files.safetensors_of(arrays))
+    return model_files.write_folder(scratch / case, theirs, model_files.safetensors_of(arrays, config=config))
 
 
 def case_of(scratch, case):

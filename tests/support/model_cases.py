@@ -33,6 +33,11 @@ YARN_OF_ALL = {
     "mscale": 1.5, "mscale_all_dim": 0.5, "truncate": False, "rope_theta": 5e3,
 }  # fmt: skip
 
+RECURRENT = {
+    "num_hidden_layers": 3, "full_attention_interval": 2, "rope_theta": None, "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 12, "linear_conv_kernel_dim": 4,
+}  # fmt: skip
+
 GGUF = ("llama", "llama-linear", "llama-3", "llama-yarn", "llama-bias", "qwen2", "qwen3")  # cases in that format
 
 OURS = ("attention_sinks", "final_logit_softcapping", "rotary_dim")  # keys of gyre/model that no config.json of these families has
@@ -72,6 +77,19 @@ CASES = {
          "layer_types": ["sliding_attention", "full_attention", "sliding_attention"]},
         ("layer_types",),
     ),
+    "qwen3-next": (
+        RECURRENT | {"model_type": "qwen3_next", "mlp_only_layers": [1], "decoder_sparse_step": 2, "num_experts": 8,
+                     "partial_rotary_factor": 0.5},
+        ("partial_rotary_factor",),
+    ),
+    "qwen3.5": (
+        RECURRENT | {"model_type": "qwen3_5_text", "rms_norm_eps": 1e-5, "tie_word_embeddings": True,
+                     "full_attention_interval": None, "attn_output_gate": True,
+                     "layer_types": ["full_attention", "linear_attention", "linear_attention"],
+                     "rope_parameters": {"rope_type": "default", "rope_theta": 100.0, "mrope_interleaved": True,
+                                         "mrope_section": [1, 1, 0]}},
+        ("rope_parameters",),
+    ),
     "llama-yarn-parameters": ({"rope_parameters": YARN_OF_ALL, "rope_theta": None}, ("rope_parameters",)),
 }
 
@@ -82,12 +100,35 @@ def config_of(case):
     return {key: value for key, value in (USUAL | changes).items() if value is not None}
 
 
+def recurrent_layers(config):
+    """Whether each layer is recurrent."""
+    count, interval = config["num_hidden_layers"], config.get("full_attention_interval", 4)
+    if config["model_type"] not in model_files.HYBRIDS:
+        return [False] * count
+    if "layer_types" in config:
+        return [kind == "linear_attention" for kind in config["layer_types"]]
+    return [(layer + 1) % interval != 0 for layer in range(count)]
+
+
+def recurrent_shapes(config):
+    """Shapes of what a recurrent layer has in place of attention."""
+    hidden, heads, width = config["hidden_size"], config["linear_num_value_heads"], config["linear_conv_kernel_dim"]
+    keys = config["linear_num_key_heads"] * config["linear_key_head_dim"]
+    values = heads * config["linear_value_head_dim"]
+    return {
+        "wq": (hidden, keys), "wk": (hidden, keys), "wv": (hidden, values), "wz": (hidden, values), "wb": (hidden, heads),
+        "wa": (hidden, heads), "conv_q": (width, keys), "conv_k": (width, keys), "conv_v": (width, values),
+        "a_log": (heads,), "dt_bias": (heads,), "o_norm": (config["linear_value_head_dim"],), "wo": (values, hidden),
+    }  # fmt: skip
+
+
 def shapes(config):
     """Our name -> shape, [in, out]."""
     hidden, inner, dim = config["hidden_size"], config["intermediate_size"], config["head_dim"]
     q, kv = config["num_attention_heads"] * dim, config["num_key_value_heads"] * dim
     family = config["model_type"]
     biases = config.get("attention_bias", False)
+    is_hybrid = family in model_files.HYBRIDS
     of_layer = {
         "attn_norm": (hidden,), "wq": (hidden, q), "wk": (hidden, kv), "wv": (hidden, kv), "wo": (q, hidden),
         "mlp_norm": (hidden,), "w_gate": (hidden, inner), "w_up": (hidden, inner), "w_down": (inner, hidden),
@@ -98,13 +139,19 @@ def shapes(config):
         of_layer["bo"] = (hidden,)
     if config.get("attention_sinks"):
         of_layer["sinks"] = (config["num_attention_heads"],)
-    if family == "qwen3":
+    if family == "qwen3" or is_hybrid:
         of_layer |= {"q_norm": (dim,), "k_norm": (dim,)}
     found = {"embed": (VOCAB, hidden), "final_norm": (hidden,)}
     if not config.get("tie_word_embeddings", family == "smollm3"):
         found["head"] = (hidden, VOCAB)
-    for layer in range(config["num_hidden_layers"]):
-        found |= {f"layers/{layer}/{name}": shape for name, shape in of_layer.items()}
+    if is_hybrid:
+        of_layer["wz"] = (hidden, q)
+    for layer, is_recurrent in enumerate(recurrent_layers(config)):
+        own = of_layer
+        if is_recurrent:
+            own = {name: of_layer[name] for name in ("attn_norm", "mlp_norm", "w_gate", "w_up", "w_down")}
+            own |= recurrent_shapes(config)
+        found |= {f"layers/{layer}/{name}": shape for name, shape in own.items()}
     return found
 
 

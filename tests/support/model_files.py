@@ -67,11 +67,54 @@ def encoded(array, dtype):
     return array.astype(np.float16).view(np.uint16) if dtype == "F16" else array.view(np.uint32)
 
 
-def safetensors_of(arrays, dtype="F32"):
-    return {
-        their_name(name, 0): (dtype, stored(name, a).shape, encoded(stored(name, a), dtype).tobytes(), None)
-        for name, a in arrays.items()
-    }
+HYBRIDS = ("qwen3_next", "qwen3_5_text")  # families with recurrent layers
+
+
+def hybrid_of(arrays, config):
+    """Hugging Face's name -> array as PyTorch stores it, of a family with recurrent layers."""
+    found, layers = {}, {}
+    for name, array in arrays.items():
+        array = stored(name, array)
+        if name.endswith("norm") and not name.endswith("o_norm"):
+            array = array - 1
+        if name in OUTER_NAMES:
+            found[their_name(name, 0)] = array
+        else:
+            _, layer, leaf = name.split("/")
+            layers.setdefault(layer, {})[leaf] = array
+    for layer, own in layers.items():
+
+        def fused(groups, *leaves, own=own):
+            parts = [own.pop(leaf) for leaf in leaves]
+            columns = parts[0].shape[1]
+            return np.concatenate([part.reshape(groups, -1, columns) for part in parts], axis=1).reshape(-1, columns)
+
+        by_name, key_heads = {}, config["linear_num_key_heads"]
+        if "conv_q" in own:
+            if config["model_type"] == "qwen3_next":
+                by_name["in_proj_qkvz.weight"] = fused(key_heads, "wq", "wk", "wv", "wz")
+                by_name["in_proj_ba.weight"] = fused(key_heads, "wb", "wa")
+            else:
+                by_name["in_proj_qkv.weight"] = fused(1, "wq", "wk", "wv")
+                by_name |= {f"in_proj_{leaf[1]}.weight": own.pop(leaf) for leaf in ("wz", "wb", "wa")}
+            by_name["conv1d.weight"] = fused(1, "conv_q", "conv_k", "conv_v")[:, None]
+            by_name |= {"A_log": own.pop("a_log"), "dt_bias": own.pop("dt_bias")}
+            by_name |= {"norm.weight": own.pop("o_norm"), "out_proj.weight": own.pop("wo")}
+            by_name = {f"linear_attn.{name}": array for name, array in by_name.items()}
+        else:
+            by_name["self_attn.q_proj.weight"] = fused(config["num_attention_heads"], "wq", "wz")
+        found |= {f"model.layers.{layer}.{name}": array for name, array in by_name.items()}
+        found |= {their_name(f"layers/{layer}/{leaf}", 0): array for leaf, array in own.items()}
+    return found
+
+
+def safetensors_of(arrays, dtype="F32", config=None):
+    """`config`: that of the model, if its family may have recurrent layers."""
+    if config is not None and config["model_type"] in HYBRIDS:
+        tensors = hybrid_of(arrays, config)
+    else:
+        tensors = {their_name(name, 0): stored(name, a) for name, a in arrays.items()}
+    return {name: (dtype, a.shape, encoded(a, dtype).tobytes(), None) for name, a in tensors.items()}
 
 
 def add_to_model(path, config, arrays):

@@ -23,11 +23,13 @@ inline ModelConfig small_config() {
   return c;
 }
 
-/// As above, but the first layer and the third of three are recurrent.
+/// As above, but the first layer and the third of three are recurrent, and the second has an output
+/// gate.
 inline ModelConfig hybrid_config() {
   ModelConfig c = small_config();
   c.num_hidden_layers = 3;
   c.layer_kinds = {{.recurrent = true}, {}, {.recurrent = true}};
+  c.output_gate = true;
   c.rms_norm_eps = 1e-3;  // the norm of a head's output amplifies errors where its terms cancel
   c.recurrent = {.key_heads = 2, .value_heads = 4, .key_dim = 5, .value_dim = 6, .conv_width = 4};
   return c;
@@ -44,13 +46,12 @@ inline std::pair<int64_t, int64_t> weight_shape(const ModelConfig& c, const std:
   if (leaf == "a_log" || leaf == "dt_bias") return {1, r.value_heads};
   if (leaf == "o_norm") return {1, r.value_dim};
   if (leaf == "wb" || leaf == "wa") return {c.hidden_size, r.value_heads};
-  if (leaf == "wz") return {c.hidden_size, r.value_width()};
   if (recurs && leaf == "wo") return {r.value_width(), c.hidden_size};
-  if (recurs && leaf == "wv") return {c.hidden_size, r.value_width()};
+  if (recurs && (leaf == "wv" || leaf == "wz")) return {c.hidden_size, r.value_width()};
   if (recurs && (leaf == "wq" || leaf == "wk")) return {c.hidden_size, r.key_width()};
   if (leaf == "embed") return {c.vocab_padded, c.hidden_size};
   if (leaf == "head") return {c.hidden_size, c.vocab_padded};
-  if (leaf == "wq") return {c.hidden_size, c.query_width()};
+  if (leaf == "wq" || leaf == "wz") return {c.hidden_size, c.query_width()};
   if (leaf == "wk" || leaf == "wv") return {c.hidden_size, c.kv_width()};
   if (leaf == "bq") return {1, c.query_width()};
   if (leaf == "bk" || leaf == "bv") return {1, c.kv_width()};

@@ -115,12 +115,14 @@ TEST(PredictScoring, BalancedLayoutsWeighTrees) {
 }
 
 TEST(DecoderSteps, ProductsAreThoseOfAllWeights) {
-  const ModelConfig c = small_model();
-  for (const int tp : {1, 2}) {
-    PassWork work;
-    add_work(work, decoder_steps(c), c, tp, {}, 1, 1);
-    EXPECT_EQ(tp * (work.linear_flops + work.head_flops), linear_flops_per_token(c)) << tp;
-  }
+  ModelConfig c = small_model();
+  for (const bool gated : {false, true})
+    for (const int tp : {1, 2}) {
+      c.output_gate = gated;
+      PassWork work;
+      add_work(work, decoder_steps(c), c, tp, {}, 1, 1);
+      EXPECT_EQ(tp * (work.linear_flops + work.head_flops), linear_flops_per_token(c)) << tp;
+    }
 }
 
 TEST(PredictScoring, OneRankTakesItsFlops) {
@@ -179,13 +181,16 @@ TEST(PredictScoring, RowOperationsTakeBytes) {
   const double bytes = 64.0 * (32 * (8 + 8 + 6 * 16) + 3 * (96 * 8 + 48 * 12));
   EXPECT_NEAR(predict_on(plan, machine).seconds - before, bytes / 1e6, 1e-9);
   // Biases of 64 + 2 · 32 and 32 elements, norms of 64 + 32, and rotations of half as many in two
-  // of three layers, each 8 bytes an element.
+  // of three layers, each 8 bytes an element; output gates of 64 elements, 12 bytes.
   ModelConfig more = small_model();
-  more.qkv_bias = more.output_bias = more.qk_norm = true;
+  more.qkv_bias = more.output_bias = more.qk_norm = more.output_gate = true;
   more.rotary_dim = 8;
   more.layer_kinds = {{}, {.rotary = false}, {}};
-  const double more_bytes = bytes + 64.0 * 8 * (3 * (128 + 32 + 96) + 2 * 48 - 3 * 96);
-  EXPECT_NEAR(predict_scoring(plan, more, machine).seconds - before, more_bytes / 1e6, 1e-9);
+  const double more_bytes =
+      bytes + 64.0 * (8 * (3 * (128 + 32 + 96) + 2 * 48 - 3 * 96) + 12 * 3 * 64);
+  const double product = 3 * 2.0 * 64 * 32 * 64 / flops_per_s;  // of the gates
+  EXPECT_NEAR(predict_scoring(plan, more, machine).seconds - before - product, more_bytes / 1e6,
+              1e-9);
   const double head = predict_on(plan, machine).times.head;  // the product
   machine.decoder.logprob_bytes_per_s = 1e6;
   machine.decoder.logprob_row_s = 1e-5;

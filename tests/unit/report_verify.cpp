@@ -318,6 +318,32 @@ TEST(Tolerance, OfTheKindOfLayerThatHasMoreRoundings) {
   EXPECT_LT(hidden_tolerance(shape_of_layers(4)), hidden_tolerance(hybrid));
 }
 
+TEST(Tolerance, AnOutputGateRounds) {
+  for (const DType type : {DType::f32, DType::bf16}) {
+    DecoderShape gated = shape_of_layers(4), plain = gated;
+    gated.output_gate = true;
+    gated.activations = plain.activations = type;
+    EXPECT_LT(hidden_tolerance(plain), hidden_tolerance(gated));
+  }
+}
+
+TEST(Tolerance, ChangesAreMeasuredWhereTheShapeDoesNotTell) {
+  DecoderShape shape = shape_of_layers(4);
+  EXPECT_EQ(perturbation_of(shape).passes, 0);
+  EXPECT_EQ(tolerance_over_change(shape), 0);
+  shape.recurrence = 1;
+  // A relative error of every norm as large as the perturbation would change values as that does.
+  EXPECT_GT(perturbation_of(shape).passes, 1);
+  EXPECT_DOUBLE_EQ(tolerance_over_change(shape) * perturbation_of(shape).deviation,
+                   tolerance_for(DType::f32, roundings_per_layer(shape)));
+  shape.activations = DType::bf16;
+  EXPECT_EQ(tolerance_over_change(shape), narrow_safety);
+  EXPECT_DOUBLE_EQ(perturbation_of(shape).deviation, 0x1p-9 / std::sqrt(3.0));
+  shape.recurrence = 0;
+  EXPECT_EQ(perturbation_of(shape).passes, 1);
+  EXPECT_EQ(tolerance_over_change(shape), 0);
+}
+
 TEST(Tolerance, OfScoresFollowsTheLogits) {
   const DecoderShape shape = shape_of_layers(4);
   EXPECT_DOUBLE_EQ(score_tolerance(shape, 40), 2 * score_tolerance(shape, 20));

@@ -64,7 +64,6 @@ void check_tensors(const Checkpoint& checkpoint, const std::string& path) {
       errors.add("'{}' has a tensor for '{}'; the configuration has {} layers", tensor.file->path(),
                  name, checkpoint.config.num_hidden_layers);
   errors.throw_if_any(path);
-  check_overlaps(checkpoint);
   if (tied && checkpoint.tensors.contains("head") &&
       !is_same(checkpoint.tensors.at("head"), checkpoint.tensors.at("embed")))
     throw_usage(
@@ -80,18 +79,51 @@ bool layers_have(const ModelConfig& config, const std::string& leaf) {
   return leaf != "bo" || config.output_bias;
 }
 
-std::string our_name(const ModelConfig& config, const TensorNames& names, const std::string& name,
-                     const std::string& file) {
-  if (name == names.embed) return "embed";
-  if (name == names.final_norm) return "final_norm";
-  if (name == names.head) return "head";
+/// The parts of a fused tensor, with our names in a layer.
+std::vector<std::pair<std::string, StoredTensor>> parts_of(const FusedTensor& fused,
+                                                           const std::string& name,
+                                                           StoredTensor whole) {
+  if (whole.shape.size() == 3 && whole.shape[1] == 1) whole.shape.erase(whole.shape.begin() + 1);
+  for (const FusedTensor::Part& part : fused.parts) whole.stride += part.rows;
+  if (whole.shape.size() != 2 || whole.shape[0] != fused.groups * whole.stride)
+    throw_usage("'{}': the tensor '{}' is {}; the configuration wants {} rows", whole.file->path(),
+                name, h5::to_string(whole.shape), fused.groups * whole.stride);
+  std::vector<std::pair<std::string, StoredTensor>> parts;
+  for (const auto& [ours, rows] : fused.parts) {
+    StoredTensor part = whole;
+    part.shape[0] = fused.groups * rows;
+    part.run = rows;
+    parts.emplace_back(ours, part);
+    whole.first += rows;
+  }
+  return parts;
+}
+
+/// The tensors that a tensor of a checkpoint holds, with our names; mostly one.
+std::vector<std::pair<std::string, StoredTensor>> our_tensors(const ModelConfig& config,
+                                                              const TensorNames& names,
+                                                              const std::string& name,
+                                                              const StoredTensor& tensor) {
+  if (name == names.embed) return {{"embed", tensor}};
+  if (name == names.final_norm) return {{"final_norm", tensor}};
+  if (name == names.head) return {{"head", tensor}};
   const std::string_view layer = names.layer;
   const size_t dot = name.find('.', layer.size());
-  if (name.starts_with(layer) && dot != std::string::npos)
+  if (name.starts_with(layer) && dot != std::string::npos) {
+    const std::string place = "layers/" + name.substr(layer.size(), dot - layer.size()) + "/";
+    const std::string leaf = name.substr(dot + 1);
+    if (names.fused != nullptr)
+      for (const FusedTensor& fused : names.fused(config)) {
+        if (leaf != fused.theirs) continue;
+        auto parts = parts_of(fused, name, tensor);
+        for (auto& [ours, part] : parts) ours = place + ours;
+        return parts;
+      }
     for (const auto& [theirs, ours] : names.of_layer)
-      if (name.substr(dot + 1) == theirs && layers_have(config, ours))
-        return fmt::format("layers/{}/{}", name.substr(layer.size(), dot - layer.size()), ours);
-  throw_usage("'{}': the tensor '{}' is none of this decoder's; it would not be read", file, name);
+      if (leaf == theirs && layers_have(config, ours)) return {{place + ours, tensor}};
+  }
+  throw_usage("'{}': the tensor '{}' is none of this decoder's; it would not be read",
+              tensor.file->path(), name);
 }
 
 }  // namespace
@@ -132,23 +164,28 @@ int64_t StoredTensor::bytes() const {
 bool is_same(const StoredTensor& a, const StoredTensor& b) {
   if (a.encoding != b.encoding || a.shape != b.shape) return false;
   std::vector<std::byte> left, right;
-  for (int64_t at = 0; at < a.bytes(); at += std::ssize(left)) {
+  const bool by_row = a.run > 0 || b.run > 0;
+  const int64_t row = by_row ? a.bytes() / std::max<int64_t>(1, a.shape[0]) : 0;
+  const int64_t most = by_row ? row : int64_t{1} << 20;
+  for (int64_t at = 0, r = 0; at < a.bytes(); at += std::ssize(left), ++r) {
     const WaitScope scope("reading " + a.file->path());
-    left.resize(std::min(a.bytes() - at, int64_t{1} << 20));
+    left.resize(std::min(a.bytes() - at, most));
     right.resize(left.size());
-    a.file->read(a.offset + at, left);
-    b.file->read(b.offset + at, right);
+    a.file->read(a.offset + (by_row ? a.place_of(r) * row : at), left);
+    b.file->read(b.offset + (by_row ? b.place_of(r) * row : at), right);
     if (left != right) return false;
   }
   return true;
 }
 
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
-                StoredTensor tensor) {
-  const std::string& file = tensor.file->path();
-  const auto [at, is_new] =
-      checkpoint.tensors.emplace(our_name(checkpoint.config, names, name, file), std::move(tensor));
-  if (!is_new) throw_usage("'{}': the tensor '{}' is there twice", file, name);
+                const StoredTensor& tensor) {
+  for (auto& [ours, part] : our_tensors(checkpoint.config, names, name, tensor)) {
+    part.less_one =
+        checkpoint.norms_less_one && ours.ends_with("norm") && !ours.ends_with("o_norm");
+    if (!checkpoint.tensors.emplace(ours, part).second)
+      throw_usage("'{}': the tensor '{}' is there twice", tensor.file->path(), name);
+  }
 }
 
 Checkpoint open_checkpoint(const std::string& path, const std::vector<std::string>& ignored_keys) {
@@ -161,6 +198,7 @@ Checkpoint open_checkpoint(const std::string& path, const std::vector<std::strin
   Checkpoint checkpoint =
       is_folder ? open_safetensors(path, ignored_keys) : open_gguf(path, ignored_keys);
   check_tensors(checkpoint, path);
+  if (!is_folder) check_overlaps(checkpoint);
   return checkpoint;
 }
 

@@ -2,7 +2,6 @@
 // Checkpoints of other programs: the tensors and the configuration of a Llama-style decoder, in
 // safetensors (Hugging Face) or GGUF (llama.cpp).
 
-#include <array>
 #include <cstddef>
 #include <map>
 #include <memory>
@@ -44,8 +43,16 @@ struct StoredTensor {
   WeightEncoding encoding = WeightEncoding::f32;
   const InputFile* file = nullptr;
   int64_t offset = 0;  ///< of its first byte in the file
+  /// If `run` > 0, its rows are some of a larger matrix at `offset`: `run` rows from `first` on, as
+  /// many `stride` rows further, and so on.
+  int64_t first = 0, run = 0, stride = 0;
+  bool less_one = false;  ///< 1 must be added to each element
 
   int64_t bytes() const;
+  /// Row of the matrix at `offset`.
+  int64_t place_of(int64_t row) const {
+    return run == 0 ? row : first + row / run * stride + row % run;
+  }
 };
 
 struct Checkpoint {
@@ -55,6 +62,7 @@ struct Checkpoint {
   /// wq, wk, bq and bk are in llama.cpp's order: elements i and i + rotary_width() / 2 of a head,
   /// which rotate together, are stored at 2i and 2i + 1.
   bool interleaved_rotary = false;
+  bool norms_less_one = false;  ///< 1 must be added to the weights of all norms but o_norm
   std::map<std::string, StoredTensor> tensors;  ///< by the names of model_tensors()
   std::vector<std::unique_ptr<InputFile>> files;
 };
@@ -67,16 +75,29 @@ Checkpoint open_checkpoint(const std::string& path, const std::vector<std::strin
 
 // The readers of the two formats use the declarations below.
 
+/// A matrix whose rows are `groups` times those of each part, one part after another.
+struct FusedTensor {
+  struct Part {
+    const char* ours;
+    int64_t rows;  ///< of a group
+  };
+  const char* theirs;
+  int64_t groups;
+  std::vector<Part> parts;
+};
+
 /// The names that a format gives to the tensors of model_tensors().
 struct TensorNames {
   const char *embed, *final_norm, *head;
-  const char* layer;                                             ///< what precedes "NUMBER.NAME"
-  std::array<std::pair<const char*, const char*>, 15> of_layer;  ///< NAME, and our name
+  const char* layer;                                              ///< what precedes "NUMBER.NAME"
+  std::span<const std::pair<const char*, const char*>> of_layer;  ///< NAME, and our name
+  /// NAMEs of tensors that hold several of ours, if the format has such.
+  std::vector<FusedTensor> (*fused)(const ModelConfig&) = nullptr;
 };
-/// Adds a tensor by its name in the file. Throws a usage error if the name was added before, or if
-/// this decoder has no such tensor.
+/// Adds a tensor by its name in the file, or the tensors that it holds. Throws a usage error if the
+/// name was added before, or if this decoder has no such tensor.
 void add_tensor(Checkpoint& checkpoint, const TensorNames& names, const std::string& name,
-                StoredTensor tensor);
+                const StoredTensor& tensor);
 /// Whether two tensors have the same type, shape and bytes.
 bool is_same(const StoredTensor& a, const StoredTensor& b);
 Checkpoint open_safetensors(const std::string& folder,

@@ -55,7 +55,6 @@ const std::vector<DecoderKey>& keys() {
   static const std::vector<DecoderKey> all{
       number("attention_chunk_size", 0, true),
       number("use_qk_norm", 0, true),
-      number("attn_output_gate", 0, true),
       number("num_local_experts", 0, true),
       number("num_experts", 0, true),
       number("n_routed_experts", 0, true),

@@ -304,25 +304,24 @@ WeightEncoding gguf_encoding(uint32_t type, const std::string& what) {
   }
 }
 
-constexpr TensorNames llama_cpp = {"token_embd.weight",
-                                   "output_norm.weight",
-                                   "output.weight",
-                                   "blk.",
-                                   {{{"attn_norm.weight", "attn_norm"},
-                                     {"attn_q.weight", "wq"},
-                                     {"attn_k.weight", "wk"},
-                                     {"attn_v.weight", "wv"},
-                                     {"attn_q.bias", "bq"},
-                                     {"attn_k.bias", "bk"},
-                                     {"attn_v.bias", "bv"},
-                                     {"attn_q_norm.weight", "q_norm"},
-                                     {"attn_k_norm.weight", "k_norm"},
-                                     {"attn_output.weight", "wo"},
-                                     {"attn_output.bias", "bo"},
-                                     {"ffn_norm.weight", "mlp_norm"},
-                                     {"ffn_gate.weight", "w_gate"},
-                                     {"ffn_up.weight", "w_up"},
-                                     {"ffn_down.weight", "w_down"}}}};
+constexpr std::pair<const char*, const char*> llama_cpp_in_layer[] = {
+    {"attn_norm.weight", "attn_norm"},
+    {"attn_q.weight", "wq"},
+    {"attn_k.weight", "wk"},
+    {"attn_v.weight", "wv"},
+    {"attn_q.bias", "bq"},
+    {"attn_k.bias", "bk"},
+    {"attn_v.bias", "bv"},
+    {"attn_q_norm.weight", "q_norm"},
+    {"attn_k_norm.weight", "k_norm"},
+    {"attn_output.weight", "wo"},
+    {"attn_output.bias", "bo"},
+    {"ffn_norm.weight", "mlp_norm"},
+    {"ffn_gate.weight", "w_gate"},
+    {"ffn_up.weight", "w_up"},
+    {"ffn_down.weight", "w_down"}};
+constexpr TensorNames llama_cpp = {"token_embd.weight", "output_norm.weight", "output.weight",
+                                   "blk.", llama_cpp_in_layer};
 
 struct GgufEntry {
   std::string name;
@@ -402,7 +401,7 @@ Checkpoint open_gguf(const std::string& path, const std::vector<std::string>& ig
     if (entry.name == "rope_freqs.weight")
       read_rope_freqs(checkpoint.config, entry.tensor);
     else
-      add_tensor(checkpoint, llama_cpp, entry.name, std::move(entry.tensor));
+      add_tensor(checkpoint, llama_cpp, entry.name, entry.tensor);
   }
   checkpoint.config.tied_head = !checkpoint.tensors.contains("head");
   return checkpoint;

@@ -103,18 +103,35 @@ ModelConfig shape_of(const Config& file, const ModelFamily& family) {
   const int64_t share = c.hidden_size / std::max<int64_t>(1, c.num_attention_heads);
   c.head_dim = file.whole_or("head_dim", family.head_dim > 0 ? family.head_dim : share);
   c.intermediate_size = file.whole("intermediate_size");
+  if (family.recurrent)
+    for (const auto& [name, member, most] : recurrent_sizes) c.recurrent.*member = file.whole(name);
   c.tied_head = file.flag_or("tie_word_embeddings", family.tied_head);
   constexpr int64_t padding = 128;
   c.vocab_padded = round_up(std::clamp<int64_t>(c.vocab_size, 1, INT32_MAX), padding);
   return c;
 }
 
+/// Share of a head's elements that turn where no key says.
+std::optional<double> usual_share(const ModelFamily& family) {
+  return family.recurrent ? std::optional(0.25) : std::nullopt;
+}
+
+/// `own`: keys of the family, which read_features() has checked.
 void check(const Config& file, const ModelConfig& config, bool only_layers, ConfigErrors& errors,
-           const std::string& path) {
+           const std::string& path, const std::set<std::string>& own) {
   check_config(errors, config);
-  check_decoder_keys(errors, config, only_layers,
-                     [&](const std::string& key) { return file.value(key); });
+  check_decoder_keys(errors, config, only_layers, [&](const std::string& key) {
+    return own.contains(key) ? h5::AttributeValue() : file.value(key);
+  });
   errors.throw_if_any(path);
+}
+
+/// Keys that no other family has.
+std::set<std::string> own_keys(const ModelFamily& family) {
+  std::set<std::string> own;
+  if (family.recurrent) own.insert(std::begin(recurrent_keys), std::end(recurrent_keys));
+  if (family.experts > 0) own.insert(std::begin(expert_keys), std::end(expert_keys));
+  return own;
 }
 
 constexpr double usual_norm_eps = 1e-6;  // the default of transformers
@@ -148,17 +165,17 @@ ModelConfig parse_model_config(const std::string& path, const std::string& text)
       errors, [&](const std::string& key) { return file.value_or_null(key); }, family, c);
   const ModelConfig plain = c;
   read_rope(
-      of_angles, [&](const std::string& key) { return file.value(key); }, c);
+      of_angles, [&](const std::string& key) { return file.value(key); }, c, nullptr,
+      usual_share(family));
   check_rope(of_angles, c);
   // If the RoPE keys have errors, assumes plain RoPE of whole heads.
   if (!of_angles.empty()) c = plain;
-  check(file, c, true, errors, path);
+  check(file, c, true, errors, path, own_keys(family));
   return c;
 }
 
-ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
-                                    const std::vector<std::string>& ignored_keys,
-                                    int64_t& longest_text) {
+CheckpointConfig parse_checkpoint_config(const std::string& path, const std::string& text,
+                                         const std::vector<std::string>& ignored_keys) {
   const Json json = parse_json(path, text, "a config.json");
   const Config file(path, json);
   const ModelFamily& family = family_of(file, path);
@@ -167,6 +184,8 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
   std::set<std::string> known(std::begin(read_keys), std::end(read_keys));
   known.insert(std::begin(rope_keys), std::end(rope_keys));
   known.insert(std::begin(feature_keys), std::end(feature_keys));
+  const std::set<std::string> own = own_keys(family);
+  known.insert(own.begin(), own.end());
   for (const std::string& key : decoder_keys()) known.insert(key);
   ConfigErrors errors;
   check_ignored_keys(errors, ignored_keys, file.keys_and_inner(), known);
@@ -175,9 +194,15 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
   read_features(
       errors, [&](const std::string& key) { return file.value_or_null(key); }, family, c);
   c.rope_theta = family.rope_theta;
+  std::vector<std::string> unread = ignored_keys;
+  if (family.recurrent)  // all three positions of a token of text are the same
+    for (const char* object : {"rope_scaling", "rope_parameters"})
+      for (const char* key : {"mrope_section", "mrope_interleaved"})
+        unread.push_back(fmt::format("{}.{}", object, key));
   read_rope(
-      errors, [&](const std::string& key) { return file.value(key); }, c, &ignored_keys);
-  if (c.rotary_dim != 0)
+      errors, [&](const std::string& key) { return file.value(key); }, c, &unread,
+      usual_share(family));
+  if (c.rotary_dim != 0 && !family.recurrent)
     errors.add(
         "'partial_rotary_factor' or 'rotary_dim' lets {} of {} elements of a head turn, which the "
         "code of the model_type {} does not read: all turn there",
@@ -185,11 +210,10 @@ ModelConfig parse_checkpoint_config(const std::string& path, const std::string& 
   for (const std::string& key : file.keys())
     if (!known.contains(key))
       errors.add("the key '{}' is not known; --ignore-key {} if it changes no result", key, key);
-  check(file, c, false, errors, path);
+  check(file, c, false, errors, path, own);
   const h5::AttributeValue most = file.value("max_position_embeddings");
   const auto* whole = std::get_if<int64_t>(&most);
-  longest_text = whole == nullptr ? 0 : std::max<int64_t>(0, *whole);
-  return c;
+  return {c, whole == nullptr ? 0 : std::max<int64_t>(0, *whole), family.recurrent};
 }
 
 ModelConfig read_model_config(Communicator& comm, const std::string& path) {

@@ -12,13 +12,18 @@ namespace gyre {
 /// Parses a config.json, see read_model_config(); `path` names it in errors.
 ModelConfig parse_model_config(const std::string& path, const std::string& text);
 
+/// What the config.json of a checkpoint says.
+struct CheckpointConfig {
+  ModelConfig config;
+  int64_t longest_text = 0;     ///< 'max_position_embeddings', or 0
+  bool norms_less_one = false;  ///< see Checkpoint
+};
+
 /// Parses the config.json of a checkpoint, whose weights are to be used: every key must be one that
 /// is read, be known to change nothing, or be one of `ignored_keys` ("KEY" or "OBJECT.KEY"); any
-/// other is a usage error that names it, as is an ignored key that is read or not there. Sets
-/// `longest_text` to 'max_position_embeddings', or to 0.
-ModelConfig parse_checkpoint_config(const std::string& path, const std::string& text,
-                                    const std::vector<std::string>& ignored_keys,
-                                    int64_t& longest_text);
+/// other is a usage error that names it, as is an ignored key that is read or not there.
+CheckpointConfig parse_checkpoint_config(const std::string& path, const std::string& text,
+                                         const std::vector<std::string>& ignored_keys);
 
 /// Reads the shape from a gyre/model file or, if the name ends in .json, from a config.json of
 /// Hugging Face's transformers. A config.json must describe dense layers of a family that

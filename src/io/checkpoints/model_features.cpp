@@ -32,6 +32,13 @@ constexpr ModelFamily families[] = {
      .tied_head = true,
      .no_rope_interval = 4,
      .windows = Windows::no_rope},
+    {.name = "qwen3_next",
+     .qk_norm = true,
+     .kv_heads = 2,
+     .head_dim = 256,
+     .recurrent = true,
+     .experts = 512},
+    {.name = "qwen3_5_text", .qk_norm = true, .kv_heads = 4, .head_dim = 256, .recurrent = true},
 };
 
 /// Values of 'hidden_act', named as in transformers. Of several names for one function, the first
@@ -56,6 +63,16 @@ bool flag(ConfigErrors& errors, const char* key, const AttributeValue& value) {
   if ((truth == nullptr || !*truth) && (whole == nullptr || *whole != 1))
     errors.add("'{}' is {}; wanted: true or false", key, to_string(value));
   return true;
+}
+
+/// A whole number from `least` on, or `absent` where there is none.
+int64_t number_of(ConfigErrors& errors, const char* key, const AttributeValue& value, int64_t least,
+                  int64_t absent) {
+  const auto* whole = std::get_if<int64_t>(&value);
+  if (!is_given(value)) return absent;
+  if (whole != nullptr && *whole >= least) return *whole;
+  errors.add("'{}' is {}; wanted: a number from {} on", key, to_string(value), least);
+  return absent;
 }
 
 /// Elements of a JSON list, one for each layer, each accepted by `parse`; otherwise adds an error.
@@ -147,21 +164,53 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
                                flag(errors, "use_sliding_window", value("use_sliding_window")));
   const int64_t usual = family.windows == Windows::no_rope ? 0 : usual_window;
   const int64_t window = used ? window_of(errors, value("sliding_window"), usual) : 0;
-  const AttributeValue late = value("max_window_layers");
-  const auto* first = std::get_if<int64_t>(&late);
-  if (is_given(late) && (first == nullptr || *first < 0))
-    errors.add("'max_window_layers' is {}; wanted: a number from 0 on", to_string(late));
+  const int64_t first =
+      number_of(errors, "max_window_layers", value("max_window_layers"), 0, usual_first_layer);
   if (const AttributeValue types = value("layer_types"); is_given(types)) {
-    read_layer_types(errors, types, window, false, config);
+    read_layer_types(errors, types, window, family.recurrent, config);
     return;
   }
   for (int64_t l = 0; l < std::ssize(config.layer_kinds); ++l) {
     LayerKind& kind = config.layer_kinds[l];
-    if (family.windows == Windows::no_rope ? kind.rotary
-                                           : !always && l < (first ? *first : usual_first_layer))
-      continue;
+    if (family.windows == Windows::no_rope ? kind.rotary : !always && l < first) continue;
     kind.window = window;
   }
+}
+
+/// Sets which layers are recurrent from a config.json without 'layer_types', and adds an error for
+/// what such a decoder may have beside.
+void read_recurrence(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config) {
+  constexpr const char* key = "full_attention_interval";
+  const int64_t interval = number_of(errors, key, value(key), 1, 4);
+  for (int64_t l = 0; l < std::ssize(config.layer_kinds) && !is_given(value("layer_types")); ++l)
+    config.layer_kinds[l].recurrent = (l + 1) % interval != 0;
+  if (config.output_bias)
+    errors.add("'attention_bias' is {}; an output gate cannot have biases",
+               to_string(value("attention_bias")));
+}
+
+/// Adds an error if layers have experts.
+void refuse_experts(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
+                    const ModelConfig& config) {
+  const int64_t experts = number_of(errors, "num_experts", value("num_experts"), 0, family.experts);
+  const int64_t step = number_of(errors, "decoder_sparse_step", value("decoder_sparse_step"), 1, 1);
+  const AttributeValue listed = value("mlp_only_layers");
+  const auto* text = std::get_if<std::string>(&listed);
+  std::vector<int64_t> dense;
+  try {
+    Json json = text == nullptr || !is_given(listed) ? Json::array() : parse_json("", *text, "");
+    json.get_to(dense);
+  } catch (const std::exception&) {
+    errors.add("'mlp_only_layers' is {}; wanted: a list of layers", to_string(listed));
+  }
+  for (int64_t l = 0; l < config.num_hidden_layers && experts > 0; ++l)
+    if ((l + 1) % step == 0 && std::ranges::count(dense, l) == 0) {
+      errors.add(
+          "layer {} has experts, which are not supported; 'num_experts' is {}, "
+          "'decoder_sparse_step' {}, 'mlp_only_layers' {}",
+          l, experts, step, is_given(listed) ? to_string(listed) : "[]");
+      return;
+    }
 }
 
 /// check_decoder_keys() refuses other values.
@@ -222,13 +271,17 @@ void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFa
   config.qkv_bias = family.qkv_bias || biases;
   config.output_bias = biases;
   config.qk_norm = family.qk_norm;
+  config.output_gate = family.recurrent;
+  const AttributeValue gate = value("attn_output_gate");
+  if (is_given(gate) && flag(errors, "attn_output_gate", gate) != config.output_gate)
+    errors.add("'attn_output_gate' is {}, which means another decoder; wanted: {}, or leave it out",
+               to_string(gate), config.output_gate ? "true" : "0 or false");
   read_activation(value("hidden_act"), config);
   give_each_layer_a_kind(config);
   const AttributeValue listed = value("no_rope_layers");
   const AttributeValue interval = value("no_rope_layer_interval");
-  const auto* every = std::get_if<int64_t>(&interval);
-  if (is_given(interval) && (every == nullptr || *every < 1))
-    errors.add("'no_rope_layer_interval' is {}; wanted: a number from 1 on", to_string(interval));
+  const int64_t stride =
+      number_of(errors, "no_rope_layer_interval", interval, 1, family.no_rope_interval);
   if (family.no_rope_interval == 0) {
     for (const auto& [key, found] :
          {std::pair("no_rope_layers", listed), std::pair("no_rope_layer_interval", interval)})
@@ -237,10 +290,11 @@ void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFa
   } else if (is_given(listed)) {
     read_no_rope_layers(errors, listed, config);
   } else {
-    const int64_t stride = every != nullptr && *every >= 1 ? *every : family.no_rope_interval;
     for (size_t l = stride - 1; l < config.layer_kinds.size(); l += stride)
       config.layer_kinds[l].rotary = false;
   }
+  if (family.recurrent) read_recurrence(errors, value, config);
+  if (family.experts > 0) refuse_experts(errors, value, family, config);
   read_windows(errors, value, family, config);
   forget_if_alike(config);
 }
@@ -250,6 +304,7 @@ void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, Mod
   config.output_bias = set("attention_bias");
   config.qkv_bias = set("qkv_bias") || config.output_bias;
   config.qk_norm = set("qk_norm");
+  config.output_gate = set("attn_output_gate");
   config.tied_head = set("tie_word_embeddings");
   read_soft_cap(errors, value("final_logit_softcapping"), config);
   config.attention_sinks = set("attention_sinks");
@@ -284,6 +339,7 @@ void check_family(ConfigErrors& errors, const AttributeValue& model_type,
   };
   want(family->qkv_bias && !config.qkv_bias, "qkv_bias");
   want(family->qk_norm && !config.qk_norm, "qk_norm");
+  want(family->recurrent && !config.output_gate, "attn_output_gate");
   want(family->no_rope_interval > 0 && config.layer_kinds.empty(), "no_rope_layers");
 }
 
@@ -300,6 +356,7 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   add("attention_bias", config.output_bias, int64_t{1});
   add("qkv_bias", config.qkv_bias && !config.output_bias, int64_t{1});
   add("qk_norm", config.qk_norm, int64_t{1});
+  add("attn_output_gate", config.output_gate, int64_t{1});
   add("tie_word_embeddings", config.tied_head, int64_t{1});
   add("attention_sinks", config.attention_sinks, int64_t{1});
   add("final_logit_softcapping", config.final_soft_cap > 0, config.final_soft_cap);
@@ -307,14 +364,20 @@ std::vector<std::pair<std::string, AttributeValue>> feature_values(const ModelCo
   int64_t window = 0, sliding = 0;
   for (const LayerKind& kind : config.layer_kinds) {
     turns.push_back(kind.rotary ? 1 : 0);
-    types.push_back(kind.window > 0 ? "sliding_attention" : "full_attention");
+    types.push_back(kind.recurrent    ? "linear_attention"
+                    : kind.window > 0 ? "sliding_attention"
+                                      : "full_attention");
     window = std::max(window, kind.window);
     sliding += kind.window > 0 ? 1 : 0;
   }
   const auto turning = [](const LayerKind& kind) { return kind.rotary; };
   add("no_rope_layers", !std::ranges::all_of(config.layer_kinds, turning), dump_json(turns));
   add("sliding_window", window > 0, window);
-  add("layer_types", sliding > 0 && sliding < config.num_hidden_layers, dump_json(types));
+  const bool recurs = config.recurrent_layers() > 0;
+  add("layer_types", recurs || (sliding > 0 && sliding < config.num_hidden_layers),
+      dump_json(types));
+  for (const auto& [name, member, most] : recurrent_sizes)
+    add(name, recurs, config.recurrent.*member);
   return values;
 }
 

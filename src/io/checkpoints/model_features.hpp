@@ -36,7 +36,25 @@ struct ModelFamily {
   bool tied_head = false;
   int64_t no_rope_interval = 0;  ///< every n-th layer has no rotary embedding; 0: all have it
   Windows windows = Windows::none;
+  /// Qwen3-Next and after: layers may be recurrent; attention has an output gate, and turns a
+  /// quarter of each head; weights of norms, but those of recurrent layers, are stored less 1.
+  bool recurrent = false;
+  int64_t experts = 0;  ///< of layers that have them; 0: the family has none
 };
+
+/// Name of an attribute of gyre/model and key of a config.json, the size, and the most that it may
+/// be.
+struct RecurrentSize {
+  const char* name;
+  int64_t RecurrentConfig::*member;
+  int64_t most;
+};
+inline constexpr RecurrentSize recurrent_sizes[] = {
+    {"linear_num_key_heads", &RecurrentConfig::key_heads, 1 << 12},
+    {"linear_num_value_heads", &RecurrentConfig::value_heads, 1 << 12},
+    {"linear_key_head_dim", &RecurrentConfig::key_dim, 1 << 10},
+    {"linear_value_head_dim", &RecurrentConfig::value_dim, 1 << 10},
+    {"linear_conv_kernel_dim", &RecurrentConfig::conv_width, 1 << 6}};
 
 /// The family of a 'model_type'; null if it is not known. No type at all means Llama.
 const ModelFamily* find_family(const h5::AttributeValue& model_type);
@@ -50,7 +68,16 @@ std::vector<std::string> activation_names();
 inline constexpr const char* feature_keys[] = {
     "model_type",     "attention_bias",     "no_rope_layers",    "no_rope_layer_interval",
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
-    "hidden_act"};
+    "hidden_act",     "attn_output_gate"};
+/// Those of families with recurrent layers.
+inline constexpr const char* recurrent_keys[] = {
+    "full_attention_interval", "linear_num_key_heads",  "linear_num_value_heads",
+    "linear_key_head_dim",     "linear_value_head_dim", "linear_conv_kernel_dim"};
+/// Those of families with experts. Where no layer has them, all but the first three are not read.
+inline constexpr const char* expert_keys[] = {
+    "num_experts",           "decoder_sparse_step",  "mlp_only_layers",
+    "moe_intermediate_size", "num_experts_per_tok",  "shared_expert_intermediate_size",
+    "norm_topk_prob",        "output_router_logits", "router_aux_loss_coef"};
 /// Sets the features of `config` from a config.json. Its num_hidden_layers must be set.
 void read_features(ConfigErrors& errors, const ConfigValue& value, const ModelFamily& family,
                    ModelConfig& config);
@@ -67,6 +94,7 @@ inline constexpr const char* feature_attributes[] = {"qkv_bias",
                                                      "max_window_layers",
                                                      "layer_types",
                                                      "hidden_act",
+                                                     "attn_output_gate",
                                                      "attention_sinks"};
 /// Sets the features of `config` from attributes of gyre/model. Its num_hidden_layers must be set.
 void read_feature_attributes(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config);

@@ -23,10 +23,11 @@ constexpr int64_t together = 32;
 /// Most rows and columns of a chunk of a transposed dataset, multiples of it.
 constexpr int64_t chunk_rows = 512, chunk_columns = 1024;
 
-/// Floats keep their type; the values of blocks need float32.
-h5::Type type_of(WeightEncoding encoding) {
-  if (encoding == WeightEncoding::bf16) return h5::Type::bfloat16;
-  return encoding == WeightEncoding::f16 ? h5::Type::float16 : h5::Type::f32;
+/// Floats keep their type; values of blocks and sums with 1 need float32.
+h5::Type type_of(const StoredTensor& tensor) {
+  if (tensor.encoding == WeightEncoding::bf16 && !tensor.less_one) return h5::Type::bfloat16;
+  const bool is_half = tensor.encoding == WeightEncoding::f16 && !tensor.less_one;
+  return is_half ? h5::Type::float16 : h5::Type::f32;
 }
 
 /// Extent of parts that cover `extent`, almost equal, at most `most`.
@@ -71,9 +72,8 @@ void create(const Checkpoint& checkpoint, const std::string& path, const Provena
   if (!checkpoint.tokenizer.empty())
     file.write_attribute("/model", "tokenizer", checkpoint.tokenizer);
   for (const auto& [name, shape] : model_tensors(c))
-    file.create_dataset("/model/" + name,
-                        h5::stored_type_of(type_of(checkpoint.tensors.at(name).encoding)), shape,
-                        h5::Checksum::fletcher32, chunk_of(name, shape));
+    file.create_dataset("/model/" + name, h5::stored_type_of(type_of(checkpoint.tensors.at(name))),
+                        shape, h5::Checksum::fletcher32, chunk_of(name, shape));
   file.close();
 }
 
@@ -134,7 +134,7 @@ class Source {
         shape_(shape),
         chunk_(chunk_of(name, shape)),
         transposed_(shape.size() == 2 && name != "embed"),
-        rows_(tensor_.shape.size() == 2 ? tensor_.shape[0] : 1),
+        rows_(tensor_.shape.size() == 2 ? tensor_.place_of(tensor_.shape[0] - 1) + 1 : 1),
         columns_(tensor_.shape.back()) {
     const bool rotary = name.ends_with("/wq") || name.ends_with("/wk") || name.ends_with("/bq") ||
                         name.ends_with("/bk");
@@ -184,7 +184,7 @@ class Source {
   }
 
  private:
-  bool is_wide() const { return type_of(tensor_.encoding) == h5::Type::f32; }
+  bool is_wide() const { return type_of(tensor_) == h5::Type::f32; }
   template <class Word>
   void read_as(const h5::Slab& block, std::byte* out) const {
     const int64_t begin = block.start[transposed_ ? 1 : 0],
@@ -230,6 +230,7 @@ class Source {
   }
   /// Stored row that a column of the dataset holds.
   int64_t place_of(int64_t column) const {
+    if (tensor_.run > 0) return tensor_.place_of(column);
     const int64_t i = head_dim_ == 0 ? 0 : column % head_dim_, half = rotary_dim_ / 2;
     return i < rotary_dim_ ? column - i + i % half * 2 + i / half : column;
   }
@@ -244,16 +245,18 @@ class Source {
     const EncodedBlock unit = block_of(tensor_.encoding);
     const int64_t begin = tensor_.offset + index * columns_ / unit.values * unit.bytes;
     const std::span<std::byte> values = std::as_writable_bytes(out.first(stored));
-    if (unit.bytes == sizeof(Word) && unit.values == 1) {
+    if (unit.bytes == sizeof(Word) && unit.values == 1 && !tensor_.less_one) {
       tensor_.file->read(begin, values);
     } else if (stored > 0) {
       std::vector<std::byte> encoded(stored / unit.values * unit.bytes);
       tensor_.file->read(begin, encoded);
       std::vector<float> decoded(stored);
       decode_weights(tensor_.encoding, encoded.data(), 0, decoded);
+      if (tensor_.less_one)
+        for (float& x : decoded) x += 1;
       std::memcpy(values.data(), decoded.data(), values.size());
     }
-    if (!all_finite(values.data(), std::ssize(values), bits_of(type_of(tensor_.encoding))))
+    if (!all_finite(values.data(), std::ssize(values), bits_of(type_of(tensor_))))
       refuse(index, values);
     return values.data();
   }

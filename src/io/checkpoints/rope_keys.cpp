@@ -186,7 +186,8 @@ double yarn_attention_factor(double factor, double mscale) {
 }
 
 void read_rope(ConfigErrors& errors, const std::function<AttributeValue(const std::string&)>& value,
-               ModelConfig& config, const std::vector<std::string>* ignored) {
+               ModelConfig& config, const std::vector<std::string>* ignored,
+               std::optional<double> usual_share) {
   const auto number = [&](const char* key) { return outer_number(errors, key, value(key)); };
   std::optional<double> theta = number("rope_theta"), share = number("partial_rotary_factor");
   const char* name = nullptr;
@@ -209,6 +210,7 @@ void read_rope(ConfigErrors& errors, const std::function<AttributeValue(const st
   }
   if (theta) config.rope_theta = *theta;
   const auto head_dim = static_cast<double>(config.head_dim);
+  if (!share) share = usual_share;
   if (share) share = std::trunc(head_dim * std::clamp(*share, -1.0, 2.0));
   set_once(errors, "rotary_dim", "partial_rotary_factor", number("rotary_dim"), share);
   if (!share || *share == head_dim) return;

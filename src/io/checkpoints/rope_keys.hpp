@@ -3,6 +3,7 @@
 // 'partial_rotary_factor' or 'rotary_dim', as in Hugging Face's config.json and in gyre/model.
 
 #include <functional>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -21,10 +22,11 @@ inline constexpr const char* rope_keys[] = {"rope_theta",      "rope_scaling",
 /// as JSON texts. The caller has set head_dim and the default of rope_theta. Adds an error for each
 /// key, also inside an object, that is wrong, missing or not supported. `ignored`: keys to leave
 /// alone ("rope_scaling.KEY"), for a caller that has an option for them; one that is read is an
-/// error.
+/// error. `usual_share`: of a head's elements that turn, where no key says.
 void read_rope(ConfigErrors& errors,
                const std::function<h5::AttributeValue(const std::string&)>& value,
-               ModelConfig& config, const std::vector<std::string>* ignored = nullptr);
+               ModelConfig& config, const std::vector<std::string>* ignored = nullptr,
+               std::optional<double> usual_share = {});
 
 /// YaRN's factor of cos and sin: 0.1 · mscale · ln(factor) + 1, or 1 if factor <= 1.
 double yarn_attention_factor(double factor, double mscale = 1);

@@ -24,25 +24,57 @@
 namespace gyre {
 namespace {
 
-constexpr TensorNames hugging_face = {"model.embed_tokens.weight",
-                                      "model.norm.weight",
-                                      "lm_head.weight",
-                                      "model.layers.",
-                                      {{{"input_layernorm.weight", "attn_norm"},
-                                        {"self_attn.q_proj.weight", "wq"},
-                                        {"self_attn.k_proj.weight", "wk"},
-                                        {"self_attn.v_proj.weight", "wv"},
-                                        {"self_attn.q_proj.bias", "bq"},
-                                        {"self_attn.k_proj.bias", "bk"},
-                                        {"self_attn.v_proj.bias", "bv"},
-                                        {"self_attn.q_norm.weight", "q_norm"},
-                                        {"self_attn.k_norm.weight", "k_norm"},
-                                        {"self_attn.o_proj.weight", "wo"},
-                                        {"self_attn.o_proj.bias", "bo"},
-                                        {"post_attention_layernorm.weight", "mlp_norm"},
-                                        {"mlp.gate_proj.weight", "w_gate"},
-                                        {"mlp.up_proj.weight", "w_up"},
-                                        {"mlp.down_proj.weight", "w_down"}}}};
+constexpr std::pair<const char*, const char*> hugging_face_in_layer[] = {
+    {"input_layernorm.weight", "attn_norm"},
+    {"self_attn.q_proj.weight", "wq"},
+    {"self_attn.k_proj.weight", "wk"},
+    {"self_attn.v_proj.weight", "wv"},
+    {"self_attn.q_proj.bias", "bq"},
+    {"self_attn.k_proj.bias", "bk"},
+    {"self_attn.v_proj.bias", "bv"},
+    {"self_attn.q_norm.weight", "q_norm"},
+    {"self_attn.k_norm.weight", "k_norm"},
+    {"self_attn.o_proj.weight", "wo"},
+    {"self_attn.o_proj.bias", "bo"},
+    {"linear_attn.in_proj_z.weight", "wz"},
+    {"linear_attn.in_proj_b.weight", "wb"},
+    {"linear_attn.in_proj_a.weight", "wa"},
+    {"linear_attn.A_log", "a_log"},
+    {"linear_attn.dt_bias", "dt_bias"},
+    {"linear_attn.norm.weight", "o_norm"},
+    {"linear_attn.out_proj.weight", "wo"},
+    {"post_attention_layernorm.weight", "mlp_norm"},
+    {"mlp.gate_proj.weight", "w_gate"},
+    {"mlp.up_proj.weight", "w_up"},
+    {"mlp.down_proj.weight", "w_down"}};
+
+/// Those of Qwen3-Next, whose projections are grouped by heads of keys, and of Qwen3.5.
+std::vector<FusedTensor> fused_in_layer(const ModelConfig& config) {
+  std::vector<FusedTensor> all;
+  if (config.output_gate)
+    all.push_back({"self_attn.q_proj.weight",
+                   config.num_attention_heads,
+                   {{"wq", config.head_dim}, {"wz", config.head_dim}}});
+  if (config.recurrent_layers() == 0) return all;
+  const RecurrentConfig& r = config.recurrent;
+  const int64_t heads = r.value_heads / r.key_heads, values = heads * r.value_dim;
+  all.push_back({"linear_attn.in_proj_qkvz.weight",
+                 r.key_heads,
+                 {{"wq", r.key_dim}, {"wk", r.key_dim}, {"wv", values}, {"wz", values}}});
+  all.push_back({"linear_attn.in_proj_ba.weight", r.key_heads, {{"wb", heads}, {"wa", heads}}});
+  all.push_back({"linear_attn.in_proj_qkv.weight",
+                 1,
+                 {{"wq", r.key_width()}, {"wk", r.key_width()}, {"wv", r.value_width()}}});
+  all.push_back(
+      {"linear_attn.conv1d.weight",
+       1,
+       {{"conv_q", r.key_width()}, {"conv_k", r.key_width()}, {"conv_v", r.value_width()}}});
+  return all;
+}
+
+constexpr TensorNames hugging_face = {
+    "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight", "model.layers.",
+    hugging_face_in_layer,       fused_in_layer};
 
 WeightEncoding safetensors_encoding(const std::string& type, const std::string& what) {
   if (type == "F32") return WeightEncoding::f32;
@@ -119,10 +151,10 @@ void read_tensors(Checkpoint& checkpoint, const std::string& path) {
   std::vector<std::pair<int64_t, int64_t>> parts;
   for (const auto& [name, entry] : header.items()) {
     if (name == "__metadata__") continue;
-    StoredTensor tensor = tensor_of(file, begin, name, entry);
+    const StoredTensor tensor = tensor_of(file, begin, name, entry);
     parts.emplace_back(tensor.offset, tensor.bytes());
     if (!name.ends_with(".rotary_emb.inv_freq"))  // it follows from the configuration
-      add_tensor(checkpoint, hugging_face, name, std::move(tensor));
+      add_tensor(checkpoint, hugging_face, name, tensor);
   }
   check_coverage(file, begin, std::move(parts));
 }
@@ -193,8 +225,11 @@ Checkpoint open_safetensors(const std::string& folder,
   Checkpoint checkpoint;
   const std::string config = folder + "/config.json", single = folder + "/model.safetensors",
                     index = single + ".index.json", tokenizer = folder + "/tokenizer.json";
-  checkpoint.config = parse_checkpoint_config(config, read_text_file(config, "a config.json"),
-                                              ignored_keys, checkpoint.longest_text);
+  const CheckpointConfig parsed =
+      parse_checkpoint_config(config, read_text_file(config, "a config.json"), ignored_keys);
+  checkpoint.config = parsed.config;
+  checkpoint.longest_text = parsed.longest_text;
+  checkpoint.norms_less_one = parsed.norms_less_one;
   const bool has_single = has_entry(single), has_index = has_entry(index);
   if (!has_single && !has_index) refuse_shards(folder);
   const std::vector<std::string> shards =
@@ -202,6 +237,7 @@ Checkpoint open_safetensors(const std::string& folder,
   if (has_single && shards != std::vector{single}) {
     Checkpoint sharded;
     sharded.config = checkpoint.config;
+    sharded.norms_less_one = checkpoint.norms_less_one;
     for (const std::string& file : shards) read_tensors(sharded, file);
     read_tensors(checkpoint, single);
     check_same(checkpoint, single, sharded, index);

@@ -19,15 +19,6 @@ constexpr const char* group = "/model";
 /// Types of stored weights, from wide to narrow.
 constexpr std::array weight_types = {h5::Type::f32, h5::Type::float16, h5::Type::bfloat16};
 
-/// The attributes of recurrent layers.
-std::vector<std::tuple<const char*, int64_t RecurrentConfig::*, int64_t>> recurrent_sizes() {
-  return {{"linear_num_key_heads", &RecurrentConfig::key_heads, 1 << 12},
-          {"linear_num_value_heads", &RecurrentConfig::value_heads, 1 << 12},
-          {"linear_key_head_dim", &RecurrentConfig::key_dim, 1 << 10},
-          {"linear_value_head_dim", &RecurrentConfig::value_dim, 1 << 10},
-          {"linear_conv_kernel_dim", &RecurrentConfig::conv_width, 1 << 6}};
-}
-
 ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   ModelConfig config;
   config.vocab_size = reader.integer(group, "vocab_size");
@@ -44,7 +35,7 @@ ModelConfig read_config(SchemaReader& reader, const h5::File& file) {
   if (reader.errors().empty()) read_rope(reader.errors(), value, config);
   if (reader.errors().empty()) read_feature_attributes(reader.errors(), value, config);
   if (config.recurrent_layers() > 0)
-    for (const auto& [name, member, most] : recurrent_sizes())
+    for (const auto& [name, member, most] : recurrent_sizes)
       config.recurrent.*member = reader.integer(group, name);
   return config;
 }
@@ -58,13 +49,14 @@ void check_nothing_else(SchemaReader& reader, const h5::File& file, const ModelC
   for (const auto& [name, shape] : model_tensors(config)) known.insert(name);
   for (const std::string& name : file.datasets_below(group))
     if (!known.contains(name))
-      reader.errors().add("dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{})",
-                          group, name, config.num_hidden_layers,
-                          config.qkv_bias ? "" : " without qkv_bias",
-                          config.output_bias ? "" : ", without attention_bias",
-                          config.qk_norm ? "" : ", without qk_norm",
-                          config.attention_sinks ? "" : ", without attention_sinks",
-                          config.tied_head ? ", with tie_word_embeddings" : "");
+      reader.errors().add(
+          "dataset '{}/{}' is none of this decoder's tensors ({} layers{}{}{}{}{}{})", group, name,
+          config.num_hidden_layers, config.qkv_bias ? "" : " without qkv_bias",
+          config.output_bias ? "" : ", without attention_bias",
+          config.qk_norm ? "" : ", without qk_norm",
+          config.attention_sinks ? "" : ", without attention_sinks",
+          config.output_gate ? "" : ", without attn_output_gate",
+          config.tied_head ? ", with tie_word_embeddings" : "");
 }
 
 std::vector<std::string> attributes_of_decoders() {
@@ -72,7 +64,7 @@ std::vector<std::string> attributes_of_decoders() {
   for (const std::string& key : decoder_keys()) places.push_back(fmt::format("{}@{}", group, key));
   for (const char* key : rope_keys) places.push_back(fmt::format("{}@{}", group, key));
   for (const char* key : feature_attributes) places.push_back(fmt::format("{}@{}", group, key));
-  for (const auto& [name, member, most] : recurrent_sizes())
+  for (const auto& [name, member, most] : recurrent_sizes)
     places.push_back(fmt::format("{}@{}", group, name));
   places.push_back(fmt::format("{}@model_type", group));
   return places;
@@ -129,7 +121,7 @@ void check_finite(const Buffer<float>& values, const h5::Dataset& dataset, const
 namespace {
 
 void check_recurrent(ConfigErrors& errors, const RecurrentConfig& r) {
-  for (const auto& [name, member, most] : recurrent_sizes()) {
+  for (const auto& [name, member, most] : recurrent_sizes) {
     if (r.*member < 1) errors.add("{} is {}; it must be at least 1", name, r.*member);
     if (r.*member > most) errors.add("{} is {}; it must be at most {}", name, r.*member, most);
   }
@@ -188,6 +180,7 @@ LayerTensors attention_tensors(const ModelConfig& c) {
   add(c.qkv_bias, {{"bq", {q}}, {"bk", {kv}}, {"bv", {kv}}});
   add(c.qk_norm, {{"q_norm", {c.head_dim}}, {"k_norm", {c.head_dim}}});
   add(c.attention_sinks, {{"sinks", {c.num_attention_heads}}});
+  add(c.output_gate, {{"wz", {c.hidden_size, q}}});
   add(true, {{"wo", {q, c.hidden_size}}});
   add(c.output_bias, {{"bo", {c.hidden_size}}});
   return all;
