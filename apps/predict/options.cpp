@@ -7,6 +7,7 @@
 
 #include "core/error.hpp"
 #include "io/brought_file.hpp"
+#include "io/schemas/recurrence_file.hpp"
 #include "sharding/layouts.hpp"
 #include "supervision/output_guard.hpp"
 
@@ -47,6 +48,38 @@ void check_attention(PredictOptions& o, ConfigErrors& errors) {
     if (*value == 0) *value = usual;
 }
 
+/// Checks that the options of masks and of types between steps are unchanged.
+void check_plain(const PredictOptions& o, const char* why, ConfigErrors& errors) {
+  if (!(o.mask == MaskOptions())) errors.add("--mask, --window: {}", why);
+  const PredictOptions usual;
+  if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
+      o.wire_dkv != o.dtype)
+    errors.add("--partial-out, --partial-dq, --wire-dkv: {}", why);
+}
+
+/// Checks the options of one recurrent layer.
+void check_recurrence(PredictOptions& o, ConfigErrors& errors) {
+  if (o.pass.empty()) o.pass = "both";
+  if (!o.model.empty()) errors.add("--recurrence and --model are two problems; give one");
+  if (o.dp != 1) errors.add("--dp {} goes with --model", o.dp);
+  constexpr const char* why = "a recurrence has none; leave it out";
+  check_plain(o, why, errors);
+  for (const auto& [option, value] :
+       {std::pair{"--kv-heads", o.kv_heads}, {"--shared-key-dim", o.shared_key_dim}})
+    if (value != 0) errors.add("{} {}: {}", option, value, why);
+  if (o.schedule.name != "all") errors.add("--schedule {}: {}", o.schedule.name, why);
+  for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
+    if (!path->empty()) errors.add("{} shows attention; leave out --recurrence", option);
+  for (auto [value, usual] : {std::pair{&o.heads, 32}, {&o.key_heads, 16}, {&o.head_dim, 128}})
+    if (*value == 0) *value = usual;
+  if (o.v_head_dim == 0) o.v_head_dim = o.head_dim;
+  if (o.heads % o.key_heads != 0)
+    errors.add("--heads {} is not a multiple of --key-heads {}; the nearest is {}", o.heads,
+               o.key_heads, std::max(1, (o.heads + o.key_heads / 2) / o.key_heads) * o.key_heads);
+  if (o.key_heads % o.tp != 0)
+    errors.add("--tp {} does not divide --key-heads {}", o.tp, o.key_heads);
+}
+
 /// Checks the options of a scoring pass, whose attention the model defines.
 void check_model(PredictOptions& o, ConfigErrors& errors) {
   if (o.pass.empty()) o.pass = "fwd";
@@ -57,12 +90,7 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
                                       {"--v-head-dim", o.v_head_dim},
                                       {"--shared-key-dim", o.shared_key_dim}})
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
-  if (!(o.mask == MaskOptions()))
-    errors.add("--mask, --window: a scoring pass has causal attention");
-  const PredictOptions usual;
-  if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
-      o.wire_dkv != o.dtype)
-    errors.add("--partial-out, --partial-dq, --wire-dkv: a scoring pass chooses them by --dtype");
+  check_plain(o, "a scoring pass has causal attention, in types that --dtype chooses", errors);
   for (const auto& [option, path] :
        {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}, {"--goal", &o.goal}})
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
@@ -84,6 +112,13 @@ ElementTypes PredictOptions::types() const {
           activation_type(wire_dkv)};
 }
 
+RecurrenceShape PredictOptions::recurrence_shape() const {
+  const auto kind = std::ranges::find(recurrence_kinds(), recurrence, &RecurrenceKind::name);
+  RecurrenceShape shape(*kind, key_heads / tp, heads / tp, head_dim, v_head_dim);
+  shape.convolution = conv;
+  return shape;
+}
+
 void declare_options(OptionTable& table, PredictOptions& o) {
   const AddOptions add(table, "Problem"), ranks(table, "Parallelism"), advanced(table, "Advanced"),
       output(table, "Output");
@@ -100,14 +135,21 @@ void declare_options(OptionTable& table, PredictOptions& o) {
       "llama-3.1-8b etc.",
       o.model)
       .reads_file();
+  add.choice("--recurrence", "A recurrent layer of this kind instead of attention", o.recurrence,
+             names_of(recurrence_kinds()));
   add("--input", "With --model: documents (HDF5, gyre/documents)", o.input).reads_file();
   declare_prefix_options(table, o.prefixes);
   add("--batch", "Number of sequences, which have equal lengths", o.batch, 1, max_heads);
-  add("--heads", "Query heads; 0: those of the model, or 32", o.heads, 0, max_heads);
+  add("--heads", "Query heads, or a recurrence's heads of values; 0: those of the model, or 32",
+      o.heads, 0, max_heads);
   add("--kv-heads", "Key and value heads; 0: those of the model, or 8", o.kv_heads, 0, max_heads);
   add("--head-dim", "Elements of a head of queries and keys; 0: those of the model, or 128",
       o.head_dim, 0, max_head_dim);
   declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
+  add("--key-heads", "With --recurrence: heads of queries and keys; 0: 16", o.key_heads, 0,
+      max_heads);
+  add("--conv", "With --recurrence: tokens that a convolution before it reads; 0: there is none",
+      o.conv, 0, max_convolution);
   declare_mask_options(table, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
@@ -121,6 +163,10 @@ void declare_options(OptionTable& table, PredictOptions& o) {
   ranks("--dp", "With --model: data-parallel replicas", o.dp, 1, max_ranks);
   o.schedule.name = "all";
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
+  ranks
+      .choices("--state-schedule", "With --recurrence: how states pass from rank to rank",
+               o.state_schedule, described(state_schedules()))
+      .in_key();
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
   add.choice("--pass", "Passes that are predicted; default: both, or fwd of a model", o.pass,
              {"fwd", "bwd", "both"})
@@ -149,10 +195,17 @@ void check_options(PredictOptions& o, int ranks) {
   o.model = find_brought_file("--model", o.model, "models", errors);
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
   check_documents(o, errors);
-  o.model.empty() ? check_attention(o, errors) : check_model(o, errors);
+  if (!o.recurrence.empty())
+    check_recurrence(o, errors);
+  else if (o.model.empty())
+    check_attention(o, errors);
+  else
+    check_model(o, errors);
+  if (o.recurrence.empty() && (o.key_heads != 0 || o.conv != 0 || o.state_schedule != "all"))
+    errors.add("--key-heads, --conv and --state-schedule go with --recurrence");
   if (o.sweep.cycles > 1) errors.add("-N {}: a prediction is the same every time", o.sweep.cycles);
   check_sweep(o.sweep, PredictOptions().sweep.tokens, errors);
-  if (o.model.empty()) check_heads(o, errors);
+  if (o.model.empty() && o.recurrence.empty()) check_heads(o, errors);
   check_mask_options(o.mask, errors);
   o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, max_ranks, "8,16,32"}, errors);
   constexpr int64_t max_grid_ranks = int64_t{1} << 24;
@@ -162,8 +215,8 @@ void check_options(PredictOptions& o, int ranks) {
                  max_grid_ranks);
   schedule_choices().check(o.schedule, errors);
   layout_choices().check(o.layout, errors);
-  const bool many = o.schedule.several() || o.layout.several() || o.cps.size() > 1 ||
-                    (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
+  const bool many =
+      o.has_several() || o.cps.size() > 1 || (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
   for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
     if (!path->empty() && many)
       errors.add("{} needs one --schedule, one --layout, one --cp and one size", option);

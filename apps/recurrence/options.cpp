@@ -11,13 +11,6 @@ namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
 
-template <class Entry>
-std::vector<Described> described(const std::vector<Entry>& entries) {
-  std::vector<Described> all;
-  for (const Entry& entry : entries) all.push_back({entry.name, entry.summary});
-  return all;
-}
-
 void declare_problem(OptionTable& table, RecurrenceOptions& o) {
   const AddOptions add(table, "Problem");
   add("--input", "Inputs and references (HDF5, gyre/recurrence)", o.input).reads_file();
