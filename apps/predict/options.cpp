@@ -49,12 +49,13 @@ void check_attention(PredictOptions& o, ConfigErrors& errors) {
 }
 
 /// Checks that the options of masks and of types between steps are unchanged.
-void check_plain(const PredictOptions& o, const char* why, ConfigErrors& errors) {
-  if (!(o.mask == MaskOptions())) errors.add("--mask, --window: {}", why);
+void check_plain(const PredictOptions& o, const char* why_mask, const char* why_types,
+                 ConfigErrors& errors) {
+  if (!(o.mask == MaskOptions())) errors.add("--mask, --window: {}", why_mask);
   const PredictOptions usual;
   if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
       o.wire_dkv != o.dtype)
-    errors.add("--partial-out, --partial-dq, --wire-dkv: {}", why);
+    errors.add("--partial-out, --partial-dq, --wire-dkv: {}", why_types);
 }
 
 /// Checks the options of one recurrent layer.
@@ -63,7 +64,7 @@ void check_recurrence(PredictOptions& o, ConfigErrors& errors) {
   if (!o.model.empty()) errors.add("--recurrence and --model are two problems; give one");
   if (o.dp != 1) errors.add("--dp {} goes with --model", o.dp);
   constexpr const char* why = "a recurrence has none; leave it out";
-  check_plain(o, why, errors);
+  check_plain(o, why, why, errors);
   for (const auto& [option, value] :
        {std::pair{"--kv-heads", o.kv_heads}, {"--shared-key-dim", o.shared_key_dim}})
     if (value != 0) errors.add("{} {}: {}", option, value, why);
@@ -90,7 +91,8 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
                                       {"--v-head-dim", o.v_head_dim},
                                       {"--shared-key-dim", o.shared_key_dim}})
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
-  check_plain(o, "a scoring pass has causal attention, in types that --dtype chooses", errors);
+  check_plain(o, "a scoring pass has causal attention", "a scoring pass chooses them by --dtype",
+              errors);
   for (const auto& [option, path] :
        {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}, {"--goal", &o.goal}})
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);

@@ -40,7 +40,8 @@ RecurrenceModel calibrate_recurrences(const CalibratedBackend& b) {
   RecurrenceModel model;
   for (const RecurrenceKind& kind : recurrence_kinds())
     for (const DType type : activation_types) {
-      const RecurrenceShape shape(kind, recurrent_heads, recurrent_heads, recurrent_dim, recurrent_dim);
+      const RecurrenceShape shape(kind, recurrent_heads, recurrent_heads, recurrent_dim,
+                                  recurrent_dim);
       std::vector<Buffer<std::byte>> buffers;
       const RecurrenceData data = random_arrays(shape, type, buffers);
       RecurrenceKernel kernel(shape, b.threads);

@@ -19,6 +19,15 @@ CompiledRank OpWriter::end() {
   return std::move(compiled_);
 }
 
+OpWriter::Open OpWriter::new_exchange(int id) const {
+  Open open{.id = id, .step = step_};
+  const auto taken = [&] {
+    return std::ranges::find(open_, open.slot, &Open::slot) != open_.end();
+  };
+  while (taken()) ++open.slot;
+  return open;
+}
+
 void OpWriter::send(int peer, int64_t bytes, int index, Open& open) {
   Op& op = message(OpKind::send, peer, bytes, open);
   op.message = index;
@@ -110,13 +119,6 @@ Op& OpWriter::message(OpKind kind, int peer, int64_t bytes, const Open& open) {
     op.tier =
         static_cast<int16_t>(machine().tier_between(first + rank_ * stride, first + peer * stride));
   return add(op);
-}
-
-int16_t OpWriter::free_slot() const {
-  int16_t slot = 0;
-  const auto taken = [&] { return std::ranges::find(open_, slot, &Open::slot) != open_.end(); };
-  while (taken()) ++slot;
-  return slot;
 }
 
 void OpWriter::end_block() {

@@ -29,7 +29,7 @@ class OpWriter {
   /// Ends the program. Throws a runtime error if an exchange is under way.
   CompiledRank end();
 
-  Open new_exchange(int id) const { return {.id = id, .step = step_, .slot = free_slot()}; }
+  Open new_exchange(int id) const;
   void start(const Open& open) { open_.push_back(open); }
   /// Adds a message to another rank, which is the step's message number `index`.
   void send(int peer, int64_t bytes, int index, Open& open);
@@ -61,7 +61,6 @@ class OpWriter {
   double link_seconds(const Op& op) const {
     return machine().links.empty() ? 0 : machine().links[op.tier].seconds(op.bytes);
   }
-  int16_t free_slot() const;
   Op& add(Op op) {
     op.step = step_ - block_begin_;
     block_.ops.push_back(op);

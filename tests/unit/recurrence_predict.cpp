@@ -114,6 +114,30 @@ TEST(RecurrencePrediction, DocumentsOfARankAreScannedAtOnce) {
     EXPECT_NEAR(one.seconds(pass) - all.seconds(pass), scans * (448 - 256) * scan, 1e-12);
 }
 
+// Of 256 tokens, 2 ranks pack q, k, v, g and beta of their 128 in all heads, and unpack those of 256
+// in half of the heads; the output goes home the same way. A byte is read and written.
+TEST(RecurrencePrediction, HeadsAreCopiedOutAndIn) {
+  MachineModel machine = machine_of(0, LinkTier::unlimited, 0);
+  const double without = Predicted("head-exchange", {256}, 2, machine).seconds(Pass::forward);
+  machine.copy_bytes_per_s = 1e9;
+  const Predicted with("head-exchange", {256}, 2, machine);
+  const double inputs = 2 * (2 * 4 * 32 + 8 * 16) + 4 * (8 + 8), outputs = 2 * 8 * 16;
+  EXPECT_NEAR(with.seconds(Pass::forward) - without, 2 * 2 * 128 * (inputs + outputs) / 1e9, 1e-12);
+  EXPECT_NEAR(with.passes.front().copies_most, with.seconds(Pass::forward) - without, 1e-12);
+}
+
+// Forward, a convolution reads x of two bytes and writes y of four; backward, it also reads x and
+// dy and writes ds, then reads ds and writes dx.
+TEST(RecurrencePrediction, AConvolutionTakesItsBytes) {
+  MachineModel machine = machine_of(0, LinkTier::unlimited, 0);
+  machine.decoder.elementwise_bytes_per_s = 1e9;
+  const Predicted with("state-gather", {256}, 1, machine, "contiguous", 4);
+  const Predicted without("state-gather", {256}, 1, machine);
+  const double channels = 2 * 4 * 32 + 8 * 16;
+  for (const auto& [pass, bytes] : {std::pair{Pass::forward, 6}, {Pass::backward, 10 + 6}})
+    EXPECT_NEAR(with.seconds(pass) - without.seconds(pass), 256 * channels * bytes / 1e9, 1e-12);
+}
+
 /// Seconds of a layer's run, a summary or a composition of a part of one of 4 ranks of 64 tokens.
 double seconds_of(const StateStep& step, Pass pass, const RecurrenceShape& shape) {
   StatePlan plan;
