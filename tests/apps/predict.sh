@@ -115,7 +115,7 @@ refused '--goal shows attention; leave out --recurrence' "${layer[@]}" --goal no
 refused '--recurrence and --model are two problems; give one' "${layer[@]}" --model llama-3.1-8b
 refused '--key-heads, --conv and --state-schedule go with --recurrence' "${predict[@]}" --key-heads 4
 refused 'schedule state-gather: cp 4096 has too large plans of states; at most 2048' "${layer[@]}" --state-schedule state-gather --cp 4096
-refused '16 heads of keys cannot be divided among 32 ranks' "${layer[@]}" --state-schedule head-exchange --cp 32
+refused 'gyre-predict: error: schedule head-exchange: 16 heads of keys cannot be divided among 32 ranks' "${layer[@]}" --state-schedule head-exchange --cp 32
 refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' "${predict[@]}" --cp 8 --tokens 1G --mask full
 refused "--cp '0': '0' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 0
 refused "--cp '8,x': 'x' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 8,x

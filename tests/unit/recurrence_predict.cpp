@@ -32,7 +32,8 @@ MachineModel machine_of(int node, double bytes_per_s, double latency_s) {
 
 struct Predicted {
   Predicted(const char* name, const std::vector<int64_t>& lengths, int cp,
-            const MachineModel& machine, const char* layout = "contiguous", int64_t convolution = 0)
+            const MachineModel& machine, const char* layout = "contiguous", int64_t convolution = 0,
+            GroupPlace place = {})
       : schedule(test::named(state_schedules(), name)),
         placed(offsets_of(lengths), find_layout(layout), options_of(cp)),
         problem{
@@ -40,7 +41,7 @@ struct Predicted {
     problem.shape.convolution = convolution;
     why_not = schedule.why_not(problem);
     if (why_not.empty())
-      passes = predict(PredictedRecurrence{schedule, problem, "gdn"},
+      passes = predict(PredictedRecurrence{schedule, problem, "gdn", place},
                        {Pass::forward, Pass::backward}, machine);
   }
   static LayoutOptions options_of(int cp) {
@@ -114,15 +115,16 @@ TEST(RecurrencePrediction, DocumentsOfARankAreScannedAtOnce) {
     EXPECT_NEAR(one.seconds(pass) - all.seconds(pass), scans * (448 - 256) * scan, 1e-12);
 }
 
-// Of 256 tokens, 2 ranks pack q, k, v, g and beta of their 128 in all heads, and unpack those of 256
-// in half of the heads; the output goes home the same way. A byte is read and written.
+// Of 255 tokens, rank 0 of 2 packs q, k, v, g and beta of its 128 in all heads, and unpacks those of
+// 255 in half of the heads; the output goes home the other way. A byte is read and written.
 TEST(RecurrencePrediction, HeadsAreCopiedOutAndIn) {
   MachineModel machine = machine_of(0, LinkTier::unlimited, 0);
-  const double without = Predicted("head-exchange", {256}, 2, machine).seconds(Pass::forward);
+  const double without = Predicted("head-exchange", {255}, 2, machine).seconds(Pass::forward);
   machine.copy_bytes_per_s = 1e9;
-  const Predicted with("head-exchange", {256}, 2, machine);
+  const Predicted with("head-exchange", {255}, 2, machine);
   const double inputs = 2 * (2 * 4 * 32 + 8 * 16) + 4 * (8 + 8), outputs = 2 * 8 * 16;
-  EXPECT_NEAR(with.seconds(Pass::forward) - without, 2 * 2 * 128 * (inputs + outputs) / 1e9, 1e-12);
+  EXPECT_NEAR(with.seconds(Pass::forward) - without, 2 * (128 + 127.5) * (inputs + outputs) / 1e9,
+              1e-12);
   EXPECT_NEAR(with.passes.front().copies_most, with.seconds(Pass::forward) - without, 1e-12);
 }
 
@@ -181,6 +183,19 @@ TEST(RecurrencePrediction, MessagesTakeTheLinksOfTheirTier) {
                 2e-6 + 9 * state / 1e9, 1e-12);
     const std::vector<double>& sent = chain.passes.at(pass == Pass::forward ? 0 : 1).bytes_by_tier;
     EXPECT_EQ(sent, (std::vector<double>{2 * state, state}));
+  }
+}
+
+// Every second rank of nodes of 4 lies as all ranks of nodes of 2 do.
+TEST(RecurrencePrediction, RanksThatShareHeadsPutNeighboursIntoOtherNodesEarlier) {
+  const MachineModel twos = machine_of(2, 1e9, 1e-6), fours = machine_of(4, 1e9, 1e-6);
+  for (const StateSchedule& schedule : state_schedules()) {
+    const Predicted all(schedule.name.c_str(), {256}, 4, twos);
+    const Predicted others(schedule.name.c_str(), {256}, 4, fours, "contiguous", 0, {0, 2});
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      EXPECT_EQ(all.seconds(pass), others.seconds(pass)) << schedule.name;
+    EXPECT_EQ(all.passes.front().bytes_by_tier, others.passes.front().bytes_by_tier);
+    EXPECT_GT(all.passes.front().bytes_by_tier[1], 0);
   }
 }
 
