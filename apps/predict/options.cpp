@@ -14,16 +14,19 @@
 namespace gyre {
 namespace {
 
-/// Checks the numbers of heads; errors name the nearest valid value.
+/// Checks that tensor-parallel ranks can share heads; errors name the nearest valid value.
+void check_shares(int tp, const char* option, int heads, ConfigErrors& errors) {
+  if (heads % tp == 0) return;
+  int nearest = std::min(tp, heads);
+  while (heads % nearest != 0) --nearest;
+  errors.add("--tp {} does not divide {} {}; the nearest is {}", tp, option, heads, nearest);
+}
+
+/// Checks the numbers of heads of attention.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
   check_head_groups(o.heads, o.kv_heads, errors);
   check_shared_keys(o.shared_key_dim, o.head_dim, errors);
-  if (o.kv_heads % o.tp != 0)
-    errors.add("--tp {} does not divide --kv-heads {}; the nearest is {}", o.tp, o.kv_heads, [&] {
-      int tp = std::min(o.tp, o.kv_heads);
-      while (o.kv_heads % tp != 0) --tp;
-      return tp;
-    }());
+  check_shares(o.tp, "--kv-heads", o.kv_heads, errors);
 }
 
 /// Checks the options that choose the documents.
@@ -77,8 +80,7 @@ void check_recurrence(PredictOptions& o, ConfigErrors& errors) {
   if (o.heads % o.key_heads != 0)
     errors.add("--heads {} is not a multiple of --key-heads {}; the nearest is {}", o.heads,
                o.key_heads, std::max(1, (o.heads + o.key_heads / 2) / o.key_heads) * o.key_heads);
-  if (o.key_heads % o.tp != 0)
-    errors.add("--tp {} does not divide --key-heads {}", o.tp, o.key_heads);
+  check_shares(o.tp, "--key-heads", o.key_heads, errors);
 }
 
 /// Checks the options of a scoring pass, whose attention the model defines.

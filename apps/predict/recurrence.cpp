@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-/// Plans know the parts of all ranks, so that those of so many ranks take seconds and a gigabyte.
+/// The plan of a rank has what all ranks gather: plans of so many ranks take a quarter of a minute.
 constexpr int most_ranks = 2048;
 
 }  // namespace

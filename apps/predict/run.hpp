@@ -105,7 +105,7 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
                            const MachineModel& machine, const std::string& origin);
 
 /// Calls f(cp, size, schedule, layout) for each configuration of the options and each size in
-/// [0, sizes). `registry`: of the schedules that the options choose.
+/// [0, sizes). `registry` has the schedules that the options choose from.
 template <class Entry, class Body>
 void for_each_configuration(const PredictOptions& o, const std::vector<Entry>& registry,
                             size_t sizes, const Body& f) {

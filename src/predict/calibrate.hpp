@@ -22,8 +22,8 @@ struct CalibratedBackend {
 };
 
 /// Model of this machine. All ranks measure at once: kernels in f32 and bf16 for these head
-/// dimensions (mean over ranks), those of recurrences, which are on CPUs alone, with states of 64 x
-/// 64, and the other operations of a decoder in f32. Links and copies
+/// dimensions (mean over ranks); kernels of recurrences, which are for CPUs alone, with states of
+/// 64 x 64; the other operations of a decoder in f32. Links and copies
 /// come from `measured`. `name` is the machine's. Collective; complete on rank 0. Costs at least 20
 /// GFLOP per rank for each element of a head dimension.
 MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& measured,

@@ -3,6 +3,7 @@
 #include <algorithm>
 
 #include "predict/op_writer.hpp"
+#include "recurrence/convolution_stage.hpp"
 
 namespace gyre {
 namespace {
@@ -110,6 +111,12 @@ class StateWriter : OpWriter {
   ChunkedWork call_;
 };
 
+int64_t transient_bytes(const StatePlan& plan, const RecurrenceProblem& problem) {
+  const int64_t buffers = buffer_bytes(plan, problem.shape);
+  if (problem.shape.convolution == 0) return buffers;
+  return buffers + convolution_bytes(plan, problem.layout->slots_of_rank(), problem.shape);
+}
+
 }  // namespace
 
 std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
@@ -130,7 +137,7 @@ std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
       result.pairs += counted.tokens;
       result.messages_most = std::max(result.messages_most, counted.messages);
       result.bytes_most = std::max(result.bytes_most, counted.bytes_sent);
-      result.transient_bytes = std::max(result.transient_bytes, buffer_bytes(plan, problem.shape));
+      result.transient_bytes = std::max(result.transient_bytes, transient_bytes(plan, problem));
     }
   }
   for (size_t i = 0; i < passes.size(); ++i)

@@ -27,9 +27,9 @@ struct PredictedRecurrence {
   GroupPlace place = {};
 };
 
-/// A prediction for each pass. `pairs` are tokens times heads of values. Memory of a rank's plan is
-/// that of its buffers; see recurrence_bytes(). Throws the refusals of the schedule, and a machine
-/// without the kind, as usage errors.
+/// A prediction for each pass. Tokens times heads of values stand for pairs. Transient bytes are
+/// those of the plan's buffers and of the convolution. Throws the refusals of the schedule, and that
+/// a machine does not have the kind, as usage errors.
 std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
                                     const std::vector<Pass>& passes, const MachineModel& machine);
 

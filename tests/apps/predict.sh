@@ -107,7 +107,7 @@ refused 'h100-sxm-8.toml: no recurrence kda fwd of bf16; the machine has gdn fwd
 refused "a100-sxm-8.toml: the machine has no 'recurrences', which recurrent layers need" "$apps/gyre-predict" --machine a100-sxm-8 --recurrence gdn
 refused "--recurrence: 'gdm' is not one of gdn, kda, ssd, gla; nearest: gdn" "$apps/gyre-predict" --machine h100-sxm-8 --recurrence gdm
 refused '--heads 30 is not a multiple of --key-heads 16; the nearest is 32' "${layer[@]}" --heads 30
-refused '--tp 3 does not divide --key-heads 16' "${layer[@]}" --tp 3
+refused '--tp 3 does not divide --key-heads 16; the nearest is 2' "${layer[@]}" --tp 3
 refused '--kv-heads 8: a recurrence has none; leave it out' "${layer[@]}" --kv-heads 8
 refused '--schedule ring: a recurrence has none; leave it out' "${layer[@]}" --schedule ring
 refused '--mask, --window: a recurrence has none; leave it out' "${layer[@]}" --window 4
