@@ -133,6 +133,14 @@ DType RecurrenceOptions::type() const {
   return activation_type(dtype);
 }
 
+MachineModel RecurrenceOptions::machine() const {
+  MachineModel machine = flat_machine(1e12 * tflops, 1e9 * gbytes_per_s, 1e-6 * latency_us);
+  for (const RecurrenceKind& entry : recurrence_kinds())
+    for (const Pass one : {Pass::forward, Pass::backward})
+      machine.recurrence.rates.push_back({entry.name, one, type(), 0, 0, 1e12 * tflops});
+  return machine;
+}
+
 std::vector<Pass> RecurrenceOptions::passes() const {
   if (pass == "fwd") return {Pass::forward};
   if (pass == "bwd") return {Pass::backward};

@@ -13,11 +13,11 @@ using namespace state_step;
 /// Compiles the steps of one rank.
 class StateWriter : OpWriter {
  public:
-  StateWriter(const Programs& programs, const StatePlan& plan, const PredictedRecurrence& predicted)
-      : OpWriter(programs, plan.rank, predicted.schedule.name),
+  StateWriter(const Programs& programs, const StatePlan& plan, const RecurrenceOnMachine& of)
+      : OpWriter(programs, plan.rank, of.schedule),
         plan_(plan),
-        shape_(predicted.problem.shape),
-        rate_(machine().recurrence.of(predicted.kind, p_.pass(), plan.type)) {}
+        shape_(of.shape),
+        rate_(of.machine.recurrence.of(of.kind, p_.pass(), plan.type)) {}
 
   CompiledRank write() {
     const std::vector<StateStep>& steps = plan_.steps(p_.pass());
@@ -119,10 +119,19 @@ int64_t transient_bytes(const StatePlan& plan, const RecurrenceProblem& problem)
 
 }  // namespace
 
+std::vector<RankTimes> times_of(const std::vector<StatePlan>& plans, Pass pass,
+                                const RecurrenceOnMachine& recurrence) {
+  Programs programs(pass, recurrence.machine, static_cast<int>(plans.size()), recurrence.place);
+  for (const StatePlan& plan : plans) programs.add(StateWriter(programs, plan, recurrence).write());
+  return run_programs(programs, recurrence.machine, recurrence.schedule);
+}
+
 std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
                                     const std::vector<Pass>& passes, const MachineModel& machine) {
   check_machine(machine);
   const RecurrenceProblem& problem = predicted.problem;
+  const RecurrenceOnMachine recurrence{problem.shape, predicted.kind, predicted.schedule.name,
+                                       machine, predicted.place};
   std::vector<PassPrediction> results(passes.size());
   std::vector<Programs> programs;
   for (const Pass pass : passes)
@@ -130,7 +139,7 @@ std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
   for (int rank = 0; rank < problem.cp(); ++rank) {
     const StatePlan plan = plan_rank(predicted.schedule, problem, rank);
     for (size_t i = 0; i < passes.size(); ++i) {
-      programs[i].add(StateWriter(programs[i], plan, predicted).write());
+      programs[i].add(StateWriter(programs[i], plan, recurrence).write());
       const StateCount counted = count(plan, passes[i], problem.shape);
       PassPrediction& result = results[i];
       result.pass = passes[i];

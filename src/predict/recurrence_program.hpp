@@ -20,6 +20,20 @@
 
 namespace gyre {
 
+/// A recurrence of one kind on a machine.
+struct RecurrenceOnMachine {
+  const RecurrenceShape& shape;
+  std::string kind;             ///< of the machine's rates
+  const std::string& schedule;  ///< for errors
+  const MachineModel& machine;
+  GroupPlace place = {};
+};
+
+/// Times of the plans of all ranks. Throws a runtime error if ranks wait for messages that nobody
+/// sends.
+std::vector<RankTimes> times_of(const std::vector<StatePlan>& plans, Pass pass,
+                                const RecurrenceOnMachine& recurrence);
+
 struct PredictedRecurrence {
   const StateSchedule& schedule;
   const RecurrenceProblem& problem;

@@ -10,7 +10,7 @@
 //
 // A schedule is a function that returns, for one rank, its buffers (states and maps, f32) and two
 // lists of steps. The executor walks a list with a Communicator and a RecurrenceKernel; count() and
-// simulate() read the same list.
+// predictions (predict/recurrence_program.hpp) read the same list.
 //
 // A part is a run of consecutive tokens of one document on a rank (parts.hpp). A rank may have
 // several parts of a document, with parts of other ranks between them.

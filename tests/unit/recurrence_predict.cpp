@@ -172,6 +172,17 @@ TEST(RecurrencePrediction, TimesAreThoseOfTheClosedForms) {
               back + tree(state) + 2 * compose + run_back, 1e-12);
 }
 
+// 8 ranks that compute at once, and messages that take a second: 7 of a chain follow one another; a
+// scan has 3 steps, and so has a gather of little.
+TEST(RecurrencePrediction, AScanHasAsManyStepsAsTheLogarithmOfRanks) {
+  MachineModel machine = machine_of(0, LinkTier::unlimited, 1);
+  for (RecurrenceRate& one : machine.recurrence.rates) one.launch_s = one.scan_s = 0;
+  for (const auto& [name, seconds] :
+       {std::pair{"state-chain", 7}, {"state-gather", 3}, {"state-scan", 3}})
+    for (const Pass pass : {Pass::forward, Pass::backward})
+      EXPECT_NEAR(Predicted(name, {64}, 8, machine).seconds(pass), seconds, 1e-3) << name;
+}
+
 // In nodes of 2, the middle message of a chain takes the slower link, and a gather's latencies are
 // those of the outer tier.
 TEST(RecurrencePrediction, MessagesTakeTheLinksOfTheirTier) {
