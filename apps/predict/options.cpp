@@ -100,6 +100,20 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
 }
 
+void declare_recurrence(OptionTable& table, PredictOptions& o) {
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism");
+  add.choice("--recurrence", "A recurrent layer of this kind instead of attention", o.recurrence,
+             names_of(recurrence_kinds()));
+  add("--key-heads", "With --recurrence: heads of queries and keys; 0: 16", o.key_heads, 0,
+      max_heads);
+  add("--conv", "With --recurrence: tokens that a convolution before it reads; 0: there is none",
+      o.conv, 0, max_convolution);
+  ranks
+      .choices("--state-schedule", "With --recurrence: how states pass from rank to rank",
+               o.state_schedule, described(state_schedules()))
+      .in_key();
+}
+
 }  // namespace
 
 HeadShape PredictOptions::head_shape() const {
@@ -139,8 +153,6 @@ void declare_options(OptionTable& table, PredictOptions& o) {
       "llama-3.1-8b etc.",
       o.model)
       .reads_file();
-  add.choice("--recurrence", "A recurrent layer of this kind instead of attention", o.recurrence,
-             names_of(recurrence_kinds()));
   add("--input", "With --model: documents (HDF5, gyre/documents)", o.input).reads_file();
   declare_prefix_options(table, o.prefixes);
   add("--batch", "Number of sequences, which have equal lengths", o.batch, 1, max_heads);
@@ -150,10 +162,6 @@ void declare_options(OptionTable& table, PredictOptions& o) {
   add("--head-dim", "Elements of a head of queries and keys; 0: those of the model, or 128",
       o.head_dim, 0, max_head_dim);
   declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
-  add("--key-heads", "With --recurrence: heads of queries and keys; 0: 16", o.key_heads, 0,
-      max_heads);
-  add("--conv", "With --recurrence: tokens that a convolution before it reads; 0: there is none",
-      o.conv, 0, max_convolution);
   declare_mask_options(table, o.mask);
   const std::vector<std::string> types = activation_type_names();
   add.choice("-d,--dtype", "Type of queries, keys and values", o.dtype, types);
@@ -167,10 +175,7 @@ void declare_options(OptionTable& table, PredictOptions& o) {
   ranks("--dp", "With --model: data-parallel replicas", o.dp, 1, max_ranks);
   o.schedule.name = "all";
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
-  ranks
-      .choices("--state-schedule", "With --recurrence: how states pass from rank to rank",
-               o.state_schedule, described(state_schedules()))
-      .in_key();
+  declare_recurrence(table, o);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
   add.choice("--pass", "Passes that are predicted; default: both, or fwd of a model", o.pass,
              {"fwd", "bwd", "both"})
