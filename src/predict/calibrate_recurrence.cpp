@@ -45,24 +45,35 @@ RecurrenceModel calibrate_recurrences(const CalibratedBackend& b) {
       std::vector<Buffer<std::byte>> buffers;
       const RecurrenceData data = random_arrays(shape, type, buffers);
       RecurrenceKernel kernel(shape, b.threads);
+      std::vector<float> map(recurrent_heads * shape.map_elements());
+      std::vector<float> state(recurrent_heads * shape.state_elements());
       for (const Pass pass : {Pass::forward, Pass::backward}) {
+        const bool forward = pass == Pass::forward;
         StatePlan plan;
         plan.parts = {{}};
         const auto seconds = [&](int64_t tokens) {
           return seconds_of_call(b, [&] {
-            pass == Pass::forward ? kernel.forward(data, {0, tokens}, {})
-                                  : kernel.backward(data, {0, tokens}, {});
+            forward ? kernel.forward(data, {0, tokens}, {})
+                    : kernel.backward(data, {0, tokens}, {});
           });
         };
-        const auto flops = [&](int64_t tokens) {
+        const auto flops = [&](int64_t tokens, const StateStep& step) {
           plan.parts.front().tokens = tokens;
-          return chunked_work(state_step::Run{.part = 0}, plan, pass, shape).flops;
+          return chunked_work(step, plan, pass, shape).flops;
         };
+        const StateStep run = state_step::Run{.part = 0};
         const double of_few = seconds(few_tokens), of_many = seconds(many_tokens);
-        const double rate =
-            (flops(many_tokens) - flops(few_tokens)) / std::max(of_many - of_few, of_many / 2);
-        const double launch = std::max(0.0, of_few - flops(few_tokens) / rate);
-        model.rates.push_back({kind.name, pass, type, launch, 0, rate});
+        const double rate = (flops(many_tokens, run) - flops(few_tokens, run)) /
+                            std::max(of_many - of_few, of_many / 2);
+        const double launch = std::max(0.0, of_few - flops(few_tokens, run) / rate);
+        const double of_summary = seconds_of_call(b, [&] {
+          forward ? kernel.summarize(data, {0, many_tokens}, map, state)
+                  : kernel.summarize_back(data, {0, many_tokens}, state);
+        });
+        const StateStep summary = forward ? StateStep(state_step::Summarize{.part = 0})
+                                          : StateStep(state_step::SummarizeBack{.part = 0});
+        model.rates.push_back(
+            {kind.name, pass, type, launch, 0, rate, flops(many_tokens, summary) / of_summary});
       }
     }
   return model;

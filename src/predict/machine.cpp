@@ -65,6 +65,7 @@ void check_recurrence(const RecurrenceRate& rate) {
   require_amount("launch_s", rate.launch_s);
   require_amount("scan_s", rate.scan_s);
   require_rate("flops_per_s", rate.flops_per_s);
+  if (rate.summary_flops_per_s != 0) require_rate("summary_flops_per_s", rate.summary_flops_per_s);
 }
 
 void check_decoder(const DecoderModel& decoder) {

@@ -226,6 +226,7 @@ RecurrenceRate recurrence_of(const Object& o) {
   rate.launch_s = o.figure_or("launch_s", 0);
   rate.scan_s = o.figure_or("scan_s", 0);
   rate.flops_per_s = o.figure("flops_per_s");
+  rate.summary_flops_per_s = o.figure_or("summary_flops_per_s", 0);
   return rate;
 }
 
@@ -339,11 +340,12 @@ MachineModel model_of(const std::string& path, const Json& document) {
   });
   if (o.has("recurrences"))
     o.each("recurrences", [&](const Json& json, const std::string& place) {
-      machine.recurrence.rates.push_back(recurrence_of(
-          {path,
-           json,
-           place,
-           {"kind", "pass", "dtype", "launch_s", "scan_s", "flops_per_s", "library"}}));
+      machine.recurrence.rates.push_back(
+          recurrence_of({path,
+                         json,
+                         place,
+                         {"kind", "pass", "dtype", "launch_s", "scan_s", "flops_per_s",
+                          "summary_flops_per_s", "library"}}));
     });
   machine.decoder = decoder_of(path, o, machine.copy_bytes_per_s);
   o.require(!machine.links.empty() && machine.links.size() <= max_tiers, "model.links",

@@ -79,13 +79,14 @@ Json model_json(const MachineModel& machine, const std::string& source) {
                                {"share", figure(e.share)}});
   model["links"] = links_json(machine, source);
   model["kernels"] = kernels_json(machine, source);
-  for (const RecurrenceRate& r : machine.recurrence.rates)
-    model["recurrences"].push_back({{"kind", r.kind},
-                                    {"pass", name_of(r.pass)},
-                                    {"dtype", name_of(r.type)},
-                                    {"launch_s", figure(r.launch_s)},
-                                    {"scan_s", figure(r.scan_s)},
-                                    {"flops_per_s", figure(r.flops_per_s)}});
+  for (const RecurrenceRate& r : machine.recurrence.rates) {
+    Json& rate = model["recurrences"].emplace_back(
+        Json{{"kind", r.kind}, {"pass", name_of(r.pass)}, {"dtype", name_of(r.type)}});
+    rate["launch_s"] = figure(r.launch_s);
+    rate["scan_s"] = figure(r.scan_s);
+    rate["flops_per_s"] = figure(r.flops_per_s);
+    if (r.summary_flops_per_s > 0) rate["summary_flops_per_s"] = figure(r.summary_flops_per_s);
+  }
   if (linears.empty()) return model;
   model["linears"] = std::move(linears);
   model["elementwise_bytes_per_s"] = figure(machine.decoder.elementwise_bytes_per_s);

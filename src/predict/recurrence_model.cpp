@@ -23,9 +23,10 @@ const RecurrenceRate* found(const RecurrenceModel& model, const std::string& kin
 
 }  // namespace
 
-double RecurrenceRate::seconds(const ChunkedWork& work) const {
+double RecurrenceRate::seconds(const ChunkedWork& work, bool summary) const {
   const double launch = work.scanned > 0 ? launch_s : 0;
-  return launch + scan_s * static_cast<double>(work.scanned) + work.flops / flops_per_s;
+  return launch + scan_s * static_cast<double>(work.scanned) +
+         work.flops / (summary && summary_flops_per_s > 0 ? summary_flops_per_s : flops_per_s);
 }
 
 std::string RecurrenceModel::why_not(const std::string& kind, Pass pass, DType type) const {

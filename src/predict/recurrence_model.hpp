@@ -24,8 +24,10 @@ struct RecurrenceRate {
   double launch_s = 0;     ///< of a call over tokens
   double scan_s = 0;       ///< of each token of a scan
   double flops_per_s = 0;  ///< in FLOPs of chunked_work()
+  /// The same of summaries, for kernels that compute again what is inside chunks; 0: flops_per_s.
+  double summary_flops_per_s = 0;
 
-  double seconds(const ChunkedWork& work) const;
+  double seconds(const ChunkedWork& work, bool summary = false) const;
 };
 
 struct RecurrenceModel {

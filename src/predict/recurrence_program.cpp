@@ -23,7 +23,7 @@ class StateWriter : OpWriter {
     const std::vector<StateStep>& steps = plan_.steps(p_.pass());
     for (size_t i = 0; i < steps.size(); ++i) {
       std::visit([&](const auto& s) { walk(s, steps[i]); }, steps[i]);
-      if (i + 1 == steps.size() || steps[i + 1].index() != steps[i].index()) call();
+      if (i + 1 == steps.size() || steps[i + 1].index() != steps[i].index()) call(steps[i]);
       end_step(std::holds_alternative<Wait>(steps[i]));
     }
     return end();
@@ -90,8 +90,9 @@ class StateWriter : OpWriter {
     call_.scanned = std::max(call_.scanned, work.scanned);
   }
   /// Ends a call of the kernel, which takes the parts of successive steps at once.
-  void call() {
-    compute(rate_.seconds(call_));
+  void call(const StateStep& last) {
+    compute(rate_.seconds(call_, std::holds_alternative<Summarize>(last) ||
+                                     std::holds_alternative<SummarizeBack>(last)));
     call_ = {};
   }
 

@@ -66,6 +66,7 @@ library = "a third"
 launch_s = { value = 4e-6, source = "s" }
 scan_s = { value = 6e-9, source = "s" }
 flops_per_s = { value = 9e12, source = "s" }
+summary_flops_per_s = { value = 3e12, source = "s" }
 
 [[model.recurrences]]
 kind = "gdn"
@@ -148,7 +149,8 @@ TEST(MachineFile, SaysWhatARecurrenceTakes) {
   const RecurrenceRate& kda = m.of("kda", Pass::backward, DType::bf16);
   EXPECT_DOUBLE_EQ(kda.seconds({18e12, 1000}), 4e-6 + 6e-6 + 2);
   EXPECT_DOUBLE_EQ(kda.seconds({18e12, 0}), 2);  // of states alone
-  EXPECT_DOUBLE_EQ(m.of("gdn", Pass::forward, DType::f32).seconds({8e12, 1000}), 1);
+  EXPECT_DOUBLE_EQ(kda.seconds({18e12, 0}, true), 6);
+  EXPECT_DOUBLE_EQ(m.of("gdn", Pass::forward, DType::f32).seconds({8e12, 1000}, true), 1);
 }
 
 TEST(MachineFile, SaysWhatADecoderTakesBesideAttention) {
@@ -405,6 +407,7 @@ TEST(MachineFile, RefusesRecurrencesThatCannotBe) {
   refuse("model.recurrences[0] has no 'scans_s'; nearest: 'scan_s'", "scan_s", "scans_s");
   refuse("scan_s of -6e-09; wanted: 0 or more", "6e-9", "-6e-9");
   refuse("flops_per_s of 0; wanted: at least 1", "value = 8e12", "value = 0");
+  refuse("summary_flops_per_s of -1; wanted: at least 1", "value = 3e12", "value = -1");
   refuse(
       "model.recurrences[1].flops_per_s is 8; wanted: FLOPs in a second, which any processor "
       "has more than 1e7 of; did you mean 8e+12?",

@@ -183,6 +183,19 @@ TEST(RecurrencePrediction, AScanHasAsManyStepsAsTheLogarithmOfRanks) {
       EXPECT_NEAR(Predicted(name, {64}, 8, machine).seconds(pass), seconds, 1e-3) << name;
 }
 
+// A gather's summary may have a rate of its own; a layer keeps its rate.
+TEST(RecurrencePrediction, SummariesHaveTheirRate) {
+  MachineModel machine = machine_of(0, 1e9, 1e-6);
+  const Predicted before("state-gather", {256}, 4, machine);
+  for (RecurrenceRate& one : machine.recurrence.rates) one.summary_flops_per_s = rate / 3;
+  const Predicted behind("state-gather", {256}, 4, machine);
+  const double summary = 64 * 8 * (4.0 * 32 * 16 + 4 * 32 * 32), back = 64 * 8 * 6.0 * 32 * 16;
+  EXPECT_NEAR(behind.seconds(Pass::forward) - before.seconds(Pass::forward), 2 * summary / rate,
+              1e-12);
+  EXPECT_NEAR(behind.seconds(Pass::backward) - before.seconds(Pass::backward), 2 * back / rate,
+              1e-12);
+}
+
 // In nodes of 2, the middle message of a chain takes the slower link, and a gather's latencies are
 // those of the outer tier.
 TEST(RecurrencePrediction, MessagesTakeTheLinksOfTheirTier) {
