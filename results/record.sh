@@ -93,6 +93,13 @@ few_predicted() {
       --v-head-dim 128 --shared-key-dim "$([ $share = once ] && echo 64 || echo 0)" --layout dual-chunk-swap \
       --schedule ring,all-gather,all-to-all
   done
+  # Qwen3.5's linear layer.
+  predict winners-recurrence --machine $machine --recurrence gdn --heads 32 --key-heads 16 --layout contiguous \
+    --cp 2,4,8,16,32,64,128 --min 4K --max 1M --factor 4 --svg "$predictions/winners-recurrence.svg"
+  predict recurrence-layouts --machine $machine --recurrence gdn --heads 32 --key-heads 16 --cp 8,64 --tokens 128K \
+    --layout contiguous,dual-chunk-swap
+  echo "record: recurrences.txt: results/recurrences.py"
+  /usr/bin/python3 results/recurrences.py "$apps" -o "$predictions/recurrences.txt"
 }
 
 predicted() {

@@ -15,6 +15,20 @@
 
 namespace gyre {
 
+/// The names of a registry's entries, and with what lists show of them.
+template <class Entry>
+std::vector<std::string> names_of(const std::vector<Entry>& entries) {
+  std::vector<std::string> names;
+  for (const Entry& entry : entries) names.push_back(entry.name);
+  return names;
+}
+template <class Entry>
+std::vector<Described> described(const std::vector<Entry>& entries) {
+  std::vector<Described> all;
+  for (const Entry& entry : entries) all.push_back({entry.name, entry.summary});
+  return all;
+}
+
 /// The chosen entry and its options.
 template <class Options>
 struct RegistryChoice {
@@ -58,18 +72,12 @@ struct RegistryOptions {
 
   /// Declares --layout and one option for each field.
   void declare(OptionTable& table, Choice& choice, const std::string& summary, bool several) const {
-    std::vector<std::string> names;
-    std::vector<Described> described;
-    for (const Entry& entry : entries) {
-      names.push_back(entry.name);
-      described.push_back({entry.name, entry.summary});
-    }
     const AddOptions add(table, "Parallelism"), of_entries(table, "Advanced");
     const std::string option = fmt::format("--{}", word);
     if (several)
-      add.choices(option, summary, choice.name, described).in_key();
+      add.choices(option, summary, choice.name, described(entries)).in_key();
     else
-      add.choice(option, summary, choice.name, names);
+      add.choice(option, summary, choice.name, names_of(entries));
     for (const Field& field : fields) {
       const std::string flag = flag_of(choice, field),
                         help = fmt::format("{}; read by {}", field.summary, readers_of(field));

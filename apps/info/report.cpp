@@ -7,6 +7,7 @@
 #include <utility>
 #include <vector>
 
+#include "apps/common/registry_options.hpp"
 #include "apps/common/workload_options.hpp"
 #include "apps/logprobs/registry.hpp"
 #include "attention/kernels/make_kernel.hpp"
@@ -29,13 +30,6 @@ struct Capability {
   std::string sort;
   std::vector<std::string> names;
 };
-
-template <class Entry>
-std::vector<std::string> names_of(const std::vector<Entry>& entries) {
-  std::vector<std::string> names;
-  for (const Entry& entry : entries) names.push_back(entry.name);
-  return names;
-}
 
 std::vector<std::string> libraries() {
   std::vector<std::string> names;

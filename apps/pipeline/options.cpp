@@ -11,13 +11,6 @@
 namespace gyre {
 namespace {
 
-template <class Entry>
-std::vector<std::string> names_of(const std::vector<Entry>& entries) {
-  std::vector<std::string> names;
-  for (const Entry& entry : entries) names.push_back(entry.name);
-  return names;
-}
-
 /// Checks the grid first of all. Returns false if nothing can be planned for
 /// such a grid.
 bool check_grid(const PipelineOptions& o, const GridShape& grid, const ModelConfig& config,

@@ -17,8 +17,18 @@ namespace {
 
 using namespace gyre;
 
-ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
-                           AppContext& context) {
+std::string picture_title(const PredictOptions& o, const MachineModel& machine) {
+  if (!o.recurrence.empty())
+    return fmt::format("{}: {}, {} heads of {} values, {} of {} keys, {}", machine.name,
+                       o.recurrence, o.heads, o.v_head_dim, o.key_heads, o.head_dim, o.dtype);
+  return fmt::format("{}: {} heads of {}, {} of keys, {}, {}", machine.name, o.heads,
+                     name_of_dims(o.head_shape()), o.kv_heads, o.mask.mask, o.dtype);
+}
+
+/// Predicts one layer under schedules of a registry.
+template <class Entry>
+ExitCode predict_layer(const PredictOptions& o, const std::vector<Entry>& registry,
+                       const MachineModel& machine, AppContext& context) {
   const std::vector<PredictedDocuments> sizes = documents_of(o);
   RunReport report = begin_predicting(context, o, machine, sizes.front().origin);
   start_run(context, report, o.report, rows_of(o, sizes.size()));
@@ -26,14 +36,14 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
   Suite<PredictedRow> suite(context, report, o.report, table);
   Refusals refused;
   for_each_configuration(
-      o, sizes.size(),
-      [&](int cp, size_t size, const Schedule& schedule, const LayoutKind& layout) {
+      o, registry, sizes.size(),
+      [&](int cp, size_t size, const Entry& schedule, const LayoutKind& layout) {
         const PredictedDocuments& documents = sizes[size];
         context.progress.detail(fmt::format("{}, {}, cp {}, {} tokens", schedule.name, layout.name,
                                             cp, documents.tokens()));
-        refused.collect(o, cp, schedule, layout, [&] {
-          for (PredictedRow& row :
-               predict_case({o, documents, cp, schedule, layout, machine}, report.verification))
+        refused.collect(o, cp, schedule.name, layout, [&] {
+          const PredictedCase<Entry> one{o, documents, cp, schedule, layout, machine};
+          for (PredictedRow& row : predict_case(one, report.verification))
             suite.add(std::move(row));
         });
       });
@@ -49,22 +59,19 @@ ExitCode predict_attention(const PredictOptions& o, const MachineModel& machine,
                             {"layout", w.layout}}});
   return finish_run(context, report, o.report, [&] {
     if (!o.svg.empty())
-      context.outputs.add_text(
-          o.svg,
-          winners_svg(winners,
-                      fmt::format("{}: {} heads of {}, {} of keys, {}, {}", machine.name, o.heads,
-                                  name_of_dims(o.head_shape()), o.kv_heads, o.mask.mask, o.dtype)));
+      context.outputs.add_text(o.svg, winners_svg(winners, picture_title(o, machine)));
     const auto one = [&] {
-      return PredictedCase{o,
-                           sizes.front(),
-                           o.cps.front(),
-                           find_schedule(o.schedule.name),
-                           find_layout(o.layout.name),
-                           machine};
+      return PredictedCase<Schedule>{o,
+                                     sizes.front(),
+                                     o.cps.front(),
+                                     find_schedule(o.schedule.name),
+                                     find_layout(o.layout.name),
+                                     machine};
     };
     if (!o.trace.empty()) context.outputs.add_text(o.trace, predicted_trace(one()));
     if (!o.goal.empty()) context.outputs.add_text(o.goal, predicted_goal(one()));
-    return error_text(machine) + winners_text(winners) + refused.text();
+    return (o.recurrence.empty() ? error_text(machine) : recurrence_error_text()) +
+           winners_text(winners) + refused.text();
   });
 }
 
@@ -73,8 +80,9 @@ ExitCode run(PredictOptions& o, AppContext& context) {
   o.report.metrics = metrics_of(o);
   plan_outputs(context);
   const MachineModel machine = machine_of(o);
-  return o.model.empty() ? predict_attention(o, machine, context)
-                         : predict_model(o, machine, context);
+  if (!o.model.empty()) return predict_model(o, machine, context);
+  return o.recurrence.empty() ? predict_layer(o, schedules(), machine, context)
+                              : predict_layer(o, state_schedules(), machine, context);
 }
 
 /// Thousands of plans of megabytes are made and freed. glibc would return their memory to the
@@ -91,11 +99,12 @@ int main(int argc, char** argv) {
   PredictOptions options;
   const AppInfo info{
       "gyre-predict",
-      "Predicts context-parallel attention, or a scoring pass: every schedule, on a machine that a "
-      "file describes.",
+      "Predicts context-parallel attention, a recurrent layer, or a scoring pass: every schedule, "
+      "on a machine that a file describes.",
       "Examples: gyre-predict --machine h100-sxm-8 --cp 8 --tokens 128K\n"
       "          gyre-predict --machine h100-sxm-8 --cp 8,16,32,64 \\\n"
       "                       --min 32K --max 1M --factor 2 --svg winners.svg\n"
+      "          gyre-predict --machine h100-sxm-8 --recurrence gdn --cp 8 --layout contiguous\n"
       "          gyre-predict --machine h100-sxm-8 --model llama-3.1-8b --dp 4 --tp 8\n" +
           schedule_help() + layout_help(),
       false};

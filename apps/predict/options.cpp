@@ -7,22 +7,26 @@
 
 #include "core/error.hpp"
 #include "io/brought_file.hpp"
+#include "io/schemas/recurrence_file.hpp"
 #include "sharding/layouts.hpp"
 #include "supervision/output_guard.hpp"
 
 namespace gyre {
 namespace {
 
-/// Checks the numbers of heads; errors name the nearest valid value.
+/// Checks that tensor-parallel ranks can share heads; errors name the nearest valid value.
+void check_shares(int tp, const char* option, int heads, ConfigErrors& errors) {
+  if (heads % tp == 0) return;
+  int nearest = std::min(tp, heads);
+  while (heads % nearest != 0) --nearest;
+  errors.add("--tp {} does not divide {} {}; the nearest is {}", tp, option, heads, nearest);
+}
+
+/// Checks the numbers of heads of attention.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
   check_head_groups(o.heads, o.kv_heads, errors);
   check_shared_keys(o.shared_key_dim, o.head_dim, errors);
-  if (o.kv_heads % o.tp != 0)
-    errors.add("--tp {} does not divide --kv-heads {}; the nearest is {}", o.tp, o.kv_heads, [&] {
-      int tp = std::min(o.tp, o.kv_heads);
-      while (o.kv_heads % tp != 0) --tp;
-      return tp;
-    }());
+  check_shares(o.tp, "--kv-heads", o.kv_heads, errors);
 }
 
 /// Checks the options that choose the documents.
@@ -47,6 +51,38 @@ void check_attention(PredictOptions& o, ConfigErrors& errors) {
     if (*value == 0) *value = usual;
 }
 
+/// Checks that the options of masks and of types between steps are unchanged.
+void check_plain(const PredictOptions& o, const char* why_mask, const char* why_types,
+                 ConfigErrors& errors) {
+  if (!(o.mask == MaskOptions())) errors.add("--mask, --window: {}", why_mask);
+  const PredictOptions usual;
+  if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
+      o.wire_dkv != o.dtype)
+    errors.add("--partial-out, --partial-dq, --wire-dkv: {}", why_types);
+}
+
+/// Checks the options of one recurrent layer.
+void check_recurrence(PredictOptions& o, ConfigErrors& errors) {
+  if (o.pass.empty()) o.pass = "both";
+  if (!o.model.empty()) errors.add("--recurrence and --model are two problems; give one");
+  if (o.dp != 1) errors.add("--dp {} goes with --model", o.dp);
+  constexpr const char* why = "a recurrence has none; leave it out";
+  check_plain(o, why, why, errors);
+  for (const auto& [option, value] :
+       {std::pair{"--kv-heads", o.kv_heads}, {"--shared-key-dim", o.shared_key_dim}})
+    if (value != 0) errors.add("{} {}: {}", option, value, why);
+  if (o.schedule.name != "all") errors.add("--schedule {}: {}", o.schedule.name, why);
+  for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
+    if (!path->empty()) errors.add("{} shows attention; leave out --recurrence", option);
+  for (auto [value, usual] : {std::pair{&o.heads, 32}, {&o.key_heads, 16}, {&o.head_dim, 128}})
+    if (*value == 0) *value = usual;
+  if (o.v_head_dim == 0) o.v_head_dim = o.head_dim;
+  if (o.heads % o.key_heads != 0)
+    errors.add("--heads {} is not a multiple of --key-heads {}; the nearest is {}", o.heads,
+               o.key_heads, std::max(1, (o.heads + o.key_heads / 2) / o.key_heads) * o.key_heads);
+  check_shares(o.tp, "--key-heads", o.key_heads, errors);
+}
+
 /// Checks the options of a scoring pass, whose attention the model defines.
 void check_model(PredictOptions& o, ConfigErrors& errors) {
   if (o.pass.empty()) o.pass = "fwd";
@@ -57,15 +93,25 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
                                       {"--v-head-dim", o.v_head_dim},
                                       {"--shared-key-dim", o.shared_key_dim}})
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
-  if (!(o.mask == MaskOptions()))
-    errors.add("--mask, --window: a scoring pass has causal attention");
-  const PredictOptions usual;
-  if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
-      o.wire_dkv != o.dtype)
-    errors.add("--partial-out, --partial-dq, --wire-dkv: a scoring pass chooses them by --dtype");
+  check_plain(o, "a scoring pass has causal attention", "a scoring pass chooses them by --dtype",
+              errors);
   for (const auto& [option, path] :
        {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}, {"--goal", &o.goal}})
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
+}
+
+void declare_recurrence(OptionTable& table, PredictOptions& o) {
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism");
+  add.choice("--recurrence", "A recurrent layer of this kind instead of attention", o.recurrence,
+             names_of(recurrence_kinds()));
+  add("--key-heads", "With --recurrence: heads of queries and keys; 0: 16", o.key_heads, 0,
+      max_heads);
+  add("--conv", "With --recurrence: tokens that a convolution before it reads; 0: there is none",
+      o.conv, 0, max_convolution);
+  ranks
+      .choices("--state-schedule", "With --recurrence: how states pass from rank to rank",
+               o.state_schedule, described(state_schedules()))
+      .in_key();
 }
 
 }  // namespace
@@ -82,6 +128,13 @@ HeadShape PredictOptions::head_shape() const {
 ElementTypes PredictOptions::types() const {
   return {activation_type(dtype), activation_type(partial_out), activation_type(partial_dq),
           activation_type(wire_dkv)};
+}
+
+RecurrenceShape PredictOptions::recurrence_shape() const {
+  const auto kind = std::ranges::find(recurrence_kinds(), recurrence, &RecurrenceKind::name);
+  RecurrenceShape shape(*kind, key_heads / tp, heads / tp, head_dim, v_head_dim);
+  shape.convolution = conv;
+  return shape;
 }
 
 void declare_options(OptionTable& table, PredictOptions& o) {
@@ -103,7 +156,8 @@ void declare_options(OptionTable& table, PredictOptions& o) {
   add("--input", "With --model: documents (HDF5, gyre/documents)", o.input).reads_file();
   declare_prefix_options(table, o.prefixes);
   add("--batch", "Number of sequences, which have equal lengths", o.batch, 1, max_heads);
-  add("--heads", "Query heads; 0: those of the model, or 32", o.heads, 0, max_heads);
+  add("--heads", "Query heads, or a recurrence's heads of values; 0: those of the model, or 32",
+      o.heads, 0, max_heads);
   add("--kv-heads", "Key and value heads; 0: those of the model, or 8", o.kv_heads, 0, max_heads);
   add("--head-dim", "Elements of a head of queries and keys; 0: those of the model, or 128",
       o.head_dim, 0, max_head_dim);
@@ -121,6 +175,7 @@ void declare_options(OptionTable& table, PredictOptions& o) {
   ranks("--dp", "With --model: data-parallel replicas", o.dp, 1, max_ranks);
   o.schedule.name = "all";
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
+  declare_recurrence(table, o);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
   add.choice("--pass", "Passes that are predicted; default: both, or fwd of a model", o.pass,
              {"fwd", "bwd", "both"})
@@ -149,10 +204,17 @@ void check_options(PredictOptions& o, int ranks) {
   o.model = find_brought_file("--model", o.model, "models", errors);
   if (o.wire_dkv.empty()) o.wire_dkv = o.dtype;
   check_documents(o, errors);
-  o.model.empty() ? check_attention(o, errors) : check_model(o, errors);
+  if (!o.recurrence.empty())
+    check_recurrence(o, errors);
+  else if (o.model.empty())
+    check_attention(o, errors);
+  else
+    check_model(o, errors);
+  if (o.recurrence.empty() && (o.key_heads != 0 || o.conv != 0 || o.state_schedule != "all"))
+    errors.add("--key-heads, --conv and --state-schedule go with --recurrence");
   if (o.sweep.cycles > 1) errors.add("-N {}: a prediction is the same every time", o.sweep.cycles);
   check_sweep(o.sweep, PredictOptions().sweep.tokens, errors);
-  if (o.model.empty()) check_heads(o, errors);
+  if (o.model.empty() && o.recurrence.empty()) check_heads(o, errors);
   check_mask_options(o.mask, errors);
   o.cps = parse_numbers("--cp", o.cp_list, {"ranks", 1, max_ranks, "8,16,32"}, errors);
   constexpr int64_t max_grid_ranks = int64_t{1} << 24;
@@ -162,8 +224,8 @@ void check_options(PredictOptions& o, int ranks) {
                  max_grid_ranks);
   schedule_choices().check(o.schedule, errors);
   layout_choices().check(o.layout, errors);
-  const bool many = o.schedule.several() || o.layout.several() || o.cps.size() > 1 ||
-                    (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
+  const bool many =
+      o.has_several() || o.cps.size() > 1 || (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
   for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
     if (!path->empty() && many)
       errors.add("{} needs one --schedule, one --layout, one --cp and one size", option);

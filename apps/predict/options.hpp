@@ -7,6 +7,7 @@
 
 #include "apps/common/registry_options.hpp"
 #include "apps/common/workload_options.hpp"
+#include "recurrence/schedules/schedule.hpp"
 #include "report/app.hpp"
 #include "report/options.hpp"
 
@@ -14,16 +15,16 @@ namespace gyre {
 
 /// Options of gyre-predict; see --help.
 struct PredictOptions {
-  std::string machine, model, input, cp_list = "8", generate, pass, dtype = "bf16",
-                                     partial_out = "f32", partial_dq = "f32", wire_dkv, svg, trace,
-                                     goal;
+  std::string machine, model, recurrence, state_schedule = "all", input, cp_list = "8", generate,
+                                          pass, dtype = "bf16", partial_out = "f32",
+                                          partial_dq = "f32", wire_dkv, svg, trace, goal;
   std::vector<std::string> links;  ///< "switch=25G": replaces the machine's rate
   MaskOptions mask;
   ScheduleChoice schedule;
   PrefixChoice prefixes;
   LayoutChoice layout;
-  int dp = 1, tp = 1, heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0, shared_key_dim = 0,
-      batch = 1;
+  int dp = 1, tp = 1, heads = 0, kv_heads = 0, key_heads = 0, head_dim = 0, v_head_dim = 0,
+      shared_key_dim = 0, conv = 0, batch = 1;
   TokenSweep sweep = {65536};
   int64_t capacity = 0;
   ReportOptions report;
@@ -33,6 +34,13 @@ struct PredictOptions {
   /// The heads of one tensor-parallel rank.
   HeadShape head_shape() const;
   ElementTypes types() const;
+  /// The heads of --recurrence of one tensor-parallel rank.
+  RecurrenceShape recurrence_shape() const;
+  /// The chosen schedules, of attention or of states.
+  const std::string& schedules() const {
+    return recurrence.empty() ? schedule.name : state_schedule;
+  }
+  bool has_several() const { return lists_several(schedules()) || layout.several(); }
   bool wants(Pass wanted) const { return pass == "both" || pass == name_of(wanted); }
 };
 

@@ -19,12 +19,13 @@ size_t index_in(const std::set<T>& values, T value) {
   return static_cast<size_t>(std::distance(values.begin(), values.find(value)));
 }
 
-/// The colour of a schedule, from its place in the registry, so that all pictures agree.
+/// The colour of a schedule, from its place in its registry, so that all pictures agree.
 std::string colour_of(const std::string& schedule) {
-  const auto& all = schedules();
-  const auto at = std::ranges::find_if(all, [&](const Schedule& s) { return s.name == schedule; }) -
-                  all.begin();
-  return svg::tint(static_cast<int>(at));
+  const auto of_attention = std::ranges::find(schedules(), schedule, &Schedule::name);
+  const auto of_states = std::ranges::find(state_schedules(), schedule, &StateSchedule::name);
+  return svg::tint(static_cast<int>(of_attention != schedules().end()
+                                        ? of_attention - schedules().begin()
+                                        : of_states - state_schedules().begin()));
 }
 
 /// "2M", "64K", or all digits.
@@ -196,6 +197,10 @@ std::string error_text(const MachineModel& machine) {
   return fmt::format(
       "# error: 9 in 10 published times of {} differ by no more from the predicted one\n",
       several ? fmt::format("{} ranks or fewer", machine.links.front().ranks) : "one rank");
+}
+
+std::string recurrence_error_text() {
+  return "# errors unknown: too few times of recurrent layers are published (docs/prediction.md)\n";
 }
 
 std::string attention_error_text(const MachineModel& machine) {

@@ -24,13 +24,13 @@
 namespace gyre {
 namespace {
 
-PaddedLayout layout_of(const PredictedCase& c) {
+PaddedLayout layout_of(const PredictedCase<Schedule>& c) {
   const std::vector<int64_t>& offsets = c.documents.offsets;
   return PaddedLayout(offsets, c.layout,
                       weighed_by(c.options.layout.for_ranks(c.cp), c.documents.mask, offsets));
 }
 
-AttentionProblem problem_of(const PredictedCase& c, const PaddedLayout& placed) {
+AttentionProblem problem_of(const PredictedCase<Schedule>& c, const PaddedLayout& placed) {
   AttentionProblem problem{&placed.layout, c.options.head_shape(), c.documents.mask,
                            c.options.schedule.options};
   if (!c.options.wants(Pass::backward)) problem.passes = PlanPasses::forward;
@@ -94,7 +94,8 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
     documents.offsets = o.mask.offsets_of(lengths);
     documents.mask = o.mask.of(lengths);
     // Throws when the pairs cannot be counted.
-    pairs_of_heads(documents.offsets, documents.mask, o.head_shape().heads);
+    if (o.recurrence.empty())
+      pairs_of_heads(documents.offsets, documents.mask, o.head_shape().heads);
     all.push_back(std::move(documents));
   };
   if (!o.generate.empty()) {
@@ -111,10 +112,16 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
 MachineModel machine_of(const PredictOptions& o) {
   MachineModel machine = parse_machine_model(o.machine, read_machine_text(o.machine));
   for (const std::string& link : o.links) apply_link(link, machine);
-  for (const Pass pass : {Pass::forward, Pass::backward})
-    if (const std::string why = machine.kernel.why_not(pass, o.types().activations);
-        o.wants(pass) && !why.empty())
-      throw_usage("--dtype {}: {}: {}", o.dtype, o.machine, why);
+  const DType type = o.types().activations;
+  for (const Pass pass : {Pass::forward, Pass::backward}) {
+    const std::string why = o.recurrence.empty()
+                                ? machine.kernel.why_not(pass, type)
+                                : machine.recurrence.why_not(o.recurrence, pass, type);
+    if (o.wants(pass) && !why.empty())
+      throw_usage("{}--dtype {}: {}: {}",
+                  o.recurrence.empty() ? "" : fmt::format("--recurrence {}, ", o.recurrence),
+                  o.dtype, o.machine, why);
+  }
   return machine;
 }
 
@@ -125,10 +132,11 @@ std::string PredictedRow::algorithms() const {
   return names.empty() ? "none" : fmt::format("{}", fmt::join(names, " and "));
 }
 
-std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks) {
+std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verification& checks) {
   const PlannedRequest asked{c.schedule, "predicted", c.cp, c.documents.tokens()};
   check_plan_size(asked, max_streamed_entries, [&](int ranks) {
-    const PredictedCase smaller{c.options, c.documents, ranks, c.schedule, c.layout, c.machine};
+    const PredictedCase<Schedule> smaller{c.options,  c.documents, ranks,
+                                          c.schedule, c.layout,    c.machine};
     const PaddedLayout placed = layout_of(smaller);
     return estimated_entries(c.schedule, problem_of(smaller, placed));
   });
@@ -143,31 +151,17 @@ std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& che
       return fmt::format("{} under {}, cp {}", c.schedule.name, c.layout.name, c.cp);
     });
     if (!c.options.wants(prediction.pass)) continue;
-    PredictedRow row;
-    row.schedule = c.schedule.name;
-    row.layout = c.layout.name;
-    row.cp = c.cp;
-    row.tokens = c.documents.tokens();
-    row.key = {{"schedule", row.schedule},
-               {"layout", row.layout},
-               {"pass", std::string(name_of(prediction.pass))},
-               {"tokens", row.tokens},
-               {"cp", int64_t{c.cp}},
-               {"tp", int64_t{c.options.tp}}};
-    const std::vector<double>& wire = prediction.bytes_by_tier;
-    row.wire_bytes = std::accumulate(wire.begin(), wire.end(), 0.0);
-    row.flops = attention_flops(prediction.pass, pairs, problem.heads);
+    const Pass pass = prediction.pass;
+    PredictedRow& row = rows.emplace_back(row_of(c, std::move(prediction)));
+    row.flops = attention_flops(pass, pairs, problem.heads);
     row.own_bytes = own_bytes(problem, types);
-    row.memory_limit = c.machine.memory_bytes;
-    if (c.machine.kernel.measured(prediction.pass, types.activations, problem.heads.head_dim))
-      row.error = c.machine.error_of(prediction.pass, c.cp);
-    row.prediction = std::move(prediction);
-    rows.push_back(std::move(row));
+    if (c.machine.kernel.measured(pass, types.activations, problem.heads.head_dim))
+      row.error = c.machine.error_of(pass, c.cp);
   }
   return rows;
 }
 
-std::string predicted_trace(const PredictedCase& c) {
+std::string predicted_trace(const PredictedCase<Schedule>& c) {
   const PaddedLayout placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);
   const Plan plan = plan_all(c.schedule, problem);
@@ -190,7 +184,7 @@ std::string predicted_trace(const PredictedCase& c) {
   return trace_json(std::move(ranks));
 }
 
-std::string predicted_goal(const PredictedCase& c) {
+std::string predicted_goal(const PredictedCase<Schedule>& c) {
   const PaddedLayout placed = layout_of(c);
   const Plan plan = plan_all(c.schedule, problem_of(c, placed));
   std::vector<Programs> passes;
@@ -213,33 +207,24 @@ RunReport begin_predicting(AppContext& context, const PredictOptions& o,
   return report;
 }
 
-void for_each_configuration(const PredictOptions& o, size_t sizes,
-                            const std::function<void(int cp, size_t size, const Schedule& schedule,
-                                                     const LayoutKind& layout)>& f) {
-  for (const int cp : o.cps)
-    for (size_t size = 0; size < sizes; ++size)
-      for (const Schedule& schedule : schedules())
-        for (const LayoutKind& layout : layout_kinds())
-          if (o.schedule.wants(schedule.name) && o.layout.wants(layout.name))
-            f(cp, size, schedule, layout);
-}
-
 int64_t rows_of(const PredictOptions& o, size_t sizes) {
   int64_t rows = 0;
   const int64_t passes = o.pass == "both" ? 2 : 1;
-  for_each_configuration(o, sizes,
-                         [&](int, size_t, const Schedule&, const LayoutKind&) { rows += passes; });
+  const auto add = [&](int, size_t, const auto&, const LayoutKind&) { rows += passes; };
+  if (o.recurrence.empty())
+    for_each_configuration(o, schedules(), sizes, add);
+  else
+    for_each_configuration(o, state_schedules(), sizes, add);
   return rows;
 }
 
-void Refusals::collect(const PredictOptions& o, int cp, const Schedule& schedule,
+void Refusals::collect(const PredictOptions& o, int cp, const std::string& schedule,
                        const LayoutKind& layout, const std::function<void()>& predict) {
   try {
     predict();
   } catch (const Error& error) {
-    if (error.code() != ExitCode::usage || !(o.schedule.several() || o.layout.several())) throw;
-    all_.push_back(
-        {schedule.name, fmt::format("cp {} under {}: {}", cp, layout.name, error.what())});
+    if (error.code() != ExitCode::usage || !o.has_several()) throw;
+    all_.push_back({schedule, fmt::format("cp {} under {}: {}", cp, layout.name, error.what())});
   }
 }
 

@@ -2,6 +2,7 @@
 // Predictions of gyre-predict for single configurations.
 
 #include <functional>
+#include <numeric>
 #include <optional>
 #include <string>
 #include <vector>
@@ -11,6 +12,7 @@
 #include "harness/row.hpp"
 #include "predict/machine.hpp"
 #include "predict/predict.hpp"
+#include "recurrence/schedules/schedule.hpp"
 #include "report/app.hpp"
 #include "report/result.hpp"
 #include "sharding/layouts.hpp"
@@ -30,17 +32,19 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o);
 /// The machine of --machine, with the rates of --link. Throws usage errors of both.
 MachineModel machine_of(const PredictOptions& o);
 
-/// One configuration.
+/// One configuration; Entry: Schedule or StateSchedule.
+template <class Entry>
 struct PredictedCase {
   const PredictOptions& options;
   const PredictedDocuments& documents;
   int cp;
-  const Schedule& schedule;
+  const Entry& schedule;
   const LayoutKind& layout;
   const MachineModel& machine;
 };
 
-/// One direction of a configuration. FLOPs count visible pairs of all ranks of the group.
+/// One direction of a configuration. FLOPs count visible pairs of all ranks of the group, or what
+/// a recurrence computes token by token.
 struct PredictedRow : MeasuredRow {
   std::string schedule, layout;
   int cp = 1;
@@ -64,24 +68,54 @@ struct PredictedRow : MeasuredRow {
   std::string bound() const { return fits() ? name_of(prediction.bound()) : "memory"; }
 };
 
-/// A row for each pass of the options. Adds to `checks` that the plans have the mask's pairs.
-/// Throws a usage error if schedule or layout refuses the configuration.
-std::vector<PredictedRow> predict_case(const PredictedCase& c, Verification& checks);
+/// A row for each pass of the options. Adds to `checks` that the plans have the mask's pairs, or all
+/// tokens. Throws a usage error if schedule or layout refuses the configuration.
+std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verification& checks);
+std::vector<PredictedRow> predict_case(const PredictedCase<StateSchedule>& c, Verification& checks);
+
+/// A row with what is said of any problem: its key, bytes and memory.
+template <class Entry>
+PredictedRow row_of(const PredictedCase<Entry>& c, PassPrediction prediction) {
+  PredictedRow row;
+  row.schedule = c.schedule.name;
+  row.layout = c.layout.name;
+  row.cp = c.cp;
+  row.tokens = c.documents.tokens();
+  row.key = {{"schedule", row.schedule},
+             {"layout", row.layout},
+             {"pass", std::string(name_of(prediction.pass))},
+             {"tokens", row.tokens},
+             {"cp", int64_t{row.cp}},
+             {"tp", int64_t{c.options.tp}}};
+  const std::vector<double>& wire = prediction.bytes_by_tier;
+  row.wire_bytes = std::accumulate(wire.begin(), wire.end(), 0.0);
+  row.memory_limit = c.machine.memory_bytes;
+  row.prediction = std::move(prediction);
+  return row;
+}
 
 /// The timelines of all ranks in the form of --trace of a real run.
-std::string predicted_trace(const PredictedCase& c);
+std::string predicted_trace(const PredictedCase<Schedule>& c);
 
 /// The passes of the options as a GOAL schedule.
-std::string predicted_goal(const PredictedCase& c);
+std::string predicted_goal(const PredictedCase<Schedule>& c);
 
 /// Starts the report. `origin`: source of the documents.
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,
                            const MachineModel& machine, const std::string& origin);
 
-/// Calls f for each configuration of the options and each size in [0, sizes).
-void for_each_configuration(const PredictOptions& o, size_t sizes,
-                            const std::function<void(int cp, size_t size, const Schedule& schedule,
-                                                     const LayoutKind& layout)>& f);
+/// Calls f(cp, size, schedule, layout) for each configuration of the options and each size in
+/// [0, sizes). `registry` has the schedules that the options choose from.
+template <class Entry, class Body>
+void for_each_configuration(const PredictOptions& o, const std::vector<Entry>& registry,
+                            size_t sizes, const Body& f) {
+  for (const int cp : o.cps)
+    for (size_t size = 0; size < sizes; ++size)
+      for (const Entry& schedule : registry)
+        for (const LayoutKind& layout : layout_kinds())
+          if (lists(o.schedules(), schedule.name) && o.layout.wants(layout.name))
+            f(cp, size, schedule, layout);
+}
 
 /// Number of rows of the table if nothing is refused.
 int64_t rows_of(const PredictOptions& o, size_t sizes);
@@ -91,8 +125,8 @@ class Refusals {
  public:
   /// Predicts a configuration. If the options ask for several schedules or layouts, a usage error
   /// is kept, not thrown.
-  void collect(const PredictOptions& o, int cp, const Schedule& schedule, const LayoutKind& layout,
-               const std::function<void()>& predict);
+  void collect(const PredictOptions& o, int cp, const std::string& schedule,
+               const LayoutKind& layout, const std::function<void()>& predict);
   /// The first refusal of each schedule, and how many more there are.
   std::string text() const;
 
@@ -130,6 +164,9 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
 std::string error_text(const MachineModel& machine);
 /// The same below a table that has no column of errors: nobody published times of a whole model.
 std::string attention_error_text(const MachineModel& machine);
+
+/// The same below a table of a recurrent layer.
+std::string recurrence_error_text();
 
 /// A line for each winner, below the table.
 std::string winners_text(const std::vector<Winner>& winners);

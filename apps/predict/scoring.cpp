@@ -6,6 +6,7 @@
 #include <algorithm>
 
 #include "apps/predict/run.hpp"
+#include "attention/schedules/registry.hpp"
 #include "harness/suite.hpp"
 #include "io/checkpoints/model_config_file.hpp"
 #include "io/schemas/documents.hpp"
@@ -176,10 +177,10 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
   Suite<PassRow> suite(context, report, o.report, pass_table());
   Refusals refused;
   for_each_configuration(
-      o, corpora.size(),
+      o, schedules(), corpora.size(),
       [&](int cp, size_t size, const Schedule& schedule, const LayoutKind& layout) {
         context.progress.detail(fmt::format("{}, {}, cp {}", schedule.name, layout.name, cp));
-        refused.collect(o, cp, schedule, layout, [&] {
+        refused.collect(o, cp, schedule.name, layout, [&] {
           suite.add(predict_pass(job, corpora[size], cp, schedule, layout, report.verification));
         });
       });

@@ -8,6 +8,7 @@
 
 #include "apps/recurrence/report.hpp"
 #include "comm/agree.hpp"
+#include "predict/recurrence_program.hpp"
 #include "report/table.hpp"
 
 namespace gyre {
@@ -101,7 +102,7 @@ const Table<ExplainedPass>& explained_table() {
 }
 
 ExplainedPass explained(const std::vector<StatePlan>& plans, const RecurrenceShape& shape,
-                        Pass pass, const StateTimes& times) {
+                        Pass pass, const std::vector<RankTimes>& times) {
   ExplainedPass row;
   row.pass = pass;
   for (const StatePlan& plan : plans) {
@@ -113,18 +114,19 @@ ExplainedPass explained(const std::vector<StatePlan>& plans, const RecurrenceSha
     row.flops += counted.flops;
     row.more_flops += counted.more_flops;
   }
-  row.seconds = *std::ranges::max_element(times.end);
-  row.waited = *std::ranges::max_element(times.wait);
+  row.seconds = makespan_of(times);
+  for (const RankTimes& rank : times) row.waited = std::max(row.waited, rank.wait);
   return row;
 }
 
 /// The steps of up to 16 ranks, with the end of each rank.
-std::string steps_text(const std::vector<StatePlan>& plans, Pass pass, const StateTimes& times) {
+std::string steps_text(const std::vector<StatePlan>& plans, Pass pass,
+                       const std::vector<RankTimes>& times) {
   std::string text;
   for (const int rank : shown_ranks(static_cast<int>(plans.size()), 16)) {
     const StatePlan& plan = plans[rank];
     text += fmt::format("# {} rank {}: done after {:.4f} ms, of which it waits {:.4f} ms\n",
-                        name_of(pass), rank, 1e3 * times.end[rank], 1e3 * times.wait[rank]);
+                        name_of(pass), rank, 1e3 * times[rank].total, 1e3 * times[rank].wait);
     for (const StateStep& step : plan.steps(pass))
       text += fmt::format("#   {}\n", std::visit(StepText{plan}, step));
   }
@@ -136,6 +138,7 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
   std::string text =
       fmt::format("# cp = {}, {}\n{}", o.cp, workload.origin, explained_table().header());
   std::string steps, refused;
+  const MachineModel machine = o.machine();
   bool any = false;
   for_each_choice(
       o, [&](const RecurrenceKind& kind, const StateSchedule& schedule, const LayoutKind& layout) {
@@ -149,7 +152,8 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
         std::vector<StatePlan> plans;
         for (int r = 0; r < o.cp; ++r) plans.push_back(plan_rank(schedule, problem, r));
         for (const Pass pass : o.passes()) {
-          const StateTimes times = simulate(plans, pass, shape, o.machine());
+          const std::vector<RankTimes> times =
+              times_of(plans, pass, {shape, kind.name, schedule.name, machine});
           ExplainedPass row = explained(plans, shape, pass, times);
           row.kind = kind.name;
           row.schedule = schedule.name;
@@ -162,8 +166,9 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
   if (!any) throw_usage("nothing can be explained:\n{}", refused);
   return text + steps + refused +
          fmt::format(
-             "# times are of a model: a rank computes {} TFLOP/s and sends {} GB/s, "
-             "latency {} us\n",
+             "# times are of a model: a rank computes {} TFLOP/s, counting what chunks take, and "
+             "sends "
+             "{} GB/s, latency {} us\n",
              o.tflops, o.gbytes_per_s, o.latency_us);
 }
 

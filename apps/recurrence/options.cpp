@@ -11,13 +11,6 @@ namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
 
-template <class Entry>
-std::vector<Described> described(const std::vector<Entry>& entries) {
-  std::vector<Described> all;
-  for (const Entry& entry : entries) all.push_back({entry.name, entry.summary});
-  return all;
-}
-
 void declare_problem(OptionTable& table, RecurrenceOptions& o) {
   const AddOptions add(table, "Problem");
   add("--input", "Inputs and references (HDF5, gyre/recurrence)", o.input).reads_file();
@@ -133,6 +126,14 @@ RecurrenceOptions::RecurrenceOptions()
 
 DType RecurrenceOptions::type() const {
   return activation_type(dtype);
+}
+
+MachineModel RecurrenceOptions::machine() const {
+  MachineModel machine = flat_machine(1e12 * tflops, 1e9 * gbytes_per_s, 1e-6 * latency_us);
+  for (const RecurrenceKind& entry : recurrence_kinds())
+    for (const Pass one : {Pass::forward, Pass::backward})
+      machine.recurrence.rates.push_back({entry.name, one, type(), 0, 0, 1e12 * tflops});
+  return machine;
 }
 
 std::vector<Pass> RecurrenceOptions::passes() const {

@@ -7,8 +7,8 @@
 #include "apps/common/registry_options.hpp"
 #include "core/pass.hpp"
 #include "harness/backend.hpp"
+#include "predict/machine.hpp"
 #include "recurrence/schedules/schedule.hpp"
-#include "recurrence/simulate.hpp"
 #include "report/options.hpp"
 #include "report/repeat.hpp"
 
@@ -31,7 +31,8 @@ struct RecurrenceOptions {
   BackendOptions backend;
 
   DType type() const;
-  StateMachine machine() const { return {1e12 * tflops, 1e9 * gbytes_per_s, 1e-6 * latency_us}; }
+  /// The machine of --explain.
+  MachineModel machine() const;
   /// Passes to time: both, or one of them. A backward alone follows an untimed forward.
   std::vector<Pass> passes() const;
   /// Whether several kinds, schedules, layouts or sizes are run.

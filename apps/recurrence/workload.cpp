@@ -164,13 +164,7 @@ int64_t planned_bytes(const PlannedRecurrence& planned, DType type) {
   int64_t bytes = buffer_bytes(planned.plan, shape);
   if (shape.convolution > 0)
     bytes += convolution_bytes(planned.plan, planned.placed.layout.slots_of_rank(), shape);
-  for (int a = 0; a < recurrence_arrays; ++a) {
-    const auto array = static_cast<Array>(a);
-    if (has_array(shape, array))
-      bytes += planned.placed.layout.slots_of_rank() * width_of(shape, array) *
-               static_cast<int64_t>(size_of(stored_type(array, type)));
-  }
-  return bytes;
+  return bytes + bytes_of_arrays(shape, type, planned.placed.layout.slots_of_rank());
 }
 
 }  // namespace gyre

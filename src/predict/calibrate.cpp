@@ -242,6 +242,8 @@ MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& 
       for (const Pass pass : {Pass::forward, Pass::backward})
         machine.kernel.surfaces.push_back(measure_surface(kernel, pass, type, head_dim));
     }
+  if (backend.stream.space() == MemorySpace::host)
+    machine.recurrence = calibrate_recurrences(backend);
   machine.decoder = calibrate_decoder(backend);
   const double slowdown = measure_slowdown(backend);
   const MeasuredMessages& messages = measured.messages;

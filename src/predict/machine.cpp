@@ -61,6 +61,13 @@ void check_kernel(const KernelSurface& kernel) {
   check_surface(kernel, "keys");
 }
 
+void check_recurrence(const RecurrenceRate& rate) {
+  require_amount("launch_s", rate.launch_s);
+  require_amount("scan_s", rate.scan_s);
+  require_rate("flops_per_s", rate.flops_per_s);
+  if (rate.summary_flops_per_s != 0) require_rate("summary_flops_per_s", rate.summary_flops_per_s);
+}
+
 void check_decoder(const DecoderModel& decoder) {
   for (const LinearSurface& linear : decoder.linears) {
     require_amount("launch_s", linear.launch_s);
@@ -123,6 +130,7 @@ void check_machine(const MachineModel& machine) {
   for (const PredictionError& error : machine.errors) require_amount("share", error.share);
   check_tiers(machine.links);
   for (const KernelSurface& surface : machine.kernel.surfaces) check_kernel(surface);
+  for (const RecurrenceRate& rate : machine.recurrence.rates) check_recurrence(rate);
   check_decoder(machine.decoder);
 }
 

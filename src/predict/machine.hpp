@@ -7,6 +7,7 @@
 
 #include "predict/decoder_model.hpp"
 #include "predict/kernel_model.hpp"
+#include "predict/recurrence_model.hpp"
 
 namespace gyre {
 
@@ -49,6 +50,7 @@ struct MachineModel {
   std::string name;             ///< "8 x H100 SXM"; may be empty
   std::vector<LinkTier> links;  ///< innermost first; none: messages take no time
   KernelModel kernel;
+  RecurrenceModel recurrence;
   DecoderModel decoder;  ///< operations of a scoring pass other than attention
   /// Bytes moved per second; per byte, packing and unpacking move 2, adding 3, clearing 1.
   double copy_bytes_per_s = LinkTier::unlimited;

@@ -213,6 +213,23 @@ KernelSurface surface_of(const Object& o) {
   return surface;
 }
 
+RecurrenceRate recurrence_of(const Object& o) {
+  RecurrenceRate rate;
+  rate.kind = o.text("kind");
+  std::vector<std::string> kinds;
+  for (const RecurrenceKind& kind : recurrence_kinds()) kinds.push_back(kind.name);
+  if (std::ranges::find(kinds, rate.kind) == kinds.end())
+    throw_usage("{} is '{}'; {}", o.place_of("kind"), rate.kind,
+                nearest_or("wanted: one of", rate.kind, kinds));
+  rate.pass = pass_of(o);
+  rate.type = type_of(o);
+  rate.launch_s = o.figure_or("launch_s", 0);
+  rate.scan_s = o.figure_or("scan_s", 0);
+  rate.flops_per_s = o.figure("flops_per_s");
+  rate.summary_flops_per_s = o.figure_or("summary_flops_per_s", 0);
+  return rate;
+}
+
 LinearSurface linear_of(const Object& o) {
   LinearSurface linear;
   linear.type = type_of(o);
@@ -252,6 +269,9 @@ void require_distinct(const MachineModel& machine) {
   require_distinct("kernels", machine.kernel.surfaces, [](const KernelSurface& s) {
     return fmt::format("{} {} of head_dim {}", name_of(s.type), name_of(s.pass), s.head_dim);
   });
+  require_distinct("recurrences", machine.recurrence.rates, [](const RecurrenceRate& r) {
+    return fmt::format("{} {} {}", r.kind, name_of(r.type), name_of(r.pass));
+  });
   require_distinct("errors", machine.errors, [](const PredictionError& e) {
     return fmt::format("{} of {}", name_of(e.pass), e.several_ranks ? "several ranks" : "one rank");
   });
@@ -290,9 +310,9 @@ MachineModel model_of(const std::string& path, const Json& document) {
     throw_usage("{}: it has no 'model', which predictions need; gyre-info --model measures one",
                 path);
   const Object o(path, document["model"], "model",
-                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels", "linears",
-                  "elementwise_bytes_per_s", "logprob_bytes_per_s", "logprob_row_s", "all_reduces",
-                  "errors", "order_margin"});
+                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels",
+                  "recurrences", "linears", "elementwise_bytes_per_s", "logprob_bytes_per_s",
+                  "logprob_row_s", "all_reduces", "errors", "order_margin"});
   MachineModel machine;
   machine.name = o.text("name");
   if (o.has("rank")) o.text("rank");
@@ -318,6 +338,15 @@ MachineModel model_of(const std::string& path, const Json& document) {
                     {"pass", "dtype", "head_dim", "launch_s", "diagonal_s", "merge_s", "rows",
                      "keys", "flops_per_s", "library"}}));
   });
+  if (o.has("recurrences"))
+    o.each("recurrences", [&](const Json& json, const std::string& place) {
+      machine.recurrence.rates.push_back(
+          recurrence_of({path,
+                         json,
+                         place,
+                         {"kind", "pass", "dtype", "launch_s", "scan_s", "flops_per_s",
+                          "summary_flops_per_s", "library"}}));
+    });
   machine.decoder = decoder_of(path, o, machine.copy_bytes_per_s);
   o.require(!machine.links.empty() && machine.links.size() <= max_tiers, "model.links",
             document["model"]["links"], "1 to 8 tiers");
@@ -342,84 +371,6 @@ MachineModel parse_machine_model(const std::string& path, const std::string& tex
     throw_usage("{}: {}", path, what);
   }
   return machine;
-}
-
-namespace {
-
-template <class Value>
-Json figure_json(const Value& value, const std::string& source) {
-  return {{"value", value}, {"source", source}};
-}
-
-Json links_json(const MachineModel& machine, const std::string& source) {
-  const auto figure = [&](const auto& value) { return figure_json(value, source); };
-  Json links = Json::array();
-  for (const LinkTier& tier : machine.links) {
-    Json& link = links.emplace_back(Json{{"tier", tier.name}});
-    if (tier.ranks > 0) link["ranks"] = tier.ranks;
-    link["latency_s"] = figure(tier.latency_s);
-    std::vector<double> sizes, rates;
-    for (const auto& [bytes, rate] : tier.curve) {
-      sizes.push_back(bytes);
-      rates.push_back(rate);
-    }
-    if (!sizes.empty()) link["message_bytes"] = sizes;
-    link["bytes_per_s"] = sizes.empty() ? figure(tier.bytes_per_s) : figure(rates);
-    link["all_at_once"] = figure(tier.all_at_once);
-    link["kernel_slowdown"] = figure(tier.kernel_slowdown);
-  }
-  return links;
-}
-
-}  // namespace
-
-Json model_json(const MachineModel& machine, const std::string& source) {
-  const auto figure = [&](const auto& value) { return figure_json(value, source); };
-  Json kernels = Json::array();
-  for (const KernelSurface& s : machine.kernel.surfaces) {
-    Json& kernel = kernels.emplace_back(
-        Json{{"pass", name_of(s.pass)}, {"dtype", name_of(s.type)}, {"head_dim", s.head_dim}});
-    kernel["launch_s"] = figure(s.launch_s);
-    kernel["diagonal_s"] = figure(s.diagonal_s);
-    if (s.merge_s > 0) kernel["merge_s"] = figure(s.merge_s);
-    kernel["rows"] = s.rows;
-    if (!s.keys.empty()) kernel["keys"] = s.keys;
-    kernel["flops_per_s"] = figure(s.flops_per_s);
-  }
-  Json linears = Json::array(), all_reduces = Json::array();
-  for (const LinearSurface& s : machine.decoder.linears) {
-    Json& linear = linears.emplace_back(Json{{"dtype", name_of(s.type)}});
-    linear["launch_s"] = figure(s.launch_s);
-    linear["rows"] = s.rows;
-    if (!s.keys.empty()) linear["columns"] = s.keys;
-    linear["flops_per_s"] = figure(s.flops_per_s);
-  }
-  for (const CollectiveTimes& times : machine.decoder.all_reduces) {
-    std::vector<double> sizes, seconds;
-    for (const auto& [bytes, time] : times.points) {
-      sizes.push_back(bytes);
-      seconds.push_back(time);
-    }
-    all_reduces.push_back(
-        {{"ranks", times.ranks}, {"message_bytes", sizes}, {"seconds", figure(seconds)}});
-  }
-  Json model = {{"name", machine.name}};
-  if (machine.memory_bytes > 0) model["memory_bytes"] = figure(machine.memory_bytes);
-  model["copy_bytes_per_s"] = figure(machine.copy_bytes_per_s);
-  if (machine.order_margin > 0) model["order_margin"] = figure(machine.order_margin);
-  for (const PredictionError& e : machine.errors)
-    model["errors"].push_back({{"pass", name_of(e.pass)},
-                               {"ranks", e.several_ranks ? "several" : "one"},
-                               {"share", figure(e.share)}});
-  model["links"] = links_json(machine, source);
-  model["kernels"] = std::move(kernels);
-  if (linears.empty()) return model;
-  model["linears"] = std::move(linears);
-  model["elementwise_bytes_per_s"] = figure(machine.decoder.elementwise_bytes_per_s);
-  model["logprob_bytes_per_s"] = figure(machine.decoder.logprob_bytes_per_s);
-  model["logprob_row_s"] = figure(machine.decoder.logprob_row_s);
-  if (!all_reduces.empty()) model["all_reduces"] = std::move(all_reduces);
-  return model;
 }
 
 }  // namespace gyre

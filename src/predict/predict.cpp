@@ -19,7 +19,6 @@ class PassReader {
         programs_(pass, predicted.problem.heads, predicted.types, machine, predicted.problem.cp(),
                   predicted.place) {
     result_.pass = pass;
-    result_.bytes_by_tier.resize(std::max<size_t>(1, machine.links.size()));
   }
 
   /// Results for one rank. Several threads may call read() at once.
@@ -42,22 +41,7 @@ class PassReader {
   }
 
   PassPrediction finish(const MachineModel& machine) {
-    const std::vector<RankTimes> times = run_programs(programs_, machine, predicted_.schedule.name);
-    result_.seconds = makespan_of(times);
-    result_.compute_only = compute_only_of(times);
-    double kernel = 0, extrapolated = 0;
-    for (int r = 0; r < programs_.ranks(); ++r) {
-      const ProgramCost& cost = programs_.cost(r);
-      kernel += cost.kernel;
-      extrapolated += cost.extrapolated;
-      result_.kernel_most = std::max(result_.kernel_most, cost.kernel);
-      result_.copies_most = std::max(result_.copies_most, times[r].copy);
-      result_.algorithms.insert(cost.algorithms.begin(), cost.algorithms.end());
-      for (size_t tier = 0; tier < result_.bytes_by_tier.size(); ++tier)
-        result_.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
-    }
-    result_.kernel_mean = kernel / programs_.ranks();
-    result_.extrapolated = kernel > 0 ? extrapolated / kernel : 0;
+    add_times(result_, programs_, machine, predicted_.schedule.name);
     return result_;
   }
 
@@ -112,6 +96,27 @@ const char* name_of(PassPrediction::Bound bound) {
       break;
   }
   return "copies";
+}
+
+void add_times(PassPrediction& result, const Programs& programs, const MachineModel& machine,
+               const std::string& schedule) {
+  const std::vector<RankTimes> times = run_programs(programs, machine, schedule);
+  result.seconds = makespan_of(times);
+  result.compute_only = compute_only_of(times);
+  result.bytes_by_tier.resize(std::max<size_t>(1, machine.links.size()));
+  double kernel = 0, extrapolated = 0;
+  for (int r = 0; r < programs.ranks(); ++r) {
+    const ProgramCost& cost = programs.cost(r);
+    kernel += cost.kernel;
+    extrapolated += cost.extrapolated;
+    result.kernel_most = std::max(result.kernel_most, cost.kernel);
+    result.copies_most = std::max(result.copies_most, times[r].copy);
+    result.algorithms.insert(cost.algorithms.begin(), cost.algorithms.end());
+    for (size_t tier = 0; tier < result.bytes_by_tier.size(); ++tier)
+      result.bytes_by_tier[tier] += cost.bytes_sent.at(tier);
+  }
+  result.kernel_mean = kernel / programs.ranks();
+  result.extrapolated = kernel > 0 ? extrapolated / kernel : 0;
 }
 
 int wanted_threads() {

@@ -13,7 +13,7 @@
 
 namespace gyre {
 
-/// The forward or the backward pass of a schedule on a machine.
+/// A forward or a backward pass on a machine.
 struct PassPrediction {
   Pass pass = Pass::forward;
   double seconds = 0;      ///< until the last rank ends
@@ -36,6 +36,10 @@ struct PassPrediction {
   Bound bound() const;
 };
 const char* name_of(PassPrediction::Bound bound);
+
+/// Runs the programs of all ranks, and sets times and what else follows from them.
+void add_times(PassPrediction& result, const Programs& programs, const MachineModel& machine,
+               const std::string& schedule);
 
 struct PredictedProblem {
   const Schedule& schedule;

@@ -8,120 +8,66 @@
 #include "attention/kernels/reversed_rows.hpp"
 #include "attention/row_set.hpp"
 #include "core/error.hpp"
+#include "predict/op_writer.hpp"
 
 namespace gyre {
 
-/// Compiles the steps of one rank, block by block.
-class ProgramWriter {
+/// Compiles the steps of one rank.
+class ProgramWriter : OpWriter {
  public:
   ProgramWriter(const Programs& programs, const RankPlan& plan, const std::string& schedule)
-      : p_(programs), plan_(plan), schedule_(schedule), written_(plan.arrays.size()) {}
+      : OpWriter(programs, plan.rank, schedule), plan_(plan), written_(plan.arrays.size()) {}
 
   CompiledRank write() {
     for (const Step& step : plan_.steps(p_.pass_)) {
       std::visit([this](const auto& s) { walk(s); }, step);
-      ++step_;
-      if (std::holds_alternative<step::Wait>(step)) end_block();
+      end_step(std::holds_alternative<step::Wait>(step));
     }
-    end_block();
-    if (!open_.empty())
-      throw_runtime("{} never waits for exchange #{} of step {}", place(), open_.front().id,
-                    open_.front().step);
-    return std::move(compiled_);
+    return end();
   }
 
  private:
-  /// An exchange in flight.
-  struct Open {
-    int id = 0, step = 0;
-    int16_t slot = 0;
-    int64_t unpacked = 0;  ///< bytes that unpacking and adding read and write
-    /// [tier] seconds of transfers not yet overlapped by a kernel: the larger of sending and
-    /// receiving.
-    std::array<double, max_tiers> beside = {};
-  };
-
   void walk(const step::Exchange& e) {
-    Open open{e.id, step_, free_slot(), 0, {}};
+    Open open = new_exchange(e.id);
     int64_t packed = copies_of(e, plan_, p_.heads_, p_.types_).sent;
     for (const Message& m : e.sends)
       for (const Slice& slice : m.slices)
         if (m.peer == plan_.rank) packed += bytes(slice);
     copy(2 * packed);
     if (e.transport == Transport::all_gather || e.transport == Transport::reduce_scatter)
-      join(e, open);
+      join_group(e, open);
     else
       send_and_receive(e, open);
-    open_.push_back(open);
+    start(open);
   }
 
   void send_and_receive(const step::Exchange& e, Open& open) {
-    std::array<double, max_tiers> receiving = {};
-    for (size_t i = 0; i < e.sends.size(); ++i) {
-      if (e.sends[i].peer == plan_.rank) continue;
-      Op& op = message(OpKind::send, e.sends[i], open);
-      op.message = static_cast<int32_t>(i);
-      op.seconds = link_seconds(op.tier, op.bytes);
-      open.beside.at(op.tier) += op.seconds;
-      compiled_.cost.bytes_sent.at(op.tier) += op.bytes;
-    }
+    for (size_t i = 0; i < e.sends.size(); ++i)
+      if (const Message& m = e.sends[i]; m.peer != plan_.rank)
+        send(m.peer, bytes(m), static_cast<int>(i), open);
     for (const Message& m : e.recvs) {
       write_rows(m.slices);
       if (m.peer == plan_.rank) continue;
-      const Op& op = message(OpKind::receive, m, open);
-      receiving.at(op.tier) += link_seconds(op.tier, op.bytes);
+      receive(m.peer, bytes(m), open);
       for (const Slice& slice : m.slices)
         if (slice.add || !as_it_lies(slice) || e.transport == Transport::all_to_all)
           open.unpacked += (slice.add ? 3 : 2) * bytes(slice);
     }
-    for (size_t tier = 0; tier < max_tiers; ++tier)
-      open.beside.at(tier) = std::max(open.beside.at(tier), receiving.at(tier));
   }
 
   /// Adds a library collective, in which every peer sends and receives the same number of bytes.
-  void join(const step::Exchange& e, Open& open) {
+  void join_group(const step::Exchange& e, Open& open) {
     for (const Message& m : e.recvs) write_rows(m.slices);
     const auto ranks = static_cast<int>(e.group.size());
     if (e.group.front() % ranks != 0 || e.group.back() - e.group.front() != ranks - 1)
       throw_runtime("{}: an operation of ranks {} to {}, which are no group of {} neighbours",
                     place(), e.group.front(), e.group.back(), ranks);
-    Op op;
-    op.kind = OpKind::join;
-    op.exchange = open.slot;
-    op.group = ranks;
-    for (const Slice& slice : e.sends.front().slices) op.bytes += bytes(slice);
-    if (const std::vector<LinkTier>& links = p_.machine_.links; links.empty()) {
-      compiled_.cost.bytes_sent[0] += (ranks - 1) * op.bytes;
-    } else {
-      const auto [first, stride] = p_.place_;
-      const std::vector<TierSpread> spread =
-          spread_of(links, first + e.group.front() * stride, stride, ranks);
-      const CollectiveTime time = collective_time(links, spread, ranks, op.bytes);
-      op.tier = static_cast<int16_t>(spread.size() - 1);
-      op.seconds = time.seconds;
-      op.algorithm = time.algorithm;
-      compiled_.cost.algorithms.insert(time.algorithm);
-      for (size_t tier = 0; tier < spread.size(); ++tier) {
-        open.beside.at(tier) += time.busy.at(tier);
-        compiled_.cost.bytes_sent.at(tier) += time.bytes.at(tier);
-      }
-    }
+    join(e.group.front(), ranks, bytes(e.sends.front()), open);
     const int64_t received = copies_of(e, plan_, p_.heads_, p_.types_).received;
     open.unpacked += (e.transport == Transport::reduce_scatter ? 3 : 2) * received;
-    add(op);
   }
 
-  void walk(const step::Wait& w) {
-    const auto found = std::ranges::find(open_, w.id, &Open::id);
-    if (found == open_.end())
-      throw_runtime("{} waits for exchange #{}, which is not under way", place(), w.id);
-    Op op;
-    op.kind = OpKind::wait;
-    op.exchange = found->slot;
-    add(op);
-    copy(found->unpacked);
-    open_.erase(found);
-  }
+  void walk(const step::Wait& w) { copy(wait(w.id).unpacked); }
 
   void walk(const step::Compute& c) {
     const HeadRange all = plan_.arrays[c.q].heads;
@@ -139,16 +85,7 @@ class ProgramWriter {
       call.rectangles = batches_.entries;
     }
     const ModelledTime time = p_.machine_.kernel.time(call);
-    double slowed = 0;
-    for (Open& open : open_)
-      for (size_t tier = 0; tier < p_.machine_.links.size(); ++tier) {
-        const double together = std::min(open.beside.at(tier), time.seconds);
-        open.beside.at(tier) -= together;
-        slowed += p_.machine_.links[tier].kernel_slowdown * together;
-      }
-    compiled_.cost.kernel += time.seconds;
-    compiled_.cost.extrapolated += time.extrapolated;
-    spend(SpanKind::compute, time.seconds + slowed, slowed);
+    compute(time.seconds, time.extrapolated);
   }
   /// The batches that cuda_ragged_kernel.hpp makes of a call.
   struct CallBatches {
@@ -245,66 +182,6 @@ class ProgramWriter {
     for (const int index : arrays) size += stored(index);
     pass(size);
   }
-  void pass(int64_t moved) {
-    spend(SpanKind::pass, static_cast<double>(moved) / p_.machine_.copy_bytes_per_s);
-  }
-
-  /// `moved`: bytes read plus bytes written.
-  void copy(int64_t moved) {
-    spend(SpanKind::copy, static_cast<double>(moved) / p_.machine_.copy_bytes_per_s);
-  }
-  void spend(SpanKind what, double seconds, double slowed = 0) {
-    if (!(seconds > 0)) return;
-    Op op;
-    op.spends = what;
-    op.seconds = seconds;
-    op.slowed = slowed;
-    add(op);
-  }
-  Op& message(OpKind kind, const Message& m, Open& open) {
-    if (m.peer < 0 || m.peer >= p_.ranks_)
-      throw_runtime("{} exchanges with rank {} of {}", place(), m.peer, p_.ranks_);
-    Op op;
-    op.kind = kind;
-    op.exchange = open.slot;
-    op.hop = (m.peer - plan_.rank + p_.ranks_) % p_.ranks_;
-    for (const Slice& slice : m.slices) op.bytes += bytes(slice);
-    if (!p_.machine_.links.empty()) op.tier = tier_between(plan_.rank, m.peer);
-    return add(op);
-  }
-  int16_t tier_between(int a, int b) const {
-    const auto [first, stride] = p_.place_;
-    return static_cast<int16_t>(p_.machine_.tier_between(first + a * stride, first + b * stride));
-  }
-  double link_seconds(int tier, int64_t size) const {
-    if (p_.machine_.links.empty()) return 0;
-    return p_.machine_.links[tier].seconds(size);
-  }
-  Op& add(Op op) {
-    op.step = step_ - block_begin_;
-    block_.ops.push_back(op);
-    return block_.ops.back();
-  }
-
-  void end_block() {
-    block_.steps = step_ - block_begin_;
-    block_begin_ = step_;
-    if (block_.steps == 0) return;
-    const uint32_t index = compiled_.blocks.index_of(block_);
-    block_.ops.clear();
-    std::vector<RankProgram::Part>& parts = compiled_.program.parts;
-    if (!parts.empty() && parts.back().block == index)
-      ++parts.back().times;
-    else
-      parts.push_back({index, 1});
-  }
-
-  int16_t free_slot() const {
-    int16_t slot = 0;
-    const auto taken = [&] { return std::ranges::find(open_, slot, &Open::slot) != open_.end(); };
-    while (taken()) ++slot;
-    return slot;
-  }
   const PlanArray& array(const Slice& slice) const { return plan_.arrays[slice.array]; }
   int64_t bytes(const Slice& slice) const {
     return wire_bytes(array(slice).kind, slice, p_.heads_, p_.types_);
@@ -312,19 +189,13 @@ class ProgramWriter {
   bool as_it_lies(const Slice& slice) const {
     return travels_as_it_lies(array(slice), slice, p_.heads_, p_.types_);
   }
-  /// Position in the plan, for error messages.
-  std::string place() const {
-    return fmt::format("schedule {}, {}: rank {} at step {}", schedule_, name_of(p_.pass_),
-                       plan_.rank, step_);
+  int64_t bytes(const Message& m) const {
+    int64_t sum = 0;
+    for (const Slice& slice : m.slices) sum += bytes(slice);
+    return sum;
   }
 
-  const Programs& p_;
   const RankPlan& plan_;
-  const std::string& schedule_;
-  CompiledRank compiled_;
-  BlockTable::Block block_;
-  int step_ = 0, block_begin_ = 0;
-  std::vector<Open> open_;
   std::vector<RowSet> written_;  ///< [array] rows written so far
   CallBatches batches_;
 };

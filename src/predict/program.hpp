@@ -96,6 +96,9 @@ class Programs {
  public:
   Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
            const MachineModel& machine, int ranks, GroupPlace place = {});
+  /// For programs that are compiled elsewhere (recurrence_program.hpp).
+  Programs(Pass pass, const MachineModel& machine, int ranks, GroupPlace place)
+      : Programs(pass, {}, {}, machine, ranks, place) {}
 
   /// Compiles a rank's plan. Throws a runtime error that names rank and step if the plan waits for
   /// an exchange that is not open, never waits for an exchange, or exchanges with a rank that does
@@ -112,6 +115,7 @@ class Programs {
   size_t blocks() const { return blocks_.size(); }
 
  private:
+  friend class OpWriter;
   friend class ProgramWriter;
 
   Pass pass_;

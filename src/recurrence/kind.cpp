@@ -51,6 +51,17 @@ int64_t dim_of(const RecurrenceShape& shape, RecurrenceArray array) {
   }
 }
 
+int64_t bytes_of_arrays(const RecurrenceShape& shape, DType activations, int64_t rows) {
+  int64_t bytes = 0;
+  for (int a = 0; a < recurrence_arrays; ++a) {
+    const auto array = static_cast<RecurrenceArray>(a);
+    if (has_array(shape, array))
+      bytes += rows * width_of(shape, array) *
+               static_cast<int64_t>(size_of(stored_type(array, activations)));
+  }
+  return bytes;
+}
+
 DType stored_type(RecurrenceArray array, DType activations) {
   switch (array) {
     case RecurrenceArray::g:

@@ -90,5 +90,7 @@ DType stored_type(RecurrenceArray array, DType activations);
 inline int64_t width_of(const RecurrenceShape& shape, RecurrenceArray array) {
   return heads_of(shape, array) * dim_of(shape, array);
 }
+/// Bytes of `rows` rows of all arrays.
+int64_t bytes_of_arrays(const RecurrenceShape& shape, DType activations, int64_t rows);
 
 }  // namespace gyre

@@ -2,6 +2,7 @@
 
 #include <numeric>
 
+#include "recurrence/chunk.hpp"
 #include "recurrence/convolution.hpp"
 
 namespace gyre {
@@ -32,10 +33,16 @@ int64_t bytes_of_message(const StateMessage& message, const StatePlan& plan,
   return elements * static_cast<int64_t>(sizeof(float)) + message.row_bytes;
 }
 
+int64_t bytes_of_token(const state_step::HeadExchange& step, const StatePlan& plan,
+                       const RecurrenceShape& shape) {
+  int64_t bytes = 0;
+  for (const RecurrenceArray array : step.arrays) bytes += bytes_of_token(array, plan, shape);
+  return bytes;
+}
+
 HeadBytes bytes_of_heads(const state_step::HeadExchange& step, const StatePlan& plan,
                          const RecurrenceShape& shape) {
-  int64_t of_token = 0;
-  for (const RecurrenceArray array : step.arrays) of_token += bytes_of_token(array, plan, shape);
+  const int64_t of_token = bytes_of_token(step, plan, shape);
   const int64_t own = plan.rank_tokens[plan.rank];
   const int64_t others = of_token * (tokens_of_all(plan) - own),
                 mine = of_token * (plan.head_ranks() - 1) * own;
@@ -93,6 +100,30 @@ std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan,
     return {sums, sums};  // of weights, and z again
   }
   return {0, 0};
+}
+
+ChunkedWork chunked_work(const StateStep& step, const StatePlan& plan, Pass pass,
+                         const RecurrenceShape& shape) {
+  const auto tokens = [&](int part) { return part < 0 ? 0 : plan.parts[part].tokens; };
+  if (const auto* run = std::get_if<state_step::Run>(&step)) {
+    const RecurrenceShape computed = plan.computed(shape);
+    const int64_t of_part = tokens(run->part), d = computed.key_dim, e = computed.value_dim;
+    const double row = 2.0 * recurrence_chunk * computed.value_heads * of_part;
+    const double flops = recurrence_flops(pass, of_part, computed);
+    if (pass == Pass::forward)
+      return {flops + row * static_cast<double>(shape.delta ? 3 * d + 2 * e : d + e), of_part};
+    const double again = 2.0 * (shape.delta ? 2 : 1) * computed.value_heads * d * e * of_part;
+    const int64_t inside = shape.delta ? 8 * d + 5 * e : 3 * d + 2 * e;
+    return {flops + again + row * static_cast<double>(inside), 2 * of_part};
+  }
+  const double further = flops_of(step, plan, pass, shape).second;
+  if (const auto* sum = std::get_if<state_step::Summarize>(&step))
+    return {further, tokens(sum->part)};
+  if (const auto* sum = std::get_if<state_step::SummarizeBack>(&step))
+    return {further, tokens(sum->part)};
+  const bool of_states = std::holds_alternative<state_step::Compose>(step) ||
+                         std::holds_alternative<state_step::Join>(step);
+  return {of_states ? further : 0, 0};
 }
 
 StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape) {

@@ -10,7 +10,7 @@
 //
 // A schedule is a function that returns, for one rank, its buffers (states and maps, f32) and two
 // lists of steps. The executor walks a list with a Communicator and a RecurrenceKernel; count() and
-// simulate() read the same list.
+// predictions (predict/recurrence_program.hpp) read the same list.
 //
 // A part is a run of consecutive tokens of one document on a rank (parts.hpp). A rank may have
 // several parts of a document, with parts of other ranks between them.
@@ -186,6 +186,20 @@ StateCount count(const StatePlan& plan, Pass pass, const RecurrenceShape& shape)
 /// FLOPs of a step: {of the recurrence itself, further ones}.
 std::pair<double, double> flops_of(const StateStep& step, const StatePlan& plan, Pass pass,
                                    const RecurrenceShape& shape);
+/// Work of a step in a kernel that computes chunks of `recurrence_chunk` tokens.
+struct ChunkedWork {
+  double flops = 0;     ///< of products of matrices; not of the inverses inside chunks
+  int64_t scanned = 0;  ///< tokens of scans, in which a chunk waits for the state before it
+};
+/// A step of tokens or of states; a convolution and messages have none. K, V: key_dim, value_dim; C:
+/// chunk. FLOPs of a token and head with the delta rule; without it in brackets:
+///
+///     forward          6 K V (4) of states, and 2 C (3 K + 2 V) inside chunks (K + V)
+///     backward         12 K V (8), the states again 4 K V (2), 2 C (8 K + 5 V) (3 K + 2 V); 2 scans
+///     summary          4 K V (2) for B, and 4 K K (0) for M; what is inside chunks serves the layer
+///     its backward     6 K V (2) for C
+ChunkedWork chunked_work(const StateStep& step, const StatePlan& plan, Pass pass,
+                         const RecurrenceShape& shape);
 /// Tokens of all ranks, if they exchange tokens for heads; else 0.
 int64_t tokens_of_all(const StatePlan& plan);
 /// Bytes of a rank's buffers, and of its arrays of heads.
@@ -193,6 +207,9 @@ int64_t buffer_bytes(const StatePlan& plan, const RecurrenceShape& shape);
 /// Bytes of a message.
 int64_t bytes_of_message(const StateMessage& message, const StatePlan& plan,
                          const RecurrenceShape& shape);
+/// Bytes of a token in the heads that a rank computes, of all arrays of the step.
+int64_t bytes_of_token(const state_step::HeadExchange& step, const StatePlan& plan,
+                       const RecurrenceShape& shape);
 /// Bytes that a step sends to other ranks, and receives from them.
 struct HeadBytes {
   int64_t sent = 0, received = 0;

@@ -9,6 +9,9 @@ timeout 200 "$MPIEXEC" -n 2 "$apps/gyre-info" --model --model-head-dims 32 -J ma
 expect 0 'fastest at cp 2, 4096 tokens' "$apps/gyre-predict" --machine machine.json --cp 2,16 --tokens 4K --heads 4 \
   --kv-heads 2 --head-dim 32 -d f32
 grep -q 'outside' output && fail "shapes that were measured are called extrapolated: $(cat output)"
+for dtype in f32 bf16; do
+  expect 0 'fastest at cp 4, 4096 tokens' "$apps/gyre-predict" --machine machine.json --recurrence gdn --cp 4 --tokens 4K -d $dtype
+done
 # A run with such a file says what was predicted of it, which is what gyre-predict says.
 shape=(--tokens 256 --heads 4 --kv-heads 2 --head-dim 32 -d f32)
 run=("$MPIEXEC" -n 2 "$apps/gyre-attention" "${shape[@]}" -n 1 -w 0)

@@ -78,7 +78,43 @@ expect 0 'RESULT' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --sch
 conforms empty.json empty.csv
 expect 0 'RESULT' "${predict[@]}" --pass fwd --head-dim 64 --window 4K --cp 2 --schedule halo --layout contiguous
 
+
+# A recurrent layer: every schedule of states; what a layout refuses; one rank at the published rate; a picture. Two
+# tensor-parallel ranks have half of the heads each, which neighbours share: messages of half the bytes leave the node.
+layer=("$apps/gyre-predict" --machine h100-sxm-8 --recurrence gdn)
+expect 0 'RESULT UNOFFICIAL' "${layer[@]}" --layout contiguous,striped --cp 1,8,16 --tokens 64K --csv layer.csv -J layer.json --svg layer.svg
+conforms layer.json layer.csv
+for schedule in state-gather state-chain state-scan head-exchange; do
+  for pass in fwd bwd; do
+    [ "$(column layer.csv bound "schedule=$schedule" "pass=$pass" layout=contiguous cp=8 | wc -l)" = 1 ] || fail "no row of $schedule: $(cat output)"
+  done
+done
+[ "$(grep -c '^# fastest at cp ' output)" = 3 ] || fail "not three winners: $(cat output)"
+grep -qE '^# refused: cp 8 under striped: schedule state-gather: .* \(and 1 more of state-gather\)$' output || fail "$(cat output)"
+grep -q '>cp 16</text>' layer.svg || fail "no picture"
+bytes() { column layer.csv sent_mb_rank schedule=state-gather pass=fwd cp=8; }
+expect 0 'RESULT' "${layer[@]}" --layout contiguous --cp 8 --tokens 64K --columns all --csv layer.csv
+[ "$(bytes)" = 29.360128 ] || fail "7 maps and states of 32 heads are 29.36 MB, not $(bytes)"
+expect 0 'RESULT' "${layer[@]}" --layout contiguous --cp 8 --tokens 64K --tp 2 --columns all --csv layer.csv
+[ "$(bytes)" = 14.680064 ] || fail "half of the heads are not half of the bytes: $(bytes)"
+[ "$(column layer.csv sent_switch_mb schedule=state-gather pass=fwd)" != 0 ] || fail "nothing leaves the node: $(cat layer.csv)"
+expect 0 'RESULT' "${layer[@]}" --gen dist=long-tailed,count=20,max=2K,seed=2 --cp 4 --layout all --conv 4
+
 refused() { expect 2 "$@"; }
+refused 'h100-sxm-8.toml: no recurrence kda fwd of bf16; the machine has gdn fwd of bf16, gdn bwd of bf16' "$apps/gyre-predict" \
+  --machine h100-sxm-8 --recurrence kda
+refused "a100-sxm-8.toml: the machine has no 'recurrences', which recurrent layers need" "$apps/gyre-predict" --machine a100-sxm-8 --recurrence gdn
+refused "--recurrence: 'gdm' is not one of gdn, kda, ssd, gla; nearest: gdn" "$apps/gyre-predict" --machine h100-sxm-8 --recurrence gdm
+refused '--heads 30 is not a multiple of --key-heads 16; the nearest is 32' "${layer[@]}" --heads 30
+refused '--tp 3 does not divide --key-heads 16; the nearest is 2' "${layer[@]}" --tp 3
+refused '--kv-heads 8: a recurrence has none; leave it out' "${layer[@]}" --kv-heads 8
+refused '--schedule ring: a recurrence has none; leave it out' "${layer[@]}" --schedule ring
+refused '--mask, --window: a recurrence has none; leave it out' "${layer[@]}" --window 4
+refused '--goal shows attention; leave out --recurrence' "${layer[@]}" --goal none.goal
+refused '--recurrence and --model are two problems; give one' "${layer[@]}" --model llama-3.1-8b
+refused '--key-heads, --conv and --state-schedule go with --recurrence' "${predict[@]}" --key-heads 4
+refused 'schedule state-gather: cp 4096 has too large plans of states; at most 2048' "${layer[@]}" --state-schedule state-gather --cp 4096
+refused 'gyre-predict: error: schedule head-exchange: 16 heads of keys cannot be divided among 32 ranks' "${layer[@]}" --state-schedule head-exchange --cp 32
 refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' "${predict[@]}" --cp 8 --tokens 1G --mask full
 refused "--cp '0': '0' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 0
 refused "--cp '8,x': 'x' is no number of ranks from 1 to 65536" "${predict[@]}" --cp 8,x

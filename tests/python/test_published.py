@@ -59,6 +59,57 @@ class Inputs(unittest.TestCase):
                 else:
                     self.assertNotIn(row["source"].split(", ")[0], text, row)
 
+
+class Recurrences(unittest.TestCase):
+    def setUp(self):
+        self.rows = rows_of(SOURCE / "inputs/published/recurrences.csv")
+
+    def test_rates_are_of_one_gpu_and_their_source_is_in_the_machine_file(self):
+        for row in self.rows:
+            self.assertRegex(row["source"], r"^https://github\.com/\S+/pull/\d+$")
+            if row["sets_rate"]:
+                self.assertEqual((row["gpus"], row["reason"]), ("1", ""), row)
+                text = (SOURCE / "inputs/machines" / f"{row['machine']}.toml").read_text(encoding="utf-8")
+                self.assertIn(row["source"], text, row)
+        self.assertGreater(sum(row["gpus"] != "1" for row in self.rows), 4)
+
+    def predicted(self, change=lambda rows: None):
+        """The script in a tree of changed figures: exit code, what it wrote, its errors."""
+        rows = [dict(row) for row in self.rows]
+        change(rows)
+        with tempfile.TemporaryDirectory() as folder:
+            root = pathlib.Path(folder)
+            (root / "results").mkdir()
+            (root / "inputs/published").mkdir(parents=True)
+            (root / "inputs/machines").symlink_to(SOURCE / "inputs/machines")
+            for script in ("recurrences.py", "published.py", "surface.py", "gyre_result.py"):
+                shutil.copy(SOURCE / "results" / script, root / "results")
+            with open(root / "inputs/published/recurrences.csv", "w", newline="", encoding="utf-8") as file:
+                writer = csv.DictWriter(file, rows[0].keys())
+                writer.writeheader()
+                writer.writerows(rows)
+            done = subprocess.run(["/usr/bin/python3", root / "results/recurrences.py", BUILD / "apps", "-o", root / "out.txt"],
+                                  capture_output=True, text=True, timeout=120, check=False)
+            text = (root / "out.txt").read_text(encoding="utf-8") if (root / "out.txt").exists() else ""
+            return done.returncode, text, done.stderr
+
+    def test_recorded_predictions_are_those_of_this_program(self):
+        recorded = (SOURCE / "results/prediction/recurrences.txt").read_text(encoding="utf-8")
+        self.assertEqual(self.predicted(), (0, recorded, ""))
+
+    def test_a_miss_needs_a_reason_and_a_reason_a_miss(self):
+        missed = [i for i, row in enumerate(self.rows) if row["reason"]][0]
+        met = [i for i, row in enumerate(self.rows) if not row["reason"] and not row["sets_rate"]][0]
+        code, _, said = self.predicted(lambda rows: rows[missed].update(reason=""))
+        self.assertEqual((code, "a miss without a reason: " in said), (1, True), said)
+        code, _, said = self.predicted(lambda rows: rows[met].update(reason="none"))
+        self.assertEqual((code, "a reason, but no miss: " in said), (1, True), said)
+
+    def test_a_kind_that_the_machine_lacks_is_refused(self):
+        code, _, said = self.predicted(lambda rows: rows[0].update(kind="ssd"))
+        self.assertEqual((code, "no recurrence ssd fwd of bf16" in said), (1, True), said)
+
+
 class Errors(unittest.TestCase):
     def test_machine_files_state_those_of_published_figures(self):
         done = subprocess.run(["/usr/bin/python3", SOURCE / "results/errors.py", "--check", *(SOURCE / "inputs/machines").glob("*.toml")],

@@ -58,6 +58,22 @@ head_dim = 64
 rows = [512, 1024]
 flops_per_s = { value = [7e12, 8e12], source = "s" }
 
+[[model.recurrences]]
+kind = "kda"
+pass = "bwd"
+dtype = "bf16"
+library = "a third"
+launch_s = { value = 4e-6, source = "s" }
+scan_s = { value = 6e-9, source = "s" }
+flops_per_s = { value = 9e12, source = "s" }
+summary_flops_per_s = { value = 3e12, source = "s" }
+
+[[model.recurrences]]
+kind = "gdn"
+pass = "fwd"
+dtype = "f32"
+flops_per_s = { value = 8e12, source = "s" }
+
 [[model.linears]]
 dtype = "bf16"
 library = "another"
@@ -123,6 +139,18 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(backward.type, DType::f32);
   EXPECT_EQ(backward.launch_s, 0);
   EXPECT_TRUE(backward.keys.empty());
+}
+
+TEST(MachineFile, SaysWhatARecurrenceTakes) {
+  const RecurrenceModel m = parse_machine_model("m.toml", good).recurrence;
+  ASSERT_EQ(m.rates.size(), 2U);
+  EXPECT_EQ(m.why_not("gdn", Pass::forward, DType::bf16),
+            "no recurrence gdn fwd of bf16; the machine has kda bwd of bf16, gdn fwd of f32");
+  const RecurrenceRate& kda = m.of("kda", Pass::backward, DType::bf16);
+  EXPECT_DOUBLE_EQ(kda.seconds({18e12, 1000}), 4e-6 + 6e-6 + 2);
+  EXPECT_DOUBLE_EQ(kda.seconds({18e12, 0}), 2);  // of states alone
+  EXPECT_DOUBLE_EQ(kda.seconds({18e12, 0}, true), 6);
+  EXPECT_DOUBLE_EQ(m.of("gdn", Pass::forward, DType::f32).seconds({8e12, 1000}, true), 1);
 }
 
 TEST(MachineFile, SaysWhatADecoderTakesBesideAttention) {
@@ -234,8 +262,8 @@ TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
   refuse("model.links[0] has no 'latency'; nearest: 'latency_s'", "latency_s", "latency");
   refuse(
       "model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, links, kernels, "
-      "linears, elementwise_bytes_per_s, logprob_bytes_per_s, logprob_row_s, all_reduces, errors, "
-      "order_margin",
+      "recurrences, linears, elementwise_bytes_per_s, logprob_bytes_per_s, logprob_row_s, "
+      "all_reduces, errors, order_margin",
       "rank =", "xyz =");
   refuse("model.kernels[1] has no 'dypte'; nearest: 'dtype'", "dtype = \"f32\"", "dypte = \"f32\"");
   refuse("model.links[1].latency_s has no 'vlaue'; nearest: 'value'", "{ value = 2e-5",
@@ -366,6 +394,24 @@ TEST(MachineFile, RefusesKernelsThatCannotBe) {
       "latency_s": {"value": 0, "source": "s"}, "bytes_per_s": {"value": 1e9, "source": "s"}}],
       "kernels": []}})");
   });
+}
+
+TEST(MachineFile, RefusesRecurrencesThatCannotBe) {
+  refuse("model.recurrences[0].kind is 'kdx'; nearest: 'kda'", "\"kda\"", "\"kdx\"");
+  refuse("model.recurrences[0].kind is 'linear'; wanted: one of gdn, kda, ssd, gla", "\"kda\"",
+         "\"linear\"");
+  refuse("model.recurrences[0] and [1] are both gdn f32 fwd",
+         "\"kda\"\npass = \"bwd\"\ndtype = \"bf16\"", "\"gdn\"\npass = \"fwd\"\ndtype = \"f32\"");
+  refuse("model.recurrences[1] lacks 'flops_per_s'",
+         "flops_per_s = { value = 8e12, source = \"s\" }", "");
+  refuse("model.recurrences[0] has no 'scans_s'; nearest: 'scan_s'", "scan_s", "scans_s");
+  refuse("scan_s of -6e-09; wanted: 0 or more", "6e-9", "-6e-9");
+  refuse("flops_per_s of 0; wanted: at least 1", "value = 8e12", "value = 0");
+  refuse("summary_flops_per_s of -1; wanted: at least 1", "value = 3e12", "value = -1");
+  refuse(
+      "model.recurrences[1].flops_per_s is 8; wanted: FLOPs in a second, which any processor "
+      "has more than 1e7 of; did you mean 8e+12?",
+      "value = 8e12", "value = 8");
 }
 
 TEST(MachineFile, RefusesDecodersThatCannotBe) {

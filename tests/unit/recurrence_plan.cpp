@@ -8,9 +8,9 @@
 #include <map>
 
 #include "errors.hpp"
+#include "predict/recurrence_program.hpp"
 #include "recurrence/halo.hpp"
 #include "recurrence/schedules/schedule.hpp"
-#include "recurrence/simulate.hpp"
 #include "recurrence_cases.hpp"
 #include "sharding/padded_layout.hpp"
 
@@ -81,7 +81,10 @@ void check_plans(const Plans& plans, Pass pass) {
   }
   RC_ASSERT(sent == received);
   RC_ASSERT(computed == plans.placed.real.back() * plans.problem.shape.value_heads);
-  simulate(plans.ranks, pass, plans.problem.shape, {});  // throws if a rank waits forever
+  MachineModel machine;
+  machine.recurrence.rates = {{"kda", pass, DType::bf16, 0, 0, 1}};
+  // Throws if a rank waits forever.
+  times_of(plans.ranks, pass, {plans.problem.shape, "kda", plans.schedule.name, machine});
 }
 
 RC_GTEST_PROP(RecurrencePlan, EveryPartRunsOnceAndEveryMessageArrives, ()) {
@@ -317,45 +320,6 @@ TEST(RecurrencePlan, WhatCannotBeDoneIsRefused) {
       std::string::npos);
   EXPECT_NE(message("head-exchange", "contiguous", 3).find("nearest that divide them: 2"),
             std::string::npos);
-}
-
-// One document on 3 ranks of a machine that computes 1 FLOP/s and sends at once: the chain waits
-// for the first rank's run and one composition, the gather for the slowest summary.
-TEST(RecurrencePlan, TimesFollowTheMessages) {
-  const StateMachine machine{1, 1e30, 0};
-  const Plans chain(schedule_of("state-chain"), {12}, 3);
-  const RecurrenceShape& shape = chain.problem.shape;
-  const double run = recurrence_flops(Pass::forward, 4, shape);
-  const StateTimes times = simulate(chain.ranks, Pass::forward, shape, machine);
-  EXPECT_DOUBLE_EQ(times.end[0], run);
-  EXPECT_DOUBLE_EQ(times.wait[0], 0);
-  const double summary = count(chain.ranks[1], Pass::forward, shape).more_flops;
-  EXPECT_DOUBLE_EQ(times.end[1],
-                   std::max(run, summary - 2.0 * 4 * 4 * 12) + 2.0 * 4 * 4 * 12 + run);
-  EXPECT_GT(times.wait[2], 0);
-  const Plans gather(schedule_of("state-gather"), {12}, 3);
-  const StateTimes all = simulate(gather.ranks, Pass::forward, shape, machine);
-  EXPECT_LT(all.wait[2], times.wait[2]);
-}
-
-// One document on 8 ranks of a machine that computes at once, where a message takes a second: 7 of a
-// chain follow one another, and so do those of a gather; a scan has 3 steps.
-TEST(RecurrencePlan, AScanHasAsManyStepsAsTheLogarithmOfRanks) {
-  const StateMachine machine{1e30, 1e30, 1};
-  for (const auto& [name, seconds] :
-       {std::pair{"state-chain", 7}, {"state-gather", 7}, {"state-scan", 3}})
-    for (const Pass pass : {Pass::forward, Pass::backward}) {
-      const Plans plans(schedule_of(name), {64}, 8);
-      const StateTimes times = simulate(plans.ranks, pass, plans.problem.shape, machine);
-      EXPECT_NEAR(*std::ranges::max_element(times.end), seconds, 1e-9) << name;
-    }
-}
-
-TEST(RecurrencePlan, HeadsTakeTheTimeOfTheirBytes) {
-  const Plans heads(schedule_of("head-exchange"), {16}, 2);
-  const StateMachine machine{1e30, 1, 0};
-  const StateTimes times = simulate(heads.ranks, Pass::forward, heads.problem.shape, machine);
-  EXPECT_NEAR(times.end[0], static_cast<double>(sent(heads, 0, Pass::forward)), 1e-9);
 }
 
 }  // namespace GYRE_FILE
