@@ -5,10 +5,12 @@
 #include <rapidcheck/gtest.h>
 
 #include <algorithm>
+#include <cmath>
 #include <map>
 
 #include "errors.hpp"
 #include "predict/recurrence_program.hpp"
+#include "recurrence/convolution_stage.hpp"
 #include "recurrence/halo.hpp"
 #include "recurrence/schedules/schedule.hpp"
 #include "recurrence_cases.hpp"
@@ -65,6 +67,7 @@ const StateSchedule& schedule_of(const char* name) {
 
 void check_plans(const Plans& plans, Pass pass) {
   int64_t sent = 0, received = 0, computed = 0;
+  double flops = 0;
   const auto cp = static_cast<int>(plans.ranks.size());
   for (int r = 0; r < cp; ++r) {
     std::map<int, int> runs;
@@ -78,9 +81,14 @@ void check_plans(const Plans& plans, Pass pass) {
     sent += counted.bytes_sent;
     received += counted.bytes_received;
     computed += counted.tokens;
+    flops += counted.flops;
   }
   RC_ASSERT(sent == received);
-  RC_ASSERT(computed == plans.placed.real.back() * plans.problem.shape.value_heads);
+  const int64_t tokens = plans.placed.real.back();
+  RC_ASSERT(computed == tokens * plans.problem.shape.value_heads);
+  const double expected = recurrence_flops(pass, tokens, plans.problem.shape) +
+                          convolution_flops(pass, tokens, plans.problem.shape);
+  RC_ASSERT(std::abs(flops - expected) <= 1e-12 * expected);
   MachineModel machine;
   machine.recurrence.rates = {{"kda", pass, DType::bf16, 0, 0, 1}};
   // Throws if a rank waits forever.
@@ -248,6 +256,10 @@ TEST(RecurrencePlan, ClosedFormsOfAConvolution) {
   wide.type = DType::f32;
   EXPECT_EQ(halo_form(wide, 0, Pass::forward).bytes_sent, 5 * row * 4);
   EXPECT_EQ(halo_form(wide, 3, Pass::backward).bytes_sent, 5 * row * 4 + weights);
+  // Ranks that exchange heads have the 16 tokens of all ranks in 14 channels: results and their
+  // gradients, and gradients of the last 5; and the gradient of all weights.
+  const Plans heads(schedule_of("head-exchange"), {16}, 2, "contiguous", "gdn", 6);
+  EXPECT_EQ(convolution_bytes(heads.ranks[1], 8, shape), (2 * 16 + 5) * 4 * 14 + 6 * 4 * row);
 }
 
 // Two slots a rank: the last rank has one part, and sends an identity beside it.
