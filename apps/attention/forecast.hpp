@@ -1,6 +1,6 @@
 #pragma once
-// What the model of this machine, in the file of --machine, says of the cases of a run: their times
-// beside the measured ones and, with --auto, which of them runs.
+// Predictions of the cases of a run by the model of this machine, in the file of --machine: their
+// times stand beside the measured ones and, with --auto, decide which case runs.
 
 #include <limits>
 #include <optional>

@@ -60,7 +60,7 @@ struct Perturbation {
   int passes = 0;
   double deviation = 0;
 };
-/// What is measured so of a decoder; no pass if its tolerances follow from the shape alone.
+/// The passes that measure this of a decoder; no pass if its tolerances follow from the shape alone.
 Perturbation perturbation_of(const DecoderShape& shape);
 
 /// Tolerance of a value of a decoder with recurrent layers, over the rms of what the perturbation

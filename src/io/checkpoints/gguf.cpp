@@ -21,7 +21,7 @@
 namespace gyre {
 namespace {
 
-/// What is kept of a list: its length and, if its elements are texts, their digest.
+/// A list is kept as its length and, if its elements are texts, their digest.
 struct GgufList {
   int64_t length = 0;
   std::string sha256;

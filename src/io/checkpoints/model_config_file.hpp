@@ -12,7 +12,7 @@ namespace gyre {
 /// Parses a config.json, see read_model_config(); `path` names it in errors.
 ModelConfig parse_model_config(const std::string& path, const std::string& text);
 
-/// What the config.json of a checkpoint says.
+/// The contents of the config.json of a checkpoint.
 struct CheckpointConfig {
   ModelConfig config;
   int64_t longest_text = 0;     ///< 'max_position_embeddings', or 0
