@@ -58,7 +58,7 @@ complete_words() (
 )
 completes() { [[ $(complete_words "${@:2}") == "$1" ]] || fail "${*:2}: completed as '$(complete_words "${@:2}")', not '$1'"; }
 completes "--schedule" gyre-attention --sch
-completes "ring ring-forward" gyre-attention --schedule ring
+completes "$(registered schedules | tr ' ' '\n' | grep '^ring' | xargs)" gyre-attention --schedule ring
 completes "group-cast" gyre-attention --schedule gro # in the second line of the list
 completes "f32 bf16" gyre-attention -d ""
 completes "h200-sxm-8-200g h200-sxm-8" gyre-predict --machine h200
