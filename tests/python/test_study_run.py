@@ -137,8 +137,8 @@ class Command(Scratch):
         done = {one["case"] for one in json.loads(self.study(0, "status", "out", "--json"))["cases"]
                 if one["state"] == "done"}
         self.study(0, "run", "out")  # waits for the launch, which its death has ended
-        self.assertEqual(json.loads(self.study(0, "status", "out", "--json"))["counts"],
-                         {"done": 16, "refused": 2})
+        status = json.loads(self.study(0, "status", "out", "--json"))
+        self.assertEqual(status["counts"], {"done": len(status["cases"]) - 2, "refused": 2})  # halo needs a window
         launches = json.loads((self.place / "out/jobs/002/submission.json").read_text())["launches"]
         self.assertFalse(done & {case for launch in launches for case in launch["cases"]})
 

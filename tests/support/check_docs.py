@@ -176,7 +176,8 @@ def check_names(root, apps):
 
 def faults(root, apps, static):
     yield from check_size(root)
-    yield from check_names(root, apps)
+    if (root / "docs").is_dir():
+        yield from check_names(root, apps)
     tables = subprocess.run([sys.executable, pathlib.Path(__file__).parents[2] / "results/tables.py", "--check", root],
                             capture_output=True, text=True)
     if tables.returncode:

@@ -61,4 +61,7 @@ rows = json.load(open(sys.argv[1]))["results"]
 print(next(r["measurements"]["bins"] for r in rows if r["key"]["algorithm"] == "balanced"))
 ' "$source_dir/results/cpu-2core/pack-algorithms.json") |\n" --static
 
+mkdir "$copy/docs"
+[[ $(check "$copy" "$apps" --static) == *'no page has `ring` of the schedules'* ]] || { echo 'a schedule without a page is not noticed'; failed=1; }
+
 exit "$failed"
