@@ -53,6 +53,7 @@ std::vector<std::tuple<std::string, Value, std::string>> AttentionResult::furthe
       {"communication_only", communicate_ms, "ms"},
       {"exposed_time", exposed_ms, "ms"},
       {"exposed_noise", exposed_noise_ms, "ms"}};
+  if (predicted_ms > 0) all.emplace_back("predicted", predicted_ms, "ms");
   if (graph_operations > 0)
     all.emplace_back("graph_operations", static_cast<double>(graph_operations), "");
   return all;

@@ -103,7 +103,6 @@ const Table<AttentionResult>& attention_table() {
                .doubted(drowns_in_noise),
            Column<Row>{"overlap", "%", 7, 1, [](const Row& r) { return 100 * r.overlap(); }}
                .extra(),
-           Column<Row>{"predicted", "ms", 9, 3, &Row::predicted_ms}.extra(),
            Column<Row>{"imbal", "%", 6, 1, [](const Row& r) { return 100 * r.kernel_imbalance(); }}
                .extra(),
            Column<Row>{"buffers", "MB/rank", 8, 2,

@@ -34,7 +34,8 @@ def judge_measurements(work: Work, row: Row, error: float | None) -> list[str]:
     computed = {"time": found["median"], "min": found["min"], "p95": found["p95"], "cv": 100 * found["cv"],
                 "reps": found["count"], "check": "ok", "err_over_tol": error, **work.figures(row.data, found["median"] / 1e3)}
     own = {name: value for name, value in key.items() if name in stated}
-    names = {*own, *key} - {"grid", "cp", "tp"} | {*work.measured}
+    units = work.measured | {name: unit for name, unit in work.optional.items() if name in stated}
+    names = {*own, *key} - {"grid", "cp", "tp"} | {*units}
     wrong = [f"measurements has no {name}" for name in sorted(names - {*stated})]
     wrong += [f"measurements.{name}: unknown; nearest: {nearest(name, names)}"
               for name in stated if name not in {*names, *own}]
@@ -48,7 +49,7 @@ def judge_measurements(work: Work, row: Row, error: float | None) -> list[str]:
             wrong.append(f"measurements.{name} {value}; wanted: {least:.9g} to {most:.9g}")
     wrong += [f"measurements.{name} {stated[name]}; wanted: a whole number"
               for name in COUNTS if name in stated and not (is_number(stated[name]) and isinstance(stated[name], int))]
-    wrong += differences(row.data["units"], {name: unit for name, unit in work.measured.items() if unit}, "", "unit of ")
+    wrong += differences(row.data["units"], {name: unit for name, unit in units.items() if unit}, "", "unit of ")
     wrong += differ("model.flops", row.data["model"]["flops"], work.flops(key))
     wire = row.data["model"]["bytes_wire"]
     sent = number(row, "sent") * 1e6  # of the busiest rank

@@ -149,9 +149,11 @@ DONE = {"err_over_tol": "", "check": "", "finished": ""}
 
 
 class Work:
-    """Of the runs of one placement. `measured`: names and units of the measurements of a row, without its key."""
+    """Of the runs of one placement. `measured`: names and units of the measurements of a row, without its key; `optional`:
+    of those that only some rows have."""
 
     measured: dict[str, str] = {}
+    optional: dict[str, str] = {}
     passes: tuple[str, ...] = ()
 
     def __init__(self, study: Study, placement: Placement) -> None:
@@ -211,6 +213,7 @@ class Attention(Work):
         "imbal": "%", "buffers": "MB/rank", **DONE, "compute_only": "ms", "communication_only": "ms", "exposed_time": "ms",
         "exposed_noise": "ms",
     }
+    optional = {"predicted": "ms"}
     passes = ("fwd", "bwd")
 
     def key(self, case: Case) -> dict[str, Any]:
@@ -241,7 +244,8 @@ class Attention(Work):
         return found
 
     def limits(self, row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-        rest = ("imbal", "buffers", "compute_only", "communication_only", "exposed_noise", "sent", "msgs")
+        rest = ["imbal", "buffers", "compute_only", "communication_only", "exposed_noise", "sent", "msgs"]
+        rest += [name for name in self.optional if name in row["measurements"]]
         return {"of_peak": SHARE, "exposed_time": (-math.inf, math.inf), **dict.fromkeys(rest, ANY)}
 
     def checks(self, key: dict[str, Any], reps: int) -> dict[str, Any]:
