@@ -6,6 +6,7 @@ Usage: test_conform.py SOURCE_DIR BUILD_DIR; needs python3-numpy and python3-h5p
 
 import ast
 import contextlib
+import dataclasses
 import io
 import json
 import os
@@ -209,6 +210,30 @@ class Decoder(unittest.TestCase):
             step.parts(np.ones((1, gradients.MICROBATCHES, 1)))
         of_router = [np.sort(x, axis=1) for x in scores if x.ndim == 2 and x.shape[1] == 4]
         self.assertGreater(min((x[:, 2] - x[:, 1]).min() for x in of_router), 1e-3)
+
+
+    def test_tolerances_in_bfloat16_follow_what_roundings_change(self):
+        here = Options("", dp=1, cp=2, tp=1, dtype="bfloat16")
+        narrow = Tolerance(gradients.TOLERANCE["bfloat16"], gradients.TOLERANCE["bfloat16"])
+        for case in ("plain", "one_kv_head", "empty_rank"):
+            right = gradients.step_of(case, here)
+            (problem,) = gradients.problems(case, here)
+            one = np.full(right.counts().shape, 1 / right.counts().sum())
+            errors = np.random.default_rng(99)  # other ones than the harness draws
+            weights = {n: w * (1 + 2**-9 * errors.standard_normal(w.shape)) for n, w in right.weights.items()}
+            rounded = dataclasses.replace(right, weights=weights, memo={})
+
+            def verdict(factor):
+                parts = {n: factor * step.spread(g)[0, 0, 0] for n, g in rounded.folded(rounded.parts(one)).items()}
+                found = step.returned_by_name(parts, {n: w.shape for n, w in weights.items()}, ["float64"])
+                return problem.judge([found] * 2, narrow)
+
+            self.assertEqual(verdict(1).status, "passed", (case, verdict(1).findings))
+            for factor in (0.5, 2):
+                self.assertEqual(verdict(factor).status, "failed", (case, factor))
+        wider = gradients.widths(right, one, {n: step.spread(g) for n, g in right.folded(right.parts(one)).items()}, narrow)
+        self.assertTrue(all(1 <= w <= gradients.WIDEST for w in wider.values()), wider)
+        self.assertTrue(min(wider.values()) == 1 < max(wider.values()), wider)
 
 
 class Attention(unittest.TestCase):
