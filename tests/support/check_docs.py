@@ -1,10 +1,10 @@
 #!/usr/bin/env python3
 """Checks README.md and the pages: check_docs.py ROOT APPS [--static]
 
-Links, anchors and images resolve; schedules, layouts and operations are named; README.md is short; tables and excerpts equal their recorded runs; programs know the options that
-the pages show. Blocks marked ```sh are run, each page in a scratch folder of its own, unless a comment `<!-- not run:
-REASON -->` stands before them; those of README.md with the programs that `./run demo` builds, where it builds them. Drawings
-in docs/ must be what these commands draw. --static: nothing is run.
+Links, anchors and images resolve; schedules, layouts and operations are named; README.md is short; tables and excerpts
+equal their recorded runs; programs know the options that the pages show. Blocks marked ```sh are run, each page in a scratch
+folder of its own, unless a comment `<!-- not run: REASON -->` stands before them; those of README.md find the programs where
+`./run demo` builds them. Drawings in docs/ must be what these commands draw. --static: nothing is run.
 """
 
 import filecmp
@@ -119,13 +119,6 @@ def check_options(page, apps, root):
             yield f"{page.name}: ./run has no command '{command}'"
 
 
-def programs_of_demo(root):
-    """Names of the programs that ./run demo builds."""
-    text = (root / "run").read_text() if (root / "run").exists() else ""
-    found = re.search(r"^demo\(\) \{.*?programs=\(([^)]*)\)", text, flags=re.DOTALL | re.MULTILINE)
-    return found[1].split() if found else None
-
-
 def run_page(page, apps, root):
     with tempfile.TemporaryDirectory() as folder:
         scratch = pathlib.Path(folder)
@@ -137,11 +130,9 @@ def run_page(page, apps, root):
         (scratch / "bin/mpirun").write_text(f'#!/bin/sh\nexec {os.environ.get("MPIEXEC", "mpiexec")} "$@"\n')
         (scratch / "bin/mpirun").chmod(0o755)
         environment = dict(os.environ, PATH=f"{scratch / 'bin'}:{apps}:{os.environ['PATH']}")
-        demo = programs_of_demo(root)
-        if page == root / "README.md" and demo:  # the page says itself where they are
-            (scratch / "build/cpu/apps").mkdir(parents=True)
-            for program in demo:
-                (scratch / "build/cpu/apps" / program).symlink_to(apps / program)
+        if page == root / "README.md":  # the page says itself where the programs are, as ./run demo builds them
+            (scratch / "build/cpu").mkdir(parents=True)
+            (scratch / "build/cpu/apps").symlink_to(apps)
             environment["PATH"] = f"{scratch / 'bin'}:{os.environ['PATH']}"
         for block in BLOCK.finditer(page.read_text()):
             if block["comment"]:

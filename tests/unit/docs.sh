@@ -25,8 +25,6 @@ must_notice() {
   mkdir -p "$copy/results/cpu-2core"
   cp "$source_dir/results/cpu-2core/pack-algorithms.json" "$copy/results/cpu-2core/"
   printf '%b\n' "# Title\n\n$2" >"$copy/README.md"
-  printf '#!/bin/bash\ndemo() {\n  local programs=(gyre-pack)\n}\n' >"$copy/run"
-  chmod +x "$copy/run"
   found=$(check "$copy" "$apps" "${@:3}") || status=$?
   if [[ -n $1 && ($status -ne 1 || $found != *"$1"*) ]] || [[ -z $1 && $status -ne 0 ]]; then
     echo "the check is broken: of '$2' it should say '${1:-nothing}', but says '$found'"
@@ -49,7 +47,6 @@ must_notice 'tables or excerpts differ' '<!-- excerpt results/cpu-2core/pack-alg
 demo='export PATH=$PWD/build/cpu/apps:$PATH\n'
 must_notice 'exit code 2' "\`\`\`sh\n${demo}gyre-pack --capacity 8K\n\`\`\`"
 must_notice 'gyre-pack: command not found' '```sh\ngyre-pack --help\n```'
-must_notice 'gyre-shard: command not found' "\`\`\`sh\n${demo}gyre-shard --help\n\`\`\`"
 must_notice 'more than 4 ranks' '```sh\nmpirun -n 5 gyre-pack --help\n```'
 # And what is right must pass.
 must_notice '' "[a](#title) [b](README.md)\n\n\`\`\`sh\n${demo}gyre-pack --help   # a comment\n\`\`\`"
