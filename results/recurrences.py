@@ -3,8 +3,8 @@
 
 inputs/published/recurrences.csv has a row for each figure; README.md beside it says what its columns mean. Figures of one GPU
 may set a rate of a machine file, and say so; all others are predicted, and set nothing. An error is predicted time over
-published time, minus 1. FILE (results/prediction/recurrences.txt) gets a line for each, and the reasons of errors above 10 %:
-such an error without a reason is an error of this script, and so is a reason without one.
+published time, minus 1. FILE (results/prediction/recurrences.txt) gets a line for each, and the reasons of errors above 10 %
+of figures that set no rate: such an error without a reason is an error of this script, and so is a reason without one.
 """
 
 import argparse

@@ -16,7 +16,7 @@
 namespace gyre {
 namespace {
 
-/// Why the model of a machine says nothing of this run; "" if it does.
+/// Returns why the model of the machine does not apply to this run; "" if it does.
 std::string not_modelled(const AttentionOptions& o) {
   if (o.backend.on_gpu()) return "the model of --machine is of kernels on CPUs";
   if (o.emulates_compute() || !o.network.empty())
@@ -55,21 +55,23 @@ Forecast::Forecast(const AttentionOptions& o, const AppContext& context)
 
 std::vector<double> Forecast::seconds(const AttentionWorkload& workload,
                                       const AttentionChoice& choice, std::string& refusal) const {
-  std::map<Pass, double> of_pass;
-  if (machine_ && world_.rank() == 0) try {
+  const std::vector<Pass> passes = o_.passes();
+  std::vector<double> all(passes.size(), std::numeric_limits<double>::quiet_NaN());
+  if (!machine_) return all;
+  run_on_root(world_, "predictions", [&] {
+    try {
       const PlacedAttention placed(workload, setup_of(o_, choice.schedule, choice.layout, 0));
       for (const PassPrediction& p :
            predict({choice.schedule, placed.problem, o_.types()}, *machine_))
-        of_pass[p.pass] = p.seconds;
+        for (size_t i = 0; i < passes.size(); ++i)
+          if (passes[i] == p.pass) all[i] = p.seconds;
     } catch (const Error& error) {
       if (error.code() != ExitCode::usage) throw;
       refusal = error.what();
     }
-  std::vector<double> all;
-  for (const Pass pass : o_.passes()) {
-    const double known = all_reduce_value(world_, of_pass[pass], ReduceOp::max);
-    all.push_back(known > 0 ? known : std::numeric_limits<double>::quiet_NaN());
-  }
+  });
+  HostStream stream;
+  world_.broadcast(std::as_writable_bytes(std::span(all)), 0, stream, "predicted times")->wait();
   return all;
 }
 
@@ -83,17 +85,16 @@ std::vector<AttentionChoice> Forecast::choices(const AttentionWorkload& workload
         all.back().seconds = seconds(workload, all.back(), refusal);
       }
   if (!o_.automatic) return all;
-  const auto longer = [](const AttentionChoice& a, const AttentionChoice& b) {
-    return a.total() < b.total() || std::isnan(b.total());
-  };
-  const AttentionChoice best = *std::ranges::min_element(all, longer);
+  const AttentionChoice best = *std::ranges::min_element(all, {}, [](const AttentionChoice& c) {
+    return std::isnan(c.total()) ? std::numeric_limits<double>::infinity() : c.total();
+  });
   run_on_root(world_, "--auto", [&] {
     if (std::isnan(best.total())) throw_usage("--auto: no time can be predicted: {}", refusal);
   });
   return {best};
 }
 
-std::string forecast_text(const std::vector<AttentionResult>& results) {
+std::string forecast_text(const std::vector<AttentionResult>& results, int cycles) {
   struct Times {
     std::string schedule, layout;
     double predicted = 0, measured = 0;
@@ -101,10 +102,11 @@ std::string forecast_text(const std::vector<AttentionResult>& results) {
   std::map<int64_t, std::vector<Times>> of_tokens;
   for (const AttentionResult& r : results) {
     std::vector<Times>& all = of_tokens[r.tokens];
-    if (all.empty() || all.back().schedule != r.schedule || all.back().layout != r.layout)
-      all.push_back({r.schedule, r.layout});
-    all.back().predicted += r.predicted_ms;
-    all.back().measured += r.time_ms.median;
+    auto times = std::ranges::find_if(
+        all, [&](const Times& t) { return t.schedule == r.schedule && t.layout == r.layout; });
+    if (times == all.end()) times = all.insert(all.end(), {r.schedule, r.layout});
+    times->predicted += r.predicted_ms / cycles;
+    times->measured += r.time_ms.median / cycles;
   }
   std::string text;
   for (auto& [tokens, all] : of_tokens) {
@@ -113,14 +115,14 @@ std::string forecast_text(const std::vector<AttentionResult>& results) {
     const Times& first = *std::ranges::min_element(all, {}, &Times::predicted);
     const Times& fastest = *std::ranges::min_element(all, {}, &Times::measured);
     text += fmt::format(
-        "# predicted to be the fastest, {} tokens: {} under {}, {:.4g} ms; measured {:.4g}", tokens,
-        first.schedule, first.layout, first.predicted, first.measured);
+        "# predicted to be the fastest, {} tokens: {} under {}, {:.4g} ms; measured {:.4g} ms",
+        tokens, first.schedule, first.layout, first.predicted, first.measured);
     if (&first != &fastest)
       text +=
           fmt::format("; {} under {} took {:.4g}, {:.1f} % less", fastest.schedule, fastest.layout,
                       fastest.measured, 100 * (1 - fastest.measured / first.measured));
     else if (all.size() > 1)
-      text += ", the least";
+      text += ", the shortest";
     text += '\n';
   }
   return text;

@@ -22,10 +22,11 @@ struct AttentionChoice {
   double total() const;
 };
 
+/// Predicts the times of the cases of a run, and chooses the case of --auto.
 class Forecast {
  public:
-  /// Reads the model. A run whose times the model is not about (a GPU, emulation, a replay, another
-  /// number of threads) has none. Throws a usage error if --auto needs one. Collective.
+  /// Reads the model. It is one of CPUs with one thread a rank: runs on GPUs, emulated and replayed
+  /// runs get no predictions. Throws a usage error if --auto gets none. Collective.
   Forecast(const AttentionOptions& o, const AppContext& context);
   /// The schedules and layouts of the options, in the order of the registries; with --auto, the one
   /// of the shortest predicted time for this workload. Collective.
@@ -40,7 +41,7 @@ class Forecast {
 };
 
 /// "#" lines, one for each number of tokens whose times were predicted: the case that is predicted
-/// to be the fastest, and the fastest one that was measured.
-std::string forecast_text(const std::vector<AttentionResult>& results);
+/// to be the fastest, and the fastest one that was measured. Times are means over `cycles`.
+std::string forecast_text(const std::vector<AttentionResult>& results, int cycles);
 
 }  // namespace gyre

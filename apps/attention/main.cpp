@@ -38,7 +38,6 @@ struct RanksHere {
 struct Setting {
   const AttentionOptions& o;
   const std::optional<AttentionFile>& file;
-  const Forecast& forecast;
   AppContext& context;
   Backend& backend;
   RanksHere& here;
@@ -104,13 +103,14 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
 }
 
 void do_workload(Setting& s, Suite<AttentionResult>& suite, const AttentionWorkload& workload,
-                 const PlannedPtr& planned, int cycle) {
+                 const PlannedPtr& planned, const std::vector<AttentionChoice>& choices,
+                 int cycle) {
   const AttentionOptions& o = s.o;
   const auto inputs = s.file ? rows_of(*s.file, workload.type) : random_rows(workload, o.seed);
   const AttentionExpectation expected{
       *inputs, s.file && s.file->reference ? &*s.file->reference : nullptr, o.check_pairs};
   const bool many = !o.automatic && (o.schedule.several() || o.layout.several());
-  for (const AttentionChoice& choice : s.forecast.choices(workload))
+  for (const AttentionChoice& choice : choices)
     suite.attempt("under " + choice.layout.name, many, [&] {
       do_case(s, suite, setup_of(o, choice.schedule, choice.layout, s.memory_bytes, s.peak_flops),
               workload, planned, expected, choice.seconds, cycle);
@@ -135,6 +135,8 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
     plans = plan_workloads(workloads, o, memory, world.rank());
   });
   const Forecast forecast(o, context);
+  std::vector<std::vector<AttentionChoice>> choices;
+  for (const AttentionWorkload& workload : workloads) choices.push_back(forecast.choices(workload));
   const NetworkAndKernel made = make_network_and_kernel(context, o, backend);
   if (o.cuda_graph) run_agreed(world, "--cuda-graph", [&] { prepare_graphs(made.network); });
   RanksHere here(o, world, made, backend.stream());
@@ -143,17 +145,17 @@ ExitCode run(AttentionOptions& o, AppContext& context) {
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
   const bool has_peak = !backend.on_gpu() && !o.emulates_compute();
   const double peak = has_peak ? o.threads * measured_fma_peak() : 0;
-  Setting setting{o, file, forecast, context, backend, here, report, peak, memory};
+  Setting setting{o, file, context, backend, here, report, peak, memory};
   Suite<AttentionResult> suite(context, report, o.report, attention_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
     for (size_t i = 0; i < workloads.size(); ++i)
-      do_workload(setting, suite, workloads[i], plans[i], cycle);
+      do_workload(setting, suite, workloads[i], plans[i], choices[i], cycle);
   suite.require_rows();
   if (!o.replay) add_figures(report, suite.rows());
   judge_answers(report, answers);
   return finish_run(context, report, o.report, [&] {
     std::string text = suite.legend() + suite.refusals();
-    if (!o.replay) text += winners_text(suite.rows()) + forecast_text(suite.rows());
+    if (!o.replay) text += winners_text(suite.rows()) + forecast_text(suite.rows(), o.sweep.cycles);
     if (const std::string note = made.kernel->note(); !note.empty())
       text += fmt::format("# kernel on rank 0: {}\n", note);
     if (file && file->reference && !suite.rows().empty() && !context.quiet)

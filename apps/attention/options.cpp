@@ -24,20 +24,21 @@ constexpr int max_replay_threads = 1024;
 void declare_problem(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Problem");
   add("--input", "Queries, keys, values and references (HDF5, gyre/attention)", o.input)
-      .reads_file();
+      .reads_file()
+      .problem_file();
   declare_generated(table, o.generate);
   add.size("--capacity", "With --gen: slots of the bin that documents are packed into; 0: 16K",
            o.capacity, 0, max_tokens);
   declare_sweep(table, "Tokens of each sequence, over all ranks", o.sweep, max_tokens);
   add("--batch", "Number of sequences, which have equal lengths", o.batch, 1);
-  add("--heads", "Query heads", o.heads, 1, max_heads).said_by_input();
-  add("--kv-heads", "Key and value heads", o.kv_heads, 1, max_heads).said_by_input();
+  add("--heads", "Query heads", o.heads, 1, max_heads).in_problem_file();
+  add("--kv-heads", "Key and value heads", o.kv_heads, 1, max_heads).in_problem_file();
   add("--head-dim", "Elements of a head of queries and keys", o.head_dim, 1, max_head_dim)
-      .said_by_input();
+      .in_problem_file();
   declare_head_widths(table, o.v_head_dim, o.shared_key_dim);
   declare_mask_options(table, o.mask);
-  add.flag("--sinks", "Learnable sinks, one a query head", o.sinks).said_by_input();
-  add.seed("Seed of random inputs", o.seed).said_by_input();
+  add.flag("--sinks", "Learnable sinks, one a query head", o.sinks).in_problem_file();
+  add.seed("Seed of random inputs", o.seed).in_problem_file();
 }
 
 void declare_types(OptionTable& table, AttentionOptions& o) {
@@ -61,8 +62,8 @@ void declare_schedule(OptionTable& table, AttentionOptions& o) {
            o.replay);
   add.flag(
       "--auto",
-      "Of the schedules and layouts (unless given: all), run those that the model of --machine "
-      "predicts to be the fastest",
+      "Run only the schedule and layout that the model of --machine predicts to be the fastest; "
+      "--schedule and --layout choose among which, unless given: all",
       o.automatic);
   schedule_choices().declare(table, o.schedule, "How keys and queries meet", true);
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
@@ -148,7 +149,7 @@ void check_sizes(const AttentionOptions& o, ConfigErrors& errors) {
 }
 
 void check_shape(const AttentionOptions& o, ConfigErrors& errors) {
-  check_head_groups(o.heads, o.kv_heads, errors);
+  check_head_groups(o.heads, "--kv-heads", o.kv_heads, errors);
   check_shared_keys(o.shared_key_dim, o.head_dim, errors);
   check_mask_options(o.mask, errors);
 }

@@ -15,7 +15,7 @@
 
 namespace gyre {
 
-/// The names of a registry's entries, and with what lists show of them.
+/// Returns the names of a registry's entries.
 template <class Entry>
 std::vector<std::string> names_of(const std::vector<Entry>& entries) {
   std::vector<std::string> names;

@@ -33,10 +33,10 @@ LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
 
 void declare_mask_options(OptionTable& table, MaskOptions& o) {
   const AddOptions add(table, "Problem");
-  add("--mask", "Mask inside a document: " + mask_choices(), o.mask).said_by_input();
+  add("--mask", "Mask inside a document: " + mask_choices(), o.mask).in_problem_file();
   add.size("--window", "Keys that a query sees under --mask causal, its own included; 0: no limit",
            o.window)
-      .said_by_input();
+      .in_problem_file();
 }
 
 void check_mask_options(const MaskOptions& o, ConfigErrors& errors) {
@@ -142,21 +142,21 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
   return lengths;
 }
 
-void check_head_groups(int heads, int kv_heads, ConfigErrors& errors) {
-  if (heads % kv_heads != 0)
-    errors.add("--heads {} is not a multiple of --kv-heads {}; the nearest is {}", heads, kv_heads,
-               std::max(1, (heads + kv_heads / 2) / kv_heads) * kv_heads);
+void check_head_groups(int heads, const char* option, int shared, ConfigErrors& errors) {
+  if (heads % shared != 0)
+    errors.add("--heads {} is not a multiple of {} {}; the nearest is {}", heads, option, shared,
+               std::max(1, (heads + shared / 2) / shared) * shared);
 }
 
 void declare_head_widths(OptionTable& table, int& v_head_dim, int& shared_key_dim) {
   const AddOptions add(table, "Problem");
   add("--v-head-dim", "Elements of a head of values and of the output; 0: --head-dim", v_head_dim,
       0, max_head_dim)
-      .said_by_input();
+      .in_problem_file();
   add("--shared-key-dim",
       "Elements at the end of a key that all KV heads share, sent once (MLA: the rotary part)",
       shared_key_dim, 0, max_head_dim)
-      .said_by_input();
+      .in_problem_file();
 }
 
 void check_shared_keys(int shared_key_dim, int head_dim, ConfigErrors& errors) {

@@ -64,7 +64,7 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
                                        std::string& origin);
 
 /// Adds an error, with the nearest multiple, if key heads do not divide the query heads.
-void check_head_groups(int heads, int kv_heads, ConfigErrors& errors);
+void check_head_groups(int heads, const char* option, int shared, ConfigErrors& errors);
 /// Largest values of --heads and --kv-heads, of --head-dim, and of --threads.
 inline constexpr int max_heads = 4096, max_head_dim = 1024, max_threads = 1024;
 /// Declares --v-head-dim and --shared-key-dim.

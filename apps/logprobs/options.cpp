@@ -47,57 +47,59 @@ std::vector<int64_t> parse_shards(const std::string& text) {
 
 void declare_problem(OptionTable& table, LogprobsOptions& o) {
   const AddOptions add(table, "Problem");
-  add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input).reads_file();
+  add("--input", "Logits, ids and references (HDF5, gyre/logprobs)", o.input)
+      .reads_file()
+      .problem_file();
   declare_sweep(table, "Tokens, over all context-parallel ranks", o.sweep, max_tokens);
   add("--sequences", "Number of sequences, of about equal length, that the tokens form",
       o.sequences, 1);
   declare_generated(table, o.generate);
   add.size("--capacity", "Slots of the pack that --gen fills; 0: 16K", o.capacity, 0, max_tokens);
-  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1, max_columns).said_by_input();
+  add.size("--vocab", "Ids of the vocabulary", o.vocab, 1, max_columns).in_problem_file();
   add.size("--padded",
            "Columns of all ranks, padding included; 0: --vocab, rounded up to a multiple of --tp",
            o.padded, 0, max_columns)
-      .said_by_input();
+      .in_problem_file();
   add("--shards",
       "Columns of each tensor-parallel rank, such as 16K,8K,8K; unless given: equal shards",
       o.shards);
   add.size("--picks", "Ids of each token: to gather, of a teacher, or the largest", o.picks, 1,
            max_picks)
-      .said_by_input();
+      .in_problem_file();
   add.size("--hidden", "Elements of a hidden state", o.hidden, 1, max_list);
   add("--temperature", "Temperature, by which logits are divided", o.temperature,
       {least_temperature, max_temperature})
-      .said_by_input();
+      .in_problem_file();
   add.size("--top-k", "Sampling filter: number of largest logits that survive; 0: all", o.top_k)
-      .said_by_input();
+      .in_problem_file();
   add("--min-p",
       "Sampling filter: least probability that survives, as a share of the largest; 0: any",
       o.min_p, {0, 1})
-      .said_by_input();
+      .in_problem_file();
   add("--top-p", "Sampling filter: share of the probability that survives top-k and min-p; 1: all",
       o.top_p, {.least = 0, .most = 1, .open = true})
-      .said_by_input();
+      .in_problem_file();
   for (size_t i = 0; i < o.parameters.size(); ++i) {
     const RowParameter& parameter = row_parameters()[i];
     add(parameter.option(), parameter.help, o.parameters[i], {parameter.least, parameter.most})
-        .said_by_input();
+        .in_problem_file();
   }
   add.flag("--filter-per-token",
            "Give each token its own temperature and filter, made up from those of the options",
            o.filter_per_token)
-      .said_by_input();
+      .in_problem_file();
   add.choice("-d,--dtype", "Type of logits, gradients, hidden states and weights", o.dtype,
              activation_type_names());
   add("--logit-scale", "Standard deviation of made-up logits", o.logit_scale, {0, max_scale})
-      .said_by_input();
+      .in_problem_file();
   add.size("--peaks", "Columns of each made-up row whose logits stand out", o.peaks, 0, max_picks)
-      .said_by_input();
+      .in_problem_file();
   add("--peak-height", "Height by which the logits of --peaks stand out", o.peak_height)
-      .said_by_input();
+      .in_problem_file();
   add("--zero-fraction", "Share of tokens whose upstream gradient is zero, as those of prompts",
       o.zero_fraction, {0, 1})
-      .said_by_input();
-  add.seed("Seed of inputs that are made up", o.seed).said_by_input();
+      .in_problem_file();
+  add.seed("Seed of inputs that are made up", o.seed).in_problem_file();
 }
 
 void declare_run(OptionTable& table, LogprobsOptions& o) {

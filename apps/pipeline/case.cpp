@@ -159,8 +159,10 @@ void ScoringCase::compare_scores(const ScoreComparison& of, Verification& checks
   array.sigma = sigma(squares, std::ssize(of.expected), of.tolerance);
   Check& check = check_of(array, "", checks);
   if (world_.rank() == 0) check.add_sample(of.sampled.first, of.sampled.second);
+  int64_t wide = 0;
   for (size_t r = 0; r < of.expected.size(); ++r) {
     const auto& [token, value, least] = of.expected[r];
+    wide += of.tolerance * scales[r] > std::max(least, std::abs(value)) ? 1 : 0;
     const double got = of.got[token - scores_->begin];
     const ExpectedRow expected{{of.answers ? 0 : value}, {scales[r]}};
     compare_row(array, r, {&got, 1}, expected, of.answers ? &value : nullptr, check, [&] {
@@ -168,6 +170,16 @@ void ScoringCase::compare_scores(const ScoreComparison& of, Verification& checks
       return ", " + place_of(in_.documents, document, token - offsets_[document]);
     });
   }
+  require_verified(wide, std::ssize(of.expected), check);
+}
+
+void ScoringCase::require_verified(int64_t wide, int64_t all, Check& check) const {
+  wide = all_reduce_value(world_, wide, ReduceOp::sum);
+  all = all_reduce_value(world_, all, ReduceOp::sum);
+  if (world_.rank() == 0 && 2 * wide > all)
+    check.add_failure(fmt::format(
+        "the tolerances of {} of {} values are larger than the values: nothing was verified", wide,
+        all));
 }
 
 double ScoringCase::sigma(double squares, int64_t count, double tolerance) const {
@@ -271,14 +283,17 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
     hidden.sigma = sigma(l, rows, hidden.tolerance, over_change);
     Check& check = check_of(hidden, "", checks);
     // Tensor-parallel ranks have the same rows; each compares some of them.
+    int64_t wide = 0, compared = 0;
     for (size_t r = grid_.tp_rank(); r < rows.size(); r += grid_.shape().tp) {
       const HiddenRow& row = rows[r];
       const std::vector<double> got(row.x[l].begin(), row.x[l].end());
       const auto want = expected.span().subspan(r * width, width);
       const double squares = std::inner_product(want.begin(), want.end(), want.begin(), 0.0);
       const double change = changes_.rows.empty() ? 0 : changes_.rows[r][l];
-      const double scale =
-          scale_of(std::sqrt(squares / width), change, over_change, hidden.tolerance);
+      const double size = std::sqrt(squares / width),
+                   scale = scale_of(size, change, over_change, hidden.tolerance);
+      ++compared;
+      wide += hidden.tolerance * scale > size ? 1 : 0;
       const ExpectedRow scaled{.values = {want.begin(), want.end()},
                                .scales = std::vector<double>(width, scale),
                                .defined = std::vector<double>(width, 0)};
@@ -286,6 +301,7 @@ void ScoringCase::verify_hidden(const std::vector<HiddenRow>& rows, Verification
       compare_row(hidden, 0, got, scaled, want.data(), check,
                   [&] { return ", " + place_of(in_.documents, row.document, row.position); });
     }
+    require_verified(wide, compared, check);
   }
 }
 

@@ -127,6 +127,9 @@ class ScoringCase final : public Case {
   static double scale_of(double scale, double change, double over_change, double tolerance) {
     return std::max(scale, std::sqrt(change) * over_change / tolerance);
   }
+  /// Fails a check most of whose values, `wide` of `all`, have a tolerance that zeros would meet.
+  /// Collective.
+  void require_verified(int64_t wide, int64_t all, Check& check) const;
   double over_change_of(const ModelConfig& config, int64_t longest, bool of_twin) const;
   struct ExpectedScore {
     int64_t token;

@@ -24,7 +24,7 @@ void check_shares(int tp, const char* option, int heads, ConfigErrors& errors) {
 
 /// Checks the numbers of heads of attention.
 void check_heads(const PredictOptions& o, ConfigErrors& errors) {
-  check_head_groups(o.heads, o.kv_heads, errors);
+  check_head_groups(o.heads, "--kv-heads", o.kv_heads, errors);
   check_shared_keys(o.shared_key_dim, o.head_dim, errors);
   check_shares(o.tp, "--kv-heads", o.kv_heads, errors);
 }
@@ -77,9 +77,7 @@ void check_recurrence(PredictOptions& o, ConfigErrors& errors) {
   for (auto [value, usual] : {std::pair{&o.heads, 32}, {&o.key_heads, 16}, {&o.head_dim, 128}})
     if (*value == 0) *value = usual;
   if (o.v_head_dim == 0) o.v_head_dim = o.head_dim;
-  if (o.heads % o.key_heads != 0)
-    errors.add("--heads {} is not a multiple of --key-heads {}; the nearest is {}", o.heads,
-               o.key_heads, std::max(1, (o.heads + o.key_heads / 2) / o.key_heads) * o.key_heads);
+  check_head_groups(o.heads, "--key-heads", o.key_heads, errors);
   check_shares(o.tp, "--key-heads", o.key_heads, errors);
 }
 
@@ -102,11 +100,11 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
 
 void declare_recurrence(OptionTable& table, PredictOptions& o) {
   const AddOptions add(table, "Problem"), ranks(table, "Parallelism");
-  add.choice("--recurrence", "A recurrent layer of this kind instead of attention", o.recurrence,
-             names_of(recurrence_kinds()));
+  add.choice("--recurrence", "Predict a recurrent layer of this kind instead of attention",
+             o.recurrence, names_of(recurrence_kinds()));
   add("--key-heads", "With --recurrence: heads of queries and keys; 0: 16", o.key_heads, 0,
       max_heads);
-  add("--conv", "With --recurrence: tokens that a convolution before it reads; 0: there is none",
+  add("--conv", "With --recurrence: tokens that the convolution before the layer reads; 0: none",
       o.conv, 0, max_convolution);
   ranks
       .choices("--state-schedule", "With --recurrence: how states pass from rank to rank",

@@ -10,7 +10,7 @@
 namespace gyre {
 namespace {
 
-/// The plan of a rank has what all ranks gather: plans of so many ranks take a quarter of a minute.
+/// Each plan lists what all ranks send, so that plans of all ranks grow as cp².
 constexpr int most_ranks = 2048;
 
 }  // namespace

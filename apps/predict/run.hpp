@@ -73,7 +73,7 @@ struct PredictedRow : MeasuredRow {
 std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verification& checks);
 std::vector<PredictedRow> predict_case(const PredictedCase<StateSchedule>& c, Verification& checks);
 
-/// A row with what is said of any problem: its key, bytes and memory.
+/// Returns a row with the fields that attention and recurrences share: key, bytes and memory.
 template <class Entry>
 PredictedRow row_of(const PredictedCase<Entry>& c, PassPrediction prediction) {
   PredictedRow row;
@@ -162,10 +162,10 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
 
 /// A line on how far predictions for this machine are from measurements, below the table.
 std::string error_text(const MachineModel& machine);
-/// The same below a table that has no column of errors: nobody published times of a whole model.
+/// A line on errors below the table of a whole model, of which nobody published times.
 std::string attention_error_text(const MachineModel& machine);
 
-/// The same below a table of a recurrent layer.
+/// A line on errors below the table of a recurrent layer.
 std::string recurrence_error_text();
 
 /// A line for each winner, below the table.

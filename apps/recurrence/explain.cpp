@@ -166,7 +166,7 @@ std::string explanation_of(const RecurrenceWorkload& workload, const RecurrenceO
   if (!any) throw_usage("nothing can be explained:\n{}", refused);
   return text + steps + refused +
          fmt::format(
-             "# times are of a model: a rank computes {} TFLOP/s, counting what chunks take, and "
+             "# times are of a model: a rank computes {} TFLOP/s, with the FLOPs of chunks, and "
              "sends "
              "{} GB/s, latency {} us\n",
              o.tflops, o.gbytes_per_s, o.latency_us);

@@ -13,7 +13,9 @@ constexpr int64_t max_tokens = int64_t{1} << 30;
 
 void declare_problem(OptionTable& table, RecurrenceOptions& o) {
   const AddOptions add(table, "Problem");
-  add("--input", "Inputs and references (HDF5, gyre/recurrence)", o.input).reads_file();
+  add("--input", "Inputs and references (HDF5, gyre/recurrence)", o.input)
+      .reads_file()
+      .problem_file();
   declare_generated(table, o.generate);
   add.size("--capacity", "With --gen: slots of the bin that documents are packed into; 0: 16K",
            o.capacity, 0, max_tokens);
@@ -22,23 +24,23 @@ void declare_problem(OptionTable& table, RecurrenceOptions& o) {
   add.choices("--kind", "What the state of a head does with a token", o.kind,
               described(recurrence_kinds()))
       .in_key()
-      .said_by_input();
-  add("--heads", "Heads of values, each with a state", o.heads, 1, max_heads).said_by_input();
-  add("--key-heads", "Heads of queries and keys", o.key_heads, 1, max_heads).said_by_input();
+      .in_problem_file();
+  add("--heads", "Heads of values, each with a state", o.heads, 1, max_heads).in_problem_file();
+  add("--key-heads", "Heads of queries and keys", o.key_heads, 1, max_heads).in_problem_file();
   add("--key-dim", "Elements of a head of queries and keys: rows of a state", o.key_dim, 1,
       max_head_dim)
-      .said_by_input();
+      .in_problem_file();
   add("--value-dim", "Elements of a head of values: columns of a state", o.value_dim, 1,
       max_head_dim)
-      .said_by_input();
+      .in_problem_file();
   add("--conv",
       "Tokens that a causal convolution of queries, keys and values reads, before the recurrence; "
       "0: there is none",
       o.conv, 0, max_convolution)
-      .said_by_input();
+      .in_problem_file();
   add.choice("-d,--dtype", "Type of queries, keys, values and the output", o.dtype,
              activation_type_names());
-  add.seed("Seed of random inputs", o.seed).said_by_input();
+  add.seed("Seed of random inputs", o.seed).in_problem_file();
 }
 
 void declare_run(OptionTable& table, RecurrenceOptions& o) {
@@ -82,9 +84,7 @@ void check_source(const RecurrenceOptions& o, ConfigErrors& errors) {
   if ((!o.input.empty() || !o.generate.empty()) && has_length)
     errors.add("--tokens, --min and --batch go with sequences, not with --input or --gen");
   if (o.capacity != 0 && o.generate.empty()) errors.add("--capacity goes with --gen");
-  if (o.heads % o.key_heads != 0)
-    errors.add("--heads {} is not a multiple of --key-heads {}; the nearest is {}", o.heads,
-               o.key_heads, std::max(1, (o.heads + o.key_heads / 2) / o.key_heads) * o.key_heads);
+  check_head_groups(o.heads, "--key-heads", o.key_heads, errors);
   check_sweep(o.sweep, usual.sweep.tokens, errors);
   for (const auto& [option, size] : {std::pair<const char*, int64_t>{"--tokens", o.sweep.tokens},
                                      {"--min", o.sweep.min},

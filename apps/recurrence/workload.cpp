@@ -161,10 +161,8 @@ PlannedRecurrence::PlannedRecurrence(const RecurrenceWorkload& workload,
 
 int64_t planned_bytes(const PlannedRecurrence& planned, DType type) {
   const RecurrenceShape& shape = planned.problem.shape;
-  int64_t bytes = buffer_bytes(planned.plan, shape);
-  if (shape.convolution > 0)
-    bytes += convolution_bytes(planned.plan, planned.placed.layout.slots_of_rank(), shape);
-  return bytes + bytes_of_arrays(shape, type, planned.placed.layout.slots_of_rank());
+  return transient_bytes(planned.plan, planned.problem) +
+         bytes_of_arrays(shape, type, planned.placed.layout.slots_of_rank());
 }
 
 }  // namespace gyre

@@ -99,7 +99,7 @@ void check_options(const ShardOptions& o) {
     errors.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
   layout_choices().check(o.layout, errors);
   if (o.bin != 0 && o.svg.empty()) errors.add("--bin says what --svg draws, and there is none");
-  check_head_groups(o.heads, o.kv_heads, errors);
+  check_head_groups(o.heads, "--kv-heads", o.kv_heads, errors);
   if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.svg.empty() || o.repad ||
                     !o.gradient.empty() || !o.relayout.empty()))
     errors.add("--ulysses takes no --layout, --repad, --gather-gradient, --relayout or --svg");

@@ -40,7 +40,7 @@ double attention_tolerance(int64_t head_dim, int64_t keys, int64_t merges);
 // Roundings to bf16 are counted separately, because they are 65536 times as large. Their numbers
 // are: P for out if partial results are bf16 (these reach dQ, dK and the sinks through delta), P
 // for dQ, H for dK and dV, and one for every time that out or dQ is sent as an activation. Partial
-// results that are sent before they are merged count as one more of out, which delta passes on.
+// results that are sent before they are merged add one rounding to out, and so to delta.
 // Inputs are exact values of bf16.
 //
 //     tolerance = safety / 6 · sqrt(eps_f32² n_f32 + eps_bf16² n_bf16)

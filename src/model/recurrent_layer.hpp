@@ -96,7 +96,7 @@ struct RecurrentWeights {
 /// Rows of slots and halos: results of the projections, f32. The norm of a head amplifies errors of
 /// an output whose terms cancel, so that nothing is rounded before it.
 struct RecurrentInputs {
-  MatrixRef q, k, v;  ///< are not written
+  MatrixRef q, k, v;  ///< read only
   ConstMatrixRef z, b, a;
 };
 

@@ -55,16 +55,16 @@ double residual_sigma(const DecoderShape& shape);
 /// max / sqrt(2 ln vocab), at least 1. Log-softmax passes the error of the logits on.
 double score_tolerance(const DecoderShape& shape, double max_abs_logit);
 
-/// Passes with perturbed norms that measure errors, and the standard deviation of the perturbation.
+/// Passes with perturbed weights of norms, and the relative standard deviation of the perturbation.
 struct Perturbation {
   int passes = 0;
   double deviation = 0;
 };
-/// The passes that measure this of a decoder; no pass if its tolerances follow from the shape alone.
+/// Returns the perturbation that a decoder needs; no pass if its shape gives all tolerances.
 Perturbation perturbation_of(const DecoderShape& shape);
 
-/// Tolerance of a value of a decoder with recurrent layers, over the rms of what the perturbation
-/// changes in it; 0 for other decoders. See below.
+/// Tolerance of a value over the rms of its change by the perturbation; 0 for decoders without
+/// recurrent layers. See below.
 double tolerance_over_change(const DecoderShape& shape);
 
 /// Absolute tolerance of a divergence Σ p (log p - log q) (nats), with the tolerances `student` and
@@ -79,16 +79,16 @@ double kl_tolerance(double student, double teacher, double distance, double devi
 
 // Recurrent layers. The norm of a head's output o amplifies the errors of o by up to 1/sqrt(eps)
 // where the terms of o cancel. That happens in some heads of some tokens, and their errors reach
-// later layers and tokens. So the errors of each value are measured, as described below: by its
-// change, the rms over four passes with perturbed norms, because that of one may be small by
-// chance. A value's tolerance is the larger one of that of the shape and
+// later layers and tokens. So the change of each value is measured: its rms over four passes with
+// perturbed norms. The change in a single pass may be small by chance. A value's tolerance is the
+// larger one of that of the shape and
 //
 //     f32     safety · eps/6 · sqrt(roundings_per_layer()) / deviation · change
 //     bf16    narrow_safety · change
 //
 // In f32 the perturbation is far larger than roundings, and so small that values change in
-// proportion. It gives each norm a relative error of the standard deviation `deviation`, where the
-// roundings of a layer make one of eps/6 · sqrt(n). In bf16 it has the size of a rounding.
+// proportion. It gives each norm a relative error of the standard deviation `deviation`; the
+// roundings of a layer give one of eps/6 · sqrt(n). In bf16 it has the size of a rounding.
 //
 // Measured with 2 to 8 layers, weights 0.6 to 2 times 1/sqrt(fan-in) and an eps of 0, 1e-6, 1e-5
 // and 1e-3: errors of scores are up to 0.08 of these tolerances in f32, and up to 0.54 in bf16, one

@@ -22,13 +22,8 @@ RecurrenceData random_arrays(const RecurrenceShape& shape, DType type,
     row.resize(matrix.cols);
     for (int64_t token = 0; token < matrix.rows; ++token) {
       fill_recurrence_row(shape, 1, type, array, token, row);
-      for (int64_t i = 0; i < matrix.cols; ++i) {
-        std::byte* const at = matrix.data + (token * matrix.cols + i) * size_of(matrix.type);
-        if (matrix.type == DType::f32)
-          *reinterpret_cast<float*>(at) = row[i];
-        else
-          *reinterpret_cast<bf16*>(at) = to_bf16(row[i]);
-      }
+      copy_converted(MatrixView<const float>(row.data(), 1, matrix.cols),
+                     matrix.rows_from(token, 1));
     }
   }
   return data;

@@ -40,7 +40,7 @@ class OpWriter {
   /// Adds the wait for an exchange and returns it.
   Open wait(int id);
 
-  /// A kernel, which transfers beside it slow down.
+  /// Adds a kernel call. Transfers in flight slow it down.
   void compute(double seconds, double extrapolated = 0);
   /// Moves bytes in memory, read and written together.
   void pass(int64_t moved) { move(SpanKind::pass, moved); }

@@ -37,7 +37,7 @@ struct PassPrediction {
 };
 const char* name_of(PassPrediction::Bound bound);
 
-/// Runs the programs of all ranks, and sets times and what else follows from them.
+/// Runs the programs of all ranks. Sets all fields of `result` that depend on times or costs.
 void add_times(PassPrediction& result, const Programs& programs, const MachineModel& machine,
                const std::string& schedule);
 

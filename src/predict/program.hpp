@@ -96,7 +96,7 @@ class Programs {
  public:
   Programs(Pass pass, const HeadShape& heads, const ElementTypes& types,
            const MachineModel& machine, int ranks, GroupPlace place = {});
-  /// For programs that are compiled elsewhere (recurrence_program.hpp).
+  /// Holds programs that recurrence_program.hpp compiles, which need no heads and no types.
   Programs(Pass pass, const MachineModel& machine, int ranks, GroupPlace place)
       : Programs(pass, {}, {}, machine, ranks, place) {}
 

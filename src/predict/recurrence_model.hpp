@@ -3,9 +3,8 @@
 //
 //     seconds of a call = launch + tokens of its longest scan · scan + FLOPs / rate
 //
-// A chunk of a scan waits for the state before it, so that few heads leave most of a processor idle:
-// `scan` is what a token then takes, however many heads and documents there are. Compositions of
-// maps take their FLOPs alone.
+// Chunks of a scan run one after another, so that few heads leave most of a processor idle. `scan`
+// is the time of a token in that case. Compositions of maps take the time of their FLOPs.
 
 #include <string>
 #include <vector>
@@ -24,7 +23,7 @@ struct RecurrenceRate {
   double launch_s = 0;     ///< of a call over tokens
   double scan_s = 0;       ///< of each token of a scan
   double flops_per_s = 0;  ///< in FLOPs of chunked_work()
-  /// The same of summaries, for kernels that compute again what is inside chunks; 0: flops_per_s.
+  /// Rate of summaries, whose kernel repeats the work inside chunks; 0: flops_per_s.
   double summary_flops_per_s = 0;
 
   double seconds(const ChunkedWork& work, bool summary = false) const;
@@ -33,9 +32,9 @@ struct RecurrenceRate {
 struct RecurrenceModel {
   std::vector<RecurrenceRate> rates;
 
-  /// "" where of() has an answer.
+  /// Returns why there is no rate; "" if there is one.
   std::string why_not(const std::string& kind, Pass pass, DType type) const;
-  /// Throws a usage error if there is none.
+  /// Returns the rate. Throws a usage error if there is none.
   const RecurrenceRate& of(const std::string& kind, Pass pass, DType type) const;
 };
 

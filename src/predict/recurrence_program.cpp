@@ -56,8 +56,7 @@ class StateWriter : OpWriter {
     Open open = new_exchange(e.id);
     const int64_t of_token = bytes_of_token(e, plan_, shape_);
     const int64_t own = plan_.rank_tokens[plan_.rank];
-    int64_t all = 0;
-    for (const int64_t tokens : plan_.rank_tokens) all += tokens;
+    const int64_t all = tokens_of_all(plan_);
     const int64_t of_tokens = of_token * p_.ranks() * own, of_heads = of_token * all;
     copy(2 * (e.home ? of_heads : of_tokens));
     open.unpacked = 2 * (e.home ? of_tokens : of_heads);
@@ -89,7 +88,7 @@ class StateWriter : OpWriter {
     call_.flops += work.flops;
     call_.scanned = std::max(call_.scanned, work.scanned);
   }
-  /// Ends a call of the kernel, which takes the parts of successive steps at once.
+  /// Adds one kernel call for all parts of the consecutive steps since the last call.
   void call(const StateStep& last) {
     compute(rate_.seconds(call_, std::holds_alternative<Summarize>(last) ||
                                      std::holds_alternative<SummarizeBack>(last)));
@@ -111,12 +110,6 @@ class StateWriter : OpWriter {
   const RecurrenceRate& rate_;
   ChunkedWork call_;
 };
-
-int64_t transient_bytes(const StatePlan& plan, const RecurrenceProblem& problem) {
-  const int64_t buffers = buffer_bytes(plan, problem.shape);
-  if (problem.shape.convolution == 0) return buffers;
-  return buffers + convolution_bytes(plan, problem.layout->slots_of_rank(), problem.shape);
-}
 
 }  // namespace
 

@@ -3,8 +3,8 @@
 // engine of attention (program.hpp, simulate.hpp).
 //
 //     step of the plan                   operations
-//     Run, Summarize, SummarizeBack,     spend: RecurrenceRate, and what transfers slow it down;
-//     Compose, Join                      successive ones of a kind are one call of the kernel
+//     Run, Summarize, SummarizeBack,     spend: time by RecurrenceRate, longer beside transfers;
+//     Compose, Join                      consecutive steps of one kind are one call of the kernel
 //     Exchange                           send ..., receive ...; states leave from where they lie
 //     Exchange: all-gather               join; all-reduce: two, of a block each
 //     HeadExchange                       spend (packing), send to and receive from every other rank
@@ -41,9 +41,8 @@ struct PredictedRecurrence {
   GroupPlace place = {};
 };
 
-/// A prediction for each pass. Tokens times heads of values stand for pairs. Transient bytes are
-/// those of the plan's buffers and of the convolution. Throws the refusals of the schedule, and that
-/// a machine does not have the kind, as usage errors.
+/// Predicts each pass. Tokens times heads of values stand for pairs. Transient bytes are those of
+/// transient_bytes(). Throws a usage error if the schedule refuses, or the machine has no rate.
 std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
                                     const std::vector<Pass>& passes, const MachineModel& machine);
 

@@ -173,6 +173,7 @@ void ConvolutionStage::add_recvs(const StateMessage& message, Pass pass,
 }
 
 int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape) {
+  if (shape.convolution == 0) return 0;
   const auto wide = static_cast<int64_t>(sizeof(float)),
              own = static_cast<int64_t>(size_of(plan.type));
   const int64_t width = shape.convolution,
@@ -183,6 +184,11 @@ int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const Recurrence
   for (const HistoryPiece& piece : plan.history)
     if (piece.from == plan.rank) bytes += piece.rows * wide;
   return bytes * plan.computed(shape).channels() + width * wide * shape.channels();
+}
+
+int64_t transient_bytes(const StatePlan& plan, const RecurrenceProblem& problem) {
+  return buffer_bytes(plan, problem.shape) +
+         convolution_bytes(plan, problem.layout->slots_of_rank(), problem.shape);
 }
 
 }  // namespace gyre

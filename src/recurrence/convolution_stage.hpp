@@ -21,8 +21,8 @@ struct ConvolutionArrays {
 
 class ConvolutionStage {
  public:
-  /// Convolves arrays of `layer`, which must outlive it, as must the plan. They have the heads that
-  /// the rank computes of `shape`.
+  /// Convolves arrays of `layer`, in the heads of `shape` that the rank computes. Plan and arrays
+  /// must outlive the stage.
   ConvolutionStage(const StatePlan& plan, const RecurrenceShape& shape, const RecurrenceData& layer,
                    int threads);
 
@@ -31,8 +31,8 @@ class ConvolutionStage {
   const RecurrenceData& data() const { return data_; }
   /// weights: [channels, width], of all heads
   void set_weights(std::span<const float> weights);
-  /// [channels, width]: of this rank after slopes(), 0 in channels of heads that it does not compute;
-  /// of all ranks after the all-reduce.
+  /// [channels, width]. After slopes(): sums of this rank, 0 in channels of other heads. After the
+  /// all-reduce: sums of all ranks.
   std::span<float> weight_gradients() { return d_weights_.span(); }
   /// Sets all bytes of results and messages.
   void overwrite(std::byte value);
@@ -61,7 +61,9 @@ class ConvolutionStage {
   Buffer<float> d_weights_;
 };
 
-/// Bytes that it allocates; `slots` of the layout.
+/// Bytes that a stage allocates; `slots`: the rank's, in the layout. 0 without a convolution.
 int64_t convolution_bytes(const StatePlan& plan, int64_t slots, const RecurrenceShape& shape);
+/// Bytes that a plan needs beside the arrays of the layer: buffer_bytes() and these.
+int64_t transient_bytes(const StatePlan& plan, const RecurrenceProblem& problem);
 
 }  // namespace gyre

@@ -99,7 +99,7 @@ std::vector<HistoryPiece> history_pieces(const StateParts& parts, int64_t width)
 
 void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
   const bool heads = !plan.rank_tokens.empty();
-  const auto exchange_and_wait = heads ? 2 : 0;  // of tokens for heads: first and last steps
+  const auto exchange_steps = heads ? 2 : 0;  // at the begin of forward, at the end of backward
   if (!heads)
     for (const HistoryPiece& piece : history_pieces(problem.parts, problem.shape.convolution))
       if (piece.from == plan.rank || piece.to == plan.rank) plan.history.push_back(piece);
@@ -125,7 +125,7 @@ void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
   forward.emplace_back(Convolve{beginning});
   wait(forward, any, history_exchange);
   forward.emplace_back(Convolve{reading});
-  plan.forward.insert(plan.forward.begin() + exchange_and_wait, forward.begin(), forward.end());
+  plan.forward.insert(plan.forward.begin() + exchange_steps, forward.begin(), forward.end());
 
   std::vector<StateStep> backward;
   const auto [given, own] = split(plan, has(&HistoryPiece::from, &HistoryPiece::from_part));
@@ -136,7 +136,7 @@ void add_convolution(const RecurrenceProblem& problem, StatePlan& plan) {
   wait(backward, any_back, history_exchange);
   backward.emplace_back(ConvolveBack{given});
   wait(backward, problem.cp() > 1, weight_sum);
-  plan.backward.insert(plan.backward.end() - exchange_and_wait, backward.begin(), backward.end());
+  plan.backward.insert(plan.backward.end() - exchange_steps, backward.begin(), backward.end());
 }
 
 HaloForm weight_sum_form(const RecurrenceProblem& problem, Pass pass) {

@@ -15,8 +15,8 @@
 //                  these came from, and the sum of dweight over all ranks; dx of parts to which
 //                  nothing is sent; wait; dx of the others, with what was sent; wait
 //
-// Ranks that compute whole documents in a share of the heads read no histories: they convolve between
-// the two exchanges, each in its heads, and the sum of dweight has zeros in the other channels.
+// Ranks that compute whole documents in a share of the heads read no histories. They convolve
+// between the two exchanges, each in its heads. Their dweight is 0 in the channels of other heads.
 //
 // Histories travel in the type of activations, their gradients in f32: a row of dx is rounded once.
 
@@ -36,7 +36,7 @@ void add_convolution(const RecurrenceProblem& problem, StatePlan& plan);
 struct HaloForm {
   int64_t messages = 0, bytes_sent = 0;
 };
-/// The sum of the weights' gradient alone.
+/// Messages and bytes of the all-reduce of the weights' gradient, by formula.
 HaloForm weight_sum_form(const RecurrenceProblem& problem, Pass pass);
 HaloForm halo_form(const RecurrenceProblem& problem, int rank, Pass pass);
 

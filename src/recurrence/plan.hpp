@@ -43,7 +43,7 @@ namespace gyre {
 enum class StateKind { state, map };
 
 /// All buffers to or from one peer, or rows of histories; they travel as one message, in this order.
-/// A message of a rank to itself is a copy.
+/// A message to the rank itself is a local copy.
 struct StateMessage {
   int peer = 0;
   std::vector<int> buffers;
@@ -191,13 +191,14 @@ struct ChunkedWork {
   double flops = 0;     ///< of products of matrices; not of the inverses inside chunks
   int64_t scanned = 0;  ///< tokens of scans, in which a chunk waits for the state before it
 };
-/// A step of tokens or of states; a convolution and messages have none. K, V: key_dim, value_dim; C:
-/// chunk. FLOPs of a token and head with the delta rule; without it in brackets:
+/// Returns the work of a step; convolutions and messages have none. K: key_dim, V: value_dim, C:
+/// chunk. FLOPs of a token and head:
 ///
-///     forward          6 K V (4) of states, and 2 C (3 K + 2 V) inside chunks (K + V)
-///     backward         12 K V (8), the states again 4 K V (2), 2 C (8 K + 5 V) (3 K + 2 V); 2 scans
-///     summary          4 K V (2) for B, and 4 K K (0) for M; what is inside chunks serves the layer
-///     its backward     6 K V (2) for C
+///                            with the delta rule          without it
+///     forward                6 K V + 2 C (3 K + 2 V)      4 K V + 2 C (K + V)
+///     backward, two scans    16 K V + 2 C (8 K + 5 V)     10 K V + 2 C (3 K + 2 V)
+///     summary                4 K V + 4 K K                2 K V
+///     summary, backward      6 K V                        2 K V
 ChunkedWork chunked_work(const StateStep& step, const StatePlan& plan, Pass pass,
                          const RecurrenceShape& shape);
 /// Tokens of all ranks, if they exchange tokens for heads; else 0.

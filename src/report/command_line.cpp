@@ -232,6 +232,19 @@ std::vector<std::string> describe_leftovers(const CLI::App& app) {
   return options.empty() ? others : options;
 }
 
+/// Errors of options that are given beside the file that has their values.
+std::vector<std::string> describe_given_twice(const OptionTable& table) {
+  std::vector<std::string> errors;
+  const auto file = std::ranges::find_if(table.all(), [](const Option& option) {
+    return option.is_problem_file && option.is_given();
+  });
+  for (const Option& option : table.all())
+    if (file != table.all().end() && option.is_in_problem_file && option.is_given())
+      errors.push_back(
+          fmt::format("{} is that of the file of {}: leave it out", option.flag, file->flag));
+  return errors;
+}
+
 }  // namespace
 
 void declare_common(OptionTable& table, CommonOptions& common) {
@@ -267,18 +280,6 @@ void declare_common(OptionTable& table, CommonOptions& common) {
   app.allow_extras();
 }
 
-/// Options that are given although the file of --input says them.
-std::vector<std::string> describe_said_twice(const OptionTable& table) {
-  std::vector<std::string> errors;
-  const bool has_input = std::ranges::any_of(table.all(), [](const Option& option) {
-    return option.flag == "--input" && option.is_given();
-  });
-  for (const Option& option : table.all())
-    if (has_input && option.of_input && option.is_given())
-      errors.push_back(fmt::format("{} is that of the file of --input: leave it out", option.flag));
-  return errors;
-}
-
 Request parse_command_line(OptionTable& table, int argc, const char* const* argv) {
   CLI::App& app = table.parser();
   std::vector<std::string> errors = describe_switches(app, argc, argv);
@@ -296,7 +297,7 @@ Request parse_command_line(OptionTable& table, int argc, const char* const* argv
   for (std::string& leftover : describe_leftovers(app)) errors.push_back(std::move(leftover));
   for (const std::string& refused : table.complaints()) errors.push_back(refused);
   if (!complaint.empty()) errors.push_back(complaint);
-  for (std::string& said : describe_said_twice(table)) errors.push_back(std::move(said));
+  for (std::string& twice : describe_given_twice(table)) errors.push_back(std::move(twice));
   if (errors.empty()) return Request::run;
   errors.push_back(fmt::format("see {} --help", app.get_name()));
   throw Error(ExitCode::usage, fmt::format("{}", fmt::join(errors, "\n  ")));

@@ -58,16 +58,20 @@ struct Option {
   std::function<std::vector<std::string>()> reads = {};  ///< paths of files that the option reads
   std::function<std::string()> writes = {};  ///< path of the file that the option writes, or ""
   std::function<bool()> is_text = {};        ///< whether that file is written once, as one text
-  std::string group = {};                    ///< of option_groups
-  bool of_input = false;                     ///< the file of --input says it
+  bool is_problem_file = false, is_in_problem_file = false;  ///< see problem_file()
 
   bool is_given() const { return value() != usual; }
 
   Option& same_results() { return told(ToldBy::nothing); }
   Option& in_key() { return told(ToldBy::key); }
-  /// The file of --input says it: refused beside --input.
-  Option& said_by_input() {
-    of_input = true;
+  /// The value is a file that has the values of all options in_problem_file(), which are refused
+  /// beside it.
+  Option& problem_file() {
+    is_problem_file = true;
+    return *this;
+  }
+  Option& in_problem_file() {
+    is_in_problem_file = true;
     return *this;
   }
   Option& show(Shown when);

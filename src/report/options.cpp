@@ -128,8 +128,7 @@ Option& AddOptions::add(const std::string& name, const std::function<Value()>& v
                      .value = value,
                      .usual = value(),
                      .choices = choices,
-                     .shown = group.shown,
-                     .group = group_});
+                     .shown = group.shown});
 }
 
 Option& AddOptions::flag(const std::string& name, const std::string& help, bool& value) const {

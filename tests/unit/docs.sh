@@ -59,6 +59,6 @@ print(next(r["measurements"]["bins"] for r in rows if r["key"]["algorithm"] == "
 ' "$source_dir/results/cpu-2core/pack-algorithms.json") |\n" --static
 
 mkdir "$copy/docs"
-[[ $(check "$copy" "$apps" --static) == *'no page has `ring` of the schedules'* ]] || { echo 'a schedule without a page is not noticed'; failed=1; }
+[[ $(check "$copy" "$apps" --static) == *'no row of a table has `ring` of the schedules'* ]] || { echo 'a schedule without a page is not noticed'; failed=1; }
 
 exit "$failed"

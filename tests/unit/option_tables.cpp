@@ -111,7 +111,7 @@ std::string refusal(const std::string& program, const std::vector<std::string>& 
 }
 
 // An option that makes inputs up is not ignored beside a file of inputs. Every option of a problem
-// is said_by_input(), or goes with a file, or with lengths, which the programs check.
+// is in_problem_file(), or goes with a file, or with lengths, which the programs check.
 TEST(OptionTables, WhatAFileSaysIsRefusedBesideIt) {
   const std::set<std::string> others = {"--tokens", "--min",    "--max",      "--factor",
                                         "--step",   "--cycles", "--batch",    "--sequences",
@@ -121,8 +121,11 @@ TEST(OptionTables, WhatAFileSaysIsRefusedBesideIt) {
   for (const char* program : {"gyre-attention", "gyre-logprobs", "gyre-recurrence"}) {
     const auto declared = programs.at(program)(program);
     for (const Option& option : declared->table.all()) {
-      if (option.group != "Problem" || others.contains(option.flag)) continue;
-      EXPECT_TRUE(option.of_input) << program << ' ' << option.flag << ": does a file say it?";
+      const std::string group = declared->table.parser().get_option(option.flag)->get_group();
+      if (group != "Problem" || others.contains(option.flag)) continue;
+      bool is_tried = false;
+      EXPECT_TRUE(option.is_in_problem_file)
+          << program << ' ' << option.flag << ": does a file say it?";
       std::vector<std::string> texts = {"true", "3", "0.5"};
       texts.insert(texts.end(), option.choices.begin(), option.choices.end());
       for (const std::string& text : texts) {
@@ -134,8 +137,10 @@ TEST(OptionTables, WhatAFileSaysIsRefusedBesideIt) {
                   std::string::npos)
             << program << ' ' << given;
         ++refused;
+        is_tried = true;
         break;
       }
+      EXPECT_TRUE(is_tried) << program << ' ' << option.flag;
     }
   }
   EXPECT_GE(refused, 30);

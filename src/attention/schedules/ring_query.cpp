@@ -93,7 +93,6 @@ class RingQuery {
   /// Uses of storages: each array of a kind has two storages for each use, which take turns.
   enum Use { queries, sent_results, received_results, uses };
 
-  int wrap(int rank) const { return (rank % plan_.cp() + plan_.cp()) % plan_.cp(); }
   static int& member(ArraySet& set, ArrayKind kind) {
     switch (kind) {
       case ArrayKind::q:
@@ -112,8 +111,8 @@ class RingQuery {
   void add_arrays(Kinds kinds, int owner, int turn, Use use, ArraySet& set) {
     for (const ArrayKind kind : kinds) {
       const size_t pair = use * array_kinds + static_cast<size_t>(kind);
-      member(set, kind) = plan_.add_array(kind, plan_.rows_of(wrap(owner)), plan_.all_heads(kind),
-                                          storages_.at(pair).at(turn % 2));
+      member(set, kind) = plan_.add_array(kind, plan_.rows_of(plan_.wrap(owner)),
+                                          plan_.all_heads(kind), storages_.at(pair).at(turn % 2));
     }
   }
   std::vector<Slice> slices(Kinds kinds, ArraySet& set) const {
@@ -125,18 +124,20 @@ class RingQuery {
   int start_hop(Kinds kinds, int i, ArraySet& held, ArraySet& next) {
     if (i + 1 == plan_.cp()) return -1;
     add_arrays(kinds, plan_.rank() - i - 1, i, queries, next);
-    return plan_.exchange_pair("queries", {wrap(plan_.rank() + 1), slices(kinds, held)},
-                               {wrap(plan_.rank() - 1), slices(kinds, next)});
+    return plan_.exchange_pair("queries", {plan_.wrap(plan_.rank() + 1), slices(kinds, held)},
+                               {plan_.wrap(plan_.rank() - 1), slices(kinds, next)});
   }
   int return_result(int i, ArraySet& held, ArraySet& received) {
     const Kinds kinds = {ArrayKind::out, ArrayKind::stats};
     add_arrays(kinds, plan_.rank(), i, received_results, received);
-    return plan_.exchange_pair("partial results", {wrap(plan_.rank() - i), slices(kinds, held)},
-                               {wrap(plan_.rank() + i), slices(kinds, received)});
+    return plan_.exchange_pair("partial results",
+                               {plan_.wrap(plan_.rank() - i), slices(kinds, held)},
+                               {plan_.wrap(plan_.rank() + i), slices(kinds, received)});
   }
   int return_gradient(int i, const ArraySet& held) {
-    return plan_.exchange_pair("terms of dQ", {wrap(plan_.rank() - i), {plan_.whole(held.d_q)}},
-                               {wrap(plan_.rank() + i), {plan_.whole(own_.d_q, true)}});
+    return plan_.exchange_pair("terms of dQ",
+                               {plan_.wrap(plan_.rank() - i), {plan_.whole(held.d_q)}},
+                               {plan_.wrap(plan_.rank() + i), {plan_.whole(own_.d_q, true)}});
   }
   void merge(int exchange, const ArraySet& partial) {
     plan_.wait(exchange);

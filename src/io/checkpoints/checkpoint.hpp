@@ -43,8 +43,8 @@ struct StoredTensor {
   WeightEncoding encoding = WeightEncoding::f32;
   const InputFile* file = nullptr;
   int64_t offset = 0;  ///< of its first byte in the file
-  /// If `run` > 0, its rows are some of a larger matrix at `offset`: `run` rows from `first` on, as
-  /// many `stride` rows further, and so on.
+  /// If `run` > 0, the tensor is a part of a matrix at `offset`: the rows first to first + run - 1,
+  /// and the same rows of each further group of `stride` rows.
   int64_t first = 0, run = 0, stride = 0;
   bool less_one = false;  ///< 1 must be added to each element
 
@@ -75,7 +75,7 @@ Checkpoint open_checkpoint(const std::string& path, const std::vector<std::strin
 
 // The readers of the two formats use the declarations below.
 
-/// A matrix whose rows are `groups` times those of each part, one part after another.
+/// A stored matrix of `groups` groups of rows; a group has the rows of every part in turn.
 struct FusedTensor {
   struct Part {
     const char* ours;
@@ -91,7 +91,7 @@ struct TensorNames {
   const char *embed, *final_norm, *head;
   const char* layer;                                              ///< what precedes "NUMBER.NAME"
   std::span<const std::pair<const char*, const char*>> of_layer;  ///< NAME, and our name
-  /// NAMEs of tensors that hold several of ours, if the format has such.
+  /// The stored tensors that hold several of ours; null: the format has none.
   std::vector<FusedTensor> (*fused)(const ModelConfig&) = nullptr;
 };
 /// Adds a tensor by its name in the file, or the tensors that it holds. Throws a usage error if the

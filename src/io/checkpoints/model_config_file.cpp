@@ -111,12 +111,12 @@ ModelConfig shape_of(const Config& file, const ModelFamily& family) {
   return c;
 }
 
-/// Share of a head's elements that turn where no key says.
+/// The share of a head's elements that rotate if no key gives one.
 std::optional<double> usual_share(const ModelFamily& family) {
   return family.recurrent ? std::optional(0.25) : std::nullopt;
 }
 
-/// `own`: keys of the family, which read_features() has checked.
+/// `own`: the family's own keys, which read_features() has checked.
 void check(const Config& file, const ModelConfig& config, bool only_layers, ConfigErrors& errors,
            const std::string& path, const std::set<std::string>& own) {
   check_config(errors, config);

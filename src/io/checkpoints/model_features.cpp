@@ -177,8 +177,8 @@ void read_windows(ConfigErrors& errors, const ConfigValue& value, const ModelFam
   }
 }
 
-/// Sets which layers are recurrent from a config.json without 'layer_types', and adds an error for
-/// what such a decoder may have beside.
+/// Sets which layers are recurrent if there is no 'layer_types'. Adds an error for biases of
+/// attention.
 void read_recurrence(ConfigErrors& errors, const ConfigValue& value, ModelConfig& config) {
   constexpr const char* key = "full_attention_interval";
   const int64_t interval = number_of(errors, key, value(key), 1, 4);
@@ -198,8 +198,7 @@ void refuse_experts(ConfigErrors& errors, const ConfigValue& value, const ModelF
   const auto* text = std::get_if<std::string>(&listed);
   std::vector<int64_t> dense;
   try {
-    Json json = text == nullptr || !is_given(listed) ? Json::array() : parse_json("", *text, "");
-    json.get_to(dense);
+    if (is_given(listed)) parse_json("", text == nullptr ? "" : *text, "").get_to(dense);
   } catch (const std::exception&) {
     errors.add("'mlp_only_layers' is {}; wanted: a list of layers", to_string(listed));
   }

@@ -69,11 +69,11 @@ inline constexpr const char* feature_keys[] = {
     "model_type",     "attention_bias",     "no_rope_layers",    "no_rope_layer_interval",
     "sliding_window", "use_sliding_window", "max_window_layers", "layer_types",
     "hidden_act",     "attn_output_gate"};
-/// Those of families with recurrent layers.
+/// Further keys that families with recurrent layers read.
 inline constexpr const char* recurrent_keys[] = {
     "full_attention_interval", "linear_num_key_heads",  "linear_num_value_heads",
     "linear_key_head_dim",     "linear_value_head_dim", "linear_conv_kernel_dim"};
-/// Those of families with experts. Where no layer has them, all but the first three are not read.
+/// Keys of families with experts. The first three are read: they must say that no layer has any.
 inline constexpr const char* expert_keys[] = {
     "num_experts",           "decoder_sparse_step",  "mlp_only_layers",
     "moe_intermediate_size", "num_experts_per_tok",  "shared_expert_intermediate_size",

@@ -22,7 +22,7 @@ inline constexpr const char* rope_keys[] = {"rope_theta",      "rope_scaling",
 /// as JSON texts. The caller has set head_dim and the default of rope_theta. Adds an error for each
 /// key, also inside an object, that is wrong, missing or not supported. `ignored`: keys to leave
 /// alone ("rope_scaling.KEY"), for a caller that has an option for them; one that is read is an
-/// error. `usual_share`: of a head's elements that turn, where no key says.
+/// error. `usual_share`: the share of a head's elements that rotate if no key gives one.
 void read_rope(ConfigErrors& errors,
                const std::function<h5::AttributeValue(const std::string&)>& value,
                ModelConfig& config, const std::vector<std::string>* ignored = nullptr,

@@ -48,7 +48,7 @@ constexpr std::pair<const char*, const char*> hugging_face_in_layer[] = {
     {"mlp.up_proj.weight", "w_up"},
     {"mlp.down_proj.weight", "w_down"}};
 
-/// Those of Qwen3-Next, whose projections are grouped by heads of keys, and of Qwen3.5.
+/// Tensors of a layer that hold several of ours. Qwen3-Next groups them by key head, Qwen3.5 not.
 std::vector<FusedTensor> fused_in_layer(const ModelConfig& config) {
   std::vector<FusedTensor> all;
   if (config.output_gate)

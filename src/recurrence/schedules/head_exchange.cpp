@@ -8,8 +8,9 @@
 //     all-to-all of out: this rank's rows, in all heads
 //
 // Backward exchanges the gradient of out and, back, the gradients of the inputs, which are kept from
-// forward. A convolution comes after the first exchange, in the same heads. Any layout will do, as rows are put in the order of documents when they arrive. If no
-// document is on several ranks, nothing is sent and every rank computes its documents in all heads.
+// forward. A convolution runs after the first exchange, in the rank's own heads. Rows are put in the
+// order of documents when they arrive, so that any layout will do. If no document is on several
+// ranks, nothing is sent and every rank computes its documents in all heads.
 //
 // Example, cp = 2, 4 heads of values over 2 of keys: rank 0 computes head 0 of keys with the heads 0
 // and 1 of values, rank 1 the others, each for the tokens of both ranks.

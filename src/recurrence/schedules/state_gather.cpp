@@ -37,7 +37,7 @@ namespace {
 
 using namespace state_step;
 
-/// The most `wanted` parts that a rank has.
+/// Returns the largest number, over all ranks, of parts for which wanted(part) is true.
 template <class Wanted>
 int64_t most_parts(const StateParts& parts, Wanted wanted) {
   int64_t most = 0;

@@ -74,10 +74,9 @@ class Gather {
 
  private:
   bool library() const { return by_library(plan_.problem()); }
-  int wrap(int rank) const { return (rank % plan_.cp() + plan_.cp()) % plan_.cp(); }
   int64_t tokens_of(int rank) const { return plan_.rows_of(rank).front().length; }
   /// The rows of a rank in the gathered arrays.
-  RowRange block(int rank) const { return block_[wrap(rank)]; }
+  RowRange block(int rank) const { return block_[plan_.wrap(rank)]; }
 
   /// Starts the gather of a stage, if there is one. Returns the id to wait for.
   int start(size_t stage) {
@@ -87,7 +86,7 @@ class Gather {
     kv_[stage] = kv;
     std::vector<Message> sends, recvs;
     for (int i = 1; i < plan_.cp(); ++i) {
-      const int to = wrap(plan_.rank() + i), from = wrap(plan_.rank() - i);
+      const int to = plan_.wrap(plan_.rank() + i), from = plan_.wrap(plan_.rank() - i);
       sends.push_back({to, {{set_.kv, 0, tokens_of(plan_.rank()), heads}}});
       recvs.push_back({from, {{kv, block(from).begin, block(from).length, heads}}});
     }
@@ -113,8 +112,8 @@ class Gather {
     const Slice from = {d_kv, sent.begin, sent.length, heads};
     Slice to = {d_kv, added.begin, added.length, heads, true};
     if (s + 2 == plan_.cp()) to = {set_.d_kv, 0, tokens_of(plan_.rank()), heads, true};
-    return plan_.exchange("reduce-scatter dKV", {{wrap(plan_.rank() + 1), {from}}},
-                          {{wrap(plan_.rank() - 1), {to}}});
+    return plan_.exchange("reduce-scatter dKV", {{plan_.wrap(plan_.rank() + 1), {from}}},
+                          {{plan_.wrap(plan_.rank() - 1), {to}}});
   }
 
   PlanBuilder& plan_;

@@ -32,6 +32,8 @@ class PlanBuilder {
 
   int rank() const { return plan_.rank; }
   int cp() const { return problem_.cp(); }
+  /// The rank that many places further round the ring of all ranks; any integer.
+  int wrap(int rank) const { return (rank % cp() + cp()) % cp(); }
   const AttentionProblem& problem() const { return problem_; }
   const PlanArray& array(int index) const { return plan_.arrays[index]; }
 
