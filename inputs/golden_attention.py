@@ -21,21 +21,25 @@ def thirty_seconds(rng, *shape):
 
 
 def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=0, scale=None,
-                 sinks=False, regions=None, v_head_dim=None, shared=0, **arrays):
+                 sinks=False, regions=None, v_head_dim=None, shared=0, queries=None, **arrays):
     """A problem as make_attention.py has them; functions in the place of `sinks`, and `arrays`,
     change what was drawn. With regions, the mask is of them. v_head_dim: elements of a head of
-    values; without, those of keys. shared: the last elements of keys, which all heads share."""
+    values; without, those of keys. shared: the last elements of keys, which all heads share. queries:
+    how many of the last tokens of each document have queries; without, all."""
     tokens, v_head_dim = sum(lengths), v_head_dim or head_dim
+    rows = tokens if queries is None else sum(queries)
     problem = {
         "mask": "regions" if regions else mask,
         "window": window,
         "scale": head_dim**-0.5 if scale is None else scale,
         "offsets": np.concatenate([[0], np.cumsum(lengths)]).astype(np.int64),
-        "q": thirty_seconds(rng, tokens, heads, head_dim),
+        "q": thirty_seconds(rng, rows, heads, head_dim),
         "k": thirty_seconds(rng, tokens, kv_heads, head_dim - shared),
         "v": thirty_seconds(rng, tokens, kv_heads, v_head_dim),
-        "d_out": thirty_seconds(rng, tokens, heads, v_head_dim),
+        "d_out": thirty_seconds(rng, rows, heads, v_head_dim),
     }
+    if queries is not None:
+        problem["query_offsets"] = np.concatenate([[0], np.cumsum(queries)]).astype(np.int64)
     if shared:
         problem["k_shared"] = thirty_seconds(rng, tokens, shared)
     if sinks:
@@ -60,7 +64,7 @@ def write_problem(path, name, arguments, stores=None, only=None, answers_as="f8"
         group.attrs["mask"] = problem["mask"]
         group.attrs["window"] = np.int64(problem["window"])
         group.attrs["scale"] = np.float64(problem["scale"])
-        arrays = ("offsets", "q", "k", "k_shared", "v", "d_out", "sinks", "regions")
+        arrays = ("offsets", "query_offsets", "q", "k", "k_shared", "v", "d_out", "sinks", "regions")
         golden_files.put_all(group, {key: problem[key] for key in arrays if key in problem}, stores)
         golden_files.put_all(golden_files.reference_group(file), answers)
 
@@ -105,6 +109,10 @@ def beside_128(sinks):
     return sinks + 128
 
 
+LAST = (
+    "a causal mask through the first query and the first key, where the queries are the last tokens "
+    "(FlashAttention before 2.1)"
+)
 GROUPS = "KV heads that are repeated or mixed up: query head h reads h K / H, rounded down"
 WINDOW = "a window that is ignored or off by one (huggingface/accelerate #4177)"
 SINKS = (
@@ -184,6 +192,12 @@ add("sinks_far", "sinks of about 128 beside scores of about 1", "a maximum witho
 add("sinks_offset", "sinks about as large as the scores, both about 128", SINK_GRADIENTS,
     ("causal", "sinks", "overflow"), [10, 3], 4, 2, 8, scale=0.5, sinks=beside_128,
     q=whole_with_16, k=whole_with_16)
+add("last_queries", "the last 5 to 30 tokens of documents have queries, and keys before them", LAST,
+    ("causal", "queries"), [40, 9, 30, 6], 4, 2, 8, queries=[13, 5, 30, 0])
+add("last_queries_window", "the last queries of documents through a window of 7, which does not reach the first keys",
+    LAST, ("causal", "queries", "window"), [40, 9], 4, 2, 8, window=7, queries=[13, 4])
+add("decode", "one query a document, sinks", LAST, ("causal", "queries", "sinks", "decode"),
+    [23, 1, 12], 8, 2, 8, queries=[1, 1, 1], sinks=True)
 # Regions: document, q_begin, q_end, k_begin, k_end, kind (0 all, 1 causal), window.
 add("prefix", "two answers to one prompt: each sees the prompt and itself", MASKS,
     ("regions", "prefix"), [14, 3], 4, 2, 8, regions=[

@@ -95,8 +95,9 @@ def visible(length, problem, document):
 def attend(problem, answers, document, head):
     """Fills in the answers of one head on the rows of one document; adds to the other gradients."""
     rows = slice(*problem["offsets"][document : document + 2])
+    queries = slice(*problem.get("query_offsets", problem["offsets"])[document : document + 2])
     group = problem["q"].shape[1] // problem["k"].shape[1]
-    q, d_out = (problem[name][rows, head].astype(np.float64) for name in ("q", "d_out"))
+    q, d_out = (problem[name][queries, head].astype(np.float64) for name in ("q", "d_out"))
     k, v = (problem[name][rows, head // group].astype(np.float64) for name in ("k", "v"))
     own = k.shape[1]
     if "k_shared" in problem:
@@ -104,7 +105,7 @@ def attend(problem, answers, document, head):
     if len(q) == 0:
         return
     scores = problem["scale"] * (q @ k.T)
-    scores[~visible(len(q), problem, document)] = -np.inf
+    scores[~visible(len(k), problem, document)[len(k) - len(q) :]] = -np.inf
     sink = -np.inf
     if "sinks" in problem:
         sink = np.float64(problem["sinks"][head])
@@ -116,9 +117,9 @@ def attend(problem, answers, document, head):
     out = p @ v
     delta = (out * d_out).sum(axis=1)
     d_scores = p * (d_out @ v.T - delta[:, None])
-    answers["out"][rows, head] = out
-    answers["lse"][rows, head] = lse
-    answers["d_q"][rows, head] = problem["scale"] * (d_scores @ k)
+    answers["out"][queries, head] = out
+    answers["lse"][queries, head] = lse
+    answers["d_q"][queries, head] = problem["scale"] * (d_scores @ k)
     d_k = problem["scale"] * (d_scores.T @ q)
     answers["d_k"][rows, head // group] += d_k[:, :own]
     if "k_shared" in problem:
@@ -130,10 +131,10 @@ def attend(problem, answers, document, head):
 
 def answer(problem):
     """out, lse and all gradients of a problem, in float64."""
-    tokens, heads, _ = problem["q"].shape
+    queries, heads, _ = problem["q"].shape
     answers = {
         "out": np.zeros(problem["d_out"].shape),
-        "lse": np.zeros((tokens, heads)),
+        "lse": np.zeros((queries, heads)),
         "d_q": np.zeros(problem["q"].shape),
         "d_k": np.zeros(problem["k"].shape),
         "d_v": np.zeros(problem["v"].shape),

@@ -80,7 +80,7 @@ void AttentionCase::allocate() {
     int64_t column = 0;
     for (const InputTensor tensor : planes) {
       const int64_t width = workload_.width(tensor);
-      fill_rows(workload_, expected_.inputs, tensor, shard(),
+      fill_rows(workload_, expected_.inputs, tensor, shard(kind),
                 array.matrix().columns_from(column, width));
       column += width;
     }
@@ -218,14 +218,16 @@ void AttentionCase::run_parts(Pass pass, bool ahead) {
 
 std::optional<uint64_t> AttentionCase::checksum(Pass pass) {
   if (machine_.stream.space() != MemorySpace::host) return {};
-  std::vector<MatrixRef> results{executor_->matrix(ArrayKind::out)};
-  if (pass == Pass::backward)
-    results = {executor_->matrix(ArrayKind::d_q), executor_->d_keys(), executor_->d_values()};
   Checksum sum;
-  for (const TokenRow& own : token_rows(workload_, shard()))
-    for (const MatrixRef& matrix : results)
-      sum.add({matrix.data + own.row * matrix.stride * size_of(matrix.type),
-               static_cast<size_t>(matrix.cols) * size_of(matrix.type)});
+  const auto add = [&](ArrayKind kind, const std::vector<MatrixRef>& results) {
+    for (const TokenRow& own : token_rows(workload_, shard(kind)))
+      for (const MatrixRef& matrix : results)
+        sum.add({matrix.data + own.row * matrix.stride * size_of(matrix.type),
+                 static_cast<size_t>(matrix.cols) * size_of(matrix.type)});
+  };
+  const ArrayKind of_queries = pass == Pass::forward ? ArrayKind::out : ArrayKind::d_q;
+  add(of_queries, {executor_->matrix(of_queries)});
+  if (pass == Pass::backward) add(ArrayKind::d_kv, {executor_->d_keys(), executor_->d_values()});
   if (pass == Pass::backward) sum.add(bytes_of(std::span<const double>(executor_->d_sinks())));
   return sum.value();
 }

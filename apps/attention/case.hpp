@@ -113,11 +113,15 @@ class AttentionCase final : public Case {
   /// largest size of the sampled rows of its head. A backward pass also verifies forward results.
   void verify(Pass pass, Verification& checks) override;
 
-  /// Log-sum-exps (plane 0) or deltas (plane 1) of all tokens, [tokens, heads], on every rank.
+  /// Log-sum-exps (plane 0) or deltas (plane 1) of all tokens, [tokens, heads], on every rank; 0
+  /// where a token has no query.
   /// Collective.
   std::vector<double> statistics(int64_t plane);
   const Layout& layout() const { return planned_->placed->layout; }
-  const Shard& shard() const { return layout().shard(plan_.rank); }
+  /// Tokens of the rank's own array of this kind.
+  const Shard& shard(ArrayKind kind) const {
+    return planned_->placed->problem.layout_of(kind).shard(plan_.rank);
+  }
   const RankPlan& plan() const { return plan_; }
   const AttentionWorkload& workload() const { return workload_; }
   const AttentionExpectation& expectation() const { return expected_; }

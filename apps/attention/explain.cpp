@@ -36,8 +36,7 @@ void check_size(const AttentionWorkload& workload, const AttentionOptions& o,
     LayoutOptions options = o.layout_options();
     options.cp = ranks;
     const WorkloadLayout placed(workload, choice.layout, options);
-    return estimated_entries(choice.schedule,
-                             {&placed.layout, workload.heads, workload.mask, o.schedule_options()});
+    return estimated_entries(choice.schedule, placed.problem_of(workload, o.schedule_options()));
   });
 }
 
@@ -115,8 +114,7 @@ class Explainer {
 
   void add(const Choice& choice) {
     const WorkloadLayout placed(workload_, choice.layout, o_.layout_options());
-    const AttentionProblem planned{&placed.layout, workload_.heads, workload_.mask,
-                                   o_.schedule_options()};
+    const AttentionProblem planned = placed.problem_of(workload_, o_.schedule_options());
     const std::string refusal = choice.schedule.why_not(planned);
     if (!refusal.empty()) throw_usage("schedule {}: {}", choice.schedule.name, refusal);
     check_size(workload_, o_, choice);

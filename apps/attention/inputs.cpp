@@ -54,7 +54,9 @@ class FileRows final : public TensorRows {
                                     : tensor == InputTensor::v ? file_.v
                                                                : file_.d_out;
     const auto width = std::ssize(to);
-    std::copy_n(all.begin() + token * width, width, to.begin());
+    const bool keys = tensor == InputTensor::k || tensor == InputTensor::v;
+    const int64_t row = keys ? token : file_.query_row(token);
+    std::copy_n(all.begin() + row * width, width, to.begin());
     if (!round_) return;
     for (float& value : to) value = to_float(to_bf16(value));
   }

@@ -241,7 +241,7 @@ class ResultRows {
   ResultRows(AttentionRanks& ranks, const std::function<MatrixRef(AttentionExecutor&)>& of,
              const std::optional<HeadColumns>& part = {}) {
     int64_t rows = 0, at = 0;
-    for (int64_t r = 0; r < ranks.size(); ++r) rows += ranks.rank(r).shard().slots;
+    for (int64_t r = 0; r < ranks.size(); ++r) rows += of(ranks.rank(r).executor()).rows;
     for (int64_t r = 0; r < ranks.size(); ++r) {
       const MatrixRef from = of(ranks.rank(r).executor());
       AsFloat mine(from, ranks.rank(r).stream(), part.value_or(HeadColumns{1, from.cols}));
@@ -264,28 +264,41 @@ class ResultRows {
   MatrixView<const float> view_;
 };
 
-/// Tokens of this process's ranks, a row for each of their slots, and log-sum-exps. Collective.
+/// Queries and tokens of this process's ranks, a row for each of their slots, and log-sum-exps.
+/// Collective.
 struct ResultTokens {
-  std::vector<int64_t> tokens;  ///< [rows], -1: padding
-  std::vector<float> lse;       ///< [rows, heads]
+  std::vector<int64_t> queries, tokens;  ///< [rows], -1: padding
+  std::vector<float> lse;                ///< [rows of queries, heads]
 
   explicit ResultTokens(AttentionRanks& ranks) {
     const int64_t heads = ranks.rank(0).workload().heads.heads;
-    std::vector<int64_t> begins = {0};  // of each rank's rows
-    for (int64_t r = 0; r < ranks.size(); ++r)
-      begins.push_back(begins.back() + ranks.rank(r).shard().slots);
-    tokens.assign(begins.back(), -1);
-    lse.assign(begins.back() * heads, 0);
+    std::vector<int64_t> first_query, first_key;  // row of each rank
+    for (int64_t r = 0; r < ranks.size(); ++r) {
+      first_query.push_back(append(queries, ranks.rank(r), ArrayKind::q));
+      first_key.push_back(append(tokens, ranks.rank(r), ArrayKind::kv));
+    }
+    lse.assign(queries.size() * heads, 0);
     ranks.each([&](AttentionCase& rank) {
-      const int64_t begin = begins[ranks.place_of(rank)];
+      const AttentionWorkload& workload = rank.workload();
+      const int64_t place = ranks.place_of(rank);
       const std::vector<double> all = rank.statistics(0);
-      for (const TokenRow& own : token_rows(rank.workload(), rank.shard())) {
-        const int64_t row = begin + own.row;
-        tokens[row] = own.token;
+      for (const TokenRow& own : token_rows(workload, rank.shard(ArrayKind::q))) {
+        const int64_t row = first_query[place] + own.row;
+        queries[row] = workload.query_row(own.document, own.token);
         for (int64_t h = 0; h < heads; ++h)
           lse[row * heads + h] = static_cast<float>(all[own.token * heads + h]);
       }
+      for (const TokenRow& own : token_rows(workload, rank.shard(ArrayKind::kv)))
+        tokens[first_key[place] + own.row] = own.token;
     });
+  }
+
+ private:
+  /// Appends the rows of a rank, and returns the first.
+  static int64_t append(std::vector<int64_t>& rows, const AttentionCase& rank, ArrayKind kind) {
+    const int64_t first = std::ssize(rows);
+    rows.resize(first + rank.shard(kind).slots, -1);
+    return first;
   }
 };
 
@@ -301,6 +314,7 @@ void write_results(OutputFile& output, AttentionRanks& subject, const std::strin
   header.v_head_dim = workload.heads.value_dim();
   header.shared_key_dim = workload.heads.shared_key_dim;
   header.offsets = workload.offsets;
+  header.query_offsets = workload.query_offsets;
   header.gradients = true;
   header.d_sinks = subject.rank(0).executor().d_sinks();
   header.input_sha256 = input_sha256;
@@ -315,9 +329,10 @@ void write_results(OutputFile& output, AttentionRanks& subject, const std::strin
       d_k_shared(subject, keys, shared_key_columns(workload.heads)),
       d_v(subject, [](AttentionExecutor&of) { return of.d_values(); });
   AttentionResultRows mine;
+  mine.queries = rows.queries;
   mine.tokens = rows.tokens;
   mine.out = out.view();
-  mine.lse = {rows.lse.data(), std::ssize(rows.tokens), header.heads, header.heads};
+  mine.lse = {rows.lse.data(), std::ssize(rows.queries), header.heads, header.heads};
   mine.d_q = d_q.view();
   mine.d_k = d_k.view();
   mine.d_k_shared = d_k_shared.view();

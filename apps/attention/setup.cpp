@@ -29,8 +29,8 @@ void check_queries(const AttentionWorkload& workload, const AttentionFile& file)
   const int64_t heads = workload.heads.heads;
   for (int64_t d = 0; d < workload.documents(); ++d) {
     const DocumentMask mask(workload.mask, d, workload.length(d));
-    const int64_t first = workload.offsets[d];
-    for (int64_t q = 0; q < workload.length(d); ++q) {
+    const auto row_of = [&](int64_t q) { return workload.query_row(d, workload.offsets[d] + q); };
+    for (int64_t q = workload.length(d) - workload.queries_of(d); q < workload.length(d); ++q) {
       const int64_t keys = mask.keys_of(q);
       if (keys == 0 && !workload.sinks.empty())
         throw_usage(
@@ -39,11 +39,11 @@ void check_queries(const AttentionWorkload& workload, const AttentionFile& file)
             q, d);
       if (!answered || keys == 0) continue;
       for (int64_t h = 0; h < heads; ++h)
-        if (std::isinf(file.reference->lse[(first + q) * heads + h]))
+        if (std::isinf(file.reference->lse[row_of(q) * heads + h]))
           throw_usage(
               "{}: /reference/lse[{}, {}] is -inf, but the query at position {} of document {} "
               "sees {} keys; it must be finite",
-              workload.origin, first + q, h, q, d, keys);
+              workload.origin, row_of(q), h, q, d, keys);
     }
   }
 }
@@ -139,6 +139,7 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size) {
   workload.origin = fmt::format("{} x {} tokens", o.batch, size);
   if (!o.generate.empty()) lengths = generated_lengths(o.generate, o.capacity, workload.origin);
   workload.offsets = o.mask.offsets_of(lengths);
+  workload.query_offsets = o.mask.query_offsets_of(workload.offsets);
   workload.mask = o.mask.of(lengths);
   workload.pairs();  // throws when they cannot be counted
   if (o.sinks) workload.sinks = random_sinks(o.heads, o.seed);
@@ -155,7 +156,10 @@ AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o) {
                     .v_head_dim = file.v_head_dim,
                     .shared_key_dim = file.shared_key_dim};
   workload.offsets = file.offsets;
+  workload.query_offsets = file.query_offsets;
   workload.mask = mask_of(file, o.input);
+  if (!file.query_offsets.empty())
+    workload.mask = of_last_queries(workload.mask, file.offsets, file.query_offsets);
   workload.sinks = file.sinks;
   workload.origin = o.input;
   check_queries(workload, file);
@@ -211,7 +215,7 @@ int64_t planned_bytes(const RankPlan& plan, const AttentionWorkload& workload,
 
 PlacedAttention::PlacedAttention(const AttentionWorkload& workload, const AttentionSetup& setup)
     : WorkloadLayout(workload, setup.layout, setup.layout_options),
-      problem{&layout, workload.heads, workload.mask, setup.schedule_options} {}
+      problem(problem_of(workload, setup.schedule_options)) {}
 
 PlannedAttention::PlannedAttention(const AttentionWorkload& workload, const AttentionSetup& setup,
                                    int rank, std::shared_ptr<const PlacedAttention> placed_)

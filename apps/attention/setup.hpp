@@ -29,14 +29,25 @@ struct AttentionWorkload {
   HeadShape heads;
   MaskRule mask;
   std::vector<int64_t> offsets;  ///< [documents + 1]
-  std::vector<float> sinks;      ///< [heads], or empty
-  DType type = DType::f32;       ///< of q, k, v, d_out: values are rounded to it
-  double score_size = 1;         ///< rms of scaled scores, at least 1; 1 for normal inputs
-  std::string origin;            ///< source of the documents, for the report
+  /// [documents + 1] prefix sums of queries, which the last tokens of a document have; empty: all.
+  std::vector<int64_t> query_offsets;
+  std::vector<float> sinks;  ///< [heads], or empty
+  DType type = DType::f32;   ///< of q, k, v, d_out: values are rounded to it
+  double score_size = 1;     ///< rms of scaled scores, at least 1; 1 for normal inputs
+  std::string origin;        ///< source of the documents, for the report
 
   int64_t documents() const { return std::ssize(offsets) - 1; }
   int64_t tokens() const { return offsets.back(); }
   int64_t length(int64_t d) const { return offsets[d + 1] - offsets[d]; }
+  int64_t queries_of(int64_t d) const {
+    return query_offsets.empty() ? length(d) : query_offsets[d + 1] - query_offsets[d];
+  }
+  int64_t queries() const { return query_offsets.empty() ? tokens() : query_offsets.back(); }
+  /// The row of a token's query among those of all documents.
+  int64_t query_row(int64_t document, int64_t token) const {
+    if (query_offsets.empty()) return token;
+    return token - offsets[document + 1] + query_offsets[document + 1];
+  }
   int64_t longest() const;
   /// Visible (query, key) pairs of all documents, times the query heads.
   int64_t pairs() const;
@@ -73,10 +84,19 @@ AttentionWorkload generated_workload(const AttentionOptions& o, int64_t size);
 AttentionWorkload workload_of(const AttentionFile& file, AttentionOptions& o);
 
 /// A workload in a layout.
-struct WorkloadLayout : PaddedLayout {
+struct WorkloadLayout : QueryLayouts {
   WorkloadLayout(const AttentionWorkload& workload, const LayoutKind& kind,
                  const LayoutOptions& options)
-      : PaddedLayout(workload.offsets, kind, weighed_by(options, workload.mask, workload.offsets)) {
+      : QueryLayouts(workload.offsets, workload.query_offsets, kind,
+                     weighed_by(options, workload.mask, workload.offsets)) {}
+  /// The problem of this workload, which refers to this object.
+  AttentionProblem problem_of(const AttentionWorkload& workload,
+                              const ScheduleOptions& options) const {
+    return {.layout = &layout,
+            .heads = workload.heads,
+            .mask = workload.mask,
+            .options = options,
+            .query_layout = queries()};
   }
 };
 

@@ -59,8 +59,8 @@ class Verifier {
         heads_(static_cast<size_t>(workload_.heads.heads)),
         value_dim_(static_cast<size_t>(workload_.heads.value_dim())),
         lse_(of.statistics(0)),
-        own_(token_rows(workload_, of.shard())) {
-    std::ranges::sort(own_, {}, &TokenRow::token);
+        queries_(tokens_of(ArrayKind::out)),
+        keys_(tokens_of(ArrayKind::kv)) {
     AttentionExecutor& executor = of.executor();
     out_ = {executor.matrix(ArrayKind::out), of.stream()};
     if (!backward_) return;
@@ -82,6 +82,7 @@ class Verifier {
   using Tolerance = double AttentionTolerances::*;
   /// Tokens of this rank: those whose rows are recomputed, and those that only have answers.
   struct Sample {
+    bool keys;
     std::vector<TokenRow> recomputed, others;
   };
   /// An array of results whose rows are being compared.
@@ -89,6 +90,7 @@ class Verifier {
     ResultArray array;
     Check& check;
     const std::vector<double>& answers;  ///< empty: none
+    bool keys;                           ///< rows are tokens; else they are queries
   };
   /// An array [tokens, heads, dim]: these elements of the heads in the columns of `got`.
   struct HeadArray {
@@ -103,6 +105,12 @@ class Verifier {
     const AttentionReference* reference = case_.expectation().reference;
     return reference == nullptr ? none : reference->*array;
   }
+  /// This rank's tokens in its own array of this kind, in order.
+  std::vector<TokenRow> tokens_of(ArrayKind kind) const {
+    std::vector<TokenRow> rows = token_rows(workload_, case_.shard(kind));
+    std::ranges::sort(rows, {}, &TokenRow::token);
+    return rows;
+  }
   /// Visible pairs of a token as a key or as a query.
   int64_t pairs_of(const TokenRow& own, bool as_key) const {
     const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
@@ -110,16 +118,17 @@ class Verifier {
     return as_key ? mask.queries_of(position) : mask.keys_of(position);
   }
   Sample sample(bool keys) const {
+    const std::vector<TokenRow>& all = keys ? keys_ : queries_;
     int64_t total = 0, pairs = case_.expectation().pairs;
-    for (const TokenRow& own : own_) total += pairs_of(own, keys) * workload_.heads.heads;
+    for (const TokenRow& own : all) total += pairs_of(own, keys) * workload_.heads.heads;
     if (case_.expectation().reference != nullptr) pairs *= more_pairs_with_answers;
     const int64_t budget = std::max<int64_t>(1, pairs / case_.world().size());
     const std::vector<size_t> chosen =
-        spread_sample(std::ssize(own_), std::max<int64_t>(1, ceil_div(total, budget)));
-    Sample sample;
-    for (size_t i = 0, next = 0; i < own_.size(); ++i) {
+        spread_sample(std::ssize(all), std::max<int64_t>(1, ceil_div(total, budget)));
+    Sample sample{keys, {}, {}};
+    for (size_t i = 0, next = 0; i < all.size(); ++i) {
       const bool recomputes = next < chosen.size() && chosen[next] == i;
-      (recomputes ? sample.recomputed : sample.others).push_back(own_[i]);
+      (recomputes ? sample.recomputed : sample.others).push_back(all[i]);
       next += recomputes ? 1 : 0;
     }
     return sample;
@@ -129,14 +138,16 @@ class Verifier {
   Compared compared(const char* name, std::initializer_list<int64_t> row_shape, Tolerance tolerance,
                     Answers of, const Sample& rows) const {
     ResultArray array{name,
-                      {workload_.tokens()},
+                      {rows.keys ? workload_.tokens() : workload_.queries()},
                       name,
                       tolerances_.first.*tolerance,
                       tolerances_.second.*tolerance};
     array.shape.insert(array.shape.end(), row_shape);
     Check& check = check_of(array, label_, checks_);
-    if (answers(of).empty()) check.add_sample(std::ssize(rows.recomputed), std::ssize(own_));
-    return {std::move(array), check, answers(of)};
+    if (answers(of).empty())
+      check.add_sample(std::ssize(rows.recomputed),
+                       std::ssize(rows.recomputed) + std::ssize(rows.others));
+    return {std::move(array), check, answers(of), rows.keys};
   }
   HeadArray heads_of(const char* name, const HeadColumns& part, Tolerance tolerance, Answers of,
                      const HostCopy& got, const Sample& rows) const {
@@ -144,11 +155,16 @@ class Verifier {
                               : compared(name, {part.heads, part.dim}, tolerance, of, rows),
             part, got, std::vector<double>(static_cast<size_t>(part.heads), 0.0)};
   }
+  /// The row of a token in an array of all ranks.
+  int64_t row_in(const Compared& of, const TokenRow& own) const {
+    return of.keys ? own.token : workload_.query_row(own.document, own.token);
+  }
   void compare(Compared& of, const TokenRow& own, std::span<const double> got,
                const ExpectedRow& expected) const {
-    of.array.rows = {own.token};
+    const int64_t row = row_in(of, own);
+    of.array.rows = {row};
     const double* answer =
-        of.answers.empty() ? nullptr : row_of(of.answers, own.token, got.size()).data();
+        of.answers.empty() ? nullptr : row_of(of.answers, row, got.size()).data();
     compare_row(of.array, 0, got, expected, answer, of.check, [&] {
       return fmt::format(", document {} position {}", own.document,
                          own.token - workload_.offsets[own.document]);
@@ -204,7 +220,8 @@ class Verifier {
       row.values.push_back(want.empty() ? 0 : want[column]);
     }
     const std::span<const double> compared =
-        heads.of.answers.empty() ? row.values : row_of(heads.of.answers, own.token, width);
+        heads.of.answers.empty() ? row.values
+                                 : row_of(heads.of.answers, row_in(heads.of, own), width);
     for (size_t h = 0; h < heads.largest.size(); ++h) {
       const double size = sizes.empty() ? heads.largest[h] : sizes[h];
       heads.largest[h] = std::max(heads.largest[h], size);
@@ -278,7 +295,7 @@ class Verifier {
   std::vector<double> sink_term_squares() const {
     std::vector<float> d_out(heads_ * value_dim_);
     std::vector<double> squares(heads_, 0.0);
-    for (const TokenRow& own : own_) {
+    for (const TokenRow& own : queries_) {
       case_.expectation().inputs.row(InputTensor::d_out, own.token, d_out);
       for (size_t h = 0; h < heads_; ++h) {
         double out_squares = 0, d_out_squares = 0;
@@ -332,9 +349,9 @@ class Verifier {
   std::pair<AttentionTolerances, AttentionTolerances> tolerances_;  // then sigmas
   AttentionRows rows_;
   size_t heads_, value_dim_;
-  std::vector<double> lse_, delta_;  // of all tokens, [tokens, heads]
-  HostCopy out_, d_q_, d_k_, d_v_;   // results of this rank
-  std::vector<TokenRow> own_;        // this rank's tokens, sorted
+  std::vector<double> lse_, delta_;       // of all tokens, [tokens, heads]
+  HostCopy out_, d_q_, d_k_, d_v_;        // results of this rank
+  std::vector<TokenRow> queries_, keys_;  // this rank's tokens, sorted
 };
 
 }  // namespace
@@ -344,7 +361,8 @@ std::vector<double> AttentionCase::statistics(int64_t plane) {
   std::vector<double> all(workload_.tokens() * heads, 0.0);
   const PlanArray& stats = plan_.arrays[plan_.stats];
   const HostCopy mine(executor_->final_stats(plane), stream());
-  for (const TokenRow& at : token_rows(workload_, shard_of(layout(), stats.rows)))
+  for (const TokenRow& at : token_rows(
+           workload_, shard_of(planned_->placed->problem.layout_of(ArrayKind::stats), stats.rows)))
     for (int64_t h = 0; h < stats.heads.count; ++h)
       all[at.token * heads + stats.heads.begin + h] = mine.at(at.row, h);
   HostStream host;

@@ -11,7 +11,10 @@
 
 namespace gyre {
 MaskRule MaskOptions::of(std::span<const int64_t> lengths) const {
-  return window > 0 ? MaskRule(MaskKind::causal, window) : parse_mask(mask).of(lengths);
+  MaskRule rule = window > 0 ? MaskRule(MaskKind::causal, window) : parse_mask(mask).of(lengths);
+  if (queries == 0) return rule;
+  const std::vector<int64_t> offsets = offsets_of(lengths);
+  return of_last_queries(rule, offsets, query_offsets_of(offsets));
 }
 
 std::vector<int64_t> MaskOptions::offsets_of(std::span<const int64_t> lengths) const {
@@ -19,6 +22,14 @@ std::vector<int64_t> MaskOptions::offsets_of(std::span<const int64_t> lengths) c
   for (const int64_t length : parse_mask(mask).documents_of(lengths))
     offsets.push_back(offsets.back() + length);
   return offsets;
+}
+
+std::vector<int64_t> MaskOptions::query_offsets_of(std::span<const int64_t> offsets) const {
+  if (queries == 0) return {};
+  std::vector<int64_t> sums{0};
+  for (size_t d = 0; d + 1 < offsets.size(); ++d)
+    sums.push_back(sums.back() + std::min(queries, offsets[d + 1] - offsets[d]));
+  return sums;
 }
 
 LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
@@ -36,6 +47,12 @@ void declare_mask_options(OptionTable& table, MaskOptions& o) {
   add("--mask", "Mask inside a document: " + mask_choices(), o.mask).in_problem_file();
   add.size("--window", "Keys that a query sees under --mask causal, its own included; 0: no limit",
            o.window)
+      .in_problem_file();
+  add.size(
+         "--queries",
+         "Last tokens of each document that have queries, as in chunked prefill, or 1 in decoding; "
+         "0: all",
+         o.queries)
       .in_problem_file();
 }
 

@@ -1,5 +1,5 @@
 #pragma once
-// Options of a workload that several apps have: masks (--mask, --window), shared prefixes
+// Options of a workload that several apps have: masks (--mask, --window, --queries), shared prefixes
 // (--share-prefixes, --min-prefix), drawn lengths (--gen), heads and element types.
 
 #include <cstdint>
@@ -17,14 +17,18 @@
 
 namespace gyre {
 
+/// Who sees whom.
 struct MaskOptions {
   std::string mask = "causal";  ///< a name and its numbers; see attention/masks/registry.hpp
   int64_t window = 0;           ///< shorthand for the window of a causal mask
+  int64_t queries = 0;          ///< last tokens of each document that have queries; 0: all
   bool operator==(const MaskOptions&) const = default;
 
   /// Offsets of the documents that the mask is of: of these lengths, or one of all of them if the
   /// mask joins them.
   std::vector<int64_t> offsets_of(std::span<const int64_t> lengths) const;
+  /// Prefix sums of the queries of these documents; empty: all tokens have one.
+  std::vector<int64_t> query_offsets_of(std::span<const int64_t> offsets) const;
   /// The mask of documents of these lengths.
   MaskRule of(std::span<const int64_t> lengths) const;
 };

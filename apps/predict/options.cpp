@@ -54,7 +54,7 @@ void check_attention(PredictOptions& o, ConfigErrors& errors) {
 /// Checks that the options of masks and of types between steps are unchanged.
 void check_plain(const PredictOptions& o, const char* why_mask, const char* why_types,
                  ConfigErrors& errors) {
-  if (!(o.mask == MaskOptions())) errors.add("--mask, --window: {}", why_mask);
+  if (!(o.mask == MaskOptions())) errors.add("--mask, --window, --queries: {}", why_mask);
   const PredictOptions usual;
   if (o.partial_out != usual.partial_out || o.partial_dq != usual.partial_dq ||
       o.wire_dkv != o.dtype)

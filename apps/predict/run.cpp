@@ -24,27 +24,29 @@
 namespace gyre {
 namespace {
 
-PaddedLayout layout_of(const PredictedCase<Schedule>& c) {
+QueryLayouts layout_of(const PredictedCase<Schedule>& c) {
   const std::vector<int64_t>& offsets = c.documents.offsets;
-  return PaddedLayout(offsets, c.layout,
-                      weighed_by(c.options.layout.for_ranks(c.cp), c.documents.mask, offsets));
+  return {offsets, c.documents.query_offsets, c.layout,
+          weighed_by(c.options.layout.for_ranks(c.cp), c.documents.mask, offsets)};
 }
 
-AttentionProblem problem_of(const PredictedCase<Schedule>& c, const PaddedLayout& placed) {
-  AttentionProblem problem{&placed.layout, c.options.head_shape(), c.documents.mask,
-                           c.options.schedule.options};
+AttentionProblem problem_of(const PredictedCase<Schedule>& c, const QueryLayouts& placed) {
+  AttentionProblem problem{.layout = &placed.layout,
+                           .heads = c.options.head_shape(),
+                           .mask = c.documents.mask,
+                           .options = c.options.schedule.options,
+                           .query_layout = placed.queries()};
   if (!c.options.wants(Pass::backward)) problem.passes = PlanPasses::forward;
   return problem;
 }
 
 /// Bytes of all of a rank's own arrays.
 int64_t own_bytes(const AttentionProblem& problem, const ElementTypes& types) {
-  const int64_t rows = problem.layout->slots_of_rank();
   int64_t bytes = 0;
   for (int kind = 0; kind < array_kinds; ++kind) {
     const auto k = static_cast<ArrayKind>(kind);
-    const bool kv = k == ArrayKind::kv || k == ArrayKind::d_kv;
-    const int64_t heads = kv ? problem.heads.kv_heads : problem.heads.heads;
+    const int64_t rows = problem.layout_of(k).slots_of_rank();
+    const int64_t heads = has_keys(k) ? problem.heads.kv_heads : problem.heads.heads;
     bytes += stored_bytes({k, {{0, LocalToken(0), rows}}, {0, heads}, 0}, problem.heads, types);
   }
   return bytes;
@@ -92,6 +94,7 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
     PredictedDocuments documents;
     documents.origin = std::move(origin);
     documents.offsets = o.mask.offsets_of(lengths);
+    documents.query_offsets = o.mask.query_offsets_of(documents.offsets);
     documents.mask = o.mask.of(lengths);
     // Throws when the pairs cannot be counted.
     if (o.recurrence.empty())
@@ -137,10 +140,10 @@ std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verific
   check_plan_size(asked, max_streamed_entries, [&](int ranks) {
     const PredictedCase<Schedule> smaller{c.options,  c.documents, ranks,
                                           c.schedule, c.layout,    c.machine};
-    const PaddedLayout placed = layout_of(smaller);
+    const QueryLayouts placed = layout_of(smaller);
     return estimated_entries(c.schedule, problem_of(smaller, placed));
   });
-  const PaddedLayout placed = layout_of(c);
+  const QueryLayouts placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);
   const ElementTypes types = c.options.types();
   const int64_t pairs = pairs_of_heads(c.documents.offsets, problem.mask, problem.heads.heads);
@@ -162,7 +165,7 @@ std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verific
 }
 
 std::string predicted_trace(const PredictedCase<Schedule>& c) {
-  const PaddedLayout placed = layout_of(c);
+  const QueryLayouts placed = layout_of(c);
   const AttentionProblem problem = problem_of(c, placed);
   const Plan plan = plan_all(c.schedule, problem);
   std::vector<RankTrace> ranks(c.cp);
@@ -185,7 +188,7 @@ std::string predicted_trace(const PredictedCase<Schedule>& c) {
 }
 
 std::string predicted_goal(const PredictedCase<Schedule>& c) {
-  const PaddedLayout placed = layout_of(c);
+  const QueryLayouts placed = layout_of(c);
   const Plan plan = plan_all(c.schedule, problem_of(c, placed));
   std::vector<Programs> passes;
   for (const Pass pass : {Pass::forward, Pass::backward}) {

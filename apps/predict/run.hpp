@@ -21,7 +21,8 @@ namespace gyre {
 
 /// Documents to attend.
 struct PredictedDocuments {
-  std::vector<int64_t> offsets;  ///< [documents + 1]
+  std::vector<int64_t> offsets;        ///< [documents + 1]
+  std::vector<int64_t> query_offsets;  ///< [documents + 1]; empty: all tokens have queries
   MaskRule mask;
   std::string origin;
   int64_t tokens() const { return offsets.back(); }

@@ -34,11 +34,10 @@ void RecurrenceCase::write_results(OutputFile& output, const std::string& input_
     const MatrixView<float> rows(to.data(), from.rows, from.cols);
     copy_converted(from, rows);
     arrays.push_back({std::string("/results/") + name_of(array),
-                      shape_in_file(shape, array, workload_.tokens()), rows});
+                      shape_in_file(shape, array, workload_.tokens()), rows, &tokens});
   }
-  write_token_results(output,
-                      {recurrence_results_schema, workload_.offsets, input_sha256, provenance},
-                      tokens, arrays);
+  write_token_results(
+      output, {recurrence_results_schema, workload_.offsets, input_sha256, provenance}, arrays);
 }
 
 }  // namespace gyre

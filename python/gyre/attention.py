@@ -38,6 +38,7 @@ def attention_problem(
     sinks: Any = None,
     k_shared: Any = None,
     offsets: Any = None,
+    query_offsets: Any = None,
     mask: str = "causal",
     window: int = 0,
     scale: float | None = None,
@@ -50,7 +51,9 @@ def attention_problem(
     k_shared [T, R]: the last R elements of every head of keys (the rotary part of multi-head latent
     attention); k is then [T, K, D - R].
     d_out [T, H, E]: gradient of the output; without, 1. sinks [H]: a logit of each head without key or value.
-    offsets [documents + 1]: without, all rows are one document. mask: causal, full or regions.
+    offsets [documents + 1]: without, all rows are one document. query_offsets [documents + 1]: the
+    last tokens of each document alone have queries (chunked prefill, decoding), and q and d_out rows
+    for them: [Q, H, D], [Q, H, E]; without, every token has one. mask: causal, full or regions.
     window: a causal query sees that many positions, its own the last; 0: all. scale: of scores;
     without, 1 / sqrt(D). Reals are finite float16, bfloat16, float32 or float64.
     regions [regions, 7], with mask regions: document, q_begin, q_end, k_begin, k_end, kind, window.
@@ -63,7 +66,8 @@ def attention_problem(
     given = {"q": q, "k": k, "v": v, "d_out": d_out, "sinks": sinks, "k_shared": k_shared}
     bfloat16 = frozenset(name for name, value in given.items() if is_bfloat16(value))
     queries = checks.reals("q", q, None, None, None, hint=ROWS)
-    tokens, heads, width = queries.shape
+    rows, heads, width = queries.shape
+    tokens = rows if query_offsets is None else len(checks.reals("k", k, None, None, None, hint=ROWS))
     checks.size("the number of heads of q", heads, 1)
     checks.size("the number of elements of a head", width, 1)
     shared = None if k_shared is None else checks.reals("k_shared", k_shared, tokens, None)
@@ -76,7 +80,7 @@ def attention_problem(
         raise ValueError(f"q has {heads} heads and k {kv_heads}; heads must be a multiple of those")
     values = checks.reals("v", v, tokens, kv_heads, None, hint=ROWS)
     checks.size("the number of elements of a head of v", values.shape[2], 1)
-    outputs = (tokens, heads, values.shape[2])
+    outputs = (rows, heads, values.shape[2])
     gradient = np.ones(outputs, np.float32) if d_out is None else d_out
     arrays = {
         "q": queries,
@@ -91,7 +95,9 @@ def attention_problem(
     for name, array in arrays.items():
         checks.finite(name, array)
     bounds = [0, tokens] if offsets is None else offsets
-    arrays["offsets"] = checks.offsets("offsets", bounds, tokens, "the rows of q")
+    arrays["offsets"] = checks.offsets("offsets", bounds, tokens, "the rows of k")
+    if query_offsets is not None:
+        arrays["query_offsets"] = check_queries(query_offsets, rows, arrays["offsets"])
     if mask not in MASKS:
         raise ValueError(f"mask is {mask!r}; it must be causal, full or regions")
     window = checks.size("window", window)
@@ -104,6 +110,19 @@ def attention_problem(
     least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
     scale = checks.number("scale", width**-0.5 if scale is None else scale, least, most)
     return AttentionProblem(arrays, bfloat16, mask, window, scale)
+
+
+def check_queries(query_offsets: Any, rows: int, offsets: np.ndarray) -> np.ndarray:
+    """[documents + 1] int64: no document has more queries than tokens."""
+    found = checks.offsets("query_offsets", query_offsets, rows, "the rows of q")
+    if len(found) != len(offsets):
+        raise ValueError(f"query_offsets has {len(found)} elements; it must have {len(offsets)}, as offsets")
+    queries, lengths = np.diff(found), np.diff(offsets)
+    for document in np.flatnonzero(queries > lengths):
+        raise ValueError(
+            f"query_offsets gives document {document} {queries[document]} queries; it has {lengths[document]} tokens"
+        )
+    return found
 
 
 def whole_keys(arrays: Mapping[str, Any]) -> np.ndarray:
@@ -158,15 +177,17 @@ def check_regions(regions: Any, lengths: np.ndarray) -> np.ndarray:
 
 
 def sees_some(problem: AttentionProblem) -> np.ndarray:
-    """[T] booleans: whether each query sees a key; a sink counts as one."""
+    """[Q] booleans: whether each query sees a key; a sink counts as one."""
     seen = np.ones(len(problem.arrays["q"]), bool)
     if problem.mask != "regions" or "sinks" in problem.arrays:
         return seen
     seen[:] = False
     bounds = problem.arrays["offsets"]
+    queries = problem.arrays.get("query_offsets", bounds)
     for row in problem.arrays["regions"]:
-        begin, end = bounds[row[0]], bounds[row[0] + 1]
-        seen[begin:end] |= shown(row, end - begin).any(axis=1)
+        begin, end = queries[row[0]], queries[row[0] + 1]
+        length = bounds[row[0] + 1] - bounds[row[0]]
+        seen[begin:end] |= shown(row, length).any(axis=1)[length - (end - begin) :]
     return seen
 
 

@@ -64,7 +64,7 @@ TABLES = {
         "d_frames? d_sum? d_split? d_none?"
     ),
     "gyre/attention": (
-        "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ /reference "
+        "/attention @mask @window @scale offsets query_offsets~ q k k_shared~ v d_out regions~ sinks~ /reference "
         "@generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
     ),
     "gyre/recurrence": (
@@ -78,7 +78,7 @@ TABLES = {
         "projection_weights~ d_projected? ids~ d_ids? teacher? teacher_values? teacher_logprobs~ "
         "teacher_target_logprobs~ hidden~ head~ /reference @generator? *"
     ),
-    "gyre/attention-results": "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?",
+    "gyre/attention-results": "/results @input_sha256 offsets query_offsets? out lse d_q? d_k? d_k_shared? d_v? d_sinks?",
     "gyre/recurrence-results": "/results @input_sha256 offsets out d_q d_k d_v d_g d_beta?",
     "gyre/logprobs-results": "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *",
 }

@@ -244,10 +244,9 @@ class Expander:
             return tokens
         if self.app.name != "gyre-attention":  # work is proportional to tokens
             return round_to(tokens * cp * tp * dp, multiple)
-        mask, window = str(self.options.get("mask", "causal")), parse_size(
-            self.options.get("window", 0)
-        )
-        return round_to(tokens_of_equal_work(tokens, cp, mask, window), multiple)
+        mask = str(self.options.get("mask", "causal"))
+        window, queries = (parse_size(self.options.get(name, 0)) for name in ("window", "queries"))
+        return round_to(tokens_of_equal_work(tokens, cp, mask, window, queries), multiple)
 
     def expand(self) -> Expansion:
         self.check_options()

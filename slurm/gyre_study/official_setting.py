@@ -22,7 +22,7 @@ ROOT = Path(__file__).resolve().parents[2]  # a clone, or PREFIX/share/gyre
 DEFAULTS = {
     "gyre-attention": """
         input= gen= capacity=0 tokens=4096 min=0 max=0 factor=2 step=0 cycles=1 batch=1 heads=8 kv-heads=8 head-dim=64
-        v-head-dim=0 shared-key-dim=0 mask=causal window=0 sinks=false seed=1 dtype=f32 cp=0 replay=false auto=false schedule=ring
+        v-head-dim=0 shared-key-dim=0 mask=causal window=0 queries=0 sinks=false seed=1 dtype=f32 cp=0 replay=false auto=false schedule=ring
         layout=dual-chunk-swap backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false threads=1 pass=both iters=auto
         max-seconds=1 warmup=1 check=|last check-pairs=262144 tol-scale=1 tflops=0.1 gbps=5 latency-us=10 partial-out=f32
         partial-dq=f32 wire-dkv= inner=0 heads-at-once=1 collectives=messages merge=at-once stripe=1 chunk=0 kernel=auto

@@ -67,21 +67,25 @@ def sweeps(sizes: Sequence[int]) -> list[tuple[list[int], list[str]]]:
     return found
 
 
-# Pairs of a query and a key that one sequence of n tokens has under a mask.
-def pairs(tokens: int, mask: str, window: int) -> int:
+def pairs(tokens: int, mask: str, window: int, queries: int = 0) -> int:
+    """Pairs of a query and a key of one sequence under a mask; the last `queries` tokens have one (0: all)."""
+    if 0 < queries < tokens:
+        if mask != "causal":
+            return queries * tokens
+        return pairs(tokens, mask, window) - pairs(tokens - queries, mask, window)
     if mask != "causal":
         return tokens * tokens
     inside = min(tokens, window) if window > 0 else tokens
     return inside * (inside + 1) // 2 + (tokens - inside) * inside
 
 
-def tokens_of_equal_work(base: int, ranks: int, mask: str, window: int) -> int:
+def tokens_of_equal_work(base: int, ranks: int, mask: str, window: int, queries: int = 0) -> int:
     """Fewest tokens whose pairs are at least `ranks` times those of `base` tokens."""
-    wanted = ranks * pairs(base, mask, window)
+    wanted = ranks * pairs(base, mask, window, queries)
     low, high = base, base * ranks
     while low < high:
         middle = (low + high) // 2
-        if pairs(middle, mask, window) < wanted:
+        if pairs(middle, mask, window, queries) < wanted:
             low = middle + 1
         else:
             high = middle

@@ -78,7 +78,7 @@ int64_t pairs_of_all_ranks(const AttentionProblem& problem) {
 }
 
 std::optional<int64_t> visible_pairs_of(const AttentionProblem& problem, int rank) {
-  const Layout& layout = *problem.layout;
+  const Layout& layout = problem.layout_of(ArrayKind::q);
   const auto all = equal_sequences(layout);
   if (!all) return std::nullopt;
   if (all->count == 0) return 0;
@@ -86,8 +86,15 @@ std::optional<int64_t> visible_pairs_of(const AttentionProblem& problem, int ran
   const LayoutKind* kind = kind_of(layout);
   const auto owned = kind == nullptr ? std::nullopt : kind->owned(layout, *all, rank);
   if (!owned) return std::nullopt;
+  // Positions of the last queries of a longer sequence begin where those of the others end.
+  NumberedSequences whole = *all;
+  if (problem.query_layout != nullptr)
+    whole.length = lengths_of(*problem.layout)[all->first_segment];
   int64_t pairs = 0;
-  for (const SlotRun& run : owned->runs) pairs += run_pairs(run, *all, problem.mask);
+  for (SlotRun run : owned->runs) {
+    run.start = run.start + (whole.length - all->length);
+    pairs += run_pairs(run, whole, problem.mask);
+  }
   return owned->in_each_sequence ? all->count * pairs : pairs;
 }
 

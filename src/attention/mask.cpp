@@ -141,6 +141,25 @@ std::string name_of(const MaskRule& mask) {
   return mask.window > 0 ? fmt::format("causal window of {}", mask.window) : "causal";
 }
 
+MaskRule of_last_queries(const MaskRule& mask, std::span<const int64_t> offsets,
+                         std::span<const int64_t> query_offsets) {
+  std::vector<std::vector<Region>> documents(offsets.size() - 1);
+  std::vector<int64_t> lengths;
+  for (size_t d = 0; d < documents.size(); ++d) {
+    lengths.push_back(offsets[d + 1] - offsets[d]);
+    const int64_t first = lengths[d] - (query_offsets[d + 1] - query_offsets[d]);
+    const DocumentMask document(mask, static_cast<int64_t>(d), lengths[d]);
+    for (Region region : document.regions()) {
+      const int64_t skipped = std::max<int64_t>(0, first - region.q_begin);
+      region.q_begin += skipped;
+      if (has(region.kind, RegionKind::inverse)) region.k_begin += skipped;
+      if (region.q_begin < region.q_end && region.k_begin < region.k_end)
+        documents[d].push_back(region);
+    }
+  }
+  return MaskRule(MaskTable(std::move(documents), lengths));
+}
+
 DocumentMask::DocumentMask(const MaskRule& mask, int64_t document, int64_t length)
     : length_(length),
       whole_{0,

@@ -93,6 +93,11 @@ struct MaskRule {
   friend bool operator==(const MaskRule&, const MaskRule&) = default;
 };
 
+/// The mask of documents whose last tokens alone have queries; it shows nothing to the others.
+/// offsets, query_offsets [documents + 1]: prefix sums of tokens and of queries.
+MaskRule of_last_queries(const MaskRule& mask, std::span<const int64_t> offsets,
+                         std::span<const int64_t> query_offsets);
+
 /// Throws a usage error for a window that is negative, or without a causal mask.
 void check_mask(const MaskRule& mask);
 

@@ -117,8 +117,7 @@ int64_t row_elements(ArrayKind kind, int64_t heads, const HeadShape& shape) {
 }
 
 bool sends_shared_keys_once(ArrayKind kind, int64_t heads, const HeadShape& shape) {
-  return shape.shared_key_dim > 0 && heads > 1 &&
-         (kind == ArrayKind::kv || kind == ArrayKind::d_kv);
+  return shape.shared_key_dim > 0 && heads > 1 && has_keys(kind);
 }
 
 int64_t message_elements(ArrayKind kind, int64_t heads, const HeadShape& shape) {

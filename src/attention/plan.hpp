@@ -49,8 +49,12 @@ enum class ArrayKind {
 };
 inline constexpr int array_kinds = 7;
 const char* name_of(ArrayKind kind);
+/// Whether the rows of such an array are keys; else they are queries.
+constexpr bool has_keys(ArrayKind kind) {
+  return kind == ArrayKind::kv || kind == ArrayKind::d_kv;
+}
 constexpr int64_t planes_of(ArrayKind kind) {
-  return kind == ArrayKind::kv || kind == ArrayKind::d_kv || kind == ArrayKind::stats ? 2 : 1;
+  return has_keys(kind) || kind == ArrayKind::stats ? 2 : 1;
 }
 
 /// Slots [begin, begin + length) of the shard of `rank`.
@@ -191,14 +195,21 @@ struct ScheduleOptions {
 /// Which lists of steps a plan gets; an unwanted list stays empty.
 enum class PlanPasses { both, forward };
 
-/// Input of a schedule. The layout must outlive it.
+/// Input of a schedule. The layouts must outlive it.
 struct AttentionProblem {
-  const Layout* layout = nullptr;
+  const Layout* layout = nullptr;  ///< of keys, and of queries unless they have their own
   HeadShape heads;
   MaskRule mask;
   ScheduleOptions options;
   PlanPasses passes = PlanPasses::both;
+  /// Layout of the queries, if only some tokens have one, as in chunked prefill and decoding. The
+  /// mask shows nothing to the other tokens.
+  const Layout* query_layout = nullptr;
   int cp() const { return layout->cp(); }
+  /// The layout of the rows of such an array.
+  const Layout& layout_of(ArrayKind kind) const {
+    return query_layout == nullptr || has_keys(kind) ? *layout : *query_layout;
+  }
 };
 
 /// The fragments of an array with these rows, as a shard whose local slots are the array's rows.

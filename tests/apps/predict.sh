@@ -109,7 +109,7 @@ refused '--heads 30 is not a multiple of --key-heads 16; the nearest is 32' "${l
 refused '--tp 3 does not divide --key-heads 16; the nearest is 2' "${layer[@]}" --tp 3
 refused '--kv-heads 8: a recurrence has none; leave it out' "${layer[@]}" --kv-heads 8
 refused '--schedule ring: a recurrence has none; leave it out' "${layer[@]}" --schedule ring
-refused '--mask, --window: a recurrence has none; leave it out' "${layer[@]}" --window 4
+refused '--mask, --window, --queries: a recurrence has none; leave it out' "${layer[@]}" --window 4
 refused '--goal shows attention; leave out --recurrence' "${layer[@]}" --goal none.goal
 refused '--recurrence and --model are two problems; give one' "${layer[@]}" --model llama-3.1-8b
 refused '--key-heads, --conv and --state-schedule go with --recurrence' "${predict[@]}" --key-heads 4

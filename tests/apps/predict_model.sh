@@ -49,8 +49,8 @@ refused '--heads 4: the heads are the model' "${predict[@]}" --heads 4
 refused '--pass bwd: a scoring pass has no backward' "${predict[@]}" --pass bwd
 refused '--svg shows one attention; leave out --model' "${predict[@]}" --svg none.svg
 refused '--partial-out, --partial-dq, --wire-dkv: a scoring pass chooses them by --dtype' "${predict[@]}" --partial-out bf16
-refused '--mask, --window: a scoring pass has causal attention' "${predict[@]}" --mask full
-refused '--mask, --window: a scoring pass has causal attention' "${predict[@]}" --mask full --input "$source_dir/inputs/docs_tiny.h5"
+refused '--mask, --window, --queries: a scoring pass has causal attention' "${predict[@]}" --mask full
+refused '--mask, --window, --queries: a scoring pass has causal attention' "${predict[@]}" --mask full --input "$source_dir/inputs/docs_tiny.h5"
 refused '--gen and --input are two sets of documents' "${predict[@]}" --gen dist=fixed --input none.h5
 refused "--tp 3 does not divide the model's num_attention_heads = 32" "${predict[@]}" --tp 3
 refused '--dp 65536 --cp 65536 --tp 8 are 34359738368 ranks; at most 16777216' "${predict[@]}" --dp 65536 --cp 65536 --tp 8

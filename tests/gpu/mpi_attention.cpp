@@ -355,7 +355,7 @@ TEST_F(DeviceAttention, GivesTheBitsOfTheHost) {
       there.executor().run(Pass::forward);
       const HostCopy out = there.on_host(there.executor().matrix(ArrayKind::out));
       const MatrixRef want = here.executor().matrix(ArrayKind::out);
-      here.for_each_own_token([&](int64_t token, int64_t row) {
+      here.for_each_own_token(ArrayKind::out, [&](int64_t token, int64_t row) {
         for (int64_t col = 0; col < want.cols; ++col)
           EXPECT_EQ(out.at(row, col), want.at(row, col)) << schedule.name << ", token " << token;
       });

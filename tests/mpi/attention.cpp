@@ -73,6 +73,18 @@ TEST(Attention, EveryScheduleLayoutMaskAndGroupingOfHeads) {
       expect_right({ragged, heads, mask}, all_of(schedules()), all_of(layout_kinds()));
 }
 
+const std::vector<int64_t> last_of_ragged = {5, 0, 1, 0, 5, 3};
+
+TEST(Attention, QueriesOfTheLastTokens) {
+  for (const HeadShape& heads : {groupings[1], groupings.back()})
+    for (const MaskRule& mask : {masks[0], masks[1], masks[3], masks.back()})
+      expect_right({.lengths = ragged, .heads = heads, .mask = mask, .queries = last_of_ragged},
+                   all_of(schedules()), all_of(layout_kinds()));
+  // Decoding: one query a document, and ranks without any.
+  expect_right({.lengths = {70, 9}, .heads = {4, 2, 8, 0}, .mask = {}, .queries = {1, 1}},
+               all_of(schedules()), all_of(layout_kinds()));
+}
+
 TEST(Attention, TheSameInBf16) {
   const ElementTypes types{DType::bf16, DType::f32, DType::f32, DType::bf16};
   for (const HeadShape& heads : groupings)
@@ -95,8 +107,9 @@ TEST(Attention, DocumentsOfEveryLength) {
 
 TEST(Attention, SinksAreTakenInOnce) {
   for (const MaskRule& mask : {MaskRule{MaskKind::causal}, MaskRule{MaskKind::causal, 6}})
-    expect_right({ragged, {4, 2, 8, 0}, mask, true}, all_of(schedules()),
-                 {&find_layout("dual-chunk-swap"), &find_layout("striped")});
+    for (const std::vector<int64_t>& queries : {std::vector<int64_t>{}, last_of_ragged})
+      expect_right({ragged, {4, 2, 8, 0}, mask, true, DType::f32, 11, queries}, all_of(schedules()),
+                   {&find_layout("dual-chunk-swap"), &find_layout("striped")});
 }
 
 TEST(Attention, TypesOfStorageAndWireAreChosenIndependently) {

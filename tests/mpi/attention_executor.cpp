@@ -369,7 +369,7 @@ struct Results {
 Results results_of(Attention& attention) {
   Results results;
   AttentionExecutor& run = attention.executor();
-  attention.for_each_own_token([&](int64_t, int64_t row) {
+  attention.for_each_own_token(ArrayKind::out, [&](int64_t, int64_t row) {
     const auto take = [&](MatrixRef from, std::vector<float>& to) {
       for (int64_t c = 0; c < from.cols; ++c) to.push_back(from.at(row, c));
     };
@@ -435,7 +435,7 @@ TEST(AttentionExecutor, RoundsToBf16WhereAskedAndNowhereElse) {
 double error_of(const Problem& p, Attention& attention, MatrixRef got,
                 const std::vector<double>& want) {
   double sum = 0;
-  attention.for_each_own_token([&](int64_t token, int64_t row) {
+  attention.for_each_own_token(ArrayKind::out, [&](int64_t token, int64_t row) {
     for (int64_t c = 0; c < got.cols; ++c)
       sum += std::pow(static_cast<double>(got.at(row, c)) - want[token * got.cols + c], 2);
   });

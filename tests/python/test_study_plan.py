@@ -61,8 +61,13 @@ class Sizes(unittest.TestCase):
                     tokens = sizes.tokens_of_equal_work(base, ranks, mask, window)
                     work = [sizes.pairs(tokens - off, mask, window) for off in (1, 0)]
                     self.assertTrue(work[0] < ranks * sizes.pairs(base, mask, window) <= work[1])
-        brute = sum(min(query + 1, 100) for query in range(1000))
-        self.assertEqual(sizes.pairs(1000, "causal", 100), brute)
+        brute = [min(query + 1, 100) for query in range(1000)]
+        self.assertEqual(sizes.pairs(1000, "causal", 100), sum(brute))
+        self.assertEqual(sizes.pairs(1000, "causal", 100, 930), sum(brute[70:]))
+        self.assertEqual(sizes.pairs(1000, "full", 0, 30), 30 * 1000)
+        tokens = sizes.tokens_of_equal_work(1000, 8, "causal", 0, 64)
+        work = [sizes.pairs(tokens - off, "causal", 0, 64) for off in (1, 0)]
+        self.assertTrue(work[0] < 8 * sizes.pairs(1000, "causal", 0, 64) <= work[1])
 
 
 def swept(options: list[str]) -> list[int]:

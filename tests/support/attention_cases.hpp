@@ -19,6 +19,7 @@
 
 #include <algorithm>
 #include <map>
+#include <optional>
 #include <set>
 #include <stdexcept>
 #include <string>
@@ -28,6 +29,7 @@
 #include "attention/schedules/registry.hpp"
 #include "layout_cases.hpp"
 #include "mask_cases.hpp"
+#include "sharding/padded_layout.hpp"
 
 namespace gyre {
 inline void showValue(const HeadShape& shape, std::ostream& os) {
@@ -40,15 +42,24 @@ inline void showValue(DType type, std::ostream& os) {
 
 namespace gyre::test {
 
-/// An attention problem, and the layout that it refers to.
+/// An attention problem, and the layouts that it refers to.
 struct AttentionCase {
   LayoutCase layout;
   HeadShape heads;
   MaskRule mask;
   ScheduleOptions options;
+  std::optional<Layout> query_layout = {};  ///< if only the last tokens of documents have queries
+  Bounds documents = {};                    ///< then: all tokens, without padding
   /// The problem refers to this object, which must outlive it.
-  AttentionProblem problem() const { return {&layout.layout, heads, mask, options}; }
-  SegmentBounds bounds() const { return layout.bounds.view(); }
+  AttentionProblem problem() const {
+    return {&layout.layout,
+            heads,
+            mask,
+            options,
+            PlanPasses::both,
+            query_layout ? &*query_layout : nullptr};
+  }
+  SegmentBounds bounds() const { return (query_layout ? documents : layout.bounds).view(); }
 };
 
 inline HeadShape shape_of(int64_t heads, int64_t kv_heads, int64_t head_dim = 2,
@@ -76,7 +87,22 @@ inline std::vector<int64_t> lengths_of(const Bounds& bounds) {
   return lengths;
 }
 
-/// Any layout of random documents, mask, heads (groups of 1, 2, 3, 4 and all; fewer KV heads than
+/// Takes the queries of the first tokens of documents away: documents have any number.
+inline void drop_queries(AttentionCase& c) {
+  const std::vector<int64_t> lengths = lengths_of(c.layout.bounds);
+  std::vector<int64_t> offsets{0}, query_offsets{0};
+  for (const int64_t length : lengths) {
+    offsets.push_back(offsets.back() + length);
+    query_offsets.push_back(query_offsets.back() + *rc::gen::inRange<int64_t>(0, length + 1));
+  }
+  QueryLayouts placed(offsets, query_offsets, find_layout(c.layout.kind), c.layout.options);
+  c.layout.layout = std::move(placed.layout);
+  c.query_layout = std::move(placed.query_layout);
+  c.documents = full_bounds(lengths);
+  c.mask = of_last_queries(c.mask, offsets, query_offsets);
+}
+
+/// Any layout of random documents, mask, queries of all tokens or of the last ones, heads (groups of 1, 2, 3, 4 and all; fewer KV heads than
 /// ranks; heads that do not divide) and valid options.
 inline AttentionCase arbitrary_attention(int cp) {
   AttentionCase result;
@@ -100,6 +126,7 @@ inline AttentionCase arbitrary_attention(int cp) {
   result.options.heads_at_once = *rc::gen::inRange<int64_t>(1, result.heads.kv_heads + 1);
   result.options.collectives = *rc::gen::inRange<int64_t>(0, 2);
   result.options.merge = *rc::gen::inRange<int64_t>(0, 2);
+  if (*rc::gen::inRange(0, 3) == 0) drop_queries(result);
   return result;
 }
 
@@ -119,19 +146,22 @@ class PlanMachine {
  public:
   PlanMachine(const Plan& plan, const AttentionProblem& problem, const SegmentBounds& bounds)
       : plan_(plan), problem_(problem), ranks_(plan.ranks.size()) {
-    const Layout& layout = *problem.layout;
-    keys_ = visible_keys(bounds, problem.mask, layout.padded_slots);
+    const std::vector<std::vector<int64_t>> of_keys = slots_of(*problem.layout, bounds),
+                                            of_queries =
+                                                problem.query_layout == nullptr
+                                                    ? of_keys
+                                                    : slots_of(*problem.query_layout, bounds);
+    keys_ = visible_keys(bounds, problem.mask, slots_);
     queries_.resize(keys_.size());
     for (size_t q = 0; q < keys_.size(); ++q)
       for (const int64_t k : keys_[q]) queries_[k].push_back(static_cast<int64_t>(q));
-    std::vector<std::vector<int32_t>> index;
-    for (int r = 0; r < layout.cp(); ++r) index.push_back(shard_index(layout, r));
     for (size_t r = 0; r < ranks_.size(); ++r)
       for (const PlanArray& a : plan.ranks[r].arrays) {
         std::vector<int64_t>& slots = ranks_[r].slots.emplace_back();
         for (const RankRows& run : a.rows)
           for (int64_t i = 0; i < run.length; ++i)
-            slots.push_back(index[run.rank][(run.begin + i).value()]);
+            slots.push_back(
+                (has_keys(a.kind) ? of_keys : of_queries)[run.rank][(run.begin + i).value()]);
       }
   }
 
@@ -199,6 +229,29 @@ class PlanMachine {
     return arrays[index];
   }
   const std::vector<int64_t>& slots(int index) { return rank().slots[index]; }
+
+  /// The stream slot of each row of each rank. With a layout of queries: the slot that the row's
+  /// token has in the stream of all documents, and slots behind it for padding.
+  std::vector<std::vector<int64_t>> slots_of(const Layout& layout, const SegmentBounds& bounds) {
+    std::vector<std::vector<int64_t>> slots(ranks_.size());
+    for (int r = 0; r < layout.cp(); ++r) {
+      if (problem_.query_layout == nullptr) {
+        const std::vector<int32_t> index = shard_index(layout, r);
+        slots[r].assign(index.begin(), index.end());
+        slots_ = layout.padded_slots;
+        continue;
+      }
+      slots_ = std::max(slots_, bounds.slots());
+      slots[r].assign(layout.shard(r).slots, -1);
+      for (const Fragment& f : layout.shard(r).fragments)
+        for (int64_t i = 0; i < f.length; ++i)
+          slots[r][f.local_begin.value() + i] =
+              bounds.begin(f.segment) + f.start.value() + i * f.stride;
+      for (int64_t& slot : slots[r])
+        if (slot < 0) slot = slots_++;
+    }
+    return slots;
+  }
 
   // ---- memory ----
 
@@ -661,6 +714,7 @@ class PlanMachine {
   const Plan& plan_;
   const AttentionProblem& problem_;
   std::vector<Rank> ranks_;
+  int64_t slots_ = 0;                                 // of the stream, with padding
   std::vector<std::vector<int64_t>> keys_, queries_;  // [slots] of a query, of a key
   std::map<std::pair<int, int>, Queue> queues_;       // from, to
   std::map<std::pair<int64_t, int64_t>, int> sinks_;

@@ -9,6 +9,7 @@
 #include <limits>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -20,6 +21,7 @@
 #include "core/tolerance.hpp"
 #include "mpi_test.hpp"
 #include "sharding/layouts.hpp"
+#include "sharding/padded_layout.hpp"
 
 namespace gyre::test {
 
@@ -28,6 +30,7 @@ struct Problem {
   HeadShape heads;
   MaskRule mask;
   std::vector<int64_t> offsets = {0};
+  std::vector<int64_t> query_offsets = {};  ///< empty: all tokens have queries
   std::vector<float> q, k, v, d_out, sinks;
   AttentionResults expected;
 
@@ -46,6 +49,7 @@ struct ProblemSpec {
   bool sinks = false;
   DType type = DType::f32;
   uint64_t seed = 11;
+  std::vector<int64_t> queries = {};  ///< of each document, which its last tokens have; empty: all
 };
 
 inline Problem make_problem(const ProblemSpec& spec) {
@@ -54,6 +58,11 @@ inline Problem make_problem(const ProblemSpec& spec) {
   p.heads.scale = 1 / std::sqrt(static_cast<float>(spec.heads.head_dim));
   p.mask = spec.mask;
   for (const int64_t n : spec.lengths) p.offsets.push_back(p.offsets.back() + n);
+  if (!spec.queries.empty()) {
+    p.query_offsets = {0};
+    for (const int64_t n : spec.queries) p.query_offsets.push_back(p.query_offsets.back() + n);
+    p.mask = of_last_queries(spec.mask, p.offsets, p.query_offsets);
+  }
   const auto fill = [&](TokenTensor tensor, int64_t width, std::vector<float>& values) {
     values.resize(p.offsets.back() * width);
     for (int64_t t = 0; t < p.offsets.back(); ++t)
@@ -113,18 +122,11 @@ class Attention {
         types_(c.types),
         stream_(device == nullptr ? host_stream_ : device->stream),
         workspace_(shared == nullptr ? own_workspace_ : *shared) {
-    const int cp = group.size();
-    const int64_t multiple = c.layout.segment_multiple(cp);
-    for (size_t d = 0; d + 1 < p.offsets.size(); ++d) {
-      const int64_t n = p.offsets[d + 1] - p.offsets[d];
-      real_.push_back(real_.back() + static_cast<int32_t>(n));
-      padded_.push_back(padded_.back() + static_cast<int32_t>(round_up(n, multiple)));
-    }
     LayoutOptions options;
-    options.cp = cp;
+    options.cp = group.size();
     options.chunk = 4;
-    layout_ = c.layout.make({real_, padded_}, options);
-    problem_ = {&layout_, p.heads, p.mask, c.options};
+    placed_.emplace(p.offsets, p.query_offsets, c.layout, options);
+    problem_ = {&placed_->layout, p.heads, p.mask, c.options, PlanPasses::both, placed_->queries()};
     refusal_ = c.schedule.why_not(problem_);
     if (!refusal_.empty()) return;
     plan_ = plan_rank(c.schedule, problem_, group.rank());
@@ -165,15 +167,16 @@ class Attention {
 
   /// Calls f(token, row) for the tokens of an array.
   template <class F>
-  void for_each_token(const std::vector<RankRows>& rows, F f) const {
-    for (const Fragment& fragment : shard_of(layout_, rows).fragments)
+  void for_each_token(const PlanArray& array, F f) const {
+    for (const Fragment& fragment : shard_of(problem_.layout_of(array.kind), array.rows).fragments)
       for (int64_t i = 0; i < fragment.length; ++i)
         f(p_.offsets[fragment.segment] + fragment.start.value() + i * fragment.stride,
           fragment.local_begin.value() + i);
   }
+  /// The same for the rank's own array of this kind.
   template <class F>
-  void for_each_own_token(F f) const {
-    for_each_token(plan_.arrays[0].rows, f);
+  void for_each_own_token(ArrayKind kind, F f) const {
+    for_each_token(plan_.arrays[own(kind)], f);
   }
 
  private:
@@ -189,7 +192,7 @@ class Attention {
     };
     for (int64_t r = 0; r < to.rows; ++r)
       for (int64_t c = 0; c < to.cols; ++c) set(r, c, NAN);
-    for_each_own_token([&](int64_t token, int64_t row) {
+    for_each_own_token(kind, [&](int64_t token, int64_t row) {
       int64_t column = 0;
       for (const std::vector<float>* plane : planes) {
         const int64_t width = std::ssize(*plane) / p_.offsets.back();
@@ -206,8 +209,7 @@ class Attention {
   ElementTypes types_;
   HostStream host_stream_;
   Stream& stream_;
-  std::vector<int32_t> real_ = {0}, padded_ = {0};
-  Layout layout_;
+  std::optional<QueryLayouts> placed_;
   AttentionProblem problem_;
   std::string refusal_;
   RankPlan plan_;
@@ -231,13 +233,13 @@ class Worst {
   double tolerance_, worst_ = 0;
 };
 
-inline void expect_rows(const char* name, MatrixRef result, const std::vector<double>& want,
-                        const std::vector<double>& size, int64_t dim, double tolerance,
-                        Attention& attention, int64_t shared = 0) {
+inline void expect_rows(ArrayKind kind, const char* name, MatrixRef result,
+                        const std::vector<double>& want, const std::vector<double>& size,
+                        int64_t dim, double tolerance, Attention& attention, int64_t shared = 0) {
   const HostCopy copy = attention.on_host(result);
   const ConstMatrixRef& got = copy.matrix();
   Worst worst(tolerance);
-  attention.for_each_own_token([&](int64_t token, int64_t row) {
+  attention.for_each_own_token(kind, [&](int64_t token, int64_t row) {
     for (int64_t h = 0; h < got.cols / dim; ++h) {
       const auto at = static_cast<size_t>(token * got.cols / dim + h);
       const double* expected = want.data() + static_cast<int64_t>(at) * dim;
@@ -255,7 +257,7 @@ inline void expect_shared_keys(const Problem& p, Attention& attention, double to
   const int64_t dim = p.heads.head_dim, own = p.heads.own_key_dim();
   const size_t shared = p.heads.shared_key_dim;
   Worst worst(tolerance);
-  attention.for_each_own_token([&](int64_t token, int64_t row) {
+  attention.for_each_own_token(ArrayKind::d_kv, [&](int64_t token, int64_t row) {
     const double* expected = p.expected.d_k.data() + token * p.heads.kv_heads * dim + own;
     const double scale = error_scale({expected, shared}, p.expected.d_k_shared_size[token]);
     for (int64_t i = own; i < dim; ++i)
@@ -271,19 +273,20 @@ inline void expect_results(const Problem& p, Attention& attention,
   AttentionExecutor& run = attention.executor();
   const AttentionResults& want = p.expected;
   const int64_t dim = p.heads.head_dim, value_dim = p.heads.value_dim();
-  expect_rows("out", run.matrix(ArrayKind::out), want.out, want.out_size, value_dim, tolerance.out,
-              attention);
-  expect_rows("d_q", run.matrix(ArrayKind::d_q), want.d_q, want.d_q_size, dim, tolerance.d_q,
-              attention);
-  expect_rows("d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k, attention,
-              p.heads.shared_key_dim);
+  expect_rows(ArrayKind::out, "out", run.matrix(ArrayKind::out), want.out, want.out_size, value_dim,
+              tolerance.out, attention);
+  expect_rows(ArrayKind::d_q, "d_q", run.matrix(ArrayKind::d_q), want.d_q, want.d_q_size, dim,
+              tolerance.d_q, attention);
+  expect_rows(ArrayKind::d_kv, "d_k", run.d_keys(), want.d_k, want.d_k_size, dim, tolerance.d_k,
+              attention, p.heads.shared_key_dim);
   if (p.heads.shared_key_dim > 0) expect_shared_keys(p, attention, tolerance.d_k_shared);
-  expect_rows("d_v", run.d_values(), want.d_v, want.d_v_size, value_dim, tolerance.d_v, attention);
+  expect_rows(ArrayKind::d_kv, "d_v", run.d_values(), want.d_v, want.d_v_size, value_dim,
+              tolerance.d_v, attention);
 
   const PlanArray& stats = attention.plan().arrays[attention.plan().stats];
   const HostCopy lse = attention.lse_on_host();
   Worst worst(tolerance.lse);
-  attention.for_each_token(stats.rows, [&](int64_t token, int64_t row) {
+  attention.for_each_token(stats, [&](int64_t token, int64_t row) {
     for (int64_t h = 0; h < lse.matrix().cols; ++h)
       worst.add(static_cast<double>(lse.at(row, h)),
                 want.lse[token * p.heads.heads + stats.heads.begin + h], 1);
@@ -300,23 +303,22 @@ inline void expect_results(const Problem& p, Attention& attention,
 /// Expects padding without results: no output, no gradient, and a log-sum-exp of -inf.
 inline void expect_empty_padding(Attention& attention) {
   AttentionExecutor& run = attention.executor();
-  const auto real_rows = [&](const std::vector<RankRows>& rows, int64_t count) {
-    std::vector<bool> real(count, false);
-    attention.for_each_token(rows, [&](int64_t, int64_t row) { real[row] = true; });
+  const auto real_rows = [&](const PlanArray& array) {
+    std::vector<bool> real(array.tokens(), false);
+    attention.for_each_token(array, [&](int64_t, int64_t row) { real[row] = true; });
     return real;
   };
-  const std::vector<bool> real =
-      real_rows(attention.plan().arrays[0].rows, run.matrix(ArrayKind::q).rows);
-  for (const MatrixRef m :
-       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()}) {
-    const HostCopy got = attention.on_host(m);
-    for (int64_t r = 0; r < m.rows; ++r)
-      for (int64_t c = 0; c < m.cols && !real[r]; ++c) EXPECT_EQ(got.at(r, c), 0.0F) << "row " << r;
+  for (const ArrayKind kind : {ArrayKind::out, ArrayKind::d_q, ArrayKind::d_kv}) {
+    const std::vector<bool> real = real_rows(attention.plan().arrays[own(kind)]);
+    const HostCopy got = attention.on_host(run.matrix(kind));
+    for (int64_t r = 0; r < got.matrix().rows; ++r)
+      for (int64_t c = 0; c < got.matrix().cols && !real[r]; ++c)
+        EXPECT_EQ(got.at(r, c), 0.0F) << name_of(kind) << ", row " << r;
   }
   const HostCopy copy = attention.lse_on_host();
   const auto lse = copy.matrix().as<float>();
   const auto stats = static_cast<size_t>(attention.plan().stats);
-  const std::vector<bool> final_rows = real_rows(attention.plan().arrays[stats].rows, lse.rows);
+  const std::vector<bool> final_rows = real_rows(attention.plan().arrays[stats]);
   for (int64_t r = 0; r < lse.rows; ++r)
     for (int64_t h = 0; h < lse.cols && !final_rows[r]; ++h)
       EXPECT_EQ(lse(r, h), -std::numeric_limits<float>::infinity()) << "row " << r;
@@ -326,6 +328,7 @@ inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
   return c.schedule.name + ", " + c.layout.name + ", heads " + std::to_string(spec.heads.heads) +
          "/" + std::to_string(spec.heads.kv_heads) + ", " + gyre::name_of(spec.mask) + ", " +
          std::to_string(spec.lengths.size()) + " documents" +
+         (spec.queries.empty() ? "" : ", queries of the last tokens") +
          (c.options.collectives == 1 ? ", by the library" : "") +
          (c.options.merge == 1 ? ", merged at the end" : "");
 }
@@ -334,17 +337,16 @@ inline std::string name_of(const Configuration& c, const ProblemSpec& spec) {
 inline std::map<int64_t, std::vector<float>> bits_of(Attention& attention) {
   std::map<int64_t, std::vector<float>> bits;
   AttentionExecutor& run = attention.executor();
-  for (const MatrixRef m :
-       {run.matrix(ArrayKind::out), run.matrix(ArrayKind::d_q), run.d_keys(), run.d_values()}) {
-    const HostCopy got = attention.on_host(m);
-    attention.for_each_own_token([&](int64_t token, int64_t row) {
-      for (int64_t c = 0; c < m.cols; ++c) bits[token].push_back(got.at(row, c));
+  for (const ArrayKind kind : {ArrayKind::out, ArrayKind::d_q, ArrayKind::d_kv}) {
+    const HostCopy got = attention.on_host(run.matrix(kind));
+    attention.for_each_own_token(kind, [&](int64_t token, int64_t row) {
+      for (int64_t c = 0; c < got.matrix().cols; ++c) bits[token].push_back(got.at(row, c));
     });
   }
   const HostCopy copy = attention.lse_on_host();
   const auto lse = copy.matrix().as<float>();
   const auto stats = static_cast<size_t>(attention.plan().stats);
-  attention.for_each_token(attention.plan().arrays[stats].rows, [&](int64_t token, int64_t row) {
+  attention.for_each_token(attention.plan().arrays[stats], [&](int64_t token, int64_t row) {
     for (int64_t h = 0; h < lse.cols; ++h) bits[token].push_back(lse(row, h));
   });
   return bits;

@@ -12,6 +12,7 @@
 #include "core/error.hpp"
 #include "layout_cases.hpp"
 #include "sharding/layouts.hpp"
+#include "sharding/padded_layout.hpp"
 
 namespace gyre {
 namespace GYRE_FILE {
@@ -387,6 +388,44 @@ TEST(EveryLayout, FragmentsNameExactlyTheRealTokens) {
       RC_ASSERT(std::is_sorted(
           shard.fragments.begin(), shard.fragments.end(),
           [](const Fragment& a, const Fragment& b) { return a.local_begin < b.local_begin; }));
+  }));
+}
+
+TEST(QueryLayouts, PutNewKeysBesideTheirQueries) {
+  const Lengths offsets{0, 6}, query_offsets{0, 2};
+  const QueryLayouts placed(offsets, query_offsets, find_layout("contiguous"), options_of(2));
+  // Rank 0 has a b e and rank 1 c d f of the document abcdef, of which e and f have queries.
+  const auto keys = tokens_of_fragments(placed.layout);
+  const std::map<std::pair<int, int64_t>, std::pair<int64_t, int64_t>> expected{
+      {{0, 0}, {0, 0}}, {{0, 1}, {0, 1}}, {{0, 2}, {0, 4}},
+      {{1, 0}, {0, 2}}, {{1, 1}, {0, 3}}, {{1, 2}, {0, 5}}};
+  EXPECT_EQ(keys, expected);
+  EXPECT_EQ(placed.layout.slots_of_rank(), 3);
+  EXPECT_EQ(placed.queries()->slots_of_rank(), 1);
+}
+
+TEST(QueryLayouts, HaveEveryTokenOnceAndEveryQueryWhereItsKeyIs) {
+  EXPECT_TRUE(rc::check("any layout", [] {
+    const test::LayoutCase c = test::arbitrary_layout();
+    Lengths offsets{0}, query_offsets{0};
+    for (int64_t d = 0; d < c.bounds.view().segments(); ++d) {
+      const int64_t length = c.bounds.view().real_length(d);
+      offsets.push_back(offsets.back() + length);
+      query_offsets.push_back(query_offsets.back() + *rc::gen::inRange<int64_t>(0, length + 1));
+    }
+    const QueryLayouts placed(offsets, query_offsets, find_layout(c.kind), c.options);
+    std::map<std::pair<int64_t, int64_t>, int> ranks;  // of tokens
+    for (const auto& [place, token] : tokens_of_fragments(placed.layout))
+      RC_ASSERT(ranks.emplace(token, place.first).second);
+    RC_ASSERT(std::ssize(ranks) == offsets.back());
+    const auto queries = tokens_of_fragments(*placed.queries());
+    RC_ASSERT(std::ssize(queries) == query_offsets.back());
+    for (const auto& [place, query] : queries) {
+      const auto [d, position] = query;
+      const int64_t last = offsets[d + 1] - offsets[d] - 1;
+      RC_ASSERT(position > last - (query_offsets[d + 1] - query_offsets[d]));
+      RC_ASSERT(ranks.at(query) == place.first);
+    }
   }));
 }
 

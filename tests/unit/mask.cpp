@@ -76,6 +76,27 @@ TEST(MaskRule, PairsOfAllHeadsAreCountedUpToTheEndOfIntegers) {
                [&] { pairs_of_heads(many, 8 * giga, 1); });
 }
 
+TEST(OfLastQueries, ShowsThemWhatTheMaskShows) {
+  EXPECT_TRUE(rc::check("pair by pair", [] {
+    const std::vector<int64_t> lengths = {*rc::gen::inRange<int64_t>(0, 20),
+                                          *rc::gen::inRange<int64_t>(1, 20)};
+    const MaskRule mask = test::arbitrary_mask(lengths);
+    std::vector<int64_t> offsets{0}, query_offsets{0};
+    for (const int64_t length : lengths) {
+      offsets.push_back(offsets.back() + length);
+      query_offsets.push_back(query_offsets.back() + *rc::gen::inRange<int64_t>(0, length + 1));
+    }
+    const MaskRule last = of_last_queries(mask, offsets, query_offsets);
+    for (int64_t d = 0; d < 2; ++d) {
+      const int64_t first = lengths[d] - (query_offsets[d + 1] - query_offsets[d]);
+      const DocumentMask all(mask, d, lengths[d]), some(last, d, lengths[d]);
+      for (int64_t q = 0; q < lengths[d]; ++q)
+        for (int64_t k = 0; k < lengths[d]; ++k)
+          RC_ASSERT(some.sees(q, k) == (q >= first && all.sees(q, k)));
+    }
+  }));
+}
+
 TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
   EXPECT_TRUE(rc::check("brute force", [] {
     const auto length = *rc::gen::inRange<int64_t>(1, 25);

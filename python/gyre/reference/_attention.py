@@ -36,25 +36,26 @@ def visible(
 def attention(**inputs: Any) -> dict[str, np.ndarray]:
     """out [T, H, E], lse [T, H], d_q [T, H, D], d_k [T, K, D], d_v [T, K, E], with sinks d_sinks [H].
 
-    With k_shared, d_k is [T, K, D - R] and d_k_shared [T, R], the sum over all heads. The inputs are those of gyre.write_attention. A token sees tokens of its own document only.
+    With k_shared, d_k is [T, K, D - R] and d_k_shared [T, R], the sum over all heads. With query_offsets,
+    out, lse and d_q have rows of queries alone. The inputs are those of gyre.write_attention. A token sees tokens of its own document only.
     """
     problem = attention_problem(**inputs)
     arrays = {name: array.astype(np.float64) for name, array in problem.arrays.items()}
     q, v, d_out = (arrays[name] for name in ("q", "v", "d_out"))
     k = whole_keys(arrays)
-    tokens, heads, _ = q.shape
+    queries, heads, _ = q.shape
     group = heads // k.shape[1]
     sinks = arrays.get("sinks", np.full(heads, -np.inf))
-    out, lse, d_sinks = np.zeros(d_out.shape), np.zeros((tokens, heads)), np.zeros(heads)
+    out, lse, d_sinks = np.zeros(d_out.shape), np.zeros((queries, heads)), np.zeros(heads)
     d_q, d_k, d_v = np.zeros(q.shape), np.zeros(k.shape), np.zeros(v.shape)
     offsets = problem.arrays["offsets"]
     table = problem.arrays.get("regions")
-    for document, (begin, end) in enumerate(pairwise(offsets)):
-        rows = slice(begin, end)
+    bounds = zip(pairwise(offsets), pairwise(problem.arrays.get("query_offsets", offsets)))
+    for document, ((begin, end), (first, last)) in enumerate(bounds):
         regions = None if table is None else table[table[:, 0] == document]
-        hidden = ~visible(end - begin, problem.mask, problem.window, regions)
-        for head in range(heads if end > begin else 0):
-            mine, shared = (rows, head), (rows, head // group)
+        hidden = ~visible(end - begin, problem.mask, problem.window, regions)[end - begin - (last - first) :]
+        for head in range(heads if last > first else 0):
+            mine, shared = (slice(first, last), head), (slice(begin, end), head // group)
             x = problem.scale * (q[mine] @ k[shared].T)
             x[hidden] = -np.inf
             top = np.maximum(x.max(axis=1), sinks[head])

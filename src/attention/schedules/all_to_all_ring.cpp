@@ -64,7 +64,7 @@ RankPlan all_to_all_ring(const AttentionProblem& problem, int rank) {
   for (int g = 0; g < problem.cp() / inner; ++g) {
     const std::vector<int> members = group_ranks(g, inner);
     ring.ranks.push_back(members[rank % inner]);
-    ring.blocks.push_back(plan.rows_in_order(members));
+    ring.blocks.push_back(plan.rows_in_order(members, ArrayKind::kv));
   }
   ring.storages = {plan.new_storage(), plan.new_storage()};
   heads.before_forward();

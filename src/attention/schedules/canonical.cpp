@@ -56,33 +56,35 @@ std::vector<RankRows> stream_order(const Layout& layout) {
 /// Gathers own rows of some kinds into new arrays, in stream order.
 class StreamGather {
  public:
-  StreamGather(PlanBuilder& plan, const std::vector<RankRows>& rows)
-      : plan_(plan), rows_(rows), sends_(plan.cp()), recvs_(sends_) {
+  explicit StreamGather(PlanBuilder& plan) : plan_(plan), sends_(plan.cp()), recvs_(sends_) {
     for (int r = 0; r < plan.cp(); ++r) sends_[r].peer = recvs_[r].peer = r;
-    for (const RankRows& run : rows)
-      if (run.rank == plan.rank()) own_runs_.push_back(run);
   }
-  int add(ArrayKind kind, int storage) {
-    const int array = plan_.add_array(kind, rows_, plan_.all_heads(kind), storage);
+  /// `rows`: all rows of the kind, in stream order.
+  int add(ArrayKind kind, const std::vector<RankRows>& rows, int storage) {
+    const int array = plan_.add_array(kind, rows, plan_.all_heads(kind), storage);
+    std::vector<RankRows> own_runs;
+    for (const RankRows& run : rows)
+      if (run.rank == plan_.rank()) own_runs.push_back(run);
     for (Message& m : sends_)
-      for (const Slice& slice : plan_.slices_of(kind, own_runs_)) m.slices.push_back(slice);
+      for (const Slice& slice : plan_.slices_of(kind, own_runs)) m.slices.push_back(slice);
     const std::vector<Slice> slices = plan_.slices_of(array);
-    for (size_t i = 0; i < rows_.size(); ++i) recvs_[rows_[i].rank].slices.push_back(slices[i]);
+    for (size_t i = 0; i < rows.size(); ++i) recvs_[rows[i].rank].slices.push_back(slices[i]);
     return array;
   }
   int start(const char* what) { return plan_.exchange(what, std::move(sends_), std::move(recvs_)); }
 
  private:
   PlanBuilder& plan_;
-  const std::vector<RankRows>& rows_;
-  std::vector<RankRows> own_runs_;
   std::vector<Message> sends_, recvs_;  // [cp]
 };
 
 class Canonical {
  public:
   explicit Canonical(PlanBuilder& plan)
-      : plan_(plan), rows_(stream_order(*plan.problem().layout)), kv_storage_(plan.new_storage()) {}
+      : plan_(plan),
+        queries_(stream_order(plan.problem().layout_of(ArrayKind::q))),
+        keys_(stream_order(plan.problem().layout_of(ArrayKind::kv))),
+        kv_storage_(plan.new_storage()) {}
 
   void forward() {
     plan_.clear(set_.out);
@@ -97,13 +99,13 @@ class Canonical {
     plan_.delta(set_);
     plan_.clear(set_.d_q);
     plan_.clear(set_.d_kv);
-    StreamGather keys(plan_, rows_), rest(plan_, rows_);
-    const int kv = keys.add(ArrayKind::kv, kv_storage_);
+    StreamGather keys(plan_), rest(plan_);
+    const int kv = keys.add(ArrayKind::kv, keys_, kv_storage_);
     const int kv_id = keys.start("KV in stream order");
     ArraySet all;
-    all.q = rest.add(ArrayKind::q, -1);
-    all.d_out = rest.add(ArrayKind::d_out, -1);
-    all.stats = rest.add(ArrayKind::stats, -1);
+    all.q = rest.add(ArrayKind::q, queries_, -1);
+    all.d_out = rest.add(ArrayKind::d_out, queries_, -1);
+    all.stats = rest.add(ArrayKind::stats, queries_, -1);
     const int rest_id = rest.start("Q, dO and statistics in stream order");
     plan_.wait(kv_id);
     step::Compute of_queries = step_of(set_, kv);
@@ -120,8 +122,8 @@ class Canonical {
 
  private:
   int gather_kv() {
-    StreamGather gather(plan_, rows_);
-    const int kv = gather.add(ArrayKind::kv, kv_storage_);
+    StreamGather gather(plan_);
+    const int kv = gather.add(ArrayKind::kv, keys_, kv_storage_);
     plan_.wait(gather.start("KV in stream order"));
     return kv;
   }
@@ -137,30 +139,30 @@ class Canonical {
 
   PlanBuilder& plan_;
   ArraySet set_;
-  std::vector<RankRows> rows_;
+  std::vector<RankRows> queries_, keys_;  // of all ranks
   int kv_storage_;
 };
 
-/// Counts real tokens only: `own` on this rank, `all` on all ranks.
+/// Counts real tokens only: `own` on this rank, `all` on all ranks. Arrays that are gathered
+/// together have the same rows.
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
   form.pairs = own_pairs(c);
   const int64_t others = c.problem.cp() - 1;
-  int64_t own = 0, all = 0;
-  for (int r = 0; r < c.problem.cp(); ++r)
-    for (const Fragment& f : c.problem.layout->shard(r).fragments) {
-      all += f.length;
-      own += r == c.rank ? f.length : 0;
-    }
   const auto gather = [&](std::initializer_list<ArrayKind> kinds) {
+    int64_t own = 0, all = 0;
+    for (int r = 0; r < c.problem.cp(); ++r)
+      for (const Fragment& f : c.problem.layout_of(*kinds.begin()).shard(r).fragments) {
+        all += f.length;
+        own += r == c.rank ? f.length : 0;
+      }
     form.messages += own > 0 ? others : 0;
     for (const ArrayKind kind : kinds) {
-      const int64_t heads = kind == ArrayKind::kv ? c.kv_heads() : c.problem.heads.heads;
+      const int64_t heads = has_keys(kind) ? c.kv_heads() : c.problem.heads.heads;
       form.bytes_sent += others * wire(c, kind, own, heads);
       form.bytes_received += wire(c, kind, all - own, heads);
       form.transient_bytes += stored(c, kind, all, heads);
-      if (kind == ArrayKind::kv)
-        form.transient_bytes += kv_copies(c, others * own, all - own, heads);
+      if (has_keys(kind)) form.transient_bytes += kv_copies(c, others * own, all - own, heads);
     }
   };
   gather({ArrayKind::kv});

@@ -12,6 +12,7 @@
   X(ring_query)           \
   X(all_gather)           \
   X(all_gather_strided)   \
+  X(all_gather_query)     \
   X(all_to_all)           \
   X(all_to_all_ring)      \
   X(group_cast)           \

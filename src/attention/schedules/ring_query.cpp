@@ -111,7 +111,7 @@ class RingQuery {
   void add_arrays(Kinds kinds, int owner, int turn, Use use, ArraySet& set) {
     for (const ArrayKind kind : kinds) {
       const size_t pair = use * array_kinds + static_cast<size_t>(kind);
-      member(set, kind) = plan_.add_array(kind, plan_.rows_of(plan_.wrap(owner)),
+      member(set, kind) = plan_.add_array(kind, plan_.rows_of(plan_.wrap(owner), kind),
                                           plan_.all_heads(kind), storages_.at(pair).at(turn % 2));
     }
   }
@@ -151,7 +151,8 @@ class RingQuery {
 
 ClosedForm closed_form(const FormContext& c) {
   ClosedForm form;
-  const int64_t others = c.problem.cp() - 1, rows = c.slots(), heads = c.problem.heads.heads;
+  const int64_t others = c.problem.cp() - 1, rows = c.slots(ArrayKind::q),
+                heads = c.problem.heads.heads;
   if (others == 0 || rows == 0) return form;
   const int64_t two = std::min<int64_t>(2, others);  // storages, and returns under way
   const auto hop = [&](ArrayKind kind) {

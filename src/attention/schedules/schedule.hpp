@@ -27,7 +27,8 @@ struct FormContext {
   int rank = 0;
   Pass pass = Pass::forward;
   bool forward() const { return pass == Pass::forward; }
-  int64_t slots() const { return problem.layout->shard(rank).slots; }
+  /// Rows of the rank's own array of this kind.
+  int64_t slots(ArrayKind kind) const { return problem.layout_of(kind).shard(rank).slots; }
   int64_t kv_heads() const { return problem.heads.kv_heads; }
 };
 

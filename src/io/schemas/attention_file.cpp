@@ -10,16 +10,22 @@ namespace gyre {
 namespace {
 
 struct AttentionParts {
-  std::optional<h5::Dataset> offsets, q, k, k_shared, v, d_out, sinks, regions;
+  std::optional<h5::Dataset> offsets, query_offsets, q, k, k_shared, v, d_out, sinks, regions;
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_k_shared, d_v, d_sinks;
   int64_t own_dim = -1, shared_dim = -1;  // elements of k and k_shared; -1: not known
 };
 
-void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a, int64_t tokens,
-                    AttentionParts& parts) {
-  parts.out = reader.reals_if("/reference/out", {tokens, a.heads, a.v_head_dim});
-  parts.lse = reader.reals_if("/reference/lse", {tokens, a.heads});
-  parts.d_q = reader.reals_if("/reference/d_q", {tokens, a.heads, a.head_dim});
+/// Rows of the arrays; -1: not known.
+struct AttentionExtents {
+  int64_t queries = -1, tokens = -1;
+};
+
+void open_reference(SchemaReader& reader, const h5::File& file, AttentionFile& a,
+                    const AttentionExtents& rows, AttentionParts& parts) {
+  const auto [queries, tokens] = rows;
+  parts.out = reader.reals_if("/reference/out", {queries, a.heads, a.v_head_dim});
+  parts.lse = reader.reals_if("/reference/lse", {queries, a.heads});
+  parts.d_q = reader.reals_if("/reference/d_q", {queries, a.heads, a.head_dim});
   parts.d_k = reader.reals_if("/reference/d_k", {tokens, a.kv_heads, parts.own_dim});
   parts.d_k_shared = reader.reals_if("/reference/d_k_shared", {tokens, parts.shared_dim});
   parts.d_v = reader.reals_if("/reference/d_v", {tokens, a.kv_heads, a.v_head_dim});
@@ -58,17 +64,20 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   check_attributes(reader, a);
   AttentionParts parts;
   parts.offsets = reader.integers("/attention/offsets", {-1});
+  const bool fewer_queries = reader.is_there("/attention/query_offsets");
+  if (fewer_queries) parts.query_offsets = reader.integers("/attention/query_offsets", {-1});
   parts.q = reader.reals("/attention/q", {-1, -1, -1});
-  int64_t tokens = -1;  // -1 matches any extent, here and in the heads below
+  AttentionExtents rows;  // -1 matches any extent, here and in the heads below
   a.heads = a.kv_heads = a.head_dim = a.v_head_dim = -1;
   if (parts.q) {
     const h5::Shape& shape = parts.q->shape();
-    tokens = shape[0], a.heads = shape[1], a.head_dim = shape[2];
+    rows.queries = shape[0], a.heads = shape[1], a.head_dim = shape[2];
+    if (!fewer_queries) rows.tokens = rows.queries;
     if (a.heads < 1 || a.head_dim < 1)
       reader.errors().add("/attention/q is {}; it needs a head and an element of it",
                           h5::to_string(shape));
   }
-  parts.k_shared = reader.reals_if("/attention/k_shared", {tokens, -1});
+  parts.k_shared = reader.reals_if("/attention/k_shared", {rows.tokens, -1});
   if (parts.k_shared) a.shared_key_dim = parts.k_shared->shape()[1];
   if (parts.q) parts.own_dim = a.head_dim - a.shared_key_dim;
   if (parts.k_shared) parts.shared_dim = a.shared_key_dim;
@@ -79,21 +88,21 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
         a.shared_key_dim, a.head_dim, a.head_dim - 1);
     parts.own_dim = -1;
   }
-  parts.k = reader.reals("/attention/k", {tokens, -1, parts.own_dim});
-  if (parts.k) a.kv_heads = parts.k->shape()[1];
+  parts.k = reader.reals("/attention/k", {rows.tokens, -1, parts.own_dim});
+  if (parts.k) rows.tokens = parts.k->shape()[0], a.kv_heads = parts.k->shape()[1];
   if (parts.q && parts.k && (a.kv_heads < 1 || a.heads % a.kv_heads != 0))
     reader.errors().add(
         "/attention/q has {} heads and /attention/k has {}; "
         "the former must be a multiple of the latter",
         a.heads, a.kv_heads);
-  parts.v = reader.reals("/attention/v", {tokens, a.kv_heads, -1});
+  parts.v = reader.reals("/attention/v", {rows.tokens, a.kv_heads, -1});
   if (parts.v) {
     a.v_head_dim = parts.v->shape()[2];
     if (a.v_head_dim < 1)
       reader.errors().add("/attention/v is {}; it needs an element of a head",
                           h5::to_string(parts.v->shape()));
   }
-  parts.d_out = reader.reals("/attention/d_out", {tokens, a.heads, a.v_head_dim});
+  parts.d_out = reader.reals("/attention/d_out", {rows.queries, a.heads, a.v_head_dim});
   parts.sinks = reader.reals_if("/attention/sinks", {a.heads});
   if (a.mask == "regions")
     parts.regions = reader.integers("/attention/regions", {-1, attention_region_columns});
@@ -102,7 +111,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   if (file.has_group("/reference")) {
     a.reference.emplace();
     a.reference->generator = reader.text("/reference", "generator", "");
-    open_reference(reader, file, a, tokens, parts);
+    open_reference(reader, file, a, rows, parts);
   }
   reader.throw_if_any();
   return parts;
@@ -124,12 +133,31 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
   }
 }
 
+void check_query_offsets(ConfigErrors& errors, const AttentionFile& a) {
+  if (a.query_offsets.empty()) return;
+  const int64_t queries = std::ssize(a.q) / (a.heads * a.head_dim);
+  check_offsets(errors, "/attention/query_offsets", a.query_offsets, queries,
+                "the rows of /attention/q");
+  if (a.query_offsets.size() != a.offsets.size()) {
+    errors.add("/attention/query_offsets has {} elements; it must have {}, as /attention/offsets",
+               a.query_offsets.size(), a.offsets.size());
+    return;
+  }
+  for (size_t d = 0; d + 1 < a.offsets.size(); ++d)
+    if (const int64_t tokens = a.offsets[d + 1] - a.offsets[d],
+        of_document = a.query_offsets[d + 1] - a.query_offsets[d];
+        of_document > tokens)
+      errors.add("/attention/query_offsets gives document {} {} queries; it has {} tokens", d,
+                 of_document, tokens);
+}
+
 void check_numbers(const h5::File& file, const AttentionFile& a,
                    const std::vector<float>& k_shared) {
   SchemaReader reader(file, attention_schema);
   ConfigErrors& errors = reader.errors();
-  const int64_t tokens = std::ssize(a.q) / (a.heads * a.head_dim);
-  check_offsets(errors, "/attention/offsets", a.offsets, tokens, "the rows of /attention/q");
+  const int64_t tokens = std::ssize(a.v) / (a.kv_heads * a.v_head_dim);
+  check_offsets(errors, "/attention/offsets", a.offsets, tokens, "the rows of /attention/k");
+  check_query_offsets(errors, a);
   check_finite(errors, "/attention/q", a.q);
   check_finite(errors, "/attention/k", a.k);
   check_finite(errors, "/attention/k_shared", k_shared);
@@ -166,20 +194,32 @@ std::vector<float> with_shared(const AttentionFile& a, const std::vector<float>&
 std::vector<TokenArray> result_arrays(const AttentionResultsHeader& header,
                                       const AttentionResultRows& mine) {
   const int64_t tokens = header.offsets.back();
+  const int64_t queries = header.query_offsets.empty() ? tokens : header.query_offsets.back();
   const int64_t heads = header.heads, kv_heads = header.kv_heads;
-  std::vector<TokenArray> arrays{{"/results/out", {tokens, heads, header.v_head_dim}, mine.out},
-                                 {"/results/lse", {tokens, heads}, mine.lse}};
+  std::vector<TokenArray> arrays;
+  const auto add = [&](const char* path, const std::vector<int64_t>& held, h5::Shape shape,
+                       const MatrixView<const float>& rows) {
+    arrays.push_back({path, std::move(shape), rows, &held});
+  };
+  add("/results/out", mine.queries, {queries, heads, header.v_head_dim}, mine.out);
+  add("/results/lse", mine.queries, {queries, heads}, mine.lse);
   if (header.gradients) {
-    arrays.push_back({"/results/d_q", {tokens, heads, header.head_dim}, mine.d_q});
+    add("/results/d_q", mine.queries, {queries, heads, header.head_dim}, mine.d_q);
     const int64_t shared = header.shared_key_dim;
-    arrays.push_back({"/results/d_k", {tokens, kv_heads, header.head_dim - shared}, mine.d_k});
-    if (shared > 0) arrays.push_back({"/results/d_k_shared", {tokens, shared}, mine.d_k_shared});
-    arrays.push_back({"/results/d_v", {tokens, kv_heads, header.v_head_dim}, mine.d_v});
+    add("/results/d_k", mine.tokens, {tokens, kv_heads, header.head_dim - shared}, mine.d_k);
+    if (shared > 0) add("/results/d_k_shared", mine.tokens, {tokens, shared}, mine.d_k_shared);
+    add("/results/d_v", mine.tokens, {tokens, kv_heads, header.v_head_dim}, mine.d_v);
   }
   return arrays;
 }
 
 }  // namespace
+
+int64_t AttentionFile::query_row(int64_t token) const {
+  if (query_offsets.empty()) return token;
+  const auto document = std::ranges::upper_bound(offsets, token) - offsets.begin();
+  return query_offsets[document] - (offsets[document] - token);
+}
 
 AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   const h5::File file = open_schema_file(comm, path, attention_schema);
@@ -187,6 +227,7 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   AttentionParts parts;
   run_agreed(comm, "opening the attention of " + path, [&] { parts = open_attention(file, a); });
   a.offsets = parts.offsets->read_all<int64_t>();
+  if (parts.query_offsets) a.query_offsets = parts.query_offsets->read_all<int64_t>();
   a.q = read_floats(*parts.q, a.rounded);
   a.k = read_floats(*parts.k, a.rounded);
   std::vector<float> shared;
@@ -217,7 +258,10 @@ void write_attention_results(OutputFile& output, const AttentionResultsHeader& h
                              const AttentionResultRows& mine) {
   write_token_results(
       output, {attention_results_schema, header.offsets, header.input_sha256, header.provenance},
-      mine.tokens, result_arrays(header, mine), [&](h5::File& file) {
+      result_arrays(header, mine), [&](h5::File& file) {
+        if (!header.query_offsets.empty())
+          file.write_dataset("/results/query_offsets",
+                             std::span<const int64_t>(header.query_offsets));
         if (!header.d_sinks.empty())
           file.write_dataset("/results/d_sinks", std::span<const double>(header.d_sinks));
       });

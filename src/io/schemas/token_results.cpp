@@ -1,6 +1,7 @@
 #include "io/schemas/token_results.hpp"
 
 #include <algorithm>
+#include <map>
 #include <numeric>
 
 #include "comm/agree.hpp"
@@ -122,20 +123,24 @@ void create_results(const std::string& path, const TokenResults& results,
 }  // namespace
 
 void write_token_results(OutputFile& output, const TokenResults& results,
-                         const std::vector<int64_t>& tokens, const std::vector<TokenArray>& arrays,
+                         const std::vector<TokenArray>& arrays,
                          const std::function<void(h5::File&)>& more) {
   Communicator& comm = output.comm();
   run_agreed(comm, "checking the shapes of results", [&] {
     for (const TokenArray& array : arrays)
-      GYRE_CHECK(array.rows.rows == std::ssize(tokens) && array.rows.cols == width_of(array),
+      GYRE_CHECK(array.rows.rows == std::ssize(*array.tokens) && array.rows.cols == width_of(array),
                  "{} is [{}, {}]; it must be [{}, {}]", array.path, array.rows.rows,
-                 array.rows.cols, tokens.size(), width_of(array));
+                 array.rows.cols, array.tokens->size(), width_of(array));
   });
-  const Routes routes(comm, tokens, results.offsets.back());
+  std::map<const std::vector<int64_t>*, Routes> all_routes;
+  for (const TokenArray& array : arrays)
+    if (!all_routes.contains(array.tokens))
+      all_routes.try_emplace(array.tokens, comm, *array.tokens, array.shape[0]);
   run_on_root(comm, "creating " + output.path(),
               [&] { create_results(output.temporary_path(), results, arrays, more); });
   h5::File file = h5::File::open_to_fill(comm, output.temporary_path());
   for (const TokenArray& array : arrays) {
+    const Routes& routes = all_routes.at(array.tokens);
     const std::vector<float> block = routes.collect(array.rows, width_of(array));
     h5::Slab slab{h5::Shape(array.shape.size(), 0), array.shape};
     slab.start[0] = routes.block().begin;

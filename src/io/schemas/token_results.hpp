@@ -24,15 +24,17 @@ struct TokenArray {
   std::string path;
   h5::Shape shape;  ///< [tokens, ...]
   MatrixView<const float> rows;
+  /// [rows] the token of each row of this rank; negative: padding. Arrays of the same tokens share
+  /// the list.
+  const std::vector<int64_t>* tokens = nullptr;
 };
 
-/// Writes the results of all ranks, in token order, to the temporary file. tokens [rows]: the token
-/// of each row of this rank; negative: padding. Every token must be in exactly one row of one rank;
+/// Writes the results of all ranks, in token order, to the temporary file. Every token of an array must be in exactly one row of one rank;
 /// otherwise a runtime error names the token. Each row is first sent to the rank that writes its
 /// block of tokens; the rows of one array on a rank must take less than 2 GiB. `more` adds what else
 /// the file has, on rank 0. Collective.
 void write_token_results(OutputFile& output, const TokenResults& results,
-                         const std::vector<int64_t>& tokens, const std::vector<TokenArray>& arrays,
+                         const std::vector<TokenArray>& arrays,
                          const std::function<void(h5::File&)>& more = {});
 
 }  // namespace gyre

@@ -19,7 +19,7 @@ class Gather {
     for (int r = 0; r < plan.cp(); ++r) {
       const bool here = library() || r != plan.rank();
       block_.push_back({row, here ? tokens_of(r) : 0});
-      if (here) rows_.push_back(plan.rows_of(r).front());
+      if (here) rows_.push_back(plan.rows_of(r, ArrayKind::kv).front());
       row += block_.back().length;
       ranks_.push_back(r);
     }
@@ -74,7 +74,7 @@ class Gather {
 
  private:
   bool library() const { return by_library(plan_.problem()); }
-  int64_t tokens_of(int rank) const { return plan_.rows_of(rank).front().length; }
+  int64_t tokens_of(int rank) const { return plan_.rows_of(rank, ArrayKind::kv).front().length; }
   /// The rows of a rank in the gathered arrays.
   RowRange block(int rank) const { return block_[plan_.wrap(rank)]; }
 
@@ -142,7 +142,7 @@ ClosedForm gather_form(const FormContext& c, const std::vector<HeadRange>& stage
   ClosedForm form;
   form.pairs = own_pairs(c);
   const bool library = by_library(c.problem);
-  const int64_t slots = c.slots(), others = c.problem.cp() - 1;
+  const int64_t slots = c.slots(ArrayKind::kv), others = c.problem.cp() - 1;
   const int64_t rows = (others + (library ? 1 : 0)) * slots;
   if (others == 0 || slots == 0) return form;
   int64_t hop = 0, max_copies = 0;  // bytes copied: by a hop of the previous stage; the peak

@@ -13,8 +13,7 @@ namespace {
 /// Number of heads of `kind` that a member of an inner group gets.
 int64_t heads_at(const FormContext& c, ArrayKind kind, int inner, int member) {
   const HeadRange q = assigned_heads(c.problem.heads.heads, inner, member);
-  const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
-  return kv ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
+  return has_keys(kind) ? kv_heads_read(q, c.problem.heads.group()).count : q.count;
 }
 
 /// Visible pairs of a group's ranks, times `heads`; nullopt without a formula; inner = cp has one.
@@ -31,7 +30,7 @@ std::optional<int64_t> group_pairs(const FormContext& c, int inner, int64_t head
 }
 
 /// Adds the traffic when tokens go to heads: to each other member m, n rows of m's heads; from it,
-/// n rows of this member's heads (n: slots of a rank). Returns the bytes of copies.
+/// n rows of this member's heads (n: rows of a rank). Returns the bytes of copies.
 int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind kind) {
   const int mine = c.rank % inner;
   const int64_t all = kind == ArrayKind::kv ? c.kv_heads() : c.problem.heads.heads;
@@ -39,14 +38,14 @@ int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind ki
   for (int m = 0; m < inner; ++m) {
     if (m == mine) continue;
     const int64_t heads = heads_at(c, kind, inner, m), here = heads_at(c, kind, inner, mine);
-    const int64_t sent = wire(c, kind, c.slots(), heads);
-    const int64_t received = wire(c, kind, c.slots(), here);
+    const int64_t sent = wire(c, kind, c.slots(kind), heads);
+    const int64_t received = wire(c, kind, c.slots(kind), here);
     form.messages += heads > 0 && !by_library(c.problem) ? 1 : 0;
     form.bytes_sent += sent;
     form.bytes_received += received;
-    copies += by_library(c.problem)
-                  ? sent + received
-                  : copy(c, kind, c.slots(), heads, all) + copy(c, kind, c.slots(), here, here);
+    copies += by_library(c.problem) ? sent + received
+                                    : copy(c, kind, c.slots(kind), heads, all) +
+                                          copy(c, kind, c.slots(kind), here, here);
   }
   form.messages += by_library(c.problem) ? 1 : 0;
   return copies;
@@ -62,14 +61,15 @@ int64_t to_tokens(const FormContext& c, ClosedForm& form, int inner, ArrayKind k
   for (int m = 0; m < inner; ++m) {
     if (m == mine) continue;
     const int64_t heads = heads_at(c, kind, inner, m);
-    form.bytes_sent += wire(c, kind, c.slots(), own_heads);
-    form.bytes_received += wire(c, kind, c.slots(), heads);
+    form.bytes_sent += wire(c, kind, c.slots(kind), own_heads);
+    form.bytes_received += wire(c, kind, c.slots(kind), heads);
     if (by_library(c.problem)) {
-      copies += wire(c, kind, c.slots(), own_heads) + wire(c, kind, c.slots(), heads);
+      copies += wire(c, kind, c.slots(kind), own_heads) + wire(c, kind, c.slots(kind), heads);
       continue;
     }
-    copies += copy(c, kind, c.slots(), own_heads, own_heads) +
-              (adds ? wire(c, kind, c.slots(), heads) : copy(c, kind, c.slots(), heads, all));
+    copies +=
+        copy(c, kind, c.slots(kind), own_heads, own_heads) +
+        (adds ? wire(c, kind, c.slots(kind), heads) : copy(c, kind, c.slots(kind), heads, all));
   }
   return copies;
 }
@@ -91,18 +91,21 @@ std::pair<bool, bool> group_sees(const FormContext& c, int inner) {
 }  // namespace
 
 HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
-    : plan_(plan), ranks_(std::move(ranks)), pieces_(ranks_.size()) {
+    : plan_(plan), ranks_(std::move(ranks)) {
   const auto place_of = [&](int rank) { return std::ranges::find(ranks_, rank) - ranks_.begin(); };
   mine_ = static_cast<int>(place_of(plan.rank()));
-  const std::vector<RankRows> rows = plan.rows_in_order(ranks_);
-  int64_t row = 0;
-  for (const RankRows& run : rows) {
-    pieces_[place_of(run.rank)].push_back({run.begin.value(), row, run.length});
-    row += run.length;
+  for (const ArrayKind kind : {ArrayKind::q, ArrayKind::kv}) {
+    auto& pieces = pieces_.at(has_keys(kind) ? 1 : 0);
+    pieces.resize(ranks_.size());
+    int64_t row = 0;
+    for (const RankRows& run : plan.rows_in_order(ranks_, kind)) {
+      pieces[place_of(run.rank)].push_back({run.begin.value(), row, run.length});
+      row += run.length;
+    }
   }
   if (members() == 1) return;
   const auto make = [&](ArrayKind kind) {
-    return plan_.add_array(kind, rows, heads_of(kind, mine_));
+    return plan_.add_array(kind, plan_.rows_in_order(ranks_, kind), heads_of(kind, mine_));
   };
   set_ = {make(ArrayKind::q),     make(ArrayKind::kv),    make(ArrayKind::out),
           make(ArrayKind::stats), make(ArrayKind::d_out), make(ArrayKind::d_q),
@@ -112,7 +115,7 @@ HeadExchange::HeadExchange(PlanBuilder& plan, std::vector<int> ranks)
 HeadRange HeadExchange::heads_of(ArrayKind kind, int member) const {
   const HeadShape& shape = plan_.problem().heads;
   const HeadRange q = assigned_heads(shape.heads, members(), member);
-  return kind == ArrayKind::kv || kind == ArrayKind::d_kv ? kv_heads_read(q, shape.group()) : q;
+  return has_keys(kind) ? kv_heads_read(q, shape.group()) : q;
 }
 
 bool HeadExchange::replicated() const {
@@ -130,9 +133,9 @@ void HeadExchange::there(ArrayKind kind, int array, std::vector<Message>& sends,
                          std::vector<Message>& recvs) const {
   for (int m = 0; m < members(); ++m) {
     const size_t i = m;
-    for (const Piece& piece : pieces_[mine_])
+    for (const Piece& piece : pieces(kind, mine_))
       sends[i].slices.push_back({own(kind), piece.slot, piece.length, heads_of(kind, m)});
-    for (const Piece& piece : pieces_[i])
+    for (const Piece& piece : pieces(kind, m))
       recvs[i].slices.push_back({array, piece.row, piece.length, heads_of(kind, mine_)});
   }
 }
@@ -189,19 +192,19 @@ void HeadExchange::after_backward() {
 ClosedForm head_exchange_form(const FormContext& c, int inner) {
   const int mine = c.rank % inner, outer = c.problem.cp() / inner;
   const auto [sees_own, sees] = group_sees(c, inner);
-  const int64_t rows = inner * c.slots();
+  const int64_t rows = inner * c.slots(ArrayKind::q), keys = inner * c.slots(ArrayKind::kv);
   const int64_t q = heads_at(c, ArrayKind::q, inner, mine),
                 kv = heads_at(c, ArrayKind::kv, inner, mine);
-  ClosedForm form = ring_form(c, outer, rows, kv, true, sees);
+  ClosedForm form = ring_form(c, outer, keys, kv, true, sees);
   form.pairs = group_pairs(c, inner, q);
-  if (inner == 1 || c.slots() == 0) return form;
+  if (inner == 1 || keys == 0) return form;
 
   const bool replicated =
       kv_heads_assigned(c.problem.heads.heads, c.kv_heads(), inner) > c.kv_heads();
-  const int64_t ring = ring_copies(c, outer, rows, kv, true);
+  const int64_t ring = ring_copies(c, outer, keys, kv, true);
   int64_t before = 0, after = 0;  // bytes of copies of exchanges that do not overlap
   int64_t arrays = stored(c, ArrayKind::out, rows, q) + stored(c, ArrayKind::stats, rows, q);
-  const int64_t inputs = stored(c, ArrayKind::q, rows, q) + stored(c, ArrayKind::kv, rows, kv);
+  const int64_t inputs = stored(c, ArrayKind::q, rows, q) + stored(c, ArrayKind::kv, keys, kv);
   if (c.forward()) {
     before = to_heads(c, form, inner, ArrayKind::q) + to_heads(c, form, inner, ArrayKind::kv);
     after = to_tokens(c, form, inner, ArrayKind::out, false);
@@ -211,7 +214,7 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
     after = to_tokens(c, form, inner, ArrayKind::d_q, false) +
             to_tokens(c, form, inner, ArrayKind::d_kv, replicated);
     arrays += stored(c, ArrayKind::d_out, rows, q) + stored(c, ArrayKind::d_q, rows, q) +
-              stored(c, ArrayKind::d_kv, rows, kv) + (sees_own ? inputs : 0);
+              stored(c, ArrayKind::d_kv, keys, kv) + (sees_own ? inputs : 0);
   }
   if (by_library(c.problem))
     ++form.messages;

@@ -7,6 +7,7 @@
 //
 // A KV head that several ranks read is sent to each, and their gradients are added in rank order.
 
+#include <array>
 #include <string>
 #include <vector>
 
@@ -32,10 +33,13 @@ class HeadExchange {
   void after_backward();
 
  private:
-  /// Slots of a member, and their rows in the exchanged arrays.
+  /// Rows of a member's own arrays, and their rows in the exchanged arrays.
   struct Piece {
     int64_t slot = 0, row = 0, length = 0;
   };
+  const std::vector<Piece>& pieces(ArrayKind kind, int64_t member) const {
+    return pieces_.at(has_keys(kind) ? 1 : 0).at(member);
+  }
   int members() const { return static_cast<int>(ranks_.size()); }
   HeadRange heads_of(ArrayKind kind, int member) const;
   bool replicated() const;
@@ -49,9 +53,9 @@ class HeadExchange {
   int exchange(std::string what, std::vector<Message> sends, std::vector<Message> recvs) const;
 
   PlanBuilder& plan_;
-  std::vector<int> ranks_;                  // [members]
-  int mine_ = 0;                            // index of this rank in ranks_
-  std::vector<std::vector<Piece>> pieces_;  // [members]
+  std::vector<int> ranks_;                                 // [members]
+  int mine_ = 0;                                           // index of this rank in ranks_
+  std::array<std::vector<std::vector<Piece>>, 2> pieces_;  // of queries, of keys: [members]
   ArraySet set_;
 };
 

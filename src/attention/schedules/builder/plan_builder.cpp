@@ -25,7 +25,7 @@ PlanBuilder::PlanBuilder(const AttentionProblem& problem, int rank) : problem_(p
   plan_.rank = rank;
   for (int kind = 0; kind < array_kinds; ++kind) {
     const auto k = static_cast<ArrayKind>(kind);
-    plan_.arrays.push_back({k, rows_of(rank), all_heads(k), kind});
+    plan_.arrays.push_back({k, rows_of(rank, k), all_heads(k), kind});
   }
 }
 
@@ -38,14 +38,15 @@ void append(std::vector<RankRows>& rows, const RankRows& next) {
     rows.push_back(next);
 }
 
-std::vector<RankRows> PlanBuilder::rows_of(int rank) const {
-  return {{rank, LocalToken(0), problem_.layout->shard(rank).slots}};
+std::vector<RankRows> PlanBuilder::rows_of(int rank, ArrayKind kind) const {
+  return {{rank, LocalToken(0), problem_.layout_of(kind).shard(rank).slots}};
 }
 
-std::vector<RankRows> PlanBuilder::rows_in_order(const std::vector<int>& ranks) const {
+std::vector<RankRows> PlanBuilder::rows_in_order(const std::vector<int>& ranks,
+                                                 ArrayKind kind) const {
   std::vector<std::pair<GlobalToken, RankRows>> runs;
   for (const int rank : ranks)
-    for (const SlotRun& run : problem_.layout->shard(rank).runs)
+    for (const SlotRun& run : problem_.layout_of(kind).shard(rank).runs)
       runs.push_back({run.start, {rank, run.local_begin, run.length}});
   std::ranges::stable_sort(runs, {}, [](const auto& run) { return run.first; });
   std::vector<RankRows> rows;
@@ -55,8 +56,7 @@ std::vector<RankRows> PlanBuilder::rows_in_order(const std::vector<int>& ranks) 
 }
 
 HeadRange PlanBuilder::all_heads(ArrayKind kind) const {
-  const bool kv = kind == ArrayKind::kv || kind == ArrayKind::d_kv;
-  return {0, kv ? problem_.heads.kv_heads : problem_.heads.heads};
+  return {0, has_keys(kind) ? problem_.heads.kv_heads : problem_.heads.heads};
 }
 
 int PlanBuilder::add_array(ArrayKind kind, std::vector<RankRows> rows, HeadRange heads,
@@ -131,10 +131,10 @@ void PlanBuilder::compute(step::Compute step, Trim trim) {
 void PlanBuilder::compute(step::Compute step, Trim trim, std::span<const RowRange> keys) {
   if (!wanted()) return;
   if (query_heads_of(array(step.q).heads, step.kv_heads, problem_.heads).count == 0) return;
-  const Layout& layout = *problem_.layout;
+  const Layout& layout = problem_.layout_of(ArrayKind::kv);
   const PlanArray& kv = array(step.kv);
   if (queries_of_ != step.q) {
-    queries_ = shard_of(layout, array(step.q).rows);
+    queries_ = shard_of(problem_.layout_of(ArrayKind::q), array(step.q).rows);
     queries_of_ = step.q;
   }
   for (const RowRange& range : keys) {
@@ -191,11 +191,13 @@ RankPlan PlanBuilder::take(int stats) {
 }
 
 std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner) {
-  const auto shard = [&](int rank) {
-    return shard_of(*problem.layout, {{rank, LocalToken(0), problem.layout->shard(rank).slots}});
+  const auto shard = [&](int rank, ArrayKind kind) {
+    const Layout& layout = problem.layout_of(kind);
+    return shard_of(layout, {{rank, LocalToken(0), layout.shard(rank).slots}});
   };
   std::vector<RankRows> seen;
-  for (const Rectangle& r : intersect(shard(reader), shard(owner), problem.mask))
+  for (const Rectangle& r :
+       intersect(shard(reader, ArrayKind::q), shard(owner, ArrayKind::kv), problem.mask))
     seen.push_back({owner, LocalToken(r.k_begin), r.k_length});
   std::sort(seen.begin(), seen.end(),
             [](const RankRows& a, const RankRows& b) { return a.begin < b.begin; });

@@ -37,13 +37,13 @@ class PlanBuilder {
   const AttentionProblem& problem() const { return problem_; }
   const PlanArray& array(int index) const { return plan_.arrays[index]; }
 
-  /// All slots of a rank's shard.
-  std::vector<RankRows> rows_of(int rank) const;
-  /// All slots of `ranks` in the order of the packed stream. A document that these ranks hold as a
+  /// All rows of a rank's own array of this kind.
+  std::vector<RankRows> rows_of(int rank, ArrayKind kind) const;
+  /// All rows of the own arrays of `ranks` in the order of the packed stream. A document that these ranks hold as a
   /// whole is then contiguous: its pairs are few large rectangles. Strided runs of slots stay as
   /// they are. Example, dual-chunk-swap on 2 ranks, slots 0 to 7:
   ///     rank 0 has 0 1 6 7, rank 1 has 2 3 4 5;  rows: rank 0 [0, 2), rank 1 [0, 4), rank 0 [2, 4)
-  std::vector<RankRows> rows_in_order(const std::vector<int>& ranks) const;
+  std::vector<RankRows> rows_in_order(const std::vector<int>& ranks, ArrayKind kind) const;
   HeadRange all_heads(ArrayKind kind) const;
 
   int new_storage() { return storages_++; }
@@ -115,7 +115,7 @@ RankPlan plan_both_passes(const AttentionProblem& problem, int rank) {
   return plan.take();
 }
 
-/// The slots of `owner` whose keys the queries of `reader` see, as runs in the owner's order. For
+/// The rows of `owner` whose keys the queries of `reader` see, as runs in the owner's order. For
 /// each fragment of queries and each of keys, includes all rows from the first to the last key
 /// seen.
 std::vector<RankRows> needed_rows(const AttentionProblem& problem, int reader, int owner);

@@ -130,7 +130,7 @@ RankPlan flat_ring_plan(const AttentionProblem& problem, int rank, bool turn_rou
   ring.merges_at_end = merges_at_end(problem);
   for (int r = 0; r < problem.cp(); ++r) {
     ring.ranks.push_back(r);
-    ring.blocks.push_back(plan.rows_of(r));
+    ring.blocks.push_back(plan.rows_of(r, ArrayKind::kv));
   }
   ring.storages = {plan.new_storage(), plan.new_storage()};
   const int last_block = ring_forward(plan, ring);
@@ -193,12 +193,13 @@ ClosedForm ring_form(const FormContext& c, int members, int64_t rows, int64_t he
 
 ClosedForm flat_ring_form(const FormContext& c, bool turn_round) {
   const bool sees = c.problem.cp() == 2 && needed(c, c.rank, 1 - c.rank) > 0;
-  ClosedForm form = ring_form(c, c.problem.cp(), c.slots(), c.kv_heads(), turn_round, sees);
+  ClosedForm form =
+      ring_form(c, c.problem.cp(), c.slots(ArrayKind::kv), c.kv_heads(), turn_round, sees);
   form.pairs = own_pairs(c);
   if (c.forward() && merges_at_end(c.problem))
     for (const ArrayKind kind : {ArrayKind::out, ArrayKind::stats})
       form.transient_bytes +=
-          (c.problem.cp() - 1) * stored(c, kind, c.slots(), c.problem.heads.heads);
+          (c.problem.cp() - 1) * stored(c, kind, c.slots(kind), c.problem.heads.heads);
   return form;
 }
 
