@@ -98,6 +98,11 @@ few_predicted() {
     --cp 2,4,8,16,32,64,128 --min 4K --max 1M --factor 4 --svg "$predictions/winners-recurrence.svg"
   predict recurrence-layouts --machine $machine --recurrence gdn --heads 32 --key-heads 16 --cp 8,64 --tokens 128K \
     --layout contiguous,dual-chunk-swap
+  # A batch of 32 documents of 128K tokens, whose next tokens are made.
+  predict decode --machine $machine --cp 8,32 --batch 32 --tokens 128K --heads 32 --kv-heads 8 --queries 1 --pass fwd \
+    --layout striped --schedule ring,ring-query,all-gather,all-gather-query,all-to-all
+  echo "record: queries.txt: results/queries.py"
+  /usr/bin/python3 results/queries.py "$apps" -o "$predictions/queries.txt"
   echo "record: recurrences.txt: results/recurrences.py"
   /usr/bin/python3 results/recurrences.py "$apps" -o "$predictions/recurrences.txt"
 }

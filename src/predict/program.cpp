@@ -85,7 +85,25 @@ class ProgramWriter : OpWriter {
       call.rectangles = batches_.entries;
     }
     const ModelledTime time = p_.machine_.kernel.time(call);
-    compute(time.seconds, time.extrapolated);
+    const double moving = bytes_moved(c, call.query_heads) / p_.machine_.copy_bytes_per_s;
+    compute(std::max(time.seconds, moving), time.extrapolated);
+  }
+  /// Bytes that a call reads and writes at least: each row of its rectangles once. One query of a
+  /// long document, as in decoding, takes the time that its keys take to be read.
+  double bytes_moved(const step::Compute& c, int64_t query_heads) const {
+    int64_t queries = 0, keys = 0;  // rectangles may share rows
+    for (const Rectangle& r : c.rectangles) queries += r.q_length, keys += r.k_length;
+    int64_t bytes = 0;
+    const auto add = [&](int array, int64_t rows, int64_t heads) {
+      if (array < 0) return;
+      PlanArray touched = plan_.arrays[array];
+      touched.rows = {{0, LocalToken(0), std::min(rows, touched.tokens())}};
+      touched.heads = {0, heads};
+      bytes += stored_bytes(touched, p_.heads_, p_.types_);
+    };
+    for (const int array : {c.q, c.stats, c.out, c.d_out, c.d_q}) add(array, queries, query_heads);
+    for (const int array : {c.kv, c.d_kv}) add(array, keys, c.kv_heads.count);
+    return static_cast<double>(bytes);
   }
   /// The batches that cuda_ragged_kernel.hpp makes of a call.
   struct CallBatches {

@@ -196,7 +196,18 @@ class StepWalk {
     call.rectangles = c.rectangles;
     call.d_q = c.d_q >= 0;
     call.d_kv = c.d_kv >= 0;
-    const double seconds = machine_.kernel.time(call).seconds;
+    int64_t queries = 0, keys = 0, bytes = 0;
+    for (const Rectangle& r : c.rectangles) queries += r.q_length, keys += r.k_length;
+    for (const int index : {c.q, c.stats, c.out, c.d_out, c.d_q, c.kv, c.d_kv}) {
+      if (index < 0) continue;
+      const PlanArray& array = rank.arrays[index];
+      const bool of_keys = array.kind == ArrayKind::kv || array.kind == ArrayKind::d_kv;
+      const int64_t heads = of_keys ? c.kv_heads.count : call.query_heads;
+      bytes += std::min(array.tokens(), of_keys ? keys : queries) *
+               row_elements(array.kind, heads, shape) * size_of(types.stored(array.kind));
+    }
+    const double seconds = std::max(machine_.kernel.time(call).seconds,
+                                    static_cast<double>(bytes) / machine_.copy_bytes_per_s);
     work(s, seconds);
     for (auto& [id, open] : s.open)
       for (auto& [tier, left] : open.beside) {
@@ -313,16 +324,20 @@ void expect_equal(const PassPrediction& predicted, const Plan& plan, const Machi
 TEST(Predict, IsWhatTheWholePlansSayOfEveryScheduleAndLayout) {
   const MachineModel machine = three_tiers();
   // Documents of one token, of many, and none.
-  const std::vector<int64_t> offsets = {0, 1, 1, 90, 131};
+  const std::vector<int64_t> offsets = {0, 1, 1, 90, 131}, query_offsets = {0, 1, 1, 12, 40};
   std::map<std::string, int> done;
   for (const Schedule& schedule : schedules())
     for (const LayoutKind& kind : layout_kinds())
       for (int cp = 1; cp <= 8; ++cp) {
         shape.shared_key_dim = cp % 2 == 0 ? 4 : 0;
         SCOPED_TRACE(fmt::format("{} under {}, cp {}", schedule.name, kind.name, cp));
-        const PaddedLayout placed(offsets, kind, ranks_of(cp));
-        const AttentionProblem problem{
-            &placed.layout, shape, {MaskKind::causal, cp % 3 == 2 ? 9 : 0}, {}};
+        MaskRule mask(MaskKind::causal, cp % 3 == 2 ? 9 : 0);
+        const bool fewer = cp % 4 == 1;
+        if (fewer) mask = of_last_queries(mask, offsets, query_offsets);
+        const QueryLayouts placed(offsets, fewer ? query_offsets : std::vector<int64_t>(), kind,
+                                  ranks_of(cp));
+        const AttentionProblem problem{&placed.layout,   shape,           mask, {},
+                                       PlanPasses::both, placed.queries()};
         if (!schedule.why_not(problem).empty()) continue;
         ++done[schedule.name];
         const GroupPlace place{cp % 3, 1 + cp % 2};
@@ -355,6 +370,21 @@ struct FullRing {
     return predict({find_schedule("ring"), problem, types, place}, machine).at(0);
   }
 };
+
+TEST(Predict, AQueryOfALongDocumentTakesTheTimeThatItsKeysTakeToBeRead) {
+  const std::vector<int64_t> offsets{0, 4096}, query_offsets{0, 1};
+  const QueryLayouts placed(offsets, query_offsets, find_layout("contiguous"), ranks_of(1));
+  const AttentionProblem problem{
+      &placed.layout,      shape,           of_last_queries({}, offsets, query_offsets), {},
+      PlanPasses::forward, placed.queries()};
+  MachineModel machine = three_tiers();
+  machine.kernel.surfaces[0].flops_per_s = {1e12, 1e12};
+  machine.kernel.surfaces[0].launch_s = 0;
+  const PassPrediction one = predict({find_schedule("ring"), problem, types}, machine).at(0);
+  const int64_t keys = 4096 * row_elements(ArrayKind::kv, shape.kv_heads, shape) * 2;
+  EXPECT_GT(one.kernel_mean, static_cast<double>(keys) / machine.copy_bytes_per_s);
+  EXPECT_LT(one.kernel_mean, 1.01 * static_cast<double>(keys) / machine.copy_bytes_per_s);
+}
 
 /// How long a message is under way: it holds the link, then comes the latency.
 double hop(const LinkTier& link, double bytes) {
@@ -525,7 +555,7 @@ TEST(Predict, ATransferBesideSeveralKernelsSlowsThemOnce) {
     Plan plan{"hand-made", {}};
     for (int r = 0; r < 2; ++r) {
       PlanBuilder p(ring.problem, r);
-      const int other = p.add_array(ArrayKind::kv, p.rows_of(1 - r), p.all_heads(ArrayKind::kv));
+      const int other = p.add_array(ArrayKind::kv, p.rows_of(1 - r, ArrayKind::kv), p.all_heads(ArrayKind::kv));
       const int id =
           p.exchange("KV", {{1 - r, {p.whole(own(ArrayKind::kv))}}}, {{1 - r, {p.whole(other)}}});
       p.compute({}, own(ArrayKind::kv));

@@ -40,14 +40,14 @@ int64_t to_heads(const FormContext& c, ClosedForm& form, int inner, ArrayKind ki
     const int64_t heads = heads_at(c, kind, inner, m), here = heads_at(c, kind, inner, mine);
     const int64_t sent = wire(c, kind, c.slots(kind), heads);
     const int64_t received = wire(c, kind, c.slots(kind), here);
-    form.messages += heads > 0 && !by_library(c.problem) ? 1 : 0;
+    form.messages += sent > 0 && !by_library(c.problem) ? 1 : 0;
     form.bytes_sent += sent;
     form.bytes_received += received;
     copies += by_library(c.problem) ? sent + received
                                     : copy(c, kind, c.slots(kind), heads, all) +
                                           copy(c, kind, c.slots(kind), here, here);
   }
-  form.messages += by_library(c.problem) ? 1 : 0;
+  form.messages += by_library(c.problem) && c.slots(kind) > 0 ? 1 : 0;
   return copies;
 }
 
@@ -216,10 +216,9 @@ ClosedForm head_exchange_form(const FormContext& c, int inner) {
     arrays += stored(c, ArrayKind::d_out, rows, q) + stored(c, ArrayKind::d_q, rows, q) +
               stored(c, ArrayKind::d_kv, keys, kv) + (sees_own ? inputs : 0);
   }
-  if (by_library(c.problem))
-    ++form.messages;
-  else if (q > 0)
-    form.messages += inner - 1;  // back to tokens, one message per other member
+  // Back to tokens: one message per other member.
+  if (!c.forward() || c.slots(ArrayKind::out) > 0)
+    form.messages += by_library(c.problem) ? 1 : (q > 0 ? inner - 1 : 0);
   // ring_form has already counted the ring's copies.
   form.transient_bytes += arrays + std::max({before, ring, after}) - ring;
   return form;
