@@ -45,6 +45,20 @@ expect 2 'and --resume leaves rows out' "$attention" $small $quick --at-least at
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --mask full --threads 2 --pass bwd --batch 3 --csv table.csv
 [ "$(column table.csv pass)" = bwd ] || fail "other directions than asked for: $(cat output)"
 
+# Queries of the last tokens have the results that they have among all, under every schedule.
+expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$attention" $small $quick --queries 20 --schedule all --layout dual-chunk-swap
+expect 0 'VERIFY PASSED' "$attention" $small $quick -o whole.h5
+expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$attention" $small $quick --queries 20 --schedule all-gather-query -o last.h5
+/usr/bin/python3 - <<'PY' || fail "queries of the last tokens have other results"
+import h5py, numpy as np
+whole, last = (h5py.File(name)["results"] for name in ("whole.h5", "last.h5"))
+assert last["query_offsets"][:].tolist() == [0, 20] and last["d_k"].shape == whole["d_k"].shape
+for name in ("out", "lse", "d_q"):
+    np.testing.assert_allclose(last[name][:], whole[name][-20:], rtol=1e-4, atol=1e-5)
+PY
+expect 2 '--queries is that of the file of --input' "$attention" --input "$causal" --queries 3
+expect 2 '--queries' "$attention" $small --queries -1
+
 # Nothing to attend, one token, fewer tokens than ranks, made-up documents, a sweep.
 expect 0 'RESULT UNVERIFIED (nothing to check: no tokens' "${mpi[@]}" 2 "$attention" --gen dist=fixed,length=0,count=3 $quick
 ! grep -q '^FOM' output || fail "a figure of merit of nothing"

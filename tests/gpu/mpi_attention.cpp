@@ -147,6 +147,15 @@ TEST_F(DeviceAttention, ExecutesSinksGroupsOfHeadsAndSharedKeys) {
                      group(), reference());
 }
 
+TEST_F(DeviceAttention, ExecutesQueriesOfTheLastTokens) {
+  expect_all_right({.lengths = ragged,
+                    .heads = {4, 2, 8, 0},
+                    .mask = {},
+                    .sinks = true,
+                    .queries = {5, 0, 1, 0, 7}},
+                   {"dual-chunk-swap", "striped"}, wide, group(), reference());
+}
+
 TEST_F(DeviceAttention, ExecutesEveryElementType) {
   for (const ElementTypes& types : {mixed, narrow})
     expect_all_right({{29, 6}, {4, 2, 8, 0}, {MaskKind::causal}, true, DType::bf16},

@@ -73,7 +73,7 @@ struct Draft {
   std::string schema = attention_schema, mask = "causal";
   int64_t window = 2;
   double scale = 0.5;
-  std::vector<int64_t> offsets{0, 1, 3};
+  std::vector<int64_t> offsets{0, 1, 3}, query_offsets{};
   h5::Shape q{3, 2, 2}, k{3, 1, 2}, v{3, 1, 2}, d_out{3, 2, 2}, sinks{2};
   h5::Shape out{3, 2, 2}, lse{3, 2}, d_sinks{2};
   h5::Shape k_shared{}, d_k_shared{};  // absent
@@ -93,6 +93,8 @@ void write_draft(const std::string& path, const Draft& draft) {
   file.write_attribute("/attention", "window", draft.window);
   file.write_attribute("/attention", "scale", draft.scale);
   file.write_dataset("/attention/offsets", std::span<const int64_t>(draft.offsets));
+  if (!draft.query_offsets.empty())
+    file.write_dataset("/attention/query_offsets", std::span<const int64_t>(draft.query_offsets));
   const auto put = [&](const std::string& dataset, const h5::Shape& shape, auto value) {
     if (dataset != draft.omit) test::write_filled(file, dataset, shape, value);
   };
@@ -172,6 +174,18 @@ TEST(AttentionFile, EveryHeadOfKeysEndsWithTheSharedElements) {
                   i < 4 ? own[(t * 2 + h) * 4 + i] : shared[t * 2 + i - 4]);
 }
 
+TEST(AttentionFile, ReadsQueriesOfTheLastTokens) {
+  const AttentionFile a = read_attention_file(world(), input("golden/attention_last_queries.h5"));
+  EXPECT_EQ(a.offsets, (std::vector<int64_t>{0, 40, 49, 79, 85}));
+  EXPECT_EQ(a.query_offsets, (std::vector<int64_t>{0, 13, 18, 48, 48}));
+  EXPECT_EQ(std::ssize(a.q), 48 * 4 * 8);
+  EXPECT_EQ(std::ssize(a.reference->lse), 48 * 4);
+  EXPECT_EQ(a.query_row(27), 0);
+  EXPECT_EQ(a.query_row(39), 12);
+  EXPECT_EQ(a.query_row(44), 13);
+  EXPECT_EQ(a.query_row(78), 47);
+}
+
 TEST(AttentionFile, ReadsRegions) {
   const AttentionFile a = read_attention_file(world(), input("attention_regions.h5"));
   EXPECT_EQ(a.mask, "regions");
@@ -218,8 +232,26 @@ TEST(AttentionFile, RefusesWrongFiles) {
       {{"/attention/offsets[2] is 0, less than /attention/offsets[1] = 1; offsets must not "
         "decrease"},
        {.offsets = {0, 1, 0, 3}}},
-      {{"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/q"},
+      {{"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/k"},
        {.offsets = {0, 1, 4}}}};
+  const h5::Shape two{2, 2, 2};
+  const Draft two_queries{
+      .q = two, .d_out = two, .out = two, .lse = {2, 2}, .query_offsets = {0, 1, 2}};
+  Draft wrong = two_queries;
+  wrong.query_offsets = {0, 2, 2};
+  cases.push_back(
+      {{"/attention/query_offsets gives document 0 2 queries; it has 1 tokens"}, wrong});
+  wrong.query_offsets = {0, 2};
+  cases.push_back(
+      {{"/attention/query_offsets has 2 elements; it must have 3, as /attention/offsets"}, wrong});
+  wrong.query_offsets = {0, 0, 1};
+  cases.push_back({{"/attention/query_offsets[2], the last, is 1; it must be 2, the rows of "
+                    "/attention/q"},
+                   wrong});
+  const h5::Shape none{0, 2, 2};
+  cases.push_back(
+      {{"/attention/query_offsets gives no document a query"},
+       {.q = none, .d_out = none, .out = none, .lse = {0, 2}, .query_offsets = {0, 0, 0}}});
   cases.push_back({{"/attention/k_shared has 2 elements a token; heads of /attention/q have 2, of "
                     "which 1 to 1 can be shared"},
                    {.k_shared = {3, 2}}});
@@ -283,7 +315,7 @@ float value_of(int64_t token, int64_t column, int array) {
 class Rows {
  public:
   explicit Rows(std::vector<int64_t> tokens) {
-    rows_.tokens = std::move(tokens);
+    rows_.tokens = rows_.queries = std::move(tokens);
     rows_.out = make(0, heads * dim);
     rows_.lse = make(1, heads);
     rows_.d_q = make(2, heads * dim);
@@ -411,12 +443,15 @@ TEST(AttentionResults, CompareWithTheReferenceTensorByTensor) {
   const int64_t rows = world().rank() == 0 ? a.tokens() : 0;
   mine.tokens.resize(rows);
   std::iota(mine.tokens.begin(), mine.tokens.end(), 0);
+  mine.queries = mine.tokens;
   const int64_t width = a.heads * a.head_dim, kv_width = a.kv_heads * a.head_dim;
   mine.out = {out.data(), rows, width}, mine.lse = {lse.data(), rows, a.heads};
   mine.d_q = {d_q.data(), rows, width};
   mine.d_k = {d_k.data(), rows, kv_width}, mine.d_v = {d_v.data(), rows, kv_width};
-  AttentionResultsHeader header{a.heads,   a.kv_heads, a.head_dim,     a.v_head_dim, 0,
-                                a.offsets, true,       wanted.d_sinks, "",           {}};
+  AttentionResultsHeader header;
+  header.heads = a.heads, header.kv_heads = a.kv_heads;
+  header.head_dim = a.head_dim, header.v_head_dim = a.v_head_dim;
+  header.offsets = a.offsets, header.gradients = true, header.d_sinks = wanted.d_sinks;
   {
     OutputFile output(world(), folder.file("r.h5"));
     write_attention_results(output, header, mine);

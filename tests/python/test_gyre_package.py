@@ -460,8 +460,13 @@ class Refusals(Scratch):
                        {"mask": "full", "window": 4}),
                       ("scale is -1; it must be 1.17", {"scale": -1}),
                       ("scale is 1e+300; it must be 1.17", {"scale": 1e300}),
-                      ("offsets[3], the last, is 6; it must be 7, the rows of q",
+                      ("offsets[3], the last, is 6; it must be 7, the rows of k",
                        {"offsets": [0, 4, 4, 6]}),
+                      ("query_offsets gives document 1 1 queries; it has 0 tokens",
+                       {"query_offsets": [0, 4, 5, 7]}),
+                      ("query_offsets has 2 elements; it must have 4, as offsets", {"query_offsets": [0, 7]}),
+                      ("query_offsets[3], the last, is 5; it must be 7, the rows of q",
+                       {"query_offsets": [0, 2, 2, 5]}),
                       ("the number of elements of k_shared is 3; it must be 1 to 2",
                        {"k_shared": np.zeros((7, 3))}),
                       ("k is [7, 2, 3]; it must be [7, any, 2]", {"k_shared": np.zeros((7, 1))}),
@@ -473,6 +478,19 @@ class Refusals(Scratch):
                        {"reference": {"lse": np.zeros((7, 2))}}),
                       ("reference['lse'][0, 0] is -inf; it must be finite, or -inf where",
                        {"reference": {"lse": np.full((7, 4), -np.inf)}})))
+
+    def test_queries_of_the_last_tokens(self):
+        inputs = small_attention()  # documents of 4, 0 and 3 tokens
+        rows = np.r_[2:4, 4:7]
+        some = {**inputs, "q": inputs["q"][rows], "d_out": inputs["d_out"][rows], "query_offsets": [0, 2, 2, 5]}
+        # The same as gradients of all outputs where those of the other queries are 0.
+        masked = np.zeros_like(inputs["d_out"])
+        masked[rows] = inputs["d_out"][rows]
+        few, all_of = gyre.reference.attention(**some), gyre.reference.attention(**{**inputs, "d_out": masked})
+        for name in ("out", "lse", "d_q"):
+            np.testing.assert_array_equal(few[name], all_of[name][rows])
+        for name in ("d_k", "d_v"):
+            np.testing.assert_allclose(few[name], all_of[name], rtol=1e-13, atol=1e-15)
 
     def test_a_query_that_sees_no_key(self):
         regions = [[0, 1, 4, 0, 3, 1, 0], [2, 0, 2, 0, 2, 0, 0]]  # of documents of 4, 0, 3 tokens

@@ -97,12 +97,15 @@ inline Sample compared_sample(const std::string& path, const char* schema,
 }
 
 inline Sample attention_results_sample(const std::string& path) {
-  AttentionResultsHeader header{1, 1, 3, 2, 1, {0, 3}, true, {1}, "x", {}};
+  AttentionResultsHeader header{1, 1, 3, 2, 1, {0, 3}, {0, 2}, true, {1}, "x", {}};
   const std::vector<float> values(9, 1);
-  const MatrixView<const float> triples(values.data(), 3, 3), pairs(values.data(), 3, 2),
-      ones(values.data(), 3, 1);
+  const auto rows = [&](int64_t count, int64_t width) {
+    return MatrixView<const float>(values.data(), count, width);
+  };
   OutputFile output(world(), path);
-  write_attention_results(output, header, {{0, 1, 2}, pairs, ones, triples, pairs, ones, pairs});
+  write_attention_results(
+      output, header,
+      {{0, 1}, {0, 1, 2}, rows(2, 2), rows(2, 1), rows(2, 3), rows(3, 2), rows(3, 1), rows(3, 2)});
   output.commit();
   return compared_sample(path, attention_results_schema);
 }
@@ -110,13 +113,14 @@ inline Sample attention_results_sample(const std::string& path) {
 inline Sample recurrence_results_sample(const std::string& path) {
   const std::vector<float> values(6, 1);
   const MatrixView<const float> pairs(values.data(), 3, 2), ones(values.data(), 3, 1);
+  const std::vector<int64_t> tokens{0, 1, 2};
   std::vector<TokenArray> arrays;
   for (const char* name : {"out", "d_q", "d_k", "d_v"})
-    arrays.push_back({std::string("/results/") + name, {3, 1, 2}, pairs});
+    arrays.push_back({std::string("/results/") + name, {3, 1, 2}, pairs, &tokens});
   for (const char* name : {"d_g", "d_beta"})
-    arrays.push_back({std::string("/results/") + name, {3, 1}, ones});
+    arrays.push_back({std::string("/results/") + name, {3, 1}, ones, &tokens});
   OutputFile output(world(), path);
-  write_token_results(output, {recurrence_results_schema, {0, 3}, "x", {}}, {0, 1, 2}, arrays);
+  write_token_results(output, {recurrence_results_schema, {0, 3}, "x", {}}, arrays);
   output.commit();
   return compared_sample(path, recurrence_results_schema);
 }

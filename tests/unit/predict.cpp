@@ -555,7 +555,8 @@ TEST(Predict, ATransferBesideSeveralKernelsSlowsThemOnce) {
     Plan plan{"hand-made", {}};
     for (int r = 0; r < 2; ++r) {
       PlanBuilder p(ring.problem, r);
-      const int other = p.add_array(ArrayKind::kv, p.rows_of(1 - r, ArrayKind::kv), p.all_heads(ArrayKind::kv));
+      const int other =
+          p.add_array(ArrayKind::kv, p.rows_of(1 - r, ArrayKind::kv), p.all_heads(ArrayKind::kv));
       const int id =
           p.exchange("KV", {{1 - r, {p.whole(own(ArrayKind::kv))}}}, {{1 - r, {p.whole(other)}}});
       p.compute({}, own(ArrayKind::kv));

@@ -166,8 +166,8 @@ int swap_kv(PlanBuilder& plan, const std::vector<int>& peers,
   std::vector<Message> sends, recvs;
   for (const int peer : peers) {
     sends.push_back({peer, {plan.whole(own(ArrayKind::kv))}});
-    const int array =
-        plan.add_array(ArrayKind::kv, plan.rows_of(peer), plan.all_heads(ArrayKind::kv));
+    const int array = plan.add_array(ArrayKind::kv, plan.rows_of(peer, ArrayKind::kv),
+                                     plan.all_heads(ArrayKind::kv));
     recvs.push_back({peer, {plan.whole(array)}});
     if (received != nullptr) received->push_back(array);
   }
@@ -242,7 +242,7 @@ TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
     const int next = (p.rank() + 1) % 4, last = (p.rank() + 3) % 4;
     std::vector<Message> sends, recvs;
     std::vector<RankRows> rows;
-    for (int r = 0; r < 4; ++r) rows.push_back(p.rows_of(r).front());
+    for (int r = 0; r < 4; ++r) rows.push_back(p.rows_of(r, ArrayKind::kv).front());
     const int all = p.add_array(ArrayKind::kv, rows, p.all_heads(ArrayKind::kv));
     for (int i = 1; i < 4; ++i) {
       const int from = (p.rank() + i) % 4;
@@ -250,7 +250,8 @@ TEST(Simulate, ALibrarysOperationWaitsForTheLastRankAndForTheSlowestLink) {
       recvs.push_back({from, {{all, from * 2000, 2000, p.all_heads(ArrayKind::kv)}}});
     }
     const int gathered = p.exchange("gather", sends, recvs, Transport::all_gather, {0, 1, 2, 3});
-    const int block = p.add_array(ArrayKind::kv, p.rows_of(last), p.all_heads(ArrayKind::kv));
+    const int block =
+        p.add_array(ArrayKind::kv, p.rows_of(last, ArrayKind::kv), p.all_heads(ArrayKind::kv));
     const int hop =
         p.exchange_pair("hop", {next, {p.whole(own(ArrayKind::kv))}}, {last, {p.whole(block)}});
     p.wait(gathered);
@@ -350,7 +351,8 @@ TEST(Simulate, CopiesTakeTimeWhereSomethingIsCopied) {
   EXPECT_EQ(run(whole, machine).ranks[0].copy, 0);
   const Plan head = plan_of(problem, [](PlanBuilder& p) {
     const int peer = 1 - p.rank();
-    const int array = p.add_array(ArrayKind::kv, p.rows_of(peer), p.all_heads(ArrayKind::kv));
+    const int array =
+        p.add_array(ArrayKind::kv, p.rows_of(peer, ArrayKind::kv), p.all_heads(ArrayKind::kv));
     p.wait(p.exchange("a head", {{peer, {{own(ArrayKind::kv), 0, 100, {1, 1}, false}}}},
                       {{peer, {{array, 0, 100, {1, 1}, false}}}}));
   });

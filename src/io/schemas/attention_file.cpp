@@ -143,6 +143,8 @@ void check_query_offsets(ConfigErrors& errors, const AttentionFile& a) {
                a.query_offsets.size(), a.offsets.size());
     return;
   }
+  if (queries == 0 && a.offsets.back() > 0)
+    errors.add("/attention/query_offsets gives no document a query");
   for (size_t d = 0; d + 1 < a.offsets.size(); ++d)
     if (const int64_t tokens = a.offsets[d + 1] - a.offsets[d],
         of_document = a.query_offsets[d + 1] - a.query_offsets[d];
