@@ -78,6 +78,18 @@ winners() {
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
 }
 
+# Layers of two kinds: the fastest of each, of one layout for all and of one for each, and the changes of layout.
+hybrid_layers() {
+  local model=inputs/models/qwen3.5-35b-a3b-dense.json grid
+  rm -f "$predictions/hybrid-layers.txt"
+  for grid in "--cp 8,64 --min 16K --max 256K --factor 16" "--cp 2 --tp 4 --tokens 64K"; do
+    echo "record: hybrid-layers.txt: gyre-predict --model $model $grid"
+    # shellcheck disable=SC2086 # words
+    "$apps/gyre-predict" --machine $machine --model $model $grid --layout contiguous,dual-chunk-swap |
+      grep -E '^# +(dp=|of |pass |[0-9]+ changes|behind )' >>"$predictions/hybrid-layers.txt"
+  done
+}
+
 few_predicted() {
   local link share
   for link in 50 25 12.5; do
@@ -103,6 +115,7 @@ few_predicted() {
     --layout striped --schedule ring,ring-query,all-gather,all-gather-query,all-to-all
   echo "record: queries.txt: results/queries.py"
   /usr/bin/python3 results/queries.py "$apps" -o "$predictions/queries.txt"
+  hybrid_layers
   echo "record: recurrences.txt: results/recurrences.py"
   /usr/bin/python3 results/recurrences.py "$apps" -o "$predictions/recurrences.txt"
 }

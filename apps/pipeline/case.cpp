@@ -42,6 +42,16 @@ void ScoringCase::set_decoders(Decoder& decoder, Decoder* of_teacher) {
   if (teacher_) teacher_->set_decoder(*of_teacher);
 }
 
+std::vector<std::tuple<std::string, Value, std::string>> ScoringResult::further() const {
+  std::vector<std::tuple<std::string, Value, std::string>> all;
+  if (predicted_ms > 0) all.emplace_back("predicted", predicted_ms, "ms");
+  if (recurrent) {
+    all.emplace_back("recurrent_msgs", recurrent->messages, "");
+    all.emplace_back("recurrent_sent", static_cast<double>(recurrent->bytes) / 1e6, "MB/rank");
+  }
+  return all;
+}
+
 PassWork ScoringCase::work() const {
   PassWork work = scorer_.work();
   if (teacher_) teacher_->add_to(work);
@@ -59,6 +69,10 @@ ScoringResult ScoringCase::row() const {
   row.packing = packing_efficiency(plan_.bins, plan_.capacity);
   row.flops = plan_.flops(config_) + (teacher_ ? teacher_->flops() : 0);
   row.key = {{"grid", to_string(row.shape)}, {"layout", row.layout}, {"schedule", row.schedule}};
+  if (plan_.recurrent_layers > 0) {
+    row.key.emplace_back("recurrent_layout", plan_.setup.recurrent_layout->name);
+    row.key.emplace_back("state_schedule", plan_.setup.state_schedule->name);
+  }
   return row;
 }
 
@@ -104,6 +118,9 @@ void ScoringCase::complete(ScoringResult& row, double last_ms) {
   row.pair_imbalance =
       imbalance(all_gather_value(world_, static_cast<double>(scorer_.count().pairs)));
   row.time_imbalance = imbalance(all_gather_value(world_, times_.attention));
+  if (plan_.recurrent_layers > 0)
+    row.recurrent = {all_reduce_value(world_, recurrent_sent_.messages, ReduceOp::max),
+                     all_reduce_value(world_, recurrent_sent_.bytes, ReduceOp::max)};
   row.kl = std::nan("");
   if (!teacher_) return;
   double sum = 0, count = 0;

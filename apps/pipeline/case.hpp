@@ -2,8 +2,10 @@
 // The case of gyre-pipeline: a pass of the decoder over all documents. Its scores are compared with
 // the reference in the input file, or with the serial reference decoder (the "twin").
 
+#include <limits>
 #include <optional>
 #include <string>
+#include <tuple>
 #include <vector>
 
 #include "comm/process_grid.hpp"
@@ -32,8 +34,14 @@ struct ScoringResult : MeasuredRow {
   /// Time of the work at the machine's limits, maximum over ranks, over the time of a pass.
   double share_of_limit = 0;
   double kl = 0;  ///< mean divergence from the teacher, nats; NaN without one
+  double predicted_ms = std::numeric_limits<double>::quiet_NaN();  ///< by the model of --machine
+  /// The most messages and the most bytes that a rank has sent in recurrent layers in a pass; none
+  /// without such layers.
+  std::optional<RecurrentTraffic> recurrent = {};
   int ranks() const { return shape.ranks(); }
   double tokens_per_second() const { return tokens / time_ms.median * 1e3; }
+  /// What is known of some runs alone: name, value, unit.
+  std::vector<std::tuple<std::string, Value, std::string>> further() const;
 };
 
 /// A model whose predictions are compared with those of the model that is run.

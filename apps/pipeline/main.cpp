@@ -7,7 +7,9 @@
 #include <optional>
 #include <utility>
 
+#include "apps/common/forecast.hpp"
 #include "apps/common/packed_streams.hpp"
+#include "apps/pipeline/forecast.hpp"
 #include "apps/pipeline/options.hpp"
 #include "apps/pipeline/phases.hpp"
 #include "apps/pipeline/report.hpp"
@@ -30,6 +32,7 @@ struct Job {
   ModelFile model;
   ScoringPlan plan;
   std::optional<TeacherModel> teacher;
+  double predicted_s;  ///< of a pass; NaN: unknown
   const GridShape& shape() const { return plan.setup.grid; }
 };
 
@@ -102,8 +105,10 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
     planned.emplace(job.plan, inputs_of(o, job, reference, report), grid, world, context.progress);
   });
   ScoringCase& subject = *planned;
+  ScoringResult row = subject.row();
+  row.predicted_ms = 1e3 * job.predicted_s;
   Suite<ScoringResult> suite(context, report, o.report, scoring_table(job.teacher.has_value()));
-  if (suite.wanted({subject.row()}).empty())
+  if (suite.wanted({row}).empty())
     return finish_run(context, report, o.report, [] { return std::string(); });
   const DecoderTypes& types = job.plan.setup.types;
   const auto kernel = make_block_kernel(backend.stream(), {.activations = types.activations});
@@ -122,14 +127,18 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   PhaseLimits limits;
   std::string details = (o.prefixes.share ? savings_text(job.plan.forest) : "") + model_notes(job);
   const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
-  suite.measure(subject, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend,
-                subject.row(), [&](ScoringResult& row, const Measured& measured) {
-                  subject.complete(row, measured.last_ms);
+  suite.measure(subject, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, row,
+                [&](ScoringResult& result, const Measured& measured) {
+                  subject.complete(result, measured.last_ms);
                   last_ms = measured.last_ms;
                   limits = measure_limits(types.activations, array_bytes, backend.stream(), world);
-                  row.share_of_limit =
-                      share_of_limit(subject.work(), limits, row.time_ms.median, world);
+                  result.share_of_limit =
+                      share_of_limit(subject.work(), limits, result.time_ms.median, world);
                 });
+  const ScoringResult& measured = suite.rows().front();
+  details +=
+      forecast_line(measured.tokens,
+                    {{name_of_choice(job.plan), measured.predicted_ms, measured.time_ms.median}});
   details += phases_text(subject.times(), subject.work(), limits, last_ms, world);
   if (context.verbose) details += ranks_text(subject, world);
   details += subject.comparison_text();
@@ -138,18 +147,19 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (output) write_scores(o, job, report, mine, std::move(*output), context);
   const std::vector<DocumentScore>& scores = subject.document_scores();
   details += compression_text(job.documents, scores, o.top, job.teacher.has_value());
-  add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
-              config.vocab_size);
+  add_figures(report, measured, compression_of(job.documents, scores), config.vocab_size);
   return finish_run(context, report, o.report,
                     [&] { return suite.legend() + (context.quiet ? "" : details); });
 }
 
-ExitCode run(const PipelineOptions& o, AppContext& context) {
+ExitCode run(PipelineOptions& o, AppContext& context) {
   Communicator& world = context.world;
   run_agreed(world, "options", [&] {
     if (o.dry_run) refuse_report_options(context, "--dry-run");
     if (o.input.empty() == o.generate.empty())
       throw_usage("one of --input and --gen is needed, and not both");
+    if (o.automatic && o.dry_run)
+      throw_usage("--auto chooses what runs, and --dry-run runs nothing");
   });
   Documents documents;
   if (!o.input.empty()) documents = read_documents(world, o.input);
@@ -159,8 +169,9 @@ ExitCode run(const PipelineOptions& o, AppContext& context) {
       documents = generate_documents(o.generate, model.config().vocab_size, model.tokenizer(),
                                      memory_for_rank(context));
   });
-  Job job{std::move(documents), std::move(model), {}, {}};
+  Job job{std::move(documents), std::move(model), {}, {}, 0};
   const ModelConfig& config = job.model.config();
+  job.predicted_s = forecast_pass(o, {config, job.model.tokenizer(), job.documents}, context);
   run_agreed(world, "configuration", [&] {
     job.plan = make_plan(o, config, job.model.tokenizer(), job.documents, world.size());
   });

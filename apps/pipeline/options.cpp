@@ -113,6 +113,10 @@ void declare_options(OptionTable& table, PipelineOptions& o) {
   ranks("--dp", "Data-parallel replicas", o.dp, 1, max_ranks).in_key();
   ranks("--cp", "Context-parallel ranks; 0: all that dp and tp leave", o.cp, 0, max_ranks).in_key();
   ranks("--tp", "Tensor-parallel ranks", o.tp, 1, max_ranks).in_key();
+  ranks.flag("--auto",
+             "Run the schedule and the layout that the model of --machine predicts to be the "
+             "fastest, of recurrent layers too; what is given other than a default stays",
+             o.automatic);
   layout_choices().declare(table, o.layout, "Who owns which slots of a bin", false);
   schedule_choices().declare(table, o.schedule, "How queries meet the keys of other ranks", false);
   ranks.choice("--recurrent-layout", "The layout of recurrent layers", o.recurrent_layout,

@@ -27,7 +27,7 @@ struct PipelineOptions {
   double tol_scale = 1, check_seconds = 10;
   RepeatOptions repeats;
   ReportOptions report;
-  bool dry_run = false;
+  bool dry_run = false, automatic = false;
   BackendOptions backend;
 
   /// The setup for a run of `ranks` ranks.

@@ -41,7 +41,7 @@ ExitCode predict_layer(const PredictOptions& o, const std::vector<Entry>& regist
         const PredictedDocuments& documents = sizes[size];
         context.progress.detail(fmt::format("{}, {}, cp {}, {} tokens", schedule.name, layout.name,
                                             cp, documents.tokens()));
-        refused.collect(o, cp, schedule.name, layout, [&] {
+        refused.collect(o.has_several(), cp, schedule.name, layout, [&] {
           const PredictedCase<Entry> one{o, documents, cp, schedule, layout, machine};
           for (PredictedRow& row : predict_case(one, report.verification))
             suite.add(std::move(row));

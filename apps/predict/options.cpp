@@ -107,8 +107,14 @@ void declare_recurrence(OptionTable& table, PredictOptions& o) {
   add("--conv", "With --recurrence: tokens that the convolution before the layer reads; 0: none",
       o.conv, 0, max_convolution);
   ranks
-      .choices("--state-schedule", "With --recurrence: how states pass from rank to rank",
+      .choices("--state-schedule",
+               "With --recurrence, or a model with recurrent layers: how states pass from rank to "
+               "rank",
                o.state_schedule, described(state_schedules()))
+      .in_key();
+  ranks
+      .choices("--recurrent-layout", "With a model that has recurrent layers: their layout",
+               o.recurrent_layout, described(layout_kinds()))
       .in_key();
 }
 
@@ -208,8 +214,13 @@ void check_options(PredictOptions& o, int ranks) {
     check_attention(o, errors);
   else
     check_model(o, errors);
-  if (o.recurrence.empty() && (o.key_heads != 0 || o.conv != 0 || o.state_schedule != "all"))
-    errors.add("--key-heads, --conv and --state-schedule go with --recurrence");
+  const PredictOptions usual;
+  if (o.recurrence.empty() && (o.key_heads != 0 || o.conv != 0))
+    errors.add("--key-heads and --conv go with --recurrence");
+  if (o.recurrence.empty() && o.model.empty() && o.state_schedule != usual.state_schedule)
+    errors.add("--state-schedule goes with --recurrence, or --model");
+  if (o.model.empty() && o.recurrent_layout != usual.recurrent_layout)
+    errors.add("--recurrent-layout goes with --model");
   if (o.sweep.cycles > 1) errors.add("-N {}: a prediction is the same every time", o.sweep.cycles);
   check_sweep(o.sweep, PredictOptions().sweep.tokens, errors);
   if (o.model.empty() && o.recurrence.empty()) check_heads(o, errors);

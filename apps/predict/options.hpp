@@ -15,9 +15,10 @@ namespace gyre {
 
 /// Options of gyre-predict; see --help.
 struct PredictOptions {
-  std::string machine, model, recurrence, state_schedule = "all", input, cp_list = "8", generate,
-                                          pass, dtype = "bf16", partial_out = "f32",
-                                          partial_dq = "f32", wire_dkv, svg, trace, goal;
+  std::string machine, model, recurrence,
+      state_schedule = "all", recurrent_layout = default_recurrent_layout().name, input,
+      cp_list = "8", generate, pass, dtype = "bf16", partial_out = "f32", partial_dq = "f32",
+      wire_dkv, svg, trace, goal;
   std::vector<std::string> links;  ///< "switch=25G": replaces the machine's rate
   MaskOptions mask;
   ScheduleChoice schedule;
@@ -41,6 +42,9 @@ struct PredictOptions {
     return recurrence.empty() ? schedule.name : state_schedule;
   }
   bool has_several() const { return lists_several(schedules()) || layout.several(); }
+  bool has_several_of_states() const {
+    return lists_several(state_schedule) || lists_several(recurrent_layout);
+  }
   bool wants(Pass wanted) const { return pass == "both" || pass == name_of(wanted); }
 };
 

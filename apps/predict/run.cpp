@@ -221,25 +221,28 @@ int64_t rows_of(const PredictOptions& o, size_t sizes) {
   return rows;
 }
 
-void Refusals::collect(const PredictOptions& o, int cp, const std::string& schedule,
-                       const LayoutKind& layout, const std::function<void()>& predict) {
+void Refusals::collect(bool several, int cp, const std::string& group, const LayoutKind& layout,
+                       const std::function<void()>& predict) {
   try {
     predict();
   } catch (const Error& error) {
-    if (error.code() != ExitCode::usage || !o.has_several()) throw;
-    all_.push_back({schedule, fmt::format("cp {} under {}: {}", cp, layout.name, error.what())});
+    if (error.code() != ExitCode::usage || !several) throw;
+    all_.push_back({group.empty() ? error.what() : group, group,
+                    fmt::format("cp {} under {}: {}", cp, layout.name, error.what())});
   }
 }
 
 std::string Refusals::text() const {
   std::string text;
   std::map<std::string, size_t> more;
-  for (const Refusal& r : all_) ++more[r.schedule];
+  for (const Refusal& r : all_) ++more[r.group];
   for (const Refusal& r : all_) {
-    const size_t count = std::exchange(more[r.schedule], 0);
+    const size_t count = std::exchange(more[r.group], 0);
     if (count == 0) continue;
     text += "# refused: " + r.reason;
-    text += count > 1 ? fmt::format(" (and {} more of {})\n", count - 1, r.schedule) : "\n";
+    if (count > 1)
+      text += fmt::format(" (and {} more{})", count - 1, r.of.empty() ? "" : " of " + r.of);
+    text += '\n';
   }
   return text;
 }

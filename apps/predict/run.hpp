@@ -124,16 +124,16 @@ int64_t rows_of(const PredictOptions& o, size_t sizes);
 /// Collects the configurations that a schedule or a layout refuses.
 class Refusals {
  public:
-  /// Predicts a configuration. If the options ask for several schedules or layouts, a usage error
-  /// is kept, not thrown.
-  void collect(const PredictOptions& o, int cp, const std::string& schedule,
-               const LayoutKind& layout, const std::function<void()>& predict);
-  /// The first refusal of each schedule, and how many more there are.
+  /// Predicts a configuration. A usage error is kept, not thrown, if `several` is set: the options
+  /// ask for several schedules or layouts. `group`: the schedule, or "" to group equal errors.
+  void collect(bool several, int cp, const std::string& group, const LayoutKind& layout,
+               const std::function<void()>& predict);
+  /// The first refusal of each group, and how many more there are.
   std::string text() const;
 
  private:
   struct Refusal {
-    std::string schedule, reason;
+    std::string group, of, reason;  ///< of: name of the group, or ""
   };
   std::vector<Refusal> all_;
 };

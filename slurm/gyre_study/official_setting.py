@@ -41,7 +41,7 @@ DEFAULTS = {
         max-seconds=1 check=last chunks=1 tail=own-segment stream-multiple=1 stream-slots=0 rows=0 mtp=1 repad=false
         yours= encoder= tp-rounding=per-rank unpacked=false attention= fused-flag=unset device= gradient-probe=not-run forward-only=false linear-attention=false""",
     "gyre-pipeline": """
-        input= gen= model= teacher= bin=0 share-prefixes=false min-prefix=64 dtype=f32 residual=f32 dp=1 cp=0 tp=1
+        input= gen= model= teacher= bin=0 share-prefixes=false min-prefix=64 dtype=f32 residual=f32 dp=1 cp=0 tp=1 auto=false
         layout=dual-chunk-swap schedule=ring backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=auto
         max-seconds=1 warmup=0 check=last check-tokens=4096 check-seconds=10 tol-scale=1 stripe=1 chunk=0 inner=0
         heads-at-once=1 collectives=messages merge=at-once recurrent-layout=contiguous state-schedule=state-gather""",

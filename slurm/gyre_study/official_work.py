@@ -375,6 +375,7 @@ class Pipeline(Work):
         "dp": "", "cp": "", "tp": "", "tokens": "", "bins": "", "pack": "%", **TIMES, "rate": "tok/s",
         "flop_rate": "GF/s/rank", "wire": "MB", "exposed": "%", "of_limit": "%", "imb_pair": "%", "imb_time": "%", **DONE,
     }
+    optional = {"predicted": "ms"}
 
     def __init__(self, study: Study, placement: Placement) -> None:
         super().__init__(study, placement)
@@ -413,7 +414,8 @@ class Pipeline(Work):
         full = 100 * self.documents.tokens / max(slots, 1)
         return {"of_limit": SHARE, "exposed": PERCENT, "imb_pair": ANY, "imb_time": ANY,
                 "pack": (0.9 * full, full * (1 + 1e-9)),
-                "bins": (len(long) + math.ceil(rest / self.bin), self.documents.count)}
+                "bins": (len(long) + math.ceil(rest / self.bin), self.documents.count),
+                **{name: ANY for name in self.optional if name in row["measurements"]}}
 
     def checks(self, key: dict[str, Any], reps: int) -> dict[str, Any]:
         predicted = lambda sampled: (sampled - self.documents.count, sampled)  # noqa: E731  (not the last of a document)

@@ -33,12 +33,15 @@ std::span<std::byte> bytes_of_rows(MatrixRef matrix) {
 
 }  // namespace
 
-RecurrenceShape recurrence_shape(const ModelConfig& config, int tp) {
-  const RecurrentConfig& r = config.recurrent;
-  const auto gated_delta = std::ranges::find_if(recurrence_kinds(), [](const RecurrenceKind& kind) {
+const RecurrenceKind& kind_of_recurrent_layers() {
+  return *std::ranges::find_if(recurrence_kinds(), [](const RecurrenceKind& kind) {
     return kind.delta && !kind.channel_decay;
   });
-  return {*gated_delta, r.key_heads / tp, r.value_heads / tp, r.key_dim, r.value_dim};
+}
+
+RecurrenceShape recurrence_shape(const ModelConfig& config, int tp) {
+  const RecurrentConfig& r = config.recurrent;
+  return {kind_of_recurrent_layers(), r.key_heads / tp, r.value_heads / tp, r.key_dim, r.value_dim};
 }
 
 std::string recurrent_refusal(const RecurrentProblem& problem) {

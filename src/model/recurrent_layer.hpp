@@ -69,6 +69,8 @@ struct RecurrentPlan {
   int64_t rows() const { return there.slots; }
 };
 
+/// The recurrence of such layers: the gated delta rule.
+const RecurrenceKind& kind_of_recurrent_layers();
 /// Heads of one of `tp` ranks.
 RecurrenceShape recurrence_shape(const ModelConfig& config, int tp);
 

@@ -1,5 +1,7 @@
 #include "model/scoring.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 #include <numeric>
@@ -130,6 +132,14 @@ double ScoringPlan::flops(const ModelConfig& c) const {
         masks[m].layers *
         attention_flops(Pass::forward, pairs_of_mask[m] * c.num_attention_heads, local_heads(c, 1));
   return flops;
+}
+
+std::string name_of_choice(const ScoringPlan& plan) {
+  const ScoringSetup& setup = plan.setup;
+  std::string name = fmt::format("{} under {}", setup.schedule->name, setup.layout->name);
+  if (plan.recurrent_layers > 0)
+    name += fmt::format(", {} under {}", setup.state_schedule->name, setup.recurrent_layout->name);
+  return name;
 }
 
 ScoringPlan plan_scoring(std::span<const int64_t> offsets, PrefixForest forest,

@@ -13,6 +13,7 @@
 
 #include <cstdint>
 #include <span>
+#include <string>
 #include <vector>
 
 #include "attention/schedules/registry.hpp"
@@ -88,6 +89,9 @@ struct ScoringPlan {
   RecurrentProblem recurrent_problem(const BinLayout& layout, const ModelConfig& config) const;
   double flops(const ModelConfig& config) const;
 };
+
+/// "ring under dual-chunk-swap", and of recurrent layers ", state-gather under contiguous".
+std::string name_of_choice(const ScoringPlan& plan);
 
 /// Packs the trees of `forest`, built from documents with these offsets; the slots of each segment
 /// are a multiple of setup.slot_multiple(). Throws usage errors (capacity; a tree with several

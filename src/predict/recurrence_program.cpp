@@ -17,7 +17,7 @@ class StateWriter : OpWriter {
       : OpWriter(programs, plan.rank, of.schedule),
         plan_(plan),
         shape_(of.shape),
-        rate_(of.machine.recurrence.of(of.kind, p_.pass(), plan.type)) {}
+        rate_(of.machine.recurrence.of(of.kind, p_.pass(), of.rates.value_or(plan.type))) {}
 
   CompiledRank write() {
     const std::vector<StateStep>& steps = plan_.steps(p_.pass());
@@ -124,8 +124,8 @@ std::vector<PassPrediction> predict(const PredictedRecurrence& predicted,
                                     const std::vector<Pass>& passes, const MachineModel& machine) {
   check_machine(machine);
   const RecurrenceProblem& problem = predicted.problem;
-  const RecurrenceOnMachine recurrence{problem.shape, predicted.kind, predicted.schedule.name,
-                                       machine, predicted.place};
+  const RecurrenceOnMachine recurrence{problem.shape, predicted.kind,  predicted.schedule.name,
+                                       machine,       predicted.place, predicted.rates};
   std::vector<PassPrediction> results(passes.size());
   std::vector<Programs> programs;
   for (const Pass pass : passes)

@@ -12,6 +12,7 @@
 //     Convolve, ConvolveSlopes,          spend: bytes at the rate of elementwise operations
 //     ConvolveBack
 
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,6 +28,7 @@ struct RecurrenceOnMachine {
   const std::string& schedule;  ///< for errors
   const MachineModel& machine;
   GroupPlace place = {};
+  std::optional<DType> rates = {};  ///< type of the machine's rates; none: that of the plan
 };
 
 /// Times of the plans of all ranks. Throws a runtime error if ranks wait for messages that nobody
@@ -39,6 +41,7 @@ struct PredictedRecurrence {
   const RecurrenceProblem& problem;
   std::string kind;  ///< of the machine's rates
   GroupPlace place = {};
+  std::optional<DType> rates = {};  ///< type of the machine's rates; none: that of the problem
 };
 
 /// Predicts each pass. Tokens times heads of values stand for pairs. Transient bytes are those of

@@ -54,6 +54,32 @@ PY
   done
 done
 
+# What gyre-predict predicts to be sent is what a run sends, with rates of other types in a copy of a machine file.
+machine=$source_dir/inputs/machines/h100-sxm-8.toml
+/usr/bin/python3 - "$machine" "$scratch/f32.toml" <<'PY'
+import re, sys
+parts = re.split(r"(?m)^(?=\[\[)", open(sys.argv[1]).read())
+copies = [part.replace('"bf16"', '"f32"', 1) for part in parts if part.startswith(("[[model.kernels]]", "[[model.linears]]"))]
+open(sys.argv[2], "w").write("".join(parts) + "".join(copies))
+PY
+for case in "2 --layout dual-chunk-swap --recurrent-layout contiguous --state-schedule state-gather" \
+  "4 --layout dual-chunk-swap --recurrent-layout contiguous --state-schedule state-scan" \
+  "4 --layout balanced --recurrent-layout dual-chunk-swap --state-schedule state-chain" \
+  "2 --layout contiguous --recurrent-layout contiguous --state-schedule head-exchange"; do
+  read -ra arguments <<<"$case"
+  verified "${arguments[0]}" "${arguments[@]:1}" -d bf16 --bin 64 -J "$scratch/run.json"
+  timeout 60 "$apps/gyre-predict" --machine "$machine" --model "$model" --input "$input" --cp "${arguments[0]}" \
+    --schedule ring "${arguments[@]:1}" --capacity 64 -J "$scratch/predicted.json" >"$scratch/log" || fail "$(cat "$scratch/log")"
+  /usr/bin/python3 - "$scratch" "$case" <<'PY' || fail "see above"
+import json, sys
+run, predicted = (json.load(open(f"{sys.argv[1]}/{name}.json"))["results"][0] for name in ("run", "predicted"))
+ran, said = run["measurements"], predicted["measurements"]
+for name in ("recurrent_msgs", "recurrent_sent"):
+    assert ran[name] == said[name] > 0, (sys.argv[2], name, ran[name], said[name])
+assert run["model"]["bytes_wire"] == round(1e6 * said["sent"]), (sys.argv[2], run["model"], said["sent"])
+PY
+done
+
 # What a dry run says.
 timeout 60 "$apps/gyre-pipeline" --input "$input" --model "$model" --cp 4 --dry-run >"$scratch/log"
 grep -q '^#   3 recurrent layers, contiguous, state-gather: send in a pass' "$scratch/log" || fail "$(cat "$scratch/log")"
@@ -68,8 +94,8 @@ refused() { # TEXT ARGUMENTS...
 refused '--state-schedule state-gather: under striped rank 0 has one in 2 tokens' pipeline 2 --cp 2 --recurrent-layout striped
 refused "--tp 4 does not divide the model's linear_num_key_heads = 2" pipeline 4 --tp 4
 refused 'states of trees are not supported' pipeline 2 --cp 2 --share-prefixes --min-prefix 1
-refused '3 recurrent layers, which are not predicted' timeout 60 "$apps/gyre-predict" \
-  --machine "$source_dir/inputs/machines/h100-sxm-8.toml" --model "$model" --input "$input"
+refused "no recurrence gdn fwd of f32; the machine has gdn fwd of bf16" timeout 60 "$apps/gyre-predict" \
+  --machine "$scratch/f32.toml" --model "$model" --input "$input" -d f32
 model=$source_dir/inputs/model_tiny.h5
 refused '--state-schedule state-chain: the model has no recurrent layers' pipeline 2 --cp 2 --state-schedule state-chain
 

@@ -44,7 +44,35 @@ expect 0 'tokens: dp=32 cp=64 tp=8, ring under dual-chunk-swap' "${predict[@]}" 
 # Nothing to score.
 expect 0 'no pass has tokens' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --schedule ring
 
+# Recurrent layers: moving rows of hidden_size instead of what the projections make of them, 2 x 2048 instead of 12352 + 4096
+# elements; with two tensor-parallel ranks, each of which has half of the projections, half as many times.
+hybrid=("${predict[@]::3}" --model "$source_dir/inputs/models/qwen3.5-35b-a3b-dense.json" --tokens 16K --schedule ring,all-to-all)
+expect 0 '#     behind the projections they would take' "${hybrid[@]}" --cp 8 --layout contiguous,dual-chunk-swap -J hybrid.json --csv hybrid.csv
+grep -qE 'send [0-9.]+ MB, 4\.02 times$' output || fail "not 4.02 times: $(cat output)"
+for line in 'of 10 layers of softmax attention: ' 'of 30 recurrent layers: ' 'pass with one layout: ' 'pass with a layout for each kind: '; do
+  grep -qF "#   $line" output || fail "no line '$line': $(cat output)"
+done
+/usr/bin/python3 "$source_dir/tests/support/check_results.py" "$source_dir/results/gyre-result-1.schema.json" hybrid.json hybrid.csv || fail "see above"
+/usr/bin/python3 - <<'PY' || fail "see above"
+import json
+rows = json.load(open("hybrid.json"))["results"]
+assert {row["key"]["recurrent_layout"] for row in rows} == {"contiguous"} and len(rows) >= 12, len(rows)
+for row in rows:
+    m = row["measurements"]
+    parts = sum(m[name] for name in ("linear", "elementwise", "attn", "cp_wait", "tp_wait", "head", "recur", "st_wait", "relayout"))
+    assert abs(parts - 100) < 1e-6 and m["recur"] > 0 and m["relayouts"] == 60, row
+    # Under one layout, rows of halos alone travel: three of each rank but the last.
+    assert (m["relayout_sent"] == 30 * 3 * 2048 * 2 / 1e6) == (row["key"]["layout"] == "contiguous"), row
+PY
+expect 0 'MB, 2.01 times' "${hybrid[@]}" --cp 4 --tp 2 --state-schedule state-scan
+expect 0 '# refused: cp 4 under dual-chunk-swap: recurrent layout striped, states state-scan: ' "${hybrid[@]}" --cp 4 \
+  --recurrent-layout contiguous,striped --state-schedule state-scan
+
 refused() { expect 2 "$@"; }
+refused '--state-schedule, --recurrent-layout: the model has no recurrent layers' "${predict[@]}" --state-schedule state-scan
+refused '--recurrent-layout goes with --model' "${predict[@]::3}" --recurrent-layout all
+refused '--state-schedule goes with --recurrence, or --model' "${predict[@]::3}" --state-schedule state-scan
+refused 'nothing can be predicted:' "${hybrid[@]}" --cp 4 --recurrent-layout striped
 refused '--heads 4: the heads are the model' "${predict[@]}" --heads 4
 refused '--pass bwd: a scoring pass has no backward' "${predict[@]}" --pass bwd
 refused '--svg shows one attention; leave out --model' "${predict[@]}" --svg none.svg
@@ -79,6 +107,6 @@ refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' 
 refused 'steps, messages and rectangles, at most 1073741824)' "${predict[@]}" --cp 65536 --schedule ring --gen dist=fixed,length=1K,count=4
 echo '{' >broken.json
 refused 'broken.json: parse error at line 2, column 1: ' "${predict[@]::3}" --model broken.json
-refused "--model llama-3.1-80b: there is no such file; models that Gyre brings: bench-8-layers, llama-3.1-70b, llama-3.1-8b; nearest:" \
+refused "--model llama-3.1-80b: there is no such file; models that Gyre brings: bench-8-layers, llama-3.1-70b, llama-3.1-8b, qwen3.5-35b-a3b-dense; nearest:" \
   "${predict[@]::3}" --model llama-3.1-80b
 echo "predict --model: all passed"

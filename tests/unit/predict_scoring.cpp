@@ -224,6 +224,112 @@ TEST(PredictScoring, EqualBinsOfManyReplicasAreSimulatedOnce) {
   EXPECT_EQ(many.bytes_sent, 256 * two.bytes_sent);
 }
 
+/// A small model with two recurrent layers around one of softmax attention, on a machine with
+/// rates of f32 recurrences.
+struct HybridPass {
+  explicit HybridPass(GridShape grid, const char* layout = "dual-chunk-swap",
+                      const char* recurrent_layout = "contiguous",
+                      const std::vector<int64_t>& offsets = {0, 64}, int64_t bin = 64) {
+    machine.recurrence.rates = {{"gdn", Pass::forward, DType::f32, 0, 0, flops_per_s}};
+    config.layer_kinds = {{.recurrent = true}, {}, {.recurrent = true}};
+    config.recurrent = {
+        .key_heads = 2, .value_heads = 4, .key_dim = 8, .value_dim = 12, .conv_width = 4};
+    setup.grid = grid;
+    setup.layout = &find_layout(layout);
+    setup.schedule = &find_schedule("ring");
+    setup.recurrent_layout = &find_layout(recurrent_layout);
+    plan = plan_scoring(offsets, config, setup, bin);
+  }
+  ScoringPrediction predicted() const { return predict_scoring(plan, config, machine); }
+
+  MachineModel machine = simple_machine();
+  ModelConfig config = small_model();
+  ScoringSetup setup;
+  ScoringPlan plan;
+};
+
+TEST(PredictScoring, RecurrentLayersTakeTheirProductsAndChunks) {
+  const HybridPass pass({1, 1, 1});
+  const ScoringPrediction p = pass.predicted();
+  EXPECT_NEAR(p.times.linear + p.times.head, linear_flops_per_token(pass.config) * 64 / flops_per_s,
+              1e-12);
+  // The chunk's products: 6 K V + 2 C (3 K + 2 V) for a token and head.
+  const double chunks = 64.0 * 4 * (6 * 8 * 12 + 2 * 64 * (3 * 8 + 2 * 12));
+  EXPECT_NEAR(p.times.recurrence, 2 * chunks / flops_per_s, 1e-12);
+  EXPECT_EQ(p.times.recurrence_wait, 0);
+  EXPECT_EQ(p.recurrent_bytes, 0);
+  EXPECT_NEAR(p.seconds, p.times.total(), 1e-15);
+}
+
+// One document of 64 tokens on two ranks: each sends a quarter of its rows there and back, and rank
+// 0 sends rank 1 the three rows that its convolution reads, of which rank 0 owns none.
+TEST(PredictScoring, ChangesOfLayoutTakeTheirMessages) {
+  const HybridPass pass({1, 2, 1});
+  const ScoringPrediction p = pass.predicted();
+  EXPECT_EQ(p.recurrent.relayouts, 4);
+  const auto seconds = [](int64_t rows, int64_t columns) {
+    return latency_s + static_cast<double>(4 * rows * columns) / bytes_per_s;
+  };
+  EXPECT_NEAR(p.recurrent.relayout_seconds, 2 * 2 * seconds(16, 32), 1e-12);
+  const int64_t there = 2 * 16 + 2 * 48 + 2 * 4, back = 48;
+  EXPECT_NEAR(p.recurrent.projected_seconds, 2 * (seconds(16, there) + seconds(16, back)), 1e-12);
+  EXPECT_EQ(p.recurrent.relayout.most(), (RecurrentTraffic{4, 4 * 16 * 32 * 4}));
+  EXPECT_EQ(p.recurrent.projected.most(), (RecurrentTraffic{4, 2 * 16 * (there + back) * 4}));
+  EXPECT_GT(p.times.recurrence_wait, p.recurrent.relayout_seconds);
+}
+
+// By the owners of rows and the closed forms of schedules, without plans.
+TEST(PredictScoring, MessagesOfRecurrentLayersAreThoseOfTheirClosedForms) {
+  int compared = 0;
+  for (const char* layout : {"contiguous", "dual-chunk-swap", "striped"})
+    for (const StateSchedule& states : state_schedules())
+      for (const GridShape grid : {GridShape{1, 2, 1}, {1, 4, 2}, {2, 2, 1}}) {
+        HybridPass pass(grid, layout, "contiguous", {0, 30, 64, 77, 133}, 80);
+        pass.plan.setup.state_schedule = &states;
+        if (grid.cp * grid.tp > 4 && states.name == "head-exchange") continue;  // too few heads
+        const ScoringPrediction p = pass.predicted();
+        int64_t bytes = 0;
+        for (const PackedBatch& bin : pass.plan.bins) {
+          const BinLayout of_bin = pass.plan.layout_of(bin);
+          for (int rank = 0; rank < grid.cp; ++rank)
+            bytes += grid.tp * 2 *
+                     expected_traffic(pass.plan.recurrent_problem(of_bin, pass.config), rank).bytes;
+        }
+        EXPECT_EQ(p.recurrent_bytes, bytes) << layout << ", " << states.name;
+        ++compared;
+      }
+  EXPECT_GE(compared, 30);
+}
+
+TEST(PredictScoring, PartsThatPlansShareAreThoseOfEach) {
+  const HybridPass first({1, 2, 1}), second({1, 2, 1}, "striped");
+  HybridPass third({1, 4, 1}, "contiguous");
+  third.plan.setup.state_schedule = &state_schedules().at(1);
+  ScoringPredictor predictor(first.config, first.machine);
+  for (const HybridPass* pass :
+       std::initializer_list<const HybridPass*>{&first, &second, &third, &second, &first}) {
+    const ScoringPrediction shared = predictor.predict(pass->plan), alone = pass->predicted();
+    EXPECT_EQ(shared.seconds, alone.seconds);
+    EXPECT_EQ(shared.recurrent_bytes, alone.recurrent_bytes);
+    EXPECT_EQ(shared.recurrent.relayout_seconds, alone.recurrent.relayout_seconds);
+  }
+}
+
+TEST(PredictScoring, RecurrencesNeedRates) {
+  HybridPass pass({1, 2, 1});
+  pass.machine.recurrence.rates[0].type = DType::bf16;
+  test::expect_usage("no recurrence gdn fwd of f32; the machine has gdn fwd of bf16",
+                     [&] { pass.predicted(); });
+  pass.plan.setup.types.activations = DType::bf16;  // whose rates count where there are none of f32
+  pass.machine.decoder.linears[0].type = DType::bf16;
+  EXPECT_GT(pass.predicted().times.recurrence, 0);
+  const HybridPass striped({1, 2, 1}, "contiguous", "striped");
+  test::expect_usage(
+      "recurrent layout striped, states state-gather: under striped rank 0 has one in 2 tokens of a "
+      "document; a convolution is of consecutive tokens",
+      [&] { striped.predicted(); });
+}
+
 TEST(PredictScoring, WithoutLinearsIsRefused) {
   test::expect_usage("the machine has no 'linears', which a model's layers need", [&] {
     predict_on(plan_of({64}, {1, 1, 1}), flat_machine(1e9));
