@@ -52,9 +52,13 @@ std::vector<AttentionChoice> Forecast::choices(const AttentionWorkload& workload
   std::vector<AttentionChoice> all;
   std::vector<double> totals;
   std::string refusal;
+  const auto counts = [&](const Schedule& schedule) {
+    const bool may_win = schedule.competes || !o_.automatic || o_.schedule.name != "all";
+    return may_win && o_.schedule.wants(schedule.name);
+  };
   for (const Schedule& schedule : schedules())
     for (const LayoutKind& layout : layout_kinds())
-      if (o_.schedule.wants(schedule.name) && o_.layout.wants(layout.name)) {
+      if (counts(schedule) && o_.layout.wants(layout.name)) {
         all.push_back({schedule, layout, {}});
         all.back().seconds = seconds(workload, all.back(), refusal);
         totals.push_back(all.back().total());

@@ -32,7 +32,9 @@ std::vector<PipelineOptions> cases_of(const PipelineOptions& o, bool recurs) {
     recurrent_layouts = candidates(layout_kinds(), o.recurrent_layout, usual.recurrent_layout);
   }
   std::vector<PipelineOptions> cases;
-  for (const std::string& schedule : candidates(schedules(), o.schedule.name, usual.schedule.name))
+  std::vector<Schedule> competing = schedules();
+  std::erase_if(competing, [](const Schedule& schedule) { return !schedule.competes; });
+  for (const std::string& schedule : candidates(competing, o.schedule.name, usual.schedule.name))
     for (const std::string& layout : candidates(layout_kinds(), o.layout.name, usual.layout.name))
       for (const std::string& of_states : states)
         for (const std::string& recurrent_layout : recurrent_layouts) {

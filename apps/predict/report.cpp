@@ -142,7 +142,7 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
   struct Total {
     std::string schedule, layout;
     double seconds = 0, flops = 0, kernel = 0;
-    bool fits = true;
+    bool fits = true, competes = true;
   };
   std::vector<std::pair<int, int64_t>> sizes;
   std::map<std::pair<int, int64_t>, std::vector<Total>> totals_of;
@@ -152,7 +152,8 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
     if (totals.empty()) sizes.push_back(size);
     if (totals.empty() || totals.back().schedule != row.schedule ||
         totals.back().layout != row.layout)
-      totals.push_back({.schedule = row.schedule, .layout = row.layout});
+      totals.push_back(
+          {.schedule = row.schedule, .layout = row.layout, .competes = row.competes});
     Total& total = totals.back();
     total.seconds += row.prediction.seconds;
     total.kernel += row.prediction.kernel_mean;
@@ -163,6 +164,8 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
   for (const auto& size : sizes) {
     std::vector<Total>& totals = totals_of[size];
     std::erase_if(totals, [](const Total& t) { return !t.fits; });
+    if (std::ranges::any_of(totals, &Total::competes))
+      std::erase_if(totals, [](const Total& t) { return !t.competes; });
     std::ranges::stable_sort(totals, {}, &Total::seconds);
     if (totals.empty()) continue;
     const Total& best = totals.front();

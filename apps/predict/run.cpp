@@ -158,6 +158,7 @@ std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verific
     PredictedRow& row = rows.emplace_back(row_of(c, std::move(prediction)));
     row.flops = attention_flops(pass, pairs, problem.heads);
     row.own_bytes = own_bytes(problem, types);
+    row.competes = c.schedule.competes;
     if (c.machine.kernel.measured(pass, types.activations, problem.heads.head_dim))
       row.error = c.machine.error_of(pass, c.cp);
   }

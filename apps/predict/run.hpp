@@ -52,6 +52,7 @@ struct PredictedRow : MeasuredRow {
   int64_t tokens = 0;
   int64_t own_bytes = 0;    ///< of a rank's own arrays in both passes
   double memory_limit = 0;  ///< bytes per rank; 0: unknown
+  bool competes = true;     ///< whether it may be named the fastest, if there are others
   /// Share of the time that 9 in 10 errors are within; NaN: unknown.
   double error = std::numeric_limits<double>::quiet_NaN();
   PassPrediction prediction;

@@ -4,6 +4,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <functional>
 
 #include "apps/predict/run.hpp"
 #include "attention/schedules/registry.hpp"
@@ -230,17 +231,27 @@ void for_each_recurrent_choice(
         f(states, layout);
 }
 
-/// For each number of tokens, the fastest of the rows that fit the memory of a rank.
-std::vector<const PassRow*> fastest_of(const std::vector<PassRow>& rows) {
+/// The rows that have tokens and fit the memory of a rank, of schedules that compete if there are
+/// any.
+std::vector<const PassRow*> candidates_of(const std::vector<PassRow>& rows) {
+  std::vector<const PassRow*> fitting;
+  for (const PassRow& row : rows)
+    if (row.fits() && row.plan.tokens > 0) fitting.push_back(&row);
+  const auto competes = [](const PassRow* row) { return row->plan.setup.schedule->competes; };
+  if (std::ranges::any_of(fitting, competes)) std::erase_if(fitting, std::not_fn(competes));
+  return fitting;
+}
+
+/// For each number of tokens, the fastest of these rows.
+std::vector<const PassRow*> fastest_of(const std::vector<const PassRow*>& rows) {
   std::vector<const PassRow*> fastest;
-  for (const PassRow& row : rows) {
-    if (!row.fits() || row.plan.tokens == 0) continue;
+  for (const PassRow* row : rows) {
     const auto known = std::ranges::find_if(
-        fastest, [&](const PassRow* other) { return other->plan.tokens == row.plan.tokens; });
+        fastest, [&](const PassRow* other) { return other->plan.tokens == row->plan.tokens; });
     if (known == fastest.end())
-      fastest.push_back(&row);
-    else if (row.prediction.seconds < (*known)->prediction.seconds)
-      *known = &row;
+      fastest.push_back(row);
+    else if (row->prediction.seconds < (*known)->prediction.seconds)
+      *known = row;
   }
   return fastest;
 }
@@ -311,14 +322,13 @@ std::string fastest_text(const std::vector<const PassRow*>& fastest) {
 
 /// The fastest choice for each kind of layer by itself, and of the whole pass with one layout and
 /// with one for each kind, for each grid and number of tokens.
-std::string kinds_text(const std::vector<PassRow>& rows, const ModelConfig& config) {
+std::string text_of_kinds(const std::vector<const PassRow*>& rows, const ModelConfig& config) {
   std::vector<std::vector<const PassRow*>> sizes;
-  for (const PassRow& row : rows) {
-    if (!row.fits() || row.plan.tokens == 0) continue;
+  for (const PassRow* row : rows) {
     const auto same = std::ranges::find_if(sizes, [&](const auto& size) {
-      return size.front()->grid() == row.grid() && size.front()->plan.tokens == row.plan.tokens;
+      return size.front()->grid() == row->grid() && size.front()->plan.tokens == row->plan.tokens;
     });
-    (same == sizes.end() ? sizes.emplace_back() : *same).push_back(&row);
+    (same == sizes.end() ? sizes.emplace_back() : *same).push_back(row);
   }
   std::string text;
   for (const std::vector<const PassRow*>& size : sizes) text += kinds_text(size, config);
@@ -362,12 +372,13 @@ ExitCode predict_model(const PredictOptions& o, const MachineModel& machine, App
             });
       });
   if (suite.rows().empty()) throw_usage("nothing can be predicted:\n{}", refused.text());
-  const std::vector<const PassRow*> fastest = fastest_of(suite.rows());
+  const std::vector<const PassRow*> candidates = candidates_of(suite.rows()),
+                                    fastest = fastest_of(candidates);
   for (const PassRow* row : fastest)
     report.foms.push_back({"predicted_tokens_per_s", row->tokens_per_second(), "1/s", row->key});
   return finish_run(context, report, o.report, [&] {
     return attention_error_text(machine) + fastest_text(fastest) +
-           (job.recurs() ? kinds_text(suite.rows(), config) : "") + refused.text();
+           (job.recurs() ? text_of_kinds(candidates, config) : "") + refused.text();
   });
 }
 

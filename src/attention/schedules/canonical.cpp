@@ -176,7 +176,8 @@ Schedule canonical_schedule() {
   return {.name = "canonical",
           .summary = "the same bits for every cp and layout; for checks, not for speed",
           .plan = plan_both_passes<Canonical>,
-          .closed_form = closed_form};
+          .closed_form = closed_form,
+          .competes = false};
 }
 
 }  // namespace gyre

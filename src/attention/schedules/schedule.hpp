@@ -45,6 +45,9 @@ struct Schedule {
   std::string (*refusal)(const AttentionProblem& problem) = nullptr;
   /// Members of ScheduleOptions that plan and refusal read.
   std::vector<int64_t ScheduleOptions::*> reads = {};
+  /// Whether a prediction may name it the fastest. Not if it is for checks: its kernel takes tiles
+  /// of one size, whose time nobody models.
+  bool competes = true;
 
   /// The text of refusal(); "" if refusal is null.
   std::string why_not(const AttentionProblem& problem) const {
