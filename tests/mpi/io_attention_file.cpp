@@ -73,7 +73,7 @@ struct Draft {
   std::string schema = attention_schema, mask = "causal";
   int64_t window = 2;
   double scale = 0.5;
-  std::vector<int64_t> offsets{0, 1, 3}, query_offsets{};
+  std::vector<int64_t> offsets{0, 1, 3};
   h5::Shape q{3, 2, 2}, k{3, 1, 2}, v{3, 1, 2}, d_out{3, 2, 2}, sinks{2};
   h5::Shape out{3, 2, 2}, lse{3, 2}, d_sinks{2};
   h5::Shape k_shared{}, d_k_shared{};  // absent
@@ -83,6 +83,7 @@ struct Draft {
   std::string omit{};
   std::vector<int64_t> regions{};
   bool reference = true;
+  std::vector<int64_t> query_offsets{};  // absent
 };
 
 void write_draft(const std::string& path, const Draft& draft) {
