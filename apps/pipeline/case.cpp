@@ -67,6 +67,7 @@ ScoringResult ScoringCase::row() const {
   row.predictions = plan_.predictions;
   row.bins = std::ssize(plan_.bins);
   row.packing = packing_efficiency(plan_.bins, plan_.capacity);
+  row.predicted_ms = 1e3 * in_.predicted_s;
   row.flops = plan_.flops(config_) + (teacher_ ? teacher_->flops() : 0);
   row.key = {{"grid", to_string(row.shape)}, {"layout", row.layout}, {"schedule", row.schedule}};
   if (plan_.recurrent_layers > 0) {

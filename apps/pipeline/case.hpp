@@ -61,6 +61,7 @@ struct ScoringInputs {
   ModelFile& model;
   const std::string& model_sha256;
   TeacherModel* teacher;  ///< null: no divergences
+  double predicted_s;     ///< of a pass; NaN: unknown
   int64_t check_tokens;   ///< budget of the twin, in tokens
   double check_seconds;   ///< budget of the twin, in seconds
 };

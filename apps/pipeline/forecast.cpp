@@ -11,6 +11,7 @@ namespace {
 
 /// Returns why the model of the machine does not apply to this run; "" if it does.
 std::string not_modelled(const PipelineOptions& o) {
+  if (o.dry_run) return "it chooses what runs, and --dry-run runs nothing";
   if (o.backend.on_gpu()) return "the model of --machine is of kernels on CPUs";
   if (!o.teacher.empty()) return "the model of --machine is not of divergences from a --teacher";
   return "";
@@ -79,6 +80,11 @@ double forecast_pass(PipelineOptions& o, const ForecastInputs& inputs, const App
   const size_t best = fastest_forecast(world, seconds, refusal);
   o = cases[best];
   return seconds[best];
+}
+
+std::string forecast_text(const ScoringResult& result, const ScoringPlan& plan) {
+  return forecast_line(result.tokens,
+                       {{name_of_choice(plan), result.predicted_ms, result.time_ms.median}});
 }
 
 }  // namespace gyre

@@ -21,4 +21,7 @@ struct ForecastInputs {
 /// Throws a usage error if --auto gets no prediction. Collective.
 double forecast_pass(PipelineOptions& o, const ForecastInputs& inputs, const AppContext& context);
 
+/// A "#" line: the predicted and the measured time; "" if one is unknown.
+std::string forecast_text(const ScoringResult& result, const ScoringPlan& plan);
+
 }  // namespace gyre

@@ -7,7 +7,6 @@
 #include <optional>
 #include <utility>
 
-#include "apps/common/forecast.hpp"
 #include "apps/common/packed_streams.hpp"
 #include "apps/pipeline/forecast.hpp"
 #include "apps/pipeline/options.hpp"
@@ -57,16 +56,6 @@ RunReport start_report(const PipelineOptions& o, const Job& job,
   return report;
 }
 
-/// "#" lines that say whether weights are rounded and whether documents are too long for the model.
-std::string model_notes(const Job& job) {
-  const bool rounds =
-      job.plan.setup.types.activations == DType::bf16 &&
-      (job.model.widest_matrix_type() != h5::Type::bfloat16 ||
-       (job.teacher && job.teacher->file.widest_matrix_type() != h5::Type::bfloat16));
-  return (rounds ? "# model   weights are rounded to bf16\n" : "") +
-         length_note(job.documents, job.model.longest_text());
-}
-
 /// Writes the scores of all ranks to the output file. Collective.
 void write_scores(const PipelineOptions& o, const Job& job, const RunReport& report,
                   const ScoreRange& mine, OutputFile output, AppContext& context) {
@@ -86,6 +75,7 @@ ScoringInputs inputs_of(const PipelineOptions& o, Job& job,
           .model = job.model,
           .model_sha256 = checksum_of(report, o.model),
           .teacher = job.teacher ? &*job.teacher : nullptr,
+          .predicted_s = job.predicted_s,
           .check_tokens = o.check_tokens,
           .check_seconds = o.check_seconds};
 }
@@ -100,15 +90,13 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
     reference = read_reference(world, o.input, job.documents, hidden_shape(config));
   RunReport report = start_report(o, job, reference, backend, context);
   ProcessGrid grid(backend.world(), job.shape());
+  const ScoringInputs inputs = inputs_of(o, job, reference, report);
   std::optional<ScoringCase> planned;
-  run_agreed(world, "planning", [&] {
-    planned.emplace(job.plan, inputs_of(o, job, reference, report), grid, world, context.progress);
-  });
+  run_agreed(world, "planning",
+             [&] { planned.emplace(job.plan, inputs, grid, world, context.progress); });
   ScoringCase& subject = *planned;
-  ScoringResult row = subject.row();
-  row.predicted_ms = 1e3 * job.predicted_s;
   Suite<ScoringResult> suite(context, report, o.report, scoring_table(job.teacher.has_value()));
-  if (suite.wanted({row}).empty())
+  if (suite.wanted({subject.row()}).empty())
     return finish_run(context, report, o.report, [] { return std::string(); });
   const DecoderTypes& types = job.plan.setup.types;
   const auto kernel = make_block_kernel(backend.stream(), {.activations = types.activations});
@@ -125,20 +113,18 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
                      teacher_bytes(subject.teacher()));
   double last_ms = 0;
   PhaseLimits limits;
-  std::string details = (o.prefixes.share ? savings_text(job.plan.forest) : "") + model_notes(job);
+  std::string details = (o.prefixes.share ? savings_text(job.plan.forest) : "") +
+                        model_notes(inputs, types.activations);
   const int64_t array_bytes = job.plan.capacity / job.shape().cp * config.hidden_size * 4;
-  suite.measure(subject, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend, row,
-                [&](ScoringResult& result, const Measured& measured) {
-                  subject.complete(result, measured.last_ms);
+  suite.measure(subject, Pass::forward, {o.repeats, o.warmup, o.check, o.tol_scale}, backend,
+                subject.row(), [&](ScoringResult& row, const Measured& measured) {
+                  subject.complete(row, measured.last_ms);
                   last_ms = measured.last_ms;
                   limits = measure_limits(types.activations, array_bytes, backend.stream(), world);
-                  result.share_of_limit =
-                      share_of_limit(subject.work(), limits, result.time_ms.median, world);
+                  row.share_of_limit =
+                      share_of_limit(subject.work(), limits, row.time_ms.median, world);
                 });
-  const ScoringResult& measured = suite.rows().front();
-  details +=
-      forecast_line(measured.tokens,
-                    {{name_of_choice(job.plan), measured.predicted_ms, measured.time_ms.median}});
+  details += forecast_text(suite.rows().front(), job.plan);
   details += phases_text(subject.times(), subject.work(), limits, last_ms, world);
   if (context.verbose) details += ranks_text(subject, world);
   details += subject.comparison_text();
@@ -147,7 +133,8 @@ ExitCode score(const PipelineOptions& o, Job& job, std::optional<OutputFile>& ou
   if (output) write_scores(o, job, report, mine, std::move(*output), context);
   const std::vector<DocumentScore>& scores = subject.document_scores();
   details += compression_text(job.documents, scores, o.top, job.teacher.has_value());
-  add_figures(report, measured, compression_of(job.documents, scores), config.vocab_size);
+  add_figures(report, suite.rows().front(), compression_of(job.documents, scores),
+              config.vocab_size);
   return finish_run(context, report, o.report,
                     [&] { return suite.legend() + (context.quiet ? "" : details); });
 }
@@ -158,8 +145,6 @@ ExitCode run(PipelineOptions& o, AppContext& context) {
     if (o.dry_run) refuse_report_options(context, "--dry-run");
     if (o.input.empty() == o.generate.empty())
       throw_usage("one of --input and --gen is needed, and not both");
-    if (o.automatic && o.dry_run)
-      throw_usage("--auto chooses what runs, and --dry-run runs nothing");
   });
   Documents documents;
   if (!o.input.empty()) documents = read_documents(world, o.input);

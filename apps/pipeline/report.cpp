@@ -197,6 +197,15 @@ std::string length_note(const Documents& documents, int64_t longest_text) {
       documents.label(longest));
 }
 
+std::string model_notes(const ScoringInputs& in, DType activations) {
+  const bool rounds =
+      activations == DType::bf16 &&
+      (in.model.widest_matrix_type() != h5::Type::bfloat16 ||
+       (in.teacher != nullptr && in.teacher->file.widest_matrix_type() != h5::Type::bfloat16));
+  return (rounds ? "# model   weights are rounded to bf16\n" : "") +
+         length_note(in.documents, in.model.longest_text());
+}
+
 Compression compression_of(const Documents& documents, std::span<const DocumentScore> scores) {
   double logprob = 0, entropy = 0, kl = 0, bytes = 0;
   Compression result;

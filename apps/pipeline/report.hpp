@@ -14,6 +14,10 @@ const Table<ScoringResult>& scoring_table(bool with_teacher);
 ResultsHeader make_results_header(const RunReport& report, const Documents& documents,
                                   const ScoringPlan& plan);
 
+/// "#" lines that say whether weights are rounded to `activations` and whether documents are too
+/// long for the model.
+std::string model_notes(const ScoringInputs& in, DType activations);
+
 /// A "#" line if documents are longer than what the model was made for, `longest_text` (0:
 /// unknown); else "".
 std::string length_note(const Documents& documents, int64_t longest_text);

@@ -10,6 +10,8 @@
 #include "apps/predict/run.hpp"
 #include "attention/schedules/registry.hpp"
 #include "harness/suite.hpp"
+#include "predict/chakra.hpp"
+#include "predict/goal.hpp"
 #include "report/app.hpp"
 #include "report/progress.hpp"
 
@@ -69,7 +71,13 @@ ExitCode predict_layer(const PredictOptions& o, const std::vector<Entry>& regist
                                      machine};
     };
     if (!o.trace.empty()) context.outputs.add_text(o.trace, predicted_trace(one()));
-    if (!o.goal.empty()) context.outputs.add_text(o.goal, predicted_goal(one()));
+    if (!o.goal.empty()) context.outputs.add_text(o.goal, goal_text(predicted_programs(one())));
+    if (!o.chakra.empty()) {
+      const std::vector<Programs> programs = predicted_programs(one());
+      for (int rank = 0; rank < programs.front().ranks(); ++rank)
+        context.outputs.add_text(fmt::format("{}.{}.et", o.chakra, rank),
+                                 chakra_trace(programs, rank));
+    }
     return (o.recurrence.empty() ? error_text(machine) : recurrence_error_text()) +
            winners_text(winners) + refused.text();
   });

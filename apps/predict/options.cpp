@@ -72,7 +72,7 @@ void check_recurrence(PredictOptions& o, ConfigErrors& errors) {
        {std::pair{"--kv-heads", o.kv_heads}, {"--shared-key-dim", o.shared_key_dim}})
     if (value != 0) errors.add("{} {}: {}", option, value, why);
   if (o.schedule.name != "all") errors.add("--schedule {}: {}", o.schedule.name, why);
-  for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
+  for (const auto& [option, path] : o.of_one_configuration())
     if (!path->empty()) errors.add("{} shows attention; leave out --recurrence", option);
   for (auto [value, usual] : {std::pair{&o.heads, 32}, {&o.key_heads, 16}, {&o.head_dim, 128}})
     if (*value == 0) *value = usual;
@@ -93,8 +93,8 @@ void check_model(PredictOptions& o, ConfigErrors& errors) {
     if (value != 0) errors.add("{} {}: the heads are the model's", option, value);
   check_plain(o, "a scoring pass has causal attention", "a scoring pass chooses them by --dtype",
               errors);
-  for (const auto& [option, path] :
-       {std::pair{"--svg", &o.svg}, {"--trace", &o.trace}, {"--goal", &o.goal}})
+  if (!o.svg.empty()) errors.add("--svg shows one attention; leave out --model");
+  for (const auto& [option, path] : o.of_one_configuration())
     if (!path->empty()) errors.add("{} shows one attention; leave out --model", option);
 }
 
@@ -193,6 +193,9 @@ void declare_options(OptionTable& table, PredictOptions& o) {
          "LogGOPSim",
          o.goal)
       .writes_text();
+  output("--chakra",
+         "The same as Chakra execution traces for ASTRA-sim: PREFIX.RANK.et of each rank", o.chakra)
+      .writes_text();
   declare_report_options(table, o.report, {});  // metrics_of() knows the figures
 }
 
@@ -235,7 +238,7 @@ void check_options(PredictOptions& o, int ranks) {
   layout_choices().check(o.layout, errors);
   const bool many =
       o.has_several() || o.cps.size() > 1 || (o.sweep.sweeps() && o.sweep.max != o.sweep.min);
-  for (const auto& [option, path] : {std::pair{"--trace", &o.trace}, {"--goal", &o.goal}})
+  for (const auto& [option, path] : o.of_one_configuration())
     if (!path->empty() && many)
       errors.add("{} needs one --schedule, one --layout, one --cp and one size", option);
   if (!o.svg.empty() && o.pass != "both") errors.add("--svg compares both passes: --pass both");

@@ -3,6 +3,7 @@
 
 #include <cstdint>
 #include <string>
+#include <utility>
 #include <vector>
 
 #include "apps/common/registry_options.hpp"
@@ -18,7 +19,7 @@ struct PredictOptions {
   std::string machine, model, recurrence,
       state_schedule = "all", recurrent_layout = default_recurrent_layout().name, input,
       cp_list = "8", generate, pass, dtype = "bf16", partial_out = "f32", partial_dq = "f32",
-      wire_dkv, svg, trace, goal;
+      wire_dkv, svg, trace, goal, chakra;
   std::vector<std::string> links;  ///< "switch=25G": replaces the machine's rate
   MaskOptions mask;
   ScheduleChoice schedule;
@@ -44,6 +45,10 @@ struct PredictOptions {
   bool has_several() const { return lists_several(schedules()) || layout.several(); }
   bool has_several_of_states() const {
     return lists_several(state_schedule) || lists_several(recurrent_layout);
+  }
+  /// The outputs that show one configuration of attention: option, value.
+  std::vector<std::pair<const char*, const std::string*>> of_one_configuration() const {
+    return {{"--trace", &trace}, {"--goal", &goal}, {"--chakra", &chakra}};
   }
   bool wants(Pass wanted) const { return pass == "both" || pass == name_of(wanted); }
 };

@@ -15,7 +15,6 @@
 #include "comm/trace_file.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
-#include "predict/goal.hpp"
 #include "predict/machine_file.hpp"
 #include "predict/simulate.hpp"
 #include "report/machine_report.hpp"
@@ -188,7 +187,7 @@ std::string predicted_trace(const PredictedCase<Schedule>& c) {
   return trace_json(std::move(ranks));
 }
 
-std::string predicted_goal(const PredictedCase<Schedule>& c) {
+std::vector<Programs> predicted_programs(const PredictedCase<Schedule>& c) {
   const QueryLayouts placed = layout_of(c);
   const Plan plan = plan_all(c.schedule, problem_of(c, placed));
   std::vector<Programs> passes;
@@ -198,7 +197,7 @@ std::string predicted_goal(const PredictedCase<Schedule>& c) {
                                              c.machine, c.cp, GroupPlace{0, c.options.tp});
     for (const RankPlan& rank : plan.ranks) programs.add(programs.compile(rank, plan.schedule));
   }
-  return goal_text(passes);
+  return passes;
 }
 
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,

@@ -99,8 +99,8 @@ PredictedRow row_of(const PredictedCase<Entry>& c, PassPrediction prediction) {
 /// The timelines of all ranks in the form of --trace of a real run.
 std::string predicted_trace(const PredictedCase<Schedule>& c);
 
-/// The passes of the options as a GOAL schedule.
-std::string predicted_goal(const PredictedCase<Schedule>& c);
+/// The programs of the passes of the options, for other simulators.
+std::vector<Programs> predicted_programs(const PredictedCase<Schedule>& c);
 
 /// Starts the report. `origin`: source of the documents.
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,

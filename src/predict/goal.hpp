@@ -1,13 +1,10 @@
 #pragma once
 // Programs of all ranks as a GOAL schedule (Hoefler, Siebert, Lumsdaine: Group Operation Assembly
-// Language, ICPP 2009), the input of LogGOPSim and ATLAHS:
+// Language, ICPP 2009), the input of LogGOPSim and ATLAHS. The tasks are those of task_graph.hpp:
 //
-//     spend           calc NANOSECONDS; the operations of a rank follow each other
-//     send, receive   send BYTESb to RANK tag N, recv BYTESb from RANK tag N; they require what the
-//                     rank has done before, and nothing requires them but a wait
-//     wait            calc 0, which requires the messages of its exchange
+//     compute         calc NANOSECONDS
+//     send, receive   send BYTESb to RANK tag N, recv BYTESb from RANK tag N
 //
-// The tag is the number of earlier messages between the two ranks, so that messages match in order.
 // Latency and bandwidth are the simulator's. Kernels have the time that this machine's links slow
 // them down.
 

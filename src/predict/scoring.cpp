@@ -275,9 +275,4 @@ ScoringPrediction ScoringPredictor::predict(const ScoringPlan& plan) {
   return prediction;
 }
 
-ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
-                                  const MachineModel& machine) {
-  return ScoringPredictor(config, machine).predict(plan);
-}
-
 }  // namespace gyre

@@ -67,8 +67,4 @@ class ScoringPredictor {
   ScoringParts parts_;  ///< simulated so far
 };
 
-/// A prediction by a new ScoringPredictor.
-ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
-                                  const MachineModel& machine);
-
 }  // namespace gyre

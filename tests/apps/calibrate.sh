@@ -60,7 +60,7 @@ expect 0 "tokens: all-gather under " "${run[@]}" --machine machine.json --auto -
 run=("${run[@]::4}" --model "$source_dir/inputs/model_tiny.h5" --gen dist=fixed,length=32,count=2 -n 1)
 refused '--auto needs --machine FILE with a model of this machine' "${run[@]}" --auto
 refused '--auto: the model of --machine is not of divergences from a --teacher' "${run[@]}" --auto --machine machine.json --teacher "$source_dir/inputs/model.h5"
-refused '--auto chooses what runs, and --dry-run runs nothing' "${run[@]}" --auto --dry-run
+refused '--auto: it chooses what runs, and --dry-run runs nothing' "${run[@]}" --auto --dry-run
 refused '--auto: no time can be predicted: ' "${run[@]}" --auto --machine machine.json --cp 3
 refused "no time can be predicted: no linears of bf16; the machine has f32" "${run[@]}" --auto --machine machine.json -d bf16
 /usr/bin/python3 -c 'import json

@@ -44,11 +44,13 @@ expect 0 'RESULT UNOFFICIAL' "${predict[@]}" "${one[@]}" --cp 4 --trace trace.js
 # The schedule for simulators has the same messages and, played, the same time.
 for schedule in ring all-gather all-to-all-ring; do
   expect 0 'RESULT' "${predict[@]}" --schedule "$schedule" --layout dual-chunk-swap --tokens 8K --cp 8 --pass fwd --columns all \
-    --link node=40G --goal "$schedule.goal" --csv goal.csv
+    --link node=40G --goal "$schedule.goal" --chakra "$schedule" --csv goal.csv
   /usr/bin/python3 "$source_dir/tests/support/check_goal.py" "$schedule.goal" 1.18e-5 40e9 >played || fail "see above"
   awk -v sent="$(column goal.csv sent_node_mb)" -v time="$(column goal.csv time_ms)" \
     '{ exit !($1 > 0 && ($2 / 1e6 - sent) ^ 2 < 1e-6 && ($3 * 1e3 / time - 1) ^ 2 < 1e-8) }' played ||
     fail "$schedule: $(cat played goal.csv)"
+  /usr/bin/python3 "$source_dir/tests/support/check_chakra.py" "$schedule" 8 1.18e-5 40e9 >traced || fail "see above"
+  paste played traced | awk '{ exit !($1 == $4 && $2 == $5 && ($6 - $3) ^ 2 < (20e-6) ^ 2) }' || fail "$schedule: $(cat played traced)"
 done
 milliseconds() { # FILE.csv: of both passes
   column "$1" time_ms | awk '{ sum += $1 } END { print sum }'
@@ -112,7 +114,7 @@ refused '--schedule ring: a recurrence has none; leave it out' "${layer[@]}" --s
 refused '--mask, --window, --queries: a recurrence has none; leave it out' "${layer[@]}" --window 4
 refused '--goal shows attention; leave out --recurrence' "${layer[@]}" --goal none.goal
 refused '--recurrence and --model are two problems; give one' "${layer[@]}" --model llama-3.1-8b
-refused '--key-heads, --conv and --state-schedule go with --recurrence' "${predict[@]}" --key-heads 4
+refused '--key-heads and --conv go with --recurrence' "${predict[@]}" --key-heads 4
 refused 'schedule state-gather: cp 4096 has too large plans of states; at most 2048' "${layer[@]}" --state-schedule state-gather --cp 4096
 refused 'gyre-predict: error: schedule head-exchange: 16 heads of keys cannot be divided among 32 ranks' "${layer[@]}" --state-schedule head-exchange --cp 32
 refused 'visible pairs of a query and a key; at most 2^63 - 1 can be counted: ' "${predict[@]}" --cp 8 --tokens 1G --mask full
@@ -142,5 +144,8 @@ refused 'a run of 2 ranks: gyre-predict is one process' "$MPIEXEC" -n 2 "${predi
 sed 's/^latency_s/latency/' "$machine" >typo.toml
 refused "typo.toml: model.links[0] has no 'latency'; nearest: 'latency_s'" "$apps/gyre-predict" --machine typo.toml
 refused 'steps, messages and rectangles, at most 1073741824)' "${predict[@]}" --cp 65536 --schedule ring --tokens 1M
-[ ! -e none.json ] && [ ! -e none.svg ] && [ ! -e none.goal ] || fail "a refused run left a file"
+refused '--chakra needs one --schedule' "${predict[@]}" --chakra none
+refused 'an execution trace has messages, and a collective of the library has none' "${predict[@]}" --schedule all-gather \
+  --layout striped --cp 4 --tokens 1K --collectives library --chakra none
+[ ! -e none.0.et ] && [ ! -e none.json ] && [ ! -e none.svg ] && [ ! -e none.goal ] || fail "a refused run left a file"
 echo "predict: all passed"

@@ -224,7 +224,8 @@ TEST(OptionTables, ExceptionsAreKnown) {
         "linear-attention " +
             report + run + "machine "}},
       {"gyre-pipeline", {"dp cp tp ", "top " + report + "dry-run " + run + "machine "}},
-      {"gyre-predict", {sweep + "cp schedule state-schedule layout pass ", report + run}},
+      {"gyre-predict",
+       {sweep + "cp schedule state-schedule recurrent-layout layout pass ", report + run}},
       {"gyre-recurrence",
        {sweep + "kind schedule layout pass ",
         "explain tflops gbps latency-us " + report + run + "machine "}},

@@ -46,6 +46,11 @@ ScoringPlan plan_of(const std::vector<int64_t>& lengths, GridShape grid) {
   return plan_scoring(offsets, small_model(), setup, 64);
 }
 
+ScoringPrediction predict_scoring(const ScoringPlan& plan, const ModelConfig& config,
+                                  const MachineModel& machine) {
+  return ScoringPredictor(config, machine).predict(plan);
+}
+
 ScoringPrediction predict_on(const ScoringPlan& plan, const MachineModel& machine) {
   return predict_scoring(plan, small_model(), machine);
 }
@@ -325,7 +330,8 @@ TEST(PredictScoring, RecurrencesNeedRates) {
   EXPECT_GT(pass.predicted().times.recurrence, 0);
   const HybridPass striped({1, 2, 1}, "contiguous", "striped");
   test::expect_usage(
-      "recurrent layout striped, states state-gather: under striped rank 0 has one in 2 tokens of a "
+      "recurrent layout striped, states state-gather: under striped rank 0 has one in 2 tokens of "
+      "a "
       "document; a convolution is of consecutive tokens",
       [&] { striped.predicted(); });
 }
