@@ -9,7 +9,7 @@
 #include "apps/attention/setup.hpp"
 #include "attention/execute.hpp"
 #include "attention/tolerance.hpp"
-#include "harness/case.hpp"
+#include "harness/ranks.hpp"
 #include "harness/row.hpp"
 #include "io/schemas/attention_file.hpp"
 
@@ -154,5 +154,8 @@ class AttentionCase final : public Case {
   SentTraffic planned_sent_;  // by one run of the present pass
   int64_t graph_operations_ = 0;
 };
+
+/// Cases of the ranks that this process runs.
+using AttentionRanks = CaseOfRanks<AttentionCase, AttentionResult>;
 
 }  // namespace gyre

@@ -7,7 +7,6 @@
 #include <optional>
 
 #include "apps/attention/forecast.hpp"
-#include "apps/attention/ranks.hpp"
 #include "apps/attention/report.hpp"
 #include "apps/attention/setup.hpp"
 #include "comm/trace_file.hpp"
@@ -85,6 +84,7 @@ void do_case(Setting& s, Suite<AttentionResult>& suite, const AttentionSetup& se
     }
   });
   AttentionRanks subject(std::move(ranks), s.here.replay ? &*s.here.replay : nullptr);
+  subject.each([](AttentionCase& rank) { rank.allocate(); });
   s.report.memory.plan(bytes);
   if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<AttentionResult> rows;

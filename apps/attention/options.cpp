@@ -6,6 +6,7 @@
 #include <utility>
 
 #include "apps/attention/setup.hpp"
+#include "apps/common/replay_options.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"
@@ -19,7 +20,6 @@ namespace gyre {
 namespace {
 
 constexpr int64_t max_tokens = int64_t{1} << 30;
-constexpr int max_replay_threads = 1024;
 
 void declare_problem(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Problem");
@@ -56,10 +56,7 @@ void declare_schedule(OptionTable& table, AttentionOptions& o) {
   const AddOptions add(table, "Parallelism");
   add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain or --replay",
       o.cp, 0, max_ranks);
-  add.flag("--replay",
-           "Run all --cp ranks in one process, one after the other: the bits of that many ranks, "
-           "not their time",
-           o.replay);
+  declare_replay(table, o.replay);
   add.flag(
       "--auto",
       "Run only the schedule and layout that the model of --machine predicts to be the fastest; "
@@ -231,20 +228,11 @@ void check_emulation(const AttentionOptions& o, ConfigErrors& errors) {
 
 void check_replay(const AttentionOptions& o, int ranks, ConfigErrors& errors) {
   if (!o.replay) return;
-  if (ranks != 1)
-    errors.add("--replay in a run of {} ranks: one process runs them all, without mpirun", ranks);
-  if (const int most = max_replay_threads / o.threads; o.cp > most)
-    errors.add("--cp {} with --replay: at most {}, as each rank has {} of {} threads (--threads)",
-               o.cp, most, o.threads, max_replay_threads);
-  if (o.explain) errors.add("--explain shows a plan and --replay runs it: one of them, not both");
-  if (o.backend.on_gpu())
-    errors.add("--replay has ranks in host memory, none on a GPU: --backend cpu, or without it");
+  check_replay({ranks, o.cp, o.threads, o.explain, o.backend.on_gpu()}, o.report, errors);
   for (const auto& [option, value] : {std::pair{"--trace", o.trace},
                                       {"--emulate-network", o.network},
-                                      {"--emulate-compute", o.compute},
-                                      {"--at-least", o.report.at_least}})
-    if (!value.empty())
-      errors.add("{} is about the time of ranks, which --replay does not show", option);
+                                      {"--emulate-compute", o.compute}})
+    if (!value.empty()) refuse_in_replay(option, errors);
 }
 
 void check_run(const AttentionOptions& o, int ranks, ConfigErrors& errors) {

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "apps/common/replay_options.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "harness/backend.hpp"
 #include "predict/explain.hpp"
@@ -134,9 +135,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
                                   {});
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
-  if (o.replay)
-    report.unofficial_reasons.push_back(
-        fmt::format("replayed: one process runs the {} ranks in turn", o.cp));
+  if (o.replay) report.unofficial_reasons.push_back(replay_reason(o.cp));
   if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
   if (o.emulates_compute())
     report.unofficial_reasons.push_back("emulated compute " + o.compute + ": nothing is computed");

@@ -4,8 +4,8 @@
 #include <string>
 #include <vector>
 
+#include "apps/attention/case.hpp"
 #include "apps/attention/options.hpp"
-#include "apps/attention/ranks.hpp"
 #include "apps/attention/setup.hpp"
 #include "io/schemas/attention_file.hpp"
 #include "report/app.hpp"

@@ -21,18 +21,21 @@ std::vector<std::tuple<std::string, Value, std::string>> RecurrenceResult::furth
           {"exposed_time", exposed_ms, "ms"}};
 }
 
-RecurrenceCase::RecurrenceCase(const RecurrenceWorkload& workload, const PlannedRecurrence& planned,
-                               const RecurrenceExpectation& expected, Communicator& group,
-                               int threads)
+RecurrenceCase::RecurrenceCase(const RecurrenceWorkload& workload,
+                               std::unique_ptr<const PlannedRecurrence> planned,
+                               const RecurrenceExpectation& expected,
+                               const RecurrenceMachine& machine)
     : workload_(workload),
-      planned_(planned),
+      planned_(std::move(planned)),
       expected_(expected),
-      group_(group),
-      kernel_(planned.plan.computed(planned.problem.shape), threads),
-      executor_(planned.plan, planned.placed.layout, group, kernel_) {
+      machine_(machine),
+      kernel_(make_recurrence_kernel(planned_->plan.computed(planned_->problem.shape),
+                                     machine.threads, machine.stream)),
+      executor_(planned_->plan, planned_->placed.layout, machine.network, *kernel_) {
   for (int a = 0; a < static_cast<int>(first_result); ++a) {
-    const MatrixRef& to = executor_.data().arrays[a];
-    if (to.empty()) continue;
+    if (executor_.data().arrays[a].empty()) continue;
+    HostFill fill(executor_.data().arrays[a], machine.stream);
+    const MatrixRef& to = fill.matrix();
     std::vector<float> row(to.cols, std::nanf(""));
     const MatrixView<const float> values(row.data(), 1, to.cols);
     for (int64_t r = 0; r < to.rows; ++r) copy_converted(values, to.rows_from(r, 1));  // padding
@@ -41,13 +44,14 @@ RecurrenceCase::RecurrenceCase(const RecurrenceWorkload& workload, const Planned
         expected_.inputs(static_cast<RecurrenceArray>(a), workload.token_of(f, i), row);
         copy_converted(values, to.rows_from(f.local_begin.value() + i, 1));
       }
+    fill.upload();
   }
   if (executor_.convolution() != nullptr) executor_.convolution()->set_weights(expected.weights);
 }
 
 std::string RecurrenceCase::name() const {
-  return fmt::format("{}, {}, {}, {} tokens", planned_.kind.name, planned_.schedule.name,
-                     planned_.placed.layout.name, workload_.tokens());
+  return fmt::format("{}, {}, {}, {} tokens", planned_->kind.name, planned_->schedule.name,
+                     planned_->placed.layout.name, workload_.tokens());
 }
 
 std::string RecurrenceCase::label(Pass pass) const {
@@ -56,15 +60,17 @@ std::string RecurrenceCase::label(Pass pass) const {
 
 RecurrenceResult RecurrenceCase::row(Pass pass, int cycle) const {
   RecurrenceResult row;
-  row.kind = planned_.kind.name;
-  row.schedule = planned_.schedule.name;
-  row.layout = planned_.placed.layout.name;
+  row.kind = planned_->kind.name;
+  row.schedule = planned_->schedule.name;
+  row.layout = planned_->placed.layout.name;
   row.pass = pass;
   row.tokens = workload_.tokens();
-  row.cp = planned_.problem.cp();
+  row.cp = planned_->problem.cp();
   row.key = {{"kind", row.kind},     {"schedule", row.schedule},
              {"layout", row.layout}, {"pass", std::string(name_of(pass))},
              {"tokens", row.tokens}, {"cp", int64_t{row.cp}}};
+  row.replayed = machine_.replays;
+  if (row.replayed) row.key.emplace_back("replay", true);
   if (cycle > 1) row.key.emplace_back("cycle", int64_t{cycle});
   return row;
 }
@@ -73,24 +79,25 @@ void RecurrenceCase::check_counts(Verification& checks) const {
   Verification counters;
   Check& check = counters.check(name() + ": counters", 0);
   for (const Pass pass : {Pass::forward, Pass::backward}) {
-    const StateCount mine = count(planned_.plan, pass, planned_.problem.shape);
+    const StateCount mine = count(planned_->plan, pass, planned_->problem.shape);
     const StateForm form =
-        closed_form(planned_.schedule, planned_.problem, planned_.plan.rank, pass);
+        closed_form(planned_->schedule, planned_->problem, planned_->plan.rank, pass);
     const auto expect = [&](const char* what, int64_t counted, int64_t wanted) {
       check.add(counted, wanted, [&] {
         return fmt::format("{}, rank {}, {}: {} counted, {} expected", name_of(pass),
-                           planned_.plan.rank, what, counted, wanted);
+                           planned_->plan.rank, what, counted, wanted);
       });
     };
-    expect("tokens times heads of all ranks", all_reduce_value(group_, mine.tokens, ReduceOp::sum),
-           workload_.tokens() * planned_.problem.shape.value_heads);
+    expect("tokens times heads of all ranks",
+           all_reduce_value(machine_.world, mine.tokens, ReduceOp::sum),
+           workload_.tokens() * planned_->problem.shape.value_heads);
     expect("bytes received by all ranks",
-           all_reduce_value(group_, mine.bytes_received, ReduceOp::sum),
-           all_reduce_value(group_, mine.bytes_sent, ReduceOp::sum));
+           all_reduce_value(machine_.world, mine.bytes_received, ReduceOp::sum),
+           all_reduce_value(machine_.world, mine.bytes_sent, ReduceOp::sum));
     expect("messages", mine.messages, form.messages);
     expect("bytes sent", mine.bytes_sent, form.bytes_sent);
   }
-  counters.merge_over(group_);
+  counters.merge_over(machine_.world);
   checks.merge_repeat(counters);
 }
 
@@ -112,7 +119,7 @@ void RecurrenceCase::run_parts(Pass pass, bool ahead) {
   if (ahead) prepare(pass, false);
   const auto time = [&](RunSteps what, std::vector<double>& to) {
     HostStream host;
-    group_.barrier(host, "before an iteration")->wait();
+    machine_.world.barrier(host, "before an iteration")->wait();
     const Stopwatch watch;
     executor_.run(pass, what);
     to.push_back(1e3 * watch.seconds());
@@ -122,16 +129,18 @@ void RecurrenceCase::run_parts(Pass pass, bool ahead) {
 }
 
 SentTraffic RecurrenceCase::sent() const {
-  const Traffic traffic = group_.traffic();
+  const Traffic traffic = machine_.network.traffic();
   return {traffic.messages, traffic.bytes_sent};
 }
 
 std::optional<SentTraffic> RecurrenceCase::expected(Pass pass) const {
-  const StateForm form = closed_form(planned_.schedule, planned_.problem, planned_.plan.rank, pass);
+  const StateForm form =
+      closed_form(planned_->schedule, planned_->problem, planned_->plan.rank, pass);
   return SentTraffic{form.messages, form.bytes_sent};
 }
 
 std::optional<uint64_t> RecurrenceCase::checksum(Pass pass) {
+  if (machine_.stream.space() != MemorySpace::host) return {};
   Checksum sum;
   const bool backward = pass == Pass::backward;
   for (int a = static_cast<int>(first_result); a < recurrence_arrays; ++a) {
@@ -148,9 +157,13 @@ std::optional<uint64_t> RecurrenceCase::checksum(Pass pass) {
   return sum.value();
 }
 
-void RecurrenceCase::complete(RecurrenceResult& row) const {
+void RecurrenceCase::complete_parts(RecurrenceResult& row) const {
+  if (row.replayed) {
+    row.compute_ms = row.communicate_ms = row.exposed_ms = std::nan("");
+    return;
+  }
   const auto slowest = [&](const std::vector<double>& mine) {
-    return slowest_rank(gather_samples(group_, mine));
+    return slowest_rank(gather_samples(machine_.world, mine));
   };
   const auto median = [](const std::vector<double>& samples) { return quantile(samples, 0.5); };
   // Exposed communication is the median difference of each iteration and its compute. A temporary
@@ -161,13 +174,20 @@ void RecurrenceCase::complete(RecurrenceResult& row) const {
   row.compute_ms = median(compute);
   row.communicate_ms = median(slowest(communicate_ms_));
   row.exposed_ms = median(added);
-  const RecurrenceShape& shape = planned_.problem.shape;
-  const StateCount mine = count(planned_.plan, row.pass, shape);
+}
+
+void RecurrenceCase::complete(RecurrenceResult& row) const {
+  complete_parts(row);
+  const RecurrenceShape& shape = planned_->problem.shape;
+  const StateCount mine = count(planned_->plan, row.pass, shape);
   row.flops = recurrence_flops(row.pass, workload_.tokens(), shape) +
               convolution_flops(row.pass, workload_.tokens(), shape);
-  row.more_flops = all_reduce_value(group_, static_cast<int64_t>(mine.more_flops), ReduceOp::sum);
-  row.buffer_bytes = all_reduce_value(group_, buffer_bytes(planned_.plan, shape), ReduceOp::max);
-  const auto most = static_cast<double>(all_reduce_value(group_, mine.tokens, ReduceOp::max));
+  row.more_flops =
+      all_reduce_value(machine_.world, static_cast<int64_t>(mine.more_flops), ReduceOp::sum);
+  row.buffer_bytes =
+      all_reduce_value(machine_.world, buffer_bytes(planned_->plan, shape), ReduceOp::max);
+  const auto most =
+      static_cast<double>(all_reduce_value(machine_.world, mine.tokens, ReduceOp::max));
   row.imbalance = most * row.cp / static_cast<double>(workload_.tokens() * shape.value_heads) - 1;
 }
 

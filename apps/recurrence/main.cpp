@@ -14,37 +14,60 @@ namespace {
 
 using namespace gyre;
 
+/// The ranks of the plan that this process runs.
+struct RanksHere {
+  RanksHere(const RecurrenceOptions& o, Communicator& world, Backend& backend) {
+    if (o.replay) replay.emplace(o.cp);
+    for (int rank = 0; rank < o.ranks_here(); ++rank)
+      machines.push_back({replay ? replay->of(rank) : world,
+                          replay ? replay->of(rank) : backend.world(), backend.stream(), o.threads,
+                          o.replay});
+  }
+  std::optional<RanksInProcess> replay;
+  std::vector<RecurrenceMachine> machines;
+};
+
 /// State that the cases of a run share.
 struct Setting {
   const RecurrenceOptions& o;
   const std::optional<RecurrenceFile>& file;
   AppContext& context;
   Backend& backend;
+  RanksHere& here;
   RunReport& report;
 };
 
 /// Runs one kind under one schedule and layout.
 void do_case(Setting& s, Suite<RecurrenceResult>& suite, const RecurrenceWorkload& workload,
-             const PlannedRecurrence& planned, int cycle) {
+             std::vector<std::unique_ptr<const PlannedRecurrence>> plans, int cycle) {
   const RecurrenceOptions& o = s.o;
-  const RecurrenceShape& shape = planned.problem.shape;
+  const RecurrenceShape shape = plans.front()->problem.shape;
   const RecurrenceExpectation expected{
       s.file ? rows_of(*s.file, workload.type) : random_rows(shape, o),
       s.file ? s.file->conv_weight : random_weights(shape, static_cast<uint64_t>(o.seed)),
       s.file && s.file->reference ? &*s.file->reference : nullptr, o.check_tokens};
-  s.report.memory.plan(planned_bytes(planned, workload.type));
-  RecurrenceCase subject(workload, planned, expected, s.backend.world(), o.threads);
+  int64_t bytes = 0;
+  std::vector<std::unique_ptr<RecurrenceCase>> ranks;
+  run_agreed(s.context.world, "arrays", [&] {
+    for (size_t rank = 0; rank < plans.size(); ++rank) {
+      bytes += planned_bytes(*plans[rank], workload.type, s.backend.space());
+      ranks.push_back(std::make_unique<RecurrenceCase>(workload, std::move(plans[rank]), expected,
+                                                       s.here.machines[rank]));
+    }
+  });
+  RecurrenceCases subject(std::move(ranks), s.here.replay ? &*s.here.replay : nullptr);
+  s.report.memory.plan(bytes);
   if (o.check != "none") subject.check_counts(s.report.verification);
   std::vector<RecurrenceResult> rows;
-  for (const Pass pass : o.passes()) rows.push_back(subject.row(pass, cycle));
+  for (const Pass pass : o.passes()) rows.push_back(subject.rank(0).row(pass, cycle));
   const MeasureOptions measuring{o.repeats, o.warmup, o.check, o.tol_scale};
   for (RecurrenceResult& row : suite.wanted(std::move(rows)))
     suite.measure(subject, row.pass, measuring, s.backend, row,
                   [&](RecurrenceResult& result, const Measured&) { subject.complete(result); });
   if (o.output.empty()) return;
   OutputFile output(s.context.world, o.output);
-  subject.write_results(output, checksum_of(s.report, o.input),
-                        provenance_of(s.context, workload.origin));
+  write_results(output, subject, checksum_of(s.report, o.input),
+                provenance_of(s.context, workload.origin));
   s.context.outputs.add(std::move(output));
 }
 
@@ -54,19 +77,21 @@ void do_workload(Setting& s, Suite<RecurrenceResult>& suite, const RecurrenceWor
   for_each_choice(
       o, [&](const RecurrenceKind& kind, const StateSchedule& schedule, const LayoutKind& layout) {
         suite.attempt(kind.name, o.has_many(), [&] {
-          std::unique_ptr<const PlannedRecurrence> planned;
+          std::vector<std::unique_ptr<const PlannedRecurrence>> plans;
           run_agreed(s.context.world, "plan", [&] {
             const RecurrenceShape shape = s.file ? shape_of(*s.file) : shape_of(o, kind);
-            planned = std::make_unique<const PlannedRecurrence>(workload, kind, shape, schedule,
-                                                                layout, o.layout.for_ranks(o.cp),
-                                                                s.context.world.rank());
-            const int64_t memory = s.backend.memory_bytes();
-            const int64_t bytes = planned_bytes(*planned, workload.type);
-            if (memory > 0 && bytes > memory)
-              throw_usage("schedule {}: needs {} a rank, and {} are available", schedule.name,
-                          si_text(bytes, "B"), si_text(memory, "B"));
+            const int64_t memory = s.backend.memory_bytes() / o.ranks_here();
+            for (const RecurrenceMachine& machine : s.here.machines) {
+              plans.push_back(std::make_unique<const PlannedRecurrence>(
+                  workload, kind, shape, schedule, layout, o.layout.for_ranks(o.cp),
+                  machine.network.rank()));
+              const int64_t bytes = planned_bytes(*plans.back(), workload.type, s.backend.space());
+              if (memory > 0 && bytes > memory)
+                throw_usage("schedule {}: needs {} a rank, and {} are available", schedule.name,
+                            si_text(bytes, "B"), si_text(memory, "B"));
+            }
           });
-          do_case(s, suite, workload, *planned, cycle);
+          do_case(s, suite, workload, std::move(plans), cycle);
         });
       });
 }
@@ -90,13 +115,14 @@ ExitCode run(RecurrenceOptions& o, AppContext& context) {
   RunReport report = begin_recurrence_report(context, o, workloads.front(), shape, backend);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
-  Setting setting{o, file, context, backend, report};
+  RanksHere here(o, world, backend);
+  Setting setting{o, file, context, backend, here, report};
   Suite<RecurrenceResult> suite(context, report, o.report, recurrence_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)
     for (const RecurrenceWorkload& workload : workloads)
       do_workload(setting, suite, workload, cycle);
   suite.require_rows();
-  add_figures(report, suite.rows());
+  if (!o.replay) add_figures(report, suite.rows());
   judge_answers(report, answers);
   return finish_run(context, report, o.report, [&] {
     std::string text = suite.legend() + suite.refusals();

@@ -2,9 +2,11 @@
 
 #include <algorithm>
 
+#include "apps/common/replay_options.hpp"
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
 #include "io/schemas/recurrence_file.hpp"
+#include "recurrence/device_scratch.hpp"
 
 namespace gyre {
 namespace {
@@ -45,8 +47,9 @@ void declare_problem(OptionTable& table, RecurrenceOptions& o) {
 
 void declare_run(OptionTable& table, RecurrenceOptions& o) {
   const AddOptions add(table, "Parallelism");
-  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain", o.cp, 0,
-      max_ranks);
+  add("--cp", "Context-parallel ranks: those of the run (0), or any with --explain or --replay",
+      o.cp, 0, max_ranks);
+  declare_replay(table, o.replay);
   add.choices("--schedule", "How states pass from rank to rank", o.schedule,
               described(state_schedules()))
       .in_key();
@@ -104,12 +107,22 @@ void check_output(const RecurrenceOptions& o, ConfigErrors& errors) {
     errors.add("--resume leaves rows out; --output needs its own: run it by itself");
 }
 
+void check_gpu(const RecurrenceOptions& o, ConfigErrors& errors) {
+  if (o.explain) errors.add("--backend cuda goes with a run, not with --explain");
+  if (o.threads != 1)
+    errors.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
+  if (o.key_dim > cuda_recurrence_largest_key_dim)
+    errors.add("--key-dim {}: with --backend cuda at most {}", o.key_dim,
+               cuda_recurrence_largest_key_dim);
+}
+
 void check_run(const RecurrenceOptions& o, int ranks, ConfigErrors& errors) {
   const RecurrenceOptions usual;
-  if (o.backend.on_gpu())
-    errors.add("--backend cuda: recurrences are computed on CPUs alone; --backend cpu");
-  if (!o.explain && o.cp != ranks)
-    errors.add("--cp {} in a run of {} ranks; --explain takes any", o.cp, ranks);
+  if (o.backend.on_gpu()) check_gpu(o, errors);
+  if (o.replay)
+    check_replay({ranks, o.cp, o.threads, o.explain, o.backend.on_gpu()}, o.report, errors);
+  else if (!o.explain && o.cp != ranks)
+    errors.add("--cp {} in a run of {} ranks; --explain and --replay take any", o.cp, ranks);
   const bool has_model = o.tflops != usual.tflops || o.gbytes_per_s != usual.gbytes_per_s ||
                          o.latency_us != usual.latency_us;
   if (!o.explain && has_model) errors.add("--tflops, --gbps and --latency-us go with --explain");

@@ -27,10 +27,12 @@ struct RecurrenceOptions {
   RepeatOptions repeats;
   ReportOptions report;
   double tol_scale = 1, tflops = 0.1, gbytes_per_s = 5, latency_us = 10;
-  bool explain = false;
+  bool explain = false, replay = false;
   BackendOptions backend;
 
   DType type() const;
+  /// Ranks of the plan that a process runs.
+  int ranks_here() const { return replay ? cp : 1; }
   /// The machine of --explain.
   MachineModel machine() const;
   /// Passes to time: both, or one of them. A backward alone follows an untimed forward.

@@ -19,14 +19,15 @@ class Verifier {
  public:
   Verifier(const RecurrenceWorkload& workload, const PlannedRecurrence& planned,
            const RecurrenceExpectation& expected, const RecurrenceData& data,
-           std::span<const float> d_weights, Communicator& group)
+           std::span<const float> d_weights, const RecurrenceMachine& machine)
       : workload_(workload),
         shape_(planned.problem.shape),
         shard_(planned.placed.layout.shard(planned.plan.rank)),
         expected_(expected),
         data_(data),
         d_weights_(d_weights),
-        group_(group),
+        group_(machine.world),
+        stream_(machine.stream),
         lengths_{workload.longest(), planned.schedule.maps(planned.problem), planned.problem.cp()},
         want_weights_(2 * d_weights.size()) {}
 
@@ -58,6 +59,7 @@ class Verifier {
  private:
   struct Compared {
     RecurrenceArray of;
+    HostCopy rows;
     ResultArray array;
     Check* check;
     const std::vector<double>* answers;  ///< null: none
@@ -151,7 +153,7 @@ class Verifier {
     int64_t tokens = 0;
     for (const Fragment& f : shard_.fragments) tokens += f.length;
     if (heads < shape_.key_heads) check.add_sample(tokens * heads, tokens * shape_.key_heads);
-    compared_.push_back({of, std::move(array), &check, answers});
+    compared_.push_back({of, {data_[of], stream_}, std::move(array), &check, answers});
   }
   void compare(const Fragment& f, const std::vector<int64_t>& heads,
                const std::vector<RecurrenceGroupResults>& groups) {
@@ -166,7 +168,7 @@ class Verifier {
                 : c.answers->data() + token * std::ssize(*c.answers) / workload_.tokens();
         std::vector<double> got(width);
         for (size_t column = 0; column < width; ++column)
-          got[column] = data_[c.of].at(row, static_cast<int64_t>(column));
+          got[column] = c.rows.at(row, static_cast<int64_t>(column));
         c.array.rows = {token};
         compare_row(c.array, 0, got, expected_row(c, position, heads, groups, answer), answer,
                     *c.check,
@@ -201,6 +203,7 @@ class Verifier {
   const RecurrenceData& data_;
   std::span<const float> d_weights_;  // [channels, width] of all ranks; empty: no convolution
   Communicator& group_;
+  Stream& stream_;
   RecurrenceReductions lengths_;
   std::vector<double> want_weights_;  // their values, then the squares of their sizes
   std::vector<Compared> compared_;
@@ -209,9 +212,15 @@ class Verifier {
 }  // namespace
 
 void RecurrenceCase::verify(Pass pass, Verification& checks) {
-  std::span<const float> d_weights;
-  if (executor_.convolution() != nullptr) d_weights = executor_.convolution()->weight_gradients();
-  Verifier(workload_, planned_, expected_, executor_.data(), d_weights, group_)
+  const RecurrenceShape& shape = planned_->problem.shape;
+  HostCopy d_weights;
+  std::span<const float> of_channels;
+  if (executor_.convolution() != nullptr) {
+    const std::span<const float> there = executor_.convolution()->weight_gradients();
+    d_weights = {MatrixView(there.data(), shape.channels(), shape.convolution), machine_.stream};
+    of_channels = {d_weights.matrix().as<float>().data, there.size()};
+  }
+  Verifier(workload_, *planned_, expected_, executor_.data(), of_channels, machine_)
       .verify(label(pass), pass == Pass::backward, checks);
 }
 

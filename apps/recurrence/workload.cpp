@@ -7,6 +7,7 @@
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
 #include "recurrence/convolution_stage.hpp"
+#include "recurrence/device_scratch.hpp"
 #include "recurrence/inputs.hpp"
 
 namespace gyre {
@@ -159,10 +160,14 @@ PlannedRecurrence::PlannedRecurrence(const RecurrenceWorkload& workload,
       problem{&placed.layout, shape, workload.type},
       plan(plan_rank(schedule, problem, rank)) {}
 
-int64_t planned_bytes(const PlannedRecurrence& planned, DType type) {
+int64_t planned_bytes(const PlannedRecurrence& planned, DType type, MemorySpace space) {
   const RecurrenceShape& shape = planned.problem.shape;
+  int64_t longest = 0;
+  if (space == MemorySpace::device)
+    for (const StatePart& part : planned.plan.parts) longest = std::max(longest, part.tokens);
   return transient_bytes(planned.plan, planned.problem) +
-         bytes_of_arrays(shape, type, planned.placed.layout.slots_of_rank());
+         bytes_of_arrays(shape, type, planned.placed.layout.slots_of_rank()) +
+         scratch_bytes(planned.plan.computed(shape), longest, true);
 }
 
 }  // namespace gyre

@@ -63,7 +63,7 @@ struct PlannedRecurrence {
   StatePlan plan;
 };
 
-/// Bytes that a rank allocates: its arrays and the buffers of the plan.
-int64_t planned_bytes(const PlannedRecurrence& planned, DType type);
+/// Bytes that a rank allocates: its arrays, the buffers of the plan, and a GPU's scratch.
+int64_t planned_bytes(const PlannedRecurrence& planned, DType type, MemorySpace space);
 
 }  // namespace gyre

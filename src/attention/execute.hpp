@@ -34,6 +34,7 @@
 #include "attention/workspace.hpp"
 #include "comm/communicator.hpp"
 #include "runtime/buffer.hpp"
+#include "runtime/host_copy.hpp"
 #include "runtime/row_copy.hpp"
 #include "runtime/trace.hpp"
 

@@ -27,6 +27,7 @@
 #include "comm/communicator.hpp"
 #include "core/matrix_ref.hpp"
 #include "model/decoder_steps.hpp"
+#include "recurrence/chunk_kernel.hpp"
 #include "recurrence/convolution.hpp"
 #include "recurrence/execute.hpp"
 #include "recurrence/schedules/schedule.hpp"
@@ -123,8 +124,8 @@ class RecurrentLayers {
   const RecurrentPlan& plan_;
   const ModelConfig& config_;
   RecurrenceShape shape_;
-  ConvolutionKernel convolution_;
-  RecurrenceKernel kernel_;
+  CpuConvolutionKernel convolution_;
+  CpuRecurrenceKernel kernel_;
   RecurrenceExecutor executor_;
 };
 

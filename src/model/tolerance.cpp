@@ -4,7 +4,7 @@
 #include <cmath>
 
 #include "logprobs/tolerance.hpp"
-#include "recurrence/chunk.hpp"
+#include "recurrence/kind.hpp"
 
 namespace gyre {
 

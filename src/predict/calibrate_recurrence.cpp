@@ -14,7 +14,7 @@ constexpr int64_t few_tokens = 64, many_tokens = 512, recurrent_heads = 4, recur
 
 RecurrenceData random_arrays(const RecurrenceShape& shape, DType type,
                              std::vector<Buffer<std::byte>>& buffers) {
-  RecurrenceData data = new_arrays(shape, type, many_tokens, buffers);
+  RecurrenceData data = new_arrays(shape, type, many_tokens, MemorySpace::host, buffers);
   std::vector<float> row;
   for (int a = 0; a < static_cast<int>(first_result); ++a) {
     const auto array = static_cast<RecurrenceArray>(a);
@@ -39,7 +39,7 @@ RecurrenceModel calibrate_recurrences(const CalibratedBackend& b) {
                                   recurrent_dim);
       std::vector<Buffer<std::byte>> buffers;
       const RecurrenceData data = random_arrays(shape, type, buffers);
-      RecurrenceKernel kernel(shape, b.threads);
+      CpuRecurrenceKernel kernel(shape, b.threads);
       std::vector<float> map(recurrent_heads * shape.map_elements());
       std::vector<float> state(recurrent_heads * shape.state_elements());
       for (const Pass pass : {Pass::forward, Pass::backward}) {

@@ -26,23 +26,10 @@
 #include <span>
 #include <vector>
 
-#include "core/matrix_ref.hpp"
-#include "recurrence/kind.hpp"
+#include "recurrence/kernel.hpp"
 #include "runtime/buffer.hpp"
 
 namespace gyre {
-
-/// Tokens of a chunk.
-inline constexpr int64_t recurrence_chunk = 64;
-
-/// Arrays of a rank, by RecurrenceArray; empty where the shape has none.
-struct RecurrenceData {
-  MatrixRef arrays[recurrence_arrays];
-  MatrixRef& operator[](RecurrenceArray array) { return arrays[static_cast<int>(array)]; }
-  const MatrixRef& operator[](RecurrenceArray array) const {
-    return arrays[static_cast<int>(array)];
-  }
-};
 
 /// Scratch of a thread. States are [key_dim, width] with width = value_dim, or wider (see above).
 class RecurrenceChunk {

@@ -35,10 +35,8 @@ void copy_or_zero(std::span<const float> from, std::span<float> to) {
 
 }  // namespace
 
-RecurrenceKernel::RecurrenceKernel(const RecurrenceShape& shape, int threads)
-    : shape_(shape), threads_(threads) {
-  GYRE_CHECK(shape.value_heads % shape.key_heads == 0, "{} value heads, {} key heads",
-             shape.value_heads, shape.key_heads);
+CpuRecurrenceKernel::CpuRecurrenceKernel(const RecurrenceShape& shape, int threads)
+    : RecurrenceKernel(shape), threads_(threads) {
   const int64_t width = shape.value_dim + (shape.delta ? shape.key_dim : 0);
   for (int t = 0; t < threads; ++t)
     scratch_.push_back(std::make_unique<Scratch>(Scratch{RecurrenceChunk(shape, shape.value_dim),
@@ -49,14 +47,16 @@ RecurrenceKernel::RecurrenceKernel(const RecurrenceShape& shape, int threads)
                                                          {}}));
 }
 
-void RecurrenceKernel::for_each_head(int64_t heads, const std::function<void(int64_t, int)>& body) {
+void CpuRecurrenceKernel::for_each_head(int64_t heads,
+                                        const std::function<void(int64_t, int)>& body) {
   for_each_task(threads_, heads, [&](int64_t head, int thread) {
     body(head, thread);
     if (thread == 0 && progress_) progress_();
   });
 }
 
-void RecurrenceKernel::forward(const RecurrenceData& data, TokenRun run, const RunStates& states) {
+void CpuRecurrenceKernel::forward(const RecurrenceData& data, TokenRun run,
+                                  const RunStates& states) {
   const int64_t elements = shape_.state_elements();
   for_each_head(shape_.value_heads, [&](int64_t head, int thread) {
     Scratch& scratch = *scratch_[thread];
@@ -74,8 +74,8 @@ void RecurrenceKernel::forward(const RecurrenceData& data, TokenRun run, const R
   });
 }
 
-void RecurrenceKernel::summarize(const RecurrenceData& data, TokenRun run, std::span<float> map,
-                                 std::span<float> state) {
+void CpuRecurrenceKernel::summarize(const RecurrenceData& data, TokenRun run, std::span<float> map,
+                                    std::span<float> state) {
   const int64_t dim = shape_.key_dim, values = shape_.value_dim;
   const bool with_matrix = shape_.delta && !map.empty();
   for_each_head(shape_.value_heads, [&](int64_t head, int thread) {
@@ -100,8 +100,8 @@ void RecurrenceKernel::summarize(const RecurrenceData& data, TokenRun run, std::
   });
 }
 
-void RecurrenceKernel::summarize_back(const RecurrenceData& data, TokenRun run,
-                                      std::span<float> d_state) {
+void CpuRecurrenceKernel::summarize_back(const RecurrenceData& data, TokenRun run,
+                                         std::span<float> d_state) {
   const int64_t elements = shape_.state_elements();
   std::ranges::fill(d_state, 0.0F);
   for_each_head(shape_.value_heads, [&](int64_t head, int thread) {
@@ -117,7 +117,8 @@ void RecurrenceKernel::summarize_back(const RecurrenceData& data, TokenRun run,
   });
 }
 
-void RecurrenceKernel::backward(const RecurrenceData& data, TokenRun run, const RunStates& states) {
+void CpuRecurrenceKernel::backward(const RecurrenceData& data, TokenRun run,
+                                   const RunStates& states) {
   // A task is a key head: its gradients are sums over its value heads.
   for_each_head(shape_.key_heads, [&](int64_t key_head, int thread) {
     Scratch& scratch = *scratch_[thread];
@@ -134,8 +135,8 @@ void RecurrenceKernel::backward(const RecurrenceData& data, TokenRun run, const 
   });
 }
 
-void RecurrenceKernel::backward_head(const RecurrenceData& data, TokenRun run,
-                                     const RunStates& states, int64_t head, Scratch& scratch) {
+void CpuRecurrenceKernel::backward_head(const RecurrenceData& data, TokenRun run,
+                                        const RunStates& states, int64_t head, Scratch& scratch) {
   const int64_t elements = shape_.state_elements(), keys = shape_.key_dim;
   RecurrenceChunk& chunk = scratch.narrow;
   scratch.states.resize((ceil_div(run.tokens, recurrence_chunk) + 1) * elements);
@@ -169,8 +170,8 @@ void RecurrenceKernel::backward_head(const RecurrenceData& data, TokenRun run,
     std::ranges::copy(all, part_of(states.d_before, head, elements).begin());
 }
 
-void RecurrenceKernel::apply(std::span<const float> map, std::span<const float> state,
-                             bool transposed, std::span<float> into) const {
+void CpuRecurrenceKernel::apply(std::span<const float> map, std::span<const float> state,
+                                bool transposed, std::span<float> into) {
   const int64_t keys = shape_.key_dim, values = shape_.value_dim;
   std::vector<float> before(shape_.state_elements());
   for (int64_t head = 0; head < shape_.value_heads; ++head) {
@@ -194,8 +195,8 @@ void RecurrenceKernel::apply(std::span<const float> map, std::span<const float> 
   }
 }
 
-void RecurrenceKernel::join(const RunMap& first, const RunMap& second, bool transposed,
-                            std::span<float> map, std::span<float> state) const {
+void CpuRecurrenceKernel::join(const RunMap& first, const RunMap& second, bool transposed,
+                               std::span<float> map, std::span<float> state) {
   std::vector<float> joined(first.state.begin(), first.state.end());
   apply(second.map, second.state, transposed, joined);
   std::ranges::copy(joined, state.begin());
@@ -216,7 +217,7 @@ void RecurrenceKernel::join(const RunMap& first, const RunMap& second, bool tran
   std::ranges::copy(joined, map.begin());
 }
 
-void RecurrenceKernel::identity(std::span<float> map, std::span<float> state) const {
+void CpuRecurrenceKernel::identity(std::span<float> map, std::span<float> state) {
   std::ranges::fill(state, 0.0F);
   std::ranges::fill(map, shape_.delta ? 0.0F : 1.0F);
   for (int64_t head = 0; shape_.delta && head < shape_.value_heads; ++head)

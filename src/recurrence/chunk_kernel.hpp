@@ -1,65 +1,31 @@
 #pragma once
-// The chunked kernel of a recurrence on CPUs: all heads of a run of tokens of one document.
-//
-// A run changes a state by an affine map: S_out = M S_in + B. Backward it is the transpose of M, and
-// C, which does not depend on states: dS_in = Mᵀ dS_out + C. States and their gradients are f32,
-// [value_heads, key_dim, value_dim]; maps are f32, [value_heads, map_elements()].
+// The chunked kernel of a recurrence on CPUs.
 
-#include <functional>
-#include <memory>
-#include <span>
 #include <vector>
 
 #include "recurrence/chunk.hpp"
 
 namespace gyre {
 
-/// Rows [begin, begin + tokens) of a rank's arrays.
-struct TokenRun {
-  int64_t begin = 0, tokens = 0;
-};
-
-/// States of the ends of a run; empty spans: a state before is 0, a gradient behind is 0, and
-/// results are not wanted.
-struct RunStates {
-  std::span<const float> before = {};    ///< state before the run
-  std::span<float> behind = {};          ///< to: state behind it (forward)
-  std::span<const float> d_behind = {};  ///< gradient of that state (backward)
-  std::span<float> d_before = {};        ///< to: gradient of the state before the run
-};
-
-/// The map and the state of a run.
-struct RunMap {
-  std::span<const float> map, state;
-};
-
-class RecurrenceKernel {
+class CpuRecurrenceKernel final : public RecurrenceKernel {
  public:
-  RecurrenceKernel(const RecurrenceShape& shape, int threads);
+  CpuRecurrenceKernel(const RecurrenceShape& shape, int threads);
 
-  const RecurrenceShape& shape() const { return shape_; }
-  int threads() const { return threads_; }
-  /// Calls `progress` between heads, on the caller's thread.
-  void between_heads(std::function<void()> progress) { progress_ = std::move(progress); }
-  /// Writes out.
-  void forward(const RecurrenceData& data, TokenRun run, const RunStates& states);
-  /// Writes the gradients. Computes the states of chunks again.
-  void backward(const RecurrenceData& data, TokenRun run, const RunStates& states);
-  /// map, state <- M, B. Without `map`, B alone.
+  Stream& stream() override { return stream_; }
+  std::unique_ptr<ConvolutionKernel> convolution(const RecurrenceShape& shape) override {
+    return std::make_unique<CpuConvolutionKernel>(shape, threads_);
+  }
+  void between_heads(std::function<void()> progress) override { progress_ = std::move(progress); }
+  void forward(const RecurrenceData& data, TokenRun run, const RunStates& states) override;
+  void backward(const RecurrenceData& data, TokenRun run, const RunStates& states) override;
   void summarize(const RecurrenceData& data, TokenRun run, std::span<float> map,
-                 std::span<float> state);
-  /// d_state <- C.
-  void summarize_back(const RecurrenceData& data, TokenRun run, std::span<float> d_state);
-
-  /// into <- M into + B, or Mᵀ into + B.
+                 std::span<float> state) override;
+  void summarize_back(const RecurrenceData& data, TokenRun run, std::span<float> d_state) override;
   void apply(std::span<const float> map, std::span<const float> state, bool transposed,
-             std::span<float> into) const;
-  /// map, state <- (M2 M1, M2 B1 + B2), or the transposed composition, (M1 M2, M2ᵀ B1 + B2). The
-  /// results may be in the place of an argument.
+             std::span<float> into) override;
   void join(const RunMap& first, const RunMap& second, bool transposed, std::span<float> map,
-            std::span<float> state) const;
-  /// The map and state of no tokens: M = 1, B = 0.
-  void identity(std::span<float> map, std::span<float> state) const;
+            std::span<float> state) override;
+  void identity(std::span<float> map, std::span<float> state) override;
 
  private:
   struct Scratch {
@@ -74,8 +40,8 @@ class RecurrenceKernel {
   /// Calls body(head, thread) for every head.
   void for_each_head(int64_t heads, const std::function<void(int64_t, int)>& body);
 
-  RecurrenceShape shape_;
   int threads_;
+  HostStream stream_;
   std::function<void()> progress_;
   std::vector<std::unique_ptr<Scratch>> scratch_;  // [threads]
 };

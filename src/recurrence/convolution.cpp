@@ -4,7 +4,6 @@
 #include <cmath>
 
 #include "core/dot.hpp"
-#include "recurrence/chunk.hpp"
 #include "recurrence/convolution_rows.hpp"
 #include "runtime/parallel.hpp"
 
@@ -35,7 +34,7 @@ double convolution_flops(Pass pass, int64_t tokens, const RecurrenceShape& shape
   return (pass == Pass::forward ? 2.0 : 4.0) * shape.convolution * shape.channels() * tokens;
 }
 
-ConvolutionKernel::ConvolutionKernel(const RecurrenceShape& shape, int threads)
+CpuConvolutionKernel::CpuConvolutionKernel(const RecurrenceShape& shape, int threads)
     : shape_(shape),
       width_(shape.convolution),
       threads_(threads),
@@ -48,25 +47,23 @@ ConvolutionKernel::ConvolutionKernel(const RecurrenceShape& shape, int threads)
                         std::vector<float>(width_ * dim)});
 }
 
-void ConvolutionKernel::set_weights(std::span<const float> weights) {
+void CpuConvolutionKernel::set_weights(std::span<const float> weights) {
   const int64_t channels = shape_.channels();
   for (int64_t c = 0; c < channels; ++c)
     for (int64_t j = 0; j < width_; ++j) taps_[j * channels + c] = weights[c * width_ + j];
 }
 
-void ConvolutionKernel::clear_weight_gradients() {
+void CpuConvolutionKernel::clear_weight_gradients() {
   std::ranges::fill(d_taps_, 0.0);
 }
 
-void ConvolutionKernel::weight_gradients(std::span<float> to) const {
-  const int64_t channels = shape_.channels();
-  for (int64_t c = 0; c < channels; ++c)
-    for (int64_t j = 0; j < width_; ++j)
-      to[c * width_ + j] = static_cast<float>(d_taps_[j * channels + c]);
+void CpuConvolutionKernel::weight_gradients(int64_t first, std::span<float> to) {
+  for (int64_t i = 0; i < std::ssize(to); ++i)
+    to[i] = static_cast<float>(d_taps_[i % width_ * shape_.channels() + first + i / width_]);
 }
 
 template <class Body>
-void ConvolutionKernel::for_each_head(Body body) {
+void CpuConvolutionKernel::for_each_head(Body body) {
   const int64_t keys = shape_.key_heads;
   for_each_task(threads_, 2 * keys + shape_.value_heads, [&](int64_t task, int thread) {
     const size_t array = task < keys ? 0 : task < 2 * keys ? 1 : 2;
@@ -77,8 +74,8 @@ void ConvolutionKernel::for_each_head(Body body) {
 }
 
 template <class Body>
-void ConvolutionKernel::for_each_chunk(const ConvolutionPart& part, const Head& head,
-                                       Scratch& scratch, Body body) {
+void CpuConvolutionKernel::for_each_chunk(const ConvolutionPart& part, const Head& head,
+                                          Scratch& scratch, Body body) {
   const MatrixRef &x = part.x[head.array], &history = part.history[head.array];
   const int64_t before = width_ - 1, zeros = before - history.rows, dim = head.dim;
   float* const rows = scratch.rows.data();
@@ -94,7 +91,7 @@ void ConvolutionKernel::for_each_chunk(const ConvolutionPart& part, const Head& 
   }
 }
 
-void ConvolutionKernel::forward(const ConvolutionPart& part) {
+void CpuConvolutionKernel::forward(const ConvolutionPart& part) {
   for_each_head([&](const Head& head, Scratch& scratch) {
     const MatrixView<float> y = part.y[head.array].as<float>();
     for_each_chunk(part, head, scratch, [&](int64_t begin, int64_t tokens) {
@@ -109,7 +106,7 @@ void ConvolutionKernel::forward(const ConvolutionPart& part) {
   });
 }
 
-void ConvolutionKernel::slopes(const ConvolutionPart& part) {
+void CpuConvolutionKernel::slopes(const ConvolutionPart& part) {
   for_each_head([&](const Head& head, Scratch& scratch) {
     const int64_t dim = head.dim;
     const MatrixView<float> d_y = part.d_y[head.array].as<float>();
@@ -138,8 +135,8 @@ void ConvolutionKernel::slopes(const ConvolutionPart& part) {
   });
 }
 
-void ConvolutionKernel::history_gradients(const ConvolutionPart& part, const Head& head,
-                                          Scratch& scratch) {
+void CpuConvolutionKernel::history_gradients(const ConvolutionPart& part, const Head& head,
+                                             Scratch& scratch) {
   // Rows of dz of tokens before and behind the part's own are 0.
   const int64_t before = width_ - 1, dim = head.dim;
   const int64_t own = std::min(before, part.x[head.array].rows);
@@ -153,7 +150,7 @@ void ConvolutionKernel::history_gradients(const ConvolutionPart& part, const Hea
                  to.as<float>().row(i) + head.column);
 }
 
-void ConvolutionKernel::backward(const ConvolutionPart& part) {
+void CpuConvolutionKernel::backward(const ConvolutionPart& part) {
   for_each_head([&](const Head& head, Scratch& scratch) {
     const MatrixRef &d_z = part.d_y[head.array], &added = part.added[head.array];
     const int64_t dim = head.dim, all = d_z.rows, first_added = all - added.rows;

@@ -1,5 +1,5 @@
 #pragma once
-// The causal depthwise convolution before a recurrence: its kernel on CPUs, for the parts of a rank.
+// The causal depthwise convolution before a recurrence: its kernels, for the parts of a rank.
 //
 //     z_t = Σ_j weight_j x_{t-w+1+j}          of each channel, j = 0 ... w-1; x = 0 before a document
 //     s   = z / (1 + e^-z)                    SiLU
@@ -51,22 +51,38 @@ struct ConvolutionPart {
   ConvolutionRows added;  ///< [at most width - 1], f32: gradients of its last rows, by later parts
 };
 
+/// Rows are in the memory of the kernel's stream, to which calls are submitted in order.
 class ConvolutionKernel {
  public:
-  ConvolutionKernel(const RecurrenceShape& shape, int threads);
+  ConvolutionKernel() = default;
+  virtual ~ConvolutionKernel() = default;
+  ConvolutionKernel(const ConvolutionKernel&) = delete;
+  ConvolutionKernel& operator=(const ConvolutionKernel&) = delete;
 
-  /// weights: [channels, width]
-  void set_weights(std::span<const float> weights);
+  /// weights: [channels, width], in host memory
+  virtual void set_weights(std::span<const float> weights) = 0;
   /// Writes y.
-  void forward(const ConvolutionPart& part);
+  virtual void forward(const ConvolutionPart& part) = 0;
   /// Replaces d_y by the gradient of z, writes d_history, and adds to the gradient of the weights.
-  void slopes(const ConvolutionPart& part);
+  virtual void slopes(const ConvolutionPart& part) = 0;
   /// Writes d_x. After slopes().
-  void backward(const ConvolutionPart& part);
+  virtual void backward(const ConvolutionPart& part) = 0;
 
-  void clear_weight_gradients();
-  /// to: [channels, width]
-  void weight_gradients(std::span<float> to) const;
+  virtual void clear_weight_gradients() = 0;
+  /// to: [channels, width], in the memory of the stream, of channels from `first` on
+  virtual void weight_gradients(int64_t first, std::span<float> to) = 0;
+};
+
+class CpuConvolutionKernel final : public ConvolutionKernel {
+ public:
+  CpuConvolutionKernel(const RecurrenceShape& shape, int threads);
+
+  void set_weights(std::span<const float> weights) override;
+  void forward(const ConvolutionPart& part) override;
+  void slopes(const ConvolutionPart& part) override;
+  void backward(const ConvolutionPart& part) override;
+  void clear_weight_gradients() override;
+  void weight_gradients(int64_t first, std::span<float> to) override;
 
  private:
   /// A head of one array: the columns of its rows, and its channels.

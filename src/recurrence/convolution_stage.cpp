@@ -1,9 +1,9 @@
 #include "recurrence/convolution_stage.hpp"
 
 #include <algorithm>
-#include <cstring>
 
 #include "recurrence/halo.hpp"
+#include "runtime/row_copy.hpp"
 
 namespace gyre {
 namespace {
@@ -30,8 +30,9 @@ int64_t tail_rows(const StatePart& part, int64_t width) {
 
 }  // namespace
 
-ConvolutionArrays::ConvolutionArrays(const RecurrenceShape& shape, DType type, int64_t tokens)
-    : bytes(tokens * shape.channels() * static_cast<int64_t>(size_of(type))) {
+ConvolutionArrays::ConvolutionArrays(const RecurrenceShape& shape, DType type, int64_t tokens,
+                                     MemorySpace space)
+    : bytes(tokens * shape.channels() * static_cast<int64_t>(size_of(type)), space) {
   for (size_t i = 0; i < rows.size(); ++i) {
     const int64_t width = width_of(shape, convolved_arrays[i]);
     std::byte* const first = bytes.data() + first_channel(shape, i) * tokens * size_of(type);
@@ -40,16 +41,18 @@ ConvolutionArrays::ConvolutionArrays(const RecurrenceShape& shape, DType type, i
 }
 
 ConvolutionStage::ConvolutionStage(const StatePlan& plan, const RecurrenceShape& shape,
-                                   const RecurrenceData& layer, int threads)
+                                   const RecurrenceData& layer, RecurrenceKernel& kernel)
     : plan_(plan),
       all_heads_(shape),
       shape_(plan.computed(shape)),
       layer_(layer),
       data_(layer),
-      kernel_(shape_, threads),
-      y_(shape_, DType::f32, layer[RecurrenceArray::q].rows),
-      d_y_(shape_, DType::f32, layer[RecurrenceArray::q].rows),
-      d_weights_(shape.channels() * shape.convolution) {
+      stream_(kernel.stream()),
+      kernel_(kernel.convolution(shape_)),
+      y_(shape_, DType::f32, layer[RecurrenceArray::q].rows, stream_.space()),
+      d_y_(shape_, DType::f32, layer[RecurrenceArray::q].rows, stream_.space()),
+      d_weights_(shape.channels() * shape.convolution, stream_.space()) {
+  const MemorySpace space = stream_.space();
   for (size_t i = 0; i < convolved_arrays.size(); ++i) {
     data_[convolved_arrays[i]] = y_.rows[i];
     data_[std::array{RecurrenceArray::d_q, RecurrenceArray::d_k, RecurrenceArray::d_v}[i]] =
@@ -57,24 +60,23 @@ ConvolutionStage::ConvolutionStage(const StatePlan& plan, const RecurrenceShape&
   }
   for (const StatePart& f : plan.parts) {
     const int64_t rows = history_rows(f, shape.convolution);
-    histories_.emplace_back(shape_, layer[RecurrenceArray::q].type, rows);
-    d_histories_.emplace_back(shape_, DType::f32, rows);
-    added_.emplace_back(shape_, DType::f32, tail_rows(f, shape.convolution));
+    histories_.emplace_back(shape_, layer[RecurrenceArray::q].type, rows, space);
+    d_histories_.emplace_back(shape_, DType::f32, rows, space);
+    added_.emplace_back(shape_, DType::f32, tail_rows(f, shape.convolution), space);
   }
   for (const HistoryPiece& piece : plan.history)
-    received_.emplace_back(shape_, DType::f32, piece.from == plan.rank ? piece.rows : 0);
+    received_.emplace_back(shape_, DType::f32, piece.from == plan.rank ? piece.rows : 0, space);
 }
 
 void ConvolutionStage::overwrite(std::byte value) {
-  const auto fill = [&](ConvolutionArrays& arrays) {
-    if (arrays.bytes.size() > 0)
-      std::memset(arrays.bytes.data(), std::to_integer<int>(value), arrays.bytes.size());
+  const auto overwrite = [&](ConvolutionArrays& arrays) {
+    stream_.fill(arrays.bytes.data(), value, arrays.bytes.size());
   };
-  fill(y_);
-  fill(d_y_);
+  overwrite(y_);
+  overwrite(d_y_);
   for (std::vector<ConvolutionArrays>* all : {&histories_, &d_histories_, &added_, &received_})
-    std::ranges::for_each(*all, fill);
-  std::memset(d_weights_.data(), std::to_integer<int>(value), d_weights_.size() * sizeof(float));
+    std::ranges::for_each(*all, overwrite);
+  fill(d_weights_.span(), value);
 }
 
 template <class Body>
@@ -92,7 +94,7 @@ void ConvolutionStage::set_weights(std::span<const float> weights) {
   for_each_channels([&](int64_t all, int64_t first, int64_t count) {
     std::copy_n(weights.begin() + all * width, count * width, own.begin() + first * width);
   });
-  kernel_.set_weights(own);
+  kernel_->set_weights(own);
 }
 
 ConvolutionPart ConvolutionStage::part(int index) {
@@ -107,34 +109,30 @@ ConvolutionPart ConvolutionStage::part(int index) {
 }
 
 void ConvolutionStage::convolve(std::span<const int> parts) {
-  for (const int index : parts) kernel_.forward(part(index));
+  for (const int index : parts) kernel_->forward(part(index));
 }
 
 void ConvolutionStage::slopes() {
-  kernel_.clear_weight_gradients();
+  kernel_->clear_weight_gradients();
   for (int index = 0; index < static_cast<int>(plan_.parts.size()); ++index)
-    kernel_.slopes(part(index));
+    kernel_->slopes(part(index));
   const int64_t width = shape_.convolution;
-  std::vector<float> own(shape_.channels() * width);
-  kernel_.weight_gradients(own);
-  std::ranges::fill(d_weights_.span(), 0.0F);
+  fill(d_weights_.span(), std::byte{0});
   for_each_channels([&](int64_t all, int64_t first, int64_t count) {
-    std::copy_n(own.begin() + first * width, count * width,
-                d_weights_.span().begin() + all * width);
+    kernel_->weight_gradients(first, d_weights_.span().subspan(all * width, count * width));
   });
 }
 
 void ConvolutionStage::add_received(int index, const ConvolutionRows& added) {
   const int64_t first = plan_.parts[index].tokens - added.front().rows;
   for (size_t i = 0; i < added.size(); ++i) {
-    const MatrixView<float> sums = added[i].as<float>();
-    std::fill_n(sums.data, sums.rows * sums.cols, 0.0F);
+    fill({added[i].as<float>().data, static_cast<size_t>(added[i].rows * added[i].cols)},
+         std::byte{0});
     for (size_t p = 0; p < plan_.history.size(); ++p) {
       const HistoryPiece& piece = plan_.history[p];
       if (piece.from != plan_.rank || piece.from_part != index) continue;
-      const MatrixView<float> terms = received_[p].rows[i].as<float>();
-      for (int64_t r = 0; r < piece.rows; ++r)
-        for (int64_t c = 0; c < sums.cols; ++c) sums(piece.row + r - first, c) += terms(r, c);
+      copy_matrix(received_[p].rows[i], added[i].rows_from(piece.row - first, piece.rows), stream_,
+                  true);
     }
   }
 }
@@ -142,7 +140,7 @@ void ConvolutionStage::add_received(int index, const ConvolutionRows& added) {
 void ConvolutionStage::backward(std::span<const int> parts) {
   for (const int index : parts) {
     add_received(index, added_[index].rows);
-    kernel_.backward(part(index));
+    kernel_->backward(part(index));
   }
 }
 

@@ -5,8 +5,7 @@
 #include <vector>
 
 #include "comm/communicator.hpp"
-#include "recurrence/chunk.hpp"
-#include "recurrence/convolution.hpp"
+#include "recurrence/kernel.hpp"
 #include "recurrence/plan.hpp"
 #include "runtime/buffer.hpp"
 
@@ -14,22 +13,22 @@ namespace gyre {
 
 /// Owning rows of queries, keys and values.
 struct ConvolutionArrays {
-  ConvolutionArrays(const RecurrenceShape& shape, DType type, int64_t tokens);
+  ConvolutionArrays(const RecurrenceShape& shape, DType type, int64_t tokens, MemorySpace space);
   Buffer<std::byte> bytes;
   ConvolutionRows rows;
 };
 
 class ConvolutionStage {
  public:
-  /// Convolves arrays of `layer`, in the heads of `shape` that the rank computes. Plan and arrays
-  /// must outlive the stage.
+  /// Convolves arrays of `layer`, in the heads of `shape` that the rank computes, with the resources
+  /// and in the memory of `kernel`. All arguments but the shape must outlive the stage.
   ConvolutionStage(const StatePlan& plan, const RecurrenceShape& shape, const RecurrenceData& layer,
-                   int threads);
+                   RecurrenceKernel& kernel);
 
   /// The arrays of the recurrence: q, k, v and their gradients are here, the others are the
   /// layer's.
   const RecurrenceData& data() const { return data_; }
-  /// weights: [channels, width], of all heads
+  /// weights: [channels, width], of all heads, in host memory
   void set_weights(std::span<const float> weights);
   /// [channels, width]. After slopes(): sums of this rank, 0 in channels of other heads. After the
   /// all-reduce: sums of all ranks.
@@ -50,11 +49,15 @@ class ConvolutionStage {
   void for_each_channels(Body body) const;
   ConvolutionPart part(int index);
   void add_received(int index, const ConvolutionRows& added);
+  void fill(std::span<float> all, std::byte value) {
+    stream_.fill(all.data(), value, all.size_bytes());
+  }
 
   const StatePlan& plan_;
   RecurrenceShape all_heads_, shape_;  // shape_: the heads that the rank computes
   RecurrenceData layer_, data_;
-  ConvolutionKernel kernel_;
+  Stream& stream_;
+  std::unique_ptr<ConvolutionKernel> kernel_;
   ConvolutionArrays y_, d_y_;
   std::vector<ConvolutionArrays> histories_, d_histories_, added_;  // [parts]
   std::vector<ConvolutionArrays> received_;  // [plan_.history] gradients; empty if not of this rank

@@ -1,8 +1,5 @@
 #include "recurrence/execute.hpp"
 
-#include <algorithm>
-#include <cstring>
-
 #include "runtime/clock.hpp"
 
 namespace gyre {
@@ -11,17 +8,19 @@ using namespace state_step;
 
 RecurrenceExecutor::RecurrenceExecutor(const StatePlan& plan, const Layout& layout,
                                        Communicator& group, RecurrenceKernel& kernel)
-    : plan_(plan), group_(group), kernel_(kernel) {
+    : plan_(plan), group_(group), kernel_(kernel), stream_(kernel.stream()) {
+  const MemorySpace space = stream_.space();
   RecurrenceShape layer = kernel.shape();
   layer.key_heads *= plan.head_ranks();
   layer.value_heads *= plan.head_ranks();
   const int64_t slots = layout.shard(plan.rank).slots;
-  data_ = new_arrays(layer, plan.type, slots, arrays_);
-  if (!plan.rank_tokens.empty()) heads_ = std::make_unique<HeadTransfer>(plan, layout, layer);
+  data_ = new_arrays(layer, plan.type, slots, space, arrays_);
+  if (!plan.rank_tokens.empty())
+    heads_ = std::make_unique<HeadTransfer>(plan, layout, layer, stream_);
   if (layer.convolution > 0)
-    convolution_ = std::make_unique<ConvolutionStage>(
-        plan, layer, heads_ ? heads_->gathered() : data_, kernel.threads());
-  for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, layer));
+    convolution_ = std::make_unique<ConvolutionStage>(plan, layer,
+                                                      heads_ ? heads_->gathered() : data_, kernel);
+  for (const StateKind kind : plan.buffers) buffers_.emplace_back(elements_of(kind, layer), space);
   overwrite(std::byte{0});
   kernel_.between_heads([this] {
     for (auto& [id, pending] : pending_) pending.work->test();
@@ -32,12 +31,10 @@ void RecurrenceExecutor::overwrite(std::byte value) {
   for (int a = static_cast<int>(first_result); a < recurrence_arrays; ++a) {
     const MatrixRef& matrix = data_.arrays[a];
     if (!matrix.empty())
-      std::memset(matrix.data, std::to_integer<int>(value),
-                  matrix.rows * matrix.cols * size_of(matrix.type));
+      stream_.fill(matrix.data, value, matrix.rows * matrix.cols * size_of(matrix.type));
   }
   if (heads_) heads_->overwrite(value);
-  for (Buffer<float>& one : buffers_)
-    std::memset(one.data(), std::to_integer<int>(value), one.size() * sizeof(float));
+  for (Buffer<float>& one : buffers_) fill(one.span(), value);
   if (convolution_) convolution_->overwrite(value);
 }
 
@@ -57,6 +54,9 @@ RecurrenceTimes RecurrenceExecutor::run(Pass pass, RunSteps what) {
     if (waits) times.wait += watch.seconds();
     if (!communicates) times.compute += watch.seconds();
   }
+  for (const WorkPtr& work : in_stream_) work->wait();
+  in_stream_.clear();
+  stream_.synchronize();
   return times;
 }
 
@@ -66,12 +66,12 @@ void RecurrenceExecutor::step(const Summarize& s, Pass) {
     return;
   }
   kernel_.summarize(computed(), run_of(s.part), buffer(s.begins ? -1 : s.map), buffer(s.state));
-  if (s.begins) std::ranges::fill(buffer(s.map), 0.0F);
+  if (s.begins) fill(buffer(s.map), std::byte{0});
 }
 
 void RecurrenceExecutor::step(const SummarizeBack& s, Pass) {
   if (s.part < 0)
-    std::ranges::fill(buffer(s.state), 0.0F);
+    fill(buffer(s.state), std::byte{0});
   else
     kernel_.summarize_back(computed(), run_of(s.part), buffer(s.state));
 }
@@ -80,14 +80,18 @@ void RecurrenceExecutor::step(const Exchange& s, Pass pass) {
   Pending& pending = pending_[s.id];
   pending.step = &s;
   if (s.all_gather) {
+    int64_t elements = 0;
+    for (const int index : s.sends.front().buffers) elements += buffers_[index].size();
+    pending.sent = Buffer<float>(elements, stream_.space());
+    pending.received = Buffer<float>(elements * std::ssize(s.recvs), stream_.space());
+    std::span<float> to = pending.sent.span();
     for (const int index : s.sends.front().buffers) {
-      const std::span<float> from = buffer(index);
-      pending.sent.insert(pending.sent.end(), from.begin(), from.end());
+      copy(buffer(index), to);
+      to = to.subspan(buffers_[index].size());
     }
-    pending.received.resize(pending.sent.size() * s.recvs.size());
     pending.work =
-        group_.all_gather(std::as_bytes(std::span(pending.sent)),
-                          std::as_writable_bytes(std::span(pending.received)), stream_, s.what);
+        group_.all_gather(std::as_bytes(pending.sent.span()),
+                          std::as_writable_bytes(pending.received.span()), stream_, s.what);
     return;
   }
   if (s.all_reduce) {
@@ -112,24 +116,25 @@ void RecurrenceExecutor::step(const Exchange& s, Pass pass) {
 
 void RecurrenceExecutor::step(const Wait& s, Pass) {
   Pending& pending = pending_.at(s.id);
-  pending.work->wait();
+  pending.work->wait_on_stream();
   if (pending.heads != nullptr) {
     heads_->finish(*pending.heads, data_);
   } else if (pending.step->all_gather) {
-    auto from = pending.received.begin();
+    std::span<const float> from = pending.received.span();
     for (const StateMessage& m : pending.step->recvs)
       for (const int index : m.buffers) {
         const std::span<float> to = buffer(index);
-        if (m.peer != plan_.rank) std::copy_n(from, std::ssize(to), to.begin());
-        from += std::ssize(to);
+        if (m.peer != plan_.rank) copy(from.first(to.size()), to);
+        from = from.subspan(to.size());
       }
   }
+  if (stream_.space() == MemorySpace::device) in_stream_.push_back(std::move(pending.work));
   pending_.erase(s.id);
 }
 
 void RecurrenceExecutor::step(const Compose& s, Pass pass) {
   const std::span<float> into = buffer(s.into);
-  std::ranges::copy(buffer(s.start < 0 ? s.terms.front().state : s.start), into.begin());
+  copy(buffer(s.start < 0 ? s.terms.front().state : s.start), into);
   for (size_t i = s.start < 0 ? 1 : 0; i < s.terms.size(); ++i)
     kernel_.apply(buffer(s.terms[i].map), buffer(s.terms[i].state), pass == Pass::backward, into);
 }
@@ -143,7 +148,7 @@ void RecurrenceExecutor::step(const Join& s, Pass pass) {
 void RecurrenceExecutor::step(const HeadExchange& s, Pass) {
   Pending& pending = pending_[s.id];
   pending.heads = &s;
-  pending.work = heads_->start(s, data_, group_, stream_);
+  pending.work = heads_->start(s, data_, group_);
 }
 
 void RecurrenceExecutor::step(const Run& s, Pass pass) {

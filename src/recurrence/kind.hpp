@@ -32,6 +32,9 @@ struct RecurrenceKind {
 
 const std::vector<RecurrenceKind>& recurrence_kinds();
 
+/// Tokens of a chunk: a kernel computes these together.
+inline constexpr int64_t recurrence_chunk = 64;
+
 /// Value head h reads the queries and keys of key head h / group().
 struct RecurrenceShape {
   int64_t key_heads = 1, value_heads = 1, key_dim = 1, value_dim = 1;

@@ -2,7 +2,6 @@
 
 #include <numeric>
 
-#include "recurrence/chunk.hpp"
 #include "recurrence/convolution.hpp"
 
 namespace gyre {

@@ -4,7 +4,6 @@
 #include <cmath>
 #include <optional>
 
-#include "recurrence/chunk.hpp"
 #include "recurrence/convolution.hpp"
 #include "recurrence/convolution_reference.hpp"
 

@@ -3,7 +3,6 @@
 #include <cmath>
 
 #include "core/error.hpp"
-#include "recurrence/chunk.hpp"
 
 namespace gyre {
 namespace {

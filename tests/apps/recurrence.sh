@@ -93,12 +93,11 @@ expect 2 '--explain needs one size' "$recurrence" --explain -b 16 -e 64
 expect 2 '--tflops, --gbps and --latency-us go with --explain' "$recurrence" $small --tflops 1
 
 # What it refuses, by name.
-expect 2 '--backend cuda: recurrences are computed on CPUs alone; --backend cpu' "$recurrence" $small --backend cuda
 expect 2 '--heads 6 is not a multiple of --key-heads 4; the nearest is 8' "$recurrence" --heads 6 --key-heads 4
 expect 2 "'mamba' is called ssd here" "$recurrence" --kind mamba
 expect 2 "'rwkv' is not one of all, gdn, kda, ssd, gla" "$recurrence" --kind rwkv
 expect 2 'is not one of all, state-gather, state-chain, state-scan, head-exchange' "$recurrence" --schedule ring
-expect 2 '--cp 3 in a run of 2 ranks; --explain takes any' "${mpi[@]}" 2 "$recurrence" $small --cp 3
+expect 2 '--cp 3 in a run of 2 ranks; --explain and --replay take any' "${mpi[@]}" 2 "$recurrence" $small --cp 3
 
 # Files: every kind is recognised, answers are compared in full, and what is wrong is named.
 for kind in gdn kda ssd gla; do
@@ -168,6 +167,37 @@ done
 expect 2 '--output writes gradients too: --pass both' "$recurrence" $small --pass fwd -o answers.h5
 expect 2 '--output goes with a run, not with --explain' "$recurrence" --explain --cp 2 $small -o answers.h5
 expect 2 '--resume leaves rows out; --output needs its own: run it by itself' "$recurrence" $small --resume finished -J rows.jsonl -o answers.h5
+
+# A replay in one process writes what the ranks write, bit by bit, and is no figure; another schedule or number of ranks is not it.
+same_bits() { # RANKS OPTION...
+  expect 0 'RESULT' "${mpi[@]}" "$1" "$recurrence" "${@:2}" -o ranks.h5
+  expect 0 'VERIFY PASSED' "$recurrence" --replay --cp "$1" "${@:2}" -o replayed.h5
+  expect 0 'VERIFY PASSED' "$apps/gyre-compare" replayed.h5 ranks.h5 --rtol 0 --atol 0
+}
+same_bits 2 $small $quick --schedule head-exchange --layout striped -d bf16 --conv 4
+same_bits 3 --input "$golden/recurrence_conv.h5" $quick --schedule state-scan --layout dual-chunk-swap
+same_bits 4 $small $quick --kind kda --schedule state-chain
+expect 0 'VERIFY PASSED' "$recurrence" --replay --cp 3 $small $quick --kind kda --schedule state-chain -o other.h5
+expect 1 'VERIFY FAILED' "$apps/gyre-compare" other.h5 ranks.h5 --rtol 0 --atol 0
+expect 1 'VERIFY FAILED' "$recurrence" --replay --cp 4 $small $quick --tol-scale 1e-6
+expect 0 'replayed: one process runs the 5 ranks in turn' "$recurrence" --replay --cp 5 $small $quick --kind all --schedule all \
+  --layout all --stripe 10 -J replayed.json --csv table.csv
+! grep -q '^FOM' output || fail "a figure of merit of a replay: $(cat output)"
+[ "$(column table.csv replay | sort -u)/$(column table.csv check | sort -u)" = true/ok ] || fail "not replayed, or not verified: $(head -2 table.csv)"
+/usr/bin/python3 - replayed.json <<'PY'
+import json, sys
+for row in json.load(open(sys.argv[1]))["results"]:
+    assert row["key"]["replay"] is True and row["key"]["cp"] == 5, row["key"]
+    for name in ("exposed", "exposed_time", "compute_only", "communication_only"):
+        assert row["measurements"][name] is None, (name, row)
+PY
+expect 2 '--replay in a run of 2 ranks: one process runs them all, without mpirun' "${mpi[@]}" 2 "$recurrence" --replay --cp 2 $small
+expect 2 '--replay has ranks in host memory, none on a GPU: --backend cpu, or without it' "$recurrence" --replay --cp 2 --backend cuda $small
+expect 2 '--explain shows a plan and --replay runs it: one of them, not both' "$recurrence" --replay --cp 2000 --explain $small \
+  --at-least recurrence_rate=1
+for text in '--cp 2000 with --replay: at most 1024' '--at-least is about the time'; do
+  grep -qF -- "$text" output || fail "it does not say '$text': $(cat output)"
+done
 
 # Rows of an earlier run are kept.
 expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick -J rows.jsonl

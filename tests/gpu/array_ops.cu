@@ -5,6 +5,7 @@
 #include "attention/array_ops.hpp"
 #include "core/tolerance.hpp"
 #include "gpu_test.hpp"
+#include "runtime/host_copy.hpp"
 
 namespace gyre {
 namespace {

@@ -14,6 +14,7 @@
 #include "attention/array_ops.hpp"
 #include "attention/kernels/block_kernel.hpp"
 #include "core/tolerance.hpp"
+#include "runtime/host_copy.hpp"
 
 namespace gyre::test {
 

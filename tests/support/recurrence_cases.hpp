@@ -52,6 +52,16 @@ class RecurrenceArrays {
   std::vector<std::vector<std::byte>> bytes_;
 };
 
+/// Copies all arrays, on the host or on a stream's device. Waits for it.
+inline void copy_arrays(const RecurrenceData& from, const RecurrenceData& to, Stream& stream) {
+  for (int a = 0; a < recurrence_arrays; ++a) {
+    const MatrixRef& rows = from.arrays[a];
+    if (!rows.empty())
+      stream.copy(to.arrays[a].data, rows.data, rows.rows * rows.cols * size_of(rows.type));
+  }
+  stream.synchronize();
+}
+
 inline RecurrenceRows random_recurrence_rows(const RecurrenceShape& shape, DType type) {
   return [&shape, type](RecurrenceArray array, int64_t token, std::span<float> row) {
     fill_recurrence_row(shape, recurrence_seed, type, array, token, row);

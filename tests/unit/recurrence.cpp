@@ -111,7 +111,7 @@ TEST(Recurrence, TheChunkedKernelAgreesWithTheDefinition) {
             arrays.fill(shape, type, t, t);
             rows.push_back({t, t});
           }
-          RecurrenceKernel kernel(shape, 2);
+          CpuRecurrenceKernel kernel(shape, 2);
           kernel.forward(arrays.data, {0, tokens}, {});
           kernel.backward(arrays.data, {0, tokens}, {});
           RecurrenceErrors errors(shape, type, {tokens, 0});
@@ -141,7 +141,7 @@ TEST(Recurrence, MapsOfRunsCompose) {
     constexpr int64_t tokens = 230, cut = 101, later = 170;
     RecurrenceArrays arrays(shape, DType::f32, tokens);
     for (int64_t t = 0; t < tokens; ++t) arrays.fill(shape, DType::f32, t, t);
-    RecurrenceKernel kernel(shape, 1);
+    CpuRecurrenceKernel kernel(shape, 1);
     States first(shape), middle(shape), last(shape), whole(shape), behind(shape);
     const auto summarize = [&](TokenRun run, States& to) {
       kernel.summarize(arrays.data, run, to.map, to.state);
@@ -178,7 +178,7 @@ TEST(Recurrence, MapsJoin) {
     constexpr int64_t tokens = 45, cut = 20;
     RecurrenceArrays arrays(shape, DType::f32, tokens);
     for (int64_t t = 0; t < tokens; ++t) arrays.fill(shape, DType::f32, t, t);
-    RecurrenceKernel kernel(shape, 1);
+    CpuRecurrenceKernel kernel(shape, 1);
     States first(shape), second(shape), whole(shape), joined(shape);
     kernel.summarize(arrays.data, {0, cut}, first.map, first.state);
     kernel.summarize(arrays.data, {cut, tokens - cut}, second.map, second.state);
@@ -208,7 +208,7 @@ TEST(Recurrence, RunsContinueFromStates) {
       arrays.fill(shape, DType::f32, t, t);
       rows.push_back({t, t});
     }
-    RecurrenceKernel kernel(shape, 1);
+    CpuRecurrenceKernel kernel(shape, 1);
     States at(shape), d_at(shape);
     kernel.forward(arrays.data, {0, cut}, {.behind = at.state});
     kernel.forward(arrays.data, {cut, tokens - cut}, {.before = at.state});

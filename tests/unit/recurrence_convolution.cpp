@@ -110,7 +110,7 @@ struct Convolved {
   RecurrenceShape shape;
   int64_t tokens;
   test::RecurrenceArrays layer, inner;
-  ConvolutionKernel kernel;
+  CpuConvolutionKernel kernel;
 };
 
 // A layer on one rank is one part of each document.
@@ -127,7 +127,7 @@ TEST(RecurrenceConvolution, TheKernelAgreesWithTheDefinition) {
                {RecurrenceArray::q, RecurrenceArray::k, RecurrenceArray::v, RecurrenceArray::d_q,
                 RecurrenceArray::d_k, RecurrenceArray::d_v})
             data[array] = run.inner.data[array];
-          RecurrenceKernel kernel(shape, 2);
+          CpuRecurrenceKernel kernel(shape, 2);
           run.kernel.forward(run.part(0, tokens));
           kernel.forward(data, {0, tokens}, {});
           kernel.backward(data, {0, tokens}, {});
@@ -135,7 +135,7 @@ TEST(RecurrenceConvolution, TheKernelAgreesWithTheDefinition) {
           run.kernel.slopes(run.part(0, tokens));
           run.kernel.backward(run.part(0, tokens));
           std::vector<float> d_weights(shape.channels() * width);
-          run.kernel.weight_gradients(d_weights);
+          run.kernel.weight_gradients(0, d_weights);
           std::vector<test::RecurrenceRow> rows;
           for (int64_t t = 0; t < tokens; ++t) rows.push_back({t, t});
           test::RecurrenceErrors errors(shape, type, {tokens, 0});
@@ -184,8 +184,8 @@ TEST(RecurrenceConvolution, PartsGoOnFromTheirHistories) {
         EXPECT_NEAR(whole.layer.data[d].at(t, c), parts.layer.data[d].at(t, c), 2e-5)
             << name_of(d) << ' ' << t;
   std::vector<float> want(shape.channels() * width), got(want.size());
-  whole.kernel.weight_gradients(want);
-  parts.kernel.weight_gradients(got);
+  whole.kernel.weight_gradients(0, want);
+  parts.kernel.weight_gradients(0, got);
   for (size_t i = 0; i < want.size(); ++i) EXPECT_NEAR(got[i], want[i], 1e-4);
 }
 
