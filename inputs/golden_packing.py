@@ -3,7 +3,7 @@ what each context-parallel rank holds of those, under every layout that has a fo
 
 Packed streams are the answers of packing, and hold those of sharding: /reference/cp<N>/<layout> has
 the datasets of /shards (SCHEMA.md), and the attributes layout, cp and, where it matters, stripe or
-chunk. `balanced-joint` is missing: it is the result of a search, not of a formula.
+chunk. `balanced-joint` and `hybrid` are missing: they are results of a search, not of a formula.
 
 Shapes below use: S = slots of a bin, N = its segments, L = slots of a rank.
 """

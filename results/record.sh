@@ -105,6 +105,11 @@ few_predicted() {
       --v-head-dim 128 --shared-key-dim "$([ $share = once ] && echo 64 || echo 0)" --layout dual-chunk-swap \
       --schedule ring,all-gather,all-to-all
   done
+  local documents=dist=long-tailed,count=4K,max=64K,seed=1
+  predict hybrid --machine $machine --cp 8,16 --gen $documents --capacity 256K \
+    --layout dual-chunk-swap,balanced,balanced-joint,hybrid --schedule ring,group-cast,all-to-all
+  predict hybrid-power-of-two --machine $machine --cp 8,16 --gen $documents --capacity 256K \
+    --layout hybrid --groups power-of-two --schedule ring,group-cast,all-to-all
   # Qwen3.5's linear layer.
   predict winners-recurrence --machine $machine --recurrence gdn --heads 32 --key-heads 16 --layout contiguous \
     --cp 2,4,8,16,32,64,128 --min 4K --max 1M --factor 4 --svg "$predictions/winners-recurrence.svg"

@@ -34,7 +34,7 @@ struct BatchJob {
   BatchOptions options;
   int cp = 1;
   std::string layout;  ///< for the format thd
-  int64_t stripe = 1, chunk = 0;
+  int64_t stripe = 1, chunk = 0, groups = 0;
   AttentionMask mask = AttentionMask::causal_segments;
 };
 

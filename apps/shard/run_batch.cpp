@@ -21,6 +21,7 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
                      .layout = o.layout.several() ? default_layout().name : o.layout.name,
                      .stripe = layout.stripe,
                      .chunk = layout.chunk,
+                     .groups = layout.groups,
                      .mask = find_mask(o.mask.empty() ? usual : o.mask)};
   if (o.batch.format == "bshd" && o.files().wanted())
     check_arrays_fit(row_shard_bytes(arrays, job), context);

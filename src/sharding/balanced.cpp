@@ -1,12 +1,12 @@
 #include "sharding/balanced.hpp"
 
 #include <algorithm>
-#include <cmath>
 #include <limits>
 
 #include "core/error.hpp"
 #include "runtime/clock.hpp"
 #include "sharding/joint_search.hpp"
+#include "sharding/layouts/chunks.hpp"
 
 namespace gyre {
 namespace {
@@ -23,8 +23,7 @@ struct Cut {
 };
 
 Cut cut_row(const SegmentBounds& bounds, const LayoutOptions& options) {
-  if (options.cp < 1) throw_usage("cp must be at least 1, not {}", options.cp);
-  if (options.cp > max_ranks) throw_usage("cp must be at most {}, not {}", max_ranks, options.cp);
+  check_cp(options.cp);
   check_bounds(bounds);
   constexpr int64_t longest = std::numeric_limits<int32_t>::max();
   if (options.chunk < 0 || options.chunk > longest)
@@ -84,15 +83,11 @@ BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& 
 BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& options) {
   const double start = thread_cpu_seconds();
   const Cut cut = cut_row(bounds, options);
-  const TimeModel& time = options.time;
-  for (const auto& [what, seconds] : {std::pair{"pair", time.seconds_per_pair},
-                                      std::pair{"key and value token", time.seconds_per_kv_token}})
-    if (!std::isfinite(seconds) || seconds < 0)
-      throw_usage("the seconds of a {} must be finite and at least 0, not {}", what, seconds);
+  check_times(options.time);
   BalanceSearch search{{}, cut.chunk, 0};
   if (cut.count > 0)
     search.rank_of_chunk = search_joint(
-        chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp, time);
+        chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp, options.time);
   search.cpu_seconds = thread_cpu_seconds() - start;
   return search;
 }

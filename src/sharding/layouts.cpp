@@ -63,7 +63,13 @@ int chunks_for_all_layouts() {
 const std::vector<OptionField<LayoutOptions>>& layout_option_fields() {
   static const std::vector<OptionField<LayoutOptions>> fields = {
       {"stripe", "Consecutive slots that a rank gets at a time", &LayoutOptions::stripe, 1, {}},
-      {"chunk", "Slots of a chunk; 0: chosen by the length", &LayoutOptions::chunk, 0, {}}};
+      {"chunk", "Slots of a chunk; 0: chosen by the length", &LayoutOptions::chunk, 0, {}},
+      {"groups",
+       "Ranks of a document: any number that evens out the work, or the least power of two that "
+       "holds it, as Megatron-LM chooses",
+       &LayoutOptions::groups,
+       0,
+       {"any", "power-of-two"}}};
   return fields;
 }
 

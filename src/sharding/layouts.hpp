@@ -8,6 +8,7 @@
 //     striped               0 1 0 1 0 1 0 1 0 1 0 1 0 1 0 1    slot t on rank t mod cp
 //     striped, 2            0 0 1 1 0 0 1 1 0 0 1 1 0 0 1 1    runs of `stripe` slots
 //     balanced              chunks of `chunk` slots, assigned by cost
+//     hybrid                dual-chunk-swap over as many ranks as each document needs
 //
 // Under a causal mask a token attends to the earlier tokens of its document. DualChunkSwap gives
 // every rank equal work for every segment that fills its slots, but the slots of each segment must
@@ -38,6 +39,8 @@ struct LayoutOptions {
   int cp = 1;
   int64_t stripe = 1;  ///< slots of a run of the striped layout
   int64_t chunk = 0;   ///< slots of a chunk of the balanced layouts; 0: see balanced_chunk
+  int64_t groups = 0;  ///< sizes of the groups of hybrid; 0: any; power_of_two: by length
+  static constexpr int64_t power_of_two = 1;
   TimeModel time;
   /// Number of visible pairs of the first `queries` queries of a document, for layouts that balance
   /// them. Unset: causal mask, n (n + 1) / 2.

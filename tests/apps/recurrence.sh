@@ -59,7 +59,7 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" -b 16 -e 64 -f 2 $quick --h
 # Layouts: those with several parts of a document on a rank, and with too many.
 expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$recurrence" $small $quick --kind gdn,ssd --schedule all --layout all --stripe 10 --chunk 10 --csv table.csv
 [ "$(column table.csv layout | sort | uniq -c | tr -s ' \n' ' ')" = \
-  ' 12 balanced 12 balanced-joint 12 contiguous 12 contiguous-documents 12 dual-chunk-swap 12 striped 12 zigzag ' ] || fail "not every layout: $(cat table.csv)"
+  ' 12 balanced 12 balanced-joint 12 contiguous 12 contiguous-documents 12 dual-chunk-swap 12 hybrid 12 striped 12 zigzag ' ] || fail "not every layout: $(cat table.csv)"
 [ "$(column table.csv sent_mb_rank kind=gdn schedule=state-gather pass=fwd layout=dual-chunk-swap)" = 0.024576 ] ||
   fail "not two maps of each rank: $(cat table.csv)"
 expect 2 'under striped rank 0 has one in 2 tokens of document 0; states pass between runs of consecutive tokens' \

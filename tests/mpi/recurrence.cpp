@@ -95,7 +95,8 @@ TEST(MpiRecurrence, AConvolutionBeforeItAgreesWithTheDefinition) {
 TEST(MpiRecurrence, EveryLayoutUnderEveryScheduleAgreesWithTheDefinition) {
   const int cp = test::world().size();
   const Sharding layouts[] = {{"zigzag"},      {"dual-chunk-swap"}, {"striped"},
-                              {"striped", 20}, {"balanced", 16},    {"balanced-joint", 16}};
+                              {"striped", 20}, {"balanced", 16},    {"balanced-joint", 16},
+                              {"hybrid"}};
   int done = 0, next = 0;
   for (const StateSchedule& schedule : state_schedules())
     for (const Mix& mix : mixes_of(cp))

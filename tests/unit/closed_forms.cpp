@@ -102,6 +102,9 @@ TEST(VisiblePairsOf, OneCausalSequence) {
   EXPECT_EQ(pairs_of("striped", full_bounds({16}), 4, {MaskKind::causal, 3}),
             (Longs{10, 11, 12, 12}));
   EXPECT_EQ(pairs_of("striped", full_bounds({16}), 4, MaskKind::full), (Longs(4, 64)));
+  EXPECT_EQ(pairs_of("hybrid", full_bounds({16}), 4, causal), (Longs{34, 34, 34, 34}));
+  EXPECT_EQ(pairs_of("hybrid", full_bounds({5, 0, 5, 5, 5}), 2, causal), (Longs{30, 30}));
+  EXPECT_EQ(pairs_of("hybrid", full_bounds({8, 8, 8}), 2, causal), (Longs(2, -1)));
   // No form: a stripe of two, a length that cp does not divide, unequal sequences, padding.
   EXPECT_EQ(pairs_of("striped", full_bounds({16}), 4, causal, 2), (Longs(4, -1)));
   EXPECT_EQ(pairs_of("striped", full_bounds({15}), 4, causal), (Longs(4, -1)));
@@ -144,6 +147,7 @@ TEST(NeededShare, OfOneCausalSequence) {
          std::vector<std::pair<std::string, double>>{{"contiguous", 0.5},
                                                      {"contiguous-documents", 0.5},
                                                      {"dual-chunk-swap", 0.75},
+                                                     {"hybrid", 0.75},
                                                      {"striped", 1 - 1.0 / 12}}) {
       AttentionCase c;
       c.layout = layout_case(kind, full_bounds({6 * cp}), cp);
@@ -176,6 +180,7 @@ TEST(NeededShare, HasNoFormElsewhere) {
   EXPECT_FALSE(has("contiguous", full_bounds({4, 4}), 2, {}));
   EXPECT_FALSE(has("contiguous", full_bounds({8}), 2, MaskKind::full));
   EXPECT_FALSE(has("contiguous", full_bounds({8}), 2, {MaskKind::causal, 3}));
+  EXPECT_FALSE(has("hybrid", full_bounds({6}), 2, {}));
   EXPECT_FALSE(has("balanced", full_bounds({8}), 2, {}));
 }
 

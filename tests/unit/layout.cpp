@@ -216,7 +216,7 @@ TEST(Layouts, EveryKindIsFoundByItsNameAndMakesIt) {
   }
   EXPECT_EQ(usage_message([] { find_layout("zebra"); }),
             "there is no layout 'zebra'; there are contiguous, contiguous-documents, zigzag, "
-            "dual-chunk-swap, striped, balanced, balanced-joint");
+            "dual-chunk-swap, striped, balanced, balanced-joint, hybrid");
 }
 
 TEST(Contiguous, PadsOnTheRight) {
@@ -342,6 +342,7 @@ TEST(EveryLayout, IndexListsAreABijectionAndOwnersTheirInverse) {
       const Ints index = shard_index(layout, r);
       RC_ASSERT(std::ssize(index) == layout.shard(r).slots);
       RC_ASSERT(layout.shard(r).slots * layout.cp() == layout.padded_slots);
+      RC_ASSERT(std::is_sorted(index.begin(), index.end()));
       for (size_t t = 0; t < index.size(); ++t) {
         RC_ASSERT(index[t] >= 0 && index[t] < layout.padded_slots);
         RC_ASSERT(seen.insert(index[t]).second);

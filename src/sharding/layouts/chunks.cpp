@@ -1,10 +1,20 @@
 #include "sharding/layouts/chunks.hpp"
 
+#include <cmath>
+#include <utility>
+
 namespace gyre {
 
 void check_cp(int cp) {
   if (cp < 1) throw_usage("cp must be at least 1, not {}", cp);
   if (cp > max_ranks) throw_usage("cp must be at most {}, not {}", max_ranks, cp);
+}
+
+void check_times(const TimeModel& time) {
+  for (const auto& [what, seconds] : {std::pair{"pair", time.seconds_per_pair},
+                                      std::pair{"key and value token", time.seconds_per_kv_token}})
+    if (!std::isfinite(seconds) || seconds < 0)
+      throw_usage("the seconds of a {} must be finite and at least 0, not {}", what, seconds);
 }
 
 SlotRun slot_run(int64_t start, int64_t length) {

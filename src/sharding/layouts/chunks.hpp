@@ -8,6 +8,8 @@ namespace gyre {
 
 /// Throws a usage error unless 1 <= cp <= max_ranks.
 void check_cp(int cp);
+/// Throws a usage error unless both times are finite and at least 0.
+void check_times(const TimeModel& time);
 
 SlotRun slot_run(int64_t start, int64_t length);
 

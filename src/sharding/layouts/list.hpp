@@ -2,7 +2,8 @@
 // List of the layouts, one line each, in table order.
 //
 // To add a layout, write a file in this folder that defines `LayoutKind NAME_layout()`, and add
-// X(NAME) here. See layouts.hpp for what an entry needs.
+// X(NAME) here. See layouts.hpp for what an entry needs. The slots of a rank ascend, because
+// schedules take its rows to be in the order of the stream.
 
 #include "sharding/layouts.hpp"
 
@@ -14,6 +15,7 @@
   X(striped)              \
   X(balanced)             \
   X(balanced_joint)       \
+  X(hybrid)               \
   /* the end */
 
 /// The default of apps and options.
