@@ -152,8 +152,7 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
     if (totals.empty()) sizes.push_back(size);
     if (totals.empty() || totals.back().schedule != row.schedule ||
         totals.back().layout != row.layout)
-      totals.push_back(
-          {.schedule = row.schedule, .layout = row.layout, .competes = row.competes});
+      totals.push_back({.schedule = row.schedule, .layout = row.layout, .competes = row.competes});
     Total& total = totals.back();
     total.seconds += row.prediction.seconds;
     total.kernel += row.prediction.kernel_mean;
