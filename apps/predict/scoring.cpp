@@ -78,6 +78,13 @@ std::vector<Column<PassRow>> recurrent_columns() {
                 [](const Row& r) { return r.recurrent().projected.most().bytes; }),
       count("recurrent_msgs", [](const Row& r) { return r.recurrent().sent().most().messages; }),
       megabytes("recurrent_sent", [](const Row& r) { return r.recurrent().sent().most().bytes; }),
+      Column<Row>{"sent", "MB", 9, 3,
+                  [](const Row& r) {
+                    return (r.prediction.bytes_sent +
+                            static_cast<double>(r.prediction.recurrent_bytes)) /
+                           1e6;
+                  }}
+          .extra(),
   };
 }
 
@@ -134,13 +141,6 @@ Table<PassRow> pass_table(bool with_recurrences) {
            {"memory", "GB", 6, 2, [](const Row& r) { return r.memory / 1e9; }},
            Column<Row>{"extrapolated", "%", 12, 1,
                        [](const Row& r) { return 100 * r.prediction.extrapolated; }}
-               .extra(),
-           Column<Row>{"sent", "MB", 9, 3,
-                       [](const Row& r) {
-                         return (r.prediction.bytes_sent +
-                                 static_cast<double>(r.prediction.recurrent_bytes)) /
-                                1e6;
-                       }}
                .extra(),
        }}));
 }

@@ -8,11 +8,10 @@
 namespace gyre {
 namespace {
 
-const std::string change = "change of layout";  // in errors
-
 class MovesWriter : OpWriter {
  public:
-  MovesWriter(const Programs& programs, int rank) : OpWriter(programs, rank, change) {}
+  MovesWriter(const Programs& programs, int rank, const std::string& name)
+      : OpWriter(programs, rank, name) {}
 
   CompiledRank write(const SlotMoves& moves, int64_t row_bytes) {
     int64_t sent = 0, received = 0, kept = 0;
@@ -41,16 +40,17 @@ class MovesWriter : OpWriter {
 
 PassPrediction predict_relayout(const std::vector<SlotMoves>& moves, int64_t row_bytes,
                                 const MachineModel& machine, GroupPlace place) {
+  const std::string name = "change of layout";  // in errors
   Programs programs(Pass::forward, machine, static_cast<int>(moves.size()), place);
   PassPrediction result;
   for (size_t rank = 0; rank < moves.size(); ++rank) {
-    programs.add(MovesWriter(programs, static_cast<int>(rank)).write(moves[rank], row_bytes));
+    programs.add(MovesWriter(programs, static_cast<int>(rank), name).write(moves[rank], row_bytes));
     int64_t bytes = 0;
     for (const SlotMoves::Message& m : moves[rank].sends) bytes += std::ssize(m.slots) * row_bytes;
     result.messages_most = std::max(result.messages_most, std::ssize(moves[rank].sends));
     result.bytes_most = std::max(result.bytes_most, bytes);
   }
-  add_times(result, programs, machine, change);
+  add_times(result, programs, machine, name);
   return result;
 }
 

@@ -88,8 +88,8 @@ RelayoutPart PartSimulation::relayout(const BinPlace& at) const {
     there.push_back(std::move(planned.there));
     back.push_back(std::move(planned.back));
   }
-  const auto moved = [&](const std::vector<SlotMoves>& moves, std::vector<Activation> columns,
-                         SentByRanks& sent) {
+  const auto moved = [&](const std::vector<SlotMoves>& moves,
+                         const std::vector<Activation>& columns, SentByRanks& sent) {
     int64_t row = 0;
     for (const Activation a : columns) row += width_of(a, config_, layer.tp);
     row *= static_cast<int64_t>(size_of(layer.activations));
