@@ -186,9 +186,11 @@ between_ranks() {
 }
 
 programs() {
-  local n comm gpu=(--backend cuda) tokens=8K vocab=32K launches=10 dim=128 heads=(--heads 8 --kv-heads 2 --head-dim 64)
+  local n comm gpu=(--backend cuda) tokens=8K vocab=32K launches=10 heads=(--heads 8 --kv-heads 2 --head-dim 64)
+  local states=(--heads 8 --key-heads 4 --key-dim 128 --value-dim 128)
   if [[ $GYRE_SOFTGPU == 1 ]]; then
-    tokens=96 vocab=500 launches=1 dim=16 heads=(--heads 2 --kv-heads 1 --head-dim 16)
+    tokens=96 vocab=500 launches=1 heads=(--heads 2 --kv-heads 1 --head-dim 16)
+    states=(--heads 4 --key-heads 4 --key-dim 8 --value-dim 8)
   fi
   for n in 1 2 4; do
     for comm in nccl staged mpi-gpu; do
@@ -203,7 +205,7 @@ programs() {
       [[ $comm != nccl ]] || piece "gyre-attention --cuda-graph $comm on $n" "${check[@]}" ranks "$n" \
         "$apps/gyre-attention" "${with[@]}" --tokens $tokens "${heads[@]}" --schedule all -d bf16 -n $launches --cuda-graph
       piece "gyre-recurrence $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-recurrence" "${with[@]}" \
-        --tokens $tokens --heads 8 --key-heads 4 --key-dim $dim --value-dim $dim --conv 4 --kind all --schedule all -d bf16 -n 1 -w 0
+        --tokens $tokens "${states[@]}" --conv 4 --kind all --schedule all -d bf16 -n 1 -w 0
       piece "gyre-logprobs $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-logprobs" "${with[@]}" \
         --op all --tokens 128 --vocab $vocab -d bf16 --tp "$n" -n 1 -w 0
       piece "gyre-pipeline $comm on $n" "${check[@]}" ranks "$n" "$apps/gyre-pipeline" "${with[@]}" \

@@ -15,7 +15,7 @@ class CpuRecurrenceKernel final : public RecurrenceKernel {
   std::unique_ptr<ConvolutionKernel> convolution(const RecurrenceShape& shape) override {
     return std::make_unique<CpuConvolutionKernel>(shape, threads_);
   }
-  void between_heads(std::function<void()> progress) override { progress_ = std::move(progress); }
+  void between_heads(const std::function<void()>& progress) override { progress_ = progress; }
   void forward(const RecurrenceData& data, TokenRun run, const RunStates& states) override;
   void backward(const RecurrenceData& data, TokenRun run, const RunStates& states) override;
   void summarize(const RecurrenceData& data, TokenRun run, std::span<float> map,

@@ -56,7 +56,7 @@ class RecurrenceKernel {
   /// The kernel of the convolution before it, of `shape`, on the same stream and threads.
   virtual std::unique_ptr<ConvolutionKernel> convolution(const RecurrenceShape& shape) = 0;
   /// On CPUs, calls `progress` between heads, on the caller's thread.
-  virtual void between_heads(std::function<void()> /*progress*/) {}
+  virtual void between_heads(const std::function<void()>& /*progress*/) {}
   /// Writes out.
   virtual void forward(const RecurrenceData& data, TokenRun run, const RunStates& states) = 0;
   /// Writes the gradients. Computes the states of chunks again.
