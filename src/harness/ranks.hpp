@@ -13,8 +13,8 @@
 
 namespace gyre {
 
-/// RankCase is the case of one rank, Row its row. It also has world(), the ranks of the plan in host
-/// memory, check_counts(Verification&) and complete(Row&), which are collective over them.
+/// RankCase is the case of one rank, Row its row. It also has world(), the ranks of the plan in
+/// host memory, check_counts(Verification&) and complete(Row&), which are collective over them.
 template <class RankCase, class Row>
 class CaseOfRanks final : public Case {
  public:

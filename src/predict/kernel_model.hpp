@@ -9,8 +9,8 @@
 // logarithms of queries and keys. A mask's edge costs extra, since a kernel computes whole tiles
 // along it: `edge` counts how often a query's visible keys begin or end inside the rectangle. A
 // causal square of n tokens has an edge of n - 1; its last query sees all keys. `merge` applies to
-// libraries, which write a new result that is then merged with the earlier one. A call takes at least
-// as long as its rows take to be read and written (program.cpp).
+// libraries, which write a new result that is then merged with the earlier one. A call takes at
+// least as long as its rows take to be read and written (program.cpp).
 
 #include <limits>
 #include <span>

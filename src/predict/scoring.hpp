@@ -16,9 +16,10 @@
 
 namespace gyre {
 
-/// The recurrent layers of the slowest replica in a pass. Changes of layout move rows of `hidden_size` elements, before
-/// the layers' projections and behind them. `projected` is of an alternative that gyre-pipeline
-/// does not have: the same moves of what the projections make of the rows, in the same type.
+/// The recurrent layers of the slowest replica in a pass. Changes of layout move rows of
+/// `hidden_size` elements, before the layers' projections and behind them. `projected` is of an
+/// alternative that gyre-pipeline does not have: the same moves of what the projections make of the
+/// rows, in the same type.
 struct RecurrentPrediction {
   int64_t relayouts = 0;  ///< changes of layout: two a layer and bin
   double relayout_seconds = 0, projected_seconds = 0;

@@ -34,8 +34,9 @@
 namespace gyre {
 
 /// Calls are asynchronous on `stream`, a CUDA stream that must outlive the kernel. Equal calls give
-/// equal bits. `scratch`: bytes that a call may need in one round. Throws a usage error for key_dim > 256 and for a GPU whose blocks have too little
-/// shared memory, a runtime error in a build without CUDA.
+/// equal bits. `scratch`: bytes that a call may need in one round. Throws a usage error for key_dim >
+/// 256 and for a GPU whose blocks have too little shared memory, a runtime error in a build without
+/// CUDA.
 std::unique_ptr<RecurrenceKernel> make_cuda_recurrence_kernel(
     const RecurrenceShape& shape, Stream& stream, int64_t scratch = device_scratch_bytes);
 

@@ -20,8 +20,8 @@ struct PaddedLayout {
                const LayoutOptions& options);
 };
 
-/// Layouts of documents of which only the last tokens have queries: a new chunk, whose keys are where
-/// its queries are, behind the tokens that earlier chunks have placed.
+/// Layouts of documents of which only the last tokens have queries: a new chunk, whose keys are
+/// where its queries are, behind the tokens that earlier chunks have placed.
 ///
 ///     a document of 6 tokens abcdef, of which e and f are new; cp = 2, contiguous
 ///                     rank 0     rank 1

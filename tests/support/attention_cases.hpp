@@ -102,8 +102,8 @@ inline void drop_queries(AttentionCase& c) {
   c.mask = of_last_queries(c.mask, offsets, query_offsets);
 }
 
-/// Any layout of random documents, mask, queries of all tokens or of the last ones, heads (groups of 1, 2, 3, 4 and all; fewer KV heads than
-/// ranks; heads that do not divide) and valid options.
+/// Any layout of random documents, mask, queries of all tokens or of the last ones, heads (groups
+/// of 1, 2, 3, 4 and all; fewer KV heads than ranks; heads that do not divide) and valid options.
 inline AttentionCase arbitrary_attention(int cp) {
   AttentionCase result;
   const LayoutKind& kind = *rc::gen::elementOf(layout_kinds());

@@ -1,6 +1,6 @@
-// Queries of all ranks meet the keys where they are, and partial results go home: what serving calls
-// decode context parallelism (vLLM's --decode-context-parallel-size), and what ring-query does in
-// steps. It moves no keys, so that a few queries over long contexts cost little.
+// Queries of all ranks meet the keys where they are, and partial results go home: what serving
+// calls decode context parallelism (vLLM's --decode-context-parallel-size), and what ring-query
+// does in steps. It moves no keys, so that a few queries over long contexts cost little.
 //
 //     start sending own queries to all, receiving theirs
 //     attend own queries to own keys

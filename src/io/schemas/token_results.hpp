@@ -29,10 +29,10 @@ struct TokenArray {
   const std::vector<int64_t>* tokens = nullptr;
 };
 
-/// Writes the results of all ranks, in token order, to the temporary file. Every token of an array must be in exactly one row of one rank;
-/// otherwise a runtime error names the token. Each row is first sent to the rank that writes its
-/// block of tokens; the rows of one array on a rank must take less than 2 GiB. `more` adds what else
-/// the file has, on rank 0. Collective.
+/// Writes the results of all ranks, in token order, to the temporary file. Every token of an array
+/// must be in exactly one row of one rank; otherwise a runtime error names the token. Each row is
+/// first sent to the rank that writes its block of tokens; the rows of one array on a rank must
+/// take less than 2 GiB. `more` adds what else the file has, on rank 0. Collective.
 void write_token_results(OutputFile& output, const TokenResults& results,
                          const std::vector<TokenArray>& arrays,
                          const std::function<void(h5::File&)>& more = {});

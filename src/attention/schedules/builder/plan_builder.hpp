@@ -39,9 +39,9 @@ class PlanBuilder {
 
   /// All rows of a rank's own array of this kind.
   std::vector<RankRows> rows_of(int rank, ArrayKind kind) const;
-  /// All rows of the own arrays of `ranks` in the order of the packed stream. A document that these ranks hold as a
-  /// whole is then contiguous: its pairs are few large rectangles. Strided runs of slots stay as
-  /// they are. Example, dual-chunk-swap on 2 ranks, slots 0 to 7:
+  /// All rows of the own arrays of `ranks` in the order of the packed stream. A document that these
+  /// ranks hold as a whole is then contiguous: its pairs are few large rectangles. Strided runs of
+  /// slots stay as they are. Example, dual-chunk-swap on 2 ranks, slots 0 to 7:
   ///     rank 0 has 0 1 6 7, rank 1 has 2 3 4 5;  rows: rank 0 [0, 2), rank 1 [0, 4), rank 0 [2, 4)
   std::vector<RankRows> rows_in_order(const std::vector<int>& ranks, ArrayKind kind) const;
   HeadRange all_heads(ArrayKind kind) const;
