@@ -1,6 +1,8 @@
 #include "apps/pipeline/forecast.hpp"
 
+#include <algorithm>
 #include <cmath>
+#include <iterator>
 
 #include "apps/common/forecast.hpp"
 #include "core/error.hpp"
@@ -33,8 +35,8 @@ std::vector<PipelineOptions> cases_of(const PipelineOptions& o, bool recurs) {
     recurrent_layouts = candidates(layout_kinds(), o.recurrent_layout, usual.recurrent_layout);
   }
   std::vector<PipelineOptions> cases;
-  std::vector<Schedule> competing = schedules();
-  std::erase_if(competing, [](const Schedule& schedule) { return !schedule.competes; });
+  std::vector<Schedule> competing;
+  std::ranges::copy_if(schedules(), std::back_inserter(competing), &Schedule::competes);
   for (const std::string& schedule : candidates(competing, o.schedule.name, usual.schedule.name))
     for (const std::string& layout : candidates(layout_kinds(), o.layout.name, usual.layout.name))
       for (const std::string& of_states : states)
