@@ -64,7 +64,7 @@ double forecast_pass(PipelineOptions& o, const ForecastInputs& inputs, const App
       world, cases.size(),
       [&](std::span<double> all) {
         ScoringPredictor predictor(inputs.config, *machine);
-        std::string last;
+        std::string refused;  // why the first case is
         for (size_t i = 0; i < cases.size(); ++i) try {
             all[i] = predictor
                          .predict(make_plan(cases[i], inputs.config, inputs.tokenizer,
@@ -72,10 +72,10 @@ double forecast_pass(PipelineOptions& o, const ForecastInputs& inputs, const App
                          .seconds;
           } catch (const Error& error) {
             if (error.code() != ExitCode::usage) throw;
-            last = error.what();
+            if (refused.empty()) refused = error.what();
           }
         if (std::ranges::all_of(all, [](double s) { return std::isnan(s); }))
-          throw_usage("{}", last);
+          throw_usage("{}", refused);
       },
       refusal);
   if (!o.automatic) return seconds.front();

@@ -267,14 +267,16 @@ def attention(problem, what):
     found["d_sinks"] = np.zeros(q.shape[1], F)
     group, scale = q.shape[1] // problem["k"].shape[1], F(problem["scale"])
     bounds = problem["offsets"]
+    queries = problem.get("query_offsets", bounds)  # of the last tokens of each document
     for document, (begin, end) in enumerate(zip(bounds[:-1], bounds[1:])):
-        seen = visible(problem, document, end - begin)
-        for h in range(q.shape[1] if end > begin else 0):
-            mine, shared = (slice(begin, end), h), (slice(begin, end), h // group)
+        first, last = queries[document : document + 2]
+        seen = visible(problem, document, end - begin)[end - begin - (last - first) :]
+        for h in range(q.shape[1] if last > first else 0):
+            mine, shared = (slice(first, last), h), (slice(begin, end), h // group)
             k, v = problem["k"][shared], problem["v"][shared]
             own = k.shape[1]
             if "k_shared" in problem:
-                k = np.hstack([k, problem["k_shared"][mine[0]]])
+                k = np.hstack([k, problem["k_shared"][shared[0]]])
             x = np.where(seen, scale * (q[mine] @ k.T), MINUS_INFINITY)
             sink = problem["sinks"][h] if "sinks" in problem else MINUS_INFINITY
             top = np.maximum(x.max(axis=1), sink)
@@ -290,7 +292,7 @@ def attention(problem, what):
             d_k = scale * (d_x.T @ q[mine])
             found["d_k"][shared] += d_k[:, :own]
             if "k_shared" in problem:
-                found["d_k_shared"][mine[0]] += d_k[:, own:]
+                found["d_k_shared"][shared[0]] += d_k[:, own:]
             found["d_v"][shared] += p.T @ d_out[mine]
             if sink > MINUS_INFINITY:
                 found["d_sinks"][h] -= (np.exp(sink - lse) * delta).sum()

@@ -54,7 +54,7 @@ constexpr std::pair<const char*, const char*> tables[] = {
      "/encoder @ranks @hidden_size @input_sha256? frame_offsets? encoder_rank? frames? d_frames? "
      "d_sum? d_split? d_none?"},
     {"gyre/attention",
-     "/attention @mask @window @scale offsets q k k_shared~ v d_out regions~ sinks~ "
+     "/attention @mask @window @scale offsets query_offsets~ q k k_shared~ v d_out regions~ sinks~ "
      "/reference @generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"},
     {"gyre/recurrence",
      "/recurrence @scale offsets q k v g beta~ conv_weight~ d_out "
@@ -63,7 +63,7 @@ constexpr std::pair<const char*, const char*> tables[] = {
      "/logprobs @vocab_size @temperature? @top_k? @top_p? @min_p? @projection_width~ "
      "/reference @generator? *"},
     {"gyre/attention-results",
-     "/results @input_sha256 offsets out lse d_q? d_k? d_k_shared? d_v? d_sinks?"},
+     "/results @input_sha256 offsets query_offsets? out lse d_q? d_k? d_k_shared? d_v? d_sinks?"},
     {"gyre/recurrence-results", "/results @input_sha256 offsets out d_q d_k d_v d_g d_beta?"},
     {"gyre/logprobs-results",
      "/results @input_sha256 @vocab_size @temperature @top_k @top_p @min_p *"},
