@@ -188,6 +188,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("salm_tiny.h5"), salm_schema,
        [](const std::string& path) { (void)read_salm(world(), path); }},
       {input("golden/attention_keys_shared_groups.h5"), attention_schema, attention},
+      {input("golden/attention_decode.h5"), attention_schema, attention},
       {input("attention_regions.h5"), attention_schema, attention},
       {input("golden/recurrence_kda.h5"), recurrence_schema,
        [](const std::string& path) { (void)read_recurrence_file(world(), path); }},
