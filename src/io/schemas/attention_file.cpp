@@ -134,10 +134,10 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
 }
 
 void check_query_offsets(ConfigErrors& errors, const AttentionFile& a) {
-  if (a.query_offsets.empty()) return;
   const int64_t queries = std::ssize(a.q) / (a.heads * a.head_dim);
   check_offsets(errors, "/attention/query_offsets", a.query_offsets, queries,
                 "the rows of /attention/q");
+  if (a.query_offsets.empty() || a.offsets.empty()) return;
   if (a.query_offsets.size() != a.offsets.size()) {
     errors.add("/attention/query_offsets has {} elements; it must have {}, as /attention/offsets",
                a.query_offsets.size(), a.offsets.size());
@@ -159,7 +159,7 @@ void check_numbers(const h5::File& file, const AttentionFile& a,
   ConfigErrors& errors = reader.errors();
   const int64_t tokens = std::ssize(a.v) / (a.kv_heads * a.v_head_dim);
   check_offsets(errors, "/attention/offsets", a.offsets, tokens, "the rows of /attention/k");
-  check_query_offsets(errors, a);
+  if (reader.is_there("/attention/query_offsets")) check_query_offsets(errors, a);
   check_finite(errors, "/attention/q", a.q);
   check_finite(errors, "/attention/k", a.k);
   check_finite(errors, "/attention/k_shared", k_shared);
