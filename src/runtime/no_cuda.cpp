@@ -56,4 +56,15 @@ void cuda_copy_rows(std::span<const RowCopy> /*copies*/, Stream& /*stream*/) {
   throw_runtime("copies on a GPU: this build has no CUDA");
 }
 
+void gather_rows(Stream& /*stream*/, void* /*out*/, const void* /*in*/, const int32_t* /*map*/,
+                 int64_t /*rows*/, int64_t /*in_rows*/, int64_t /*row_bytes*/,
+                 const RowFill& /*fill*/) {
+  throw_runtime("gather_rows: this build has no CUDA");
+}
+
+void scatter_rows(Stream& /*stream*/, void* /*out*/, const void* /*in*/, const int32_t* /*map*/,
+                  int64_t /*rows*/, int64_t /*out_rows*/, int64_t /*row_bytes*/) {
+  throw_runtime("scatter_rows: this build has no CUDA");
+}
+
 }  // namespace gyre
