@@ -11,7 +11,7 @@ namespace gyre {
 
 void declare_replay(OptionTable& table, bool& replay);
 
-/// What a replay is asked for with.
+/// The run, and options that do not go with --replay.
 struct ReplayRun {
   int ranks = 1;  ///< of the run
   int cp = 1, threads = 1;

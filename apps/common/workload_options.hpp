@@ -17,7 +17,7 @@
 
 namespace gyre {
 
-/// Who sees whom.
+/// The mask of each document, and which of its tokens have queries.
 struct MaskOptions {
   std::string mask = "causal";  ///< a name and its numbers; see attention/masks/registry.hpp
   int64_t window = 0;           ///< shorthand for the window of a causal mask

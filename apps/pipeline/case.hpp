@@ -40,7 +40,7 @@ struct ScoringResult : MeasuredRow {
   std::optional<RecurrentTraffic> recurrent = {};
   int ranks() const { return shape.ranks(); }
   double tokens_per_second() const { return tokens / time_ms.median * 1e3; }
-  /// What is known of some runs alone: name, value, unit.
+  /// Measurements that only some runs have: name, value, unit.
   std::vector<std::tuple<std::string, Value, std::string>> further() const;
 };
 

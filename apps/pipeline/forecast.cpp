@@ -64,7 +64,7 @@ double forecast_pass(PipelineOptions& o, const ForecastInputs& inputs, const App
       world, cases.size(),
       [&](std::span<double> all) {
         ScoringPredictor predictor(inputs.config, *machine);
-        std::string refused;  // why the first case is
+        std::string refused;  // the reason of the first refusal
         for (size_t i = 0; i < cases.size(); ++i) try {
             all[i] = predictor
                          .predict(make_plan(cases[i], inputs.config, inputs.tokenizer,

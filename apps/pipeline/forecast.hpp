@@ -8,7 +8,7 @@
 
 namespace gyre {
 
-/// What a pass is predicted of.
+/// The model and the documents of a predicted pass.
 struct ForecastInputs {
   const ModelConfig& config;
   const std::string& tokenizer;

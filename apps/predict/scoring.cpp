@@ -47,7 +47,7 @@ struct PassRow : MeasuredRow {
   double attention_seconds() const {
     return prediction.times.attention + prediction.times.attention_wait;
   }
-  /// Of recurrences and their states.
+  /// Seconds of recurrences and of waits for states.
   double states_seconds() const { return prediction.times.recurrence + state_wait(); }
 };
 
@@ -266,7 +266,7 @@ const PassRow* fastest_row(const std::vector<const PassRow*>& rows,
   return fastest;
 }
 
-/// What the changes of layout of a pass cost, and what they would behind the projections.
+/// Lines with the cost of a pass's changes of layout, before the projections and behind them.
 std::string relayouts_text(const RecurrentPrediction& r) {
   const RecurrentTraffic rows = r.relayout.most(), projected = r.projected.most();
   std::string text = fmt::format(
@@ -280,7 +280,7 @@ std::string relayouts_text(const RecurrentPrediction& r) {
   return text;
 }
 
-/// Of rows of one grid and number of tokens.
+/// Lines with the fastest choices among rows of one grid and number of tokens.
 std::string kinds_text(const std::vector<const PassRow*>& rows, const ModelConfig& config) {
   const auto any = [](const PassRow&) { return true; };
   const PassRow& softmax = *fastest_row(rows, &PassRow::attention_seconds, any);

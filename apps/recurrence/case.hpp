@@ -45,7 +45,7 @@ struct RecurrenceExpectation {
   int64_t tokens;                        ///< tokens times heads that are computed again
 };
 
-/// What a rank runs on.
+/// Communicators, stream and threads of a rank.
 struct RecurrenceMachine {
   Communicator& world;    ///< the ranks of the plan, in host memory
   Communicator& network;  ///< the same; their arrays are in the memory of the stream

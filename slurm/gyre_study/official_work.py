@@ -311,10 +311,10 @@ class Logprobs(Work):
         return width if key["pass"] == "fwd" else 2 * width
 
     def limits(self, row: dict[str, Any]) -> dict[str, tuple[float, float]]:
-        """Layouts pad documents to 2 cp tokens, or cut them elsewhere; hybrid pads ranks by a tenth."""
+        """Layouts pad documents to 2 cp tokens, or cut them elsewhere."""
         cp, width = self.grid["cp"], self.bytes_of_row(row["key"])
         rows = self.documents.tokens / cp
-        most = 1.1 * rows + 2 * cp * self.documents.count * self.size("stripe", 1)
+        most = rows + 2 * cp * self.documents.count * self.size("stripe", 1)
         return {"share_of_limit": (SHARE[0] / 100, SHARE[1] / 100), "ideal_bytes": (math.floor(rows) * width, most * width),
                 **dict.fromkeys(("sent", "msgs", "extra"), ANY)}
 

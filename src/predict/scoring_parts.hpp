@@ -20,7 +20,7 @@
 
 namespace gyre {
 
-/// What the ranks of a context-parallel group send.
+/// Messages and bytes that each rank of a context-parallel group sends.
 struct SentByRanks {
   std::vector<RecurrentTraffic> ranks;  ///< [cp], or empty: nothing
 
