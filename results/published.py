@@ -11,6 +11,7 @@ row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (resu
 An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/, measured by this
 project) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A machine
 "NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py).
+Braces in options, as "lengths-{1,2}.txt", are as those of a shell: the mean of a prediction with each is held against the figure.
 --only: sources that contain TEXT; nothing is written, rows are printed.
 """
 
@@ -79,12 +80,19 @@ def machine_of(row, folder):
     return folder / path.name
 
 
-def command_of(apps, row, folder):
+def predicts_of(row):
+    """The options of each prediction: those of the row, with one choice of its braces."""
+    before, _, braces = row["predict"].partition("{")
+    choices, _, after = braces.partition("}")
+    return [before + choice + after for choice in choices.split(",")]
+
+
+def command_of(apps, row, predict, folder):
     # Each sequence of a batch is split over all ranks: it is as many more heads.
     def heads(name):
         return str(int(row["batch"]) * int(row[name]))
 
-    options = shlex.split(row["predict"])
+    options = shlex.split(predict)
     if "--model" not in options:
         options += ["--heads", heads("heads"), "--kv-heads", heads("kv_heads"), "--head-dim", row["head_dim"],
                     "--mask", row["mask"]]
@@ -95,16 +103,21 @@ def command_of(apps, row, folder):
             "-d", "bf16", *options, "--json", str(folder / "prediction.json")]
 
 
+def prediction_of(apps, row, predict, folder):
+    """{pass: measurements}."""
+    command = command_of(apps, row, predict, folder)
+    ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
+    if ran.returncode != 0:
+        sys.exit(f"published.py: record {row['record']}: {shlex.join(command)}:\n{ran.stderr}")
+    results = json.loads((folder / "prediction.json").read_text())["results"]
+    return {r["key"].get("pass", "fwd"): r["measurements"] for r in results}
+
+
 def predictions_of(apps, row, folder, known):
-    """{pass: measurements}. `known`: what was predicted before, by all that it depends on."""
+    """Predictions whose mean is that of the row. `known`: what was predicted before, by all that it depends on."""
     key = (row["source"].split(":")[0],) + tuple(row[k] for k in ("machine", "predict", "gpus", "batch", "tokens", "heads", "kv_heads", "head_dim", "mask"))
     if key not in known:
-        command = command_of(apps, row, folder)
-        ran = subprocess.run(command, capture_output=True, text=True, check=False, cwd=ROOT)
-        if ran.returncode != 0:
-            sys.exit(f"published.py: record {row['record']}: {shlex.join(command)}:\n{ran.stderr}")
-        results = json.loads((folder / "prediction.json").read_text())["results"]
-        known[key] = {r["key"].get("pass", "fwd"): r["measurements"] for r in results}
+        known[key] = [prediction_of(apps, row, predict, folder) for predict in predicts_of(row)]
     return known[key]
 
 
@@ -140,15 +153,17 @@ def predict_all(apps, rows, reasons):
     with tempfile.TemporaryDirectory() as folder:
         for row in rows:
             published = published_ms(row)
-            by_pass = predictions_of(apps, row, pathlib.Path(folder), known)
-            predicted, outside = predicted_ms(row, by_pass)
-            naive = "" if "--model" in row["predict"] else f"{naive_ms(row, by_pass, machine_of(row, pathlib.Path(folder))):.4g}"
+            cases = predictions_of(apps, row, pathlib.Path(folder), known)
+            times, outside = zip(*(predicted_ms(row, by_pass) for by_pass in cases))
+            predicted = statistics.fmean(times)
+            machine = machine_of(row, pathlib.Path(folder))
+            naive = "" if "--model" in row["predict"] else f"{statistics.fmean(naive_ms(row, c, machine) for c in cases):.4g}"
             error = 100 * (predicted / published - 1)
             reason = unused.pop(row["record"], "") if is_miss(row, error) else ""
             predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
                                                        "heads", "kv_heads", "head_dim", "mask", "pass")},
                                 "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}", "naive_ms": naive,
-                                "error_percent": f"{error:.1f}", "surface": "outside" if outside else "inside",
+                                "error_percent": f"{error:.1f}", "surface": "outside" if any(outside) else "inside",
                                 "reason": reason})
     return predictions, unused
 

@@ -63,7 +63,8 @@ PrefixForest forest_of(const PrefixTables& tables);
 void declare_generated(OptionTable& table, std::string& generate, const std::string& more = "");
 
 /// The document lengths of the first bin of synthetic documents (packing/lengths.hpp) packed into
-/// bins of `capacity` slots. `origin` gets the spec and packer that reproduce them.
+/// bins of `capacity` slots, in random order if they are drawn. `origin` gets the spec and packer
+/// that reproduce them.
 std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity,
                                        std::string& origin);
 

@@ -60,15 +60,6 @@ LengthSpec defaults_of(std::string_view distribution) {
   return spec;
 }
 
-const LengthDistribution& find_distribution(std::string_view name) {
-  std::vector<std::string> names;
-  for (const LengthDistribution& distribution : length_distributions()) {
-    if (distribution.name == name) return distribution;
-    names.push_back(distribution.name);
-  }
-  throw_usage("there is no length distribution '{}'; there are {}", name, fmt::join(names, ", "));
-}
-
 bool is_amount(const Key& key) {
   return key.name == "count" || key.name == "tokens";
 }
@@ -139,7 +130,7 @@ void check_range(const Key& key, Value value) {
 
 /// Throws a usage error unless every value that the distribution uses is valid.
 void check_spec(const LengthSpec& spec) {
-  const LengthDistribution& distribution = find_distribution(spec.distribution);
+  const LengthDistribution& distribution = find_length_distribution(spec.distribution);
   for (const Key& key : keys_of(distribution)) {
     if (const auto* integer = std::get_if<int64_t LengthSpec::*>(&key.field))
       check_range(key, spec.*(*integer));
@@ -238,6 +229,15 @@ const std::vector<LengthDistribution>& length_distributions() {
   return distributions;
 }
 
+const LengthDistribution& find_length_distribution(std::string_view name) {
+  std::vector<std::string> names;
+  for (const LengthDistribution& distribution : length_distributions()) {
+    if (distribution.name == name) return distribution;
+    names.push_back(distribution.name);
+  }
+  throw_usage("there is no length distribution '{}'; there are {}", name, fmt::join(names, ", "));
+}
+
 LengthSpec parse_length_spec(std::string_view text) {
   std::map<std::string_view, std::string_view> values;
   for (size_t begin = 0; begin < text.size();) {
@@ -252,7 +252,7 @@ LengthSpec parse_length_spec(std::string_view text) {
   }
   const auto dist = values.find("dist");
   const LengthDistribution& distribution =
-      find_distribution(dist == values.end() ? LengthSpec().distribution : dist->second);
+      find_length_distribution(dist == values.end() ? LengthSpec().distribution : dist->second);
   LengthSpec spec = distribution.defaults;
   if (dist != values.end()) values.erase(dist);
   const std::vector<Key> keys = keys_of(distribution);
@@ -275,7 +275,7 @@ LengthSpec parse_length_spec(std::string_view text) {
 
 std::string to_string(const LengthSpec& spec) {
   std::string text = "dist=" + spec.distribution;
-  for (const Key& key : keys_of(find_distribution(spec.distribution)))
+  for (const Key& key : keys_of(find_length_distribution(spec.distribution)))
     if (!is_amount(key) || (key.name == "tokens") == (spec.tokens > 0))
       std::visit([&](auto field) { text += fmt::format(",{}={}", key.name, spec.*field); },
                  key.field);

@@ -63,6 +63,8 @@ struct LengthDistribution {
 ///
 /// histogram: an interval by its share, and a length of it, uniformly. list: the lengths of a file.
 const std::vector<LengthDistribution>& length_distributions();
+/// Throws a usage error that lists all if there is none of this name.
+const LengthDistribution& find_length_distribution(std::string_view name);
 
 /// Reads "key=value,key=value,..." in any order; other keys get their defaults. Throws a usage
 /// error for an unknown distribution or key (lists the valid ones), a repeated key, a value that is

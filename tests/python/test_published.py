@@ -169,6 +169,20 @@ class Predictions(unittest.TestCase):
             writer.writerows(rows)
         return root
 
+    def test_braces_stand_for_the_mean_of_several_predictions(self):
+        def predicted(schedules):
+            with tempfile.TemporaryDirectory() as folder:
+                root = self.copy(folder, predict=f"--schedule {schedules} --layout contiguous")
+                (root / "inputs/published/reasons.csv").write_text("records,reason\n", encoding="utf-8")
+                done = run(root, "--only", "README")
+                self.assertEqual(done.returncode, 0, done.stderr)
+                return [float(field) for field in done.stdout.split(", ")[13:16]]  # predicted, naive, error
+        one, other, both = (predicted(text) for text in ("ring", "all-to-all", "{ring,all-to-all}"))
+        self.assertGreater(one[0], 1.2 * other[0])
+        self.assertAlmostEqual(both[0], (one[0] + other[0]) / 2, delta=1e-3 * both[0])
+        self.assertAlmostEqual(both[1], (one[1] + other[1]) / 2, delta=1e-3 * both[1])
+        self.assertAlmostEqual(both[2], (one[2] + other[2]) / 2, delta=0.11)
+
     def ends(self, reasons, message, **changes):
         with tempfile.TemporaryDirectory() as folder:
             root = self.copy(folder, **changes)
