@@ -78,6 +78,15 @@ winners() {
   predict one-document --machine $machine --cp 16 --tokens 256K --layout all
 }
 
+# Twenty draws of documents of ProLong-64K.
+draws() {
+  echo "record: draws.json, draws.txt: gyre-predict --seeds 20"
+  "$apps/gyre-predict" --machine $machine --cp 8,16,64 --capacity 64K --seeds 20 \
+    --gen dist=histogram,file=inputs/lengths/prolong64k.csv,tokens=64K,seed=1 --layout contiguous,dual-chunk-swap,hybrid \
+    --schedule all-to-all,all-to-all-ring,group-cast --json "$predictions/draws.json" | grep '^# fastest' |
+    sed 's/; /\n#   /; s/, mean/\n#   mean/' >"$predictions/draws.txt"
+}
+
 # Layers of two kinds: the fastest of each, of one layout for all and of one for each, and the changes of layout.
 hybrid_layers() {
   local model=inputs/models/qwen3.5-35b-a3b-dense.json grid
@@ -129,6 +138,7 @@ predicted() {
   mkdir -p "$predictions"
   few_predicted
   winners
+  draws
   echo "record: published.csv, published.txt: results/published.py"
   /usr/bin/python3 results/published.py "$apps" -o "$predictions"
   /usr/bin/python3 results/errors.py inputs/machines/*.toml

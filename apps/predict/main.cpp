@@ -31,21 +31,21 @@ std::string picture_title(const PredictOptions& o, const MachineModel& machine) 
 template <class Entry>
 ExitCode predict_layer(const PredictOptions& o, const std::vector<Entry>& registry,
                        const MachineModel& machine, AppContext& context) {
-  const std::vector<PredictedDocuments> sizes = documents_of(o);
-  RunReport report = begin_predicting(context, o, machine, sizes.front().origin);
+  const std::vector<Draws> sizes = documents_of(o);
+  RunReport report = begin_predicting(context, o, machine, sizes.front().front().origin);
   start_run(context, report, o.report, rows_of(o, sizes.size()));
-  const Table<PredictedRow> table = predicted_table(machine);
+  const Table<PredictedRow> table = predicted_table(machine, o.seeds > 1);
   Suite<PredictedRow> suite(context, report, o.report, table);
   Refusals refused;
   for_each_configuration(
       o, registry, sizes.size(),
       [&](int cp, size_t size, const Entry& schedule, const LayoutKind& layout) {
-        const PredictedDocuments& documents = sizes[size];
+        const PredictedDocuments& documents = sizes[size].front();
         context.progress.detail(fmt::format("{}, {}, cp {}, {} tokens", schedule.name, layout.name,
                                             cp, documents.tokens()));
         refused.collect(o.has_several(), cp, schedule.name, layout, [&] {
           const PredictedCase<Entry> one{o, documents, cp, schedule, layout, machine};
-          for (PredictedRow& row : predict_case(one, report.verification))
+          for (PredictedRow& row : predict_draws(sizes[size], one, report.verification))
             suite.add(std::move(row));
         });
       });
@@ -64,7 +64,7 @@ ExitCode predict_layer(const PredictOptions& o, const std::vector<Entry>& regist
       context.outputs.add_text(o.svg, winners_svg(winners, picture_title(o, machine)));
     const auto one = [&] {
       return PredictedCase<Schedule>{o,
-                                     sizes.front(),
+                                     sizes.front().front(),
                                      o.cps.front(),
                                      find_schedule(o.schedule.name),
                                      find_layout(o.layout.name),

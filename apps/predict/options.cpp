@@ -14,6 +14,8 @@
 namespace gyre {
 namespace {
 
+constexpr int max_seeds = 10000;
+
 /// Checks that tensor-parallel ranks can share heads; errors name the nearest valid value.
 void check_shares(int tp, const char* option, int heads, ConfigErrors& errors) {
   if (heads % tp == 0) return;
@@ -41,6 +43,11 @@ void check_documents(PredictOptions& o, ConfigErrors& errors) {
   if (packed && (o.sweep.sweeps() || o.batch != 1))
     errors.add("--min and --batch go with sequences, not with --gen or --input");
   if (packed && o.capacity == 0) o.capacity = 16384;
+  if (o.seeds == 1) return;
+  if (o.generate.empty() || !o.model.empty())
+    errors.add("--seeds {} goes with --gen, without --model", o.seeds);
+  for (const auto& [option, path] : o.of_one_configuration())
+    if (!path->empty()) errors.add("{} shows one draw of documents; leave out --seeds", option);
 }
 
 /// Checks the options of one attention.
@@ -151,6 +158,10 @@ void declare_options(OptionTable& table, PredictOptions& o) {
       .called("links");
   declare_sweep(table, "Tokens of each sequence, over all ranks", o.sweep);
   declare_generated(table, o.generate);
+  add("--seeds",
+      "With --gen: predict the documents of so many seeds, from seed= on. Figures are their means",
+      o.seeds, 1, max_seeds)
+      .show(Shown::when_given);
   add.size("--capacity", "With --gen or --input: slots of a bin; 0: 16K", o.capacity);
   add("--model",
       "A scoring pass of this model instead of one attention: gyre/model, a config.json, or "

@@ -26,7 +26,7 @@ struct PredictOptions {
   PrefixChoice prefixes;
   LayoutChoice layout;
   int dp = 1, tp = 1, heads = 0, kv_heads = 0, key_heads = 0, head_dim = 0, v_head_dim = 0,
-      shared_key_dim = 0, conv = 0, batch = 1;
+      shared_key_dim = 0, conv = 0, batch = 1, seeds = 1;
   TokenSweep sweep = {65536};
   int64_t capacity = 0;
   ReportOptions report;

@@ -1,6 +1,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <functional>
 #include <map>
 #include <set>
 
@@ -60,6 +61,29 @@ double megabytes(Bytes bytes) {
   return bytes / 1e6;
 }
 
+/// A configuration with all its passes.
+struct Total {
+  std::string schedule, layout;
+  double seconds = 0, flops = 0, kernel = 0;
+  bool fits = true, competes = true;
+  std::vector<double> draws = {};  ///< seconds of each draw
+};
+
+/// Counts the draws in which the first of `totals` is the fastest, and those of the one that most
+/// often is. Among equal ones, an earlier one is.
+void count_wins(const std::vector<Total>& totals, Winner& winner) {
+  winner.draws = totals.front().draws;
+  std::vector<int> wins(totals.size());
+  for (size_t draw = 0; draw < winner.draws.size(); ++draw) {
+    const auto of_draw = [&](const Total& t) { return t.draws[draw]; };
+    ++wins[std::ranges::min_element(totals, {}, of_draw) - totals.begin()];
+  }
+  const auto most = std::ranges::max_element(wins);
+  const Total& usual = totals[most - wins.begin()];
+  winner.wins = wins.front();
+  winner.usual = {usual.schedule, usual.layout, *most};
+}
+
 }  // namespace
 
 std::string winners_svg(const std::vector<Winner>& winners, const std::string& title) {
@@ -96,7 +120,7 @@ std::string winners_svg(const std::vector<Winner>& winners, const std::string& t
   return picture + "</svg>\n";
 }
 
-Table<PredictedRow> predicted_table(const MachineModel& machine) {
+Table<PredictedRow> predicted_table(const MachineModel& machine, bool several_draws) {
   using Row = PredictedRow;
   std::vector<Column<Row>> columns = {
       {"schedule", "", 18, 0, &Row::schedule, Align::left},
@@ -129,6 +153,9 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
                   [](const Row& r) { return megabytes(r.prediction.transient_bytes); }}
           .extra(),
   };
+  if (several_draws)
+    columns.insert(std::ranges::find(columns, "error", &Column<Row>::name),
+                   {"spread", "%", 6, 1, [](const Row& r) { return 100 * r.spread(); }});
   columns.push_back(Column<Row>{"library", "", 10, 0, &Row::algorithms, Align::left}.extra());
   for (size_t tier = 0; tier < machine.links.size(); ++tier)
     columns.push_back(Column<Row>{
@@ -139,11 +166,6 @@ Table<PredictedRow> predicted_table(const MachineModel& machine) {
 }
 
 std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double order_margin) {
-  struct Total {
-    std::string schedule, layout;
-    double seconds = 0, flops = 0, kernel = 0;
-    bool fits = true, competes = true;
-  };
   std::vector<std::pair<int, int64_t>> sizes;
   std::map<std::pair<int, int64_t>, std::vector<Total>> totals_of;
   for (const PredictedRow& row : rows) {
@@ -158,6 +180,8 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
     total.kernel += row.prediction.kernel_mean;
     total.flops += row.flops;
     total.fits = total.fits && row.fits();
+    total.draws.resize(row.draws.size());
+    std::ranges::transform(total.draws, row.draws, total.draws.begin(), std::plus());
   }
   std::vector<Winner> winners;
   for (const auto& size : sizes) {
@@ -176,6 +200,7 @@ std::vector<Winner> winners_of(const std::vector<PredictedRow>& rows, double ord
     winner.seconds = best.seconds;
     winner.tflops_per_rank = best.flops / best.seconds / size.first / 1e12;
     winner.efficiency = best.kernel / best.seconds;
+    count_wins(totals, winner);
     std::set<std::string> seen = {best.schedule};
     for (const Total& total : totals) {
       if (winner.next || !seen.insert(total.schedule).second) continue;
@@ -221,6 +246,11 @@ std::string winners_text(const std::vector<Winner>& winners) {
   for (const Winner& w : winners) {
     text += fmt::format("# fastest at cp {}, {} tokens: {} under {}, {:.4g} ms", w.cp, w.tokens,
                         w.schedule, w.layout, 1e3 * w.seconds);
+    if (w.draws.size() > 1)
+      text += fmt::format(", mean of {} draws with a spread of {:.1f} %, fastest in {} of them",
+                          w.draws.size(), 100 * summarize(w.draws).cv, w.wins);
+    if (w.usual.wins > w.wins)
+      text += fmt::format(" ({} under {} in {})", w.usual.schedule, w.usual.layout, w.usual.wins);
     std::vector<std::string> close;
     for (const Winner::Other& other : w.close) close.push_back(text_of(other));
     if (!close.empty()) text += fmt::format("; too close to tell: {}", fmt::join(close, ", "));

@@ -4,7 +4,9 @@
 
 #include <algorithm>
 #include <charconv>
+#include <cmath>
 #include <filesystem>
+#include <functional>
 #include <map>
 #include <numeric>
 #include <utility>
@@ -15,6 +17,7 @@
 #include "comm/trace_file.hpp"
 #include "core/error.hpp"
 #include "core/nearest.hpp"
+#include "packing/lengths.hpp"
 #include "predict/machine_file.hpp"
 #include "predict/simulate.hpp"
 #include "report/machine_report.hpp"
@@ -87,9 +90,8 @@ void apply_link(const std::string& text, MachineModel& machine) {
 
 }  // namespace
 
-std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
-  std::vector<PredictedDocuments> all;
-  const auto add = [&](const std::vector<int64_t>& lengths, std::string origin) {
+std::vector<Draws> documents_of(const PredictOptions& o) {
+  const auto documents_with = [&](const std::vector<int64_t>& lengths, std::string origin) {
     PredictedDocuments documents;
     documents.origin = std::move(origin);
     documents.offsets = o.mask.offsets_of(lengths);
@@ -98,16 +100,29 @@ std::vector<PredictedDocuments> documents_of(const PredictOptions& o) {
     // Throws when the pairs cannot be counted.
     if (o.recurrence.empty())
       pairs_of_heads(documents.offsets, documents.mask, o.head_shape().heads);
-    all.push_back(std::move(documents));
+    return documents;
   };
   if (!o.generate.empty()) {
-    std::string origin;
-    const std::vector<int64_t> lengths = generated_lengths(o.generate, o.capacity, origin);
-    add(lengths, origin);
-    return all;
+    Draws draws;
+    LengthSpec spec = parse_length_spec(o.generate);
+    for (int i = 0; i < o.seeds; ++i, ++spec.seed) {
+      std::string origin;
+      const std::vector<int64_t> lengths = generated_lengths(to_string(spec), o.capacity, origin);
+      draws.push_back(documents_with(lengths, origin));
+      draws.back().seed = spec.seed;
+    }
+    const auto same = [&](const PredictedDocuments& draw) {
+      return draw.offsets == draws.front().offsets;
+    };
+    if (o.seeds > 1 && std::ranges::all_of(draws, same))
+      throw_usage("--seeds {}: all of them give the same documents of --gen {}; leave it out",
+                  o.seeds, o.generate);
+    return {draws};
   }
+  std::vector<Draws> all;
   for (const int64_t size : o.sweep.sizes())
-    add(std::vector<int64_t>(o.batch, size), fmt::format("{} x {} tokens", o.batch, size));
+    all.push_back({documents_with(std::vector<int64_t>(o.batch, size),
+                                  fmt::format("{} x {} tokens", o.batch, size))});
   return all;
 }
 
@@ -162,6 +177,41 @@ std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verific
       row.error = c.machine.error_of(pass, c.cp);
   }
   return rows;
+}
+
+PredictedRow mean_of(const std::vector<PredictedRow>& draws) {
+  PredictedRow mean = draws.front();
+  if (draws.size() == 1) return mean;
+  const auto average = [&](const auto& figure) {
+    double sum = 0;
+    for (const PredictedRow& draw : draws) sum += static_cast<double>(figure(draw));
+    return sum / static_cast<double>(draws.size());
+  };
+  PassPrediction& p = mean.prediction;
+  for (double PassPrediction::*field :
+       {&PassPrediction::seconds, &PassPrediction::kernel_mean, &PassPrediction::kernel_most,
+        &PassPrediction::compute_only, &PassPrediction::copies_most, &PassPrediction::extrapolated})
+    p.*field = average([&](const PredictedRow& draw) { return draw.prediction.*field; });
+  for (int64_t PassPrediction::*field :
+       {&PassPrediction::pairs, &PassPrediction::messages_most, &PassPrediction::bytes_most})
+    p.*field =
+        std::llround(average([&](const PredictedRow& draw) { return draw.prediction.*field; }));
+  for (size_t tier = 0; tier < p.bytes_by_tier.size(); ++tier)
+    p.bytes_by_tier[tier] =
+        average([&](const PredictedRow& draw) { return draw.prediction.bytes_by_tier[tier]; });
+  mean.flops = average(std::mem_fn(&PredictedRow::flops));
+  mean.wire_bytes = average(std::mem_fn(&PredictedRow::wire_bytes));
+  mean.tokens = std::llround(average(std::mem_fn(&PredictedRow::tokens)));
+  std::ranges::find(mean.key, "tokens", &Fields::value_type::first)->second = mean.tokens;
+  const auto neediest = std::ranges::max_element(draws, {}, &PredictedRow::memory_bytes);
+  mean.own_bytes = neediest->own_bytes;
+  p.transient_bytes = neediest->prediction.transient_bytes;
+  mean.draws.clear();
+  for (const PredictedRow& draw : draws) {
+    mean.draws.push_back(draw.prediction.seconds);
+    p.algorithms.insert(draw.prediction.algorithms.begin(), draw.prediction.algorithms.end());
+  }
+  return mean;
 }
 
 std::string predicted_trace(const PredictedCase<Schedule>& c) {

@@ -9,12 +9,14 @@
 
 #include "apps/predict/options.hpp"
 #include "attention/schedules/schedule.hpp"
+#include "core/error.hpp"
 #include "harness/row.hpp"
 #include "predict/machine.hpp"
 #include "predict/predict.hpp"
 #include "recurrence/schedules/schedule.hpp"
 #include "report/app.hpp"
 #include "report/result.hpp"
+#include "report/statistics.hpp"
 #include "sharding/layouts.hpp"
 
 namespace gyre {
@@ -25,10 +27,13 @@ struct PredictedDocuments {
   std::vector<int64_t> query_offsets;  ///< [documents + 1]; empty: all tokens have queries
   MaskRule mask;
   std::string origin;
+  uint64_t seed = 0;  ///< of the draw
   int64_t tokens() const { return offsets.back(); }
 };
+/// Documents of one size: of each seed of --seeds, or one draw.
+using Draws = std::vector<PredictedDocuments>;
 /// The documents of each size of the options.
-std::vector<PredictedDocuments> documents_of(const PredictOptions& o);
+std::vector<Draws> documents_of(const PredictOptions& o);
 
 /// The machine of --machine, with the rates of --link. Throws usage errors of both.
 MachineModel machine_of(const PredictOptions& o);
@@ -50,13 +55,16 @@ struct PredictedRow : MeasuredRow {
   std::string schedule, layout;
   int cp = 1;
   int64_t tokens = 0;
-  int64_t own_bytes = 0;    ///< of a rank's own arrays in both passes
-  double memory_limit = 0;  ///< bytes per rank; 0: unknown
-  bool competes = true;     ///< whether it may be named the fastest, if there are others
+  std::vector<double> draws;  ///< seconds of each draw; the other figures are means of the draws
+  int64_t own_bytes = 0;      ///< of a rank's own arrays in both passes
+  double memory_limit = 0;    ///< bytes per rank; 0: unknown
+  bool competes = true;       ///< whether it may be named the fastest, if there are others
   /// Share of the time that 9 in 10 errors are within; NaN: unknown.
   double error = std::numeric_limits<double>::quiet_NaN();
   PassPrediction prediction;
 
+  /// Sample standard deviation of the time over its mean; NaN: one draw.
+  double spread() const { return summarize(draws).cv; }
   double tflops_per_rank() const { return flops / prediction.seconds / cp / 1e12; }
   double exposed() const { return prediction.exposed() / prediction.seconds; }
   double imbalance() const { return prediction.kernel_most / prediction.kernel_mean - 1; }
@@ -75,6 +83,32 @@ struct PredictedRow : MeasuredRow {
 std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verification& checks);
 std::vector<PredictedRow> predict_case(const PredictedCase<StateSchedule>& c, Verification& checks);
 
+/// The row whose figures are the means of these rows of several draws; memory is of the neediest.
+PredictedRow mean_of(const std::vector<PredictedRow>& draws);
+
+/// A row for each pass, the mean over the draws. A refusal of one of several draws names its seed.
+template <class Entry>
+std::vector<PredictedRow> predict_draws(const Draws& draws, const PredictedCase<Entry>& first,
+                                        Verification& checks) {
+  std::vector<std::vector<PredictedRow>> of_pass;
+  for (const PredictedDocuments& documents : draws) {
+    try {
+      const PredictedCase<Entry> one{first.options,  documents,    first.cp,
+                                     first.schedule, first.layout, first.machine};
+      std::vector<PredictedRow> rows = predict_case(one, checks);
+      of_pass.resize(rows.size());
+      for (size_t pass = 0; pass < rows.size(); ++pass)
+        of_pass[pass].push_back(std::move(rows[pass]));
+    } catch (const Error& error) {
+      if (error.code() != ExitCode::usage || draws.size() == 1) throw;
+      throw_usage("seed {}: {}", documents.seed, error.what());
+    }
+  }
+  std::vector<PredictedRow> means;
+  for (const std::vector<PredictedRow>& rows : of_pass) means.push_back(mean_of(rows));
+  return means;
+}
+
 /// Returns a row with the fields that attention and recurrences share: key, bytes and memory.
 template <class Entry>
 PredictedRow row_of(const PredictedCase<Entry>& c, PassPrediction prediction) {
@@ -91,6 +125,7 @@ PredictedRow row_of(const PredictedCase<Entry>& c, PassPrediction prediction) {
              {"tp", int64_t{c.options.tp}}};
   const std::vector<double>& wire = prediction.bytes_by_tier;
   row.wire_bytes = std::accumulate(wire.begin(), wire.end(), 0.0);
+  row.draws = {prediction.seconds};
   row.memory_limit = c.machine.memory_bytes;
   row.prediction = std::move(prediction);
   return row;
@@ -139,8 +174,9 @@ class Refusals {
   std::vector<Refusal> all_;
 };
 
-/// The table, with a column of bytes for each tier of the machine.
-Table<PredictedRow> predicted_table(const MachineModel& machine);
+/// The table, with a column of bytes for each tier of the machine, and one of the spread of several
+/// draws.
+Table<PredictedRow> predicted_table(const MachineModel& machine, bool several_draws);
 
 /// The fastest configuration of one number of ranks and tokens.
 struct Winner {
@@ -149,7 +185,15 @@ struct Winner {
   std::string schedule, layout;
   double seconds = 0;  ///< of all passes
   double tflops_per_rank = 0;
-  double efficiency = 0;  ///< share of the time in which the kernel works
+  double efficiency = 0;      ///< share of the time in which the kernel works
+  std::vector<double> draws;  ///< seconds of all passes, of each draw
+  int wins = 0;               ///< draws in which it is the fastest
+  /// The configuration that is the fastest in the most draws.
+  struct Usual {
+    std::string schedule, layout;
+    int wins = 0;
+  };
+  Usual usual;
   /// Another schedule, and its relative extra time.
   struct Other {
     std::string schedule;

@@ -80,6 +80,68 @@ expect 0 'RESULT' "${predict[@]}" --gen dist=fixed,length=0,count=3 --cp 2 --sch
 conforms empty.json empty.csv
 expect 0 'RESULT' "${predict[@]}" --pass fwd --head-dim 64 --window 4K --cp 2 --schedule halo --layout contiguous
 
+# A list keeps its order, whatever the seed.
+printf '3072\n512\n512\n' >list.txt
+for seed in 1 2 3; do
+  expect 0 'next-fit' "${predict[@]}" --gen dist=list,file=list.txt,seed=$seed --capacity 4K --cp 2 --schedule ring --layout contiguous \
+    --pass fwd --csv list.csv
+  column list.csv time_ms >"list$seed"
+done
+cmp list1 list2 && cmp list1 list3 || fail "another order: $(cat list?)"
+
+# Draws of several seeds: means of the runs with these seeds, their sample standard deviation, and how often the winner wins.
+draws=("${predict[@]}" --cp 16 --schedule group-cast,all-to-all --layout contiguous,hybrid --columns all)
+compare_draws() { # TEXT SEEDS SPEC: seeds 1 ... SEEDS of documents; TEXT is in the line of the winner
+  local seed
+  for seed in $(seq "$2"); do
+    expect 0 'RESULT' "${draws[@]}" --gen "$3,seed=$seed" -J "seed$seed.json"
+  done
+  expect 0 "$1" "${draws[@]}" --gen "$3,seed=1" --seeds "$2" -J seeds.json --csv seeds.csv
+  conforms seeds.json seeds.csv
+  /usr/bin/python3 - output "$2" <<'PY' || fail "see above"
+import collections, json, statistics, sys
+def rows(name):
+    return {tuple(row["key"][k] for k in ("schedule", "layout", "pass")): row for row in json.load(open(name))["results"]}
+n = int(sys.argv[2])
+several, single = rows("seeds.json"), [rows(f"seed{seed}.json") for seed in range(1, n + 1)]
+assert len(several) == 8
+near = lambda a, b: abs(a - b) <= 1e-9 * abs(b)
+for key, row in several.items():
+    m, draws = row["measurements"], [draw[key]["measurements"] for draw in single]
+    times = [draw["time"] for draw in draws]
+    assert near(m["time"], statistics.fmean(times)), (key, m)
+    assert near(m["spread"], 100 * statistics.stdev(times) / statistics.fmean(times)) and m["spread"] > 1, (key, m)
+    assert near(m["rate"], statistics.fmean(d["rate"] * d["time"] for d in draws) / m["time"]), (key, m)
+    assert near(m["exposed"], statistics.fmean(d["exposed"] * d["time"] for d in draws) / m["time"]), (key, m)
+    for column in ("kernel", "copies", "sent", "sent_node", "sent_switch", "extrapolated"):
+        assert abs(m[column] - statistics.fmean(d[column] for d in draws)) < 1e-6, (key, column, m)
+    assert m["tokens"] == row["key"]["tokens"] == round(statistics.fmean(d["tokens"] for d in draws)), (key, m)
+    most = max(draws, key=lambda d: d["memory"])
+    assert (m["memory"], m["buffers"]) == (most["memory"], most["buffers"]), (key, m)
+    assert abs(m["msgs"] - statistics.fmean(d["msgs"] for d in draws)) <= 0.5, (key, m)
+both = lambda rows, key: rows[*key, "fwd"]["measurements"]["time"] + rows[*key, "bwd"]["measurements"]["time"]
+choices = sorted({key[:2] for key in several}, key=lambda key: both(several, key))
+times = [both(draw, choices[0]) for draw in single]
+wins = collections.Counter(min(choices, key=lambda key: both(draw, key)) for draw in single)
+spread = 100 * statistics.stdev(times) / statistics.fmean(times)
+line = next(line for line in open("output") if line.startswith("# fastest at cp 16"))
+wanted = (f"{' under '.join(choices[0])}, {statistics.fmean(times):.4g} ms, mean of {n} draws with a spread of {spread:.1f} %, "
+          f"fastest in {wins[choices[0]]} of them")
+usual = max(choices, key=lambda key: wins[key])
+if wins[usual] > wins[choices[0]]:
+    wanted += f" ({' under '.join(usual)} in {wins[usual]})"
+assert f"{wanted};" in line, (wanted, line)
+PY
+}
+gen=dist=histogram,file=$source_dir/inputs/lengths/prolong64k.csv
+compare_draws ', fastest in 2 of them (group-cast under contiguous in 4); next: ' 6 "$gen,tokens=16K"
+compare_draws ' of them' 3 dist=long-tailed,count=20,max=2K
+# What refuses one draw (seed 5 has no reader so far away, seed 6 has) is refused, with the seed.
+expect 0 '# refused: cp 8 under contiguous: seed 6: schedule halo: with a window of 500, rank 5 needs keys of rank 3' "${predict[@]}" \
+  --cp 8 --schedule ring,halo --layout contiguous --window 500 --gen dist=uniform,count=8,min=100,max=900,seed=5 --seeds 4
+expect 0 'RESULT' "${draws[@]}" --gen dist=long-tailed,count=20,max=2K,seed=3 --seeds 1 -J one.json
+/usr/bin/python3 -c 'import json; a, b = (json.load(open(f))["results"] for f in ("one.json", "seed3.json")); assert a == b, (a, b)' ||
+  fail "--seeds 1 is not the default"
 
 # A recurrent layer: every schedule of states; what a layout refuses; one rank at the published rate; a picture. Two
 # tensor-parallel ranks have half of the heads each, which neighbours share: messages of half the bytes leave the node.
@@ -125,6 +187,15 @@ refused '--tp 3 does not divide --kv-heads 8; the nearest is 2' "${predict[@]}" 
 refused '--heads 30 is not a multiple of --kv-heads 8; the nearest is 32' "${predict[@]}" --heads 30
 refused '--window 4 needs --mask causal' "${predict[@]}" --window 4 --mask full
 refused '--trace needs one --schedule' "${predict[@]}" --trace none.json
+refused '--seeds 2 goes with --gen, without --model' "${predict[@]}" --seeds 2
+refused '--seeds 2 goes with --gen, without --model' "${predict[@]}" --seeds 2 --model llama-3.1-8b --gen dist=uniform
+refused '--seeds 3: all of them give the same documents of --gen dist=fixed,length=64; leave it out' "${predict[@]}" --seeds 3 \
+  --gen dist=fixed,length=64
+refused '--seeds 3: all of them give the same documents' "${predict[@]}" --seeds 3 --gen dist=list,file=list.txt
+for output_of_one in --trace --goal --chakra; do
+  refused "$output_of_one shows one draw of documents; leave out --seeds" "${predict[@]}" "${one[@]:0:4}" --cp 4 --gen "$gen" --seeds 2 \
+    $output_of_one none
+done
 refused '--goal needs one --schedule' "${predict[@]}" --goal none.goal
 refused 'leave out --collectives library' "${predict[@]}" --schedule all-gather --layout striped --cp 4 --tokens 1K \
   --collectives library --goal none.goal
