@@ -164,7 +164,7 @@ def predict_all(apps, rows, reasons, copies):
             error = 100 * (predicted / published - 1)
             reason = unused.pop(row["record"], "") if is_miss(row, error) else ""
             predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
-                                                       "heads", "kv_heads", "head_dim", "mask", "pass")},
+                                                       "heads", "kv_heads", "head_dim", "mask", "pass", "machine")},
                                 "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}", "naive_ms": naive,
                                 "error_percent": f"{error:.1f}", "surface": "outside" if outside else "inside",
                                 "reason": reason})
@@ -181,7 +181,7 @@ def winners_line(predictions):
     shapes = collections.defaultdict(list)
     for row in predictions:
         place = row["source"].split(":")[0] if ", bar" in row["source"] else row["source"]
-        shape = [row[k] for k in ("gpu", "gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass")]
+        shape = [row[k] for k in ("gpu", "gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass", "machine")]
         shapes[(place, *shape)].append((float(row["published_ms"]), float(row["predicted_ms"])))
     decided = [times for times in shapes.values() if len(times) > 1
                and sorted(t for t, _ in times)[1] > MARGIN * min(times)[0]]
