@@ -244,12 +244,12 @@ class SpanWriter {
       : plan_(plan), pass_(pass), lines_(plan.ranks.size()), waited_for_(plan.ranks.size()) {}
 
   void spent(int rank, const Op& op, int step, double begin, double end) {
-    std::string name =
-        std::visit([&](const auto& s) { return name_of_spending(rank, s); }, step_of(rank, step));
-    // Clears that a kernel might have made needless wait for the first use of their array.
-    if (op.spends == SpanKind::pass && (std::holds_alternative<step::Compute>(step_of(rank, step)) ||
-                                        std::holds_alternative<step::Exchange>(step_of(rank, step))))
-      name = "clear";
+    const Step& of = step_of(rank, step);
+    std::string name = std::visit([&](const auto& s) { return name_of_spending(rank, s); }, of);
+    const bool deferred = std::holds_alternative<step::Compute>(of) ||
+                          std::holds_alternative<step::Exchange>(of) ||
+                          std::holds_alternative<step::Wait>(of);
+    if (op.spends == SpanKind::pass && deferred) name = "deferred clear or delta";
     add(rank, op.spends, name, step, begin, end);
   }
   void waited(int rank, int step, int posted, double begin, double end) {
