@@ -4,7 +4,7 @@
 From results/prediction/published.csv, which published.py makes, each MACHINE.toml (inputs/machines) gets
 
     model.order_margin   the least share by which one of two predictions must be longer so that, of all published pairs of
-                         one problem and GPU that are predicted to be so far apart, 9 in 10 are in the predicted order
+                         one problem and machine that are predicted to be so far apart, 9 in 10 are in the predicted order
     [[model.errors]]     for a pass, and one rank or several: the share of a predicted time that bounds the error of a further
                          figure 9 times in 10: of n errors, the ceil(0.9 (n + 1))-th in size (split conformal prediction)
 
@@ -72,7 +72,7 @@ def pairs_of(rows):
     problems = collections.defaultdict(list)
     for row in rows:
         place = row["source"].split(":")[0] if ", bar" in row["source"] else row["source"]
-        problem = [row[k] for k in ("gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass")]
+        problem = [row[k] for k in ("gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass", "machine")]
         problems[(gpu_of(row), place, *problem)].append((float(row["predicted_ms"]), float(row["published_ms"])))
     for (gpu, *_), times in problems.items():
         for (a, c), (b, d) in itertools.combinations(times, 2):

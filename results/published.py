@@ -8,7 +8,8 @@ row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (resu
                     the naive time: FLOPs over the kernel's best rate, plus the bytes that a rank sends over a link's
     published.txt   groups of them: how many, median error, how many within 10 and 20 %; what was left out, and why
 
-An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/, measured by this
+inputs/published/copies.csv has what the code of a source copies beyond the plan that is predicted; it takes the machine's rate
+of copies. An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/, measured by this
 project) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A machine
 "NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py).
 Braces in options, as "lengths-{1,2}.txt", are as those of a shell: the mean of a prediction with each is held against the figure.
@@ -20,6 +21,7 @@ import collections
 import csv
 import json
 import pathlib
+import re
 import shlex
 import statistics
 import subprocess
@@ -130,6 +132,20 @@ def predicted_ms(row, by_pass):
     return sum(m["time"] for m in measured), any(m["surface"] == "outside" for m in measured)
 
 
+def bytes_of(row, copies):
+    """Of "2Q + 3K": Q are bytes of a rank's queries, K of its keys, A of all keys, in bf16."""
+    if not re.fullmatch(r"[\d.]*[QKA]( \+ [\d.]*[QKA])*", copies):
+        sys.exit(f"published.py: record {row['record']}: copies of '{copies}'; wanted: as 2Q + 3K + A")
+    keys = int(row["batch"]) * int(row["tokens"]) * int(row["kv_heads"]) * int(row["head_dim"]) * 2
+    size = {"A": keys, "K": keys / int(row["gpus"]), "Q": keys / int(row["gpus"]) * int(row["heads"]) / int(row["kv_heads"])}
+    return sum(float(part[:-1] or 1) * size[part[-1]] for part in copies.split(" + "))
+
+
+def copied_ms(row, copies, path):
+    model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
+    return 1e3 * bytes_of(row, copies) / model["copy_bytes_per_s"]["value"]
+
+
 def naive_ms(row, by_pass, path):
     """FLOPs over the best rate of the machine's kernel, plus bytes over the rate of its innermost links."""
     model = tomllib.loads(path.read_text(encoding="utf-8"))["model"]
@@ -146,7 +162,7 @@ def naive_ms(row, by_pass, path):
     return total
 
 
-def predict_all(apps, rows, reasons):
+def predict_all(apps, rows, reasons, copies):
     """Returns a row for each figure, and the reasons that no miss needs."""
     unused = dict(reasons)
     predictions, known = [], {}
@@ -155,13 +171,15 @@ def predict_all(apps, rows, reasons):
             published = published_ms(row)
             cases = predictions_of(apps, row, pathlib.Path(folder), known)
             times, outside = zip(*(predicted_ms(row, by_pass) for by_pass in cases))
-            predicted = statistics.fmean(times)
             machine = machine_of(row, pathlib.Path(folder))
+            predicted = statistics.fmean(times)
+            if row["record"] in copies:
+                predicted += copied_ms(row, copies[row["record"]], machine)
             naive = "" if "--model" in row["predict"] else f"{statistics.fmean(naive_ms(row, c, machine) for c in cases):.4g}"
             error = 100 * (predicted / published - 1)
             reason = unused.pop(row["record"], "") if is_miss(row, error) else ""
             predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
-                                                       "heads", "kv_heads", "head_dim", "mask", "pass")},
+                                                       "heads", "kv_heads", "head_dim", "mask", "pass", "machine")},
                                 "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}", "naive_ms": naive,
                                 "error_percent": f"{error:.1f}", "surface": "outside" if any(outside) else "inside",
                                 "reason": reason})
@@ -178,7 +196,7 @@ def winners_line(predictions):
     shapes = collections.defaultdict(list)
     for row in predictions:
         place = row["source"].split(":")[0] if ", bar" in row["source"] else row["source"]
-        shape = [row[k] for k in ("gpu", "gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass")]
+        shape = [row[k] for k in ("gpu", "gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass", "machine")]
         shapes[(place, *shape)].append((float(row["published_ms"]), float(row["predicted_ms"])))
     decided = [times for times in shapes.values() if len(times) > 1
                and sorted(t for t, _ in times)[1] > MARGIN * min(times)[0]]
@@ -236,10 +254,13 @@ def main():
     rows = rows_of(INPUTS / "published" / "attention.csv")
     reasons = {record: row["reason"] for row in rows_of(INPUTS / "published" / "reasons.csv")
                for record in row["records"].split()}
+    copies = {record: row["bytes"] for row in rows_of(INPUTS / "published" / "copies.csv") for record in row["records"].split()}
     chosen = [r for r in rows if r["machine"] and (options.only is None or options.only in r["source"])]
     if not chosen:
         sys.exit(f"published.py: no source contains '{options.only}'")
-    predictions, unused = predict_all(options.apps, chosen, reasons)
+    for record in copies.keys() - {row["record"] for row in rows if row["machine"]}:
+        sys.exit(f"published.py: copies for record {record}, which is not predicted")
+    predictions, unused = predict_all(options.apps, chosen, reasons, copies)
     if options.only is not None:
         for row in predictions:
             print(", ".join(row.values()))

@@ -5,7 +5,7 @@
 #   gpu_suite.sh bench [ARGS]          the GPU benchmarks; JSON to results/gpu/
 #
 # Environment: GYRE_PROGRAMS (folder with apps/, tests/, bench/), GYRE_INPUTS, GYRE_RESULTS, MPIEXEC,
-# GYRE_SOFTGPU=1 if the programs use the software GPU.
+# GYRE_SOFTGPU=1 if the programs use the software GPU, GYRE_RANKS (numbers of ranks of the programs; "1 2 4").
 # Exit codes: 0 all passed, 1 something failed, 3 there is no usable GPU.
 set -euo pipefail
 
@@ -192,7 +192,7 @@ programs() {
     tokens=96 vocab=500 launches=1 heads=(--heads 2 --kv-heads 1 --head-dim 16)
     states=(--heads 4 --key-heads 4 --key-dim 8 --value-dim 8)
   fi
-  for n in 1 2 4; do
+  for n in ${GYRE_RANKS:-1 2 4}; do
     for comm in nccl staged mpi-gpu; do
       local check=(verified 'VERIFY PASSED') with=("${gpu[@]}" --comm "$comm")
       [[ $n -eq 1 ]] || with+=(--share-gpus)

@@ -3,6 +3,8 @@
 #include <algorithm>
 #include <array>
 #include <bit>
+#include <optional>
+#include <set>
 
 #include "attention/kernels/ragged_batch.hpp"
 #include "attention/kernels/reversed_rows.hpp"
@@ -19,8 +21,10 @@ class ProgramWriter : OpWriter {
       : OpWriter(programs, plan.rank, schedule), plan_(plan), written_(plan.arrays.size()) {}
 
   CompiledRank write() {
-    for (const Step& step : plan_.steps(p_.pass_)) {
+    const std::vector<Step>& steps = plan_.steps(p_.pass_);
+    for (const Step& step : steps) {
       std::visit([this](const auto& s) { walk(s); }, step);
+      while (&step == &steps.back() && !deferred_.empty()) clear_deferred(*deferred_.begin());
       end_step(std::holds_alternative<step::Wait>(step));
     }
     return end();
@@ -28,6 +32,11 @@ class ProgramWriter : OpWriter {
 
  private:
   void walk(const step::Exchange& e) {
+    for (const Message& m : e.sends)
+      for (const Slice& slice : m.slices) {
+        clear_deferred(slice.array);
+        make_delta_before(slice.array);
+      }
     Open open = new_exchange(e.id);
     int64_t packed = copies_of(e, plan_, p_.heads_, p_.types_).sent;
     for (const Message& m : e.sends)
@@ -47,6 +56,7 @@ class ProgramWriter : OpWriter {
         send(m.peer, bytes(m), static_cast<int>(i), open);
     for (const Message& m : e.recvs) {
       write_rows(m.slices);
+      for (const Slice& slice : m.slices) clear_deferred(slice.array);
       if (m.peer == plan_.rank) continue;
       receive(m.peer, bytes(m), open);
       for (const Slice& slice : m.slices)
@@ -57,7 +67,10 @@ class ProgramWriter : OpWriter {
 
   /// Adds a library collective, in which every peer sends and receives the same number of bytes.
   void join_group(const step::Exchange& e, Open& open) {
-    for (const Message& m : e.recvs) write_rows(m.slices);
+    for (const Message& m : e.recvs) {
+      write_rows(m.slices);
+      for (const Slice& slice : m.slices) clear_deferred(slice.array);
+    }
     const auto ranks = static_cast<int>(e.group.size());
     if (e.group.front() % ranks != 0 || e.group.back() - e.group.front() != ranks - 1)
       throw_runtime("{}: an operation of ranks {} to {}, which are no group of {} neighbours",
@@ -79,8 +92,9 @@ class ProgramWriter : OpWriter {
                       .rectangles = c.rectangles,
                       .d_q = c.d_q >= 0,
                       .d_kv = c.d_kv >= 0};
-    if (p_.machine_.kernel.merges()) {
+    if (library_) {
       prepare_batches(c);
+      overwrite(c, query_heads_of(all, c.kv_heads, p_.heads_));
       call.merged = merged_by(c, call.query_heads);
       call.rectangles = batches_.entries;
     }
@@ -180,9 +194,59 @@ class ProgramWriter : OpWriter {
         written(slice.array).add(slice.row, slice.row + slice.rows);
   }
   RowSet& written(int array) { return written_[array]; }
-  void walk(const step::Clear& c) { pass_over({c.array}); }
-  void walk(const step::Delta& d) { pass_over({d.out, d.d_out}); }
+  void walk(const step::Clear& c) {
+    make_delta_before(c.array);
+    deferred_.insert(c.array);
+    if (!library_) clear_deferred(c.array);
+  }
+  void walk(const step::Delta& d) {
+    delta_ = d;
+    if (!library_) make_delta();
+  }
+  /// As in the executor (execute.cpp), the first call of a library overwrites its results, so that
+  /// they need no clear, and computes delta inside.
+  void overwrite(const step::Compute& c, HeadRange query_heads) {
+    if (p_.pass_ == Pass::forward) return replace_clears({c.out, c.stats}, query_heads, c, true);
+    if (!batches_.plan.others.empty()) make_delta();
+    if (c.d_q >= 0) replace_clears({c.d_q}, query_heads, c, true);
+    if (c.d_kv >= 0) replace_clears({c.d_kv}, c.kv_heads, c, false);
+  }
+  /// Of arrays that the call overwrites, only rows that it does not write are cleared.
+  void replace_clears(std::initializer_list<int> arrays, HeadRange heads, const step::Compute& c,
+                      bool queries) {
+    const bool overwrites = std::all_of(arrays.begin(), arrays.end(), [&](int array) {
+      return deferred_.contains(array) && plan_.arrays[array].heads == heads;
+    });
+    for (const int array : arrays) {
+      if (!overwrites) {
+        clear_deferred(array);
+        continue;
+      }
+      deferred_.erase(array);
+      const RowSet rows = queries ? queries_of(c.rectangles) : keys_of(c.rectangles);
+      PlanArray rest = plan_.arrays[array];
+      rest.rows = {{0, LocalToken(0), rest.tokens() - rows.count()}};
+      pass(stored_bytes(rest, p_.heads_, p_.types_));
+    }
+  }
+  void clear_deferred(int array) {
+    if (deferred_.erase(array) > 0) pass_over({array});
+  }
+  void make_delta() {
+    if (delta_) pass_over({delta_->out, delta_->d_out});
+    delta_.reset();
+  }
+  void make_delta_before(int array) {
+    const auto shares = [&](int part) {
+      return plan_.arrays[part].storage == plan_.arrays[array].storage;
+    };
+    if (delta_ && (shares(delta_->out) || shares(delta_->d_out) || shares(delta_->stats)))
+      make_delta();
+  }
   void walk(const step::Merge& m) {
+    for (const step::Merge::Partial& partial : m.partials)
+      for (const int array : {partial.out, partial.stats}) clear_deferred(array);
+    for (const int array : {m.out, m.stats}) clear_deferred(array);
     // Outputs: rescaling reads and writes one, and each sum reads two and writes one.
     // Log-sum-exps: a copy keeps L_0, each sum reads two and writes one, each weight reads two.
     const auto partials = std::ssize(m.partials);
@@ -216,6 +280,9 @@ class ProgramWriter : OpWriter {
   const RankPlan& plan_;
   std::vector<RowSet> written_;  ///< [array] rows written so far
   CallBatches batches_;
+  const bool library_ = p_.machine_.kernel.merges();
+  std::set<int> deferred_;            ///< arrays to be cleared before their next use
+  std::optional<step::Delta> delta_;  ///< that no call has computed yet
 };
 
 namespace {

@@ -244,8 +244,12 @@ class SpanWriter {
       : plan_(plan), pass_(pass), lines_(plan.ranks.size()), waited_for_(plan.ranks.size()) {}
 
   void spent(int rank, const Op& op, int step, double begin, double end) {
-    const std::string name =
-        std::visit([&](const auto& s) { return name_of_spending(rank, s); }, step_of(rank, step));
+    const Step& of = step_of(rank, step);
+    std::string name = std::visit([&](const auto& s) { return name_of_spending(rank, s); }, of);
+    const bool deferred = std::holds_alternative<step::Compute>(of) ||
+                          std::holds_alternative<step::Exchange>(of) ||
+                          std::holds_alternative<step::Wait>(of);
+    if (op.spends == SpanKind::pass && deferred) name = "deferred clear or delta";
     add(rank, op.spends, name, step, begin, end);
   }
   void waited(int rank, int step, int posted, double begin, double end) {

@@ -210,10 +210,13 @@ TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
   const TwinScores twin = twin_scores(documents, config);
   std::vector<GridShape> grids = {{1, world().size(), 1}};
   if (world().size() % 2 == 0) grids.push_back({1, world().size() / 2, 2});
+  size_t number = 0;
   for (const GridShape& grid : grids)
     for (const Schedule& schedule : schedules()) {
-      size_t refused = 0;
+      size_t refused = 0, tried = 0, i = number++;
       for (const LayoutKind& layout : layout_kinds()) {
+        if (!test::is_taken(i++)) continue;
+        ++tried;
         const ScoringSetup setup = setup_of(grid, layout.name, schedule.name);
         if (const std::string reason = refusal_of(documents, config, setup); !reason.empty()) {
           ++refused;
@@ -223,7 +226,7 @@ TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
         expect_right(documents, config, twin, setup);
       }
       // Of all schedules only this one needs something that scoring never gives: a window.
-      EXPECT_EQ(refused, schedule.name == "halo" ? layout_kinds().size() : 0) << schedule.name;
+      EXPECT_EQ(refused, schedule.name == "halo" ? tried : 0) << schedule.name;
     }
   poison_new_buffers(poisoned);
 }
@@ -275,17 +278,21 @@ TEST(Scoring, WindowsOfLayersEqualTheSerialTwin) {
   config.num_hidden_layers = 1;
   config.layer_kinds = {{.window = 2}};
   const TwinScores twin = twin_scores(documents, config);
-  int ran = 0;
-  for (const Schedule& schedule : schedules())
+  size_t number = 0;
+  bool halo_ran = false;
+  for (const Schedule& schedule : schedules()) {
+    size_t i = number++;
     for (const LayoutKind& layout : layout_kinds()) {
+      if (!test::is_taken(i++)) continue;
       const ScoringSetup setup = setup_of({1, world().size(), 1}, layout.name, schedule.name);
       const std::string refusal = refusal_of(documents, config, setup);
       EXPECT_TRUE(refusal.empty() || schedule.name == "halo") << refusal;
       if (!refusal.empty()) continue;
       expect_right(documents, config, twin, setup);
-      ++ran;
+      halo_ran |= schedule.name == "halo";
     }
-  EXPECT_GT(ran, static_cast<int>((schedules().size() - 1) * layout_kinds().size()));
+  }
+  EXPECT_TRUE(halo_ran);
   poison_new_buffers(poisoned);
 }
 
@@ -391,14 +398,18 @@ TEST(Scoring, SharedPrefixesChangeNoScore) {
   for (const GridShape& grid : all_grids(config))
     for (const int64_t min_prefix : {1, 4, 10})
       expect_right(documents, config, twin, setup_of(grid), min_prefix);
-  for (const Schedule& schedule : schedules())
+  size_t number = 0;
+  for (const Schedule& schedule : schedules()) {
+    size_t i = number++;
     for (const LayoutKind& layout : layout_kinds()) {
+      if (!test::is_taken(i++)) continue;
       const ScoringSetup setup = setup_of({1, world().size(), 1}, layout.name, schedule.name);
       if (refusal_of(documents, config, setup, 4).empty())
         expect_right(documents, config, twin, setup, 4);
       else
         EXPECT_EQ(schedule.name, "halo");
     }
+  }
   poison_new_buffers(poisoned);
 }
 

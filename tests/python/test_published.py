@@ -48,6 +48,13 @@ class Inputs(unittest.TestCase):
             self.assertEqual(bool(row["machine"]), not row["left_out"], row)
             self.assertEqual(bool(row["machine"]), bool(row["predict"]), row)
 
+    def test_copies_are_of_predicted_figures_of_several_gpus(self):
+        predicted = {row["record"] for row in self.rows if row["machine"] and row["gpus"] != "1"}
+        records = [record for row in rows_of(SOURCE / "inputs/published/copies.csv") for record in row["records"].split()]
+        self.assertEqual(len(records), len(set(records)))
+        self.assertLessEqual(set(records), predicted)
+        self.assertGreater(len(records), 30)
+
     def test_no_machine_file_is_made_of_what_it_predicts(self):
         for row in self.rows:
             if row["machine"]:
@@ -129,7 +136,7 @@ class Errors(unittest.TestCase):
     def test_margins_divide_right_orders_from_others(self):
         def figure(predicted, published):
             return {"gpu": "X", "source": "s", "gpus": "8", "tokens": "1", "heads": "1", "kv_heads": "1", "head_dim": "1",
-                    "mask": "m", "pass": "fwd", "predicted_ms": predicted, "published_ms": published}
+                    "mask": "m", "pass": "fwd", "machine": "x", "predicted_ms": predicted, "published_ms": published}
         # The ten pairs of the first five are in the other order; three of them are 2.9 % apart or more.
         times = [1, 1.01, 1.02, 1.03, 1.04, 2, 3, 4, 5, 6]
         rows = [figure(t, 1 / t if t < 1.1 else t) for t in times]
@@ -174,19 +181,21 @@ class Predictions(unittest.TestCase):
             with tempfile.TemporaryDirectory() as folder:
                 root = self.copy(folder, predict=f"--schedule {schedules} --layout contiguous")
                 (root / "inputs/published/reasons.csv").write_text("records,reason\n", encoding="utf-8")
+                (root / "inputs/published/copies.csv").write_text("records,bytes,of\n", encoding="utf-8")
                 done = run(root, "--only", "README")
                 self.assertEqual(done.returncode, 0, done.stderr)
-                return [float(field) for field in done.stdout.split(", ")[13:16]]  # predicted, naive, error
+                return [float(field) for field in done.stdout.split(", ")[14:17]]  # predicted, naive, error
         one, other, both = (predicted(text) for text in ("ring", "all-to-all", "{ring,all-to-all}"))
         self.assertGreater(one[0], 1.2 * other[0])
         self.assertAlmostEqual(both[0], (one[0] + other[0]) / 2, delta=1e-3 * both[0])
         self.assertAlmostEqual(both[1], (one[1] + other[1]) / 2, delta=1e-3 * both[1])
         self.assertAlmostEqual(both[2], (one[2] + other[2]) / 2, delta=0.11)
 
-    def ends(self, reasons, message, **changes):
+    def ends(self, reasons, message, copies="", **changes):
         with tempfile.TemporaryDirectory() as folder:
             root = self.copy(folder, **changes)
             (root / "inputs/published/reasons.csv").write_text(f"records,reason\n{reasons}\n", encoding="utf-8")
+            (root / "inputs/published/copies.csv").write_text(f"records,bytes,of\n{copies}\n", encoding="utf-8")
             done = run(root, "-o", folder)
             self.assertEqual(done.returncode, 1 if message else 0, done.stderr)
             self.assertIn(message, done.stderr)
@@ -196,7 +205,23 @@ class Predictions(unittest.TestCase):
         self.ends("", "a miss without a reason: 50, ")
         self.ends("50 6,a slow host", "a reason, but no miss: record 6: a slow host")
 
+    def test_copies_of_a_source_take_the_rate_of_copies(self):
+        # Record 6: 65536 tokens of 32 heads (8 KV) of 128 on 8 GPUs; an H800 copies 2.9e12 B/s.
+        of_rank = 65536 // 8 * 128 * 2
+        for copies, size in (("2Q + K", (2 * 32 + 8) * of_rank), ("0.5A", 4 * 8 * of_rank)):
+            with tempfile.TemporaryDirectory() as folder:
+                root = self.copy(folder)
+                times = []
+                for line in ("", f"6,{copies},none"):
+                    (root / "inputs/published/copies.csv").write_text(f"records,bytes,of\n{line}\n", encoding="utf-8")
+                    (root / "inputs/published/reasons.csv").write_text("records,reason\n50,a slow host\n", encoding="utf-8")
+                    run(root, "-o", folder)
+                    times += [float(row["predicted_ms"]) for row in rows_of(root / "published.csv") if row["record"] == "6"]
+                self.assertAlmostEqual(times[1] - times[0], 1e3 * size / 2.9e12, delta=0.02)
+
     def test_mistakes_are_refused(self):
+        self.ends("50,a slow host", "copies for record 7, which is not predicted", copies="7,Q,none")
+        self.ends("50,a slow host", "copies of '3X'; wanted: as 2Q + 3K + A", copies="6,3X,none")
         self.ends("", "record 6: unit 'furlong'; wanted: iter/s", unit="furlong")
         self.ends("", "record 6: ", predict="--schedule rings")
 

@@ -19,6 +19,12 @@ Communicator& world();
 /// The MPI environment of this test program.
 MpiEnvironment& environment();
 
+/// Whether a test runs its combination number i: on up to three ranks each, on more, where a run
+/// takes longest, every third.
+inline bool is_taken(size_t i) {
+  return world().size() <= 3 || i % 3 == 0;
+}
+
 /// Says whose a suite is whose tests are written in a header: --file of that file runs them. Always
 /// true.
 bool assign_suite(const std::string& suite, const std::string& file);

@@ -518,12 +518,87 @@ TEST(Predict, AMergeAtTheEndReadsAndWritesOutputsAndLogSumExps) {
   const double merged = 2 * out + 4 * lse + partials * (3 * out + 5 * lse);
   expect_seconds(at_end.compute_only - at_once.compute_only,
                  (cleared + merged) / machine.copy_bytes_per_s);
+  // Partial outputs of a library are written, not cleared.
+  MachineModel library = machine;
+  for (KernelSurface& surface : library.kernel.surfaces) surface.merge_s = 1e-30;
+  expect_seconds(at_end.compute_only - ring.predict_on(library).compute_only,
+                 (cleared + out + 2 * lse) / machine.copy_bytes_per_s);
   for (const char* name : {"ring", "ring-forward"}) {
     const Plan plan = plan_all(find_schedule(name), ring.problem);
     for (const PassPrediction& pass :
          predict({find_schedule(name), ring.problem, types, {}}, machine))
       expect_equal(pass, plan, machine, {});
   }
+}
+
+/// Expects how many bytes rank 0 reads and writes to clear arrays and to compute delta.
+void expect_passed(const Plan& plan, Pass pass, const MachineModel& machine, double bytes) {
+  double seconds = 0;
+  const Simulation simulated = simulate(plan, pass, shape, types, machine);
+  for (const SimulatedSpan& span : simulated.ranks[0].spans)
+    if (span.kind == SpanKind::pass) {
+      seconds += span.end - span.begin;
+      EXPECT_TRUE(span.name == "clear" || span.name == "delta" ||
+                  span.name == "deferred clear or delta")
+          << span.name;
+    }
+  EXPECT_NEAR(seconds * machine.copy_bytes_per_s, bytes, 1e-6);
+}
+
+TEST(Predict, ACallOfALibraryReplacesClearsAndDelta) {
+  FullRing ring(1, 32);
+  ring.problem.passes = PlanPasses::both;
+  Plan plan = plan_all(find_schedule("ring"), ring.problem);
+  MachineModel machine = three_tiers();
+  // Bytes of a row of the output and of dQ, of the statistics, of dO, and of dK and dV.
+  const double out = 8 * 16 * 4, stats = 2 * 8 * 4, d_out = 8 * 16 * 2, d_kv = 2 * 4 * 16 * 4;
+  expect_passed(plan, Pass::forward, machine, 32 * (out + stats));
+  expect_passed(plan, Pass::backward, machine, 32 * (out + d_out + out + d_kv));
+  for (KernelSurface& surface : machine.kernel.surfaces) surface.merge_s = 1e-30;
+  expect_passed(plan, Pass::forward, machine, 0);
+  expect_passed(plan, Pass::backward, machine, 0);
+  // Rows that the call does not write are cleared.
+  for (const Pass pass : {Pass::forward, Pass::backward})
+    for (Step& step : pass == Pass::forward ? plan.ranks[0].forward : plan.ranks[0].backward)
+      if (auto* call = std::get_if<step::Compute>(&step)) {
+        call->rectangles.at(0).q_length = 24;
+        call->rectangles.at(0).k_length = 20;
+      }
+  expect_passed(plan, Pass::forward, machine, 8 * (out + stats));
+  expect_passed(plan, Pass::backward, machine, 8 * out + 12 * d_kv);
+}
+
+TEST(Predict, ALibraryClearsAndComputesDeltaBeforeMessages) {
+  FullRing ring(2, 32);
+  ring.problem.passes = PlanPasses::both;
+  MachineModel machine = three_tiers();
+  for (KernelSurface& surface : machine.kernel.surfaces) surface.merge_s = 1e-30;
+  Plan plan{"hand-made", {}};
+  for (int r = 0; r < 2; ++r) {
+    PlanBuilder p(ring.problem, r);
+    const auto swap = [&](int array, int with) {
+      p.wait(p.exchange_pair("all", {1 - r, {p.whole(array)}}, {1 - r, {p.whole(with)}}));
+    };
+    const int other =
+        p.add_array(ArrayKind::out, p.rows_of(1 - r, ArrayKind::out), p.all_heads(ArrayKind::out));
+    p.clear(own(ArrayKind::out));
+    p.clear(other);
+    p.clear(own(ArrayKind::stats));
+    swap(own(ArrayKind::out), other);
+    ArraySet merged;
+    merged.out = other;
+    p.compute(merged, own(ArrayKind::kv));  // merges into what has arrived
+    p.begin(Pass::backward);
+    const int d_out = p.add_array(ArrayKind::d_out, p.rows_of(1 - r, ArrayKind::d_out),
+                                  p.all_heads(ArrayKind::d_out));
+    p.clear(own(ArrayKind::d_q));  // and nothing uses it
+    p.delta({});
+    swap(own(ArrayKind::d_out), d_out);
+    plan.ranks.push_back(p.take());
+  }
+  const double out = 32 * 8 * 16 * 4, stats = 32 * 2 * 8 * 4, d_out = out / 2, d_q = out;
+  expect_passed(plan, Pass::forward, machine, 2 * out + stats);
+  expect_passed(plan, Pass::backward, machine, out + d_out + d_q);
 }
 
 TEST(Predict, BatchesOfACallAreMergedWhereTheyShareRows) {
