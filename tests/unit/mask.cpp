@@ -53,11 +53,9 @@ TEST(MaskRule, AWindowAtTheEndOfIntegersIsNone) {
   for (const auto& [plain, wide] : {std::pair{&none, &huge}, {&region, &cut_region}}) {
     const DocumentMask a(*plain, 0, 9), b(*wide, 0, 9);
     EXPECT_EQ(a.pairs(9), b.pairs(9));
-    for (int64_t t = 0; t < 9; ++t) {
-      EXPECT_EQ(a.pairs(t), b.pairs(t));
-      EXPECT_EQ(a.keys_of(t), b.keys_of(t));
-      EXPECT_EQ(a.queries_of(t), b.queries_of(t));
-    }
+    for (int64_t t = 0; t < 9; ++t) EXPECT_EQ(a.pairs(t), b.pairs(t));
+    EXPECT_EQ(a.keys_of_queries(), b.keys_of_queries());
+    EXPECT_EQ(a.queries_of_keys(), b.queries_of_keys());
   }
 }
 
@@ -112,7 +110,8 @@ TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
         queries += shows(mask, 1, other, t) ? 1 : 0;
       }
       RC_ASSERT(document.keys_of(t) == keys);
-      RC_ASSERT(document.queries_of(t) == queries);
+      RC_ASSERT(document.keys_of_queries()[t] == keys);
+      RC_ASSERT(document.queries_of_keys()[t] == queries);
       pairs += keys;
       max_keys = std::max(max_keys, keys);
       max_queries = std::max(max_queries, queries);
@@ -191,6 +190,20 @@ TEST(NamedMasks, RefuseWhatTheyCannotBe) {
   expect_usage("'window=4' is none of full", [] { parse_mask("full,window=4"); });
 }
 
+TEST(SortedRegions, OfQueriesHaveAllThatHaveThem) {
+  EXPECT_TRUE(rc::check("brute force", [] {
+    const int64_t length = *rc::gen::inRange<int64_t>(1, 30);
+    const MaskRule mask = test::arbitrary_table({length});
+    const SortedRegions regions = mask.table->of(0);
+    const int64_t begin = *rc::gen::inRange<int64_t>(0, length);
+    const int64_t end = *rc::gen::inRange<int64_t>(begin, length + 1);
+    const auto some = regions.of_queries(begin, end);
+    for (const Region& r : regions.all)
+      if (r.q_begin < end && r.q_end > begin)
+        RC_ASSERT(std::find(some.begin(), some.end(), r) != some.end());
+  }));
+}
+
 TEST(MaskTable, RefusesWhatIsNoMask) {
   const auto refused = [](const std::vector<Region>& regions, const std::string& what) {
     expect_usage(what, [&] { MaskTable({{}, regions}, std::vector<int64_t>{4, 10}); });
@@ -204,6 +217,9 @@ TEST(MaskTable, RefusesWhatIsNoMask) {
   refused({{0, 4, 0, 4, RegionKind::inverse, 2}}, "a window needs a causal diagonal");
   refused({good, {5, 6, 0, 5}}, "regions 0 and 1 of document 1 share a pair");
   refused({good, {3, 4, 3, 4}}, "share a pair");
+  // A region after others of the same first query that lie further right.
+  refused({{2, 6, 0, 2}, {3, 4, 2, 4}, {3, 4, 5, 6}, {4, 5, 7, 9}, {5, 6, 1, 3}},
+          "regions 0 and 4 of document 1 share a pair");
   // Both sides of a diagonal share no pair.
   EXPECT_EQ(
       MaskTable({{good, {0, 9, 1, 10, RegionKind::inverse}}}, std::vector<int64_t>{10}).regions(),
