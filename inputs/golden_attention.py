@@ -21,11 +21,12 @@ def thirty_seconds(rng, *shape):
 
 
 def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=0, scale=None,
-                 sinks=False, regions=None, v_head_dim=None, shared=0, queries=None, **arrays):
+                 sinks=False, regions=None, v_head_dim=None, shared=0, queries=None, selected=0, **arrays):
     """A problem as make_attention.py has them; functions in the place of `sinks`, and `arrays`,
     change what was drawn. With regions, the mask is of them. v_head_dim: elements of a head of
     values; without, those of keys. shared: the last elements of keys, which all heads share. queries:
-    how many of the last tokens of each document have queries; without, all."""
+    how many of the last tokens of each document have queries; without, all. selected: with the mask
+    selected, how many keys a query selects."""
     tokens, v_head_dim = sum(lengths), v_head_dim or head_dim
     rows = tokens if queries is None else sum(queries)
     problem = {
@@ -45,11 +46,32 @@ def make_problem(rng, lengths, heads, kv_heads, head_dim, mask="causal", window=
     if sinks:
         drawn = thirty_seconds(rng, heads)
         problem["sinks"] = sinks(drawn) if callable(sinks) else drawn
+    if selected:
+        problem["selected_keys"] = select(rng, lengths, queries or lengths, selected)
     if regions:
         problem["regions"] = np.array(regions, np.int64)
     for name, change in arrays.items():
         problem[name] = change(problem[name]).astype("f4")
     return problem
+
+
+def goodness(score, position):
+    """The least one is the best: of equal scores, that of the first position."""
+    return -score, position
+
+
+def select(rng, lengths, queries, keys):
+    """[queries, keys]: what an indexer of two heads of 4 elements selects. Its numbers are whole and
+    small, so that scores are exact in every type, and many are equal."""
+    rows = []
+    for length, count in zip(lengths, queries):
+        q, k = rng.integers(-2, 3, (length, 2, 4)), rng.integers(-1, 2, (length, 4))
+        weights = rng.integers(1, 3, (length, 2))
+        for t in range(length - count, length):
+            scores = (weights[t] * np.maximum(k[: t + 1] @ q[t].T, 0)).sum(axis=1)
+            best = sorted(range(t + 1), key=lambda s: goodness(scores[s], s))[:keys]
+            rows.append(best + [-1] * (keys - len(best)))
+    return np.array(rows, np.int32)
 
 
 def write_problem(path, name, arguments, stores=None, only=None, answers_as="f8"):
@@ -64,7 +86,8 @@ def write_problem(path, name, arguments, stores=None, only=None, answers_as="f8"
         group.attrs["mask"] = problem["mask"]
         group.attrs["window"] = np.int64(problem["window"])
         group.attrs["scale"] = np.float64(problem["scale"])
-        arrays = ("offsets", "query_offsets", "q", "k", "k_shared", "v", "d_out", "sinks", "regions")
+        arrays = ("offsets", "query_offsets", "q", "k", "k_shared", "v", "d_out", "sinks", "regions",
+                  "selected_keys")
         golden_files.put_all(group, {key: problem[key] for key in arrays if key in problem}, stores)
         golden_files.put_all(golden_files.reference_group(file), answers)
 
@@ -134,6 +157,11 @@ SHARED = (
 MASKS = (
     "masks that context parallelism replaces by a causal one (huggingface/accelerate PR #4177, "
     "huggingface/trl PR #6843)"
+)
+SELECTED = (
+    "another order of equally good keys, so that two ranks or kernels see other keys (ROCm/ATOM PR #1832, "
+    "vllm-project/vllm-ascend PR #15053); "
+    "positions in the stream taken for positions in the document; -1 read as the last key"
 )
 NO_KEY = (
     "rows without a key: -inf minus -inf, weights of exp(0), a part of a ring that is empty "
@@ -218,6 +246,11 @@ add("no_key", "queries that see no key, in one document all of them", NO_KEY,
 add("fewer_keys", "nine queries that see three keys, causal through the last of both", NO_KEY,
     ("regions", "no-key", "fewer-keys"), [9, 9], 4, 2, 8, regions=[
         [0, 0, 9, 0, 3, 1, 0], [1, 0, 9, 6, 9, 0, 0]])
+add("selected", "each query sees the 6 keys that an indexer selects, or all up to its own position; many of the "
+    "indexer's scores are equal", SELECTED, ("selected", "ties"), [37, 5, 0, 11], 4, 1, 8, mask="selected",
+    selected=6, v_head_dim=6)
+add("selected_last_queries", "the last tokens of documents have queries, which select 7 keys; sinks", SELECTED,
+    ("selected", "ties", "queries", "sinks"), [29, 9], 4, 2, 8, mask="selected", selected=7, queries=[8, 9], sinks=True)
 add("head_dim_1", "heads of one element", "kernels that load several elements at a time",
     ("causal", "head-dim"), [9], 2, 1, 1)
 add("head_dim_3", "heads of three elements", "kernels that load several elements at a time",

@@ -16,7 +16,7 @@ sinks (otherwise its term is missing):
 
 Query head h reads KV head h // (heads / kv_heads). A causal query at position p of its document
 sees the positions up to p, with a window w the positions p - w + 1 to p. inputs/SCHEMA.md says what
-regions show.
+regions show. A query that selects keys sees these.
 """
 
 import os
@@ -79,6 +79,11 @@ def visible(length, problem, document):
     if problem["mask"] == "causal":
         return (j <= i) & ((j > i - window) if window else True)
     seen = np.zeros((length, length), dtype=bool)
+    if problem["mask"] == "selected":
+        first, end = problem.get("query_offsets", problem["offsets"])[document : document + 2]
+        for query, keys in enumerate(problem["selected_keys"][first:end], length - (end - first)):
+            seen[query, keys[keys >= 0]] = True
+        return seen
     for number, q_begin, q_end, k_begin, k_end, kind, width in problem["regions"]:
         if number != document:
             continue

@@ -129,6 +129,8 @@ few_predicted() {
     --layout striped --schedule ring,ring-query,all-gather,all-gather-query,all-to-all
   echo "record: queries.txt: results/queries.py"
   /usr/bin/python3 results/queries.py "$apps" -o "$predictions/queries.txt"
+  echo "record: top-k.txt: results/top_k.py"
+  /usr/bin/python3 results/top_k.py "$apps" -o "$predictions/top-k.txt"
   hybrid_layers
   echo "record: recurrences.txt: results/recurrences.py"
   /usr/bin/python3 results/recurrences.py "$apps" -o "$predictions/recurrences.txt"

@@ -18,6 +18,7 @@ std::string not_modelled(const AttentionOptions& o) {
   if (o.backend.on_gpu()) return "the model of --machine is of kernels on CPUs";
   if (o.emulates_compute() || !o.network.empty())
     return "the model of --machine is not of an emulated machine";
+  if (o.mask.selects_keys()) return "the model of --machine has no rates of selected keys";
   if (o.replay) return "ranks take turns in a replay";
   if (o.threads != 1) return "the model of --machine is of ranks with one thread";
   return "";

@@ -204,7 +204,7 @@ double sampled_score_size(const AttentionWorkload& workload, const TensorRows& i
   };
   for (int64_t d = 0; d < workload.documents(); d += stride(workload.documents(), most)) {
     const DocumentMask mask(workload.mask, d, workload.length(d));
-    const auto regions = mask.regions();
+    const auto regions = mask.regions().all;
     const auto count = std::ssize(regions);
     const int64_t rows = most / std::sqrt(std::clamp<double>(count, 1, most));
     for (int64_t r = 0; r < count; r += stride(count, most))

@@ -48,20 +48,36 @@ void check_queries(const AttentionWorkload& workload, const AttentionFile& file)
   }
 }
 
-MaskRule mask_of(const AttentionFile& file, const std::string& path) {
-  if (file.mask != "regions")
-    return {file.mask == "causal" ? MaskKind::causal : MaskKind::full, file.window};
+/// The regions of each document: those of the file, or of the keys that each query selects.
+std::vector<std::vector<Region>> regions_of(const AttentionFile& file) {
   std::vector<std::vector<Region>> documents(file.offsets.size() - 1);
-  std::vector<int64_t> lengths;
-  for (size_t d = 0; d < documents.size(); ++d)
-    lengths.push_back(file.offsets[d + 1] - file.offsets[d]);
   for (size_t at = 0; at < file.regions.size(); at += attention_region_columns) {
     const int64_t* const row = &file.regions[at];
     documents[row[0]].push_back(
         {row[1], row[2], row[3], row[4], static_cast<RegionKind>(row[5]), row[6]});
   }
+  auto next = file.selected_keys.begin();
+  for (size_t d = 0; next != file.selected_keys.end() && d < documents.size(); ++d) {
+    const int64_t length = file.offsets[d + 1] - file.offsets[d];
+    for (int64_t query = length - file.queries_of(d); query < length; ++query) {
+      std::vector<int64_t> keys(next, next + file.selected);
+      next += file.selected;
+      std::erase(keys, -1);
+      std::ranges::sort(keys);
+      append_selected(query, keys, documents[d]);
+    }
+  }
+  return documents;
+}
+
+MaskRule mask_of(const AttentionFile& file, const std::string& path) {
+  if (file.mask == "causal") return {MaskKind::causal, file.window};
+  if (file.mask == "full") return {MaskKind::full};
+  std::vector<int64_t> lengths;
+  for (size_t d = 0; d + 1 < file.offsets.size(); ++d)
+    lengths.push_back(file.offsets[d + 1] - file.offsets[d]);
   try {
-    return MaskRule(MaskTable(std::move(documents), lengths));
+    return MaskRule(MaskTable(regions_of(file), lengths));
   } catch (const Error& error) {
     throw_usage("{}: /attention/regions: {}", path, error.what());
   }
@@ -84,6 +100,9 @@ KernelTime kernel_time_of(Communicator& world, const AttentionOptions& o) {
   const DType type = o.types().activations;
   run_agreed(world, "--emulate-compute", [&] {
     machine = std::make_shared<MachineModel>(parse_machine_model(o.compute, text));
+    if (const std::string why = machine->kernel.why_not_selected();
+        o.mask.selects_keys() && !why.empty())
+      throw_usage("--mask {}: {}: {}", o.mask.mask, o.compute, why);
     for (const Pass pass : {Pass::forward, Pass::backward})
       if (const std::string why = machine->kernel.why_not(pass, type); !why.empty())
         throw_usage("{}: {}", o.compute, why);

@@ -111,16 +111,30 @@ class Verifier {
     std::ranges::sort(rows, {}, &TokenRow::token);
     return rows;
   }
-  /// Visible pairs of a token as a key or as a query.
-  int64_t pairs_of(const TokenRow& own, bool as_key) const {
-    const DocumentMask mask(workload_.mask, own.document, workload_.length(own.document));
-    const int64_t position = own.token - workload_.offsets[own.document];
-    return as_key ? mask.queries_of(position) : mask.keys_of(position);
+  DocumentMask mask_of(int64_t document) const {
+    return {workload_.mask, document, workload_.length(document)};
+  }
+  int64_t position_of(const TokenRow& own) const {
+    return own.token - workload_.offsets[own.document];
+  }
+  /// Visible pairs of these tokens, in order of documents, as keys or as queries.
+  int64_t pairs_of(const std::vector<TokenRow>& tokens, bool as_keys) const {
+    int64_t pairs = 0, document = -1;
+    std::vector<int64_t> counts;  // of that document
+    for (const TokenRow& own : tokens) {
+      if (own.document != document) {
+        document = own.document;
+        const DocumentMask mask = mask_of(document);
+        counts = as_keys ? mask.queries_of_keys() : mask.keys_of_queries();
+      }
+      pairs += counts[position_of(own)];
+    }
+    return pairs;
   }
   Sample sample(bool keys) const {
     const std::vector<TokenRow>& all = keys ? keys_ : queries_;
-    int64_t total = 0, pairs = case_.expectation().pairs;
-    for (const TokenRow& own : all) total += pairs_of(own, keys) * workload_.heads.heads;
+    int64_t pairs = case_.expectation().pairs;
+    const int64_t total = pairs_of(all, keys) * workload_.heads.heads;
     if (case_.expectation().reference != nullptr) pairs *= more_pairs_with_answers;
     const int64_t budget = std::max<int64_t>(1, pairs / case_.world().size());
     const std::vector<size_t> chosen =
@@ -166,8 +180,7 @@ class Verifier {
     const double* answer =
         of.answers.empty() ? nullptr : row_of(of.answers, row, got.size()).data();
     compare_row(of.array, 0, got, expected, answer, of.check, [&] {
-      return fmt::format(", document {} position {}", own.document,
-                         own.token - workload_.offsets[own.document]);
+      return fmt::format(", document {} position {}", own.document, position_of(own));
     });
   }
   /// Calls recompute(document, tokens) for the rows to be recomputed, and visit(row, i, results)
@@ -200,7 +213,7 @@ class Verifier {
   /// `want`: the recomputed row, or empty. Infinite exactly where a query sees no key.
   void compare_lse(Compared& lse, const TokenRow& own, std::span<const double> want) const {
     if (want.empty() && lse.answers.empty()) return;
-    const bool is_empty = pairs_of(own, false) == 0;
+    const bool is_empty = mask_of(own.document).keys_of(position_of(own)) == 0;
     ExpectedRow row{std::vector<double>(heads_, is_empty ? -infinity_of<double> : 0),
                     std::vector<double>(heads_, 1)};
     row.defined = row.values;

@@ -3,6 +3,7 @@
 #include <fmt/ranges.h>
 
 #include <algorithm>
+#include <memory>
 
 #include "apps/common/packed_streams.hpp"
 #include "attention/masks/registry.hpp"
@@ -32,9 +33,29 @@ std::vector<int64_t> MaskOptions::query_offsets_of(std::span<const int64_t> offs
   return sums;
 }
 
+bool MaskOptions::selects_keys() const {
+  const std::vector<NamedMask>& all = named_masks();
+  const auto named = std::ranges::find(all, mask.substr(0, mask.find(',')), &NamedMask::name);
+  return named == all.end() ? mask == "selected" : named->selects;
+}
+
 LayoutOptions weighed_by(LayoutOptions options, const MaskRule& mask,
                          std::span<const int64_t> offsets) {
   if (mask.plain_causal()) return options;
+  if (mask.table != nullptr) {  // may have millions of regions, and is asked often
+    auto sums = std::make_shared<std::vector<std::vector<int64_t>>>();
+    for (size_t d = 0; d + 1 < offsets.size(); ++d) {
+      const DocumentMask document(mask, static_cast<int64_t>(d), offsets[d + 1] - offsets[d]);
+      const std::vector<int64_t> keys = document.keys_of_queries();
+      std::vector<int64_t>& up_to = sums->emplace_back(1, 0);
+      for (const int64_t more : keys) up_to.push_back(up_to.back() + more);
+    }
+    options.pairs = [sums](int64_t document, int64_t queries) {
+      const std::vector<int64_t>& up_to = (*sums)[document];
+      return up_to[std::min(queries, std::ssize(up_to) - 1)];
+    };
+    return options;
+  }
   options.pairs = [&mask, offsets](int64_t document, int64_t queries) {
     const size_t d = document;
     return DocumentMask(mask, document, offsets[d + 1] - offsets[d]).pairs(queries);

@@ -31,6 +31,8 @@ struct MaskOptions {
   std::vector<int64_t> query_offsets_of(std::span<const int64_t> offsets) const;
   /// The mask of documents of these lengths.
   MaskRule of(std::span<const int64_t> lengths) const;
+  /// Whether each query selects keys of its own, by this mask or that of a file.
+  bool selects_keys() const;
 };
 
 /// These options, with the visible pairs of `mask` as cost. `mask` and `offsets` must outlive them.

@@ -129,6 +129,10 @@ std::vector<Draws> documents_of(const PredictOptions& o) {
 MachineModel machine_of(const PredictOptions& o) {
   MachineModel machine = parse_machine_model(o.machine, read_machine_text(o.machine));
   for (const std::string& link : o.links) apply_link(link, machine);
+  if (const std::string why = machine.kernel.why_not_selected();
+      o.mask.selects_keys() && !why.empty())
+    throw_usage("--mask {}: {}: {}; gyre-attention --explain counts pairs and bytes", o.mask.mask,
+                o.machine, why);
   const DType type = o.types().activations;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     const std::string why = o.recurrence.empty()

@@ -18,7 +18,7 @@ Integers must be equal. Kinds, arrays, and what is in a problem besides what ../
                                                   top_k, top_p, offsets, d_value
     attention/out, lse, d_q, d_k, d_v, d_sinks    the table of Attention; there are mask, window,
                                                   scale, offsets, q, k, v, d_out, perhaps sinks,
-                                                  regions where that is the mask
+                                                  regions or selected_keys where these are the mask
     packed/ids, labels, positions, cu_seqlens,    one bin: there are documents, a list of the tokens
       cu_seqlens_padded                           of each, and slot_multiple
     shards/index, ids, labels, positions,         what one rank holds of one bin: there are layout,

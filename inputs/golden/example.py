@@ -249,6 +249,12 @@ def visible(problem, document, length):
     if problem["mask"] == "causal":
         return (j <= i) & (j > i - (problem["window"] or length + 1))
     seen = np.zeros((length, length), bool)
+    if problem["mask"] == "selected":
+        first, last = problem.get("query_offsets", problem["offsets"])[document : document + 2]
+        for row in range(first, last):
+            keys = problem["selected_keys"][row]
+            seen[length - (last - row), keys[keys >= 0]] = True
+        return seen
     for number, q_begin, q_end, k_begin, k_end, kind, window in problem["regions"]:
         behind = (k_end - j) - (q_end - i)  # keys from this one to the causal diagonal
         pairs = (i >= q_begin) & (i < q_end) & (j >= k_begin) & (j < k_end) & (number == document)

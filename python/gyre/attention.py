@@ -11,7 +11,7 @@ from .arrays import is_bfloat16
 
 ROWS = "[tokens, heads, elements], all documents one after another; offsets says where each begins"
 ANSWERS = ("out", "lse", "d_q", "d_k", "d_v", "d_sinks", "d_k_shared")
-MASKS = ("causal", "full", "regions")
+MASKS = ("causal", "full", "regions", "selected")
 REGION = "[regions, 7]: document, q_begin, q_end, k_begin, k_end, kind, window"
 
 
@@ -43,6 +43,7 @@ def attention_problem(
     window: int = 0,
     scale: float | None = None,
     regions: Any = None,
+    selected_keys: Any = None,
 ) -> AttentionProblem:
     """Checks the inputs. T tokens, H query heads, K KV heads, D elements of a head of queries and
     keys, E of a head of values and of the output, which is D in most models.
@@ -53,13 +54,15 @@ def attention_problem(
     d_out [T, H, E]: gradient of the output; without, 1. sinks [H]: a logit of each head without key or value.
     offsets [documents + 1]: without, all rows are one document. query_offsets [documents + 1]: the
     last tokens of each document alone have queries (chunked prefill, decoding), and q and d_out rows
-    for them: [Q, H, D], [Q, H, E]; without, every token has one. mask: causal, full or regions.
-    window: a causal query sees that many positions, its own the last; 0: all. scale: of scores;
+    for them: [Q, H, D], [Q, H, E]; without, every token has one. mask: causal, full, regions or
+    selected. window: a causal query sees that many positions, its own the last; 0: all. scale: of scores;
     without, 1 / sqrt(D). Reals are finite float16, bfloat16, float32 or float64.
     regions [regions, 7], with mask regions: document, q_begin, q_end, k_begin, k_end, kind, window.
     Of the kinds, 0 shows all pairs of the queries and keys, 1 (causal) cuts off what is behind the
     diagonal through the last of both, 2 (inverse) what is before the one through the first of both,
     3 both; a window is of kinds 1 and 3. No pair may be in two regions.
+    selected_keys [Q, k], with mask selected: positions in its document of the keys that each query sees,
+    up to its own position; -1, no key, comes last. gyre.reference.selected_keys makes them of scores.
 
     ValueError and TypeError name the array, the place, the value, and what would be right.
     """
@@ -99,12 +102,16 @@ def attention_problem(
     if query_offsets is not None:
         arrays["query_offsets"] = check_queries(query_offsets, rows, arrays["offsets"])
     if mask not in MASKS:
-        raise ValueError(f"mask is {mask!r}; it must be causal, full or regions")
+        raise ValueError(f"mask is {mask!r}; it must be causal, full, regions or selected")
     window = checks.size("window", window)
-    if (mask == "regions") != (regions is not None):
-        raise ValueError(f"mask is {mask!r}; regions go with mask 'regions', and it with them")
+    for owner, name, value in (("regions", "regions", regions), ("selected", "selected_keys", selected_keys)):
+        if (mask == owner) != (value is not None):
+            raise ValueError(f"mask is {mask!r}; {name} go with mask {owner!r}, and it with them")
     if regions is not None:
         arrays["regions"] = check_regions(regions, np.diff(arrays["offsets"]))
+    if selected_keys is not None:
+        bounds = arrays.get("query_offsets", arrays["offsets"])
+        arrays["selected_keys"] = check_selected(selected_keys, arrays["offsets"], bounds)
     if mask != "causal" and window > 0:
         raise ValueError(f"window is {window}, but only a causal mask has one; it must be 0")
     least, most = float(np.finfo(np.float32).tiny), float(np.finfo(np.float32).max)
@@ -176,10 +183,55 @@ def check_regions(regions: Any, lengths: np.ndarray) -> np.ndarray:
     return table
 
 
+def query_positions(offsets: np.ndarray, query_offsets: np.ndarray) -> np.ndarray:
+    """[Q] int64: where each query is in its document, of which the last tokens have queries."""
+    behind = np.repeat(query_offsets[1:], np.diff(query_offsets)) - np.arange(query_offsets[-1])
+    return np.repeat(np.diff(offsets), np.diff(query_offsets)) - behind
+
+
+def check_selected(selected: Any, offsets: np.ndarray, query_offsets: np.ndarray) -> np.ndarray:
+    """[Q, k] int64: of each query the positions of its keys, each once, then -1."""
+    name, hint = "selected_keys", "a position in its document of each key that a query sees, or -1"
+    keys = checks.integers(name, selected, int(query_offsets[-1]), None, hint=hint)
+    checks.size("the number of columns of selected_keys", keys.shape[1], 1)
+    positions = query_positions(offsets, query_offsets)
+    checks.every(name, keys, (keys >= -1) & (keys <= positions[:, None]), "-1, or a position up to that of its query")
+    none = keys < 0
+    checks.every(name, keys, none | ~np.maximum.accumulate(none, axis=1), "before -1, no key")
+    order = np.argsort(keys, axis=1, kind="stable")
+    ordered = np.take_along_axis(keys, order, axis=1)
+    new = np.ones(keys.shape, bool)
+    np.put_along_axis(new, order[:, 1:], np.diff(ordered, axis=1) > 0, axis=1)
+    checks.every(name, keys, none | new, "selected once by its query")
+    return keys
+
+
+def regions_of(selected: np.ndarray, offsets: np.ndarray, query_offsets: np.ndarray) -> np.ndarray:
+    """[regions, 7]: runs of consecutive keys that a query selects, as regions of the mask."""
+    documents = np.repeat(np.arange(len(offsets) - 1), np.diff(query_offsets))
+    rows = []
+    for document, p, row in zip(documents, query_positions(offsets, query_offsets), np.sort(selected, axis=1)):
+        keys = row[row >= 0]
+        for run in np.split(keys, np.flatnonzero(np.diff(keys) > 1) + 1):
+            rows += [[document, p, p + 1, run[0], run[-1] + 1, 0, 0]] if len(run) else []
+    return np.array(rows, np.int64).reshape(-1, 7)
+
+
+def selection(keys: np.ndarray, length: int) -> np.ndarray:
+    """[len(keys), length] booleans: the keys of a document that its queries select, -1 none."""
+    seen = np.zeros((len(keys), length + 1), bool)  # the last column is -1
+    np.put_along_axis(seen, keys, True, axis=1)
+    return seen[:, :length]
+
+
 def sees_some(problem: AttentionProblem) -> np.ndarray:
     """[Q] booleans: whether each query sees a key; a sink counts as one."""
     seen = np.ones(len(problem.arrays["q"]), bool)
-    if problem.mask != "regions" or "sinks" in problem.arrays:
+    if "sinks" in problem.arrays:
+        return seen
+    if problem.mask == "selected":
+        return (problem.arrays["selected_keys"] >= 0).any(axis=1)
+    if problem.mask != "regions":
         return seen
     seen[:] = False
     bounds = problem.arrays["offsets"]

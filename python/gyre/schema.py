@@ -64,8 +64,8 @@ TABLES = {
         "d_frames? d_sum? d_split? d_none?"
     ),
     "gyre/attention": (
-        "/attention @mask @window @scale offsets query_offsets~ q k k_shared~ v d_out regions~ sinks~ /reference "
-        "@generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
+        "/attention @mask @window @scale offsets query_offsets~ q k k_shared~ v d_out regions~ selected_keys~ sinks~ "
+        "/reference @generator? out? lse? d_q? d_k? d_k_shared? d_v? d_sinks? *"
     ),
     "gyre/recurrence": (
         "/recurrence @scale offsets q k v g beta~ conv_weight~ d_out /reference @generator? out? d_q? d_k? d_v? d_g? "

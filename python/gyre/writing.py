@@ -77,7 +77,8 @@ def write_attention(
     """Writes a gyre/attention file, which gyre-attention --input reads.
 
     inputs: q [T, H, D], k [T, K, D], v [T, K, E]; optional: k_shared [T, R], with which k is
-    [T, K, D - R], d_out [T, H, E], sinks [H], offsets and query_offsets [documents + 1], mask, window, regions, scale.
+    [T, K, D - R], d_out [T, H, E], sinks [H], offsets and query_offsets [documents + 1], mask, window, regions,
+    selected_keys, scale.
     gyre.attention_problem says what each means.
 
     reference: any of out, lse, d_q, d_k, d_v and, with their inputs, d_sinks and d_k_shared;

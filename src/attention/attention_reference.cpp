@@ -21,8 +21,8 @@ std::vector<int64_t> visible_keys(int64_t position, const DocumentRange& documen
                                   const MaskRule& mask) {
   std::vector<int64_t> keys;
   const DocumentMask of_document(mask, document.index, document.length());
-  for (const Region& r : of_document.regions()) {
-    if (position < r.q_begin || position >= r.q_end) continue;
+  for (const Region& r : of_document.regions_of(position)) {
+    if (position >= r.q_end) continue;
     const Region::Keys seen = r.keys_of(position);
     for (int64_t key = seen.first; key <= seen.last; ++key) keys.push_back(key);
   }

@@ -3,6 +3,7 @@
 #include <fmt/format.h>
 
 #include <algorithm>
+#include <numeric>
 #include <tuple>
 
 #include "core/error.hpp"
@@ -12,6 +13,15 @@ namespace {
 
 bool has(RegionKind kind, RegionKind diagonal) {
   return (static_cast<int>(kind) & static_cast<int>(diagonal)) != 0;
+}
+
+/// The order of regions: by first query, then by first key.
+bool before(const Region& a, const Region& b) {
+  return std::tie(a.q_begin, a.k_begin) < std::tie(b.q_begin, b.k_begin);
+}
+
+int64_t most(const std::vector<int64_t>& counts) {
+  return counts.empty() ? 0 : *std::ranges::max_element(counts);
 }
 
 /// Whether two regions of a document share a visible pair. O(common queries).
@@ -39,18 +49,27 @@ void check_region(const Region& r, int64_t document, size_t index, int64_t lengt
     refuse("a window needs a causal diagonal; it must be 0");
 }
 
-/// Throws if two regions share a visible pair. Sorts them and compares those with common queries.
+/// Throws if two regions share a visible pair. Sorts them, and compares those with common queries
+/// and keys: for regions of one query, neighbours alone.
 void check_overlap(const std::vector<Region>& regions, int64_t document) {
   std::vector<size_t> order(regions.size());
-  for (size_t i = 0; i < order.size(); ++i) order[i] = i;
+  std::iota(order.begin(), order.end(), size_t{0});
   std::sort(order.begin(), order.end(),
-            [&](size_t a, size_t b) { return regions[a].q_begin < regions[b].q_begin; });
+            [&](size_t a, size_t b) { return before(regions[a], regions[b]); });
   for (auto a = order.begin(); a != order.end(); ++a)
-    for (auto b = a + 1; b != order.end() && regions[*b].q_begin < regions[*a].q_end; ++b)
+    for (auto b = a + 1; b != order.end() && regions[*b].q_begin < regions[*a].q_end;) {
+      if (regions[*b].k_begin >= regions[*a].k_end) {  // as do others of its first query
+        b = std::upper_bound(b, order.end(), *b, [&](size_t x, size_t y) {
+          return regions[x].q_begin < regions[y].q_begin;
+        });
+        continue;
+      }
       if (overlap(regions[*a], regions[*b]))
         throw_usage("regions {} and {} of document {} share a pair: {}; {}", std::min(*a, *b),
                     std::max(*a, *b), document, to_string(regions[std::min(*a, *b)]),
                     to_string(regions[std::max(*a, *b)]));
+      ++b;
+    }
 }
 
 }  // namespace
@@ -95,6 +114,14 @@ std::string to_string(const Region& r) {
                      r.window != 0 ? fmt::format(", window {}", r.window) : "");
 }
 
+void append_selected(int64_t query, std::span<const int64_t> keys, std::vector<Region>& regions) {
+  for (size_t i = 0; i < keys.size(); ++i)
+    if (i > 0 && keys[i] == keys[i - 1] + 1)
+      ++regions.back().k_end;
+    else
+      regions.push_back({query, query + 1, keys[i], keys[i] + 1, RegionKind::full});
+}
+
 MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths)
     : documents_(std::move(documents)) {
   if (documents_.size() != lengths.size())
@@ -107,16 +134,27 @@ MaskTable::MaskTable(std::vector<std::vector<Region>> documents, std::span<const
       regions[i].window = std::min(regions[i].window, lengths[d]);
     }
     check_overlap(regions, document);
-    std::stable_sort(regions.begin(), regions.end(), [](const Region& a, const Region& b) {
-      return std::tie(a.q_begin, a.k_begin) < std::tie(b.q_begin, b.k_begin);
-    });
+    if (!std::is_sorted(regions.begin(), regions.end(), before))
+      std::stable_sort(regions.begin(), regions.end(), before);
+    SortedRegions& sorted = sorted_.emplace_back(std::span<const Region>(), 0, true);
+    for (const Region& r : regions) {
+      sorted.longest = std::max(sorted.longest, r.q_end - r.q_begin);
+      sorted.runs = sorted.runs && r.q_end - r.q_begin == 1 && r.kind == RegionKind::full;
+    }
   }
 }
 
-std::span<const Region> MaskTable::of(int64_t document) const {
+SortedRegions MaskTable::of(int64_t document) const {
   GYRE_CHECK(document >= 0 && document < documents(), "document {} of a mask of {}", document,
              documents());
-  return documents_[document];
+  SortedRegions regions = sorted_[document];
+  regions.all = documents_[document];
+  return regions;
+}
+
+std::span<const Region> SortedRegions::of_queries(int64_t begin, int64_t end) const {
+  const auto first = std::ranges::upper_bound(all, begin - longest, {}, &Region::q_begin);
+  return {first, std::ranges::lower_bound(first, all.end(), end, {}, &Region::q_begin)};
 }
 
 int64_t MaskTable::regions() const {
@@ -149,7 +187,7 @@ MaskRule of_last_queries(const MaskRule& mask, std::span<const int64_t> offsets,
     lengths.push_back(offsets[d + 1] - offsets[d]);
     const int64_t first = lengths[d] - (query_offsets[d + 1] - query_offsets[d]);
     const DocumentMask document(mask, static_cast<int64_t>(d), lengths[d]);
-    for (Region region : document.regions()) {
+    for (Region region : document.regions().all) {
       const int64_t skipped = std::max<int64_t>(0, first - region.q_begin);
       region.q_begin += skipped;
       if (has(region.kind, RegionKind::inverse)) region.k_begin += skipped;
@@ -168,13 +206,18 @@ DocumentMask::DocumentMask(const MaskRule& mask, int64_t document, int64_t lengt
              length,
              mask.kind == MaskKind::full ? RegionKind::full : RegionKind::causal,
              mask.window},
-      regions_(&whole_, 1) {
+      regions_{{&whole_, 1}, length, false} {
   if (mask.kind == MaskKind::regions) regions_ = mask.table->of(document);
 }
 
+std::span<const Region> DocumentMask::regions_of(int64_t query) const& {
+  return regions_.of_queries(query, query + 1);
+}
+
 bool DocumentMask::sees(int64_t query, int64_t key) const {
-  return std::any_of(regions_.begin(), regions_.end(), [&](const Region& r) {
-    if (query < r.q_begin || query >= r.q_end) return false;
+  const auto some = regions_of(query);
+  return std::any_of(some.begin(), some.end(), [&](const Region& r) {
+    if (query >= r.q_end) return false;
     const Region::Keys keys = r.keys_of(query);
     return keys.first <= key && key <= keys.last;
   });
@@ -182,29 +225,34 @@ bool DocumentMask::sees(int64_t query, int64_t key) const {
 
 int64_t DocumentMask::keys_of(int64_t query) const {
   int64_t sum = 0;
-  for (const Region& r : regions_) {
-    if (r.q_begin > query) break;  // regions are sorted by q_begin
+  for (const Region& r : regions_of(query))
     if (query < r.q_end) sum += r.keys_of(query).count();
-  }
   return sum;
 }
 
-int64_t DocumentMask::queries_of(int64_t key) const {
-  int64_t sum = 0;
-  for (const Region& r : regions_) {
-    if (key < r.k_begin || key >= r.k_end) continue;
-    // Queries q see the key under a causal diagonal if q >= causal (and q < causal + window), under
-    // an inverse one if q <= inverse.
-    const int64_t causal = key + r.q_end - r.k_end, inverse = key + r.q_begin - r.k_begin;
-    int64_t first = r.q_begin, end = r.q_end;
-    if (has(r.kind, RegionKind::causal)) {
-      first = std::max(first, causal);
-      if (r.window > 0) end = std::min(end, causal + r.window);
+std::vector<int64_t> DocumentMask::keys_of_queries() const {
+  std::vector<int64_t> keys(length_, 0);
+  for (const Region& r : regions_.all)
+    for (int64_t q = r.q_begin; q < r.q_end; ++q) keys[q] += r.keys_of(q).count();
+  return keys;
+}
+
+std::vector<int64_t> DocumentMask::queries_of_keys() const {
+  std::vector<int64_t> queries(length_, 0);
+  for (const Region& r : regions_.all)
+    for (int64_t key = r.k_begin; key < r.k_end; ++key) {
+      // Queries q see the key under a causal diagonal if q >= causal (and q < causal + window),
+      // under an inverse one if q <= inverse.
+      const int64_t causal = key + r.q_end - r.k_end, inverse = key + r.q_begin - r.k_begin;
+      int64_t first = r.q_begin, end = r.q_end;
+      if (has(r.kind, RegionKind::causal)) {
+        first = std::max(first, causal);
+        if (r.window > 0) end = std::min(end, causal + r.window);
+      }
+      if (has(r.kind, RegionKind::inverse)) end = std::min(end, inverse + 1);
+      queries[key] += std::max<int64_t>(0, end - first);
     }
-    if (has(r.kind, RegionKind::inverse)) end = std::min(end, inverse + 1);
-    sum += std::max<int64_t>(0, end - first);
-  }
-  return sum;
+  return queries;
 }
 
 int64_t DocumentMask::reach() const {
@@ -212,23 +260,19 @@ int64_t DocumentMask::reach() const {
 }
 
 int64_t DocumentMask::max_keys() const {
-  if (regions_.data() == &whole_) return reach();
-  int64_t most = 0;
-  for (int64_t q = 0; q < length_; ++q) most = std::max(most, keys_of(q));
-  return most;
+  return regions_.all.data() == &whole_ ? reach() : most(keys_of_queries());
 }
 
 int64_t DocumentMask::max_queries() const {
-  if (regions_.data() == &whole_) return reach();
-  int64_t most = 0;
-  for (int64_t k = 0; k < length_; ++k) most = std::max(most, queries_of(k));
-  return most;
+  return regions_.all.data() == &whole_ ? reach() : most(queries_of_keys());
 }
 
 int64_t DocumentMask::pairs(int64_t queries) const {
   int64_t sum = 0;
-  for (const Region& r : regions_)
-    if (r.q_begin < queries) sum += r.pairs(queries);
+  for (const Region& r : regions_.all) {
+    if (r.q_begin >= queries) break;
+    sum += r.pairs(queries);
+  }
   return sum;
 }
 

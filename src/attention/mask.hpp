@@ -54,10 +54,26 @@ struct Region {
 /// "queries [0, 4), keys [0, 4), causal".
 std::string to_string(const Region& region);
 
+/// Appends the regions of a query that sees these keys, which ascend: one for each run of
+/// consecutive keys.
+void append_selected(int64_t query, std::span<const int64_t> keys, std::vector<Region>& regions);
+
 /// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0: counts keys up to a diagonal.
 int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap);
 
-/// The regions of every document, sorted by first query, then first key.
+/// Regions of a document, sorted by first query, then first key.
+struct SortedRegions {
+  std::span<const Region> all;
+  int64_t longest = 0;  ///< the most queries of a region
+  bool runs = false;    ///< each region is a run of keys that one query sees
+
+  /// Those that can have queries in [begin, end), found by binary search: no others, if they are
+  /// runs.
+  std::span<const Region> of_queries(int64_t begin, int64_t end) const;
+};
+
+/// The regions of every document. A table may have millions of them, each of one query: of the keys
+/// that an indexer selects.
 class MaskTable {
  public:
   /// documents[d]: the regions of document d, which has lengths[d] tokens. Throws a usage error
@@ -65,12 +81,13 @@ class MaskTable {
   /// if a window is negative or without a causal diagonal, or if two regions share a pair. A window
   /// longer than its document is cut to the document length.
   MaskTable(std::vector<std::vector<Region>> documents, std::span<const int64_t> lengths);
-  std::span<const Region> of(int64_t document) const;
+  SortedRegions of(int64_t document) const;
   int64_t documents() const { return std::ssize(documents_); }
   int64_t regions() const;
 
  private:
   std::vector<std::vector<Region>> documents_;
+  std::vector<SortedRegions> sorted_;  ///< [documents] with an empty `all`; of() fills it in
 };
 
 enum class MaskKind { causal, full, regions };
@@ -111,12 +128,17 @@ class DocumentMask {
   DocumentMask(const DocumentMask&) = delete;
   DocumentMask& operator=(const DocumentMask&) = delete;
 
-  std::span<const Region> regions() const& { return regions_; }
-  std::span<const Region> regions() && = delete;  // would outlive this object
+  const SortedRegions& regions() const& { return regions_; }
+  SortedRegions regions() && = delete;  // would outlive this object
+  /// Those that can have this query.
+  std::span<const Region> regions_of(int64_t query) const&;
+  std::span<const Region> regions_of(int64_t query) && = delete;
   bool sees(int64_t query, int64_t key) const;
-  /// Number of keys that a query sees, and of queries that see a key.
+  /// Number of keys that a query sees.
   int64_t keys_of(int64_t query) const;
-  int64_t queries_of(int64_t key) const;
+  /// [length] number of keys that each query sees, and of queries that see each key.
+  std::vector<int64_t> keys_of_queries() const;
+  std::vector<int64_t> queries_of_keys() const;
   /// Largest number of keys that a query sees, and of queries that see a key.
   int64_t max_keys() const;
   int64_t max_queries() const;
@@ -129,7 +151,7 @@ class DocumentMask {
 
   int64_t length_;
   Region whole_;
-  std::span<const Region> regions_;
+  SortedRegions regions_;
 };
 
 /// Visible pairs of a document. Without a table: length² if full; n(n+1)/2 + (length - n) n if

@@ -94,6 +94,24 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, 
   return r;
 }
 
+/// Calls f(region) for the regions of a document that may show a key of `k` to a query of `q`, in
+/// order. Of runs, which are many where queries select their keys, only those of queries in `q` and
+/// of keys between the first and the last one of `k` are looked at.
+template <class F>
+void for_each_region(const SortedRegions& regions, const Fragment& q, const Fragment& k, F f) {
+  const int64_t first = q.start.value(), last = first + (q.length - 1) * q.stride;
+  if (!regions.runs) {
+    for (const Region& region : regions.of_queries(first, last + 1)) f(region);
+    return;
+  }
+  const int64_t first_key = k.start.value(), last_key = first_key + (k.length - 1) * k.stride;
+  for (int64_t p = first; p <= last; p += q.stride) {
+    const auto of_query = regions.of_queries(p, p + 1);
+    auto region = std::ranges::upper_bound(of_query, first_key, {}, &Region::k_end);
+    for (; region != of_query.end() && region->k_begin <= last_key; ++region) f(*region);
+  }
+}
+
 /// The fragments in a stable order of segments: the argument if it is sorted, else a copy in
 /// `sorted`.
 std::span<const Fragment> by_segment(const std::vector<Fragment>& fragments,
@@ -133,13 +151,13 @@ std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const 
   for (const Fragment& q : queries.fragments) {
     auto k = std::lower_bound(in_order.begin(), in_order.end(), q.segment,
                               [](const Fragment& f, int64_t s) { return f.segment < s; });
-    const std::span<const Region> regions =
+    const SortedRegions regions =
         rule.table == nullptr ? endless.regions() : rule.table->of(q.segment);
     for (; k != in_order.end() && k->segment == q.segment; ++k)
-      for (const Region& region : regions) {
+      for_each_region(regions, q, *k, [&](const Region& region) {
         const Rectangle seen = intersect(q, *k, region, trimming);
         if (seen.q_length > 0 && seen.k_length > 0 && seen.pairs() > 0) rectangles.push_back(seen);
-      }
+      });
   }
   const auto before = [](const Rectangle& a, const Rectangle& b) { return a.q_begin < b.q_begin; };
   if (!std::is_sorted(rectangles.begin(), rectangles.end(), before))

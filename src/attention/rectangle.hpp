@@ -61,7 +61,7 @@ enum class Trim {
 /// The visible pairs of the queries of one shard and the keys of another, as nonempty rectangles
 /// sorted by q_begin. Segments are the mask's documents, which never see each other. Padding is in
 /// no fragment, hence in no rectangle. O(fragments log fragments + pairs of fragments of a document
-/// · its regions).
+/// · its regions); of runs of keys only those between the first and the last key count.
 std::vector<Rectangle> intersect(const Shard& queries, const Shard& keys, const MaskRule& rule,
                                  Trim trim = Trim::both);
 

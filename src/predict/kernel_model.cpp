@@ -65,6 +65,12 @@ std::string KernelModel::why_not(Pass pass, DType type) const {
                      fmt::join(known, ", "));
 }
 
+std::string KernelModel::why_not_selected() const {
+  return surfaces.empty() ? ""
+                          : "its rates are of rectangles of queries and keys, none of a kernel "
+                            "that gathers the keys that a query selects";
+}
+
 bool KernelModel::measured(Pass pass, DType type, int64_t head_dim) const {
   return std::any_of(surfaces.begin(), surfaces.end(), [&](const KernelSurface& s) {
     return s.pass == pass && s.type == type && s.head_dim == head_dim;

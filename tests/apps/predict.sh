@@ -186,6 +186,8 @@ refused "--cp '8,x': 'x' is no number of ranks from 1 to 65536" "${predict[@]}" 
 refused "--cp '8,16,8': 8 is there twice" "${predict[@]}" --cp 8,16,8
 refused '--tp 3 does not divide --kv-heads 8; the nearest is 2' "${predict[@]}" --tp 3
 refused '--heads 30 is not a multiple of --kv-heads 8; the nearest is 32' "${predict[@]}" --heads 30
+refused 'h100-sxm-8.toml: its rates are of rectangles of queries and keys, none of a kernel that gathers' \
+  "${predict[@]}" --mask top-k,keys=4
 refused '--window 4 needs --mask causal' "${predict[@]}" --window 4 --mask full
 refused '--trace needs one --schedule' "${predict[@]}" --trace none.json
 refused '--seeds 2 goes with --gen, without --model' "${predict[@]}" --seeds 2

@@ -91,6 +91,11 @@ TEST(Attention, EveryScheduleLayoutMaskAndGroupingOfHeads) {
                        });
 }
 
+TEST(Attention, KeysThatQueriesSelect) {
+  expect_right({ragged, groupings[3], parse_mask("top-k,keys=5").of(ragged)}, all_of(schedules()),
+               all_of(layout_kinds()));
+}
+
 const std::vector<int64_t> last_of_ragged = {5, 0, 1, 0, 5, 3};
 
 TEST(Attention, QueriesOfTheLastTokens) {

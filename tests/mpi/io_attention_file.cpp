@@ -84,6 +84,7 @@ struct Draft {
   std::vector<int64_t> regions{};
   bool reference = true;
   std::vector<int64_t> query_offsets{};  // absent
+  std::vector<int32_t> selected{};       // absent; else two keys of each query
 };
 
 void write_draft(const std::string& path, const Draft& draft) {
@@ -111,6 +112,9 @@ void write_draft(const std::string& path, const Draft& draft) {
   if (!draft.regions.empty())
     file.write_dataset("/attention/regions", std::span<const int64_t>(draft.regions),
                        {std::ssize(draft.regions) / 7, 7});
+  if (!draft.selected.empty())
+    file.write_dataset("/attention/selected_keys", std::span<const int32_t>(draft.selected),
+                       {std::ssize(draft.selected) / 2, 2});
   if (draft.reference) {
     file.create_group("/reference");
     file.write_attribute("/reference", "generator", std::string("test"));
@@ -195,6 +199,20 @@ TEST(AttentionFile, ReadsRegions) {
   EXPECT_EQ(std::ssize(a.regions), 8 * attention_region_columns);
 }
 
+TEST(AttentionFile, ReadsSelectedKeys) {
+  const AttentionFile a = read_attention_file(world(), input("golden/attention_selected.h5"));
+  EXPECT_EQ(a.mask, "selected");
+  EXPECT_EQ(a.selected, 6);
+  ASSERT_EQ(std::ssize(a.selected_keys), 53 * 6);
+  EXPECT_EQ(a.selected_keys[0], 0);  // the first query has one key
+  EXPECT_EQ(a.selected_keys[1], -1);
+  EXPECT_EQ(a.queries_of(2), 0);
+  EXPECT_EQ(a.queries_of(3), 11);
+  EXPECT_EQ(read_attention_file(world(), input("golden/attention_selected_last_queries.h5"))
+                .queries_of(0),
+            8);
+}
+
 TEST(AttentionFile, RefusesWrongFiles) {
   const SharedFolder folder;
   struct Case {
@@ -210,7 +228,7 @@ TEST(AttentionFile, RefusesWrongFiles) {
        {.regions = std::vector<int64_t>(7, 0)}},
       {{"there is no dataset '/attention/regions'; it must be integer [any, 7]"},
        {.mask = "regions", .window = 0}},
-      {{"mask of '/attention' is 'diagonal'; it must be causal, full or regions"},
+      {{"mask of '/attention' is 'diagonal'; it must be causal, full, regions or selected"},
        {.mask = "diagonal"}},
       {{"window of '/attention' is 2, but only a causal mask has one; it must be 0"},
        {.mask = "full"}},
@@ -235,6 +253,25 @@ TEST(AttentionFile, RefusesWrongFiles) {
        {.offsets = {0, 1, 0, 3}}},
       {{"/attention/offsets[2], the last, is 4; it must be 3, the rows of /attention/k"},
        {.offsets = {0, 1, 4}}}};
+  // Queries at 0 of document 0, and at 0 and 1 of document 1.
+  const auto select = [&](const std::string& problem, const std::vector<int32_t>& selected) {
+    cases.push_back({{"/attention/selected_keys" + problem},
+                     {.mask = "selected", .window = 0, .selected = selected}});
+  };
+  const std::string up_to =
+      "it must be -1, no key, or the position of a key up to its query, which is at ";
+  select("[0, 0] is 1; " + up_to + "0 of document 0", {1, -1, 0, -1, 1, 0});
+  select("[2, 1] is 2; " + up_to + "1 of document 1", {0, -1, 0, -1, 1, 2});
+  select("[1, 1] is -2; " + up_to + "0 of document 1", {0, -1, 0, -2, 1, 0});
+  select("[2, 1] is 0; keys must come before -1, no key", {0, -1, 0, -1, -1, 0});
+  select("[2, 1] is 1; a query selects a key once", {0, -1, 0, -1, 1, 1});
+  cases.push_back(
+      {{"dataset '/attention/selected_keys' is int32 [2, 2]; it must be integer [3, any]"},
+       {.mask = "selected", .window = 0, .selected = {0, -1, 0, -1}}});
+  cases.push_back({{"/attention/selected_keys is there, but mask of '/attention' is 'causal'"},
+                   {.selected = {0, -1, 0, -1, 1, 0}}});
+  cases.push_back({{"there is no dataset '/attention/selected_keys'; it must be integer [3, any]"},
+                   {.mask = "selected", .window = 0}});
   const h5::Shape two{2, 2, 2};
   const Draft two_queries{
       .q = two, .d_out = two, .out = two, .lse = {2, 2}, .query_offsets = {0, 1, 2}};

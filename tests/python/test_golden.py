@@ -14,6 +14,7 @@ import sys
 import tempfile
 import time
 import unittest
+from unittest import mock
 
 SOURCE = os.path.join(os.path.dirname(os.path.abspath(__file__)), "..", "..")
 INPUTS = os.path.join(SOURCE, "inputs")
@@ -28,7 +29,9 @@ import numpy as np  # noqa: E402
 
 import check  # noqa: E402
 import example  # noqa: E402
+import golden_attention  # noqa: E402
 import golden_batches  # noqa: E402
+import golden_files  # noqa: E402
 import golden_packing  # noqa: E402
 import gyre_files  # noqa: E402
 
@@ -225,6 +228,18 @@ class Answers(unittest.TestCase):
         self.assertEqual(np.isposinf(answers["soft_cross_entropy"]).tolist(),
                          [False, False, False, False, True, False, False])
         self.assertEqual(np.isneginf(answers["logprob"]).sum(), 4)
+
+    def test_another_order_of_ties_selects_other_keys(self):
+        for case in golden_attention.CASES:
+            if "selected" not in case.tags:
+                continue
+            inputs, answers = load(case.name)
+            arguments = {"rng": golden_files.generator(case.name), **case.write.keywords["arguments"]}
+            with mock.patch.object(golden_attention, "goodness", lambda score, position: (-score, -position)):
+                remade = golden_attention.make_problem(**arguments)
+            np.testing.assert_array_equal(remade["q"], inputs["q"])
+            other = example.attention(inputs | {"selected_keys": remade["selected_keys"]}, "out")
+            self.assertGreater((abs(other - answers["out"]).max(axis=(1, 2)) > 0.1).sum(), len(other) / 4)
 
     def test_slots_of_ranks(self):
         def index(bounds, cp, layout="dual-chunk-swap", option=1):

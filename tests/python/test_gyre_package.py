@@ -455,7 +455,17 @@ class Refusals(Scratch):
                        {"k": np.zeros((7, 3, 3))}),
                       ("v[1, 0, 2] is inf; it must be finite", {"v": broken}),
                       ("sinks is [2]; it must be [4]", {"sinks": np.zeros(2)}),
-                      ("mask is 'banded'; it must be causal, full or regions", {"mask": "banded"}),
+                      ("mask is 'banded'; it must be causal, full, regions or selected", {"mask": "banded"}),
+                      ("mask is 'causal'; selected_keys go with mask 'selected'", {"selected_keys": np.zeros((7, 1), int)}),
+                      ("mask is 'selected'; selected_keys go with mask 'selected'", {"mask": "selected"}),
+                      *[(f"selected_keys[{place}; it must be {wanted}",
+                         {"mask": "selected", "selected_keys": [[0, -1], [1, 0], [2, -1], row, [0, -1], [1, 0], last]})
+                        for place, wanted, row, last in (
+                            ("3, 0] is 4", "-1, or a position up to that of its query", [4, 0], [2, 1]),
+                            ("6, 0] is 3", "-1, or a position up to that of its query", [3, 0], [3, 1]),
+                            ("3, 1] is 0", "before -1, no key", [-1, 0], [2, 1]),
+                            ("6, 1] is 2", "selected once by its query", [3, 0], [2, 2]))],
+                      ("selected_keys is [6, 1]; it must be [7, any]", {"mask": "selected", "selected_keys": np.zeros((6, 1), int)}),
                       ("window is 4, but only a causal mask has one",
                        {"mask": "full", "window": 4}),
                       ("scale is -1; it must be 1.17", {"scale": -1}),
@@ -491,6 +501,34 @@ class Refusals(Scratch):
             np.testing.assert_array_equal(few[name], all_of[name][rows])
         for name in ("d_k", "d_v"):
             np.testing.assert_allclose(few[name], all_of[name], rtol=1e-13, atol=1e-15)
+
+    def test_selected_keys(self):
+        rng, select = np.random.default_rng(5), gyre.reference.selected_keys
+        q, k, w = rng.integers(-2, 3, (9, 2, 3)), rng.integers(-1, 2, (9, 3)), rng.integers(-1, 3, (9, 2))
+        scores = gyre.reference.index_scores(q, k, w)
+        selected = select(scores, 4)
+        ties = 0
+        for t in range(9):
+            wanted = [sum(w[t, j] * max(0, int(q[t, j] @ k[s])) for j in range(2)) for s in range(t + 1)]
+            self.assertEqual(scores[t].tolist(), wanted + [-np.inf] * (8 - t))
+            best = sorted(range(t + 1), key=lambda s: (-wanted[s], s))
+            self.assertEqual(selected[t].tolist(), (best + [-1] * 4)[:4])
+            ties += len(best) > 4 and wanted[best[3]] == wanted[best[4]]
+        self.assertGreater(ties, 1)
+        self.assertEqual(select(scores[:, :3], 5)[8].tolist()[3:], [-1, -1])
+        np.testing.assert_array_equal(gyre.reference.index_scores(q[6:], k, w[6:]), scores[6:])
+        # Each query sees these keys alone, at positions of its document.
+        inputs = small_attention()  # documents of 4, 0 and 3 tokens
+        keys = np.concatenate([select(gyre.reference.drawn_scores(n, d), 2) for d, n in enumerate((4, 0, 3))])
+        found = gyre.reference.attention(**inputs, mask="selected", selected_keys=keys)
+        for t, begin in enumerate([0, 0, 0, 0, 4, 4, 4]):
+            rows = begin + keys[t][keys[t] >= 0]
+            x = inputs["q"][t, 3] @ inputs["k"][rows, 1].T / np.sqrt(3)
+            np.testing.assert_allclose(found["out"][t, 3], np.exp(x) @ inputs["v"][rows, 1] / np.exp(x).sum(), rtol=1e-13)
+        rows = [2, 3, 4, 5, 6]
+        some = {**inputs, "q": inputs["q"][rows], "d_out": inputs["d_out"][rows], "query_offsets": [0, 2, 2, 5]}
+        last = gyre.reference.attention(**some, mask="selected", selected_keys=keys[rows])
+        np.testing.assert_array_equal(last["out"], found["out"][rows])
 
     def test_a_query_that_sees_no_key(self):
         regions = [[0, 1, 4, 0, 3, 1, 0], [2, 0, 2, 0, 2, 0, 0]]  # of documents of 4, 0, 3 tokens

@@ -94,6 +94,25 @@ class Programs(Scratch):
         results = gyre.read(self.place("y.h5")).results
         gyre.assert_close(results, reference, common=True, rtol=1e-5, atol=1e-5)
 
+    def test_selected_keys(self):
+        """The keys of --mask top-k are those of the definition, by the same draws."""
+        scores = [gyre.reference.drawn_scores(40, document, seed=3) for document in range(2)]
+        selected = np.concatenate([gyre.reference.selected_keys(s, 6) for s in scores])
+        rng = np.random.default_rng(1)
+        inputs = {name: rng.normal(size=(80, heads, 8)).astype("f4") for name, heads in (("q", 4), ("k", 2), ("v", 2))}
+        inputs |= {"offsets": [0, 40, 80], "mask": "selected", "selected_keys": selected}
+        path = self.place("selected.h5")
+        gyre.write_attention(path, **inputs, reference=gyre.reference.attention(**inputs))
+        said = self.run_program(2, "gyre-attention", "--input", path, *QUICK)
+        self.assertRegex(said, "VERIFY PASSED 10/10")
+        shape = ("--batch", 2, "--tokens", 40, "--heads", 4, "--kv-heads", 2, "--head-dim", 8)
+        plans = []
+        for problem in (("--input", path), (*shape, "--mask", "top-k,keys=6,seed=3")):
+            self.run_program(1, "gyre-attention", "--explain", *problem, "--cp", 3, "--schedule", "group-cast", "-J", self.place("plan.json"))
+            with open(self.place("plan.json"), encoding="utf-8") as file:
+                plans.append(json.load(file)["plans"])
+        self.assertEqual(*plans)
+
     def test_documents_rows_and_shards(self):
         documents, packed = self.place("documents.h5"), self.place("packed.h5")
         rng = np.random.default_rng(4)

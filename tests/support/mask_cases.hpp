@@ -26,7 +26,7 @@ inline bool shows(const Region& r, int64_t q, int64_t k) {
 inline bool shows(const MaskRule& mask, int64_t document, int64_t q, int64_t k) {
   if (mask.kind == MaskKind::full) return true;
   if (mask.kind == MaskKind::causal) return k <= q && (mask.window == 0 || q - k < mask.window);
-  const auto regions = mask.table->of(document);
+  const auto regions = mask.table->of(document).all;
   return std::any_of(regions.begin(), regions.end(),
                      [&](const Region& r) { return shows(r, q, k); });
 }

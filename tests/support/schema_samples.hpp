@@ -190,6 +190,7 @@ inline std::vector<Sample> samples(const SharedFolder& folder) {
       {input("golden/attention_keys_shared_groups.h5"), attention_schema, attention},
       {input("golden/attention_decode.h5"), attention_schema, attention},
       {input("attention_regions.h5"), attention_schema, attention},
+      {input("golden/attention_selected.h5"), attention_schema, attention},
       {input("golden/recurrence_kda.h5"), recurrence_schema,
        [](const std::string& path) { (void)read_recurrence_file(world(), path); }},
       {input("golden/recurrence_conv.h5"), recurrence_schema,

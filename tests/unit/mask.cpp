@@ -2,6 +2,7 @@
 
 #include "attention/mask.hpp"
 
+#include <fmt/format.h>
 #include <gtest/gtest.h>
 
 #include <cstdlib>
@@ -9,6 +10,7 @@
 #include <set>
 
 #include "attention/masks/registry.hpp"
+#include "core/token_random.hpp"
 #include "errors.hpp"
 #include "mask_cases.hpp"
 
@@ -53,11 +55,9 @@ TEST(MaskRule, AWindowAtTheEndOfIntegersIsNone) {
   for (const auto& [plain, wide] : {std::pair{&none, &huge}, {&region, &cut_region}}) {
     const DocumentMask a(*plain, 0, 9), b(*wide, 0, 9);
     EXPECT_EQ(a.pairs(9), b.pairs(9));
-    for (int64_t t = 0; t < 9; ++t) {
-      EXPECT_EQ(a.pairs(t), b.pairs(t));
-      EXPECT_EQ(a.keys_of(t), b.keys_of(t));
-      EXPECT_EQ(a.queries_of(t), b.queries_of(t));
-    }
+    for (int64_t t = 0; t < 9; ++t) EXPECT_EQ(a.pairs(t), b.pairs(t));
+    EXPECT_EQ(a.keys_of_queries(), b.keys_of_queries());
+    EXPECT_EQ(a.queries_of_keys(), b.queries_of_keys());
   }
 }
 
@@ -112,7 +112,8 @@ TEST(DocumentMask, CountsKeysAndQueriesOfEachToken) {
         queries += shows(mask, 1, other, t) ? 1 : 0;
       }
       RC_ASSERT(document.keys_of(t) == keys);
-      RC_ASSERT(document.queries_of(t) == queries);
+      RC_ASSERT(document.keys_of_queries()[t] == keys);
+      RC_ASSERT(document.queries_of_keys()[t] == queries);
       pairs += keys;
       max_keys = std::max(max_keys, keys);
       max_queries = std::max(max_queries, queries);
@@ -139,7 +140,7 @@ TEST(NamedMasks, ShowWhatTheirNamesSay) {
       {"sliding-window,window=3", [](int64_t q, int64_t k) { return std::abs(q - k) <= 3; }},
       {"sliding-window,window=2,global=4",
        [](int64_t q, int64_t k) { return std::abs(q - k) <= 2 || q < 4 || k < 4; }}};
-  std::set<std::string> names;
+  std::set<std::string> names{"top-k"};  // below
   const std::vector<int64_t> lengths = {0, 1, 2, 4, 5, 6, 17};
   for (const auto& [text, definition] : masks) {
     const MaskChoice choice = parse_mask(text);
@@ -152,6 +153,38 @@ TEST(NamedMasks, ShowWhatTheirNamesSay) {
               << text << ", length " << lengths[d] << ", query " << q << ", key " << k;
   }
   for (const NamedMask& mask : named_masks()) EXPECT_EQ(names.contains(mask.name), !mask.joins);
+}
+
+TEST(NamedMasks, TopKShowsTheBestKeysAndOfEqualOnesTheFirst) {
+  const std::vector<int64_t> lengths = {40, 0, 1, 7, 90};
+  int64_t ties = 0;  // queries whose last selected key has an equal one that is not selected
+  for (const uint64_t keys : {1, 7, 200}) {
+    const MaskRule mask = parse_mask(fmt::format("top-k,keys={},seed=5", keys)).of(lengths);
+    for (size_t d = 0; d < lengths.size(); ++d)
+      for (int64_t q = 0; q < lengths[d]; ++q) {
+        std::vector<std::pair<int64_t, int64_t>> best;  // less the score, and the position
+        const uint64_t row = splitmix64_mix(splitmix64_mix(splitmix64_mix(5) + d) + q);
+        for (int64_t k = 0; k <= q; ++k)
+          best.emplace_back(-static_cast<int64_t>(splitmix64_mix(row + k) >> 58), k);
+        std::sort(best.begin(), best.end());
+        if (best.size() > keys) ties += best[keys - 1].first == best[keys].first ? 1 : 0;
+        best.resize(std::min<size_t>(best.size(), keys));
+        std::set<int64_t> selected;
+        for (const auto& [score, k] : best) selected.insert(k);
+        for (int64_t k = 0; k < lengths[d]; ++k)
+          EXPECT_EQ(shows(mask, static_cast<int64_t>(d), q, k), selected.contains(k))
+              << keys << " keys, document " << d << ", query " << q << ", key " << k;
+      }
+  }
+  EXPECT_GT(ties, 50);
+  // As many pairs as with a window of so many keys, for every query.
+  const MaskRule top = parse_mask("top-k,keys=7").of(lengths), window(MaskKind::causal, 7);
+  EXPECT_EQ(DocumentMask(top, 4, 90).keys_of_queries(),
+            DocumentMask(window, 4, 90).keys_of_queries());
+  expect_usage("up to 2^24 = 1.68e7 can be selected",
+               [] { parse_mask("top-k,keys=2K").of(std::vector<int64_t>{1 << 14}); });
+  expect_usage("2^30 = 1.07e9 scores drawn",
+               [] { parse_mask("top-k,keys=4").of(std::vector<int64_t>{1 << 16}); });
 }
 
 TEST(NamedMasks, JoinDocuments) {
@@ -191,6 +224,24 @@ TEST(NamedMasks, RefuseWhatTheyCannotBe) {
   expect_usage("'window=4' is none of full", [] { parse_mask("full,window=4"); });
 }
 
+TEST(SortedRegions, OfQueriesHaveAllThatHaveThem) {
+  EXPECT_TRUE(rc::check("brute force", [] {
+    const int64_t length = *rc::gen::inRange<int64_t>(1, 30);
+    const MaskRule mask = test::arbitrary_table({length});
+    const SortedRegions regions = mask.table->of(0);
+    const int64_t begin = *rc::gen::inRange<int64_t>(0, length);
+    const int64_t end = *rc::gen::inRange<int64_t>(begin, length + 1);
+    const auto some = regions.of_queries(begin, end);
+    for (const Region& r : regions.all)
+      if (r.q_begin < end && r.q_end > begin)
+        RC_ASSERT(std::find(some.begin(), some.end(), r) != some.end());
+  }));
+  // Regions of one query: no others.
+  const MaskRule top = parse_mask("top-k,keys=5").of(std::vector<int64_t>{50});
+  for (const Region& r : top.table->of(0).of_queries(20, 30))
+    EXPECT_TRUE(r.q_begin >= 20 && r.q_begin < 30);
+}
+
 TEST(MaskTable, RefusesWhatIsNoMask) {
   const auto refused = [](const std::vector<Region>& regions, const std::string& what) {
     expect_usage(what, [&] { MaskTable({{}, regions}, std::vector<int64_t>{4, 10}); });
@@ -204,6 +255,9 @@ TEST(MaskTable, RefusesWhatIsNoMask) {
   refused({{0, 4, 0, 4, RegionKind::inverse, 2}}, "a window needs a causal diagonal");
   refused({good, {5, 6, 0, 5}}, "regions 0 and 1 of document 1 share a pair");
   refused({good, {3, 4, 3, 4}}, "share a pair");
+  // A region after others of the same first query that lie further right.
+  refused({{2, 6, 0, 2}, {3, 4, 2, 4}, {3, 4, 5, 6}, {4, 5, 7, 9}, {5, 6, 1, 3}},
+          "regions 0 and 4 of document 1 share a pair");
   // Both sides of a diagonal share no pair.
   EXPECT_EQ(
       MaskTable({{good, {0, 9, 1, 10, RegionKind::inverse}}}, std::vector<int64_t>{10}).regions(),

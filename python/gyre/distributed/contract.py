@@ -153,7 +153,18 @@ def checked_file(path: Path) -> reading.File:
     problem = problem_of(**{name: value for name, value in given.items() if name in taken})
     reference = dict(file.get("reference", {}))
     module.check_reference(problem, {n: a for n, a in reference.items() if n in module.ANSWERS})
-    return file
+    return with_regions(file) if "selected_keys" in file.inputs else file
+
+
+def with_regions(file: reading.File) -> reading.File:
+    """The same attention, but keys that queries select are regions, for which functions of ranks have a parameter."""
+    inputs = file.inputs
+    arrays = dict(inputs)
+    selected, offsets = arrays.pop("selected_keys"), np.asarray(arrays["offsets"], np.int64)
+    queries = np.asarray(arrays.get("query_offsets", offsets), np.int64)
+    arrays["regions"] = attention.regions_of(np.asarray(selected, np.int64), offsets, queries)
+    changed = replace(inputs, arrays=arrays, attributes={**inputs.attributes, "mask": "regions"})
+    return replace(file, groups={**file.groups, "attention": changed})
 
 
 def parameters_of(function: Callable[..., Any]) -> set[str] | None:

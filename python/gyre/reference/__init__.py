@@ -14,20 +14,24 @@ from ._logprobs import (
     survivors,
     top_k,
 )
+from ._selection import drawn_scores, index_scores, selected_keys
 from ._sharding import dual_chunk_swap, local_cu_seqlens, shard, shards, unshard
 
 __all__ = [
     "attention",
+    "drawn_scores",
     "dual_chunk_swap",
     "entropy",
     "filtered",
     "gather",
+    "index_scores",
     "local_cu_seqlens",
     "log_softmax",
     "logprob",
     "logprobs",
     "next_tokens",
     "score_gradient",
+    "selected_keys",
     "shard",
     "shards",
     "soft_cross_entropy",

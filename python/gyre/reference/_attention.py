@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from ..attention import attention_problem, shown, split_gradient, whole_keys
+from ..attention import attention_problem, selection, shown, split_gradient, whole_keys
 
 
 def visible(
@@ -53,11 +53,13 @@ def attention(**inputs: Any) -> dict[str, np.ndarray]:
     bounds = zip(pairwise(offsets), pairwise(problem.arrays.get("query_offsets", offsets)))
     for document, ((begin, end), (first, last)) in enumerate(bounds):
         regions = None if table is None else table[table[:, 0] == document]
-        hidden = ~visible(end - begin, problem.mask, problem.window, regions)[end - begin - (last - first) :]
+        seen = visible(end - begin, problem.mask, problem.window, regions)[end - begin - (last - first) :]
+        if problem.mask == "selected":
+            seen = selection(problem.arrays["selected_keys"][first:last], end - begin)
         for head in range(heads if last > first else 0):
             mine, shared = (slice(first, last), head), (slice(begin, end), head // group)
             x = problem.scale * (q[mine] @ k[shared].T)
-            x[hidden] = -np.inf
+            x[~seen] = -np.inf
             top = np.maximum(x.max(axis=1), sinks[head])
             top[top == -np.inf] = 0  # a query that sees nothing, without a sink
             total = np.exp(x - top[:, None]).sum(axis=1) + np.exp(sinks[head] - top)

@@ -16,6 +16,7 @@
   X(share_question)   \
   X(causal_blockwise) \
   X(sliding_window)   \
+  X(top_k)            \
   /* the end */
 
 namespace gyre {

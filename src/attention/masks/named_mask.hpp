@@ -25,6 +25,8 @@ struct NamedMask {
   MaskRule (&make)(std::span<const int64_t> lengths, std::span<const int64_t> values);
   /// Whether the mask is of one document that consists of the given ones.
   bool joins = false;
+  /// Whether each query selects keys of its own, which a kernel gathers.
+  bool selects = false;
 };
 
 /// A mask table whose regions are regions_of(length) of each document. They must lie inside the
@@ -32,11 +34,10 @@ struct NamedMask {
 template <class RegionsOf>
 MaskRule mask_of_regions(std::span<const int64_t> lengths, RegionsOf regions_of) {
   std::vector<std::vector<Region>> documents;
-  for (const int64_t length : lengths) {
-    std::vector<Region>& kept = documents.emplace_back();
-    for (const Region& region : regions_of(length))
-      if (region.q_begin < region.q_end && region.k_begin < region.k_end) kept.push_back(region);
-  }
+  for (const int64_t length : lengths)
+    std::erase_if(documents.emplace_back(regions_of(length)), [](const Region& region) {
+      return region.q_begin >= region.q_end || region.k_begin >= region.k_end;
+    });
   return MaskRule(MaskTable(std::move(documents), lengths));
 }
 

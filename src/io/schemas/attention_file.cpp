@@ -1,5 +1,7 @@
 #include "io/schemas/attention_file.hpp"
 
+#include <fmt/format.h>
+
 #include <algorithm>
 #include <limits>
 
@@ -11,6 +13,7 @@ namespace {
 
 struct AttentionParts {
   std::optional<h5::Dataset> offsets, query_offsets, q, k, k_shared, v, d_out, sinks, regions;
+  std::optional<h5::Dataset> selected_keys;
   std::optional<h5::Dataset> out, lse, d_q, d_k, d_k_shared, d_v, d_sinks;
   int64_t own_dim = -1, shared_dim = -1;  // elements of k and k_shared; -1: not known
 };
@@ -43,11 +46,14 @@ void check_attributes(SchemaReader& reader, AttentionFile& a) {
   a.mask = reader.text("/attention", "mask");
   a.window = reader.integer("/attention", "window");
   a.scale = reader.real("/attention", "scale");
-  if (!a.mask.empty() && a.mask != "causal" && a.mask != "full" && a.mask != "regions")
-    errors.add("mask of '/attention' is '{}'; it must be causal, full or regions", a.mask);
+  const std::set<std::string> masks{"causal", "full", "regions", "selected"};
+  const bool known = masks.contains(a.mask);
+  if (!a.mask.empty() && !known)
+    errors.add("mask of '/attention' is '{}'; it must be causal, full, regions or selected",
+               a.mask);
   if (a.window < 0)
     errors.add("window of '/attention' is {}; it must be 0, none, or the number of keys", a.window);
-  if ((a.mask == "full" || a.mask == "regions") && a.window > 0)
+  if (known && a.mask != "causal" && a.window > 0)
     errors.add("window of '/attention' is {}, but only a causal mask has one; it must be 0",
                a.window);
   // Scores are computed in f32.
@@ -104,10 +110,21 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   }
   parts.d_out = reader.reals("/attention/d_out", {rows.queries, a.heads, a.v_head_dim});
   parts.sinks = reader.reals_if("/attention/sinks", {a.heads});
-  if (a.mask == "regions")
-    parts.regions = reader.integers("/attention/regions", {-1, attention_region_columns});
-  else if (reader.is_there("/attention/regions"))
-    reader.errors().add("/attention/regions is there, but mask of '/attention' is '{}'", a.mask);
+  const auto of_mask = [&](const char* mask, const std::string& dataset,
+                           const h5::Shape& shape) -> std::optional<h5::Dataset> {
+    if (a.mask == mask) return reader.integers(dataset, shape);
+    if (reader.is_there(dataset))
+      reader.errors().add("{} is there, but mask of '/attention' is '{}'", dataset, a.mask);
+    return std::nullopt;
+  };
+  parts.regions = of_mask("regions", "/attention/regions", {-1, attention_region_columns});
+  parts.selected_keys = of_mask("selected", "/attention/selected_keys", {rows.queries, -1});
+  if (parts.selected_keys) {
+    a.selected = parts.selected_keys->shape()[1];
+    if (a.selected < 1)
+      reader.errors().add("/attention/selected_keys is {}; it needs a column",
+                          h5::to_string(parts.selected_keys->shape()));
+  }
   if (file.has_group("/reference")) {
     a.reference.emplace();
     a.reference->generator = reader.text("/reference", "generator", "");
@@ -130,6 +147,39 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
           "/attention/regions[{}] is of kind {}; "
           "it must be 0, full, 1, causal, 2, inverse causal, or 3, both",
           row, kind);
+  }
+}
+
+/// What is wrong with a key that the query at a position selects; "" if nothing. last: the key
+/// before it; is_new: whether no key before it is the same.
+std::string wrong_key(int64_t key, int64_t position, int64_t document, int64_t last, bool is_new) {
+  if (key < -1 || key > position)
+    return fmt::format(
+        "it must be -1, no key, or the position of a key up to its query, which is at {} of "
+        "document {}",
+        position, document);
+  if (key >= 0 && last == -1) return "keys must come before -1, no key";
+  return is_new ? "" : "a query selects a key once";
+}
+
+/// Checks the keys of each query; the message is of the first wrong one.
+void check_selected(ConfigErrors& errors, const AttentionFile& a) {
+  size_t at = 0;
+  for (int64_t d = 0; d + 1 < std::ssize(a.offsets); ++d) {
+    const int64_t length = a.offsets[d + 1] - a.offsets[d];
+    std::vector<int64_t> selected_by(length, -1);  // the last query that selects each key
+    for (int64_t query = length - a.queries_of(d); query < length; ++query)
+      for (int64_t c = 0, last = 0; c < a.selected; ++c, ++at) {
+        const int64_t key = a.selected_keys[at];
+        const bool is_new = key < 0 || key > query || selected_by[key] != query;
+        const std::string wrong = wrong_key(key, query, d, last, is_new);
+        if (!wrong.empty()) {
+          errors.add("/attention/selected_keys[{}, {}] is {}; {}", at / a.selected, c, key, wrong);
+          return;
+        }
+        if (key >= 0) selected_by[key] = query;
+        last = key;
+      }
   }
 }
 
@@ -167,6 +217,7 @@ void check_numbers(const h5::File& file, const AttentionFile& a,
   check_finite(errors, "/attention/d_out", a.d_out);
   check_finite(errors, "/attention/sinks", a.sinks);
   check_regions(errors, a);
+  if (errors.empty()) check_selected(errors, a);  // by offsets that are right
   if (a.reference) {
     check_finite(errors, "/reference/out", a.reference->out);
     check_finite(errors, "/reference/lse", a.reference->lse, true);
@@ -217,6 +268,11 @@ std::vector<TokenArray> result_arrays(const AttentionResultsHeader& header,
 
 }  // namespace
 
+int64_t AttentionFile::queries_of(int64_t document) const {
+  const std::vector<int64_t>& bounds = query_offsets.empty() ? offsets : query_offsets;
+  return bounds[document + 1] - bounds[document];
+}
+
 int64_t AttentionFile::query_row(int64_t token) const {
   if (query_offsets.empty()) return token;
   const auto document = std::ranges::upper_bound(offsets, token) - offsets.begin();
@@ -237,6 +293,7 @@ AttentionFile read_attention_file(Communicator& comm, const std::string& path) {
   a.v = read_floats(*parts.v, a.rounded);
   a.d_out = read_floats(*parts.d_out, a.rounded);
   if (parts.regions) a.regions = parts.regions->read_all<int64_t>();
+  if (parts.selected_keys) a.selected_keys = parts.selected_keys->read_all<int64_t>();
   if (parts.sinks) a.sinks = read_floats(*parts.sinks, a.rounded);
   const auto read = [](const std::optional<h5::Dataset>& dataset) {
     return dataset ? dataset->read_all<double>() : std::vector<double>();

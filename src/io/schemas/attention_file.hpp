@@ -39,9 +39,11 @@ inline constexpr int64_t attention_region_columns = 7;
 struct AttentionFile {
   int64_t heads = 0, kv_heads = 0, head_dim = 0, v_head_dim = 0;
   int64_t shared_key_dim = 0;          ///< width of /attention/k_shared; 0: the file has none
-  std::string mask = "causal";         ///< causal, full, or regions
+  std::string mask = "causal";         ///< causal, full, regions, or selected
   int64_t window = 0;                  ///< keys that a query sees, itself included; 0: no limit
   std::vector<int64_t> regions;        ///< [regions, columns] if mask is regions; else empty
+  std::vector<int64_t> selected_keys;  ///< [queries, selected] if mask is selected; else empty
+  int64_t selected = 0;                ///< columns of selected_keys
   double scale = 0;                    ///< factor of <q, k>
   std::vector<int64_t> offsets{0};     ///< [documents + 1]
   std::vector<int64_t> query_offsets;  ///< [documents + 1]; empty: all tokens have queries
@@ -54,6 +56,7 @@ struct AttentionFile {
   std::optional<AttentionReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
+  int64_t queries_of(int64_t document) const;
   /// The row of the query of a token, which has one.
   int64_t query_row(int64_t token) const;
 };
