@@ -4,14 +4,15 @@
 inputs/published/attention.csv has a row for each published figure; README.md beside it says what its columns mean. Every
 row with a machine is predicted by APPS/gyre-predict, as it stands. FOLDER (results/prediction) gets
 
-    published.csv   a row for each figure that was predicted: published and predicted time, error, reason of a miss; and
-                    the naive time: FLOPs over the kernel's best rate, plus the bytes that a rank sends over a link's
+    published.csv   a row for each figure that was predicted: published and predicted time, what of the latter is copies of
+                    the source's code, error, reason of a miss; and the naive time: FLOPs over the kernel's best rate, plus
+                    the bytes that a rank sends over a link's
     published.txt   groups of them: how many, median error, how many within 10 and 20 %; what was left out, and why
 
 inputs/published/copies.csv has what the code of a source copies beyond the plan that is predicted; it takes the machine's rate
-of copies. An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/, measured by this
-project) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A machine
-"NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py).
+of copies. An error is predicted time over published time, minus 1. One beyond 20 % (10 % if the source is in results/,
+measured by this project) needs a reason, from inputs/published/reasons.csv, and a reason that explains nothing is an error. A
+machine "NAME without TOKENS" is inputs/machines/NAME.toml whose surface of the head dimension lacks the length (surface.py).
 Braces in options, as "lengths-{1,2}.txt", are as those of a shell: the mean of a prediction with each is held against the figure.
 --only: sources that contain TEXT; nothing is written, rows are printed.
 """
@@ -172,15 +173,15 @@ def predict_all(apps, rows, reasons, copies):
             cases = predictions_of(apps, row, pathlib.Path(folder), known)
             times, outside = zip(*(predicted_ms(row, by_pass) for by_pass in cases))
             machine = machine_of(row, pathlib.Path(folder))
-            predicted = statistics.fmean(times)
-            if row["record"] in copies:
-                predicted += copied_ms(row, copies[row["record"]], machine)
+            copied = copied_ms(row, copies[row["record"]], machine) if row["record"] in copies else 0
+            predicted = statistics.fmean(times) + copied
             naive = "" if "--model" in row["predict"] else f"{statistics.fmean(naive_ms(row, c, machine) for c in cases):.4g}"
             error = 100 * (predicted / published - 1)
             reason = unused.pop(row["record"], "") if is_miss(row, error) else ""
             predictions.append({**{k: row[k] for k in ("record", "source", "gpu", "gpus", "schedule", "layout", "tokens",
                                                        "heads", "kv_heads", "head_dim", "mask", "pass", "machine")},
-                                "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}", "naive_ms": naive,
+                                "published_ms": f"{published:.4g}", "predicted_ms": f"{predicted:.4g}",
+                                "copied_ms": f"{copied:.4g}", "naive_ms": naive,
                                 "error_percent": f"{error:.1f}", "surface": "outside" if any(outside) else "inside",
                                 "reason": reason})
     return predictions, unused
