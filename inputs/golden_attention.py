@@ -249,8 +249,6 @@ add("fewer_keys", "nine queries that see three keys, causal through the last of 
 add("selected", "each query sees the 6 keys that an indexer selects, or all up to its own position; many of the "
     "indexer's scores are equal", SELECTED, ("selected", "ties"), [37, 5, 0, 11], 4, 1, 8, mask="selected",
     selected=6, v_head_dim=6)
-add("selected_last_queries", "the last tokens of documents have queries, which select 7 keys; sinks", SELECTED,
-    ("selected", "ties", "queries", "sinks"), [29, 9], 4, 2, 8, mask="selected", selected=7, queries=[8, 9], sinks=True)
 add("head_dim_1", "heads of one element", "kernels that load several elements at a time",
     ("causal", "head-dim"), [9], 2, 1, 1)
 add("head_dim_3", "heads of three elements", "kernels that load several elements at a time",

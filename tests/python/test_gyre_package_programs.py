@@ -105,6 +105,11 @@ class Programs(Scratch):
         gyre.write_attention(path, **inputs, reference=gyre.reference.attention(**inputs))
         said = self.run_program(2, "gyre-attention", "--input", path, *QUICK)
         self.assertRegex(said, "VERIFY PASSED 10/10")
+        # The last 9 tokens of the first document have queries, and all of the second.
+        rows, last = np.r_[31:80], self.place("last.h5")
+        few = inputs | {"q": inputs["q"][rows], "selected_keys": selected[rows], "query_offsets": [0, 9, 49]}
+        gyre.write_attention(last, **few, reference=gyre.reference.attention(**few))
+        self.assertRegex(self.run_program(3, "gyre-attention", "--input", last, *QUICK), "VERIFY PASSED 10/10")
         shape = ("--batch", 2, "--tokens", 40, "--heads", 4, "--kv-heads", 2, "--head-dim", 8)
         plans = []
         for problem in (("--input", path), (*shape, "--mask", "top-k,keys=6,seed=3")):

@@ -65,6 +65,25 @@ void check_attributes(SchemaReader& reader, AttentionFile& a) {
         a.scale, least, most);
 }
 
+/// Opens the dataset of the mask, if it has one.
+void open_mask(SchemaReader& reader, AttentionFile& a, int64_t queries, AttentionParts& parts) {
+  const auto of_mask = [&](const char* mask, const std::string& dataset,
+                           const h5::Shape& shape) -> std::optional<h5::Dataset> {
+    if (a.mask == mask) return reader.integers(dataset, shape);
+    if (reader.is_there(dataset))
+      reader.errors().add("{} is there, but mask of '/attention' is '{}'", dataset, a.mask);
+    return std::nullopt;
+  };
+  parts.regions = of_mask("regions", "/attention/regions", {-1, attention_region_columns});
+  parts.selected_keys = of_mask("selected", "/attention/selected_keys", {queries, -1});
+  if (parts.selected_keys) {
+    a.selected = parts.selected_keys->shape()[1];
+    if (a.selected < 1)
+      reader.errors().add("/attention/selected_keys is {}; it needs a column",
+                          h5::to_string(parts.selected_keys->shape()));
+  }
+}
+
 AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   SchemaReader reader(file, attention_schema);
   check_attributes(reader, a);
@@ -110,21 +129,7 @@ AttentionParts open_attention(const h5::File& file, AttentionFile& a) {
   }
   parts.d_out = reader.reals("/attention/d_out", {rows.queries, a.heads, a.v_head_dim});
   parts.sinks = reader.reals_if("/attention/sinks", {a.heads});
-  const auto of_mask = [&](const char* mask, const std::string& dataset,
-                           const h5::Shape& shape) -> std::optional<h5::Dataset> {
-    if (a.mask == mask) return reader.integers(dataset, shape);
-    if (reader.is_there(dataset))
-      reader.errors().add("{} is there, but mask of '/attention' is '{}'", dataset, a.mask);
-    return std::nullopt;
-  };
-  parts.regions = of_mask("regions", "/attention/regions", {-1, attention_region_columns});
-  parts.selected_keys = of_mask("selected", "/attention/selected_keys", {rows.queries, -1});
-  if (parts.selected_keys) {
-    a.selected = parts.selected_keys->shape()[1];
-    if (a.selected < 1)
-      reader.errors().add("/attention/selected_keys is {}; it needs a column",
-                          h5::to_string(parts.selected_keys->shape()));
-  }
+  open_mask(reader, a, rows.queries, parts);
   if (file.has_group("/reference")) {
     a.reference.emplace();
     a.reference->generator = reader.text("/reference", "generator", "");
