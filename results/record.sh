@@ -300,10 +300,11 @@ kernels() {
 # Against PyTorch, in the interpreter that PYTHON names (bench/attention_vs_torch.py says what it needs).
 torch() {
   local python=${PYTHON:-build/torch-venv/bin/python}
-  echo "record: bench-attention-vs-torch.json, bench-model-vs-torch.json"
+  echo "record: bench-attention-vs-torch.json, bench-model-vs-torch.json, bench-recurrence-vs-torch.json"
   "$python" bench/attention_vs_torch.py --build "$build" --document 256 64 8 --dim 64 128 --threads 1 --repetitions 5 --min-time 0.2 \
     --json "$out/bench-attention-vs-torch.json" >/dev/null
   "$python" bench/model_vs_torch.py --build "$build" --mpiexec "$mpiexec" --json "$out/bench-model-vs-torch.json" >/dev/null
+  "$python" bench/recurrence_vs_torch.py --build "$build" --json "$out/bench-recurrence-vs-torch.json" >/dev/null
 }
 
 # After model: SmolLM2 beside transformers, on 20 beginnings of headers. PYTHON: as torch, with what the script names, and

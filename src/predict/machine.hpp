@@ -54,7 +54,8 @@ struct MachineModel {
   DecoderModel decoder;  ///< operations of a scoring pass other than attention
   /// Bytes moved per second; per byte, packing and unpacking move 2, adding 3, clearing 1.
   double copy_bytes_per_s = LinkTier::unlimited;
-  double memory_bytes = 0;  ///< per rank; 0: unknown
+  double kernel_bytes_per_s = LinkTier::unlimited;  ///< of rows that a kernel reads and writes
+  double memory_bytes = 0;                          ///< per rank; 0: unknown
   std::vector<PredictionError> errors;
   /// If one of two predicted times is longer by this share or more, so is the measured one 9 times
   /// in 10; 0: unknown.

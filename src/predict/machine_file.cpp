@@ -310,14 +310,15 @@ MachineModel model_of(const std::string& path, const Json& document) {
     throw_usage("{}: it has no 'model', which predictions need; gyre-info --model measures one",
                 path);
   const Object o(path, document["model"], "model",
-                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "links", "kernels",
-                  "recurrences", "linears", "elementwise_bytes_per_s", "logprob_bytes_per_s",
-                  "logprob_row_s", "all_reduces", "errors", "order_margin"});
+                 {"name", "rank", "memory_bytes", "copy_bytes_per_s", "kernel_bytes_per_s", "links",
+                  "kernels", "recurrences", "linears", "elementwise_bytes_per_s",
+                  "logprob_bytes_per_s", "logprob_row_s", "all_reduces", "errors", "order_margin"});
   MachineModel machine;
   machine.name = o.text("name");
   if (o.has("rank")) o.text("rank");
   machine.memory_bytes = o.figure_or("memory_bytes", 0);
   machine.copy_bytes_per_s = o.figure("copy_bytes_per_s");
+  machine.kernel_bytes_per_s = o.figure_or("kernel_bytes_per_s", machine.copy_bytes_per_s);
   machine.order_margin = o.figure_or("order_margin", 0);
   if (o.has("errors"))
     o.each("errors", [&](const Json& json, const std::string& place) {

@@ -99,7 +99,7 @@ class ProgramWriter : OpWriter {
       call.rectangles = batches_.entries;
     }
     const ModelledTime time = p_.machine_.kernel.time(call);
-    const double moving = bytes_moved(c, call.query_heads) / p_.machine_.copy_bytes_per_s;
+    const double moving = bytes_moved(c, call.query_heads) / p_.machine_.kernel_bytes_per_s;
     compute(std::max(time.seconds, moving), time.extrapolated);
   }
   /// Bytes that a call reads and writes at least: each row of its rectangles once. One query of a

@@ -103,6 +103,7 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(m.name, "a machine");
   EXPECT_EQ(m.memory_bytes, 64e9);
   EXPECT_EQ(m.copy_bytes_per_s, 2e12);
+  EXPECT_EQ(m.kernel_bytes_per_s, 2e12);  // of copies
   ASSERT_EQ(m.links.size(), 2U);
   EXPECT_EQ(m.order_margin, 0.0625);
   EXPECT_EQ(m.error_of(Pass::forward, 1), 0.15);
@@ -261,8 +262,10 @@ TEST(MachineFile, RefusesWhatIsNoMachine) {
 TEST(MachineFile, RefusesKeysThatItDoesNotKnowOrLacks) {
   refuse("model.links[0] has no 'latency'; nearest: 'latency_s'", "latency_s", "latency");
   refuse(
-      "model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, links, kernels, "
-      "recurrences, linears, elementwise_bytes_per_s, logprob_bytes_per_s, logprob_row_s, "
+      "model has no 'xyz'; there are name, rank, memory_bytes, copy_bytes_per_s, "
+      "kernel_bytes_per_s, "
+      "links, kernels, recurrences, linears, elementwise_bytes_per_s, logprob_bytes_per_s, "
+      "logprob_row_s, "
       "all_reduces, errors, order_margin",
       "rank =", "xyz =");
   refuse("model.kernels[1] has no 'dypte'; nearest: 'dtype'", "dtype = \"f32\"", "dypte = \"f32\"");
