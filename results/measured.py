@@ -186,6 +186,15 @@ def winners(rows):
     return len(decided), sum(min(times)[1] == min(p for _, p in times) for times in decided), lost
 
 
+def verdict(rows):
+    """How often the fastest was predicted."""
+    decided, right, lost = winners(rows)
+    return [f"of {decided} comparisons that the fastest wins by over {100 * MARGIN - 100:.0f} %, {right} are predicted to be won"
+            " by it",
+            f"the predicted winner is the fastest in {lost.count(0)} of {len(lost)} comparisons, and takes"
+            f" {100 * statistics.mean(lost):.1f} % longer in the mean, at most {100 * max(lost):.1f} %"]
+
+
 def summary(rows):
     lines = [f"{'group':44}{'rows':>6}{'median |error|':>16}{'9 in 10 within':>16}{'worst':>9}"]
     groups = collections.defaultdict(list)
@@ -196,12 +205,7 @@ def summary(rows):
         sizes = sorted(abs(e) for e in groups[name])
         lines.append(f"{name:44}{len(sizes):6}{statistics.median(sizes):14.1f} %{sizes[-(-9 * len(sizes) // 10) - 1]:14.1f} %"
                      f"{max(groups[name], key=abs):+7.1f} %")
-    decided, right, lost = winners(rows)
-    lines += ["", f"of {decided} comparisons that the fastest wins by over {100 * MARGIN - 100:.0f} %, {right} are predicted to"
-              " be won by it",
-              f"the predicted winner, which --auto runs, is the fastest in {lost.count(0)} of {len(lost)} comparisons, and takes"
-              f" {100 * statistics.mean(lost):.1f} % longer in the mean, at most {100 * max(lost):.1f} %"]
-    return "\n".join(lines) + "\n"
+    return "\n".join([*lines, "", *verdict(rows)]) + "\n"
 
 
 def key_of(row):

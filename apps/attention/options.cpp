@@ -6,11 +6,11 @@
 #include <utility>
 
 #include "apps/attention/setup.hpp"
+#include "apps/common/network_options.hpp"
 #include "apps/common/replay_options.hpp"
 #include "attention/kernels/cuda_kernel.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"
-#include "comm/emulated.hpp"
 #include "core/error.hpp"
 #include "packing/lengths.hpp"
 #include "runtime/features.hpp"
@@ -98,10 +98,7 @@ void declare_measurement(OptionTable& table, AttentionOptions& o) {
            o.check_pairs, 1);
   add("--tol-scale", "Factor of all tolerances", o.tol_scale, positive);
   const AddOptions advanced(table, "Advanced"), plan(table, "Plan"), output(table, "Output");
-  advanced("--emulate-network",
-           "Delay messages as a slower link would: alpha=10us,beta=5G[,node=4]", o.network)
-      .called("network")
-      .empty_is("none");
+  declare_network(table, o.network);
   advanced("--emulate-compute",
            "Sleep as long as a kernel of this rate would compute: tflops=0.1[,launch=10us], or the "
            "kernel of this machine (gyre-machine/1)",
@@ -187,8 +184,6 @@ void check_backend(const AttentionOptions& o, ConfigErrors& errors) {
   if (o.explain) errors.add("--backend cuda goes with a run, not with --explain");
   if (o.threads != 1)
     errors.add("--threads {} are of a CPU's kernel; with --backend cuda: 1", o.threads);
-  if (!o.network.empty())
-    errors.add("--emulate-network delays messages of CPUs: --backend cpu, or without it");
   constexpr int64_t largest_head_dim = cuda_kernel_largest_head_dim;
   for (const auto& [option, value] :
        {std::pair{"--head-dim", o.head_dim}, {"--v-head-dim", o.v_head_dim}})
@@ -208,8 +203,7 @@ void check_parsed(const std::string& value, void (*parse)(std::string_view), Con
 }
 
 void check_emulation(const AttentionOptions& o, ConfigErrors& errors) {
-  check_parsed(
-      o.network, [](std::string_view text) { parse_network_model(text); }, errors);
+  check_network(o.network, o.backend, errors);
   if (!o.emulates_compute()) return;
   if (!names_machine(o.compute))
     check_parsed(

@@ -8,6 +8,7 @@
 #include <optional>
 #include <utility>
 
+#include "apps/common/network_options.hpp"
 #include "apps/common/replay_options.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "harness/backend.hpp"
@@ -136,7 +137,7 @@ RunReport begin_attention_report(const AppContext& context, const AttentionOptio
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (o.replay) report.unofficial_reasons.push_back(replay_reason(o.cp));
-  if (!o.network.empty()) report.unofficial_reasons.push_back("emulated network " + o.network);
+  if (!o.network.empty()) report.unofficial_reasons.push_back(network_reason(o.network));
   if (o.emulates_compute())
     report.unofficial_reasons.push_back("emulated compute " + o.compute + ": nothing is computed");
   if (const std::string crowd = crowding(context, o.threads); !crowd.empty())

@@ -5,10 +5,10 @@
 #include <algorithm>
 #include <cmath>
 
+#include "apps/common/network_options.hpp"
 #include "attention/kernels/emulated.hpp"
 #include "attention/kernels/make_kernel.hpp"
 #include "comm/agree.hpp"
-#include "comm/emulated.hpp"
 #include "comm/nccl.hpp"
 #include "core/error.hpp"
 #include "core/index.hpp"
@@ -270,12 +270,7 @@ std::vector<PlannedPtr> plan_workloads(const std::vector<AttentionWorkload>& wor
 
 NetworkAndKernel make_network_and_kernel(AppContext& context, const AttentionOptions& o,
                                          Backend& backend) {
-  std::unique_ptr<Communicator> emulated;
-  if (!o.network.empty()) {
-    NetworkModel model;
-    run_agreed(context.world, "--emulate-network", [&] { model = parse_network_model(o.network); });
-    emulated = emulate_network(backend.world(), model);
-  }
+  std::unique_ptr<Communicator> emulated = make_network(context, o.network, backend);
   Communicator& network = emulated ? *emulated : backend.world();
   const KernelTime time = o.emulates_compute() ? kernel_time_of(context.world, o) : KernelTime();
   std::unique_ptr<BlockKernel> kernel;

@@ -4,6 +4,7 @@
 #include <algorithm>
 #include <optional>
 
+#include "apps/common/network_options.hpp"
 #include "apps/recurrence/report.hpp"
 #include "comm/agree.hpp"
 #include "harness/suite.hpp"
@@ -16,13 +17,16 @@ using namespace gyre;
 
 /// The ranks of the plan that this process runs.
 struct RanksHere {
-  RanksHere(const RecurrenceOptions& o, Communicator& world, Backend& backend) {
+  RanksHere(const RecurrenceOptions& o, AppContext& context, Backend& backend)
+      : emulated(make_network(context, o.network, backend)) {
     if (o.replay) replay.emplace(o.cp);
+    Communicator& network = emulated ? *emulated : backend.world();
     for (int rank = 0; rank < o.ranks_here(); ++rank)
-      machines.push_back({replay ? replay->of(rank) : world,
-                          replay ? replay->of(rank) : backend.world(), backend.stream(), o.threads,
+      machines.push_back({replay ? replay->of(rank) : context.world,
+                          replay ? replay->of(rank) : network, backend.stream(), o.threads,
                           o.replay});
   }
+  std::unique_ptr<Communicator> emulated;  ///< null: there is none
   std::optional<RanksInProcess> replay;
   std::vector<RecurrenceMachine> machines;
 };
@@ -115,7 +119,7 @@ ExitCode run(RecurrenceOptions& o, AppContext& context) {
   RunReport report = begin_recurrence_report(context, o, workloads.front(), shape, backend);
   start_run(context, report, o.report, o.sweep.cycles * std::ssize(workloads) * rows_of_a_size(o));
   const std::vector<AnswerUse> answers = file ? keep_answers(*file, o) : std::vector<AnswerUse>();
-  RanksHere here(o, world, backend);
+  RanksHere here(o, context, backend);
   Setting setting{o, file, context, backend, here, report};
   Suite<RecurrenceResult> suite(context, report, o.report, recurrence_table());
   for (int cycle = 1; cycle <= o.sweep.cycles; ++cycle)

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/common/network_options.hpp"
 #include "apps/common/replay_options.hpp"
 #include "apps/common/workload_options.hpp"
 #include "core/error.hpp"
@@ -55,6 +56,7 @@ void declare_run(OptionTable& table, RecurrenceOptions& o) {
       .in_key();
   layout_choices().declare(table, o.layout, "Who owns which slots", true);
   declare_backend_options(table, o.backend);
+  declare_network(table, o.network);
   AddOptions(table, "Advanced")("--threads", "Threads of a rank's kernel", o.threads, 1,
                                 max_threads);
   const AddOptions measurement(table, "Measurement"), plan(table, "Plan");
@@ -119,6 +121,10 @@ void check_gpu(const RecurrenceOptions& o, ConfigErrors& errors) {
 void check_run(const RecurrenceOptions& o, int ranks, ConfigErrors& errors) {
   const RecurrenceOptions usual;
   if (o.backend.on_gpu()) check_gpu(o, errors);
+  check_network(o.network, o.backend, errors);
+  if (!o.network.empty() && o.explain)
+    errors.add("--emulate-network goes with a run, not with --explain");
+  if (!o.network.empty() && o.replay) refuse_in_replay("--emulate-network", errors);
   if (o.replay)
     check_replay({ranks, o.cp, o.threads, o.explain, o.backend.on_gpu()}, o.report, errors);
   else if (!o.explain && o.cp != ranks)

@@ -18,7 +18,8 @@ namespace gyre {
 struct RecurrenceOptions {
   RecurrenceOptions();
 
-  std::string input, generate, kind, schedule, pass = "both", dtype = "f32", check = "last", output;
+  std::string input, generate, kind, schedule, pass = "both", dtype = "f32", check = "last", output,
+                                               network;
   LayoutChoice layout;
   int cp = 0, heads = 8, key_heads = 8, key_dim = 64, value_dim = 64, conv = 0, batch = 1,
       threads = 1, warmup = 1;

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 
+#include "apps/common/network_options.hpp"
 #include "apps/common/replay_options.hpp"
 #include "harness/backend.hpp"
 
@@ -56,6 +57,7 @@ RunReport begin_recurrence_report(const AppContext& context, const RecurrenceOpt
   report.verification = Verification(o.tol_scale);
   if (workload.tokens() == 0) report.nothing_to_verify = "no tokens";
   if (o.replay) report.unofficial_reasons.push_back(replay_reason(o.cp));
+  if (!o.network.empty()) report.unofficial_reasons.push_back(network_reason(o.network));
   if (const std::string crowd = crowding(context, o.threads); !crowd.empty())
     report.unofficial_reasons.push_back(crowd);
   backend.describe(report);

@@ -33,6 +33,14 @@ expect 0 'VERIFY PASSED' "${mpi[@]}" 2 "$recurrence" $small $quick -d bf16 --thr
 expect 0 'VERIFY PASSED 24/24' "${mpi[@]}" 2 "$recurrence" --gen dist=long-tailed,max=100 --capacity 400 $quick --kind gdn,kda --schedule state-chain \
   --heads 2 --key-heads 1 --key-dim 8 --value-dim 8
 
+# Messages of an emulated network are late: a chain of three ranks waits for two of them, one after the other.
+expect 0 'VERIFY PASSED' "${mpi[@]}" 3 "$recurrence" $small $quick --schedule state-chain --emulate-network alpha=100ms,beta=1G --csv late.csv
+grep -q '^RESULT UNOFFICIAL.*emulated network alpha=100ms,beta=1G' output || fail "official with an emulated network: $(cat output)"
+awk '!($1 >= 200) { exit 1 }' <(column late.csv time_ms) || fail "messages were not late: $(cat late.csv)"
+expect 2 "'3parsec'" "${mpi[@]}" 2 "$recurrence" $small --emulate-network alpha=3parsec
+expect 2 '--emulate-network goes with a run, not with --explain' "$recurrence" --explain --cp 2 --emulate-network alpha=1us,beta=1G
+expect 2 '--emulate-network is about the time' "$recurrence" --replay --cp 2 --emulate-network alpha=1us,beta=1G
+
 # A convolution before it: 3 rows of 96 channels to the next rank, their gradients in f32 back, and an all-reduce of
 # 4 weights a channel.
 expect 0 'VERIFY PASSED 150/150' "${mpi[@]}" 3 "$recurrence" $small $quick --conv 4 --kind all --schedule all --csv table.csv -J conv.json
