@@ -38,7 +38,6 @@ RUN = {
     ),
     "bench/model_vs_torch.py": ([*OURS, "--mpiexec", MPIEXEC, "--ranks", "1", SOURCE / "LICENSE"], (0,)),
     "bench/recurrence_vs_torch.py": (OURS, (0,)),
-    "results/measured_recurrences.py": (["--help"], (0,)),  # a run measures for minutes
     "inputs/train_model.py": (["--help"], (0,)),  # a run trains for minutes
     "inputs/make_inputs.py": (["--help"], (0,)),  # it writes the inputs in their place
     "results/record.sh": ([], (USAGE,)),  # likewise the recorded runs; it says what there is
