@@ -1,5 +1,5 @@
 #pragma once
-// --emulate-network: messages arrive as late as a slower link would deliver them (comm/emulated.hpp).
+// --emulate-network: messages arrive as late as over a slower link (comm/emulated.hpp).
 
 #include <memory>
 #include <string>

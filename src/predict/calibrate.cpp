@@ -253,7 +253,7 @@ MachineModel calibrate(const CalibratedBackend& backend, const MeasuredMachine& 
     machine.links.push_back(
         tier_of(*messages.all_at_once, messages.between_hosts ? "switch" : "node", 0));
   for (LinkTier& tier : machine.links) tier.kernel_slowdown = slowdown;
-  machine.copy_bytes_per_s = machine.kernel_bytes_per_s =
+  machine.copy_bytes_per_s =
       measured.gpu ? measured.gpu->copy
                    : measured.rates.all_ranks.copy.value / std::max(1, measured.ranks_of_a_host);
   return machine;

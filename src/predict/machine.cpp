@@ -125,7 +125,8 @@ MachineModel flat_machine(double flops_per_s, double bytes_per_s, double latency
 void check_machine(const MachineModel& machine) {
   require_rate("flops_per_s", machine.kernel.flops_per_s);
   require_rate("copy_bytes_per_s", machine.copy_bytes_per_s);
-  require_rate("kernel_bytes_per_s", machine.kernel_bytes_per_s);
+  if (machine.kernel_bytes_per_s != 0)
+    require_rate("kernel_bytes_per_s", machine.kernel_bytes_per_s);
   require_amount("memory_bytes", machine.memory_bytes);
   require_amount("order_margin", machine.order_margin);
   for (const PredictionError& error : machine.errors) require_amount("share", error.share);

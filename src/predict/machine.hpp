@@ -54,8 +54,9 @@ struct MachineModel {
   DecoderModel decoder;  ///< operations of a scoring pass other than attention
   /// Bytes moved per second; per byte, packing and unpacking move 2, adding 3, clearing 1.
   double copy_bytes_per_s = LinkTier::unlimited;
-  double kernel_bytes_per_s = LinkTier::unlimited;  ///< of rows that a kernel reads and writes
-  double memory_bytes = 0;                          ///< per rank; 0: unknown
+  /// Of rows that a call of attention reads and writes; 0: copy_bytes_per_s.
+  double kernel_bytes_per_s = 0;
+  double memory_bytes = 0;  ///< per rank; 0: unknown
   std::vector<PredictionError> errors;
   /// If one of two predicted times is longer by this share or more, so is the measured one 9 times
   /// in 10; 0: unknown.

@@ -318,7 +318,7 @@ MachineModel model_of(const std::string& path, const Json& document) {
   if (o.has("rank")) o.text("rank");
   machine.memory_bytes = o.figure_or("memory_bytes", 0);
   machine.copy_bytes_per_s = o.figure("copy_bytes_per_s");
-  machine.kernel_bytes_per_s = o.figure_or("kernel_bytes_per_s", machine.copy_bytes_per_s);
+  machine.kernel_bytes_per_s = o.figure_or("kernel_bytes_per_s", 0);
   machine.order_margin = o.figure_or("order_margin", 0);
   if (o.has("errors"))
     o.each("errors", [&](const Json& json, const std::string& place) {

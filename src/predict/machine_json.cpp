@@ -72,7 +72,8 @@ Json model_json(const MachineModel& machine, const std::string& source) {
   Json model = {{"name", machine.name}};
   if (machine.memory_bytes > 0) model["memory_bytes"] = figure(machine.memory_bytes);
   model["copy_bytes_per_s"] = figure(machine.copy_bytes_per_s);
-  model["kernel_bytes_per_s"] = figure(machine.kernel_bytes_per_s);
+  if (machine.kernel_bytes_per_s > 0)
+    model["kernel_bytes_per_s"] = figure(machine.kernel_bytes_per_s);
   if (machine.order_margin > 0) model["order_margin"] = figure(machine.order_margin);
   for (const PredictionError& e : machine.errors)
     model["errors"].push_back({{"pass", name_of(e.pass)},

@@ -99,7 +99,10 @@ class ProgramWriter : OpWriter {
       call.rectangles = batches_.entries;
     }
     const ModelledTime time = p_.machine_.kernel.time(call);
-    const double moving = bytes_moved(c, call.query_heads) / p_.machine_.kernel_bytes_per_s;
+    const MachineModel& machine = p_.machine_;
+    const double moving =
+        bytes_moved(c, call.query_heads) /
+        (machine.kernel_bytes_per_s > 0 ? machine.kernel_bytes_per_s : machine.copy_bytes_per_s);
     compute(std::max(time.seconds, moving), time.extrapolated);
   }
   /// Bytes that a call reads and writes at least: each row of its rectangles once. One query of a

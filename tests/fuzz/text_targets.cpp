@@ -172,6 +172,7 @@ std::string model_seed() {
   MachineModel machine;
   machine.name = "a machine";
   machine.copy_bytes_per_s = 2e12;
+  machine.kernel_bytes_per_s = 1e12;
   machine.memory_bytes = 8e10;
   machine.links.resize(2);
   LinkTier &node = machine.links[0], &network = machine.links[1];

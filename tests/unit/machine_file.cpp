@@ -103,7 +103,7 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(m.name, "a machine");
   EXPECT_EQ(m.memory_bytes, 64e9);
   EXPECT_EQ(m.copy_bytes_per_s, 2e12);
-  EXPECT_EQ(m.kernel_bytes_per_s, 2e12);  // of copies
+  EXPECT_EQ(m.kernel_bytes_per_s, 0);  // that of copies
   ASSERT_EQ(m.links.size(), 2U);
   EXPECT_EQ(m.order_margin, 0.0625);
   EXPECT_EQ(m.error_of(Pass::forward, 1), 0.15);

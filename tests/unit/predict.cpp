@@ -40,7 +40,7 @@ MachineModel three_tiers() {
   machine.links[0].kernel_slowdown = 0.25;
   machine.links[1].kernel_slowdown = 0.125;
   machine.links[2].all_at_once = 0.5;
-  machine.copy_bytes_per_s = machine.kernel_bytes_per_s = 3e7;
+  machine.copy_bytes_per_s = 3e7;
   for (const Pass pass : {Pass::forward, Pass::backward}) {
     KernelSurface surface;
     surface.pass = pass;
