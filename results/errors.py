@@ -47,14 +47,14 @@ def group_of(row):
     return "fwd" if row["pass"] == "fwd" else "bwd", "one" if row["gpus"] == "1" else "several"
 
 
-def planned_ms(row):
+def without_copies_ms(row):
     """What gyre-predict says: without the copies that only the source's code makes."""
     return float(row["predicted_ms"]) - float(row["copied_ms"])
 
 
 def error_size(row):
-    """Of gyre-predict's time, as a share of the published one, rounded to tenths of a per cent."""
-    return round(abs(planned_ms(row) / float(row["published_ms"]) - 1), 3)
+    """What the published time differs from gyre-predict's, as a share of the latter, rounded to tenths of a per cent."""
+    return round(abs(float(row["published_ms"]) / without_copies_ms(row) - 1), 3)
 
 
 def bound(rows):
@@ -85,7 +85,7 @@ def pairs_of(rows):
     for row in rows:
         place = row["source"].split(":")[0] if ", bar" in row["source"] else row["source"]
         problem = [row[k] for k in ("gpus", "tokens", "heads", "kv_heads", "head_dim", "mask", "pass", "machine")]
-        problems[(gpu_of(row), place, *problem)].append((planned_ms(row), float(row["published_ms"])))
+        problems[(gpu_of(row), place, *problem)].append((without_copies_ms(row), float(row["published_ms"])))
     for (gpu, *_), times in problems.items():
         for (a, c), (b, d) in itertools.combinations(times, 2):
             if a != b:

@@ -176,11 +176,12 @@ def compare_scoring(apps, group, machine, folder):
 
 def winners(rows):
     """(comparisons won by over MARGIN, those whose winner is predicted, what the predicted winner takes longer than the
-    fastest, of each comparison)"""
-    groups = collections.defaultdict(list)
+    fastest, of each comparison). As --auto chooses: a group's schedules and layouts by the sum of their passes."""
+    groups = collections.defaultdict(lambda: collections.defaultdict(lambda: (0, 0)))
     for row in rows:
-        groups[row["group"], row["pass"]].append((float(row["measured_ms"]), float(row["predicted_ms"])))
-    several = [times for times in groups.values() if len(times) > 1]
+        cases, case = groups[row["group"]], (row["schedule"], row["layout"])
+        cases[case] = cases[case][0] + float(row["measured_ms"]), cases[case][1] + float(row["predicted_ms"])
+    several = [list(cases.values()) for cases in groups.values() if len(cases) > 1]
     decided = [times for times in several if sorted(times)[1][0] > MARGIN * min(times)[0]]
     lost = [min(times, key=lambda time: time[1])[0] / min(times)[0] - 1 for times in several]
     return len(decided), sum(min(times)[1] == min(p for _, p in times) for times in decided), lost

@@ -50,8 +50,8 @@ std::string parts_text(const AttentionResult& result) {
   return text;
 }
 
-/// f32 values in host memory of a matrix, or of some columns of each head. Copies them unless it is
-/// the whole of an f32 matrix.
+/// The values of a matrix, or of some columns of each head, as f32 in host memory. They are copied,
+/// unless they are the whole of an f32 matrix.
 class AsFloat {
  public:
   AsFloat(const MatrixRef& from, Stream& stream, const HeadColumns& part) : here_(from, stream) {
@@ -233,8 +233,8 @@ std::string details_text(const std::vector<AttentionResult>& results, int thread
 
 namespace {
 
-/// The array of results that `of` names, in f32: rows of this process's ranks, one below the other.
-/// Rows of a single rank need no second copy.
+/// The array of results that `of` returns, in f32: the rows of this process's ranks, one rank after
+/// the other. The rows of a single rank need no second copy.
 class ResultRows {
  public:
   /// `part`: the columns that are wanted, if not all.
@@ -264,15 +264,15 @@ class ResultRows {
   MatrixView<const float> view_;
 };
 
-/// Queries and tokens of this process's ranks, a row for each of their slots, and log-sum-exps.
-/// Collective.
+/// The query, the token and the log-sum-exps of each slot of this process's ranks. Its constructor
+/// is collective.
 struct ResultTokens {
-  std::vector<int64_t> queries, tokens;  ///< [rows], -1: padding
+  std::vector<int64_t> queries, tokens;  ///< [rows]; -1 in slots of padding
   std::vector<float> lse;                ///< [rows of queries, heads]
 
   explicit ResultTokens(AttentionRanks& ranks) {
     const int64_t heads = ranks.rank(0).workload().heads.heads;
-    std::vector<int64_t> first_query, first_key;  // row of each rank
+    std::vector<int64_t> first_query, first_key;  // first row of each rank
     for (int64_t r = 0; r < ranks.size(); ++r) {
       first_query.push_back(append(queries, ranks.rank(r), ArrayKind::q));
       first_key.push_back(append(tokens, ranks.rank(r), ArrayKind::kv));

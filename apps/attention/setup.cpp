@@ -79,7 +79,8 @@ MaskRule mask_of(const AttentionFile& file, const std::string& path) {
   try {
     return MaskRule(MaskTable(regions_of(file), lengths));
   } catch (const Error& error) {
-    throw_usage("{}: /attention/regions: {}", path, error.what());
+    throw_usage("{}: /attention/{}: {}", path, file.selected > 0 ? "selected_keys" : "regions",
+                error.what());
   }
 }
 

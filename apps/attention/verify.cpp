@@ -92,7 +92,7 @@ class Verifier {
     const std::vector<double>& answers;  ///< empty: none
     bool keys;                           ///< rows are tokens; else they are queries
   };
-  /// An array [tokens, heads, dim]: these elements of the heads in the columns of `got`.
+  /// An array [tokens, heads, dim], whose elements are columns `part` of `got`.
   struct HeadArray {
     Compared of;
     HeadColumns part;
@@ -117,10 +117,11 @@ class Verifier {
   int64_t position_of(const TokenRow& own) const {
     return own.token - workload_.offsets[own.document];
   }
-  /// Visible pairs of these tokens, in order of documents, as keys or as queries.
+  /// Number of visible pairs that have one of these tokens as key, or as query. The tokens must be
+  /// in order of documents.
   int64_t pairs_of(const std::vector<TokenRow>& tokens, bool as_keys) const {
     int64_t pairs = 0, document = -1;
-    std::vector<int64_t> counts;  // of that document
+    std::vector<int64_t> counts;  // pairs of each position of `document`
     for (const TokenRow& own : tokens) {
       if (own.document != document) {
         document = own.document;
@@ -147,8 +148,8 @@ class Verifier {
     }
     return sample;
   }
-  /// An array with these dimensions after the first, of which some rows are recomputed. Makes its
-  /// check.
+  /// Makes the check of an array of which some rows are recomputed. `row_shape`: its dimensions
+  /// after the first.
   Compared compared(const char* name, std::initializer_list<int64_t> row_shape, Tolerance tolerance,
                     Answers of, const Sample& rows) const {
     ResultArray array{name,
@@ -210,7 +211,8 @@ class Verifier {
     return row_of(results->*array, i, length);
   }
 
-  /// `want`: the recomputed row, or empty. Infinite exactly where a query sees no key.
+  /// Compares the log-sum-exps of a token. `want`: the recomputed row, or empty. The expected value
+  /// is -infinity exactly where the query sees no key.
   void compare_lse(Compared& lse, const TokenRow& own, std::span<const double> want) const {
     if (want.empty() && lse.answers.empty()) return;
     const bool is_empty = mask_of(own.document).keys_of(position_of(own)) == 0;
@@ -220,7 +222,8 @@ class Verifier {
     if (!want.empty()) row.values.assign(want.begin(), want.end());
     compare(lse, own, row_of(lse_, own.token, heads_), row);
   }
-  /// `want` [columns of `got`] and `sizes` [heads]: of the recomputed row, or empty.
+  /// Compares a token's row of an array. `want` [columns of `got`] and `sizes` [heads] are those of
+  /// the recomputed row, or empty.
   void compare_heads(HeadArray& heads, const TokenRow& own, std::span<const double> want,
                      std::span<const double> sizes) const {
     if (want.empty() && heads.of.answers.empty()) return;

@@ -1,5 +1,5 @@
 #pragma once
-// --emulate-network: messages arrive as late as over a slower link (comm/emulated.hpp).
+// The option --emulate-network: messages arrive as late as over a slower link (comm/emulated.hpp).
 
 #include <memory>
 #include <string>
@@ -12,16 +12,19 @@
 
 namespace gyre {
 
+/// Adds --emulate-network to the options. `network` gets its text; it is empty without the option.
 void declare_network(OptionTable& table, std::string& network);
 
-/// Adds an error if the text is no network, or if its messages are those of GPUs.
+/// Adds an error if the text does not describe a network, or if the backend sends from GPUs, whose
+/// messages cannot be delayed. An empty text has no error.
 void check_network(const std::string& network, const BackendOptions& backend, ConfigErrors& errors);
 
-/// The network over the backend's ranks; null without --emulate-network. Collective.
+/// Returns a communicator of the backend's ranks that delays messages; null if the text is empty.
+/// Collective.
 std::unique_ptr<Communicator> make_network(AppContext& context, const std::string& network,
                                            Backend& backend);
 
-/// Why the figures of a run over it are not official.
+/// Says why the figures of a run over an emulated network are not official.
 std::string network_reason(const std::string& network);
 
 }  // namespace gyre

@@ -136,14 +136,12 @@ void check_slots_fit(int64_t slots, int64_t memory_bytes) {
               si_text(memory_bytes, "B"), memory_bytes / bytes_of_slot);
 }
 
-std::string generate_streams(const std::string& spec, const std::string& packer, int64_t capacity,
+std::string generate_streams(const std::string& spec, const std::string& packer, BinOptions options,
                              int64_t multiple, int64_t memory_bytes, PackedHeader& header,
                              PackedSlots* slots) {
   const LengthSpec drawn = parse_length_spec(spec);
   const std::vector<int64_t> lengths = draw_lengths(drawn);
   const BinPacker& chosen = find_bin_packer(packer);
-  BinOptions options;
-  options.capacity = capacity;
   options.seed = drawn.seed;
   set_bins(header, pack_documents(lengths, multiple, chosen, options), options.capacity, multiple);
   header.documents = std::ssize(lengths);

@@ -172,8 +172,8 @@ std::vector<int64_t> generated_lengths(const std::string& spec, int64_t capacity
                                        std::string& origin) {
   PackedHeader header;
   const bool draws = find_length_distribution(parse_length_spec(spec).distribution).draws;
-  origin = generate_streams(spec, draws ? "first-fit-shuffle" : "next-fit", capacity, 1, 0, header,
-                            nullptr);
+  origin = generate_streams(spec, draws ? "first-fit-shuffle" : "next-fit", {.capacity = capacity},
+                            1, 0, header, nullptr);
   std::vector<int64_t> lengths;
   if (header.bin_count() == 0) throw_usage("--gen {}: there is no document", spec);
   const auto cu_seqlens = header.cu_seqlens(0);

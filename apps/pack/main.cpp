@@ -59,7 +59,6 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   PackJob job;
   job.algorithm = o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm;
   job.multiple = o.document_multiple();
-  job.dp = o.dp;
   job.repeats = o.repeats;
   job.check = o.check != "none";
   job.options = {.capacity = o.bin_slots(),
@@ -67,7 +66,9 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
                  .bin_count_multiple = o.bin_multiple,
                  .seed = static_cast<uint64_t>(o.seed),
                  .max_items = o.max_items,
-                 .oversize = o.oversize == "reject" ? Oversize::reject : Oversize::own_bin};
+                 .oversize = o.oversize == "reject" ? Oversize::reject : Oversize::own_bin,
+                 .cp = o.cp,
+                 .time = o.attention.time_model()};
   if (o.dp > 1) job.options = options_for_ranks(job.options, o.dp);
   if (!o.input.empty()) documents = read_documents(world, o.input);
   std::vector<PackedBatch> batches;

@@ -122,6 +122,7 @@ void declare_options(OptionTable& table, PackOptions& o) {
   add.choice("--oversize",
              "What becomes of documents that are longer than a bin, or (drop) than a row",
              o.oversize, {"reject", "own-bin", "drop"});
+  declare_attention_shape(table, o.attention);
   declare_shape_options(table, o);
   declare_prefix_options(table, o.prefixes);
   declare_target_options(table, o.target);
@@ -188,6 +189,9 @@ void check_options(const PackOptions& o) {
         "--mtp {}: with --share-prefixes, documents go on differently after a shared prefix, so "
         "that its tokens have no such label; pack without one of the two",
         o.mtp);
+  check_head_groups(o.attention.heads, "--kv-heads", o.attention.kv_heads, errors);
+  if (o.attention != AttentionShape() && (o.unpack || o.repad || o.row > 0))
+    errors.add("{} are for packers: not with --unpack, --repad or --rows", attention_options);
   errors.throw_if_any("impossible configuration");
 }
 
@@ -199,6 +203,9 @@ void check_batch_options(const PackOptions& o, const std::string& schema) {
         "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots and "
         "--share-prefixes do not apply",
         o.input, schema);
+  if (o.attention != AttentionShape())
+    throw_usage("'{}' is a batch of packed rows ({}): {} are for packers", o.input, schema,
+                attention_options);
   check_audio_options(o, schema);
 }
 

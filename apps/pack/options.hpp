@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "apps/common/array_output.hpp"
+#include "apps/common/attention_shape.hpp"
 #include "apps/common/workload_options.hpp"
 #include "core/index.hpp"
 #include "harness/backend.hpp"
@@ -55,6 +56,7 @@ struct PackOptions {
   PrefixChoice prefixes;
   AttentionTarget target;
   BackendOptions backend;
+  AttentionShape attention;
 
   /// Divisor of the slots of a segment.
   int64_t multiple() const { return cp > 1 ? 2 * cp : 1; }

@@ -64,6 +64,15 @@ std::string ranks_text(const PackingResult& row, int dp) {
                      ratio(balance_over_groups(costs, dp)));
 }
 
+/// What the packers that choose by step_seconds compare.
+std::string steps_text(const std::vector<PackingResult>& rows) {
+  std::vector<std::string> steps;
+  for (const PackingResult& row : rows)
+    steps.push_back(fmt::format("{} {}", row.algorithm, si_text(row.step_s, "s")));
+  return fmt::format("# attention of a step if ranks share each document as it needs: {}\n",
+                     fmt::join(steps, ", "));
+}
+
 }  // namespace
 
 const Table<PackingResult>& packing_table() {
@@ -84,6 +93,7 @@ const Table<PackingResult>& packing_table() {
       {"cost", "max/mean", 9, 4, [](const Row& r) { return r.measures.cost_imbalance; }},
       Column<Row>{"cost_bound", "max/bound", 10, 4, [](const Row& r) { return over_bound(r); }}
           .extra(),
+      Column<Row>{"step", "ms", 10, 3, [](const Row& r) { return 1e3 * r.step_s; }}.extra(),
       Column<Row>{"time", "ms", 10, 3, [](const Row& r) { return r.time_ms.median; }}.doubted(
           [](const Row& r) { return !breaches_of(r.timing).empty(); }),
       {"check", "", 6, 0, &Row::check, Align::left},
@@ -141,6 +151,11 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
   std::vector<PackedBatch> batches;
   std::vector<std::string> refused;
   const bool several = lists_several(job.algorithm);
+  const bool shows_steps = std::ranges::any_of(bin_packers(), [&](const BinPacker& packer) {
+    return packer.by_step && lists(job.algorithm, packer.name);
+  });
+  std::vector<int64_t> slots;
+  for (const int64_t length : job.lengths) slots.push_back(round_up(length, job.multiple));
   for (const BinPacker& packer : bin_packers()) {
     if (!lists(job.algorithm, packer.name)) continue;
     BinOptions options = job.options;
@@ -163,6 +178,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     row.measures = measure_bins(bins, job.lengths, options.capacity, job.multiple);
     if (!job.lengths.empty())
       row.longest = *std::max_element(job.lengths.begin(), job.lengths.end());
+    if (shows_steps) row.step_s = step_seconds(bins, slots, options);
     set_times(row, repeats, job.repeats);
     if (job.check) {
       Verification checks(report.verification.tolerance_scale());
@@ -170,11 +186,12 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
       row.check = check_text(report, checks);
       report.verification.merge(checks);
     }
-    if (job.dp > 1) notes += ranks_text(row, job.dp);
+    if (options.dp > 1) notes += ranks_text(row, options.dp);
     add_row(report, row);
     rows.push_back(row);
   }
   if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
+  if (shows_steps) notes += steps_text(rows);
   for (const std::string& reason : refused) notes += fmt::format("# refused: {}\n", reason);
   return batches;
 }

@@ -1,6 +1,7 @@
 #pragma once
 // Measurements and checks of gyre-pack.
 
+#include <limits>
 #include <string>
 #include <vector>
 
@@ -18,6 +19,9 @@ struct PackingResult : MeasuredRow {
   int64_t items = 0;     ///< documents, or segments of a batch
   BinMeasures measures;  ///< see packing/bins.hpp
   int64_t longest = 0;   ///< tokens of the longest document; its pairs are a lower bound of cost
+  /// step_seconds of the bins, with documents as long as their slots; NaN unless a packer of the run
+  /// chooses by it.
+  double step_s = std::numeric_limits<double>::quiet_NaN();
 };
 const Table<PackingResult>& packing_table();
 
@@ -31,7 +35,6 @@ struct PackJob {
   std::string algorithm;           ///< names of packers, or "all"
   BinOptions options;
   int64_t multiple = 1;  ///< lengths are rounded up to it
-  int dp = 1;            ///< data-parallel ranks that share the bins
   RepeatOptions repeats = {1};
   bool check = true;
 };

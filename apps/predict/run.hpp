@@ -21,16 +21,16 @@
 
 namespace gyre {
 
-/// Documents to attend.
+/// The documents of one sequence length or of one draw.
 struct PredictedDocuments {
   std::vector<int64_t> offsets;        ///< [documents + 1]
   std::vector<int64_t> query_offsets;  ///< [documents + 1]; empty: all tokens have queries
   MaskRule mask;
   std::string origin;
-  uint64_t seed = 0;  ///< of the draw
+  uint64_t seed = 0;  ///< the seed of the draw; 0 without --gen
   int64_t tokens() const { return offsets.back(); }
 };
-/// Documents of one size: of each seed of --seeds, or one draw.
+/// The draws of documents of one size: one for each seed of --seeds, or a single one.
 using Draws = std::vector<PredictedDocuments>;
 /// The documents of each size of the options.
 std::vector<Draws> documents_of(const PredictOptions& o);
@@ -38,7 +38,7 @@ std::vector<Draws> documents_of(const PredictOptions& o);
 /// The machine of --machine, with the rates of --link. Throws usage errors of both.
 MachineModel machine_of(const PredictOptions& o);
 
-/// One configuration; Entry: Schedule or StateSchedule.
+/// One configuration. Entry is Schedule or StateSchedule.
 template <class Entry>
 struct PredictedCase {
   const PredictOptions& options;
@@ -49,8 +49,8 @@ struct PredictedCase {
   const MachineModel& machine;
 };
 
-/// One direction of a configuration. FLOPs count visible pairs of all ranks of the group, or what
-/// a recurrence computes token by token.
+/// The prediction of one direction of a configuration. FLOPs are those of the visible pairs of all
+/// ranks of the group, or those of a recurrence, counted token by token.
 struct PredictedRow : MeasuredRow {
   std::string schedule, layout;
   int cp = 1;
@@ -83,10 +83,12 @@ struct PredictedRow : MeasuredRow {
 std::vector<PredictedRow> predict_case(const PredictedCase<Schedule>& c, Verification& checks);
 std::vector<PredictedRow> predict_case(const PredictedCase<StateSchedule>& c, Verification& checks);
 
-/// The row whose figures are the means of these rows of several draws; memory is of the neediest.
+/// Returns the row whose figures are the means of these rows of several draws. Memory is that of
+/// the draw that needs most.
 PredictedRow mean_of(const std::vector<PredictedRow>& draws);
 
-/// A row for each pass, the mean over the draws. A refusal of one of several draws names its seed.
+/// Returns a row for each pass: the mean over the draws. If one of several draws is refused, throws
+/// a usage error that names its seed.
 template <class Entry>
 std::vector<PredictedRow> predict_draws(const Draws& draws, const PredictedCase<Entry>& first,
                                         Verification& checks) {
@@ -137,7 +139,7 @@ std::string predicted_trace(const PredictedCase<Schedule>& c);
 /// The programs of the passes of the options, for other simulators.
 std::vector<Programs> predicted_programs(const PredictedCase<Schedule>& c);
 
-/// Starts the report. `origin`: source of the documents.
+/// Starts the report. `origin`: the source of the documents.
 RunReport begin_predicting(AppContext& context, const PredictOptions& o,
                            const MachineModel& machine, const std::string& origin);
 
@@ -174,8 +176,8 @@ class Refusals {
   std::vector<Refusal> all_;
 };
 
-/// The table, with a column of bytes for each tier of the machine, and one of the spread of several
-/// draws.
+/// The table of predictions. It has a column of bytes for each tier of the machine, and a column of
+/// the spread if there are several draws.
 Table<PredictedRow> predicted_table(const MachineModel& machine, bool several_draws);
 
 /// The fastest configuration of one number of ranks and tokens.
@@ -186,8 +188,8 @@ struct Winner {
   double seconds = 0;  ///< of all passes
   double tflops_per_rank = 0;
   double efficiency = 0;      ///< share of the time in which the kernel works
-  std::vector<double> draws;  ///< seconds of all passes, of each draw
-  int wins = 0;               ///< draws in which it is the fastest
+  std::vector<double> draws;  ///< seconds of all passes together, in each draw
+  int wins = 0;               ///< number of draws in which it is the fastest
   /// The configuration that is the fastest in the most draws.
   struct Usual {
     std::string schedule, layout;

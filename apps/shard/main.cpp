@@ -45,7 +45,8 @@ Streams open_streams(const ShardOptions& o, AppContext& context) {
     const int64_t multiple = int64_t{chunks_for_all_layouts()} * o.cp;
     const int64_t capacity = o.capacity > 0 ? o.capacity : round_up(65536, multiple);
     streams.origin = generate_streams(
-        o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm, capacity, multiple,
+        o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm,
+        {.capacity = capacity, .cp = o.cp, .time = o.attention.time_model()}, multiple,
         memory_for_rank(context), header, wanted ? &streams.slots : nullptr);
   });
   return streams;
@@ -130,7 +131,7 @@ ExitCode run(ShardOptions& o, AppContext& context) {
     check_bin_exists(o, streams.header);
     check_mask(o, streams.header);
   });
-  const AttentionShape shape = o.shape();
+  const AttentionShape shape = o.attention;
   RunReport report = begin_sharding_report(context, streams.header, streams.origin, shape);
   if (streams.header.slot_offsets().back() == 0) report.nothing_to_verify = "no slots";
   backend.describe(report);

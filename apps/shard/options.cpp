@@ -28,7 +28,7 @@ void declare_outputs(OptionTable& table, ShardOptions& o) {
 }  // namespace
 
 void declare_options(OptionTable& table, ShardOptions& o) {
-  const AddOptions add(table, "Problem"), ranks(table, "Parallelism"), plan(table, "Plan"),
+  const AddOptions add(table, "Problem"), ranks(table, "Parallelism"),
       measurement(table, "Measurement");
   std::vector<std::string> packers;
   for (const BinPacker& packer : bin_packers()) packers.push_back(packer.name);
@@ -69,17 +69,8 @@ void declare_options(OptionTable& table, ShardOptions& o) {
       "Run Ulysses instead of layouts: ranks of the run slice tokens, and exchange them for heads",
       o.ulysses);
   declare_batch_options(table, o.batch);
-  add("--heads", "Query heads, from which times are estimated", o.heads, 1, max_ranks);
-  add("--kv-heads", "Key and value heads, from which bytes are estimated", o.kv_heads, 1,
-      max_ranks);
-  add("--head-dim", "Elements of a head", o.head_dim, 1, max_ranks);
-  add.choice("-d,--dtype", "Type of keys and values", o.dtype, activation_type_names());
+  declare_attention_shape(table, o.attention);
   declare_backend_options(table, o.backend);
-  plan("--tflops", "Rate of attention on a rank, TFLOP/s, from which times are estimated", o.tflops,
-       positive);
-  plan("--gbps", "Rate at which a rank receives, GB/s, from which times are estimated",
-       o.gbytes_per_s, positive)
-      .called("gbytes_per_s");
   declare_outputs(table, o);
 }
 
@@ -99,7 +90,7 @@ void check_options(const ShardOptions& o) {
     errors.add("--capacity and --algorithm go with --gen; the bins of --input are packed");
   layout_choices().check(o.layout, errors);
   if (o.bin != 0 && o.svg.empty()) errors.add("--bin says what --svg draws, and there is none");
-  check_head_groups(o.heads, "--kv-heads", o.kv_heads, errors);
+  check_head_groups(o.attention.heads, "--kv-heads", o.attention.kv_heads, errors);
   if (o.ulysses && (o.layout.name != ShardOptions().layout.name || !o.svg.empty() || o.repad ||
                     !o.gradient.empty() || !o.relayout.empty()))
     errors.add("--ulysses takes no --layout, --repad, --gather-gradient, --relayout or --svg");

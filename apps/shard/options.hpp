@@ -16,11 +16,11 @@ namespace gyre {
 
 /// Options of gyre-shard; see --help.
 struct ShardOptions {
-  std::string input, generate, output, yours, svg, dtype = "bf16", check = "last", algorithm;
+  std::string input, generate, output, yours, svg, check = "last", algorithm;
   LayoutChoice layout;
-  int cp = 2, heads = 32, kv_heads = 8, head_dim = 128;
+  int cp = 2;
+  AttentionShape attention;
   int64_t capacity = 0, bin = 0;
-  double tflops = 400, gbytes_per_s = 50;
   bool repad = false;
   std::string mask, gradient;  ///< mask "": the one that shards keep; gradient "": no check
   std::string relayout;        ///< "": no check
@@ -31,17 +31,9 @@ struct ShardOptions {
 
   ShardOptions() { layout.name = "all"; }
   ArrayPaths files() const { return {output, yours}; }
-  AttentionShape shape() const {
-    return {.heads = heads,
-            .kv_heads = kv_heads,
-            .head_dim = head_dim,
-            .element_bytes = dtype == "f32" ? 4 : 2,
-            .tflops = tflops,
-            .gbytes_per_s = gbytes_per_s};
-  }
   LayoutOptions layout_options() const {
     LayoutOptions options = layout.for_ranks(cp);
-    options.time = shape().time_model();
+    options.time = attention.time_model();
     return options;
   }
 };

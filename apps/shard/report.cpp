@@ -94,10 +94,6 @@ void sum_over(Communicator& world, Totals& t) {
 
 }  // namespace
 
-TimeModel AttentionShape::time_model() const {
-  return {4.0 * (heads * head_dim) / (tflops * 1e12), kv_token_bytes() / (gbytes_per_s * 1e9)};
-}
-
 const Table<ShardingResult>& sharding_table() {
   using Row = ShardingResult;
   static const Table<Row> table({
@@ -237,7 +233,7 @@ RunReport begin_sharding_report(const AppContext& context, const PackedHeader& h
                        {"bins", header.bin_count()},
                        {"segments", std::ssize(header.bins.document)},
                        {"capacity", header.bins.bin_capacity},
-                       {"element_bytes", shape.element_bytes}},
+                       {"element_bytes", shape.element_bytes()}},
                       {{"hdf5", h5::library_version()}});
 }
 

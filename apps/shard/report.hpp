@@ -5,6 +5,7 @@
 #include <string>
 #include <vector>
 
+#include "apps/common/attention_shape.hpp"
 #include "apps/common/registry_options.hpp"
 #include "apps/common/workload_options.hpp"
 #include "attention/mask.hpp"
@@ -15,16 +16,6 @@
 #include "sharding/layouts.hpp"
 
 namespace gyre {
-
-/// The attention and the machine that layouts are planned for.
-struct AttentionShape {
-  int64_t heads = 32, kv_heads = 8, head_dim = 128;
-  int64_t element_bytes = 2;
-  double tflops = 400;       ///< achieved by one rank
-  double gbytes_per_s = 50;  ///< received by one rank
-  double kv_token_bytes() const { return 2.0 * (kv_heads * head_dim * element_bytes); }
-  TimeModel time_model() const;
-};
 
 /// One layout over all bins. Each bin is a step: all ranks wait for the slowest one.
 struct ShardingResult : MeasuredRow {

@@ -409,16 +409,18 @@ void check_heads_of_file(int64_t heads, int64_t kv_heads, int64_t ranks) {
 ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
                               const PackedSlots& slots, AppContext& context, RunReport& report) {
   Communicator& world = context.world;
+  const int64_t heads = o.attention.heads, kv_heads = o.attention.kv_heads,
+                head_dim = o.attention.head_dim;
   if (o.files().wanted())
-    run_agreed(world, "--ulysses", [&] { check_heads_of_file(o.heads, o.kv_heads, world.size()); });
+    run_agreed(world, "--ulysses", [&] { check_heads_of_file(heads, kv_heads, world.size()); });
   KeptTensors kept;
   const double slots_of_all = header.slot_offsets().back() + header.bin_count() * world.size();
   constexpr double tensors = 6;  // of queries; half as many of keys, some with copies of heads
   if (o.files().wanted())
-    check_arrays_fit(
-        tensors * (o.heads + 2 * o.kv_heads) * o.head_dim * sizeof(float) * slots_of_all, context);
+    check_arrays_fit(tensors * (heads + 2 * kv_heads) * head_dim * sizeof(float) * slots_of_all,
+                     context);
   std::vector<UlyssesResult> rows =
-      run_ulysses(header, slots, {o.heads, o.kv_heads, o.head_dim}, world, o.check != "none",
+      run_ulysses(header, slots, {heads, kv_heads, head_dim}, world, o.check != "none",
                   report.verification, o.files().wanted() ? &kept : nullptr);
   for (UlyssesResult& row : rows)
     if (check_text(report, report.verification) == "-") row.check = "-";
@@ -431,9 +433,9 @@ ExitCode run_heads_for_tokens(const ShardOptions& o, const PackedHeader& header,
     ArrayFile made{.schema = ulysses_schema,
                    .group = "/ulysses",
                    .numbers = {{"ranks", world.size()},
-                               {"heads", o.heads},
-                               {"kv_heads", o.kv_heads},
-                               {"head_dim", o.head_dim}},
+                               {"heads", heads},
+                               {"kv_heads", kv_heads},
+                               {"head_dim", head_dim}},
                    .input_sha256 = checksum_of(report, o.input),
                    .arrays = kept.arrays(world),
                    .provenance = provenance_of(context, o.input.empty() ? o.generate : o.input)};

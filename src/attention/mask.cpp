@@ -49,8 +49,8 @@ void check_region(const Region& r, int64_t document, size_t index, int64_t lengt
     refuse("a window needs a causal diagonal; it must be 0");
 }
 
-/// Throws if two regions share a visible pair. Sorts them, and compares those with common queries
-/// and keys: for regions of one query, neighbours alone.
+/// Throws if two regions share a visible pair. Sorts the regions, and compares two of them only
+/// where both queries and keys may overlap. If each region has one query, it compares neighbours.
 void check_overlap(const std::vector<Region>& regions, int64_t document) {
   std::vector<size_t> order(regions.size());
   std::iota(order.begin(), order.end(), size_t{0});
@@ -58,7 +58,8 @@ void check_overlap(const std::vector<Region>& regions, int64_t document) {
             [&](size_t a, size_t b) { return before(regions[a], regions[b]); });
   for (auto a = order.begin(); a != order.end(); ++a)
     for (auto b = a + 1; b != order.end() && regions[*b].q_begin < regions[*a].q_end;) {
-      if (regions[*b].k_begin >= regions[*a].k_end) {  // as do others of its first query
+      if (regions[*b].k_begin >= regions[*a].k_end) {
+        // Regions after b with the same first query begin behind the keys of a, too: skip them.
         b = std::upper_bound(b, order.end(), *b, [&](size_t x, size_t y) {
           return regions[x].q_begin < regions[y].q_begin;
         });

@@ -54,8 +54,8 @@ struct Region {
 /// "queries [0, 4), keys [0, 4), causal".
 std::string to_string(const Region& region);
 
-/// Appends the regions of a query that sees these keys, which ascend: one for each run of
-/// consecutive keys.
+/// Appends the regions of a query that sees these keys, one for each run of consecutive keys. The
+/// keys must ascend.
 void append_selected(int64_t query, std::span<const int64_t> keys, std::vector<Region>& regions);
 
 /// Sum over i in [0, n) of clamp(i + first, 0, cap), cap >= 0: counts keys up to a diagonal.
@@ -65,15 +65,15 @@ int64_t clamped_ramp(int64_t n, int64_t first, int64_t cap);
 struct SortedRegions {
   std::span<const Region> all;
   int64_t longest = 0;  ///< the most queries of a region
-  bool runs = false;    ///< each region is a run of keys that one query sees
+  bool runs = false;    ///< whether each region is a run of keys that one query sees
 
-  /// Those that can have queries in [begin, end), found by binary search: no others, if they are
-  /// runs.
+  /// The regions that can have queries in [begin, end), found by binary search. All regions with
+  /// such queries are among them. If `runs` is set, there are no others.
   std::span<const Region> of_queries(int64_t begin, int64_t end) const;
 };
 
-/// The regions of every document. A table may have millions of them, each of one query: of the keys
-/// that an indexer selects.
+/// The regions of every document. There may be millions of regions of one query each, since an
+/// indexer selects other keys for each query.
 class MaskTable {
  public:
   /// documents[d]: the regions of document d, which has lengths[d] tokens. Throws a usage error
@@ -87,7 +87,7 @@ class MaskTable {
 
  private:
   std::vector<std::vector<Region>> documents_;
-  std::vector<SortedRegions> sorted_;  ///< [documents] with an empty `all`; of() fills it in
+  std::vector<SortedRegions> sorted_;  ///< [documents]; `all` is empty here, and of() sets it
 };
 
 enum class MaskKind { causal, full, regions };
@@ -130,14 +130,15 @@ class DocumentMask {
 
   const SortedRegions& regions() const& { return regions_; }
   SortedRegions regions() && = delete;  // would outlive this object
-  /// Those that can have this query.
+  /// The regions that can have this query.
   std::span<const Region> regions_of(int64_t query) const&;
   std::span<const Region> regions_of(int64_t query) && = delete;
   bool sees(int64_t query, int64_t key) const;
   /// Number of keys that a query sees.
   int64_t keys_of(int64_t query) const;
-  /// [length] number of keys that each query sees, and of queries that see each key.
+  /// Number of keys that each query sees, [length].
   std::vector<int64_t> keys_of_queries() const;
+  /// Number of queries that see each key, [length].
   std::vector<int64_t> queries_of_keys() const;
   /// Largest number of keys that a query sees, and of queries that see a key.
   int64_t max_keys() const;

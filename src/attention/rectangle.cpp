@@ -94,9 +94,9 @@ Rectangle intersect(const Fragment& q, const Fragment& k, const Region& region, 
   return r;
 }
 
-/// Calls f(region) for the regions of a document that may show a key of `k` to a query of `q`, in
-/// order. Of runs, which are many where queries select their keys, only those of queries in `q` and
-/// of keys between the first and the last one of `k` are looked at.
+/// Calls f(region), in order, for the regions of a document that may show a key of `k` to a query
+/// of `q`. Where queries select their keys, a document has many short runs. Of these it visits only
+/// the runs of queries of `q` that have keys from the first to the last one of `k`.
 template <class F>
 void for_each_region(const SortedRegions& regions, const Fragment& q, const Fragment& k, F f) {
   const int64_t first = q.start.value(), last = first + (q.length - 1) * q.stride;

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <functional>
+#include <limits>
 #include <numeric>
 
 #include "core/error.hpp"
@@ -45,6 +46,17 @@ void check_packing(std::string_view packer, std::span<const int64_t> lengths,
   if (oversized && options.oversize == Oversize::reject)
     throw_usage("length {} of item {} exceeds the bin capacity {}{}", oversized->length,
                 oversized->item, options.capacity, oversized->others_text());
+}
+
+void check_packing_of_int32(std::string_view packer, std::span<const int64_t> lengths,
+                            const BinOptions& options) {
+  check_packing(packer, lengths, options);
+  constexpr int64_t most = std::numeric_limits<int32_t>::max();
+  if (options.capacity > most)
+    throw_usage("{}: bin capacity {} exceeds {}", packer, options.capacity, most);
+  for (size_t i = 0; i < lengths.size(); ++i)
+    if (lengths[i] > most)
+      throw_usage("{}: length {} of item {} exceeds {}", packer, lengths[i], i, most);
 }
 
 std::vector<Item> longest_first(std::span<const int64_t> lengths) {
@@ -222,6 +234,8 @@ const std::vector<BinPacker>& bin_packers() {
        modified_first_fit_decreasing},
       {"balanced", "as few bins as the decreasing packers, attention cost evened out",
        balanced_bins},
+      {"hybrid", "as the packer whose step is shortest if ranks share each document as it needs",
+       hybrid_bins, true},
   };
   return packers;
 }
@@ -242,6 +256,7 @@ const BinPacker& find_bin_packer(std::string_view name) {
 
 BinOptions options_for_ranks(BinOptions options, int ranks) {
   if (ranks < 1) throw_usage("bins cannot be dealt to {} ranks; at least 1", ranks);
+  options.dp = ranks;
   options.min_bin_count = std::max<int64_t>(options.min_bin_count, ranks);
   options.bin_count_multiple = std::lcm(options.bin_count_multiple, int64_t{ranks});
   return options;

@@ -13,8 +13,9 @@
 // The length of a bin is the cost of its stream in linear layers. Attention costs Σ L(L+1)/2 over
 // its items: one item of 100 and ten of 10 both fill C = 100, but have 5050 and 550 visible pairs.
 // `balanced` uses no more bins than the better of the decreasing packers and equalises that cost.
+// `hybrid` minimises the time of a step in which ranks share each document as it needs.
 //
-// All packers but `balanced`, and the measures, follow NeMo-RL's sequence packing. Unlike there, no
+// All packers but these two, and the measures, follow NeMo-RL's sequence packing. Unlike there, no
 // bin is ever empty, and the shuffle takes a seed.
 
 #include <cstdint>
@@ -23,6 +24,8 @@
 #include <string>
 #include <string_view>
 #include <vector>
+
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 
@@ -51,6 +54,9 @@ struct BinOptions {
   uint64_t seed = 0;               ///< seed of first_fit_shuffle; the other packers are not random
   int64_t max_items = 0;           ///< next_fit: largest number of items of a bin; 0: no limit
   Oversize oversize = Oversize::reject;
+  int dp = 1;           ///< groups of ranks to which step_seconds deals the bins
+  int cp = 1;           ///< ranks of a group, to which the layout hybrid gives the tokens of a bin
+  TimeModel time = {};  ///< of these ranks
 };
 
 // The packers. Each takes lengths [n] >= 0 and puts every item in exactly one bin. No bin is empty;
@@ -119,6 +125,20 @@ std::vector<Bin> modified_first_fit_decreasing_reference(std::span<const int64_t
 /// are at most 2^31 - 1.
 std::vector<Bin> balanced_bins(std::span<const int64_t> lengths, const BinOptions& options);
 
+/// The time of attention in a training step under the layout hybrid (sharding/layouts.hpp), in
+/// seconds. `dp` groups of `cp` ranks attend to one bin after the other; balance_over_groups
+/// (packing.hpp) deals the bins to them. A bin takes as long as the rank of its group that is
+/// slowest to compute causal pairs or to receive keys; the step takes as long as the slowest group.
+/// Preconditions: valid indices; bins of at most 2^31 - 1 tokens.
+double step_seconds(std::span<const Bin> bins, std::span<const int64_t> lengths,
+                    const BinOptions& options);
+
+/// Packs by every other packer, and returns the bins of least step_seconds (ties: the first
+/// packer). Where computing is slow, all packers are about as good, because a group of ranks evens
+/// out any bin. Where receiving is slow, documents of about the same length belong together, each
+/// on few ranks, as the decreasing packers put them. Lengths and capacity are at most 2^31 - 1.
+std::vector<Bin> hybrid_bins(std::span<const int64_t> lengths, const BinOptions& options);
+
 /// Raises the number of bins to max(bins, min_bin_count), rounded up to bin_count_multiple. Each
 /// new bin gets one item: the last item of the bin with the most items (ties: the higher bin) until
 /// that bin has one item left; then the next bin in that order gives. Loads only fall, so no bin
@@ -130,17 +150,18 @@ struct BinPacker {
   std::string name;
   std::string summary;
   std::vector<Bin> (*pack)(std::span<const int64_t> lengths, const BinOptions& options);
+  bool by_step = false;  ///< packs for the least step_seconds, by BinOptions' cp, dp and time
 };
 
-/// next-fit, first-fit-decreasing, first-fit-shuffle, modified-first-fit-decreasing, balanced.
+/// The packers above, in this order.
 const std::vector<BinPacker>& bin_packers();
 
 /// Finds a packer by its full name; case does not matter and '_' equals '-'. Throws a usage error
 /// that lists the names (abbreviations such as "mffd" are unknown).
 const BinPacker& find_bin_packer(std::string_view name);
 
-/// Returns `options` that also ask for at least `ranks` bins, in a multiple of `ranks`, so that
-/// bins can be dealt evenly to data-parallel ranks. Requirements in `options` still hold.
+/// Returns `options` for `ranks` data-parallel ranks (dp), which also ask for at least `ranks`
+/// bins, in a multiple of `ranks`, so that bins can be dealt to them evenly. Requirements in `options` still hold.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
 /// Assigns bin k to rank k mod ranks. Returns [ranks] ascending lists of bins. If the packer places

@@ -2,13 +2,11 @@
 // (bins_search.cpp) starts.
 
 #include <algorithm>
-#include <limits>
 #include <optional>
 #include <queue>
 #include <set>
 #include <tuple>
 
-#include "core/error.hpp"
 #include "packing/bins_detail.hpp"
 
 namespace gyre {
@@ -102,20 +100,10 @@ std::optional<std::vector<CostBin>> greedy_start(std::span<const Item> items, si
   return std::nullopt;
 }
 
-void check_balanced(std::span<const int64_t> lengths, const BinOptions& options) {
-  detail::check_packing("balanced", lengths, options);
-  constexpr int64_t most = std::numeric_limits<int32_t>::max();
-  if (options.capacity > most)
-    throw_usage("balanced: bin capacity {} exceeds {}", options.capacity, most);
-  for (size_t i = 0; i < lengths.size(); ++i)
-    if (lengths[i] > most)
-      throw_usage("balanced: length {} of item {} exceeds {}", lengths[i], i, most);
-}
-
 }  // namespace
 
 std::vector<Bin> balanced_bins(std::span<const int64_t> lengths, const BinOptions& options) {
-  check_balanced(lengths, options);
+  detail::check_packing_of_int32("balanced", lengths, options);
   const std::vector<Item> items = detail::longest_first(lengths);
   std::vector<Bin> fewest = detail::first_fit_of(items, options.capacity);
   std::vector<Bin> other = detail::modified_first_fit_of(lengths, options.capacity);

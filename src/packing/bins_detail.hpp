@@ -15,6 +15,10 @@ namespace gyre::detail {
 void check_packing(std::string_view packer, std::span<const int64_t> lengths,
                    const BinOptions& options);
 
+/// The same, for a packer that takes lengths and a capacity of at most 2^31 - 1.
+void check_packing_of_int32(std::string_view packer, std::span<const int64_t> lengths,
+                            const BinOptions& options);
+
 /// Capacity of a new bin whose first item has this length; an oversize item fills it completely.
 inline int64_t room_of_new_bin(int64_t capacity, int64_t length) {
   return std::max(capacity, length);

@@ -59,8 +59,10 @@ struct KernelModel {
   /// values have another width than its keys counts as one of the mean width of its products.
   /// Throws a usage error if there are surfaces, but none of this direction and type.
   ModelledTime time(const ModelledCall& call) const;
-  std::string why_not(Pass pass, DType type) const;  ///< "" where time() has an answer
-  std::string why_not_selected() const;  ///< "" where that is of keys that queries select, too
+  /// Says why time() has no answer for this direction and type; "" if it has one.
+  std::string why_not(Pass pass, DType type) const;
+  /// Says why time() has no answer where each query selects its keys; "" if it has one.
+  std::string why_not_selected() const;
   bool measured(Pass pass, DType type, int64_t head_dim) const;  ///< whether a surface is of these
   bool merges() const;                                           ///< whether merging takes time
 };

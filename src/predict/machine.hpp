@@ -56,6 +56,9 @@ struct MachineModel {
   double copy_bytes_per_s = LinkTier::unlimited;
   /// Of rows that a call of attention reads and writes; 0: copy_bytes_per_s.
   double kernel_bytes_per_s = 0;
+  double rate_of_rows() const {
+    return kernel_bytes_per_s > 0 ? kernel_bytes_per_s : copy_bytes_per_s;
+  }
   double memory_bytes = 0;  ///< per rank; 0: unknown
   std::vector<PredictionError> errors;
   /// If one of two predicted times is longer by this share or more, so is the measured one 9 times

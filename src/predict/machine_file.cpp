@@ -42,7 +42,7 @@ constexpr Plausible plausible[] = {
     {"memory_bytes", true, 1e6, "bytes, 1e6 or more", 1e9},
     {"kernel_slowdown", false, 100, "seconds lost for each second of a transfer, at most 100", 0},
     {"_s", false, 1, "seconds, at most 1", 1e-6},
-    {"share", false, 1, "a share of the time, at most 1", 0.01},
+    {"share", false, 2, "a share of the predicted time, at most 2", 0.01},
     {"order_margin", false, 1, "a share of the time, at most 1", 0.01},
     {"seconds", false, 10, "seconds, at most 10", 1e-6},
 };

@@ -32,11 +32,12 @@ class ProgramWriter : OpWriter {
 
  private:
   void walk(const step::Exchange& e) {
-    for (const Message& m : e.sends)
-      for (const Slice& slice : m.slices) {
-        clear_deferred(slice.array);
-        make_delta_before(slice.array);
-      }
+    for (const auto* messages : {&e.sends, &e.recvs})
+      for (const Message& m : *messages)
+        for (const Slice& slice : m.slices) {
+          clear_deferred(slice.array);
+          make_delta_before(slice.array);
+        }
     Open open = new_exchange(e.id);
     int64_t packed = copies_of(e, plan_, p_.heads_, p_.types_).sent;
     for (const Message& m : e.sends)
@@ -56,7 +57,6 @@ class ProgramWriter : OpWriter {
         send(m.peer, bytes(m), static_cast<int>(i), open);
     for (const Message& m : e.recvs) {
       write_rows(m.slices);
-      for (const Slice& slice : m.slices) clear_deferred(slice.array);
       if (m.peer == plan_.rank) continue;
       receive(m.peer, bytes(m), open);
       for (const Slice& slice : m.slices)
@@ -67,10 +67,7 @@ class ProgramWriter : OpWriter {
 
   /// Adds a library collective, in which every peer sends and receives the same number of bytes.
   void join_group(const step::Exchange& e, Open& open) {
-    for (const Message& m : e.recvs) {
-      write_rows(m.slices);
-      for (const Slice& slice : m.slices) clear_deferred(slice.array);
-    }
+    for (const Message& m : e.recvs) write_rows(m.slices);
     const auto ranks = static_cast<int>(e.group.size());
     if (e.group.front() % ranks != 0 || e.group.back() - e.group.front() != ranks - 1)
       throw_runtime("{}: an operation of ranks {} to {}, which are no group of {} neighbours",
@@ -99,10 +96,7 @@ class ProgramWriter : OpWriter {
       call.rectangles = batches_.entries;
     }
     const ModelledTime time = p_.machine_.kernel.time(call);
-    const MachineModel& machine = p_.machine_;
-    const double moving =
-        bytes_moved(c, call.query_heads) /
-        (machine.kernel_bytes_per_s > 0 ? machine.kernel_bytes_per_s : machine.copy_bytes_per_s);
+    const double moving = bytes_moved(c, call.query_heads) / p_.machine_.rate_of_rows();
     compute(std::max(time.seconds, moving), time.extrapolated);
   }
   /// Bytes that a call reads and writes at least: each row of its rectangles once. One query of a
@@ -199,22 +193,25 @@ class ProgramWriter : OpWriter {
   RowSet& written(int array) { return written_[array]; }
   void walk(const step::Clear& c) {
     make_delta_before(c.array);
+    // An array that used this storage before is dead: its clear is dropped.
+    std::erase_if(deferred_, [&](int other) { return shares_storage(other, c.array); });
     deferred_.insert(c.array);
     if (!library_) clear_deferred(c.array);
   }
   void walk(const step::Delta& d) {
+    make_delta();
     delta_ = d;
     if (!library_) make_delta();
   }
-  /// As in the executor (execute.cpp), the first call of a library overwrites its results, so that
-  /// they need no clear, and computes delta inside.
+  /// As in execute.cpp, the first call of a library overwrites its results, which then need no
+  /// clear. A backward call of one batch computes delta inside.
   void overwrite(const step::Compute& c, HeadRange query_heads) {
     if (p_.pass_ == Pass::forward) return replace_clears({c.out, c.stats}, query_heads, c, true);
     if (!batches_.plan.others.empty()) make_delta();
     if (c.d_q >= 0) replace_clears({c.d_q}, query_heads, c, true);
     if (c.d_kv >= 0) replace_clears({c.d_kv}, c.kv_heads, c, false);
   }
-  /// Of arrays that the call overwrites, only rows that it does not write are cleared.
+  /// The call overwrites these arrays; it clears only the rows that it does not write.
   void replace_clears(std::initializer_list<int> arrays, HeadRange heads, const step::Compute& c,
                       bool queries) {
     const bool overwrites = std::all_of(arrays.begin(), arrays.end(), [&](int array) {
@@ -240,11 +237,12 @@ class ProgramWriter : OpWriter {
     delta_.reset();
   }
   void make_delta_before(int array) {
-    const auto shares = [&](int part) {
-      return plan_.arrays[part].storage == plan_.arrays[array].storage;
-    };
-    if (delta_ && (shares(delta_->out) || shares(delta_->d_out) || shares(delta_->stats)))
-      make_delta();
+    if (!delta_) return;
+    for (const int part : {delta_->out, delta_->d_out, delta_->stats})
+      if (shares_storage(part, array)) return make_delta();
+  }
+  bool shares_storage(int a, int b) const {
+    return plan_.arrays[a].storage == plan_.arrays[b].storage;
   }
   void walk(const step::Merge& m) {
     for (const step::Merge::Partial& partial : m.partials)
@@ -256,7 +254,9 @@ class ProgramWriter : OpWriter {
     const int64_t lse = stored(m.stats) / 2;  // the other plane is delta
     pass((2 + 3 * partials) * stored(m.out) + (2 + 3 * partials + 2 * (1 + partials)) * lse);
   }
-  void walk(const step::Finish& /*finish*/) {}
+  void walk(const step::Finish& f) {
+    for (const int array : {f.out, f.stats}) clear_deferred(array);
+  }
   void walk(const step::SinkGradient& /*gradient*/) {}
 
   int64_t stored(int index) const {
@@ -285,7 +285,7 @@ class ProgramWriter : OpWriter {
   CallBatches batches_;
   const bool library_ = p_.machine_.kernel.merges();
   std::set<int> deferred_;            ///< arrays to be cleared before their next use
-  std::optional<step::Delta> delta_;  ///< that no call has computed yet
+  std::optional<step::Delta> delta_;  ///< row sums that no pass over the arrays has computed
 };
 
 namespace {

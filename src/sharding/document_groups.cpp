@@ -14,11 +14,9 @@ struct Document {
   int64_t segment, length, pairs;
 };
 
+/// What ranks have of documents, or what a document adds to a rank.
 struct Amounts {
   double pairs = 0, tokens = 0, needed = 0;
-  Amounts operator+(const Amounts& o) const {
-    return {pairs + o.pairs, tokens + o.tokens, needed + o.needed};
-  }
 };
 
 /// Keys that all members of a group need from each other: member i needs those up to the end of its
@@ -27,10 +25,10 @@ double needed_by_group(int64_t length, int64_t size) {
   return 0.75 * length * (size - 1);
 }
 
-/// Groups, [documents], and what they are chosen by.
-struct Candidate {
-  std::vector<std::vector<int32_t>> groups;
-  double largest_load = 0;
+/// Amounts of all ranks, [cp] each: arrays, which a loop over ranks reads fast.
+struct RankAmounts {
+  explicit RankAmounts(int64_t cp) : pairs(cp), tokens(cp), needed(cp) {}
+  std::vector<double> pairs, tokens, needed;
 };
 
 class GroupSearch {
@@ -48,38 +46,71 @@ class GroupSearch {
       if (a.pairs != b.pairs) return a.pairs > b.pairs;
       return a.length != b.length ? a.length > b.length : a.segment < b.segment;
     });
-    mean_pairs_ = std::max(1.0, pairs) / cp_;
+    load_of_pair_ = static_cast<double>(cp_) / std::max(1.0, pairs);
     const TimeModel& time = options.time;
     if (time.seconds_per_pair > 0)
-      pairs_per_needed_ = time.seconds_per_kv_token / time.seconds_per_pair;
+      load_of_needed_ = load_of_pair_ * time.seconds_per_kv_token / time.seconds_per_pair;
+    load_of_token_ = 1.0 / static_cast<double>(std::max<int64_t>(1, slots_));
   }
 
   const std::vector<Document>& documents() const { return documents_; }
 
-  Candidate by_power_of_two() const {
+  /// Sizes of the groups of the documents.
+  std::vector<int64_t> by_power_of_two() const {
     std::vector<int64_t> sizes;
     for (const Document& d : documents_) {
       const auto least = static_cast<uint64_t>(ceil_div(d.length, slots_));
       sizes.push_back(std::min(static_cast<int64_t>(std::bit_ceil(least)), most_ranks(d)));
     }
-    return place(sizes);
+    return sizes;
   }
 
-  Candidate of_any_size() const {
+  std::vector<int64_t> of_any_size() const {
     const int64_t work = std::max<int64_t>(1, std::ssize(documents_) * cp_);
     const int64_t tries = std::clamp<int64_t>(most_work / work, 1, most_shares);
-    Candidate best;
+    double most = 1;  // with this share, each document is on one rank
+    for (const Document& d : documents_) most = std::max(most, load_of(whole(d)));
+    std::vector<int64_t> best, last;
     double best_score = HUGE_VAL;
-    for (int64_t i = 0; i < tries; ++i) {
-      const std::vector<int64_t> sizes = sizes_of(std::exp2(-octaves * i / tries));
+    for (auto i = -static_cast<int64_t>(std::ceil(std::log2(most) * tries / octaves)); i < tries;
+         ++i) {
+      const double share = std::exp2(-octaves * static_cast<double>(i) / tries);
+      std::vector<int64_t> sizes = sizes_of(share);
+      if (sizes == last) continue;
+      last = sizes;
       const double keys = needed_weight * needed_of(sizes);
       if (1 + keys >= best_score) break;
-      Candidate candidate = place(sizes);
-      if (candidate.largest_load + keys >= best_score) continue;
-      best_score = candidate.largest_load + keys;
-      best = std::move(candidate);
+      const double score = place(sizes, best_score - keys) + keys;
+      if (score >= best_score) continue;
+      best_score = score;
+      best = std::move(sizes);
     }
     return best;
+  }
+
+  /// Places groups of these sizes, and returns the largest load, or one of at least `limit` as soon
+  /// as a rank has it. Appends the ranks of each group to `groups` unless it is null.
+  double place(const std::vector<int64_t>& sizes, double limit = HUGE_VAL,
+               std::vector<std::vector<int32_t>>* groups = nullptr) const {
+    RankAmounts ranks(cp_);
+    double largest = 0;
+    std::vector<double> after(cp_);
+    std::vector<int32_t> group;
+    for (size_t k = 0; k < documents_.size(); ++k) {
+      const Document& d = documents_[k];
+      const double size = sizes[k];
+      set_loads(ranks,
+                {d.pairs / size, d.length / size, needed_by_group(d.length, sizes[k]) / size},
+                after);
+      if (consecutive())
+        choose_consecutive(after, sizes[k], group);
+      else
+        choose_least(after, sizes[k], group);
+      largest = std::max(largest, add(d, group, ranks));
+      if (largest >= limit) return largest;
+      if (groups != nullptr) groups->push_back(group);
+    }
+    return largest;
   }
 
  private:
@@ -91,9 +122,18 @@ class GroupSearch {
     return options_.pairs ? options_.pairs(segment, queries) : queries * (queries + 1) / 2;
   }
 
+  static Amounts whole(const Document& d) { return {1.0 * d.pairs, 1.0 * d.length, 0}; }
+
   double load_of(const Amounts& a) const {
-    const double pairs = std::max(a.pairs, a.needed * pairs_per_needed_) / mean_pairs_;
-    return std::max(pairs, a.tokens / slots_);
+    const double pairs = std::max(a.pairs * load_of_pair_, a.needed * load_of_needed_);
+    return std::max(pairs, a.tokens * load_of_token_);
+  }
+
+  /// The load of each rank if it also had `more`.
+  void set_loads(const RankAmounts& ranks, const Amounts& more, std::vector<double>& loads) const {
+    for (int64_t r = 0; r < cp_; ++r)
+      loads[r] = load_of({ranks.pairs[r] + more.pairs, ranks.tokens[r] + more.tokens,
+                          ranks.needed[r] + more.needed});
   }
 
   /// Largest group in which every chunk has a token.
@@ -110,8 +150,7 @@ class GroupSearch {
     std::vector<int64_t> sizes;
     for (const Document& d : documents_) {
       constexpr double rounding = 1e-9;
-      const double load = load_of({1.0 * d.pairs, 1.0 * d.length, 0});
-      const double least = std::ceil(std::min<double>(load / share - rounding, cp_));
+      const double least = std::ceil(std::min<double>(load_of(whole(d)) / share - rounding, cp_));
       sizes.push_back(std::clamp<int64_t>(static_cast<int64_t>(least), 1, most_ranks(d)));
     }
     return sizes;
@@ -126,6 +165,7 @@ class GroupSearch {
   }
 
   Amounts amounts_of(const Document& d, int64_t size, int64_t member) const {
+    if (size == 1) return whole(d);
     Amounts a;
     const auto chunks = chunks_of_member(d.length, size, member);
     for (const TokenRange& chunk : chunks) {
@@ -136,41 +176,40 @@ class GroupSearch {
     return a;
   }
 
-  Candidate place(const std::vector<int64_t>& sizes) const {
-    Candidate candidate;
-    std::vector<Amounts> ranks(cp_);
-    std::vector<double> after(cp_);
-    for (size_t k = 0; k < documents_.size(); ++k) {
-      const Document& d = documents_[k];
-      const double size = sizes[k];
-      const Amounts mean = {d.pairs / size, d.length / size,
-                            needed_by_group(d.length, sizes[k]) / size};
-      for (int64_t r = 0; r < cp_; ++r) after[r] = load_of(ranks[r] + mean);
-      std::vector<int32_t> group =
-          consecutive() ? consecutive_ranks(after, sizes[k]) : least_ranks(after, sizes[k]);
-      for (int64_t i = 0; i < sizes[k]; ++i)
-        ranks[group[i]] = ranks[group[i]] + amounts_of(d, sizes[k], i);
-      candidate.groups.push_back(std::move(group));
+  /// Adds a document to the ranks of its group, and returns their largest load.
+  double add(const Document& d, const std::vector<int32_t>& group, RankAmounts& ranks) const {
+    double largest = 0;
+    for (int64_t i = 0; i < std::ssize(group); ++i) {
+      const Amounts part = amounts_of(d, std::ssize(group), i);
+      const int32_t r = group[i];
+      ranks.pairs[r] += part.pairs;
+      ranks.tokens[r] += part.tokens;
+      ranks.needed[r] += part.needed;
+      largest = std::max(largest, load_of({ranks.pairs[r], ranks.tokens[r], ranks.needed[r]}));
     }
-    for (const Amounts& rank : ranks)
-      candidate.largest_load = std::max(candidate.largest_load, load_of(rank));
-    return candidate;
+    return largest;
   }
 
-  /// The `size` ranks of least load (ties: lower rank), ascending.
-  static std::vector<int32_t> least_ranks(const std::vector<double>& loads, int64_t size) {
-    std::vector<int32_t> ranks(loads.size());
+  /// Sets `ranks` to the `size` ranks of least load (ties: lower rank), ascending.
+  static void choose_least(const std::vector<double>& loads, int64_t size,
+                           std::vector<int32_t>& ranks) {
+    if (size == 1) {
+      const auto least = std::min_element(loads.begin(), loads.end());
+      ranks.assign(1, static_cast<int32_t>(least - loads.begin()));
+      return;
+    }
+    ranks.resize(loads.size());
     std::iota(ranks.begin(), ranks.end(), 0);
     std::nth_element(
         ranks.begin(), ranks.begin() + size - 1, ranks.end(),
         [&](int32_t a, int32_t b) { return loads[a] != loads[b] ? loads[a] < loads[b] : a < b; });
     ranks.resize(size);
     std::sort(ranks.begin(), ranks.end());
-    return ranks;
   }
 
-  /// Ranks [k·size, (k+1)·size) whose largest load is least (ties: lower k).
-  static std::vector<int32_t> consecutive_ranks(const std::vector<double>& loads, int64_t size) {
+  /// Sets `ranks` to [k·size, (k+1)·size), whose largest load is least (ties: lower k).
+  static void choose_consecutive(const std::vector<double>& loads, int64_t size,
+                                 std::vector<int32_t>& ranks) {
     int64_t best = 0;
     double least = HUGE_VAL;
     for (int64_t begin = 0; begin + size <= std::ssize(loads); begin += size) {
@@ -178,15 +217,14 @@ class GroupSearch {
       if (most < least) best = begin;
       least = std::min(least, most);
     }
-    std::vector<int32_t> ranks(size);
+    ranks.resize(size);
     std::iota(ranks.begin(), ranks.end(), static_cast<int32_t>(best));
-    return ranks;
   }
 
   const LayoutOptions& options_;
   int64_t cp_, slots_;
   std::vector<Document> documents_;  // by descending pairs
-  double mean_pairs_ = 0, pairs_per_needed_ = 0, needed_by_all_ = 0;
+  double load_of_pair_ = 0, load_of_needed_ = 0, load_of_token_ = 0, needed_by_all_ = 0;
 };
 
 }  // namespace
@@ -202,13 +240,15 @@ DocumentGroups choose_groups(const SegmentBounds& bounds, const LayoutOptions& o
   check_bounds(bounds);
   check_times(options.time);
   const GroupSearch search(bounds, options);
-  Candidate chosen = options.groups == LayoutOptions::power_of_two ? search.by_power_of_two()
-                                                                   : search.of_any_size();
+  std::vector<std::vector<int32_t>> groups;
   DocumentGroups result;
-  result.largest_load = chosen.largest_load;
+  result.largest_load =
+      search.place(options.groups == LayoutOptions::power_of_two ? search.by_power_of_two()
+                                                                 : search.of_any_size(),
+                   HUGE_VAL, &groups);
   result.ranks.resize(bounds.segments());
-  for (size_t k = 0; k < search.documents().size(); ++k)
-    result.ranks[search.documents()[k].segment] = std::move(chosen.groups[k]);
+  for (size_t k = 0; k < groups.size(); ++k)
+    result.ranks[search.documents()[k].segment] = std::move(groups[k]);
   return result;
 }
 

@@ -71,6 +71,9 @@ Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options);
 /// options.time, is small on the slowest rank.
 Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
+/// Each document over a group of ranks of its own. See document_groups.hpp.
+Layout hybrid(const SegmentBounds& bounds, const LayoutOptions& options);
+
 /// `count` sequences of `length` tokens each; together they fill the stream.
 struct EqualSequences {
   int64_t count = 0;

@@ -20,11 +20,26 @@ expect 0 'VERIFY PASSED 2/2' "$pack" --gen dist=long-tailed,count=2000,max=8K,se
   --algorithm all --dp 4 -n 2 --csv table.csv -J result.json
 paste <(column table.csv algorithm) <(column table.csv items) <(column table.csv bins) |
   awk '{ bins[$1] = $3; if ($2 != 2000) exit 1 }
-     END { exit !(NR == 5 && bins["balanced"] <= bins["first-fit-decreasing"] && bins["balanced"] % 4 == 0 &&
+     END { exit !(NR == 6 && bins["balanced"] <= bins["first-fit-decreasing"] && bins["balanced"] % 4 == 0 &&
                   bins["first-fit-decreasing"] <= bins["next-fit"]) }' || fail "wrong table: $(cat table.csv)"
 grep -q 'over dp=4 ranks' output || fail "no line about ranks: $(cat output)"
 grep -q '"gyre-result/1"' result.json || fail "no JSON"
 grep -qE '^FOM gyre-pack documents_per_s [0-9.e+]+ 1/s algorithm=balanced' output || fail "no documents a second: $(cat output)"
+
+# Bins for groups of ranks: the shortest step of all packers. Where receiving takes long, documents of one length together.
+for rates in '--gbps 50' '--gbps 3000' '--gbps 50 --dp 2'; do
+  # shellcheck disable=SC2086
+  expect 0 'attention of a step if ranks share each document as it needs: next-fit ' "$pack" --cp 8 $rates \
+    --gen dist=long-tailed,count=200,max=32K,seed=1 --capacity 32K --algorithm all --csv table.csv
+  paste <(column table.csv algorithm) <(column table.csv step_ms) |
+    awk '{ step[$1] = $2 } $1 != "hybrid" && (least == "" || $2 < least) { least = $2 }
+         END { exit !(NR == 6 && least > 0 && step["hybrid"] == least) }' || fail "hybrid is not the shortest: $(cat table.csv)"
+done
+expect 0 'hybrid ' "$pack" --input "$docs" --capacity 128 --cp 4 --algorithm hybrid -o hybrid.h5
+expect 0 'VERIFY PASSED' "$apps/gyre-shard" --input hybrid.h5 --cp 4 --layout hybrid
+expect 2 '--heads 32 is not a multiple of --kv-heads 5' "$pack" --input "$docs" --kv-heads 5
+expect 2 '--tflops and --gbps are for packers: not with --unpack' "$pack" --input one.h5 --unpack -o never.h5 --gbps 9
+expect 2 '--tflops and --gbps are for packers' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --tflops 9
 printf '5\n7\n300\n' >lengths.txt
 expect 0 'dist=list,file=lengths.txt' "$pack" --gen dist=list,file=lengths.txt --capacity 512 --csv table.csv
 [ "$(column table.csv tokens)" = 312 ] || fail "other lengths than the file's: $(cat table.csv)"

@@ -215,7 +215,7 @@ TEST(Scoring, EveryScheduleUnderEveryLayoutEqualsTheSerialTwin) {
     for (const Schedule& schedule : schedules()) {
       size_t refused = 0, tried = 0, i = number++;
       for (const LayoutKind& layout : layout_kinds()) {
-        if (!test::is_taken(i++)) continue;
+        if (!test::runs_combination(i++)) continue;
         ++tried;
         const ScoringSetup setup = setup_of(grid, layout.name, schedule.name);
         if (const std::string reason = refusal_of(documents, config, setup); !reason.empty()) {
@@ -283,7 +283,7 @@ TEST(Scoring, WindowsOfLayersEqualTheSerialTwin) {
   for (const Schedule& schedule : schedules()) {
     size_t i = number++;
     for (const LayoutKind& layout : layout_kinds()) {
-      if (!test::is_taken(i++)) continue;
+      if (!test::runs_combination(i++)) continue;
       const ScoringSetup setup = setup_of({1, world().size(), 1}, layout.name, schedule.name);
       const std::string refusal = refusal_of(documents, config, setup);
       EXPECT_TRUE(refusal.empty() || schedule.name == "halo") << refusal;
@@ -402,7 +402,7 @@ TEST(Scoring, SharedPrefixesChangeNoScore) {
   for (const Schedule& schedule : schedules()) {
     size_t i = number++;
     for (const LayoutKind& layout : layout_kinds()) {
-      if (!test::is_taken(i++)) continue;
+      if (!test::runs_combination(i++)) continue;
       const ScoringSetup setup = setup_of({1, world().size(), 1}, layout.name, schedule.name);
       if (refusal_of(documents, config, setup, 4).empty())
         expect_right(documents, config, twin, setup, 4);

@@ -25,7 +25,7 @@ PackedHeader two_bins() {
 
 /// 2 heads of 4 elements, 1 KV head of 4 bytes: 32 FLOPs a pair, 32 bytes a token.
 AttentionShape small_shape() {
-  return {2, 1, 4, 4, 32e-12, 32e-9};  // one pair and one token a second
+  return {2, 1, 4, "f32", 32e-12, 32e-9};  // one pair and one token a second
 }
 
 ShardingResult row_of(const std::string& layout, std::vector<RankCost>& costs) {

@@ -230,9 +230,9 @@ class Answers(unittest.TestCase):
         self.assertEqual(np.isneginf(answers["logprob"]).sum(), 4)
 
     def test_another_order_of_ties_selects_other_keys(self):
-        for case in golden_attention.CASES:
-            if "selected" not in case.tags:
-                continue
+        cases = [case for case in golden_attention.CASES if "selected" in case.tags]
+        self.assertTrue(cases)
+        for case in cases:
             inputs, answers = load(case.name)
             arguments = {"rng": golden_files.generator(case.name), **case.write.keywords["arguments"]}
             with mock.patch.object(golden_attention, "goodness", lambda score, position: (-score, -position)):

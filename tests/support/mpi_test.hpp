@@ -19,9 +19,9 @@ Communicator& world();
 /// The MPI environment of this test program.
 MpiEnvironment& environment();
 
-/// Whether a test runs its combination number i: on up to three ranks each, on more, where a run
-/// takes longest, every third.
-inline bool is_taken(size_t i) {
+/// Whether a test that counts its combinations runs number i: every one on up to three ranks; every
+/// third on more ranks, where a run takes longest.
+inline bool runs_combination(size_t i) {
   return world().size() <= 3 || i % 3 == 0;
 }
 

@@ -6,10 +6,13 @@
 #include <rapidcheck.h>
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <limits>
 #include <map>
 #include <numeric>
+#include <set>
+#include <string>
 
 #include "core/index.hpp"
 #include "errors.hpp"
@@ -195,15 +198,64 @@ TEST(Packers, InvalidArgumentsAreNamed) {
   }
 }
 
-TEST(Packers, BalancedRefusesLengthsWhoseCostOverflows) {
-  BinOptions options = with_capacity(int64_t{1} << 31);
-  expect_usage("balanced: bin capacity 2147483648 exceeds 2147483647",
-               [&] { balanced_bins(Lengths{1}, options); });
-  options = with_capacity(10);
-  options.oversize = Oversize::own_bin;
-  expect_usage("balanced: length 2147483648 of item 1 exceeds 2147483647", [&] {
-    balanced_bins(Lengths{1, int64_t{1} << 31}, options);
-  });
+TEST(Packers, WhatCountsPairsRefusesLengthsOfWhichTheyOverflow) {
+  for (const char* name : {"balanced", "hybrid"}) {
+    const auto pack = find_bin_packer(name).pack;
+    BinOptions options = with_capacity(int64_t{1} << 31);
+    expect_usage((std::string(name) + ": bin capacity 2147483648 exceeds 2147483647").c_str(),
+                 [&] { pack(Lengths{1}, options); });
+    options = with_capacity(10);
+    options.oversize = Oversize::own_bin;
+    expect_usage((std::string(name) + ": length 2147483648 of item 1 exceeds 2147483647").c_str(),
+                 [&] {
+                   pack(Lengths{1, int64_t{1} << 31}, options);
+                 });
+  }
+}
+
+TEST(HybridBins, AStepTakesWhatItsSlowestGroupAndRankTake) {
+  const Lengths lengths = {8, 4, 4, 8, 4};
+  const Bins bins = {{0, 1, 2}, {3, 4}};
+  BinOptions options = with_capacity(16);
+  options.time = {1, 0};
+  EXPECT_EQ(step_seconds(bins, lengths, options), 56 + 46);  // one rank: all pairs
+  options.dp = 2;
+  EXPECT_EQ(step_seconds(bins, lengths, options), 56);
+  options.cp = 2;
+  EXPECT_EQ(step_seconds(bins, lengths, options), 28);  // 18 of a half of the first, 10 of another
+  options.dp = 1;
+  EXPECT_EQ(step_seconds(bins, lengths, options), 28 + 23);
+  // Keys are received for long: the first document of 8 stays on one rank, the others on another.
+  options.time = {1, 100};
+  EXPECT_EQ(step_seconds(std::span(bins).first(1), lengths, options), 36);
+  EXPECT_EQ(step_seconds({}, lengths, options), 0);
+}
+
+TEST(HybridBins, TakesTheBinsOfTheShortestStep) {
+  std::set<std::string> winners;
+  for (const double seconds_per_kv_token : {0.0, 2000.0})
+    for (const int dp : {1, 4})
+      for (const char* spec : {"dist=long-tailed,count=600,max=64K,seed=1",
+                               "dist=uniform,count=100,min=1,max=64K,seed=2"}) {
+        const Lengths lengths = draw_lengths(parse_length_spec(spec));
+        BinOptions options = options_for_ranks(with_capacity(65536), dp);
+        options.cp = 16;
+        options.time = {1, seconds_per_kv_token};
+        const Bins chosen = hybrid_bins(lengths, options);
+        double least = HUGE_VAL;
+        std::string winner;
+        for (const BinPacker& packer : bin_packers()) {
+          if (packer.by_step) continue;
+          const Bins bins = packer.pack(lengths, options);
+          const double seconds = step_seconds(bins, lengths, options);
+          if (seconds < least) winner = packer.name;
+          least = std::min(least, seconds);
+        }
+        EXPECT_EQ(chosen, find_bin_packer(winner).pack(lengths, options)) << winner;
+        EXPECT_EQ(step_seconds(chosen, lengths, options), least);
+        winners.insert(winner);
+      }
+  EXPECT_GT(winners.size(), 1U) << *winners.begin();
 }
 
 TEST(Registry, NamesAreMatchedInFullWithoutCase) {
@@ -214,7 +266,7 @@ TEST(Registry, NamesAreMatchedInFullWithoutCase) {
   for (const char* name : {"mffd", "", "next-fi", "next-fit "})
     expect_usage(("there is no bin packer '" + std::string(name) +
                   "'; there are next-fit, first-fit-decreasing, first-fit-shuffle, "
-                  "modified-first-fit-decreasing, balanced")
+                  "modified-first-fit-decreasing, balanced, hybrid")
                      .c_str(),
                  [&] { find_bin_packer(name); });
 }
@@ -253,6 +305,7 @@ int64_t bins_asked_for(const BinOptions& options, size_t least) {
 
 TEST(Packers, EveryItemOnceInAsManyBinsAsAskedForNoneEmpty) {
   for (const BinPacker& packer : bin_packers()) {
+    if (packer.by_step) continue;  // another number of bins, another packer's
     EXPECT_TRUE(rc::check(packer.name, [&packer] {
       const Problem problem = draw_problem(*rc::gen::arbitrary<bool>());
       const auto& [lengths, options] = problem;

@@ -72,7 +72,7 @@ TEST(DocumentGroups, OfEqualDocuments) {
 
 TEST(DocumentGroups, NoChunkIsEmpty) {
   EXPECT_EQ(groups_of(full_bounds({1}), options_of(4)), (Groups{{0}}));
-  EXPECT_EQ(groups_of(full_bounds({7}), options_of(4)), (Groups{{0, 1, 2}}));
+  EXPECT_EQ(groups_of(full_bounds({5}), options_of(4)), (Groups{{0, 1}}));
   EXPECT_EQ(groups_of(full_bounds({7}), options_of(4, power_of_two)), (Groups{{0, 1}}));
   EXPECT_EQ(groups_of(bounds_of({0, 2}, {4, 2}), options_of(2)), (Groups{{}, {0}}));
 }
@@ -262,6 +262,12 @@ TEST(DocumentGroups, AreNearTheBestOfAllGroups) {
   EXPECT_LE(sum / 30, 1.05);
 }
 
+TEST(DocumentGroups, OfOneRankWhereKeysTakeLongest) {
+  LayoutOptions options = options_of(2);
+  options.time = {1, 10};  // 4 keys for half of the first document take longer than its other half
+  EXPECT_EQ(groups_of(full_bounds({8, 4, 4}), options), (Groups{{0}, {1}, {1}}));
+}
+
 TEST(Hybrid, SlowCommunicationMakesGroupsSmaller) {
   for (const Bounds& pack : test::long_tailed_packs(3, 64 << 10)) {
     LayoutOptions options = options_of(8);
@@ -276,6 +282,7 @@ TEST(Hybrid, SlowCommunicationMakesGroupsSmaller) {
 TEST(DocumentGroups, WeighByThePairsOfTheMask) {
   // Only the second document has pairs.
   LayoutOptions options = options_of(4);
+  options.time.seconds_per_kv_token = 0;
   options.pairs = [](int64_t document, int64_t queries) { return document == 1 ? queries : 0; };
   const Groups groups = groups_of(full_bounds({16, 16, 16, 16, 16}), options);
   EXPECT_EQ(groups[1], (std::vector<int32_t>{0, 1, 2, 3}));

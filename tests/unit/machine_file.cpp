@@ -103,7 +103,7 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(m.name, "a machine");
   EXPECT_EQ(m.memory_bytes, 64e9);
   EXPECT_EQ(m.copy_bytes_per_s, 2e12);
-  EXPECT_EQ(m.kernel_bytes_per_s, 0);  // that of copies
+  EXPECT_EQ(m.rate_of_rows(), 2e12);
   ASSERT_EQ(m.links.size(), 2U);
   EXPECT_EQ(m.order_margin, 0.0625);
   EXPECT_EQ(m.error_of(Pass::forward, 1), 0.15);
@@ -140,6 +140,14 @@ TEST(MachineFile, IsReadWhole) {
   EXPECT_EQ(backward.type, DType::f32);
   EXPECT_EQ(backward.launch_s, 0);
   EXPECT_TRUE(backward.keys.empty());
+}
+
+TEST(MachineFile, MayHaveAnotherRateOfRows) {
+  const std::string first = "[model]\n";
+  std::string text = good;
+  text.insert(text.find(first) + first.size(),
+              "kernel_bytes_per_s = { value = 3e12, source = \"s\" }\n");
+  EXPECT_EQ(parse_machine_model("m.toml", text).rate_of_rows(), 3e12);
 }
 
 TEST(MachineFile, SaysWhatARecurrenceTakes) {
@@ -309,7 +317,7 @@ TEST(MachineFile, RefusesNumbersOfAnotherUnit) {
   wrong("all_reduces[0].seconds is 11", "seconds, at most 10", "1.1e-05", "[1e-5, 3e-5]",
         "[11, 30]");
   wrong("order_margin is 7", "a share of the time, at most 1", "0.07", "0.0625", "7");
-  wrong("errors[1].share is 35", "a share of the time, at most 1", "0.35", "0.35", "35");
+  wrong("errors[1].share is 35", "a share of the predicted time, at most 2", "0.35", "0.35", "35");
   refuse("model.errors[0].ranks is \"8\"; wanted: one or several", "\"one\"", "\"8\"");
   refuse("model.errors[0] and [1] are both fwd of several ranks", "\"one\"", "\"several\"");
   std::string slow = good;  // short messages may be slow

@@ -55,16 +55,18 @@ std::vector<Region> regions_of(int64_t length, uint64_t document_key, int64_t ke
 
 MaskRule make_top_k(std::span<const int64_t> lengths, std::span<const int64_t> values) {
   const int64_t keys = values[0];
-  double selected = 0, scores = 0;
+  double selected = 0, scores = 0;  // too large for integers if the lengths are
   for (const int64_t length : lengths) {
-    selected += 1.0 * length * std::min(length, keys);
-    scores += 1.0 * length * length;
+    const double first = std::min(length, keys), all = length;  // `first` queries see fewer keys
+    selected += 0.5 * first * (first + 1) + (all - first) * static_cast<double>(keys);
+    scores += 0.5 * all * (all + 1);
   }
-  if (selected > most_selected || scores > most_scores)
-    throw_usage(
-        "--mask top-k,keys={}: {:.3g} selected keys, of {:.3g} scores; up to 2^24 = 1.68e7 can be "
-        "selected, and 2^30 = 1.07e9 scores drawn: take fewer tokens or keys",
-        keys, selected, scores);
+  if (selected > most_selected)
+    throw_usage("--mask top-k,keys={} selects {:.0f} keys; at most {}: take fewer tokens or keys",
+                keys, selected, most_selected);
+  if (scores > most_scores)
+    throw_usage("--mask top-k draws {:.0f} scores; at most {}: take fewer tokens", scores,
+                most_scores);
   uint64_t document = splitmix64_mix(values[1]);
   return mask_of_regions(lengths, [&](int64_t length) {
     return regions_of(length, splitmix64_mix(document++), keys);

@@ -65,7 +65,7 @@ void check_attributes(SchemaReader& reader, AttentionFile& a) {
         a.scale, least, most);
 }
 
-/// Opens the dataset of the mask, if it has one.
+/// Opens the dataset that the mask needs. A dataset of another mask is an error.
 void open_mask(SchemaReader& reader, AttentionFile& a, int64_t queries, AttentionParts& parts) {
   const auto of_mask = [&](const char* mask, const std::string& dataset,
                            const h5::Shape& shape) -> std::optional<h5::Dataset> {
@@ -155,8 +155,8 @@ void check_regions(ConfigErrors& errors, const AttentionFile& a) {
   }
 }
 
-/// What is wrong with a key that the query at a position selects; "" if nothing. last: the key
-/// before it; is_new: whether no key before it is the same.
+/// Returns what is wrong with a key that the query at `position` selects; "" if it is right.
+/// last: the key in the column before; is_new: whether no column before has the same key.
 std::string wrong_key(int64_t key, int64_t position, int64_t document, int64_t last, bool is_new) {
   if (key < -1 || key > position)
     return fmt::format(
@@ -167,7 +167,7 @@ std::string wrong_key(int64_t key, int64_t position, int64_t document, int64_t l
   return is_new ? "" : "a query selects a key once";
 }
 
-/// Checks the keys of each query; the message is of the first wrong one.
+/// Checks the keys that each query selects. Adds an error for the first wrong one alone.
 void check_selected(ConfigErrors& errors, const AttentionFile& a) {
   size_t at = 0;
   for (int64_t d = 0; d + 1 < std::ssize(a.offsets); ++d) {
@@ -222,7 +222,7 @@ void check_numbers(const h5::File& file, const AttentionFile& a,
   check_finite(errors, "/attention/d_out", a.d_out);
   check_finite(errors, "/attention/sinks", a.sinks);
   check_regions(errors, a);
-  if (errors.empty()) check_selected(errors, a);  // by offsets that are right
+  if (errors.empty()) check_selected(errors, a);  // relies on the checks of the offsets
   if (a.reference) {
     check_finite(errors, "/reference/out", a.reference->out);
     check_finite(errors, "/reference/lse", a.reference->lse, true);

@@ -43,7 +43,7 @@ struct AttentionFile {
   int64_t window = 0;                  ///< keys that a query sees, itself included; 0: no limit
   std::vector<int64_t> regions;        ///< [regions, columns] if mask is regions; else empty
   std::vector<int64_t> selected_keys;  ///< [queries, selected] if mask is selected; else empty
-  int64_t selected = 0;                ///< columns of selected_keys
+  int64_t selected = 0;                ///< number of columns of selected_keys
   double scale = 0;                    ///< factor of <q, k>
   std::vector<int64_t> offsets{0};     ///< [documents + 1]
   std::vector<int64_t> query_offsets;  ///< [documents + 1]; empty: all tokens have queries
@@ -56,6 +56,7 @@ struct AttentionFile {
   std::optional<AttentionReference> reference;
 
   int64_t tokens() const { return offsets.back(); }
+  /// Number of queries of a document.
   int64_t queries_of(int64_t document) const;
   /// The row of the query of a token, which has one.
   int64_t query_row(int64_t token) const;

@@ -56,7 +56,28 @@ class Filler {
   size_t rank_ = 0;
 };
 
-Layout make(const SegmentBounds& bounds, const LayoutOptions& options) {
+/// One sequence of chunks of equal length belongs to all ranks. As many sequences as ranks, or a
+/// multiple, are dealt round robin.
+std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& all, int rank) {
+  const int64_t cp = layout.cp();
+  if (all.count == 1 && all.length % (2 * cp) == 0)
+    return OwnedSlots{swapped_runs(rank, layout.cp(), all.length / (2 * cp))};
+  if (all.count % cp != 0) return std::nullopt;
+  OwnedSlots slots;
+  for (int64_t i = rank; i < all.count; i += cp)
+    slots.runs.push_back(slot_run(i * all.length, all.length));
+  return slots;
+}
+
+/// As dual-chunk-swap.
+std::optional<double> share(const Layout& layout, int64_t length) {
+  if (length % (2 * layout.cp()) != 0) return std::nullopt;
+  return 0.75;
+}
+
+}  // namespace
+
+Layout hybrid(const SegmentBounds& bounds, const LayoutOptions& options) {
   const DocumentGroups groups = choose_groups(bounds, options);
   Runs runs(options.cp);
   std::vector<int64_t> tokens(options.cp, 0);
@@ -80,31 +101,10 @@ Layout make(const SegmentBounds& bounds, const LayoutOptions& options) {
   return make_layout(layout_name, bounds, std::move(runs));
 }
 
-/// One sequence of chunks of equal length belongs to all ranks. As many sequences as ranks, or a
-/// multiple, are dealt round robin.
-std::optional<OwnedSlots> owned(const Layout& layout, const EqualSequences& all, int rank) {
-  const int64_t cp = layout.cp();
-  if (all.count == 1 && all.length % (2 * cp) == 0)
-    return OwnedSlots{swapped_runs(rank, layout.cp(), all.length / (2 * cp))};
-  if (all.count % cp != 0) return std::nullopt;
-  OwnedSlots slots;
-  for (int64_t i = rank; i < all.count; i += cp)
-    slots.runs.push_back(slot_run(i * all.length, all.length));
-  return slots;
-}
-
-/// As dual-chunk-swap.
-std::optional<double> share(const Layout& layout, int64_t length) {
-  if (length % (2 * layout.cp()) != 0) return std::nullopt;
-  return 0.75;
-}
-
-}  // namespace
-
 LayoutKind hybrid_layout() {
   return {.name = layout_name,
           .summary = "every document over a group of ranks of its own, chunks r and 2g-1-r",
-          .make = make,
+          .make = hybrid,
           .owned = owned,
           .needed_share = share,
           .reads = {&LayoutOptions::groups}};
