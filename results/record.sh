@@ -37,7 +37,7 @@ explain() {
 
 packed() {
   record pack-algorithms 1 gyre-pack --gen dist=long-tailed,count=100K,max=16K,seed=1 --capacity 64K --algorithm all
-  record pack-steps 1 gyre-pack --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 128K --algorithm all --cp 16
+  record pack-steps 1 gyre-pack --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 128K --algorithm all --cp 32
   record pack-steps-one-node 1 gyre-pack --gen dist=long-tailed,count=4K,max=64K,seed=1 --capacity 128K --algorithm all \
     --cp 8 --gbps 300
   record pack-steps-dp 1 gyre-pack --gen dist=long-tailed,count=2K,max=128K,seed=1 --capacity 512K --algorithm all --cp 64 --dp 4

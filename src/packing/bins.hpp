@@ -133,8 +133,8 @@ std::vector<Bin> balanced_bins(std::span<const int64_t> lengths, const BinOption
 double step_seconds(std::span<const Bin> bins, std::span<const int64_t> lengths,
                     const BinOptions& options);
 
-/// Packs by every other packer, and returns the bins of least step_seconds (ties: the first
-/// packer). Where computing is slow, all packers are about as good, because a group of ranks evens
+/// Packs by every other packer, and returns the bins of least step_seconds (ties: fewer bins, then
+/// the first packer). Where computing is slow, all packers are about as good, because a group of ranks evens
 /// out any bin. Where receiving is slow, documents of about the same length belong together, each
 /// on few ranks, as the decreasing packers put them. Lengths and capacity are at most 2^31 - 1.
 std::vector<Bin> hybrid_bins(std::span<const int64_t> lengths, const BinOptions& options);

@@ -36,7 +36,9 @@ std::vector<Bin> hybrid_bins(std::span<const int64_t> lengths, const BinOptions&
     if (packer.by_step) continue;
     std::vector<Bin> bins = packer.pack(lengths, options);
     const double seconds = step_seconds(bins, lengths, options);
-    if (seconds >= least) continue;
+    constexpr double rounding = 1e-9;  // of sums in another order
+    const double allowed = bins.size() < best.size() ? 1 + rounding : 1 - rounding;
+    if (seconds >= allowed * least) continue;
     least = seconds;
     best = std::move(bins);
   }
