@@ -242,20 +242,24 @@ TEST(HybridBins, TakesTheBinsOfTheShortestStep) {
         options.cp = 16;
         options.time = {1, seconds_per_kv_token};
         const Bins chosen = hybrid_bins(lengths, options);
-        double least = HUGE_VAL;
-        std::string winner;
+        const double seconds = step_seconds(chosen, lengths, options);
+        std::string taken;
         for (const BinPacker& packer : bin_packers()) {
           if (packer.by_step) continue;
           const Bins bins = packer.pack(lengths, options);
-          const double seconds = step_seconds(bins, lengths, options);
-          if (seconds < least) winner = packer.name;
-          least = std::min(least, seconds);
+          if (bins == chosen) taken = packer.name;
+          EXPECT_LE(seconds, (1 + 2e-9) * step_seconds(bins, lengths, options)) << packer.name;
         }
-        EXPECT_EQ(chosen, find_bin_packer(winner).pack(lengths, options)) << winner;
-        EXPECT_EQ(step_seconds(chosen, lengths, options), least);
-        winners.insert(winner);
+        EXPECT_NE(taken, "");
+        winners.insert(taken);
       }
   EXPECT_GT(winners.size(), 1U) << *winners.begin();
+  // One rank takes as long for any bins: the fewest.
+  const Lengths eights(100, 8);
+  EXPECT_EQ(hybrid_bins(eights, with_capacity(30)).size(), 34U);
+  const Lengths mixed = {5, 6, 5, 6, 5, 5};
+  ASSERT_EQ(next_fit(mixed, with_capacity(10)).size(), 5U);
+  EXPECT_EQ(hybrid_bins(mixed, with_capacity(10)).size(), 4U);
 }
 
 TEST(Registry, NamesAreMatchedInFullWithoutCase) {
