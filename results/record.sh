@@ -103,6 +103,21 @@ hybrid_layers() {
   done
 }
 
+# What layout hybrid makes of keys that take long: draws of documents of ProLong-64K on 64 ranks.
+hybrid_keys() {
+  local pairs
+  echo "record: hybrid-keys.txt: gyre-predict --pairs-per-key"
+  {
+    echo 'pairs-per-key  pass  time (ms)  spread (%)  imbalance (%)  sent (MB/rank)'
+    for pairs in 1 100 300 1000 3000; do
+      "$apps/gyre-predict" --machine $machine --cp 64 --capacity 64K --seeds 20 \
+        --gen dist=histogram,file=inputs/lengths/prolong64k.csv,tokens=64K,seed=1 --layout hybrid --schedule group-cast \
+        --pairs-per-key $pairs --columns pass,time,spread,imbal,sent |
+        awk -v pairs=$pairs '/^  / { printf "%13d %5s %10.2f %11.0f %14.0f %15.0f\n", pairs, $1, $2, $3, $4, $5 }'
+    done
+  } >"$predictions/hybrid-keys.txt"
+}
+
 few_predicted() {
   local link share
   for link in 50 25 12.5; do
@@ -145,6 +160,7 @@ predicted() {
   few_predicted
   winners
   draws
+  hybrid_keys
   echo "record: published.csv, published.txt: results/published.py"
   /usr/bin/python3 results/published.py "$apps" -o "$predictions"
   /usr/bin/python3 results/errors.py inputs/machines/*.toml

@@ -65,12 +65,13 @@ std::string ranks_text(const PackingResult& row, int dp) {
 }
 
 /// What the packers that choose by step_seconds compare.
-std::string steps_text(const std::vector<PackingResult>& rows) {
+std::string steps_text(const std::vector<PackingResult>& rows, const TimeModel& time) {
   std::vector<std::string> steps;
   for (const PackingResult& row : rows)
     steps.push_back(fmt::format("{} {}", row.algorithm, si_text(row.step_s, "s")));
-  return fmt::format("# attention of a step if ranks share each document as it needs: {}\n",
-                     fmt::join(steps, ", "));
+  return fmt::format(
+      "# attention of a step if ranks share each document as it needs (--pairs-per-key {}): {}\n",
+      time.pairs_per_key(), fmt::join(steps, ", "));
 }
 
 }  // namespace
@@ -191,7 +192,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     rows.push_back(row);
   }
   if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
-  if (shows_steps) notes += steps_text(rows);
+  if (shows_steps) notes += steps_text(rows, job.options.time);
   for (const std::string& reason : refused) notes += fmt::format("# refused: {}\n", reason);
   return batches;
 }

@@ -16,6 +16,7 @@
 #include "io/schemas/array_file.hpp"
 #include "io/schemas/batch_file.hpp"
 #include "packing/compatibility.hpp"
+#include "sharding/layouts.hpp"
 
 namespace gyre {
 
@@ -34,7 +35,7 @@ struct BatchJob {
   BatchOptions options;
   int cp = 1;
   std::string layout;  ///< for the format thd
-  int64_t stripe = 1, chunk = 0, groups = 0;
+  LayoutOptions layout_options = {};
   AttentionMask mask = AttentionMask::causal_segments;
 };
 

@@ -162,9 +162,7 @@ CpOptions cp_options(const BshdArrays& arrays, const BatchJob& job, int rank) {
   options.cp = job.cp;
   options.rank = rank;
   options.layout = job.layout;
-  options.stripe = job.stripe;
-  options.chunk = job.chunk;
-  options.groups = job.groups;
+  options.layout_options = job.layout_options;
   options.sentinel = arrays.sentinel;
   const std::string& tail = job.options.tail;
   options.tail = tail_of(arrays, !tail.empty() ? tail : job.cp == 1 ? "absorb" : "own-segment");

@@ -33,7 +33,7 @@ struct ShardOptions {
   ArrayPaths files() const { return {output, yours}; }
   LayoutOptions layout_options() const {
     LayoutOptions options = layout.for_ranks(cp);
-    options.time = attention.time_model();
+    options.time = attention.time_model();  // unless --pairs-per-key says what layouts weigh
     return options;
   }
 };

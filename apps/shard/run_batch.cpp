@@ -15,13 +15,10 @@ ExitCode run_batch(const ShardOptions& o, AppContext& context) {
                    {{"hdf5", h5::library_version()}});
   start_run(context, report, o.report, 0);
   const std::string usual = o.batch.format == "thd" ? "causal-segments" : "causal";
-  const LayoutOptions layout = o.layout_options();
   const BatchJob job{.options = o.batch,
                      .cp = o.cp,
                      .layout = o.layout.several() ? default_layout().name : o.layout.name,
-                     .stripe = layout.stripe,
-                     .chunk = layout.chunk,
-                     .groups = layout.groups,
+                     .layout_options = o.layout_options(),
                      .mask = find_mask(o.mask.empty() ? usual : o.mask)};
   if (o.batch.format == "bshd" && o.files().wanted())
     check_arrays_fit(row_shard_bytes(arrays, job), context);

@@ -68,11 +68,8 @@ CpBatch whole_stream(ThdBatch stream) {
 
 CpBatch take_part(ThdBatch stream, const CpOptions& options) {
   if (options.cp == 1) return whole_stream(std::move(stream));
-  LayoutOptions layout;
+  LayoutOptions layout = options.layout_options;
   layout.cp = options.cp;
-  layout.stripe = options.stripe;
-  layout.chunk = options.chunk;
-  layout.groups = options.groups;
   // Slots after the last boundary would belong to no rank; shard_thd reports them.
   return shard_thd(stream, find_layout(options.layout).make(stream.bounds(), layout), options.rank,
                    options.pad_id);

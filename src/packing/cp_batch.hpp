@@ -78,9 +78,7 @@ struct CpOptions {
   int cp = 1;
   int rank = 0;
   std::string layout = default_layout().name;  ///< see layout_kinds; unused for cp = 1
-  int64_t stripe = 1;                          ///< as in LayoutOptions
-  int64_t chunk = 0;                           ///< as in LayoutOptions
-  int64_t groups = 0;                          ///< as in LayoutOptions
+  LayoutOptions layout_options = {};           ///< all but cp
   int64_t sentinel = length_sentinel;
   int64_t pad_id = 0;
   bool allow_undeclared_tail = false;

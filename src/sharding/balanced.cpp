@@ -83,11 +83,12 @@ BalanceSearch balance_compute(const SegmentBounds& bounds, const LayoutOptions& 
 BalanceSearch balance_joint(const SegmentBounds& bounds, const LayoutOptions& options) {
   const double start = thread_cpu_seconds();
   const Cut cut = cut_row(bounds, options);
-  check_times(options.time);
+  check_times(options.weights());
   BalanceSearch search{{}, cut.chunk, 0};
   if (cut.count > 0)
-    search.rank_of_chunk = search_joint(
-        chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp, options.time);
+    search.rank_of_chunk =
+        search_joint(chunks_of(bounds, cut.chunk, costs_of(bounds, cut, options)), options.cp,
+                     options.weights());
   search.cpu_seconds = thread_cpu_seconds() - start;
   return search;
 }

@@ -47,7 +47,7 @@ class GroupSearch {
       return a.length != b.length ? a.length > b.length : a.segment < b.segment;
     });
     load_of_pair_ = static_cast<double>(cp_) / std::max(1.0, pairs);
-    const TimeModel& time = options.time;
+    const TimeModel time = options.weights();
     if (time.seconds_per_pair > 0)
       load_of_needed_ = load_of_pair_ * time.seconds_per_kv_token / time.seconds_per_pair;
     load_of_token_ = 1.0 / static_cast<double>(std::max<int64_t>(1, slots_));
@@ -238,7 +238,7 @@ std::array<TokenRange, 2> chunks_of_member(int64_t length, int64_t size, int64_t
 DocumentGroups choose_groups(const SegmentBounds& bounds, const LayoutOptions& options) {
   check_cp(options.cp);
   check_bounds(bounds);
-  check_times(options.time);
+  check_times(options.weights());
   const GroupSearch search(bounds, options);
   std::vector<std::vector<int32_t>> groups;
   DocumentGroups result;

@@ -64,6 +64,12 @@ const std::vector<OptionField<LayoutOptions>>& layout_option_fields() {
   static const std::vector<OptionField<LayoutOptions>> fields = {
       {"stripe", "Consecutive slots that a rank gets at a time", &LayoutOptions::stripe, 1, {}},
       {"chunk", "Slots of a chunk; 0: chosen by the length", &LayoutOptions::chunk, 0, {}},
+      {"pairs-per-key",
+       "Visible pairs that a rank computes in the time in which it receives the keys and values of "
+       "a token; 0: 1",
+       &LayoutOptions::pairs_per_key,
+       0,
+       {}},
       {"groups",
        "Ranks of a document: any number that evens out the work, or the least power of two that "
        "holds it, as Megatron-LM chooses",

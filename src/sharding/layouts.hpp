@@ -16,6 +16,7 @@
 // boundaries.
 
 #include <algorithm>
+#include <cmath>
 #include <functional>
 #include <optional>
 #include <string>
@@ -30,6 +31,10 @@ namespace gyre {
 struct TimeModel {
   double seconds_per_pair = 1e-9;      ///< one visible (query, key) pair, all heads
   double seconds_per_kv_token = 1e-9;  ///< receiving the keys and values of one token
+  /// seconds_per_kv_token in units of seconds_per_pair, rounded, at least 1.
+  int64_t pairs_per_key() const {
+    return std::max<int64_t>(1, std::llround(seconds_per_kv_token / seconds_per_pair));
+  }
 };
 
 /// Largest supported context-parallel group.
@@ -41,7 +46,11 @@ struct LayoutOptions {
   int64_t chunk = 0;   ///< slots of a chunk of the balanced layouts; 0: see balanced_chunk
   int64_t groups = 0;  ///< sizes of the groups of hybrid; 0: any; power_of_two: by length
   static constexpr int64_t power_of_two = 1;
+  int64_t pairs_per_key = 0;  ///< ratio of the times for layouts that weigh both; 0: as in `time`
   TimeModel time;
+  TimeModel weights() const {
+    return pairs_per_key > 0 ? TimeModel{1, static_cast<double>(pairs_per_key)} : time;
+  }
   /// Number of visible pairs of the first `queries` queries of a document, for layouts that balance
   /// them. Unset: causal mask, n (n + 1) / 2.
   std::function<int64_t(int64_t document, int64_t queries)> pairs = {};
@@ -68,7 +77,7 @@ Layout striped(const SegmentBounds& bounds, const LayoutOptions& options);
 Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options);
 
 /// The chunks of `balanced`, assigned so that the larger of compute and communication time, by
-/// options.time, is small on the slowest rank.
+/// options.weights(), is small on the slowest rank.
 Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
 /// Each document over a group of ranks of its own. See document_groups.hpp.

@@ -29,7 +29,7 @@ grep -qE '^FOM gyre-pack documents_per_s [0-9.e+]+ 1/s algorithm=balanced' outpu
 # Bins for groups of ranks: the shortest step of all packers. Where receiving takes long, documents of one length together.
 for rates in '--gbps 50' '--gbps 3000' '--gbps 50 --dp 2'; do
   # shellcheck disable=SC2086
-  expect 0 'attention of a step if ranks share each document as it needs: next-fit ' "$pack" --cp 8 $rates \
+  expect 0 'attention of a step if ranks share each document as it needs (--pairs-per-key ' "$pack" --cp 8 $rates \
     --gen dist=long-tailed,count=200,max=32K,seed=1 --capacity 32K --algorithm all --csv table.csv
   paste <(column table.csv algorithm) <(column table.csv step_ms) |
     awk '{ step[$1] = $2 } $1 != "hybrid" && (least == "" || $2 < least) { least = $2 }
@@ -37,6 +37,14 @@ for rates in '--gbps 50' '--gbps 3000' '--gbps 50 --dp 2'; do
 done
 expect 0 'hybrid ' "$pack" --input "$docs" --capacity 128 --cp 4 --algorithm hybrid -o hybrid.h5
 expect 0 'VERIFY PASSED' "$apps/gyre-shard" --input hybrid.h5 --cp 4 --layout hybrid
+# The groups of the layout follow the same weights: keys that take long to receive are sent less.
+for pairs in 1 5000; do
+  expect 0 'VERIFY PASSED' "$apps/gyre-predict" --machine h100-sxm-8 --cp 8 --capacity 32K --layout hybrid --schedule group-cast \
+    --gen dist=long-tailed,count=60,max=16K,seed=1 --pairs-per-key $pairs --pass fwd --csv "$pairs.csv"
+done
+awk '{ sent[NR] = $1 } END { exit !(sent[2] > 0 && sent[2] < 0.7 * sent[1]) }' <(column 1.csv sent_MB/rank; column 5000.csv sent_MB/rank) ||
+  fail "as many keys are sent: $(cat 1.csv 5000.csv)"
+expect 2 '--pairs-per-key 9: layout ring' "$apps/gyre-predict" --machine h100-sxm-8 --cp 8 --tokens 8K --layout striped --pairs-per-key 9
 expect 2 '--heads 32 is not a multiple of --kv-heads 5' "$pack" --input "$docs" --kv-heads 5
 expect 2 '--tflops and --gbps are for packers: not with --unpack' "$pack" --input one.h5 --unpack -o never.h5 --gbps 9
 expect 2 '--tflops and --gbps are for packers' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --tflops 9

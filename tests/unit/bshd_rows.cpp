@@ -182,7 +182,7 @@ std::string shard_checks(const BshdArrays& arrays, const std::string& format, in
   job.options.chunks = chunks;
   job.cp = cp;
   job.layout = layout;
-  job.stripe = layout == "striped" ? 3 : 1;
+  job.layout_options.stripe = layout == "striped" ? 3 : 1;
   job.mask = format == "thd" ? AttentionMask::causal_segments : AttentionMask::causal;
   Verification checks(1);
   shard_batch("file", arrays, job, world(), checks);

@@ -246,7 +246,7 @@ TEST(CpBatch, ShardsOfEveryLayoutAreTheStream) {
     const CpBatch whole = make_cp_batch(batch, options_of(1, 0));
     CpOptions options = options_of(cp, 0);
     options.layout = kind.name;
-    options.chunk = 3;
+    options.layout_options.chunk = 3;
     options.tail = Tail::keep;
     std::vector<int> seen(slots, 0);
     int64_t tokens = 0;

@@ -266,6 +266,10 @@ TEST(DocumentGroups, OfOneRankWhereKeysTakeLongest) {
   LayoutOptions options = options_of(2);
   options.time = {1, 10};  // 4 keys for half of the first document take longer than its other half
   EXPECT_EQ(groups_of(full_bounds({8, 4, 4}), options), (Groups{{0}, {1}, {1}}));
+  options = options_of(2);
+  EXPECT_EQ(groups_of(full_bounds({8, 4, 4}), options)[0].size(), 2U);
+  options.pairs_per_key = 10;
+  EXPECT_EQ(groups_of(full_bounds({8, 4, 4}), options)[0].size(), 1U);
 }
 
 TEST(Hybrid, SlowCommunicationMakesGroupsSmaller) {

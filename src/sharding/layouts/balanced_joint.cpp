@@ -20,7 +20,7 @@ LayoutKind balanced_joint_layout() {
           .make = balanced_joint,
           .owned = no_owned_slots,
           .needed_share = no_needed_share,
-          .reads = {&LayoutOptions::chunk}};
+          .reads = {&LayoutOptions::chunk, &LayoutOptions::pairs_per_key}};
 }
 
 }  // namespace gyre

@@ -107,7 +107,7 @@ LayoutKind hybrid_layout() {
           .make = hybrid,
           .owned = owned,
           .needed_share = share,
-          .reads = {&LayoutOptions::groups}};
+          .reads = {&LayoutOptions::groups, &LayoutOptions::pairs_per_key}};
 }
 
 }  // namespace gyre
