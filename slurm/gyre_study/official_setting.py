@@ -25,26 +25,27 @@ DEFAULTS = {
         v-head-dim=0 shared-key-dim=0 mask=causal window=0 queries=0 sinks=false seed=1 dtype=f32 cp=0 replay=false auto=false schedule=ring
         layout=dual-chunk-swap backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false threads=1 pass=both iters=auto
         max-seconds=1 warmup=1 check=|last check-pairs=262144 tol-scale=1 tflops=0.1 gbps=5 latency-us=10 partial-out=f32
-        partial-dq=f32 wire-dkv= inner=0 heads-at-once=1 collectives=messages merge=at-once stripe=1 chunk=0 groups=any kernel=auto
-        deterministic=false cuda-graph=false emulate-network= emulate-compute=""",
+        partial-dq=f32 wire-dkv= inner=0 heads-at-once=1 collectives=messages merge=at-once stripe=1 chunk=0 pairs-per-key=0 groups=any
+        kernel=auto deterministic=false cuda-graph=false emulate-network= emulate-compute=""",
     "gyre-logprobs": """
         input= tokens=512 min=0 max=0 factor=2 step=0 cycles=1 sequences=1 gen= capacity=0 vocab=32768 padded=0 shards=
         picks=64 hidden=128 temperature=1 top-k=0 min-p=0 top-p=0.9 label-smoothing=0.1 focal-gamma=2
         filter-per-token=false dtype=f32 logit-scale=1 peaks=32 peak-height=12 zero-fraction=0 seed=1 op=|all
         method=gyre backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false tp=0 cp=0 layout=dual-chunk-swap
         threads=1 pass=both iters=auto max-seconds=1 warmup=1 check=last check-tokens=64 ties=exact tol-scale=1
-        stripe=1 layout-chunk=0 groups=any gather-gradient=|split chunk=0 list-length=64 in-place=true
+        stripe=1 layout-chunk=0 pairs-per-key=0 groups=any gather-gradient=|split chunk=0 list-length=64 in-place=true
         f32-output=false""",
     "gyre-pack": """
         input= gen= unpack=false algorithm= capacity=0 min-bins=0 bin-multiple=1 max-items=0 seed=1 oversize=reject
-        share-prefixes=false min-prefix=64 cp=1 dp=1 tp=1 backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=1
+        share-prefixes=false min-prefix=64 heads=32 kv-heads=8 head-dim=128 dtype=bf16 tflops=400 gbps=50
+        cp=1 dp=1 tp=1 backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=1
         max-seconds=1 check=last chunks=1 tail=own-segment stream-multiple=1 stream-slots=0 rows=0 mtp=1 repad=false
         yours= encoder= tp-rounding=per-rank unpacked=false attention= fused-flag=unset device= gradient-probe=not-run forward-only=false linear-attention=false""",
     "gyre-pipeline": """
         input= gen= model= teacher= bin=0 share-prefixes=false min-prefix=64 dtype=f32 residual=f32 dp=1 cp=0 tp=1 auto=false
         layout=dual-chunk-swap schedule=ring backend=cpu comm=|mpi|staged|mpi-gpu|nccl share-gpus=false iters=auto
-        max-seconds=1 warmup=0 check=last check-tokens=4096 check-seconds=10 tol-scale=1 stripe=1 chunk=0 groups=any inner=0
-        heads-at-once=1 collectives=messages merge=at-once recurrent-layout=contiguous state-schedule=state-gather""",
+        max-seconds=1 warmup=0 check=last check-tokens=4096 check-seconds=10 tol-scale=1 stripe=1 chunk=0
+        pairs-per-key=0 groups=any inner=0 heads-at-once=1 collectives=messages merge=at-once recurrent-layout=contiguous state-schedule=state-gather""",
 }
 # What the first programs whose results are accepted recorded; later ones record more.
 RECORDED = {
