@@ -14,8 +14,7 @@ void declare_attention_shape(OptionTable& table, AttentionShape& shape) {
   plan("--tflops", "Rate of attention on a rank, TFLOP/s, from which times are estimated",
        shape.tflops, positive);
   plan("--gbps", "Rate at which a rank receives, GB/s, from which times are estimated",
-       shape.gbytes_per_s, positive)
-      .called("gbytes_per_s");
+       shape.gbytes_per_s, positive);
 }
 
 }  // namespace gyre

@@ -39,7 +39,7 @@ def judge_measurements(work: Work, row: Row, error: float | None) -> list[str]:
     wrong = [f"measurements has no {name}" for name in sorted(names - {*stated})]
     wrong += [f"measurements.{name}: unknown; nearest: {nearest(name, names)}"
               for name in stated if name not in {*names, *own}]
-    known = {name: computed[name] for name in work.measured if name in computed}
+    known = {name: computed[name] for name in units if name in computed}
     wrong += all_differ("measurements", stated, {**own, **known})
     for name, (least, most) in work.limits(row.data).items():
         value = stated.get(name)

@@ -338,6 +338,7 @@ class Logprobs(Work):
 class Pack(Work):
     measured = {"items": "", "tokens": "", "bins": "", "util": "%", "eff": "%", "pad": "%", "balance": "",
                 "cost": "max/mean", "cost_bound": "max/bound", "time": "ms", "check": ""}
+    optional = {"step": "ms"}
 
     def key(self, case: Case) -> dict[str, Any]:
         return {"algorithm": case.axes["algorithm"]}
@@ -348,7 +349,9 @@ class Pack(Work):
     def figures(self, row: dict[str, Any], seconds: float) -> dict[str, Any]:
         """The costliest bin is cost_bound times the larger of the mean bin and the longest document."""
         documents, stated = self.documents, row["measurements"]
-        found = {"items": documents.count, "tokens": documents.tokens, "eff": 100.0, "pad": 0.0}
+        found: dict[str, Any] = {"items": documents.count, "tokens": documents.tokens, "eff": 100.0, "pad": 0.0}
+        if "step" in stated:
+            found["step"] = None  # of packers that choose by it, which no problem has
         bins, bound = stated.get("bins"), stated.get("cost_bound")
         if is_number(bins) and bins > 0 and is_number(bound):
             mean, longest = documents.pairs / bins, documents.longest * (documents.longest + 1) / 2

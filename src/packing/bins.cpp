@@ -234,8 +234,8 @@ const std::vector<BinPacker>& bin_packers() {
        modified_first_fit_decreasing},
       {"balanced", "as few bins as the decreasing packers, attention cost evened out",
        balanced_bins},
-      {"hybrid", "the bins of the packer with the shortest step on groups of ranks",
-       hybrid_bins, true},
+      {"hybrid", "the bins of the packer with the shortest step on groups of ranks", hybrid_bins,
+       true},
   };
   return packers;
 }
