@@ -1,6 +1,6 @@
 #pragma once
-// The attention and the machine for which documents are packed and sharded: options of the programs
-// that plan without a machine file.
+// Options that describe the attention and the machine, for programs that plan without a machine
+// file.
 
 #include <cstdint>
 #include <string>

@@ -46,8 +46,8 @@ void check_slots_fit(int64_t slots, int64_t memory_bytes);
 
 /// Makes streams of synthetic documents with lengths from `spec` (packing/lengths.hpp). The named
 /// packer, with the seed of the lengths, packs them into bins as `options` say; segments are
-/// multiples of `multiple` slots. Fills `slots` unless it is null. Returns the spec and packer that reproduce
-/// the streams. Throws the usage errors of check_slots_fit and of the packer.
+/// multiples of `multiple` slots. Fills `slots` unless it is null. Returns the spec and packer that
+/// reproduce the streams. Throws the usage errors of check_slots_fit and of the packer.
 std::string generate_streams(const std::string& spec, const std::string& packer, BinOptions options,
                              int64_t multiple, int64_t memory_bytes, PackedHeader& header,
                              PackedSlots* slots);

@@ -58,6 +58,7 @@ void pack_lengths(const PackOptions& o, AppContext& context, Backend& backend, R
   PrefixForest forest;
   PackJob job;
   job.algorithm = o.algorithm.empty() ? "first-fit-decreasing" : o.algorithm;
+  job.by_step = o.by_step();
   job.multiple = o.document_multiple();
   job.repeats = o.repeats;
   job.check = o.check != "none";

@@ -2,6 +2,7 @@
 
 #include <fmt/ranges.h>
 
+#include <algorithm>
 #include <charconv>
 #include <sstream>
 
@@ -78,6 +79,13 @@ DeviceCapability device_of(const std::string& text) {
   throw_usage("--device '{}' is no compute capability such as 9.0", text);
 }
 
+std::vector<std::string> packers_by_step() {
+  std::vector<std::string> names;
+  for (const BinPacker& packer : bin_packers())
+    if (packer.by_step) names.push_back(packer.name);
+  return names;
+}
+
 }  // namespace
 
 void declare_options(OptionTable& table, PackOptions& o) {
@@ -131,6 +139,11 @@ void declare_options(OptionTable& table, PackOptions& o) {
                   o.repeats);
   measurement.choice("-c,--check", "Verify bins and files, or nothing", o.check, {"none", "last"});
   declare_report_options(table, o.report, {});  // metrics_of() knows the figures
+}
+
+bool PackOptions::by_step() const {
+  return std::ranges::any_of(packers_by_step(),
+                             [this](const std::string& name) { return lists(algorithm, name); });
 }
 
 RoundOptions PackOptions::round_options() const {
@@ -190,8 +203,8 @@ void check_options(const PackOptions& o) {
         "that its tokens have no such label; pack without one of the two",
         o.mtp);
   check_head_groups(o.attention.heads, "--kv-heads", o.attention.kv_heads, errors);
-  if (o.attention != AttentionShape() && (o.unpack || o.repad || o.row > 0))
-    errors.add("{} are for packers: not with --unpack, --repad or --rows", attention_options);
+  if (o.attention != AttentionShape() && !o.by_step())
+    errors.add("{} go with --algorithm {}", attention_options, fmt::join(packers_by_step(), ", "));
   errors.throw_if_any("impossible configuration");
 }
 
@@ -203,9 +216,6 @@ void check_batch_options(const PackOptions& o, const std::string& schema) {
         "--bin-multiple, --max-items, --rows, --stream-multiple, --stream-slots and "
         "--share-prefixes do not apply",
         o.input, schema);
-  if (o.attention != AttentionShape())
-    throw_usage("'{}' is a batch of packed rows ({}): {} are for packers", o.input, schema,
-                attention_options);
   check_audio_options(o, schema);
 }
 

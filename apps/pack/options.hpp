@@ -58,6 +58,8 @@ struct PackOptions {
   BackendOptions backend;
   AttentionShape attention;
 
+  /// Whether a packer of --algorithm chooses bins by the time of a step.
+  bool by_step() const;
   /// Divisor of the slots of a segment.
   int64_t multiple() const { return cp > 1 ? 2 * cp : 1; }
   /// Divisor of the slots of a segment if sequence-parallel ranks share the stream of documents.

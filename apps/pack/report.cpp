@@ -64,14 +64,17 @@ std::string ranks_text(const PackingResult& row, int dp) {
                      ratio(balance_over_groups(costs, dp)));
 }
 
-/// What the packers that choose by step_seconds compare.
+/// The "#" line with the time of a step by each packer.
 std::string steps_text(const std::vector<PackingResult>& rows, const TimeModel& time) {
   std::vector<std::string> steps;
   for (const PackingResult& row : rows)
     steps.push_back(fmt::format("{} {}", row.algorithm, si_text(row.step_s, "s")));
   return fmt::format(
-      "# attention of a step if ranks share each document as it needs (--pairs-per-key {}): {}\n",
-      time.pairs_per_key(), fmt::join(steps, ", "));
+      "# attention of a step if ranks share each document as it needs (for other programs: "
+      "--pairs-per-key {:.0f}): "
+      "{}\n",
+      std::max(1.0, std::round(time.seconds_per_kv_token / time.seconds_per_pair)),
+      fmt::join(steps, ", "));
 }
 
 }  // namespace
@@ -152,9 +155,6 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
   std::vector<PackedBatch> batches;
   std::vector<std::string> refused;
   const bool several = lists_several(job.algorithm);
-  const bool shows_steps = std::ranges::any_of(bin_packers(), [&](const BinPacker& packer) {
-    return packer.by_step && lists(job.algorithm, packer.name);
-  });
   std::vector<int64_t> slots;
   for (const int64_t length : job.lengths) slots.push_back(round_up(length, job.multiple));
   for (const BinPacker& packer : bin_packers()) {
@@ -179,7 +179,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     row.measures = measure_bins(bins, job.lengths, options.capacity, job.multiple);
     if (!job.lengths.empty())
       row.longest = *std::max_element(job.lengths.begin(), job.lengths.end());
-    if (shows_steps) row.step_s = step_seconds(bins, slots, options);
+    if (job.by_step) row.step_s = step_seconds(bins, slots, options);
     set_times(row, repeats, job.repeats);
     if (job.check) {
       Verification checks(report.verification.tolerance_scale());
@@ -192,7 +192,7 @@ std::vector<PackedBatch> run_packers(const PackJob& job, RunReport& report,
     rows.push_back(row);
   }
   if (rows.empty()) throw_usage("{}", fmt::join(refused, "\n"));
-  if (shows_steps) notes += steps_text(rows, job.options.time);
+  if (job.by_step) notes += steps_text(rows, job.options.time);
   for (const std::string& reason : refused) notes += fmt::format("# refused: {}\n", reason);
   return batches;
 }

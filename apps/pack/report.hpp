@@ -34,6 +34,7 @@ struct PackJob {
   std::vector<int64_t> documents;  ///< the first one of each item, for messages
   std::string algorithm;           ///< names of packers, or "all"
   BinOptions options;
+  bool by_step = false;  ///< whether a packer chooses by step_seconds, which the table then shows
   int64_t multiple = 1;  ///< lengths are rounded up to it
   RepeatOptions repeats = {1};
   bool check = true;

@@ -46,7 +46,7 @@ Streams open_streams(const ShardOptions& o, AppContext& context) {
     const int64_t capacity = o.capacity > 0 ? o.capacity : round_up(65536, multiple);
     streams.origin = generate_streams(
         o.generate, o.algorithm.empty() ? "first-fit-shuffle" : o.algorithm,
-        {.capacity = capacity, .cp = o.cp, .time = o.attention.time_model()}, multiple,
+        {.capacity = capacity, .cp = o.cp, .time = o.layout_options().weights()}, multiple,
         memory_for_rank(context), header, wanted ? &streams.slots : nullptr);
   });
   return streams;

@@ -13,7 +13,7 @@
 // The length of a bin is the cost of its stream in linear layers. Attention costs Σ L(L+1)/2 over
 // its items: one item of 100 and ten of 10 both fill C = 100, but have 5050 and 550 visible pairs.
 // `balanced` uses no more bins than the better of the decreasing packers and equalises that cost.
-// `hybrid` minimises the time of a step in which ranks share each document as it needs.
+// `hybrid` takes, of the bins of the other packers, those with the shortest step on groups of ranks.
 //
 // All packers but these two, and the measures, follow NeMo-RL's sequence packing. Unlike there, no
 // bin is ever empty, and the shuffle takes a seed.
@@ -56,7 +56,7 @@ struct BinOptions {
   Oversize oversize = Oversize::reject;
   int dp = 1;           ///< groups of ranks to which step_seconds deals the bins
   int cp = 1;           ///< ranks of a group, to which the layout hybrid gives the tokens of a bin
-  TimeModel time = {};  ///< of these ranks
+  TimeModel time = {};  ///< times of a pair and of a token's keys on one of these ranks
 };
 
 // The packers. Each takes lengths [n] >= 0 and puts every item in exactly one bin. No bin is empty;
@@ -134,9 +134,10 @@ double step_seconds(std::span<const Bin> bins, std::span<const int64_t> lengths,
                     const BinOptions& options);
 
 /// Packs by every other packer, and returns the bins of least step_seconds (ties: fewer bins, then
-/// the first packer). Where computing is slow, all packers are about as good, because a group of ranks evens
-/// out any bin. Where receiving is slow, documents of about the same length belong together, each
-/// on few ranks, as the decreasing packers put them. Lengths and capacity are at most 2^31 - 1.
+/// the first packer). Where receiving is fast, all packers are about as good, because a group of
+/// ranks evens out any bin. Where it is slow, documents of about the same length belong together,
+/// each on few ranks, as the decreasing packers put them; but such bins differ in time, and few of
+/// them cannot be dealt evenly to several groups. Lengths and capacity are at most 2^31 - 1.
 std::vector<Bin> hybrid_bins(std::span<const int64_t> lengths, const BinOptions& options);
 
 /// Raises the number of bins to max(bins, min_bin_count), rounded up to bin_count_multiple. Each
@@ -153,15 +154,16 @@ struct BinPacker {
   bool by_step = false;  ///< packs for the least step_seconds, by BinOptions' cp, dp and time
 };
 
-/// The packers above, in this order.
+/// The packers above without the references, in this order.
 const std::vector<BinPacker>& bin_packers();
 
 /// Finds a packer by its full name; case does not matter and '_' equals '-'. Throws a usage error
 /// that lists the names (abbreviations such as "mffd" are unknown).
 const BinPacker& find_bin_packer(std::string_view name);
 
-/// Returns `options` for `ranks` data-parallel ranks (dp), which also ask for at least `ranks`
-/// bins, in a multiple of `ranks`, so that bins can be dealt to them evenly. Requirements in `options` still hold.
+/// Returns `options` for `ranks` data-parallel ranks (dp), which also ask for at least `ranks` bins,
+/// in a multiple of `ranks`, so that bins can be dealt to them evenly. Requirements in `options`
+/// still hold.
 BinOptions options_for_ranks(BinOptions options, int ranks);
 
 /// Assigns bin k to rank k mod ranks. Returns [ranks] ascending lists of bins. If the packer places

@@ -31,14 +31,14 @@ double step_seconds(std::span<const Bin> bins, std::span<const int64_t> lengths,
 std::vector<Bin> hybrid_bins(std::span<const int64_t> lengths, const BinOptions& options) {
   detail::check_packing_of_int32("hybrid", lengths, options);
   std::vector<Bin> best;
-  double least = HUGE_VAL;
+  double least = 0;
   for (const BinPacker& packer : bin_packers()) {
     if (packer.by_step) continue;
     std::vector<Bin> bins = packer.pack(lengths, options);
     const double seconds = step_seconds(bins, lengths, options);
-    constexpr double rounding = 1e-9;  // of sums in another order
-    const double allowed = bins.size() < best.size() ? 1 + rounding : 1 - rounding;
-    if (seconds >= allowed * least) continue;
+    constexpr double rounding = 1e-9;  // relative, of a sum in another order
+    const bool ties = std::abs(seconds - least) <= rounding * least;
+    if (!best.empty() && (ties ? bins.size() >= best.size() : seconds > least)) continue;
     least = seconds;
     best = std::move(bins);
   }

@@ -204,10 +204,10 @@ class ProgramWriter : OpWriter {
     if (!library_) make_delta();
   }
   /// As in execute.cpp, the first call of a library overwrites its results, which then need no
-  /// clear. A backward call of one batch computes delta inside.
+  /// clear. A backward call computes delta inside if its batches take all rectangles.
   void overwrite(const step::Compute& c, HeadRange query_heads) {
     if (p_.pass_ == Pass::forward) return replace_clears({c.out, c.stats}, query_heads, c, true);
-    if (!batches_.plan.others.empty()) make_delta();
+    if (!batches_.plan.others.empty() || !batches_.plan.inverse.empty()) make_delta();
     if (c.d_q >= 0) replace_clears({c.d_q}, query_heads, c, true);
     if (c.d_kv >= 0) replace_clears({c.d_kv}, c.kv_heads, c, false);
   }
@@ -254,9 +254,7 @@ class ProgramWriter : OpWriter {
     const int64_t lse = stored(m.stats) / 2;  // the other plane is delta
     pass((2 + 3 * partials) * stored(m.out) + (2 + 3 * partials + 2 * (1 + partials)) * lse);
   }
-  void walk(const step::Finish& f) {
-    for (const int array : {f.out, f.stats}) clear_deferred(array);
-  }
+  void walk(const step::Finish& /*finish*/) {}
   void walk(const step::SinkGradient& /*gradient*/) {}
 
   int64_t stored(int index) const {

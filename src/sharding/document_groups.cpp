@@ -14,7 +14,7 @@ struct Document {
   int64_t segment, length, pairs;
 };
 
-/// What ranks have of documents, or what a document adds to a rank.
+/// Pairs and tokens that a rank has, and keys that it needs from other ranks.
 struct Amounts {
   double pairs = 0, tokens = 0, needed = 0;
 };
@@ -25,7 +25,7 @@ double needed_by_group(int64_t length, int64_t size) {
   return 0.75 * length * (size - 1);
 }
 
-/// Amounts of all ranks, [cp] each: arrays, which a loop over ranks reads fast.
+/// The Amounts of all ranks, [cp], as three arrays, so that compilers vectorise loops over ranks.
 struct RankAmounts {
   explicit RankAmounts(int64_t cp) : pairs(cp), tokens(cp), needed(cp) {}
   std::vector<double> pairs, tokens, needed;
@@ -88,8 +88,8 @@ class GroupSearch {
     return best;
   }
 
-  /// Places groups of these sizes, and returns the largest load, or one of at least `limit` as soon
-  /// as a rank has it. Appends the ranks of each group to `groups` unless it is null.
+  /// Places groups of these sizes, and returns the largest load. Stops at the first load of `limit`
+  /// or more, and returns that. Appends the ranks of each group to `groups` unless it is null.
   double place(const std::vector<int64_t>& sizes, double limit = HUGE_VAL,
                std::vector<std::vector<int32_t>>* groups = nullptr) const {
     RankAmounts ranks(cp_);

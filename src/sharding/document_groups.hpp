@@ -7,8 +7,8 @@
 //                                        tokens / (slots of the stream / cp, rounded up)
 //                                        seconds of its needed keys / mean seconds of the pairs
 //
-//     any:            for share = most, ..., 2^(1/4), 1, 2^(-1/4), 2^(-1/2), ...; with `most`, each
-//                     document is on one rank:
+//     any:            for share = 2^(n/4), ..., 2^(1/4), 1, 2^(-1/4), 2^(-1/2), ..., of which the
+//                     first puts each document on one rank:
 //                         size of a document's group = least g for which a rank with a g-th of its
 //                             pairs and tokens has a load of at most `share`
 //                         documents by descending pairs: each goes to the g ranks that have the
@@ -26,7 +26,7 @@
 // pairs.
 //
 // A group has at most half as many ranks as its document has tokens, so that no chunk is empty.
-// O(documents · cp) for each share, of which there are fewer beyond 2^28 in all.
+// O(documents · cp) for each share. Shares are farther apart if that is over 2^28 for 80 of them.
 // Related: FlexSP (arXiv 2412.01523), which solves for sizes by integer programming, and ByteScale
 // (arXiv 2502.21231).
 

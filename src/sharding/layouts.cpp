@@ -66,7 +66,7 @@ const std::vector<OptionField<LayoutOptions>>& layout_option_fields() {
       {"chunk", "Slots of a chunk; 0: chosen by the length", &LayoutOptions::chunk, 0, {}},
       {"pairs-per-key",
        "Visible pairs that a rank computes in the time in which it receives the keys and values of "
-       "a token; 0: 1",
+       "a token; 0: 1, or in gyre-shard what --tflops and --gbps say",
        &LayoutOptions::pairs_per_key,
        0,
        {}},

@@ -16,7 +16,6 @@
 // boundaries.
 
 #include <algorithm>
-#include <cmath>
 #include <functional>
 #include <optional>
 #include <string>
@@ -31,10 +30,6 @@ namespace gyre {
 struct TimeModel {
   double seconds_per_pair = 1e-9;      ///< one visible (query, key) pair, all heads
   double seconds_per_kv_token = 1e-9;  ///< receiving the keys and values of one token
-  /// seconds_per_kv_token in units of seconds_per_pair, rounded, at least 1.
-  int64_t pairs_per_key() const {
-    return std::max<int64_t>(1, std::llround(seconds_per_kv_token / seconds_per_pair));
-  }
 };
 
 /// Largest supported context-parallel group.
@@ -46,8 +41,9 @@ struct LayoutOptions {
   int64_t chunk = 0;   ///< slots of a chunk of the balanced layouts; 0: see balanced_chunk
   int64_t groups = 0;  ///< sizes of the groups of hybrid; 0: any; power_of_two: by length
   static constexpr int64_t power_of_two = 1;
-  int64_t pairs_per_key = 0;  ///< ratio of the times for layouts that weigh both; 0: as in `time`
   TimeModel time;
+  int64_t pairs_per_key = 0;  ///< time of a token over that of a pair; 0: as in `time`
+  /// The times by which layouts weigh keys against pairs.
   TimeModel weights() const {
     return pairs_per_key > 0 ? TimeModel{1, static_cast<double>(pairs_per_key)} : time;
   }
@@ -80,7 +76,8 @@ Layout balanced(const SegmentBounds& bounds, const LayoutOptions& options);
 /// options.weights(), is small on the slowest rank.
 Layout balanced_joint(const SegmentBounds& bounds, const LayoutOptions& options);
 
-/// Each document over a group of ranks of its own. See document_groups.hpp.
+/// Shares each document among a group of ranks that is chosen for it; groups may overlap. See
+/// document_groups.hpp.
 Layout hybrid(const SegmentBounds& bounds, const LayoutOptions& options);
 
 /// `count` sequences of `length` tokens each; together they fill the stream.

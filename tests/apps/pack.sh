@@ -26,16 +26,20 @@ grep -q 'over dp=4 ranks' output || fail "no line about ranks: $(cat output)"
 grep -q '"gyre-result/1"' result.json || fail "no JSON"
 grep -qE '^FOM gyre-pack documents_per_s [0-9.e+]+ 1/s algorithm=balanced' output || fail "no documents a second: $(cat output)"
 
-# Bins for groups of ranks: the shortest step of all packers. Where receiving takes long, documents of one length together.
-for rates in '--gbps 50' '--gbps 3000' '--gbps 50 --dp 2'; do
+# Bins for groups of ranks: the shortest step of all packers. A token's keys take as long as so many pairs.
+for rates in '2000 --gbps 50' '33 --gbps 3000' '2000 --gbps 50 --dp 2' '1000 --gbps 50 --kv-heads 4' '1000 --tflops 200' \
+  '2000 --heads 64 --head-dim 256 --tflops 800 -d bf16' '4000 -d f32'; do
   # shellcheck disable=SC2086
-  expect 0 'attention of a step if ranks share each document as it needs (--pairs-per-key ' "$pack" --cp 8 $rates \
+  expect 0 "as it needs (for other programs: --pairs-per-key ${rates%% *}): next-fit " "$pack" --cp 8 ${rates#* } \
     --gen dist=long-tailed,count=200,max=32K,seed=1 --capacity 32K --algorithm all --csv table.csv
   paste <(column table.csv algorithm) <(column table.csv step_ms) |
     awk '{ step[$1] = $2 } $1 != "hybrid" && (least == "" || $2 < least) { least = $2 }
          END { exit !(NR == 6 && least > 0 && step["hybrid"] == least) }' || fail "hybrid is not the shortest: $(cat table.csv)"
 done
-expect 0 'hybrid ' "$pack" --input "$docs" --capacity 128 --cp 4 --algorithm hybrid -o hybrid.h5
+expect 0 'VERIFY PASSED' "$pack" --input "$docs" --capacity 128 --cp 4 --algorithm hybrid -o hybrid.h5
+grep -q '"hybrid"' <(h5dump -a /packed/algorithm hybrid.h5) || fail "another packer: $(h5dump -A hybrid.h5)"
+expect 0 '17 documents' "$pack" --input hybrid.h5 --unpack -o back.h5
+expect 0 'VERIFY PASSED 3/3' "$compare" --common back.h5 "$docs"
 expect 0 'VERIFY PASSED' "$apps/gyre-shard" --input hybrid.h5 --cp 4 --layout hybrid
 # The groups of the layout follow the same weights: keys that take long to receive are sent less.
 for pairs in 1 5000; do
@@ -46,8 +50,10 @@ awk '{ sent[NR] = $1 } END { exit !(NR == 2 && sent[2] < 0.7 * sent[1]) }' <(col
   fail "as many keys are sent: $(cat 1.csv 5000.csv)"
 expect 2 '--pairs-per-key 9: layout striped does not read it; balanced-joint and hybrid do' "$apps/gyre-predict" --machine h100-sxm-8 --cp 8 --tokens 8K --layout striped --pairs-per-key 9
 expect 2 '--heads 32 is not a multiple of --kv-heads 5' "$pack" --input "$docs" --kv-heads 5
-expect 2 '--tflops and --gbps are for packers: not with --unpack' "$pack" --input one.h5 --unpack -o never.h5 --gbps 9
-expect 2 '--tflops and --gbps are for packers' "$pack" --input "$source_dir/inputs/bshd_tiny.h5" --tflops 9
+for other in '--unpack -o never.h5' '--algorithm balanced' ''; do
+  # shellcheck disable=SC2086
+  expect 2 '--tflops and --gbps go with --algorithm hybrid' "$pack" --input one.h5 $other --gbps 9
+done
 printf '5\n7\n300\n' >lengths.txt
 expect 0 'dist=list,file=lengths.txt' "$pack" --gen dist=list,file=lengths.txt --capacity 512 --csv table.csv
 [ "$(column table.csv tokens)" = 312 ] || fail "other lengths than the file's: $(cat table.csv)"

@@ -198,7 +198,7 @@ TEST(Packers, InvalidArgumentsAreNamed) {
   }
 }
 
-TEST(Packers, WhatCountsPairsRefusesLengthsOfWhichTheyOverflow) {
+TEST(Packers, ThoseThatCountPairsRefuseLengthsBeyondInt32) {
   for (const char* name : {"balanced", "hybrid"}) {
     const auto pack = find_bin_packer(name).pack;
     BinOptions options = with_capacity(int64_t{1} << 31);
@@ -222,13 +222,26 @@ TEST(HybridBins, AStepTakesWhatItsSlowestGroupAndRankTake) {
   options.dp = 2;
   EXPECT_EQ(step_seconds(bins, lengths, options), 56);
   options.cp = 2;
-  EXPECT_EQ(step_seconds(bins, lengths, options), 28);  // 18 of a half of the first, 10 of another
+  EXPECT_EQ(step_seconds(bins, lengths, options), 28);  // each rank: 18 of the first, 10 of another
   options.dp = 1;
   EXPECT_EQ(step_seconds(bins, lengths, options), 28 + 23);
   // Keys are received for long: the first document of 8 stays on one rank, the others on another.
   options.time = {1, 100};
   EXPECT_EQ(step_seconds(std::span(bins).first(1), lengths, options), 36);
   EXPECT_EQ(step_seconds({}, lengths, options), 0);
+  // Of three ranks two share 12 tokens: 39 pairs each, and 6 keys for the first. A third rank would
+  // make it 8 keys, one alone 78 pairs.
+  const Lengths one = {12};
+  options = with_capacity(16);
+  options.cp = 3;
+  options.time = {1, 10};
+  EXPECT_EQ(step_seconds(Bins{{0}}, one, options), 60);
+  // Bins of 3, 1, 3 and 1 pairs are dealt by their times, not in turn.
+  const Lengths pairs = {2, 1, 2, 1};
+  options = with_capacity(16);
+  options.dp = 2;
+  options.time = {1, 0};
+  EXPECT_EQ(step_seconds(Bins{{0}, {1}, {2}, {3}}, pairs, options), 4);
 }
 
 TEST(HybridBins, TakesTheBinsOfTheShortestStep) {
@@ -260,6 +273,9 @@ TEST(HybridBins, TakesTheBinsOfTheShortestStep) {
   const Lengths mixed = {5, 6, 5, 6, 5, 5};
   ASSERT_EQ(next_fit(mixed, with_capacity(10)).size(), 5U);
   EXPECT_EQ(hybrid_bins(mixed, with_capacity(10)).size(), 4U);
+  EXPECT_EQ(hybrid_bins(mixed, with_counts(10, 5, 3)).size(), 6U);
+  EXPECT_EQ(hybrid_bins({}, with_capacity(10)), Bins());
+  EXPECT_EQ(hybrid_bins(Lengths{0, 0, 0}, with_capacity(10)).size(), 1U);
 }
 
 TEST(Registry, NamesAreMatchedInFullWithoutCase) {
@@ -309,7 +325,7 @@ int64_t bins_asked_for(const BinOptions& options, size_t least) {
 
 TEST(Packers, EveryItemOnceInAsManyBinsAsAskedForNoneEmpty) {
   for (const BinPacker& packer : bin_packers()) {
-    if (packer.by_step) continue;  // another number of bins, another packer's
+    if (packer.by_step) continue;  // its bins are another packer's, with or without counts
     EXPECT_TRUE(rc::check(packer.name, [&packer] {
       const Problem problem = draw_problem(*rc::gen::arbitrary<bool>());
       const auto& [lengths, options] = problem;

@@ -580,6 +580,9 @@ TEST(Predict, ALibraryClearsAndComputesDeltaBeforeMessages) {
     const auto swap = [&](int array, int with) {
       p.wait(p.exchange_pair("all", {1 - r, {p.whole(array)}}, {1 - r, {p.whole(with)}}));
     };
+    const int dead =
+        p.add_array(ArrayKind::out, p.rows_of(1 - r, ArrayKind::out), p.all_heads(ArrayKind::out));
+    p.clear(dead);  // in vain: `other` takes its storage
     const int other =
         p.add_array(ArrayKind::out, p.rows_of(1 - r, ArrayKind::out), p.all_heads(ArrayKind::out));
     p.clear(own(ArrayKind::out));
@@ -595,11 +598,16 @@ TEST(Predict, ALibraryClearsAndComputesDeltaBeforeMessages) {
     p.clear(own(ArrayKind::d_q));  // and nothing uses it
     p.delta({});
     swap(own(ArrayKind::d_out), d_out);
+    p.delta({});
+    p.delta({});
+    swap(d_out, own(ArrayKind::d_out));  // arrives where a delta reads
     plan.ranks.push_back(p.take());
+    std::vector<PlanArray>& arrays = plan.ranks.back().arrays;
+    arrays[other].storage = arrays[dead].storage;
   }
   const double out = 32 * 8 * 16 * 4, stats = 32 * 2 * 8 * 4, d_out = out / 2, d_q = out;
   expect_passed(plan, Pass::forward, machine, 2 * out + stats);
-  expect_passed(plan, Pass::backward, machine, out + d_out + d_q);
+  expect_passed(plan, Pass::backward, machine, 3 * (out + d_out) + d_q);
 }
 
 TEST(Predict, BatchesOfACallAreMergedWhereTheyShareRows) {
